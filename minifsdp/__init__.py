@@ -1,0 +1,1 @@
+"""minifsdp: DDP, ZeRO and FSDP built one small step at a time."""

@@ -1,0 +1,171 @@
+"""The collectives on tensors: the one place that calls torch.distributed.
+
+Every function starts a collective and returns a `Handle`; a buffer that it writes holds the result after
+`Handle.wait()`, not before. On gloo `wait` blocks the host; on NCCL it makes the current stream wait, and the host
+runs on.
+
+Functions are looked up in `torch.distributed` when they are called, so that whoever counts calls by patching them
+sees all.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from functools import partial
+from typing import Any, Literal, NamedTuple, Protocol
+
+import torch.distributed as dist
+from torch import Tensor
+
+Group = dist.ProcessGroup
+SUM, MEAN = dist.ReduceOp.SUM, dist.ReduceOp.AVG
+
+# torch 2.13 renamed these two; the old names warn there, the new ones do not exist before.
+_ALL_GATHER = "all_gather_single" if hasattr(dist, "all_gather_single") else "all_gather_into_tensor"
+_REDUCE_SCATTER = "reduce_scatter_single" if hasattr(dist, "reduce_scatter_single") else "reduce_scatter_tensor"
+
+
+class Call(NamedTuple):
+    """One collective as this rank issued it.
+
+    Attributes:
+        op: the logical operation, such as `"all_gather"`.
+        function: the name of the function in `torch.distributed`.
+        group: the process group's name.
+        order: how many calls this rank had issued on that group before; equal on all ranks of a correct program.
+        payload: bytes of the full tensor: all shards of a gather, the input of a reduction.
+        ranks: size of the group, N.
+    """
+
+    op: str
+    function: str
+    group: str
+    order: int
+    payload: int
+    ranks: int
+
+    @property
+    def wire(self) -> float:
+        """Bytes this rank sends by the ring algorithm (ring.py). Nominal: a backend may move more."""
+        share = (self.ranks - 1) / self.ranks
+        match self.op:
+            case "all_reduce":
+                return 2 * share * self.payload
+            case "all_gather" | "reduce_scatter" | "all_to_all":
+                return share * self.payload
+            case "recv":
+                return 0.0
+        return float(self.payload) if self.ranks > 1 else 0.0
+
+
+class Link(Protocol):
+    """What may carry collectives in the backend's stead, for instance one that takes longer."""
+
+    def submit(self, call: Call, collective: Callable[[], Any]) -> Any:
+        """Run `collective` now or later, in order of submission; returns an object with `wait()`."""
+
+
+Watcher = Callable[[Call, Literal["issue", "wait"]], AbstractContextManager[Any]]
+
+link: Link | None = None
+watchers: list[Watcher] = []  # each surrounds every issue and every wait, for those who count or time them
+_logs: list[list[Call]] = []
+_orders: Counter[str] = Counter()
+
+
+class Handle:
+    """A collective under way."""
+
+    __slots__ = ("_work", "call")
+
+    def __init__(self, call: Call, work: Any) -> None:
+        self.call = call
+        self._work = work
+
+    def wait(self) -> None:
+        with _watched(self.call, "wait"):
+            self._work.wait()
+
+
+@contextmanager
+def record() -> Iterator[list[Call]]:
+    """Log the calls that are issued inside the `with`."""
+    log: list[Call] = []
+    _logs.append(log)
+    try:
+        yield log
+    finally:
+        _logs[:] = [other for other in _logs if other is not log]
+
+
+def all_reduce(tensor: Tensor, group: Group, op: Any = SUM) -> Handle:
+    """`tensor` [numel] <- its reduction over the ranks, in place, the same on all of them."""
+    return _issue("all_reduce", "all_reduce", tensor, group, tensor, op=op, async_op=True)
+
+
+def all_gather(output: Tensor, shard: Tensor, group: Group) -> Handle:
+    """`output` [N * numel] <- every rank's `shard` [numel], in rank order. `shard` may be its own part of `output`."""
+    return _issue("all_gather", _ALL_GATHER, output, group, output, shard, async_op=True)
+
+
+def reduce_scatter(output: Tensor, full: Tensor, group: Group, op: Any = SUM) -> Handle:
+    """`output` [numel] <- this rank's part of the reduction of `full` [N * numel]; may be that part of `full`."""
+    return _issue("reduce_scatter", _REDUCE_SCATTER, full, group, output, full, op=op, async_op=True)
+
+
+def all_to_all(output: Tensor, tensor: Tensor, group: Group) -> Handle:
+    """Part r of `output` [N * numel] <- this rank's part of rank r's `tensor` [N * numel]."""
+    return _issue("all_to_all", "all_to_all_single", tensor, group, output, tensor, async_op=True)
+
+
+def broadcast(tensor: Tensor, source: int, group: Group) -> Handle:
+    """`tensor` on every rank <- `tensor` of rank `source` of the group."""
+    return _issue("broadcast", "broadcast", tensor, group, tensor, group_src=source, async_op=True)
+
+
+def reduce(tensor: Tensor, target: int, group: Group, op: Any = SUM) -> Handle:
+    """`tensor` on rank `target` of the group <- the reduction; on the other ranks its content is then undefined."""
+    return _issue("reduce", "reduce", tensor, group, tensor, group_dst=target, op=op, async_op=True)
+
+
+def send(tensor: Tensor, target: int, group: Group) -> Handle:
+    """Send `tensor` to rank `target` of the group, which must `recv` it. `tensor` must not change before `wait`."""
+    return _issue("send", "isend", tensor, group, tensor, group_dst=target)
+
+
+def recv(tensor: Tensor, source: int, group: Group) -> Handle:
+    """`tensor` <- what rank `source` of the group sends."""
+    return _issue("recv", "irecv", tensor, group, tensor, group_src=source)
+
+
+def world(group: Group | None = None) -> Group:
+    """`group`, or the default process group.
+
+    Raises:
+        RuntimeError: there is no default process group yet.
+    """
+    if group is None and not dist.is_initialized():
+        raise RuntimeError(
+            "no process group: call torch.distributed.init_process_group() first, or start ranks with launch()"
+        )
+    return group or dist.group.WORLD  # type: ignore[return-value]
+
+
+def _issue(op: str, function: str, payload: Tensor, group: Group, /, *args: Any, **kwargs: Any) -> Handle:
+    name = group.group_name
+    call = Call(op, function, name, _orders[name], payload.numel() * payload.element_size(), group.size())
+    _orders[name] += 1
+    for log in _logs:
+        log.append(call)
+    collective = partial(getattr(dist, function), *args, group=group, **kwargs)
+    with _watched(call, "issue"):
+        return Handle(call, collective() if link is None else link.submit(call, collective))
+
+
+def _watched(call: Call, phase: Literal["issue", "wait"]) -> AbstractContextManager[Any]:
+    stack = ExitStack()
+    for watch in watchers:
+        stack.enter_context(watch(call, phase))
+    return stack

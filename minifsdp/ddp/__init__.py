@@ -1,0 +1,1 @@
+"""Distributed data parallelism in three rungs."""

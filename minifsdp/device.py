@@ -1,0 +1,132 @@
+"""One code path for CPU and CUDA: streams, events, memory, and the one place that buffers come from.
+
+On CUDA the streams and events are torch's own. On CPU every operation has finished when it returns, so a stream is an
+empty context, waiting is nothing, and an event is a reading of the clock.
+
+Buffers that communication reads or writes are allocated here and nowhere else, each with its role, so that whoever
+counts bytes can subscribe. A buffer keeps its Tensor object for life; its memory comes and goes with `allocate` and
+`free`, and every view of it sees that (as with `resize_` in torch/distributed/fsdp/_flat_param.py).
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+Role = Literal["unsharded", "gradients", "communication"]
+
+subscribers: list[Callable[[Tensor, Role], None]] = []
+"""Each is called with every buffer that `empty` hands out, and with its role."""
+
+
+class CpuEvent:
+    """An event on a device without queues: it has happened once it is recorded."""
+
+    def __init__(self) -> None:
+        self.at = 0.0  # seconds
+
+    def record(self, stream: Any = None) -> None:
+        self.at = time.perf_counter()
+
+    def wait(self, stream: Any = None) -> None: ...
+
+    def synchronize(self) -> None: ...
+
+    def query(self) -> bool:
+        return True
+
+    def elapsed_time(self, end: CpuEvent) -> float:
+        """Milliseconds from this event to `end`, as `torch.cuda.Event.elapsed_time`."""
+        return (end.at - self.at) * 1e3
+
+
+class CpuStream:
+    """A stream on a device without queues; as a context manager it does nothing."""
+
+    def __enter__(self) -> CpuStream:
+        return self
+
+    def __exit__(self, *exc: object) -> None: ...
+
+    def wait_stream(self, other: Any) -> None: ...
+
+    def wait_event(self, event: Any) -> None: ...
+
+    def record_event(self) -> CpuEvent:
+        event = CpuEvent()
+        event.record()
+        return event
+
+
+_CPU_STREAM = CpuStream()
+
+
+def new_stream(device: torch.device, priority: int = 0) -> Any:
+    """A queue of work beside the compute stream; a negative `priority` runs first where kernels compete."""
+    return torch.cuda.Stream(device, priority=priority) if device.type == "cuda" else _CPU_STREAM  # type: ignore[no-untyped-call]
+
+
+def current_stream(device: torch.device) -> Any:
+    """The stream that the caller's next kernel goes to."""
+    return torch.cuda.current_stream(device) if device.type == "cuda" else _CPU_STREAM
+
+
+def on_stream(stream: Any) -> AbstractContextManager[Any]:
+    """Issue what is inside the `with` on `stream`."""
+    context: AbstractContextManager[Any] = stream if isinstance(stream, CpuStream) else torch.cuda.stream(stream)
+    return context
+
+
+def new_event(device: torch.device) -> Any:
+    """A timed event: `record`, `wait`, `synchronize`, `query`, `elapsed_time` (milliseconds)."""
+    return torch.cuda.Event(enable_timing=True) if device.type == "cuda" else CpuEvent()  # type: ignore[no-untyped-call]
+
+
+def empty(numel: int, dtype: torch.dtype, role: Role, device: torch.device) -> Tensor:
+    """An uninitialised buffer [numel] that subscribers know by its role."""
+    buffer = torch.empty(numel, dtype=dtype, device=device)
+    for tell in subscribers:
+        tell(buffer, role)
+    return buffer
+
+
+def allocate(buffer: Tensor) -> None:
+    """Give a freed buffer its memory back, uninitialised; on CUDA it belongs to the current stream's pool."""
+    buffer.untyped_storage().resize_(buffer.numel() * buffer.element_size())
+
+
+def free(buffer: Tensor) -> None:
+    """Give the buffer's memory away.
+
+    On CUDA the kernels that the current stream has queued may still read it: `record_stream` makes the caching
+    allocator hold the block back until they are done. So memory freed here is not at once memory to allocate
+    (fsdp/rate_limit.py).
+    """
+    if buffer.is_cuda and buffer.untyped_storage().nbytes():
+        buffer.record_stream(torch.cuda.current_stream(buffer.device))
+    buffer.untyped_storage().resize_(0)
+
+
+def is_allocated(buffer: Tensor) -> bool:
+    """Whether the buffer has its memory at present; a buffer of no elements always has."""
+    return buffer.untyped_storage().nbytes() == buffer.numel() * buffer.element_size()
+
+
+def memory_stats(device: torch.device) -> dict[str, int]:
+    """Bytes the caching allocator has handed out and reserved, and its retries; empty on CPU, which has none."""
+    if device.type != "cuda":
+        return {}
+    stats = torch.cuda.memory_stats(device)
+    return {
+        "allocated": stats["allocated_bytes.all.current"],
+        "allocated_peak": stats["allocated_bytes.all.peak"],
+        "active": stats["active_bytes.all.current"],
+        "reserved": stats["reserved_bytes.all.current"],
+        "reserved_peak": stats["reserved_bytes.all.peak"],
+        "alloc_retries": stats["num_alloc_retries"],
+    }
