@@ -20,7 +20,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 Group = dist.ProcessGroup
-SUM, MEAN = dist.ReduceOp.SUM, dist.ReduceOp.AVG
+SUM, MEAN, MAX = dist.ReduceOp.SUM, dist.ReduceOp.AVG, dist.ReduceOp.MAX
 
 # torch 2.13 renamed these two; the old names warn there, the new ones do not exist before.
 _ALL_GATHER = "all_gather_single" if hasattr(dist, "all_gather_single") else "all_gather_into_tensor"

@@ -68,7 +68,7 @@ _CPU_STREAM = CpuStream()
 
 def new_stream(device: torch.device, priority: int = 0) -> Any:
     """A queue of work beside the compute stream; a negative `priority` runs first where kernels compete."""
-    return torch.cuda.Stream(device, priority=priority) if device.type == "cuda" else _CPU_STREAM  # type: ignore[no-untyped-call]
+    return torch.cuda.Stream(device, priority=priority) if device.type == "cuda" else _CPU_STREAM
 
 
 def current_stream(device: torch.device) -> Any:
@@ -84,7 +84,7 @@ def on_stream(stream: Any) -> AbstractContextManager[Any]:
 
 def new_event(device: torch.device) -> Any:
     """A timed event: `record`, `wait`, `synchronize`, `query`, `elapsed_time` (milliseconds)."""
-    return torch.cuda.Event(enable_timing=True) if device.type == "cuda" else CpuEvent()  # type: ignore[no-untyped-call]
+    return torch.cuda.Event(enable_timing=True) if device.type == "cuda" else CpuEvent()
 
 
 def empty(numel: int, dtype: torch.dtype, role: Role, device: torch.device) -> Tensor:

@@ -1,0 +1,179 @@
+"""From autograd's hooks to the schedule's events.
+
+    event          hook
+    pre_forward    the module is called
+    post_forward   the module returns
+    pre_backward   a hook on each output: the first gradient that reaches the unit
+    post_backward  a hook on each leaf, run once per backward when its gradient is complete, however often the
+                   module was called; the last of the unit's leaves is the unit's end
+    end_backward   a callback that the autograd engine runs when this backward is over
+
+(torch/distributed/fsdp/_runtime_utils.py.)
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd import Variable
+from torch.utils._pytree import tree_leaves
+
+from minifsdp.fsdp.sync import SyncSchedule
+from minifsdp.fsdp.unit import Unit
+
+
+class Progress:
+    """Where one unit is in the backward under way."""
+
+    __slots__ = ("calls", "ended", "in_backward", "missing", "on_output", "trained", "unit")
+
+    def __init__(self, unit: Unit) -> None:
+        self.unit = unit
+        self.trained = sum(leaf.requires_grad for leaf in unit.leaves)
+        self.on_output: Callable[[Tensor], None]
+        self.ended = False  # its post_backward has been, in the backward under way
+        self.restart()
+
+    def restart(self) -> None:
+        self.missing = self.trained  # leaves whose gradient is still to come
+        self.calls = 0  # calls of a unit with frozen leaves whose inputs' gradients are still to come
+        self.in_backward = False
+
+
+class Engine:
+    """Hooks one tree of units to one schedule.
+
+    Args:
+        units: all units; the outermost module's, if it has one, is marked as the root.
+        schedule: decides what happens at each event.
+    """
+
+    def __init__(self, units: Sequence[Unit], schedule: SyncSchedule) -> None:
+        self.schedule = schedule
+        self.sync_gradients = True
+        self.backward_runs = False
+        self.kept = False  # parameters stay whole from one micro-batch to the next: SHARD_GRAD_OP inside no_sync
+        self.progress = {unit: Progress(unit) for unit in units}
+        for unit, progress in self.progress.items():
+            progress.on_output = partial(self._pre_backward, progress)
+            for index, leaf in enumerate(unit.leaves):
+                if leaf.requires_grad:
+                    leaf.register_post_accumulate_grad_hook(partial(self._on_gradient, progress, index))
+
+    # Forward
+
+    def begin(self) -> None:
+        """The outermost forward begins. What a forward without backward has left whole is out of date."""
+        if torch._C._current_graph_task_id() != -1:  # an activation checkpoint around the outermost module
+            return
+        self.backward_runs = False
+        for progress in self.progress.values():
+            progress.restart()
+            if not self.kept:
+                self.schedule.free(progress.unit)
+        self.schedule.begin_forward()
+
+    def before(self, unit: Unit, inputs: Any) -> None:
+        progress = self.progress[unit]
+        if progress.in_backward:  # an activation checkpoint inside the unit
+            return
+        if self.backward_runs:  # an activation checkpoint around the unit
+            self.schedule.pre_recompute(unit)
+        else:
+            self.schedule.pre_forward(unit)
+        if progress.trained < len(unit.leaves) and torch.is_grad_enabled():
+            self._watch_inputs(progress, inputs)
+
+    def after(self, unit: Unit, output: Any) -> None:
+        progress = self.progress[unit]
+        if progress.in_backward:
+            return
+        outputs = [t for t in _tensors(output) if t.requires_grad]
+        if self.backward_runs:
+            self.schedule.free(unit)
+        else:
+            self.schedule.post_forward(unit, bool(outputs) or (torch.is_grad_enabled() and progress.trained > 0))
+        for t in outputs:
+            t.register_hook(progress.on_output)
+
+    # Backward
+
+    def _begin_backward(self) -> None:
+        if not self.backward_runs:
+            self.backward_runs = True
+            Variable._execution_engine.queue_callback(self._end_backward)
+
+    def _pre_backward(self, progress: Progress, gradient: Tensor) -> None:
+        self._begin_backward()
+        if not progress.in_backward:
+            progress.in_backward = True
+            self.schedule.pre_backward(progress.unit)
+
+    def _on_gradient(self, progress: Progress, index: int, leaf: Tensor) -> None:
+        self._begin_backward()
+        progress.unit.take_gradient(index)
+        progress.missing -= 1
+        if not progress.missing and not progress.calls:
+            self._post_backward(progress)
+
+    def _post_backward(self, progress: Progress) -> None:
+        progress.restart()
+        progress.ended = True
+        unit = progress.unit
+        if self.sync_gradients and unit.has_gradient:
+            self.schedule.post_backward(unit)
+        elif unit.reshard_after_forward or not progress.trained:
+            self.schedule.free(unit)
+
+    def _end_backward(self) -> None:
+        """Ends what no hook has ended: units of which only some leaves, or none, got a gradient in this backward."""
+        self.backward_runs = False
+        for progress in self.progress.values():
+            waits = self.sync_gradients and progress.unit.has_gradient  # perhaps since a backward inside no_sync
+            if progress.missing < progress.trained or (waits and not progress.ended):
+                self._post_backward(progress)
+        self.schedule.end_backward()
+        self.kept = not self.sync_gradients
+        for progress in self.progress.values():
+            progress.restart()
+            progress.ended = False
+            if progress.unit.reshard_after_forward or not self.kept:
+                self.schedule.free(progress.unit)
+
+    def _watch_inputs(self, progress: Progress, inputs: Any) -> None:
+        """Frozen leaves have no hook, and are read until the inputs have their gradients."""
+        watched = [t for t in _tensors(inputs) if t.requires_grad]
+        if not watched:
+            return
+        progress.calls += 1
+
+        def done(gradients: Any) -> None:
+            progress.calls -= 1
+            if not progress.calls and not progress.missing:
+                self._post_backward(progress)
+
+        torch.autograd.graph.register_multi_grad_hook(watched, done)
+
+    @contextmanager
+    def no_sync(self) -> Iterator[None]:
+        """Gradients stay unsharded in their units; the first backward outside reduces them."""
+        before, self.sync_gradients = self.sync_gradients, False
+        try:
+            yield
+        finally:
+            self.sync_gradients = before
+
+
+def _tensors(tree: Any) -> Iterator[Tensor]:
+    """The tensors in any nesting of containers and dataclasses."""
+    for leaf in tree_leaves(tree):
+        if isinstance(leaf, Tensor):
+            yield leaf
+        elif dataclasses.is_dataclass(leaf):
+            yield from _tensors([getattr(leaf, field.name) for field in dataclasses.fields(leaf)])

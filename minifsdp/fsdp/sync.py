@@ -1,0 +1,76 @@
+"""The first schedule: gather, compute, free; gather, compute, free, reduce-scatter. One thing at a time.
+
+         forward              backward
+link     g0   g1   g2   .     g2   .  r2 g1   .  r1 ...      g gather, r reduction
+compute     0    1    2          2          1                the link idles under compute, compute waits for the
+link
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from minifsdp.fsdp.unit import Unit
+
+
+class SyncSchedule:
+    """Decides when each unit gathers, frees and reduces.
+
+    The engine calls the events; what they are made of, the later schedules override piece by piece.
+
+    Args:
+        units: all units that it schedules.
+    """
+
+    def __init__(self, units: Sequence[Unit]) -> None:
+        self.units = units
+
+    # Events
+
+    def begin_forward(self) -> None:
+        """The outermost forward begins: the optimizer has finished with the shards."""
+
+    def pre_forward(self, unit: Unit) -> None:
+        self.issue_forward(unit)
+        unit.wait_gather()
+
+    def post_forward(self, unit: Unit, backward_follows: bool) -> None:
+        if unit.freed_after_forward or not backward_follows:
+            self.free(unit)
+
+    def pre_recompute(self, unit: Unit) -> None:
+        """The unit's forward runs again inside backward (activation checkpointing)."""
+        self.gather(unit)
+        unit.wait_gather()
+
+    def pre_backward(self, unit: Unit) -> None:
+        self.issue_backward(unit)
+        unit.wait_gather()
+
+    def post_backward(self, unit: Unit) -> None:
+        """The unit's gradients are complete. Its parameters go first: the reduction does not read them."""
+        self.free(unit)
+        self.reduce(unit)
+
+    def end_backward(self) -> None:
+        """Every gradient is complete; after this the optimizer may run."""
+
+    # What the events are made of
+
+    def issue_forward(self, unit: Unit) -> None:
+        """What to put on the link before `unit` is waited for in forward."""
+        self.gather(unit)
+
+    def issue_backward(self, unit: Unit) -> None:
+        """What to put on the link before `unit` is waited for in backward."""
+        self.gather(unit)
+
+    def gather(self, unit: Unit) -> None:
+        unit.start_gather()
+
+    def free(self, unit: Unit) -> None:
+        unit.free()
+
+    def reduce(self, unit: Unit) -> None:
+        unit.start_reduce()
+        unit.wait_reduce()

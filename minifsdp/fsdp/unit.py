@@ -1,0 +1,174 @@
+"""A unit: parameters that are gathered, freed and reduced together.
+
+A unit knows *how*: a handful of verbs and the state between them. *When* is the schedule's business.
+
+    SHARDED --start_gather--> GATHERING --wait_gather--> UNSHARDED --free--> SHARDED
+    take_gradient, for each leaf --> start_reduce --> wait_reduce --> the shards' `.grad`
+
+Autograd sees the *leaves*: one Parameter per original parameter, the same object for the life of the model, a view of
+memory that is there only while the unit is unsharded. Leaves sit in their module's `__dict__`, not among its
+parameters, so that an optimizer sees the shards and nothing else.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from enum import Enum
+from typing import Any, ClassVar
+
+import torch
+from torch import nn
+
+from minifsdp.comm import Handle
+from minifsdp.flat_param import Place
+
+
+class State(Enum):
+    SHARDED = 0
+    GATHERING = 1
+    UNSHARDED = 2
+
+
+SHARDED, GATHERING, UNSHARDED = State
+
+
+class Absent(torch.Tensor):
+    """Stands for a parameter while its unit is sharded: has its shape and dtype, computes nothing and says why."""
+
+    harmless: ClassVar[set[str]] = {
+        "__get__",
+        "size",
+        "dim",
+        "numel",
+        "stride",
+        "is_floating_point",
+        "__repr__",
+        "detach",
+    }
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func.__name__ in cls.harmless:
+            return super().__torch_function__(func, types, args, kwargs or {})  # type: ignore[no-untyped-call]
+        raise RuntimeError(
+            f"{func.__name__}: this parameter is sharded; its values exist only inside the forward of its FSDP unit. "
+            "Call the wrapped module itself, or use FullyShardedDataParallel.summon_full_params."
+        )
+
+
+class Unit(ABC):
+    """Base of all kinds of unit.
+
+    Attributes:
+        name: what messages and plots call it.
+        leaves: the Parameters that the computation uses, whole while the unit is UNSHARDED.
+        shards: the Parameters that the optimizer updates, 1/N of the leaves' elements.
+        device: where both live.
+        reshard_after_forward: free the leaves after forward and gather them again for backward.
+        is_root: set for the outermost unit, which stays whole from its forward to the end of its backward.
+    """
+
+    leaves: list[nn.Parameter]
+    shards: list[nn.Parameter]
+    device: torch.device
+
+    def __init__(self, name: str, reshard_after_forward: bool = True) -> None:
+        self.name = name
+        self.state = SHARDED
+        self.reshard_after_forward = reshard_after_forward
+        self.is_root = False
+        self._gathering: Handle | None = None
+        self._reducing: Handle | None = None
+
+    @property
+    def freed_after_forward(self) -> bool:
+        return self.reshard_after_forward and not self.is_root
+
+    # The verbs
+
+    def start_gather(self) -> None:
+        """Allocate the unsharded memory and start to fill it; nothing if that was done already."""
+        if self.state is SHARDED:
+            self._gathering = self._gather()
+            self.state = GATHERING
+
+    def wait_gather(self) -> None:
+        """After this the module computes with whole parameters; on CUDA the current stream waits, not the host."""
+        if self.state is GATHERING:
+            assert self._gathering is not None
+            self._gathering.wait()
+            self._gathering = None
+            self._place(self.leaves)
+            self.state = UNSHARDED
+
+    def free(self) -> None:
+        """Give the unsharded memory back, which kernels queued on the current stream may still be reading."""
+        if self.state is GATHERING:  # prefetched and never used
+            self.wait_gather()
+        if self.state is UNSHARDED:
+            self._place(self._absent)
+            self._release()
+            self.state = SHARDED
+
+    @abstractmethod
+    def take_gradient(self, index: int) -> None:
+        """Add the gradient of leaf `index` to the unit's unsharded gradient; the leaf's `.grad` becomes None."""
+
+    @property
+    @abstractmethod
+    def has_gradient(self) -> bool:
+        """Whether gradients have been taken that no reduction has had yet."""
+
+    def start_reduce(self) -> None:
+        """Start the reduction of what has been taken; leaves without a gradient count as zero."""
+        self.wait_reduce()
+        self._reducing = self._reduce()
+
+    def wait_reduce(self) -> None:
+        """After this the mean gradient over the ranks is added to the shards' `.grad`."""
+        if self._reducing is not None:
+            self._reducing.wait()
+            self._reducing = None
+            self._accumulate()
+
+    @abstractmethod
+    def store(self) -> None:
+        """Copy this rank's part of the leaves, which are whole, back into the shards."""
+
+    # What a kind of unit has to say
+
+    @abstractmethod
+    def _gather(self) -> Handle: ...
+
+    @abstractmethod
+    def _release(self) -> None: ...
+
+    @abstractmethod
+    def _reduce(self) -> Handle: ...
+
+    @abstractmethod
+    def _accumulate(self) -> None: ...
+
+    # Leaves in and out of their modules
+
+    def _adopt(self, leaves: list[nn.Parameter], places: list[list[Place]]) -> None:
+        """Take the original parameters out of their modules and let `leaves` come and go in their stead."""
+        self.leaves = leaves
+        self.places = places
+        self._absent: list[Any] = [torch.empty_like(leaf, device="meta").as_subclass(Absent) for leaf in leaves]
+        for place in (place for users in places for place in users):
+            del place.module._parameters[place.attribute]
+        self._slots = [(p.module.__dict__, p.attribute, i) for i, users in enumerate(places) for p in users]
+        self._place(self._absent)
+
+    def _place(self, tensors: list[Any]) -> None:
+        for attributes, attribute, index in self._slots:
+            attributes[attribute] = tensors[index]
+
+
+def add_gradient(shard: nn.Parameter, gradient: torch.Tensor) -> None:
+    """Accumulate `gradient` in `shard.grad`, whose memory it becomes if there is none yet."""
+    if shard.grad is None:
+        shard.grad = gradient
+    else:
+        shard.grad.add_(gradient)
