@@ -87,6 +87,12 @@ def new_event(device: torch.device) -> Any:
     return torch.cuda.Event(enable_timing=True) if device.type == "cuda" else CpuEvent()
 
 
+def synchronize(device: torch.device) -> None:
+    """Let the host wait until the device has done all that is queued."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
 def empty(numel: int, dtype: torch.dtype, role: Role, device: torch.device) -> Tensor:
     """An uninitialised buffer [numel] that subscribers know by its role."""
     buffer = torch.empty(numel, dtype=dtype, device=device)

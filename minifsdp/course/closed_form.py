@@ -1,0 +1,157 @@
+"""The bytes that every rung must hold, from plain numbers: arithmetic, no tensors.
+
+It shares no code with what it predicts. Sizes are elements of parameters (Ψ their sum), N is the number of ranks, and
+all model state is of one item size. The root is the unit of what no other unit holds; the other units are listed in
+the order of forward.
+
+    parameters, gradients, optimizer   held between `step()` and `zero_grad()`
+    unsharded_peak                     most bytes of gathered parameters at any moment of a step, padding included
+    gradients_peak                     most bytes of gradients: in `.grad`, in buckets, unsharded and reduced
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import accumulate, pairwise
+from typing import Literal
+
+Backward = Literal["none", "pre", "post"]
+
+
+@dataclass(frozen=True)
+class OptimizerState:
+    """Bytes of state per element of a parameter, and per parameter (Adam counts its steps in a float32)."""
+
+    per_element: int
+    per_tensor: int
+
+    def bytes(self, numels: Sequence[int]) -> int:
+        return sum(self.per_element * numel + self.per_tensor for numel in numels)
+
+
+SGD, MOMENTUM, ADAM, AMSGRAD = OptimizerState(0, 0), OptimizerState(4, 0), OptimizerState(8, 4), OptimizerState(12, 4)
+
+
+@dataclass(frozen=True)
+class Bytes:
+    """What one rank holds, in bytes; equal on all ranks, since shards are padded to one size."""
+
+    parameters: int
+    gradients: int
+    optimizer: int
+    unsharded_peak: int
+    gradients_peak: int
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What the rungs have in common: ranks N, bytes per element, the optimizer's state."""
+
+    ranks: int
+    itemsize: int = 4
+    optimizer: OptimizerState = ADAM
+
+    def padded(self, numel: int) -> int:
+        """Bytes of a buffer that N divides."""
+        return self.itemsize * self.ranks * -(-numel // self.ranks)
+
+    def shard_state(self, buffers: Sequence[int]) -> int:
+        """Bytes of optimizer state for a shard of each padded buffer (bytes)."""
+        return self.optimizer.bytes([size // self.ranks // self.itemsize for size in buffers])
+
+
+def buckets(numels: Sequence[int], cap_bytes: int, itemsize: int = 4) -> list[int]:
+    """Elements per bucket: parameters in reverse, a bucket closed once it has reached the cap."""
+    sizes: list[int] = []
+    for numel in reversed(numels):
+        if not sizes or sizes[-1] * itemsize >= cap_bytes:
+            sizes.append(0)
+        sizes[-1] += numel
+    return sizes
+
+
+def ddp(numels: Sequence[int], setting: Setting, staging: int = 0) -> Bytes:
+    """Everything on every rank; `staging` is the largest bucket (elements) that gradients are copied through, if they are."""
+    psi = setting.itemsize * sum(numels)
+    return Bytes(psi, psi, setting.optimizer.bytes(numels), 0, psi + setting.itemsize * staging)
+
+
+def zero1(numels: Sequence[int], cap_bytes: int, setting: Setting) -> Bytes:
+    """Optimizer state sharded. In `step()` full gradients pass through one bucket at a time and leave a shard of each."""
+    sizes = [setting.padded(numel) for numel in buckets(numels, cap_bytes, setting.itemsize)]
+    shards = accumulate(size // setting.ranks for size in sizes)
+    psi = setting.itemsize * sum(numels)
+    peak = psi + max(size + held for size, held in zip(sizes, shards, strict=True))
+    return Bytes(sum(sizes), psi, setting.shard_state(sizes), 0, peak)
+
+
+def zero2(numels: Sequence[int], cap_bytes: int, setting: Setting) -> Bytes:
+    """Gradients sharded too: beside the shards, one bucket is being filled and the one before it reduced."""
+    sizes = [setting.padded(numel) for numel in buckets(numels, cap_bytes, setting.itemsize)]
+    shards = list(accumulate(size // setting.ranks for size in sizes))
+    peak = max(size + following + held for (size, following), held in zip(pairwise([*sizes, 0]), shards, strict=True))
+    return Bytes(sum(sizes), shards[-1], setting.shard_state(sizes), 0, peak)
+
+
+def fsdp(
+    units: Sequence[Sequence[int]],
+    setting: Setting,
+    *,
+    reshard_after_forward: bool = True,
+    overlap: bool = False,
+    forward_depth: int | None = 0,
+    backward: Backward = "none",
+    backward_depth: int | None = 1,
+    limit: int | None = None,
+) -> Bytes:
+    """All three sharded, parameters whole while a unit computes.
+
+    Args:
+        units: elements of each parameter, unit by unit, the root's first.
+        reshard_after_forward: FULL_SHARD; if not, SHARD_GRAD_OP.
+        overlap: a unit's reduction goes on while the next one computes.
+        forward_depth: how many units ahead forward gathers; None: all.
+        backward, backward_depth: when and how many units ahead backward gathers.
+        limit: most units, besides the root, that are whole at once.
+    """
+    if setting.ranks == 1:  # nothing is sharded
+        psi = setting.itemsize * sum(map(sum, units))
+        return Bytes(psi, psi, setting.optimizer.bytes([sum(unit) for unit in units]), 0, psi)
+    root, *blocks = sizes = [setting.padded(sum(unit)) for unit in units]
+    held = sum(sizes) // setting.ranks
+    whole = sum(blocks)
+    if reshard_after_forward:
+        cap = len(blocks) if limit is None else limit
+        whole = _most_whole(blocks, forward_depth, backward, backward_depth, cap)
+    return Bytes(held, held, setting.shard_state(sizes), root + whole, _gradients_peak(root, blocks, setting, overlap))
+
+
+def _most_whole(
+    blocks: Sequence[int], forward_depth: int | None, backward: Backward, backward_depth: int | None, cap: int
+) -> int:
+    """A unit that computes has beside it those gathered ahead. POST gathers after the free, so there they stand alone."""
+    every = len(blocks)
+    ahead = every if forward_depth is None else forward_depth
+    behind = 0 if backward == "none" else every if backward_depth is None else backward_depth
+    forward = _window(blocks, min(1 + ahead, cap))
+    if backward == "post":
+        return max(forward, *blocks[-1:], _window(blocks[:-1], min(max(1, behind), cap)))
+    return max(forward, _window(blocks, min(1 + behind, cap)))
+
+
+def _window(sizes: Sequence[int], k: int) -> int:
+    """The largest sum of `k` neighbours."""
+    k = min(k, len(sizes))
+    return max((sum(sizes[i : i + k]) for i in range(len(sizes) - k + 1)), default=0)
+
+
+def _gradients_peak(root: int, blocks: Sequence[int], setting: Setting, overlap: bool) -> int:
+    """Follows backward unit by unit. The root's unsharded gradient is there throughout: the head's is the first of all."""
+    peak = shards = on_the_link = 0
+    for size in reversed(blocks):
+        peak = max(peak, root + on_the_link + size + shards)  # this unit's gradient is complete
+        shards += size // setting.ranks
+        peak = max(peak, root + size + shards)  # its reduction begins, the one before is over
+        on_the_link = size if overlap else 0
+    return max(peak, root + shards + root // setting.ranks)

@@ -1,0 +1,190 @@
+"""The ladder: one model trained on every rung, from the check of what was asked for to the files that it leaves."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from statistics import fmean
+from typing import Any, Literal
+
+import torch
+
+from minifsdp.course import data, plots
+from minifsdp.course.closed_form import Setting
+from minifsdp.course.data import Corpus
+from minifsdp.course.launch import launch
+from minifsdp.course.link import parse_link
+from minifsdp.course.measure import Settings, climb, train_alone
+from minifsdp.course.rungs import RUNGS, Sizes, sizes_of
+from minifsdp.course.timeline import read_trace
+
+MOST_GLOO_RANKS = 64  # processes on one machine; a limit of patience, not of gloo
+TIME_LIMIT = 3600.0  # seconds that the ranks may take together before they count as stuck
+
+Device = Literal["auto", "cpu", "cuda"]
+Progress = Callable[[str, int, int], None]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A run that has passed every check: what starts from here on can start."""
+
+    settings: Settings
+    corpus: Corpus
+    device: str
+    sizes: Sizes
+    out: Path
+
+
+def plan(settings: Settings, text: Path | None, device: Device, out: Path) -> Plan:
+    """Check everything that can be checked before a rank starts, and make the output folder.
+
+    Raises:
+        ValueError: something asked for is impossible; one line that names it and the cure.
+        OSError: `text` cannot be read, or `out` not written.
+    """
+    if unknown := [name for name in settings.rungs if name not in RUNGS]:
+        raise ValueError(f"unknown rung {unknown[0]!r}; the rungs are {', '.join(RUNGS)}")
+    for name in ("ranks", "steps", "batch", "layers", "width", "context", "limit"):
+        if getattr(settings, name) < 1:
+            raise ValueError(f"--{name} {getattr(settings, name)}: must be at least 1")
+    if settings.batch % settings.ranks:
+        raise ValueError(
+            f"--batch {settings.batch} cannot be shared equally by {settings.ranks} ranks: "
+            f"choose a multiple of {settings.ranks}"
+        )
+    chosen = _choose_device(device, settings.ranks)
+    if settings.link is not None:
+        parse_link(settings.link)
+    corpus = data.load_text(text)
+    settings.batches(corpus, settings.steps)
+    with torch.device("meta"):
+        sizes = sizes_of(settings.model())
+    _check_writable(out)
+    return Plan(settings, corpus, chosen, sizes, out)
+
+
+def run(plan: Plan, progress: Progress) -> dict[str, Any] | None:
+    """Train, weigh and trace; write `ladder.json`, `memory.png`, `timeline.png` and the traces.
+
+    Nothing is written to the output folder before everything is there; each file then appears whole.
+
+    Returns:
+        the content of `ladder.json`; None on all but the first rank of an SPMD run.
+    """
+    settings, corpus = plan.settings, plan.corpus
+    if plan.device == "cpu":
+        os.environ["MINIFSDP_DEVICE"] = "cpu"
+    progress("one process", 0, 1)
+    reference = launch(train_alone, 1, settings, corpus, timeout=TIME_LIMIT)[0]
+    with tempfile.TemporaryDirectory(prefix="minifsdp-ladder-") as name:
+        staging = Path(name)
+        ranks = launch(
+            climb,
+            settings.ranks,
+            settings,
+            corpus,
+            staging,
+            timeout=TIME_LIMIT,
+            on_report=lambda _, what: progress(*what),
+        )
+        if os.environ.get("RANK", "0") != "0":
+            return None
+        record = _record(plan, reference, ranks)
+        (staging / "ladder.json").write_text(json.dumps(record, indent=1) + "\n")
+        rungs = [rung | {"curve": ranks[0][rung["name"]]["curve"]} for rung in record["rungs"]]
+        plots.memory_figure(rungs, staging / "memory.png")
+        sharded = [name for name in settings.rungs if name.startswith("fsdp")]
+        lanes = [
+            (name, read_trace(_trace(staging, name)), ranks[0][name]["overlap"]) for name in sharded or settings.rungs
+        ]
+        plots.timeline_figure(lanes, staging / "timeline.png")
+        _publish(staging, plan.out)
+    return record
+
+
+def _record(plan: Plan, reference: list[float], ranks: list[dict[str, dict[str, Any]]]) -> dict[str, Any]:
+    settings = plan.settings
+    setting = Setting(settings.ranks)
+    rungs = []
+    for name in settings.rungs:
+        ours = [rank[name] for rank in ranks]
+        predicted = asdict(RUNGS[name].predict(plan.sizes, setting, settings.limit))
+        rungs.append(
+            {
+                "name": name,
+                "losses": [fmean(losses) for losses in zip(*(rank["losses"] for rank in ours), strict=True)],
+                "step_seconds": [max(times) for times in zip(*(rank["step_seconds"] for rank in ours), strict=True)],
+                "bytes": [rank["bytes"] for rank in ours],
+                "predicted": [predicted] * settings.ranks,
+                "collectives": ours[0]["collectives"],
+                "overlap": ours[0]["overlap"],
+            }
+        )
+    return {
+        "parameters": sum(plan.sizes.parameters),
+        "ranks": settings.ranks,
+        "device": torch.cuda.get_device_name() if plan.device == "cuda" else "cpu",
+        "backend": "nccl" if plan.device == "cuda" else "gloo",
+        "torch": torch.__version__,
+        "data": {"name": plan.corpus.name, "bytes": plan.corpus.bytes},
+        **{name: value for name, value in asdict(settings).items() if name not in ("ranks", "rungs")},
+        "units": [sum(unit) for unit in plan.sizes.units],
+        "reference_losses": reference,
+        "rungs": rungs,
+    }
+
+
+def _trace(folder: Path, rung: str) -> Path:
+    return folder / f"trace-{rung}.json"
+
+
+def _choose_device(device: Device, ranks: int) -> str:
+    """NCCL with a GPU per rank where there are enough, gloo otherwise."""
+    here = int(os.environ.get("LOCAL_WORLD_SIZE", ranks))
+    gpus = torch.cuda.device_count()
+    if device not in ("auto", "cpu", "cuda"):
+        raise ValueError(f"--device {device}: choose auto, cpu or cuda")
+    if device == "cuda" and gpus < here:
+        raise ValueError(
+            f"--device cuda: {here} ranks need a GPU each, and there are {gpus}; use --device cpu or fewer ranks"
+        )
+    if device == "cuda" or (device == "auto" and gpus >= here and os.environ.get("MINIFSDP_DEVICE") != "cpu"):
+        return "cuda"
+    if ranks > MOST_GLOO_RANKS:
+        raise ValueError(f"--ranks {ranks}: gloo serves at most {MOST_GLOO_RANKS} ranks here")
+    return "cpu"
+
+
+def _check_writable(out: Path) -> None:
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=out):
+            pass
+    except OSError as error:
+        raise ValueError(
+            f"--out {out} cannot be written ({error.strerror}): name a folder that you may write to"
+        ) from error
+
+
+def _publish(staging: Path, out: Path) -> None:
+    """Move what is finished to where it belongs; traces of an earlier run go."""
+    files = sorted(path for path in staging.iterdir() if path.is_file())
+    names = {path.name for path in files}
+    parts = {path: out / f".{path.name}.part" for path in files}
+    try:
+        for path, part in parts.items():
+            shutil.copyfile(path, part)
+        for path, part in parts.items():
+            part.replace(out / path.name)
+    finally:
+        for part in parts.values():
+            part.unlink(missing_ok=True)
+    for old in out.glob("trace-*.json"):
+        if old.name not in names:
+            old.unlink()

@@ -1,0 +1,193 @@
+"""What each rank does on the ladder: train, weigh and trace every rung on the same model and data."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.profiler import record_function
+
+from minifsdp import comm, device
+from minifsdp.comm import Call
+from minifsdp.course import data
+from minifsdp.course.data import Batch, Corpus
+from minifsdp.course.launch import report
+from minifsdp.course.ledger import Ledger
+from minifsdp.course.link import EmulatedLink, parse_link
+from minifsdp.course.model import GPT
+from minifsdp.course.rungs import RUNGS, Trainee, plain
+from minifsdp.course.timeline import overlap, read_trace, record_trace
+
+WARM_UP = 2  # steps before one is weighed: the first makes the optimizer's state and learns the order of units
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What one run of the ladder is asked for; see `minifsdp ladder --help`."""
+
+    ranks: int = 2
+    rungs: tuple[str, ...] = tuple(RUNGS)
+    steps: int = 20
+    batch: int = 12
+    layers: int = 6
+    width: int = 175
+    context: int = 48
+    link: str | None = None
+    limit: int = 2
+    seed: int = 0
+
+    def model(self) -> GPT:
+        """The same parameters on every rank and every rung."""
+        torch.manual_seed(self.seed)
+        return GPT(width=self.width, layers=self.layers, context=self.context)
+
+    def build(self, rung: str, where: torch.device) -> Trainee:
+        """A fresh model on a rung."""
+        return RUNGS[rung].build(self.model().to(where), self.limit)
+
+    def batches(self, corpus: Corpus, steps: int) -> Iterator[Batch]:
+        return data.batches(corpus, self.batch, self.context, self.seed, steps)
+
+
+def train_alone(settings: Settings, corpus: Corpus) -> list[float]:
+    """The loss of each step in one process with the whole batch."""
+    where = _device()
+    trainee = plain(settings.model().to(where))
+    return [float(_step(trainee, batch, where)) for batch in settings.batches(corpus, settings.steps)]
+
+
+def climb(settings: Settings, corpus: Corpus, traces: Path) -> dict[str, dict[str, Any]]:
+    """Run all rungs on this rank, three times: timed, traced, weighed; what watches one does not disturb the other.
+
+    Returns:
+        by rung: "losses" (this rank's) and "step_seconds"; "overlap" of one traced step; "bytes", "curve" and
+        "collectives" of one weighed step. Rank 0 writes `trace-<rung>.json` to the folder `traces`.
+    """
+    link = parse_link(settings.link) if settings.link else None
+    rank, where = dist.get_rank(), _device()
+    shards = [data.shard(batch, rank, settings.ranks) for batch in settings.batches(corpus, settings.steps)]
+    total = len(settings.rungs) * (settings.steps + 2)
+    done = 0
+
+    def advance(name: str, what: str) -> None:
+        nonlocal done
+        done += 1
+        if rank == 0:
+            report((f"{name}: {what}", done, total))
+
+    with link or nullcontext():
+        trainees = {name: settings.build(name, where) for name in settings.rungs}
+        records = _train(trainees, shards, where, advance)
+        for name in settings.rungs:
+            records[name] |= _trace(trainees.pop(name), shards[0], where, traces / f"trace-{name}.json", link)
+            advance(name, "tracing")
+            records[name] |= _weigh(settings, name, shards[0], where)
+            advance(name, "weighing")
+    return records
+
+
+def _train(
+    trainees: dict[str, Trainee], shards: list[Batch], where: torch.device, advance: Callable[[str, str], None]
+) -> dict[str, dict[str, Any]]:
+    """A step of each rung in turn, so that a machine that is busy for a while is busy for all of them."""
+    records: dict[str, dict[str, Any]] = {name: {"losses": [], "step_seconds": []} for name in trainees}
+    for batch in shards:
+        for name, trainee in trainees.items():
+            _align(where)
+            start = time.perf_counter()
+            loss = _step(trainee, batch, where)
+            device.synchronize(where)
+            records[name]["step_seconds"].append(time.perf_counter() - start)
+            records[name]["losses"].append(float(loss))
+            advance(name, "training")
+    return records
+
+
+def _trace(
+    trainee: Trainee, batch: Batch, where: torch.device, path: Path, link: EmulatedLink | None
+) -> dict[str, Any]:
+    """One step under the profiler; the other ranks keep rank 0 company."""
+    _align(where)
+    if dist.get_rank() != 0:
+        _step(trainee, batch, where)
+        return {}
+    with record_trace(path, link):
+        _step(trainee, batch, where)
+    return {"overlap": overlap(read_trace(path)) if dist.get_world_size() > 1 else None}
+
+
+def _weigh(settings: Settings, name: str, batch: Batch, where: torch.device) -> dict[str, Any]:
+    """One step under the ledger, of a trainee that the ledger has seen made."""
+    with Ledger() as ledger:
+        trainee = settings.build(name, where)
+        ledger.watch(trainee.model, trainee.optimizer)
+        for _ in range(WARM_UP):
+            _step(trainee, batch, where)
+        ledger.reset_peaks()
+        rest: dict[str, int] = {}
+
+        def tell(phase: str) -> None:
+            if phase == "rest":
+                rest.update(ledger.live())
+            else:
+                ledger.mark(phase)
+
+        with comm.record() as calls:
+            _step(trainee, batch, where, tell)
+        return {
+            "bytes": {
+                **{tag: rest[tag] for tag in ("parameters", "gradients", "optimizer")},
+                "unsharded_peak": ledger.peak_of("unsharded"),
+                "gradients_peak": ledger.peak_of("gradients", "communication"),
+                "peak": ledger.peak.total,
+            },
+            "curve": ledger.curve(),
+            "collectives": _totals(calls),
+        }
+
+
+def _step(
+    trainee: Trainee, batch: Batch, where: torch.device, tell: Callable[[str], None] = lambda phase: None
+) -> Tensor:
+    """Forward, backward, optimizer; `tell` hears when each begins, and of the rest before gradients are dropped."""
+    tokens, targets = (part.to(where) for part in batch)
+    tell("forward")
+    with record_function("forward"):
+        loss: Tensor = trainee.model(tokens, targets)
+    tell("backward")
+    with record_function("backward"):
+        loss.backward()
+        trainee.after_backward()
+    tell("optimizer")
+    with record_function("optimizer"):
+        trainee.optimizer.step()
+        tell("rest")
+        trainee.optimizer.zero_grad()
+    return loss.detach()
+
+
+def _totals(calls: list[Call]) -> dict[str, dict[str, int]]:
+    """Calls, payload and wire bytes by operation."""
+    totals: dict[str, dict[str, int]] = {}
+    for op in sorted({call.op for call in calls}):
+        same = [call for call in calls if call.op == op]
+        payload, wire = sum(call.payload for call in same), round(sum(call.wire for call in same))
+        totals[op] = {"calls": len(same), "payload": payload, "wire": wire}
+    return totals
+
+
+def _align(where: torch.device) -> None:
+    """Let no rank start its clock before all are there."""
+    comm.all_reduce(torch.zeros(1, device=where), comm.world()).wait()
+
+
+def _device() -> torch.device:
+    """Where this rank computes: as its process group communicates."""
+    return torch.device("cuda", torch.cuda.current_device()) if dist.get_backend() == "nccl" else torch.device("cpu")

@@ -1,0 +1,69 @@
+"""What the ladder says on the terminal."""
+
+from __future__ import annotations
+
+from statistics import median
+from typing import Any
+
+from rich import box
+from rich.console import Group
+from rich.table import Table
+
+MIB = 2**20
+COLUMNS = {
+    "parameters": "para-\nmeters",
+    "gradients": "gradi-\nents",
+    "optimizer": "opti-\nmizer",
+    "unsharded_peak": "unsharded\npeak",
+    "gradients_peak": "gradients\npeak",
+}
+
+
+def ladder_table(record: dict[str, Any]) -> Group:
+    """Bytes by tag, measured over predicted, and what each rung costs; `record` is the content of `ladder.json`."""
+    return Group(_memory(record), _cost(record))
+
+
+def _memory(record: dict[str, Any]) -> Table:
+    table = _table(
+        f"Memory on each of {record['ranks']} ranks, MiB: measured, and below it predicted",
+        "the first three at the end of a step; = means equal to the byte on every rank",
+    )
+    for heading in (*COLUMNS.values(), "peak"):
+        table.add_column(heading, justify="right")
+    for rung in record["rungs"]:
+        cells = [_cell([rank[key] for rank in rung["bytes"]], rung["predicted"][0][key]) for key in COLUMNS]
+        table.add_row(rung["name"], *cells, f"{max(rank['peak'] for rank in rung['bytes']) / MIB:.3f}")
+    return table
+
+
+def _cell(measured: list[int], predicted: int) -> str:
+    sign = "[green]=[/]" if set(measured) == {predicted} else "[red]≠[/]"
+    return f"{max(measured) / MIB:.3f}\n[dim]{sign} {predicted / MIB:.3f}[/]"
+
+
+def _cost(record: dict[str, Any]) -> Table:
+    table = _table("Cost of a step", "bytes by the ring's formula; time is the median, nothing watching")
+    operations = list(dict.fromkeys(op for rung in record["rungs"] for op in rung["collectives"]))
+    headings = [op.replace("_", "-\n") for op in operations]
+    for heading in (*headings, "MiB sent\nby a rank", "over-\nlap", "step\nms", "last\nloss", "off one\nprocess"):
+        table.add_column(heading, justify="right")
+    for rung in record["rungs"]:
+        calls = rung["collectives"]
+        worst = max(abs(a - b) / abs(b) for a, b in zip(rung["losses"], record["reference_losses"], strict=True))
+        table.add_row(
+            rung["name"],
+            *(str(calls[op]["calls"]) if op in calls else "" for op in operations),
+            f"{sum(total['wire'] for total in calls.values()) / MIB:.2f}",
+            "" if rung["overlap"] is None else f"{rung['overlap']:.0%}",
+            f"{1e3 * median(rung['step_seconds']):.1f}",
+            f"{rung['losses'][-1]:.4f}",
+            f"{worst:.0e}",
+        )
+    return table
+
+
+def _table(title: str, caption: str) -> Table:
+    table = Table(box=box.SIMPLE_HEAD, title=title, caption=caption, pad_edge=False)
+    table.add_column("rung", no_wrap=True)
+    return table
