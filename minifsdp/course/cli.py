@@ -53,8 +53,8 @@ def ladder(
     from minifsdp.course.tables import ladder_table
 
     names = tuple(name.strip() for name in rungs.split(",") if name.strip())
-    settings = Settings(ranks, names, steps, batch, layers, width, context, link, limit, seed)
-    plan = course.plan(settings, data, device, out)  # type: ignore[arg-type]
+    settings = Settings(ranks, names, steps, batch, layers, width, context, data, link, limit, seed)
+    plan = course.plan(settings, device, out)  # type: ignore[arg-type]
     with _progress() as bar:
         task = bar.add_task("starting", total=None)
 

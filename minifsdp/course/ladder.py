@@ -41,13 +41,15 @@ class Plan:
     out: Path
 
 
-def plan(settings: Settings, text: Path | None, device: Device, out: Path) -> Plan:
+def plan(settings: Settings, device: Device, out: Path) -> Plan:
     """Check everything that can be checked before a rank starts, and make the output folder.
 
     Raises:
         ValueError: something asked for is impossible; one line that names it and the cure.
-        OSError: `text` cannot be read, or `out` not written.
+        OSError: the text to train on is not there.
     """
+    if not settings.rungs:
+        raise ValueError(f"--rungs is empty; the rungs are {', '.join(RUNGS)}")
     if unknown := [name for name in settings.rungs if name not in RUNGS]:
         raise ValueError(f"unknown rung {unknown[0]!r}; the rungs are {', '.join(RUNGS)}")
     for name in ("ranks", "steps", "batch", "layers", "width", "context", "limit"):
@@ -61,8 +63,8 @@ def plan(settings: Settings, text: Path | None, device: Device, out: Path) -> Pl
     chosen = _choose_device(device, settings.ranks)
     if settings.link is not None:
         parse_link(settings.link)
-    corpus = data.load_text(text)
-    settings.batches(corpus, settings.steps)
+    corpus = data.load_text(settings.data)
+    settings.batches()
     with torch.device("meta"):
         sizes = sizes_of(settings.model())
     _check_writable(out)
@@ -77,18 +79,17 @@ def run(plan: Plan, progress: Progress) -> dict[str, Any] | None:
     Returns:
         the content of `ladder.json`; None on all but the first rank of an SPMD run.
     """
-    settings, corpus = plan.settings, plan.corpus
+    settings = plan.settings
     if plan.device == "cpu":
         os.environ["MINIFSDP_DEVICE"] = "cpu"
     progress("one process", 0, 1)
-    reference = launch(train_alone, 1, settings, corpus, timeout=TIME_LIMIT)[0]
+    reference = launch(train_alone, 1, settings, timeout=TIME_LIMIT)[0]
     with tempfile.TemporaryDirectory(prefix="minifsdp-ladder-") as name:
         staging = Path(name)
         ranks = launch(
             climb,
             settings.ranks,
             settings,
-            corpus,
             staging,
             timeout=TIME_LIMIT,
             on_report=lambda _, what: progress(*what),
@@ -133,7 +134,7 @@ def _record(plan: Plan, reference: list[float], ranks: list[dict[str, dict[str, 
         "backend": "nccl" if plan.device == "cuda" else "gloo",
         "torch": torch.__version__,
         "data": {"name": plan.corpus.name, "bytes": plan.corpus.bytes},
-        **{name: value for name, value in asdict(settings).items() if name not in ("ranks", "rungs")},
+        **{name: value for name, value in asdict(settings).items() if name not in ("ranks", "rungs", "data")},
         "units": [sum(unit) for unit in plan.sizes.units],
         "reference_losses": reference,
         "rungs": rungs,

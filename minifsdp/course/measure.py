@@ -17,7 +17,7 @@ from torch.profiler import record_function
 from minifsdp import comm, device
 from minifsdp.comm import Call
 from minifsdp.course import data
-from minifsdp.course.data import Batch, Corpus
+from minifsdp.course.data import Batch
 from minifsdp.course.launch import report
 from minifsdp.course.ledger import Ledger
 from minifsdp.course.link import EmulatedLink, parse_link
@@ -39,6 +39,7 @@ class Settings:
     layers: int = 6
     width: int = 175
     context: int = 48
+    data: Path | None = None
     link: str | None = None
     limit: int = 2
     seed: int = 0
@@ -52,18 +53,19 @@ class Settings:
         """A fresh model on a rung."""
         return RUNGS[rung].build(self.model().to(where), self.limit)
 
-    def batches(self, corpus: Corpus, steps: int) -> Iterator[Batch]:
-        return data.batches(corpus, self.batch, self.context, self.seed, steps)
+    def batches(self) -> Iterator[Batch]:
+        """The same whole batches on every rank."""
+        return data.batches(data.load_text(self.data), self.batch, self.context, self.seed, self.steps)
 
 
-def train_alone(settings: Settings, corpus: Corpus) -> list[float]:
+def train_alone(settings: Settings) -> list[float]:
     """The loss of each step in one process with the whole batch."""
     where = _device()
     trainee = plain(settings.model().to(where))
-    return [float(_step(trainee, batch, where)) for batch in settings.batches(corpus, settings.steps)]
+    return [float(_step(trainee, batch, where)) for batch in settings.batches()]
 
 
-def climb(settings: Settings, corpus: Corpus, traces: Path) -> dict[str, dict[str, Any]]:
+def climb(settings: Settings, traces: Path) -> dict[str, dict[str, Any]]:
     """Run all rungs on this rank, three times: timed, traced, weighed; what watches one does not disturb the other.
 
     Returns:
@@ -72,7 +74,7 @@ def climb(settings: Settings, corpus: Corpus, traces: Path) -> dict[str, dict[st
     """
     link = parse_link(settings.link) if settings.link else None
     rank, where = dist.get_rank(), _device()
-    shards = [data.shard(batch, rank, settings.ranks) for batch in settings.batches(corpus, settings.steps)]
+    shards = [data.shard(batch, rank, settings.ranks) for batch in settings.batches()]
     total = len(settings.rungs) * (settings.steps + 2)
     done = 0
 

@@ -30,7 +30,7 @@ def _memory(record: dict[str, Any]) -> Table:
         "the first three at the end of a step; = means equal to the byte on every rank",
     )
     for heading in (*COLUMNS.values(), "peak"):
-        table.add_column(heading, justify="right")
+        table.add_column(heading, justify="right", no_wrap=True)
     for rung in record["rungs"]:
         cells = [_cell([rank[key] for rank in rung["bytes"]], rung["predicted"][0][key]) for key in COLUMNS]
         table.add_row(rung["name"], *cells, f"{max(rank['peak'] for rank in rung['bytes']) / MIB:.3f}")
@@ -46,8 +46,8 @@ def _cost(record: dict[str, Any]) -> Table:
     table = _table("Cost of a step", "bytes by the ring's formula; time is the median, nothing watching")
     operations = list(dict.fromkeys(op for rung in record["rungs"] for op in rung["collectives"]))
     headings = [op.replace("_", "-\n") for op in operations]
-    for heading in (*headings, "MiB sent\nby a rank", "over-\nlap", "step\nms", "last\nloss", "off one\nprocess"):
-        table.add_column(heading, justify="right")
+    for heading in (*headings, "MiB\nsent", "over-\nlap", "step\nms", "last\nloss", "off one\nprocess"):
+        table.add_column(heading, justify="right", no_wrap=True)
     for rung in record["rungs"]:
         calls = rung["collectives"]
         worst = max(abs(a - b) / abs(b) for a, b in zip(rung["losses"], record["reference_losses"], strict=True))
@@ -64,6 +64,6 @@ def _cost(record: dict[str, Any]) -> Table:
 
 
 def _table(title: str, caption: str) -> Table:
-    table = Table(box=box.SIMPLE_HEAD, title=title, caption=caption, pad_edge=False)
+    table = Table(box=box.SIMPLE_HEAD, title=title, caption=caption, pad_edge=False, padding=(0, 1, 0, 0))
     table.add_column("rung", no_wrap=True)
     return table

@@ -1,0 +1,102 @@
+"""The model that the course trains: a small GPT on bytes.
+
+Its default sizes are odd on purpose: neither a block's nor the root's number of elements is divisible by 2, 3 or 4, so
+sharding has to pad.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+
+class Block(nn.Module):
+    """Attention, then a feed-forward network, each on normalised input and added to it: the unit of wrapping policies.
+
+    Holds 12 * width² + 13 * width elements.
+    """
+
+    def __init__(self, width: int, heads: int) -> None:
+        super().__init__()
+        self.heads = heads
+        self.norm1, self.norm2 = nn.LayerNorm(width), nn.LayerNorm(width)
+        self.qkv, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
+        self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[batch, context, width] -> the same shape."""
+        x = x + self.attend(self.norm1(x))
+        change: Tensor = self.down(F.gelu(self.up(self.norm2(x))))
+        return x + change
+
+    def attend(self, x: Tensor) -> Tensor:
+        """Causal self-attention, [batch, context, width] -> the same shape."""
+        split = self.qkv(x).unflatten(-1, (3, self.heads, -1))  # [batch, context, 3, heads, width / heads]
+        q, k, v = split.permute(2, 0, 3, 1, 4)  # each [batch, heads, context, width / heads]
+        mixed = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        attended: Tensor = self.out(mixed.transpose(1, 2).flatten(2))
+        return attended
+
+
+class GPT(nn.Module):
+    """A decoder-only transformer that ends in its loss (GPT-2's arrangement, with learned positions).
+
+    Args:
+        vocabulary: number of tokens: by default the 256 bytes and an end-of-text mark.
+        width: size of the residual stream.
+        layers: number of blocks.
+        heads: attention heads per block, a divisor of `width`; by default the largest up to 8.
+        context: the longest sequence, in tokens.
+        tied: whether the head uses the embedding's weight.
+
+    Raises:
+        ValueError: a size is below one, or `heads` does not divide `width`.
+    """
+
+    def __init__(
+        self,
+        vocabulary: int = 257,
+        width: int = 175,
+        layers: int = 6,
+        heads: int | None = None,
+        context: int = 48,
+        tied: bool = False,
+    ) -> None:
+        super().__init__()
+        sizes = {"vocabulary": vocabulary, "width": width, "layers": layers, "heads": heads, "context": context}
+        for name, size in sizes.items():
+            if size is not None and size < 1:
+                raise ValueError(f"{name} = {size}: a GPT needs at least 1")
+        heads = heads or max(h for h in range(1, 9) if width % h == 0)
+        if width % heads:
+            raise ValueError(f"width {width} cannot be cut into {heads} heads: choose a divisor of {width}")
+
+        self.embed, self.position = nn.Embedding(vocabulary, width), nn.Embedding(context, width)
+        self.blocks = nn.ModuleList(Block(width, heads) for _ in range(layers))
+        self.norm, self.head = nn.LayerNorm(width), nn.Linear(width, vocabulary)
+        for embedding in (self.embed, self.position):
+            nn.init.normal_(embedding.weight, std=0.02)  # small, so that a tied head too starts out undecided
+        if tied:
+            self.head.weight = self.embed.weight
+
+    def forward(self, tokens: Tensor, targets: Tensor) -> Tensor:
+        """Mean cross-entropy of predicting `targets` from `tokens`.
+
+        Args:
+            tokens: [batch, context] int64; may be shorter than the model's context.
+            targets: [batch, context] int64, the token that follows each of `tokens`.
+
+        Returns:
+            A scalar, in nats per token.
+
+        Raises:
+            ValueError: the sequences are longer than the model's context.
+        """
+        length, longest = tokens.shape[1], self.position.num_embeddings
+        if length > longest:
+            raise ValueError(f"sequences of {length} tokens in a model with context {longest}: shorten them")
+        x = self.embed(tokens) + self.position(torch.arange(length, device=tokens.device))
+        for block in self.blocks:
+            x = block(x)
+        return F.cross_entropy(self.head(self.norm(x)).flatten(0, 1), targets.flatten())

@@ -1,0 +1,219 @@
+"""`minifsdp ladder`: the run as a user has it, from the record that it leaves."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from minifsdp.course import cli, ladder
+from minifsdp.course.rungs import RUNGS
+
+SMALL = ["--layers", "3", "--width", "35", "--context", "16"]  # no unit of this size is divisible by 2, 3 or 4
+SCHEDULES = ["fsdp", "fsdp-overlap", "fsdp-prefetch", "fsdp-limit"]
+
+
+def climb(out: Path, *options: str) -> dict:
+    command = [sys.executable, "-m", "minifsdp", "ladder", *SMALL, *options, "--device", "cpu", "--out", str(out)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=170, check=False)
+    assert done.returncode == 0, done.stderr
+    return json.loads((out / "ladder.json").read_text())
+
+
+@pytest.fixture(scope="module", params=[1, 2, 3, 4])
+def record(request, tmp_path_factory):
+    return climb(tmp_path_factory.mktemp("ladder"), "--ranks", str(request.param))
+
+
+def by_name(record):
+    return {rung["name"]: rung for rung in record["rungs"]}
+
+
+def padded(record):
+    """Bytes of each unit's flat parameter, the root's first."""
+    n = record["ranks"]
+    return [4 * n * -(-numel // n) for numel in record["units"]]
+
+
+def test_record_is_complete(record):
+    assert list(by_name(record)) == list(RUNGS)
+    assert record["steps"] == 20 == len(record["reference_losses"])
+    assert sum(record["units"]) == record["parameters"]
+    assert not [numel for numel in record["units"] for n in (2, 3, 4) if numel % n == 0]
+    assert record["backend"] == "gloo"
+    assert record["data"]["bytes"] > 0
+    for rung in record["rungs"]:
+        assert len(rung["step_seconds"]) == 20
+        assert len(rung["bytes"]) == len(rung["predicted"]) == record["ranks"]
+        assert set(rung["bytes"][0]) == {*rung["predicted"][0], "peak"}
+        if record["ranks"] == 1:
+            assert rung["overlap"] is None
+        else:
+            assert 0 <= rung["overlap"] <= 1
+
+
+def test_losses_equal_one_process(record):
+    for rung in record["rungs"]:
+        assert rung["losses"] == pytest.approx(record["reference_losses"], rel=1e-4), rung["name"]
+    assert record["reference_losses"][-1] < record["reference_losses"][0]
+
+
+def test_schedules_are_equal_bit_for_bit(record):
+    rungs = by_name(record)
+    for name in SCHEDULES:
+        assert rungs[name]["losses"] == rungs["fsdp"]["losses"]
+
+
+def test_bytes_are_as_predicted_on_every_rank(record):
+    for rung in record["rungs"]:
+        for measured, predicted in zip(rung["bytes"], rung["predicted"], strict=True):
+            assert {key: measured[key] for key in predicted} == predicted, rung["name"]
+            assert measured["peak"] > measured["parameters"]
+
+
+def test_what_each_rung_frees(record):
+    n, psi = record["ranks"], 4 * record["parameters"]
+    rungs = {name: rung["bytes"][0] for name, rung in by_name(record).items()}
+    root, *blocks = padded(record)
+    assert rungs["ddp"]["parameters"] == rungs["ddp"]["gradients"] == psi
+    if n == 1:
+        return
+    assert rungs["zero1"]["optimizer"] < rungs["ddp"]["optimizer"]
+    assert rungs["zero2"]["gradients"] < rungs["zero1"]["gradients"] == psi
+    assert rungs["zero2"]["gradients_peak"] < rungs["zero1"]["gradients_peak"]
+    assert rungs["fsdp-grad-op"]["parameters"] == (root + sum(blocks)) // n < rungs["zero2"]["parameters"]
+    assert rungs["fsdp-grad-op"]["unsharded_peak"] == root + sum(blocks)
+    assert rungs["fsdp"]["unsharded_peak"] == root + max(blocks)
+    assert rungs["fsdp-prefetch"]["unsharded_peak"] > rungs["fsdp-limit"]["unsharded_peak"] == root + 2 * max(blocks)
+
+
+def test_traffic_is_the_formulas(record):
+    n, psi, units = record["ranks"], 4 * record["parameters"], padded(record)
+    share = (n - 1) / n
+
+    def wire(rung):
+        return sum(total["wire"] for total in rung["collectives"].values())
+
+    def calls(rung):
+        return {op: total["calls"] for op, total in rung["collectives"].items()}
+
+    rungs, count = by_name(record), len(units)
+    for name in ("ddp-naive", "ddp-bucketed", "ddp"):
+        assert set(calls(rungs[name])) == {"all_reduce"}
+        assert wire(rungs[name]) == round(2 * share * psi)
+    assert calls(rungs["ddp"])["all_reduce"] < calls(rungs["ddp-naive"])["all_reduce"]
+    for name in ("zero1", "zero2"):
+        payload = [total["payload"] for total in rungs[name]["collectives"].values()]
+        assert payload[0] == payload[1] < psi + 4 * n * calls(rungs[name])["all_gather"]  # padding and no more
+        assert wire(rungs[name]) == pytest.approx(share * sum(payload), abs=1)
+    if n == 1:
+        return
+    assert calls(rungs["fsdp-grad-op"]) == {"all_gather": count, "reduce_scatter": count}
+    assert wire(rungs["fsdp-grad-op"]) == pytest.approx(2 * share * sum(units), abs=1)
+    for name in SCHEDULES:
+        assert calls(rungs[name]) == {"all_gather": 2 * count - 1, "reduce_scatter": count}
+        assert wire(rungs[name]) == pytest.approx(share * (3 * sum(units) - units[0]), abs=1)
+
+
+def test_link_changes_neither_losses_nor_bytes(tmp_path):
+    options = ("--steps", "3", "--rungs", "ddp,zero2,fsdp,fsdp-limit", "--limit", "1")
+    plain = climb(tmp_path / "plain", *options)
+    linked = climb(tmp_path / "linked", *options, "--link", "latency=1ms,bandwidth=100MB/s")
+    for a, b in zip(plain["rungs"], linked["rungs"], strict=True):
+        assert [a[key] for key in ("losses", "bytes", "collectives")] == [
+            b[key] for key in ("losses", "bytes", "collectives")
+        ]
+    root, *blocks = padded(linked)
+    assert linked["rungs"][-1]["bytes"][0]["unsharded_peak"] == root + max(blocks)
+
+
+def test_files_are_whole_and_of_this_run(tmp_path):
+    (tmp_path / "trace-ddp.json").write_text("of an earlier run")
+    (tmp_path / "notes.txt").write_text("mine")
+    climb(tmp_path, "--steps", "1", "--rungs", "fsdp,fsdp-limit")
+    names = {path.name for path in tmp_path.iterdir()}
+    traces = {"trace-fsdp.json", "trace-fsdp-limit.json"}
+    assert names == {"ladder.json", "memory.png", "timeline.png", "notes.txt"} | traces
+    assert all((tmp_path / name).read_bytes().startswith(b"\x89PNG") for name in ("memory.png", "timeline.png"))
+    assert all(json.loads((tmp_path / name).read_text())["traceEvents"] for name in traces)
+
+
+# Requests that cannot be met
+
+
+def refused(monkeypatch, capsys, *options: str) -> str:
+    """The one line that `minifsdp ladder OPTIONS` ends with, before any rank starts."""
+    monkeypatch.setattr(sys, "argv", ["minifsdp", "ladder", *options])
+    monkeypatch.setattr(signal, "signal", lambda *_: None)
+    monkeypatch.setattr(ladder, "launch", lambda *_, **__: pytest.fail("a rank was started"))
+    with pytest.raises(SystemExit) as stop:
+        cli.main()
+    output = capsys.readouterr()
+    assert stop.value.code == 2
+    assert not output.out
+    (line,) = output.err.splitlines()
+    return line
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        (["--rungs", "ddp,fsdq"], "unknown rung 'fsdq'; the rungs are ddp-naive"),
+        (["--rungs", ","], "--rungs"),
+        (["--data", "missing.txt"], "missing.txt: no such file"),
+        (["--data", "."], "is a directory"),
+        (["--data", "short.txt"], "shorter than one batch"),
+        (["--data", "empty.txt"], "is empty"),
+        (["--batch", "13"], "--batch 13 cannot be shared equally by 2 ranks"),
+        (["--ranks", "0"], "--ranks 0: must be at least 1"),
+        (["--ranks", "1000", "--batch", "1000"], "--ranks 1000: gloo serves at most 64"),
+        (["--ranks", "two"], "'--ranks'"),
+        (["--limit", "0"], "--limit 0: must be at least 1"),
+        (["--steps", "0"], "--steps 0: must be at least 1"),
+        (["--width", "-8"], "--width -8: must be at least 1"),
+        (["--device", "tpu"], "--device tpu: choose auto, cpu or cuda"),
+        (["--link", "fast"], "bad link 'fast'"),
+        (["--link", "latency=1ms"], "it has no bandwidth"),
+        (["--out", "short.txt"], "--out short.txt cannot be written"),
+        (["--out", "short.txt/below"], "--out short.txt/below cannot be written"),
+        (["--colour", "red"], "--colour"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_bad_requests_end_in_one_line(monkeypatch, capsys, tmp_path, options, says):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "short.txt").write_text("too short")
+    (tmp_path / "empty.txt").touch()
+    assert says in refused(monkeypatch, capsys, "--device", "cpu", *options)
+    assert {path.name for path in tmp_path.iterdir()} <= {"short.txt", "empty.txt", "results"}
+
+
+def test_more_ranks_than_gpus(monkeypatch, capsys, tmp_path):
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 1)
+    assert "2 ranks need a GPU each, and there are 1" in refused(monkeypatch, capsys, "--device", "cuda")
+
+
+@pytest.mark.parametrize(("signum", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_interrupted_it_leaves_no_process_and_no_file(tmp_path, signum, code):
+    command = [sys.executable, "-m", "minifsdp", "ladder", *SMALL, "--steps", "10000", "--out", str(tmp_path / "out")]
+    environment = {**os.environ, "TMPDIR": str(tmp_path), "MINIFSDP_DEVICE": "cpu"}
+    process = subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True, start_new_session=True)
+    deadline = time.monotonic() + 60
+    ranks: list[psutil.Process] = []
+    while len(ranks) < 3 and time.monotonic() < deadline:  # the fork server and two ranks
+        time.sleep(0.2)
+        ranks = psutil.Process(process.pid).children(recursive=True)
+    time.sleep(2)
+    ranks = psutil.Process(process.pid).children(recursive=True)
+    assert len(ranks) >= 3
+    process.send_signal(signum)
+    _, errors = process.communicate(timeout=30)
+    assert process.returncode == code, errors
+    _, left = psutil.wait_procs(ranks, timeout=10)
+    assert not left
+    assert not list((tmp_path / "out").iterdir())

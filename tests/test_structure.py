@@ -1,0 +1,57 @@
+"""The two floors: what is taught knows nothing of what serves the course, and stays short."""
+
+import ast
+from pathlib import Path
+
+import pytest
+
+import minifsdp
+
+PACKAGE = Path(minifsdp.__file__).parent
+UPSTAIRS = [p for p in sorted(PACKAGE.rglob("*.py")) if "course" not in p.parts and p.name != "__main__.py"]
+COURSE = sorted((PACKAGE / "course").rglob("*.py"))
+
+
+def imports(path: Path) -> set[str]:
+    """Qualified names of all that a file imports, relative ones resolved."""
+    package = ["minifsdp", *path.relative_to(PACKAGE).parts[:-1]]
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            base = package[: len(package) - node.level + 1] if node.level else []
+            module = ".".join([*base, *([node.module] if node.module else [])])
+            found |= {f"{module}.{alias.name}" for alias in node.names} | {module}
+    return found
+
+
+def name(path: Path) -> str:
+    return str(path.relative_to(PACKAGE))
+
+
+@pytest.mark.parametrize("path", UPSTAIRS, ids=name)
+def test_upstairs_imports_nothing_from_the_course(path):
+    assert not [found for found in imports(path) if found.startswith("minifsdp.course")]
+
+
+@pytest.mark.parametrize("path", UPSTAIRS + COURSE, ids=name)
+def test_modules_are_short(path):
+    assert len(path.read_text().splitlines()) <= 250
+
+
+@pytest.mark.parametrize("path", [p for p in UPSTAIRS if p.name != "comm.py"], ids=name)
+def test_only_comm_calls_torch_distributed(path):
+    """One shim knows its names, costs and logs; types and group handles pass through it too."""
+    assert not [found for found in imports(path) if found.startswith("torch.distributed")]
+
+
+def test_closed_form_shares_no_code_with_what_it_predicts():
+    found = imports(PACKAGE / "course" / "closed_form.py")
+    assert not [name for name in found if name.split(".")[0] in ("torch", "minifsdp")]
+
+
+def test_the_walk_would_find_a_break():
+    """The checks above look at real files and see relative imports."""
+    assert len(UPSTAIRS) > 15
+    assert "minifsdp.course.launch.launch" in imports(PACKAGE / "course" / "ladder.py")
