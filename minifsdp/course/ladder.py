@@ -63,7 +63,7 @@ def plan(settings: Settings, device: Device, out: Path) -> Plan:
     chosen = _choose_device(device, settings.ranks)
     if settings.link is not None:
         parse_link(settings.link)
-    corpus = data.load_text(settings.data)
+    corpus = data.load_text(settings.text)
     settings.batches()
     with torch.device("meta"):
         sizes = sizes_of(settings.model())
@@ -134,7 +134,7 @@ def _record(plan: Plan, reference: list[float], ranks: list[dict[str, dict[str, 
         "backend": "nccl" if plan.device == "cuda" else "gloo",
         "torch": torch.__version__,
         "data": {"name": plan.corpus.name, "bytes": plan.corpus.bytes},
-        **{name: value for name, value in asdict(settings).items() if name not in ("ranks", "rungs", "data")},
+        **{name: value for name, value in asdict(settings).items() if name not in ("ranks", "rungs", "text")},
         "units": [sum(unit) for unit in plan.sizes.units],
         "reference_losses": reference,
         "rungs": rungs,

@@ -23,6 +23,7 @@ from minifsdp.course.ledger import Ledger
 from minifsdp.course.link import EmulatedLink, parse_link
 from minifsdp.course.model import GPT
 from minifsdp.course.rungs import RUNGS, Trainee, plain
+from minifsdp.course.storages import Tag
 from minifsdp.course.timeline import overlap, read_trace, record_trace
 
 WARM_UP = 2  # steps before one is weighed: the first makes the optimizer's state and learns the order of units
@@ -39,7 +40,7 @@ class Settings:
     layers: int = 6
     width: int = 175
     context: int = 48
-    data: Path | None = None
+    text: Path | None = None
     link: str | None = None
     limit: int = 2
     seed: int = 0
@@ -55,7 +56,7 @@ class Settings:
 
     def batches(self) -> Iterator[Batch]:
         """The same whole batches on every rank."""
-        return data.batches(data.load_text(self.data), self.batch, self.context, self.seed, self.steps)
+        return data.batches(data.load_text(self.text), self.batch, self.context, self.seed, self.steps)
 
 
 def train_alone(settings: Settings) -> list[float]:
@@ -133,7 +134,7 @@ def _weigh(settings: Settings, name: str, batch: Batch, where: torch.device) -> 
         for _ in range(WARM_UP):
             _step(trainee, batch, where)
         ledger.reset_peaks()
-        rest: dict[str, int] = {}
+        rest: dict[Tag, int] = {}
 
         def tell(phase: str) -> None:
             if phase == "rest":
@@ -145,7 +146,9 @@ def _weigh(settings: Settings, name: str, batch: Batch, where: torch.device) -> 
             _step(trainee, batch, where, tell)
         return {
             "bytes": {
-                **{tag: rest[tag] for tag in ("parameters", "gradients", "optimizer")},
+                "parameters": rest["parameters"],
+                "gradients": rest["gradients"],
+                "optimizer": rest["optimizer"],
                 "unsharded_peak": ledger.peak_of("unsharded"),
                 "gradients_peak": ledger.peak_of("gradients", "communication"),
                 "peak": ledger.peak.total,

@@ -1,0 +1,129 @@
+"""An emulated interconnect: each collective takes as long as it would on the link that you describe.
+
+On one machine gloo's messages are cheap and burn the cores that compute, so there is nothing to hide and nowhere to
+hide it. An `EmulatedLink` carries the collectives of `minifsdp.comm` instead, and a message of `wire` bytes takes
+
+    max(real, latency + wire / bandwidth)  seconds,
+
+one message at a time, first in, first out, in the order of issue, as the one stream of an NCCL communicator does. The
+real collective runs at the end of the message's time and within it, so data that nobody waited for is not there yet.
+What cannot be hidden is the processor's share of the real collective, which computing ranks feel: count it as compute.
+
+On CPU a thread carries the messages, asleep most of the time; on CUDA they are delayed on a stream of their own, as the
+tests of fairscale's FSDP delay theirs. Either way the ranks must issue their collectives in the same order, and call
+`torch.distributed` directly (for a barrier, say) only while nothing is on its way.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from math import inf
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from minifsdp import comm
+from minifsdp.course.carriers import StreamCarrier, ThreadCarrier, Transfer
+
+__all__ = ["EmulatedLink", "Transfer", "parse_link"]
+
+_SECONDS = {"": 1.0, "s": 1.0, "ms": 1e-3, "us": 1e-6, "µs": 1e-6, "ns": 1e-9}
+_BYTES = {"": 1.0, "B": 1.0, "kB": 1e3, "KB": 1e3, "MB": 1e6, "GB": 1e9, "TB": 1e12}
+_BYTES |= {"KiB": 2.0**10, "MiB": 2.0**20, "GiB": 2.0**30, "TiB": 2.0**40}
+_BYTES |= {"kbit": 1e3 / 8, "Mbit": 1e6 / 8, "Gbit": 1e9 / 8, "Tbit": 1e12 / 8}
+_NUMBER = re.compile(r"(\d+\.?\d*(?:[eE][+-]?\d+)?|\.\d+(?:[eE][+-]?\d+)?)\s*([A-Za-zµ]*)(/s)?")
+
+
+class EmulatedLink:
+    """Carries this rank's collectives while its `with` is open.
+
+    A collective's exception surfaces at its `wait()`. An unopened link holds no thread and no stream: it can be made
+    and checked before ranks start, and sent to them.
+
+    Args:
+        latency: seconds that every message takes, however short.
+        bandwidth: bytes per second; it divides `comm.Call.wire`, what the ring algorithm sends from each rank.
+
+    Attributes:
+        transfers: what it has carried, oldest first. On CUDA a message is listed once it is over and the next one is
+            issued, or the link is closed.
+
+    Raises:
+        ValueError: latency is negative, bandwidth not positive, or either not finite.
+        RuntimeError: on entering, another link is installed.
+    """
+
+    def __init__(self, latency: float, bandwidth: float) -> None:
+        if not 0 <= latency < inf:
+            raise ValueError(f"a link's latency is a number of seconds from 0 up, not {latency}")
+        if not 0 < bandwidth < inf:
+            raise ValueError(f"a link's bandwidth is a positive number of bytes per second, not {bandwidth}")
+        self.latency = latency
+        self.bandwidth = bandwidth
+        self.transfers: list[Transfer] = []
+        self._carrier: ThreadCarrier | StreamCarrier | None = None
+
+    def seconds(self, call: comm.Call) -> float:
+        """What the message takes at least. A receive takes nothing: its sender's link has paid."""
+        return 0.0 if call.op == "recv" else self.latency + call.wire / self.bandwidth
+
+    def submit(self, call: comm.Call, collective: Callable[[], Any]) -> Any:
+        """Put a message on the link, behind those issued before; `wait()` of the result ends when it has arrived."""
+        assert self._carrier is not None, "the link is not open: `with link:`"
+        return self._carrier.submit(call, collective)
+
+    def __enter__(self) -> EmulatedLink:
+        if comm.link is not None:
+            raise RuntimeError("a link is installed already: leave its `with` first")
+        on_cuda = torch.cuda.is_available() and dist.is_initialized() and dist.get_backend() != "gloo"
+        self._carrier = (StreamCarrier if on_cuda else ThreadCarrier)(self.seconds, self.transfers)
+        comm.link = self
+        return self
+
+    def __exit__(self, kind: object, error: object, trace: object) -> None:
+        comm.link = None
+        carrier, self._carrier = self._carrier, None
+        assert carrier is not None
+        carrier.close(abandon=error is not None)
+
+    def __repr__(self) -> str:
+        return f"EmulatedLink(latency={self.latency:g} s, bandwidth={self.bandwidth:g} B/s)"
+
+
+def parse_link(text: str) -> EmulatedLink:
+    """The link that `latency=200us,bandwidth=1GB/s` describes; bare numbers are seconds and bytes per second.
+
+    Units: s, ms, us, ns; B, kB, MB, GB, TB (powers of 1000), KiB, MiB, GiB, TiB (of 1024), kbit, Mbit, Gbit, Tbit, each
+    with or without `/s`.
+
+    Raises:
+        ValueError: the text does not say exactly that, in one line.
+    """
+    values: dict[str, float] = {}
+    for part in text.split(","):
+        key, _, value = (piece.strip() for piece in part.partition("="))
+        if key not in ("latency", "bandwidth") or key in values:
+            raise _bad_link(text, f"{part.strip()!r} is neither its one latency=... nor its one bandwidth=...")
+        values[key] = _quantity(text, key, value)
+    for key in ("latency", "bandwidth"):
+        if key not in values:
+            raise _bad_link(text, f"it has no {key}")
+    try:
+        return EmulatedLink(**values)
+    except ValueError as error:
+        raise _bad_link(text, str(error)) from None
+
+
+def _quantity(text: str, key: str, value: str) -> float:
+    units = _SECONDS if key == "latency" else _BYTES
+    match = _NUMBER.fullmatch(value)
+    if match is None or match[2] not in units or (match[3] and key == "latency"):
+        names = ", ".join(unit for unit in units if unit)
+        raise _bad_link(text, f"{key} {value!r} is not a number from 0 up, alone or with one of {names}")
+    return float(match[1]) * units[match[2]]
+
+
+def _bad_link(text: str, why: str) -> ValueError:
+    return ValueError(f"bad link {text!r}: {why}; write for instance latency=200us,bandwidth=1GB/s")

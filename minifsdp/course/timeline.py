@@ -1,0 +1,306 @@
+"""The timeline of a step: a Chrome trace, its lanes, and how much communication hides behind compute.
+
+`record_trace` writes what torch.profiler saw of one rank, with the collectives of `minifsdp.comm` named and an emulated
+link's messages added; Perfetto (ui.perfetto.dev) opens it. `read_trace` reduces such a trace to spans in a few lanes,
+`overlap` reduces those to one number, and `plots.timeline_figure` draws them.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import tempfile
+import time
+from bisect import bisect_left
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from math import inf
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+import torch
+from torch.profiler import ProfilerActivity, profile, record_function
+
+from minifsdp import comm
+from minifsdp.course.intervals import length, meets, subtract, union
+from minifsdp.course.link import EmulatedLink, Transfer
+
+PHASES = ("forward", "backward", "optimizer")
+"""What the parts of a step are called, in `torch.profiler.record_function`, to be labelled as such."""
+
+_CLOCK = "clock of the link"  # a range at whose start `time.perf_counter` was read
+_LINK_LANE = 1_000_000_000  # as a thread's number in the trace: no thread has it
+_RANGE = re.compile(r"(issue|wait) (\w+) (\S+) (\d+) B")
+_GAP = 200e-6  # seconds in which the interpreter may prepare the next operation, still computing
+_MIB = 2**20
+
+
+class Span(NamedTuple):
+    """Something that took time.
+
+    Attributes:
+        lane: "compute", "communication", "wait" or "phase"; on CUDA with several compute streams also
+            "compute (stream 20)" and the like.
+        name: what it was, such as "all_gather 1.5 MiB".
+        start: seconds from the beginning of the step.
+        duration: seconds.
+    """
+
+    lane: str
+    name: str
+    start: float
+    duration: float
+
+    @property
+    def end(self) -> float:
+        return self.start + self.duration
+
+
+@contextmanager
+def record_trace(path: str | Path, link: EmulatedLink | None = None) -> Iterator[None]:
+    """Profile the `with` block on this rank and write a Chrome trace to `path`; nothing if the block raises.
+
+    Each issue and each wait of a collective is a named range in it. Wrap the parts of the step in
+    `record_function("forward")` and so on (`PHASES`) to see them labelled. Starting the profiler takes about a second
+    the first time, not the same on all ranks: enter it everywhere, meet at a barrier inside, then run the step.
+
+    Args:
+        path: the file to write, whole or not at all.
+        link: the emulated link that carries the collectives, if one does; its messages get a lane of their own.
+    """
+    os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # the profiler's own messages would land among the ranks' output
+    on_cuda = torch.cuda.is_initialized()
+    activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if on_cuda else [])]
+    with profile(activities=activities) as profiler:
+        marked_at = _mark_clock()
+        comm.watchers.append(_named_range)
+        try:
+            yield
+        finally:
+            comm.watchers.remove(_named_range)
+            if on_cuda:
+                torch.cuda.synchronize()
+    trace = _exported(profiler)
+    if link is not None:
+        _add_transfers(trace, [message for message in link.transfers if message.start >= marked_at], marked_at)
+    _write_whole(Path(path), json.dumps(trace))
+
+
+def read_trace(path: str | Path) -> list[Span]:
+    """The spans of a trace, ordered by start, in seconds.
+
+    If phases are marked, the step is what they enclose and the rest is left out; if not, it is everything.
+
+    On CPU, where host and device are one, the lanes are
+
+    - compute: the operations of the main thread, less all issuing of collectives and waiting for them. Neighbours are
+      merged into one span, named after the longest.
+    - communication: the messages of the emulated link, if there was one. Otherwise gloo's own ranges (`gloo:...`),
+      one for each collective in order of issue: they run on gloo's threads, also while the main thread computes. A
+      reduce-scatter is an all-reduce there: it clones its input when issued and copies its part out when waited for,
+      both on the main thread, and the span is the all-reduce between, under its proper name. A collective without such
+      a range lasts from its issue to the end of its wait.
+    - wait: the host blocked until a collective ends.
+
+    On CUDA they are the kernels: those named nccl* and the emulated link's spinning ones are communication, the rest
+    compute, a lane for each stream. There is no wait lane: the host runs ahead, and what waits is a stream.
+
+    Args:
+        path: a Chrome trace that `record_trace` wrote, or torch.profiler alone.
+
+    Raises:
+        ValueError: the file is not a Chrome trace.
+    """
+    events = _events(path)
+    on_device = any(event.category == "kernel" for event in events)
+    return _within_phases(_device_spans(events) if on_device else _host_spans(events))
+
+
+def overlap(spans: Iterable[Span]) -> float | None:
+    """Seconds in which communication and compute both run, per second of communication; None without any.
+
+    1 means that all communication hides behind compute, 0 that none does. The host's waiting is not compute.
+    """
+    spans = list(spans)
+    communication = union((span.start, span.end) for span in spans if span.lane == "communication")
+    compute = union((span.start, span.end) for span in spans if span.lane.startswith("compute"))
+    seconds = length(communication)
+    return (seconds - length(subtract(communication, compute))) / seconds if seconds else None
+
+
+# Writing
+
+
+def _named_range(call: comm.Call, phase: Literal["issue", "wait"]) -> AbstractContextManager[Any]:
+    """What surrounds each issue and each wait; `_RANGE` reads the name back."""
+    return record_function(f"{phase} {call.op} {call.group}#{call.order} {call.payload} B")
+
+
+def _mark_clock() -> float:
+    """Leave a range in the trace and return when it began, in seconds of `time.perf_counter`."""
+    with record_function("first range"):  # sets the profiler up, which takes milliseconds
+        pass
+    now = time.perf_counter()
+    with record_function(_CLOCK):
+        return now
+
+
+def _exported(profiler: profile) -> dict[str, Any]:
+    with tempfile.TemporaryDirectory() as directory:
+        file = Path(directory, "trace.json")
+        profiler.export_chrome_trace(str(file))
+        trace: dict[str, Any] = json.loads(file.read_text())
+        return trace
+
+
+def _add_transfers(trace: dict[str, Any], transfers: list[Transfer], marked_at: float) -> None:
+    """Add the link's messages as a thread of this process, moved from their clock (`perf_counter`) to the trace's."""
+    mark = next(event for event in trace["traceEvents"] if event["name"] == _CLOCK)
+    lane = {"pid": mark["pid"], "tid": _LINK_LANE}
+    trace["traceEvents"].append({"ph": "M", "name": "thread_name", **lane, "args": {"name": "emulated link"}})
+    for op, payload, start, end in transfers:
+        name, begin = f"{op} {payload / _MIB:.1f} MiB", mark["ts"] + (start - marked_at) * 1e6
+        message = {"ph": "X", "cat": "link", "name": name, "ts": begin, "dur": (end - start) * 1e6}
+        trace["traceEvents"].append(message | lane)
+
+
+def _write_whole(path: Path, text: str) -> None:
+    part = path.with_name(path.name + ".part")
+    try:
+        part.write_text(text)
+        part.replace(path)
+    finally:
+        part.unlink(missing_ok=True)
+
+
+# Reading
+
+
+class _Event(NamedTuple):
+    category: str
+    name: str
+    thread: Any
+    start: float  # seconds
+    end: float  # seconds
+    args: dict[str, Any]
+
+    def span(self, lane: str, name: str | None = None) -> Span:
+        return Span(lane, name or self.name, self.start, self.end - self.start)
+
+
+def _events(path: str | Path) -> list[_Event]:
+    """The trace's events that have a duration, ordered by start, the outer before the inner."""
+    try:
+        found = [event for event in json.loads(Path(path).read_text())["traceEvents"] if event["ph"] == "X"]
+        events = [
+            _Event(e.get("cat", ""), e["name"], e["tid"], e["ts"] / 1e6, (e["ts"] + e["dur"]) / 1e6, e.get("args", {}))
+            for e in found
+        ]
+    except (ValueError, KeyError, TypeError):
+        raise ValueError(f"{path} is not a Chrome trace") from None
+    return sorted(events, key=lambda event: (event.start, -event.end))
+
+
+def _host_spans(events: list[_Event]) -> list[Span]:
+    threads = Counter(event.thread for event in events if event.category == "cpu_op")
+    threads.update(event.thread for event in events if _RANGE.fullmatch(event.name))
+    main_thread = threads.most_common(1)[0][0] if threads else None
+    main = [event for event in events if event.thread == main_thread]
+    carried = [event.span("communication") for event in events if event.category == "link"]
+    waits = [event.span("wait", _title(event.name)) for event in main if _part(event.name) == "wait"]
+    phases = [event.span("phase") for event in main if event.name in PHASES]
+    return _host_compute(main) + (carried or _gloo_spans(events, main)) + waits + phases
+
+
+def _host_compute(main: list[_Event]) -> list[Span]:
+    """The outermost operations without a collective inside; neighbours joined, but not over a collective or phase."""
+    blocked = union((e.start, e.end) for e in main if _part(e.name) or e.name.startswith("c10d::"))
+    edges = sorted([start for start, _ in blocked] + [event.start for event in main if event.name in PHASES] + [inf])
+    runs: list[list[_Event]] = []
+    for event in main:
+        before = runs[-1][-1] if runs else None
+        inner = before is not None and event.start < before.end
+        if inner or event.category != "cpu_op" or meets(blocked, event.start, event.end):
+            continue
+        if before and event.start <= before.end + _GAP and event.start < edges[bisect_left(edges, before.end)]:
+            runs[-1].append(event)
+        else:
+            runs.append([event])
+    spans = []
+    for run in runs:
+        longest = max(run, key=lambda event: event.end - event.start)
+        name = longest.name.removeprefix("autograd::engine::evaluate_function: ").removeprefix("aten::")
+        spans.append(Span("compute", name, run[0].start, run[-1].end - run[0].start))
+    return spans
+
+
+def _gloo_spans(events: list[_Event], main: list[_Event]) -> list[Span]:
+    """A span per collective of `comm`, then what gloo ran besides; a barrier carries nothing and is left out."""
+    gloo = [e for e in events if e.name.startswith("gloo:") and e.name != "gloo:barrier"]
+    ends: dict[str, float] = {}
+    for event in main:
+        if _part(event.name) == "wait":
+            ends.setdefault(event.name.removeprefix("wait "), event.end)  # waiting once more finds it over
+    spans = []
+    for issue in main:
+        if _part(issue.name) != "issue":
+            continue
+        end = ends.get(issue.name.removeprefix("issue "), issue.end)
+        mine = next((event for event in gloo if issue.start <= event.start <= end), None)
+        if mine is not None:
+            gloo.remove(mine)
+        start, end = (mine.start, mine.end) if mine is not None else (issue.start, end)
+        spans.append(Span("communication", _title(issue.name), start, end - start))
+    return spans + [event.span("communication", event.name.removeprefix("gloo:")) for event in gloo]
+
+
+def _device_spans(events: list[_Event]) -> list[Span]:
+    kernels = [event for event in events if event.category == "kernel"]
+    compute = [kernel for kernel in kernels if not _is_communication(kernel)]
+    streams = Counter(kernel.args["stream"] for kernel in compute)
+    spans = [kernel.span("communication", _short(kernel.name)) for kernel in kernels if _is_communication(kernel)]
+    for kernel in compute:
+        lane = f"compute (stream {kernel.args['stream']})" if len(streams) > 1 else "compute"
+        spans.append(kernel.span(lane, _short(kernel.name)))
+    busiest = streams.most_common(1)[0][0] if streams else None
+    phases = [e for e in events if e.category == "gpu_user_annotation" and e.name in PHASES]
+    return spans + [phase.span("phase") for phase in phases if phase.thread == busiest]
+
+
+def _is_communication(kernel: _Event) -> bool:
+    return kernel.name.startswith("nccl") or "spin_kernel" in kernel.name
+
+
+def _short(kernel: str) -> str:
+    """`void at::native::some_kernel<4, float>(int)` as `some_kernel`."""
+    if "spin_kernel" in kernel:
+        return "link"
+    return kernel.split("(")[0].split("<")[0].removeprefix("void ").split("::")[-1]
+
+
+def _part(name: str) -> str | None:
+    """`"issue"` or `"wait"`, if the range is one of a collective of `comm`."""
+    match = _RANGE.fullmatch(name)
+    return match[1] if match else None
+
+
+def _title(name: str) -> str:
+    """`wait all_gather 0#12 1048576 B` as `all_gather 1.0 MiB`."""
+    match = _RANGE.fullmatch(name)
+    return f"{match[2]} {int(match[4]) / _MIB:.1f} MiB" if match else name
+
+
+def _within_phases(spans: list[Span]) -> list[Span]:
+    """The spans cut to the time from the first phase to the last, which becomes second 0 and on."""
+    frame = [span for span in spans if span.lane == "phase"] or spans
+    if not frame:
+        return []
+    begin, end = min(span.start for span in frame), max(span.end for span in frame)
+    cut = []
+    for lane, name, start, duration in spans:
+        first, last = max(start, begin), min(start + duration, end)
+        if first < last:
+            cut.append(Span(lane, name, first - begin, last - first))
+    return sorted(cut, key=lambda span: span.start)
