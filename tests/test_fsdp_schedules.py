@@ -63,38 +63,38 @@ class Net(nn.Module):
 # name: (schedule, what the closed form needs to know of it)
 SCHEDULES: dict[str, tuple[Any, dict[str, Any]]] = {
     "sync": (SyncSchedule, {}),
-    "overlap": (OverlapSchedule, {"overlap": True}),
-    "forward only": (partial(PrefetchSchedule, backward=None), {"overlap": True, "forward_depth": 1}),
-    "pre only": (partial(PrefetchSchedule, forward=False), {"overlap": True, "backward": "pre"}),
-    "post only": (partial(PrefetchSchedule, forward=False, backward=POST), {"overlap": True, "backward": "post"}),
+    "overlap": (OverlapSchedule, {"reductions": 1}),
+    "forward only": (partial(PrefetchSchedule, backward=None), {"reductions": 1, "forward_depth": 1}),
+    "pre only": (partial(PrefetchSchedule, forward=False), {"reductions": 1, "backward": "pre"}),
+    "post only": (partial(PrefetchSchedule, forward=False, backward=POST), {"reductions": 1, "backward": "post"}),
     "post 3": (
         partial(PrefetchSchedule, forward=False, backward=POST, depth=3),
-        {"overlap": True, "backward": "post", "backward_depth": 3},
+        {"reductions": 3, "backward": "post", "backward_depth": 3},
     ),
-    "both": (PrefetchSchedule, {"overlap": True, "forward_depth": 1, "backward": "pre"}),
+    "both": (PrefetchSchedule, {"reductions": 1, "forward_depth": 1, "backward": "pre"}),
     "both 2": (
         partial(PrefetchSchedule, depth=2),
-        {"overlap": True, "forward_depth": 2, "backward": "pre", "backward_depth": 2},
+        {"reductions": 2, "forward_depth": 2, "backward": "pre", "backward_depth": 2},
     ),
     "unbounded": (
         partial(PrefetchSchedule, depth=None),
-        {"overlap": True, "forward_depth": None, "backward": "pre", "backward_depth": None},
+        {"reductions": None, "forward_depth": None, "backward": "pre", "backward_depth": None},
     ),
-    "limit": (RateLimitedSchedule, {"overlap": True, "forward_depth": 1, "backward": "pre", "limit": 2}),
+    "limit": (RateLimitedSchedule, {"reductions": 1, "forward_depth": 1, "backward": "pre", "limit": 2}),
     "limit, no prefetch": (
         partial(RateLimitedSchedule, forward=False, backward=None),
-        {"overlap": True, "limit": 2},
+        {"reductions": 1, "limit": 2},
     ),
     **{
         f"limit {k}, unbounded": (
             partial(RateLimitedSchedule, depth=None, limit=k),
-            {"overlap": True, "forward_depth": None, "backward": "pre", "backward_depth": None, "limit": k},
+            {"reductions": 1, "forward_depth": None, "backward": "pre", "backward_depth": None, "limit": k},
         )
         for k in (1, 2, 3, 4)
     },
     "limit 2, post unbounded": (
         partial(RateLimitedSchedule, depth=None, backward=POST),
-        {"overlap": True, "forward_depth": None, "backward": "post", "backward_depth": None, "limit": 2},
+        {"reductions": 1, "forward_depth": None, "backward": "post", "backward_depth": None, "limit": 2},
     ),
 }
 

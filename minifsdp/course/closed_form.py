@@ -72,13 +72,13 @@ def buckets(numels: Sequence[int], cap_bytes: int, itemsize: int = 4) -> list[in
 
 
 def ddp(numels: Sequence[int], setting: Setting, staging: int = 0) -> Bytes:
-    """Everything on every rank; `staging` is the largest bucket (elements) that gradients are copied through, if they are."""
+    """Everything on every rank; `staging`: the largest bucket (elements) that gradients are copied through, if any."""
     psi = setting.itemsize * sum(numels)
     return Bytes(psi, psi, setting.optimizer.bytes(numels), 0, psi + setting.itemsize * staging)
 
 
 def zero1(numels: Sequence[int], cap_bytes: int, setting: Setting) -> Bytes:
-    """Optimizer state sharded. In `step()` full gradients pass through one bucket at a time and leave a shard of each."""
+    """Optimizer state sharded: in `step()` gradients pass through one bucket at a time and leave a shard of each."""
     sizes = [setting.padded(numel) for numel in buckets(numels, cap_bytes, setting.itemsize)]
     shards = accumulate(size // setting.ranks for size in sizes)
     psi = setting.itemsize * sum(numels)
@@ -99,7 +99,7 @@ def fsdp(
     setting: Setting,
     *,
     reshard_after_forward: bool = True,
-    overlap: bool = False,
+    reductions: int | None = 0,
     forward_depth: int | None = 0,
     backward: Backward = "none",
     backward_depth: int | None = 1,
@@ -110,7 +110,7 @@ def fsdp(
     Args:
         units: elements of each parameter, unit by unit, the root's first.
         reshard_after_forward: FULL_SHARD; if not, SHARD_GRAD_OP.
-        overlap: a unit's reduction goes on while the next one computes.
+        reductions: how many units' reductions may be under way while the next one computes; None: all.
         forward_depth: how many units ahead forward gathers; None: all.
         backward, backward_depth: when and how many units ahead backward gathers.
         limit: most units, besides the root, that are whole at once.
@@ -124,13 +124,15 @@ def fsdp(
     if reshard_after_forward:
         cap = len(blocks) if limit is None else limit
         whole = _most_whole(blocks, forward_depth, backward, backward_depth, cap)
-    return Bytes(held, held, setting.shard_state(sizes), root + whole, _gradients_peak(root, blocks, setting, overlap))
+    return Bytes(
+        held, held, setting.shard_state(sizes), root + whole, _gradients_peak(root, blocks, setting, reductions)
+    )
 
 
 def _most_whole(
     blocks: Sequence[int], forward_depth: int | None, backward: Backward, backward_depth: int | None, cap: int
 ) -> int:
-    """A unit that computes has beside it those gathered ahead. POST gathers after the free, so there they stand alone."""
+    """A unit that computes has those gathered ahead beside it. POST gathers after the free: they stand alone."""
     every = len(blocks)
     ahead = every if forward_depth is None else forward_depth
     behind = 0 if backward == "none" else every if backward_depth is None else backward_depth
@@ -146,12 +148,18 @@ def _window(sizes: Sequence[int], k: int) -> int:
     return max((sum(sizes[i : i + k]) for i in range(len(sizes) - k + 1)), default=0)
 
 
-def _gradients_peak(root: int, blocks: Sequence[int], setting: Setting, overlap: bool) -> int:
-    """Follows backward unit by unit. The root's unsharded gradient is there throughout: the head's is the first of all."""
-    peak = shards = on_the_link = 0
+def _gradients_peak(root: int, blocks: Sequence[int], setting: Setting, reductions: int | None) -> int:
+    """Follows backward. The root's unsharded gradient is there all the time, as the head's is the first of all."""
+    peak = shards = 0
+    under_way: list[int] = []
     for size in reversed(blocks):
-        peak = max(peak, root + on_the_link + size + shards)  # this unit's gradient is complete
+        peak = max(peak, root + sum(under_way) + size + shards)  # this unit's gradient is complete
+        if reductions is not None:
+            del under_way[: len(under_way) + 1 - max(1, reductions)]  # the oldest are waited for
         shards += size // setting.ranks
-        peak = max(peak, root + size + shards)  # its reduction begins, the one before is over
-        on_the_link = size if overlap else 0
-    return max(peak, root + shards + root // setting.ranks)
+        peak = max(peak, root + sum(under_way) + size + shards)  # its own reduction begins
+        if reductions != 0:
+            under_way.append(size)
+    if reductions is not None:
+        del under_way[: len(under_way) + 1 - max(1, reductions)]
+    return max(peak, root + sum(under_way) + shards + root // setting.ranks)

@@ -132,10 +132,10 @@ def _predict_fsdp(sizes: Sizes, setting: Setting, limit: int, **schedule: Any) -
 
 
 def _predict_fsdp_limit(sizes: Sizes, setting: Setting, limit: int) -> Bytes:
-    return closed_form.fsdp(sizes.units, setting, limit=limit, **_UNBOUNDED)
+    return closed_form.fsdp(sizes.units, setting, reductions=1, limit=limit, **_UNBOUNDED)
 
 
-_UNBOUNDED: dict[str, Any] = {"overlap": True, "forward_depth": None, "backward": "pre", "backward_depth": None}
+_UNBOUNDED: dict[str, Any] = {"forward_depth": None, "backward": "pre", "backward_depth": None}
 
 RUNGS: dict[str, Rung] = {
     "ddp-naive": Rung("an all-reduce per parameter, after backward", _ddp_naive, _predict_ddp),
@@ -150,12 +150,12 @@ RUNGS: dict[str, Rung] = {
     ),
     "fsdp": Rung("parameters sharded between uses", _fsdp, _predict_fsdp),
     "fsdp-overlap": Rung(
-        "communication beside compute", partial(_fsdp, schedule=OverlapSchedule), partial(_predict_fsdp, overlap=True)
+        "communication beside compute", partial(_fsdp, schedule=OverlapSchedule), partial(_predict_fsdp, reductions=1)
     ),
     "fsdp-prefetch": Rung(
         "gathers as early as the order allows",
         partial(_fsdp, schedule=partial(PrefetchSchedule, depth=None)),
-        partial(_predict_fsdp, **_UNBOUNDED),
+        partial(_predict_fsdp, reductions=None, **_UNBOUNDED),
     ),
     "fsdp-limit": Rung("at most k units gathered", _fsdp_limit, _predict_fsdp_limit),
 }

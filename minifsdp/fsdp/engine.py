@@ -14,7 +14,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
@@ -25,7 +25,7 @@ from torch.autograd import Variable
 from torch.utils._pytree import tree_leaves
 
 from minifsdp.fsdp.sync import SyncSchedule
-from minifsdp.fsdp.unit import Unit
+from minifsdp.fsdp.unit import UNSHARDED, Unit
 
 
 class Progress:
@@ -35,13 +35,13 @@ class Progress:
 
     def __init__(self, unit: Unit) -> None:
         self.unit = unit
-        self.trained = sum(leaf.requires_grad for leaf in unit.leaves)
+        self.trained = [index for index, leaf in enumerate(unit.leaves) if leaf.requires_grad]
         self.on_output: Callable[[Tensor], None]
         self.ended = False  # its post_backward has been, in the backward under way
         self.restart()
 
     def restart(self) -> None:
-        self.missing = self.trained  # leaves whose gradient is still to come
+        self.missing = set(self.trained)  # leaves whose gradient is still to come
         self.calls = 0  # calls of a unit with frozen leaves whose inputs' gradients are still to come
         self.in_backward = False
 
@@ -62,9 +62,8 @@ class Engine:
         self.progress = {unit: Progress(unit) for unit in units}
         for unit, progress in self.progress.items():
             progress.on_output = partial(self._pre_backward, progress)
-            for index, leaf in enumerate(unit.leaves):
-                if leaf.requires_grad:
-                    leaf.register_post_accumulate_grad_hook(partial(self._on_gradient, progress, index))
+            for index in progress.trained:
+                unit.leaves[index].register_post_accumulate_grad_hook(partial(self._on_gradient, progress, index))
 
     # Forward
 
@@ -72,7 +71,8 @@ class Engine:
         """The outermost forward begins. What a forward without backward has left whole is out of date."""
         if torch._C._current_graph_task_id() != -1:  # an activation checkpoint around the outermost module
             return
-        self.backward_runs = False
+        if self.backward_runs:
+            self._abandon_backward()
         for progress in self.progress.values():
             progress.restart()
             if not self.kept:
@@ -87,7 +87,7 @@ class Engine:
             self.schedule.pre_recompute(unit)
         else:
             self.schedule.pre_forward(unit)
-        if progress.trained < len(unit.leaves) and torch.is_grad_enabled():
+        if len(progress.trained) < len(unit.leaves) and torch.is_grad_enabled():
             self._watch_inputs(progress, inputs)
 
     def after(self, unit: Unit, output: Any) -> None:
@@ -98,13 +98,15 @@ class Engine:
         if self.backward_runs:
             self.schedule.free(unit)
         else:
-            self.schedule.post_forward(unit, bool(outputs) or (torch.is_grad_enabled() and progress.trained > 0))
+            self.schedule.post_forward(unit, bool(outputs) or (torch.is_grad_enabled() and bool(progress.trained)))
         for t in outputs:
             t.register_hook(progress.on_output)
 
     # Backward
 
     def _begin_backward(self) -> None:
+        if torch.is_grad_enabled():  # create_graph=True: the graph would read parameters that are freed by then
+            raise RuntimeError("FSDP does not support gradients of gradients")
         if not self.backward_runs:
             self.backward_runs = True
             Variable._execution_engine.queue_callback(self._end_backward)
@@ -117,8 +119,13 @@ class Engine:
 
     def _on_gradient(self, progress: Progress, index: int, leaf: Tensor) -> None:
         self._begin_backward()
+        if progress.unit.freed_after_forward and progress.unit.state is not UNSHARDED:
+            raise RuntimeError(
+                f"The backward of {progress.unit.name} ran without its parameters: no tensor was found in the output of "
+                "its forward to say when it begins. Return tensors in tuples, lists, dicts or dataclasses."
+            )
         progress.unit.take_gradient(index)
-        progress.missing -= 1
+        progress.missing.discard(index)
         if not progress.missing and not progress.calls:
             self._post_backward(progress)
 
@@ -136,7 +143,7 @@ class Engine:
         self.backward_runs = False
         for progress in self.progress.values():
             waits = self.sync_gradients and progress.unit.has_gradient  # perhaps since a backward inside no_sync
-            if progress.missing < progress.trained or (waits and not progress.ended):
+            if len(progress.missing) < len(progress.trained) or (waits and not progress.ended):
                 self._post_backward(progress)
         self.schedule.end_backward()
         self.kept = not self.sync_gradients
@@ -145,6 +152,15 @@ class Engine:
             progress.ended = False
             if progress.unit.reshard_after_forward or not self.kept:
                 self.schedule.free(progress.unit)
+
+    def _abandon_backward(self) -> None:
+        """The last backward raised. End it, and drop the gradients: they are of some leaves only."""
+        before, self.sync_gradients = self.sync_gradients, True
+        self._end_backward()
+        self.sync_gradients = before
+        for unit in self.progress:
+            for shard in unit.shards:
+                shard.grad = None
 
     def _watch_inputs(self, progress: Progress, inputs: Any) -> None:
         """Frozen leaves have no hook, and are read until the inputs have their gradients."""
@@ -175,5 +191,9 @@ def _tensors(tree: Any) -> Iterator[Tensor]:
     for leaf in tree_leaves(tree):
         if isinstance(leaf, Tensor):
             yield leaf
+        elif isinstance(leaf, Mapping):  # one that tree_leaves does not know, as a subclass of dict
+            yield from _tensors(list(leaf.values()))
+        elif isinstance(leaf, list | tuple | set | frozenset):
+            yield from _tensors(list(leaf))
         elif dataclasses.is_dataclass(leaf):
             yield from _tensors([getattr(leaf, field.name) for field in dataclasses.fields(leaf)])

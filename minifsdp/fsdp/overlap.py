@@ -11,6 +11,7 @@ overlap: the bubbles that remain are what prefetching closes (prefetch.py).
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
 
 from minifsdp.device import current_stream, new_stream, on_stream
@@ -19,12 +20,18 @@ from minifsdp.fsdp.unit import Unit
 
 
 class OverlapSchedule(SyncSchedule):
-    """Gathers and reductions run beside the computation; at most one reduction is under way.
+    """Gathers and reductions run beside the computation.
 
     A link carries one message at a time. When a unit's backward ends, its reduction and the next unit's gather are
     both to be issued, and the computation that follows needs the gather only: so that goes first, and the reduction
     is *due*.
+
+    Attributes:
+        reductions: how many may be under way before the host waits for the oldest and gives its buffers back; None: any
+            number, until the end of backward.
     """
+
+    reductions: int | None = 1
 
     def __init__(self, units: Sequence[Unit]) -> None:
         super().__init__(units)
@@ -32,7 +39,7 @@ class OverlapSchedule(SyncSchedule):
         self.gather_stream = new_stream(self.device, priority=-1)
         self.reduce_stream = new_stream(self.device, priority=-1)
         self.due: Unit | None = None  # its gradient is complete, its reduction not issued
-        self.reducing: Unit | None = None  # its reduction is issued and not waited for
+        self.reducing: deque[Unit] = deque()  # issued and not waited for, the oldest first
 
     def begin_forward(self) -> None:
         super().begin_forward()
@@ -51,23 +58,25 @@ class OverlapSchedule(SyncSchedule):
         self.due = unit
 
     def issue_reduction(self) -> None:
-        """Start the reduction that is due, once the one before it has given its buffers back."""
+        """Start the reduction that is due."""
         if self.due is None:
             return
-        self.finish_reduction()
-        self.reducing, self.due = self.due, None
+        while self.reductions is not None and len(self.reducing) >= self.reductions:
+            self.finish_reduction()
+        unit, self.due = self.due, None
+        self.reducing.append(unit)
         self.reduce_stream.wait_stream(current_stream(self.device))  # the gradient is computed first
         with on_stream(self.reduce_stream):
-            self.reducing.start_reduce()
+            unit.start_reduce()
 
     def finish_reduction(self) -> None:
-        if self.reducing is not None:
-            with on_stream(self.reduce_stream):
-                self.reducing.wait_reduce()
-            self.reducing = None
+        """Wait for the oldest reduction; on CUDA its stream does, and the host runs on."""
+        with on_stream(self.reduce_stream):
+            self.reducing.popleft().wait_reduce()
 
     def end_backward(self) -> None:
         self.issue_reduction()
-        self.finish_reduction()
+        while self.reducing:
+            self.finish_reduction()
         current_stream(self.device).wait_stream(self.reduce_stream)  # the optimizer reads the shards' gradients
         super().end_backward()

@@ -46,6 +46,7 @@ class PrefetchSchedule(OverlapSchedule):
     ) -> None:
         super().__init__(units)
         self.forward, self.backward, self.depth = forward, backward, depth
+        self.reductions = depth
         self.order: list[Unit] = []  # as the last forward used them
         self.seen: list[Unit] = []  # as this forward has used them so far
         self.ahead: list[Unit] = []  # those whose backward is to come, the next one last

@@ -38,21 +38,23 @@ def wrap_children(module: nn.Module, policy: WrapPolicy, wrap: Callable[[nn.Modu
     Returns:
         how many elements of parameters the new units have taken.
     """
-    done: dict[nn.Module, tuple[nn.Module, int]] = {}
+    done: dict[nn.Module, nn.Module] = {}
 
     def visit(parent: nn.Module) -> int:
-        return sum(replace(parent, name, child) for name, child in list(parent.named_children()))
+        # `_modules`, since `named_children` leaves out a module's second name.
+        return sum(replace(parent, name, child) for name, child in list(parent._modules.items()) if child is not None)
 
     def replace(parent: nn.Module, name: str, child: nn.Module) -> int:
+        taken = 0
         if child not in done:
             numel = sum(p.numel() for p in child.parameters())
-            taken = visit(child) if policy(module=child, recurse=True, nonwrapped_numel=numel) else 0
-            wrapped = child
+            if policy(module=child, recurse=True, nonwrapped_numel=numel):
+                taken = visit(child)
+            done[child] = child
             if policy(module=child, recurse=False, nonwrapped_numel=numel - taken):
-                wrapped, taken = wrap(child), numel
-            done[child] = wrapped, taken
-        setattr(parent, name, done[child][0])
-        return done[child][1]
+                done[child], taken = wrap(child), numel
+        setattr(parent, name, done[child])
+        return taken
 
     return visit(module)
 

@@ -1,0 +1,61 @@
+"""Rung 1 of DDP: one all-reduce per parameter, after backward."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from minifsdp import comm
+from minifsdp.ddp.sync import start_from_rank_0, trainable_parameters
+
+
+class NaiveDDP(nn.Module):
+    """Data parallelism: every rank holds the whole model, sees its own part of the batch, and takes the mean gradient.
+
+    Equal models that take equal steps stay equal. So the ranks begin with rank 0's parameters and buffers, and after
+    each backward the training loop calls `sync_gradients`:
+
+        ddp(x).loss.backward(); ddp.sync_gradients(); optimizer.step()
+
+    Every parameter that requires a gradient when the model is wrapped takes part in every `sync_gradients`, with a
+    gradient of zero where backward made none: a rank that left one out would wait for the others' next all-reduce
+    with its own, for ever. So afterwards no `.grad` is None, and momentum or weight decay moves even a parameter that
+    no rank has used.
+
+    Bytes: gradients 4Ψ for Ψ fp32 parameters, reduced in place; no communication buffer outlives construction.
+
+    Args:
+        module: the model, equal in shapes and dtypes on all ranks; its parameters stay where they are.
+        process_group: the ranks to average over; all of them by default.
+
+    Raises:
+        RuntimeError: no process group; no parameter requires a gradient; or the models of the ranks differ, which
+            every rank raises, with the parameter and the ranks named.
+        ValueError: an embedding makes sparse gradients.
+    """
+
+    def __init__(self, module: nn.Module, process_group: comm.Group | None = None) -> None:
+        super().__init__()
+        self.module = module
+        self.process_group = comm.world(process_group)
+        self.trainable = list(trainable_parameters(module))
+        start_from_rank_0(module, self.process_group)
+
+    def forward(self, *inputs: Any, **kwargs: Any) -> Any:
+        return self.module(*inputs, **kwargs)
+
+    @torch.no_grad()
+    def sync_gradients(self) -> None:
+        """Replace every `.grad` by its mean over the ranks, one all-reduce after the other."""
+        for grad in gradients(self.trainable):
+            comm.all_reduce(grad, self.process_group, comm.MEAN).wait()
+
+
+def gradients(params: list[nn.Parameter]) -> list[Tensor]:
+    """The `.grad` of each parameter; where there is none, it becomes zero."""
+    for p in params:
+        if p.grad is None:
+            p.grad = torch.zeros_like(p)
+    return [p.grad for p in params if p.grad is not None]

@@ -1,0 +1,201 @@
+"""Gradients that are reduced while backward still runs (torch/csrc/distributed/c10d/reducer.cpp)."""
+
+from __future__ import annotations
+
+import weakref
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from minifsdp import comm, device
+from minifsdp.ddp.bucketed import assign_buckets, bucket_views, empty_bucket
+
+
+class Bucket:
+    """Gradients that are reduced together, in one flat buffer of which each has a view in its parameter's shape.
+
+    Attributes:
+        params: the parameters, in the order in which backward is expected to reach them.
+        missing: how many of their gradients have not entered the buffer in this backward.
+    """
+
+    role: ClassVar[device.Role]
+    flat: Tensor  # [sum of the parameters' numel]
+    reduction: comm.Handle
+
+    def __init__(self, params: list[nn.Parameter]) -> None:
+        self.params = params
+        self.missing = len(params)
+        self.views: dict[nn.Parameter, Tensor] = {}
+
+    def allocate(self) -> None:
+        self.flat = empty_bucket(self.params, self.role)
+        self.views = dict(zip(self.params, bucket_views(self.flat, self.params), strict=True))
+
+    def hold(self, param: nn.Parameter) -> None:
+        """Autograd has just accumulated in this parameter's `.grad`; this backward may be a synchronised one or not."""
+
+    def fill(self, param: nn.Parameter) -> None:
+        """Let the parameter's gradient enter the buffer, as zero if there is none."""
+        view = self.views[param]
+        if param.grad is None:
+            view.zero_()
+        elif param.grad is not view:
+            view.copy_(param.grad)
+        self.missing -= 1
+
+    def reduce(self, group: comm.Group) -> None:
+        self.reduction = comm.all_reduce(self.flat, group, comm.MEAN)
+
+    def deliver(self, param: nn.Parameter) -> None:
+        """Let the parameter's `.grad` be the mean that the buffer now holds."""
+        raise NotImplementedError
+
+    def release(self) -> None:
+        """All means have been delivered: get ready for the next backward."""
+        self.missing = len(self.params)
+
+
+class StagingBucket(Bucket):
+    """A copy of the gradients, alive from the first of them in a backward until their means have been copied back."""
+
+    role = "communication"
+
+    def fill(self, param: nn.Parameter) -> None:
+        if not self.views:
+            self.allocate()
+        super().fill(param)
+
+    def deliver(self, param: nn.Parameter) -> None:
+        if param.grad is None:
+            param.grad = self.views[param].clone()
+        else:
+            param.grad.copy_(self.views[param])
+
+    def release(self) -> None:
+        super().release()
+        device.free(self.flat)
+        self.views.clear()
+
+
+class GradientBucket(Bucket):
+    """The gradients themselves: every `.grad` is a view of the buffer, which lives as long as the model."""
+
+    role = "gradients"
+
+    def __init__(self, params: list[nn.Parameter]) -> None:
+        super().__init__(params)
+        self.allocate()
+
+    def hold(self, param: nn.Parameter) -> None:
+        # Where `.grad` was None, autograd has put a tensor of its own there; where it was the view, it has added to it.
+        if param.grad is not None and param.grad is not self.views[param]:
+            self.views[param].copy_(param.grad)
+            param.grad = self.views[param]
+
+    def deliver(self, param: nn.Parameter) -> None:
+        param.grad = self.views[param]
+
+
+class Reducer:
+    """Fills buckets as backward makes gradients and starts their all-reduces, so that both run at the same time.
+
+    A bucket is launched once it is full *and* all before it have been launched. So all ranks launch in the same order,
+    in whatever order each of them makes its gradients: collectives that are called in different orders would mix up
+    buckets, or never end.
+
+    Args:
+        names: the parameters to reduce, with their names for messages.
+        cap_bytes: size at which a bucket is closed.
+        group: the ranks to average over.
+        gradient_as_bucket_view: whether the buckets are the gradients or copies of them.
+    """
+
+    cure = "Pass find_unused_parameters=True to DistributedDataParallel, or let every output of forward enter the loss."
+
+    def __init__(
+        self, names: dict[nn.Parameter, str], cap_bytes: int, group: comm.Group, gradient_as_bucket_view: bool
+    ) -> None:
+        kind = GradientBucket if gradient_as_bucket_view else StagingBucket
+        self.names = names
+        self.group = group
+        self.buckets: list[Bucket] = [kind(params) for params in assign_buckets(names, cap_bytes)]
+        self.bucket_of = {p: bucket for bucket in self.buckets for p in bucket.params}
+        self.launched = 0
+        self.expecting = False  # a backward that must be reduced is due, or under way
+        self.ready: set[nn.Parameter] = set()  # entered their bucket in this backward
+        self.used: set[nn.Parameter] = set()  # got a gradient since the last reduction
+        self._register_hooks()
+
+    def _register_hooks(self) -> None:
+        # The hooks must not keep a reducer alive whose model has been wrapped again, nor outlive it.
+        reducer = weakref.proxy(self)
+        handles = [p.register_post_accumulate_grad_hook(lambda p: reducer.on_gradient(p)) for p in self.names]
+        weakref.finalize(self, lambda: [handle.remove() for handle in handles])
+
+    def prepare(self, outputs: Any) -> None:
+        """Reduce the backward that follows a forward with these `outputs`."""
+        self.expecting = True
+
+    @torch.no_grad()
+    def on_gradient(self, param: nn.Parameter) -> None:
+        """The hook of each parameter: autograd has accumulated its gradient."""
+        if self.expecting and param in self.ready:
+            raise RuntimeError(
+                f"Expected to mark a variable ready only once. Parameter {self.names[param]} got another gradient "
+                "after its bucket had taken one: it was used outside forward or hidden in a reentrant checkpoint, or "
+                "backward ran twice over the same forward. Use parameters inside forward only, and let it return all "
+                "that the loss is made of."
+            )
+        self.bucket_of[param].hold(param)
+        self.used.add(param)
+        if self.expecting:
+            self.mark_ready(param)
+
+    @torch.no_grad()
+    def mark_ready(self, param: nn.Parameter) -> None:
+        self.ready.add(param)
+        self.bucket_of[param].fill(param)
+        while self.launched < len(self.buckets) and not self.buckets[self.launched].missing:
+            self.buckets[self.launched].reduce(self.group)
+            self.launched += 1
+        if len(self.ready) == len(self.names):
+            at_end_of_backward(self.finish)
+
+    @torch.no_grad()
+    def finish(self) -> None:
+        """Wait for the reductions, in the order in which they were launched, and deliver the means."""
+        keep = self.unused_on_all_ranks()
+        for bucket in self.buckets:
+            bucket.reduction.wait()
+            for p in bucket.params:
+                if p not in keep:
+                    bucket.deliver(p)
+            bucket.release()
+        self.expecting, self.launched = False, 0
+        self.ready.clear()
+        self.used.clear()
+
+    def unused_on_all_ranks(self) -> set[nn.Parameter]:
+        """The parameters whose `.grad` stays as it was."""
+        return set()
+
+    def check_finished(self) -> None:
+        """Make sure that no reduction is left over from the last backward.
+
+        Raises:
+            RuntimeError: it has not reached all parameters; they are named, and so is the cure.
+        """
+        if self.ready:
+            missing = ", ".join(name for p, name in self.names.items() if p not in self.ready)
+            raise RuntimeError(
+                "Expected to have finished reduction in the prior iteration before starting a new one. This error "
+                f"indicates that your module has parameters that were not used in producing loss. {self.cure} "
+                f"Parameters which did not receive grad for rank {self.group.rank()}: {missing}"
+            )
+
+
+def at_end_of_backward(callback: Any) -> None:
+    """Call `callback` when the backward that runs now has made all its gradients, before it returns to its caller."""
+    torch.autograd.Variable._execution_engine.queue_callback(callback)

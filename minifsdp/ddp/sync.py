@@ -1,0 +1,111 @@
+"""What every rung of DDP does once, before it trains: let all ranks start from rank 0's model."""
+
+from __future__ import annotations
+
+import hashlib
+from itertools import zip_longest
+
+import torch
+from torch import Tensor, nn
+
+from minifsdp import comm, device
+
+
+def trainable_parameters(module: nn.Module) -> dict[nn.Parameter, str]:
+    """The parameters that get a gradient and their names, in order of registration; a tied parameter comes once.
+
+    Raises:
+        RuntimeError: there is none, or one is not initialised yet (torch's texts).
+        ValueError: a module makes sparse gradients.
+    """
+    for name, child in module.named_modules():
+        if isinstance(child, nn.Embedding | nn.EmbeddingBag) and child.sparse:
+            raise ValueError(
+                f"{name or 'the module'} makes sparse gradients, which are not supported: use sparse=False"
+            )
+    named = dict(module.named_parameters())
+    if any(isinstance(p, nn.UninitializedParameter) for p in named.values()):
+        raise RuntimeError(
+            "Modules with uninitialized parameters can't be used with `DistributedDataParallel`. "
+            "Run a dummy forward pass to correctly initialize the modules"
+        )
+    trainable = {p: name for name, p in named.items() if p.requires_grad}
+    if not trainable:
+        raise RuntimeError(
+            "DistributedDataParallel is not needed when a module doesn't have any parameter that requires a gradient."
+        )
+    return trainable
+
+
+def start_from_rank_0(module: nn.Module, group: comm.Group, buffers: bool = True) -> None:
+    """Give every rank the values that rank 0's parameters, and its buffers unless `buffers` is False, have.
+
+    One broadcast per tensor, each through a "communication" buffer of that tensor's size, freed before the next.
+
+    Raises:
+        RuntimeError: as `check_same_on_all_ranks`, before any value has moved.
+    """
+    named: list[tuple[str, Tensor]] = [(f"parameter {name}", p) for name, p in module.named_parameters()]
+    if buffers:
+        named += [(f"buffer {name}", b) for name, b in module.named_buffers()]
+    check_same_on_all_ranks([describe(name, tensor) for name, tensor in named], named[0][1].device, group)
+    for _, tensor in named:
+        broadcast_from_rank_0([tensor], group)
+
+
+@torch.no_grad()
+def broadcast_from_rank_0(tensors: list[Tensor], group: comm.Group) -> None:
+    """`tensors`, of any shapes and dtypes, take rank 0's values: one broadcast of all their bytes.
+
+    The bytes pass through one "communication" buffer, freed at the end. Tensors that autograd has saved may be among
+    them: they are written without counting as changed, as in torch, so that two forward passes may share a backward.
+    """
+    # Wide elements first: then each part of the byte buffer begins where its dtype may begin.
+    tensors = sorted((t.data for t in tensors), key=lambda t: -t.element_size())
+    sizes = [t.numel() * t.element_size() for t in tensors]
+    staging = device.empty(sum(sizes), torch.uint8, "communication", tensors[0].device)
+    views = [part.view(t.dtype).view(t.shape) for part, t in zip(staging.split(sizes), tensors, strict=True)]
+    for view, tensor in zip(views, tensors, strict=True):
+        view.copy_(tensor)
+    comm.broadcast(staging, 0, group).wait()
+    for view, tensor in zip(views, tensors, strict=True):
+        tensor.copy_(view)
+    device.free(staging)
+
+
+def describe(name: str, tensor: Tensor) -> str:
+    """Everything about a tensor on which ranks must agree to reduce it together, in words."""
+    layout = "" if tensor.is_contiguous() else f" with strides {list(tensor.stride())}"
+    frozen = " frozen" if isinstance(tensor, nn.Parameter) and not tensor.requires_grad else ""
+    return f"{name} ({str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)}{layout}{frozen})"
+
+
+def check_same_on_all_ranks(entries: list[str], on: torch.device, group: comm.Group) -> None:
+    """Compare a list of lines between ranks: one all-reduce of three numbers as long as they are the same.
+
+    Raises:
+        RuntimeError: they differ. The same error on every rank: the first entry that differs, and who has what.
+    """
+    text = "\n".join(entries).encode()
+    digest = int.from_bytes(hashlib.sha256(text).digest()[:7])  # 7 bytes and their negative fit an int64
+    extremes = torch.tensor([digest, -digest, len(text)], device=on)
+    comm.all_reduce(extremes, group, comm.MAX).wait()
+    highest, minus_lowest, longest = extremes.tolist()
+    if highest == -minus_lowest:
+        return
+    for versions in zip_longest(*gather_lines(text.ljust(longest), on, group), fillvalue="nothing"):
+        if len(set(versions)) > 1:
+            found = "; ".join(f"{version} on {ranks_with(version, versions)}" for version in dict.fromkeys(versions))
+            raise RuntimeError(f"DDP expects same model across all ranks, but finds {found}.")
+
+
+def gather_lines(text: bytes, on: torch.device, group: comm.Group) -> list[list[str]]:
+    """Every rank's lines, in rank order; all texts must have been padded to the same length."""
+    texts = torch.empty(group.size() * len(text), dtype=torch.uint8, device=on)
+    comm.all_gather(texts, torch.tensor(list(text), dtype=torch.uint8, device=on), group).wait()
+    return [bytes(row).decode().rstrip().split("\n") for row in texts.view(group.size(), -1).tolist()]
+
+
+def ranks_with(version: str, versions: tuple[str, ...]) -> str:
+    ranks = [str(rank) for rank, other in enumerate(versions) if other == version]
+    return f"rank{'s' * (len(ranks) > 1)} {', '.join(ranks)}"

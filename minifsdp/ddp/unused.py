@@ -1,0 +1,88 @@
+"""Parameters that a forward pass left out (find_unused_parameters)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Set
+from dataclasses import fields, is_dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.graph import register_multi_grad_hook
+
+from minifsdp import comm, device
+from minifsdp.ddp.reducer import Reducer, at_end_of_backward
+
+
+class UnusedFindingReducer(Reducer):
+    """A reducer whose buckets do not wait for gradients that will not come.
+
+    Each rank finds out for itself what its own forward left out; other ranks may have used it. So such a parameter
+    takes part with the `.grad` that it has, or zero. Which parameters no rank has used is then one more all-reduce, of
+    a count per parameter: an int32 "communication" buffer, alive in `finish` only.
+    """
+
+    cure = (
+        "find_unused_parameters=True looks for tensors in lists, tuples, dicts and dataclasses: let forward return "
+        "its tensors in these."
+    )
+
+    reached: Set[nn.Parameter] = frozenset()  # by the forwards since the last reduction
+
+    def prepare(self, outputs: Any) -> None:
+        tensors = [t for t in find_tensors(outputs) if t.grad_fn is not None]
+        earlier = self.reached if self.expecting else set()
+        self.reached = earlier | parameters_behind(tensors)
+        super().prepare(outputs)
+        if tensors:
+            register_multi_grad_hook(tensors, self.on_backward, mode="any")
+
+    def on_backward(self, grad: Tensor) -> None:
+        """The hook of the outputs: backward begins. What it cannot reach is ready now, what it did not, at its end."""
+        if self.expecting:
+            at_end_of_backward(lambda: self.mark_unused(set()))
+            self.mark_unused(self.reached)
+
+    def mark_unused(self, used: Set[nn.Parameter]) -> None:
+        for p in self.names:
+            if self.expecting and p not in used and p not in self.ready:
+                self.mark_ready(p)
+
+    def unused_on_all_ranks(self) -> set[nn.Parameter]:
+        counts = device.empty(len(self.names), torch.int32, "communication", next(iter(self.names)).device)
+        counts.copy_(torch.tensor([p in self.used for p in self.names]))
+        comm.all_reduce(counts, self.group).wait()
+        unused = set()
+        if len(self.used) < len(self.names):  # reading the counts makes the host wait for the device: only if it must
+            unused = {p for p, count in zip(self.names, counts.tolist(), strict=True) if count == 0}
+        device.free(counts)
+        return unused
+
+
+def parameters_behind(tensors: Iterable[Tensor]) -> set[nn.Parameter]:
+    """The leaves that a backward from `tensors` could give a gradient, found by a walk through autograd's graph."""
+    leaves = set()
+    seen: set[Any] = {t.grad_fn for t in tensors}
+    stack = list(seen)
+    while stack:
+        node = stack.pop()
+        if node.name() == "torch::autograd::AccumulateGrad":  # where the gradient of a leaf ends up
+            leaves.add(node.variable)
+        for child, _ in node.next_functions:
+            if child is not None and child not in seen:
+                seen.add(child)
+                stack.append(child)
+    return leaves
+
+
+def find_tensors(outputs: Any) -> Iterator[Tensor]:
+    """The tensors in what a forward returned: by itself, or in lists, tuples, dicts and dataclasses."""
+    if isinstance(outputs, Tensor):
+        yield outputs
+    elif isinstance(outputs, list | tuple):
+        for item in outputs:
+            yield from find_tensors(item)
+    elif isinstance(outputs, dict):
+        yield from find_tensors(list(outputs.values()))
+    elif is_dataclass(outputs) and not isinstance(outputs, type):
+        yield from find_tensors([getattr(outputs, field.name) for field in fields(outputs)])
