@@ -21,7 +21,8 @@ from minifsdp import comm
 from minifsdp.course.intervals import length, meets, subtract, union
 from minifsdp.course.launch import launch
 from minifsdp.course.link import EmulatedLink
-from minifsdp.course.timeline import Span, overlap, read_trace, record_trace
+from minifsdp.course.timeline import Span, overlap, read_trace
+from minifsdp.course.trace import record_trace
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 

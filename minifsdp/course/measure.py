@@ -24,7 +24,8 @@ from minifsdp.course.link import EmulatedLink, parse_link
 from minifsdp.course.model import GPT
 from minifsdp.course.rungs import RUNGS, Trainee, plain
 from minifsdp.course.storages import Tag
-from minifsdp.course.timeline import overlap, read_trace, record_trace
+from minifsdp.course.timeline import overlap, read_trace
+from minifsdp.course.trace import record_trace
 
 WARM_UP = 2  # steps before one is weighed: the first makes the optimizer's state and learns the order of units
 

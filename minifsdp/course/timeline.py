@@ -1,40 +1,23 @@
-"""The timeline of a step: a Chrome trace, its lanes, and how much communication hides behind compute.
+"""The timeline of a step: a Chrome trace reduced to lanes, and how much communication hides behind compute.
 
-`record_trace` writes what torch.profiler saw of one rank, with the collectives of `minifsdp.comm` named and an emulated
-link's messages added; Perfetto (ui.perfetto.dev) opens it. `read_trace` reduces such a trace to spans in a few lanes,
-`overlap` reduces those to one number, and `plots.timeline_figure` draws them.
+`trace.record_trace` writes such a trace. `read_trace` reduces it to spans in a few lanes, `overlap` reduces those to one
+number, and `plots.timeline_figure` draws them.
 """
 
 from __future__ import annotations
 
 import json
-import os
-import re
-import tempfile
-import time
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Iterable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Iterable
 from math import inf
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
-import torch
-from torch.profiler import ProfilerActivity, profile, record_function
-
-from minifsdp import comm
 from minifsdp.course.intervals import length, meets, subtract, union
-from minifsdp.course.link import EmulatedLink, Transfer
+from minifsdp.course.trace import MIB, PHASES, RANGE
 
-PHASES = ("forward", "backward", "optimizer")
-"""What the parts of a step are called, in `torch.profiler.record_function`, to be labelled as such."""
-
-_CLOCK = "clock of the link"  # a range at whose start `time.perf_counter` was read
-_LINK_LANE = 1_000_000_000  # as a thread's number in the trace: no thread has it
-_RANGE = re.compile(r"(issue|wait) (\w+) (\S+) (\d+) B")
 _GAP = 200e-6  # seconds in which the interpreter may prepare the next operation, still computing
-_MIB = 2**20
 
 
 class Span(NamedTuple):
@@ -56,36 +39,6 @@ class Span(NamedTuple):
     @property
     def end(self) -> float:
         return self.start + self.duration
-
-
-@contextmanager
-def record_trace(path: str | Path, link: EmulatedLink | None = None) -> Iterator[None]:
-    """Profile the `with` block on this rank and write a Chrome trace to `path`; nothing if the block raises.
-
-    Each issue and each wait of a collective is a named range in it. Wrap the parts of the step in
-    `record_function("forward")` and so on (`PHASES`) to see them labelled. Starting the profiler takes about a second
-    the first time, not the same on all ranks: enter it everywhere, meet at a barrier inside, then run the step.
-
-    Args:
-        path: the file to write, whole or not at all.
-        link: the emulated link that carries the collectives, if one does; its messages get a lane of their own.
-    """
-    os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # the profiler's own messages would land among the ranks' output
-    on_cuda = torch.cuda.is_initialized()
-    activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if on_cuda else [])]
-    with profile(activities=activities) as profiler:
-        marked_at = _mark_clock()
-        comm.watchers.append(_named_range)
-        try:
-            yield
-        finally:
-            comm.watchers.remove(_named_range)
-            if on_cuda:
-                torch.cuda.synchronize()
-    trace = _exported(profiler)
-    if link is not None:
-        _add_transfers(trace, [message for message in link.transfers if message.start >= marked_at], marked_at)
-    _write_whole(Path(path), json.dumps(trace))
 
 
 def read_trace(path: str | Path) -> list[Span]:
@@ -130,54 +83,6 @@ def overlap(spans: Iterable[Span]) -> float | None:
     return (seconds - length(subtract(communication, compute))) / seconds if seconds else None
 
 
-# Writing
-
-
-def _named_range(call: comm.Call, phase: Literal["issue", "wait"]) -> AbstractContextManager[Any]:
-    """What surrounds each issue and each wait; `_RANGE` reads the name back."""
-    return record_function(f"{phase} {call.op} {call.group}#{call.order} {call.payload} B")
-
-
-def _mark_clock() -> float:
-    """Leave a range in the trace and return when it began, in seconds of `time.perf_counter`."""
-    with record_function("first range"):  # sets the profiler up, which takes milliseconds
-        pass
-    now = time.perf_counter()
-    with record_function(_CLOCK):
-        return now
-
-
-def _exported(profiler: profile) -> dict[str, Any]:
-    with tempfile.TemporaryDirectory() as directory:
-        file = Path(directory, "trace.json")
-        profiler.export_chrome_trace(str(file))
-        trace: dict[str, Any] = json.loads(file.read_text())
-        return trace
-
-
-def _add_transfers(trace: dict[str, Any], transfers: list[Transfer], marked_at: float) -> None:
-    """Add the link's messages as a thread of this process, moved from their clock (`perf_counter`) to the trace's."""
-    mark = next(event for event in trace["traceEvents"] if event["name"] == _CLOCK)
-    lane = {"pid": mark["pid"], "tid": _LINK_LANE}
-    trace["traceEvents"].append({"ph": "M", "name": "thread_name", **lane, "args": {"name": "emulated link"}})
-    for op, payload, start, end in transfers:
-        name, begin = f"{op} {payload / _MIB:.1f} MiB", mark["ts"] + (start - marked_at) * 1e6
-        message = {"ph": "X", "cat": "link", "name": name, "ts": begin, "dur": (end - start) * 1e6}
-        trace["traceEvents"].append(message | lane)
-
-
-def _write_whole(path: Path, text: str) -> None:
-    part = path.with_name(path.name + ".part")
-    try:
-        part.write_text(text)
-        part.replace(path)
-    finally:
-        part.unlink(missing_ok=True)
-
-
-# Reading
-
-
 class _Event(NamedTuple):
     category: str
     name: str
@@ -205,7 +110,7 @@ def _events(path: str | Path) -> list[_Event]:
 
 def _host_spans(events: list[_Event]) -> list[Span]:
     threads = Counter(event.thread for event in events if event.category == "cpu_op")
-    threads.update(event.thread for event in events if _RANGE.fullmatch(event.name))
+    threads.update(event.thread for event in events if RANGE.fullmatch(event.name))
     main_thread = threads.most_common(1)[0][0] if threads else None
     main = [event for event in events if event.thread == main_thread]
     carried = [event.span("communication") for event in events if event.category == "link"]
@@ -282,14 +187,14 @@ def _short(kernel: str) -> str:
 
 def _part(name: str) -> str | None:
     """`"issue"` or `"wait"`, if the range is one of a collective of `comm`."""
-    match = _RANGE.fullmatch(name)
+    match = RANGE.fullmatch(name)
     return match[1] if match else None
 
 
 def _title(name: str) -> str:
     """`wait all_gather 0#12 1048576 B` as `all_gather 1.0 MiB`."""
-    match = _RANGE.fullmatch(name)
-    return f"{match[2]} {int(match[4]) / _MIB:.1f} MiB" if match else name
+    match = RANGE.fullmatch(name)
+    return f"{match[2]} {int(match[4]) / MIB:.1f} MiB" if match else name
 
 
 def _within_phases(spans: list[Span]) -> list[Span]:

@@ -1,0 +1,19 @@
+"""ZeRO (arXiv 1910.02054): data parallelism without the redundancy, one stage at a time.
+
+Adam in fp32 keeps 4Ψ bytes of parameters, 4Ψ of gradients and 8Ψ of state on every rank of DDP, and all N ranks do the
+same update with them. But the update is element by element, so let each rank update 1 / N of the elements:
+
+    stage    sharded                    bytes per rank at rest
+    1        optimizer state            4Ψ + 4Ψ   + 8Ψ/N
+    2        and gradients              4Ψ + 4Ψ/N + 8Ψ/N
+    3        and parameters (fsdp/)    (4Ψ + 4Ψ   + 8Ψ)/N
+
+Stages 1 and 2 cost no more traffic than DDP: its all-reduce of the gradients is a reduce-scatter followed by an
+all-gather (ring.py), 2 (N - 1) / N of 4Ψ. ZeRO puts the update between the two, and gathers updated parameters instead
+of gradients (section 7.1 of the paper). The padding to a multiple of N travels too.
+"""
+
+from .stage1 import Zero1Optimizer
+from .stage2 import Zero2Optimizer
+
+__all__ = ["Zero1Optimizer", "Zero2Optimizer"]

@@ -1,0 +1,190 @@
+"""ZeRO stage 2: the gradients are sharded too, so backward reduces them as it makes them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from minifsdp import device
+from minifsdp.comm import Group
+
+from .partition import Bucket, ShardedOptimizer
+
+
+class BucketGradients:
+    """The gradients of one bucket on their way through a backward.
+
+    Attributes:
+        missing: parameters whose gradient this backward has not made.
+        waiting: parameters whose gradient is made and still in `.grad`.
+        buffer: [padded], allocated by `open` and freed by `close`; `views` are its parts in the parameters' shapes.
+    """
+
+    def __init__(self, bucket: Bucket) -> None:
+        self.bucket = bucket
+        self.buffer: Tensor | None = None
+        self.views: dict[Tensor, Tensor] = {}
+
+    def expect(self) -> None:
+        """Begin a backward."""
+        self.missing: set[Tensor] = set(self.bucket.params)
+        self.waiting: list[Tensor] = []
+
+    def arrive(self, p: Tensor) -> None:
+        if p not in self.missing:
+            raise RuntimeError(
+                f"a parameter {list(p.shape)} got two gradients in one backward, and the first may be reduced already: "
+                "if it is under torch.utils.checkpoint, pass use_reentrant=False"
+            )
+        self.missing.remove(p)
+        self.waiting.append(p)
+
+    def open(self) -> None:
+        if self.buffer is None:
+            self.buffer = self.bucket.new_gradients("gradients")
+            self.views.update(zip(self.bucket.params, self.bucket.split(self.buffer), strict=True))
+
+    def collect(self) -> None:
+        """Move the waiting gradients from `.grad` to the buffer."""
+        if self.waiting:
+            self.open()
+        for p in self.waiting:
+            assert p.grad is not None
+            self.views[p].copy_(p.grad)
+            p.grad = None
+        self.waiting.clear()
+
+    def start_reduction(self) -> None:
+        assert self.buffer is not None
+        self.reduced, self.reduction = self.bucket.start_reduction(self.buffer)
+
+    def finish_reduction(self) -> None:
+        """Wait, free the buffer, and add this rank's shard of the mean [padded / N] to `shard.grad`."""
+        self.reduction.wait()
+        self.close()
+        shard = self.bucket.shard
+        if shard.grad is None:
+            shard.grad = self.reduced
+        else:
+            shard.grad.add_(self.reduced)
+            device.free(self.reduced)
+        del self.reduced, self.reduction
+
+    def close(self) -> None:
+        if self.buffer is not None:
+            device.free(self.buffer)
+            self.buffer = None
+            self.views.clear()
+
+
+class Zero2Optimizer(ShardedOptimizer):
+    """Shards the gradients as well (arXiv 1910.02054, section 5.2).
+
+    A hook takes each gradient as soon as backward has made it, copies it into its bucket's buffer and clears `.grad`. A
+    complete bucket is reduce-scattered while backward goes on. The buckets go strictly in order, so that every rank
+    issues the same collectives; a bucket that lacks gradients (unused parameters) waits for the end of backward, and
+    zeros take their place. After backward all that is left is `shard.grad` [padded / N], the mean over the ranks, to
+    which further backwards add until `zero_grad`: accumulation holds no more, and communicates each time.
+
+    Gradient bytes: bucket b's buffer is allocated with its first gradient, and only when that of bucket b - 2 is freed;
+    one reduction is in flight, and the next waits for it and frees its buffer. So two buffers are alive at most, and
+    the peak is the maximum over b of (shard gradients 0..b) + bucket b + bucket b + 1, padding included. A gradient
+    that comes too early for its bucket waits in `.grad`: for few of them to wait, pass the parameters in the order of
+    their use, and the group with the most parameters first. A backward on top of another begins with all shards, and
+    frees each new one once it is added.
+    """
+
+    def __init__(
+        self,
+        params: Iterable[Any],
+        optimizer_class: type[torch.optim.Optimizer],
+        process_group: Group | None = None,
+        bucket_cap_mb: float = 25,
+        **defaults: Any,
+    ) -> None:
+        super().__init__(params, optimizer_class, process_group, bucket_cap_mb, **defaults)
+        self._gradients = [BucketGradients(bucket) for bucket in self.buckets]
+        self._coming: list[BucketGradients] = []  # not yet reduced in this backward; only the first two have buffers
+        self._reducing: BucketGradients | None = None
+        self._in_backward = False
+        for gradients in self._gradients:
+            for p in gradients.bucket.params:
+                p.register_post_accumulate_grad_hook(partial(self._on_gradient, gradients))
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
+        """Update this rank's shards with their gradients, all-gather the parameters. Collective.
+
+        Args:
+            closure: clears the gradients, computes the loss, calls backward and returns the loss; called once.
+
+        Returns:
+            The closure's loss.
+        """
+        loss = None if closure is None else torch.enable_grad()(closure)()
+        self.update_shards()
+        self.gather_parameters()
+        return loss
+
+    @torch.no_grad()
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Drop the shards' gradients (or zero them), and what a backward that raised has left behind."""
+        super().zero_grad(set_to_none)
+        self._finish_reduction()
+        for gradients in self._coming:
+            gradients.close()
+        self._in_backward = False
+        self.inner.zero_grad(set_to_none)
+
+    @torch.no_grad()
+    def _on_gradient(self, gradients: BucketGradients, p: Tensor) -> None:
+        """The hook: `p.grad` is complete."""
+        if not self._in_backward:
+            self._begin_backward()
+        gradients.arrive(p)
+        self._advance()
+
+    def _begin_backward(self) -> None:
+        self._in_backward = True
+        self._coming = list(self._gradients)
+        for gradients in self._coming:
+            gradients.expect()
+        torch.autograd.Variable._execution_engine.queue_callback(self._end_backward)
+
+    def _advance(self) -> None:
+        """Collect what has arrived and reduce what is complete, in bucket order, as far as two buffers go."""
+        while self._coming:
+            head, *following = self._coming[:2]
+            if any(gradients.waiting for gradients in following):  # a bucket early: then none may still be reducing
+                head.open()
+                self._finish_reduction()
+            for gradients in (head, *following):
+                gradients.collect()
+            if head.missing:
+                return
+            self._reduce(self._coming.pop(0))
+
+    @torch.no_grad()
+    def _end_backward(self) -> None:
+        """Reduce what is left, zeros where no gradient came, and wait for everything."""
+        while self._coming:
+            head = self._coming.pop(0)
+            head.open()
+            head.collect()
+            self._reduce(head)
+        self._finish_reduction()
+        self._in_backward = False
+
+    def _reduce(self, gradients: BucketGradients) -> None:
+        self._finish_reduction()
+        gradients.start_reduction()
+        self._reducing = gradients
+
+    def _finish_reduction(self) -> None:
+        if self._reducing is not None:
+            self._reducing.finish_reduction()
+            self._reducing = None
