@@ -1,7 +1,7 @@
 """The timeline of a step: a Chrome trace reduced to lanes, and how much communication hides behind compute.
 
-`trace.record_trace` writes such a trace. `read_trace` reduces it to spans in a few lanes, `overlap` reduces those to one
-number, and `plots.timeline_figure` draws them.
+`trace.record_trace` writes such a trace. `read_trace` reduces it to spans in a few lanes, `overlap` reduces those to
+one number, and `plots.timeline_figure` draws them.
 """
 
 from __future__ import annotations

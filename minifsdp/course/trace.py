@@ -1,4 +1,4 @@
-"""A Chrome trace of one rank's step: what torch.profiler saw, with the collectives named and an emulated link's messages.
+"""A Chrome trace of one rank's step: what torch.profiler saw, the collectives named, an emulated link's messages added.
 
 Perfetto (ui.perfetto.dev) opens it; timeline.py reads it.
 """
