@@ -1,1 +1,48 @@
-"""minifsdp: DDP, ZeRO and FSDP built one small step at a time."""
+"""minifsdp: DDP, ZeRO and FSDP built one small step at a time, on real process groups, with every byte measured.
+
+The public names are imported when they are first asked for, so that `minifsdp.course.closed_form` needs no torch.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from minifsdp.ddp import BucketedDDP, DistributedDataParallel, NaiveDDP
+    from minifsdp.flat_param import FlatParameter
+    from minifsdp.fsdp import (
+        BackwardPrefetch,
+        FullyShardedDataParallel,
+        ModuleWrapPolicy,
+        OverlapSchedule,
+        PrefetchSchedule,
+        RateLimitedSchedule,
+        ShardingStrategy,
+        SyncSchedule,
+    )
+    from minifsdp.zero import Zero1Optimizer, Zero2Optimizer
+
+__all__ = [
+    "BackwardPrefetch",
+    "BucketedDDP",
+    "DistributedDataParallel",
+    "FlatParameter",
+    "FullyShardedDataParallel",
+    "ModuleWrapPolicy",
+    "NaiveDDP",
+    "OverlapSchedule",
+    "PrefetchSchedule",
+    "RateLimitedSchedule",
+    "ShardingStrategy",
+    "SyncSchedule",
+    "Zero1Optimizer",
+    "Zero2Optimizer",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name in __all__:
+        for module in ("fsdp", "ddp", "zero", "flat_param"):
+            found = getattr(import_module(f"minifsdp.{module}"), name, None)
+            if found is not None:
+                return found
+    raise AttributeError(f"module 'minifsdp' has no attribute {name!r}")

@@ -1,6 +1,8 @@
 """The two floors: what is taught knows nothing of what serves the course, and stays short."""
 
 import ast
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -55,3 +57,15 @@ def test_the_walk_would_find_a_break():
     """The checks above look at real files and see relative imports."""
     assert len(UPSTAIRS) > 15
     assert "minifsdp.course.launch.launch" in imports(PACKAGE / "course" / "ladder.py")
+
+
+def test_closed_form_needs_no_torch():
+    check = "import sys, minifsdp.course.closed_form; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", check], check=False).returncode == 0
+
+
+def test_public_names_are_there():
+    for public in minifsdp.__all__:
+        assert getattr(minifsdp, public).__module__.startswith("minifsdp.")
+    with pytest.raises(AttributeError, match="no attribute 'FSDP3'"):
+        _ = minifsdp.FSDP3
