@@ -1,0 +1,140 @@
+"""What went wrong in a rank, said briefly: the cause first, its line, and nothing of the launcher's own frames."""
+
+import enum
+import linecache
+import os
+import re
+import sys
+import sysconfig
+import time
+import traceback
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+_OURS = str(Path(__file__).parent) + os.sep
+_LIBRARIES = ("<frozen", *{sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")})
+_LOST_PEER = re.compile(
+    r"connection (was )?(closed|reset|refused)|broken pipe|remote process exited|communicator was aborted",
+    re.IGNORECASE,
+)
+_DUMPED_FRAME = re.compile(r'^  File "(.*)", line (\d+) in (.*)$', re.MULTILINE)
+
+
+class RankError(RuntimeError):
+    """One or more ranks failed, died or did not answer; the message names the rank that caused it.
+
+    Attributes:
+        failures: rank -> its traceback (or stack, if it was stuck), the cause first, its consequences after it.
+    """
+
+    def __init__(self, message: str, failures: dict[int, str]) -> None:
+        super().__init__(message, failures)
+        self.failures = failures
+        for rank, text in failures.items():
+            self.add_note(f"{f' rank {rank} ':-^60}\n{text.rstrip()}")
+
+    def __str__(self) -> str:
+        return str(self.args[0])
+
+    def _render_traceback_(self) -> list[str]:
+        """IPython shows this in place of the frames between the cell and the launcher."""
+        return [line for note in self.__notes__ for line in note.splitlines()] + [f"RankError: {self}"]
+
+
+class Kind(enum.IntEnum):
+    """Sorted by how likely it is the cause: a rank that dies takes its peers' connections with it, an exception
+    does not (that rank stays until the parent ends it), and a lost connection is always somebody else's doing."""
+
+    DIED = 0
+    RAISED = 1
+    LOST_PEER = 2
+
+
+@dataclass(frozen=True)
+class Failure:
+    """Why one rank has no result. `when` orders the failures of one kind (seconds, or a count)."""
+
+    rank: int
+    kind: Kind
+    headline: str
+    text: str
+    where: tuple[str, int] | None = None
+    when: float = field(default_factory=time.monotonic)
+
+    @classmethod
+    def of(cls, error: BaseException, rank: int) -> "Failure":
+        """The failure of a rank that raised `error`, its traceback without the launcher's frames."""
+        told = traceback.TracebackException.from_exception(error)
+        frames = [frame for frame in told.stack if not frame.filename.startswith(_OURS)]
+        told.stack = traceback.StackSummary.from_list(frames)
+        written = [frame for frame in frames if not frame.filename.startswith(_LIBRARIES)] or frames
+        where = (written[-1].filename, written[-1].lineno or 0) if written else None
+        headline = _headline(error)
+        lost_peer = isinstance(error, (RuntimeError, OSError)) and _LOST_PEER.search(headline)
+        return cls(rank, Kind.LOST_PEER if lost_peer else Kind.RAISED, headline, "".join(told.format()), where)
+
+
+def _headline(error: BaseException) -> str:
+    try:
+        message = str(error).strip().partition("\n")[0]
+    except Exception:
+        message = "(its message cannot be shown)"
+    return f"{type(error).__name__}: {message}".removesuffix(": ")
+
+
+def rank_error(failures: list[Failure]) -> RankError:
+    """The error to raise for these failures, the most likely cause first."""
+    failures = sorted(failures, key=lambda failure: (failure.kind, failure.when))
+    first = failures[0]
+    alike = [failure for failure in failures if (failure.kind, failure.headline) == (first.kind, first.headline)]
+    cause = min(alike, key=lambda failure: failure.rank)  # the same slip on every rank: no race for the blame
+    failures.sort(key=lambda failure: failure is not cause)
+    where = f" ({cause.where[0]}:{cause.where[1]})" if cause.where else ""
+    return RankError(
+        name_cells(f"rank {cause.rank} failed: {cause.headline}{where}"),
+        {failure.rank: name_cells(failure.text) for failure in failures},
+    )
+
+
+def stuck_stack(dump: str) -> str:
+    """The user's frames, innermost first and with their source, from what faulthandler wrote for one process."""
+    stacks: list[list[tuple[str, int, str]]] = []
+    for section in dump.split("(most recent call first):\n"):
+        frames = [(name, int(line), function) for name, line, function in _DUMPED_FRAME.findall(section)]
+        ours = [name.startswith(_OURS) for name, _, _ in frames]
+        if any(ours):  # the rank's main thread: leave out the launcher and what started it
+            stacks.insert(0, frames[: _last_user_frame(frames)])
+        elif any(not name.startswith(_LIBRARIES) for name, _, _ in frames):
+            stacks.append(frames)
+    shown = [
+        "".join(_format_frame(*frame) for frame in frames if not frame[0].startswith(_OURS))
+        for frames in stacks
+        if frames
+    ]
+    return name_cells("another thread:\n".join(shown)) or "(not inside fn)\n"
+
+
+def _last_user_frame(frames: list[tuple[str, int, str]]) -> int:
+    """Index of the launcher's `call_user`, the frame around the user's function (0 if it is not there)."""
+    return next(
+        (i for i, (name, _, function) in enumerate(frames) if function == "call_user" and name.startswith(_OURS)), 0
+    )
+
+
+def _format_frame(filename: str, line: int, function: str) -> str:
+    source = linecache.getline(filename, line).strip()
+    return f'  File "{filename}", line {line}, in {function}\n' + (f"    {source}\n" if source else "")
+
+
+def name_cells(text: str) -> str:
+    """Call notebook cells `Cell In[5]`, as IPython's own tracebacks do, not by the files that they pretend to be."""
+    ipython: Any = sys.modules.get("IPython")
+    shell = ipython.get_ipython() if ipython is not None else None
+    if shell is not None:
+        for filename in linecache.cache:
+            name = shell.compile.format_code_name(filename)
+            if name and filename in text:
+                cell = " ".join(name)
+                text = text.replace(f'File "{filename}"', cell).replace(filename, cell)
+    return text

@@ -1,0 +1,41 @@
+"""One rank in the caller's own process: slow-motion debugging with `breakpoint()` over a real process group."""
+
+import os
+import tempfile
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import torch.distributed as dist
+from torch.distributed import FileStore  # type: ignore[attr-defined]
+
+from minifsdp.course.launch.group import check_gpus, join_group, use_loopback
+from minifsdp.course.launch.inside import call_user
+
+T = TypeVar("T")
+
+
+def run_inline(
+    fn: Callable[..., T],
+    args: tuple[Any, ...],
+    timeout: float,
+    backend: str | None,
+    on_report: Callable[[int, Any], None] | None,
+) -> list[T]:
+    """`[fn(*args)]` in this process, inside a one-rank process group that is destroyed afterwards.
+
+    Exceptions arrive as they are, so that a post-mortem debugger finds their frames.
+
+    Raises:
+        ValueError: a process group is initialised already.
+    """
+    if dist.is_initialized():
+        raise ValueError("inline needs this process to itself: call torch.distributed.destroy_process_group() first")
+    check_gpus(backend, 1)
+    use_loopback()
+    with tempfile.TemporaryDirectory(prefix="minifsdp-") as directory:
+        join_group(FileStore(os.path.join(directory, "store"), 1), 0, 1, timeout, backend, 0, 1)
+        try:
+            return [call_user(fn, args, lambda obj: on_report(0, obj) if on_report else None)]
+        finally:
+            if dist.is_initialized():
+                dist.destroy_process_group()

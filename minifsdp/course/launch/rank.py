@@ -1,0 +1,150 @@
+"""The life of one rank: a process that `local` started to run the user's function once."""
+
+import contextlib
+import ctypes
+import datetime
+import faulthandler
+import fcntl
+import linecache
+import os
+import pickle
+import signal
+import sys
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from multiprocessing import current_process, set_start_method
+from multiprocessing.connection import Connection
+from types import FunctionType
+from typing import Any
+
+import cloudpickle
+from torch.distributed import FileStore  # type: ignore[attr-defined]
+
+from minifsdp.course.launch.errors import Failure
+from minifsdp.course.launch.group import join_group, share_cores, use_loopback
+from minifsdp.course.launch.inside import become_rank, call_user, pack_result
+
+_START_LIMIT = datetime.timedelta(seconds=300)  # the parent gives up on a rank that does not start before this
+_F_SETSIG = 10  # fcntl(2), Linux: which signal announces that a file descriptor became readable
+
+
+@dataclass(frozen=True)
+class Task:
+    """All that a rank is told. `payload` is the pickled `(fn, args)`, `sources` the lines of in-memory files."""
+
+    rank: int
+    world_size: int
+    directory: str
+    payload: bytes
+    environ: dict[str, str]
+    sources: dict[str, list[str]]
+    group_timeout: float
+    backend: str | None
+    wants_reports: bool
+    start_method: str | None
+
+    def path(self, kind: str) -> str:
+        """File of this rank in the launch's directory; kinds are output, stack and result."""
+        return os.path.join(self.directory, f"{kind}{self.rank}")
+
+
+def run_rank(task: Task, pipe: "Connection[Any, Any]", lifeline: "Connection[Any, Any]") -> None:
+    """Run the task, tell the parent over `pipe` how it went, then wait to be ended.
+
+    Messages: `("ready", None)`, `("report", bytes)`, and one of `("result", None)`, `("failure", Failure)`.
+    """
+    os.setsid()  # own session and process group: no Ctrl-C, no terminal, and children that end with the rank
+    _end_with_parent(lifeline)
+    _capture_output(task)
+    _adopt_surroundings(task)
+    lock = threading.Lock()
+
+    def tell(kind: str, content: Any = None) -> None:
+        with lock:
+            pipe.send((kind, content))
+
+    def deliver(obj: Any) -> None:
+        if task.wants_reports:
+            tell("report", cloudpickle.dumps(obj))
+
+    try:
+        fn, args = _load_function(task.payload)
+        _join(task)
+        tell("ready")
+        result = pack_result(call_user(fn, args, deliver))
+        with open(task.path("result"), "wb") as file:  # by the pipe, the parent could wait on a half-sent message
+            file.write(result)
+        outcome: tuple[str, Failure | None] = ("result", None)
+    except BaseException as error:
+        outcome = ("failure", Failure.of(error, task.rank))
+    sys.stdout.flush()
+    sys.stderr.flush()
+    ctypes.CDLL(None).fflush(None)  # what C and C++ code printed: this process ends by a signal, without any flush
+    tell(*outcome)
+    # A rank that left now would turn the others' deadlock into "connection closed", so it stays until the parent
+    # has heard of everyone and ends them all.
+    while True:
+        signal.pause()
+
+
+def _end_with_parent(lifeline: "Connection[Any, Any]") -> None:
+    """End this rank and its children when the parent, the only one to hold the other end of `lifeline`, is gone.
+
+    A waiting thread does it, unless C code holds the GIL; on Linux the kernel sends the signal and needs no thread.
+    """
+
+    def wait_and_end() -> None:
+        os.read(lifeline.fileno(), 1)  # nothing is ever written, so this returns when the other end closes
+        os.killpg(0, signal.SIGKILL)
+
+    threading.Thread(target=wait_and_end, daemon=True).start()
+    if sys.platform == "linux":
+        with contextlib.suppress(OSError):  # a sandbox may know nothing of it
+            fcntl.fcntl(lifeline, _F_SETSIG, signal.SIGKILL)
+            fcntl.fcntl(lifeline, fcntl.F_SETOWN, -os.getpgrp())
+            fcntl.fcntl(lifeline, fcntl.F_SETFL, os.O_ASYNC)
+
+
+def _capture_output(task: Task) -> None:
+    """File descriptors 1 and 2 (C++ output too) go to one file per rank; SIGUSR1 writes every thread's stack."""
+    null = os.open(os.devnull, os.O_RDONLY)
+    output = os.open(task.path("output"), os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    for source, target in ((null, 0), (output, 1), (output, 2)):
+        os.dup2(source, target)
+    sys.stdout = open(1, "w", buffering=1, encoding="utf-8", errors="backslashreplace", closefd=False)  # noqa: SIM115
+    sys.stderr = open(2, "w", buffering=1, encoding="utf-8", errors="backslashreplace", closefd=False)  # noqa: SIM115
+    faulthandler.enable(2)
+    faulthandler.register(signal.SIGUSR1, file=os.open(task.path("stack"), os.O_WRONLY | os.O_CREAT), all_threads=True)
+
+
+def _adopt_surroundings(task: Task) -> None:
+    """Environment and cell sources of the parent as they were at the call (multiprocessing brings sys.path)."""
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+    os.environ.clear()
+    os.environ.update(task.environ)
+    rank, size = str(task.rank), str(task.world_size)
+    os.environ.update(RANK=rank, LOCAL_RANK=rank, WORLD_SIZE=size, LOCAL_WORLD_SIZE=size)
+    for name, lines in task.sources.items():
+        linecache.cache[name] = (sum(map(len, lines)), None, lines, name)
+    current_process().daemon = False  # a daemon of the parent, but one that may have children, such as data loaders,
+    set_start_method(task.start_method, force=True)  # which start as they would in the parent, not like the ranks
+    become_rank()
+
+
+def _load_function(payload: bytes) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+    fn, args = pickle.loads(payload)
+    if isinstance(fn, FunctionType) and fn.__module__ == "__main__":
+        # Its classes and functions can then be found by plain pickle, as in torch.save and all_gather_object.
+        vars(sys.modules["__main__"]).update(fn.__globals__)
+    return fn, args
+
+
+def _join(task: Task) -> None:
+    share_cores(task.world_size)
+    use_loopback()
+    store = FileStore(os.path.join(task.directory, "store"), task.world_size)
+    # Ranks may come up seconds apart; the group's own time-out must not count that.
+    store.set(f"up{task.rank}", "")
+    store.wait([f"up{rank}" for rank in range(task.world_size)], _START_LIMIT)
+    join_group(store, task.rank, task.world_size, task.group_timeout, task.backend, task.rank, task.world_size)

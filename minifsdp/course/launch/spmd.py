@@ -1,0 +1,232 @@
+"""Plain SPMD: torchrun or srun started the ranks, and all of them call `launch` in the same order.
+
+Nothing is started. The ranks tell one another over the rendezvous store who has failed, or with what result: a process
+group is no help once one rank has left the others alone in a collective.
+"""
+
+import atexit
+import contextlib
+import dataclasses
+import datetime
+import faulthandler
+import gc
+import os
+import pickle
+import socket
+import stat
+import sys
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch.distributed as dist
+from torch.distributed import PrefixStore, Store  # type: ignore[attr-defined]
+from torch.distributed.rendezvous import rendezvous
+
+from minifsdp.course.launch.errors import Failure, RankError, rank_error
+from minifsdp.course.launch.group import check_gpus, join_group, use_loopback
+from minifsdp.course.launch.inside import call_user, pack_result
+
+_CONNECT_LIMIT = datetime.timedelta(seconds=300)
+_ANSWER_SLACK = 5.0  # seconds after the time-out in which a rank whose collective timed out can still say so
+_EXIT_SLACK = 10.0  # seconds after the time-out at which a rank that is stuck elsewhere ends its process
+_CHUNK = 1 << 20  # bytes per stored value: a TCPStore refuses values above a few MiB
+
+
+@dataclasses.dataclass
+class _World:
+    """What lasts from launch to launch. `group` tells what the default process group was made for (None: not by us),
+    `sockets` which connections it opened."""
+
+    store: Store
+    rank: int
+    size: int
+    local_rank: int
+    local_size: int
+    launches: int = 0
+    group: tuple[int, str | None, float] | None = None
+    sockets: set[tuple[int, int]] = dataclasses.field(default_factory=set)
+
+
+_world: _World | None = None
+
+
+def run_spmd(
+    fn: Callable[..., Any],
+    world_size: int,
+    args: tuple[Any, ...],
+    timeout: float,
+    backend: str | None,
+    on_report: Callable[[int, Any], None] | None,
+) -> list[Any]:
+    """`launch` in a process that is a rank already; arguments, result and errors as there.
+
+    The first `world_size` ranks run `fn`, the surplus ranks wait; all of them return the same list or raise the same
+    error. A rank stuck outside any collective writes its stack to stderr and exits, `_EXIT_SLACK` after the time-out.
+    """
+    world = _connect(world_size)
+    check_gpus(backend, min(world_size, world.local_size))
+    if dist.is_initialized() and world.group is None and dist.get_world_size() != world_size:
+        raise ValueError(
+            f"launch asks for {world_size} ranks, but this script initialised a process group of"
+            f" {dist.get_world_size()}: leave that to launch"
+        )
+    world.launches += 1
+    store = PrefixStore(f"minifsdp/launch{world.launches}", world.store)
+    deadline = time.monotonic() + timeout + _ANSWER_SLACK
+    try:
+        if world.rank < world_size:
+            deliver = (lambda obj: on_report(0, obj)) if on_report and world.rank == 0 else (lambda obj: None)
+            _take_part(world, store, fn, args, (world_size, backend, timeout), deliver)
+        else:
+            _leave_group(world)
+        return _answers(store, world_size, deadline)
+    except RankError:
+        _leave_group(world)  # on every rank: the next launch must not meet ranks that still use the broken group
+        raise
+    finally:
+        store.add("left", 1)
+        if world.rank == 0:  # which may be the one that serves the store
+            _await_count(store, "left", world.size, deadline)
+
+
+def _connect(world_size: int) -> _World:
+    """Meet the other ranks at MASTER_ADDR, once per process."""
+    global _world
+    rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    if size < world_size:
+        script = os.path.basename(sys.argv[0]) or "script.py"
+        raise ValueError(
+            f"launch asks for {world_size} ranks, but this job has {size}:"
+            f" start it with torchrun --nproc-per-node {world_size} {script}"
+        )
+    if _world is None:
+        if not {"MASTER_ADDR", "MASTER_PORT"} <= os.environ.keys():
+            raise ValueError(
+                "RANK and WORLD_SIZE are set, but MASTER_ADDR or MASTER_PORT is not: use torchrun, or unset RANK"
+            )
+        local_rank = int(os.environ.get("LOCAL_RANK") or os.environ.get("SLURM_LOCALID") or rank)
+        local_size = int(os.environ.get("LOCAL_WORLD_SIZE") or os.environ.get("SLURM_NTASKS_PER_NODE") or size)
+        if local_size == size:
+            use_loopback()
+        store, _, _ = next(rendezvous("env://", timeout=_CONNECT_LIMIT))
+        _world = _World(store, rank, size, local_rank, local_size)
+        atexit.register(_leave_group, _world)
+    return _world
+
+
+def _take_part(
+    world: _World,
+    store: Store,
+    fn: Callable[..., Any],
+    args: tuple[Any, ...],
+    group: tuple[int, str | None, float],
+    deliver: Callable[[Any], None],
+) -> None:
+    """Run `fn` as one of the first ranks and put its result, or its failure, into the store."""
+    before = _sockets()
+    faulthandler.dump_traceback_later(group[2] + _EXIT_SLACK, exit=True, file=2)
+    try:
+        _join_group(world, store, group)
+        kind, content = "result", pack_result(call_user(fn, args, deliver))
+    except (Exception, SystemExit) as error:
+        order = store.add("failed", 1)  # the first to count is the cause
+        failure = dataclasses.replace(Failure.of(error, world.rank), when=float(order))
+        kind, content = "failure", pickle.dumps(failure)
+    finally:
+        faulthandler.cancel_dump_traceback_later()
+    if kind == "failure":
+        # The others may be waiting for this rank in a collective: closing the connections wakes them. Destroying the
+        # group would not do while anything refers to it or a collective is pending.
+        _hang_up(world.sockets | (_sockets() - before))
+        _leave_group(world)
+    _put(store, f"{kind}{world.rank}", content)
+    store.set(f"answer{world.rank}", kind)
+    store.add("answers", 1)
+
+
+def _join_group(world: _World, store: Store, group: tuple[int, str | None, float]) -> None:
+    """Make the default process group the one asked for: reuse it, or destroy it and make the new one."""
+    if dist.is_initialized() and world.group in (None, group):
+        return
+    _leave_group(world)
+    world.group = group
+    size, backend, timeout = group
+    before = _sockets()
+    try:
+        join_group(
+            PrefixStore("group", store),
+            world.rank,
+            size,
+            timeout,
+            backend,
+            world.local_rank,
+            min(size, world.local_size),
+        )
+    finally:
+        world.sockets = _sockets() - before
+        # Nobody goes on, perhaps to fail and to hang up, while others are still connecting.
+        store.add("joined", 1)
+        _await_count(store, "joined", size, time.monotonic() + timeout)
+
+
+def _leave_group(world: _World) -> None:
+    """Destroy the default process group, if there is one."""
+    world.group = None
+    if dist.is_initialized():
+        gc.collect()
+        # In a thread, because gloo first waits for collectives that are pending and may never end.
+        destroying = threading.Thread(target=dist.destroy_process_group, daemon=True)
+        destroying.start()
+        destroying.join(2.0)
+
+
+def _answers(store: Store, world_size: int, deadline: float) -> list[Any]:
+    """Wait until each of the `world_size` ranks has answered. Returns their results, or raises their failures."""
+    _await_count(store, "answers", world_size, deadline)
+    kinds = {rank: store.get(f"answer{rank}") for rank in range(world_size) if store.check([f"answer{rank}"])}
+    failures = [_get(store, f"failure{rank}") for rank, kind in kinds.items() if kind == b"failure"]
+    if failures:
+        raise rank_error(failures)
+    silent = [rank for rank in range(world_size) if rank not in kinds]
+    if silent:
+        names = ", ".join(map(str, silent))
+        raise RankError(f"no answer from rank(s) {names} in time", dict.fromkeys(silent, "no answer"))
+    return [_get(store, f"result{rank}") for rank in range(world_size)]
+
+
+def _await_count(store: Store, counter: str, count: int, deadline: float) -> None:
+    """Wait until the ranks have counted up to `count`, or until the deadline."""
+    while store.add(counter, 0) < count and time.monotonic() < deadline:
+        time.sleep(0.01)
+
+
+def _put(store: Store, key: str, content: bytes) -> None:
+    chunks = [content[start : start + _CHUNK] for start in range(0, len(content), _CHUNK)]
+    for index, chunk in enumerate(chunks):
+        store.set(f"{key}/{index}", chunk)  # type: ignore[arg-type]  # it takes bytes as well
+    store.set(key, str(len(chunks)))
+
+
+def _get(store: Store, key: str) -> Any:
+    return pickle.loads(b"".join(store.get(f"{key}/{index}") for index in range(int(store.get(key)))))
+
+
+def _sockets() -> set[tuple[int, int]]:
+    """The sockets that this process has open, as (file descriptor, inode)."""
+    found = set()
+    for name in os.listdir("/dev/fd"):
+        with contextlib.suppress(OSError):  # the descriptor that listed the folder is closed again
+            status = os.fstat(int(name))
+            if stat.S_ISSOCK(status.st_mode):
+                found.add((int(name), status.st_ino))
+    return found
+
+
+def _hang_up(sockets: set[tuple[int, int]]) -> None:
+    """End those of the TCP connections that are still open; to the peer it looks as if this process had died."""
+    for descriptor, _ in sockets & _sockets():
+        with contextlib.suppress(OSError), socket.socket(fileno=os.dup(descriptor)) as connection:
+            if connection.family in (socket.AF_INET, socket.AF_INET6) and connection.getpeername():  # not a listener
+                connection.shutdown(socket.SHUT_RDWR)

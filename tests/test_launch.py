@@ -1,0 +1,482 @@
+"""`launch`: results, output, failures, time-outs, and that nothing is left behind, whatever ends whom."""
+
+import contextlib
+import ctypes
+import json
+import linecache
+import os
+import pdb
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+import torch
+import torch.distributed as dist
+from torch.utils.data import DataLoader, Dataset
+
+from minifsdp.course.launch import RankError, launch, local, report, start
+
+LAUNCHER = str(Path(local.__file__).parent)
+
+
+@pytest.fixture(autouse=True)
+def _no_process_left() -> Iterator[None]:
+    """Of our children only multiprocessing's two servers may outlive a launch, and they have no children."""
+    yield
+    left = []
+    for child in psutil.Process().children(recursive=True):
+        with contextlib.suppress(psutil.NoSuchProcess):
+            if child.ppid() != os.getpid() or "multiprocessing." not in " ".join(child.cmdline()):
+                left.append(child)
+    assert not left
+
+
+def failure(fn: Callable[..., Any], *args: Any, world_size: int = 2, **options: Any) -> RankError:
+    with pytest.raises(RankError) as caught:
+        launch(fn, world_size, *args, **options)
+    assert LAUNCHER not in "".join(caught.value.failures.values()), "frames of the launcher are shown"
+    return caught.value
+
+
+# Inside a rank
+
+
+def test_ranks_see_group_arguments_environment_and_path(monkeypatch: Any, tmp_path: Path) -> None:
+    (tmp_path / "made_just_now.py").write_text("WORD = 'found'")
+    launch(int, 1)  # whatever the fork server remembers, it remembers from before the changes
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setenv("JUST_SET", "yes")
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+
+    def look(word: str) -> dict[str, Any]:
+        import made_just_now
+
+        total = torch.tensor(float(dist.get_rank()))
+        dist.all_reduce(total)
+        names = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "JUST_SET")
+        return {
+            "arguments": word + made_just_now.WORD,
+            "environ": [os.environ[name] for name in names],
+            "group": (dist.get_backend(), dist.get_rank(), dist.get_world_size(), total.item()),
+            "threads": torch.get_num_threads(),
+            "initialised cuda": torch.cuda.is_initialized() or torch.cuda._is_in_bad_fork(),
+        }
+
+    seen = launch(look, 3, "word ", backend="gloo")
+    for rank, view in enumerate(seen):
+        assert view == {
+            "arguments": "word found",
+            "environ": [str(rank), str(rank), "3", "yes"],
+            "group": ("gloo", rank, 3, 3.0),
+            "threads": max(1, len(os.sched_getaffinity(0)) // 3) if sys.platform == "linux" else view["threads"],
+            "initialised cuda": False,
+        }
+    monkeypatch.setenv("OMP_NUM_THREADS", "3")
+    assert launch(torch.get_num_threads, 1) == [3]
+
+
+def test_preloading_does_not_ask_for_cuda() -> None:
+    script = f"""
+        import torch
+        def forbidden(*args): raise AssertionError("cuda")
+        torch.cuda.is_available = torch.cuda.device_count = torch.cuda._lazy_init = forbidden
+        for name in {start.PRELOAD}: __import__(name)
+        import minifsdp.course.launch.rank
+    """
+    subprocess.run([sys.executable, "-c", textwrap.dedent(script)], check=True, timeout=60)
+
+
+def test_reports_arrive_while_ranks_run(tmp_path: Path) -> None:
+    heard = []
+
+    def on_report(rank: int, obj: Any) -> None:
+        heard.append((rank, obj))
+        (tmp_path / str(rank)).touch()
+
+    def wait_to_be_heard() -> None:
+        report({"step": 1})
+        while not (tmp_path / os.environ["RANK"]).exists():
+            time.sleep(0.01)
+
+    assert launch(wait_to_be_heard, 2, on_report=on_report) == [None, None]
+    assert sorted(heard, key=str) == [(0, {"step": 1}), (1, {"step": 1})]
+    launch(lambda: report("nobody listens"), 1)
+    with pytest.raises(RuntimeError, match="inside a function that launch runs"):
+        report(1)
+
+
+def test_output_of_python_and_c_is_shown_in_rank_order(capsys: Any) -> None:
+    def chatter() -> None:
+        time.sleep(0.2 * (1 - dist.get_rank()))  # rank 1 is first
+        print("python")
+        print("error", file=sys.stderr)
+        os.system("echo child")
+        print("10 %\r20 %\r", end="\n")
+        ctypes.CDLL(None).printf(b"left in the buffer of C\n")
+        if dist.get_rank() == 1:
+            raise KeyError("and after a failure too")
+
+    failure(chatter)
+    lines = ["python", "error", "child", "20 %", "left in the buffer of C"]
+    assert capsys.readouterr().out.splitlines() == [f"[rank {rank}] {line}" for rank in (0, 1) for line in lines]
+
+
+class Squares(Dataset[int]):
+    def __len__(self) -> int:
+        return 4
+
+    def __getitem__(self, index: int) -> int:
+        return index**2
+
+
+def test_ranks_may_have_children_which_end_with_them() -> None:
+    def load() -> tuple[list[int], int]:
+        batches = iter(DataLoader(Squares(), batch_size=4, num_workers=1, persistent_workers=True))
+        child = subprocess.Popen(["sleep", "1000"])
+        return next(batches).tolist(), child.pid
+
+    for batch, child in launch(load, 2):
+        assert batch == [0, 1, 4, 9]
+        deadline = time.monotonic() + 3
+        while psutil.pid_exists(child) and psutil.Process(child).status() != psutil.STATUS_ZOMBIE:
+            assert time.monotonic() < deadline, "a rank's child outlived the launch"
+
+
+def test_breakpoints_and_input_advise_instead_of_waiting(capsys: Any) -> None:
+    def stop() -> str:
+        breakpoint()
+        pdb.set_trace()
+        return "went on"
+
+    assert launch(stop, 1) == ["went on"]
+    assert "launch(fn, 1, inline=True)" in (line := capsys.readouterr().out)
+    assert line.count("\n") == 1
+    assert __file__ in line
+    assert "launch(fn, 1, inline=True)" in str(failure(lambda: input("? "), world_size=1))
+    assert "call fn directly" in str(failure(launch, stop, world_size=1))
+
+
+def test_inline_runs_here_with_a_real_group_and_a_real_debugger(monkeypatch: Any) -> None:
+    stopped, heard = [], []
+    monkeypatch.setattr(sys, "breakpointhook", lambda: stopped.append(sys._getframe(1).f_code.co_name))
+
+    def step() -> tuple[int, int]:
+        breakpoint()
+        dist.barrier()
+        report("here")
+        return os.getpid(), dist.get_world_size()
+
+    assert launch(step, 1, inline=True, on_report=lambda *what: heard.append(what)) == [(os.getpid(), 1)]
+    assert (stopped, heard, dist.is_initialized()) == (["step"], [(0, "here")], False)
+    with pytest.raises(ZeroDivisionError):
+        launch(lambda: 1 / 0, 1, inline=True)
+    assert not dist.is_initialized()
+    with pytest.raises(ValueError, match=r"launch\(fn, 1, inline=True\)"):
+        launch(step, 2, inline=True)
+    with pytest.raises(ValueError, match="destroy_process_group"):
+        launch(lambda: launch(step, 1, inline=True), 1, inline=True)
+
+
+# Failures
+
+
+def test_exception_arrives_within_two_seconds_with_rank_and_line() -> None:
+    raised_at = []
+
+    def fail() -> None:
+        if dist.get_rank() == 1:
+            report(time.time())
+            raise ValueError("the slip\nin two lines")
+        dist.all_reduce(torch.ones(1))
+
+    error = failure(fail, on_report=lambda rank, at: raised_at.append(at))
+    assert time.time() - raised_at[0] < 2
+    line = fail.__code__.co_firstlineno + 3
+    assert str(error) == f"rank 1 failed: ValueError: the slip ({__file__}:{line})"
+    assert list(error.failures) == [1]
+    assert f'File "{__file__}", line {line}, in fail' in error.failures[1]
+    assert error.failures[1].endswith("ValueError: the slip\nin two lines\n")
+    assert error._render_traceback_()[-1] == f"RankError: {error}"
+    assert error._render_traceback_()[1] == "Traceback (most recent call last):"
+
+
+def test_exception_shows_the_source_of_a_notebook_cell() -> None:
+    source = 'def fail():\n    raise ValueError("from a cell")\n'
+    name = f"/tmp/ipykernel_1/{uuid.uuid4().hex}.py"
+    linecache.cache[name] = (len(source), None, source.splitlines(keepends=True), name)
+    cell: dict[str, Any] = {"__name__": "__main__"}
+    exec(compile(source, name, "exec"), cell)
+    error = failure(cell["fail"], world_size=1)
+    assert f"{name}:2" in str(error)
+    assert 'raise ValueError("from a cell")' in error.failures[0]
+
+
+@pytest.mark.parametrize(("kill", "how"), [(True, "killed by SIGKILL"), (False, "process ended with exit code 3")])
+def test_rank_that_dies_in_mid_step_is_the_cause(kill: bool, how: str) -> None:
+    def step() -> None:
+        dist.all_reduce(torch.ones(1))
+        if dist.get_rank() == 1:
+            os.kill(os.getpid(), signal.SIGKILL) if kill else os._exit(3)
+        dist.all_reduce(torch.ones(1))
+
+    error = failure(step, world_size=3)
+    assert str(error).startswith("rank 1 failed: ")
+    assert how in str(error)
+    assert next(iter(error.failures)) == 1
+    assert {0, 2} & set(error.failures), "the connections that others lost are listed after it"
+
+
+class Unreadable:
+    def __reduce__(self) -> Any:
+        return divmod, (1, 0)
+
+
+def test_what_cannot_be_pickled_says_so() -> None:
+    class OddError(Exception):
+        def __init__(self) -> None:
+            super().__init__("odd")
+            self.lock = threading.Lock()
+
+    def raise_odd() -> None:
+        raise OddError
+
+    assert "OddError: odd" in str(failure(raise_odd, world_size=1))
+    assert "fn returned a generator that cannot be pickled" in str(failure(lambda: (i for i in ()), world_size=1))
+    assert "result cannot be read here: ZeroDivisionError" in str(failure(Unreadable, world_size=1))
+
+
+def test_deadlock_ends_at_the_time_out_with_the_stacks_of_those_stuck() -> None:
+    def wait_for_ever() -> None:
+        threading.Event().wait()
+
+    def step() -> None:
+        if dist.get_rank() == 1:
+            return
+        if dist.get_rank() == 2:
+            sum(range(10**15))  # holds the GIL
+        threading.Thread(target=wait_for_ever, daemon=True).start()
+        dist.all_reduce(torch.ones(1))
+
+    error = failure(step, world_size=3, timeout=1)
+    assert str(error) == "no answer from rank(s) 0, 2 within 1 s; finished: 1"
+    assert list(error.failures) == [0, 2]
+    first = step.__code__.co_firstlineno
+    main, other = error.failures[0].split("another thread:\n")
+    assert main.index("in all_reduce") < main.index(f'File "{__file__}", line {first + 6}, in step')
+    assert "dist.all_reduce(torch.ones(1))" in main
+    assert "in wait_for_ever" in other
+    assert f"line {first + 4}, in step" in error.failures[2]
+
+
+class SlowToLoad:
+    def __reduce__(self) -> Any:
+        return time.sleep, (1.0,)
+
+
+def test_start_is_not_counted_and_spawned_ranks_work_too(monkeypatch: Any) -> None:
+    assert launch(lambda _: dist.get_rank(), 2, SlowToLoad(), timeout=0.5) == [0, 1]
+    monkeypatch.setattr(start, "start_method", lambda: "spawn")  # the way of macOS
+    assert launch(dist.get_rank, 1, timeout=5) == [0]
+
+
+def test_bad_calls_end_in_one_line_before_anything_starts(monkeypatch: Any) -> None:
+    monkeypatch.setattr(local, "start_rank", lambda *_: pytest.fail("a rank was started"))
+    lock = threading.Lock()
+    for call, kind, line in [
+        (lambda: launch(2, len), TypeError, "fn must be a function, not 2"),
+        (lambda: launch(len, 0), ValueError, "world_size must be a whole number from 1 up, not 0"),
+        (lambda: launch(len, "2"), ValueError, "not '2'"),
+        (lambda: launch(len, True), ValueError, "not True"),
+        (
+            lambda: launch(int, 2, timeout=0),
+            ValueError,
+            "timeout must be a number of seconds above 0 and up to 1e6, not 0",
+        ),
+        (lambda: launch(int, 2, timeout=float("nan")), ValueError, "not nan"),
+        (lambda: launch(int, 2, backend="ncll"), ValueError, "backend must be .* not 'ncll'"),
+        (lambda: launch(lambda x: x, 2), TypeError, r"cannot call <lambda> with 0 argument\(s\): missing"),
+        (lambda: launch(lambda: lock, 2), TypeError, "cannot send <lambda> and its arguments to the ranks"),
+    ]:
+        with pytest.raises(kind, match=line) as caught:
+            call()
+        assert "\n" not in str(caught.value)
+    if torch.cuda.device_count() < 999:
+        with pytest.raises(ValueError, match="nccl needs one GPU per rank: 999"):
+            launch(int, 999, backend="nccl")
+    monkeypatch.setattr(sys, "platform", "win32")
+    with pytest.raises(RuntimeError, match="WSL2"):
+        launch(int, 2)
+
+
+# Nothing is left behind
+
+
+def test_interrupt_ends_the_ranks_and_leaves_this_process_usable() -> None:
+    def nap() -> None:
+        report("up")
+        time.sleep(1000)
+
+    with pytest.raises(KeyboardInterrupt):
+        launch(nap, 2, on_report=lambda *_: signal.raise_signal(signal.SIGINT))
+    assert launch(dist.get_rank, 2) == [0, 1]
+
+
+SCRIPT = """
+import os, subprocess, sys, time
+from minifsdp.course.launch import launch
+print("main")  # a second time if a rank imported this script
+class Here: pass
+def busy():
+    import torch.distributed as dist
+    both = [None, None]
+    dist.all_gather_object(both, Here())  # found by plain pickle, though it is defined in a script
+    if dist.get_rank() == 0:
+        subprocess.Popen(["sleep", "1000"])
+    os.close(os.open(sys.argv[1] + os.environ["RANK"], os.O_CREAT))
+    while dist.get_rank() == 0:
+        time.sleep(1)
+    sum(range(10**15))  # holds the GIL, so that nothing in this rank can react
+launch(busy, 2, timeout=1000)
+"""
+
+
+@pytest.mark.parametrize(
+    ("number", "as_file"), [(signal.SIGKILL, False), (signal.SIGTERM, True), (signal.SIGINT, True)]
+)
+def test_nothing_outlives_a_parent_that_is_ended(number: signal.Signals, as_file: bool, tmp_path: Path) -> None:
+    (tmp_path / "script.py").write_text(SCRIPT)
+    source = [str(tmp_path / "script.py")] if as_file else ["-c", SCRIPT]
+    marker = uuid.uuid4().hex
+    parent = subprocess.Popen(
+        [sys.executable, *source, str(tmp_path / "up")],
+        env=os.environ | {"MARKER": marker, "PYTHONUNBUFFERED": "1"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        while not {"up0", "up1"} <= set(os.listdir(tmp_path)):
+            assert parent.poll() is None, parent.communicate()
+            time.sleep(0.05)
+        assert len(_marked(marker)) >= 5, "the parent, its fork server, two ranks, a rank's child"
+        parent.send_signal(number)
+        deadline = time.monotonic() + (3 if number == signal.SIGKILL else 20)  # Python's own exit may take a while
+        output, errors = parent.communicate(timeout=20)
+        while left := _marked(marker):
+            assert time.monotonic() < deadline, left
+            time.sleep(0.05)
+    finally:
+        for process in _marked(marker):
+            process.kill()
+    assert output.count("main") == 1
+    assert errors.strip().endswith("KeyboardInterrupt") or number != signal.SIGINT
+
+
+def _marked(marker: str) -> list[psutil.Process]:
+    found = []
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error):
+            if process.environ().get("MARKER") == marker and process.status() != psutil.STATUS_ZOMBIE:
+                found.append(process)
+    return found
+
+
+# Under torchrun
+
+SPMD_SCRIPT = """
+import json, os, sys, time
+import torch, torch.distributed as dist
+from minifsdp.course.launch import RankError, launch, report
+
+rank, log, heard = int(os.environ["RANK"]), {}, []
+
+def see(word):
+    total = torch.tensor(float(dist.get_rank()))
+    dist.all_reduce(total)
+    report(word)
+    return [dist.get_rank(), dist.get_world_size(), total.item(), os.getpid()]
+
+def held():
+    global group  # whoever holds the group keeps its connections open
+    group = dist.group.WORLD
+    if dist.get_rank() == 1:
+        raise ValueError("slip")
+    dist.all_reduce(torch.ones(1))
+
+def pending():
+    if dist.get_rank() == 1:
+        dist.all_reduce(torch.ones(1), async_op=True)  # will never end: rank 0 waits for something else
+        sys.exit("slip")
+    dist.recv(torch.ones(1), 1)
+
+def leave_one_alone():
+    if dist.get_rank() == 0:
+        dist.all_reduce(torch.ones(1))
+
+for name, count in ("all", 3), ("again", 3), ("some", 2), ("one", 1), ("all again", 3):
+    log[name] = launch(see, count, name, on_report=lambda *what: heard.append(what))
+log["heard"] = heard
+try:
+    launch(see, 4, "too many")
+except ValueError as error:
+    log["fewer"] = str(error)
+for name, fn, count, timeout in [
+    ("held", held, 3, 60), ("held by some", held, 2, 60), ("pending", pending, 2, 60),
+    ("unpicklable", lambda: (i for i in ()), 2, 60), ("alone", leave_one_alone, 2, 3),
+]:
+    began = time.monotonic()
+    try:
+        launch(fn, count, timeout=timeout)
+    except RankError as error:
+        log[name] = [str(error), list(error.failures), time.monotonic() - began]
+log["after"] = launch(lambda: "x" * (3 << 20), 3) == ["x" * (3 << 20)] * 3
+json.dump(log, open(f"log{rank}.json", "w"))
+"""
+
+
+def test_spmd_runs_in_the_ranks_of_torchrun(tmp_path: Path) -> None:
+    (tmp_path / "script.py").write_text(SPMD_SCRIPT)
+    command = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "3", "script.py"]
+    environ = {name: value for name, value in os.environ.items() if name not in ("RANK", "WORLD_SIZE")}
+    job = subprocess.run(
+        [sys.executable, *command], cwd=tmp_path, env=environ, timeout=120, capture_output=True, text=True
+    )
+    assert job.returncode == 0, job.stderr
+    logs = [json.loads((tmp_path / f"log{rank}.json").read_text()) for rank in range(3)]
+    pids = [seen[3] for seen in logs[0]["all"]]
+    names = ["all", "again", "some", "one", "all again"]
+    for rank, log in enumerate(logs):
+        for name, count in zip(names, [3, 3, 2, 1, 3], strict=True):
+            assert log[name] == [[r, count, sum(range(count)), pids[r]] for r in range(count)], "one list for all ranks"
+        assert log["heard"] == ([[0, name] for name in names] if rank == 0 else [])
+        assert log["fewer"] == (
+            "launch asks for 4 ranks, but this job has 3: start it with torchrun --nproc-per-node 4 script.py"
+        )
+        line = 1 + SPMD_SCRIPT.splitlines().index('        raise ValueError("slip")')
+        for name in ("held", "held by some"):
+            message, failed, seconds = log[name]
+            assert message == f"rank 1 failed: ValueError: slip ({tmp_path / 'script.py'}:{line})"
+            assert failed[0] == 1
+            assert seconds < 30, "the others waited for the time-out"
+        assert log["pending"][0].startswith("rank 1 failed: SystemExit: slip")
+        assert log["pending"][2] < 30
+        assert "cannot be pickled" in log["unpicklable"][0]
+        assert log["alone"][0].startswith("rank 0 failed: RuntimeError")
+        assert log["after"]
+
+
+def test_spmd_without_a_rendezvous_says_what_is_missing(monkeypatch: Any) -> None:
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.delenv("MASTER_ADDR", raising=False)
+    with pytest.raises(ValueError, match=r"MASTER_ADDR .* torchrun, or unset RANK"):
+        launch(int, 2)
