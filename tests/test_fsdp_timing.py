@@ -16,7 +16,7 @@ import torch.distributed as dist
 from minifsdp import comm
 from minifsdp.course import data
 from minifsdp.course.launch import launch
-from minifsdp.course.link import EmulatedLink
+from minifsdp.course.link import EmulatedLink, let_communication_go_first
 from minifsdp.course.measure import Settings
 from minifsdp.fsdp import OverlapSchedule, PrefetchSchedule, RateLimitedSchedule, SyncSchedule
 from minifsdp.fsdp.unit import Unit
@@ -159,6 +159,7 @@ RUNGS = ["fsdp", "fsdp-overlap", "fsdp-prefetch", "fsdp-limit"]
 
 def measure(settings, steps):
     """Seconds by rung and by step: [forward, backward, blocked in forward, blocked in backward], on a fitting link."""
+    let_communication_go_first()
     where, rank = torch.device("cpu"), dist.get_rank()
     tokens, targets = data.shard(next(settings.batches()), rank, settings.ranks)
     trainees = {name: settings.build(name, where) for name in RUNGS}

@@ -16,7 +16,10 @@ tests of fairscale's FSDP delay theirs. Either way the ranks must issue their co
 
 from __future__ import annotations
 
+import os
 import re
+import sys
+import threading
 from collections.abc import Callable
 from math import inf
 from typing import Any
@@ -27,7 +30,7 @@ import torch.distributed as dist
 from minifsdp import comm
 from minifsdp.course.carriers import StreamCarrier, ThreadCarrier, Transfer
 
-__all__ = ["EmulatedLink", "Transfer", "parse_link"]
+__all__ = ["EmulatedLink", "Transfer", "let_communication_go_first", "parse_link"]
 
 _SECONDS = {"": 1.0, "s": 1.0, "ms": 1e-3, "us": 1e-6, "µs": 1e-6, "ns": 1e-9}
 _BYTES = {"": 1.0, "B": 1.0, "kB": 1e3, "KB": 1e3, "MB": 1e6, "GB": 1e9, "TB": 1e12}
@@ -90,6 +93,16 @@ class EmulatedLink:
 
     def __repr__(self) -> str:
         return f"EmulatedLink(latency={self.latency:g} s, bandwidth={self.bandwidth:g} B/s)"
+
+
+def let_communication_go_first() -> None:
+    """Make this thread give way to those that communicate, as kernels give way to NCCL's on a high-priority stream.
+
+    Where ranks compute on every core, a message that has arrived would otherwise wait for a core too. It holds for the
+    life of the thread, since only root may take it back, and does something on Linux alone.
+    """
+    if sys.platform == "linux":
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 10)
 
 
 def parse_link(text: str) -> EmulatedLink:

@@ -20,7 +20,7 @@ from minifsdp.course import data
 from minifsdp.course.data import Batch
 from minifsdp.course.launch import report
 from minifsdp.course.ledger import Ledger
-from minifsdp.course.link import EmulatedLink, parse_link
+from minifsdp.course.link import EmulatedLink, let_communication_go_first, parse_link
 from minifsdp.course.model import GPT
 from minifsdp.course.rungs import RUNGS, Trainee, plain
 from minifsdp.course.storages import Tag
@@ -75,6 +75,8 @@ def climb(settings: Settings, traces: Path) -> dict[str, dict[str, Any]]:
         "collectives" of one weighed step. Rank 0 writes `trace-<rung>.json` to the folder `traces`.
     """
     link = parse_link(settings.link) if settings.link else None
+    if link is not None:
+        let_communication_go_first()
     rank, where = dist.get_rank(), _device()
     shards = [data.shard(batch, rank, settings.ranks) for batch in settings.batches()]
     total = len(settings.rungs) * (settings.steps + 2)
