@@ -24,7 +24,7 @@ from minifsdp.fsdp.rate_limit import RateLimitedSchedule
 from minifsdp.fsdp.replicated import ReplicatedUnit
 from minifsdp.fsdp.sync import SyncSchedule
 from minifsdp.fsdp.unit import Unit
-from minifsdp.fsdp.wrap import ModuleWrapPolicy, WrapPolicy, check_not_shared, wrap_children
+from minifsdp.fsdp.wrap import ModuleWrapPolicy, WrapPolicy, check_not_shared, check_not_taken, wrap_children
 
 
 class ShardingStrategy(Enum):
@@ -112,12 +112,19 @@ class FullyShardedDataParallel(nn.Module):
                 schedule=self._make_schedule,
             )
 
+        for name, inner in module.named_modules():
+            if isinstance(inner, FullyShardedDataParallel):
+                raise ValueError(
+                    f"FSDP auto wrapping requires modules to not already have FSDP applied but found {name} in "
+                    f"{type(module).__name__}: leave all of it to the policy, or wrap all of it by hand"
+                )
         wrap_children(module, policy if callable(policy) else ModuleWrapPolicy(policy), wrap)
 
     def _make_unit(self, module: nn.Module) -> FlatUnit | None:
         params = find_parameters(module, skip=self.fsdp_modules(module))
         if not params:
             return None
+        check_not_taken(params)
         name = type(module).__name__
         if self.sharding_strategy is ShardingStrategy.NO_SHARD:
             return ReplicatedUnit(FlatParameter(params, rank=0, ranks=1), self.process_group, name)
@@ -135,7 +142,7 @@ class FullyShardedDataParallel(nn.Module):
                         f"`False`: the unit {type(inner.module).__name__} ran by itself before the model that holds it."
                     )
             units = [instance._unit for instance in instances if instance._unit is not None]
-            self._engine = Engine(units, self._make_schedule(units))
+            self._engine = Engine(units, self._make_schedule(units) if units else SyncSchedule(units))
             for instance in instances:
                 instance._engine, instance._is_root = self._engine, instance is self
             if self._unit is not None:
@@ -145,7 +152,9 @@ class FullyShardedDataParallel(nn.Module):
     def _root_engine(self, what: str) -> Engine:
         engine = self._lazy_init()
         if not self._is_root:
-            raise RuntimeError(f"`{what}` is only supported on the root FSDP instance: call it on the whole model")
+            raise RuntimeError(
+                f"`{what}` on inner FSDP instances is not supported. Please call `{what}` on root FSDP module."
+            )
         return engine
 
     # Running
@@ -154,11 +163,13 @@ class FullyShardedDataParallel(nn.Module):
         engine = self._lazy_init()
         if self._is_root:
             engine.begin()
-        if self._unit is None:
-            return self.module(*args, **kwargs)
-        engine.before(self._unit, (args, kwargs))
+        if self._unit is not None:
+            engine.before(self._unit, (args, kwargs))
         output = self.module(*args, **kwargs)
-        engine.after(self._unit, output)
+        if self._unit is not None:
+            engine.after(self._unit, output)
+        if self._is_root:
+            engine.end()
         return output
 
     @contextmanager
@@ -195,9 +206,8 @@ class FullyShardedDataParallel(nn.Module):
 
     def named_parameters(self, *args: Any, **kwargs: Any) -> Iterator[tuple[str, nn.Parameter]]:
         """As of any module; inside `summon_full_params` the names are the original ones."""
-        whole = self._unit is not None and full_state.FLAT_PARAM not in self.module._parameters
         for name, p in super().named_parameters(*args, **kwargs):
-            yield (full_state.clean_name(name) if whole else name), p
+            yield (name if name.endswith(full_state.FLAT_PARAM) else full_state.clean_name(name)), p
 
     # Looking through to the wrapped module
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
+from functools import reduce
 
 import torch
 from torch import Tensor
@@ -32,7 +33,7 @@ def clip_grad_norm(
         norm_type: p; may be infinity.
 
     Returns:
-        the total norm before clipping, a scalar, equal on all ranks.
+        the total norm before clipping, a scalar of the gradients' dtype, equal on all ranks.
     """
     gradients = [[p.grad for p in params if p.grad is not None] for params in (sharded, replicated)]
     ours, everyones = (_norm(grads, norm_type, device) for grads in gradients)
@@ -46,10 +47,15 @@ def clip_grad_norm(
     scale = (max_norm / (total + 1e-6)).clamp(max=1.0)
     for gradient in (g for grads in gradients for g in grads):
         gradient.mul_(scale.to(gradient.dtype))
-    return total
+    dtypes = {g.dtype for grads in gradients for g in grads}
+    return total.to(reduce(torch.promote_types, dtypes)) if dtypes else total
 
 
 def _norm(gradients: list[Tensor], norm_type: float, device: torch.device) -> Tensor:
-    """The p-norm of all of them as one vector, in float32."""
-    norms = [torch.linalg.vector_norm(g, norm_type, dtype=torch.float32) for g in gradients if g.numel()]
+    """The p-norm of all of them as one vector, in float32 at least."""
+    norms = [
+        torch.linalg.vector_norm(g, norm_type, dtype=torch.promote_types(g.dtype, torch.float32))
+        for g in gradients
+        if g.numel()
+    ]
     return torch.linalg.vector_norm(torch.stack(norms), norm_type) if norms else torch.zeros((), device=device)

@@ -25,7 +25,7 @@ from torch.autograd import Variable
 from torch.utils._pytree import tree_leaves
 
 from minifsdp.fsdp.sync import SyncSchedule
-from minifsdp.fsdp.unit import UNSHARDED, Unit
+from minifsdp.fsdp.unit import Unit
 
 
 class Progress:
@@ -73,11 +73,11 @@ class Engine:
             return
         if self.backward_runs:
             self._abandon_backward()
+        self.schedule.begin_forward()
         for progress in self.progress.values():
             progress.restart()
             if not self.kept:
                 self.schedule.free(progress.unit)
-        self.schedule.begin_forward()
 
     def before(self, unit: Unit, inputs: Any) -> None:
         progress = self.progress[unit]
@@ -97,10 +97,16 @@ class Engine:
         outputs = [t for t in _tensors(output) if t.requires_grad]
         if self.backward_runs:
             self.schedule.free(unit)
-        else:
-            self.schedule.post_forward(unit, bool(outputs) or (torch.is_grad_enabled() and bool(progress.trained)))
+        elif outputs or not (progress.trained and torch.is_grad_enabled()):
+            self.schedule.post_forward(unit, bool(outputs))
+        # Else its output may be an object that hides tensors, and nothing would tell of its backward: it stays whole.
         for t in outputs:
             t.register_hook(progress.on_output)
+
+    def end(self) -> None:
+        """The outermost forward ends."""
+        if not torch.is_grad_enabled():
+            self.schedule.end_forward()
 
     # Backward
 
@@ -119,11 +125,6 @@ class Engine:
 
     def _on_gradient(self, progress: Progress, index: int, leaf: Tensor) -> None:
         self._begin_backward()
-        if progress.unit.freed_after_forward and progress.unit.state is not UNSHARDED:
-            raise RuntimeError(
-                f"The backward of {progress.unit.name} ran without its parameters: no tensor was found in the output of "
-                "its forward to say when it begins. Return tensors in tuples, lists, dicts or dataclasses."
-            )
         progress.unit.take_gradient(index)
         progress.missing.discard(index)
         if not progress.missing and not progress.calls:

@@ -10,7 +10,7 @@ from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from minifsdp.fsdp.unit import UNSHARDED, Unit
 
@@ -29,9 +29,11 @@ def exposed(module: nn.Module, unit: Unit, writeback: bool) -> Iterator[None]:
     """
     if torch._C._current_graph_task_id() != -1:
         raise AssertionError("Cannot manually unshard parameters during forward/backward")
+    if FLAT_PARAM not in module._parameters:  # inside another `exposed`
+        yield
+        return
     whole = unit.state is UNSHARDED
-    unit.start_gather()
-    unit.wait_gather()
+    _gather_anew(unit)  # what a forward has left whole may be older than the shards
     flat = module._parameters.pop(FLAT_PARAM)
     for users, leaf in zip(unit.places, unit.leaves, strict=True):
         for place in users:
@@ -44,18 +46,28 @@ def exposed(module: nn.Module, unit: Unit, writeback: bool) -> Iterator[None]:
         module._parameters[FLAT_PARAM] = flat
         if writeback:
             unit.store()
-        if not whole:
+        if whole:
+            _gather_anew(unit)  # the shards as they are now
+        else:
             unit.free()
 
 
+def _gather_anew(unit: Unit) -> None:
+    unit.free()
+    unit.start_gather()
+    unit.wait_gather()
+
+
 def state_dict(module: nn.Module, unit: Unit | None, destination: Any, prefix: str, keep_vars: bool) -> dict[str, Any]:
-    """The wrapped module's full state dict, without a trace of the wrapping; its tensors are copies."""
+    """The wrapped module's full state dict, without a trace of the wrapping; its parameters are copies."""
     if unit is None:
         return module.state_dict(destination=destination, prefix=prefix, keep_vars=keep_vars)
     with exposed(module, unit, writeback=False):
         state: dict[str, Any] = module.state_dict(destination=destination, prefix=prefix, keep_vars=keep_vars)
-        for place in (place for users in unit.places for place in users):
-            state[prefix + place.name] = state[prefix + place.name].clone()  # the unit's memory goes with the `with`
+        units_memory = {leaf.untyped_storage().data_ptr() for leaf in unit.leaves}
+        for name, value in state.items():
+            if isinstance(value, Tensor) and value.untyped_storage().data_ptr() in units_memory:
+                state[name] = value.detach().clone()  # the unit's memory goes with the `with`
     return state
 
 
@@ -63,16 +75,23 @@ def register_load_hooks(wrapper: nn.Module, module: nn.Module, unit: Unit | None
     """Let `load_state_dict` find full parameters under the wrapper, and keep what it has loaded."""
     stack = ExitStack()
 
-    def before(state: dict[str, Any], prefix: str, *_: Any) -> None:
+    def before(state: dict[str, Any], prefix: str, metadata: dict[str, Any], strict: bool, *reports: list[str]) -> None:
+        if metadata.get("assign_to_params_buffers"):
+            raise ValueError(
+                "load_state_dict(assign=True): an FSDP unit's parameters are views, they stay where they are"
+            )
         for key in [key for key in state if key.startswith(prefix)]:
             state[f"{prefix}{WRAPPED}.{key.removeprefix(prefix)}"] = state.pop(key)
+        stack.callback(clean, reports)
         if unit is not None:
             stack.enter_context(exposed(module, unit, writeback=True))
 
-    def after(_: nn.Module, incompatible: Any) -> None:
+    def clean(reports: tuple[list[str], ...]) -> None:
+        for lines in reports:  # of missing keys, unexpected keys and errors
+            lines[:] = [clean_name(line) for line in lines]
+
+    def after(*_: Any) -> None:
         stack.close()
-        for keys in (incompatible.missing_keys, incompatible.unexpected_keys):
-            keys[:] = [clean_name(key) for key in keys]
 
     wrapper._register_load_state_dict_pre_hook(before)
     wrapper.register_load_state_dict_post_hook(after)

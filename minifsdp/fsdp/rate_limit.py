@@ -79,6 +79,10 @@ class RateLimitedSchedule(PrefetchSchedule):
         self.deferred = []
         super().begin_forward()
 
+    def end_forward(self) -> None:
+        self.deferred = []
+        super().end_forward()
+
     def end_backward(self) -> None:
         self.deferred = []
         super().end_backward()

@@ -38,6 +38,11 @@ class SyncSchedule:
         if unit.freed_after_forward or not backward_follows:
             self.free(unit)
 
+    def end_forward(self) -> None:
+        """The outermost forward has run without grad: no backward will use what was gathered for it."""
+        for unit in self.units:
+            self.free(unit)
+
     def pre_recompute(self, unit: Unit) -> None:
         """The unit's forward runs again inside backward (activation checkpointing)."""
         self.gather(unit)

@@ -31,6 +31,9 @@ class State(Enum):
 
 SHARDED, GATHERING, UNSHARDED = State
 
+TAKEN_AS = "_fsdp_name"
+"""An original parameter's attribute: its name in the unit that has taken its place."""
+
 
 class Absent(torch.Tensor):
     """Stands for a parameter while its unit is sharded: has its shape and dtype, computes nothing and says why."""
@@ -157,7 +160,8 @@ class Unit(ABC):
         self.places = places
         self._absent: list[Any] = [torch.empty_like(leaf, device="meta").as_subclass(Absent) for leaf in leaves]
         for place in (place for users in places for place in users):
-            del place.module._parameters[place.attribute]
+            original = place.module._parameters.pop(place.attribute)
+            original.__dict__[TAKEN_AS] = place.name
         self._slots = [(p.module.__dict__, p.attribute, i) for i, users in enumerate(places) for p in users]
         self._place(self._absent)
 

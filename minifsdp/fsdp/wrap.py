@@ -7,11 +7,12 @@ from typing import Protocol
 
 from torch import nn
 
-from minifsdp.flat_param import find_parameters
+from minifsdp.flat_param import ParamPlaces, find_parameters
+from minifsdp.fsdp.unit import TAKEN_AS
 
 
 class WrapPolicy(Protocol):
-    """Asked of every module: look into its children (`recurse=True`)? Wrap it itself (`recurse=False`)?
+    """Asked of every module: look into it (`recurse=True`)? If so, after its children: wrap it (`recurse=False`)?
 
     `nonwrapped_numel` counts the parameters under it that no unit has taken yet. The same protocol as torch's
     (torch/distributed/fsdp/wrap.py).
@@ -38,23 +39,24 @@ def wrap_children(module: nn.Module, policy: WrapPolicy, wrap: Callable[[nn.Modu
     Returns:
         how many elements of parameters the new units have taken.
     """
-    done: dict[nn.Module, nn.Module] = {}
+    done: dict[nn.Module, tuple[nn.Module, int]] = {}
 
     def visit(parent: nn.Module) -> int:
-        # `_modules`, since `named_children` leaves out a module's second name.
-        return sum(replace(parent, name, child) for name, child in list(parent._modules.items()) if child is not None)
+        """Under every name: `named_children` leaves out the second one of a module that has two."""
+        children = [(name, child) for name, child in parent._modules.items() if child is not None]
+        return sum({child: replace(parent, name, child) for name, child in children}.values())
 
     def replace(parent: nn.Module, name: str, child: nn.Module) -> int:
-        taken = 0
         if child not in done:
             numel = sum(p.numel() for p in child.parameters())
+            wrapped, taken = child, 0
             if policy(module=child, recurse=True, nonwrapped_numel=numel):
                 taken = visit(child)
-            done[child] = child
-            if policy(module=child, recurse=False, nonwrapped_numel=numel - taken):
-                done[child], taken = wrap(child), numel
-        setattr(parent, name, done[child])
-        return taken
+                if policy(module=child, recurse=False, nonwrapped_numel=numel - taken):
+                    wrapped, taken = wrap(child), numel
+            done[child] = wrapped, taken
+        setattr(parent, name, done[child][0])
+        return done[child][1]
 
     return visit(module)
 
@@ -70,7 +72,22 @@ def check_not_shared(module: nn.Module, unit: nn.Module) -> None:
         within = [place.name for place in places if place.module in inside]
         outside = [place.name for place in places if place.module not in inside]
         if within and outside:
-            raise ValueError(
-                f"{within[0]} and {outside[0]} are one parameter, but the wrap policy puts them into two units. "
-                "Wrap a module that holds both, or leave both to the root."
-            )
+            raise _in_two_units(within[0], outside[0])
+
+
+def check_not_taken(params: ParamPlaces) -> None:
+    """The same for units that are wrapped by hand: what one has taken is still where it was in the rest of the model.
+
+    Raises:
+        ValueError: names a parameter, and what it was called in the unit that has it.
+    """
+    for p, places in params.items():
+        if TAKEN_AS in p.__dict__:
+            raise _in_two_units(p.__dict__[TAKEN_AS], places[0].name)
+
+
+def _in_two_units(one: str, other: str) -> ValueError:
+    return ValueError(
+        f"{one} and {other} are one parameter, but they would be in two units. "
+        "Wrap a module that holds both, or leave both to the root."
+    )
