@@ -12,6 +12,7 @@ import psutil
 import pytest
 
 from minifsdp.course import cli, ladder
+from minifsdp.course.measure import Settings
 from minifsdp.course.rungs import RUNGS
 
 SMALL = ["--layers", "3", "--width", "35", "--context", "16"]  # no unit of this size is divisible by 2, 3 or 4
@@ -27,7 +28,13 @@ def climb(out: Path, *options: str) -> dict:
 
 @pytest.fixture(scope="module", params=[1, 2, 3, 4])
 def record(request, tmp_path_factory):
-    return climb(tmp_path_factory.mktemp("ladder"), "--ranks", str(request.param))
+    """Every rung on N ranks, from within this process: the fork server is up."""
+    out = tmp_path_factory.mktemp("ladder")
+    settings = Settings(ranks=request.param, layers=3, width=35, context=16)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("MINIFSDP_DEVICE", "cpu")
+        ladder.run(ladder.plan(settings, "cpu", out), lambda *_: None)
+    return json.loads((out / "ladder.json").read_text())
 
 
 def by_name(record):
@@ -121,7 +128,7 @@ def test_traffic_is_the_formulas(record):
 
 
 def test_link_changes_neither_losses_nor_bytes(tmp_path):
-    options = ("--steps", "3", "--rungs", "ddp,zero2,fsdp,fsdp-limit", "--limit", "1")
+    options = ("--steps", "2", "--rungs", "ddp,zero2,fsdp,fsdp-limit", "--limit", "1")
     plain = climb(tmp_path / "plain", *options)
     linked = climb(tmp_path / "linked", *options, "--link", "latency=1ms,bandwidth=100MB/s")
     for a, b in zip(plain["rungs"], linked["rungs"], strict=True):

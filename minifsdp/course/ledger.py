@@ -213,7 +213,6 @@ class Ledger:
 def _garbage_collected_by_us() -> Iterator[None]:
     """Inside the `with` only explicit collections run, and they are cheap: they spare what was there before."""
     enabled = gc.isenabled()
-    gc.collect()
     gc.freeze()
     gc.disable()
     try:

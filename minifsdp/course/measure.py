@@ -27,7 +27,7 @@ from minifsdp.course.storages import Tag
 from minifsdp.course.timeline import overlap, read_trace
 from minifsdp.course.trace import record_trace
 
-WARM_UP = 2  # steps before one is weighed: the first makes the optimizer's state and learns the order of units
+WARM_UP = 1  # steps before one is weighed: the first makes the optimizer's state and learns the order of units
 
 
 @dataclass(frozen=True)
