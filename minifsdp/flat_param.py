@@ -1,8 +1,7 @@
 """The flat parameter: many parameters as views of one padded buffer, and a shard of it (FSDP, arXiv 2304.11277, 3.2.1).
 
     full      [ w1 ........ | b1 . | w2 .......... | pad ]    numel + padding, a multiple of N
-    shard r   [ ............ ]                                every rank an equal piece, whatever parameter it cuts
-    through
+    shard r   [ ............ ]                                every rank an equal piece, wherever that cuts
 
 Collectives want one large message and even shards. The buffer gives both: an all-gather writes `full` from the
 shards, a reduce-scatter reads a buffer of the same layout, and nothing is copied in between, since the parameters are

@@ -13,7 +13,6 @@ import re
 import sys
 import traceback
 import warnings
-import weakref
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from functools import partial
@@ -721,7 +720,7 @@ def gathered(part: Tensor) -> list[Tensor]:
 class Ours(Trainer):
     def __init__(self, case: Case, strategy: ShardingStrategy, schedule: str, buffers: list[Any]) -> None:
         self.schedule = SCHEDULES[schedule]
-        self.buffers = buffers  # all that were allocated: (weak reference, role)
+        self.buffers = buffers  # the storages of all buffers: (storage, elements, role)
         super().__init__(case, strategy)
 
     def wrap(self, module: nn.Module, **policy: Any) -> FullyShardedDataParallel:
@@ -758,12 +757,10 @@ class Ours(Trainer):
             assert unit.state is SHARDED or not sharded, f"{unit.name} is {unit.state} after the step"
             assert not unit.flat.full.untyped_storage().nbytes(), f"{unit.name}: the gathered memory is alive"
             assert not unit.has_gradient, f"{unit.name} keeps an unsharded gradient"
-        kept = {unit.flat.shard.grad.data_ptr() for unit in self.units.values() if unit.flat.shard.grad is not None}
         shard_sizes = {unit.flat.shard.numel() for unit in self.units.values()}
-        for buffer, role in ((ref(), role) for ref, role in self.buffers):
-            if buffer is not None and buffer.untyped_storage().nbytes() and buffer.data_ptr() not in kept:
-                # The backend may hold a reference to a reduced shard a little longer than we do.
-                assert buffer.numel() in shard_sizes, f"a buffer of {buffer.numel()} elements ({role}) is alive"
+        for storage, numel, role in self.buffers:
+            if numel not in shard_sizes:  # a reduced shard is the optimizer's
+                assert not storage.nbytes(), f"a buffer of {numel} elements ({role}) was not freed"
 
 
 def is_a_unit(module: nn.Module, recurse: bool, nonwrapped_numel: int) -> bool:
@@ -917,8 +914,10 @@ class Nothing(TorchDispatchMode):
 
 @contextmanager
 def watching(buffers: list[Any]) -> Iterator[None]:
+    """Hold on to the storage of each buffer, as a backend may: it has to be freed, not only forgotten."""
+
     def tell(buffer: Tensor, role: str) -> None:
-        buffers.append((weakref.ref(buffer), role))
+        buffers.append((buffer.untyped_storage(), buffer.numel(), role))
 
     device.subscribers.append(tell)
     try:

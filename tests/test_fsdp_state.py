@@ -798,3 +798,19 @@ def test_a_policy_wraps_what_it_wraps_in_torch(policy: Any) -> None:
         return [name for name, module in model.named_modules() if isinstance(module, Wrapper)]
 
     assert wrapped(ours) == wrapped(theirs)
+
+
+@pytest.mark.parametrize("policy", ["Block", nn.Linear])
+def test_what_is_no_policy_is_refused_in_words(policy):
+    with pytest.raises(ValueError, match="is not a policy: give a set of module classes"):
+        ModuleWrapPolicy(policy)
+
+
+def test_what_is_no_strategy_is_refused_in_words():
+    def wrap():
+        with pytest.raises(ValueError, match="sharding_strategy='FULL_SHARD': give a ShardingStrategy"):
+            FullyShardedDataParallel(nn.Linear(2, 2), None, "FULL_SHARD")
+        with pytest.raises(ValueError, match="is not a policy"):
+            FullyShardedDataParallel(nn.Linear(2, 2), auto_wrap_policy=nn.Linear)
+
+    launch(wrap, 1)

@@ -141,11 +141,11 @@ def test_link_changes_neither_losses_nor_bytes(tmp_path):
 
 def test_files_are_whole_and_of_this_run(tmp_path):
     (tmp_path / "trace-ddp.json").write_text("of an earlier run")
-    (tmp_path / "notes.txt").write_text("mine")
+    (tmp_path / "trace-mine.json").write_text("mine")
     climb(tmp_path, "--steps", "1", "--rungs", "fsdp,fsdp-limit")
     names = {path.name for path in tmp_path.iterdir()}
     traces = {"trace-fsdp.json", "trace-fsdp-limit.json"}
-    assert names == {"ladder.json", "memory.png", "timeline.png", "notes.txt"} | traces
+    assert names == {"ladder.json", "memory.png", "timeline.png", "trace-mine.json"} | traces
     assert all((tmp_path / name).read_bytes().startswith(b"\x89PNG") for name in ("memory.png", "timeline.png"))
     assert all(json.loads((tmp_path / name).read_text())["traceEvents"] for name in traces)
 
@@ -172,6 +172,8 @@ def refused(monkeypatch, capsys, *options: str) -> str:
     [
         (["--rungs", "ddp,fsdq"], "unknown rung 'fsdq'; the rungs are ddp-naive"),
         (["--rungs", ","], "--rungs"),
+        (["--rungs", "ddp,fsdp,ddp"], "--rungs names ddp twice"),
+        (["--seed", "9" * 30], "--seed 9999"),
         (["--data", "missing.txt"], "missing.txt: no such file"),
         (["--data", "."], "is a directory"),
         (["--data", "short.txt"], "shorter than one batch"),
@@ -205,7 +207,7 @@ def test_more_ranks_than_gpus(monkeypatch, capsys, tmp_path):
     assert "2 ranks need a GPU each, and there are 1" in refused(monkeypatch, capsys, "--device", "cuda")
 
 
-@pytest.mark.parametrize(("signum", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.parametrize(("signum", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)])
 def test_interrupted_it_leaves_no_process_and_no_file(tmp_path, signum, code):
     command = [sys.executable, "-m", "minifsdp", "ladder", *SMALL, "--steps", "10000", "--out", str(tmp_path / "out")]
     environment = {**os.environ, "TMPDIR": str(tmp_path), "MINIFSDP_DEVICE": "cpu"}
@@ -221,6 +223,8 @@ def test_interrupted_it_leaves_no_process_and_no_file(tmp_path, signum, code):
     process.send_signal(signum)
     _, errors = process.communicate(timeout=30)
     assert process.returncode == code, errors
+    assert ("interrupted, nothing was written" in errors) == (signum == signal.SIGINT)
+    assert "Traceback" not in errors
     _, left = psutil.wait_procs(ranks, timeout=10)
     assert not left
     assert not list((tmp_path / "out").iterdir())

@@ -5,12 +5,13 @@ from __future__ import annotations
 import signal
 import sys
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, NoReturn
 
 import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
+from minifsdp.course.launch import RankError
 from minifsdp.course.measure import Settings
 
 DEFAULT = Settings()
@@ -54,14 +55,22 @@ def ladder(
 
     names = tuple(name.strip() for name in rungs.split(",") if name.strip())
     settings = Settings(ranks, names, steps, batch, layers, width, context, data, link, limit, seed)
-    plan = course.plan(settings, device, out)  # type: ignore[arg-type]
+    try:
+        plan = course.plan(settings, device, out)  # type: ignore[arg-type]
+    except (ValueError, OSError) as error:
+        _fail(str(error), code=2)
     with _progress() as bar:
         task = bar.add_task("starting", total=None)
 
         def show(what: str, done: int, total: int) -> None:
             bar.update(task, description=what, completed=done, total=total)
 
-        record = course.run(plan, show)
+        try:
+            record = course.run(plan, show)
+        except KeyboardInterrupt:
+            _fail("interrupted, nothing was written", code=130)
+        except RankError as error:
+            _fail(str(error), code=1)
     if record is not None:
         console = Console()
         console.print(ladder_table(record))
@@ -79,19 +88,15 @@ def main() -> None:
     """Run the command line; what is wrong with a request ends in one line on standard error and exit code 2."""
     if sys.platform == "win32":
         sys.exit("minifsdp runs on Linux, macOS and WSL2, not on native Windows")
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    for ending in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(ending, lambda number, _: sys.exit(128 + number))  # ranks and temporary files go on the way out
     usage_error: Any = typer.BadParameter.__mro__[1]
     try:
         sys.exit(app(standalone_mode=False) or 0)
     except usage_error as error:
-        _fail(error.format_message())
-    except (ValueError, OSError) as error:
-        _fail(str(error))
-    except (KeyboardInterrupt, typer.Abort):
-        print("interrupted: nothing was written", file=sys.stderr)
-        sys.exit(130)
+        _fail(error.format_message(), code=2)
 
 
-def _fail(message: str) -> None:
+def _fail(message: str, code: int) -> NoReturn:
     print(f"minifsdp: {message}", file=sys.stderr)
-    sys.exit(2)
+    sys.exit(code)

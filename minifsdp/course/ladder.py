@@ -52,6 +52,10 @@ def plan(settings: Settings, device: Device, out: Path) -> Plan:
         raise ValueError(f"--rungs is empty; the rungs are {', '.join(RUNGS)}")
     if unknown := [name for name in settings.rungs if name not in RUNGS]:
         raise ValueError(f"unknown rung {unknown[0]!r}; the rungs are {', '.join(RUNGS)}")
+    if twice := [name for name in settings.rungs if settings.rungs.count(name) > 1]:
+        raise ValueError(f"--rungs names {twice[0]} twice: each rung is climbed once")
+    if not -(2**63) <= settings.seed < 2**63:
+        raise ValueError(f"--seed {settings.seed}: must fit into 64 bits")
     for name in ("ranks", "steps", "batch", "layers", "width", "context", "limit"):
         if getattr(settings, name) < 1:
             raise ValueError(f"--{name} {getattr(settings, name)}: must be at least 1")
@@ -174,7 +178,7 @@ def _check_writable(out: Path) -> None:
 
 
 def _publish(staging: Path, out: Path) -> None:
-    """Move what is finished to where it belongs; traces of an earlier run go."""
+    """Move what is finished to where it belongs; the traces of rungs that an earlier run climbed go."""
     files = sorted(path for path in staging.iterdir() if path.is_file())
     names = {path.name for path in files}
     parts = {path: out / f".{path.name}.part" for path in files}
@@ -186,6 +190,6 @@ def _publish(staging: Path, out: Path) -> None:
     finally:
         for part in parts.values():
             part.unlink(missing_ok=True)
-    for old in out.glob("trace-*.json"):
+    for old in (_trace(out, rung) for rung in RUNGS):
         if old.name not in names:
-            old.unlink()
+            old.unlink(missing_ok=True)

@@ -40,7 +40,7 @@ class Settings:
     batch: int = 12
     layers: int = 6
     width: int = 175
-    context: int = 48
+    context: int = 24
     text: Path | None = None
     link: str | None = None
     limit: int = 2

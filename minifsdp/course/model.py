@@ -60,7 +60,7 @@ class GPT(nn.Module):
         width: int = 175,
         layers: int = 6,
         heads: int | None = None,
-        context: int = 48,
+        context: int = 24,
         tied: bool = False,
     ) -> None:
         super().__init__()

@@ -92,6 +92,8 @@ class FullyShardedDataParallel(nn.Module):
     # Construction
 
     def _resolve(self, strategy: ShardingStrategy) -> ShardingStrategy:
+        if not isinstance(strategy, ShardingStrategy):
+            raise ValueError(f"sharding_strategy={strategy!r}: give a ShardingStrategy, such as FULL_SHARD")
         if self.world_size > 1 or strategy is ShardingStrategy.NO_SHARD:
             return strategy
         warnings.warn(
@@ -99,7 +101,7 @@ class FullyShardedDataParallel(nn.Module):
         )
         return ShardingStrategy.NO_SHARD
 
-    def _wrap_children(self, module: nn.Module, policy: WrapPolicy | Iterable[type[nn.Module]]) -> None:
+    def _wrap_children(self, module: nn.Module, policy: Any) -> None:
         def wrap(child: nn.Module) -> nn.Module:
             check_not_shared(module, child)
             return FullyShardedDataParallel(
@@ -118,7 +120,9 @@ class FullyShardedDataParallel(nn.Module):
                     f"FSDP auto wrapping requires modules to not already have FSDP applied but found {name} in "
                     f"{type(module).__name__}: leave all of it to the policy, or wrap all of it by hand"
                 )
-        wrap_children(module, policy if callable(policy) else ModuleWrapPolicy(policy), wrap)
+        if isinstance(policy, type) or not callable(policy):
+            policy = ModuleWrapPolicy(policy)
+        wrap_children(module, policy, wrap)
 
     def _make_unit(self, module: nn.Module) -> FlatUnit | None:
         params = find_parameters(module, skip=self.fsdp_modules(module))

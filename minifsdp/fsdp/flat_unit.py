@@ -15,9 +15,9 @@ class FlatUnit(Unit):
 
     Buffers and who holds them, P padded elements over N ranks:
 
-        full [P]           from `start_gather` to `free`, written by the gather, read by compute
-        gradient [P]       from a backward's first `take_gradient` to `wait_reduce`, written by compute, read by the
-        reduction shard.grad [P / N] from `start_reduce` until the optimizer drops it
+        full [P]            from `start_gather` to `free`                  the gather writes it, compute reads it
+        gradient [P]        from the first `take_gradient` to `wait_reduce`   compute writes it, the reduction reads it
+        shard.grad [P / N]  from `start_reduce` until the optimizer drops it  the reduction writes it
 
     Each is allocated on one stream and used on another; what protects it is `record_stream` in `device.free`.
     """

@@ -5,6 +5,9 @@
     compute     0  1  2               2     1     0             2        1        0
     whole    two at once           two at once               one at once
 
+A host that runs ahead in backward does not stop for reductions either: as many as it has gathered ahead may be under
+way, each with its unsharded gradient. So with depth the memory of gathered parameters grows, and that of gradients.
+
 (FSDP paper 3.3.2 and 3.3.3; torch/distributed/fsdp/_exec_order_utils.py.)
 """
 

@@ -1,9 +1,10 @@
 """The first schedule: gather, compute, free; gather, compute, free, reduce-scatter. One thing at a time.
 
-         forward              backward
-link     g0   g1   g2   .     g2   .  r2 g1   .  r1 ...      g gather, r reduction
-compute     0    1    2          2          1                the link idles under compute, compute waits for the
-link
+             forward              backward
+    link     g0   g1   g2   .     g2   .  r2 g1   .  r1 ...      g gather, r reduction
+    compute     0    1    2          2          1
+
+The link idles while a unit computes, and computation stands still while the link is busy.
 """
 
 from __future__ import annotations

@@ -19,6 +19,7 @@ from typing import Any, ClassVar
 import torch
 from torch import nn
 
+from minifsdp import device
 from minifsdp.comm import Handle
 from minifsdp.flat_param import Place
 
@@ -176,3 +177,4 @@ def add_gradient(shard: nn.Parameter, gradient: torch.Tensor) -> None:
         shard.grad = gradient
     else:
         shard.grad.add_(gradient)
+        device.free(gradient)

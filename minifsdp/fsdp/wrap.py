@@ -25,6 +25,8 @@ class ModuleWrapPolicy:
     """Every instance of the given classes is a unit; for a transformer, its block."""
 
     def __init__(self, module_classes: Iterable[type[nn.Module]]) -> None:
+        if isinstance(module_classes, (str, type)):
+            raise ValueError(f"{module_classes!r} is not a policy: give a set of module classes, such as {{Block}}")
         self.module_classes = tuple(module_classes)
 
     def __call__(self, module: nn.Module, recurse: bool, nonwrapped_numel: int = 0) -> bool:

@@ -13,7 +13,7 @@ all-gather (ring.py), 2 (N - 1) / N of 4Ψ. ZeRO puts the update between the two
 of gradients (section 7.1 of the paper). The padding to a multiple of N travels too.
 """
 
-from .stage1 import Zero1Optimizer
-from .stage2 import Zero2Optimizer
+from minifsdp.zero.stage1 import Zero1Optimizer
+from minifsdp.zero.stage2 import Zero2Optimizer
 
 __all__ = ["Zero1Optimizer", "Zero2Optimizer"]

@@ -12,8 +12,7 @@ from minifsdp import comm, device
 from minifsdp.comm import Group, Handle
 from minifsdp.ddp.bucketed import assign_buckets
 from minifsdp.ddp.sync import broadcast_from_rank_0, check_same_on_all_ranks, describe
-
-from .state import gather_state, shard_state
+from minifsdp.zero.state import gather_state, shard_state
 
 _NEEDS_WHOLE_PARAMETERS = (torch.optim.Adafactor, torch.optim.LBFGS, torch.optim.Muon, torch.optim.SparseAdam)
 

@@ -7,8 +7,7 @@ from collections.abc import Callable
 import torch
 
 from minifsdp import device
-
-from .partition import Bucket, ShardedOptimizer
+from minifsdp.zero.partition import Bucket, ShardedOptimizer
 
 
 def reduce_gradients(bucket: Bucket) -> None:

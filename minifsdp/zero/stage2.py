@@ -11,8 +11,7 @@ from torch import Tensor
 
 from minifsdp import device
 from minifsdp.comm import Group
-
-from .partition import Bucket, ShardedOptimizer
+from minifsdp.zero.partition import Bucket, ShardedOptimizer
 
 
 class BucketGradients:

@@ -10,7 +10,7 @@ from torch import Tensor
 from minifsdp import comm, device
 
 if TYPE_CHECKING:
-    from .partition import Bucket
+    from minifsdp.zero.partition import Bucket
 
 State = Mapping[Tensor, dict[str, Any]]
 

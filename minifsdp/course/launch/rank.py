@@ -109,7 +109,10 @@ def _end_with_parent(lifeline: "Connection[Any, Any]") -> None:
 def _capture_output(task: Task) -> None:
     """File descriptors 1 and 2 (C++ output too) go to one file per rank; SIGUSR1 writes every thread's stack."""
     null = os.open(os.devnull, os.O_RDONLY)
-    output = os.open(task.path("output"), os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    try:
+        output = os.open(task.path("output"), os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    except FileNotFoundError:  # the launch was interrupted and its directory is gone: nobody waits for this rank
+        os._exit(1)
     for source, target in ((null, 0), (output, 1), (output, 2)):
         os.dup2(source, target)
     sys.stdout = open(1, "w", buffering=1, encoding="utf-8", errors="backslashreplace", closefd=False)  # noqa: SIM115

@@ -1,0 +1,153 @@
+"""Which stream waits for which: what only a device with queues would miss, on streams that take notes."""
+
+from contextlib import contextmanager
+from functools import partial
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from minifsdp import device
+from minifsdp.fsdp import OverlapSchedule, PrefetchSchedule, RateLimitedSchedule, overlap, rate_limit
+from minifsdp.fsdp.unit import Unit
+
+
+class Notes:
+    """A device whose host runs ahead: everything is written down, with the stream it was issued on."""
+
+    def __init__(self):
+        self.log = []
+        self.streams = [Stream("compute", self)]
+
+    @contextmanager
+    def on_stream(self, stream):
+        self.streams.append(stream)
+        yield
+        self.streams.pop()
+
+    def note(self, what):
+        self.log.append((self.streams[-1].name, what))
+
+
+class Stream:
+    def __init__(self, name, notes):
+        self.name, self.notes = name, notes
+
+    def wait_stream(self, other):
+        self.notes.log.append((self.name, f"waits for {other.name}"))
+
+    def record_event(self):
+        return SimpleNamespace(synchronize=lambda: None)
+
+
+class NotedUnit(Unit):
+    def __init__(self, name, notes):
+        super().__init__(name)
+        self.notes, self.leaves, self.shards, self.device = notes, [], [], torch.device("cpu")
+        self._absent, self._slots, self.taken = [], [], False
+
+    def _gather(self):
+        self.notes.note(f"gather {self.name}")
+        return SimpleNamespace(wait=lambda: self.notes.note(f"gathered {self.name}"))
+
+    def _release(self):
+        self.notes.note(f"free {self.name}")
+
+    def take_gradient(self, index):
+        self.taken = True
+        self.notes.note(f"gradient {self.name}")
+
+    @property
+    def has_gradient(self):
+        return self.taken
+
+    def _reduce(self):
+        self.taken = False
+        self.notes.note(f"reduce {self.name}")
+        return SimpleNamespace(wait=lambda: self.notes.note(f"reduced {self.name}"))
+
+    def _accumulate(self): ...
+
+    def store(self): ...
+
+
+@pytest.fixture(params=[OverlapSchedule, PrefetchSchedule, RateLimitedSchedule, partial(PrefetchSchedule, depth=None)])
+def log(request, monkeypatch):
+    """Notes of the second of two steps of a root and three units."""
+    notes = Notes()
+    names = iter(("gathers", "reductions"))
+    monkeypatch.setattr(overlap, "new_stream", lambda *_, **__: Stream(next(names), notes))
+    monkeypatch.setattr(overlap, "on_stream", notes.on_stream)
+    for module in (overlap, rate_limit):
+        monkeypatch.setattr(module, "current_stream", lambda _: notes.streams[-1])
+    root, *blocks = units = [NotedUnit(name, notes) for name in "R012"]
+    root.is_root = True
+    schedule = request.param(units)
+    for _ in range(2):
+        notes.log.clear()
+        notes.note("optimizer")
+        schedule.begin_forward()
+        schedule.pre_forward(root)
+        for unit in blocks:
+            schedule.pre_forward(unit)
+            notes.note(f"compute {unit.name}")
+            schedule.post_forward(unit, True)
+        schedule.post_forward(root, True)
+        schedule.pre_backward(root)
+        for unit in reversed(blocks):
+            schedule.pre_backward(unit)
+            unit.take_gradient(0)
+            schedule.post_backward(unit)
+        root.take_gradient(0)
+        schedule.post_backward(root)
+        schedule.end_backward()
+        notes.note("optimizer again")
+    return notes.log
+
+
+def at(log, entry):
+    return [i for i, noted in enumerate(log) if noted == entry]
+
+
+def test_gathers_wait_for_the_optimizer_and_nothing_else(log):
+    (wait,) = at(log, ("gathers", "waits for compute"))
+    assert at(log, ("compute", "optimizer"))[0] < wait < min(i for i, (_, what) in enumerate(log) if "gather " in what)
+    assert {stream for stream, what in log if what.startswith("gather ")} == {"gathers"}
+
+
+def test_compute_waits_for_its_gather_and_frees_what_it_has_read(log):
+    for name in "012":
+        gathered = at(log, ("compute", f"gathered {name}"))
+        frees = at(log, ("compute", f"free {name}"))
+        assert len(gathered) == len(frees) == 2
+        assert gathered[0] < at(log, ("compute", f"compute {name}"))[0] < frees[0]
+        assert gathered[1] < at(log, ("compute", f"gradient {name}"))[0] < frees[1]
+
+
+def test_a_reduction_waits_for_the_gradient_it_reads(log):
+    waits = at(log, ("reductions", "waits for compute"))
+    for name in "R012":
+        (gradient,), (reduction,) = at(log, ("compute", f"gradient {name}")), at(log, ("reductions", f"reduce {name}"))
+        assert any(gradient < wait < reduction for wait in waits)
+        assert at(log, ("reductions", f"reduced {name}"))  # its own stream waits, not the host's
+
+
+def test_the_optimizer_waits_for_all_reductions(log):
+    last = max(i for i, (_, what) in enumerate(log) if what.startswith("reduced"))
+    (wait,) = at(log, ("compute", "waits for reductions"))
+    assert last < wait < at(log, ("compute", "optimizer again"))[0]
+
+
+def test_freed_memory_is_held_until_the_stream_that_reads_it_is_done(monkeypatch):
+    """`record_stream` before the storage goes; the allocator would hand it out under a running kernel otherwise."""
+    done = []
+    storage = SimpleNamespace(nbytes=lambda: 8, resize_=lambda size: done.append(f"resize {size}"))
+    buffer = SimpleNamespace(
+        is_cuda=True,
+        device="cuda:0",
+        untyped_storage=lambda: storage,
+        record_stream=lambda stream: done.append(f"record {stream}"),
+    )
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda _: "the current one")
+    device.free(buffer)
+    assert done == ["record the current one", "resize 0"]
