@@ -434,6 +434,17 @@ def the_optimizer_sees_shards_only() -> None:
     assert [m.numel() for m in moments] == [p.numel() for p in parameters for _ in range(2)]
 
 
+@check_for_each_strategy
+def what_got_no_gradient_has_none(strategy: ShardingStrategy) -> None:
+    """A unit that was not used, and a frozen one, on all ranks; in a unit that was used, unused parameters get zeros."""
+    model = plain()
+    model.blocks[1].requires_grad_(False)
+    model = Fsdp(model, None, strategy, auto_wrap_policy={Block})
+    model.module.features = lambda x: model.blocks[1](model.first(x))
+    model(batch()).sum().backward()
+    assert [p.grad is None for p in model.parameters()] == [False, True, True]
+
+
 @check
 def attributes_and_indices_are_the_wrapped_module_s() -> None:
     model = sharded()

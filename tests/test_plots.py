@@ -10,7 +10,7 @@ import pytest
 from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
 
-from minifsdp.course.plots import LANE_COLOURS, TAG_COLOURS, memory_figure, timeline_figure
+from minifsdp.course.plots import LANE_COLOURS, REDUCTION_COLOUR, TAG_COLOURS, memory_figure, timeline_figure
 from minifsdp.course.timeline import Span
 
 MIB = 2**20
@@ -126,7 +126,7 @@ def test_bars_are_the_spans_in_milliseconds_and_the_lanes_colours(timeline: Figu
     assert drawn["wait"] == pytest.approx((60, 90))
 
 
-def test_names_stand_in_bars_that_hold_them_and_nowhere_else(tmp_path: Path) -> None:
+def test_gathers_and_reductions_are_told_apart(tmp_path: Path) -> None:
     spans = [
         Span("communication", "all_gather 1.0 MiB", 0.0, 0.5),
         Span("communication", "reduce_scatter 1.0 MiB", 0.5, 0.09),
@@ -134,7 +134,9 @@ def test_names_stand_in_bars_that_hold_them_and_nowhere_else(tmp_path: Path) -> 
         Span("compute", "addmm", 0.0, 1.0),
     ]
     figure = timeline_figure([("fsdp", spans, 1.0)], tmp_path / "timeline.png")
-    assert {text.get_text() for text in figure.axes[0].texts} == {"all_gather 1.0 MiB", "reduce_scatter", "addmm"}
+    drawn = [[to_hex(colour).upper() for colour in bars.get_facecolor()] for bars in figure.axes[0].collections]
+    assert [LANE_COLOURS["communication"], REDUCTION_COLOUR, REDUCTION_COLOUR] in drawn
+    assert "reduction" in [text.get_text() for text in figure.legends[0].get_texts()]
 
 
 def test_equal_input_gives_equal_bytes(tmp_path: Path) -> None:

@@ -32,6 +32,9 @@ TAG_COLOURS = {
 LANE_COLOURS = {"compute": "#5F6B76", "communication": TAG_COLOURS["communication"], "wait": "#E69F00"}
 """The timeline's lanes from the top."""
 
+REDUCTION_COLOUR = "#882255"
+"""Reductions in the communication lane: where they stand between the gathers is what a schedule decides."""
+
 _STYLE: Any = {
     "font.family": "DejaVu Sans",
     "font.size": 8,
@@ -116,7 +119,9 @@ def timeline_figure(rungs: Sequence[tuple[str, Sequence[Span], float | None]], p
             hidden = "no communication" if overlap is None else f"{overlap:.0%} of communication under compute"
             row.set_title(f"{name}: {step:.0f} ms, {hidden}")
         rows[-1].set_xlabel("ms from the start of the step")
-        patches = [Patch(color=colour, label=lane) for lane, colour in LANE_COLOURS.items()]
+        labels = {"compute": "compute", "communication": "all-gather", "wait": "host waits"}
+        patches = [Patch(color=LANE_COLOURS[lane], label=label) for lane, label in labels.items()]
+        patches.insert(2, Patch(color=REDUCTION_COLOUR, label="reduction"))
         figure.legend(handles=patches, loc="outside lower center", ncols=len(patches))
         figure.suptitle(_overlap_finding(rungs))
         figure.savefig(path, format="png", metadata={"Software": None})
@@ -217,9 +222,8 @@ def _draw_lanes(row: Axes, spans: Sequence[Span], longest: float) -> None:
     for height, lane in enumerate(reversed(lanes)):
         mine = [span for span in spans if span.lane == lane]
         bars = [(span.start * 1e3, span.duration * 1e3) for span in mine]
-        row.broken_barh(bars, (height - 0.4, 0.8), color=LANE_COLOURS[_kind(lane)], edgecolor="white", linewidth=0.3)
-        for span in mine:
-            _write_inside(row, span, height, longest)
+        colours = [_colour(span) for span in mine]
+        row.broken_barh(bars, (height - 0.4, 0.8), facecolors=colours, edgecolor="white", linewidth=0.3)
     row.set_yticks(range(len(lanes)), reversed(lanes))
     row.set_ylim(-0.5, len(lanes) + 0.1)
     row.set_xlim(0, longest)
@@ -229,18 +233,9 @@ def _draw_lanes(row: Axes, spans: Sequence[Span], longest: float) -> None:
         row.text(phase.start * 1e3 + 0.002 * longest, len(lanes) - 0.45, phase.name, fontsize=7, va="bottom")
 
 
-def _write_inside(row: Axes, span: Span, height: float, longest: float) -> None:
-    """The span's name, or its first word, where the bar is wide enough for it."""
-    size = 6.0  # points
-    characters = span.duration * 1e3 / longest * (_WIDTH - 1.4) * 72 / (0.62 * size) - 2
-    for text in (span.name, span.name.split()[0]):
-        if len(text) <= characters:
-            middle, colour = (
-                (span.start + span.duration / 2) * 1e3,
-                "white" if _kind(span.lane) == "compute" else "black",
-            )
-            row.text(middle, height, text, fontsize=size, ha="center", va="center", color=colour)
-            return
+def _colour(span: Span) -> str:
+    reduction = span.lane == "communication" and "reduce" in span.name
+    return REDUCTION_COLOUR if reduction else LANE_COLOURS[_kind(span.lane)]
 
 
 def _kind(lane: str) -> str:
