@@ -436,7 +436,7 @@ def the_optimizer_sees_shards_only() -> None:
 
 @check_for_each_strategy
 def what_got_no_gradient_has_none(strategy: ShardingStrategy) -> None:
-    """A unit that was not used, and a frozen one, on all ranks; in a unit that was used, unused parameters get zeros."""
+    """A unit that was not used, and a frozen one, on all ranks; in a used unit, unused parameters get zeros."""
     model = plain()
     model.blocks[1].requires_grad_(False)
     model = Fsdp(model, None, strategy, auto_wrap_policy={Block})
