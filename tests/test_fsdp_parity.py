@@ -944,12 +944,13 @@ def some_of_everything(number: int, ranks: int) -> list[Run]:
     """For each case other schedules, so that neighbours together meet all of them under each strategy."""
     names = [*SCHEDULES, *SCHEDULES][number % len(SCHEDULES) :]
     if ranks > 2:
-        return [Run(FULL_SHARD, names[0]), Run(SHARD_GRAD_OP, names[4], watched=True)]
+        return [Run((FULL_SHARD, SHARD_GRAD_OP)[number // len(SCHEDULES) % 2], names[0], watched=number % 3 == 0)]
     return [
-        *(Run(FULL_SHARD, names[i]) for i in (0, 2, 5)),
-        Run(FULL_SHARD, names[7], watched=True),
-        Run(SHARD_GRAD_OP, names[3]),
-        Run(NO_SHARD, names[6]),
+        Run(FULL_SHARD, names[0]),
+        Run(FULL_SHARD, names[3]),
+        Run(FULL_SHARD, names[6], watched=True),
+        Run(SHARD_GRAD_OP, names[5]),
+        Run(NO_SHARD, names[2]),
     ]
 
 

@@ -19,6 +19,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from minifsdp import comm, device
 from minifsdp.course.launch import launch
@@ -642,6 +643,28 @@ def a_forward_that_raises_costs_the_next_one_nothing() -> None:
                 model(batch()).sum().backward()
             calls.append(len(log))
         assert calls[0] == calls[1] == calls[3] == calls[4], (options, calls)
+
+
+@check
+def a_unit_is_freed_when_its_own_backward_ends() -> None:
+    """Frozen or not, in a checkpoint of either kind or in none."""
+    for frozen in (False, True):
+        for reentrant in (None, False, True):
+            model = nn.Sequential(*(nn.Linear(WIDTH, WIDTH) for _ in range(4)))
+            model[2].requires_grad_(not frozen)
+            model = Fsdp(model, auto_wrap_policy={nn.Linear}, schedule=SyncSchedule)
+            unit, seen = model[2]._unit, []
+
+            def half(h: Tensor, model: Any = model) -> Tensor:
+                return model[3](model[2](h))
+
+            model._lazy_init()  # its units run by themselves here
+            h = model[0](batch())
+            h.register_hook(lambda gradient, unit=unit, seen=seen: seen.append(unit.state))
+            h = model[1](h)
+            output = half(h) if reentrant is None else checkpoint(half, h, use_reentrant=reentrant)
+            output.sum().backward()
+            assert seen == [SHARDED], (frozen, reentrant, seen)
 
 
 @check

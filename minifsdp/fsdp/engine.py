@@ -3,6 +3,7 @@
     event          hook
     pre_forward    the module is called
     post_forward   the module returns
+    end_forward    the outermost module returns, and no backward will follow
     pre_backward   a hook on each output: the first gradient that reaches the unit
     post_backward  a hook on each leaf, run once per backward when its gradient is complete, however often the
                    module was called; the last of the unit's leaves is the unit's end
