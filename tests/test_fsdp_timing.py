@@ -222,6 +222,7 @@ def test_prefetch_comes_close_to_its_bound_on_an_emulated_link():
         + 2 * gather
         + gather
     )
+    print({name: round(1e3 * seconds) for name, seconds in total.items()}, "bound", round(1e3 * bound), "ms")
     assert total["fsdp-prefetch"] <= 1.15 * bound
     for name in ("fsdp-prefetch", "fsdp-limit"):
         assert total[name] < 0.9 * min(total["fsdp"], total["fsdp-overlap"]), name
