@@ -18,7 +18,7 @@ from minifsdp import comm, device
 from minifsdp.comm import Call
 from minifsdp.course import data
 from minifsdp.course.data import Batch
-from minifsdp.course.launch import report
+from minifsdp.course.launch import rank_device, report
 from minifsdp.course.ledger import Ledger
 from minifsdp.course.link import EmulatedLink, let_communication_go_first, parse_link
 from minifsdp.course.model import GPT
@@ -62,7 +62,7 @@ class Settings:
 
 def train_alone(settings: Settings) -> list[float]:
     """The loss of each step in one process with the whole batch."""
-    where = _device()
+    where = rank_device()
     trainee = plain(settings.model().to(where))
     return [float(_step(trainee, batch, where)) for batch in settings.batches()]
 
@@ -77,7 +77,7 @@ def climb(settings: Settings, traces: Path) -> dict[str, dict[str, Any]]:
     link = parse_link(settings.link) if settings.link else None
     if link is not None:
         let_communication_go_first()
-    rank, where = dist.get_rank(), _device()
+    rank, where = dist.get_rank(), rank_device()
     shards = [data.shard(batch, rank, settings.ranks) for batch in settings.batches()]
     total = len(settings.rungs) * (settings.steps + 2)
     done = 0
@@ -194,8 +194,3 @@ def _totals(calls: list[Call]) -> dict[str, dict[str, int]]:
 def _align(where: torch.device) -> None:
     """Let no rank start its clock before all are there."""
     comm.all_reduce(torch.zeros(1, device=where), comm.world()).wait()
-
-
-def _device() -> torch.device:
-    """Where this rank computes: as its process group communicates."""
-    return torch.device("cuda", torch.cuda.current_device()) if dist.get_backend() == "nccl" else torch.device("cpu")

@@ -32,6 +32,11 @@ def join_group(
     dist.init_process_group(backend, store=store, rank=rank, world_size=world_size, timeout=limit)
 
 
+def rank_device() -> torch.device:
+    """Where this rank computes: as its process group communicates, so its own GPU with nccl and the CPU with gloo."""
+    return torch.device("cuda", torch.cuda.current_device()) if dist.get_backend() == "nccl" else torch.device("cpu")
+
+
 def use_loopback() -> None:
     """All ranks are on this machine: gloo need not ask what the host's name resolves to."""
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo0" if sys.platform == "darwin" else "lo")

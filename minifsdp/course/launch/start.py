@@ -53,13 +53,19 @@ def start_rank(task: Task, ranks: list[RankProcess]) -> None:
     their_lifeline, lifeline = context.Pipe(duplex=False)
     process = context.Process(target=run_rank, args=(task, their_pipe, their_lifeline), daemon=True)
     ranks.append(RankProcess(task, process, pipe, lifeline))
+    start_server()
     with _starting, _without_main(), _without_interrupt():
-        if context.get_start_method() == "forkserver":
-            context.set_forkserver_preload(PRELOAD)
-            forkserver.ensure_running()
         process.start()
     their_pipe.close()
     their_lifeline.close()
+
+
+def start_server() -> None:
+    """Start the fork server if this platform uses one and it does not run yet."""
+    if start_method() == "forkserver":
+        with _starting, _without_main(), _without_interrupt():
+            multiprocessing.get_context("forkserver").set_forkserver_preload(PRELOAD)
+            forkserver.ensure_running()
 
 
 def start_method() -> str:

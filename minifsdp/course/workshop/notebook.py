@@ -1,0 +1,148 @@
+"""Exercises inside a notebook: which piece runs, the learner's or the reference, and what the check says of it."""
+
+from __future__ import annotations
+
+import inspect
+import textwrap
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from minifsdp.course.workshop.checking import Submission
+from minifsdp.course.workshop.process import Verdict, run_check
+from minifsdp.course.workshop.references import find_reference, is_blank, lab_of, lab_references
+from minifsdp.course.workshop.store import Store
+
+BLANK = "not attempted, reference in use"
+PASSED = "yours: passed"
+FAILED = "yours: failed, reference not used"
+
+_collected: dict[str, Callable[..., Any]] | None = None
+_submissions: dict[str, Submission] = {}  # what this notebook's exercise cells hold, if they are not blank
+_states: dict[str, str] = {}
+
+
+def exercise(exercise_id: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Mark a function as the answer to an exercise.
+
+    If it is still the stub, the reference takes its place, and that is said. If not, it is checked in a fresh process
+    and is what runs from here on, whatever the check says.
+
+    Raises:
+        ValueError: there is no such exercise, or the function has another name.
+    """
+    ref = find_reference(exercise_id)
+
+    def choose(function: Callable[..., Any]) -> Callable[..., Any]:
+        if _collected is not None:
+            _collected[exercise_id] = function
+            return function
+        if function.__name__ != ref.name:
+            raise ValueError(f"exercise {exercise_id} is called {ref.name}, not {function.__name__}")
+        cell = _cell_source() or textwrap.dedent(inspect.getsource(function))
+        _submissions.pop(exercise_id, None)
+        if is_blank(cell, ref):
+            _states[exercise_id] = BLANK
+            print(f"{exercise_id} {ref.name}: {BLANK}")
+            return ref.function
+        _submissions[exercise_id] = Submission(exercise_id, _setup_source(lab_of(exercise_id)), cell)
+        check(exercise_id)
+        return function
+
+    return choose
+
+
+def check(exercise_id: str) -> None:
+    """Check the answer that this notebook's cell holds, and print one of the three states."""
+    ref = find_reference(exercise_id)
+    submission = _submissions.get(exercise_id)
+    if submission is None:
+        print(f"{exercise_id} {ref.name}: {BLANK}")
+        return
+    verdict = run_check(submission)
+    _states[exercise_id] = PASSED if verdict.state == "passed" else FAILED
+    if verdict.state == "passed":
+        Store().write("answers", exercise_id, {**submission._asdict(), "name": ref.name})
+    print(told(exercise_id, verdict, Store()))
+
+
+def told(exercise_id: str, verdict: Verdict, store: Store) -> str:
+    """A verdict as the learner reads it: the state, what is wrong, the next hint."""
+    head = f"{exercise_id} {find_reference(exercise_id).name}"
+    if verdict.state == "passed":
+        return f"{head}: {PASSED}. {verdict.text}"
+    lines = [f"{head}: {FAILED}", *verdict.text.splitlines(), next_hint(exercise_id, store)]
+    return "\n    ".join(lines)
+
+
+def hint(exercise_id: str) -> None:
+    """Print the next of an exercise's two hints."""
+    print(next_hint(exercise_id, Store()))
+
+
+def next_hint(exercise_id: str, store: Store) -> str:
+    """The next hint, which counts as given; after the second, the second again."""
+    hints = find_reference(exercise_id).hints
+    given = store.read("hints", exercise_id) or 0
+    store.write("hints", exercise_id, min(given + 1, len(hints)))
+    number = min(given, len(hints) - 1)
+    return f"hint {number + 1} of {len(hints)}: {hints[number]}"
+
+
+def earlier(exercise_id: str) -> Callable[..., Any]:
+    """A piece of an earlier lab: the learner's answer if it has passed its check in this folder, else the reference."""
+    ref = find_reference(exercise_id)
+    kept = Store().read("answers", exercise_id)
+    if kept is None:
+        print(f"{exercise_id} {ref.name}: {BLANK}")
+        return ref.function
+    from minifsdp.course.workshop.child import define
+
+    print(f"{exercise_id} {ref.name}: {PASSED}, kept from lab {lab_of(exercise_id)}")
+    return define(kept["setup"], kept["cell"], exercise_id)
+
+
+def yours(lab: str) -> str:
+    """Which pieces of a lab are the learner's, for the subtitle of a plot: `yours 2/5`, with the failed ones named."""
+    ids = [ref.id for ref in lab_references(lab)]
+    written = [each for each in ids if _states.get(each, BLANK) != BLANK]
+    failed = [each for each in written if _states[each] == FAILED]
+    return f"yours {len(written)}/{len(ids)}" + (f", failed: {', '.join(failed)}" if failed else "")
+
+
+@contextmanager
+def collecting() -> Iterator[dict[str, Callable[..., Any]]]:
+    """While cells run for a check, `@exercise` only hands over the function."""
+    global _collected
+    before, _collected = _collected, {}
+    try:
+        yield _collected
+    finally:
+        _collected = before
+
+
+def _cell_source() -> str | None:
+    """The text of the cell that runs now, or None outside IPython."""
+    history = _history()
+    return history[-1] if history else None
+
+
+def _setup_source(lab: str) -> str:
+    """The set-up cell as this notebook has run it last; the shipped one if it has not."""
+    from minifsdp.course.workshop.catalogue import setup_of
+
+    marked = [cell for cell in _history() if cell.lstrip().startswith(SETUP_MARK)]
+    return marked[-1] if marked else setup_of(lab)
+
+
+SETUP_MARK = "# set-up"
+"""What a lab's set-up cell begins with, since a kernel does not see tags."""
+
+
+def _history() -> list[str]:
+    try:
+        from IPython.core.getipython import get_ipython
+    except ImportError:
+        return []
+    shell: Any = get_ipython()
+    return list(shell.history_manager.input_hist_raw) if shell is not None else []

@@ -1,0 +1,74 @@
+"""A number said before it is measured, and then set beside the measurement."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import EllipsisType
+
+from minifsdp.course.workshop.store import Store
+
+
+def predict(name: str, value: float | EllipsisType, what: str = "") -> None:
+    """Record a prediction; `...` is none.
+
+    Args:
+        name: the prediction's id, that of the exercise it belongs to or of its own, such as "5.2".
+        value: the number.
+        what: what it is a number of, with its unit.
+
+    Raises:
+        TypeError: the value is no number.
+    """
+    of = f" ({what})" if what else ""
+    if value is ...:
+        print(f"prediction {name}{of}: none yet")
+        return
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise TypeError(f"predict({name!r}, ...): put a number in place of the dots, not {value!r}")
+    Store().write("predictions", name, value)
+    print(f"prediction {name}{of}: {value:,}")
+
+
+def outcome(
+    name: str, measured: float, *, ranks: int = 1, itemsize: int = 4, slips: Mapping[str, float] | None = None
+) -> None:
+    """Print the measurement beside what was predicted, and the likely slip if they differ.
+
+    Args:
+        name: as given to `predict`.
+        measured: the number.
+        ranks: N, to recognise (N - 1) / N and 1 / N.
+        itemsize: bytes of an element, to recognise elements taken for bytes.
+        slips: numbers that a usual mistake of this very question gives, by the words that explain it.
+    """
+    said = Store().read("predictions", name)
+    line = f"prediction {name}: measured {measured:,}"
+    if said is None:
+        print(f"{line}, nothing was predicted")
+    elif abs(said - measured) <= 1e-9 * abs(measured):
+        print(f"{line}, as you predicted")
+    else:
+        slip = likely_slip(said, measured, ranks, itemsize, slips or {})
+        print(f"{line}, you said {said:,}" + (f": {slip}" if slip else ""))
+
+
+def likely_slip(said: float, true: float, ranks: int, itemsize: int, slips: Mapping[str, float]) -> str | None:
+    """The mistake that leads from `true` to `said`, in words; None if no usual one does."""
+    usual = {
+        **slips,
+        f"elements against bytes, an element has {itemsize} bytes": true / itemsize,
+        f"bytes against elements, an element has {itemsize} bytes": true * itemsize,
+        "MiB against bytes": true / 2**20,
+        f"the whole against one rank's part: there are {ranks} ranks": true * ranks,
+        f"one rank's part against the whole: there are {ranks} ranks": true / ranks,
+        "N against N - 1: a rank need not send to itself": true * ranks / max(1, ranks - 1),
+        "N - 1 against N: all ranks take part": true * (ranks - 1) / ranks,
+        "twice too much: is something counted there and back?": true * 2,
+        "half of it: something goes there and back": true / 2,
+    }
+    for text, wrong in usual.items():
+        if wrong != true and abs(said - wrong) <= 1e-6 * abs(wrong):
+            return text
+    if ranks > 1 and 0 < abs(said - true) < ranks * itemsize:
+        return "off by less than one element per rank: the padding"
+    return None

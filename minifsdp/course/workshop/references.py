@@ -1,0 +1,153 @@
+"""The reference answers: what each exercise is, its hints, and what may not be called in its place."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import re
+import textwrap
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from importlib import import_module
+from importlib.util import find_spec
+from types import FunctionType
+from typing import Any, TypeVar
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+@dataclass(frozen=True)
+class Reference:
+    """One exercise's reference answer.
+
+    Attributes:
+        id: lab and number, such as "5.2".
+        function: the answer. It uses no names but its lab's set-up cell's.
+        hints: two, the second stronger.
+        forbids: functions that are the answer under another name, such as one of `minifsdp`'s.
+        source: the function as it is written, without the decorator that registers it.
+    """
+
+    id: str
+    function: Callable[..., Any]
+    hints: tuple[str, str]
+    forbids: tuple[Callable[..., Any], ...]
+    source: str
+
+    @property
+    def name(self) -> str:
+        return str(self.function.__name__)
+
+
+_references: dict[str, Reference] = {}
+
+
+def reference(exercise: str, hints: tuple[str, str], forbids: tuple[Callable[..., Any], ...] = ()) -> Callable[[F], F]:
+    """Register the decorated function as the reference answer of an exercise."""
+
+    def register(function: F) -> F:
+        _references[exercise] = Reference(exercise, function, hints, forbids, written(function))
+        return function
+
+    return register
+
+
+def written(function: Callable[..., Any]) -> str:
+    """The text of a function without its decorators."""
+    text = textwrap.dedent(inspect.getsource(function))
+    return "".join(text.splitlines(keepends=True)[definition_in(text, function.__name__).lineno - 1 :])
+
+
+def find_reference(exercise: str) -> Reference:
+    """The reference answer of an exercise.
+
+    Raises:
+        ValueError: there is no such exercise; names those of its lab.
+    """
+    known = {ref.id: ref for ref in lab_references(lab_of(exercise))}
+    if exercise not in known:
+        names = ", ".join(known) or "none"
+        raise ValueError(f"there is no exercise {exercise!r}: lab {lab_of(exercise)} has {names}")
+    return known[exercise]
+
+
+def lab_references(lab: str) -> list[Reference]:
+    """The references of a lab ("05") in the order of its exercises; none if there is no such lab."""
+    module = f"minifsdp.course.reference.lab{lab}"
+    if find_spec(module) is None:
+        return []
+    import_module(module)
+    mine = [ref for ref in _references.values() if lab_of(ref.id) == lab]
+    return sorted(mine, key=lambda ref: int(ref.id.split(".")[1]))
+
+
+def lab_of(exercise: str) -> str:
+    """The lab of an exercise: "05" of "5.2".
+
+    Raises:
+        ValueError: it is not an exercise's name.
+    """
+    if not re.fullmatch(r"\d{1,2}\.\d{1,2}", exercise):
+        raise ValueError(f"{exercise!r} is no exercise: give lab and number, such as 5.2")
+    return f"{int(exercise.split('.')[0]):02d}"
+
+
+def definition_in(source: str, name: str) -> ast.FunctionDef:
+    """The definition of function `name` at the top level of `source`; the last, if there are several.
+
+    Raises:
+        ValueError: there is none.
+        SyntaxError: the source is not Python.
+    """
+    for node in reversed(ast.parse(source).body):
+        if isinstance(node, ast.FunctionDef) and node.name == name:
+            return node
+    raise ValueError(f"the cell does not define {name}")
+
+
+def is_blank(source: str, ref: Reference) -> bool:
+    """Whether a cell's answer is still the shipped stub: the reference's signature, and `...` for a body.
+
+    Decorators, docstrings, comments and layout do not count; `pass` or `return None` are answers.
+    """
+    stub = definition_in(ref.source, ref.name)
+    stub.body = [ast.Expr(ast.Constant(...))]
+    return _tree(definition_in(source, ref.name)) == _tree(stub)
+
+
+def _tree(function: ast.FunctionDef) -> str:
+    function.decorator_list = []
+    if len(function.body) > 1 and ast.get_docstring(function) is not None:
+        function.body = function.body[1:]
+    return ast.dump(function)
+
+
+@contextmanager
+def forbidden(ref: Reference) -> Iterator[None]:
+    """Let the reference, and what else is the answer to its exercise, raise when called under whatever name."""
+    functions = {_plain(function) for function in (ref.function, *ref.forbids)}
+    codes = {function: function.__code__ for function in functions}
+    for function in functions:
+        function.__code__ = _refusal(f"{function.__name__} is the answer to {ref.id}: write it yourself", function)
+    try:
+        yield
+    finally:
+        for function, code in codes.items():
+            function.__code__ = code
+
+
+def _plain(function: Callable[..., Any]) -> FunctionType:
+    plain = inspect.unwrap(function)
+    assert isinstance(plain, FunctionType), f"{function} has no Python code to replace"
+    return plain
+
+
+def _refusal(message: str, function: FunctionType) -> Any:
+    """Code that raises; as many free variables as the function has, or Python refuses to put it there."""
+    free = function.__code__.co_freevars
+    body = f"def refuse(*args, **kwargs):\n  {'; '.join(free) or 'pass'}\n  raise RuntimeError({message!r})"
+    source = f"def make({', '.join(free)}):\n" + textwrap.indent(body + "\nreturn refuse", "  ")
+    namespace: dict[str, Any] = {}
+    exec(source, namespace)
+    return namespace["make"](*free).__code__
