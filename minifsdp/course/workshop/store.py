@@ -28,7 +28,7 @@ class Store:
         """The record, or None."""
         try:
             return json.loads(self._file(kind, exercise).read_text())
-        except (FileNotFoundError, json.JSONDecodeError):
+        except (OSError, json.JSONDecodeError):
             return None
 
     def write(self, kind: Kind, exercise: str, record: Any) -> None:

@@ -1,0 +1,258 @@
+"""The workshop's core: blanks, forbidden references, comparisons, predictions, and what a notebook is told."""
+
+import json
+
+import pytest
+import torch
+
+from minifsdp import ring
+from minifsdp.course.workshop import checking, earlier, exercise, hint, notebook, outcome, predict, yours
+from minifsdp.course.workshop.checking import AnswerError, expect, on_ranks, same
+from minifsdp.course.workshop.process import Verdict
+from minifsdp.course.workshop.references import Reference, find_reference, forbidden, is_blank, lab_of, written
+from minifsdp.course.workshop.store import Store
+
+STUB = """
+@exercise("4.1")
+def pad_and_chunk(flat: Tensor, ranks: int) -> list[Tensor]:
+    '''Any text.'''
+    ...
+"""
+
+
+@pytest.fixture(autouse=True)
+def _folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(notebook, "_states", {})
+    monkeypatch.setattr(notebook, "_submissions", {})
+
+
+class TestBlank:
+    def test_the_stub_is_blank_whatever_its_docstring_comments_and_layout(self):
+        ref = find_reference("4.1")
+        assert is_blank(STUB, ref)
+        assert is_blank(STUB.replace("'''Any text.'''\n", "# a comment\n").replace("    ...", "\n    ..."), ref)
+        assert is_blank("import math\n" + STUB, ref)
+
+    @pytest.mark.parametrize("body", ["pass", "return None", "return ...", "raise NotImplementedError", "...\n    ..."])
+    def test_every_other_body_is_an_answer(self, body):
+        assert not is_blank(STUB.replace("    ...", f"    {body}"), find_reference("4.1"))
+
+    def test_another_signature_is_an_answer(self):
+        assert not is_blank(STUB.replace("ranks: int", "n: int"), find_reference("4.1"))
+
+    def test_a_cell_without_the_function_is_an_error(self):
+        with pytest.raises(ValueError, match="does not define pad_and_chunk"):
+            is_blank("x = 1", find_reference("4.1"))
+
+
+class TestReferences:
+    def test_an_unknown_exercise_names_those_of_its_lab(self):
+        with pytest.raises(ValueError, match=r"no exercise '4\.99': lab 04 has 4\.1"):
+            find_reference("4.99")
+        with pytest.raises(ValueError, match="lab 77 has none"):
+            find_reference("77.1")
+
+    @pytest.mark.parametrize("name", ["", "4", "4.1.2", "four", "-1.2"])
+    def test_what_is_no_exercise_is_refused(self, name):
+        with pytest.raises(ValueError, match=r"is no exercise: give lab and number, such as 5\.2"):
+            lab_of(name)
+
+    def test_the_reference_raises_under_every_name_while_its_exercise_is_checked(self):
+        ref = find_reference("4.1")
+        alias = ref.function
+        with forbidden(ref), pytest.raises(RuntimeError, match=r"pad_and_chunk is the answer to 4\.1"):
+            alias(torch.ones(3), 2)
+        assert len(alias(torch.ones(3), 2)) == 2
+
+    def test_a_decorated_function_with_a_closure_can_be_forbidden_too(self):
+        ref = Reference("9.9", ring.all_reduce, ("", ""), (ring.all_gather,), "")
+        with forbidden(ref):
+            for function in (ring.all_reduce, ring.all_gather):
+                with pytest.raises(RuntimeError, match=r"is the answer to 9\.9"):
+                    function(torch.ones(1), None)
+
+    def test_the_written_source_has_no_decorator(self):
+        assert written(find_reference("4.1").function).startswith("def pad_and_chunk(flat: Tensor")
+
+    def test_the_reference_is_forbidden_on_the_ranks_as_well(self):
+        def use(flat):
+            return find_reference("4.1").function(flat, 2)
+
+        with (
+            checking.checking("4.1"),
+            pytest.raises(AnswerError, match=r"rank 0 failed: RuntimeError: pad_and_chunk is the answer to 4\.1"),
+        ):
+            on_ranks(2, use, torch.ones(3))
+        assert len(on_ranks(2, use, torch.ones(3))) == 2
+
+
+class TestExpect:
+    @pytest.mark.parametrize(
+        ("got", "wanted"),
+        [
+            (True, 1),
+            (1.0, 1),
+            (None, 0),
+            (torch.ones(3), torch.ones(3, dtype=torch.float64)),
+            (torch.ones(3), torch.ones(1, 3)),
+            (torch.ones(3), torch.full((3,), 1.001)),
+            (torch.full((3,), float("nan")), torch.ones(3)),
+            ([1, 2], [1, 2, 3]),
+            ({"a": 1}, {"b": 1}),
+            (torch.ones(3).tolist(), torch.ones(3)),
+        ],
+    )
+    def test_what_differs_is_not_the_same(self, got, wanted):
+        assert not same(got, wanted, 1e-6)
+
+    @pytest.mark.parametrize(
+        ("got", "wanted"),
+        [(1, 1.0), ((1, 2), [1, 2]), (torch.ones(3) + 1e-7, torch.ones(3)), (torch.ones(0), torch.ones(0))],
+    )
+    def test_what_is_equal_within_the_tolerance_is_the_same(self, got, wanted):
+        assert same(got, wanted, 1e-6)
+
+    def test_the_line_names_rank_quantity_both_values_and_the_slip(self):
+        wanted, got = torch.tensor([0.5, 1.0]), torch.tensor([1.0, 2.0])
+        with pytest.raises(AnswerError) as error:
+            expect("the gradient", got, wanted, rank=1, slips={"a": wanted, "the sum, not the mean": 2 * wanted})
+        assert str(error.value).splitlines() == [
+            "rank 1, the gradient: expected [0.5, 1.0] ([2] float32), got [1.0, 2.0] ([2] float32)",
+            "likely slip: the sum, not the mean",
+        ]
+
+    def test_a_long_tensor_is_described_by_its_first_difference(self):
+        got, wanted = torch.arange(10.0), torch.arange(10.0)
+        got[7] = -1
+        with pytest.raises(AnswerError, match=r"element 7 is -1 instead of 7, 1 differ"):
+            expect("values", got, wanted)
+
+    def test_the_fallback_serves_where_no_slip_fits(self):
+        with pytest.raises(AnswerError, match="likely slip: look at the order"):
+            expect("calls", ["b", "a"], ["a", "b"], slips={"none at all": []}, slip="look at the order")
+
+
+class TestPredictions:
+    @pytest.mark.parametrize(
+        ("said", "words"),
+        [
+            (4000, "as you predicted"),
+            (1000, "elements against bytes"),
+            (8000, "the whole against one rank's part: there are 2 ranks"),
+            (4004, "the padding"),
+            (1234, "you said 1,234"),
+        ],
+    )
+    def test_the_answer_names_the_likely_slip(self, capsys, said, words):
+        predict("4.1", said, "bytes")
+        outcome("4.1", 4000, ranks=2)
+        assert words in capsys.readouterr().out.splitlines()[1]
+
+    def test_the_question_s_own_slips_come_first(self, capsys):
+        predict("4.1", 8000)
+        outcome("4.1", 4000, ranks=2, slips={"both directions": 8000})
+        assert "both directions" in capsys.readouterr().out
+
+    def test_dots_are_no_prediction(self, capsys):
+        predict("4.1", ..., "bytes")
+        outcome("4.1", 4000)
+        assert capsys.readouterr().out.splitlines() == [
+            "prediction 4.1 (bytes): none yet",
+            "prediction 4.1: measured 4,000, nothing was predicted",
+        ]
+
+    def test_what_is_no_number_is_refused(self):
+        with pytest.raises(TypeError, match="put a number in place of the dots"):
+            predict("4.1", "many")  # type: ignore[arg-type]
+
+
+def pad_and_chunk_of(body):
+    """As a notebook cell would define it; `inspect` finds the source in linecache."""
+    import linecache
+
+    source = STUB.replace("    ...", f"    {body}")
+    filename = f"<cell {body!r}>"
+    linecache.cache[filename] = (len(source), None, source.splitlines(keepends=True), filename)
+    namespace = {"exercise": exercise, "torch": torch, "Tensor": torch.Tensor}
+    exec(compile(source, filename, "exec"), namespace)
+    return namespace["pad_and_chunk"]
+
+
+RIGHT = "return list(torch.cat([flat, flat.new_zeros(-len(flat) % ranks)]).chunk(ranks))"
+
+
+class TestStates:
+    def test_blank_says_so_and_the_reference_stands_in(self, capsys):
+        piece = pad_and_chunk_of("...")
+        assert capsys.readouterr().out == "4.1 pad_and_chunk: not attempted, reference in use\n"
+        assert piece is find_reference("4.1").function
+        assert yours("04").startswith("yours 0/")
+        assert not Store().read("answers", "4.1")
+
+    def test_a_right_answer_is_used_kept_and_serves_later_labs(self, capsys):
+        piece = pad_and_chunk_of(RIGHT)
+        assert capsys.readouterr().out.startswith("4.1 pad_and_chunk: yours: passed. ")
+        assert piece is not find_reference("4.1").function
+        assert yours("04").startswith("yours 1/")
+        assert "chunk(ranks)" in Store().read("answers", "4.1")["cell"]
+        later = earlier("4.1")
+        assert capsys.readouterr().out == "4.1 pad_and_chunk: yours: passed, kept from lab 04\n"
+        assert [len(shard) for shard in later(torch.ones(5), 2)] == [3, 3]
+        assert later is not find_reference("4.1").function
+
+    def test_a_wrong_answer_is_said_to_fail_with_reasons_and_a_hint_and_is_used_all_the_same(self, capsys):
+        piece = pad_and_chunk_of("return list(flat.chunk(ranks))")
+        lines = capsys.readouterr().out.splitlines()
+        assert lines[0] == "4.1 pad_and_chunk: yours: failed, reference not used"
+        assert lines[1].strip().startswith("rank 1, ")
+        assert lines[-1].strip().startswith("hint 1 of 2: ")
+        assert [len(shard) for shard in piece(torch.ones(5), 2)] == [3, 2]
+        assert yours("04").endswith(", failed: 4.1")
+        assert not Store().read("answers", "4.1")
+
+    def test_an_answer_that_calls_the_reference_fails(self, capsys):
+        pad_and_chunk_of("from minifsdp.course.reference.lab04 import pad_and_chunk; return pad_and_chunk(flat, ranks)")
+        assert "pad_and_chunk is the answer to 4.1: write it yourself" in capsys.readouterr().out
+
+    def test_an_earlier_piece_that_was_never_written_is_the_reference(self, capsys):
+        assert earlier("4.1") is find_reference("4.1").function
+        assert capsys.readouterr().out == "4.1 pad_and_chunk: not attempted, reference in use\n"
+
+    def test_a_function_of_another_name_is_refused(self):
+        with pytest.raises(ValueError, match=r"exercise 4\.1 is called pad_and_chunk, not other"):
+
+            @exercise("4.1")
+            def other(): ...
+
+
+class TestHints:
+    def test_they_come_one_after_the_other_and_the_second_again(self, capsys):
+        for _ in range(3):
+            hint("4.1")
+        said = capsys.readouterr().out.splitlines()
+        assert [line[:11] for line in said] == ["hint 1 of 2", "hint 2 of 2", "hint 2 of 2"]
+
+    def test_a_failure_gives_the_next_one(self):
+        assert "hint 1 of 2" in notebook.told("4.1", Verdict("failed", "why"), Store())
+        assert "hint 2 of 2" in notebook.told("4.1", Verdict("failed", "why"), Store())
+
+
+class TestStore:
+    def test_a_damaged_record_reads_as_none(self, tmp_path):
+        store = Store(tmp_path)
+        store.write("hints", "4.1", 1)
+        (tmp_path / ".minifsdp/hints/4.1.json").write_text("{")
+        assert store.read("hints", "4.1") is None
+
+    def test_nothing_but_whole_files_is_left(self, tmp_path):
+        store = Store(tmp_path)
+        for given in range(3):
+            store.write("hints", "4.1", given)
+        assert [path.name for path in (tmp_path / ".minifsdp/hints").iterdir()] == ["4.1.json"]
+        assert json.loads((tmp_path / ".minifsdp/hints/4.1.json").read_text()) == 2
+
+    def test_where_nothing_can_be_written_the_lab_goes_on(self, tmp_path):
+        (tmp_path / ".minifsdp").write_text("a file")
+        Store(tmp_path).write("hints", "4.1", 1)
+        assert Store(tmp_path).read("hints", "4.1") is None
