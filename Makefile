@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: ladder test test-full lint clean
+.PHONY: ladder test test-full lint labs labs-check labs-gpu clean
 
 ladder: $(READY)
 	$(BIN)/minifsdp ladder
@@ -15,10 +15,21 @@ test: $(READY)
 test-full: $(READY)
 	$(BIN)/pytest -q
 
-lint: $(READY)
+lint: $(READY) labs-check
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/mypy --strict minifsdp
+
+# The notebooks, those that have changed: `make labs FORCE=1` runs all of them.
+labs: $(READY)
+	$(BIN)/python labs/build.py $(if $(FORCE),--force)
+
+labs-check: $(READY)
+	$(BIN)/python labs/build.py --check
+
+# On a GPU node: do all cells run there? Outputs are not compared.
+labs-gpu: $(READY)
+	$(BIN)/pytest -q -p no:cacheprovider --nbval-lax --nbval-current-env --nbval-cell-timeout=120 labs/*.ipynb
 
 $(READY): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(None if sys.version_info >= (3, 11) else "minifsdp needs Python 3.11 or newer: make PYTHON=/path/to/python3.11")'

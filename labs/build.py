@@ -1,7 +1,8 @@
 """labs/src/*.py (py:percent) -> labs/*.ipynb with outputs: `python labs/build.py [--force] [--check] [LAB ...]`.
 
-A notebook is built again if its source or the package has changed since (labs/.built.json, not in git). `--check`
-builds nothing: it fails if a notebook's cells are not its source's, or if one was never run.
+A notebook is built again if its source or the package has changed since (labs/.built.json, not in git). The tables in
+labs/README.md follow. `--check` builds nothing: it fails if a notebook's cells are not its source's, if one was never
+run, or if the tables are stale.
 """
 
 from __future__ import annotations
@@ -11,20 +12,27 @@ import hashlib
 import json
 import os
 import sys
+import tempfile
 from pathlib import Path
 
+import jupytext
+import nbformat
+import tables
+from nbclient import NotebookClient
+from nbclient.exceptions import CellExecutionError, CellTimeoutError, DeadKernelError
+from nbformat import NotebookNode
+
+import minifsdp
+
 LABS = Path(__file__).parent
-PACKAGE = LABS.parent / "minifsdp"
+PACKAGE = Path(minifsdp.__file__).parent
 BUILT = LABS / ".built.json"
 CELL_SECONDS = 120
+AS_UNDER_NBVAL = "PYTEST_CURRENT_TEST"  # where this is set, a kernel leaves file descriptor 1 alone
 
-# Before the kernel starts: streams are captured as under pytest --nbval, and matplotlib draws without a display.
-os.environ.setdefault("PYTEST_CURRENT_TEST", "labs/build.py")
 
-import jupytext  # noqa: E402
-import nbformat  # noqa: E402
-from nbclient import NotebookClient  # noqa: E402
-from nbformat import NotebookNode  # noqa: E402
+class BuildError(Exception):
+    """A cell failed; says which one of which lab, and how."""
 
 
 def main() -> None:
@@ -34,18 +42,31 @@ def main() -> None:
     parser.add_argument("--check", action="store_true", help="build nothing, fail if something is stale")
     args = parser.parse_args()
     sources = [s for s in sorted((LABS / "src").glob("lab*.py")) if not args.labs or s.name[3:5] in args.labs]
+    if unknown := set(args.labs) - {source.name[3:5] for source in sources}:
+        parser.error(f"there is no lab {', '.join(sorted(unknown))} in {LABS / 'src'}")
     if args.check:
         problems = [problem for source in sources for problem in stale(source)]
+        problems += [] if args.labs else unsourced() + tables.problems(LABS)
         sys.exit("\n".join(problems) or None)
+    failures = [failure for source in sources if (failure := refresh(source, args.force))]
+    tables.write(LABS)
+    sys.exit("\n".join(failures) or None)
+
+
+def refresh(source: Path, force: bool) -> str | None:
+    """Build a notebook unless it is what it would become; returns what went wrong."""
     built = json.loads(BUILT.read_text()) if BUILT.exists() else {}
-    for source in sources:
-        fingerprint = digest(source)
-        if args.force or stale(source) or built.get(source.stem) != fingerprint:
-            build(source)
-            built[source.stem] = fingerprint
-            BUILT.write_text(json.dumps(built, indent=1))
-        else:
-            print(f"{notebook_of(source).name}: unchanged")
+    fingerprint = digest(source)
+    if not force and not stale(source) and built.get(source.stem) == fingerprint:
+        print(f"{notebook_of(source).name}: unchanged")
+        return None
+    try:
+        build(source)
+    except BuildError as error:
+        return str(error)
+    BUILT.write_text(json.dumps({**built, source.stem: fingerprint}, indent=1) + "\n")
+    print(f"{notebook_of(source).name}: built")
+    return None
 
 
 def notebook_of(source: Path) -> Path:
@@ -69,15 +90,50 @@ def convert(source: Path) -> NotebookNode:
 
 
 def build(source: Path) -> None:
-    """Run the notebook from its first cell to its last and save it with its outputs."""
+    """Run the notebook from its first cell to its last, in an empty folder, and save it with its outputs.
+
+    Raises:
+        BuildError: a cell raised, took too long, or ended its kernel. The notebook is left without outputs.
+    """
     notebook = convert(source)
-    nbformat.write(notebook, notebook_of(source))  # what the exercises are compared with while it runs
-    NotebookClient(
-        notebook, timeout=CELL_SECONDS, record_timing=False, resources={"metadata": {"path": str(LABS)}}
-    ).execute()
+    save(notebook, notebook_of(source))  # what the exercises are compared with while it runs
+    with tempfile.TemporaryDirectory(prefix="minifsdp-build-") as folder:
+        client = NotebookClient(
+            notebook,
+            timeout=CELL_SECONDS,
+            record_timing=False,
+            coalesce_streams=True,
+            extra_arguments=["--log-level=ERROR"],
+            resources={"metadata": {"path": folder}},
+        )
+        running = list[NotebookNode]()
+        client.on_cell_start = lambda cell, cell_index: running.append(cell)
+        try:
+            client.execute(env={**os.environ, AS_UNDER_NBVAL: "labs/build.py", "IPYTHONDIR": f"{folder}/.ipython"})
+        except (CellExecutionError, CellTimeoutError, DeadKernelError) as error:
+            raise BuildError(f"{source.name}, {running[-1].id} ({first_line(running[-1])}): {reason(error)}") from error
     notebook.metadata.language_info = {"name": "python"}
-    nbformat.write(notebook, notebook_of(source))
-    print(f"{notebook_of(source).name}: built")
+    save(notebook, notebook_of(source))
+
+
+def save(notebook: NotebookNode, path: Path) -> None:
+    """Replace a file whole, so that nobody reads half of one."""
+    part = path.with_suffix(".part")
+    nbformat.write(notebook, part)
+    part.replace(path)
+
+
+def first_line(cell: NotebookNode) -> str:
+    return next((line.strip() for line in cell.source.splitlines() if line.strip()), "empty")
+
+
+def reason(error: Exception) -> str:
+    match error:
+        case CellExecutionError():
+            return f"{error.ename}: {error.evalue}"
+        case CellTimeoutError():
+            return f"still running after {CELL_SECONDS} s"
+    return "its kernel died"
 
 
 def stale(source: Path) -> list[str]:
@@ -95,14 +151,20 @@ def stale(source: Path) -> list[str]:
     return problems
 
 
+def unsourced() -> list[str]:
+    """Notebooks that nothing builds."""
+    built = {path.stem for path in (LABS / "src").glob("lab*.py")}
+    return [f"{path.name} has no source in labs/src" for path in sorted(LABS.glob("*.ipynb")) if path.stem not in built]
+
+
 def inputs(notebook: NotebookNode) -> list[object]:
     cells = [(cell.id, cell.cell_type, cell.source, cell.metadata.get("tags")) for cell in notebook.cells]
     return [notebook.metadata.get("minifsdp"), *cells]
 
 
 def digest(source: Path) -> str:
-    """Changes with the lab's source and with any file of the package."""
-    files = [source, *sorted(PACKAGE.rglob("*.py"))]
+    """Changes with the lab's source, with any file of the package, and with how a notebook is built."""
+    files = [source, Path(__file__), *sorted(PACKAGE.rglob("*.py"))]
     return hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()
 
 

@@ -23,6 +23,7 @@ import torch
 import torch.distributed as dist
 from torch.utils.data import DataLoader, Dataset
 
+from minifsdp.course import rank_server
 from minifsdp.course.launch import RankError, launch, local, report, start
 
 LAUNCHER = str(Path(local.__file__).parent)
@@ -89,7 +90,7 @@ def test_preloading_does_not_ask_for_cuda() -> None:
         import torch
         def forbidden(*args): raise AssertionError("cuda")
         torch.cuda.is_available = torch.cuda.device_count = torch.cuda._lazy_init = forbidden
-        for name in {start.PRELOAD}: __import__(name)
+        for name in {rank_server.PRELOAD}: __import__(name)
         import minifsdp.course.launch.rank
     """
     subprocess.run([sys.executable, "-c", textwrap.dedent(script)], check=True, timeout=60)

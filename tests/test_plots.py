@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,17 @@ import pytest
 from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
 
-from minifsdp.course.plots import LANE_COLOURS, REDUCTION_COLOUR, TAG_COLOURS, memory_figure, timeline_figure
+from minifsdp.course import plots
+from minifsdp.course.plots import (
+    EARLIER_COLOURS,
+    LANE_COLOURS,
+    REDUCTION_COLOUR,
+    TAG_COLOURS,
+    memory_figure,
+    timeline_figure,
+)
+from minifsdp.course.plots.picture import in_words
+from minifsdp.course.plots.style import unit_for
 from minifsdp.course.timeline import Span
 
 MIB = 2**20
@@ -130,7 +141,7 @@ def test_gathers_and_reductions_are_told_apart(tmp_path: Path) -> None:
     spans = [
         Span("communication", "all_gather 1.0 MiB", 0.0, 0.5),
         Span("communication", "reduce_scatter 1.0 MiB", 0.5, 0.09),
-        Span("communication", "all_reduce 1.0 MiB", 0.7, 0.01),
+        Span("communication", "ncclDevKernel_AllReduce_Sum_f32_RING_LL", 0.7, 0.01),
         Span("compute", "addmm", 0.0, 1.0),
     ]
     figure = timeline_figure([("fsdp", spans, 1.0)], tmp_path / "timeline.png")
@@ -149,3 +160,145 @@ def test_equal_input_gives_equal_bytes(tmp_path: Path) -> None:
     assert c.startswith(PNG)
     assert a == b
     assert c == d
+
+
+STAGES = {
+    "built": {"parameters": 4 * MIB},
+    "forward": {"activations": 3 * MIB, "parameters": 4 * MIB, "unsharded": MIB},
+    "step": {"parameters": 4 * MIB, "gradients": 0, "optimizer": 8 * MIB},
+}
+SAYS = "Bars: bytes alive when a stage ended."
+
+
+def words(figure: Figure) -> list[str]:
+    legend = figure.axes[0].get_legend()
+    return [text.get_text() for text in legend.get_texts()] if legend is not None else []
+
+
+class TestStages:
+    @pytest.fixture
+    def picture(self) -> plots.Picture:
+        earlier = {"ddp": {"built": 8 * MIB, "step": 24 * MIB}, "zero1": {"step": 16 * MIB}}
+        predicted = {"built": 4 * MIB, "step": 13 * MIB}
+        return plots.stages(STAGES, title="Adam decides", says=SAYS, lab="04", predicted=predicted, earlier=earlier)
+
+    def test_bars_are_stacked_in_the_ledgers_order_after_the_greys_of_earlier_rungs(
+        self, picture: plots.Picture
+    ) -> None:
+        axes = picture.figure.axes[0]
+        drawn = [(to_hex(bar.get_facecolor()).upper(), round(bar.get_height(), 6)) for bar in axes.patches]
+        greys = list(EARLIER_COLOURS[-2:])
+        own = [[4, 0, 0, 0, 0, 0], [4, 1, 0, 0, 3, 0], [4, 0, 0, 8, 0, 0]]
+        before = [[8, 0], [0, 0], [24, 16]]
+        assert drawn == [
+            (colour, height)
+            for stage in range(3)
+            for colour, height in zip([*greys, *TAG_COLOURS.values()], before[stage] + own[stage], strict=True)
+        ]
+
+    def test_diamonds_are_predicted_and_labels_the_sums(self, picture: plots.Picture) -> None:
+        axes = picture.figure.axes[0]
+        assert [line.get_ydata()[0] for line in axes.lines] == [4, 13]
+        assert [text.get_text() for text in axes.texts] == ["4", "8", "12"]
+        assert axes.get_ylabel() == "memory of a rank, MiB"
+
+    def test_the_legend_names_only_what_is_there_as_stacked(self, picture: plots.Picture) -> None:
+        present = ["activations", "optimizer", "unsharded", "parameters"]
+        assert words(picture.figure) == ["predicted", *present, "ddp", "zero1"]
+
+    def test_the_text_is_finding_pieces_sentence_and_numbers(self, picture: plots.Picture) -> None:
+        head, says, measured, predicted, earlier = repr(picture).splitlines()
+        assert re.fullmatch(r"Adam decides \(yours 0/\d+\)", head)
+        assert says == SAYS
+        assert measured.startswith("  measured: built (parameters 4,194,304); forward (parameters 4,194,304; unsharded")
+        assert predicted == "  predicted: built 4,194,304; step 13,631,488"
+        assert earlier.endswith("zero1 (step 16,777,216)")
+        assert picture.data["measured"]["step"] == {"parameters": 4 * MIB, "optimizer": 8 * MIB}
+
+    def test_what_is_unknown_is_named(self) -> None:
+        with pytest.raises(ValueError, match="no such tag: weights; choose from parameters, unsharded"):
+            plots.stages({"built": {"weights": 1}}, title="", says="")
+        with pytest.raises(ValueError, match="no such stage: bulit; choose from built, forward, step"):
+            plots.stages(STAGES, title="", says="", predicted={"bulit": 1})
+        with pytest.raises(ValueError, match="no such stage: end"):
+            plots.stages(STAGES, title="", says="", earlier={"ddp": {"end": 1}})
+
+
+class TestCurve:
+    def test_earlier_outlines_are_stretched_until_marks_meet(self) -> None:
+        short, long = rung("", 1)["curve"], rung("", 2)["curve"]
+        short["marks"] = [[1, "forward"], [3, "step"]]
+        tags = {tag: [value for value in values for _ in range(2)] for tag, values in long["tags"].items()}
+        long = {"tags": tags, "marks": [[4, "forward"], [7, "step"]]}
+        picture = plots.curve(short, title="", says="", earlier={"ddp": long}, predicted_peak=9 * MIB)
+        outline, peak, *moments = picture.figure.axes[0].lines
+        assert outline.get_xdata()[[0, 4, 7]].tolist() == [0, 1, 3]
+        assert max(outline.get_ydata()) == 16
+        assert peak.get_ydata()[0] == 9
+        assert [line.get_xdata()[0] for line in moments] == [1, 3]
+        assert [text.get_text() for text in picture.figure.axes[0].texts] == ["forward", "step"]
+        assert picture.data["at the marks"] == {"forward": 7 * MIB, "step": 5 * MIB}
+        assert picture.data["earlier peaks"] == {"ddp": 16 * MIB}
+
+    def test_names_of_near_moments_stand_on_different_lines(self) -> None:
+        curve = rung("", 1)["curve"] | {"marks": [[0, "built"], [0, "forward of the root"], [3, "step"]]}
+        axes = plots.curve(curve, title="", says="").figure.axes[0]
+        assert [text.get_position()[1] for text in axes.texts] == [-3, -14, -3]
+
+
+class TestQuantities:
+    def test_a_row_for_each_timeline_and_no_times_in_the_text(self) -> None:
+        picture = plots.timeline({"naive": SPANS, "overlap": SPANS[:3]}, title="Waits", says="Lanes.", lab="04")
+        assert len(picture.figure.axes) == 2
+        assert picture.figure.axes[0].get_title(loc="left") == "naive: 100 ms, 25% of communication under compute"
+        assert words(picture.figure) == ["compute", "all-gather", "host waits"]
+        assert re.fullmatch(r"Waits \(yours 0/\d+\)\nLanes\.", repr(picture))
+
+    def test_names_of_short_phases_stand_over_each_other_and_none_stands_out(self) -> None:
+        begins = {"forward": 0.0, "backward": 0.002, "optimizer": 0.099}
+        spans = [Span("phase", name, start, 0.001) for name, start in begins.items()]
+        row = plots.timeline({"fsdp": [*spans, SPANS[1]]}, title="", says="").figure.axes[0]
+        places = {text.get_text(): (text.get_position()[1], text.get_ha()) for text in row.texts}
+        assert places == {"forward": (1.55, "left"), "backward": (2.0, "left"), "optimizer": (1.55, "right")}
+        assert row.get_ylim()[1] == pytest.approx(2.55)
+
+    def test_expected_points_are_diamonds_with_one_name(self) -> None:
+        ranks = [1, 2, 4]
+        series = {"ring": (ranks, [0, 1, 1.5]), "naive": (ranks, [0, 2, 6])}
+        picture = plots.lines(
+            series, xlabel="ranks", ylabel="bytes", title="Ring", says="S.", expected=series | {"all": (ranks, [1] * 3)}
+        )
+        assert [line.get_marker() for line in picture.figure.axes[0].lines] == ["o", "o", "D", "D", "D"]
+        assert words(picture.figure) == ["ring", "naive", "expected", "all"]
+        assert "  measured: ring (x [1 2 4]; y [0 1 1.5]); naive (x [1 2 4]; y [0 2 6])" in repr(picture)
+
+
+def test_a_picture_shows_itself_the_same_every_time() -> None:
+    one, two = (plots.stages(STAGES, title="T", says=SAYS) for _ in range(2))
+    assert one._repr_png_() == two._repr_png_() == two._repr_png_()
+    assert one._repr_png_().startswith(PNG)
+    assert b"Software" not in one._repr_png_()
+
+
+@pytest.mark.parametrize(
+    ("value", "said"),
+    [
+        (1234567, "1,234,567"),
+        (1.0, "1"),
+        (0.123456, "0.1235"),
+        (12345678.9, "12,345,679"),
+        (np.float64(2.5), "2.5"),
+        (np.int64(2500), "2,500"),
+        (list(range(20)), "[0 ... 19, 20 numbers]"),
+        ({"a": {"b": 1, "c": [2]}}, "a (b 1; c [2])"),
+        (float("nan"), "nan"),
+        (float("inf"), "inf"),
+    ],
+)
+def test_numbers_in_words(value: object, said: str) -> None:
+    assert in_words(value) == said
+
+
+@pytest.mark.parametrize(("largest", "name"), [(0, "B"), (1023, "B"), (1024, "KiB"), (MIB, "MiB"), (2**30, "GiB")])
+def test_units(largest: int, name: str) -> None:
+    assert unit_for(largest)[0] == name

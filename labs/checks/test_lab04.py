@@ -1,20 +1,496 @@
 """The checks of lab 04."""
 
+from collections import OrderedDict
+from contextlib import contextmanager
+from itertools import pairwise
+
 import pytest
 import torch
+from torch import nn
 
-from minifsdp.course.workshop.checking import AnswerError, expect
+from minifsdp.course.ledger import Ledger
+from minifsdp.course.workshop.checking import AnswerError, describe, expect, same
+
+GARBAGE = "uninitialised memory, here nan, in the padding: a reduction and a norm read it, so it must be zero"
+WHOLE_N = "a whole N of padding where N divides: `-numel % N` is 0 there, `N - numel % N` is N"
+
+
+@contextmanager
+def garbage():
+    """Uninitialised memory holds nan, instead of zeros on a lucky day."""
+    before = torch.are_deterministic_algorithms_enabled()
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(before)
+
+
+def numbers(numel, dtype):
+    """1, 2, 3, ..., such that every dtype holds them exactly."""
+    return (torch.arange(numel) % 97 + 1).to(dtype)
+
+
+def total(ledger):
+    return sum(ledger.live().values())
 
 
 @pytest.mark.exercise(id="4.1")
 def test_pad_and_chunk(answer, variant):
-    """Equal shards, every element once and in order, zeros behind them."""
-    for ranks in (variant.ranks, 4, 16):
-        flat = torch.arange(1.0, variant.size + 1)
+    """Equal shards, every element once and in order, zeros behind them, no copy but one padded buffer."""
+    cases = [
+        (numbers(numel, dtype), ranks)
+        for ranks in (variant.ranks, 4, 16)
+        for numel in (variant.size, 2 * ranks, ranks + 1)
+        for dtype in (torch.float32, torch.bfloat16)
+    ]
+    for flat, ranks in cases:
+        chunk_values(answer, flat, ranks)
+    for flat, ranks in cases:
+        chunk_memory(answer, flat, ranks)
+
+
+def chunk_values(answer, flat, ranks):
+    numel, length = flat.numel(), -(-flat.numel() // ranks)
+    where = f"over {ranks} ranks ({numel} elements)"
+    with garbage():
         shards = answer(flat.clone(), ranks)
-        if not isinstance(shards, (list, tuple)) or len(shards) != ranks:
-            raise AnswerError(f"over {ranks} ranks: expected a list of {ranks} tensors, got {shards!r}")
-        length = -(-variant.size // ranks)
-        for rank, shard in enumerate(shards):
-            wanted = torch.cat([flat, torch.zeros(ranks * length - variant.size)])[rank * length :][:length]
-            expect(f"shard over {ranks} ranks", shard, wanted, rank=rank)
+    if not isinstance(shards, (list, tuple)) or len(shards) != ranks:
+        got = f"{len(shards)}" if isinstance(shards, (list, tuple)) else describe(shards)
+        raise AnswerError(f"{where}: expected a list of {ranks} tensors, got {got}")
+    padding = -numel % ranks
+    padded = torch.cat([flat, flat.new_zeros(padding)])
+    usual = {
+        "every shard is padded by itself: the padding belongs behind the last element of all": [
+            torch.cat([part, part.new_zeros(length - part.numel())]) for part in flat.tensor_split(ranks)
+        ],
+        "the padding stands in front, so that every parameter's offset has moved": (
+            torch.cat([flat.new_zeros(padding), flat]).chunk(ranks)
+        ),
+    }
+    if not padding:
+        usual[WHOLE_N] = torch.cat([flat, flat.new_zeros(ranks)]).chunk(ranks)
+    for rank, shard in enumerate(shards):
+        slip = None
+        if isinstance(shard, torch.Tensor):
+            if shard.dtype != flat.dtype:
+                slip = "another dtype: `torch.zeros` is float32 unless told, and `cat` promotes"
+            elif shard.numel() < length:
+                slip = "the shard is short, and collectives want them even: `chunk` does not pad, pad before it"
+            elif bool(shard.isnan().any()):
+                slip = GARBAGE
+        slips = {text: wrong[rank] for text, wrong in usual.items() if len(wrong) == ranks}
+        expect(f"shard {where}", shard, padded[rank * length :][:length], rank=rank, slips=slips, slip=slip)
+
+
+def chunk_memory(answer, flat, ranks):
+    length = -(-flat.numel() // ranks)
+    where = f"over {ranks} ranks ({flat.numel()} elements)"
+    given = flat.clone()
+    with Ledger() as ledger:
+        shards = answer(given, ranks)
+        made = total(ledger)
+    expect(
+        f"bytes made {where}",
+        made,
+        ranks * length * flat.element_size(),
+        slips={"where N divides, the shards are views of `flat`: who changes a shard changes the parameters": 0},
+        slip="more than one padded buffer is left",
+    )
+    for rank, shard in enumerate(shards):
+        together = shard.untyped_storage().data_ptr() == shards[0].untyped_storage().data_ptr()
+        offset = shard.storage_offset() if together else "an offset in a buffer of its own"
+        slip = "every shard is a copy: `chunk` gives views of one buffer"
+        expect(f"offset of the shard in the buffer {where}", offset, rank * length, rank=rank, slip=slip)
+    expect(f"`flat` afterwards {where}", given, flat, slip="the input was changed")
+
+
+@pytest.mark.exercise(id="4.2")
+def test_flatten_parameters(answer, variant):
+    """One buffer with zeros at its end; each parameter is a view of it, in place and shape; the old memory is gone."""
+    for ranks in (variant.ranks, 4, 16):
+        for dtype in (torch.float32, torch.bfloat16):
+            for divides in (False, True):
+                flattened(answer, variant, ranks, dtype, divides)
+
+
+def flattened(answer, variant, ranks, dtype, divides):
+    size = variant.size
+    shapes = [(size, 3), (size,), (2, 5), ()]
+    if divides:
+        shapes.append(((-sum(torch.Size(shape).numel() for shape in shapes)) % ranks or ranks,))
+    with garbage(), Ledger() as ledger:
+        torch.manual_seed(variant.seed)
+        # the third one lies transposed in memory, as a weight that was loaded from another framework does
+        values = [torch.randn(shape[::-1]).t() if i == 2 else torch.randn(shape) for i, shape in enumerate(shapes)]
+        params = [nn.Parameter(value.to(dtype)) for value in values]
+        del values
+        kept = [p.detach().clone(memory_format=torch.preserve_format) for p in params]
+        pointers = [p.data_ptr() for p in params]
+        before = total(ledger)
+        old = sum(p.numel() * p.element_size() for p in params)
+        ledger.reset_peaks()
+        full = answer(params, ranks)
+        peak, left = ledger.peak.total, total(ledger)
+    where = f"of {[list(shape) for shape in shapes]} over {ranks} ranks"
+    sizes = [value.numel() for value in kept]
+    padding = -sum(sizes) % ranks
+    check_buffer(full, kept, padding, ranks, where)
+    offset = 0
+    for i, (p, value) in enumerate(zip(params, kept, strict=True)):
+        inside = p.untyped_storage().data_ptr() == full.untyped_storage().data_ptr()
+        moved = p.data_ptr() != pointers[i]
+        slip = "`p.data` is a copy of the view: no `clone`, `contiguous` or `to` in between"
+        if not moved:
+            slip = "the parameter still owns its old memory: set `p.data`; a new name for the view changes no module"
+        place = f"offset {p.storage_offset()} of the buffer" if inside else "memory of its own"
+        expect(f"parameter {i} {where} lies at", place, f"offset {offset} of the buffer", slip=slip)
+        expect(f"parameter {i} {where}", p.detach(), value, slip="the view has not the parameter's shape and order")
+        offset += value.numel()
+    with torch.no_grad():
+        full.fill_(7)
+    expect(f"a write to the buffer shows in all parameters {where}", all(bool((p == 7).all()) for p in params), True)
+    item = full.element_size()
+    whole = (sum(sizes) + padding) * item
+    expect(
+        f"bytes left {where}",
+        left - (before - old),
+        whole,
+        slips={"the old memory is still there": whole + old},
+        slip="one buffer is all that stays",
+    )
+    if peak - before > 1.5 * whole:
+        raise AnswerError(
+            f"bytes at the peak beside the parameters {where}: expected {whole:,}, got {peak - before:,}\n"
+            "likely slip: two copies of the buffer: do not concatenate first and pad after"
+        )
+
+
+def check_buffer(full, values, padding, ranks, where):
+    if not isinstance(full, torch.Tensor) or full.dim() != 1:
+        raise AnswerError(f"buffer {where}: expected a tensor [numel + padding], got {describe(full)}")
+    end = values[0].new_zeros(padding)
+    wanted = torch.cat([*(value.reshape(-1) for value in values), end])
+    numel = wanted.numel() - padding
+    each = [torch.cat([v.reshape(-1), v.new_zeros(-v.numel() % ranks)]) for v in values]
+    slip = None
+    if full.dtype != wanted.dtype:
+        slip = "another dtype: the buffer has the parameters' dtype, not torch's default"
+    elif full.numel() == wanted.numel() and bool(full[:numel].isnan().any()):
+        slip = "the old values are lost: copy them into the view before `p.data` is the view"
+    elif full.numel() == wanted.numel() and bool(full[numel:].isnan().any()):
+        slip = GARBAGE
+    expect(
+        f"buffer {where}",
+        full,
+        wanted,
+        slips={
+            "every parameter is padded by itself: the padding belongs once at the end": torch.cat(each),
+            "no padding": wanted[:numel],
+            "elements in the order of memory: parameter 2 is a transposed view, its rows are not contiguous": torch.cat(
+                [*(value.t().reshape(-1) if i == 2 else value.reshape(-1) for i, value in enumerate(values)), end]
+            ),
+            **({} if padding else {WHOLE_N: torch.cat([wanted, wanted.new_zeros(ranks)])}),
+        },
+        slip=slip,
+    )
+    expect(
+        f"requires_grad of the buffer {where}",
+        full.requires_grad,
+        False,
+        slip="autograd has recorded the copy: `.data`",
+    )
+
+
+@pytest.mark.exercise(id="4.3")
+def test_shard_bounds(answer, variant):
+    """Each parameter's part of each shard, empty where they do not meet, the padding nobody's."""
+    for sizes in ([variant.size, 3, 1, 2 * variant.size, 5], [12, 3], [16, 16]):
+        for ranks in (variant.ranks, 4, 16):
+            bounds_of(answer, sizes, ranks)
+
+
+def bounds_of(answer, sizes, ranks):
+    length = -(-sum(sizes) // ranks)
+    owner = [index for index, size in enumerate(sizes) for _ in range(size)] + [None] * (-sum(sizes) % ranks)
+    cells = [(index, rank) for rank in range(ranks) for index in range(len(sizes))]
+    got = {}
+    for index, rank in cells:
+        found = answer(list(sizes), index, rank, ranks)
+        if not isinstance(found, (list, tuple)) or len(found) != 2 or not all(type(edge) is int for edge in found):
+            what = f"rank {rank}, bounds of parameter {index} of sizes {sizes} over {ranks} ranks"
+            raise AnswerError(f"{what}: expected two integers (low, high), got {describe(found)}")
+        got[index, rank] = tuple(found)
+    usual = usual_bounds(sizes, ranks)
+    # a slip that explains the whole table rather than one cell of it
+    slip = next((text for text, wrong in usual.items() if all(got[cell] == wrong[cell] for cell in cells)), None)
+    for index, rank in cells:
+        low, high = got[index, rank]
+        owned = [at for at, each in enumerate(owner[rank * length : (rank + 1) * length]) if each == index]
+        right = (low, high) == (owned[0], owned[-1] + 1) if owned else 0 <= low == high <= length
+        if not right:
+            wanted = f"[{owned[0]}, {owned[-1] + 1}]" if owned else f"an empty range within [0, {length}]"
+            what = f"rank {rank}, bounds of parameter {index} of sizes {sizes} over {ranks} ranks"
+            if slip is None:
+                cell = (text for text, wrong in usual.items() if wrong[index, rank] == (low, high))
+                slip = next(
+                    cell, "where it begins and ends, less where the shard begins, both clamped into [0, length]"
+                )
+            raise AnswerError(f"{what}: expected {wanted}, got [{low}, {high}]\nlikely slip: {slip}")
+
+
+def usual_bounds(sizes, ranks):
+    """What usual slips give, by words, for each parameter and rank."""
+    length, last = -(-sum(sizes) // ranks), len(sizes) - 1
+    slips = {
+        "positions in the whole flat parameter: subtract where the shard begins": {},
+        "`high` is the last element instead of the one behind it": {},
+        "beyond the shard: clamp both ends into [0, length]": {},
+        "`low` is clamped, `high` is not: the parameter goes on in the next shard": {},
+        "low above high: clamp both ends into [0, length], and what does not meet is empty": {},
+        "the shard's length rounded down: shards are padded, so round up": {},
+        "the padding belongs to no parameter, the last one ends before it": {},
+        "offset and length, where the end is asked for": {},
+    }
+    for rank in range(ranks):
+        for index, size in enumerate(sizes):
+            offset, start, floor = sum(sizes[:index]), rank * length, rank * (sum(sizes) // ranks)
+            begin, end = offset - start, offset + size - start
+            low, high = clamped(begin, length), clamped(end, length)
+            whole = max(offset, start), min(offset + size, start + length)
+            rounded = [clamped(edge, sum(sizes) // ranks) for edge in (offset - floor, offset + size - floor)]
+            wrong = [
+                (whole[0], max(whole)),
+                (low, high - 1 if high > low else low),
+                (begin, end),
+                (max(begin, 0), max(end, 0)),
+                (max(begin, 0), min(end, length)),
+                tuple(rounded),
+                (low, clamped(end + (-sum(sizes) % ranks if index == last else 0), length)),
+                (low, high - low),
+            ]
+            for table, cell in zip(slips.values(), wrong, strict=True):
+                table[index, rank] = cell
+    return slips
+
+
+def clamped(edge, length):
+    return min(max(edge, 0), length)
+
+
+class Tied(nn.Module):
+    """A head that shares the embedding's weight, two norms of equal values, a layer without a bias."""
+
+    def __init__(self, size):
+        super().__init__()
+        self.embed = nn.Embedding(size, 4)
+        self.norm1, self.norm2 = nn.LayerNorm(4), nn.LayerNorm(4)
+        self.up = nn.Linear(4, 4)
+        self.head = nn.Linear(4, size, bias=False)
+        self.head.weight = self.embed.weight
+
+    def forward(self, tokens):
+        return self.head(self.norm2(self.up(self.norm1(self.embed(tokens))))).square().mean()
+
+
+TIED_NAMES = [
+    ["embed.weight", "head.weight"],
+    ["norm1.weight"],
+    ["norm1.bias"],
+    ["norm2.weight"],
+    ["norm2.bias"],
+    ["up.weight"],
+    ["up.bias"],
+]
+
+
+@pytest.mark.exercise(id="4.4")
+def test_place_views(answer, variant):
+    """Each parameter flattened once, its view in every place, and the gradient of both places in the one buffer."""
+    torch.manual_seed(variant.seed)
+    tokens = torch.arange(variant.size)
+    plain = Tied(variant.size)
+    loss = plain(tokens)
+    loss.backward()
+    with Ledger() as ledger:
+        model = Tied(variant.size)
+        model.load_state_dict(plain.state_dict())
+        names = {id(p): name for name, p in model.named_parameters()}
+        given, views, buffers = [], [], []
+
+        def flatten(params):
+            given.extend(names.get(id(p), "no parameter of the model") for p in params)
+            full = nn.Parameter(torch.cat([p.detach().reshape(-1) for p in params]))
+            parts = torch.split(full, [p.numel() for p in params])
+            buffers.append(full)
+            views.extend(part.view(p.shape) for part, p in zip(parts, params, strict=True))
+            return list(views)
+
+        said = answer(model, flatten)
+        ledger.mark("placed")
+        left = total(ledger)
+    if not buffers:
+        raise AnswerError("`flatten` was not called: it makes the views")
+    expect("calls of `flatten`", len(buffers), 1, slip="one call with all parameters: they share one buffer")
+    first = [users[0] for users in TIED_NAMES]
+    expect(
+        "what `flatten` is given",
+        given,
+        first,
+        slips={
+            "the tied parameter once per place: flattened, sharded and updated twice, it is tied no more": (
+                [*first, "embed.weight"]
+            ),
+            "parameters of equal values taken for one: they are tied if they are one object": (
+                [name for name in first if not name.startswith("norm2")]
+            ),
+        },
+        slip="each parameter once, in the order of `named_parameters`",
+    )
+    check_places(model, views)
+    expect(
+        "names returned",
+        said,
+        TIED_NAMES,
+        slips={"one place of each: the tied parameter has two": [[name] for name in first]},
+    )
+    expect("parameters that the model still registers", [name for name, _ in model.named_parameters()], [])
+    found = model(tokens)
+    expect("loss with the views", found.detach(), loss.detach(), slip="the views are not where they belong")
+    found.backward()
+    wanted = torch.cat([p.grad.reshape(-1) for p in plain.parameters()])
+    expect("gradient of the buffer", buffers[0].grad, wanted, tolerance=1e-5)
+    expect("bytes left", left, wanted.numel() * 4, slip="the original parameters are still held by somebody")
+
+
+def check_places(model, views):
+    for view, users in zip(views, TIED_NAMES, strict=True):
+        for name in users:
+            path, _, attribute = name.rpartition(".")
+            found = getattr(model.get_submodule(path), attribute, None)
+            if found is view:
+                continue
+            got, slip = describe(found), None
+            if isinstance(found, nn.Parameter):
+                same_memory = found.untyped_storage().data_ptr() == view.untyped_storage().data_ptr()
+                got = "a Parameter over the view's memory" if same_memory else "the old Parameter"
+                slip = "this place was forgotten: a tied parameter has two"
+                if same_memory:
+                    slip = "a Parameter is a leaf: its gradient stays in it and never reaches the buffer"
+                elif name == users[0]:
+                    slip = "the old Parameter is still registered there: delete it from `_parameters`, then set"
+            elif isinstance(found, torch.Tensor):
+                got = "another tensor of the same values" if same(found, view, 1e-6) else describe(found)
+                slip = "a copy of the view: a gather writes to the buffer, and this place would not see it"
+            raise AnswerError(
+                f"{name}: expected the view itself, got {got}" + (f"\nlikely slip: {slip}" if slip else "")
+            )
+
+
+def six_layers(widths):
+    layers = [nn.Linear(a, b) for a, b in pairwise(widths)]
+    pairs = [nn.Sequential(OrderedDict({f"layer{i}": layers[i] for i in pair})) for pair in ((1, 2), (4, 5))]
+    return nn.Sequential(OrderedDict(layer0=layers[0], middle=pairs[0], layer3=layers[3], last=pairs[1]))
+
+
+NAMES = ["layer0", "middle.layer1", "middle.layer2", "layer3", "last.layer4", "last.layer5"]
+
+
+def rows(widths, numbers, ranks, without=()):
+    """The layout of a unit of these layers: pairs of name and elements, and the padding."""
+    found = []
+    for i in numbers:
+        a, b = widths[i], widths[i + 1]
+        found += [(f"{NAMES[i]}.weight", a * b), (f"{NAMES[i]}.bias", b)]
+    found = [row for row in found if row[0] not in without]
+    return [*found, ("padding", -sum(n for _, n in found) % ranks)]
+
+
+def pairs_of(units):
+    ok = isinstance(units, (list, tuple)) and all(isinstance(unit, dict) for unit in units)
+    return [list(unit.items()) for unit in units] if ok else units
+
+
+@pytest.mark.exercise(id="4.5")
+def test_assign_units(answer, variant):
+    """Each parameter in one unit, the root's are the rest; padding once per unit; a tie between units is refused."""
+    widths = [3, variant.size, 4, variant.size + 1, 2, 4, 5]
+    for ranks in (variant.ranks, 16):
+        model = six_layers(widths)
+        for inner, numbers in (("middle", "last"), [(0, 3), (1, 2), (4, 5)]), (("last",), [(0, 1, 2, 3), (4, 5)]):
+            units_of(answer, widths, model, inner, numbers, ranks)
+    model = six_layers([2, 2, 2, 2, 2, 2, 2])  # two layers have 12 elements
+    units_of(answer, [2] * 7, model, ("middle", "last"), [(0, 3), (1, 2), (4, 5)], 4)
+    for one, other in ((1, 2), (0, 3)):
+        model = six_layers([3] * 7)
+        tie(model, one, other)
+        without = [f"{NAMES[other]}.weight"]
+        units_of(answer, [3] * 7, model, ("middle", "last"), [(0, 3), (1, 2), (4, 5)], 4, without)
+    for one, other in ((0, 5), (2, 4)):
+        model = six_layers([3] * 7)
+        tie(model, one, other)
+        refused(answer, model, f"{NAMES[one]}.weight", f"{NAMES[other]}.weight")
+
+
+def tie(model, one, other):
+    layers = [model.get_submodule(name) for name in NAMES]
+    layers[other].weight = layers[one].weight
+
+
+def units_of(answer, widths, model, inner, numbers, ranks, without=()):
+    tied = f", {without[0]} tied within its unit" if without else ""
+    where = f"with {' and '.join(inner)} wrapped, over {ranks} ranks{tied}"
+    try:
+        got = pairs_of(answer(model, [model.get_submodule(name) for name in inner], ranks))
+    except ValueError as error:
+        raise AnswerError(
+            f"units {where}: expected their layouts, got ValueError: {error}"
+            + ("\nlikely slip: a tie within one unit is no error, only one between two units is" if without else "")
+        ) from error
+    wanted = [rows(widths, each, ranks, without) for each in numbers]
+    everything = range(6)
+    stages = [[0, 1], [2, 3], [4, 5]] if len(inner) == 2 else [[0, 1, 2], [3, 4, 5]]
+    whole = [[*unit[:-1], ("padding", -sum(n for _, n in unit[:-1]) % ranks or ranks)] for unit in wanted]
+    slips = {
+        "the root holds only what no inner unit holds, not the whole model again": (
+            [rows(widths, everything, ranks, without), *wanted[1:]]
+        ),
+        "consecutive groups are pipeline stages: a unit is what is wrapped, the root the rest, wherever it is": (
+            [rows(widths, each, ranks, without) for each in stages]
+        ),
+        "the tied parameter is counted at both places: within its unit it is flattened once": (
+            [rows(widths, each, ranks) for each in numbers]
+        ),
+        "the padding is that of the unit's sum, once, not of each parameter": [
+            [*unit[:-1], ("padding", sum(-n % ranks for _, n in unit[:-1]))] for unit in wanted
+        ],
+        WHOLE_N: whole,
+    }
+    all_wrong = next((text for text, wrong in slips.items() if same(got, wrong)), None)  # explains all units at once
+    if not isinstance(got, list) or len(got) != len(wanted):
+        count = f"{len(got)} units" if isinstance(got, list) else describe(got)
+        raise AnswerError(f"units {where}: expected a list of {len(wanted)} dicts, got {count}")
+    for i, (unit, right) in enumerate(zip(got, wanted, strict=True)):
+        name = "root unit" if i == 0 else f"unit of {inner[i - 1]}"
+        usual = {} if all_wrong else {text: wrong[i] for text, wrong in slips.items() if wrong[i] != right}
+        slip = all_wrong
+        if slip is None and same(unit[:-1], right[:-1]):
+            slip = "the padding is that of the unit's sum, once"
+        elif slip is None and same(sorted(unit, key=str), sorted(right, key=str)):
+            slip = "another order: as the model registers them, and the padding last"
+        expect(f"{name} {where}", unit, right, slips=usual, slip=slip)
+
+
+def refused(answer, model, one, other):
+    what = f"{one} and {other} are one parameter in two units: expected a ValueError that names both"
+    try:
+        got = pairs_of(answer(model, [model.middle, model.last], 4))
+    except ValueError as error:
+        if one in str(error) and other in str(error):
+            return
+        raise AnswerError(f"{what}, got ValueError: {error}") from error
+    twice = sum(name in (one, other) for unit in got for name, _ in unit) == 2
+    slip = "one unit has it, and the other computes with memory that was freed"
+    if twice:
+        slip = "each unit shards and updates a copy of its own, and the two gradients are never added"
+    raise AnswerError(f"{what}, got layouts\nlikely slip: {slip}")

@@ -8,28 +8,951 @@
 
 # %% [markdown]
 # # Lab 04: the flat parameter
+#
+# **You will be able to** say from a list of parameters, on paper, what each of N ranks holds of them: how much
+# padding there is and where, which rank has which part of a bias, what one unit's flat parameter costs in memory
+# while it is built; and to read torch's `FlatParamHandle`.
+#
+# **You need** labs 01 (collectives) and 03 (shards of optimizer state). About 45 minutes for five exercises.
+#
+# **It runs** on a laptop (gloo), on one GPU, and with NCCL, one rank per GPU. Up to 4 ranks, each with at most 0.4 MiB
+# of parameters and buffers (measured below), beside what a Python process with torch takes.
 
 # %% tags=["setup"]
 # set-up
-import torch
-from torch import Tensor
+import tempfile
+import time
+from collections import OrderedDict
+from collections.abc import Callable
+from itertools import pairwise
+from pathlib import Path
 
+import torch
+from torch import Tensor, nn
+
+from minifsdp import comm, device
+from minifsdp.course.launch import launch, rank_device
+from minifsdp.course.ledger import Ledger
 from minifsdp.course.workshop import exercise, outcome, predict
+
+WIDTHS = [6, 10, 9, 12, 11, 8, 5]  # of the activations between the six layers
+
+
+def six_layers(widths: list[int]) -> nn.Sequential:
+    """Six linear layers; 1 and 2 are in a module of their own, and so are 4 and 5."""
+    layers = [nn.Linear(before, after) for before, after in pairwise(widths)]
+    middle = nn.Sequential(OrderedDict(layer1=layers[1], layer2=layers[2]))
+    last = nn.Sequential(OrderedDict(layer4=layers[4], layer5=layers[5]))
+    return nn.Sequential(OrderedDict(layer0=layers[0], middle=middle, layer3=layers[3], last=last))
+
+
+# %% [markdown]
+# ## The question: what should travel?
+#
+# After ZeRO-2 every rank still holds all parameters, Ψ elements. The next rung shards them too, and that changes what
+# has to travel: before a layer computes, its parameters must be gathered from all ranks. A layer has a weight and a
+# bias, a model hundreds of each, and N divides none of them in general. So, what is the message?
+#
+# - one gather **per parameter**, or one for many together?
+# - **uneven** shards, of which the last is shorter, or even ones with padding?
+#
+# Six linear layers stand for the model here: 12 parameters. First count, then look at the clock.
+
+# %%
+predict(
+    "4.0", ..., "messages to gather 12 parameters, each cut over 4 ranks into uneven shards, one broadcast per shard"
+)
+
+
+# %%
+def gather_three_ways(widths: list[int]) -> dict[str, tuple[int, int]]:
+    """By way: messages, and bytes that this rank sends."""
+    group, where = comm.world(), rank_device()
+    ranks = group.size()
+    sizes = [p.numel() for p in six_layers(widths).parameters()]
+
+    def even(numel: int) -> list:
+        length = -(-numel // ranks)
+        full, shard = torch.empty(ranks * length, device=where), torch.empty(length, device=where)
+        return [comm.all_gather(full, shard, group)]
+
+    def uneven(numel: int) -> list:
+        shards = torch.empty(numel, device=where).tensor_split(ranks)
+        return [comm.broadcast(shard, source, group) for source, shard in enumerate(shards)]
+
+    ways = {
+        "uneven shards, each parameter": lambda: [handle for numel in sizes for handle in uneven(numel)],
+        "even shards, each parameter": lambda: [handle for numel in sizes for handle in even(numel)],
+        "even shards, all in one": lambda: even(sum(sizes)),
+    }
+    found = {}
+    for name, start in ways.items():
+        with comm.record() as calls:
+            for handle in start():
+                handle.wait()
+        found[name] = len(calls), round(sum(call.wire for call in calls))
+    return found
+
+
+# %% [markdown]
+# ### Measured: even shards want one message, uneven ones a broadcast from each rank (C6)
+#
+# An all-gather takes equal shards from all ranks; that is part of its contract. What does gloo say to a shorter last
+# shard? What is left for uneven shards is a broadcast from each rank in turn, which is also what NCCL's backend makes
+# of a `torch.distributed.all_gather` with a list of unequal tensors.
+
+# %% tags=["C6"]
+WIDE = [60, 100, 90, 120, 110, 80, 50]
+
+
+def gather_uneven() -> str:
+    """What the backend says of a shard that is shorter on the last rank."""
+    group = comm.world()
+    ranks, rank, where = group.size(), group.rank(), rank_device()
+    lengths = [4] * (ranks - 1) + [3]
+    shards = [torch.empty(length, device=where) for length in lengths]
+    try:
+        torch.distributed.all_gather(shards, torch.ones(lengths[rank], device=where))
+    except RuntimeError as error:
+        return str(error).splitlines()[0]
+    return "gathered, as broadcasts: this is NCCL"
+
+
+print(launch(gather_uneven, 4, timeout=30)[0], "\n")
+counted = launch(gather_three_ways, 4, WIDE, timeout=30)[0]
+for way, (messages, sent) in counted.items():
+    print(f"{way:32} {messages:3} messages, {sent:8,} bytes sent by a rank")
+outcome("4.0", counted["uneven shards, each parameter"][0], ranks=4, slips={"a message per parameter": 12})
+
+total = 4 * sum(p.numel() for p in six_layers(WIDE).parameters())
+padded = total + -total % (4 * 4)
+assert [messages for messages, _ in counted.values()] == [48, 12, 1]
+assert counted["even shards, all in one"][1] == padded * 3 // 4
+print(f"expected: 48, 12, 1 messages; one all-gather of {padded:,} bytes sends 3/4 of them: {padded * 3 // 4:,}")
+
+# %% [markdown]
+# Even shards of all parameters together are one message, and the fewest bytes. (Bytes are nominal, by the ring
+# algorithm: in a broadcast a rank passes on the whole message, in an all-gather (N-1)/N of it.)
+
+# %% [markdown]
+# ### Measured: the same bytes in fewer messages (C6)
+#
+# A link costs a latency per message and a time per byte. The processes here are on one machine, so an emulated link
+# carries the messages: 2 ms each, and 50 MB/s. The same 512 KiB travel as 1, 4, 16 and 64 all-gathers: fig. 2(b) of
+# the FSDP paper on a laptop.
+
+# %% tags=["C6", "nbval-ignore-output"]
+from minifsdp.course import plots
+from minifsdp.course.link import EmulatedLink, let_communication_go_first
+
+
+def gather_in_pieces(link: EmulatedLink, numel: int, counts: list[int]) -> list[float]:
+    """Milliseconds to gather `numel` elements in so many messages."""
+    group, where = comm.world(), rank_device()
+    full = torch.empty(numel, device=where)
+    seconds = []
+    with link:
+        for count in [1, *counts]:  # the first is to warm up
+            parts = full.view(count, -1)
+            shards = parts.chunk(group.size(), dim=1)[group.rank()].contiguous()
+            torch.distributed.barrier()
+            began = time.perf_counter()
+            for handle in [comm.all_gather(part, shard, group) for part, shard in zip(parts, shards, strict=True)]:
+                handle.wait()
+            device.synchronize(where)
+            seconds.append((time.perf_counter() - began) * 1e3)
+    return seconds[1:]
+
+
+counts, numel, latency, bandwidth = [1, 4, 16, 64], 2**17, 2e-3, 50e6
+measured = launch(gather_in_pieces, 2, EmulatedLink(latency, bandwidth), numel, counts, timeout=30)[0]
+wire = 4 * numel / 2  # half of it, with 2 ranks
+model = [(count * latency + wire / bandwidth) * 1e3 for count in counts]
+assert all(got > 0.95 * wanted for got, wanted in zip(measured, model, strict=True))
+assert measured[-1] > 2 * measured[0]
+plots.lines(
+    {"512 KiB gathered": (counts, measured)},
+    expected={"messages x latency + bytes / bandwidth": (counts, model)},
+    xlabel="all-gathers that carry it",
+    ylabel="time, ms",
+    title=f"The same bytes in 64 messages take {measured[-1] / measured[0]:.0f} times as long as in one",
+    says="2 ranks, emulated link of 2 ms and 50 MB/s: each message pays the latency, the bytes are paid once.",
+    lab="04",
+    logx=True,
+)
+
+# %% [markdown]
+# And on the clock, with the forward of all six layers after it:
+
+# %% tags=["nbval-ignore-output"]
+from torch.profiler import record_function
+
+from minifsdp.course.timeline import read_trace
+from minifsdp.course.trace import record_trace
+
+
+def trace_gathers(link: EmulatedLink, widths: list[int]) -> dict:
+    """By way: the spans of a gather of all parameters and the forward that waits for it."""
+    let_communication_go_first()
+    group, where = comm.world(), rank_device()
+    model = six_layers(widths).to(where)
+    sizes = [p.numel() for p in model.parameters()]
+    data = torch.ones(2000, widths[0], device=where)
+    ways = {
+        "even shards: an all-gather per parameter": sizes,
+        "uneven shards: a broadcast per rank": [sum(sizes)],
+        "even shards: one all-gather": [sum(sizes)],
+    }
+
+    def forward(name: str, buffers: list[Tensor]) -> None:
+        if "uneven" in name:
+            parts = buffers[0].tensor_split(group.size())
+            handles = [comm.broadcast(part, source, group) for source, part in enumerate(parts)]
+        else:
+            handles = [comm.all_gather(full, full.chunk(group.size())[group.rank()], group) for full in buffers]
+        for handle in handles:
+            handle.wait()
+        model(data)
+        device.synchronize(where)
+
+    spans = {}
+    for name, numels in ways.items():
+        buffers = [torch.empty(n + -n % group.size(), device=where) for n in numels]
+        with tempfile.TemporaryDirectory() as folder:
+            forward(name, buffers)  # to warm up
+            with link, record_trace(Path(folder, "trace.json"), link):
+                torch.distributed.barrier()
+                with record_function("forward"):
+                    forward(name, buffers)
+            spans[name] = read_trace(Path(folder, "trace.json"))
+    return spans
+
+
+spans = launch(trace_gathers, 4, EmulatedLink(latency=10e-3, bandwidth=20e6), WIDE, timeout=40)[0]
+ends = {name: max(span.end for span in each) * 1e3 for name, each in spans.items()}
+many, uneven, one = ends.values()
+assert one < many
+plots.timeline(
+    spans,
+    title=f"Twelve messages take {many:.0f} ms, four {uneven:.0f} ms, one {one:.0f} ms",
+    says=f"4 ranks, a link of 10 ms and 20 MB/s: {total / 2**10:.0f} KiB are gathered, then all layers run.",
+    lab="04",
+)
+
+# %% [markdown]
+# So: **many parameters in one buffer, cut evenly.** That is the flat parameter, and it takes four steps: flatten,
+# concatenate, pad, chunk. The rest of the lab writes them.
 
 # %% [markdown]
 # ## 4.1 Pad and chunk
+#
+# Start at the end of those four steps. Given a flat tensor, make it divisible by N and cut it into N equal shards.
+# The last ranks take the padding.
+#
+# - However many elements there are, the fewest zeros that do it: none where N divides.
+# - Zeros, not what happened to be in memory: the padding is reduced, squared into gradient norms and updated by the
+#   optimizer along with everything else.
+# - `chunk` gives views. All shards are views of one buffer, and `flat` stays as it is.
+#
+# The FSDP paper's own example (section 3.2.1) is a 4 x 3 linear layer on 16 GPUs.
 
 # %%
-predict("4.1", ..., "elements of padding for 7 elements over 4 ranks")
+predict("4.1", ..., "elements of padding for the weight and bias of nn.Linear(4, 3) over 16 ranks")
 
 
 # %% tags=["exercise-4.1"]
 @exercise("4.1")
 def pad_and_chunk(flat: Tensor, ranks: int) -> list[Tensor]:
-    """Cut `flat` [numel] into one equal shard per rank, [ceil(numel / ranks)] each, the last ones filled with zeros."""
+    """Cut a flat tensor into one equal shard per rank, in order, with zeros behind the last element.
+
+    Args:
+        flat: [numel], of any dtype; is not changed.
+        ranks: N.
+
+    Returns:
+        N views, each [ceil(numel / N)] and of `flat`'s dtype, of one new buffer [numel + padding].
+    """
+    ...
+
+
+# %% [markdown]
+# ### Measured: padding is at most N - 1 elements (C10)
+#
+# Below, the elements of the weight are marked 1 and those of the bias 2, and your function cuts them; the drawing
+# shows where the marks have gone.
+
+# %% tags=["C10"]
+sizes = {"weight": 12, "bias": 3}
+marks = torch.cat([torch.full((size,), float(mark)) for mark, size in enumerate(sizes.values(), start=1)])
+shards = pad_and_chunk(marks, 16)
+
+
+def marked(shards: list[Tensor], mark: int) -> list[tuple[int, int]]:
+    """For each shard, where the elements with a mark are."""
+    places = [(shard == mark).nonzero().flatten().tolist() for shard in shards]
+    return [(place[0], place[-1] + 1) if place else (0, 0) for place in places]
+
+
+outcome("4.1", sum(shard.numel() for shard in shards) - 15, ranks=16, slips={"the weight alone": 4})
+padded_ranks = [rank for rank, shard in enumerate(shards) if not shard.all()]
+for ranks in (2, 3, 4, 16):
+    most = max(ranks * pad_and_chunk(torch.ones(numel), ranks)[0].numel() - numel for numel in range(1, 100))
+    print(f"{ranks:2} ranks, 1 to 99 elements: at most {most:2} elements of padding, expected {ranks - 1:2}")
+    assert most == ranks - 1, "too much padding, or none"
+drawn = plots.flat_layout(
+    sizes,
+    {name: marked(shards, mark) for mark, name in enumerate(sizes, start=1)},
+    shards[0].numel(),
+    title=f"nn.Linear(4, 3) on 16 ranks: shards of {shards[0].numel()}, padding on {padded_ranks}",
+    says="Top: the flat parameter, weight dark, bias pale, padding hatched. Bottom: what each rank keeps.",
+    lab="04",
+)
+assert drawn.data["offsets"] == {"weight": [0, 12], "bias": [12, 15]}
+assert drawn.data["padding"] == [15, 16]
+drawn
+
+# %% [markdown]
+# No rank has a whole weight, and a rank need not know whether its element is one of the weight's or of the bias's.
+# Sharding takes no notice of parameters. It is not tensor parallelism: nothing is ever computed with a shard.
+
+# %% [markdown]
+# ### Break it: garbage in the padding
+#
+# `torch.empty` often hands out zeros, so a padding that nobody wrote to works for weeks. With deterministic algorithms
+# on, uninitialised memory holds nan. A gradient of ones, padded in both ways, and its norm from the shards, which
+# clipping divides by:
+
+
+# %%
+def pad_with_garbage(flat: Tensor, ranks: int) -> list[Tensor]:
+    """`pad_and_chunk`, with whatever was in memory for padding."""
+    padded = flat.new_empty(flat.numel() + -flat.numel() % ranks)
+    padded[: flat.numel()] = flat
+    return list(padded.chunk(ranks))
+
+
+torch.use_deterministic_algorithms(True)
+norms = {}
+for pad in (pad_with_garbage, pad_and_chunk):
+    squares = [float(shard.square().sum()) for shard in pad(torch.ones(15), 16)]  # each rank its own, then all-reduced
+    norms[pad.__name__] = sum(squares) ** 0.5
+    print(
+        f"{pad.__name__:16} rank 15 adds {squares[-1]}, the norm is {norms[pad.__name__]:.4f}, expected {15**0.5:.4f}"
+    )
+torch.use_deterministic_algorithms(False)
+assert abs(norms["pad_and_chunk"] - 15**0.5) < 1e-6, "the padding is not zero"
+
+# %% [markdown]
+# One nan on the last rank, and after clipping every parameter of every rank is nan.
+
+# %% [markdown]
+# ## 4.2 Parameters as views
+#
+# Now the front: flatten and concatenate. If the buffer were only a copy of the parameters, every gather would have to
+# be copied out of it. Instead the parameters *become* views of the buffer: same storage, own shape and offset. Then
+# an all-gather into the buffer is at once in all of them, and memory that the buffer gives back they have given back,
+# too.
+#
+# A Parameter is an object that modules and optimizers refer to, and its `.data` is the tensor in it. Setting `p.data`
+# exchanges the tensor and leaves the object, so every module that uses `p` sees the view. (Assigning to a variable
+# named `p` exchanges nothing.) What `p.data` was before is then referred to by nobody, and freed.
+#
+# The buffer comes from `device.empty(numel, dtype, "unsharded", device)`: uninitialised, and known to the ledger by
+# its role.
+
+# %%
+predict("4.2", ..., "bytes at the peak while the six layers (52,350 elements of float32, over 4 ranks) are flattened")
+
+
+# %% tags=["exercise-4.2"]
+@exercise("4.2")
+def flatten_parameters(params: list[nn.Parameter], ranks: int) -> Tensor:
+    """Move parameters into one buffer that `ranks` divides, and let each be a view of it.
+
+    Afterwards each `p.data` is a view of the buffer, contiguous and with p's shape and values; nothing else is left of
+    the old memory, and at no time is there a second copy of the buffer.
+
+    Args:
+        params: of one dtype and device, each once; any shapes and strides.
+        ranks: N.
+
+    Returns:
+        The buffer [numel + padding], of the parameters' dtype, without requires_grad: their elements in order, each in
+        row-major order of its shape, and zeros at the end.
+    """
     ...
 
 
 # %%
-shards = pad_and_chunk(torch.arange(1.0, 8.0), 4)
-outcome("4.1", sum(s.numel() for s in shards) - 7, ranks=4)
+model = six_layers(WIDTHS)
+full = flatten_parameters(list(model.parameters()), 16)
+print(f"buffer of {full.numel()} elements, the parameters have {sum(p.numel() for p in model.parameters())}")
+for name, p in model.named_parameters():
+    inside = p.untyped_storage().data_ptr() == full.untyped_storage().data_ptr()
+    print(f"{name:20} {list(p.shape)!s:9} at {p.storage_offset():3}, in the buffer's storage: {inside}")
+full[60:70] = 0.5
+print("written to the buffer, read from the layer:", model.layer0.bias.data.unique().tolist())
+
+# %% [markdown]
+# ### Measured: memory while a rank flattens and shards
+#
+# A rank builds the model, flattens it, keeps its shard and frees the buffer. Your `flatten_parameters` runs on four
+# ranks; the ledger counts.
+
+# %%
+STAGES = ["built", "flattening, peak", "flattened", "sharding, peak", "sharded"]
+
+
+def flatten_and_shard(widths: list[int]) -> dict[str, dict[str, int]]:
+    """By stage, this rank's bytes by tag."""
+    group, found = comm.world(), []
+    with Ledger() as ledger:
+        model = six_layers(widths).to(rank_device())
+        ledger.watch(model)
+        found.append(ledger.mark("built"))
+        ledger.reset_peaks()
+        full = flatten_parameters(list(model.parameters()), group.size())
+        found += [ledger.peak.tags, ledger.mark("flattened")]
+        ledger.reset_peaks()
+        shard = full.chunk(group.size())[group.rank()].clone()
+        ledger.tag(shard, "parameters")
+        found.append(ledger.peak.tags)
+        device.free(full)  # and with it all parameters, whose views have no memory any more
+        found.append(ledger.mark("sharded"))
+    return dict(zip(STAGES, found, strict=True))
+
+
+per_rank = launch(flatten_and_shard, 4, WIDE, timeout=30)
+measured = per_rank[0]
+outcome(
+    "4.2",
+    sum(measured["flattening, peak"].values()),
+    ranks=4,
+    slips={
+        "the originals are freed only when they have been copied": padded,
+        "the buffer stands beside the model": total,
+        "the padding is in the buffer": 2 * total,
+    },
+)
+assert all(each == measured for each in per_rank), "equal on all ranks, because shards are even"
+predicted = dict(zip(STAGES, [total, total + padded, padded, padded + padded // 4, padded // 4], strict=True))
+plots.stages(
+    measured,
+    predicted=predicted,
+    earlier={"DDP, ZeRO-1, ZeRO-2": dict.fromkeys(STAGES, total)},
+    title=f"A rank keeps {sum(measured['sharded'].values()) / total:.0%} of the parameters, and needs "
+    f"{sum(measured['flattening, peak'].values()) / total:.0%} once, to get there",
+    says="Parameters of the six layers on each of 4 ranks. Grey: the rungs so far keep all of them, always.",
+    lab="04",
+)
+
+# %%
+for stage in STAGES:
+    bytes_held = sum(measured[stage].values())
+    print(f"{stage:17} measured {bytes_held:8,} bytes, expected {predicted[stage]:8,}")
+    assert bytes_held == predicted[stage], "one buffer is all that flattening may leave, besides the shard"
+
+# %% [markdown]
+# The buffer and the originals are there together: that is the price of one large buffer, paid once. If the whole
+# model is one unit, it is 2Ψ, more than the model needed before anybody sharded anything. Units, in 4.5, make it
+# smaller.
+
+# %% [markdown]
+# ### Break it: replace `.data` behind the buffer's back
+#
+# Views hold as long as nobody exchanges them. To change a value in place goes through the view into the buffer; to
+# set `p.data` leaves it, and so does whatever does that in silence: `model.double()`, `.half()`, `.to(device)`,
+# `vector_to_parameters`.
+
+
+# %%
+def in_buffer(model: nn.Module, full: Tensor) -> int:
+    """How many parameters are views of the buffer."""
+    return sum(p.untyped_storage().data_ptr() == full.untyped_storage().data_ptr() for p in model.parameters())
+
+
+model = six_layers(WIDTHS)
+full = flatten_parameters(list(model.parameters()), 4)
+data = torch.ones(1, WIDTHS[0])
+print(f"flattened:               {in_buffer(model, full):2} of 12 parameters in the buffer")
+model.layer0.bias.data.add_(1)
+print(f"p.data.add_(1):          {in_buffer(model, full):2}, the buffer has the change: {bool(full[60] > 0.5)}")
+model.layer0.bias.data = model.layer0.bias.data + 1
+print(f"p.data = p.data + 1:     {in_buffer(model, full):2}, the buffer has the change: {bool(full[60] > 1.5)}")
+model.double().float()
+print(f"model.double().float():  {in_buffer(model, full):2}")
+before = model(data)
+full.zero_()
+unchanged = torch.equal(model(data), before)
+print(f"buffer set to zero, as an optimizer or a gather writes to it: the output is as before: {unchanged}")
+
+# %% [markdown]
+# No error anywhere. The buffer goes on being gathered, reduced and updated, and the model computes with something
+# else. This is why FSDP moves modules *before* it flattens them (`device_id`) and casts for mixed precision on its
+# own, and why torch compares data pointers before each use (`_writeback_orig_params` in `_flat_param.py`).
+
+# %% [markdown]
+# ## 4.3 Bounds of a parameter in a shard
+#
+# Collectives do not care which parameter an element belongs to. Others do: a checkpoint by names, a norm per
+# parameter, weight decay for weights but not for biases. They ask: which elements of *my* shard are those of
+# parameter i? In general there are none, or some of it, or all.
+#
+# The unit that we look at holds layers 0 and 3: parameters of 60, 10, 132 and 11 elements, 213 together. Over 16
+# ranks.
+
+# %%
+predict("4.3", ..., "of the 16 ranks, how many hold elements of the last bias, those at [202, 213)")
+
+
+# %% tags=["exercise-4.3"]
+@exercise("4.3")
+def shard_bounds(sizes: list[int], index: int, rank: int, ranks: int) -> tuple[int, int]:
+    """Which elements `[low, high)` of a rank's shard belong to a parameter.
+
+    Args:
+        sizes: elements of each parameter in the flat parameter, in order, without padding.
+        index: of the parameter.
+        rank: whose shard.
+        ranks: N; a shard has ceil(sum(sizes) / N) elements, the padding is at the end of the last ones.
+
+    Returns:
+        Positions in the shard, `0 <= low <= high <=` its length; `low == high` if none of the parameter is there.
+    """
+    ...
+
+
+# %% [markdown]
+# ### Measured: every offset over 16 ranks (C10)
+
+# %% tags=["C10"]
+layers = {"layer0.weight": 60, "layer0.bias": 10, "layer3.weight": 132, "layer3.bias": 11}
+length = -(-sum(layers.values()) // 16)
+bounds = {name: [shard_bounds([*layers.values()], i, rank, 16) for rank in range(16)] for i, name in enumerate(layers)}
+holders = {name: sum(low < high for low, high in parts) for name, parts in bounds.items()}
+outcome("4.3", holders["layer3.bias"], ranks=16, slips={"11 elements fit into a shard of 14, but it begins at 202": 1})
+drawn = plots.flat_layout(
+    layers,
+    bounds,
+    length,
+    title=f"213 elements and {16 * length - 213} of padding: {holders['layer3.bias']} of 16 ranks share the last bias",
+    says="Top: the unit of layers 0 and 3, weights dark, biases pale, padding hatched. Bottom: the shards, "
+    "drawn from the bounds that 4.3 returned.",
+    lab="04",
+)
+assert drawn.data["offsets"] == {
+    "layer0.weight": [0, 60],
+    "layer0.bias": [60, 70],
+    "layer3.weight": [70, 202],
+    "layer3.bias": [202, 213],
+}
+assert drawn.data["padding"] == [213, 16 * length]
+for name, (start, end) in drawn.data["offsets"].items():  # the drawn pieces, put together, are the parameter
+    pieces = [rank * length + at for rank, (low, high) in enumerate(bounds[name]) for at in range(low, high)]
+    assert pieces == list(range(start, end)), f"the pieces of {name}, put together, are not {name}"
+drawn
+
+# %% [markdown]
+# Rank 4 holds four elements of a weight and a whole bias, rank 15 three elements of a bias and all of the padding. No
+# code has to know that these ranks are special.
+#
+# What the bounds are good for: the norm of one weight, while nobody holds it.
+
+
+# %%
+def norm_of(index: int) -> tuple[float, float]:
+    """The norm of one parameter from the shards, and from the whole parameter."""
+    torch.manual_seed(0)
+    group = comm.world()
+    params = list(six_layers(WIDTHS).to(rank_device()).parameters())
+    sizes, whole = [p.numel() for p in params], float(params[index].detach().norm())
+    shard = flatten_parameters(params, group.size()).chunk(group.size())[group.rank()]
+    low, high = shard_bounds(sizes, index, group.rank(), group.size())
+    squares = shard[low:high].square().sum()
+    comm.all_reduce(squares, group).wait()
+    return float(squares.sqrt()), whole
+
+
+from_shards, whole = launch(norm_of, 4, 6, timeout=30)[0]
+print(f"norm of layer3.weight from 4 shards {from_shards:.4f}, of the whole {whole:.4f}")
+assert abs(from_shards - whole) < 1e-5
+
+# %% [markdown]
+# ### Compare with torch: where its padding is
+#
+# The same two layers under `torch.distributed.fsdp`, on 4 ranks. Its flat parameter keeps, per rank,
+# `_shard_numel_padded` and for each parameter a `_shard_param_infos`: is it here, where in the shard, how long.
+
+
+# %%
+def torch_layout(orig: bool = False) -> tuple[bool, int, list, list, list]:
+    """Of torch's shard: is it that of 4.1; its padding; its parts; what was flattened; the values of padding."""
+    import warnings
+
+    from torch.distributed.fsdp import FullyShardedDataParallel
+
+    warnings.simplefilter("ignore")  # FSDP1 is in maintenance, it says
+    torch.manual_seed(0)
+    group = comm.world()
+    model = nn.Sequential(OrderedDict(layer0=nn.Linear(6, 10), layer3=nn.Linear(12, 11))).to(rank_device())
+    values = torch.cat([p.detach().reshape(-1) for p in model.parameters()])
+    wrapped = FullyShardedDataParallel(model, device_id=rank_device(), use_orig_params=orig)
+    flat = wrapped._handle.flat_param
+    equal = torch.equal(flat.detach(), pad_and_chunk(values, group.size())[group.rank()])
+    parts = [tuple(info)[1:3] if info.in_shard else None for info in flat._shard_param_infos]
+    filling = sorted({value for value in flat.detach().tolist() if value in (0.0, 42.0)})
+    return equal, flat._shard_numel_padded, parts, list(flat._numels_with_padding), filling
+
+
+for rank, (equal, padding, parts, _, _) in enumerate(launch(torch_layout, 4, timeout=40)):
+    bounds_here = [shard_bounds([*layers.values()], index, rank, 4) for index in range(4)]
+    ours = [(low, high - low) if low < high else None for low, high in bounds_here]
+    print(f"rank {rank}: values as by 4.1: {equal}; padding {padding}; parts {parts}, as by 4.3: {parts == ours}")
+    assert equal, "torch's shard has other elements"
+    assert parts == ours, "torch's shard has other bounds"
+
+# %%
+for orig in (False, True):
+    _, _, _, numels, filling = launch(torch_layout, 2, orig, timeout=40)[1]
+    padding = sum(numels) + -sum(numels) % 2 - 213
+    print(f"use_orig_params={orig}, 2 ranks: flattened {numels}, {padding} of padding, filled with {filling}")
+
+# %% [markdown]
+# By default (`use_orig_params=False`) torch lays out what we lay out: parameters back to back, and zeros at the end
+# of the last shards. It does not pad the buffer and cut it, it cuts and pads what is too short (`_get_shard`), which
+# comes to the same. With `use_orig_params=True` it also pads *between* parameters, so that each begins at a multiple
+# of 16 bytes, and it fills that padding with 42, to be recognised. "At most N - 1 elements of padding", which is said
+# of FSDP in general, holds for the first layout alone: here 2 ranks have 3.
+
+# %% [markdown]
+# ## 4.4 Tied weights
+#
+# `p.data = view` keeps the Parameter. FSDP goes further: it takes the original Parameters out of their modules and
+# puts views in their places, tensors that autograd follows back to the one flat Parameter. Then the optimizer sees
+# one Parameter, and its `.grad` collects all gradients, in the layout that a reduce-scatter wants. (minifsdp's own FSDP
+# gives each view a leaf instead and copies its gradient into that layout: so a unit knows when its last one has come.)
+#
+# But one Parameter may have several places: a language model whose head uses the embedding's weight. It must be
+# flattened **once**, and the view must come to **both** places. Two things are not what they seem here:
+# `module.named_parameters()` tells one place of each, and two Parameters are not tied because their values are equal
+# (at the start all LayerNorms are).
+#
+# A module keeps its own Parameters in the dict `_parameters`; a tensor can be set under the same name once the
+# Parameter is deleted there.
+
+# %%
+predict("4.4", ..., "elements, padding included, of a tied GPT on 16 ranks: names list 15,457, two of them 4,112")
+
+
+# %% tags=["exercise-4.4"]
+@exercise("4.4")
+def place_views(module: nn.Module, flatten: Callable[[list[nn.Parameter]], list[Tensor]]) -> list[list[str]]:
+    """Replace every parameter of `module` by a view, in each place that uses it.
+
+    Afterwards no module registers a Parameter; where one was, the view is an attribute of the same name.
+
+    Args:
+        module: any tree of modules; a parameter may be used in several places, and a module may have None for one.
+        flatten: to be called once with all parameters, each once, in the order of `module.named_parameters()`; returns
+            a view for each.
+
+    Returns:
+        For each parameter the qualified names of its places, in the order of `module.named_modules()`:
+        `[["embed.weight", "head.weight"], ["head.bias"]]`.
+    """
+    ...
+
+
+# %%
+from minifsdp.course.model import GPT
+
+torch.manual_seed(0)
+plain, model = GPT(width=16, layers=2, tied=True), GPT(width=16, layers=2, tied=True)
+model.load_state_dict(plain.state_dict())
+listed = sum(value.numel() for value in model.state_dict().values())
+
+
+flats: list[nn.Parameter] = []
+
+
+def flatten(params: list[nn.Parameter]) -> list[Tensor]:
+    """Views of a new flat Parameter, which remains in `flats`."""
+    sizes, shapes = [p.numel() for p in params], [p.shape for p in params]
+    flat = nn.Parameter(flatten_parameters(params, 16))
+    flats.append(flat)
+    *parts, _ = flat.split([*sizes, flat.numel() - sum(sizes)])
+    return [part.view(shape) for part, shape in zip(parts, shapes, strict=True)]
+
+
+names, flat = place_views(model, flatten), flats[0]
+elements = sum(p.numel() for p in plain.parameters())
+print(f"the names list {listed:,} elements; in two places: {[each for each in names if len(each) > 1]}")
+slips = {"a tied weight is flattened once": listed + -listed % 16, "and the padding": elements}
+outcome("4.4", flat.numel(), ranks=16, slips=slips)
+assert flat.numel() == listed - 4112 + 15, "the tied weight belongs into the buffer once"
+print("both places have the one view:", model.embed.weight is model.head.weight)
+print("Parameters that the model registers:", len(list(model.parameters())))
+
+# %% [markdown]
+# Does autograd find its way? The embedding's use and the head's use of the weight each have a gradient; both must be
+# in the buffer's, added.
+
+# %%
+tokens, targets = torch.randint(257, (2, 8)), torch.randint(257, (2, 8))
+loss, wanted = model(tokens, targets), plain(tokens, targets)
+loss.backward()
+wanted.backward()
+expected = torch.cat([p.grad.reshape(-1) for p in plain.parameters()])
+print("loss equal:", torch.allclose(loss, wanted))
+print("one gradient tensor,", f"{flat.grad.numel():,}", "elements; equal to those of the plain model:", end=" ")
+print(torch.allclose(flat.grad[:elements], expected, atol=1e-6))
+print("gradient of the padding:", flat.grad[elements:].abs().sum().item())
+assert torch.allclose(flat.grad[:elements], expected, atol=1e-6), "a place has not the view: its gradient is not there"
+assert not flat.grad[elements:].any()
+
+# %% [markdown]
+# ## 4.5 Units: six layers, three flat parameters
+#
+# One flat parameter for the whole model would be one large message, and also: to compute with any layer is to gather
+# all of it. One per layer is little memory and many messages. In between, layers are grouped into **units**, each
+# with a flat parameter of its own. Units follow from wrapping: what is wrapped is a unit, and all that no inner unit
+# holds belongs to the root's. So a root unit may hold layers that are no neighbours. Here `middle` (layers 1 and 2)
+# and `last` (4 and 5) are wrapped, and layers 0 and 3 are left for the root, as in figure 1 of the FSDP paper.
+#
+# A tied parameter belongs in one unit. In two, it would be sharded twice and updated twice, and nobody would add its
+# two gradients. There is no right answer but to refuse.
+
+# %%
+predict(
+    "4.5", ..., "elements that a rank keeps of the three units' flat parameters (213, 219 and 141 elements), 4 ranks"
+)
+
+
+# %% tags=["exercise-4.5"]
+@exercise("4.5")
+def assign_units(model: nn.Module, inner: list[nn.Module], ranks: int) -> list[dict[str, int]]:
+    """The layout of each unit's flat parameter, the root's first.
+
+    Args:
+        model: the whole.
+        inner: modules in it that are units of their own; none of them is inside another.
+        ranks: N.
+
+    Returns:
+        For the root, then for each of `inner` in order: elements by parameter, under its name in `model`, in the order
+        of `model.named_parameters()`, and last `"padding"`. A parameter that is tied within its unit is there once,
+        under its first name.
+
+    Raises:
+        ValueError: a parameter is used in two units; names both places.
+    """
+    ...
+
+
+# %% [markdown]
+# ### Measured: units of a model that is really wrapped (C9)
+#
+# On four ranks the six layers are wrapped with `FullyShardedDataParallel`, by hand and from the inside out. The
+# drawing is of what the wrapped model says; your layouts must be equal to it. And each rank writes down which layers
+# it runs.
+
+# %% tags=["C9"]
+from minifsdp.fsdp import FullyShardedDataParallel
+
+LAYERS = ["layer0", "middle.layer1", "middle.layer2", "layer3", "last.layer4", "last.layer5"]
+
+
+def wrap_and_run(widths: list[int]) -> tuple[dict[str, dict[str, int]], list[str], list[tuple[str, int]]]:
+    """The units' layouts by name, the layers that this rank ran, and its collectives with their bytes."""
+    model = six_layers(widths).to(rank_device())
+    ran: list[str] = []
+    for name in LAYERS:
+        model.get_submodule(name).register_forward_hook(lambda *_, name=name: ran.append(name))
+    model.middle = FullyShardedDataParallel(model.middle)
+    model.last = FullyShardedDataParallel(model.last)
+    wrapped = FullyShardedDataParallel(model)
+    with comm.record() as calls, torch.no_grad():
+        wrapped(torch.ones(1, widths[0], device=rank_device()))
+    layouts = {}
+    for unit, prefix in ((wrapped, ""), (wrapped.middle, "middle."), (wrapped.last, "last.")):
+        flat = unit._unit.flat
+        layouts[prefix.rstrip(".") or "root"] = {
+            **{prefix + name: size for name, size in zip(flat.names, flat.sizes, strict=False)},
+            "padding": flat.padding,
+        }
+    return layouts, ran, [(call.op, call.payload) for call in calls]
+
+
+per_rank = launch(wrap_and_run, 4, WIDTHS, timeout=30)
+layouts, ran, calls = per_rank[0]
+model = six_layers(WIDTHS)
+mine = assign_units(model, [model.middle, model.last], 4)
+outcome(
+    "4.5",
+    sum(sum(layout.values()) // 4 for layout in mine),
+    ranks=4,
+    slips={"each unit is padded": 144, "and padding": 143.25},
+)
+print("layouts equal to those of the wrapped model:", mine == list(layouts.values()))
+print("every rank runs every layer:", all(each[1] == LAYERS for each in per_rank))
+print("collectives of a forward (bytes):", calls)
+assert mine == list(layouts.values()), "your units are not those of the wrapped model"
+assert all(each[1] == LAYERS for each in per_rank)
+assert calls == [("all_gather", 4 * sum(layouts[unit].values())) for unit in ("root", "middle", "last")]
+plots.units(
+    LAYERS,
+    layouts,
+    4,
+    title=f"{len(LAYERS)} layers, {len(layouts)} units, {len(calls)} messages; the root's unit holds layers 0 and 3",
+    says="Top: the layers as every rank runs them. Below: each unit's flat parameter cut over 4 ranks, weights dark, "
+    "biases pale, padding hatched.",
+    lab="04",
+)
+
+# %% [markdown]
+# **A unit is no pipeline stage.** Pictures of FSDP that draw units side by side are often read that way. With a
+# pipeline of three stages a rank would run two of the six layers; here all four ranks run all six, each on its own
+# data. A unit groups parameters for communication, and for nothing else: it decides what is gathered together and
+# freed together.
+
+# %% [markdown]
+# ### Break it: a tie between two units, mixed dtypes, frozen beside trained (C9)
+#
+# Three ways in which a flat parameter cannot be made, and how `minifsdp` says so. The last two begin in torch's words,
+# known from the bug reports of peft, trl and axolotl; which parameters it means, torch does not say.
+
+# %% tags=["C9"]
+from minifsdp.flat_param import FlatParameter, find_parameters
+from minifsdp.fsdp.wrap import check_not_shared
+
+
+def refusal(attempt: Callable[[], object]) -> str:
+    """The error that an attempt ends in."""
+    try:
+        attempt()
+    except ValueError as error:
+        return str(error)
+    raise AssertionError("it should have been refused")
+
+
+tied = six_layers([8] * 7)
+tied.last.layer5.weight = tied.layer0.weight
+print("yours:   ", refusal(lambda: assign_units(tied, [tied.middle, tied.last], 4)))
+print("minifsdp:", refusal(lambda: check_not_shared(tied, tied.last)), "\n")
+said = refusal(lambda: check_not_shared(tied, tied.last))
+assert {"layer0.weight", "last.layer5.weight"} <= set(said.split())
+
+mixed = six_layers(WIDTHS)
+mixed.layer3.bfloat16()
+print(refusal(lambda: FlatParameter(find_parameters(mixed), rank=0, ranks=4)), "\n")
+
+frozen = six_layers(WIDTHS)
+frozen.middle.requires_grad_(False)
+print(refusal(lambda: FlatParameter(find_parameters(frozen), rank=0, ranks=4)))
+
+# %% [markdown]
+# One buffer has one dtype, and one flat Parameter either has a gradient or has none. A LoRA adapter in float32 beside
+# a frozen base in bfloat16 breaks both at once. The cure is in the messages: a unit of its own for what is different.
+
+# %% [markdown]
+# ### Measured: unit by unit, the peak is smaller
+#
+# 4.2 needed 2Ψ at its peak. Unit by unit, a rank has the model and one unit's buffer, and what was sharded is already
+# gone. From the pieces of this lab:
+
+
+# %%
+def shard_units(widths: list[int], one_unit: bool) -> dict:
+    """This rank's memory while it shards, as one unit or as three."""
+    group, shards = comm.world(), []
+    with Ledger() as ledger:
+        model = six_layers(widths).to(rank_device())
+        ledger.watch(model)
+        ledger.reset_peaks()
+        ledger.mark("built")
+        inner = [] if one_unit else [model.middle, model.last]
+        for layout in reversed(assign_units(model, inner, group.size())):  # from the inside out
+            params = [model.get_parameter(name) for name in layout if name != "padding"]
+            full = flatten_parameters(params, group.size())
+            shards.append(full.chunk(group.size())[group.rank()].clone())
+            ledger.tag(shards[-1], "parameters")
+            device.free(full)
+            if not one_unit:
+                ledger.mark({3: "root", 2: "middle", 1: "last"}[len(shards)] + " sharded")
+        if one_unit:
+            ledger.mark("sharded")
+        return {"curve": ledger.curve(), "peak": ledger.peak.total}
+
+
+at_once, by_unit = launch(lambda: [shard_units(WIDE, one_unit) for one_unit in (True, False)], 4, timeout=30)[0]
+wide = six_layers(WIDE)
+largest = max(sum(layout.values()) for layout in assign_units(wide, [wide.middle, wide.last], 4))
+print(f"as one unit: peak {at_once['peak']:,} bytes, expected {total + padded:,}")
+print(f"as three:    peak {by_unit['peak']:,} bytes, at most the model and the largest unit: {total + 4 * largest:,}")
+assert at_once["peak"] == total + padded
+assert by_unit["peak"] <= total + 4 * largest
+plots.curve(
+    by_unit["curve"],
+    earlier={"as one unit": at_once["curve"]},
+    title=f"Unit by unit the peak is {by_unit['peak'] / total:.2f} Ψ, as one unit {at_once['peak'] / total:.2f} Ψ",
+    says="A rank of 4 flattens and shards the six layers. Dark: originals, then shards; light: the buffer.",
+    lab="04",
+)
+
+# %% [markdown]
+# ## What is still missing
+#
+# The shards are there, evenly cut, and the buffers are freed; and the model cannot compute any more, because its
+# parameters are views of memory that is gone. Nobody gathers before a layer runs, nobody frees after it, and
+# gradients have nowhere to go. That is **lab 05**: gather, compute, free; gather, compute, free, reduce-scatter.
+
+# %% [markdown]
+# ## What to remember
+#
+# 1. Collectives want even shards and large messages. A flat parameter gives both: flatten, concatenate, pad, chunk.
+# 2. Padding is `-numel % N` zeros at the end of the unit, at most N - 1 elements, and never garbage.
+# 3. Parameters are views of the buffer. To write through them is fine; to exchange `.data` breaks them without an
+#    error.
+# 4. A parameter's part of a shard is an intersection of two intervals; it may be empty, and it knows nothing of rows.
+# 5. A unit groups parameters for communication alone. Every rank runs every layer; tied parameters are in one unit,
+#    once.
+#
+# ## Questions
+#
+# <details><summary>How many bytes does padding cost a model of 80 units in bfloat16 on 512 ranks, at most?</summary>
+#
+# Per unit 511 elements, so 80 x 511 x 2 = 81,760 bytes over all ranks together: next to nothing, and that is why even
+# shards are worth it. It would be another matter with padding per parameter, or for units of a few hundred elements.
+# </details>
+#
+# <details><summary>Why must padding be zero, if no parameter ever looks at it?</summary>
+#
+# Others look at it: a gradient norm over the shard adds its square, a scaler searches it for infinities, and the
+# reduction adds it over all ranks. A nan in it makes the norm nan, and clipping then makes every gradient nan.
+# </details>
+#
+# <details><summary>What does <code>model.half()</code> break, if parameters are views as in 4.2?</summary>
+#
+# `half` sets `p.data` to new tensors: the parameters leave the buffer, the buffer stays float32, a gather writes
+# where no module reads. Cast before flattening, or let FSDP's mixed precision cast the shard as it is gathered.
+# </details>
+#
+# <details><summary>With 16 ranks and a unit of 10 elements, what do ranks 10 to 15 hold?</summary>
+#
+# One zero each. A shard has ceil(10 / 16) = 1 element, and the padding of 6 elements fills six whole shards.
+# `torch.chunk` alone would give ten chunks and nothing at all for these ranks, and their all-gather would fail.
+# </details>
+#
+# <details><summary>Why does the root's unit hold layers 0 and 3, and not 0 and 1?</summary>
+#
+# Because 1 and 2 were wrapped, and it holds what is left. It is the one unit whose layers need not be neighbours, and
+# it is whole from the beginning of the forward to the end of the backward (lab 05): keep it small.
+# </details>
+#
+# ## Further reading
+#
+# - PyTorch FSDP (arXiv 2304.11277): section 3.2.1, figures 1 and 2.
+# - ZeRO (arXiv 1910.02054), section 5: partitioning parameters.
+# - torch/distributed/fsdp/_flat_param.py: `FlatParamHandle._init_flat_param_and_metadata`, `_get_shard`,
+# `_get_shard_metadata`, `_get_unflat_views_unaligned`.
+# - minifsdp/flat_param.py: this lab in 130 lines.

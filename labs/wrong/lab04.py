@@ -1,9 +1,387 @@
 """Wrong answers to lab 04, each with words that its rejection must contain."""
 
+import torch
+from torch import nn
+
+from minifsdp import device
 from minifsdp.course.workshop.wrong import wrong
 
 
-@wrong("4.1", "shard over 2 ranks: expected")
+@wrong("4.1", "`chunk` does not pad")
 def pad_and_chunk(flat, ranks):
     """Leaves the last shard short."""
     return list(flat.chunk(ranks))
+
+
+@wrong("4.1", "a whole N of padding where N divides")
+def pad_and_chunk(flat, ranks):
+    """Pads by a whole N where N divides."""
+    return list(torch.cat([flat, flat.new_zeros(ranks - flat.numel() % ranks)]).chunk(ranks))
+
+
+@wrong("4.1", "uninitialised memory")
+def pad_and_chunk(flat, ranks):
+    """Leaves in the padding what was in memory."""
+    padded = torch.empty(flat.numel() + -flat.numel() % ranks, dtype=flat.dtype)
+    padded[: flat.numel()] = flat
+    return list(padded.chunk(ranks))
+
+
+@wrong("4.1", "every shard is padded by itself")
+def pad_and_chunk(flat, ranks):
+    """Shares the elements out first and pads every shard."""
+    length = -(-flat.numel() // ranks)
+    return [torch.cat([part, part.new_zeros(length - part.numel())]) for part in flat.tensor_split(ranks)]
+
+
+@wrong("4.1", "the padding stands in front")
+def pad_and_chunk(flat, ranks):
+    """Pads in front."""
+    return list(torch.cat([flat.new_zeros(-flat.numel() % ranks), flat]).chunk(ranks))
+
+
+@wrong("4.1", "another dtype")
+def pad_and_chunk(flat, ranks):
+    """Pads with float32, whatever the dtype."""
+    return list(torch.cat([flat, torch.zeros(-flat.numel() % ranks)]).chunk(ranks))
+
+
+@wrong("4.1", "every shard is a copy")
+def pad_and_chunk(flat, ranks):
+    """Copies every shard."""
+    padded = torch.cat([flat, flat.new_zeros(-flat.numel() % ranks)])
+    return [shard.clone() for shard in padded.chunk(ranks)]
+
+
+@wrong("4.1", "the shards are views of `flat`")
+def pad_and_chunk(flat, ranks):
+    """Makes a buffer only where padding is needed, else hands out views of the input."""
+    padding = -flat.numel() % ranks
+    if padding:
+        flat = torch.cat([flat, flat.new_zeros(padding)])
+    return list(flat.chunk(ranks))
+
+
+@wrong("4.2", "the parameter still owns its old memory")
+def flatten_parameters(params, ranks):
+    """Fills the buffer with copies and leaves the parameters as they are."""
+    numel = sum(p.numel() for p in params)
+    full = torch.zeros(numel + -numel % ranks, dtype=params[0].dtype)
+    offset = 0
+    for p in params:
+        full[offset : offset + p.numel()] = p.data.reshape(-1)
+        p = nn.Parameter(full[offset : offset + p.numel()].view(p.shape))
+        offset += p.numel()
+    return full
+
+
+@wrong("4.2", "`p.data` is a copy of the view")
+def flatten_parameters(params, ranks):
+    """Points the parameters at slices of a copy."""
+    numel = sum(p.numel() for p in params)
+    padding = params[0].data.new_zeros(-numel % ranks)
+    full = torch.cat([*(p.data.reshape(-1) for p in params), padding])
+    for p, part in zip(params, full.clone().split([*(p.numel() for p in params), padding.numel()]), strict=False):
+        p.data = part.view(p.shape)
+    return full
+
+
+@wrong("4.2", "uninitialised memory")
+def flatten_parameters(params, ranks):
+    """Forgets the padding, which holds what was in memory."""
+    sizes = [p.numel() for p in params]
+    full = device.empty(sum(sizes) + -sum(sizes) % ranks, params[0].dtype, "unsharded", params[0].device)
+    for p, part in zip(params, torch.split(full, [*sizes, -sum(sizes) % ranks]), strict=False):
+        part.view(p.shape).copy_(p.data)
+        p.data = part.view(p.shape)
+    return full
+
+
+@wrong("4.2", "the old values are lost")
+def flatten_parameters(params, ranks):
+    """Lets the parameter be the view before its values were copied."""
+    sizes = [p.numel() for p in params]
+    full = device.empty(sum(sizes) + -sum(sizes) % ranks, params[0].dtype, "unsharded", params[0].device)
+    *parts, rest = torch.split(full, [*sizes, -sum(sizes) % ranks])
+    for p, part in zip(params, parts, strict=True):
+        old = p.data
+        p.data = part.view(old.shape)
+        part.view(old.shape).copy_(p.data)
+    rest.zero_()
+    return full
+
+
+@wrong("4.2", "elements in the order of memory")
+def flatten_parameters(params, ranks):
+    """Reads the parameters' memory from one end to the other, whatever their strides."""
+    sizes = [p.numel() for p in params]
+    full = params[0].data.new_zeros(sum(sizes) + -sum(sizes) % ranks)
+    for p, part in zip(params, torch.split(full, [*sizes, -sum(sizes) % ranks]), strict=False):
+        part.copy_(torch.as_strided(p.data, (p.numel(),), (1,)))
+        p.data = part.as_strided(p.shape, p.stride())
+    return full
+
+
+@wrong("4.2", "every parameter is padded by itself")
+def flatten_parameters(params, ranks):
+    """Pads every parameter to a multiple of N."""
+    sizes = [p.numel() + -p.numel() % ranks for p in params]
+    full = params[0].data.new_zeros(sum(sizes))
+    for p, part in zip(params, torch.split(full, sizes), strict=True):
+        view = part[: p.numel()].view(p.shape)
+        view.copy_(p.data)
+        p.data = view
+    return full
+
+
+@wrong("4.2", "two copies of the buffer")
+def flatten_parameters(params, ranks):
+    """Concatenates, then pads: at the peak there are two copies beside the parameters."""
+    flat = torch.cat([p.data.reshape(-1) for p in params])
+    full = torch.cat([flat, flat.new_zeros(-flat.numel() % ranks)])
+    offset = 0
+    for p in params:
+        p.data = full[offset : offset + p.numel()].view(p.shape)
+        offset += p.numel()
+    return full
+
+
+@wrong("4.2", "another dtype")
+def flatten_parameters(params, ranks):
+    """Makes a buffer of torch's default dtype."""
+    numel = sum(p.numel() for p in params)
+    full = torch.zeros(numel + -numel % ranks)
+    offset = 0
+    for p in params:
+        part = full[offset : offset + p.numel()].view(p.shape)
+        part.copy_(p.data)
+        p.data = part
+        offset += p.numel()
+    return full
+
+
+@wrong("4.3", "subtract where the shard begins")
+def shard_bounds(sizes, index, rank, ranks):
+    """Positions in the whole flat parameter."""
+    length = -(-sum(sizes) // ranks)
+    offset = sum(sizes[:index])
+    low, high = max(offset, rank * length), min(offset + sizes[index], (rank + 1) * length)
+    return low, max(low, high)
+
+
+@wrong("4.3", "`high` is the last element instead of the one behind it")
+def shard_bounds(sizes, index, rank, ranks):
+    """Includes the end, as the indices inside torch's FlatParamHandle do."""
+    length = -(-sum(sizes) // ranks)
+    begin = sum(sizes[:index]) - rank * length
+    low, high = (min(max(edge, 0), length) for edge in (begin, begin + sizes[index]))
+    return low, (high - 1 if high > low else low)
+
+
+@wrong("4.3", "low above high")
+def shard_bounds(sizes, index, rank, ranks):
+    """A length below zero where parameter and shard do not meet."""
+    length = -(-sum(sizes) // ranks)
+    begin = sum(sizes[:index]) - rank * length
+    return max(begin, 0), min(begin + sizes[index], length)
+
+
+@wrong("4.3", "the shard's length rounded down")
+def shard_bounds(sizes, index, rank, ranks):
+    """Divides without padding."""
+    length = sum(sizes) // ranks
+    begin = sum(sizes[:index]) - rank * length
+    low, high = (min(max(edge, 0), length) for edge in (begin, begin + sizes[index]))
+    return low, high
+
+
+@wrong("4.3", "the padding belongs to no parameter")
+def shard_bounds(sizes, index, rank, ranks):
+    """Lets the last parameter have the padding."""
+    length = -(-sum(sizes) // ranks)
+    begin = sum(sizes[:index]) - rank * length
+    end = begin + sizes[index] if index < len(sizes) - 1 else ranks * length
+    low, high = (min(max(edge, 0), length) for edge in (begin, end))
+    return low, high
+
+
+@wrong("4.3", "`low` is clamped, `high` is not")
+def shard_bounds(sizes, index, rank, ranks):
+    """Lets a parameter end behind the shard."""
+    length = -(-sum(sizes) // ranks)
+    begin = sum(sizes[:index]) - rank * length
+    return max(begin, 0), max(begin + sizes[index], 0)
+
+
+@wrong("4.4", "the tied parameter once per place")
+def place_views(module, flatten):
+    """Flattens a tied parameter at each of its places."""
+    places = [
+        (child, attribute, f"{prefix}.{attribute}")
+        for prefix, child in module.named_modules()
+        for attribute, p in child._parameters.items()
+        if p is not None
+    ]
+    views = flatten([child._parameters[attribute] for child, attribute, _ in places])
+    for view, (child, attribute, _) in zip(views, places, strict=True):
+        del child._parameters[attribute]
+        setattr(child, attribute, view)
+    return [[name] for _, _, name in places]
+
+
+@wrong("4.4", "this place was forgotten")
+def place_views(module, flatten):
+    """Knows one place of each parameter, as `named_parameters` tells it."""
+    named = list(module.named_parameters())
+    for view, (name, _) in zip(flatten([p for _, p in named]), named, strict=True):
+        path, _, attribute = name.rpartition(".")
+        child = module.get_submodule(path)
+        del child._parameters[attribute]
+        setattr(child, attribute, view)
+    return [[name] for name, _ in named]
+
+
+@wrong("4.4", "parameters of equal values taken for one")
+def place_views(module, flatten):
+    """Finds ties by comparing values: at the start all norms are equal."""
+    found = []
+    for prefix, child in module.named_modules():
+        for attribute, p in child._parameters.items():
+            if p is not None:
+                users = next((users for q, users in found if q.shape == p.shape and torch.equal(q, p)), None)
+                if users is None:
+                    found.append((p, users := []))
+                users.append((child, attribute, f"{prefix}.{attribute}"))
+    for view, (_, users) in zip(flatten([p for p, _ in found]), found, strict=True):
+        for child, attribute, _ in users:
+            del child._parameters[attribute]
+            setattr(child, attribute, view)
+    return [[name for _, _, name in users] for _, users in found]
+
+
+@wrong("4.4", "its gradient stays in it and never reaches the buffer")
+def place_views(module, flatten):
+    """Registers each view as a Parameter, a leaf of its own."""
+    places = {}
+    for prefix, child in module.named_modules():
+        for attribute, p in child._parameters.items():
+            if p is not None:
+                places.setdefault(p, []).append((child, attribute, f"{prefix}.{attribute}"))
+    for view, users in zip(flatten(list(places)), places.values(), strict=True):
+        for child, attribute, _ in users:
+            setattr(child, attribute, nn.Parameter(view))
+    return [[name for _, _, name in users] for users in places.values()]
+
+
+@wrong("4.4", "a copy of the view")
+def place_views(module, flatten):
+    """Places copies."""
+    places = {}
+    for prefix, child in module.named_modules():
+        for attribute, p in child._parameters.items():
+            if p is not None:
+                places.setdefault(p, []).append((child, attribute, f"{prefix}.{attribute}"))
+    for view, users in zip(flatten(list(places)), places.values(), strict=True):
+        for child, attribute, _ in users:
+            del child._parameters[attribute]
+            setattr(child, attribute, view.clone())
+    return [[name for _, _, name in users] for users in places.values()]
+
+
+@wrong("4.5", "the root holds only what no inner unit holds")
+def assign_units(model, inner, ranks):
+    """Flattens the whole model in the root's unit, and the inner units again."""
+    units = []
+    first = {}
+    for number, unit in enumerate([model, *inner]):
+        inside = set(unit.modules())
+        layout = {}
+        for name, p in model.named_parameters(remove_duplicate=False):
+            if model.get_submodule(name.rpartition(".")[0]) in inside and p not in first.get(number, ()):
+                first.setdefault(number, set()).add(p)
+                layout[name] = p.numel()
+        layout["padding"] = -sum(layout.values()) % ranks
+        units.append(layout)
+    return units
+
+
+@wrong("4.5", "consecutive groups are pipeline stages")
+def assign_units(model, inner, ranks):
+    """Cuts the layers into consecutive groups, as a pipeline would."""
+    layers = list(dict.fromkeys(name.rpartition(".")[0] for name, _ in model.named_parameters()))
+    count = len(layers) // (1 + len(inner))
+    units = []
+    for start in range(0, len(layers), count):
+        group = layers[start : start + count]
+        layout = {name: p.numel() for name, p in model.named_parameters() if name.rpartition(".")[0] in group}
+        layout["padding"] = -sum(layout.values()) % ranks
+        units.append(layout)
+    return units
+
+
+@wrong("4.5", "the two gradients are never added")
+def assign_units(model, inner, ranks):
+    """Lets two units have a tied parameter."""
+    unit_of = {child: number for number, unit in enumerate(inner, start=1) for child in unit.modules()}
+    units = [{} for _ in range(1 + len(inner))]
+    seen = set()
+    for name, p in model.named_parameters(remove_duplicate=False):
+        unit = unit_of.get(model.get_submodule(name.rpartition(".")[0]), 0)
+        if (unit, p) not in seen:
+            seen.add((unit, p))
+            units[unit][name] = p.numel()
+    for layout in units:
+        layout["padding"] = -sum(layout.values()) % ranks
+    return units
+
+
+@wrong("4.5", "computes with memory that was freed")
+def assign_units(model, inner, ranks):
+    """Gives a tied parameter to the unit that has it first, and says nothing."""
+    unit_of = {child: number for number, unit in enumerate(inner, start=1) for child in unit.modules()}
+    units = [{} for _ in range(1 + len(inner))]
+    for name, p in model.named_parameters():
+        units[unit_of.get(model.get_submodule(name.rpartition(".")[0]), 0)][name] = p.numel()
+    for layout in units:
+        layout["padding"] = -sum(layout.values()) % ranks
+    return units
+
+
+@wrong("4.5", "the tied parameter is counted at both places")
+def assign_units(model, inner, ranks):
+    """Counts a tied parameter at both places of its unit."""
+    unit_of = {child: number for number, unit in enumerate(inner, start=1) for child in unit.modules()}
+    units = [{} for _ in range(1 + len(inner))]
+    for name, p in model.named_parameters(remove_duplicate=False):
+        units[unit_of.get(model.get_submodule(name.rpartition(".")[0]), 0)][name] = p.numel()
+    for layout in units:
+        layout["padding"] = -sum(layout.values()) % ranks
+    return units
+
+
+@wrong("4.5", "a tie within one unit is no error")
+def assign_units(model, inner, ranks):
+    """Refuses every tie."""
+    unit_of = {child: number for number, unit in enumerate(inner, start=1) for child in unit.modules()}
+    units = [{} for _ in range(1 + len(inner))]
+    first = {}
+    for name, p in model.named_parameters(remove_duplicate=False):
+        if p in first:
+            raise ValueError(f"{first[p]} and {name} are tied")
+        first[p] = name
+        units[unit_of.get(model.get_submodule(name.rpartition(".")[0]), 0)][name] = p.numel()
+    for layout in units:
+        layout["padding"] = -sum(layout.values()) % ranks
+    return units
+
+
+@wrong("4.5", "the padding is that of the unit's sum, once")
+def assign_units(model, inner, ranks):
+    """Pads every parameter of a unit."""
+    unit_of = {child: number for number, unit in enumerate(inner, start=1) for child in unit.modules()}
+    units = [{} for _ in range(1 + len(inner))]
+    for name, p in model.named_parameters():
+        units[unit_of.get(model.get_submodule(name.rpartition(".")[0]), 0)][name] = p.numel()
+    for layout in units:
+        layout["padding"] = sum(-numel % ranks for numel in layout.values())
+    return units

@@ -81,7 +81,7 @@ def launch(
 
 def prepare() -> None:
     """Start the server that ranks are forked from, which takes seconds, without waiting for it; `launch` finds it."""
-    from minifsdp.course.launch.start import start_server
+    from minifsdp.course.rank_server import start_server
 
     start_server()
 

@@ -21,6 +21,7 @@ from typing import Any
 import cloudpickle
 from torch.distributed import FileStore  # type: ignore[attr-defined]
 
+from minifsdp.course.housekeeping import name_process
 from minifsdp.course.launch.errors import Failure
 from minifsdp.course.launch.group import join_group, share_cores, use_loopback
 from minifsdp.course.launch.inside import become_rank, call_user, pack_result
@@ -54,6 +55,7 @@ def run_rank(task: Task, pipe: "Connection[Any, Any]", lifeline: "Connection[Any
 
     Messages: `("ready", None)`, `("report", bytes)`, and one of `("result", None)`, `("failure", Failure)`.
     """
+    name_process(f"rank {task.rank} of {task.world_size}")
     os.setsid()  # own session and process group: no Ctrl-C, no terminal, and children that end with the rank
     _end_with_parent(lifeline)
     _capture_output(task)

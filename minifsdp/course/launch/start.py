@@ -1,15 +1,11 @@
-"""Starting rank processes: what they are sent, and the server they are forked from."""
+"""Starting rank processes, and what they are sent."""
 
-import contextlib
 import linecache
 import multiprocessing
-import signal
 import sys
-import threading
-import types
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
-from multiprocessing import connection, forkserver
+from multiprocessing import connection
 from multiprocessing.process import BaseProcess
 from typing import Any
 
@@ -17,10 +13,7 @@ import cloudpickle
 
 from minifsdp.course.launch.errors import Failure
 from minifsdp.course.launch.rank import Task, run_rank
-
-# What the fork server imports once, for all ranks. None of it may initialise CUDA, which does not survive a fork.
-PRELOAD = ["torch", "torch.distributed.fsdp", "cloudpickle"]
-_starting = threading.Lock()
+from minifsdp.course.rank_server import start_method, start_server, undisturbed
 
 
 @dataclass
@@ -54,23 +47,10 @@ def start_rank(task: Task, ranks: list[RankProcess]) -> None:
     process = context.Process(target=run_rank, args=(task, their_pipe, their_lifeline), daemon=True)
     ranks.append(RankProcess(task, process, pipe, lifeline))
     start_server()
-    with _starting, _without_main(), _without_interrupt():
+    with undisturbed(f"rank {task.rank} of {task.world_size}"):
         process.start()
     their_pipe.close()
     their_lifeline.close()
-
-
-def start_server() -> None:
-    """Start the fork server if this platform uses one and it does not run yet."""
-    if start_method() == "forkserver":
-        with _starting, _without_main(), _without_interrupt():
-            multiprocessing.get_context("forkserver").set_forkserver_preload(PRELOAD)
-            forkserver.ensure_running()
-
-
-def start_method() -> str:
-    """Apple's frameworks do not survive a fork, so macOS starts every rank from nothing (and imports torch in each)."""
-    return "spawn" if sys.platform == "darwin" else "forkserver"
 
 
 def pack(fn: Callable[..., Any], args: tuple[Any, ...]) -> bytes:
@@ -105,24 +85,3 @@ def sources_in_memory() -> dict[str, list[str]]:
 
 def _is_importable(package: str) -> bool:
     return package == "__main__" or any(finder.find_spec(package, None) for finder in sys.meta_path)
-
-
-@contextlib.contextmanager
-def _without_main() -> Iterator[None]:
-    """Keep multiprocessing from importing the caller's main script again in every rank."""
-    main = sys.modules["__main__"]
-    sys.modules["__main__"] = types.ModuleType("__main__")
-    try:
-        yield
-    finally:
-        sys.modules["__main__"] = main
-
-
-@contextlib.contextmanager
-def _without_interrupt() -> Iterator[None]:
-    """Hold Ctrl-C back, so that it neither ends the fork server nor finds a rank half started."""
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)

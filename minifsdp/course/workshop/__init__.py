@@ -5,7 +5,19 @@ def gather(flat, group):
     ...                         # blank: the reference stands in; written: checked at once, and used from here on
 """
 
-from minifsdp.course.workshop.notebook import check, earlier, exercise, hint, yours
-from minifsdp.course.workshop.predictions import outcome, predict
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from minifsdp.course.workshop.notebook import check, earlier, exercise, hint, yours
+    from minifsdp.course.workshop.predictions import outcome, predict
 
 __all__ = ["check", "earlier", "exercise", "hint", "outcome", "predict", "yours"]
+
+
+def __getattr__(name: str) -> Any:
+    """Import what is asked for, so that the command line need not wait for torch."""
+    if name in __all__:
+        module = "predictions" if name in ("outcome", "predict") else "notebook"
+        return getattr(import_module(f"{__name__}.{module}"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

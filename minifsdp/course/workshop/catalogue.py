@@ -1,21 +1,36 @@
-"""The labs as they are shipped: their notebooks, set-up cells and checks."""
+"""The labs as they are shipped: their notebooks, set-up cells, exercises and checks. Nothing here needs torch."""
 
 from __future__ import annotations
 
+import ast
+import hashlib
 import json
-from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import minifsdp
 
 SETUP = "setup"  # the tag of a lab's set-up cell
 EXERCISE = "exercise-"  # what the tag of an exercise's cell begins with; its id follows
+LARGEST = 64 * 2**20  # bytes of a notebook
+
+Notebook = dict[str, Any]
+Cell = dict[str, Any]
+
+
+class Stub(NamedTuple):
+    """An exercise as it is shipped."""
+
+    id: str
+    name: str
+    source: str
 
 
 def labs_folder() -> Path:
-    """The folder `labs` of this checkout or installation."""
-    return Path(minifsdp.__file__).parents[1] / "labs"
+    """The folder `labs`: inside an installed package, beside the package in a checkout."""
+    package = Path(minifsdp.__file__).parent
+    inside = package / "labs"
+    return inside if inside.is_dir() else package.parent / "labs"
 
 
 def checks_of(lab: str) -> Path:
@@ -23,7 +38,11 @@ def checks_of(lab: str) -> Path:
     return labs_folder() / "checks" / f"test_lab{lab}.py"
 
 
-@cache
+def all_labs() -> list[str]:
+    """The numbers of the labs that there are: "00", "01"."""
+    return sorted(path.name[3:5] for path in labs_folder().glob("lab[0-9][0-9]_*.ipynb"))
+
+
 def shipped_notebook(lab: str) -> Path:
     """The notebook of a lab ("05").
 
@@ -32,8 +51,7 @@ def shipped_notebook(lab: str) -> Path:
     """
     found = sorted(labs_folder().glob(f"lab{lab}_*.ipynb"))
     if not found:
-        labs = ", ".join(path.name[3:5] for path in sorted(labs_folder().glob("lab*.ipynb"))) or "none"
-        raise ValueError(f"there is no lab {lab!r}: choose from {labs}")
+        raise ValueError(f"there is no lab {lab!r}: choose from {', '.join(all_labs()) or 'none'}")
     return found[0]
 
 
@@ -42,25 +60,72 @@ def setup_of(lab: str) -> str:
     return source_of(cells_with(read_cells(shipped_notebook(lab)), SETUP)[0])
 
 
-def read_cells(notebook: Path) -> list[dict[str, Any]]:
-    """The cells of a saved notebook.
+def about(lab: str) -> dict[str, Any]:
+    """What a lab's notebook says of itself: "title", "minutes"."""
+    return facts_of(read_notebook(shipped_notebook(lab)))
+
+
+def stubs_of(lab: str) -> dict[str, Stub]:
+    """The exercises of a lab by id, in the order of the notebook."""
+    found = {}
+    for cell in read_cells(shipped_notebook(lab)):
+        for tag in tags_of(cell):
+            if tag.startswith(EXERCISE):
+                source = source_of(cell)
+                name = next(node.name for node in ast.parse(source).body if isinstance(node, ast.FunctionDef))
+                found[tag.removeprefix(EXERCISE)] = Stub(tag.removeprefix(EXERCISE), name, source)
+    return found
+
+
+def edition_of(notebook: Notebook) -> str:
+    """Changes with the text of any cell; outputs do not count."""
+    cells = [(cell.get("cell_type"), source_of(cell), tags_of(cell)) for cell in notebook["cells"]]
+    return hashlib.sha256(json.dumps(cells).encode()).hexdigest()[:12]
+
+
+def read_notebook(path: Path) -> Notebook:
+    """A saved notebook; whatever its cells hold, each has text and tags.
 
     Raises:
         ValueError: the file is not a notebook.
         OSError: it cannot be read.
     """
+    problem = f"{path} is not a notebook: give a saved .ipynb file"
+    if not path.is_file() or path.stat().st_size > LARGEST:
+        raise ValueError(problem if path.exists() else f"there is no file {path}")
     try:
-        cells = json.loads(notebook.read_text())["cells"]
-        return [dict(cell) for cell in cells]
-    except (json.JSONDecodeError, UnicodeDecodeError, KeyError, TypeError):
-        raise ValueError(f"{notebook} is not a notebook: give a saved .ipynb file") from None
+        notebook = json.loads(path.read_bytes())
+        for cell in notebook["cells"]:
+            source_of(cell)
+            tags_of(cell)
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        raise ValueError(problem) from None
+    return dict(notebook)
 
 
-def cells_with(cells: list[dict[str, Any]], tag: str) -> list[dict[str, Any]]:
+def read_cells(path: Path) -> list[Cell]:
+    """The cells of a saved notebook; raises as `read_notebook`."""
+    return list(read_notebook(path)["cells"])
+
+
+def facts_of(notebook: Notebook) -> dict[str, Any]:
+    """What is noted of the lab in a notebook's metadata: "lab", "title", "minutes", "edition"."""
+    metadata = notebook.get("metadata")
+    facts = metadata.get("minifsdp") if isinstance(metadata, dict) else None
+    return dict(facts) if isinstance(facts, dict) else {}
+
+
+def cells_with(cells: list[Cell], tag: str) -> list[Cell]:
     """The cells that carry a tag."""
-    return [cell for cell in cells if tag in cell.get("metadata", {}).get("tags", [])]
+    return [cell for cell in cells if tag in tags_of(cell)]
 
 
-def source_of(cell: dict[str, Any]) -> str:
+def tags_of(cell: Cell) -> list[str]:
+    """A cell's tags."""
+    tags = (cell.get("metadata") or {}).get("tags") or []
+    return [tag for tag in tags if isinstance(tag, str)]
+
+
+def source_of(cell: Cell) -> str:
     """A cell's text; in the file it may be a list of lines."""
     return "".join(cell["source"])

@@ -18,13 +18,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from minifsdp.course.launch import RankError, launch
 from minifsdp.course.workshop.references import Reference, find_reference, forbidden
+from minifsdp.course.workshop.submission import Submission as Submission
 
 RANKS_SECONDS = 20.0  # what the ranks of a check may take before they count as stuck
 
@@ -46,14 +47,6 @@ class Variant:
 
 class AnswerError(AssertionError):
     """An answer is wrong, and this is how: one fact to a line."""
-
-
-class Submission(NamedTuple):
-    """An answer as text: the lab's set-up cell and the exercise's cell."""
-
-    exercise: str
-    setup: str
-    cell: str
 
 
 _under_check: Reference | None = None

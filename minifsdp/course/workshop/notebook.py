@@ -8,10 +8,10 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from minifsdp.course.workshop.checking import Submission
 from minifsdp.course.workshop.process import Verdict, run_check
 from minifsdp.course.workshop.references import find_reference, is_blank, lab_of, lab_references
 from minifsdp.course.workshop.store import Store
+from minifsdp.course.workshop.submission import Submission
 
 BLANK = "not attempted, reference in use"
 PASSED = "yours: passed"

@@ -2,32 +2,20 @@
 
 from __future__ import annotations
 
-import signal
-import sys
 from pathlib import Path
-from typing import Annotated, Any, NoReturn
+from typing import Annotated
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
+from minifsdp.course.cli.common import fail, new_app, progress_bar
 from minifsdp.course.launch import RankError
 from minifsdp.course.measure import Settings
 
 DEFAULT = Settings()
 
-app = typer.Typer(
-    name="minifsdp",
-    help="Build DDP, ZeRO and FSDP one small step at a time, with every byte measured.",
-    no_args_is_help=True,
-    rich_markup_mode=None,
-    pretty_exceptions_enable=False,
-)
-
-
-@app.callback()
-def _commands() -> None:
-    """Makes `ladder` a command rather than the whole program."""
+app = new_app()
+APPS = {"ladder": app}
 
 
 @app.command()
@@ -58,8 +46,8 @@ def ladder(
     try:
         plan = course.plan(settings, device, out)  # type: ignore[arg-type]
     except (ValueError, OSError) as error:
-        _fail(str(error), code=2)
-    with _progress() as bar:
+        fail(str(error), code=2)
+    with progress_bar() as bar:
         task = bar.add_task("starting", total=None)
 
         def show(what: str, done: int, total: int) -> None:
@@ -68,35 +56,12 @@ def ladder(
         try:
             record = course.run(plan, show)
         except KeyboardInterrupt:
-            _fail("interrupted, nothing was written", code=130)
+            fail("interrupted, nothing was written", code=130)
         except RankError as error:
-            _fail(str(error), code=1)
+            fail(str(error), code=1)
     if record is not None:
         console = Console()
         console.print(ladder_table(record))
         console.print(
             f"{out}: ladder.json, memory.png, timeline.png and {len(names)} traces (ui.perfetto.dev opens them)"
         )
-
-
-def _progress() -> Progress:
-    columns: list[Any] = [TextColumn("{task.description:<28}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()]
-    return Progress(*columns, console=Console(stderr=True), transient=True)
-
-
-def main() -> None:
-    """Run the command line; what is wrong with a request ends in one line on standard error and exit code 2."""
-    if sys.platform == "win32":
-        sys.exit("minifsdp runs on Linux, macOS and WSL2, not on native Windows")
-    for ending in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(ending, lambda number, _: sys.exit(128 + number))  # ranks and temporary files go on the way out
-    usage_error: Any = typer.BadParameter.__mro__[1]
-    try:
-        sys.exit(app(standalone_mode=False) or 0)
-    except usage_error as error:
-        _fail(error.format_message(), code=2)
-
-
-def _fail(message: str, code: int) -> NoReturn:
-    print(f"minifsdp: {message}", file=sys.stderr)
-    sys.exit(code)

@@ -1,0 +1,252 @@
+"""The checks of lab 00."""
+
+import gc
+import weakref
+
+import pytest
+import torch
+from torch import nn
+
+from minifsdp.course.workshop.checking import AnswerError, expect
+
+STATE_BUFFERS = {"sgd": 0, "momentum": 1, "adam": 2, "amsgrad": 3}
+STAGES = ("replicated", "stage 1", "stage 2", "stage 3")
+
+
+@pytest.mark.exercise(id="0.1")
+def test_training_bytes(answer, variant):
+    """Exact bytes for SGD, momentum, Adam and AMSGrad, in float32, in bfloat16 and with a float32 copy."""
+    numels = [variant.size, 5 * variant.size + 1, 64]
+    for itemsize, copy in ((4, False), (2, False), (2, True)):
+        for optimizer in STATE_BUFFERS:
+            found = answer(list(numels), itemsize, optimizer, copy)
+            case = f"{optimizer}, parameters of {itemsize} bytes{', float32 copy' if copy else ''}"
+            if not isinstance(found, dict) or list(found) != ["parameters", "gradients", "optimizer"]:
+                raise AnswerError(f"{case}: expected a dict with parameters, gradients, optimizer, got {found!r}")
+            _expect_bytes(case, found, numels, itemsize, optimizer, copy)
+
+
+def _expect_bytes(case, found, numels, itemsize, optimizer, copy):
+    elements, tensors = sum(numels), len(numels)
+    buffers, counts = STATE_BUFFERS[optimizer], 4 * tensors * (STATE_BUFFERS[optimizer] > 1)
+    updated = 4 if copy else itemsize  # bytes of an element of what the optimizer updates
+    held = itemsize * elements
+    state = elements * (buffers * updated + 4 * copy) + counts
+    copied = {"the float32 copy is the optimizer's, not a second set of parameters": held + 4 * elements}
+    expect(f"{case}: parameters, bytes", found["parameters"], held, slips=copied)
+    wide = {"gradients have the dtype of the parameters that forward used": 4 * elements}
+    expect(f"{case}: gradients, bytes", found["gradients"], held, slips=wide)
+    slips = {}
+    if counts:
+        slips["each parameter tensor has a step count of 4 bytes beside its buffers"] = state - counts
+        slips["the step count is per parameter tensor, not one for the model"] = state - counts + 4
+        slips["the step count is one number per tensor, not one per element"] = state - counts + 4 * elements
+    else:
+        slips["SGD counts no steps: only Adam and AMSGrad keep a step count"] = state + 4 * tensors
+    if copy:
+        slips["the float32 copy of the parameters is missing: 4 bytes per element"] = state - 4 * elements
+        slips["state is float32 here: the optimizer updates the copy, so its buffers have the copy's dtype"] = (
+            elements * (buffers * itemsize + 4) + counts
+        )
+    elif itemsize != 4:
+        slips["state has the dtype of the parameters: without a float32 copy nothing is float32"] = (
+            elements * buffers * 4 + counts
+        )
+    slips[f"{optimizer} has {buffers} buffers as large as the parameter"] = state - updated * elements
+    expect(f"{case}: optimizer state, bytes", found["optimizer"], state, slips=slips)
+
+
+@pytest.mark.exercise(id="0.2")
+def test_zero_stages(answer, variant):
+    """Each stage divides one more of the three terms by the ranks, for any K and item size."""
+    for psi, ranks, k, itemsize in ((100, 64, 12, 2), (100, 8, 8, 4), (100 * variant.size, variant.ranks, 12, 2)):
+        found = answer(psi, ranks, k=k, itemsize=itemsize)
+        if not isinstance(found, dict) or list(found) != list(STAGES):
+            raise AnswerError(f"expected a dict with {', '.join(STAGES)}, got {found!r}")
+        one, state = itemsize * psi, k * psi
+        for stage in STAGES:
+            right = _held(stage, one, state, ranks)
+            slips = {
+                "the gradients are missing: they are as large as the parameters": _held(stage, one, state - one, ranks)
+                if stage == "replicated"
+                else right - one / (1 if stage == "stage 1" else ranks),
+                "K is an argument: 12 is Adam's with a float32 copy": _held(stage, one, 12 * psi, ranks),
+                "itemsize is an argument: parameters and gradients are not always 2 bytes": _held(
+                    stage, 2 * psi, state, ranks
+                ),
+                "the stages build on each other: what a stage has sharded stays sharded in the next": {
+                    "stage 2": one + one / ranks + state,
+                    "stage 3": one / ranks + one + state,
+                }.get(stage, -1.0),
+                "the optimizer state is sharded first, the parameters last": one + one / ranks + state,
+                "there are N shards, and a rank keeps one of them: divide by N": _held(
+                    stage, one, state, max(1, ranks - 1)
+                ),
+                "bytes of one rank are asked for, not of all together": right * ranks,
+                "bytes are asked for, not GiB": right / 2**30,
+                "bytes are asked for, not GB": right / 1e9,
+            }
+            where = f"{stage}, Ψ = {psi:,}, N = {ranks}, K = {k}, {itemsize} bytes per element: bytes"
+            expect(where, found[stage], right, slips=slips)
+
+
+def _held(stage, one, state, ranks):
+    """Bytes on a rank: parameters and gradients of `one` byte count each, and `state`, as far as they are sharded."""
+    terms, sharded = [state, one, one], STAGES.index(stage)
+    return float(sum(terms[:sharded]) / ranks + sum(terms[sharded:]))
+
+
+@pytest.mark.exercise(id="0.3")
+def test_adam_step(answer, variant):
+    """Adam's values at every step, all in place, with state made at the first step in the parameter's dtype."""
+    generator = torch.Generator().manual_seed(variant.seed)
+    numel = max(2, variant.size)
+    start = 0.01 * torch.randn(numel, generator=generator)
+    sizes = torch.logspace(-9, 0, numel) * (-1.0) ** torch.arange(numel)  # eps matters to the smallest only
+    grads = [sizes * (0.5 + torch.rand(numel, generator=generator)) for _ in range(4)]
+    default = {"lr": 1e-3, "beta1": 0.9, "beta2": 0.999, "eps": 1e-8}
+    other = {"lr": 5e-2, "beta1": 0.8, "beta2": 0.99, "eps": 1e-7}
+    _follow("float32 gradients", answer, start, grads, default, default)
+    _follow("other lr, betas and eps", answer, start, grads, other, default)
+    _follow("bfloat16 gradients", answer, start, [grad.bfloat16() for grad in grads], other, default)
+
+
+def _follow(case, answer, start, grads, options, default):
+    """Run the answer step by step on a parameter that requires grad, as an optimizer would, and look at everything."""
+    param, state = nn.Parameter(start.clone()), {}
+    places = {"param": param.data_ptr()}
+    for number, grad in enumerate(grads, start=1):
+        given = grad.clone()
+        with torch.no_grad():
+            answer(param, given, state, **options)
+        at = f"{case}, step {number}"
+        _expect_state(at, state, start, number)
+        slip = "grad was written to: it belongs to the parameter, and may be added to later"
+        expect(f"{at}: grad afterwards", given, grad, slip=slip)
+        _expect_values(at, param.detach(), state, start, grads[:number], options, default)
+        now = {"param": param.data_ptr(), **{name: state[name].data_ptr() for name in ("exp_avg", "exp_avg_sq")}}
+        for name, place in places.items():
+            slip = f"{name} is a new tensor: write into the old one, with operators that end in _"
+            expect(f"{at}: {name} is where it was", now[name] == place, True, slip=slip)
+        places = now
+
+
+def _expect_state(at, state, start, number):
+    if sorted(state) != ["exp_avg", "exp_avg_sq", "step"] or not all(map(torch.is_tensor, state.values())):
+        raise AnswerError(f"{at}: expected the tensors exp_avg, exp_avg_sq and step in state, got {sorted(state)}")
+    kinds = {name: (list(tensor.shape), str(tensor.dtype)) for name, tensor in sorted(state.items())}
+    wanted = {name: ([] if name == "step" else list(start.shape), "torch.float32") for name in sorted(state)}
+    slip = "moments have shape and dtype of param, whatever the gradient's; step is a float32 scalar"
+    expect(f"{at}: shapes and dtypes of the state", kinds, wanted, slip=slip)
+    anew = {"the state is made anew at every call: make it only where `state` is empty": 1.0} if number > 1 else {}
+    late = {"count the step before you use the count": number - 1.0}
+    expect(f"{at}: step", float(state["step"]), float(number), slips={**anew, **late})
+
+
+def _expect_values(at, param, state, start, grads, options, default):
+    right, mean, square = _adam(start, grads, **options)
+    swapped = {**options, "beta1": 1 - options["beta1"], "beta2": 1 - options["beta2"]}
+    formulas = {
+        "param is as it was: `param = ...` names a new tensor, write into the old one": (start, None, None),
+        "lr, beta1, beta2 and eps are arguments: these are the values for the defaults": _adam(start, grads, **default),
+        "beta is the weight of the old moment, 1 - beta that of the gradient": _adam(start, grads, **swapped),
+        "the square is taken in bfloat16: convert the gradient first": _adam(start, grads, **options, narrow=True),
+        "eps stands under the root: it is added outside": _adam(start, grads, **options, eps_at="inside"),
+        "eps is added before the bias is corrected: correct exp_avg_sq, take the root, then add eps": _adam(
+            start, grads, **options, eps_at="early"
+        ),
+        "no bias correction: exp_avg / (1 - beta1**step), exp_avg_sq / (1 - beta2**step)": _adam(
+            start, grads, **options, correct=False
+        ),
+        "the step goes uphill": (2 * start - right, None, None),
+    }
+    slips = [{words: values[i] for words, values in formulas.items()} for i in range(3)]
+    expect(f"{at}: exp_avg", state["exp_avg"], mean, slips=slips[1], tolerance=1e-5)
+    expect(f"{at}: exp_avg_sq", state["exp_avg_sq"], square, slips=slips[2], tolerance=1e-5)
+    expect(f"{at}: param", param, right, slips=slips[0], tolerance=1e-4)
+
+
+def _adam(start, grads, lr, beta1, beta2, eps, eps_at="outside", correct=True, narrow=False):
+    """Algorithm 1 of the paper in float64: param, exp_avg and exp_avg_sq after the last gradient, in float32."""
+    param, mean, square = start.double(), torch.zeros_like(start).double(), torch.zeros_like(start).double()
+    for t, grad in enumerate(grads, start=1):
+        mean = beta1 * mean + (1 - beta1) * grad.double()
+        square = beta2 * square + (1 - beta2) * ((grad * grad).double() if narrow else grad.double() ** 2)
+        bias1, bias2 = (1 - beta1**t, 1 - beta2**t) if correct else (1.0, 1.0)
+        if eps_at == "inside":
+            root = (square / bias2 + eps).sqrt()
+        elif eps_at == "early":
+            root = (square.sqrt() + eps) / bias2**0.5
+        else:
+            root = (square / bias2).sqrt() + eps
+        param = param - lr * (mean / bias1) / root
+    return param.float(), mean.float(), square.float()
+
+
+class Gated(nn.Module):
+    """[rows, width] -> the same; a third of `up`'s output is unused, and one tensor is saved by two operators.
+
+    Remembers, without keeping it alive, the memory of what forward has made.
+    """
+
+    def __init__(self, width, inner):
+        super().__init__()
+        self.up, self.down = nn.Linear(width, 3 * inner), nn.Linear(inner, width)
+
+    def forward(self, x):
+        value, gate, _ = self.up(x).chunk(3, dim=-1)
+        opened = gate.sigmoid()
+        product = value * opened
+        y = self.down(product)
+        self.made = [weakref.ref(tensor.untyped_storage()) for tensor in (value, opened, product, y)]
+        return y
+
+
+@pytest.mark.exercise(id="0.4")
+def test_saved_bytes(answer, variant):
+    """Every storage once and whole, no parameter, one forward; backward still works, and nothing is left behind."""
+    torch.manual_seed(variant.seed)
+    rows, width, inner = variant.size, 5, 3
+    model, x = Gated(width, inner), torch.randn(rows, width)
+    losses, ran = [], []
+
+    def forward():
+        ran.append(True)
+        losses.append(model(x).square().mean())
+        return losses[-1]
+
+    found = answer(forward, model)
+    expect("calls of forward", len(ran), 1, slip="run forward once: each run saves its own tensors")
+    # x for up; the whole of up's output, of which `value` is a view; the sigmoid, for itself and the product; the
+    # product for down; the output for the square.
+    wanted = 4 * rows * (width + 3 * inner + inner + inner + width)
+    double, part, weight = 4 * rows * inner, 4 * rows * 2 * inner, 4 * inner * width
+    slips = {
+        "the parameters are counted: they are there anyway": wanted + weight,
+        "a tensor that two operators save is counted twice: count storages": wanted + double,
+        "a view keeps its whole storage alive: count the storage's bytes": wanted - part,
+        "views at their own size, and twice what two operators save: count storages": wanted - part + double,
+        "everything is counted at every saving, parameters too": wanted - part + double + weight,
+        "elements against bytes": wanted // 4,
+        "nothing was counted: hooks work on what runs inside their `with`": 0,
+    }
+    expect(f"bytes saved by a gated layer for {rows} rows", found, wanted, slips=slips)
+    _expect_backward(losses.pop(), model, x)
+    answer(lambda: model(x).square().mean(), model)
+    gc.collect()
+    left = sum(storage.nbytes() for made in model.made if (storage := made()) is not None)
+    slip = "`pack` handed back the tensor itself, and graph and tensor keep each other alive: hand back tensor.detach()"
+    expect("bytes of activations left once the loss is gone", left, 0, slip=slip)
+
+
+def _expect_backward(loss, model, x):
+    slip = "`unpack` has to give back the tensor that `pack` was given"
+    try:
+        loss.backward()
+    except Exception as error:
+        said = str(error).splitlines()[0]
+        raise AnswerError(f"backward after it raises {type(error).__name__}: {said}\nlikely slip: {slip}") from None
+    got = {name: p.grad for name, p in model.named_parameters()}
+    model.zero_grad()
+    model(x).square().mean().backward()
+    expect("gradients of backward after it", got, {name: p.grad for name, p in model.named_parameters()}, slip=slip)

@@ -1,0 +1,616 @@
+"""The checks of lab 01.
+
+A message is seen three times: when `comm` issues it, when `torch.distributed` gets it with the rank it goes to or
+comes from, and when its handle is waited for. From that follow the bytes, the order and the rounds.
+"""
+
+import re
+import sys
+from collections import deque
+from contextlib import contextmanager, nullcontext
+from math import ceil, log2
+from typing import NamedTuple
+from unittest import mock
+
+import cloudpickle
+import pytest
+import torch
+import torch.distributed as dist
+
+from minifsdp import comm
+from minifsdp.course.launch import rank_device
+from minifsdp.course.workshop.checking import AnswerError, expect, on_ranks
+
+cloudpickle.register_pickle_by_value(sys.modules[__name__])
+
+STUCK_SECONDS = 8.0  # more than two busy cores need; a correct answer takes a tenth of a second
+
+
+class Message(NamedTuple):
+    """One call of this rank; `number` counts them, and is what a wait refers to."""
+
+    what: str
+    number: int
+    peer: int | None = None
+    numel: int = 0
+
+    def __str__(self):
+        way = {"send": "to", "recv": "from"}.get(self.what)
+        return f"{self.what} {way} {self.peer}" if way else self.what
+
+
+@contextmanager
+def watching():
+    """What is issued and waited for inside the `with`, in order."""
+    seen = []
+
+    def watch(call, phase):
+        seen.append(Message(call.op if phase == "issue" else f"wait for {call.op}", call.order))
+        return nullcontext()
+
+    def peer_of(name, which):
+        real = getattr(dist, name)
+
+        def call(tensor, **where):
+            seen[-1] = seen[-1]._replace(peer=where[which], numel=tensor.numel())
+            if where[which] == dist.get_rank():
+                raise ValueError(f"it would {seen[-1]}, which is itself: is the peer counted as a rank, modulo N?")
+            return real(tensor, **where)
+
+        return mock.patch.object(dist, name, call)
+
+    comm.watchers.append(watch)
+    try:
+        with peer_of("isend", "group_dst"), peer_of("irecv", "group_src"):
+            yield seen
+    finally:
+        comm.watchers.remove(watch)
+
+
+def issued(seen, what=None):
+    return [m for m in seen if not m.what.startswith("wait") and what in (None, m.what)]
+
+
+def waits(seen):
+    return {m.number: place for place, m in enumerate(seen) if m.what.startswith("wait")}
+
+
+def run(ranks, observe, *args, slip=None):
+    """`on_ranks`; if a rank raises or is stuck, with the line of the answer at which it does.
+
+    Args:
+        slip: what the ranks are most likely stuck for.
+    """
+    try:
+        return on_ranks(ranks, observe, *args, timeout=STUCK_SECONDS)
+    except AnswerError as error:
+        stacks = getattr(error.__cause__, "failures", {})
+        stuck = any("stuck here" in text for text in stacks.values())
+        lines = [f"over {ranks} ranks: {re.sub(r' [(][^()]*:[0-9]+[)]$', '', str(error))}"]
+        for rank, text in sorted(stacks.items()) if stuck else list(stacks.items())[:1]:
+            frames = re.findall(r'File "<cell.*?", line (\d+),.*\n +(.*)', text)
+            for line, source in frames[:1] if stuck else frames[-1:]:
+                lines.append(f"rank {rank} {'waits' if stuck else 'is'} in line {line} of your cell: {source}")
+        if slip and stuck:
+            lines.append(f"likely slip: {slip}")
+        raise AnswerError("\n".join(lines)) from None
+
+
+def worlds(variant, least=1):
+    """Two ranks hide many a mistake: a left neighbour that is also the right one, a number that is a power of two."""
+    return sorted({max(least, variant.ranks), 3, 4})
+
+
+def numbers(seed, rank, *shape):
+    """Rank's data: small whole numbers, so that sums are exact in any order."""
+    generator = torch.Generator().manual_seed(1000 * seed + rank)
+    return torch.randint(-9, 10, shape, generator=generator).float()
+
+
+def check_waited(rank, seen, before_sends=False):
+    """Every message is waited for; what is received, before anything else is sent."""
+    waited = waits(seen)
+    for place, message in enumerate(seen):
+        if message.what.startswith("wait"):
+            continue
+        expect(
+            f"whether it waits for `{message}`",
+            message.number in waited,
+            True,
+            rank=rank,
+            slip="until a receive is waited for, its buffer holds nothing; until a send is, its buffer may not change",
+        )
+        later = [place for place, m in enumerate(seen) if m.what == "send" and m.number > message.number]
+        if before_sends and message.what == "recv" and later and waited[message.number] > later[0]:
+            raise AnswerError(
+                f"rank {rank} issues `{seen[later[0]]}` before it has waited for `{message}`\n"
+                "likely slip: what is passed on has not arrived yet"
+            )
+
+
+# 1.1
+
+
+def observe_rows(answer, batch):
+    batch = batch.to(rank_device())
+    with comm.record() as log:
+        mine = answer(batch, comm.world())
+    shares = isinstance(mine, torch.Tensor) and mine.untyped_storage().data_ptr() == batch.untyped_storage().data_ptr()
+    return mine.cpu() if isinstance(mine, torch.Tensor) else mine, shares, [call.op for call in log]
+
+
+@pytest.mark.exercise(id="1.1")
+def test_my_rows(answer, variant):
+    """Every row on exactly one rank, in rank order, no rank with more than one row above another, and no message."""
+    for ranks in worlds(variant):
+        for rows in (4 * ranks, variant.size, 2 * ranks + 1):
+            batch = numbers(variant.seed, 0, rows, 3)
+            seen = run(ranks, observe_rows, answer, batch)
+            for rank, (mine, shares, log) in enumerate(seen):
+                expect("messages", log, [], rank=rank, slip="every rank has the batch and knows who it is")
+                if not isinstance(mine, torch.Tensor) or mine.dim() != 2 or mine.shape[1] != 3:
+                    raise AnswerError(f"rank {rank}: expected rows of the batch, a tensor [any, 3], got {mine!r}")
+                expect("whether its rows are a view of the batch", shares, True, rank=rank, slip="an index list copies")
+            parts = [mine for mine, _, _ in seen]
+            where = f"{rows} rows over {ranks} ranks"
+            together = torch.cat(parts)
+            kept = rows // ranks * ranks
+            every = torch.cat([batch[rank::ranks] for rank in range(ranks)])
+            lost = f"{rows % ranks} of {rows} rows are on no rank: rows // N drops the remainder"
+            expect(
+                f"{where}: all ranks' rows, put together",
+                together,
+                batch,
+                slips={
+                    lost: batch[:kept],
+                    "every N-th row is fair too, as torch's DistributedSampler takes it; asked is a block": every,
+                    "every rank has all rows: the same data on all ranks teaches the model nothing more": torch.cat(
+                        [batch] * ranks
+                    ),
+                    "the first block is on no rank, ranks count from 0 to N - 1": batch[-(-rows // ranks) :],
+                },
+                slip="the blocks of the ranks must meet: one ends where the next begins",
+            )
+            sizes = [len(part) for part in parts]
+            expect(
+                f"{where}: most rows of a rank less fewest",
+                max(sizes) - min(sizes) <= 1,
+                True,
+                slip=f"the ranks have {sizes} rows: the slowest rank sets the pace, so spread the remainder",
+            )
+
+
+# 1.2
+
+
+def observe_exchange(answer, seed, size):
+    group = comm.world()
+    outgoing = numbers(seed, group.rank(), size).to(rank_device())
+    incoming = torch.full_like(outgoing, float("nan"))
+    with watching() as seen:
+        answer(outgoing, incoming, group)
+    return seen, outgoing.cpu(), incoming.cpu()
+
+
+@pytest.mark.exercise(id="1.2")
+def test_exchange(answer, variant):
+    """One send to the right and one receive from the left, both posted before either is waited for."""
+    slip = "every rank waits for a message that its neighbour has not posted yet; post both, then wait"
+    for ranks in worlds(variant, least=2):
+        seen = run(ranks, observe_exchange, answer, variant.seed, variant.size, slip=slip)
+        for rank, (log, outgoing, incoming) in enumerate(seen):
+            right, left = (rank + 1) % ranks, (rank - 1) % ranks
+            messages = sorted(map(str, issued(log)))
+            expect(
+                f"messages over {ranks} ranks",
+                messages,
+                [f"recv from {left}", f"send to {right}"],
+                rank=rank,
+                slips={
+                    "left and right are exchanged: rank + 1 is on the right": [
+                        f"recv from {right}",
+                        f"send to {left}",
+                    ]
+                },
+            )
+            check_waited(rank, log)
+            order = ["wait" if m.what.startswith("wait") else m.what for m in log]
+            expect(
+                f"order of the calls over {ranks} ranks",
+                order,
+                ["recv" if rank % 2 else "send", "send" if rank % 2 else "recv", "wait", "wait"],
+                rank=rank,
+                slips={
+                    "one message at a time: no deadlock, and twice as long, since no link works both ways at once": [
+                        "recv" if rank % 2 else "send",
+                        "wait",
+                        "send" if rank % 2 else "recv",
+                        "wait",
+                    ],
+                    "all ranks post the send first: enough on gloo; on NCCL, where the two may share a stream, odd "
+                    "ranks must post the receive first": ["send", "recv", "wait", "wait"],
+                    "all ranks post the receive first: enough on gloo; on NCCL, where the two may share a stream, even "
+                    "ranks must post the send first": ["recv", "send", "wait", "wait"],
+                },
+                slip="post both messages, then wait for both",
+            )
+            wanted = numbers(variant.seed, left, variant.size)
+            own = numbers(variant.seed, rank, variant.size)
+            expect(f"`incoming` over {ranks} ranks", incoming, wanted, rank=rank, slips={"it holds its own data": own})
+            expect(f"`outgoing` afterwards, over {ranks} ranks", outgoing, own, rank=rank, slip="it is only read")
+
+
+# 1.3
+
+
+def observe_while(answer, seed, size):
+    group = comm.world()
+    full = numbers(seed, group.rank(), group.size() * size).to(rank_device())
+    with watching() as seen:
+
+        def work():
+            seen.append(Message("work", -1))
+            return torch.full((2,), float(group.rank()))
+
+        returned = answer(full, work, group)
+    order = [m.what for m in seen]
+    got = [each.cpu() if isinstance(each, torch.Tensor) else each for each in returned] if returned else returned
+    return order, got, full.cpu()
+
+
+@pytest.mark.exercise(id="1.3")
+def test_reduce_while(answer, variant):
+    """The reduction is issued, the work runs, the wait comes last, and only then is the part read."""
+    ranks, size = variant.ranks, variant.size
+    seen = run(ranks, observe_while, answer, variant.seed, size)
+    inputs = [numbers(variant.seed, rank, ranks * size) for rank in range(ranks)]
+    total = torch.stack(inputs).sum(0)
+    issue, wait = "reduce_scatter", "wait for reduce_scatter"
+    for rank, (order, returned, full) in enumerate(seen):
+        expect(
+            "order",
+            order,
+            [issue, "work", wait],
+            rank=rank,
+            slips={
+                "it waits at once: right, and nothing runs while the message is under way": [issue, wait, "work"],
+                "the work is done before anything is under way": ["work", issue, wait],
+                "nobody waits: on gloo the part is unwritten until `wait`": [issue, "work"],
+                "nobody waits, and the work is done first": ["work", issue],
+            },
+            slip="issue, work, wait",
+        )
+        if not isinstance(returned, list) or len(returned) != 2:
+            raise AnswerError(f"rank {rank}: expected (part of the sum, what work returned), got {returned!r}")
+        part, result = returned
+        expect(
+            "`full` afterwards", full, inputs[rank], rank=rank, slip="a buffer under way is neither freed nor changed"
+        )
+        expect(
+            "its part of the sum",
+            part,
+            total[rank * size :][:size],
+            rank=rank,
+            slips={
+                "the whole sum: asked is this rank's part": total,
+                "its own data": inputs[rank][rank * size :][:size],
+            },
+            slip="what is copied out before the wait is not the sum",
+        )
+        expect("what work returned", result, torch.full((2,), float(rank)), rank=rank)
+
+
+# 1.4 and 1.5
+
+
+def observe_tree(answer, seed, size, roots):
+    """The tree is built `len(roots)` times, each from another root."""
+    group, results = comm.world(), []
+    for root in roots:
+        tensor = numbers(seed, group.rank(), size, 2).to(rank_device())
+        with watching() as seen:
+            answer(tensor, root, group)
+        results.append((seen, tensor.cpu()))
+    return results
+
+
+def rounds(logs):
+    """How long the messages take if each takes one round and a rank has one at a time; None if they do not pair up."""
+    left = [deque((m.what, m.peer) for m in issued(log)) for log in logs]
+    free = [0] * len(logs)
+    while any(left):
+        heads = [(rank, *queue[0]) for rank, queue in enumerate(left) if queue]
+        pair = next(((a, b) for a, what, b in heads if what == "send" and (b, "recv", a) in heads), None)
+        if pair is None:
+            return None
+        for rank in pair:
+            left[rank].popleft()
+        free[pair[0]] = free[pair[1]] = max(free[rank] for rank in pair) + 1
+    return max(free)
+
+
+def check_tree(logs, where, numel, hub, chain):
+    """N - 1 messages of the whole tensor in ceil(log2 N) rounds; `hub`, `chain`: what more rounds come from."""
+    ranks = len(logs)
+    sizes = [message.numel for log in logs for message in issued(log, "send")]
+    expect(f"{where}: elements sent by all ranks", sizes, [numel] * (ranks - 1), slip="a tree has N - 1 edges")
+    most = max(len(issued(log)) for log in logs)
+    slip = hub if most == ranks - 1 > 2 else chain
+    expect(f"{where}: rounds", rounds(logs), ceil(log2(ranks)), slip=slip)
+
+
+@pytest.mark.exercise(id="1.4")
+def test_broadcast(answer, variant):
+    """The source's tensor on every rank by N - 1 messages in ceil(log2 N) rounds, from whichever source."""
+    for ranks in worlds(variant):
+        roots = sorted({0, 1 % ranks, ranks - 1})
+        stuck = "a rank waits for a message that nobody sends: do both sides count places from the source?"
+        seen = run(ranks, observe_tree, answer, variant.seed, variant.size, roots, slip=stuck)
+        for number, root in enumerate(roots):
+            logs = [results[number][0] for results in seen]
+            wanted = numbers(variant.seed, root, variant.size, 2)
+            for rank, log in enumerate(logs):
+                check_waited(rank, log, before_sends=True)
+            for rank, results in enumerate(seen):
+                expect(
+                    f"tensor over {ranks} ranks, source {root}",
+                    results[number][1],
+                    wanted,
+                    rank=rank,
+                    slips={
+                        "it came from rank 0, not from the source": numbers(variant.seed, 0, variant.size, 2),
+                        "it has received nothing: the last round is missing where N is no power of two, ceil(log2 N)": (
+                            numbers(variant.seed, rank, variant.size, 2)
+                        ),
+                    },
+                )
+            hub = "the source sends to each rank itself; the ranks that have the tensor can send too"
+            chain = "it goes from rank to rank in a chain; in each round all that have the tensor can send"
+            check_tree(logs, f"over {ranks} ranks, source {root}", wanted.numel(), hub, chain)
+
+
+@pytest.mark.exercise(id="1.5")
+def test_reduce(answer, variant):
+    """The sum on the target by N - 1 messages in ceil(log2 N) rounds, for whichever target."""
+    for ranks in worlds(variant):
+        roots = sorted({0, 1 % ranks, ranks - 1})
+        stuck = "a rank waits for a message that nobody sends: do both sides count places from the target?"
+        seen = run(ranks, observe_tree, answer, variant.seed, variant.size, roots, slip=stuck)
+        inputs = [numbers(variant.seed, rank, variant.size, 2) for rank in range(ranks)]
+        total = torch.stack(inputs).sum(0)
+        for number, root in enumerate(roots):
+            logs = [results[number][0] for results in seen]
+            got = seen[root][number][1]
+            for rank, log in enumerate(logs):
+                check_waited(rank, log, before_sends=True)
+            reached = 2 ** int(log2(ranks))  # by int(log2 N) rounds
+            last = inputs[(root + 2 ** ceil(log2(ranks)) // 2) % ranks]
+            expect(
+                f"tensor over {ranks} ranks, target {root}",
+                got,
+                total,
+                rank=root,
+                slips={
+                    "what arrives replaces the tensor instead of being added to it": last,
+                    "some ranks are left out: where N is no power of two there are ceil(log2 N) rounds": sum(
+                        inputs[(root + place) % ranks] for place in range(reached)
+                    ),
+                    "this is the mean: asked is the sum": total / ranks,
+                    "nothing has been added to it": inputs[root],
+                },
+                slip="the sum has not come together here: is the target place 0 of the tree?",
+            )
+            hub = "every rank sends to the target itself; ranks can add up in pairs first"
+            chain = "the sum goes from rank to rank in a chain; half of the ranks that are left can send in each round"
+            check_tree(logs, f"over {ranks} ranks, target {root}", total.numel(), hub, chain)
+
+
+# 1.6 to 1.8
+
+
+def pass_on(outgoing, incoming, group):
+    """The ring's step, as 1.2 asks for it."""
+    right, left = (group.rank() + 1) % group.size(), (group.rank() - 1) % group.size()
+    posts = [lambda: comm.send(outgoing, right, group), lambda: comm.recv(incoming, left, group)]
+    for handle in [post() for post in (posts if group.rank() % 2 == 0 else posts[::-1])]:
+        handle.wait()
+
+
+def observe_scatter(answer, seed, size):
+    group = comm.world()
+    full = numbers(seed, group.rank(), group.size() * size).to(rank_device())
+    output = torch.full_like(full[:size], float("nan"))
+    with watching() as seen:
+        answer(output, full, group, pass_on)
+    inside = full.clone()
+    own = inside.view(group.size(), size)[group.rank()]
+    answer(own, inside, group, pass_on)
+    return issued(seen), output.cpu(), full.cpu(), own.cpu()
+
+
+def check_steps(rank, ranks, log, length):
+    """N - 1 sends to the right of one chunk each."""
+    sends = [m.numel for m in log if m.what == "send"]
+    expect(
+        f"elements sent in each step, over {ranks} ranks",
+        sends,
+        [length] * (ranks - 1),
+        rank=rank,
+        slips={
+            "N steps instead of N - 1: the last one only brings back what was here": [length] * ranks,
+            "the whole tensor goes round in every step; one chunk is enough": [ranks * length] * (ranks - 1),
+        },
+        slip="a ring sends one chunk in each of N - 1 steps",
+    )
+    peers = sorted({m.peer for m in log})
+    expect("ranks it talks to", peers, sorted({(rank + 1) % ranks, (rank - 1) % ranks} - {rank}), rank=rank)
+
+
+@pytest.mark.exercise(id="1.6")
+def test_reduce_scatter(answer, variant):
+    """N - 1 sends of one chunk; rank r ends with chunk r of the sum, and the input is as it was."""
+    size = variant.size
+    for ranks in worlds(variant):
+        inputs = [numbers(variant.seed, rank, ranks * size) for rank in range(ranks)]
+        total = torch.stack(inputs).sum(0).view(ranks, size)
+        stuck = "all ranks must take the same number of steps"
+        seen = run(ranks, observe_scatter, answer, variant.seed, size, slip=stuck)
+        for rank, (log, output, full, own) in enumerate(seen):
+            check_steps(rank, ranks, log, size)
+            expect(f"`full` afterwards, over {ranks} ranks", full, inputs[rank], rank=rank, slip="it is only read")
+            mine = [each.view(ranks, size)[rank] for each in inputs]
+            expect(
+                f"chunk {rank} of the sum, over {ranks} ranks",
+                output,
+                total[rank],
+                rank=rank,
+                slips={
+                    "this is chunk r + 1 of the sum: in step 0 rank r sends chunk r - 1": total[(rank + 1) % ranks],
+                    "this is chunk r - 1 of the sum": total[(rank - 1) % ranks],
+                    "a chunk goes round and nothing is added to it": mine[(rank + 1) % ranks],
+                    "two ranks' parts only: what is passed on is the chunk that arrived, with one's own added": (
+                        mine[rank] + mine[(rank - 1) % ranks]
+                    ),
+                    "this is the mean: asked is the sum": total[rank] / ranks,
+                },
+                slip="in step s rank r receives chunk r - 2 - s and adds its own chunk of that number",
+            )
+            expect(
+                f"the output where it is chunk {rank} of `full` itself, over {ranks} ranks",
+                own,
+                total[rank],
+                rank=rank,
+                slip="the output is written before chunk r of `full` has been read, in the last step",
+            )
+
+
+def a_shard(seed, rank, size):
+    """No two ranks' are equal."""
+    return numbers(seed, rank, size) + 100 * rank
+
+
+def whose(row, shards):
+    if row.isnan().any():
+        return "none"
+    return next((str(rank) for rank, shard in enumerate(shards) if torch.equal(shard, row)), "?")
+
+
+def observe_gather(answer, seed, size):
+    group = comm.world()
+    shard = a_shard(seed, group.rank(), size).to(rank_device())
+    output = torch.full((group.size() * size,), float("nan"), device=shard.device)
+    with watching() as seen:
+        answer(output, shard, group, pass_on)
+    inside = torch.full_like(output, float("nan"))
+    own = inside.view(group.size(), size)[group.rank()]
+    own.copy_(shard)
+    answer(inside, own, group, pass_on)
+    return issued(seen), output.cpu(), shard.cpu(), inside.cpu()
+
+
+@pytest.mark.exercise(id="1.7")
+def test_all_gather(answer, variant):
+    """N - 1 sends of one chunk; every rank ends with all shards in rank order."""
+    size = variant.size
+    for ranks in worlds(variant):
+        shards = [a_shard(variant.seed, rank, size) for rank in range(ranks)]
+        stuck = "all ranks must take the same number of steps"
+        seen = run(ranks, observe_gather, answer, variant.seed, size, slip=stuck)
+        for rank, (log, output, shard, inside) in enumerate(seen):
+            check_steps(rank, ranks, log, size)
+            names = [whose(row, shards) for row in output.view(ranks, size)]
+            expect(
+                f"whose shards are in the output, over {ranks} ranks",
+                names,
+                [str(r) for r in range(ranks)],
+                rank=rank,
+                slips={
+                    "its own shard is missing: a ring brings only the others'": [
+                        "none" if r == rank else str(r) for r in range(ranks)
+                    ],
+                    "the left neighbour's shard N - 1 times: pass on what has arrived, not your own shard": [
+                        str(rank if r == rank else (rank - 1) % ranks) for r in range(ranks)
+                    ],
+                    "shards stand in the order of arrival, its own first: asked is rank order": [
+                        str((rank - r) % ranks) for r in range(ranks)
+                    ],
+                    "each shard stands one place too far: in step 0 chunk r - 1 arrives": [
+                        str((r - 1) % ranks) for r in range(ranks)
+                    ],
+                },
+                slip="in step s rank r sends chunk r - s and receives chunk r - 1 - s, modulo N",
+            )
+            expect("`shard` afterwards", shard, shards[rank], rank=rank, slip="it is only read")
+            slip = "the output is changed before the shard, which is a part of it, has been read"
+            expect("the output where `shard` is chunk r of it", inside, torch.cat(shards), rank=rank, slip=slip)
+
+
+def observe_all_reduce(answer, seed, shapes):
+    """What is called, and what the tensor then holds, for every shape and op."""
+    group, results = comm.world(), []
+    for shape in shapes:
+        for op in ("sum", "mean"):
+            calls = []
+
+            def scatter(output, full, where, calls=calls):
+                calls.append(("reduce_scatter", full.numel()))
+                comm.reduce_scatter(output, full, where).wait()
+
+            def gather(output, shard, where, calls=calls):
+                calls.append(("all_gather", output.numel()))
+                comm.all_gather(output.view(-1), shard, where).wait()
+
+            tensor = numbers(seed, group.rank(), *shape).to(rank_device())
+            with comm.record() as log:
+                answer(tensor, op, group, scatter, gather)
+            results.append((calls, len(log), tensor.cpu()))
+    return results
+
+
+@pytest.mark.exercise(id="1.8")
+def test_all_reduce(answer, variant):
+    """One reduce-scatter, one all-gather of the padded tensor, in place, for any shape; sum and mean."""
+    shapes = [(variant.size, 3), (), (12,), (variant.size,)]
+    for ranks in worlds(variant):
+        seen = run(ranks, observe_all_reduce, answer, variant.seed, shapes)
+        cases = [(shape, op) for shape in shapes for op in ("sum", "mean")]
+        for number, (shape, op) in enumerate(cases):
+            inputs = [numbers(variant.seed, rank, *shape) for rank in range(ranks)]
+            total = torch.stack(inputs).sum(0)
+            numel = total.numel()
+            padded = -(-numel // ranks) * ranks
+            wanted = total if op == "sum" else total / ranks
+            kept = numel // ranks * ranks
+            for rank, results in enumerate(seen):
+                calls, logged, tensor = results[number]
+                where = f"{op} of {list(shape)} over {ranks} ranks"
+                expect(
+                    f"{where}: collectives and their elements",
+                    [f"{name} {elements}" for name, elements in calls],
+                    [f"reduce_scatter {padded}", f"all_gather {padded}"],
+                    rank=rank,
+                    slips={
+                        f"rounded down: {numel % ranks} elements are never reduced": [
+                            f"reduce_scatter {kept}",
+                            f"all_gather {kept}",
+                        ],
+                        "all ranks' whole tensors are gathered and then added up: N times the memory": [
+                            f"all_gather {ranks * numel}"
+                        ],
+                    },
+                    slip="the tensor, padded to a multiple of N, is reduce-scattered and then all-gathered, once each",
+                )
+                expect(f"{where}: messages in all", logged, 2, rank=rank, slip="use the two pieces, and nothing else")
+                expect(
+                    f"{where}: the tensor",
+                    tensor,
+                    wanted,
+                    rank=rank,
+                    slips={
+                        "unchanged: the result belongs in the tensor itself": inputs[rank],
+                        "this is the sum: a mean divides by N": total if op == "mean" else None,
+                        "this is the mean: asked is the sum": total / ranks if op == "sum" else None,
+                        "divided by N twice: each rank divides its chunk, and a gather only copies": wanted / ranks,
+                    },
+                    slip="each rank's chunk comes back at its own place",
+                )

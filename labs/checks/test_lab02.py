@@ -1,0 +1,660 @@
+"""The checks of lab 02."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from minifsdp import comm, device
+from minifsdp.course.launch import rank_device
+from minifsdp.course.workshop.checking import AnswerError, expect, on_ranks
+
+SECONDS = 8.0
+THROUGH_COMM = "one collective through `comm`, which keeps this log; it does not see torch.distributed called directly"
+
+
+def draw(seed: int, rank: int, *shape: int) -> Tensor:
+    """The same numbers wherever it is called."""
+    return torch.randn(shape, generator=torch.Generator().manual_seed(1000 * seed + rank))
+
+
+def parameter(value: Tensor, grad: Tensor | None) -> nn.Parameter:
+    param = nn.Parameter(value.to(rank_device()))
+    param.grad = None if grad is None else grad.to(rank_device())
+    return param
+
+
+def told(calls: list[comm.Call]) -> list[str]:
+    return [f"{call.op} of {call.payload} bytes" for call in calls]
+
+
+@contextmanager
+def phases() -> Iterator[list[str]]:
+    """ "issue" and "wait" of every collective inside the `with`, in order."""
+    seen: list[str] = []
+
+    @contextmanager
+    def watch(call: comm.Call, phase: str) -> Iterator[None]:
+        seen.append(phase)
+        yield
+
+    comm.watchers.append(watch)
+    try:
+        yield seen
+    finally:
+        comm.watchers.remove(watch)
+
+
+@contextmanager
+def poisoned_buffers() -> Iterator[list[tuple[int, str]]]:
+    """Bytes and role of each buffer that `device.empty` hands out inside the `with`, full of NaN."""
+    seen: list[tuple[int, str]] = []
+
+    def note(buffer: Tensor, role: str) -> None:
+        buffer.fill_(torch.nan)
+        seen.append((buffer.nbytes, role))
+
+    device.subscribers.append(note)
+    try:
+        yield seen
+    finally:
+        device.subscribers.remove(note)
+
+
+# 2.1
+
+
+def observe_average(answer: Any, size: int, seed: int) -> dict[str, Any]:
+    """One backward with the answer as the parameter's hook; parameters differ by rank, so that moving them shows."""
+    rank = dist.get_rank()
+    param = parameter(draw(seed + 1, rank, size, 3), None)
+    before, accumulated = param.detach().clone(), []
+    param.register_post_accumulate_grad_hook(lambda p: accumulated.append(p.grad))
+    param.register_post_accumulate_grad_hook(lambda p: answer(p, comm.world()))
+    loss = (param * draw(seed, rank, size, 3).to(param.device)).sum()
+    with comm.record() as calls, phases() as seen:
+        loss.backward()
+    return {
+        "moved": not torch.equal(param.detach(), before),
+        "calls": told(calls),
+        "phases": list(seen),
+        "grad": None if param.grad is None else param.grad.cpu(),
+        "in place": param.grad is not None and param.grad.data_ptr() == accumulated[0].data_ptr(),
+    }
+
+
+@pytest.mark.exercise(id="2.1")
+def test_average_gradient(answer, variant):
+    """One all-reduce of the gradient, waited for; `.grad` is the mean on every rank, the parameter as it was."""
+    n, size = variant.ranks, variant.size
+    seen = on_ranks(n, observe_average, answer, size, variant.seed, timeout=SECONDS)
+    own = [draw(variant.seed, rank, size, 3) for rank in range(n)]
+    total = sum(own)
+    for rank, found in enumerate(seen):
+        expect(
+            "the parameter was changed",
+            found["moved"],
+            False,
+            rank=rank,
+            slip="the parameter is reduced instead of its gradient: the ranks' gradients stay different",
+        )
+        gathered = [f"all_gather of {4 * 3 * size * n} bytes"]
+        expect(
+            "collectives",
+            found["calls"],
+            [f"all_reduce of {4 * 3 * size} bytes"],
+            rank=rank,
+            slips={"an all-gather brings all N gradients to every rank: N times the memory": gathered},
+            slip=THROUGH_COMM,
+        )
+        expect(
+            "what happened to the collective",
+            found["phases"],
+            ["issue", "wait"],
+            rank=rank,
+            slip="a collective's result may be read after its handle's wait(), not before",
+        )
+        slips = {
+            "the sum, not the mean: steps are N times as long as one process's": total,
+            "divided by N twice: MEAN has divided already": total / n**2,
+            "still this rank's own gradient: the mean went into another tensor": own[rank],
+        }
+        expect("param.grad", found["grad"], total / n, rank=rank, slips=slips)
+        expect(
+            "the mean is in the tensor that backward accumulated in",
+            found["in place"],
+            True,
+            rank=rank,
+            slip="a new tensor took its place: reduce in place",
+        )
+
+
+# 2.2
+
+
+def cut(sizes: list[tuple[int, torch.dtype]], cap: int, one_dtype: bool = True) -> list[list[int]]:
+    """The indices that belong together: a bucket ends with the parameter that reaches the cap, or before a dtype."""
+    buckets: list[list[int]] = []
+    current: list[int] = []
+    for index in range(len(sizes) - 1, -1, -1):
+        if one_dtype and current and sizes[current[-1]][1] != sizes[index][1]:
+            buckets.append(current)
+            current = []
+        current = [*current, index]
+        if sum(sizes[i][0] * sizes[i][1].itemsize for i in current) >= cap:
+            buckets.append(current)
+            current = []
+    return buckets + [current] * bool(current)
+
+
+def cut_before(sizes: list[tuple[int, torch.dtype]], cap: int) -> list[list[int]]:
+    """The same, but a bucket never exceeds the cap."""
+    buckets: list[list[int]] = []
+    for index in range(len(sizes) - 1, -1, -1):
+        held = sum(sizes[i][0] * sizes[i][1].itemsize for i in buckets[-1]) if buckets else cap
+        new = sizes[index][0] * sizes[index][1].itemsize
+        if not buckets or held + new > cap or sizes[buckets[-1][-1]][1] != sizes[index][1]:
+            buckets.append([])
+        buckets[-1].append(index)
+    return buckets
+
+
+def mirrored(buckets: list[list[int]], count: int) -> list[list[int]]:
+    return [[count - 1 - index for index in bucket] for bucket in buckets]
+
+
+@pytest.mark.exercise(id="2.2")
+def test_assign_buckets(answer, variant):
+    """Reverse order, closed at the cap, one dtype each, every parameter once."""
+    size = variant.size
+    full, half = torch.float32, torch.bfloat16
+    plain = [(numel, full) for numel in (size, 4 * size, 2 * size, size, 5 * size, 3 * size, size)]
+    mixed = [(2 * size, full), (size, full), (3 * size, half), (size, half), (size, full)]
+    for sizes, cap in ((plain, 16 * size), (plain, 0), (plain, 10**9), (mixed, 16 * size), (mixed, 10**9)):
+        params = [nn.Parameter(torch.zeros(numel, dtype=dtype)) for numel, dtype in sizes]
+        index_of = {param: index for index, param in enumerate(params)}
+        result = answer(list(params), cap)
+        try:
+            got = [[index_of[param] for param in bucket] for bucket in result]
+        except (KeyError, TypeError):
+            raise AnswerError(f"cap of {cap} bytes: expected a list of lists of the parameters given") from None
+        wanted = cut(sizes, cap)
+        every = [[index] for index in range(len(sizes))]
+        slips = {
+            "in order of registration: backward makes the last parameters' gradients first": mirrored(
+                cut(sizes[::-1], cap), len(sizes)
+            ),
+            "a bucket per parameter: one latency each, as without buckets": every[::-1],
+            "the last bucket is lost: it never reaches the cap, and must be reduced too": wanted[:-1],
+            "the cap is in bytes; an element has element_size() of them": cut(sizes, cap * 4),
+            "one buffer has one dtype: close the bucket where the dtype changes": cut(sizes, cap, one_dtype=False),
+            "closed before the cap is reached; as in torch, the parameter that reaches it belongs to it": cut_before(
+                sizes, cap
+            ),
+        }
+        slips = {words: wrong for words, wrong in slips.items() if wrong != wanted}
+        held = ", ".join(f"{numel} {str(dtype).removeprefix('torch.')}" for numel, dtype in sizes)
+        expect(f"indices of the parameters ({held}) in each bucket, cap {cap} bytes", got, wanted, slips=slips)
+
+
+# 2.3
+
+
+def bucket_of_rank(seed: int, rank: int, size: int) -> list[Tensor | None]:
+    """The gradients of a bucket's three parameters; rank 0 has none for the second."""
+    grads = [draw(seed, rank, size, 3), draw(seed + 1, rank, 2 * size), draw(seed + 2, rank, 2, 2)]
+    return [grads[0], None if rank == 0 else grads[1], grads[2]]
+
+
+def make_bucket(seed: int, rank: int, size: int) -> list[nn.Parameter]:
+    grads = bucket_of_rank(seed, rank, size)
+    shapes = [(size, 3), (2 * size,), (2, 2)]
+    return [parameter(draw(seed + 9, rank, *shape), grad) for shape, grad in zip(shapes, grads, strict=True)]
+
+
+def flattened(seed: int, rank: int, size: int) -> Tensor:
+    grads = bucket_of_rank(seed, rank, size)
+    return torch.cat([torch.zeros(2 * size) if grad is None else grad.flatten() for grad in grads])
+
+
+def observe_start(answer: Any, size: int, seed: int) -> dict[str, Any]:
+    rank = dist.get_rank()
+    bucket = make_bucket(seed, rank, size)
+    with comm.record() as calls, phases() as seen, poisoned_buffers() as buffers:
+        result = answer(bucket, comm.world())
+        at_return = list(seen)
+    match result:
+        case (Tensor() as flat, handle) if hasattr(handle, "wait"):
+            handle.wait()
+        case _:
+            raise AnswerError(f"expected a buffer and a handle, got {type(result).__name__}")
+    own = torch.cat([torch.zeros(p.numel()) if p.grad is None else p.grad.flatten().cpu() for p in bucket])
+    return {
+        "calls": told(calls),
+        "phases": at_return,
+        "buffers": [f"{size} bytes of {role}" for size, role in buffers],
+        "flat": flat.detach().cpu(),
+        "own": own,
+    }
+
+
+@pytest.mark.exercise(id="2.3")
+def test_start_bucket(answer, variant):
+    """One buffer, one all-reduce of all its bytes, on its way when the function returns; None counts as zero."""
+    n, size, seed = variant.ranks, variant.size, variant.seed
+    seen = on_ranks(n, observe_start, answer, size, seed, timeout=SECONDS)
+    rows = [flattened(seed, rank, size) for rank in range(n)]
+    parts = [f"all_reduce of {4 * numel} bytes" for numel in (3 * size, 2 * size, 4)]
+    weights = [
+        torch.cat([draw(seed + 9, rank, *shape).flatten() for shape in ((size, 3), (2 * size,), (2, 2))])
+        for rank in range(n)
+    ]
+    for rank, found in enumerate(seen):
+        expect(
+            "buffers that device.empty handed out",
+            found["buffers"],
+            [f"{rows[0].nbytes} bytes of communication"],
+            rank=rank,
+            slip="allocate one flat buffer of role 'communication' with device.empty, or nobody can count its bytes",
+        )
+        expect(
+            "collectives",
+            found["calls"],
+            [f"all_reduce of {rows[0].nbytes} bytes"],
+            rank=rank,
+            slips={"an all-reduce per parameter: a bucket is there to pay the latency once": parts},
+            slip=THROUGH_COMM,
+        )
+        expect(
+            "what happened to the collective before the function returned",
+            found["phases"],
+            ["issue"],
+            rank=rank,
+            slip="waiting at once leaves nothing to overlap: whoever finishes the bucket waits",
+        )
+        expect(
+            "elements of the buffer that were never written",
+            int(found["flat"].isnan().sum()),
+            0,
+            rank=rank,
+            slip="the place of a gradient that is None must be zeroed: the buffer comes uninitialised",
+        )
+        total = sum(rows)
+        slips = {
+            "the sum, not the mean": total,
+            "divided by N twice": total / n**2,
+            "the parameters were copied in, not their gradients": sum(weights) / n,
+        }
+        expect("the buffer after wait()", found["flat"], total / n, rank=rank, slips=slips)
+        expect("the gradients themselves, before the bucket is finished", found["own"], rows[rank], rank=rank)
+
+
+# 2.4
+
+
+class Arriving:
+    """A handle whose data is there only once it has been waited for."""
+
+    def __init__(self, flat: Tensor, values: Tensor) -> None:
+        self.flat, self.values, self.waits = flat, values, 0
+        self.call = SimpleNamespace(ranks=dist.get_world_size())
+
+    def wait(self) -> None:
+        if not device.is_allocated(self.flat):
+            raise AnswerError("the buffer was freed before its all-reduce had ended: wait, copy, then free")
+        self.waits += 1
+        self.flat.copy_(self.values)
+
+
+def observe_finish(answer: Any, size: int, seed: int) -> dict[str, Any]:
+    rank = dist.get_rank()
+    bucket = make_bucket(seed, rank, size)
+    flat = device.empty(5 * size + 4, torch.float32, "communication", rank_device()).fill_(torch.nan)
+    handle = Arriving(flat, draw(seed + 5, 0, flat.numel()).to(flat.device))
+    answer(bucket, flat, handle)
+    storage = flat.untyped_storage()._cdata
+    views = [p.grad is not None and p.grad.untyped_storage()._cdata == storage for p in bucket]
+    return {
+        "waits": handle.waits,
+        "freed": not device.is_allocated(flat),
+        "views": sum(views),
+        "grads": [p.grad.cpu() if p.grad is not None and not any(views) else None for p in bucket],
+    }
+
+
+@pytest.mark.exercise(id="2.4")
+def test_finish_bucket(answer, variant):
+    """Waits first, then every gradient holds its part of the buffer in memory of its own, and the buffer is freed."""
+    n, size, seed = variant.ranks, variant.size, variant.seed
+    seen = on_ranks(n, observe_finish, answer, size, seed, timeout=SECONDS)
+    first, second, third = draw(seed + 5, 0, 5 * size + 4).split([3 * size, 2 * size, 4])
+    means = [first.view(size, 3), second, third.view(2, 2)]
+    for rank, found in enumerate(seen):
+        expect(
+            "calls of handle.wait()",
+            found["waits"],
+            1,
+            rank=rank,
+            slip="before wait() the buffer holds whatever the collective has left there so far",
+        )
+        expect(
+            "gradients that are views of the buffer",
+            found["views"],
+            0,
+            rank=rank,
+            slip="a .grad that views the buffer loses its memory when the buffer is freed: copy",
+        )
+        own = bucket_of_rank(seed, rank, size)
+        for index, (grad, mean) in enumerate(zip(found["grads"], means, strict=True)):
+            slips: dict[str, Any] = {
+                "the means were never copied back": own[index],
+                "divided by N again: start_bucket asked for the mean": mean / n,
+                "the mean was added to this rank's own gradient: it must replace it": mean
+                + (own[index] if own[index] is not None else 0),
+            }
+            slip = "the buffer was read before wait()" if grad is not None and bool(grad.isnan().any()) else None
+            expect(f"gradient {index} of the bucket", grad, mean, rank=rank, slips=slips, slip=slip)
+        expect(
+            "the buffer is freed",
+            found["freed"],
+            True,
+            rank=rank,
+            slip="without device.free all buckets' buffers pile up",
+        )
+
+
+# 2.5
+
+LAYERS = 3
+
+
+class Rotating(nn.Module):
+    """Equal layers that are called in a circle, beginning with `first`: backward reaches them in another order then."""
+
+    def __init__(self, width: int, seed: int, first: int) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(width, width) for _ in range(LAYERS))
+        self.first = first
+        with torch.no_grad():
+            for number, p in enumerate(self.parameters()):
+                p.copy_(draw(seed + 20 + number, 0, *p.shape) / width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        for step in range(LAYERS):
+            x = self.layers[(self.first + step) % LAYERS](x).tanh()
+        return x.square().sum()
+
+
+class Watched:
+    """A handle that notes when it is waited for."""
+
+    def __init__(self, handle: comm.Handle, number: int, events: list[str]) -> None:
+        self.handle, self.number, self.events = handle, number, events
+
+    def wait(self) -> None:
+        self.events.append(f"wait {self.number}")
+        self.handle.wait()
+
+
+def observe_hook(answer: Any, width: int, seed: int) -> dict[str, Any]:
+    """Two backwards with the answer as every parameter's hook: one that communicates, one that does not."""
+    rank, group, where = dist.get_rank(), comm.world(), rank_device()
+    model = Rotating(width, seed, rank % LAYERS).to(where)
+    buckets = [list(reversed(list(layer.parameters()))) for layer in reversed(model.layers)]
+    events: list[str] = []
+    arrived = 0
+
+    def start(bucket: list[nn.Parameter]) -> tuple[Tensor, Watched]:
+        number = next(i for i, each in enumerate(buckets) if each[0] is bucket[0])
+        flat = torch.cat([p.grad.flatten() if p.grad is not None else torch.zeros_like(p).flatten() for p in bucket])
+        events.append(f"bucket {number} after {arrived} gradients")
+        return flat, Watched(comm.all_reduce(flat, group, comm.MEAN), number, events)
+
+    def finish() -> None:
+        events.append("finish")
+        for bucket, (flat, handle) in zip(reducer.buckets, reducer.in_flight, strict=False):
+            handle.wait()
+            for part, p in zip(flat.split([p.numel() for p in bucket]), bucket, strict=True):
+                p.grad.copy_(part.view(p.shape))
+        reducer.in_flight.clear()
+        reducer.missing[:] = [len(bucket) for bucket in buckets]
+
+    def count(param: nn.Parameter) -> None:
+        nonlocal arrived
+        arrived += 1
+
+    reducer = SimpleNamespace(
+        buckets=buckets,
+        bucket_of={p: number for number, bucket in enumerate(buckets) for p in bucket},
+        missing=[len(bucket) for bucket in buckets],
+        in_flight=[],
+        sync=True,
+        start=start,
+        finish=finish,
+    )
+    for p in model.parameters():
+        p.register_post_accumulate_grad_hook(count)
+        p.register_post_accumulate_grad_hook(lambda p: answer(p, reducer))
+
+    def backward(step: int) -> None:
+        x = draw(seed + step, rank, 4, width).to(where).requires_grad_() * 1.0
+        x.register_hook(lambda grad: events.append("rest of backward"))  # autograd's work behind the first layer
+        model(x).backward()
+        events.append("return")
+
+    with comm.record() as calls:
+        backward(0)
+    grads = [p.grad.clone().cpu() for p in model.parameters()]
+    synced = list(events)
+    events.clear()
+    reducer.sync = False
+    with comm.record() as silent:
+        backward(1)
+    return {
+        "events": synced,
+        "calls": told(calls),
+        "grads": grads,
+        "silent": told(silent),
+        "left": [*reducer.missing, len(reducer.in_flight)],
+    }
+
+
+def launches_of(rank: int) -> dict[str, list[str]]:
+    """How a rank's buckets are launched: rightly, as soon as each is full, all at the end, all but the last."""
+    first = rank % LAYERS
+    reached = [(first + step) % LAYERS for step in reversed(range(LAYERS))]  # the layers as backward comes to them
+    full_at = [2 * (reached.index(LAYERS - 1 - number) + 1) for number in range(LAYERS)]
+    turns = [max(full_at[: number + 1]) for number in range(LAYERS)]
+    eager = sorted(range(LAYERS), key=lambda number: full_at[number])
+    return {
+        "right": [f"bucket {number} after {turns[number]} gradients" for number in range(LAYERS)],
+        "eager": [f"bucket {number} after {full_at[number]} gradients" for number in eager],
+        "late": [f"bucket {number} after {2 * LAYERS} gradients" for number in range(LAYERS)],
+    }
+
+
+def mean_gradients(ranks: int, width: int, seed: int) -> list[Tensor]:
+    """One process with every rank's rows and every rank's order."""
+    each = []
+    for rank in range(ranks):
+        model = Rotating(width, seed, rank % LAYERS)
+        model(draw(seed, rank, 4, width)).backward()
+        each.append([p.grad for p in model.parameters()])
+    return [sum(grads) / ranks for grads in zip(*each, strict=True)]
+
+
+@pytest.mark.exercise(id="2.5")
+def test_on_gradient(answer, variant):
+    """Each bucket leaves during backward, in bucket order on all ranks, and is waited for when backward is over."""
+    n, width, seed = variant.ranks, variant.size, variant.seed
+    seen = on_ranks(n, observe_hook, answer, width, seed, timeout=SECONDS)
+    wanted_grads = mean_gradients(n, width, seed)
+    for rank, found in enumerate(seen):  # on all ranks before anything else: what one launches wrongly shows on others
+        forms = launches_of(rank)
+        launches = [event for event in found["events"] if event.startswith("bucket")]
+        slips = {
+            "all buckets leave with the last gradient: nothing overlaps with backward": forms["late"],
+            "the last bucket is never launched: nothing comes after it that could push it out": forms["right"][:-1],
+            "launched as soon as it is full, out of turn: another rank launches another bucket, and the two are "
+            "summed": forms["eager"],
+        }
+        slips = {words: wrong for words, wrong in slips.items() if wrong != forms["right"]}
+        slip = "a bucket leaves when the last of its gradients has come, in whatever order they come"
+        if len(launches) > LAYERS:
+            slip = "a bucket is launched once per backward"
+        expect("launches", launches, forms["right"], rank=rank, slips=slips, slip=slip)
+    for rank, found in enumerate(seen):
+        events = found["events"]
+        ended = events.index("finish") if "finish" in events else len(events)
+        expect(
+            "waits while backward still runs",
+            [event for event in events[:ended] if event.startswith("wait")],
+            [],
+            rank=rank,
+            slip="the values are right, but the host stands still where it could compute: wait in finish only",
+        )
+        around = [event for event in events if event in ("rest of backward", "finish", "return")]
+        expect(
+            "the end of backward",
+            around,
+            ["rest of backward", "finish", "return"],
+            rank=rank,
+            slips={
+                "finish is never called: the means stay in the buffers": ["rest of backward", "return"],
+                "finish is called inside the hook, which holds up the rest of backward; use at_end_of_backward": [
+                    "finish",
+                    "rest of backward",
+                    "return",
+                ],
+            },
+            slip="at_end_of_backward(reducer.finish) once, when the last bucket has left",
+        )
+        payload = 4 * (width * width + width)
+        expect("collectives", found["calls"], [f"all_reduce of {payload} bytes"] * LAYERS, rank=rank)
+        for index, (grad, wanted) in enumerate(zip(found["grads"], wanted_grads, strict=True)):
+            expect(f"gradient of parameter {index} after backward", grad, wanted, rank=rank, tolerance=1e-5)
+        expect(
+            "collectives of a backward with reducer.sync = False",
+            found["silent"],
+            [],
+            rank=rank,
+            slip="the hook has to leave at once if reducer.sync is False",
+        )
+        expect(
+            "missing gradients by bucket, then buckets in flight, after a backward with reducer.sync = False",
+            found["left"],
+            [2] * LAYERS + [0],
+            rank=rank,
+            slip="a gradient that is only accumulated is not counted: the next backward would launch too early",
+        )
+
+
+# 2.6
+
+MICRO = 3
+
+
+def observe_accumulation(answer: Any, size: int, seed: int) -> dict[str, Any]:
+    rank, group, where = dist.get_rank(), comm.world(), rank_device()
+    weight = parameter(draw(seed + 40, 0, size), None)
+    scale = parameter(draw(seed + 41, 0, 1), None)
+    params = [weight, scale]
+    reducer = SimpleNamespace(sync=True, buckets=[params], bucket_of=dict.fromkeys(params, 0))
+    given: list[int] = []
+    backwards = 0
+    reductions: list[int] = []  # in each backward
+
+    def hook(param: nn.Parameter) -> None:
+        nonlocal backwards
+        if param is weight:
+            backwards += 1
+        if reducer.sync:
+            comm.all_reduce(param.grad, group, comm.MEAN).wait()
+
+    def loss_of(batch: Tensor) -> Tensor:
+        if given:
+            reductions.append(len(calls) - sum(reductions))
+        given.append(batch.shape[0])
+        return ((batch @ weight) * scale).tanh().mean()
+
+    for p in params:
+        p.register_post_accumulate_grad_hook(hook)
+    micro_batches = [draw(seed + number, rank, 4, size).to(where) for number in range(MICRO)]
+    with comm.record() as calls:
+        answer(micro_batches, loss_of, reducer)
+    reductions.append(len(calls) - sum(reductions))
+    return {
+        "given": given,
+        "backwards": backwards,
+        "reductions": reductions,
+        "sync": reducer.sync,
+        "grads": [None if p.grad is None else p.grad.cpu() for p in params],
+    }
+
+
+def gradients_of(ranks: int, size: int, seed: int) -> list[list[Tensor]]:
+    """For each micro-batch, the mean over the ranks of its loss's gradients, in one process."""
+    found = []
+    for number in range(MICRO):
+        weight, scale = (nn.Parameter(draw(seed + 40 + i, 0, shape)) for i, shape in enumerate((size, 1)))
+        batches = [draw(seed + number, rank, 4, size) for rank in range(ranks)]
+        losses = [((batch @ weight) * scale).tanh().mean() for batch in batches]
+        found.append(list(torch.autograd.grad(sum(losses) / ranks, [weight, scale])))
+    return found
+
+
+@pytest.mark.exercise(id="2.6")
+def test_accumulate(answer, variant):
+    """A backward per micro-batch, communication in the last one only, the gradient of the mean over all of them."""
+    n, size, seed = variant.ranks, variant.size, variant.seed
+    seen = on_ranks(n, observe_accumulation, answer, size, seed, timeout=SECONDS)
+    micro = gradients_of(n, size, seed)
+    for rank, found in enumerate(seen):
+        expect(
+            "rows given to loss_of at each call",
+            found["given"],
+            [4] * MICRO,
+            rank=rank,
+            slip="one forward per micro-batch: a single large one needs all their activations at once",
+        )
+        expect(
+            "backward passes",
+            found["backwards"],
+            MICRO,
+            rank=rank,
+            slip="adding up the losses keeps the graphs of all micro-batches alive until the one backward",
+        )
+        expect(
+            "all-reduces in the backward of each micro-batch (two parameters)",
+            found["reductions"],
+            [0] * (MICRO - 1) + [2],
+            rank=rank,
+            slips={
+                "every micro-batch is reduced: k times the bytes, and what is reduced is reduced again": [2] * MICRO,
+                "the last backward has to communicate, or the ranks' gradients never meet": [0] * MICRO,
+                "the first backward communicates: what comes after it stays on its rank": [2] + [0] * (MICRO - 1),
+            },
+        )
+        expect(
+            "reducer.sync afterwards",
+            found["sync"],
+            True,
+            rank=rank,
+            slip="the next plain step would not be reduced",
+        )
+        for index, grad in enumerate(found["grads"]):
+            total = sum(each[index] for each in micro)
+            slips = {
+                "k times too long: the k gradients are added up, so divide each loss by k": total,
+                "only the last micro-batch is left: the gradients of those before it were dropped": micro[-1][index]
+                / MICRO,
+                "only the last micro-batch is left, and nothing divides by k": micro[-1][index],
+                "divided by k twice": total / MICRO**2,
+                "divided by the number of ranks too: the reduction takes the mean already": total / (MICRO * n),
+            }
+            expect(f"gradient of parameter {index}", grad, total / MICRO, rank=rank, slips=slips, tolerance=1e-5)

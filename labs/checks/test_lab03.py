@@ -1,0 +1,806 @@
+"""The checks of lab 03."""
+
+import sys
+from contextlib import nullcontext
+from itertools import accumulate, groupby
+
+import cloudpickle
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.optim import Adam
+
+from minifsdp import comm, device
+from minifsdp.course.launch import rank_device
+from minifsdp.course.ledger import Ledger
+from minifsdp.course.workshop.checking import AnswerError, expect, on_ranks, same
+
+cloudpickle.register_pickle_by_value(sys.modules[__name__])  # the ranks cannot import this file
+
+ROWS = 12  # of the whole batch: 1, 2, 3 and 4 ranks share them equally
+STEPS = 3
+LR = 0.05
+
+
+# --- 3.1 --------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.exercise(id="3.1")
+def test_partition(answer, variant):
+    """One flat buffer is the parameters' memory, cut into equal shards of it, zeros behind the last parameter."""
+    for ranks in dict.fromkeys((variant.ranks, 3, 4, 16)):
+        check_partition(answer, ranks, variant)
+
+
+def check_partition(answer, ranks, variant):
+    shapes = [(variant.size, 3), (variant.size,), (2, 2, 3), (1,)]
+    values = torch.arange(1.0, 1 + sum(torch.Size(shape).numel() for shape in shapes))
+    with Ledger() as ledger:
+        pieces = values.clone().split([torch.Size(shape).numel() for shape in shapes])
+        params = [nn.Parameter(piece.view(shape).clone()) for piece, shape in zip(pieces, shapes, strict=True)]
+        del pieces
+        result = answer(params, ranks)
+        over = f"over {ranks} ranks, "
+        if not (isinstance(result, tuple) and len(result) == 2 and isinstance(result[0], torch.Tensor)):
+            raise AnswerError(f"{over}expected the flat buffer and the list of shards, got {type(result).__name__}")
+        flat, shards = result
+        live = sum(ledger.mark("partitioned").values())
+    numel, length = len(values), -(-len(values) // ranks)
+    wanted = torch.cat([values, torch.zeros(ranks * length - numel)])
+    fronts = torch.cat([torch.zeros(ranks * length - numel), values])
+    each = torch.cat([pad(p.detach().flatten(), ranks) for p in params])
+    expect(
+        f"{over}elements of the flat buffer",
+        flat.numel(),
+        ranks * length,
+        slips={
+            "every parameter is padded by itself; pad once, behind the last one": each.numel(),
+            "the remainder is dropped: N does not divide the number of elements": numel // ranks * ranks,
+            "the padding is missing: equal shards need a multiple of N": numel,
+        },
+    )
+    expect(f"{over}dimensions of the flat buffer", flat.dim(), 1)
+    expect(f"{over}number of shards", len(shards), ranks)
+    expect(
+        f"{over}elements of the shards",
+        [shard.numel() for shard in shards],
+        [length] * ranks,
+        slip="the shards must be equal in length, wherever that cuts a parameter",
+    )
+    slips = {"the padding stands in front of the parameters; it belongs behind the last one": fronts}
+    if same(flat.detach()[:numel], wanted[:numel]):
+        slips = {}
+    expect(f"{over}the flat buffer", flat, wanted, slips=slips, slip="parameters in their order, then zeros to the end")
+    for rank, (shard, part) in enumerate(zip(shards, wanted.chunk(ranks), strict=True)):
+        expect(f"{over}the shard", shard, part, rank=rank, slip="shard r is part r of the flat buffer")
+    where = flat.untyped_storage().data_ptr()
+    expect(
+        f"{over}parameters whose memory is the flat buffer",
+        sum(p.untyped_storage().data_ptr() == where for p in params),
+        len(params),
+        slip="the flat buffer is a copy: let p.data be a view of it, or the model will see no update",
+    )
+    expect(
+        f"{over}shards whose memory is the flat buffer",
+        sum(shard.untyped_storage().data_ptr() == where for shard in shards),
+        ranks,
+        slip="the shards are copies, so what the optimizer writes there never reaches the model",
+    )
+    for p, shape, part in zip(params, shapes, values.split([p.numel() for p in params]), strict=True):
+        expect(f"{over}a parameter", p.detach(), part.view(shape), slip="p.data lost its shape or its place")
+    expect(
+        f"{over}bytes alive afterwards",
+        live,
+        flat.nbytes,
+        slip="something besides the flat buffer is alive: the parameters' old memory, or a second copy",
+    )
+
+
+def pad(flat, ranks):
+    return torch.cat([flat, flat.new_zeros(-flat.numel() % ranks)])
+
+
+# --- 3.2 --------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.exercise(id="3.2")
+def test_shard_optimizer(answer, variant):
+    """Each rank's optimizer holds its own shards, as views of the flat buffers, and state for nothing else."""
+    for ranks in dict.fromkeys((variant.ranks, 3)):
+        for rank in range(ranks):
+            check_shard_optimizer(answer, rank, ranks, variant)
+
+
+def check_shard_optimizer(answer, rank, ranks, variant):
+    lengths = [variant.size, variant.size + 3]
+    with Ledger() as ledger:
+        flats = [torch.arange(1.0, 1 + ranks * length) for length in lengths]
+        buckets = [list(flat.chunk(ranks)) for flat in flats]
+        before = sum(ledger.mark("flats").values())
+        optimizer = answer(buckets, rank, Adam, lr=LR)
+        if not isinstance(optimizer, torch.optim.Optimizer):
+            raise AnswerError(f"rank {rank}, expected an optimizer, got {optimizer!r}")
+        held = [p for group in optimizer.param_groups for p in group["params"]]
+        expect(f"rank {rank} of {ranks}, class of the optimizer", type(optimizer).__name__, "Adam")
+        expect(
+            f"rank {rank} of {ranks}, elements of the tensors that the optimizer updates",
+            [p.numel() for p in held],
+            lengths,
+            slips={
+                "every rank updates everything: the values will be right, and no rank saves any state": [
+                    length for length in lengths for _ in range(ranks)
+                ],
+                "one shard of every bucket, not of the first alone": lengths[:1],
+                "one rank's shards are those with its number in each bucket, not one bucket's shards": [
+                    shard.numel() for shard in buckets[rank % len(buckets)]
+                ],
+            },
+        )
+        expect(
+            f"rank {rank} of {ranks}, bytes that building the optimizer took",
+            sum(ledger.mark("built").values()) - before,
+            0,
+            slip="the optimizer was given copies of the shards, so the parameters would never change",
+        )
+        old = [flat.clone() for flat in flats]
+        for p in held:
+            p.grad = torch.ones_like(p)
+        optimizer.step()
+        for p in held:
+            p.grad = None
+        state = sum(v.nbytes for state in optimizer.state.values() for v in state.values())
+    changed = [(flat != past).nonzero().flatten().tolist() for flat, past in zip(flats, old, strict=True)]
+    spans = [[list(range(r * length, (r + 1) * length)) for length in lengths] for r in range(ranks)]
+    expect(
+        f"rank {rank} of {ranks}, elements of the flat buffers that a step has changed (first to last)",
+        [f"{span[0]}..{span[-1]}" if span else "none" for span in changed],
+        [f"{span[0]}..{span[-1]}" for span in spans[rank]],
+        slips={
+            f"this is the shard of rank {other}": [f"{span[0]}..{span[-1]}" for span in spans[other]]
+            for other in range(ranks)
+            if other != rank
+        },
+        slip="the optimizer must update this rank's shards, in the flat buffers' memory",
+    )
+    step = [float((past[span] - flat[span])[0]) for flat, past, span in zip(flats, old, spans[rank], strict=True)]
+    expect(
+        f"rank {rank} of {ranks}, size of Adam's first step with lr {LR} and gradients of 1",
+        step,
+        [LR] * len(step),
+        slip="the defaults, such as the learning rate, did not reach the optimizer",
+        tolerance=1e-3,
+    )
+    expect(
+        f"rank {rank} of {ranks}, bytes of optimizer state",
+        state,
+        sum(8 * length + 4 for length in lengths),
+        slip="two moments of 4 bytes per element of this rank's shards, and a step count of 4 per shard",
+    )
+
+
+# --- what the distributed checks share --------------------------------------------------------------------------------
+
+
+class Net(nn.Module):
+    """Layers of odd sizes; in float64, so that one process and N ranks agree to the last digits."""
+
+    def __init__(self, seed, size):
+        super().__init__()
+        torch.manual_seed(seed)
+        self.layers = nn.ModuleList(nn.Linear(a, b) for a, b in [(5, size), (size, 6), (6, size), (size, 1)])
+        self.double()
+
+    def forward(self, x):
+        for layer in self.layers:
+            x = torch.tanh(layer(x))
+        return x
+
+
+def bucketed(model):
+    """The model's parameters in the order in which backward is expected to make their gradients, two layers each."""
+    params = list(reversed(list(model.parameters())))
+    return [params[:4], params[4:]]
+
+
+def whole_batches(seed, steps=STEPS):
+    numbers = torch.Generator().manual_seed(seed + 1)
+    draw = lambda columns: torch.randn(ROWS, columns, generator=numbers, dtype=torch.float64)  # noqa: E731
+    return [(draw(5), draw(1)) for _ in range(steps)]
+
+
+def loss_of(model, batch):
+    x, y = (part.to(next(model.parameters()).device) for part in batch)
+    return (model(x) - y).square().mean()
+
+
+def my_rows(batch, group):
+    return [part.chunk(group.size())[group.rank()] for part in batch]
+
+
+def flatten(params, ranks):
+    """The parameters' values, flat and padded."""
+    return pad(torch.cat([p.detach().flatten() for p in params]), ranks)
+
+
+def move(params, ranks):
+    """What exercise 3.1 asks for, said differently."""
+    flat = flatten(params, ranks)
+    start = 0
+    for p in params:
+        p.data = flat[start : start + p.numel()].view(p.shape)
+        start += p.numel()
+    return flat
+
+
+def poison(buffer, role):
+    """Uninitialised memory is not zero."""
+    buffer.fill_(float("nan"))
+
+
+class Watch:
+    """What happens on this rank: collectives issued and waited for, and what else is noted."""
+
+    def __init__(self):
+        self.events = []
+        self.open = self.most_open = 0
+
+    def __call__(self, call, phase):
+        self.events.append(f"{phase} {call.op}")
+        self.open += 1 if phase == "issue" else -1
+        self.most_open = max(self.most_open, self.open)
+        return nullcontext()
+
+    def __enter__(self):
+        comm.watchers.append(self)
+        device.subscribers.append(poison)
+        return self
+
+    def __exit__(self, *exc):
+        comm.watchers.remove(self)
+        device.subscribers.remove(poison)
+
+
+def freed_by_resize(ledger, tag):
+    """Bytes under a tag that `device.free` has given away."""
+    return -sum(min(0, event.changes.get(tag, 0)) for event in ledger.events if event.cause == "resize_")
+
+
+# --- 3.3 --------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.exercise(id="3.3")
+def test_reduce_bucket(answer, variant):
+    """One reduce-scatter of the padded bucket, finished later; its mean is added to shard.grad, the bucket is freed."""
+    ranks = variant.ranks
+    seen = on_ranks(ranks, observe_reduction, answer, variant.seed, variant.size, timeout=8)
+    model = Net(variant.seed, variant.size)
+    params = list(model.parameters())
+    unused = params[1]
+    per_rank = [local_gradients(variant.seed, variant.size, rank, ranks) for rank in range(ranks)]
+    as_laid_out = [flat_gradients(grads, params, unused, ranks) for grads in per_rank]
+    whole = torch.stack(as_laid_out)
+    for rank, found in enumerate(seen):
+        check_reduction_traffic(found, rank, whole[0].nbytes)
+        mine = lambda full, rank=rank: full.chunk(ranks)[rank]  # noqa: E731
+        mean = mine(whole.mean(0))
+        squeezed = torch.stack([squeeze(grads, params, unused, ranks) for grads in per_rank]).mean(0)
+        slips = {
+            "the sum of the gradients; data parallelism averages (comm.MEAN)": mine(whole.sum(0)),
+            "these are the parameters, not the gradients": mine(flatten(params, ranks)),
+            "a parameter without a gradient leaves zeros in its own place; what follows must not move up": mine(
+                squeezed
+            ),
+            "the padding belongs behind the last parameter": mine(fronted(whole.mean(0), params)),
+            "the gradients are laid out in reverse; partition goes by the order of params": mine(
+                pad(torch.cat([g.flatten() for g in reversed(mean_gradients(per_rank, params, unused))]), ranks)
+            ),
+            "this rank's own gradients, not the mean over the ranks": mine(as_laid_out[rank]),
+        }
+        if ranks > 1:
+            slips["this is another rank's shard of the mean"] = whole.mean(0).chunk(ranks)[(rank + 1) % ranks]
+        first = found["first"]
+        if isinstance(first, torch.Tensor) and bool(first.isnan().any()):
+            raise AnswerError(
+                f"rank {rank}, shard.grad: {int(first.isnan().sum())} elements are what uninitialised memory held\n"
+                "likely slip: device.empty is not zero, so neither is the padding nor the place of a parameter that "
+                "has no gradient; or the mean was read before the collective had written it"
+            )
+        expect("shard.grad", first, mean, rank=rank, slips=slips)
+        expect(
+            "shard.grad after a second bucket of the same gradients",
+            found["second"],
+            2 * mean,
+            rank=rank,
+            slips={
+                "the second reduction replaced the first; accumulation adds": mean,
+                "the first mean was added twice": 3 * mean,
+            },
+        )
+        check_reduction_memory(found, rank, whole[0].nbytes, mean.nbytes)
+
+
+def check_reduction_traffic(found, rank, padded):
+    if not found["callable"]:
+        raise AnswerError(f"rank {rank}, reduce_bucket returned nothing that can be called: return the inner function")
+    expect(
+        "collectives (operation, bytes of the full tensor)",
+        found["log"],
+        [("reduce_scatter", padded)],
+        rank=rank,
+        slips={
+            "an all-reduce hands every rank the whole mean, at twice the traffic; each needs its shard": [
+                ("all_reduce", padded)
+            ],
+        },
+        slip="one reduce-scatter of the whole padded bucket",
+    )
+    expect(
+        "events, the loop's own 'reduce_bucket returned' among them",
+        found["events"],
+        ["issue reduce_scatter", "reduce_bucket returned", "wait reduce_scatter"],
+        rank=rank,
+        slips={
+            "reduce_bucket waits itself: nothing could run beside it; wait in the function that it returns": [
+                "issue reduce_scatter",
+                "wait reduce_scatter",
+                "reduce_bucket returned",
+            ],
+            "nobody waits: on gloo the result is written in wait(), on NCCL some time later": [
+                "issue reduce_scatter",
+                "reduce_bucket returned",
+            ],
+        },
+    )
+
+
+def check_reduction_memory(found, rank, padded, mean):
+    expect("parameters that still have their .grad", found["grads"], found["grads_before"], rank=rank)
+    expect(
+        "bytes of communication buffers while the reduction is under way",
+        found["under way"],
+        padded,
+        rank=rank,
+        slip='allocate the bucket with device.empty(numel, dtype, "communication", device)',
+    )
+    expect(
+        "bytes of communication buffers afterwards",
+        found["communication"],
+        0,
+        rank=rank,
+        slip="the bucket is still alive after the reduction: free it with device.free once it has been waited for",
+    )
+    expect(
+        "bytes of communication buffers that device.free gave away",
+        found["freed"],
+        padded,
+        rank=rank,
+        slip="a bucket that is merely dropped may live on in the backend: device.free(bucket)",
+    )
+    expect(
+        "bytes of reduced gradients after the second reduction",
+        found["gradients"],
+        mean,
+        rank=rank,
+        slip='allocate the mean with role "gradients", and free the second one once it is added',
+    )
+
+
+def local_gradients(seed, size, rank, ranks):
+    """Gradients of one rank's rows, in the order of the parameters."""
+    model = Net(seed, size)
+    x, y = (part.chunk(ranks)[rank] for part in whole_batches(seed)[0])
+    return torch.autograd.grad(loss_of(model, (x, y)), list(model.parameters()))
+
+
+def flat_gradients(grads, params, unused, ranks):
+    kept = [torch.zeros_like(g) if p is unused else g for p, g in zip(params, grads, strict=True)]
+    return pad(torch.cat([g.flatten() for g in kept]), ranks)
+
+
+def mean_gradients(per_rank, params, unused):
+    means = [torch.stack(of_one).mean(0) for of_one in zip(*per_rank, strict=True)]
+    return [torch.zeros_like(g) if p is unused else g for p, g in zip(params, means, strict=True)]
+
+
+def squeeze(grads, params, unused, ranks):
+    """The gradients that there are, without a gap."""
+    flat = torch.cat([g.flatten() for p, g in zip(params, grads, strict=True) if p is not unused])
+    numel = sum(p.numel() for p in params)
+    full = flat.new_zeros(numel + -numel % ranks)
+    full[: flat.numel()] = flat
+    return full
+
+
+def fronted(flat, params):
+    return flat.roll(flat.numel() - sum(p.numel() for p in params))
+
+
+def observe_reduction(answer, seed, size):
+    group, where = comm.world(), rank_device()
+    with Ledger() as ledger:
+        model = Net(seed, size).to(where)
+        params = list(model.parameters())
+        shard = nn.Parameter(flatten(params, group.size()).chunk(group.size())[group.rank()].clone())
+        ledger.watch(model)
+        loss_of(model, my_rows(whole_batches(seed)[0], group)).backward()
+        params[1].grad = None
+        before = ledger.mark("backward")
+        seen = {"grads_before": sum(p.grad is not None for p in params)}
+        ledger.reset_peaks()
+        with comm.record() as log, Watch() as watch:
+            finish = answer(params, shard, group)
+            watch.events.append("reduce_bucket returned")
+            seen["under way"] = ledger.live()["communication"]
+            seen["callable"] = callable(finish)
+            if callable(finish):
+                finish()
+        seen["log"] = [(call.op, call.payload) for call in log]
+        seen["events"] = watch.events
+        seen["freed"] = freed_by_resize(ledger, "communication")
+        seen["first"] = None if shard.grad is None else shard.grad.detach().clone().cpu()
+        seen["grads"] = sum(p.grad is not None for p in params)
+        if callable(finish):
+            again = answer(params, shard, group)
+            if callable(again):
+                again()
+            del again
+        del finish
+        after = ledger.mark("reduced")
+        seen["second"] = None if shard.grad is None else shard.grad.detach().clone().cpu()
+        seen["communication"] = after["communication"]
+        seen["gradients"] = after["gradients"] - before["gradients"]
+    return seen
+
+
+# --- 3.4 --------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.exercise(id="3.4")
+def test_update_and_gather(answer, variant):
+    """Three steps equal one process with the whole batch, on all ranks bit for bit; one all-gather per bucket."""
+    ranks = variant.ranks
+    seen = on_ranks(ranks, observe_steps, answer, variant.seed, variant.size, timeout=8)
+    wanted = train_alone(variant.seed, variant.size, ranks)
+    for rank, found in enumerate(seen):
+        check_step_order(found, rank)
+        check_step_values(found, wanted, seen[0]["flats"], rank)
+        expect(
+            "bytes of gradient shards after a step",
+            found["gradients"],
+            0,
+            rank=rank,
+            slip="the shards' gradients are still there; freed they make room, kept they are added to the next step's",
+        )
+        expect(
+            "bytes of optimizer state",
+            found["optimizer"],
+            sum(2 * flat.nbytes // ranks + 4 for flat in wanted["flats"]),
+            rank=rank,
+            slip="state for this rank's shards alone, 1 / N",
+        )
+
+
+def check_step_order(found, rank):
+    updates_and_gathers = [event for event in found["events"] if not event.startswith("wait")]
+    buckets = len(found["flats"])
+    expect(
+        "what one step does, waiting left out",
+        updates_and_gathers,
+        ["update"] + ["issue all_gather"] * buckets,
+        rank=rank,
+        slips={
+            "the parameters are gathered before they are updated: the others' updates arrive a step late": (
+                ["issue all_gather"] * buckets + ["update"]
+            ),
+            "the updated shards are never gathered: each rank sees its own updates only, and they drift apart": [
+                "update"
+            ],
+            "the optimizer steps twice": ["update", "update"] + ["issue all_gather"] * buckets,
+            "nothing is updated": ["issue all_gather"] * buckets,
+            "one all-gather per bucket; a bucket is left out": ["update", "issue all_gather"],
+            "averaging the parameters mixes each updated shard with the other ranks' old copies of it": (
+                ["update"] + ["issue all_reduce"] * buckets
+            ),
+            "a broadcast per shard is N messages per bucket where one all-gather does": (
+                ["update"] + ["issue broadcast"] * buckets * found["ranks"]
+            ),
+        },
+        slip="one update, then one all-gather per bucket",
+    )
+    expect("bytes of each full buffer gathered", found["payloads"], [flat.nbytes for flat in found["flats"]], rank=rank)
+    expect(
+        "gathers waited for",
+        sum(event == "wait all_gather" for event in found["events"]),
+        buckets,
+        rank=rank,
+        slip="wait for every gather: before that the model may compute with old parameters",
+    )
+
+
+def check_step_values(found, wanted, of_rank_0, rank):
+    for number, (got, right) in enumerate(zip(found["flats"], wanted["flats"], strict=True)):
+        expect(
+            f"parameters of bucket {number} after {STEPS} steps",
+            got,
+            right,
+            rank=rank,
+            slips={
+                "as after no step at all: the optimizer found no gradient; free the gradients after the update": (
+                    wanted["start"][number]
+                ),
+                "as if each step's gradient were added to those before: they were never freed": (
+                    wanted["accumulated"][number]
+                ),
+                "as if each step used the gradient of the step before": wanted["stale"][number],
+            },
+            slip=f"not what one process with the whole batch has after {STEPS} steps",
+            tolerance=1e-9,
+        )
+        expect(
+            f"whether bucket {number} equals rank 0's bit for bit",
+            torch.equal(got, of_rank_0[number]),
+            True,
+            rank=rank,
+            slip="every rank must end with the same parameters; what was not gathered differs",
+        )
+
+
+def train_alone(seed, size, ranks):
+    """Flat buckets after the steps, by one process with the whole batch and a torch optimizer; and usual mistakes."""
+    ends = {}
+    for kind in ("flats", "accumulated", "stale"):
+        model = Net(seed, size)
+        parts = bucketed(model)
+        ends.setdefault("start", [flatten(part, ranks) for part in parts])
+        optimizer = Adam(model.parameters(), lr=LR)
+        past = None
+        for batch in whole_batches(seed):
+            loss_of(model, batch).backward()
+            fresh = [p.grad.clone() for p in model.parameters()]
+            if kind == "stale":
+                for p, old in zip(model.parameters(), past or map(torch.zeros_like, fresh), strict=True):
+                    p.grad = old
+            optimizer.step()
+            past = fresh
+            if kind != "accumulated":
+                optimizer.zero_grad()
+        ends[kind] = [flatten(part, ranks) for part in parts]
+    return ends
+
+
+def observe_steps(answer, seed, size):
+    group, where = comm.world(), rank_device()
+    ranks, rank = group.size(), group.rank()
+    with Ledger() as ledger:
+        model = Net(seed, size).to(where)
+        parts = bucketed(model)
+        flats = [move(part, ranks) for part in parts]
+        shards = [nn.Parameter(flat.chunk(ranks)[rank]) for flat in flats]
+        optimizer = Adam(shards, lr=LR)
+        ledger.watch(model, optimizer)
+        for batch in whole_batches(seed):
+            loss_of(model, my_rows(batch, group)).backward()
+            reduce_plainly(parts, shards, group)
+            for p in model.parameters():
+                p.grad = None
+            with comm.record() as log, Watch() as watch:
+                note = optimizer.register_step_post_hook(lambda *_, watch=watch: watch.events.append("update"))
+                answer(optimizer, flats, group)
+                note.remove()
+        live = ledger.mark("stepped")
+    return {
+        "ranks": ranks,
+        "flats": [flat.detach().clone().cpu() for flat in flats],
+        "events": watch.events,
+        "payloads": [call.payload for call in log],
+        "gradients": live["gradients"],
+        "optimizer": live["optimizer"],
+    }
+
+
+def reduce_plainly(parts, shards, group):
+    """The gradients' mean into, or onto, `shard.grad`, by an all-reduce."""
+    for part, shard in zip(parts, shards, strict=True):
+        full = pad(torch.cat([p.grad.flatten() for p in part]), group.size())
+        dist.all_reduce(full)
+        mean = device.empty(shard.numel(), shard.dtype, "gradients", shard.device)
+        mean.copy_(full.chunk(group.size())[group.rank()] / group.size())
+        shard.grad = mean if shard.grad is None else shard.grad + mean
+
+
+# --- 3.5 --------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.exercise(id="3.5")
+def test_reduce_in_backward(answer, variant):
+    """Each bucket is reduced once per backward, when it is full, one in flight; then its gradients are freed."""
+    ranks = variant.ranks
+    seen = on_ranks(ranks, observe_backward, answer, variant.seed, variant.size, timeout=8)
+    for rank, found in enumerate(seen):
+        check_backward_order(found, rank)
+        means = [mean.chunk(ranks)[rank] for mean in found["means"]]
+        expect(
+            "shard.grad of each bucket after one backward",
+            found["first"],
+            means,
+            rank=rank,
+            slip="a gradient was not in its .grad when the reduction started: not yet, or not any more",
+        )
+        check_backward_memory(found, rank)
+        expect(
+            "shard.grad of each bucket after a second backward of the same batch",
+            found["second"],
+            [2 * mean for mean in means],
+            rank=rank,
+            slips={"the second backward was not reduced: what counts the arrivals must start anew": means},
+            slip="the second backward's mean is added to the first's",
+        )
+
+
+def check_backward_order(found, rank):
+    """The gradients of each bucket, its start, and that of the bucket before it finished."""
+    counts = found["counts"]
+    wanted = [event for bucket, count in enumerate(counts) for event in as_asked(bucket, count)]
+    early = [event for bucket, count in enumerate(counts) for event in one_early(bucket, count)]
+    slips = {
+        "a reduction is started for every gradient; a bucket is one message, sent when it is full": every_one(counts),
+        "the reduction is finished at once, so backward stands still while it travels; finish it when the next one "
+        "starts": [e for b, n in enumerate(counts) for e in [*as_asked(b, n)[:1], f"start {b}", f"finish {b}"]],
+        "no reduction is ever finished, so all buckets are in flight, and in memory, together": [
+            event for event in wanted if not event.startswith("finish")
+        ],
+        "this hook runs before the gradient is in p.grad; use register_post_accumulate_grad_hook": early,
+    }
+    got = [together(event, len(list(run))) for event, run in groupby(found["events"])]
+    expect("events of one backward", got, wanted, rank=rank, slips=slips, slip=order_slip(got))
+    expect(
+        "reductions left in in_flight when backward has returned",
+        found["left"],
+        1,
+        rank=rank,
+        slip=f"the last bucket's, number {len(counts) - 1}: the training loop finishes it",
+    )
+    expect("hooks returned", found["hooks"], sum(counts), rank=rank, slip="one handle per parameter")
+
+
+def together(event, times):
+    return event if times == 1 else f"{times} times {event}"
+
+
+def as_asked(bucket, count):
+    before = [f"finish {bucket - 1}"] * (bucket > 0)
+    return [together(f"gradient of {bucket}", count), *before, f"start {bucket}"]
+
+
+def one_early(bucket, count):
+    before = [f"finish {bucket - 1}"] * (bucket > 0)
+    return [together(f"gradient of {bucket}", count - 1), *before, f"start {bucket}", f"gradient of {bucket}"]
+
+
+def every_one(counts):
+    events = []
+    for bucket, count in enumerate(counts):
+        for _ in range(count):
+            before = [event.replace("start", "finish") for event in events[-1:]]
+            events += [f"gradient of {bucket}", *before, f"start {bucket}"]
+    return events
+
+
+def order_slip(events):
+    if not any(event.startswith("start") for event in events):
+        return "nothing was started during backward: are the hooks registered?"
+    return "start a bucket when the last of its gradients has come, whichever that is, and finish the one before"
+
+
+def check_backward_memory(found, rank):
+    expect(
+        "parameters that keep their .grad after backward",
+        found["grads"],
+        0,
+        rank=rank,
+        slip="the values are right, the memory is not saved: once a bucket's reduction has started, its .grads are not needed",
+    )
+    expect(
+        "bytes of gradients after backward",
+        found["gradients"],
+        sum(found["shards"]),
+        rank=rank,
+        slip="only this rank's shards may be left",
+    )
+    expect(
+        "most bytes of gradients and buckets at any moment of backward",
+        found["peak"],
+        predicted_peak(found),
+        rank=rank,
+        slip="more than one bucket's .grads, two buckets, and the shards so far: something is freed too late",
+    )
+
+
+def predicted_peak(found):
+    """While bucket b starts: its .grads, its buffer, all shards up to b. Just before: the buffer of b - 1 instead."""
+    sizes, padded, shards = found["sizes"], found["padded"], list(accumulate(found["shards"]))
+    before = [0, *(padded[b] + shards[b] for b in range(len(sizes) - 1))]
+    return max(sizes[b] + max(padded[b] + shards[b], before[b]) for b in range(len(sizes)))
+
+
+class Start:
+    """What exercise 3.3 asks for, said differently, and noting when it is called."""
+
+    def __init__(self, parts, watch):
+        self.parts = parts
+        self.watch = watch
+
+    def __call__(self, params, shard, group):
+        number = next((i for i, part in enumerate(self.parts) if part[0] is params[0]), -1)
+        self.watch.events.append(f"start {number}")
+        flat = [torch.zeros_like(p).flatten() if p.grad is None else p.grad.flatten() for p in params]
+        bucket = device.empty(shard.numel() * group.size(), shard.dtype, "communication", shard.device)
+        bucket.zero_()
+        torch.cat(flat, out=bucket[: sum(each.numel() for each in flat)])
+        del flat
+        mean = device.empty(shard.numel(), shard.dtype, "gradients", shard.device)
+        handle = comm.reduce_scatter(mean, bucket, group, comm.MEAN)
+
+        def finish():
+            self.watch.events.append(f"finish {number}")
+            handle.wait()
+            device.free(bucket)
+            if shard.grad is None:
+                shard.grad = mean
+            else:
+                shard.grad += mean
+                device.free(mean)
+
+        return finish
+
+
+def observe_backward(answer, seed, size):
+    group, where = comm.world(), rank_device()
+    ranks, rank = group.size(), group.rank()
+    batch = my_rows(whole_batches(seed)[0], group)
+    with Ledger() as ledger:
+        model = Net(seed, size).to(where)
+        ledger.watch(model)
+        params = list(reversed(list(model.parameters())))
+        parts = [params[:2], params[3:1:-1], params[:3:-1]]  # the order in a bucket is not always that of backward
+        watch = Watch()
+        for number, part in enumerate(parts):
+            for p in part:
+                p.register_post_accumulate_grad_hook(
+                    lambda _, number=number: watch.events.append(f"gradient of {number}")
+                )
+        loss_of(model, batch).backward()
+        means = [pad(torch.cat([p.grad.flatten() for p in part]), ranks) for part in parts]
+        for mean in means:
+            dist.all_reduce(mean)
+            mean /= ranks
+        for p in params:
+            p.grad = None
+        shards = [nn.Parameter(flatten(part, ranks).chunk(ranks)[rank].clone()) for part in parts]
+        in_flight, hooks = [], []
+        start = Start(parts, watch)
+        for part, shard in zip(parts, shards, strict=True):
+            hooks += answer(part, shard, start, in_flight, group) or []
+        watch.events.clear()
+        ledger.reset_peaks()
+        device.subscribers.append(poison)
+        loss_of(model, batch).backward()
+        seen = {"events": list(watch.events), "left": len(in_flight), "hooks": len(hooks)}
+        while in_flight:
+            in_flight.pop()()
+        seen["peak"] = ledger.peak_of("gradients", "communication")
+        seen["grads"] = sum(p.grad is not None for p in params)
+        seen["gradients"] = ledger.mark("backward")["gradients"]
+        seen["first"] = [None if s.grad is None else s.grad.detach().clone().cpu() for s in shards]
+        loss_of(model, batch).backward()
+        while in_flight:
+            in_flight.pop()()
+        device.subscribers.remove(poison)
+        seen["second"] = [None if s.grad is None else s.grad.detach().clone().cpu() for s in shards]
+    seen["means"] = [mean.cpu() for mean in means]
+    seen["counts"] = [len(part) for part in parts]
+    seen["sizes"] = [sum(p.nbytes for p in part) for part in parts]
+    seen["padded"] = [mean.nbytes for mean in means]
+    seen["shards"] = [s.nbytes for s in shards]
+    return seen

@@ -1,0 +1,765 @@
+# ---
+# jupyter:
+#   minifsdp:
+#     lab: "00"
+#     title: Memory
+#     minutes: 45
+# ---
+
+# %% [markdown]
+# # Lab 00: memory
+#
+# Training holds four things: parameters, gradients, optimizer state and activations. Every rung of this course divides
+# one of them over the ranks, moves it, or shortens the time for which it is there. So first: how large is each, to the
+# byte, and when does it exist?
+#
+# **Afterwards you can**
+# - say how many bytes of parameters, gradients and optimizer state a model needs, for the usual optimizers, in float32
+#   and in mixed precision, and check it by measurement;
+# - derive what the three stages of ZeRO leave on each rank;
+# - write the Adam step, and say which of its tensors appears when;
+# - count what autograd keeps for backward, and say at which batch it outgrows all the rest.
+#
+# **You need** PyTorch as one uses it on one device: a module, `backward`, an optimizer. Nothing about distribution.
+#
+# **Time** 45 minutes. **Worlds**: none of this lab needs ranks; it runs in this process, on the CPU or on one GPU.
+# **Memory**: 9 MiB of tensors at most, by the ledger.
+#
+# **How a lab works.** An exercise is a cell with a function to write in place of its `...`. As long as it is blank, the
+# reference stands in, so that everything below runs; as soon as you write something, it is checked in a process of its
+# own, and it is what runs from there on, right or wrong. A check that fails says what it expected, and gives a hint;
+# `minifsdp lab hint 0.1` gives one too. Each plot says how many of the lab's pieces are yours. Before a measurement you
+# are asked for a prediction: put a number in place of the dots. A wrong one teaches more than none.
+#
+# Throughout, Ψ is the number of elements of all parameters, N the number of ranks, and K the bytes of optimizer state
+# per element. KiB, MiB and GiB are powers of 1,024; GB is 10⁹ bytes, as in the papers.
+
+# %% tags=["setup"]
+# set-up
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+
+from minifsdp.course import closed_form, plots
+from minifsdp.course.ledger import Ledger
+from minifsdp.course.model import GPT
+from minifsdp.course.workshop import exercise, outcome, predict
+
+DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+# %% [markdown]
+# ## The ledger
+#
+# All bytes in this course come from one instrument. While a `Ledger` counts, every piece of memory that an operator
+# returns is entered once, at its size, until it is freed, under a tag that says what it is for. Here it watches one
+# linear layer with 15 + 5 elements of 4 bytes.
+
+# %%
+with Ledger() as ledger, DEVICE:
+    layer = nn.Linear(3, 5)
+    ledger.watch(layer)
+    built = ledger.mark("built")
+    layer(torch.ones(2, 3)).sum().backward()
+    trained = ledger.mark("backward")
+
+print({tag: size for tag, size in built.items() if size})
+print({tag: size for tag, size in trained.items() if size})
+
+# %% [markdown]
+# Before you count what an optimizer keeps, look at it. `optimizer.state` maps each parameter to what belongs to it;
+# here it is shown for the layer's weight, after one step.
+
+# %%
+OPTIMIZERS = {
+    "sgd": lambda params: torch.optim.SGD(params, lr=0.1),
+    "momentum": lambda params: torch.optim.SGD(params, lr=0.1, momentum=0.9),
+    "adam": lambda params: torch.optim.Adam(params),
+    "amsgrad": lambda params: torch.optim.Adam(params, amsgrad=True),
+}
+
+for name, make in OPTIMIZERS.items():
+    optimizer = make(layer.parameters())
+    optimizer.step()
+    state = optimizer.state[layer.weight]
+    kept = {key: (list(t.shape), str(t.dtype)) for key, t in state.items() if isinstance(t, Tensor)}
+    print(f"{name:9}", kept or "nothing")
+
+# %% [markdown]
+# ## 0.1 Bytes of model state
+#
+# **The question.** A model of 7.5 billion parameters in bfloat16 fills 15 GB, and yet it cannot be trained on a device
+# of 80 GB. What else is there?
+#
+# - Gradients have the shape and dtype of the parameters they belong to.
+# - An optimizer keeps the buffers that you have just seen, each with the shape and dtype of *the tensor it updates*.
+#   Adam counts its steps in a float32 of its own for every parameter tensor.
+# - In mixed precision with a **float32 copy** (*master weights*), forward and backward use parameters of 2 bytes, and
+#   the optimizer updates a copy of them of 4 bytes, which is then rounded into the parameters. The copy is counted as
+#   optimizer state, and all of the optimizer's buffers are float32. Why one does this you will see below.
+#
+# First a number. `nn.Linear(300, 100)` has a weight and a bias, in float32: how many bytes of state does Adam keep for
+# it? Replace the dots.
+
+# %%
+predict("0.1", ..., "bytes of Adam's state for nn.Linear(300, 100) in float32")
+
+
+# %% tags=["exercise-0.1"]
+@exercise("0.1")
+def training_bytes(numels: list[int], itemsize: int, optimizer: str, master_copy: bool = False) -> dict[str, int]:
+    """Bytes of parameters, gradients and optimizer state, once a model has been trained for a step.
+
+    Args:
+        numels: elements of each parameter tensor of the model.
+        itemsize: bytes per element of the parameters that forward and backward use.
+        optimizer: "sgd", "momentum", "adam" or "amsgrad".
+        master_copy: whether the optimizer updates a float32 copy of the parameters; the copy counts as its state.
+
+    Returns:
+        {"parameters": bytes, "gradients": bytes, "optimizer": bytes}, in this order.
+    """
+    ...
+
+
+# %%
+with Ledger() as ledger, DEVICE:
+    layer = nn.Linear(300, 100)
+    optimizer = torch.optim.Adam(layer.parameters())
+    ledger.watch(layer, optimizer)
+    layer(torch.ones(1, 300)).sum().backward()
+    optimizer.step()
+    measured = ledger.mark("step")["optimizer"]
+
+outcome(
+    "0.1",
+    measured,
+    slips={
+        "each of the two parameter tensors has a step count of 4 bytes": measured - 8,
+        "one step count for each parameter tensor, and there are two": measured - 4,
+        "the bias has its state too": 8 * 300 * 100 + 4,
+        "Adam keeps two buffers, exp_avg and exp_avg_sq": 4 * 30_100 + 8,
+    },
+)
+
+# %% [markdown]
+# ### Measured: what each optimizer keeps (C3)
+#
+# Now for a whole model: the course's GPT, small, under torch's own optimizers. `stages_of` runs its first training step
+# and reads the ledger at the end of each stage; it serves for the rest of the lab.
+
+# %%
+STAGES = ("built", "optimizer made", "forward", "backward", "step", "zero_grad")
+
+
+def build(dtype: torch.dtype = torch.float32, layers: int = 2) -> GPT:
+    torch.manual_seed(0)
+    with DEVICE:
+        return GPT(width=64, layers=layers).to(dtype)
+
+
+def batch_of(rows: int) -> Tensor:
+    """[rows, 24] tokens; as targets they will do too, for nothing here depends on the values."""
+    return torch.arange(rows * 24, device=DEVICE).view(rows, 24) % 257
+
+
+def stages_of(
+    make_optimizer: Callable[..., torch.optim.Optimizer], dtype: torch.dtype = torch.float32, set_to_none: bool = True
+) -> dict[str, dict[str, int]]:
+    """Bytes by tag at the end of each stage of a model's first training step."""
+    tokens = batch_of(rows=2)
+    with Ledger() as ledger:
+        model = build(dtype)
+        ledger.watch(model)
+        marks = [ledger.mark("built")]
+        optimizer = make_optimizer(model.parameters())
+        ledger.watch(model, optimizer)
+        marks.append(ledger.mark("optimizer made"))
+        loss = model(tokens, tokens)
+        marks.append(ledger.mark("forward"))
+        loss.backward()
+        del loss
+        marks.append(ledger.mark("backward"))
+        optimizer.step()
+        marks.append(ledger.mark("step"))
+        optimizer.zero_grad(set_to_none)
+        marks.append(ledger.mark("zero_grad"))
+    return dict(zip(STAGES, marks, strict=True))
+
+
+NUMELS = [p.numel() for p in build().parameters()]
+PSI = sum(NUMELS)
+print(f"Ψ = {PSI:,} elements in {len(NUMELS)} parameter tensors")
+
+# %% tags=["C3"]
+print("                     optimizer state, bytes        bytes per element")
+print("                     measured      expected        K         in all")
+for dtype in (torch.float32, torch.bfloat16):
+    for name, make in OPTIMIZERS.items():
+        found = stages_of(make, dtype)["step"]
+        expected = training_bytes(NUMELS, dtype.itemsize, name)
+        model_state = {tag: found[tag] for tag in expected}
+        k, in_all = found["optimizer"] / PSI, sum(model_state.values()) / PSI
+        print(
+            f"{str(dtype).removeprefix('torch.'):9} {name:9} {found['optimizer']:10,}    {expected['optimizer']:10,}"
+            f"        {k:7.4f}   {in_all:7.4f}"
+        )
+        assert model_state == expected, f"{name}: measured {model_state}, expected {expected}"
+
+# %% [markdown]
+# To the byte. Read K off the columns: 0 for SGD, one buffer for momentum, two for Adam, three for AMSGrad, and behind
+# the decimal point of Adam's the step counts, which no paper mentions and which here are 120 bytes.
+#
+# Two things follow that are often told otherwise. K is not a property of Adam: in float32 it is 8, in bfloat16
+# throughout it is 4, and the 12 of the ZeRO paper belongs to mixed precision with a float32 copy. And "mixed precision
+# halves the memory" is wrong for model state: float32 throughout takes 4 + 4 + 8 = 16 bytes per element, and mixed
+# precision takes 2 + 2 + 12, the same 16.
+
+# %%
+for name, state in {
+    "float32 throughout": training_bytes(NUMELS, 4, "adam"),
+    "bfloat16, float32 copy": training_bytes(NUMELS, 2, "adam", master_copy=True),
+}.items():
+    print(f"{name:23}", {tag: round(size / PSI, 2) for tag, size in state.items()}, "bytes per element")
+
+# %% [markdown]
+# ## 0.2 The stages of ZeRO
+#
+# **The question.** 16 bytes times 7.5 billion are 120 GB, on every rank: data parallelism replicates all of it, and N
+# devices hold N equal copies. What would be left on each if they did not?
+#
+# ZeRO (*Zero Redundancy Optimizer*) shards, that is, it cuts a thing into N equal parts of which each rank keeps one.
+# Stage 1 shards the optimizer state, stage 2 the gradients as well, stage 3 the parameters as well. Computation is not
+# divided: every rank still runs the whole model on its own data. (ZeRO is therefore not a kind of tensor parallelism,
+# although one reads that.)
+
+# %%
+predict("0.2", ..., "GB on each rank in stage 2, to one decimal: Ψ = 7.5 billion, N = 64, K = 12, 2 bytes per element")
+
+
+# %% tags=["exercise-0.2"]
+@exercise("0.2")
+def zero_stages(psi: int, ranks: int, k: int = 12, itemsize: int = 2) -> dict[str, float]:
+    """Bytes of model state on each rank, replicated and in the three stages of ZeRO; activations are left out.
+
+    Args:
+        psi: elements of all parameters, Ψ.
+        ranks: N. Padding is left out too: a shard has exactly 1 / N of the bytes.
+        k: bytes of optimizer state per element, K, a float32 copy included.
+        itemsize: bytes per element of parameters and of gradients.
+
+    Returns:
+        Bytes by "replicated", "stage 1", "stage 2", "stage 3", in this order.
+    """
+    ...
+
+
+# %% [markdown]
+# ### Derived: 120, 31.4, 16.6, 1.9 GB (C2)
+#
+# Beside it the numbers of table 1 of the ZeRO paper, to one decimal, for all the N that it lists, and the course's own
+# closed form, which predicts the measurements from lab 03 on.
+
+# %% tags=["C2"]
+paper = {
+    "replicated": {1: 120, 4: 120, 16: 120, 64: 120, 256: 120, 1024: 120},
+    "stage 1": {1: 120, 4: 52.5, 16: 35.6, 64: 31.4, 256: 30.4, 1024: 30.1},
+    "stage 2": {1: 120, 4: 41.3, 16: 21.6, 64: 16.6, 256: 15.4, 1024: 15.1},
+    "stage 3": {1: 120, 4: 30, 16: 7.5, 64: 1.9, 256: 0.5, 1024: 0.1},
+}
+psi = 7_500_000_000
+ours = {ranks: zero_stages(psi, ranks) for ranks in paper["replicated"]}
+outcome(
+    "0.2",
+    round(ours[64]["stage 2"] / 1e9, 1),
+    slips={
+        "that is stage 1: in stage 2 the gradients are sharded too": 31.4,
+        "that is stage 3: in stage 2 the parameters are still whole": 1.9,
+        "that is in GiB": round(ours[64]["stage 2"] / 2**30, 1),
+        "K stands for the float32 copy too: 12, not 8": round(zero_stages(psi, 64, k=8)["stage 2"] / 1e9, 1),
+    },
+)
+
+setting = closed_form.Setting(64, itemsize=2, optimizer=closed_form.OptimizerState(12, 0))
+course = {
+    "replicated": closed_form.ddp([psi], setting),
+    "stage 1": closed_form.zero1([psi], psi, setting),
+    "stage 2": closed_form.zero2([psi], psi, setting),
+    "stage 3": closed_form.fsdp([[psi]], setting),
+}
+print("N = 64        derived   the paper   the course   derived")
+for stage, size in ours[64].items():
+    other = course[stage].parameters + course[stage].gradients + course[stage].optimizer
+    print(f"{stage:10} {size / 1e9:7.1f} GB {paper[stage][64]:8.1f} GB {other / 1e9:9.1f} GB {size / 2**30:7.1f} GiB")
+    assert abs(size - other) < 1, f"{stage}: the closed form says {other:,}"
+    for ranks, said in paper[stage].items():
+        assert abs(ours[ranks][stage] / 1e9 - said) <= 0.051, f"{stage}, N = {ranks}: the paper says {said} GB"
+
+floor = zero_stages(psi, 10**12)
+plots.lines(
+    {stage: (list(ours), [sizes[stage] / 1e9 for sizes in ours.values()]) for stage in paper},
+    expected={f"{stage}, the paper": (list(points), list(points.values())) for stage, points in paper.items()},
+    xlabel="ranks N",
+    ylabel="model state of a rank, GB",
+    title=f"With 64 ranks stage 3 leaves {ours[64]['stage 3'] / 1e9:.1f} GB of {ours[64]['replicated'] / 1e9:.0f}; "
+    f"stages 1 and 2 end at {floor['stage 1'] / 1e9:.0f} and {floor['stage 2'] / 1e9:.0f} GB",
+    says="Lines: zero_stages for 7.5 billion parameters, K = 12. Diamonds: table 1 of the ZeRO paper. "
+    "Stages 1 and 2 level out at what they do not shard, 4Ψ and 2Ψ; only stage 3 falls as 1/N.",
+    lab="00",
+    logx=True,
+)
+
+# %% [markdown]
+# The paper's GB are 10⁹ bytes. `nvidia-smi` and torch print MiB and GiB, so that 120 GB stand there as 111.8: a
+# difference of 7 %, enough for something to fit on paper only.
+#
+# This is arithmetic so far: it says what must be held between steps, not what is held at the peak, and nothing about
+# what is sent. Lab 03 builds stages 1 and 2 and measures both, lab 05 builds stage 3.
+
+# %% [markdown]
+# ## 0.3 The Adam step
+#
+# **The question.** 12 of the 16 bytes belong to the optimizer. What are they for, and since when are they there?
+#
+# For one parameter θ with gradient g, at step t = 1, 2, ..., Adam computes (algorithm 1 of the paper)
+#
+# $$m \leftarrow \beta_1 m + (1 - \beta_1)\, g \qquad v \leftarrow \beta_2 v + (1 - \beta_2)\, g^2$$
+# $$\hat m = \frac{m}{1 - \beta_1^t} \qquad \hat v = \frac{v}{1 - \beta_2^t} \qquad
+# \theta \leftarrow \theta - \text{lr}\,\frac{\hat m}{\sqrt{\hat v} + \epsilon}$$
+#
+# m and v begin at zero. ε stands outside the root. torch calls m `exp_avg` and v `exp_avg_sq`.
+#
+# Before you write it: take the GPT from above in float32, under Adam, after its first `step()` and a `zero_grad()`.
+# How many bytes of parameters, gradients and optimizer state are there?
+
+# %%
+predict("0.3", ..., f"bytes of model state after the first zero_grad: Ψ = {PSI:,} in {len(NUMELS)} tensors, float32")
+
+
+# %% tags=["exercise-0.3"]
+@exercise("0.3")
+def adam_step(
+    param: Tensor,
+    grad: Tensor,
+    state: dict[str, Tensor],
+    lr: float = 1e-3,
+    beta1: float = 0.9,
+    beta2: float = 0.999,
+    eps: float = 1e-8,
+) -> None:
+    """One step of Adam on one parameter. Called under `torch.no_grad()`.
+
+    Everything is updated in place, so that whoever holds these tensors sees it and no second copy of them exists.
+
+    Args:
+        param: [any shape], updated.
+        grad: [the same shape], read only; may be of lower precision than param: compute in param's dtype.
+        state: empty at the parameter's first step, and to be filled then; afterwards as the last step left it:
+            "step": scalar float32 on the CPU, the number of steps taken, this one included;
+            "exp_avg", "exp_avg_sq": shape, dtype and device of param.
+        lr, beta1, beta2, eps: as in the formulas.
+    """
+    ...
+
+
+# %% [markdown]
+# An optimizer around it needs no more than a loop. `Optimizer` brings the rest: `state` is a dict that begins empty for
+# every parameter.
+
+
+# %%
+class WrittenOutAdam(torch.optim.Optimizer):
+    """What `torch.optim.Adam` does, by way of your `adam_step`."""
+
+    def __init__(self, params):
+        super().__init__(params, {})
+
+    @torch.no_grad()
+    def step(self):
+        for group in self.param_groups:
+            for p in group["params"]:
+                if p.grad is not None:
+                    adam_step(p, p.grad, self.state[p])
+
+
+# %% [markdown]
+# ### Measured: when each tensor appears (C36)
+#
+# The same gradients go to yours and to torch's for five steps; yours works on views of one long tensor, as it will in
+# lab 04. Then the ledger is read at every stage of a first step.
+
+# %% tags=["C36"]
+model, tokens = build(), batch_of(rows=2)
+flat = torch.cat([p.detach().flatten() for p in model.parameters()])
+views = [nn.Parameter(part) for part in flat.split(NUMELS)]  # what is written into a view, the whole sees
+theirs, mine = torch.optim.Adam(model.parameters(), foreach=False), WrittenOutAdam(views)
+for _ in range(5):
+    theirs.zero_grad()
+    model(tokens, tokens).backward()
+    for view, p in zip(views, model.parameters(), strict=True):
+        view.grad = p.grad.flatten()
+    mine.step()
+    theirs.step()
+
+apart = (flat - torch.cat([p.detach().flatten() for p in model.parameters()])).abs().max().item()
+print(f"after 5 steps at lr = 0.001, the largest difference from torch.optim.Adam: {apart:.4f}")
+assert apart < 1e-6, f"the written-out Adam is {apart:.1e} away from torch's"
+
+stages = stages_of(WrittenOutAdam)
+assert stages == stages_of(lambda params: torch.optim.Adam(params, foreach=False)), "torch's Adam holds other bytes"
+state = training_bytes(NUMELS, 4, "adam")
+p, g, o = state.values()
+expected = {"built": p, "optimizer made": p, "backward": p + g, "step": p + g + o, "zero_grad": p + o}
+for stage, sizes in stages.items():
+    print(f"{stage:15}", {tag: size for tag, size in sizes.items() if size})
+for stage, size in expected.items():
+    assert sum(stages[stage].values()) == size, f"{stage}: expected {size:,} bytes"
+outcome(
+    "0.3",
+    sum(stages["zero_grad"].values()),
+    slips={
+        "zero_grad frees the gradients: it sets them to None": p + g + o,
+        "the optimizer state is there since the first step": p,
+        "each parameter tensor has a step count of 4 bytes": 12 * PSI,
+        "the parameters themselves are missing": o,
+    },
+)
+
+# %%
+plots.stages(
+    stages,
+    predicted=expected,
+    title=f"The optimizer holds nothing before its first step, then {o / p:.1f} times the parameters",
+    says="Bars: bytes alive at the end of each stage of the first step, float32, Adam. Diamonds: from training_bytes, "
+    "which has none for forward, because activations are no part of its account.",
+    lab="00",
+)
+
+# %% [markdown]
+# Making the optimizer allocates nothing: it keeps references to the parameters. The gradients come with `backward`,
+# which at the same time frees what forward had left for it; `exp_avg` and `exp_avg_sq` come with the first `step`. That
+# is why a job may run out of memory in its *second* forward: the first had 8 bytes per element less beside it. One
+# training step that succeeds is no proof that the next will.
+#
+# **Break it.** Ask for a gradient before there is one, and zero the gradients instead of dropping them.
+
+# %%
+try:
+    print(sum(p.grad.nbytes for p in build().parameters()))
+except AttributeError as error:
+    print("before backward:", error)
+
+for set_to_none in (True, False):
+    left = stages_of(WrittenOutAdam, set_to_none=set_to_none)["zero_grad"]["gradients"]
+    print(f"zero_grad(set_to_none={set_to_none}) leaves {left:,} bytes of gradients")
+
+# %% [markdown]
+# With `set_to_none=False`, the default until torch 2.0, gradients are never gone: forward's activations, which reach
+# their peak at the end of forward, pile up on top of them. With `None` the two are hardly there at the same time.
+#
+# **Break it.** An optimizer holds references, so what becomes of it if the parameters change after it was made?
+
+# %%
+with Ledger() as ledger, DEVICE:
+    model = nn.Linear(64, 64, bias=False)
+    optimizer = torch.optim.Adam(model.parameters())
+    model.to(torch.bfloat16)
+    (updated,) = optimizer.param_groups[0]["params"]
+    print("the optimizer has the model's weight after .to(bfloat16):", updated is model.weight)
+    model.weight = nn.Parameter(model.weight.float())
+    print("the optimizer has the model's weight after a new Parameter:", updated is model.weight)
+    ledger.watch(model, optimizer)
+    before = model.weight.detach().clone()
+    model(torch.ones(1, 64)).sum().backward()
+    optimizer.step()
+    print("the step has changed the weight:", not torch.equal(before, model.weight))
+    print(f"parameters: {ledger.mark('step')['parameters']:,} bytes, for a weight of {model.weight.nbytes:,}")
+
+# %% [markdown]
+# `Module.to` converts a parameter where it is, so that an optimizer made before it goes on working; only state that is
+# there already would not be converted with it. But a parameter that is *replaced* leaves the optimizer with the old
+# one: no error, nothing learned, and the old weight's 8,192 bytes stay. Whatever replaces parameters, and sharding does
+# (lab 05), comes before the optimizer.
+
+# %% [markdown]
+# ### Measured: 2 + 2 + 12 bytes (C1)
+#
+# Mixed precision as in the ZeRO paper: parameters and gradients in bfloat16, and for each parameter a float32 copy that
+# your `adam_step` updates. The copy is made with the optimizer, the moments at its first step.
+
+
+# %%
+class MixedPrecisionAdam(torch.optim.Optimizer):
+    """Updates a float32 copy of each parameter, then rounds it into the parameter."""
+
+    def __init__(self, params):
+        super().__init__(params, {})
+        for p in self.param_groups[0]["params"]:
+            self.state[p] = {"copy": p.detach().float(), "adam": {}}
+
+    @torch.no_grad()
+    def step(self):
+        for p, state in self.state.items():
+            adam_step(state["copy"], p.grad, state["adam"])
+            p.copy_(state["copy"])
+
+
+# %% tags=["C1"]
+mixed = stages_of(MixedPrecisionAdam, torch.bfloat16)
+expected = training_bytes(NUMELS, 2, "adam", master_copy=True)
+print("                 measured    expected   per element")
+for tag, size in expected.items():
+    print(f"{tag:12} {mixed['step'][tag]:12,} {size:11,} {size / PSI:13.4f}")
+    assert mixed["step"][tag] == size, f"{tag}: expected {size:,} bytes"
+ratio = [mixed["step"][tag] / mixed["step"]["parameters"] for tag in expected]
+print("parameters : gradients : optimizer =", " : ".join(f"{each:.3f}" for each in ratio))
+
+p, g, o = expected.values()
+copy = 4 * PSI
+plots.stages(
+    mixed,
+    predicted={"built": p, "optimizer made": p + copy, "backward": p + copy + g, "step": p + g + o, "zero_grad": p + o},
+    earlier={"float32 throughout": {stage: sum(sizes.values()) for stage, sizes in stages.items()}},
+    title=f"Model state per element: {sum(expected.values()) / PSI:.2f} bytes in mixed precision, "
+    f"{sum(stages['step'].values()) / PSI:.2f} in float32",
+    says="Bars: bfloat16 parameters with a float32 copy; diamonds: predicted. Grey: all of it in float32, from before. "
+    "What gets smaller are the activations (forward), not the model state (step).",
+    lab="00",
+)
+
+# %% [markdown]
+# 1 : 1 : 6, and 16 bytes per element. This is the number that is quoted everywhere, and it is a **lower bound**, of
+# model state at rest. Frameworks that accumulate gradients in float32 hold 18 (Megatron-LM's own table has 16, 18 and
+# 20). And the step itself needs room: torch's default on a GPU, `foreach=True`, updates all parameters with a few large
+# operators, and has temporaries as large as all of them.
+
+# %%
+for name, make in {
+    "yours": WrittenOutAdam,
+    "torch, foreach=False": lambda params: torch.optim.Adam(params, foreach=False),
+    "torch, foreach=True": lambda params: torch.optim.Adam(params, foreach=True),
+}.items():
+    with Ledger() as ledger:
+        model = build()
+        optimizer = make(model.parameters())
+        ledger.watch(model, optimizer)
+        model(tokens, tokens).backward()
+        ledger.reset_peaks()
+        optimizer.step()
+        held, peak = sum(ledger.mark("step").values()), ledger.peak.total
+    print(f"{name:20} holds {held / PSI:.2f} bytes per element after the step, {peak / PSI:.2f} at its peak")
+
+# %% [markdown]
+# **Break it: leave out the copy.** Why 4 bytes for a copy of what is there already? Let one weight begin at 1 and have
+# the gradient 1 at every step, so that Adam moves it by its learning rate, 0.001, a hundred times.
+
+# %%
+steps, lr = 100, 1e-3
+gradient = torch.ones(1, dtype=torch.bfloat16)
+alone, alone_state = torch.ones(1, dtype=torch.bfloat16), {}
+copy, copy_state = torch.ones(1), {}
+moved = {"bfloat16 alone": [0.0], "float32 copy, rounded": [0.0]}
+with torch.no_grad():
+    for _ in range(steps):
+        adam_step(alone, gradient, alone_state, lr=lr)
+        adam_step(copy, gradient, copy_state, lr=lr)
+        moved["bfloat16 alone"].append(1 - alone.item())
+        moved["float32 copy, rounded"].append(1 - copy.bfloat16().item())
+
+below = 1 - torch.nextafter(torch.ones(1, dtype=torch.bfloat16), torch.zeros(1, dtype=torch.bfloat16)).item()
+print(f"bfloat16 has no number between {1 - below} and 1: a step of {lr} is less than half of the {below} between")
+print("moved by", {name: round(values[-1], 4) for name, values in moved.items()})
+plots.lines(
+    {name: (list(range(steps + 1)), values) for name, values in moved.items()},
+    expected={"exact": (list(range(0, steps + 1, 10)), [lr * t for t in range(0, steps + 1, 10)])},
+    xlabel="step",
+    ylabel="1 - the weight",
+    title=f"{steps} steps of {lr} move a weight in bfloat16 by {moved['bfloat16 alone'][-1]:g}",
+    says="In a weight kept in bfloat16 every update is rounded away as it is made. With the float32 copy the weight "
+    "moves, and only what forward sees of it goes in steps.",
+    lab="00",
+)
+
+# %% [markdown]
+# The copy is not there for accuracy in some last digit: without it the weight does not move at all. The same happens to
+# an `exp_avg_sq` in bfloat16, which is to move by a thousandth of what is missing at every step. (Stochastic rounding
+# and compensated summation are ways to do without the copy; they cost noise or another buffer.)
+
+# %% [markdown]
+# ## 0.4 What autograd keeps
+#
+# **The question.** The forward bar had no diamond. What is in it?
+#
+# To compute gradients, backward needs values from forward: a linear layer its input, a GELU its input, a softmax its
+# result. An operator *saves* them as it runs, and they stay until backward has used them. These are the activations,
+# and model state says nothing about them: they grow with the number of tokens.
+#
+# torch shows every saved tensor to a pair of hooks: inside `with torch.autograd.graph.saved_tensors_hooks(pack,
+# unpack):` it calls `pack(tensor)` for each one and keeps what that returns, and at backward it calls `unpack` on it,
+# which has to give the tensor back.
+#
+# Count bytes of memory, not of tensors: two operators may save the same tensor, and a view keeps alive all of the
+# memory that it looks into. `tensor.untyped_storage()` is that memory.
+
+# %%
+predict("0.4", ..., "sequences of 24 tokens, the fewest whose saved bytes exceed the 16Ψ of mixed precision")
+
+
+# %% tags=["exercise-0.4"]
+@exercise("0.4")
+def saved_bytes(forward: Callable[[], Tensor], model: nn.Module) -> int:
+    """Bytes that autograd keeps for backward when `forward` runs.
+
+    Every storage that holds a saved tensor counts once, and whole. The parameters, which autograd saves too, do not
+    count: they are there anyway. A backward through the result has to work as ever, and when the result is gone,
+    everything that was saved has to be gone too.
+
+    Args:
+        forward: runs the model and returns its loss; call it once.
+        model: whose parameters are left out.
+
+    Returns:
+        Bytes.
+    """
+    ...
+
+
+# %% [markdown]
+# ### Measured: activations beside model state (C35)
+#
+# The ledger is the second opinion: after forward, whatever is alive and neither parameter nor gradient. What you
+# count for the first two batches predicts the others.
+
+
+# %% tags=["C35"]
+def saved_by(model: GPT, tokens: Tensor) -> int:
+    return saved_bytes(lambda: model(tokens, tokens), model)
+
+
+numbers = (1, 2, 4, 8, 16, 24, 32, 48, 64)
+found, counted = [], []
+for rows in numbers:
+    with Ledger() as ledger:
+        model = build(torch.bfloat16)
+        ledger.watch(model)
+        tokens = batch_of(rows)
+        counted.append(saved_by(model, tokens))
+        loss = model(tokens, tokens)
+        found.append(ledger.mark("forward")["activations"])
+    assert counted[-1] == found[-1] - loss.nbytes, f"the ledger has {found[-1]:,} bytes, you count {counted[-1]:,}"
+
+model_state = sum(training_bytes(NUMELS, 2, "adam", master_copy=True).values())
+each = counted[1] - counted[0]
+cross = next(rows for rows in range(1, 1000) if counted[0] + (rows - 1) * each > model_state)
+print(f"one sequence: {counted[0]:,} bytes saved; model state: {model_state:,} bytes")
+print(f"64 sequences: {counted[-1]:,} bytes saved, {counted[-1] / model_state:.2f} times the model state")
+in_float32 = model_state // (2 * each) + 1
+outcome("0.4", cross, slips={"that is for activations in float32, and these are bfloat16": in_float32})
+assert counted[-1] > 2 * model_state
+plots.lines(
+    {
+        "activations, measured": (numbers, [size / 2**20 for size in found]),
+        "model state, 16Ψ": (numbers, [model_state / 2**20] * len(numbers)),
+    },
+    expected={"from the first two": (numbers, [(counted[0] + (rows - 1) * each) / 2**20 for rows in numbers])},
+    xlabel="sequences in the batch",
+    ylabel="memory, MiB",
+    title=f"From {cross} sequences of 24 tokens on, activations outweigh all model state",
+    says="Activations after forward against the batch, by the ledger; diamonds: what saved_bytes says of one sequence "
+    "and of one more. Model state does not depend on the batch.",
+    lab="00",
+)
+
+# %% [markdown]
+# So "16 bytes per parameter" is not what a step needs. What does a block save? Count one layer more.
+
+# %%
+tokens, width = batch_of(rows=2), 64
+two, three = (saved_by(build(torch.bfloat16, layers), tokens) for layers in (2, 3))
+per_token = (three - two) / tokens.numel()
+print(f"a block saves {per_token:.0f} bytes per token, {per_token / width:.2f} bytes per token and width")
+assert abs(per_token / width - 32) < 2
+
+# %% [markdown]
+# 32 bytes are 16 elements of bfloat16 for each of the `width` channels: the inputs of two norms (2), their outputs,
+# which are the inputs of `qkv` and `up` (2), q, k and v (3), the attention's output (1), the input of the GELU (4) and
+# its output (4). The rest is small: mean and deviation of the norms, and one float32 per head and token in place of
+# the matrix of attention weights, which a fused attention does not keep. Korthikanti et al. count 34, two of
+# them for dropout masks, which this model has not; the ZeRO paper (3.2) takes 12 elements, 24 bytes.
+#
+# A block has about 12 width² parameters, so 192 width² bytes of model state, against 32 width per token: **activations
+# overtake model state at about 6 × width tokens on a rank**, whatever the number of layers; with model state sharded
+# over N ranks, at 6 × width / N.
+
+# %%
+for name, width, ranks in (("this lab's", 64, 1), ("width 4,096", 4096, 1), ("width 4,096, stage 3", 4096, 64)):
+    block = zero_stages(12 * width**2, ranks)["stage 3"]
+    print(f"{name:21} N = {ranks:2}: {block / (32 * width):8,.0f} tokens")
+
+# %% [markdown]
+# For our GPT that would be 384 tokens, 16 sequences; embeddings and head, which the rule leaves out, add to both sides.
+# The last line is the reason why sharding alone does not end the search for memory: at stage 3 on 64 ranks a tenth of
+# one sequence of 4,096 tokens outweighs the model state. Against activations there are other means: smaller batches
+# with accumulated gradients (lab 09), recomputation (labs 10 and 16), and cutting them by tensor or pipeline
+# parallelism (labs 13 and 14).
+
+# %% [markdown]
+# ## What is still missing
+#
+# All this was one process. To leave the 16Ψ of a replica, ranks must exchange what they do not hold: the next lab
+# builds the collectives for that, lab 02 the data parallelism that still replicates everything, lab 03 the first two
+# stages of the table above.
+#
+# ## What to remember
+#
+# 1. Mixed-precision Adam holds 2Ψ + 2Ψ + 12Ψ bytes; float32 throughout holds 4Ψ + 4Ψ + 8Ψ. Both are 16Ψ, a lower bound.
+# 2. K depends on the optimizer and on the dtype of what it updates: 0, 4, 8, 12 in float32 for SGD, momentum, Adam,
+#    AMSGrad.
+# 3. Gradients appear in `backward`, optimizer state in the first `step`; making the optimizer allocates nothing, a
+#    float32 copy aside.
+# 4. ZeRO: stage 1 divides K by N, stage 2 the gradients too, stage 3 everything; only stage 3 has no floor.
+# 5. Activations are in none of this. They grow with tokens and overtake model state at some 6 × width of them.
+#
+# ## Questions
+#
+# <details><summary>A model of 1.5 billion parameters, trained with Adam in mixed precision: how much model state? Why
+# can a device of 32 GB still be too small?</summary>
+#
+# 16 × 1.5 = 24 GB. With 1,024 tokens a sequence and a batch of 32 the ZeRO paper counts about 60 GB of activations on
+# top; then come temporaries, communication buffers and fragmentation.
+# </details>
+#
+# <details><summary>The first step of a job succeeds and the second runs out of memory. What came in between?</summary>
+#
+# The first `optimizer.step()` made the optimizer state, 8 bytes per element in float32, which the second forward and
+# backward have beside them.
+# </details>
+#
+# <details><summary>Under `torch.autocast` the parameters stay float32 and operators cast them as they need. What is the
+# model state of Adam?</summary>
+#
+# Parameters, gradients and state are all float32: 4 + 4 + 8 = 16 bytes per element again. The casts to bfloat16 are
+# cached while autocast is on, and come on top.
+# </details>
+#
+# <details><summary>What does stage 1 of ZeRO save with SGD without momentum?</summary>
+#
+# In float32 nothing: K is 0, there is no state to shard. In mixed precision K is 4, for the float32 copy.
+# </details>
+#
+# <details><summary>Half of a model's parameters is frozen (`requires_grad=False`). Which terms shrink?</summary>
+#
+# Gradients and optimizer state of that half disappear: they are made by backward and by a step with a gradient. Its
+# parameters stay. Activations shrink less: a frozen linear layer no longer saves its input, but gradients still pass
+# through it to trained layers before it.
+# </details>
+#
+# ## Further reading
+#
+# - Rajbhandari et al., *ZeRO: Memory Optimizations Toward Training Trillion Parameter Models* (arXiv 1910.02054),
+#   sections 3 and 5, figure 1, table 1.
+# - Micikevicius et al., *Mixed Precision Training* (arXiv 1710.03740), section 3.1: the float32 copy.
+# - Kingma and Ba, *Adam* (arXiv 1412.6980), section 2: algorithm 1, and after it the shortened form with its own ε̂.
+# - Korthikanti et al., *Reducing Activation Recomputation in Large Transformer Models* (arXiv 2205.05198), section 4.
+# - `torch/optim/adam.py`, `_single_tensor_adam` and `_multi_tensor_adam`; `torch/autograd/graph.py`,
+#   `saved_tensors_hooks`.

@@ -1,0 +1,1057 @@
+# ---
+# jupyter:
+#   minifsdp:
+#     lab: "01"
+#     title: Collectives
+#     minutes: 80
+# ---
+
+# %% [markdown]
+# # Lab 01: collectives
+#
+# Everything in data parallelism, ZeRO and FSDP that crosses from one GPU to another is one of six operations:
+# broadcast, reduce, all-reduce, all-gather, reduce-scatter, send/receive. In this lab you write the first five from
+# the sixth, and count what they move.
+#
+# **Afterwards you can** write a program that N processes run at once; say why a group of ranks hangs, and where; write
+# broadcast and reduce as a tree, reduce-scatter and all-gather as a ring, all-reduce as the two together; say for each
+# how many bytes a rank sends and how many messages that takes; predict its time on a link.
+#
+# | | |
+# |---|---|
+# | you need | tensors and autograd; lab 00 is not required |
+# | time | 80 minutes, in two sittings of 40; the break is marked |
+# | runs on | CPU with gloo (default), or NCCL with one rank per GPU; 2 to 4 ranks |
+# | memory per rank | at most 12 MiB of tensors; the process takes 210 MiB, all but 13 of them torch, which ranks share |
+#
+# An exercise is a cell with `...` for a body. Left blank, the reference answer takes its place, and the lab says so.
+# Written, it is checked at once and used from there on; a failed check gives the next hint.
+
+# %% tags=["setup"]
+# set-up
+import time
+from collections.abc import Callable
+from itertools import pairwise
+from math import ceil, log2
+from typing import Literal
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from minifsdp import comm, device
+from minifsdp.comm import Group
+from minifsdp.course import plots
+from minifsdp.course.launch import RankError, launch, rank_device
+from minifsdp.course.ledger import Ledger
+from minifsdp.course.link import EmulatedLink
+from minifsdp.course.workshop import exercise, outcome, predict
+
+# %% [markdown]
+# # Sitting one: messages
+#
+# ## 1.1 Who am I
+#
+# A distributed job is one program, started N times: *single program, multiple data*. The N processes are **ranks**, 0
+# to N - 1; N is the **world size**. Nothing else tells them apart. `launch(fn, N)` starts N processes that each run
+# `fn` inside a process group, and returns what each of them returned. Every collective names its **group**;
+# `comm.world()` is the group of all ranks.
+
+
+# %%
+def who_am_i():
+    group = comm.world()
+    return f"I am rank {group.rank()} of {group.size()}"
+
+
+launch(who_am_i, 4)
+
+# %% [markdown]
+# **The question.** Every rank holds the same batch. Which rows are its own, if all rows are to be used, none twice, and
+# no message may be sent to agree on it? N need not divide the number of rows; the slowest rank sets the pace, so no
+# rank may have more than one row above another.
+
+# %%
+predict("1.1", ..., "rows of rank 3 of 4, if the batch has 10 rows")
+
+
+# %% tags=["exercise-1.1"]
+@exercise("1.1")
+def my_rows(batch: Tensor, group: Group) -> Tensor:
+    """This rank's block of the rows of `batch` [rows, ...], as a view.
+
+    The blocks of ranks 0, 1, ..., N - 1, put together in this order, are the batch. Their sizes differ by one row at
+    most. Nothing is copied and no message is sent: `group.rank()` and `group.size()` are enough.
+    """
+    ...
+
+
+# %%
+def count_rows(rows):
+    return len(my_rows(torch.arange(rows), comm.world()))
+
+
+shares = launch(count_rows, 4, 10)
+print("rows of ranks 0 to 3:", shares)
+outcome("1.1", shares[3], ranks=4, slips={"10 // 4 rows on every rank leaves two rows to nobody": 2})
+
+# %% [markdown]
+# ### Measured: equal parameters, different gradients (C40)
+#
+# Data parallelism in its smallest form: every rank builds the same model (same seed), takes its rows, and computes a
+# gradient. The parameters are equal; the gradients are not, because the data are not. Their **mean** is the gradient of
+# the whole batch, if the ranks' rows are equally many and the loss is a mean over rows. Their **sum** is N times that:
+# a learning rate N times larger.
+
+
+# %% tags=["C40"]
+def gradient_of(rows, everything):
+    model = torch.nn.Linear(rows.shape[1], 1)
+    torch.nn.init.constant_(model.weight, 0.1)
+    torch.nn.init.zeros_(model.bias)
+    (model(rows) - rows.sum(1, keepdim=True)).square().mean().backward()
+    return model.weight.detach(), model.weight.grad
+
+
+def local_gradient(batch):
+    return gradient_of(my_rows(batch, comm.world()), batch)
+
+
+batch = torch.randn(8, 4, generator=torch.Generator().manual_seed(0))
+weights, gradients = zip(*launch(local_gradient, 2, batch), strict=True)
+whole = gradient_of(batch, batch)[1]
+print("parameters equal:", torch.equal(*weights), "   gradients equal:", torch.equal(*gradients))
+for name, gradient in {"rank 0": gradients[0], "rank 1": gradients[1], "whole batch": whole}.items():
+    print(f"{name:>12}:", " ".join(f"{value:8.4f}" for value in gradient[0].tolist()))
+mean, total = sum(gradients) / 2, sum(gradients)
+print(f"mean / whole batch: expected 1, measured {float((mean / whole).mean()):.4f}")
+print(f"sum  / whole batch: expected 2, measured {float((total / whole).mean()):.4f}")
+assert torch.equal(*weights)
+assert not torch.equal(*gradients)
+assert torch.allclose(mean, whole)
+assert torch.allclose(total, 2 * whole)
+
+# %% [markdown]
+# **Break it.** Seven rows: rank 0 takes three, rank 1 four, and the mean of the two means is no longer the mean.
+
+# %%
+weights, gradients = zip(*launch(local_gradient, 2, batch[:7]), strict=True)
+whole = gradient_of(batch[:7], batch)[1]
+print("mean of the ranks' gradients is the whole batch's:", torch.allclose(sum(gradients) / 2, whole))
+print("weighted by rows it is:", torch.allclose((3 * gradients[0] + 4 * gradients[1]) / 7, whole))
+
+# %% [markdown]
+# ## 1.2 Exchange: a deadlock and its cure
+#
+# The primitive under all others: `comm.send(tensor, target, group)` and `comm.recv(tensor, source, group)`. Both return
+# at once, with a *handle*; `handle.wait()` returns when the message is over. Two ranks that want to swap tensors might
+# each send, and then receive:
+
+
+# %%
+def send_then_receive():
+    group = comm.world()
+    other = 1 - group.rank()
+    mine, theirs = torch.full((4,), float(group.rank()), device=rank_device()), torch.empty(4, device=rank_device())
+    comm.send(mine, other, group).wait()
+    comm.recv(theirs, other, group).wait()
+    return theirs.tolist()
+
+
+def show(error):
+    """The error, and for every rank that is stuck the line of this notebook at which it waits."""
+    print(error)
+    for rank, stack in sorted(error.failures.items()):
+        at = [source.strip() for frame, source in pairwise(stack.splitlines()) if "Cell In" in frame]
+        print(f"  rank {rank} waits in: {at[0] if at else 'no cell of this notebook'}")
+
+
+try:
+    print(launch(send_then_receive, 2, timeout=2))
+except RankError as error:
+    show(error)
+
+# %% [markdown]
+# Both ranks stand in the same line. Rank 0's send is over when rank 1 has received it, rank 1 receives when its own
+# send is over, and that is over when rank 0 has received it: a circle. On gloo every send waits for its receive,
+# however small the message. MPI and NCCL may copy a small message into a buffer of theirs and let the sender go: there
+# the same program runs with small tensors and hangs with large ones, and tests with small tensors do not find it.
+#
+# **The cure**: nobody waits before both messages are *posted*. Now a step that the rings of sitting two are made of.
+# The ranks stand in a ring; the right neighbour of rank r is r + 1, the left one r - 1, modulo N. Each sends to the
+# right and receives from the left. One more precaution: on NCCL the two messages may share a stream, where they run in
+# the order of posting, and the circle is back. So even ranks post the send first, odd ranks the receive.
+
+# %%
+predict("1.2", ..., "messages in all, if each of 4 ranks passes one tensor to its right neighbour")
+
+
+# %% tags=["exercise-1.2"]
+@exercise("1.2")
+def exchange(outgoing: Tensor, incoming: Tensor, group: Group) -> None:
+    """Send `outgoing` to the right neighbour, r + 1, and receive `incoming` from the left one, r - 1, modulo N.
+
+    Both are [numel], contiguous, of one dtype; `outgoing` is only read. Both messages are posted before either is
+    waited for, on even ranks the send first and on odd ranks the receive; both are over when this returns.
+    """
+    ...
+
+
+# %%
+def pass_right():
+    group = comm.world()
+    outgoing = torch.full((2,), float(group.rank()), device=rank_device())
+    incoming = torch.empty_like(outgoing)
+    with comm.record() as log:
+        exchange(outgoing, incoming, group)
+    return incoming.tolist(), [call.op for call in log]
+
+
+received, logs = zip(*launch(pass_right, 4, timeout=10), strict=True)
+print("ranks 0 to 3 received:", received)
+slips = {"a ring is closed: the last rank sends to the first": 3, "sends and receives are the same messages": 8}
+outcome("1.2", sum(log.count("send") for log in logs), ranks=4, slips=slips)
+
+# %% [markdown]
+# **Break it.** Sender and receiver must agree on the size, and nothing checks that they do. Here four elements are sent
+# where eight are expected.
+
+
+# %%
+def mismatched():
+    group = comm.world()
+    if group.rank() == 0:
+        comm.send(torch.ones(4, device=rank_device()), 1, group).wait()
+        return "sent 4 elements"
+    buffer = torch.full((8,), -1.0, device=rank_device())
+    comm.recv(buffer, 0, group).wait()
+    return buffer.tolist()
+
+
+try:
+    print(launch(mismatched, 2, timeout=2))
+except RankError as error:
+    show(error)
+
+# %% [markdown]
+# On gloo there is no error: half of the buffer is what it was. (The other way round, eight elements into a buffer of
+# four, gloo ends the process with "Is there a distributed collective mismatch in your code?"; on NCCL sizes that differ
+# are undefined behaviour, most often a hang.)
+#
+# ## 1.3 Wait: what a buffer holds before `wait()`
+#
+# A collective is *started* by the call and *finished* by `wait()`. Between the two the buffer belongs to the
+# communication library: what it holds is undefined, and nobody may write to it or free it. That is the price of the
+# feature on which DDP and FSDP stand: between the two the rank can compute.
+#
+# Below, a buffer of -1 is the output of a reduce-scatter: each rank contributes two elements, and rank r gets element r
+# of the sum. Read it before the wait, and after.
+
+# %%
+predict("1.3", ..., "value in the output, which was filled with -1, just before wait(), on gloo")
+
+
+# %%
+def look():
+    group = comm.world()
+    full = torch.full((group.size(),), group.rank() + 1.0, device=rank_device())
+    part = torch.full((1,), -1.0, device=rank_device())
+    handle = comm.reduce_scatter(part, full, group)
+    time.sleep(0.1)
+    before = part.item()
+    handle.wait()
+    return before, part.item()
+
+
+before, after = launch(look, 2)[0]
+print(f"before wait(): {before}   after: {after}")
+outcome("1.3", before, slips={"the sum, which is there only after wait()": after})
+
+# %% [markdown]
+# gloo's reduce-scatter writes its output inside `wait()`, so here the mistake shows every time. Its all-gather and
+# all-reduce write as soon as the data arrive: a program that forgets the wait there is right on a quiet machine and
+# wrong on a busy one. On NCCL `wait()` does not even block the host: it makes the current *stream* wait, and the host
+# runs on.
+#
+# Now use the time in between.
+
+
+# %% tags=["exercise-1.3"]
+@exercise("1.3")
+def reduce_while(full: Tensor, work: Callable[[], Tensor], group: Group) -> tuple[Tensor, Tensor]:
+    """Reduce-scatter `full` [N * numel] by `comm.reduce_scatter` while `work()` runs.
+
+    Returns this rank's part of the sum, [numel], and what `work()` returned. The order is: issue the collective, call
+    `work` once, wait. `full` is not changed. Buffers for communication come from
+    `device.empty(numel, dtype, "communication", device)`, so that the lab can count them.
+    """
+    ...
+
+
+# %% [markdown]
+# How much does it save? An **emulated link** makes each collective take as long as it would on a given wire (here 40
+# ms), and the work is 40 ms too.
+
+
+# %% tags=["nbval-ignore-output"]
+def work_40_ms():
+    time.sleep(0.04)
+    return torch.zeros(1)
+
+
+def timed_overlap():
+    group, full = comm.world(), torch.ones(1000, device=rank_device())
+    comm.all_reduce(full, group).wait()  # the first collective connects the ranks
+    with EmulatedLink(latency=0.04, bandwidth=1e12):
+        start = time.perf_counter()
+        reduce_while(full, work_40_ms, group)
+        together = time.perf_counter() - start
+        start = time.perf_counter()
+        comm.reduce_scatter(torch.empty(500, device=rank_device()), full, group).wait()
+        work_40_ms()
+        return together, time.perf_counter() - start
+
+
+together, in_turn = launch(timed_overlap, 2)[0]
+print(f"message and work in turn: {in_turn * 1e3:.0f} ms; with yours: {together * 1e3:.0f} ms; expected 80 and 40")
+
+# %% [markdown]
+# ## 1.4 Broadcast as a tree
+#
+# Rank 0 has the initial parameters; all ranks need them. Sent to one rank after the other, that takes N - 1 messages in
+# a row. But whoever has the tensor can send it on, so in each round twice as many ranks have it:
+#
+# ```
+# N = 8, from rank 0        round 1     0 → 1
+#                           round 2     0 → 2   1 → 3
+#                           round 3     0 → 4   1 → 5   2 → 6   3 → 7
+# ```
+#
+# ceil(log2 N) rounds, and N - 1 messages all the same. In the round with distance d = 1, 2, 4, ... place p < d sends to
+# place p + d, if there is one. The *place* of a rank is counted from the source: the source has place 0, the rank after
+# it place 1, and so on round the ring.
+
+# %%
+predict("1.4", ..., "messages that the source sends, if there are 4 ranks")
+
+
+# %% tags=["exercise-1.4"]
+@exercise("1.4")
+def broadcast(tensor: Tensor, source: int, group: Group) -> None:
+    """`tensor` on every rank <- `tensor` of rank `source`, in place, by `comm.send` and `comm.recv`.
+
+    `tensor` has the same shape and dtype on all ranks and is contiguous. N - 1 messages in all, in ceil(log2 N) rounds:
+    in the round with distance d = 1, 2, 4, ... the rank at place p < d sends to the one at place p + d, if that is
+    below N, where place p is rank (source + p) % N. All of this rank's messages are over when this returns.
+    """
+    ...
+
+
+# %%
+def count_broadcast(source):
+    group = comm.world()
+    tensor = torch.full((256,), float(group.rank()), device=rank_device())
+    with comm.record() as log:
+        broadcast(tensor, source, group)
+    return tensor[0].item(), [call.op for call in log].count("send")
+
+
+values, sends = zip(*launch(count_broadcast, 4, 1, timeout=10), strict=True)
+print("source 1; values on ranks 0 to 3:", values, "  messages sent by each:", sends)
+outcome("1.4", sends[1], ranks=4, slips={"N - 1: it need not send them all itself": 3})
+
+# %% [markdown]
+# ## 1.5 Reduce: the same tree, backwards
+#
+# Turn the arrows round and start at the leaves, and the tree adds up: in each round half of the ranks that are left
+# send what they have, and their partners add it to their own.
+#
+# ```
+# N = 8, to rank 0          round 1     1 → 0   3 → 2   5 → 4   7 → 6
+#                           round 2     2 → 0   6 → 4
+#                           round 3     4 → 0
+# ```
+
+# %%
+predict("1.5", ..., "bytes that one rank other than the target sends, to reduce 1024 float32 over 4 ranks")
+
+
+# %% tags=["exercise-1.5"]
+@exercise("1.5")
+def reduce(tensor: Tensor, target: int, group: Group) -> None:
+    """`tensor` on rank `target` <- the sum of all ranks' `tensor`, in place, by `comm.send` and `comm.recv`.
+
+    On the other ranks `tensor` may be left with partial sums. It has the same shape and dtype on all ranks and is
+    contiguous. N - 1 messages in all, in ceil(log2 N) rounds: in the round with distance d = 1, 2, 4, ... the places
+    that are odd multiples of d send to the place d below, and are done; place p is rank (target + p) % N. What arrives
+    needs a buffer of its own: `device.empty(numel, dtype, "communication", device)`, which is [numel].
+    """
+    ...
+
+
+# %%
+def count_reduce(target):
+    group = comm.world()
+    tensor = torch.full((1024,), group.rank() + 1.0, device=rank_device())
+    with comm.record() as log:
+        reduce(tensor, target, group)
+    return tensor[0].item(), sum(call.payload for call in log if call.op == "send")
+
+
+values, sent = zip(*launch(count_reduce, 4, 0, timeout=10), strict=True)
+print("sum of 1 + 2 + 3 + 4 on rank 0:", values[0], "  bytes sent by each rank:", sent)
+outcome("1.5", sent[1], ranks=4)
+
+# %% [markdown]
+# ### Measured: the primitives and their results (C5)
+#
+# What torch and NCCL call by these names, on four ranks. Rank r holds the number r + 2, or the vector (10 r, 10 r + 1,
+# 10 r + 2, 10 r + 3) where there are parts. Your broadcast and reduce stand beside torch's.
+
+
+# %% tags=["C5"]
+def primitives():
+    group, rank = comm.world(), comm.world().rank()
+
+    def number():
+        return torch.tensor([rank + 2.0], device=rank_device())
+
+    def vector():
+        return torch.arange(4.0, device=rank_device()) + 10 * rank
+
+    def result(output, start, *args):
+        start(output, *args).wait()
+        return output.tolist()
+
+    ops = {"sum": comm.SUM, "prod": dist.ReduceOp.PRODUCT, "min": dist.ReduceOp.MIN, "max": comm.MAX, "avg": comm.MEAN}
+    found = {f"all-reduce {name}": result(number(), comm.all_reduce, group, op) for name, op in ops.items()}
+    found["all-gather"] = result(torch.empty(4, device=rank_device()), comm.all_gather, number(), group)
+    found["reduce-scatter"] = result(torch.empty(1, device=rank_device()), comm.reduce_scatter, vector(), group)
+    found["broadcast from 2"] = result(number(), comm.broadcast, 2, group)
+    reduced = result(number(), comm.reduce, 0, group)
+    mine = number()
+    broadcast(mine, 2, group)
+    found["your broadcast from 2"] = mine.tolist()
+    mine = number()
+    reduce(mine, 0, group)
+    if rank == 0:
+        found |= {"reduce to 0": reduced, "your reduce to 0": mine.tolist()}
+    return found
+
+
+found = launch(primitives, 4, timeout=20)
+for name in found[0]:
+    print(f"{name:>22}:", "   ".join(str(each.get(name, "")) for each in found))
+expected = {"sum": 14.0, "prod": 120.0, "min": 2.0, "max": 5.0, "avg": 3.5}
+for rank, each in enumerate(found):
+    assert all(each[f"all-reduce {name}"] == [value] for name, value in expected.items())
+    assert each["all-gather"] == [2.0, 3.0, 4.0, 5.0]
+    assert each["reduce-scatter"] == [60.0 + 4 * rank]
+    assert each["your broadcast from 2"] == each["broadcast from 2"] == [4.0]
+assert found[0]["your reduce to 0"] == found[0]["reduce to 0"] == [14.0]
+
+# %% [markdown]
+# **What is still missing.** Reduce to one rank, broadcast from it: an all-reduce, and the gradients of 1.1 can be
+# averaged. But the root sends and receives the whole tensor ceil(log2 N) times while most ranks idle, and the more
+# ranks there are, the longer it takes. Can all links be busy all the time?
+#
+# ---
+# # Break. Sitting two: the ring
+#
+# (If you come back to a fresh kernel, run all cells above; your answers are in them.)
+#
+# Cut the tensor into N chunks and let every rank be the root of one. The partial sum of chunk c sets out from rank
+# c + 1, goes once round the ring, takes up one rank's chunk at each stop, and is complete on rank c. All N travel at
+# once: in each step every rank sends one chunk to the right and receives one from the left. For N = 4 the chunk that
+# each rank sends:
+#
+# ```
+#                        rank     0   1   2   3
+# reduce-scatter   step 0         3   0   1   2        step s: rank r sends chunk    r - 1 - s
+#                  step 1         2   3   0   1                  and receives chunk  r - 2 - s, adds its own to it
+#                  step 2         1   2   3   0        at the end rank r holds chunk r of the sum
+#
+# all-gather       step 0         0   1   2   3        step s: rank r sends chunk    r - s
+#                  step 1         3   0   1   2                  and receives chunk  r - 1 - s
+#                  step 2         2   3   0   1        at the end every rank holds every chunk
+# ```
+#
+# All numbers are modulo N. What a rank receives in one step is what it sends in the next.
+#
+# ## 1.6 Ring reduce-scatter
+
+# %%
+predict("1.6", ..., "bytes one rank sends in a ring reduce-scatter of 1,000,000 float32 over 4 ranks")
+
+
+# %% tags=["exercise-1.6"]
+@exercise("1.6")
+def reduce_scatter(
+    output: Tensor, full: Tensor, group: Group, exchange: Callable[[Tensor, Tensor, Group], None]
+) -> None:
+    """`output` [numel] <- chunk r of the sum over the ranks of `full` [N * numel], which is only read.
+
+    N - 1 steps, in each of which `exchange(outgoing, incoming, group)` of 1.2 passes one chunk [numel] on. A chunk that
+    arrives needs a buffer: `device.empty(numel, dtype, "communication", device)`. `output` may be chunk r of `full`
+    itself, so it is written last. With one rank there is no step, and `output` is `full`.
+    """
+    ...
+
+
+# %%
+def ring_reduce_scatter(output, full, group):
+    reduce_scatter(output, full, group, exchange)
+
+
+def count_reduce_scatter(numel):
+    group = comm.world()
+    full = torch.arange(float(numel), device=rank_device()) + group.rank()
+    ours, torchs = (torch.empty(numel // group.size(), device=rank_device()) for _ in range(2))
+    with comm.record() as log:
+        ring_reduce_scatter(ours, full, group)
+    comm.reduce_scatter(torchs, full, group).wait()
+    return torch.equal(ours, torchs), [call.payload for call in log if call.op == "send"]
+
+
+same, sends = zip(*launch(count_reduce_scatter, 4, 1_000_000, timeout=20), strict=True)
+print("equal to torch's on every rank:", all(same), "  bytes of each step's send:", sends[0])
+outcome("1.6", sum(sends[0]), ranks=4, slips={"N steps; the ring needs N - 1": 4_000_000})
+
+# %% [markdown]
+# ## 1.7 Ring all-gather
+
+# %%
+predict("1.7", ..., "bytes one rank sends in a ring all-gather whose output has 1 MiB (1,048,576 bytes), over 4 ranks")
+
+
+# %% tags=["exercise-1.7"]
+@exercise("1.7")
+def all_gather(output: Tensor, shard: Tensor, group: Group, exchange: Callable[[Tensor, Tensor, Group], None]) -> None:
+    """`output` [N * numel] <- every rank's `shard` [numel], in rank order; `shard` is only read.
+
+    N - 1 steps, in each of which `exchange(outgoing, incoming, group)` of 1.2 passes one chunk on; chunks of `output`
+    are sent and received in place, so no other buffer is needed. `shard` may be chunk r of `output` itself.
+    """
+    ...
+
+
+# %%
+def ring_all_gather(output, shard, group):
+    all_gather(output, shard, group, exchange)
+
+
+def count_all_gather(numel):
+    group = comm.world()
+    shard = torch.arange(float(numel), device=rank_device()) + 1000.0 * group.rank()
+    ours, torchs = (torch.empty(group.size() * numel, device=rank_device()) for _ in range(2))
+    with comm.record() as log:
+        ring_all_gather(ours, shard, group)
+    comm.all_gather(torchs, shard, group).wait()
+    return torch.equal(ours, torchs), sum(call.payload for call in log if call.op == "send")
+
+
+same, sent = zip(*launch(count_all_gather, 4, 65_536, timeout=20), strict=True)
+print("equal to torch's on every rank:", all(same), "  bytes sent by each rank:", sent)
+outcome("1.7", sent[0], ranks=4)
+
+# %% [markdown]
+# ### Measured: gather and broadcast moves more than the ring (C39)
+#
+# Another way to all-gather: everybody sends its shard to rank 0, which then broadcasts the whole. It is correct. Let S
+# be the bytes of the whole. All ranks together send (N - 1) S / N to rank 0 and then (N - 1) S in the broadcast; the
+# ring sends (N - 1) S in all. And rank 0 alone sends ceil(log2 N) S, where each rank of the ring sends (N - 1) / N S.
+
+
+# %% tags=["C39"]
+def gather_then_broadcast(output, shard, group):
+    chunks = output.view(group.size(), -1)
+    if group.rank() == 0:
+        chunks[0] = shard
+        for source in range(1, group.size()):
+            comm.recv(chunks[source], source, group).wait()
+    else:
+        comm.send(shard, 0, group).wait()
+    broadcast(output, 0, group)
+
+
+def bytes_of_both(whole):
+    group = comm.world()
+    shard = torch.full((whole // 4 // group.size(),), float(group.rank()), device=rank_device())
+    outputs, sent = [], []
+    for way in (ring_all_gather, gather_then_broadcast):
+        outputs.append(torch.empty(whole // 4, device=rank_device()))
+        with comm.record() as log:
+            way(outputs[-1], shard, group)
+        sent.append(sum(call.payload for call in log if call.op == "send"))
+    return torch.equal(*outputs), *sent
+
+
+S = 12 * 2**14
+print(f"an all-gather of {S:,} bytes                 all ranks together      the rank that sends most")
+print("   N                                     measured    expected      measured    expected")
+for ranks in (2, 3, 4):
+    same, ring, both = zip(*launch(bytes_of_both, ranks, S, timeout=20), strict=True)
+    assert all(same)
+    rows = {
+        "ring": (sum(ring), (ranks - 1) * S, max(ring), (ranks - 1) * S // ranks),
+        "gather, broadcast": (
+            sum(both),
+            (ranks - 1) * S // ranks + (ranks - 1) * S,
+            max(both),
+            ceil(log2(ranks)) * S,
+        ),
+    }
+    for name, (together, together_expected, most, most_expected) in rows.items():
+        print(f"   {ranks}  {name:<28} {together:>12,}{together_expected:>12,}{most:>14,}{most_expected:>12,}")
+        assert (together, most) == (together_expected, most_expected)
+
+# %% [markdown]
+# ## 1.8 All-reduce: the two together
+#
+# A reduce-scatter leaves chunk r of the sum on rank r; an all-gather brings the chunks to all. That is an all-reduce,
+# for tensors of any size: where N does not divide it, zeros fill the last chunk up.
+
+# %%
+predict("1.8", ..., "bytes one rank sends in a ring all-reduce of 10 float32 over 4 ranks")
+
+
+# %% tags=["exercise-1.8"]
+@exercise("1.8")
+def all_reduce(
+    tensor: Tensor,
+    op: Literal["sum", "mean"],
+    group: Group,
+    reduce_scatter: Callable[[Tensor, Tensor, Group], None],
+    all_gather: Callable[[Tensor, Tensor, Group], None],
+) -> None:
+    """`tensor` [any shape, any number of elements] <- its sum or mean over the ranks, in place.
+
+    Copy it into a zeroed buffer of N chunks of ceil(numel / N) elements each, from `device.empty` as before;
+    `reduce_scatter(output, full, group)` once, with chunk r of the buffer as the output; for a mean divide that chunk
+    by N; `all_gather(output, shard, group)` once, back into the buffer; copy it back without the padding. Both pieces
+    have finished when they return.
+    """
+    ...
+
+
+# %%
+def ring_all_reduce(tensor, op, group):
+    all_reduce(tensor, op, group, ring_reduce_scatter, ring_all_gather)
+
+
+def count_all_reduce(numel):
+    group = comm.world()
+    ours = torch.arange(float(numel), device=rank_device()) * (group.rank() + 1)
+    torchs = ours.clone()
+    with comm.record() as log:
+        ring_all_reduce(ours, "mean", group)
+    comm.all_reduce(torchs, group, comm.MEAN).wait()
+    return torch.allclose(ours, torchs), sum(call.payload for call in log if call.op == "send")
+
+
+same, sent = zip(*launch(count_all_reduce, 4, 10, timeout=20), strict=True)
+print("equal to torch's on every rank:", all(same), "  bytes sent by each rank:", sent)
+outcome("1.8", sent[0], ranks=4, slips={"the padding travels too: 12 elements, not 10": 60})
+
+# %% [markdown]
+# ### Measured: an all-reduce is a reduce-scatter and an all-gather, 2 (N - 1) / N of the data per rank (C5)
+#
+# The number to remember: it hardly depends on N. Patarasuk and Yuan (2009) show that no algorithm sends less. Beside
+# it, reduce to rank 0 and broadcast from there, and the laziest way: every rank gathers all tensors and adds them up.
+
+
+# %% tags=["C5"]
+def reduce_then_broadcast(tensor, op, group):
+    reduce(tensor, 0, group)
+    broadcast(tensor, 0, group)
+
+
+def gather_all_then_add(tensor, op, group):
+    everything = device.empty(group.size() * tensor.numel(), tensor.dtype, "communication", tensor.device)
+    ring_all_gather(everything, tensor.view(-1), group)
+    tensor.copy_(everything.view(group.size(), *tensor.shape).sum(0))
+
+
+WAYS = {"ring": ring_all_reduce, "reduce, broadcast": reduce_then_broadcast, "gather all, add": gather_all_then_add}
+
+
+def bytes_of_ways(numel):
+    group, sent = comm.world(), {}
+    for name, way in WAYS.items():
+        tensor = torch.full((numel,), group.rank() + 1.0, device=rank_device())
+        with comm.record() as log:
+            way(tensor, "sum", group)
+        assert tensor.unique().tolist() == [group.size() * (group.size() + 1) / 2], name
+        sent[name] = sum(call.payload for call in log if call.op == "send")
+    return sent
+
+
+def expected_bytes(name, ranks):
+    """Of the rank that sends most, for a tensor of one byte."""
+    return {
+        "ring": 2 * (ranks - 1) / ranks,
+        "reduce, broadcast": ceil(log2(ranks)),
+        "gather all, add": ranks - 1,
+    }[name]
+
+
+most = {name: [] for name in WAYS}
+for ranks in (2, 3, 4):
+    by_rank = launch(bytes_of_ways, ranks, S // 4, timeout=20)
+    for name in WAYS:
+        most[name].append(max(each[name] for each in by_rank))
+        expected = round(expected_bytes(name, ranks) * S)
+        print(f"N = {ranks}  {name:<18} the busiest rank sends {most[name][-1]:>9,} bytes, expected {expected:>9,}")
+        assert most[name][-1] == expected
+per_byte = {name: [each / S for each in sizes] for name, sizes in most.items()}
+plots.lines(
+    {name: ([2, 3, 4], per_byte[name]) for name in WAYS},
+    expected={name: (list(range(2, 21)), [expected_bytes(name, ranks) for ranks in range(2, 21)]) for name in WAYS},
+    xlabel="ranks N",
+    ylabel="bytes that the busiest rank sends / bytes of the tensor",
+    title=f"All-reduce on 4 ranks: a ring sends {per_byte['ring'][2]:.4g} times the tensor, "
+    f"gathering all {per_byte['gather all, add'][2]:.4g} times",
+    says="Points are measured on 2, 3 and 4 ranks; dashed, the formula. Only the ring's stays below 2 for every N.",
+    lab="01",
+)
+
+# %% [markdown]
+# Now the gradients of 1.1 can be averaged where they are. This is data parallelism, and it is complete: every rank ends
+# with the gradient of the whole batch, so equal parameters stay equal.
+
+
+# %%
+def averaged_gradient(batch, op):
+    _, gradient = local_gradient(batch)
+    gradient = gradient.to(rank_device())
+    ring_all_reduce(gradient, op, comm.world())
+    return gradient.cpu()
+
+
+whole = gradient_of(batch, batch)[1]
+for op, factor in {"mean": 1, "sum": 4}.items():
+    on_ranks = launch(averaged_gradient, 4, batch, op, timeout=20)
+    same = all(torch.equal(each, on_ranks[0]) for each in on_ranks)
+    right = torch.allclose(on_ranks[0], factor * whole, atol=1e-6)
+    print(f"{op}: the same bits on all ranks: {same}; equal to {factor} x the whole batch's gradient: {right}")
+
+# %% [markdown]
+# ### Measured: the memory of an all-reduce, stage by stage
+#
+# A `Ledger` counts live bytes by what they are for. Per rank, for a tensor of S bytes on four ranks, predicted: S at
+# rest; the padded buffer and two chunks on their way in the reduce-scatter, S + S + 2 S / 4; the buffer alone in the
+# all-gather, S + S. Gathering all tensors takes N S on top, and S for their sum.
+
+
+# %%
+def staged_memory(numel):
+    group, stages = comm.world(), {}
+    with Ledger() as ledger:
+        tensor = device.empty(numel, torch.float32, "gradients", rank_device()).fill_(1.0)
+        stages["at rest"] = ledger.mark("at rest")
+
+        def measured(stage, piece):
+            def run(output, tensor, group):
+                ledger.reset_peaks()
+                piece(output, tensor, group)
+                stages[stage] = ledger.peak.tags
+
+            return run
+
+        scatter = measured("reduce-scatter", ring_reduce_scatter)
+        all_reduce(tensor, "sum", group, scatter, measured("all-gather", ring_all_gather))
+        stages["afterwards"] = ledger.mark("afterwards")
+        ledger.reset_peaks()
+        gather_all_then_add(tensor, "sum", group)
+        return stages, ledger.peak.total
+
+
+numel = 2**18
+size = 4 * numel
+memory, lazy = launch(staged_memory, 4, numel, timeout=30)[0]
+predicted = {"at rest": size, "reduce-scatter": size * 5 // 2, "all-gather": 2 * size, "afterwards": size}
+for stage, expected in predicted.items():
+    print(f"{stage:>15}: measured {sum(memory[stage].values()):>9,} bytes, predicted {expected:>9,}")
+print(f"gather all, add: measured {lazy:>9,} bytes, predicted {6 * size:>9,}")
+plots.stages(
+    memory,
+    predicted=predicted,
+    earlier={"gather all, add": {"at rest": size, "all-gather": lazy, "afterwards": size}},
+    title=f"A ring all-reduce holds {max(sum(each.values()) for each in memory.values()) / size:.4g} times the tensor "
+    f"at its peak, gathering all {lazy / size:.4g} times",
+    says="Live bytes of rank 0 of 4 at each stage's peak, for a tensor of 1 MiB; grey: every rank gathers all tensors.",
+    lab="01",
+)
+
+# %% [markdown]
+# ## Links
+#
+# ### Measured: what a message costs on different links (C38)
+#
+# A link has a latency α and a bandwidth β, and a message of n bytes takes about α + n / β. At n = α β half of that is
+# latency; shorter messages waste the link.
+#
+# The bandwidths below are per direction. NVLink 4: 18 links of 25 GB/s on an H100 (data sheet: 900 GB/s, both
+# directions together). PCIe 5.0 x16: 32 GT/s x 16 lanes x 128/130. InfiniBand NDR: 400 Gbit/s. Ethernet: 25 Gbit/s. The
+# latencies are those that NCCL's own cost model gives a step of the ring (`hwLat` in `src/graph/tuning.cc`, protocol
+# Simple: 3.4, 5.7 and 14 µs for NVLink, PCI and network); for TCP over Ethernet 30 µs, the order of magnitude of the
+# kernel's network stack. Your own cluster's figures: measure them, `nccl-tests` does.
+#
+# The emulated link is a thousand times slower: microseconds become milliseconds, and the measured column is real time.
+
+# %% tags=["C38", "nbval-ignore-output"]
+LINKS = {  # seconds, bytes per second
+    "NVLink 4": (3.4e-6, 450e9),
+    "PCIe 5.0 x16": (5.7e-6, 63e9),
+    "InfiniBand NDR": (14e-6, 50e9),
+    "Ethernet 25G": (30e-6, 3.125e9),
+}
+SLOWER = 1000
+
+
+def time_messages(sizes):
+    """Seconds of one message by link and size."""
+    group, took = comm.world(), {}
+    way = comm.send if group.rank() == 0 else comm.recv
+    way(
+        torch.zeros(sizes[-1], dtype=torch.uint8, device=rank_device()), 1 - group.rank(), group
+    ).wait()  # connects them
+    for name, (latency, bandwidth) in LINKS.items():
+        with EmulatedLink(latency * SLOWER, bandwidth / SLOWER):
+            for size in sizes:
+                message = torch.zeros(size, dtype=torch.uint8, device=rank_device())
+                start = time.perf_counter()
+                way(message, 1 - group.rank(), group).wait()
+                device.synchronize(message.device)
+                took[name, size] = time.perf_counter() - start
+    return took
+
+
+sizes = (4_000, 1_000_000)
+took = launch(time_messages, 2, sizes)[0]
+print("                 half latency at         message    predicted    emulated, x 1000: predicted    measured")
+for name, (latency, bandwidth) in LINKS.items():
+    for size in sizes:
+        predicted = latency + size / bandwidth
+        print(
+            f"{name:<16}{latency * bandwidth / 1e3:>12,.0f} kB {size / 1e3:>12,.0f} kB{predicted * 1e6:>10.1f} µs"
+            f"{predicted * SLOWER * 1e3:>29.1f} ms{took[name, size] * 1e3:>9.1f} ms"
+        )
+        assert took[name, size] > 0.99 * predicted * SLOWER
+
+# %% [markdown]
+# ### Measured: few large messages, and even ones (C6)
+#
+# Every message costs α. That is why NCCL uses trees for small tensors, and why DDP collects gradients in buckets and
+# FSDP parameters in flat parameters. FSDP's paper (figure 2) gathers the same volume in ever smaller pieces: below some
+# 33 million elements a piece the total time soars. Here 4 MiB are gathered on two ranks in 1 to 64 messages; the bytes
+# are the same, the latencies are not.
+#
+# The paper's other finding is that shards should be **even**. Neither NCCL nor gloo gathers uneven ones in one
+# operation: torch broadcasts each rank's shard with NCCL (N messages) and refuses with gloo; or everybody pads to the
+# longest (one message, more bytes). Here the shards are 40, 30, 20 and 10 percent of 1 MiB.
+
+
+# %% tags=["C6"]
+def timed(start_all):
+    """The log of some collectives, and the seconds that they took."""
+    dist.barrier()
+    start = time.perf_counter()
+    with comm.record() as log:
+        start_all()
+    device.synchronize(rank_device())
+    return log, time.perf_counter() - start
+
+
+def in_pieces(total, pieces):
+    """Gather `total` bytes in so many messages."""
+    group = comm.world()
+    shards = torch.zeros(pieces, total // 4 // pieces // group.size(), device=rank_device())
+    outputs = torch.empty(pieces, total // 4 // pieces, device=rank_device())
+    return timed(lambda: [comm.all_gather(outputs[i], shards[i], group).wait() for i in range(pieces)])
+
+
+def in_shards(shares):
+    """Gather shards of so many elements: as many but even, by broadcasts, and padded."""
+    group = comm.world()
+    parts = [torch.zeros(numel, device=rank_device()) for numel in shares]
+    even = torch.zeros(sum(shares) // group.size(), device=rank_device())
+    longest = torch.zeros(max(shares), device=rank_device())
+    outputs = [torch.empty(group.size() * shard.numel(), device=rank_device()) for shard in (even, longest)]
+    return {
+        "even shards": timed(lambda: comm.all_gather(outputs[0], even, group).wait()),
+        "uneven, broadcasts": timed(lambda: [comm.broadcast(p, r, group).wait() for r, p in enumerate(parts)]),
+        "uneven, padded": timed(lambda: comm.all_gather(outputs[1], longest, group).wait()),
+    }
+
+
+TOTAL, LINK = 2**22, EmulatedLink(latency=2e-3, bandwidth=100e6)
+PIECES = (1, 2, 4, 8, 16, 32, 64)
+
+
+def every_case(shares=None):
+    """Pieces, or shards where `shares` are given: on the bare backend, best of three, and on LINK."""
+
+    def cases():
+        return in_shards(shares) if shares else {pieces: in_pieces(TOTAL, pieces) for pieces in PIECES}
+
+    runs = [cases() for _ in range(3)]
+    plain = {name: min((run[name] for run in runs), key=lambda timed: timed[1]) for name in runs[0]}
+    with LINK:
+        return plain, cases()
+
+
+def model(log):
+    """Messages, bytes that one rank sends (as a ring), and seconds on LINK by α + n / β."""
+    wire = sum(call.wire for call in log)
+    return len(log), round(wire), len(log) * LINK.latency + wire / LINK.bandwidth
+
+
+plain, emulated = launch(every_case, 2, timeout=60)[0]
+print("4 MiB on 2 ranks        messages   bytes sent   α + n / β")
+for pieces, (log, _) in emulated.items():
+    messages, wire, seconds = model(log)
+    print(f"  {TOTAL // pieces // 1024:>5} KiB a message {messages:>11}{wire:>13,}{seconds * 1e3:>9.1f} ms")
+    assert (messages, wire) == (pieces, TOTAL // 2)
+    assert abs(seconds - (pieces * 2e-3 + TOTAL / 2 / 100e6)) < 1e-9
+shares = [104_858, 78_643, 52_429, 26_214]
+plain_shards, emulated_shards = launch(every_case, 4, shares, timeout=60)[0]
+print("1 MiB on 4 ranks        messages   bytes sent   α + n / β")
+for name, (log, _) in emulated_shards.items():
+    messages, wire, seconds = model(log)
+    print(f"  {name:<20} {messages:>9}{wire:>13,}{seconds * 1e3:>9.1f} ms")
+found = {name: model(log) for name, (log, _) in emulated_shards.items()}
+assert [messages for messages, _, _ in found.values()] == [1, 4, 1]
+assert [wire for _, wire, _ in found.values()] == [3 * 2**18, 2**20, 3 * 4 * max(shares)]
+assert min(found, key=lambda name: found[name][2]) == "even shards"
+
+# %% [markdown]
+# The same messages in real time, over the emulated link and over gloo as it is on this machine:
+
+# %% tags=["nbval-ignore-output"]
+per_message = [TOTAL / pieces / 1024 for pieces in PIECES]
+on_link, on_gloo = ([seconds * 1e3 for _, seconds in runs.values()] for runs in (emulated, plain))
+by_model = [model(log)[2] * 1e3 for log, _ in emulated.values()]
+print("1 MiB on 4 ranks         α + n / β    emulated     gloo itself")
+for name, (log, seconds) in emulated_shards.items():
+    bare = plain_shards[name][1]
+    print(f"  {name:<20} {model(log)[2] * 1e3:>9.1f} ms{seconds * 1e3:>9.1f} ms{bare * 1e3:>13.1f} ms")
+assert all(measured > 0.99 * predicted for measured, predicted in zip(on_link, by_model, strict=True))
+assert on_link[-1] > on_link[0]
+plots.lines(
+    {"emulated link": (per_message, on_link), "gloo itself": (per_message, on_gloo)},
+    expected={"emulated link": (per_message, by_model)},
+    xlabel="KiB of a message; all together always gather 4 MiB",
+    ylabel="ms",
+    title=f"The same 4 MiB: {on_link[0]:.0f} ms in one message, {on_link[-1]:.0f} ms in 64",
+    says="Time to gather 4 MiB on two ranks, on a link of 2 ms and 100 MB/s and on gloo; dashed: α + n / β.",
+    lab="01",
+    logx=True,
+    logy=True,
+)
+
+# %% [markdown]
+# ## Break it on purpose
+#
+# **A rank that does not call.** A collective is a contract: all ranks of the group call it, in the same order. The
+# usual breach is an `if rank == 0:` around something that communicates (a checkpoint, a metric), or one rank whose data
+# end a batch earlier.
+
+
+# %%
+def only_rank_0():
+    group = comm.world()
+    loss = torch.tensor([float(group.rank())], device=rank_device())
+    if group.rank() == 0:
+        comm.all_reduce(loss, group, comm.MEAN).wait()
+    return loss.item()
+
+
+try:
+    print(launch(only_rank_0, 2, timeout=2))
+except RankError as error:
+    show(error)
+
+# %% [markdown]
+# The rank that is *named* is the one that did right; look for the fault on a rank that has finished, or stands
+# elsewhere.
+#
+# **Another order.** Two gradients of the same shape, reduced in a different order on rank 1, say because it iterates
+# over a set. Nothing hangs and nothing is reported:
+
+
+# %%
+def another_order():
+    group, rank = comm.world(), comm.world().rank()
+    first = torch.full((2,), rank + 1.0, device=rank_device())
+    second = torch.full((2,), 10 * (rank + 1.0), device=rank_device())
+    for tensor in (first, second) if rank == 0 else (second, first):
+        comm.all_reduce(tensor, group).wait()
+    return first.tolist(), second.tolist()
+
+
+for rank, (first, second) in enumerate(launch(another_order, 2)):
+    print(f"rank {rank}: first {first}, expected [3.0, 3.0]; second {second}, expected [30.0, 30.0]")
+
+# %% [markdown]
+# Collectives carry no names: the k-th call of one rank meets the k-th call of the others. If kind or size differ, you
+# get a hang or an abort; if they agree, wrong numbers. Compare the logs (`comm.record()`) of the ranks when you suspect
+# it; `TORCH_DISTRIBUTED_DEBUG=DETAIL` makes torch compare them at every call.
+#
+# ## What is still missing
+#
+# You can average the gradients of a model with one all-reduce per parameter. A model has hundreds of parameters, most
+# of them small: C6 says what that costs. And all of it happens after backward, while 1.3 says that it need not. Both
+# are lab 02: buckets, and reduction during backward.
+#
+# ## What to remember
+#
+# 1. All ranks run one program; `rank` and `world size` are all that tells them apart.
+# 2. A collective is started, and finished by `wait()`; in between its buffers are not yours.
+# 3. All-reduce = reduce-scatter + all-gather. In a ring each sends (N - 1) / N of the data per rank, whatever N is.
+# 4. A message takes α + n / β: few, large and even messages.
+# 5. All ranks call the same collectives in the same order, or hang, or are silently wrong.
+#
+# ## Questions
+#
+# <details><summary>A ring all-reduce of 1 GiB, over 8 GPUs and over 64: how much does one GPU send?</summary>
+#
+# 2 x 7/8 = 1.75 GiB in 14 messages, and 2 x 63/64 = 1.97 GiB in 126. The bytes hardly grow; the number of messages, and
+# so the share of latency, grows with N, and each message is smaller: 128 MiB against 16 MiB.
+# </details>
+#
+# <details><summary>When is the tree better than the ring?</summary>
+#
+# When n is small. Reduce and broadcast as trees take 2 log2 N (α + n / β), the ring takes 2 (N - 1) (α + n / (N β)):
+# for n → 0 that is 2 log2 N against 2 (N - 1) latencies. NCCL chooses by size, and its trees work on pieces of the
+# tensor in a pipeline, so that they lose little bandwidth on large ones.
+# </details>
+#
+# <details><summary>Your job hangs, and the time-out names ranks 0 to 6 of 8, all in the same all-reduce. Where do you
+# look?</summary>
+#
+# On rank 7: it is the one that did not call. It has finished, raised, or waits somewhere else.
+# </details>
+#
+# <details><summary>The loss of a data-parallel run diverges unless the learning rate is divided by the number of GPUs.
+# What is the likely slip?</summary>
+#
+# Gradients are summed instead of averaged: the step is N times too long.
+# </details>
+#
+# <details><summary>Why may the output of a reduce-scatter be chunk r of its own input?</summary>
+#
+# Chunk r of rank r is read in the last step only, when the complete sum is about to be written. ZeRO and FSDP use this
+# to save a buffer.
+# </details>
+#
+# ## Further reading
+#
+# - Patarasuk and Yuan, "Bandwidth optimal all-reduce algorithms for clusters of workstations", J. Parallel Distrib.
+#   Comput. 2009: the ring, and why no algorithm sends less.
+# - Thakur, Rabenseifner and Gropp, "Optimization of collective communication operations in MPICH", 2005: trees, rings,
+#   recursive halving, and when to use which.
+# - Zhao et al., "PyTorch FSDP", arXiv 2304.11277, section 3.2.1 and figure 2: even and large collectives.
+# - `minifsdp/ring.py`, the ring of this lab for tensors of any layout; `minifsdp/comm.py`, the shim over torch.
+# - torch: `torch/distributed/distributed_c10d.py`. NCCL: `src/graph/tuning.cc`, its α and β; the documentation's page
+#   "Collective Operations".

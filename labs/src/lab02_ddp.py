@@ -1,0 +1,1062 @@
+# ---
+# jupyter:
+#   minifsdp:
+#     lab: "02"
+#     title: Distributed data parallelism
+#     minutes: 60
+# ---
+
+# %% [markdown]
+# # Lab 02: distributed data parallelism
+#
+# One model, N copies, N parts of the batch. Each rank computes on its own rows; before the step, the gradients meet.
+# That is all of data parallelism, and one line per parameter does it. The rest of this lab makes it fast: fewer, larger
+# messages, sent while backward still runs. `torch.nn.parallel.DistributedDataParallel` is these three rungs.
+#
+# **Afterwards you can**
+#
+# - write a DDP from autograd hooks and one collective, and say why it equals training in one process;
+# - say what a bucket is for, what it costs in memory, and why buckets are filled from the last layer on;
+# - read from a log of collectives, or a timeline, whether communication overlaps with backward;
+# - accumulate gradients over micro-batches without paying for each;
+# - recognise the usual bugs, most of which raise no error.
+#
+# **You need** autograd (`backward` adds to `.grad`), and from lab 01: ranks, process groups, all-reduce, `wait()`.
+#
+# **Time** 60 minutes. **Runs** on a laptop (gloo, 2 processes), on one GPU, or on a GPU node (NCCL, a rank per GPU).
+# **Memory** at most 4 MiB of tensors on a rank (measured at the end); its process has about 270 MiB resident, most of
+# them torch's code, which the ranks share.
+
+# %% tags=["setup"]
+# set-up
+from collections.abc import Callable
+from types import SimpleNamespace
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from minifsdp import comm, device
+from minifsdp.course.launch import RankError, launch, rank_device
+from minifsdp.course.workshop import exercise, outcome, predict
+from minifsdp.ddp.reducer import at_end_of_backward
+
+RANKS, ROWS, CONTEXT = 2, 8, 32  # N; rows of a whole batch, tokens of a row
+
+# %% [markdown]
+# ## What hurts now
+#
+# A batch takes as long as one device needs for it. Two devices could each take half of the rows, but then there are two
+# gradients, and two models that drift apart with the first step.
+#
+# What follows trains a small GPT to count: rows like 41, 42, 43, ... The whole batch of a step is the same in every
+# world; each rank takes its rows of it. Every rank makes its weights from a seed of its own, as separate programs do,
+# and takes rank 0's before it trains (`start_equal`: a broadcast per parameter, lab 01).
+
+# %%
+import contextlib
+import re
+import tempfile
+
+from torch.profiler import record_function
+
+import minifsdp
+from minifsdp.course import closed_form, plots
+from minifsdp.course.ledger import Ledger
+from minifsdp.course.link import let_communication_go_first, parse_link
+from minifsdp.course.model import GPT
+from minifsdp.course.timeline import read_trace
+from minifsdp.course.trace import record_trace
+
+
+def new_model() -> GPT:
+    """Four blocks of two LayerNorms and four Linears; two embeddings before them, a LayerNorm and a Linear after."""
+    torch.manual_seed(dist.get_rank())
+    return GPT(width=64, layers=4, context=CONTEXT).to(rank_device())
+
+
+def start_equal(model: nn.Module) -> None:
+    for p in model.parameters():
+        comm.broadcast(p.data, 0, comm.world()).wait()
+
+
+def whole_batch(step: int, rows: int = ROWS) -> Tensor:
+    """[rows, CONTEXT + 1] tokens that count upwards from anywhere."""
+    first = torch.randint(257, (rows, 1), generator=torch.Generator().manual_seed(step))
+    return (first + torch.arange(CONTEXT + 1)) % 257
+
+
+def my_rows(step: int, rows: int = ROWS) -> Tensor:
+    """This rank's part of the batch, [rows / N, CONTEXT + 1]."""
+    return whole_batch(step, rows).chunk(dist.get_world_size())[dist.get_rank()].to(rank_device())
+
+
+def loss_of(model: nn.Module, rows: Tensor) -> Tensor:
+    """Mean over this rank's rows and positions."""
+    return model(rows[:, :-1], rows[:, 1:])
+
+
+# %% [markdown]
+# ### Measured: equal parameters, different data, different gradients (C40)
+#
+# After the broadcast both ranks hold the same parameters. Their rows differ, so their gradients do. Each rank's loss is
+# the mean over its rows and all ranks have equally many, so the mean of the ranks' gradients is the gradient of the
+# mean over the whole batch: that of one process.
+
+
+# %% tags=["C40"]
+def local_gradient() -> tuple[Tensor, Tensor]:
+    """The head's bias after the broadcast, and the gradient that this rank's own rows give it."""
+    model = new_model()
+    start_equal(model)
+    loss_of(model, my_rows(0)).backward()
+    return model.head.bias.detach().cpu(), model.head.bias.grad.cpu()
+
+
+((alone_bias, whole),) = launch(local_gradient, 1)
+(bias_0, grad_0), (bias_1, grad_1) = launch(local_gradient, RANKS)
+mean = (grad_0 + grad_1) / RANKS
+print(f"parameters equal on both ranks: {torch.equal(bias_0, bias_1)}")
+print(f"gradients equal on both ranks:  {torch.allclose(grad_0, grad_1)}")
+print(f"their mean is the gradient of one process on the whole batch: {torch.allclose(mean, whole, atol=1e-6)}")
+print(f"their sum is that gradient times {(grad_0 + grad_1).norm() / whole.norm():.4f}")
+assert torch.equal(bias_0, bias_1)
+assert not torch.allclose(grad_0, grad_1)
+assert torch.allclose(mean, whole, atol=1e-6)
+
+# %% [markdown]
+# ## 2.1 Average a gradient
+#
+# A *post-accumulate-grad hook* is a function that autograd calls with a parameter as soon as `backward` has put that
+# parameter's gradient into `.grad`. Write what the hook does: `param.grad` becomes its mean over the ranks of `group`.
+#
+# Use `comm.all_reduce(tensor, group, op)`: it reduces `tensor` in place, the same on all ranks, and returns a handle;
+# the result may be read after `handle.wait()`. `comm.SUM` and `comm.MEAN` are operations, `group.size()` is N.
+#
+# First a number: how many all-reduces will one step of this GPT then make?
+
+# %%
+predict("2.1", ..., "all-reduces in one step of one rank, one per parameter tensor")
+
+
+# %% tags=["exercise-2.1"]
+@exercise("2.1")
+def average_gradient(param: nn.Parameter, group: comm.Group) -> None:
+    """Replace `param.grad` by its mean over the ranks, in place.
+
+    Args:
+        param: a parameter with its gradient, any shape, floating point. The parameter itself stays as it is.
+        group: the ranks to average over.
+
+    One all-reduce of `param.grad`'s bytes, waited for before this returns. No other memory.
+    """
+    ...
+
+
+# %% [markdown]
+# Rung 1 registers it on every parameter. The training loop is that of one process: a *rung* is a function that prepares
+# a model and returns what the loop must call between `backward` and `step`, for rung 1 nothing.
+
+
+# %%
+def nothing() -> None: ...
+
+
+def alone(model: nn.Module) -> Callable[[], None]:
+    """One process, no communication."""
+    return nothing
+
+
+def rung_1(model: nn.Module) -> Callable[[], None]:
+    """An all-reduce per parameter."""
+    start_equal(model)
+    group = comm.world()
+    for p in model.parameters():
+        p.register_post_accumulate_grad_hook(lambda p: average_gradient(p, group))
+    return nothing
+
+
+@torch.no_grad()
+def sgd_step(model: nn.Module) -> None:
+    for p in model.parameters():
+        p -= 0.5 * p.grad
+        p.grad = None
+
+
+def train(rung, steps: int = 6) -> list[float]:
+    """This rank's loss at each step."""
+    model = new_model()
+    after_backward = rung(model)
+    losses = []
+    for step in range(steps):
+        loss = loss_of(model, my_rows(step))
+        loss.backward()
+        after_backward()
+        sgd_step(model)
+        losses.append(loss.item())
+    return losses
+
+
+def mean_losses(rung, ranks: int) -> list[float]:
+    """The loss over the whole batch at each step: the mean over the ranks."""
+    return [sum(losses) / ranks for losses in zip(*launch(train, ranks, rung), strict=True)]
+
+
+def close(mine: list[float], theirs: list[float]) -> bool:
+    return all(abs(a - b) < 1e-4 for a, b in zip(mine, theirs, strict=True))
+
+
+# %% [markdown]
+# ### Measured: the loss of one process (C7)
+#
+# The mean of the ranks' losses, step by step, beside the loss of one process that sees all rows. Equal parameters,
+# equal gradients and equal optimizers make equal steps, so the copies never have to be compared again.
+
+# %% tags=["C7"]
+one_process, two_ranks = mean_losses(alone, 1), mean_losses(rung_1, RANKS)
+for step, (one, two) in enumerate(zip(one_process, two_ranks, strict=True)):
+    print(f"step {step}: one process {one:.4f}, two ranks {two:.4f}")
+assert close(one_process, two_ranks), "the ranks have left the path of one process"
+
+# %% [markdown]
+# `follow` writes down what happens in one step, in order, a letter each: `g` a gradient is made, `i` an all-reduce is
+# issued, `w` the host waits for it, `|` `backward` has returned. It also keeps the log of collectives.
+
+
+# %%
+def follow(rung) -> tuple[str, list[comm.Call]]:
+    model = new_model()
+    events = []
+    for p in model.parameters():  # registered first, so these hooks run before the rung's
+        p.register_post_accumulate_grad_hook(lambda p: events.append("g"))
+    after_backward = rung(model)
+
+    @contextlib.contextmanager
+    def watch(call: comm.Call, phase: str):
+        events.append(phase[0])
+        yield
+
+    comm.watchers.append(watch)
+    with comm.record() as calls:
+        loss_of(model, my_rows(0)).backward()
+        events.append("|")
+        after_backward()
+    comm.watchers.remove(watch)
+    return "".join(events), calls
+
+
+def brief(events: str) -> str:
+    """Repetitions as `iw*4`."""
+    runs = re.finditer(r"(giw|iw(?!w)|[giw|])\1*", events)
+    return " ".join(run[1] + f"*{len(run[0]) // len(run[1])}" * (run[0] != run[1]) for run in runs)
+
+
+events_1, calls_1 = launch(follow, RANKS, rung_1)[0]
+outcome("2.1", len(calls_1), slips={"one for the whole model": 1, "a weight and its bias are two tensors": 29})
+print(brief(events_1))
+print(f"{len(calls_1)} all-reduces, {sum(call.payload for call in calls_1):,} bytes together")
+
+# %% [markdown]
+# ### Measured: every rank holds everything (C7)
+#
+# The ledger counts exact bytes at the end of each stage of a step. Prediction: parameters and gradients 4Ψ each, AdamW
+# 8Ψ and a counter of 4 bytes per tensor. Grey: one process.
+
+
+# %% tags=["C7"]
+def weigh(rung) -> dict[str, object]:
+    """Bytes of one step: by stage, over forward and backward, the peak of gradients with staging, the peak of all."""
+    with Ledger() as ledger:
+        model = new_model()
+        after_backward = rung(model)
+        optimizer = torch.optim.AdamW(model.parameters())
+        ledger.watch(model, optimizer)
+        ledger.reset_peaks()
+        stages = {"built": ledger.mark("built")}
+        loss = loss_of(model, my_rows(0))
+        stages["forward"] = ledger.mark("forward")
+        loss.backward()
+        after_backward()
+        stages["backward"], curve = ledger.mark("backward"), ledger.curve()
+        optimizer.step()
+        stages["step"] = ledger.mark("step")
+        optimizer.zero_grad()
+        stages["zero_grad"] = ledger.mark("zero_grad")
+        peak = ledger.peak_of("gradients", "communication")
+        return {"stages": stages, "curve": curve, "peak": peak, "all": ledger.peak.total}
+
+
+def totals(weighed: dict) -> dict[str, int]:
+    return {stage: sum(sizes.values()) for stage, sizes in weighed["stages"].items()}
+
+
+numels = [p.numel() for p in GPT(width=64, layers=4, context=CONTEXT).parameters()]
+psi = sum(numels)
+setting = closed_form.Setting(RANKS)
+expected = closed_form.ddp(numels, setting)
+(weighed_alone,) = launch(weigh, 1, alone)
+weighed_1 = launch(weigh, RANKS, rung_1)[0]
+held = weighed_1["stages"]["step"]
+for tag in ("parameters", "gradients", "optimizer"):
+    print(f"{tag}: predicted {getattr(expected, tag):,} bytes, measured {held[tag]:,}")
+    assert held[tag] == getattr(expected, tag)
+state = expected.parameters + expected.gradients + expected.optimizer
+plots.stages(
+    weighed_1["stages"],
+    predicted={"built": expected.parameters, "step": state},
+    earlier={"one process": totals(weighed_alone)},
+    title=f"Model state is replicated: {state / 2**20:.1f} MiB on each of {RANKS} ranks, as in one process",
+    says="Bytes alive at the end of each stage; the ranks differ from one process in activations only, as each has "
+    "half of the rows.",
+    lab="02",
+)
+
+# %% [markdown]
+# ### Measured: what the sum does (C40)
+#
+# Many published trainers forget to divide. Here the hook sums, on purpose: how much longer is the first step than with
+# the mean?
+
+
+# %% tags=["C40"]
+def first_step(op, optimizer_class) -> float:
+    """Length of the first step, as the norm of what it adds to the parameters."""
+    model = new_model()
+    start_equal(model)
+    for p in model.parameters():
+        p.register_post_accumulate_grad_hook(lambda p: comm.all_reduce(p.grad, comm.world(), op).wait())
+    before = torch.cat([p.detach().flatten() for p in model.parameters()])
+    loss_of(model, my_rows(0)).backward()
+    optimizer_class(model.parameters(), lr=1e-3).step()
+    return (torch.cat([p.detach().flatten() for p in model.parameters()]) - before).norm().item()
+
+
+def compare_steps() -> dict[str, float]:
+    kinds = (torch.optim.SGD, torch.optim.Adam)
+    return {kind.__name__: first_step(comm.SUM, kind) / first_step(comm.MEAN, kind) for kind in kinds}
+
+
+longer = launch(compare_steps, RANKS)[0]
+for name, factor in longer.items():
+    print(f"{name}: the step with summed gradients is {factor:.2f} times as long")
+assert abs(longer["SGD"] - RANKS) < 1e-3
+assert abs(longer["Adam"] - 1) < 0.02
+
+# %% [markdown]
+# With SGD the learning rate is N times what you set, and changes when you change the number of ranks. Adam divides the
+# gradient by its own size, so the slip hardly shows, until gradients are clipped, or a learning rate tuned on 8 ranks
+# meets 64.
+#
+# ### Break it: reduce the parameter
+#
+# A published tutorial registers, as a post-accumulate-grad hook, a function whose argument is called `grad`. But this
+# kind of hook receives the *parameter*. Nothing fails:
+
+
+# %%
+def reduces_the_parameter(model: nn.Module) -> Callable[[], None]:
+    start_equal(model)
+    for grad in model.parameters():
+        grad.register_post_accumulate_grad_hook(lambda grad: comm.all_reduce(grad.data, comm.world(), comm.MEAN).wait())
+    return nothing
+
+
+def replicas(rung, steps: int = 6) -> tuple[list[float], list[float]]:
+    """This rank's losses, and the largest difference between its parameters and rank 0's after each step."""
+    model = new_model()
+    after_backward = rung(model)
+    losses, differences = [], []
+    for step in range(steps):
+        loss = loss_of(model, my_rows(step))
+        loss.backward()
+        after_backward()
+        sgd_step(model)
+        mine = torch.cat([p.detach().flatten() for p in model.parameters()])
+        theirs = mine.clone()
+        comm.broadcast(theirs, 0, comm.world()).wait()
+        losses.append(loss.item())
+        differences.append((mine - theirs).abs().max().item())
+    return losses, differences
+
+
+losses, differences = launch(replicas, RANKS, reduces_the_parameter)[1]
+print(f"the loss falls: {losses[-1] < losses[0]}; largest difference from rank 0: {max(differences):.4f}")
+losses, differences = launch(replicas, RANKS, rung_1)[1]
+print(f"with rung 1: {losses[-1] < losses[0]}; largest difference from rank 0: {max(differences):.4f}")
+assert max(differences) == 0.0
+
+# %% [markdown]
+# ### Break it: forget the broadcast
+#
+# Without `start_equal` the ranks average gradients of two different models. It is often said that such ranks drift
+# apart. What does the difference do?
+
+
+# %%
+def no_broadcast(model: nn.Module) -> Callable[[], None]:
+    for p in model.parameters():
+        p.register_post_accumulate_grad_hook(lambda p: average_gradient(p, comm.world()))
+    return nothing
+
+
+losses, differences = launch(replicas, RANKS, no_broadcast, 12)[1]
+print(f"the loss falls: {losses[-1] < losses[0]}")
+print(f"largest difference from rank 0 after step 0: {differences[0]:.4f}, after step 11: {differences[-1]:.4f}")
+assert abs(differences[0] - differences[-1]) < 1e-4
+
+# %% [markdown]
+# It stays, to the last digit shown: equal gradients make equal steps, and equal steps carry a difference along as it
+# was. But each gradient is the mean of two models', which neither would follow alone. No rank's loss curve shows it,
+# nor does the checkpoint, which is rank 0's; only a comparison between ranks does. `DistributedDataParallel` compares
+# the shapes when it is built, and broadcasts rank 0's parameters and buffers.
+#
+# ### Break it: a parameter that one rank does not use
+#
+# Rank 0 goes through both layers, rank 1 through the first only (a router, a modality that is missing in this batch, an
+# early exit). Hooks fire for gradients that are made, so the ranks issue different numbers of all-reduces.
+
+
+# %%
+def two_layers() -> nn.ModuleList:
+    torch.manual_seed(0)
+    return nn.ModuleList(nn.Linear(4, 4, bias=False) for _ in range(2)).to(rank_device())
+
+
+def one_rank_skips(rung, used: dict[int, list[int]]) -> list[Tensor]:
+    """The gradients of two layers, of which each rank uses those that it is told to."""
+    model = two_layers()
+    after_backward = rung(model)
+    x = torch.ones(1, 4, device=rank_device()) * (1 + dist.get_rank())
+    for index in used[dist.get_rank()]:
+        x = model[index](x)
+    x.sum().backward()
+    after_backward()
+    return [torch.zeros(4, 4) if p.grad is None else p.grad.cpu() for p in model.parameters()]
+
+
+try:
+    launch(one_rank_skips, RANKS, rung_1, {0: [0, 1], 1: [0]}, timeout=2)
+except RankError as error:
+    print(error)
+    functions = re.findall(r"\bin (\w+)", error.failures[0])
+    print("rank 0 is in", " <- ".join(name for name in functions if name in ("wait", "average_gradient")))
+
+# %% [markdown]
+# Rank 0's second all-reduce has no partner. An uneven number of batches ends the same way: the rank with one more waits
+# in its first all-reduce. Read the stuck rank's stack for *where*, and the log of the others for what they did instead.
+#
+# A hang is the good case. Let rank 0 use layer 0 and rank 1 use layer 1, one all-reduce each:
+
+# %%
+found = launch(one_rank_skips, RANKS, rung_1, {0: [0], 1: [1]})
+own = launch(one_rank_skips, RANKS, alone, {0: [0], 1: [1]})
+mixed = torch.allclose(found[0][0], (own[0][0] + own[1][1]) / RANKS)
+print(f"rank 0's gradient of layer 0 is averaged with rank 1's gradient of layer 1: {mixed}")
+
+# %% [markdown]
+# No error, no hang, and numbers without meaning: a collective has no name, it is matched by its turn. The cure comes
+# with exercise 2.3.
+#
+# **What is still missing**: 54 messages, most of them tiny, and the host waits for each.
+#
+# ## 2.2 Assign buckets
+#
+# A message costs a latency however short it is, and bytes / bandwidth on top. Joining gradients in *buckets* saves
+# latencies. Two rules, both torch's (`_compute_bucket_assignment_by_size`):
+#
+# - Walk through the parameters in *reverse* order of registration. Backward begins at the last layer, so the first
+#   bucket is the first to be complete.
+# - Add parameters to a bucket until it holds at least `cap_bytes`; the one that reaches the cap still belongs to it
+#   (parameters are never split). Close it also before a parameter of another dtype, as a buffer has one dtype.
+#
+# Whatever is left at the end is a bucket too. The GPT has Ψ = 235,265 elements of 4 bytes, none of its tensors is
+# larger than 66 kB, and the cap below is 256 KiB. How many buckets?
+
+# %%
+CAP = 256 * 2**10
+predict("2.2", ..., "buckets with a cap of 256 KiB")
+
+
+# %% tags=["exercise-2.2"]
+@exercise("2.2")
+def assign_buckets(params: list[nn.Parameter], cap_bytes: int) -> list[list[nn.Parameter]]:
+    """Cut `params` into buckets, each a list of parameters.
+
+    Args:
+        params: in order of registration.
+        cap_bytes: a bucket that holds at least this many bytes of parameters is closed; 0 gives each its own.
+
+    Returns:
+        The buckets in the order in which backward is expected to complete them: all of `params` in reverse order, each
+        once, one dtype to a bucket.
+    """
+    ...
+
+
+# %%
+params = list(GPT(width=64, layers=4, context=CONTEXT).parameters())
+buckets = assign_buckets(params, CAP)
+bucket_bytes = [sum(p.numel() * p.element_size() for p in bucket) for bucket in buckets]
+outcome("2.2", len(buckets), slips={"Ψ / cap: elements against bytes": 1, "what is left at the end is a bucket too": 3})
+for number, (bucket, size) in enumerate(zip(buckets, bucket_bytes, strict=True)):
+    print(f"bucket {number}: {len(bucket)} parameters, {size:,} bytes")
+backwards = params[::-1]
+torchs = [[backwards[i] for i in indices] for indices in dist._compute_bucket_assignment_by_size(backwards, [CAP])[0]]
+print(f"as torch assigns them: {[list(map(id, b)) for b in buckets] == [list(map(id, b)) for b in torchs]}")
+
+# %% [markdown]
+# ## 2.3 Start a bucket
+#
+# A bucket is reduced in two halves. The first copies its gradients into one flat buffer and issues the all-reduce. The
+# second, exercise 2.4, waits and copies back. Between the halves anything may happen, and rung 3 will use that.
+#
+# `device.empty(numel, dtype, "communication", where)` allocates the buffer, uninitialised, and tells the ledger what it
+# is for; `where` is a parameter's `.device`. `flat.split([n, m, ...])` gives its parts, which are views.
+#
+# A parameter whose `.grad` is None on this rank takes part *as zero*. Then all ranks have the same buckets whatever
+# they used, and the mean over the ranks is still a sum divided by N.
+#
+# If each bucket is started and finished before the next: how many bytes of staging are alive at the most?
+
+# %%
+predict("2.3", ..., "bytes of staging at the peak, one bucket after the other")
+
+
+# %% tags=["exercise-2.3"]
+@exercise("2.3")
+def start_bucket(bucket: list[nn.Parameter], group: comm.Group) -> tuple[Tensor, comm.Handle]:
+    """Copy the bucket's gradients into one flat buffer and start its all-reduce.
+
+    Args:
+        bucket: parameters of one dtype on one device. A gradient that is None counts as zero.
+        group: the ranks to average over.
+
+    Returns:
+        The buffer `flat` [sum of numel], one of role "communication" that holds the gradients in the bucket's order,
+        and the handle of the one all-reduce that replaces it by its mean over the ranks. Nothing has been waited for,
+        and the gradients themselves are as they were.
+    """
+    ...
+
+
+# %% [markdown]
+# ## 2.4 Finish a bucket
+#
+# Wait, copy the parts back into the gradients, free the buffer (`device.free(flat)`). What was None becomes a gradient
+# with memory of its own.
+
+
+# %% tags=["exercise-2.4"]
+@exercise("2.4")
+def finish_bucket(bucket: list[nn.Parameter], flat: Tensor, handle: comm.Handle) -> None:
+    """Wait for the bucket's all-reduce, copy the means back into the gradients, free the buffer.
+
+    Args:
+        bucket: as given to `start_bucket`.
+        flat: [sum of numel], the means once `handle` has been waited for. Freed afterwards (`device.free`).
+        handle: of the all-reduce under way.
+
+    Every parameter's `.grad` is then its part of `flat`, in the parameter's shape, in memory that is not `flat`'s.
+    """
+    ...
+
+
+# %% [markdown]
+# Rung 2: after backward, one bucket after the other.
+
+
+# %%
+def rung_2(model: nn.Module) -> Callable[[], None]:
+    """An all-reduce per bucket, after backward."""
+    start_equal(model)
+    group = comm.world()
+    buckets = assign_buckets(list(model.parameters()), CAP)
+
+    def after_backward() -> None:
+        for bucket in buckets:
+            finish_bucket(bucket, *start_bucket(bucket, group))
+
+    return after_backward
+
+
+events_2, calls_2 = launch(follow, RANKS, rung_2)[0]
+weighed_2 = launch(weigh, RANKS, rung_2)[0]
+staging = weighed_2["peak"] - 4 * psi
+over = "the cap: a bucket exceeds it by a part of its last parameter"
+outcome("2.3", staging, slips={over: CAP, "all buckets at once": 4 * psi})
+print(brief(events_2))
+assert staging == max(bucket_bytes)
+
+# %% [markdown]
+# ### Measured: why buckets (C7)
+#
+# Both rungs move the same bytes. On a link with a latency of 1 ms and 100 MB/s per direction (an emulated one, slow
+# enough for a laptop's model), a message of `wire` bytes takes latency + wire / bandwidth. In a ring of N ranks an
+# all-reduce of b bytes has 2 (N - 1) / N * b bytes on the wire of each.
+
+# %% tags=["C7"]
+LINK = "latency=1ms,bandwidth=100MB/s"
+link = parse_link(LINK)
+for name, calls in {"rung 1": calls_1, "rung 2": calls_2}.items():
+    payload, latency = sum(call.payload for call in calls), len(calls) * link.latency
+    total = sum(map(link.seconds, calls))
+    print(
+        f"{name}: {len(calls)} all-reduces, {payload:,} bytes; on the link {1e3 * total:.1f} ms, "
+        f"{1e3 * latency:.0f} of them latency"
+    )
+assert (len(calls_1), len(calls_2)) == (len(params), len(buckets))
+assert sum(call.payload for call in calls_1) == sum(call.payload for call in calls_2) == 4 * psi
+
+# %% [markdown]
+# The price is staging: the largest bucket, for as long as it is reduced.
+
+# %%
+plots.curve(
+    weighed_2["curve"],
+    earlier={"rung 1": weighed_1["curve"]},
+    title=f"Rung 2 stages one bucket at a time: {staging:,} bytes on top of the gradients",
+    says="Bytes alive in forward and backward; the buckets' buffers come last, one at a time, where the activations "
+    "have gone already: they do not raise the peak.",
+    lab="02",
+)
+
+# %% [markdown]
+# ### The cure for unused parameters
+#
+# The same two cases as above, with rung 2: every rank reduces every bucket, and zeros stand in for what it did not use.
+
+# %%
+for used in ({0: [0, 1], 1: [0]}, {0: [0], 1: [1]}):
+    grads = launch(one_rank_skips, RANKS, rung_2, used)
+    own = launch(one_rank_skips, RANKS, alone, used)
+    means = [(own[0][layer] + own[1][layer]) / RANKS for layer in (0, 1)]
+    right = all(torch.allclose(mine[layer], means[layer]) for mine in grads for layer in (0, 1))
+    print(f"layers used {used}: every gradient is the mean over the ranks: {right}")
+    assert right
+
+# %% [markdown]
+# torch calls this `find_unused_parameters=True`. It costs a walk through the autograd graph after each forward, since
+# with hooks a rank must know early what will never come, and one more all-reduce to find what *no* rank used.
+#
+# **What is still missing**: all of backward is over before the first message leaves.
+#
+# ## 2.5 Reduction during backward
+#
+# The last layers' gradients are there long before the first layers'. So a bucket can leave as soon as its last gradient
+# has come, and travel while backward goes on. Only the end of backward has to wait.
+#
+# One thing must hold: **all ranks launch the buckets in the same order**. Which gradient comes when is this rank's own
+# affair (its graph may differ). A collective, however, is matched with the other ranks' by its turn. So bucket i leaves
+# when it is full *and* buckets 0 to i - 1 have left.
+#
+# The hook's state is in `reducer`:
+#
+# | field | holds |
+# |---|---|
+# | `buckets` | list of buckets, each a list of parameters |
+# | `bucket_of` | the number of a parameter's bucket: `reducer.bucket_of[param]` |
+# | `missing` | for each bucket, how many of its gradients have not come in this backward; begins at their number |
+# | `in_flight` | what `start` returned for buckets 0, 1, ... that have left in this backward |
+# | `sync` | whether this backward communicates; if not, the hook has nothing to do and nothing to count |
+# | `start` | `start(bucket)` copies in and launches, returns a buffer and a handle |
+# | `finish` | `finish()` finishes all that is in flight and makes `missing` and `in_flight` what they were |
+#
+# Autograd's engine has a queue for what must run when all gradients are made and before `backward` returns:
+# `at_end_of_backward(function)`, callable from within a hook.
+#
+# How many bytes of staging are alive at the most, now that nothing is finished before the end of backward?
+
+# %%
+predict("2.5", ..., "bytes of staging at the peak, all buckets finished at the end of backward")
+
+
+# %% tags=["exercise-2.5"]
+@exercise("2.5")
+def on_gradient(param: nn.Parameter, reducer: SimpleNamespace) -> None:
+    """The hook of every parameter: count its gradient, launch the buckets that are full and whose turn it is.
+
+    Args:
+        param: `.grad` has just been accumulated.
+        reducer: fields `buckets`, `bucket_of`, `missing`, `in_flight`, `sync`, `start`, `finish` as in the table.
+
+    Buckets leave in the order 0, 1, 2, ... whatever order they fill in. Nothing is waited for here. When the last
+    bucket has left, `reducer.finish` is queued for the end of backward, once. If `reducer.sync` is False nothing
+    happens.
+    """
+    ...
+
+
+# %% [markdown]
+# Rung 3 is made of all five pieces.
+
+
+# %%
+def make_reducer(model: nn.Module, cap_bytes: int, hook=None) -> SimpleNamespace:
+    """Buckets, their state, and the hook on every parameter."""
+    buckets = assign_buckets(list(model.parameters()), cap_bytes)
+    reducer = SimpleNamespace(
+        buckets=buckets,
+        bucket_of={p: number for number, bucket in enumerate(buckets) for p in bucket},
+        missing=[len(bucket) for bucket in buckets],
+        in_flight=[],
+        sync=True,
+        start=lambda bucket: start_bucket(bucket, comm.world()),
+    )
+
+    def finish() -> None:
+        for bucket, (flat, handle) in zip(buckets, reducer.in_flight, strict=True):
+            finish_bucket(bucket, flat, handle)
+        reducer.missing = [len(bucket) for bucket in buckets]
+        reducer.in_flight = []
+
+    reducer.finish = finish
+    for p in model.parameters():
+        p.register_post_accumulate_grad_hook(lambda p: (hook or on_gradient)(p, reducer))
+    return reducer
+
+
+def rung_3(model: nn.Module) -> Callable[[], None]:
+    """An all-reduce per bucket, during backward."""
+    start_equal(model)
+    make_reducer(model, CAP)
+    return nothing
+
+
+# %% [markdown]
+# ### Measured: reductions leave before backward has ended (C7)
+#
+# The three rungs' steps, in order: `g` gradient, `i` issue, `w` wait, `|` backward has returned.
+
+# %% tags=["C7"]
+seen = launch(follow, RANKS, rung_3)
+events_3, calls_3 = seen[0]
+for name, events in {"rung 1": events_1, "rung 2": events_2, "rung 3": events_3}.items():
+    early = events[: events.rindex("g")].count("i")
+    under_way, most = 0, 0
+    for event in events:
+        under_way += {"i": 1, "w": -1}.get(event, 0)
+        most = max(most, under_way)
+    print(f"{name}: {early} of {events.count('i')} issued before the last gradient is made, at most {most} under way")
+    print(f"    {brief(events)}")
+print(f"the same collectives in the same order on both ranks: {seen[0][1] == seen[1][1]}")
+print(f"the loss is that of one process: {close(one_process, mean_losses(rung_3, RANKS))}")
+assert events_3[: events_3.rindex("g")].count("i") == len(buckets) - 1
+assert seen[0][1] == seen[1][1]
+
+# %% [markdown]
+# The last bucket leaves with the last gradient and hides behind nothing: that much of the communication always shows.
+# By default torch makes the first bucket 1 MiB, so that it leaves early, and the others 25 MiB; after the first step it
+# cuts them anew, in the order in which gradients really came.
+#
+# Now the time: a step of each rung on rank 0, on the emulated link, with more rows, so that there is something to hide
+# behind.
+
+
+# %% tags=["C7", "nbval-ignore-output"]
+TRACED_ROWS = 64
+
+
+def trace_rungs(rungs: dict, text: str) -> dict[str, list]:
+    """The spans of one step of each rung on this rank."""
+    let_communication_go_first()
+    spans = {}
+    with parse_link(text) as link, tempfile.TemporaryDirectory() as folder:
+        for name, rung in rungs.items():
+            model = new_model()
+            after_backward = rung(model)
+            optimizer = torch.optim.AdamW(model.parameters())
+            rows = my_rows(0, TRACED_ROWS)
+            loss_of(model, rows).backward()  # once to warm up
+            after_backward()
+            comm.all_reduce(torch.zeros(1, device=rank_device()), comm.world()).wait()
+            with record_trace(f"{folder}/trace.json", link):
+                comm.all_reduce(torch.zeros(1, device=rank_device()), comm.world()).wait()
+                with record_function("forward"):
+                    loss = loss_of(model, rows)
+                with record_function("backward"):
+                    loss.backward()
+                    after_backward()
+                with record_function("optimizer"):
+                    optimizer.step()
+                    device.synchronize(rank_device())
+            spans[name] = read_trace(f"{folder}/trace.json")
+    return spans
+
+
+spans = launch(trace_rungs, RANKS, {"rung 1": rung_1, "rung 2": rung_2, "rung 3": rung_3}, LINK)[0]
+ends = {name: 1e3 * max(span.end for span in each) for name, each in spans.items()}
+plots.timeline(
+    spans,
+    title="A step takes " + ", ".join(f"{end:.0f} ms with {name}" for name, end in ends.items()),
+    says="One step on a link of 1 ms and 100 MB/s. Rung 1 pays a latency per parameter, rung 2 waits behind backward, "
+    "rung 3's messages travel under it.",
+    lab="02",
+)
+
+# %% [markdown]
+# ### Measured: what overlap costs in memory
+#
+# Every bucket's buffer now lives from its launch to the end of backward.
+
+# %%
+weighed_3 = launch(weigh, RANKS, rung_3)[0]
+staging_3 = weighed_3["peak"] - 4 * psi
+outcome("2.5", staging_3, slips={"the largest bucket: none is freed before the end": max(bucket_bytes)})
+assert staging_3 == 4 * psi
+everything = closed_form.ddp(numels, setting, staging=psi)
+print(f"gradients and staging: predicted {everything.gradients_peak:,} bytes, measured {weighed_3['peak']:,}")
+plots.curve(
+    weighed_3["curve"],
+    earlier={"rung 1": weighed_1["curve"], "rung 2": weighed_2["curve"]},
+    title=f"Rung 3 stages all buckets: {staging_3:,} bytes, as much as the gradients",
+    says="Bytes alive in forward and backward; the buffers fill while backward frees activations, and are still there "
+    "when all gradients are.",
+    lab="02",
+)
+
+# %% [markdown]
+# `gradient_as_bucket_view=True` saves the copy: the buckets live for ever and every `.grad` is a view of one. In
+# `minifsdp/ddp/reducer.py` the two are `StagingBucket` and `GradientBucket`, some twenty lines each.
+#
+# ### Compared with torch
+#
+# Gradients of one backward under torch's `DistributedDataParallel`, under `minifsdp`'s, and under yours, bit for bit.
+
+
+# %%
+def gradients_under(kind: str) -> Tensor:
+    model = new_model()
+    if kind == "yours":
+        rung_3(model)
+        wrapped = model
+    else:
+        ddp = {"torch": nn.parallel.DistributedDataParallel, "minifsdp": minifsdp.DistributedDataParallel}[kind]
+        wrapped = ddp(model, bucket_cap_mb=CAP / 2**20)
+    loss_of(wrapped, my_rows(0)).backward()
+    return torch.cat([p.grad.flatten().cpu() for p in model.parameters()])
+
+
+def compare_gradients() -> dict[str, bool]:
+    mine = gradients_under("yours")
+    return {kind: torch.equal(mine, gradients_under(kind)) for kind in ("torch", "minifsdp")}
+
+
+same = launch(compare_gradients, RANKS)
+print(same)
+assert all(all(each.values()) for each in same)
+
+# %% [markdown]
+# ### Break it: launch a bucket when it is full
+#
+# Rank 1 calls two equal layers in the other order, so its buckets fill in the other order. This hook launches each
+# bucket the moment it is full, as several published ones do:
+
+
+# %%
+def launch_when_full(param: nn.Parameter, reducer: SimpleNamespace) -> None:
+    number = reducer.bucket_of[param]
+    reducer.missing[number] -= 1
+    if reducer.missing[number] == 0:
+        reducer.in_flight.append((number, reducer.start(reducer.buckets[number])))
+    if len(reducer.in_flight) == len(reducer.buckets):
+        reducer.in_flight = [sent for _, sent in sorted(reducer.in_flight, key=lambda each: each[0])]
+        at_end_of_backward(reducer.finish)
+
+
+def eager(model: nn.Module) -> Callable[[], None]:
+    start_equal(model)
+    make_reducer(model, 0, launch_when_full)
+    return nothing
+
+
+def in_turn(model: nn.Module) -> Callable[[], None]:
+    start_equal(model)
+    make_reducer(model, 0)
+    return nothing
+
+
+orders = {0: [0, 1], 1: [1, 0]}
+local = launch(one_rank_skips, RANKS, alone, orders)
+for name, rung in {"when full": eager, "in turn": in_turn}.items():
+    grads = launch(one_rank_skips, RANKS, rung, orders)
+    right = [torch.allclose(grads[0][i], (local[0][i] + local[1][i]) / RANKS) for i in (0, 1)]
+    crossed = torch.allclose(grads[0][0], (local[0][0] + local[1][1]) / RANKS)
+    print(f"launched {name}: gradients right {right}; layer 0 averaged with layer 1 of the other rank: {crossed}")
+
+# %% [markdown]
+# Equal sizes give wrong sums, different sizes an error or a hang. NCCL cannot tell either: the order of collectives is
+# the program's promise. Layers that are called in an order that depends on the data, or a branch that one rank takes
+# and another does not, break it.
+#
+# **What is still missing**: with several micro-batches per step, every backward is reduced.
+#
+# ## 2.6 Accumulate without communication
+#
+# Rows that do not fit at once go through in k micro-batches, whose gradients `backward` adds up in `.grad`. Nobody
+# needs the mean over ranks before the last of them. In torch the first k - 1 run inside `with ddp.no_sync():`; here
+# `reducer.sync` says whether a backward communicates, and your hook looks at it.
+#
+# After your function, `.grad` is the gradient of the *mean* loss over all micro-batches and ranks, and `reducer.sync`
+# is True, as it was. How many bytes are all-reduced in a step of k = 4 micro-batches?
+
+# %%
+predict("2.6", ..., "payload bytes of all all-reduces of one step of 4 micro-batches")
+
+
+# %% tags=["exercise-2.6"]
+@exercise("2.6")
+def accumulate(micro_batches: list[Tensor], loss_of: Callable[[Tensor], Tensor], reducer: SimpleNamespace) -> None:
+    """The gradient of the mean loss over the micro-batches, communicated once.
+
+    Args:
+        micro_batches: k of them, equally large.
+        loss_of: forward of one micro-batch, returns its mean loss; one call and one backward for each.
+        reducer: a backward communicates if its `sync` is True. It must be True again when this returns.
+
+    Gradients are zero or None before. The only backward that communicates is the last.
+    """
+    ...
+
+
+# %%
+MICRO = 4
+
+
+def accumulated(how) -> tuple[Tensor, int, int]:
+    """The head's gradient after four micro-batches, and how many all-reduces of how many bytes that took."""
+    model = new_model()
+    start_equal(model)
+    reducer = make_reducer(model, CAP)
+    with comm.record() as calls:
+        how(list(my_rows(0).chunk(MICRO)), lambda rows: loss_of(model, rows), reducer)
+    return model.head.weight.grad.cpu(), len(calls), sum(call.payload for call in calls)
+
+
+def one_batch() -> Tensor:
+    model = new_model()
+    loss_of(model, my_rows(0)).backward()
+    return model.head.weight.grad.cpu()
+
+
+def every_time(micro_batches, loss_of, reducer) -> None:
+    """What happens if one forgets no_sync."""
+    for batch in micro_batches:
+        (loss_of(batch) / len(micro_batches)).backward()
+
+
+(whole_gradient,) = launch(one_batch, 1)
+gradient, messages, payload = launch(accumulated, RANKS, accumulate)[0]
+outcome("2.6", payload, slips={"once per micro-batch, as without no_sync": MICRO * 4 * psi})
+print(f"gradient of one process on the whole batch: {torch.allclose(gradient, whole_gradient, atol=1e-6)}")
+print(f"{messages} all-reduces, {payload:,} bytes")
+assert payload == 4 * psi
+assert torch.allclose(gradient, whole_gradient, atol=1e-6)
+
+# %% [markdown]
+# ### Break it: forget `no_sync`
+
+# %%
+gradient, messages, forgotten = launch(accumulated, RANKS, every_time)[0]
+print(f"gradient right: {torch.allclose(gradient, whole_gradient, atol=1e-6)}")
+print(f"{messages} all-reduces, {forgotten:,} bytes: {forgotten / payload:.0f} times as many")
+assert forgotten == MICRO * payload
+
+# %% [markdown]
+# The gradient is right all the same: what is equal on all ranks has itself as its mean, so the part that was reduced
+# before passes unchanged. With a *sum* that is divided at the end it does not: each reduction multiplies what is in
+# `.grad` already by N. A gradient whose element i comes from micro-batch i alone shows how often each is counted:
+
+
+# %%
+def counted_how_often(op) -> list[float]:
+    weight = nn.Parameter(torch.zeros(MICRO, device=rank_device()))
+    weight.register_post_accumulate_grad_hook(lambda p: comm.all_reduce(p.grad, comm.world(), op).wait())
+    for index in range(MICRO):
+        weight[index].backward()
+    divisor = dist.get_world_size() if op == comm.SUM else 1
+    return (weight.grad / divisor).tolist()
+
+
+print("mean each time:                    ", launch(counted_how_often, RANKS, comm.MEAN)[0])
+print("sum each time, divided by N at last:", launch(counted_how_often, RANKS, comm.SUM)[0])
+
+# %% [markdown]
+# It is also often written that accumulation *with* communication "reduces after several steps". It reduces in every
+# micro-batch. In DDP that only costs bytes; where gradients are sharded it is what saves memory (labs 03 and 09).
+#
+# ## What is still missing
+#
+# Time is hidden, memory is not touched: each rank holds all parameters, all gradients and all optimizer state, and all
+# ranks compute the same optimizer step. N devices hold 16Ψ bytes N times. Lab 03 shares out the optimizer state, then
+# the gradients.
+
+# %%
+rungs = {"one process": weighed_alone, "rung 1": weighed_1, "rung 2": weighed_2, "rung 3": weighed_3}
+for name, weighed in rungs.items():
+    held = weighed["stages"]["step"]
+    kept = sum(held[tag] for tag in ("parameters", "gradients", "optimizer"))
+    print(f"{name}: {kept:,} bytes of model state on a rank; gradients and staging at most {weighed['peak']:,}")
+print(f"the most that a rank held at once: {max(w['all'] for w in (weighed_1, weighed_2, weighed_3)) / 2**20:.1f} MiB")
+
+# %% [markdown]
+# ## What to remember
+#
+# 1. Equal start, mean of the gradients, equal step: then N copies stay one model, and nobody needs to check.
+# 2. The mean, not the sum; the gradient, not the parameter; and a broadcast before the first step. None of the three
+#    mistakes raises an error.
+# 3. Buckets pay a latency per bucket, not per parameter. They are filled in reverse, the order in which backward
+#    completes them.
+# 4. Overlap is two halves moved apart: launch when full and in turn, wait at the end of backward. Its price is a copy
+#    of the gradients, unless the buckets are the gradients.
+# 5. Collectives are matched by their turn. Every rank must issue the same ones in the same order, used or unused
+#    parameters, even or uneven batches, one micro-batch or many.
+#
+# ## Questions
+#
+# <details><summary>1. Rank 1's data loader has one batch less than rank 0's. What happens, and what are three
+# cures?</summary>
+#
+# Rank 0 waits in the first all-reduce of its last backward until the time-out. Cures: drop the last batch (a sampler
+# that gives all ranks equally many); let the ranks agree on whether to go on (an all-reduce of one number per step); or
+# let the finished rank answer every collective of the others with zeros, as torch's `Join` does, and divide by the
+# number of ranks that still have data.
+# </details>
+#
+# <details><summary>2. The rows are padded sentences and the loss is the mean over real tokens. Is the mean of the
+# ranks' gradients still that of the whole batch?</summary>
+#
+# No. It is the mean of means: a rank with few real tokens counts as much as one with many. Divide the summed loss by
+# the number of real tokens of all ranks (one more all-reduce, of a number), and multiply it by N, since the hook takes
+# the mean. The same holds over micro-batches in 2.6.
+# </details>
+#
+# <details><summary>3. Why are buckets not simply as large as possible?</summary>
+#
+# One bucket of everything leaves with the last gradient: one latency, no overlap. Buckets of one parameter leave as
+# early as can be, and pay a latency each. In between there is a best size, which grows with the latency and with N;
+# 25 MiB is torch's guess.
+# </details>
+#
+# <details><summary>4. Under `no_sync`, is it enough to put the backward inside the `with`?</summary>
+#
+# Not in torch: `DistributedDataParallel.forward` decides whether the backward that follows is to be reduced, so the
+# forward must be inside too. It is the usual reason why `no_sync` seems to do nothing.
+# </details>
+#
+# <details><summary>5. gloo's all-reduce blocks in `wait()`, NCCL's does not. What does rung 3's `finish` do on a
+# GPU?</summary>
+#
+# `wait()` makes the compute stream wait for the communication stream, and the host runs on: it issues the copies back
+# and the optimizer's kernels, which start when the reductions have ended. So the host's order of issue is the schedule,
+# and the timeline is the device's.
+# </details>
+#
+# ## Further reading
+#
+# - S. Li et al., *PyTorch Distributed: Experiences on Accelerating Data Parallel Training*, VLDB 2020, sections 3.2
+#   (buckets, overlap, accumulation) and 4.2 (the reducer).
+# - torch: `torch/nn/parallel/distributed.py`; `torch/csrc/distributed/c10d/reducer.cpp`, `mark_variable_ready` and
+#   `finalize_backward`.
+# - A. Sergeev, M. Del Balso, *Horovod: fast and easy distributed deep learning in TensorFlow*, 2018, on tensor fusion:
+#   buckets by another name.
+# - Here: `minifsdp/ddp/naive.py`, `bucketed.py`, `reducer.py`, `unused.py`, in this order.

@@ -1,0 +1,979 @@
+# ---
+# jupyter:
+#   minifsdp:
+#     lab: "03"
+#     title: ZeRO-1 and ZeRO-2
+#     minutes: 60
+# ---
+
+# %% [markdown]
+# # Lab 03: ZeRO-1 and ZeRO-2
+#
+# Under DDP every rank holds all the parameters, all the gradients and all the optimizer state, and all ranks compute
+# the same update. ZeRO (Zero Redundancy Optimizer) removes that redundancy in three stages. This lab builds the first
+# two: the optimizer state is divided over the ranks, then the gradients too. Nothing changes in what is computed, and
+# next to nothing in what is sent.
+#
+# **Afterwards you can**
+# - cut a model's parameters into equal shards, whatever their sizes;
+# - write the ZeRO-1 step: reduce-scatter, update a shard, all-gather;
+# - reduce and free gradients while backward runs, as ZeRO-2 does;
+# - say what each stage holds and sends per step, to the byte;
+# - recognise three mistakes that train without an error message: an optimizer over the wrong tensors, clipping by a
+#   local norm, a checkpoint of one rank's shard.
+#
+# **You need** lab 01 (reduce-scatter, all-gather) and lab 02 (buckets, hooks on gradients).
+#
+# **Time** 60 minutes. **Worlds**: gloo on a laptop (2 and 4 processes), or NCCL with one rank per GPU; with one GPU it
+# runs on gloo. **Memory per rank**: 14 MiB of tensors at most, besides what a process with torch takes.
+#
+# Ψ is the number of elements of all parameters, N the number of ranks. Everything is float32, so an element has
+# 4 bytes, and Adam's two moments have 8 per element.
+
+# %% tags=["setup"]
+# set-up
+from collections.abc import Callable
+from contextlib import nullcontext
+from copy import deepcopy
+from itertools import accumulate
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+from unittest import mock
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.optim import ZeroRedundancyOptimizer
+from torch.nn.utils import clip_grads_with_norm_, get_total_norm
+from torch.optim import Adam, Optimizer
+from torch.profiler import record_function
+from torch.utils.hooks import RemovableHandle
+
+from minifsdp import comm, device
+from minifsdp.course import closed_form, data, plots
+from minifsdp.course.closed_form import Setting
+from minifsdp.course.launch import launch, rank_device
+from minifsdp.course.ledger import Ledger
+from minifsdp.course.link import parse_link
+from minifsdp.course.model import GPT, Block
+from minifsdp.course.timeline import overlap, read_trace
+from minifsdp.course.trace import record_trace
+from minifsdp.course.workshop import earlier, exercise, outcome, predict
+from minifsdp.ddp import DistributedDataParallel
+from minifsdp.fsdp import FullyShardedDataParallel
+from minifsdp.zero import Zero1Optimizer, Zero2Optimizer
+
+MIB = 2**20
+CAP = MIB // 2  # bytes at which a bucket is closed
+ADAM = {"lr": 1e-3, "eps": 1e-4}
+
+# %% [markdown]
+# ## The question: what do N ranks hold N times?
+#
+# The model is a small GPT, and the batches are random tokens: this lab is about bytes. `measure` takes a way to train,
+# runs three steps of it on this rank and returns the books of the third. Before the step the optimizer has its state
+# already; "backward" and "step" are the moments after these two. Adam's `eps` is larger than usual, 1e-4: with 1e-8 its
+# first steps hardly depend on a gradient's size, and a sum in place of a mean over the ranks would go unnoticed.
+
+# %%
+SIZES = {"width": 105, "layers": 4}
+numels = [p.numel() for p in GPT(**SIZES).parameters()]
+PSI = sum(numels)
+
+numbers = torch.Generator().manual_seed(3)
+BATCHES = [tuple(torch.randint(257, (2, 8, 24), generator=numbers)) for _ in range(3)]  # (tokens, targets), [8, 24]
+
+
+class DDP:
+    """The rung below (lab 02): gradients averaged during backward, the whole update on every rank."""
+
+    def __init__(self, model: GPT) -> None:
+        self.model = DistributedDataParallel(model, bucket_cap_mb=CAP / MIB, gradient_as_bucket_view=True)
+        self.optimizer = Adam(model.parameters(), **ADAM)
+
+    def after_backward(self) -> None: ...
+
+    def step(self) -> None:
+        self.optimizer.step()
+
+
+def measure(kind: Any, batches: list[tuple[Tensor, Tensor]]) -> dict[str, Any]:
+    where, group = rank_device(), comm.world()
+    mine = [[part.to(where) for part in data.shard(batch, group.rank(), group.size())] for batch in batches]
+    torch.manual_seed(0)
+    with Ledger() as ledger:
+        model = GPT(**SIZES).to(where)
+        ledger.watch(model)
+        trainee = kind(model)
+        ledger.watch(trainee.model, trainee.optimizer)
+        for tokens, targets in mine:
+            ledger.reset_peaks()
+            at = {"before": ledger.mark("before")}
+            with comm.record() as calls:
+                loss = trainee.model(tokens, targets)
+                at["forward"] = ledger.mark("forward")
+                loss.backward()
+                del loss
+                trainee.after_backward()
+                at["backward"] = ledger.mark("backward")
+                trainee.step()
+                at["step"] = ledger.mark("step")
+            trainee.model.zero_grad()
+    return {
+        "at": at,
+        "curve": ledger.curve(),
+        "peak": ledger.peak.total,
+        "gradients peak": ledger.peak_of("gradients", "communication"),
+        "sent": sum(call.wire for call in calls),
+        "calls": [(call.op, call.payload, call.wire) for call in calls],
+        "values": torch.cat([p.detach().flatten().cpu() for p in model.parameters()]),
+    }
+
+
+def measure_each(kinds: list[Any], batches: list[tuple[Tensor, Tensor]]) -> list[dict[str, Any]]:
+    return [measure(kind, batches) for kind in kinds]
+
+
+def alone(batches: list[tuple[Tensor, Tensor]]) -> tuple[Tensor, list[float]]:
+    """One process with the whole batches: the parameters that every rung must arrive at, and each gradient's norm."""
+    torch.manual_seed(0)
+    model, norms = GPT(**SIZES).to(rank_device()), []
+    optimizer = Adam(model.parameters(), **ADAM)
+    for tokens, targets in batches:
+        model(tokens.to(rank_device()), targets.to(rank_device())).backward()
+        norms.append(float(get_total_norm([p.grad for p in model.parameters()])))
+        optimizer.step()
+        optimizer.zero_grad()
+    return torch.cat([p.detach().flatten().cpu() for p in model.parameters()]), norms
+
+
+def far(values: Tensor, wanted: Tensor) -> float:
+    """The largest difference, relative to the largest value."""
+    return float((values - wanted).abs().max() / wanted.abs().max())
+
+
+def held(at: dict[str, int]) -> dict[str, int]:
+    return {tag: at[tag] for tag in ("parameters", "gradients", "optimizer")}
+
+
+reference_values, reference_norms = launch(alone, 1, BATCHES)[0]
+ddp = launch(measure, 2, DDP, BATCHES)
+print(f"Ψ = {PSI:,} elements in {len(numels)} parameters, {4 * PSI:,} bytes")
+for rank, books in enumerate(ddp):
+    print(f"rank {rank} after backward:", {tag: f"{size:,}" for tag, size in held(books["at"]["backward"]).items()})
+
+# %% [markdown]
+# Both ranks hold the same 16Ψ bytes: 4Ψ parameters, 4Ψ gradients, 8Ψ optimizer state (and 4 bytes per parameter for
+# Adam's step count). Half of it is optimizer state, in mixed precision three quarters (lab 00), and it is read and
+# written at one moment only, in `optimizer.step()`, where every rank computes the same numbers from the same numbers.
+#
+# But Adam works element by element: it needs no neighbours. So let rank r update only the r-th part of the elements,
+# keep state for that part, and get the rest from those who updated it. Which elements are whose?
+#
+# ## 3.1 Partition
+#
+# Collectives want equal parts (lab 01), and parameters come in all sizes. So ZeRO forgets about parameters: it lays
+# those of a bucket end to end in one flat buffer, pads it to a multiple of N, and cuts it into N equal shards, wherever
+# that cuts a parameter.
+#
+# ```
+# flat [padded]              p0 | p1 | p2 | zeros
+# shards [padded / N]      rank 0 |  rank 1  | rank 2
+# ```
+#
+# The buffer is no copy: it becomes the parameters' memory. Each `p.data` is a view of it, and each shard is a view of
+# it, so what an optimizer writes to a shard the model sees at once. (`p` itself stays the same object: the model, the
+# optimizer and the hooks hold on to it.)
+#
+# The buckets are those of your lab 02, in the order in which backward makes their gradients.
+
+# %%
+assign_buckets = earlier("2.2")
+with torch.device("meta"):
+    bucketed = assign_buckets(list(GPT(**SIZES).parameters()), CAP)
+elements = [sum(p.numel() for p in bucket) for bucket in bucketed]
+print("elements of the buckets:", elements)
+
+# %%
+predict("3.1", ..., "bytes of parameters in one rank's shards of these buckets, 4 ranks")
+
+
+# %% tags=["exercise-3.1"]
+@exercise("3.1")
+def partition(params: list[nn.Parameter], ranks: int) -> tuple[Tensor, list[Tensor]]:
+    """Move the parameters into one flat buffer, and cut that into one equal shard per rank.
+
+    Afterwards each `p.data` is a view of the buffer in the parameter's shape, with the values it had, and nothing else
+    holds their old memory.
+
+    Args:
+        params: of one dtype and device, in this order in the buffer.
+        ranks: N, which need not divide the number of elements.
+
+    Returns:
+        flat [padded], where padded is the least multiple of N that holds all elements; zeros behind the last one.
+        The N shards, each a view of `flat` [padded / N]; shard r is rank r's.
+    """
+    ...
+
+
+# %%
+def one_shard_of_each(ranks: int) -> int:
+    buckets = assign_buckets(list(GPT(**SIZES).parameters()), CAP)
+    return sum(partition(params, ranks)[1][0].nbytes for params in buckets)
+
+
+outcome(
+    "3.1",
+    one_shard_of_each(4),
+    ranks=4,
+    slips={
+        "a quarter of Ψ without the padding": PSI,
+        "one padding for the whole model; each bucket has its own": 4 * -(-PSI // 4),
+        "each parameter padded by itself": 4 * sum(-(-numel // 4) for numel in numels),
+    },
+)
+
+# %% [markdown]
+# Padding costs at most N - 1 elements per bucket, whatever the model.
+#
+# ## 3.2 An optimizer over shards
+#
+# A torch optimizer updates the tensors that it was given, and makes state for nothing else. That is all there is to
+# stage 1's saving: give it this rank's shards. It stays a real `torch.optim.Adam`, with its learning rate, its weight
+# decay and its fused kernels; it does not know that its parameters are slices.
+
+# %%
+predict("3.2", ..., "bytes of Adam's state on one rank, 2 ranks")
+
+
+# %% tags=["exercise-3.2"]
+@exercise("3.2")
+def shard_optimizer(
+    buckets: list[list[Tensor]], rank: int, optimizer_class: type[Optimizer], **defaults: Any
+) -> Optimizer:
+    """An optimizer over this rank's shard of every bucket.
+
+    Args:
+        buckets: for each bucket its N shards, views of a flat buffer as `partition` returns them.
+        rank: whose optimizer it is.
+        optimizer_class: such as `torch.optim.Adam`; takes a list of leaf tensors.
+        **defaults: for `optimizer_class`, such as `lr`.
+
+    Returns:
+        The optimizer. Its one parameter group holds one `nn.Parameter` per bucket, in the order of the buckets, which
+        shares its memory with this rank's shard.
+    """
+    ...
+
+
+# %% [markdown]
+# ## 3.3 Reduce a bucket
+#
+# To update its shard a rank needs the mean gradient of that shard, and of no other element. DDP's all-reduce would hand
+# it everything. An all-reduce is a reduce-scatter followed by an all-gather (lab 01), and here the first half is
+# enough.
+#
+# `reduce_bucket` only *starts* the reduction and returns a function that finishes it. That split costs nothing now, and
+# lets ZeRO-2 compute while the bucket travels.
+
+# %%
+predict("3.3", ..., "bytes one rank sends to reduce all gradients of a step, 2 ranks")
+
+
+# %% tags=["exercise-3.3"]
+@exercise("3.3")
+def reduce_bucket(params: list[nn.Parameter], shard: nn.Parameter, group: comm.Group) -> Callable[[], None]:
+    """Start to reduce-scatter the gradients of a bucket; return the function that finishes it.
+
+    The gradients are copied into a bucket buffer [N * shard.numel()] in the layout of `partition`. A `.grad` that is
+    None, and the padding, count as zeros. Every `.grad` stays as it is: it may be freed as soon as this returns.
+
+    Both buffers come from `device.empty(numel, dtype, role, device)`, uninitialised: the bucket with the role
+    "communication", the mean [shard.numel()] with the role "gradients".
+
+    Args:
+        params: the bucket's parameters, as `partition` had them.
+        shard: this rank's shard [padded / N], whose `.grad` takes the result.
+        group: the ranks; `group.size()` is N.
+
+    Returns:
+        A function without arguments, to be called once. It waits for the reduction, frees the bucket with
+        `device.free`, and lets `shard.grad` be the mean over the ranks [padded / N]. If there is a `shard.grad`
+        already, from an earlier micro-batch, the mean is added to it and then freed.
+    """
+    ...
+
+
+# %% [markdown]
+# ## 3.4 Update and gather
+#
+# Between the reduce-scatter and the all-gather of an all-reduce stands nothing. ZeRO puts the update there, and gathers
+# updated parameters instead of mean gradients. The all-gather is in place: what a rank sends lies where the others
+# receive it.
+
+# %%
+predict("3.4", ..., "bytes one rank sends in a whole ZeRO-1 step, as a multiple of DDP's, two decimals")
+
+
+# %% tags=["exercise-3.4"]
+@exercise("3.4")
+def update_and_gather(optimizer: Optimizer, flats: list[Tensor], group: comm.Group) -> None:
+    """Update this rank's shards, free their gradients, and gather the updated parameters from all ranks.
+
+    Args:
+        optimizer: over this rank's shards, one per bucket, as `shard_optimizer` returns it. Their `.grad` [padded / N]
+            is there; `device.free` gives its memory away, and afterwards it is None.
+        flats: the buckets' flat buffers [padded], of which the shards are views. When this returns they are the same
+            on all ranks. One all-gather each, in place, from the shard's `.data`.
+        group: the ranks.
+    """
+    ...
+
+
+# %% [markdown]
+# ### The pieces together: ZeRO-1
+#
+# Backward is left alone and leaves whole gradients of this rank's rows in `.grad`. Everything happens in `step`: bucket
+# by bucket a reduction, then the update, then the gathers. All ranks start with equal parameters because they share
+# the seed; a real implementation broadcasts rank 0's.
+
+
+# %%
+class Zero1:
+    def __init__(self, model: GPT) -> None:
+        self.model, self.group = model, comm.world()
+        self.buckets = assign_buckets(list(model.parameters()), CAP)
+        cuts = [partition(params, self.group.size()) for params in self.buckets]
+        self.flats = [flat for flat, _ in cuts]
+        self.optimizer = shard_optimizer([shards for _, shards in cuts], self.group.rank(), Adam, **ADAM)
+        self.shards = self.optimizer.param_groups[0]["params"]
+
+    def after_backward(self) -> None: ...
+
+    def step(self) -> None:
+        for params, shard in zip(self.buckets, self.shards, strict=True):
+            reduce_bucket(params, shard, self.group)()
+        update_and_gather(self.optimizer, self.flats, self.group)
+
+
+zero1 = launch(measure, 2, Zero1, BATCHES)
+
+print("the ranks' parameters equal, bit for bit:", torch.equal(zero1[0]["values"], zero1[1]["values"]))
+print(far(zero1[0]["values"], reference_values), file=open("/tmp/l3/far","a"))
+print("as one process with the whole batches:   ", far(zero1[0]["values"], reference_values) < 1e-4)
+reductions = sum(wire for op, _, wire in zero1[0]["calls"] if op == "reduce_scatter")
+padded = sum(Setting(2).padded(numel) for numel in elements)
+step_counts = {"the step counts, 4 bytes per shard": padded, "the padding and the step counts": 4 * PSI}
+outcome("3.2", zero1[0]["at"]["step"]["optimizer"], ranks=2, slips=step_counts)
+outcome("3.3", int(reductions), ranks=2, slips={"that is what an all-reduce sends, there and back": padded})
+outcome("3.4", round(zero1[0]["sent"] / ddp[0]["sent"], 2), slips={"the parameters come on top of an all-reduce": 1.5})
+
+# %% [markdown]
+# (Values count as equal up to 0.0001 of the largest: N ranks, or other buckets, add the same gradients in another
+# order.)
+#
+# ### Measured: the state of a rank under ZeRO-1
+#
+# The prediction is `closed_form.zero1`: 4Ψ + 4Ψ + 8Ψ/N, padding and step counts included. The grey bars are DDP.
+
+
+# %%
+def totals(books: dict[str, Any]) -> dict[str, int]:
+    return {stage: sum(tags.values()) for stage, tags in books["at"].items()}
+
+
+def at_rest(form: closed_form.Bytes) -> dict[str, int]:
+    """Model state at the moments without activations, where gradients are freed in or after the step."""
+    rest = form.parameters + form.optimizer
+    return {"before": rest, "backward": rest + form.gradients}
+
+
+expected1 = closed_form.zero1(numels, CAP, Setting(2))
+saved = 1 - totals(zero1[0])["backward"] / totals(ddp[0])["backward"]
+plots.stages(
+    zero1[0]["at"],
+    predicted=at_rest(expected1) | {"step": at_rest(expected1)["backward"]},
+    earlier={"DDP": totals(ddp[0])},
+    title=f"ZeRO-1 on 2 ranks: half the optimizer state, {saved:.0%} less after backward",
+    says="Rank 0 before a step, after forward, after backward, after the step. Parameters and gradients are still "
+    "whole. DDP's gradients are views of buckets that live as long as the model, so it holds them before the step too.",
+    lab="03",
+)
+
+# %% [markdown]
+# The gradients are the next redundancy. After the reduction a rank needs 1 / N of them, yet all of `.grad` stays to the
+# end of the step, and while `step` reduces, a bucket comes on top.
+#
+# ## 3.5 Reduce in backward
+#
+# ZeRO-2 does not let them accumulate. As soon as a bucket's gradients are there, the hook of the last one starts the
+# reduction and frees them: the next bucket's gradients take the memory of this one's.
+#
+# - Which gradient is the last? The order is autograd's, not that of the list, so count.
+# - One reduction may be in flight while backward goes on: finish it when the next bucket is full. `in_flight` is shared
+#   by all buckets for that purpose; the training loop finishes what is left in it.
+# - Order inside the hook: finish the one before (its buffer is freed), start this one (its gradients are copied),
+#   only then clear.
+
+# %%
+predict("3.5", ..., "bytes of gradients on one rank after a ZeRO-2 backward, 2 ranks")
+
+
+# %% tags=["exercise-3.5"]
+@exercise("3.5")
+def reduce_in_backward(
+    params: list[nn.Parameter],
+    shard: nn.Parameter,
+    start: Callable[[list[nn.Parameter], nn.Parameter, comm.Group], Callable[[], None]],
+    in_flight: list[Callable[[], None]],
+    group: comm.Group,
+) -> list[RemovableHandle]:
+    """Hooks that reduce a bucket during backward, as soon as it is full, and free its gradients.
+
+    The hooks serve any number of backwards, and each of them reduces the bucket once. All its parameters are used.
+
+    Args:
+        params: the bucket's parameters.
+        shard: this rank's shard of it.
+        start: `reduce_bucket`; `start(params, shard, group)` returns the function that finishes the reduction.
+        in_flight: the reduction under way, of whatever bucket: empty or one such function. Before this bucket's is
+            started, that is called and taken out; then this one's is put in.
+        group: the ranks.
+
+    Returns:
+        The hooks' handles, one per parameter. After the last gradient's hook every `.grad` of the bucket is None.
+    """
+    ...
+
+
+# %% [markdown]
+# ### The pieces together: ZeRO-2
+
+
+# %%
+class Zero2(Zero1):
+    def __init__(self, model: GPT) -> None:
+        super().__init__(model)
+        self.in_flight: list[Callable[[], None]] = []
+        for params, shard in zip(self.buckets, self.shards, strict=True):
+            reduce_in_backward(params, shard, reduce_bucket, self.in_flight, self.group)
+
+    def after_backward(self) -> None:
+        while self.in_flight:
+            self.in_flight.pop()()
+
+    def step(self) -> None:
+        update_and_gather(self.optimizer, self.flats, self.group)
+
+
+zero2 = launch(measure, 2, Zero2, BATCHES)
+print("the ranks' parameters equal, bit for bit:", torch.equal(zero2[0]["values"], zero2[1]["values"]))
+print("as ZeRO-1's, bit for bit:                ", torch.equal(zero2[0]["values"], zero1[0]["values"]))
+print("as one process with the whole batches:   ", far(zero2[0]["values"], reference_values) < 1e-4)
+outcome("3.5", zero2[0]["at"]["backward"]["gradients"], ranks=2)
+
+# %%
+expected2 = closed_form.zero2(numels, CAP, Setting(2))
+saved = 1 - totals(zero2[0])["backward"] / totals(ddp[0])["backward"]
+plots.stages(
+    zero2[0]["at"],
+    predicted=at_rest(expected2) | {"step": at_rest(expected2)["before"]},
+    earlier={"DDP": totals(ddp[0]), "ZeRO-1": totals(zero1[0])},
+    title=f"ZeRO-2 on 2 ranks: half the gradients too, {saved:.0%} less than DDP after backward",
+    says="Rank 0 before a step, after forward, after backward, after the step. What is left after backward is one "
+    "shard of each bucket, and update_and_gather frees it.",
+    lab="03",
+)
+
+# %% [markdown]
+# ### Measured: the peak of a step
+#
+# What is left after backward is one thing, what was there in between another. A reduction needs a bucket's `.grad`s
+# and their copy at once, beside the shards reduced so far; while the next bucket fills, the copy is still travelling.
+# So, with $n_b$ elements in bucket b and $s_b$ in the shards of buckets 0 to b, gradients and buckets take at most
+#
+# $$4 \max_b\; \bigl(\max(n_b, n_{b+1}) + \mathrm{padded}(n_b) + s_b\bigr)$$
+#
+# and a little more. A bucket's end may fall inside a block, and a block's gradients do not come in the exact reverse of
+# its parameters: the two gradients of `norm2` come before those of `qkv` and `out`, and wait in `.grad` for a bucket
+# that is not yet its turn.
+
+
+# %%
+def gradients_peak(elements: list[int], ranks: int, early: int) -> int:
+    padded = [ranks * -(-n // ranks) for n in elements]
+    shards = accumulate(n // ranks for n in padded)
+    filled = [max(pair) for pair in zip(elements, [*elements[1:], 0], strict=True)]
+    return 4 * (max(map(sum, zip(filled, padded, shards, strict=True))) + early)
+
+
+most1, most2 = zero1[0]["gradients peak"], zero2[0]["gradients peak"]
+predicted2 = gradients_peak(elements, 2, early=2 * SIZES["width"])
+print("most bytes of gradients and buckets in a step")
+print(f"ZeRO-1: {most1:,}, predicted {expected1.gradients_peak:,}")
+print(f"ZeRO-2: {most2:,}, predicted {predicted2:,}")
+assert (most1, most2) == (expected1.gradients_peak, predicted2)
+
+plots.curve(
+    zero2[0]["curve"],
+    earlier={"DDP": ddp[0]["curve"], "ZeRO-1": zero1[0]["curve"]},
+    title=f"Peak of a step: DDP {ddp[0]['peak'] / MIB:.1f}, ZeRO-1 {zero1[0]['peak'] / MIB:.1f}, "
+    f"ZeRO-2 {zero2[0]['peak'] / MIB:.1f} MiB",
+    says="Rank 0 over the allocations of one step. Under ZeRO-2 backward gives away what it makes: gradients rise to a "
+    "bucket, go into its buffer, and a shard remains.",
+    lab="03",
+)
+
+# %% [markdown]
+# The buckets are large beside this small model, so they show. Beside a model of gigabytes, 25 MiB do not.
+# `minifsdp.zero.Zero2Optimizer` copies each gradient into its bucket's buffer the moment it is made, and so never holds
+# a bucket twice.
+#
+# ### Measured: when the reductions travel
+#
+# The link is emulated: every message takes 1 ms and its bytes at 100 MB/s, whatever the rung. The batch is larger than
+# above, so that there is something to hide behind.
+
+
+# %%
+def traced(folder: str) -> None:
+    group, where = comm.world(), rank_device()
+    torch.manual_seed(group.rank())
+    tokens, targets = torch.randint(257, (2, 40, 24), device=where)
+    with parse_link("latency=1ms,bandwidth=100MB/s") as link:
+        for kind in (DDP, Zero1, Zero2):
+            trainee = kind(GPT(**SIZES).to(where))
+            for path in (None, Path(folder, f"{kind.__name__}.json")):  # the first step warms up
+                with record_trace(path, link) if path and group.rank() == 0 else nullcontext():
+                    dist.barrier()
+                    with record_function("forward"):
+                        loss = trainee.model(tokens, targets)
+                    with record_function("backward"):
+                        loss.backward()
+                        trainee.after_backward()
+                    with record_function("optimizer"):
+                        trainee.step()
+                trainee.model.zero_grad()
+
+
+# %% tags=["nbval-ignore-output"]
+with TemporaryDirectory() as folder:
+    launch(traced, 2, folder)
+    spans = {
+        name: read_trace(Path(folder, f"{name.replace('ZeRO-', 'Zero')}.json")) for name in ("DDP", "ZeRO-1", "ZeRO-2")
+    }
+
+hidden = {name: overlap(each) or 0.0 for name, each in spans.items()}
+plots.timeline(
+    spans,
+    title="Communication under compute: " + ", ".join(f"{name} {share:.0%}" for name, share in hidden.items()),
+    says="ZeRO-1 as written here sends everything in the step. ZeRO-2 reduces during backward, as DDP does; its "
+    "gathers still stand after the update, with nothing to hide behind.",
+    lab="03",
+)
+
+# %% [markdown]
+# ZeRO-2 hides less than DDP, for it allows one reduction in flight: if the next bucket is full before the last one has
+# arrived, backward waits (on NCCL its stream would). DDP lets them pile up, since it holds all gradients anyway. And
+# what can hide the gathers is the next forward, layer by layer: FSDP will do that (labs 05 and 06).
+#
+# ### What ZeRO-2 pays for it
+#
+# Gradients that are freed in backward cannot wait for the next micro-batch: they are reduced each time. ZeRO-1
+# accumulates in `.grad` and reduces once a step.
+
+
+# %%
+def accumulate_four(batches: list[tuple[Tensor, Tensor]]) -> dict[str, tuple[int, int]]:
+    """Reduce-scatters of a step of four micro-batches, and bytes of gradients at its end."""
+    group, where, seen = comm.world(), rank_device(), {}
+    for kind in (Zero1, Zero2):
+        with Ledger() as ledger:
+            trainee = kind(GPT(**SIZES).to(where))
+            ledger.watch(trainee.model, trainee.optimizer)
+            with comm.record() as calls:
+                for batch in (batches * 2)[:4]:
+                    tokens, targets = data.shard(batch, group.rank(), group.size())
+                    (trainee.model(tokens.to(where), targets.to(where)) / 4).backward()
+                    trainee.after_backward()
+                gradients = ledger.mark("accumulated")["gradients"]
+                trainee.step()
+        seen[kind.__name__] = sum(call.op == "reduce_scatter" for call in calls), gradients
+    return seen
+
+
+for name, (messages, gradients) in launch(accumulate_four, 2, BATCHES)[0].items():
+    print(f"{name}: {messages:2} reduce-scatters, {gradients:,} bytes of gradients")
+
+# %% [markdown]
+# ## Measured: what each stage holds and sends (C8)
+#
+# Per rank: model state after backward, and bytes sent per step by the ring algorithm, N = 2. Each number stands beside
+# the closed form; `zero_stages` is the paper's table from your lab 00, without padding and step counts. Stage 3 shards
+# the parameters too. Lab 05 builds it; here it is `minifsdp.FullyShardedDataParallel`, a unit per block.
+#
+# What is to be sent (section 7 of the paper), in multiples of (N - 1) / N · 4Ψ bytes per rank:
+#
+# | | reduce-scatter of gradients | all-gather | sum | beside DDP |
+# |---|---|---|---|---|
+# | DDP | 1 | 1, of gradients | 2 | 1 |
+# | stages 1 and 2 | 1 | 1, of updated parameters | 2 | 1 |
+# | stage 3 | 1 | 2, of parameters, for forward and for backward | 3 | 1.5 |
+
+
+# %% tags=["C8"]
+class Stage3:
+    def __init__(self, model: GPT) -> None:
+        self.model = FullyShardedDataParallel(model, auto_wrap_policy={Block})
+        self.optimizer = Adam(self.model.parameters(), **ADAM)
+
+    def after_backward(self) -> None: ...
+
+    def step(self) -> None:
+        self.optimizer.step()
+
+
+two = Setting(2)
+blocks = [[p.numel() for p in block.parameters()] for block in GPT(**SIZES).blocks]
+root = PSI - sum(map(sum, blocks))
+units = sum(two.padded(sum(block)) for block in blocks)  # bytes, padded
+stage3 = launch(measure, 2, Stage3, BATCHES)
+rungs = {  # measured; expected to be held; expected to be sent, by the whole ring
+    "DDP": (ddp[0], closed_form.ddp(numels, two), 2 * 4 * PSI),
+    "ZeRO-1": (zero1[0], expected1, 2 * sum(two.padded(n) for n in elements)),
+    "ZeRO-2": (zero2[0], expected2, 2 * sum(two.padded(n) for n in elements)),
+    "ZeRO-3": (stage3[0], closed_form.fsdp([[root], *blocks], two), 3 * units + 2 * two.padded(root)),
+}
+paper = dict(zip(rungs, earlier("0.2")(PSI, 2, k=8, itemsize=4).values(), strict=True))
+
+print("\n" + "".join(f"{name:>12}" for name in ("", "parameters", "gradients", "optimizer", "sum", "sent", "/ DDP's")))
+for name, (books, form, sent) in rungs.items():
+    state = held(books["at"]["backward"])
+    sent = sent * (2 - 1) // 2  # (N - 1) / N
+    row = [*state.values(), sum(state.values()), int(books["sent"])]
+    print(f"{name:>12}" + "".join(f"{size:>12,}" for size in row) + f"{books['sent'] / ddp[0]['sent']:>12.4f}")
+    row = [form.parameters, form.gradients, form.optimizer, form.parameters + form.gradients + form.optimizer, sent]
+    print(f"{'expected':>12}" + "".join(f"{size:>12,}" for size in row))
+    print(f"{'paper':>12}{int(paper[name]):>48,}{'1.5' if name == 'ZeRO-3' else '1':>24}")
+    assert state == {"parameters": form.parameters, "gradients": form.gradients, "optimizer": form.optimizer}
+    assert books["sent"] == sent
+
+# %% [markdown]
+# Stages 1 and 2 send what DDP sends, but for a few bytes of padding. Stage 3 stays below 1.5 because the root unit, the
+# embedding and the head, is gathered once and kept until backward ends.
+
+
+# %% tags=["C8"]
+def state_after_backward(form: closed_form.Bytes) -> float:
+    return (form.parameters + form.gradients + form.optimizer) / MIB
+
+
+def state_of(books: dict[str, Any]) -> float:
+    return sum(held(books["at"]["backward"]).values()) / MIB
+
+
+of_four = launch(measure_each, 4, [Zero1, Zero2], BATCHES)[0]
+measured = {"DDP": ([2], [state_of(ddp[0])])}
+for name, of_two, books in zip(("ZeRO-1", "ZeRO-2"), (zero1[0], zero2[0]), of_four, strict=True):
+    measured[name] = ([2, 4], [state_of(of_two), state_of(books)])
+many = [1, 2, 4, 8, 16, 32, 64]
+forms = {"DDP": lambda n: closed_form.ddp(numels, Setting(n))}
+forms |= {"ZeRO-1": lambda n: closed_form.zero1(numels, CAP, Setting(n))}
+forms |= {"ZeRO-2": lambda n: closed_form.zero2(numels, CAP, Setting(n))}
+expected = {name: (many, [state_after_backward(form(n)) for n in many]) for name, form in forms.items()}
+for name, (ranks, sizes) in measured.items():
+    assert sizes == [state_after_backward(forms[name](n)) for n in ranks]
+
+floor = 4 * PSI / MIB
+plots.lines(
+    measured,
+    expected=expected,
+    xlabel="ranks, N",
+    ylabel="model state of a rank, MiB",
+    title=f"However many ranks: ZeRO-2 stays above the whole parameters, {floor:.2f} MiB",
+    says="After backward; measured on 2 and 4 ranks, expected up to 64. Stage 1 tends to half of DDP's bytes, stage 2 "
+    "to a quarter: 4Ψ of 16Ψ, the parameters.",
+    lab="03",
+    logx=True,
+)
+
+# %% [markdown]
+# ## Beside torch, and beside minifsdp
+#
+# `torch.distributed.optim.ZeroRedundancyOptimizer` is stage 1, with two differences. It gives whole parameters to
+# ranks, the largest first, each to the rank that has least so far; so it needs no flat buffer and no padding, and
+# balances only as well as the sizes allow. And it leaves the gradients to DDP, which all-reduces them, then broadcasts
+# every parameter from its owner: the parameters travel on top of a whole all-reduce, 3 in the table above instead of 2.
+
+
+# %%
+def with_torch(batches: list[tuple[Tensor, Tensor]]) -> dict[str, Any]:
+    where, group = rank_device(), comm.world()
+    torch.manual_seed(0)
+    model = GPT(**SIZES).to(where)
+    optimizer = ZeroRedundancyOptimizer(model.parameters(), optimizer_class=Adam, **ADAM)
+    ddp = nn.parallel.DistributedDataParallel(model)
+    for batch in batches:
+        tokens, targets = (part.to(where) for part in data.shard(batch, group.rank(), group.size()))
+        ddp(tokens, targets).backward()
+        with mock.patch.object(dist, "broadcast", wraps=dist.broadcast) as broadcast:
+            optimizer.step()
+        optimizer.zero_grad()
+    return {
+        "values": torch.cat([p.detach().flatten().cpu() for p in model.parameters()]),
+        "broadcasts": broadcast.call_count,
+        "this model": state_bytes(optimizer.optim),
+        "4,000 tokens": large_vocabulary(),
+    }
+
+
+def large_vocabulary() -> int:
+    """Bytes of state where two parameters, the embedding and the head, are most of the model."""
+    model = GPT(vocabulary=4000, width=105, layers=2).to(rank_device())
+    optimizer = ZeroRedundancyOptimizer(model.parameters(), optimizer_class=Adam, **ADAM)
+    for p in model.parameters():
+        p.grad = torch.zeros_like(p)
+    optimizer.step()
+    return state_bytes(optimizer.optim)
+
+
+def state_bytes(optimizer: Optimizer) -> int:
+    return sum(value.nbytes for state in optimizer.state.values() for value in state.values())
+
+
+theirs = launch(with_torch, 4, BATCHES)
+print("values as one process with the whole batches:", far(theirs[0]["values"], reference_values) < 1e-4)
+print("broadcasts in a step:", theirs[0]["broadcasts"])
+
+wide = [p.numel() for p in GPT(vocabulary=4000, width=105, layers=2).parameters()]
+for name, sizes in (("this model", numels), ("4,000 tokens", wide)):
+    states = [books[name] for books in theirs]
+    even = closed_form.zero1(sizes, CAP, Setting(4)).optimizer
+    print(f"{name}: optimizer bytes by rank {[f'{state:,}' for state in states]}, equal shards {even:,} each")
+    print(f"    the fullest rank holds {max(states) / even:.2f} of an equal shard")
+
+# %% [markdown]
+# A rank's memory is that of the fullest rank. Blocks of equal layers balance well; one large embedding does not.
+#
+# `minifsdp.zero` cuts as you did, over the same buckets:
+
+
+# %%
+class Shipped1:
+    stage = Zero1Optimizer
+
+    def __init__(self, model: GPT) -> None:
+        self.model = model
+        self.optimizer = self.stage(model.parameters(), Adam, bucket_cap_mb=CAP / MIB, **ADAM)
+
+    def after_backward(self) -> None: ...
+
+    def step(self) -> None:
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+
+
+class Shipped2(Shipped1):
+    stage = Zero2Optimizer
+
+
+for name, shipped, mine in zip(
+    ("Zero1Optimizer", "Zero2Optimizer"),
+    launch(measure_each, 2, [Shipped1, Shipped2], BATCHES)[0],
+    (zero1[0], zero2[0]),
+    strict=True,
+):
+    print(f"{name}: values equal, bit for bit: {torch.equal(shipped['values'], mine['values'])},", end=" ")
+    print(f"model state equal: {held(shipped['at']['backward']) == held(mine['at']['backward'])},", end=" ")
+    print(f"most bytes of gradients and buckets: {shipped['gradients peak']:,}")
+
+# %% [markdown]
+# ### "ZeRO-1 is a kind of tensor parallelism"
+#
+# One meets that sentence; it is wrong. Tensor parallelism splits the computation: a rank multiplies with its part of a
+# weight. ZeRO splits state. Every rank runs the whole model on its own rows, in stage 3 too, and a shard has not even
+# the shape of anything that could be multiplied.
+
+
+# %%
+def shapes(batch: tuple[Tensor, Tensor]) -> str:
+    group = comm.world()
+    trainee = Zero1(GPT(**SIZES).to(rank_device()))
+    up = trainee.model.blocks[0].up
+    seen = []
+    up.register_forward_hook(lambda module, inputs, _: seen.append((list(inputs[0].shape), list(module.weight.shape))))
+    trainee.model(*(part.to(rank_device()) for part in data.shard(batch, group.rank(), group.size())))
+    return f"computes {seen[0][0]} with a weight {seen[0][1]}, updates a shard {list(trainee.shards[0].shape)}"
+
+
+for rank, text in enumerate(launch(shapes, 2, BATCHES[0])):
+    print(f"rank {rank} {text}")
+
+# %% [markdown]
+# ## Break it on purpose
+#
+# ### The optimizer sees the parameters, not the shards
+#
+# A script that was written for one device builds `Adam(model.parameters())`. Everything else is ZeRO-1 as above. Will
+# it raise?
+
+
+# %%
+class OverParameters(Zero1):
+    def __init__(self, model: GPT) -> None:
+        super().__init__(model)
+        self.optimizer = Adam(model.parameters(), **ADAM)
+
+    def step(self) -> None:
+        for params, shard in zip(self.buckets, self.shards, strict=True):
+            reduce_bucket(params, shard, self.group)()
+        self.optimizer.step()
+        for flat, shard in zip(self.flats, self.shards, strict=True):
+            shard.grad = None
+            comm.all_gather(flat, shard.data, self.group).wait()
+
+
+broken = launch(measure, 2, OverParameters, BATCHES)
+print("the ranks' parameters equal, bit for bit:", torch.equal(broken[0]["values"], broken[1]["values"]))
+print("as one process with the whole batches:   ", far(broken[0]["values"], reference_values) < 1e-4)
+print(f"bytes of optimizer state: {broken[0]['at']['step']['optimizer']:,}, with shards", end=" ")
+print(f"{zero1[0]['at']['step']['optimizer']:,}")
+
+# %% [markdown]
+# Nothing raises. Adam finds the `.grad`s of whole parameters, which are this rank's own, and never looks at the reduced
+# ones. Each rank updates all elements with its own gradient, the gather then overwrites all but its shard, and so the
+# ranks even agree: part r of the model is trained on rank r's rows alone. Two numbers give it away, and the loss curve
+# is neither of them: the state has not shrunk, and the result is not that of one process.
+#
+# ### Clipping by a local norm
+#
+# After a ZeRO-2 backward a rank has the gradients of its shards. `clip_grad_norm_` over them computes their norm.
+
+
+# %%
+def norms(batch: tuple[Tensor, Tensor]) -> tuple[float, float]:
+    group = comm.world()
+    torch.manual_seed(0)
+    trainee = Zero2(GPT(**SIZES).to(rank_device()))
+    tokens, targets = (part.to(rank_device()) for part in data.shard(batch, group.rank(), group.size()))
+    trainee.model(tokens, targets).backward()
+    trainee.after_backward()
+    local = get_total_norm([shard.grad for shard in trainee.shards])
+    total = local.square()
+    comm.all_reduce(total, group).wait()
+    total = total.sqrt()
+    clip_grads_with_norm_(trainee.shards, 0.5, total)  # right; clip_grad_norm_(trainee.shards, 0.5) takes the local one
+    return float(local), float(total)
+
+
+one_process = reference_norms[0]
+for rank, (local, total) in enumerate(launch(norms, 2, BATCHES[0])):
+    print(f"rank {rank}: norm of its shards {local:.3f}, would scale by {min(1, 0.5 / local):.3f}; total {total:.3f}")
+    assert abs(total - one_process) < 1e-4 * one_process
+print(f"one process: {one_process:.3f}, scales by {min(1, 0.5 / one_process):.3f}")
+
+# %% [markdown]
+# With the local norm every rank scales its part of the model by a factor of its own: the clipped gradient points
+# elsewhere, differently for every N. The total norm is the root of the summed squares, one all-reduce of one number.
+# (Under ZeRO-1 the trap is one step earlier: every `.grad` is there, whole and not yet averaged.)
+#
+# ### A checkpoint of one rank's shard
+#
+# "Only rank 0 saves" is the habit from DDP, where all ranks have the same state. Here rank 0's `state_dict` is loaded
+# on both ranks after two steps, and both go on.
+
+
+# %%
+def resume_from_rank_0(batches: list[tuple[Tensor, Tensor]]) -> tuple[float, list[int]]:
+    group, where = comm.world(), rank_device()
+
+    def train(trainee: Zero1, batch: tuple[Tensor, Tensor]) -> None:
+        trainee.model(*(part.to(where) for part in data.shard(batch, group.rank(), group.size()))).backward()
+        trainee.step()
+        trainee.model.zero_grad()
+
+    torch.manual_seed(0)
+    first = Zero1(GPT(**SIZES).to(where))
+    for batch in batches[:2]:
+        train(first, batch)
+    second = Zero1(GPT(**SIZES).to(where))
+    second.model.load_state_dict(first.model.state_dict())
+    checkpoint = [deepcopy(first.optimizer.state_dict()) if group.rank() == 0 else None]
+    dist.broadcast_object_list(checkpoint, src=0)
+    second.optimizer.load_state_dict(checkpoint[0])  # no complaint: the shapes fit
+    for trainee in (first, second):
+        train(trainee, batches[2])
+    off = max(far(a.detach(), b.detach()) for a, b in zip(second.shards, first.shards, strict=True))
+    return off, list(checkpoint[0]["state"][0]["exp_avg"].shape)
+
+
+for rank, (off, shape) in enumerate(launch(resume_from_rank_0, 2, BATCHES)):
+    print(f"rank {rank}: its shards as without the interruption: {off == 0}; exp_avg of bucket 0 is {shape}")
+
+# %% [markdown]
+# Rank 1 goes on with the moments of other elements, and nothing complains. On another N it would at least fail, for the
+# shapes would not fit. The optimizer's state is all shards together, so saving is collective: either every rank saves
+# its own, with N noted, or the shards are gathered and cut into the parameters' shapes, as `Zero1Optimizer.state_dict`
+# does. That can be loaded on any number of ranks, and by a plain Adam.
+#
+# ## What is still missing
+#
+# The parameters are whole on every rank, 4Ψ bytes, before, during and after the step. No number of ranks changes that
+# (the floor of the last plot), and a model whose parameters alone do not fit cannot be trained so. To shard
+# them too, something must bring each layer's parameters when the layer computes, and take them away again. Lab 04 makes
+# the unit that is brought and taken, the flat parameter; lab 05 does it.
+#
+# Left out here, done in `minifsdp/zero`: parameters that a backward does not use (their bucket never fills), several
+# parameter groups, rank 0's values at the start, state that loads on any N.
+#
+# ## What to remember
+#
+# 1. DDP's ranks all compute the same update. ZeRO-1 lets each compute 1 / N of it: Adam's 8Ψ bytes become 8Ψ/N.
+# 2. ZeRO-2 also keeps only 1 / N of the gradients, and must reduce them in backward, in every micro-batch.
+# 3. Both send what DDP sends: its all-reduce is taken apart, and the update stands between the halves.
+# 4. A shard is a piece of a padded flat buffer, cut without regard to parameters; the buffer is the parameters' memory.
+# 5. Whatever looks at all gradients or all state, a norm or a checkpoint, must now ask all ranks.
+#
+# ## Questions
+#
+# <details><summary>Why is the update the place to shard, and not, say, the norm of a layer?</summary>
+#
+# Adam, SGD and most others treat each element by itself, so any cut gives the same result. LayerNorm needs all elements
+# of a row. An optimizer that looks at whole matrices, such as Muon or Shampoo, cannot be given arbitrary shards either.
+# </details>
+#
+# <details><summary>Mixed precision: bf16 parameters and gradients, a float32 master copy and Adam. What does each stage
+# leave per rank, for large N?</summary>
+#
+# 2Ψ + 2Ψ + 12Ψ = 16Ψ under DDP. The master copy belongs to the state, so stage 1 leaves 4Ψ, stage 2 leaves 2Ψ, stage 3
+# nothing that does not shrink with N.
+# </details>
+#
+# <details><summary>Could ZeRO-1 start its gathers before all buckets are updated?</summary>
+#
+# Yes: bucket b can be gathered as soon as its shard is updated, while the next shards are updated. The gathers could
+# even go on during the next forward, if each layer waits for its own. What may not overlap is the update of a bucket
+# and its gather.
+# </details>
+#
+# <details><summary>With accumulation over 8 micro-batches, how much does ZeRO-2 send beside ZeRO-1?</summary>
+#
+# 8 reduce-scatters and 1 all-gather of 4Ψ against 1 and 1: 9 to 2, 4.5 times. That is why pipelines, which live on
+# micro-batches, are combined with stage 1.
+# </details>
+#
+# <details><summary>Why does the embedding's bucket come last, and what if backward made its gradient first?</summary>
+#
+# Buckets are filled in the reverse order of the parameters, which is roughly the order of their gradients. A gradient
+# that comes early waits in `.grad` until its bucket is full. The values stay right, the peak rises.
+# </details>
+#
+# ## Further reading
+#
+# - Rajbhandari, Rasley, Ruwase, He: *ZeRO: Memory Optimizations Toward Training Trillion Parameter Models*, arXiv
+#   1910.02054. Section 3 (what the memory is for), 5.1 and 5.2 (the two stages of this lab), 7 (communication).
+# - `torch/distributed/optim/zero_redundancy_optimizer.py`: stage 1 by whole parameters; `_partition_parameters`.
+# - `deepspeed/runtime/zero/stage_1_and_2.py` in DeepSpeed: the same with CUDA streams, offload and overlapping buckets.
+# - `minifsdp/zero/stage1.py`, `stage2.py` and `partition.py`: this lab with what it leaves out.

@@ -1,0 +1,1172 @@
+# ---
+# jupyter:
+#   minifsdp:
+#     lab: "05"
+#     title: FSDP
+#     minutes: 75
+# ---
+
+# %% [markdown]
+# # Lab 05: fully sharded data parallelism
+#
+# ZeRO-2 (lab 03) shards what the optimizer and backward make. One whole copy is left on every rank: the parameters. A
+# rank needs all of them, but not all at once: while one block computes, the others may lie in shards. FSDP gathers a
+# *unit* of parameters just before it computes, in forward and again in backward, and frees it right after.
+#
+# **Afterwards you can**
+#
+# - say which autograd hook fires when, and put a gather, a free and a reduction where they belong;
+# - take a tensor's memory away under views and saved tensors, and give it back, without autograd objecting;
+# - predict, to the byte, what a rank holds at its peak, and how many collectives a step issues;
+# - choose between FULL_SHARD and SHARD_GRAD_OP, and say what each costs on the wire;
+# - explain the four usual failures of FSDP users from how it works.
+#
+# **You need** lab 01 (all-gather, reduce-scatter, `wait()`), lab 03 (what ZeRO shards), lab 04 (the flat parameter).
+#
+# **Time** 75 minutes. **Runs** on a laptop (gloo, 2 and 4 processes), on one GPU, or on a GPU node (NCCL, a rank per
+# GPU). **Memory** a rank's tensors take at most 21 MiB here, measured below; its process a few hundred MiB, most of
+# them torch.
+
+# %% tags=["setup"]
+# set-up
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.autograd import Variable
+
+from minifsdp import comm, device
+from minifsdp.comm import Group
+from minifsdp.course.workshop import exercise, outcome, predict
+from minifsdp.flat_param import FlatParameter, ParamPlaces, find_parameters
+
+# %% [markdown]
+# ## What hurts now
+#
+# The model of this lab is the course's GPT with odd sizes, so that nothing is divisible by anything. Each block will be
+# a unit, and what no block holds (embeddings, the last norm, the head) is the *root* unit. Lab 04's flat parameter
+# makes one buffer of each, padded to a multiple of N and cut into N shards.
+
+# %%
+import tempfile
+import time
+from pathlib import Path
+
+from torch.profiler import record_function
+
+from minifsdp import FullyShardedDataParallel
+from minifsdp.course import closed_form, data, plots
+from minifsdp.course.launch import launch, rank_device
+from minifsdp.course.ledger import Ledger
+from minifsdp.course.link import let_communication_go_first, parse_link
+from minifsdp.course.measure import Settings
+from minifsdp.course.model import Block
+from minifsdp.course.rungs import LEARNING_RATE, RUNGS, Trainee, sizes_of
+from minifsdp.course.timeline import overlap, read_trace
+from minifsdp.course.trace import record_trace
+
+RANKS = 2
+SETTINGS = Settings(ranks=RANKS, batch=2, layers=5, width=105, context=16)
+BATCHES = list(SETTINGS.batches())  # the same on every rank, which takes its rows
+SIZES = sizes_of(SETTINGS.model())  # elements of each parameter, and by unit, the root first
+UNITS = ["root", *(f"block {number}" for number in range(SETTINGS.layers))]
+
+
+def unit_table(units: list[list[int]], names: list[str], ranks: int) -> None:
+    """Elements, padding and bytes of each unit."""
+    print(f"{'unit':9}{'elements':>11}{'padding':>9}{'whole, bytes':>14}{'shard, bytes':>14}")
+    for name, unit in zip(names, units, strict=True):
+        numel, padding = sum(unit), -sum(unit) % ranks
+        print(f"{name:9}{numel:11,}{padding:9}{4 * (numel + padding):14,}{4 * (numel + padding) // ranks:14,}")
+
+
+unit_table(SIZES.units, UNITS, RANKS)
+psi = sum(SIZES.parameters)
+print(f"Ψ = {psi:,} elements: parameters {4 * psi:,} bytes on every rank of DDP, ZeRO-1 and ZeRO-2")
+
+# %% [markdown]
+# ## 5.1 Which hook fires when
+#
+# FSDP does not change the model's code. It hears from hooks that a module is about to run, that it has run, that its
+# backward begins, that a gradient is complete, that backward is over. Write a function that reports these five:
+#
+# | event | when | told by |
+# |---|---|---|
+# | `pre-forward` | the module is called | `module.register_forward_pre_hook(f)`, `f(module, args)` |
+# | `post-forward` | it returns | `module.register_forward_hook(f)`, `f(module, args, output)` |
+# | `output gradient` | the first thing of its backward | `output.register_hook(f)`, `f(gradient)` |
+# | `gradient of NAME` | complete, in `.grad` | `p.register_post_accumulate_grad_hook(f)`, `f(p)` |
+# | `end of backward` | the whole model's is over | `Variable._execution_engine.queue_callback(f)`, `f()` |
+#
+# The last is not a hook but a callback, for one backward; it can be queued only while that backward runs. What a module
+# or tensor hook returns takes the place of its input, output or gradient, unless it is None.
+#
+# A number first: a module with 2 linear layers, weight and bias each, is called **twice** in one forward. How many
+# times will it report `gradient of ...` in the backward?
+
+# %%
+predict("5.1", ..., "reports of `gradient of ...` in one backward, 4 parameters, module called twice")
+
+
+# %% tags=["exercise-5.1"]
+@exercise("5.1")
+def watch(module: nn.Module, record: Callable[[str], None]) -> None:
+    """Register hooks on `module` that tell `record` what happens in every forward and backward, when it happens.
+
+    Args:
+        module: returns one tensor; may be called several times in a forward, or under `torch.no_grad()`.
+        record: called with "pre-forward" and "post-forward" at each call, with "output gradient" for each output that
+            gets a gradient, with "gradient of NAME" once NAME's gradient is in its `.grad` (NAME as in
+            `module.named_parameters()`), and with "end of backward" once per backward that reaches the module.
+    """
+    ...
+
+
+# %%
+def twice() -> list[str]:
+    """What a module called twice reports."""
+    events: list[str] = []
+    module = nn.Sequential(nn.Linear(3, 5), nn.Linear(5, 3))
+    watch(module, events.append)
+    module(module(torch.ones(2, 3))).sum().backward()
+    return events
+
+
+events = twice()
+slips = {"one per use: autograd adds up the uses of a leaf first, and the hook runs once, on the sum": 8}
+outcome("5.1", sum(event.startswith("gradient of") for event in events), slips=slips)
+print(*events, sep="\n")
+
+# %% [markdown]
+# The two outputs get their gradients at different times, the last call's first. Each parameter's gradient comes once,
+# when both calls have contributed. So the unit's backward *begins* with the gradient of an output and *ends* with the
+# last of its leaves. A module's own backward hook promises neither:
+#
+# ### Break it: a hook on the module's backward
+#
+# `register_full_backward_hook` runs when the gradients of the module's *inputs* are there. A model's inputs are tokens,
+# which have no gradient, and then torch runs the hook when the gradients of its *outputs* are there. How many
+# parameters have their gradient by then?
+
+# %%
+import warnings
+
+model, seen = SETTINGS.model(), []
+model.register_full_backward_hook(lambda *_: seen.append(sum(p.grad is not None for p in model.parameters())))
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")  # torch says so too
+    model(*BATCHES[0]).backward()
+print(f"{seen[0]} of {len(SIZES.parameters)} parameters have their gradient when the root's full backward hook runs")
+
+# %% [markdown]
+# Who reduced there would reduce nothing.
+#
+# ### A storage that comes and goes
+#
+# A tensor is a description (shape, strides) of a *storage*. Views share it, so does what autograd saves for backward.
+# `untyped_storage().resize_(0)` takes its bytes away under all of them; `device.free` does just that (and
+# `record_stream` on a GPU), `device.allocate` is the way back.
+
+
+# %%
+def bytes_behind(*tensors: Tensor) -> list[int]:
+    return [tensor.untyped_storage().nbytes() for tensor in tensors]
+
+
+full = device.empty(12, torch.float32, "unsharded", torch.device("cpu"))
+full.data.fill_(1.0)
+weight, bias = (part.view(shape) for part, shape in zip(full.split([8, 4]), [(4, 2), (4,)], strict=True))
+leaf = nn.Parameter(weight)
+x = torch.ones(1, 2, requires_grad=True)
+y = nn.functional.linear(x, leaf)  # autograd saves the leaf, to compute the gradient of x
+print("whole:  bytes behind full, its views, the leaf:", bytes_behind(full, weight, bias, leaf))
+device.free(full)
+print("freed:  bytes behind full, its views, the leaf:", bytes_behind(full, weight, bias, leaf), tuple(leaf.shape))
+try:
+    nn.functional.linear(x, leaf)
+except RuntimeError as error:
+    print("used while freed:", str(error).split(":")[0], "...", str(error)[-43:])
+device.allocate(full)
+full.data.fill_(3.0)  # other values, to see that backward reads these
+y.sum().backward()
+print("back:   the gradient of x read what is there now:", x.grad.tolist())
+
+# %% [markdown]
+# Some operators check that there is memory, as this one; others read address 0 and the process dies. Nothing but the
+# schedule keeps a freed parameter from being used, which is why minifsdp puts a placeholder there that says so.
+#
+# Why `full.data`? Autograd counts changes of what it has saved, and refuses a backward over changed values. To gather
+# is to write every byte, and yet no change: the values are those of before. `.data` is an alias of the same storage
+# with a *version counter* of its own:
+
+# %%
+for how in ("full", "full.data"):
+    leaf = nn.Parameter(weight)
+    y = nn.functional.linear(x, leaf)
+    device.free(full)
+    device.allocate(full)
+    before = leaf._version
+    (full if how == "full" else full.data).fill_(3.0)
+    print(f"filled through {how}: {leaf._version - before} changes counted,", end=" ")
+    try:
+        y.sum().backward()
+        print("backward runs")
+    except RuntimeError as error:
+        print("backward says:", str(error)[: str(error).index(":")])
+
+# %% [markdown]
+# ## 5.2 Gather
+#
+# `flat` is lab 04's flat parameter (`minifsdp.FlatParameter`). Of it you need: `flat.full`, the unsharded buffer [P],
+# without memory at present; `flat.views`, the parameters as views of it; `flat.shard`, this rank's part [P / N], which
+# is what the optimizer updates. Make the unit whole.
+#
+# How many bytes will `flat.full` of one block have?
+
+# %%
+predict("5.2", ..., "bytes of one block's `flat.full` on 2 ranks, while it is gathered")
+
+
+# %% tags=["exercise-5.2"]
+@exercise("5.2")
+def gather(flat: FlatParameter, group: Group) -> None:
+    """Make the unit whole: `flat.full` [P] gets memory, and in it every rank's `flat.shard` [P / N], in rank order.
+
+    One all-gather straight into `flat.full`, waited for before this returns, and no other memory. `flat.views` and what
+    autograd has saved look at `flat.full`, so it stays the same tensor, and no change is counted on it.
+
+    Use `device.allocate(buffer)` and `comm.all_gather(output, shard, group)`, which returns a handle.
+    """
+    ...
+
+
+# %%
+def gather_a_block() -> tuple[int, bool]:
+    """The bytes that a gather makes, and whether every parameter has its values again, on this rank."""
+    group = comm.world()
+    block = SETTINGS.model().to(rank_device()).blocks[0]
+    originals = [p.detach().clone() for p in block.parameters()]
+    with Ledger() as ledger:
+        flat = FlatParameter(find_parameters(block), group.rank(), group.size())
+        gather(flat, group)
+        equal = all(torch.equal(a, b) for a, b in zip(flat.views, originals, strict=True))
+        return ledger.live()["unsharded"], equal
+
+
+(unsharded, _), *_ = found = launch(gather_a_block, RANKS)
+block_bytes = 4 * sum(SIZES.units[1])
+outcome("5.2", unsharded, ranks=RANKS, slips={"without the padding": block_bytes, "the shard": unsharded // RANKS})
+for rank, (held, equal) in enumerate(found):
+    print(f"rank {rank}: {held:,} bytes gathered, equal to the block's parameters: {equal}")
+assert all(equal for _, equal in found)
+
+# %% [markdown]
+# ## 5.3 Free
+#
+# The shortest piece, and easy to get wrong without noticing: everything runs, the losses are right, and every rank
+# keeps the whole model. Predict what of one block's parameters is left on a rank afterwards.
+
+# %%
+predict("5.3", ..., "bytes of one block's parameters that a rank of 2 holds while the block is freed")
+
+
+# %% tags=["exercise-5.3"]
+@exercise("5.3")
+def free(flat: FlatParameter) -> None:
+    """Give the memory of `flat.full` [P] away, whoever still refers to it.
+
+    Afterwards no bytes are behind `flat.full`, its views and what autograd has saved of them; all of them are the same
+    tensors as before, with their shapes. `flat.shard` [P / N] stays: the unit is gathered from it.
+    """
+    ...
+
+
+# %%
+def there_and_back() -> list[dict[str, int]]:
+    """Bytes of a block's parameters: at first, gathered, freed, gathered, freed."""
+    group, seen = comm.world(), []
+    with Ledger() as ledger:
+        block = SETTINGS.model().to(rank_device()).blocks[0]
+        flat = FlatParameter(find_parameters(block), group.rank(), group.size())
+        ledger.tag(flat.shard, "parameters")
+        for verb in (None, gather, free, gather, free):
+            if verb is not None:
+                verb(flat, group) if verb is gather else verb(flat)
+            live = ledger.live()
+            seen.append({tag: live[tag] for tag in ("parameters", "unsharded")})
+    return seen
+
+
+moments = launch(there_and_back, RANKS)[0]
+for name, live in zip(("at first", "gathered", "freed", "gathered", "freed"), moments, strict=True):
+    print(f"{name:9} shard {live['parameters']:,}, unsharded {live['unsharded']:,} bytes")
+slips = {"nothing: the shard stays, it is all there is": 0, "the whole block": unsharded}
+outcome("5.3", sum(moments[-1].values()), ranks=RANKS, slips=slips)
+
+# %% [markdown]
+# ## 5.4 Reduce the gradient
+#
+# Backward makes the gradient of the whole unit on every rank, from that rank's rows: N different gradients of P
+# elements. What a rank's optimizer needs is the mean, and of that its own shard. That is a reduce-scatter.
+#
+# By the ring algorithm (lab 01), how many bytes does a rank of **four** send for one block's gradient?
+
+# %%
+predict("5.4", ..., "bytes that a rank of 4 sends to reduce-scatter one block's gradient")
+
+
+# %% tags=["exercise-5.4"]
+@exercise("5.4")
+def reduce_gradient(flat: FlatParameter, gradient: Tensor, group: Group) -> None:
+    """Add the ranks' mean of `gradient` [P] to `flat.shard.grad` [P / N], and free `gradient`.
+
+    Args:
+        flat: the unit's flat parameter; `flat.padding_of(buffer)` is the end of a buffer that belongs to no parameter.
+        gradient: this rank's unsharded gradient, in the layout of `flat.full`. What is in its padding is undefined; it
+            has to be 0 in `flat.shard.grad`.
+        group: the ranks.
+
+    One reduce-scatter, waited for. `flat.shard.grad` is None at first, and what is in it is added to. Afterwards of
+    `gradient` and of any buffer of your own no bytes are left, whoever refers to them; `flat.shard.grad` is all.
+
+    Use `device.empty(numel, dtype, "gradients", device)`, `comm.reduce_scatter(output, full, group, op)` with
+    `comm.MEAN`, and `device.free(buffer)`.
+    """
+    ...
+
+
+# %%
+def reduce_a_block() -> tuple[int, float, list[float]]:
+    """Bytes sent; the first element of this rank's own gradient, and of its shard's after one and two reductions."""
+    group = comm.world()
+    block = SETTINGS.model().to(rank_device()).blocks[0]
+    flat = FlatParameter(find_parameters(block), group.rank(), group.size())
+    means = []
+    for _ in range(2):
+        gradient = device.empty(flat.full.numel(), torch.float32, "gradients", rank_device())
+        own = gradient.fill_(float(group.rank()))[0].item()
+        with comm.record() as calls:
+            reduce_gradient(flat, gradient, group)
+        means.append(flat.shard.grad[0].item())
+    return round(sum(call.wire for call in calls)), own, means
+
+
+reduced = launch(reduce_a_block, 4)
+slips = {
+    "an all-reduce sends that": 2 * reduced[0][0],
+    "the whole gradient: a rank need not send its own shard": 534_672,
+}
+outcome("5.4", reduced[0][0], ranks=4, slips=slips)
+for rank, (_, own, means) in enumerate(reduced):
+    print(f"rank {rank}: own gradient {own}, shard's after one reduction {means[0]}, after two {means[1]}")
+assert all(means == [1.5, 3.0] for *_, means in reduced)
+
+# %% [markdown]
+# Two reductions add up, as two backwards on one device do. The padding matters although no parameter reads it: what is
+# in its gradient goes into the optimizer's state and into the norm that clipping divides by.
+#
+# ## 5.5 The hooks in their places
+#
+# Here is the unit that your pieces make. It puts *leaves* into the modules where the parameters were: Parameters that
+# view `flat.full`, one for each original, the same objects for life. `take_gradient` is given: it moves a leaf's
+# gradient into the unit's unsharded gradient.
+
+
+# %%
+class Pieces(NamedTuple):
+    """The functions of this lab that a unit is made of."""
+
+    gather: Callable[[FlatParameter, Group], None]
+    free: Callable[[FlatParameter], None]
+    reduce_gradient: Callable[[FlatParameter, Tensor, Group], None]
+    attach: Callable[[nn.Module, Any], None]
+
+
+class LabUnit:
+    """Parameters that are gathered, freed and reduced together.
+
+    Attributes:
+        flat: the flat parameter; its shard is what the optimizer updates.
+        leaves: what the modules compute with, each a view of `flat.full`.
+        is_root: the outermost unit.
+        events: what has been done to it, shared by all units of a model.
+    """
+
+    def __init__(self, name: str, params: ParamPlaces, pieces: Pieces, events: list[str], is_root: bool) -> None:
+        self.name, self.pieces, self.events, self.is_root = name, pieces, events, is_root
+        self.group = comm.world()
+        self.flat = FlatParameter(params, self.group.rank(), self.group.size())
+        self.leaves = [nn.Parameter(view) for view in self.flat.views]
+        self._index = {leaf: index for index, leaf in enumerate(self.leaves)}
+        self._gradient: Tensor | None = None
+        for leaf, places in zip(self.leaves, self.flat.places, strict=True):
+            for place in places:  # no longer among the module's parameters, so that no optimizer finds it
+                del place.module._parameters[place.attribute]
+                place.module.__dict__[place.attribute] = leaf
+
+    @property
+    def whole(self) -> bool:
+        return device.is_allocated(self.flat.full)
+
+    def gather(self) -> None:
+        self.events.append(f"gather {self.name}")
+        self.pieces.gather(self.flat, self.group)
+
+    def free(self) -> None:
+        self.events.append(f"free {self.name}")
+        self.pieces.free(self.flat)
+
+    def take_gradient(self, leaf: Tensor) -> None:
+        """Move `leaf.grad` into the unit's unsharded gradient [P]."""
+        if self._gradient is None:
+            self._gradient = device.empty(self.flat.full.numel(), leaf.dtype, "gradients", leaf.device)
+        self.flat.unflatten(self._gradient)[self._index[leaf]].copy_(leaf.grad)
+        leaf.grad = None
+
+    def reduce_gradient(self) -> None:
+        self.events.append(f"reduce {self.name}")
+        gradient, self._gradient = self._gradient, None
+        self.pieces.reduce_gradient(self.flat, gradient, self.group)
+
+
+def shard_model(model: nn.Module, pieces: Pieces, blocks: list[nn.Module] | None = None) -> list[LabUnit]:
+    """Make every block a unit, and the rest of the model the root; their shards are the model's parameters."""
+    blocks = list(model.blocks) if blocks is None else blocks
+    events: list[str] = []
+    units = [LabUnit("root", find_parameters(model, skip=blocks), pieces, events, is_root=True)]
+    for number, block in enumerate(blocks):
+        units.append(LabUnit(f"block {number}", find_parameters(block), pieces, events, is_root=False))
+    for module, unit in zip([model, *blocks], units, strict=True):
+        module.register_parameter("flat_param", unit.flat.shard)
+        pieces.attach(module, unit)
+    return units
+
+
+# %% [markdown]
+# What is missing is *when*. Over one step this shall happen, here for a root and two blocks:
+#
+#     forward    gather root | gather 0, compute, free 0 | gather 1, compute, free 1
+#     backward   gather 1, compute, free 1, reduce 1 | gather 0, compute, free 0, reduce 0 | free root, reduce root
+#
+# - A block is freed after forward, and gathered again when its backward begins: the gradient of its output.
+# - Its end in backward is the last of its leaves' gradients, and not before: until then something may read its
+#   parameters. Each leaf's gradient is handed over by `unit.take_gradient(leaf)` when it is complete.
+# - The root's backward begins where its forward ends, so it stays whole in between. It is still a unit like the others:
+#   the last of its leaves ends it.
+# - **The parameters go before the gradient is reduced.** "Backward: gather, compute, reduce-scatter, free" is how it is
+#   often told, and it is not what happens: the reduction reads the gradient alone, and the parameters would wait for
+#   the wire. torch frees first too (`_post_backward_hook` in `torch/distributed/fsdp/_runtime_utils.py` calls
+#   `_post_backward_reshard`, then `_reduce_grad`).
+# - A forward under `torch.no_grad()` has no backward: whatever it gathered is freed after it, the root too.
+#
+# How many all-gathers does a step of the lab's model issue, with its 6 units?
+
+# %%
+predict("5.5", ..., "all-gathers of one step, 6 units")
+
+
+# %% tags=["exercise-5.5"]
+@exercise("5.5")
+def attach(module: nn.Module, unit: LabUnit) -> None:
+    """FULL_SHARD: hook `unit`'s verbs to the forward and backward of `module`.
+
+    Args:
+        module: the unit's module; its `forward` returns one tensor.
+        unit: has `leaves` (list of Parameters), `is_root`, `whole` (whether it is gathered at present), and the verbs
+            `gather()`, `free()`, `take_gradient(leaf)` and `reduce_gradient()`.
+
+    A unit is gathered before forward; freed after it, unless it is the root and a backward follows; gathered before
+    its backward, unless it is whole; after the last gradient of its leaves freed, and then reduced. Once per step, in
+    every step.
+    """
+    ...
+
+
+# %%
+PIECES = Pieces(gather, free, reduce_gradient, attach)
+
+
+def lab_fsdp(pieces: Pieces = PIECES, settings: Settings = SETTINGS) -> Trainee:
+    """Your FSDP and its optimizer, built after sharding."""
+    model = settings.model().to(rank_device())
+    model.units = shard_model(model, pieces)  # a list, so they are no submodules
+    return Trainee(model, torch.optim.AdamW(model.parameters(), LEARNING_RATE))
+
+
+def one_process() -> Trainee:
+    model = SETTINGS.model().to(rank_device())
+    return Trainee(model, torch.optim.AdamW(model.parameters(), LEARNING_RATE))
+
+
+def take_step(trainee: Trainee, batch: data.Batch, tell: Callable[[str], Any] = lambda stage: None) -> Tensor:
+    """Forward, backward, optimizer; `tell` hears when each has ended."""
+    rows = data.shard(batch, dist.get_rank(), dist.get_world_size())
+    tokens, targets = (part.to(rank_device()) for part in rows)
+    with record_function("forward"):
+        loss = trainee.model(tokens, targets)
+    tell("forward")
+    with record_function("backward"):
+        loss.backward()
+        trainee.after_backward()
+    tell("backward")
+    with record_function("optimizer"):
+        trainee.optimizer.step()
+    tell("step")
+    trainee.optimizer.zero_grad()
+    return loss.detach()
+
+
+# %% [markdown]
+# ### Measured: it trains like one process
+#
+# Ten steps, the mean of the ranks' losses beside one process with all rows.
+
+
+# %%
+def losses(build: Callable[[], Trainee]) -> list[float]:
+    trainee = build()
+    return [take_step(trainee, batch).item() for batch in BATCHES[:10]]
+
+
+(alone,) = launch(losses, 1, one_process)
+ours = [sum(each) / RANKS for each in zip(*launch(losses, RANKS, lab_fsdp), strict=True)]
+for number in (0, 4, 9):
+    print(f"step {number}: one process {alone[number]:.4f}, {RANKS} ranks of your FSDP {ours[number]:.4f}")
+assert all(abs(a - b) < 1e-3 for a, b in zip(alone, ours, strict=True)), "it does not train like one process"
+
+# %% [markdown]
+# ### Measured: gathered twice, freed twice, reduce-scattered (C11)
+#
+# The log of one step: your hooks' events, and beside them the collectives that were issued.
+
+
+# %% tags=["C11"]
+def follow(pieces: Pieces) -> tuple[list[str], list[comm.Call], list[float]]:
+    """Events and collectives of one step, and the norm of this rank's own gradient of each unit."""
+    own: list[float] = []
+
+    def spy(flat: FlatParameter, gradient: Tensor, group: Group) -> None:
+        own.append(gradient[: flat.numel].norm().item())
+        pieces.reduce_gradient(flat, gradient, group)
+
+    trainee = lab_fsdp(pieces._replace(reduce_gradient=spy))
+    events = trainee.model.units[0].events
+    with comm.record() as calls:
+        take_step(trainee, BATCHES[0], lambda stage: events.append(f"| {stage}"))
+    return list(events), calls, own
+
+
+def print_steps(events: list[str]) -> None:
+    for stage in ("forward", "backward"):
+        end = events.index(f"| {stage}")
+        print(f"{stage}: {', '.join(events[:end]).replace('block ', '')}")
+        events = events[end + 1 :]
+
+
+(events, calls, own), (_, _, others) = launch(follow, RANKS, PIECES)
+print_steps(events)
+ops = [call.op for call in calls]
+gathers, reductions, number = ops.count("all_gather"), ops.count("reduce_scatter"), len(UNITS)
+slips = {"the root is gathered once": 2 * number, "forward alone; backward needs them too": number}
+outcome("5.5", gathers, slips=slips)
+print(f"all-gathers: expected 2U - 1 = {2 * number - 1}, measured {gathers}")
+print(
+    f"reduce-scatters: expected U = {number}, measured {reductions}; "
+    f"other collectives: expected 0, measured {len(ops) - gathers - reductions}"
+)
+different = sum(a != b for a, b in zip(own, others, strict=True))
+print(f"units whose unsharded gradients differ between the ranks: expected {number}, measured {different}")
+assert (gathers, reductions, len(ops), different) == (2 * number - 1, number, 3 * number - 1, number)
+for name in UNITS:
+    reduced_at = events.index(f"reduce {name}")
+    assert max(at for at, event in enumerate(events) if event == f"free {name}") < reduced_at, f"{name}: freed too late"
+
+# %% [markdown]
+# Parameters are the same values on every rank, cut into pieces, so an all-gather puts them together. Gradients are
+# *different* values on every rank, of the same elements, so they must be reduced, and since a rank keeps a shard
+# only, the reduction is a reduce-scatter.
+#
+# ### Measured: still data parallelism (C13)
+#
+# FSDP shards *storage*. A rank computes on its own rows with whole parameters, as in DDP; no matrix product is split.
+# Tensor parallelism (lab 13) would leave the weight in shards and compute with those, on the same rows.
+
+
+# %% tags=["C13"]
+def look_inside() -> dict[str, tuple[int, ...]]:
+    """Shapes at a linear layer, when it computes."""
+    seen = {}
+    trainee = lab_fsdp()
+    block = trainee.model.blocks[0]
+
+    def look(module: nn.Module, args: Any) -> None:
+        seen["rows x tokens x width that go in"] = tuple(args[0].shape)
+        seen["weight inside forward"] = tuple(module.weight.shape)
+        seen["bytes behind it inside forward"] = (module.weight.untyped_storage().nbytes(),)
+
+    block.qkv.register_forward_pre_hook(look)
+    take_step(trainee, BATCHES[0])
+    seen["bytes behind it after the step"] = (block.qkv.weight.untyped_storage().nbytes(),)
+    seen["what the optimizer has of the block"] = tuple(block.flat_param.shape)
+    return seen
+
+
+width = SETTINGS.width
+inside = launch(look_inside, RANKS)[0]
+for what, shape in inside.items():
+    print(f"{what}: {list(shape)}")
+rows = SETTINGS.batch
+print(f"expected of data parallelism: the whole weight {[3 * width, width]}, {rows // RANKS} of {rows} rows")
+print(f"tensor parallelism would have {[-(-3 * width // RANKS), width]} of it on rank 0, and all {rows} rows")
+assert inside["weight inside forward"] == (3 * width, width)
+
+# %% [markdown]
+# ### Measured: the same gradients as torch's FSDP
+#
+# The first step's gradient shards, unit by unit: yours, minifsdp's `FullyShardedDataParallel`, torch's, one process.
+# On two ranks a mean is one addition and one halving, so there is nothing to round differently: bit for bit.
+
+
+# %%
+def gradients_of(kind: str) -> list[Tensor]:
+    """This rank's gradient shard of each unit."""
+    model = SETTINGS.model().to(rank_device())
+    if kind == "yours":
+        units = shard_model(model, PIECES)
+        shards = [unit.flat.shard for unit in units]
+    elif kind == "minifsdp":
+        model = FullyShardedDataParallel(model, auto_wrap_policy={Block})
+        shards = [wrapped.params[0] for wrapped in FullyShardedDataParallel.fsdp_modules(model)]
+    else:
+        warnings.simplefilter("ignore", FutureWarning)  # torch renames collectives that its own FSDP1 uses
+        from torch.distributed.fsdp import FullyShardedDataParallel as TorchFSDP
+        from torch.distributed.fsdp.wrap import ModuleWrapPolicy
+
+        model = TorchFSDP(model, auto_wrap_policy=ModuleWrapPolicy({Block}), device_id=rank_device())
+        shards = [wrapped._flat_param for wrapped in TorchFSDP.fsdp_modules(model)]
+    tokens, targets = (part.to(rank_device()) for part in data.shard(BATCHES[0], dist.get_rank(), RANKS))
+    model(tokens, targets).backward()
+    return [shard.grad.detach().cpu() for shard in shards]
+
+
+model = SETTINGS.model()
+model(*BATCHES[0]).backward()
+params = [list(find_parameters(model, skip=model.blocks)), *(list(block.parameters()) for block in model.blocks)]
+whole = torch.cat([p.grad.flatten() for unit in params for p in unit])
+
+
+def joined(ranks: list[list[Tensor]]) -> Tensor:
+    """All units' gradients one after the other, without padding."""
+    units = [torch.cat(shards) for shards in zip(*ranks, strict=True)]
+    return torch.cat([unit[: sum(sizes)] for unit, sizes in zip(units, SIZES.units, strict=True)])
+
+
+yours_joined = joined(launch(gradients_of, RANKS, "yours"))
+for kind in ("minifsdp", "torch"):
+    other = joined(launch(gradients_of, RANKS, kind))
+    print(f"equal to {kind}'s FSDP bit for bit: {torch.equal(yours_joined, other)}")
+    assert (yours_joined - other).abs().max() <= 1e-6 * other.abs().max()
+close = bool((yours_joined - whole).abs().max() <= 1e-5 * whole.abs().max())
+print(f"equal to one process within 1e-5 of the largest gradient: {close}")
+assert close
+
+# %% [markdown]
+# ### Measured: what a rank holds at its peak (C4)
+#
+# The prediction, with R the root's and B the largest block's padded bytes:
+#
+# - at rest: shards of parameters, and of the optimizer's state, which nobody ever gathers;
+# - unsharded parameters: at most R + B;
+# - gradients: the unsharded ones of the root, since the head's comes first of all and the embedding's last, and of one
+#   block, and the shards of those that are reduced already;
+# - all of these at once when the last block's gradient is complete: shards + 2 (R + B) + the other blocks' gradient
+#   shards. Never 4Ψ of anything.
+#
+# Activations come on top, as in every rung; the curve leaves them out.
+
+
+# %%
+def weigh(builds: dict[str, Callable[[], Trainee]]) -> dict[str, dict[str, Any]]:
+    """The bytes and the collectives of the second step, of each of several rungs."""
+    return {name: weigh_one(build) for name, build in builds.items()}
+
+
+def weigh_one(build: Callable[[], Trainee]) -> dict[str, Any]:
+    with Ledger() as ledger:
+        trainee = build()
+        ledger.watch(trainee.model, trainee.optimizer)
+        take_step(trainee, BATCHES[0])
+        ledger.reset_peaks()
+        stages = {"before": ledger.mark("before")}
+        with comm.record() as calls:
+            take_step(trainee, BATCHES[1], lambda stage: stages.update({stage: ledger.mark(stage)}))
+        return {
+            "stages": stages,
+            "peak": ledger.peak.tags,
+            "unsharded_peak": ledger.peak_of("unsharded"),
+            "gradients_peak": ledger.peak_of("gradients", "communication"),
+            "state_peak": ledger.peak_of("parameters", "unsharded", "gradients", "optimizer", "communication"),
+            "curve": ledger.curve(),
+            "calls": calls,
+        }
+
+
+EARLIER = {"DDP": "ddp", "ZeRO-1": "zero1", "ZeRO-2": "zero2"}
+builds: dict[str, Callable[[], Trainee]] = {
+    name: (lambda rung=rung: SETTINGS.build(rung, rank_device())) for name, rung in EARLIER.items()
+}
+weighed = launch(weigh, RANKS, {"yours": lab_fsdp, **builds})[0]
+
+# %% tags=["C4"]
+setting = closed_form.Setting(RANKS)
+expected = closed_form.fsdp(SIZES.units, setting)
+mine = weighed["yours"]
+measured = {
+    "shards of parameters": (expected.parameters, mine["stages"]["step"]["parameters"]),
+    "shards of gradients": (expected.gradients, mine["stages"]["backward"]["gradients"]),
+    "optimizer, at any time": (expected.optimizer, mine["peak"]["optimizer"]),
+    "unsharded after forward: the root": (setting.padded(sum(SIZES.units[0])), mine["stages"]["forward"]["unsharded"]),
+    "unsharded after backward": (0, mine["stages"]["backward"]["unsharded"]),
+    "unsharded at most: R + B": (expected.unsharded_peak, mine["unsharded_peak"]),
+    "gradients at most": (expected.gradients_peak, mine["gradients_peak"]),
+}
+padded = [setting.padded(sum(unit)) for unit in SIZES.units]
+state_peak = expected.parameters + expected.optimizer + 2 * (padded[0] + max(padded[1:])) + sum(padded[2:]) // RANKS
+measured["model state at most"] = (state_peak, mine["state_peak"])
+for what, (predicted, found) in measured.items():
+    print(f"{what:34} predicted {predicted:9,}  measured {found:9,}")
+print(f"{'the whole model, 4Ψ':34} {'never held':>9}  {4 * psi:19,}")
+assert all(predicted == found for predicted, found in measured.values())
+assert mine["unsharded_peak"] < 4 * psi
+
+# %%
+MIB = 2**20
+
+
+def without_activations(curve: dict[str, Any]) -> dict[str, Any]:
+    tags = {tag: [0] * len(sizes) if tag == "activations" else sizes for tag, sizes in curve["tags"].items()}
+    return {"tags": tags, "marks": curve["marks"]}
+
+
+plots.curve(
+    without_activations(mine["curve"]),
+    title=f"Model state of a rank peaks at {mine['state_peak'] / MIB:.2f} MiB, under DDP at "
+    f"{weighed['DDP']['state_peak'] / MIB:.2f}",
+    says="One step of your FSDP, a gathered unit a tooth; grey: the same step under DDP, ZeRO-1 and ZeRO-2; "
+    "activations are left out.",
+    lab="05",
+    predicted_peak=state_peak,
+    earlier={name: without_activations(weighed[name]["curve"]) for name in EARLIER},
+)
+
+# %% [markdown]
+# Read the teeth from the left: five in forward, one per block, on top of the root; in backward each comes with its
+# gradient beside it, and leaves a shard of it behind.
+#
+# The same by stage, with activations. The prediction adds to the model state the activations that one process with this
+# rank's rows holds after its forward.
+
+
+# %%
+def activations_alone() -> int:
+    """Bytes that autograd has saved after the forward of one rank's rows, without any FSDP."""
+    with Ledger() as ledger:
+        trainee = one_process()
+        ledger.watch(trainee.model, trainee.optimizer)
+        loss = trainee.model(*(part[:1].to(rank_device()) for part in BATCHES[1]))
+        held = ledger.mark("forward")["activations"]
+        del loss
+        return held
+
+
+(saved,) = launch(activations_alone, 1)
+rest = expected.parameters + expected.optimizer
+stages = {stage: mine["stages"][stage] for stage in ("before", "forward")}
+stages["peak"] = mine["peak"]
+stages |= {stage: mine["stages"][stage] for stage in ("backward", "step")}
+peak_or = {name: {**weighed[name]["stages"], "peak": weighed[name]["peak"]} for name in EARLIER}
+plots.stages(
+    stages,
+    predicted={
+        "before": rest,
+        "forward": rest + padded[0] + saved,
+        "backward": rest + expected.gradients,
+        "step": rest + expected.gradients,
+    },
+    earlier={name: {stage: sum(each[stage].values()) for stage in stages} for name, each in peak_or.items()},
+    title=f"Between steps {rest / MIB:.2f} MiB in place of DDP's {sum(peak_or['DDP']['before'].values()) / MIB:.2f}: "
+    f"all of it is sharded",
+    says="Bytes of a rank at the end of each stage of a step, and at its peak; grey: earlier rungs, each at its own.",
+    lab="05",
+)
+
+# %% [markdown]
+# ### Measured: ZeRO-3 among its sisters (C8)
+#
+# What FSDP does to model state is ZeRO's stage 3: parameters sharded too. Per rank and step, held and sent:
+
+# %% tags=["C8"]
+share = (RANKS - 1) / RANKS
+print(f"{'':8}{'parameters':>12}{'gradients':>12}{'optimizer':>12}{'sent':>12}{'expected to send':>18}")
+for name in (*EARLIER, "yours"):
+    stage, wire = weighed[name]["stages"], round(sum(call.wire for call in weighed[name]["calls"]))
+    held = RUNGS[EARLIER.get(name, "fsdp")].predict(SIZES, setting, 2)
+    moved = 3 * held.parameters * RANKS - padded[0] if name == "yours" else 2 * held.parameters
+    found = [stage["step"][tag] for tag in ("parameters", "gradients", "optimizer")]
+    print(f"{name:8}" + "".join(f"{size:12,}" for size in (*found, wire)) + f"{round(share * moved):18,}")
+    assert found == [held.parameters, held.gradients, held.optimizer]
+    assert wire == round(share * moved)
+
+# %% [markdown]
+# Bytes at rest, after the optimizer's step. DDP sends 2(N - 1)/N of the gradient: an all-reduce. ZeRO-1 and 2 send as
+# much, a reduce-scatter of gradients and an all-gather of parameters. ZeRO-3 gathers the parameters twice: 3(N - 1)/N,
+# less the root's second time.
+#
+# ## 5.6 SHARD_GRAD_OP
+#
+# If there is memory for the parameters but not for all else, the second gather can go: keep what forward has gathered.
+# Between steps everything is still sharded. Which of your hooks changes, which one goes?
+#
+# Predict: when forward ends, how many bytes of unsharded parameters does a rank hold?
+
+# %%
+predict("5.6", ..., "bytes of unsharded parameters when forward ends, SHARD_GRAD_OP, 2 ranks")
+
+
+# %% tags=["exercise-5.6"]
+@exercise("5.6")
+def attach_grad_op(module: nn.Module, unit: LabUnit) -> None:
+    """SHARD_GRAD_OP: as `attach`, but the parameters stay whole from forward to the end of the unit's backward.
+
+    Args:
+        module: the unit's module; its `forward` returns one tensor.
+        unit: as for `attach`.
+
+    A unit is gathered before forward and at no other time; freed after forward only if no backward follows; after the
+    last gradient of its leaves freed, and then reduced.
+    """
+    ...
+
+
+# %% [markdown]
+# ### Measured: memory against traffic (C12)
+#
+# The same pieces, another `attach`. DDP's all-reduce is the measure of traffic.
+
+# %% tags=["C12"]
+GRAD_OP = PIECES._replace(attach=attach_grad_op)
+events, calls, _ = launch(follow, RANKS, GRAD_OP)[0]
+print_steps(events)
+weighed |= launch(weigh, RANKS, {"SHARD_GRAD_OP": lambda: lab_fsdp(GRAD_OP)})[0]
+weighed["FULL_SHARD"] = mine
+outcome(
+    "5.6", weighed["SHARD_GRAD_OP"]["stages"]["forward"]["unsharded"], ranks=RANKS, slips={"without padding": 4 * psi}
+)
+traffic = {name: sum(call.wire for call in weighed[name]["calls"]) for name in ("DDP", "FULL_SHARD", "SHARD_GRAD_OP")}
+for name, forward_only in (("FULL_SHARD", padded[0]), ("SHARD_GRAD_OP", sum(padded))):
+    ops = [call.op for call in weighed[name]["calls"]]
+    held = weighed[name]["stages"]
+    print(
+        f"{name:14} {ops.count('all_gather'):2} gathers, {ops.count('reduce_scatter')} reductions, "
+        f"{traffic[name] / traffic['DDP']:.4f} of DDP's traffic; unsharded bytes after forward "
+        f"{held['forward']['unsharded']:,}, after backward {held['backward']['unsharded']}"
+    )
+    assert (held["forward"]["unsharded"], held["backward"]["unsharded"]) == (forward_only, 0)
+ratio = (3 * sum(padded) - padded[0]) / (2 * 4 * psi)
+print(f"expected of FULL_SHARD: 1.5 less the root's second gather, {ratio:.4f}; of SHARD_GRAD_OP: 1, and the padding")
+assert abs(traffic["FULL_SHARD"] / traffic["DDP"] - ratio) < 1e-6
+assert abs(traffic["SHARD_GRAD_OP"] / traffic["DDP"] - 1) < 1e-4
+
+# %% [markdown]
+# The 1.5 is ZeRO's count. It says nothing of time: DDP's all-reduce can hide behind backward, a gather that the next
+# computation waits for cannot, unless somebody issues it earlier (lab 07).
+#
+# ## What it buys
+#
+# ### Measured: memory buys batch, and batch pays for the traffic (C37)
+#
+# The lab's model, and a budget of 16 MiB per rank. The largest number of rows per rank whose step stays within
+# it is found by bisection over real steps, with the ledger's peak. Then every size is timed, over an emulated link
+# (2 ms latency, 100 MB/s) that makes traffic cost what it costs between machines.
+
+
+# %%
+BUDGET = 16 * MIB
+
+
+def rows_of(number: int) -> data.Batch:
+    """The same `number` rows on every rank: only sizes matter here."""
+    return next(iter(data.batches(TEXT, number, SETTINGS.context, 0, 1)))
+
+
+TEXT = data.Corpus("random bytes", torch.randint(256, (4096,), generator=torch.Generator().manual_seed(0)), 4096)
+
+
+def whole_step(trainee: Trainee, batch: data.Batch) -> None:
+    tokens, targets = (part.to(rank_device()) for part in batch)
+    trainee.model(tokens, targets).backward()
+    trainee.after_backward()
+    trainee.optimizer.step()
+    trainee.optimizer.zero_grad()
+
+
+def peak_with(build: Callable[[], Trainee], rows: int) -> int:
+    with Ledger() as ledger:
+        trainee = build()
+        ledger.watch(trainee.model, trainee.optimizer)
+        whole_step(trainee, rows_of(rows))
+        ledger.reset_peaks()
+        whole_step(trainee, rows_of(rows))
+        return ledger.peak.total
+
+
+def largest(build: Callable[[], Trainee]) -> dict[int, int]:
+    """Peak bytes by rows, of the sizes that bisection has tried between 1 and 32."""
+    peaks, low, high = {1: peak_with(build, 1)}, 1, 32
+    while high - low > 1:
+        middle = (low + high) // 2
+        peaks[middle] = peak_with(build, middle)
+        low, high = (middle, high) if peaks[middle] <= BUDGET else (low, middle)
+    return peaks
+
+
+builds = {"DDP": lambda: SETTINGS.build("ddp", rank_device()), "your FSDP": lab_fsdp}
+peaks = {name: launch(largest, RANKS, build)[0] for name, build in builds.items()}
+fits = {name: max(rows for rows, peak in tried.items() if peak <= BUDGET) for name, tried in peaks.items()}
+
+# %% tags=["C37"]
+per_row = {name: (tried[fits[name]] - tried[1]) / (fits[name] - 1) for name, tried in peaks.items()}
+for name, rows in fits.items():
+    print(f"{name}: at most {rows} rows per rank in {BUDGET // MIB} MiB, {per_row[name] / MIB:.2f} MiB per row more")
+assert fits["your FSDP"] > fits["DDP"]
+plots.lines(
+    {name: (sorted(tried), [tried[rows] / MIB for rows in sorted(tried)]) for name, tried in peaks.items()},
+    expected={"budget": ([1, max(peaks["your FSDP"])], [BUDGET / MIB] * 2)},
+    xlabel="rows per rank",
+    ylabel="peak of a rank, MiB",
+    title=f"In the same memory {fits['your FSDP']} rows per rank fit in place of {fits['DDP']}",
+    says=f"The ledger's peak of a step on {RANKS} ranks, at the sizes that bisection tried; a row costs both the same.",
+    lab="05",
+)
+
+
+# %% tags=["C37", "nbval-ignore-output"]
+def time_per_row(build: Callable[[], Trainee], sizes: list[int]) -> dict[int, float]:
+    """Milliseconds per row of the whole world, the faster of two steps after a first, by rows per rank."""
+    let_communication_go_first()
+    times = {}
+    with parse_link("latency=2ms,bandwidth=100MB/s"):
+        trainee = build()
+        for rows in sizes:
+            batch, seconds = rows_of(rows), []
+            for _ in range(3):
+                start = time.perf_counter()
+                whole_step(trainee, batch)
+                device.synchronize(rank_device())
+                seconds.append(time.perf_counter() - start)
+            times[rows] = 1e3 * min(seconds[1:]) / (rows * dist.get_world_size())
+    return times
+
+
+sizes = {name: sorted({1, 2, 4, 8, rows} & set(range(1, rows + 1))) for name, rows in fits.items()}
+times = {name: launch(time_per_row, RANKS, build, sizes[name])[0] for name, build in builds.items()}
+ends = {name: times[name][fits[name]] for name in times}
+plots.lines(
+    {name: (list(each), list(each.values())) for name, each in times.items()},
+    xlabel="rows per rank",
+    ylabel="time per row of the world, ms",
+    title=f"{ends['DDP']:.1f} ms per row in DDP's largest batch, {ends['your FSDP']:.1f} in that of your FSDP",
+    says="Each line ends at the largest batch that fits. At equal batch FSDP is slower: it sends more and hides none; "
+    "the traffic of a step does not grow with its rows.",
+    lab="05",
+    logx=True,
+)
+
+# %% [markdown]
+# That is the bargain: at the same batch FSDP costs time, and it makes larger batches, or larger models, possible. Where
+# DDP's batch fits with room to spare, there is nothing to buy.
+#
+# ## Break it
+#
+# ### One unit for everything
+#
+# "FSDP, and memory is not lower than DDP's" is the most frequent complaint. Its usual cause is a wrapping policy that
+# matched nothing, so that the root is the only unit. `shard_model` without blocks does the same:
+
+
+# %%
+def only_root() -> Trainee:
+    model = SETTINGS.model().to(rank_device())
+    shard_model(model, PIECES, blocks=[])
+    return Trainee(model, torch.optim.AdamW(model.parameters(), LEARNING_RATE))
+
+
+weighed |= launch(weigh, RANKS, {"only the root": only_root})[0]
+unit_table([SIZES.parameters], ["root"], RANKS)
+for name in ("DDP", "only the root", "yours"):
+    print(f"{name:14} peak of model state {weighed[name]['state_peak']:10,} bytes")
+
+# %% [markdown]
+# The root is gathered before forward and stays to the end of backward, and so does its unsharded gradient: 8Ψ, and the
+# shards on top. Between steps everything is sharded, so a look at memory *between* steps shows nothing wrong. Print the
+# table of units, always.
+#
+# ### A method that is not forward
+#
+# Hooks run when a module is *called*. Another method of a sharded module, `generate()` or an access to a submodule,
+# finds what is there between steps:
+
+
+# %%
+def bypass(kind: str) -> str:
+    model = SETTINGS.model().to(rank_device())
+    if kind == "yours":
+        shard_model(model, PIECES)
+    else:
+        model = FullyShardedDataParallel(model, auto_wrap_policy={Block})
+    try:
+        model.embed(BATCHES[0][0].to(rank_device()))  # the root's embedding, while the root is sharded
+        return "no error"
+    except RuntimeError as error:
+        return str(error)
+
+
+print("your FSDP:", launch(bypass, RANKS, "yours")[0][:52], "...")
+print("minifsdp:", launch(bypass, RANKS, "minifsdp")[0])
+
+# %% [markdown]
+# torch's FSDP has its flat shard there, and complains that a weight must be 2-D; users have read that message in many
+# issues without a clue. minifsdp puts a placeholder where the parameter was (`Absent` in `minifsdp/fsdp/unit.py`) that
+# has the shape and says why there are no values.
+#
+# ### State read outside forward
+#
+# For the same reason a norm, a histogram or a checkpoint taken from `model.blocks[0].qkv.weight` cannot work, and
+# `state_dict()` of your FSDP holds what it has, a shard per unit:
+
+
+# %%
+def read_state() -> tuple[str, list[str], str, tuple[int, ...]]:
+    ours = SETTINGS.model().to(rank_device())
+    shard_model(ours, PIECES)
+    model = FullyShardedDataParallel(SETTINGS.model().to(rank_device()), auto_wrap_policy={Block})
+    try:
+        model.module.blocks[0].qkv.weight.norm()
+        said = "no error"
+    except RuntimeError as error:
+        said = str(error)
+    with FullyShardedDataParallel.summon_full_params(model):
+        shape = tuple(model.module.blocks[0].qkv.weight.shape)
+    return f"{ours.blocks[0].qkv.weight.untyped_storage().nbytes()} bytes", list(ours.state_dict()), said, shape
+
+
+behind, keys, said, shape = launch(read_state, RANKS)[0]
+print(f"behind a weight of your FSDP between steps: {behind}; its state_dict: {', '.join(keys[:3])}, ...")
+print("minifsdp:", said.partition(";")[0])
+print(f"inside summon_full_params, which gathers: shape {list(shape)}")
+
+# %% [markdown]
+# ### The optimizer built before sharding
+
+
+# %%
+def too_early(early: bool) -> tuple[bool, int]:
+    """Whether a step has changed the shards, and how many bytes of parameters the optimizer holds."""
+    model = SETTINGS.model().to(rank_device())
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    units = shard_model(model, PIECES)
+    if not early:
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    before = [unit.flat.shard.detach().clone() for unit in units]
+    take_step(Trainee(model, optimizer), BATCHES[0])
+    changed = any(not torch.equal(a, unit.flat.shard) for a, unit in zip(before, units, strict=True))
+    return changed, sum(4 * p.numel() for group in optimizer.param_groups for p in group["params"])
+
+
+for early in (False, True):
+    changed, held = launch(too_early, RANKS, early)[0]
+    print(f"optimizer built {'before' if early else 'after'} sharding: trains {changed}, holds {held:,} bytes")
+
+# %% [markdown]
+# It updates the original parameters, which nobody computes with any more, finds no gradient on them, and skips them
+# all without a word. It keeps their memory, too: the whole model. Build the optimizer after wrapping.
+#
+# ## What is still missing
+#
+# A step with 12 rows per rank over an emulated link (1 ms latency, 100 MB/s), traced. Before you look: while the link
+# is busy, what does the processor do?
+
+
+# %% tags=["nbval-ignore-output"]
+def trace_steps(builds: dict[str, Callable[[], Trainee]], folder: Path) -> None:
+    let_communication_go_first()
+    with parse_link("latency=1ms,bandwidth=100MB/s") as link:
+        for name, build in builds.items():
+            trainee = build()
+            take_step(trainee, rows_of(12 * RANKS))
+            with record_trace(folder / f"{name}-{dist.get_rank()}.json", link):
+                comm.all_reduce(torch.zeros(1, device=rank_device()), comm.world()).wait()  # start together
+                take_step(trainee, rows_of(12 * RANKS))
+
+
+with tempfile.TemporaryDirectory() as folder:
+    launch(trace_steps, RANKS, {"DDP": builds["DDP"], "FSDP": lab_fsdp}, Path(folder))
+    spans = {name: read_trace(Path(folder, f"{name}-0.json")) for name in ("DDP", "FSDP")}
+plots.timeline(
+    {"DDP": spans["DDP"], "your FSDP": spans["FSDP"]},
+    title=f"{overlap(spans['FSDP']):.0%} of your FSDP's communication is under compute: it waits for every message",
+    says="Lanes of one rank over one step. A gather is issued when its unit is needed and not before, so the host "
+    "stands still while the link is busy, and the link while the host computes.",
+    lab="05",
+)
+
+# %% [markdown]
+# Every gather is on the critical path, every reduction too: compute and link take turns. Nothing in the mathematics
+# wants that. The reduction of a block could run while the next one computes, the gather of the next block while this
+# one does. That needs streams, events, and a decision when to issue what: labs 06 to 08.
+#
+# ## What to remember
+#
+# 1. A unit's life: gather, compute, free; gather, compute, free, reduce-scatter. The parameters are freed before the
+#    gradient is reduced. The root stays whole from its forward to the end of backward.
+# 2. Peak = shards + root + largest unit, parameters and gradients, + activations. The optimizer's state is never
+#    gathered. One unit for everything peaks like DDP.
+# 3. Freeing means that the *storage* shrinks to 0 bytes. Names, views and autograd do not matter then; gather back into
+#    the same storage, through an alias with its own version counter.
+# 4. FULL_SHARD: 2U - 1 gathers, U reduce-scatters, 1.5 times DDP's traffic. SHARD_GRAD_OP: U and U, DDP's traffic, all
+#    parameters whole when forward ends.
+# 5. It is data parallelism: whole parameters compute, on this rank's rows. Sharded is what is stored.
+#
+# ## Questions
+#
+# **1. Your model has one layer that holds half of all parameters. What does FSDP save?**
+# <details><summary>Answer</summary>At rest all but 1/N of everything. But at the peak that layer is whole, and so is
+# its gradient: 4Ψ bytes together. Only splitting the layer, or its computation (tensor parallelism), goes
+# below.</details>
+#
+# **2. Why is the root not freed after its forward?**
+# <details><summary>Answer</summary>Its forward ends when the loss is there, and its backward begins with the loss. It
+# would be gathered again at once, with nothing gained in between.</details>
+#
+# **3. Gradients are accumulated over 4 micro-batches. What do 5.4 and 5.5 send, and what could be saved?**
+# <details><summary>Answer</summary>Everything four times: each micro-batch gathers twice and reduces, and adds to the
+# shard's gradient. Reducing only the last one saves three reductions, and keeps the unsharded gradients of the whole
+# model in the meantime (lab 09).</details>
+#
+# **4. A parameter is not used in a step. What does your `attach` do with its unit?**
+# <details><summary>Answer</summary>Its gradient never comes, so the unit is neither freed nor reduced. minifsdp and
+# torch end such units in the end-of-backward callback of 5.1, the missing gradient counting as zero.</details>
+#
+# **5. Why the hook on the output, and not one on the gradient of the input of the next module?**
+# <details><summary>Answer</summary>It is the same tensor where modules form a chain, and a different one where they do
+# not: a residual connection, a second output, a head. The unit knows its own outputs only.</details>
+#
+# ## Further reading
+#
+# - FSDP: [arXiv 2304.11277](https://arxiv.org/abs/2304.11277), sections 3.2 (sharding, flat parameter) and 4.3 (hooks).
+# - ZeRO: [arXiv 1910.02054](https://arxiv.org/abs/1910.02054), section 5 (stages) and 7 (communication volume).
+# - torch: `torch/distributed/fsdp/_runtime_utils.py` (the hooks), `torch/distributed/fsdp/_flat_param.py` (`unshard`,
+#   `reshard`, `resize_` of storages).
+# - minifsdp: `fsdp/unit.py`, `fsdp/flat_unit.py`, `fsdp/sync.py`, `fsdp/engine.py`: your pieces, for every model.

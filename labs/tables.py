@@ -1,0 +1,112 @@
+"""The two tables of labs/README.md: the labs, and which cell of which lab measures which statement.
+
+They are made from the notebooks and labs/claims.toml, and stand between two comments in README.md.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import tomllib
+from pathlib import Path
+from typing import Any, NamedTuple
+
+BEGIN, END = "<!-- made by `make labs` from here -->", "<!-- to here -->"
+HEADING = re.compile(r"#{1,6}\s+(.+?)\s*#*")
+
+
+class Place(NamedTuple):
+    """A code cell and the heading it stands under."""
+
+    tags: list[str]
+    source: str
+    heading: str
+
+
+def write(labs: Path) -> None:
+    """Bring README.md up to date."""
+    readme = labs / "README.md"
+    readme.write_text(updated(labs, readme.read_text()))
+
+
+def problems(labs: Path) -> list[str]:
+    """What is stale in README.md, and which statements no cell shows though their lab is there."""
+    readme = (labs / "README.md").read_text()
+    stale = ["labs/README.md has stale tables: run make labs"] if updated(labs, readme) != readme else []
+    shown = {name[3:5]: {tag for place in found for tag in place.tags} for name, found in places(labs).items()}
+    missing = [
+        f"no cell of lab {lab} has the tag {claim}"
+        for claim, row in claims(labs).items()
+        for lab in row["labs"]
+        if lab in shown and claim not in shown[lab]
+    ]
+    return stale + missing
+
+
+def updated(labs: Path, readme: str) -> str:
+    """The text of README.md with both tables as they should be."""
+    before, rest = readme.split(BEGIN, 1)
+    after = rest.split(END, 1)[1]
+    return f"{before}{BEGIN}\n\n{labs_table(labs)}\n\n{claims_table(labs)}\n\n{END}{after}"
+
+
+def labs_table(labs: Path) -> str:
+    rows = ["| lab | minutes | you build | worlds |", "|---|---|---|---|"]
+    for name, found in places(labs).items():
+        about = json.loads((labs / name).read_text())["metadata"]["minifsdp"]
+        exercises = [place.heading for place in found if any(tag.startswith("exercise-") for tag in place.tags)]
+        ranks = any("launch(" in place.source for place in found)
+        world = "gloo, one GPU, NCCL" if ranks else "one process"
+        title = f"[{about['lab']} {about['title']}]({name})"
+        rows.append(f"| {title} | {about['minutes']} | {', '.join(exercises)} | {world} |")
+    return "\n".join(rows)
+
+
+def claims_table(labs: Path) -> str:
+    rows = ["| | statement | measured in |", "|---|---|---|"]
+    for claim, row in claims(labs).items():
+        cells = [
+            f"[lab {name[3:5]}, {without_ids(place.heading)}]({name}#{anchor(place.heading)})"
+            for name, found in places(labs).items()
+            for place in found
+            if claim in place.tags
+        ]
+        rows.append(f"| {claim} | {row['says']} | {'<br>'.join(dict.fromkeys(cells))} |")
+    return "\n".join(rows)
+
+
+def claims(labs: Path) -> dict[str, Any]:
+    return tomllib.loads((labs / "claims.toml").read_text())
+
+
+def places(labs: Path) -> dict[str, list[Place]]:
+    """By notebook, its code cells."""
+    return {path.name: code_cells(path) for path in sorted(labs.glob("lab*.ipynb"))}
+
+
+def code_cells(notebook: Path) -> list[Place]:
+    """The code cells of a notebook in order."""
+    heading, found = "", []
+    for cell in json.loads(notebook.read_text())["cells"]:
+        source = "".join(cell["source"])
+        if cell["cell_type"] == "markdown":
+            lines = re.sub(r"```.*?```", "", source, flags=re.DOTALL).splitlines()
+            heading = next((plain(match[1]) for line in reversed(lines) if (match := HEADING.fullmatch(line))), heading)
+        else:
+            found.append(Place(cell["metadata"].get("tags", []), source, heading))
+    return found
+
+
+def plain(heading: str) -> str:
+    """A heading as it is shown, without code and emphasis marks."""
+    return re.sub(r"[`*]", "", heading)
+
+
+def without_ids(heading: str) -> str:
+    """`Measured: gathered twice (C11)` as `Measured: gathered twice`."""
+    return re.sub(r"\s*\((C\d+,?\s*)+\)$", "", heading)
+
+
+def anchor(heading: str) -> str:
+    """The fragment by which JupyterLab and GitHub find a heading of a notebook."""
+    return heading.replace(" ", "-")

@@ -1,0 +1,332 @@
+"""Wrong answers to lab 00, each with words that its rejection must contain."""
+
+from minifsdp.course.workshop.wrong import wrong
+
+
+@wrong("0.1", "the float32 copy of the parameters is missing")
+def training_bytes(numels, itemsize, optimizer, master_copy=False):
+    """Counts the moments of mixed precision and forgets the copy they belong to: 12 bytes instead of 16."""
+    elements = sum(numels)
+    buffers = {"sgd": 0, "momentum": 1, "adam": 2, "amsgrad": 3}[optimizer]
+    state = buffers * elements * (4 if master_copy else itemsize) + 4 * len(numels) * (buffers > 1)
+    return {"parameters": itemsize * elements, "gradients": itemsize * elements, "optimizer": state}
+
+
+@wrong("0.1", "step count of 4 bytes beside its buffers")
+def training_bytes(numels, itemsize, optimizer, master_copy=False):
+    """The account of the papers, per element only: Adam's step counts are missing."""
+    elements = sum(numels)
+    buffers = {"sgd": 0, "momentum": 1, "adam": 2, "amsgrad": 3}[optimizer]
+    state = elements * (buffers * (4 if master_copy else itemsize) + 4 * master_copy)
+    return {"parameters": itemsize * elements, "gradients": itemsize * elements, "optimizer": state}
+
+
+@wrong("0.1", "without a float32 copy nothing is float32")
+def training_bytes(numels, itemsize, optimizer, master_copy=False):
+    """Takes moments for float32 always; with bfloat16 parameters torch's are bfloat16."""
+    elements = sum(numels)
+    buffers = {"sgd": 0, "momentum": 1, "adam": 2, "amsgrad": 3}[optimizer]
+    state = elements * 4 * (buffers + master_copy) + 4 * len(numels) * (buffers > 1)
+    return {"parameters": itemsize * elements, "gradients": itemsize * elements, "optimizer": state}
+
+
+@wrong("0.1", "the optimizer updates the copy")
+def training_bytes(numels, itemsize, optimizer, master_copy=False):
+    """Keeps the moments in bfloat16 beside a float32 copy."""
+    elements = sum(numels)
+    buffers = {"sgd": 0, "momentum": 1, "adam": 2, "amsgrad": 3}[optimizer]
+    state = elements * (buffers * itemsize + 4 * master_copy) + 4 * len(numels) * (buffers > 1)
+    return {"parameters": itemsize * elements, "gradients": itemsize * elements, "optimizer": state}
+
+
+@wrong("0.1", "the dtype of the parameters that forward used")
+def training_bytes(numels, itemsize, optimizer, master_copy=False):
+    """Gives the copy's float32 to the gradients too."""
+    elements = sum(numels)
+    buffers = {"sgd": 0, "momentum": 1, "adam": 2, "amsgrad": 3}[optimizer]
+    updated = 4 if master_copy else itemsize
+    state = elements * (buffers * updated + 4 * master_copy) + 4 * len(numels) * (buffers > 1)
+    return {"parameters": itemsize * elements, "gradients": updated * elements, "optimizer": state}
+
+
+@wrong("0.1", "only Adam and AMSGrad keep a step count")
+def training_bytes(numels, itemsize, optimizer, master_copy=False):
+    """Gives every optimizer a step count."""
+    elements = sum(numels)
+    buffers = {"sgd": 0, "momentum": 1, "adam": 2, "amsgrad": 3}[optimizer]
+    state = elements * (buffers * (4 if master_copy else itemsize) + 4 * master_copy) + 4 * len(numels)
+    return {"parameters": itemsize * elements, "gradients": itemsize * elements, "optimizer": state}
+
+
+@wrong("0.2", "the stages build on each other")
+def zero_stages(psi, ranks, k=12, itemsize=2):
+    """Each stage shards its own term only."""
+    p, g, s = itemsize * psi, itemsize * psi, k * psi
+    return {
+        "replicated": p + g + s,
+        "stage 1": p + g + s / ranks,
+        "stage 2": p + g / ranks + s,
+        "stage 3": p / ranks + g + s,
+    }
+
+
+@wrong("0.2", "the parameters last")
+def zero_stages(psi, ranks, k=12, itemsize=2):
+    """Shards the parameters first."""
+    p, g, s = itemsize * psi, itemsize * psi, k * psi
+    return {
+        "replicated": p + g + s,
+        "stage 1": p / ranks + g + s,
+        "stage 2": (p + g) / ranks + s,
+        "stage 3": (p + g + s) / ranks,
+    }
+
+
+@wrong("0.2", "divide by N")
+def zero_stages(psi, ranks, k=12, itemsize=2):
+    """Shares the state among the other ranks."""
+    p, g, s, others = itemsize * psi, itemsize * psi, k * psi, max(1, ranks - 1)
+    return {
+        "replicated": p + g + s,
+        "stage 1": p + g + s / others,
+        "stage 2": p + (g + s) / others,
+        "stage 3": (p + g + s) / others,
+    }
+
+
+@wrong("0.2", "K is an argument")
+def zero_stages(psi, ranks, k=12, itemsize=2):
+    """The paper's K = 12, for every optimizer."""
+    p, g, s = itemsize * psi, itemsize * psi, 12 * psi
+    return {
+        "replicated": p + g + s,
+        "stage 1": p + g + s / ranks,
+        "stage 2": p + (g + s) / ranks,
+        "stage 3": (p + g + s) / ranks,
+    }
+
+
+@wrong("0.2", "not GiB")
+def zero_stages(psi, ranks, k=12, itemsize=2):
+    """Returns GiB."""
+    p, g, s = itemsize * psi / 2**30, itemsize * psi / 2**30, k * psi / 2**30
+    return {
+        "replicated": p + g + s,
+        "stage 1": p + g + s / ranks,
+        "stage 2": p + (g + s) / ranks,
+        "stage 3": (p + g + s) / ranks,
+    }
+
+
+@wrong("0.3", "eps stands under the root")
+def adam_step(param, grad, state, lr=1e-3, beta1=0.9, beta2=0.999, eps=1e-8):
+    """Adds epsilon to the variance."""
+    if not state:
+        state.update(step=torch.zeros(()), exp_avg=torch.zeros_like(param), exp_avg_sq=torch.zeros_like(param))
+    grad, t = grad.to(param.dtype), state["step"].add_(1).item()
+    state["exp_avg"].lerp_(grad, 1 - beta1)
+    state["exp_avg_sq"].mul_(beta2).addcmul_(grad, grad, value=1 - beta2)
+    root = (state["exp_avg_sq"] / (1 - beta2**t) + eps).sqrt()
+    param.addcdiv_(state["exp_avg"], root, value=-lr / (1 - beta1**t))
+
+
+@wrong("0.3", "eps is added before the bias is corrected")
+def adam_step(param, grad, state, lr=1e-3, beta1=0.9, beta2=0.999, eps=1e-8):
+    """The paper's shortened form (its epsilon-hat) with epsilon in place of epsilon-hat."""
+    if not state:
+        state.update(step=torch.zeros(()), exp_avg=torch.zeros_like(param), exp_avg_sq=torch.zeros_like(param))
+    grad, t = grad.to(param.dtype), state["step"].add_(1).item()
+    state["exp_avg"].lerp_(grad, 1 - beta1)
+    state["exp_avg_sq"].mul_(beta2).addcmul_(grad, grad, value=1 - beta2)
+    rate = lr * (1 - beta2**t) ** 0.5 / (1 - beta1**t)
+    param.addcdiv_(state["exp_avg"], state["exp_avg_sq"].sqrt() + eps, value=-rate)
+
+
+@wrong("0.3", "no bias correction")
+def adam_step(param, grad, state, lr=1e-3, beta1=0.9, beta2=0.999, eps=1e-8):
+    """Uses the moments as they are; the first steps are several times too large."""
+    if not state:
+        state.update(step=torch.zeros(()), exp_avg=torch.zeros_like(param), exp_avg_sq=torch.zeros_like(param))
+    grad = grad.to(param.dtype)
+    state["step"] += 1
+    state["exp_avg"].lerp_(grad, 1 - beta1)
+    state["exp_avg_sq"].mul_(beta2).addcmul_(grad, grad, value=1 - beta2)
+    param.addcdiv_(state["exp_avg"], state["exp_avg_sq"].sqrt() + eps, value=-lr)
+
+
+@wrong("0.3", "made anew at every call")
+def adam_step(param, grad, state, lr=1e-3, beta1=0.9, beta2=0.999, eps=1e-8):
+    """Forgets the moments between steps: every step is a first one."""
+    state.update(step=torch.zeros(()), exp_avg=torch.zeros_like(param), exp_avg_sq=torch.zeros_like(param))
+    grad, t = grad.to(param.dtype), state["step"].add_(1).item()
+    state["exp_avg"].lerp_(grad, 1 - beta1)
+    state["exp_avg_sq"].mul_(beta2).addcmul_(grad, grad, value=1 - beta2)
+    root = (state["exp_avg_sq"] / (1 - beta2**t)).sqrt() + eps
+    param.addcdiv_(state["exp_avg"], root, value=-lr / (1 - beta1**t))
+
+
+@wrong("0.3", "param is as it was")
+def adam_step(param, grad, state, lr=1e-3, beta1=0.9, beta2=0.999, eps=1e-8):
+    """Binds the name `param` to the new value, which nobody else sees."""
+    if not state:
+        state.update(step=torch.zeros(()), exp_avg=torch.zeros_like(param), exp_avg_sq=torch.zeros_like(param))
+    grad, t = grad.to(param.dtype), state["step"].add_(1).item()
+    state["exp_avg"].lerp_(grad, 1 - beta1)
+    state["exp_avg_sq"].mul_(beta2).addcmul_(grad, grad, value=1 - beta2)
+    root = (state["exp_avg_sq"] / (1 - beta2**t)).sqrt() + eps
+    param = param - lr / (1 - beta1**t) * state["exp_avg"] / root
+
+
+@wrong("0.3", "param is a new tensor")
+def adam_step(param, grad, state, lr=1e-3, beta1=0.9, beta2=0.999, eps=1e-8):
+    """Gives the parameter other memory: views of the old one, such as a flat parameter's, no longer see it."""
+    if not state:
+        state.update(step=torch.zeros(()), exp_avg=torch.zeros_like(param), exp_avg_sq=torch.zeros_like(param))
+    grad, t = grad.to(param.dtype), state["step"].add_(1).item()
+    state["exp_avg"].lerp_(grad, 1 - beta1)
+    state["exp_avg_sq"].mul_(beta2).addcmul_(grad, grad, value=1 - beta2)
+    root = (state["exp_avg_sq"] / (1 - beta2**t)).sqrt() + eps
+    param.data = param - lr / (1 - beta1**t) * state["exp_avg"] / root
+
+
+@wrong("0.3", "exp_avg is a new tensor")
+def adam_step(param, grad, state, lr=1e-3, beta1=0.9, beta2=0.999, eps=1e-8):
+    """Makes new moments at every step and drops the old ones: twice the state while both are there."""
+    if not state:
+        state.update(step=torch.zeros(()), exp_avg=torch.zeros_like(param), exp_avg_sq=torch.zeros_like(param))
+    grad, t = grad.to(param.dtype), state["step"].add_(1).item()
+    state["exp_avg"] = beta1 * state["exp_avg"] + (1 - beta1) * grad
+    state["exp_avg_sq"] = beta2 * state["exp_avg_sq"] + (1 - beta2) * grad * grad
+    root = (state["exp_avg_sq"] / (1 - beta2**t)).sqrt() + eps
+    param.addcdiv_(state["exp_avg"], root, value=-lr / (1 - beta1**t))
+
+
+@wrong("0.3", "moments have shape and dtype of param")
+def adam_step(param, grad, state, lr=1e-3, beta1=0.9, beta2=0.999, eps=1e-8):
+    """Makes the moments like the gradient: in bfloat16 they lose what a small (1 - beta2) adds."""
+    if not state:
+        state.update(step=torch.zeros(()), exp_avg=torch.zeros_like(grad), exp_avg_sq=torch.zeros_like(grad))
+    t = state["step"].add_(1).item()
+    state["exp_avg"].lerp_(grad, 1 - beta1)
+    state["exp_avg_sq"].mul_(beta2).addcmul_(grad, grad, value=1 - beta2)
+    root = (state["exp_avg_sq"].to(param.dtype) / (1 - beta2**t)).sqrt() + eps
+    param.addcdiv_(state["exp_avg"].to(param.dtype), root, value=-lr / (1 - beta1**t))
+
+
+@wrong("0.3", "the square is taken in bfloat16")
+def adam_step(param, grad, state, lr=1e-3, beta1=0.9, beta2=0.999, eps=1e-8):
+    """Lets type promotion do the work, and so squares in bfloat16."""
+    if not state:
+        state.update(step=torch.zeros(()), exp_avg=torch.zeros_like(param), exp_avg_sq=torch.zeros_like(param))
+    t = state["step"].add_(1).item()
+    state["exp_avg"].mul_(beta1).add_(grad, alpha=1 - beta1)
+    state["exp_avg_sq"].mul_(beta2).add_(grad * grad, alpha=1 - beta2)
+    root = (state["exp_avg_sq"] / (1 - beta2**t)).sqrt() + eps
+    param.addcdiv_(state["exp_avg"], root, value=-lr / (1 - beta1**t))
+
+
+@wrong("0.3", "grad was written to")
+def adam_step(param, grad, state, lr=1e-3, beta1=0.9, beta2=0.999, eps=1e-8):
+    """Saves a temporary by squaring the gradient in place."""
+    if not state:
+        state.update(step=torch.zeros(()), exp_avg=torch.zeros_like(param), exp_avg_sq=torch.zeros_like(param))
+    grad, t = grad.to(param.dtype), state["step"].add_(1).item()
+    state["exp_avg"].lerp_(grad, 1 - beta1)
+    state["exp_avg_sq"].mul_(beta2).add_(grad.square_(), alpha=1 - beta2)
+    root = (state["exp_avg_sq"] / (1 - beta2**t)).sqrt() + eps
+    param.addcdiv_(state["exp_avg"], root, value=-lr / (1 - beta1**t))
+
+
+@wrong("0.4", "the parameters are counted")
+def saved_bytes(forward, model):
+    """Counts the weights, which autograd saves too, but which would be there without it."""
+    saved = {}
+
+    def pack(tensor):
+        saved[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
+        return tensor.detach()
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        forward()
+    return sum(saved.values())
+
+
+@wrong("0.4", "and twice what two operators save")
+def saved_bytes(forward, model):
+    """Adds up tensors as they come: views at their own size, shared storages again and again."""
+    parameters = {p.untyped_storage().data_ptr() for p in model.parameters()}
+    sizes = []
+
+    def pack(tensor):
+        if tensor.untyped_storage().data_ptr() not in parameters:
+            sizes.append(tensor.nbytes)
+        return tensor.detach()
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        forward()
+    return sum(sizes)
+
+
+@wrong("0.4", "a view keeps its whole storage alive")
+def saved_bytes(forward, model):
+    """Tells storages apart, but takes a view for as large as it looks."""
+    parameters = {p.untyped_storage().data_ptr() for p in model.parameters()}
+    saved = {}
+
+    def pack(tensor):
+        if tensor.untyped_storage().data_ptr() not in parameters:
+            saved[tensor.untyped_storage().data_ptr()] = tensor.nbytes
+        return tensor.detach()
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        forward()
+    return sum(saved.values())
+
+
+@wrong("0.4", "hand back tensor.detach()")
+def saved_bytes(forward, model):
+    """Packs the tensor itself: its graph holds it and it holds its graph, so nothing is ever freed."""
+    parameters = {p.untyped_storage().data_ptr() for p in model.parameters()}
+    saved = {}
+
+    def pack(tensor):
+        if tensor.untyped_storage().data_ptr() not in parameters:
+            saved[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        forward()
+    return sum(saved.values())
+
+
+@wrong("0.4", "run forward once")
+def saved_bytes(forward, model):
+    """Runs forward a second time to warm up, and so counts and keeps two graphs."""
+    parameters = {p.untyped_storage().data_ptr() for p in model.parameters()}
+    saved = {}
+
+    def pack(tensor):
+        if tensor.untyped_storage().data_ptr() not in parameters:
+            saved[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
+        return tensor.detach()
+
+    forward()
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        forward()
+    return sum(saved.values())
+
+
+@wrong("0.4", "backward after it raises")
+def saved_bytes(forward, model):
+    """Counts and keeps nothing: forward is cheap, and backward has nothing to work with."""
+    parameters = {p.untyped_storage().data_ptr() for p in model.parameters()}
+    saved, held = {}, []
+
+    def pack(tensor):
+        held.append(tensor.detach())
+        if tensor.untyped_storage().data_ptr() not in parameters:
+            saved[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda packed: packed):
+        forward()
+    return sum(saved.values())

@@ -1,0 +1,530 @@
+"""Wrong answers to lab 01, each with words that its rejection must contain."""
+
+from minifsdp.course.workshop.wrong import wrong
+
+
+@wrong("1.1", "drops the remainder")
+def my_rows(batch, group):
+    """Rounds down and leaves the last rows to nobody."""
+    share = len(batch) // group.size()
+    return batch[group.rank() * share :][:share]
+
+
+@wrong("1.1", "asked is a block")
+def my_rows(batch, group):
+    """Takes every N-th row."""
+    return batch[group.rank() :: group.size()]
+
+
+@wrong("1.1", "every rank has all rows")
+def my_rows(batch, group):
+    """Forgets that the program is the same on every rank."""
+    return batch
+
+
+@wrong("1.1", "an index list copies")
+def my_rows(batch, group):
+    """Picks the right rows by a list of indices, which copies them."""
+    rank, ranks, rows = group.rank(), group.size(), len(batch)
+    return batch[list(range(rank * rows // ranks, (rank + 1) * rows // ranks))]
+
+
+@wrong("1.1", "spread the remainder")
+def my_rows(batch, group):
+    """The last rank takes all that is left over."""
+    rank, ranks = group.rank(), group.size()
+    share = len(batch) // ranks
+    return batch[rank * share :] if rank == ranks - 1 else batch[rank * share :][:share]
+
+
+@wrong("1.1", "the first block is on no rank")
+def my_rows(batch, group):
+    """Counts ranks from 1."""
+    share = -(-len(batch) // group.size())
+    return batch[(group.rank() + 1) * share :][:share]
+
+
+@wrong("1.2", "has not posted yet")
+def exchange(outgoing, incoming, group):
+    """Every rank waits for its send before it receives."""
+    comm.send(outgoing, (group.rank() + 1) % group.size(), group).wait()
+    comm.recv(incoming, (group.rank() - 1) % group.size(), group).wait()
+
+
+@wrong("1.2", "no link works both ways at once")
+def exchange(outgoing, incoming, group):
+    """Even ranks send and then receive, odd ranks the other way round: no deadlock, but one message at a time."""
+    right, left = (group.rank() + 1) % group.size(), (group.rank() - 1) % group.size()
+    if group.rank() % 2 == 0:
+        comm.send(outgoing, right, group).wait()
+        comm.recv(incoming, left, group).wait()
+    else:
+        comm.recv(incoming, left, group).wait()
+        comm.send(outgoing, right, group).wait()
+
+
+@wrong("1.2", "odd ranks must post the receive first")
+def exchange(outgoing, incoming, group):
+    """Posts the send first on every rank, which NCCL may run one after the other."""
+    right, left = (group.rank() + 1) % group.size(), (group.rank() - 1) % group.size()
+    handles = [comm.send(outgoing, right, group), comm.recv(incoming, left, group)]
+    for handle in handles:
+        handle.wait()
+
+
+@wrong("1.2", "until a send is, its buffer may not change")
+def exchange(outgoing, incoming, group, pending=[]):  # noqa: B006
+    """Waits for the receive only, and keeps the send's handle for later."""
+    right, left = (group.rank() + 1) % group.size(), (group.rank() - 1) % group.size()
+    if group.rank() % 2 == 0:
+        pending.append(comm.send(outgoing, right, group))
+        comm.recv(incoming, left, group).wait()
+    else:
+        handle = comm.recv(incoming, left, group)
+        pending.append(comm.send(outgoing, right, group))
+        handle.wait()
+
+
+@wrong("1.2", "left and right are exchanged")
+def exchange(outgoing, incoming, group):
+    """Sends to the left."""
+    left, right = (group.rank() + 1) % group.size(), (group.rank() - 1) % group.size()
+    posts = [lambda: comm.send(outgoing, right, group), lambda: comm.recv(incoming, left, group)]
+    for handle in [post() for post in (posts if group.rank() % 2 == 0 else posts[::-1])]:
+        handle.wait()
+
+
+@wrong("1.2", "it is only read")
+def exchange(outgoing, incoming, group):
+    """Swaps the two buffers' contents, to have the result in the buffer that it sent."""
+    left, right = (group.rank() - 1) % group.size(), (group.rank() + 1) % group.size()
+    posts = [lambda: comm.send(outgoing, right, group), lambda: comm.recv(incoming, left, group)]
+    for handle in [post() for post in (posts if group.rank() % 2 == 0 else posts[::-1])]:
+        handle.wait()
+    outgoing.copy_(incoming)
+
+
+@wrong("1.3", "waits at once")
+def reduce_while(full, work, group):
+    """Waits before the work."""
+    part = torch.empty(full.numel() // group.size())
+    comm.reduce_scatter(part, full, group).wait()
+    return part, work()
+
+
+@wrong("1.3", "nobody waits: on gloo")
+def reduce_while(full, work, group):
+    """Never waits."""
+    part = torch.empty(full.numel() // group.size())
+    comm.reduce_scatter(part, full, group)
+    return part, work()
+
+
+@wrong("1.3", "before anything is under way")
+def reduce_while(full, work, group):
+    """Works first."""
+    result = work()
+    part = torch.empty(full.numel() // group.size())
+    comm.reduce_scatter(part, full, group).wait()
+    return part, result
+
+
+@wrong("1.3", "copied out before the wait")
+def reduce_while(full, work, group):
+    """Copies the part out before it has waited."""
+    part = torch.full((full.numel() // group.size(),), -1.0)
+    handle = comm.reduce_scatter(part, full, group)
+    result, copy = work(), part.clone()
+    handle.wait()
+    return copy, result
+
+
+@wrong("1.3", "neither freed nor changed")
+def reduce_while(full, work, group):
+    """Clears the input for the next step while it is under way."""
+    part = torch.empty(full.numel() // group.size())
+    handle = comm.reduce_scatter(part, full, group)
+    result = work()
+    full.zero_()
+    handle.wait()
+    return part, result
+
+
+@wrong("1.4", "the source sends to each rank itself")
+def broadcast(tensor, source, group):
+    """The source sends N - 1 times: right values, too many rounds."""
+    if group.rank() == source:
+        for target in range(group.size()):
+            if target != source:
+                comm.send(tensor, target, group).wait()
+    else:
+        comm.recv(tensor, source, group).wait()
+
+
+@wrong("1.4", "from rank to rank in a chain")
+def broadcast(tensor, source, group):
+    """Passes the tensor along a chain: right values, too many rounds."""
+    ranks = group.size()
+    place = (group.rank() - source) % ranks
+    if place > 0:
+        comm.recv(tensor, (group.rank() - 1) % ranks, group).wait()
+    if place < ranks - 1:
+        comm.send(tensor, (group.rank() + 1) % ranks, group).wait()
+
+
+@wrong("1.4", "it came from rank 0")
+def broadcast(tensor, source, group):
+    """Always broadcasts from rank 0."""
+    rank, ranks, distance = group.rank(), group.size(), 1
+    while distance < ranks:
+        if rank < distance and rank + distance < ranks:
+            comm.send(tensor, rank + distance, group).wait()
+        elif distance <= rank < 2 * distance:
+            comm.recv(tensor, rank - distance, group).wait()
+        distance *= 2
+
+
+@wrong("1.4", "it has received nothing")
+def broadcast(tensor, source, group):
+    """Takes int(log2 N) rounds, one too few unless N is a power of two."""
+    ranks = group.size()
+    place = (group.rank() - source) % ranks
+    for round in range(ranks.bit_length() - 1):
+        distance = 2**round
+        if place < distance and place + distance < ranks:
+            comm.send(tensor, (source + place + distance) % ranks, group).wait()
+        elif distance <= place < 2 * distance:
+            comm.recv(tensor, (source + place - distance) % ranks, group).wait()
+
+
+@wrong("1.4", "what is passed on has not arrived yet")
+def broadcast(tensor, source, group):
+    """Posts everything, and waits at the end: ranks pass on what they do not have."""
+    ranks, distance, handles = group.size(), 1, []
+    place = (group.rank() - source) % ranks
+    while distance < ranks:
+        if place < distance and place + distance < ranks:
+            handles.append(comm.send(tensor, (source + place + distance) % ranks, group))
+        elif distance <= place < 2 * distance:
+            handles.append(comm.recv(tensor, (source + place - distance) % ranks, group))
+        distance *= 2
+    for handle in handles:
+        handle.wait()
+
+
+@wrong("1.4", "is the peer counted as a rank")
+def broadcast(tensor, source, group):
+    """Receivers count from the source, senders from rank 0."""
+    rank, ranks, distance = group.rank(), group.size(), 1
+    place = (rank - source) % ranks
+    while distance < ranks:
+        if place < distance and place + distance < ranks:
+            comm.send(tensor, place + distance, group).wait()
+        elif distance <= place < 2 * distance:
+            comm.recv(tensor, (source + place - distance) % ranks, group).wait()
+        distance *= 2
+
+
+@wrong("1.5", "replaces the tensor instead of being added")
+def reduce(tensor, target, group):
+    """Overwrites where it should add."""
+    ranks, distance = group.size(), 1
+    place = (group.rank() - target) % ranks
+    while distance < ranks and place % distance == 0:
+        if place % (2 * distance) == distance:
+            comm.send(tensor, (target + place - distance) % ranks, group).wait()
+        elif place + distance < ranks:
+            comm.recv(tensor, (target + place + distance) % ranks, group).wait()
+        distance *= 2
+
+
+@wrong("1.5", "nothing has been added to it")
+def reduce(tensor, target, group):
+    """Reduces on rank 0, whatever the target."""
+    rank, ranks, distance = group.rank(), group.size(), 1
+    while distance < ranks and rank % distance == 0:
+        if rank % (2 * distance) == distance:
+            comm.send(tensor, rank - distance, group).wait()
+        elif rank + distance < ranks:
+            arriving = torch.empty_like(tensor)
+            comm.recv(arriving, rank + distance, group).wait()
+            tensor += arriving
+        distance *= 2
+
+
+@wrong("1.5", "every rank sends to the target itself")
+def reduce(tensor, target, group):
+    """A star: right values, N - 1 rounds."""
+    if group.rank() != target:
+        comm.send(tensor, target, group).wait()
+        return
+    for source in range(group.size()):
+        if source != target:
+            arriving = torch.empty_like(tensor)
+            comm.recv(arriving, source, group).wait()
+            tensor += arriving
+
+
+@wrong("1.5", "some ranks are left out")
+def reduce(tensor, target, group):
+    """Takes int(log2 N) rounds, one too few unless N is a power of two."""
+    ranks = group.size()
+    place = (group.rank() - target) % ranks
+    for round in range(ranks.bit_length() - 1):
+        distance = 2**round
+        if place % (2 * distance) == distance:
+            comm.send(tensor, (target + place - distance) % ranks, group).wait()
+            return
+        if place % (2 * distance) == 0 and place + distance < 2 ** (ranks.bit_length() - 1):
+            arriving = torch.empty_like(tensor)
+            comm.recv(arriving, (target + place + distance) % ranks, group).wait()
+            tensor += arriving
+
+
+@wrong("1.5", "this is the mean")
+def reduce(tensor, target, group):
+    """Divides by N, unasked."""
+    ranks, distance = group.size(), 1
+    place = (group.rank() - target) % ranks
+    while distance < ranks and place % distance == 0:
+        if place % (2 * distance) == distance:
+            comm.send(tensor, (target + place - distance) % ranks, group).wait()
+        elif place + distance < ranks:
+            arriving = torch.empty_like(tensor)
+            comm.recv(arriving, (target + place + distance) % ranks, group).wait()
+            tensor += arriving
+        distance *= 2
+    tensor /= ranks
+
+
+@wrong("1.6", "this is chunk r + 1 of the sum")
+def reduce_scatter(output, full, group, exchange):
+    """Starts with chunk r instead of r - 1, and so ends on chunk r + 1: the textbook's ring, one off."""
+    rank, ranks = group.rank(), group.size()
+    chunks = full.view(ranks, -1)
+    partial = chunks[rank]
+    for step in range(ranks - 1):
+        arriving = torch.empty_like(output)
+        exchange(partial, arriving, group)
+        partial = arriving.add_(chunks[(rank - 1 - step) % ranks])
+    output.copy_(partial)
+
+
+@wrong("1.6", "N steps instead of N - 1")
+def reduce_scatter(output, full, group, exchange):
+    """Takes one step too many: right values, and one chunk more on the wire."""
+    rank, ranks = group.rank(), group.size()
+    chunks = full.view(ranks, -1)
+    partial = torch.zeros_like(output)
+    for step in range(ranks):
+        arriving = torch.empty_like(output)
+        exchange(partial, arriving, group)
+        partial = arriving.add_(chunks[(rank - 1 - step) % ranks])
+    output.copy_(partial)
+
+
+@wrong("1.6", "nothing is added to it")
+def reduce_scatter(output, full, group, exchange):
+    """Passes chunks on and forgets to add."""
+    rank, ranks = group.rank(), group.size()
+    partial = full.view(ranks, -1)[(rank - 1) % ranks]
+    for _ in range(ranks - 1):
+        arriving = torch.empty_like(output)
+        exchange(partial, arriving, group)
+        partial = arriving
+    output.copy_(partial)
+
+
+@wrong("1.6", "two ranks' parts only")
+def reduce_scatter(output, full, group, exchange):
+    """Sends its own chunk in every step instead of the partial sum."""
+    rank, ranks = group.rank(), group.size()
+    chunks = full.view(ranks, -1)
+    partial = chunks[rank].clone()
+    for step in range(ranks - 1):
+        arriving = torch.empty_like(output)
+        exchange(chunks[(rank - 1 - step) % ranks], arriving, group)
+        partial = arriving.add_(chunks[(rank - 2 - step) % ranks])
+    output.copy_(partial)
+
+
+@wrong("1.6", "it is only read")
+def reduce_scatter(output, full, group, exchange):
+    """Adds up in the input itself."""
+    rank, ranks = group.rank(), group.size()
+    chunks = full.view(ranks, -1)
+    for step in range(ranks - 1):
+        arriving = torch.empty_like(output)
+        exchange(chunks[(rank - 1 - step) % ranks], arriving, group)
+        chunks[(rank - 2 - step) % ranks] += arriving
+    output.copy_(chunks[rank])
+
+
+@wrong("1.6", "the whole tensor goes round")
+def reduce_scatter(output, full, group, exchange):
+    """Sends the whole tensor in every step: right values, N times the bytes."""
+    rank, ranks = group.rank(), group.size()
+    total, passing = full.clone(), full
+    for _ in range(ranks - 1):
+        arriving = torch.empty_like(full)
+        exchange(passing, arriving, group)
+        total += arriving
+        passing = arriving
+    output.copy_(total.view(ranks, -1)[rank])
+
+
+@wrong("1.6", "before chunk r of `full` has been read")
+def reduce_scatter(output, full, group, exchange):
+    """Receives into the output from the first step on."""
+    rank, ranks = group.rank(), group.size()
+    chunks = full.view(ranks, -1)
+    passing = chunks[(rank - 1) % ranks].clone()
+    for step in range(ranks - 1):
+        exchange(passing, output, group)
+        passing = output + chunks[(rank - 2 - step) % ranks]
+    output.copy_(passing)
+
+
+@wrong("1.7", "N steps instead of N - 1")
+def all_gather(output, shard, group, exchange):
+    """Takes one step too many, in which its own shard comes home."""
+    rank, ranks = group.rank(), group.size()
+    chunks = output.view(ranks, -1)
+    chunks[rank].copy_(shard)
+    for step in range(ranks):
+        exchange(chunks[(rank - step) % ranks], chunks[(rank - 1 - step) % ranks], group)
+
+
+@wrong("1.7", "its own shard is missing")
+def all_gather(output, shard, group, exchange):
+    """Does not put its own shard into the output."""
+    rank, ranks = group.rank(), group.size()
+    chunks, passing = output.view(ranks, -1), shard
+    for step in range(ranks - 1):
+        arriving = chunks[(rank - 1 - step) % ranks]
+        exchange(passing, arriving, group)
+        passing = arriving
+
+
+@wrong("1.7", "pass on what has arrived")
+def all_gather(output, shard, group, exchange):
+    """Sends its own shard in every step."""
+    rank, ranks = group.rank(), group.size()
+    chunks = output.view(ranks, -1)
+    chunks[rank].copy_(shard)
+    for step in range(ranks - 1):
+        exchange(shard, chunks[(rank - 1 - step) % ranks], group)
+
+
+@wrong("1.7", "in the order of arrival")
+def all_gather(output, shard, group, exchange):
+    """Stacks the shards as they come in."""
+    ranks = group.size()
+    chunks = output.view(ranks, -1)
+    received = [shard.clone()]
+    for _ in range(ranks - 1):
+        received.append(torch.empty_like(shard))
+        exchange(received[-2], received[-1], group)
+    chunks.copy_(torch.stack(received))
+
+
+@wrong("1.7", "the whole tensor goes round")
+def all_gather(output, shard, group, exchange):
+    """Sends the whole output in every step: right values, N times the bytes."""
+    rank, ranks = group.rank(), group.size()
+    chunks = output.view(ranks, -1)
+    chunks[rank].copy_(shard)
+    for step in range(ranks - 1):
+        arriving = torch.empty_like(output)
+        exchange(output, arriving, group)
+        chunks[(rank - 1 - step) % ranks] = arriving.view(ranks, -1)[(rank - 1 - step) % ranks]
+
+
+@wrong("1.7", "one place too far")
+def all_gather(output, shard, group, exchange):
+    """Puts what arrives where its own shard belongs, and so on round the ring: one off."""
+    rank, ranks = group.rank(), group.size()
+    chunks = output.view(ranks, -1)
+    chunks[(rank + 1) % ranks].copy_(shard)
+    for step in range(ranks - 1):
+        exchange(chunks[(rank + 1 - step) % ranks], chunks[(rank - step) % ranks], group)
+
+
+@wrong("1.8", "this is the sum: a mean divides by N")
+def all_reduce(tensor, op, group, reduce_scatter, all_gather):
+    """Sums where the mean is asked for."""
+    ranks, numel = group.size(), tensor.numel()
+    full = torch.zeros(numel + -numel % ranks, dtype=tensor.dtype)
+    full[:numel] = tensor.flatten()
+    mine = full.chunk(ranks)[group.rank()]
+    reduce_scatter(mine, full, group)
+    all_gather(full, mine, group)
+    tensor.copy_(full[:numel].view_as(tensor))
+
+
+@wrong("1.8", "rounded down")
+def all_reduce(tensor, op, group, reduce_scatter, all_gather):
+    """Cuts numel // N elements a chunk and drops the remainder."""
+    ranks, length = group.size(), tensor.numel() // group.size()
+    full = tensor.flatten()[: ranks * length].clone()
+    mine = full.view(ranks, length)[group.rank()]
+    reduce_scatter(mine, full, group)
+    if op == "mean":
+        mine /= ranks
+    all_gather(full, mine, group)
+    tensor.view(-1)[: ranks * length] = full
+
+
+@wrong("1.8", "are gathered and then added up")
+def all_reduce(tensor, op, group, reduce_scatter, all_gather):
+    """Gathers everybody's tensor and adds them up: right values, N times the memory."""
+    ranks = group.size()
+    everything = torch.empty(ranks * tensor.numel(), dtype=tensor.dtype)
+    all_gather(everything, tensor.flatten(), group)
+    total = everything.view(ranks, *tensor.shape).sum(0)
+    tensor.copy_(total / ranks if op == "mean" else total)
+
+
+@wrong("1.8", "belongs in the tensor itself")
+def all_reduce(tensor, op, group, reduce_scatter, all_gather):
+    """Returns the result, and leaves the tensor as it was."""
+    ranks, numel = group.size(), tensor.numel()
+    full = torch.zeros(numel + -numel % ranks, dtype=tensor.dtype)
+    full[:numel] = tensor.flatten()
+    mine = full.chunk(ranks)[group.rank()]
+    reduce_scatter(mine, full, group)
+    if op == "mean":
+        mine /= ranks
+    all_gather(full, mine, group)
+    return full[:numel].view_as(tensor)
+
+
+@wrong("1.8", "divided by N twice")
+def all_reduce(tensor, op, group, reduce_scatter, all_gather):
+    """Divides the chunk, and the whole again."""
+    ranks, numel = group.size(), tensor.numel()
+    full = torch.zeros(numel + -numel % ranks, dtype=tensor.dtype)
+    full[:numel] = tensor.flatten()
+    mine = full.chunk(ranks)[group.rank()]
+    reduce_scatter(mine, full, group)
+    if op == "mean":
+        mine /= ranks
+    all_gather(full, mine, group)
+    if op == "mean":
+        full /= ranks
+    tensor.copy_(full[:numel].view_as(tensor))
+
+
+@wrong("1.8", "use the two pieces, and nothing else")
+def all_reduce(tensor, op, group, reduce_scatter, all_gather):
+    """Lets all ranks meet before it begins, by a collective of one element."""
+    ranks, numel = group.size(), tensor.numel()
+    comm.all_gather(torch.empty(ranks), torch.ones(1), group).wait()
+    full = torch.zeros(numel + -numel % ranks, dtype=tensor.dtype)
+    full[:numel] = tensor.flatten()
+    mine = full.chunk(ranks)[group.rank()]
+    reduce_scatter(mine, full, group)
+    if op == "mean":
+        mine /= ranks
+    all_gather(full, mine, group)
+    tensor.copy_(full[:numel].view_as(tensor))

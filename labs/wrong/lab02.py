@@ -1,0 +1,401 @@
+"""Wrong answers to lab 02, each with words that its rejection must contain."""
+
+from minifsdp.course.workshop.wrong import wrong
+
+# 2.1
+
+
+@wrong("2.1", "the parameter is reduced instead of its gradient")
+def average_gradient(param, group):
+    """Averages the parameter, as a published tutorial does whose hook takes what it is given for the gradient."""
+    comm.all_reduce(param.data, group, comm.MEAN).wait()
+
+
+@wrong("2.1", "the sum, not the mean")
+def average_gradient(param, group):
+    """Never divides by N."""
+    comm.all_reduce(param.grad, group).wait()
+
+
+@wrong("2.1", "divided by N twice")
+def average_gradient(param, group):
+    """Takes the mean of the mean."""
+    comm.all_reduce(param.grad, group, comm.MEAN).wait()
+    param.grad /= group.size()
+
+
+@wrong("2.1", "not before")
+def average_gradient(param, group):
+    """Does not wait for its all-reduce."""
+    comm.all_reduce(param.grad, group, comm.MEAN)
+
+
+@wrong("2.1", "the mean went into another tensor")
+def average_gradient(param, group):
+    """Reduces a copy and leaves the gradient as it is."""
+    grad = param.grad.clone()
+    comm.all_reduce(grad, group, comm.MEAN).wait()
+
+
+@wrong("2.1", "N times the memory")
+def average_gradient(param, group):
+    """Gathers all gradients and averages them: right values, N gradients on every rank."""
+    every = param.grad.new_empty(group.size() * param.grad.numel())
+    comm.all_gather(every, param.grad.flatten(), group).wait()
+    param.grad.copy_(every.view(group.size(), *param.grad.shape).mean(0))
+
+
+@wrong("2.1", "a new tensor took its place")
+def average_gradient(param, group):
+    """Puts a new gradient in the place of the accumulated one: right values, twice the bytes."""
+    grad = param.grad.clone()
+    comm.all_reduce(grad, group, comm.MEAN).wait()
+    param.grad = grad
+
+
+# 2.2
+
+
+@wrong("2.2", "in order of registration")
+def assign_buckets(params, cap_bytes):
+    """Forward order, as in published answers to a well-known course: the first bucket is full last."""
+    buckets, size = [], cap_bytes
+    for param in params:
+        if size >= cap_bytes or param.dtype != buckets[-1][0].dtype:
+            buckets.append([])
+            size = 0
+        buckets[-1].append(param)
+        size += param.numel() * param.element_size()
+    return buckets
+
+
+@wrong("2.2", "a bucket per parameter")
+def assign_buckets(params, cap_bytes):
+    """A bucket per parameter."""
+    return [[param] for param in reversed(params)]
+
+
+@wrong("2.2", "the last bucket is lost")
+def assign_buckets(params, cap_bytes):
+    """Appends a bucket only when it is full: the last, partial one never is."""
+    buckets, current = [], []
+    for param in reversed(params):
+        if current and param.dtype != current[0].dtype:
+            buckets.append(current)
+            current = []
+        current.append(param)
+        if sum(p.numel() * p.element_size() for p in current) >= cap_bytes:
+            buckets.append(current)
+            current = []
+    return buckets
+
+
+@wrong("2.2", "the cap is in bytes")
+def assign_buckets(params, cap_bytes):
+    """Counts elements."""
+    buckets, size = [], cap_bytes
+    for param in reversed(params):
+        if size >= cap_bytes or param.dtype != buckets[-1][0].dtype:
+            buckets.append([])
+            size = 0
+        buckets[-1].append(param)
+        size += param.numel()
+    return buckets
+
+
+@wrong("2.2", "one buffer has one dtype")
+def assign_buckets(params, cap_bytes):
+    """Mixes dtypes in a bucket."""
+    buckets, size = [], cap_bytes
+    for param in reversed(params):
+        if size >= cap_bytes:
+            buckets.append([])
+            size = 0
+        buckets[-1].append(param)
+        size += param.numel() * param.element_size()
+    return buckets
+
+
+@wrong("2.2", "closed before the cap is reached")
+def assign_buckets(params, cap_bytes):
+    """Takes the cap for a limit that no bucket may exceed."""
+    buckets, size = [], 0
+    for param in reversed(params):
+        new = param.numel() * param.element_size()
+        if not buckets or size + new > cap_bytes or param.dtype != buckets[-1][0].dtype:
+            buckets.append([])
+            size = 0
+        buckets[-1].append(param)
+        size += new
+    return buckets
+
+
+# 2.3
+
+
+@wrong("2.3", "leaves nothing to overlap")
+def start_bucket(bucket, group):
+    """Waits at once: right values, no overlap."""
+    flat = device.empty(sum(p.numel() for p in bucket), bucket[0].dtype, "communication", bucket[0].device)
+    for part, p in zip(flat.split([p.numel() for p in bucket]), bucket, strict=True):
+        part.copy_(torch.zeros_like(part) if p.grad is None else p.grad.flatten())
+    handle = comm.all_reduce(flat, group, comm.MEAN)
+    handle.wait()
+    return flat, handle
+
+
+@wrong("2.3", "the sum, not the mean")
+def start_bucket(bucket, group):
+    """Sums, and nobody divides."""
+    flat = device.empty(sum(p.numel() for p in bucket), bucket[0].dtype, "communication", bucket[0].device)
+    for part, p in zip(flat.split([p.numel() for p in bucket]), bucket, strict=True):
+        part.copy_(torch.zeros_like(part) if p.grad is None else p.grad.flatten())
+    return flat, comm.all_reduce(flat, group)
+
+
+@wrong("2.3", "an all-reduce per parameter")
+def start_bucket(bucket, group):
+    """Reduces the parts one by one: as many messages as without buckets."""
+    flat = device.empty(sum(p.numel() for p in bucket), bucket[0].dtype, "communication", bucket[0].device)
+    for part, p in zip(flat.split([p.numel() for p in bucket]), bucket, strict=True):
+        part.copy_(torch.zeros_like(part) if p.grad is None else p.grad.flatten())
+        handle = comm.all_reduce(part, group, comm.MEAN)
+    return flat, handle
+
+
+@wrong("2.3", "the buffer comes uninitialised")
+def start_bucket(bucket, group):
+    """Passes over gradients that are None, whose places in the buffer hold garbage."""
+    flat = device.empty(sum(p.numel() for p in bucket), bucket[0].dtype, "communication", bucket[0].device)
+    for part, p in zip(flat.split([p.numel() for p in bucket]), bucket, strict=True):
+        if p.grad is not None:
+            part.copy_(p.grad.flatten())
+    return flat, comm.all_reduce(flat, group, comm.MEAN)
+
+
+@wrong("2.3", "nobody can count its bytes")
+def start_bucket(bucket, group):
+    """Concatenates into a tensor that no ledger knows, as _flatten_dense_tensors does."""
+    flat = torch.cat([torch.zeros(p.numel()) if p.grad is None else p.grad.flatten() for p in bucket])
+    return flat, comm.all_reduce(flat, group, comm.MEAN)
+
+
+@wrong("2.3", "the parameters were copied in")
+def start_bucket(bucket, group):
+    """Copies the parameters in: parameter averaging."""
+    flat = device.empty(sum(p.numel() for p in bucket), bucket[0].dtype, "communication", bucket[0].device)
+    for part, p in zip(flat.split([p.numel() for p in bucket]), bucket, strict=True):
+        part.copy_(p.data.flatten())
+    return flat, comm.all_reduce(flat, group, comm.MEAN)
+
+
+# 2.4
+
+
+@wrong("2.4", "before wait() the buffer holds")
+def finish_bucket(bucket, flat, handle):
+    """Does not wait."""
+    for part, p in zip(flat.split([p.numel() for p in bucket]), bucket, strict=True):
+        p.grad = part.view(p.shape).clone()
+    device.free(flat)
+
+
+@wrong("2.4", "the means were never copied back")
+def finish_bucket(bucket, flat, handle):
+    """Waits and frees, and leaves the gradients as they were."""
+    handle.wait()
+    device.free(flat)
+
+
+@wrong("2.4", "divided by N again")
+def finish_bucket(bucket, flat, handle):
+    """Averages twice: the all-reduce has taken the mean already."""
+    handle.wait()
+    flat /= handle.call.ranks
+    for part, p in zip(flat.split([p.numel() for p in bucket]), bucket, strict=True):
+        p.grad = part.view(p.shape).clone()
+    device.free(flat)
+
+
+@wrong("2.4", "buffers pile up")
+def finish_bucket(bucket, flat, handle):
+    """Never frees the buffer."""
+    handle.wait()
+    for part, p in zip(flat.split([p.numel() for p in bucket]), bucket, strict=True):
+        p.grad = part.view(p.shape).clone()
+
+
+@wrong("2.4", "loses its memory when the buffer is freed")
+def finish_bucket(bucket, flat, handle):
+    """Lets the gradients be views of the buffer that it then frees."""
+    handle.wait()
+    for part, p in zip(flat.split([p.numel() for p in bucket]), bucket, strict=True):
+        p.grad = part.view(p.shape)
+    device.free(flat)
+
+
+@wrong("2.4", "it must replace it")
+def finish_bucket(bucket, flat, handle):
+    """Accumulates the mean on top of the rank's own gradient."""
+    handle.wait()
+    for part, p in zip(flat.split([p.numel() for p in bucket]), bucket, strict=True):
+        p.grad = part.view(p.shape).clone() if p.grad is None else p.grad + part.view(p.shape)
+    device.free(flat)
+
+
+# 2.5
+
+
+@wrong("2.5", "out of turn")
+def on_gradient(param, reducer):
+    """Launches a bucket as soon as it is full, in whatever order this rank's buckets fill."""
+    if not reducer.sync:
+        return
+    number = reducer.bucket_of[param]
+    reducer.missing[number] -= 1
+    if reducer.missing[number] == 0:
+        reducer.in_flight.append(reducer.start(reducer.buckets[number]))
+    if len(reducer.in_flight) == len(reducer.buckets):
+        at_end_of_backward(reducer.finish)
+
+
+@wrong("2.5", "wait in finish only")
+def on_gradient(param, reducer):
+    """Waits for each bucket at once: right values, no overlap."""
+    if not reducer.sync:
+        return
+    reducer.missing[reducer.bucket_of[param]] -= 1
+    while len(reducer.in_flight) < len(reducer.buckets) and reducer.missing[len(reducer.in_flight)] == 0:
+        flat, handle = reducer.start(reducer.buckets[len(reducer.in_flight)])
+        handle.wait()
+        reducer.in_flight.append((flat, handle))
+    if len(reducer.in_flight) == len(reducer.buckets):
+        at_end_of_backward(reducer.finish)
+
+
+@wrong("2.5", "leave with the last gradient")
+def on_gradient(param, reducer):
+    """Waits for all gradients before the first launch: rung 2 inside a hook."""
+    if not reducer.sync:
+        return
+    reducer.missing[reducer.bucket_of[param]] -= 1
+    if sum(reducer.missing) == 0:
+        for bucket in reducer.buckets:
+            reducer.in_flight.append(reducer.start(bucket))
+        at_end_of_backward(reducer.finish)
+
+
+@wrong("2.5", "the last bucket is never launched")
+def on_gradient(param, reducer):
+    """Launches a bucket when a gradient of a later one arrives, so never flushes the last."""
+    if not reducer.sync:
+        return
+    reducer.missing[reducer.bucket_of[param]] -= 1
+    behind = [n for n in range(len(reducer.buckets) - 1) if reducer.missing[n] == 0]
+    if not any(reducer.missing[:-1]) or behind[-1:] == [len(reducer.in_flight)]:
+        for number in range(len(reducer.in_flight), len(behind)):
+            reducer.in_flight.append(reducer.start(reducer.buckets[number]))
+    if len(reducer.in_flight) == len(reducer.buckets) - 1 and sum(reducer.missing) == 0:
+        at_end_of_backward(reducer.finish)
+
+
+@wrong("2.5", "has to leave at once if reducer.sync is False")
+def on_gradient(param, reducer):
+    """Does not look at `sync`: every micro-batch is reduced."""
+    reducer.missing[reducer.bucket_of[param]] -= 1
+    while len(reducer.in_flight) < len(reducer.buckets) and reducer.missing[len(reducer.in_flight)] == 0:
+        reducer.in_flight.append(reducer.start(reducer.buckets[len(reducer.in_flight)]))
+    if len(reducer.in_flight) == len(reducer.buckets):
+        at_end_of_backward(reducer.finish)
+
+
+@wrong("2.5", "a gradient that is only accumulated is not counted")
+def on_gradient(param, reducer):
+    """Counts under no_sync as well, so that the next backward finds its counters spent."""
+    reducer.missing[reducer.bucket_of[param]] -= 1
+    if not reducer.sync:
+        return
+    while len(reducer.in_flight) < len(reducer.buckets) and reducer.missing[len(reducer.in_flight)] == 0:
+        reducer.in_flight.append(reducer.start(reducer.buckets[len(reducer.in_flight)]))
+    if len(reducer.in_flight) == len(reducer.buckets):
+        at_end_of_backward(reducer.finish)
+
+
+@wrong("2.5", "the means stay in the buffers")
+def on_gradient(param, reducer):
+    """Launches all and finishes none."""
+    if not reducer.sync:
+        return
+    reducer.missing[reducer.bucket_of[param]] -= 1
+    while len(reducer.in_flight) < len(reducer.buckets) and reducer.missing[len(reducer.in_flight)] == 0:
+        reducer.in_flight.append(reducer.start(reducer.buckets[len(reducer.in_flight)]))
+
+
+@wrong("2.5", "holds up the rest of backward")
+def on_gradient(param, reducer):
+    """Finishes inside the last hook: right values, but backward still has work that could run meanwhile."""
+    if not reducer.sync:
+        return
+    reducer.missing[reducer.bucket_of[param]] -= 1
+    while len(reducer.in_flight) < len(reducer.buckets) and reducer.missing[len(reducer.in_flight)] == 0:
+        reducer.in_flight.append(reducer.start(reducer.buckets[len(reducer.in_flight)]))
+    if len(reducer.in_flight) == len(reducer.buckets):
+        reducer.finish()
+
+
+# 2.6
+
+
+@wrong("2.6", "what is reduced is reduced again")
+def accumulate(micro_batches, loss_of, reducer):
+    """Never turns communication off: a reduction per micro-batch."""
+    for batch in micro_batches:
+        (loss_of(batch) / len(micro_batches)).backward()
+
+
+@wrong("2.6", "divide each loss by k")
+def accumulate(micro_batches, loss_of, reducer):
+    """Adds up k gradients without dividing."""
+    for number, batch in enumerate(micro_batches, start=1):
+        reducer.sync = number == len(micro_batches)
+        loss_of(batch).backward()
+
+
+@wrong("2.6", "the gradients of those before it were dropped")
+def accumulate(micro_batches, loss_of, reducer):
+    """Drops the gradients between micro-batches, like a zero_grad() in the wrong loop."""
+    for number, batch in enumerate(micro_batches, start=1):
+        for param in reducer.bucket_of:
+            param.grad = None
+        reducer.sync = number == len(micro_batches)
+        (loss_of(batch) / len(micro_batches)).backward()
+
+
+@wrong("2.6", "keeps the graphs of all micro-batches alive")
+def accumulate(micro_batches, loss_of, reducer):
+    """One backward over the mean of all losses: right gradient, k times the activations."""
+    sum(loss_of(batch) / len(micro_batches) for batch in micro_batches).backward()
+
+
+@wrong("2.6", "needs all their activations at once")
+def accumulate(micro_batches, loss_of, reducer):
+    """One large batch: right gradient, and nothing is accumulated."""
+    loss_of(torch.cat(micro_batches)).backward()
+
+
+@wrong("2.6", "the ranks' gradients never meet")
+def accumulate(micro_batches, loss_of, reducer):
+    """Turns communication off for all of them, the last included."""
+    reducer.sync = False
+    for batch in micro_batches:
+        (loss_of(batch) / len(micro_batches)).backward()
+    reducer.sync = True
+
+
+@wrong("2.6", "what comes after it stays on its rank")
+def accumulate(micro_batches, loss_of, reducer):
+    """Communicates in the first micro-batch, not in the last."""
+    for number, batch in enumerate(micro_batches):
+        reducer.sync = number == 0
+        (loss_of(batch) / len(micro_batches)).backward()
+    reducer.sync = True

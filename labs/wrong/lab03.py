@@ -1,0 +1,605 @@
+"""Wrong answers to lab 03, each with words that its rejection must contain."""
+
+import torch
+from torch import nn
+
+from minifsdp import comm, device
+from minifsdp.course.workshop.wrong import wrong
+
+
+@wrong("3.1", "the remainder is dropped")
+def partition(params, ranks):
+    """Shards of numel // ranks elements: the last parameter loses its end."""
+    sizes = [p.numel() for p in params]
+    length = sum(sizes) // ranks
+    flat = torch.cat([p.detach().flatten() for p in params])[: ranks * length].clone()
+    start = 0
+    for p in params:
+        if start + p.numel() <= flat.numel():
+            p.data = flat[start : start + p.numel()].view(p.shape)
+        start += p.numel()
+    return flat, list(flat.chunk(ranks))
+
+
+@wrong("3.1", "every parameter is padded by itself")
+def partition(params, ranks):
+    """Pads each parameter to a multiple of N."""
+    sizes = [p.numel() + -p.numel() % ranks for p in params]
+    flat = torch.zeros(sum(sizes))
+    for p, piece in zip(params, flat.split(sizes), strict=True):
+        piece[: p.numel()] = p.detach().flatten()
+        p.data = piece[: p.numel()].view(p.shape)
+    return flat, list(flat.chunk(ranks))
+
+
+@wrong("3.1", "the padding is missing")
+def partition(params, ranks):
+    """Lets chunk make the last shard shorter."""
+    sizes = [p.numel() for p in params]
+    flat = torch.cat([p.detach().flatten() for p in params])
+    for p, piece in zip(params, flat.split(sizes), strict=True):
+        p.data = piece.view(p.shape)
+    return flat, list(flat.chunk(ranks))
+
+
+@wrong("3.1", "the padding stands in front")
+def partition(params, ranks):
+    """Pads at the front."""
+    sizes = [p.numel() for p in params]
+    padding = -sum(sizes) % ranks
+    flat = torch.zeros(padding + sum(sizes))
+    for p, piece in zip(params, flat[padding:].split(sizes), strict=True):
+        piece.copy_(p.detach().flatten())
+        p.data = piece.view(p.shape)
+    return flat, list(flat.chunk(ranks))
+
+
+@wrong("3.1", "the flat buffer is a copy")
+def partition(params, ranks):
+    """Concatenates, and leaves the parameters where they are."""
+    flat = torch.cat([p.detach().flatten() for p in params])
+    flat = torch.cat([flat, flat.new_zeros(-flat.numel() % ranks)])
+    return flat, list(flat.chunk(ranks))
+
+
+@wrong("3.1", "the shards are copies")
+def partition(params, ranks):
+    """Clones the shards."""
+    sizes = [p.numel() for p in params]
+    numel = sum(sizes)
+    flat = torch.zeros(numel + -numel % ranks)
+    for p, piece in zip(params, flat[:numel].split(sizes), strict=True):
+        piece.copy_(p.detach().flatten())
+        p.data = piece.view(p.shape)
+    return flat, [shard.clone() for shard in flat.chunk(ranks)]
+
+
+@wrong("3.1", "the shards must be equal in length")
+def partition(params, ranks):
+    """Whole parameters to ranks, as torch's ZeroRedundancyOptimizer cuts."""
+    sizes = [p.numel() for p in params]
+    numel = sum(sizes)
+    flat = torch.zeros(numel + -numel % ranks)
+    for p, piece in zip(params, flat[:numel].split(sizes), strict=True):
+        piece.copy_(p.detach().flatten())
+        p.data = piece.view(p.shape)
+    loads = [0] * ranks
+    for size in sizes:
+        loads[loads.index(min(loads))] += size
+    loads[-1] += flat.numel() - numel
+    return flat, list(flat.split(loads))
+
+
+@wrong("3.1", "the parameters' old memory, or a second copy")
+def partition(params, ranks):
+    """Keeps the parameters' old memory alive."""
+    sizes = [p.numel() for p in params]
+    numel = sum(sizes)
+    flat = torch.zeros(numel + -numel % ranks)
+    for p, piece in zip(params, flat[:numel].split(sizes), strict=True):
+        piece.copy_(p.detach().flatten())
+        p.old = p.data
+        p.data = piece.view(p.shape)
+    return flat, list(flat.chunk(ranks))
+
+
+@wrong("3.2", "every rank updates everything")
+def shard_optimizer(buckets, rank, optimizer_class, **defaults):
+    """Gives every rank all shards."""
+    return optimizer_class([nn.Parameter(shard) for shards in buckets for shard in shards], **defaults)
+
+
+@wrong("3.2", "this is the shard of rank")
+def shard_optimizer(buckets, rank, optimizer_class, **defaults):
+    """Takes the next rank's shards."""
+    return optimizer_class([nn.Parameter(shards[(rank + 1) % len(shards)]) for shards in buckets], **defaults)
+
+
+@wrong("3.2", "was given copies of the shards")
+def shard_optimizer(buckets, rank, optimizer_class, **defaults):
+    """Gives the optimizer copies."""
+    return optimizer_class([nn.Parameter(shards[rank].clone()) for shards in buckets], **defaults)
+
+
+@wrong("3.2", "not of the first alone")
+def shard_optimizer(buckets, rank, optimizer_class, **defaults):
+    """Shards only the first bucket."""
+    return optimizer_class([nn.Parameter(buckets[0][rank])], **defaults)
+
+
+@wrong("3.2", "did not reach the optimizer")
+def shard_optimizer(buckets, rank, optimizer_class, **defaults):
+    """Drops the learning rate."""
+    return optimizer_class([nn.Parameter(shards[rank]) for shards in buckets])
+
+
+@wrong("3.2", "not one bucket's shards")
+def shard_optimizer(buckets, rank, optimizer_class, **defaults):
+    """Takes the bucket with the rank's number instead of the shards with it."""
+    return optimizer_class([nn.Parameter(shard) for shard in buckets[rank % len(buckets)]], **defaults)
+
+
+@wrong("3.3", "the sum of the gradients")
+def reduce_bucket(params, shard, group):
+    """Reduces with SUM."""
+    bucket = device.empty(shard.numel() * group.size(), shard.dtype, "communication", shard.device).zero_()
+    start = 0
+    for p in params:
+        if p.grad is not None:
+            bucket[start : start + p.numel()] = p.grad.flatten()
+        start += p.numel()
+    mean = device.empty(shard.numel(), shard.dtype, "gradients", shard.device)
+    reduction = comm.reduce_scatter(mean, bucket, group, comm.SUM)
+
+    def finish():
+        reduction.wait()
+        device.free(bucket)
+        if shard.grad is None:
+            shard.grad = mean
+        else:
+            shard.grad += mean
+            device.free(mean)
+
+    return finish
+
+
+@wrong("3.3", "hands every rank the whole mean")
+def reduce_bucket(params, shard, group):
+    """All-reduces and takes a shard of the result."""
+    bucket = device.empty(shard.numel() * group.size(), shard.dtype, "communication", shard.device).zero_()
+    start = 0
+    for p in params:
+        if p.grad is not None:
+            bucket[start : start + p.numel()] = p.grad.flatten()
+        start += p.numel()
+    reduction = comm.all_reduce(bucket, group, comm.MEAN)
+
+    def finish():
+        reduction.wait()
+        mean = device.empty(shard.numel(), shard.dtype, "gradients", shard.device)
+        mean.copy_(bucket.chunk(group.size())[group.rank()])
+        device.free(bucket)
+        if shard.grad is None:
+            shard.grad = mean
+        else:
+            shard.grad += mean
+            device.free(mean)
+
+    return finish
+
+
+@wrong("3.3", "these are the parameters, not the gradients")
+def reduce_bucket(params, shard, group):
+    """Averages the parameters, which picotron's naive data parallelism once did."""
+    bucket = device.empty(shard.numel() * group.size(), shard.dtype, "communication", shard.device).zero_()
+    start = 0
+    for p in params:
+        bucket[start : start + p.numel()] = p.data.flatten()
+        start += p.numel()
+    mean = device.empty(shard.numel(), shard.dtype, "gradients", shard.device)
+    reduction = comm.reduce_scatter(mean, bucket, group, comm.MEAN)
+
+    def finish():
+        reduction.wait()
+        device.free(bucket)
+        if shard.grad is None:
+            shard.grad = mean
+        else:
+            shard.grad += mean
+            device.free(mean)
+
+    return finish
+
+
+@wrong("3.3", "device.empty is not zero")
+def reduce_bucket(params, shard, group):
+    """Leaves the padding, and the place of a missing gradient, uninitialised."""
+    bucket = device.empty(shard.numel() * group.size(), shard.dtype, "communication", shard.device)
+    start = 0
+    for p in params:
+        if p.grad is not None:
+            bucket[start : start + p.numel()] = p.grad.flatten()
+        start += p.numel()
+    mean = device.empty(shard.numel(), shard.dtype, "gradients", shard.device)
+    reduction = comm.reduce_scatter(mean, bucket, group, comm.MEAN)
+
+    def finish():
+        reduction.wait()
+        device.free(bucket)
+        if shard.grad is None:
+            shard.grad = mean
+        else:
+            shard.grad += mean
+            device.free(mean)
+
+    return finish
+
+
+@wrong("3.3", "what follows must not move up")
+def reduce_bucket(params, shard, group):
+    """Skips a parameter that has no gradient, so those behind it land in the wrong places."""
+    bucket = device.empty(shard.numel() * group.size(), shard.dtype, "communication", shard.device).zero_()
+    grads = torch.cat([p.grad.flatten() for p in params if p.grad is not None])
+    bucket[: grads.numel()] = grads
+    mean = device.empty(shard.numel(), shard.dtype, "gradients", shard.device)
+    reduction = comm.reduce_scatter(mean, bucket, group, comm.MEAN)
+
+    def finish():
+        reduction.wait()
+        device.free(bucket)
+        if shard.grad is None:
+            shard.grad = mean
+        else:
+            shard.grad += mean
+            device.free(mean)
+
+    return finish
+
+
+@wrong("3.3", "nobody waits")
+def reduce_bucket(params, shard, group):
+    """Frees and uses without waiting."""
+    bucket = device.empty(shard.numel() * group.size(), shard.dtype, "communication", shard.device).zero_()
+    start = 0
+    for p in params:
+        if p.grad is not None:
+            bucket[start : start + p.numel()] = p.grad.flatten()
+        start += p.numel()
+    mean = device.empty(shard.numel(), shard.dtype, "gradients", shard.device)
+    comm.reduce_scatter(mean, bucket, group, comm.MEAN)
+
+    def finish():
+        if shard.grad is None:
+            shard.grad = mean
+        else:
+            shard.grad += mean
+            device.free(mean)
+
+    return finish
+
+
+@wrong("3.3", "reduce_bucket waits itself")
+def reduce_bucket(params, shard, group):
+    """Waits before it returns."""
+    bucket = device.empty(shard.numel() * group.size(), shard.dtype, "communication", shard.device).zero_()
+    start = 0
+    for p in params:
+        if p.grad is not None:
+            bucket[start : start + p.numel()] = p.grad.flatten()
+        start += p.numel()
+    mean = device.empty(shard.numel(), shard.dtype, "gradients", shard.device)
+    comm.reduce_scatter(mean, bucket, group, comm.MEAN).wait()
+    device.free(bucket)
+
+    def finish():
+        if shard.grad is None:
+            shard.grad = mean
+        else:
+            shard.grad += mean
+            device.free(mean)
+
+    return finish
+
+
+@wrong("3.3", "the bucket is still alive")
+def reduce_bucket(params, shard, group):
+    """Keeps the bucket for the next time."""
+    if not hasattr(shard, "bucket"):
+        shard.bucket = device.empty(shard.numel() * group.size(), shard.dtype, "communication", shard.device)
+    shard.bucket.zero_()
+    start = 0
+    for p in params:
+        if p.grad is not None:
+            shard.bucket[start : start + p.numel()] = p.grad.flatten()
+        start += p.numel()
+    mean = device.empty(shard.numel(), shard.dtype, "gradients", shard.device)
+    reduction = comm.reduce_scatter(mean, shard.bucket, group, comm.MEAN)
+
+    def finish():
+        reduction.wait()
+        if shard.grad is None:
+            shard.grad = mean
+        else:
+            shard.grad += mean
+            device.free(mean)
+
+    return finish
+
+
+@wrong("3.3", "the second reduction replaced the first")
+def reduce_bucket(params, shard, group):
+    """Overwrites what earlier micro-batches have left."""
+    bucket = device.empty(shard.numel() * group.size(), shard.dtype, "communication", shard.device).zero_()
+    start = 0
+    for p in params:
+        if p.grad is not None:
+            bucket[start : start + p.numel()] = p.grad.flatten()
+        start += p.numel()
+    mean = device.empty(shard.numel(), shard.dtype, "gradients", shard.device)
+    reduction = comm.reduce_scatter(mean, bucket, group, comm.MEAN)
+
+    def finish():
+        reduction.wait()
+        device.free(bucket)
+        shard.grad = mean
+
+    return finish
+
+
+@wrong("3.3", "laid out in reverse")
+def reduce_bucket(params, shard, group):
+    """Lays the gradients out in another order than the parameters."""
+    bucket = device.empty(shard.numel() * group.size(), shard.dtype, "communication", shard.device).zero_()
+    start = 0
+    for p in reversed(params):
+        if p.grad is not None:
+            bucket[start : start + p.numel()] = p.grad.flatten()
+        start += p.numel()
+    mean = device.empty(shard.numel(), shard.dtype, "gradients", shard.device)
+    reduction = comm.reduce_scatter(mean, bucket, group, comm.MEAN)
+
+    def finish():
+        reduction.wait()
+        device.free(bucket)
+        if shard.grad is None:
+            shard.grad = mean
+        else:
+            shard.grad += mean
+            device.free(mean)
+
+    return finish
+
+
+@wrong("3.4", "never gathered")
+def update_and_gather(optimizer, flats, group):
+    """Forgets the all-gather."""
+    optimizer.step()
+    for shard in optimizer.param_groups[0]["params"]:
+        device.free(shard.grad)
+        shard.grad = None
+
+
+@wrong("3.4", "gathered before they are updated")
+def update_and_gather(optimizer, flats, group):
+    """Gathers first."""
+    shards = optimizer.param_groups[0]["params"]
+    for flat, shard in zip(flats, shards, strict=True):
+        comm.all_gather(flat, shard.data, group).wait()
+    optimizer.step()
+    for shard in shards:
+        device.free(shard.grad)
+        shard.grad = None
+
+
+@wrong("3.4", "averaging the parameters")
+def update_and_gather(optimizer, flats, group):
+    """Averages the parameters over the ranks instead of gathering the shards."""
+    optimizer.step()
+    for shard in optimizer.param_groups[0]["params"]:
+        device.free(shard.grad)
+        shard.grad = None
+    for flat in flats:
+        comm.all_reduce(flat, group, comm.MEAN).wait()
+
+
+@wrong("3.4", "they were never freed")
+def update_and_gather(optimizer, flats, group):
+    """Leaves the shards' gradients, to which the next step's are added."""
+    optimizer.step()
+    for flat, shard in zip(flats, optimizer.param_groups[0]["params"], strict=True):
+        comm.all_gather(flat, shard.data, group).wait()
+
+
+@wrong("3.4", "the optimizer found no gradient")
+def update_and_gather(optimizer, flats, group):
+    """Clears the gradients before the update."""
+    shards = optimizer.param_groups[0]["params"]
+    optimizer.zero_grad()
+    optimizer.step()
+    for flat, shard in zip(flats, shards, strict=True):
+        comm.all_gather(flat, shard.data, group).wait()
+
+
+@wrong("3.4", "the gradient of the step before")
+def update_and_gather(optimizer, flats, group):
+    """Steps on stale gradients: keeps this step's for the next one."""
+    shards = optimizer.param_groups[0]["params"]
+    for shard in shards:
+        fresh = shard.grad
+        shard.grad = getattr(shard, "kept", torch.zeros_like(shard))
+        shard.kept = fresh
+    optimizer.step()
+    for shard in shards:
+        shard.grad = None
+    for flat, shard in zip(flats, shards, strict=True):
+        comm.all_gather(flat, shard.data, group).wait()
+
+
+@wrong("3.4", "a broadcast per shard")
+def update_and_gather(optimizer, flats, group):
+    """Broadcasts every rank's shard, as ZeroRedundancyOptimizer does its parameters."""
+    optimizer.step()
+    for shard in optimizer.param_groups[0]["params"]:
+        device.free(shard.grad)
+        shard.grad = None
+    for flat in flats:
+        for rank, part in enumerate(flat.chunk(group.size())):
+            comm.broadcast(part, rank, group).wait()
+
+
+@wrong("3.4", "a bucket is left out")
+def update_and_gather(optimizer, flats, group):
+    """Gathers the first bucket alone."""
+    shards = optimizer.param_groups[0]["params"]
+    optimizer.step()
+    for shard in shards:
+        device.free(shard.grad)
+        shard.grad = None
+    comm.all_gather(flats[0], shards[0].data, group).wait()
+
+
+@wrong("3.4", "wait for every gather")
+def update_and_gather(optimizer, flats, group):
+    """Waits for the last gather only."""
+    shards = optimizer.param_groups[0]["params"]
+    optimizer.step()
+    for shard in shards:
+        device.free(shard.grad)
+        shard.grad = None
+    handles = [comm.all_gather(flat, shard.data, group) for flat, shard in zip(flats, shards, strict=True)]
+    handles[-1].wait()
+
+
+@wrong("3.5", "the memory is not saved")
+def reduce_in_backward(params, shard, start, in_flight, group):
+    """Keeps the full gradients alive until after the step."""
+    missing = set(params)
+
+    def on_gradient(p):
+        missing.remove(p)
+        if missing:
+            return
+        missing.update(params)
+        while in_flight:
+            in_flight.pop()()
+        in_flight.append(start(params, shard, group))
+
+    return [p.register_post_accumulate_grad_hook(on_gradient) for p in params]
+
+
+@wrong("3.5", "a reduction is started for every gradient")
+def reduce_in_backward(params, shard, start, in_flight, group):
+    """Reduces whenever a gradient comes."""
+
+    def on_gradient(p):
+        while in_flight:
+            in_flight.pop()()
+        in_flight.append(start(params, shard, group))
+        p.grad = None
+
+    return [p.register_post_accumulate_grad_hook(on_gradient) for p in params]
+
+
+@wrong("3.5", "backward stands still while it travels")
+def reduce_in_backward(params, shard, start, in_flight, group):
+    """Waits for each reduction in the hook that started it."""
+    missing = set(params)
+
+    def on_gradient(p):
+        missing.remove(p)
+        if missing:
+            return
+        missing.update(params)
+        start(params, shard, group)()
+        for q in params:
+            q.grad = None
+
+    return [p.register_post_accumulate_grad_hook(on_gradient) for p in params]
+
+
+@wrong("3.5", "all buckets are in flight")
+def reduce_in_backward(params, shard, start, in_flight, group):
+    """Never finishes a reduction during backward."""
+    missing = set(params)
+
+    def on_gradient(p):
+        missing.remove(p)
+        if missing:
+            return
+        missing.update(params)
+        in_flight.append(start(params, shard, group))
+        for q in params:
+            q.grad = None
+
+    return [p.register_post_accumulate_grad_hook(on_gradient) for p in params]
+
+
+@wrong("3.5", "must start anew")
+def reduce_in_backward(params, shard, start, in_flight, group):
+    """Counts the gradients of the first backward only."""
+    arrived = []
+
+    def on_gradient(p):
+        arrived.append(p)
+        if len(arrived) != len(params):
+            return
+        while in_flight:
+            in_flight.pop()()
+        in_flight.append(start(params, shard, group))
+        for q in params:
+            q.grad = None
+
+    return [p.register_post_accumulate_grad_hook(on_gradient) for p in params]
+
+
+@wrong("3.5", "not yet, or not any more")
+def reduce_in_backward(params, shard, start, in_flight, group):
+    """Clears the gradients before the reduction copies them."""
+    missing = set(params)
+
+    def on_gradient(p):
+        missing.remove(p)
+        if missing:
+            return
+        missing.update(params)
+        while in_flight:
+            in_flight.pop()()
+        for q in params:
+            q.grad = None
+        in_flight.append(start(params, shard, group))
+
+    return [p.register_post_accumulate_grad_hook(on_gradient) for p in params]
+
+
+@wrong("3.5", "whichever that is")
+def reduce_in_backward(params, shard, start, in_flight, group):
+    """Takes the gradient of the last parameter in the list for the last to come."""
+
+    def on_gradient(p):
+        while in_flight:
+            in_flight.pop()()
+        in_flight.append(start(params, shard, group))
+        for q in params:
+            q.grad = None
+
+    handles = [p.register_post_accumulate_grad_hook(lambda p: None) for p in params[:-1]]
+    return [*handles, params[-1].register_post_accumulate_grad_hook(on_gradient)]
+
+
+@wrong("3.5", "runs before the gradient is in p.grad")
+def reduce_in_backward(params, shard, start, in_flight, group):
+    """Uses the tensor hook, which runs before the gradient is accumulated."""
+    missing = set(params)
+
+    def on_gradient(p):
+        missing.remove(p)
+        if missing:
+            return
+        missing.update(params)
+        while in_flight:
+            in_flight.pop()()
+        in_flight.append(start(params, shard, group))
+        for q in params:
+            q.grad = None
+
+    return [p.register_hook(lambda grad, p=p: on_gradient(p)) for p in params]

@@ -1,0 +1,755 @@
+"""Wrong answers to lab 05, each with words that its rejection must contain."""
+
+from minifsdp.course.workshop.wrong import wrong
+
+# 5.1
+
+
+@wrong("5.1", "is not in .grad yet")
+def watch(module, record):
+    """Hooks the gradient on its way to the parameter, before it is accumulated."""
+    done = []
+
+    def on_output(gradient):
+        record("output gradient")
+        if not done:
+            done.append(True)
+            Variable._execution_engine.queue_callback(lambda: (done.clear(), record("end of backward")))
+
+    def post_forward(module, args, output):
+        record("post-forward")
+        if output.requires_grad:
+            output.register_hook(on_output)
+
+    module.register_forward_pre_hook(lambda module, args: record("pre-forward"))
+    module.register_forward_hook(post_forward)
+    for name, p in module.named_parameters():
+        p.register_hook(lambda gradient, name=name: record(f"gradient of {name}"))
+
+
+@wrong("5.1", "a lambda made in a loop sees the loop's last one")
+def watch(module, record):
+    """Every hook speaks of the last parameter."""
+    done = []
+
+    def on_output(gradient):
+        record("output gradient")
+        if not done:
+            done.append(True)
+            Variable._execution_engine.queue_callback(lambda: (done.clear(), record("end of backward")))
+
+    def post_forward(module, args, output):
+        record("post-forward")
+        if output.requires_grad:
+            output.register_hook(on_output)
+
+    module.register_forward_pre_hook(lambda module, args: record("pre-forward"))
+    module.register_forward_hook(post_forward)
+    for name, p in module.named_parameters():
+        p.register_post_accumulate_grad_hook(lambda p: record(f"gradient of {name}"))  # noqa: B023
+
+
+@wrong("5.1", "queue it once per backward")
+def watch(module, record):
+    """Queues the callback for every output."""
+
+    def on_output(gradient):
+        record("output gradient")
+        Variable._execution_engine.queue_callback(lambda: record("end of backward"))
+
+    def post_forward(module, args, output):
+        record("post-forward")
+        if output.requires_grad:
+            output.register_hook(on_output)
+
+    module.register_forward_pre_hook(lambda module, args: record("pre-forward"))
+    module.register_forward_hook(post_forward)
+    for name, p in module.named_parameters():
+        p.register_post_accumulate_grad_hook(lambda p, name=name: record(f"gradient of {name}"))
+
+
+@wrong("5.1", "says nothing of its parameters")
+def watch(module, record):
+    """Takes the module's backward hooks for its parameters' gradients."""
+
+    def end():
+        record("end of backward")
+
+    def post_backward(module, grad_input, grad_output):
+        record("gradients of all parameters")
+
+    def pre_backward(module, grad_output):
+        record("output gradient")
+        Variable._execution_engine.queue_callback(end)
+
+    module.register_forward_pre_hook(lambda module, args: record("pre-forward"))
+    module.register_forward_hook(lambda module, args, output: record("post-forward"))
+    module.register_full_backward_pre_hook(pre_backward)
+    module.register_full_backward_hook(post_backward)
+
+
+@wrong("5.1", "is not the end of backward")
+def watch(module, record):
+    """Takes the module's last gradient for the end of backward."""
+    left = []
+
+    def on_gradient(name):
+        record(f"gradient of {name}")
+        left.remove(name)
+        if not left:
+            record("end of backward")
+
+    def post_forward(module, args, output):
+        record("post-forward")
+        if output.requires_grad:
+            left[:] = [name for name, _ in module.named_parameters()]
+            output.register_hook(lambda gradient: record("output gradient"))
+
+    module.register_forward_pre_hook(lambda module, args: record("pre-forward"))
+    module.register_forward_hook(post_forward)
+    for name, p in module.named_parameters():
+        p.register_post_accumulate_grad_hook(lambda p, name=name: on_gradient(name))
+
+
+@wrong("5.1", "has to fall at its end")
+def watch(module, record):
+    """Queues the callback in the first backward only."""
+    done = []
+
+    def on_output(gradient):
+        record("output gradient")
+        if not done:
+            done.append(True)
+            Variable._execution_engine.queue_callback(lambda: record("end of backward"))
+
+    def post_forward(module, args, output):
+        record("post-forward")
+        if output.requires_grad:
+            output.register_hook(on_output)
+
+    module.register_forward_pre_hook(lambda module, args: record("pre-forward"))
+    module.register_forward_hook(post_forward)
+    for name, p in module.named_parameters():
+        p.register_post_accumulate_grad_hook(lambda p, name=name: record(f"gradient of {name}"))
+
+
+# 5.2
+
+
+@wrong("5.2", "only starts it")
+def gather(flat, group):
+    """Does not wait."""
+    device.allocate(flat.full)
+    comm.all_gather(flat.full.data, flat.shard.data, group)
+
+
+@wrong("5.2", "gathered into a fresh tensor")
+def gather(flat, group):
+    """Gathers into a new tensor; the views look at the old buffer."""
+    flat.full = torch.empty(flat.shard.numel() * group.size())
+    comm.all_gather(flat.full, flat.shard.data, group).wait()
+
+
+@wrong("5.2", "a version counter of its own")
+def gather(flat, group):
+    """Gathers into the buffer under autograd's eyes."""
+    device.allocate(flat.full)
+    flat.full.add_(0)
+    comm.all_gather(flat.full, flat.shard.data, group).wait()
+
+
+@wrong("5.2", "the unit is there twice")
+def gather(flat, group):
+    """Gathers beside the buffer and copies."""
+    device.allocate(flat.full)
+    gathered = torch.empty_like(flat.full)
+    comm.all_gather(gathered, flat.shard.data, group).wait()
+    flat.full.data.copy_(gathered)
+
+
+@wrong("5.2", "only 1/N of the unit")
+def gather(flat, group):
+    """Puts this rank's shard in its place and fetches nothing."""
+    device.allocate(flat.full)
+    flat.full.data.zero_()
+    flat.full.data.chunk(group.size())[group.rank()].copy_(flat.shard.data)
+
+
+@wrong("5.2", "sends twice the bytes")
+def gather(flat, group):
+    """An all-reduce of what is zero but for this rank's shard."""
+    device.allocate(flat.full)
+    flat.full.data.zero_()
+    flat.full.data.chunk(group.size())[group.rank()].copy_(flat.shard.data)
+    comm.all_reduce(flat.full.data, group).wait()
+
+
+# 5.3
+
+
+@wrong("5.3", "nothing gives the memory back")
+def free(flat):
+    """Never frees: plain data parallelism with extra gathers."""
+
+
+@wrong("5.3", "dropping a name frees nothing")
+def free(flat):
+    """Drops the name; the views keep the storage."""
+    del flat.full
+
+
+@wrong("5.3", "another tensor under the same name")
+def free(flat):
+    """Puts an empty tensor in its place."""
+    flat.full = torch.empty(0)
+
+
+@wrong("5.3", "gives this one tensor another storage")
+def free(flat):
+    """Swaps the tensor's data; the views keep the old storage."""
+    flat.full.data = torch.empty(0)
+
+
+@wrong("5.3", "changes the tensor's shape and leaves the storage")
+def free(flat):
+    """Resizes the tensor, not its storage."""
+    flat.full.resize_(0)
+
+
+@wrong("5.3", "zeros take as much memory")
+def free(flat):
+    """Overwrites the values."""
+    flat.full.data.zero_()
+
+
+@wrong("5.3", "free `flat.full` alone")
+def free(flat):
+    """Frees the shard as well."""
+    device.free(flat.full)
+    device.free(flat.shard)
+
+
+# 5.4
+
+
+@wrong("5.4", "the sum over the ranks")
+def reduce_gradient(flat, gradient, group):
+    """Sums, does not average."""
+    flat.padding_of(gradient).zero_()
+    total = device.empty(flat.shard.numel(), gradient.dtype, "gradients", gradient.device)
+    comm.reduce_scatter(total, gradient, group).wait()
+    device.free(gradient)
+    if flat.shard.grad is None:
+        flat.shard.grad = total
+    else:
+        flat.shard.grad.add_(total)
+        device.free(total)
+
+
+@wrong("5.4", "the padding has no gradient")
+def reduce_gradient(flat, gradient, group):
+    """Reduces whatever lies in the padding."""
+    mean = device.empty(flat.shard.numel(), gradient.dtype, "gradients", gradient.device)
+    comm.reduce_scatter(mean, gradient, group, comm.MEAN).wait()
+    device.free(gradient)
+    if flat.shard.grad is None:
+        flat.shard.grad = mean
+    else:
+        flat.shard.grad.add_(mean)
+        device.free(mean)
+
+
+@wrong("5.4", "the second gradient has overwritten the first")
+def reduce_gradient(flat, gradient, group):
+    """Overwrites what an earlier backward has left."""
+    flat.padding_of(gradient).zero_()
+    flat.shard.grad = device.empty(flat.shard.numel(), gradient.dtype, "gradients", gradient.device)
+    comm.reduce_scatter(flat.shard.grad, gradient, group, comm.MEAN).wait()
+    device.free(gradient)
+
+
+@wrong("5.4", "the output is unwritten until")
+def reduce_gradient(flat, gradient, group):
+    """Does not wait."""
+    flat.padding_of(gradient).zero_()
+    mean = device.empty(flat.shard.numel(), gradient.dtype, "gradients", gradient.device)
+    comm.reduce_scatter(mean, gradient, group, comm.MEAN)
+    if flat.shard.grad is None:
+        flat.shard.grad = mean
+    else:
+        flat.shard.grad.add_(mean)
+
+
+@wrong("5.4", "twice those of a reduce-scatter")
+def reduce_gradient(flat, gradient, group):
+    """All-reduces and keeps a part."""
+    flat.padding_of(gradient).zero_()
+    comm.all_reduce(gradient, group, comm.MEAN).wait()
+    mine = gradient.chunk(group.size())[group.rank()].clone()
+    device.free(gradient)
+    if flat.shard.grad is None:
+        flat.shard.grad = mine
+    else:
+        flat.shard.grad.add_(mine)
+
+
+@wrong("5.4", "this reduces the parameter")
+def reduce_gradient(flat, gradient, group):
+    """Averages the parameter and keeps this rank's own gradient."""
+    flat.padding_of(gradient).zero_()
+    comm.all_reduce(flat.shard.data, group, comm.MEAN).wait()
+    flat.shard.grad = gradient.chunk(group.size())[group.rank()].clone()
+    device.free(gradient)
+
+
+@wrong("5.4", "the unsharded gradient is still there")
+def reduce_gradient(flat, gradient, group):
+    """Only drops the name of the unsharded gradient."""
+    flat.padding_of(gradient).zero_()
+    mean = device.empty(flat.shard.numel(), gradient.dtype, "gradients", gradient.device)
+    comm.reduce_scatter(mean, gradient, group, comm.MEAN).wait()
+    del gradient
+    if flat.shard.grad is None:
+        flat.shard.grad = mean
+    else:
+        flat.shard.grad.add_(mean)
+
+
+@wrong("5.4", "what was reduced before is reduced again")
+def reduce_gradient(flat, gradient, group):
+    """Accumulates before the reduction, so that the first mean is averaged twice."""
+    flat.padding_of(gradient).zero_()
+    if flat.shard.grad is not None:
+        gradient.chunk(group.size())[group.rank()].add_(flat.shard.grad)
+        device.free(flat.shard.grad)
+    mean = device.empty(flat.shard.numel(), gradient.dtype, "gradients", gradient.device)
+    comm.reduce_scatter(mean, gradient, group, comm.MEAN).wait()
+    device.free(gradient)
+    flat.shard.grad = mean
+
+
+# 5.5
+
+
+@wrong("5.5", "free first")
+def attach(module, unit):
+    """Gather, compute, reduce-scatter, free, as the textbooks have it."""
+    missing = set(unit.leaves)
+
+    def after_forward(module, args, output):
+        if output.requires_grad:
+            output.register_hook(lambda gradient: None if unit.whole else unit.gather())
+        if not (unit.is_root and output.requires_grad):
+            unit.free()
+
+    def after_gradient(leaf):
+        unit.take_gradient(leaf)
+        missing.discard(leaf)
+        if not missing:
+            missing.update(unit.leaves)
+            unit.reduce_gradient()
+            unit.free()
+
+    module.register_forward_pre_hook(lambda module, args: unit.gather())
+    module.register_forward_hook(after_forward)
+    for leaf in unit.leaves:
+        leaf.register_post_accumulate_grad_hook(after_gradient)
+
+
+@wrong("5.5", "every rank keeps the whole model, which is DDP")
+def attach(module, unit):
+    """Plain DDP passed off as FSDP: gathers once and keeps everything."""
+    missing = set(unit.leaves)
+
+    def after_gradient(leaf):
+        unit.take_gradient(leaf)
+        missing.discard(leaf)
+        if not missing:
+            missing.update(unit.leaves)
+            unit.reduce_gradient()
+
+    module.register_forward_pre_hook(lambda module, args: unit.gather())
+    for leaf in unit.leaves:
+        leaf.register_post_accumulate_grad_hook(after_gradient)
+
+
+@wrong("5.5", "freed after forward and not gathered again")
+def attach(module, unit):
+    """No gather before backward."""
+    missing = set(unit.leaves)
+
+    def after_gradient(leaf):
+        unit.take_gradient(leaf)
+        missing.discard(leaf)
+        if not missing:
+            missing.update(unit.leaves)
+            unit.free()
+            unit.reduce_gradient()
+
+    def after_forward(module, args, output):
+        if not (unit.is_root and output.requires_grad):
+            unit.free()
+
+    module.register_forward_pre_hook(lambda module, args: unit.gather())
+    module.register_forward_hook(after_forward)
+    for leaf in unit.leaves:
+        leaf.register_post_accumulate_grad_hook(after_gradient)
+
+
+@wrong("5.5", "the root's backward begins at once")
+def attach(module, unit):
+    """Treats the root like any other unit."""
+    missing = set(unit.leaves)
+
+    def after_forward(module, args, output):
+        if output.requires_grad:
+            output.register_hook(lambda gradient: unit.gather())
+        unit.free()
+
+    def after_gradient(leaf):
+        unit.take_gradient(leaf)
+        missing.discard(leaf)
+        if not missing:
+            missing.update(unit.leaves)
+            unit.free()
+            unit.reduce_gradient()
+
+    module.register_forward_pre_hook(lambda module, args: unit.gather())
+    module.register_forward_hook(after_forward)
+    for leaf in unit.leaves:
+        leaf.register_post_accumulate_grad_hook(after_gradient)
+
+
+@wrong("5.5", "a module's backward hook knows of its inputs alone")
+def attach(module, unit):
+    """Ends the unit in its module's backward hook, which misses gradients."""
+
+    def after_forward(module, args, output):
+        if not (unit.is_root and output.requires_grad):
+            unit.free()
+
+    def after_backward(module, grad_input, grad_output):
+        unit.free()
+        unit.reduce_gradient()
+
+    module.register_forward_pre_hook(lambda module, args: unit.gather())
+    module.register_forward_hook(after_forward)
+    module.register_full_backward_pre_hook(lambda module, gradient: None if unit.whole else unit.gather())
+    module.register_full_backward_hook(after_backward)
+    for leaf in unit.leaves:
+        leaf.register_post_accumulate_grad_hook(unit.take_gradient)
+
+
+@wrong("5.5", "freed before the last use")
+def attach(module, unit):
+    """Frees at the first of the unit's gradients."""
+    missing = set(unit.leaves)
+
+    def after_forward(module, args, output):
+        if output.requires_grad:
+            output.register_hook(lambda gradient: None if unit.whole else unit.gather())
+        if not (unit.is_root and output.requires_grad):
+            unit.free()
+
+    def after_gradient(leaf):
+        unit.take_gradient(leaf)
+        unit.free()
+        missing.discard(leaf)
+        if not missing:
+            missing.update(unit.leaves)
+            unit.reduce_gradient()
+
+    module.register_forward_pre_hook(lambda module, args: unit.gather())
+    module.register_forward_hook(after_forward)
+    for leaf in unit.leaves:
+        leaf.register_post_accumulate_grad_hook(after_gradient)
+
+
+@wrong("5.5", "reduced at every leaf")
+def attach(module, unit):
+    """A reduction per leaf."""
+    left = [len(unit.leaves)]
+
+    def after_forward(module, args, output):
+        if output.requires_grad:
+            output.register_hook(lambda gradient: None if unit.whole else unit.gather())
+        if not (unit.is_root and output.requires_grad):
+            unit.free()
+
+    def after_gradient(leaf):
+        unit.take_gradient(leaf)
+        left[0] -= 1
+        if not left[0]:
+            left[0] = len(unit.leaves)
+            unit.free()
+        unit.reduce_gradient()
+
+    module.register_forward_pre_hook(lambda module, args: unit.gather())
+    module.register_forward_hook(after_forward)
+    for leaf in unit.leaves:
+        leaf.register_post_accumulate_grad_hook(after_gradient)
+
+
+@wrong("5.5", "start the next one with all of them again")
+def attach(module, unit):
+    """Counts the leaves once, so that only the first step is reduced."""
+    missing = set(unit.leaves)
+
+    def after_forward(module, args, output):
+        if output.requires_grad:
+            output.register_hook(lambda gradient: None if unit.whole else unit.gather())
+        if not (unit.is_root and output.requires_grad):
+            unit.free()
+
+    def after_gradient(leaf):
+        unit.take_gradient(leaf)
+        if leaf in missing:
+            missing.remove(leaf)
+            if not missing:
+                unit.free()
+                unit.reduce_gradient()
+
+    module.register_forward_pre_hook(lambda module, args: unit.gather())
+    module.register_forward_hook(after_forward)
+    for leaf in unit.leaves:
+        leaf.register_post_accumulate_grad_hook(after_gradient)
+
+
+@wrong("5.5", "unsharded gradients pile up")
+def attach(module, unit):
+    """Reduces everything when backward is over."""
+    missing = set(unit.leaves)
+
+    def after_forward(module, args, output):
+        if output.requires_grad:
+            output.register_hook(lambda gradient: None if unit.whole else unit.gather())
+        if not (unit.is_root and output.requires_grad):
+            unit.free()
+
+    def after_gradient(leaf):
+        unit.take_gradient(leaf)
+        missing.discard(leaf)
+        if not missing:
+            missing.update(unit.leaves)
+            unit.free()
+            Variable._execution_engine.queue_callback(unit.reduce_gradient)
+
+    module.register_forward_pre_hook(lambda module, args: unit.gather())
+    module.register_forward_hook(after_forward)
+    for leaf in unit.leaves:
+        leaf.register_post_accumulate_grad_hook(after_gradient)
+
+
+@wrong("5.5", "hook the gradient of the output, not of the input")
+def attach(module, unit):
+    """Gathers when the gradient of the input is there."""
+    missing = set(unit.leaves)
+
+    def before_forward(module, args):
+        unit.gather()
+        if args[0].requires_grad:
+            args[0].register_hook(lambda gradient: None if unit.whole else unit.gather())
+
+    def after_forward(module, args, output):
+        if not (unit.is_root and output.requires_grad):
+            unit.free()
+
+    def after_gradient(leaf):
+        unit.take_gradient(leaf)
+        missing.discard(leaf)
+        if not missing:
+            missing.update(unit.leaves)
+            unit.reduce_gradient()
+
+    module.register_forward_pre_hook(before_forward)
+    module.register_forward_hook(after_forward)
+    for leaf in unit.leaves:
+        leaf.register_post_accumulate_grad_hook(after_gradient)
+
+
+@wrong("5.5", "which is SHARD_GRAD_OP")
+def attach(module, unit):
+    """Keeps the unit whole from forward to backward."""
+    missing = set(unit.leaves)
+
+    def after_forward(module, args, output):
+        if not output.requires_grad:
+            unit.free()
+
+    def after_gradient(leaf):
+        unit.take_gradient(leaf)
+        missing.discard(leaf)
+        if not missing:
+            missing.update(unit.leaves)
+            unit.free()
+            unit.reduce_gradient()
+
+    module.register_forward_pre_hook(lambda module, args: unit.gather())
+    module.register_forward_hook(after_forward)
+    for leaf in unit.leaves:
+        leaf.register_post_accumulate_grad_hook(after_gradient)
+
+
+@wrong("5.5", "nobody else will free what it gathered")
+def attach(module, unit):
+    """Leaves the root whole after an evaluation."""
+    missing = set(unit.leaves)
+
+    def after_forward(module, args, output):
+        if output.requires_grad:
+            output.register_hook(lambda gradient: None if unit.whole else unit.gather())
+        if not unit.is_root:
+            unit.free()
+
+    def after_gradient(leaf):
+        unit.take_gradient(leaf)
+        missing.discard(leaf)
+        if not missing:
+            missing.update(unit.leaves)
+            unit.free()
+            unit.reduce_gradient()
+
+    module.register_forward_pre_hook(lambda module, args: unit.gather())
+    module.register_forward_hook(after_forward)
+    for leaf in unit.leaves:
+        leaf.register_post_accumulate_grad_hook(after_gradient)
+
+
+# 5.6
+
+
+@wrong("5.6", "which is FULL_SHARD")
+def attach_grad_op(module, unit):
+    """Frees after forward all the same."""
+    missing = set(unit.leaves)
+
+    def after_forward(module, args, output):
+        if output.requires_grad:
+            output.register_hook(lambda gradient: None if unit.whole else unit.gather())
+        if not (unit.is_root and output.requires_grad):
+            unit.free()
+
+    def after_gradient(leaf):
+        unit.take_gradient(leaf)
+        missing.discard(leaf)
+        if not missing:
+            missing.update(unit.leaves)
+            unit.free()
+            unit.reduce_gradient()
+
+    module.register_forward_pre_hook(lambda module, args: unit.gather())
+    module.register_forward_hook(after_forward)
+    for leaf in unit.leaves:
+        leaf.register_post_accumulate_grad_hook(after_gradient)
+
+
+@wrong("5.6", "SHARD_GRAD_OP gathers once a step")
+def attach_grad_op(module, unit):
+    """Gathers again before backward what is whole."""
+    missing = set(unit.leaves)
+
+    def after_forward(module, args, output):
+        if output.requires_grad:
+            output.register_hook(lambda gradient: unit.gather())
+        else:
+            unit.free()
+
+    def after_gradient(leaf):
+        unit.take_gradient(leaf)
+        missing.discard(leaf)
+        if not missing:
+            missing.update(unit.leaves)
+            unit.free()
+            unit.reduce_gradient()
+
+    module.register_forward_pre_hook(lambda module, args: unit.gather())
+    module.register_forward_hook(after_forward)
+    for leaf in unit.leaves:
+        leaf.register_post_accumulate_grad_hook(after_gradient)
+
+
+@wrong("5.6", "which is DDP")
+def attach_grad_op(module, unit):
+    """Never frees: ZeRO-2 with a gather too many."""
+    missing = set(unit.leaves)
+
+    def after_gradient(leaf):
+        unit.take_gradient(leaf)
+        missing.discard(leaf)
+        if not missing:
+            missing.update(unit.leaves)
+            unit.reduce_gradient()
+
+    module.register_forward_pre_hook(lambda module, args: unit.gather())
+    for leaf in unit.leaves:
+        leaf.register_post_accumulate_grad_hook(after_gradient)
+
+
+@wrong("5.6", "whole after backward")
+def attach_grad_op(module, unit):
+    """Frees the root alone, and keeps the others for the next forward."""
+    missing = set(unit.leaves)
+
+    def before_forward(module, args):
+        if not unit.whole:
+            unit.gather()
+
+    def after_forward(module, args, output):
+        if not output.requires_grad:
+            unit.free()
+
+    def after_gradient(leaf):
+        unit.take_gradient(leaf)
+        missing.discard(leaf)
+        if not missing:
+            missing.update(unit.leaves)
+            if unit.is_root:
+                unit.free()
+            unit.reduce_gradient()
+
+    module.register_forward_pre_hook(before_forward)
+    module.register_forward_hook(after_forward)
+    for leaf in unit.leaves:
+        leaf.register_post_accumulate_grad_hook(after_gradient)
+
+
+@wrong("5.6", "freed before the last use")
+def attach_grad_op(module, unit):
+    """Frees when the gradient of the output is there, before anything was computed with it."""
+    missing = set(unit.leaves)
+
+    def after_forward(module, args, output):
+        if output.requires_grad:
+            output.register_hook(lambda gradient: unit.free())
+        else:
+            unit.free()
+
+    def after_gradient(leaf):
+        unit.take_gradient(leaf)
+        missing.discard(leaf)
+        if not missing:
+            missing.update(unit.leaves)
+            unit.reduce_gradient()
+
+    module.register_forward_pre_hook(lambda module, args: unit.gather())
+    module.register_forward_hook(after_forward)
+    for leaf in unit.leaves:
+        leaf.register_post_accumulate_grad_hook(after_gradient)
+
+
+@wrong("5.6", "nobody else will free what it gathered")
+def attach_grad_op(module, unit):
+    """Relies on a backward that does not come in evaluation."""
+    missing = set(unit.leaves)
+
+    def after_gradient(leaf):
+        unit.take_gradient(leaf)
+        missing.discard(leaf)
+        if not missing:
+            missing.update(unit.leaves)
+            unit.free()
+            unit.reduce_gradient()
+
+    module.register_forward_pre_hook(lambda module, args: unit.gather())
+    for leaf in unit.leaves:
+        leaf.register_post_accumulate_grad_hook(after_gradient)

@@ -1,0 +1,27 @@
+"""What all commands share: how they are set up, how they fail, how they show that they work."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any, NoReturn
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+
+def new_app(**options: Any) -> typer.Typer:
+    """A typer application that says what is wrong in one line."""
+    return typer.Typer(rich_markup_mode=None, pretty_exceptions_enable=False, **{"add_completion": False, **options})
+
+
+def progress_bar() -> Progress:
+    """On standard error, gone when it is done."""
+    columns: list[Any] = [TextColumn("{task.description:<28}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()]
+    return Progress(*columns, console=Console(stderr=True), transient=True)
+
+
+def fail(message: str, code: int) -> NoReturn:
+    """End with one line on standard error."""
+    print(f"minifsdp: {message}", file=sys.stderr)
+    sys.exit(code)

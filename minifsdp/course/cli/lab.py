@@ -1,0 +1,186 @@
+"""`minifsdp lab`: the labs for those who learn, and marks for those who teach."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from minifsdp.course.cli.common import fail, new_app, progress_bar
+from minifsdp.course.workshop import catalogue, copies, editions, progress
+
+GIB = 2**30
+HERE = Path()
+app = new_app(no_args_is_help=True, help="Labs 00 to 05: copy one, check answers, get hints, see how far you are.")
+APPS = {"lab": app}
+
+Lab = Annotated[str, typer.Argument(metavar="NN", help="Number of the lab, such as 05.")]
+Exercise = Annotated[str, typer.Argument(metavar="ID", help="Lab and number of the exercise, such as 5.2.")]
+Folder = Annotated[Path, typer.Argument(metavar="[DIR]", help="Folder of your notebooks; default: this one.")]
+
+
+@contextmanager
+def _refusing() -> Iterator[None]:
+    """What a request asks for that cannot be ends in one line and exit code 2."""
+    try:
+        yield
+    except (ValueError, OSError) as error:
+        fail(str(error), code=2)
+
+
+def _number(lab: str) -> str:
+    """ "5" and "05" are the same lab."""
+    return lab.zfill(2)
+
+
+@app.command("list")
+def list_labs() -> None:
+    """Show the labs, how long they take, and their exercises.
+
+    Example: minifsdp lab list
+    """
+    table = Table("lab", "title", "minutes", "exercises", box=box.SIMPLE_HEAD)
+    with _refusing():
+        for lab in catalogue.all_labs():
+            facts = catalogue.about(lab)
+            names = ", ".join(f"{stub.id} {stub.name}" for stub in catalogue.stubs_of(lab).values())
+            table.add_row(lab, str(facts.get("title", "")), str(facts.get("minutes", "")), names)
+    Console().print(table)
+
+
+@app.command()
+def start(lab: Lab, folder: Folder = HERE) -> None:
+    """Copy a lab's notebook here, without its outputs. A copy that is there is never overwritten.
+
+    Example: minifsdp lab start 05
+    """
+    with _refusing():
+        copy = copies.start(_number(lab), folder)
+    print(f"{copy}: go on with   jupyter lab {copy}")
+    if find_spec("jupyterlab") is None or find_spec("pytest") is None:
+        print("JupyterLab or pytest is not installed here:   pip install 'minifsdp[labs]'")
+
+
+@app.command()
+def update(lab: Lab, folder: Folder = HERE) -> None:
+    """Put the newest edition of a lab beside your copy, with your answers and predictions in it.
+
+    Example: minifsdp lab update 05
+    """
+    with _refusing():
+        copy, remarks = editions.update(_number(lab), folder)
+    print(f"{copy}: go on with   jupyter lab {copy}" if copy else "yours is the newest edition")
+    for remark in remarks:
+        print(f"    {remark}")
+
+
+@app.command()
+def check(
+    exercise: Exercise,
+    notebook: Annotated[Path | None, typer.Argument(help="Default: the notebook of that lab in this folder.")] = None,
+) -> None:
+    """Check an answer as it was last saved, in a fresh process, as its notebook does.
+
+    Exit code 1 if it does not pass; 0 if it passes or is still blank.
+
+    Example: minifsdp lab check 5.2
+    """
+    from minifsdp.course.workshop.references import find_reference, lab_of
+    from minifsdp.course.workshop.saved import check_saved
+
+    with _refusing():
+        find_reference(exercise)
+        path = notebook or copies.find_copy(lab_of(exercise), HERE)
+        text, failed = check_saved(exercise, path)
+    print(text)
+    raise typer.Exit(int(failed))
+
+
+@app.command()
+def hint(exercise: Exercise) -> None:
+    """Show the next hint to an exercise; there are two.
+
+    Example: minifsdp lab hint 5.2
+    """
+    from minifsdp.course.workshop.notebook import next_hint
+    from minifsdp.course.workshop.store import Store
+
+    with _refusing():
+        print(next_hint(exercise, Store(HERE)))
+
+
+@app.command()
+def reveal(exercise: Exercise) -> None:
+    """Show the reference answer to an exercise. That it was read is noted beside your notebooks.
+
+    Example: minifsdp lab reveal 5.2
+    """
+    from minifsdp.course.workshop.references import find_reference
+    from minifsdp.course.workshop.store import Store
+
+    with _refusing():
+        source = find_reference(exercise).source
+    Store(HERE).write("reveals", exercise, True)
+    print(source.rstrip())
+
+
+@app.command("progress")
+def show_progress(folder: Folder = HERE) -> None:
+    """Show how each exercise stands; it reads the notebooks as they were last saved and runs nothing.
+
+    Example: minifsdp lab progress
+    """
+    table = Table("exercise", "", "state", "hints", "reference", "prediction", box=box.SIMPLE_HEAD)
+    with _refusing():
+        standings = progress.standings(folder)
+    for lab, found in standings.items():
+        if isinstance(found, str):
+            table.add_row(f"lab {lab}", "", found)
+            continue
+        passed = sum(each.state == progress.PASSED for each in found)
+        table.add_row(f"lab {lab}", "", f"{passed} of {len(found)} passed")
+        for each in found:
+            said = "" if each.prediction is None else f"{each.prediction:,}"
+            hints, read = str(each.hints or ""), "read" if each.read else ""
+            table.add_row(f"  {each.exercise}", each.name, each.state, hints, read, said)
+    Console().print(table)
+
+
+@app.command()
+def mark(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="A subfolder for each learner, with notebooks in it.")],
+    out: Annotated[Path, typer.Option(help="The table to write; it must not be there yet.")],
+    variants: Annotated[Path | None, typer.Option(help="TOML with further settings to check in, by exercise.")] = None,
+    seconds: Annotated[float, typer.Option(min=5, help="What one check may take.")] = 60.0,
+    memory: Annotated[float, typer.Option(min=0.5, help="GiB that the processes of one check may have in use.")] = 4.0,
+) -> None:
+    """Mark the notebooks of many learners, for instructors.
+
+    Each answer is checked by itself with this installation's set-up cells and checks. This is no sandbox: see
+    docs/teaching.md before you mark what you do not trust.
+
+    Example: minifsdp lab mark submissions --out marks.csv --variants ~/lab05.toml
+    """
+    from minifsdp.course.workshop import handed_in, marking
+    from minifsdp.course.workshop.process import Limits
+
+    with _refusing():
+        tasks = handed_in.find_tasks(folder)
+        further = marking.read_variants(variants) if variants else {}
+        with progress_bar() as bar:
+            task = bar.add_task("starting", total=len(tasks))
+
+            def show(row: marking.Row) -> None:
+                bar.update(task, advance=1, description=f"{row.submission[:20]} {row.exercise}")
+
+            rows = marking.mark_all(tasks, out, further, Limits(seconds, int(memory * GIB)), show)
+    states = Counter(row.state for row in rows)
+    print(f"{out}: {', '.join(f'{number} {state}' for state, number in sorted(states.items()))}")

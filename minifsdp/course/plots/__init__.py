@@ -1,0 +1,28 @@
+"""The course's pictures: memory over a step, peaks beside their prediction, timelines, curves.
+
+One style and the same colours everywhere. Equal input gives equal bytes.
+"""
+
+from minifsdp.course.plots.ladder import memory_figure, timeline_figure
+from minifsdp.course.plots.layout import flat_layout, units
+from minifsdp.course.plots.memory import curve, stages
+from minifsdp.course.plots.picture import Picture
+from minifsdp.course.plots.quantities import lines, timeline
+from minifsdp.course.plots.style import EARLIER_COLOURS, LANE_COLOURS, REDUCTION_COLOUR, SERIES_COLOURS, TAG_COLOURS
+
+__all__ = [
+    "EARLIER_COLOURS",
+    "LANE_COLOURS",
+    "REDUCTION_COLOUR",
+    "SERIES_COLOURS",
+    "TAG_COLOURS",
+    "Picture",
+    "curve",
+    "flat_layout",
+    "lines",
+    "memory_figure",
+    "stages",
+    "timeline",
+    "timeline_figure",
+    "units",
+]

@@ -1,0 +1,124 @@
+"""What all pictures are drawn with: a bar by tags, a curve by tags, the lanes of a timeline, the names of phases."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from matplotlib.axes import Axes
+from matplotlib.patches import Patch
+
+from minifsdp.course.plots.style import LANE_COLOURS, REDUCTION_COLOUR, TAG_COLOURS
+from minifsdp.course.timeline import Span
+
+_LETTER = 0.011  # of a phase's name, in widths of a notebook's timeline
+_LINE = 0.45  # of such names, in lanes
+
+Curve = Mapping[str, Any]
+"""`{"tags": {tag: bytes after each event of the ledger}, "marks": [[index of an event, its name], ...]}`."""
+
+
+def stack(axes: Axes, x: float, width: float, sizes: Mapping[str, float], unit: int) -> None:
+    """A bar of `sizes` bytes by tag."""
+    bottom = 0.0
+    for tag, size in sizes.items():
+        axes.bar(x, size / unit, width, bottom / unit, color=TAG_COLOURS[tag])
+        bottom += size
+
+
+def areas(axes: Axes, curve: Curve, unit: int) -> int:
+    """Bytes by tag over the events of a step; returns the number of events."""
+    heights = [[value / unit for value in curve["tags"][tag]] for tag in TAG_COLOURS]
+    events = len(heights[0])
+    axes.stackplot(range(events), heights, colors=TAG_COLOURS.values(), step="post", linewidth=0)
+    axes.set_xlim(0, max(1, events - 1))
+    axes.set_xticks([])
+    return events
+
+
+def totals(curve: Curve) -> list[float]:
+    """Bytes of all tags together after each event."""
+    return [sum(values) for values in zip(*(curve["tags"][tag] for tag in TAG_COLOURS), strict=True)]
+
+
+def at_peak(curve: Curve) -> dict[str, float]:
+    """Bytes by tag at the event after which most was held."""
+    held = totals(curve)
+    peak = held.index(max(held))
+    return {tag: curve["tags"][tag][peak] for tag in TAG_COLOURS}
+
+
+def lanes(row: Axes, spans: Sequence[Span], longest: float, inside: bool = False) -> None:
+    """The lanes of a step, compute on top.
+
+    Args:
+        row: where.
+        spans: what.
+        longest: milliseconds of the axis that the rows share.
+        inside: let no phase's name stand out on the right or lie over another.
+    """
+    present = {span.lane for span in spans} - {"phase"}
+    names = sorted(
+        present | {"compute", "communication"}, key=lambda lane: (list(LANE_COLOURS).index(_kind(lane)), lane)
+    )
+    for height, lane in enumerate(reversed(names)):
+        mine = [span for span in spans if span.lane == lane]
+        bars = [(span.start * 1e3, span.duration * 1e3) for span in mine]
+        colours = [_colour(span) for span in mine]
+        row.broken_barh(bars, (height - 0.4, 0.8), facecolors=colours, edgecolor="white", linewidth=0.3)
+    row.set_yticks(range(len(names)), reversed(names))
+    row.set_xlim(0, longest)
+    row.tick_params(axis="y", length=0)
+    lines = _name_phases(row, [span for span in spans if span.lane == "phase"], len(names), longest, inside)
+    row.set_ylim(-0.5, len(names) + 0.1 + _LINE * (lines - 1))
+
+
+def _name_phases(row: Axes, phases: Sequence[Span], over: float, longest: float, inside: bool) -> int:
+    """A line at the start of every phase and its name over the lanes; returns on how many lines the names stand."""
+    ends = [0.0]  # where the last name of each line ends
+    for phase in phases:
+        at, gap, width = phase.start * 1e3, 0.002 * longest, _LETTER * len(phase.name) * longest
+        row.axvline(at, color="black", linewidth=0.6)
+        left = inside and at + width > longest
+        begin = at - width if left else at
+        line = next((line for line, end in enumerate(ends) if end <= begin), len(ends)) if inside else 0
+        ends[line : line + 1] = [begin + width]
+        x, side = (at - gap, "right") if left else (at + gap, "left")
+        row.text(x, over - 0.45 + _LINE * line, phase.name, fontsize=7, ha=side, va="bottom")
+    return len(ends)
+
+
+def lane_patches(spans: Iterable[Span] | None = None) -> list[Patch]:
+    """What a timeline's legend explains: all that there may be, or what there is among `spans`."""
+    named = {
+        "compute": LANE_COLOURS["compute"],
+        "all-gather": LANE_COLOURS["communication"],
+        "reduction": REDUCTION_COLOUR,
+        "host waits": LANE_COLOURS["wait"],
+    }
+    present = set(named.values()) if spans is None else {_colour(span) for span in spans if span.lane != "phase"}
+    return [Patch(color=colour, label=name) for name, colour in named.items() if colour in present]
+
+
+def tag_patches(tags: Iterable[str] = TAG_COLOURS) -> list[Any]:
+    return [Patch(color=TAG_COLOURS[tag], label=tag) for tag in tags]
+
+
+def step_of(spans: Sequence[Span]) -> float:
+    """The end of the last span, in milliseconds."""
+    return max((span.end for span in spans), default=0.0) * 1e3
+
+
+def row_title(name: str, spans: Sequence[Span], overlap: float | None) -> str:
+    hidden = "no communication" if overlap is None else f"{overlap:.0%} of communication under compute"
+    return f"{name}: {step_of(spans):.0f} ms, {hidden}"
+
+
+def _colour(span: Span) -> str:
+    reduction = span.lane == "communication" and "reduce" in span.name.lower()
+    return REDUCTION_COLOUR if reduction else LANE_COLOURS[_kind(span.lane)]
+
+
+def _kind(lane: str) -> str:
+    """`compute (stream 7)` as `compute`."""
+    return lane.split()[0]

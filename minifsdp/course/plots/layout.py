@@ -1,0 +1,206 @@
+"""Where parameters lie: in a flat parameter and its shards, and in the units of a model.
+
+A layer has a colour; its weight is drawn full, its bias pale, padding hatched.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from itertools import accumulate
+from typing import Any
+
+from matplotlib.axes import Axes
+from matplotlib.patches import Rectangle
+
+from minifsdp.course.plots.picture import Picture, page
+from minifsdp.course.plots.style import SERIES_COLOURS, notebook_style
+
+PADDING = "padding"
+_CHARACTER = 0.0105  # of the drawing's width
+_FEW = 64  # as many elements are drawn one by one
+
+Bounds = Sequence[tuple[int, int]]
+
+
+def flat_layout(
+    sizes: Mapping[str, int],
+    bounds: Mapping[str, Bounds],
+    length: int,
+    *,
+    title: str,
+    says: str,
+    lab: str | None = None,
+) -> Picture:
+    """A flat parameter in one row, and below it the shards that it is cut into, rank by rank.
+
+    Args:
+        sizes: elements of each parameter, in order.
+        bounds: by parameter, for each rank which elements `[low, high)` of its shard are the parameter's. What no
+            parameter has is padding.
+        length: elements of a shard.
+        title: the finding.
+        says: one sentence on how to read it.
+        lab: whose pieces ran, for the subtitle.
+
+    Returns:
+        A picture whose `data` has, as drawn: `offsets`, by parameter where it begins and ends in the flat parameter;
+        `padding`, the same; `ranks`, by parameter those that hold some of it.
+    """
+    ranks = len(next(iter(bounds.values())))
+    colours = _by_layer(sizes)
+    ends = list(accumulate(sizes.values()))
+    spans = {name: (end - size, end) for (name, size), end in zip(sizes.items(), ends, strict=True)}
+    spans[PADDING] = ends[-1], ranks * length
+    with notebook_style():
+        figure = page(3.0, title, says, lab)
+        axes = figure.subplots()
+        gap = ranks * length / 400
+        for name, (start, end) in spans.items():
+            _box(axes, start, end, 1.0, colours[name], name)
+        names = _name_spans(axes, spans, ranks * length)
+        for rank in range(ranks):
+            start = rank * length
+            _box(axes, start + gap, start + length - gap, 0.0, colours[PADDING], PADDING)
+            for name, parts in bounds.items():
+                low, high = parts[rank]
+                left = start + low + (gap if low == 0 else 0)
+                if low < high:
+                    _box(axes, left, start + high - (gap if high == length else 0), 0.0, colours[name], name)
+            axes.add_patch(Rectangle((start + gap, 0), length - 2 * gap, 0.42, fill=False, edgecolor="black", lw=0.8))
+            axes.text(start + length / 2, -0.07, str(rank), ha="center", va="top")
+        if ranks * length <= _FEW:
+            axes.vlines(range(ranks * length + 1), 1.0, 1.42, color="white", linewidth=0.8)
+        axes.text(
+            ranks * length / 2,
+            -0.3,
+            f"rank, and its shard of {length:,} {'elements' if length > 1 else 'element'}",
+            ha="center",
+            va="top",
+        )
+        _bare(axes, ranks * length, -0.5, 1.55 + 0.2 * names)
+    held = {name: [rank for rank, (low, high) in enumerate(parts) if low < high] for name, parts in bounds.items()}
+    offsets = {name: list(span) for name, span in spans.items() if name != PADDING}
+    return Picture(figure, title, says, {"offsets": offsets, PADDING: list(spans[PADDING]), "ranks": held})
+
+
+def units(
+    layers: Sequence[str],
+    layouts: Mapping[str, Mapping[str, int]],
+    ranks: int,
+    *,
+    title: str,
+    says: str,
+    lab: str | None = None,
+) -> Picture:
+    """The layers of a model in the order in which they run, and the flat parameter of each unit under them.
+
+    Args:
+        layers: names of the modules, as the parameters' names begin.
+        layouts: by unit, elements of each of its parameters, and of its `padding` at the end.
+        ranks: how many shards each is cut into.
+        title: the finding.
+        says: one sentence on how to read it.
+        lab: whose pieces ran, for the subtitle.
+    """
+    mine = {unit: [layer for layer in layers if _has(layout, layer)] for unit, layout in layouts.items()}
+    longest = max(sum(layout.values()) for layout in layouts.values())
+    with notebook_style():
+        figure = page(2.0 + 0.75 * len(layouts), title, says, lab)
+        axes = figure.subplots()
+        top = len(layouts) + 0.1
+        width = longest / len(layers)
+        for number, layer in enumerate(layers):
+            owner = next(i for i, names in enumerate(mine.values()) if layer in names)
+            _box(axes, number * width, (number + 0.86) * width, top, SERIES_COLOURS[owner], "weight")
+            centre = (number + 0.43) * width
+            axes.text(centre, top + 0.21, layer.rpartition(".")[2], ha="center", va="center", color="white")
+            if number:
+                axes.annotate(
+                    "", (number * width, top + 0.21), ((number - 0.14) * width, top + 0.21), arrowprops=_ARROW
+                )
+        for number, (unit, layout) in enumerate(layouts.items()):
+            _draw_unit(axes, unit, layout, number, len(layouts) - 1 - number, ranks, longest)
+        _bare(axes, longest, -0.1, top + 0.55)
+    data = {
+        unit: {
+            "layers": "+".join(layer.rpartition(".")[2] for layer in mine[unit]),
+            "elements": sum(layout.values()) - layout[PADDING],
+            PADDING: layout[PADDING],
+            "shard": sum(layout.values()) // ranks,
+        }
+        for unit, layout in layouts.items()
+    }
+    return Picture(figure, title, says, data)
+
+
+_ARROW: Any = {"arrowstyle": "->", "linewidth": 0.8, "shrinkA": 0, "shrinkB": 0}
+
+
+def _draw_unit(
+    axes: Axes, unit: str, layout: Mapping[str, int], number: int, height: float, ranks: int, longest: int
+) -> None:
+    """One unit's flat parameter, cut into shards."""
+    start, whole = 0, sum(layout.values())
+    for name, size in layout.items():
+        _box(axes, start, start + size, height, _pale("#888888") if name == PADDING else SERIES_COLOURS[number], name)
+        label = ".".join(name.split(".")[-2:])
+        if (len(label) + 1) * _CHARACTER * longest < size:
+            patch: Any = {"facecolor": SERIES_COLOURS[number], "edgecolor": "none", "pad": 1}
+            centre: Any = {"ha": "center", "va": "center", "color": "white", "fontsize": 8, "bbox": patch}
+            axes.text(start + size / 2, height + 0.21, label, **centre)
+        start += size
+    axes.vlines(
+        [rank * whole / ranks for rank in range(ranks + 1)], height - 0.05, height + 0.47, color="black", lw=0.9
+    )
+    numel, padding = whole - layout[PADDING], layout[PADDING]
+    says = f"{unit}: {numel:,} elements + {padding} of padding = {ranks} shards of {whole // ranks:,}"
+    axes.text(0, height + 0.52, says, va="bottom")
+
+
+def _box(axes: Axes, left: float, right: float, bottom: float, colour: str, name: str) -> None:
+    """A part of a row."""
+    style: Any = {"facecolor": colour, "edgecolor": "white", "linewidth": 0.4}
+    if name == PADDING:
+        style |= {"facecolor": "white", "edgecolor": "#666666", "hatch": "//////"}
+    elif name.endswith("bias"):
+        style["facecolor"] = _pale(colour)
+    if left < right:
+        axes.add_patch(Rectangle((left, bottom), right - left, 0.42, **style))
+
+
+def _name_spans(axes: Axes, spans: Mapping[str, tuple[int, int]], whole: int) -> int:
+    """Each span's name and offsets over it, on as many lines as keep the names apart; returns the number of lines."""
+    free: list[float] = []  # where the last name of each line ends
+    for name, (start, end) in spans.items():
+        if start == end:
+            continue
+        text = f"{name} [{start:,}, {end:,})"
+        half = len(text) * _CHARACTER * whole / 2
+        centre = min(max((start + end) / 2, half), whole - half)
+        row = next((row for row, taken in enumerate(free) if taken <= centre - half), len(free))
+        free[row : row + 1] = [centre + half]
+        at = 1.5 + 0.2 * row
+        axes.plot([(start + end) / 2] * 2, [1.42, at], color="#666666", linewidth=0.7)
+        axes.text(centre, at, text, ha="center", va="bottom", fontsize=8.5)
+    return len(free)
+
+
+def _by_layer(sizes: Mapping[str, int]) -> dict[str, str]:
+    layers = list(dict.fromkeys(name.rpartition(".")[0] for name in sizes))
+    colours = {name: SERIES_COLOURS[layers.index(name.rpartition(".")[0]) % len(SERIES_COLOURS)] for name in sizes}
+    return {**colours, PADDING: "white"}
+
+
+def _pale(colour: str) -> str:
+    """Half way to white."""
+    return "#" + "".join(f"{(int(colour[i : i + 2], 16) + 2 * 255) // 3:02x}" for i in (1, 3, 5))
+
+
+def _has(layout: Mapping[str, int], layer: str) -> bool:
+    return any(name.startswith(f"{layer}.") for name in layout)
+
+
+def _bare(axes: Axes, right: float, bottom: float, top: float) -> None:
+    axes.set_xlim(-0.005 * right, 1.005 * right)
+    axes.set_ylim(bottom, top)
+    axes.axis("off")

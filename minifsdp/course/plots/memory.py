@@ -1,0 +1,178 @@
+"""Memory in a lab's notebook: per stage of a step, and over its allocations."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.lines import Line2D
+from matplotlib.patches import Patch
+
+from minifsdp.course.plots.drawing import Curve, areas, at_peak, stack, tag_patches, totals
+from minifsdp.course.plots.picture import Picture, given, legend_beside, page
+from minifsdp.course.plots.style import DIAMOND, EARLIER_COLOURS, TAG_COLOURS, notebook_style, unit_for
+
+_CHARACTERS = 100  # of a name under the axis, from its one end to the other
+
+
+def stages(
+    measured: Mapping[str, Mapping[str, float]],
+    *,
+    title: str,
+    says: str,
+    lab: str | None = None,
+    predicted: Mapping[str, float] | None = None,
+    earlier: Mapping[str, Mapping[str, float]] | None = None,
+) -> Picture:
+    """Memory at each stage of a step, a bar by tags, beside what was predicted and what earlier rungs held.
+
+    Args:
+        measured: by stage, the bytes under each of the ledger's tags.
+        title: the finding.
+        says: one sentence on how to read it.
+        lab: whose pieces ran, for the subtitle.
+        predicted: by stage, the bytes of all tags together; stages may be missing.
+        earlier: by rung, the same as `predicted`, measured.
+
+    Raises:
+        ValueError: there is no such tag, or no such stage.
+    """
+    predicted, earlier = predicted or {}, earlier or {}
+    for group in (predicted, *earlier.values()):
+        _known("stage", group, measured)
+    for sizes in measured.values():
+        _known("tag", sizes, TAG_COLOURS)
+    tagged = {stage: {tag: sizes.get(tag, 0) for tag in TAG_COLOURS} for stage, sizes in measured.items()}
+    sums = {stage: sum(sizes.values()) for stage, sizes in tagged.items()}
+    highest = max([1.0, *sums.values(), *(size for group in (predicted, *earlier.values()) for size in group.values())])
+    name, unit = unit_for(highest)
+    greys = dict(zip(earlier, _greys(len(earlier)), strict=True))
+    with notebook_style():
+        figure = page(3.9, title, says, lab)
+        axes = figure.subplots()
+        narrow = 0.36 / max(2, len(earlier))
+        for place, (stage, sizes) in enumerate(tagged.items()):
+            own = place + (0.18 if earlier else 0.0)  # the middle of the bar by tags
+            for number, (rung, before) in enumerate(earlier.items()):
+                left = own - 0.25 - narrow * (len(earlier) - number)
+                axes.bar(left, before.get(stage, 0) / unit, 0.9 * narrow, align="edge", color=greys[rung])
+            stack(axes, own, 0.46, sizes, unit)
+            label, over = _amount(sums[stage] / unit), (own, sums[stage] / unit)
+            axes.annotate(label, over, (0, 3), textcoords="offset points", ha="center")
+            if stage in predicted:
+                axes.plot(own + 0.23, predicted[stage] / unit, **{**DIAMOND, "markersize": 5})
+        aside = max(0, 3 - len(tagged)) / 2  # so that a few stages do not get fat bars
+        axes.set_xlim(-0.5 - aside, len(tagged) - 0.5 + aside)
+        axes.set_ylim(0, 1.12 * highest / unit)
+        axes.set_xticks(range(len(tagged)), [_folded(stage, len(tagged)) for stage in tagged])
+        axes.tick_params(axis="x", length=0)
+        axes.set_ylabel(f"memory of a rank, {name}")
+        handles = _tags_in(tagged.values()) + [Patch(color=greys[rung], label=rung) for rung in greys]
+        if predicted:
+            handles.insert(0, Line2D([], [], label="predicted", **{**DIAMOND, "markersize": 5}))
+        legend_beside(axes, handles)
+    held = {stage: {tag: size for tag, size in sizes.items() if size} for stage, sizes in tagged.items()}
+    return Picture(figure, title, says, given(measured=held, predicted=dict(predicted), earlier=dict(earlier)))
+
+
+def curve(
+    curve: Curve,
+    *,
+    title: str,
+    says: str,
+    lab: str | None = None,
+    predicted_peak: float | None = None,
+    earlier: Mapping[str, Curve] | None = None,
+) -> Picture:
+    """Memory over the allocations and frees of a step, by tags, and the outlines of earlier rungs.
+
+    Args:
+        curve: what `Ledger.curve()` returns; its marks name moments, and are named on the axis.
+        title: the finding.
+        says: one sentence on how to read it.
+        lab: whose pieces ran, for the subtitle.
+        predicted_peak: bytes.
+        earlier: the curves of earlier rungs, stretched so that marks of the same names meet.
+    """
+    earlier = earlier or {}
+    highest = max(max(totals(each)) for each in (curve, *earlier.values()))
+    highest = max(1.0, highest, predicted_peak or 0)
+    name, unit = unit_for(highest)
+    greys = dict(zip(earlier, _greys(len(earlier)), strict=True))
+    with notebook_style():
+        figure = page(3.9, title, says, lab)
+        axes = figure.subplots()
+        events = areas(axes, curve, unit)
+        for rung, before in earlier.items():
+            outline = [size / unit for size in totals(before)]
+            axes.step(_aligned(before, curve), outline, where="post", color=greys[rung], linewidth=1.4)
+        handles = [Line2D([], [], color=grey, label=rung) for rung, grey in greys.items()]
+        if predicted_peak is not None:
+            axes.axhline(predicted_peak / unit, color="black", linewidth=0.9, linestyle=(0, (4, 3)))
+            label = f"predicted peak, {_amount(predicted_peak / unit)} {name}"
+            handles.insert(0, Line2D([], [], color="black", linewidth=0.9, linestyle=(0, (4, 3)), label=label))
+        axes.set_ylim(0, 1.06 * highest / unit)
+        axes.set_ylabel(f"memory of a rank, {name}")
+        axes.set_xlabel("allocations and frees, in order")
+        _name_moments(axes, curve["marks"], events)
+        legend_beside(axes, _tags_in([curve["tags"]]) + handles)
+    marks = {mark: totals(curve)[at] for at, mark in curve["marks"]}
+    peaks = {rung: max(totals(before)) for rung, before in earlier.items()}
+    held = {tag: size for tag, size in at_peak(curve).items() if size}
+    data = given(at_the_peak=held, at_the_marks=marks, predicted_peak=predicted_peak, earlier_peaks=peaks)
+    return Picture(figure, title, says, data)
+
+
+def _known(what: str, names: Iterable[str], known: Iterable[str]) -> None:
+    if unknown := [name for name in names if name not in known]:
+        raise ValueError(f"no such {what}: {', '.join(unknown)}; choose from {', '.join(known)}")
+
+
+def _greys(count: int) -> list[str]:
+    """As many greys, as dark as there are, the nearest rung's the darkest."""
+    return [EARLIER_COLOURS[max(0, len(EARLIER_COLOURS) - count + number)] for number in range(count)]
+
+
+def _tags_in(sizes: Iterable[Mapping[str, Any]]) -> list[Any]:
+    """Patches of the tags that hold anything, in the order in which they are seen, from the top."""
+    present = {tag for each in sizes for tag, size in each.items() if np.any(size)}
+    return tag_patches([tag for tag in reversed(TAG_COLOURS) if tag in present])
+
+
+def _amount(value: float) -> str:
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
+
+
+def _folded(name: str, count: int) -> str:
+    """A stage's name on lines that do not meet its neighbours'."""
+    return textwrap.fill(name, max(9, 72 // max(3, count)))
+
+
+def _aligned(before: Curve, curve: Curve) -> Any:
+    """Where the events of an earlier curve stand on this one's axis."""
+    ends = [len(totals(each)) - 1 for each in (before, curve)]
+    here, there = (
+        [0, *(at for at, _ in each["marks"]), end] for each, end in zip((curve, before), reversed(ends), strict=True)
+    )
+    if [mark for _, mark in before["marks"]] != [mark for _, mark in curve["marks"]]:
+        here, there = [0, ends[1]], [0, ends[0]]
+    return np.interp(range(ends[0] + 1), there, here)
+
+
+def _name_moments(axes: Axes, marks: Sequence[tuple[int, str]], events: int) -> None:
+    """A line at every mark and its name under the axis, on as many lines as keep the names apart."""
+    ends: list[float] = []  # where the last name of each line ends, in characters
+    for at, mark in marks:
+        axes.axvline(at, color="black", linewidth=0.5)
+        middle = _CHARACTERS * at / max(1, events - 1)
+        first = min(max(0.0, middle - len(mark) / 2), _CHARACTERS - len(mark))
+        row = next((row for row, end in enumerate(ends) if end + 1 < first), len(ends))
+        ends[row : row + 1] = [first + len(mark)]
+        under = ((first + len(mark) / 2) / _CHARACTERS, 0)
+        axes.annotate(
+            mark, under, (0, -3 - 11 * row), "axes fraction", "offset points", ha="center", va="top", fontsize=8
+        )
+    axes.xaxis.labelpad = 2 + 11 * len(ends)

@@ -1,0 +1,96 @@
+"""A figure as the value of a notebook's cell: an image for the reader, text for whoever compares outputs."""
+
+from __future__ import annotations
+
+import io
+import numbers
+import textwrap
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.transforms import ScaledTranslation
+
+from minifsdp.course.plots.style import notebook_style
+
+WIDTH = 8.0  # inches
+_TITLE = 84  # characters of a line
+_SENTENCE = 118
+_NAME = 26
+_LINE = 13.5  # points
+_SHOWN = 12  # as many numbers of a list are shown one by one
+
+
+class Picture:
+    """What a lab's plot returns. As the last value of a cell it shows itself.
+
+    Attributes:
+        figure: the matplotlib figure.
+        title: the finding.
+        says: how to read it.
+        data: the numbers that are drawn, by name; empty for what differs from run to run.
+    """
+
+    def __init__(self, figure: Figure, title: str, says: str, data: Mapping[str, Any]) -> None:
+        self.figure, self.title, self.says, self.data = figure, title, says, dict(data)
+
+    def __repr__(self) -> str:
+        subtitle = str(self.figure.get_label())
+        head = f"{self.title} ({subtitle})" if subtitle else self.title
+        return "\n".join([head, self.says, *(f"  {name}: {in_words(value)}" for name, value in self.data.items())])
+
+    def _repr_png_(self) -> bytes:
+        image = io.BytesIO()
+        with notebook_style():
+            self.figure.savefig(image, format="png", metadata={"Software": None})
+        return image.getvalue()
+
+
+def page(height: float, title: str, says: str, lab: str | None) -> Figure:
+    """An empty figure: on top the finding and whose pieces ran (`yours 2/5`), at the bottom the sentence."""
+    figure = Figure(figsize=(WIDTH, height), layout="constrained")
+    heading = textwrap.wrap(title, _TITLE) or [""]
+    if lab is not None:
+        from minifsdp.course.workshop import yours  # of no concern to the ladder's figures
+
+        pieces = yours(lab)
+        figure.set_label(pieces)
+        below = ScaledTranslation(0, -(4 + _LINE * len(heading)) / 72, figure.dpi_scale_trans)
+        line = figure.text(0.012, 1, pieces, va="top", color="#555555", transform=figure.transFigure + below)
+        line.set_in_layout(False)
+        heading.append("")  # its room
+    figure.suptitle("\n".join(heading), x=0.012, ha="left", linespacing=1.2)
+    figure.supxlabel(textwrap.fill(says, _SENTENCE), x=0.012, ha="left", fontsize=8.5, color="#333333")
+    return figure
+
+
+def legend_beside(axes: Axes, handles: Sequence[Any]) -> None:
+    """Right of the axes, from their top down, long names on several lines."""
+    names = [textwrap.fill(str(handle.get_label()), _NAME) for handle in handles]
+    axes.legend(handles, names, loc="upper left", bbox_to_anchor=(1.01, 1.02), borderaxespad=0)
+
+
+def given(**numbers: Any) -> dict[str, Any]:
+    """The numbers that there are, under their names."""
+    return {name.replace("_", " "): each for name, each in numbers.items() if each is not None and each != {}}
+
+
+def in_words(value: Any) -> str:
+    """A number, or numbers by name or in order, compactly and the same on every machine."""
+    match value:
+        case Mapping():
+            return "; ".join(f"{name} {_grouped(each)}" for name, each in value.items())
+        case list() | tuple() if len(value) > _SHOWN:
+            return f"[{in_words(value[0])} ... {in_words(value[-1])}, {len(value)} numbers]"
+        case list() | tuple():
+            return "[" + " ".join(in_words(each) for each in value) + "]"
+        case numbers.Real() if abs(number := float(value)) < 1e4 and number != round(number):
+            return f"{float(value):.4g}"
+        case numbers.Real():
+            return f"{float(value):,.0f}"
+    return str(value)
+
+
+def _grouped(value: Any) -> str:
+    return f"({in_words(value)})" if isinstance(value, Mapping) else in_words(value)

@@ -1,0 +1,117 @@
+"""A learner's copies of the notebooks: starting one, finding it, and taking answers out of it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from minifsdp.course.workshop.catalogue import (
+    EXERCISE,
+    SETUP,
+    Notebook,
+    cells_with,
+    edition_of,
+    facts_of,
+    read_cells,
+    read_notebook,
+    shipped_notebook,
+    source_of,
+)
+from minifsdp.course.workshop.submission import Submission
+
+
+def start(lab: str, folder: Path) -> Path:
+    """Copy a lab's notebook into `folder`, without its outputs, which would give the predictions away.
+
+    Raises:
+        ValueError: there is no such lab, or there is a copy already.
+        OSError: the folder cannot be written to.
+    """
+    target = folder / shipped_notebook(lab).name
+    if found := copies(lab, folder):
+        raise ValueError(f"{found[0]} is there already: go on with it, or name another folder")
+    folder.mkdir(parents=True, exist_ok=True)
+    write_new(target, fresh(lab))
+    return target
+
+
+def fresh(lab: str) -> Notebook:
+    """A lab's notebook as it is given to learners: no outputs, and its edition noted."""
+    notebook = read_notebook(shipped_notebook(lab))
+    notebook["metadata"]["minifsdp"] = {**facts_of(notebook), "lab": lab, "edition": edition_of(notebook)}
+    for cell in notebook["cells"]:
+        if cell["cell_type"] == "code":
+            cell.update(outputs=[], execution_count=None)
+    return notebook
+
+
+def copies(lab: str, folder: Path) -> list[Path]:
+    """The notebooks of a lab in a folder."""
+    return [path for path in sorted(folder.glob("*.ipynb")) if lab_of_copy(path) == lab]
+
+
+def lab_of_copy(path: Path) -> str | None:
+    """The lab that a notebook belongs to, by what it says or else by its name."""
+    try:
+        lab = facts_of(read_notebook(path)).get("lab")
+    except (ValueError, OSError):
+        lab = None
+    name = path.name
+    return str(lab) if lab else name[3:5] if name.startswith("lab") and name[3:5].isdecimal() else None
+
+
+def find_copy(lab: str, folder: Path) -> Path:
+    """The copy of a lab in a folder; of several, the one of the current edition.
+
+    Raises:
+        ValueError: there is none, or it is not clear which.
+    """
+    shipped_notebook(lab)  # an unknown lab is told first
+    found = copies(lab, folder)
+    if len(found) > 1:
+        edition = edition_of(read_notebook(shipped_notebook(lab)))
+        current = [path for path in found if _edition(path) == edition]
+        found = current if len(current) == 1 else found
+    if len(found) == 1:
+        return found[0]
+    if not found:
+        where = "this folder" if folder == Path() else str(folder)
+        raise ValueError(f"no notebook of lab {lab} in {where}: minifsdp lab start {lab}, or name the notebook")
+    raise ValueError(f"several notebooks of lab {lab}, name one: {', '.join(path.name for path in found)}")
+
+
+def _edition(path: Path) -> str | None:
+    try:
+        return facts_of(read_notebook(path)).get("edition")
+    except (ValueError, OSError):
+        return None
+
+
+def answer_in(path: Path, exercise: str) -> Submission:
+    """The set-up cells and the cell of an exercise in a saved notebook, whatever they hold.
+
+    Raises:
+        ValueError: there is not exactly one cell of that exercise.
+        OSError: the file cannot be read.
+    """
+    cells = read_cells(path)
+    found = cells_with(cells, EXERCISE + exercise)
+    if len(found) != 1:
+        many = "no cell" if not found else f"{len(found)} cells"
+        raise ValueError(f"{path} has {many} with the tag {EXERCISE}{exercise}: there must be one")
+    setup = "\n\n".join(source_of(cell) for cell in cells_with(cells, SETUP))
+    return Submission(exercise, setup, source_of(found[0]))
+
+
+def write_new(path: Path, notebook: Notebook) -> None:
+    """Write a notebook where there is none.
+
+    Raises:
+        ValueError: there is something.
+        OSError: the folder cannot be written to.
+    """
+    try:
+        with path.open("x", encoding="utf-8") as file:
+            file.write(json.dumps(notebook, indent=1, ensure_ascii=False) + "\n")
+    except FileExistsError:
+        raise ValueError(f"{path} is there already: nothing was written") from None

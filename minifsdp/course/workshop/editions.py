@@ -1,0 +1,142 @@
+"""A new edition of a lab beside a learner's older copy: answers and predictions are carried over by their ids."""
+
+from __future__ import annotations
+
+import ast
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+
+from minifsdp.course.workshop.catalogue import (
+    EXERCISE,
+    Cell,
+    Stub,
+    cells_with,
+    facts_of,
+    read_cells,
+    read_notebook,
+    shipped_notebook,
+    source_of,
+    stubs_of,
+)
+from minifsdp.course.workshop.copies import find_copy, fresh, write_new
+from minifsdp.course.workshop.references import definition_in
+
+
+def update(lab: str, folder: Path) -> tuple[Path | None, list[str]]:
+    """Write the current edition beside an older copy, with the answers and predictions of that copy.
+
+    Returns:
+        the new copy, None if the old one is of this edition; and a line on each thing that was carried over or was not.
+
+    Raises:
+        ValueError: there is no copy in the folder, or no such lab.
+        OSError: it cannot be read or written.
+    """
+    notebook = fresh(lab)
+    old = find_copy(lab, folder)
+    if facts_of(read_notebook(old)).get("edition") == facts_of(notebook)["edition"]:
+        return None, []
+    cells = read_cells(old)
+    remarks = [f"answers come from {old.name}, which stays as it is"]
+    remarks += _carry_answers(cells, notebook["cells"], stubs_of(lab))
+    remarks += _carry_predictions(cells, notebook["cells"])
+    stem, number = shipped_notebook(lab).stem, 2
+    while (target := folder / f"{stem}_{number}.ipynb").exists():
+        number += 1
+    write_new(target, notebook)
+    return target, remarks
+
+
+def is_stub(source: str) -> bool:
+    """Whether the last function of a cell is still blank: a docstring, if any, and `...`."""
+    try:
+        functions = [node for node in parse(source).body if isinstance(node, ast.FunctionDef)]
+    except SyntaxError:
+        return False
+    body = functions[-1].body if functions else []
+    body = body[1:] if len(body) > 1 and ast.get_docstring(functions[-1]) is not None else body
+    return len(body) == 1 and isinstance(body[0], ast.Expr) and _is_dots(body[0].value)
+
+
+def parse(source: str) -> ast.Module:
+    """The syntax tree of a cell that somebody has written.
+
+    Raises:
+        SyntaxError: it is not Python, or too deep to read.
+    """
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            return ast.parse(source)
+    except SyntaxError:
+        raise
+    except (ValueError, RecursionError, MemoryError) as error:
+        raise SyntaxError(str(error) or "too deep") from None
+
+
+def _is_dots(node: ast.expr) -> bool:
+    return isinstance(node, ast.Constant) and node.value is ...
+
+
+def _carry_answers(old: list[Cell], new: list[Cell], stubs: dict[str, Stub]) -> list[str]:
+    remarks = []
+    for exercise, stub in stubs.items():
+        found = cells_with(old, EXERCISE + exercise)
+        head = f"{exercise} {stub.name}"
+        if len(found) > 1:
+            remarks.append(f"{head}: {len(found)} cells have its tag, carry over the right one by hand")
+        elif found and not is_stub(source_of(found[0])):
+            source = source_of(found[0])
+            cells_with(new, EXERCISE + exercise)[0]["source"] = source.splitlines(keepends=True)
+            remarks.append(f"{head}: carried over{_changed(source, stub)}")
+    return remarks
+
+
+def _changed(source: str, stub: Stub) -> str:
+    """A remark if an answer does not have the shipped signature."""
+    wanted = definition_in(stub.source, stub.name)
+    try:
+        parse(source)
+        given = definition_in(source, stub.name)
+    except (SyntaxError, ValueError):
+        return f"; it does not define {stub.name}"
+    if ast.dump(given.args) == ast.dump(wanted.args):
+        return ""
+    return f"; the signature is now {stub.name}({ast.unparse(wanted.args)}), adapt it"
+
+
+def _carry_predictions(old: list[Cell], new: list[Cell]) -> list[str]:
+    said = {name: text for cell in old for name, node, text in _predictions(cell) if not _is_dots(node)}
+    remarks = []
+    for cell in new:
+        for name, node, _ in _predictions(cell):
+            if name in said and _is_dots(node):
+                source = _replaced(source_of(cell), node, said.pop(name))
+                cell["source"] = source.splitlines(keepends=True)
+                remarks.append(f"prediction {name}: carried over")
+                break
+    return remarks
+
+
+def _predictions(cell: Cell) -> Iterator[tuple[str, ast.expr, str]]:
+    """The calls `predict("5.2", value)` of a cell: the name, the value, and the value's text."""
+    if cell.get("cell_type") != "code" or "predict" not in source_of(cell):
+        return
+    try:
+        tree = parse(source_of(cell))
+    except SyntaxError:
+        return
+    for node in ast.walk(tree):
+        match node:
+            case ast.Call(func=ast.Name("predict"), args=[ast.Constant(str(name)), value, *_]):
+                yield name, value, ast.get_source_segment(source_of(cell), value) or "..."
+
+
+def _replaced(source: str, node: ast.expr, text: str) -> str:
+    """`source` with another text in the place of a node; the tree counts columns in bytes."""
+    lines = source.encode().splitlines(keepends=True)
+    assert node.end_lineno is not None
+    before = b"".join(lines[: node.lineno - 1]) + lines[node.lineno - 1][: node.col_offset]
+    after = lines[node.end_lineno - 1][node.end_col_offset :] + b"".join(lines[node.end_lineno :])
+    return before.decode() + text + after.decode()

@@ -1,0 +1,133 @@
+"""Marks for the answers of many learners: each is checked in a process tree of its own, under limits.
+
+The package, the checks and the set-up cells are those of this installation; of a submission only the cells tagged with
+an exercise are run. This keeps accidents apart, it is no sandbox (docs/teaching.md).
+"""
+
+from __future__ import annotations
+
+import csv
+import time
+import tomllib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import fields
+from pathlib import Path
+from typing import Literal, NamedTuple
+
+from minifsdp.course.workshop.catalogue import EXERCISE, all_labs, setup_of, stubs_of
+from minifsdp.course.workshop.checking import Variant
+from minifsdp.course.workshop.editions import is_stub
+from minifsdp.course.workshop.handed_in import AlteredError, Task, cell_in, only_notebook
+from minifsdp.course.workshop.process import Limits, run_check
+from minifsdp.course.workshop.store import Store
+from minifsdp.course.workshop.submission import Submission
+
+Mark = Literal["own-pass", "own-fail", "blank", "read", "timeout", "crash", "missing", "altered"]
+Variants = Mapping[str, Sequence[Mapping[str, int]]]
+LONGEST_REMARK = 300  # characters
+
+
+class Row(NamedTuple):
+    """One exercise of one submission; the columns of the table."""
+
+    submission: str
+    lab: str
+    exercise: str
+    state: Mark
+    seconds: float
+    remark: str
+
+
+def mark(task: Task, variants: Variants, limits: Limits) -> Row:
+    """Mark one exercise of one submission; whatever a submission holds, this returns."""
+    began = time.monotonic()
+    try:
+        state, remark = _mark(task, variants.get(task.exercise, ()), limits)
+    except AlteredError as altered:
+        state, remark = "altered", str(altered)
+    except Exception as error:
+        state, remark = "crash", f"not marked, look at it by hand: {type(error).__name__}: {error}"
+    seconds = round(time.monotonic() - began, 1)
+    return Row(_plain(task.submission), task.lab, task.exercise, state, seconds, _plain(remark))
+
+
+def _mark(task: Task, variants: Sequence[Mapping[str, int]], limits: Limits) -> tuple[Mark, str]:
+    if not task.lab:
+        names = ", ".join(path.name for path in task.notebooks) or "nothing"
+        return "missing", f"no notebook of a lab, found {names}"
+    notebook = only_notebook(task)
+    cell = cell_in(notebook, task)
+    if cell is None:
+        return "missing", f"no cell has the tag {EXERCISE}{task.exercise}"
+    if is_stub(cell):
+        return "blank", ""
+    submission = Submission(task.exercise, setup_of(task.lab), cell)
+    for variant in ({}, *variants):
+        verdict = run_check(submission, limits, variant)
+        if verdict.state != "passed":
+            state: Mark = "own-fail" if verdict.state == "failed" else verdict.state
+            where = ", ".join(f"{name}={value}" for name, value in variant.items())
+            return state, f"with {where}: {verdict.text}" if where else verdict.text
+    read = Store(notebook.parent).read("reveals", task.exercise) is not None
+    return ("read", "the reference was read") if read else ("own-pass", "")
+
+
+def _plain(text: str) -> str:
+    """One printable line that no spreadsheet takes for a formula."""
+    line = "; ".join(part.strip() for part in text.splitlines() if part.strip())
+    line = "".join(char if char.isprintable() else "?" for char in line)[:LONGEST_REMARK]
+    return f"'{line}" if line.startswith(("=", "+", "-", "@")) else line
+
+
+def mark_all(
+    tasks: Sequence[Task], out: Path, variants: Variants, limits: Limits, show: Callable[[Row], None]
+) -> list[Row]:
+    """Mark all tasks into a table, a row as soon as it is known; `show` is called for each.
+
+    Raises:
+        ValueError: the table is there already.
+        OSError: it cannot be written.
+    """
+    rows = []
+    try:
+        file = out.open("x", newline="", encoding="utf-8")
+    except FileExistsError:
+        raise ValueError(f"{out} is there already: name another file") from None
+    with file:
+        writer = csv.writer(file)
+        writer.writerow(Row._fields)
+        for task in tasks:
+            rows.append(mark(task, variants, limits))
+            writer.writerow(rows[-1])
+            file.flush()
+            show(rows[-1])
+    return rows
+
+
+def read_variants(path: Path) -> dict[str, list[dict[str, int]]]:
+    """Further settings to check in, by exercise: `["5.2"]` with `variants = [{ranks = 3, seed = 7}]`.
+
+    Raises:
+        ValueError: in one line, what is not understood.
+        OSError: the file cannot be read.
+    """
+    known = [exercise for lab in all_labs() for exercise in stubs_of(lab)]
+    names = [field.name for field in fields(Variant)]
+    try:
+        tables = tomllib.loads(path.read_text())
+    except ValueError as error:
+        raise ValueError(f"{path}: {str(error).splitlines()[0]}") from None
+    for exercise, table in tables.items():
+        if exercise not in known:
+            raise ValueError(f"{path}: there is no exercise {exercise!r}; there are {', '.join(known)}")
+        variants = table.get("variants") if isinstance(table, dict) and list(table) == ["variants"] else None
+        if not isinstance(variants, list) or not all(isinstance(each, dict) for each in variants):
+            raise ValueError(
+                f'{path}: under ["{exercise}"] write variants = [{{ranks = 3, seed = 7}}] and nothing else'
+            )
+        for name, value in (item for each in variants for item in each.items()):
+            if name not in names:
+                raise ValueError(f"{path}: {exercise} has a field {name!r}; there are {', '.join(names)}")
+            if type(value) is not int or value < (name != "seed"):
+                raise ValueError(f"{path}: {exercise} has {name} = {value!r}; give a whole number from 1 up")
+    return {exercise: table["variants"] for exercise, table in tables.items()}

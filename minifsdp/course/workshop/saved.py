@@ -1,0 +1,31 @@
+"""Checking an answer in a saved notebook, as the notebook itself would have."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from minifsdp.course.workshop.copies import answer_in
+from minifsdp.course.workshop.notebook import BLANK, told
+from minifsdp.course.workshop.process import run_check
+from minifsdp.course.workshop.references import find_reference, is_blank
+from minifsdp.course.workshop.store import Store
+
+
+def check_saved(exercise: str, notebook: Path) -> tuple[str, bool]:
+    """What the notebook would print of an answer, and whether the answer has failed; one that passes is kept.
+
+    Raises:
+        ValueError: no such exercise, no notebook, or not one cell of that exercise in it.
+        OSError: the file cannot be read.
+    """
+    ref, submission, store = find_reference(exercise), answer_in(notebook, exercise), Store(notebook.parent)
+    try:
+        blank = is_blank(submission.cell, ref)
+    except (SyntaxError, ValueError):  # the check says what is wrong with it
+        blank = False
+    if blank:
+        return f"{exercise} {ref.name}: {BLANK}", False
+    verdict = run_check(submission)
+    if verdict.state == "passed":
+        store.write("answers", exercise, {**submission._asdict(), "name": ref.name})
+    return told(exercise, verdict, store), verdict.state != "passed"

@@ -1,0 +1,11 @@
+"""What is checked: an answer as text."""
+
+from typing import NamedTuple
+
+
+class Submission(NamedTuple):
+    """An answer as text: the lab's set-up cell and the exercise's cell."""
+
+    exercise: str
+    setup: str
+    cell: str

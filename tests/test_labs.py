@@ -1,0 +1,209 @@
+"""The labs' exercises: references pass, blanks are recognised, wrong answers are rejected with the right words.
+
+And their notebooks: what each must have, and the cell in which each statement is measured.
+"""
+
+from __future__ import annotations
+
+import importlib
+import re
+import sys
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from minifsdp.course.workshop import wrong
+from minifsdp.course.workshop.catalogue import (
+    EXERCISE,
+    Cell,
+    all_labs,
+    cells_with,
+    checks_of,
+    labs_folder,
+    read_cells,
+    setup_of,
+    shipped_notebook,
+    source_of,
+    stubs_of,
+    tags_of,
+)
+from minifsdp.course.workshop.checking import AnswerError, Variant
+from minifsdp.course.workshop.checking import checking as check_of
+from minifsdp.course.workshop.child import define, last_lines
+from minifsdp.course.workshop.references import Reference, is_blank, lab_of, lab_references
+from minifsdp.course.workshop.wrong import Wrong
+
+CLAIMS = {
+    "00": ["C1", "C2", "C3", "C35", "C36"],
+    "01": ["C5", "C6", "C38", "C39", "C40"],
+    "02": ["C7", "C40"],
+    "03": ["C8"],
+    "04": ["C6", "C9", "C10"],
+    "05": ["C4", "C8", "C11", "C12", "C13", "C37"],
+}
+LABS = sorted({*CLAIMS, *all_labs()})
+REFERENCES = [ref for lab in LABS for ref in lab_references(lab)]
+RAISES = re.compile(r"rank \d+ failed|ranks? .*(did not|still|timed out)|it raises|the cell itself raises")
+
+
+def module(path: Path) -> ModuleType:
+    """A file of labs/ as a module that the ranks can import too."""
+    if str(path.parent) not in sys.path:
+        sys.path.insert(0, str(path.parent))
+    return importlib.import_module(path.stem)
+
+
+def check_for(exercise: str) -> Callable[[Any, Variant], None]:
+    """The one check of an exercise."""
+    file = checks_of(lab_of(exercise))
+    if not file.exists():
+        pytest.fail(f"there is no {file.name}")
+    marked = [f for f in vars(module(file)).values() if exercise in ids_of(f)]
+    assert len(marked) == 1, f"{len(marked)} checks are marked with {exercise}"
+    return marked[0]
+
+
+def ids_of(function: object) -> list[str]:
+    marks = getattr(function, "pytestmark", [])
+    return [mark.kwargs.get("id") for mark in marks if mark.name == "exercise"]
+
+
+@cache
+def wrong_answers(lab: str) -> list[Wrong]:
+    file = labs_folder() / "wrong" / f"lab{lab}.py"
+    if file.exists():
+        module(file)
+    return [each for each in wrong.collected if lab_of(each.exercise) == lab]
+
+
+WRONG = [each for lab in LABS for each in wrong_answers(lab)]
+
+
+def verdict(exercise: str, source: str, variant: Variant) -> str | None:
+    """What the check says of an answer, None if it passes: as a fresh process would, but in this one."""
+    check = check_for(exercise)
+    with check_of(exercise):
+        try:
+            check(define(setup_of(lab_of(exercise)), f'@exercise("{exercise}")\n{source}', exercise), variant)
+        except AnswerError as error:
+            return str(error)
+        except Exception as error:
+            return "it raises: " + last_lines(error)
+    return None
+
+
+@cache
+def rejection(number: int) -> str | None:
+    """What is said of a wrong answer in the check's own setting."""
+    return verdict(WRONG[number].exercise, WRONG[number].source, Variant())
+
+
+def exercise_id(ref: Reference) -> str:
+    return ref.id
+
+
+def wrong_id(number: int) -> str:
+    return f"{WRONG[number].exercise}-{re.sub(r'[^a-z0-9]+', '_', WRONG[number].slip.lower())[:60]}"
+
+
+class TestExercises:
+    @pytest.mark.parametrize("variant", [Variant(), Variant(ranks=3, seed=1, size=10)], ids=["default", "another"])
+    @pytest.mark.parametrize("ref", REFERENCES, ids=exercise_id)
+    def test_a_reference_passes_its_check(self, ref: Reference, variant: Variant) -> None:
+        assert verdict(ref.id, ref.source, variant) is None
+
+    @pytest.mark.parametrize("ref", REFERENCES, ids=exercise_id)
+    def test_the_stub_is_blank_and_other_empty_bodies_are_answers(self, ref: Reference) -> None:
+        stub = stubs_of(lab_of(ref.id))[ref.id].source
+        assert is_blank(stub, ref)
+        for body in ("pass", "return None"):
+            answered = re.sub(r"\.\.\.\s*$", body, stub)
+            assert answered != stub
+            assert not is_blank(answered, ref)
+
+    @pytest.mark.parametrize("ref", REFERENCES, ids=exercise_id)
+    def test_two_hints_and_a_sentence_for_success(self, ref: Reference) -> None:
+        assert len(ref.hints) == 2
+        assert len({hint.strip() for hint in ref.hints} - {""}) == 2
+        assert (check_for(ref.id).__doc__ or "").strip().endswith(".")
+
+
+class TestWrongAnswers:
+    @pytest.mark.parametrize("number", range(len(WRONG)), ids=wrong_id)
+    def test_it_is_rejected_with_its_words(self, number: int) -> None:
+        said = rejection(number)
+        assert said is not None, f"accepted: {WRONG[number].slip}"
+        assert WRONG[number].words in said
+
+    @pytest.mark.parametrize("ref", REFERENCES, ids=exercise_id)
+    def test_there_are_four_for_different_reasons_and_three_run_to_the_end(self, ref: Reference) -> None:
+        mine = [number for number, each in enumerate(WRONG) if each.exercise == ref.id]
+        assert len(mine) >= 4
+        words = [WRONG[number].words for number in mine]
+        assert len(set(words)) == len(words)
+        assert not [(a, b) for a in words for b in words if a is not b and a in b], "one's words contain another's"
+        assert all(WRONG[number].name == ref.name and WRONG[number].slip for number in mine)
+        assert sum(not RAISES.match(rejection(number) or "") for number in mine) >= 3
+
+
+class TestNotebooks:
+    @pytest.mark.parametrize("lab", LABS)
+    def test_one_set_up_cell_that_says_so(self, lab: str) -> None:
+        cells = read_cells(shipped_notebook(lab))
+        marked = [cell for cell in cells if source_of(cell).lstrip().startswith("# set-up")]
+        assert cells_with(cells, "setup") == marked
+        assert len(marked) == 1
+
+    @pytest.mark.parametrize("lab", LABS)
+    def test_a_cell_for_each_exercise(self, lab: str) -> None:
+        cells = read_cells(shipped_notebook(lab))
+        tags = [tag.removeprefix(EXERCISE) for cell in cells for tag in tags_of(cell) if tag.startswith(EXERCISE)]
+        assert tags == [ref.id for ref in lab_references(lab)]
+        assert {ref.id: ref.name for ref in lab_references(lab)} == {s.id: s.name for s in stubs_of(lab).values()}
+
+    @pytest.mark.parametrize(("lab", "claim"), [(lab, claim) for lab, claims in CLAIMS.items() for claim in claims])
+    def test_a_cell_measures_the_claim(self, lab: str, claim: str) -> None:
+        cells = cells_with(read_cells(shipped_notebook(lab)), claim)
+        assert cells, f"no cell of lab {lab} has the tag {claim}"
+        assert any(printed(cell) for cell in cells)
+
+    @pytest.mark.parametrize("lab", LABS)
+    def test_predictions_come_before_their_outcomes(self, lab: str) -> None:
+        code = "\n".join(source_of(cell) for cell in read_cells(shipped_notebook(lab)) if cell["cell_type"] == "code")
+        predicted = [(match[1], match.start()) for match in re.finditer(r'^predict\(\s*"([^"]+)", \.\.\.', code, re.M)]
+        measured = [(match[1], match.start()) for match in re.finditer(r'^\s*outcome\(\s*"([^"]+)"', code, re.M)]
+        assert predicted
+        assert {name for name, _ in predicted} == {name for name, _ in measured}
+        first = dict(reversed(measured))
+        assert all(place < first[name] for name, place in predicted)
+
+    @pytest.mark.parametrize("lab", LABS)
+    def test_there_are_pictures_and_from_lab_02_on_a_timeline(self, lab: str) -> None:
+        cells = [cell for cell in read_cells(shipped_notebook(lab)) if cell["cell_type"] == "code"]
+        shown = [cell for cell in cells if any("image/png" in each.get("data", {}) for each in cell["outputs"])]
+        assert shown
+        assert any(re.search(r"\bstages\(|\bcurve\(", source_of(cell)) for cell in shown)
+        if lab >= "02":
+            assert any(re.search(r"\btimeline\(", source_of(cell)) for cell in shown)
+
+    @pytest.mark.parametrize("lab", LABS)
+    def test_every_cell_has_run_in_order_and_none_failed(self, lab: str) -> None:
+        cells = [cell for cell in read_cells(shipped_notebook(lab)) if cell["cell_type"] == "code"]
+        assert [cell["execution_count"] for cell in cells] == list(range(1, len(cells) + 1))
+        assert not [each for cell in cells for each in cell["outputs"] if each["output_type"] == "error"]
+
+    @pytest.mark.parametrize("lab", LABS)
+    def test_nothing_of_this_machine_is_stored(self, lab: str) -> None:
+        text = "\n".join(printed(cell) for cell in read_cells(shipped_notebook(lab)) if cell["cell_type"] == "code")
+        assert not re.findall(r"/tmp/\S*|/home/\S*|/root/\S*|0x[0-9a-f]{6,}|ipykernel_\d+", text)
+
+
+def printed(cell: Cell) -> str:
+    """The text that a cell has put out, and what stands for its pictures."""
+    streams = ["".join(each.get("text", "")) for each in cell["outputs"]]
+    data = ["".join(each.get("data", {}).get("text/plain", "")) for each in cell["outputs"]]
+    return "".join(streams + data)

@@ -1,0 +1,338 @@
+"""`minifsdp lab mark`: a submission, whatever it holds, costs only its own row, and nothing of it stays behind."""
+
+import contextlib
+import csv
+import json
+import re
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from minifsdp.course import cli
+from minifsdp.course.workshop import handed_in, marking
+from minifsdp.course.workshop.catalogue import cells_with, stubs_of
+from minifsdp.course.workshop.copies import fresh
+from minifsdp.course.workshop.process import MIB, Limits, Verdict, run_check
+from minifsdp.course.workshop.references import find_reference
+from minifsdp.course.workshop.submission import Submission
+
+RIGHT = find_reference("4.1").source
+PATIENT = Limits(seconds=120)
+SETUP = "from minifsdp.course.workshop import exercise"
+
+
+def cell(*body: str) -> str:
+    """An answer to exercise 4.1 with these lines in it."""
+    return "\n    ".join(['@exercise("4.1")\ndef pad_and_chunk(flat, ranks):', *body])
+
+
+def hand_in(folder: Path, *sources: str | None, tag: str = "exercise-4.1") -> Path:
+    """A notebook of lab 04 with these cells in place of exercise 4.1's; None is the stub."""
+    notebook = fresh("04")
+    (stub,) = cells_with(notebook["cells"], "exercise-4.1")
+    at = notebook["cells"].index(stub)
+    given = [stub if source is None else {**stub, "source": source, "metadata": {"tags": [tag]}} for source in sources]
+    notebook["cells"][at : at + 1] = given
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / "lab04_flat_parameter.ipynb"
+    path.write_text(json.dumps(notebook))
+    return path
+
+
+def row(folder: Path, limits: Limits = PATIENT, variants: Any = None) -> marking.Row:
+    """The row of exercise 4.1 of the only submission in a folder."""
+    (task,) = [task for task in handed_in.find_tasks(folder) if task.exercise in ("4.1", "")]
+    return marking.mark(task, variants or {}, limits)
+
+
+@pytest.fixture(autouse=True)
+def _no_process_left(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    marker = uuid.uuid4().hex
+    monkeypatch.setenv("MARKER", marker)
+    yield
+    deadline = time.monotonic() + 2  # the system's own part of ending a process
+    while left := _marked(marker):
+        assert time.monotonic() < deadline, left
+        time.sleep(0.05)
+
+
+def _marked(marker: str) -> list[psutil.Process]:
+    found = []
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error):
+            if process.environ().get("MARKER") == marker and process.status() != psutil.STATUS_ZOMBIE:
+                found.append(process)
+    return found
+
+
+# What runs
+
+
+def test_own_pass_and_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = hand_in(tmp_path / "ada", f'@exercise("4.1")\n{RIGHT}')
+    assert row(tmp_path)[:4] == ("ada", "04", "4.1", "own-pass")
+    monkeypatch.setattr(marking, "run_check", lambda *_: Verdict("passed", "as before"))
+    (path.parent / ".minifsdp/reveals").mkdir(parents=True)
+    (path.parent / ".minifsdp/reveals/4.1.json").write_text("true")
+    assert row(tmp_path).state == "read"
+
+
+def test_own_fail_says_what_the_check_says_in_one_line(tmp_path: Path) -> None:
+    hand_in(tmp_path / "ada", cell("return list(flat.chunk(ranks))"))
+    found = row(tmp_path)
+    assert found.state == "own-fail"
+    assert re.match(r"rank \d.*expected .*, got .*; likely slip: ", found.remark)
+
+
+@pytest.mark.parametrize(
+    ("body", "state", "remark"),
+    [
+        (("import os", "os._exit(0)"), "crash", "ended with code 0 and without a result"),
+        (("raise SystemExit(0)",), "own-fail", "SystemExit: 0"),
+        (("input()",), "own-fail", "raises"),
+        (("import ctypes", "ctypes.string_at(0)"), "crash", "code -11"),
+    ],
+    ids=["ends the process", "exits", "asks", "segmentation fault"],
+)
+def test_ends_without_a_result(body: tuple[str, ...], state: str, remark: str, tmp_path: Path) -> None:
+    hand_in(tmp_path / "ada", cell(*body))
+    found = row(tmp_path)
+    assert (found.state, remark in found.remark) == (state, True), found
+
+
+def test_a_result_that_the_answer_wrote_is_none(tmp_path: Path) -> None:
+    forged = json.dumps({"state": "passed", "text": "", "secret": "guessed"})
+    hand_in(
+        tmp_path / "ada",
+        cell(
+            "import os, pathlib",
+            "assert not pathlib.Path('task.json').exists()",
+            f"for name in ('result.json', 'result.part'): pathlib.Path(name).write_text({forged!r})",
+            f"print({forged!r}, flush=True)",
+            "os._exit(0)",
+        ),
+    )
+    assert row(tmp_path).state == "crash"
+
+
+DEADLOCK = (
+    "from minifsdp.course.launch import launch",
+    "def step():",
+    "    import torch, torch.distributed as dist",
+    "    dist.recv(torch.ones(1), 1) if dist.get_rank() == 0 else dist.all_reduce(torch.ones(1))",
+    "launch(step, 2, timeout=1000)",
+)
+
+
+@pytest.mark.parametrize(
+    ("body", "limits", "state", "remark"),
+    [
+        (("while True: pass",), Limits(seconds=5), "timeout", "no result after 5 s"),
+        (("sum(range(10**15))",), Limits(seconds=5), "timeout", "no result after 5 s"),
+        (DEADLOCK, Limits(seconds=9), "timeout", "no result after 9 s"),
+        (("while True: print('x' * 10**5)",), Limits(output=8 * MIB), "crash", "wrote more than 8 MiB"),
+        (
+            ("held = []", "while True: held.append(bytearray(b'1') * 2**25)"),
+            Limits(memory=1500 * MIB),
+            "crash",
+            "more than 1500 MiB of memory",
+        ),
+        (
+            ("import subprocess", "while True: subprocess.Popen(['sleep', '4321'], start_new_session=True)"),
+            Limits(memory=10000 * MIB, processes=30),
+            "crash",
+            "more than 30 processes",
+        ),
+    ],
+    ids=["loops", "loops in C", "ranks wait for each other", "prints", "takes memory", "starts processes"],
+)
+def test_goes_beyond_a_limit(body: tuple[str, ...], limits: Limits, state: str, remark: str, tmp_path: Path) -> None:
+    hand_in(tmp_path / "ada", cell(*body))
+    found = row(tmp_path, limits)
+    assert (found.state, remark in found.remark) == (state, True), found
+
+
+def test_what_an_answer_leaves_running_is_ended() -> None:
+    """An orphan in a session of its own too: its environment says where it comes from."""
+    leaves = cell("import os", "os.system('setsid sleep 4321 >/dev/null 2>&1 &')", "raise ValueError('mine')")
+    assert "ValueError: mine" in run_check(Submission("4.1", SETUP, leaves), PATIENT).text
+
+
+def test_every_variant_must_pass(tmp_path: Path) -> None:
+    of_no_eleven = RIGHT.replace("return", "assert flat.numel() != 11\n    return")
+    hand_in(tmp_path / "ada", f'@exercise("4.1")\n{of_no_eleven}')
+    found = row(tmp_path, variants={"4.1": [{"ranks": 3, "size": 11}]})
+    assert found.state == "own-fail"
+    assert found.remark.startswith("with ranks=3, size=11: ")
+
+
+# What does not run
+
+
+@pytest.fixture
+def nothing_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(marking, "run_check", lambda *_: pytest.fail("a check was run"))
+
+
+@pytest.mark.usefixtures("nothing_runs")
+@pytest.mark.parametrize(
+    ("sources", "state", "remark"),
+    [
+        ((None,), "blank", ""),
+        ((), "missing", "no cell has the tag exercise-4.1"),
+        ((None, None), "altered", "2 cells have the tag exercise-4.1"),
+        (('@exercise("4.1")\ndef mine(flat, ranks):\n    return 1',), "altered", "does not define pad_and_chunk"),
+        (("def pad_and_chunk(flat, ranks):\n    return 1",), "altered", 'is not under @exercise("4.1")'),
+        (('@exercise("4.2")\ndef pad_and_chunk(flat, ranks):\n    return 1',), "altered", "is not under"),
+        (('@exercise("4.1")\ndef pad_and_chunk(flat, ranks:\n    return 1',), "altered", "is not Python: "),
+        (("\ud800",), "altered", "is not Python: "),
+        (("(" * 10**5,), "altered", "is not Python: "),
+        (("-" * 10**5 + "1",), "altered", "is not Python: "),
+        (("\0",), "altered", "is not Python: "),
+    ],
+)
+def test_cells(sources: tuple[str | None, ...], state: str, remark: str, tmp_path: Path) -> None:
+    hand_in(tmp_path / "ada", *sources)
+    found = row(tmp_path)
+    assert (found.state, remark in found.remark) == (state, True), found
+
+
+@pytest.mark.usefixtures("nothing_runs")
+@pytest.mark.parametrize(
+    "content",
+    [
+        bytes(range(256)) * 100,
+        b"",
+        b'{"cells": [',
+        b"[1]",
+        b'{"cells": 5}',
+        b'{"cells": [5]}',
+        b'{"cells": [{"source": 5}]}',
+        b'{"cells": [{"source": [], "metadata": 5}]}',
+        b'{"cells": [{"source": [], "metadata": {"tags": 5}}]}',
+        b"[" * 10**6,
+        b"9" * 10**5,
+    ],
+)
+def test_files_that_are_no_notebooks(content: bytes, tmp_path: Path) -> None:
+    (tmp_path / "ada").mkdir()
+    (tmp_path / "ada/lab04_flat_parameter.ipynb").write_bytes(content)
+    found = row(tmp_path)
+    assert (found.state, found.remark) == ("altered", "lab04_flat_parameter.ipynb cannot be read as a notebook")
+
+
+@pytest.mark.usefixtures("nothing_runs")
+def test_folders_without_a_notebook_and_links_to_others(tmp_path: Path) -> None:
+    path = hand_in(tmp_path / "bert", None)
+    (tmp_path / "ada").mkdir()
+    (tmp_path / "carl").mkdir()
+    (tmp_path / "carl" / path.name).symlink_to(path)
+    (tmp_path / "dora.ipynb").write_text("{}")
+    (tmp_path / ".hidden").mkdir()
+    rows = [marking.mark(task, {}, PATIENT) for task in handed_in.find_tasks(tmp_path)]
+    assert {row.submission for row in rows} == {"ada", "bert", "carl", "dora.ipynb"}
+    states = {row.submission: row.state for row in rows if row.exercise in ("", "4.1")}
+    assert states == {"ada": "missing", "bert": "blank", "carl": "missing", "dora.ipynb": "missing"}
+    assert [row.exercise for row in rows if row.submission == "bert"] == list(stubs_of("04"))
+
+
+@pytest.mark.usefixtures("nothing_runs")
+def test_of_two_notebooks_the_one_of_this_edition_counts(tmp_path: Path) -> None:
+    path = hand_in(tmp_path / "ada", "\ud800")
+    path.rename(path.with_name("lab04_old.ipynb"))
+    hand_in(tmp_path / "ada", None)
+    assert row(tmp_path).state == "altered", "both are of this edition"
+    old = json.loads(path.with_name("lab04_old.ipynb").read_text())
+    old["metadata"]["minifsdp"]["edition"] = "an older one"
+    path.with_name("lab04_old.ipynb").write_text(json.dumps(old))
+    assert row(tmp_path).state == "blank"
+
+
+# The table
+
+
+def command(monkeypatch: pytest.MonkeyPatch, *words: str) -> int:
+    monkeypatch.setattr(sys, "argv", ["minifsdp", "lab", "mark", *words])
+    with pytest.raises(SystemExit) as stop:
+        cli.main()
+    return int(stop.value.code or 0)
+
+
+def test_the_table_has_a_row_for_each_and_no_formulas(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    hand_in(tmp_path / "in/=ada()", None)
+    hand_in(tmp_path / "in/bert", cell("return 1"))
+    monkeypatch.setattr(marking, "run_check", lambda *_: Verdict("failed", "=1+1\nand \x1b[31mred"))
+    assert command(monkeypatch, str(tmp_path / "in"), "--out", str(tmp_path / "marks.csv")) == 0
+    rows = list(csv.DictReader((tmp_path / "marks.csv").open()))
+    assert list(rows[0]) == ["submission", "lab", "exercise", "state", "seconds", "remark"]
+    mine = {row["submission"]: row for row in rows if row["exercise"] == "4.1"}
+    assert mine["'=ada()"]["state"] == "blank"
+    assert mine["bert"]["remark"] == "'=1+1; and ?[31mred"
+    assert len(rows) == 2 * len(stubs_of("04"))
+    assert "1 own-fail" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ('["9.9"]\nvariants = []', "there is no exercise '9.9'"),
+        ('["4.1"]\nvariant = []', 'under ["4.1"] write variants = '),
+        ('["4.1"]\nvariants = 3', 'under ["4.1"] write variants = '),
+        ('["4.1"]\nvariants = [{rank = 3}]', "4.1 has a field 'rank'; there are ranks, seed, size"),
+        ('["4.1"]\nvariants = [{ranks = 0}]', "4.1 has ranks = 0"),
+        ('["4.1"]\nvariants = [{ranks = true}]', "4.1 has ranks = True"),
+        ("4.1 = ", "variants.toml: "),
+    ],
+)
+def test_bad_variants_end_in_one_line(
+    text: str, says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    hand_in(tmp_path / "in/ada", None)
+    (tmp_path / "variants.toml").write_text(text)
+    words = ["--out", str(tmp_path / "marks.csv"), "--variants", str(tmp_path / "variants.toml")]
+    assert command(monkeypatch, str(tmp_path / "in"), *words) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert says in line
+    assert not (tmp_path / "marks.csv").exists()
+
+
+def test_bad_requests_end_in_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "marks.csv"
+    for folder in (tmp_path, tmp_path / "nowhere"):
+        assert command(monkeypatch, str(folder), "--out", str(out)) == 2
+        assert len(capsys.readouterr().err.splitlines()) == 1
+    hand_in(tmp_path / "in/ada", None)
+    out.write_text("mine")
+    assert command(monkeypatch, str(tmp_path / "in"), "--out", str(out)) == 2
+    assert "is there already" in capsys.readouterr().err
+    assert out.read_text() == "mine"
+
+
+def test_ending_the_marking_ends_the_check(tmp_path: Path) -> None:
+    """However it ends: the check sees its lifeline close."""
+    hand_in(tmp_path / "in/ada", cell("open('/dev/null')", "sum(range(10**15))"))
+    parent = subprocess.Popen(
+        [sys.executable, "-m", "minifsdp", "lab", "mark", str(tmp_path / "in"), "--out", str(tmp_path / "marks.csv")],
+        stderr=subprocess.DEVNULL,
+    )
+    deadline = time.monotonic() + 60
+    while not (tree := psutil.Process(parent.pid).children(recursive=True)) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    time.sleep(2.5)  # by now the answer holds the GIL
+    tree = psutil.Process(parent.pid).children(recursive=True)
+    parent.kill()
+    parent.wait()
+    _, alive = psutil.wait_procs(tree, timeout=10)
+    assert not alive
+    assert tree

@@ -1,0 +1,143 @@
+"""The notebooks print what is stored in them: as shipped, and with the reference answers written into the exercises.
+
+Each runs under nbval in a process of its own and in an empty folder, two at a time.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import psutil
+import pytest
+
+from minifsdp.course.workshop.catalogue import EXERCISE, all_labs, labs_folder, setup_of, shipped_notebook, tags_of
+from minifsdp.course.workshop.references import find_reference, lab_references
+from minifsdp.course.workshop.store import Store
+from minifsdp.course.workshop.submission import Submission
+
+SECONDS = 240  # for one notebook
+MARK = "MINIFSDP_TEST_NOTEBOOK"
+CASES = [f"{lab}-{kind}" for kind in ("blank", "written") for lab in all_labs()]
+
+# What may differ once the answers are written: that they are.
+WRITTEN = r"""
+[state of an exercise]
+regex: (\d+\.\d+ \w+): (not attempted, reference in use|yours: passed.*)
+replace: \1: PIECE
+
+[pieces of a plot]
+regex: yours \d+/\d+
+replace: yours N/M
+"""
+
+
+class Run(NamedTuple):
+    code: int
+    output: str
+    folder: Path
+    left: list[str]
+
+
+def filled(notebook: dict[str, Any]) -> dict[str, Any]:
+    """A notebook with the reference answers in the place of the stubs."""
+    notebook = json.loads(json.dumps(notebook))
+    for cell in notebook["cells"]:
+        for tag in tags_of(cell):
+            if tag.startswith(EXERCISE):
+                cell["source"] = written(tag.removeprefix(EXERCISE))
+    return notebook
+
+
+def written(exercise: str) -> str:
+    return f'@exercise("{exercise}")\n{find_reference(exercise).source}'
+
+
+def keep_earlier_answers(lab: str, folder: Path) -> None:
+    """As if all labs before this one had been done in the folder."""
+    for before in all_labs():
+        for ref in lab_references(before) if before < lab else []:
+            answer = Submission(ref.id, setup_of(before), written(ref.id))
+            Store(folder).write("answers", ref.id, {**answer._asdict(), "name": ref.name})
+
+
+def run(case: str, folder: Path) -> Run:
+    """One notebook under nbval, and what it has left behind."""
+    lab, kind = case.split("-")
+    shipped, copy, allowed = (
+        shipped_notebook(lab),
+        folder / f"lab{lab}.ipynb",
+        (labs_folder() / "nbval.cfg").read_text(),
+    )
+    if kind == "blank":
+        shutil.copy(shipped, copy)
+    else:
+        keep_earlier_answers(lab, folder)
+        copy.write_text(json.dumps(filled(json.loads(shipped.read_text()))))
+        allowed += WRITTEN
+    (folder / "nbval.cfg").write_text(allowed)
+    options = ["-q", "-p", "no:cacheprovider", "-c", os.devnull, "--rootdir", str(folder), "--color=no", "--nbval"]
+    options += ["--nbval-current-env", "--nbval-cell-timeout=120", f"--nbval-sanitize-with={folder / 'nbval.cfg'}"]
+    mark = uuid.uuid4().hex
+    ended = subprocess.run(
+        [sys.executable, "-m", "pytest", *options, str(copy)],
+        cwd=folder,
+        env={**os.environ, MARK: mark, "IPYTHONDIR": str(folder / ".ipython")},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=SECONDS,
+    )
+    return Run(ended.returncode, ended.stdout, folder, left_by(mark))
+
+
+def left_by(mark: str, patience: float = 5.0) -> list[str]:
+    """What still runs of all that a marked process has started, after a moment to end."""
+    deadline = time.monotonic() + patience
+    while True:
+        left = [
+            " ".join(process.cmdline()) or process.name() for process in psutil.process_iter() if is_of(process, mark)
+        ]
+        if not left or time.monotonic() > deadline:
+            return left
+        time.sleep(0.1)
+
+
+def is_of(process: psutil.Process, mark: str) -> bool:
+    try:
+        return process.environ().get(MARK) == mark and process.status() != psutil.STATUS_ZOMBIE
+    except (psutil.Error, OSError):
+        return False
+
+
+@pytest.fixture(scope="module")
+def runs(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Future[Run]]]:
+    """The cases whose tests were chosen, two at a time."""
+    importlib.import_module("matplotlib.font_manager")  # on a new machine it takes a while, and would say so in a cell
+    chosen = [item.callspec.params["case"] for item in request.session.items if item.path == request.path]
+    pool = ThreadPoolExecutor(2)
+    try:
+        yield {case: pool.submit(run, case, tmp_path_factory.mktemp(case)) for case in chosen}
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
+@pytest.mark.timeout(2 * SECONDS)
+@pytest.mark.parametrize("case", CASES)
+def test_a_notebook_prints_what_is_stored_in_it(case: str, runs: dict[str, Future[Run]]) -> None:
+    done = runs[case].result()
+    assert done.code == 0, done.output
+    assert done.left == [], f"still running: {done.left}"
+    lab, kind = case.split("-")
+    kept = [ref.id for ref in lab_references(lab) if Store(done.folder).read("answers", ref.id) is not None]
+    assert kept == ([] if kind == "blank" else [ref.id for ref in lab_references(lab)])
