@@ -15,6 +15,7 @@ import time
 import uuid
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -26,7 +27,7 @@ from minifsdp.course.workshop.references import find_reference, lab_references
 from minifsdp.course.workshop.store import Store
 from minifsdp.course.workshop.submission import Submission
 
-SECONDS = 240  # for one notebook
+SECONDS = 600  # for one notebook, on a machine that is busy with much else
 MARK = "MINIFSDP_TEST_NOTEBOOK"
 CASES = [f"{lab}-{kind}" for kind in ("blank", "written") for lab in all_labs()]
 
@@ -74,11 +75,8 @@ def keep_earlier_answers(lab: str, folder: Path) -> None:
 def run(case: str, folder: Path) -> Run:
     """One notebook under nbval, and what it has left behind."""
     lab, kind = case.split("-")
-    shipped, copy, allowed = (
-        shipped_notebook(lab),
-        folder / f"lab{lab}.ipynb",
-        (labs_folder() / "nbval.cfg").read_text(),
-    )
+    shipped, copy = shipped_notebook(lab), folder / f"lab{lab}.ipynb"
+    allowed = (labs_folder() / "nbval.cfg").read_text()
     if kind == "blank":
         shutil.copy(shipped, copy)
     else:
@@ -89,25 +87,32 @@ def run(case: str, folder: Path) -> Run:
     options = ["-q", "-p", "no:cacheprovider", "-c", os.devnull, "--rootdir", str(folder), "--color=no", "--nbval"]
     options += ["--nbval-current-env", "--nbval-cell-timeout=120", f"--nbval-sanitize-with={folder / 'nbval.cfg'}"]
     mark = uuid.uuid4().hex
-    ended = subprocess.run(
-        [sys.executable, "-m", "pytest", *options, str(copy)],
-        cwd=folder,
-        env={**os.environ, MARK: mark, "IPYTHONDIR": str(folder / ".ipython")},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        timeout=SECONDS,
-    )
-    return Run(ended.returncode, ended.stdout, folder, left_by(mark))
+    log = folder / "log"
+    with log.open("w") as output:
+        nbval = subprocess.Popen(
+            [sys.executable, "-m", "pytest", *options, str(copy)],
+            cwd=folder,
+            env={**os.environ, MARK: mark, "IPYTHONDIR": str(folder / ".ipython")},
+            stdout=output,
+            stderr=subprocess.STDOUT,
+        )
+    try:
+        nbval.wait(SECONDS)
+    except subprocess.TimeoutExpired:
+        nbval.kill()
+        nbval.wait()
+    left = left_by(mark)
+    for process in left:
+        with suppress(psutil.Error):
+            process.kill()
+    return Run(nbval.returncode, log.read_text(), folder, [str(process) for process in left])
 
 
-def left_by(mark: str, patience: float = 5.0) -> list[str]:
+def left_by(mark: str, patience: float = 5.0) -> list[psutil.Process]:
     """What still runs of all that a marked process has started, after a moment to end."""
     deadline = time.monotonic() + patience
     while True:
-        left = [
-            " ".join(process.cmdline()) or process.name() for process in psutil.process_iter() if is_of(process, mark)
-        ]
+        left = [process for process in psutil.process_iter() if is_of(process, mark)]
         if not left or time.monotonic() > deadline:
             return left
         time.sleep(0.1)

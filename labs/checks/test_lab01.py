@@ -4,7 +4,6 @@ A message is seen three times: when `comm` issues it, when `torch.distributed` g
 comes from, and when its handle is waited for. From that follow the bytes, the order and the rounds.
 """
 
-import re
 import sys
 from collections import deque
 from contextlib import contextmanager, nullcontext
@@ -76,24 +75,11 @@ def waits(seen):
 
 
 def run(ranks, observe, *args, slip=None):
-    """`on_ranks`; if a rank raises or is stuck, with the line of the answer at which it does.
-
-    Args:
-        slip: what the ranks are most likely stuck for.
-    """
+    """`on_ranks`, with the number of ranks in what it says."""
     try:
-        return on_ranks(ranks, observe, *args, timeout=STUCK_SECONDS)
+        return on_ranks(ranks, observe, *args, timeout=STUCK_SECONDS, slip=slip)
     except AnswerError as error:
-        stacks = getattr(error.__cause__, "failures", {})
-        stuck = any("stuck here" in text for text in stacks.values())
-        lines = [f"over {ranks} ranks: {re.sub(r' [(][^()]*:[0-9]+[)]$', '', str(error))}"]
-        for rank, text in sorted(stacks.items()) if stuck else list(stacks.items())[:1]:
-            frames = re.findall(r'File "<cell.*?", line (\d+),.*\n +(.*)', text)
-            for line, source in frames[:1] if stuck else frames[-1:]:
-                lines.append(f"rank {rank} {'waits' if stuck else 'is'} in line {line} of your cell: {source}")
-        if slip and stuck:
-            lines.append(f"likely slip: {slip}")
-        raise AnswerError("\n".join(lines)) from None
+        raise AnswerError(f"over {ranks} ranks: {error}") from None
 
 
 def worlds(variant, least=1):

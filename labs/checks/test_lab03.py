@@ -699,7 +699,8 @@ def check_backward_memory(found, rank):
         found["grads"],
         0,
         rank=rank,
-        slip="the values are right, the memory is not saved: once a bucket's reduction has started, its .grads are not needed",
+        slip="the values are right, the memory is not saved: once a bucket's reduction has started, nobody needs its "
+        ".grads",
     )
     expect(
         "bytes of gradients after backward",

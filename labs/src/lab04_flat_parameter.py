@@ -199,9 +199,9 @@ def trace_gathers(link: EmulatedLink, widths: list[int]) -> dict:
     sizes = [p.numel() for p in model.parameters()]
     data = torch.ones(2000, widths[0], device=where)
     ways = {
-        "even shards: an all-gather per parameter": sizes,
-        "uneven shards: a broadcast per rank": [sum(sizes)],
-        "even shards: one all-gather": [sum(sizes)],
+        "even: an all-gather per parameter": sizes,
+        "uneven: a broadcast per rank": [sum(sizes)],
+        "even: one all-gather": [sum(sizes)],
     }
 
     def forward(name: str, buffers: list[Tensor]) -> None:
@@ -294,7 +294,7 @@ def marked(shards: list[Tensor], mark: int) -> list[tuple[int, int]]:
 
 
 outcome("4.1", sum(shard.numel() for shard in shards) - 15, ranks=16, slips={"the weight alone": 4})
-padded_ranks = [rank for rank, shard in enumerate(shards) if not shard.all()]
+padded_ranks = ", ".join(str(rank) for rank, shard in enumerate(shards) if not shard.all())
 for ranks in (2, 3, 4, 16):
     most = max(ranks * pad_and_chunk(torch.ones(numel), ranks)[0].numel() - numel for numel in range(1, 100))
     print(f"{ranks:2} ranks, 1 to 99 elements: at most {most:2} elements of padding, expected {ranks - 1:2}")
@@ -303,7 +303,7 @@ drawn = plots.flat_layout(
     sizes,
     {name: marked(shards, mark) for mark, name in enumerate(sizes, start=1)},
     shards[0].numel(),
-    title=f"nn.Linear(4, 3) on 16 ranks: shards of {shards[0].numel()}, padding on {padded_ranks}",
+    title=f"nn.Linear(4, 3) on 16 ranks: {shards[0].numel()} element each, padding on rank {padded_ranks}",
     says="Top: the flat parameter, weight dark, bias pale, padding hatched. Bottom: what each rank keeps.",
     lab="04",
 )

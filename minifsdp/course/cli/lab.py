@@ -138,19 +138,21 @@ def show_progress(folder: Folder = HERE) -> None:
 
     Example: minifsdp lab progress
     """
-    table = Table("exercise", "", "state", "hints", "reference", "prediction", box=box.SIMPLE_HEAD)
+    table = Table("exercise", "state", "help used", "prediction", box=box.SIMPLE_HEAD)
+    table.columns[0].no_wrap = True
     with _refusing():
         standings = progress.standings(folder)
     for lab, found in standings.items():
         if isinstance(found, str):
-            table.add_row(f"lab {lab}", "", found)
+            table.add_row(f"lab {lab}", found)
             continue
         passed = sum(each.state == progress.PASSED for each in found)
-        table.add_row(f"lab {lab}", "", f"{passed} of {len(found)} passed")
+        table.add_row(f"lab {lab}", f"{passed} of {len(found)} passed")
         for each in found:
             said = "" if each.prediction is None else f"{each.prediction:,}"
-            hints, read = str(each.hints or ""), "read" if each.read else ""
-            table.add_row(f"  {each.exercise}", each.name, each.state, hints, read, said)
+            hints = f"{each.hints} hint{'s' * (each.hints > 1)}" if each.hints else ""
+            used = ", ".join(filter(None, [hints, "reference" if each.read else ""]))
+            table.add_row(f"  {each.exercise} {each.name}", each.state, used, said)
     Console().print(table)
 
 

@@ -8,7 +8,7 @@ from itertools import pairwise
 from typing import Any
 
 from matplotlib.axes import Axes
-from matplotlib.ticker import FuncFormatter
+from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 from minifsdp.course.plots.drawing import lane_patches, lanes, row_title, step_of
 from minifsdp.course.plots.picture import Picture, given, legend_beside, page
@@ -98,6 +98,8 @@ def _scale(axes: Axes, xs: Sequence[float], logx: bool, logy: bool) -> None:
     if len(xs) <= 9 and max(map(len, names), default=0) <= 7 and (logx or _even(xs)):
         axes.set_xticks(xs, names)
         axes.minorticks_off()
+    elif not logx and all(x == int(x) for x in xs):
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True))  # there are no half ranks
     if logy:
         axes.set_yscale("log")
     else:

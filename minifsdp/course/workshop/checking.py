@@ -15,6 +15,7 @@ is done here, in one place and in rank order, so that a wrong answer on one rank
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -64,8 +65,17 @@ def checking(exercise: str) -> Iterator[None]:
         _under_check = before
 
 
-def on_ranks(ranks: int, observe: Callable[..., Any], *args: Any, timeout: float = RANKS_SECONDS) -> list[Any]:
+def on_ranks(
+    ranks: int, observe: Callable[..., Any], *args: Any, timeout: float = RANKS_SECONDS, slip: str | None = None
+) -> list[Any]:
     """`observe(*args)` on each of N ranks; what they returned, in rank order.
+
+    Args:
+        ranks: N.
+        observe: runs the answer inside a rank; a function of the check's module.
+        *args: its arguments.
+        timeout: seconds after which the ranks count as stuck.
+        slip: what the ranks are stuck for most likely, if they are.
 
     Raises:
         AnswerError: a rank raised, died, or did not come back.
@@ -74,7 +84,20 @@ def on_ranks(ranks: int, observe: Callable[..., Any], *args: Any, timeout: float
     try:
         return launch(_observed, ranks, exercise, observe, args, timeout=timeout)
     except RankError as error:
-        raise AnswerError(f"{error}") from error
+        raise AnswerError(_explained(error, slip)) from error
+
+
+def _explained(error: RankError, slip: str | None) -> str:
+    """What the ranks failed with, and at which line of the learner's cell."""
+    lines = [re.sub(r" \([^()]*:\d+\)$", "", str(error))]  # without the place in a file: it may be one of ours
+    stuck = any("stuck here" in text for text in error.failures.values())
+    for rank, text in sorted(error.failures.items()) if stuck else list(error.failures.items())[:1]:
+        frames = re.findall(r'File "<cell.*?", line (\d+),.*\n +(.*)', text)
+        for line, source in frames[:1] if stuck else frames[-1:]:
+            lines.append(f"rank {rank} {'waits' if stuck else 'is'} in line {line} of your cell: {source}")
+    if slip and stuck:
+        lines.append(f"likely slip: {slip}")
+    return "\n".join(lines)
 
 
 def _observed(exercise: str | None, observe: Callable[..., Any], args: tuple[Any, ...]) -> Any:

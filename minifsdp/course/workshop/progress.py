@@ -11,9 +11,9 @@ from minifsdp.course.workshop.editions import is_stub
 from minifsdp.course.workshop.store import Store
 
 BLANK = "not attempted"
-WRITTEN = "written, not passed"
+WRITTEN = "not passed"
 PASSED = "passed"
-CHANGED = "passed, changed since"
+CHANGED = "changed since"
 MISSING = "no such cell"
 
 

@@ -1,0 +1,22 @@
+"""Puts the labs into the wheel as `minifsdp/labs`; all else is in pyproject.toml."""
+
+import shutil
+from pathlib import Path
+
+from setuptools import setup
+from setuptools.command.build_py import build_py
+
+LABS = Path("labs")
+
+
+class BuildWithLabs(build_py):
+    def run(self) -> None:
+        super().run()
+        if not self.editable_mode:  # a checkout uses its own folder labs/
+            for source in [*LABS.glob("lab*.ipynb"), *LABS.glob("checks/*.py")]:
+                target = Path(self.build_lib, "minifsdp", source)
+                target.parent.mkdir(parents=True, exist_ok=True)
+                shutil.copyfile(source, target)
+
+
+setup(cmdclass={"build_py": BuildWithLabs})

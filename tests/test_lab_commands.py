@@ -1,0 +1,309 @@
+"""`minifsdp lab`: copies, editions, checks of saved notebooks, hints, progress, and requests that cannot be met."""
+
+import json
+import subprocess
+import sys
+import tomllib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import minifsdp
+from minifsdp.course import cli
+from minifsdp.course.workshop import catalogue, copies, editions, saved
+from minifsdp.course.workshop.catalogue import EXERCISE, Notebook, cells_with, read_notebook, source_of
+from minifsdp.course.workshop.process import Verdict
+from minifsdp.course.workshop.references import find_reference
+from minifsdp.course.workshop.submission import Submission
+
+REFERENCE = find_reference("4.1")
+RIGHT = f'@exercise("4.1")\n{REFERENCE.source}'
+WRONG = RIGHT.replace("return ", "return 2 * ")
+COPY = "lab04_flat_parameter.ipynb"
+
+Run = Callable[..., tuple[int, str]]
+
+
+@pytest.fixture
+def lab(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
+    """`minifsdp lab WORDS` in an empty folder: exit code, and the output; errors are one line."""
+    monkeypatch.chdir(tmp_path)
+
+    def run(*words: str) -> tuple[int, str]:
+        monkeypatch.setattr(sys, "argv", ["minifsdp", "lab", *words])
+        with pytest.raises(SystemExit) as stop:
+            cli.main()
+        code, output = int(stop.value.code or 0), capsys.readouterr()
+        if code == 2:
+            assert not output.out
+            assert len(output.err.splitlines()) == 1, output.err
+            return code, output.err
+        assert not output.err
+        return code, " ".join(output.out.split())
+
+    return run
+
+
+@pytest.fixture
+def verdict(monkeypatch: pytest.MonkeyPatch) -> list[Submission]:
+    """No process is started: twice the right answer is wrong. Returns what was submitted."""
+    seen = []
+
+    def judge(submission: Submission, *_: Any) -> Verdict:
+        seen.append(submission)
+        return Verdict("failed", "twice\nas much") if "2 *" in submission.cell else Verdict("passed", "Just right.")
+
+    monkeypatch.setattr(saved, "run_check", judge)
+    return seen
+
+
+def write(text: str, exercise: str = "4.1", path: str = COPY) -> None:
+    """Put an answer into a copy."""
+    notebook = read_notebook(Path(path))
+    cells_with(notebook["cells"], EXERCISE + exercise)[0]["source"] = text
+    Path(path).write_text(json.dumps(notebook))
+
+
+def answer(path: str, exercise: str = "4.1") -> str:
+    return source_of(cells_with(read_notebook(Path(path))["cells"], EXERCISE + exercise)[0])
+
+
+# Copies
+
+
+def test_list_names_labs_and_exercises(lab: Run) -> None:
+    code, said = lab("list")
+    assert code == 0
+    assert "04 The flat parameter" in said
+    assert "4.1 pad_and_chunk" in said
+
+
+def test_a_copy_has_no_outputs_and_its_edition_and_is_never_overwritten(lab: Run) -> None:
+    code, said = lab("start", "4")
+    assert (code, said) == (0, f"{COPY}: go on with jupyter lab {COPY}")
+    notebook, shipped = read_notebook(Path(COPY)), read_notebook(catalogue.shipped_notebook("04"))
+    code_cells = [cell for cell in notebook["cells"] if cell["cell_type"] == "code"]
+    assert code_cells
+    assert not any(cell["outputs"] or cell["execution_count"] for cell in code_cells)
+    assert [source_of(cell) for cell in notebook["cells"]] == [source_of(cell) for cell in shipped["cells"]]
+    assert notebook["metadata"]["minifsdp"]["edition"] == catalogue.edition_of(shipped)
+    Path(COPY).write_text("mine")
+    assert lab("start", "04") == (2, f"minifsdp: {COPY} is there already: go on with it, or name another folder\n")
+    assert Path(COPY).read_text() == "mine"
+    assert lab("start", "04", "new/folder")[0] == 0
+    assert Path("new/folder", COPY).exists()
+
+
+def test_without_jupyterlab_start_says_how_to_get_it(lab: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    from minifsdp.course.cli import lab as module
+
+    monkeypatch.setattr(module, "find_spec", lambda name: None)
+    assert "pip install 'minifsdp[labs]'" in lab("start", "04")[1]
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["start", "77"], "there is no lab '77': choose from "),
+        (["start"], "Missing argument 'NN'"),
+        (["update", "04"], "no notebook of lab 04 in this folder: minifsdp lab start 04"),
+        (["check", "4.1"], "no notebook of lab 04 in this folder: minifsdp lab start 04"),
+        (["check", "4.1", "nowhere.ipynb"], "there is no file nowhere.ipynb"),
+        (["check", "4.77"], "there is no exercise '4.77': lab 04 has 4.1"),
+        (["check", "four"], "'four' is no exercise: give lab and number, such as 5.2"),
+        (["hint", "4.77"], "there is no exercise '4.77'"),
+        (["reveal", "77.1"], "there is no exercise '77.1'"),
+        (["chekc", "4.1"], "No such command 'chekc'"),
+    ],
+)
+def test_requests_that_cannot_be_met(lab: Run, words: list[str], says: str) -> None:
+    code, error = lab(*words)
+    assert code == 2
+    assert says in error
+
+
+@pytest.mark.parametrize("name", ["list", "start", "update", "check", "hint", "reveal", "progress", "mark"])
+def test_help_has_an_example(lab: Run, name: str) -> None:
+    code, said = lab(name, "--help")
+    assert code == 0
+    assert f"Example: minifsdp lab {name}" in said
+
+
+# Checks
+
+
+@pytest.mark.usefixtures("verdict")
+def test_check_prints_what_the_notebook_prints(lab: Run) -> None:
+    lab("start", "04")
+    assert lab("check", "4.1") == (0, "4.1 pad_and_chunk: not attempted, reference in use")
+    write(WRONG)
+    first = f"4.1 pad_and_chunk: yours: failed, reference not used twice as much hint 1 of 2: {REFERENCE.hints[0]}"
+    assert lab("check", "4.1") == (1, first)
+    assert f"hint 2 of 2: {REFERENCE.hints[1]}" in lab("check", "4.1", COPY)[1]
+    assert not Path(".minifsdp/answers").exists()
+    write(RIGHT)
+    assert lab("check", "4.1") == (0, "4.1 pad_and_chunk: yours: passed. Just right.")
+    assert json.loads(Path(".minifsdp/answers/4.1.json").read_text())["cell"] == RIGHT
+
+
+def test_check_takes_setup_and_cell_by_their_tags(lab: Run, verdict: list[Submission]) -> None:
+    lab("start", "04", "there")
+    write(RIGHT, path=f"there/{COPY}")
+    assert lab("check", "4.1", f"there/{COPY}")[0] == 0
+    assert verdict == [Submission("4.1", catalogue.setup_of("04"), RIGHT)]
+    assert Path("there/.minifsdp/answers/4.1.json").exists(), "kept beside the notebook"
+    write("def (", path=f"there/{COPY}")
+    lab("check", "4.1", f"there/{COPY}")
+    assert len(verdict) == 2, "what is no Python goes to the check, which says so"
+
+
+def test_check_in_a_fresh_process(lab: Run) -> None:
+    lab("start", "04")
+    write(RIGHT)
+    code, said = lab("check", "4.1")
+    assert (code, said.startswith("4.1 pad_and_chunk: yours: passed. ")) == (0, True)
+
+
+def test_check_needs_one_cell_and_one_notebook(lab: Run) -> None:
+    lab("start", "04")
+    notebook = read_notebook(Path(COPY))
+    notebook["cells"] += cells_with(notebook["cells"], EXERCISE + "4.1")
+    Path(COPY).write_text(json.dumps(notebook))
+    assert f"{COPY} has 2 cells with the tag exercise-4.1: there must be one" in lab("check", "4.1")[1]
+    Path("lab04_second.ipynb").write_text(Path(COPY).read_text())
+    assert "several notebooks of lab 04, name one: lab04_flat_parameter.ipynb, lab04_sec" in lab("check", "4.1")[1]
+    Path(COPY).write_text("{")
+    Path("lab04_second.ipynb").unlink()
+    assert lab("check", "4.1")[1] == f"minifsdp: {COPY} is not a notebook: give a saved .ipynb file\n"
+
+
+# Help, and how far one is
+
+
+@pytest.mark.usefixtures("verdict")
+def test_hints_reveals_and_progress(lab: Run) -> None:
+    lab("start", "04")
+    assert lab("hint", "4.1")[1] == f"hint 1 of 2: {REFERENCE.hints[0]}"
+    assert lab("hint", "4.1")[1] == f"hint 2 of 2: {REFERENCE.hints[1]}"
+    assert lab("hint", "4.1")[1] == f"hint 2 of 2: {REFERENCE.hints[1]}"
+    assert "4.1 pad_and_chunk not attempted 2 hints 4.2" in lab("progress")[1]
+    assert lab("reveal", "4.1")[1] == " ".join(REFERENCE.source.split())
+    Path(".minifsdp/predictions").mkdir()
+    Path(".minifsdp/predictions/4.1.json").write_text("1234")
+    write(WRONG)
+    lab("check", "4.1")
+    said = lab("progress")[1]
+    assert "lab 03 not started" in said
+    assert "4.1 pad_and_chunk not passed 2 hints, reference 1,234" in said
+    write(RIGHT)
+    lab("check", "4.1")
+    said = lab("progress", ".")[1]
+    assert "lab 04 1 of " in said
+    assert "4.1 pad_and_chunk passed 2 hints" in said
+    write(RIGHT + "# later")
+    assert "4.1 pad_and_chunk changed since" in lab("progress")[1]
+
+
+# Editions
+
+
+def age(path: str, change: Callable[[Notebook], None]) -> None:
+    """Turn a copy into one of an older edition."""
+    notebook = read_notebook(Path(path))
+    notebook["metadata"]["minifsdp"]["edition"] = "an older one"
+    change(notebook)
+    Path(path).write_text(json.dumps(notebook))
+
+
+def test_update_carries_answers_and_predictions_over(lab: Run) -> None:
+    lab("start", "04")
+    assert lab("update", "04") == (0, "yours is the newest edition")
+    one, other = list(catalogue.stubs_of("04"))[1:3]
+    write(RIGHT)
+    changed = f'@exercise("{one}")\ndef {catalogue.stubs_of("04")[one].name}(of_old):\n    return "é"'
+    write(changed, one)
+    write("%magic", other)
+
+    def older(notebook: Notebook) -> None:
+        said = {"cell_type": "code", "metadata": {}, "source": 'predict("4.1", 2 * (3 +\n 4), "elements")', "id": "x"}
+        notebook["cells"] = [cell for cell in notebook["cells"] if not source_of(cell).startswith('predict("4.1"')]
+        notebook["cells"].append(said)
+
+    age(COPY, older)
+    before = Path(COPY).read_text()
+    code, said = lab("update", "04")
+    new = COPY.replace(".ipynb", "_2.ipynb")
+    assert (code, said.startswith(f"{new}: go on with jupyter lab {new}")) == (0, True)
+    assert Path(COPY).read_text() == before
+    assert [answer(new), answer(new, one), answer(new, other)] == [RIGHT, changed, "%magic"]
+    assert "4.1 pad_and_chunk: carried over 4" in said
+    assert f"{one} {catalogue.stubs_of('04')[one].name}: carried over; the signature is now " in said
+    assert f"{other} {catalogue.stubs_of('04')[other].name}: carried over; it does not define " in said
+    predictions = [source_of(cell) for cell in read_notebook(Path(new))["cells"] if "predict(" in source_of(cell)]
+    assert any('predict("4.1", 2 * (3 +\n 4), ' in source for source in predictions)
+    assert "prediction 4.1: carried over" in said
+    age(COPY, lambda _: None)
+    assert copies.find_copy("04", Path()) == Path(new), "the one of this edition"
+    assert lab("update", "04") == (0, "yours is the newest edition")
+
+
+def test_update_leaves_what_is_not_clear_to_its_owner(lab: Run) -> None:
+    lab("start", "04")
+    age(COPY, lambda notebook: notebook["cells"].extend(cells_with(notebook["cells"], EXERCISE + "4.1")))
+    assert "4.1 pad_and_chunk: 2 cells have its tag, carry over the right one by hand" in lab("update", "04")[1]
+
+
+@pytest.mark.parametrize(
+    ("source", "blank"),
+    [
+        ("def f(a):\n    ...", True),
+        ('@exercise("5.1")\ndef f(a, b):\n    """Says."""\n    ...  # here', True),
+        ("def f(a):\n    pass", False),
+        ("def f(a):\n    return None", False),
+        ('def f(a):\n    """Says."""', False),
+        ("def f(:", False),
+        ("", False),
+    ],
+)
+def test_what_a_stub_is(source: str, blank: bool) -> None:
+    assert editions.is_stub(source) is blank
+
+
+# Installed
+
+
+def test_the_command_line_needs_no_torch_to_list_and_to_copy() -> None:
+    check = "import sys, minifsdp.course.cli.lab, minifsdp.course.cli.processes; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", check], check=False).returncode == 0
+
+
+def test_a_wheel_brings_the_labs_and_uses_its_own(tmp_path: Path) -> None:
+    """The build step of setup.py, on this checkout's files."""
+    root = Path(minifsdp.__file__).parents[1]
+    assert (
+        tomllib.loads((root / "pyproject.toml").read_text())["build-system"]["build-backend"] == "setuptools.build_meta"
+    )
+    build = [
+        "setup.py",
+        "-q",
+        "egg_info",
+        "--egg-base",
+        str(tmp_path),
+        "build_py",
+        "--build-lib",
+        str(tmp_path / "lib"),
+    ]
+    subprocess.run([sys.executable, *build], cwd=root, check=True, capture_output=True, timeout=60)
+    code = "from minifsdp.course.workshop.copies import start; from pathlib import Path; print(start('04', Path()))"
+    done = subprocess.run(
+        [sys.executable, "-c", code + "; import minifsdp; print(minifsdp.__file__)"],
+        cwd=tmp_path,
+        env={"PYTHONPATH": str(tmp_path / "lib")},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout.splitlines() == [COPY, str(tmp_path / "lib/minifsdp/__init__.py")]
+    assert (tmp_path / "lib/minifsdp/labs/checks/test_lab04.py").exists()
