@@ -14,7 +14,12 @@ from multiprocessing import forkserver
 from minifsdp.course.housekeeping import SERVER, labelled
 
 # What the server imports once, for all ranks. None of it may initialise CUDA, which does not survive a fork.
-PRELOAD = ("torch", "torch.distributed.fsdp", "cloudpickle")
+PRELOAD = (
+    "torch",
+    "torch._dynamo",
+    "torch.distributed.fsdp",
+    "cloudpickle",
+)  # a first optimizer or Ledger needs _dynamo
 _starting = threading.Lock()
 
 
