@@ -20,7 +20,7 @@ from minifsdp.course.rank_server import start_server
 from minifsdp.course.workshop.catalogue import checks_of
 from minifsdp.course.workshop.references import lab_of
 
-RANKS_NEED = ("torch", "torch._dynamo", "cloudpickle", "minifsdp.course.workshop.checking")  # not torch's FSDP, which takes a second
+RANKS_NEED = ("torch", "torch._dynamo", "cloudpickle", "minifsdp.course.workshop.checking")  # but not torch's FSDP
 F_SETSIG = 10  # fcntl(2), Linux: which signal announces that a file descriptor became readable
 
 
