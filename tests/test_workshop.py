@@ -215,6 +215,12 @@ class TestStates:
         pad_and_chunk_of("from minifsdp.course.reference.lab04 import pad_and_chunk; return pad_and_chunk(flat, ranks)")
         assert "pad_and_chunk is the answer to 4.1: write it yourself" in capsys.readouterr().out
 
+    def test_a_name_from_another_cell_is_explained(self, capsys):
+        pad_and_chunk_of("return my_helper(flat, ranks)")
+        said = capsys.readouterr().out
+        assert "NameError: name 'my_helper' is not defined" in said
+        assert "a check runs the set-up cell and this exercise's cell, nothing else" in said
+
     def test_an_earlier_piece_that_was_never_written_is_the_reference(self, capsys):
         assert earlier("4.1") is find_reference("4.1").function
         assert capsys.readouterr().out == "4.1 pad_and_chunk: not attempted, reference in use\n"
@@ -233,9 +239,15 @@ class TestHints:
         said = capsys.readouterr().out.splitlines()
         assert [line[:11] for line in said] == ["hint 1 of 2", "hint 2 of 2", "hint 2 of 2"]
 
-    def test_a_failure_gives_the_next_one(self):
-        assert "hint 1 of 2" in notebook.told("4.1", Verdict("failed", "why"), Store())
+    def test_a_failure_shows_the_next_one_and_counts_none(self, capsys):
+        for _ in range(2):
+            assert "hint 1 of 2" in notebook.told("4.1", Verdict("failed", "why"), Store())
+        hint("4.1")
         assert "hint 2 of 2" in notebook.told("4.1", Verdict("failed", "why"), Store())
+        assert Store().read("hints", "4.1") == 1
+
+    def test_a_syntax_error_needs_none(self):
+        assert "hint" not in notebook.told("4.1", Verdict("failed", "SyntaxError: invalid syntax"), Store())
 
 
 class TestStore:

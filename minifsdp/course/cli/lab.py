@@ -110,11 +110,11 @@ def hint(exercise: Exercise) -> None:
 
     Example: minifsdp lab hint 5.2
     """
-    from minifsdp.course.workshop.notebook import next_hint
+    from minifsdp.course.workshop.notebook import ask_hint
     from minifsdp.course.workshop.store import Store
 
     with _refusing():
-        print(next_hint(exercise, Store(HERE)))
+        print(ask_hint(exercise, Store(HERE)))
 
 
 @app.command()

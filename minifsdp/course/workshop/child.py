@@ -1,6 +1,7 @@
 """The process that `process.run_check` starts: `python -m minifsdp.course.workshop.child FOLDER`."""
 
 from __future__ import annotations
+import __future__
 
 import contextlib
 import fcntl
@@ -21,6 +22,7 @@ from minifsdp.course.workshop.catalogue import checks_of
 from minifsdp.course.workshop.references import lab_of
 
 RANKS_NEED = ("torch", "torch._dynamo", "cloudpickle", "minifsdp.course.workshop.checking")  # but not torch's FSDP
+LAZY_ANNOTATIONS = __future__.annotations.compiler_flag  # a signature may name what only the notebook defines
 F_SETSIG = 10  # fcntl(2), Linux: which signal announces that a file descriptor became readable
 
 
@@ -88,7 +90,7 @@ def define(setup: str, cell: str, exercise: str) -> Callable[..., Any]:
         for name, source in (("set-up cell", setup), (f"cell of exercise {exercise}", cell)):
             filename = f"<{name}>"
             linecache.cache[filename] = (len(source), None, source.splitlines(keepends=True), filename)
-            exec(compile(source, filename, "exec"), namespace)
+            exec(compile(source, filename, "exec", LAZY_ANNOTATIONS, dont_inherit=True), namespace)
     if exercise not in answers:
         raise ValueError(f'the cell has no function under @exercise("{exercise}")')
     return answers[exercise]
@@ -125,6 +127,8 @@ class _Listener:
 def last_lines(error: BaseException) -> str:
     """What was raised, and the line of the learner's cell that did it."""
     said = "".join(traceback.format_exception_only(error)).strip().splitlines()[-1]
+    if isinstance(error, SyntaxError):
+        return f"{said} (line {error.lineno} of the {(error.filename or '')[1:-1]}: {(error.text or '').strip()})"
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename.startswith("<")]
     where = f" (line {frames[-1].lineno} of the {frames[-1].filename[1:-1]}: {frames[-1].line})" if frames else ""
     return said + where

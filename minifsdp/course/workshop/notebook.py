@@ -67,25 +67,35 @@ def check(exercise_id: str) -> None:
 
 
 def told(exercise_id: str, verdict: Verdict, store: Store) -> str:
-    """A verdict as the learner reads it: the state, what is wrong, the next hint."""
+    """A verdict as the learner reads it: the state, what is wrong, the next hint, which does not count as asked for."""
     head = f"{exercise_id} {find_reference(exercise_id).name}"
     if verdict.state == "passed":
         return f"{head}: {PASSED}. {verdict.text}"
-    lines = [f"{head}: {FAILED}", *verdict.text.splitlines(), next_hint(exercise_id, store)]
+    lines = [f"{head}: {FAILED}", *verdict.text.splitlines()]
+    if "NameError" in verdict.text:
+        lines.append("a check runs the set-up cell and this exercise's cell, nothing else: define what you need here")
+    if "SyntaxError" not in verdict.text:
+        lines.append(next_hint(exercise_id, store))
     return "\n    ".join(lines)
 
 
 def hint(exercise_id: str) -> None:
     """Print the next of an exercise's two hints."""
-    print(next_hint(exercise_id, Store()))
+    print(ask_hint(exercise_id, Store()))
+
+
+def ask_hint(exercise_id: str, store: Store) -> str:
+    """The next hint; it counts as given."""
+    text = next_hint(exercise_id, store)
+    given = store.read("hints", exercise_id) or 0
+    store.write("hints", exercise_id, min(given + 1, len(find_reference(exercise_id).hints)))
+    return text
 
 
 def next_hint(exercise_id: str, store: Store) -> str:
-    """The next hint, which counts as given; after the second, the second again."""
+    """The first hint that has not been asked for; after the second, the second again."""
     hints = find_reference(exercise_id).hints
-    given = store.read("hints", exercise_id) or 0
-    store.write("hints", exercise_id, min(given + 1, len(hints)))
-    number = min(given, len(hints) - 1)
+    number = min(store.read("hints", exercise_id) or 0, len(hints) - 1)
     return f"hint {number + 1} of {len(hints)}: {hints[number]}"
 
 
