@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -175,6 +176,10 @@ def words(figure: Figure) -> list[str]:
     return [text.get_text() for text in legend.get_texts()] if legend is not None else []
 
 
+def graph(series: Mapping[str, Any], **options: Any) -> plots.Picture:
+    return plots.lines(series, xlabel="ranks", ylabel="bytes", title="Ring", says="S.", **options)
+
+
 class TestStages:
     @pytest.fixture
     def picture(self) -> plots.Picture:
@@ -201,6 +206,16 @@ class TestStages:
         assert [line.get_ydata()[0] for line in axes.lines] == [4, 13]
         assert [text.get_text() for text in axes.texts] == ["4", "8", "12"]
         assert axes.get_ylabel() == "memory of a rank, MiB"
+
+    @pytest.mark.parametrize(
+        ("sizes", "labels"),
+        [([1.8, 2.06, 0], ["1.80", "2.06", "0.00"]), ([12.5, 2], ["12.5", "2.0"]), ([100.4, 7.5], ["100", "8"])],
+    )
+    def test_sums_are_rounded_alike(self, sizes: list[float], labels: list[str]) -> None:
+        measured = {str(number): {"parameters": size * MIB} for number, size in enumerate(sizes)}
+        axes = plots.stages(measured, title="", says="", ylabel="memory").figure.axes[0]
+        assert [text.get_text() for text in axes.texts] == labels
+        assert axes.get_ylabel() == "memory, MiB"
 
     def test_the_legend_names_only_what_is_there_as_stacked(self, picture: plots.Picture) -> None:
         present = ["activations", "optimizer", "unsharded", "parameters"]
@@ -262,15 +277,39 @@ class TestQuantities:
         assert places == {"forward": (1.55, "left"), "backward": (2.0, "left"), "optimizer": (1.55, "right")}
         assert row.get_ylim()[1] == pytest.approx(2.55)
 
-    def test_expected_points_are_diamonds_with_one_name(self) -> None:
+    def test_expected_points_are_unjoined_diamonds_with_one_name(self) -> None:
         ranks = [1, 2, 4]
         series = {"ring": (ranks, [0, 1, 1.5]), "naive": (ranks, [0, 2, 6])}
-        picture = plots.lines(
-            series, xlabel="ranks", ylabel="bytes", title="Ring", says="S.", expected=series | {"all": (ranks, [1] * 3)}
-        )
-        assert [line.get_marker() for line in picture.figure.axes[0].lines] == ["o", "o", "D", "D", "D"]
-        assert words(picture.figure) == ["ring", "naive", "expected", "all"]
+        picture = graph(series, expected=series | {"model": (ranks, [0, 1, 3])}, source="the paper")
+        lines = picture.figure.axes[0].lines
+        assert [(line.get_marker(), line.get_linestyle()) for line in lines] == [("o", "-")] * 2 + [("D", "None")] * 3
+        assert words(picture.figure) == ["ring", "naive", "the paper", "model"]
         assert "  measured: ring (x [1 2 4]; y [0 1 1.5]); naive (x [1 2 4]; y [0 2 6])" in repr(picture)
+
+    def test_dashes_join_what_reaches_beyond_the_measured_and_levels(self) -> None:
+        expected = {"rows": ([1, 2, 64], [1, 2, 64]), "budget": ([1, 4], [8, 8])}
+        lines = graph({"rows": ([1, 2, 4], [1, 2, 4])}, expected=expected).figure.axes[0].lines
+        assert [(line.get_marker(), line.get_linestyle()) for line in lines] == [("o", "-"), ("D", "--"), ("", "--")]
+
+    def test_stairs_keep_a_value_until_the_next(self) -> None:
+        lines = graph({"a": ([0, 1], [0, 1]), "b": ([0, 1], [0, 1])}, stairs=("b",)).figure.axes[0].lines
+        assert [line.get_drawstyle() for line in lines] == ["default", "steps-post"]
+
+    @pytest.mark.parametrize(
+        ("xs", "ticks"),
+        [
+            (range(101), list(range(0, 101, 20))),
+            ((1, 2, 4, 8, 16, 24, 32, 48, 64), list(range(8, 65, 8))),
+            ([x / 20 for x in range(1, 21)], [0.2, 0.4, 0.6, 0.8, 1]),
+            ((2, 3, 4), [2, 3, 4]),
+        ],
+    )
+    def test_ticks_are_round_numbers_within_the_data(self, xs: Sequence[float], ticks: list[float]) -> None:
+        assert graph({"a": (xs, xs)}).figure.axes[0].get_xticks().tolist() == ticks
+
+    def test_a_line_at_nought_is_not_hidden_by_the_axis(self) -> None:
+        assert graph({"a": ([1, 2], [0, 0]), "b": ([1, 2], [1, 2])}).figure.axes[0].get_ylim()[0] < 0
+        assert graph({"a": ([1, 2], [1, 2])}).figure.axes[0].get_ylim()[0] == 0
 
 
 def test_a_picture_shows_itself_the_same_every_time() -> None:

@@ -26,6 +26,7 @@ def stages(
     lab: str | None = None,
     predicted: Mapping[str, float] | None = None,
     earlier: Mapping[str, Mapping[str, float]] | None = None,
+    ylabel: str = "memory of a rank",
 ) -> Picture:
     """Memory at each stage of a step, a bar by tags, beside what was predicted and what earlier rungs held.
 
@@ -36,6 +37,7 @@ def stages(
         lab: whose pieces ran, for the subtitle.
         predicted: by stage, the bytes of all tags together; stages may be missing.
         earlier: by rung, the same as `predicted`, measured.
+        ylabel: whose memory; the unit is added.
 
     Raises:
         ValueError: there is no such tag, or no such stage.
@@ -49,6 +51,7 @@ def stages(
     sums = {stage: sum(sizes.values()) for stage, sizes in tagged.items()}
     highest = max([1.0, *sums.values(), *(size for group in (predicted, *earlier.values()) for size in group.values())])
     name, unit = unit_for(highest)
+    decimals = _decimals([size / unit for size in sums.values()])
     greys = dict(zip(earlier, _greys(len(earlier)), strict=True))
     with notebook_style():
         figure = page(3.9, title, says, lab)
@@ -60,8 +63,8 @@ def stages(
                 left = own - 0.25 - narrow * (len(earlier) - number)
                 axes.bar(left, before.get(stage, 0) / unit, 0.9 * narrow, align="edge", color=greys[rung])
             stack(axes, own, 0.46, sizes, unit)
-            label, over = _amount(sums[stage] / unit), (own, sums[stage] / unit)
-            axes.annotate(label, over, (0, 3), textcoords="offset points", ha="center")
+            over = (own, sums[stage] / unit)
+            axes.annotate(f"{over[1]:,.{decimals}f}", over, (0, 3), textcoords="offset points", ha="center")
             if stage in predicted:
                 axes.plot(own + 0.23, predicted[stage] / unit, **{**DIAMOND, "markersize": 5})
         aside = max(0, 3 - len(tagged)) / 2  # so that a few stages do not get fat bars
@@ -69,7 +72,7 @@ def stages(
         axes.set_ylim(0, 1.12 * highest / unit)
         axes.set_xticks(range(len(tagged)), [_folded(stage, len(tagged)) for stage in tagged])
         axes.tick_params(axis="x", length=0)
-        axes.set_ylabel(f"memory of a rank, {name}")
+        axes.set_ylabel(f"{ylabel}, {name}")
         handles = _tags_in(tagged.values()) + [Patch(color=greys[rung], label=rung) for rung in greys]
         if predicted:
             handles.insert(0, Line2D([], [], label="predicted", **{**DIAMOND, "markersize": 5}))
@@ -144,6 +147,13 @@ def _tags_in(sizes: Iterable[Mapping[str, Any]]) -> list[Any]:
 
 def _amount(value: float) -> str:
     return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
+
+
+def _decimals(amounts: Sequence[float]) -> int:
+    """As many for all of them as give the largest three digits, none if they are whole."""
+    largest = max(amounts, default=0)
+    whole = all(amount == int(amount) for amount in amounts)
+    return 0 if whole or largest >= 100 else 1 if largest >= 10 else 2
 
 
 def _folded(name: str, count: int) -> str:

@@ -17,7 +17,7 @@ from minifsdp.course.timeline import Span, overlap
 
 _ROW = 78  # characters over a row of a timeline
 _FEW = 16  # as many points are shown one by one
-_DASHES: Any = [(0, (4, 3)), (0, (1, 1.5)), (0, (6, 2, 1, 2))]
+_TICKS = MaxNLocator(9, steps=[1, 2, 4, 5, 8, 10])
 
 Points = tuple[Sequence[float], Sequence[float]]
 
@@ -52,10 +52,15 @@ def lines(
     says: str,
     lab: str | None = None,
     expected: Mapping[str, Points] | None = None,
+    source: str = "expected",
+    stairs: Sequence[str] = (),
     logx: bool = False,
     logy: bool = False,
 ) -> Picture:
-    """Measured points over a quantity, and expected ones, dashed and with diamonds.
+    """Measured points over a quantity, joined by lines, and expected ones, as diamonds.
+
+    Dashes join expected points only beyond what was measured, or where they are too many for diamonds. Those of one
+    height and with a name of their own are a level: a dashed line.
 
     Args:
         series: by name, xs and ys.
@@ -65,6 +70,8 @@ def lines(
         says: one sentence on how to read it.
         lab: whose pieces ran, for the subtitle.
         expected: the same; a name may be that of a series.
+        source: what the legend calls expected points that have a series' name.
+        stairs: the series whose values stay until the next point.
         logx: logarithmic axis.
         logy: logarithmic axis.
     """
@@ -75,12 +82,16 @@ def lines(
         axes = figure.subplots()
         for name, (xs, ys) in series.items():
             dots: Any = {"marker": "o" if len(xs) <= _FEW else "", "markersize": 4}
-            axes.plot(xs, ys, color=colours[name], label=name, clip_on=False, **dots)
+            drawn = "steps-post" if name in stairs else "default"
+            axes.plot(xs, ys, color=colours[name], label=name, clip_on=False, drawstyle=drawn, **dots)
         unnamed = [name for name in expected if name in series]  # these need one entry in the legend between them
-        for number, (name, (xs, ys)) in enumerate(expected.items()):
-            dashes = _DASHES[0 if name in series else number % len(_DASHES)]
-            hollow: Any = {"marker": "D" if len(xs) <= _FEW else "", "markersize": 7.5, "markerfacecolor": "none"}
-            label = name if name not in series else "expected" if name == unnamed[0] else ""
+        measured = {x for xs, _ in series.values() for x in xs}
+        for name, (xs, ys) in expected.items():
+            level = name not in series and len(set(ys)) == 1
+            beyond = min(xs) < min(measured) or max(xs) > max(measured)
+            dashes: Any = (0, (4, 3)) if level or beyond or len(xs) > _FEW else ""
+            hollow: Any = {"marker": "" if level or len(xs) > _FEW else "D", "markersize": 7.5, "fillstyle": "none"}
+            label = name if name not in series else source if name == unnamed[0] else ""
             axes.plot(xs, ys, color="black", linewidth=0.9, linestyle=dashes, label=label, clip_on=False, **hollow)
         axes.set(xlabel=xlabel, ylabel=textwrap.fill(ylabel, 38))
         _scale(axes, sorted({x for xs, _ in (*series.values(), *expected.values()) for x in xs}), logx, logy)
@@ -98,14 +109,15 @@ def _scale(axes: Axes, xs: Sequence[float], logx: bool, logy: bool) -> None:
     if len(xs) <= 9 and max(map(len, names), default=0) <= 7 and (logx or _even(xs)):
         axes.set_xticks(xs, names)
         axes.minorticks_off()
-    elif not logx and all(x == int(x) for x in xs):
-        axes.xaxis.set_major_locator(MaxNLocator(integer=True))  # there are no half ranks
+    elif not logx:
+        whole = all(x == int(x) for x in xs)  # there are no half ranks
+        ticks = [round(float(x), 9) for x in _TICKS.tick_values(xs[0], xs[-1])]
+        axes.set_xticks([x for x in ticks if xs[0] <= x <= xs[-1] and (x == int(x) or not whole)])
     if logy:
         axes.set_yscale("log")
-    else:
-        if axes.dataLim.ymin >= 0:
-            axes.set_ylim(bottom=0)
-        axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.10g}"))
+    elif axes.dataLim.ymin >= 0:
+        axes.set_ylim(bottom=0 if axes.dataLim.ymin else -0.03 * axes.dataLim.ymax)  # a line at 0 is not the axis
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.10g}"))
 
 
 def _even(xs: Sequence[float]) -> bool:

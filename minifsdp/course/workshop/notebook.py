@@ -59,6 +59,7 @@ def check(exercise_id: str) -> None:
     if submission is None:
         print(f"{exercise_id} {ref.name}: {BLANK}")
         return
+    print(f"{exercise_id} {ref.name}: checking ...", end="\r", flush=True)  # the verdict takes its place
     verdict = run_check(submission)
     _states[exercise_id] = PASSED if verdict.state == "passed" else FAILED
     if verdict.state == "passed":
