@@ -4,6 +4,7 @@ A message is seen three times: when `comm` issues it, when `torch.distributed` g
 comes from, and when its handle is waited for. From that follow the bytes, the order and the rounds.
 """
 
+import re
 import sys
 from collections import deque
 from contextlib import contextmanager, nullcontext
@@ -16,13 +17,15 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from minifsdp import comm
+from minifsdp import comm, device
 from minifsdp.course.launch import rank_device
 from minifsdp.course.workshop.checking import AnswerError, expect, on_ranks
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
 STUCK_SECONDS = 8.0  # more than two busy cores need; a correct answer takes a tenth of a second
+UNTOUCHED = -77.5  # what an output holds before; no answer comes to it
+NARROW = torch.bfloat16  # every check has a case of it, which a buffer of torch's default dtype does not suit
 
 
 class Message(NamedTuple):
@@ -32,6 +35,7 @@ class Message(NamedTuple):
     number: int
     peer: int | None = None
     numel: int = 0
+    tensor: torch.Tensor | None = None  # on its rank only
 
     def __str__(self):
         way = {"send": "to", "recv": "from"}.get(self.what)
@@ -51,9 +55,11 @@ def watching():
         real = getattr(dist, name)
 
         def call(tensor, **where):
-            seen[-1] = seen[-1]._replace(peer=where[which], numel=tensor.numel())
+            seen[-1] = seen[-1]._replace(peer=where[which], numel=tensor.numel(), tensor=tensor)
             if where[which] == dist.get_rank():
                 raise ValueError(f"it would {seen[-1]}, which is itself: is the peer counted as a rank, modulo N?")
+            if where[which] not in range(dist.get_world_size()):
+                raise ValueError(f"it would {seen[-1]}, and that is no rank: after the last comes rank 0, modulo N")
             return real(tensor, **where)
 
         return mock.patch.object(dist, name, call)
@@ -64,6 +70,52 @@ def watching():
             yield seen
     finally:
         comm.watchers.remove(watch)
+
+
+@contextmanager
+def handing_out():
+    """The buffers that come from `device.empty` inside the `with`, filled with NaN as fresh memory may be."""
+    handed = []
+
+    def keep(buffer, role):
+        handed.append(buffer.fill_(float("nan")))
+
+    device.subscribers.append(keep)
+    try:
+        yield handed
+    finally:
+        device.subscribers.remove(keep)
+
+
+def origin(tensor, handed):
+    """Dtype of a buffer, and whether `device.empty` has handed it out."""
+    known = address(tensor) in map(address, handed)
+    return f"{str(tensor.dtype).removeprefix('torch.')} from {'device.empty' if known else 'elsewhere'}"
+
+
+def address(tensor):
+    return tensor.untyped_storage().data_ptr()
+
+
+def arrived_in(seen, handed):
+    """The origin of every buffer that has been received into."""
+    return [origin(message.tensor, handed) for message in issued(seen, "recv")]
+
+
+def plain(seen):
+    """Messages without their tensors, to leave the rank."""
+    return [message._replace(tensor=None) for message in seen]
+
+
+def check_origins(where, rank, origins):
+    """Buffers of the case in NARROW."""
+    narrow = str(NARROW).removeprefix("torch.")
+    for each in origins:
+        dtype = each.split()[0]
+        slip = "it comes from `device.empty`, so that whoever counts bytes sees it"
+        if dtype != narrow:
+            slip = f"its dtype is that of the tensor; this code always takes {dtype}"
+        expect(f"{where}: buffer for communication", each, f"{narrow} from device.empty", rank=rank, slip=slip)
 
 
 def issued(seen, what=None):
@@ -87,10 +139,10 @@ def worlds(variant, least=1):
     return sorted({max(least, variant.ranks), 3, 4})
 
 
-def numbers(seed, rank, *shape):
+def numbers(seed, rank, *shape, dtype=torch.float32):
     """Rank's data: small whole numbers, so that sums are exact in any order."""
     generator = torch.Generator().manual_seed(1000 * seed + rank)
-    return torch.randint(-9, 10, shape, generator=generator).float()
+    return torch.randint(-9, 10, shape, generator=generator).to(dtype)
 
 
 def check_waited(rank, seen, before_sends=False):
@@ -142,7 +194,7 @@ def test_my_rows(answer, variant):
             together = torch.cat(parts)
             kept = rows // ranks * ranks
             every = torch.cat([batch[rank::ranks] for rank in range(ranks)])
-            lost = f"{rows % ranks} of {rows} rows are on no rank: rows // N drops the remainder"
+            lost = f"rows // N drops the remainder: of {rows} rows {rows % ranks} on no rank"
             expect(
                 f"{where}: all ranks' rows, put together",
                 together,
@@ -175,7 +227,7 @@ def observe_exchange(answer, seed, size):
     incoming = torch.full_like(outgoing, float("nan"))
     with watching() as seen:
         answer(outgoing, incoming, group)
-    return seen, outgoing.cpu(), incoming.cpu()
+    return plain(seen), outgoing.cpu(), incoming.cpu()
 
 
 @pytest.mark.exercise(id="1.2")
@@ -229,10 +281,11 @@ def test_exchange(answer, variant):
 # 1.3
 
 
-def observe_while(answer, seed, size):
+def observe_while(answer, seed, size, dtype):
     group = comm.world()
-    full = numbers(seed, group.rank(), group.size() * size).to(rank_device())
-    with watching() as seen:
+    full = numbers(seed, group.rank(), group.size() * size, dtype=dtype).to(rank_device())
+    written = []
+    with watching() as seen, handing_out() as handed, writing(written):
 
         def work():
             seen.append(Message("work", -1))
@@ -241,63 +294,94 @@ def observe_while(answer, seed, size):
         returned = answer(full, work, group)
     order = [m.what for m in seen]
     got = [each.cpu() if isinstance(each, torch.Tensor) else each for each in returned] if returned else returned
-    return order, got, full.cpu()
+    return order, got, full.cpu(), [origin(output, handed) for output in written]
+
+
+@contextmanager
+def writing(written):
+    """Collects the outputs of the reduce-scatters inside the `with`; two dtypes are an error that says which."""
+    names = [name for name in ("reduce_scatter_single", "reduce_scatter_tensor") if hasattr(dist, name)]
+    real = getattr(dist, names[0])
+
+    def call(output, full, **rest):
+        written.append(output)
+        if output.dtype != full.dtype:
+            raise ValueError(f"the output is {output.dtype}, the input {full.dtype}: the dtype is that of `full`")
+        return real(output, full, **rest)
+
+    with mock.patch.object(dist, names[0], call):
+        yield
 
 
 @pytest.mark.exercise(id="1.3")
 def test_reduce_while(answer, variant):
     """The reduction is issued, the work runs, the wait comes last, and only then is the part read."""
     ranks, size = variant.ranks, variant.size
-    seen = run(ranks, observe_while, answer, variant.seed, size)
-    inputs = [numbers(variant.seed, rank, ranks * size) for rank in range(ranks)]
-    total = torch.stack(inputs).sum(0)
     issue, wait = "reduce_scatter", "wait for reduce_scatter"
-    for rank, (order, returned, full) in enumerate(seen):
-        expect(
-            "order",
-            order,
-            [issue, "work", wait],
-            rank=rank,
-            slips={
-                "it waits at once: right, and nothing runs while the message is under way": [issue, wait, "work"],
-                "the work is done before anything is under way": ["work", issue, wait],
-                "nobody waits: on gloo the part is unwritten until `wait`": [issue, "work"],
-                "nobody waits, and the work is done first": ["work", issue],
-            },
-            slip="issue, work, wait",
-        )
-        if not isinstance(returned, list) or len(returned) != 2:
-            raise AnswerError(f"rank {rank}: expected (part of the sum, what work returned), got {returned!r}")
-        part, result = returned
-        expect(
-            "`full` afterwards", full, inputs[rank], rank=rank, slip="a buffer under way is neither freed nor changed"
-        )
-        expect(
-            "its part of the sum",
-            part,
-            total[rank * size :][:size],
-            rank=rank,
-            slips={
-                "the whole sum: asked is this rank's part": total,
-                "its own data": inputs[rank][rank * size :][:size],
-            },
-            slip="what is copied out before the wait is not the sum",
-        )
-        expect("what work returned", result, torch.full((2,), float(rank)), rank=rank)
+    for dtype in (torch.float32, NARROW):
+        inputs = [numbers(variant.seed, rank, ranks * size, dtype=dtype) for rank in range(ranks)]
+        total = torch.stack(inputs).sum(0)
+        seen = run(ranks, observe_while, answer, variant.seed, size, dtype)
+        for rank, (order, returned, full, origins) in enumerate(seen):
+            expect(
+                "order",
+                order,
+                [issue, "work", wait],
+                rank=rank,
+                slips={
+                    "it waits at once: right, and nothing runs while the message is under way": [issue, wait, "work"],
+                    "the work is done before anything is under way": ["work", issue, wait],
+                    "nobody waits: on gloo the part is unwritten until `wait`": [issue, "work"],
+                    "nobody waits, and the work is done first": ["work", issue],
+                },
+                slip="issue, work, wait",
+            )
+            if not isinstance(returned, list) or len(returned) != 2:
+                raise AnswerError(f"rank {rank}: expected (part of the sum, what work returned), got {returned!r}")
+            part, result = returned
+            slip = "a buffer under way is neither freed nor changed"
+            expect("`full` afterwards", full, inputs[rank], rank=rank, slip=slip)
+            if dtype is NARROW:
+                check_origins("bfloat16", rank, origins)
+            expect(
+                "its part of the sum",
+                part,
+                total[rank * size :][:size],
+                rank=rank,
+                slips={
+                    "the whole sum: asked is this rank's part": total,
+                    "its own data": inputs[rank][rank * size :][:size],
+                    "the two results are exchanged: the part comes first": torch.full((2,), float(rank)),
+                },
+                slip="what is copied out before the wait is not the sum",
+            )
+            expect("what work returned", result, torch.full((2,), float(rank)), rank=rank)
 
 
 # 1.4 and 1.5
 
 
-def observe_tree(answer, seed, size, roots):
-    """The tree is built `len(roots)` times, each from another root."""
+def observe_tree(answer, seed, size, cases):
+    """The tree is built once for every root and dtype."""
     group, results = comm.world(), []
-    for root in roots:
-        tensor = numbers(seed, group.rank(), size, 2).to(rank_device())
-        with watching() as seen:
-            answer(tensor, root, group)
-        results.append((seen, tensor.cpu()))
+    for root, dtype in cases:
+        tensor = numbers(seed, group.rank(), size, 2, dtype=dtype).to(rank_device())
+        with watching() as seen, handing_out() as handed:
+            try:
+                answer(tensor, root, group)
+            except RuntimeError as error:
+                if handed and re.search("size of tensor|broadcast", str(error)):
+                    flat, shape = list(handed[-1].shape), list(tensor.shape)
+                    raise ValueError(f"a buffer {flat} does not add to a tensor {shape}: view it as `tensor`") from None
+                raise
+        results.append((plain(seen), tensor.cpu(), arrived_in(seen, handed)))
     return results
+
+
+def tree_cases(ranks):
+    """Roots and dtypes."""
+    roots = sorted({0, 1 % ranks, ranks - 1})
+    return [*((root, torch.float32) for root in roots), (roots[-1], NARROW)]
 
 
 def rounds(logs):
@@ -315,7 +399,31 @@ def rounds(logs):
     return max(free)
 
 
-def check_tree(logs, where, numel, hub, chain):
+def edges(place, ranks):
+    """The places that a place of the broadcast's tree talks to, in order, and whether it sends."""
+    found, distance = [], 1
+    while distance < ranks:
+        if distance <= place < 2 * distance:
+            found.append(("recv", place - distance))
+        elif place < distance and place + distance < ranks:
+            found.append(("send", place + distance))
+        distance *= 2
+    return found
+
+
+def backwards(place, ranks):
+    """The same of the reduction's tree: its shortest arrows come first too."""
+    found, distance = [], 1
+    while distance < ranks:
+        if place % (2 * distance) == distance:
+            return [*found, ("send", place - distance)]
+        if place + distance < ranks:
+            found.append(("recv", place + distance))
+        distance *= 2
+    return found
+
+
+def check_tree(logs, where, root, numel, arrows, hub, chain):
     """N - 1 messages of the whole tensor in ceil(log2 N) rounds; `hub`, `chain`: what more rounds come from."""
     ranks = len(logs)
     sizes = [message.numel for log in logs for message in issued(log, "send")]
@@ -323,18 +431,25 @@ def check_tree(logs, where, numel, hub, chain):
     most = max(len(issued(log)) for log in logs)
     slip = hub if most == ranks - 1 > 2 else chain
     expect(f"{where}: rounds", rounds(logs), ceil(log2(ranks)), slip=slip)
+    for rank, log in enumerate(logs):
+        wanted = [Message(what, 0, (root + place) % ranks) for what, place in arrows((rank - root) % ranks, ranks)]
+        slip = "as many rounds, by another tree: the distance is 1 in the first round and doubles, as in the picture"
+        expect(f"{where}: messages", list(map(str, issued(log))), list(map(str, wanted)), rank=rank, slip=slip)
 
 
 @pytest.mark.exercise(id="1.4")
 def test_broadcast(answer, variant):
     """The source's tensor on every rank by N - 1 messages in ceil(log2 N) rounds, from whichever source."""
     for ranks in worlds(variant):
-        roots = sorted({0, 1 % ranks, ranks - 1})
-        stuck = "a rank waits for a message that nobody sends: do both sides count places from the source?"
-        seen = run(ranks, observe_tree, answer, variant.seed, variant.size, roots, slip=stuck)
-        for number, root in enumerate(roots):
+        cases = tree_cases(ranks)
+        stuck = (
+            "somebody waits in vain: do both sides count places from the source, is place p + d below N, "
+            "is every send waited for?"
+        )
+        seen = run(ranks, observe_tree, answer, variant.seed, variant.size, cases, slip=stuck)
+        for number, (root, dtype) in enumerate(cases):
             logs = [results[number][0] for results in seen]
-            wanted = numbers(variant.seed, root, variant.size, 2)
+            wanted = numbers(variant.seed, root, variant.size, 2, dtype=dtype)
             for rank, log in enumerate(logs):
                 check_waited(rank, log, before_sends=True)
             for rank, results in enumerate(seen):
@@ -344,31 +459,38 @@ def test_broadcast(answer, variant):
                     wanted,
                     rank=rank,
                     slips={
-                        "it came from rank 0, not from the source": numbers(variant.seed, 0, variant.size, 2),
+                        "it came from rank 0, not from the source": numbers(
+                            variant.seed, 0, variant.size, 2, dtype=dtype
+                        ),
                         "it has received nothing: the last round is missing where N is no power of two, ceil(log2 N)": (
-                            numbers(variant.seed, rank, variant.size, 2)
+                            numbers(variant.seed, rank, variant.size, 2, dtype=dtype)
                         ),
                     },
                 )
             hub = "the source sends to each rank itself; the ranks that have the tensor can send too"
             chain = "it goes from rank to rank in a chain; in each round all that have the tensor can send"
-            check_tree(logs, f"over {ranks} ranks, source {root}", wanted.numel(), hub, chain)
+            check_tree(logs, f"over {ranks} ranks, source {root}", root, wanted.numel(), edges, hub, chain)
 
 
 @pytest.mark.exercise(id="1.5")
 def test_reduce(answer, variant):
     """The sum on the target by N - 1 messages in ceil(log2 N) rounds, for whichever target."""
     for ranks in worlds(variant):
-        roots = sorted({0, 1 % ranks, ranks - 1})
-        stuck = "a rank waits for a message that nobody sends: do both sides count places from the target?"
-        seen = run(ranks, observe_tree, answer, variant.seed, variant.size, roots, slip=stuck)
-        inputs = [numbers(variant.seed, rank, variant.size, 2) for rank in range(ranks)]
-        total = torch.stack(inputs).sum(0)
-        for number, root in enumerate(roots):
+        cases = tree_cases(ranks)
+        stuck = (
+            "somebody waits in vain: a rank that has sent is done, no place beyond N - 1 sends, "
+            "and both sides count places from the target"
+        )
+        seen = run(ranks, observe_tree, answer, variant.seed, variant.size, cases, slip=stuck)
+        for number, (root, dtype) in enumerate(cases):
+            inputs = [numbers(variant.seed, rank, variant.size, 2, dtype=dtype) for rank in range(ranks)]
+            total = torch.stack(inputs).sum(0)
             logs = [results[number][0] for results in seen]
             got = seen[root][number][1]
             for rank, log in enumerate(logs):
                 check_waited(rank, log, before_sends=True)
+                if dtype is NARROW:
+                    check_origins(f"bfloat16 over {ranks} ranks", rank, seen[rank][number][2])
             reached = 2 ** int(log2(ranks))  # by int(log2 N) rounds
             last = inputs[(root + 2 ** ceil(log2(ranks)) // 2) % ranks]
             expect(
@@ -388,10 +510,16 @@ def test_reduce(answer, variant):
             )
             hub = "every rank sends to the target itself; ranks can add up in pairs first"
             chain = "the sum goes from rank to rank in a chain; half of the ranks that are left can send in each round"
-            check_tree(logs, f"over {ranks} ranks, target {root}", total.numel(), hub, chain)
+            check_tree(logs, f"over {ranks} ranks, target {root}", root, total.numel(), backwards, hub, chain)
 
 
 # 1.6 to 1.8
+
+
+def apart(outgoing, incoming):
+    """Whether no element is in both."""
+    low, high = sorted((outgoing, incoming), key=torch.Tensor.data_ptr)
+    return low.data_ptr() + low.numel() * low.element_size() <= high.data_ptr()
 
 
 def pass_on(outgoing, incoming, group):
@@ -402,16 +530,21 @@ def pass_on(outgoing, incoming, group):
         handle.wait()
 
 
-def observe_scatter(answer, seed, size):
-    group = comm.world()
-    full = numbers(seed, group.rank(), group.size() * size).to(rank_device())
-    output = torch.full_like(full[:size], float("nan"))
-    with watching() as seen:
-        answer(output, full, group, pass_on)
+def observe_scatter(answer, seed, size, dtype):
+    group, disjoint = comm.world(), []
+
+    def step(outgoing, incoming, group):
+        disjoint.append(apart(outgoing, incoming))
+        pass_on(outgoing, incoming, group)
+
+    full = numbers(seed, group.rank(), group.size() * size, dtype=dtype).to(rank_device())
+    output = torch.full_like(full[:size], UNTOUCHED)
+    with watching() as seen, handing_out() as handed:
+        answer(output, full, group, step)
     inside = full.clone()
     own = inside.view(group.size(), size)[group.rank()]
     answer(own, inside, group, pass_on)
-    return issued(seen), output.cpu(), full.cpu(), own.cpu()
+    return plain(issued(seen)), all(disjoint), arrived_in(seen, handed), output.cpu(), full.cpu(), own.cpu()
 
 
 def check_steps(rank, ranks, log, length):
@@ -435,168 +568,229 @@ def check_steps(rank, ranks, log, length):
 @pytest.mark.exercise(id="1.6")
 def test_reduce_scatter(answer, variant):
     """N - 1 sends of one chunk; rank r ends with chunk r of the sum, and the input is as it was."""
-    size = variant.size
     for ranks in worlds(variant):
-        inputs = [numbers(variant.seed, rank, ranks * size) for rank in range(ranks)]
-        total = torch.stack(inputs).sum(0).view(ranks, size)
-        stuck = "all ranks must take the same number of steps"
-        seen = run(ranks, observe_scatter, answer, variant.seed, size, slip=stuck)
-        for rank, (log, output, full, own) in enumerate(seen):
-            check_steps(rank, ranks, log, size)
-            expect(f"`full` afterwards, over {ranks} ranks", full, inputs[rank], rank=rank, slip="it is only read")
-            mine = [each.view(ranks, size)[rank] for each in inputs]
-            expect(
-                f"chunk {rank} of the sum, over {ranks} ranks",
-                output,
-                total[rank],
-                rank=rank,
-                slips={
-                    "this is chunk r + 1 of the sum: in step 0 rank r sends chunk r - 1": total[(rank + 1) % ranks],
-                    "this is chunk r - 1 of the sum": total[(rank - 1) % ranks],
-                    "a chunk goes round and nothing is added to it": mine[(rank + 1) % ranks],
-                    "two ranks' parts only: what is passed on is the chunk that arrived, with one's own added": (
-                        mine[rank] + mine[(rank - 1) % ranks]
-                    ),
-                    "this is the mean: asked is the sum": total[rank] / ranks,
-                },
-                slip="in step s rank r receives chunk r - 2 - s and adds its own chunk of that number",
-            )
-            expect(
-                f"the output where it is chunk {rank} of `full` itself, over {ranks} ranks",
-                own,
-                total[rank],
-                rank=rank,
-                slip="the output is written before chunk r of `full` has been read, in the last step",
-            )
+        for dtype in (torch.float32, NARROW):
+            check_reduce_scatter(answer, variant, ranks, dtype)
 
 
-def a_shard(seed, rank, size):
+def check_reduce_scatter(answer, variant, ranks, dtype):
+    size = variant.size
+    inputs = [numbers(variant.seed, rank, ranks * size, dtype=dtype) for rank in range(ranks)]
+    total = torch.stack(inputs).sum(0).view(ranks, size)
+    stuck = "all ranks must take the same number of steps"
+    seen = run(ranks, observe_scatter, answer, variant.seed, size, dtype, slip=stuck)
+    for rank, (log, disjoint, origins, output, full, own) in enumerate(seen):
+        check_steps(rank, ranks, log, size)
+        slip = "it sends from the buffer that it receives into: take a new one in each step"
+        expect(f"sent and received apart, over {ranks} ranks", disjoint, True, rank=rank, slip=slip)
+        if dtype is NARROW:
+            check_origins(f"bfloat16 over {ranks} ranks", rank, origins)
+        expect(f"`full` afterwards, over {ranks} ranks", full, inputs[rank], rank=rank, slip="it is only read")
+        mine = [each.view(ranks, size)[rank] for each in inputs]
+        expect(
+            f"chunk {rank} of the sum, over {ranks} ranks",
+            output,
+            total[rank],
+            rank=rank,
+            slips={
+                "`output` was never written: `output = ...` only renames, `output.copy_(...)` fills": torch.full_like(
+                    output, UNTOUCHED
+                ),
+                "this is chunk r + 1 of the sum: in step 0 rank r sends chunk r - 1": total[(rank + 1) % ranks],
+                "this is chunk r - 1 of the sum": total[(rank - 1) % ranks],
+                "a chunk goes round and nothing is added to it": mine[(rank + 1) % ranks],
+                "two ranks' parts only: what is passed on is the chunk that arrived, with one's own added": (
+                    mine[rank] + mine[(rank - 1) % ranks]
+                ),
+                "this is the mean: asked is the sum": total[rank] / ranks,
+            },
+            slip="in step s rank r receives chunk r - 2 - s and adds its own chunk of that number",
+        )
+        expect(
+            f"the output where it is chunk {rank} of `full` itself, over {ranks} ranks",
+            own,
+            total[rank],
+            rank=rank,
+            slip="the output is written before chunk r of `full` has been read, in the last step",
+        )
+
+
+def a_shard(seed, rank, size, dtype):
     """No two ranks' are equal."""
-    return numbers(seed, rank, size) + 100 * rank
+    return numbers(seed, rank, size, dtype=dtype) + 32 * rank
 
 
 def whose(row, shards):
-    if row.isnan().any():
+    if bool((row == UNTOUCHED).any()):
         return "none"
     return next((str(rank) for rank, shard in enumerate(shards) if torch.equal(shard, row)), "?")
 
 
-def observe_gather(answer, seed, size):
+def observe_gather(answer, seed, size, dtype):
     group = comm.world()
-    shard = a_shard(seed, group.rank(), size).to(rank_device())
-    output = torch.full((group.size() * size,), float("nan"), device=shard.device)
+    shard = a_shard(seed, group.rank(), size, dtype).to(rank_device())
+    output = torch.full((group.size() * size,), UNTOUCHED, dtype=dtype, device=shard.device)
     with watching() as seen:
         answer(output, shard, group, pass_on)
-    inside = torch.full_like(output, float("nan"))
+    inside = torch.full_like(output, UNTOUCHED)
     own = inside.view(group.size(), size)[group.rank()]
     own.copy_(shard)
     answer(inside, own, group, pass_on)
-    return issued(seen), output.cpu(), shard.cpu(), inside.cpu()
+    in_place = [address(message.tensor) == address(output) for message in issued(seen, "recv")]
+    return plain(issued(seen)), all(in_place), output.cpu(), shard.cpu(), inside.cpu()
 
 
 @pytest.mark.exercise(id="1.7")
 def test_all_gather(answer, variant):
     """N - 1 sends of one chunk; every rank ends with all shards in rank order."""
-    size = variant.size
     for ranks in worlds(variant):
-        shards = [a_shard(variant.seed, rank, size) for rank in range(ranks)]
-        stuck = "all ranks must take the same number of steps"
-        seen = run(ranks, observe_gather, answer, variant.seed, size, slip=stuck)
-        for rank, (log, output, shard, inside) in enumerate(seen):
-            check_steps(rank, ranks, log, size)
-            names = [whose(row, shards) for row in output.view(ranks, size)]
-            expect(
-                f"whose shards are in the output, over {ranks} ranks",
-                names,
-                [str(r) for r in range(ranks)],
-                rank=rank,
-                slips={
-                    "its own shard is missing: a ring brings only the others'": [
-                        "none" if r == rank else str(r) for r in range(ranks)
-                    ],
-                    "the left neighbour's shard N - 1 times: pass on what has arrived, not your own shard": [
-                        str(rank if r == rank else (rank - 1) % ranks) for r in range(ranks)
-                    ],
-                    "shards stand in the order of arrival, its own first: asked is rank order": [
-                        str((rank - r) % ranks) for r in range(ranks)
-                    ],
-                    "each shard stands one place too far: in step 0 chunk r - 1 arrives": [
-                        str((r - 1) % ranks) for r in range(ranks)
-                    ],
-                },
-                slip="in step s rank r sends chunk r - s and receives chunk r - 1 - s, modulo N",
-            )
-            expect("`shard` afterwards", shard, shards[rank], rank=rank, slip="it is only read")
-            slip = "the output is changed before the shard, which is a part of it, has been read"
-            expect("the output where `shard` is chunk r of it", inside, torch.cat(shards), rank=rank, slip=slip)
+        for dtype in (torch.float32, NARROW):
+            check_all_gather(answer, variant, ranks, dtype)
 
 
-def observe_all_reduce(answer, seed, shapes):
-    """What is called, and what the tensor then holds, for every shape and op."""
-    group, results = comm.world(), []
-    for shape in shapes:
-        for op in ("sum", "mean"):
-            calls = []
+def check_all_gather(answer, variant, ranks, dtype):
+    size = variant.size
+    shards = [a_shard(variant.seed, rank, size, dtype) for rank in range(ranks)]
+    stuck = "all ranks must take the same number of steps"
+    seen = run(ranks, observe_gather, answer, variant.seed, size, dtype, slip=stuck)
+    for rank, (log, in_place, output, shard, inside) in enumerate(seen):
+        check_steps(rank, ranks, log, size)
+        names = [whose(row, shards) for row in output.view(ranks, size)]
+        expect(
+            f"whose shards are in the output, over {ranks} ranks",
+            names,
+            [str(r) for r in range(ranks)],
+            rank=rank,
+            slips={
+                "`output` was never written: `output = ...` only renames": ["none"] * ranks,
+                "its own shard is missing: a ring brings only the others'": [
+                    "none" if r == rank else str(r) for r in range(ranks)
+                ],
+                "the left neighbour's shard N - 1 times: pass on what has arrived, not your own shard": [
+                    str(rank if r == rank else (rank - 1) % ranks) for r in range(ranks)
+                ],
+                "shards stand in the order of arrival, its own first: asked is rank order": [
+                    str((rank - r) % ranks) for r in range(ranks)
+                ],
+                "each shard stands one place too far: in step 0 chunk r - 1 arrives": [
+                    str((r - 1) % ranks) for r in range(ranks)
+                ],
+            },
+            slip="in step s rank r sends chunk r - s and receives chunk r - 1 - s, modulo N",
+        )
+        slip = "a chunk of `output` is what it receives into; another buffer is memory for nothing"
+        expect(f"received in place, over {ranks} ranks", in_place, True, rank=rank, slip=slip)
+        expect("`shard` afterwards", shard, shards[rank], rank=rank, slip="it is only read")
+        slip = "the output is changed before the shard, which is a part of it, has been read"
+        expect("the output where `shard` is chunk r of it", inside, torch.cat(shards), rank=rank, slip=slip)
 
-            def scatter(output, full, where, calls=calls):
-                calls.append(("reduce_scatter", full.numel()))
-                comm.reduce_scatter(output, full, where).wait()
 
-            def gather(output, shard, where, calls=calls):
-                calls.append(("all_gather", output.numel()))
-                comm.all_gather(output.view(-1), shard, where).wait()
+class Collected(NamedTuple):
+    """What one all-reduce has given to its two pieces, and what the tensor then holds."""
 
-            tensor = numbers(seed, group.rank(), *shape).to(rank_device())
-            with comm.record() as log:
-                answer(tensor, op, group, scatter, gather)
-            results.append((calls, len(log), tensor.cpu()))
-    return results
+    calls: list[str]
+    given: torch.Tensor | None
+    gathered: torch.Tensor | None
+    origins: list[str]
+    logged: int
+    tensor: torch.Tensor
+
+
+def observe_all_reduce(answer, seed, cases):
+    return [all_reduce_once(answer, seed, *case) for case in cases]
+
+
+def all_reduce_once(answer, seed, shape, op, dtype):
+    group, calls, given, gathered, buffers = comm.world(), [], [], [], []
+
+    def scatter(output, full, where):
+        calls.append(f"reduce_scatter {full.numel()}")
+        given.append(full.flatten().cpu())
+        buffers.append(full)
+        comm.reduce_scatter(output, full.view(-1), where).wait()
+
+    def gather(output, shard, where):
+        calls.append(f"all_gather {output.numel()}")
+        gathered.append(shard.flatten().cpu())
+        buffers.append(output)
+        comm.all_gather(output.view(-1), shard, where).wait()
+
+    tensor = a_tensor(seed, group.rank(), shape, dtype).to(rank_device())
+    with comm.record() as log, handing_out() as handed:
+        try:
+            answer(tensor, op, group, scatter, gather)
+        except RuntimeError:
+            if any(buffer.numel() < tensor.numel() for buffer in handed):
+                short = f"{tensor.numel()} elements do not fit into a buffer of {handed[0].numel()}"
+                raise ValueError(f"{short}: N chunks of numel // N are too short, round up") from None
+            raise
+    origins = [origin(buffer, handed) for buffer in buffers]
+    return Collected(calls, *(each[0] if each else None for each in (given, gathered)), origins, len(log), tensor.cpu())
+
+
+def a_tensor(seed, rank, shape, dtype):
+    """Two dimensions lie in memory in columns, so that there is no flat view."""
+    made = numbers(seed, rank, *shape, dtype=dtype)
+    return made.t().contiguous().t() if len(shape) == 2 else made
 
 
 @pytest.mark.exercise(id="1.8")
 def test_all_reduce(answer, variant):
     """One reduce-scatter, one all-gather of the padded tensor, in place, for any shape; sum and mean."""
-    shapes = [(variant.size, 3), (), (12,), (variant.size,)]
+    cases = [(shape, op, torch.float32) for shape in ((variant.size,), (), (12,)) for op in ("sum", "mean")]
+    cases += [((variant.size, 3), "sum", NARROW), ((variant.size, 3), "mean", torch.float32)]
     for ranks in worlds(variant):
-        seen = run(ranks, observe_all_reduce, answer, variant.seed, shapes)
-        cases = [(shape, op) for shape in shapes for op in ("sum", "mean")]
-        for number, (shape, op) in enumerate(cases):
-            inputs = [numbers(variant.seed, rank, *shape) for rank in range(ranks)]
-            total = torch.stack(inputs).sum(0)
-            numel = total.numel()
-            padded = -(-numel // ranks) * ranks
-            wanted = total if op == "sum" else total / ranks
-            kept = numel // ranks * ranks
+        seen = run(ranks, observe_all_reduce, answer, variant.seed, cases)
+        for number, case in enumerate(cases):
             for rank, results in enumerate(seen):
-                calls, logged, tensor = results[number]
-                where = f"{op} of {list(shape)} over {ranks} ranks"
-                expect(
-                    f"{where}: collectives and their elements",
-                    [f"{name} {elements}" for name, elements in calls],
-                    [f"reduce_scatter {padded}", f"all_gather {padded}"],
-                    rank=rank,
-                    slips={
-                        f"rounded down: {numel % ranks} elements are never reduced": [
-                            f"reduce_scatter {kept}",
-                            f"all_gather {kept}",
-                        ],
-                        "all ranks' whole tensors are gathered and then added up: N times the memory": [
-                            f"all_gather {ranks * numel}"
-                        ],
-                    },
-                    slip="the tensor, padded to a multiple of N, is reduce-scattered and then all-gathered, once each",
-                )
-                expect(f"{where}: messages in all", logged, 2, rank=rank, slip="use the two pieces, and nothing else")
-                expect(
-                    f"{where}: the tensor",
-                    tensor,
-                    wanted,
-                    rank=rank,
-                    slips={
-                        "unchanged: the result belongs in the tensor itself": inputs[rank],
-                        "this is the sum: a mean divides by N": total if op == "mean" else None,
-                        "this is the mean: asked is the sum": total / ranks if op == "sum" else None,
-                        "divided by N twice: each rank divides its chunk, and a gather only copies": wanted / ranks,
-                    },
-                    slip="each rank's chunk comes back at its own place",
-                )
+                check_all_reduce(variant.seed, ranks, rank, *case, results[number])
+
+
+def check_all_reduce(seed, ranks, rank, shape, op, dtype, got):
+    inputs = [a_tensor(seed, each, shape, dtype) for each in range(ranks)]
+    total = torch.stack(inputs).sum(0)
+    numel = total.numel()
+    padded = -(-numel // ranks) * ranks
+    wanted = total if op == "sum" else total / ranks
+    kept = numel // ranks * ranks
+    where = f"{op} of {list(shape)} over {ranks} ranks"
+    expect(
+        f"{where}: collectives and their elements",
+        got.calls,
+        [f"reduce_scatter {padded}", f"all_gather {padded}"],
+        rank=rank,
+        slips={
+            f"rounded down: {numel % ranks} elements are never reduced": [
+                f"reduce_scatter {kept}",
+                f"all_gather {kept}",
+            ],
+            "all ranks' whole tensors are gathered and then added up: N times the memory": [
+                f"all_gather {ranks * numel}"
+            ],
+        },
+        slip="the tensor, padded to a multiple of N, is reduce-scattered and then all-gathered, once each",
+    )
+    expect(f"{where}: messages in all", got.logged, 2, rank=rank, slip="use the two pieces, and nothing else")
+    expect(
+        f"{where}: the tensor",
+        got.tensor,
+        wanted,
+        rank=rank,
+        slips={
+            "unchanged: the result belongs in the tensor itself": inputs[rank],
+            "this is the sum: a mean divides by N": total if op == "mean" else None,
+            "this is the mean: asked is the sum": total / ranks if op == "sum" else None,
+            "divided by N twice: each rank divides its chunk, and a gather only copies": wanted / ranks,
+        },
+        slip="each rank's chunk comes back at its own place",
+    )
+    if dtype is NARROW:
+        check_origins(where, rank, got.origins)
+    slip = "memory from `device.empty` holds anything: zero it before the tensor is copied in"
+    expect(f"{where}: elements reduced that nobody has set", int(got.given.isnan().sum()), 0, rank=rank, slip=slip)
+    chunks = [torch.nn.functional.pad(each.flatten(), (0, padded - numel)) for each in (inputs[rank], total, wanted)]
+    slip = "the tensor's own elements in order, then zeros"
+    expect(f"{where}: what is reduced", got.given, chunks[0], rank=rank, slip=slip)
+    before, after = (each.view(ranks, -1)[rank] for each in chunks[1:])
+    slips = {"each rank divides the whole after the gather, N times the work: divide your chunk before": before}
+    expect(f"{where}: the chunk that is gathered", got.gathered, after, rank=rank, slips=slips)

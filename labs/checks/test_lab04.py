@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import nn
 
+from minifsdp import device
 from minifsdp.course.ledger import Ledger
 from minifsdp.course.workshop.checking import AnswerError, describe, expect, same
 
@@ -67,6 +68,7 @@ def chunk_values(answer, flat, ranks):
         "the padding stands in front, so that every parameter's offset has moved": (
             torch.cat([flat.new_zeros(padding), flat]).chunk(ranks)
         ),
+        "every N-th element: a shard is contiguous, and shards are in order": padded.view(-1, ranks).unbind(1),
     }
     if not padding:
         usual[WHOLE_N] = torch.cat([flat, flat.new_zeros(ranks)]).chunk(ranks)
@@ -107,7 +109,7 @@ def chunk_memory(answer, flat, ranks):
 
 @pytest.mark.exercise(id="4.2")
 def test_flatten_parameters(answer, variant):
-    """One buffer with zeros at its end; each parameter is a view of it, in place and shape; the old memory is gone."""
+    """One buffer, and no copy beside it; zeros at its end; each parameter a view of it; the old memory is gone."""
     for ranks in (variant.ranks, 4, 16):
         for dtype in (torch.float32, torch.bfloat16):
             for divides in (False, True):
@@ -116,13 +118,13 @@ def test_flatten_parameters(answer, variant):
 
 def flattened(answer, variant, ranks, dtype, divides):
     size = variant.size
-    shapes = [(size, 3), (size,), (2, 5), ()]
+    shapes = [(2, 5), (size, 3), (size,), ()]
     if divides:
         shapes.append(((-sum(torch.Size(shape).numel() for shape in shapes)) % ranks or ranks,))
-    with garbage(), Ledger() as ledger:
+    with garbage(), Ledger() as ledger, handed_out() as buffers:
         torch.manual_seed(variant.seed)
-        # the third one lies transposed in memory, as a weight that was loaded from another framework does
-        values = [torch.randn(shape[::-1]).t() if i == 2 else torch.randn(shape) for i, shape in enumerate(shapes)]
+        # the first one lies transposed in memory, as a weight that was loaded from another framework does
+        values = [torch.randn(shape[::-1]).t() if i == 0 else torch.randn(shape) for i, shape in enumerate(shapes)]
         params = [nn.Parameter(value.to(dtype)) for value in values]
         del values
         kept = [p.detach().clone(memory_format=torch.preserve_format) for p in params]
@@ -159,11 +161,34 @@ def flattened(answer, variant, ranks, dtype, divides):
         slips={"the old memory is still there": whole + old},
         slip="one buffer is all that stays",
     )
-    if peak - before > 1.5 * whole:
-        raise AnswerError(
-            f"bytes at the peak beside the parameters {where}: expected {whole:,}, got {peak - before:,}\n"
-            "likely slip: two copies of the buffer: do not concatenate first and pad after"
-        )
+    role = buffers.get(full.untyped_storage().data_ptr())
+    expect(
+        f"the buffer {where} comes from",
+        f'`device.empty`, as "{role}"' if role else "elsewhere",
+        '`device.empty`, as "unsharded"',
+        slip="the ledger does not know this buffer, and counts it as activations" if role is None else None,
+    )
+    if peak - before > whole:
+        slip = "a temporary copy of a parameter: `view.copy_(p.data)` needs none, whatever the strides of `p.data`"
+        if peak - before >= whole + sum(sizes) * item:
+            slip = "two copies of the buffer: copy each parameter straight into its place"
+        what = f"bytes at the peak beside the parameters {where}"
+        raise AnswerError(f"{what}: expected {whole:,}, got {peak - before:,}\nlikely slip: {slip}")
+
+
+@contextmanager
+def handed_out():
+    """The roles of what `device.empty` hands out, by where the memory begins."""
+    roles = {}
+
+    def note(buffer, role):
+        roles[buffer.untyped_storage().data_ptr()] = role
+
+    device.subscribers.append(note)
+    try:
+        yield roles
+    finally:
+        device.subscribers.remove(note)
 
 
 def check_buffer(full, values, padding, ranks, where):
@@ -187,8 +212,8 @@ def check_buffer(full, values, padding, ranks, where):
         slips={
             "every parameter is padded by itself: the padding belongs once at the end": torch.cat(each),
             "no padding": wanted[:numel],
-            "elements in the order of memory: parameter 2 is a transposed view, its rows are not contiguous": torch.cat(
-                [*(value.t().reshape(-1) if i == 2 else value.reshape(-1) for i, value in enumerate(values)), end]
+            "elements in the order of memory: parameter 0 is a transposed view, its rows are not contiguous": torch.cat(
+                [*(value.t().reshape(-1) if i == 0 else value.reshape(-1) for i, value in enumerate(values)), end]
             ),
             **({} if padding else {WHOLE_N: torch.cat([wanted, wanted.new_zeros(ranks)])}),
         },
@@ -279,29 +304,31 @@ def clamped(edge, length):
 
 
 class Tied(nn.Module):
-    """A head that shares the embedding's weight, two norms of equal values, a layer without a bias."""
+    """A head with the embedding's weight, two norms of equal values, and one layer under two names."""
 
     def __init__(self, size):
         super().__init__()
+        self.scale = nn.Parameter(torch.tensor(2.0))
         self.embed = nn.Embedding(size, 4)
-        self.norm1, self.norm2 = nn.LayerNorm(4), nn.LayerNorm(4)
-        self.up = nn.Linear(4, 4)
+        self.norm1, self.norm2 = nn.LayerNorm(4, bias=False), nn.LayerNorm(4, bias=False)
+        self.up = self.again = nn.Linear(4, 4)
         self.head = nn.Linear(4, size, bias=False)
         self.head.weight = self.embed.weight
 
     def forward(self, tokens):
-        return self.head(self.norm2(self.up(self.norm1(self.embed(tokens))))).square().mean()
+        hidden = self.again(self.up(self.norm1(self.embed(tokens))))
+        return self.head(self.norm2(self.scale * hidden)).square().mean()
 
 
 TIED_NAMES = [
+    ["scale"],
     ["embed.weight", "head.weight"],
     ["norm1.weight"],
-    ["norm1.bias"],
     ["norm2.weight"],
-    ["norm2.bias"],
     ["up.weight"],
     ["up.bias"],
 ]
+BY_PATH = [[each[0], each[0].replace("up", "again")] if "up" in each[0] else each for each in TIED_NAMES]
 
 
 @pytest.mark.exercise(id="4.4")
@@ -319,6 +346,11 @@ def test_place_views(answer, variant):
         given, views, buffers = [], [], []
 
         def flatten(params):
+            if any(p is None for p in params):
+                raise AnswerError(
+                    "what `flatten` is given: expected Parameters, got None among them\n"
+                    "likely slip: a module may have None for a parameter (`bias=False`): skip it"
+                )
             given.extend(names.get(id(p), "no parameter of the model") for p in params)
             full = nn.Parameter(torch.cat([p.detach().reshape(-1) for p in params]))
             parts = torch.split(full, [p.numel() for p in params])
@@ -352,7 +384,11 @@ def test_place_views(answer, variant):
         "names returned",
         said,
         TIED_NAMES,
-        slips={"one place of each: the tied parameter has two": [[name] for name in first]},
+        slips={
+            "one place of each: the tied parameter has two": [[name] for name in first],
+            "the root's own Parameter has no prefix, and no dot": [[".scale"], *TIED_NAMES[1:]],
+            "a module reached by two paths is one place: `named_modules()` shows it once": BY_PATH,
+        },
     )
     expect("parameters that the model still registers", [name for name, _ in model.named_parameters()], [])
     found = model(tokens)
@@ -382,6 +418,10 @@ def check_places(model, views):
             elif isinstance(found, torch.Tensor):
                 got = "another tensor of the same values" if same(found, view, 1e-6) else describe(found)
                 slip = "a copy of the view: a gather writes to the buffer, and this place would not see it"
+                if found.untyped_storage().data_ptr() == view.untyped_storage().data_ptr():
+                    got, slip = "another view of the same memory", "it has its shape already: set it as it is"
+                    if not found.requires_grad:
+                        got, slip = "a detached view", "autograd does not find the flat Parameter: its gradient is lost"
             raise AnswerError(
                 f"{name}: expected the view itself, got {got}" + (f"\nlikely slip: {slip}" if slip else "")
             )
@@ -430,6 +470,30 @@ def test_assign_units(answer, variant):
         model = six_layers([3] * 7)
         tie(model, one, other)
         refused(answer, model, f"{NAMES[one]}.weight", f"{NAMES[other]}.weight")
+    slip = "a name that begins as the unit's does: `layer10` is not in `layer1`, compare modules, or prefix and dot"
+    three_layers(answer, ("layer1", "layer10", "layer2"), slip)
+    slip = "parameters of equal values taken for one: they are tied if they are one object"
+    three_layers(answer, ("layer0", "layer1", "layer2"), slip, zeros=True)
+
+
+def three_layers(answer, names, slip, zeros=False):
+    """With none of them wrapped, and the first."""
+    model = nn.Sequential(OrderedDict((name, nn.Linear(2, 2)) for name in names))
+    if zeros:
+        for p in model.parameters():
+            nn.init.zeros_(p)
+    each = [[(f"{name}.weight", 4), (f"{name}.bias", 2)] for name in names]
+    for inner, wanted in (
+        ([], [[*each[0], *each[1], *each[2], ("padding", 2)]]),
+        ([model[0]], [[*each[1], *each[2], ("padding", 0)], [*each[0], ("padding", 2)]]),
+    ):
+        equal = ", all zero" if zeros else ""
+        what = f"units of {', '.join(names)}{equal}, with {names[0] if inner else 'none'} wrapped, over 4 ranks"
+        try:
+            got = pairs_of(answer(model, inner, 4))
+        except ValueError as error:
+            raise AnswerError(f"{what}: expected layouts, got ValueError: {error}\nlikely slip: {slip}") from error
+        expect(what, got, wanted, slip=slip)
 
 
 def tie(model, one, other):
@@ -490,7 +554,10 @@ def refused(answer, model, one, other):
             return
         raise AnswerError(f"{what}, got ValueError: {error}") from error
     twice = sum(name in (one, other) for unit in got for name, _ in unit) == 2
-    slip = "one unit has it, and the other computes with memory that was freed"
+    slip = (
+        "the tie was not seen (`named_parameters()` tells one place of each), so one unit has the parameter, "
+        "and the other computes with memory that was freed"
+    )
     if twice:
         slip = "each unit shards and updates a copy of its own, and the two gradients are never added"
     raise AnswerError(f"{what}, got layouts\nlikely slip: {slip}")

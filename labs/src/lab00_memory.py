@@ -46,6 +46,7 @@ from minifsdp.course.ledger import Ledger
 from minifsdp.course.model import GPT
 from minifsdp.course.workshop import exercise, outcome, predict
 
+torch.set_num_threads(1)  # tensors as small as here are not worth sharing out
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 # %% [markdown]
@@ -192,17 +193,18 @@ PSI = sum(NUMELS)
 print(f"Ψ = {PSI:,} elements in {len(NUMELS)} parameter tensors")
 
 # %% tags=["C3"]
-print("                     optimizer state, bytes        bytes per element")
-print("                     measured      expected        K         in all")
+print("                    parameters, gradients      optimizer state        bytes per element")
+print("                     measured    expected    measured    expected       K       in all")
 for dtype in (torch.float32, torch.bfloat16):
     for name, make in OPTIMIZERS.items():
         found = stages_of(make, dtype)["step"]
         expected = training_bytes(NUMELS, dtype.itemsize, name)
         model_state = {tag: found[tag] for tag in expected}
+        trained, wanted = (each["parameters"] + each["gradients"] for each in (found, expected))
         k, in_all = found["optimizer"] / PSI, sum(model_state.values()) / PSI
         print(
-            f"{str(dtype).removeprefix('torch.'):9} {name:9} {found['optimizer']:10,}    {expected['optimizer']:10,}"
-            f"        {k:7.4f}   {in_all:7.4f}"
+            f"{str(dtype).removeprefix('torch.'):9} {name:9} {trained:10,}  {wanted:10,}  {found['optimizer']:10,}"
+            f"  {expected['optimizer']:10,}   {k:7.4f}   {in_all:7.4f}"
         )
         assert model_state == expected, f"{name}: measured {model_state}, expected {expected}"
 
@@ -213,7 +215,7 @@ for dtype in (torch.float32, torch.bfloat16):
 # Two things follow that are often told otherwise. K is not a property of Adam: in float32 it is 8, in bfloat16
 # throughout it is 4, and the 12 of the ZeRO paper belongs to mixed precision with a float32 copy. And "mixed precision
 # halves the memory" is wrong for model state: float32 throughout takes 4 + 4 + 8 = 16 bytes per element, and mixed
-# precision takes 2 + 2 + 12, the same 16.
+# precision takes 2 + 2 + 12, the same 16; without gradients, as between two steps, 12 stand against 14.
 
 # %%
 for name, state in {
@@ -287,7 +289,7 @@ course = {
     "stage 2": closed_form.zero2([psi], psi, setting),
     "stage 3": closed_form.fsdp([[psi]], setting),
 }
-print("N = 64        derived   the paper   the course   derived")
+print("N = 64        derived   the paper   the course    in GiB")
 for stage, size in ours[64].items():
     other = course[stage].parameters + course[stage].gradients + course[stage].optimizer
     print(f"{stage:10} {size / 1e9:7.1f} GB {paper[stage][64]:8.1f} GB {other / 1e9:9.1f} GB {size / 2**30:7.1f} GiB")
@@ -298,15 +300,17 @@ for stage, size in ours[64].items():
 floor = zero_stages(psi, 10**12)
 plots.lines(
     {stage: (list(ours), [sizes[stage] / 1e9 for sizes in ours.values()]) for stage in paper},
-    expected={f"{stage}, the paper": (list(points), list(points.values())) for stage, points in paper.items()},
+    expected={stage: (list(points), list(points.values())) for stage, points in paper.items()},
+    source="table 1 of the paper",
     xlabel="ranks N",
     ylabel="model state of a rank, GB",
     title=f"With 64 ranks stage 3 leaves {ours[64]['stage 3'] / 1e9:.1f} GB of {ours[64]['replicated'] / 1e9:.0f}; "
     f"stages 1 and 2 end at {floor['stage 1'] / 1e9:.0f} and {floor['stage 2'] / 1e9:.0f} GB",
-    says="Lines: zero_stages for 7.5 billion parameters, K = 12. Diamonds: table 1 of the ZeRO paper. "
-    "Stages 1 and 2 level out at what they do not shard, 4Ψ and 2Ψ; only stage 3 falls as 1/N.",
+    says="Lines: zero_stages for 7.5 billion parameters, K = 12. Diamonds: what the paper says, to 0.1 GB. Stages 1 "
+    "and 2 level out at what they do not shard, 4Ψ and 2Ψ; only stage 3 falls as 1/N, straight on these axes.",
     lab="00",
     logx=True,
+    logy=True,
 )
 
 # %% [markdown]
@@ -402,7 +406,7 @@ for _ in range(5):
     theirs.step()
 
 apart = (flat - torch.cat([p.detach().flatten() for p in model.parameters()])).abs().max().item()
-print(f"after 5 steps at lr = 0.001, the largest difference from torch.optim.Adam: {apart:.4f}")
+print("after 5 steps at lr = 0.001, the largest difference from torch.optim.Adam is below 1e-6:", apart < 1e-6)
 assert apart < 1e-6, f"the written-out Adam is {apart:.1e} away from torch's"
 
 stages = stages_of(WrittenOutAdam)
@@ -433,6 +437,7 @@ plots.stages(
     says="Bars: bytes alive at the end of each stage of the first step, float32, Adam. Diamonds: from training_bytes, "
     "which has none for forward, because activations are no part of its account.",
     lab="00",
+    ylabel="memory",
 )
 
 # %% [markdown]
@@ -513,6 +518,8 @@ for tag, size in expected.items():
     assert mixed["step"][tag] == size, f"{tag}: expected {size:,} bytes"
 ratio = [mixed["step"][tag] / mixed["step"]["parameters"] for tag in expected]
 print("parameters : gradients : optimizer =", " : ".join(f"{each:.3f}" for each in ratio))
+kept, kept_in_float32 = mixed["forward"]["activations"], stages["forward"]["activations"]
+print(f"activations after forward, 2 sequences: {kept:,} bytes, in float32 {kept_in_float32:,}")
 
 p, g, o = expected.values()
 copy = 4 * PSI
@@ -520,18 +527,22 @@ plots.stages(
     mixed,
     predicted={"built": p, "optimizer made": p + copy, "backward": p + copy + g, "step": p + g + o, "zero_grad": p + o},
     earlier={"float32 throughout": {stage: sum(sizes.values()) for stage, sizes in stages.items()}},
-    title=f"Model state per element: {sum(expected.values()) / PSI:.2f} bytes in mixed precision, "
+    title=f"After a step {sum(expected.values()) / PSI:.2f} bytes per element in mixed precision, "
     f"{sum(stages['step'].values()) / PSI:.2f} in float32",
-    says="Bars: bfloat16 parameters with a float32 copy; diamonds: predicted. Grey: all of it in float32, from before. "
-    "What gets smaller are the activations (forward), not the model state (step).",
+    says="Bars: bfloat16 parameters with a float32 copy; diamonds: predicted; grey: totals in float32 throughout. "
+    f"Activations are half, {kept / 2**20:.2f} MiB for {kept_in_float32 / 2**20:.2f}, but the copy is there from the "
+    "start: forward holds no less, and zero_grad leaves more.",
     lab="00",
+    ylabel="memory",
 )
 
 # %% [markdown]
-# 1 : 1 : 6, and 16 bytes per element. This is the number that is quoted everywhere, and it is a **lower bound**, of
-# model state at rest. Frameworks that accumulate gradients in float32 hold 18 (Megatron-LM's own table has 16, 18 and
-# 20). And the step itself needs room: torch's default on a GPU, `foreach=True`, updates all parameters with a few large
-# operators, and has temporaries as large as all of them.
+# 1 : 1 : 6, and 16 bytes per element. This is the number that is quoted everywhere, and it is a **lower bound** of what
+# is held from the end of backward to `zero_grad`, activations and temporaries left out; between steps 14 remain.
+# Frameworks that accumulate gradients in float32 hold 18 (Megatron-LM's own table has 16, 18 and 20). And the step
+# itself needs room. Every operator that does not work in place makes a temporary: in yours, and with `foreach=False`,
+# one as large as a parameter, 0.49 bytes per element of all for the largest. torch's default on a GPU, `foreach=True`,
+# updates all parameters with a few large operators, and has temporaries as large as all of them.
 
 # %%
 for name, make in {
@@ -569,14 +580,17 @@ with torch.no_grad():
 below = 1 - torch.nextafter(torch.ones(1, dtype=torch.bfloat16), torch.zeros(1, dtype=torch.bfloat16)).item()
 print(f"bfloat16 has no number between {1 - below} and 1: a step of {lr} is less than half of the {below} between")
 print("moved by", {name: round(values[-1], 4) for name, values in moved.items()})
+lost = moved["bfloat16 alone"][-1]
 plots.lines(
     {name: (list(range(steps + 1)), values) for name, values in moved.items()},
     expected={"exact": (list(range(0, steps + 1, 10)), [lr * t for t in range(0, steps + 1, 10)])},
+    stairs=("float32 copy, rounded",),
     xlabel="step",
     ylabel="1 - the weight",
-    title=f"{steps} steps of {lr} move a weight in bfloat16 by {moved['bfloat16 alone'][-1]:g}",
+    title=f"{steps} steps of {lr} "
+    + (f"move a weight in bfloat16 by {lost:g}" if lost else "do not move a weight in bfloat16 at all"),
     says="In a weight kept in bfloat16 every update is rounded away as it is made. With the float32 copy the weight "
-    "moves, and only what forward sees of it goes in steps.",
+    "moves, and only what forward sees of it goes in stairs.",
     lab="00",
 )
 
@@ -599,7 +613,11 @@ plots.lines(
 # which has to give the tensor back.
 #
 # Count bytes of memory, not of tensors: two operators may save the same tensor, and a view keeps alive all of the
-# memory that it looks into. `tensor.untyped_storage()` is that memory.
+# memory that it looks into. `tensor.untyped_storage()` is that memory. And mind what `pack` returns: the graph keeps
+# it, and the result of an operator refers to the graph in its turn. Handed back as it is, such a result closes a circle
+# and is not freed with the loss.
+#
+# The prediction can be worked out: what 2 sequences leave in bfloat16 was printed above, under the table of 2 + 2 + 12.
 
 # %%
 predict("0.4", ..., "sequences of 24 tokens, the fewest whose saved bytes exceed the 16Ψ of mixed precision")
@@ -654,7 +672,7 @@ cross = next(rows for rows in range(1, 1000) if counted[0] + (rows - 1) * each >
 print(f"one sequence: {counted[0]:,} bytes saved; model state: {model_state:,} bytes")
 print(f"64 sequences: {counted[-1]:,} bytes saved, {counted[-1] / model_state:.2f} times the model state")
 in_float32 = model_state // (2 * each) + 1
-outcome("0.4", cross, slips={"that is for activations in float32, and these are bfloat16": in_float32})
+outcome("0.4", cross, slips={"twice the bytes per sequence: those of float32, or of 2 sequences": in_float32})
 assert counted[-1] > 2 * model_state
 plots.lines(
     {
@@ -683,9 +701,10 @@ assert abs(per_token / width - 32) < 2
 # %% [markdown]
 # 32 bytes are 16 elements of bfloat16 for each of the `width` channels: the inputs of two norms (2), their outputs,
 # which are the inputs of `qkv` and `up` (2), q, k and v (3), the attention's output (1), the input of the GELU (4) and
-# its output (4). The rest is small: mean and deviation of the norms, and one float32 per head and token in place of
-# the matrix of attention weights, which a fused attention does not keep. Korthikanti et al. count 34, two of
-# them for dropout masks, which this model has not; the ZeRO paper (3.2) takes 12 elements, 24 bytes.
+# its output (4). The rest, 40 bytes per token, is the 0.62: mean and deviation of the norms (8), and one float32 for
+# each of 8 heads (32) in place of the matrix of attention weights, which a fused attention does not keep. Korthikanti
+# et al. count 34, two of them for dropout masks, which this model has not; the ZeRO paper (3.2) takes 12 elements, 24
+# bytes.
 #
 # A block has about 12 width² parameters, so 192 width² bytes of model state, against 32 width per token: **activations
 # overtake model state at about 6 × width tokens on a rank**, whatever the number of layers; with model state sharded
@@ -712,7 +731,8 @@ for name, width, ranks in (("this lab's", 64, 1), ("width 4,096", 4096, 1), ("wi
 #
 # ## What to remember
 #
-# 1. Mixed-precision Adam holds 2Ψ + 2Ψ + 12Ψ bytes; float32 throughout holds 4Ψ + 4Ψ + 8Ψ. Both are 16Ψ, a lower bound.
+# 1. Mixed-precision Adam holds 2Ψ + 2Ψ + 12Ψ bytes, float32 throughout 4Ψ + 4Ψ + 8Ψ: 16Ψ while there are gradients,
+#    activations and temporaries left out; between steps 14Ψ and 12Ψ.
 # 2. K depends on the optimizer and on the dtype of what it updates: 0, 4, 8, 12 in float32 for SGD, momentum, Adam,
 #    AMSGrad.
 # 3. Gradients appear in `backward`, optimizer state in the first `step`; making the optimizer allocates nothing, a

@@ -118,8 +118,8 @@ def gather_uneven() -> str:
     return "gathered, as broadcasts: this is NCCL"
 
 
-print(launch(gather_uneven, 4, timeout=30)[0], "\n")
-counted = launch(gather_three_ways, 4, WIDE, timeout=30)[0]
+said, counted = launch(lambda: (gather_uneven(), gather_three_ways(WIDE)), 4, timeout=30)[0]
+print(said, "\n")
 for way, (messages, sent) in counted.items():
     print(f"{way:32} {messages:3} messages, {sent:8,} bytes sent by a rank")
 outcome("4.0", counted["uneven shards, each parameter"][0], ranks=4, slips={"a message per parameter": 12})
@@ -147,21 +147,22 @@ from minifsdp.course.link import EmulatedLink, let_communication_go_first
 
 
 def gather_in_pieces(link: EmulatedLink, numel: int, counts: list[int]) -> list[float]:
-    """Milliseconds to gather `numel` elements in so many messages."""
+    """Milliseconds to gather `numel` elements in so many messages, the best of three."""
     group, where = comm.world(), rank_device()
     full = torch.empty(numel, device=where)
-    seconds = []
+
+    def milliseconds(count: int) -> float:
+        parts = full.view(count, -1)
+        shards = parts.chunk(group.size(), dim=1)[group.rank()].contiguous()
+        torch.distributed.barrier()
+        began = time.perf_counter()
+        for handle in [comm.all_gather(part, shard, group) for part, shard in zip(parts, shards, strict=True)]:
+            handle.wait()
+        device.synchronize(where)
+        return (time.perf_counter() - began) * 1e3
+
     with link:
-        for count in [1, *counts]:  # the first is to warm up
-            parts = full.view(count, -1)
-            shards = parts.chunk(group.size(), dim=1)[group.rank()].contiguous()
-            torch.distributed.barrier()
-            began = time.perf_counter()
-            for handle in [comm.all_gather(part, shard, group) for part, shard in zip(parts, shards, strict=True)]:
-                handle.wait()
-            device.synchronize(where)
-            seconds.append((time.perf_counter() - began) * 1e3)
-    return seconds[1:]
+        return [min(milliseconds(count) for _ in range(3)) for count in counts]
 
 
 counts, numel, latency, bandwidth = [1, 4, 16, 64], 2**17, 2e-3, 50e6
@@ -176,13 +177,15 @@ plots.lines(
     xlabel="all-gathers that carry it",
     ylabel="time, ms",
     title=f"The same bytes in 64 messages take {measured[-1] / measured[0]:.0f} times as long as in one",
-    says="2 ranks, emulated link of 2 ms and 50 MB/s: each message pays the latency, the bytes are paid once.",
+    says="2 ranks, emulated link of 2 ms and 50 MB/s: each message pays the latency, the bytes are paid once. "
+    "Points above the line: other processes had the cores.",
     lab="04",
     logx=True,
 )
 
 # %% [markdown]
-# And on the clock, with the forward of all six layers after it:
+# And on the clock, with the forward of all six layers after it. (Above, "uneven" was each parameter, in 48 broadcasts;
+# here it is all in one buffer, in 4.)
 
 # %% tags=["nbval-ignore-output"]
 from torch.profiler import record_function
@@ -231,11 +234,12 @@ def trace_gathers(link: EmulatedLink, widths: list[int]) -> dict:
 spans = launch(trace_gathers, 4, EmulatedLink(latency=10e-3, bandwidth=20e6), WIDE, timeout=40)[0]
 ends = {name: max(span.end for span in each) * 1e3 for name, each in spans.items()}
 many, uneven, one = ends.values()
-assert one < many
+assert one < uneven < many, "fewer messages took longer"
 plots.timeline(
     spans,
     title=f"Twelve messages take {many:.0f} ms, four {uneven:.0f} ms, one {one:.0f} ms",
-    says=f"4 ranks, a link of 10 ms and 20 MB/s: {total / 2**10:.0f} KiB are gathered, then all layers run.",
+    says=f"4 ranks, a link of 10 ms and 20 MB/s: {total / 2**10:.0f} KiB are gathered, in the middle by broadcasts, "
+    "and then all layers run. While it travels nothing computes: no communication is under compute.",
     lab="04",
 )
 
@@ -369,16 +373,17 @@ predict("4.2", ..., "bytes at the peak while the six layers (52,350 elements of 
 def flatten_parameters(params: list[nn.Parameter], ranks: int) -> Tensor:
     """Move parameters into one buffer that `ranks` divides, and let each be a view of it.
 
-    Afterwards each `p.data` is a view of the buffer, contiguous and with p's shape and values; nothing else is left of
-    the old memory, and at no time is there a second copy of the buffer.
+    Afterwards each `p.data` is a view of the buffer, contiguous and with p's shape and values, and nothing is left of
+    the old memory. At no time is there more than the buffer beside the originals: no second buffer, no copy of a
+    parameter.
 
     Args:
         params: of one dtype and device, each once; any shapes and strides.
         ranks: N.
 
     Returns:
-        The buffer [numel + padding], of the parameters' dtype, without requires_grad: their elements in order, each in
-        row-major order of its shape, and zeros at the end.
+        The buffer [numel + padding], from `device.empty` as "unsharded", of the parameters' dtype, without
+        requires_grad: their elements in order, each in row-major order of its shape, and zeros at the end.
     """
     ...
 
@@ -447,10 +452,11 @@ plots.stages(
 )
 
 # %%
-for stage in STAGES:
+KINDS = ["the model", "the model and the buffer", "the buffer", "the buffer and the shard", "the shard"]
+for stage, kinds in zip(STAGES, KINDS, strict=True):
     bytes_held = sum(measured[stage].values())
-    print(f"{stage:17} measured {bytes_held:8,} bytes, expected {predicted[stage]:8,}")
-    assert bytes_held == predicted[stage], "one buffer is all that flattening may leave, besides the shard"
+    print(f"{stage:17} measured {bytes_held:8,} bytes, expected {predicted[stage]:8,}: {kinds}")
+    assert bytes_held == predicted[stage], f"{stage}: a rank should hold {kinds}, and nothing else"
 
 # %% [markdown]
 # The buffer and the originals are there together: that is the price of one large buffer, paid once. If the whole
@@ -489,7 +495,8 @@ print(f"buffer set to zero, as an optimizer or a gather writes to it: the output
 # %% [markdown]
 # No error anywhere. The buffer goes on being gathered, reduced and updated, and the model computes with something
 # else. This is why FSDP moves modules *before* it flattens them (`device_id`) and casts for mixed precision on its
-# own, and why torch compares data pointers before each use (`_writeback_orig_params` in `_flat_param.py`).
+# own, and why torch, with `use_orig_params=True`, compares data pointers before each use (`_writeback_orig_params` in
+# `_flat_param.py`).
 
 # %% [markdown]
 # ## 4.3 Bounds of a parameter in a shard
@@ -612,8 +619,8 @@ for rank, (equal, padding, parts, _, _) in enumerate(launch(torch_layout, 4, tim
     assert parts == ours, "torch's shard has other bounds"
 
 # %%
-for orig in (False, True):
-    _, _, _, numels, filling = launch(torch_layout, 2, orig, timeout=40)[1]
+both = launch(lambda: [torch_layout(orig) for orig in (False, True)], 2, timeout=40)[1]
+for orig, (_, _, _, numels, filling) in zip((False, True), both, strict=True):
     padding = sum(numels) + -sum(numels) % 2 - 213
     print(f"use_orig_params={orig}, 2 ranks: flattened {numels}, {padding} of padding, filled with {filling}")
 
@@ -657,8 +664,8 @@ def place_views(module: nn.Module, flatten: Callable[[list[nn.Parameter]], list[
             a view for each.
 
     Returns:
-        For each parameter the qualified names of its places, in the order of `module.named_modules()`:
-        `[["embed.weight", "head.weight"], ["head.bias"]]`.
+        For each parameter the qualified names of its places, in the order of `module.named_modules()`, where a module
+        that is reached by two paths stands once: `[["embed.weight", "head.weight"], ["head.bias"]]`.
     """
     ...
 
@@ -720,7 +727,7 @@ assert not flat.grad[elements:].any()
 # and `last` (4 and 5) are wrapped, and layers 0 and 3 are left for the root, as in figure 1 of the FSDP paper.
 #
 # A tied parameter belongs in one unit. In two, it would be sharded twice and updated twice, and nobody would add its
-# two gradients. There is no right answer but to refuse.
+# two gradients. There is no right answer but to refuse. (`named_parameters(remove_duplicate=False)` tells all places.)
 
 # %%
 predict(
@@ -804,8 +811,8 @@ plots.units(
     layouts,
     4,
     title=f"{len(LAYERS)} layers, {len(layouts)} units, {len(calls)} messages; the root's unit holds layers 0 and 3",
-    says="Top: the layers as every rank runs them. Below: each unit's flat parameter cut over 4 ranks, weights dark, "
-    "biases pale, padding hatched.",
+    says="Top: the layers as every rank runs them. Below: each unit's flat parameter and the ranks it is cut over; "
+    "weights dark, biases pale, padding hatched.",
     lab="04",
 )
 
@@ -889,13 +896,14 @@ wide = six_layers(WIDE)
 largest = max(sum(layout.values()) for layout in assign_units(wide, [wide.middle, wide.last], 4))
 print(f"as one unit: peak {at_once['peak']:,} bytes, expected {total + padded:,}")
 print(f"as three:    peak {by_unit['peak']:,} bytes, at most the model and the largest unit: {total + 4 * largest:,}")
-assert at_once["peak"] == total + padded
-assert by_unit["peak"] <= total + 4 * largest
+assert at_once["peak"] == total + padded, "beside the model there was more than the one buffer"
+assert by_unit["peak"] <= total + 4 * largest, "beside the model there was more than one unit's buffer"
 plots.curve(
     by_unit["curve"],
     earlier={"as one unit": at_once["curve"]},
     title=f"Unit by unit the peak is {by_unit['peak'] / total:.2f} Ψ, as one unit {at_once['peak'] / total:.2f} Ψ",
-    says="A rank of 4 flattens and shards the six layers. Dark: originals, then shards; light: the buffer.",
+    says="A rank of 4 flattens and shards the six layers. Dark: originals, then shards; light: the buffer. "
+    "The marks are those of the three units; the grey curve is stretched to their width.",
     lab="04",
 )
 

@@ -58,6 +58,16 @@ def training_bytes(numels, itemsize, optimizer, master_copy=False):
     return {"parameters": itemsize * elements, "gradients": itemsize * elements, "optimizer": state}
 
 
+@wrong("0.1", "a step count has 4 bytes, whatever the dtype")
+def training_bytes(numels, itemsize, optimizer, master_copy=False):
+    """Counts the steps in the dtype of the parameters."""
+    elements = sum(numels)
+    buffers = {"sgd": 0, "momentum": 1, "adam": 2, "amsgrad": 3}[optimizer]
+    state = elements * (buffers * (4 if master_copy else itemsize) + 4 * master_copy)
+    state += itemsize * len(numels) * (buffers > 1)
+    return {"parameters": itemsize * elements, "gradients": itemsize * elements, "optimizer": state}
+
+
 @wrong("0.2", "the stages build on each other")
 def zero_stages(psi, ranks, k=12, itemsize=2):
     """Each stage shards its own term only."""
@@ -115,6 +125,41 @@ def zero_stages(psi, ranks, k=12, itemsize=2):
         "stage 1": p + g + s / ranks,
         "stage 2": p + (g + s) / ranks,
         "stage 3": (p + g + s) / ranks,
+    }
+
+
+@wrong("0.2", "k and itemsize are arguments")
+def zero_stages(psi, ranks, k=12, itemsize=2):
+    """The formulas of the paper with its numbers in them."""
+    return {
+        "replicated": 16 * psi,
+        "stage 1": 4 * psi + 12 * psi / ranks,
+        "stage 2": 2 * psi + 14 * psi / ranks,
+        "stage 3": 16 * psi / ranks,
+    }
+
+
+@wrong("0.2", "K includes the float32 copy")
+def zero_stages(psi, ranks, k=12, itemsize=2):
+    """Counts the float32 copy a second time."""
+    p, g, s = itemsize * psi, itemsize * psi, (k + 4) * psi
+    return {
+        "replicated": p + g + s,
+        "stage 1": p + g + s / ranks,
+        "stage 2": p + (g + s) / ranks,
+        "stage 3": (p + g + s) / ranks,
+    }
+
+
+@wrong("0.2", "without rounding")
+def zero_stages(psi, ranks, k=12, itemsize=2):
+    """Divides bytes as whole numbers."""
+    p, g, s = itemsize * psi, itemsize * psi, k * psi
+    return {
+        "replicated": p + g + s,
+        "stage 1": p + g + s // ranks,
+        "stage 2": p + (g + s) // ranks,
+        "stage 3": (p + g + s) // ranks,
     }
 
 
@@ -237,6 +282,19 @@ def adam_step(param, grad, state, lr=1e-3, beta1=0.9, beta2=0.999, eps=1e-8):
     param.addcdiv_(state["exp_avg"], root, value=-lr / (1 - beta1**t))
 
 
+@wrong("0.3", "for a count of 0 it is torch.zeros(())")
+def adam_step(param, grad, state, lr=1e-3, beta1=0.9, beta2=0.999, eps=1e-8):
+    """Counts the steps in a number of Python's: a state_dict of tensors has no place for it."""
+    if not state:
+        state.update(step=0, exp_avg=torch.zeros_like(param), exp_avg_sq=torch.zeros_like(param))
+    state["step"] += 1
+    grad, t = grad.to(param.dtype), state["step"]
+    state["exp_avg"].lerp_(grad, 1 - beta1)
+    state["exp_avg_sq"].mul_(beta2).addcmul_(grad, grad, value=1 - beta2)
+    root = (state["exp_avg_sq"] / (1 - beta2**t)).sqrt() + eps
+    param.addcdiv_(state["exp_avg"], root, value=-lr / (1 - beta1**t))
+
+
 @wrong("0.4", "the parameters are counted")
 def saved_bytes(forward, model):
     """Counts the weights, which autograd saves too, but which would be there without it."""
@@ -330,3 +388,35 @@ def saved_bytes(forward, model):
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda packed: packed):
         forward()
     return sum(saved.values())
+
+
+@wrong("0.4", "compare storages, not tensors")
+def saved_bytes(forward, model):
+    """Looks for the parameters by the identity of tensors, and adds up tensors as they come."""
+    parameters = {id(p) for p in model.parameters()}
+    sizes = []
+
+    def pack(tensor):
+        if id(tensor) not in parameters:
+            sizes.append(tensor.nbytes)
+        return tensor.detach()
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        forward()
+    return sum(sizes)
+
+
+@wrong("0.4", "something outside still holds them")
+def saved_bytes(forward, model):
+    """Collects what is saved in a list that outlives the loss."""
+    parameters = {p.untyped_storage().data_ptr() for p in model.parameters()}
+    saved_bytes.kept = kept = []
+
+    def pack(tensor):
+        kept.append(tensor.detach())
+        return kept[-1]
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        forward()
+    storages = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in kept}
+    return sum(size for place, size in storages.items() if place not in parameters)

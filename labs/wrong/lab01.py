@@ -104,6 +104,24 @@ def exchange(outgoing, incoming, group):
     outgoing.copy_(incoming)
 
 
+@wrong("1.2", "even ranks must post the send first")
+def exchange(outgoing, incoming, group):
+    """Posts the receive first on every rank."""
+    right, left = (group.rank() + 1) % group.size(), (group.rank() - 1) % group.size()
+    handles = [comm.recv(incoming, left, group), comm.send(outgoing, right, group)]
+    for handle in handles:
+        handle.wait()
+
+
+@wrong("1.2", "after the last comes rank 0, modulo N")
+def exchange(outgoing, incoming, group):
+    """Neighbours without a modulo: the ring is not closed."""
+    right, left = group.rank() + 1, group.rank() - 1
+    posts = [lambda: comm.send(outgoing, right, group), lambda: comm.recv(incoming, left, group)]
+    for handle in [post() for post in (posts if group.rank() % 2 == 0 else posts[::-1])]:
+        handle.wait()
+
+
 @wrong("1.3", "waits at once")
 def reduce_while(full, work, group):
     """Waits before the work."""
@@ -148,6 +166,36 @@ def reduce_while(full, work, group):
     full.zero_()
     handle.wait()
     return part, result
+
+
+@wrong("1.3", "it comes from `device.empty`")
+def reduce_while(full, work, group):
+    """Takes its buffer from torch, where nobody counts it."""
+    part = torch.empty(full.numel() // group.size(), dtype=full.dtype, device=full.device)
+    handle = comm.reduce_scatter(part, full, group)
+    result = work()
+    handle.wait()
+    return part, result
+
+
+@wrong("1.3", "the dtype is that of `full`")
+def reduce_while(full, work, group):
+    """Writes a dtype down instead of taking the input's."""
+    part = device.empty(full.numel() // group.size(), torch.float32, "communication", full.device)
+    handle = comm.reduce_scatter(part, full, group)
+    result = work()
+    handle.wait()
+    return part, result
+
+
+@wrong("1.3", "the two results are exchanged")
+def reduce_while(full, work, group):
+    """Returns the work's result first."""
+    part = device.empty(full.numel() // group.size(), full.dtype, "communication", full.device)
+    handle = comm.reduce_scatter(part, full, group)
+    result = work()
+    handle.wait()
+    return result, part
 
 
 @wrong("1.4", "the source sends to each rank itself")
@@ -225,6 +273,33 @@ def broadcast(tensor, source, group):
         distance *= 2
 
 
+@wrong("1.4", "is place p + d below N")
+def broadcast(tensor, source, group):
+    """Sends to places beyond N - 1 too, where nobody receives."""
+    ranks, distance = group.size(), 1
+    place = (group.rank() - source) % ranks
+    while distance < ranks:
+        if place < distance:
+            comm.send(tensor, (source + place + distance) % ranks, group).wait()
+        elif distance <= place < 2 * distance:
+            comm.recv(tensor, (source + place - distance) % ranks, group).wait()
+        distance *= 2
+
+
+@wrong("1.4", "by another tree")
+def broadcast(tensor, source, group):
+    """Begins with the largest distance: as many rounds and messages, and other ranks that talk."""
+    ranks = group.size()
+    place = (group.rank() - source) % ranks
+    distance = 2 ** (ceil(log2(ranks)) - 1) if ranks > 1 else 0
+    while distance >= 1:
+        if place % (2 * distance) == 0 and place + distance < ranks:
+            comm.send(tensor, (source + place + distance) % ranks, group).wait()
+        elif place % (2 * distance) == distance:
+            comm.recv(tensor, (source + place - distance) % ranks, group).wait()
+        distance //= 2
+
+
 @wrong("1.5", "replaces the tensor instead of being added")
 def reduce(tensor, target, group):
     """Overwrites where it should add."""
@@ -295,6 +370,83 @@ def reduce(tensor, target, group):
             tensor += arriving
         distance *= 2
     tensor /= ranks
+
+
+@wrong("1.5", "by another tree")
+def reduce(tensor, target, group):
+    """Runs the broadcast's rounds backwards, the largest distance first."""
+    ranks = group.size()
+    place = (group.rank() - target) % ranks
+    distance = 2 ** (ceil(log2(ranks)) - 1) if ranks > 1 else 0
+    while distance >= 1:
+        if distance <= place < 2 * distance:
+            comm.send(tensor, (target + place - distance) % ranks, group).wait()
+            return
+        if place + distance < ranks:
+            arriving = device.empty(tensor.numel(), tensor.dtype, "communication", tensor.device).view_as(tensor)
+            comm.recv(arriving, (target + place + distance) % ranks, group).wait()
+            tensor += arriving
+        distance //= 2
+
+
+@wrong("1.5", "it comes from `device.empty`")
+def reduce(tensor, target, group):
+    """Takes its buffers from torch, where nobody counts them."""
+    ranks, distance = group.size(), 1
+    place = (group.rank() - target) % ranks
+    while distance < ranks and place % distance == 0:
+        if place % (2 * distance) == distance:
+            comm.send(tensor, (target + place - distance) % ranks, group).wait()
+        elif place + distance < ranks:
+            arriving = torch.empty_like(tensor)
+            comm.recv(arriving, (target + place + distance) % ranks, group).wait()
+            tensor += arriving
+        distance *= 2
+
+
+@wrong("1.5", "this code always takes float32")
+def reduce(tensor, target, group):
+    """Writes a dtype down: tensors of another one arrive as garbage."""
+    ranks, distance = group.size(), 1
+    place = (group.rank() - target) % ranks
+    while distance < ranks and place % distance == 0:
+        if place % (2 * distance) == distance:
+            comm.send(tensor, (target + place - distance) % ranks, group).wait()
+        elif place + distance < ranks:
+            arriving = device.empty(tensor.numel(), torch.float32, "communication", tensor.device).view_as(tensor)
+            comm.recv(arriving, (target + place + distance) % ranks, group).wait()
+            tensor += arriving
+        distance *= 2
+
+
+@wrong("1.5", "a rank that has sent is done")
+def reduce(tensor, target, group):
+    """Goes on after it has sent, and sends again."""
+    ranks, distance = group.size(), 1
+    place = (group.rank() - target) % ranks
+    while distance < ranks:
+        if place % (2 * distance) >= distance:
+            comm.send(tensor, (target + place - distance) % ranks, group).wait()
+        elif place + distance < ranks:
+            arriving = device.empty(tensor.numel(), tensor.dtype, "communication", tensor.device).view_as(tensor)
+            comm.recv(arriving, (target + place + distance) % ranks, group).wait()
+            tensor += arriving
+        distance *= 2
+
+
+@wrong("1.5", "view it as `tensor`")
+def reduce(tensor, target, group):
+    """Adds the flat buffer to a tensor of another shape."""
+    ranks, distance = group.size(), 1
+    place = (group.rank() - target) % ranks
+    while distance < ranks and place % distance == 0:
+        if place % (2 * distance) == distance:
+            comm.send(tensor, (target + place - distance) % ranks, group).wait()
+        elif place + distance < ranks:
+            arriving = device.empty(tensor.numel(), tensor.dtype, "communication", tensor.device)
+            comm.recv(arriving, (target + place + distance) % ranks, group).wait()
+            tensor += arriving
+        distance *= 2
 
 
 @wrong("1.6", "this is chunk r + 1 of the sum")
@@ -385,6 +537,58 @@ def reduce_scatter(output, full, group, exchange):
     output.copy_(passing)
 
 
+@wrong("1.6", "from the buffer that it receives into")
+def reduce_scatter(output, full, group, exchange):
+    """One buffer for all steps: it is sent while the next chunk arrives in it."""
+    rank, ranks = group.rank(), group.size()
+    chunks = full.view(ranks, -1)
+    partial = chunks[(rank - 1) % ranks]
+    arriving = device.empty(output.numel(), full.dtype, "communication", full.device)
+    for step in range(ranks - 1):
+        exchange(partial, arriving, group)
+        partial = arriving.add_(chunks[(rank - 2 - step) % ranks])
+    output.copy_(partial)
+
+
+@wrong("1.6", "`output` was never written")
+def reduce_scatter(output, full, group, exchange):
+    """Binds the name `output` to the result."""
+    rank, ranks = group.rank(), group.size()
+    chunks = full.view(ranks, -1)
+    partial = chunks[(rank - 1) % ranks]
+    for step in range(ranks - 1):
+        arriving = device.empty(output.numel(), full.dtype, "communication", full.device)
+        exchange(partial, arriving, group)
+        partial = arriving.add_(chunks[(rank - 2 - step) % ranks])
+    output = partial  # noqa: F841
+
+
+@wrong("1.6", "it comes from `device.empty`")
+def reduce_scatter(output, full, group, exchange):
+    """Takes its buffers from torch, where nobody counts them."""
+    rank, ranks = group.rank(), group.size()
+    chunks = full.view(ranks, -1)
+    partial = chunks[(rank - 1) % ranks]
+    for step in range(ranks - 1):
+        arriving = torch.empty_like(output)
+        exchange(partial, arriving, group)
+        partial = arriving.add_(chunks[(rank - 2 - step) % ranks])
+    output.copy_(partial)
+
+
+@wrong("1.6", "this code always takes float32")
+def reduce_scatter(output, full, group, exchange):
+    """Writes a dtype down: tensors of another one arrive as garbage."""
+    rank, ranks = group.rank(), group.size()
+    chunks = full.view(ranks, -1)
+    partial = chunks[(rank - 1) % ranks]
+    for step in range(ranks - 1):
+        arriving = device.empty(output.numel(), torch.float32, "communication", full.device)
+        exchange(partial, arriving, group)
+        partial = arriving.add_(chunks[(rank - 2 - step) % ranks])
+    output.copy_(partial)
+
+
 @wrong("1.7", "N steps instead of N - 1")
 def all_gather(output, shard, group, exchange):
     """Takes one step too many, in which its own shard comes home."""
@@ -448,6 +652,18 @@ def all_gather(output, shard, group, exchange):
     chunks[(rank + 1) % ranks].copy_(shard)
     for step in range(ranks - 1):
         exchange(chunks[(rank + 1 - step) % ranks], chunks[(rank - step) % ranks], group)
+
+
+@wrong("1.7", "another buffer is memory for nothing")
+def all_gather(output, shard, group, exchange):
+    """Receives into a fresh buffer and copies from it: right values, a chunk more memory."""
+    rank, ranks = group.rank(), group.size()
+    chunks = output.view(ranks, -1)
+    chunks[rank].copy_(shard)
+    for step in range(ranks - 1):
+        arriving = device.empty(shard.numel(), shard.dtype, "communication", shard.device)
+        exchange(chunks[(rank - step) % ranks], arriving, group)
+        chunks[(rank - 1 - step) % ranks].copy_(arriving)
 
 
 @wrong("1.8", "this is the sum: a mean divides by N")
@@ -523,6 +739,96 @@ def all_reduce(tensor, op, group, reduce_scatter, all_gather):
     full = torch.zeros(numel + -numel % ranks, dtype=tensor.dtype)
     full[:numel] = tensor.flatten()
     mine = full.chunk(ranks)[group.rank()]
+    reduce_scatter(mine, full, group)
+    if op == "mean":
+        mine /= ranks
+    all_gather(full, mine, group)
+    tensor.copy_(full[:numel].view_as(tensor))
+
+
+@wrong("1.8", "memory from `device.empty` holds anything")
+def all_reduce(tensor, op, group, reduce_scatter, all_gather):
+    """Does not zero the padding."""
+    ranks, numel = group.size(), tensor.numel()
+    length = -(-numel // ranks)
+    full = device.empty(ranks * length, tensor.dtype, "communication", tensor.device)
+    full[:numel] = tensor.flatten()
+    mine = full.view(ranks, length)[group.rank()]
+    reduce_scatter(mine, full, group)
+    if op == "mean":
+        mine /= ranks
+    all_gather(full, mine, group)
+    tensor.copy_(full[:numel].view_as(tensor))
+
+
+@wrong("1.8", "view size is not compatible")
+def all_reduce(tensor, op, group, reduce_scatter, all_gather):
+    """Takes every tensor for contiguous."""
+    ranks, numel = group.size(), tensor.numel()
+    length = -(-numel // ranks)
+    full = device.empty(ranks * length, tensor.dtype, "communication", tensor.device).zero_()
+    full[:numel] = tensor.view(-1)
+    mine = full.view(ranks, length)[group.rank()]
+    reduce_scatter(mine, full, group)
+    if op == "mean":
+        mine /= ranks
+    all_gather(full, mine, group)
+    tensor.copy_(full[:numel].view_as(tensor))
+
+
+@wrong("1.8", "after the gather, N times the work")
+def all_reduce(tensor, op, group, reduce_scatter, all_gather):
+    """Divides the whole instead of its own chunk."""
+    ranks, numel = group.size(), tensor.numel()
+    length = -(-numel // ranks)
+    full = device.empty(ranks * length, tensor.dtype, "communication", tensor.device).zero_()
+    full[:numel] = tensor.flatten()
+    mine = full.view(ranks, length)[group.rank()]
+    reduce_scatter(mine, full, group)
+    all_gather(full, mine, group)
+    if op == "mean":
+        full /= ranks
+    tensor.copy_(full[:numel].view_as(tensor))
+
+
+@wrong("1.8", "it comes from `device.empty`")
+def all_reduce(tensor, op, group, reduce_scatter, all_gather):
+    """Takes its buffer from torch, where nobody counts it."""
+    ranks, numel = group.size(), tensor.numel()
+    length = -(-numel // ranks)
+    full = torch.zeros(ranks * length, dtype=tensor.dtype, device=tensor.device)
+    full[:numel] = tensor.flatten()
+    mine = full.view(ranks, length)[group.rank()]
+    reduce_scatter(mine, full, group)
+    if op == "mean":
+        mine /= ranks
+    all_gather(full, mine, group)
+    tensor.copy_(full[:numel].view_as(tensor))
+
+
+@wrong("1.8", "this code always takes float32")
+def all_reduce(tensor, op, group, reduce_scatter, all_gather):
+    """Writes a dtype down: bfloat16 travels as float32, twice the bytes."""
+    ranks, numel = group.size(), tensor.numel()
+    length = -(-numel // ranks)
+    full = device.empty(ranks * length, torch.float32, "communication", tensor.device).zero_()
+    full[:numel] = tensor.flatten()
+    mine = full.view(ranks, length)[group.rank()]
+    reduce_scatter(mine, full, group)
+    if op == "mean":
+        mine /= ranks
+    all_gather(full, mine, group)
+    tensor.copy_(full[:numel].view_as(tensor))
+
+
+@wrong("1.8", "are too short, round up")
+def all_reduce(tensor, op, group, reduce_scatter, all_gather):
+    """Rounds the length of a chunk down and copies everything."""
+    ranks, numel = group.size(), tensor.numel()
+    length = numel // ranks
+    full = device.empty(ranks * length, tensor.dtype, "communication", tensor.device).zero_()
+    full[:numel] = tensor.flatten()
+    mine = full.view(ranks, length)[group.rank()]
     reduce_scatter(mine, full, group)
     if op == "mean":
         mine /= ranks

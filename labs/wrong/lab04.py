@@ -40,6 +40,13 @@ def pad_and_chunk(flat, ranks):
     return list(torch.cat([flat.new_zeros(-flat.numel() % ranks), flat]).chunk(ranks))
 
 
+@wrong("4.1", "every N-th element")
+def pad_and_chunk(flat, ranks):
+    """Deals the elements out in turn."""
+    padded = torch.cat([flat, flat.new_zeros(-flat.numel() % ranks)])
+    return list(padded.view(-1, ranks).unbind(1))
+
+
 @wrong("4.1", "another dtype")
 def pad_and_chunk(flat, ranks):
     """Pads with float32, whatever the dtype."""
@@ -136,9 +143,11 @@ def flatten_parameters(params, ranks):
 
 @wrong("4.2", "two copies of the buffer")
 def flatten_parameters(params, ranks):
-    """Concatenates, then pads: at the peak there are two copies beside the parameters."""
+    """Concatenates, then copies into the buffer: at the peak there are two copies beside the parameters."""
     flat = torch.cat([p.data.reshape(-1) for p in params])
-    full = torch.cat([flat, flat.new_zeros(-flat.numel() % ranks)])
+    full = device.empty(flat.numel() + -flat.numel() % ranks, flat.dtype, "unsharded", flat.device)
+    full[: flat.numel()] = flat
+    full[flat.numel() :] = 0
     offset = 0
     for p in params:
         p.data = full[offset : offset + p.numel()].view(p.shape)
@@ -146,11 +155,35 @@ def flatten_parameters(params, ranks):
     return full
 
 
+@wrong("4.2", "the ledger does not know this buffer")
+def flatten_parameters(params, ranks):
+    """Concatenates parameters and padding in one go, into memory that nobody has said the role of."""
+    sizes = [p.numel() for p in params]
+    padding = params[0].data.new_zeros(-sum(sizes) % ranks)
+    full = torch.cat([*(p.data.reshape(-1) for p in params), padding])
+    for p, part in zip(params, full.split([*sizes, padding.numel()]), strict=False):
+        p.data = part.view(p.shape)
+    return full
+
+
+@wrong("4.2", "a temporary copy of a parameter")
+def flatten_parameters(params, ranks):
+    """Copies each parameter on its way into the buffer."""
+    sizes = [p.numel() for p in params]
+    full = device.empty(sum(sizes) + -sum(sizes) % ranks, params[0].dtype, "unsharded", params[0].device)
+    *parts, rest = torch.split(full, [*sizes, -sum(sizes) % ranks])
+    for p, part in zip(params, parts, strict=True):
+        part.copy_(p.data.flatten().clone())
+        p.data = part.view(p.shape)
+    rest.zero_()
+    return full
+
+
 @wrong("4.2", "another dtype")
 def flatten_parameters(params, ranks):
     """Makes a buffer of torch's default dtype."""
     numel = sum(p.numel() for p in params)
-    full = torch.zeros(numel + -numel % ranks)
+    full = device.empty(numel + -numel % ranks, torch.get_default_dtype(), "unsharded", params[0].device).zero_()
     offset = 0
     for p in params:
         part = full[offset : offset + p.numel()].view(p.shape)
@@ -217,7 +250,7 @@ def shard_bounds(sizes, index, rank, ranks):
 def place_views(module, flatten):
     """Flattens a tied parameter at each of its places."""
     places = [
-        (child, attribute, f"{prefix}.{attribute}")
+        (child, attribute, f"{prefix}.{attribute}".lstrip("."))
         for prefix, child in module.named_modules()
         for attribute, p in child._parameters.items()
         if p is not None
@@ -251,7 +284,7 @@ def place_views(module, flatten):
                 users = next((users for q, users in found if q.shape == p.shape and torch.equal(q, p)), None)
                 if users is None:
                     found.append((p, users := []))
-                users.append((child, attribute, f"{prefix}.{attribute}"))
+                users.append((child, attribute, f"{prefix}.{attribute}".lstrip(".")))
     for view, (_, users) in zip(flatten([p for p, _ in found]), found, strict=True):
         for child, attribute, _ in users:
             del child._parameters[attribute]
@@ -266,7 +299,7 @@ def place_views(module, flatten):
     for prefix, child in module.named_modules():
         for attribute, p in child._parameters.items():
             if p is not None:
-                places.setdefault(p, []).append((child, attribute, f"{prefix}.{attribute}"))
+                places.setdefault(p, []).append((child, attribute, f"{prefix}.{attribute}".lstrip(".")))
     for view, users in zip(flatten(list(places)), places.values(), strict=True):
         for child, attribute, _ in users:
             setattr(child, attribute, nn.Parameter(view))
@@ -280,11 +313,70 @@ def place_views(module, flatten):
     for prefix, child in module.named_modules():
         for attribute, p in child._parameters.items():
             if p is not None:
-                places.setdefault(p, []).append((child, attribute, f"{prefix}.{attribute}"))
+                places.setdefault(p, []).append((child, attribute, f"{prefix}.{attribute}".lstrip(".")))
     for view, users in zip(flatten(list(places)), places.values(), strict=True):
         for child, attribute, _ in users:
             del child._parameters[attribute]
             setattr(child, attribute, view.clone())
+    return [[name for _, _, name in users] for users in places.values()]
+
+
+@wrong("4.4", "a detached view")
+def place_views(module, flatten):
+    """Detaches the views, as for `p.data`."""
+    places = {}
+    for prefix, child in module.named_modules():
+        for attribute, p in child._parameters.items():
+            if p is not None:
+                places.setdefault(p, []).append((child, attribute, f"{prefix}.{attribute}".lstrip(".")))
+    for view, users in zip(flatten(list(places)), places.values(), strict=True):
+        for child, attribute, _ in users:
+            del child._parameters[attribute]
+            setattr(child, attribute, view.detach())
+    return [[name for _, _, name in users] for users in places.values()]
+
+
+@wrong("4.4", "the root's own Parameter has no prefix")
+def place_views(module, flatten):
+    """Puts a dot before the names of the root's own Parameters."""
+    places = {}
+    for prefix, child in module.named_modules():
+        for attribute, p in child._parameters.items():
+            if p is not None:
+                places.setdefault(p, []).append((child, attribute, f"{prefix}.{attribute}"))
+    for view, users in zip(flatten(list(places)), places.values(), strict=True):
+        for child, attribute, _ in users:
+            del child._parameters[attribute]
+            setattr(child, attribute, view)
+    return [[name for _, _, name in users] for users in places.values()]
+
+
+@wrong("4.4", "a module reached by two paths is one place")
+def place_views(module, flatten):
+    """Takes every path to a parameter for a place."""
+    places = {}
+    for name, p in module.named_parameters(remove_duplicate=False):
+        places.setdefault(p, []).append(name)
+    for view, names in zip(flatten(list(places)), places.values(), strict=True):
+        for name in names:
+            path, _, attribute = name.rpartition(".")
+            child = module.get_submodule(path)
+            child._parameters.pop(attribute, None)
+            setattr(child, attribute, view)
+    return list(places.values())
+
+
+@wrong("4.4", "a module may have None for a parameter")
+def place_views(module, flatten):
+    """Takes the None of a layer without a bias for a parameter."""
+    places = {}
+    for prefix, child in module.named_modules():
+        for attribute, p in child._parameters.items():
+            places.setdefault(p, []).append((child, attribute, f"{prefix}.{attribute}".lstrip(".")))
+    for view, users in zip(flatten(list(places)), places.values(), strict=True):
+        for child, attribute, _ in users:
+            del child._parameters[attribute]
+            setattr(child, attribute, view)
     return [[name for _, _, name in users] for users in places.values()]
 
 
@@ -384,4 +476,41 @@ def assign_units(model, inner, ranks):
         units[unit_of.get(model.get_submodule(name.rpartition(".")[0]), 0)][name] = p.numel()
     for layout in units:
         layout["padding"] = sum(-numel % ranks for numel in layout.values())
+    return units
+
+
+@wrong("4.5", "a name that begins as the unit's does")
+def assign_units(model, inner, ranks):
+    """Finds a unit's parameters by the beginning of their names: `layer10` in `layer1`."""
+    prefixes = [next(name for name, child in model.named_modules() if child is unit) for unit in inner]
+    units = [{} for _ in range(1 + len(inner))]
+    first = {}
+    for name, p in model.named_parameters(remove_duplicate=False):
+        unit = next((number for number, prefix in enumerate(prefixes, start=1) if name.startswith(prefix)), 0)
+        if p not in first:
+            first[p] = unit, name
+            units[unit][name] = p.numel()
+        elif first[p][0] != unit:
+            raise ValueError(f"{first[p][1]} and {name} are tied")
+    for layout in units:
+        layout["padding"] = -sum(layout.values()) % ranks
+    return units
+
+
+@wrong("4.5", "parameters of equal values taken for one")
+def assign_units(model, inner, ranks):
+    """Finds ties by comparing values: at the start all LayerNorms are equal."""
+    unit_of = {child: number for number, unit in enumerate(inner, start=1) for child in unit.modules()}
+    units = [{} for _ in range(1 + len(inner))]
+    first = []
+    for name, p in model.named_parameters(remove_duplicate=False):
+        unit = unit_of.get(model.get_submodule(name.rpartition(".")[0]), 0)
+        before = next((each for each in first if torch.equal(each[2], p)), None)
+        if before is None:
+            first.append((unit, name, p))
+            units[unit][name] = p.numel()
+        elif before[0] != unit:
+            raise ValueError(f"{before[1]} and {name} are tied")
+    for layout in units:
+        layout["padding"] = -sum(layout.values()) % ranks
     return units

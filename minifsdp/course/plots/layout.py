@@ -6,7 +6,7 @@ A layer has a colour; its weight is drawn full, its bias pale, padding hatched.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from typing import Any
 
 from matplotlib.axes import Axes
@@ -17,6 +17,7 @@ from minifsdp.course.plots.style import SERIES_COLOURS, notebook_style
 
 PADDING = "padding"
 _CHARACTER = 0.0105  # of the drawing's width
+_SMALL = 0.0082  # the same, in a unit's row
 _FEW = 64  # as many elements are drawn one by one
 
 Bounds = Sequence[tuple[int, int]]
@@ -105,22 +106,18 @@ def units(
     mine = {unit: [layer for layer in layers if _has(layout, layer)] for unit, layout in layouts.items()}
     longest = max(sum(layout.values()) for layout in layouts.values())
     with notebook_style():
-        figure = page(2.0 + 0.75 * len(layouts), title, says, lab)
-        axes = figure.subplots()
-        top = len(layouts) + 0.1
-        width = longest / len(layers)
-        for number, layer in enumerate(layers):
-            owner = next(i for i, names in enumerate(mine.values()) if layer in names)
-            _box(axes, number * width, (number + 0.86) * width, top, SERIES_COLOURS[owner], "weight")
-            centre = (number + 0.43) * width
-            axes.text(centre, top + 0.21, layer.rpartition(".")[2], ha="center", va="center", color="white")
-            if number:
-                axes.annotate(
-                    "", (number * width, top + 0.21), ((number - 0.14) * width, top + 0.21), arrowprops=_ARROW
-                )
+        figure = page(2.1 + 0.95 * len(layouts), title, says, lab)
+        above, below = figure.subplots(2, height_ratios=(0.6, len(layouts)))
+        _draw_layers(
+            above, layers, [next(i for i, names in enumerate(mine.values()) if each in names) for each in layers]
+        )
         for number, (unit, layout) in enumerate(layouts.items()):
-            _draw_unit(axes, unit, layout, number, len(layouts) - 1 - number, ranks, longest)
-        _bare(axes, longest, -0.1, top + 0.55)
+            _draw_unit(below, unit, layout, number, len(layouts) - 1 - number, ranks, longest)
+        below.set_xlim(-0.005 * longest, 1.005 * longest)
+        below.set_ylim(-0.32, len(layouts) - 0.22)
+        below.set_xlabel("elements of a unit's flat parameter")
+        below.set_yticks([])
+        below.spines["left"].set_visible(False)
     data = {
         unit: {
             "layers": "+".join(layer.rpartition(".")[2] for layer in mine[unit]),
@@ -133,28 +130,46 @@ def units(
     return Picture(figure, title, says, data)
 
 
-_ARROW: Any = {"arrowstyle": "->", "linewidth": 0.8, "shrinkA": 0, "shrinkB": 0}
+def _draw_layers(axes: Axes, layers: Sequence[str], owners: Sequence[int]) -> None:
+    """The layers in a row, each in the colour of its unit."""
+    arrow: Any = {"arrowstyle": "->", "linewidth": 0.8, "shrinkA": 0, "shrinkB": 0}
+    for number, (layer, owner) in enumerate(zip(layers, owners, strict=True)):
+        _box(axes, number, number + 0.86, 0.0, _colour(owner), "weight")
+        axes.text(number + 0.43, 0.21, layer.rpartition(".")[2], ha="center", va="center", color="white")
+        if number:
+            axes.annotate("", (number, 0.21), (number - 0.14, 0.21), arrowprops=arrow)
+    _bare(axes, len(layers) - 0.14, -0.05, 0.47)
 
 
 def _draw_unit(
     axes: Axes, unit: str, layout: Mapping[str, int], number: int, height: float, ranks: int, longest: int
 ) -> None:
-    """One unit's flat parameter, cut into shards."""
+    """One unit's flat parameter, under it the ranks whose shards it is cut into."""
     start, whole = 0, sum(layout.values())
+    length, small = whole // ranks, _SMALL * longest
     for name, size in layout.items():
-        _box(axes, start, start + size, height, _pale("#888888") if name == PADDING else SERIES_COLOURS[number], name)
-        label = ".".join(name.split(".")[-2:])
-        if (len(label) + 1) * _CHARACTER * longest < size:
-            patch: Any = {"facecolor": SERIES_COLOURS[number], "edgecolor": "none", "pad": 1}
-            centre: Any = {"ha": "center", "va": "center", "color": "white", "fontsize": 8, "bbox": patch}
-            axes.text(start + size / 2, height + 0.21, label, **centre)
+        _box(axes, start, start + size, height, _colour(number), name)
+        if name != PADDING and not name.endswith("bias"):
+            label = ".".join(name.split(".")[-2:])
+            left, right = _widest_piece(start, start + size, length)
+            if (len(label) + 1) * small < right - left:
+                centre: Any = {"ha": "center", "va": "center", "color": "white", "fontsize": 8}
+                axes.text((left + right) / 2, height + 0.21, label, **centre)
         start += size
-    axes.vlines(
-        [rank * whole / ranks for rank in range(ranks + 1)], height - 0.05, height + 0.47, color="black", lw=0.9
-    )
+    cuts = [rank * length for rank in range(ranks + 1)]
+    axes.vlines(cuts, height - 0.17, height + 0.42, color="black", lw=0.9)
+    word = "rank " if len(f" rank {ranks}") * small < length else ""
+    for rank, cut in enumerate(cuts[:-1]):
+        axes.text(cut + length / 2, height - 0.03, f"{word}{rank}", ha="center", va="top", fontsize=8)
     numel, padding = whole - layout[PADDING], layout[PADDING]
-    says = f"{unit}: {numel:,} elements + {padding} of padding = {ranks} shards of {whole // ranks:,}"
-    axes.text(0, height + 0.52, says, va="bottom")
+    says = f"{unit}: {numel:,} elements + {padding} of padding = {ranks} shards of {length:,}"
+    axes.text(0, height + 0.46, says, va="bottom")
+
+
+def _widest_piece(start: int, end: int, length: int) -> tuple[int, int]:
+    """Of what shards of `length` cut `[start, end)` into, the piece with most room for a name."""
+    edges = [start, *range(start - start % length + length, end, length), end]
+    return max(pairwise(edges), key=lambda piece: piece[1] - piece[0])
 
 
 def _box(axes: Axes, left: float, right: float, bottom: float, colour: str, name: str) -> None:
@@ -185,9 +200,13 @@ def _name_spans(axes: Axes, spans: Mapping[str, tuple[int, int]], whole: int) ->
     return len(free)
 
 
+def _colour(number: int) -> str:
+    return SERIES_COLOURS[number % len(SERIES_COLOURS)]
+
+
 def _by_layer(sizes: Mapping[str, int]) -> dict[str, str]:
     layers = list(dict.fromkeys(name.rpartition(".")[0] for name in sizes))
-    colours = {name: SERIES_COLOURS[layers.index(name.rpartition(".")[0]) % len(SERIES_COLOURS)] for name in sizes}
+    colours = {name: _colour(layers.index(name.rpartition(".")[0])) for name in sizes}
     return {**colours, PADDING: "white"}
 
 
