@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import cycle
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,7 @@ from minifsdp.course.plots.drawing import Curve, areas, at_peak, stack, tag_patc
 from minifsdp.course.plots.picture import Picture, given, legend_beside, page
 from minifsdp.course.plots.style import DIAMOND, EARLIER_COLOURS, TAG_COLOURS, notebook_style, unit_for
 
+_DASHES: tuple[Any, ...] = ("-", (0, (5, 1.5)), (0, (1.5, 1.5)))  # of earlier rungs, whose greys are near each other
 _CHARACTERS = 100  # of a name under the axis, from its one end to the other
 
 
@@ -93,7 +95,7 @@ def curve(
     """Memory over the allocations and frees of a step, by tags, and the outlines of earlier rungs.
 
     Args:
-        curve: what `Ledger.curve()` returns; its marks name moments, and are named on the axis.
+        curve: what `Ledger.curve()` returns; each of its marks ends the stage that it names.
         title: the finding.
         says: one sentence on how to read it.
         lab: whose pieces ran, for the subtitle.
@@ -109,10 +111,11 @@ def curve(
         figure = page(3.9, title, says, lab)
         axes = figure.subplots()
         events = areas(axes, curve, unit)
+        lines = {rung: {"color": greys[rung], "linestyle": dash} for rung, dash in zip(earlier, cycle(_DASHES))}
         for rung, before in earlier.items():
             outline = [size / unit for size in totals(before)]
-            axes.step(_aligned(before, curve), outline, where="post", color=greys[rung], linewidth=1.4)
-        handles = [Line2D([], [], color=grey, label=rung) for rung, grey in greys.items()]
+            axes.step(_aligned(before, curve), outline, where="post", linewidth=1.4, **lines[rung])
+        handles = [Line2D([], [], label=rung, **line) for rung, line in lines.items()]
         if predicted_peak is not None:
             axes.axhline(predicted_peak / unit, color="black", linewidth=0.9, linestyle=(0, (4, 3)))
             label = f"predicted peak, {_amount(predicted_peak / unit)} {name}"
@@ -120,7 +123,7 @@ def curve(
         axes.set_ylim(0, 1.06 * highest / unit)
         axes.set_ylabel(f"memory of a rank, {name}")
         axes.set_xlabel("allocations and frees, in order")
-        _name_moments(axes, curve["marks"], events)
+        _name_stages(axes, curve["marks"], events)
         legend_beside(axes, _tags_in([curve["tags"]]) + handles)
     marks = {mark: totals(curve)[at] for at, mark in curve["marks"]}
     peaks = {rung: max(totals(before)) for rung, before in earlier.items()}
@@ -172,12 +175,14 @@ def _aligned(before: Curve, curve: Curve) -> Any:
     return np.interp(range(ends[0] + 1), there, here)
 
 
-def _name_moments(axes: Axes, marks: Sequence[tuple[int, str]], events: int) -> None:
-    """A line at every mark and its name under the axis, on as many lines as keep the names apart."""
+def _name_stages(axes: Axes, marks: Sequence[tuple[int, str]], events: int) -> None:
+    """A line where each stage ends and its name under it, on as many lines as keep the names apart."""
     ends: list[float] = []  # where the last name of each line ends, in characters
+    begin = 0
     for at, mark in marks:
         axes.axvline(at, color="black", linewidth=0.5)
-        middle = _CHARACTERS * at / max(1, events - 1)
+        middle = _CHARACTERS * (begin + at) / 2 / max(1, events - 1)
+        begin = at
         first = min(max(0.0, middle - len(mark) / 2), _CHARACTERS - len(mark))
         row = next((row for row, end in enumerate(ends) if end + 1 < first), len(ends))
         ends[row : row + 1] = [first + len(mark)]
