@@ -221,7 +221,7 @@ def test_interrupting_a_cell_that_waits_leaves_the_kernel_usable_and_no_rank(ker
     kernel.manager.interrupt_kernel()
     assert kernel.end(waiting).endswith("KeyboardInterrupt")
     within(2, lambda: found(marker).keys() == {SERVER})
-    assert kernel.run(RIGHT).startswith("4.1 pad_and_chunk: yours: passed")
+    assert "4.1 pad_and_chunk: yours: passed" in kernel.run(RIGHT)
 
 
 def test_restarting_and_killing_a_kernel_ends_its_ranks_and_checks(kernel: Kernel, marker: str) -> None:

@@ -141,6 +141,7 @@ def test_check_prints_what_the_notebook_prints(lab: Run) -> None:
     write(WRONG)
     first = f"4.1 pad_and_chunk: yours: failed, reference not used twice as much hint 1 of 2: {REFERENCE.hints[0]}"
     assert lab("check", "4.1") == (1, first)
+    lab("hint", "4.1")
     assert f"hint 2 of 2: {REFERENCE.hints[1]}" in lab("check", "4.1", COPY)[1]
     assert not Path(".minifsdp/answers").exists()
     write(RIGHT)

@@ -1,6 +1,6 @@
 """The checks of lab 02."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import Any
@@ -66,6 +66,44 @@ def poisoned_buffers() -> Iterator[list[tuple[int, str]]]:
         device.subscribers.remove(note)
 
 
+class Travelling:
+    """An all-reduce that has taken its tensor's content along and puts the result there when it is waited for."""
+
+    def __init__(self, tensor: Tensor, start: Callable[[Tensor], Any]) -> None:
+        self.tensor, self.version = tensor, tensor._version
+        self.unwritten = int(tensor.isnan().sum())
+        self.changed = False  # by others, between issue and wait
+        self.result = tensor.detach().clone()
+        self.work = start(self.result)
+
+    def wait(self) -> None:
+        self.work.wait()
+        self.changed = self.tensor._version != self.version
+        with torch.no_grad():
+            self.tensor.copy_(self.result)
+
+
+@contextmanager
+def travelling() -> Iterator[list[Travelling]]:
+    """All all-reduces inside the `with`, as late as they may be: what a racy answer does is the same each time."""
+    real, seen = dist.all_reduce, []
+
+    def all_reduce(tensor: Tensor, *args: Any, **kwargs: Any) -> Travelling:
+        seen.append(Travelling(tensor, lambda copy: real(copy, *args, **kwargs)))
+        return seen[-1]
+
+    dist.all_reduce = all_reduce
+    try:
+        yield seen
+    finally:
+        dist.all_reduce = real
+
+
+def group_of_one() -> comm.Group:
+    """This rank alone. Every rank calls this."""
+    return [dist.new_group([rank]) for rank in range(dist.get_world_size())][dist.get_rank()]
+
+
 # 2.1
 
 
@@ -77,14 +115,19 @@ def observe_average(answer: Any, size: int, seed: int) -> dict[str, Any]:
     param.register_post_accumulate_grad_hook(lambda p: accumulated.append(p.grad))
     param.register_post_accumulate_grad_hook(lambda p: answer(p, comm.world()))
     loss = (param * draw(seed, rank, size, 3).to(param.device)).sum()
-    with comm.record() as calls, phases() as seen:
+    with comm.record() as calls, phases() as seen, travelling() as sent:
         loss.backward()
+    other = parameter(draw(seed + 1, rank, size), draw(seed + 2, rank, size))
+    answer(other, group_of_one())
     return {
         "moved": not torch.equal(param.detach(), before),
         "calls": told(calls),
         "phases": list(seen),
         "grad": None if param.grad is None else param.grad.cpu(),
         "in place": param.grad is not None and param.grad.data_ptr() == accumulated[0].data_ptr(),
+        "reduced itself": [each.tensor.data_ptr() == accumulated[0].data_ptr() for each in sent],
+        "changed": any(each.changed for each in sent),
+        "alone": None if other.grad is None else other.grad.cpu(),
     }
 
 
@@ -119,6 +162,14 @@ def test_average_gradient(answer, variant):
             rank=rank,
             slip="a collective's result may be read after its handle's wait(), not before",
         )
+        expect(
+            "the tensor was changed between issue and wait()",
+            found["changed"],
+            False,
+            rank=rank,
+            slip="while an all-reduce is under way its tensor belongs to it: dividing before wait() divides what is "
+            "there so far",
+        )
         slips = {
             "the sum, not the mean: steps are N times as long as one process's": total,
             "divided by N twice: MEAN has divided already": total / n**2,
@@ -132,23 +183,46 @@ def test_average_gradient(answer, variant):
             rank=rank,
             slip="a new tensor took its place: reduce in place",
         )
+        expect(
+            "what is all-reduced is that tensor itself",
+            found["reduced itself"],
+            [True],
+            rank=rank,
+            slip="a copy was reduced: the all-reduce works in place and needs no other memory",
+        )
+        other = [draw(variant.seed + 2, each, size) for each in range(n)]
+        expect(
+            "param.grad averaged over a group of this rank alone",
+            found["alone"],
+            other[rank],
+            rank=rank,
+            slips={"averaged over comm.world(): the ranks to average over are those of `group`": sum(other) / n},
+            slip="N is the size of `group`, not a number known beforehand",
+        )
 
 
 # 2.2
 
 
-def cut(sizes: list[tuple[int, torch.dtype]], cap: int, one_dtype: bool = True) -> list[list[int]]:
-    """The indices that belong together: a bucket ends with the parameter that reaches the cap, or before a dtype."""
+def cut(sizes: list[tuple[int, torch.dtype]], cap: int, one_dtype: bool = True, afresh: bool = True) -> list[list[int]]:
+    """The indices that belong together: a bucket ends with the parameter that reaches the cap, or before a dtype.
+
+    Args:
+        one_dtype: close a bucket before another dtype.
+        afresh: begin to count anew after that.
+    """
     buckets: list[list[int]] = []
     current: list[int] = []
+    held = 0
     for index in range(len(sizes) - 1, -1, -1):
         if one_dtype and current and sizes[current[-1]][1] != sizes[index][1]:
             buckets.append(current)
-            current = []
+            current, held = [], 0 if afresh else held
         current = [*current, index]
-        if sum(sizes[i][0] * sizes[i][1].itemsize for i in current) >= cap:
+        held += sizes[index][0] * sizes[index][1].itemsize
+        if held >= cap:
             buckets.append(current)
-            current = []
+            current, held = [], 0
     return buckets + [current] * bool(current)
 
 
@@ -175,7 +249,14 @@ def test_assign_buckets(answer, variant):
     full, half = torch.float32, torch.bfloat16
     plain = [(numel, full) for numel in (size, 4 * size, 2 * size, size, 5 * size, 3 * size, size)]
     mixed = [(2 * size, full), (size, full), (3 * size, half), (size, half), (size, full)]
-    for sizes, cap in ((plain, 16 * size), (plain, 0), (plain, 10**9), (mixed, 16 * size), (mixed, 10**9)):
+    for sizes, cap in (
+        (plain, 16 * size),
+        (plain, 0),
+        (plain, 10**9),
+        (mixed, 16 * size),
+        (mixed, 4 * size),
+        (mixed, 10**9),
+    ):
         params = [nn.Parameter(torch.zeros(numel, dtype=dtype)) for numel, dtype in sizes]
         index_of = {param: index for index, param in enumerate(params)}
         result = answer(list(params), cap)
@@ -185,9 +266,17 @@ def test_assign_buckets(answer, variant):
             raise AnswerError(f"cap of {cap} bytes: expected a list of lists of the parameters given") from None
         wanted = cut(sizes, cap)
         every = [[index] for index in range(len(sizes))]
+        forward = mirrored(cut(sizes[::-1], cap), len(sizes))
         slips = {
-            "in order of registration: backward makes the last parameters' gradients first": mirrored(
-                cut(sizes[::-1], cap), len(sizes)
+            "an element of bfloat16 has 2 bytes: ask its element_size()": cut(
+                [(numel * 4 // dtype.itemsize, dtype) for numel, dtype in sizes], cap
+            ),
+            "in order of registration: backward makes the last parameters' gradients first": forward,
+            "cut from the first parameter on and then reversed: what is left over belongs at the end of backward, and "
+            "so do the cuts": [bucket[::-1] for bucket in forward[::-1]],
+            "the cap itself is enough: a bucket that holds cap_bytes is closed": cut(sizes, cap + 1),
+            "the count of bytes begins anew with every bucket, also where the dtype changes": cut(
+                sizes, cap, afresh=False
             ),
             "a bucket per parameter: one latency each, as without buckets": every[::-1],
             "the last bucket is lost: it never reaches the cap, and must be reduced too": wanted[:-1],
@@ -225,22 +314,33 @@ def flattened(seed: int, rank: int, size: int) -> Tensor:
 def observe_start(answer: Any, size: int, seed: int) -> dict[str, Any]:
     rank = dist.get_rank()
     bucket = make_bucket(seed, rank, size)
-    with comm.record() as calls, phases() as seen, poisoned_buffers() as buffers:
-        result = answer(bucket, comm.world())
-        at_return = list(seen)
-    match result:
-        case (Tensor() as flat, handle) if hasattr(handle, "wait"):
-            handle.wait()
-        case _:
-            raise AnswerError(f"expected a buffer and a handle, got {type(result).__name__}")
+    with comm.record() as calls, phases() as seen, poisoned_buffers() as buffers, travelling() as sent:
+        flat, handle = buffer_and_handle(answer(bucket, comm.world()))
+        at_return, unwritten = list(seen), int(flat.isnan().sum())
+        handle.wait()
+    half = [parameter(draw(seed + 9, rank, size).bfloat16(), draw(seed + 3, rank, size).bfloat16())]
+    with poisoned_buffers() as half_buffers:
+        half_flat, handle = buffer_and_handle(answer(half, group_of_one()))
+        handle.wait()
     own = torch.cat([torch.zeros(p.numel()) if p.grad is None else p.grad.flatten().cpu() for p in bucket])
     return {
         "calls": told(calls),
         "phases": at_return,
         "buffers": [f"{size} bytes of {role}" for size, role in buffers],
+        "unwritten": [*(each.unwritten for each in sent), unwritten],
         "flat": flat.detach().cpu(),
         "own": own,
+        "none": [index for index, p in enumerate(bucket) if p.grad is None],
+        "half": half_flat.detach().cpu(),
+        "half buffers": [f"{size} bytes of {role}" for size, role in half_buffers],
     }
+
+
+def buffer_and_handle(result: object) -> tuple[Tensor, Any]:
+    match result:
+        case (Tensor() as flat, handle) if hasattr(handle, "wait"):
+            return flat, handle
+    raise AnswerError(f"expected a buffer and a handle, got {type(result).__name__}")
 
 
 @pytest.mark.exercise(id="2.3")
@@ -277,12 +377,18 @@ def test_start_bucket(answer, variant):
             rank=rank,
             slip="waiting at once leaves nothing to overlap: whoever finishes the bucket waits",
         )
+        at_issue, at_return = found["unwritten"]
+        slips = {"the place of a gradient that is None must be zeroed: the buffer comes uninitialised": 2 * size}
+        slip = "nothing was copied into the buffer: `part = ...` only gives a name to something else, part.copy_ writes"
+        if at_return < at_issue:
+            slip = "the copy comes after the all-reduce was issued, which has then sent what was there before"
         expect(
-            "elements of the buffer that were never written",
-            int(found["flat"].isnan().sum()),
+            "elements of the buffer not written yet when its all-reduce was issued",
+            at_issue,
             0,
             rank=rank,
-            slip="the place of a gradient that is None must be zeroed: the buffer comes uninitialised",
+            slips=slips if rank == 0 and at_return == at_issue else None,
+            slip=slip,
         )
         total = sum(rows)
         slips = {
@@ -292,6 +398,29 @@ def test_start_bucket(answer, variant):
         }
         expect("the buffer after wait()", found["flat"], total / n, rank=rank, slips=slips)
         expect("the gradients themselves, before the bucket is finished", found["own"], rows[rank], rank=rank)
+        expect(
+            "indices of the gradients that are None, before the bucket is finished",
+            found["none"],
+            [1] if rank == 0 else [],
+            rank=rank,
+            slip="a gradient that is None stays so here: zero its part of the buffer, which needs no other memory",
+        )
+        expect(
+            "buffers that device.empty handed out for a bucket of bfloat16",
+            found["half buffers"],
+            [f"{2 * size} bytes of communication"],
+            rank=rank,
+            slip="the buffer has the dtype of the bucket's parameters",
+        )
+        other = [draw(seed + 3, each, size).bfloat16() for each in range(n)]
+        expect(
+            "the buffer of a bucket of bfloat16, over a group of this rank alone",
+            found["half"],
+            other[rank],
+            rank=rank,
+            slips={"reduced over comm.world(): the ranks to average over are those of `group`": sum(other) / n},
+            slip="N is the size of `group`, not a number known beforehand",
+        )
 
 
 # 2.4
@@ -316,6 +445,7 @@ def observe_finish(answer: Any, size: int, seed: int) -> dict[str, Any]:
     bucket = make_bucket(seed, rank, size)
     flat = device.empty(5 * size + 4, torch.float32, "communication", rank_device()).fill_(torch.nan)
     handle = Arriving(flat, draw(seed + 5, 0, flat.numel()).to(flat.device))
+    before = [p.grad for p in bucket]
     answer(bucket, flat, handle)
     storage = flat.untyped_storage()._cdata
     views = [p.grad is not None and p.grad.untyped_storage()._cdata == storage for p in bucket]
@@ -323,6 +453,11 @@ def observe_finish(answer: Any, size: int, seed: int) -> dict[str, Any]:
         "waits": handle.waits,
         "freed": not device.is_allocated(flat),
         "views": sum(views),
+        "replaced": [
+            index
+            for index, (p, grad) in enumerate(zip(bucket, before, strict=True))
+            if grad is not None and (p.grad is None or p.grad.data_ptr() != grad.data_ptr())
+        ],
         "grads": [p.grad.cpu() if p.grad is not None and not any(views) else None for p in bucket],
     }
 
@@ -351,14 +486,24 @@ def test_finish_bucket(answer, variant):
         )
         own = bucket_of_rank(seed, rank, size)
         for index, (grad, mean) in enumerate(zip(found["grads"], means, strict=True)):
+            unchanged = "the means were never copied back"
+            if own[index] is None:
+                unchanged = "a gradient that was None stays None: give it memory of its own"
             slips: dict[str, Any] = {
-                "the means were never copied back": own[index],
+                unchanged: own[index],
                 "divided by N again: start_bucket asked for the mean": mean / n,
                 "the mean was added to this rank's own gradient: it must replace it": mean
                 + (own[index] if own[index] is not None else 0),
             }
             slip = "the buffer was read before wait()" if grad is not None and bool(grad.isnan().any()) else None
             expect(f"gradient {index} of the bucket", grad, mean, rank=rank, slips=slips, slip=slip)
+        expect(
+            "indices of the gradients that were there and are now in another tensor",
+            found["replaced"],
+            [],
+            rank=rank,
+            slip="twice the memory while both live: write into the gradient that exists, copy_ does",
+        )
         expect(
             "the buffer is freed",
             found["freed"],
@@ -393,7 +538,7 @@ class Rotating(nn.Module):
 class Watched:
     """A handle that notes when it is waited for."""
 
-    def __init__(self, handle: comm.Handle, number: int, events: list[str]) -> None:
+    def __init__(self, handle: Any, number: int, events: list[str]) -> None:
         self.handle, self.number, self.events = handle, number, events
 
     def wait(self) -> None:
@@ -401,8 +546,18 @@ class Watched:
         self.handle.wait()
 
 
-def observe_hook(answer: Any, width: int, seed: int) -> dict[str, Any]:
-    """Two backwards with the answer as every parameter's hook: one that communicates, one that does not."""
+class Arrived:
+    """What has not been sent need not be waited for."""
+
+    def wait(self) -> None: ...
+
+
+def observe_hook(answer: Any, width: int, seed: int, dry: bool = False) -> dict[str, Any]:
+    """Two backwards with the answer as every parameter's hook: one that communicates, one that does not.
+
+    Args:
+        dry: only the first of them, without communication, so that no rank hangs whatever it launches.
+    """
     rank, group, where = dist.get_rank(), comm.world(), rank_device()
     model = Rotating(width, seed, rank % LAYERS).to(where)
     buckets = [list(reversed(list(layer.parameters()))) for layer in reversed(model.layers)]
@@ -413,7 +568,7 @@ def observe_hook(answer: Any, width: int, seed: int) -> dict[str, Any]:
         number = next(i for i, each in enumerate(buckets) if each[0] is bucket[0])
         flat = torch.cat([p.grad.flatten() if p.grad is not None else torch.zeros_like(p).flatten() for p in bucket])
         events.append(f"bucket {number} after {arrived} gradients")
-        return flat, Watched(comm.all_reduce(flat, group, comm.MEAN), number, events)
+        return flat, Watched(Arrived() if dry else comm.all_reduce(flat, group, comm.MEAN), number, events)
 
     def finish() -> None:
         events.append("finish")
@@ -449,6 +604,8 @@ def observe_hook(answer: Any, width: int, seed: int) -> dict[str, Any]:
 
     with comm.record() as calls:
         backward(0)
+    if dry:
+        return {"events": events}
     grads = [p.grad.clone().cpu() for p in model.parameters()]
     synced = list(events)
     events.clear()
@@ -492,14 +649,16 @@ def mean_gradients(ranks: int, width: int, seed: int) -> list[Tensor]:
 def test_on_gradient(answer, variant):
     """Each bucket leaves during backward, in bucket order on all ranks, and is waited for when backward is over."""
     n, width, seed = variant.ranks, variant.size, variant.seed
-    seen = on_ranks(n, observe_hook, answer, width, seed, timeout=SECONDS)
-    wanted_grads = mean_gradients(n, width, seed)
-    for rank, found in enumerate(seen):  # on all ranks before anything else: what one launches wrongly shows on others
+    launched = on_ranks(n, observe_hook, answer, width, seed, True, timeout=SECONDS)
+    for rank, found in enumerate(launched):  # before anything communicates: where launches differ, ranks would hang
         forms = launches_of(rank)
         launches = [event for event in found["events"] if event.startswith("bucket")]
+        never = "the last bucket is never launched: nothing comes after it that could push it out"
+        if forms["eager"] != forms["right"]:
+            never = "a bucket that was full before its turn never left: after each launch look at the next, in a loop"
         slips = {
             "all buckets leave with the last gradient: nothing overlaps with backward": forms["late"],
-            "the last bucket is never launched: nothing comes after it that could push it out": forms["right"][:-1],
+            never: forms["right"][:-1],
             "launched as soon as it is full, out of turn: another rank launches another bucket, and the two are "
             "summed": forms["eager"],
         }
@@ -508,6 +667,8 @@ def test_on_gradient(answer, variant):
         if len(launches) > LAYERS:
             slip = "a bucket is launched once per backward"
         expect("launches", launches, forms["right"], rank=rank, slips=slips, slip=slip)
+    seen = on_ranks(n, observe_hook, answer, width, seed, timeout=SECONDS)
+    wanted_grads = mean_gradients(n, width, seed)
     for rank, found in enumerate(seen):
         events = found["events"]
         ended = events.index("finish") if "finish" in events else len(events)
@@ -655,6 +816,7 @@ def test_accumulate(answer, variant):
                 / MICRO,
                 "only the last micro-batch is left, and nothing divides by k": micro[-1][index],
                 "divided by k twice": total / MICRO**2,
+                f"k is {MICRO} here, the length of micro_batches, and not always 4": total / 4,
                 "divided by the number of ranks too: the reduction takes the mean already": total / (MICRO * n),
             }
             expect(f"gradient of parameter {index}", grad, total / MICRO, rank=rank, slips=slips, tolerance=1e-5)

@@ -178,7 +178,7 @@ plots.lines(
     ylabel="time, ms",
     title=f"The same bytes in 64 messages take {measured[-1] / measured[0]:.0f} times as long as in one",
     says="2 ranks, emulated link of 2 ms and 50 MB/s: each message pays the latency, the bytes are paid once. "
-    "Points above the line: other processes had the cores.",
+    "Best of three; a point still above its diamond had to share its cores.",
     lab="04",
     logx=True,
 )
@@ -903,7 +903,7 @@ plots.curve(
     earlier={"as one unit": at_once["curve"]},
     title=f"Unit by unit the peak is {by_unit['peak'] / total:.2f} Ψ, as one unit {at_once['peak'] / total:.2f} Ψ",
     says="A rank of 4 flattens and shards the six layers. Dark: originals, then shards; light: the buffer. "
-    "The marks are those of the three units; the grey curve is stretched to their width.",
+    "The stages are those of the three units; the grey curve is stretched to the same width.",
     lab="04",
 )
 

@@ -419,7 +419,7 @@ def reduce(tensor, target, group):
         distance *= 2
 
 
-@wrong("1.5", "a rank that has sent is done")
+@wrong("1.5", "every rank but the target sends once")
 def reduce(tensor, target, group):
     """Goes on after it has sent, and sends again."""
     ranks, distance = group.size(), 1
@@ -560,7 +560,7 @@ def reduce_scatter(output, full, group, exchange):
         arriving = device.empty(output.numel(), full.dtype, "communication", full.device)
         exchange(partial, arriving, group)
         partial = arriving.add_(chunks[(rank - 2 - step) % ranks])
-    output = partial  # noqa: F841
+    output = partial
 
 
 @wrong("1.6", "it comes from `device.empty`")

@@ -53,6 +53,35 @@ def average_gradient(param, group):
     param.grad = grad
 
 
+@wrong("2.1", "a copy was reduced")
+def average_gradient(param, group):
+    """Reduces a copy and copies it back: right values, a gradient's memory more."""
+    grad = param.grad.clone()
+    comm.all_reduce(grad, group, comm.MEAN).wait()
+    param.grad.copy_(grad)
+
+
+@wrong("2.1", "averaged over comm.world()")
+def average_gradient(param, group):
+    """Does not look at the group."""
+    comm.all_reduce(param.grad, comm.world(), comm.MEAN).wait()
+
+
+@wrong("2.1", "not a number known beforehand")
+def average_gradient(param, group):
+    """Divides by the number of ranks that this notebook happens to have."""
+    param.grad /= RANKS
+    comm.all_reduce(param.grad, group).wait()
+
+
+@wrong("2.1", "dividing before wait() divides what is there so far")
+def average_gradient(param, group):
+    """Divides while the all-reduce is under way."""
+    handle = comm.all_reduce(param.grad, group)
+    param.grad /= group.size()
+    handle.wait()
+
+
 # 2.2
 
 
@@ -130,6 +159,60 @@ def assign_buckets(params, cap_bytes):
     return buckets
 
 
+@wrong("2.2", "the cap itself is enough")
+def assign_buckets(params, cap_bytes):
+    """Closes a bucket beyond the cap only."""
+    buckets, size = [[]], 0
+    for param in reversed(params):
+        if buckets[-1] and (size > cap_bytes or param.dtype != buckets[-1][0].dtype):
+            buckets.append([])
+            size = 0
+        buckets[-1].append(param)
+        size += param.numel() * param.element_size()
+    return buckets
+
+
+@wrong("2.2", "also where the dtype changes")
+def assign_buckets(params, cap_bytes):
+    """Goes on counting after a change of dtype."""
+    buckets, size = [[]], 0
+    for param in reversed(params):
+        if buckets[-1] and size >= cap_bytes:
+            buckets.append([])
+            size = 0
+        if buckets[-1] and param.dtype != buckets[-1][0].dtype:
+            buckets.append([])
+        buckets[-1].append(param)
+        size += param.numel() * param.element_size()
+    return buckets
+
+
+@wrong("2.2", "cut from the first parameter on")
+def assign_buckets(params, cap_bytes):
+    """Cuts in the order of registration and turns the result around."""
+    buckets, size = [[]], 0
+    for param in params:
+        if buckets[-1] and (size >= cap_bytes or param.dtype != buckets[-1][0].dtype):
+            buckets.append([])
+            size = 0
+        buckets[-1].append(param)
+        size += param.numel() * param.element_size()
+    return [bucket[::-1] for bucket in reversed(buckets)]
+
+
+@wrong("2.2", "ask its element_size()")
+def assign_buckets(params, cap_bytes):
+    """Takes every element for four bytes."""
+    buckets, size = [[]], 0
+    for param in reversed(params):
+        if buckets[-1] and (size >= cap_bytes or param.dtype != buckets[-1][0].dtype):
+            buckets.append([])
+            size = 0
+        buckets[-1].append(param)
+        size += param.numel() * 4
+    return buckets
+
+
 # 2.3
 
 
@@ -189,6 +272,57 @@ def start_bucket(bucket, group):
     return flat, comm.all_reduce(flat, group, comm.MEAN)
 
 
+@wrong("2.3", "a gradient that is None stays so here")
+def start_bucket(bucket, group):
+    """Makes a gradient of zeros where there is none."""
+    flat = device.empty(sum(p.numel() for p in bucket), bucket[0].dtype, "communication", bucket[0].device)
+    for part, p in zip(flat.split([p.numel() for p in bucket]), bucket, strict=True):
+        if p.grad is None:
+            p.grad = torch.zeros_like(p)
+        part.copy_(p.grad.flatten())
+    return flat, comm.all_reduce(flat, group, comm.MEAN)
+
+
+@wrong("2.3", "reduced over comm.world()")
+def start_bucket(bucket, group):
+    """Does not look at the group."""
+    flat = device.empty(sum(p.numel() for p in bucket), bucket[0].dtype, "communication", bucket[0].device)
+    for part, p in zip(flat.split([p.numel() for p in bucket]), bucket, strict=True):
+        part.copy_(torch.zeros_like(part) if p.grad is None else p.grad.flatten())
+    return flat, comm.all_reduce(flat, comm.world(), comm.MEAN)
+
+
+@wrong("2.3", "the dtype of the bucket's parameters")
+def start_bucket(bucket, group):
+    """Allocates float32 whatever the parameters are."""
+    flat = device.empty(sum(p.numel() for p in bucket), torch.float32, "communication", bucket[0].device)
+    for part, p in zip(flat.split([p.numel() for p in bucket]), bucket, strict=True):
+        part.copy_(torch.zeros_like(part) if p.grad is None else p.grad.flatten())
+    return flat, comm.all_reduce(flat, group, comm.MEAN)
+
+
+@wrong("2.3", "only gives a name to something else")
+def start_bucket(bucket, group):
+    """Rebinds the name of a part, and so writes nothing."""
+    flat = device.empty(sum(p.numel() for p in bucket), bucket[0].dtype, "communication", bucket[0].device)
+    for part, p in zip(flat.split([p.numel() for p in bucket]), bucket, strict=True):
+        if p.grad is None:
+            part.zero_()
+        else:
+            part = p.grad.flatten()
+    return flat, comm.all_reduce(flat, group, comm.MEAN)
+
+
+@wrong("2.3", "the copy comes after the all-reduce was issued")
+def start_bucket(bucket, group):
+    """Launches first and fills the buffer then."""
+    flat = device.empty(sum(p.numel() for p in bucket), bucket[0].dtype, "communication", bucket[0].device)
+    handle = comm.all_reduce(flat, group, comm.MEAN)
+    for part, p in zip(flat.split([p.numel() for p in bucket]), bucket, strict=True):
+        part.copy_(torch.zeros_like(part) if p.grad is None else p.grad.flatten())
+    return flat, handle
+
+
 # 2.4
 
 
@@ -222,7 +356,28 @@ def finish_bucket(bucket, flat, handle):
     """Never frees the buffer."""
     handle.wait()
     for part, p in zip(flat.split([p.numel() for p in bucket]), bucket, strict=True):
-        p.grad = part.view(p.shape).clone()
+        if p.grad is None:
+            p.grad = torch.empty_like(p)
+        p.grad.copy_(part.view(p.shape))
+
+
+@wrong("2.4", "write into the gradient that exists")
+def finish_bucket(bucket, flat, handle):
+    """Gives every gradient new memory while the old one still lives."""
+    handle.wait()
+    for part, p in zip(flat.split([p.numel() for p in bucket]), bucket, strict=True):
+        p.grad = part.view_as(p).clone()
+    device.free(flat)
+
+
+@wrong("2.4", "a gradient that was None stays None")
+def finish_bucket(bucket, flat, handle):
+    """Passes over gradients that are None: this rank's parameter then stays behind the others'."""
+    handle.wait()
+    for part, p in zip(flat.split([p.numel() for p in bucket]), bucket, strict=True):
+        if p.grad is not None:
+            p.grad.copy_(part.view(p.shape))
+    device.free(flat)
 
 
 @wrong("2.4", "loses its memory when the buffer is freed")
@@ -343,6 +498,18 @@ def on_gradient(param, reducer):
         reducer.finish()
 
 
+@wrong("2.5", "never left: after each launch look at the next")
+def on_gradient(param, reducer):
+    """Launches at most one bucket a gradient, so one that was full before its turn stays behind."""
+    if not reducer.sync:
+        return
+    reducer.missing[reducer.bucket_of[param]] -= 1
+    if len(reducer.in_flight) < len(reducer.buckets) and reducer.missing[len(reducer.in_flight)] == 0:
+        reducer.in_flight.append(reducer.start(reducer.buckets[len(reducer.in_flight)]))
+    if len(reducer.in_flight) == len(reducer.buckets):
+        at_end_of_backward(reducer.finish)
+
+
 # 2.6
 
 
@@ -399,3 +566,11 @@ def accumulate(micro_batches, loss_of, reducer):
         reducer.sync = number == 0
         (loss_of(batch) / len(micro_batches)).backward()
     reducer.sync = True
+
+
+@wrong("2.6", "and not always 4")
+def accumulate(micro_batches, loss_of, reducer):
+    """Divides by the number of micro-batches that the text speaks of."""
+    for number, batch in enumerate(micro_batches, start=1):
+        reducer.sync = number == len(micro_batches)
+        (loss_of(batch) / 4).backward()

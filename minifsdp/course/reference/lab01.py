@@ -99,7 +99,7 @@ def broadcast(tensor: Tensor, source: int, group: Group) -> None:
         "It is the broadcast's tree with its arrows turned round. In the round with distance d = 1, 2, 4, ... the "
         "places that are odd multiples of d send, once and for all; the even multiples of d receive and add.",
         "If `place % (2 * d) == d`: send to rank `(target + place - d) % N`, and this rank is done. Else, if "
-        "`place + d < N`: receive from `(target + place + d) % N` into a buffer of its own, wait, add it to `tensor`.",
+        "`place + d < N`: receive from `(target + place + d) % N` into a buffer viewed as `tensor`, wait, add it.",
     ),
     forbids=(*WHOLE, *RINGS),
 )
