@@ -3,6 +3,7 @@
 import sys
 from contextlib import nullcontext
 from itertools import accumulate, groupby
+from unittest import mock
 
 import cloudpickle
 import pytest
@@ -31,24 +32,35 @@ def test_partition(answer, variant):
     """One flat buffer is the parameters' memory, cut into equal shards of it, zeros behind the last parameter."""
     for ranks in dict.fromkeys((variant.ranks, 3, 4, 16)):
         check_partition(answer, ranks, variant)
+    check_partition(answer, 3, variant, torch.float64)
 
 
-def check_partition(answer, ranks, variant):
+def check_partition(answer, ranks, variant, dtype=torch.float32):
     shapes = [(variant.size, 3), (variant.size,), (2, 2, 3), (1,)]
-    values = torch.arange(1.0, 1 + sum(torch.Size(shape).numel() for shape in shapes))
+    values = torch.arange(1.0, 1 + sum(torch.Size(shape).numel() for shape in shapes), dtype=dtype)
     with Ledger() as ledger:
         pieces = values.clone().split([torch.Size(shape).numel() for shape in shapes])
         params = [nn.Parameter(piece.view(shape).clone()) for piece, shape in zip(pieces, shapes, strict=True)]
         del pieces
-        result = answer(params, ranks)
         over = f"over {ranks} ranks, "
+        try:
+            with mock.patch.object(torch, "empty", poisoned(torch.empty)):
+                result = answer(params, ranks)
+        except RuntimeError as error:
+            if not any(words in str(error) for words in ("invalid for input of size", "split_sizes", "must match")):
+                raise
+            raise AnswerError(
+                f"{over}the {len(values)} elements did not fit where they were put: {error}\n"
+                "likely slip: the buffer is too short for the parameters; round up to a multiple of N, not down"
+            ) from error
         if not (isinstance(result, tuple) and len(result) == 2 and isinstance(result[0], torch.Tensor)):
             raise AnswerError(f"{over}expected the flat buffer and the list of shards, got {type(result).__name__}")
         flat, shards = result
         live = sum(ledger.mark("partitioned").values())
     numel, length = len(values), -(-len(values) // ranks)
-    wanted = torch.cat([values, torch.zeros(ranks * length - numel)])
-    fronts = torch.cat([torch.zeros(ranks * length - numel), values])
+    padding = torch.zeros(ranks * length - numel, dtype=dtype)
+    wanted = torch.cat([values, padding])
+    fronts = torch.cat([padding, values])
     each = torch.cat([pad(p.detach().flatten(), ranks) for p in params])
     expect(
         f"{over}elements of the flat buffer",
@@ -61,6 +73,18 @@ def check_partition(answer, ranks, variant):
         },
     )
     expect(f"{over}dimensions of the flat buffer", flat.dim(), 1)
+    expect(
+        f"{over}type of the flat buffer's elements",
+        str(flat.dtype),
+        str(dtype),
+        slip="the buffer must have the parameters' dtype and device, which need not be the defaults",
+    )
+    expect(
+        f"{over}whether autograd follows the flat buffer",
+        flat.requires_grad,
+        False,
+        slip="the copying was recorded: copy p.detach(), p.data, or under torch.no_grad()",
+    )
     expect(f"{over}number of shards", len(shards), ranks)
     expect(
         f"{over}elements of the shards",
@@ -69,9 +93,10 @@ def check_partition(answer, ranks, variant):
         slip="the shards must be equal in length, wherever that cuts a parameter",
     )
     slips = {"the padding stands in front of the parameters; it belongs behind the last one": fronts}
+    slip = "parameters in their order, then zeros to the end"
     if same(flat.detach()[:numel], wanted[:numel]):
-        slips = {}
-    expect(f"{over}the flat buffer", flat, wanted, slips=slips, slip="parameters in their order, then zeros to the end")
+        slips, slip = {}, "behind the last element the buffer must be zero"
+    expect(f"{over}the flat buffer", flat, wanted, slips=slips, slip=slip)
     for rank, (shard, part) in enumerate(zip(shards, wanted.chunk(ranks), strict=True)):
         expect(f"{over}the shard", shard, part, rank=rank, slip="shard r is part r of the flat buffer")
     where = flat.untyped_storage().data_ptr()
@@ -95,6 +120,11 @@ def check_partition(answer, ranks, variant):
         flat.nbytes,
         slip="something besides the flat buffer is alive: the parameters' old memory, or a second copy",
     )
+
+
+def poisoned(empty):
+    """`torch.empty` in a process whose free memory is not zero."""
+    return lambda *args, **kwargs: empty(*args, **kwargs).fill_(float("nan"))
 
 
 def pad(flat, ranks):
@@ -136,6 +166,12 @@ def check_shard_optimizer(answer, rank, ranks, variant):
                     shard.numel() for shard in buckets[rank % len(buckets)]
                 ],
             },
+        )
+        expect(
+            f"rank {rank} of {ranks}, tensors of the optimizer that are an nn.Parameter",
+            sum(isinstance(p, nn.Parameter) for p in held),
+            len(held),
+            slip="a piece of a buffer is a plain tensor; nn.Parameter(piece) shares its memory",
         )
         expect(
             f"rank {rank} of {ranks}, bytes that building the optimizer took",
@@ -299,6 +335,13 @@ def test_reduce_bucket(answer, variant):
         }
         if ranks > 1:
             slips["this is another rank's shard of the mean"] = whole.mean(0).chunk(ranks)[(rank + 1) % ranks]
+        expect(
+            "parameters that still have their .grad",
+            found["grads"],
+            found["grads_before"],
+            rank=rank,
+            slip="a .grad was cleared; the caller frees it",
+        )
         first = found["first"]
         if isinstance(first, torch.Tensor) and bool(first.isnan().any()):
             raise AnswerError(
@@ -355,13 +398,16 @@ def check_reduction_traffic(found, rank, padded):
 
 
 def check_reduction_memory(found, rank, padded, mean):
-    expect("parameters that still have their .grad", found["grads"], found["grads_before"], rank=rank)
     expect(
         "bytes of communication buffers while the reduction is under way",
         found["under way"],
         padded,
         rank=rank,
-        slip='allocate the bucket with device.empty(numel, dtype, "communication", device)',
+        slips={
+            'the bucket is not from device.empty(numel, dtype, "communication", device), or nothing holds it until '
+            "the finishing function frees it with device.free": 0
+        },
+        slip="one bucket [padded] and no other buffer of the role",
     )
     expect(
         "bytes of communication buffers afterwards",
@@ -383,6 +429,13 @@ def check_reduction_memory(found, rank, padded, mean):
         mean,
         rank=rank,
         slip='allocate the mean with role "gradients", and free the second one once it is added',
+    )
+    expect(
+        "bytes of reduced gradients that device.free gave away in the second reduction",
+        found["freed gradients"],
+        mean,
+        rank=rank,
+        slip="a mean that is added to an earlier one is needed no longer: device.free(mean)",
     )
 
 
@@ -450,6 +503,7 @@ def observe_reduction(answer, seed, size):
         seen["second"] = None if shard.grad is None else shard.grad.detach().clone().cpu()
         seen["communication"] = after["communication"]
         seen["gradients"] = after["gradients"] - before["gradients"]
+        seen["freed gradients"] = freed_by_resize(ledger, "gradients")
     return seen
 
 
@@ -471,6 +525,27 @@ def test_update_and_gather(answer, variant):
             0,
             rank=rank,
             slip="the shards' gradients are still there; freed they make room, kept they are added to the next step's",
+        )
+        expect(
+            "bytes of gradient shards when the first gather is issued",
+            found["gradients in the gather"],
+            0,
+            rank=rank,
+            slip="free the gradients between the update and the gathers: nobody needs them after the update",
+        )
+        expect(
+            f"bytes of gradient shards that device.free gave away in {STEPS} steps",
+            found["freed"],
+            STEPS * sum(flat.nbytes // ranks for flat in wanted["flats"]),
+            rank=rank,
+            slip="a .grad that is only set to None lives on where anything else holds it: device.free(shard.grad)",
+        )
+        expect(
+            "gathers whose input lies in the buffer that they fill",
+            found["in place"],
+            len(found["flats"]),
+            rank=rank,
+            slip="gather in place, from shard.data itself; a copy costs a shard more",
         )
         expect(
             "bytes of optimizer state",
@@ -586,7 +661,9 @@ def observe_steps(answer, seed, size):
                 p.grad = None
             with comm.record() as log, Watch() as watch:
                 note = optimizer.register_step_post_hook(lambda *_, watch=watch: watch.events.append("update"))
-                answer(optimizer, flats, group)
+                gather = Gather(ledger)
+                with mock.patch.object(comm, "all_gather", gather):
+                    answer(optimizer, flats, group)
                 note.remove()
         live = ledger.mark("stepped")
     return {
@@ -595,8 +672,26 @@ def observe_steps(answer, seed, size):
         "events": watch.events,
         "payloads": [call.payload for call in log],
         "gradients": live["gradients"],
+        "gradients in the gather": gather.gradients[0] if gather.gradients else None,
+        "in place": gather.in_place,
+        "freed": freed_by_resize(ledger, "gradients"),
         "optimizer": live["optimizer"],
     }
+
+
+class Gather:
+    """`comm.all_gather`, noting what it is given and which gradients are alive then."""
+
+    def __init__(self, ledger):
+        self.ledger = ledger
+        self.gather = comm.all_gather
+        self.gradients = []
+        self.in_place = 0
+
+    def __call__(self, output, shard, group):
+        self.gradients.append(self.ledger.live()["gradients"])
+        self.in_place += shard.untyped_storage().data_ptr() == output.untyped_storage().data_ptr()
+        return self.gather(output, shard, group)
 
 
 def reduce_plainly(parts, shards, group):
@@ -628,12 +723,12 @@ def test_reduce_in_backward(answer, variant):
             slip="a gradient was not in its .grad when the reduction started: not yet, or not any more",
         )
         check_backward_memory(found, rank)
+        check_second_backward(found, rank)
         expect(
             "shard.grad of each bucket after a second backward of the same batch",
             found["second"],
             [2 * mean for mean in means],
             rank=rank,
-            slips={"the second backward was not reduced: what counts the arrivals must start anew": means},
             slip="the second backward's mean is added to the first's",
         )
 
@@ -651,9 +746,13 @@ def check_backward_order(found, rank):
             event for event in wanted if not event.startswith("finish")
         ],
         "this hook runs before the gradient is in p.grad; use register_post_accumulate_grad_hook": early,
+        "finish the one before, then start: otherwise two buckets are held at once": [
+            e for b, n in enumerate(counts) for e in [*as_asked(b, n)[:1], f"start {b}", *as_asked(b, n)[1:-1]]
+        ],
     }
-    got = [together(event, len(list(run))) for event, run in groupby(found["events"])]
-    expect("events of one backward", got, wanted, rank=rank, slips=slips, slip=order_slip(got))
+    got = grouped(found["events"])
+    slip = next((words for words, wrong in slips.items() if got == wrong), order_slip(got))
+    expect_events("events of one backward", got, wanted, rank, slip)
     expect(
         "reductions left in in_flight when backward has returned",
         found["left"],
@@ -662,6 +761,30 @@ def check_backward_order(found, rank):
         slip=f"the last bucket's, number {len(counts) - 1}: the training loop finishes it",
     )
     expect("hooks returned", found["hooks"], sum(counts), rank=rank, slip="one handle per parameter")
+
+
+def check_second_backward(found, rank):
+    counts = found["counts"]
+    wanted = [event for bucket, count in enumerate(counts) for event in as_asked(bucket, count)]
+    starts = sum(event.startswith("start") for event in found["second events"])
+    slip = "the hooks serve any number of backwards, each as the first"
+    if not starts:
+        slip = "the second backward was not reduced: what counts the arrivals must start anew"
+    elif starts > len(counts):
+        slip = "the count was not taken back, so in the second backward every gradient starts a reduction"
+    expect_events("events of a second backward", grouped(found["second events"]), wanted, rank, slip)
+
+
+def grouped(events):
+    return [together(event, len(list(run))) for event, run in groupby(events)]
+
+
+def expect_events(what, got, wanted, rank, slip):
+    """Shows both lists up to the first event that differs, and one more."""
+    if got != wanted:
+        shorter = min(len(got), len(wanted))
+        end = 2 + next((i for i in range(shorter) if got[i] != wanted[i]), shorter)
+        expect(f"{what}, to just behind the first that differs", got[:end], wanted[:end], rank=rank, slip=slip)
 
 
 def together(event, times):
@@ -743,7 +866,12 @@ class Start:
         mean = device.empty(shard.numel(), shard.dtype, "gradients", shard.device)
         handle = comm.reduce_scatter(mean, bucket, group, comm.MEAN)
 
+        done = []
+
         def finish():
+            if done:
+                raise RuntimeError(f"the reduction of bucket {number} was finished twice: take it out of in_flight")
+            done.append(True)
             self.watch.events.append(f"finish {number}")
             handle.wait()
             device.free(bucket)
@@ -754,6 +882,17 @@ class Start:
                 device.free(mean)
 
         return finish
+
+
+def free_no_gradient(params, free):
+    """`device.free` for buffers alone: autograd may hold a `.grad`'s memory, and would write where there is none."""
+
+    def freed(buffer):
+        if any(p.grad is buffer for p in params):
+            raise RuntimeError("a .grad is autograd's, not a buffer: free it by setting it to None")
+        free(buffer)
+
+    return freed
 
 
 def observe_backward(answer, seed, size):
@@ -786,6 +925,8 @@ def observe_backward(answer, seed, size):
         watch.events.clear()
         ledger.reset_peaks()
         device.subscribers.append(poison)
+        guard = mock.patch.object(device, "free", free_no_gradient(params, device.free))
+        guard.start()
         loss_of(model, batch).backward()
         seen = {"events": list(watch.events), "left": len(in_flight), "hooks": len(hooks)}
         while in_flight:
@@ -794,9 +935,12 @@ def observe_backward(answer, seed, size):
         seen["grads"] = sum(p.grad is not None for p in params)
         seen["gradients"] = ledger.mark("backward")["gradients"]
         seen["first"] = [None if s.grad is None else s.grad.detach().clone().cpu() for s in shards]
+        watch.events.clear()
         loss_of(model, batch).backward()
+        seen["second events"] = list(watch.events)
         while in_flight:
             in_flight.pop()()
+        guard.stop()
         device.subscribers.remove(poison)
         seen["second"] = [None if s.grad is None else s.grad.detach().clone().cpu() for s in shards]
     seen["means"] = [mean.cpu() for mean in means]

@@ -65,7 +65,7 @@ from minifsdp.course import closed_form, plots
 from minifsdp.course.ledger import Ledger
 from minifsdp.course.link import let_communication_go_first, parse_link
 from minifsdp.course.model import GPT
-from minifsdp.course.timeline import read_trace
+from minifsdp.course.timeline import overlap, read_trace
 from minifsdp.course.trace import record_trace
 
 
@@ -306,8 +306,9 @@ plots.stages(
     predicted={"built": expected.parameters, "step": state},
     earlier={"one process": totals(weighed_alone)},
     title=f"Model state is replicated: {state / 2**20:.1f} MiB on each of {RANKS} ranks, as in one process",
-    says="Bytes alive at the end of each stage; the ranks differ from one process in activations only, as each has "
-    "half of the rows.",
+    says="Memory alive at the end of each stage; the ranks differ from one process in activations only, as each has "
+    f"half of the rows: after forward {totals(weighed_1)['forward'] / 2**20:.1f} MiB are alive on a rank, "
+    f"{totals(weighed_alone)['forward'] / 2**20:.1f} MiB in one process.",
     lab="02",
 )
 
@@ -379,10 +380,11 @@ def replicas(rung, steps: int = 6) -> tuple[list[float], list[float]]:
     return losses, differences
 
 
-losses, differences = launch(replicas, RANKS, reduces_the_parameter)[1]
-print(f"the loss falls: {losses[-1] < losses[0]}; largest difference from rank 0: {max(differences):.4f}")
-losses, differences = launch(replicas, RANKS, rung_1)[1]
-print(f"with rung 1: {losses[-1] < losses[0]}; largest difference from rank 0: {max(differences):.4f}")
+rungs = {"reduced parameters": reduces_the_parameter, "rung 1": rung_1}
+found = launch(lambda: [replicas(rung) for rung in rungs.values()], RANKS)[1]
+for name, (losses, differences) in zip(rungs, found, strict=True):
+    falls = losses[-1] < losses[0]
+    print(f"with {name}: the loss falls: {falls}; largest difference from rank 0: {max(differences):.4f}")
 assert max(differences) == 0.0
 
 # %% [markdown]
@@ -399,16 +401,17 @@ def no_broadcast(model: nn.Module) -> Callable[[], None]:
     return nothing
 
 
-losses, differences = launch(replicas, RANKS, no_broadcast, 12)[1]
+losses, differences = launch(replicas, RANKS, no_broadcast, 8)[1]
 print(f"the loss falls: {losses[-1] < losses[0]}")
-print(f"largest difference from rank 0 after step 0: {differences[0]:.4f}, after step 11: {differences[-1]:.4f}")
+print(f"largest difference from rank 0 after step 0: {differences[0]:.4f}, after step 7: {differences[-1]:.4f}")
 assert abs(differences[0] - differences[-1]) < 1e-4
 
 # %% [markdown]
 # It stays, to the last digit shown: equal gradients make equal steps, and equal steps carry a difference along as it
-# was. But each gradient is the mean of two models', which neither would follow alone. No rank's loss curve shows it,
-# nor does the checkpoint, which is rank 0's; only a comparison between ranks does. `DistributedDataParallel` compares
-# the shapes when it is built, and broadcasts rank 0's parameters and buffers.
+# was (with SGD; weight decay shrinks it slowly). But each gradient is the mean of two models', which neither would
+# follow alone. No rank's loss curve shows it, nor does the checkpoint, which is rank 0's; only a comparison between
+# ranks does. `DistributedDataParallel` compares the shapes when it is built, and broadcasts rank 0's parameters and
+# buffers.
 #
 # ### Break it: a parameter that one rank does not use
 #
@@ -435,7 +438,7 @@ def one_rank_skips(rung, used: dict[int, list[int]]) -> list[Tensor]:
 
 
 try:
-    launch(one_rank_skips, RANKS, rung_1, {0: [0, 1], 1: [0]}, timeout=3)
+    launch(one_rank_skips, RANKS, rung_1, {0: [0, 1], 1: [0]}, timeout=2)
 except RankError as error:
     print(error)
     functions = re.findall(r"\bin (\w+)", error.failures[0])
@@ -447,9 +450,15 @@ except RankError as error:
 #
 # A hang is the good case. Let rank 0 use layer 0 and rank 1 use layer 1, one all-reduce each:
 
+
 # %%
-found = launch(one_rank_skips, RANKS, rung_1, {0: [0], 1: [1]})
-own = launch(one_rank_skips, RANKS, alone, {0: [0], 1: [1]})
+def skipped_under(rungs: list, used: dict[int, list[int]]) -> list[tuple[list[Tensor], ...]]:
+    """What `one_rank_skips` gives under each rung: the gradients of rank 0, of rank 1, ..."""
+    each_rank = launch(lambda: [one_rank_skips(rung, used) for rung in rungs], RANKS)
+    return list(zip(*each_rank, strict=True))
+
+
+own, found = skipped_under([alone, rung_1], {0: [0], 1: [1]})
 mixed = torch.allclose(found[0][0], (own[0][0] + own[1][1]) / RANKS)
 print(f"rank 0's gradient of layer 0 is averaged with rank 1's gradient of layer 1: {mixed}")
 
@@ -469,8 +478,9 @@ print(f"rank 0's gradient of layer 0 is averaged with rank 1's gradient of layer
 # - Add parameters to a bucket until it holds at least `cap_bytes`; the one that reaches the cap still belongs to it
 #   (parameters are never split). Close it also before a parameter of another dtype, as a buffer has one dtype.
 #
-# Whatever is left at the end is a bucket too. The GPT has Ψ = 235,265 elements of 4 bytes, none of its tensors is
-# larger than 66 kB, and the cap below is 256 KiB. How many buckets?
+# Whatever is left at the end is a bucket too. The GPT has Ψ = 235,265 elements of 4 bytes: from the end, the head and
+# its LayerNorm 67 kB, four blocks of 200 kB each, the embeddings 74 kB; no tensor is larger than 66 kB. The cap below
+# is 256 KiB, or 262 kB. How many buckets?
 
 # %%
 CAP = 256 * 2**10
@@ -516,7 +526,8 @@ print(f"as torch assigns them: {[list(map(id, b)) for b in buckets] == [list(map
 # A parameter whose `.grad` is None on this rank takes part *as zero*. Then all ranks have the same buckets whatever
 # they used, and the mean over the ranks is still a sum divided by N.
 #
-# If each bucket is started and finished before the next: how many bytes of staging are alive at the most?
+# If each bucket is started and finished before the next: how many bytes of staging are alive at the most? (The
+# buckets' bytes are printed above.)
 
 # %%
 predict("2.3", ..., "bytes of staging at the peak, one bucket after the other")
@@ -542,8 +553,8 @@ def start_bucket(bucket: list[nn.Parameter], group: comm.Group) -> tuple[Tensor,
 # %% [markdown]
 # ## 2.4 Finish a bucket
 #
-# Wait, copy the parts back into the gradients, free the buffer (`device.free(flat)`). What was None becomes a gradient
-# with memory of its own.
+# Wait, copy the parts back into the gradients that exist, free the buffer (`device.free(flat)`). What was None becomes
+# a gradient with memory of its own.
 
 
 # %% tags=["exercise-2.4"]
@@ -556,7 +567,8 @@ def finish_bucket(bucket: list[nn.Parameter], flat: Tensor, handle: comm.Handle)
         flat: [sum of numel], the means once `handle` has been waited for. Freed afterwards (`device.free`).
         handle: of the all-reduce under way.
 
-    Every parameter's `.grad` is then its part of `flat`, in the parameter's shape, in memory that is not `flat`'s.
+    Every parameter's `.grad` is then its part of `flat`, in the parameter's shape, in memory that is not `flat`'s. A
+    gradient that exists is written in place; only what was None gets memory of its own.
     """
     ...
 
@@ -579,23 +591,22 @@ def rung_2(model: nn.Module) -> Callable[[], None]:
     return after_backward
 
 
-events_2, calls_2 = launch(follow, RANKS, rung_2)[0]
-weighed_2 = launch(weigh, RANKS, rung_2)[0]
+(events_2, calls_2), weighed_2 = launch(lambda: (follow(rung_2), weigh(rung_2)), RANKS)[0]
 staging = weighed_2["peak"] - 4 * psi
 over = "the cap: a bucket exceeds it by a part of its last parameter"
 outcome("2.3", staging, slips={over: CAP, "all buckets at once": 4 * psi})
 print(brief(events_2))
-assert staging == max(bucket_bytes)
+assert staging == max(bucket_bytes), f"{staging:,} bytes on top of the gradients, the largest bucket has less"
 
 # %% [markdown]
 # ### Measured: why buckets (C7)
 #
-# Both rungs move the same bytes. On a link with a latency of 1 ms and 100 MB/s per direction (an emulated one, slow
+# Both rungs move the same bytes. On a link with a latency of 1 ms and 25 MB/s per direction (an emulated one, slow
 # enough for a laptop's model), a message of `wire` bytes takes latency + wire / bandwidth. In a ring of N ranks an
 # all-reduce of b bytes has 2 (N - 1) / N * b bytes on the wire of each.
 
 # %% tags=["C7"]
-LINK = "latency=1ms,bandwidth=100MB/s"
+LINK = "latency=1ms,bandwidth=25MB/s"
 link = parse_link(LINK)
 for name, calls in {"rung 1": calls_1, "rung 2": calls_2}.items():
     payload, latency = sum(call.payload for call in calls), len(calls) * link.latency
@@ -615,7 +626,7 @@ plots.curve(
     weighed_2["curve"],
     earlier={"rung 1": weighed_1["curve"]},
     title=f"Rung 2 stages one bucket at a time: {staging:,} bytes on top of the gradients",
-    says="Bytes alive in forward and backward; the buckets' buffers come last, one at a time, where the activations "
+    says="Memory alive in forward and backward; the buckets' buffers come last, one at a time, where the activations "
     "have gone already: they do not raise the peak.",
     lab="02",
 )
@@ -627,16 +638,14 @@ plots.curve(
 
 # %%
 for used in ({0: [0, 1], 1: [0]}, {0: [0], 1: [1]}):
-    grads = launch(one_rank_skips, RANKS, rung_2, used)
-    own = launch(one_rank_skips, RANKS, alone, used)
+    own, grads = skipped_under([alone, rung_2], used)
     means = [(own[0][layer] + own[1][layer]) / RANKS for layer in (0, 1)]
     right = all(torch.allclose(mine[layer], means[layer]) for mine in grads for layer in (0, 1))
     print(f"layers used {used}: every gradient is the mean over the ranks: {right}")
     assert right
 
 # %% [markdown]
-# torch calls this `find_unused_parameters=True`. It costs a walk through the autograd graph after each forward, since
-# with hooks a rank must know early what will never come, and one more all-reduce to find what *no* rank used.
+# Rung 3 will lose this cure: its hooks are called for gradients that are made.
 #
 # **What is still missing**: all of backward is over before the first message leaves.
 #
@@ -760,31 +769,28 @@ TRACED_ROWS = 64
 
 
 def trace_rungs(rungs: dict, text: str) -> dict[str, list]:
-    """The spans of a step of each rung on this rank, the fastest of three."""
+    """The spans of a step of each rung on this rank, the fastest of three; the rungs take turns."""
     let_communication_go_first()
-    fastest = {}
+    models = {name: new_model() for name in rungs}
+    after = {name: rung(models[name]) for name, rung in rungs.items()}
+    optimizers = {name: torch.optim.AdamW(model.parameters()) for name, model in models.items()}
+    rows = my_rows(0, TRACED_ROWS)
+    steps = {name: [] for name in rungs}
     with parse_link(text) as link, tempfile.TemporaryDirectory() as folder:
-        for name, rung in rungs.items():
-            model = new_model()
-            after_backward = rung(model)
-            optimizer = torch.optim.AdamW(model.parameters())
-            rows = my_rows(0, TRACED_ROWS)
-            steps = []
-            for _ in range(3):
-                with record_trace(f"{folder}/trace.json", link):
-                    comm.all_reduce(torch.zeros(1, device=rank_device()), comm.world()).wait()  # all begin together
-                    with record_function("forward"):
-                        loss = loss_of(model, rows)
-                    with record_function("backward"):
-                        loss.backward()
-                        after_backward()
-                    with record_function("optimizer"):
-                        optimizer.step()
-                        device.synchronize(rank_device())
-                optimizer.zero_grad()
-                steps.append(read_trace(f"{folder}/trace.json"))
-            fastest[name] = min(steps, key=end_of)
-    return fastest
+        for name in [*rungs] * 3:
+            with record_trace(f"{folder}/trace.json", link):
+                comm.all_reduce(torch.zeros(1, device=rank_device()), comm.world()).wait()  # all begin together
+                with record_function("forward"):
+                    loss = loss_of(models[name], rows)
+                with record_function("backward"):
+                    loss.backward()
+                    after[name]()
+                with record_function("optimizer"):
+                    optimizers[name].step()
+                    device.synchronize(rank_device())
+            optimizers[name].zero_grad()
+            steps[name].append(read_trace(f"{folder}/trace.json"))
+    return {name: min(each, key=end_of) for name, each in steps.items()}
 
 
 def end_of(spans: list) -> float:
@@ -792,11 +798,16 @@ def end_of(spans: list) -> float:
 
 
 spans = launch(trace_rungs, RANKS, {"rung 1": rung_1, "rung 2": rung_2, "rung 3": rung_3}, LINK)[0]
+times = {name: end_of(each) for name, each in spans.items()}
+if times["rung 3"] > times["rung 2"]:
+    print("rung 3 was not faster here: its compute shares the cores. Look at the communication under compute instead.")
 plots.timeline(
     spans,
-    title="A step takes " + ", ".join(f"{1e3 * end_of(each):.0f} ms with {name}" for name, each in spans.items()),
-    says="One step on a link of 1 ms and 100 MB/s. Rung 1 pays a latency per parameter, rung 2 waits behind backward, "
-    "rung 3's messages travel under it.",
+    title=f"{overlap(spans['rung 3']):.0%} of rung 3's communication travels under compute; steps of "
+    + ", ".join(f"{1e3 * seconds:.0f}" for seconds in times.values())
+    + " ms",
+    says="One step on a link of 1 ms and 25 MB/s. Rung 1 pays a latency per parameter, rung 2 waits behind backward, "
+    "rung 3 sends during it.",
     lab="02",
 )
 
@@ -812,17 +823,23 @@ outcome("2.5", staging_3, slips={"the largest bucket: none is freed before the e
 assert staging_3 == 4 * psi
 everything = closed_form.ddp(numels, setting, staging=psi)
 print(f"gradients and staging: predicted {everything.gradients_peak:,} bytes, measured {weighed_3['peak']:,}")
+peaks = set()
+for name, weighed in {"rung 1": weighed_1, "rung 2": weighed_2, "rung 3": weighed_3}.items():
+    highest = max(map(sum, zip(*weighed["curve"]["tags"].values(), strict=True)))
+    print(f"{name}: at most {highest:,} bytes in forward and backward, {weighed['all']:,} in the whole step")
+    peaks.add((highest, weighed["all"]))
+assert len(peaks) == 1
 plots.curve(
     weighed_3["curve"],
-    earlier={"rung 1": weighed_1["curve"], "rung 2": weighed_2["curve"]},
+    earlier={"rung 2": weighed_2["curve"]},
     title=f"Rung 3 stages all buckets: {staging_3:,} bytes, as much as the gradients",
-    says="Bytes alive in forward and backward; the buffers fill while backward frees activations, and are still there "
+    says="Memory alive in forward and backward; the buffers fill while backward frees activations, and are still there "
     "when all gradients are.",
     lab="02",
 )
 
 # %% [markdown]
-# The peak of the whole step has not moved: the buffers fill the room that backward frees. Where activations are few,
+# Neither peak has moved from rung to rung: the buffers fill the room that backward frees. Where activations are few,
 # as with checkpointing or one row per rank, they do raise it. `gradient_as_bucket_view=True` saves the copy: the
 # buckets live for ever and every `.grad` is a view of one. In `minifsdp/ddp/reducer.py` the two are `StagingBucket` and
 # `GradientBucket`, some twenty lines each.
@@ -884,10 +901,8 @@ def in_turn(model: nn.Module) -> Callable[[], None]:
     return nothing
 
 
-orders = {0: [0, 1], 1: [1, 0]}
-local = launch(one_rank_skips, RANKS, alone, orders)
-for name, rung in {"when full": eager, "in turn": in_turn}.items():
-    grads = launch(one_rank_skips, RANKS, rung, orders)
+local, *launched = skipped_under([alone, eager, in_turn], {0: [0, 1], 1: [1, 0]})
+for name, grads in zip(("when full", "in turn"), launched, strict=True):
     right = [torch.allclose(grads[0][i], (local[0][i] + local[1][i]) / RANKS) for i in (0, 1)]
     crossed = torch.allclose(grads[0][0], (local[0][0] + local[1][1]) / RANKS)
     print(f"launched {name}: gradients right {right}; layer 0 averaged with layer 1 of the other rank: {crossed}")
@@ -896,6 +911,22 @@ for name, rung in {"when full": eager, "in turn": in_turn}.items():
 # Equal sizes give wrong sums, different sizes an error or a hang. NCCL cannot tell either: the order of collectives is
 # the program's promise. Layers that are called in an order that depends on the data, or a branch that one rank takes
 # and another does not, break it.
+#
+# ### Break it: an unused parameter, with rung 3
+#
+# Rank 0 uses layer 0, rank 1 layer 1, and both layers are in one bucket.
+
+# %%
+own, found = skipped_under([alone, rung_3], {0: [0], 1: [1]})
+untouched = all(torch.equal(found[rank][layer], own[rank][layer]) for rank in (0, 1) for layer in (0, 1))
+print(f"each rank still has its own gradients: {untouched}")
+assert untouched
+
+# %% [markdown]
+# A parameter without a gradient never calls its hook: its bucket and all behind it never leave, here on neither rank
+# and silently. Where one rank uses all of them, it waits for ever. Rung 3 needs every parameter used on every rank.
+# torch raises an error at the next forward; with `find_unused_parameters=True` it walks through the autograd graph
+# after each forward and marks the unused ones ready, and one more all-reduce finds what *no* rank used.
 #
 # **What is still missing**: with several micro-batches per step, every backward is reduced.
 #
@@ -986,8 +1017,9 @@ def counted_how_often(op) -> list[float]:
     return (weight.grad / divisor).tolist()
 
 
-print("mean each time:                    ", launch(counted_how_often, RANKS, comm.MEAN)[0])
-print("sum each time, divided by N at last:", launch(counted_how_often, RANKS, comm.SUM)[0])
+means, sums = launch(lambda: (counted_how_often(comm.MEAN), counted_how_often(comm.SUM)), RANKS)[0]
+print("mean each time:                     ", means)
+print("sum each time, divided by N at last:", sums)
 
 # %% [markdown]
 # It is also often written that accumulation *with* communication "reduces after several steps". It reduces in every

@@ -103,6 +103,57 @@ def partition(params, ranks):
     return flat, list(flat.chunk(ranks))
 
 
+@wrong("3.1", "must have the parameters' dtype")
+def partition(params, ranks):
+    """Makes the buffer of the default type."""
+    sizes = [p.numel() for p in params]
+    numel = sum(sizes)
+    flat = torch.zeros(numel + -numel % ranks)
+    for p, piece in zip(params, flat[:numel].split(sizes), strict=True):
+        piece.copy_(p.detach().flatten())
+        p.data = piece.view(p.shape)
+    return flat, list(flat.chunk(ranks))
+
+
+@wrong("3.1", "behind the last element the buffer must be zero")
+def partition(params, ranks):
+    """Leaves the padding uninitialised."""
+    sizes = [p.numel() for p in params]
+    numel = sum(sizes)
+    flat = torch.empty(numel + -numel % ranks, dtype=params[0].dtype, device=params[0].device)
+    for p, piece in zip(params, flat[:numel].split(sizes), strict=True):
+        piece.copy_(p.detach().flatten())
+        p.data = piece.view(p.shape)
+    return flat, list(flat.chunk(ranks))
+
+
+@wrong("3.1", "the copying was recorded")
+def partition(params, ranks):
+    """Copies the parameters themselves, so the buffer has a grad_fn."""
+    numel = sum(p.numel() for p in params)
+    flat = torch.zeros(numel + -numel % ranks, dtype=params[0].dtype, device=params[0].device)
+    start = 0
+    for p in params:
+        piece = flat[start : start + p.numel()].view(p.shape)
+        piece.copy_(p)
+        p.data = flat[start : start + p.numel()].view(p.shape)
+        start += p.numel()
+    return flat, list(flat.chunk(ranks))
+
+
+@wrong("3.1", "round up to a multiple of N, not down")
+def partition(params, ranks):
+    """Rounds down."""
+    flat = torch.zeros(sum(p.numel() for p in params) // ranks * ranks, dtype=params[0].dtype)
+    start = 0
+    for p in params:
+        piece = flat[start : start + p.numel()].view(p.shape)
+        piece.copy_(p.detach())
+        p.data = piece
+        start += p.numel()
+    return flat, list(flat.chunk(ranks))
+
+
 @wrong("3.2", "every rank updates everything")
 def shard_optimizer(buckets, rank, optimizer_class, **defaults):
     """Gives every rank all shards."""
@@ -137,6 +188,12 @@ def shard_optimizer(buckets, rank, optimizer_class, **defaults):
 def shard_optimizer(buckets, rank, optimizer_class, **defaults):
     """Takes the bucket with the rank's number instead of the shards with it."""
     return optimizer_class([nn.Parameter(shard) for shard in buckets[rank % len(buckets)]], **defaults)
+
+
+@wrong("3.2", "is a plain tensor")
+def shard_optimizer(buckets, rank, optimizer_class, **defaults):
+    """Gives the optimizer plain tensors."""
+    return optimizer_class([shards[rank] for shards in buckets], **defaults)
 
 
 @wrong("3.3", "the sum of the gradients")
@@ -370,6 +427,78 @@ def reduce_bucket(params, shard, group):
     return finish
 
 
+@wrong("3.3", "nothing holds it until")
+def reduce_bucket(params, shard, group):
+    """Drops the bucket, which lives on only as long as the backend holds it."""
+    bucket = device.empty(shard.numel() * group.size(), shard.dtype, "communication", shard.device).zero_()
+    start = 0
+    for p in params:
+        if p.grad is not None:
+            bucket[start : start + p.numel()] = p.grad.flatten()
+        start += p.numel()
+    mean = device.empty(shard.numel(), shard.dtype, "gradients", shard.device)
+    reduction = comm.reduce_scatter(mean, bucket, group, comm.MEAN)
+
+    def finish():
+        reduction.wait()
+        if shard.grad is None:
+            shard.grad = mean
+        else:
+            shard.grad += mean
+            device.free(mean)
+
+    return finish
+
+
+@wrong("3.3", "the caller frees it")
+def reduce_bucket(params, shard, group):
+    """Clears the gradients itself."""
+    bucket = device.empty(shard.numel() * group.size(), shard.dtype, "communication", shard.device).zero_()
+    start = 0
+    for p in params:
+        if p.grad is not None:
+            bucket[start : start + p.numel()] = p.grad.flatten()
+        start += p.numel()
+    for p in params:
+        p.grad = None
+    mean = device.empty(shard.numel(), shard.dtype, "gradients", shard.device)
+    reduction = comm.reduce_scatter(mean, bucket, group, comm.MEAN)
+
+    def finish():
+        reduction.wait()
+        device.free(bucket)
+        if shard.grad is None:
+            shard.grad = mean
+        else:
+            shard.grad += mean
+            device.free(mean)
+
+    return finish
+
+
+@wrong("3.3", "needed no longer")
+def reduce_bucket(params, shard, group):
+    """Drops the second mean without freeing it."""
+    bucket = device.empty(shard.numel() * group.size(), shard.dtype, "communication", shard.device).zero_()
+    start = 0
+    for p in params:
+        if p.grad is not None:
+            bucket[start : start + p.numel()] = p.grad.flatten()
+        start += p.numel()
+    mean = device.empty(shard.numel(), shard.dtype, "gradients", shard.device)
+    reduction = comm.reduce_scatter(mean, bucket, group, comm.MEAN)
+
+    def finish():
+        reduction.wait()
+        device.free(bucket)
+        if shard.grad is None:
+            shard.grad = mean
+        else:
+            shard.grad += mean
+
+    return finish
+
+
 @wrong("3.4", "never gathered")
 def update_and_gather(optimizer, flats, group):
     """Forgets the all-gather."""
@@ -468,6 +597,41 @@ def update_and_gather(optimizer, flats, group):
         shard.grad = None
     handles = [comm.all_gather(flat, shard.data, group) for flat, shard in zip(flats, shards, strict=True)]
     handles[-1].wait()
+
+
+@wrong("3.4", "gather in place")
+def update_and_gather(optimizer, flats, group):
+    """Gathers from a copy of the shard."""
+    shards = optimizer.param_groups[0]["params"]
+    optimizer.step()
+    for shard in shards:
+        device.free(shard.grad)
+        shard.grad = None
+    for flat, shard in zip(flats, shards, strict=True):
+        comm.all_gather(flat, shard.data.clone(), group).wait()
+
+
+@wrong("3.4", "is only set to None")
+def update_and_gather(optimizer, flats, group):
+    """Lets the gradients go without freeing them."""
+    shards = optimizer.param_groups[0]["params"]
+    optimizer.step()
+    for shard in shards:
+        shard.grad = None
+    for flat, shard in zip(flats, shards, strict=True):
+        comm.all_gather(flat, shard.data, group).wait()
+
+
+@wrong("3.4", "between the update and the gathers")
+def update_and_gather(optimizer, flats, group):
+    """Frees the gradients after the gathers."""
+    shards = optimizer.param_groups[0]["params"]
+    optimizer.step()
+    for flat, shard in zip(flats, shards, strict=True):
+        comm.all_gather(flat, shard.data, group).wait()
+    for shard in shards:
+        device.free(shard.grad)
+        shard.grad = None
 
 
 @wrong("3.5", "the memory is not saved")
@@ -603,3 +767,81 @@ def reduce_in_backward(params, shard, start, in_flight, group):
             q.grad = None
 
     return [p.register_hook(lambda grad, p=p: on_gradient(p)) for p in params]
+
+
+@wrong("3.5", "the count was not taken back")
+def reduce_in_backward(params, shard, start, in_flight, group):
+    """Counts on where the first backward ended."""
+    count = 0
+
+    def on_gradient(p):
+        nonlocal count
+        count += 1
+        if count < len(params):
+            return
+        while in_flight:
+            in_flight.pop()()
+        in_flight.append(start(params, shard, group))
+        for q in params:
+            q.grad = None
+
+    return [p.register_post_accumulate_grad_hook(on_gradient) for p in params]
+
+
+@wrong("3.5", "take it out of in_flight")
+def reduce_in_backward(params, shard, start, in_flight, group):
+    """Finishes what is in flight, and leaves it there."""
+    missing = set(params)
+
+    def on_gradient(p):
+        missing.remove(p)
+        if missing:
+            return
+        missing.update(params)
+        for finish in in_flight:
+            finish()
+        in_flight.append(start(params, shard, group))
+        for q in params:
+            q.grad = None
+
+    return [p.register_post_accumulate_grad_hook(on_gradient) for p in params]
+
+
+@wrong("3.5", "by setting it to None")
+def reduce_in_backward(params, shard, start, in_flight, group):
+    """Frees the gradients as if they were buffers."""
+    missing = set(params)
+
+    def on_gradient(p):
+        missing.remove(p)
+        if missing:
+            return
+        missing.update(params)
+        while in_flight:
+            in_flight.pop()()
+        in_flight.append(start(params, shard, group))
+        for q in params:
+            device.free(q.grad)
+            q.grad = None
+
+    return [p.register_post_accumulate_grad_hook(on_gradient) for p in params]
+
+
+@wrong("3.5", "otherwise two buckets are held")
+def reduce_in_backward(params, shard, start, in_flight, group):
+    """Starts a reduction before it finishes the one before."""
+    missing = set(params)
+
+    def on_gradient(p):
+        missing.remove(p)
+        if missing:
+            return
+        missing.update(params)
+        finish = start(params, shard, group)
+        while in_flight:
+            in_flight.pop()()
+        in_flight.append(finish)
+        for q in params:
+            q.grad = None
+
+    return [p.register_post_accumulate_grad_hook(on_gradient) for p in params]

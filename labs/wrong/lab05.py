@@ -184,6 +184,19 @@ def gather(flat, group):
     comm.all_reduce(flat.full.data, group).wait()
 
 
+@wrong("5.2", "hand both buffers over as `.data`")
+def gather(flat, group):
+    """Gathers from the Parameter, under autograd's eyes."""
+    device.allocate(flat.full)
+    comm.all_gather(flat.full.data, flat.shard, group).wait()
+
+
+@wrong("5.2", "`device.allocate` first")
+def gather(flat, group):
+    """Gathers into a buffer that has no memory."""
+    comm.all_gather(flat.full.data, flat.shard.data, group).wait()
+
+
 # 5.3
 
 
@@ -230,6 +243,30 @@ def free(flat):
 
 
 # 5.4
+
+
+@wrong("5.4", "the ledger cannot see it")
+def reduce_gradient(flat, gradient, group):
+    """The right mean, in memory that nobody accounts for."""
+    flat.padding_of(gradient).zero_()
+    mean = torch.empty_like(flat.shard.data)
+    comm.reduce_scatter(mean, gradient, group, comm.MEAN).wait()
+    device.free(gradient)
+    flat.shard.grad = mean if flat.shard.grad is None else flat.shard.grad.add_(mean)
+
+
+@wrong("5.4", "add in place")
+def reduce_gradient(flat, gradient, group):
+    """Adds out of place, into a tensor of torch's."""
+    flat.padding_of(gradient).zero_()
+    mean = device.empty(flat.shard.numel(), gradient.dtype, "gradients", gradient.device)
+    comm.reduce_scatter(mean, gradient, group, comm.MEAN).wait()
+    device.free(gradient)
+    if flat.shard.grad is None:
+        flat.shard.grad = mean
+    else:
+        flat.shard.grad = flat.shard.grad + mean
+        device.free(mean)
 
 
 @wrong("5.4", "the sum over the ranks")
@@ -457,6 +494,75 @@ def attach(module, unit):
         missing.discard(leaf)
         if not missing:
             missing.update(unit.leaves)
+            unit.reduce_gradient()
+
+    module.register_forward_pre_hook(lambda module, args: unit.gather())
+    module.register_forward_hook(after_forward)
+    for leaf in unit.leaves:
+        leaf.register_post_accumulate_grad_hook(after_gradient)
+
+
+@wrong("5.5", "do not arrive in the order of the list")
+def attach(module, unit):
+    """Takes the first leaf of the list for the last to arrive."""
+
+    def after_forward(module, args, output):
+        if output.requires_grad:
+            output.register_hook(lambda gradient: None if unit.whole else unit.gather())
+        if not (unit.is_root and output.requires_grad):
+            unit.free()
+
+    def after_gradient(leaf):
+        unit.take_gradient(leaf)
+        if leaf is unit.leaves[0]:
+            unit.free()
+            unit.reduce_gradient()
+
+    module.register_forward_pre_hook(lambda module, args: unit.gather())
+    module.register_forward_hook(after_forward)
+    for leaf in unit.leaves:
+        leaf.register_post_accumulate_grad_hook(after_gradient)
+
+
+@wrong("5.5", "gradients wait in their leaves")
+def attach(module, unit):
+    """Hands all gradients over when the last is there."""
+
+    def after_forward(module, args, output):
+        if output.requires_grad:
+            output.register_hook(lambda gradient: None if unit.whole else unit.gather())
+        if not (unit.is_root and output.requires_grad):
+            unit.free()
+
+    def after_gradient(leaf):
+        if all(each.grad is not None for each in unit.leaves):
+            for each in unit.leaves:
+                unit.take_gradient(each)
+            unit.free()
+            unit.reduce_gradient()
+
+    module.register_forward_pre_hook(lambda module, args: unit.gather())
+    module.register_forward_hook(after_forward)
+    for leaf in unit.leaves:
+        leaf.register_post_accumulate_grad_hook(after_gradient)
+
+
+@wrong("5.5", "no gradient was handed over")
+def attach(module, unit):
+    """Counts the gradients and leaves them where they are."""
+    missing = set(unit.leaves)
+
+    def after_forward(module, args, output):
+        if output.requires_grad:
+            output.register_hook(lambda gradient: None if unit.whole else unit.gather())
+        if not (unit.is_root and output.requires_grad):
+            unit.free()
+
+    def after_gradient(leaf):
+        missing.discard(leaf)
+        if not missing:
+            missing.update(unit.leaves)
+            unit.free()
             unit.reduce_gradient()
 
     module.register_forward_pre_hook(lambda module, args: unit.gather())
