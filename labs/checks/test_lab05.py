@@ -621,7 +621,9 @@ def why_attach(phase, got, kept_after_forward):
     if reduced and all(" with 0 of " in event for event in reduced):
         return "no gradient was handed over: call `unit.take_gradient(leaf)` in each leaf's hook"
     if any(" with 1 of " in event for event in reduced):
-        return "leaves' gradients do not arrive in the order of the list: the unit ends when all have come, so count them"
+        return (
+            "leaves' gradients do not arrive in the order of the list: the unit ends when all have come, so count them"
+        )
     if any("leaves" in event for event in reduced):
         return (
             "reduced before all leaves had their gradient: a module's backward hook knows of its inputs alone; the "

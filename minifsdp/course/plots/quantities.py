@@ -91,8 +91,9 @@ def lines(
             beyond = min(xs) < min(measured) or max(xs) > max(measured)
             dashes: Any = (0, (4, 3)) if level or beyond or len(xs) > _FEW else ""
             hollow: Any = {"marker": "" if level or len(xs) > _FEW else "D", "markersize": 7.5, "fillstyle": "none"}
+            line: Any = {"color": colours.get(name, "black"), "linewidth": 0.9, "linestyle": dashes}
             label = name if name not in series else source if name == unnamed[0] else ""
-            axes.plot(xs, ys, color="black", linewidth=0.9, linestyle=dashes, label=label, clip_on=False, **hollow)
+            axes.plot(xs, ys, label=label, clip_on=False, markeredgecolor="black", **line, **hollow)
         axes.set(xlabel=xlabel, ylabel=textwrap.fill(ylabel, 38))
         _scale(axes, sorted({x for xs, _ in (*series.values(), *expected.values()) for x in xs}), logx, logy)
         legend_beside(axes, axes.get_legend_handles_labels()[0])

@@ -71,9 +71,10 @@ def watch(module: nn.Module, record: Callable[[str], None]) -> None:
     "5.2",
     hints=(
         "`device.allocate` gives `flat.full` its memory, the same that `flat.views` look at. `comm.all_gather` returns "
-        "a handle; there is nothing to read before its `wait()`.",
+        "a handle; there is nothing to read before its `wait()`. Autograd has no part in it: `.data` on both buffers.",
         "Three steps: allocate `flat.full`; `comm.all_gather(output, shard, group)` with `flat.full.data` for the "
-        "output, since it has a version counter of its own, and `flat.shard.data`; wait.",
+        "output, since it has a version counter of its own, and `flat.shard.data`, since the shard is a Parameter and "
+        "autograd would record what is done with it; wait.",
     ),
     forbids=(FlatUnit._gather,),
 )
@@ -88,8 +89,8 @@ def gather(flat: FlatParameter, group: Group) -> None:
     hints=(
         "The views, the leaves made of them and autograd's saved tensors share one storage. As long as that has its "
         "bytes, it does not matter which names you drop.",
-        "It is the storage that must shrink, not the tensor: `untyped_storage().resize_(0)`, which is what "
-        "`device.free` does.",
+        "It is the storage that must shrink, not the tensor, as `untyped_storage().resize_(0)` does. `device.free` does "
+        "that, and `record_stream` on a GPU: use it.",
     ),
     forbids=(FlatUnit._release,),
 )
