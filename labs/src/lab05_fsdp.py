@@ -783,8 +783,8 @@ plots.curve(
 # gradient beside it, and leaves a shard of it behind.
 #
 # The same by stage, with activations. The prediction adds to the model state the activations that one process with this
-# rank's rows holds after its forward. It leaves the peak out: what backward has freed of them by then, and what it needs
-# for a moment, is the model's affair.
+# rank's rows holds after its forward. It leaves the peak out: what backward has freed of them by then, and what it
+# needs for a moment, is the model's affair.
 
 
 # %%
@@ -842,9 +842,9 @@ for name in (*EARLIER, "yours"):
     assert wire == round(share * moved)
 
 # %% [markdown]
-# Bytes held after the optimizer's step, before `zero_grad`. DDP sends 2(N - 1)/N of the gradient: an all-reduce. ZeRO-1 and 2 send as
-# much, a reduce-scatter of gradients and an all-gather of parameters. ZeRO-3 gathers the parameters twice: 3(N - 1)/N,
-# less the root's second time.
+# Bytes held after the optimizer's step, before `zero_grad`. DDP sends 2(N - 1)/N of the gradient: an all-reduce. ZeRO-1
+# and 2 send as much, a reduce-scatter of gradients and an all-gather of parameters. ZeRO-3 gathers the parameters
+# twice: 3(N - 1)/N, less the root's second time.
 #
 # ## 5.6 SHARD_GRAD_OP
 #
@@ -961,7 +961,7 @@ per_row = {name: (tried[fits[name]] - tried[1]) / (fits[name] - 1) for name, tri
 for name, rows in fits.items():
     print(f"{name}: at most {rows} rows per rank in {BUDGET // MIB} MiB, {per_row[name] / MIB:.2f} MiB per row more")
 freed = weighed["DDP"]["state_peak"] - mine["state_peak"]
-print(f"expected: {freed / MIB:.2f} MiB less of model state, room for {freed / per_row['your FSDP']:.1f} rows more")
+print(f"expected: {freed / MIB:.2f} MiB less of model state, room for {freed / per_row['your FSDP']:.1f} rows at least")
 assert fits["your FSDP"] >= fits["DDP"] + int(freed / per_row["your FSDP"])
 plots.lines(
     {name: (sorted(tried), [tried[rows] / MIB for rows in sorted(tried)]) for name, tried in peaks.items()},
@@ -969,8 +969,8 @@ plots.lines(
     xlabel="rows per rank",
     ylabel="peak of a rank, MiB",
     title=f"In the same memory {fits['your FSDP']} rows per rank fit in place of {fits['DDP']}",
-    says=f"The ledger's peak of a step on {RANKS} ranks, at the sizes that bisection tried; a row costs both the same, "
-    f"or nearly.",
+    says=f"The ledger's peak of a step on {RANKS} ranks, at the sizes that were tried. With many rows it lies where "
+    "backward begins: DDP's gradient buckets are always there, most of FSDP's gradients not yet; hence the extra room.",
     lab="05",
 )
 
@@ -1077,9 +1077,9 @@ print("torch's FSDP:", said["torch"])
 print("minifsdp:", said["minifsdp"])
 
 # %% [markdown]
-# torch's FSDP (here with `use_orig_params=True`) has a piece of its flat shard there, which is 1-D; users have read that
-# message in many issues without a clue. minifsdp puts a placeholder where the parameter was (`Absent` in `minifsdp/fsdp/unit.py`) that
-# has the shape and says why there are no values.
+# torch's FSDP (here with `use_orig_params=True`) has a piece of its flat shard there, which is 1-D; users have read
+# that message in many issues without a clue. minifsdp puts a placeholder where the parameter was (`Absent` in
+# `minifsdp/fsdp/unit.py`) that has the shape and says why there are no values.
 #
 # ### State read outside forward
 #
@@ -1202,9 +1202,9 @@ plots.timeline(
 #
 # **4. A parameter is not used in a step. What does your `attach` do with its unit?**
 # <details><summary>Answer</summary>Its gradient never comes, so the unit is neither freed nor reduced. The next step is
-# worse: what is still missing is left over, so the unit ends too early (with a counter at the first leaf) and reduces an
-# incomplete gradient without a word. minifsdp and torch end such units in the end-of-backward callback of 5.1, the
-# missing gradient counting as zero.</details>
+# worse: it finds the rest of this one's list or count, ends the unit too early, and reduces an incomplete gradient
+# without a word. minifsdp and torch end such units in the end-of-backward callback of 5.1, the missing gradient
+# counting as zero.</details>
 #
 # **5. Why the hook on the output, and not one on the gradient of the input of the next module?**
 # <details><summary>Answer</summary>It is the same tensor where modules form a chain, and a different one where they do

@@ -89,8 +89,8 @@ def gather(flat: FlatParameter, group: Group) -> None:
     hints=(
         "The views, the leaves made of them and autograd's saved tensors share one storage. As long as that has its "
         "bytes, it does not matter which names you drop.",
-        "It is the storage that must shrink, not the tensor, as `untyped_storage().resize_(0)` does. `device.free` does "
-        "that, and `record_stream` on a GPU: use it.",
+        "It is the storage that must shrink, not the tensor, as with `untyped_storage().resize_(0)`. `device.free` "
+        "does that, and `record_stream` on a GPU: use it.",
     ),
     forbids=(FlatUnit._release,),
 )
