@@ -12,10 +12,10 @@ import pytest
 
 import minifsdp
 from minifsdp.course import cli
-from minifsdp.course.workshop import catalogue, copies, editions, saved
+from minifsdp.course.workshop import catalogue, copies, progress, saved
 from minifsdp.course.workshop.catalogue import EXERCISE, Notebook, cells_with, read_notebook, source_of
 from minifsdp.course.workshop.process import Verdict
-from minifsdp.course.workshop.references import find_reference
+from minifsdp.course.workshop.references import find_reference, is_blank
 from minifsdp.course.workshop.submission import Submission
 
 REFERENCE = find_reference("4.1")
@@ -100,7 +100,7 @@ def test_without_jupyterlab_start_says_how_to_get_it(lab: Run, monkeypatch: pyte
     from minifsdp.course.cli import lab as module
 
     monkeypatch.setattr(module, "find_spec", lambda name: None)
-    assert "pip install 'minifsdp[labs]'" in lab("start", "04")[1]
+    assert "pip install jupyterlab pytest" in lab("start", "04")[1]
 
 
 @pytest.mark.parametrize(
@@ -173,8 +173,10 @@ def test_check_needs_one_cell_and_one_notebook(lab: Run) -> None:
     notebook["cells"] += cells_with(notebook["cells"], EXERCISE + "4.1")
     Path(COPY).write_text(json.dumps(notebook))
     assert f"{COPY} has 2 cells with the tag exercise-4.1: there must be one" in lab("check", "4.1")[1]
-    Path("lab04_second.ipynb").write_text(Path(COPY).read_text())
-    assert "several notebooks of lab 04, name one: lab04_flat_parameter.ipynb, lab04_sec" in lab("check", "4.1")[1]
+    for name in ("lab04_first.ipynb", "lab04_second.ipynb"):
+        Path(name).write_text(Path(COPY).read_text())
+    Path(COPY).unlink()  # of its name, or with a number behind it, it would be the one
+    assert "several notebooks of lab 04, name one: lab04_first.ipynb, lab04_second.ipynb" in lab("check", "4.1")[1]
     Path(COPY).write_text("{")
     Path("lab04_second.ipynb").unlink()
     assert lab("check", "4.1")[1] == f"minifsdp: {COPY} is not a notebook: give a saved .ipynb file\n"
@@ -210,7 +212,7 @@ def test_hints_reveals_and_progress(lab: Run) -> None:
 # Editions
 
 
-def age(path: str, change: Callable[[Notebook], None]) -> None:
+def age(path: str, change: Callable[[Notebook], None] = lambda notebook: None) -> None:
     """Turn a copy into one of an older edition."""
     notebook = read_notebook(Path(path))
     notebook["metadata"]["minifsdp"]["edition"] = "an older one"
@@ -256,20 +258,53 @@ def test_update_leaves_what_is_not_clear_to_its_owner(lab: Run) -> None:
     assert "4.1 pad_and_chunk: 2 cells have its tag, carry over the right one by hand" in lab("update", "04")[1]
 
 
+# Blank
+
+
+STUB = catalogue.stubs_of("04")["4.1"].source
+BELOW = "\n\n\ndef try_later(flat):\n    ...\n"
+
+
+@pytest.mark.usefixtures("verdict")
 @pytest.mark.parametrize(
-    ("source", "blank"),
+    ("cell", "state"),
     [
-        ("def f(a):\n    ...", True),
-        ('@exercise("5.1")\ndef f(a, b):\n    """Says."""\n    ...  # here', True),
-        ("def f(a):\n    pass", False),
-        ("def f(a):\n    return None", False),
-        ('def f(a):\n    """Says."""', False),
-        ("def f(:", False),
-        ("", False),
+        (RIGHT + BELOW, "passed"),
+        (STUB + BELOW.replace("...", "return 2 * flat"), "not attempted"),
+        (STUB.replace(" -> list[Tensor]", ""), "passed"),
     ],
 )
-def test_what_a_stub_is(source: str, blank: bool) -> None:
-    assert editions.is_stub(source) is blank
+def test_check_progress_mark_and_update_agree_on_what_is_blank(lab: Run, cell: str, state: str) -> None:
+    lab("start", "04")
+    write(cell)
+    said = lab("check", "4.1")[1]
+    assert ("yours: passed" in said, "not attempted" in said) == (state == "passed", state == "not attempted")
+    assert {each.exercise: each for each in progress.standings(Path())["04"]}["4.1"].state == state
+    assert is_blank(cell, catalogue.stubs_of("04")["4.1"]) == (state == "not attempted")
+    age(COPY)
+    assert ("4.1 pad_and_chunk: carried over" in lab("update", "04")[1]) == (state != "not attempted")
+
+
+@pytest.mark.usefixtures("verdict")
+def test_of_several_copies_the_last_update_is_the_one(lab: Run) -> None:
+    lab("start", "04")
+    for number in (2, 3):
+        age(COPY if number == 2 else COPY.replace(".ipynb", "_2.ipynb"))
+        assert f"_{number}.ipynb" in lab("update", "04")[1]
+    assert lab("check", "4.1")[0] == 0
+
+
+def test_damaged_records_count_as_none(lab: Run) -> None:
+    lab("start", "04")
+    for kind, content in {"hints": b"\xff\xfe", "predictions": b'"abc"', "answers": b"{}", "reveals": b"7"}.items():
+        Path(".minifsdp", kind).mkdir(parents=True)
+        Path(".minifsdp", kind, "4.1.json").write_bytes(content)
+    assert lab("progress")[0] == 0
+    assert "hint 1 of 2" in lab("hint", "4.1")[1]
+
+
+def test_progress_of_what_is_no_folder(lab: Run) -> None:
+    assert lab("progress", "nowhere") == (2, "minifsdp: nowhere is no folder: name the one with your notebooks\n")
 
 
 # Installed

@@ -719,8 +719,7 @@ for name, width, ranks in (("this lab's", 64, 1), ("width 4,096", 4096, 1), ("wi
 # For our GPT that would be 384 tokens, 16 sequences; embeddings and head, which the rule leaves out, add to both sides.
 # The last line is the reason why sharding alone does not end the search for memory: at stage 3 on 64 ranks a tenth of
 # one sequence of 4,096 tokens outweighs the model state. Against activations there are other means: smaller batches
-# with accumulated gradients (lab 09), recomputation (labs 10 and 16), and cutting them by tensor or pipeline
-# parallelism (labs 13 and 14).
+# with accumulated gradients (lab 02), recomputation, and cutting them by tensor or pipeline parallelism.
 
 # %% [markdown]
 # ## What is still missing

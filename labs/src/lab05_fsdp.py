@@ -601,7 +601,7 @@ for name in UNITS:
 # ### Measured: still data parallelism (C13)
 #
 # FSDP shards *storage*. A rank computes on its own rows with whole parameters, as in DDP; no matrix product is split.
-# Tensor parallelism (lab 13) would leave the weight in shards and compute with those, on the same rows.
+# Tensor parallelism would leave the weight in shards and compute with those, on the same rows.
 
 
 # %% tags=["C13"]
@@ -907,7 +907,7 @@ assert abs(traffic["SHARD_GRAD_OP"] / traffic["DDP"] - 1) < 1e-4
 
 # %% [markdown]
 # The 1.5 is ZeRO's count. It says nothing of time: DDP's all-reduce can hide behind backward, a gather that the next
-# computation waits for cannot, unless somebody issues it earlier (lab 07).
+# computation waits for cannot, unless somebody issues it earlier (`minifsdp/fsdp/prefetch.py`).
 #
 # ## What it buys
 #
@@ -1170,7 +1170,8 @@ plots.timeline(
 #
 # Every gather is on the critical path, every reduction too: compute and link take turns. Nothing in the mathematics
 # wants that. The reduction of a block could run while the next one computes, the gather of the next block while this
-# one does. That needs streams, events, and a decision when to issue what: labs 06 to 08.
+# one does. That needs streams, events, and a decision when to issue what: `minifsdp/fsdp/overlap.py`, `prefetch.py` and
+# `rate_limit.py`, the next rungs of `minifsdp ladder`.
 #
 # ## What to remember
 #
@@ -1198,7 +1199,7 @@ plots.timeline(
 # **3. Gradients are accumulated over 4 micro-batches. What do 5.4 and 5.5 send, and what could be saved?**
 # <details><summary>Answer</summary>Everything four times: each micro-batch gathers twice and reduces, and adds to the
 # shard's gradient. Reducing only the last one saves three reductions, and keeps the unsharded gradients of the whole
-# model in the meantime (lab 09).</details>
+# model in the meantime (`no_sync`).</details>
 #
 # **4. A parameter is not used in a step. What does your `attach` do with its unit?**
 # <details><summary>Answer</summary>Its gradient never comes, so the unit is neither freed nor reduced. The next step is

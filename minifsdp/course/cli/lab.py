@@ -32,7 +32,9 @@ def _refusing() -> Iterator[None]:
     """What a request asks for that cannot be ends in one line and exit code 2."""
     try:
         yield
-    except (ValueError, OSError) as error:
+    except OSError as error:
+        fail(f"{error.filename}: {(error.strerror or str(error)).lower()}; name another path", code=2)
+    except ValueError as error:
         fail(str(error), code=2)
 
 
@@ -66,7 +68,7 @@ def start(lab: Lab, folder: Folder = HERE) -> None:
         copy = copies.start(_number(lab), folder)
     print(f"{copy}: go on with   jupyter lab {copy}")
     if find_spec("jupyterlab") is None or find_spec("pytest") is None:
-        print("JupyterLab or pytest is not installed here:   pip install 'minifsdp[labs]'")
+        print("JupyterLab or pytest is not installed here:   pip install jupyterlab pytest")
 
 
 @app.command()

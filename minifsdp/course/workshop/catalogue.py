@@ -49,7 +49,7 @@ def shipped_notebook(lab: str) -> Path:
     Raises:
         ValueError: there is no such lab; names those that there are.
     """
-    found = sorted(labs_folder().glob(f"lab{lab}_*.ipynb"))
+    found = sorted(labs_folder().glob(f"lab{lab}_*.ipynb")) if lab in all_labs() else []
     if not found:
         raise ValueError(f"there is no lab {lab!r}: choose from {', '.join(all_labs()) or 'none'}")
     return found[0]

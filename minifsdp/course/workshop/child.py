@@ -128,7 +128,9 @@ def last_lines(error: BaseException) -> str:
     """What was raised, and the line of the learner's cell that did it."""
     said = "".join(traceback.format_exception_only(error)).strip().splitlines()[-1]
     if isinstance(error, SyntaxError):
-        return f"{said} (line {error.lineno} of the {(error.filename or '')[1:-1]}: {(error.text or '').strip()})"
+        line = (error.text or "").strip()
+        advice = "; a check runs plain Python: leave out lines that begin with % or !" if line[:1] in "%!" else ""
+        return f"{said} (line {error.lineno} of the {(error.filename or '')[1:-1]}: {line}){advice}"
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename.startswith("<")]
     where = f" (line {frames[-1].lineno} of the {frames[-1].filename[1:-1]}: {frames[-1].line})" if frames else ""
     return said + where

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 from minifsdp.course.workshop.catalogue import (
@@ -61,30 +62,22 @@ def lab_of_copy(path: Path) -> str | None:
 
 
 def find_copy(lab: str, folder: Path) -> Path:
-    """The copy of a lab in a folder; of several, the one of the current edition.
+    """The copy of a lab in a folder; of several, the one that `start` or the last `update` has made.
 
     Raises:
         ValueError: there is none, or it is not clear which.
     """
-    shipped_notebook(lab)  # an unknown lab is told first
+    stem = shipped_notebook(lab).stem  # an unknown lab is told first
     found = copies(lab, folder)
-    if len(found) > 1:
-        edition = edition_of(read_notebook(shipped_notebook(lab)))
-        current = [path for path in found if _edition(path) == edition]
-        found = current if len(current) == 1 else found
+    ours = {path: named for path in found if (named := re.fullmatch(rf"{stem}(?:_(\d+))?", path.stem))}
+    if ours:
+        return max(ours, key=lambda path: int(ours[path][1] or 1))
     if len(found) == 1:
         return found[0]
     if not found:
         where = "this folder" if folder == Path() else str(folder)
         raise ValueError(f"no notebook of lab {lab} in {where}: minifsdp lab start {lab}, or name the notebook")
     raise ValueError(f"several notebooks of lab {lab}, name one: {', '.join(path.name for path in found)}")
-
-
-def _edition(path: Path) -> str | None:
-    try:
-        return facts_of(read_notebook(path)).get("edition")
-    except (ValueError, OSError):
-        return None
 
 
 def answer_in(path: Path, exercise: str) -> Submission:

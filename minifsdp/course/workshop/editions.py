@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import warnings
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -20,7 +19,7 @@ from minifsdp.course.workshop.catalogue import (
     stubs_of,
 )
 from minifsdp.course.workshop.copies import find_copy, fresh, write_new
-from minifsdp.course.workshop.references import definition_in
+from minifsdp.course.workshop.references import definition_in, is_blank, parse
 
 
 def update(lab: str, folder: Path) -> tuple[Path | None, list[str]]:
@@ -48,33 +47,6 @@ def update(lab: str, folder: Path) -> tuple[Path | None, list[str]]:
     return target, remarks
 
 
-def is_stub(source: str) -> bool:
-    """Whether the last function of a cell is still blank: a docstring, if any, and `...`."""
-    try:
-        functions = [node for node in parse(source).body if isinstance(node, ast.FunctionDef)]
-    except SyntaxError:
-        return False
-    body = functions[-1].body if functions else []
-    body = body[1:] if len(body) > 1 and ast.get_docstring(functions[-1]) is not None else body
-    return len(body) == 1 and isinstance(body[0], ast.Expr) and _is_dots(body[0].value)
-
-
-def parse(source: str) -> ast.Module:
-    """The syntax tree of a cell that somebody has written.
-
-    Raises:
-        SyntaxError: it is not Python, or too deep to read.
-    """
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            return ast.parse(source)
-    except SyntaxError:
-        raise
-    except (ValueError, RecursionError, MemoryError) as error:
-        raise SyntaxError(str(error) or "too deep") from None
-
-
 def _is_dots(node: ast.expr) -> bool:
     return isinstance(node, ast.Constant) and node.value is ...
 
@@ -86,7 +58,7 @@ def _carry_answers(old: list[Cell], new: list[Cell], stubs: dict[str, Stub]) -> 
         head = f"{exercise} {stub.name}"
         if len(found) > 1:
             remarks.append(f"{head}: {len(found)} cells have its tag, carry over the right one by hand")
-        elif found and not is_stub(source_of(found[0])):
+        elif found and not is_blank(source_of(found[0]), stub):
             source = source_of(found[0])
             cells_with(new, EXERCISE + exercise)[0]["source"] = source.splitlines(keepends=True)
             remarks.append(f"{head}: carried over{_changed(source, stub)}")

@@ -21,7 +21,7 @@ from minifsdp.course.workshop.catalogue import (
     stubs_of,
 )
 from minifsdp.course.workshop.copies import lab_of_copy
-from minifsdp.course.workshop.editions import parse
+from minifsdp.course.workshop.references import parse
 
 
 class Task(NamedTuple):

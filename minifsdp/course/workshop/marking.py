@@ -16,9 +16,9 @@ from typing import Literal, NamedTuple
 
 from minifsdp.course.workshop.catalogue import EXERCISE, all_labs, setup_of, stubs_of
 from minifsdp.course.workshop.checking import Variant
-from minifsdp.course.workshop.editions import is_stub
 from minifsdp.course.workshop.handed_in import AlteredError, Task, cell_in, only_notebook
 from minifsdp.course.workshop.process import Limits, run_check
+from minifsdp.course.workshop.references import is_blank
 from minifsdp.course.workshop.store import Store
 from minifsdp.course.workshop.submission import Submission
 
@@ -59,7 +59,7 @@ def _mark(task: Task, variants: Sequence[Mapping[str, int]], limits: Limits) -> 
     cell = cell_in(notebook, task)
     if cell is None:
         return "missing", f"no cell has the tag {EXERCISE}{task.exercise}"
-    if is_stub(cell):
+    if is_blank(cell, stubs_of(task.lab)[task.exercise]):
         return "blank", ""
     submission = Submission(task.exercise, setup_of(task.lab), cell)
     for variant in ({}, *variants):

@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import NamedTuple
 
-from minifsdp.course.workshop.catalogue import EXERCISE, all_labs, cells_with, read_cells, source_of, stubs_of
+from minifsdp.course.workshop.catalogue import EXERCISE, Stub, all_labs, cells_with, read_cells, source_of, stubs_of
 from minifsdp.course.workshop.copies import copies, find_copy
-from minifsdp.course.workshop.editions import is_stub
+from minifsdp.course.workshop.references import is_blank
 from minifsdp.course.workshop.store import Store
 
 BLANK = "not attempted"
@@ -36,7 +36,13 @@ class Standing(NamedTuple):
 
 
 def standings(folder: Path) -> dict[str, list[Standing] | str]:
-    """By lab, how each exercise stands; or why that cannot be told."""
+    """By lab, how each exercise stands; or why that cannot be told.
+
+    Raises:
+        ValueError: there is no such folder.
+    """
+    if not folder.is_dir():
+        raise ValueError(f"{folder} is no folder: name the one with your notebooks")
     found: dict[str, list[Standing] | str] = {}
     for lab in all_labs():
         try:
@@ -54,7 +60,7 @@ def _lab(lab: str, folder: Path) -> list[Standing]:
         standing = Standing(
             exercise,
             stub.name,
-            state=_state(mine, store.read("answers", exercise)),
+            state=_state(mine, stub, store.read("answers", exercise)),
             hints=store.read("hints", exercise) or 0,
             read=store.read("reveals", exercise) is not None,
             prediction=store.read("predictions", exercise),
@@ -63,11 +69,11 @@ def _lab(lab: str, folder: Path) -> list[Standing]:
     return found
 
 
-def _state(cells: list[str], kept: dict[str, str] | None) -> str:
+def _state(cells: list[str], stub: Stub, kept: dict[str, str] | None) -> str:
     """`kept` is the answer that passed last."""
     if len(cells) != 1:
         return MISSING
-    if is_stub(cells[0]):
+    if is_blank(cells[0], stub):
         return BLANK
     if kept is None:
         return WRITTEN

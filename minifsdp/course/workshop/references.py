@@ -6,13 +6,14 @@ import ast
 import inspect
 import re
 import textwrap
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib import import_module
 from importlib.util import find_spec
 from types import FunctionType
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -93,6 +94,22 @@ def lab_of(exercise: str) -> str:
     return f"{int(exercise.split('.')[0]):02d}"
 
 
+def parse(source: str) -> ast.Module:
+    """The syntax tree of a cell that somebody has written.
+
+    Raises:
+        SyntaxError: it is not Python, or too deep to read.
+    """
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            return ast.parse(source)
+    except SyntaxError:
+        raise
+    except (ValueError, RecursionError, MemoryError) as error:
+        raise SyntaxError(str(error) or "too deep") from None
+
+
 def definition_in(source: str, name: str) -> ast.FunctionDef:
     """The definition of function `name` at the top level of `source`; the last, if there are several.
 
@@ -100,20 +117,34 @@ def definition_in(source: str, name: str) -> ast.FunctionDef:
         ValueError: there is none.
         SyntaxError: the source is not Python.
     """
-    for node in reversed(ast.parse(source).body):
+    for node in reversed(parse(source).body):
         if isinstance(node, ast.FunctionDef) and node.name == name:
             return node
     raise ValueError(f"the cell does not define {name}")
 
 
-def is_blank(source: str, ref: Reference) -> bool:
-    """Whether a cell's answer is still the shipped stub: the reference's signature, and `...` for a body.
+class Named(Protocol):
+    """A function by name and text: a reference, or a stub as it is shipped."""
 
-    Decorators, docstrings, comments and layout do not count; `pass` or `return None` are answers.
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def source(self) -> str: ...
+
+
+def is_blank(source: str, exercise: Named) -> bool:
+    """Whether a cell's answer is still the shipped stub: the exercise's signature, and `...` for a body.
+
+    Decorators, docstrings, comments, layout and other functions in the cell do not count; `pass` or `return None` are
+    answers, and so is what is not Python or does not define the function.
     """
-    stub = definition_in(ref.source, ref.name)
+    stub = definition_in(exercise.source, exercise.name)
     stub.body = [ast.Expr(ast.Constant(...))]
-    return _tree(definition_in(source, ref.name)) == _tree(stub)
+    try:
+        return _tree(definition_in(source, exercise.name)) == _tree(stub)
+    except (SyntaxError, ValueError):
+        return False
 
 
 def _tree(function: ast.FunctionDef) -> str:

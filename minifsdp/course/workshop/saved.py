@@ -19,11 +19,7 @@ def check_saved(exercise: str, notebook: Path) -> tuple[str, bool]:
         OSError: the file cannot be read.
     """
     ref, submission, store = find_reference(exercise), answer_in(notebook, exercise), Store(notebook.parent)
-    try:
-        blank = is_blank(submission.cell, ref)
-    except (SyntaxError, ValueError):  # the check says what is wrong with it
-        blank = False
-    if blank:
+    if is_blank(submission.cell, ref):
         return f"{exercise} {ref.name}: {BLANK}", False
     verdict = run_check(submission)
     if verdict.state == "passed":

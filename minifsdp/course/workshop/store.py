@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import tempfile
+from functools import cache
 from pathlib import Path
 from typing import Any, Literal
 
@@ -25,11 +26,12 @@ class Store:
         self.root = (folder or Path.cwd()) / ".minifsdp"
 
     def read(self, kind: Kind, exercise: str) -> Any:
-        """The record, or None."""
+        """The record, or None if there is none that can be read."""
         try:
-            return json.loads(self._file(kind, exercise).read_text())
-        except (OSError, json.JSONDecodeError):
+            record = json.loads(self._file(kind, exercise).read_text())
+        except (OSError, ValueError):
             return None
+        return record if _is_sound(kind, record) else None
 
     def write(self, kind: Kind, exercise: str, record: Any) -> None:
         """Keep a record. Where the folder cannot be written to, nothing is kept, and the lab goes on."""
@@ -40,7 +42,24 @@ class Store:
                 json.dump(record, part, indent=1)
             os.replace(part.name, file)
         except OSError:
-            return
+            _say_once(f"nothing can be written to {self.root}: answers, predictions and hints are not kept")
 
     def _file(self, kind: Kind, exercise: str) -> Path:
         return self.root / kind / f"{exercise}.json"
+
+
+def _is_sound(kind: Kind, record: Any) -> bool:
+    """Whether a record is what `write` was given, and not what somebody else has put there."""
+    match kind:
+        case "answers":
+            return isinstance(record, dict) and all(isinstance(record.get(key), str) for key in ("setup", "cell"))
+        case "predictions":
+            return type(record) in (int, float)
+        case "hints":
+            return type(record) is int and record >= 0
+    return record is True
+
+
+@cache
+def _say_once(text: str) -> None:
+    print(text)
