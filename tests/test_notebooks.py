@@ -69,7 +69,7 @@ def keep_earlier_answers(lab: str, folder: Path) -> None:
     for before in all_labs():
         for ref in lab_references(before) if before < lab else []:
             answer = Submission(ref.id, setup_of(before), written(ref.id))
-            Store(folder).write("answers", ref.id, {**answer._asdict(), "name": ref.name})
+            Store(folder).write("answers", ref.id, answer._asdict())
 
 
 def run(case: str, folder: Path) -> Run:

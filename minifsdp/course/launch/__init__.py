@@ -20,7 +20,7 @@ from minifsdp.course.launch.errors import RankError
 from minifsdp.course.launch.group import rank_device
 from minifsdp.course.launch.inside import inside_rank, report
 
-__all__ = ["RankError", "launch", "prepare", "rank_device", "report"]
+__all__ = ["RankError", "launch", "rank_device", "report"]
 
 T = TypeVar("T")
 
@@ -77,13 +77,6 @@ def launch(
     from minifsdp.course.launch.local import run_local
 
     return run_local(fn, world_size, args, timeout, backend, on_report)
-
-
-def prepare() -> None:
-    """Start the server that ranks are forked from, which takes seconds, without waiting for it; `launch` finds it."""
-    from minifsdp.course.rank_server import start_server
-
-    start_server()
 
 
 def _check(fn: Callable[..., T], args: tuple[Any, ...], world_size: int, timeout: float, backend: str | None) -> int:

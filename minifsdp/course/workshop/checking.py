@@ -26,7 +26,6 @@ from torch import Tensor
 
 from minifsdp.course.launch import RankError, launch
 from minifsdp.course.workshop.references import Reference, find_reference, forbidden
-from minifsdp.course.workshop.submission import Submission as Submission
 
 RANKS_SECONDS = 20.0  # what the ranks of a check may take before they count as stuck
 

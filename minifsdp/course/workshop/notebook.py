@@ -62,9 +62,14 @@ def check(exercise_id: str) -> None:
     print(f"{exercise_id} {ref.name}: checking ...", end="\r", flush=True)  # the verdict takes its place
     verdict = run_check(submission)
     _states[exercise_id] = PASSED if verdict.state == "passed" else FAILED
+    print(settle(submission, verdict, Store()))
+
+
+def settle(submission: Submission, verdict: Verdict, store: Store) -> str:
+    """Keep an answer that has passed; returns the verdict as the learner reads it."""
     if verdict.state == "passed":
-        Store().write("answers", exercise_id, {**submission._asdict(), "name": ref.name})
-    print(told(exercise_id, verdict, Store()))
+        store.write("answers", submission.exercise, submission._asdict())
+    return told(submission.exercise, verdict, store)
 
 
 def told(exercise_id: str, verdict: Verdict, store: Store) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from minifsdp.course.workshop.copies import answer_in
-from minifsdp.course.workshop.notebook import BLANK, told
+from minifsdp.course.workshop.notebook import BLANK, settle
 from minifsdp.course.workshop.process import run_check
 from minifsdp.course.workshop.references import find_reference, is_blank
 from minifsdp.course.workshop.store import Store
@@ -22,6 +22,4 @@ def check_saved(exercise: str, notebook: Path) -> tuple[str, bool]:
     if is_blank(submission.cell, ref):
         return f"{exercise} {ref.name}: {BLANK}", False
     verdict = run_check(submission)
-    if verdict.state == "passed":
-        store.write("answers", exercise, {**submission._asdict(), "name": ref.name})
-    return told(exercise, verdict, store), verdict.state != "passed"
+    return settle(submission, verdict, store), verdict.state != "passed"
