@@ -1,7 +1,8 @@
 """One code path for CPU and CUDA: streams, events, memory, and the one place that buffers come from.
 
-On CUDA the streams and events are torch's own. On CPU every operation has finished when it returns, so a stream is an
-empty context, waiting is nothing, and an event is a reading of the clock.
+On CUDA the streams and events are torch's own. On CPU every operation has finished when it returns, so a stream is no
+more than a name, waiting is nothing, and an event is a reading of the clock; but watchers hear what a device with
+queues would have been asked.
 
 Buffers that communication reads or writes are allocated here and nowhere else, each with its role, so that whoever
 counts bytes can subscribe. A buffer keeps its Tensor object for life; its memory comes and goes with `allocate` and
@@ -13,7 +14,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -24,18 +25,40 @@ subscribers: list[Callable[[Tensor, Role], None]] = []
 """Each is called with every buffer that `empty` hands out, and with its role."""
 
 
+class Command(NamedTuple):
+    """What the host asks of a device with queues, and what is nothing on CPU.
+
+    Attributes:
+        verb: "record" an event on a stream; let a stream "wait" for an event; let the host "synchronize" with one;
+            "record_stream": a buffer is in use on a stream.
+        stream: whose queue it goes into; None where the host itself waits.
+        subject: the event or the buffer.
+    """
+
+    verb: Literal["record", "wait", "synchronize", "record_stream"]
+    stream: CpuStream | None
+    subject: Any
+
+
+watchers: list[Callable[[Command], None]] = []
+"""Each is called with every command on CPU, in the order of the program."""
+
+
 class CpuEvent:
     """An event on a device without queues: it has happened once it is recorded."""
 
     def __init__(self) -> None:
         self.at = 0.0  # seconds
 
-    def record(self, stream: Any = None) -> None:
+    def record(self, stream: CpuStream | None = None) -> None:
         self.at = time.perf_counter()
+        _tell("record", stream or _streams[-1], self)
 
-    def wait(self, stream: Any = None) -> None: ...
+    def wait(self, stream: CpuStream | None = None) -> None:
+        _tell("wait", stream or _streams[-1], self)
 
-    def synchronize(self) -> None: ...
+    def synchronize(self) -> None:
+        _tell("synchronize", None, self)
 
     def query(self) -> bool:
         return True
@@ -46,34 +69,45 @@ class CpuEvent:
 
 
 class CpuStream:
-    """A stream on a device without queues; as a context manager it does nothing."""
+    """A stream on a device without queues; as a context manager it is the current one."""
 
     def __enter__(self) -> CpuStream:
+        _streams.append(self)
         return self
 
-    def __exit__(self, *exc: object) -> None: ...
+    def __exit__(self, *exc: object) -> None:
+        _streams.pop()
 
-    def wait_stream(self, other: Any) -> None: ...
+    def wait_stream(self, other: CpuStream) -> None:
+        event = CpuEvent()
+        event.record(other)
+        self.wait_event(event)
 
-    def wait_event(self, event: Any) -> None: ...
+    def wait_event(self, event: CpuEvent) -> None:
+        event.wait(self)
 
     def record_event(self) -> CpuEvent:
         event = CpuEvent()
-        event.record()
+        event.record(self)
         return event
 
 
-_CPU_STREAM = CpuStream()
+_streams = [CpuStream()]  # the compute stream, and those entered since
+
+
+def _tell(verb: Any, stream: CpuStream | None, subject: Any) -> None:
+    for watch in watchers:
+        watch(Command(verb, stream, subject))
 
 
 def new_stream(device: torch.device, priority: int = 0) -> Any:
     """A queue of work beside the compute stream; a negative `priority` runs first where kernels compete."""
-    return torch.cuda.Stream(device, priority=priority) if device.type == "cuda" else _CPU_STREAM
+    return torch.cuda.Stream(device, priority=priority) if device.type == "cuda" else CpuStream()
 
 
 def current_stream(device: torch.device) -> Any:
     """The stream that the caller's next kernel goes to."""
-    return torch.cuda.current_stream(device) if device.type == "cuda" else _CPU_STREAM
+    return torch.cuda.current_stream(device) if device.type == "cuda" else _streams[-1]
 
 
 def on_stream(stream: Any) -> AbstractContextManager[Any]:
@@ -106,15 +140,26 @@ def allocate(buffer: Tensor) -> None:
     buffer.untyped_storage().resize_(buffer.numel() * buffer.element_size())
 
 
+def record_stream(buffer: Tensor) -> None:
+    """Once the buffer is freed, hold its memory back until the current stream has done what is queued by then.
+
+    The caching allocator knows the stream on which a block was allocated, and hands it to that stream's next user at
+    once; of other streams that read it, it knows what it is told here (`Tensor.record_stream`).
+    """
+    if buffer.is_cuda:
+        buffer.record_stream(torch.cuda.current_stream(buffer.device))
+    else:
+        _tell("record_stream", _streams[-1], buffer)
+
+
 def free(buffer: Tensor) -> None:
     """Give the buffer's memory away.
 
-    On CUDA the kernels that the current stream has queued may still read it: `record_stream` makes the caching
-    allocator hold the block back until they are done. So memory freed here is not at once memory to allocate
-    (fsdp/rate_limit.py).
+    The kernels that the current stream has queued may still read it, so the allocator has to hold the block back until
+    they are done: memory freed here is not at once memory to allocate (fsdp/rate_limit.py).
     """
-    if buffer.is_cuda and buffer.untyped_storage().nbytes():
-        buffer.record_stream(torch.cuda.current_stream(buffer.device))
+    if buffer.untyped_storage().nbytes():
+        record_stream(buffer)
     buffer.untyped_storage().resize_(0)
 
 

@@ -64,7 +64,7 @@ class Ledger:
     _counting: ClassVar[Ledger | None] = None
 
     def __init__(self) -> None:
-        self._books = Books()
+        self._books = self._make_books()
         self._parameters: list[weakref.ref[Tensor]] = []
         self._leaves: list[weakref.ref[Tensor]] = []
         self._optimizers: list[weakref.ref[Optimizer]] = []
@@ -86,9 +86,15 @@ class Ledger:
             comm.watchers.append(self._books.paused)
             on_exit.callback(comm.watchers.remove, self._books.paused)
             on_exit.enter_context(patch.object(UntypedStorage, "resize_", tell_resizes(self._books)))
-            on_exit.enter_context(Operators(self._books))
+            on_exit.enter_context(self._make_operators())
             self._on_exit = on_exit.pop_all()
         return self
+
+    def _make_books(self) -> Books:
+        return Books()
+
+    def _make_operators(self) -> Operators:
+        return Operators(self._books)
 
     def __exit__(self, *exc: object) -> None:
         self._on_exit.close()

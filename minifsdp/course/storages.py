@@ -38,8 +38,10 @@ class Event(NamedTuple):
     changes: dict[Tag, int]
 
 
-@dataclass(slots=True)
-class _Entry:
+@dataclass(slots=True, eq=False)
+class Entry:
+    """A storage in the books."""
+
     tag: Tag
     alive: weakref.ref[UntypedStorage]
     nbytes: int = 0
@@ -63,13 +65,13 @@ class Books:
         self.start: dict[Tag, int] = dict.fromkeys(TAGS, 0)
         self.now = dict(self.start)
         self.events: list[Event] = []
-        self._entries: dict[int, _Entry] = {}  # by the storage's address, which is its own as long as it lives
+        self._entries: dict[int, Entry] = {}  # by the storage's address, which is its own as long as it lives
         self._lock = threading.RLock()  # a storage dies on whichever thread had the last reference
         self._this_thread = _ThisThread()
 
     def tag(self, tensor: Tensor, tag: Tag) -> None:
         """Say what a tensor's storage is for. The first tag that is not `activations` is for life."""
-        for storage in _storages(tensor):
+        for storage in storages_in(tensor):
             with self._lock:
                 self._see(storage, "tag", tag)
                 entry = self._entries[storage._cdata]
@@ -99,14 +101,18 @@ class Books:
 
     def operator(self, name: str, given: Any, returned: Any) -> None:
         """An operator has run: storages that it returns and was not given are new."""
-        if self._this_thread.pauses:
+        if self.are_paused:
             return
         with torch._C.DisableTorchFunctionSubclass():
             # lift_fresh is how torch.tensor hands over what it has just made
-            old = set() if name == "aten::lift_fresh" else {storage._cdata for storage in _storages(given)}
-            for storage in _storages(returned):
+            old = set() if name == "aten::lift_fresh" else {storage._cdata for storage in storages_in(given)}
+            for storage in storages_in(returned):
                 if storage._cdata in self._entries or storage._cdata not in old:
                     self._see(storage, name)
+
+    @property
+    def are_paused(self) -> bool:
+        return self._this_thread.pauses > 0
 
     @contextmanager
     def paused(self, *_: Any) -> Iterator[None]:
@@ -121,7 +127,7 @@ class Books:
         key = storage._cdata
         with self._lock:
             if key not in self._entries:
-                self._entries[key] = _Entry(tag, weakref.ref(storage, lambda _: self._died(key)))
+                self._entries[key] = Entry(tag, weakref.ref(storage, lambda _: self._died(key)))
             self._resize(self._entries[key], storage.nbytes(), cause)
 
     def _died(self, key: int) -> None:
@@ -129,12 +135,12 @@ class Books:
             if entry := self._entries.pop(key, None):
                 self._resize(entry, 0, "free")
 
-    def _resize(self, entry: _Entry, nbytes: int, cause: str) -> None:
+    def _resize(self, entry: Entry, nbytes: int, cause: str) -> None:
         if nbytes != entry.nbytes:
             entry.event = self._book(cause, {entry.tag: nbytes - entry.nbytes})
             entry.nbytes = nbytes
 
-    def _retag(self, entry: _Entry, tag: Tag) -> None:
+    def _retag(self, entry: Entry, tag: Tag) -> None:
         entry.tag = tag
         if not entry.nbytes:
             return
@@ -183,13 +189,13 @@ def tell_resizes(books: Books) -> Callable[[UntypedStorage, int], Any]:
     return resize_
 
 
-def _storages(tree: Any) -> Iterator[UntypedStorage]:
+def storages_in(tree: Any) -> Iterator[UntypedStorage]:
     """The storages in what an operator takes or returns."""
     for leaf in tree_leaves(tree):
         if isinstance(leaf, UntypedStorage):
             yield leaf
         elif isinstance(leaf, Tensor):
             if is_traceable_wrapper_subclass(leaf):  # a DTensor's elements are those of its local tensor
-                yield from _storages([getattr(leaf, name) for name in leaf.__tensor_flatten__()[0]])
+                yield from storages_in([getattr(leaf, name) for name in leaf.__tensor_flatten__()[0]])
             elif leaf.device.type != "meta" and torch._C._has_storage(leaf):  # sparse tensors have none of their own
                 yield leaf.untyped_storage()

@@ -51,6 +51,10 @@ class Absent(torch.Tensor):
     }
 
     @classmethod
+    def like(cls, leaf: torch.Tensor) -> Absent:
+        return torch.empty_like(leaf, device="meta").as_subclass(cls)
+
+    @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func.__name__ in cls.harmless:
             return super().__torch_function__(func, types, args, kwargs or {})  # type: ignore[no-untyped-call]
@@ -159,7 +163,7 @@ class Unit(ABC):
         """Take the original parameters out of their modules and let `leaves` come and go in their stead."""
         self.leaves = leaves
         self.places = places
-        self._absent: list[Any] = [torch.empty_like(leaf, device="meta").as_subclass(Absent) for leaf in leaves]
+        self._absent: list[Any] = [Absent.like(leaf) for leaf in leaves]
         for place in (place for users in places for place in users):
             original = place.module._parameters.pop(place.attribute)
             original.__dict__[TAKEN_AS] = place.name

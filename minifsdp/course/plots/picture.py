@@ -47,17 +47,20 @@ class Picture:
         return image.getvalue()
 
 
-def page(height: float, title: str, says: str, lab: str | None) -> Figure:
-    """An empty figure: on top the finding and whose pieces ran (`yours 2/5`), at the bottom the sentence."""
+def page(height: float, title: str, says: str, lab: str | None, model: str | None = None) -> Figure:
+    """An empty figure: the finding, whose pieces ran (`yours 2/5`) and on which model; at the bottom the sentence."""
     figure = Figure(figsize=(WIDTH, height), layout="constrained")
     heading = textwrap.wrap(title, _TITLE) or [""]
+    remarks = [f"model, not measured: {model}"] if model is not None else []
     if lab is not None:
         from minifsdp.course.workshop import yours  # of no concern to the ladder's figures
 
-        pieces = yours(lab)
-        figure.set_label(pieces)
+        remarks.append(yours(lab))
+    if remarks:
+        figure.set_label("; ".join(remarks))
         below = ScaledTranslation(0, -(4 + _LINE * len(heading)) / 72, figure.dpi_scale_trans)
-        line = figure.text(0.012, 1, pieces, va="top", color="#555555", transform=figure.transFigure + below)
+        place = figure.transFigure + below
+        line = figure.text(0.012, 1, "; ".join(remarks), va="top", color="#555555", transform=place)
         line.set_in_layout(False)
         heading.append("")  # its room
     figure.suptitle("\n".join(heading), x=0.012, ha="left", linespacing=1.2)

@@ -22,18 +22,21 @@ _TICKS = MaxNLocator(9, steps=[1, 2, 4, 5, 8, 10])
 Points = tuple[Sequence[float], Sequence[float]]
 
 
-def timeline(rungs: Mapping[str, Sequence[Span]], *, title: str, says: str, lab: str | None = None) -> Picture:
+def timeline(
+    rungs: Mapping[str, Sequence[Span]], *, title: str, says: str, lab: str | None = None, model: str | None = None
+) -> Picture:
     """What ran when, a row of lanes for each name, all on one time axis.
 
     Args:
-        rungs: by name, the spans that `timeline.read_trace` gives.
+        rungs: by name, the spans that `timeline.read_trace` or a paper GPU's `Run.last_step()` gives.
         title: the finding.
         says: one sentence on how to read it.
         lab: whose pieces ran, for the subtitle.
+        model: the hardware's name, if it is on paper: the subtitle says that nothing was measured.
     """
     longest = max([step_of(spans) for spans in rungs.values()] + [1e-3])
     with notebook_style():
-        figure = page(1.45 + 1.1 * len(rungs), title, says, lab)
+        figure = page(1.45 + 1.1 * len(rungs), title, says, lab, model)
         rows = figure.subplots(len(rungs), 1, sharex=True, squeeze=False)[:, 0]
         for row, (name, spans) in zip(rows, rungs.items(), strict=True):
             lanes(row, spans, longest, inside=True)
@@ -51,6 +54,7 @@ def lines(
     title: str,
     says: str,
     lab: str | None = None,
+    model: str | None = None,
     expected: Mapping[str, Points] | None = None,
     source: str = "expected",
     stairs: Sequence[str] = (),
@@ -69,6 +73,7 @@ def lines(
         title: the finding.
         says: one sentence on how to read it.
         lab: whose pieces ran, for the subtitle.
+        model: the hardware's name, if the points come from a paper GPU: the subtitle says that nothing was measured.
         expected: the same; a name may be that of a series.
         source: what the legend calls expected points that have a series' name.
         stairs: the series whose values stay until the next point.
@@ -78,7 +83,7 @@ def lines(
     expected = expected or {}
     colours = {name: SERIES_COLOURS[number % len(SERIES_COLOURS)] for number, name in enumerate(series)}
     with notebook_style():
-        figure = page(3.9, title, says, lab)
+        figure = page(3.9, title, says, lab, model)
         axes = figure.subplots()
         for name, (xs, ys) in series.items():
             dots: Any = {"marker": "o" if len(xs) <= _FEW else "", "markersize": 4}

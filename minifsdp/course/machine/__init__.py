@@ -1,0 +1,31 @@
+"""A GPU on paper: host, streams, link and caching allocator in virtual time, and the recorded programs that run on it.
+
+    with Recorder() as recorder:                      # watch a real run, on CPU
+        train_a_step(model)
+    run = replay(recorder.program(), A100)            # the same program, as if its host ran ahead of a GPU
+    run.seconds, run.retries, run.hazards, run.spans  # a model, not measured
+
+A GPU executes what its host has queued; on CPU the host is the compute. What follows from running ahead (overlap
+without prefetching, memory that piles up, a limiter that has to hold the host back) a laptop cannot show, so it is
+worked out here from the order in which the real run asked for kernels, collectives, waits and memory.
+"""
+
+from minifsdp.course.machine.allocator import Block, CachingAllocator, DeviceMemoryError
+from minifsdp.course.machine.hardware import A100, H100, Hardware, measured
+from minifsdp.course.machine.program import Program
+from minifsdp.course.machine.recorder import Recorder
+from minifsdp.course.machine.replay import Run, replay
+
+__all__ = [
+    "A100",
+    "H100",
+    "Block",
+    "CachingAllocator",
+    "DeviceMemoryError",
+    "Hardware",
+    "Program",
+    "Recorder",
+    "Run",
+    "measured",
+    "replay",
+]

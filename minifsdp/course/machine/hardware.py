@@ -1,0 +1,98 @@
+"""What a device, its link and its driver take for things: the numbers that the paper GPU runs on."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from minifsdp.comm import Call
+from minifsdp.course.machine.program import Kernel, Program
+
+GB, GIB = 1e9, 2**30
+
+
+@dataclass(frozen=True)
+class Hardware:
+    """A device by its data sheet, and what its host needs.
+
+    A kernel takes the longer of computing and moving its bytes. A collective takes latency + wire / bandwidth, one at a
+    time; that the two slow each other down is left out.
+
+    Attributes:
+        name: for titles.
+        flops: peak operations per second of matrix products, by bytes of an element.
+        memory_bandwidth: bytes per second.
+        capacity: bytes that the allocator may reserve.
+        latency: seconds that every collective takes.
+        bandwidth: bytes per second that a rank sends.
+        efficiency: of peak and of memory bandwidth that kernels reach.
+        launch: seconds of the host for a kernel.
+        issue: seconds of the host for a collective, its bookkeeping included.
+        segment: seconds of the host for a segment of memory taken from the device, or given back; and per GiB of it.
+        runs_ahead: whether the host goes on while the device works. If not, the host is the compute, as on CPU.
+    """
+
+    name: str
+    flops: dict[int, float] = field(hash=False)
+    memory_bandwidth: float
+    capacity: int
+    latency: float
+    bandwidth: float
+    efficiency: float = 0.6
+    launch: float = 8e-6
+    issue: float = 100e-6
+    segment: tuple[float, float] = (0.3e-3, 1e-3)
+    runs_ahead: bool = True
+
+    def kernel(self, kernel: Kernel) -> float:  # seconds
+        compute = kernel.flops / self.flops[kernel.dtype_size]
+        return max(compute, kernel.nbytes / self.memory_bandwidth) / self.efficiency
+
+    def message(self, call: Call) -> float:  # seconds
+        return self.latency + call.wire / self.bandwidth
+
+    def segment_seconds(self, nbytes: int) -> float:
+        return self.segment[0] + self.segment[1] * nbytes / GIB
+
+
+@dataclass(frozen=True)
+class Measured(Hardware):
+    """Kernels take what they took in the recorded run, times `scale`."""
+
+    scale: float = 1.0
+
+    def kernel(self, kernel: Kernel) -> float:  # seconds
+        return self.scale * kernel.seconds
+
+
+A100 = Hardware("A100 80 GB", {2: 312e12, 4: 156e12}, 2.0e12, 80 * GIB, 50e-6, 100 * GB)
+H100 = Hardware("H100 80 GB", {2: 989e12, 4: 495e12}, 3.35e12, 80 * GIB, 50e-6, 200 * GB)
+
+
+def measured(
+    program: Program, latency: float, bandwidth: float, compute_seconds: float | None = None, runs_ahead: bool = False
+) -> Measured:
+    """A device as fast as the one that the program was recorded on, on a link of your choice.
+
+    Args:
+        program: the recorded run.
+        latency, bandwidth: of the link, in seconds and bytes per second.
+        compute_seconds: what the program's kernels take together, without a recorder that looks on; by default what was
+            recorded.
+        runs_ahead: whether its host runs ahead.
+    """
+    recorded = sum(each.seconds for each in program.instructions if isinstance(each, Kernel))
+    scale = 1.0 if compute_seconds is None else compute_seconds / recorded
+    name = "this machine" + (", if its host ran ahead" if runs_ahead else "")
+    return Measured(
+        name,
+        flops={},
+        memory_bandwidth=1.0,
+        capacity=2**62,
+        latency=latency,
+        bandwidth=bandwidth,
+        launch=0.0,
+        issue=0.0,
+        segment=(0.0, 0.0),
+        runs_ahead=runs_ahead,
+        scale=scale,
+    )

@@ -1,0 +1,86 @@
+"""A run at any size without the machine for it: rank 0 of N on a group of paper, with tensors that have no memory.
+
+The real code runs: modules, units, schedule, autograd, optimizer. Only the values are missing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+from unittest.mock import patch
+
+import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode, unset_fake_temporarily
+
+from minifsdp import comm
+from minifsdp.course.machine.program import Program
+from minifsdp.course.machine.recorder import Recorder
+from minifsdp.course.machine.replay import STEP
+from minifsdp.course.rungs import Trainee
+from minifsdp.fsdp.unit import Absent
+
+
+class PaperGroup:
+    """Rank 0 of `ranks` that are not there."""
+
+    group_name = "paper"
+
+    def __init__(self, ranks: int) -> None:
+        self._ranks = ranks
+
+    def rank(self) -> int:
+        return 0
+
+    def size(self) -> int:
+        return self._ranks
+
+
+class _Nowhere:
+    """A link that carries nothing, at once."""
+
+    def submit(self, call: comm.Call, collective: Callable[[], Any]) -> _Nowhere:
+        return self
+
+    def wait(self) -> None: ...
+
+
+def record_on_paper(
+    build: Callable[[Any], Trainee], inputs: Callable[[], tuple[Any, ...]], ranks: int, steps: int = 2
+) -> Program:
+    """The program of some steps at rank 0 of `ranks`; each begins at a mark "step".
+
+    Args:
+        build: makes model and optimizer, given the process group; what it allocates has no memory behind it.
+        inputs: makes a step's arguments of the model, which returns its loss.
+        ranks: N.
+        steps: how many; the first gathers without an order to follow, and makes the optimizer's state.
+    """
+    absent = patch.object(Absent, "like", _absent_like)
+    with _carried_nowhere(), absent, FakeTensorMode(), Recorder() as recorder:
+        trainee = build(PaperGroup(ranks))
+        recorder.watch(trainee.model, trainee.optimizer)
+        recorder.reset_peaks()
+        for _ in range(steps):
+            recorder.mark(STEP)
+            trainee.model(*inputs()).backward()
+            trainee.after_backward()
+            trainee.optimizer.step()
+            trainee.optimizer.zero_grad()
+    return recorder.program()
+
+
+def _absent_like(leaf: Tensor) -> Absent:
+    """A real one: fake tensors are a subclass themselves, and have none."""
+    with unset_fake_temporarily():
+        return torch.empty(leaf.shape, dtype=leaf.dtype, device="meta").as_subclass(Absent)
+
+
+@contextmanager
+def _carried_nowhere() -> Iterator[None]:
+    before, comm.link = comm.link, _Nowhere()
+    try:
+        yield
+    finally:
+        comm.link = before

@@ -1,0 +1,97 @@
+"""Writes the program that a real run is: its kernels, collectives, waits, allocations and frees, in the host's order.
+
+It records on CPU, where streams are names and events readings of the clock (device.py), whatever carries the
+collectives: gloo, an emulated link, or nothing at all (paper.py).
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Any, Self
+
+from torch import Tensor, nn
+
+from minifsdp import comm, device
+from minifsdp.comm import Call, Link
+from minifsdp.course.ledger import Ledger
+from minifsdp.course.machine.program import Program
+from minifsdp.course.machine.tape import Tape
+from minifsdp.course.storages import Books, Operators
+from minifsdp.fsdp import FullyShardedDataParallel
+from minifsdp.fsdp.flat_unit import FlatUnit
+
+
+class Recorder(Ledger):
+    """A ledger that also keeps the program.
+
+    Open it, build the model, call `watch`, train; an emulated link, if there is to be one, has to be open before. The
+    program begins at the last `reset_peaks`, with what was alive then, or where the recorder was opened.
+
+        with Recorder() as recorder:
+            model = FullyShardedDataParallel(GPT(), auto_wrap_policy={Block})
+            recorder.watch(model, optimizer)
+            recorder.mark("step")
+            ...
+        program = recorder.program()
+    """
+
+    _books: Tape
+
+    def _make_books(self) -> Books:
+        return Tape()
+
+    def _make_operators(self) -> Operators:
+        return _Kernels(self._books)
+
+    def __enter__(self) -> Self:
+        super().__enter__()
+        tape, link = self._books, comm.link
+        device.watchers.append(tape.command)
+        self._on_exit.callback(device.watchers.remove, tape.command)
+        comm.watchers.append(tape.waits)
+        self._on_exit.callback(comm.watchers.remove, tape.waits)
+        comm.link = _Tap(tape, link)
+        self._on_exit.callback(setattr, comm, "link", link)
+        return self
+
+    def watch(self, model: nn.Module, optimizer: Any = None, leaves: Any = ()) -> None:
+        """As a ledger's; also names the units of a FullyShardedDataParallel model after their modules."""
+        super().watch(model, optimizer, leaves)
+        for path, module in model.named_modules():
+            if isinstance(module, FullyShardedDataParallel) and isinstance(module._unit, FlatUnit):
+                self.name_unit(path.replace("_fsdp_wrapped_module.", "") or "root", module._unit)
+
+    def name_unit(self, name: str, unit: FlatUnit) -> None:
+        """What to call a unit and its memory."""
+        self._books.name(unit.flat.full, name, "parameters")
+        self._books.name(unit.flat.shard, name, "shard")
+
+    def program(self) -> Program:
+        """What has been recorded so far."""
+        return self._books.program()
+
+
+class _Kernels(Operators):
+    """Also shows the tape what ran, and how long it took."""
+
+    def __init__(self, tape: Tape) -> None:
+        super().__init__(tape)
+        self._tape = tape
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        start = time.perf_counter()
+        returned = super().__torch_dispatch__(func, types, args, kwargs)
+        if returned is not NotImplemented:
+            self._tape.kernel(func, (args, kwargs or {}), returned, time.perf_counter() - start)
+        return returned
+
+
+class _Tap:
+    """A link that notes what is sent and hands it on."""
+
+    def __init__(self, tape: Tape, carrier: Link | None) -> None:
+        self._tape, self._carrier = tape, carrier
+
+    def submit(self, call: Call, collective: Any) -> Any:
+        self._tape.issue(call, [argument for argument in collective.args if isinstance(argument, Tensor)])
+        return collective() if self._carrier is None else self._carrier.submit(call, collective)

@@ -1,0 +1,191 @@
+"""Runs a recorded program on a paper GPU: a model, not measured."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import NamedTuple
+
+from minifsdp.course.machine.allocator import Block, CachingAllocator
+from minifsdp.course.machine.hardware import Hardware
+from minifsdp.course.machine.hazards import Hazard, Hazards
+from minifsdp.course.machine.program import (
+    COMPUTE,
+    Allocate,
+    Free,
+    Instruction,
+    Issue,
+    Kernel,
+    Mark,
+    Program,
+    Record,
+    RecordStream,
+    Synchronize,
+    Wait,
+    WaitEvent,
+)
+from minifsdp.course.machine.queues import LINK, Moment, Queues
+from minifsdp.course.storages import TAGS, Tag
+from minifsdp.course.timeline import Span, overlap
+
+STEP = "step"  # the mark that begins a step
+PAST = Moment(0.0, {})  # an event, or a collective's end, from before the recording
+
+
+class Memory(NamedTuple):
+    """Bytes at a moment of the host.
+
+    Attributes:
+        at: seconds.
+        allocated: of blocks in use.
+        active: those, and the freed ones that a stream may still be using.
+        reserved: of all segments.
+    """
+
+    at: float
+    allocated: int
+    active: int
+    reserved: int
+
+
+class Moments(NamedTuple):
+    """A mark: its name, where the host was, when the device had done all before it, and the bytes alive by tag."""
+
+    name: str
+    host: float
+    done: float
+    live: dict[Tag, int]
+
+
+@dataclass
+class Run:
+    """What the paper GPU did.
+
+    Attributes:
+        hardware: what it ran on.
+        spans: what ran when, in seconds.
+        memory: after every allocation and free.
+        marks: the program's.
+        hazards: missing waits and blocks reused too early.
+        retries: how often memory had run out (`num_alloc_retries`); by step.
+        done: when everything was over, in seconds.
+    """
+
+    hardware: Hardware
+    spans: list[Span] = field(default_factory=list)
+    memory: list[Memory] = field(default_factory=list)
+    marks: list[Moments] = field(default_factory=list)
+    hazards: list[Hazard] = field(default_factory=list)
+    retries: int = 0
+    done: float = 0.0
+
+    @property
+    def steps(self) -> list[float]:
+        """Seconds of each step: from the end of all work before it to the end of its own."""
+        ends = [mark.done for mark in self.marks if mark.name == STEP] + [self.done]
+        return [after - before for before, after in pairwise(ends)]
+
+    @property
+    def seconds(self) -> float:
+        """Of the last step, when caches are warm."""
+        return self.steps[-1]
+
+    @property
+    def overlap(self) -> float | None:
+        """The part of communication that runs under compute."""
+        return overlap(self.spans)
+
+    def peak(self, what: str) -> int:
+        """The most bytes "allocated", "active" or "reserved"."""
+        return max(int(getattr(sample, what)) for sample in self.memory)
+
+    def last_step(self) -> list[Span]:
+        """The spans of the last step, from its beginning; cut where it begins."""
+        begin = self.done - self.seconds
+        late = [span for span in self.spans if span.end > begin]
+        return [Span(s.lane, s.name, max(0.0, s.start - begin), s.end - max(s.start, begin)) for s in late]
+
+
+def replay(
+    program: Program,
+    hardware: Hardware,
+    make_allocator: Callable[[int, Queues], CachingAllocator] = CachingAllocator,
+) -> Run:
+    """Run a program.
+
+    Args:
+        program: what a `Recorder` has recorded.
+        hardware: what to run it on.
+        make_allocator: makes another allocator, from its capacity (bytes) and its device.
+
+    Raises:
+        DeviceMemoryError: the program does not fit.
+    """
+    return _Replay(program, hardware, make_allocator).run()
+
+
+class _Replay:
+    def __init__(
+        self, program: Program, hardware: Hardware, make_allocator: Callable[[int, Queues], CachingAllocator]
+    ) -> None:
+        self.program, self.hardware = program, hardware
+        self.queues = Queues(hardware)
+        self.allocator = make_allocator(hardware.capacity, self.queues)
+        self.hazards = Hazards()
+        self.result = Run(hardware, self.queues.spans, hazards=self.hazards.found)
+        self.blocks: dict[int, Block] = {}
+        self.events: dict[int, Moment] = {}
+        self.arrivals: dict[tuple[str, int], Moment] = {}  # by group and order of a collective
+        self.live: dict[Tag, int] = dict.fromkeys(TAGS, 0)
+
+    def run(self) -> Run:
+        for instruction in self.program.instructions:
+            self.do(instruction)
+        self.result.retries, self.result.done = self.allocator.retries, self.queues.done
+        return self.result
+
+    def do(self, instruction: Instruction) -> None:
+        queues = self.queues
+        match instruction:
+            case Kernel(name, unit, stream, reads, writes):
+                clock = queues.kernel(unit, stream, self.hardware.kernel(instruction))
+                self.hazards.used(name, stream, clock, reads, writes)
+            case Allocate(buffer, stream):
+                self.allocate(buffer, stream)
+            case Free(buffer):
+                self.free(buffer)
+            case RecordStream(buffer, stream):
+                self.allocator.record_stream(self.blocks[buffer], stream)
+            case Issue(call, unit, stream, reads, writes):
+                clock, arrival = queues.collective(call, unit, stream)
+                self.arrivals[call.group, call.order] = arrival
+                self.hazards.used(call.op, LINK, clock, reads, writes)
+            case Wait(call, stream):
+                queues.wait(stream, self.arrivals.get((call.group, call.order), PAST))
+            case Record(event, stream):
+                self.events[event] = queues.record(stream)
+            case WaitEvent(event, stream):
+                queues.wait(stream, self.events.get(event, PAST))
+            case Synchronize(event):
+                queues.synchronize(queues.record(COMPUTE) if event is None else self.events.get(event, PAST))
+            case Mark(name):
+                self.result.marks.append(Moments(name, queues.host, queues.done, dict(self.live)))
+
+    def allocate(self, buffer: int, stream: int) -> None:
+        name, nbytes, tag = self.program.buffers[buffer]
+        block = self.blocks[buffer] = self.allocator.malloc(nbytes, stream)
+        self.hazards.allocated(buffer, name, name.split()[0], block)
+        self.live[tag] += nbytes
+        self.note()
+
+    def free(self, buffer: int) -> None:
+        block = self.blocks.pop(buffer)
+        self.hazards.freed(buffer, block)
+        self.allocator.free(block)
+        self.live[self.program.buffers[buffer].tag] -= self.program.buffers[buffer].nbytes
+        self.note()
+
+    def note(self) -> None:
+        memory = self.allocator
+        self.result.memory.append(Memory(self.queues.host, memory.allocated, memory.active, memory.reserved))
