@@ -64,7 +64,7 @@ def train_alone(settings: Settings) -> list[float]:
     """The loss of each step in one process with the whole batch."""
     where = rank_device()
     trainee = plain(settings.model().to(where))
-    return [float(_step(trainee, batch, where)) for batch in settings.batches()]
+    return [float(take_step(trainee, batch, where)) for batch in settings.batches()]
 
 
 def climb(settings: Settings, traces: Path) -> dict[str, dict[str, Any]]:
@@ -108,7 +108,7 @@ def _train(
         for name, trainee in trainees.items():
             _align(where)
             start = time.perf_counter()
-            loss = _step(trainee, batch, where)
+            loss = take_step(trainee, batch, where)
             device.synchronize(where)
             records[name]["step_seconds"].append(time.perf_counter() - start)
             records[name]["losses"].append(float(loss))
@@ -122,10 +122,10 @@ def _trace(
     """One step under the profiler; the other ranks keep rank 0 company."""
     _align(where)
     if dist.get_rank() != 0:
-        _step(trainee, batch, where)
+        take_step(trainee, batch, where)
         return {}
     with record_trace(path, link):
-        _step(trainee, batch, where)
+        take_step(trainee, batch, where)
     return {"overlap": overlap(read_trace(path)) if dist.get_world_size() > 1 else None}
 
 
@@ -135,7 +135,7 @@ def _weigh(settings: Settings, name: str, batch: Batch, where: torch.device) -> 
         trainee = settings.build(name, where)
         ledger.watch(trainee.model, trainee.optimizer)
         for _ in range(WARM_UP):
-            _step(trainee, batch, where)
+            take_step(trainee, batch, where)
         ledger.reset_peaks()
         rest: dict[Tag, int] = {}
 
@@ -146,7 +146,7 @@ def _weigh(settings: Settings, name: str, batch: Batch, where: torch.device) -> 
                 ledger.mark(phase)
 
         with comm.record() as calls:
-            _step(trainee, batch, where, tell)
+            take_step(trainee, batch, where, tell)
         return {
             "bytes": {
                 "parameters": rest["parameters"],
@@ -161,8 +161,8 @@ def _weigh(settings: Settings, name: str, batch: Batch, where: torch.device) -> 
         }
 
 
-def _step(
-    trainee: Trainee, batch: Batch, where: torch.device, tell: Callable[[str], None] = lambda phase: None
+def take_step(
+    trainee: Trainee, batch: Batch, where: torch.device, tell: Callable[[str], Any] = lambda phase: None
 ) -> Tensor:
     """Forward, backward, optimizer; `tell` hears when each begins, and of the rest before gradients are dropped."""
     tokens, targets = (part.to(where) for part in batch)

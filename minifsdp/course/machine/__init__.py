@@ -1,8 +1,7 @@
 """A GPU on paper: host, streams, link and caching allocator in virtual time, and the recorded programs that run on it.
 
-    with Recorder() as recorder:                      # watch a real run, on CPU
-        train_a_step(model)
-    run = replay(recorder.program(), A100)            # the same program, as if its host ran ahead of a GPU
+    program = record_steps(build, batch)              # watch real training steps, on CPU
+    run = replay(program, A100)                       # the same program, as if its host ran ahead of a GPU
     run.seconds, run.retries, run.hazards, run.spans  # a model, not measured
 
 A GPU executes what its host has queued; on CPU the host is the compute. What follows from running ahead (overlap
@@ -12,8 +11,9 @@ worked out here from the order in which the real run asked for kernels, collecti
 
 from minifsdp.course.machine.allocator import Block, CachingAllocator, DeviceMemoryError
 from minifsdp.course.machine.hardware import A100, H100, Hardware, measured
+from minifsdp.course.machine.paper import record_on_paper
 from minifsdp.course.machine.program import Program
-from minifsdp.course.machine.recorder import Recorder
+from minifsdp.course.machine.recorder import Recorder, record_steps
 from minifsdp.course.machine.replay import Run, replay
 
 __all__ = [
@@ -27,5 +27,7 @@ __all__ = [
     "Recorder",
     "Run",
     "measured",
+    "record_on_paper",
+    "record_steps",
     "replay",
 ]

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 from unittest.mock import patch
 
@@ -15,9 +16,9 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode, unset_fake_temporarily
 
 from minifsdp import comm
+from minifsdp.course.data import Batch
 from minifsdp.course.machine.program import Program
-from minifsdp.course.machine.recorder import Recorder
-from minifsdp.course.machine.replay import STEP
+from minifsdp.course.machine.recorder import record_steps
 from minifsdp.course.rungs import Trainee
 from minifsdp.fsdp.unit import Absent
 
@@ -46,29 +47,18 @@ class _Nowhere:
     def wait(self) -> None: ...
 
 
-def record_on_paper(
-    build: Callable[[Any], Trainee], inputs: Callable[[], tuple[Any, ...]], ranks: int, steps: int = 2
-) -> Program:
-    """The program of some steps at rank 0 of `ranks`; each begins at a mark "step".
+def record_on_paper(build: Callable[[Any], Trainee], batch: Callable[[], Batch], ranks: int, steps: int = 2) -> Program:
+    """The program of some steps at rank 0 of `ranks`, as `record_steps` would record it there.
 
     Args:
         build: makes model and optimizer, given the process group; what it allocates has no memory behind it.
-        inputs: makes a step's arguments of the model, which returns its loss.
+        batch: makes a step's arguments of the model, which returns its loss.
         ranks: N.
         steps: how many; the first gathers without an order to follow, and makes the optimizer's state.
     """
     absent = patch.object(Absent, "like", _absent_like)
-    with _carried_nowhere(), absent, FakeTensorMode(), Recorder() as recorder:
-        trainee = build(PaperGroup(ranks))
-        recorder.watch(trainee.model, trainee.optimizer)
-        recorder.reset_peaks()
-        for _ in range(steps):
-            recorder.mark(STEP)
-            trainee.model(*inputs()).backward()
-            trainee.after_backward()
-            trainee.optimizer.step()
-            trainee.optimizer.zero_grad()
-    return recorder.program()
+    with _carried_nowhere(), absent, FakeTensorMode():
+        return record_steps(partial(build, PaperGroup(ranks)), batch(), steps)
 
 
 def _absent_like(leaf: Tensor) -> Absent:

@@ -14,6 +14,7 @@ from minifsdp.comm import Call
 from minifsdp.course.storages import Tag
 
 COMPUTE = 0  # the stream that is there from the start
+STEP = "step"  # the mark that begins a training step
 
 
 class Buffer(NamedTuple):

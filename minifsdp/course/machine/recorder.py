@@ -7,15 +7,20 @@ collectives: gloo, an emulated link, or nothing at all (paper.py).
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from typing import Any, Self
 
+import torch
 from torch import Tensor, nn
 
 from minifsdp import comm, device
 from minifsdp.comm import Call, Link
+from minifsdp.course.data import Batch
 from minifsdp.course.ledger import Ledger
-from minifsdp.course.machine.program import Program
+from minifsdp.course.machine.program import STEP, Program
 from minifsdp.course.machine.tape import Tape
+from minifsdp.course.measure import take_step
+from minifsdp.course.rungs import Trainee
 from minifsdp.course.storages import Books, Operators
 from minifsdp.fsdp import FullyShardedDataParallel
 from minifsdp.fsdp.flat_unit import FlatUnit
@@ -69,6 +74,25 @@ class Recorder(Ledger):
     def program(self) -> Program:
         """What has been recorded so far."""
         return self._books.program()
+
+
+def record_steps(build: Callable[[], Trainee], batch: Batch, steps: int = 2) -> Program:
+    """The program of this rank's training steps, with marks "step", "forward", "backward", "optimizer" and "rest".
+
+    Args:
+        build: makes model and optimizer.
+        batch: this rank's arguments of the model, which returns its loss; the same in every step.
+        steps: how many. The first gathers without an order to follow and makes the optimizer's state, and an allocator
+            has nothing cached in it: look at the last.
+    """
+    with Recorder() as recorder:
+        trainee = build()
+        recorder.watch(trainee.model, trainee.optimizer)
+        recorder.reset_peaks()
+        for _ in range(steps):
+            recorder.mark(STEP)
+            take_step(trainee, batch, torch.device("cpu"), recorder.mark)
+    return recorder.program()
 
 
 class _Kernels(Operators):

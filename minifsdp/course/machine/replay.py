@@ -12,6 +12,7 @@ from minifsdp.course.machine.hardware import Hardware
 from minifsdp.course.machine.hazards import Hazard, Hazards
 from minifsdp.course.machine.program import (
     COMPUTE,
+    STEP,
     Allocate,
     Free,
     Instruction,
@@ -29,7 +30,6 @@ from minifsdp.course.machine.queues import LINK, Moment, Queues
 from minifsdp.course.storages import TAGS, Tag
 from minifsdp.course.timeline import Span, overlap
 
-STEP = "step"  # the mark that begins a step
 PAST = Moment(0.0, {})  # an event, or a collective's end, from before the recording
 
 
