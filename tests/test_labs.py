@@ -44,6 +44,9 @@ CLAIMS = {
     "03": ["C8"],
     "04": ["C6", "C9", "C10"],
     "05": ["C4", "C8", "C11", "C12", "C13", "C37"],
+    "06": ["C14"],
+    "07": ["C15"],
+    "08": ["C4", "C16", "C43"],
 }
 LABS = sorted({*CLAIMS, *all_labs()})
 REFERENCES = [ref for lab in LABS for ref in lab_references(lab)]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +13,13 @@ import pytest
 from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
 
+from minifsdp.comm import Call
 from minifsdp.course import plots
+from minifsdp.course.machine import Block, Hardware, Program, Run, Segment, measured, replay
+from minifsdp.course.machine.program import Allocate, Buffer, Free, Issue, Kernel, Mark, RecordStream, Wait
+from minifsdp.course.machine.versus import Versus
 from minifsdp.course.plots import (
+    BLOCK_COLOURS,
     EARLIER_COLOURS,
     LANE_COLOURS,
     REDUCTION_COLOUR,
@@ -310,6 +316,157 @@ class TestQuantities:
     def test_a_line_at_nought_is_not_hidden_by_the_axis(self) -> None:
         assert graph({"a": ([1, 2], [0, 0]), "b": ([1, 2], [1, 2])}).figure.axes[0].get_ylim()[0] < 0
         assert graph({"a": ([1, 2], [1, 2])}).figure.axes[0].get_ylim()[0] == 0
+
+
+def program(steps: int = 2) -> Program:
+    """A gather, two kernels of a block and a reduction; a parameter that stays, a buffer freed for another stream."""
+    buffers = {0: Buffer("root shard", 4 * MIB, "parameters", "root")}
+    instructions: list[Any] = [Allocate(0, 0)]
+    for step in range(steps):
+        buffer = step + 1
+        buffers[buffer] = Buffer("blocks.3 parameters", 12 * MIB, "unsharded", "blocks.3")
+        gather, reduce = (Call(op, op, "0", 2 * step + i, 8 * MIB, 2) for i, op in enumerate(("gather", "reduce")))
+        kernel = Kernel("mm", "blocks.3", 0, (buffer,), (), 0, 0, 4, 0.01)
+        forward = [Allocate(buffer, 1), Issue(gather, "blocks.3", 1, (), (buffer,)), Wait(gather, 0), kernel, kernel]
+        backward = [Issue(reduce, "blocks.3", 0, (buffer,), ()), RecordStream(buffer, 0), Free(buffer)]
+        instructions += [Mark("step"), Mark("forward"), *forward, Mark("backward"), *backward, Mark("optimizer")]
+        instructions += [Wait(reduce, 0), kernel._replace(unit="root", reads=(0,), writes=(0,)), Mark("rest")]
+    return Program(instructions, buffers)
+
+
+PAPER = Hardware("paper 1", {4: 1e12}, 1e12, 32 * MIB, 1e-3, 1e9)
+
+
+@pytest.fixture
+def run() -> Run:
+    return replay(program(), measured(program(), 1e-3, 1e9, runs_ahead=True))
+
+
+class TestRuns:
+    def test_bars_bear_their_units_and_the_host_its_phase(self, run: Run) -> None:
+        picture = plots.timeline({"overlap": run}, title="", says="")
+        row = picture.figure.axes[0]
+        assert [label.get_text() for label in row.get_yticklabels()] == ["host", "communication", "compute"]
+        written = {text.get_text() for text in row.texts}
+        assert {"3", "root", "forward", "backward", "optimizer"} <= written
+        assert "model, not measured: this machine, if its host ran ahead" in repr(picture)
+
+    def test_kernels_of_a_unit_are_one_bar_and_collectives_are_not_joined(self) -> None:
+        spans = [Span("compute", "blocks.1", start, 0.5) for start in (0.0, 0.5)]
+        spans += [Span("communication", "all_gather blocks.1", start, 0.5) for start in (0.0, 0.5)]
+        row = plots.timeline({"a": spans}, title="", says="", model="paper").figure.axes[0]
+        assert [len(bars.get_paths()) for bars in row.collections] == [2, 1]  # from below: communication, compute
+        assert [text.get_text() for text in row.texts] == ["1", "1", "1"]
+
+    def test_spans_of_a_real_step_are_not_labelled(self) -> None:
+        picture = plots.timeline({"a": [Span("compute", "addmm", 0.0, 1.0)]}, title="", says="S.")
+        assert not picture.figure.axes[0].texts
+        assert "model" not in repr(picture)
+
+    def test_rows_on_paper_are_named_where_others_are_measured(self, run: Run) -> None:
+        picture = plots.timeline({"measured": SPANS, "if": run}, title="T", says="")
+        assert repr(picture).startswith("T (model, not measured: this machine, if its host ran ahead (if))")
+
+    def test_waiting_is_drawn_in_the_hosts_lane(self) -> None:
+        spans = [
+            Span("compute", "a", 0.0, 1.0),
+            Span("host", "forward", 0.0, 1.0),
+            Span("wait", "host waits", 0.2, 0.6),
+        ]
+        row = plots.timeline({"a": spans}, title="", says="", model="paper").figure.axes[0]
+        assert [label.get_text() for label in row.get_yticklabels()] == ["host", "communication", "compute"]
+        colours = [to_hex(colour).upper() for colour in row.collections[0].get_facecolor()]
+        assert colours == [LANE_COLOURS["host"], LANE_COLOURS["wait"]]
+
+    def test_memory_is_drawn_over_the_last_step_of_the_host(self) -> None:
+        run = replay(program(), replace(PAPER, capacity=2**40))
+        picture = plots.device_memory({"a": run, "b": run}, title="T", says="S.", model="paper")
+        rows = picture.figure.axes
+        assert len({row.get_ylim() for row in rows}) == len({row.get_xlim() for row in rows}) == 1
+        begin = [mark.host for mark in run.marks if mark.name == "step"][-1]
+        held = [sample for sample in run.memory if sample.at >= begin]
+        low, middle, high = (area.get_paths()[0].vertices for area in rows[0].collections)
+        assert low[:, 1].max() == max(sample.allocated for sample in held) / MIB
+        assert middle[:, 1].max() == max(sample.active for sample in held) / MIB
+        assert high[:, 1].max() == max(sample.reserved for sample in held) / MIB
+        assert low[:, 0].max() == pytest.approx((held[-1].at - begin) * 1e3)
+        assert "model, not measured: paper" in repr(picture)
+        assert picture.data["peak allocated, MiB"]["a"] == max(sample.allocated for sample in held) / MIB
+
+    def test_a_host_that_takes_no_time_has_its_allocations_in_order(self, run: Run) -> None:
+        row = plots.device_memory({"a": run}, title="", says="", model="paper").figure.axes[0]
+        assert row.get_xlabel().startswith("allocations and frees of all steps, in order")
+        assert row.get_xlim() == (0, 4)  # what was there, an allocation and a free in each of two steps
+
+    def test_the_capacity_is_a_line_if_it_is_near_and_retries_are_marks(self, run: Run) -> None:
+        near = replay(program(), PAPER)
+        row = plots.device_memory({"a": near}, title="", says="", model="paper").figure.axes[0]
+        assert [line.get_ydata()[0] for line in row.lines if line.get_linestyle() == "--"] == [32]
+        far = plots.device_memory({"a": run}, title="", says="", model="paper").figure.axes[0]
+        assert not [line for line in far.lines if line.get_linestyle() == "--"]
+        assert near.retries == 1
+        picture = plots.device_memory({"a": near}, title="", says="", model="paper")
+        assert [line.get_xdata() for line in picture.figure.axes[0].lines if line.get_marker() == "v"]
+        assert picture.data["retries"] == {"a": 1}
+        assert "1 retry" in picture.figure.axes[0].get_title(loc="left")
+
+    def test_segments_are_drawn_by_stream_and_blocks_by_state(self) -> None:
+        large = [
+            Block(0, 3 * MIB, 0, False, 3 * MIB),
+            Block(3 * MIB, 5 * MIB, 0, False, events=1),
+            Block(8 * MIB, 12 * MIB, 0, False),
+        ]
+        small = [Block(20 * MIB, 2 * MIB, 1, True)]
+        segments = [Segment(0, 20 * MIB, 0, False, large), Segment(20 * MIB, 2 * MIB, 1, True, small)]
+        picture = plots.blocks({"peak": segments}, title="T", says="S.", model="paper")
+        (row,) = picture.figure.axes
+        blocks = [box for box in row.patches if box.get_fill()]
+        assert [to_hex(box.get_facecolor()).upper() for box in blocks] == [
+            *BLOCK_COLOURS.values(),
+            BLOCK_COLOURS["free"],
+        ]
+        assert [(box.get_x(), box.get_width()) for box in blocks] == [(0, 3), (3, 5), (8, 12), (0, 2)]
+        assert [label.get_text() for label in row.get_yticklabels()] == ["compute", "stream 1"]
+        assert len([box for box in row.patches if not box.get_fill()]) == 2
+        expected = {"segments": 2, "reserved, MiB": 22, "in use": 3, "waiting": 5, "free": 14, "largest free": 12}
+        assert picture.data["peak"] == expected
+        assert "model, not measured: paper" in repr(picture)
+
+    def test_no_segment_stands_out_or_lies_on_another(self) -> None:
+        segments = [
+            Segment(100 * number * MIB, size * MIB, number % 3, False, [Block(0, size * MIB, number % 3, False)])
+            for number, size in enumerate([20, 2, 40, 64, 2, 2, 20, 20, 30, 12, 12, 12])
+        ]
+        row = plots.blocks({"a": segments}, title="", says="").figure.axes[0]
+        frames = [box.get_bbox() for box in row.patches if not box.get_fill()]
+        assert len(frames) == len(segments)
+        left, right = row.get_xlim()
+        assert all(left <= box.x0 < box.x1 <= right for box in frames)
+        assert not [(a, b) for a in frames for b in frames if a is not b and a.overlaps(b)]
+
+    def test_an_allocator_without_segments_is_drawn(self) -> None:
+        assert plots.blocks({"a": []}, title="", says="").data["a"]["segments"] == 0
+
+    def test_measured_and_predicted_steps_stand_beside_each_other(self) -> None:
+        machine = measured(program(), 1e-3, 1e9)
+        result = Versus([0.06, 0.05, 0.09], 0.03, program(), machine)
+        picture = plots.versus({"sync": result}, title="T", says="S.")
+        axes = picture.figure.axes[0]
+        assert [bar.get_height() for bar in axes.patches] == [60]
+        dots, diamond = axes.lines
+        assert list(dots.get_ydata()) == [60, 50, 90]
+        assert diamond.get_ydata()[0] == pytest.approx(1e3 * result.predicted)
+        assert axes.texts[0].get_text() == f"60 ms\nmodel {result.error:+.0%}"
+        assert repr(picture) == "T\nS."  # what varies is not in the text
+
+    def test_equal_runs_give_equal_bytes(self, run: Run) -> None:
+        snapshots = run.snapshots
+        for draw in (
+            lambda: plots.timeline({"a": run}, title="T", says="S."),
+            lambda: plots.device_memory({"a": run}, title="T", says="S.", model="paper"),
+            lambda: plots.blocks(snapshots, title="T", says="S.", model="paper"),
+        ):
+            assert draw()._repr_png_() == draw()._repr_png_()
 
 
 def test_a_picture_shows_itself_the_same_every_time() -> None:

@@ -9,7 +9,8 @@ without prefetching, memory that piles up, a limiter that has to hold the host b
 worked out here from the order in which the real run asked for kernels, collectives, waits and memory.
 """
 
-from minifsdp.course.machine.allocator import Block, CachingAllocator, DeviceMemoryError
+from minifsdp.course.machine.allocator import CachingAllocator, DeviceMemoryError
+from minifsdp.course.machine.blocks import Block, Segment
 from minifsdp.course.machine.hardware import A100, H100, Hardware, measured
 from minifsdp.course.machine.paper import record_on_paper
 from minifsdp.course.machine.program import Program
@@ -26,6 +27,7 @@ __all__ = [
     "Program",
     "Recorder",
     "Run",
+    "Segment",
     "measured",
     "record_on_paper",
     "record_steps",

@@ -11,20 +11,21 @@ only when that stream has reached the point of the free.
                kept if it is more than 1 MiB
     choice     the smallest free block of the same stream and kind that is large enough
     no memory  wait for the whole device, give every segment without a block in use back to it, try once more
+
+Of torch's, those rules are left out that are not in force unless asked for: expandable segments, a largest size to
+split, rounding to parts of powers of two, memory pools and graphs. There the wait is for the events of freed blocks
+first, and for the rest in `cudaFree`.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left, insort
 from collections import deque
-from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-KIB, MIB = 2**10, 2**20
-ROUND = 512  # bytes: every block is a multiple
-SMALL = MIB  # requests up to this are small
-SMALL_SEGMENT, LARGE_SEGMENT = 2 * MIB, 20 * MIB
-OWN_SEGMENT, SEGMENT_ROUND = 10 * MIB, 2 * MIB  # from this size on a request gets a segment of its own size, rounded
+from minifsdp.course.machine.blocks import MIB, ROUND, SMALL, Block, Segment, rounded, segment_of, segment_size
+
+MOST_RESERVED, FIRST_RETRY = "peak of reserved", "first retry"  # names of snapshots
 
 
 class DeviceMemoryError(MemoryError):
@@ -49,53 +50,6 @@ class Queues(Protocol):
     def cuda_free(self, nbytes: int) -> None: ...
 
 
-@dataclass(eq=False, slots=True)
-class Block:
-    """A piece of a segment.
-
-    Attributes:
-        start: its address in bytes; every segment has addresses of its own.
-        size: bytes.
-        stream: the stream whose requests it serves.
-        small: which of the stream's two pools it belongs to.
-        requested: bytes asked for while it is in use; None while it is free.
-        before, after: its neighbours in the segment.
-        users: streams besides `stream` that have been recorded on it.
-        events: how many events have to happen before it is free.
-    """
-
-    start: int
-    size: int
-    stream: int
-    small: bool
-    requested: int | None = None
-    before: Block | None = None
-    after: Block | None = None
-    users: set[int] = field(default_factory=set)
-    events: int = 0
-
-    @property
-    def is_free(self) -> bool:
-        return self.requested is None and not self.events
-
-    @property
-    def is_segment(self) -> bool:
-        """Whether it is the whole of its segment."""
-        return self.before is None and self.after is None
-
-
-def rounded(nbytes: int) -> int:
-    """Bytes of the block that serves a request."""
-    return max(ROUND, -(-nbytes // ROUND) * ROUND)
-
-
-def segment_size(size: int) -> int:
-    """Bytes to ask of the device for a block of `size` bytes."""
-    if size <= SMALL:
-        return SMALL_SEGMENT
-    return LARGE_SEGMENT if size < OWN_SEGMENT else -(-size // SEGMENT_ROUND) * SEGMENT_ROUND
-
-
 class CachingAllocator:
     """Hands out blocks of a device's memory.
 
@@ -103,16 +57,22 @@ class CachingAllocator:
         capacity: bytes of the device.
         allocated: bytes of blocks in use.
         active: those, and the freed ones whose events have not happened.
-        reserved: bytes of all segments. What is reserved and not active is cached; in pieces, it is fragmented.
+        reserved: bytes of all segments. What is reserved and not active is cached.
+        fragmented: of the cached bytes those beside blocks that are active, which cannot be given back
+            (`inactive_split_bytes`).
         retries: how often memory had run out and the cache was given back (`num_alloc_retries`).
+        snapshots: the segments at moments to look at: when the most was reserved, and before the first retry.
     """
 
     def __init__(self, capacity: int, queues: Queues) -> None:
         self.capacity = capacity
         self.queues = queues
-        self.allocated = self.active = self.reserved = self.retries = 0
+        self.allocated = self.active = self.reserved = self.fragmented = self.retries = 0
+        self.snapshots: dict[str, list[Segment]] = {}
+        self._most_reserved = 0
+        self._heads: dict[int, Block] = {}  # the first block of every segment, by address
         self._free: dict[tuple[int, bool], list[tuple[int, int, Block]]] = {}  # by size, then address
-        self._waiting: deque[tuple[Any, Block]] = deque()  # freed, the event to come
+        self._waiting: dict[int, deque[tuple[Any, Block]]] = {}  # freed, with the event to come, by its stream
         self._next_address = 0
 
     def malloc(self, nbytes: int, stream: int) -> Block:
@@ -126,6 +86,7 @@ class CachingAllocator:
         block = self._take(size, stream) or self._new_segment(size, stream)
         if block is None:
             self.retries += 1
+            self.snapshots.setdefault(FIRST_RETRY, self.snapshot())
             self._flush()
             block = self._new_segment(size, stream)
         if block is None:
@@ -139,6 +100,9 @@ class CachingAllocator:
         block.requested = nbytes
         self.allocated += block.size
         self.active += block.size
+        if self.reserved > self._most_reserved:
+            self._most_reserved = self.reserved
+            self.snapshots[MOST_RESERVED] = self.snapshot()
         return block
 
     def record_stream(self, block: Block, stream: int) -> None:
@@ -152,44 +116,46 @@ class CachingAllocator:
         self.allocated -= block.size
         block.events = len(block.users)
         for stream in sorted(block.users):
-            self._waiting.append((self.queues.record(stream), block))
+            self._waiting.setdefault(stream, deque()).append((self.queues.record(stream), block))
         block.users.clear()
         if not block.events:
             self._put(block)
 
     def collect(self) -> None:
         """Take back what has waited for events that have happened."""
-        for _ in range(len(self._waiting)):
-            event, block = self._waiting.popleft()
-            if self.queues.happened(event):
-                self._happened(block)
-            else:
-                self._waiting.append((event, block))
+        for waiting in self._waiting.values():
+            while waiting and self.queues.happened(waiting[0][0]):
+                self._happened(waiting.popleft()[1])
 
-    @property
-    def cached(self) -> list[Block]:
-        """The free blocks, in order of their addresses."""
-        return sorted((block for pool in self._free.values() for *_, block in pool), key=lambda block: block.start)
+    def snapshot(self) -> list[Segment]:
+        """The segments as they are now, in order of their addresses."""
+        return [segment_of(head) for _, head in sorted(self._heads.items())]
 
     def _take(self, size: int, stream: int) -> Block | None:
         pool = self._free.get((stream, size <= SMALL), [])
         at = bisect_left(pool, (size,))
-        return pool.pop(at)[-1] if at < len(pool) else None
+        if at == len(pool):
+            return None
+        block = pool[at][-1]
+        self._remove(block)
+        return block
 
     def _put(self, block: Block) -> None:
         """Free, and one with its free neighbours."""
         self.active -= block.size
         for other in (block.before, block.after):
             if other is not None and other.is_free:
-                self._pool(other).remove((other.size, other.start, other))
+                self._remove(other)
                 self._merge(block, other)
-        insort(self._pool(block), (block.size, block.start, block))
+        self._insert(block)
 
     def _merge(self, block: Block, other: Block) -> None:
         """`block` takes in the neighbour `other`."""
         if other is block.before:
             block.start, block.before = other.start, other.before
-            if block.before is not None:
+            if block.before is None:
+                self._heads[block.start] = block
+            else:
                 block.before.after = block
         else:
             block.after = other.after
@@ -203,10 +169,18 @@ class CachingAllocator:
         if block.after is not None:
             block.after.before = rest
         block.after, block.size = rest, size
-        insort(self._pool(rest), (rest.size, rest.start, rest))
+        self._insert(rest)
 
-    def _pool(self, block: Block) -> list[tuple[int, int, Block]]:
-        return self._free.setdefault((block.stream, block.small), [])
+    def _insert(self, block: Block) -> None:
+        """Into its pool."""
+        insort(self._free.setdefault((block.stream, block.small), []), (block.size, block.start, block))
+        self.fragmented += 0 if block.is_segment else block.size
+
+    def _remove(self, block: Block) -> None:
+        """Out of its pool."""
+        pool = self._free[block.stream, block.small]
+        del pool[bisect_left(pool, (block.size, block.start))]
+        self.fragmented -= 0 if block.is_segment else block.size
 
     def _new_segment(self, size: int, stream: int) -> Block | None:
         wanted = segment_size(size)
@@ -214,21 +188,21 @@ class CachingAllocator:
             return None
         self.queues.cuda_malloc(wanted)
         self.reserved += wanted
-        block = Block(self._next_address, wanted, stream, size <= SMALL)
+        block = self._heads[self._next_address] = Block(self._next_address, wanted, stream, size <= SMALL)
         self._next_address += wanted
         return block
 
     def _flush(self) -> None:
         """Wait for the device, and give it back all segments of which nothing is in use."""
         self.queues.synchronize()
-        while self._waiting:
-            self._happened(self._waiting.popleft()[1])
-        for key, pool in self._free.items():
-            for _, _, block in pool:
-                if block.is_segment:
-                    self.queues.cuda_free(block.size)
-                    self.reserved -= block.size
-            self._free[key] = [entry for entry in pool if not entry[-1].is_segment]
+        for waiting in self._waiting.values():
+            while waiting:
+                self._happened(waiting.popleft()[1])
+        for block in [block for pool in self._free.values() for *_, block in pool if block.is_segment]:
+            self._remove(block)
+            del self._heads[block.start]
+            self.queues.cuda_free(block.size)
+            self.reserved -= block.size
 
     def _happened(self, block: Block) -> None:
         block.events -= 1

@@ -1,4 +1,21 @@
-"""What a device, its link and its driver take for things: the numbers that the paper GPU runs on."""
+"""What a device, its link and its driver take for things: the numbers that the paper GPU runs on.
+
+Peaks, memory bandwidth and capacity are those of the data sheets. The rest is chosen, within what others have read:
+
+    efficiency   0.6: assumed; the FSDP paper's GPT-175B reaches 0.60 of peak in whole steps (arXiv 2304.11277)
+    latency      50 us: assumed
+    bandwidth    hosts of 8 GPUs with 8 network cards of 100 (A100) or 200 Gb/s (H100), of which NCCL makes up to 12 and
+                 24 GB/s each (NVIDIA/nccl-tests#119). A ring crosses from host to host once, on all cards together, so
+                 that this is what each rank sends
+    launch       10 us: assumed; a lesson on eager PyTorch (jiahuanglin.xyz, "From PyTorch op to kernel launch") names
+                 5 to 25 us of host time per operator
+    issue        235 us: from the end of the limiter's wait to the all-gather, in a trace of FSDP
+                 (pytorch/pytorch#108234)
+    segment      1 ms a call, and 1 ms per GiB: assumed. Read were 0.5 to 1.2 ms for 1 to 64 MiB (rtj1/cuda-mempool).
+                 For training without a cache GMLake names an overhead of 10 times (arXiv 2401.08156, A100); in the
+                 model a GPT of width 2048 with 4 x 2048 tokens takes 5 times as long, with 2048 tokens 12 times. How
+                 much hangs on this number: shapes.py
+"""
 
 from __future__ import annotations
 
@@ -15,7 +32,7 @@ class Hardware:
     """A device by its data sheet, and what its host needs.
 
     A kernel takes the longer of computing and moving its bytes. A collective takes latency + wire / bandwidth, one at a
-    time; that the two slow each other down is left out.
+    time. Left out: that the two slow each other down, and that ranks differ.
 
     Attributes:
         name: for titles.
@@ -38,9 +55,9 @@ class Hardware:
     latency: float
     bandwidth: float
     efficiency: float = 0.6
-    launch: float = 8e-6
-    issue: float = 100e-6
-    segment: tuple[float, float] = (0.3e-3, 1e-3)
+    launch: float = 10e-6
+    issue: float = 235e-6
+    segment: tuple[float, float] = (1e-3, 1e-3)
     runs_ahead: bool = True
 
     def kernel(self, kernel: Kernel) -> float:  # seconds

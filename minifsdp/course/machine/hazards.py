@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right, insort
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from operator import attrgetter
 from typing import NamedTuple
 
-from minifsdp.course.machine.allocator import Block
-from minifsdp.course.machine.queues import LINK, Clock
+from minifsdp.course.machine.blocks import Block
+from minifsdp.course.machine.queues import LINK, Clock, Moment
 
 
 class Use(NamedTuple):
-    """One use of a buffer: by what, where, and as which piece of work there."""
+    """One use of a buffer: which, by what, where, and as which piece of work there."""
 
+    buffer: str
     what: str
     queue: int
     tick: int
@@ -22,6 +26,10 @@ class Use(NamedTuple):
 
     def __str__(self) -> str:
         return f"{self.what} on {'the link' if self.queue == LINK else f'stream {self.queue}'}"
+
+
+LastUses = dict[int, Use]
+"""The last use on each queue: when it is over, so are those before it."""
 
 
 class Hazard(NamedTuple):
@@ -42,12 +50,26 @@ class History:
 
     name: str
     unit: str
+    before: LastUses  # of what had the memory before
     written: Use | None = None
-    reads: dict[int, Use] = field(default_factory=dict)  # the last on each queue, since it was written
-    before: list[tuple[str, Use]] = field(default_factory=list)  # of what had the memory before, with its name
+    reads: LastUses = field(default_factory=dict)  # since it was written
 
-    def uses(self) -> list[Use]:
-        return [*([self.written] if self.written else []), *self.reads.values()]
+    def uses(self) -> LastUses:
+        return _last([*self.before.values(), *([self.written] if self.written else []), *self.reads.values()])
+
+
+class Ghost(NamedTuple):
+    """Freed memory, what last used it, and the events that the allocator has to see before it hands it out."""
+
+    start: int
+    end: int
+    uses: LastUses
+    events: Sequence[Moment]
+
+    def left(self) -> list[Use]:
+        """The uses of which no event tells that they are over."""
+        clocks = [event.clock for event in self.events if event.seen]
+        return [use for use in self.uses.values() if not any(map(use.before, clocks))]
 
 
 class Hazards:
@@ -59,47 +81,67 @@ class Hazards:
 
     def __init__(self) -> None:
         self.found: list[Hazard] = []
+        self._texts: set[str] = set()
         self._histories: dict[int, History] = {}
-        self._ghosts: list[tuple[int, int, History]] = []  # freed memory, by start and end, that other streams used
+        self._ghosts: list[Ghost] = []  # by address; no two overlap
 
     def allocated(self, buffer: int, name: str, unit: str, block: Block) -> None:
-        history = self._histories[buffer] = History(name, unit)
-        start, end = block.start, block.start + block.size
-        for ghost in [each for each in self._ghosts if each[0] < end and start < each[1]]:
-            history.before += [(ghost[2].name, use) for use in ghost[2].uses()]
-            if start <= ghost[0] and ghost[1] <= end:
-                self._ghosts.remove(ghost)
+        """A buffer begins, in the memory of others."""
+        self._histories[buffer] = History(name, unit, self._take(block.start, block.start + block.size))
 
-    def freed(self, buffer: int, block: Block) -> None:
-        history = self._histories.pop(buffer)
-        if any(use.queue != block.stream for use in history.uses()):
-            self._ghosts.append((block.start, block.start + block.size, history))
+    def freed(self, buffer: int, block: Block, events: Sequence[Moment]) -> None:
+        """A buffer ends; `events` are what the allocator then has recorded, to wait for."""
+        uses = self._histories.pop(buffer).uses()
+        if uses:
+            insort(self._ghosts, Ghost(block.start, block.start + block.size, uses, events), key=_start)
 
     def used(self, what: str, queue: int, clock: Clock, reads: tuple[int, ...], writes: tuple[int, ...]) -> None:
         """A kernel or collective with this clock reads and writes buffers."""
-        use = Use(what, queue, clock[queue])
+        tick = clock[queue]
         for buffer in {*reads, *writes}:
             history = self._histories[buffer]
-            if history.written and not history.written.before(clock):
-                self._report(
-                    "missing wait",
-                    history,
-                    f"{history.name}: {use} uses what {history.written} writes, unordered: wait",
-                )
-            for name, old in history.before:
+            use = Use(history.name, what, queue, tick)
+            for old in history.before.values():
                 if not old.before(clock):
-                    text = f"{history.name}: {use} overwrites memory that was {name}, which {old} may still be using"
+                    text = f"{history.name}: {use} uses memory that was {old.buffer}, which {old} may still be using"
                     self._report("reused too early", history, text)
-        for buffer in writes:
-            history = self._histories[buffer]
+            if history.written and not history.written.before(clock):
+                text = f"{history.name}: {use} uses what {history.written} writes, unordered: wait"
+                self._report("missing wait", history, text)
+            if buffer not in writes:
+                history.reads[queue] = use
+                continue
             for old in history.reads.values():
                 if not old.before(clock):
                     text = f"{history.name}: {use} overwrites what {old} may still be reading"
                     self._report("missing wait", history, text)
-            history.written, history.reads, history.before = use, {}, []
-        for buffer in set(reads) - set(writes):
-            self._histories[buffer].reads[queue] = use
+            history.written, history.reads, history.before = use, {}, {}
+
+    def _take(self, start: int, end: int) -> LastUses:
+        """The last uses of this memory; what was kept of them for it is dropped."""
+        first = bisect_right(self._ghosts, start, key=_start)
+        if first and self._ghosts[first - 1].end > start:
+            first -= 1
+        last = bisect_left(self._ghosts, end, lo=first, key=_start)
+        found = self._ghosts[first:last]
+        before = [ghost._replace(end=start) for ghost in found[:1] if ghost.start < start]
+        after = [ghost._replace(start=end) for ghost in found[-1:] if ghost.end > end]
+        self._ghosts[first:last] = before + after
+        return _last(use for ghost in found for use in ghost.left())
 
     def _report(self, kind: str, history: History, text: str) -> None:
-        if not any(hazard.text == text for hazard in self.found):
+        if text not in self._texts:
+            self._texts.add(text)
             self.found.append(Hazard(kind, history.unit, text))
+
+
+_start = attrgetter("start")
+
+
+def _last(uses: Iterable[Use]) -> LastUses:
+    """Of each queue's uses the last."""
+    last: LastUses = {}
+    for use in uses:
+        if use.queue not in last or last[use.queue].tick < use.tick:
+            last[use.queue] = use
+    return last

@@ -15,11 +15,13 @@ import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode, unset_fake_temporarily
 
-from minifsdp import comm
+from minifsdp import comm, device
 from minifsdp.course.data import Batch
 from minifsdp.course.machine.program import Program
 from minifsdp.course.machine.recorder import record_steps
 from minifsdp.course.rungs import Trainee
+from minifsdp.fsdp import FullyShardedDataParallel
+from minifsdp.fsdp.flat_unit import FlatUnit
 from minifsdp.fsdp.unit import Absent
 
 
@@ -58,7 +60,16 @@ def record_on_paper(build: Callable[[Any], Trainee], batch: Callable[[], Batch],
     """
     absent = patch.object(Absent, "like", _absent_like)
     with _carried_nowhere(), absent, FakeTensorMode():
-        return record_steps(partial(build, PaperGroup(ranks)), batch(), steps)
+        return record_steps(partial(_built, build, PaperGroup(ranks)), batch(), steps)
+
+
+def _built(build: Callable[[Any], Trainee], group: PaperGroup) -> Trainee:
+    """Frees every unit once more: fake tensors that view a storage without memory give it some."""
+    trainee = build(group)
+    for module in trainee.model.modules():
+        if isinstance(module, FullyShardedDataParallel) and isinstance(module._unit, FlatUnit):
+            device.free(module._unit.flat.full)
+    return trainee
 
 
 def _absent_like(leaf: Tensor) -> Absent:

@@ -22,11 +22,13 @@ class Buffer(NamedTuple):
     name: what messages call it, such as "block 2 parameters".
     nbytes: its size in bytes.
     tag: what it is for.
+    unit: the FSDP unit that it belongs to, or at whose work it was made.
     """
 
     name: str
     nbytes: int
     tag: Tag
+    unit: str = ""
 
 
 class Allocate(NamedTuple):
@@ -53,7 +55,7 @@ class Kernel(NamedTuple):
         reads, writes: buffers.
         flops: floating-point operations of matrix products and attention; 0 for everything else.
         nbytes: bytes that it reads and writes.
-        dtype_size: bytes of an element of its first output.
+        dtype_size: bytes of an element of its first output of floating-point numbers.
         seconds: what it took in the real run.
     """
 

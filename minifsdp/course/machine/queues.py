@@ -3,7 +3,7 @@
 A stream runs what is queued on it one after the other. The host queues and goes on; it waits only where the program
 says so. So the moment at which a piece of work ends is known when it is queued:
 
-    start = the latest of: the host has come to it, the stream is free, what the stream was told to wait for is over
+    start = the latest of: the host has queued it, the stream is free, what the stream was told to wait for is over
 
 Beside the time runs a vector clock (as in torch/cuda/_sanitizer.py): what each stream, and the host, can be sure has
 happened before. Two uses of memory of which neither is sure of the other are a race, however lucky the timing.
@@ -12,7 +12,7 @@ happened before. Two uses of memory of which neither is sure of the other are a 
 from __future__ import annotations
 
 from collections import defaultdict
-from typing import NamedTuple
+from dataclasses import dataclass
 
 from minifsdp.comm import Call
 from minifsdp.course.machine.hardware import Hardware
@@ -25,11 +25,19 @@ Clock = dict[int, int]
 """By queue, how many of its pieces of work are known to have happened before."""
 
 
-class Moment(NamedTuple):
-    """An event: when it happens, and what has happened by then."""
+@dataclass(eq=False, slots=True)
+class Moment:
+    """An event.
+
+    Attributes:
+        at: when it happens, in seconds.
+        clock: what has happened by then.
+        seen: whether the allocator has asked for it and found it in the past.
+    """
 
     at: float
     clock: Clock
+    seen: bool = False
 
 
 class Queues:
@@ -38,33 +46,36 @@ class Queues:
     Attributes:
         host: where the host is, in seconds.
         spans: what ran when, on the lanes "compute", "communication" and "wait" (the host stands still).
+        recorded: all events, in order.
     """
 
     def __init__(self, hardware: Hardware) -> None:
         self.hardware = hardware
         self.host = 0.0
         self.spans: list[Span] = []
+        self.recorded: list[Moment] = []
         self._ends: defaultdict[int, float] = defaultdict(float)
         self._clocks: defaultdict[int, Clock] = defaultdict(dict)
         self._known: Clock = {}  # to the host, and so to all that it queues from then on
 
     def kernel(self, name: str, stream: int, seconds: float) -> Clock:
         """Queue a kernel; returns its clock, in which it has happened itself."""
-        clock = self._run(stream, max(self.host, self._ends[stream]), seconds)
-        self._note("compute" if stream == COMPUTE else f"compute (stream {stream})", name, stream, seconds)
         if self.hardware.runs_ahead:
             self.host += self.hardware.launch
-        else:
-            self.synchronize(self.record(stream))
+        clock = self._run(stream, max(self.host, self._ends[stream]), seconds)
+        self._note("compute" if stream == COMPUTE else f"compute (stream {stream})", name, stream, seconds)
+        if not self.hardware.runs_ahead:
+            self.host = self._ends[stream]
+            _merge(self._known, clock)
         return clock
 
     def collective(self, call: Call, name: str, stream: int) -> tuple[Clock, Moment]:
         """Queue a collective, to begin when its stream has come to it; returns its clock and the moment it ends."""
+        self.host += self.hardware.issue
         seconds = self.hardware.message(call)
-        self.wait(LINK, self.record(stream))
+        self.wait(LINK, self._end(stream))
         clock = self._run(LINK, max(self.host, self._ends[LINK]), seconds)
         self._note("communication", f"{call.op} {name}", LINK, seconds)
-        self.host += self.hardware.issue
         return clock, Moment(self._ends[LINK], clock)
 
     def wait(self, stream: int, event: Moment) -> None:
@@ -76,24 +87,24 @@ class Queues:
 
     def record(self, stream: int) -> Moment:
         """The moment at which a stream has done all that is queued on it."""
-        clock = dict(self._known)
-        _merge(clock, self._clocks[stream])
-        return Moment(max(self.host, self._ends[stream]) if not clock else self._ends[stream], clock)
+        self.recorded.append(self._end(stream))
+        return self.recorded[-1]
 
     def happened(self, event: Moment) -> bool:
-        """Whether the host, now, finds the event in the past."""
-        if event.at > self.host:
-            return False
-        _merge(self._known, event.clock)
-        return True
+        """Whether the host, now, finds the event in the past.
+
+        What is queued from now on comes after it, but by luck: only the block that waited for it may count on that.
+        """
+        event.seen = event.seen or event.at <= self.host
+        return event.seen
 
     def synchronize(self, event: Moment | None = None) -> None:
         """Let the host wait for an event, or for all that is queued."""
-        moments = [event] if event is not None else [self.record(stream) for stream in list(self._ends)]
+        moments = [event] if event is not None else [self._end(stream) for stream in list(self._ends)]
         for moment in moments:
             _merge(self._known, moment.clock)
         until = max([self.host, *(moment.at for moment in moments)])
-        if until > self.host and self.hardware.runs_ahead:
+        if until > self.host:
             self.spans.append(Span("wait", "host waits", self.host, until - self.host))
         self.host = until
 
@@ -113,6 +124,11 @@ class Queues:
         if seconds:
             self.spans.append(Span("wait", name, self.host, seconds))
         self.host += seconds
+
+    def _end(self, stream: int) -> Moment:
+        clock = dict(self._known)
+        _merge(clock, self._clocks[stream])
+        return Moment(max(self.host, self._ends[stream]), clock)
 
     def _run(self, queue: int, start: float, seconds: float) -> Clock:
         clock = self._clocks[queue]

@@ -12,6 +12,7 @@ from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass_type
 
 from minifsdp import comm, device
 from minifsdp.comm import Call, Link
@@ -103,10 +104,14 @@ class _Kernels(Operators):
         self._tape = tape
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if any(map(is_traceable_wrapper_subclass_type, types)):
+            return NotImplemented
+        self._tape.begins(func, (args, kwargs))
         start = time.perf_counter()
-        returned = super().__torch_dispatch__(func, types, args, kwargs)
-        if returned is not NotImplemented:
-            self._tape.kernel(func, (args, kwargs or {}), returned, time.perf_counter() - start)
+        returned = func(*args, **(kwargs or {}))
+        seconds = time.perf_counter() - start
+        self._tape.operator(func.name(), (args, kwargs), returned)
+        self._tape.kernel(func, args, kwargs or {}, returned, seconds)
         return returned
 
 

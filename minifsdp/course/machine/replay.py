@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import NamedTuple
 
-from minifsdp.course.machine.allocator import Block, CachingAllocator
+from minifsdp.course.machine.allocator import CachingAllocator
+from minifsdp.course.machine.blocks import Allocator, Block, Segment
 from minifsdp.course.machine.hardware import Hardware
 from minifsdp.course.machine.hazards import Hazard, Hazards
 from minifsdp.course.machine.program import (
@@ -41,12 +42,16 @@ class Memory(NamedTuple):
         allocated: of blocks in use.
         active: those, and the freed ones that a stream may still be using.
         reserved: of all segments.
+        fragmented: free, but in a segment with blocks that are not.
+        requested: what the program has asked for, before rounding.
     """
 
     at: float
     allocated: int
     active: int
     reserved: int
+    fragmented: int
+    requested: int
 
 
 class Moments(NamedTuple):
@@ -68,7 +73,10 @@ class Run:
         memory: after every allocation and free.
         marks: the program's.
         hazards: missing waits and blocks reused too early.
-        retries: how often memory had run out (`num_alloc_retries`); by step.
+        retries: how often memory had run out (`num_alloc_retries`).
+        retries_at: when the cache had been given back, in seconds of the host.
+        snapshots: the allocator's segments at the moments "peak of reserved", "first retry" (if there was one) and
+            "end".
         done: when everything was over, in seconds.
     """
 
@@ -78,6 +86,8 @@ class Run:
     marks: list[Moments] = field(default_factory=list)
     hazards: list[Hazard] = field(default_factory=list)
     retries: int = 0
+    retries_at: list[float] = field(default_factory=list)
+    snapshots: dict[str, list[Segment]] = field(default_factory=dict)
     done: float = 0.0
 
     @property
@@ -97,7 +107,7 @@ class Run:
         return overlap(self.spans)
 
     def peak(self, what: str) -> int:
-        """The most bytes "allocated", "active" or "reserved"."""
+        """The most bytes "allocated", "active", "reserved", "fragmented" or "requested"."""
         return max(int(getattr(sample, what)) for sample in self.memory)
 
     def last_step(self) -> list[Span]:
@@ -110,7 +120,7 @@ class Run:
 def replay(
     program: Program,
     hardware: Hardware,
-    make_allocator: Callable[[int, Queues], CachingAllocator] = CachingAllocator,
+    make_allocator: Callable[[int, Queues], Allocator] = CachingAllocator,
 ) -> Run:
     """Run a program.
 
@@ -127,7 +137,7 @@ def replay(
 
 class _Replay:
     def __init__(
-        self, program: Program, hardware: Hardware, make_allocator: Callable[[int, Queues], CachingAllocator]
+        self, program: Program, hardware: Hardware, make_allocator: Callable[[int, Queues], Allocator]
     ) -> None:
         self.program, self.hardware = program, hardware
         self.queues = Queues(hardware)
@@ -138,11 +148,13 @@ class _Replay:
         self.events: dict[int, Moment] = {}
         self.arrivals: dict[tuple[str, int], Moment] = {}  # by group and order of a collective
         self.live: dict[Tag, int] = dict.fromkeys(TAGS, 0)
+        self.requested = 0
 
     def run(self) -> Run:
         for instruction in self.program.instructions:
             self.do(instruction)
         self.result.retries, self.result.done = self.allocator.retries, self.queues.done
+        self.result.snapshots = {**self.allocator.snapshots, "end": self.allocator.snapshot()}
         return self.result
 
     def do(self, instruction: Instruction) -> None:
@@ -173,19 +185,24 @@ class _Replay:
                 self.result.marks.append(Moments(name, queues.host, queues.done, dict(self.live)))
 
     def allocate(self, buffer: int, stream: int) -> None:
-        name, nbytes, tag = self.program.buffers[buffer]
+        name, nbytes, tag, unit = self.program.buffers[buffer]
+        before = self.allocator.retries
         block = self.blocks[buffer] = self.allocator.malloc(nbytes, stream)
-        self.hazards.allocated(buffer, name, name.split()[0], block)
-        self.live[tag] += nbytes
-        self.note()
+        self.result.retries_at += [self.queues.host] * (self.allocator.retries - before)
+        self.hazards.allocated(buffer, name, unit, block)
+        self.note(tag, nbytes)
 
     def free(self, buffer: int) -> None:
-        block = self.blocks.pop(buffer)
-        self.hazards.freed(buffer, block)
+        _, nbytes, tag, _ = self.program.buffers[buffer]
+        block, recorded = self.blocks.pop(buffer), len(self.queues.recorded)
         self.allocator.free(block)
-        self.live[self.program.buffers[buffer].tag] -= self.program.buffers[buffer].nbytes
-        self.note()
+        self.hazards.freed(buffer, block, self.queues.recorded[recorded:])
+        self.note(tag, -nbytes)
 
-    def note(self) -> None:
-        memory = self.allocator
-        self.result.memory.append(Memory(self.queues.host, memory.allocated, memory.active, memory.reserved))
+    def note(self, tag: Tag, change: int) -> None:
+        self.live[tag] += change
+        self.requested += change
+        at, held = self.queues.host, self.allocator
+        self.result.memory.append(
+            Memory(at, held.allocated, held.active, held.reserved, held.fragmented, self.requested)
+        )

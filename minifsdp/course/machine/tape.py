@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_leaves
-from torch.utils.flop_counter import flop_registry
 
 from minifsdp import device
 from minifsdp.comm import Call
+from minifsdp.course.machine.operators import flops_of, work_of
 from minifsdp.course.machine.program import (
     Allocate,
     Buffer,
@@ -30,15 +29,13 @@ from minifsdp.course.machine.program import (
 )
 from minifsdp.course.storages import Books, Entry, storages_in
 
-_aten = torch.ops.aten
-_FLOPS: Mapping[Any, Callable[..., Any]] = {
-    **flop_registry,
-    _aten._scaled_dot_product_flash_attention_for_cpu: flop_registry[_aten._scaled_dot_product_flash_attention],
-    _aten._scaled_dot_product_flash_attention_for_cpu_backward: flop_registry[
-        _aten._scaled_dot_product_flash_attention_backward
-    ],
-}
-_NO_KERNEL = ("aten::empty", "aten::new_empty", "aten::lift_fresh", "aten::resize_", "aten::set_")
+
+class _Made(NamedTuple):
+    """Where a buffer was allocated, at which unit's work, and its bytes."""
+
+    stream: int
+    unit: str
+    nbytes: int
 
 
 class Tape(Books):
@@ -51,10 +48,11 @@ class Tape(Books):
         self._streams: dict[int, int] = {}
         self._events: dict[int, int] = {}
         self._kept: list[Any] = []  # events and streams, so that no two have one address
-        self._made: dict[int, tuple[int, str, int]] = {}  # by buffer: its stream, the unit at work, its bytes
+        self._made: dict[int, _Made] = {}  # by buffer
         self._tags: dict[int, Any] = {}
-        self._names: dict[int, tuple[str, str]] = {}  # by address of a storage
-        self._named: dict[int, str] = {}  # by buffer
+        self._names: dict[int, tuple[str, str]] = {}  # unit and what, by address of a storage
+        self._named: dict[int, tuple[str, str]] = {}  # the same, by buffer
+        self._on_host: set[int] = set()  # buffers that no device would see: numbers such as Adam's counts of steps
         self._unit = "root"
         self._number_of(device.current_stream(torch.device("cpu")), self._streams)
 
@@ -69,7 +67,7 @@ class Tape(Books):
             self.instructions.append(Free(self._numbers.pop(entry)))
         if nbytes:
             buffer = self._numbers[entry] = len(self._made)
-            self._made[buffer] = (self._stream(), self._unit, nbytes)
+            self._made[buffer] = _Made(self._stream(), self._unit, nbytes)
             self._tags[buffer] = entry.tag
             self.instructions.append(Allocate(buffer, self._stream()))
 
@@ -81,7 +79,7 @@ class Tape(Books):
     def reset(self) -> None:
         super().reset()
         alive = sorted(self._numbers.values())
-        self.instructions = [Allocate(buffer, self._made[buffer][0]) for buffer in alive]
+        self.instructions = [Allocate(buffer, self._made[buffer].stream) for buffer in alive]
 
     def mark(self, name: str) -> Any:
         self.instructions.append(Mark(name))
@@ -91,59 +89,64 @@ class Tape(Books):
         for storage in storages_in(tensor):
             self._names[storage._cdata] = (unit, what)
 
+    def _died(self, key: int) -> None:
+        self._names.pop(key, None)
+        super()._died(key)
+
     def _buffers(self, tensors: Any) -> tuple[int, ...]:
-        """The numbers of what a kernel or collective touches; whose parameters they are is noted."""
+        """The numbers of the buffers behind tensors."""
         found: dict[int, None] = {}
         for storage in storages_in(tensors):
             entry = self._entries.get(storage._cdata)
             if entry is not None and entry in self._numbers:
                 found[self._numbers[entry]] = None
                 if storage._cdata in self._names:
-                    self._unit, what = self._names[storage._cdata]
-                    self._named[self._numbers[entry]] = f"{self._unit} {what}"
+                    self._named[self._numbers[entry]] = self._names[storage._cdata]
         return tuple(found)
+
+    def _unit_of(self, buffer: int) -> str:
+        return self._named[buffer][0] if buffer in self._named else self._made[buffer].unit
 
     # Work
 
-    def kernel(self, func: Any, given: tuple[Any, Any], returned: Any, seconds: float) -> None:
+    def begins(self, func: Any, given: Any) -> None:
+        """An operator is about to run: the unit at work is the one whose parameters it is given, not for a view."""
+        if not (self.are_paused or func.is_view or func.namespace == "prim"):
+            with torch._C.DisableTorchFunctionSubclass():
+                named = [buffer for buffer in self._buffers(given) if buffer in self._named]
+            self._unit = self._unit_of(named[-1]) if named else self._unit
+
+    def kernel(self, func: Any, args: Any, kwargs: Any, returned: Any, seconds: float) -> None:
         """An operator has run, and its outputs are in the books."""
-        name = func.name()
         if self.are_paused:
             return
         with torch._C.DisableTorchFunctionSubclass():
-            reads, writes = self._buffers(given), self._buffers(returned)
-            if name.startswith("aten::_local_scalar_dense"):
-                if any(self._made[buffer][2] > 8 or self._tags[buffer] != "optimizer" for buffer in reads):
-                    self.instructions.append(Synchronize(None))  # Adam's counts of steps live on the host
+            work = work_of(func, args, kwargs, returned)
+            reads, writes = self._buffers(work.reads), self._buffers(work.writes)
+            if self._is_the_hosts(func.name(), reads, writes, returned):
                 return
-            if name.startswith(_NO_KERNEL) or not (func._schema.is_mutable or set(writes) - set(reads)):
-                return  # a view, or memory without content
-            tensors = [t for t in tree_leaves((given, returned)) if isinstance(t, Tensor)]
-            size = next((t.element_size() for t in reversed(tensors) if t.is_floating_point()), 4)
-            flops = (
-                _FLOPS[func._overloadpacket](*given[0], **given[1], out_val=returned)
-                if func._overloadpacket in _FLOPS
-                else 0
-            )
-            self.instructions.append(
-                Kernel(
-                    name.removeprefix("aten::"),
-                    self._unit,
-                    self._stream(),
-                    reads,
-                    writes,
-                    flops,
-                    sum(t.numel() * t.element_size() for t in tensors),
-                    size,
-                    seconds,
-                )
-            )
+            if func.name() == "aten::_local_scalar_dense":
+                self.instructions.append(Synchronize(None))
+            if work.runs:
+                name, flops = func.name().removeprefix("aten::"), flops_of(func, args, kwargs, returned)
+                what = (reads, writes, flops, work.nbytes, work.dtype_size, seconds)
+                self.instructions.append(Kernel(name, self._unit, self._stream(), *what))
+
+    def _is_the_hosts(self, name: str, reads: tuple[int, ...], writes: tuple[int, ...], returned: Any) -> bool:
+        """Whether an operator makes a number of the host's, or handles nothing but such numbers."""
+        if name == "aten::lift_fresh":  # torch.tensor
+            self._on_host.update(buffer for buffer in self._buffers(returned) if self._made[buffer].nbytes <= 8)
+            return True
+        return bool(reads) and self._on_host.issuperset(reads + writes)
 
     def issue(self, call: Call, tensors: list[Tensor]) -> None:
         """A collective begins: torch's functions take what they write first, and what they read last."""
         writes = () if call.op == "send" else self._buffers(tensors[:1])
         reads = () if call.op == "recv" else self._buffers(tensors[-1:])
-        self.instructions.append(Issue(call, self._unit, self._stream(), reads, writes))
+        unit = next(map(self._unit_of, reads + writes), self._unit)
+        for buffer in writes:
+            self._made[buffer] = self._made[buffer]._replace(unit=unit)
+        self.instructions.append(Issue(call, unit, self._stream(), reads, writes))
 
     @contextmanager
     def waits(self, call: Call, phase: Literal["issue", "wait"]) -> Iterator[None]:
@@ -175,10 +178,9 @@ class Tape(Books):
         return numbers[id(thing)]
 
     def program(self) -> Program:
-        buffers = {
-            number: Buffer(self._named.get(number, f"{tag} of {unit}"), nbytes, tag)
-            for number, ((_, unit, nbytes), tag) in enumerate(
-                zip(self._made.values(), self._tags.values(), strict=True)
-            )
-        }
+        buffers = {}
+        for number, made in self._made.items():
+            tag = self._tags[number]
+            name = " ".join(self._named[number]) if number in self._named else f"{tag} of {made.unit}"
+            buffers[number] = Buffer(name, made.nbytes, tag, self._unit_of(number))
         return Program(list(self.instructions), buffers)

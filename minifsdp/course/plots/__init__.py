@@ -3,21 +3,32 @@
 One style and the same colours everywhere. Equal input gives equal bytes.
 """
 
+from minifsdp.course.plots.device import blocks, device_memory
 from minifsdp.course.plots.ladder import memory_figure, timeline_figure
 from minifsdp.course.plots.layout import flat_layout, units
 from minifsdp.course.plots.memory import curve, stages
 from minifsdp.course.plots.picture import Picture
-from minifsdp.course.plots.quantities import lines, timeline
-from minifsdp.course.plots.style import EARLIER_COLOURS, LANE_COLOURS, REDUCTION_COLOUR, SERIES_COLOURS, TAG_COLOURS
+from minifsdp.course.plots.quantities import lines, timeline, versus
+from minifsdp.course.plots.style import (
+    BLOCK_COLOURS,
+    EARLIER_COLOURS,
+    LANE_COLOURS,
+    REDUCTION_COLOUR,
+    SERIES_COLOURS,
+    TAG_COLOURS,
+)
 
 __all__ = [
+    "BLOCK_COLOURS",
     "EARLIER_COLOURS",
     "LANE_COLOURS",
     "REDUCTION_COLOUR",
     "SERIES_COLOURS",
     "TAG_COLOURS",
     "Picture",
+    "blocks",
     "curve",
+    "device_memory",
     "flat_layout",
     "lines",
     "memory_figure",
@@ -25,4 +36,5 @@ __all__ = [
     "timeline",
     "timeline_figure",
     "units",
+    "versus",
 ]

@@ -11,7 +11,7 @@ from matplotlib.patches import Patch
 from minifsdp.course.plots.style import LANE_COLOURS, REDUCTION_COLOUR, TAG_COLOURS
 from minifsdp.course.timeline import Span
 
-_LETTER = 0.011  # of a phase's name, in widths of a notebook's timeline
+LETTER = 0.011  # of a phase's name, in widths of a notebook's timeline
 _LINE = 0.45  # of such names, in lanes
 
 Curve = Mapping[str, Any]
@@ -48,24 +48,34 @@ def at_peak(curve: Curve) -> dict[str, float]:
     return {tag: curve["tags"][tag][peak] for tag in TAG_COLOURS}
 
 
-def lanes(row: Axes, spans: Sequence[Span], longest: float, inside: bool = False) -> None:
-    """The lanes of a step, compute on top.
+def lanes(row: Axes, spans: Sequence[Span], longest: float, inside: bool = False, labelled: bool = False) -> None:
+    """The lanes of a step, compute on top. Where there is a lane of the host, its waiting is drawn there.
 
     Args:
         row: where.
         spans: what.
         longest: milliseconds of the axis that the rows share.
         inside: let no phase's name stand out on the right or lie over another.
+        labelled: join a unit's kernels, and write the last part of its name into bars with room for it. A lane of
+            which nothing would be seen is left out.
     """
+    if labelled:
+        spans = [span for span in spans if span.lane not in _unseen(spans, longest)]
     present = {span.lane for span in spans} - {"phase"}
+    present -= {"wait"} if "host" in present else set()
     names = sorted(
         present | {"compute", "communication"}, key=lambda lane: (list(LANE_COLOURS).index(_kind(lane)), lane)
     )
     for height, lane in enumerate(reversed(names)):
         mine = [span for span in spans if span.lane == lane]
+        mine = _joined(mine, 0.002 * longest / 1e3) if labelled and _kind(lane) == "compute" else mine
+        mine += [span for span in spans if span.lane == "wait" and lane == "host"]
         bars = [(span.start * 1e3, span.duration * 1e3) for span in mine]
         colours = [_colour(span) for span in mine]
-        row.broken_barh(bars, (height - 0.4, 0.8), facecolors=colours, edgecolor="white", linewidth=0.3)
+        edges = [0.0 if labelled and width < 0.004 * longest else 0.3 for _, width in bars]
+        row.broken_barh(bars, (height - 0.4, 0.8), facecolors=colours, edgecolor="white", linewidth=edges)
+        if labelled:
+            _label(row, mine, height, longest)
     row.set_yticks(range(len(names)), reversed(names))
     row.set_xlim(0, longest)
     row.tick_params(axis="y", length=0)
@@ -77,7 +87,7 @@ def _name_phases(row: Axes, phases: Sequence[Span], over: float, longest: float,
     """A line at the start of every phase and its name over the lanes; returns on how many lines the names stand."""
     ends = [0.0]  # where the last name of each line ends
     for phase in phases:
-        at, gap, width = phase.start * 1e3, 0.002 * longest, _LETTER * len(phase.name) * longest
+        at, gap, width = phase.start * 1e3, 0.002 * longest, LETTER * len(phase.name) * longest
         row.axvline(at, color="black", linewidth=0.6)
         left = inside and at + width > longest
         begin = at - width if left else at
@@ -88,15 +98,48 @@ def _name_phases(row: Axes, phases: Sequence[Span], over: float, longest: float,
     return len(ends)
 
 
+def _joined(spans: Sequence[Span], gap: float) -> list[Span]:
+    """Neighbours of one name, up to `gap` seconds apart, as one."""
+    joined: list[Span] = []
+    for span in sorted(spans, key=lambda span: span.start):
+        before = joined[-1] if joined else None
+        if before is not None and before.name == span.name and span.start <= before.end + gap:
+            joined[-1] = before._replace(duration=max(span.end, before.end) - before.start)
+        else:
+            joined.append(span)
+    return joined
+
+
+def _unseen(spans: Sequence[Span], longest: float) -> set[str]:
+    """Streams beside the compute stream on which no kernel is as wide as a line."""
+    seen = {span.lane for span in spans if span.duration * 1e3 > 0.002 * longest}
+    return {span.lane for span in spans if "stream" in span.lane} - seen
+
+
+def _label(row: Axes, spans: Sequence[Span], height: float, longest: float) -> None:
+    """`all_gather blocks.3` as `3`, in its bar. A span that takes no time is a remark."""
+    for span in spans:
+        name = span.name.split()[-1].rpartition(".")[2] if span.duration else span.name
+        look: Any = {"va": "center", "fontsize": 7}
+        if not span.duration:
+            row.text(0.005 * longest, height - 0.03, name, **look)
+        elif span.lane != "wait" and (len(name) + 0.4) * LETTER * longest < span.duration * 1e3:
+            colour = "white" if _colour(span) in (LANE_COLOURS["compute"], REDUCTION_COLOUR) else "black"
+            middle = (span.start + span.duration / 2) * 1e3
+            row.text(middle, height - 0.03, name, ha="center", color=colour, **look)
+
+
 def lane_patches(spans: Iterable[Span] | None = None) -> list[Patch]:
     """What a timeline's legend explains: all that there may be, or what there is among `spans`."""
     named = {
         "compute": LANE_COLOURS["compute"],
         "all-gather": LANE_COLOURS["communication"],
         "reduction": REDUCTION_COLOUR,
+        "host issues": LANE_COLOURS["host"],
         "host waits": LANE_COLOURS["wait"],
     }
-    present = set(named.values()) if spans is None else {_colour(span) for span in spans if span.lane != "phase"}
+    everything = set(named.values()) - {LANE_COLOURS["host"]}  # of a trace: there the host has no lane of its own
+    present = everything if spans is None else {_colour(span) for span in spans if span.lane != "phase"}
     return [Patch(color=colour, label=name) for name, colour in named.items() if colour in present]
 
 
@@ -111,7 +154,8 @@ def step_of(spans: Sequence[Span]) -> float:
 
 def row_title(name: str, spans: Sequence[Span], overlap: float | None) -> str:
     hidden = "no communication" if overlap is None else f"{overlap:.0%} of communication under compute"
-    return f"{name}: {step_of(spans):.0f} ms, {hidden}"
+    step = step_of(spans)
+    return f"{name}: {step:.{0 if step >= 10 else 2}f} ms, {hidden}"
 
 
 def _colour(span: Span) -> str:

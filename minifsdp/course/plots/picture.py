@@ -68,9 +68,12 @@ def page(height: float, title: str, says: str, lab: str | None, model: str | Non
     return figure
 
 
-def legend_beside(axes: Axes, handles: Sequence[Any]) -> None:
-    """Right of the axes, from their top down, long names on several lines."""
+def legend_beside(axes: Axes | Figure, handles: Sequence[Any]) -> None:
+    """Right of the axes, or of all of a figure's, from their top down, long names on several lines."""
     names = [textwrap.fill(str(handle.get_label()), _NAME) for handle in handles]
+    if isinstance(axes, Figure):
+        axes.legend(handles, names, loc="outside right upper")
+        return
     axes.legend(handles, names, loc="upper left", bbox_to_anchor=(1.01, 1.02), borderaxespad=0)
 
 

@@ -5,15 +5,22 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from matplotlib.axes import Axes
+from matplotlib.lines import Line2D
+from matplotlib.patches import Patch
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 from minifsdp.course.plots.drawing import lane_patches, lanes, row_title, step_of
 from minifsdp.course.plots.picture import Picture, given, legend_beside, page
-from minifsdp.course.plots.style import SERIES_COLOURS, notebook_style
+from minifsdp.course.plots.runs import on_paper, step_of_run
+from minifsdp.course.plots.style import DIAMOND, EARLIER_COLOURS, SERIES_COLOURS, notebook_style
 from minifsdp.course.timeline import Span, overlap
+
+if TYPE_CHECKING:
+    from minifsdp.course.machine.replay import Run
+    from minifsdp.course.machine.versus import Versus
 
 _ROW = 78  # characters over a row of a timeline
 _FEW = 16  # as many points are shown one by one
@@ -23,26 +30,41 @@ Points = tuple[Sequence[float], Sequence[float]]
 
 
 def timeline(
-    rungs: Mapping[str, Sequence[Span]], *, title: str, says: str, lab: str | None = None, model: str | None = None
+    rungs: Mapping[str, Sequence[Span] | Run],
+    *,
+    title: str,
+    says: str,
+    lab: str | None = None,
+    model: str | None = None,
 ) -> Picture:
     """What ran when, a row of lanes for each name, all on one time axis.
 
+    The bars of a paper GPU bear the last part of their unit's name where there is room. A `Run` whose host runs ahead
+    also has a lane of the host: which phase it is in, and where it stands still. The lines are then where the device
+    begins a phase.
+
     Args:
-        rungs: by name, the spans that `timeline.read_trace` or a paper GPU's `Run.last_step()` gives.
+        rungs: by name, the spans that `timeline.read_trace` or a paper GPU's `Run.last_step()` gives; or a `Run`.
         title: the finding.
         says: one sentence on how to read it.
         lab: whose pieces ran, for the subtitle.
-        model: the hardware's name, if it is on paper: the subtitle says that nothing was measured.
+        model: the hardware's name, if it is on paper: the subtitle says that nothing was measured. By default, that of
+            the runs there are, with their names if there are others.
     """
-    longest = max([step_of(spans) for spans in rungs.values()] + [1e-3])
+    if model is None:
+        model = on_paper(rungs)
+    rows_of = {name: each if isinstance(each, Sequence) else step_of_run(each) for name, each in rungs.items()}
+    longest = max([step_of(spans) for spans in rows_of.values()] + [1e-3])
+    lanes_in_all = sum(len({span.lane for span in spans} - {"phase"}) for spans in rows_of.values())
     with notebook_style():
-        figure = page(1.45 + 1.1 * len(rungs), title, says, lab, model)
+        figure = page(1.45 + max(1.1 * len(rungs), 0.55 * len(rungs) + 0.22 * lanes_in_all), title, says, lab, model)
         rows = figure.subplots(len(rungs), 1, sharex=True, squeeze=False)[:, 0]
-        for row, (name, spans) in zip(rows, rungs.items(), strict=True):
-            lanes(row, spans, longest, inside=True)
+        for row, (name, spans) in zip(rows, rows_of.items(), strict=True):
+            labelled = model is not None or not isinstance(rungs[name], Sequence)
+            lanes(row, spans, longest, inside=True, labelled=labelled)
             row.set_title(textwrap.fill(row_title(name, spans, overlap(spans)), _ROW))
         rows[-1].set_xlabel("ms from the start of the step")
-        legend_beside(rows[0], lane_patches(span for spans in rungs.values() for span in spans))
+        legend_beside(rows[0], lane_patches(span for spans in rows_of.values() for span in spans))
     return Picture(figure, title, says, {})
 
 
@@ -105,6 +127,44 @@ def lines(
     points = {name: {"x": list(xs), "y": list(ys)} for name, (xs, ys) in series.items()}
     wanted = {name: {"x": list(xs), "y": list(ys)} for name, (xs, ys) in expected.items()}
     return Picture(figure, title, says, given(measured=points, expected=wanted))
+
+
+def versus(results: Mapping[str, Versus], *, title: str, says: str, lab: str | None = None) -> Picture:
+    """Seconds of a step by schedule: bars for the median of those measured, dots for each, diamonds for the model's.
+
+    Args:
+        results: by name, what `machine.versus` returned.
+        title: the finding.
+        says: one sentence on how to read it.
+        lab: whose pieces ran, for the subtitle.
+    """
+    dot: Any = {"marker": "o", "linestyle": "", "color": "#5F6B76", "markersize": 3, "alpha": 0.7}
+    diamond: Any = {**DIAMOND, "markersize": 6}
+    highest = max(max([each.predicted, *each.measured]) for each in results.values()) * 1e3
+    with notebook_style():
+        figure = page(3.9, title, says, lab)
+        axes = figure.subplots()
+        for place, each in enumerate(results.values()):
+            axes.bar(place, each.median * 1e3, 0.5, color=EARLIER_COLOURS[2])
+            spread = [
+                place + 0.16 * (2 * number + 1 - len(each.measured)) / len(each.measured)
+                for number in range(len(each.measured))
+            ]
+            axes.plot(spread, [seconds * 1e3 for seconds in each.measured], **dot)
+            axes.plot(place + 0.34, each.predicted * 1e3, **diamond)
+            top = max([each.predicted, *each.measured]) * 1e3
+            text = f"{each.median * 1e3:.0f} ms\nmodel {each.error:+.0%}"
+            axes.annotate(text, (place, top), (0, 4), textcoords="offset points", ha="center", va="bottom")
+        axes.set_xticks(range(len(results)), [textwrap.fill(name, 18) for name in results])
+        axes.tick_params(axis="x", length=0)
+        axes.set(ylabel="a step, ms", xlim=(-0.6, len(results) - 0.4), ylim=(0, 1.2 * highest))
+        handles = [
+            Patch(color=EARLIER_COLOURS[2], label="measured, median"),
+            Line2D([], [], label="each step", **dot),
+            Line2D([], [], label="the model of this machine", **diamond),
+        ]
+        legend_beside(axes, handles)
+    return Picture(figure, title, says, {})
 
 
 def _scale(axes: Axes, xs: Sequence[float], logx: bool, logy: bool) -> None:

@@ -17,11 +17,19 @@ TAG_COLOURS = {
 }
 """The ledger's tags in the order in which they are stacked, from the bottom."""
 
-LANE_COLOURS = {"compute": "#5F6B76", "communication": TAG_COLOURS["communication"], "wait": "#E69F00"}
+LANE_COLOURS = {
+    "compute": "#5F6B76",
+    "communication": TAG_COLOURS["communication"],
+    "host": "#CBD3DA",
+    "wait": "#E69F00",
+}
 """The timeline's lanes from the top."""
 
 REDUCTION_COLOUR = "#882255"
 """Reductions in the communication lane: where they stand between the gathers is what a schedule decides."""
+
+BLOCK_COLOURS = {"in use": TAG_COLOURS["parameters"], "waiting": "#E69F00", "free": "#E3E5E8"}
+"""Memory of an allocator, by the state of its blocks."""
 
 EARLIER_COLOURS = ("#E3E5E8", "#D0D4D8", "#BCC1C7", "#A7ADB5", "#9299A2", "#7D858F")
 """Rungs that came before, in their order: the nearer, the darker."""

@@ -65,7 +65,12 @@ def checking(exercise: str) -> Iterator[None]:
 
 
 def on_ranks(
-    ranks: int, observe: Callable[..., Any], *args: Any, timeout: float = RANKS_SECONDS, slip: str | None = None
+    ranks: int,
+    observe: Callable[..., Any],
+    *args: Any,
+    timeout: float = RANKS_SECONDS,
+    slip: str | None = None,
+    backend: str | None = None,
 ) -> list[Any]:
     """`observe(*args)` on each of N ranks; what they returned, in rank order.
 
@@ -75,13 +80,14 @@ def on_ranks(
         *args: its arguments.
         timeout: seconds after which the ranks count as stuck.
         slip: what the ranks are stuck for most likely, if they are.
+        backend: as in `launch`; a check with a `Recorder` needs "gloo", which is where it can record.
 
     Raises:
         AnswerError: a rank raised, died, or did not come back.
     """
     exercise = _under_check.id if _under_check is not None else None
     try:
-        return launch(_observed, ranks, exercise, observe, args, timeout=timeout)
+        return launch(_observed, ranks, exercise, observe, args, timeout=timeout, backend=backend)
     except RankError as error:
         raise AnswerError(_explained(error, slip)) from error
 

@@ -1,0 +1,696 @@
+"""The checks of lab 06.
+
+Streams on CPU are names, so an answer's commands are written down and run on the paper GPU, whose host runs ahead.
+"""
+
+import random
+from contextlib import contextmanager
+from functools import cache
+from itertools import accumulate
+from types import SimpleNamespace
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+from torch import nn
+
+from minifsdp import comm, device
+from minifsdp.course.launch import rank_device
+from minifsdp.course.machine import Recorder, measured, replay
+from minifsdp.course.machine.program import (
+    Allocate,
+    Free,
+    Issue,
+    Kernel,
+    Program,
+    Record,
+    RecordStream,
+    Synchronize,
+    Wait,
+    WaitEvent,
+)
+from minifsdp.course.workshop.checking import AnswerError, expect, on_ranks
+from minifsdp.flat_param import FlatParameter, find_parameters
+
+CPU = torch.device("cpu")
+
+# 6.1 Finish times
+
+
+class Piece(NamedTuple):
+    stream: str
+    seconds: float
+    after: tuple[int, ...] = ()
+    host_waits: bool = False
+
+
+def finish(queued, launch, *, fifo=True, events=True, host=True, blocked=False, early=False, stops=True):
+    """By going over the pieces until nothing moves; the flags leave something out, as usual mistakes do."""
+    starts = [0.0] * len(queued)
+    issued = [0.0] * len(queued)
+    while True:
+        before = (list(starts), list(issued))
+        for k, piece in enumerate(queued):
+            ends = [start + each.seconds for start, each in zip(starts, queued, strict=True)]
+            free = issued[k - 1] if k else -launch if early else 0.0  # the host, when it comes to this piece
+            if k and queued[k - 1].host_waits and stops:
+                free = max(free, ends[k - 1] - early * launch)
+            issued[k] = free + launch
+            if blocked:
+                issued[k] = max([issued[k], *(ends[j] for j in piece.after)])
+            same = [j for j in range(k) if queued[j].stream == piece.stream] if fifo else []
+            reasons = [issued[k]] if host else []
+            reasons += [ends[j] for j in same]
+            reasons += [ends[j] for j in piece.after] if events else []
+            starts[k] = max(reasons, default=0.0)
+        if before == (starts, issued):
+            return [start + piece.seconds for start, piece in zip(starts, queued, strict=True)]
+
+
+SINGLE = [Piece("a", 2.0), Piece("a", 1.0), Piece("a", 3.0)]
+SIDE = [Piece("a", 4.0), Piece("b", 3.0), Piece("a", 1.0), Piece("b", 1.0)]
+EVENTS = [Piece("link", 2.0), Piece("compute", 3.0, (0,)), Piece("link", 4.0), Piece("compute", 1.0, (2,))]
+RUNS_ON = [Piece("link", 5.0), Piece("compute", 1.0, (0,)), Piece("other", 2.0)]
+SLOW_HOST = [Piece("a", 0.25), Piece("b", 0.5), Piece("a", 0.25), Piece("a", 0.25)]
+STOPS = [Piece("a", 3.0, (), True), Piece("b", 1.0), Piece("a", 1.0)]
+
+PROGRAMS = {
+    "one stream": (SINGLE, 0.0),
+    "two streams, no events": (SIDE, 0.0),
+    "two streams with events": (EVENTS, 0.0),
+    "a stream that waits, and another that does not": (RUNS_ON, 0.0),
+    "short pieces and a slow host": (SLOW_HOST, 1.0),
+    "a piece that the host waits for": (STOPS, 0.5),
+}
+
+HOST_SLIPS = {
+    "the host has to come to a piece: every piece before it took a launch, and so does it": {"host": False},
+    "a stream takes one piece at a time, in the order in which they were queued": {"fifo": False},
+    "`after` is forgotten: a stream holds its piece back until those events are over": {"events": False},
+    "an event holds the stream back, not the host: what comes later on other streams is issued meanwhile": {
+        "blocked": True
+    },
+    "a piece cannot start before it is queued, so its own `launch` comes first": {"early": True},
+    "`host_waits` is forgotten: the host issues nothing before such a piece is over": {"stops": False},
+}
+
+
+def one_after_another(queued):
+    return list(accumulate(piece.seconds for piece in queued))
+
+
+@pytest.mark.exercise(id="6.1")
+def test_finish_times(answer, variant):
+    """Each piece starts at the latest of host, stream and events, on six programs and a long random one."""
+    generator = random.Random(variant.seed)
+    long = [
+        Piece(
+            generator.choice("abc"),
+            float(generator.randrange(1, 9)),
+            tuple(sorted(generator.sample(range(k), min(k, generator.randrange(3))))),
+            generator.random() < 0.1,
+        )
+        for k in range(4 * variant.size)
+    ]
+    for name, (queued, launch) in {**PROGRAMS, "a long one": (long, 0.5)}.items():
+        wanted = finish(queued, launch)
+        usual = {text: finish(queued, launch, **flags) for text, flags in HOST_SLIPS.items()}
+        usual["one after another, as on a CPU: streams run side by side"] = one_after_another(queued)
+        slips = {text: ends for text, ends in usual.items() if ends != wanted}
+        got = answer(list(queued), launch)
+        if isinstance(got, list):
+            got = [float(end) if isinstance(end, int | float) else end for end in got]
+        expect(f"{name}, when each piece is over, in seconds", got, wanted, slips=slips)
+
+
+# 6.2 Hand over
+
+
+@contextmanager
+def commands():
+    """What is asked of the device meanwhile."""
+    seen: list[device.Command] = []
+    device.watchers.append(seen.append)
+    try:
+        yield seen
+    finally:
+        device.watchers.remove(seen.append)
+
+
+class Seen(NamedTuple):
+    """Seconds at which the kernels started, by name, and for how long the host has stood still."""
+
+    starts: dict[str, float]
+    host: float
+
+
+def kernel(name, stream, seconds):
+    return Kernel(name, name, stream, (), (), 0.0, 0, 4, seconds)
+
+
+def handed_over(asked, giver, taker):
+    """3 s on the giver, what was asked, 5 s on the giver, 1 s on the taker, 1 s on the compute stream."""
+    numbers = {id(giver): 1, id(taker): 2}
+    events: dict[int, int] = {}
+    instructions: list[Any] = [kernel("before", 1, 3.0)]
+    for verb, stream, subject in asked:
+        event = events.setdefault(id(subject), len(events))
+        on = numbers.get(id(stream), 0)
+        match verb:
+            case "record":
+                instructions.append(Record(event, on))
+            case "wait":
+                instructions.append(WaitEvent(event, on))
+            case "synchronize":
+                instructions.append(Synchronize(event))
+    instructions += [kernel("after", 1, 5.0), kernel("taken", 2, 1.0), kernel("compute", 0, 1.0)]
+    program = Program(instructions, {})
+    run = replay(program, measured(program, 0.0, 1.0, runs_ahead=True))
+    kernels = [span for span in run.spans if span.lane != "wait"]
+    stood = sum(span.duration for span in run.spans if span.lane == "wait")
+    return Seen({span.name: span.start for span in kernels}, stood)
+
+
+@pytest.mark.exercise(id="6.2")
+def test_hand_over(answer, variant):
+    """The taker starts when the giver has done what was queued before; host, giver and compute run on."""
+    for again in ("", ", the second time"):
+        giver, taker = device.new_stream(CPU), device.new_stream(CPU)
+        with commands() as asked:
+            answer(giver, taker)
+        got = handed_over(asked, giver, taker)
+        verbs = [command.verb for command in asked]
+        slip = None
+        if not asked:
+            slip = "nothing was asked of either stream: leave an event on `giver`, and let `taker` wait for it"
+        elif "synchronize" in verbs:
+            slip = "`synchronize` stops the host: let the stream wait, and the host run on"
+        expect(f"seconds for which the host stands still{again}", got.host, 0.0, slip=slip)
+        recorded = [command.stream for command in asked if command.verb == "record"]
+        waiting = [command.stream for command in asked if command.verb == "wait"]
+        if recorded and not any(stream in (giver, taker) for stream in recorded):
+            slip = "the event was recorded on the current stream: `giver.record_event()` leaves it on the giver"
+        elif waiting and taker not in waiting and giver not in waiting:
+            slip = "it is the current stream that waits: `taker.wait_event(event)`"
+        elif waiting and recorded and waiting[0] is taker and recorded[0] is taker:
+            slip = "the taker waits for its own event, which holds nothing back: the event belongs on the giver"
+        elif verbs == ["wait", "record"]:
+            slip = "waited before the event was recorded: such a wait finds nothing to wait for, and returns"
+        elif verbs == ["record"]:
+            slip = "an event alone holds nobody back: the taker has to wait for it"
+        elif giver in waiting:
+            slip = "the wrong way round: it is the giver that waits here"
+        wanted = {"before": 0.0, "after": 3.0, "taken": 3.0, "compute": 0.0}
+        names = {
+            "taken": "what is queued on the taker afterwards",
+            "after": "what is queued on the giver afterwards",
+            "compute": "what is queued on the compute stream, which has no part in it",
+        }
+        for name, what in names.items():
+            expect(f"{what} starts at, in seconds{again}", got.starts[name], wanted[name], slip=slip)
+
+
+# 6.3 Gather
+
+
+class Paper:
+    """Rank `rank` of `ranks` that are not there."""
+
+    group_name = "paper"
+
+    def __init__(self, rank, ranks):
+        self._rank, self._ranks = rank, ranks
+
+    def rank(self):
+        return self._rank
+
+    def size(self):
+        return self._ranks
+
+
+class LastMoment:
+    """A link on which nothing arrives before somebody waits for it; until then there is NaN."""
+
+    def __init__(self, fill):
+        self.fill, self.waited = fill, 0
+
+    def submit(self, call, collective):
+        output = collective.args[0]
+        if output.untyped_storage().nbytes() < output.numel() * output.element_size():
+            raise AnswerError(
+                "memory behind the all-gather's output: expected room for the unit, got none\n"
+                "likely slip: `flat.full` has no memory yet: `device.allocate` first"
+            )
+        output.fill_(torch.nan)
+
+        def wait():
+            self.waited += 1
+            self.fill(call, *collective.args)
+
+        return SimpleNamespace(wait=wait)
+
+
+@contextmanager
+def carried_by(link):
+    comm.link = link
+    try:
+        yield
+    finally:
+        comm.link = None
+
+
+def flat_parameter(seed, size, rank, ranks, where=CPU):
+    """Three parameters, 1 element more than a multiple of 12: padding on 2, 3 and 4 ranks. The same on every rank."""
+    torch.manual_seed(seed)
+    filler = -(3 * size + 5) % 12 + 1
+    params = nn.ParameterList([torch.randn(3, size), torch.randn(5), torch.randn(filler)])
+    return FlatParameter(find_parameters(params.to(where)), rank, ranks)
+
+
+def asked_since(recorder, start):
+    return recorder.program().instructions[start:]
+
+
+def number_of(recorder, stream):
+    """A stream's number in the program."""
+    return recorder._books._number_of(stream, recorder._books._streams)
+
+
+@pytest.mark.exercise(id="6.3")
+def test_gather(answer, variant):
+    """Allocated and issued on the given stream, nobody waits, and the handle brings every rank's shard."""
+    ranks, rank = variant.ranks, variant.ranks - 1
+    shards = [flat_parameter(variant.seed, variant.size, r, ranks).shard.data + r + 1 for r in range(ranks)]
+    full = torch.cat(shards)
+
+    def fill(call, output, shard):
+        output.copy_(torch.cat([*shards[:rank], shard, *shards[rank + 1 :]]))
+
+    link = LastMoment(fill)
+    with carried_by(link), Recorder() as recorder:
+        flat = flat_parameter(variant.seed, variant.size, rank, ranks)
+        flat.shard.data.add_(rank + 1)
+        buffer, stream = flat.full, device.new_stream(CPU)
+        (flat.shard.data * 1).sum()  # compute is busy: whoever waits for it is late
+        start = len(recorder.program().instructions)
+        handle = answer(flat, Paper(rank, ranks), stream)
+        asked = asked_since(recorder, start)
+        check_asked(asked, number_of(recorder, stream), full.numel() * 4)
+        expect("messages that somebody has waited for", link.waited, 0, slip="the caller waits, when it needs the data")
+        if not callable(getattr(handle, "wait", None)):
+            raise AnswerError(
+                f"what is returned: expected the collective's handle, got {type(handle).__name__}\n"
+                "likely slip: without the handle nobody can wait: return what `comm.all_gather` returns"
+            )
+        handle.wait()
+        views = [None if view.untyped_storage().nbytes() == 0 else view.detach().clone() for view in flat.views]
+    if buffer is not flat.full or any(view is None for view in views):
+        raise AnswerError("memory behind `flat.views`: expected that of `flat.full`, got none")
+    expect("`flat.full` after `handle.wait()`", buffer.detach().clone(), full)
+    expect("this rank's shard", flat.shard.detach(), shards[rank], slip="gather reads the shard and leaves it alone")
+    for r, found in enumerate(on_ranks(ranks, gathered_for_real, answer, variant.seed, variant.size, timeout=8)):
+        expect("`flat.full` after `handle.wait()`, on real ranks", found, full, rank=r)
+
+
+def check_asked(asked, stream, nbytes):
+    """One allocation and one all-gather, both on the stream, and no wait of any kind."""
+    waits = [each for each in asked if isinstance(each, Wait | WaitEvent | Synchronize)]
+    if waits:
+        match waits[0]:
+            case Wait():
+                slip = "waited for: the host, or a stream, stands still until the data is there; return the handle"
+            case WaitEvent(_, on) if on == stream:
+                slip = (
+                    "the gather would start when all compute queued so far is over: it reads the shard alone, and the "
+                    "schedule has had the stream wait for the optimizer"
+                )
+            case WaitEvent():
+                slip = "the compute stream waits: it may, just before it uses the data, and by the handle"
+            case _:
+                slip = "`synchronize` stops the host"
+        raise AnswerError(f"waits while the gather is issued: expected 0, got {len(waits)}\nlikely slip: {slip}")
+    allocated = [each for each in asked if isinstance(each, Allocate)]
+    issued = [each for each in asked if isinstance(each, Issue)]
+    expect(
+        "collectives (operation, bytes)",
+        [(each.call.op, each.call.payload) for each in issued],
+        [("all_gather", nbytes)],
+        slips={"nothing was gathered: allocated memory holds anything": []},
+    )
+    expect(
+        "the all-gather was issued on `stream`",
+        issued[0].stream == stream,
+        True,
+        slip="issued on the current stream, it starts when all compute queued there is over: use `device.on_stream`",
+    )
+    expect(
+        "buffers allocated",
+        len(allocated),
+        1,
+        slip="the unit is there twice: gather into `flat.full`, not into a buffer to copy from",
+    )
+    expect(
+        "the memory was allocated on `stream`",
+        allocated[0].stream == stream,
+        True,
+        slip="memory is handed out by stream: that of the compute stream's pool may be in use by kernels queued there, "
+        "and the gather, on another stream, does not wait for them. Allocate inside `device.on_stream(stream)`",
+    )
+    kernels = [each.name for each in asked if isinstance(each, Kernel)]
+    expect("kernels", [name for name in kernels if name != "fill_"], [], slip="a gather computes nothing")
+
+
+def gathered_for_real(answer, seed, size):
+    group, where = comm.world(), rank_device()
+    flat = flat_parameter(seed, size, group.rank(), group.size(), where)
+    flat.shard.data.add_(group.rank() + 1)
+    stream = device.new_stream(where)
+    stream.wait_stream(device.current_stream(where))
+    answer(flat, group, stream).wait()
+    return flat.full.detach().cpu().clone()
+
+
+# 6.4 Missing waits
+
+
+class Did(NamedTuple):
+    verb: str
+    what: str
+    stream: str
+
+
+def log_of(text):
+    """`gather 0 @link; wait 0 @compute` as a log."""
+    return [
+        Did(" ".join(words[:-2]), words[-2], words[-1].removeprefix("@")) for words in map(str.split, text.split(";"))
+    ]
+
+
+LOGS = {
+    "nothing missing": "gather 0 @link; wait 0 @compute; read 0 @compute; read 0 @compute",
+    "no wait at all": "gather 0 @link; read 0 @compute",
+    "two units, one wait": "gather 0 @link; gather 1 @link; wait 0 @compute; read 0 @compute; read 1 @compute",
+    "the wait comes after the read": "gather 0 @link; read 0 @compute; wait 0 @compute; read 0 @compute",
+    "another stream has waited": "gather 0 @link; wait 0 @other; read 0 @other; read 0 @compute",
+    "gathered again, waited for once": "gather 0 @link; wait 0 @compute; read 0 @compute; gather 0 @link; "
+    "read 0 @compute",
+    "never gathered": "gather 1 @link; wait 1 @compute; read 0 @compute",
+    "an event hands it on": "gather 0 @link; wait 0 @other; record e @other; wait event e @compute; read 0 @compute",
+    "an event from before the wait": "gather 0 @link; record e @other; wait 0 @other; wait event e @compute; "
+    "read 0 @compute",
+    "the event of another stream": "gather 0 @link; wait 0 @other; record e @compute; wait event e @compute; "
+    "read 0 @compute",
+    "an event handed on twice": "gather 0 @link; wait 0 @a; record e @a; wait event e @b; record f @b; "
+    "wait event f @compute; read 0 @compute",
+    "an event of the round before": "gather 0 @link; wait 0 @other; record e @other; gather 0 @link; "
+    "wait event e @compute; read 0 @compute",
+    "one event, recorded twice": "gather 0 @link; record e @other; wait 0 @other; record e @other; "
+    "wait event e @compute; read 0 @compute",
+    "what the taker knew it keeps": "gather 0 @link; wait 0 @compute; record e @other; wait event e @compute; "
+    "read 0 @compute",
+    "an event on the gathers' own stream": "gather 0 @link; record e @link; wait event e @compute; read 0 @compute",
+}
+
+
+def racy(log):
+    """By walking back from each read along all that came before it: what happened before, without sets that grow."""
+
+    @cache
+    def ordered(number, gather):
+        """Whether line `number`, or one that is in order before it, waits for the gather of line `gather`."""
+        for before in range(number, -1, -1):
+            line = log[before]
+            if line.stream != log[number].stream:
+                continue
+            if line.verb == "wait":
+                mine = [n for n in range(before) if log[n].verb == "gather" and log[n].what == line.what]
+                if mine and mine[-1] == gather:
+                    return True
+            if line.verb == "wait event":
+                records = [n for n in range(before) if log[n].verb == "record" and log[n].what == line.what]
+                if records and ordered(records[-1], gather):
+                    return True
+        return False
+
+    found = []
+    for number, line in enumerate(log):
+        if line.verb == "read":
+            gathers = [n for n in range(number) if log[n].verb == "gather" and log[n].what == line.what]
+            if not gathers or not ordered(number, gathers[-1]):
+                found.append(number)
+    return found
+
+
+WHY = {
+    "nothing missing": "a wait holds for everything that its stream does afterwards",
+    "no wait at all": "a gather is under way until somebody has waited for it",
+    "two units, one wait": "a wait belongs to one unit's gather, and says nothing of another's",
+    "the wait comes after the read": "only a wait that comes before the read helps it, and helps those behind it",
+    "another stream has waited": "a wait holds its own stream back, and no other",
+    "gathered again, waited for once": "a wait belongs to one gather: that of the last round is over, this one is not",
+    "never gathered": "what was never gathered is not there to be read",
+    "an event hands it on": "who waits for an event can be sure of all that the event's stream was sure of",
+    "an event from before the wait": "an event says what its stream was sure of when it was recorded, not later",
+    "the event of another stream": "an event speaks of the stream that recorded it, not of all streams",
+    "an event handed on twice": "what was learnt from an event is handed on by the next",
+    "an event of the round before": "an event of the round before speaks of that round's gather",
+    "one event, recorded twice": "an event that is recorded again has the meaning of the last time",
+    "what the taker knew it keeps": "an event adds to what a stream is sure of, and takes nothing away",
+    "an event on the gathers' own stream": "the stream that issues a gather goes on while it is under way: its events "
+    "say nothing of the data's arrival",
+}
+
+
+def random_log(generator, length):
+    streams, units, log, known = ["compute", "other", "third"], ["0", "1", "2"], [], {"units": [], "events": []}
+    for _ in range(length):
+        stream, verb = generator.choice(streams), generator.choice(["gather", "wait", "record", "wait event", "read"])
+        if verb == "gather":
+            known["units"].append(what := generator.choice(units))
+            stream = "link"
+        elif verb == "record":
+            known["events"].append(what := generator.choice("ef"))
+        elif verb == "wait":
+            if not known["units"]:
+                continue
+            what = generator.choice(known["units"])
+        elif verb == "wait event":
+            if not known["events"]:
+                continue
+            what = generator.choice(known["events"])
+        else:
+            what = generator.choice(units)
+        log.append(Did(verb, what, stream))
+    return log
+
+
+@pytest.mark.exercise(id="6.4")
+def test_missing_waits(answer, variant):
+    """The reads that may come too early, in fifteen short logs and in long random ones, and no others."""
+    for name, text in LOGS.items():
+        log = log_of(text)
+        got = answer(list(log))
+        if got is not None and not isinstance(got, list):
+            raise AnswerError(f"what is returned: expected a list of line numbers, got {type(got).__name__}")
+        expect(f"{name} ({text}): lines that read too early", got, racy(log), slip=WHY[name])
+    generator = random.Random(variant.seed)
+    for length in (8 * variant.size, 16 * variant.size):
+        log = random_log(generator, length)
+        expect(f"a random log of {len(log)} lines: lines that read too early", answer(list(log)), racy(log))
+
+
+# 6.5 Free
+
+
+class Freed(NamedTuple):
+    instructions: list[Any]
+    compute: int
+    other: int
+    kept: int
+    same: bool
+    hazards: list[Any]
+
+
+def freed_by(answer, size):
+    """A buffer of the gathers' stream, read on two streams, freed, and the next gather into memory of its size."""
+
+    def nothing(call, output, shard): ...
+
+    with carried_by(LastMoment(nothing)), Recorder() as recorder:
+        link, other = device.new_stream(CPU), device.new_stream(CPU)
+        compute = device.current_stream(CPU)
+        shard = torch.zeros(256 * size)
+        weight = torch.zeros(64, 64)
+        link.wait_stream(compute)
+        with device.on_stream(link):
+            first = device.empty(512 * size, torch.float32, "unsharded", CPU)
+            handle = comm.all_gather(first, shard, Paper(0, 2))
+        handle.wait()
+        with device.on_stream(other):
+            handle.wait()
+            torch.sin(first)
+        torch.cos(first)
+        weight @ weight  # keeps compute busy
+        start, shape, storage = len(recorder.program().instructions), first.shape, first.untyped_storage()
+        third = device.new_stream(CPU)  # the caller is anywhere
+        with device.on_stream(third):
+            answer(first, [compute, other])
+        instructions = asked_since(recorder, start)
+        kept, same = storage.nbytes(), first.shape == shape and first.untyped_storage()._cdata == storage._cdata
+        with device.on_stream(link):
+            second = device.empty(512 * size, torch.float32, "unsharded", CPU)
+            comm.all_gather(second, shard, Paper(0, 2)).wait()
+        numbers = number_of(recorder, compute), number_of(recorder, other)
+        program = recorder.program()
+    run = replay(program, measured(program, 0.0, 1e9, runs_ahead=True))
+    return Freed(instructions, *numbers, kept, same, run.hazards)
+
+
+@pytest.mark.exercise(id="6.5")
+def test_free(answer, variant):
+    """The bytes are gone, nobody waits, and on the paper GPU no gather gets them before both readers are done."""
+    found = freed_by(answer, variant.size)
+    asked = found.instructions
+    waits = [each for each in asked if isinstance(each, Wait | WaitEvent | Synchronize)]
+    slip = "the host stands still until the reader is done; the allocator can wait in its place"
+    if waits and all(isinstance(each, WaitEvent) for each in waits):
+        slip = "it is not a stream that has to wait, and not here: tell the allocator who reads"
+    expect("waits", len(waits), 0, slip=slip)
+    if not found.same and not found.kept:
+        raise AnswerError("`buffer`: expected the same tensor with the same shape, got another")
+    slip = "nothing gives the memory back: the storage has to shrink to 0 bytes"
+    if not found.same:
+        slip = "the tensor has changed, its storage, which the views share, has not: `untyped_storage().resize_(0)`"
+    expect("bytes behind the buffer", found.kept, 0, slip=slip)
+    told = [each.stream for each in asked if isinstance(each, RecordStream)]
+    freed = [number for number, each in enumerate(asked) if isinstance(each, Free)]
+    late = any(isinstance(each, RecordStream) for each in asked[freed[0] :]) if freed else False
+    names = {found.compute: "compute", found.other: "the second reader"}
+    known = [name for number, name in names.items() if number in told]
+    if late:
+        slip = "told after the memory was given back, which is too late: there is no block any more to speak of"
+    elif not told:
+        slip = (
+            "nobody has told the allocator that other streams read it; and what is told after the storage has gone "
+            "is not heard"
+        )
+    elif not known:
+        slip = "`device.record_stream` speaks of the current stream: go to each reader with `device.on_stream`"
+    elif len(known) == 1:
+        slip = f"it knows of {known[0]} alone: every reader has to be told of"
+    else:
+        slip = None
+    reused = [hazard.text for hazard in found.hazards]
+    expect("what the next gather may overwrite too early", reused, [], slip=slip)
+    others = "the readers, and no others"
+    expect("streams that the allocator was told of", sorted(set(told)), sorted(names), slip=slip or others)
+
+
+# 6.6 Reduce
+
+
+class Reducing:
+    """A unit that writes down on which stream its verbs are called."""
+
+    def __init__(self, name, log):
+        self.name, self.log, self.device = name, log, CPU
+
+    def start_reduce(self):
+        self.log.append((f"start {self.name}", device.current_stream(CPU)))
+
+    def wait_reduce(self):
+        self.log.append((f"wait {self.name}", device.current_stream(CPU)))
+
+
+def reduced_by(answer):
+    """What three calls in a row ask, stream by name, and what is under way at the end."""
+    log: list[tuple[str, Any]] = []
+    streams = {}
+    stream, compute = device.new_stream(CPU), device.current_stream(CPU)
+    streams = {id(stream): "stream", id(compute): "compute"}
+    events: dict[int, str] = {}
+
+    def note(command):
+        name = streams.get(id(command.stream), "another")
+        if command.verb == "record":
+            events[id(command.subject)] = name
+            kept.append(command.subject)
+        elif command.verb == "wait":
+            log.append((f"waits for {events.get(id(command.subject), 'nothing')}", command.stream))
+        elif command.verb == "synchronize":
+            log.append(("synchronize", None))
+
+    kept: list[Any] = []
+    under_way: list[Any] = []
+    units = [Reducing(name, log) for name in ("2", "1", "0")]
+    device.watchers.append(note)
+    try:
+        for unit in units:
+            log.append((f"gradient {unit.name}", compute))
+            answer(unit, stream, under_way)
+    finally:
+        device.watchers.remove(note)
+    said = [f"{what} @{streams.get(id(on), 'host' if on is None else 'another')}" for what, on in log]
+    return said, [getattr(each, "name", "?") for each in under_way]
+
+
+@pytest.mark.exercise(id="6.6")
+def test_start_reduction(answer, variant):
+    """Behind its gradient and behind the reduction before it, on its own stream; compute waits for neither."""
+    got, left = reduced_by(answer)
+
+    def at(event):
+        return got.index(event) if event in got else None
+
+    def reject(what, expected, found, slip):
+        raise AnswerError(f"{what}: expected {expected}, got {found}\nlikely slip: {slip}\nwhat happened: {got}")
+
+    for name in ("2", "1", "0"):
+        if f"start {name} @compute" in got:
+            slip = "issued on the current stream it is behind all compute there, and what follows is behind it"
+            reject(f"the reduction of {name}", "issued on `stream`", "on the current stream", slip)
+        if at(f"start {name} @stream") is None:
+            reject(f"the reduction of {name}", "issued", "never", "`unit.start_reduce()` issues it")
+    if "synchronize @host" in got:
+        reject("host", "not to wait", "it synchronizes", "the host stops for the event; let `stream` wait for it")
+    if "waits for stream @compute" in got:
+        slip = "the wrong way round: the reduction waits for the gradient, and the compute stream for nothing"
+        reject("the compute stream", "not to wait", "it waits for `stream`", slip)
+    if "waits for stream @stream" in got:
+        slip = "inside `device.on_stream(stream)` the current stream is `stream`: it waits for itself"
+        reject("`stream`", "to wait for the compute stream", "it waits for an event of its own", slip)
+    for name in ("2", "1", "0"):
+        if f"wait {name} @compute" in got:
+            slip = (
+                "the wait belongs on `stream` too: here the compute stream waits, and what is added to the shard's "
+                "gradient is added there"
+            )
+            reject(f"the wait for {name}", "on `stream`", "on the current stream", slip)
+    own = [name for name in ("2", "1", "0") if got[at(f"start {name} @stream") + 1 :][:1] == [f"wait {name} @stream"]]
+    if own == ["2", "1", "0"]:
+        slip = "waited for at once: on a CPU that is lab 05 again. The next call waits for it"
+        reject("the reduction of 0", "under way afterwards", "it is over", slip)
+    for name, before in (("2", None), ("1", "2"), ("0", "1")):
+        start, gradient = at(f"start {name} @stream"), at(f"gradient {name} @compute")
+        handed = [n for n, event in enumerate(got) if event == "waits for compute @stream" and gradient < n < start]
+        if not handed:
+            slip = "the gradient is still being computed: `stream` has to wait for the current stream, each time"
+            reject(f"the reduction of {name}", "after its gradient", "unordered", slip)
+        if before is None:
+            continue
+        waited = at(f"wait {before} @stream")
+        if waited is None:
+            slip = "nobody waits for the one before: reductions pile up, each with its unsharded gradient"
+            reject(f"the reduction of {before}", "waited for before the next", "not waited for", slip)
+        if waited > start:
+            slip = "wait first: for a moment two unsharded gradients are held, and one was promised"
+            reject(f"the reduction of {before}", "waited for before the next starts", "after it", slip)
+    repeated = [event for event in got if event.startswith("wait") and " for" not in event and got.count(event) > 1]
+    if repeated:
+        slip = "take what has been waited for out of `under_way`"
+        reject(repeated[0], "once", f"{got.count(repeated[0])} times", slip)
+    slips = {
+        "put the unit there, or nobody will ever wait for its reduction": [],
+        "take out of `under_way` what has been waited for": ["2", "1", "0"],
+    }
+    expect("`under_way` after the third call", left, ["0"], slips=slips)

@@ -1,0 +1,853 @@
+"""The checks of lab 08."""
+
+from collections import Counter
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+
+from minifsdp import device
+from minifsdp.course.reference.lab08 import ROUND, SEGMENT, Block, Memory
+from minifsdp.course.workshop.checking import AnswerError, expect
+from minifsdp.fsdp.unit import GATHERING, SHARDED, UNSHARDED
+
+GAP = SEGMENT  # between segments, which never touch
+
+
+class Event:
+    """One that happens when it is told to."""
+
+    def __init__(self, log, stream):
+        self.log, self.stream, self.past = log, stream, False
+
+    def query(self):
+        return self.past
+
+    def synchronize(self):
+        self.log.append("the host waits for an event")
+        self.past = True
+
+    wait = synchronize
+
+
+class FakeDevice:
+    """Memory for `room` bytes, and what it was asked for."""
+
+    def __init__(self, room):
+        self.room, self.next, self.sizes, self.log, self.events = room, 0, {}, [], []
+
+    def new_segment(self, nbytes):
+        self.log.append(f"new segment of {nbytes:,}")
+        if nbytes > self.room:
+            return None
+        start, self.next = self.next, self.next + nbytes + GAP
+        self.sizes[start] = nbytes
+        self.room -= nbytes
+        return start
+
+    def give_back(self, start):
+        if start not in self.sizes:
+            raise AnswerError(
+                f"`give_back({start:,})`: expected the start of a segment, got an address that is none\n"
+                "likely slip: a free block that is part of a segment cannot go back: some of the segment is in use"
+            )
+        self.log.append(f"give back {start:,}")
+        self.room += self.sizes.pop(start)
+
+    def record(self, stream):
+        self.log.append(f"event on stream {stream}")
+        self.events.append(Event(self.log, stream))
+        return self.events[-1]
+
+    def synchronize(self):
+        self.log.append("the host waits for the device")
+        for event in self.events:
+            event.past = True
+
+
+def memory_of(room, *segments):
+    """A memory whose segments are cut as said: for each segment, pairs of bytes and stream, or of bytes and None.
+
+    Returns it and the blocks in use (those with None), in the order given.
+    """
+    memory = Memory(FakeDevice(room))
+    used = []
+    for pieces in segments:
+        whole = sum(size for size, _ in pieces)
+        stream = next((stream for _, stream in pieces if stream is not None), 0)
+        memory.device.room += whole
+        at = memory.device.new_segment(whole)
+        memory.segments[at] = whole
+        for size, free in pieces:
+            block = Block(at, size, stream)
+            (used if free is None else memory.free).append(block)
+            at += size
+    memory.device.log.clear()
+    return memory, used
+
+
+def place(block):
+    """A block in plain numbers: start, bytes, stream."""
+    if block is None:
+        return None
+    if not all(hasattr(block, name) for name in ("start", "size", "stream")):
+        raise AnswerError(f"expected a Block or None, got an object of type {type(block).__name__}")
+    return (block.start, block.size, block.stream)
+
+
+def free_of(memory):
+    return sorted(place(block) for block in memory.free)
+
+
+# 8.1
+
+
+@pytest.mark.exercise(id="8.1")
+def test_malloc(answer, variant):
+    """Rounded up to 512 bytes, the smallest block of the stream that is large enough, split; else a new segment."""
+    k = variant.size * ROUND
+    small, middle, large = 2 * k, 5 * k, 9 * k
+    rest = SEGMENT - small - middle - large
+    cut = [(middle, 1), (rest, None), (large, 1), (k, None), (small, 1)]
+    cut[1:2] = [(rest - k, None)]
+
+    def fresh(room=8 * SEGMENT):
+        return memory_of(room, [*cut], [(middle, 2), (SEGMENT - middle, None)])
+
+    # What fits exactly
+    memory, _ = fresh()
+    before = free_of(memory)
+    [wanted] = [each for each in before if each[1:] == (small, 1)]
+    got = place(answer(memory, small, 1))
+    expect("calls of the device where a free block fits", memory.device.log, [], slip=ASK_LATER)
+    slips = {
+        "the first that is large enough, and not the smallest of them: large blocks are cut up for small requests": (
+            min(each for each in before if each[2] == 1)[0],
+            small,
+            1,
+        ),
+        "the largest block, which another request will miss: take the smallest that is large enough": (
+            next(each for each in before if each[1] == large)[0],
+            small,
+            1,
+        ),
+        "the whole block for a part of it: what is left over stays free, as a block of its own": next(
+            each for each in before if each[1] == large
+        ),
+    }
+    slips[WHOLE] = min(each for each in before if each[2] == 1)
+    expect("the block (start, bytes, stream) for a request that one fits exactly", got, wanted, slips=slips)
+    left = [each for each in before if each != wanted]
+    slips = {
+        "the block that was handed out is still on `memory.free`: the next request gets the same bytes": before,
+        "a block of 0 bytes is left on `memory.free`: if nothing is left over, there is nothing to split": sorted(
+            [*left, (wanted[0] + small, 0, 1)]
+        ),
+    }
+    expect("`memory.free` after it (start, bytes, stream)", free_of(memory), left, slips=slips)
+
+    # What has to be rounded and split
+    memory, _ = fresh()
+    before = free_of(memory)
+    [source] = [each for each in before if each[1:] == (middle, 1)]
+    size = small + ROUND
+    got = place(answer(memory, size - 100, 1))
+    expect("calls of the device where a free block fits", memory.device.log, [], slip=ASK_LATER)
+    slips = {
+        "not rounded: sizes are multiples of 512 bytes, or the pieces left over fit nothing": (
+            source[0],
+            size - 100,
+            1,
+        ),
+        "rounded down: the request does not fit in its block": (source[0], small, 1),
+        WHOLE: source,
+        "it was cut from the end; what is handed out is the block's beginning": (source[0] + middle - size, size, 1),
+    }
+    expect(f"the block for {size - 100:,} bytes", got, (source[0], size, 1), slips=slips)
+    others = [each for each in before if each != source]
+    remainder = (source[0] + size, middle - size, 1)
+    slips = {
+        "the rest of the split is lost: it is free, and belongs on `memory.free`": others,
+        "the rest is of its segment's stream": sorted([*others, (*remainder[:2], 0)]),
+        "the block that was handed out is still on `memory.free`: the next request gets the same bytes": before,
+        "handed out, and still on `memory.free`": sorted([*others, remainder, (source[0], size, 1)]),
+    }
+    expect("`memory.free` after it (start, bytes, stream)", free_of(memory), sorted([*others, remainder]), slips=slips)
+
+    # Another stream's blocks are not there for this one
+    memory, _ = fresh()
+    memory.waiting.append((Block(99 * SEGMENT, middle, 3), [Event([], 0)]))
+    before = free_of(memory)
+    block = answer(memory, middle, 3)
+    theirs = [each for each in before if block is not None and each[0] == block.start]
+    if theirs:
+        raise AnswerError(
+            f"the block for stream 3: expected one of a new segment, got free memory of stream {theirs[0][2]}\n"
+            "likely slip: another stream's free block may still be in use there: kernels of that stream are queued, "
+            "and nothing puts them in order with this one's"
+        )
+    if block is not None and block.start == 99 * SEGMENT:
+        raise AnswerError("a block on `memory.waiting` was handed out: its events have not happened")
+    segment(memory, answer, block, middle, 3, before)
+
+    # A large request, and no room
+    memory, _ = fresh()
+    before = free_of(memory)
+    segment(memory, answer, answer(memory, SEGMENT + 1, 1), SEGMENT + ROUND, 1, before)
+    memory, _ = fresh(room=SEGMENT - 1)
+    before, segments = free_of(memory), dict(memory.segments)
+    try:
+        got = answer(memory, large + 1, 1)
+    except MemoryError as error:
+        raise AnswerError(
+            f"where the device has no room: expected None, got {type(error).__name__}\n"
+            "likely slip: whoever calls decides what to do then: there is memory that may come back (8.5)"
+        ) from error
+    expect("what is returned where the device has no room", place(got), None)
+    expect("`memory.free` where the device has no room", free_of(memory), before)
+    expect("`memory.segments` where the device has no room", memory.segments, segments)
+
+
+ASK_LATER = "the device is slow: ask it only if no free block will do"
+WHOLE = "the whole block was handed out for a part of it: what is left over stays free, as a block of its own"
+
+
+def segment(memory, answer, block, size, stream, before):
+    """What has to be after a request of `size` that needed a new segment."""
+    whole = -(-size // SEGMENT) * SEGMENT
+    slips = {
+        "a segment is a multiple of 2 MiB: the next requests are served from its rest": [f"new segment of {size:,}"],
+        "no free block of this stream is large enough: ask the device for a segment": [],
+    }
+    expect("calls of the device", memory.device.log, [f"new segment of {whole:,}"], slips=slips)
+    start = max(memory.device.sizes)
+    slips = {WHOLE: (start, whole, stream)}
+    expect("the block from a new segment", place(block), (start, size, stream), slips=slips)
+    expect(
+        "`memory.segments` of it",
+        memory.segments.get(start),
+        whole,
+        slip="every segment is entered in `memory.segments`, its bytes by its start: 8.5 needs to know what is whole",
+    )
+    expect(
+        "`memory.free` after it (start, bytes, stream)",
+        free_of(memory),
+        sorted([*before, (start + size, whole - size, stream)]),
+        slips={"the rest of the new segment is lost: it is free, and belongs on `memory.free`": before},
+    )
+
+
+# 8.2
+
+
+@pytest.mark.exercise(id="8.2")
+def test_put_back(answer, variant):
+    """Free again, and one block with the free neighbours on both sides; blocks in use stay apart."""
+    a, b, c = (ROUND * (variant.size + n) for n in (1, 4, 9))
+    rest = SEGMENT - a - b - c
+    for name, pieces in {
+        "alone": [(a, None), (b, "it"), (c, None), (rest, None)],
+        "with a free block after it": [(a, None), (b, "it"), (c, 1), (rest, None)],
+        "with a free block before it": [(a, 1), (b, "it"), (c, None), (rest, None)],
+        "with free blocks on both sides": [(a, 1), (b, "it"), (c, 1), (rest, None)],
+        "with all of its segment free": [(a, 1), (b, "it"), (c + rest, 1)],
+        "with a free block further on": [(a, None), (b, "it"), (c, None), (rest, 1)],
+    }.items():
+        cut = [(size, None if free == "it" else free) for size, free in pieces]
+        memory, used = memory_of(0, [(SEGMENT, 1)], cut, [(SEGMENT, 1)])
+        at = [free for _, free in pieces].index("it")
+        starts = [2 * SEGMENT + sum(size for size, _ in pieces[:number]) for number in range(len(pieces))]
+        [block] = [each for each in used if each.start == starts[at]]
+        block.stream = 1
+        for each in used:
+            if each.start in (starts[at] - a, starts[at] + b):  # a neighbour that is freed, and still read elsewhere
+                memory.waiting.append((each, [Event([], 2)]))
+        before, waiting = free_of(memory), [place(each) for each, _ in memory.waiting]
+        near = [number for number in (at - 1, at + 1) if 0 <= number < len(pieces) and pieces[number][1] == 1]
+        joined = sorted([at, *near])
+        merged = (starts[joined[0]], sum(pieces[number][0] for number in joined), 1)
+        gone = [(starts[number], pieces[number][0], 1) for number in near]
+        wanted = sorted([*(each for each in before if each not in gone), merged])
+        answer(memory, block)
+        got = free_of(memory)
+        expect(
+            f"`memory.free` after a block {name} came back",
+            got,
+            wanted,
+            slip=why_put_back(name, got, before, merged, gone),
+        )
+        expect("blocks on `memory.waiting`", [place(each) for each, _ in memory.waiting], waiting)
+        expect("calls of the device", memory.device.log, [], slip="nothing is asked of the device here")
+
+
+def why_put_back(name, got, before, merged, gone):
+    """The slip behind a wrong list of free blocks."""
+    new = [each for each in got if each not in before]
+    if not new and len(got) == len(before):
+        return "the block is nowhere: put it on `memory.free`"
+    if any(each[1] > merged[1] for each in new):
+        return (
+            "made one with what does not touch it or is not free: neighbours are free blocks of which one ends where "
+            "the other begins"
+        )
+    if merged in new and gone:
+        return "the neighbours are part of the new block now: take them off `memory.free`, or they are handed out twice"
+    if any(each[1] == merged[1] for each in new):
+        return "the joined block begins where the first of its parts began"
+    if "after" in name and not [each for each in gone if each not in got]:
+        return "neighbours that are free have to become one, or memory falls to pieces: a large request finds none"
+    return "there can be a free neighbour before it, after it, or both"
+
+
+# 8.3
+
+
+def put_back_of(log):
+    def put_back(memory, block):
+        log.append(f"put back {block.start:,}")
+        memory.free.append(block)
+
+    return put_back
+
+
+@pytest.mark.exercise(id="8.3")
+def test_release(answer, variant):
+    """At once where only its own stream has used it; else with an event on each of the others, recorded now."""
+    size = ROUND * variant.size
+    for users in (set(), {2}, {2, 3}, {3, 5, 2}):
+        memory, used = memory_of(0, [(size, None), (SEGMENT - size, 1)])
+        block, log = used[0], memory.device.log
+        block.stream, block.users = 1, set(users)
+        answer(memory, block, put_back_of(log))
+        text = f"a block of stream 1, used on {', '.join(map(str, sorted(users))) or 'no other'}"
+        found = Counter(log)
+        waits = [entry for entry in memory.waiting if entry[0] is block]
+        if any("host waits" in each for each in log):
+            raise AnswerError(
+                f"{text}: expected the host to go on, got a host that waits\n"
+                "likely slip: to record an event is to leave a mark in a queue; the block waits for it, not the host"
+            )
+        if not users:
+            slip = "nobody else uses it: what its own stream does next comes after what it has done"
+            expect(f"{text}: what was done", log, ["put back 0"], slip=slip)
+            expect("entries on `memory.waiting`", len(memory.waiting), 0, slip=slip)
+            continue
+        wanted = Counter(f"event on stream {stream}" for stream in users)
+        slip = None
+        if found["put back 0"]:
+            slip = "it is free at once, while other streams still read it" + (
+                "; it waits for their events, and `collect` puts it back" if waits else ": reused too early"
+            )
+        elif found["event on stream 1"]:
+            slip = "the event belongs on the streams that use the block, `block.users`, not on the block's own"
+        elif sum(found.values()) < len(users):
+            slip = "every stream in `block.users` has a queue of its own, and needs an event of its own"
+        expect(f"{text}: what was done", sorted(found.elements()), sorted(wanted.elements()), slip=slip)
+        expect("entries on `memory.waiting`", len(waits), 1, slip="the block and its events wait there, as one entry")
+        events = waits[0][1]
+        expect(
+            f"{text}: events it waits for",
+            sorted(event.stream for event in events),
+            sorted(users),
+            slip="every stream in `block.users` has a queue of its own: all of their events go into the entry",
+        )
+        expect(
+            "`block.users` afterwards",
+            block.users,
+            set(),
+            slip="the block's next owner starts with no other users: empty `block.users`, once the events are recorded",
+        )
+
+
+# 8.4
+
+
+@pytest.mark.exercise(id="8.4")
+def test_collect(answer, variant):
+    """Every block whose events have all happened is free again, wherever it stands, and the host has not waited."""
+    size = ROUND * variant.size
+    pasts = [[True], [True], [False], [True, False], [False, True], [True, True], [True], [False], [True]]
+    count = len(pasts)
+    memory, used = memory_of(0, [*[(size, None)] * count, (SEGMENT - size * count, 1)])
+    log = memory.device.log
+    for block, past in zip(used, pasts, strict=True):
+        events = [memory.device.record(2) for _ in past]
+        for event, happened in zip(events, past, strict=True):
+            event.past = happened
+        memory.waiting.append((block, events))
+    log.clear()
+    answer(memory, put_back_of(log))
+    if any("host waits" in each for each in log):
+        raise AnswerError(
+            "expected the host to go on, got a host that waits\n"
+            "likely slip: before every `malloc` the host asks what has happened, `event.query()`, and goes on"
+        )
+    back = [number for number, past in enumerate(pasts) if all(past)]
+    got = sorted(int(each.split()[-1].replace(",", "")) // size for each in log if each.startswith("put back"))
+    first = next(number for number, past in enumerate(pasts) if not all(past))
+    slips = {
+        "one event is not enough: each stream that uses the block has one, and all have to have happened": [
+            number for number, past in enumerate(pasts) if any(past)
+        ],
+        "it stops at the first that has not happened; those behind it may be free all the same": back[:first],
+        "an entry was passed over: a list that loses entries while you go over it skips the next one": None,
+        "nobody was asked whether the events have happened": list(range(count)),
+        "the blocks have to be free again: `put_back(memory, block)`": [],
+    }
+    missing = [number for number in back if number not in got]
+    skipped = bool(missing) and all(number - 1 in back for number in missing) and set(got) < set(back)
+    chosen = "an entry was passed over: a list that loses entries while you go over it skips the next one"
+    usual = {text: wrong for text, wrong in slips.items() if wrong is not None}
+    known = any(got == wrong for wrong in usual.values())
+    expect(f"blocks put back (of {count})", got, back, slips=usual, slip=chosen if skipped and not known else None)
+    left = [used.index(block) for block, _ in memory.waiting]
+    expect(
+        "blocks still on `memory.waiting`",
+        left,
+        [number for number in range(count) if number not in back],
+        slip="what was put back waits no more: left on the list it is put back again, and two get the same bytes",
+    )
+    answer(memory, put_back_of(log))
+    expect("blocks put back by another call, with nothing new", len(log), len(back))
+
+
+# 8.5
+
+
+@pytest.mark.exercise(id="8.5")
+def test_malloc_or_retry(answer, variant):
+    """Only when there is no room: wait, take back, give whole segments back, once more; counted; else MemoryError."""
+    size = ROUND * variant.size
+    log: list[str] = []
+
+    def malloc(memory, nbytes, stream):
+        """One that knows the cache and the device: a free block from its start, or a segment."""
+        log.append("malloc")
+        for block in memory.free:
+            if block.stream == stream and block.size >= nbytes:
+                memory.free.remove(block)
+                return block
+        start = memory.device.new_segment(-(-nbytes // SEGMENT) * SEGMENT)
+        if start is None:
+            return None
+        memory.segments[start] = memory.device.sizes[start]
+        return Block(start, memory.segments[start], stream)
+
+    def put_back(memory, block):
+        entries = [events for each, events in waited if each is block]
+        if entries and not all(event.query() for event in entries[0]):
+            raise AnswerError(
+                "a waiting block was put back before its events had happened\n"
+                "likely slip: first `memory.device.synchronize()`: after it all of them have"
+            )
+        log.append("put back")
+        memory.free.append(block)
+
+    def ready(room):
+        """Two segments of another stream, one free and one that waits; a third of which a part is free."""
+        memory, used = memory_of(
+            room, [(SEGMENT, 2)], [(SEGMENT, None)], [(size, 2), (SEGMENT - size, None)], [(2 * SEGMENT, 2)]
+        )
+        used[0].stream = used[1].stream = 2
+        memory.waiting.append((used[0], [memory.device.record(1)]))
+        memory.device.log = log
+        for event in memory.device.events:
+            event.log = log
+        log.clear()
+        return memory
+
+    # There is room
+    memory = ready(SEGMENT)
+    waited = list(memory.waiting)
+    block = answer(memory, SEGMENT, 1, malloc, put_back)
+    expect(
+        "what was done where there is room",
+        log,
+        ["malloc", f"new segment of {SEGMENT:,}"],
+        slip="the cache is given back only when `malloc` has found nothing: to do so is what makes a retry slow",
+    )
+    expect("`memory.retries` where there is room", memory.retries, 0, slip="only what had to be tried again counts")
+    expect("what is returned", getattr(block, "size", None), SEGMENT)
+
+    # There is none, and then there is: four segments' room has to come back
+    memory = ready(0)
+    waited = list(memory.waiting)
+    try:
+        block = answer(memory, 4 * SEGMENT, 1, malloc, put_back)
+    except MemoryError as error:
+        raise AnswerError(f"expected a block, got MemoryError\nlikely slip: {why_no_room(log, memory)}") from error
+    if block is None:
+        raise AnswerError(f"expected a block, got None\nlikely slip: {why_no_room(log, memory)}")
+    given = [each for each in log if each.startswith("give back")]
+    expect("what is returned", getattr(block, "size", None), 4 * SEGMENT)
+    expect("segments given back", len(given), 3, slip=why_no_room(log, memory))
+    expect(
+        "`memory.free` afterwards (bytes)",
+        sorted(each.size for each in memory.free),
+        [size],
+        slip="what went back to the device is still on `memory.free`: it would be handed out, and is not there",
+    )
+    expect(
+        "`memory.segments` afterwards",
+        sorted(memory.segments.values()),
+        [SEGMENT, 4 * SEGMENT],
+        slip="what went back to the device is no longer one of `memory.segments`: strike it out",
+    )
+    expect("blocks on `memory.waiting`", len(memory.waiting), 0, slip="what was put back waits no more")
+    expect("`memory.retries`", memory.retries, 1, slip="count every retry once: it is what users look at")
+    expect("how often the host has waited", log.count("the host waits for the device"), 1)
+    expect("calls of `malloc`", log.count("malloc"), 2)
+
+    # There is none, whatever one does
+    memory = ready(0)
+    waited = list(memory.waiting)
+    try:
+        block = answer(memory, 5 * SEGMENT, 1, malloc, put_back)
+    except MemoryError:
+        expect("`memory.retries`", memory.retries, 1, slip="this was a retry, too")
+        expect("calls of `malloc`", log.count("malloc"), 2, slip="one more attempt, and no third")
+        return
+    raise AnswerError(
+        f"no room even with the cache given back: expected MemoryError, got {'None' if block is None else 'a block'}\n"
+        "likely slip: whoever gets None here writes to address 0: raise MemoryError"
+    )
+
+
+def why_no_room(log, memory):
+    """Why the second attempt has found nothing."""
+    given = [number for number, each in enumerate(log) if each.startswith("give back")]
+    back = [number for number, each in enumerate(log) if each == "put back"]
+    if log.count("malloc") < 2:
+        return "after the cache is given back, `malloc` is tried once more"
+    if "the host waits for the device" not in log:
+        return "what waits for events cannot come back before they have happened: `memory.device.synchronize()`"
+    if not back:
+        return "after the synchronisation every waiting block can come back: `put_back` all of them"
+    if not given:
+        return "free memory of another stream does not help this one: the device has to get it back"
+    if given[0] < back[0]:
+        return "given back too early: what has waited makes further segments whole"
+    if len(given) > 3:
+        return "a free block that is part of a segment cannot go back: what is beside it is in use"
+    if len(given) < 3:
+        return "every segment that is free from end to end goes back: `memory.segments[block.start] == block.size`"
+    return None
+
+
+# 8.6
+
+
+class FakeUnit:
+    """As much of a unit as a limiter may look at."""
+
+    device = torch.device("cpu")
+
+    def __init__(self, name, stays=False):
+        self.name, self.state, self.freed_after_forward = name, SHARDED, not stays
+        self.reshard_after_forward, self.is_root = True, stays
+
+
+@contextmanager
+def told(log):
+    """The events that are recorded, and those that the host waits for, by the number of the record."""
+    numbers: dict[int, int] = {}
+    kept: list[Any] = []
+
+    def watch(command):
+        if command.verb == "record":
+            kept.append(command.subject)
+            numbers[id(command.subject)] = len(kept)
+            log.append(f"event {len(kept)}")
+        elif command.verb == "synchronize":
+            log.append(f"wait for {numbers.get(id(command.subject))}")
+
+    device.watchers.append(watch)
+    try:
+        yield
+    finally:
+        device.watchers.remove(watch)
+
+
+def limited_log(answer, limit, program):
+    """What happens when a program of (verb, unit) runs through the answer's pair."""
+    log: list[str] = []
+
+    def gather(unit):
+        log.append(f"gather {unit.name}")
+        if unit.state is SHARDED:
+            unit.state = GATHERING
+
+    def free(unit):
+        log.append(f"free {unit.name}")
+        unit.state = SHARDED
+
+    pair = answer(gather, free, limit)
+    if not (isinstance(pair, tuple | list) and len(pair) == 2 and all(map(callable, pair))):
+        raise AnswerError("expected two functions, the limited gather and the limited free")
+    with told(log):
+        for verb, unit in program:
+            if verb == "use":
+                unit.state = UNSHARDED
+            else:
+                pair[verb == "free"](unit)
+    return log
+
+
+def expected_log(limit, program):
+    """The same by counting: of all frees so far at most `limit` - 1 may not have been waited for."""
+    log, state, frees, waited = [], {}, 0, 0
+    for verb, unit in program:
+        whole = state.get(unit.name, False)
+        if verb == "use":
+            continue
+        if verb == "gather":
+            if not whole and unit.freed_after_forward and frees - waited >= limit:
+                waited = frees - limit + 1
+                log.append(f"wait for {waited}")
+            log.append(f"gather {unit.name}")
+            state[unit.name] = True
+        else:
+            log.append(f"free {unit.name}")
+            if whole and unit.freed_after_forward:
+                frees += 1
+                log.append(f"event {frees}")
+            state[unit.name] = False
+    return log
+
+
+@pytest.mark.exercise(id="8.6")
+def test_rate_limit(answer, variant):
+    """An event for every unit that is freed, and before a gather the host waits for the oldest of `limit` of them."""
+    count = 4 + variant.size % 3
+    units = [FakeUnit(str(number)) for number in range(count)]
+    root, kept = FakeUnit("root", stays=True), FakeUnit("kept", stays=True)
+    for limit in (1, 2, 3):
+        for each in (*units, root, kept):
+            each.state = SHARDED
+        plain = [(verb, unit) for unit in units for verb in ("gather", "use", "free")]
+        check_limited(answer, limit, plain, f"units one after the other, limit {limit}")
+        ahead = [("gather", units[0])]
+        for unit, after in zip(units, [*units[1:], None], strict=True):
+            ahead += [("gather", unit), ("use", unit)]  # gathered before: nothing to wait for
+            ahead += [("gather", after)] if after is not None else []
+            ahead += [("free", unit)]
+        check_limited(answer, limit, ahead, f"each gathered while the one before computes, limit {limit}")
+        stays = [("gather", root), ("use", root), *plain, ("gather", kept), ("use", kept), *plain]
+        stays += [("free", kept), ("free", root), *plain]
+        check_limited(answer, limit, stays, f"with units that stay whole, limit {limit}")
+        again = [*plain, *[("free", unit) for unit in units], *plain]  # the engine frees everything at the end
+        check_limited(answer, limit, again, f"all freed once more when backward ends, limit {limit}")
+
+
+def check_limited(answer, limit, program, what):
+    states = {id(unit): unit.state for _, unit in program}
+    wanted = expected_log(limit, program)
+    try:
+        got = limited_log(answer, limit, program)
+    except IndexError as error:
+        raise AnswerError(
+            f"{what}: {error}\nlikely slip: there is no free to wait for; ask how many there are first"
+        ) from error
+    for _, unit in program:
+        unit.state = states[id(unit)]
+    plain = [each.replace("event", "free's event") for each in got]
+    if normal(got) == normal(wanted):
+        return
+    raise AnswerError(f"{what}: {first_difference(plain, wanted)}\nlikely slip: {why_limited(got, wanted, what)}")
+
+
+def normal(log):
+    """A log in which an event recorded just before its free counts as one recorded just after."""
+    log = list(log)
+    for at in range(len(log) - 1):
+        if log[at].startswith("event") and log[at + 1].startswith("free"):
+            log[at], log[at + 1] = log[at + 1], log[at]
+    return log
+
+
+def first_difference(got, wanted):
+    wanted = [each.replace("event", "free's event") for each in wanted]
+    at = next((i for i, (a, b) in enumerate(zip(got, wanted, strict=False)) if a != b), min(len(got), len(wanted)))
+    before = f"after `{wanted[at - 1]}` " if at else ""
+    expected = f"`{wanted[at]}`" if at < len(wanted) else "nothing more"
+    found = f"`{got[at]}`" if at < len(got) else "nothing more"
+    return f"{before}expected {expected}, got {found}"
+
+
+def why_limited(got, wanted, what):
+    """The slip behind a wrong log."""
+
+    def of(log, word):
+        return [each for each in log if each.startswith(word)]
+
+    if of(got, "gather") != of(wanted, "gather") or of(got, "free") != of(wanted, "free"):
+        return "every call is handed on to `gather` and `free`, whatever else is done"
+    waits, right = of(got, "wait"), of(wanted, "wait")
+    if len(of(got, "event")) > len(of(wanted, "event")):
+        if "stay whole" in what:
+            return "units that stay whole do not count: nobody waits for their memory, and their free is far off"
+        return "`free` of a unit that is sharded already frees nothing: no event for it"
+    if not of(got, "event"):
+        return "after a free an event has to be recorded, or there is nothing to wait for"
+    if not waits:
+        return "nobody waits: before a gather the host has to wait for the oldest of `limit` frees"
+    if "wait for None" in waits:
+        return "the events to wait for are those recorded at the frees"
+    if any("wait" in each for each in got[:4]) or len(waits) > len(set(waits)):
+        return "an event that was waited for has happened: take it off the queue"
+    numbers = [int(each.split()[-1]) for each in waits]
+    oldest = [int(each.split()[-1]) for each in right]
+    if set(oldest) < set(numbers) and len(numbers) > len(oldest):
+        if "while the one before" in what:
+            return "what is gathered already needs no room: the host waits for nothing then"
+        return "the host waits for more than it must: fewer than `limit` frees may stay ahead of the device"
+    if set(numbers) < set(oldest):
+        return "one unit too many: with `limit` frees still ahead the host waits already"
+    return "the host waits for the oldest free, which is the first to happen: a queue, first in, first out"
+
+
+# 8.7
+
+
+@pytest.mark.exercise(id="8.7")
+def test_prefetch_within(answer, variant):
+    """In the order of use while there is room; the rest is put off, in order, and nothing is lost."""
+    size = 3 + variant.size % 4
+    for limit in (1, 2, 3, size):
+        for held in range(5):
+            for ready in ([], [0], [1], [0, 2]):
+                units = [FakeUnit(str(number)) for number in range(size)]
+                whole = [FakeUnit(f"before {number}") for number in range(held)]
+                for number in ready:
+                    units[number].state = GATHERING
+                whole += [units[number] for number in ready]
+                check_prefetch(answer, limit, whole, units)
+
+
+def check_prefetch(answer, limit, whole, units):
+    log: list[str] = []
+    held = len(whole)
+    sharded = [unit.name for unit in units if unit.state is SHARDED]
+    room = max(0, limit - held)
+
+    def gather(unit):
+        log.append(unit.name)
+        unit.state = GATHERING
+        whole.append(unit)
+
+    given = list(units)
+    rest = answer(limit, whole, units, gather)
+    what = f"limit {limit}, {held} whole, {len(sharded)} of {len(units)} to gather"
+    slips = {
+        "the cap does not hold: what has no room now is put off": sharded,
+        "one too many: gather while *fewer* than `limit` are whole": sharded[: max(0, limit - held + 1)],
+        "the order is that of use: the first is needed first": sharded[::-1][:room],
+        "a unit that is gathered already is not gathered again": [u.name for u in given][:room],
+        "more can be whole than `limit` (nested units): then there is no room, not a negative one": sharded[
+            : limit - held
+        ],
+    }
+    slips = {text: wrong for text, wrong in slips.items() if held <= limit or "nested" in text or "cap" in text}
+    got = list(log)
+    if len(got) > len(set(got)) or set(got) - set(sharded):
+        expect(
+            f"{what}: units gathered", got, sharded[:room], slip="a unit that is gathered already is not gathered again"
+        )
+    expect(f"{what}: units gathered", got, sharded[:room], slips=slips, slip="gather as long as there is room")
+    if not isinstance(rest, list | tuple):
+        raise AnswerError(f"{what}: expected the list of units that are put off, got {type(rest).__name__}: return it")
+    names = [unit.name for unit in rest]
+    if set(names) - set(sharded):
+        slip = "a unit that is gathered already is not gathered again, and so not put off either"
+        expect(f"{what}: units put off", names, sharded[room:], slip=slip)
+    slips = {
+        "what is put off is forgotten: who returns it not, gathers it late": [],
+        "what was gathered is not put off": [unit.name for unit in given],
+        "in their order, the next one to be used first": sharded[room:][::-1],
+    }
+    expect(f"{what}: units put off", names, sharded[room:], slips=slips)
+
+
+# 8.8
+
+
+@pytest.mark.exercise(id="8.8")
+def test_largest_limit(answer, variant):
+    """The largest k whose heaviest moment fits, to the byte; a ValueError if not even one unit does."""
+    generator = torch.Generator().manual_seed(80 + variant.seed)
+    count = 5 + variant.size % 3
+    cases: list[Case] = []
+    for spread in (0, 60, 120, 400):
+        blocks = [4 * int(x) for x in torch.randint(20, 400, (count,), generator=generator)]
+        held = [4 * int(x) for x in torch.randint(800, 801 + spread, (count,), generator=generator)]
+        peaks = [peak_with(k, blocks, held) for k in range(1, count + 1)]
+        budgets = sorted({near for peak in peaks for near in (peak - 1, peak, peak + 1)} | {10**9})
+        cases += [Case(budget, blocks, held, peaks) for budget in budgets]
+    got = [limit_of(answer, case) for case in cases]
+    wanted = [largest(case, lambda k, case=case: case.peaks[k - 1]) for case in cases]
+    if got == [limit or "ValueError" for limit in wanted]:
+        return
+    at = next(i for i, (a, b) in enumerate(zip(got, wanted, strict=True)) if a != (b or "ValueError"))
+    case, right = cases[at], wanted[at] or "ValueError"
+    slip = why_limit([0 if limit == "ValueError" else limit for limit in got], wanted, cases)
+    raise AnswerError(
+        f"{case.budget:,} bytes, and peaks of {', '.join(f'{peak:,}' for peak in case.peaks)} with limits 1, 2, ...: "
+        f"expected {right}, got {got[at]!r}" + (f"\nlikely slip: {slip}" if slip else "")
+    )
+
+
+class Case(NamedTuple):
+    budget: int
+    blocks: list[int]
+    held: list[int]
+    peaks: list[int]
+
+
+def peak_with(k, blocks, held):
+    """By a running sum, which is not how one would write it down."""
+    totals = [0]
+    for block in blocks:
+        totals.append(totals[-1] + block)
+    return max(held[j] + totals[j + 1] - totals[max(0, j + 1 - k)] for j in range(len(blocks)))
+
+
+def limit_of(answer, case):
+    try:
+        return answer(case.budget, list(case.blocks), list(case.held))
+    except ValueError:
+        return "ValueError"
+
+
+def largest(case, peak):
+    """The largest k whose `peak(k)` fits; 0 if there is none."""
+    return max([k for k in range(1, len(case.blocks) + 1) if peak(k) <= case.budget], default=0)
+
+
+def why_limit(got, wanted, cases):
+    """The slip that gives all of these limits."""
+
+    def all_with(peak):
+        return [largest(case, lambda k, case=case: peak(k, *case[1:3])) for case in cases]
+
+    def runs(k, blocks):
+        return [sum(blocks[i : i + k]) for i in range(len(blocks) - k + 1)]
+
+    slips = {
+        "one unit at a time is the least that can compute: say that it does not fit": wanted,
+        "the heaviest blocks are not whole at one time unless they are neighbours": all_with(
+            lambda k, blocks, held: max(held) + sum(sorted(blocks)[-k:])
+        ),
+        "the largest `held` and the heaviest run of blocks belong to different moments: add what is there at one": (
+            all_with(lambda k, blocks, held: max(held) + max(runs(k, blocks)))
+        ),
+        "backward goes towards block 0: beside block j are j - 1, j - 2, ..., gathered ahead": all_with(
+            lambda k, blocks, held: max(held[j] + sum(blocks[j : j + k]) for j in range(len(blocks)))
+        ),
+        "what is held besides has to fit, too": all_with(lambda k, blocks, held: max(runs(k, blocks))),
+        "that is one more than fits": [
+            min(len(case.blocks), w + (w > 0)) for w, case in zip(wanted, cases, strict=True)
+        ],
+        "exactly as many bytes as the budget are within it": all_with(lambda k, *sizes: peak_with(k, *sizes) + 1),
+    }
+    return next((text for text, limits in slips.items() if limits == got), None)

@@ -1,0 +1,978 @@
+# ---
+# jupyter:
+#   minifsdp:
+#     lab: "06"
+#     title: Overlap
+#     minutes: 60
+# ---
+
+# %% [markdown]
+# # Lab 06: overlap
+#
+# The FSDP of lab 05 waits for every message. While the link is busy nothing computes, and while a unit computes the
+# link is idle: a step takes compute **plus** communication. Here communication gets streams of its own, and the two run
+# beside each other, as far as their order allows.
+#
+# **Afterwards you can**
+#
+# - say when a piece of work starts on a device whose host runs ahead, from streams, events and the host's own pace;
+# - issue a gather and a reduction beside compute, and name the one place where compute has to wait for each;
+# - find a missing wait in a log, and say why nothing fails when there is one;
+# - free memory that a queued kernel still reads, without stopping anybody;
+# - predict what overlap gains on a GPU, and why it gains next to nothing on a CPU.
+#
+# **You need** lab 05 (gather, free, reduce-scatter; what a schedule decides). Streams and events are explained here.
+#
+# **Time** 60 minutes. **Runs** on a laptop (gloo, 2 processes), on one GPU, or on a GPU node (NCCL). **Memory** a
+# rank's tensors take some tens of MiB, its process a few hundred, most of them torch.
+
+# %% tags=["setup"]
+# set-up
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from minifsdp import comm, device
+from minifsdp.comm import Group, Handle
+from minifsdp.course.workshop import exercise, outcome, predict
+from minifsdp.flat_param import FlatParameter
+
+# %% [markdown]
+# ## Who waits for whom
+#
+# A GPU does not run your program. Your program, the **host**, runs on the processor and puts *kernels* (one operation
+# each: a matrix product, an addition) into queues; the GPU works the queues off. To queue a kernel takes the host some
+# microseconds, whatever the kernel takes. So the host is soon far ahead, and does not notice.
+#
+# - A **stream** is such a queue: first in, first out. Two streams run side by side.
+# - An **event** is a mark that the host puts into a stream's queue. It has *happened* when the stream has come to it.
+# - **A stream waits for an event**: what is queued on it from then on starts when the event has happened. The host puts
+#   this order into the queue, too, and goes on.
+# - **The host waits** (`synchronize`): it issues nothing more until the event has happened. It also waits wherever it
+#   needs a value, as in `loss.item()`.
+#
+# PyTorch computes on one stream, the *compute stream*, unless told otherwise. NCCL's collectives run on a stream of
+# their communicator, one after the other, in the order in which they were issued. A collective starts when the stream
+# on which it was *issued* has come to that point; `handle.wait()` makes the stream on which it is *called* wait for it.
+# With gloo on a CPU it is the host that waits.
+#
+# ## 6.1 When is it over?
+#
+# That is all, and it fits into a dozen lines. A number first. The host queues these five in this order and needs 0.5 ms
+# to queue each, the first too:
+#
+# | number | stream | takes | after |
+# |---|---|---|---|
+# | 0, gather of unit 0 | link | 2 ms | |
+# | 1, compute unit 0 | compute | 3 ms | 0 |
+# | 2, gather of unit 1 | link | 2 ms | |
+# | 3, compute unit 1 | compute | 3 ms | 2 |
+# | 4, the loss | compute | 1 ms | |
+
+# %%
+predict("6.1", ..., "ms until the last of the five is over")
+
+
+# %%
+class Piece(NamedTuple):
+    """A piece of work that the host queues.
+
+    Attributes:
+        stream: where.
+        seconds: what it takes.
+        after: numbers of earlier pieces: its stream waits for an event behind each of them, and then starts it.
+        host_waits: the host stands still until this piece is over, and only then issues the next.
+    """
+
+    stream: str
+    seconds: float
+    after: tuple[int, ...] = ()
+    host_waits: bool = False
+
+
+# %% tags=["exercise-6.1"]
+@exercise("6.1")
+def finish_times(queued: list[Piece], launch: float) -> list[float]:
+    """When each piece of work is over, in seconds.
+
+    Args:
+        queued: the pieces in the order in which the host queues them, on any number of streams.
+        launch: seconds that the host needs to queue a piece.
+
+    The host begins at 0 and queues one piece after the other, each in `launch` seconds; behind a piece with
+    `host_waits` it goes on when that piece is over. A piece starts at the latest of: it is queued; what was queued on
+    its stream before is over; the pieces in its `after` are over.
+    """
+    ...
+
+
+# %%
+FIVE = [
+    Piece("link", 2e-3),
+    Piece("compute", 3e-3, after=(0,)),
+    Piece("link", 2e-3),
+    Piece("compute", 3e-3, after=(2,)),
+    Piece("compute", 1e-3),
+]
+slips = {
+    "one after the other": 11.0,
+    "compute alone: nothing hides the first gather": 7.0,
+    "the host first has to queue number 0": 9.0,
+    "gather 1 waits for nothing: the link is free": 11.5,
+}
+outcome("6.1", round(1e3 * finish_times(FIVE, 0.5e-3)[-1], 3), slips=slips)
+
+# %% [markdown]
+# Now the forward of six units, three times with the same kernels and messages:
+#
+# - **lab 05 on a GPU**: everything is issued on one stream, so a gather starts when the compute before it is over;
+# - **on two streams**: a gather starts when the link is free, compute waits for its gather;
+# - **on two streams, on a CPU**: the same, but the host *is* the compute. While it computes it issues nothing, which is
+#   as if it waited for every kernel.
+#
+# Before you look: which of them takes as long as which?
+
+# %%
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import cache, partial
+from types import SimpleNamespace
+
+import torch.distributed as dist
+
+from minifsdp import FullyShardedDataParallel
+from minifsdp.course import closed_form, data, plots
+from minifsdp.course.launch import launch, rank_device
+from minifsdp.course.ledger import Ledger
+from minifsdp.course.machine import A100, Program, Recorder, Run, record_on_paper, replay
+from minifsdp.course.machine.program import Issue, Kernel, Record, Wait, WaitEvent
+from minifsdp.course.machine.versus import versus
+from minifsdp.course.measure import Settings, take_step
+from minifsdp.course.model import Block
+from minifsdp.course.rungs import LEARNING_RATE, Trainee, sizes_of
+from minifsdp.course.timeline import Span
+from minifsdp.flat_param import find_parameters
+from minifsdp.fsdp import SyncSchedule
+from minifsdp.fsdp.unit import Unit
+
+MIB = 2**20
+LANES = {"link": "communication", "compute": "compute"}
+
+
+def forward(units: int, one_stream: bool = False, host_computes: bool = False) -> list[Piece]:
+    """Gather (2 ms) and compute (3 ms) of each unit."""
+    queued: list[Piece] = []
+    for unit in range(units):
+        behind = (len(queued) - 1,) if one_stream and unit else ()
+        queued.append(Piece("link", 2e-3, behind))
+        queued.append(Piece("compute", 3e-3, (len(queued) - 1,), host_waits=host_computes))
+    return queued
+
+
+def as_spans(queued: list[Piece]) -> list[Span]:
+    ends = finish_times(queued, launch=0.01e-3)
+    spans = []
+    for number, (piece, end) in enumerate(zip(queued, ends, strict=True)):
+        name = f"all_gather {number // 2}" if piece.stream == "link" else f"{number // 2}"
+        spans.append(Span(LANES[piece.stream], name, end - piece.seconds, piece.seconds))
+    return spans
+
+
+shown = {
+    "lab 05 on a GPU": as_spans(forward(6, one_stream=True)),
+    "two streams on a GPU": as_spans(forward(6)),
+    "two streams on a CPU": as_spans(forward(6, host_computes=True)),
+}
+plots.timeline(
+    shown,
+    title="Two streams hide five of six gathers if the host runs ahead, none if it computes",
+    says="Forward of six units by your finish_times: for each a gather of 2 ms and 3 ms of compute. Only the first "
+    "gather has nothing to hide under.",
+    lab="06",
+    model="finish_times",
+)
+
+# %% [markdown]
+# `minifsdp.course.machine` is your function grown up. A `Recorder` writes down what a real training step asks for
+# (kernels with their operations and bytes, collectives, waits, allocations, frees, each with its stream), and `replay`
+# works out when each would run on given hardware. It is what this lab uses where a laptop has nothing to show, and
+# every picture from it says *model, not measured*. It leaves out that kernels and collectives slow each other down,
+# that NCCL needs some of the GPU's multiprocessors itself, and the host's jitter.
+#
+# ## 6.2 Hand over
+#
+# The order between two streams is always made in the same way: one records an event, the other waits for it. On CUDA
+# these are torch's streams and events. On a CPU a stream is a name and waiting is nothing, but whoever listens in
+# `device.watchers` hears what a GPU would have been asked; that is how the checks of this lab, and the recorder, know.
+#
+# Predict: `giver` has 40 ms of work queued. For how many ms does the host stand still in `hand_over`?
+
+# %%
+predict("6.2", ..., "ms for which the host stands still in hand_over")
+
+
+# %% tags=["exercise-6.2"]
+@exercise("6.2")
+def hand_over(giver: Any, taker: Any) -> None:
+    """Let what is queued on `taker` from now on start when `giver` has done what is queued on it up to now.
+
+    The host goes on at once, and so does `giver`: nothing else is ordered by it.
+
+    Args:
+        giver, taker: streams (`torch.cuda.Stream` or minifsdp's `CpuStream`). A stream has `record_event()`, which puts
+            an event at the end of its queue and returns it, and `wait_event(event)`. An event has `synchronize()`, with
+            which the host waits for it.
+    """
+    ...
+
+
+# %%
+CPU = torch.device("cpu")
+
+
+@contextmanager
+def asked_of_the_device(names: Mapping[Any, str]) -> Iterator[list[str]]:
+    """What streams and host are asked for inside the `with`."""
+    said: list[str] = []
+
+    def listen(command: device.Command) -> None:
+        said.append(f"{names.get(command.stream, 'the host')}: {command.verb}")
+
+    device.watchers.append(listen)
+    yield said
+    device.watchers.remove(listen)
+
+
+link_stream, compute_stream = device.new_stream(CPU), device.current_stream(CPU)
+with asked_of_the_device({link_stream: "link", compute_stream: "compute"}) as said:
+    hand_over(link_stream, compute_stream)
+print(*said, sep="\n")
+stands = 40 * sum("the host" in each for each in said)
+outcome("6.2", stands, slips={"that would be `synchronize`, and the end of all running ahead": 40})
+
+# %% [markdown]
+# ## 6.3 Gather on the communication stream
+#
+# Lab 05's gather, on a stream of its own and without its last word. Two things are issued, and *both* belong on the
+# stream: the collective, which starts when the stream it is issued on has come to it, and the allocation. For memory is
+# handed out by stream: a block that was freed may be handed out at once to the stream that it belongs to, since
+# whatever still uses it stands in that queue before. A block of the compute stream's pool may still be in use by
+# compute.
+#
+# The gather reads this rank's shard, which the optimizer has written on the compute stream. That order is made once per
+# step (6.2, before the first gather), and not in here: a gather that waited for the compute queued so far would start
+# when that is over, and hide nothing.
+#
+# The cell below runs it on the worst link there is: on it nothing arrives before somebody waits for it, and until then
+# the buffer holds NaN. How many elements of `flat.full` are right when your function returns?
+
+# %%
+predict("6.3", ..., "elements of a block's `flat.full` that are right when gather returns")
+
+
+# %% tags=["exercise-6.3"]
+@exercise("6.3")
+def gather(flat: FlatParameter, group: Group, stream: Any) -> Handle:
+    """Start to make the unit whole on `stream`; the caller waits by the handle that is returned.
+
+    `flat.full` [P] gets its memory from the pool of `stream`, and one all-gather of every rank's `flat.shard` [P / N]
+    into it is issued there. Nobody waits: not the host, not a stream.
+
+    Use `with device.on_stream(stream):`, in which `stream` is the current one, `device.allocate(buffer)`, and
+    `comm.all_gather(output, shard, group)` with `flat.full.data` and `flat.shard.data`, which returns the handle.
+    """
+    ...
+
+
+# %%
+RANKS = 2
+SETTINGS = Settings(ranks=RANKS, batch=2, layers=5, width=105, context=16)
+BATCHES = list(SETTINGS.batches())
+SIZES = sizes_of(SETTINGS.model())
+
+
+class LastMoment:
+    """A link on which nothing arrives before somebody waits for it; until then what is gathered is NaN."""
+
+    def submit(self, call: comm.Call, collective: partial[Any]) -> Any:
+        if call.op == "all_gather":
+            collective.args[0].fill_(torch.nan)  # its output
+        return SimpleNamespace(wait=cache(lambda: collective().wait()))
+
+
+@contextmanager
+def carried_by(link: Any) -> Iterator[None]:
+    comm.link = link
+    yield
+    comm.link = None
+
+
+def gather_a_block() -> tuple[int, bool]:
+    """How many elements are right when `gather` returns, and whether all are when it has been waited for."""
+    where, group = rank_device(), comm.world()
+    block = SETTINGS.model().to(where).blocks[0]
+    whole = torch.cat([p.detach().flatten() for p in block.parameters()])
+    flat = FlatParameter(find_parameters(block), group.rank(), group.size())
+    stream = device.new_stream(where)
+    hand_over(device.current_stream(where), stream)
+    with carried_by(LastMoment()):
+        handle = gather(flat, group, stream)
+        hand_over(stream, device.current_stream(where))
+        right = int((flat.full[: flat.numel] == whole).sum())
+        handle.wait()
+        return right, torch.equal(flat.full[: flat.numel], whole)
+
+
+(right, after), *_ = launch(gather_a_block, RANKS)
+block_elements = sum(SIZES.units[1])
+slips = {"this rank's own shard: the collective brings it, too": -(-block_elements // RANKS)}
+outcome("6.3", right, ranks=RANKS, slips=slips)
+print(f"of {block_elements:,} elements {right} are right when gather returns; all after handle.wait(): {after}")
+assert after
+
+# %% [markdown]
+# A handle that nobody waits for is the bug of this lab. It has no message: the shapes are right, the memory is there,
+# and on a fast link even the values are right, mostly.
+#
+# ## 6.4 Find the missing wait
+#
+# You will not see it by looking at values; but it can be found in the order of what was issued. A log has one line for
+# each thing that the host did:
+#
+# | verb | what | stream | means |
+# |---|---|---|---|
+# | `gather` | unit | where it was issued | its data is under way from here on; that stream itself goes on |
+# | `wait` | unit | who waits | for the unit's last gather |
+# | `record` | event | whose event | it says what this stream can be sure of at this point |
+# | `wait event` | event | who waits | for the last `record` of that event, and is then sure of the same |
+# | `read` | unit | a kernel on it | computes with the unit's parameters |
+#
+# A stream can be *sure* of a gather if it has waited for it itself, or has waited for an event of a stream that was
+# sure of it when it recorded the event, and so on. A wait belongs to one gather: the unit's next one is another.
+
+
+# %%
+class Did(NamedTuple):
+    verb: str
+    what: str
+    stream: str
+
+
+# %% tags=["exercise-6.4"]
+@exercise("6.4")
+def missing_waits(log: list[Did]) -> list[int]:
+    """The numbers of the lines that read a unit whose last gather may still be under way.
+
+    A `read` is in order if its stream is sure of the unit's last gather before it. A unit that was never gathered is
+    not there to be read, either. Lines count from 0; every `wait` and `wait event` comes after a gather or record that
+    it can be for.
+    """
+    ...
+
+
+# %%
+log = [
+    Did("gather", "block 0", "link"),
+    Did("gather", "block 1", "link"),
+    Did("wait", "block 0", "compute"),
+    Did("read", "block 0", "compute"),
+    Did("read", "block 1", "compute"),
+    Did("wait", "block 1", "compute"),
+    Did("read", "block 1", "compute"),
+    Did("record", "e", "compute"),
+    Did("wait event", "e", "side"),
+    Did("read", "block 1", "side"),
+    Did("gather", "block 0", "link"),
+    Did("read", "block 0", "compute"),
+]
+for number in missing_waits(log):
+    print(f"line {number}: {log[number].stream} reads {log[number].what} too early")
+
+# %% [markdown]
+# `torch.cuda._sanitizer` does this for every tensor of a program, with numbers in the place of your sets (*vector
+# clocks*: of each stream, how much of it is known to be over), and so does `minifsdp/course/machine/hazards.py`.
+#
+# ## 6.5 Free without stopping
+#
+# A unit is freed when the host has *issued* its last kernel. The kernel may run a second later, and until then it reads
+# this memory. To let the host wait would be the end of running ahead. So the allocator must know who still reads: of
+# the stream on which the memory was allocated it knows, and of every other it has to be told, by
+#
+#     device.record_stream(buffer)        # the *current* stream uses this buffer; torch: Tensor.record_stream
+#
+# before the memory goes. It then records an event on that stream, and hands the block out when the event has happened.
+#
+# Here a "gather" of 12 MiB is written on the link's stream and summed on the compute stream, which takes long; it is
+# freed at once, and the next 12 MiB are asked for. The sum's result takes a segment of 2 MiB. How many MiB does the
+# allocator take from the device in all?
+
+# %%
+predict("6.5", ..., "MiB reserved: two gathers of 12 MiB, the first freed while it is read, and 2 MiB")
+
+
+# %% tags=["exercise-6.5"]
+@exercise("6.5")
+def free(buffer: Tensor, readers: list[Any]) -> None:
+    """Give the memory of `buffer` back at once; its bytes stay as they are until the `readers` have come here.
+
+    Args:
+        buffer: a gathered unit; views and autograd share its storage, which shrinks to 0 bytes, while the tensor and
+            its shape stay.
+        readers: the streams on which kernels that read the buffer may be queued; the current stream may be any.
+
+    Nobody waits: not the host, not a stream. The allocator is told of each of the readers.
+
+    Use `device.record_stream(buffer)`, `with device.on_stream(stream):` and `untyped_storage().resize_(nbytes)`.
+    """
+    ...
+
+
+# %%
+SMALL = replace(
+    A100,
+    name="a GPU of 40 GFLOP/s on a link of 250 MB/s",
+    flops={4: 40e9},
+    memory_bandwidth=4e9,
+    latency=0.2e-3,
+    bandwidth=0.25e9,
+    launch=2e-6,
+    issue=10e-6,
+    segment=(0.0, 0.0),
+)
+
+
+def refill(free: Callable[[Tensor, list[Any]], None]) -> Run:
+    """Write, read on another stream, free, and write the next; recorded on CPU, replayed on a GPU on paper."""
+    numel = 12 * MIB // 4
+    with Recorder() as recorder:
+        link, compute = device.new_stream(CPU), device.current_stream(CPU)
+        with device.on_stream(link):
+            first = device.empty(numel, torch.float32, "unsharded", CPU).fill_(1.0)
+        hand_over(link, compute)
+        first.sum()
+        free(first, [compute])
+        with device.on_stream(link):
+            device.empty(numel, torch.float32, "unsharded", CPU).fill_(2.0)
+    return replay(recorder.program(), SMALL)
+
+
+def without_record_stream(buffer: Tensor, readers: list[Any]) -> None:
+    buffer.untyped_storage().resize_(0)
+
+
+run = refill(free)
+slips = {"the freed block is handed out under the kernel that reads it": 14}
+outcome("6.5", run.peak("reserved") // MIB, slips=slips)
+for name, each in (("yours", run), ("without record_stream", refill(without_record_stream))):
+    hazards = [f"{hazard.kind}: {hazard.text}" for hazard in each.hazards]
+    print(f"{name}: {each.peak('reserved') // MIB} MiB reserved; {'; '.join(hazards) or 'nothing is overwritten'}")
+
+# %% [markdown]
+# Memory that was freed is not yet memory to allocate. The farther the host runs ahead, the more of it there is in
+# between; lab 08 is about that.
+#
+# ## 6.6 Reduce on its own stream
+#
+# The gradient of a unit is complete (as far as the host has come), its parameters are freed, and its reduction is to be
+# issued. It reads what the compute stream is still writing: a hand-over. Nothing in the rest of backward reads the
+# result, so nobody waits for it now. Who waits, and when?
+#
+# - the optimizer, at the end of backward;
+# - the next reduction, so that only one unsharded gradient is held for it: the one before is finished first;
+# - and `unit.wait_reduce()` does more than wait: it adds the mean to the shard's `.grad` and frees the unsharded
+#   gradient, on the current stream. That belongs on the reductions' stream as well.
+#
+# Predict, for the lab's model (5 blocks of 133,665 elements, 2 ranks): how many bytes more than in lab 05, where every
+# reduction was waited for at once, does a rank hold at the peak of a step? There it was when the last block's gradient
+# was complete and its parameters still there.
+
+# %%
+predict("6.6", ..., "bytes more at the peak of a step than without overlap, 2 ranks")
+
+
+# %%
+class Reducing(NamedTuple):
+    """Stands for what 6.6 may ask of a unit; the real one is `minifsdp.fsdp.unit.Unit`."""
+
+    device: torch.device
+    start_reduce: Callable[[], None]
+    wait_reduce: Callable[[], None]
+
+
+# %% tags=["exercise-6.6"]
+@exercise("6.6")
+def start_reduction(unit: Reducing, stream: Any, under_way: list[Reducing]) -> None:
+    """Issue the reduction of `unit`'s gradient on `stream`, one at a time, while the current stream computes on.
+
+    Args:
+        unit: has `device`; `start_reduce()`, which allocates the shard's gradient and issues the reduce-scatter, all of
+            it on the current stream; and `wait_reduce()`, after which the current stream finds the mean added to the
+            shard's `.grad` and the unsharded gradient freed.
+        stream: the reductions'.
+        under_way: units whose reduction was started and not waited for, from the calls before this one; afterwards
+            `unit`, and no other.
+
+    First, on `stream`, what is under way is waited for. Then `stream` waits for what is queued on the current stream,
+    where the gradient is computed (`stream.wait_stream(other)` is 6.2 in one call), and the reduction is started on
+    `stream`. The current stream, `device.current_stream(unit.device)`, waits for nothing.
+    """
+    ...
+
+
+# %% [markdown]
+# ## The schedule
+#
+# In minifsdp a unit knows *how* (allocate, gather, free, reduce), a schedule *when*. Here your pieces are the units'
+# how, and a `SyncSchedule` with four changes is the when. What `SyncSchedule` does otherwise stays: before a unit
+# computes, `pre_forward` and `pre_backward` issue its gather and wait for it, on the compute stream.
+
+
+# %%
+class Pieces(NamedTuple):
+    """The functions of this lab that a schedule is made of."""
+
+    hand_over: Callable[[Any, Any], None]
+    gather: Callable[[FlatParameter, Group, Any], Handle]
+    free: Callable[[Tensor, list[Any]], None]
+    start_reduction: Callable[[Any, Any, list[Any]], None]
+
+
+PIECES = Pieces(hand_over, gather, free, start_reduction)
+
+
+class LabOverlap(SyncSchedule):
+    """Gathers and reductions on streams of their own."""
+
+    def __init__(self, units: list[Unit], pieces: Pieces) -> None:
+        super().__init__(units)
+        self.pieces, self.where = pieces, units[0].device
+        self.gathers, self.reductions = device.new_stream(self.where), device.new_stream(self.where)
+        self.under_way: list[Unit] = []
+        for unit in units:
+            unit._gather = partial(pieces.gather, unit.flat, unit.group, self.gathers)
+            unit._release = partial(self.release, unit)
+
+    @property
+    def compute(self) -> Any:
+        return device.current_stream(self.where)
+
+    def release(self, unit: Unit) -> None:
+        self.pieces.free(unit.flat.full, [self.compute])
+
+    def begin_forward(self) -> None:
+        self.pieces.hand_over(self.compute, self.gathers)  # the optimizer has written the shards
+
+    def reduce(self, unit: Unit) -> None:
+        self.pieces.start_reduction(unit, self.reductions, self.under_way)
+
+    def end_backward(self) -> None:
+        with device.on_stream(self.reductions):
+            while self.under_way:
+                self.under_way.pop().wait_reduce()
+        self.pieces.hand_over(self.reductions, self.compute)  # the optimizer reads the shards' gradients
+
+
+yours = partial(LabOverlap, pieces=PIECES)
+
+
+def build(schedule: Any, paper: Group | None = None) -> Trainee:
+    """The lab's model on all ranks; or on a group of paper, where tensors have no values."""
+    model = SETTINGS.model().to(rank_device()) if paper is None else SETTINGS.model()
+    model = FullyShardedDataParallel(model, paper, auto_wrap_policy={Block}, schedule=schedule)
+    return Trainee(model, torch.optim.AdamW(model.parameters(), LEARNING_RATE, foreach=False))
+
+
+# %% [markdown]
+# ### Measured: the same losses, and one gradient more at the peak
+#
+# Nothing is computed differently, so the losses of every rank are those of lab 05's schedule, bit for bit. Held is a
+# little more.
+
+
+# %%
+def train_and_weigh(schedules: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """By schedule: this rank's losses of four steps, and the bytes of the second of two others."""
+    where = rank_device()
+    shards = [data.shard(batch, dist.get_rank(), RANKS) for batch in BATCHES[:4]]
+    found = {}
+    for name, schedule in schedules.items():
+        trainee = build(schedule)
+        losses = [take_step(trainee, batch, where).item() for batch in shards]
+        with Ledger() as ledger:
+            trainee = build(schedule)
+            ledger.watch(trainee.model, trainee.optimizer)
+            take_step(trainee, shards[0], where)
+            ledger.reset_peaks()
+            stages: dict[str, dict[str, int]] = {}
+            loss = trainee.model(*(part.to(where) for part in shards[1]))
+            stages["forward"] = ledger.mark("forward")
+            loss.backward()
+            stages["peak"] = ledger.peak.tags
+            stages["backward"] = ledger.mark("backward")
+            found[name] = {
+                "losses": losses,
+                "stages": stages,
+                "unsharded": ledger.peak_of("unsharded"),
+                "gradients": ledger.peak_of("gradients", "communication"),
+            }
+    return found
+
+
+ranks = launch(train_and_weigh, RANKS, {"lab 05": SyncSchedule, "yours": yours})
+for rank, found in enumerate(ranks):
+    same = found["yours"]["losses"] == found["lab 05"]["losses"]
+    print(f"rank {rank}: losses {[round(loss, 4) for loss in found['yours']['losses']]}, lab 05's bit for bit: {same}")
+    assert same, "overlap has changed the values: something is read before it is there"
+
+sync, mine = ranks[0]["lab 05"], ranks[0]["yours"]
+setting = closed_form.Setting(RANKS)
+held = {name: closed_form.fsdp(SIZES.units, setting, reductions=k) for name, k in (("lab 05", 0), ("yours", 1))}
+for name in held:
+    expected = (held[name].unsharded_peak, held[name].gradients_peak)
+    measured = (ranks[0][name]["unsharded"], ranks[0][name]["gradients"])
+    print(
+        f"{name:7} unsharded at most: predicted {expected[0]:,}, measured {measured[0]:,}; gradients at most: "
+        f"predicted {expected[1]:,}, measured {measured[1]:,}"
+    )
+    assert measured == expected
+totals = {stage: sum(tags.values()) for stage, tags in sync["stages"].items()}
+more = sum(mine["stages"]["peak"].values()) - totals["peak"]
+slips = {"the gradient's shard; the whole gradient has to stay until the reduction has read it": more // RANKS}
+outcome("6.6", more, ranks=RANKS, slips=slips)
+
+# %%
+peak = totals["peak"] + setting.padded(block_elements)
+plots.stages(
+    mine["stages"],
+    predicted={"peak": peak},
+    earlier={"lab 05": totals},
+    title=f"One reduction under way holds one block's gradient: {more / MIB:.2f} MiB more at the peak",
+    says="Bytes of a rank after forward, at the peak of the step, and after backward; predicted: lab 05's peak and one "
+    "block's unsharded gradient.",
+    lab="06",
+)
+
+# %% [markdown]
+# ## Break it: a wait that comes too late
+#
+# One line is moved: the wait for block 2's gather stands after its computation in forward. Run on the link on which
+# everything arrives at the last moment.
+
+
+# %%
+class LateWait(LabOverlap):
+    """Block 2 of forward computes first and waits then."""
+
+    def pre_forward(self, unit: Unit) -> None:
+        self.gather(unit)
+        if unit is self.units[3]:  # the root is the first
+            self.handle, unit._gathering = unit._gathering, SimpleNamespace(wait=lambda: None)
+        unit.wait_gather()
+
+    def post_forward(self, unit: Unit, backward_follows: bool) -> None:
+        if unit is self.units[3]:
+            self.handle.wait()
+        super().post_forward(unit, backward_follows)
+
+
+late = partial(LateWait, pieces=PIECES)
+
+
+def losses_at_the_last_moment(schedules: list[Any]) -> list[list[float]]:
+    with carried_by(LastMoment()):
+        trainees = [build(schedule) for schedule in schedules]
+        shard = data.shard(BATCHES[0], dist.get_rank(), RANKS)
+        return [[take_step(trainee, shard, rank_device()).item() for _ in range(2)] for trainee in trainees]
+
+
+right, wrong = launch(losses_at_the_last_moment, RANKS, [yours, late])[0]
+print(f"yours: {[round(loss, 4) for loss in right]}; with the late wait: {wrong}")
+print(f"yours is what it was on the quick link: {right[0] == mine['losses'][0]}")
+assert right[0] == mine["losses"][0]
+
+# %% [markdown]
+# NaN, because the link is so bad and so honest. Without it, memory that was just gathered in the last step may hold
+# last step's parameters: the losses look right, and training is a little worse. So ask the order, not the values. Here
+# is the program of one rank, recorded, in the words of 6.4; beside your detector what the paper GPU says of every
+# buffer.
+
+
+# %%
+def batch() -> data.Batch:
+    """One rank's rows; only sizes matter on paper."""
+    tokens = torch.zeros(12, SETTINGS.context, dtype=torch.long)
+    return tokens, tokens
+
+
+def program_of(schedule: Any) -> Program:
+    """What rank 0 asks of its device in two steps."""
+    return record_on_paper(partial(build, schedule), batch, RANKS)
+
+
+def log_of(program: Program) -> list[Did]:
+    """The program in the words of 6.4."""
+    log, gathers = [], {}
+    for each in program.instructions:
+        match each:
+            case Issue(call, unit, stream) if call.op == "all_gather":
+                gathers[call.order] = unit
+                log.append(Did("gather", unit, str(stream)))
+            case Wait(call, stream) if call.order in gathers:
+                log.append(Did("wait", gathers[call.order], str(stream)))
+            case Record(event, stream):
+                log.append(Did("record", str(event), str(stream)))
+            case WaitEvent(event, stream):
+                log.append(Did("wait event", str(event), str(stream)))
+            case Kernel(_, _, stream, reads):
+                for name in [program.buffers[buffer].name for buffer in reads]:
+                    if name.endswith(" parameters"):
+                        log.append(Did("read", name.removesuffix(" parameters"), str(stream)))
+    return log
+
+
+programs = {"yours": program_of(yours), "late wait": program_of(late)}
+for name, program in programs.items():
+    log = log_of(program)
+    units = sorted({log[number].what for number in missing_waits(log)})
+    hazards = [hazard for hazard in replay(program, SMALL).hazards if hazard.kind == "missing wait"]
+    said = sorted({hazard.unit for hazard in hazards})
+    print(f"{name}: {len(missing_waits(log))} reads too early of {units}; the paper GPU says {said}")
+    assert units == said == ([] if name == "yours" else ["blocks.2"])
+print(hazards[0].text)
+
+# %% [markdown]
+# ### Break it: no hand-over
+#
+# The same for a schedule that leaves your `hand_over` out, where a step begins and where backward ends.
+
+# %%
+unordered = program_of(partial(LabOverlap, pieces=PIECES._replace(hand_over=lambda giver, taker: None)))
+hazards = replay(unordered, SMALL).hazards
+for begins, op in (("where a step begins", "all_gather"), ("where backward ends", "reduce_scatter")):
+    print(f"{begins}: {next((hazard.text for hazard in hazards if op in hazard.text), 'nothing is missing')}")
+assert {hazard.kind for hazard in hazards} == {"missing wait"}
+
+# %% [markdown]
+# ### Break it: freed and not told
+#
+# Your schedule, but nobody tells the allocator that compute reads what the gathers' stream has allocated.
+
+# %%
+untold = program_of(partial(LabOverlap, pieces=PIECES._replace(free=without_record_stream)))
+for name, program in (("yours", programs["yours"]), ("without record_stream", untold)):
+    run = replay(program, SMALL)
+    reused = [hazard for hazard in run.hazards if hazard.kind == "reused too early"]
+    print(f"{name}: {run.peak('reserved') / MIB:.0f} MiB reserved, {len(reused)} times reused too early", end="")
+    print(f", first: {reused[0].text}" if reused else "")
+assert reused, "the next gather should have got a block that is still read"
+
+# %% [markdown]
+# The gather of block 1 is written over block 0, whose kernels have not run yet. On a CPU, where the host is the
+# compute, this cannot happen, which is why such a bug is found on the cluster.
+#
+# ## What it gains
+#
+# ### Modelled: a host that runs ahead (C14)
+#
+# Three schedules on a small GPU on paper, slow enough that this small model keeps it busy: lab 05's, yours, and yours
+# with one change. In yours the reduction of a unit is issued when its gradient is complete, and the gather of the next
+# unit behind it; there is *one* queue to the link. So the gather waits for the reduction, which waits for the gradient,
+# which is being computed. The change: the gather goes first.
+
+
+# %%
+class GatherFirst(LabOverlap):
+    """In backward, the next unit's gather is issued before the reduction that is due."""
+
+    due: Unit | None = None
+
+    def issue_backward(self, unit: Unit) -> None:
+        super().issue_backward(unit)
+        self.issue_due()
+
+    def reduce(self, unit: Unit) -> None:
+        self.issue_due()
+        self.due = unit
+
+    def issue_due(self) -> None:
+        if self.due is not None:
+            unit, self.due = self.due, None
+            super().reduce(unit)
+
+    def end_backward(self) -> None:
+        self.issue_due()
+        super().end_backward()
+
+
+SCHEDULES = {"lab 05": SyncSchedule, "yours": yours, "yours, gather first": partial(GatherFirst, pieces=PIECES)}
+programs |= {name: program_of(schedule) for name, schedule in SCHEDULES.items() if name not in programs}
+
+
+def kernels_meanwhile(program: Program, op: str) -> int:
+    """The most kernels that the host issues between a collective and the wait for it."""
+    issued: dict[tuple[str, int], int] = {}
+    kernels = most = 0
+    for each in program.instructions:
+        match each:
+            case Kernel():
+                kernels += 1
+            case Issue(call) if call.op == op:
+                issued[call.group, call.order] = kernels
+            case Wait(call) if (call.group, call.order) in issued:
+                most = max(most, kernels - issued[call.group, call.order])
+    return most
+
+
+# %% tags=["C14"]
+runs = {name: replay(programs[name], SMALL) for name in SCHEDULES}
+stopped = {name: replay(programs[name], replace(SMALL, runs_ahead=False)) for name in SCHEDULES}
+busy = dict.fromkeys(("compute", "communication"), 0.0)
+for span in runs["lab 05"].last_step():
+    if span.lane in busy:
+        busy[span.lane] += span.duration
+both = sum(busy.values())
+print(f"a step: compute {1e3 * busy['compute']:.1f} ms, communication {1e3 * busy['communication']:.1f} ms")
+for name, run in runs.items():
+    meanwhile = [kernels_meanwhile(programs[name], op) for op in ("all_gather", "reduce_scatter")]
+    print(
+        f"{name:20} {1e3 * run.seconds:.1f} ms, {run.overlap:.0%} of communication under compute; if the host computes "
+        f"{1e3 * stopped[name].seconds:.1f} ms. Kernels between issue and wait: gather {meanwhile[0]}, reduction "
+        f"{meanwhile[1]}"
+    )
+assert not any(run.hazards for run in runs.values())
+assert abs(runs["lab 05"].seconds / both - 1) < 0.02, "one stream: compute plus communication"
+assert runs["lab 05"].overlap < 0.01 < 0.25 < runs["yours"].overlap < runs["yours, gather first"].overlap
+assert runs["yours, gather first"].seconds < 0.9 * runs["yours"].seconds < 0.9 * runs["lab 05"].seconds
+assert stopped["yours"].seconds > 0.98 * stopped["lab 05"].seconds, "a host that computes hides nothing in this order"
+assert kernels_meanwhile(programs["yours"], "all_gather") == 0 < kernels_meanwhile(programs["yours"], "reduce_scatter")
+
+# %%
+plots.timeline(
+    runs,
+    title="Forward hides by itself; in backward the order on the one queue decides",
+    says="A step on a GPU on paper. In backward of the middle row each reduction, and the gather behind it, make a "
+    "hole: compute waits for both. In the last row the gather goes first. The host is a step ahead of all of this.",
+    lab="06",
+)
+
+# %% [markdown]
+# This is figure 5 of the FSDP paper (arXiv 2304.11277, sections 3.3.1 and 3.3.2) from your own program. In forward the
+# host has issued all gathers before the first unit has computed, and each starts when the link is free. In backward the
+# middle row is what the paper has without prefetching: the gather of block 3 stands behind the reduction of block 4,
+# which waits for a gradient. In the last row the host runs ahead of backward as well, and what is left uncovered are
+# the first gather and the last reductions: there is nothing to compute meanwhile. (Block 4 is gathered twice in a row:
+# it is freed after forward, and its backward is the first.)
+#
+# Your program is the same on every host: it issues a gather and then waits for it at once, with no kernel in between.
+# If the wait is a stream's, the host goes on to the next unit; if it is the host's, nothing hides, and a machine whose
+# host computes takes as long as before. Reductions have kernels in between on any host. But the next gather stands
+# behind them on the link, and compute waits for that: nothing is gained, unless the gather goes first.
+#
+# ### Measured: on a machine whose host computes (C14)
+#
+# The same schedules by the wall clock: two ranks on an emulated link of 2 ms and 50 MB/s, the schedules taking turns.
+# Beside each what the model says of this machine, which computes on its host. Its error is mostly that threads wake
+# late and gloo needs the processor too.
+
+
+# %% tags=["C14", "nbval-ignore-output"]
+BIG = Settings(ranks=RANKS, batch=12, layers=4, width=175, context=48)
+results = versus(BIG, SCHEDULES, steps=5)
+for name, each in results.items():
+    print(f"{name:20} measured {1e3 * each.median:.0f} ms, predicted {1e3 * each.predicted:.0f} ms ({each.error:+.0%})")
+
+# %% tags=["nbval-ignore-output"]
+parts = {name: each.median / results["lab 05"].median for name, each in results.items()}
+plots.versus(
+    results,
+    title=f"Measured: your overlap takes {parts['yours']:.0%} of lab 05's time, with the gather first "
+    f"{parts['yours, gather first']:.0%}",
+    says="Two ranks, emulated link of 2 ms and 50 MB/s, the host computes. Reductions are all that can hide.",
+    lab="06",
+)
+
+# %% [markdown]
+# And the same three programs with the times of this machine's own kernels, if its host ran ahead of them:
+
+# %% tags=["nbval-ignore-output"]
+ahead = {name: replay(each.program, replace(each.hardware, runs_ahead=True)) for name, each in results.items()}
+for name, run in ahead.items():
+    print(f"{name:20} {1e3 * run.seconds:.0f} ms (model, not measured), {run.overlap:.0%} under compute")
+
+# %% [markdown]
+# ### On a GPU
+#
+# The same cells run with NCCL: `launch` gives each rank a GPU, `device.new_stream` is then a `torch.cuda.Stream`,
+# `record_event` and `wait_event` are torch's, `record_stream` is `Tensor.record_stream`, and your schedule trains on
+# them. The paper GPU is replayed as here, since programs are recorded on CPU. They have not been run there yet, so no
+# measured step stands beside the model. With a GPU at hand, trace a step (`minifsdp.course.trace.record_trace`, or the
+# ladder's traces of the rungs `fsdp` and `fsdp-overlap`) and look for the holes of the middle row.
+#
+# ## What is still missing
+#
+# Two things, and you have seen both. On a host that computes nothing in forward is issued early, and in backward only
+# if somebody says so: the next unit's gather has to be issued *before* this unit computes, on purpose. That is
+# prefetching, lab 07. And a host that runs ahead gathers as fast as the link goes, whoever needs it when:
+
+# %%
+for name, run in runs.items():
+    print(f"{name:20} the allocator reserves {run.peak('reserved') / MIB:.0f} MiB")
+assert runs["lab 05"].peak("reserved") < runs["yours"].peak("reserved")
+
+# %% [markdown]
+# All blocks are in memory at once, as if nothing were sharded, and freed blocks wait for their events. That is what the
+# rate limiter is for, lab 08.
+#
+# ## What to remember
+#
+# 1. A piece of work starts when it is queued, its stream is free, and the events its stream waits for have happened.
+# 2. Between two streams: one records an event, the other waits for it. The host waits for nothing, or it stops running
+#    ahead.
+# 3. A collective is ordered twice: behind the stream on which it is issued, and before the stream that waits for its
+#    handle. Waiting belongs just before the use, and once per gather.
+# 4. A missing wait has no message. Order is checked, not values.
+# 5. Memory belongs to the stream that allocated it. What another stream reads is recorded on that stream before it is
+#    freed, and comes back only when the reader has passed.
+# 6. There is one queue to the link. What is issued first goes first, however urgent the next one is.
+#
+# ## Questions
+#
+# **1. Your overlapped FSDP is no faster than lab 05's on a GPU, and a profile shows the host waiting in every step's
+# middle. What do you look for?**
+# <details><summary>Answer</summary>For something that needs a value: `.item()`, `print(loss)`, a comparison of tensors
+# in an `if`, `nonzero`, a copy to the CPU. Each lets the host stand still until the device has caught up, and
+# everything that would have been issued meanwhile comes late.</details>
+#
+# **2. Why does `begin_forward` let the gathers' stream wait for the compute stream, and why is once per step enough?**
+# <details><summary>Answer</summary>The optimizer writes the shards on the compute stream, and gathers read them. Until
+# the next optimizer step nobody writes them, and the stream keeps its order: what is queued after the wait is behind
+# it.</details>
+#
+# **3. Why not let the gathers' stream wait for compute before each free block is used again, in place of
+# `record_stream`?**
+# <details><summary>Answer</summary>It would be right, and the next gather would start when all compute queued so far is
+# over: no overlap. FSDP2 does without `record_stream` all the same: it holds references to its buffers and lets go of
+# them at points where an event says that they are free, so that when memory comes back does not depend on
+# timing.</details>
+#
+# **4. With two communicators, one for gathers and one for reductions, would the order of issue still matter?**
+# <details><summary>Answer</summary>Less: each has a queue of its own, and a gather need not stand behind a reduction.
+# They still share the wire (and the GPU's multiprocessors), so both become slower while they run at once. And the order
+# of the two on different ranks must not lead to a deadlock.</details>
+#
+# **5. On a CPU, who runs the messages while the host computes?**
+# <details><summary>Answer</summary>gloo's threads, or here the emulated link's. So messages do run beside compute, once
+# they are issued; a host that computes just issues them late. And real gloo messages need the processor that computes,
+# which the model leaves out.</details>
+#
+# ## Further reading
+#
+# - FSDP: [arXiv 2304.11277](https://arxiv.org/abs/2304.11277), sections 3.3.1 (overlap) and 3.4 (memory management),
+#   figure 5.
+# - PyTorch: [CUDA semantics](https://docs.pytorch.org/docs/stable/notes/cuda.html), on streams and on the caching
+#   allocator; `Tensor.record_stream`.
+# - torch: `torch/distributed/fsdp/_runtime_utils.py` (`_init_streams`, `_root_pre_forward`, `_post_backward_hook`),
+#   `torch/cuda/_sanitizer.py`.
+# - minifsdp: `fsdp/overlap.py`, the next rung; `course/machine/queues.py` and `hazards.py`: 6.1 and 6.4, grown up.

@@ -1,0 +1,997 @@
+# ---
+# jupyter:
+#   minifsdp:
+#     lab: "07"
+#     title: Prefetch
+#     minutes: 60
+# ---
+
+# %% [markdown]
+# # Lab 07: prefetch
+#
+# Communication has a stream of its own (lab 06), and still a unit's gather is issued only when the unit is reached.
+# Whoever computes then waits for it. Issue it earlier: in which order, at which moment exactly, at what cost in memory,
+# and what happens if the ranks do not agree on the order?
+#
+# **Afterwards you can**
+#
+# - record in which order a model uses its units, in forward and in backward, and say when that order may be trusted;
+# - put the next unit's gather where it hides, in forward, before a unit's backward (PRE) and after it (POST);
+# - predict to the byte what each of them costs, and how much of it depth adds;
+# - say why torch prefetches in backward although its host runs ahead anyway, and why it does not in forward;
+# - tell silent wrong values from a hang when ranks gather in different orders, and turn both into an error.
+#
+# **You need** lab 05 (units, hooks, what a rank holds), lab 06 (streams, events, a host that runs ahead).
+#
+# **Time** 60 minutes. **Runs** on a laptop (gloo, 2 processes), on one GPU, or on a GPU node (NCCL, a rank per GPU).
+# **Memory** a few MiB of tensors per rank; a process takes a few hundred MiB, most of them torch.
+
+# %% tags=["setup"]
+# set-up
+from dataclasses import dataclass, field
+from typing import Literal
+
+import torch
+
+from minifsdp import comm
+from minifsdp.comm import Group
+from minifsdp.course.workshop import exercise, outcome, predict
+from minifsdp.fsdp import OverlapSchedule
+from minifsdp.fsdp.unit import Unit
+
+# %% [markdown]
+# ## What hurts now
+#
+# A *schedule* decides when a unit gathers, frees and reduces; it hears of six events: begin of forward, before and
+# after a unit's forward, before and after its backward, end of backward. Here is torch's order without any prefetch, on
+# top of minifsdp's `OverlapSchedule` (which knows the streams): a gather is issued when its unit is reached, a
+# reduction as soon as the unit's gradients are complete; it is waited for when the next one is to be issued.
+
+# %%
+import dataclasses
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, NamedTuple
+
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import nn
+
+from minifsdp import FullyShardedDataParallel
+from minifsdp.course import closed_form, data, plots
+from minifsdp.course.launch import RankError, launch, rank_device
+from minifsdp.course.ledger import Ledger
+from minifsdp.course.machine import A100, Hardware, Program, record_on_paper, replay
+from minifsdp.course.machine.shapes import SHAPES
+from minifsdp.course.machine.versus import versus
+from minifsdp.course.measure import Settings
+from minifsdp.course.model import GPT, Block
+from minifsdp.course.rungs import LEARNING_RATE, Trainee, sizes_of
+from minifsdp.course.timeline import Span
+from minifsdp.device import current_stream
+from minifsdp.fsdp import SyncSchedule
+from minifsdp.fsdp.unit import SHARDED
+
+RANKS = 2
+SETTINGS = Settings(ranks=RANKS, batch=2, layers=5, width=105, context=16)  # for bytes and values
+TIMED = Settings(ranks=RANKS, batch=24, layers=5, width=175, context=48)  # for time
+SIZES = sizes_of(SETTINGS.model())
+UNITS = ["root", *(f"block {number}" for number in range(SETTINGS.layers))]
+BATCHES = list(SETTINGS.batches())
+
+
+class Unhurried(OverlapSchedule):
+    """torch's order without prefetch: every gather when its unit is reached, every reduction at once."""
+
+    def reduce(self, unit: Unit) -> None:
+        super().reduce(unit)
+        self.issue_reduction()
+
+
+def on_paper(schedule: Any, settings: Settings = TIMED) -> Program:
+    """What a rank of two asks for in two training steps, recorded without ranks."""
+
+    def build(group: Any) -> Trainee:
+        model = FullyShardedDataParallel(settings.model(), group, auto_wrap_policy={Block}, schedule=schedule)
+        return Trainee(model, torch.optim.AdamW(model.parameters(), foreach=False))
+
+    def batch() -> data.Batch:
+        tokens = torch.zeros(settings.batch // settings.ranks, settings.context, dtype=torch.int64)
+        return tokens, tokens
+
+    return record_on_paper(build, batch, settings.ranks)
+
+
+# %% [markdown]
+# To see what is lost without the noise of a busy machine, the program that this code is (its kernels, collectives and
+# waits, in order) runs on paper: in virtual time, on a laptop with 20 GFLOP/s whose host is the compute, and a link of
+# 2 ms latency and 50 MB/s. A model, not measured; the same is measured further down, beside the model.
+
+# %%
+LAPTOP = Hardware(
+    "a laptop on paper: 20 GFLOP/s, link 2 ms + 50 MB/s, its host computes",
+    flops={4: 20e9},
+    memory_bandwidth=10e9,
+    capacity=2**34,
+    latency=2e-3,
+    bandwidth=50e6,
+    efficiency=1.0,
+    launch=0.0,
+    issue=0.0,
+    segment=(0.0, 0.0),
+    runs_ahead=False,
+)
+plain_program = on_paper(Unhurried)
+without = replay(plain_program, LAPTOP)
+computes = sum(span.duration for span in without.last_step() if span.lane == "compute")
+print(f"a step: {1e3 * without.seconds:.0f} ms, of which it computes {1e3 * computes:.0f} ms")
+plots.timeline(
+    {"no prefetch": without.last_step()},
+    title=f"Every gather is waited for: of {1e3 * without.seconds:.0f} ms a step computes {1e3 * computes:.0f}",
+    says="One step of 5 blocks. In forward every unit waits for its gather, in backward for the reduction of the unit "
+    "before it and for its own gather behind that.",
+    model=LAPTOP.name,
+)
+
+# %% [markdown]
+# Look at backward: the reduction of a unit stands on the link *before* the gather of the next one. A link, and the
+# queue of an NCCL communicator, carries one message after the other. So the next unit waits for two messages, although
+# it needs one. (minifsdp's `OverlapSchedule` puts the reduction off until the next gather is issued. torch's does not,
+# so here it is left as it is.)
+#
+# ## 7.1 Record the order
+#
+# To gather early is to know who comes next, and a model in PyTorch is a program: nobody knows before it runs. But it
+# mostly runs as it ran before. Two records:
+#
+# - **forward**: the order of the *first iteration*, an iteration being a forward and its backward. It is kept for good
+#   and taken for *static*, as torch takes it.
+# - **backward**: the units whose backward is to come, in the order in which their forwards ended, of *this* iteration.
+#   Backward runs through it from its end.
+#
+# The order must hold for a unit that is called twice in a forward (each call counts), and a forward that no backward
+# follows (`no_grad`, an evaluation) must not leave anything behind that later steps would follow.
+
+
+# %%
+@dataclass
+class Order:
+    """In which order units run.
+
+    Attributes:
+        forward: each call in the forward of the first iteration; empty until that iteration is over.
+        seen: each call that has begun in the forward under way, or in the last one.
+        ahead: those whose backward is to come, a unit for each call, the next one last.
+    """
+
+    forward: list[Unit] = field(default_factory=list)
+    seen: list[Unit] = field(default_factory=list)
+    ahead: list[Unit] = field(default_factory=list)
+
+
+Event = Literal["begin forward", "pre-forward", "post-forward", "pre-backward", "end backward"]
+
+# %% [markdown]
+# | event | what it means for `order` |
+# |---|---|
+# | `begin forward` | `seen` and `ahead` begin empty, whatever was left in them (a backward may have raised) |
+# | `pre-forward` | a call of `unit` begins: it is the last in `seen` |
+# | `post-forward` | a call of `unit` ends: it is the last in `ahead`, if `backward_follows` |
+# | `pre-backward` | its backward begins: its **last** place in `ahead`, and all behind it, go (none, if it has none) |
+# | `end backward` | `ahead` is empty; `forward`, if it is empty yet, becomes what was seen |
+#
+# Why all behind it: those units have been passed over by this backward (nothing that they put out was used), or they
+# would have come first. The backward of a unit that was called twice is told once, when it begins, and it begins with
+# its last call.
+#
+# Predict: a root, 5 blocks in it, block 2 called twice in a row. How long is `ahead` when forward ends?
+
+# %%
+predict("7.1", ..., "entries of `ahead` after a forward of root and 5 blocks, one of them called twice")
+
+
+# %% tags=["exercise-7.1"]
+@exercise("7.1")
+def record(order: Order, event: Event, unit: Unit | None = None, backward_follows: bool = False) -> None:
+    """Keep `order` up to date: forward's order from the first iteration, `seen` and `ahead` in every one.
+
+    Args:
+        order: three lists of units (`forward`, `seen`, `ahead`); change them, or put others in their place.
+        event: one of the five of the table.
+        unit: whose event it is; None for those of the whole model.
+        backward_follows: of `post-forward`: False in a forward under `no_grad`.
+    """
+    ...
+
+
+# %%
+def follow(calls: list[str], order: Order) -> int:
+    """One iteration of a root with blocks inside, units by name; returns the length of `ahead` after forward."""
+    record(order, "begin forward")
+    record(order, "pre-forward", "root")
+    for name in calls:
+        record(order, "pre-forward", name)
+        record(order, "post-forward", name, True)
+    record(order, "post-forward", "root", True)
+    length = len(order.ahead)
+    for name in dict.fromkeys(["root", *reversed(calls)]):
+        record(order, "pre-backward", name)
+        print(f"backward of {name}: then {' '.join(reversed(order.ahead)) or 'nobody'}")
+    record(order, "end backward")
+    return length
+
+
+order = Order()
+length = follow(["0", "1", "2", "2", "3", "4"], order)
+slips = {"the root's forward ends, too: last of all": 6, "each call counts": 6, "the root is in it, and each call": 5}
+outcome("7.1", length, slips=slips)
+print("forward's order:", *order.forward)
+
+# %% [markdown]
+# ## The schedule that your pieces make
+#
+# It is `Unhurried` with four places to fill. The plain pieces below are what has happened so far; yours take their
+# place. `gather` starts a unit's gather on the stream for gathers, and does nothing if that was done already: a gather
+# is never issued for a unit that is whole or on its way.
+
+
+# %%
+class Pieces(NamedTuple):
+    """What a `LabSchedule` does at three events, and how it keeps its order."""
+
+    record: Callable[..., None]
+    pre_forward: Callable[[Any, Unit], None]
+    pre_backward: Callable[[Any, Unit], None]
+    post_backward: Callable[[Any, Unit], None]
+    check_order: Callable[[int, list[str], Group, torch.device], None] | None = None
+
+
+class LabSchedule(Unhurried):
+    """torch's order, with pieces of yours.
+
+    Attributes:
+        units: all units, the root first, in the order in which they were built.
+        order: what `record` keeps.
+        depth: how many units to gather ahead; None: all there are. As many reductions may be under way.
+        log: what has been done to which unit: g gather, f free, r reduce, [...] it computes.
+    """
+
+    def __init__(self, units: Sequence[Unit], pieces: Pieces, depth: int | None = 1) -> None:
+        super().__init__(units)
+        self.pieces, self.depth, self.reductions = pieces, depth, depth
+        self.order, self.log = Order(), list[str]()
+        self._short = {unit: "R" if number == 0 else str(number - 1) for number, unit in enumerate(units)}
+
+    def begin_forward(self) -> None:
+        super().begin_forward()
+        self.log.clear()
+        self.pieces.record(self.order, "begin forward")
+
+    def pre_forward(self, unit: Unit) -> None:
+        self.compare(unit)
+        self.pieces.record(self.order, "pre-forward", unit)
+        self.pieces.pre_forward(self, unit)
+        self.log.append(f"[{self._short[unit]}]")
+
+    def post_forward(self, unit: Unit, backward_follows: bool) -> None:
+        super().post_forward(unit, backward_follows)
+        self.pieces.record(self.order, "post-forward", unit, backward_follows)
+        if unit.is_root:
+            self.log.append("|")
+
+    def pre_backward(self, unit: Unit) -> None:
+        self.compare(unit)
+        self.pieces.record(self.order, "pre-backward", unit)
+        self.pieces.pre_backward(self, unit)
+        self.log.append(f"[{self._short[unit]}]")
+
+    def post_backward(self, unit: Unit) -> None:
+        self.pieces.post_backward(self, unit)
+
+    def end_backward(self) -> None:
+        super().end_backward()
+        self.pieces.record(self.order, "end backward")
+
+    def gather(self, unit: Unit) -> None:
+        self.tell("g", unit, unit.state is SHARDED)
+        super().gather(unit)
+
+    def free(self, unit: Unit) -> None:
+        self.tell("f", unit, unit.state is not SHARDED)
+        super().free(unit)
+
+    def reduce(self, unit: Unit) -> None:
+        self.tell("r", unit, True)
+        super().reduce(unit)
+
+    def tell(self, what: str, unit: Unit, happens: bool) -> None:
+        if happens:
+            self.log.append(what + self._short[unit])
+
+    def compare(self, unit: Unit) -> None:
+        """In the first iteration, as torch does: are all ranks at the same unit?"""
+        if self.pieces.check_order is not None and not self.order.forward:
+            self.pieces.check_order(self.units.index(unit), UNITS, comm.world(), self.device)
+
+
+def gather_and_wait(schedule: LabSchedule, unit: Unit) -> None:
+    """No prefetch."""
+    schedule.gather(unit)
+    unit.wait_gather()
+
+
+def free_and_reduce(schedule: LabSchedule, unit: Unit) -> None:
+    """No prefetch."""
+    schedule.free(unit)
+    schedule.reduce(unit)
+
+
+NONE = Pieces(record, gather_and_wait, gather_and_wait, free_and_reduce)
+
+
+def train(pieces: Pieces, depth: int | None, plain: bool = False) -> dict[str, Any]:
+    """Three steps on this rank: losses, most bytes of the last step, its log and its memory."""
+    schedules: list[LabSchedule] = []
+
+    def schedule(units: Sequence[Unit]) -> SyncSchedule:
+        if plain:
+            return SyncSchedule(units)
+        schedules.append(LabSchedule(units, pieces, depth))
+        return schedules[0]
+
+    where, losses = rank_device(), []
+    with Ledger() as ledger:
+        model = FullyShardedDataParallel(SETTINGS.model().to(where), auto_wrap_policy={Block}, schedule=schedule)
+        optimizer = torch.optim.AdamW(model.parameters(), LEARNING_RATE)
+        ledger.watch(model, optimizer)
+        for batch in BATCHES[:3]:
+            ledger.reset_peaks()
+            tokens, targets = (part.to(where) for part in data.shard(batch, dist.get_rank(), RANKS))
+            loss = model(tokens, targets)
+            ledger.mark("forward")
+            loss.backward()
+            ledger.mark("backward")
+            optimizer.step()
+            optimizer.zero_grad()
+            losses.append(loss.item())
+        return {
+            "losses": losses,
+            "unsharded": ledger.peak_of("unsharded"),
+            "gradients": ledger.peak_of("gradients", "communication"),
+            "state": ledger.peak_of("parameters", "unsharded", "gradients", "optimizer", "communication"),
+            "log": " ".join(schedules[0].log) if schedules else "",
+            "curve": ledger.curve(),
+        }
+
+
+def train_all(variants: dict[str, tuple[Pieces, int | None]]) -> dict[str, dict[str, Any]]:
+    return {name: train(*variant) for name, variant in variants.items()}
+
+
+seen = {"none": launch(train, RANKS, NONE, 1)[0]}
+print("none:", seen["none"]["log"])
+
+# %% [markdown]
+# The log of one step, forward and backward apart: `g2` unit 2's gather is issued, `[2]` it computes, `f2` it is freed,
+# `r2` its reduction is issued; R is the root.
+#
+# ## 7.2 Prefetch in forward
+#
+# When a unit's forward begins, its own gather is issued first, since it is needed first and the link keeps the order.
+# Then the next units'. Then it waits, for its own. On a GPU `wait_gather` makes the compute stream wait and the host
+# goes on at once; on CPU the host itself stands still in it, so what is to be on the link meanwhile is issued before.
+# (torch prefetches after the wait, `_pre_forward_unshard` in `torch/distributed/fsdp/_runtime_utils.py`: there the wait
+# holds a stream and not the host.)
+#
+# Nothing is gathered ahead while there is no record, and nothing once this forward has gone another way than the
+# recorded one: a guess costs a message and memory, and gains nothing.
+#
+# A parameter's bytes, once more: how many bytes of gathered parameters does a rank hold at most in forward, with
+# depth 1? The units' sizes:
+
+# %%
+padded = [closed_form.Setting(RANKS).padded(sum(unit)) for unit in SIZES.units]
+for name, size in zip(UNITS, padded, strict=True):
+    print(f"{name:8} {size:9,} bytes gathered")
+predict("7.2", ..., "most bytes of gathered parameters on a rank, forward prefetch, depth 1")
+
+
+# %% tags=["exercise-7.2"]
+@exercise("7.2")
+def pre_forward(schedule: LabSchedule, unit: Unit) -> None:
+    """A call of `unit` begins: issue its gather, then those of the next units of forward, then wait for it alone.
+
+    Args:
+        schedule: has `gather(unit)`, `depth` (how many units ahead; None: all there are), and `order` with the lists
+            `forward` and `seen`, of which `seen` ends with this very call.
+        unit: has `wait_gather()`.
+
+    The next ones are those that follow in `order.forward`, provided that all calls seen so far are those recorded, in
+    the same order. In the first iteration `order.forward` is empty.
+    """
+    ...
+
+
+# %%
+FORWARD = NONE._replace(pre_forward=pre_forward)
+seen["forward"] = launch(train, RANKS, FORWARD, 1)[0]
+print("forward:", seen["forward"]["log"])
+slips = {
+    "the root stays whole all the time": padded[1] + padded[2],
+    "without prefetch": padded[0] + padded[1],
+    "the whole model": sum(padded),
+}
+outcome("7.2", seen["forward"]["unsharded"], ranks=RANKS, slips=slips)
+
+# %% [markdown]
+# The root's gather is followed by block 0's at once, before anything has been computed, and block 0's by block 1's:
+# while a block computes, the next one is on its way. Two blocks are whole where one was.
+#
+# ## 7.3 Prefetch in backward: PRE
+#
+# `BACKWARD_PRE`: when a unit's backward begins, its own gather is issued, if it is not there yet, then the next unit's,
+# *before* the gradients are computed. `ahead` says who is next. The reduction comes when the gradients are there, so it
+# stands behind that gather and not before it. The price: one unit more is whole while gradients are computed.
+#
+# A `depth` of None gathers all there are. How many bytes of gathered parameters is that, at most?
+
+# %%
+predict("7.3", ..., "most bytes of gathered parameters on a rank, PRE, depth None")
+
+
+# %% tags=["exercise-7.3"]
+@exercise("7.3")
+def pre_backward(schedule: LabSchedule, unit: Unit) -> None:
+    """The backward of `unit` begins: issue its gather, then those of the next units, then wait for it alone.
+
+    Args:
+        schedule: has `gather(unit)`, `depth` (how many units ahead; None: all there are), and `order` with the list
+            `ahead`: the units whose backward is to come, the next one last; `unit` has left it already.
+        unit: has `wait_gather()`.
+
+    `order.ahead` is kept by `record`: leave it as it is.
+    """
+    ...
+
+
+# %%
+PRE = NONE._replace(pre_backward=pre_backward)
+found = launch(train_all, RANKS, {"PRE": (PRE, 1), "PRE, all": (PRE, None)})[0]
+seen |= found
+for name, each in found.items():
+    print(f"{name + ':':10}{each['log'].partition(' | ')[2]}")
+slips = {"depth 1": padded[0] + 2 * padded[1], "the root is whole, too": sum(padded[1:])}
+outcome("7.3", seen["PRE, all"]["unsharded"], ranks=RANKS, slips=slips)
+
+# %% [markdown]
+# With depth None all parameters are whole when backward begins: what sharding saved of them is gone for that moment.
+# (And as many reductions may be under way as units are gathered ahead, each with its unsharded gradient.)
+#
+# ## 7.4 Prefetch in backward: POST
+#
+# `BACKWARD_POST` waits until the unit is freed: free, gather the next, and then issue this one's reduction. Still the
+# gather stands before the reduction on the link, and no unit is whole beside another. But it is issued when the unit
+# has been computed, so on a host that computes nothing is left for it to hide behind. What it saves is the wait for the
+# reduction.
+#
+# How many bytes more of gathered parameters does POST with depth 1 hold at most, compared with no prefetch at all?
+
+# %%
+predict("7.4", ..., "bytes of gathered parameters at the peak that POST, depth 1, adds to no prefetch")
+
+
+# %% tags=["exercise-7.4"]
+@exercise("7.4")
+def post_backward(schedule: LabSchedule, unit: Unit) -> None:
+    """The gradients of `unit` are complete: free its parameters, gather the next units of backward, reduce.
+
+    Args:
+        schedule: has `free(unit)`, `gather(unit)`, `reduce(unit)` (each issues, none waits for what it issues),
+            `depth` (how many units ahead; None: all there are), and `order` with the list `ahead`: the units whose
+            backward is to come, the next one last.
+        unit: the unit.
+
+    In an order in which no two units are whole at once on account of it, and no gather stands behind this reduction.
+    """
+    ...
+
+
+# %%
+POST = NONE._replace(post_backward=post_backward)
+BOTH = PRE._replace(pre_forward=pre_forward)
+found = launch(train_all, RANKS, {"POST": (POST, 1), "both": (BOTH, 1), "both, all": (BOTH, None)})[0]
+seen |= found
+for name in ("none", "POST", "PRE"):
+    print(f"{name + ':':6}{seen[name]['log'].partition(' | ')[2]}")
+added = seen["POST"]["unsharded"] - seen["none"]["unsharded"]
+outcome("7.4", added, ranks=RANKS, slips={"that is PRE": padded[1]})
+
+# %% [markdown]
+# ### Measured: the same values
+#
+# When a message is issued changes nothing of what it carries. The losses of three steps, bit for bit, beside the first
+# schedule of all, which does one thing at a time (`SyncSchedule`):
+
+# %%
+reference = launch(train, RANKS, NONE, 1, True)[0]["losses"]
+for name, each in seen.items():
+    print(f"{name:10} {', '.join(f'{loss:.6f}' for loss in each['losses'])}  equal: {each['losses'] == reference}")
+assert all(each["losses"] == reference for each in seen.values()), "a schedule may change when, not what"
+
+# %% [markdown]
+# ### Measured: what it costs (C15)
+#
+# The closed form knows nothing of schedules. A unit that computes has those gathered ahead beside it, so without
+# prefetch R + B (root and largest block), with depth d R and the largest d + 1 neighbours; with POST the unit itself is
+# gone by then, so d of them. Of gradients there are the root's, the unit's, and those whose reduction is under way: at
+# most as many as units are gathered ahead.
+
+# %% tags=["C15"]
+AHEAD: dict[str, dict[str, Any]] = {
+    "none": {"reductions": 1},
+    "forward": {"reductions": 1, "forward_depth": 1},
+    "POST": {"reductions": 1, "backward": "post"},
+    "PRE": {"reductions": 1, "backward": "pre"},
+    "both": {"reductions": 1, "forward_depth": 1, "backward": "pre"},
+    "PRE, all": {"reductions": None, "backward": "pre", "backward_depth": None},
+    "both, all": {"reductions": None, "forward_depth": None, "backward": "pre", "backward_depth": None},
+}
+bounds = {name: closed_form.fsdp(SIZES.units, closed_form.Setting(RANKS), **ahead) for name, ahead in AHEAD.items()}
+print(f"{'':10}{'gathered: predicted':>20}{'measured':>11}{'gradients: predicted':>22}{'measured':>11}")
+for name, bound in bounds.items():
+    each = seen[name]
+    print(
+        f"{name:10}{bound.unsharded_peak:20,}{each['unsharded']:11,}{bound.gradients_peak:22,}{each['gradients']:11,}"
+    )
+    assert (each["unsharded"], each["gradients"]) == (bound.unsharded_peak, bound.gradients_peak), name
+
+# %%
+plots.stages(
+    {name: {"unsharded": seen[name]["unsharded"], "gradients": seen[name]["gradients"]} for name in AHEAD},
+    predicted={name: bound.unsharded_peak + bound.gradients_peak for name, bound in bounds.items()},
+    title="POST costs nothing, PRE one unit, and without a bound the whole model is gathered",
+    says="Most bytes of gathered parameters in a step, and on top of them the most bytes of gradients, which need not "
+    "be at the same moment. Diamonds: the closed form.",
+    lab="07",
+    ylabel="most on a rank",
+)
+
+
+# %%
+def without_activations(curve: dict[str, Any]) -> dict[str, Any]:
+    tags = {tag: [0] * len(sizes) if tag == "activations" else sizes for tag, sizes in curve["tags"].items()}
+    return {"tags": tags, "marks": curve["marks"]}
+
+
+MIB = 2**20
+plots.curve(
+    without_activations(seen["both, all"]["curve"]),
+    title=f"Model state peaks at {seen['both, all']['state'] / MIB:.2f} MiB with everything gathered ahead, at "
+    f"{seen['none']['state'] / MIB:.2f} without prefetch",
+    says="One step, without activations. Teeth (grey) become a plateau: all parameters whole in the first moment of "
+    "forward, and again in the first moment of backward.",
+    lab="07",
+    earlier={name: without_activations(seen[name]["curve"]) for name in ("none", "PRE")},
+)
+
+# %% [markdown]
+# ## What it buys
+#
+# ### Measured: prefetch on an emulated link, and the model beside it (C15)
+#
+# Two ranks on an emulated link of 2 ms and 50 MB/s, so slow that a gather takes longer than a block's forward. Steps of
+# all schedules take turns. The model gets the programs, the link's two numbers and the seconds for which a step
+# computes, one number for all; what sets the schedules apart comes from the order of their programs alone.
+
+# %% tags=["C15", "nbval-ignore-output"]
+CHOICE = {"none": (NONE, 1), "POST": (POST, 1), "both": (BOTH, 1), "both, all": (BOTH, None)}
+schedules = {name: partial(LabSchedule, pieces=pieces, depth=depth) for name, (pieces, depth) in CHOICE.items()}
+results = versus(TIMED, schedules, steps=3)
+for name, result in results.items():
+    print(
+        f"{name:10} measured {1e3 * result.median:4.0f} ms, predicted {1e3 * result.predicted:4.0f} ms, "
+        f"error {result.error:+.0%}"
+    )
+assert results["both"].predicted < results["none"].predicted
+places = list(range(len(results)))
+plots.lines(
+    {"measured": (places, [1e3 * result.median for result in results.values()])},
+    expected={"model": (places, [1e3 * result.predicted for result in results.values()])},
+    xlabel=", ".join(f"{place}: {name}" for place, name in enumerate(results)),
+    ylabel="a step (median), ms",
+    title=f"From {1e3 * results['none'].median:.0f} to {1e3 * results['both, all'].median:.0f} ms by the clock, where "
+    f"the model says {1e3 * results['none'].predicted:.0f} to {1e3 * results['both, all'].predicted:.0f}",
+    says="Two ranks on an emulated link, medians of 3 steps that take turns. The model is given the time that a step "
+    "computes and the link, and works out from each program what overlaps.",
+    lab="07",
+)
+
+# %% [markdown]
+# (Medians of a few steps; a machine that is busy with other things shifts them, and the model more, since it gets its
+# kernels from one recorded step. What else it leaves out is named in `minifsdp/course/machine/versus.py`. On GPUs the
+# cell would need no emulated link; such a record is not there yet.)
+#
+# The same without the noise, on the laptop on paper, and on one whose host runs ahead of a device of the same speed:
+
+# %%
+programs = {
+    "none": plain_program,
+    "POST": on_paper(partial(LabSchedule, pieces=POST)),
+    "PRE": on_paper(partial(LabSchedule, pieces=PRE)),
+    "both": on_paper(partial(LabSchedule, pieces=BOTH)),
+    "both, all": on_paper(partial(LabSchedule, pieces=BOTH, depth=None)),
+}
+AHEAD_LAPTOP = dataclasses.replace(LAPTOP, runs_ahead=True)
+
+
+def in_milliseconds(programs: dict[str, Program]) -> None:
+    """A step of each program, by a host that computes and by one that runs ahead."""
+    print("a step, ms (model)     host computes   host runs ahead")
+    for name, program in programs.items():
+        computes, ahead = (replay(program, hardware) for hardware in (LAPTOP, AHEAD_LAPTOP))
+        print(f"{name:25}{1e3 * computes.seconds:11.0f}{1e3 * ahead.seconds:18.0f}")
+        assert not ahead.hazards, "on a GPU something would be read before it has arrived, or written while it is read"
+
+
+in_milliseconds(programs)
+plots.timeline(
+    {name: replay(programs[name], LAPTOP).last_step() for name in ("none", "both", "both, all")},
+    title="One unit ahead closes the gaps; to gather all of them first gains nothing more",
+    says="Where forward and backward begin there is nothing to hide a gather behind. What is gathered earlier than one "
+    "unit ahead only waits in memory.",
+    lab="07",
+    model=LAPTOP.name,
+)
+
+# %% [markdown]
+# One unit ahead closes the bubble. Depth helps where units differ in size, so that a large gather needs more than one
+# unit's computation to hide behind, and it costs what 7.3 has shown. torch's depth is 1. And with a host that runs
+# ahead POST is as fast as PRE, since it issues POST's gather long before the device has come there. (Nor is the memory
+# of the freed unit free by then, on the device. That is lab 08's matter.)
+#
+# ### Break it: the same lines in another order
+#
+# 7.4 with its last two steps exchanged: reduce, and then gather.
+
+
+# %%
+def behind_the_reduction(schedule: LabSchedule, unit: Unit) -> None:
+    """POST, with the gather where it no longer helps."""
+    free_and_reduce(schedule, unit)
+    for following in schedule.order.ahead[::-1][: schedule.depth]:
+        schedule.gather(following)
+
+
+BEHIND = NONE._replace(post_backward=behind_the_reduction)
+in_milliseconds({"POST behind the reduction": on_paper(partial(LabSchedule, pieces=BEHIND))})
+
+# %% [markdown]
+# One line lower, and it is as if nothing had been prefetched, on either host. Values and bytes are right; only the
+# order of events tells.
+#
+# ### Why prefetch at all, if the host runs ahead? (C15)
+#
+# Without any prefetch a host that runs ahead reaches the next unit long before the device does, and issues its gather
+# then. In forward that is early enough. In backward something stands in between: the reduction of the unit before it.
+# It is issued first, it cannot start before that unit's gradients are computed, and a communicator's collectives run in
+# order of issue on one stream (FSDP paper, 3.3.2). So the gather waits for the reduction, and the reduction for the
+# computation, and the computation of the next unit for the gather. To change the *order of issue* is what backward
+# prefetch is for.
+#
+# The paper reports about 18 % for GPT-175B (section 5). No such machine here: the program of a model of that width is
+# recorded on paper, as rank 0 of a large world, and runs in virtual time on the numbers of a data sheet.
+
+# %% tags=["C15"]
+shape = SHAPES["GPT-175B-like"]
+print(f"{shape.name}: {shape.what}; rank 0 of {shape.ranks}; {shape.hardware.name}")
+big = {
+    name: replay(shape.record(partial(LabSchedule, pieces=pieces)), shape.hardware)
+    for name, pieces in (("none", NONE), ("PRE", PRE))
+}
+
+
+def layer_seconds(run: Any) -> tuple[float, float]:
+    """From one layer to the next, in forward and in backward: layers 2 and 3 are like all others."""
+    spans = run.last_step()
+    begins = {name: min(s.start for s in spans if (s.lane, s.name) == ("compute", name)) for name in LAYER}
+    reduced = {name: min(s.start for s in spans if s.name == f"reduce_scatter {name}") for name in LAYER}
+    return begins[LAYER[1]] - begins[LAYER[0]], reduced[LAYER[0]] - reduced[LAYER[1]]
+
+
+LAYER = ("blocks.2", "blocks.3")
+whole = {}
+for name, run in big.items():
+    forward, backward = layer_seconds(run)
+    whole[name] = run.seconds + (shape.layers - shape.recorded) * (forward + backward)
+    print(
+        f"{name:5} a layer: forward {1e3 * forward:5.1f} ms, backward {1e3 * backward:5.1f} ms; "
+        f"{shape.recorded} layers and the rest {run.seconds:.3f} s; {shape.layers} layers {whole[name]:.2f} s"
+    )
+gain = whole["none"] / whole["PRE"] - 1
+print(f"backward prefetch: {gain:.1%} more steps per second (model). The paper, measured: {shape.paper}")
+assert 0.02 < gain < 0.5
+assert abs(layer_seconds(big["none"])[0] - layer_seconds(big["PRE"])[0]) < 1e-6, "forward is not its business"
+
+
+# %%
+def cut(spans: Sequence[Span], begin: float, end: float) -> list[Span]:
+    """What lies between two moments (seconds); the first becomes 0."""
+    parts = [(span, max(span.start, begin), min(span.end, end)) for span in spans]
+    return [Span(span.lane, span.name, first - begin, last - first) for span, first, last in parts if first < last]
+
+
+begin = {
+    name: min(span.start for span in run.last_step() if "reduce_scatter blocks" in span.name)
+    for name, run in big.items()
+}
+window = 2 * layer_seconds(big["none"])[1]  # seconds
+plots.timeline(
+    {name: cut(run.last_step(), begin[name] - window / 8, begin[name] + window) for name, run in big.items()},
+    title="Without prefetch a layer waits for a reduction and for the gather behind it, with it for neither",
+    says="Backward from the end of the last layer on. Numbers are layers; the times over the rows are the window's.",
+    lab="07",
+    model=shape.hardware.name,
+)
+
+# %% [markdown]
+# The line of the whole model adds the layers that were not recorded, each like layer 2. What the model leaves out:
+# NCCL's kernels take multiprocessors and memory bandwidth from those that compute; a network that many share does not
+# give everyone its nominal bandwidth; ranks wait for the slowest. Kernels are taken to reach 60 % of the peak. The gain
+# is what two messages of a layer take beside what the layer computes, so it follows from the bandwidth that was put in:
+# sign and reason are the model's, the size is the hardware's. A record of GPUs to set beside it is not there yet.
+#
+# ### And in forward? (C15)
+#
+# torch has `forward_prefetch`, off by default: "only useful for CPU-bound workloads", says its documentation. Three
+# blocks of width 1024 on 2 ranks, on an A100 with a link of 20 GB/s. Once the host runs ahead; once it is held up in
+# every block by a value that it needs from the device (a loss that is logged, a routing decision: `.item()`). And the
+# host becomes slower and slower: `launch` is what it needs for one kernel.
+
+
+# %% tags=["C15"]
+class HeldUp(LabSchedule):
+    """A host that waits for the device at the end of every unit's forward."""
+
+    def post_forward(self, unit: Unit, backward_follows: bool) -> None:
+        current_stream(self.device).record_event().synchronize()
+        super().post_forward(unit, backward_follows)
+
+
+WIDE = Settings(ranks=RANKS, batch=4, layers=3, width=1024, context=512)
+SLOW_LINK = dataclasses.replace(A100, name="A100, link 20 GB/s", bandwidth=20e9, segment=(0.0, 0.0))  # memory: lab 08
+LAUNCH = [4e-6, 8e-6, 16e-6, 32e-6, 64e-6, 128e-6, 256e-6]  # seconds
+
+
+def forward_seconds(program: Program, hardware: Hardware) -> float:
+    """Of the last step: until the device has done all of it."""
+    done = {mark.name: mark.done for mark in replay(program, hardware).marks}
+    return done["backward"] - done["forward"]
+
+
+wide = {
+    (host, name): on_paper(partial(kind, pieces=pieces), WIDE)
+    for host, kind in (("runs ahead", LabSchedule), ("held up", HeldUp))
+    for name, pieces in (("no prefetch", PRE), ("forward prefetch", BOTH))
+}
+took = {
+    case: [forward_seconds(program, dataclasses.replace(SLOW_LINK, launch=launch)) for launch in LAUNCH]
+    for case, program in wide.items()
+}
+print(f"{'launch, us':37}" + "".join(f"{1e6 * each:8.0f}" for each in LAUNCH))
+for (host, name), seconds in took.items():
+    print(f"{f'host {host}, {name}, ms':37}" + "".join(f"{1e3 * each:8.2f}" for each in seconds))
+assert took["held up", "forward prefetch"][1] < 0.9 * took["held up", "no prefetch"][1]
+
+# %%
+plots.lines(
+    {f"{host}, {name}": ([1e6 * each for each in LAUNCH], [1e3 * s for s in took[host, name]]) for host, name in took},
+    xlabel="host's time for a kernel, us (logarithmic)",
+    ylabel="forward, ms",
+    title="Forward prefetch helps a host that is held up; one that runs ahead has issued the gather anyway",
+    says="Three equal blocks. A host that runs ahead issues every gather early enough; one that is slower than its "
+    "device starves it, prefetch or not.",
+    lab="07",
+    model=SLOW_LINK.name,
+    logx=True,
+)
+
+# %% [markdown]
+# On a host that runs ahead the gather of a block is issued while the block before it computes, with or without forward
+# prefetch; there is no reduction in forward to stand in between. On a host that is held up in every block, as on CPU,
+# prefetching gains a gather per block. And a host that is merely slow? With equal blocks next to nothing: its device is
+# idle for want of kernels, and a gather finds all the time it needs. "CPU-bound" must mean that a stretch of many small
+# kernels stands before a unit whose gather could have run meanwhile.
+#
+# ## What if the ranks disagree
+#
+# A collective has no name. The third all-gather of one rank meets the third all-gather of the others, whatever it is
+# for. So all ranks must gather in the same order, and prefetching changes orders. Take a model in which a rank chooses
+# the order of its blocks by itself (a data-dependent branch, a random order from a seed that differs, a set that is
+# iterated). All blocks have the same size.
+#
+# Block 0 has 133,665 elements, 133,666 with padding. Rank 0 gathers it while rank 1 gathers block 1. How many of the
+# elements that rank 0 then has as block 0's are block 0's?
+
+# %%
+predict("7.5", ..., "elements of block 0, of 133,666 gathered on rank 0, that are right")
+
+
+# %%
+class OwnWay(GPT):
+    """The course's GPT, whose blocks run in an order that each rank chooses."""
+
+    def forward(self, tokens: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        x = self.embed(tokens) + self.position(torch.arange(tokens.shape[1], device=tokens.device))
+        for number in self.ways[dist.get_rank()]:
+            x = self.blocks[number](x)
+        return F.cross_entropy(self.head(self.norm(x)).flatten(0, 1), targets.flatten())
+
+
+def own_way(ways: list[list[int]]) -> OwnWay:
+    torch.manual_seed(SETTINGS.seed)
+    model = OwnWay(width=SETTINGS.width, layers=SETTINGS.layers, context=SETTINGS.context)
+    model.ways = ways
+    return model.to(rank_device())
+
+
+class Looking(LabSchedule):
+    """Notes what it finds gathered as block 0, the first time."""
+
+    found: torch.Tensor | None = None
+
+    def pre_forward(self, unit: Unit) -> None:
+        super().pre_forward(unit)
+        if unit is self.units[1] and self.found is None:
+            self.found = unit.flat.full.data.clone()
+
+
+def run_own_ways(ways: list[list[int]], pieces: Pieces, steps: int = 6) -> tuple[str, int, list[tuple[float, float]]]:
+    """On this rank: an error's words, how many elements of block 0 were right, and losses: found, and right ones."""
+    made: list[Looking] = []
+
+    def schedule(units: Sequence[Unit]) -> Looking:
+        made.append(Looking(units, pieces))
+        return made[0]
+
+    sharded = FullyShardedDataParallel(own_way(ways), auto_wrap_policy={Block}, schedule=schedule)
+    alone = own_way(ways)  # the same on whole parameters, with an all-reduce per gradient, in the same order everywhere
+    block = torch.cat([p.detach().flatten() for p in alone.blocks[0].parameters()])
+    optimizers = [torch.optim.AdamW(model.parameters(), LEARNING_RATE) for model in (sharded, alone)]
+    losses = []
+    try:
+        for batch in BATCHES[:steps]:
+            rows = [part.to(rank_device()) for part in data.shard(batch, dist.get_rank(), RANKS)]
+            each = [model(*rows) for model in (sharded, alone)]
+            for loss, optimizer in zip(each, optimizers, strict=True):
+                loss.backward()
+                if loss is each[1]:
+                    for p in alone.parameters():
+                        comm.all_reduce(p.grad, comm.world(), comm.MEAN).wait()
+                optimizer.step()
+                optimizer.zero_grad()
+            losses.append((each[0].item(), each[1].item()))
+    except RuntimeError as error:
+        return str(error), 0, losses
+    shards = zip(made[0].found.chunk(RANKS), F.pad(block, (0, padded[1] // 4 - len(block))).chunk(RANKS), strict=True)
+    return "no error", sum(len(right) for got, right in shards if torch.equal(got, right)), losses
+
+
+WAYS = [[0, 1, 2, 3, 4], [1, 0, 2, 3, 4]]
+disorder = launch(run_own_ways, RANKS, WAYS, NONE)
+outcome("7.5", disorder[0][1], slips={"all of them": padded[1] // 4, "a gather brings the others' shards, too": 0})
+for rank, (said, right, losses) in enumerate(disorder):
+    print(f"rank {rank}: {said}; {right:,} of {padded[1] // 4:,} elements of block 0 were right")
+    print(f"  loss   {', '.join(f'{found:.4f}' for found, _ in losses)}")
+    print(f"  should {', '.join(f'{should:.4f}' for _, should in losses)}")
+assert all(abs(found - should) > 1e-3 for _, _, losses in disorder for found, should in losses)
+
+# %% [markdown]
+# No error, no warning, and a loss that goes down: what trains is a model whose blocks are one half of one and one half
+# of another. The gradients are mixed in the same way. Who has no reference beside it will not notice.
+#
+# If the blocks differ in size, gloo ends one process at once ("Received data size doesn't match expected size") and the
+# other loses its connection; NCCL by itself checks nothing. And if one rank leaves a block out (a layer that is dropped
+# at random), it has a message less than the other, and sooner or later both wait for each other for ever:
+
+# %%
+try:
+    launch(run_own_ways, RANKS, [[0, 1, 2, 3, 4], [0, 1, 2, 4]], NONE, 1, timeout=1.0)
+except RankError as error:
+    print(error)
+
+# %% [markdown]
+# That is what a job on hundreds of GPUs looks like for the ten minutes until its watchdog ends it.
+#
+# ## 7.5 Compare the order
+#
+# Before a unit is gathered, all ranks tell each other which one it is: its number among all units, 8 bytes. If they do
+# not agree, *all* of them raise: one that raised alone would leave the others waiting. The message says which rank is
+# the first to differ from rank 0, and what the two are about to gather. (torch does this in the first iteration under
+# `TORCH_DISTRIBUTED_DEBUG=DETAIL`, and in later ones only warns if a rank leaves its own order:
+# `torch/distributed/fsdp/_exec_order_utils.py`.)
+
+
+# %% tags=["exercise-7.5"]
+@exercise("7.5")
+def check_order(number: int, names: list[str], group: Group, device: torch.device) -> None:
+    """Raise on every rank unless all are about to gather the same unit.
+
+    Args:
+        number: this rank's unit, as an index into `names`.
+        names: of all units, the same on every rank.
+        group: the ranks.
+        device: where tensors must be for a collective of this group.
+
+    One all-gather, waited for, of one int64 of each rank: `comm.all_gather(output, shard, group)`, output [N], shard
+    [1], both of the same dtype. Afterwards every rank knows all numbers.
+
+    Raises:
+        RuntimeError: on all ranks, with the same sentence. It has `rank r` in it, r being the first rank whose number
+            differs from rank 0's, the name of the unit that rank r is about to gather, and of the one that rank 0 is.
+    """
+    ...
+
+
+# %%
+CHECKED = NONE._replace(check_order=check_order)
+for what, ways in (("same order", [WAYS[0]] * 2), ("swapped", WAYS), ("one left out", [WAYS[0], [0, 1, 2, 4]])):
+    for rank, (said, _, losses) in enumerate(launch(run_own_ways, RANKS, ways, CHECKED, 2)):
+        print(f"{what}, rank {rank}: {said}, after {len(losses)} steps")
+
+# %% [markdown]
+# Both the silent and the endless case end in a sentence, at the first unit that differs. It costs a small message per
+# unit and a host that waits for it, which is why it belongs in the first iteration, or in debugging.
+#
+# ## What is still missing
+#
+# Nothing here holds prefetching back. With depth None the whole model is gathered, and a host that runs ahead does the
+# same without any prefetch: it issues one gather after another, long before the device has freed what it needs the
+# memory of. On CPU this cannot happen, on a GPU it is what out-of-memory errors, or many times slower steps, come
+# from. The next lab holds the host back (`minifsdp/fsdp/rate_limit.py`).
+#
+# ## What to remember
+#
+# 1. Order of issue is what a schedule decides. A link carries one message after the other, so what stands before a
+#    gather delays the computation that waits for it.
+# 2. Forward's order is recorded once and taken for static; backward's comes anew from every forward. Nothing is
+#    gathered on a guess.
+# 3. PRE: own gather, the next one's, compute. One unit more. POST: free, the next gather, then the reduction. No byte
+#    more. More than one ahead rarely pays.
+# 4. On a host that runs ahead forward needs no prefetch; backward does, because of the reduction in the one queue.
+# 5. Collectives have no names: all ranks in the same order, or wrong values without a word, or a hang.
+#
+# ## Questions
+#
+# **1. Layers are dropped at random, drawn anew in every step, from the same seed on all ranks. What does forward
+# prefetch do, what backward prefetch?**
+# <details><summary>Answer</summary>All ranks agree, so nothing is wrong. Forward's record is the first iteration's:
+# from the first layer on that is missing, or new, nothing is gathered ahead in that forward (in torch, whose record is
+# looked up by unit, a dropped layer is gathered for nothing). Backward follows this iteration's forward, and prefetches
+# well.</details>
+#
+# **2. Why does the record for backward have the units in the order in which their forwards *end*?**
+# <details><summary>Answer</summary>Units may lie in each other: the root's forward begins first and ends last, and its
+# backward begins first. For a chain of blocks both orders are the same.</details>
+#
+# **3. With PRE and depth 1, how many units are whole while the last block's gradients are computed, how many while the
+# first block's are?**
+# <details><summary>Answer</summary>The root, the last block and the one before it: three. While the first block's
+# are computed there is nothing to come: root and block, two.</details>
+#
+# **4. Two communicators, one for gathers, one for reductions: is backward prefetch needed then?**
+# <details><summary>Answer</summary>The queue is the reason: with two of them, the gather of a host that runs ahead
+# does not stand behind the reduction. The two share the wire, though, and each communicator needs its own buffers and
+# multiprocessors. A host that computes needs the prefetch all the same.</details>
+#
+# **5. Gradients are accumulated under `no_sync`. What is left for backward prefetch to do?**
+# <details><summary>Answer</summary>There is no reduction to stand in the way, so a host that runs ahead needs it no
+# more than in forward. A host that computes does: under FULL_SHARD every micro-batch gathers its parameters again.
+# Under SHARD_GRAD_OP they stay whole from forward on, and backward gathers nothing at all.</details>
+#
+# ## Further reading
+#
+# - FSDP: [arXiv 2304.11277](https://arxiv.org/abs/2304.11277), 3.3.1 to 3.3.3 (overlap, backward and forward prefetch),
+#   section 5 (what it gains).
+# - torch: `torch/distributed/fsdp/_exec_order_utils.py` (the records and the check), `_prefetch_handle` in
+#   `torch/distributed/fsdp/_runtime_utils.py`.
+# - minifsdp: `fsdp/prefetch.py`, your pieces as a schedule; `fsdp/overlap.py`; `course/machine/`, the GPU on paper.

@@ -1,0 +1,514 @@
+"""Wrong answers to lab 07, each with words that its rejection must contain."""
+
+from minifsdp.course.workshop.wrong import wrong
+
+# 7.1
+
+
+@wrong("7.1", "two names of one list")
+def record(order, event, unit=None, backward_follows=False):
+    """Keeps the very list of this forward, which the next one clears."""
+    if event == "begin forward":
+        order.seen.clear()
+        order.ahead.clear()
+    elif event == "pre-forward":
+        order.seen.append(unit)
+    elif event == "post-forward" and backward_follows:
+        order.ahead.append(unit)
+    elif event == "pre-backward" and unit in order.ahead:
+        while order.ahead.pop() is not unit:
+            pass
+    elif event == "end backward":
+        order.forward = order.forward or order.seen
+        order.ahead.clear()
+
+
+@wrong("7.1", "must not fix the order")
+def record(order, event, unit=None, backward_follows=False):
+    """Takes the first forward that ends for the first iteration, an evaluation too."""
+    if event == "begin forward":
+        if not order.forward:
+            order.forward = list(order.seen)
+        order.seen.clear()
+        order.ahead.clear()
+    elif event == "pre-forward":
+        order.seen.append(unit)
+    elif event == "post-forward":
+        if backward_follows:
+            order.ahead.append(unit)
+        if unit is order.seen[0] and not order.forward:
+            order.forward = list(order.seen)
+    elif event == "pre-backward" and unit in order.ahead:
+        while order.ahead.pop() is not unit:
+            pass
+    elif event == "end backward":
+        order.ahead.clear()
+
+
+@wrong("7.1", "the recorded order is static")
+def record(order, event, unit=None, backward_follows=False):
+    """Records forward's order anew in every iteration."""
+    match event:
+        case "begin forward":
+            order.seen.clear()
+            order.ahead.clear()
+        case "pre-forward":
+            order.seen.append(unit)
+        case "post-forward" if backward_follows:
+            order.ahead.append(unit)
+        case "pre-backward" if unit in order.ahead:
+            while order.ahead.pop() is not unit:
+                pass
+        case "end backward":
+            order.forward = list(order.seen)
+            order.ahead.clear()
+
+
+@wrong("7.1", "no backward follows a forward under no_grad")
+def record(order, event, unit=None, backward_follows=False):
+    """Appends to `ahead` in an evaluation, too."""
+    match event:
+        case "begin forward":
+            order.seen.clear()
+            order.ahead.clear()
+        case "pre-forward":
+            order.seen.append(unit)
+        case "post-forward":
+            order.ahead.append(unit)
+        case "pre-backward" if unit in order.ahead:
+            while order.ahead.pop() is not unit:
+                pass
+        case "end backward":
+            order.forward = order.forward or list(order.seen)
+            order.ahead.clear()
+
+
+@wrong("7.1", "what stands behind the unit was skipped")
+def record(order, event, unit=None, backward_follows=False):
+    """Takes the unit out alone."""
+    match event:
+        case "begin forward":
+            order.seen.clear()
+            order.ahead.clear()
+        case "pre-forward":
+            order.seen.append(unit)
+        case "post-forward" if backward_follows:
+            order.ahead.append(unit)
+        case "pre-backward" if unit in order.ahead:
+            del order.ahead[len(order.ahead) - 1 - order.ahead[::-1].index(unit)]
+        case "end backward":
+            order.forward = order.forward or list(order.seen)
+            order.ahead.clear()
+
+
+@wrong("7.1", "found at its first place")
+def record(order, event, unit=None, backward_follows=False):
+    """Cuts `ahead` where the unit was called first."""
+    match event:
+        case "begin forward":
+            order.seen.clear()
+            order.ahead.clear()
+        case "pre-forward":
+            order.seen.append(unit)
+        case "post-forward" if backward_follows:
+            order.ahead.append(unit)
+        case "pre-backward" if unit in order.ahead:
+            order.ahead = order.ahead[: order.ahead.index(unit)]
+        case "end backward":
+            order.forward = order.forward or list(order.seen)
+            order.ahead.clear()
+
+
+@wrong("7.1", "each call counts in `seen`")
+def record(order, event, unit=None, backward_follows=False):
+    """Notes the first use of a unit only."""
+    match event:
+        case "begin forward":
+            order.seen.clear()
+            order.ahead.clear()
+        case "pre-forward" if unit not in order.seen:
+            order.seen.append(unit)
+        case "post-forward" if backward_follows:
+            order.ahead.append(unit)
+        case "pre-backward" if unit in order.ahead:
+            while order.ahead.pop() is not unit:
+                pass
+        case "end backward":
+            order.forward = order.forward or list(order.seen)
+            order.ahead.clear()
+
+
+@wrong("7.1", "a backward that raised has left its units behind")
+def record(order, event, unit=None, backward_follows=False):
+    """Relies on every backward to come to its end."""
+    match event:
+        case "begin forward":
+            order.seen.clear()
+        case "pre-forward":
+            order.seen.append(unit)
+        case "post-forward" if backward_follows:
+            order.ahead.append(unit)
+        case "pre-backward" if unit in order.ahead:
+            while order.ahead.pop() is not unit:
+                pass
+        case "end backward":
+            order.forward = order.forward or list(order.seen)
+            order.ahead.clear()
+
+
+@wrong("7.1", "pop from empty list")
+def record(order, event, unit=None, backward_follows=False):
+    """Looks for a unit that may not be there."""
+    match event:
+        case "begin forward":
+            order.seen.clear()
+            order.ahead.clear()
+        case "pre-forward":
+            order.seen.append(unit)
+        case "post-forward" if backward_follows:
+            order.ahead.append(unit)
+        case "pre-backward":
+            while order.ahead.pop() is not unit:
+                pass
+        case "end backward":
+            order.forward = order.forward or list(order.seen)
+            order.ahead.clear()
+
+
+# 7.2
+
+
+@wrong("7.2", "only after the wait")
+def pre_forward(schedule, unit):
+    """torch's order of lines, on a host that blocks."""
+    order, here = schedule.order, len(schedule.order.seen)
+    schedule.gather(unit)
+    unit.wait_gather()
+    if order.forward[:here] == order.seen:
+        for following in order.forward[here:][: schedule.depth]:
+            schedule.gather(following)
+
+
+@wrong("7.2", "its own gather goes first")
+def pre_forward(schedule, unit):
+    """Gathers the others before its own."""
+    order, here = schedule.order, len(schedule.order.seen)
+    if order.forward[:here] == order.seen:
+        for following in order.forward[here:][: schedule.depth]:
+            schedule.gather(following)
+    schedule.gather(unit)
+    unit.wait_gather()
+
+
+@wrong("7.2", "nobody has waited")
+def pre_forward(schedule, unit):
+    """Leaves the waiting to others."""
+    order, here = schedule.order, len(schedule.order.seen)
+    schedule.gather(unit)
+    if order.forward[:here] == order.seen:
+        for following in order.forward[here:][: schedule.depth]:
+            schedule.gather(following)
+
+
+@wrong("7.2", "wait for this unit alone")
+def pre_forward(schedule, unit):
+    """Waits for everything that it has issued."""
+    order, here = schedule.order, len(schedule.order.seen)
+    units = [unit]
+    if order.forward[:here] == order.seen:
+        units += order.forward[here:][: schedule.depth]
+    for each in units:
+        schedule.gather(each)
+    for each in units:
+        each.wait_gather()
+
+
+@wrong("7.2", "as many units ahead as `schedule.depth` says")
+def pre_forward(schedule, unit):
+    """Always one."""
+    order, here = schedule.order, len(schedule.order.seen)
+    schedule.gather(unit)
+    if order.forward[:here] == order.seen and here < len(order.forward):
+        schedule.gather(order.forward[here])
+    unit.wait_gather()
+
+
+@wrong("7.2", "in which order units are built says nothing")
+def pre_forward(schedule, unit):
+    """Follows the list of units."""
+    schedule.gather(unit)
+    for following in schedule.units[schedule.units.index(unit) + 1 :][: schedule.depth]:
+        schedule.gather(following)
+    unit.wait_gather()
+
+
+@wrong("7.2", "has left the recorded order")
+def pre_forward(schedule, unit):
+    """Goes on with the recorded order whatever this forward does."""
+    order, here = schedule.order, len(schedule.order.seen)
+    schedule.gather(unit)
+    for following in order.forward[here:][: schedule.depth]:
+        schedule.gather(following)
+    unit.wait_gather()
+
+
+@wrong("7.2", "stands in the order twice")
+def pre_forward(schedule, unit):
+    """Looks the unit up in the order."""
+    forward = schedule.order.forward
+    schedule.gather(unit)
+    if unit in forward:
+        for following in forward[forward.index(unit) + 1 :][: schedule.depth]:
+            schedule.gather(following)
+    unit.wait_gather()
+
+
+@wrong("7.2", "on the compute stream")
+def pre_forward(schedule, unit):
+    """Calls the unit's verb past the schedule."""
+    order, here = schedule.order, len(schedule.order.seen)
+    unit.start_gather()
+    if order.forward[:here] == order.seen:
+        for following in order.forward[here:][: schedule.depth]:
+            following.start_gather()
+    unit.wait_gather()
+
+
+# 7.3
+
+
+@wrong("7.3", "only after the wait")
+def pre_backward(schedule, unit):
+    """torch's order of lines, on a host that blocks."""
+    schedule.gather(unit)
+    unit.wait_gather()
+    for following in schedule.order.ahead[::-1][: schedule.depth]:
+        schedule.gather(following)
+
+
+@wrong("7.3", "its own gather goes first")
+def pre_backward(schedule, unit):
+    """Gathers the others before its own."""
+    for following in schedule.order.ahead[::-1][: schedule.depth]:
+        schedule.gather(following)
+    schedule.gather(unit)
+    unit.wait_gather()
+
+
+@wrong("7.3", "the unit that comes next is the last of `order.ahead`")
+def pre_backward(schedule, unit):
+    """Takes them from the wrong end."""
+    schedule.gather(unit)
+    for following in schedule.order.ahead[: schedule.depth]:
+        schedule.gather(following)
+    unit.wait_gather()
+
+
+@wrong("7.3", "forward's recorded order is the first iteration's")
+def pre_backward(schedule, unit):
+    """Goes backwards through the recorded forward."""
+    order = schedule.order.forward or schedule.order.seen
+    schedule.gather(unit)
+    for following in order[: order.index(unit)][::-1][: schedule.depth]:
+        schedule.gather(following)
+    unit.wait_gather()
+
+
+@wrong("7.3", "as many units ahead as `schedule.depth` says")
+def pre_backward(schedule, unit):
+    """Always one."""
+    schedule.gather(unit)
+    for following in schedule.order.ahead[-1:]:
+        schedule.gather(following)
+    unit.wait_gather()
+
+
+@wrong("7.3", "nothing is gathered ahead")
+def pre_backward(schedule, unit):
+    """Looks for the unit in `ahead`, which it has left already."""
+    ahead = schedule.order.ahead
+    schedule.gather(unit)
+    if unit in ahead:
+        for following in ahead[: ahead.index(unit)][::-1][: schedule.depth]:
+            schedule.gather(following)
+    unit.wait_gather()
+
+
+@wrong("7.3", "nobody has waited")
+def pre_backward(schedule, unit):
+    """Forgets that its own gather may be under way still."""
+    schedule.gather(unit)
+    for following in schedule.order.ahead[::-1][: schedule.depth]:
+        schedule.gather(following)
+
+
+@wrong("7.3", "leave it as it is")
+def pre_backward(schedule, unit):
+    """Uses up the list that 7.1 keeps."""
+    ahead = schedule.order.ahead
+    schedule.gather(unit)
+    for _ in range(len(ahead) if schedule.depth is None else min(schedule.depth, len(ahead))):
+        schedule.gather(ahead.pop())
+    unit.wait_gather()
+
+
+# 7.4
+
+
+@wrong("7.4", "free first")
+def post_backward(schedule, unit):
+    """Gathers before the unit is freed."""
+    for following in schedule.order.ahead[::-1][: schedule.depth]:
+        schedule.gather(following)
+    schedule.free(unit)
+    schedule.reduce(unit)
+
+
+@wrong("7.4", "stands behind the reduction")
+def post_backward(schedule, unit):
+    """Gathers when everything else is done."""
+    schedule.free(unit)
+    schedule.reduce(unit)
+    for following in schedule.order.ahead[::-1][: schedule.depth]:
+        schedule.gather(following)
+
+
+@wrong("7.4", "the unit stays whole")
+def post_backward(schedule, unit):
+    """Leaves the free to the end of backward."""
+    for following in schedule.order.ahead[::-1][: schedule.depth]:
+        schedule.gather(following)
+    schedule.reduce(unit)
+
+
+@wrong("7.4", "do not wait for it here")
+def post_backward(schedule, unit):
+    """Waits for the gather before it reduces."""
+    schedule.free(unit)
+    for following in schedule.order.ahead[::-1][: schedule.depth]:
+        schedule.gather(following)
+        following.wait_gather()
+    schedule.reduce(unit)
+
+
+@wrong("7.4", "the unit that comes next is the last of `order.ahead`")
+def post_backward(schedule, unit):
+    """Takes them from the wrong end."""
+    schedule.free(unit)
+    for following in schedule.order.ahead[: schedule.depth]:
+        schedule.gather(following)
+    schedule.reduce(unit)
+
+
+@wrong("7.4", "the unit's gradient is never reduced")
+def post_backward(schedule, unit):
+    """Frees and gathers, and forgets what backward was for."""
+    schedule.free(unit)
+    for following in schedule.order.ahead[::-1][: schedule.depth]:
+        schedule.gather(following)
+
+
+@wrong("7.4", "the parameters wait for the wire")
+def post_backward(schedule, unit):
+    """Reduces first."""
+    schedule.reduce(unit)
+    schedule.free(unit)
+    for following in schedule.order.ahead[::-1][: schedule.depth]:
+        schedule.gather(following)
+
+
+@wrong("7.4", "issue on the compute stream")
+def post_backward(schedule, unit):
+    """Calls the unit's verbs past the schedule."""
+    schedule.free(unit)
+    for following in schedule.order.ahead[::-1][: schedule.depth]:
+        schedule.gather(following)
+    unit.start_reduce()
+
+
+# 7.5
+
+
+@wrong("7.5", "without a word from the others")
+def check_order(number, names, group, device):
+    """Compares with what this rank did before."""
+    expected = list(range(len(names)))
+    if number not in expected:
+        raise RuntimeError(f"rank {group.rank()} is about to gather unit {number}")
+
+
+@wrong("7.5", "a rank that differs cannot be told")
+def check_order(number, names, group, device):
+    """Compares with the mean."""
+    total = torch.tensor([number], device=device)
+    comm.all_reduce(total, group).wait()
+    if total.item() != number * group.size():
+        raise RuntimeError(f"rank {group.rank()} is about to gather {names[number]}, the others something else")
+
+
+@wrong("7.5", "before the handle's `wait()`")
+def check_order(number, names, group, device):
+    """Reads what has not arrived."""
+    numbers = torch.full((group.size(),), number, device=device)
+    comm.all_gather(numbers, torch.tensor([number], device=device), group)
+    expected, *others = numbers.tolist()
+    for rank, found in enumerate(others, start=1):
+        if found != expected:
+            raise RuntimeError(f"rank {rank} is about to gather {names[found]}, rank 0 {names[expected]}")
+
+
+@wrong("7.5", "goes on alone")
+def check_order(number, names, group, device):
+    """Only the rank that differs raises."""
+    mine = torch.tensor([number], device=device)
+    numbers = torch.empty(group.size(), dtype=mine.dtype, device=device)
+    comm.all_gather(numbers, mine, group).wait()
+    expected = int(numbers[0])
+    if number != expected:
+        raise RuntimeError(f"rank {group.rank()} is about to gather {names[number]}, rank 0 {names[expected]}")
+
+
+@wrong("7.5", "the first rank that differs from rank 0")
+def check_order(number, names, group, device):
+    """Every rank speaks of itself."""
+    mine = torch.tensor([number], device=device)
+    numbers = torch.empty(group.size(), dtype=mine.dtype, device=device)
+    comm.all_gather(numbers, mine, group).wait()
+    if (numbers != numbers[0]).any():
+        raise RuntimeError(f"the order differs: this rank is about to gather {names[number]}")
+
+
+@wrong("7.5", "what that rank is about to gather")
+def check_order(number, names, group, device):
+    """Says numbers, which nobody can look up."""
+    mine = torch.tensor([number], device=device)
+    numbers = torch.empty(group.size(), dtype=mine.dtype, device=device)
+    comm.all_gather(numbers, mine, group).wait()
+    expected, *others = numbers.tolist()
+    for rank, found in enumerate(others, start=1):
+        if found != expected:
+            raise RuntimeError(f"rank {rank} is about to gather unit {found}, rank 0 unit {expected}")
+
+
+@wrong("7.5", "compare all the numbers with rank 0's")
+def check_order(number, names, group, device):
+    """Compares the last rank's with the first's."""
+    mine = torch.tensor([number], device=device)
+    numbers = torch.empty(group.size(), dtype=mine.dtype, device=device)
+    comm.all_gather(numbers, mine, group).wait()
+    expected, found, last = int(numbers[0]), int(numbers[-1]), group.size() - 1
+    if found != expected:
+        raise RuntimeError(f"rank {last} is about to gather {names[found]}, rank 0 {names[expected]}")
+
+
+@wrong("7.5", "one all-gather brings all numbers")
+def check_order(number, names, group, device):
+    """Gathers once to see whether something differs, and once more to say what."""
+    mine = torch.tensor([number], device=device)
+    numbers = torch.empty(group.size(), dtype=mine.dtype, device=device)
+    for _ in range(2):
+        comm.all_gather(numbers, mine, group).wait()
+    expected, *others = numbers.tolist()
+    for rank, found in enumerate(others, start=1):
+        if found != expected:
+            raise RuntimeError(f"rank {rank} is about to gather {names[found]}, rank 0 {names[expected]}")

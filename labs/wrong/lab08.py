@@ -1,0 +1,909 @@
+"""Wrong answers to lab 08, each with words that its rejection must contain."""
+
+from minifsdp.course.workshop.wrong import wrong
+
+# 8.1
+
+
+@wrong("8.1", "sizes are multiples of 512 bytes")
+def malloc(memory, nbytes, stream):
+    """Does not round the request."""
+    fitting = [block for block in memory.free if block.stream == stream and block.size >= nbytes]
+    if fitting:
+        block = min(fitting, key=lambda each: each.size)
+        memory.free.remove(block)
+    else:
+        whole = -(-nbytes // SEGMENT) * SEGMENT
+        start = memory.device.new_segment(whole)
+        if start is None:
+            return None
+        memory.segments[start] = whole
+        block = Block(start, whole, stream)
+    if block.size > nbytes:
+        memory.free.append(Block(block.start + nbytes, block.size - nbytes, stream))
+        block.size = nbytes
+    return block
+
+
+@wrong("8.1", "the first that is large enough")
+def malloc(memory, nbytes, stream):
+    """First fit."""
+    size = -(-nbytes // ROUND) * ROUND
+    block = next((b for b in memory.free if b.stream == stream and b.size >= size), None)
+    if block is not None:
+        memory.free.remove(block)
+    else:
+        whole = -(-size // SEGMENT) * SEGMENT
+        start = memory.device.new_segment(whole)
+        if start is None:
+            return None
+        memory.segments[start] = whole
+        block = Block(start, whole, stream)
+    if block.size > size:
+        memory.free.append(Block(block.start + size, block.size - size, stream))
+        block.size = size
+    return block
+
+
+@wrong("8.1", "the largest block, which another request will miss")
+def malloc(memory, nbytes, stream):
+    """Worst fit."""
+    size = -(-nbytes // ROUND) * ROUND
+    fitting = [block for block in memory.free if block.stream == stream and block.size >= size]
+    if fitting:
+        block = max(fitting, key=lambda each: each.size)
+        memory.free.remove(block)
+    else:
+        whole = -(-size // SEGMENT) * SEGMENT
+        start = memory.device.new_segment(whole)
+        if start is None:
+            return None
+        memory.segments[start] = whole
+        block = Block(start, whole, stream)
+    if block.size > size:
+        memory.free.append(Block(block.start + size, block.size - size, stream))
+        block.size = size
+    return block
+
+
+@wrong("8.1", "got free memory of stream")
+def malloc(memory, nbytes, stream):
+    """Hands one stream what another may still be using."""
+    size = -(-nbytes // ROUND) * ROUND
+    fitting = [block for block in memory.free if block.size >= size]
+    mine = [block for block in fitting if block.stream == stream] or fitting
+    if mine:
+        block = min(mine, key=lambda each: each.size)
+        memory.free.remove(block)
+    else:
+        whole = -(-size // SEGMENT) * SEGMENT
+        start = memory.device.new_segment(whole)
+        if start is None:
+            return None
+        memory.segments[start] = whole
+        block = Block(start, whole, stream)
+    if block.size > size:
+        memory.free.append(Block(block.start + size, block.size - size, block.stream))
+        block.size = size
+    return block
+
+
+@wrong("8.1", "the whole block was handed out for a part of it")
+def malloc(memory, nbytes, stream):
+    """Never splits."""
+    size = -(-nbytes // ROUND) * ROUND
+    fitting = [block for block in memory.free if block.stream == stream and block.size >= size]
+    if fitting:
+        block = min(fitting, key=lambda each: each.size)
+        memory.free.remove(block)
+        return block
+    whole = -(-size // SEGMENT) * SEGMENT
+    start = memory.device.new_segment(whole)
+    if start is None:
+        return None
+    memory.segments[start] = whole
+    return Block(start, whole, stream)
+
+
+@wrong("8.1", "a block of 0 bytes is left")
+def malloc(memory, nbytes, stream):
+    """Splits even where nothing is left over."""
+    size = -(-nbytes // ROUND) * ROUND
+    fitting = [block for block in memory.free if block.stream == stream and block.size >= size]
+    if fitting:
+        block = min(fitting, key=lambda each: each.size)
+        memory.free.remove(block)
+    else:
+        whole = -(-size // SEGMENT) * SEGMENT
+        start = memory.device.new_segment(whole)
+        if start is None:
+            return None
+        memory.segments[start] = whole
+        block = Block(start, whole, stream)
+    memory.free.append(Block(block.start + size, block.size - size, stream))
+    block.size = size
+    return block
+
+
+@wrong("8.1", "the next request gets the same bytes")
+def malloc(memory, nbytes, stream):
+    """Leaves the block on the list."""
+    size = -(-nbytes // ROUND) * ROUND
+    fitting = [block for block in memory.free if block.stream == stream and block.size >= size]
+    if fitting:
+        block = min(fitting, key=lambda each: each.size)
+        return Block(block.start, size, stream)
+    whole = -(-size // SEGMENT) * SEGMENT
+    start = memory.device.new_segment(whole)
+    if start is None:
+        return None
+    memory.segments[start] = whole
+    memory.free.append(Block(start + size, whole - size, stream))
+    return Block(start, size, stream)
+
+
+@wrong("8.1", "the device is slow")
+def malloc(memory, nbytes, stream):
+    """No cache: every request goes to the device."""
+    size = -(-nbytes // ROUND) * ROUND
+    whole = -(-size // SEGMENT) * SEGMENT
+    start = memory.device.new_segment(whole)
+    if start is None:
+        return None
+    memory.segments[start] = whole
+    if whole > size:
+        memory.free.append(Block(start + size, whole - size, stream))
+    return Block(start, size, stream)
+
+
+@wrong("8.1", "a segment is a multiple of 2 MiB")
+def malloc(memory, nbytes, stream):
+    """Asks the device for what was asked of it."""
+    size = -(-nbytes // ROUND) * ROUND
+    fitting = [block for block in memory.free if block.stream == stream and block.size >= size]
+    if fitting:
+        block = min(fitting, key=lambda each: each.size)
+        memory.free.remove(block)
+    else:
+        start = memory.device.new_segment(size)
+        if start is None:
+            return None
+        memory.segments[start] = size
+        block = Block(start, size, stream)
+    if block.size > size:
+        memory.free.append(Block(block.start + size, block.size - size, stream))
+        block.size = size
+    return block
+
+
+@wrong("8.1", "whoever calls decides what to do then")
+def malloc(memory, nbytes, stream):
+    """Gives up where there is a way out."""
+    size = -(-nbytes // ROUND) * ROUND
+    fitting = [block for block in memory.free if block.stream == stream and block.size >= size]
+    if fitting:
+        block = min(fitting, key=lambda each: each.size)
+        memory.free.remove(block)
+    else:
+        whole = -(-size // SEGMENT) * SEGMENT
+        start = memory.device.new_segment(whole)
+        if start is None:
+            raise MemoryError
+        memory.segments[start] = whole
+        block = Block(start, whole, stream)
+    if block.size > size:
+        memory.free.append(Block(block.start + size, block.size - size, stream))
+        block.size = size
+    return block
+
+
+@wrong("8.1", "every segment is entered in `memory.segments`")
+def malloc(memory, nbytes, stream):
+    """Forgets which segments there are."""
+    size = -(-nbytes // ROUND) * ROUND
+    fitting = [block for block in memory.free if block.stream == stream and block.size >= size]
+    if fitting:
+        block = min(fitting, key=lambda each: each.size)
+        memory.free.remove(block)
+    else:
+        whole = -(-size // SEGMENT) * SEGMENT
+        start = memory.device.new_segment(whole)
+        if start is None:
+            return None
+        block = Block(start, whole, stream)
+    if block.size > size:
+        memory.free.append(Block(block.start + size, block.size - size, stream))
+        block.size = size
+    return block
+
+
+# 8.2
+
+
+@wrong("8.2", "memory falls to pieces")
+def put_back(memory, block):
+    """Never merges."""
+    memory.free.append(block)
+
+
+@wrong("8.2", "there can be a free neighbour before it, after it, or both")
+def put_back(memory, block):
+    """Looks behind the block only."""
+    for other in list(memory.free):
+        if block.start + block.size == other.start:
+            memory.free.remove(other)
+            block.size += other.size
+    memory.free.append(block)
+
+
+@wrong("8.2", "take them off `memory.free`")
+def put_back(memory, block):
+    """Joins its neighbours, and leaves them on the list."""
+    start, end = block.start, block.start + block.size
+    for other in memory.free:
+        if other.start + other.size == start:
+            start = other.start
+        elif other.start == end:
+            end += other.size
+    block.start, block.size = start, end - start
+    memory.free.append(block)
+
+
+@wrong("8.2", "neighbours are free blocks of which one ends where the other begins")
+def put_back(memory, block):
+    """Joins everything that is free on the stream."""
+    for other in [each for each in memory.free if each.stream == block.stream]:
+        memory.free.remove(other)
+        block.start = min(block.start, other.start)
+        block.size += other.size
+    memory.free.append(block)
+
+
+@wrong("8.2", "begins where the first of its parts began")
+def put_back(memory, block):
+    """Keeps its own start when a block before it joins."""
+    for other in list(memory.free):
+        if other.start + other.size == block.start or block.start + block.size == other.start:
+            memory.free.remove(other)
+            block.size += other.size
+    memory.free.append(block)
+
+
+@wrong("8.2", "the block is nowhere")
+def put_back(memory, block):
+    """Joins free neighbours, and forgets the block if there are none."""
+    before = [other for other in memory.free if other.start + other.size == block.start]
+    after = [other for other in memory.free if block.start + block.size == other.start]
+    for other in before + after:
+        memory.free.remove(other)
+        block.start = min(block.start, other.start)
+        block.size += other.size
+    if before + after:
+        memory.free.append(block)
+
+
+@wrong("8.2", "blocks on `memory.waiting`")
+def put_back(memory, block):
+    """Takes in what waits for an event as if it were free."""
+    for other in [*memory.free, *(each for each, _ in memory.waiting)]:
+        if other.start + other.size == block.start or block.start + block.size == other.start:
+            if other in memory.free:
+                memory.free.remove(other)
+                block.start = min(block.start, other.start)
+                block.size += other.size
+            else:
+                memory.waiting = [entry for entry in memory.waiting if entry[0] is not other]
+    memory.free.append(block)
+
+
+# 8.3
+
+
+@wrong("8.3", "while other streams still read it: reused too early")
+def release(memory, block, put_back):
+    """Frees at once, whoever uses it."""
+    block.users.clear()
+    put_back(memory, block)
+
+
+@wrong("8.3", "not on the block's own")
+def release(memory, block, put_back):
+    """Waits for the stream that the block was allocated on."""
+    if block.users:
+        memory.waiting.append((block, [memory.device.record(block.stream)]))
+        block.users.clear()
+    else:
+        put_back(memory, block)
+
+
+@wrong("8.3", "and needs an event of its own")
+def release(memory, block, put_back):
+    """Waits for one of the streams."""
+    if block.users:
+        memory.waiting.append((block, [memory.device.record(min(block.users))]))
+        block.users.clear()
+    else:
+        put_back(memory, block)
+
+
+@wrong("8.3", "and `collect` puts it back")
+def release(memory, block, put_back):
+    """Puts it on both lists."""
+    if block.users:
+        memory.waiting.append((block, [memory.device.record(stream) for stream in block.users]))
+        block.users.clear()
+    put_back(memory, block)
+
+
+@wrong("8.3", "the block's next owner starts with no other users")
+def release(memory, block, put_back):
+    """Leaves the users on the block."""
+    if block.users:
+        memory.waiting.append((block, [memory.device.record(stream) for stream in block.users]))
+    else:
+        put_back(memory, block)
+
+
+@wrong("8.3", "the block waits for it, not the host")
+def release(memory, block, put_back):
+    """Lets the host wait until nobody uses it."""
+    if block.users:
+        memory.device.synchronize()
+        block.users.clear()
+    put_back(memory, block)
+
+
+@wrong("8.3", "what its own stream does next comes after")
+def release(memory, block, put_back):
+    """Lets every block wait, its own stream's too."""
+    memory.waiting.append((block, [memory.device.record(stream) for stream in (block.stream, *block.users)]))
+    block.users.clear()
+
+
+@wrong("8.3", "all of their events go into the entry")
+def release(memory, block, put_back):
+    """Records all, and keeps the last."""
+    if not block.users:
+        put_back(memory, block)
+        return
+    for stream in sorted(block.users):
+        event = memory.device.record(stream)
+    memory.waiting.append((block, [event]))
+    block.users.clear()
+
+
+# 8.4
+
+
+@wrong("8.4", "all have to have happened")
+def collect(memory, put_back):
+    """Takes a block back when one of its streams is through."""
+    for entry in list(memory.waiting):
+        if any(event.query() for event in entry[1]):
+            memory.waiting.remove(entry)
+            put_back(memory, entry[0])
+
+
+@wrong("8.4", "it stops at the first that has not happened")
+def collect(memory, put_back):
+    """Looks at the head of the list only."""
+    while memory.waiting and all(event.query() for event in memory.waiting[0][1]):
+        put_back(memory, memory.waiting.pop(0)[0])
+
+
+@wrong("8.4", "asks what has happened")
+def collect(memory, put_back):
+    """Waits for the device."""
+    memory.device.synchronize()
+    while memory.waiting:
+        put_back(memory, memory.waiting.pop()[0])
+
+
+@wrong("8.4", "left on the list it is put back again")
+def collect(memory, put_back):
+    """Leaves what it takes back on the list."""
+    for block, events in memory.waiting:
+        if all(event.query() for event in events):
+            put_back(memory, block)
+
+
+@wrong("8.4", "a list that loses entries while you go over it")
+def collect(memory, put_back):
+    """Removes from the list that it goes over."""
+    for entry in memory.waiting:
+        if all(event.query() for event in entry[1]):
+            memory.waiting.remove(entry)
+            put_back(memory, entry[0])
+
+
+@wrong("8.4", "nobody was asked")
+def collect(memory, put_back):
+    """Takes everything back, happened or not."""
+    while memory.waiting:
+        put_back(memory, memory.waiting.pop(0)[0])
+
+
+@wrong("8.4", "the blocks have to be free again")
+def collect(memory, put_back):
+    """Strikes them off and loses them."""
+    memory.waiting[:] = [entry for entry in memory.waiting if not all(event.query() for event in entry[1])]
+
+
+# 8.5
+
+
+@wrong("8.5", "given back too early")
+def malloc_or_retry(memory, nbytes, stream, malloc, put_back):
+    """Gives segments back before it takes back what waits."""
+    block = malloc(memory, nbytes, stream)
+    if block is None:
+        memory.retries += 1
+        memory.device.synchronize()
+        for free in [each for each in memory.free if memory.segments.get(each.start) == each.size]:
+            memory.free.remove(free)
+            del memory.segments[free.start]
+            memory.device.give_back(free.start)
+        while memory.waiting:
+            put_back(memory, memory.waiting.pop()[0])
+        block = malloc(memory, nbytes, stream)
+    if block is None:
+        raise MemoryError
+    return block
+
+
+@wrong("8.5", "put back before its events had happened")
+def malloc_or_retry(memory, nbytes, stream, malloc, put_back):
+    """Does not wait for the device."""
+    block = malloc(memory, nbytes, stream)
+    if block is None:
+        memory.retries += 1
+        while memory.waiting:
+            put_back(memory, memory.waiting.pop()[0])
+        for free in [each for each in memory.free if memory.segments.get(each.start) == each.size]:
+            memory.free.remove(free)
+            del memory.segments[free.start]
+            memory.device.give_back(free.start)
+        block = malloc(memory, nbytes, stream)
+    if block is None:
+        raise MemoryError
+    return block
+
+
+@wrong("8.5", "part of a segment cannot go back")
+def malloc_or_retry(memory, nbytes, stream, malloc, put_back):
+    """Gives every free block back."""
+    block = malloc(memory, nbytes, stream)
+    if block is None:
+        memory.retries += 1
+        memory.device.synchronize()
+        while memory.waiting:
+            put_back(memory, memory.waiting.pop()[0])
+        while memory.free:
+            free = memory.free.pop(0)
+            memory.device.give_back(free.start)
+            memory.segments.pop(free.start, None)
+        block = malloc(memory, nbytes, stream)
+    if block is None:
+        raise MemoryError
+    return block
+
+
+@wrong("8.5", "it would be handed out, and is not there")
+def malloc_or_retry(memory, nbytes, stream, malloc, put_back):
+    """Leaves what it has given back on the list of free blocks."""
+    block = malloc(memory, nbytes, stream)
+    if block is None:
+        memory.retries += 1
+        memory.device.synchronize()
+        while memory.waiting:
+            put_back(memory, memory.waiting.pop()[0])
+        for free in memory.free:
+            if memory.segments.get(free.start) == free.size:
+                del memory.segments[free.start]
+                memory.device.give_back(free.start)
+        block = malloc(memory, nbytes, stream)
+    if block is None:
+        raise MemoryError
+    return block
+
+
+@wrong("8.5", "it is what users look at")
+def malloc_or_retry(memory, nbytes, stream, malloc, put_back):
+    """Does not count."""
+    block = malloc(memory, nbytes, stream)
+    if block is None:
+        memory.device.synchronize()
+        while memory.waiting:
+            put_back(memory, memory.waiting.pop()[0])
+        for free in [each for each in memory.free if memory.segments.get(each.start) == each.size]:
+            memory.free.remove(free)
+            del memory.segments[free.start]
+            memory.device.give_back(free.start)
+        block = malloc(memory, nbytes, stream)
+    if block is None:
+        raise MemoryError
+    return block
+
+
+@wrong("8.5", "writes to address 0")
+def malloc_or_retry(memory, nbytes, stream, malloc, put_back):
+    """Returns None where nothing helps."""
+    block = malloc(memory, nbytes, stream)
+    if block is None:
+        memory.retries += 1
+        memory.device.synchronize()
+        while memory.waiting:
+            put_back(memory, memory.waiting.pop()[0])
+        for free in [each for each in memory.free if memory.segments.get(each.start) == each.size]:
+            memory.free.remove(free)
+            del memory.segments[free.start]
+            memory.device.give_back(free.start)
+        block = malloc(memory, nbytes, stream)
+    return block
+
+
+@wrong("8.5", "to do so is what makes a retry slow")
+def malloc_or_retry(memory, nbytes, stream, malloc, put_back):
+    """Empties the cache before every request."""
+    memory.device.synchronize()
+    while memory.waiting:
+        put_back(memory, memory.waiting.pop()[0])
+    for free in [each for each in memory.free if memory.segments.get(each.start) == each.size]:
+        memory.free.remove(free)
+        del memory.segments[free.start]
+        memory.device.give_back(free.start)
+    block = malloc(memory, nbytes, stream)
+    if block is None:
+        memory.retries += 1
+        raise MemoryError
+    return block
+
+
+@wrong("8.5", "the device has to get it back")
+def malloc_or_retry(memory, nbytes, stream, malloc, put_back):
+    """Takes back what waits, and gives nothing back."""
+    block = malloc(memory, nbytes, stream)
+    if block is None:
+        memory.retries += 1
+        memory.device.synchronize()
+        while memory.waiting:
+            put_back(memory, memory.waiting.pop()[0])
+        block = malloc(memory, nbytes, stream)
+    if block is None:
+        raise MemoryError
+    return block
+
+
+# 8.6
+
+
+@wrong("8.6", "nobody waits: before a gather")
+def rate_limit(gather, free, limit):
+    """Records events, and waits for none."""
+    frees = deque(maxlen=limit)
+
+    def limited_free(unit):
+        counts = unit.state is not SHARDED and unit.freed_after_forward
+        free(unit)
+        if counts:
+            frees.append(device.current_stream(unit.device).record_event())
+
+    return gather, limited_free
+
+
+@wrong("8.6", "the oldest free, which is the first to happen")
+def rate_limit(gather, free, limit):
+    """Waits for the newest free."""
+    frees = deque()
+
+    def limited_gather(unit):
+        if unit.state is SHARDED and unit.freed_after_forward:
+            while len(frees) >= limit:
+                frees.pop().synchronize()
+        gather(unit)
+
+    def limited_free(unit):
+        counts = unit.state is not SHARDED and unit.freed_after_forward
+        free(unit)
+        if counts:
+            frees.append(device.current_stream(unit.device).record_event())
+
+    return limited_gather, limited_free
+
+
+@wrong("8.6", "with `limit` frees still ahead the host waits already")
+def rate_limit(gather, free, limit):
+    """One too many."""
+    frees = deque()
+
+    def limited_gather(unit):
+        if unit.state is SHARDED and unit.freed_after_forward:
+            while len(frees) > limit:
+                frees.popleft().synchronize()
+        gather(unit)
+
+    def limited_free(unit):
+        counts = unit.state is not SHARDED and unit.freed_after_forward
+        free(unit)
+        if counts:
+            frees.append(device.current_stream(unit.device).record_event())
+
+    return limited_gather, limited_free
+
+
+@wrong("8.6", "units that stay whole do not count")
+def rate_limit(gather, free, limit):
+    """Counts the root like the others."""
+    frees = deque()
+
+    def limited_gather(unit):
+        if unit.state is SHARDED:
+            while len(frees) >= limit:
+                frees.popleft().synchronize()
+        gather(unit)
+
+    def limited_free(unit):
+        counts = unit.state is not SHARDED
+        free(unit)
+        if counts:
+            frees.append(device.current_stream(unit.device).record_event())
+
+    return limited_gather, limited_free
+
+
+@wrong("8.6", "of a unit that is sharded already frees nothing")
+def rate_limit(gather, free, limit):
+    """An event for every call of free."""
+    frees = deque()
+
+    def limited_gather(unit):
+        if unit.state is SHARDED and unit.freed_after_forward:
+            while len(frees) >= limit:
+                frees.popleft().synchronize()
+        gather(unit)
+
+    def limited_free(unit):
+        free(unit)
+        if unit.freed_after_forward:
+            frees.append(device.current_stream(unit.device).record_event())
+
+    return limited_gather, limited_free
+
+
+@wrong("8.6", "what is gathered already needs no room")
+def rate_limit(gather, free, limit):
+    """Waits before every call of gather."""
+    frees = deque()
+
+    def limited_gather(unit):
+        if unit.freed_after_forward:
+            while len(frees) >= limit:
+                frees.popleft().synchronize()
+        gather(unit)
+
+    def limited_free(unit):
+        counts = unit.state is not SHARDED and unit.freed_after_forward
+        free(unit)
+        if counts:
+            frees.append(device.current_stream(unit.device).record_event())
+
+    return limited_gather, limited_free
+
+
+@wrong("8.6", "the host waits for more than it must")
+def rate_limit(gather, free, limit):
+    """Waits for all frees once there are `limit`."""
+    frees = deque()
+
+    def limited_gather(unit):
+        if unit.state is SHARDED and unit.freed_after_forward and len(frees) >= limit:
+            while frees:
+                frees.popleft().synchronize()
+        gather(unit)
+
+    def limited_free(unit):
+        counts = unit.state is not SHARDED and unit.freed_after_forward
+        free(unit)
+        if counts:
+            frees.append(device.current_stream(unit.device).record_event())
+
+    return limited_gather, limited_free
+
+
+@wrong("8.6", "take it off the queue")
+def rate_limit(gather, free, limit):
+    """Waits for the first free again and again."""
+    frees = deque()
+
+    def limited_gather(unit):
+        if unit.state is SHARDED and unit.freed_after_forward and len(frees) >= limit:
+            frees[0].synchronize()
+        gather(unit)
+
+    def limited_free(unit):
+        counts = unit.state is not SHARDED and unit.freed_after_forward
+        free(unit)
+        if counts:
+            frees.append(device.current_stream(unit.device).record_event())
+
+    return limited_gather, limited_free
+
+
+@wrong("8.6", "there is no free to wait for")
+def rate_limit(gather, free, limit):
+    """Counts gathers and waits for frees that nobody has issued."""
+    frees, whole = deque(), []
+
+    def limited_gather(unit):
+        if unit.state is SHARDED and unit.freed_after_forward:
+            whole.append(unit)
+            if len(whole) > limit:
+                frees.popleft().synchronize()
+        gather(unit)
+
+    def limited_free(unit):
+        counts = unit.state is not SHARDED and unit.freed_after_forward
+        free(unit)
+        if counts:
+            frees.append(device.current_stream(unit.device).record_event())
+
+    return limited_gather, limited_free
+
+
+# 8.7
+
+
+@wrong("8.7", "the cap does not hold")
+def prefetch_within(limit, whole, units, gather):
+    """Gathers all."""
+    for unit in units:
+        if unit.state is SHARDED:
+            gather(unit)
+    return []
+
+
+@wrong("8.7", "one too many")
+def prefetch_within(limit, whole, units, gather):
+    """Gathers once more than there is room."""
+    waiting = [unit for unit in units if unit.state is SHARDED]
+    while waiting and len(whole) <= limit:
+        gather(waiting.pop(0))
+    return waiting
+
+
+@wrong("8.7", "what is put off is forgotten")
+def prefetch_within(limit, whole, units, gather):
+    """Drops what has no room."""
+    waiting = [unit for unit in units if unit.state is SHARDED]
+    while waiting and len(whole) < limit:
+        gather(waiting.pop(0))
+    return []
+
+
+@wrong("8.7", "a unit that is gathered already is not gathered again")
+def prefetch_within(limit, whole, units, gather):
+    """Gathers whatever is on the list."""
+    waiting = list(units)
+    while waiting and len(whole) < limit:
+        gather(waiting.pop(0))
+    return waiting
+
+
+@wrong("8.7", "the order is that of use")
+def prefetch_within(limit, whole, units, gather):
+    """Takes the last first."""
+    waiting = [unit for unit in units if unit.state is SHARDED]
+    while waiting and len(whole) < limit:
+        gather(waiting.pop())
+    return waiting
+
+
+@wrong("8.7", "not a negative one")
+def prefetch_within(limit, whole, units, gather):
+    """Works the room out by subtraction, and slices with it."""
+    waiting = [unit for unit in units if unit.state is SHARDED]
+    room = limit - len(whole)
+    for unit in waiting[:room]:
+        gather(unit)
+    return waiting[room:]
+
+
+@wrong("8.7", "what was gathered is not put off")
+def prefetch_within(limit, whole, units, gather):
+    """Returns all that it was given."""
+    for unit in units:
+        if unit.state is SHARDED and len(whole) < limit:
+            gather(unit)
+    return list(units)
+
+
+@wrong("8.7", "expected the list of units that are put off")
+def prefetch_within(limit, whole, units, gather):
+    """Returns nothing."""
+    for unit in units:
+        if unit.state is SHARDED and len(whole) < limit:
+            gather(unit)
+
+
+# 8.8
+
+
+@wrong("8.8", "unless they are neighbours")
+def largest_limit(budget, blocks, held):
+    """Takes the k largest blocks, wherever they are."""
+    heaviest = sorted(blocks, reverse=True)
+    fits = [k for k in range(1, len(blocks) + 1) if max(held) + sum(heaviest[:k]) <= budget]
+    if not fits:
+        raise ValueError("not even one unit fits")
+    return max(fits)
+
+
+@wrong("8.8", "belong to different moments")
+def largest_limit(budget, blocks, held):
+    """Adds two maxima of different moments."""
+    fits = 0
+    for k in range(1, len(blocks) + 1):
+        if max(held) + max(sum(blocks[i : i + k]) for i in range(len(blocks) - k + 1)) <= budget:
+            fits = k
+    if not fits:
+        raise ValueError("not even one unit fits")
+    return fits
+
+
+@wrong("8.8", "beside block j are j - 1")
+def largest_limit(budget, blocks, held):
+    """Gathers ahead in the wrong direction."""
+    fits = 0
+    for k in range(1, len(blocks) + 1):
+        if max(held[j] + sum(blocks[j : j + k]) for j in range(len(blocks))) <= budget:
+            fits = k
+    if not fits:
+        raise ValueError("not even one unit fits")
+    return fits
+
+
+@wrong("8.8", "what is held besides has to fit, too")
+def largest_limit(budget, blocks, held):
+    """Looks at the gathered units alone."""
+    fits = 0
+    for k in range(1, len(blocks) + 1):
+        if max(sum(blocks[max(0, j + 1 - k) : j + 1]) for j in range(len(blocks))) <= budget:
+            fits = k
+    if not fits:
+        raise ValueError("not even one unit fits")
+    return fits
+
+
+@wrong("8.8", "that is one more than fits")
+def largest_limit(budget, blocks, held):
+    """Returns the first k that does not fit."""
+    peak = 0
+    for k in range(1, len(blocks) + 1):
+        peak = max(held[j] + sum(blocks[max(0, j + 1 - k) : j + 1]) for j in range(len(blocks)))
+        if peak > budget:
+            if k == 1:
+                raise ValueError("not even one unit fits")
+            return k
+    return len(blocks)
+
+
+@wrong("8.8", "exactly as many bytes as the budget are within it")
+def largest_limit(budget, blocks, held):
+    """Wants a byte to spare."""
+    fits = 0
+    for k in range(1, len(blocks) + 1):
+        if max(held[j] + sum(blocks[max(0, j + 1 - k) : j + 1]) for j in range(len(blocks))) < budget:
+            fits = k
+    if not fits:
+        raise ValueError("not even one unit fits")
+    return fits
+
+
+@wrong("8.8", "say that it does not fit")
+def largest_limit(budget, blocks, held):
+    """Returns 0 where nothing fits."""
+    fits = 0
+    for k in range(1, len(blocks) + 1):
+        if max(held[j] + sum(blocks[max(0, j + 1 - k) : j + 1]) for j in range(len(blocks))) <= budget:
+            fits = k
+    return fits

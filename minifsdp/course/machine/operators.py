@@ -1,0 +1,87 @@
+"""What an operator does to memory, and how much it computes: from its schema, its arguments and what it returns."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_leaves
+from torch.utils.flop_counter import flop_registry
+
+from minifsdp.course.storages import storages_in
+
+_aten = torch.ops.aten
+_NO_KERNEL = ("aten::empty", "aten::new_empty", "aten::lift_fresh")
+_OVERWRITES = ("aten::copy_", "aten::zero_", "aten::fill_", "aten::normal_", "aten::uniform_")
+
+
+class Work(NamedTuple):
+    """Attributes:
+    reads: tensors whose content it reads.
+    writes: tensors that it changes or makes.
+    runs: whether there is anything to run: not for a view, nor for memory without content.
+    """
+
+    reads: list[Tensor]
+    writes: list[Tensor]
+    runs: bool
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes to move. A tensor that repeats its elements has no more than its storage."""
+        tensors = (*self.reads, *self.writes)
+        return sum(min([t.numel() * t.element_size(), *(s.nbytes() for s in storages_in(t))]) for t in tensors)
+
+    @property
+    def dtype_size(self) -> int:
+        """Bytes of an element of the first output of floating-point numbers."""
+        return next((t.element_size() for t in self.writes if t.is_floating_point()), 4)
+
+
+def work_of(func: Any, args: Any, kwargs: Any, returned: Any) -> Work:
+    """What an operator has done."""
+    given = _tensors((args, kwargs))
+    writes: list[Tensor] = []
+    unread = given if _wants_shapes_only(func) else []
+    for at, argument in enumerate(func._schema.arguments):
+        if argument.alias_info and argument.alias_info.is_write:  # `self`, `out`, the lists of `_foreach_` operators
+            changed = _tensors(args[at] if at < len(args) else kwargs.get(argument.name))
+            writes += changed
+            unread = unread + changed if argument.is_out or func.name().startswith(_OVERWRITES) else unread
+    old = {storage._cdata for storage in storages_in(given)}
+    writes += [t for t in _tensors(returned) if not old.issuperset(storage._cdata for storage in storages_in(t))]
+    reads = [t for t in given if not any(t is other for other in unread)]
+    in_name_only = func.name().startswith(_NO_KERNEL) or torch.Tag.inplace_view in func.tags
+    return Work(reads, writes, bool(writes) and not in_name_only)
+
+
+def flops_of(func: Any, args: Any, kwargs: Any, returned: Any) -> float:
+    """Floating-point operations of matrix products, convolutions and attention; 0 for all else."""
+    count = _FLOPS.get(func._overloadpacket)
+    return count(*args, **kwargs, out_val=returned) if count else 0
+
+
+def _wants_shapes_only(func: Any) -> bool:
+    return bool(func._schema.name.endswith("_like") or func._schema.name.startswith("aten::new_"))
+
+
+def _tensors(tree: Any) -> list[Tensor]:
+    return [leaf for leaf in tree_leaves(tree) if isinstance(leaf, Tensor)]
+
+
+def _convolution_backward(grad: Tensor, x: Tensor, weight: Tensor, *rest: Any, out_val: Any) -> int:
+    """Forward's operations for each gradient asked for. (torch's count leaves out that the convolution has groups.)"""
+    needs_input, needs_weight, _ = rest[-1]
+    return 2 * (grad.numel() // grad.shape[1]) * weight.numel() * (int(needs_input) + int(needs_weight))
+
+
+_FLOPS: Mapping[Any, Callable[..., Any]] = {
+    **flop_registry,
+    _aten._scaled_dot_product_flash_attention_for_cpu: flop_registry[_aten._scaled_dot_product_flash_attention],
+    _aten._scaled_dot_product_flash_attention_for_cpu_backward: flop_registry[
+        _aten._scaled_dot_product_flash_attention_backward
+    ],
+    _aten.convolution_backward: _convolution_backward,
+}

@@ -1,0 +1,244 @@
+"""Memory of a GPU on paper: what its allocator held over a step, and what lies where in its segments."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import pairwise
+from math import inf
+from typing import TYPE_CHECKING, Any
+
+from matplotlib.axes import Axes
+from matplotlib.lines import Line2D
+from matplotlib.patches import Patch, Rectangle
+
+from minifsdp.course.plots.drawing import LETTER
+from minifsdp.course.plots.picture import Picture, legend_beside, page
+from minifsdp.course.plots.style import BLOCK_COLOURS, notebook_style, unit_for
+from minifsdp.course.trace import PHASES
+
+if TYPE_CHECKING:
+    from minifsdp.course.machine.blocks import Segment
+    from minifsdp.course.machine.replay import Memory, Run
+
+_MIB = 2**20
+_RETRY: dict[str, Any] = {"marker": "v", "linestyle": "", "color": "#D55E00", "markersize": 6, "clip_on": False}
+_CAPACITY: dict[str, Any] = {"color": "black", "linewidth": 0.9, "linestyle": (0, (4, 3))}
+_BAR, _GROUP = 0.8, 0.9  # height of a segment, and room between streams, in lines
+_GAP = 0.006  # between segments, of a line
+_WORDS = {"in use": "in use", "waiting": "freed, waiting for an event", "free": "free"}
+
+
+def device_memory(
+    runs: Mapping[str, Run],
+    *,
+    title: str,
+    says: str,
+    lab: str | None = None,
+    model: str,
+    steps: int = 1,
+) -> Picture:
+    """What the allocator held while the host issued the last step, a row for each run, on shared axes.
+
+    The areas are stacked: allocated, freed but perhaps in use on another stream (with it: active), cached (with it:
+    reserved). The time is the host's, which is through before the device is; where a host takes no time for a
+    step, the allocations and frees of all steps are drawn in their order instead.
+
+    Args:
+        runs: by name, what `replay` returned.
+        title: the finding.
+        says: one sentence on how to read it.
+        lab: whose pieces ran, for the subtitle.
+        model: the hardware's name.
+        steps: how many of the last steps to show.
+
+    Returns:
+        A picture whose `data` has, of what is drawn, the peaks by kind (in the unit of the axis) and the retries.
+    """
+    shown = {name: _shown(run, steps) for name, run in runs.items()}
+    timed = all(held[-1].at > begin for begin, held in shown.values())
+    if not timed:
+        shown = {name: (0.0, run.memory) for name, run in runs.items()}
+    peaks = {kind: {n: max(getattr(m, kind) for m in held) for n, (_, held) in shown.items()} for kind in _KINDS}
+    retries = {n: [at for at in runs[n].retries_at if at >= begin] for n, (begin, _) in shown.items()}
+    highest = max(peaks["reserved"].values())
+    capacities = [run.hardware.capacity for run in runs.values() if run.hardware.capacity < 2 * highest]
+    highest = max([1, highest, *capacities])
+    unit, size = unit_for(highest)
+    longest = max((held[-1].at - begin) * 1e3 if timed else len(held) - 1 for begin, held in shown.values())
+    with notebook_style():
+        figure = page(1.5 + 1.35 * len(runs), title, says, lab, model)
+        rows = figure.subplots(len(runs), 1, sharex=True, sharey=True, squeeze=False)[:, 0]
+        for row, (name, run) in zip(rows, runs.items(), strict=True):
+            begin, held = shown[name]
+            at = [(sample.at - begin) * 1e3 for sample in held] if timed else range(len(held))
+            _draw_areas(row, at, held, size)
+            if timed:
+                _name_phases(row, begin, run, longest)
+            if run.hardware.capacity in capacities:
+                row.axhline(run.hardware.capacity / size, **_CAPACITY)
+            if retries[name]:
+                marks = [at[bisect_left(held, when, key=_moment)] for when in retries[name]]
+                row.plot(marks, [highest / size] * len(marks), **_RETRY)
+            peak = f"{peaks['reserved'][name] / size:.3g} {unit} reserved at most"
+            row.set_ylabel(unit)
+            row.set_title(f"{name}: {peak}, {_count(len(retries[name]), 'retry', 'retries')}, {_step(run)}")
+        rows[0].set_ylim(0, 1.2 * highest / size)
+        rows[0].set_xlim(0, longest)
+        order = "allocations and frees of all steps, in order: a host takes no time"
+        rows[-1].set_xlabel("ms of the host, from the start of the step" if timed else order)
+        legend_beside(figure, _memory_handles(bool(capacities), any(retries.values())))
+    data: dict[str, Any] = {
+        f"peak {kind}, {unit}": {name: peak / size for name, peak in by_name.items()} for kind, by_name in peaks.items()
+    }
+    return Picture(figure, title, says, {**data, "retries": {name: len(at) for name, at in retries.items()}})
+
+
+def blocks(
+    snapshots: Mapping[str, Sequence[Segment]],
+    *,
+    title: str,
+    says: str,
+    lab: str | None = None,
+    model: str | None = None,
+) -> Picture:
+    """The segments that an allocator has taken from its device, and the blocks in them, stream by stream.
+
+    Segments stand one after the other, on as many lines as they need.
+
+    Args:
+        snapshots: by name, what `CachingAllocator.snapshot()` returned.
+        title: the finding.
+        says: one sentence on how to read it.
+        lab: whose pieces ran, for the subtitle.
+        model: the hardware's name, if the allocator is on paper: the subtitle says that nothing was measured.
+
+    Returns:
+        A picture whose `data` has, for each snapshot: its segments; MiB reserved, in each state, and of the largest
+        free block.
+    """
+    widest = max([segment.size for segments in snapshots.values() for segment in segments], default=1)
+    whole = max([widest, *(_share(segments) for segments in snapshots.values())])
+    placed = {name: _placed(segments, whole) for name, segments in snapshots.items()}
+    depths = {name: max([1.0, *(line + _BAR for _, _, line in places)]) for name, places in placed.items()}
+    unit, size = unit_for(whole)
+    with notebook_style():
+        figure = page(1.6 + sum(0.45 + 0.24 * depth for depth in depths.values()), title, says, lab, model)
+        ratios = [depth + 1.2 for depth in depths.values()]
+        rows = figure.subplots(len(snapshots), 1, sharex=True, squeeze=False, height_ratios=ratios)[:, 0]
+        for row, (name, places) in zip(rows, placed.items(), strict=True):
+            _draw_segments(row, places, size)
+            row.set_xlim(-0.004 * whole / size, 1.004 * whole / size)
+            row.set_ylim(depths[name] + 0.15, -0.15)
+            row.set_title(f"{name}: {_sum_of_segments(snapshots[name])}")
+        rows[-1].set_xlabel(f"{unit}; a framed bar is a segment")
+        legend_beside(rows[0], [Patch(color=colour, label=_WORDS[state]) for state, colour in BLOCK_COLOURS.items()])
+    return Picture(figure, title, says, {name: _sizes(segments) for name, segments in snapshots.items()})
+
+
+_KINDS = ("allocated", "active", "reserved")
+
+
+def _shown(run: Run, steps: int) -> tuple[float, list[Memory]]:
+    """When the host began the last steps, and the samples from then on; first, what was held at that moment."""
+    begins = [mark.host for mark in run.marks if mark.name == "step"]
+    begin = begins[-min(steps, len(begins))] if begins else run.memory[0].at
+    before = [sample for sample in run.memory if sample.at < begin]
+    return begin, [*(sample._replace(at=begin) for sample in before[-1:]), *run.memory[len(before) :]]
+
+
+def _moment(sample: Memory) -> float:
+    return sample.at
+
+
+def _draw_areas(row: Axes, at: Sequence[float], held: Sequence[Memory], size: int) -> None:
+    bounds = [[0.0] * len(held), *([getattr(sample, kind) / size for sample in held] for kind in _KINDS)]
+    for low, high, colour in zip(bounds, bounds[1:], BLOCK_COLOURS.values(), strict=False):
+        row.fill_between(at, low, high, step="post", color=colour, linewidth=0)
+    row.step(at, bounds[-1], where="post", color="#5F6B76", linewidth=0.8)
+
+
+def _name_phases(row: Axes, begin: float, run: Run, longest: float) -> None:
+    """A line where the host begins each phase, and its name if it has room; `longest`: milliseconds of the axis."""
+    phases = [((mark.host - begin) * 1e3, mark.name) for mark in run.marks if mark.name in PHASES]
+    for (at, name), (after, _) in pairwise([*phases, (inf, "")]):
+        if at < 0:
+            continue
+        row.axvline(at, color="black", linewidth=0.5)
+        width = 1.5 * LETTER * len(name) * longest
+        if width < after - at:
+            x, side = (at + 0.004 * longest, "left") if at + width < longest else (at - 0.004 * longest, "right")
+            row.text(x, 0.995, name, ha=side, va="top", fontsize=7, transform=row.get_xaxis_transform())
+
+
+def _memory_handles(capacity: bool, retries: bool) -> list[Any]:
+    in_use, waiting, free = BLOCK_COLOURS.values()
+    handles: list[Any] = [
+        Line2D([], [], color="#5F6B76", linewidth=0.8, label="reserved"),
+        Patch(color=free, label="cached"),
+        Patch(color=waiting, label=_WORDS["waiting"]),
+        Patch(color=in_use, label="allocated"),
+    ]
+    if capacity:
+        handles.insert(0, Line2D([], [], label="capacity", **_CAPACITY))
+    if retries:
+        handles.insert(0, Line2D([], [], label="cache given back", **_RETRY))
+    return handles
+
+
+def _step(run: Run) -> str:
+    return f"step {run.seconds * 1e3:.3g} ms" if run.seconds < 1 else f"step {run.seconds:.3g} s"
+
+
+def _count(number: int, one: str, several: str) -> str:
+    return f"{number or 'no'} {one if number == 1 else several}"
+
+
+def _share(segments: Iterable[Segment]) -> float:
+    """A line long enough that a stream's segments need few of them."""
+    return sum(segment.size for segment in segments) / 6
+
+
+def _placed(segments: Sequence[Segment], whole: float) -> list[tuple[Segment, float, float]]:
+    """Where each segment stands: byte of the line, and line."""
+    places: list[tuple[Segment, float, float]] = []
+    line = -1.0
+    for stream in sorted({segment.stream for segment in segments}):
+        line, at = line + 1 + (_GROUP if places else 0), 0.0
+        for segment in sorted((s for s in segments if s.stream == stream), key=lambda segment: segment.start):
+            if at + segment.size > whole:
+                line, at = line + 1, 0.0
+            places.append((segment, at, line))
+            at += segment.size + _GAP * whole
+    return places
+
+
+def _draw_segments(row: Axes, places: Sequence[tuple[Segment, float, float]], size: int) -> None:
+    lines: dict[int, list[float]] = {}
+    for segment, at, line in places:
+        lines.setdefault(segment.stream, []).append(line)
+        left = at / size
+        for block in segment.blocks:
+            style: Any = {"facecolor": BLOCK_COLOURS[block.state], "edgecolor": "white", "linewidth": 0.3}
+            row.add_patch(Rectangle((left, line), block.size / size, _BAR, **style))
+            left += block.size / size
+        frame: Any = {"fill": False, "edgecolor": "black", "linewidth": 0.7}
+        row.add_patch(Rectangle((at / size, line), segment.size / size, _BAR, **frame))
+    middles = [(min(each) + max(each) + _BAR) / 2 for each in lines.values()]
+    row.set_yticks(middles, ["compute" if stream == 0 else f"stream {stream}" for stream in lines])
+    row.tick_params(axis="y", length=0)
+    row.spines["left"].set_visible(False)
+
+
+def _sizes(segments: Sequence[Segment]) -> dict[str, float]:
+    blocks = [block for segment in segments for block in segment.blocks]
+    states = {state: sum(block.size for block in blocks if block.state == state) / _MIB for state in BLOCK_COLOURS}
+    reserved = sum(segment.size for segment in segments) / _MIB
+    largest = max([block.size for block in blocks if block.state == "free"], default=0) / _MIB
+    return {"segments": len(segments), "reserved, MiB": reserved, **states, "largest free": largest}
+
+
+def _sum_of_segments(segments: Sequence[Segment]) -> str:
+    sizes = _sizes(segments)
+    pieces = f"{sizes['free']:.4g} free, at most {sizes['largest free']:.4g} in one piece"
+    return f"{sizes['reserved, MiB']:.4g} MiB in {_count(len(segments), 'segment', 'segments')}, {pieces}"

@@ -1,0 +1,47 @@
+"""A paper GPU's run as the spans of a timeline: what its device did, the phases, and where its host was."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+from typing import TYPE_CHECKING
+
+from minifsdp.course.timeline import Span
+from minifsdp.course.trace import PHASES
+
+if TYPE_CHECKING:
+    from minifsdp.course.machine.replay import Run
+
+
+def step_of_run(run: Run) -> list[Span]:
+    """The spans of the last step, from the end of all work before it.
+
+    The phases are the device's. If the host runs ahead, so that it may be in another phase than the device, it has a
+    lane "host", with its phases; what it did earlier than the device began the step is cut off.
+    """
+    begin = run.done - run.seconds
+    spans = run.last_step()
+    marks = [mark for mark in run.marks if mark.name in PHASES]
+    late = marks[-len(PHASES) :]
+    moments = [*(max(0.0, mark.done - begin) for mark in late), run.done - begin]
+    spans += [
+        Span("phase", mark.name, start, end - start) for mark, (start, end) in zip(late, pairwise(moments), strict=True)
+    ]
+    if run.hardware.runs_ahead:
+        spans += _host(begin, [mark.name for mark in late], [*(mark.host for mark in late), run.memory[-1].at])
+    return spans
+
+
+def _host(begin: float, names: Sequence[str], moments: Sequence[float]) -> list[Span]:
+    """Its phases after `begin`, from moment to moment; or for how long it had been through with them."""
+    if moments[-1] <= begin:
+        return [Span("host", f"had issued the whole step {(begin - moments[-1]) * 1e3:.1f} ms before", 0.0, 0.0)]
+    phases = zip(names, pairwise(max(0.0, at - begin) for at in moments), strict=True)
+    return [Span("host", name, start, end - start) for name, (start, end) in phases if start < end]
+
+
+def on_paper(rows: Mapping[str, Sequence[Span] | Run]) -> str | None:
+    """What the subtitle has to say of rows that nobody measured: their hardware, and which they are if not all."""
+    runs = {name: row.hardware.name for name, row in rows.items() if not isinstance(row, Sequence)}
+    named = ", ".join(dict.fromkeys(runs.values()))
+    return f"{named} ({', '.join(runs)})" if runs and len(runs) < len(rows) else named or None

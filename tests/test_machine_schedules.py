@@ -1,0 +1,218 @@
+"""No schedule of minifsdp's has a hazard on the GPU on paper, and each of its waits is there for one that it avoids.
+
+The programs are recorded with real tensors on a link that carries nothing: what is in them does not matter here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.optim import AdamW
+from torch.utils.checkpoint import checkpoint
+
+from minifsdp import comm
+from minifsdp.course.machine import A100, Program, record_steps, replay
+from minifsdp.course.machine.paper import PaperGroup
+from minifsdp.course.machine.program import (
+    COMPUTE,
+    STEP,
+    Instruction,
+    Issue,
+    Mark,
+    RecordStream,
+    Synchronize,
+    Wait,
+    WaitEvent,
+)
+from minifsdp.course.model import GPT, Block
+from minifsdp.course.rungs import Trainee
+from minifsdp.fsdp import (
+    FullyShardedDataParallel,
+    OverlapSchedule,
+    PrefetchSchedule,
+    RateLimitedSchedule,
+    ShardingStrategy,
+    SyncSchedule,
+)
+from minifsdp.fsdp.prefetch import POST, PRE
+
+SCHEDULES: dict[str, Any] = {"sync": SyncSchedule, "overlap": OverlapSchedule} | {
+    f"{name}-{backward.name[9:]}-{depth}": partial(make, backward=backward, depth=depth)
+    for name, make in (("prefetch", PrefetchSchedule), ("limit", RateLimitedSchedule))
+    for backward in (PRE, POST)
+    for depth in (1, None)
+}
+GATHERS, REDUCTIONS = 1, 2  # the streams, in the order in which an OverlapSchedule makes them
+
+
+class Nowhere:
+    """A link that carries nothing, at once."""
+
+    def submit(self, call: comm.Call, collective: Callable[[], Any]) -> Nowhere:
+        return self
+
+    def wait(self) -> None: ...
+
+
+@pytest.fixture(autouse=True)
+def no_link(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr(comm, "link", Nowhere())
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # operators as small as these would wait for the other threads, not compute
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.fixture(params=SCHEDULES)
+def name(request: pytest.FixtureRequest) -> str:
+    schedule: str = request.param
+    return schedule
+
+
+class Checkpointed(nn.Module):
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, x: Tensor) -> Any:
+        return checkpoint(self.inner, x, use_reentrant=False)
+
+
+class Accumulating(nn.Module):
+    """Two micro-batches in a step, the first without communication of gradients."""
+
+    def __init__(self, model: FullyShardedDataParallel) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, tokens: Tensor, targets: Tensor) -> Any:
+        with self.model.no_sync():
+            self.model(tokens, targets).backward()
+        return self.model(tokens, targets)
+
+
+def build(name: str, strategy: ShardingStrategy = ShardingStrategy.FULL_SHARD, with_all: bool = False) -> Trainee:
+    gpt = GPT(width=48, layers=4, context=8)
+    if with_all:
+        gpt.blocks[1] = Checkpointed(gpt.blocks[1])  # a checkpoint around a unit
+    model = FullyShardedDataParallel(
+        gpt,
+        PaperGroup(2),
+        strategy,
+        auto_wrap_policy={Block},
+        schedule=SCHEDULES[name],  # type: ignore[arg-type]
+    )
+    if with_all:
+        model.module.blocks[2].module.forward = _inside(model.module.blocks[2].module)  # and one within
+    optimizer = AdamW(model.parameters(), foreach=False)
+    if not with_all:
+        return Trainee(model, optimizer)
+    return Trainee(Accumulating(model), optimizer, lambda: model.clip_grad_norm_(1.0))
+
+
+def _inside(block: Block) -> Callable[[Tensor], Any]:
+    forward = type(block).forward
+    return lambda x: checkpoint(partial(forward, block), x, use_reentrant=False)
+
+
+def record(name: str, steps: int = 3, **kwargs: Any) -> Program:
+    tokens = torch.zeros(2, 8, dtype=torch.int64)
+    return record_steps(partial(build, name, **kwargs), (tokens, tokens), steps)
+
+
+def hazards(program: Program, without: Callable[[Instruction], bool] = lambda each: False) -> set[str]:
+    """Kinds of hazards of the program, less some of its instructions."""
+    kept = [each for each in program.instructions if not without(each)]
+    return {hazard.kind for hazard in replay(Program(kept, program.buffers), A100).hazards}
+
+
+def test_no_schedule_has_a_hazard_with_all_that_a_step_may_have(name: str) -> None:
+    """Accumulation, checkpoints around and inside a unit, clipping."""
+    assert replay(record(name, steps=2, with_all=True), A100).hazards == []
+
+
+@pytest.mark.parametrize("name", ["overlap", "prefetch-PRE-None", "limit-PRE-None"])
+def test_nor_with_parameters_that_stay_from_forward_to_backward(name: str) -> None:
+    program = record(name, strategy=ShardingStrategy.SHARD_GRAD_OP)
+    assert hazards(program) == set()
+    grads = hazards(program, lambda each: isinstance(each, RecordStream) and is_a(program, each, "gradients"))
+    assert grads == ({"reused too early"} if name != "prefetch-PRE-None" else set())
+
+
+def is_a(program: Program, each: RecordStream, tag: str) -> bool:
+    return program.buffers[each.buffer].tag == tag
+
+
+def test_every_kind_of_wait_is_needed(name: str) -> None:
+    program = record(name)
+    assert hazards(program) == set()
+
+    def without(kind: type, holds: Callable[[Any], bool]) -> set[str]:
+        removed = [each for each in program.instructions if isinstance(each, kind) and holds(each)]
+        assert removed
+        return hazards(program, lambda each: isinstance(each, kind) and holds(each))
+
+    missing, early = "missing wait", "reused too early"
+    assert missing in without(Wait, lambda each: each.call.op == "all_gather")
+    assert without(Wait, lambda each: each.call.op == "reduce_scatter") == {missing, early}
+    parameters = without(RecordStream, lambda each: is_a(program, each, "unsharded"))
+    gradients = without(RecordStream, lambda each: is_a(program, each, "gradients"))
+    if name == "sync":
+        assert parameters == gradients == set(), "one stream"
+        return
+    assert without(WaitEvent, lambda each: each.stream == GATHERS) == {missing}, "the optimizer's writes come first"
+    assert without(WaitEvent, lambda each: each.stream == REDUCTIONS) == {missing}, "the gradient is computed first"
+    assert without(WaitEvent, lambda each: each.stream == COMPUTE) == {missing}, "the optimizer reads gradients"
+    assert parameters == {early}
+    # Elsewhere a gradient's memory goes back to a compute stream that has waited for a later gather, or for the
+    # reductions; and one communicator keeps its messages in order.
+    assert gradients == ({early} if name in ("limit-PRE-None", "limit-POST-None") else set())
+
+
+def test_a_limiter_is_for_memory_not_for_order() -> None:
+    program = record("limit-PRE-None")
+    assert hazards(program, lambda each: isinstance(each, Synchronize)) == set()
+
+
+def test_each_wait_of_a_step_by_itself() -> None:
+    """The middle one of three steps of an OverlapSchedule, with what goes wrong where one instruction is missing."""
+    program = record("overlap")
+    instructions = program.instructions
+    begin, end = [at for at, each in enumerate(instructions) if each == Mark(STEP)][1:]
+    redundant = []
+    for at in range(begin, end):
+        each = instructions[at]
+        if isinstance(each, Wait | WaitEvent | RecordStream) and not hazards(program, lambda other: other is each):  # noqa: B023
+            redundant.append(_words(program, each))
+    assert redundant == [
+        # Backward's computation has waited for a gather that is behind the reduction on the link, before it is given
+        # the memory of that reduction's gradient.
+        "wait reduce_scatter blocks.3",
+        "record_stream gradients of blocks.3",
+        "wait reduce_scatter blocks.2",
+        "record_stream gradients of blocks.2",
+        # The next gathers begin in the next forward, behind its wait for the compute stream.
+        "record_stream blocks.0 parameters",
+        "record_stream root parameters",
+        # What follows is behind the wait for the root's reduction, the last, or for the reduction stream.
+        "wait reduce_scatter blocks.1",
+        "record_stream gradients of blocks.1",
+        "wait reduce_scatter blocks.0",
+        "record_stream gradients of blocks.0",
+        "wait_event stream 2",  # the last two reductions are issued together
+        "record_stream gradients of root",
+    ]
+
+
+def _words(program: Program, each: Wait | WaitEvent | RecordStream) -> str:
+    if isinstance(each, RecordStream):
+        return f"record_stream {program.buffers[each.buffer].name}"
+    if isinstance(each, WaitEvent):
+        return f"wait_event stream {each.stream}"
+    units = {issued.call: issued.unit for issued in program.instructions if isinstance(issued, Issue)}
+    return f"wait {each.call.op} {units[each.call]}"
