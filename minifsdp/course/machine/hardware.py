@@ -36,7 +36,7 @@ class Hardware:
 
     Attributes:
         name: for titles.
-        flops: peak operations per second of matrix products, by bytes of an element.
+        flops: peak operations per second of matrix products, by bytes of an element; the least holds for other sizes.
         memory_bandwidth: bytes per second.
         capacity: bytes that the allocator may reserve.
         latency: seconds that every collective takes.
@@ -61,7 +61,7 @@ class Hardware:
     runs_ahead: bool = True
 
     def kernel(self, kernel: Kernel) -> float:  # seconds
-        compute = kernel.flops / self.flops[kernel.dtype_size]
+        compute = kernel.flops / self.flops.get(kernel.dtype_size, min(self.flops.values()))
         return max(compute, kernel.nbytes / self.memory_bandwidth) / self.efficiency
 
     def message(self, call: Call) -> float:  # seconds

@@ -240,5 +240,7 @@ def _sizes(segments: Sequence[Segment]) -> dict[str, float]:
 
 def _sum_of_segments(segments: Sequence[Segment]) -> str:
     sizes = _sizes(segments)
-    pieces = f"{sizes['free']:.4g} free, at most {sizes['largest free']:.4g} in one piece"
-    return f"{sizes['reserved, MiB']:.4g} MiB in {_count(len(segments), 'segment', 'segments')}, {pieces}"
+    unit, size = unit_for(sizes["reserved, MiB"] * _MIB)
+    reserved, free, largest = (sizes[each] * _MIB / size for each in ("reserved, MiB", "free", "largest free"))
+    pieces = f"{free:.3g} free, at most {largest:.3g} in one piece"
+    return f"{reserved:.3g} {unit} in {_count(len(segments), 'segment', 'segments')}, {pieces}"

@@ -122,7 +122,7 @@ def _label(row: Axes, spans: Sequence[Span], height: float, longest: float) -> N
         name = span.name.split()[-1].rpartition(".")[2] if span.duration else span.name
         look: Any = {"va": "center", "fontsize": 7}
         if not span.duration:
-            row.text(0.005 * longest, height - 0.03, name, **look)
+            row.text(0.005 * longest, height - 0.03, name, backgroundcolor="white", **look)
         elif span.lane != "wait" and (len(name) + 0.4) * LETTER * longest < span.duration * 1e3:
             colour = "white" if _colour(span) in (LANE_COLOURS["compute"], REDUCTION_COLOUR) else "black"
             middle = (span.start + span.duration / 2) * 1e3
@@ -139,7 +139,9 @@ def lane_patches(spans: Iterable[Span] | None = None) -> list[Patch]:
         "host waits": LANE_COLOURS["wait"],
     }
     everything = set(named.values()) - {LANE_COLOURS["host"]}  # of a trace: there the host has no lane of its own
-    present = everything if spans is None else {_colour(span) for span in spans if span.lane != "phase"}
+    present = (
+        everything if spans is None else {_colour(span) for span in spans if span.lane != "phase" and span.duration}
+    )
     return [Patch(color=colour, label=name) for name, colour in named.items() if colour in present]
 
 
