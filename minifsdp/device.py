@@ -32,7 +32,7 @@ class Command(NamedTuple):
         verb: "record" an event on a stream; let a stream "wait" for an event; let the host "synchronize" with one;
             "record_stream": a buffer is in use on a stream.
         stream: whose queue it goes into; None where the host itself waits.
-        subject: the event or the buffer.
+        subject: the event or the buffer; the device, where the host waits for all that is queued there.
     """
 
     verb: Literal["record", "wait", "synchronize", "record_stream"]
@@ -125,6 +125,8 @@ def synchronize(device: torch.device) -> None:
     """Let the host wait until the device has done all that is queued."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
+    else:
+        _tell("synchronize", None, device)
 
 
 def empty(numel: int, dtype: torch.dtype, role: Role, device: torch.device) -> Tensor:

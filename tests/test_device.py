@@ -71,6 +71,11 @@ def test_a_host_that_synchronises_is_on_no_stream(heard: list[Command]) -> None:
     assert event.query()
 
 
+def test_a_host_that_waits_for_the_device_waits_for_no_event(heard: list[Command]) -> None:
+    device.synchronize(CPU)
+    assert heard == [Command("synchronize", None, CPU)]
+
+
 def test_a_buffer_that_is_freed_was_in_use_on_the_current_stream(heard: list[Command]) -> None:
     buffer, side = device.empty(4, torch.float32, "unsharded", CPU), CpuStream()
     with device.on_stream(side):

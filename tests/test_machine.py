@@ -13,6 +13,7 @@ from minifsdp.course.machine.hardware import Measured
 from minifsdp.course.machine.hazards import Hazards
 from minifsdp.course.machine.program import (
     COMPUTE,
+    DEVICE,
     Allocate,
     Buffer,
     Free,
@@ -109,6 +110,11 @@ def test_a_value_is_waited_for_on_the_compute_stream_alone() -> None:
     ran = run(kernel(3), issue(message(0, 9)), kernel(8, SIDE), Synchronize(None), Mark("item"))
     assert ran.marks[0].host == 3
     assert ran.done == 9
+
+
+def test_the_whole_device_is_waited_for_on_every_queue() -> None:
+    ran = run(kernel(3), issue(message(0, 9)), kernel(8, SIDE), Synchronize(DEVICE), Mark("synchronised"))
+    assert ran.marks[0].host == 9
 
 
 def test_where_the_host_is_the_compute_it_is_never_ahead() -> None:

@@ -14,6 +14,7 @@ from minifsdp.comm import Call
 from minifsdp.course.storages import Tag
 
 COMPUTE = 0  # the stream that is there from the start
+DEVICE = -1  # in place of an event: all that is queued
 STEP = "step"  # the mark that begins a training step
 
 
@@ -98,7 +99,7 @@ class WaitEvent(NamedTuple):
 
 
 class Synchronize(NamedTuple):
-    """The host waits: for an event, or, with None, for a value of the compute stream (`item()`)."""
+    """The host waits: for an event; with None, for a value of the compute stream (`item()`); with DEVICE, for all."""
 
     event: int | None
 

@@ -13,6 +13,7 @@ from minifsdp.course.machine.hardware import Hardware
 from minifsdp.course.machine.hazards import Hazard, Hazards
 from minifsdp.course.machine.program import (
     COMPUTE,
+    DEVICE,
     STEP,
     Allocate,
     Free,
@@ -179,8 +180,10 @@ class _Replay:
                 self.events[event] = queues.record(stream)
             case WaitEvent(event, stream):
                 queues.wait(stream, self.events.get(event, PAST))
-            case Synchronize(event):
-                queues.synchronize(queues.record(COMPUTE) if event is None else self.events.get(event, PAST))
+            case Synchronize(None):
+                queues.synchronize(queues.record(COMPUTE))
+            case Synchronize(int(event)):
+                queues.synchronize(None if event == DEVICE else self.events.get(event, PAST))
             case Mark(name):
                 self.result.marks.append(Moments(name, queues.host, queues.done, dict(self.live)))
 

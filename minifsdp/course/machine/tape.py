@@ -13,6 +13,7 @@ from minifsdp import device
 from minifsdp.comm import Call
 from minifsdp.course.machine.operators import flops_of, work_of
 from minifsdp.course.machine.program import (
+    DEVICE,
     Allocate,
     Buffer,
     Free,
@@ -166,7 +167,9 @@ class Tape(Books):
             case "wait":
                 self.instructions.append(WaitEvent(self._number_of(command.subject, self._events), stream))
             case "synchronize":
-                self.instructions.append(Synchronize(self._number_of(command.subject, self._events)))
+                whole = isinstance(command.subject, torch.device)
+                event = DEVICE if whole else self._number_of(command.subject, self._events)
+                self.instructions.append(Synchronize(event))
 
     def _stream(self) -> int:
         return self._number_of(device.current_stream(torch.device("cpu")), self._streams)

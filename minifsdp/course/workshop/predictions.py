@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from types import EllipsisType
+from typing import Literal
 
 from minifsdp.course.workshop.store import Store
 
@@ -30,19 +31,26 @@ def predict(name: str, value: float | EllipsisType, what: str = "") -> None:
 
 
 def outcome(
-    name: str, measured: float, *, ranks: int = 1, itemsize: int = 4, slips: Mapping[str, float] | None = None
+    name: str,
+    measured: float,
+    *,
+    how: Literal["measured", "computed", "model"] = "measured",
+    ranks: int = 1,
+    itemsize: int = 4,
+    slips: Mapping[str, float] | None = None,
 ) -> None:
     """Print the measurement beside what was predicted, and the likely slip if they differ.
 
     Args:
         name: as given to `predict`.
         measured: the number.
+        how: where it is from; nothing that a model says is called measured.
         ranks: N, to recognise (N - 1) / N and 1 / N.
         itemsize: bytes of an element, to recognise elements taken for bytes.
         slips: numbers that a usual mistake of this very question gives, by the words that explain it.
     """
     said = Store().read("predictions", name)
-    line = f"prediction {name}: measured {measured:,}"
+    line = f"prediction {name}: {how} {measured:,}"
     if said is None:
         print(f"{line}, nothing was predicted")
     elif abs(said - measured) <= 1e-9 * abs(measured):
