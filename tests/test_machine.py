@@ -207,7 +207,8 @@ def test_memory_freed_without_record_stream_is_reused_too_early() -> None:
     (hazard,) = ran.hazards
     assert (hazard.kind, hazard.unit) == ("reused too early", "unit 1")
     assert hazard.text == (
-        "buffer 1: all_gather on the link uses memory that was buffer 0, which kernel on stream 0 may still be using"
+        "buffer 1: all_gather on the link uses memory that was buffer 0, "
+        "which kernel on the compute stream may still be using"
     )
     assert ran.peak("reserved") == 20 * MIB
 
@@ -280,7 +281,9 @@ def test_reading_what_was_not_waited_for(seconds: float) -> None:
     assert kinds(*head, Wait(message(0), COMPUTE), kernel(1, reads=(0,))) == []
     assert kinds(*head, Wait(message(0), OTHER), kernel(1, reads=(0,))) == [("missing wait", "unit 0")]
     text = run(*head, kernel(1, reads=(0,))).hazards[0].text
-    assert text == "buffer 0: kernel on stream 0 uses what all_gather on the link writes, unordered: wait"
+    assert text == (
+        "buffer 0: kernel on the compute stream uses what all_gather on the link writes, with no wait between them"
+    )
 
 
 def test_overwriting_what_is_still_being_read() -> None:

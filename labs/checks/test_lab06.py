@@ -18,6 +18,7 @@ from minifsdp import comm, device
 from minifsdp.course.launch import rank_device
 from minifsdp.course.machine import Recorder, measured, replay
 from minifsdp.course.machine.program import (
+    DEVICE,
     Allocate,
     Free,
     Issue,
@@ -33,6 +34,24 @@ from minifsdp.course.workshop.checking import AnswerError, expect, on_ranks
 from minifsdp.flat_param import FlatParameter, find_parameters
 
 CPU = torch.device("cpu")
+WHOLE = "`device.synchronize` lets the host stand still until the whole device has done all that is queued"
+
+
+@contextmanager
+def current_stream_kept():
+    """An answer leaves every stream that it enters."""
+    before = list(device._streams)
+    try:
+        yield
+        after = list(device._streams)
+    finally:
+        device._streams[:] = before
+    if after != before:
+        raise AnswerError(
+            "the current stream afterwards: expected that of before, got another\n"
+            "likely slip: a stream that is entered has to be left again: `with device.on_stream(stream):` does both"
+        )
+
 
 # 6.1 Finish times
 
@@ -44,7 +63,7 @@ class Piece(NamedTuple):
     host_waits: bool = False
 
 
-def finish(queued, launch, *, fifo=True, events=True, host=True, blocked=False, early=False, stops=True):
+def finish(queued, launch, *, fifo=True, events=True, host=True, blocked=False, early=False, stops=True, whole=False):
     """By going over the pieces until nothing moves; the flags leave something out, as usual mistakes do."""
     starts = [0.0] * len(queued)
     issued = [0.0] * len(queued)
@@ -54,7 +73,8 @@ def finish(queued, launch, *, fifo=True, events=True, host=True, blocked=False, 
             ends = [start + each.seconds for start, each in zip(starts, queued, strict=True)]
             free = issued[k - 1] if k else -launch if early else 0.0  # the host, when it comes to this piece
             if k and queued[k - 1].host_waits and stops:
-                free = max(free, ends[k - 1] - early * launch)
+                over = max(ends[:k]) if whole else ends[k - 1]
+                free = max(free, over - early * launch)
             issued[k] = free + launch
             if blocked:
                 issued[k] = max([issued[k], *(ends[j] for j in piece.after)])
@@ -73,6 +93,7 @@ EVENTS = [Piece("link", 2.0), Piece("compute", 3.0, (0,)), Piece("link", 4.0), P
 RUNS_ON = [Piece("link", 5.0), Piece("compute", 1.0, (0,)), Piece("other", 2.0)]
 SLOW_HOST = [Piece("a", 0.25), Piece("b", 0.5), Piece("a", 0.25), Piece("a", 0.25)]
 STOPS = [Piece("a", 3.0, (), True), Piece("b", 1.0), Piece("a", 1.0)]
+STOPS_FOR_ONE = [Piece("b", 5.0), Piece("a", 1.0, (), True), Piece("a", 1.0)]
 
 PROGRAMS = {
     "one stream": (SINGLE, 0.0),
@@ -81,6 +102,7 @@ PROGRAMS = {
     "a stream that waits, and another that does not": (RUNS_ON, 0.0),
     "short pieces and a slow host": (SLOW_HOST, 1.0),
     "a piece that the host waits for": (STOPS, 0.5),
+    "a piece that the host waits for, beside a longer one": (STOPS_FOR_ONE, 0.5),
 }
 
 HOST_SLIPS = {
@@ -92,6 +114,7 @@ HOST_SLIPS = {
     },
     "a piece cannot start before it is queued, so its own `launch` comes first": {"early": True},
     "`host_waits` is forgotten: the host issues nothing before such a piece is over": {"stops": False},
+    "the host waits for this piece, and not for what else is queued on the device": {"whole": True},
 }
 
 
@@ -101,7 +124,7 @@ def one_after_another(queued):
 
 @pytest.mark.exercise(id="6.1")
 def test_finish_times(answer, variant):
-    """Each piece starts at the latest of host, stream and events, on six programs and a long random one."""
+    """Each piece starts at the latest of host, stream and events, on seven programs and a long random one."""
     generator = random.Random(variant.seed)
     long = [
         Piece(
@@ -126,15 +149,37 @@ def test_finish_times(answer, variant):
 # 6.2 Hand over
 
 
+class GpuEvent(device.CpuEvent):
+    """What streams of a GPU record: to them an event of the CPU is nothing."""
+
+
+class GpuStream(device.CpuStream):
+    def record_event(self):
+        event = GpuEvent()
+        event.record(self)
+        return event
+
+    def wait_stream(self, other):
+        self.wait_event(other.record_event())
+
+
+class Asked(NamedTuple):
+    """What is asked of the device, and how often the host asks whether an event has happened."""
+
+    commands: list[device.Command]
+    queries: list[device.CpuEvent]
+
+
 @contextmanager
-def commands():
-    """What is asked of the device meanwhile."""
-    seen: list[device.Command] = []
-    device.watchers.append(seen.append)
+def asked_meanwhile():
+    asked, query = Asked([], []), device.CpuEvent.query
+    device.CpuEvent.query = lambda event: not asked.queries.append(event)
+    device.watchers.append(asked.commands.append)
     try:
-        yield seen
+        yield asked
     finally:
-        device.watchers.remove(seen.append)
+        device.watchers.remove(asked.commands.append)
+        device.CpuEvent.query = query
 
 
 class Seen(NamedTuple):
@@ -148,21 +193,18 @@ def kernel(name, stream, seconds):
     return Kernel(name, name, stream, (), (), 0.0, 0, 4, seconds)
 
 
-def handed_over(asked, giver, taker):
-    """3 s on the giver, what was asked, 5 s on the giver, 1 s on the taker, 1 s on the compute stream."""
+def handed_over(commands, giver, taker, busy):
+    """3 s on the giver, `busy` s on the taker, what was asked; then 5 s on the giver, 1 s on taker and compute."""
     numbers = {id(giver): 1, id(taker): 2}
     events: dict[int, int] = {}
-    instructions: list[Any] = [kernel("before", 1, 3.0)]
-    for verb, stream, subject in asked:
+    instructions: list[Any] = [kernel("before", 1, 3.0), kernel("busy", 2, busy)]
+    for verb, stream, subject in commands:
         event = events.setdefault(id(subject), len(events))
         on = numbers.get(id(stream), 0)
-        match verb:
-            case "record":
-                instructions.append(Record(event, on))
-            case "wait":
-                instructions.append(WaitEvent(event, on))
-            case "synchronize":
-                instructions.append(Synchronize(event))
+        if verb == "synchronize":
+            instructions.append(Synchronize(DEVICE if isinstance(subject, torch.device) else event))
+        elif isinstance(subject, GpuEvent):
+            instructions.append(Record(event, on) if verb == "record" else WaitEvent(event, on))
     instructions += [kernel("after", 1, 5.0), kernel("taken", 2, 1.0), kernel("compute", 0, 1.0)]
     program = Program(instructions, {})
     run = replay(program, measured(program, 0.0, 1.0, runs_ahead=True))
@@ -171,43 +213,59 @@ def handed_over(asked, giver, taker):
     return Seen({span.name: span.start for span in kernels}, stood)
 
 
+def slip_of(commands, giver, taker, again):
+    """What is wrong with an order that does not come about, by what was asked for it."""
+    verbs = [command.verb for command in commands]
+    recorded = [command.stream for command in commands if command.verb == "record"]
+    waiting = [command.stream for command in commands if command.verb == "wait"]
+    if not commands:
+        return "nothing was asked of either stream: leave an event on `giver`, and let `taker` wait for it"
+    if any(isinstance(command.subject, torch.device) for command in commands):
+        return WHOLE
+    if "synchronize" in verbs:
+        return "`synchronize` stops the host: let the stream wait, and the host run on"
+    if recorded and not any(stream in (giver, taker) for stream in recorded):
+        return "the event was recorded on the current stream: `giver.record_event()` leaves it on the giver"
+    if waiting and taker not in waiting and giver not in waiting:
+        return "it is the current stream that waits: `taker.wait_event(event)`"
+    if waiting and recorded and waiting[0] is taker and recorded[0] is taker:
+        return "the taker waits for its own event, which holds nothing back: the event belongs on the giver"
+    if verbs == ["wait", "record"]:
+        return "waited before the event was recorded: such a wait finds nothing to wait for, and returns"
+    if verbs == ["record"]:
+        return "an event alone holds nobody back: the taker has to wait for it"
+    if verbs == ["wait"] and again:
+        return "an old event: it tells nothing of what `giver` was given since, so each hand-over records anew"
+    if {giver, taker} <= set(waiting):
+        return "a barrier: `giver` waits for `taker` as well, and it should go on"
+    if giver in waiting:
+        return "the wrong way round: it is the giver that waits here"
+    if not any(isinstance(command.subject, GpuEvent) for command in commands):
+        return "an event of the CPU orders nothing on a GPU: `giver.record_event()` makes one of the giver's device"
+    return None
+
+
 @pytest.mark.exercise(id="6.2")
 def test_hand_over(answer, variant):
     """The taker starts when the giver has done what was queued before; host, giver and compute run on."""
+    giver, taker = GpuStream(), GpuStream()
     for again in ("", ", the second time"):
-        giver, taker = device.new_stream(CPU), device.new_stream(CPU)
-        with commands() as asked:
+        with device.on_stream(GpuStream()), asked_meanwhile() as asked, current_stream_kept():
             answer(giver, taker)
-        got = handed_over(asked, giver, taker)
-        verbs = [command.verb for command in asked]
-        slip = None
-        if not asked:
-            slip = "nothing was asked of either stream: leave an event on `giver`, and let `taker` wait for it"
-        elif "synchronize" in verbs:
-            slip = "`synchronize` stops the host: let the stream wait, and the host run on"
-        expect(f"seconds for which the host stands still{again}", got.host, 0.0, slip=slip)
-        recorded = [command.stream for command in asked if command.verb == "record"]
-        waiting = [command.stream for command in asked if command.verb == "wait"]
-        if recorded and not any(stream in (giver, taker) for stream in recorded):
-            slip = "the event was recorded on the current stream: `giver.record_event()` leaves it on the giver"
-        elif waiting and taker not in waiting and giver not in waiting:
-            slip = "it is the current stream that waits: `taker.wait_event(event)`"
-        elif waiting and recorded and waiting[0] is taker and recorded[0] is taker:
-            slip = "the taker waits for its own event, which holds nothing back: the event belongs on the giver"
-        elif verbs == ["wait", "record"]:
-            slip = "waited before the event was recorded: such a wait finds nothing to wait for, and returns"
-        elif verbs == ["record"]:
-            slip = "an event alone holds nobody back: the taker has to wait for it"
-        elif giver in waiting:
-            slip = "the wrong way round: it is the giver that waits here"
-        wanted = {"before": 0.0, "after": 3.0, "taken": 3.0, "compute": 0.0}
-        names = {
-            "taken": "what is queued on the taker afterwards",
-            "after": "what is queued on the giver afterwards",
-            "compute": "what is queued on the compute stream, which has no part in it",
-        }
-        for name, what in names.items():
-            expect(f"{what} starts at, in seconds{again}", got.starts[name], wanted[name], slip=slip)
+        commands, slip = asked.commands, slip_of(asked.commands, giver, taker, again)
+        polls = "the host asks until the event has happened, and stands still meanwhile: it has nothing to ask"
+        expect(f"questions of the host to an event{again}", len(asked.queries), 0, slip=polls)
+        for busy in (0.0, 4.0):
+            got = handed_over(commands, giver, taker, busy)
+            when = f"{again}, the taker busy for {busy:.0f} s" if busy else again
+            expect(f"seconds for which the host stands still{when}", got.host, 0.0, slip=slip)
+            wanted = {
+                "taken": ("what is queued on the taker afterwards", max(busy, 3.0)),
+                "after": ("what is queued on the giver afterwards", 3.0),
+                "compute": ("what is queued on the compute stream, which has no part in it", 0.0),
+            }
+            for name, (what, start) in wanted.items():
+                expect(f"{what} starts at, in seconds{when}", got.starts[name], start, slip=slip)
 
 
 # 6.3 Gather
@@ -235,11 +293,16 @@ class LastMoment:
         self.fill, self.waited = fill, 0
 
     def submit(self, call, collective):
-        output = collective.args[0]
+        output, shard = collective.args
         if output.untyped_storage().nbytes() < output.numel() * output.element_size():
             raise AnswerError(
                 "memory behind the all-gather's output: expected room for the unit, got none\n"
                 "likely slip: `flat.full` has no memory yet: `device.allocate` first"
+            )
+        if shard.requires_grad:
+            raise AnswerError(
+                "the all-gather's input: expected plain data, got a parameter\n"
+                "likely slip: autograd has no part in it, and on real ranks it raises: `flat.shard.data`"
             )
         output.fill_(torch.nan)
 
@@ -290,10 +353,11 @@ def test_gather(answer, variant):
     with carried_by(link), Recorder() as recorder:
         flat = flat_parameter(variant.seed, variant.size, rank, ranks)
         flat.shard.data.add_(rank + 1)
-        buffer, stream = flat.full, device.new_stream(CPU)
+        buffer, stream, version = flat.full, device.new_stream(CPU), flat.full._version
         (flat.shard.data * 1).sum()  # compute is busy: whoever waits for it is late
         start = len(recorder.program().instructions)
-        handle = answer(flat, Paper(rank, ranks), stream)
+        with current_stream_kept():
+            handle = answer(flat, Paper(rank, ranks), stream)
         asked = asked_since(recorder, start)
         check_asked(asked, number_of(recorder, stream), full.numel() * 4)
         expect("messages that somebody has waited for", link.waited, 0, slip="the caller waits, when it needs the data")
@@ -306,6 +370,8 @@ def test_gather(answer, variant):
         views = [None if view.untyped_storage().nbytes() == 0 else view.detach().clone() for view in flat.views]
     if buffer is not flat.full or any(view is None for view in views):
         raise AnswerError("memory behind `flat.views`: expected that of `flat.full`, got none")
+    slip = "autograd takes a gather into `flat.full` for a change of what it has saved, and backward raises: `.data`"
+    expect("changes of `flat.full` that autograd has counted", buffer._version - version, 0, slip=slip)
     expect("`flat.full` after `handle.wait()`", buffer.detach().clone(), full)
     expect("this rank's shard", flat.shard.detach(), shards[rank], slip="gather reads the shard and leaves it alone")
     for r, found in enumerate(on_ranks(ranks, gathered_for_real, answer, variant.seed, variant.size, timeout=8)):
@@ -324,6 +390,8 @@ def check_asked(asked, stream, nbytes):
                     "the gather would start when all compute queued so far is over: it reads the shard alone, and the "
                     "schedule has had the stream wait for the optimizer"
                 )
+            case Synchronize(event) if event == DEVICE:
+                slip = WHOLE
             case WaitEvent():
                 slip = "the compute stream waits: it may, just before it uses the data, and by the handle"
             case _:
@@ -409,6 +477,9 @@ LOGS = {
     "what the taker knew it keeps": "gather 0 @link; wait 0 @compute; record e @other; wait event e @compute; "
     "read 0 @compute",
     "an event on the gathers' own stream": "gather 0 @link; record e @link; wait event e @compute; read 0 @compute",
+    "read where it was issued": "gather 0 @link; read 0 @link",
+    "one event, recorded on two streams": "gather 0 @link; wait 0 @a; record e @a; record e @b; "
+    "wait event e @compute; read 0 @compute",
 }
 
 
@@ -458,11 +529,14 @@ WHY = {
     "what the taker knew it keeps": "an event adds to what a stream is sure of, and takes nothing away",
     "an event on the gathers' own stream": "the stream that issues a gather goes on while it is under way: its events "
     "say nothing of the data's arrival",
+    "read where it was issued": "the stream that has issued a gather has to wait for it like any other",
+    "one event, recorded on two streams": "an event means its last `record` alone: what it said before is gone",
 }
 
 
 def random_log(generator, length):
-    streams, units, log, known = ["compute", "other", "third"], ["0", "1", "2"], [], {"units": [], "events": []}
+    streams, units, log = ["compute", "other", "third", "link"], ["0", "1", "2"], []
+    known = {"units": [], "events": []}
     for _ in range(length):
         stream, verb = generator.choice(streams), generator.choice(["gather", "wait", "record", "wait event", "read"])
         if verb == "gather":
@@ -486,7 +560,7 @@ def random_log(generator, length):
 
 @pytest.mark.exercise(id="6.4")
 def test_missing_waits(answer, variant):
-    """The reads that may come too early, in fifteen short logs and in long random ones, and no others."""
+    """The reads that may come too early, in seventeen short logs and in long random ones, and no others."""
     for name, text in LOGS.items():
         log = log_of(text)
         got = answer(list(log))
@@ -511,7 +585,7 @@ class Freed(NamedTuple):
     hazards: list[Any]
 
 
-def freed_by(answer, size):
+def freed_by(answer, size, from_a_reader):
     """A buffer of the gathers' stream, read on two streams, freed, and the next gather into memory of its size."""
 
     def nothing(call, output, shard): ...
@@ -532,8 +606,7 @@ def freed_by(answer, size):
         torch.cos(first)
         weight @ weight  # keeps compute busy
         start, shape, storage = len(recorder.program().instructions), first.shape, first.untyped_storage()
-        third = device.new_stream(CPU)  # the caller is anywhere
-        with device.on_stream(third):
+        with device.on_stream(compute if from_a_reader else device.new_stream(CPU)), current_stream_kept():
             answer(first, [compute, other])
         instructions = asked_since(recorder, start)
         kept, same = storage.nbytes(), first.shape == shape and first.untyped_storage()._cdata == storage._cdata
@@ -542,6 +615,9 @@ def freed_by(answer, size):
             comm.all_gather(second, shard, Paper(0, 2)).wait()
         numbers = number_of(recorder, compute), number_of(recorder, other)
         program = recorder.program()
+    gathers = [number for number, buffer in program.buffers.items() if buffer.tag == "unsharded"]
+    for number, name in zip(gathers, ("the first gather", "the second gather"), strict=False):
+        program.buffers[number] = program.buffers[number]._replace(name=name)
     run = replay(program, measured(program, 0.0, 1e9, runs_ahead=True))
     return Freed(instructions, *numbers, kept, same, run.hazards)
 
@@ -549,13 +625,19 @@ def freed_by(answer, size):
 @pytest.mark.exercise(id="6.5")
 def test_free(answer, variant):
     """The bytes are gone, nobody waits, and on the paper GPU no gather gets them before both readers are done."""
-    found = freed_by(answer, variant.size)
+    check_freed(freed_by(answer, variant.size, from_a_reader=False), "")
+    check_freed(freed_by(answer, variant.size, from_a_reader=True), ", called on a reader's own stream")
+
+
+def check_freed(found, called):
     asked = found.instructions
     waits = [each for each in asked if isinstance(each, Wait | WaitEvent | Synchronize)]
     slip = "the host stands still until the reader is done; the allocator can wait in its place"
     if waits and all(isinstance(each, WaitEvent) for each in waits):
         slip = "it is not a stream that has to wait, and not here: tell the allocator who reads"
-    expect("waits", len(waits), 0, slip=slip)
+    if Synchronize(DEVICE) in waits:
+        slip = WHOLE
+    expect(f"waits{called}", len(waits), 0, slip=slip)
     if not found.same and not found.kept:
         raise AnswerError("`buffer`: expected the same tensor with the same shape, got another")
     slip = "nothing gives the memory back: the storage has to shrink to 0 bytes"
@@ -568,7 +650,7 @@ def test_free(answer, variant):
     names = {found.compute: "compute", found.other: "the second reader"}
     known = [name for number, name in names.items() if number in told]
     if late:
-        slip = "told after the memory was given back, which is too late: there is no block any more to speak of"
+        slip = "told after the memory was given back, which is too late: there is no memory any more to speak of"
     elif not told:
         slip = (
             "nobody has told the allocator that other streams read it; and what is told after the storage has gone "
@@ -576,14 +658,20 @@ def test_free(answer, variant):
         )
     elif not known:
         slip = "`device.record_stream` speaks of the current stream: go to each reader with `device.on_stream`"
+    elif len(known) == 1 and called:
+        slip = (
+            "the current stream reads, too, and the memory is not its own: the allocator has to be told of it as well"
+        )
     elif len(known) == 1:
         slip = f"it knows of {known[0]} alone: every reader has to be told of"
     else:
         slip = None
     reused = [hazard.text for hazard in found.hazards]
-    expect("what the next gather may overwrite too early", reused, [], slip=slip)
+    for number, name in {found.compute: "the compute stream", found.other: "the second reader's stream"}.items():
+        reused = [text.replace(f"on stream {number}", f"on {name}") for text in reused]
+    expect(f"what the next gather may overwrite too early{called}", reused, [], slip=slip)
     others = "the readers, and no others"
-    expect("streams that the allocator was told of", sorted(set(told)), sorted(names), slip=slip or others)
+    expect(f"streams that the allocator was told of{called}", sorted(set(told)), sorted(names), slip=slip or others)
 
 
 # 6.6 Reduce
@@ -602,10 +690,9 @@ class Reducing:
         self.log.append((f"wait {self.name}", device.current_stream(CPU)))
 
 
-def reduced_by(answer):
-    """What three calls in a row ask, stream by name, and what is under way at the end."""
+def reduced_by(answer, names, before=()):
+    """What calls in a row ask, stream by name, and what is under way at the end; `before` is from the beginning."""
     log: list[tuple[str, Any]] = []
-    streams = {}
     stream, compute = device.new_stream(CPU), device.current_stream(CPU)
     streams = {id(stream): "stream", id(compute): "compute"}
     events: dict[int, str] = {}
@@ -618,16 +705,17 @@ def reduced_by(answer):
         elif command.verb == "wait":
             log.append((f"waits for {events.get(id(command.subject), 'nothing')}", command.stream))
         elif command.verb == "synchronize":
-            log.append(("synchronize", None))
+            log.append((f"synchronize {'device' if isinstance(command.subject, torch.device) else 'event'}", None))
 
     kept: list[Any] = []
-    under_way: list[Any] = []
-    units = [Reducing(name, log) for name in ("2", "1", "0")]
+    under_way: list[Any] = [Reducing(name, log) for name in before]
+    log += [(f"start {name}", stream) for name in before]
     device.watchers.append(note)
     try:
-        for unit in units:
-            log.append((f"gradient {unit.name}", compute))
-            answer(unit, stream, under_way)
+        with current_stream_kept():
+            for unit in [Reducing(name, log) for name in names]:
+                log.append((f"gradient {unit.name}", compute))
+                answer(unit, stream, under_way)
     finally:
         device.watchers.remove(note)
     said = [f"{what} @{streams.get(id(on), 'host' if on is None else 'another')}" for what, on in log]
@@ -637,7 +725,12 @@ def reduced_by(answer):
 @pytest.mark.exercise(id="6.6")
 def test_start_reduction(answer, variant):
     """Behind its gradient and behind the reduction before it, on its own stream; compute waits for neither."""
-    got, left = reduced_by(answer)
+    check_reduced(*reduced_by(answer, ("2", "1", "0")), {"2": [], "1": ["2"], "0": ["1"]})
+    check_reduced(*reduced_by(answer, ("2",), ("4", "3")), {"2": ["4", "3"]})
+
+
+def check_reduced(got, left, behind):
+    """`behind`: for each unit in order the units whose reductions were under way before its own."""
 
     def at(event):
         return got.index(event) if event in got else None
@@ -645,52 +738,78 @@ def test_start_reduction(answer, variant):
     def reject(what, expected, found, slip):
         raise AnswerError(f"{what}: expected {expected}, got {found}\nlikely slip: {slip}\nwhat happened: {got}")
 
-    for name in ("2", "1", "0"):
+    for name in behind:
+        if at(f"start {name} @stream") is not None:
+            continue
         if f"start {name} @compute" in got:
             slip = "issued on the current stream it is behind all compute there, and what follows is behind it"
             reject(f"the reduction of {name}", "issued on `stream`", "on the current stream", slip)
-        if at(f"start {name} @stream") is None:
-            reject(f"the reduction of {name}", "issued", "never", "`unit.start_reduce()` issues it")
-    if "synchronize @host" in got:
-        reject("host", "not to wait", "it synchronizes", "the host stops for the event; let `stream` wait for it")
+        if f"start {name} @another" in got:
+            slip = "a new stream knows nothing of the reductions before: there is one for them all, and it is given"
+            reject(f"the reduction of {name}", "issued on `stream`", "on another stream", slip)
+        reject(f"the reduction of {name}", "issued", "never", "`unit.start_reduce()` issues it")
+    if "synchronize device @host" in got:
+        reject("the host", "not to wait", "it synchronizes", WHOLE)
+    if "synchronize event @host" in got:
+        reject("the host", "not to wait", "it synchronizes", "the host stops for the event; let `stream` wait for it")
     if "waits for stream @compute" in got:
         slip = "the wrong way round: the reduction waits for the gradient, and the compute stream for nothing"
         reject("the compute stream", "not to wait", "it waits for `stream`", slip)
     if "waits for stream @stream" in got:
         slip = "inside `device.on_stream(stream)` the current stream is `stream`: it waits for itself"
         reject("`stream`", "to wait for the compute stream", "it waits for an event of its own", slip)
-    for name in ("2", "1", "0"):
-        if f"wait {name} @compute" in got:
+    for event in got:
+        if event.startswith("wait ") and event.endswith("@compute"):
             slip = (
                 "the wait belongs on `stream` too: here the compute stream waits, and what is added to the shard's "
                 "gradient is added there"
             )
-            reject(f"the wait for {name}", "on `stream`", "on the current stream", slip)
-    own = [name for name in ("2", "1", "0") if got[at(f"start {name} @stream") + 1 :][:1] == [f"wait {name} @stream"]]
-    if own == ["2", "1", "0"]:
+            reject(f"the wait for {event.split()[1]}", "on `stream`", "on the current stream", slip)
+        if event.startswith("wait ") and event.endswith("@another"):
+            slip = "what the wait adds to the shard's gradient is added where it is called: that belongs on `stream`"
+            reject(f"the wait for {event.split()[1]}", "on `stream`", "on another stream", slip)
+    own = [name for name in behind if got[at(f"start {name} @stream") + 1 :][:1] == [f"wait {name} @stream"]]
+    if own == list(behind):
         slip = "waited for at once: on a CPU that is lab 05 again. The next call waits for it"
-        reject("the reduction of 0", "under way afterwards", "it is over", slip)
-    for name, before in (("2", None), ("1", "2"), ("0", "1")):
+        reject(f"the reduction of {own[-1]}", "under way afterwards", "it is over", slip)
+    for name, units in behind.items():
         start, gradient = at(f"start {name} @stream"), at(f"gradient {name} @compute")
         handed = [n for n, event in enumerate(got) if event == "waits for compute @stream" and gradient < n < start]
         if not handed:
             slip = "the gradient is still being computed: `stream` has to wait for the current stream, each time"
             reject(f"the reduction of {name}", "after its gradient", "unordered", slip)
-        if before is None:
-            continue
-        waited = at(f"wait {before} @stream")
-        if waited is None:
-            slip = "nobody waits for the one before: reductions pile up, each with its unsharded gradient"
-            reject(f"the reduction of {before}", "waited for before the next", "not waited for", slip)
-        if waited > start:
-            slip = "wait first: for a moment two unsharded gradients are held, and one was promised"
-            reject(f"the reduction of {before}", "waited for before the next starts", "after it", slip)
-    repeated = [event for event in got if event.startswith("wait") and " for" not in event and got.count(event) > 1]
+        for before in units:
+            check_waited(got, before, (at(f"start {before} @stream"), handed[0], start), len(units), reject)
+    repeated = [event for event in got if event.startswith("wait ") and got.count(event) > 1]
     if repeated:
         slip = "take what has been waited for out of `under_way`"
         reject(repeated[0], "once", f"{got.count(repeated[0])} times", slip)
+    names = list(behind)
     slips = {
         "put the unit there, or nobody will ever wait for its reduction": [],
-        "take out of `under_way` what has been waited for": ["2", "1", "0"],
+        "take out of `under_way` what has been waited for": [*behind[names[0]], *names],
     }
-    expect("`under_way` after the third call", left, ["0"], slips=slips)
+    expect("`under_way` after the last call", left, names[-1:], slips=slips)
+
+
+def check_waited(got, before, moments, several, reject):
+    """The reduction `before` is waited for after its own start, and before the hand-over and the next start."""
+    begun, handed, start = moments
+    waits = [n for n, event in enumerate(got) if event.startswith(f"wait {before} @")]
+    in_time = [n for n in waits if begun < n < start]
+    what = f"the reduction of {before}"
+    if not in_time and any(n > start for n in waits):
+        slip = "wait first: for a moment two unsharded gradients are held, and one was promised"
+        reject(what, "waited for before the next starts", "after it", slip)
+    if not in_time and waits:
+        slip = "a reduction that has not begun is nothing to wait for: wait for those in `under_way`, not for `unit`"
+        reject(what, "waited for between its own start and the next", "before its own start", slip)
+    if not in_time and several > 1:
+        slip = "all that is under way has to be waited for, however many there are"
+        reject(what, "waited for before the next", "not waited for", slip)
+    if not in_time:
+        slip = "nobody waits for the one before: reductions pile up, each with its unsharded gradient"
+        reject(what, "waited for before the next", "not waited for", slip)
+    if handed < in_time[0]:
+        slip = "so the old gradient stays until this unit, too, has computed: first wait for what is under way"
+        reject(what, "waited for before `stream` waits for the compute stream", "after it", slip)

@@ -1,5 +1,6 @@
 """The checks of lab 07."""
 
+import re
 from contextlib import contextmanager
 from functools import partial
 from types import SimpleNamespace
@@ -7,7 +8,10 @@ from typing import NamedTuple
 
 import pytest
 import torch
-from torch import nn
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_leaves
 
 from minifsdp import FullyShardedDataParallel, comm
 from minifsdp.course.closed_form import SGD, Setting, fsdp
@@ -92,6 +96,7 @@ ITERATIONS = {
     "an evaluation": forward("ABC", False),
     "an iteration in another order, A called twice": training("BACA"),
     "an iteration in which C gets no gradient": training("ABCD", without="C"),
+    "an iteration in which A, the first in forward, gets no gradient": training("ABC", without="A"),
     "a backward that begins with a unit it was told nothing of": [
         *forward("AB", True),
         Happening("pre-backward", "X"),
@@ -379,8 +384,10 @@ def run(scenario, depth, pre_forward=gather_and_wait, pre_backward=gather_and_wa
 BRANCHES = "C and B side by side"
 SEQUENCES = {  # by iteration the blocks as forward calls them
     "the same order every time": ["ABCD", "ABCD"],
-    "an order that changes": ["ABCD", "ACBD"],
     "A called twice": ["ABAC", "ABAC"],
+    "B called twice in a row": ["ABBC", "ABBC"],
+    "an order that changes": ["ABCD", "ACBD"],
+    "an order that changes at its beginning": ["ABCDABCD", "BACDABCD"],
     BRANCHES: ["ABCD", "ABCD"],
 }
 DEPTHS = {1: "depth 1", 2: "depth 2", None: "depth None"}
@@ -438,6 +445,7 @@ WAITS_FOR_ALL = "what is gathered ahead is to arrive while this unit computes: w
 DEPTH = "as many units ahead as `schedule.depth` says, and all there are if it is None"
 NOTHING = "nothing is gathered ahead: `order.ahead` has those whose backward is to come"
 OTHER_END = "backward runs the other way: the unit that comes next is the last of `order.ahead`"
+EACH_CALL = "depth counts calls: of a unit that is called twice in a row the second call counts, too"
 STATIC = "forward's recorded order is the first iteration's: `order.ahead` is of this one"
 
 
@@ -450,12 +458,28 @@ def every(nexts):
     return lambda schedule, unit: nexts(SimpleNamespace(order=schedule.order, depth=None), unit)
 
 
+def distinct(nexts):
+    """Of several calls of a unit the first alone counts."""
+    return lambda schedule, unit: at_most(schedule.depth, list(dict.fromkeys(every(nexts)(schedule, unit))))
+
+
 def as_built(schedule, unit):
     return at_most(schedule.depth, schedule.units[schedule.units.index(unit) + 1 :])
 
 
 def kept_or_not(schedule, unit):
     return at_most(schedule.depth, schedule.order.forward[len(schedule.order.seen) :])
+
+
+def last_kept(calls):
+    """Compares so many calls, the last ones, with the recorded order."""
+
+    def nexts(schedule, unit):
+        begun, order = schedule.order.seen, schedule.order.forward
+        alike = order[max(0, len(begun) - calls) : len(begun)] == begun[-calls:]
+        return at_most(schedule.depth, order[len(begun) :] if alike else [])
+
+    return nexts
 
 
 def by_first_place(schedule, unit):
@@ -497,6 +521,13 @@ FORWARD_MISTAKES = {
     "this forward has left the recorded order: what that says of the units to come is a guess, gather nothing": in_turn(
         "own ahead wait", kept_or_not
     ),
+    "a forward may leave the order and come back to it: this call alone says little, compare all seen": in_turn(
+        "own ahead wait", last_kept(1)
+    ),
+    "a forward may leave the order and come back to it: the last two calls say little, compare all seen": in_turn(
+        "own ahead wait", last_kept(2)
+    ),
+    EACH_CALL: in_turn("own ahead wait", distinct(recorded)),
     "a unit that is called twice stands in the order twice: `len(order.seen)` says how far forward is": in_turn(
         "own ahead wait", by_first_place
     ),
@@ -511,6 +542,7 @@ PRE_MISTAKES = {
     NOTHING: in_turn("own wait", to_come),
     DEPTH: in_turn("own ahead wait", one(to_come)),
     DEPTH + " (here: all, always)": in_turn("own ahead wait", every(to_come)),
+    EACH_CALL: in_turn("own ahead wait", distinct(to_come)),
     OTHER_END: in_turn("own ahead wait", other_end),
     STATIC: in_turn("own ahead wait", as_recorded),
     "`order.ahead` is kept by 7.1, and was emptied here: leave it as it is": in_turn("own ahead wait", used_up),
@@ -530,6 +562,7 @@ POST_MISTAKES = {
     ),
     DEPTH: in_turn("free ahead reduce", one(to_come)),
     DEPTH + " (here: all, always)": in_turn("free ahead reduce", every(to_come)),
+    EACH_CALL: in_turn("free ahead reduce", distinct(to_come)),
     OTHER_END: in_turn("free ahead reduce", other_end),
     STATIC: in_turn("free ahead reduce", as_recorded),
     "the reduction reads the gradient alone: free before it, or the parameters wait for the wire": in_turn(
@@ -694,53 +727,154 @@ NUMBERS = {  # what each of three ranks, and those beyond as the third, is about
     "rank 0 stands alone": [4, 2, 2],
     "all the same again": [4, 4, 4],
 }
+IN_A_PART = "the same in a group of some of the ranks"  # rank 0 is in a group of its own
 RANKS = 3  # at least: with two, each rank's own number tells it the other's from the sum
 
 
 class Said(NamedTuple):
-    """What an answer did on a rank: what it raised, its collectives, and which of them it has waited for."""
+    """What an answer did on a rank.
+
+    Attributes:
+        error: what it raised.
+        phases: its collectives, as they were issued and waited for.
+        groups: whether each of them was of the group that was given.
+        dtypes: of the tensors that they were given.
+        payloads: their bytes.
+        homeless: how many of those tensors were made without a word on where.
+    """
 
     error: str | None
-    calls: list[tuple[str, int]]
     phases: list[str]
+    groups: list[bool]
+    dtypes: list[str]
+    payloads: list[int]
+    homeless: int
+
+
+class Homes(TorchFunctionMode):
+    """Knows the tensors that would be in the host's memory whatever the device: made, and never put anywhere."""
+
+    def __init__(self, device):
+        super().__init__()
+        self.device, self.homeless = device, []
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        made = func(*args, **(kwargs or {}))
+        given = tree_leaves((args, kwargs))
+        placed = any(torch.device(each) == self.device for each in given if isinstance(each, str | torch.device))
+        placed |= any(isinstance(each, Tensor) and not self.lacks(each) for each in given)
+        if isinstance(made, Tensor) and not placed:
+            self.homeless.append(made)
+        return made
+
+    def lacks(self, tensor):
+        return any(each is tensor for each in self.homeless)
+
+
+class Wire:
+    """Looks at the tensors of each collective, and lets it run."""
+
+    def __init__(self, homes):
+        self.homes, self.calls, self.tensors = homes, [], []
+
+    def submit(self, call, collective):
+        self.calls.append(call)
+        self.tensors += [each for each in collective.args if isinstance(each, Tensor)]
+        return collective()
 
 
 def observe_order(answer):
     """In every scenario, what the answer did on this rank."""
-    group, said, phases = comm.world(), [], []
+    everyone = comm.world()
+    parts = [dist.new_group([0]), dist.new_group(list(range(1, everyone.size())))]
+    groups = dict.fromkeys(NUMBERS, everyone) | {IN_A_PART: parts[min(everyone.rank(), 1)]}
+    return [observe_answer(answer, group, scenario) for scenario, group in groups.items()]
+
+
+def numbers_of(scenario, ranks):
+    several = NUMBERS.get(scenario, [4, 1])
+    return [several[min(rank, len(several) - 1)] for rank in range(ranks)]
+
+
+def observe_answer(answer, group, scenario):
+    error, phases, homes = None, [], Homes(rank_device())
+    wire = Wire(homes)
 
     @contextmanager
     def watcher(call, phase):
         phases.append(f"{phase} {call.op}")
         yield
 
-    for numbers in NUMBERS.values():
-        error, here = None, []
-        phases.clear()
-        comm.watchers.append(watcher)
-        try:
-            with comm.record() as here:
-                answer(numbers[min(group.rank(), 2)], list(NAMES), group, rank_device())
-        except RuntimeError as raised:
-            error = str(raised)
-        finally:
-            comm.watchers.remove(watcher)
-        comm.all_reduce(torch.zeros(1, device=rank_device()), group).wait()
-        said.append(Said(error, [(call.op, call.payload) for call in here], list(phases)))
-    return said
+    comm.watchers.append(watcher)
+    link, comm.link = comm.link, wire
+    try:
+        with homes:
+            answer(numbers_of(scenario, group.size())[group.rank()], list(NAMES), group, homes.device)
+    except RuntimeError as raised:
+        error = str(raised)
+    finally:
+        comm.watchers.remove(watcher)
+        comm.link = link
+    comm.all_reduce(torch.zeros(1, device=homes.device), comm.world()).wait()
+    return Said(
+        error,
+        phases,
+        [call.group == group.group_name for call in wire.calls],
+        [str(tensor.dtype) for tensor in wire.tensors],
+        [call.payload for call in wire.calls],
+        sum(map(homes.lacks, wire.tensors)),
+    )
 
 
-def payload_slip(calls, ranks):
+def collective_slip(phases):
     """What is wrong with the collectives of an answer."""
-    if not calls:
+    issued = [phase for phase in phases if phase.startswith("issue")]
+    if not issued:
         return "without a word from the others no rank can know that their order differs"
-    if calls[0][0] in ("all_reduce", "reduce"):
+    if issued[0] in ("issue all_reduce", "issue reduce"):
         return (
             "of a reduction's result a rank that differs cannot be told, and not every rank sees that one does: gather"
         )
-    if len(calls) > 1:
+    if len(issued) > 1:
         return "one all-gather brings all numbers to all ranks"
-    return f"one number of each rank is enough: {8 * ranks} bytes of int64 in all"
+    return "`comm.all_gather` only starts it: before the handle's `wait()` the numbers are not there"
+
+
+def check_collective(what, said, ranks, rank):
+    """One all-gather in the group given, of an int64 of each rank, on the device given, waited for."""
+    phases = ["issue all_gather", "wait all_gather"]
+    issued = [phase for phase in said.phases if phase.startswith("issue")]
+    slip = collective_slip(said.phases)
+    expect(what + "what was issued", issued, phases[:1], rank=rank, slip=slip)
+    expect(
+        what + "in the group given",
+        said.groups,
+        [True],
+        rank=rank,
+        slip="`group` need not be all ranks there are: those outside of it do not come to this all-gather",
+    )
+    expect(
+        what + "dtypes of output and shard",
+        said.dtypes,
+        ["torch.int64"] * 2,
+        rank=rank,
+        slip="an index is an int64: smaller ones end, and floating point rounds what it cannot hold",
+    )
+    expect(
+        what + "bytes gathered",
+        said.payloads,
+        [8 * ranks],
+        rank=rank,
+        slip="one int64 of each rank of `group` is enough, 8 bytes times `group.size()`",
+    )
+    expect(
+        what + "tensors in the collective that were made without `device`",
+        said.homeless,
+        0,
+        rank=rank,
+        slip="on a GPU they would be in the host's memory, where NCCL cannot reach them",
+    )
+    expect(what + "what was issued and waited for", said.phases, phases, rank=rank, slip=slip)
 
 
 @pytest.mark.exercise(id="7.5")
@@ -750,25 +884,13 @@ def test_check_order(answer, variant):
     seen = on_ranks(
         ranks, observe_order, answer, timeout=8, slip="every rank has to take part, whatever it is about to gather"
     )
-    for scenario, numbers, told in zip(NUMBERS, NUMBERS.values(), zip(*seen, strict=True), strict=True):
-        numbers = [numbers[min(rank, 2)] for rank in range(ranks)]
-        for rank, said in enumerate(told):
-            calls = [(op, payload <= 8 * ranks) for op, payload in said.calls]
-            expect(
-                f"{scenario}: collectives (operation, at most {8 * ranks} bytes)",
-                calls,
-                [("all_gather", True)],
-                rank=rank,
-                slip=payload_slip(said.calls, ranks),
-            )
-            expect(
-                f"{scenario}: what was issued and waited for",
-                said.phases,
-                ["issue all_gather", "wait all_gather"],
-                rank=rank,
-                slip="`comm.all_gather` only starts it: before the handle's `wait()` the numbers are not there",
-            )
-        check_errors(scenario, numbers, [said.error for said in told])
+    for scenario, told in zip([*NUMBERS, IN_A_PART], zip(*seen, strict=True), strict=True):
+        parts = [told] if scenario in NUMBERS else [told[:1], told[1:]]
+        for part in parts:
+            first = ranks - len(part) if len(parts) > 1 and part is parts[1] else 0
+            for rank, said in enumerate(part, start=first):
+                check_collective(f"{scenario}: ", said, len(part), rank)
+            check_errors(scenario, numbers_of(scenario, len(part)), [said.error for said in part])
 
 
 def check_errors(scenario, numbers, errors):
@@ -798,3 +920,17 @@ def check_errors(scenario, numbers, errors):
                     f"rank {rank}, {what}expected a sentence with `{part}` ({meaning}), got: {error}\n"
                     "likely slip: whoever reads it has to find the rank, and both units by name"
                 )
+        others = set(re.findall(r"rank (\d+)", error)) - {"0", str(differs)}
+        others |= {name for name in NAMES if name in error} - {NAMES[numbers[0]], NAMES[numbers[differs]]}
+        if others:
+            raise AnswerError(
+                f"rank {rank}, {what}expected a sentence about rank 0 and rank {differs} alone, got: {error}\n"
+                "likely slip: everyone's number is too much to read on many ranks: name the first that differs"
+            )
+    if differs is not None:
+        expect(
+            f"{scenario}: the sentence is the same on all ranks",
+            errors,
+            errors[:1] * len(errors),
+            slip="all ranks know the same, so all can say the same",
+        )

@@ -92,6 +92,20 @@ def finish_times(queued, launch):
     return ends
 
 
+@wrong("6.1", "and not for what else is queued on the device")
+def finish_times(queued, launch):
+    """Where the host waits for a piece, it waits for the whole device."""
+    host, free, ends = 0.0, {}, []
+    for piece in queued:
+        host += launch
+        start = max(host, free.get(piece.stream, 0.0), *(ends[number] for number in piece.after))
+        ends.append(start + piece.seconds)
+        free[piece.stream] = ends[-1]
+        if piece.host_waits:
+            host = max(ends)
+    return ends
+
+
 # 6.2
 
 
@@ -150,6 +164,52 @@ def hand_over(giver, taker):
     """Goes to the taker, as if that put it behind the giver."""
     with device.on_stream(taker):
         pass
+
+
+@wrong("6.2", "until the whole device has done all that is queued")
+def hand_over(giver, taker):
+    """Waits for the device first, to be safe."""
+    device.synchronize(torch.device("cpu"))
+    taker.wait_event(giver.record_event())
+
+
+@wrong("6.2", "the host asks until the event has happened")
+def hand_over(giver, taker):
+    """The host waits by asking again and again."""
+    event = giver.record_event()
+    while not event.query():
+        pass
+    taker.wait_event(event)
+
+
+@wrong("6.2", "a barrier")
+def hand_over(giver, taker):
+    """Lets each wait for the other."""
+    taker.wait_event(giver.record_event())
+    giver.wait_event(taker.record_event())
+
+
+@wrong("6.2", "an old event")
+def hand_over(giver, taker):
+    """Records an event once and for all."""
+    if not hasattr(giver, "event"):
+        giver.event = giver.record_event()
+    taker.wait_event(giver.event)
+
+
+@wrong("6.2", "an event of the CPU orders nothing on a GPU")
+def hand_over(giver, taker):
+    """Makes an event of the CPU, whatever the streams are of."""
+    event = device.new_event(torch.device("cpu"))
+    event.record(giver)
+    event.wait(taker)
+
+
+@wrong("6.2", "a stream that is entered has to be left again")
+def hand_over(giver, taker):
+    """Goes to the taker and stays there."""
+    taker.__enter__()
+    giver.record_event().wait()
 
 
 # 6.3
@@ -224,6 +284,39 @@ def gather(flat, group, stream):
     """Forgets that the buffer has no memory yet."""
     with device.on_stream(stream):
         return comm.all_gather(flat.full.data, flat.shard.data, group)
+
+
+@wrong("6.3", "until the whole device has done all that is queued")
+def gather(flat, group, stream):
+    """Waits for the device first, to be safe."""
+    device.synchronize(flat.full.device)
+    with device.on_stream(stream):
+        device.allocate(flat.full)
+        return comm.all_gather(flat.full.data, flat.shard.data, group)
+
+
+@wrong("6.3", "a stream that is entered has to be left again")
+def gather(flat, group, stream):
+    """Goes to the stream and stays there."""
+    stream.__enter__()
+    device.allocate(flat.full)
+    return comm.all_gather(flat.full.data, flat.shard.data, group)
+
+
+@wrong("6.3", "for a change of what it has saved")
+def gather(flat, group, stream):
+    """Gathers into the tensor whose views autograd has saved."""
+    with device.on_stream(stream):
+        device.allocate(flat.full)
+        return comm.all_gather(flat.full, flat.shard.data, group)
+
+
+@wrong("6.3", "autograd has no part in it")
+def gather(flat, group, stream):
+    """Gathers the parameter in place of its data."""
+    with device.on_stream(stream):
+        device.allocate(flat.full)
+        return comm.all_gather(flat.full.data, flat.shard, group)
 
 
 # 6.4
@@ -387,6 +480,44 @@ def missing_waits(log):
     return found
 
 
+@wrong("6.4", "has to wait for it like any other")
+def missing_waits(log):
+    """Takes the stream that has issued a gather for sure of it."""
+    sure, events, last, issuer, found = {}, {}, {}, {}, []
+    for number, line in enumerate(log):
+        known = sure.setdefault(line.stream, set())
+        if line.verb == "gather":
+            last[line.what], issuer[line.what] = number, line.stream
+        elif line.verb == "wait":
+            known.add(last[line.what])
+        elif line.verb == "record":
+            events[line.what] = set(known)
+        elif line.verb == "wait event":
+            known |= events[line.what]
+        elif issuer.get(line.what) != line.stream and last.get(line.what) not in known:
+            found.append(number)
+    return found
+
+
+@wrong("6.4", "an event means its last `record` alone")
+def missing_waits(log):
+    """An event that is recorded again adds to what it said."""
+    sure, events, last, found = {}, {}, {}, []
+    for number, line in enumerate(log):
+        known = sure.setdefault(line.stream, set())
+        if line.verb == "gather":
+            last[line.what] = number
+        elif line.verb == "wait":
+            known.add(last[line.what])
+        elif line.verb == "record":
+            events.setdefault(line.what, set()).update(known)
+        elif line.verb == "wait event":
+            known |= events[line.what]
+        elif last.get(line.what) not in known:
+            found.append(number)
+    return found
+
+
 # 6.5
 
 
@@ -462,6 +593,32 @@ def free(buffer, readers):
     for reader in readers:
         with device.on_stream(reader):
             device.free(buffer)
+
+
+@wrong("6.5", "the current stream reads, too")
+def free(buffer, readers):
+    """Leaves the current stream out, as if the memory were its own."""
+    for reader in readers:
+        if reader is not device.current_stream(buffer.device):
+            with device.on_stream(reader):
+                device.record_stream(buffer)
+    buffer.untyped_storage().resize_(0)
+
+
+@wrong("6.5", "until the whole device has done all that is queued")
+def free(buffer, readers):
+    """Waits for the device."""
+    device.synchronize(buffer.device)
+    buffer.untyped_storage().resize_(0)
+
+
+@wrong("6.5", "a stream that is entered has to be left again")
+def free(buffer, readers):
+    """Goes to the readers and stays there."""
+    for reader in readers:
+        reader.__enter__()
+        device.record_stream(buffer)
+    buffer.untyped_storage().resize_(0)
 
 
 # 6.6
@@ -585,4 +742,89 @@ def start_reduction(unit, stream, under_way):
             under_way.pop().wait_reduce()
         stream.wait_stream(device.current_stream(unit.device))
         unit.start_reduce()
+    under_way.append(unit)
+
+
+@wrong("6.6", "a reduction that has not begun is nothing to wait for")
+def start_reduction(unit, stream, under_way):
+    """Waits for its own reduction, before it has started."""
+    with device.on_stream(stream):
+        unit.wait_reduce()
+    under_way.clear()
+    stream.wait_stream(device.current_stream(unit.device))
+    with device.on_stream(stream):
+        unit.start_reduce()
+    under_way.append(unit)
+
+
+@wrong("6.6", "however many there are")
+def start_reduction(unit, stream, under_way):
+    """Waits for one of those that are under way."""
+    if under_way:
+        with device.on_stream(stream):
+            under_way.pop().wait_reduce()
+    stream.wait_stream(device.current_stream(unit.device))
+    with device.on_stream(stream):
+        unit.start_reduce()
+    under_way.append(unit)
+
+
+@wrong("6.6", "so the old gradient stays until this unit, too, has computed")
+def start_reduction(unit, stream, under_way):
+    """Lets what is behind the old reduction wait for the new gradient."""
+    stream.wait_stream(device.current_stream(unit.device))
+    with device.on_stream(stream):
+        while under_way:
+            under_way.pop().wait_reduce()
+        unit.start_reduce()
+    under_way.append(unit)
+
+
+@wrong("6.6", "a new stream knows nothing of the reductions before")
+def start_reduction(unit, stream, under_way):
+    """Takes a new stream for each reduction."""
+    side = device.new_stream(unit.device)
+    with device.on_stream(stream):
+        while under_way:
+            under_way.pop().wait_reduce()
+    side.wait_stream(device.current_stream(unit.device))
+    with device.on_stream(side):
+        unit.start_reduce()
+    under_way.append(unit)
+
+
+@wrong("6.6", "is added where it is called")
+def start_reduction(unit, stream, under_way):
+    """Waits for the reduction before on a stream of its own."""
+    with device.on_stream(device.new_stream(unit.device)):
+        while under_way:
+            under_way.pop().wait_reduce()
+    stream.wait_stream(device.current_stream(unit.device))
+    with device.on_stream(stream):
+        unit.start_reduce()
+    under_way.append(unit)
+
+
+@wrong("6.6", "until the whole device has done all that is queued")
+def start_reduction(unit, stream, under_way):
+    """Waits for the device first, to be safe."""
+    device.synchronize(unit.device)
+    with device.on_stream(stream):
+        while under_way:
+            under_way.pop().wait_reduce()
+    stream.wait_stream(device.current_stream(unit.device))
+    with device.on_stream(stream):
+        unit.start_reduce()
+    under_way.append(unit)
+
+
+@wrong("6.6", "a stream that is entered has to be left again")
+def start_reduction(unit, stream, under_way):
+    """Goes to the stream and stays there."""
+    compute = device.current_stream(unit.device)
+    stream.__enter__()
+    while under_way:
+        under_way.pop().wait_reduce()
+    stream.wait_stream(compute)
+    unit.start_reduce()
     under_way.append(unit)

@@ -175,6 +175,24 @@ def record(order, event, unit=None, backward_follows=False):
             order.ahead.clear()
 
 
+@wrong("7.1", "when backward is over nothing is to come")
+def record(order, event, unit=None, backward_follows=False):
+    """Relies on backward to reach every unit."""
+    match event:
+        case "begin forward":
+            order.seen.clear()
+            order.ahead.clear()
+        case "pre-forward":
+            order.seen.append(unit)
+        case "post-forward" if backward_follows:
+            order.ahead.append(unit)
+        case "pre-backward" if unit in order.ahead:
+            while order.ahead.pop() is not unit:
+                pass
+        case "end backward":
+            order.forward = order.forward or list(order.seen)
+
+
 # 7.2
 
 
@@ -274,6 +292,39 @@ def pre_forward(schedule, unit):
     unit.wait_gather()
 
 
+@wrong("7.2", "this call alone says little")
+def pre_forward(schedule, unit):
+    """Looks only whether this very call is where it was."""
+    order, here = schedule.order, len(schedule.order.seen)
+    schedule.gather(unit)
+    if order.forward[here - 1 : here] == [unit]:
+        for following in order.forward[here:][: schedule.depth]:
+            schedule.gather(following)
+    unit.wait_gather()
+
+
+@wrong("7.2", "the last two calls say little")
+def pre_forward(schedule, unit):
+    """Looks only at this call and at the one before it."""
+    order, here = schedule.order, len(schedule.order.seen)
+    schedule.gather(unit)
+    if order.forward[max(here - 2, 0) : here] == order.seen[-2:]:
+        for following in order.forward[here:][: schedule.depth]:
+            schedule.gather(following)
+    unit.wait_gather()
+
+
+@wrong("7.2", "depth counts calls")
+def pre_forward(schedule, unit):
+    """Counts a unit that is called twice in a row once."""
+    order, here = schedule.order, len(schedule.order.seen)
+    schedule.gather(unit)
+    if order.forward[:here] == order.seen:
+        for following in list(dict.fromkeys(order.forward[here:]))[: schedule.depth]:
+            schedule.gather(following)
+    unit.wait_gather()
+
+
 # 7.3
 
 
@@ -352,6 +403,15 @@ def pre_backward(schedule, unit):
     unit.wait_gather()
 
 
+@wrong("7.3", "depth counts calls")
+def pre_backward(schedule, unit):
+    """Counts a unit that was called twice in a row once."""
+    schedule.gather(unit)
+    for following in list(dict.fromkeys(schedule.order.ahead[::-1]))[: schedule.depth]:
+        schedule.gather(following)
+    unit.wait_gather()
+
+
 # 7.4
 
 
@@ -424,6 +484,15 @@ def post_backward(schedule, unit):
     for following in schedule.order.ahead[::-1][: schedule.depth]:
         schedule.gather(following)
     unit.start_reduce()
+
+
+@wrong("7.4", "depth counts calls")
+def post_backward(schedule, unit):
+    """Counts a unit that was called twice in a row once."""
+    schedule.free(unit)
+    for following in list(dict.fromkeys(schedule.order.ahead[::-1]))[: schedule.depth]:
+        schedule.gather(following)
+    schedule.reduce(unit)
 
 
 # 7.5
@@ -512,3 +581,75 @@ def check_order(number, names, group, device):
     for rank, found in enumerate(others, start=1):
         if found != expected:
             raise RuntimeError(f"rank {rank} is about to gather {names[found]}, rank 0 {names[expected]}")
+
+
+@wrong("7.5", "need not be all ranks there are")
+def check_order(number, names, group, device):
+    """Asks all ranks, whatever group it was given."""
+    mine = torch.tensor([number], device=device)
+    numbers = torch.empty(comm.world().size(), dtype=mine.dtype, device=device)
+    comm.all_gather(numbers, mine, comm.world()).wait()
+    expected, *others = numbers.tolist()
+    for rank, found in enumerate(others, start=1):
+        if found != expected:
+            raise RuntimeError(f"rank {rank} is about to gather {names[found]}, rank 0 {names[expected]}")
+
+
+@wrong("7.5", "8 bytes times `group.size()`")
+def check_order(number, names, group, device):
+    """Has room for the numbers of all ranks, and asks those of the group."""
+    mine = torch.tensor([number], device=device)
+    numbers = torch.empty(comm.world().size(), dtype=mine.dtype, device=device)
+    comm.all_gather(numbers, mine, group).wait()
+    expected, *others = numbers.tolist()
+    for rank, found in enumerate(others, start=1):
+        if found != expected:
+            raise RuntimeError(f"rank {rank} is about to gather {names[found]}, rank 0 {names[expected]}")
+
+
+@wrong("7.5", "where NCCL cannot reach them")
+def check_order(number, names, group, device):
+    """Makes its tensors where torch makes them if nothing is said."""
+    mine = torch.tensor([number])
+    numbers = torch.empty(group.size(), dtype=mine.dtype)
+    comm.all_gather(numbers, mine, group).wait()
+    expected, *others = numbers.tolist()
+    for rank, found in enumerate(others, start=1):
+        if found != expected:
+            raise RuntimeError(f"rank {rank} is about to gather {names[found]}, rank 0 {names[expected]}")
+
+
+@wrong("7.5", "an index is an int64")
+def check_order(number, names, group, device):
+    """Takes a byte: enough for the names here, and not for 300 units."""
+    mine = torch.tensor([number], dtype=torch.uint8, device=device)
+    numbers = torch.empty(group.size(), dtype=mine.dtype, device=device)
+    comm.all_gather(numbers, mine, group).wait()
+    expected, *others = numbers.tolist()
+    for rank, found in enumerate(others, start=1):
+        if found != expected:
+            raise RuntimeError(f"rank {rank} is about to gather {names[found]}, rank 0 {names[expected]}")
+
+
+@wrong("7.5", "name the first that differs")
+def check_order(number, names, group, device):
+    """Leaves the looking to whoever reads it."""
+    mine = torch.tensor([number], device=device)
+    numbers = torch.empty(group.size(), dtype=mine.dtype, device=device)
+    comm.all_gather(numbers, mine, group).wait()
+    everyone = ", ".join(f"rank {rank} {names[found]}" for rank, found in enumerate(numbers.tolist()))
+    if (numbers != numbers[0]).any():
+        raise RuntimeError(f"the order differs, about to be gathered are: {everyone}")
+
+
+@wrong("7.5", "so all can say the same")
+def check_order(number, names, group, device):
+    """Every rank adds what it is about to do itself."""
+    mine = torch.tensor([number], device=device)
+    numbers = torch.empty(group.size(), dtype=mine.dtype, device=device)
+    comm.all_gather(numbers, mine, group).wait()
+    expected, *others = numbers.tolist()
+    for rank, found in enumerate(others, start=1):
+        if found != expected:
+            here = "the others" if number == expected else "this rank"
+            raise RuntimeError(f"{here}: rank {rank} is to gather {names[found]}, rank 0 {names[expected]}")

@@ -9,6 +9,7 @@ from operator import attrgetter
 from typing import NamedTuple
 
 from minifsdp.course.machine.blocks import Block
+from minifsdp.course.machine.program import COMPUTE
 from minifsdp.course.machine.queues import LINK, Clock, Moment
 
 
@@ -25,7 +26,8 @@ class Use(NamedTuple):
         return clock.get(self.queue, 0) >= self.tick
 
     def __str__(self) -> str:
-        return f"{self.what} on {'the link' if self.queue == LINK else f'stream {self.queue}'}"
+        named = {LINK: "the link", COMPUTE: "the compute stream"}
+        return f"{self.what} on {named.get(self.queue, f'stream {self.queue}')}"
 
 
 LastUses = dict[int, Use]
@@ -106,7 +108,7 @@ class Hazards:
                     text = f"{history.name}: {use} uses memory that was {old.buffer}, which {old} may still be using"
                     self._report("reused too early", history, text)
             if history.written and not history.written.before(clock):
-                text = f"{history.name}: {use} uses what {history.written} writes, unordered: wait"
+                text = f"{history.name}: {use} uses what {history.written} writes, with no wait between them"
                 self._report("missing wait", history, text)
             if buffer not in writes:
                 history.reads[queue] = use

@@ -35,7 +35,8 @@ def step_of_run(run: Run) -> list[Span]:
 def _host(begin: float, names: Sequence[str], moments: Sequence[float]) -> list[Span]:
     """Its phases after `begin`, from moment to moment; or for how long it had been through with them."""
     if moments[-1] <= begin:
-        return [Span("host", f"had issued the whole step {(begin - moments[-1]) * 1e3:.1f} ms before", 0.0, 0.0)]
+        ahead = f"{(begin - moments[-1]) * 1e3:.1f} ms"
+        return [Span("host", f"had issued the whole step {ahead} before it began", 0.0, 0.0)]
     phases = zip(names, pairwise(max(0.0, at - begin) for at in moments), strict=True)
     return [Span("host", name, start, end - start) for name, (start, end) in phases if start < end]
 

@@ -79,7 +79,7 @@ def record(order: Order, event: Event, unit: Unit | None = None, backward_follow
     forbids=(PrefetchSchedule.issue_forward, PrefetchSchedule.prefetch),
 )
 def pre_forward(schedule: LabSchedule, unit: Unit) -> None:
-    """A unit's forward begins: gather it and the next `schedule.depth` units, and wait for it alone."""
+    """A unit's forward begins: gather it and those of the next `schedule.depth` calls, and wait for it alone."""
     order = schedule.order
     here = len(order.seen)
     schedule.gather(unit)
