@@ -763,8 +763,10 @@ class Homes(TorchFunctionMode):
         given = tree_leaves((args, kwargs))
         placed = any(torch.device(each) == self.device for each in given if isinstance(each, str | torch.device))
         placed |= any(isinstance(each, Tensor) and not self.lacks(each) for each in given)
-        if isinstance(made, Tensor) and not placed:
-            self.homeless.append(made)
+        if isinstance(made, Tensor):
+            self.homeless = [each for each in self.homeless if each is not made]  # `to` may return what it was given
+            if not placed:
+                self.homeless.append(made)
         return made
 
     def lacks(self, tensor):
