@@ -217,6 +217,28 @@ def malloc(memory, nbytes, stream):
     return block
 
 
+@wrong("8.1", "whoever does that counts it")
+def malloc(memory, nbytes, stream):
+    """Counts a retry where there is none yet."""
+    size = -(-nbytes // ROUND) * ROUND
+    fitting = [block for block in memory.free if block.stream == stream and block.size >= size]
+    if fitting:
+        block = min(fitting, key=lambda each: each.size)
+        memory.free.remove(block)
+    else:
+        whole = -(-size // SEGMENT) * SEGMENT
+        start = memory.device.new_segment(whole)
+        if start is None:
+            memory.retries += 1
+            return None
+        memory.segments[start] = whole
+        block = Block(start, whole, stream)
+    if block.size > size:
+        memory.free.append(Block(block.start + size, block.size - size, stream))
+        block.size = size
+    return block
+
+
 # 8.2
 
 
@@ -296,6 +318,17 @@ def put_back(memory, block):
     memory.free.append(block)
 
 
+@wrong("8.2", "is of the stream of its parts")
+def put_back(memory, block):
+    """Makes a new block, of stream 0."""
+    start, size = block.start, block.size
+    for other in list(memory.free):
+        if other.start + other.size == start or start + size == other.start:
+            memory.free.remove(other)
+            start, size = min(start, other.start), size + other.size
+    memory.free.append(Block(start, size, 0))
+
+
 # 8.3
 
 
@@ -372,6 +405,17 @@ def release(memory, block, put_back):
     block.users.clear()
 
 
+@wrong("8.3", "asked before the next `malloc`, by `collect`")
+def release(memory, block, put_back):
+    """Asks at once whether the events have happened."""
+    events = [memory.device.record(stream) for stream in block.users]
+    block.users.clear()
+    if all(event.query() for event in events):
+        put_back(memory, block)
+    else:
+        memory.waiting.append((block, events))
+
+
 # 8.4
 
 
@@ -427,6 +471,15 @@ def collect(memory, put_back):
 def collect(memory, put_back):
     """Strikes them off and loses them."""
     memory.waiting[:] = [entry for entry in memory.waiting if not all(event.query() for event in entry[1])]
+
+
+@wrong("8.4", "two queries can have two answers")
+def collect(memory, put_back):
+    """Asks once to put back, and once more to strike off."""
+    for block, events in memory.waiting:
+        if all(event.query() for event in events):
+            put_back(memory, block)
+    memory.waiting = [entry for entry in memory.waiting if not all(event.query() for event in entry[1])]
 
 
 # 8.5
@@ -571,6 +624,145 @@ def malloc_or_retry(memory, nbytes, stream, malloc, put_back):
         block = malloc(memory, nbytes, stream)
     if block is None:
         raise MemoryError
+    return block
+
+
+@wrong("8.5", "only by `put_back`")
+def malloc_or_retry(memory, nbytes, stream, malloc, put_back):
+    """Puts what has waited on the list by hand."""
+    block = malloc(memory, nbytes, stream)
+    if block is None:
+        memory.retries += 1
+        memory.device.synchronize()
+        for waited, _ in memory.waiting:
+            memory.free.append(waited)
+        memory.waiting.clear()
+        for free in [each for each in memory.free if memory.segments.get(each.start) == each.size]:
+            memory.free.remove(free)
+            del memory.segments[free.start]
+            memory.device.give_back(free.start)
+        block = malloc(memory, nbytes, stream)
+    if block is None:
+        raise MemoryError
+    return block
+
+
+@wrong("8.5", "two of them are no room for one that is larger")
+def malloc_or_retry(memory, nbytes, stream, malloc, put_back):
+    """Keeps whole segments of the request's own stream."""
+    block = malloc(memory, nbytes, stream)
+    if block is None:
+        memory.retries += 1
+        memory.device.synchronize()
+        while memory.waiting:
+            put_back(memory, memory.waiting.pop()[0])
+        for free in [
+            each for each in memory.free if each.stream != stream and memory.segments.get(each.start) == each.size
+        ]:
+            memory.free.remove(free)
+            del memory.segments[free.start]
+            memory.device.give_back(free.start)
+        block = malloc(memory, nbytes, stream)
+    if block is None:
+        raise MemoryError
+    return block
+
+
+@wrong("8.5", "need not be all of it")
+def malloc_or_retry(memory, nbytes, stream, malloc, put_back):
+    """Gives back what is as large as some segment."""
+    block = malloc(memory, nbytes, stream)
+    if block is None:
+        memory.retries += 1
+        memory.device.synchronize()
+        while memory.waiting:
+            put_back(memory, memory.waiting.pop()[0])
+        for free in [each for each in memory.free if each.size in memory.segments.values()]:
+            memory.free.remove(free)
+            del memory.segments[free.start]
+            memory.device.give_back(free.start)
+        block = malloc(memory, nbytes, stream)
+    if block is None:
+        raise MemoryError
+    return block
+
+
+@wrong("8.5", "of two blocks on `memory.waiting` one was passed over")
+def malloc_or_retry(memory, nbytes, stream, malloc, put_back):
+    """Removes from the list of those that wait while it goes over it."""
+    block = malloc(memory, nbytes, stream)
+    if block is None:
+        memory.retries += 1
+        memory.device.synchronize()
+        for entry in memory.waiting:
+            memory.waiting.remove(entry)
+            put_back(memory, entry[0])
+        for free in [each for each in memory.free if memory.segments.get(each.start) == each.size]:
+            memory.free.remove(free)
+            del memory.segments[free.start]
+            memory.device.give_back(free.start)
+        block = malloc(memory, nbytes, stream)
+    if block is None:
+        raise MemoryError
+    return block
+
+
+@wrong("8.5", "a whole segment was passed over")
+def malloc_or_retry(memory, nbytes, stream, malloc, put_back):
+    """Removes from the free blocks while it goes over them."""
+    block = malloc(memory, nbytes, stream)
+    if block is None:
+        memory.retries += 1
+        memory.device.synchronize()
+        while memory.waiting:
+            put_back(memory, memory.waiting.pop()[0])
+        for free in memory.free:
+            if memory.segments.get(free.start) == free.size:
+                memory.free.remove(free)
+                del memory.segments[free.start]
+                memory.device.give_back(free.start)
+        block = malloc(memory, nbytes, stream)
+    if block is None:
+        raise MemoryError
+    return block
+
+
+@wrong("8.5", "known only after all that has waited was put back")
+def malloc_or_retry(memory, nbytes, stream, malloc, put_back):
+    """Makes its list of whole segments too early."""
+    block = malloc(memory, nbytes, stream)
+    if block is None:
+        memory.retries += 1
+        memory.device.synchronize()
+        whole = [each for each in memory.free if memory.segments.get(each.start) == each.size]
+        while memory.waiting:
+            put_back(memory, memory.waiting.pop()[0])
+        for free in whole:
+            memory.free.remove(free)
+            del memory.segments[free.start]
+            memory.device.give_back(free.start)
+        block = malloc(memory, nbytes, stream)
+    if block is None:
+        raise MemoryError
+    return block
+
+
+@wrong("8.5", "this was a retry, too")
+def malloc_or_retry(memory, nbytes, stream, malloc, put_back):
+    """Counts only the retries that helped."""
+    block = malloc(memory, nbytes, stream)
+    if block is None:
+        memory.device.synchronize()
+        while memory.waiting:
+            put_back(memory, memory.waiting.pop()[0])
+        for free in [each for each in memory.free if memory.segments.get(each.start) == each.size]:
+            memory.free.remove(free)
+            del memory.segments[free.start]
+            memory.device.give_back(free.start)
+        block = malloc(memory, nbytes, stream)
+        if block is None:
+            raise MemoryError
+        memory.retries += 1
     return block
 
 
@@ -750,6 +942,107 @@ def rate_limit(gather, free, limit):
     return limited_gather, limited_free
 
 
+@wrong("8.6", "wait as long as there are `limit` or more")
+def rate_limit(gather, free, limit):
+    """Waits for one event, however many have piled up: torch's rule."""
+    frees = deque()
+
+    def limited_gather(unit):
+        if unit.state is SHARDED and unit.freed_after_forward and len(frees) >= limit:
+            frees.popleft().synchronize()
+        gather(unit)
+
+    def limited_free(unit):
+        counts = unit.state is not SHARDED and unit.freed_after_forward
+        free(unit)
+        if counts:
+            frees.append(device.current_stream(unit.device).record_event())
+
+    return limited_gather, limited_free
+
+
+@wrong("8.6", "ask for it then")
+def rate_limit(gather, free, limit):
+    """Asks for the stream once, when the limiter is made."""
+    frees = deque()
+    stream = device.current_stream(device.torch.device("cpu"))
+
+    def limited_gather(unit):
+        if unit.state is SHARDED and unit.freed_after_forward:
+            while len(frees) >= limit:
+                frees.popleft().synchronize()
+        gather(unit)
+
+    def limited_free(unit):
+        counts = unit.state is not SHARDED and unit.freed_after_forward
+        free(unit)
+        if counts:
+            frees.append(stream.record_event())
+
+    return limited_gather, limited_free
+
+
+@wrong("8.6", "is no reason to wait")
+def rate_limit(gather, free, limit):
+    """Waits before the root's gather, too."""
+    frees = deque()
+
+    def limited_gather(unit):
+        if unit.state is SHARDED:
+            while len(frees) >= limit:
+                frees.popleft().synchronize()
+        gather(unit)
+
+    def limited_free(unit):
+        counts = unit.state is not SHARDED and unit.freed_after_forward
+        free(unit)
+        if counts:
+            frees.append(device.current_stream(unit.device).record_event())
+
+    return limited_gather, limited_free
+
+
+@wrong("8.6", "it finds no memory free")
+def rate_limit(gather, free, limit):
+    """Gathers, and waits then."""
+    frees = deque()
+
+    def limited_gather(unit):
+        starts = unit.state is SHARDED and unit.freed_after_forward
+        room = len(frees)
+        gather(unit)
+        while starts and room >= limit:
+            frees.popleft().synchronize()
+            room -= 1
+
+    def limited_free(unit):
+        counts = unit.state is not SHARDED and unit.freed_after_forward
+        free(unit)
+        if counts:
+            frees.append(device.current_stream(unit.device).record_event())
+
+    return limited_gather, limited_free
+
+
+@wrong("8.6", "after a free it goes on")
+def rate_limit(gather, free, limit):
+    """Waits after a free."""
+    frees = deque()
+
+    def limited_gather(unit):
+        gather(unit)
+
+    def limited_free(unit):
+        counts = unit.state is not SHARDED and unit.freed_after_forward
+        free(unit)
+        if counts:
+            frees.append(device.current_stream(unit.device).record_event())
+            while len(frees) >= limit:
+                frees.popleft().synchronize()
+
+    return limited_gather, limited_free
+
+
 # 8.7
 
 
@@ -823,6 +1116,16 @@ def prefetch_within(limit, whole, units, gather):
     for unit in units:
         if unit.state is SHARDED and len(whole) < limit:
             gather(unit)
+
+
+@wrong("8.7", "the list is the caller's")
+def prefetch_within(limit, whole, units, gather):
+    """Takes from the list that it was given."""
+    while units and len(whole) < limit:
+        unit = units.pop(0)
+        if unit.state is SHARDED:
+            gather(unit)
+    return [unit for unit in units if unit.state is SHARDED]
 
 
 # 8.8
@@ -906,4 +1209,16 @@ def largest_limit(budget, blocks, held):
     for k in range(1, len(blocks) + 1):
         if max(held[j] + sum(blocks[max(0, j + 1 - k) : j + 1]) for j in range(len(blocks))) <= budget:
             fits = k
+    return fits
+
+
+@wrong("8.8", "a slice that begins below 0")
+def largest_limit(budget, blocks, held):
+    """Slices from before block 0."""
+    fits = 0
+    for k in range(1, len(blocks) + 1):
+        if max(held[j] + sum(blocks[j - k + 1 : j + 1]) for j in range(len(blocks))) <= budget:
+            fits = k
+    if not fits:
+        raise ValueError("not even one unit fits")
     return fits
