@@ -370,3 +370,14 @@ def test_kernels_take_the_longer_of_computing_and_moving_bytes() -> None:
     assert chip.kernel(big) == 40
     assert chip.kernel(big._replace(dtype_size=2)) == 20
     assert chip.kernel(big._replace(nbytes=500)) == 100
+
+
+@pytest.mark.parametrize("wrong", [{"bandwidth": 0}, {"capacity": -1}, {"flops": {2: 0.0}}, {"launch": -1e-6}])
+def test_hardware_that_cannot_be(wrong: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match=f"A100 80 GB: {next(iter(wrong))}.* (above|below) 0"):
+        replace(A100, **wrong)
+
+
+def test_a_program_without_steps_says_so() -> None:
+    with pytest.raises(ValueError, match=r'no mark "step": .*record_steps'):
+        _ = run(kernel(1)).seconds

@@ -398,3 +398,8 @@ def test_whose_work_and_whose_memory_it_is(ranks: Any, schedule: str) -> None:
     assert {"blocks.0 parameters", "root parameters"} <= names
     gradients = {buffer.name for buffer in program.buffers.values() if buffer.tag == "gradients"}
     assert gradients == {f"gradients of {unit}" for unit in ("root", "blocks.0", "blocks.1", "blocks.2")}
+
+
+def test_it_records_on_cpu_only() -> None:
+    with Recorder() as recorder, pytest.raises(RuntimeError, match='backend="gloo"'):
+        recorder.watch(nn.Linear(2, 2, device="meta"))

@@ -46,6 +46,9 @@ class Hardware:
         issue: seconds of the host for a collective, its bookkeeping included.
         segment: seconds of the host for a segment of memory taken from the device, or given back; and per GiB of it.
         runs_ahead: whether the host goes on while the device works. If not, the host is the compute, as on CPU.
+
+    Raises:
+        ValueError: a rate or the capacity is not above 0, or a time below it.
     """
 
     name: str
@@ -59,6 +62,17 @@ class Hardware:
     issue: float = 235e-6
     segment: tuple[float, float] = (1e-3, 1e-3)
     runs_ahead: bool = True
+
+    def __post_init__(self) -> None:
+        rates = {name: getattr(self, name) for name in ("memory_bandwidth", "capacity", "bandwidth", "efficiency")}
+        rates |= {f"flops[{size}]": peak for size, peak in self.flops.items()}
+        times = {"latency": self.latency, "launch": self.launch, "issue": self.issue, "segment": min(self.segment)}
+        for name, value in rates.items():
+            if not value > 0:
+                raise ValueError(f"{self.name}: {name} = {value}; it has to be above 0")
+        for name, value in times.items():
+            if not value >= 0:
+                raise ValueError(f"{self.name}: {name} = {value}; a time in seconds cannot be below 0")
 
     def kernel(self, kernel: Kernel) -> float:  # seconds
         compute = kernel.flops / self.flops.get(kernel.dtype_size, min(self.flops.values()))

@@ -61,7 +61,13 @@ class Recorder(Ledger):
         return self
 
     def watch(self, model: nn.Module, optimizer: Any = None, leaves: Any = ()) -> None:
-        """As a ledger's; also names the units of a FullyShardedDataParallel model after their modules."""
+        """As a ledger's; also names the units of a FullyShardedDataParallel model after their modules.
+
+        Raises:
+            RuntimeError: the model is not on the CPU, or the recorder is not open.
+        """
+        if any(p.device.type != "cpu" for p in model.parameters()):
+            raise RuntimeError('a Recorder records on CPU: start the ranks with launch(..., backend="gloo")')
         super().watch(model, optimizer, leaves)
         for path, module in model.named_modules():
             if isinstance(module, FullyShardedDataParallel) and isinstance(module._unit, FlatUnit):

@@ -99,7 +99,13 @@ class Run:
 
     @property
     def seconds(self) -> float:
-        """Of the last step, when caches are warm."""
+        """Of the last step, when caches are warm.
+
+        Raises:
+            ValueError: the program has no steps.
+        """
+        if not self.steps:
+            raise ValueError(f'the program has no mark "{STEP}": record it with record_steps, or mark its steps')
         return self.steps[-1]
 
     @property
