@@ -27,6 +27,7 @@ from minifsdp.course.machine.program import (
     Wait,
     WaitEvent,
 )
+from minifsdp.course.machine.queues import Queues
 
 MIB = 2**20
 SIDE, OTHER = 1, 2  # streams beside the compute stream
@@ -181,7 +182,9 @@ def test_memory_over_time() -> None:
 
 
 def test_a_program_that_does_not_fit() -> None:
-    with pytest.raises(DeviceMemoryError, match=r"30\.0 MiB: of 20\.0 MiB"):
+    with pytest.raises(
+        DeviceMemoryError, match=r"buffer 0 does not fit on paper.* 30\.0 MiB: of 20\.0 MiB.*; give it more"
+    ):
         run(Allocate(0, COMPUTE), on=replace(AHEAD, capacity=20 * MIB), sizes=(30 * MIB,))
 
 
@@ -376,6 +379,21 @@ def test_kernels_take_the_longer_of_computing_and_moving_bytes() -> None:
 def test_hardware_that_cannot_be(wrong: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=f"A100 80 GB: {next(iter(wrong))}.* (above|below) 0"):
         replace(A100, **wrong)
+
+
+def test_a_second_free_is_refused() -> None:
+    allocator = CachingAllocator(20 * MIB, Queues(AHEAD))
+    block = allocator.malloc(MIB, COMPUTE)
+    allocator.free(block)
+    with pytest.raises(ValueError, match="not in use"):
+        allocator.free(block)
+    assert allocator.allocated == 0
+
+
+def test_an_unknown_count_of_bytes() -> None:
+    assert run().peak("reserved") == 0
+    with pytest.raises(ValueError, match="no such count of bytes: used; choose from allocated"):
+        run().peak("used")
 
 
 def test_a_program_without_steps_says_so() -> None:

@@ -456,7 +456,7 @@ class TestRuns:
         dots, diamond = axes.lines
         assert list(dots.get_ydata()) == [60, 50, 90]
         assert diamond.get_ydata()[0] == pytest.approx(1e3 * result.predicted)
-        assert axes.texts[0].get_text() == f"60 ms\nmodel {result.error:+.0%}"
+        assert axes.texts[0].get_text() == f"60 ms\nmodel {result.error:+.0%}\nits waiting {result.waiting_error:+.0%}"
         assert repr(picture) == "T\nS."  # what varies is not in the text
 
     def test_equal_runs_give_equal_bytes(self, run: Run) -> None:

@@ -899,7 +899,10 @@ plots.timeline(
 BIG = Settings(ranks=RANKS, batch=12, layers=3, width=175, context=48)
 results = versus(BIG, SCHEDULES, steps=5)
 for name, each in results.items():
-    print(f"{name:20} measured {1e3 * each.median:.0f} ms, predicted {1e3 * each.predicted:.0f} ms ({each.error:+.0%})")
+    print(
+        f"{name:20} measured {1e3 * each.median:.0f} ms, predicted {1e3 * each.predicted:.0f} ms ({each.error:+.0%}), "
+        f"its waiting {each.waiting_error:+.0%}"
+    )
 
 
 # %% tags=["nbval-ignore-output"]

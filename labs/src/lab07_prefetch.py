@@ -594,7 +594,7 @@ results = versus(TIMED, schedules, steps=3)
 for name, result in results.items():
     print(
         f"{name:5} measured {1e3 * result.median:4.0f} ms, predicted {1e3 * result.predicted:4.0f} ms, "
-        f"error {result.error:+.0%}"
+        f"error {result.error:+.0%}, of the waiting {result.waiting_error:+.0%}"
     )
 assert results["both"].predicted < results["none"].predicted
 plots.versus(

@@ -79,7 +79,9 @@ class EmulatedLink:
 
     def __enter__(self) -> EmulatedLink:
         if comm.link is not None:
-            raise RuntimeError("a link is installed already: leave its `with` first")
+            raise RuntimeError(
+                "a link is installed already, or a Recorder is open: leave its `with` first (a Recorder goes inside)"
+            )
         on_cuda = torch.cuda.is_available() and dist.is_initialized() and dist.get_backend() != "gloo"
         self._carrier = (StreamCarrier if on_cuda else ThreadCarrier)(self.seconds, self.transfers)
         comm.link = self

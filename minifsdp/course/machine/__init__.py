@@ -7,6 +7,11 @@
 A GPU executes what its host has queued; on CPU the host is the compute. What follows from running ahead (overlap
 without prefetching, memory that piles up, a limiter that has to hold the host back) a laptop cannot show, so it is
 worked out here from the order in which the real run asked for kernels, collectives, waits and memory.
+
+Left out: kernels and collectives that slow each other down, and the time that each takes at least; ranks that differ;
+communicators that send at the same time (there is one link, and one queue to it); that a host waits for a copy to the
+CPU or for `nonzero` (`item()` and `synchronize` are heard), and that `Event.query` may say no; workspaces of libraries,
+expandable segments and private pools of the allocator; NCCL's own `record_stream` in older versions of torch.
 """
 
 from minifsdp.course.machine.allocator import CachingAllocator, DeviceMemoryError

@@ -111,7 +111,13 @@ class CachingAllocator:
             block.users.add(stream)
 
     def free(self, block: Block) -> None:
-        """Take a block back: at once, or when the streams recorded on it have reached this point."""
+        """Take a block back: at once, or when the streams recorded on it have reached this point.
+
+        Raises:
+            ValueError: it is not in use.
+        """
+        if block.requested is None:
+            raise ValueError(f"the block at address {block.start:,} is not in use: it was freed before")
         block.requested = None
         self.allocated -= block.size
         block.events = len(block.users)

@@ -110,8 +110,13 @@ def measured(
         compute_seconds: what the program's kernels take together, without a recorder that looks on; by default what was
             recorded.
         runs_ahead: whether its host runs ahead.
+
+    Raises:
+        ValueError: there are seconds to spread, and no kernels.
     """
     recorded = sum(each.seconds for each in program.instructions if isinstance(each, Kernel))
+    if compute_seconds is not None and not recorded:
+        raise ValueError("the program has no kernels that could take these seconds: record a training step")
     scale = 1.0 if compute_seconds is None else compute_seconds / recorded
     name = "this machine" + (", if its host ran ahead" if runs_ahead else "")
     return Measured(

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import NamedTuple
 
-from minifsdp.course.machine.allocator import CachingAllocator
+from minifsdp.course.machine.allocator import CachingAllocator, DeviceMemoryError
 from minifsdp.course.machine.blocks import Allocator, Block, Segment
 from minifsdp.course.machine.hardware import Hardware
 from minifsdp.course.machine.hazards import Hazard, Hazards
@@ -114,8 +114,14 @@ class Run:
         return overlap(self.spans)
 
     def peak(self, what: str) -> int:
-        """The most bytes "allocated", "active", "reserved", "fragmented" or "requested"."""
-        return max(int(getattr(sample, what)) for sample in self.memory)
+        """The most bytes "allocated", "active", "reserved", "fragmented" or "requested".
+
+        Raises:
+            ValueError: it is none of these.
+        """
+        if what not in Memory._fields[1:]:
+            raise ValueError(f"no such count of bytes: {what}; choose from {', '.join(Memory._fields[1:])}")
+        return max((int(getattr(sample, what)) for sample in self.memory), default=0)
 
     def last_step(self) -> list[Span]:
         """The spans of the last step, from its beginning; cut where it begins."""
@@ -196,7 +202,11 @@ class _Replay:
     def allocate(self, buffer: int, stream: int) -> None:
         name, nbytes, tag, unit = self.program.buffers[buffer]
         before = self.allocator.retries
-        block = self.blocks[buffer] = self.allocator.malloc(nbytes, stream)
+        try:
+            block = self.blocks[buffer] = self.allocator.malloc(nbytes, stream)
+        except DeviceMemoryError as error:
+            cure = "give it more capacity, fewer samples, or a smaller limit"
+            raise DeviceMemoryError(f"{name} does not fit on {self.hardware.name}: {error}; {cure}") from None
         self.result.retries_at += [self.queues.host] * (self.allocator.retries - before)
         self.hazards.allocated(buffer, name, unit, block)
         self.note(tag, nbytes)

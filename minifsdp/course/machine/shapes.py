@@ -17,7 +17,8 @@ What comes out, beside the paper (arXiv 2304.11277, sections 3.3.2, 3.4 and 5):
              the two has time to spare, with 2 samples or with 8, nothing is lost.
     GPT      backward prefetch makes the whole model 24 % faster with one sample and 12 % with two (paper: 18). It hides
              a gather and a reduction per block, so the gain falls with the bandwidth: 35 % and 18 % at 125 GB/s, 19 %
-             and 10 % at 240. TFLOPS per GPU, recomputation counted: 176 and 180 (paper: over 173 and over 186).
+             and 10 % at 240. TFLOPS per GPU, recomputation counted: 176 and 180 (paper: over 173 and over 186), which
+             is no prediction: the efficiency of kernels is taken from there.
 
 Samples per GPU are not the paper's: T5's and DeepViT's are, of those tried, the ones where the limiter matters most.
 Left out: the float32 copies of mixed precision (half the memory of parameters and optimizer); that ranks differ, so

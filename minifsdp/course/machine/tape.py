@@ -54,7 +54,7 @@ class Tape(Books):
         self._names: dict[int, tuple[str, str]] = {}  # unit and what, by address of a storage
         self._named: dict[int, tuple[str, str]] = {}  # the same, by buffer
         self._on_host: set[int] = set()  # buffers that no device would see: numbers such as Adam's counts of steps
-        self._unit = "root"
+        self._unit = "unnamed"  # until one is named, by `watch`, and read
         self._number_of(device.current_stream(torch.device("cpu")), self._streams)
 
     # Memory

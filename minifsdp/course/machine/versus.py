@@ -15,7 +15,8 @@ Python between them is spread over them.
 The seconds of computing are each schedule's own: gloo's real collectives take processor time from what computes beside
 them (carriers.py), more of it the more is hidden, and no model of the link knows of that. Left out, and so in the
 error: that a thread wakes late after each wait, and waits for the slower of the ranks; that what else runs on the
-machine slows one rank and not the other. So predictions are mostly short: where nothing else ran, by up to a tenth.
+machine slows one rank and not the other. So predictions are mostly short: where nothing else ran, by up to a tenth of
+the step, and of the waiting alone by more (`waiting_error`).
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property, partial
+from math import inf
 from statistics import median
 from typing import Literal, NamedTuple
 
@@ -89,6 +91,12 @@ class Versus:
     def error(self) -> float:
         """Of the prediction, as a part of the median: negative where it was too short."""
         return self.predicted / self.median - 1
+
+    @property
+    def waiting_error(self) -> float:
+        """The same of what is really predicted, the waiting: what lies between a step and its computing."""
+        waited = self.median - self.computing
+        return (self.predicted - self.computing) / waited - 1 if waited > 0 else inf
 
 
 class _Step(NamedTuple):

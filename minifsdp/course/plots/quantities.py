@@ -126,7 +126,8 @@ def lines(
         legend_beside(axes, axes.get_legend_handles_labels()[0])
     points = {name: {"x": list(xs), "y": list(ys)} for name, (xs, ys) in series.items()}
     wanted = {name: {"x": list(xs), "y": list(ys)} for name, (xs, ys) in expected.items()}
-    return Picture(figure, title, says, given(measured=points, expected=wanted))
+    kind = "measured" if model is None else "model"
+    return Picture(figure, title, says, given(**{kind: points}, expected=wanted))
 
 
 def versus(results: Mapping[str, Versus], *, title: str, says: str, lab: str | None = None) -> Picture:
@@ -153,7 +154,7 @@ def versus(results: Mapping[str, Versus], *, title: str, says: str, lab: str | N
             axes.plot(spread, [seconds * 1e3 for seconds in each.measured], **dot)
             axes.plot(place + 0.34, each.predicted * 1e3, **diamond)
             top = max([each.predicted, *each.measured]) * 1e3
-            text = f"{each.median * 1e3:.0f} ms\nmodel {each.error:+.0%}"
+            text = f"{each.median * 1e3:.0f} ms\nmodel {each.error:+.0%}\nits waiting {each.waiting_error:+.0%}"
             axes.annotate(text, (place, top), (0, 4), textcoords="offset points", ha="center", va="bottom")
         axes.set_xticks(range(len(results)), [textwrap.fill(name, 18) for name in results])
         axes.tick_params(axis="x", length=0)
