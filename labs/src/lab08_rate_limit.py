@@ -1080,7 +1080,7 @@ results = versus(
 )
 for name, each in results.items():
     print(
-        f"{name:26}{1e3 * each.median:5.0f} ms measured, {1e3 * each.predicted:5.0f} ms by the model: {each.error:+.0%}, "
+        f"{name:26}{1e3 * each.median:5.0f} ms measured,{1e3 * each.predicted:5.0f} ms predicted: {each.error:+.0%}, "
         f"of the waiting {each.waiting_error:+.0%}"
     )
 deep, with_two = results["prefetch without a limit"], results["your limit, k = 2"]
