@@ -106,7 +106,7 @@ def _train(
     records: dict[str, dict[str, Any]] = {name: {"losses": [], "step_seconds": []} for name in trainees}
     for batch in shards:
         for name, trainee in trainees.items():
-            _align(where)
+            align(where)
             start = time.perf_counter()
             loss = take_step(trainee, batch, where)
             device.synchronize(where)
@@ -120,7 +120,7 @@ def _trace(
     trainee: Trainee, batch: Batch, where: torch.device, path: Path, link: EmulatedLink | None
 ) -> dict[str, Any]:
     """One step under the profiler; the other ranks keep rank 0 company."""
-    _align(where)
+    align(where)
     if dist.get_rank() != 0:
         take_step(trainee, batch, where)
         return {}
@@ -191,6 +191,6 @@ def _totals(calls: list[Call]) -> dict[str, dict[str, int]]:
     return totals
 
 
-def _align(where: torch.device) -> None:
+def align(where: torch.device) -> None:
     """Let no rank start its clock before all are there."""
     comm.all_reduce(torch.zeros(1, device=where), comm.world()).wait()

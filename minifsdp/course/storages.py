@@ -172,7 +172,11 @@ class Operators(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if any(map(is_traceable_wrapper_subclass_type, types)):
             return NotImplemented  # a DTensor comes down to operators on its local tensor, which come here again
-        returned = func(*args, **(kwargs or {}))
+        return self.run(func, args, kwargs or {})
+
+    def run(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """Run one operator and enter what it has returned."""
+        returned = func(*args, **kwargs)
         self._books.operator(func.name(), (args, kwargs), returned)
         return returned
 

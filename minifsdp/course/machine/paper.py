@@ -21,7 +21,6 @@ from minifsdp.course.machine.program import Program
 from minifsdp.course.machine.recorder import record_steps
 from minifsdp.course.rungs import Trainee
 from minifsdp.fsdp import FullyShardedDataParallel
-from minifsdp.fsdp.flat_unit import FlatUnit
 from minifsdp.fsdp.unit import Absent
 
 
@@ -66,8 +65,8 @@ def record_on_paper(build: Callable[[Any], Trainee], batch: Callable[[], Batch],
 def _built(build: Callable[[Any], Trainee], group: PaperGroup) -> Trainee:
     """Frees every unit once more: fake tensors that view a storage without memory give it some."""
     trainee = build(group)
-    for module in trainee.model.modules():
-        if isinstance(module, FullyShardedDataParallel) and isinstance(module._unit, FlatUnit):
+    for module in FullyShardedDataParallel.fsdp_modules(trainee.model):
+        if module._unit is not None:
             device.free(module._unit.flat.full)
     return trainee
 

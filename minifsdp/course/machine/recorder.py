@@ -12,7 +12,6 @@ from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
-from torch.utils._python_dispatch import is_traceable_wrapper_subclass_type
 
 from minifsdp import comm, device
 from minifsdp.comm import Call, Link
@@ -25,6 +24,7 @@ from minifsdp.course.rungs import Trainee
 from minifsdp.course.storages import Books, Operators
 from minifsdp.fsdp import FullyShardedDataParallel
 from minifsdp.fsdp.flat_unit import FlatUnit
+from minifsdp.fsdp.full_state import clean_name
 
 
 class Recorder(Ledger):
@@ -70,8 +70,8 @@ class Recorder(Ledger):
             raise RuntimeError('a Recorder records on CPU: start the ranks with launch(..., backend="gloo")')
         super().watch(model, optimizer, leaves)
         for path, module in model.named_modules():
-            if isinstance(module, FullyShardedDataParallel) and isinstance(module._unit, FlatUnit):
-                self.name_unit(path.replace("_fsdp_wrapped_module.", "") or "root", module._unit)
+            if isinstance(module, FullyShardedDataParallel) and module._unit is not None:
+                self.name_unit(clean_name(path) or "root", module._unit)
 
     def name_unit(self, name: str, unit: FlatUnit) -> None:
         """What to call a unit and its memory."""
@@ -105,19 +105,15 @@ def record_steps(build: Callable[[], Trainee], batch: Batch, steps: int = 2) -> 
 class _Kernels(Operators):
     """Also shows the tape what ran, and how long it took."""
 
-    def __init__(self, tape: Tape) -> None:
-        super().__init__(tape)
-        self._tape = tape
+    _books: Tape
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if any(map(is_traceable_wrapper_subclass_type, types)):
-            return NotImplemented
-        self._tape.begins(func, (args, kwargs))
+    def run(self, func: Any, args: Any, kwargs: Any) -> Any:
+        self._books.begins(func, (args, kwargs))
         start = time.perf_counter()
-        returned = func(*args, **(kwargs or {}))
+        returned = func(*args, **kwargs)
         seconds = time.perf_counter() - start
-        self._tape.operator(func.name(), (args, kwargs), returned)
-        self._tape.kernel(func, args, kwargs or {}, returned, seconds)
+        self._books.operator(func.name(), (args, kwargs), returned)
+        self._books.kernel(func, args, kwargs, returned, seconds)
         return returned
 
 

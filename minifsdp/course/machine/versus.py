@@ -45,7 +45,7 @@ from minifsdp.course.machine.hardware import Hardware, measured
 from minifsdp.course.machine.program import Kernel, Program
 from minifsdp.course.machine.recorder import record_steps
 from minifsdp.course.machine.replay import Run, replay
-from minifsdp.course.measure import Settings, take_step
+from minifsdp.course.measure import Settings, align, take_step
 from minifsdp.course.model import Block
 from minifsdp.course.rungs import LEARNING_RATE, Trainee
 from minifsdp.fsdp import FullyShardedDataParallel
@@ -196,7 +196,7 @@ def _timed_step(trainee: Trainee, batch: Batch) -> _Step:
         if phase == "wait":
             waited += time.perf_counter() - start
 
-    comm.all_reduce(torch.zeros(1), comm.world()).wait()  # no rank starts its clock before all are there
+    align(_CPU)
     comm.watchers.append(watch)
     try:
         start = time.perf_counter()
