@@ -10,12 +10,14 @@ sees all.
 
 from __future__ import annotations
 
+import os
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from functools import partial
 from typing import Any, Literal, NamedTuple, Protocol
 
+import torch
 import torch.distributed as dist
 from torch import Tensor
 
@@ -89,6 +91,12 @@ class Handle:
             self._work.wait()
 
 
+class Done:
+    """The handle of what needs no collective."""
+
+    def wait(self) -> None: ...
+
+
 @contextmanager
 def record() -> Iterator[list[Call]]:
     """Log the calls that are issued inside the `with`."""
@@ -151,6 +159,46 @@ def world(group: Group | None = None) -> Group:
             "no process group: call torch.distributed.init_process_group() first, or start ranks with launch()"
         )
     return group or dist.group.WORLD  # type: ignore[return-value]
+
+
+def compute_device(wanted: int | torch.device | None, tensors: Iterable[Tensor], group: Group) -> torch.device:
+    """Where a rank computes: where it is told to, or where its tensors are, or where its process group can.
+
+    Args:
+        wanted: a device, or the index of a CUDA device.
+        tensors: one that is neither on CPU nor on meta decides.
+        group: decides the rest: CPU, if its backend serves that.
+    """
+    if wanted is not None:
+        return torch.device("cuda", wanted) if isinstance(wanted, int) else torch.device(wanted)
+    for tensor in tensors:
+        if tensor.device.type not in ("cpu", "meta"):
+            return tensor.device
+    if torch.device("cpu") in group._device_types:
+        return torch.device("cpu")
+    return torch.device("cuda", torch.cuda.current_device())
+
+
+def mesh_group(mesh: Any, dim: int) -> Group:
+    """This rank's process group along dimension `dim` of a `DeviceMesh`."""
+    return mesh.get_group(mesh_dim=dim)  # type: ignore[no-any-return]
+
+
+def host_groups() -> tuple[Group, Group]:
+    """New groups: the ranks of this rank's host, and those of its place on all hosts.
+
+    To be called on every rank. Hosts have `LOCAL_WORLD_SIZE` ranks each, as torchrun says; unset: there is one host.
+
+    Raises:
+        ValueError: the world does not divide into hosts of that size.
+    """
+    ranks = dist.get_world_size()
+    size = int(os.environ.get("LOCAL_WORLD_SIZE", ranks))
+    if ranks % size:
+        raise ValueError(f"{ranks} ranks do not make hosts of LOCAL_WORLD_SIZE={size}: pass process groups")
+    inside, _ = dist.new_subgroups_by_enumeration([list(range(low, low + size)) for low in range(0, ranks, size)])
+    across, _ = dist.new_subgroups_by_enumeration([list(range(place, ranks, size)) for place in range(size)])
+    return inside, across
 
 
 def _issue(op: str, function: str, payload: Tensor, group: Group, /, *args: Any, **kwargs: Any) -> Handle:

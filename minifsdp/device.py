@@ -165,6 +165,13 @@ def free(buffer: Tensor) -> None:
     buffer.untyped_storage().resize_(0)
 
 
+def copy_to_host(tensor: Tensor) -> Tensor:
+    """A copy in host memory; on CUDA in pinned memory, and there only once the current stream has come to it."""
+    if not tensor.is_cuda:
+        return tensor.clone()  # on CPU `.cpu()` would be no copy
+    return torch.empty_like(tensor, device="cpu", pin_memory=True).copy_(tensor, non_blocking=True)
+
+
 def is_allocated(buffer: Tensor) -> bool:
     """Whether the buffer has its memory at present; a buffer of no elements always has."""
     return buffer.untyped_storage().nbytes() == buffer.numel() * buffer.element_size()

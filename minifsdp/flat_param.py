@@ -10,7 +10,7 @@ views.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 import torch
@@ -44,6 +44,12 @@ def find_parameters(module: nn.Module, skip: Iterable[nn.Module] = ()) -> ParamP
     return found
 
 
+def copy_values(views: list[Tensor], originals: list[nn.Parameter]) -> None:
+    """How a flat parameter gets its first values, unless another way is given: from the original parameters."""
+    for view, p in zip(views, originals, strict=True):
+        view.copy_(p)
+
+
 class FlatParameter:
     """Flattens parameters into one buffer and keeps a shard of it.
 
@@ -56,32 +62,47 @@ class FlatParameter:
         full: the buffer [numel + padding], freed at first; `device.allocate` gives it memory, a gather its values.
         views: the parameters, each in its shape, as views of `full`.
         shard: what the optimizer sees, a Parameter [(numel + padding) / ranks] that owns its memory.
+        rank, ranks: whose shard it is, and of how many.
 
     Args:
         params: what to flatten: floating point, all of one dtype, one device and one `requires_grad`.
         rank: whose shard to keep.
         ranks: how many shards there are, N.
+        fill: writes the parameters' values into their views of `full`, from which the shard is then taken.
+        to: device of the buffer; default: where the parameters are.
 
     Raises:
         ValueError: there is nothing to flatten, or the parameters are of two kinds; names one of each.
     """
 
-    def __init__(self, params: ParamPlaces, rank: int, ranks: int) -> None:
-        _check_uniform(params)
+    uniform_requires_grad = True
+
+    def __init__(
+        self,
+        params: ParamPlaces,
+        rank: int,
+        ranks: int,
+        fill: Callable[[list[Tensor], list[nn.Parameter]], None] = copy_values,
+        to: torch.device | None = None,
+    ) -> None:
+        _check_uniform(params, self.uniform_requires_grad)
         originals, first = list(params), next(iter(params))
+        self.rank, self.ranks = rank, ranks
         self.places = list(params.values())
         self.shapes = [p.shape for p in originals]
-        self.numel = sum(p.numel() for p in originals)
-        self.padding = -self.numel % ranks
-        self.sizes = [*(p.numel() for p in originals), self.padding]
-        self.full = device.empty(self.numel + self.padding, first.dtype, "unsharded", first.device)
+        self._lay_out(originals)
+        self.full = device.empty(self.numel + self.padding, first.dtype, "unsharded", to or first.device)
         self.views = self.unflatten(self.full)
         with torch.no_grad():
-            for view, p in zip(self.views, originals, strict=True):
-                view.copy_(p)
-            self.padding_of(self.full).zero_()
+            fill(self.views, originals)
+            self.clear_padding(self.full)
         self.shard = nn.Parameter(self.full.chunk(ranks)[rank].clone(), requires_grad=first.requires_grad)
         device.free(self.full)
+
+    def _lay_out(self, originals: list[nn.Parameter]) -> None:
+        self.numel = sum(p.numel() for p in originals)
+        self.padding = -self.numel % self.ranks
+        self.sizes = [*(p.numel() for p in originals), self.padding]
 
     @property
     def names(self) -> list[str]:
@@ -99,6 +120,10 @@ class FlatParameter:
         """The padding [padding] at the end of a buffer of this layout."""
         return buffer[self.numel :]
 
+    def clear_padding(self, buffer: Tensor) -> None:
+        """Zero what belongs to no parameter in a buffer of this layout."""
+        self.padding_of(buffer).zero_()
+
     def shard_bounds(self, index: int, rank: int) -> tuple[int, int]:
         """Which elements `[low, high)` of rank `rank`'s shard belong to parameter `index`; `low == high` if none do."""
         start, length = rank * self.shard.numel(), self.shard.numel()
@@ -106,8 +131,15 @@ class FlatParameter:
         low, high = (min(max(edge - start, 0), length) for edge in (offset, offset + self.sizes[index]))
         return low, high
 
+    def part_of(self, index: int, values: Tensor) -> Tensor:
+        """What this rank's shard holds, 1-D, of `values` of parameter `index`, which are whole."""
+        low, high = self.shard_bounds(index, self.rank)
+        before = [self.shard_bounds(index, rank) for rank in range(self.rank)]
+        start = sum(there - here for here, there in before)
+        return values.reshape(-1)[start : start + high - low]
 
-def _check_uniform(params: ParamPlaces) -> None:
+
+def _check_uniform(params: ParamPlaces, requires_grad: bool) -> None:
     if not params:
         raise ValueError("Expects non-empty `params`: there is no parameter to flatten")
     (first, first_places), *others = params.items()
@@ -126,9 +158,10 @@ def _check_uniform(params: ParamPlaces) -> None:
                 f"Must flatten tensors on the same device but got both {first.device} and {p.device}: {name} is on "
                 f"{first.device}, {other} on {p.device}. Move the module to one device first, or pass device_id."
             )
-        if p.requires_grad != first.requires_grad:
+        if requires_grad and p.requires_grad != first.requires_grad:
             frozen, trained = (other, name) if first.requires_grad else (name, other)
             raise ValueError(
                 "Must flatten tensors with uniform `requires_grad` when `use_orig_params=False`: "
-                f"{frozen} is frozen, {trained} is not. Wrap the frozen module as a unit of its own."
+                f"{frozen} is frozen, {trained} is not. Wrap the frozen module as a unit of its own, or pass "
+                "use_orig_params=True."
             )

@@ -39,14 +39,14 @@ from minifsdp.fsdp import (
     ShardingStrategy,
     SyncSchedule,
 )
-from minifsdp.fsdp.full_state import clean_name
 from minifsdp.fsdp.replicated import ReplicatedUnit
+from minifsdp.fsdp.state.full import clean_name
 from minifsdp.fsdp.unit import SHARDED
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
 WIDTH, ROWS, MICRO_BATCHES, STEPS = 5, 12, 4, 3  # 12 rows: an equal share for 1, 2 and 3 ranks
-FULL_SHARD, SHARD_GRAD_OP, NO_SHARD = ShardingStrategy
+FULL_SHARD, SHARD_GRAD_OP, NO_SHARD, *_ = ShardingStrategy
 
 SCHEDULES: dict[str, Any] = {
     "sync": SyncSchedule,

@@ -1,6 +1,22 @@
 """Fully sharded data parallelism: units that know how, schedules that decide when."""
 
-from minifsdp.fsdp.api import FullyShardedDataParallel, ShardingStrategy
+from minifsdp.fsdp.api import FullyShardedDataParallel
+from minifsdp.fsdp.options import (
+    CPUOffload,
+    FullOptimStateDictConfig,
+    FullStateDictConfig,
+    LocalOptimStateDictConfig,
+    LocalStateDictConfig,
+    MixedPrecision,
+    OptimStateDictConfig,
+    OptimStateKeyType,
+    ShardedOptimStateDictConfig,
+    ShardedStateDictConfig,
+    ShardingStrategy,
+    StateDictConfig,
+    StateDictSettings,
+    StateDictType,
+)
 from minifsdp.fsdp.overlap import OverlapSchedule
 from minifsdp.fsdp.prefetch import BackwardPrefetch, PrefetchSchedule
 from minifsdp.fsdp.rate_limit import RateLimitedSchedule
@@ -9,11 +25,24 @@ from minifsdp.fsdp.wrap import ModuleWrapPolicy
 
 __all__ = [
     "BackwardPrefetch",
+    "CPUOffload",
+    "FullOptimStateDictConfig",
+    "FullStateDictConfig",
     "FullyShardedDataParallel",
+    "LocalOptimStateDictConfig",
+    "LocalStateDictConfig",
+    "MixedPrecision",
     "ModuleWrapPolicy",
+    "OptimStateDictConfig",
+    "OptimStateKeyType",
     "OverlapSchedule",
     "PrefetchSchedule",
     "RateLimitedSchedule",
+    "ShardedOptimStateDictConfig",
+    "ShardedStateDictConfig",
     "ShardingStrategy",
+    "StateDictConfig",
+    "StateDictSettings",
+    "StateDictType",
     "SyncSchedule",
 ]

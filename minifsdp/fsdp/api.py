@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
-from enum import Enum, auto
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
@@ -14,43 +12,48 @@ from torch import Tensor, nn
 
 from minifsdp import comm
 from minifsdp.comm import Group
-from minifsdp.flat_param import FlatParameter, find_parameters
-from minifsdp.fsdp import full_state
 from minifsdp.fsdp.clip_grad import clip_grad_norm
+from minifsdp.fsdp.construct import clamp, managed_modules, managed_parameters, wrap_submodules
 from minifsdp.fsdp.engine import Engine
-from minifsdp.fsdp.flat_unit import FlatUnit
+from minifsdp.fsdp.groups import find_groups
+from minifsdp.fsdp.ignored import find_ignored
+from minifsdp.fsdp.kinds import Kind
+from minifsdp.fsdp.materialize import filler, run_param_init_fn
+from minifsdp.fsdp.mixed_precision import cast_buffers, cast_inputs, computes_exactly
+from minifsdp.fsdp.options import CPUOffload, MixedPrecision, ShardingStrategy, ours
 from minifsdp.fsdp.prefetch import BackwardPrefetch, PrefetchSchedule
 from minifsdp.fsdp.rate_limit import RateLimitedSchedule
 from minifsdp.fsdp.replicated import ReplicatedUnit
+from minifsdp.fsdp.state.full import FLAT_PARAM, clean_name, register_load_hooks
+from minifsdp.fsdp.state.methods import StateMethods
 from minifsdp.fsdp.sync import SyncSchedule
 from minifsdp.fsdp.unit import Unit
-from minifsdp.fsdp.wrap import ModuleWrapPolicy, WrapPolicy, check_not_shared, check_not_taken, wrap_children
-
-
-class ShardingStrategy(Enum):
-    """What is sharded between uses: everything; everything, but parameters not from forward to backward; nothing."""
-
-    FULL_SHARD = auto()
-    SHARD_GRAD_OP = auto()
-    NO_SHARD = auto()
-
+from minifsdp.fsdp.wrap import WrapPolicy
 
 MakeSchedule = Callable[[Sequence[Unit]], SyncSchedule]
 
 
-class FullyShardedDataParallel(nn.Module):
+class FullyShardedDataParallel(StateMethods):
     """Shards `module` over the ranks. The optimizer must be built after wrapping: its parameters are the shards.
 
     Args:
         module: what to wrap. Its parameters that no inner instance holds are this instance's unit.
-        process_group: shard over these ranks; default: all.
+        process_group: shard over these ranks; default: all. Of a hybrid strategy: (to shard over, to replicate over).
         sharding_strategy: default FULL_SHARD; on one rank NO_SHARD, whatever is asked for.
+        cpu_offload: keep shards and gradients in host memory.
         auto_wrap_policy: which submodules are units of their own: a `WrapPolicy`, or a set of module classes.
         backward_prefetch: when backward gathers the next unit; None: when it is needed.
+        mixed_precision: dtypes of computation, reduction and buffers.
+        ignored_modules: left alone, with all that is in them.
+        param_init_fn: gives a module that has meta tensors memory and values; called for each module, not recursively.
+        device_id: compute there, whatever device the module is on.
+        sync_module_states: start from rank 0's values.
         forward_prefetch: gather the next unit in forward before this one computes, in the order of the last forward.
         limit_all_gathers: have at most two units gathered and not yet freed.
-        device_id: move the module there before sharding it.
-        schedule: makes the schedule from all units, in place of the one that the three arguments before choose.
+        use_orig_params: let the optimizer see the original parameters, not flat ones.
+        ignored_states: parameters or modules to leave alone.
+        device_mesh: shard over its dimension; of a hybrid strategy, replicate over the first and shard over the second.
+        schedule: makes the schedule from all units, in place of the one that the prefetch and limit arguments choose.
 
     Raises:
         ValueError: parameters of one unit differ in dtype, device or `requires_grad`, or one is used in two units.
@@ -59,81 +62,70 @@ class FullyShardedDataParallel(nn.Module):
     def __init__(
         self,
         module: nn.Module,
-        process_group: Group | None = None,
+        process_group: Group | tuple[Group, Group] | None = None,
         sharding_strategy: ShardingStrategy | None = None,
-        *,
+        cpu_offload: CPUOffload | None = None,
         auto_wrap_policy: WrapPolicy | Iterable[type[nn.Module]] | None = None,
         backward_prefetch: BackwardPrefetch | None = BackwardPrefetch.BACKWARD_PRE,
+        mixed_precision: MixedPrecision | None = None,
+        ignored_modules: Iterable[nn.Module] | None = None,
+        param_init_fn: Callable[[nn.Module], None] | None = None,
+        device_id: int | torch.device | None = None,
+        sync_module_states: bool = False,
         forward_prefetch: bool = False,
         limit_all_gathers: bool = True,
-        device_id: int | torch.device | None = None,
+        use_orig_params: bool = False,
+        ignored_states: Iterable[nn.Parameter] | Iterable[nn.Module] | None = None,
+        device_mesh: Any = None,
+        *,
         schedule: MakeSchedule | None = None,
     ) -> None:
         super().__init__()
-        self.process_group = comm.world(process_group)
-        self.rank, self.world_size = self.process_group.rank(), self.process_group.size()
-        self.sharding_strategy = self._resolve(sharding_strategy or ShardingStrategy.FULL_SHARD)
+        strategy = ours(ShardingStrategy, sharding_strategy or ShardingStrategy.FULL_SHARD, "sharding_strategy")
+        if backward_prefetch is not None:
+            backward_prefetch = ours(BackwardPrefetch, backward_prefetch, "backward_prefetch")
+        groups = find_groups(strategy, process_group, device_mesh, auto_wrap_policy is not None)
+        self.process_group = groups.shard
+        self.rank, self.world_size = groups.shard.rank(), groups.shard.size()
+        self.sharding_strategy = clamp(strategy, self.world_size)
+        self.cpu_offload = ours(CPUOffload, cpu_offload or CPUOffload(), "cpu_offload")
+        self.mixed_precision = ours(MixedPrecision, mixed_precision or MixedPrecision(), "mixed_precision")
         self.backward_prefetch, self.forward_prefetch = backward_prefetch, forward_prefetch
         self.limit_all_gathers = limit_all_gathers
         make_schedule = PrefetchSchedule if not limit_all_gathers else RateLimitedSchedule
         self._make_schedule = schedule or partial(make_schedule, forward=forward_prefetch, backward=backward_prefetch)
         self._engine: Engine | None = None
         self._is_root: bool | None = None
-        if device_id is not None:
-            module.to(torch.device("cuda", device_id) if isinstance(device_id, int) else device_id)
+        self.compute_device = comm.compute_device(device_id, module.parameters(), groups.shard)
+        ignored = find_ignored(ignored_modules, ignored_states)
         if auto_wrap_policy is not None:
-            self._wrap_children(module, auto_wrap_policy)
+            inherited = {
+                "process_group": groups if strategy.is_hybrid else groups.shard,
+                "sharding_strategy": strategy,
+                "cpu_offload": self.cpu_offload,
+                "backward_prefetch": backward_prefetch,
+                "mixed_precision": self.mixed_precision,
+                "param_init_fn": param_init_fn,
+                "device_id": self.compute_device,
+                "sync_module_states": sync_module_states,
+                "forward_prefetch": forward_prefetch,
+                "limit_all_gathers": limit_all_gathers,
+                "use_orig_params": use_orig_params,
+                "ignored_states": ignored.params,
+                "schedule": self._make_schedule,
+            }
+            wrap_submodules(module, auto_wrap_policy, ignored, FullyShardedDataParallel, inherited)
         self._fsdp_wrapped_module = module
-        self._unit = self._make_unit(module)
-        if self._unit is not None:
-            module.register_parameter(full_state.FLAT_PARAM, self._unit.flat.shard)
-        full_state.register_load_hooks(self, module, self._unit)
-
-    # Construction
-
-    def _resolve(self, strategy: ShardingStrategy) -> ShardingStrategy:
-        if not isinstance(strategy, ShardingStrategy):
-            raise ValueError(f"sharding_strategy={strategy!r}: give a ShardingStrategy, such as FULL_SHARD")
-        if self.world_size > 1 or strategy is ShardingStrategy.NO_SHARD:
-            return strategy
-        warnings.warn(
-            f"FSDP is switching to use `NO_SHARD` instead of {strategy} since the world size is 1.", stacklevel=3
-        )
-        return ShardingStrategy.NO_SHARD
-
-    def _wrap_children(self, module: nn.Module, policy: Any) -> None:
-        def wrap(child: nn.Module) -> nn.Module:
-            check_not_shared(module, child)
-            return FullyShardedDataParallel(
-                child,
-                self.process_group,
-                self.sharding_strategy,
-                backward_prefetch=self.backward_prefetch,
-                forward_prefetch=self.forward_prefetch,
-                limit_all_gathers=self.limit_all_gathers,
-                schedule=self._make_schedule,
-            )
-
-        for name, inner in module.named_modules():
-            if isinstance(inner, FullyShardedDataParallel):
-                raise ValueError(
-                    f"FSDP auto wrapping requires modules to not already have FSDP applied but found {name} in "
-                    f"{type(module).__name__}: leave all of it to the policy, or wrap all of it by hand"
-                )
-        if isinstance(policy, type) or not callable(policy):
-            policy = ModuleWrapPolicy(policy)
-        wrap_children(module, policy, wrap)
-
-    def _make_unit(self, module: nn.Module) -> FlatUnit | None:
-        params = find_parameters(module, skip=self.fsdp_modules(module))
-        if not params:
-            return None
-        check_not_taken(params)
-        name = type(module).__name__
-        if self.sharding_strategy is ShardingStrategy.NO_SHARD:
-            return ReplicatedUnit(FlatParameter(params, rank=0, ranks=1), self.process_group, name)
-        reshard = self.sharding_strategy is ShardingStrategy.FULL_SHARD
-        return FlatUnit(FlatParameter(params, self.rank, self.world_size), self.process_group, name, reshard)
+        self._managed = managed_modules(module, FullyShardedDataParallel, ignored)
+        if param_init_fn is not None:
+            run_param_init_fn(self._managed, param_init_fn)
+        params = managed_parameters(module, self._managed, ignored)
+        kind = Kind(self.sharding_strategy, groups, self.mixed_precision, self.cpu_offload, use_orig_params)
+        fill = filler(self._managed, params, self.compute_device, groups if sync_module_states else None)
+        self._unit = kind.make_unit(params, module, self.compute_device, fill) if params else None
+        if self._unit is not None and not use_orig_params:
+            module.register_parameter(FLAT_PARAM, self._unit.flat.shard)
+        register_load_hooks(self, module, self._unit)
 
     def _lazy_init(self) -> Engine:
         """The outermost instance that runs first hooks all units to one schedule."""
@@ -149,6 +141,7 @@ class FullyShardedDataParallel(nn.Module):
             self._engine = Engine(units, self._make_schedule(units) if units else SyncSchedule(units))
             for instance in instances:
                 instance._engine, instance._is_root = self._engine, instance is self
+                cast_buffers(instance._managed, instance.mixed_precision.buffer_dtype)
             if self._unit is not None:
                 self._unit.is_root = True
         return self._engine
@@ -167,14 +160,24 @@ class FullyShardedDataParallel(nn.Module):
         engine = self._lazy_init()
         if self._is_root:
             engine.begin()
-        if self._unit is not None:
-            engine.before(self._unit, (args, kwargs))
-        output = self.module(*args, **kwargs)
-        if self._unit is not None:
-            engine.after(self._unit, output)
-        if self._is_root:
-            engine.end()
+        try:
+            args, kwargs = self._cast((args, kwargs))
+            if self._unit is not None:
+                engine.before(self._unit, (args, kwargs))
+            output = self.module(*args, **kwargs)
+            if self._unit is not None:
+                engine.after(self._unit, output)
+        finally:
+            if self._is_root:
+                engine.end()
         return output
+
+    def _cast(self, inputs: Any) -> Any:
+        """Inputs as the wrapped module expects them."""
+        precision = self.mixed_precision
+        wanted = precision.cast_root_forward_inputs if self._is_root else precision.cast_forward_inputs
+        dtype = precision.param_dtype if wanted and not computes_exactly(self.module) else None
+        return cast_inputs(inputs, dtype, self.compute_device) if dtype or self._is_root else inputs
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
@@ -186,41 +189,17 @@ class FullyShardedDataParallel(nn.Module):
         """Clip by the norm of all gradients of all ranks; returns the norm. To be called on every rank."""
         self._root_engine("clip_grad_norm_()")
         units = [m._unit for m in self.fsdp_modules(self) if m._unit is not None]
-        sharded = [unit.flat.shard for unit in units if not isinstance(unit, ReplicatedUnit)]
-        replicated = [unit.flat.shard for unit in units if isinstance(unit, ReplicatedUnit)]
-        device = units[0].device if units else torch.device("cpu")
-        return clip_grad_norm(sharded, replicated, float(max_norm), float(norm_type), self.process_group, device)
-
-    # The whole model
-
-    @staticmethod
-    @contextmanager
-    def summon_full_params(module: nn.Module, recurse: bool = True, writeback: bool = True) -> Iterator[None]:
-        """Have whole parameters under their original names; with `writeback`, changes to them stay."""
-        instances = FullyShardedDataParallel.fsdp_modules(module)
-        with ExitStack() as stack:
-            for instance in instances if recurse else instances[:1]:
-                if instance._unit is not None:
-                    stack.enter_context(full_state.exposed(instance.module, instance._unit, writeback))
-            yield
-
-    def state_dict(self, *, destination: Any = None, prefix: str = "", keep_vars: bool = False) -> Any:
-        """The full state under the original names, a copy on every rank; to be called on every rank."""
-        return full_state.state_dict(self.module, self._unit, destination, prefix, keep_vars)
+        sharded = {p for unit in units if not isinstance(unit, ReplicatedUnit) for p in unit.shards}
+        others = [p for p in self.parameters() if p not in sharded]
+        group = self.process_group
+        return clip_grad_norm(sharded, others, float(max_norm), float(norm_type), group, self.compute_device)
 
     def named_parameters(self, *args: Any, **kwargs: Any) -> Iterator[tuple[str, nn.Parameter]]:
-        """As of any module; inside `summon_full_params` the names are the original ones."""
+        """As of any module; original parameters have their original names."""
         for name, p in super().named_parameters(*args, **kwargs):
-            yield (name if name.endswith(full_state.FLAT_PARAM) else full_state.clean_name(name)), p
+            yield (name if name.endswith(FLAT_PARAM) else clean_name(name)), p
 
     # Looking through to the wrapped module
-
-    @property
-    def module(self) -> nn.Module:
-        """The wrapped module."""
-        wrapped = self._modules["_fsdp_wrapped_module"]
-        assert wrapped is not None
-        return wrapped
 
     def __getattr__(self, name: str) -> Any:
         try:
@@ -241,8 +220,3 @@ class FullyShardedDataParallel(nn.Module):
     def check_is_root(self) -> bool:
         self._lazy_init()
         return bool(self._is_root)
-
-    @staticmethod
-    def fsdp_modules(module: nn.Module) -> list[FullyShardedDataParallel]:
-        """All instances in `module`, itself included."""
-        return [m for m in module.modules() if isinstance(m, FullyShardedDataParallel)]

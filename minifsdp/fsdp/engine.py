@@ -14,8 +14,7 @@
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
@@ -23,20 +22,21 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.autograd import Variable
-from torch.utils._pytree import tree_leaves
 
 from minifsdp.fsdp.sync import SyncSchedule
+from minifsdp.fsdp.tree import tensors
 from minifsdp.fsdp.unit import Unit
 
 
 class Progress:
     """Where one unit is in the backward under way."""
 
-    __slots__ = ("calls", "ended", "in_backward", "missing", "on_output", "trained", "unit")
+    __slots__ = ("calls", "ended", "hooked", "in_backward", "missing", "on_output", "trained", "unit")
 
     def __init__(self, unit: Unit) -> None:
         self.unit = unit
-        self.trained = [index for index, leaf in enumerate(unit.leaves) if leaf.requires_grad]
+        self.trained: list[int] = []  # leaves that want a gradient
+        self.hooked: set[int] = set()  # leaves that tell of theirs
         self.on_output: Callable[[Tensor], None]
         self.ended = False  # its post_backward has been, in the backward under way
         self.restart()
@@ -58,13 +58,23 @@ class Engine:
     def __init__(self, units: Sequence[Unit], schedule: SyncSchedule) -> None:
         self.schedule = schedule
         self.sync_gradients = True
+        self.forward_runs = False
         self.backward_runs = False
         self.kept = False  # parameters stay whole from one micro-batch to the next: SHARD_GRAD_OP inside no_sync
         self.progress = {unit: Progress(unit) for unit in units}
-        for unit, progress in self.progress.items():
+        for progress in self.progress.values():
             progress.on_output = partial(self._pre_backward, progress)
-            for index in progress.trained:
-                unit.leaves[index].register_post_accumulate_grad_hook(partial(self._on_gradient, progress, index))
+            self._follow(progress)
+
+    def _follow(self, progress: Progress) -> None:
+        """Leaves may have been frozen or thawed since the last step."""
+        unit = progress.unit
+        unit.follow()
+        progress.trained = [index for index, leaf in enumerate(unit.leaves) if leaf.requires_grad]
+        for index in set(progress.trained) - progress.hooked:
+            unit.leaves[index].register_post_accumulate_grad_hook(partial(self._on_gradient, progress, index))
+            progress.hooked.add(index)
+        progress.restart()
 
     # Forward
 
@@ -74,11 +84,12 @@ class Engine:
             return
         if self.backward_runs:
             self._abandon_backward()
+        self.forward_runs = True
         self.schedule.begin_forward()
         for progress in self.progress.values():
-            progress.restart()
             if not self.kept:
                 self.schedule.free(progress.unit)
+            self._follow(progress)
 
     def before(self, unit: Unit, inputs: Any) -> None:
         progress = self.progress[unit]
@@ -95,7 +106,7 @@ class Engine:
         progress = self.progress[unit]
         if progress.in_backward:
             return
-        outputs = [t for t in _tensors(output) if t.requires_grad]
+        outputs = [t for t in tensors(output) if t.requires_grad]
         if self.backward_runs:
             self.schedule.free(unit)
         elif outputs or not (progress.trained and torch.is_grad_enabled()):
@@ -105,7 +116,8 @@ class Engine:
             t.register_hook(progress.on_output)
 
     def end(self) -> None:
-        """The outermost forward ends."""
+        """The outermost forward ends, or has raised."""
+        self.forward_runs = False
         if not torch.is_grad_enabled():
             self.schedule.end_forward()
 
@@ -166,7 +178,7 @@ class Engine:
 
     def _watch_inputs(self, progress: Progress, inputs: Any) -> None:
         """Frozen leaves have no hook, and are read until the inputs have their gradients."""
-        watched = [t for t in _tensors(inputs) if t.requires_grad]
+        watched = [t for t in tensors(inputs) if t.requires_grad]
         if not watched:
             return
         progress.calls += 1
@@ -186,16 +198,3 @@ class Engine:
             yield
         finally:
             self.sync_gradients = before
-
-
-def _tensors(tree: Any) -> Iterator[Tensor]:
-    """The tensors in any nesting of containers and dataclasses."""
-    for leaf in tree_leaves(tree):
-        if isinstance(leaf, Tensor):
-            yield leaf
-        elif isinstance(leaf, Mapping):  # one that tree_leaves does not know, as a subclass of dict
-            yield from _tensors(list(leaf.values()))
-        elif isinstance(leaf, list | tuple | set | frozenset):
-            yield from _tensors(list(leaf))
-        elif dataclasses.is_dataclass(leaf):
-            yield from _tensors([getattr(leaf, field.name) for field in dataclasses.fields(leaf)])

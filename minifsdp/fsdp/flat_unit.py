@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
 from torch import Tensor, nn
 
 from minifsdp import comm, device
-from minifsdp.comm import Group, Handle
+from minifsdp.comm import Done, Group, Handle
 from minifsdp.flat_param import FlatParameter
-from minifsdp.fsdp.unit import Unit, add_gradient
+from minifsdp.fsdp.unit import UNSHARDED, Unit, add_gradient
 
 
 class FlatUnit(Unit):
@@ -22,6 +27,9 @@ class FlatUnit(Unit):
     Each is allocated on one stream and used on another; what protects it is `record_stream` in `device.free`.
     """
 
+    reduction: Any = comm.MEAN
+    is_exposed = False  # its modules have whole parameters at present
+
     def __init__(
         self, flat: FlatParameter, group: Group, name: str = "unit", reshard_after_forward: bool = True
     ) -> None:
@@ -29,11 +37,25 @@ class FlatUnit(Unit):
         self.group = group
         self.flat = flat
         self.shards = [flat.shard]
-        self.device = flat.shard.device
+        self.device = flat.full.device
+        self.full, views = self._make_full()
         # An alias with a version counter of its own: to gather is not to modify what autograd has saved.
-        self._target = flat.full.data
+        self._target = self.full.data
         self._new_gradient()
-        self._adopt([nn.Parameter(view, flat.shard.requires_grad) for view in flat.views], flat.places)
+        self._adopt([nn.Parameter(view, flat.shard.requires_grad) for view in views], flat.places)
+
+    def _make_full(self) -> tuple[Tensor, list[Tensor]]:
+        """The buffer [P] that the gather fills, and the parameters as views of it."""
+        return self.flat.full, self.flat.views
+
+    @property
+    def gradient_dtype(self) -> torch.dtype:
+        """In which gradients are reduced."""
+        return self.flat.shard.dtype
+
+    def follow(self) -> None:
+        for leaf in self.leaves:
+            leaf.requires_grad_(self.flat.shard.requires_grad)
 
     def _new_gradient(self) -> None:
         self._gradient: Tensor | None = None
@@ -46,8 +68,8 @@ class FlatUnit(Unit):
 
     def take_gradient(self, index: int) -> None:
         if self._gradient is None:
-            shard, size = self.flat.shard, self.flat.numel + self.flat.padding
-            self._gradient = device.empty(size, shard.dtype, "gradients", self.device)
+            size = self.flat.numel + self.flat.padding
+            self._gradient = device.empty(size, self.gradient_dtype, "gradients", self.device)
             self._views = self.flat.unflatten(self._gradient)
         leaf = self.leaves[index]
         gradient, leaf.grad = leaf.grad, None
@@ -58,32 +80,80 @@ class FlatUnit(Unit):
         else:  # a backward inside no_sync came before
             self._views[index].add_(gradient)
 
-    def _gather(self) -> Handle:
-        device.allocate(self.flat.full)
-        return comm.all_gather(self._target, self.flat.shard.data, self.group)
+    def _gather(self) -> Handle | Done:
+        device.allocate(self.full)
+        return self.gather_into(self._target)
+
+    def gather_into(self, full: Tensor) -> Handle | Done:
+        """Fill `full` [P] with the values of all shards, in its own dtype."""
+        return comm.all_gather(full, self._outgoing(full), self.group)
+
+    def _outgoing(self, full: Tensor) -> Tensor:
+        """What this rank sends to those who gather."""
+        return self.flat.shard.data
+
+    def mine(self, full: Tensor) -> Tensor:
+        """This rank's part [P / N] of a buffer [P] of the flat parameter's layout."""
+        size = self.flat.shard.numel()
+        return full[self.group.rank() * size :][:size]
 
     def _release(self) -> None:
-        device.free(self.flat.full)
+        device.free(self.full)
 
     def _reduce(self) -> Handle:
         gradient = self._complete_gradient()
         self._mean = device.empty(self.flat.shard.numel(), gradient.dtype, "gradients", self.device)
-        return comm.reduce_scatter(self._mean, gradient, self.group, comm.MEAN)
+        return comm.reduce_scatter(self._mean, gradient, self.group, self.reduction)
 
     def _complete_gradient(self) -> Tensor:
         assert self._gradient is not None
         for index in self._missing:
             self._views[index].zero_()
-        self.flat.padding_of(self._gradient).zero_()
+        self.flat.clear_padding(self._gradient)
         self._reduced = self._gradient
         self._new_gradient()
         return self._reduced
 
     def _accumulate(self) -> None:
         device.free(self._reduced)
-        add_gradient(self.flat.shard, self._mean)
+        self._deliver(self._mean)
         del self._mean, self._reduced
 
-    def store(self) -> None:
-        size = self.flat.shard.numel()
-        self.flat.shard.data.copy_(self._target[self.group.rank() * size :][:size])
+    def _deliver(self, gradient: Tensor) -> None:
+        """Add a mean gradient [P / N] to the shard's; its memory is given away."""
+        add_gradient(self.flat.shard, gradient)
+
+    # The values outside forward and backward
+
+    @contextmanager
+    def whole(self) -> Iterator[Tensor]:
+        """All values as one buffer [P] in the shards' dtype, gathered now: what a forward has left may be older."""
+        was_unsharded = self.state is UNSHARDED
+        self.free()
+        device.allocate(self.flat.full)
+        self.gather_into(self.flat.full.data).wait()
+        try:
+            yield self.flat.full
+        finally:
+            device.free(self.flat.full)
+            if was_unsharded:
+                self.start_gather()
+                self.wait_gather()
+
+    def store(self, full: Tensor) -> None:
+        """Copy this rank's part of `full` [P] into the shard."""
+        self.flat.shard.data.copy_(self.mine(full))
+
+    def expose(self, full: Tensor) -> None:
+        """Let the modules have their parameters again, as views of `full` [P]."""
+        exposed = [nn.Parameter(view, self.flat.shard.requires_grad) for view in self.flat.unflatten(full)]
+        for users, p in zip(self.places, exposed, strict=True):
+            for place in users:
+                place.module._parameters[place.attribute] = p
+        self._place(exposed)
+
+    def conceal(self) -> None:
+        """The end of `expose`."""
+        for place in (place for users in self.places for place in users):
+            del place.module._parameters[place.attribute]
+        self._hide()

@@ -2,41 +2,62 @@
 
 from __future__ import annotations
 
-from torch import nn
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from torch import Tensor
 
 from minifsdp import comm, device
-from minifsdp.comm import Group, Handle
-from minifsdp.flat_param import FlatParameter
+from minifsdp.comm import Done, Handle
 from minifsdp.fsdp.flat_unit import FlatUnit
-from minifsdp.fsdp.unit import UNSHARDED
 
 
 class ReplicatedUnit(FlatUnit):
-    """A unit on the same schedules whose gather and free have nothing to do; its gradient is all-reduced in place.
+    """A unit on the same schedules whose gather has no one to ask; its gradient is all-reduced in place.
+
+    The shard is the whole, and the leaves are views of it, unless another concern (another dtype, another device)
+    puts a copy in between.
 
     Args:
         flat: the flat parameter, cut into one shard.
         group: the process group of the replicas.
     """
 
-    def __init__(self, flat: FlatParameter, group: Group, name: str = "unit") -> None:
-        super().__init__(flat, group, name, reshard_after_forward=False)
-        trains = flat.shard.requires_grad
-        self.leaves = [nn.Parameter(view, trains) for view in flat.unflatten(flat.shard.data)]
-        self._place(self.leaves)
-        self.state = UNSHARDED
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **{**kwargs, "reshard_after_forward": False})
+        if self._is_resident:
+            self.start_gather()
+            self.wait_gather()
 
-    def free(self) -> None: ...
+    @property
+    def _is_resident(self) -> bool:
+        return self.full.untyped_storage().data_ptr() == self.flat.shard.untyped_storage().data_ptr()
 
-    def store(self) -> None: ...
+    def _make_full(self) -> tuple[Tensor, list[Tensor]]:
+        return self.flat.shard.data, self.flat.unflatten(self.flat.shard.data)
+
+    def mine(self, full: Tensor) -> Tensor:
+        return full
+
+    def _gather(self) -> Done:
+        if not self._is_resident:
+            device.allocate(self.full)
+            self._outgoing(self._target)
+        return Done()
+
+    def free(self) -> None:
+        if not self._is_resident:
+            super().free()
 
     def _reduce(self) -> Handle:
-        return comm.all_reduce(self._complete_gradient(), self.group, comm.MEAN)
+        self._mean = self._complete_gradient()
+        return comm.all_reduce(self._mean, self.group, self.reduction)
 
     def _accumulate(self) -> None:
-        if self.flat.shard.grad is None:
-            self.flat.shard.grad = self._reduced  # the optimizer's from here on
-        else:
-            self.flat.shard.grad.add_(self._reduced)
-            device.free(self._reduced)
-        del self._reduced
+        self._deliver(self._mean)
+        del self._mean, self._reduced
+
+    @contextmanager
+    def whole(self) -> Iterator[Tensor]:
+        yield self.flat.shard.data

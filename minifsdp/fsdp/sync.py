@@ -60,6 +60,8 @@ class SyncSchedule:
 
     def end_backward(self) -> None:
         """Every gradient is complete; after this the optimizer may run."""
+        for unit in self.units:
+            unit.settle()
 
     # What the events are made of
 

@@ -20,7 +20,7 @@ import torch
 from torch import nn
 
 from minifsdp import device
-from minifsdp.comm import Handle
+from minifsdp.comm import Done, Handle
 from minifsdp.flat_param import Place
 
 
@@ -71,7 +71,7 @@ class Unit(ABC):
         name: what messages and plots call it.
         leaves: the Parameters that the computation uses, whole while the unit is UNSHARDED.
         shards: the Parameters that the optimizer updates, 1/N of the leaves' elements.
-        device: where both live.
+        device: where the computation runs.
         reshard_after_forward: free the leaves after forward and gather them again for backward.
         is_root: set for the outermost unit, which stays whole from its forward to the end of its backward.
     """
@@ -85,7 +85,7 @@ class Unit(ABC):
         self.state = SHARDED
         self.reshard_after_forward = reshard_after_forward
         self.is_root = False
-        self._gathering: Handle | None = None
+        self._gathering: Handle | Done | None = None
         self._reducing: Handle | None = None
 
     @property
@@ -106,7 +106,7 @@ class Unit(ABC):
             assert self._gathering is not None
             self._gathering.wait()
             self._gathering = None
-            self._place(self.leaves)
+            self._show()
             self.state = UNSHARDED
 
     def free(self) -> None:
@@ -114,7 +114,7 @@ class Unit(ABC):
         if self.state is GATHERING:  # prefetched and never used
             self.wait_gather()
         if self.state is UNSHARDED:
-            self._place(self._absent)
+            self._hide()
             self._release()
             self.state = SHARDED
 
@@ -130,23 +130,26 @@ class Unit(ABC):
     def start_reduce(self) -> None:
         """Start the reduction of what has been taken; leaves without a gradient count as zero."""
         self.wait_reduce()
+        self.settle()
         self._reducing = self._reduce()
 
     def wait_reduce(self) -> None:
-        """After this the mean gradient over the ranks is added to the shards' `.grad`."""
+        """After this the unsharded gradient is free, and the mean in the shards' `.grad` or on its way there."""
         if self._reducing is not None:
             self._reducing.wait()
             self._reducing = None
             self._accumulate()
 
-    @abstractmethod
-    def store(self) -> None:
-        """Copy this rank's part of the leaves, which are whole, back into the shards."""
+    def settle(self) -> None:  # noqa: B027
+        """After this the mean gradient is added to the shards' `.grad`, if `wait_reduce` has not done it."""
+
+    def follow(self) -> None:  # noqa: B027
+        """Take over what has changed in the shards since the last step, such as whether they are trained."""
 
     # What a kind of unit has to say
 
     @abstractmethod
-    def _gather(self) -> Handle: ...
+    def _gather(self) -> Handle | Done: ...
 
     @abstractmethod
     def _release(self) -> None: ...
@@ -168,6 +171,12 @@ class Unit(ABC):
             original = place.module._parameters.pop(place.attribute)
             original.__dict__[TAKEN_AS] = place.name
         self._slots = [(p.module.__dict__, p.attribute, i) for i, users in enumerate(places) for p in users]
+        self._hide()
+
+    def _show(self) -> None:
+        self._place(self.leaves)
+
+    def _hide(self) -> None:
         self._place(self._absent)
 
     def _place(self, tensors: list[Any]) -> None:

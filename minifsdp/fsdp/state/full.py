@@ -12,66 +12,61 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from minifsdp.fsdp.unit import UNSHARDED, Unit
+from minifsdp.fsdp.flat_unit import FlatUnit
 
 WRAPPED = "_fsdp_wrapped_module"
 FLAT_PARAM = "_flat_param"
 
 
 @contextmanager
-def exposed(module: nn.Module, unit: Unit, writeback: bool) -> Iterator[None]:
-    """Have a unit whole, and its leaves among the parameters of their modules in place of the flat parameter.
+def exposed(module: nn.Module, unit: FlatUnit, writeback: bool) -> Iterator[None]:
+    """Have a unit's whole values among the parameters of their modules, in place of the flat parameter.
 
     Args:
-        module: the wrapped module, which holds the flat parameter.
+        module: the wrapped module, which holds the flat parameter, unless the unit shows the original ones.
         unit: its unit.
-        writeback: store in the shards what is written to the leaves inside the `with`.
+        writeback: store in the shards what is written inside the `with`.
     """
     if torch._C._current_graph_task_id() != -1:
         raise AssertionError("Cannot manually unshard parameters during forward/backward")
-    if FLAT_PARAM not in module._parameters:  # inside another `exposed`
+    if unit.is_exposed:
         yield
         return
-    whole = unit.state is UNSHARDED
-    _gather_anew(unit)  # what a forward has left whole may be older than the shards
-    flat = module._parameters.pop(FLAT_PARAM)
-    for users, leaf in zip(unit.places, unit.leaves, strict=True):
-        for place in users:
-            place.module._parameters[place.attribute] = leaf
-    try:
-        yield
-    finally:
-        for place in (place for users in unit.places for place in users):
-            del place.module._parameters[place.attribute]
-        module._parameters[FLAT_PARAM] = flat
-        if writeback:
-            unit.store()
-        if whole:
-            _gather_anew(unit)  # the shards as they are now
-        else:
-            unit.free()
+    flat = module._parameters.pop(FLAT_PARAM, None)
+    with unit.whole() as full:
+        unit.expose(full)
+        unit.is_exposed = True
+        try:
+            yield
+        finally:
+            unit.is_exposed = False
+            unit.conceal()
+            if flat is not None:
+                module._parameters[FLAT_PARAM] = flat
+            if writeback:
+                unit.store(full)
 
 
-def _gather_anew(unit: Unit) -> None:
-    unit.free()
-    unit.start_gather()
-    unit.wait_gather()
-
-
-def state_dict(module: nn.Module, unit: Unit | None, destination: Any, prefix: str, keep_vars: bool) -> dict[str, Any]:
+def state_dict(
+    module: nn.Module, unit: FlatUnit | None, destination: Any, prefix: str, keep_vars: bool
+) -> dict[str, Any]:
     """The wrapped module's full state dict, without a trace of the wrapping; its parameters are copies."""
     if unit is None:
         return module.state_dict(destination=destination, prefix=prefix, keep_vars=keep_vars)
     with exposed(module, unit, writeback=False):
         state: dict[str, Any] = module.state_dict(destination=destination, prefix=prefix, keep_vars=keep_vars)
-        units_memory = {leaf.untyped_storage().data_ptr() for leaf in unit.leaves}
+        units_memory = {storage_of(getattr(module, attribute)) for (module, attribute, _), *_ in unit.places}
         for name, value in state.items():
-            if isinstance(value, Tensor) and value.untyped_storage().data_ptr() in units_memory:
+            if isinstance(value, Tensor) and storage_of(value) in units_memory:
                 state[name] = value.detach().clone()  # the unit's memory goes with the `with`
     return state
 
 
-def register_load_hooks(wrapper: nn.Module, module: nn.Module, unit: Unit | None) -> None:
+def storage_of(tensor: Tensor) -> int:
+    return tensor.untyped_storage().data_ptr()
+
+
+def register_load_hooks(wrapper: nn.Module, module: nn.Module, unit: FlatUnit | None) -> None:
     """Let `load_state_dict` find full parameters under the wrapper, and keep what it has loaded."""
     stack = ExitStack()
 

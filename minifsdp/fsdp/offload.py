@@ -1,0 +1,45 @@
+"""CPU offload: shards, gradients and so the optimizer live in host memory; the device sees whole units only.
+
+    host    shard ............................ shard.grad -> optimizer
+              | to the device                      ^ to the host
+    device  full -> compute -> gradient -> mean ----
+
+(torch's `CPUOffload` overwrites the gradient on the host, so that accumulating outside `no_sync` goes wrong there.)
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor
+
+from minifsdp import device
+from minifsdp.flat_param import FlatParameter
+from minifsdp.fsdp.staged import StagedUnit
+
+
+class OffloadedUnit(StagedUnit):
+    """A unit whose shards are in host memory, pinned on CUDA, whatever device it computes on.
+
+    On CPU both memories are one; the copies are made all the same, so that what is on the device can be counted.
+    """
+
+    def __init__(self, flat: FlatParameter, *args: Any, **kwargs: Any) -> None:
+        flat.shard.data = device.copy_to_host(flat.shard.data)
+        self._arriving: list[tuple[Tensor, Any]] = []  # gradients on their way to the host, and when they are there
+        super().__init__(flat, *args, **kwargs)
+
+    def _make_full(self) -> tuple[Tensor, list[Tensor]]:
+        return self.flat.full, self.flat.views
+
+    def _deliver(self, gradient: Tensor) -> None:
+        on_host = device.copy_to_host(gradient)
+        device.free(gradient)
+        self._arriving.append((on_host, device.current_stream(self.device).record_event()))
+
+    def settle(self) -> None:
+        super().settle()
+        for gradient, arrival in self._arriving:
+            arrival.synchronize()  # the host is about to read it
+            super()._deliver(gradient)
+        self._arriving.clear()

@@ -1,0 +1,137 @@
+"""`use_orig_params=True`: the optimizer sees the original parameters, each as the slice of the shard that is its own.
+
+    shard of rank r   [ ..w1 | b1 | w2.. ]      w1, b1, w2 keep their names and their Parameter objects;
+                        1-D slices, of no elements where another rank has them
+
+So parameters of one unit may be frozen one by one, and be in optimizer groups of their own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor, nn
+
+from minifsdp import device
+from minifsdp.flat_param import FlatParameter, Place
+from minifsdp.fsdp.flat_unit import FlatUnit
+
+ALIGNMENT = 16  # bytes; vectorised kernels want it of the slices
+
+
+class AlignedFlatParameter(FlatParameter):
+    """A flat parameter in which every parameter begins at a multiple of 16 bytes.
+
+    `sizes` alternates between parameters and the gaps behind them, the last of which is the padding; `numel` counts
+    the gaps.
+    """
+
+    uniform_requires_grad = False
+
+    def _lay_out(self, originals: list[nn.Parameter]) -> None:
+        numels = [p.numel() for p in originals]
+        step = max(1, ALIGNMENT // originals[0].element_size())
+        gaps = [*(-numel % step for numel in numels[:-1]), 0]
+        self.numel = sum(numels) + sum(gaps)
+        self.padding = gaps[-1] = -self.numel % self.ranks
+        self.sizes = [size for pair in zip(numels, gaps, strict=True) for size in pair]
+
+    def unflatten(self, buffer: Tensor) -> list[Tensor]:
+        parts = torch.split(buffer, self.sizes)[::2]
+        return [part.view(shape) for part, shape in zip(parts, self.shapes, strict=True)]
+
+    def clear_padding(self, buffer: Tensor) -> None:
+        for gap in torch.split(buffer, self.sizes)[1::2]:
+            gap.zero_()
+
+    def shard_bounds(self, index: int, rank: int) -> tuple[int, int]:
+        return super().shard_bounds(2 * index, rank)
+
+
+class OrigParamsUnit(FlatUnit):
+    """A unit whose `shards` are the original parameters.
+
+    While it is sharded they are slices of the shard and attributes of their modules as ever; in forward and backward
+    the leaves hide them.
+    """
+
+    flat: AlignedFlatParameter
+
+    def _adopt(self, leaves: list[nn.Parameter], places: list[list[Place]]) -> None:
+        self.shards = [users[0].module._parameters[users[0].attribute] for users in places]  # type: ignore[misc]
+        super()._adopt(leaves, places)
+        for users, p in zip(places, self.shards, strict=True):
+            for place in users:
+                place.module._parameters[place.attribute] = p
+        self.conceal()
+
+    def _hide(self) -> None:
+        for attributes, attribute, _ in self._slots:
+            attributes.pop(attribute, None)
+
+    def _slices(self, shard: Tensor) -> list[Tensor]:
+        """What each parameter has of a tensor [P / N] of the shard's layout; in its own shape if that is all."""
+        bounds = [self.flat.shard_bounds(index, self.flat.rank) for index in range(len(self.shards))]
+        slices = [shard[low:high] for low, high in bounds]
+        if self.flat.ranks == 1:
+            return [part.view(shape) for part, shape in zip(slices, self.flat.shapes, strict=True)]
+        return slices
+
+    @contextmanager
+    def whole(self) -> Iterator[Tensor]:
+        self.write_back()
+        with super().whole() as full:
+            yield full
+
+    def expose(self, full: Tensor) -> None:
+        for p, view in zip(self.shards, self.flat.unflatten(full), strict=True):
+            p.data = view
+
+    def conceal(self) -> None:
+        for p, part in zip(self.shards, self._slices(self.flat.shard.data), strict=True):
+            p.data = part
+
+    def follow(self) -> None:
+        self.write_back()
+        for leaf, p in zip(self.leaves, self.shards, strict=True):
+            leaf.requires_grad_(p.requires_grad)
+
+    def write_back(self) -> None:
+        """Take over parameters whose `.data` a user has replaced, or that are other objects than they were.
+
+        Raises:
+            RuntimeError: one has a shape that is neither the parameter's nor its slice's.
+        """
+        for index, (users, part) in enumerate(zip(self.places, self._slices(self.flat.shard.data), strict=True)):
+            p = users[0].module._parameters[users[0].attribute]
+            assert p is not None
+            if p is self.shards[index] and p.data_ptr() == part.data_ptr() and p.shape == part.shape:
+                continue
+            if p.shape == self.flat.shapes[index]:
+                values = self.flat.part_of(index, p.data)
+            elif p.shape == part.shape:
+                values = p.data
+            else:
+                raise RuntimeError(
+                    f"Cannot writeback when the parameter shape changes\nExpects {part.shape} but got {p.shape}: "
+                    f"{users[0].name} has {tuple(self.flat.shapes[index])} as a whole and {tuple(part.shape)} on this "
+                    "rank. To change whole values, use FullyShardedDataParallel.summon_full_params."
+                )
+            part.copy_(values.view_as(part))
+            p.data, self.shards[index] = part, p
+            for place in users:
+                place.module._parameters[place.attribute] = p
+
+    def _deliver(self, gradient: Tensor) -> None:
+        kept = False
+        for p, part in zip(self.shards, self._slices(gradient), strict=True):
+            if not (p.requires_grad and p.numel()):
+                continue
+            if p.grad is None:
+                p.grad, kept = part, True
+            else:
+                p.grad.add_(part)
+        if not kept:
+            device.free(gradient)
