@@ -23,6 +23,7 @@ from nbclient.exceptions import CellExecutionError, CellTimeoutError, DeadKernel
 from nbformat import NotebookNode
 
 import minifsdp
+from minifsdp.course.workshop.catalogue import lab_of_file
 
 LABS = Path(__file__).parent
 PACKAGE = Path(minifsdp.__file__).parent
@@ -41,8 +42,8 @@ def main() -> None:
     parser.add_argument("--force", action="store_true", help="build even what has not changed")
     parser.add_argument("--check", action="store_true", help="build nothing, fail if something is stale")
     args = parser.parse_args()
-    sources = [s for s in sorted((LABS / "src").glob("lab*.py")) if not args.labs or s.name[3:5] in args.labs]
-    if unknown := set(args.labs) - {source.name[3:5] for source in sources}:
+    sources = [s for s in sorted((LABS / "src").glob("lab*.py")) if not args.labs or lab_of_file(s.name) in args.labs]
+    if unknown := set(args.labs) - {lab_of_file(source.name) for source in sources}:
         parser.error(f"there is no lab {', '.join(sorted(unknown))} in {LABS / 'src'}")
     if args.check:
         problems = [problem for source in sources for problem in stale(source)]

@@ -11,6 +11,8 @@ import tomllib
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from minifsdp.course.workshop.catalogue import lab_of_file
+
 BEGIN, END = "<!-- made by `make labs` from here -->", "<!-- to here -->"
 HEADING = re.compile(r"#{1,6}\s+(.+?)\s*#*")
 
@@ -33,7 +35,7 @@ def problems(labs: Path) -> list[str]:
     """What is stale in README.md, and which statements no cell shows though their lab is there."""
     readme = (labs / "README.md").read_text()
     stale = ["labs/README.md has stale tables: run make labs"] if updated(labs, readme) != readme else []
-    shown = {name[3:5]: {tag for place in found for tag in place.tags} for name, found in places(labs).items()}
+    shown = {lab_of_file(name): {tag for place in found for tag in place.tags} for name, found in places(labs).items()}
     missing = [
         f"no cell of lab {lab} has the tag {claim}"
         for claim, row in claims(labs).items()
@@ -66,7 +68,7 @@ def claims_table(labs: Path) -> str:
     rows = ["| | statement | measured in |", "|---|---|---|"]
     for claim, row in claims(labs).items():
         cells = [
-            f"[lab {name[3:5]}, {without_ids(place.heading)}]({name}#{anchor(place.heading)})"
+            f"[lab {lab_of_file(name)}, {without_ids(place.heading)}]({name}#{anchor(place.heading)})"
             for name, found in places(labs).items()
             for place in found
             if claim in place.tags

@@ -1102,8 +1102,8 @@ def against_torch(names: list[str], dtype: torch.dtype) -> Wrong:
     for name in names:
         case = CASES[name]
         reference = train(Trainer(case), case)
-        ours = {strategy: train_ours(case, Run(strategy, "limit")) for strategy in ShardingStrategy}
-        for strategy in ShardingStrategy:
+        ours = {strategy: train_ours(case, Run(strategy, "limit")) for strategy in (FULL_SHARD, SHARD_GRAD_OP, NO_SHARD)}
+        for strategy in (FULL_SHARD, SHARD_GRAD_OP, NO_SHARD):
             wrong[name] += compare(partial(ours.get, strategy), reference, 1e-5, f"{strategy.name} against one process")
         for kind, trainer, strategy in TORCHS:
             if name not in unlike_ours(kind):

@@ -58,6 +58,10 @@ class TestReferences:
         with pytest.raises(ValueError, match=r"is no exercise: give lab and number, such as 5\.2"):
             lab_of(name)
 
+    @pytest.mark.parametrize(("exercise", "lab"), [("5.2", "05"), ("11.1", "11"), ("10a.3", "10a"), ("9b.12", "09b")])
+    def test_an_exercise_belongs_to_its_lab(self, exercise, lab):
+        assert lab_of(exercise) == lab
+
     def test_the_reference_raises_under_every_name_while_its_exercise_is_checked(self):
         ref = find_reference("4.1")
         alias = ref.function

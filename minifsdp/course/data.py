@@ -67,7 +67,14 @@ def batches(corpus: Corpus, batch: int, context: int, seed: int, steps: int) -> 
             f"{corpus.name} is shorter than one batch: {have:,} tokens, and {batch} sequences of {context} + 1 take "
             f"{need:,}; give a longer file, or a smaller batch or context"
         )
-    return _draw(corpus.tokens, batch, context, torch.Generator().manual_seed(seed), steps)
+    generator = torch.Generator().manual_seed(seed)
+    return (draw(corpus, batch, context, generator) for _ in range(steps))
+
+
+def draw(corpus: Corpus, batch: int, context: int, generator: torch.Generator) -> Batch:
+    """The next batch; the generator's state is the place in the data."""
+    places = torch.randint(corpus.tokens.numel() - context, (batch, 1), generator=generator) + torch.arange(context)
+    return corpus.tokens[places].long(), corpus.tokens[places + 1].long()
 
 
 def shard(batch: Batch, rank: int, ranks: int) -> Batch:
@@ -81,13 +88,6 @@ def shard(batch: Batch, rank: int, ranks: int) -> Batch:
         raise ValueError(f"a batch of {rows} sequences cannot be shared equally by {ranks} ranks: choose a multiple")
     mine = slice(rank * rows // ranks, (rank + 1) * rows // ranks)
     return batch[0][mine], batch[1][mine]
-
-
-def _draw(tokens: Tensor, batch: int, context: int, generator: torch.Generator, steps: int) -> Iterator[Batch]:
-    offsets = torch.arange(context)
-    for _ in range(steps):
-        places = torch.randint(tokens.numel() - context, (batch, 1), generator=generator) + offsets
-        yield tokens[places].long(), tokens[places + 1].long()
 
 
 def _file(path: Path) -> Corpus:

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import fmean
-from typing import Any, Literal
+from typing import Any
 
 import torch
 
@@ -20,13 +20,12 @@ from minifsdp.course.data import Corpus
 from minifsdp.course.launch import launch
 from minifsdp.course.link import parse_link
 from minifsdp.course.measure import Settings, climb, train_alone
+from minifsdp.course.resources import Device, check_writable, choose_device
 from minifsdp.course.rungs import RUNGS, Sizes, sizes_of
 from minifsdp.course.timeline import read_trace
 
-MOST_GLOO_RANKS = 64  # processes on one machine; a limit of patience, not of gloo
 TIME_LIMIT = 3600.0  # seconds that the ranks may take together before they count as stuck
 
-Device = Literal["auto", "cpu", "cuda"]
 Progress = Callable[[str, int, int], None]
 
 
@@ -64,14 +63,14 @@ def plan(settings: Settings, device: Device, out: Path) -> Plan:
             f"--batch {settings.batch} cannot be shared equally by {settings.ranks} ranks: "
             f"choose a multiple of {settings.ranks}"
         )
-    chosen = _choose_device(device, settings.ranks)
+    chosen = choose_device(device, settings.ranks)
     if settings.link is not None:
         parse_link(settings.link)
     corpus = data.load_text(settings.text)
     settings.batches()
     with torch.device("meta"):
         sizes = sizes_of(settings.model())
-    _check_writable(out)
+    check_writable(out)
     return Plan(settings, corpus, chosen, sizes, out)
 
 
@@ -147,34 +146,6 @@ def _record(plan: Plan, reference: list[float], ranks: list[dict[str, dict[str, 
 
 def _trace(folder: Path, rung: str) -> Path:
     return folder / f"trace-{rung}.json"
-
-
-def _choose_device(device: Device, ranks: int) -> str:
-    """NCCL with a GPU per rank where there are enough, gloo otherwise."""
-    here = int(os.environ.get("LOCAL_WORLD_SIZE", ranks))
-    gpus = torch.cuda.device_count()
-    if device not in ("auto", "cpu", "cuda"):
-        raise ValueError(f"--device {device}: choose auto, cpu or cuda")
-    if device == "cuda" and gpus < here:
-        raise ValueError(
-            f"--device cuda: {here} ranks need a GPU each, and there are {gpus}; use --device cpu or fewer ranks"
-        )
-    if device == "cuda" or (device == "auto" and gpus >= here and os.environ.get("MINIFSDP_DEVICE") != "cpu"):
-        return "cuda"
-    if ranks > MOST_GLOO_RANKS:
-        raise ValueError(f"--ranks {ranks}: gloo serves at most {MOST_GLOO_RANKS} ranks here")
-    return "cpu"
-
-
-def _check_writable(out: Path) -> None:
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=out):
-            pass
-    except OSError as error:
-        raise ValueError(
-            f"--out {out} cannot be written ({error.strerror}): name a folder that you may write to"
-        ) from error
 
 
 def _publish(staging: Path, out: Path) -> None:

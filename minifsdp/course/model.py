@@ -88,7 +88,7 @@ class GPT(nn.Module):
             targets: [batch, context] int64, the token that follows each of `tokens`.
 
         Returns:
-            A scalar, in nats per token.
+            A float32 scalar, in nats per token.
 
         Raises:
             ValueError: the sequences are longer than the model's context.
@@ -99,4 +99,4 @@ class GPT(nn.Module):
         x = self.embed(tokens) + self.position(torch.arange(length, device=tokens.device))
         for block in self.blocks:
             x = block(x)
-        return F.cross_entropy(self.head(self.norm(x)).flatten(0, 1), targets.flatten())
+        return F.cross_entropy(self.head(self.norm(x)).flatten(0, 1).float(), targets.flatten())

@@ -1,4 +1,4 @@
-"""The command line: `minifsdp ladder`, `minifsdp lab`, `minifsdp ps`, `minifsdp clean`."""
+"""The command line: `minifsdp ladder`, `minifsdp train`, `minifsdp lab`, `minifsdp ps`, `minifsdp clean`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,13 @@ from typer.core import TyperGroup
 
 from minifsdp.course.cli.common import fail, new_app
 
-COMMANDS = {"ladder": "ladder", "lab": "lab", "ps": "processes", "clean": "processes"}  # name -> module
+COMMANDS = {  # name -> module
+    "ladder": "ladder",
+    "train": "train",
+    "lab": "lab",
+    "ps": "processes",
+    "clean": "processes",
+}
 
 
 class _Commands(TyperGroup):

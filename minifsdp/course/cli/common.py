@@ -15,10 +15,10 @@ def new_app(**options: Any) -> typer.Typer:
     return typer.Typer(rich_markup_mode=None, pretty_exceptions_enable=False, **{"add_completion": False, **options})
 
 
-def progress_bar() -> Progress:
+def progress_bar(shown: bool = True) -> Progress:
     """On standard error, gone when it is done."""
     columns: list[Any] = [TextColumn("{task.description:<28}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()]
-    return Progress(*columns, console=Console(stderr=True), transient=True)
+    return Progress(*columns, console=Console(stderr=True), transient=True, disable=not shown)
 
 
 def fail(message: str, code: int) -> NoReturn:

@@ -38,11 +38,6 @@ def _refusing() -> Iterator[None]:
         fail(str(error), code=2)
 
 
-def _number(lab: str) -> str:
-    """ "5" and "05" are the same lab."""
-    return lab.zfill(2)
-
-
 @app.command("list")
 def list_labs() -> None:
     """Show the labs, how long they take, and their exercises.
@@ -65,7 +60,7 @@ def start(lab: Lab, folder: Folder = HERE) -> None:
     Example: minifsdp lab start 05
     """
     with _refusing():
-        copy = copies.start(_number(lab), folder)
+        copy = copies.start(catalogue.as_named(lab), folder)
     print(f"{copy}: go on with   jupyter lab {copy}")
     if find_spec("jupyterlab") is None or find_spec("pytest") is None:
         print("JupyterLab or pytest is not installed here:   pip install jupyterlab pytest")
@@ -78,7 +73,7 @@ def update(lab: Lab, folder: Folder = HERE) -> None:
     Example: minifsdp lab update 05
     """
     with _refusing():
-        copy, remarks = editions.update(_number(lab), folder)
+        copy, remarks = editions.update(catalogue.as_named(lab), folder)
     print(f"{copy}: go on with   jupyter lab {copy}" if copy else "yours is the newest edition")
     for remark in remarks:
         print(f"    {remark}")

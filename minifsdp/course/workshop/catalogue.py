@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import hashlib
 import json
+import re
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -39,8 +40,19 @@ def checks_of(lab: str) -> Path:
 
 
 def all_labs() -> list[str]:
-    """The numbers of the labs that there are: "00", "01"."""
-    return sorted(path.name[3:5] for path in labs_folder().glob("lab[0-9][0-9]_*.ipynb"))
+    """The numbers of the labs that there are: "00", "01", "10a"."""
+    return sorted(lab for path in labs_folder().glob("lab*.ipynb") if (lab := lab_of_file(path.name)))
+
+
+def as_named(lab: str) -> str:
+    """A lab's number as files have it: "05" of "5", "10a" of "10a"."""
+    return lab.zfill(3 if lab[-1:].isalpha() else 2)
+
+
+def lab_of_file(name: str) -> str | None:
+    """The lab of a file by its name: "10a" of "lab10a_wrapping.ipynb"."""
+    named = re.match(r"lab(\d\d[a-z]?)_", name)
+    return named[1] if named else None
 
 
 def shipped_notebook(lab: str) -> Path:

@@ -13,6 +13,7 @@ from minifsdp.course.workshop.catalogue import (
     cells_with,
     edition_of,
     facts_of,
+    lab_of_file,
     read_cells,
     read_notebook,
     shipped_notebook,
@@ -57,8 +58,7 @@ def lab_of_copy(path: Path) -> str | None:
         lab = facts_of(read_notebook(path)).get("lab")
     except (ValueError, OSError):
         lab = None
-    name = path.name
-    return str(lab) if lab else name[3:5] if name.startswith("lab") and name[3:5].isdecimal() else None
+    return str(lab) if lab else lab_of_file(path.name)
 
 
 def find_copy(lab: str, folder: Path) -> Path:

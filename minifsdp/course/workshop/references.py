@@ -15,6 +15,8 @@ from importlib.util import find_spec
 from types import FunctionType
 from typing import Any, Protocol, TypeVar
 
+from minifsdp.course.workshop.catalogue import as_named
+
 F = TypeVar("F", bound=Callable[..., Any])
 
 
@@ -84,14 +86,15 @@ def lab_references(lab: str) -> list[Reference]:
 
 
 def lab_of(exercise: str) -> str:
-    """The lab of an exercise: "05" of "5.2".
+    """The lab of an exercise: "05" of "5.2", "10a" of "10a.1".
 
     Raises:
         ValueError: it is not an exercise's name.
     """
-    if not re.fullmatch(r"\d{1,2}\.\d{1,2}", exercise):
+    named = re.fullmatch(r"(\d{1,2}[a-z]?)\.\d{1,2}", exercise)
+    if not named:
         raise ValueError(f"{exercise!r} is no exercise: give lab and number, such as 5.2")
-    return f"{int(exercise.split('.')[0]):02d}"
+    return as_named(named[1])
 
 
 def parse(source: str) -> ast.Module:

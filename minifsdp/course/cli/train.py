@@ -1,0 +1,118 @@
+"""The command line: `minifsdp train`."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from minifsdp.course.cli.common import fail, new_app, progress_bar
+from minifsdp.course.launch import RankError
+from minifsdp.course.train.settings import PRECISIONS, PREFETCHES, STRATEGIES, Settings
+
+DEFAULT = Settings()
+
+app = new_app()
+APPS = {"train": app}
+
+
+def _choices(known: dict[str, object]) -> str:
+    return ", ".join(known) + "."
+
+
+@app.command()
+def train(
+    strategy: Annotated[str, typer.Option(help=_choices({**STRATEGIES}))] = DEFAULT.strategy,
+    precision: Annotated[str, typer.Option(help=_choices({**PRECISIONS}))] = DEFAULT.precision,
+    forward_prefetch: Annotated[
+        bool, typer.Option("--forward-prefetch", help="Gather the next unit before this one computes.")
+    ] = DEFAULT.forward_prefetch,
+    backward_prefetch: Annotated[
+        str, typer.Option(help=f"The same in backward: {_choices({**PREFETCHES})}")
+    ] = DEFAULT.backward_prefetch,
+    limit: Annotated[bool, typer.Option(help="At most two units gathered and not yet freed.")] = DEFAULT.limit,
+    accumulate: Annotated[int, typer.Option(help="Micro-batches per optimizer step.")] = DEFAULT.accumulate,
+    no_sync: Annotated[
+        bool, typer.Option("--no-sync", help="Reduce gradients after the last micro-batch only.")
+    ] = DEFAULT.no_sync,
+    offload: Annotated[bool, typer.Option("--offload", help="Keep shards in host memory.")] = DEFAULT.offload,
+    replicas: Annotated[int, typer.Option(help="Copies of the model in a hybrid strategy.")] = DEFAULT.replicas,
+    ranks: Annotated[int | None, typer.Option(help="Number of ranks; default: 2, or torchrun's.")] = None,
+    device: Annotated[str, typer.Option(help="auto, cpu or cuda; auto takes GPUs if there is one per rank.")] = "auto",
+    layers: Annotated[int, typer.Option(help="Transformer blocks, each a unit.")] = DEFAULT.layers,
+    width: Annotated[int, typer.Option(help="Size of the residual stream.")] = DEFAULT.width,
+    context: Annotated[int, typer.Option(help="Tokens per sequence.")] = DEFAULT.context,
+    batch: Annotated[int, typer.Option(help="Sequences per optimizer step, over all ranks.")] = DEFAULT.batch,
+    steps: Annotated[int, typer.Option(help="Optimizer steps in all, those before a restart too.")] = DEFAULT.steps,
+    lr: Annotated[float, typer.Option(help="AdamW's learning rate.")] = DEFAULT.lr,
+    seed: Annotated[int, typer.Option(help="Seed of the model and of the batches.")] = DEFAULT.seed,
+    data: Annotated[Path | None, typer.Option(help="Text to train on; default: Python's standard library.")] = None,
+    checkpoint: Annotated[Path | None, typer.Option(help="Folder for checkpoints.")] = None,
+    every: Annotated[int, typer.Option(help="Steps between checkpoints; the last step has one too.")] = DEFAULT.every,
+    keep: Annotated[int, typer.Option(help="Checkpoints to keep.")] = DEFAULT.keep,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on from the last checkpoint.")] = DEFAULT.resume,
+    ledger: Annotated[bool, typer.Option(help="Count peak bytes on CPU: two steps before the start.")] = DEFAULT.ledger,
+    time_limit: Annotated[float, typer.Option(help="Seconds after which a run is stuck.")] = DEFAULT.time_limit,
+    out: Annotated[Path, typer.Option(help="Folder for train.json and loss.png.")] = Path("results/train"),
+) -> None:
+    """Train one model with one strategy, over any number of restarts.
+
+    A run that was killed goes on from its last checkpoint and, on the same number of ranks, ends with the same bits.
+    Another number of ranks, or another strategy, can go on from it too, up to rounding.
+
+    Example: minifsdp train --strategy full --ranks 2 --checkpoint runs/one --every 20; later the same and --resume
+    """
+    from minifsdp.course import train as course
+    from minifsdp.course.train.plan import is_first
+    from minifsdp.course.train.report import summary
+
+    settings = Settings(
+        strategy=strategy,
+        precision=precision,
+        forward_prefetch=forward_prefetch,
+        backward_prefetch=backward_prefetch,
+        limit=limit,
+        accumulate=accumulate,
+        no_sync=no_sync,
+        offload=offload,
+        replicas=replicas,
+        ranks=int(os.environ.get("WORLD_SIZE", DEFAULT.ranks)) if ranks is None else ranks,
+        layers=layers,
+        width=width,
+        context=context,
+        batch=batch,
+        steps=steps,
+        lr=lr,
+        seed=seed,
+        data=data,
+        checkpoint=checkpoint,
+        every=every,
+        keep=keep,
+        resume=resume,
+        ledger=ledger,
+        time_limit=time_limit,
+    )
+    try:
+        plan = course.plan(settings, device, out)  # type: ignore[arg-type]
+    except (ValueError, OSError) as error:
+        fail(str(error), code=2)
+    with progress_bar(shown=is_first()) as bar:
+        task = bar.add_task("starting", total=steps, completed=plan.step)
+
+        def show(step: int, steps: int, loss: float) -> None:
+            speed = bar.tasks[0].speed
+            rate = "" if speed is None else f", {speed * batch * context:,.0f} tokens/s"
+            bar.update(task, description=f"loss {loss:.4f}{rate}", completed=step)
+
+        try:
+            record = course.run(plan, show)
+        except KeyboardInterrupt:
+            fail("interrupted" + ("" if checkpoint is None else "; --resume goes on from the last checkpoint"), code=130)
+        except RankError as error:
+            fail(str(error), code=1)
+    if record is not None:
+        Console().print(summary(record))
+        print(f"{out}: train.json and loss.png")

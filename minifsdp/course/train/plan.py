@@ -1,0 +1,102 @@
+"""A training run as the one who starts it sees it: from the check of what was asked for to the files that it leaves."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from minifsdp.course.launch import launch
+from minifsdp.course.resources import Device, check_writable, choose_device
+from minifsdp.course.train import checkpoint, report
+from minifsdp.course.train.loop import train
+from minifsdp.course.train.settings import Settings
+
+Progress = Callable[[int, int, float], None]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A run that has passed every check: what starts from here on can start.
+
+    Attributes:
+        whole: the checkpoint to go on from.
+        step: the steps that it has.
+        data: the text's name and size.
+    """
+
+    settings: Settings
+    data: str
+    device: str
+    out: Path
+    whole: Path | None = None
+    step: int = 0
+
+
+def plan(settings: Settings, device: Device, out: Path) -> Plan:
+    """Check everything that can be checked before a rank starts, and make the folders.
+
+    Raises:
+        ValueError: something asked for is impossible; one line that names it and the cure.
+        OSError: the text to train on is not there.
+    """
+    corpus = settings.check()
+    data = f"{corpus.name} ({corpus.bytes:,} bytes)"
+    chosen = choose_device(device, settings.ranks)
+    whole = _find_checkpoint(settings.checkpoint, settings.resume) if settings.checkpoint else None
+    step = 0
+    if whole is not None:
+        checkpoint.check_same_task(whole, settings, data)
+        step = checkpoint.read(whole)["step"]
+    check_writable(out)
+    return Plan(settings, data, chosen, out, whole, step)
+
+
+def run(plan: Plan, progress: Progress) -> dict[str, Any] | None:
+    """Train; write `train.json` and `loss.png`.
+
+    Args:
+        plan: what to do.
+        progress: is told the steps done, those to do, and the loss, a few of the steps in between.
+
+    Returns:
+        the content of `train.json`; None on all but the first rank of an SPMD run.
+    """
+    if plan.device == "cpu":
+        os.environ["MINIFSDP_DEVICE"] = "cpu"
+    ranks = launch(
+        train,
+        plan.settings.ranks,
+        plan.settings,
+        plan.data,
+        plan.whole,
+        timeout=plan.settings.time_limit,
+        on_report=lambda _, what: progress(*what),
+    )
+    if not is_first():
+        return None
+    record = report.record(plan.settings, plan.data, plan.device, plan.step, ranks)
+    report.write(record, plan.out)
+    return record
+
+
+def is_first() -> bool:
+    """Whether this process speaks for the run: there are others only under torchrun."""
+    return os.environ.get("RANK", "0") == "0"
+
+
+def _find_checkpoint(folder: Path, resume: bool) -> Path | None:
+    if resume and not folder.is_dir():
+        raise ValueError(f"--resume: there is no folder {folder}; leave --resume out to begin")
+    check_writable(folder, "--checkpoint")
+    if is_first():
+        with checkpoint.held(folder):
+            checkpoint.clean(folder)
+    whole = checkpoint.latest(folder)
+    if resume and whole is None:
+        raise ValueError(f"--resume: {folder} holds no checkpoint; leave --resume out to begin")
+    if whole is not None and not resume:
+        raise ValueError(f"--checkpoint {folder} holds {whole.name}: add --resume to go on, or name another folder")
+    return whole

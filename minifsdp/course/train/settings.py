@@ -1,0 +1,148 @@
+"""What a training run is asked for, and whether it can be had."""
+
+from __future__ import annotations
+
+import math
+import os
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from minifsdp.course import data
+from minifsdp.course.data import Corpus
+from minifsdp.course.model import GPT
+from minifsdp.fsdp import BackwardPrefetch, ShardingStrategy
+
+STRATEGIES: dict[str, ShardingStrategy | None] = {
+    "ddp": None,
+    "no-shard": ShardingStrategy.NO_SHARD,
+    "grad-op": ShardingStrategy.SHARD_GRAD_OP,
+    "full": ShardingStrategy.FULL_SHARD,
+    "hybrid": ShardingStrategy.HYBRID_SHARD,
+    "hybrid-grad-op": ShardingStrategy._HYBRID_SHARD_ZERO2,
+}
+PRECISIONS: dict[str, torch.dtype | None] = {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
+PREFETCHES = {"none": None, "pre": BackwardPrefetch.BACKWARD_PRE, "post": BackwardPrefetch.BACKWARD_POST}
+
+# What is trained: a checkpoint goes on as it began. All else says how, and may change at every start.
+TASK = ("layers", "width", "context", "batch", "seed", "lr", "precision")
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What `minifsdp train` is asked for; see its --help.
+
+    Attributes:
+        batch: sequences of an optimizer step over all ranks and micro-batches, so that neither changes what is learnt.
+        replicas: of a hybrid strategy, the copies of the model; each is sharded over ranks / replicas.
+        every: steps between checkpoints; the last step has one too.
+    """
+
+    strategy: str = "full"
+    precision: str = "fp32"
+    forward_prefetch: bool = False
+    backward_prefetch: str = "pre"
+    limit: bool = True
+    accumulate: int = 1
+    no_sync: bool = False
+    offload: bool = False
+    replicas: int = 2
+    ranks: int = 2
+    layers: int = 6
+    width: int = 175
+    context: int = 24
+    batch: int = 12
+    steps: int = 200
+    lr: float = 1e-3
+    seed: int = 0
+    data: Path | None = None
+    checkpoint: Path | None = None
+    every: int = 50
+    keep: int = 2
+    resume: bool = False
+    ledger: bool = True
+    time_limit: float = 86400.0
+
+    def model(self) -> GPT:
+        """The same parameters on every rank and under every strategy."""
+        torch.manual_seed(self.seed)
+        return GPT(width=self.width, layers=self.layers, context=self.context)
+
+    def check(self) -> Corpus:
+        """The text to train on, if all that is asked for can be had.
+
+        Raises:
+            ValueError: it cannot; one line that names it and the cure.
+            OSError: the text to train on is not there.
+        """
+        self._check_choices()
+        self._check_numbers()
+        self._check_ranks()
+        self._check_combinations()
+        corpus = data.load_text(self.data)
+        data.batches(corpus, self.batch, self.context, self.seed, 0)
+        return corpus
+
+    def saves_after(self, step: int) -> bool:
+        return self.checkpoint is not None and (step % self.every == 0 or step == self.steps)
+
+    def plain(self) -> dict[str, Any]:
+        """For JSON."""
+        return {name: str(value) if isinstance(value, Path) else value for name, value in asdict(self).items()}
+
+    def _check_choices(self) -> None:
+        choices = {"strategy": STRATEGIES, "precision": PRECISIONS, "backward_prefetch": PREFETCHES}
+        for name, known in choices.items():
+            if (given := getattr(self, name)) not in known:
+                raise ValueError(f"{_option(name)} {given}: choose {', '.join(list(known)[:-1])} or {list(known)[-1]}")
+
+    def _check_numbers(self) -> None:
+        if not -(2**63) <= self.seed < 2**63:
+            raise ValueError(f"--seed {self.seed}: must fit into 64 bits")
+        for name in ("accumulate", "replicas", "ranks", "layers", "width", "context", "batch", "steps", "every", "keep"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"--{name} {getattr(self, name)}: must be at least 1")
+        for name, most in (("lr", math.inf), ("time_limit", 1e6)):
+            if not 0 < (given := getattr(self, name)) <= most or given == math.inf:
+                raise ValueError(
+                    f"{_option(name)} {given:g}: must be above 0" + (f" and up to {most:g}" if most < math.inf else "")
+                )
+
+    def _check_ranks(self) -> None:
+        started = os.environ.get("WORLD_SIZE") if "RANK" in os.environ else None
+        if started is not None and int(started) != self.ranks:
+            raise ValueError(f"--ranks {self.ranks}, but this job was started with {started}: leave --ranks out")
+        parts = self.ranks * self.accumulate
+        if self.batch % parts:
+            shared = f"{self.ranks} ranks" + (f" in {self.accumulate} micro-batches" if self.accumulate > 1 else "")
+            raise ValueError(
+                f"--batch {self.batch} cannot be shared equally by {shared}: choose a multiple of {parts}"
+            )
+        strategy = STRATEGIES[self.strategy]
+        if strategy is not None and strategy.is_hybrid and (self.ranks % self.replicas or self.ranks == self.replicas):
+            raise ValueError(
+                f"--strategy {self.strategy}: {self.ranks} ranks do not make {self.replicas} replicas of two or more "
+                "ranks each: choose --ranks as a multiple of --replicas"
+            )
+
+    def _check_combinations(self) -> None:
+        usual = Settings()
+        if self.strategy == "ddp":
+            for name in ("precision", "forward_prefetch", "backward_prefetch", "limit", "offload"):
+                if getattr(self, name) != getattr(usual, name):
+                    raise ValueError(
+                        f"--strategy ddp has no {_option(name)}: it gathers nothing and computes in the parameters' "
+                        "dtype; --strategy no-shard replicates too, and has it"
+                    )
+        if self.no_sync and self.accumulate == 1:
+            raise ValueError("--no-sync: a single micro-batch is always reduced; add --accumulate 2 or more")
+        if self.checkpoint is None:
+            for name in ("every", "keep", "resume"):
+                if getattr(self, name) != getattr(usual, name):
+                    raise ValueError(f"--{name} needs --checkpoint DIR")
+
+
+def _option(name: str) -> str:
+    return "--" + name.replace("_", "-")
