@@ -28,6 +28,7 @@ class PaperGroup:
     """Rank 0 of `ranks` that are not there."""
 
     group_name = "paper"
+    _device_types = (torch.device("cpu"),)  # that its backend would serve
 
     def __init__(self, ranks: int) -> None:
         self._ranks = ranks
