@@ -40,18 +40,20 @@ class BucketedDDP(NaiveDDP):
             device.free(flat)
 
 
-def assign_buckets(params: Iterable[nn.Parameter], cap_bytes: int) -> list[list[nn.Parameter]]:
+def assign_buckets(params: Iterable[nn.Parameter], cap_bytes: int | Sequence[int]) -> list[list[nn.Parameter]]:
     """Cut `params` into buckets in reverse order, the order in which backward makes their gradients.
 
     A bucket holds one dtype on one device, and is closed once it has reached `cap_bytes` (as in torch, a parameter is
     never split, so a bucket may exceed the cap by a part of its last parameter; `_compute_bucket_assignment_by_size`).
+    Of several caps each closes one bucket, and the last all that follow.
     """
+    caps = iter([cap_bytes] if isinstance(cap_bytes, int) else cap_bytes)
     buckets: list[list[nn.Parameter]] = []
-    size = cap_bytes
+    size = cap = 0
     for p in reversed(list(params)):
-        if size >= cap_bytes or (p.dtype, p.device) != (buckets[-1][0].dtype, buckets[-1][0].device):
+        if size >= cap or (p.dtype, p.device) != (buckets[-1][0].dtype, buckets[-1][0].device):
             buckets.append([])
-            size = 0
+            size, cap = 0, next(caps, cap)
         buckets[-1].append(p)
         size += p.numel() * p.element_size()
     return buckets

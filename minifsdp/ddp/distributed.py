@@ -8,15 +8,18 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch._utils import _get_device_index
 
 from minifsdp import comm
+from minifsdp.ddp import arguments
+from minifsdp.ddp.comm_hook import HookedReduce
+from minifsdp.ddp.methods import TorchMethods
 from minifsdp.ddp.reducer import Reducer
-from minifsdp.ddp.sync import broadcast_from_rank_0, start_from_rank_0, trainable_parameters
+from minifsdp.ddp.static_graph import StaticGraphReducer
+from minifsdp.ddp.sync import broadcast_from, start_from_rank_0, trainable_parameters
 from minifsdp.ddp.unused import UnusedFindingReducer
 
 
-class DistributedDataParallel(nn.Module):
+class DistributedDataParallel(TorchMethods):
     """Data parallelism whose communication hides under backward (torch/nn/parallel/distributed.py).
 
     The last layers' gradients are there first, so their bucket is on its way while the earlier layers still compute;
@@ -31,33 +34,43 @@ class DistributedDataParallel(nn.Module):
     * `gradient_as_bucket_view=True`: gradients 4Ψ, and no staging: the buckets ("gradients") are allocated here, live
       as long as the model, and every `.grad` that is not None is a view of one. Autograd adds a new gradient to the
       view; where `.grad` was None, a hook copies it there at once.
-    * `find_unused_parameters`: 4 bytes per parameter tensor more ("communication") at the end of backward.
+    * `find_unused_parameters`: 4 bytes per parameter tensor more ("communication") at the end of backward;
+      `static_graph`: 16, at the end of the first.
     * buffers: a "communication" buffer of their size at the start of a forward that broadcasts them.
 
     Args:
-        module: the model, equal in shapes and dtypes on all ranks. It and its inputs stay on the device they are on.
-        device_ids: None, or the one CUDA device that the module lives on.
+        module: the model, equal in shapes and dtypes on all ranks. It stays on the device that it is on.
+        device_ids: None, or the one CUDA device that the module lives on; then tensors in inputs are moved there.
         output_device: for torch's signature; the outputs stay where the module makes them.
         dim: for torch's signature; it has no effect with one device per process.
         broadcast_buffers: give all ranks rank 0's buffers, here and at each forward that follows one whose backward
-            is reduced (the first forward included).
+            is reduced (the first forward included), as by default. Deprecated in torch 2.13.
         init_sync: compare the models of the ranks and broadcast rank 0's values. Without it they must be equal already.
         process_group: the ranks to average over; all of them by default.
-        bucket_cap_mb: size in MiB at which a bucket is closed; 0 gives each parameter its own.
+        bucket_cap_mb: size in MiB at which a bucket is closed, 25 by default; 0 gives each parameter its own.
         find_unused_parameters: look for parameters that a forward has left out. Where a rank has not used a parameter
             that others have, it takes part with zero, or the `.grad` that it has; where none has, `.grad` is kept
             (as a view it is part of its bucket: the mean of values that are equal after the last reduction).
+        check_reduction: deprecated in torch; it has no effect there either.
         gradient_as_bucket_view: let `.grad` be views of the buckets. Otherwise they are copied in and back.
+        static_graph: every backward is like the first: rely on what that has shown (static_graph.py).
+        device_mesh: a mesh of one dimension in place of a process group.
+        skip_all_reduce_unused_params: part of `static_graph`.
+        bucket_cap_mb_list: sizes of the buckets one by one, in the order of backward; the last holds for the rest.
+        forward_sync_buffers: as `broadcast_buffers`, but at forwards only.
+        delay_all_reduce_named_params, param_to_hook_all_reduce, mixed_precision, batched_grad_copy: refused.
 
     Attributes:
         module: the wrapped model; names in the state dict begin with `module.`.
         require_backward_grad_sync: False inside `no_sync`.
+        parameters_to_ignore: names of parameters and buffers in `module` that are left to each rank.
 
     Raises:
         RuntimeError: no process group; no parameter requires a gradient; or the models of the ranks differ, which
             every rank raises, with the parameter and the ranks named.
         ValueError: an embedding makes sparse gradients; the parameters lie on several kinds of devices; `device_ids`
             has several, or another than the module's.
+        NotImplementedError: an argument that is refused.
     """
 
     def __init__(
@@ -66,29 +79,66 @@ class DistributedDataParallel(nn.Module):
         device_ids: Sequence[int | torch.device] | None = None,
         output_device: int | torch.device | None = None,
         dim: int = 0,
-        broadcast_buffers: bool = True,
+        broadcast_buffers: bool | None = None,
         init_sync: bool = True,
         process_group: comm.Group | None = None,
-        bucket_cap_mb: float = 25,
+        bucket_cap_mb: float | None = None,
         find_unused_parameters: bool = False,
-        *,
+        check_reduction: bool = False,
         gradient_as_bucket_view: bool = False,
+        static_graph: bool = False,
+        delay_all_reduce_named_params: Any = None,
+        param_to_hook_all_reduce: Any = None,
+        mixed_precision: Any = None,
+        device_mesh: Any = None,
+        skip_all_reduce_unused_params: bool = False,
+        bucket_cap_mb_list: Sequence[float] | None = None,
+        batched_grad_copy: bool = False,
+        forward_sync_buffers: bool | None = None,
     ) -> None:
         super().__init__()
-        names = trainable_parameters(module)
-        check_devices(module, device_ids, output_device)
+        arguments.refuse(
+            delay_all_reduce_named_params=delay_all_reduce_named_params,
+            param_to_hook_all_reduce=param_to_hook_all_reduce,
+            mixed_precision=mixed_precision,
+            skip_all_reduce_unused_params=skip_all_reduce_unused_params and not static_graph,
+            batched_grad_copy=batched_grad_copy,
+        )
+        arguments.warn_of_no_effect(check_reduction, find_unused_parameters and static_graph)
         self.module = module
-        self.device_ids, self.output_device, self.dim = device_ids, output_device, dim
-        self.process_group = comm.world(process_group)
-        self.broadcast_buffers = broadcast_buffers
+        self.parameters_to_ignore = set(getattr(module, "_ddp_params_and_buffers_to_ignore", ()))
+        trainable_parameters(module, self.parameters_to_ignore)  # or an error that says why there are none
+        arguments.check_modules(module)
+        devices = {p.device for p in self._parameters_here()}
+        self.device_ids, self.output_device = arguments.check_devices(devices, device_ids, output_device)
+        self.dim = dim
+        self.process_group = arguments.choose_group(process_group, device_mesh)
+        init_buffers, self.forward_sync_buffers = arguments.when_to_sync_buffers(
+            broadcast_buffers, forward_sync_buffers
+        )
         self.find_unused_parameters = find_unused_parameters
         self.gradient_as_bucket_view = gradient_as_bucket_view
+        self.static_graph = static_graph
+        self.bucket_bytes_cap_list = arguments.bucket_caps(bucket_cap_mb, bucket_cap_mb_list)
         self.require_backward_grad_sync = True
         self.require_forward_param_sync = True
+        self._comm_hook = None
+        self._has_run = False
         if init_sync:
-            start_from_rank_0(module, self.process_group, broadcast_buffers)
-        reducer = UnusedFindingReducer if find_unused_parameters else Reducer
-        self.reducer = reducer(names, int(bucket_cap_mb * 2**20), self.process_group, gradient_as_bucket_view)
+            start_from_rank_0(module, self.process_group, init_buffers, self.parameters_to_ignore)
+        self.reducer = self._make_reducer()
+
+    def _make_reducer(self) -> Reducer:
+        kind: type[Reducer] = Reducer
+        if self.static_graph:
+            kind = StaticGraphReducer
+        elif self.find_unused_parameters:
+            kind = UnusedFindingReducer
+        names = trainable_parameters(self.module, self.parameters_to_ignore)
+        reducer = kind(names, self.bucket_bytes_cap_list, self.process_group, self.gradient_as_bucket_view)
+        if self._comm_hook is not None:
+            reducer.reduce = HookedReduce(*self._comm_hook)
+        return reducer
 
     def forward(self, *inputs: Any, **kwargs: Any) -> Any:
         """The module's forward.
@@ -97,14 +147,21 @@ class DistributedDataParallel(nn.Module):
             RuntimeError: the last backward did not reach all parameters.
         """
         if torch.is_grad_enabled():
-            self.reducer.check_finished()
-        buffers = list(self.module.buffers())
-        if self.broadcast_buffers and self.require_forward_param_sync and buffers:
-            broadcast_from_rank_0(buffers, self.process_group)
+            self.reducer.before_forward()
+        if not self._has_run:
+            arguments.check_optimizers(self.module)
+            self._has_run = True
+        reduces = torch.is_grad_enabled() and self.require_backward_grad_sync
+        syncs_buffers = self.will_sync_module_buffers()
+        source = self._announce_forward(syncs_buffers, reduces) if self._join_config.enable else 0
+        if syncs_buffers:
+            broadcast_from(source, self.modules_buffers, self.process_group)
+        if self.device_ids:
+            inputs, kwargs = arguments.to_device((inputs, kwargs), self.device)
         outputs = self.module(*inputs, **kwargs)
         # Buffers can only have come to differ in a forward, and matter to no other rank until gradients meet again.
-        self.require_forward_param_sync = torch.is_grad_enabled() and self.require_backward_grad_sync
-        if self.require_forward_param_sync:
+        self.require_forward_param_sync = reduces
+        if reduces:
             self.reducer.prepare(outputs)
         return outputs
 
@@ -120,30 +177,3 @@ class DistributedDataParallel(nn.Module):
             yield
         finally:
             self.require_backward_grad_sync = before
-
-
-def check_devices(
-    module: nn.Module,
-    device_ids: Sequence[int | torch.device] | None,
-    output_device: int | torch.device | None,
-) -> None:
-    """Raise ValueError, with torch's texts, unless `device_ids` says where the module is."""
-    devices = {p.device for p in module.parameters()}
-    if device_ids is not None and len(device_ids) > 1:
-        raise ValueError("device_ids can only be None or contain a single element.")
-    if len(types := {d.type for d in devices}) > 1:
-        raise ValueError(
-            "DistributedDataParallel's input module must be on the same type of devices, "
-            f"but input module parameters locate in {types}."
-        )
-    if not device_ids or types == {"cpu"} or len(devices) > 1:
-        if device_ids or output_device:
-            raise ValueError(
-                "DistributedDataParallel device_ids and output_device arguments only work with "
-                "single-device/multiple-device GPU modules or CPU modules, "
-                f"but got device_ids {device_ids}, output_device {output_device}, and module parameters {devices}."
-            )
-        return
-    there, here = torch.device("cuda", _get_device_index(device_ids[0], True)), next(iter(devices))
-    if there != here:
-        raise ValueError(f"device_ids is {there}, but the module is on {here}: call module.to({str(there)!r}) first")

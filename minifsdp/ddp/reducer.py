@@ -3,13 +3,21 @@
 from __future__ import annotations
 
 import weakref
-from typing import Any, ClassVar
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from typing import Any, ClassVar, Protocol
 
 import torch
 from torch import Tensor, nn
 
 from minifsdp import comm, device
 from minifsdp.ddp.bucketed import assign_buckets, bucket_views, empty_bucket
+
+
+class Reduction(Protocol):
+    """A bucket that is being reduced: after `wait` its buffer holds the result."""
+
+    def wait(self) -> None: ...
 
 
 class Bucket:
@@ -22,7 +30,7 @@ class Bucket:
 
     role: ClassVar[device.Role]
     flat: Tensor  # [sum of the parameters' numel]
-    reduction: comm.Handle
+    reduction: Reduction
 
     def __init__(self, params: list[nn.Parameter]) -> None:
         self.params = params
@@ -44,9 +52,6 @@ class Bucket:
         elif param.grad is not view:
             view.copy_(param.grad)
         self.missing -= 1
-
-    def reduce(self, group: comm.Group) -> None:
-        self.reduction = comm.all_reduce(self.flat, group, comm.MEAN)
 
     def deliver(self, param: nn.Parameter) -> None:
         """Let the parameter's `.grad` be the mean that the buffer now holds."""
@@ -98,6 +103,15 @@ class GradientBucket(Bucket):
         param.grad = self.views[param]
 
 
+Reduce = Callable[[Bucket, int, bool], Reduction]
+"""Starts the reduction of a full bucket; of its place in the order of launches, and whether it is the last."""
+
+
+def to_mean(group: comm.Group, bucket: Bucket, index: int, is_last: bool) -> Reduction:
+    """Reduce to the mean over the ranks, in place."""
+    return comm.all_reduce(bucket.flat, group, comm.MEAN)
+
+
 class Reducer:
     """Fills buckets as backward makes gradients and starts their all-reduces, so that both run at the same time.
 
@@ -107,26 +121,39 @@ class Reducer:
 
     Args:
         names: the parameters to reduce, with their names for messages.
-        cap_bytes: size at which a bucket is closed.
+        cap_bytes: size at which a bucket is closed, or one for each, of which the last holds for the rest.
         group: the ranks to average over.
         gradient_as_bucket_view: whether the buckets are the gradients or copies of them.
+
+    Attributes:
+        reduce: how a bucket is reduced; a communication hook may take its place.
     """
 
+    blame = "your module has parameters that were not used in producing loss."
     cure = "Pass find_unused_parameters=True to DistributedDataParallel, or let every output of forward enter the loss."
 
     def __init__(
-        self, names: dict[nn.Parameter, str], cap_bytes: int, group: comm.Group, gradient_as_bucket_view: bool
+        self,
+        names: dict[nn.Parameter, str],
+        cap_bytes: int | Sequence[int],
+        group: comm.Group,
+        gradient_as_bucket_view: bool,
     ) -> None:
-        kind = GradientBucket if gradient_as_bucket_view else StagingBucket
         self.names = names
         self.group = group
-        self.buckets: list[Bucket] = [kind(params) for params in assign_buckets(names, cap_bytes)]
-        self.bucket_of = {p: bucket for bucket in self.buckets for p in bucket.params}
+        self.reduce: Reduce = partial(to_mean, group)
+        self.kind = GradientBucket if gradient_as_bucket_view else StagingBucket
+        self.cap_bytes = cap_bytes
+        self.build_buckets(names)
         self.launched = 0
         self.expecting = False  # a backward that must be reduced is due, or under way
         self.ready: set[nn.Parameter] = set()  # entered their bucket in this backward
         self.used: set[nn.Parameter] = set()  # got a gradient since the last reduction
         self._register_hooks()
+
+    def build_buckets(self, params: Iterable[nn.Parameter]) -> None:
+        self.buckets: list[Bucket] = [self.kind(each) for each in assign_buckets(params, self.cap_bytes)]
+        self.bucket_of = {p: bucket for bucket in self.buckets for p in bucket.params}
 
     def _register_hooks(self) -> None:
         # The hooks must not keep a reducer alive whose model has been wrapped again, nor outlive it.
@@ -150,18 +177,25 @@ class Reducer:
             )
         self.bucket_of[param].hold(param)
         self.used.add(param)
-        if self.expecting:
+        if self.expecting and self.is_complete(param):
             self.mark_ready(param)
+
+    def is_complete(self, param: nn.Parameter) -> bool:
+        """Whether backward will add nothing more to this gradient, to which it has just added."""
+        return True
 
     @torch.no_grad()
     def mark_ready(self, param: nn.Parameter) -> None:
         self.ready.add(param)
         self.bucket_of[param].fill(param)
         while self.launched < len(self.buckets) and not self.buckets[self.launched].missing:
-            self.buckets[self.launched].reduce(self.group)
+            self.launch(self.buckets[self.launched], self.launched)
             self.launched += 1
         if len(self.ready) == len(self.names):
             at_end_of_backward(self.finish)
+
+    def launch(self, bucket: Bucket, index: int) -> None:
+        bucket.reduction = self.reduce(bucket, index, index == len(self.buckets) - 1)
 
     @torch.no_grad()
     def finish(self) -> None:
@@ -181,7 +215,7 @@ class Reducer:
         """The parameters whose `.grad` stays as it was."""
         return set()
 
-    def check_finished(self) -> None:
+    def before_forward(self) -> None:
         """Make sure that no reduction is left over from the last backward.
 
         Raises:
@@ -191,7 +225,7 @@ class Reducer:
             missing = ", ".join(name for p, name in self.names.items() if p not in self.ready)
             raise RuntimeError(
                 "Expected to have finished reduction in the prior iteration before starting a new one. This error "
-                f"indicates that your module has parameters that were not used in producing loss. {self.cure} "
+                f"indicates that {self.blame} {self.cure} "
                 f"Parameters which did not receive grad for rank {self.group.rank()}: {missing}"
             )
 

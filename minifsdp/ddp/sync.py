@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Collection
 from itertools import zip_longest
 
 import torch
@@ -11,8 +12,10 @@ from torch import Tensor, nn
 from minifsdp import comm, device
 
 
-def trainable_parameters(module: nn.Module) -> dict[nn.Parameter, str]:
+def trainable_parameters(module: nn.Module, ignored: Collection[str] = ()) -> dict[nn.Parameter, str]:
     """The parameters that get a gradient and their names, in order of registration; a tied parameter comes once.
+
+    Those whose names are `ignored` are left out.
 
     Raises:
         RuntimeError: there is none, or one is not initialised yet (torch's texts).
@@ -23,7 +26,7 @@ def trainable_parameters(module: nn.Module) -> dict[nn.Parameter, str]:
             raise ValueError(
                 f"{name or 'the module'} makes sparse gradients, which are not supported: use sparse=False"
             )
-    named = dict(module.named_parameters())
+    named = {name: p for name, p in module.named_parameters() if name not in ignored}
     if any(isinstance(p, nn.UninitializedParameter) for p in named.values()):
         raise RuntimeError(
             "Modules with uninitialized parameters can't be used with `DistributedDataParallel`. "
@@ -37,25 +40,40 @@ def trainable_parameters(module: nn.Module) -> dict[nn.Parameter, str]:
     return trainable
 
 
-def start_from_rank_0(module: nn.Module, group: comm.Group, buffers: bool = True) -> None:
+def start_from_rank_0(
+    module: nn.Module, group: comm.Group, buffers: bool = True, ignored: Collection[str] = ()
+) -> None:
     """Give every rank the values that rank 0's parameters, and its buffers unless `buffers` is False, have.
 
-    One broadcast per tensor, each through a "communication" buffer of that tensor's size, freed before the next.
+    Those whose names are `ignored` keep theirs. One broadcast per tensor, each through a "communication" buffer of that
+    tensor's size, freed before the next.
 
     Raises:
         RuntimeError: as `check_same_on_all_ranks`, before any value has moved.
     """
-    named: list[tuple[str, Tensor]] = [(f"parameter {name}", p) for name, p in module.named_parameters()]
-    if buffers:
-        named += [(f"buffer {name}", b) for name, b in module.named_buffers()]
-    check_same_on_all_ranks([describe(name, tensor) for name, tensor in named], named[0][1].device, group)
-    for _, tensor in named:
+    named = named_tensors(module, buffers, ignored)
+    entries = [describe(name, tensor) for name, tensor in named.items()]
+    check_same_on_all_ranks(entries, next(iter(named.values())).device, group)
+    for tensor in named.values():
         broadcast_from_rank_0([tensor], group)
 
 
-@torch.no_grad()
+def named_tensors(module: nn.Module, buffers: bool, ignored: Collection[str]) -> dict[str, Tensor]:
+    """The parameters, and the buffers if asked for, but those whose names are `ignored`."""
+    named: dict[str, Tensor] = {f"parameter {n}": p for n, p in module.named_parameters() if n not in ignored}
+    if buffers:
+        named |= {f"buffer {name}": b for name, b in module.named_buffers() if name not in ignored}
+    return named
+
+
 def broadcast_from_rank_0(tensors: list[Tensor], group: comm.Group) -> None:
-    """`tensors`, of any shapes and dtypes, take rank 0's values: one broadcast of all their bytes.
+    """`tensors`, of any shapes and dtypes, take rank 0's values: one broadcast of all their bytes."""
+    broadcast_from(0, tensors, group)
+
+
+@torch.no_grad()
+def broadcast_from(source: int, tensors: list[Tensor], group: comm.Group) -> None:
+    """`tensors`, of any shapes and dtypes, take the values of the group's rank `source`: one broadcast of all bytes.
 
     The bytes pass through one "communication" buffer, freed at the end. Tensors that autograd has saved may be among
     them: they are written without counting as changed, as in torch, so that two forward passes may share a backward.
@@ -67,7 +85,7 @@ def broadcast_from_rank_0(tensors: list[Tensor], group: comm.Group) -> None:
     views = [part.view(t.dtype).view(t.shape) for part, t in zip(staging.split(sizes), tensors, strict=True)]
     for view, tensor in zip(views, tensors, strict=True):
         view.copy_(tensor)
-    comm.broadcast(staging, 0, group).wait()
+    comm.broadcast(staging, source, group).wait()
     for view, tensor in zip(views, tensors, strict=True):
         tensor.copy_(view)
     device.free(staging)

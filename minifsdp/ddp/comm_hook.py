@@ -1,0 +1,111 @@
+"""Communication hooks: let the user say how a bucket is reduced (torch/csrc/distributed/c10d/comm.hpp)."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from minifsdp.ddp.bucketed import bucket_views
+from minifsdp.ddp.reducer import Bucket, Reduction
+
+Hook = Callable[[Any, Any], torch.futures.Future[Any]]
+
+
+class GradBucket:
+    """A full bucket as a hook sees it, with the methods of `torch.distributed.GradBucket`, which cannot be made here.
+
+    The gradients in it are this rank's own sums, not yet divided by anything.
+    """
+
+    def __init__(self, bucket: Bucket, index: int, is_last: bool) -> None:
+        self._buffer = bucket.flat
+        self._params = bucket.params
+        self._index = index
+        self._is_last = is_last
+
+    def index(self) -> int:
+        """Its place in the order in which the buckets of a backward are launched."""
+        return self._index
+
+    def is_last(self) -> bool:
+        """Whether it is the last of them."""
+        return self._is_last
+
+    def buffer(self) -> Tensor:
+        """All gradients [sum of the parameters' numel]."""
+        return self._buffer
+
+    def set_buffer(self, buffer: Tensor) -> None:
+        """Let `buffer` [the same numel], of any dtype, be what the next hook sees."""
+        self._buffer = buffer
+
+    def gradients(self) -> list[Tensor]:
+        """Views of the buffer, in the shapes of the parameters."""
+        return bucket_views(self._buffer, self._params)
+
+    def parameters(self) -> list[nn.Parameter]:
+        """The parameters, in the order of their gradients in the buffer."""
+        return list(self._params)
+
+
+class HookedReduction:
+    """What a hook has started: its result replaces the bucket's content."""
+
+    def __init__(self, bucket: Bucket, future: torch.futures.Future[Any]) -> None:
+        self.bucket = bucket
+        self.future = future
+
+    def wait(self) -> None:
+        result = self.future.wait()  # on CUDA the current stream waits, not the host
+        if isinstance(result, list | tuple):  # a collective's own future holds a list of its tensors
+            (result,) = result
+        if result is not self.bucket.flat:
+            self.bucket.flat.copy_(result.view(-1))
+
+
+class HookedReduce:
+    """Calls a hook for every bucket, in the order of the launches, the same on all ranks.
+
+    Args:
+        state: what the hook gets first.
+        hook: gets the `GradBucket` second, and returns a future that holds the tensor with which to go on.
+
+    Raises:
+        TypeError: the hook cannot be called.
+        ValueError: it is annotated for something else.
+        RuntimeError: when a bucket is launched: it has returned no future.
+    """
+
+    def __init__(self, state: Any, hook: Hook) -> None:
+        check_hook(hook)
+        self.state = state
+        self.hook = hook
+
+    def __call__(self, bucket: Bucket, index: int, is_last: bool) -> Reduction:
+        future = self.hook(self.state, GradBucket(bucket, index, is_last))
+        if not isinstance(future, torch.Future):  # a collective's own is not of the class in torch.futures
+            raise RuntimeError(
+                "DDP communication hook's callback must return a torch.futures.Future object, but got "
+                f"{type(future).__name__} from {getattr(self.hook, '__qualname__', self.hook)}"
+            )
+        return HookedReduction(bucket, future)
+
+
+def check_hook(hook: Hook) -> None:
+    if not callable(hook):
+        raise TypeError("Communication hook must be callable.")
+    signature = inspect.signature(hook)
+    bucket = signature.parameters.get("bucket")
+    if bucket is not None and not is_annotated(bucket.annotation, "GradBucket"):
+        raise ValueError("Communication hook: bucket annotation should be dist.GradBucket.")
+    if not is_annotated(signature.return_annotation, "Future"):
+        raise ValueError("Communication hook: return annotation should be torch.futures.Future[torch.Tensor].")
+
+
+def is_annotated(annotation: Any, name: str) -> bool:
+    """Whether it is the class of that name, in torch or here, itself or its name in quotes; or nothing."""
+    return annotation is inspect.Parameter.empty or name in str(annotation)

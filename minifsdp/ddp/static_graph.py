@@ -1,0 +1,114 @@
+"""A graph that is the same in every iteration: learnt in the first, relied on from then on (static_graph).
+
+In one pass torch's reducer does as much (torch/csrc/distributed/c10d/reducer.cpp, `delay_all_reduce` and
+`rebuild_buckets`); its users gain what a reducer cannot see coming in a graph that it has never run: a layer that is
+checkpointed several times gets several gradients in one backward, and only the last makes its sum complete.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.graph import register_multi_grad_hook
+
+from minifsdp import comm, device
+from minifsdp.ddp.reducer import Reducer, at_end_of_backward
+from minifsdp.ddp.unused import find_tensors
+
+
+class StaticGraphReducer(Reducer):
+    """A reducer that lets its first backward end before it reduces, and plans the others after it.
+
+    What a rank learns for itself: how many gradients each parameter gets in a backward. The bucket has the sum when
+    the last of them is there; a parameter that gets none takes part as in `UnusedFindingReducer`, without a walk
+    through the graph.
+
+    What the ranks learn together, in one all-reduce of two numbers per parameter (an int64 "communication" buffer,
+    alive at the end of the first backward only): on how many ranks each is used, and in which order their gradients
+    are completed. Before the second forward the buckets are built again, in that order; what no rank uses is in none.
+    """
+
+    blame = (
+        "your training graph has changed in this iteration, e.g., one parameter is used in first iteration, but then "
+        "got unused in the second iteration. this is not compatible with static_graph set to True."
+    )
+    cure = "Pass find_unused_parameters=True to DistributedDataParallel in its stead."
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self.name_of = self.names
+        self.arrived: dict[nn.Parameter, int] = {}  # gradients in this backward, in the order of the last of each
+        self.expected: dict[nn.Parameter, int] | None = None  # what `arrived` was at the end of the first
+        self.order: list[nn.Parameter] | None = None  # in which the ranks complete the gradients of those they use
+        self.rebuilt = False
+
+    def before_forward(self) -> None:
+        if self.arrived and self.expected is None:
+            raise RuntimeError(
+                "Expected to have finished reduction in the prior iteration before starting a new one. static_graph="
+                "True looks for tensors in lists, tuples, dicts and dataclasses: let forward return its tensors in "
+                "these."
+            )
+        super().before_forward()
+        if self.order is not None and not self.rebuilt:
+            self.names = {p: self.names[p] for p in self.order}
+            self.build_buckets(reversed(self.order))
+            self.rebuilt = True
+
+    def prepare(self, outputs: Any) -> None:
+        super().prepare(outputs)
+        tensors = [t for t in find_tensors(outputs) if t.grad_fn is not None]
+        if tensors:
+            register_multi_grad_hook(tensors, self.on_backward, mode="any")
+
+    def on_backward(self, grad: Tensor) -> None:
+        """The hook of the outputs: backward begins. Not that of a checkpoint inside it, which would end too early."""
+        if not self.expecting:
+            return
+        if self.expected is None:
+            at_end_of_backward(self.learn)
+        else:
+            self.mark_all_ready_but(self.expected)
+
+    def on_gradient(self, param: nn.Parameter) -> None:
+        if param not in self.bucket_of or (self.expecting and param in self.ready and self.expected is not None):
+            raise RuntimeError(
+                "Your training graph has changed in this iteration, e.g., one parameter is unused in first iteration, "
+                "but then got used in the second iteration. this is not compatible with static_graph set to True. "
+                f"It is parameter {self.name_of[param]}. {self.cure}"
+            )
+        super().on_gradient(param)
+
+    def is_complete(self, param: nn.Parameter) -> bool:
+        self.arrived[param] = self.arrived.pop(param, 0) + 1
+        return self.expected is not None and self.arrived[param] == self.expected[param]
+
+    def learn(self) -> None:
+        if self.expecting and self.expected is None:
+            self.expected = dict(self.arrived)
+            self.mark_all_ready_but({})
+
+    def mark_all_ready_but(self, others: dict[nn.Parameter, int]) -> None:
+        for p in self.names:
+            if p not in others and p not in self.ready:
+                self.mark_ready(p)
+
+    def finish(self) -> None:
+        super().finish()
+        self.arrived.clear()
+
+    def unused_on_all_ranks(self) -> set[nn.Parameter]:
+        if self.order is not None:
+            return set()  # they are in no bucket
+        place = {p: number for number, p in enumerate(self.arrived)}
+        mine = torch.tensor([[p in self.used for p in self.names], [place.get(p, 0) for p in self.names]])
+        sums = device.empty(mine.numel(), torch.int64, "communication", next(iter(self.names)).device)
+        comm.all_reduce(sums.copy_(mine.view(-1)), self.group).wait()
+        users, places = sums.view(2, -1).tolist()
+        device.free(sums)
+        # By its mean place on the ranks that use it; where ranks agree on the order, in that order.
+        mean_place = {p: at / n for p, at, n in zip(self.names, places, users, strict=True) if n}
+        self.order = sorted(mean_place, key=mean_place.__getitem__)
+        return set(self.names) - set(self.order)
