@@ -66,8 +66,8 @@ def train(
     Example: minifsdp train --strategy full --ranks 2 --checkpoint runs/one --every 20; later the same and --resume
     """
     from minifsdp.course import train as course
-    from minifsdp.course.train.plan import is_first
     from minifsdp.course.train.report import summary
+    from minifsdp.course.train.start import is_first
 
     settings = Settings(
         strategy=strategy,
@@ -110,7 +110,8 @@ def train(
         try:
             record = course.run(plan, show)
         except KeyboardInterrupt:
-            fail("interrupted" + ("" if checkpoint is None else "; --resume goes on from the last checkpoint"), code=130)
+            cure = "" if checkpoint is None else ", --resume goes on from the last checkpoint"
+            fail(f"interrupted{cure}", code=130)
         except RankError as error:
             fail(str(error), code=1)
     if record is not None:

@@ -25,15 +25,19 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch.distributed import checkpoint as dcp
+from torch.distributed.checkpoint import state_dict_loader, state_dict_saver
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter
 
 from minifsdp.checkpoint import get_state_dict, set_state_dict
 from minifsdp.course.train.settings import TASK, Settings
 from minifsdp.course.train.state import State, seed_rank
 
+ONE_BEFORE = "delete it and --resume takes the one before"
+
 
 def save(state: State, settings: Settings, data: str) -> None:
-    """Save everything, on all ranks together."""
+    """Save everything, on all ranks together; when it returns the checkpoint is there."""
     folder, rank = settings.checkpoint, dist.get_rank()
     assert folder is not None
     whole = folder / f"step-{state.step:08}"
@@ -42,7 +46,9 @@ def save(state: State, settings: Settings, data: str) -> None:
         part.mkdir()
     dist.barrier()
     model, optimizer = get_state_dict(state.model, state.optimizer)
-    dcp.save({"model": model, "optimizer": optimizer}, storage_writer=dcp.FileSystemWriter(part))  # it does fsync
+    parts = {"model": model, "optimizer": optimizer}
+    with _failing(f"{part} cannot be written"):
+        state_dict_saver.save(parts, storage_writer=FileSystemWriter(part, sync_files=True))
     _write(part / f"rank-{rank}.pt", _random_states())
     dist.barrier()  # all have written
     if rank == 0:
@@ -60,6 +66,7 @@ def save(state: State, settings: Settings, data: str) -> None:
         part.rename(whole)
         _sync(folder)
         prune(folder, settings.keep)
+    dist.barrier()
 
 
 def restore(state: State, whole: Path) -> None:
@@ -69,7 +76,8 @@ def restore(state: State, whole: Path) -> None:
     are as many ranks as then; otherwise each rank begins new ones.
     """
     model, optimizer = get_state_dict(state.model, state.optimizer)
-    dcp.load({"model": model, "optimizer": optimizer}, storage_reader=dcp.FileSystemReader(whole))
+    with _failing(f"{whole} is damaged, {ONE_BEFORE}"):
+        state_dict_loader.load({"model": model, "optimizer": optimizer}, storage_reader=FileSystemReader(whole))
     set_state_dict(state.model, state.optimizer, model_state_dict=model, optim_state_dict=optimizer)
     run = read(whole)
     state.step = run["step"]
@@ -96,7 +104,7 @@ def read(whole: Path) -> dict[str, Any]:
     try:
         return dict(torch.load(whole / "run.pt"))
     except Exception as error:
-        raise ValueError(f"{whole} is damaged ({error}): delete it, and --resume takes the one before") from error
+        raise ValueError(f"{whole} is damaged, {ONE_BEFORE}: {type(error).__name__}") from error
 
 
 def check_same_task(whole: Path, settings: Settings, data: str) -> None:
@@ -141,9 +149,19 @@ def held(folder: Path, patience: float = 5.0) -> Iterator[None]:
                 break
             except BlockingIOError:
                 if time.monotonic() > deadline:
-                    raise ValueError(f"--checkpoint {folder}: another run is writing there; name another folder") from None
+                    raise ValueError(f"--checkpoint {folder} is another run's: name another folder") from None
                 time.sleep(0.05)
         yield
+
+
+@contextmanager
+def _failing(what: str) -> Iterator[None]:
+    """Say in a line what torch says in the tracebacks of all ranks."""
+    try:
+        yield
+    except CheckpointException as error:
+        cause, _ = next(iter(error.failures.values()))
+        raise OSError(f"{what}: {type(cause).__name__}: {cause}") from error
 
 
 def _random_states() -> dict[str, Any]:

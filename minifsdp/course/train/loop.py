@@ -23,7 +23,11 @@ from minifsdp.course.train.state import State, begin
 
 
 def train(settings: Settings, text: str, whole: Path | None = None) -> dict[str, Any]:
-    """Train from the beginning or from the checkpoint `whole`.
+    """Train, saving on the way.
+
+    Args:
+        text: what the checkpoints call the text that is trained on.
+        whole: the checkpoint to go on from; None: from the beginning.
 
     Returns:
         "losses": of every step since the first, means over all ranks; "seconds" that the steps of this run took, saving
@@ -63,8 +67,9 @@ def take_step(state: State, batch: Batch, settings: Settings, where: torch.devic
         The loss before the step, the mean over all ranks: a scalar on the device, which the host has not waited for.
     """
     parts = settings.accumulate
+    micro_batches = zip(*(_to_device(rows, where).chunk(parts) for rows in batch), strict=True)
     total = torch.zeros((), device=where)
-    for part, (tokens, targets) in enumerate(zip(*(rows.to(where).chunk(parts) for rows in batch), strict=True)):
+    for part, (tokens, targets) in enumerate(micro_batches):
         last = part == parts - 1
         with state.model.no_sync() if settings.no_sync and not last else nullcontext():
             loss = state.model(tokens, targets) / parts
@@ -75,6 +80,11 @@ def take_step(state: State, batch: Batch, settings: Settings, where: torch.devic
     state.optimizer.zero_grad()
     comm.all_reduce(total, comm.world(), comm.MEAN).wait()
     return total
+
+
+def _to_device(rows: Tensor, where: torch.device) -> Tensor:
+    """Without waiting for the device, which a copy from memory that is not pinned would do."""
+    return rows.pin_memory().to(where, non_blocking=True) if where.type == "cuda" else rows
 
 
 def _weigh(settings: Settings, where: torch.device) -> int:

@@ -15,6 +15,7 @@ from minifsdp.course import plots
 from minifsdp.course.train.settings import Settings
 
 MIB = 2**20
+VOCABULARY = 257
 
 
 def record(settings: Settings, data: str, device: str, begun: int, ranks: list[dict[str, Any]]) -> dict[str, Any]:
@@ -47,19 +48,21 @@ def write(record: dict[str, Any], out: Path) -> None:
 def loss_curve(record: dict[str, Any]) -> plots.Picture:
     """The loss over the steps; what earlier runs did has a colour of its own."""
     begun, losses = record["begun_at_step"], [math.nan if loss is None else loss for loss in record["losses"]]
-    points = list(enumerate(losses, start=1))
-    parts = {"before the restart": points[:begun], "this run" if begun else "loss": points[max(begun - 1, 0) :]}
-    finite = [loss for loss in losses if math.isfinite(loss)]
-    title = f"The loss goes from {losses[0]:.2f} to {losses[-1]:.2f} nats per token in {len(losses)} steps"
-    if len(finite) < len(losses):
-        title = f"The loss is no number at {len(losses) - len(finite)} of {len(losses)} steps: try a smaller --lr"
+    steps = range(1, len(losses) + 1)
+    series = {"this run" if begun else "loss": (steps[max(begun - 1, 0) :], losses[max(begun - 1, 0) :])}
+    if begun:
+        series = {"before the restart": (steps[:begun], losses[:begun]), **series}
+    lost = sum(math.isnan(loss) for loss in losses)
+    title = f"The loss goes from {losses[0]:.2f} nats per token at step 1 to {losses[-1]:.2f} at step {len(losses)}"
+    if lost:
+        title = f"The loss is no number at {lost} of {len(losses)} steps: try a smaller --lr"
     return plots.lines(
-        {name: tuple(zip(*part, strict=True)) for name, part in parts.items() if part},
+        series,
         xlabel="optimizer step",
         ylabel="loss, nats per token",
         title=title,
-        says=f"Each point is the mean over the {record['settings']['batch']} sequences of a step, before the step. "
-        "A model that knows nothing of 257 tokens has 5.55.",
+        says=f"Each point: the mean over the {record['settings']['batch']} sequences of a step, before its update.",
+        expected={"all tokens equally likely": ((1, len(losses)), (math.log(VOCABULARY),) * 2)},
     )
 
 
@@ -68,7 +71,10 @@ def summary(record: dict[str, Any]) -> Table:
     settings = record["settings"]
     peaks = [peak for peak in record["peak_bytes"] if peak is not None]
     loss = record["final_loss"]
-    table = Table("strategy", "ranks", "precision", "steps", "tokens/s", "peak of a rank", "final loss", box=box.SIMPLE_HEAD)
+    headings = ("strategy", "ranks", "precision", "steps", "tokens/s", "peak", "final loss")
+    table = Table(
+        *headings, box=box.SIMPLE_HEAD, caption="peak: bytes of the rank that holds most", caption_justify="left"
+    )
     begun = f"{record['begun_at_step']} + " if record["begun_at_step"] else ""
     table.add_row(
         settings["strategy"],

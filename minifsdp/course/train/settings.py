@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -28,6 +29,7 @@ PREFETCHES = {"none": None, "pre": BackwardPrefetch.BACKWARD_PRE, "post": Backwa
 
 # What is trained: a checkpoint goes on as it began. All else says how, and may change at every start.
 TASK = ("layers", "width", "context", "batch", "seed", "lr", "precision")
+COUNTS = ("accumulate", "replicas", "ranks", "layers", "width", "context", "batch", "steps", "every", "keep")
 
 
 @dataclass(frozen=True)
@@ -93,15 +95,19 @@ class Settings:
         return {name: str(value) if isinstance(value, Path) else value for name, value in asdict(self).items()}
 
     def _check_choices(self) -> None:
-        choices = {"strategy": STRATEGIES, "precision": PRECISIONS, "backward_prefetch": PREFETCHES}
+        choices: dict[str, Iterable[str]] = {
+            "strategy": STRATEGIES,
+            "precision": PRECISIONS,
+            "backward_prefetch": PREFETCHES,
+        }
         for name, known in choices.items():
             if (given := getattr(self, name)) not in known:
-                raise ValueError(f"{_option(name)} {given}: choose {', '.join(list(known)[:-1])} or {list(known)[-1]}")
+                raise ValueError(f"{_option(name)} {given}: choose from {', '.join(known)}")
 
     def _check_numbers(self) -> None:
         if not -(2**63) <= self.seed < 2**63:
             raise ValueError(f"--seed {self.seed}: must fit into 64 bits")
-        for name in ("accumulate", "replicas", "ranks", "layers", "width", "context", "batch", "steps", "every", "keep"):
+        for name in COUNTS:
             if getattr(self, name) < 1:
                 raise ValueError(f"--{name} {getattr(self, name)}: must be at least 1")
         for name, most in (("lr", math.inf), ("time_limit", 1e6)):
@@ -117,9 +123,7 @@ class Settings:
         parts = self.ranks * self.accumulate
         if self.batch % parts:
             shared = f"{self.ranks} ranks" + (f" in {self.accumulate} micro-batches" if self.accumulate > 1 else "")
-            raise ValueError(
-                f"--batch {self.batch} cannot be shared equally by {shared}: choose a multiple of {parts}"
-            )
+            raise ValueError(f"--batch {self.batch} cannot be shared equally by {shared}: choose a multiple of {parts}")
         strategy = STRATEGIES[self.strategy]
         if strategy is not None and strategy.is_hybrid and (self.ranks % self.replicas or self.ranks == self.replicas):
             raise ValueError(

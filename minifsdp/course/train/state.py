@@ -42,7 +42,7 @@ class State:
 
 def begin(settings: Settings, where: torch.device) -> State:
     """A model that has learnt nothing."""
-    model = wrap(settings.model().to(where), settings, where)
+    model = wrap(settings.model(), settings, where)
     seed_rank(settings.seed, 0)
     return State(
         model,
@@ -58,11 +58,9 @@ def wrap(model: GPT, settings: Settings, where: torch.device) -> DistributedData
     """The model as `settings.strategy` has it, a unit per block; gradients are reduced in fp32."""
     strategy = STRATEGIES[settings.strategy]
     if strategy is None:
-        return DistributedDataParallel(model, gradient_as_bucket_view=True)
+        return DistributedDataParallel(model.to(where), gradient_as_bucket_view=True)
     dtype = PRECISIONS[settings.precision]
-    mesh = None
-    if strategy.is_hybrid:
-        mesh = init_device_mesh(where.type, (settings.replicas, settings.ranks // settings.replicas))
+    shape = (settings.replicas, settings.ranks // settings.replicas) if strategy.is_hybrid else (settings.ranks,)
     return FullyShardedDataParallel(
         model,
         sharding_strategy=strategy,
@@ -70,10 +68,10 @@ def wrap(model: GPT, settings: Settings, where: torch.device) -> DistributedData
         auto_wrap_policy={Block},
         backward_prefetch=PREFETCHES[settings.backward_prefetch],
         mixed_precision=None if dtype is None else MixedPrecision(dtype, reduce_dtype=torch.float32),
-        device_id=where if where.type == "cuda" else None,
+        device_id=where,  # unit by unit: the whole model is never there
         forward_prefetch=settings.forward_prefetch,
         limit_all_gathers=settings.limit,
-        device_mesh=mesh,
+        device_mesh=init_device_mesh(where.type, shape),
     )
 
 

@@ -1,0 +1,557 @@
+"""`minifsdp train`: what is refused, what a restart gives back, and that a kill at any moment costs no more than steps.
+
+What runs on ranks is collected by `@check` and launched once per number of ranks.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import time
+import traceback
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import cloudpickle
+import psutil
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from minifsdp.course import cli
+from minifsdp.course import train as course
+from minifsdp.course.launch import launch
+from minifsdp.course.model import GPT
+from minifsdp.course.train import checkpoint, report, start
+from minifsdp.course.train.loop import take_step, train
+from minifsdp.course.train.settings import STRATEGIES, TASK, Settings
+from minifsdp.course.train.state import State, begin
+
+cloudpickle.register_pickle_by_value(sys.modules[__name__])
+
+TINY = {"layers": 2, "width": 8, "context": 8, "batch": 12, "ledger": False}
+OPTIONS = [f"--{name}={value}" for name, value in TINY.items() if name != "ledger"] + ["--no-ledger", "--device", "cpu"]
+TEXT = "what it is"
+
+
+class WithDropout(Settings):
+    """Whose losses depend on the random numbers of every rank."""
+
+    def model(self) -> GPT:
+        model = super().model()
+        for block in model.blocks:
+            block.down = nn.Sequential(block.down, nn.Dropout(0.2))
+        return model
+
+
+def losses(settings: Settings, whole: Path | None = None) -> list[float]:
+    return train(settings, TEXT, whole)["losses"]
+
+
+# Restarts, on ranks
+
+CHECKS: dict[str, Callable[[Path], Any]] = {}
+
+
+def check(name: str, *args: Any, **kwargs: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    def collect(fn: Callable[..., Any]) -> Callable[..., Any]:
+        CHECKS[name] = partial(fn, *args, **kwargs)
+        return fn
+
+    return collect
+
+
+def goes_on_bit_for_bit(folder: Path, **options: Any) -> None:
+    """Three steps, a restart and three more are six steps, dropout included."""
+    whole = WithDropout(**TINY, steps=6, ranks=dist.get_world_size(), **options)
+    losses(replace(whole, steps=3, checkpoint=folder))
+    assert losses(replace(whole, checkpoint=folder), checkpoint.latest(folder)) == losses(whole)
+    assert checkpoint.latest(folder) == folder / "step-00000006"
+
+
+@check("learns")
+def learns(folder: Path) -> None:
+    given = losses(Settings(**TINY, steps=30, lr=1e-2))
+    assert given[-1] < given[0] - 0.5
+
+
+for options in (
+    *({"strategy": name} for name, strategy in STRATEGIES.items() if strategy is None or not strategy.is_hybrid),
+    {"precision": "bf16", "forward_prefetch": True},
+    {"precision": "fp16", "backward_prefetch": "post", "accumulate": 2},
+    {"offload": True, "accumulate": 3, "no_sync": True, "limit": False},
+):
+    check(f"goes on: {' '.join(map(str, options.values()))}", **options)(goes_on_bit_for_bit)
+
+
+@check("micro-batches")
+def batch_is_of_the_step(folder: Path) -> None:
+    """However many micro-batches it is cut into, reduced each or all at once."""
+    whole = Settings(**TINY, steps=4)
+    expected = losses(whole)
+    for no_sync in (False, True):
+        assert losses(replace(whole, accumulate=3, no_sync=no_sync)) == pytest.approx(expected, rel=1e-5)
+
+
+@check("prune")
+def keeps_as_many_as_asked(folder: Path) -> None:
+    losses(Settings(**TINY, steps=7, checkpoint=folder, every=2, keep=3))
+    if dist.get_rank() == 0:
+        assert sorted(path.name for path in folder.iterdir()) == [".lock", *(f"step-{n:08}" for n in (4, 6, 7))]
+
+
+@check("fp16 scale")
+def scale_is_kept(folder: Path) -> None:
+    """One that is too large costs a step on every rank, and a restart knows what was learnt from it."""
+    settings, where = Settings(**TINY, precision="fp16", checkpoint=folder), torch.device("cpu")
+    state = begin(settings, where)
+    state.scaler.load_state_dict({**state.scaler.state_dict(), "scale": 2.0**40})
+    before = [p.detach().clone() for p in state.model.parameters()]
+    tokens = torch.zeros(6, 8, dtype=torch.int64)
+    take_step(state, (tokens, tokens), settings, where)
+    assert all(torch.equal(p, old) for p, old in zip(state.model.parameters(), before, strict=True))
+    state.step = 1
+    checkpoint.save(state, settings, TEXT)
+    again = begin(settings, where)
+    checkpoint.restore(again, folder / "step-00000001")
+    assert again.scaler.get_scale() == 2.0**39
+
+
+def run_checks(names: list[str], folder: Path) -> dict[str, str]:
+    failures = {}
+    for number, name in enumerate(names):
+        own = folder / str(number)
+        own.mkdir(exist_ok=True)
+        try:
+            CHECKS[name](own)
+        except Exception:
+            failures[name] = traceback.format_exc()
+    return failures
+
+
+@pytest.fixture(scope="module")
+def two_ranks(tmp_path_factory):
+    """By check, what went wrong on each of two ranks."""
+    folder = tmp_path_factory.mktemp("two")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("MINIFSDP_DEVICE", "cpu")
+        return launch(run_checks, 2, list(CHECKS), folder, timeout=150)
+
+
+@pytest.mark.parametrize("name", CHECKS)
+def test_on_two_ranks(two_ranks, name):
+    assert [failures[name] for failures in two_ranks if name in failures] == []
+
+
+def both_hybrids(folder: Path) -> None:
+    for strategy in ("hybrid", "hybrid-grad-op"):
+        (folder / strategy).mkdir(exist_ok=True)
+        goes_on_bit_for_bit(folder / strategy, strategy=strategy)
+    (folder / "ddp").mkdir(exist_ok=True)
+    goes_on_bit_for_bit(folder / "ddp", strategy="ddp")  # on four ranks the order of a sum matters
+
+
+def test_on_four_ranks(monkeypatch, tmp_path):
+    monkeypatch.setenv("MINIFSDP_DEVICE", "cpu")
+    launch(both_hybrids, 4, tmp_path, timeout=150)
+
+
+def test_other_ranks_and_strategies_go_on_from_it(monkeypatch, tmp_path):
+    monkeypatch.setenv("MINIFSDP_DEVICE", "cpu")
+    whole = Settings(**TINY, steps=6)
+    others = [replace(whole, ranks=ranks, strategy=name) for ranks, name in ((2, "no-shard"), (3, "full"), (1, "ddp"))]
+
+    def on_two_ranks() -> list[list[float]]:
+        expected = losses(whole)
+        losses(replace(whole, steps=3, checkpoint=tmp_path))
+        return [expected, losses(others[0], tmp_path / "step-00000003")]
+
+    expected, *given = launch(on_two_ranks, 2)[0]
+    given.append(launch(losses, 3, others[1], tmp_path / "step-00000003")[0])
+    given += launch(losses, 1, others[2], tmp_path / "step-00000003", inline=True)
+    for each in given:
+        assert each[:3] == expected[:3]
+        assert each == pytest.approx(expected, rel=1e-5)
+
+
+# Whole or not there
+
+
+class Killed(BaseException):
+    """The process ends here."""
+
+
+def test_a_kill_at_any_system_call_leaves_a_whole_checkpoint(monkeypatch, tmp_path):
+    """Every fsync, rename and deletion of a save in turn is the last thing that the process does not do."""
+    monkeypatch.setenv("MINIFSDP_DEVICE", "cpu")
+    settings = Settings(**{**TINY, "layers": 1}, ranks=1, strategy="ddp", keep=1)
+
+    def die_in_save(state: State, folder: Path, last: int) -> bool:
+        calls = count()
+
+        def dies(real: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+            if next(calls) >= last:  # dead from here on, whoever catches it
+                raise Killed
+            return real(*args, **kwargs)
+
+        with monkeypatch.context() as patch:
+            for name in ("fsync", "rename", "mkdir", "rmdir", "unlink"):
+                patch.setattr(os, name, partial(dies, getattr(os, name)))
+            try:
+                checkpoint.save(state, replace(settings, checkpoint=folder), TEXT)
+            except (Killed, OSError):
+                return True
+        return False
+
+    def every_call() -> list[int]:
+        state, survivors = begin(settings, torch.device("cpu")), []
+        state.step = 1
+        first = tmp_path / "first"
+        first.mkdir()
+        checkpoint.save(state, replace(settings, checkpoint=first), TEXT)
+        files = {path.name for path in (first / "step-00000001").iterdir()}
+        for last in count():
+            folder = tmp_path / str(last)
+            shutil.copytree(first, folder)
+            state.step = 2
+            killed = die_in_save(state, folder, last)
+            checkpoint.clean(folder)
+            assert {path.name for path in folder.iterdir()} <= {"step-00000001", "step-00000002"}
+            assert all({file.name for file in whole.iterdir()} == files for whole in folder.iterdir())
+            again = begin(settings, torch.device("cpu"))
+            checkpoint.restore(again, checkpoint.latest(folder))
+            survivors.append(again.step)
+            if not killed:
+                return survivors
+        raise AssertionError
+
+    (survivors,) = launch(every_call, 1, inline=True)
+    assert survivors == sorted(survivors), "once the new one is there, it stays"
+    assert survivors.count(1) > 5
+    assert survivors.count(2) > 5
+
+
+def test_all_is_on_the_disk_before_it_has_a_name(monkeypatch, tmp_path):
+    monkeypatch.setenv("MINIFSDP_DEVICE", "cpu")
+    synced: set[int] = set()
+    before: list[set[int]] = []
+    fsync, rename = os.fsync, os.rename
+
+    def note_fsync(descriptor: int) -> None:
+        fsync(descriptor)
+        synced.add(os.fstat(descriptor).st_ino)
+
+    def note_rename(source: Any, target: Any, **kwargs: Any) -> None:
+        if Path(target).name.startswith("step-"):
+            before.append(set(synced))
+            synced.clear()
+        rename(source, target, **kwargs)
+
+    monkeypatch.setattr(os, "fsync", note_fsync)
+    monkeypatch.setattr(os, "rename", note_rename)
+    launch(losses, 1, Settings(**TINY, ranks=1, strategy="ddp", steps=1, checkpoint=tmp_path), inline=True)
+    whole = tmp_path / "step-00000001"
+    (at_rename,) = before
+    assert {path.stat().st_ino for path in (whole, *whole.iterdir())} <= at_rename
+    assert tmp_path.stat().st_ino in synced
+
+
+def test_what_a_killed_run_left_is_ignored_and_deleted(monkeypatch, tmp_path):
+    monkeypatch.setenv("MINIFSDP_DEVICE", "cpu")
+    settings = Settings(**TINY, ranks=1, steps=2, checkpoint=tmp_path, resume=True)
+    for name in (".step-00000009.part", ".step-00000001.old"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "rank-0.pt").touch()
+    with pytest.raises(ValueError, match="holds no checkpoint"):
+        course.plan(settings, "cpu", tmp_path / "out")
+    assert [path.name for path in tmp_path.iterdir()] == [".lock"]
+
+
+def test_only_one_run_at_a_time_writes(tmp_path):
+    with checkpoint.held(tmp_path), pytest.raises(ValueError, match="is another run's"), checkpoint.held(tmp_path, 0):
+        pass
+    with checkpoint.held(tmp_path):
+        pass
+
+
+# kill -9
+
+
+class Run:
+    """`minifsdp train` as a process, with all that it starts."""
+
+    def __init__(self, folder: Path, *options: str) -> None:
+        command = [sys.executable, "-m", "minifsdp", "train", *OPTIONS, *options, "--out", str(folder / "out")]
+        environment = {**os.environ, "TMPDIR": str(folder)}
+        self.process = subprocess.Popen(
+            command,
+            env=environment,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
+
+    def tree(self) -> list[psutil.Process]:
+        parent = psutil.Process(self.process.pid)
+        return [parent, *parent.children(recursive=True)]
+
+    def kill(self) -> int:
+        """SIGKILL to the process group, as `kill -9 -PGID`; returns how many processes there were: all are gone."""
+        if self.process.poll() is not None:
+            return 0
+        tree = self.tree()
+        os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.wait()
+        _, left = psutil.wait_procs(tree, timeout=10)
+        assert not left
+        return len(tree)
+
+
+def kill_and_go_on(folder: Path, kills: int, expected: list[float], seed: int = 0) -> list[str]:
+    """Kill runs again and again, in turn in a save, a moment after one, and at any time; each that ends, ends the same.
+
+    Returns what was there after each kill: the last checkpoint, and whether another was half written or deleted.
+    """
+    kept, chance, hit = folder / "checkpoints", random.Random(seed), []
+    kept.mkdir()
+    settings = Settings(**TINY, steps=len(expected), checkpoint=kept, every=3)
+    while len(hit) < kills:
+        resume = ["--resume"] if steps_in(kept) else []
+        run = Run(folder, f"--steps={settings.steps}", f"--checkpoint={kept}", f"--every={settings.every}", *resume)
+        wait_in_turn(len(hit), kept, run.process, chance)
+        if run.kill():
+            hit.append(" ".join([f"step {steps_in(kept)}", *(path.suffix for path in kept.glob(".step-*"))]))
+            continue
+        assert run.process.returncode == 0, run.process.communicate()[1]
+        assert json.loads((folder / "out" / "train.json").read_text())["losses"] == expected
+        shutil.rmtree(kept)
+        kept.mkdir()
+    goes_on = replace(settings, resume=steps_in(kept) > 0)
+    record = course.run(course.plan(goes_on, "cpu", folder / "out"), lambda *_: None)
+    assert record is not None
+    assert record["losses"] == expected
+    last = [f"step-{step:08}" for step in (len(expected) - 3, len(expected))]
+    assert {path.name for path in kept.iterdir()} == {".lock", *last}
+    return hit
+
+
+def wait_in_turn(number: int, kept: Path, process: subprocess.Popen[str], chance: random.Random) -> None:
+    """Until this process has made some checkpoints, and writes another or not; or for some seconds."""
+    due, ended = steps_in(kept) + 3 * chance.randrange(3), time.monotonic() + 4 * chance.random()
+    while process.poll() is None:
+        made = steps_in(kept) >= due
+        if number % 3 == 2 and time.monotonic() > ended:
+            return
+        if (number % 3 == 1 and made) or (number % 3 == 0 and made and list(kept.glob(".step-*"))):
+            time.sleep(0.05 * chance.random())
+            return
+        time.sleep(0.003)
+
+
+def steps_in(folder: Path) -> int:
+    whole = checkpoint.latest(folder)
+    return int(whole.name[5:]) if whole else 0
+
+
+@pytest.fixture
+def uninterrupted(monkeypatch):
+    monkeypatch.setenv("MINIFSDP_DEVICE", "cpu")
+    return lambda steps: launch(losses, 2, Settings(**TINY, steps=steps))[0]
+
+
+@pytest.mark.timeout(600)
+def test_killed_three_times_it_ends_with_the_same_bits(tmp_path, uninterrupted):
+    kill_and_go_on(tmp_path, 3, uninterrupted(60))
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3000)
+def test_killed_twenty_times_it_ends_with_the_same_bits(tmp_path, uninterrupted):
+    hit = kill_and_go_on(tmp_path, 20, uninterrupted(60), seed=1)
+    print(*hit, sep="\n")
+    assert len(hit) == 20
+    assert sum("." in each for each in hit) >= 3, "some kills hit a save"
+
+
+# Under torchrun, and what is left
+
+
+def test_under_torchrun(tmp_path, uninterrupted):
+    folder = tmp_path / "checkpoints"
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "-m", "minifsdp"]
+    options = ["train", *OPTIONS, "--steps=4", f"--checkpoint={folder}", "--every=2", f"--out={tmp_path}"]
+    done = subprocess.run([*command, *options], capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
+    record = json.loads((tmp_path / "train.json").read_text())
+    assert record["losses"] == pytest.approx(uninterrupted(4), rel=1e-5)
+    assert record["settings"]["ranks"] == 2
+    assert done.stdout.count("final loss") == 1, "one rank speaks"
+    assert checkpoint.latest(folder) == folder / "step-00000004"
+
+
+def test_record_and_curve(tmp_path, monkeypatch):
+    """A run of one's own process, with the ledger; then a restart."""
+    monkeypatch.setenv("MINIFSDP_DEVICE", "cpu")
+    settings = Settings(**{**TINY, "ledger": True}, ranks=2, steps=2, checkpoint=tmp_path / "kept")
+    told = []
+    assert course.run(course.plan(settings, "cpu", tmp_path), lambda *what: told.append(what)) is not None
+    assert [step for step, _, _ in told] == [1, 2]
+    settings = replace(settings, steps=3, resume=True)
+    record = course.run(course.plan(settings, "cpu", tmp_path), lambda *_: None)
+    assert json.loads((tmp_path / "train.json").read_text()) == record
+    assert record["begun_at_step"] == 2
+    assert len(record["losses"]) == 3
+    assert record["final_loss"] == record["losses"][-1]
+    assert all(peak > 0 for peak in record["peak_bytes"])
+    assert (tmp_path / "loss.png").read_bytes().startswith(b"\x89PNG")
+    assert {path.name for path in tmp_path.iterdir()} == {"kept", "train.json", "loss.png"}
+
+
+@pytest.mark.parametrize("values", [[5.0], [5.0, float("nan"), 3.0], [float("nan")]])
+def test_any_losses_can_be_drawn_and_recorded(tmp_path, values):
+    ranks = [{"losses": values, "seconds": 1.0, "peak": None}]
+    record = report.record(Settings(steps=len(values)), TEXT, "cpu", 0, ranks)
+    report.write(record, tmp_path)
+    assert "NaN" not in (tmp_path / "train.json").read_text()
+    assert report.summary(record).row_count == 1
+
+
+# Requests that cannot be met
+
+
+def refused(monkeypatch, capsys, *options: str) -> str:
+    """The one line that `minifsdp train OPTIONS` ends with, before any rank starts."""
+    monkeypatch.setattr(sys, "argv", ["minifsdp", "train", *options])
+    monkeypatch.setattr(signal, "signal", lambda *_: None)
+    monkeypatch.setattr(start, "launch", lambda *_, **__: pytest.fail("a rank was started"))
+    with pytest.raises(SystemExit) as stop:
+        cli.main()
+    output = capsys.readouterr()
+    assert stop.value.code == 2
+    assert not output.out
+    (line,) = output.err.splitlines()
+    return line
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        (["--strategy", "zero1"], "--strategy zero1: choose from ddp, no-shard, grad-op, full, hybrid"),
+        (["--precision", "int8"], "--precision int8: choose from fp32, bf16, fp16"),
+        (["--backward-prefetch", "early"], "--backward-prefetch early: choose from none, pre, post"),
+        (["--strategy", "ddp", "--precision", "bf16"], "--strategy ddp has no --precision"),
+        (["--strategy", "ddp", "--offload"], "--strategy ddp has no --offload"),
+        (["--strategy", "hybrid", "--ranks", "3"], "3 ranks do not make 2 replicas of two or more"),
+        (["--strategy", "hybrid"], "2 ranks do not make 2 replicas of two or more"),
+        (["--batch", "13"], "--batch 13 cannot be shared equally by 2 ranks: choose a multiple of 2"),
+        (["--accumulate", "4"], "by 2 ranks in 4 micro-batches: choose a multiple of 8"),
+        (["--no-sync"], "--no-sync: a single micro-batch is always reduced"),
+        (["--steps", "0"], "--steps 0: must be at least 1"),
+        (["--keep", "0"], "--keep 0: must be at least 1"),
+        (["--lr", "nan"], "--lr nan: must be above 0"),
+        (["--lr", "0"], "--lr 0: must be above 0"),
+        (["--time-limit", "1e9"], "--time-limit 1e+09: must be above 0 and up to 1e+06"),
+        (["--seed", "9" * 30], "--seed 9999"),
+        (["--every", "7"], "--every needs --checkpoint DIR"),
+        (["--resume"], "--resume needs --checkpoint DIR"),
+        (["--checkpoint", "none", "--resume"], "--resume: there is no folder none; leave --resume out to begin"),
+        (["--checkpoint", "empty", "--resume"], "--resume: empty holds no checkpoint; leave --resume out to begin"),
+        (["--checkpoint", "short.txt"], "--checkpoint short.txt cannot be written"),
+        (["--data", "missing.txt"], "missing.txt: no such file"),
+        (["--data", "short.txt"], "shorter than one batch"),
+        (["--device", "tpu"], "--device tpu: choose auto, cpu or cuda"),
+        (["--out", "short.txt"], "--out short.txt cannot be written"),
+        (["--ranks", "two"], "'--ranks'"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_bad_requests_end_in_one_line(monkeypatch, capsys, tmp_path, options, says):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "short.txt").write_text("too short")
+    (tmp_path / "empty").mkdir()
+    device = [] if "--device" in options else ["--device", "cpu"]
+    assert says in refused(monkeypatch, capsys, *device, *options)
+
+
+def test_ranks_that_torchrun_did_not_start(monkeypatch, capsys):
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    assert "--ranks 3, but this job was started with 2" in refused(monkeypatch, capsys, "--ranks", "3")
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """A folder with a checkpoint at step 2."""
+    folder = tmp_path_factory.mktemp("trained")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("MINIFSDP_DEVICE", "cpu")
+        settings = Settings(**TINY, ranks=1, strategy="ddp", steps=2, checkpoint=folder / "kept")
+        course.run(course.plan(settings, "cpu", folder), lambda *_: None)
+    return folder / "kept"
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ([], "holds step-00000002: add --resume to go on, or name another folder"),
+        (["--resume", "--steps=1"], "--steps 1: "),
+        (["--resume", "--data=text"], "not on text (400 bytes); give that text"),
+        *(([*["--resume"], f"--{name}={value}"], f"--{name} {value}: ") for name, value in [
+            ("layers", "3"), ("width", "16"), ("context", "4"), ("batch", "24"), ("seed", "7"), ("lr", "0.5"),
+        ]),
+        (["--resume", "--precision=bf16", "--strategy=full"], "--precision bf16: "),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)  # fmt: skip
+def test_checkpoint_of_another_run(monkeypatch, capsys, tmp_path, trained, options, says):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "text").write_text("text" * 100)
+    line = refused(monkeypatch, capsys, *OPTIONS, f"--checkpoint={trained}", "--ranks=1", "--strategy=ddp", *options)
+    assert says in line
+    assert str(trained) in line
+
+
+def test_the_task_is_all_that_changes_what_is_learnt():
+    assert set(TASK) < set(Settings.__dataclass_fields__)
+
+
+def test_a_damaged_checkpoint_is_named_with_the_cure(monkeypatch, capsys, tmp_path, trained):
+    shutil.copytree(trained, tmp_path / "kept")
+    (tmp_path / "kept" / "step-00000002" / "run.pt").write_bytes(b"not this")
+    options = [*OPTIONS, f"--checkpoint={tmp_path / 'kept'}", "--resume", "--ranks=1", "--strategy=ddp"]
+    line = refused(monkeypatch, capsys, *options)
+    assert "step-00000002 is damaged" in line
+    assert "delete it and --resume takes the one before" in line
+
+
+def test_damaged_shards_are_named_with_the_cure(monkeypatch, tmp_path, trained):
+    monkeypatch.setenv("MINIFSDP_DEVICE", "cpu")
+    whole = Path(shutil.copytree(trained, tmp_path / "kept")) / "step-00000002"
+    (whole / "__0_0.distcp").write_bytes(b"not this")
+    with pytest.raises(OSError, match=r"step-00000002 is damaged, delete it and --resume takes the one before"):
+        launch(losses, 1, Settings(**TINY, ranks=1, strategy="ddp", steps=3), whole, inline=True)
+
+
+def test_a_full_disk_is_said_in_a_line(monkeypatch, tmp_path):
+    monkeypatch.setenv("MINIFSDP_DEVICE", "cpu")
+
+    def no_space(descriptor: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", no_space)
+    settings = Settings(**TINY, ranks=1, strategy="ddp", steps=1, checkpoint=tmp_path)
+    with pytest.raises(
+        OSError, match=r"^[^\n]*step-00000001.part cannot be written: OSError: [^\n]*No space left[^\n]*$"
+    ):
+        launch(losses, 1, settings, inline=True)
