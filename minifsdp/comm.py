@@ -148,6 +148,18 @@ def recv(tensor: Tensor, source: int, group: Group) -> Handle:
     return _issue("recv", "irecv", tensor, group, tensor, group_src=source)
 
 
+def gather_objects(value: Any, group: Group) -> list[Any]:
+    """What each rank has, in rank order, on all of them: small, picklable, and not in a step, for the host waits."""
+    gathered: list[Any] = [None] * group.size()
+    dist.all_gather_object(gathered, value, group=group)
+    return gathered
+
+
+def has_world() -> bool:
+    """Whether there is a default process group."""
+    return dist.is_initialized()
+
+
 def world(group: Group | None = None) -> Group:
     """`group`, or the default process group.
 
@@ -159,6 +171,23 @@ def world(group: Group | None = None) -> Group:
             "no process group: call torch.distributed.init_process_group() first, or start ranks with launch()"
         )
     return group or dist.group.WORLD  # type: ignore[return-value]
+
+
+def wants_order_checked() -> bool:
+    """Whether torch's debug level is DETAIL: by the variable TORCH_DISTRIBUTED_DEBUG, or by `set_debug_level`."""
+    level: Any = dist.get_debug_level()  # type: ignore[attr-defined]
+    return "DETAIL" in (level.name, os.environ.get("TORCH_DISTRIBUTED_DEBUG", "").upper())
+
+
+def store_of(group: Group, prefix: str) -> Any:
+    """The key-value store of the group's ranks, for keys under `prefix`; to wait on it keeps nobody else from it."""
+    store: Any = dist.distributed_c10d._world.pg_map[group][1]
+    return dist.PrefixStore(prefix, store.clone())  # type: ignore[attr-defined]  # a connection of its own
+
+
+def global_ranks(group: Group) -> list[int]:
+    """The group's ranks as the default process group calls them."""
+    return dist.get_process_group_ranks(group)
 
 
 def compute_device(wanted: int | torch.device | None, tensors: Iterable[Tensor], group: Group) -> torch.device:

@@ -69,7 +69,7 @@ class FlatParameter:
         rank: whose shard to keep.
         ranks: how many shards there are, N.
         fill: writes the parameters' values into their views of `full`, from which the shard is then taken.
-        to: device of the buffer; default: where the parameters are.
+        to: device of the buffer; default: where the parameters are, which is then one device.
 
     Raises:
         ValueError: there is nothing to flatten, or the parameters are of two kinds; names one of each.
@@ -85,7 +85,7 @@ class FlatParameter:
         fill: Callable[[list[Tensor], list[nn.Parameter]], None] = copy_values,
         to: torch.device | None = None,
     ) -> None:
-        _check_uniform(params, self.uniform_requires_grad)
+        _check_uniform(params, self.uniform_requires_grad, same_device=to is None)
         originals, first = list(params), next(iter(params))
         self.rank, self.ranks = rank, ranks
         self.places = list(params.values())
@@ -114,7 +114,15 @@ class FlatParameter:
 
         By `split`, not by slices: its views share one base, and autograd and storage accounting see them as such.
         """
-        return [part.view(shape) for part, shape in zip(torch.split(buffer, self.sizes), self.shapes, strict=False)]
+        return [self.shaped(index, part) for index, part in enumerate(torch.split(buffer, self.sizes)[:-1])]
+
+    def shaped(self, index: int, values: Tensor) -> Tensor:
+        """A view of parameter `index` in its shape, of its values as they lie in the buffer, 1-D."""
+        return values.view(self.shapes[index])
+
+    def flattened(self, index: int, values: Tensor) -> Tensor:
+        """The opposite: values of parameter `index` as they lie in the buffer, 1-D."""
+        return values.reshape(-1)
 
     def padding_of(self, buffer: Tensor) -> Tensor:
         """The padding [padding] at the end of a buffer of this layout."""
@@ -136,10 +144,10 @@ class FlatParameter:
         low, high = self.shard_bounds(index, self.rank)
         before = [self.shard_bounds(index, rank) for rank in range(self.rank)]
         start = sum(there - here for here, there in before)
-        return values.reshape(-1)[start : start + high - low]
+        return self.flattened(index, values)[start : start + high - low]
 
 
-def _check_uniform(params: ParamPlaces, requires_grad: bool) -> None:
+def _check_uniform(params: ParamPlaces, requires_grad: bool, same_device: bool) -> None:
     if not params:
         raise ValueError("Expects non-empty `params`: there is no parameter to flatten")
     (first, first_places), *others = params.items()
@@ -153,7 +161,7 @@ def _check_uniform(params: ParamPlaces, requires_grad: bool) -> None:
                 f"Must flatten tensors with uniform dtype but got {first.dtype} and {p.dtype}: {name} is "
                 f"{first.dtype}, {other} is {p.dtype}. Cast one, or wrap the module of {other} as a unit of its own."
             )
-        if p.device != first.device:
+        if same_device and p.device != first.device:
             raise ValueError(
                 f"Must flatten tensors on the same device but got both {first.device} and {p.device}: {name} is on "
                 f"{first.device}, {other} on {p.device}. Move the module to one device first, or pass device_id."

@@ -75,6 +75,7 @@ def gather(flats: list[FlatParameter]) -> FlatParameter:
     return first
 
 
+@pytest.mark.behaviour(5)
 @examples
 @given(specs, dtypes, ranks)
 def test_shards_are_the_parameters_in_order_and_zeros(specs: list[Spec], dtype: torch.dtype, ranks: int) -> None:
@@ -140,6 +141,7 @@ def test_shard_bounds_tile_each_parameter(specs: list[Spec], dtype: torch.dtype,
     assert torch.equal(owned.view(-1), torch.tensor([1] * flats[0].numel + [0] * flats[0].padding, dtype=torch.int))
 
 
+@pytest.mark.behaviour(4)
 @examples
 @given(specs, dtypes, ranks)
 def test_a_tied_parameter_is_flattened_once_with_every_place(specs: list[Spec], dtype: torch.dtype, ranks: int) -> None:
@@ -159,6 +161,7 @@ def test_a_tied_parameter_is_flattened_once_with_every_place(specs: list[Spec], 
         )
 
 
+@pytest.mark.behaviour(6)
 @examples
 @given(specs, dtypes, ranks, st.booleans())
 def test_a_shard_owns_its_memory_and_nothing_else_stays(
@@ -186,6 +189,7 @@ def test_a_shard_owns_its_memory_and_nothing_else_stays(
     assert torch.equal(torch.cat([flat.shard.detach() for flat in flats]), before)
 
 
+@pytest.mark.behaviour(2)
 def test_find_parameters_leaves_out_what_is_under_skip() -> None:
     model = nn.ModuleDict(
         {
@@ -212,6 +216,7 @@ def parameter(dtype: torch.dtype = torch.float32, place: str = "cpu", trained: b
     return nn.Parameter(torch.zeros(3, dtype=dtype, device=place), requires_grad=trained)
 
 
+@pytest.mark.behaviour(3)
 @pytest.mark.parametrize(
     ("one", "other", "details"),
     [

@@ -40,7 +40,7 @@ from minifsdp.fsdp import (
     SyncSchedule,
 )
 from minifsdp.fsdp.replicated import ReplicatedUnit
-from minifsdp.fsdp.state.full import clean_name
+from minifsdp.fsdp.state.names import clean_name
 from minifsdp.fsdp.unit import SHARDED
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
@@ -988,6 +988,8 @@ def selection(request: pytest.FixtureRequest) -> Wrong:
     return together(launch(against_one_process, request.param, runs, timeout=160))
 
 
+@pytest.mark.behaviour(4, 18, 20, 21, 26, 27, 29, 43)
+@pytest.mark.behaviour(4, 17, 18, 20, 21, 25, 26, 27)
 @pytest.mark.parametrize("name", CASES)
 def test_a_case_trains_as_one_process_does(selection: Wrong, name: str) -> None:
     assert not selection[name], "\n".join(selection[name])
@@ -1102,7 +1104,9 @@ def against_torch(names: list[str], dtype: torch.dtype) -> Wrong:
     for name in names:
         case = CASES[name]
         reference = train(Trainer(case), case)
-        ours = {strategy: train_ours(case, Run(strategy, "limit")) for strategy in (FULL_SHARD, SHARD_GRAD_OP, NO_SHARD)}
+        ours = {
+            strategy: train_ours(case, Run(strategy, "limit")) for strategy in (FULL_SHARD, SHARD_GRAD_OP, NO_SHARD)
+        }
         for strategy in (FULL_SHARD, SHARD_GRAD_OP, NO_SHARD):
             wrong[name] += compare(partial(ours.get, strategy), reference, 1e-5, f"{strategy.name} against one process")
         for kind, trainer, strategy in TORCHS:

@@ -193,6 +193,7 @@ def test_all_schedules_compute_the_same_bits(results):
             assert all(torch.equal(a, b) for a, b in zip(other[1], parameters, strict=True)), name
 
 
+@pytest.mark.behaviour(6, 30)
 def test_bytes_are_the_closed_form_to_the_byte(results):
     n, ranks = results
     model = Net()
@@ -212,6 +213,8 @@ def test_bytes_are_the_closed_form_to_the_byte(results):
             assert result[2] == expected, (name, strategy)
 
 
+@pytest.mark.behaviour(17)
+@pytest.mark.behaviour(17)
 def test_traffic_as_torch_distributed_sees_it(results):
     n, ranks = results
     model = Net()
@@ -233,6 +236,8 @@ def test_traffic_as_torch_distributed_sees_it(results):
                 assert payload[GATHER] + payload[SCATTER] == 2 * psi, name
 
 
+@pytest.mark.behaviour(17, 25)
+@pytest.mark.behaviour(17, 25)
 def test_after_forward_only_the_root_is_whole_and_after_backward_nothing(results):
     n, ranks = results
     if n == 1:
@@ -347,16 +352,22 @@ ORDERS = {
 }
 
 
+@pytest.mark.behaviour(16, 22, 29, 30)
+@pytest.mark.behaviour(16, 22, 29, 30)
 @pytest.mark.parametrize("name", ORDERS)
 def test_order_on_the_link(name):
     schedule, expected = ORDERS[name]
     assert order(schedule, []) == expected
 
 
+@pytest.mark.behaviour(29)
+@pytest.mark.behaviour(29)
 def test_first_forward_has_no_order_to_prefetch_by():
     assert order(PrefetchSchedule, [], steps=1).startswith("gR g0 [0] f0 g1 [1]")
 
 
+@pytest.mark.behaviour(31)
+@pytest.mark.behaviour(31)
 def test_limiter_waits_for_the_oldest_free_on_the_device(monkeypatch):
     log = []
 

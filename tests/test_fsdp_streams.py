@@ -109,12 +109,16 @@ def at(log, entry):
     return [i for i, noted in enumerate(log) if noted == entry]
 
 
+@pytest.mark.behaviour(14, 15)
+@pytest.mark.behaviour(14, 15)
 def test_gathers_wait_for_the_optimizer_and_nothing_else(log):
     (wait,) = at(log, ("gathers", "waits for compute"))
     assert at(log, ("compute", "optimizer"))[0] < wait < min(i for i, (_, what) in enumerate(log) if "gather " in what)
     assert {stream for stream, what in log if what.startswith("gather ")} == {"gathers"}
 
 
+@pytest.mark.behaviour(14, 16)
+@pytest.mark.behaviour(16)
 def test_compute_waits_for_its_gather_and_frees_what_it_has_read(log):
     for name in "012":
         gathered = at(log, ("compute", f"gathered {name}"))
@@ -124,6 +128,8 @@ def test_compute_waits_for_its_gather_and_frees_what_it_has_read(log):
         assert gathered[1] < at(log, ("compute", f"gradient {name}"))[0] < frees[1]
 
 
+@pytest.mark.behaviour(14, 22)
+@pytest.mark.behaviour(14, 22)
 def test_a_reduction_waits_for_the_gradient_it_reads(log):
     waits = at(log, ("reductions", "waits for compute"))
     for name in "R012":
@@ -132,12 +138,15 @@ def test_a_reduction_waits_for_the_gradient_it_reads(log):
         assert at(log, ("reductions", f"reduced {name}"))  # its own stream waits, not the host's
 
 
+@pytest.mark.behaviour(25)
+@pytest.mark.behaviour(25)
 def test_the_optimizer_waits_for_all_reductions(log):
     last = max(i for i, (_, what) in enumerate(log) if what.startswith("reduced"))
     (wait,) = at(log, ("compute", "waits for reductions"))
     assert last < wait < at(log, ("compute", "optimizer again"))[0]
 
 
+@pytest.mark.behaviour(22, 31)
 def test_freed_memory_is_held_until_the_stream_that_reads_it_is_done(monkeypatch):
     """`record_stream` before the storage goes; the allocator would hand it out under a running kernel otherwise."""
     done = []

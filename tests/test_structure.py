@@ -42,9 +42,15 @@ def test_modules_are_short(path):
     assert len(path.read_text().splitlines()) <= 250
 
 
-@pytest.mark.parametrize("path", [p for p in UPSTAIRS if p.name != "comm.py"], ids=name)
+CALLERS = ("comm.py", "fsdp/state/values.py")
+
+
+@pytest.mark.parametrize("path", [p for p in UPSTAIRS if name(p) not in CALLERS], ids=name)
 def test_only_comm_calls_torch_distributed(path):
-    """One shim knows its names, costs and logs; types and group handles pass through it too."""
+    """One shim knows its names, costs and logs; types and group handles pass through it too.
+
+    But for the values of sharded state dicts, which are torch.distributed's own.
+    """
     assert not [found for found in imports(path) if found.startswith("torch.distributed")]
 
 

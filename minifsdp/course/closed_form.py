@@ -122,11 +122,20 @@ def fsdp(
     held = sum(sizes) // setting.ranks
     whole = sum(blocks)
     if reshard_after_forward:
-        cap = len(blocks) if limit is None else limit
-        whole = _most_whole(blocks, forward_depth, backward, backward_depth, cap)
-    return Bytes(
-        held, held, setting.shard_state(sizes), root + whole, _gradients_peak(root, blocks, setting, reductions)
-    )
+        whole = most_whole(blocks, forward_depth, backward, backward_depth, limit)
+    gradients = [Gradient(size, size // setting.ranks, size // setting.ranks) for size in sizes]
+    return Bytes(held, held, setting.shard_state(sizes), root + whole, gradients_peak(gradients, reductions))
+
+
+def most_whole(
+    blocks: Sequence[int],
+    forward_depth: int | None = 0,
+    backward: Backward = "none",
+    backward_depth: int | None = 1,
+    limit: int | None = None,
+) -> int:
+    """Bytes of the units, besides the root, that are whole at once at most; arguments as of `fsdp`."""
+    return _most_whole(blocks, forward_depth, backward, backward_depth, len(blocks) if limit is None else limit)
 
 
 def _most_whole(
@@ -148,18 +157,42 @@ def _window(sizes: Sequence[int], k: int) -> int:
     return max((sum(sizes[i : i + k]) for i in range(len(sizes) - k + 1)), default=0)
 
 
-def _gradients_peak(root: int, blocks: Sequence[int], setting: Setting, reductions: int | None) -> int:
-    """Follows backward. The root's unsharded gradient is there all the time, as the head's is the first of all."""
-    peak = shards = 0
-    under_way: list[int] = []
-    for size in reversed(blocks):
-        peak = max(peak, root + sum(under_way) + size + shards)  # this unit's gradient is complete
-        if reductions is not None:
-            del under_way[: len(under_way) + 1 - max(1, reductions)]  # the oldest are waited for
-        shards += size // setting.ranks
-        peak = max(peak, root + sum(under_way) + size + shards)  # its own reduction begins
-        if reductions != 0:
-            under_way.append(size)
+@dataclass(frozen=True)
+class Gradient:
+    """Bytes of one unit's gradient on its way: unsharded, then reduced beside it, then alone in `.grad`."""
+
+    unsharded: int
+    reduced: int
+    kept: int
+
+
+def gradients_peak(units: Sequence[Gradient], reductions: int | None) -> int:
+    """Follows backward. The root's unsharded gradient is there all the time, as the head's is the first of all.
+
+    Args:
+        units: the root's first, then the others in the order of forward.
+        reductions: as of `fsdp`.
+    """
+    root, *blocks = units
+    peak, kept = root.unsharded, 0
+    under_way: list[Gradient] = []
+    for unit in reversed(blocks):
+        held = root.unsharded + sum(u.unsharded + u.reduced for u in under_way) + kept
+        peak = max(peak, held + unit.unsharded)  # this unit's gradient is complete
+        most = len(under_way) if reductions is None else max(1, reductions) - 1
+        kept += _finish(under_way, most)  # the oldest are waited for
+        held = root.unsharded + sum(u.unsharded + u.reduced for u in under_way) + kept
+        peak = max(peak, held + unit.unsharded + unit.reduced)  # its own reduction begins
+        under_way.append(unit)
+        if reductions == 0:
+            kept += _finish(under_way, 0)
     if reductions is not None:
-        del under_way[: len(under_way) + 1 - max(1, reductions)]
-    return max(peak, root + sum(under_way) + shards + root // setting.ranks)
+        kept += _finish(under_way, max(1, reductions) - 1)
+    return max(peak, root.unsharded + root.reduced + sum(u.unsharded + u.reduced for u in under_way) + kept)
+
+
+def _finish(under_way: list[Gradient], most: int) -> int:
+    """Wait for the oldest until `most` are left; returns the bytes that this leaves in `.grad`."""
+    done = under_way[: max(0, len(under_way) - most)]
+    del under_way[: len(done)]
+    return sum(unit.kept for unit in done)

@@ -1,13 +1,16 @@
-"""What the ladder says on the terminal."""
+"""What the ladder and `describe` say on the terminal."""
 
 from __future__ import annotations
 
 from statistics import median
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich import box
 from rich.console import Group
 from rich.table import Table
+
+if TYPE_CHECKING:
+    from minifsdp.course.description import Description
 
 MIB = 2**20
 COLUMNS = {
@@ -63,7 +66,33 @@ def _cost(record: dict[str, Any]) -> Table:
     return table
 
 
-def _table(title: str, caption: str) -> Table:
+def units_table(description: Description) -> Group:
+    """A row per unit, the bytes of a step, and what looks wrong."""
+    table = _table(f"Units of a model on {description.ranks} ranks", "sizes in MiB", first="unit")
+    for heading in ("para-\nmeters", "elements", "whole", "on a\nrank", "padding", "frozen"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    table.add_column("kept, computed\nand reduced as")
+    table.add_column("strategy", no_wrap=True)
+    for row in description.rows:
+        whole = f"{row.whole / MIB:.3f}" if row.whole else "always"
+        dtypes = ", ".join(row.dtypes if len(set(row.dtypes)) > 1 else row.dtypes[:1])
+        counts = (str(row.parameters), f"{row.numel:,}", whole, f"{row.rank / MIB:.3f}")
+        table.add_row(row.name, *counts, str(row.padding), f"{row.frozen:,}", dtypes, row.strategy)
+    return Group(table, _step(description), *(f"[yellow]! {line}[/]" for line in description.warnings))
+
+
+def _step(description: Description) -> str:
+    predicted = description.predicted
+    parts = [f"{key.replace('_', ' ')} {getattr(predicted, key) / MIB:.3f}" for key in COLUMNS]
+    offloaded = any(row.offloaded for row in description.rows)
+    host = "; what is offloaded is in host memory and not in the peak" if offloaded else ""
+    return (
+        f"A step on each rank, MiB: {', '.join(parts)}. Peak at most [bold]{predicted.peak / MIB:.3f}[/] and "
+        f"activations{host}."
+    )
+
+
+def _table(title: str, caption: str, first: str = "rung") -> Table:
     table = Table(box=box.SIMPLE_HEAD, title=title, caption=caption, pad_edge=False, padding=(0, 1, 0, 0))
-    table.add_column("rung", no_wrap=True)
+    table.add_column(first, no_wrap=True)
     return table

@@ -1,6 +1,7 @@
 """Fully sharded data parallelism: units that know how, schedules that decide when."""
 
 from minifsdp.fsdp.api import FullyShardedDataParallel
+from minifsdp.fsdp.forward_method import register_fsdp_forward_method
 from minifsdp.fsdp.options import (
     CPUOffload,
     FullOptimStateDictConfig,
@@ -45,4 +46,5 @@ __all__ = [
     "StateDictSettings",
     "StateDictType",
     "SyncSchedule",
+    "register_fsdp_forward_method",
 ]

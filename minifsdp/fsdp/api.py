@@ -10,30 +10,40 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from minifsdp import comm
 from minifsdp.comm import Group
+from minifsdp.fsdp.auto_wrap import wrap_submodules
 from minifsdp.fsdp.clip_grad import clip_grad_norm
-from minifsdp.fsdp.construct import clamp, managed_modules, managed_parameters, wrap_submodules
+from minifsdp.fsdp.construct import (
+    check_alike,
+    clamp,
+    find_device,
+    managed_modules,
+    managed_parameters,
+    warn_if_never_called,
+)
+from minifsdp.fsdp.eager import stay_out_of_graphs
 from minifsdp.fsdp.engine import Engine
 from minifsdp.fsdp.groups import find_groups
 from minifsdp.fsdp.ignored import find_ignored
 from minifsdp.fsdp.kinds import Kind
 from minifsdp.fsdp.materialize import filler, run_param_init_fn
-from minifsdp.fsdp.mixed_precision import cast_buffers, cast_inputs, computes_exactly
+from minifsdp.fsdp.mixed_precision import cast_buffers, cast_inputs, computes_exactly, follow_buffers
 from minifsdp.fsdp.options import CPUOffload, MixedPrecision, ShardingStrategy, ours
 from minifsdp.fsdp.prefetch import BackwardPrefetch, PrefetchSchedule
 from minifsdp.fsdp.rate_limit import RateLimitedSchedule
 from minifsdp.fsdp.replicated import ReplicatedUnit
-from minifsdp.fsdp.state.full import FLAT_PARAM, clean_name, register_load_hooks
+from minifsdp.fsdp.state.loading import register_load_hooks
 from minifsdp.fsdp.state.methods import StateMethods
+from minifsdp.fsdp.state.names import FLAT_PARAM, clean_name
+from minifsdp.fsdp.state.optim_methods import OptimStateMethods
 from minifsdp.fsdp.sync import SyncSchedule
 from minifsdp.fsdp.unit import Unit
-from minifsdp.fsdp.wrap import WrapPolicy
+from minifsdp.fsdp.wrap import NamingPolicy, WrapPolicy, take
 
 MakeSchedule = Callable[[Sequence[Unit]], SyncSchedule]
 
 
-class FullyShardedDataParallel(StateMethods):
+class FullyShardedDataParallel(StateMethods, OptimStateMethods):
     """Shards `module` over the ranks. The optimizer must be built after wrapping: its parameters are the shards.
 
     Args:
@@ -41,7 +51,7 @@ class FullyShardedDataParallel(StateMethods):
         process_group: shard over these ranks; default: all. Of a hybrid strategy: (to shard over, to replicate over).
         sharding_strategy: default FULL_SHARD; on one rank NO_SHARD, whatever is asked for.
         cpu_offload: keep shards and gradients in host memory.
-        auto_wrap_policy: which submodules are units of their own: a `WrapPolicy`, or a set of module classes.
+        auto_wrap_policy: which submodules are units of their own: a policy (policies.py), or a set of module classes.
         backward_prefetch: when backward gathers the next unit; None: when it is needed.
         mixed_precision: dtypes of computation, reduction and buffers.
         ignored_modules: left alone, with all that is in them.
@@ -65,7 +75,7 @@ class FullyShardedDataParallel(StateMethods):
         process_group: Group | tuple[Group, Group] | None = None,
         sharding_strategy: ShardingStrategy | None = None,
         cpu_offload: CPUOffload | None = None,
-        auto_wrap_policy: WrapPolicy | Iterable[type[nn.Module]] | None = None,
+        auto_wrap_policy: WrapPolicy | NamingPolicy | Iterable[type[nn.Module]] | None = None,
         backward_prefetch: BackwardPrefetch | None = BackwardPrefetch.BACKWARD_PRE,
         mixed_precision: MixedPrecision | None = None,
         ignored_modules: Iterable[nn.Module] | None = None,
@@ -81,11 +91,15 @@ class FullyShardedDataParallel(StateMethods):
         schedule: MakeSchedule | None = None,
     ) -> None:
         super().__init__()
+        stay_out_of_graphs()
         strategy = ours(ShardingStrategy, sharding_strategy or ShardingStrategy.FULL_SHARD, "sharding_strategy")
         if backward_prefetch is not None:
             backward_prefetch = ours(BackwardPrefetch, backward_prefetch, "backward_prefetch")
+        warn_if_never_called(module)
+        self._ignored = ignored = find_ignored(module, FullyShardedDataParallel, ignored_modules, ignored_states)
         groups = find_groups(strategy, process_group, device_mesh, auto_wrap_policy is not None)
-        self.process_group = groups.shard
+        self._groups, self._use_orig_params = groups, use_orig_params
+        self.process_group, self._device_mesh = groups.shard, groups.mesh
         self.rank, self.world_size = groups.shard.rank(), groups.shard.size()
         self.sharding_strategy = clamp(strategy, self.world_size)
         self.cpu_offload = ours(CPUOffload, cpu_offload or CPUOffload(), "cpu_offload")
@@ -96,41 +110,43 @@ class FullyShardedDataParallel(StateMethods):
         self._make_schedule = schedule or partial(make_schedule, forward=forward_prefetch, backward=backward_prefetch)
         self._engine: Engine | None = None
         self._is_root: bool | None = None
-        self.compute_device = comm.compute_device(device_id, module.parameters(), groups.shard)
-        ignored = find_ignored(ignored_modules, ignored_states)
+        self.compute_device = find_device(device_id, module, FullyShardedDataParallel, ignored, groups.shard)
         if auto_wrap_policy is not None:
             inherited = {
-                "process_group": groups if strategy.is_hybrid else groups.shard,
-                "sharding_strategy": strategy,
+                "process_group": groups,
+                "sharding_strategy": self.sharding_strategy,
                 "cpu_offload": self.cpu_offload,
                 "backward_prefetch": backward_prefetch,
-                "mixed_precision": self.mixed_precision,
+                "mixed_precision": mixed_precision and self.mixed_precision,
                 "param_init_fn": param_init_fn,
                 "device_id": self.compute_device,
                 "sync_module_states": sync_module_states,
                 "forward_prefetch": forward_prefetch,
                 "limit_all_gathers": limit_all_gathers,
                 "use_orig_params": use_orig_params,
-                "ignored_states": ignored.params,
+                "ignored_states": ignored,
                 "schedule": self._make_schedule,
             }
             wrap_submodules(module, auto_wrap_policy, ignored, FullyShardedDataParallel, inherited)
         self._fsdp_wrapped_module = module
         self._managed = managed_modules(module, FullyShardedDataParallel, ignored)
+        params = own = managed_parameters(module, self._managed, ignored)
         if param_init_fn is not None:
-            run_param_init_fn(self._managed, param_init_fn)
-        params = managed_parameters(module, self._managed, ignored)
+            run_param_init_fn(self._managed, own, param_init_fn)
+            params = managed_parameters(module, self._managed, ignored)
         kind = Kind(self.sharding_strategy, groups, self.mixed_precision, self.cpu_offload, use_orig_params)
-        fill = filler(self._managed, params, self.compute_device, groups if sync_module_states else None)
-        self._unit = kind.make_unit(params, module, self.compute_device, fill) if params else None
+        fill = filler(module, self._managed, params, self.compute_device, groups if sync_module_states else None)
+        self._unit = kind.make_unit(params, module, self.compute_device, fill) if params else fill([], [])
+        take(own)
         if self._unit is not None and not use_orig_params:
-            module.register_parameter(FLAT_PARAM, self._unit.flat.shard)
-        register_load_hooks(self, module, self._unit)
+            self.module.register_parameter(FLAT_PARAM, self._unit.flat.shard)
+        self._loading = register_load_hooks(self)
 
     def _lazy_init(self) -> Engine:
         """The outermost instance that runs first hooks all units to one schedule."""
         if self._engine is None:
             instances = self.fsdp_modules(self)
+            check_alike(instances)
             for inner in instances[1:]:
                 if inner._is_root:
                     raise RuntimeError(
@@ -139,9 +155,12 @@ class FullyShardedDataParallel(StateMethods):
                     )
             units = [instance._unit for instance in instances if instance._unit is not None]
             self._engine = Engine(units, self._make_schedule(units) if units else SyncSchedule(units))
+            names = {m: clean_name(name) for name, m in self.named_modules()}
             for instance in instances:
                 instance._engine, instance._is_root = self._engine, instance is self
-                cast_buffers(instance._managed, instance.mixed_precision.buffer_dtype)
+                if instance._unit is not None:
+                    instance._unit.title = f"{names[instance] or 'root'} ({instance._unit.name})"
+                instance._buffer_dtypes = cast_buffers(instance._managed, instance.mixed_precision.buffer_dtype)
             if self._unit is not None:
                 self._unit.is_root = True
         return self._engine
@@ -157,6 +176,12 @@ class FullyShardedDataParallel(StateMethods):
     # Running
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
+        return self.run(self._fsdp_wrapped_module, *args, **kwargs)
+
+    def run(self, compute: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+        """`compute(*args, **kwargs)` as this instance's forward: with its parameters whole, and with its hooks."""
+        if self._unit is not None and self._unit.is_exposed:  # by summon_full_params: whole already, and to stay so
+            return compute(*args, **kwargs)
         engine = self._lazy_init()
         if self._is_root:
             engine.begin()
@@ -164,7 +189,7 @@ class FullyShardedDataParallel(StateMethods):
             args, kwargs = self._cast((args, kwargs))
             if self._unit is not None:
                 engine.before(self._unit, (args, kwargs))
-            output = self.module(*args, **kwargs)
+            output = compute(*args, **kwargs)
             if self._unit is not None:
                 engine.after(self._unit, output)
         finally:
@@ -173,10 +198,12 @@ class FullyShardedDataParallel(StateMethods):
         return output
 
     def _cast(self, inputs: Any) -> Any:
-        """Inputs as the wrapped module expects them."""
+        """Inputs as the wrapped module expects them, and its buffers as well."""
         precision = self.mixed_precision
-        wanted = precision.cast_root_forward_inputs if self._is_root else precision.cast_forward_inputs
-        dtype = precision.param_dtype if wanted and not computes_exactly(self.module) else None
+        exact = computes_exactly(self.module)
+        follow_buffers(self._buffer_dtypes, precision.buffer_dtype, exact)
+        wanted = precision.cast_forward_inputs or (self._is_root and precision.cast_root_forward_inputs)
+        dtype = precision.param_dtype if wanted and not exact else None
         return cast_inputs(inputs, dtype, self.compute_device) if dtype or self._is_root else inputs
 
     @contextmanager

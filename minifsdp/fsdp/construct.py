@@ -7,14 +7,19 @@ its memory only then (materialize.py); flattened and sharded last.
 from __future__ import annotations
 
 import warnings
+from collections.abc import Iterable
 from typing import Any
 
+import torch
 from torch import nn
 
+from minifsdp import comm
+from minifsdp.comm import Group
 from minifsdp.flat_param import ParamPlaces, find_parameters
 from minifsdp.fsdp.ignored import Ignored
 from minifsdp.fsdp.options import ShardingStrategy
-from minifsdp.fsdp.wrap import ModuleWrapPolicy, check_not_shared, check_not_taken, wrap_children
+from minifsdp.fsdp.state.names import FLAT_PARAM
+from minifsdp.fsdp.wrap import check_not_taken
 
 
 def clamp(strategy: ShardingStrategy, ranks: int) -> ShardingStrategy:
@@ -25,37 +30,76 @@ def clamp(strategy: ShardingStrategy, ranks: int) -> ShardingStrategy:
     return ShardingStrategy.NO_SHARD
 
 
-def wrap_submodules(
-    module: nn.Module, policy: Any, ignored: Ignored, wrapper: type[nn.Module], arguments: dict[str, Any]
-) -> None:
-    """Replace the submodules that `policy` names by `wrapper(submodule, **arguments)`.
+def warn_if_never_called(module: nn.Module) -> None:
+    """A unit gathers when its module is called."""
+    if isinstance(module, (nn.ModuleList, nn.ModuleDict)):
+        warnings.warn(
+            f"FSDP will not all-gather parameters for containers that do not implement forward: {module}", stacklevel=3
+        )
+
+
+def find_device(
+    device_id: int | torch.device | None, module: nn.Module, wrapper: type[nn.Module], ignored: Ignored, group: Group
+) -> torch.device:
+    """Where the unit computes: on `device_id`, or where the module is, or where the group's backend can.
+
+    Args:
+        device_id: a device, or the index of a CUDA device.
+        module: what is to be wrapped.
+        wrapper: the class of the units that it holds already.
+        ignored: may be elsewhere.
+        group: whose backend decides if nothing else does.
 
     Raises:
-        ValueError: some submodule is wrapped already, or shares a parameter with the rest of `module`.
+        RuntimeError, ValueError: with torch's texts: the parameters are on several devices, or not on `device_id`.
     """
+    own = managed_parameters(module, managed_modules(module, wrapper, ignored), ignored)
+    host, on = torch.device("cpu"), {p.device for p in own if not p.is_meta}
+    found = ", ".join(f"{_first_on(device, own)} is on {device}" for device in sorted(on, key=str))
+    if len(on - {host}) > 1:
+        raise RuntimeError(f"FSDP only supports single device modules but got params on {on}: {found}")
+    if len(on) == 2 and device_id is None:
+        raise RuntimeError(
+            f"To support a module with both CPU and GPU params, please pass in device_id argument: {found}"
+        )
+    if isinstance(device_id, torch.device) and device_id.type == "cuda" and device_id.index is None:
+        current = torch.device("cuda", torch.cuda.current_device())
+        warnings.warn(
+            f"FSDP got the argument `device_id` {device_id} on rank {group.rank()}, which does not have an explicit "
+            f"index. FSDP will use the current device {current}. If this is incorrect, please explicitly call "
+            "`torch.cuda.set_device()` before FSDP initialization or pass in the explicit device index as the "
+            "`device_id` argument.",
+            stacklevel=3,
+        )
+        device_id = current
+    device = comm.compute_device(device_id, module.parameters(), group)
+    for other in on - {host, device}:
+        raise ValueError(
+            f"Inconsistent compute device and `device_id` on rank {group.rank()}: {other} vs {device}. "
+            f"{_first_on(other, own)} is on {other}: call torch.cuda.set_device() and build or move the model there."
+        )
+    return device
 
-    def wrap(child: nn.Module) -> nn.Module:
-        check_not_shared(module, child)
-        return wrapper(child, **arguments)
 
-    for name, inner in module.named_modules():
-        if isinstance(inner, wrapper):
-            raise ValueError(
-                f"FSDP auto wrapping requires modules to not already have FSDP applied but found {name} in "
-                f"{type(module).__name__}: leave all of it to the policy, or wrap all of it by hand"
-            )
-    if isinstance(policy, type) or not callable(policy):
-        policy = ModuleWrapPolicy(policy)
-    wrap_children(module, policy, wrap)
+def _first_on(device: torch.device, params: ParamPlaces) -> str:
+    return next(places[0].name for p, places in params.items() if p.device == device)
+
+
+# The module's own unit
 
 
 def managed_modules(module: nn.Module, wrapper: type[nn.Module], ignored: Ignored) -> list[nn.Module]:
-    """`module` and what is under it, without wrapped and ignored modules and what is under these."""
-    others = {m for inner in module.modules() if isinstance(inner, wrapper) for m in inner.modules()}
-    return [m for m in module.modules() if m not in others and m not in ignored.modules]
+    """`module` and what is under it, without wrapped and ignored modules and what is under these; breadth first."""
+    seen = {m for inner in module.modules() if isinstance(inner, wrapper) for m in inner.modules()} | ignored.modules
+    found = [] if module in seen else [module]
+    for parent in found:  # grows meanwhile
+        new = [child for child in parent.children() if child not in seen]
+        found += new
+        seen.update(new)
+    return found
 
 
-def managed_parameters(module: nn.Module, managed: list[nn.Module], ignored: Ignored) -> ParamPlaces:
+def managed_parameters(module: nn.Module, managed: Iterable[nn.Module], ignored: Ignored) -> ParamPlaces:
     """The parameters that are left for the unit of `module`.
 
     Raises:
@@ -64,5 +108,31 @@ def managed_parameters(module: nn.Module, managed: list[nn.Module], ignored: Ign
     others = set(module.modules()) - set(managed)
     found = find_parameters(module, skip=others)
     params = {p: places for p, places in found.items() if p not in ignored.params}
-    check_not_taken(params)
+    for place, *_ in params.values():
+        if place.attribute == FLAT_PARAM:
+            raise ValueError(
+                f"FSDP has been applied to this {type(place.module).__name__} already: use what it returned"
+            )
+    check_not_taken(params, module)
     return params
+
+
+def check_alike(instances: list[Any]) -> None:
+    """What all units of a model have to have in common; asked when the outermost runs for the first time.
+
+    Raises:
+        ValueError: with torch's text: they do not agree.
+    """
+    for attribute in ("_use_orig_params", "limit_all_gathers"):
+        values = {getattr(instance, attribute) for instance in instances}
+        if len(values) > 1:
+            raise ValueError(
+                f"Expects one homogeneous value for {attribute} but got {values}: give every unit of the model the same"
+            )
+    pairs = {tuple(i._groups)[:2]: i for i in instances if i._groups.replicate is not None}
+    if len(pairs) > 1:
+        raise ValueError(
+            "Expects one homogeneous pair of process groups for all units with a hybrid strategy but got "
+            f"{len(pairs)}, of {', '.join(type(instance.module).__name__ for instance in pairs.values())}: pass every "
+            "unit the same process_group or device_mesh"
+        )

@@ -59,6 +59,7 @@ class Engine:
         self.schedule = schedule
         self.sync_gradients = True
         self.forward_runs = False
+        self.trains = False  # the outermost forward is to be followed by a backward
         self.backward_runs = False
         self.kept = False  # parameters stay whole from one micro-batch to the next: SHARD_GRAD_OP inside no_sync
         self.progress = {unit: Progress(unit) for unit in units}
@@ -85,11 +86,13 @@ class Engine:
         if self.backward_runs:
             self._abandon_backward()
         self.forward_runs = True
-        self.schedule.begin_forward()
+        self.trains = torch.is_grad_enabled()
         for progress in self.progress.values():
-            if not self.kept:
-                self.schedule.free(progress.unit)
-            self._follow(progress)
+            self._follow(progress)  # before the gathers are told to wait for what has been written to the shards
+        self.schedule.begin_forward()
+        if not self.kept:
+            for unit in self.progress:
+                self.schedule.free(unit)
 
     def before(self, unit: Unit, inputs: Any) -> None:
         progress = self.progress[unit]
@@ -108,12 +111,20 @@ class Engine:
             return
         outputs = [t for t in tensors(output) if t.requires_grad]
         if self.backward_runs:
-            self.schedule.free(unit)
-        elif outputs or not (progress.trained and torch.is_grad_enabled()):
+            if unit.freed_after_forward or not outputs:
+                self.schedule.free(unit)
+        elif outputs or not self._may_need(unit, torch.is_grad_enabled()):
             self.schedule.post_forward(unit, bool(outputs))
-        # Else its output may be an object that hides tensors, and nothing would tell of its backward: it stays whole.
         for t in outputs:
             t.register_hook(progress.on_output)
+
+    def _may_need(self, unit: Unit, with_grad: bool) -> bool:
+        """Whether to keep a unit whole of whose backward no output will tell.
+
+        With grad the output may be an object that hides tensors. Without it, in a model that trains, this may be a
+        reentrant activation checkpoint, whose recomputation comes: a unit that waits for its backward waits for that.
+        """
+        return bool(self.progress[unit].trained) if with_grad else self.trains and not unit.freed_after_forward
 
     def end(self) -> None:
         """The outermost forward ends, or has raised."""

@@ -53,6 +53,11 @@ class FlatUnit(Unit):
         """In which gradients are reduced."""
         return self.flat.shard.dtype
 
+    @property
+    def averaged_over(self) -> int:
+        """How many ranks' gradients a mean is made of."""
+        return self.group.size()
+
     def follow(self) -> None:
         for leaf in self.leaves:
             leaf.requires_grad_(self.flat.shard.requires_grad)
@@ -96,6 +101,10 @@ class FlatUnit(Unit):
         """This rank's part [P / N] of a buffer [P] of the flat parameter's layout."""
         size = self.flat.shard.numel()
         return full[self.group.rank() * size :][:size]
+
+    def _slices(self, shard: Tensor) -> list[Tensor]:
+        """What each of `shards` has of a tensor [P / N] of the shard's layout."""
+        return [shard]
 
     def _release(self) -> None:
         device.free(self.full)

@@ -15,10 +15,12 @@ class Groups(NamedTuple):
     Attributes:
         shard: the ranks that hold one model together; of a hybrid strategy, usually those of one host.
         replicate: the ranks that hold the same shard; only of a hybrid strategy.
+        mesh: the device mesh that they come from, if any.
     """
 
     shard: Group
     replicate: Group | None = None
+    mesh: Any = None
 
 
 def find_groups(strategy: ShardingStrategy, process_group: Any, device_mesh: Any, has_policy: bool) -> Groups:
@@ -29,6 +31,10 @@ def find_groups(strategy: ShardingStrategy, process_group: Any, device_mesh: Any
     Raises:
         ValueError: with torch's texts: what was given does not fit the strategy.
     """
+    if isinstance(process_group, Groups):
+        if device_mesh is None:
+            return _inherited(strategy, process_group)
+        process_group = None  # a policy has given this unit a mesh of its own
     if process_group is not None and device_mesh is not None:
         raise ValueError(
             "Cannot pass both process_group and device_mesh at the same time. Please just pass only one of them."
@@ -36,20 +42,44 @@ def find_groups(strategy: ShardingStrategy, process_group: Any, device_mesh: Any
     if not strategy.is_hybrid:
         if isinstance(process_group, tuple):
             raise ValueError(f"process_group is a tuple, as for hybrid strategies, but the strategy is {strategy}")
-        return Groups(comm.mesh_group(device_mesh, 0) if device_mesh is not None else comm.world(process_group))
+        if device_mesh is None:
+            return Groups(comm.world(process_group))
+        if device_mesh.ndim != 1:
+            raise ValueError(
+                f"Expected device_mesh to have ndim=1 but got {device_mesh.ndim}: {strategy} shards over one, "
+                "give it as device_mesh[name], or choose a hybrid strategy"
+            )
+        return Groups(comm.mesh_group(device_mesh, 0), mesh=device_mesh)
     if device_mesh is not None:
         if device_mesh.ndim != 2:
             raise ValueError(f"Expected device_mesh to have ndim=2 but got {device_mesh.ndim}")
-        return Groups(comm.mesh_group(device_mesh, 1), comm.mesh_group(device_mesh, 0))
+        return Groups(comm.mesh_group(device_mesh, 1), comm.mesh_group(device_mesh, 0), device_mesh)
     if process_group is not None:
-        if not (isinstance(process_group, tuple) and len(process_group) == 2):
+        pair = process_group if isinstance(process_group, tuple) else ()
+        if len(pair) != 2 or not all(isinstance(group, Group) for group in pair):
             raise ValueError(
                 "Expected process_group to be passed in as either None or "
                 f"Tuple[dist.ProcessGroup, dist.ProcessGroup] but got {type(process_group)}"
             )
-        return Groups(*process_group)
+        return Groups(*pair)
     if not has_policy:
-        raise ValueError(
-            f"Manual wrapping with {strategy} requires explicit specification of process group or device_mesh."
-        )
+        raise _no_groups(strategy)
     return Groups(*comm.host_groups())
+
+
+def _inherited(strategy: ShardingStrategy, groups: Groups) -> Groups:
+    """An outer instance's groups, which a policy hands down to a unit that may have a strategy of its own."""
+    if strategy.is_hybrid and groups.replicate is None:
+        raise _no_groups(strategy)
+    if strategy is ShardingStrategy.NO_SHARD and groups.replicate is not None and groups.shard.size() > 1:
+        raise ValueError(
+            f"a unit with {strategy} in a hybrid model is replicated over all its ranks: let the policy give it a "
+            "process_group of these"
+        )
+    return groups
+
+
+def _no_groups(strategy: ShardingStrategy) -> ValueError:
+    return ValueError(
+        f"Manual wrapping with {strategy} requires explicit specification of process group or device_mesh."
+    )

@@ -30,10 +30,14 @@ class HybridUnit(FlatUnit):
         self._across: Handle | None = None
         super().__init__(*args, **kwargs)
 
+    @property
+    def averaged_over(self) -> int:
+        return self.group.size() * self.replicas.size()
+
     def _accumulate(self) -> None:
         device.free(self._reduced)
         del self._reduced
-        self._across = comm.all_reduce(self._mean, self.replicas, comm.MEAN)
+        self._across = comm.all_reduce(self._mean, self.replicas, self.reduction)
 
     def settle(self) -> None:
         if self._across is not None:

@@ -1,7 +1,8 @@
-"""Modules and parameters that FSDP leaves alone: not flattened, not moved, not reduced."""
+"""Modules and parameters that FSDP leaves alone: not flattened, not moved, not initialised, not reduced."""
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
@@ -16,23 +17,57 @@ class Ignored:
     modules: frozenset[nn.Module] = field(default_factory=frozenset)
     params: frozenset[nn.Parameter] = field(default_factory=frozenset)
 
+    def __or__(self, other: Ignored) -> Ignored:
+        return Ignored(self.modules | other.modules, self.params | other.params)
 
-def find_ignored(modules: Iterable[nn.Module] | None, states: Iterable[Any] | None) -> Ignored:
-    """`ignored_modules` and `ignored_states` with everything under them.
+
+def find_ignored(
+    root: nn.Module, wrapper: type[nn.Module], modules: Iterable[nn.Module] | None, states: Iterable[Any] | None
+) -> Ignored:
+    """`ignored_modules` or `ignored_states` with everything under them, and what the units inside `root` ignore.
+
+    Args:
+        root: what is to be wrapped.
+        wrapper: the class of the units, whose instances have their own `Ignored` as `_ignored`.
+        modules: modules to leave alone.
+        states: modules or parameters to leave alone; or an outer unit's `Ignored`, handed down.
 
     Raises:
-        ValueError: with torch's texts: both are given, or the elements are not all of one kind.
+        ValueError: with torch's texts: both are given, or the elements are not all of one kind, or one is a unit.
+        TypeError: not an iterable.
     """
+    found = _given(wrapper, modules, states)
+    if root in found.modules:
+        warnings.warn(
+            "Trying to ignore the top-level module passed into the FSDP constructor itself will result in all "
+            f"parameters being ignored and is not well-supported: {root}",
+            stacklevel=3,
+        )
+    for inner in root.modules():
+        if isinstance(inner, wrapper):
+            theirs: Any = inner._ignored
+            found |= theirs
+    return found
+
+
+def _given(wrapper: type[nn.Module], modules: Any, states: Any) -> Ignored:
     if modules is not None and states is not None:
         raise ValueError(
             "Cannot pass both ignored_modules and ignored_states at the same time. Please just pass ignored_states."
         )
-    given = list(states if states is not None else modules or [])
-    kinds = sorted({type(state) for state in given}, key=repr)
+    if isinstance(states, Ignored):
+        return states
+    argument, given = ("ignored_modules", modules) if states is None else ("ignored_states", states)
+    if isinstance(given, nn.Module) or not isinstance(given, Iterable | None):
+        raise TypeError(f"`{argument}` should be an iterable of `torch.nn.Module`s but got {type(given)}")
+    given = list(given or [])
+    if any(isinstance(state, wrapper) for state in given):
+        raise ValueError("`ignored_modules` should not include FSDP modules: ignore a module before it is wrapped")
     if all(isinstance(state, nn.Module) for state in given):
-        inside = frozenset(child for module in given for child in module.modules())
+        inside = frozenset(child for module in given for child in module.modules() if not isinstance(child, wrapper))
         return Ignored(inside, frozenset(p for module in given for p in module.parameters()))
-    if modules is not None:
+    kinds = sorted({type(state) for state in given}, key=repr)
+    if states is None:
         raise ValueError(f"ignored_modules expects nn.Module list elements but got types {kinds}")
     if all(isinstance(state, nn.Parameter) for state in given):
         return Ignored(params=frozenset(given))

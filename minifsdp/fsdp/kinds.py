@@ -3,21 +3,26 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import torch
 from torch import nn
 
-from minifsdp.flat_param import FlatParameter, ParamPlaces
+from minifsdp import comm
+from minifsdp.flat_param import ParamPlaces
 from minifsdp.fsdp.flat_unit import FlatUnit
 from minifsdp.fsdp.groups import Groups
+from minifsdp.fsdp.guard import GuardedUnit
 from minifsdp.fsdp.hybrid import HybridUnit
 from minifsdp.fsdp.mixed_precision import MixedPrecisionUnit
 from minifsdp.fsdp.offload import OffloadedUnit
 from minifsdp.fsdp.options import CPUOffload, MixedPrecision, ShardingStrategy
+from minifsdp.fsdp.order_check import CheckedUnit
 from minifsdp.fsdp.orig_params import AlignedFlatParameter, OrigParamsUnit
+from minifsdp.fsdp.recast import RecastUnit
 from minifsdp.fsdp.replicated import ReplicatedUnit
+from minifsdp.fsdp.strided import StridedFlatParameter
 
 
 @dataclass(frozen=True)
@@ -35,8 +40,10 @@ class Kind:
         replicated = self.strategy is ShardingStrategy.NO_SHARD
         group = self.groups.replicate if replicated and self.groups.replicate else self.groups.shard
         rank, ranks = (0, 1) if replicated else (group.rank(), group.size())
-        flatten = AlignedFlatParameter if self.use_orig_params else FlatParameter
-        concerns: list[type[FlatUnit]] = []
+        flatten: Any = StridedFlatParameter
+        if self.use_orig_params:
+            flatten = partial(AlignedFlatParameter, gathered_in=self.precision.param_dtype)
+        concerns: list[type[FlatUnit]] = [CheckedUnit] if comm.wants_order_checked() else []
         arguments: dict[str, Any] = {}
         if self.precision.param_dtype or self.precision.reduce_dtype:
             concerns.append(MixedPrecisionUnit)
@@ -44,11 +51,11 @@ class Kind:
         if self.offload.offload_params:
             concerns.append(OffloadedUnit)
         if self.use_orig_params:
-            concerns.append(OrigParamsUnit)
+            concerns += [GuardedUnit, OrigParamsUnit]
         if self.groups.replicate is not None and not replicated:
             concerns.append(HybridUnit)
             arguments |= {"replicas": self.groups.replicate}
-        concerns.append(ReplicatedUnit if replicated else FlatUnit)
+        concerns += [RecastUnit, ReplicatedUnit if replicated else FlatUnit]
         return combine(*concerns)(
             flatten(params, rank, ranks, fill, device),
             group,

@@ -21,6 +21,9 @@ from minifsdp.fsdp.options import MixedPrecision
 from minifsdp.fsdp.staged import StagedUnit
 from minifsdp.fsdp.tree import map_tensors, tensors
 
+BufferDtypes = dict[tuple[nn.Module, str], torch.dtype]
+"""What buffers had before they were cast, by their module and attribute."""
+
 
 class MixedPrecisionUnit(StagedUnit):
     """A unit that computes in `precision.param_dtype` and reduces in `precision.reduce_dtype`.
@@ -33,18 +36,24 @@ class MixedPrecisionUnit(StagedUnit):
 
     def __init__(self, *args: Any, precision: MixedPrecision, module: nn.Module, **kwargs: Any) -> None:
         self.precision, self.module = precision, module
+        self.exact = False  # all is in the shards' dtype at present
         super().__init__(*args, **kwargs)
 
     def _make_full(self) -> tuple[Tensor, list[Tensor]]:
-        size, dtype = self.flat.numel + self.flat.padding, self.precision.param_dtype or self.flat.shard.dtype
-        full = device.empty(size, dtype, "unsharded", self.device)
-        self.low = full, self.flat.unflatten(full)  # views can be made of memory that is there
-        device.free(full)
+        dtype = self.precision.param_dtype or self.flat.shard.dtype
+        if dtype == self.flat.shard.dtype:
+            self.low = super()._make_full()
+        else:
+            full = device.empty(self.flat.numel + self.flat.padding, dtype, "unsharded", self.device)
+            self.low = full, self.flat.unflatten(full)  # views can be made of memory that is there
+            device.free(full)
         return self.low
 
     def follow(self) -> None:
         super().follow()
-        full, views = (self.flat.full, self.flat.views) if computes_exactly(self.module) else self.low
+        self.exact = computes_exactly(self.module)
+        differs = self.low[0].dtype != self.flat.shard.dtype
+        full, views = (self.flat.full, self.flat.views) if self.exact and differs else self.low
         if full is not self.full:
             self.free()
             self.full, self._target = full, full.data
@@ -53,10 +62,13 @@ class MixedPrecisionUnit(StagedUnit):
 
     @property
     def gradient_dtype(self) -> torch.dtype:
+        if self.exact:
+            return self.flat.shard.dtype
         return self.precision.reduce_dtype or self.precision.param_dtype or self.flat.shard.dtype
 
     # In fp16 a sum over ranks overflows at 65,504, and a gradient divided by N first underflows: divide by about
-    # sqrt(N) before, and by the rest after (torch/distributed/algorithms/_comm_hooks/default_hooks.py).
+    # sqrt(N) before, and by the rest after (torch/distributed/algorithms/_comm_hooks/default_hooks.py). Across replicas
+    # too: of a hybrid unit N is the number of all ranks.
 
     @property
     def reduction(self) -> Any:
@@ -66,16 +78,13 @@ class MixedPrecisionUnit(StagedUnit):
         gradient = super()._complete_gradient()
         return gradient.div_(self._divide_before) if self.reduction is comm.SUM else gradient
 
-    def _accumulate(self) -> None:
-        if self.reduction is comm.SUM:
-            self._mean.div_(self.group.size() / self._divide_before)
-        super()._accumulate()
-
     @property
     def _divide_before(self) -> int:
-        return int(2 ** round(math.log2(self.group.size()) / 2))
+        return int(2 ** math.ceil(math.log2(self.averaged_over) / 2))
 
     def _deliver(self, gradient: Tensor) -> None:
+        if self.reduction is comm.SUM:
+            gradient.div_(self.averaged_over / self._divide_before)
         if self.precision.keep_low_precision_grads:
             for shard in self.shards:
                 shard.grad_dtype = None  # torch: a gradient may have another dtype
@@ -97,16 +106,28 @@ def cast_inputs(inputs: Any, dtype: torch.dtype | None, to: torch.device) -> Any
     Non-blocking: the host does not wait for the copies.
     """
 
+    def wanted(tensor: Tensor) -> torch.dtype:
+        return dtype if dtype is not None and tensor.is_floating_point() else tensor.dtype
+
     def move(tensor: Tensor) -> Tensor:
-        cast = dtype if tensor.is_floating_point() else None
-        return tensor.to(device=to, dtype=cast, non_blocking=True)
+        return tensor.to(device=to, dtype=wanted(tensor), non_blocking=True)
 
-    return map_tensors(move, inputs) if any(move(t) is not t for t in tensors(inputs)) else inputs
+    fit = all(t.device == to and t.dtype == wanted(t) for t in tensors(inputs))
+    return inputs if fit else map_tensors(move, inputs)
 
 
-def cast_buffers(modules: Iterable[nn.Module], dtype: torch.dtype | None) -> None:
-    """Give the modules' own floating-point buffers `dtype`; their state dict is to have the dtype they had."""
+def follow_buffers(before: BufferDtypes, dtype: torch.dtype | None, exact: bool) -> None:
+    """Give buffers that were cast the dtypes that they had before, if all is to be exact, or `dtype` again."""
+    for (module, name), original in before.items():
+        module._buffers[name] = module._buffers[name].to(original if exact else dtype)  # type: ignore[union-attr]
+
+
+def cast_buffers(modules: Iterable[nn.Module], dtype: torch.dtype | None) -> BufferDtypes:
+    """Give the modules' own floating-point buffers `dtype`; returns those that they had, for their state dict."""
+    before: BufferDtypes = {}
     for module in modules:
         for name, buffer in module._buffers.items():
             if buffer is not None and buffer.is_floating_point() and dtype is not None:
+                before[module, name] = buffer.dtype
                 module._buffers[name] = buffer.to(dtype)
+    return before

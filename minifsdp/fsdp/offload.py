@@ -24,8 +24,14 @@ class OffloadedUnit(StagedUnit):
     On CPU both memories are one; the copies are made all the same, so that what is on the device can be counted.
     """
 
+    moved = (
+        "An FSDP-managed module with parameter CPU offloading enabled has parameters on {}. Make sure to not move the "
+        "module from CPU when offloading parameters"
+    )
+
     def __init__(self, flat: FlatParameter, *args: Any, **kwargs: Any) -> None:
         flat.shard.data = device.copy_to_host(flat.shard.data)
+        device.synchronize(flat.full.device)  # the host may read the shard as soon as the unit is made
         self._arriving: list[tuple[Tensor, Any]] = []  # gradients on their way to the host, and when they are there
         super().__init__(flat, *args, **kwargs)
 

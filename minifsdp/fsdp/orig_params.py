@@ -10,37 +10,47 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cached_property
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from minifsdp import device
-from minifsdp.flat_param import FlatParameter, Place
-from minifsdp.fsdp.flat_unit import FlatUnit
+from minifsdp.flat_param import Place
+from minifsdp.fsdp.recast import RecastUnit
+from minifsdp.fsdp.strided import StridedFlatParameter
 
 ALIGNMENT = 16  # bytes; vectorised kernels want it of the slices
 
 
-class AlignedFlatParameter(FlatParameter):
-    """A flat parameter in which every parameter begins at a multiple of 16 bytes.
+class AlignedFlatParameter(StridedFlatParameter):
+    """A flat parameter in which every parameter begins at a multiple of 16 bytes, when it is gathered.
 
     `sizes` alternates between parameters and the gaps behind them, the last of which is the padding; `numel` counts
     the gaps.
+
+    Args:
+        gathered_in: the dtype of gathered parameters; default: the parameters' own.
     """
 
     uniform_requires_grad = False
 
+    def __init__(self, *args: Any, gathered_in: torch.dtype | None = None, **kwargs: Any) -> None:
+        self._gathered_in = gathered_in
+        super().__init__(*args, **kwargs)
+
     def _lay_out(self, originals: list[nn.Parameter]) -> None:
+        super()._lay_out(originals)
         numels = [p.numel() for p in originals]
-        step = max(1, ALIGNMENT // originals[0].element_size())
+        step = max(1, ALIGNMENT // (self._gathered_in or originals[0].dtype).itemsize)
         gaps = [*(-numel % step for numel in numels[:-1]), 0]
         self.numel = sum(numels) + sum(gaps)
         self.padding = gaps[-1] = -self.numel % self.ranks
         self.sizes = [size for pair in zip(numels, gaps, strict=True) for size in pair]
 
     def unflatten(self, buffer: Tensor) -> list[Tensor]:
-        parts = torch.split(buffer, self.sizes)[::2]
-        return [part.view(shape) for part, shape in zip(parts, self.shapes, strict=True)]
+        return [self.shaped(index, part) for index, part in enumerate(torch.split(buffer, self.sizes)[::2])]
 
     def clear_padding(self, buffer: Tensor) -> None:
         for gap in torch.split(buffer, self.sizes)[1::2]:
@@ -50,7 +60,7 @@ class AlignedFlatParameter(FlatParameter):
         return super().shard_bounds(2 * index, rank)
 
 
-class OrigParamsUnit(FlatUnit):
+class OrigParamsUnit(RecastUnit):
     """A unit whose `shards` are the original parameters.
 
     While it is sharded they are slices of the shard and attributes of their modules as ever; in forward and backward
@@ -71,12 +81,15 @@ class OrigParamsUnit(FlatUnit):
         for attributes, attribute, _ in self._slots:
             attributes.pop(attribute, None)
 
+    @cached_property
+    def _bounds(self) -> list[tuple[int, int]]:
+        return [self.flat.shard_bounds(index, self.flat.rank) for index in range(len(self.shards))]
+
     def _slices(self, shard: Tensor) -> list[Tensor]:
         """What each parameter has of a tensor [P / N] of the shard's layout; in its own shape if that is all."""
-        bounds = [self.flat.shard_bounds(index, self.flat.rank) for index in range(len(self.shards))]
-        slices = [shard[low:high] for low, high in bounds]
+        slices = [shard[low:high] for low, high in self._bounds]
         if self.flat.ranks == 1:
-            return [part.view(shape) for part, shape in zip(slices, self.flat.shapes, strict=True)]
+            return [self.flat.shaped(index, part) for index, part in enumerate(slices)]
         return slices
 
     @contextmanager
@@ -104,22 +117,26 @@ class OrigParamsUnit(FlatUnit):
         Raises:
             RuntimeError: one has a shape that is neither the parameter's nor its slice's.
         """
+        dtypes = {users[0].module._parameters[users[0].attribute].dtype for users in self.places}  # type: ignore[union-attr]
+        if len(dtypes) == 1:  # else not by `Module.to` or its like
+            self.flat.shard.data = self.flat.shard.data.to(dtypes.pop())
+        self.adapt()
         for index, (users, part) in enumerate(zip(self.places, self._slices(self.flat.shard.data), strict=True)):
             p = users[0].module._parameters[users[0].attribute]
             assert p is not None
             if p is self.shards[index] and p.data_ptr() == part.data_ptr() and p.shape == part.shape:
                 continue
-            if p.shape == self.flat.shapes[index]:
-                values = self.flat.part_of(index, p.data)
-            elif p.shape == part.shape:
+            if p.shape == part.shape:
                 values = p.data
+            elif p.shape == self.flat.shapes[index]:
+                values = self.flat.part_of(index, p.data)
             else:
                 raise RuntimeError(
                     f"Cannot writeback when the parameter shape changes\nExpects {part.shape} but got {p.shape}: "
                     f"{users[0].name} has {tuple(self.flat.shapes[index])} as a whole and {tuple(part.shape)} on this "
                     "rank. To change whole values, use FullyShardedDataParallel.summon_full_params."
                 )
-            part.copy_(values.view_as(part))
+            part.copy_(values)
             p.data, self.shards[index] = part, p
             for place in users:
                 place.module._parameters[place.attribute] = p

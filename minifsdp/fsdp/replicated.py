@@ -11,6 +11,7 @@ from torch import Tensor
 from minifsdp import comm, device
 from minifsdp.comm import Done, Handle
 from minifsdp.fsdp.flat_unit import FlatUnit
+from minifsdp.fsdp.unit import UNSHARDED
 
 
 class ReplicatedUnit(FlatUnit):
@@ -26,13 +27,10 @@ class ReplicatedUnit(FlatUnit):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **{**kwargs, "reshard_after_forward": False})
+        self._is_resident = self.full.untyped_storage().data_ptr() == self.flat.shard.untyped_storage().data_ptr()
         if self._is_resident:
             self.start_gather()
             self.wait_gather()
-
-    @property
-    def _is_resident(self) -> bool:
-        return self.full.untyped_storage().data_ptr() == self.flat.shard.untyped_storage().data_ptr()
 
     def _make_full(self) -> tuple[Tensor, list[Tensor]]:
         return self.flat.shard.data, self.flat.unflatten(self.flat.shard.data)
@@ -40,11 +38,12 @@ class ReplicatedUnit(FlatUnit):
     def mine(self, full: Tensor) -> Tensor:
         return full
 
-    def _gather(self) -> Done:
-        if not self._is_resident:
-            device.allocate(self.full)
-            self._outgoing(self._target)
-        return Done()
+    def _gather(self) -> Any:
+        if self._is_resident:
+            return Done()
+        device.allocate(self.full)
+        self._outgoing(self._target)
+        return device.current_stream(self.device).record_event()  # the copy is waited for as a collective would be
 
     def free(self) -> None:
         if not self._is_resident:
@@ -60,4 +59,14 @@ class ReplicatedUnit(FlatUnit):
 
     @contextmanager
     def whole(self) -> Iterator[Tensor]:
-        yield self.flat.shard.data
+        was_unsharded = self.state is UNSHARDED
+        self.free()
+        self._hide()
+        try:
+            yield self.flat.shard.data
+        finally:
+            if self._is_resident:
+                self._show()
+            elif was_unsharded:
+                self.start_gather()
+                self.wait_gather()

@@ -18,6 +18,7 @@ from typing import Any, ClassVar
 
 import torch
 from torch import nn
+from torch.utils._pytree import tree_leaves
 
 from minifsdp import device
 from minifsdp.comm import Done, Handle
@@ -32,12 +33,12 @@ class State(Enum):
 
 SHARDED, GATHERING, UNSHARDED = State
 
-TAKEN_AS = "_fsdp_name"
-"""An original parameter's attribute: its name in the unit that has taken its place."""
-
 
 class Absent(torch.Tensor):
     """Stands for a parameter while its unit is sharded: has its shape and dtype, computes nothing and says why."""
+
+    unit: Unit
+    parameter: str
 
     harmless: ClassVar[set[str]] = {
         "__get__",
@@ -58,17 +59,16 @@ class Absent(torch.Tensor):
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func.__name__ in cls.harmless:
             return super().__torch_function__(func, types, args, kwargs or {})  # type: ignore[no-untyped-call]
-        raise RuntimeError(
-            f"{func.__name__}: this parameter is sharded; its values exist only inside the forward of its FSDP unit. "
-            "Call the wrapped module itself, or use FullyShardedDataParallel.summon_full_params."
-        )
+        absent = next(leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, cls))
+        raise sharded_error(func.__name__, absent.parameter, absent.unit)
 
 
 class Unit(ABC):
     """Base of all kinds of unit.
 
     Attributes:
-        name: what messages and plots call it.
+        name: what plots call it.
+        title: what messages call it: where it is in the model, once the outermost unit is known.
         leaves: the Parameters that the computation uses, whole while the unit is UNSHARDED.
         shards: the Parameters that the optimizer updates, 1/N of the leaves' elements.
         device: where the computation runs.
@@ -81,7 +81,7 @@ class Unit(ABC):
     device: torch.device
 
     def __init__(self, name: str, reshard_after_forward: bool = True) -> None:
-        self.name = name
+        self.name = self.title = name
         self.state = SHARDED
         self.reshard_after_forward = reshard_after_forward
         self.is_root = False
@@ -167,9 +167,10 @@ class Unit(ABC):
         self.leaves = leaves
         self.places = places
         self._absent: list[Any] = [Absent.like(leaf) for leaf in leaves]
+        for absent, users in zip(self._absent, places, strict=True):
+            absent.unit, absent.parameter = self, users[0].name
         for place in (place for users in places for place in users):
-            original = place.module._parameters.pop(place.attribute)
-            original.__dict__[TAKEN_AS] = place.name
+            del place.module._parameters[place.attribute]
         self._slots = [(p.module.__dict__, p.attribute, i) for i, users in enumerate(places) for p in users]
         self._hide()
 
@@ -191,3 +192,12 @@ def add_gradient(shard: nn.Parameter, gradient: torch.Tensor) -> None:
     else:
         shard.grad.add_(gradient)
         device.free(gradient)
+
+
+def sharded_error(what: str, parameters: str, unit: Unit) -> RuntimeError:
+    """Parameters are wanted while their unit is sharded: says which, of which unit, and how to have them whole."""
+    return RuntimeError(
+        f"{what} needs {parameters} of the FSDP unit {unit.title}, which is sharded; its parameters are whole only "
+        "inside its forward. Call the wrapped module itself; for another method, such as generate(), use "
+        "register_fsdp_forward_method(model, 'generate') or FullyShardedDataParallel.summon_full_params."
+    )

@@ -1,42 +1,57 @@
-"""Which submodules become units of their own: policies, and their application from the leaves up."""
+"""From the leaves up, submodules become units: by a policy (policies.py), or by hand with `wrap`.
+
+with enable_wrap(wrapper_cls=FullyShardedDataParallel, mixed_precision=bf16):
+    layers = [wrap(Block()) for _ in range(12)]  # outside of such a `with` they are plain blocks
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from typing import Protocol
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any
 
 from torch import nn
 
-from minifsdp.flat_param import ParamPlaces, find_parameters
-from minifsdp.fsdp.unit import TAKEN_AS
+from minifsdp.flat_param import ParamPlaces, Place, find_parameters
+from minifsdp.fsdp.ignored import Ignored
+from minifsdp.fsdp.policies import (
+    CustomPolicy,
+    ModuleWrapPolicy,
+    NamingPolicy,
+    WrapPolicy,
+    _or_policy,
+    always_wrap_policy,
+    lambda_auto_wrap_policy,
+    size_based_auto_wrap_policy,
+    transformer_auto_wrap_policy,
+)
+
+__all__ = [
+    "CustomPolicy",
+    "ModuleWrapPolicy",
+    "NamingPolicy",
+    "WrapPolicy",
+    "_or_policy",
+    "always_wrap_policy",
+    "enable_wrap",
+    "lambda_auto_wrap_policy",
+    "size_based_auto_wrap_policy",
+    "transformer_auto_wrap_policy",
+    "wrap",
+    "wrap_children",
+]
 
 
-class WrapPolicy(Protocol):
-    """Asked of every module: look into it (`recurse=True`)? If so, after its children: wrap it (`recurse=False`)?
-
-    `nonwrapped_numel` counts the parameters under it that no unit has taken yet. The same protocol as torch's
-    (torch/distributed/fsdp/wrap.py).
-    """
-
-    def __call__(self, module: nn.Module, recurse: bool, nonwrapped_numel: int) -> bool: ...
-
-
-class ModuleWrapPolicy:
-    """Every instance of the given classes is a unit; for a transformer, its block."""
-
-    def __init__(self, module_classes: Iterable[type[nn.Module]]) -> None:
-        if isinstance(module_classes, (str, type)):
-            raise ValueError(f"{module_classes!r} is not a policy: give a set of module classes, such as {{Block}}")
-        self.module_classes = tuple(module_classes)
-
-    def __call__(self, module: nn.Module, recurse: bool, nonwrapped_numel: int = 0) -> bool:
-        return recurse or isinstance(module, self.module_classes)
-
-
-def wrap_children(module: nn.Module, policy: WrapPolicy, wrap: Callable[[nn.Module], nn.Module]) -> int:
+def wrap_children(
+    module: nn.Module,
+    policy: WrapPolicy,
+    wrap: Callable[[nn.Module], nn.Module],
+    ignored: Ignored = Ignored(),  # noqa: B008
+) -> int:
     """Replace the submodules that `policy` names by `wrap(submodule)`, innermost first.
 
-    A submodule that the tree holds in several places is wrapped once.
+    A submodule that the tree holds in several places is wrapped once. Ignored modules are not looked into, ignored
+    parameters not counted.
 
     Returns:
         how many elements of parameters the new units have taken.
@@ -49,8 +64,10 @@ def wrap_children(module: nn.Module, policy: WrapPolicy, wrap: Callable[[nn.Modu
         return sum({child: replace(parent, name, child) for name, child in children}.values())
 
     def replace(parent: nn.Module, name: str, child: nn.Module) -> int:
+        if child in ignored.modules:
+            return 0
         if child not in done:
-            numel = sum(p.numel() for p in child.parameters())
+            numel = sum(p.numel() for p in child.parameters() if p not in ignored.params)
             wrapped, taken = child, 0
             if policy(module=child, recurse=True, nonwrapped_numel=numel):
                 taken = visit(child)
@@ -63,29 +80,93 @@ def wrap_children(module: nn.Module, policy: WrapPolicy, wrap: Callable[[nn.Modu
     return visit(module)
 
 
-def check_not_shared(module: nn.Module, unit: nn.Module) -> None:
-    """A parameter belongs to one unit: used in two, it would be sharded twice and its two gradients never added.
+# By hand
+
+_enabled: tuple[Callable[..., nn.Module], dict[str, Any]] | None = None
+
+
+@contextmanager
+def enable_wrap(*, wrapper_cls: Callable[..., nn.Module], **wrapper_kwargs: Any) -> Iterator[None]:
+    """Inside the `with`, `wrap` wraps.
+
+    Args:
+        wrapper_cls: with what, such as `FullyShardedDataParallel`.
+        wrapper_kwargs: its arguments.
 
     Raises:
-        ValueError: names both places of a parameter that the submodule `unit` shares with the rest of `module`.
+        NotImplementedError: such a `with` inside another.
     """
+    global _enabled
+    if _enabled is not None:
+        raise NotImplementedError(
+            "You are already within an autowrap context and we currently do not supported nested autowrap: "
+            "give wrap() the arguments that differ."
+        )
+    _enabled = wrapper_cls, wrapper_kwargs
+    try:
+        yield
+    finally:
+        _enabled = None
+
+
+def wrap(module: nn.Module, **wrap_overrides: Any) -> nn.Module:
+    """`module` wrapped as `enable_wrap` says, with these arguments before its; outside of it, `module` as it is."""
+    if _enabled is None:
+        return module
+    wrapper, arguments = _enabled
+    return wrapper(module, **arguments | wrap_overrides)
+
+
+# One parameter, one unit: used in two, it would be sharded twice and its two gradients never added.
+
+TAKEN_AS = "_fsdp_taken"
+"""An original parameter's attribute: its name in the unit that has taken its place, and the id of its module."""
+
+
+def check_not_shared(module: nn.Module, unit: nn.Module) -> None:
+    """See that the submodule `unit` can be wrapped.
+
+    Raises:
+        ValueError: names both places of a parameter that it shares with the rest of `module`.
+    """
+    check_all_inside(find_parameters(module).values(), unit)
+
+
+def check_all_inside(parameters: Iterable[list[Place]], unit: nn.Module) -> None:
+    """The same with the parameters looked up beforehand."""
     inside = set(unit.modules())
-    for places in find_parameters(module).values():
+    for places in parameters:
         within = [place.name for place in places if place.module in inside]
         outside = [place.name for place in places if place.module not in inside]
         if within and outside:
             raise _in_two_units(within[0], outside[0])
 
 
-def check_not_taken(params: ParamPlaces) -> None:
-    """The same for units that are wrapped by hand: what one has taken is still where it was in the rest of the model.
+def take(params: ParamPlaces) -> None:
+    """Note on the parameters that a unit has them now, for units that are wrapped by hand later."""
+    for p, (place, *_) in params.items():
+        for taken in (p, place.module._parameters.get(place.attribute)):  # not the same if it came from meta
+            if taken is not None:
+                taken.__dict__[TAKEN_AS] = place.name, id(place.module)
+
+
+def check_not_taken(params: ParamPlaces, root: nn.Module) -> None:
+    """For units that are wrapped by hand: what one has taken is still where it was in the rest of the model `root`.
 
     Raises:
-        ValueError: names a parameter, and what it was called in the unit that has it.
+        ValueError: names a parameter, and what it is called in the unit that has it.
     """
     for p, places in params.items():
         if TAKEN_AS in p.__dict__:
-            raise _in_two_units(p.__dict__[TAKEN_AS], places[0].name)
+            name, holder = p.__dict__[TAKEN_AS]
+            if holder in {id(place.module) for place in places}:
+                raise ValueError(
+                    f"FSDP has been applied to the module of {places[0].name} already: use what it returned"
+                )
+            prefixes = [prefix for prefix, module in root.named_modules() if id(module) == holder]
+            attribute = name.rpartition(".")[2]
+            full_name = f"{prefixes[0]}.{attribute}".replace("_fsdp_wrapped_module.", "") if prefixes else name
+            raise _in_two_units(full_name, places[0].name)
 
 
 def _in_two_units(one: str, other: str) -> ValueError:

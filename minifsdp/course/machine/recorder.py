@@ -24,7 +24,7 @@ from minifsdp.course.rungs import Trainee
 from minifsdp.course.storages import Books, Operators
 from minifsdp.fsdp import FullyShardedDataParallel
 from minifsdp.fsdp.flat_unit import FlatUnit
-from minifsdp.fsdp.state.full import clean_name
+from minifsdp.fsdp.state.names import clean_name
 
 
 class Recorder(Ledger):

@@ -1,0 +1,33 @@
+"""A model's and its optimizers' state in one form, whatever they are parallelised by.
+
+The functions of torch.distributed.checkpoint.state_dict with their signatures, for this package's FSDP and DDP, for
+torch's DDP and for plain modules. (Torch's own know no FSDP but torch's. Ours they take for a plain module, and a
+rank's shards of the optimizer's state for the whole: what they save is lost on all ranks but one.) What is returned
+can be saved by `torch.distributed.checkpoint` and loaded on any number of ranks:
+
+    model_state, optim_state = get_state_dict(model, optimizer)
+    dcp.load({"model": model_state, "optim": optim_state}, checkpoint_id=path)
+    set_state_dict(model, optimizer, model_state_dict=model_state, optim_state_dict=optim_state)
+
+Names are those of the model without wrappers. All functions are collective.
+"""
+
+from minifsdp.checkpoint.options import StateDictOptions
+from minifsdp.checkpoint.state_dict import (
+    get_model_state_dict,
+    get_optimizer_state_dict,
+    get_state_dict,
+    set_model_state_dict,
+    set_optimizer_state_dict,
+    set_state_dict,
+)
+
+__all__ = [
+    "StateDictOptions",
+    "get_model_state_dict",
+    "get_optimizer_state_dict",
+    "get_state_dict",
+    "set_model_state_dict",
+    "set_optimizer_state_dict",
+    "set_state_dict",
+]

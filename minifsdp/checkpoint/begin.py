@@ -1,0 +1,54 @@
+"""The state that an optimizer is going to have, for a checkpoint to be loaded into before the first step."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from minifsdp.fsdp.state.optim_kinds import STEP
+from minifsdp.fsdp.state.optim_names import parameters_of
+
+STILL = {"lr": 0.0, "weight_decay": 0.0}  # a step with these and without gradients changes nothing
+
+
+@contextmanager
+def initialised(optim: Optimizer) -> Iterator[dict[str, Any]]:
+    """The optimizer's state dict; if it has no state yet, one as after a step that changes nothing, counted as none.
+
+    Outside the `with` the optimizer is what it was (torch/distributed/checkpoint/state_dict.py, `_init_optim_state`,
+    leaves it with a step counted).
+    """
+    params = parameters_of(optim)
+    if optim.state:
+        yield optim.state_dict()
+        return
+    gradients = [p.grad for p in params]
+    settings = [dict(group) for group in optim.param_groups]
+    try:
+        for p in params:
+            p.grad = torch.zeros_like(p) if p.requires_grad and p.numel() else None
+        for group in optim.param_groups:
+            group |= {key: as_before(group[key], value) for key, value in STILL.items() if key in group}
+        optim.step()
+    finally:
+        for p, gradient in zip(params, gradients, strict=True):
+            p.grad = gradient
+        for group, before in zip(optim.param_groups, settings, strict=True):
+            group |= before
+    for state in optim.state.values():
+        if STEP in state:
+            state[STEP] = state[STEP] * 0
+    try:
+        yield optim.state_dict()
+    finally:
+        optim.state.clear()
+
+
+def as_before(setting: Any, value: float) -> Any:
+    """`value` as a tensor, where the setting is one."""
+    return torch.full_like(setting, value) if isinstance(setting, Tensor) else value

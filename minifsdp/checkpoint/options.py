@@ -1,0 +1,60 @@
+"""What a user of minifsdp.checkpoint can ask for, in torch's words (torch/distributed/checkpoint/state_dict.py)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import nn
+
+from minifsdp import comm
+
+
+@dataclass
+class StateDictOptions:
+    """How state is returned, or what is given to load.
+
+    Attributes:
+        full_state_dict: whole tensors; otherwise FSDP's are sharded.
+        cpu_offload: in host memory; with `full_state_dict`, on rank 0 only.
+        ignore_frozen_params: leave out of the model's state the parameters that are not trained.
+        keep_submodule_prefixes: with `submodules`, keep the names that their parameters have in the model.
+        strict: everything is to be there that the model and the optimizers have, and nothing else.
+        broadcast_from_rank0: rank 0 is given the state, whole, and sends it on; `full_state_dict` must be set.
+        flatten_optimizer_state_dict: the optimizer's state is one level deep: "state.<name>.exp_avg",
+            "param_groups.<name>.lr".
+        dsd_fqn_modifiers: not supported; for torch's signature.
+    """
+
+    full_state_dict: bool = False
+    cpu_offload: bool = False
+    ignore_frozen_params: bool = False
+    keep_submodule_prefixes: bool = True
+    strict: bool = True
+    broadcast_from_rank0: bool = False
+    flatten_optimizer_state_dict: bool = False
+    dsd_fqn_modifiers: str = "_fqn_modifiers"
+
+    @property
+    def on_rank_0_only(self) -> bool:
+        """Whole values in host memory would be one copy per rank of it."""
+        return self.full_state_dict and self.cpu_offload and comm.has_world()
+
+
+def checked(model: nn.Module, options: StateDictOptions | None) -> StateDictOptions:
+    """The options, if they can be followed.
+
+    Raises:
+        ValueError: they contradict each other or are not supported; or `model` is wrapped by torch's FSDP.
+    """
+    options = options or StateDictOptions()
+    if options.broadcast_from_rank0 and not options.full_state_dict:
+        raise ValueError("full_state_dict must be True when broadcast_from_rank0 is True.")
+    if options.dsd_fqn_modifiers != "_fqn_modifiers":
+        raise ValueError("dsd_fqn_modifiers is not supported: rename what get_state_dict returns")
+    for name, module in model.named_modules():
+        if type(module).__module__.startswith("torch.distributed.fsdp"):
+            raise ValueError(
+                f"{name or 'the model'} is torch's {type(module).__name__}: its state is saved by "
+                "torch.distributed.checkpoint.state_dict"
+            )
+    return options

@@ -1,0 +1,59 @@
+"""Loss scaling for fp16 whose ranks step together or not at all (torch/distributed/fsdp/sharded_grad_scaler.py).
+
+A rank sees 1/N of the gradients, and an overflow in one part is everybody's: a rank that steps while another skips has
+parameters of its own from then on, and soon a scale of its own.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.amp.grad_scaler import GradScaler
+from torch.optim import Optimizer
+
+from minifsdp import comm
+from minifsdp.comm import Group
+
+
+class ShardedGradScaler(GradScaler):
+    """A `torch.amp.GradScaler` that skips a step if any rank has found an infinity or a NaN.
+
+    Every gradient of the optimizer counts, also those of NO_SHARD units, of ignored parameters and in host memory; a
+    rank without any takes part all the same. Gradients may be of any dtype. `unscale_`, or `step` without it, is
+    collective: it adds one all-reduce of 4 bytes, and no wait of the host to the one that `step` has anyway.
+
+    Args:
+        device: type of the device that the loss is on. On a machine without CUDA "cuda" means "cpu" (torch's scaler
+            disables itself there).
+        init_scale: the first scale.
+        backoff_factor: what the scale is multiplied by after a step that was skipped.
+        growth_factor: what it is multiplied by after `growth_interval` steps in a row that were not.
+        growth_interval: see above.
+        enabled: if false, nothing is scaled and no step is skipped.
+        process_group: the ranks that step together; default: all. Hybrid sharding needs all.
+    """
+
+    def __init__(
+        self,
+        device: str = "cuda",
+        init_scale: float = 2.0**16,
+        backoff_factor: float = 0.5,
+        growth_factor: float = 2.0,
+        growth_interval: int = 2000,
+        enabled: bool = True,
+        process_group: Group | None = None,
+    ) -> None:
+        if device == "cuda" and not torch.cuda.is_available():
+            device = "cpu"
+        super().__init__(device, init_scale, growth_factor, backoff_factor, growth_interval, enabled)
+        self.process_group = process_group
+
+    def _unscale_grads_(
+        self, optimizer: Optimizer, inv_scale: Tensor, found_inf: Tensor, allow_fp16: bool
+    ) -> dict[torch.device, Tensor]:
+        found = super()._unscale_grads_(optimizer, inv_scale, found_inf, allow_fp16=True)
+        anywhere = found_inf.clone()
+        for here in found.values():
+            anywhere = torch.maximum(anywhere, here.to(anywhere.device, non_blocking=True))
+        comm.all_reduce(anywhere, comm.world(self.process_group), comm.MAX).wait()
+        return {anywhere.device: anywhere}

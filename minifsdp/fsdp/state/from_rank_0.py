@@ -1,0 +1,40 @@
+"""State that only rank 0 has: the others learn what there is, and get one tensor after the other as they ask for it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from minifsdp import comm
+from minifsdp.comm import Group
+
+
+def outline_from_rank_0(state_dict: Mapping[str, Any], source: Group) -> dict[str, Any]:
+    """On rank 0 of `source` what it has; elsewhere the same with tensors on meta, but for numbers (0-d)."""
+    has_it = source.rank() == 0
+    outlines = comm.gather_objects(outline(state_dict) if has_it else None, source)
+    return dict(state_dict) if has_it else outlines[0]
+
+
+def outline(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {key: outline(inner) for key, inner in value.items()}
+    return torch.empty_like(value, device="meta") if isinstance(value, Tensor) and value.dim() else value
+
+
+def receive(value: Any, source: Group, device: torch.device) -> Any:
+    """A value of an outline as rank 0 has it; all ranks call this, in the same order.
+
+    Args:
+        value: of `outline_from_rank_0`.
+        source: the group that was given there.
+        device: where the group can communicate.
+    """
+    if not isinstance(value, Tensor) or value.dim() == 0:
+        return value
+    here = torch.empty_like(value, device=device) if value.is_meta else value.to(device).contiguous()
+    comm.broadcast(here, 0, source).wait()
+    return here

@@ -1,0 +1,59 @@
+"""Gradients while parameters are whole: `summon_full_params(with_grads=True)`, for `use_orig_params=True`.
+
+A parameter's gradient has the parameter's shape: a slice beside a slice, the whole beside the whole. Whoever does not
+ask for whole ones sees none, and has the slices back afterwards.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from minifsdp import comm, device
+from minifsdp.fsdp.flat_unit import FlatUnit
+
+Gradients = list[Tensor | None]
+"""One per shard of a unit."""
+
+
+def take(unit: FlatUnit) -> Gradients:
+    """The shards' gradients, which they then no longer have."""
+    gradients = [p.grad for p in unit.shards]
+    for p in unit.shards:
+        p.grad = None
+    return gradients
+
+
+def give(unit: FlatUnit, gradients: Gradients) -> None:
+    for p, gradient in zip(unit.shards, gradients, strict=True):
+        p.grad = gradient
+
+
+def gather(unit: FlatUnit, slices: Gradients) -> Gradients:
+    """Whole gradients, in the shards' dtype. A parameter has one if it has a part of it on some rank."""
+    flat, on = unit.flat, unit.device
+    if flat.ranks == 1:
+        return slices
+    present = torch.tensor([float(part is not None) for part in slices], device=on)
+    comm.all_reduce(present, unit.group, comm.MAX).wait()
+    shard = torch.zeros(flat.shard.numel(), dtype=flat.shard.dtype, device=on)
+    for index, part in enumerate(slices):
+        low, high = flat.shard_bounds(index, flat.rank)
+        if part is not None:
+            shard[low:high].copy_(part)
+    full = device.empty(flat.numel + flat.padding, shard.dtype, "gradients", on)
+    comm.all_gather(full, shard, unit.group).wait()
+    return [whole if there else None for whole, there in zip(flat.unflatten(full), present.tolist(), strict=True)]
+
+
+def scatter(unit: FlatUnit, wholes: Gradients, slices: Gradients) -> Gradients:
+    """This rank's parts of whole gradients, in the memory of `slices` where there is some."""
+    if unit.flat.ranks == 1:
+        return wholes
+    parts: Gradients = []
+    for index, (p, whole, before) in enumerate(zip(unit.shards, wholes, slices, strict=True)):
+        part = None if whole is None or not p.numel() else unit.flat.part_of(index, whole)
+        if part is not None:
+            part = before.copy_(part) if before is not None else part.to(p.device, copy=True)
+        parts.append(part)
+    return parts

@@ -1,0 +1,112 @@
+"""Which states an optimizer has, agreed upon by all ranks before the first of them is gathered.
+
+A rank that has no element of a parameter has no state of it (`use_orig_params`), and would not know what the others
+are about to gather.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from copy import deepcopy
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from minifsdp import comm
+from minifsdp.fsdp.flat_unit import FlatUnit
+from minifsdp.fsdp.state.values import copy_value, is_sharded
+
+States = Mapping[nn.Parameter, Mapping[str, Any]]
+"""What an optimizer knows of its parameters: `optimizer.state`."""
+
+STEP = "step"  # the one key that torch.optim itself treats as a number, whatever shape the parameter has
+
+
+class Managed(NamedTuple):
+    """A unit, and the names its parameters have in the model, in the order of its flat parameter."""
+
+    unit: FlatUnit
+    names: list[str]
+    device_mesh: Any = None
+
+    @property
+    def shards(self) -> dict[nn.Parameter, list[str]]:
+        """What the optimizer sees of the unit, and which original parameters are in it."""
+        if len(self.unit.shards) == len(self.names):
+            return {p: [name] for p, name in zip(self.unit.shards, self.names, strict=True)}
+        return {self.unit.flat.shard: self.names}
+
+
+Kinds = dict[str, Any]
+"""Of each key of a state: the dtype, if there is a value per element; otherwise the value."""
+
+
+def has_elements(key: str, value: Any, shape: torch.Size) -> bool:
+    """Whether a state's value has an element for each of its parameter's; else it has one value for all of them."""
+    if is_sharded(value):
+        return True
+    return isinstance(value, Tensor) and (value.dim() > 0 or (value.shape == shape and key != STEP))
+
+
+def is_dtype(kind: Any) -> bool:
+    return isinstance(kind, torch.dtype)
+
+
+def agree(managed: list[Managed], states: States) -> list[dict[nn.Parameter, Kinds]]:
+    """Which states there are of each unit's shards, the same on all ranks.
+
+    Raises:
+        RuntimeError: some ranks lack states that others have; every rank raises.
+        ValueError: a state is of neither kind; every rank raises.
+    """
+    mine = [[kinds_of(p, states.get(p, {}), names[0]) for p, names in one.shards.items()] for one in managed]
+    groups = {one.unit.group for one in managed if one.unit.flat.ranks > 1}
+    of_ranks = {group: comm.gather_objects(mine, group) for group in sorted(groups, key=lambda group: group.group_name)}
+    agreed = []
+    for i, one in enumerate(managed):
+        of_unit = [kinds[i] for kinds in (of_ranks[one.unit.group] if one.unit.flat.ranks > 1 else [mine])]
+        of_shards = zip(one.shards.items(), zip(*of_unit, strict=True), strict=True)
+        agreed.append({p: agreed_kinds(names, kinds) for (p, names), kinds in of_shards})
+    return agreed
+
+
+def kinds_of(p: nn.Parameter, state: Mapping[str, Any], name: str) -> Kinds | None:
+    """What this rank has for a parameter; None, if it has no element of it. An error, where a state is of no kind."""
+    if p.numel() == 0:
+        return None
+    kinds: Kinds = {}
+    for key, value in state.items():
+        if not has_elements(key, value, p.shape):
+            kinds[key] = copied(value, to_cpu=True)
+        elif value.shape == p.shape:
+            kinds[key] = value.dtype
+        else:
+            kinds[key] = ValueError(
+                f"Tensor optimizer state does not have same shape as its parameter: {tuple(value.shape)} "
+                f"{tuple(p.shape)}: {key} of {name}. An optimizer over shards can have states of one value per "
+                "element or one per parameter, no others."
+            )
+    return kinds
+
+
+def agreed_kinds(names: list[str], of_ranks: Iterable[Kinds | None]) -> Kinds:
+    """The kinds of all ranks that have elements of a parameter, which must be the same."""
+    there = {rank: kinds for rank, kinds in enumerate(of_ranks) if kinds is not None}
+    union = {key: kind for kinds in there.values() for key, kind in kinds.items()}
+    for error in (kind for kind in union.values() if isinstance(kind, ValueError)):
+        raise error
+    lacking = [rank for rank, kinds in there.items() if kinds.keys() != union.keys()]
+    if lacking:
+        raise RuntimeError(
+            "FSDP currently requires each rank to have at least the optimizer states needed by rank 0's optimizer but "
+            "some ranks are missing some of those states"
+            + "".join(f"\nRank {rank} is missing states for the parameters: {names}" for rank in lacking)
+            + "\nStep the optimizer on every rank, and leave the gradients of shards alone."
+        )
+    return union
+
+
+def copied(value: Any, to_cpu: bool = False) -> Any:
+    """What an optimizer may change in place is not to change in a state dict, and the other way round."""
+    return copy_value(value, to_cpu) if isinstance(value, Tensor) else deepcopy(value)

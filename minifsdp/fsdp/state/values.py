@@ -1,0 +1,128 @@
+"""Values of sharded state dicts: types that `torch.distributed.checkpoint` saves, and loads onto any number of ranks.
+
+    full     [ rows 0 1 2 3 4 ]
+    rank 0   [ rows 0 1 2 ]          dimension 0, ceil(rows / N) each: the last ranks may have fewer, or none
+    rank 1   [ rows 3 4 ]
+
+A `ShardedTensor` knows where each rank's rows belong; a `DTensor` says it by a device mesh. A number (0-d) cannot be
+cut: every rank has it (torch/distributed/fsdp/_shard_utils.py).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed._shard.metadata import ShardMetadata
+from torch.distributed._shard.sharded_tensor.api import ShardedTensor
+from torch.distributed._shard.sharded_tensor.metadata import ShardedTensorMetadata, TensorProperties
+from torch.distributed._shard.sharded_tensor.shard import Shard
+from torch.distributed.remote_device import _remote_device
+
+from minifsdp import comm
+from minifsdp.comm import Group
+
+
+def shard_value(full: Tensor, group: Group, device_mesh: Any = None, to_cpu: bool = False) -> Any:
+    """This rank's rows of `full`, copied; no communication.
+
+    Args:
+        full: the whole value, the same on every rank of the group.
+        group: the ranks to shard over.
+        device_mesh: shard over its last dimension, which must be `group`, and replicate over others.
+        to_cpu: the rows are in host memory.
+
+    Returns:
+        A DTensor if there is a mesh, else a ShardedTensor; a copy of `full` if it has no rows to share out.
+    """
+    if full.dim() == 0 or full.numel() == 0:
+        return copy_value(full, to_cpu)
+    rows = -(-len(full) // group.size())
+    low = rows * group.rank()
+    local = copy_value(full[low : low + rows], to_cpu).contiguous()
+    if device_mesh is None:
+        return sharded_tensor(local, rows, full.shape, group)
+    from torch.distributed.tensor import DTensor, Replicate  # takes half a second to import
+    from torch.distributed.tensor import Shard as ShardDimension
+
+    placements = [*[Replicate()] * (device_mesh.ndim - 1), ShardDimension(0)]
+    stride = torch.empty(full.shape, device="meta").stride()
+    value = DTensor.from_local(local, device_mesh, placements, run_check=False, shape=full.shape, stride=stride)
+    return value.cpu() if to_cpu else value
+
+
+def sharded_tensor(local: Tensor, rows: int, shape: torch.Size, group: Group) -> ShardedTensor:
+    """Rank r's `local` as the rows from `r * rows` on of a tensor of this shape."""
+    device = local.device
+    metadata = []
+    for rank in range(group.size()):
+        low, holder = min(rank * rows, shape[0]), dist.get_global_rank(group, rank)
+        lies_on = f"cuda:{holder % torch.cuda.device_count()}" if device.type == "cuda" else device.type
+        placement = _remote_device(f"rank:{holder}/{device if rank == group.rank() else lies_on}")
+        offsets, sizes = [low, *[0] * (len(shape) - 1)], [min(rows, shape[0] - low), *shape[1:]]
+        metadata.append(ShardMetadata(offsets, sizes, placement))
+    # A rank without rows has an empty shard: a value without any would be left out on loading (default_planner.py).
+    mine = [Shard(local, metadata[group.rank()])]
+    properties = TensorProperties(dtype=local.dtype)
+    return ShardedTensor._init_from_local_shards_and_global_metadata(
+        mine, ShardedTensorMetadata(metadata, shape, properties), process_group=group
+    )
+
+
+def is_sharded(value: Any) -> bool:
+    return isinstance(value, ShardedTensor) or is_dtensor(value)
+
+
+def is_dtensor(value: Any) -> bool:
+    return hasattr(value, "placements")
+
+
+def full_value(value: Any, group: Group, device: torch.device) -> Tensor:
+    """The whole of a value of a sharded state dict, on `device`; one all-gather, none if the value is whole.
+
+    Args:
+        value: a ShardedTensor or DTensor as `shard_value` makes them, or a tensor that is whole.
+        group: the ranks that it is sharded over, all of which call this.
+        device: where the group can communicate.
+
+    Raises:
+        RuntimeError: a ShardedTensor is cut otherwise, for instance for another number of ranks.
+    """
+    if is_dtensor(value):
+        return value.to(value.device_mesh.device_type).full_tensor()  # type: ignore[no-any-return]
+    if not isinstance(value, ShardedTensor):
+        return value.to(device)  # type: ignore[no-any-return]
+    shape, dtype = value.metadata().size, value.metadata().tensor_properties.dtype
+    rows = -(-shape[0] // group.size())
+    local = torch.zeros(rows, *shape[1:], dtype=dtype, device=device)
+    for shard in local_rows(value, rows, group):
+        local[: len(shard)].copy_(shard)
+    full = torch.empty(rows * group.size(), *shape[1:], dtype=dtype, device=device)
+    comm.all_gather(full.view(-1), local.view(-1), group).wait()
+    return full[: shape[0]]
+
+
+def local_rows(value: Any, rows: int, group: Group) -> list[Tensor]:
+    """What this rank holds of a ShardedTensor: one tensor, or none.
+
+    Raises:
+        RuntimeError: the tensor is not cut into pieces of `rows` rows, one per rank of the group.
+    """
+    if not isinstance(value, ShardedTensor):
+        raise AssertionError(f"Tensors in local_state_dict should be ShardedTensor, not {type(value).__name__}.")
+    cuts = [(s.shard_offsets[0], s.shard_sizes[0]) for s in value.metadata().shards_metadata if s.shard_sizes[0]]
+    length = value.metadata().size[0]
+    expected = [(low, min(rows, length - low)) for low in range(0, length, rows)]
+    if sorted(cuts) != expected:
+        raise RuntimeError(
+            f"A ShardedTensor of {length} rows is cut into {[size for _, size in sorted(cuts)]}, but {group.size()} "
+            f"ranks hold {[size for _, size in expected]}: load it through torch.distributed.checkpoint, which reshards"
+        )
+    return [shard.tensor for shard in value.local_shards()]
+
+
+def copy_value(tensor: Tensor, to_cpu: bool) -> Tensor:
+    """A copy that shares no memory: on CPU, `.cpu()` would be none."""
+    return tensor.detach().to("cpu", copy=True) if to_cpu else tensor.detach().clone()

@@ -1,0 +1,45 @@
+"""Memory that nobody has written. Whatever was in it would do for values, and no one would notice."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+def mark_unwritten(tensor: Tensor) -> Tensor:
+    """Fill a tensor with what no initialisation means."""
+    return tensor.fill_(_stand_in(tensor.dtype) or 0)
+
+
+def is_unwritten(tensor: Tensor) -> bool:
+    """Whether any element has not been written since `mark_unwritten`; the host waits for the answer.
+
+    It takes no memory: the least of numbers with a NaN among them is NaN.
+    """
+    value = _stand_in(tensor.dtype)
+    if value is None or not tensor.numel():
+        return False
+    least = (torch.view_as_real(tensor) if tensor.is_complex() else tensor).amin().item()
+    return least == value or least != least
+
+
+def check_written(tensors: dict[str, Tensor | None]) -> None:
+    """See that all of them have values.
+
+    Raises:
+        RuntimeError: names those that have not.
+    """
+    if names := [name for name, tensor in tensors.items() if tensor is not None and is_unwritten(tensor)]:
+        raise RuntimeError(
+            f"nothing has initialised {', '.join(names)}, which came from the meta device: have each module's "
+            "reset_parameters() write all parameters and buffers of its own, or pass param_init_fn."
+        )
+
+
+def _stand_in(dtype: torch.dtype) -> float | int | None:
+    """None: a dtype in which every value may be meant."""
+    if dtype.itemsize == 1:
+        return None
+    if dtype.is_floating_point or dtype.is_complex:
+        return float("nan")
+    return torch.iinfo(dtype).min if dtype in (torch.int32, torch.int64) else None

@@ -1,0 +1,439 @@
+"""minifsdp.checkpoint: one form of state for FSDP, DDP and plain modules, that torch.distributed.checkpoint saves.
+
+The checks run on two ranks, all in one launch; each is a test of its own.
+"""
+
+from __future__ import annotations
+
+import copy
+import inspect
+import sys
+import traceback
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import cloudpickle
+import pytest
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+from torch import Tensor, nn
+from torch.distributed._shard.sharded_tensor import ShardedTensor
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
+from torch.distributed.checkpoint import state_dict as torchs
+from torch.distributed.fsdp import FullyShardedDataParallel as TorchsFsdp
+from torch.optim import SGD, Adam, Optimizer
+
+import minifsdp.checkpoint
+from minifsdp import DistributedDataParallel
+from minifsdp.checkpoint import (
+    StateDictOptions,
+    get_model_state_dict,
+    get_optimizer_state_dict,
+    get_state_dict,
+    set_model_state_dict,
+    set_optimizer_state_dict,
+    set_state_dict,
+)
+from minifsdp.course.launch import launch
+from minifsdp.fsdp import FullyShardedDataParallel as Fsdp
+from minifsdp.fsdp import MixedPrecision, OptimStateKeyType, ShardingStrategy
+
+cloudpickle.register_pickle_by_value(sys.modules[__name__])
+
+FULL = StateDictOptions(full_state_dict=True)
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(5, 7)
+        self.middle = nn.Sequential(nn.Linear(7, 3), nn.LayerNorm(3), nn.Linear(3, 7, bias=False))
+        self.last = nn.Linear(7, 1)
+        self.register_buffer("scale", torch.rand(1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(self.middle(torch.tanh(self.first(x)))) * self.scale
+
+
+def plain(seed: int = 0) -> Net:
+    torch.manual_seed(seed)
+    return Net()
+
+
+def inside_a_plain_module(seed: int) -> nn.Module:
+    net = plain(seed)
+    net.middle = Fsdp(net.middle)
+    return net
+
+
+MODELS: dict[str, Callable[[int], nn.Module]] = {
+    "plain": plain,
+    "DDP": lambda seed: DistributedDataParallel(plain(seed)),
+    "torch's DDP": lambda seed: nn.parallel.DistributedDataParallel(plain(seed)),
+    "DDP of compiled": lambda seed: DistributedDataParallel(torch.compile(plain(seed), backend="eager")),  # never run
+    "FSDP": lambda seed: Fsdp(plain(seed), auto_wrap_policy={nn.Sequential}),
+    "FSDP, original": lambda seed: Fsdp(plain(seed), auto_wrap_policy={nn.Sequential}, use_orig_params=True),
+    "NO_SHARD": lambda seed: Fsdp(plain(seed), None, ShardingStrategy.NO_SHARD),
+    "FSDP of checkpointed": lambda seed: Fsdp(checkpoint_wrapper(plain(seed))),
+    "inside a plain module": inside_a_plain_module,
+}
+
+
+def adam(model: nn.Module, lr: float = 0.1) -> Adam:
+    return Adam(model.parameters(), lr=lr)
+
+
+def step(model: nn.Module, optim: Optimizer, number: int) -> None:
+    """The same on every rank, so that it makes no difference how many there are, or whether they know one another."""
+    x = torch.randn(4, 5, generator=torch.Generator().manual_seed(number))
+    optim.zero_grad()
+    model(x).square().sum().backward()
+    optim.step()
+
+
+def trained(kind: str, seed: int = 0) -> tuple[nn.Module, Adam]:
+    model = MODELS[kind](seed)
+    optim = adam(model)
+    for number in range(2) if "compiled" not in kind else ():
+        step(model, optim, number)
+    return model, optim
+
+
+def same(state: Any, other: Any, tolerance: float = 1e-6) -> None:
+    if isinstance(other, dict):
+        assert state.keys() == other.keys()
+        for key in other:
+            same(state[key], other[key], tolerance)
+    elif isinstance(other, Tensor):
+        assert (state.shape, state.dtype) == (other.shape, other.dtype)
+        assert torch.allclose(state, other, rtol=tolerance, atol=tolerance), (state, other)
+    else:
+        assert state == other
+
+
+def full_state(model: nn.Module, optim: Optimizer) -> tuple[Any, Any]:
+    model_state, optim_state = get_state_dict(model, optim, options=FULL)
+    return model_state, optim_state["state"]
+
+
+# The checks
+
+CHECKS: dict[str, Callable[[], None]] = {}
+
+
+def check(**cases: Any) -> Callable[[Callable[..., None]], Any]:
+    def register(fn: Callable[..., None]) -> Callable[..., None]:
+        for argument, values in cases.items():
+            for value in values:
+                CHECKS[f"{fn.__name__}-{value}"] = lambda value=value, argument=argument: fn(**{argument: value})
+        if not cases:
+            CHECKS[fn.__name__] = fn
+        return fn
+
+    return register
+
+
+def run_checks(path: str) -> dict[str, str | None]:
+    """Save for other numbers of ranks; then the end of the traceback of each check that failed."""
+    warnings.simplefilter("ignore")
+    for kind in SAVED:
+        model, optim = trained(kind)
+        model_state, optim_state = get_state_dict(model, optim)
+        dcp.save({"model": model_state, "optim": optim_state}, checkpoint_id=f"{path}/{kind}")
+        torch.save(full_state(model, optim), f"{path}/{kind}.{dist.get_rank()}.pt")
+    failed: dict[str, str | None] = {}
+    for name, fn in CHECKS.items():
+        try:
+            fn()
+            failed[name] = None
+        except (Exception, pytest.fail.Exception):
+            failed[name] = traceback.format_exc(limit=-4)
+    return failed
+
+
+SAVED = ("FSDP", "FSDP, original", "DDP")
+
+
+@check(kind=MODELS)
+def every_model_has_the_same_form(kind: str) -> None:
+    model, optim = trained(kind)
+    model_state, optim_state = full_state(model, optim)
+    if "compiled" in kind:
+        same(model_state, plain().state_dict())
+        assert optim_state.keys() == dict(plain().named_parameters()).keys()
+    else:
+        alone, alone_optim = trained("plain")
+        same(model_state, alone.state_dict())
+        by_name = OptimStateKeyType.PARAM_NAME
+        named = Fsdp.rekey_optim_state_dict(alone_optim.state_dict(), by_name, alone, optim=alone_optim)
+        same(optim_state, named["state"], 1e-5)
+    other = MODELS[kind](1)
+    loaded = adam(other, lr=0.5)
+    result = set_state_dict(
+        other,
+        loaded,
+        model_state_dict=model_state,
+        optim_state_dict=get_optimizer_state_dict(model, optim),
+        options=FULL,
+    )
+    assert (result.missing_keys, result.unexpected_keys) == ([], [])
+    same(full_state(other, loaded)[0], model_state, 0)
+    assert loaded.param_groups[0]["lr"] == 0.1
+    if loaded.state:
+        same(full_state(other, loaded)[1], optim_state, 0)
+
+
+@check()
+def the_default_is_sharded_and_a_copy() -> None:
+    model, optim = trained("FSDP")
+    model_state, optim_state = get_state_dict(model, optim)
+    values = [model_state["first.weight"], optim_state["state"]["first.weight"]["exp_avg"]]
+    before = full_state(model, optim)
+    for value in values:
+        assert isinstance(value, ShardedTensor)
+        value.local_shards()[0].tensor.fill_(9)
+    same(full_state(model, optim)[0], before[0], 0)
+    same(full_state(model, optim)[1], before[1], 0)
+
+
+@check()
+def host_memory_and_rank_0() -> None:
+    for kind in ("FSDP", "DDP", "plain"):
+        model, optim = trained(kind)
+        states = get_state_dict(model, optim, options=StateDictOptions(full_state_dict=True, cpu_offload=True))
+        if dist.get_rank() > 0:
+            assert states == ({}, {})
+        else:
+            kept = copy.deepcopy(states)
+            for p in model.parameters():
+                p.data.fill_(9)
+            same(states[0], kept[0], 0)  # on CPU `.cpu()` would be no copy
+        sharded = get_model_state_dict(model, options=StateDictOptions(cpu_offload=True))
+        assert isinstance(sharded["first.weight"], ShardedTensor) == (kind == "FSDP")
+
+
+@check(kind=["FSDP", "FSDP, original", "DDP", "plain"])
+def rank_0_can_send_what_it_has(kind: str) -> None:
+    model, optim = trained(kind)
+    states = get_state_dict(model, optim, options=FULL)
+    mine = states if dist.get_rank() == 0 else ({}, {})
+    other = MODELS[kind](1)
+    loaded = adam(other)
+    options = StateDictOptions(full_state_dict=True, broadcast_from_rank0=True)
+    set_state_dict(other, loaded, model_state_dict=mine[0], optim_state_dict=mine[1], options=options)
+    same(full_state(other, loaded)[0], states[0], 0)
+    same(full_state(other, loaded)[1], states[1]["state"], 0)
+
+
+@check()
+def frozen_parameters_can_be_left_out() -> None:
+    for use_orig_params in (False, True):
+        net = plain()
+        net.middle.requires_grad_(False)
+        model = Fsdp(net, auto_wrap_policy={nn.Sequential}, use_orig_params=use_orig_params)
+        state = get_model_state_dict(model, options=StateDictOptions(ignore_frozen_params=True))
+        assert not [name for name in state if name.startswith("middle")]
+        assert "first.weight" in state
+        assert "scale" in state
+        result = set_model_state_dict(model, state, options=StateDictOptions(strict=False))
+        assert "middle.0.weight" in result.missing_keys
+
+
+@check()
+def what_is_missing_counts_if_strict() -> None:
+    model, optim = trained("FSDP, original")
+    model_state, optim_state = get_state_dict(model, optim, options=FULL)
+    del model_state["first.bias"], optim_state["state"]["first.bias"]
+    loose = StateDictOptions(full_state_dict=True, strict=False)
+    with pytest.raises(RuntimeError, match=r'Missing key.*"first.bias"'):
+        set_model_state_dict(model, dict(model_state), options=FULL)
+    with pytest.raises(RuntimeError, match=r"Missing optimizer state for parameter 'first.bias' in checkpoint"):
+        set_optimizer_state_dict(model, optim, optim_state, options=FULL)
+    assert set_model_state_dict(model, dict(model_state), options=loose).missing_keys == ["first.bias"]
+    set_optimizer_state_dict(model, optim, optim_state, options=loose)
+    assert "first.bias" not in full_state(model, optim)[1]
+    for call, args in ((set_model_state_dict, ({},)), (set_optimizer_state_dict, (optim, {}))):
+        with pytest.raises(RuntimeError, match=r"^The option indicates that model state_dict is required.*rank 0"):
+            call(model, *args)
+
+
+@check(kind=["FSDP", "FSDP, original", "DDP"])
+def an_optimizer_state_can_be_flat(kind: str) -> None:
+    model, optim = trained(kind)
+    flat = StateDictOptions(full_state_dict=True, flatten_optimizer_state_dict=True)
+    state = get_optimizer_state_dict(model, optim, options=flat)
+    assert state["param_groups.middle.0.weight.lr"] == 0.1
+    assert state["state.middle.0.weight.exp_avg"].shape == (3, 7)
+    assert not any(isinstance(value, dict) for value in state.values())
+    other = MODELS[kind](1)
+    loaded = adam(other, lr=0.5)
+    set_optimizer_state_dict(other, loaded, state, options=flat)
+    same(full_state(other, loaded)[1], full_state(model, optim)[1], 0)
+    assert loaded.param_groups[0]["lr"] == 0.1
+    assert loaded.param_groups[0]["betas"] == (0.9, 0.999)
+    state["param_groups.middle.0.weight.lr"] = 0.3
+    with pytest.raises(
+        RuntimeError, match=r"^All the parameters in the same parameter group should have the same saved"
+    ):
+        set_optimizer_state_dict(other, loaded, state, options=flat)
+
+
+@check()
+def submodules_are_chosen_with_or_without_their_prefix() -> None:
+    model, _ = trained("FSDP")
+    inner = model.middle.module[0]
+    for keep, name in ((True, "middle.0.weight"), (False, "weight")):
+        options = StateDictOptions(full_state_dict=True, keep_submodule_prefixes=keep)
+        with pytest.warns(FutureWarning, match=r"^Getting submodules only model/optim state_dict is deprecated"):
+            state = get_model_state_dict(model, submodules={inner}, options=options)
+        assert list(state) == [name, name.replace("weight", "bias")]
+
+
+@check()
+def several_optimizers_share_a_state() -> None:
+    for use_orig_params in (False, True):
+        model = Fsdp(plain(), auto_wrap_policy={nn.Sequential}, use_orig_params=use_orig_params)
+        inner = set(model.middle.parameters())
+
+        def make(model: Any = model, inner: Any = inner) -> list[Optimizer]:
+            outer = [p for p in model.parameters() if p not in inner]
+            return [Adam(inner, lr=0.1), SGD(outer, lr=0.2, momentum=0.9)]
+
+        optims = make()
+        for number in range(2):
+            model(torch.randn(4, 5, generator=torch.Generator().manual_seed(number))).sum().backward()
+            for optim in optims:
+                optim.step()
+        saved = get_optimizer_state_dict(model, optims)
+        assert list(saved["state"]["middle.0.bias"]) == ["step", "exp_avg", "exp_avg_sq"]
+        assert list(saved["state"]["last.weight"]) == ["momentum_buffer"]
+        loaded = make()
+        set_optimizer_state_dict(model, loaded, saved)
+        assert [optim.param_groups[0]["lr"] for optim in loaded] == [0.1, 0.2]
+        same(
+            get_optimizer_state_dict(model, loaded, options=FULL),
+            get_optimizer_state_dict(model, optims, options=FULL),
+            0,
+        )
+
+
+def begun(optim: Optimizer) -> list[Any]:
+    return [optim.state_dict(), [p.grad for group in optim.param_groups for p in group["params"]]]
+
+
+@check()
+def an_optimizer_that_has_not_stepped_is_described_and_left_alone() -> None:
+    """There must be something to load into; and what is saved then is what training starts with."""
+    precise = MixedPrecision(torch.bfloat16, keep_low_precision_grads=True)
+    for options in ({}, {"use_orig_params": True}, {"mixed_precision": precise}):
+        model = Fsdp(plain(), auto_wrap_policy={nn.Sequential}, **options)
+        for make in (
+            lambda p: Adam(p, lr=0.1, weight_decay=0.1, amsgrad=True),
+            lambda p: Adam(p, lr=torch.tensor(0.1), weight_decay=0.1),
+            lambda p: SGD(p, lr=0.1, momentum=0.9, weight_decay=0.1),
+            lambda p: SGD(p, lr=0.1),
+        ):
+            optim = make(model.parameters())
+            values = [p.detach().clone() for p in model.parameters()]
+            model(torch.ones(4, 5)).sum().backward()
+            before = copy.deepcopy(begun(optim))
+            saved = get_optimizer_state_dict(model, optim, options=FULL)
+            for state in saved["state"].values():
+                assert all(not value.any() for value in state.values())
+            assert bool(saved["state"]) == (not isinstance(optim, SGD) or bool(optim.defaults["momentum"]))
+            assert begun(optim)[0] == before[0]
+            for now, then in zip(begun(optim)[1], before[1], strict=True):
+                assert (now is None) == (then is None)
+                assert now is None or torch.equal(now, then)
+            assert all(torch.equal(a, b) for a, b in zip(values, model.parameters(), strict=True))
+            optim.zero_grad()
+
+
+@check()
+def what_cannot_be_done_is_refused() -> None:
+    model, optim = trained("FSDP")
+    for options, text in (
+        (
+            StateDictOptions(broadcast_from_rank0=True),
+            r"^full_state_dict must be True when broadcast_from_rank0 is True.",
+        ),
+        (StateDictOptions(dsd_fqn_modifiers="x"), "dsd_fqn_modifiers is not supported"),
+    ):
+        with pytest.raises(ValueError, match=text):
+            get_state_dict(model, optim, options=options)
+    with pytest.raises(RuntimeError, match=r"^Optimizers are not passed in"):
+        get_optimizer_state_dict(model, [])
+    assert get_state_dict(model, [])[1] == {}
+    theirs = nn.Sequential(TorchsFsdp(plain(), device_id=torch.device("cpu")))
+    with pytest.raises(ValueError, match=r"0 is torch's FullyShardedDataParallel: .*torch.distributed.checkpoint"):
+        get_model_state_dict(theirs)
+    with pytest.raises(ValueError, match=r"LBFGS multiplies whole gradients"):
+        get_optimizer_state_dict(model, torch.optim.LBFGS(model.parameters()))
+    with pytest.raises(ValueError, match=r"that the model has not"):
+        set_optimizer_state_dict(model, adam(plain()), get_optimizer_state_dict(model, optim))
+
+
+@check()
+def torchs_own_functions_take_a_shard_for_the_whole() -> None:
+    """What the module's documentation warns of."""
+    model, optim = trained("FSDP, original")
+    theirs = torchs.get_optimizer_state_dict(model, optim)["state"]["first.weight"]["exp_avg"]
+    assert type(theirs) is Tensor
+    assert theirs.numel() < 35
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[dict[str, str | None]]]:
+    path = tmp_path_factory.mktemp("checkpoints")
+    return path, launch(run_checks, 2, str(path), timeout=100)
+
+
+@pytest.mark.parametrize("name", CHECKS)
+def test_on_two_ranks(saved: Any, name: str) -> None:
+    tracebacks = [f"rank {rank}: {of_rank[name]}" for rank, of_rank in enumerate(saved[1]) if of_rank[name]]
+    assert not tracebacks, "\n".join(tracebacks)
+
+
+def load_on_other_ranks(path: str) -> None:
+    warnings.simplefilter("ignore")
+    for kind in SAVED:
+        expected = torch.load(f"{path}/{kind}.0.pt")
+        for other in ("FSDP", "FSDP, original", "DDP", "plain", "NO_SHARD"):
+            model = MODELS[other](1)
+            optim = adam(model, lr=0.5)
+            model_state, optim_state = get_state_dict(model, optim)
+            dcp.load({"model": model_state, "optim": optim_state}, checkpoint_id=f"{path}/{kind}")
+            set_state_dict(model, optim, model_state_dict=model_state, optim_state_dict=optim_state)
+            loaded = full_state(model, optim)
+            same(loaded[0], expected[0], 0)
+            same(loaded[1], expected[1], 0)
+            assert optim.param_groups[0]["lr"] == 0.1
+            step(model, optim, 2)
+
+
+@pytest.mark.parametrize("ranks", [1, 3])
+@pytest.mark.behaviour(40, 42)
+def test_what_two_ranks_have_saved_others_can_load(saved: Any, ranks: int) -> None:
+    """Through torch.distributed.checkpoint: into FSDP of both kinds, DDP and a plain module."""
+    launch(load_on_other_ranks, ranks, str(saved[0]), timeout=100)
+
+
+def test_without_a_process_group_there_are_only_names() -> None:
+    model = nn.Sequential(nn.Linear(2, 2))
+    optim = adam(model)
+    options = StateDictOptions(full_state_dict=True, cpu_offload=True)
+    model_state, optim_state = get_state_dict(model, optim, options=options)
+    assert list(optim_state["state"]) == list(model_state) == ["0.weight", "0.bias"]
+    set_state_dict(model, optim, model_state_dict=model_state, optim_state_dict=optim_state, options=options)
+    assert len(optim.state) == 2
+
+
+@pytest.mark.parametrize("name", minifsdp.checkpoint.__all__)
+def test_signatures_are_torchs(name: str) -> None:
+    mine, theirs = (inspect.signature(getattr(module, name)).parameters for module in (minifsdp.checkpoint, torchs))
+    assert [(p.name, p.kind, p.default) for p in mine.values()] == [
+        (p.name, p.kind, p.default) for p in theirs.values()
+    ]

@@ -1,0 +1,278 @@
+"""Ranks that take different paths end, with both orders by name, where without the check they hang."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import cloudpickle
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+
+from minifsdp import comm
+from minifsdp.course.launch import RankError, launch
+from minifsdp.fsdp import CPUOffload, FullyShardedDataParallel, MixedPrecision, ShardingStrategy
+from minifsdp.fsdp.order_check import CheckedUnit, Order, order_of
+
+cloudpickle.register_pickle_by_value(sys.modules[__name__])
+
+FULL_SHARD, SHARD_GRAD_OP, NO_SHARD, HYBRID_SHARD, _ = ShardingStrategy
+Fsdp = FullyShardedDataParallel
+
+
+class Block(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(5, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.tanh(self.linear(x))
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList([Block(), Block()])
+        self.head = nn.Linear(5, 3)
+
+    def forward(self, x: Tensor, order: tuple[int, ...] = (0, 1)) -> Tensor:
+        for i in order:
+            x = self.blocks[i](x)
+        return self.head(x)
+
+
+def wrapped(strategy: ShardingStrategy = FULL_SHARD, **options: Any) -> Fsdp:
+    torch.manual_seed(0)
+    return Fsdp(Net(), None, strategy, auto_wrap_policy={Block}, **options)
+
+
+def step(model: nn.Module, order: tuple[int, ...] = (0, 1)) -> None:
+    x = torch.randn(4, 5, generator=torch.Generator().manual_seed(dist.get_rank()))
+    model(x, order).sum().backward()
+
+
+@pytest.fixture
+def detail(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The debug level as a user sets it."""
+    monkeypatch.setenv("TORCH_DISTRIBUTED_DEBUG", "DETAIL")
+
+
+@pytest.fixture
+def impatient(detail: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A time-out for those who wait for it."""
+    monkeypatch.setenv("MINIFSDP_ORDER_TIMEOUT", "2")
+
+
+def failures(fn: Callable[..., Any], ranks: int = 2, *args: Any) -> tuple[str, dict[int, str]]:
+    with pytest.raises(RankError) as error:
+        launch(fn, ranks, *args, timeout=30)
+    return str(error.value), error.value.failures
+
+
+# All is well
+
+
+def gradients(strategy: ShardingStrategy, **options: Any) -> list[Tensor]:
+    model = wrapped(strategy, **options)
+    step(model, (1, 0))
+    with model.no_sync():
+        step(model, (1,))
+    step(model)
+    model.state_dict()
+    return [p.grad.clone() for p in model.parameters() if p.grad is not None]
+
+
+def all_kinds() -> list[Tensor]:
+    precision = MixedPrecision(torch.bfloat16)
+    return [
+        *gradients(FULL_SHARD, use_orig_params=True),
+        *gradients(SHARD_GRAD_OP, mixed_precision=precision, cpu_offload=CPUOffload(True)),
+        *gradients(NO_SHARD),
+    ]
+
+
+def test_it_changes_no_result(monkeypatch: pytest.MonkeyPatch) -> None:
+    expected = launch(all_kinds, 2)
+    monkeypatch.setenv("TORCH_DISTRIBUTED_DEBUG", "DETAIL")
+    for checked, plain in zip(launch(all_kinds, 2), expected, strict=True):
+        assert len(checked) == len(plain) > 6
+        assert all(torch.equal(a, b) for a, b in zip(checked, plain, strict=True))
+
+
+def are_checked(model: Fsdp) -> list[bool]:
+    return [isinstance(m._unit, CheckedUnit) for m in Fsdp.fsdp_modules(model)]
+
+
+def keys_after_steps() -> tuple[list[int], list[bool]]:
+    model, counts = wrapped(), []
+    store: Any = order_of(comm.world()).store
+    for _ in range(4):
+        step(model)
+        dist.barrier()
+        counts.append(store.num_keys())
+        dist.barrier()
+    return counts, are_checked(model)
+
+
+@pytest.mark.usefixtures("detail")
+@pytest.mark.behaviour(32)
+def test_the_store_does_not_grow() -> None:
+    for counts, checked in launch(keys_after_steps, 2):
+        assert len(set(counts[1:])) == 1, counts
+        assert checked == [True] * 3
+
+
+def two_lives() -> None:
+    for life in range(2):
+        order = Order(comm.world(), timeout=5)
+        for i in range(3):
+            order.announce(f"number {i} of life {life}")
+
+
+@pytest.mark.usefixtures("detail")
+def test_a_store_that_outlasts_its_process_group_does_not_mislead() -> None:
+    """What the ranks wrote last is still there when the next group begins to count."""
+    launch(two_lives, 2)
+
+
+def test_it_is_there_only_on_request() -> None:
+    assert launch(lambda: are_checked(wrapped()), 2)[0] == [False] * 3
+
+
+# A rank takes another path
+
+
+def other_path_in_the_third_step(strategy: ShardingStrategy) -> None:
+    model = wrapped(strategy)
+    for turn in range(4):
+        step(model, (1, 0) if dist.get_rank() == 1 and turn == 2 else (0, 1))
+
+
+@pytest.mark.usefixtures("detail")
+@pytest.mark.behaviour(32)
+def test_another_path_ends_all_ranks_with_both_orders() -> None:
+    headline, tracebacks = failures(other_path_in_the_third_step, 2, FULL_SHARD)
+    assert "Detected mismatch between collectives on ranks" in headline
+    assert "rank 0: all-gather of blocks.0 (Block), 30 x float32; rank 1: all-gather of blocks.1 (Block)" in headline
+    assert set(tracebacks) == {0, 1}
+    for text in tracebacks.values():  # the same on all: what they did alike, and what they are about to do
+        before = r"reduce-scatter of blocks\.0 \(Block\) \| .*all-gather of root \(Net\) \| "
+        assert re.search(rf"  rank 0: .*{before}all-gather of blocks\.0 \(Block\)", text)
+        assert re.search(rf"  rank 1: .*{before}all-gather of blocks\.1 \(Block\)", text)
+        assert "look for a condition on the rank or its data" in text
+
+
+def backwards_of_one_rank() -> None:
+    model = wrapped(NO_SHARD)
+    step(model)
+    step(model, (0,) if dist.get_rank() else (0, 1))
+
+
+@pytest.mark.usefixtures("detail")
+def test_reductions_are_compared_too() -> None:
+    headline, _ = failures(backwards_of_one_rank)
+    assert "rank 0: all-reduce of blocks.1 (Block), 30 x float32; rank 1: all-reduce of " in headline
+
+
+# A rank issues nothing
+
+
+def run_out_of_batches() -> str:
+    model = wrapped()
+    for _ in range(2 if dist.get_rank() else 3):
+        step(model)
+    return "ended"
+
+
+@pytest.mark.usefixtures("impatient")
+@pytest.mark.behaviour(32)
+def test_uneven_batches_end_in_words() -> None:
+    headline, tracebacks = failures(run_out_of_batches)
+    assert headline.startswith("rank 0 failed: RuntimeError: Detected mismatch between collectives on ranks.")
+    assert "rank 0: all-gather of root (Net), 18 x float32; rank 1: nothing in 2 s." in headline
+    assert "Has rank 1 run out of batches" in tracebacks[0]
+    assert "MINIFSDP_ORDER_TIMEOUT=seconds waits longer" in tracebacks[0]
+
+
+def saved_on_rank_0_only() -> None:
+    model = wrapped()
+    step(model)
+    if dist.get_rank() == 0:
+        model.state_dict()
+
+
+@pytest.mark.usefixtures("impatient")
+def test_a_state_dict_on_one_rank_only_ends_in_words() -> None:
+    headline, _ = failures(saved_on_rank_0_only)
+    assert re.search(r"rank 0: all-gather of .*; rank 1: nothing in 2 s", headline)
+
+
+def late() -> str:
+    model, rank = wrapped(), dist.get_rank()
+    step(model)
+    order = order_of(comm.world())
+    if rank == 0:
+        with pytest.raises(RuntimeError, match="rank 1: nothing in 2 s"):
+            step(model)
+        order.store.set("rank 0 has given up", "")
+        return "told"
+    order.store.wait(["rank 0 has given up"])
+    with pytest.raises(RuntimeError, match="rank 1: nothing in 2 s"):
+        step(model)
+    return "told"
+
+
+@pytest.mark.usefixtures("impatient")
+def test_who_comes_when_the_others_have_given_up_hears_of_it() -> None:
+    assert launch(late, 2, timeout=30) == ["told", "told"]
+
+
+# Hybrid sharding: two kinds of group
+
+
+def hybrid(ends: str) -> list[int]:
+    mesh = init_device_mesh("cpu", (2, 2))
+    model = Fsdp(Net(), None, HYBRID_SHARD, auto_wrap_policy={Block}, device_mesh=mesh)
+    for turn in range(3):
+        step(model, (1, 0) if ends == "path" and dist.get_rank() == 2 and turn == 1 else (0, 1))
+    return [order_of(mesh.get_group(dim)).issued for dim in (0, 1)]
+
+
+@pytest.mark.usefixtures("detail")
+@pytest.mark.behaviour(32)
+def test_hybrid_sharding_is_checked_inside_and_across() -> None:
+    across, inside = launch(hybrid, 4, "well", timeout=60)[0]
+    assert across == 3 * 3  # an all-reduce for each unit
+    assert inside == 3 * (5 + 3)
+    headline, _ = failures(hybrid, 4, "path")
+    assert "rank 2: all-gather of blocks.1 (Block), 30 x float32; rank 3: all-gather of blocks.0 (Block)" in headline
+
+
+SCRIPT = """
+import sys
+sys.path.insert(0, {folder!r})
+import torch.distributed as dist
+from test_order_check import other_path_in_the_third_step, FULL_SHARD
+dist.init_process_group("gloo")
+other_path_in_the_third_step(FULL_SHARD)
+"""
+
+
+@pytest.mark.slow
+def test_beside_torchs_own_checks_under_torchrun(tmp_path: Path) -> None:
+    """There torch has read the debug level itself, and wraps the group in checks of its own."""
+    script = tmp_path / "script.py"
+    script.write_text(SCRIPT.format(folder=str(Path(__file__).parent)))
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(script)]
+    environment = {**os.environ, "TORCH_DISTRIBUTED_DEBUG": "DETAIL", "GLOO_SOCKET_IFNAME": "lo"}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 1
+    assert "rank 1: all-gather of blocks.1 (Block)" in done.stderr
