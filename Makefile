@@ -9,8 +9,9 @@ READY := $(VENV)/.ready
 ladder: $(READY)
 	$(BIN)/minifsdp ladder
 
+# Two files at a time: each test starts ranks of its own.
 test: $(READY)
-	$(BIN)/pytest -q -m "not slow"
+	$(BIN)/pytest -q -m "not slow" -n 2 --dist loadfile
 
 test-full: $(READY)
 	$(BIN)/pytest -q

@@ -227,7 +227,7 @@ def params_on(*devices: str) -> nn.Module:
 
 
 def device_of(module: nn.Module, device_id: Any = None) -> torch.device:
-    return find_device(device_id, module, Fsdp, Ignored(), comm.world())
+    return find_device(device_id, module, Ignored(), comm.world())
 
 
 @check()
@@ -466,6 +466,90 @@ def buffers_get_their_values_in_a_unit_without_parameters() -> None:
     assert (model[0].running_var == 1).all()
 
 
+@check()
+@behaviour(12)
+def param_init_fn_is_called_for_children_first() -> None:
+    """As `Module.apply` does: one that sets its children's values, as T5's and GPT-2's do, has the last word."""
+
+    def init(module: nn.Module, recurse: bool = False) -> None:
+        module.to_empty(device="cpu", recurse=recurse)
+        if isinstance(module, Counted):
+            module.reset_parameters()
+        elif not recurse:
+            for child in module.children():
+                nn.init.constant_(getattr(child, "weight", torch.empty(0)), len(list(module)))
+
+    for policy, use_orig_params in itertools.product((None, {nn.Sequential}), (False, True)):
+        options = {"auto_wrap_policy": policy, "use_orig_params": use_orig_params}
+        state = whole(Fsdp(counted("meta"), param_init_fn=init, **options))
+        assert [state[f"{name}.weight"].unique().tolist() for name in ("0", "1.0", "1.1", "2")] == [[3], [2], [2], [3]]
+        assert all((state[f"{name}.scale"] == 2).all() for name in ("0", "1.0", "1.1", "2"))
+        # a to_empty that goes on into the children takes nothing from them
+        state = whole(Fsdp(counted("meta"), param_init_fn=lambda m: init(m, recurse=True), **options))
+        assert all((state[f"{name}.scale"] == 2).all() for name in ("0", "1.0", "1.1", "2"))
+        assert all(0 < state[f"{name}.weight"].abs().max() < 1 for name in ("0", "1.0", "1.1", "2"))
+
+
+# Optimizers
+
+
+@check()
+def an_optimizer_that_was_built_before_wrapping_is_refused() -> None:
+    """Its parameters are in the shards now, and get no gradients. Torch trains nothing, and says nothing."""
+    for device in (None, "meta"):
+        model = net(0, device)
+        early = torch.optim.SGD([{"params": model.first.parameters()}, {"params": model.last.parameters()}], 0.1)
+        model = Fsdp(model, auto_wrap_policy={nn.BatchNorm1d}, use_orig_params=device == "meta")
+        model(torch.randn(4, 5)).sum().backward()
+        with refused(
+            "the optimizer was built before wrapping: it holds first.weight, first.bias, last.weight", RuntimeError
+        ):
+            early.step()
+        torch.optim.SGD(model.parameters(), 0.1).step()
+        early.param_groups.clear()
+        early.add_param_group({"params": list(model.parameters())})
+        early.step()
+
+
+@check()
+def optimizers_of_other_models_are_left_alone() -> None:
+    """Also of one that shares a parameter with a wrapped one; and the note on a parameter keeps no model alive."""
+    plain, shares, model = net(), nn.Linear(5, 7), net()
+    shares.weight = model.first.weight
+    early, gone = torch.optim.SGD(model.parameters(), 0.1), weakref.ref(model)
+    model = Fsdp(model)
+    torch.optim.SGD(plain.parameters(), 0.1).step()
+    shares(torch.randn(2, 5)).sum().backward()
+    before = shares.weight.detach().clone()
+    torch.optim.SGD(shares.parameters(), 0.1).step()
+    assert not torch.equal(shares.weight, before)
+    with refused("it holds first.bias", RuntimeError):
+        early.step()
+    del model
+    gc.collect()
+    assert gone() is None
+    early.step()
+
+
+@check()
+@behaviour(5)
+def with_original_parameters_an_optimizer_from_before_goes_on() -> None:
+    """It has the same Parameter objects."""
+    for strategy in (FULL_SHARD, NO_SHARD):
+        alone, model = net(), net()
+        for each in (alone, model):
+            optimizer = torch.optim.AdamW(each.parameters(), 0.1)
+            each = each if each is alone else (model := Fsdp(each, None, strategy, use_orig_params=True))
+            for step in range(2):
+                optimizer.zero_grad()
+                torch.manual_seed(step)
+                each(torch.randn(4, 5)).square().sum().backward()
+                optimizer.step()
+        state = whole(model)
+        for name, value in alone.state_dict().items():
+            assert torch.allclose(state[name], value, atol=1e-6), name
+
+
 # Bytes while constructing
 
 
@@ -661,6 +745,10 @@ def parameters_of_two_kinds_are_refused_by_name() -> None:
     with refused("Must flatten tensors with uniform `requires_grad` when `use_orig_params=False`") as error:
         Fsdp(with_odd(frozen))
     assert "odd is frozen, first.weight is not" in str(error.value)
+    assert str(error.value).endswith("(names inside Net)")
+    with refused("Must flatten tensors with uniform dtype but got torch.float64 and torch.float32") as error:
+        Fsdp(nn.Sequential(with_odd(nn.Parameter(torch.zeros(2).double()))), auto_wrap_policy={Net})
+    assert str(error.value).endswith("(names inside Net) (at 0)")
     model = Fsdp(with_odd(frozen), use_orig_params=True)
     assert [name for name, p in model.named_parameters() if not p.requires_grad] == ["odd"]
 
@@ -895,6 +983,26 @@ def the_units_of_a_hybrid_model_have_the_same_groups() -> None:
         else:
             with refused("Expects one homogeneous pair of process groups for all units with a hybrid strategy"):
                 train(model)
+
+
+@check(ranks=4)
+def gradients_are_clipped_by_the_norm_over_the_groups_of_each_unit() -> None:
+    """Units sharded over groups of their own, by hand; torch takes the root's for all."""
+    pairs = [dist.new_group([0, 1]), dist.new_group([2, 3])]
+    for norm_type in (2.0, float("inf")):
+        alone, model = net(), net()
+        model.first = Fsdp(model.first, pairs[dist.get_rank() // 2])
+        model.last = Fsdp(model.last, None, NO_SHARD)
+        model = Fsdp(model)
+        for each in (alone, model):
+            torch.manual_seed(0)
+            each(torch.randn(4, 5)).square().sum().backward()
+        expected = nn.utils.clip_grad_norm_(alone.parameters(), 1.0, norm_type)
+        assert torch.allclose(model.clip_grad_norm_(1.0, norm_type), expected)
+        torch.optim.SGD(alone.parameters(), 0.1).step()
+        torch.optim.SGD(model.parameters(), 0.1).step()
+        state = whole(model)
+        assert all(torch.allclose(state[name], p, atol=1e-6) for name, p in alone.named_parameters())
 
 
 @check(ranks=4)

@@ -19,7 +19,7 @@ from minifsdp import comm, device
 from minifsdp.comm import Call
 from minifsdp.course import carriers
 from minifsdp.course.launch import launch
-from minifsdp.course.link import EmulatedLink, Transfer, parse_link
+from minifsdp.course.link import EmulatedLink, HostLinks, Transfer, parse_link
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
@@ -410,3 +410,27 @@ def test_on_cuda_the_collective_is_delayed_on_a_stream_of_its_own(monkeypatch: p
     assert "link spins 70 ms" in cuda.log  # so that delay and collective take 100 ms together
     carrier.close(abandon=False)
     assert [t.end - t.start for t in link.transfers] == pytest.approx([0.13, 0.1])
+
+
+def messages_of_two_hosts() -> list[tuple[str, int, float]]:
+    """What a rank of 2 hosts x 2 sends inside, across in two rings, and over all ranks in one."""
+    inside, _ = dist.new_subgroups_by_enumeration([[0, 1], [2, 3]])
+    across, _ = dist.new_subgroups_by_enumeration([[0, 2], [1, 3]])
+    with HostLinks(EmulatedLink(0.0, 10 * MIB), EmulatedLink(0.01, 10 * MIB), per_host=2) as links:
+        tensor = torch.ones(MIB // 4)
+        handles = [comm.all_reduce(tensor.clone(), group) for group in (inside, across, comm.world())]
+        for handle in handles:
+            handle.wait()
+        with pytest.raises(RuntimeError, match="a link is installed already"), EmulatedLink(0.0, 1.0):
+            pass
+    assert comm.link is None
+    return [(each.op, each.payload, seconds(each)) for each in links.transfers]
+
+
+def test_groups_inside_a_host_and_across_hosts_have_links_of_their_own() -> None:
+    for rank in launch(messages_of_two_hosts, 4):
+        (*_, on_inside), (*_, in_one_ring), (*_, in_two_rings) = sorted(rank, key=lambda each: (each[0], each[2]))
+        assert [op for op, *_ in sorted(rank)] == ["all_reduce", "all_reduce across", "all_reduce across"]
+        assert on_inside >= 0.1  # 1 MiB: a rank of 2 sends as much as the tensor has
+        assert in_one_ring >= 0.01 + 0.15 - 1e-9  # of 4: 3/2 of it, in the one ring that leaves the host
+        assert in_two_rings >= 0.01 + 0.2 - 1e-9  # two rings share what leaves the host

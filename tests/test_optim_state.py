@@ -10,6 +10,7 @@ import sys
 import traceback
 import warnings
 from collections.abc import Callable, Iterable
+from contextlib import nullcontext
 from functools import partial
 from typing import Any
 
@@ -398,6 +399,20 @@ def rank_0_only_leaves_the_others_empty_and_the_default_is_host_memory() -> None
     assert dist.get_rank() == 0 or saved == {}
     assert (Fsdp.full_optim_state_dict(model, optim) == {}) == (dist.get_rank() > 0)
     same(Fsdp.full_optim_state_dict(model, optim, rank0_only=False), expected())
+
+
+@check(use_orig_params=[False, True])
+def inside_summon_full_params_original_parameters_have_no_states(use_orig_params: bool) -> None:
+    """Theirs are of slices, and what the optimizer has for a slice does not fit the whole."""
+    model, optim = trained(use_orig_params=use_orig_params)
+    saved = Fsdp.optim_state_dict(model, optim)
+    refused = partial(pytest.raises, AssertionError, match=r"whole inside summon_full_params, .* call .* outside")
+    with Fsdp.summon_full_params(model, writeback=False), comm.record() as log:
+        for call in (Fsdp.optim_state_dict, partial(Fsdp.optim_state_dict_to_load, optim_state_dict=saved)):
+            with refused() if use_orig_params else nullcontext():
+                call(model, optim)
+    assert not use_orig_params or log == []
+    same(Fsdp.optim_state_dict(model, optim), saved)
 
 
 @check(kind=["FULL", "FULL, left on the device", "SHARDED", "plain"])

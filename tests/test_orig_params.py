@@ -229,6 +229,17 @@ def parameters_keep_their_names_and_objects(strategy: ShardingStrategy) -> None:
         assert 0 in sizes[0] + sizes[1]
 
 
+@behaviour(8, strategy=STRATEGIES)
+def outside_forward_and_backward_a_module_shows_the_optimizers_parameters(strategy: ShardingStrategy) -> None:
+    model = wrapped(strategy=strategy)
+    step(model, torch.optim.SGD(model.parameters(), 0.1))
+    listed = dict(model.named_parameters())
+    for path, module in plain().named_modules():
+        for attribute, _ in module.named_parameters(recurse=False):
+            name = f"{path}.{attribute}".lstrip(".")
+            assert getattr(model.get_submodule(path), attribute) is listed[name], name
+
+
 @behaviour(3, 27, strategy=STRATEGIES, set_to_none=(False, True))
 def single_parameters_may_be_frozen_and_thawed(strategy: ShardingStrategy, set_to_none: bool) -> None:
     model, expected = wrapped(True, strategy), plain()

@@ -175,6 +175,47 @@ KINDS = {
 # FULL
 
 
+@check(behaviour=(39,), **KINDS)
+def a_state_dict_past_the_wrapper_is_refused_where_it_would_be_of_shards(options: dict[str, Any]) -> None:
+    """`model.module.state_dict()`, and what calls it inside, as `model.save_pretrained(path)`."""
+    model = sharded(**options)
+    model.module.save_pretrained = lambda: model.module.state_dict()
+    is_whole = {"use_orig_params", "sharding_strategy"} <= options.keys()
+    refused = partial(pytest.raises, RuntimeError, match=r"holds shards.*call state_dict\(\) on the FSDP .*dict=")
+    up = model.inner.module.up
+    for read in (model.module.state_dict, model.save_pretrained, up.state_dict):
+        for _ in range(2):
+            with nullcontext() if is_whole else refused():
+                state = read()
+        with Fsdp.summon_full_params(model, writeback=False):
+            state = read()
+            assert_same(state, plain().inner.up.state_dict() if read == up.state_dict else plain().state_dict())
+    with comm.record() as log, suppress(RuntimeError):
+        model.module.state_dict()
+    assert log == []  # it is refused before the units inside gather
+    assert_same(model.state_dict(), plain().state_dict())
+    assert_same(nn.Sequential(model).state_dict(), plain().state_dict(prefix="0."))
+    for kind in (SHARDED, LOCAL):
+        with type_is(model, kind):
+            model.state_dict()
+    with type_is(model, FULL, FullStateDictConfig(rank0_only=True)):
+        model.state_dict()
+    with nullcontext() if is_whole else refused():
+        model.module.state_dict()
+
+
+@check
+def an_error_in_a_state_dict_leaves_the_refusal_in_place() -> None:
+    model = sharded()
+    handle = model.inner.module.register_state_dict_post_hook(lambda *_: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        model.state_dict()
+    handle.remove()
+    with pytest.raises(RuntimeError, match="holds shards"):
+        model.inner.module.state_dict()
+    assert_same(model.state_dict(), plain().state_dict())
+
+
 @check(behaviour=(33, 39), **KINDS)
 def the_full_state_is_the_plain_model_s(options: dict[str, Any]) -> None:
     """In fp32, buffers included, before the first forward and after it, when buffers have been cast."""

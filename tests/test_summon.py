@@ -220,6 +220,7 @@ def gradients_are_whole_if_wanted(options: dict[str, Any]) -> None:
         inputs = torch.randn(4, 4, generator=torch.Generator().manual_seed(rank))
         (reference(inputs).square().sum() / 2).backward()
     with summon(model, with_grads=True):
+        kept = [p.grad for p in model.parameters() if p.grad is not None]
         for (name, p), q in zip(model.named_parameters(), reference.parameters(), strict=True):
             if name in ("inner.up.weight", "inner.down.bias"):
                 assert p.grad is None, name
@@ -227,6 +228,7 @@ def gradients_are_whole_if_wanted(options: dict[str, Any]) -> None:
             tolerance = 0.2 if "mixed_precision" in options else 1e-6
             torch.testing.assert_close(p.grad, q.grad, atol=tolerance, rtol=tolerance)
             p.grad.fill_(5)
+    assert all((gradient == 5).all() for gradient in kept)  # outside, too
     after = {name: p.grad for name, p in model.named_parameters()}
     assert all(after[name] is slices[name] for name in slices)
     assert all((gradient == 5).all() for gradient in after.values() if gradient is not None)
@@ -330,6 +332,57 @@ def a_method_of_the_root_s_own_runs_with_its_parameters_summoned() -> None:
             assert units(model)[1].state is SHARDED
         backward(model)
         assert whole_bytes(model) == [0, 0]
+
+
+class Parts(nn.Module):
+    """No parameters but those of the units inside."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.a, self.b = nn.Linear(4, 3), Inner()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.b(self.a(x))
+
+
+@check(behaviour=(38,), flat={"use_orig_params": False}, original={"use_orig_params": True})
+def a_forward_inside_computes_with_what_is_whole(options: dict[str, Any]) -> None:
+    """Without communication, also where the root has no parameters of its own; with what is not, as ever."""
+    make = {"root": lambda: sharded(**options), "none of its own": lambda: Fsdp(parts(**options), **options)}
+    for name, reference in (("root", plain()), ("none of its own", Parts())):
+        model = make[name]()
+        with summon(model, writeback=False), comm.record() as log, torch.no_grad():
+            for _ in range(2):
+                assert torch.equal(model(x()), reference(x()))
+        assert log == []
+        with summon(model, recurse=False, writeback=False), torch.no_grad():
+            assert torch.equal(model(x()), reference(x()))
+        model(x()).sum().backward()
+
+
+def parts(**options: Any) -> Parts:
+    module = Parts().requires_grad_()
+    module.a, module.b = Fsdp(module.a, **options), Fsdp(module.b, **options)
+    return module
+
+
+@check(behaviour=(38,), flat={"use_orig_params": False}, original={}, no_shard={"sharding_strategy": NO_SHARD})
+def a_forward_with_what_only_rank_0_has_is_refused_elsewhere(options: dict[str, Any]) -> None:
+    """The others would wait for rank 0 in a gather, and rank 0 for them where units inside are not summoned."""
+    model = sharded(**options)
+    refused = partial(pytest.raises, ValueError, match=r"is TrainingState\.SUMMON_FULL_PARAMS: .*rank0_only")
+    with summon(model, writeback=False, rank0_only=True), comm.record() as log, torch.no_grad():
+        if dist.get_rank() == 0:
+            assert torch.equal(model(x()), plain()(x()))
+        for part in (model, model.inner) if dist.get_rank() else ():
+            with refused():
+                part(x())
+    assert log == []
+    with summon(model, recurse=False, writeback=False, rank0_only=True), comm.record() as log, refused():
+        model(x())
+    assert log == []
+    backward(model)
 
 
 @check(behaviour=(38,))

@@ -1,13 +1,15 @@
 """A model's and its optimizers' state in one form, whatever they are parallelised by.
 
-The functions of torch.distributed.checkpoint.state_dict with their signatures, for this package's FSDP and DDP, for
-torch's DDP and for plain modules. (Torch's own know no FSDP but torch's. Ours they take for a plain module, and a
-rank's shards of the optimizer's state for the whole: what they save is lost on all ranks but one.) What is returned
-can be saved by `torch.distributed.checkpoint` and loaded on any number of ranks:
+Two functions do: `get_state_dict` before `torch.distributed.checkpoint` (dcp) saves or loads, and `set_state_dict` when
+it has loaded, on any number of ranks. The others are for a model or its optimizers alone.
 
     model_state, optim_state = get_state_dict(model, optimizer)
-    dcp.load({"model": model_state, "optim": optim_state}, checkpoint_id=path)
+    dcp.load({"model": model_state, "optim": optim_state}, checkpoint_id=path)      # or dcp.save
     set_state_dict(model, optimizer, model_state_dict=model_state, optim_state_dict=optim_state)
+
+They are the functions of torch.distributed.checkpoint.state_dict, with their signatures, for this package's FSDP and
+DDP, for torch's DDP and for plain modules. Use these, not torch's: those know no FSDP but torch's, take this one for a
+plain module, and a rank's shards of the optimizer's state for the whole. What they save is lost on all ranks but one.
 
 Names are those of the model without wrappers. All functions are collective.
 """

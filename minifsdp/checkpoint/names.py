@@ -11,7 +11,7 @@ from torch.optim import Optimizer
 
 from minifsdp.ddp import DistributedDataParallel
 from minifsdp.fsdp.state.names import clean_name
-from minifsdp.fsdp.state.optim_names import check_known, find_managed, parameter_names, parameters_of
+from minifsdp.fsdp.state.optim_names import Known, find_managed, parameter_names
 
 StateDict = dict[str, Any]
 
@@ -62,8 +62,7 @@ class Names:
         Raises:
             RuntimeError: `strict`, and a trained parameter has no state where others have.
         """
-        params = parameters_of(optim)
-        check_known(params, self.of_parameters)
+        params = Known(self.model, optim).params
         state, groups = state_dict["state"], state_dict["param_groups"]
         mine = {name for p in params for name in self.of_parameters[p]}
         for p in params if strict and state else ():

@@ -7,6 +7,14 @@ from dataclasses import dataclass
 from torch import nn
 
 from minifsdp import comm
+from minifsdp.fsdp import (
+    FullOptimStateDictConfig,
+    FullStateDictConfig,
+    ShardedOptimStateDictConfig,
+    ShardedStateDictConfig,
+    StateDictSettings,
+    StateDictType,
+)
 
 
 @dataclass
@@ -38,6 +46,19 @@ class StateDictOptions:
     def on_rank_0_only(self) -> bool:
         """Whole values in host memory would be one copy per rank of it."""
         return self.full_state_dict and self.cpu_offload and comm.has_world()
+
+    @property
+    def form(self) -> StateDictSettings:
+        """The same in FSDP's words."""
+        if self.full_state_dict:
+            how = {"offload_to_cpu": self.cpu_offload, "rank0_only": self.on_rank_0_only}
+            return StateDictSettings(
+                StateDictType.FULL_STATE_DICT, FullStateDictConfig(**how), FullOptimStateDictConfig(**how)
+            )
+        how = {"offload_to_cpu": self.cpu_offload}
+        return StateDictSettings(
+            StateDictType.SHARDED_STATE_DICT, ShardedStateDictConfig(**how), ShardedOptimStateDictConfig(**how)
+        )
 
 
 def checked(model: nn.Module, options: StateDictOptions | None) -> StateDictOptions:

@@ -14,17 +14,10 @@ from minifsdp import comm
 from minifsdp.checkpoint.begin import initialised
 from minifsdp.checkpoint.names import Names, StateDict, flattened, rename_groups, unflattened
 from minifsdp.checkpoint.options import StateDictOptions, checked
-from minifsdp.fsdp import (
-    FullStateDictConfig,
-    FullyShardedDataParallel,
-    ShardedStateDictConfig,
-    StateDictConfig,
-    StateDictType,
-)
+from minifsdp.fsdp import FullyShardedDataParallel
 from minifsdp.fsdp.state.from_rank_0 import outline_from_rank_0, receive
-from minifsdp.fsdp.state.full import storage_of
 from minifsdp.fsdp.state.optim_dict import from_names, to_names
-from minifsdp.fsdp.state.values import copy_value, is_sharded
+from minifsdp.fsdp.state.values import copied, is_sharded, storage_of
 
 Optimizers = Optimizer | Iterable[Optimizer]
 
@@ -97,11 +90,10 @@ def get_optimizer_state_dict(
         raise RuntimeError("Optimizers are not passed in but optim_only is set to True.")
     names = Names(model)
     result: StateDict = {"state": {}, "param_groups": []}
-    rank0_only = options.on_rank_0_only
+    rank0_only, config = options.on_rank_0_only, options.form.optim_state_dict_config
     for optim in optimizers:
         with initialised(optim) as state_dict:
-            form = {"full": options.full_state_dict, "rank0_only": rank0_only, "to_cpu": options.cpu_offload}
-            part = to_names(model, optim, state_dict, group=comm.world() if rank0_only else None, **form)
+            part = to_names(model, optim, state_dict, config, comm.world() if rank0_only else None)
         if part:
             result["state"] |= {names.outside(name): state for name, state in part["state"].items()}
             result["param_groups"] += rename_groups(part["param_groups"], names.outside)
@@ -185,7 +177,7 @@ def set_optimizer_state_dict(
         optim_state_dict = unflattened(optim_state_dict, optimizers, names)
     for optim in optimizers:
         part = names.of_optimizer(optim, optim_state_dict, options.strict)
-        optim.load_state_dict(from_names(model, optim, part, is_named=False, source=source))
+        optim.load_state_dict(from_names(model, optim, part, source=source))
 
 
 def as_tuple(optimizers: Optimizers) -> tuple[Optimizer, ...]:
@@ -196,7 +188,7 @@ def on_host(state: StateDict, model: nn.Module) -> StateDict:
     """The state in host memory, and nothing of it the model's own."""
     live = {storage_of(tensor) for tensor in [*model.parameters(), *model.buffers()]}
     return {
-        name: copy_value(value, to_cpu=True)
+        name: copied(value, to_cpu=True)
         if isinstance(value, Tensor)
         and not is_sharded(value)
         and (value.device.type != "cpu" or storage_of(value) in live)
@@ -208,10 +200,7 @@ def on_host(state: StateDict, model: nn.Module) -> StateDict:
 @contextmanager
 def state_dict_form(model: nn.Module, options: StateDictOptions) -> Iterator[None]:
     """What `state_dict` of the FSDP instances in `model` returns and takes inside the `with`."""
-    config: StateDictConfig = ShardedStateDictConfig(offload_to_cpu=options.cpu_offload)
-    if options.full_state_dict:
-        config = FullStateDictConfig(offload_to_cpu=options.cpu_offload, rank0_only=options.cpu_offload)
-    kind = StateDictType.FULL_STATE_DICT if options.full_state_dict else StateDictType.SHARDED_STATE_DICT
+    kind, config = options.form.state_dict_type, options.form.state_dict_config
     with warnings.catch_warnings(), FullyShardedDataParallel.state_dict_type(model, kind, config):
         warnings.filterwarnings("ignore", message="When using ``NO_SHARD``")  # whole values are a form of sharded ones
         yield

@@ -20,6 +20,7 @@ import os
 import re
 import sys
 import threading
+from collections import Counter
 from collections.abc import Callable
 from math import inf
 from typing import Any
@@ -30,7 +31,7 @@ import torch.distributed as dist
 from minifsdp import comm
 from minifsdp.course.carriers import StreamCarrier, ThreadCarrier, Transfer
 
-__all__ = ["EmulatedLink", "Transfer", "let_communication_go_first", "parse_link"]
+__all__ = ["EmulatedLink", "HostLinks", "Transfer", "let_communication_go_first", "parse_link"]
 
 _SECONDS = {"": 1.0, "s": 1.0, "ms": 1e-3, "us": 1e-6, "µs": 1e-6, "ns": 1e-9}
 _BYTES = {"": 1.0, "B": 1.0, "kB": 1e3, "KB": 1e3, "MB": 1e6, "GB": 1e9, "TB": 1e12}
@@ -78,23 +79,89 @@ class EmulatedLink:
         return self._carrier.submit(call, collective)
 
     def __enter__(self) -> EmulatedLink:
-        if comm.link is not None:
-            raise RuntimeError(
-                "a link is installed already, or a Recorder is open: leave its `with` first (a Recorder goes inside)"
-            )
-        on_cuda = torch.cuda.is_available() and dist.is_initialized() and dist.get_backend() != "gloo"
-        self._carrier = (StreamCarrier if on_cuda else ThreadCarrier)(self.seconds, self.transfers)
+        _refuse_a_second()
+        self._open()
         comm.link = self
         return self
 
     def __exit__(self, kind: object, error: object, trace: object) -> None:
         comm.link = None
+        self._close(abandon=error is not None)
+
+    def _open(self) -> None:
+        on_cuda = torch.cuda.is_available() and dist.is_initialized() and dist.get_backend() != "gloo"
+        self._carrier = (StreamCarrier if on_cuda else ThreadCarrier)(self.seconds, self.transfers)
+
+    def _close(self, abandon: bool) -> None:
         carrier, self._carrier = self._carrier, None
         assert carrier is not None
-        carrier.close(abandon=error is not None)
+        carrier.close(abandon)
 
     def __repr__(self) -> str:
         return f"EmulatedLink(latency={self.latency:g} s, bandwidth={self.bandwidth:g} B/s)"
+
+
+class HostLinks:
+    """Two emulated links at once: groups of ranks on one host use one, groups with ranks on several hosts the other.
+
+    Hosts have `per_host` ranks each, in rank order. A ring leaves a host once, over all of its network cards. Where
+    each rank of a host is in a group of its own, as in hybrid sharding, that many rings leave it at the same time and
+    share the cards: each gets its part of the bandwidth.
+
+    Args:
+        inside: between two ranks of a host.
+        across: from one host to the next, all of its cards together.
+        per_host: ranks of a host.
+    """
+
+    def __init__(self, inside: EmulatedLink, across: EmulatedLink, per_host: int) -> None:
+        self.inside, self.per_host = inside, per_host
+        self.across = _SharedLink(across.latency, across.bandwidth)
+
+    @property
+    def transfers(self) -> list[Transfer]:
+        """What both have carried, the oldest first; `op` says what went across hosts."""
+        across = [each._replace(op=f"{each.op} across") for each in self.across.transfers]
+        return sorted(self.inside.transfers + across, key=lambda each: each.start)
+
+    def submit(self, call: comm.Call, collective: Callable[[], Any]) -> Any:
+        """Put a message on the link of its group, behind those issued on that link before."""
+        if call.group not in self.across.rings:
+            find_group: Any = dist.distributed_c10d._resolve_process_group  # type: ignore[attr-defined]
+            ranks_on = Counter(rank // self.per_host for rank in comm.global_ranks(find_group(call.group)))
+            here = ranks_on[dist.get_rank() // self.per_host]
+            self.across.rings[call.group] = 0 if len(ranks_on) == 1 else self.per_host // here
+        return (self.across if self.across.rings[call.group] else self.inside).submit(call, collective)
+
+    def __enter__(self) -> HostLinks:
+        _refuse_a_second()
+        self.inside._open()
+        self.across._open()
+        comm.link = self
+        return self
+
+    def __exit__(self, kind: object, error: object, trace: object) -> None:
+        comm.link = None
+        for link in (self.inside, self.across):
+            link._close(abandon=error is not None)
+
+
+class _SharedLink(EmulatedLink):
+    """A link on which several rings go side by side: `rings`, by group, 0 for a group that does not come here."""
+
+    def __init__(self, latency: float, bandwidth: float) -> None:
+        super().__init__(latency, bandwidth)
+        self.rings: dict[str, int] = {}
+
+    def seconds(self, call: comm.Call) -> float:
+        return 0.0 if call.op == "recv" else self.latency + call.wire * self.rings[call.group] / self.bandwidth
+
+
+def _refuse_a_second() -> None:
+    if comm.link is not None:
+        raise RuntimeError(
+            "a link is installed already, or a Recorder is open: leave its `with` first (a Recorder goes inside)"
+        )
 
 
 def let_communication_go_first() -> None:

@@ -19,7 +19,7 @@ import torch
 from torch.profiler import ProfilerActivity, profile, record_function
 
 from minifsdp import comm
-from minifsdp.course.link import EmulatedLink, Transfer
+from minifsdp.course.link import EmulatedLink, HostLinks, Transfer
 
 PHASES = ("forward", "backward", "optimizer")
 """What the parts of a step are called, in `torch.profiler.record_function`, to be labelled as such."""
@@ -33,7 +33,7 @@ _LINK_LANE = 1_000_000_000  # as a thread's number in the trace: no thread has i
 
 
 @contextmanager
-def record_trace(path: str | Path, link: EmulatedLink | None = None) -> Iterator[None]:
+def record_trace(path: str | Path, link: EmulatedLink | HostLinks | None = None) -> Iterator[None]:
     """Profile the `with` block on this rank and write a Chrome trace to `path`; nothing if the block raises.
 
     Each issue and each wait of a collective is a named range in it. Wrap the parts of the step in

@@ -7,12 +7,11 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch._utils import _get_device_index
-from torch.nn.utils.rnn import PackedSequence
-from torch.utils._pytree import tree_map_only
 
 from minifsdp import comm
+from minifsdp.tree import map_tensors
 
 REFUSED = {
     "delay_all_reduce_named_params": "all buckets are reduced as they fill; to reduce parameters by other means, leave "
@@ -145,9 +144,4 @@ def check_optimizers(module: nn.Module) -> None:
 
 def to_device(tree: Any, device: torch.device) -> Any:
     """The same nesting of containers, its tensors on `device`."""
-    return tree_map_only(
-        (Tensor, PackedSequence),
-        lambda tensor: tensor.to(device, non_blocking=True),
-        tree,
-        is_leaf=lambda leaf: isinstance(leaf, PackedSequence),
-    )
+    return map_tensors(lambda tensor: tensor.to(device, non_blocking=True), tree)

@@ -15,7 +15,7 @@ from torch.autograd.graph import register_multi_grad_hook
 
 from minifsdp import comm, device
 from minifsdp.ddp.reducer import Reducer, at_end_of_backward
-from minifsdp.ddp.unused import find_tensors
+from minifsdp.tree import tensors_in
 
 
 class StaticGraphReducer(Reducer):
@@ -59,7 +59,7 @@ class StaticGraphReducer(Reducer):
 
     def prepare(self, outputs: Any) -> None:
         super().prepare(outputs)
-        tensors = [t for t in find_tensors(outputs) if t.grad_fn is not None]
+        tensors = [t for t in tensors_in(outputs) if t.grad_fn is not None]
         if tensors:
             register_multi_grad_hook(tensors, self.on_backward, mode="any")
 

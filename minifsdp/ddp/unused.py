@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Set
-from dataclasses import fields, is_dataclass
+from collections.abc import Iterable, Set
 from typing import Any
 
 import torch
@@ -12,6 +11,7 @@ from torch.autograd.graph import register_multi_grad_hook
 
 from minifsdp import comm, device
 from minifsdp.ddp.reducer import Reducer, at_end_of_backward
+from minifsdp.tree import tensors_in
 
 
 class UnusedFindingReducer(Reducer):
@@ -30,7 +30,7 @@ class UnusedFindingReducer(Reducer):
     reached: Set[nn.Parameter] = frozenset()  # by the forwards since the last reduction
 
     def prepare(self, outputs: Any) -> None:
-        tensors = [t for t in find_tensors(outputs) if t.grad_fn is not None]
+        tensors = [t for t in tensors_in(outputs) if t.grad_fn is not None]
         earlier = self.reached if self.expecting else set()
         self.reached = earlier | parameters_behind(tensors)
         super().prepare(outputs)
@@ -73,16 +73,3 @@ def parameters_behind(tensors: Iterable[Tensor]) -> set[nn.Parameter]:
                 seen.add(child)
                 stack.append(child)
     return leaves
-
-
-def find_tensors(outputs: Any) -> Iterator[Tensor]:
-    """The tensors in what a forward returned: by itself, or in lists, tuples, dicts and dataclasses."""
-    if isinstance(outputs, Tensor):
-        yield outputs
-    elif isinstance(outputs, list | tuple):
-        for item in outputs:
-            yield from find_tensors(item)
-    elif isinstance(outputs, dict):
-        yield from find_tensors(list(outputs.values()))
-    elif is_dataclass(outputs) and not isinstance(outputs, type):
-        yield from find_tensors([getattr(outputs, field.name) for field in fields(outputs)])

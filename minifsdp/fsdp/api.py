@@ -11,22 +11,14 @@ import torch
 from torch import Tensor, nn
 
 from minifsdp.comm import Group
+from minifsdp.fsdp import construct
 from minifsdp.fsdp.auto_wrap import wrap_submodules
 from minifsdp.fsdp.clip_grad import clip_grad_norm
-from minifsdp.fsdp.construct import (
-    check_alike,
-    clamp,
-    find_device,
-    managed_modules,
-    managed_parameters,
-    warn_if_never_called,
-)
 from minifsdp.fsdp.eager import stay_out_of_graphs
 from minifsdp.fsdp.engine import Engine
 from minifsdp.fsdp.groups import find_groups
 from minifsdp.fsdp.ignored import find_ignored
-from minifsdp.fsdp.kinds import Kind
-from minifsdp.fsdp.materialize import filler, run_param_init_fn
+from minifsdp.fsdp.kinds import make_unit
 from minifsdp.fsdp.mixed_precision import cast_buffers, cast_inputs, computes_exactly, follow_buffers
 from minifsdp.fsdp.options import CPUOffload, MixedPrecision, ShardingStrategy, ours
 from minifsdp.fsdp.prefetch import BackwardPrefetch, PrefetchSchedule
@@ -36,15 +28,19 @@ from minifsdp.fsdp.state.loading import register_load_hooks
 from minifsdp.fsdp.state.methods import StateMethods
 from minifsdp.fsdp.state.names import FLAT_PARAM, clean_name
 from minifsdp.fsdp.state.optim_methods import OptimStateMethods
+from minifsdp.fsdp.state.saving import refuse_past_wrapper
+from minifsdp.fsdp.state.summon import check_forward
 from minifsdp.fsdp.sync import SyncSchedule
 from minifsdp.fsdp.unit import Unit
-from minifsdp.fsdp.wrap import NamingPolicy, WrapPolicy, take
+from minifsdp.fsdp.wrap import NamingPolicy, WrapPolicy
 
 MakeSchedule = Callable[[Sequence[Unit]], SyncSchedule]
 
 
 class FullyShardedDataParallel(StateMethods, OptimStateMethods):
     """Shards `module` over the ranks. The optimizer must be built after wrapping: its parameters are the shards.
+
+    With `use_orig_params` one from before goes on, unless parameters were on meta; without, its `step` raises.
 
     Args:
         module: what to wrap. Its parameters that no inner instance holds are this instance's unit.
@@ -55,7 +51,7 @@ class FullyShardedDataParallel(StateMethods, OptimStateMethods):
         backward_prefetch: when backward gathers the next unit; None: when it is needed.
         mixed_precision: dtypes of computation, reduction and buffers.
         ignored_modules: left alone, with all that is in them.
-        param_init_fn: gives a module that has meta tensors memory and values; called for each module, not recursively.
+        param_init_fn: gives a module that has meta tensors memory and values; called for each, children first.
         device_id: compute there, whatever device the module is on.
         sync_module_states: start from rank 0's values.
         forward_prefetch: gather the next unit in forward before this one computes, in the order of the last forward.
@@ -92,31 +88,29 @@ class FullyShardedDataParallel(StateMethods, OptimStateMethods):
     ) -> None:
         super().__init__()
         stay_out_of_graphs()
+        construct.warn_if_never_called(module)
+        self._ignored = ignored = find_ignored(module, ignored_modules, ignored_states)
         strategy = ours(ShardingStrategy, sharding_strategy or ShardingStrategy.FULL_SHARD, "sharding_strategy")
-        if backward_prefetch is not None:
-            backward_prefetch = ours(BackwardPrefetch, backward_prefetch, "backward_prefetch")
-        warn_if_never_called(module)
-        self._ignored = ignored = find_ignored(module, FullyShardedDataParallel, ignored_modules, ignored_states)
-        groups = find_groups(strategy, process_group, device_mesh, auto_wrap_policy is not None)
-        self._groups, self._use_orig_params = groups, use_orig_params
+        self._groups = groups = find_groups(strategy, process_group, device_mesh, auto_wrap_policy is not None)
         self.process_group, self._device_mesh = groups.shard, groups.mesh
         self.rank, self.world_size = groups.shard.rank(), groups.shard.size()
-        self.sharding_strategy = clamp(strategy, self.world_size)
+        self.compute_device = construct.find_device(device_id, module, ignored, groups.shard)
+        self.sharding_strategy = construct.clamp(strategy, self.world_size)
         self.cpu_offload = ours(CPUOffload, cpu_offload or CPUOffload(), "cpu_offload")
         self.mixed_precision = ours(MixedPrecision, mixed_precision or MixedPrecision(), "mixed_precision")
-        self.backward_prefetch, self.forward_prefetch = backward_prefetch, forward_prefetch
-        self.limit_all_gathers = limit_all_gathers
-        make_schedule = PrefetchSchedule if not limit_all_gathers else RateLimitedSchedule
-        self._make_schedule = schedule or partial(make_schedule, forward=forward_prefetch, backward=backward_prefetch)
+        self.backward_prefetch = backward_prefetch and ours(BackwardPrefetch, backward_prefetch, "backward_prefetch")
+        self.forward_prefetch, self.limit_all_gathers = forward_prefetch, limit_all_gathers
+        limited = RateLimitedSchedule if limit_all_gathers else PrefetchSchedule
+        self._make_schedule = schedule or partial(limited, forward=forward_prefetch, backward=self.backward_prefetch)
+        self._use_orig_params = use_orig_params
         self._engine: Engine | None = None
         self._is_root: bool | None = None
-        self.compute_device = find_device(device_id, module, FullyShardedDataParallel, ignored, groups.shard)
         if auto_wrap_policy is not None:
             inherited = {
                 "process_group": groups,
                 "sharding_strategy": self.sharding_strategy,
                 "cpu_offload": self.cpu_offload,
-                "backward_prefetch": backward_prefetch,
+                "backward_prefetch": self.backward_prefetch,
                 "mixed_precision": mixed_precision and self.mixed_precision,
                 "param_init_fn": param_init_fn,
                 "device_id": self.compute_device,
@@ -129,30 +123,18 @@ class FullyShardedDataParallel(StateMethods, OptimStateMethods):
             }
             wrap_submodules(module, auto_wrap_policy, ignored, FullyShardedDataParallel, inherited)
         self._fsdp_wrapped_module = module
-        self._managed = managed_modules(module, FullyShardedDataParallel, ignored)
-        params = own = managed_parameters(module, self._managed, ignored)
-        if param_init_fn is not None:
-            run_param_init_fn(self._managed, own, param_init_fn)
-            params = managed_parameters(module, self._managed, ignored)
-        kind = Kind(self.sharding_strategy, groups, self.mixed_precision, self.cpu_offload, use_orig_params)
-        fill = filler(module, self._managed, params, self.compute_device, groups if sync_module_states else None)
-        self._unit = kind.make_unit(params, module, self.compute_device, fill) if params else fill([], [])
-        take(own)
+        self._managed = construct.managed_modules(module, ignored)
+        self._unit = make_unit(self, param_init_fn, groups if sync_module_states else None)
         if self._unit is not None and not use_orig_params:
             self.module.register_parameter(FLAT_PARAM, self._unit.flat.shard)
         self._loading = register_load_hooks(self)
+        refuse_past_wrapper(self)
 
     def _lazy_init(self) -> Engine:
         """The outermost instance that runs first hooks all units to one schedule."""
         if self._engine is None:
             instances = self.fsdp_modules(self)
-            check_alike(instances)
-            for inner in instances[1:]:
-                if inner._is_root:
-                    raise RuntimeError(
-                        "Non-root FSDP instance's `_is_root` should not have been set yet or should have been set to "
-                        f"`False`: the unit {type(inner.module).__name__} ran by itself before the model that holds it."
-                    )
+            construct.check_alike(instances)
             units = [instance._unit for instance in instances if instance._unit is not None]
             self._engine = Engine(units, self._make_schedule(units) if units else SyncSchedule(units))
             names = {m: clean_name(name) for name, m in self.named_modules()}
@@ -180,7 +162,8 @@ class FullyShardedDataParallel(StateMethods, OptimStateMethods):
 
     def run(self, compute: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
         """`compute(*args, **kwargs)` as this instance's forward: with its parameters whole, and with its hooks."""
-        if self._unit is not None and self._unit.is_exposed:  # by summon_full_params: whole already, and to stay so
+        if self._summoned is not None:  # whole already, and to stay so
+            check_forward(self)
             return compute(*args, **kwargs)
         engine = self._lazy_init()
         if self._is_root:
@@ -215,11 +198,13 @@ class FullyShardedDataParallel(StateMethods, OptimStateMethods):
     def clip_grad_norm_(self, max_norm: float, norm_type: float = 2.0) -> Tensor:
         """Clip by the norm of all gradients of all ranks; returns the norm. To be called on every rank."""
         self._root_engine("clip_grad_norm_()")
-        units = [m._unit for m in self.fsdp_modules(self) if m._unit is not None]
-        sharded = {p for unit in units if not isinstance(unit, ReplicatedUnit) for p in unit.shards}
-        others = [p for p in self.parameters() if p not in sharded]
-        group = self.process_group
-        return clip_grad_norm(sharded, others, float(max_norm), float(norm_type), group, self.compute_device)
+        sharded: dict[Group, list[nn.Parameter]] = {}
+        for unit in (m._unit for m in self.fsdp_modules(self)):
+            if unit is not None and not isinstance(unit, ReplicatedUnit):
+                sharded.setdefault(unit.group, []).extend(unit.shards)
+        shards = set().union(*sharded.values())
+        others = [p for p in self.parameters() if p not in shards]
+        return clip_grad_norm(sharded, others, float(max_norm), float(norm_type), self.compute_device)
 
     def named_parameters(self, *args: Any, **kwargs: Any) -> Iterator[tuple[str, nn.Parameter]]:
         """As of any module; original parameters have their original names."""

@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 from torch import nn
 
 from minifsdp.flat_param import find_parameters
+from minifsdp.fsdp.construct import errors_end_in
 from minifsdp.fsdp.exempt import exempt_modules
 from minifsdp.fsdp.ignored import Ignored
-from minifsdp.fsdp.policies import ModuleWrapPolicy, NamingPolicy, _or_policy
+from minifsdp.fsdp.policies import Arguments, Chosen, ModuleWrapPolicy, _or_policy, lambda_auto_wrap_policy
+from minifsdp.fsdp.state.methods import StateMethods
 from minifsdp.fsdp.wrap import check_all_inside, wrap_children
 
 
 def wrap_submodules(
-    module: nn.Module, policy: Any, ignored: Ignored, wrapper: type[nn.Module], arguments: dict[str, Any]
+    module: nn.Module, policy: Any, ignored: Ignored, wrapper: Callable[..., nn.Module], arguments: Arguments
 ) -> None:
     """Replace the submodules that `policy` names by `wrapper(submodule, **arguments)`.
 
@@ -30,23 +33,21 @@ def wrap_submodules(
     Raises:
         ValueError: some submodule is wrapped already, or shares a parameter with the rest of `module`.
     """
-    for name, inner in module.named_modules():
-        if isinstance(inner, wrapper):
-            raise ValueError(
-                f"FSDP auto wrapping requires modules to not already have FSDP applied but found {name} in "
-                f"{type(module).__name__}: leave all of it to the policy, or wrap all of it by hand"
-            )
+    names = {m: name for name, m in module.named_modules()}
+    for inner in StateMethods.fsdp_modules(module):
+        raise ValueError(
+            f"FSDP auto wrapping requires modules to not already have FSDP applied but found {names[inner]} in "
+            f"{type(module).__name__}: leave all of it to the policy, or wrap all of it by hand"
+        )
     if not hasattr(policy, "_run_policy") and (isinstance(policy, type) or not callable(policy)):
         policy = ModuleWrapPolicy(policy)
     precision = arguments["mixed_precision"]
     classes = () if precision is None else tuple(precision._module_classes_to_ignore)
-    chosen: dict[nn.Module, dict[str, Any]] = {}
-    if hasattr(policy, "_run_policy"):
-        chosen = run_naming_policy(policy, module, ignored, arguments)
+    chosen = run_naming_policy(policy, module, ignored, arguments) if hasattr(policy, "_run_policy") else None
     exempt = exempt_modules(module, classes, ignored.modules)
-    if hasattr(policy, "_run_policy"):
+    if chosen is not None:
         check_frozen(module, {*chosen, *exempt}, ignored, arguments["use_orig_params"])
-        policy = partial(_is_chosen, chosen)
+        policy = partial(lambda_auto_wrap_policy, lambda_fn=chosen.__contains__)
     if exempt:
         policy = partial(_or_policy, policies=[policy, ModuleWrapPolicy(classes)])
     shared = [places for p, places in find_parameters(module).items() if len(places) > 1 and p not in ignored.params]
@@ -54,14 +55,13 @@ def wrap_submodules(
     def wrap(child: nn.Module) -> nn.Module:
         check_all_inside(shared, child)
         own = {"mixed_precision": None} if child in exempt else {}
-        return wrapper(child, **chosen.get(child, arguments) | own)
+        with errors_end_in(f"at {names[child]}"):
+            return wrapper(child, **(chosen or {}).get(child, arguments) | own)
 
     wrap_children(module, policy, wrap, ignored)
 
 
-def run_naming_policy(
-    policy: NamingPolicy, module: nn.Module, ignored: Ignored, arguments: dict[str, Any]
-) -> dict[nn.Module, dict[str, Any]]:
+def run_naming_policy(policy: Any, module: nn.Module, ignored: Ignored, arguments: Arguments) -> Chosen:
     """The modules inside `module` that the policy names, each with the arguments of its unit."""
     chosen = policy._run_policy(module, set(ignored.modules), dict(arguments))
     chosen = {child: own for child, own in chosen.items() if child is not module}
@@ -74,10 +74,6 @@ def run_naming_policy(
     return chosen
 
 
-def _is_chosen(chosen: dict[nn.Module, Any], module: nn.Module, recurse: bool, nonwrapped_numel: int) -> bool:
-    return recurse or module in chosen
-
-
 def check_frozen(module: nn.Module, chosen: set[nn.Module], ignored: Ignored, use_orig_params: bool) -> None:
     """Before anything is wrapped: no unit should have both frozen parameters and others.
 
@@ -88,12 +84,9 @@ def check_frozen(module: nn.Module, chosen: set[nn.Module], ignored: Ignored, us
     for name, unit in module.named_modules():
         if unit not in chosen:
             continue
-        inner = ignored.modules | {m for m in unit.modules() if m in chosen and m is not unit}
-        params = {
-            p: f"{name}.{places[0].name}"
-            for p, places in find_parameters(unit, skip=inner).items()
-            if p not in ignored.params
-        }
+        inner = ignored.modules | (chosen.intersection(unit.modules()) - {unit})
+        found = find_parameters(unit, skip=inner).items()
+        params = {p: f"{name}.{places[0].name}" for p, places in found if p not in ignored.params}
         trained, frozen = ([n for p, n in params.items() if p.requires_grad is wanted] for wanted in (True, False))
         if not (trained and frozen):
             continue

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from functools import reduce
+from itertools import chain
 
 import torch
 from torch import Tensor
@@ -16,11 +17,10 @@ from minifsdp.comm import Group
 
 @torch.no_grad()
 def clip_grad_norm(
-    sharded: Iterable[Tensor],
+    sharded: Mapping[Group, Iterable[Tensor]],
     replicated: Iterable[Tensor],
     max_norm: float,
     norm_type: float,
-    group: Group,
     device: torch.device,
 ) -> Tensor:
     """Scale gradients in place so that their total norm is at most `max_norm`.
@@ -29,42 +29,41 @@ def clip_grad_norm(
     Padding is zero and adds nothing.
 
     Args:
-        sharded: parameters of which each rank has a part.
+        sharded: parameters of which each rank has a part, by the group that they are sharded over.
         replicated: parameters that are the same on every rank.
         norm_type: p; may be infinity.
 
     Returns:
         the total norm before clipping, a scalar of the gradients' dtype, equal on all ranks.
     """
-    sharded, replicated = list(sharded), list(replicated)
+    params = [*chain(*sharded.values()), *replicated]
     # On every rank the same, unlike the gradients' dtypes: a rank may have none
-    dtype = reduce(torch.promote_types, (p.dtype for p in (*sharded, *replicated)), torch.float32)
-    gradients = [[p.grad for p in params if p.grad is not None] for params in (sharded, replicated)]
-    ours, everyones = (_norm(grads, norm_type, dtype, device) for grads in gradients)
-    if math.isinf(norm_type):
-        comm.all_reduce(ours, group, comm.MAX).wait()
-        total = torch.maximum(ours, everyones)
-    else:
-        power = ours**norm_type
-        comm.all_reduce(power, group).wait()
-        total = (power + everyones**norm_type) ** (1 / norm_type)
+    dtype = reduce(torch.promote_types, (p.dtype for p in params), torch.float32)
+    power, op, add = (1.0, comm.MAX, torch.maximum) if math.isinf(norm_type) else (norm_type, comm.SUM, torch.add)
+    total = _norm(replicated, norm_type, dtype, device) ** power
+    for group, theirs in sharded.items():
+        part = _norm(theirs, norm_type, dtype, device) ** power
+        comm.all_reduce(part, group, op).wait()
+        total = add(total, part)
+    total = total ** (1 / power)
     scale = (max_norm / (total + 1e-6)).clamp(max=1.0)
-    for gradient in (g for grads in gradients for g in grads):
+    gradients = [p.grad for p in params if p.grad is not None]
+    for gradient in gradients:
         gradient.mul_(scale.to(gradient.device, gradient.dtype))
-    dtypes = {g.dtype for grads in gradients for g in grads}
-    if not dtypes:
+    if not gradients:
         warnings.warn(
-            f"Called FSDP.clip_grad_norm_() on rank {group.rank()} with no gradients -- returning the total norm in "
-            f"the default dtype {total.dtype}",
+            f"Called FSDP.clip_grad_norm_() on rank {comm.world().rank()} with no gradients -- returning the total "
+            f"norm in the default dtype {total.dtype}",
             stacklevel=3,
         )
         return total
-    return total.to(reduce(torch.promote_types, dtypes))
+    return total.to(reduce(torch.promote_types, (g.dtype for g in gradients)))
 
 
-def _norm(gradients: list[Tensor], norm_type: float, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """The p-norm of all of them as one vector, in `dtype`."""
-    norms = [torch.linalg.vector_norm(g, norm_type, dtype=dtype).to(device) for g in gradients if g.numel()]
+def _norm(params: Iterable[Tensor], norm_type: float, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """The p-norm of the parameters' gradients as one vector, in `dtype`."""
+    gradients = (p.grad for p in params if p.grad is not None and p.grad.numel())
+    norms = [torch.linalg.vector_norm(g, norm_type, dtype=dtype).to(device) for g in gradients]
     if not norms:
         return torch.zeros((), dtype=dtype, device=device)
     total: Tensor = torch.linalg.vector_norm(torch.stack(norms), norm_type)

@@ -7,7 +7,8 @@ its memory only then (materialize.py); flattened and sharded last.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterable
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -18,6 +19,7 @@ from minifsdp.comm import Group
 from minifsdp.flat_param import ParamPlaces, find_parameters
 from minifsdp.fsdp.ignored import Ignored
 from minifsdp.fsdp.options import ShardingStrategy
+from minifsdp.fsdp.state.methods import StateMethods
 from minifsdp.fsdp.state.names import FLAT_PARAM
 from minifsdp.fsdp.wrap import check_not_taken
 
@@ -38,24 +40,23 @@ def warn_if_never_called(module: nn.Module) -> None:
         )
 
 
-def find_device(
-    device_id: int | torch.device | None, module: nn.Module, wrapper: type[nn.Module], ignored: Ignored, group: Group
-) -> torch.device:
+def find_device(device_id: Any, module: nn.Module, ignored: Ignored, group: Group) -> torch.device:
     """Where the unit computes: on `device_id`, or where the module is, or where the group's backend can.
 
     Args:
         device_id: a device, or the index of a CUDA device.
         module: what is to be wrapped.
-        wrapper: the class of the units that it holds already.
         ignored: may be elsewhere.
         group: whose backend decides if nothing else does.
 
     Raises:
         RuntimeError, ValueError: with torch's texts: the parameters are on several devices, or not on `device_id`.
     """
-    own = managed_parameters(module, managed_modules(module, wrapper, ignored), ignored)
-    host, on = torch.device("cpu"), {p.device for p in own if not p.is_meta}
-    found = ", ".join(f"{_first_on(device, own)} is on {device}" for device in sorted(on, key=str))
+    own = managed_parameters(module, ignored)
+    host = torch.device("cpu")
+    first_on = {p.device: places[0].name for p, places in reversed(own.items()) if not p.is_meta}
+    on = set(first_on)
+    found = ", ".join(f"{first_on[device]} is on {device}" for device in sorted(on, key=str))
     if len(on - {host}) > 1:
         raise RuntimeError(f"FSDP only supports single device modules but got params on {on}: {found}")
     if len(on) == 2 and device_id is None:
@@ -67,8 +68,7 @@ def find_device(
         warnings.warn(
             f"FSDP got the argument `device_id` {device_id} on rank {group.rank()}, which does not have an explicit "
             f"index. FSDP will use the current device {current}. If this is incorrect, please explicitly call "
-            "`torch.cuda.set_device()` before FSDP initialization or pass in the explicit device index as the "
-            "`device_id` argument.",
+            "`torch.cuda.set_device()` before, or pass in the index.",
             stacklevel=3,
         )
         device_id = current
@@ -76,21 +76,17 @@ def find_device(
     for other in on - {host, device}:
         raise ValueError(
             f"Inconsistent compute device and `device_id` on rank {group.rank()}: {other} vs {device}. "
-            f"{_first_on(other, own)} is on {other}: call torch.cuda.set_device() and build or move the model there."
+            f"{first_on[other]} is on {other}: call torch.cuda.set_device() and build or move the model there."
         )
     return device
-
-
-def _first_on(device: torch.device, params: ParamPlaces) -> str:
-    return next(places[0].name for p, places in params.items() if p.device == device)
 
 
 # The module's own unit
 
 
-def managed_modules(module: nn.Module, wrapper: type[nn.Module], ignored: Ignored) -> list[nn.Module]:
+def managed_modules(module: nn.Module, ignored: Ignored) -> list[nn.Module]:
     """`module` and what is under it, without wrapped and ignored modules and what is under these; breadth first."""
-    seen = {m for inner in module.modules() if isinstance(inner, wrapper) for m in inner.modules()} | ignored.modules
+    seen = {m for inner in StateMethods.fsdp_modules(module) for m in inner.modules()} | ignored.modules
     found = [] if module in seen else [module]
     for parent in found:  # grows meanwhile
         new = [child for child in parent.children() if child not in seen]
@@ -99,15 +95,14 @@ def managed_modules(module: nn.Module, wrapper: type[nn.Module], ignored: Ignore
     return found
 
 
-def managed_parameters(module: nn.Module, managed: Iterable[nn.Module], ignored: Ignored) -> ParamPlaces:
+def managed_parameters(module: nn.Module, ignored: Ignored) -> ParamPlaces:
     """The parameters that are left for the unit of `module`.
 
     Raises:
         ValueError: another unit has taken one of them.
     """
-    others = set(module.modules()) - set(managed)
-    found = find_parameters(module, skip=others)
-    params = {p: places for p, places in found.items() if p not in ignored.params}
+    others = set(module.modules()) - set(managed_modules(module, ignored))
+    params = {p: places for p, places in find_parameters(module, others).items() if p not in ignored.params}
     for place, *_ in params.values():
         if place.attribute == FLAT_PARAM:
             raise ValueError(
@@ -117,22 +112,34 @@ def managed_parameters(module: nn.Module, managed: Iterable[nn.Module], ignored:
     return params
 
 
+@contextmanager
+def errors_end_in(text: str) -> Iterator[None]:
+    """Errors name parameters from the unit on; this says where that is."""
+    try:
+        yield
+    except ValueError as error:
+        error.args = (f"{error} ({text})",)
+        raise
+
+
 def check_alike(instances: list[Any]) -> None:
-    """What all units of a model have to have in common; asked when the outermost runs for the first time.
+    """What the units of a model have to have in common; asked when the outermost, which is first, begins to run.
 
     Raises:
+        RuntimeError: with torch's text: an inner one has been the outermost before.
         ValueError: with torch's text: they do not agree.
     """
-    for attribute in ("_use_orig_params", "limit_all_gathers"):
-        values = {getattr(instance, attribute) for instance in instances}
-        if len(values) > 1:
-            raise ValueError(
-                f"Expects one homogeneous value for {attribute} but got {values}: give every unit of the model the same"
+    for inner in instances[1:]:
+        if inner._is_root:
+            raise RuntimeError(
+                "Non-root FSDP instance's `_is_root` should not have been set yet or should have been set to `False`: "
+                f"the unit {type(inner.module).__name__} ran by itself before the model that holds it."
             )
-    pairs = {tuple(i._groups)[:2]: i for i in instances if i._groups.replicate is not None}
-    if len(pairs) > 1:
-        raise ValueError(
-            "Expects one homogeneous pair of process groups for all units with a hybrid strategy but got "
-            f"{len(pairs)}, of {', '.join(type(instance.module).__name__ for instance in pairs.values())}: pass every "
-            "unit the same process_group or device_mesh"
-        )
+    alike = ("_use_orig_params", "limit_all_gathers")
+    found = {f"value for {name}": {getattr(i, name) for i in instances} for name in alike}
+    hybrid = [i._groups.outermost_first for i in instances if i._groups.replicate is not None]
+    pairs = {str([comm.global_ranks(group) for group in pair]) for pair in hybrid}
+    found["pair of process groups for all units with a hybrid strategy"] = pairs
+    for what, values in found.items():
+        if len(values) > 1:
+            raise ValueError(f"Expects one homogeneous {what} but got {values}: give every unit of the model the same")

@@ -24,8 +24,8 @@ from torch import Tensor
 from torch.autograd import Variable
 
 from minifsdp.fsdp.sync import SyncSchedule
-from minifsdp.fsdp.tree import tensors
 from minifsdp.fsdp.unit import Unit
+from minifsdp.tree import tensors_in
 
 
 class Progress:
@@ -109,7 +109,7 @@ class Engine:
         progress = self.progress[unit]
         if progress.in_backward:
             return
-        outputs = [t for t in tensors(output) if t.requires_grad]
+        outputs = [t for t in tensors_in(output) if t.requires_grad]
         if self.backward_runs:
             if unit.freed_after_forward or not outputs:
                 self.schedule.free(unit)
@@ -189,7 +189,7 @@ class Engine:
 
     def _watch_inputs(self, progress: Progress, inputs: Any) -> None:
         """Frozen leaves have no hook, and are read until the inputs have their gradients."""
-        watched = [t for t in tensors(inputs) if t.requires_grad]
+        watched = [t for t in tensors_in(inputs) if t.requires_grad]
         if not watched:
             return
         progress.calls += 1

@@ -12,9 +12,9 @@ from itertools import chain
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
-from minifsdp.fsdp.tree import map_tensors, tensors
+from minifsdp.tree import map_tensors, tensors_in
 
 
 def exempt_modules(root: nn.Module, classes: Iterable[type[nn.Module]], ignored: Iterable[nn.Module]) -> set[nn.Module]:
@@ -39,12 +39,12 @@ def exempt_modules(root: nn.Module, classes: Iterable[type[nn.Module]], ignored:
 
 def keep_dtype(module: nn.Module) -> None:
     """Let `module` compute in the dtype of its own parameters and buffers, and nobody around it notice."""
-    own = {t.dtype for t in chain(module.parameters(), module.buffers()) if t.is_floating_point()} or {torch.float32}
-    dtype = own.pop()
+    own = (t.dtype for t in chain(module.parameters(), module.buffers()) if t.is_floating_point())
+    dtype = next(own, torch.float32)
     came_in: list[torch.dtype] = []
 
     def before(module: nn.Module, args: Any, kwargs: Any) -> Any:
-        came_in[:] = [t.dtype for t in tensors((args, kwargs)) if t.is_floating_point()][:1]
+        came_in[:] = [t.dtype for t in tensors_in((args, kwargs)) if t.is_floating_point()][:1]
         return cast((args, kwargs), dtype)
 
     def after(module: nn.Module, args: Any, output: Any) -> Any:
@@ -56,8 +56,4 @@ def keep_dtype(module: nn.Module) -> None:
 
 def cast(values: Any, dtype: torch.dtype) -> Any:
     """The floating-point tensors in `values`, in any nesting, in `dtype`."""
-
-    def to(tensor: Tensor) -> Tensor:
-        return tensor.to(dtype) if tensor.is_floating_point() else tensor
-
-    return map_tensors(to, values)
+    return map_tensors(lambda t: t.to(dtype) if t.is_floating_point() else t, values)

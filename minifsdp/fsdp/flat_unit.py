@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -12,7 +10,7 @@ from torch import Tensor, nn
 from minifsdp import comm, device
 from minifsdp.comm import Done, Group, Handle
 from minifsdp.flat_param import FlatParameter
-from minifsdp.fsdp.unit import UNSHARDED, Unit, add_gradient
+from minifsdp.fsdp.unit import Unit, add_gradient
 
 
 class FlatUnit(Unit):
@@ -28,7 +26,6 @@ class FlatUnit(Unit):
     """
 
     reduction: Any = comm.MEAN
-    is_exposed = False  # its modules have whole parameters at present
 
     def __init__(
         self, flat: FlatParameter, group: Group, name: str = "unit", reshard_after_forward: bool = True
@@ -102,10 +99,6 @@ class FlatUnit(Unit):
         size = self.flat.shard.numel()
         return full[self.group.rank() * size :][:size]
 
-    def _slices(self, shard: Tensor) -> list[Tensor]:
-        """What each of `shards` has of a tensor [P / N] of the shard's layout."""
-        return [shard]
-
     def _release(self) -> None:
         device.free(self.full)
 
@@ -131,38 +124,3 @@ class FlatUnit(Unit):
     def _deliver(self, gradient: Tensor) -> None:
         """Add a mean gradient [P / N] to the shard's; its memory is given away."""
         add_gradient(self.flat.shard, gradient)
-
-    # The values outside forward and backward
-
-    @contextmanager
-    def whole(self) -> Iterator[Tensor]:
-        """All values as one buffer [P] in the shards' dtype, gathered now: what a forward has left may be older."""
-        was_unsharded = self.state is UNSHARDED
-        self.free()
-        device.allocate(self.flat.full)
-        self.gather_into(self.flat.full.data).wait()
-        try:
-            yield self.flat.full
-        finally:
-            device.free(self.flat.full)
-            if was_unsharded:
-                self.start_gather()
-                self.wait_gather()
-
-    def store(self, full: Tensor) -> None:
-        """Copy this rank's part of `full` [P] into the shard."""
-        self.flat.shard.data.copy_(self.mine(full))
-
-    def expose(self, full: Tensor) -> None:
-        """Let the modules have their parameters again, as views of `full` [P]."""
-        exposed = [nn.Parameter(view, self.flat.shard.requires_grad) for view in self.flat.unflatten(full)]
-        for users, p in zip(self.places, exposed, strict=True):
-            for place in users:
-                place.module._parameters[place.attribute] = p
-        self._place(exposed)
-
-    def conceal(self) -> None:
-        """The end of `expose`."""
-        for place in (place for users in self.places for place in users):
-            del place.module._parameters[place.attribute]
-        self._hide()

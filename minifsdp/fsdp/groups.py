@@ -22,6 +22,10 @@ class Groups(NamedTuple):
     replicate: Group | None = None
     mesh: Any = None
 
+    @property
+    def outermost_first(self) -> list[Group]:
+        return [group for group in (self.replicate, self.shard) if group is not None]
+
 
 def find_groups(strategy: ShardingStrategy, process_group: Any, device_mesh: Any, has_policy: bool) -> Groups:
     """The groups of a strategy: a process group, a pair of them, or a device mesh; by default all ranks.
@@ -31,44 +35,41 @@ def find_groups(strategy: ShardingStrategy, process_group: Any, device_mesh: Any
     Raises:
         ValueError: with torch's texts: what was given does not fit the strategy.
     """
-    if isinstance(process_group, Groups):
+    if isinstance(process_group, Groups):  # an outer instance's, handed down by its policy
         if device_mesh is None:
             return _inherited(strategy, process_group)
-        process_group = None  # a policy has given this unit a mesh of its own
+        process_group = None  # the policy has given this unit a mesh of its own
     if process_group is not None and device_mesh is not None:
         raise ValueError(
             "Cannot pass both process_group and device_mesh at the same time. Please just pass only one of them."
         )
+    if device_mesh is not None:
+        dims = 2 if strategy.is_hybrid else 1
+        if device_mesh.ndim != dims:
+            raise ValueError(
+                f"Expected device_mesh to have ndim={dims} but got {device_mesh.ndim}: a hybrid strategy takes two "
+                f"dimensions, any other one, such as device_mesh[name]; this is {strategy}"
+            )
+        return Groups(*(comm.mesh_group(device_mesh, dim) for dim in reversed(range(dims))))._replace(mesh=device_mesh)
     if not strategy.is_hybrid:
         if isinstance(process_group, tuple):
             raise ValueError(f"process_group is a tuple, as for hybrid strategies, but the strategy is {strategy}")
-        if device_mesh is None:
-            return Groups(comm.world(process_group))
-        if device_mesh.ndim != 1:
-            raise ValueError(
-                f"Expected device_mesh to have ndim=1 but got {device_mesh.ndim}: {strategy} shards over one, "
-                "give it as device_mesh[name], or choose a hybrid strategy"
-            )
-        return Groups(comm.mesh_group(device_mesh, 0), mesh=device_mesh)
-    if device_mesh is not None:
-        if device_mesh.ndim != 2:
-            raise ValueError(f"Expected device_mesh to have ndim=2 but got {device_mesh.ndim}")
-        return Groups(comm.mesh_group(device_mesh, 1), comm.mesh_group(device_mesh, 0), device_mesh)
-    if process_group is not None:
-        pair = process_group if isinstance(process_group, tuple) else ()
-        if len(pair) != 2 or not all(isinstance(group, Group) for group in pair):
-            raise ValueError(
-                "Expected process_group to be passed in as either None or "
-                f"Tuple[dist.ProcessGroup, dist.ProcessGroup] but got {type(process_group)}"
-            )
-        return Groups(*pair)
-    if not has_policy:
-        raise _no_groups(strategy)
-    return Groups(*comm.host_groups())
+        return Groups(comm.world(process_group))
+    match process_group:
+        case (Group(), Group()):
+            return Groups(*process_group)
+        case None if has_policy:
+            return Groups(*comm.host_groups())
+        case None:
+            raise _no_groups(strategy)
+    raise ValueError(
+        "Expected process_group to be passed in as either None or "
+        f"Tuple[dist.ProcessGroup, dist.ProcessGroup] but got {type(process_group)}"
+    )
 
 
 def _inherited(strategy: ShardingStrategy, groups: Groups) -> Groups:
-    """An outer instance's groups, which a policy hands down to a unit that may have a strategy of its own."""
+    """For a unit inside, which may have a strategy of its own."""
     if strategy.is_hybrid and groups.replicate is None:
         raise _no_groups(strategy)
     if strategy is ShardingStrategy.NO_SHARD and groups.replicate is not None and groups.shard.size() > 1:

@@ -13,13 +13,13 @@ from typing import Any
 from torch import Tensor, nn
 
 from minifsdp.flat_param import Place
-from minifsdp.fsdp.flat_unit import FlatUnit
 from minifsdp.fsdp.unit import SHARDED, sharded_error
+from minifsdp.fsdp.whole import WholeUnit
 
 KEY: Any = "fsdp: sharded"
 
 
-class GuardedUnit(FlatUnit):
+class GuardedUnit(WholeUnit):
     """Hangs a hook before the forward of its modules, there only while it is sharded: a whole unit pays nothing."""
 
     def _adopt(self, leaves: list[nn.Parameter], places: list[list[Place]]) -> None:

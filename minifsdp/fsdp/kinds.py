@@ -2,72 +2,90 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable
 from functools import cache, partial
 from typing import Any
 
-import torch
 from torch import nn
 
 from minifsdp import comm
 from minifsdp.flat_param import ParamPlaces
+from minifsdp.fsdp.construct import errors_end_in, managed_parameters
 from minifsdp.fsdp.flat_unit import FlatUnit
 from minifsdp.fsdp.groups import Groups
 from minifsdp.fsdp.guard import GuardedUnit
 from minifsdp.fsdp.hybrid import HybridUnit
+from minifsdp.fsdp.materialize import Fill, filler, run_param_init_fn
 from minifsdp.fsdp.mixed_precision import MixedPrecisionUnit
 from minifsdp.fsdp.offload import OffloadedUnit
-from minifsdp.fsdp.options import CPUOffload, MixedPrecision, ShardingStrategy
+from minifsdp.fsdp.options import ShardingStrategy
 from minifsdp.fsdp.order_check import CheckedUnit
 from minifsdp.fsdp.orig_params import AlignedFlatParameter, OrigParamsUnit
 from minifsdp.fsdp.recast import RecastUnit
 from minifsdp.fsdp.replicated import ReplicatedUnit
 from minifsdp.fsdp.strided import StridedFlatParameter
+from minifsdp.fsdp.whole import WholeUnit
+from minifsdp.fsdp.wrap import take
 
 
-@dataclass(frozen=True)
-class Kind:
-    """What is asked of a unit."""
+def make_unit(
+    instance: Any, param_init_fn: Callable[[nn.Module], None] | None, sync: Groups | None
+) -> WholeUnit | None:
+    """The unit of an instance: of the parameters that no inner unit has, if there are any. Buffers get values as well.
 
-    strategy: ShardingStrategy
-    groups: Groups
-    precision: MixedPrecision
-    offload: CPUOffload
-    use_orig_params: bool
+    Args:
+        instance: a FullyShardedDataParallel, with its settings.
+        param_init_fn: as there.
+        sync: over which groups rank 0's values are to come; None: every rank has its own.
+    """
+    module, modules = instance._fsdp_wrapped_module, instance._managed
+    params = own = managed_parameters(module, instance._ignored)
+    if param_init_fn is not None:
+        run_param_init_fn(modules, own, param_init_fn)
+        params = managed_parameters(module, instance._ignored)
+    fill = filler(module, modules, params, instance.compute_device, sync)
+    if not params:
+        fill([], [])
+        return None
+    with errors_end_in(f"names inside {type(instance.module).__name__}"):
+        unit = flatten_and_shard(instance, params, fill)
+    take(own, unit)
+    return unit
 
-    def make_unit(self, params: ParamPlaces, module: nn.Module, device: torch.device, fill: Any) -> FlatUnit:
-        """Flatten and shard `params`, those of `module` that no unit has yet."""
-        replicated = self.strategy is ShardingStrategy.NO_SHARD
-        group = self.groups.replicate if replicated and self.groups.replicate else self.groups.shard
-        rank, ranks = (0, 1) if replicated else (group.rank(), group.size())
-        flatten: Any = StridedFlatParameter
-        if self.use_orig_params:
-            flatten = partial(AlignedFlatParameter, gathered_in=self.precision.param_dtype)
-        concerns: list[type[FlatUnit]] = [CheckedUnit] if comm.wants_order_checked() else []
-        arguments: dict[str, Any] = {}
-        if self.precision.param_dtype or self.precision.reduce_dtype:
-            concerns.append(MixedPrecisionUnit)
-            arguments |= {"precision": self.precision, "module": module}
-        if self.offload.offload_params:
-            concerns.append(OffloadedUnit)
-        if self.use_orig_params:
-            concerns += [GuardedUnit, OrigParamsUnit]
-        if self.groups.replicate is not None and not replicated:
-            concerns.append(HybridUnit)
-            arguments |= {"replicas": self.groups.replicate}
-        concerns += [RecastUnit, ReplicatedUnit if replicated else FlatUnit]
-        return combine(*concerns)(
-            flatten(params, rank, ranks, fill, device),
-            group,
-            type(module).__name__,
-            reshard_after_forward=self.strategy.reshards_after_forward,
-            **arguments,
-        )
+
+def flatten_and_shard(instance: Any, params: ParamPlaces, fill: Fill) -> WholeUnit:
+    """A unit of these parameters, of the kind that the instance's settings ask for."""
+    strategy, groups, precision = instance.sharding_strategy, instance._groups, instance.mixed_precision
+    replicated = strategy is ShardingStrategy.NO_SHARD
+    group = groups.replicate if replicated and groups.replicate else groups.shard
+    rank, ranks = (0, 1) if replicated else (group.rank(), group.size())
+    flatten: Any = StridedFlatParameter
+    if instance._use_orig_params:
+        flatten = partial(AlignedFlatParameter, gathered_in=precision.param_dtype)
+    concerns: list[type[FlatUnit]] = [CheckedUnit] if comm.wants_order_checked() else []
+    arguments: dict[str, Any] = {}
+    if precision.param_dtype or precision.reduce_dtype:
+        concerns.append(MixedPrecisionUnit)
+        arguments |= {"precision": precision, "module": instance.module}
+    if instance.cpu_offload.offload_params:
+        concerns.append(OffloadedUnit)
+    if instance._use_orig_params:
+        concerns += [OrigParamsUnit] if replicated else [GuardedUnit, OrigParamsUnit]
+    if groups.replicate is not None and not replicated:
+        concerns.append(HybridUnit)
+        arguments |= {"replicas": groups.replicate}
+    concerns += [RecastUnit, ReplicatedUnit if replicated else WholeUnit]
+    unit: WholeUnit = combine(*concerns)(
+        flatten(params, rank, ranks, fill, instance.compute_device),
+        group,
+        type(instance.module).__name__,
+        reshard_after_forward=strategy.reshards_after_forward,
+        **arguments,
+    )
+    return unit
 
 
 @cache
-def combine(*concerns: type[FlatUnit]) -> type[FlatUnit]:
+def combine(*concerns: type[FlatUnit]) -> type[Any]:
     """A unit with all of these concerns. Gradients pass through them in this order, on their way to the shards."""
-    if len(concerns) == 1:
-        return concerns[0]
     return type("".join(concern.__name__.removesuffix("Unit") for concern in concerns) + "Unit", concerns, {})

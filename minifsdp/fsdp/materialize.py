@@ -6,8 +6,7 @@ the buffer that is then sharded and freed: at no time is more than one of them w
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from itertools import chain
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
@@ -19,21 +18,31 @@ from minifsdp.fsdp.groups import Groups
 from minifsdp.fsdp.unwritten import check_written, mark_unwritten
 
 
+def own_tensors(modules: Iterable[nn.Module]) -> Iterator[tuple[dict[str, Any], str, Any]]:
+    """The modules' own parameters and buffers, not their children's: each with its table and its name there."""
+    for module in modules:
+        for table in (module._parameters, module._buffers):
+            yield from [(table, name, t) for name, t in table.items() if t is not None]
+
+
+def own_buffers(modules: Iterable[nn.Module]) -> list[tuple[nn.Module, str, Tensor]]:
+    return [(module, name, b) for module in modules for name, b in module._buffers.items() if b is not None]
+
+
 def has_meta(module: nn.Module, params: ParamPlaces) -> bool:
     """Whether a buffer that is the module's own is on the meta device, or a parameter that is also among `params`."""
-    own = (p for p in module._parameters.values() if p in params)
-    return any(t is not None and t.is_meta for t in chain(own, module._buffers.values()))
+    return any(t.is_meta and (table is module._buffers or t in params) for table, _, t in own_tensors([module]))
 
 
-def run_param_init_fn(
-    modules: list[nn.Module], params: ParamPlaces, param_init_fn: Callable[[nn.Module], None]
-) -> None:
+def run_param_init_fn(modules: list[nn.Module], params: ParamPlaces, param_init_fn: Callable[..., None]) -> None:
     """Call the user's function on each module, if any of them has meta tensors. It must give them memory and values.
 
-    A parameter with several places, which `Module.to_empty` would give each their own, stays one.
+    Children first, as `Module.apply` does: a module may set what is in its children. It cannot take their memory from
+    them, with a `to_empty` that goes on into them. A parameter with several places, which `to_empty` would give each
+    their own, stays one.
 
     Args:
-        modules: those of one unit.
+        modules: those of one unit, the outermost first.
         params: their parameters.
         param_init_fn: gets a module and initialises what is that module's own.
 
@@ -45,17 +54,30 @@ def run_param_init_fn(
         raise ValueError(f"Expected {param_init_fn} to be callable but got {type(param_init_fn)}")
     if not any(has_meta(module, params) for module in modules):
         return
-    for module in modules:
+    todo = set(modules)
+    for module in children_first(modules[0], todo):
+        inside = own_tensors(set(module.modules()) - todo - {module})
+        before = [(table, name, t, t.data) for table, name, t in inside if not t.is_meta]
         param_init_fn(module)
+        for table, name, t, memory in before:
+            t.data = memory
+            table[name] = t
     for first, *others in params.values():
         for place in others:
             place.module._parameters[place.attribute] = first.module._parameters[first.attribute]
     left = [place.name for place, *_ in params.values() if getattr(place.module, place.attribute).is_meta]
-    left += [
-        f"{type(m).__name__}.{name}" for m in modules for name, b in m._buffers.items() if b is not None and b.is_meta
-    ]
+    left += [f"{type(module).__name__}.{name}" for module, name, b in own_buffers(modules) if b.is_meta]
     if left:
         raise RuntimeError(f"param_init_fn left on the meta device: {', '.join(left)}. They need memory and values.")
+
+
+def children_first(module: nn.Module, todo: set[nn.Module]) -> Iterator[nn.Module]:
+    """`module` after what is under it, as far as it is in `todo`, which loses what comes."""
+    todo.remove(module)
+    for child in module.children():
+        if child in todo:
+            yield from children_first(child, todo)
+    yield module
 
 
 Fill = Callable[[list[Tensor], list[nn.Parameter]], Any]
@@ -76,12 +98,12 @@ def filler(
     """
 
     def fill(views: list[Tensor], originals: list[nn.Parameter]) -> None:
-        before = [(table, dict(table)) for module in modules for table in (module._parameters, module._buffers)]
+        before = list(own_tensors(modules))
         try:
             fill_memory(dict(zip(originals, views, strict=True)))
         except BaseException:
-            for table, tensors in before:  # for those who try again: nothing has got its memory yet
-                table.update(tensors)  # type: ignore[arg-type]
+            for table, name, t in before:  # for those who try again: nothing has got its memory yet
+                table[name] = t
             raise
 
     @torch.no_grad()
@@ -115,17 +137,14 @@ def place_buffers(modules: Iterable[nn.Module], device: torch.device) -> list[tu
     """
     made: dict[Tensor, Tensor] = {}
     blank = []
-    for module in modules:
-        for name, buffer in module._buffers.items():
-            if buffer is None:
-                continue
-            if buffer.is_meta:  # two modules that share one still do afterwards
-                if buffer not in made:
-                    made[buffer] = mark_unwritten(torch.empty_like(buffer, device=device))
-                module._buffers[name] = made[buffer]
-                blank.append((module, name))
-            elif buffer.device != device:
-                buffer.data = buffer.to(device)
+    for module, name, buffer in own_buffers(modules):
+        if buffer.is_meta:  # two modules that share one still do afterwards
+            if buffer not in made:
+                made[buffer] = mark_unwritten(torch.empty_like(buffer, device=device))
+            module._buffers[name] = made[buffer]
+            blank.append((module, name))
+        elif buffer.device != device:
+            buffer.data = buffer.to(device)
     return blank
 
 
@@ -152,15 +171,9 @@ def reset_in(
         standing_in.__dict__.update(p.__dict__)
         for place in params[p]:
             place.module._parameters[place.attribute] = standing_in
-    others: list[tuple[dict[str, Any], str, Tensor]] = [
-        (table, name, t)
-        for module in modules
-        for table in (module._parameters, module._buffers)
-        for name, t in table.items()
-        if t is not None and not t.is_meta and (module, name) not in blank_buffers
-    ]
-    reset_as_well = {id(standing_in) for standing_in in shown.values()}
-    kept = [(table, name, t, t.clone()) for table, name, t in others if id(t) not in reset_as_well]
+    blank = {id(t) for t in (*shown.values(), *(module._buffers[name] for module, name in blank_buffers))}
+    own = own_tensors(modules)
+    kept = [(table, name, t, t.clone()) for table, name, t in own if not (t.is_meta or id(t) in blank)]
     for module in modules:
         if hasattr(module, "reset_parameters") or is_source(sync):  # what comes from rank 0 needs only memory here
             reset(module)
@@ -195,8 +208,7 @@ def reset(module: nn.Module) -> None:
 
 def is_source(groups: Groups | None) -> bool:
     """Whether this rank's own values count."""
-    pair = (groups.shard, groups.replicate) if groups is not None else ()
-    return all(group.rank() == 0 for group in pair if group is not None)
+    return groups is None or all(group.rank() == 0 for group in groups.outermost_first)
 
 
 def take_rank_0s(views: list[Tensor], modules: list[nn.Module], groups: Groups) -> None:
@@ -207,14 +219,10 @@ def take_rank_0s(views: list[Tensor], modules: list[nn.Module], groups: Groups) 
         modules: whose own buffers are meant too; one that overlaps itself in memory is replaced by a copy.
         groups: over which ranks.
     """
-    for module in modules:
-        for name, buffer in module._buffers.items():
-            if buffer is not None:
-                module._buffers[name] = buffer.contiguous()
-    buffers = [b for module in modules for b in module._buffers.values() if b is not None]
+    for module, name, buffer in own_buffers(modules):
+        module._buffers[name] = buffer.contiguous()
+    buffers = [buffer for *_, buffer in own_buffers(modules)]
     flat = [tensor.detach().as_strided((tensor.numel(),), (1,)) for tensor in (*views, *buffers) if tensor.numel()]
-    for group in (groups.replicate, groups.shard):
-        if group is not None:
-            # as bytes: not every backend knows every dtype
-            for handle in [comm.broadcast(tensor.view(torch.uint8), 0, group) for tensor in flat]:
-                handle.wait()
+    for group in groups.outermost_first:  # as bytes: not every backend knows every dtype
+        for handle in [comm.broadcast(tensor.view(torch.uint8), 0, group) for tensor in flat]:
+            handle.wait()

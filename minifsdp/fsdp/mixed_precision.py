@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from minifsdp import comm, device
 from minifsdp.fsdp.options import MixedPrecision
 from minifsdp.fsdp.staged import StagedUnit
-from minifsdp.fsdp.tree import map_tensors, tensors
+from minifsdp.tree import map_tensors, tensors_in
 
 BufferDtypes = dict[tuple[nn.Module, str], torch.dtype]
 """What buffers had before they were cast, by their module and attribute."""
@@ -112,7 +112,7 @@ def cast_inputs(inputs: Any, dtype: torch.dtype | None, to: torch.device) -> Any
     def move(tensor: Tensor) -> Tensor:
         return tensor.to(device=to, dtype=wanted(tensor), non_blocking=True)
 
-    fit = all(t.device == to and t.dtype == wanted(t) for t in tensors(inputs))
+    fit = all(t.device == to and t.dtype == wanted(t) for t in tensors_in(inputs))
     return inputs if fit else map_tensors(move, inputs)
 
 

@@ -134,6 +134,33 @@ class StateDictSettings:
     optim_state_dict_config: OptimStateDictConfig = field(default_factory=FullOptimStateDictConfig)
 
 
+CONFIGS: dict[StateDictType, tuple[type[Any], type[Any]]] = {
+    StateDictType.FULL_STATE_DICT: (FullStateDictConfig, FullOptimStateDictConfig),
+    StateDictType.LOCAL_STATE_DICT: (LocalStateDictConfig, LocalOptimStateDictConfig),
+    StateDictType.SHARDED_STATE_DICT: (ShardedStateDictConfig, ShardedOptimStateDictConfig),
+}
+
+
+def make_settings(state_dict_type: Any, config: Any = None, optim_config: Any = None) -> StateDictSettings:
+    """The settings of a type, with its default configurations where none are given; torch's own will do.
+
+    Raises:
+        ValueError: no such type.
+        RuntimeError: with torch's text, a configuration is another type's.
+    """
+    kind = ours(StateDictType, state_dict_type, "state_dict_type")
+    chosen = []
+    arguments = {"state_dict_config": config, "optim_state_dict_config": optim_config}
+    for expected, (argument, given) in zip(CONFIGS[kind], arguments.items(), strict=True):
+        value = expected() if given is None else given
+        if type(value).__name__ != expected.__name__:
+            raise RuntimeError(
+                f"Expected {argument} of type {expected} but got {type(value)}: {kind.name} takes a {expected.__name__}"
+            )
+        chosen.append(ours(expected, value, argument))
+    return StateDictSettings(kind, *chosen)
+
+
 class OptimStateKeyType(Enum):
     """How an optimizer state dict calls parameters: by qualified name, or by index."""
 

@@ -12,6 +12,10 @@ from typing import Any, Protocol
 
 from torch import nn
 
+Arguments = dict[str, Any]
+Chosen = dict[nn.Module, Arguments]
+"""The modules that are to be units, each with its arguments."""
+
 
 class WrapPolicy(Protocol):
     """Asked of every module: look into it (`recurse=True`)? If so, after its children: wrap it (`recurse=False`)?
@@ -29,8 +33,8 @@ class NamingPolicy(Protocol):
     """
 
     def _run_policy(
-        self, root_module: nn.Module, ignored_modules: set[nn.Module], root_kwargs: dict[str, Any]
-    ) -> dict[nn.Module, dict[str, Any]]: ...
+        self, root_module: nn.Module, ignored_modules: set[nn.Module], root_kwargs: Arguments
+    ) -> Chosen: ...
 
 
 def _tuple_of(classes: Iterable[type[nn.Module]]) -> tuple[type[nn.Module], ...]:
@@ -55,9 +59,7 @@ class ModuleWrapPolicy:
     def __call__(self, module: nn.Module, recurse: bool, *_: Any, **__: Any) -> bool:
         return recurse or isinstance(module, self.module_classes)
 
-    def _run_policy(
-        self, root_module: nn.Module, ignored_modules: set[nn.Module], root_kwargs: dict[str, Any]
-    ) -> dict[nn.Module, dict[str, Any]]:
+    def _run_policy(self, root_module: nn.Module, ignored_modules: set[nn.Module], root_kwargs: Arguments) -> Chosen:
         wanted = (m for m in root_module.modules() if isinstance(m, self.module_classes) and m not in ignored_modules)
         return {module: dict(root_kwargs) for module in wanted}
 
@@ -75,9 +77,7 @@ class CustomPolicy:
     def __init__(self, lambda_fn: Callable[[nn.Module], bool | dict[str, Any]]) -> None:
         self._lambda_fn = lambda_fn
 
-    def _run_policy(
-        self, root_module: nn.Module, ignored_modules: set[nn.Module], root_kwargs: dict[str, Any]
-    ) -> dict[nn.Module, dict[str, Any]]:
+    def _run_policy(self, root_module: nn.Module, ignored_modules: set[nn.Module], root_kwargs: Arguments) -> Chosen:
         chosen = {}
         for name, module in root_module.named_modules():
             if module in ignored_modules:

@@ -12,10 +12,10 @@ from typing import Any
 from torch import Tensor
 
 from minifsdp import device
-from minifsdp.fsdp.flat_unit import FlatUnit
+from minifsdp.fsdp.whole import WholeUnit
 
 
-class RecastUnit(FlatUnit):
+class RecastUnit(WholeUnit):
     """A unit whose unsharded memory is made anew when its shards have another dtype, or it was a view of theirs."""
 
     moved = (
@@ -29,7 +29,7 @@ class RecastUnit(FlatUnit):
 
     @property
     def _shares_memory(self) -> bool:
-        return self.full.untyped_storage().data_ptr() == self.flat.shard.untyped_storage().data_ptr()
+        return self.full.untyped_storage()._cdata == self.flat.shard.untyped_storage()._cdata
 
     def follow(self) -> None:
         self.adapt()

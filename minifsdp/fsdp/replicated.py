@@ -10,11 +10,11 @@ from torch import Tensor
 
 from minifsdp import comm, device
 from minifsdp.comm import Done, Handle
-from minifsdp.fsdp.flat_unit import FlatUnit
 from minifsdp.fsdp.unit import UNSHARDED
+from minifsdp.fsdp.whole import WholeUnit
 
 
-class ReplicatedUnit(FlatUnit):
+class ReplicatedUnit(WholeUnit):
     """A unit on the same schedules whose gather has no one to ask; its gradient is all-reduced in place.
 
     The shard is the whole, and the leaves are views of it, unless another concern (another dtype, another device)
@@ -25,14 +25,13 @@ class ReplicatedUnit(FlatUnit):
         group: the process group of the replicas.
     """
 
+    _is_resident = False  # there is no copy
+
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **{**kwargs, "reshard_after_forward": False})
-        self._is_resident = self.full.untyped_storage().data_ptr() == self.flat.shard.untyped_storage().data_ptr()
-        if self._is_resident:
-            self.start_gather()
-            self.wait_gather()
 
     def _make_full(self) -> tuple[Tensor, list[Tensor]]:
+        self._is_resident = True
         return self.flat.shard.data, self.flat.unflatten(self.flat.shard.data)
 
     def mine(self, full: Tensor) -> Tensor:
@@ -45,9 +44,15 @@ class ReplicatedUnit(FlatUnit):
         self._outgoing(self._target)
         return device.current_stream(self.device).record_event()  # the copy is waited for as a collective would be
 
-    def free(self) -> None:
+    def _release(self) -> None:
         if not self._is_resident:
-            super().free()
+            super()._release()
+
+    def _hide(self) -> None:
+        if self._is_resident:
+            self._show()
+        else:
+            super()._hide()
 
     def _reduce(self) -> Handle:
         self._mean = self._complete_gradient()
@@ -61,12 +66,9 @@ class ReplicatedUnit(FlatUnit):
     def whole(self) -> Iterator[Tensor]:
         was_unsharded = self.state is UNSHARDED
         self.free()
-        self._hide()
         try:
             yield self.flat.shard.data
         finally:
-            if self._is_resident:
-                self._show()
-            elif was_unsharded:
+            if was_unsharded:
                 self.start_gather()
                 self.wait_gather()

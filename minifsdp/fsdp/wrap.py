@@ -6,40 +6,29 @@ with enable_wrap(wrapper_cls=FullyShardedDataParallel, mixed_precision=bf16):
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from functools import cache
 from typing import Any
 
 from torch import nn
+from torch.optim.optimizer import Optimizer, register_optimizer_step_pre_hook
+from torch.utils.weak import WeakIdKeyDictionary
 
 from minifsdp.flat_param import ParamPlaces, Place, find_parameters
 from minifsdp.fsdp.ignored import Ignored
-from minifsdp.fsdp.policies import (
-    CustomPolicy,
-    ModuleWrapPolicy,
-    NamingPolicy,
-    WrapPolicy,
-    _or_policy,
-    always_wrap_policy,
-    lambda_auto_wrap_policy,
-    size_based_auto_wrap_policy,
-    transformer_auto_wrap_policy,
-)
-
-__all__ = [
-    "CustomPolicy",
-    "ModuleWrapPolicy",
-    "NamingPolicy",
-    "WrapPolicy",
-    "_or_policy",
-    "always_wrap_policy",
-    "enable_wrap",
-    "lambda_auto_wrap_policy",
-    "size_based_auto_wrap_policy",
-    "transformer_auto_wrap_policy",
-    "wrap",
-    "wrap_children",
-]
+from minifsdp.fsdp.policies import CustomPolicy as CustomPolicy
+from minifsdp.fsdp.policies import ModuleWrapPolicy as ModuleWrapPolicy
+from minifsdp.fsdp.policies import NamingPolicy as NamingPolicy
+from minifsdp.fsdp.policies import WrapPolicy as WrapPolicy
+from minifsdp.fsdp.policies import _or_policy as _or_policy
+from minifsdp.fsdp.policies import always_wrap_policy as always_wrap_policy
+from minifsdp.fsdp.policies import lambda_auto_wrap_policy as lambda_auto_wrap_policy
+from minifsdp.fsdp.policies import size_based_auto_wrap_policy as size_based_auto_wrap_policy
+from minifsdp.fsdp.policies import transformer_auto_wrap_policy as transformer_auto_wrap_policy
+from minifsdp.fsdp.state.names import clean_name
+from minifsdp.fsdp.unit import Unit
 
 
 def wrap_children(
@@ -142,12 +131,16 @@ def check_all_inside(parameters: Iterable[list[Place]], unit: nn.Module) -> None
             raise _in_two_units(within[0], outside[0])
 
 
-def take(params: ParamPlaces) -> None:
-    """Note on the parameters that a unit has them now, for units that are wrapped by hand later."""
+def take(params: ParamPlaces, unit: Unit) -> None:
+    """Note on the parameters that `unit` has them now, for units that are wrapped by hand later, and for optimizers."""
+    refuse_stale_optimizers()
     for p, (place, *_) in params.items():
-        for taken in (p, place.module._parameters.get(place.attribute)):  # not the same if it came from meta
+        now = place.module._parameters.get(place.attribute)  # p with original parameters, another if it came from meta
+        for taken in (p, now):
             if taken is not None:
                 taken.__dict__[TAKEN_AS] = place.name, id(place.module)
+        if now is not p:
+            _taken_by[p] = weakref.ref(unit)
 
 
 def check_not_taken(params: ParamPlaces, root: nn.Module) -> None:
@@ -163,10 +156,9 @@ def check_not_taken(params: ParamPlaces, root: nn.Module) -> None:
                 raise ValueError(
                     f"FSDP has been applied to the module of {places[0].name} already: use what it returned"
                 )
-            prefixes = [prefix for prefix, module in root.named_modules() if id(module) == holder]
+            prefix = next((clean_name(path) for path, module in root.named_modules() if id(module) == holder), "")
             attribute = name.rpartition(".")[2]
-            full_name = f"{prefixes[0]}.{attribute}".replace("_fsdp_wrapped_module.", "") if prefixes else name
-            raise _in_two_units(full_name, places[0].name)
+            raise _in_two_units(f"{prefix}.{attribute}" if prefix else name, places[0].name)
 
 
 def _in_two_units(one: str, other: str) -> ValueError:
@@ -174,3 +166,34 @@ def _in_two_units(one: str, other: str) -> ValueError:
         f"{one} and {other} are one parameter, but they would be in two units. "
         "Wrap a module that holds both, or leave both to the root."
     )
+
+
+# An optimizer that was built before wrapping has parameters that no module has any longer, and nothing would say so.
+
+_taken_by: Any = WeakIdKeyDictionary()
+"""Parameters that are in no module now, and a weak reference to the unit that has their values."""
+
+
+@cache
+def refuse_stale_optimizers() -> None:
+    """From now on every optimizer's `step` begins with `check_not_stale`."""
+    register_optimizer_step_pre_hook(check_not_stale)
+
+
+def check_not_stale(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+    """See that what the optimizer is to update is in a module.
+
+    Parameters with a gradient are in somebody's: of a model that shared them with the one that was wrapped.
+
+    Raises:
+        RuntimeError: names some parameters that are not.
+    """
+    params = (p for group in optimizer.param_groups for p in group["params"])
+    taken = {p: _taken_by[p]() for p in params if p.grad is None and p in _taken_by}
+    names = [p.__dict__[TAKEN_AS][0] for p, unit in taken.items() if unit is not None]
+    if names:
+        more = f" and {len(names) - 4} more" if len(names) > 4 else ""
+        raise RuntimeError(
+            f"the optimizer was built before wrapping: it holds {', '.join(names[:4])}{more}, whose values are in the "
+            "shards of FSDP units now. Build it from the wrapped model's parameters."
+        )

@@ -13,21 +13,15 @@ import torch
 from torch import nn
 
 from minifsdp.comm import Group
+from minifsdp.flat_param import Place
 from minifsdp.fsdp.engine import Engine
-from minifsdp.fsdp.flat_unit import FlatUnit
 from minifsdp.fsdp.mixed_precision import BufferDtypes
-from minifsdp.fsdp.options import ShardingStrategy, StateDictSettings, StateDictType
-from minifsdp.fsdp.state import full, local, sharded
-from minifsdp.fsdp.state.buffers import restore
-from minifsdp.fsdp.state.names import CHECKPOINTED, WRAPPED, clean_name
-from minifsdp.fsdp.state.settings import make_settings
+from minifsdp.fsdp.options import ShardingStrategy, StateDictSettings, StateDictType, make_settings
+from minifsdp.fsdp.orig_params import OrigParamsUnit
+from minifsdp.fsdp.state import saving
+from minifsdp.fsdp.state.names import CHECKPOINTED, clean_name
 from minifsdp.fsdp.state.summon import Summon, check, exposed, runs
-
-SAVE = {
-    StateDictType.FULL_STATE_DICT: full.save,
-    StateDictType.SHARDED_STATE_DICT: sharded.save,
-    StateDictType.LOCAL_STATE_DICT: local.save,
-}
+from minifsdp.fsdp.whole import WholeUnit
 
 
 class StateMethods(nn.Module):
@@ -38,7 +32,8 @@ class StateMethods(nn.Module):
     sharding_strategy: ShardingStrategy
     compute_device: torch.device
     _device_mesh: Any
-    _unit: FlatUnit | None
+    _fsdp_wrapped_module: nn.Module
+    _unit: WholeUnit | None
     _engine: Engine | None
     _loading: ExitStack
 
@@ -46,15 +41,20 @@ class StateMethods(nn.Module):
         super().__init__()
         self._settings = StateDictSettings()
         self._summoned: Summon | None = None
+        self._saves = False
         self._buffer_dtypes: BufferDtypes = {}
 
     @property
     def module(self) -> nn.Module:
         """The wrapped module; if that is an activation checkpoint around it, what is inside."""
-        wrapped = self._modules[WRAPPED]
-        assert wrapped is not None
+        wrapped = self._fsdp_wrapped_module
         inside = wrapped._modules.get(CHECKPOINTED)
         return wrapped if inside is None else inside
+
+    @property
+    def _places(self) -> list[Place]:
+        """Where the unit's parameters are used; a tied one in several places."""
+        return [] if self._unit is None else [place for users in self._unit.places for place in users]
 
     def check_is_root(self) -> bool:
         raise NotImplementedError
@@ -212,13 +212,23 @@ class StateMethods(nn.Module):
             return self.state_dict(**{"destination": destination, "prefix": prefix, "keep_vars": keep_vars} | by_name)
         for before in self._state_dict_pre_hooks.values():
             before(self, prefix, keep_vars)
-        state = SAVE[self.kind_of_state()](self, destination, prefix, keep_vars)
-        restore(self, state, prefix, self._settings.state_dict_config.offload_to_cpu)
+        state = saving.save(self, destination, prefix, keep_vars)
+        saving.restore_buffers(self, state, prefix, self._settings.state_dict_config.offload_to_cpu)
         metadata = getattr(state, "_metadata", OrderedDict()).get(prefix[:-1], {})
         for after in self._state_dict_hooks.values():
             replaced = after(self, state, prefix, metadata)
             state = state if replaced is None else replaced
         return state
+
+    def _refuse_shards(self, module: nn.Module, *_: Any) -> None:
+        """A hook of the modules inside: their own state dict, past the wrapper, would be of shards."""
+        unit = self._unit
+        is_whole = unit is None or unit.is_exposed or (isinstance(unit, OrigParamsUnit) and unit.flat.ranks == 1)
+        if not (self._saves or is_whole):
+            raise RuntimeError(
+                f"{type(module).__name__} inside FSDP holds shards, or a flat parameter: call state_dict() on the FSDP "
+                "model, and pass it as state_dict=... to what would call it inside, such as save_pretrained()"
+            )
 
     def load_state_dict(self, *args: Any, **kwargs: Any) -> Any:
         """As of any module, from a state dict of the type that `state_dict_type` says; on every rank."""

@@ -22,15 +22,16 @@ import torch
 from torch import Tensor, nn
 
 from minifsdp import comm, device
-from minifsdp.fsdp.flat_unit import FlatUnit
-from minifsdp.fsdp.state.optim_kinds import Managed, States, agree, copied, has_elements, is_dtype
+from minifsdp.fsdp.state.optim_kinds import Managed, States, agree, has_elements, is_dtype
+from minifsdp.fsdp.state.values import copied
+from minifsdp.fsdp.whole import WholeUnit
 
 NamedStates = dict[str, dict[str, Any]]
 """Optimizer states by qualified names."""
 
 
 @contextmanager
-def assemble(unit: FlatUnit, states: Mapping[nn.Parameter, Tensor], dtype: torch.dtype) -> Iterator[list[Tensor]]:
+def assemble(unit: WholeUnit, states: Mapping[nn.Parameter, Tensor], dtype: torch.dtype) -> Iterator[list[Tensor]]:
     """Whole states from the ranks' parts, by one all-gather; to be called on every rank of the unit's group.
 
     Args:
@@ -57,7 +58,7 @@ def assemble(unit: FlatUnit, states: Mapping[nn.Parameter, Tensor], dtype: torch
 
 
 @torch.no_grad()
-def cut(unit: FlatUnit, wholes: Mapping[int, Tensor]) -> dict[nn.Parameter, Tensor]:
+def cut(unit: WholeUnit, wholes: Mapping[int, Tensor]) -> dict[nn.Parameter, Tensor]:
     """This rank's parts of whole states: the reverse of `assemble`, without communication.
 
     Args:

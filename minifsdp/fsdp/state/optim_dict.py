@@ -9,7 +9,6 @@ The second form is what one process has, but for its names (torch/distributed/fs
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping
 from typing import Any
 
 from torch import Tensor, nn
@@ -17,76 +16,60 @@ from torch.optim import Optimizer
 
 from minifsdp import comm
 from minifsdp.comm import Group
+from minifsdp.fsdp.options import FullOptimStateDictConfig, OptimStateDictConfig
 from minifsdp.fsdp.state.from_rank_0 import receive
 from minifsdp.fsdp.state.methods import StateMethods
 from minifsdp.fsdp.state.optim import gather_states, scatter_states
-from minifsdp.fsdp.state.optim_kinds import Managed, copied
-from minifsdp.fsdp.state.optim_names import (
-    check_known,
-    find_managed,
-    keys_of,
-    match_groups,
-    parameter_names,
-    parameters_of,
-    settings_of,
-)
-from minifsdp.fsdp.state.values import copy_value, full_value, is_sharded, shard_value
+from minifsdp.fsdp.state.optim_kinds import Managed
+from minifsdp.fsdp.state.optim_names import Known, match_groups, settings_of
+from minifsdp.fsdp.state.values import copied, full_value, is_sharded, shard_value
+
+StateDict = dict[str, Any]
 
 # Saving
 
 
 def to_names(
-    model: nn.Module,
-    optim: Optimizer,
-    state_dict: Mapping[str, Any],
-    *,
-    full: bool,
-    rank0_only: bool,
-    to_cpu: bool,
-    group: Group | None,
-) -> dict[str, Any]:
-    """`state_dict` of an optimizer over shards, with whole or sharded states by name; collective.
+    model: nn.Module, optim: Optimizer, state_dict: StateDict, config: OptimStateDictConfig, group: Group | None = None
+) -> StateDict:
+    """`state_dict` of an optimizer over shards, with states by name; collective.
 
     Args:
-        full: whole states; otherwise each is sharded by itself.
-        rank0_only: the other ranks of `group` get an empty dict.
-        to_cpu: the states are in host memory.
+        config: a FullOptimStateDictConfig: whole states, with its `rank0_only` an empty dict on the other ranks of
+            `group`; otherwise each is sharded by itself.
         group: default: the ranks that the model is sharded over; all ranks, if it is replicated too.
     """
-    params, managed = parameters_of(optim), find_managed(model)
-    names = parameter_names(model, managed)
-    check_known(params, names)
-    keys = keys_of(model, params, is_named=isinstance(next(iter(state_dict["state"]), None), str))
-    states = {p: state_dict["state"][keys[p]] for p in params if keys[p] in state_dict["state"]}
+    known = Known(model, optim, is_named=isinstance(next(iter(state_dict["state"]), None), str))
+    saved, to_cpu = state_dict["state"], config.offload_to_cpu
+    states = {p: saved[known.keys[p]] for p in known.params if known.keys[p] in saved}
 
     def keep(one: Managed, whole: Tensor) -> Any:
-        if full or one.unit.flat.ranks == 1:
-            return copy_value(whole, to_cpu)
+        if isinstance(config, FullOptimStateDictConfig) or one.unit.flat.ranks == 1:
+            return copied(whole, to_cpu)
         return shard_value(whole, one.unit.group, one.device_mesh, to_cpu)
 
-    kept = not rank0_only or group_of(model, group).rank() == 0
-    gathered = gather_states(managed, states, keep if kept else None)
+    kept = not getattr(config, "rank0_only", False) or group_of(model, group).rank() == 0
+    gathered = gather_states(known.managed, states, keep if kept else None)
     if not kept:
         return {}
-    units = {p for one in managed for p in one.unit.shards}
-    for p in (p for p in states if p not in units):
-        gathered[names[p][0]] = {key: copied(value, to_cpu) for key, value in states[p].items()}
-    ordered = {name: gathered[name] for p in params for name in names[p] if name in gathered}
-    for key in set(state_dict["state"]) - {keys[p] for p in params}:
+    for p in (p for p in known.unmanaged if p in states):
+        gathered[known.names[p][0]] = {key: copied(value, to_cpu) for key, value in states[p].items()}
+    ordered = {name: gathered[name] for p in known.params for name in known.names[p] if name in gathered}
+    for key in set(saved) - {known.keys[p] for p in known.params}:
         warnings.warn(
             f"Found a optim state, {key}, that FSDP cannot process. FSDP will directly copy everything to the returned "
             "state_dict. In most cases, this is a user-defined state that is not associated with any particular "
             "parameter.",
             stacklevel=3,
         )
-        ordered[key] = state_dict["state"][key]
-    result: dict[str, Any] = {"state": ordered}
+        ordered[key] = saved[key]
+    result: StateDict = {"state": ordered}
     if "param_groups" in state_dict:
         result["param_groups"] = []
-        for saved, ours in zip(state_dict["param_groups"], optim.param_groups, strict=True):
-            inside = [name for p in ours["params"] for name in names[p]]
-            named = {"param_names": list(inside)} if "param_names" in saved else {}  # made from `named_parameters()`
-            result["param_groups"].append(settings_of(saved) | {"params": inside} | named)
+        for described, ours in zip(state_dict["param_groups"], optim.param_groups, strict=True):
+            keys = ("params", "param_names") if "param_names" in described else ("params",)  # of `named_parameters()`
+            inside = {key: known.names_in(ours) for key in keys}
+            result["param_groups"].append(settings_of(described) | inside)
     return result
 
 
@@ -102,17 +85,15 @@ def group_of(model: nn.Module, group: Group | None) -> Group:
 
 
 def from_names(
-    model: nn.Module, optim: Optimizer, state_dict: Mapping[str, Any], *, is_named: bool, source: Group | None
-) -> dict[str, Any]:
+    model: nn.Module, optim: Optimizer, state_dict: StateDict, is_named: bool = False, source: Group | None = None
+) -> StateDict:
     """What `optim` can load: this rank's part of `state_dict`, which has whole or sharded states by name.
 
     Args:
         is_named: the optimizer's own state dict has names for keys.
         source: `state_dict` comes from `outline_from_rank_0`, and rank 0 sends each state when its turn comes.
     """
-    params, managed = parameters_of(optim), find_managed(model)
-    names = parameter_names(model, managed)
-    check_known(params, names)
+    known = Known(model, optim, is_named)
     check_saved(state_dict)
     saved = state_dict["state"]
 
@@ -121,25 +102,22 @@ def from_names(
             return full_value(value, one.unit.group, one.unit.device)
         if source is None:
             return value
-        return receive(value, source, one.unit.device if one else comm.compute_device(None, params, source))
+        return receive(value, source, one.unit.device if one else comm.compute_device(None, known.params, source))
 
-    mine = [one for one in managed if not set(params).isdisjoint(one.unit.shards)]
+    mine = [one for one in known.managed if not set(known.params).isdisjoint(one.unit.shards)]
     states = scatter_states(mine, saved, fetch)
-    units = {p for one in managed for p in one.unit.shards}
-    for p in (p for p in params if p not in units and names[p][0] in saved):
-        states[p] = {key: copied(fetch(None, value)) for key, value in saved[names[p][0]].items()}
-    keys = keys_of(model, params, is_named)
-    known = {name for in_one in names.values() for name in in_one}
-    users = {key: copied(fetch(None, value)) for key, value in saved.items() if key not in known}
-    result: dict[str, Any] = {"state": {keys[p]: states[p] for p in params if p in states} | users}
+    for p, name in ((p, known.names[p][0]) for p in known.unmanaged):
+        if name in saved:
+            states[p] = {key: copied(fetch(None, value)) for key, value in saved[name].items()}
+    of_model = {name for in_one in known.names.values() for name in in_one}
+    users = {key: copied(fetch(None, value)) for key, value in saved.items() if key not in of_model}
+    result: StateDict = {"state": {known.keys[p]: states[p] for p in known.params if p in states} | users}
     if "param_groups" in state_dict:
-        matched = match_groups(optim, state_dict["param_groups"], names)
-        places = ([keys[p] for p in group["params"]] for group in optim.param_groups)
-        result["param_groups"] = [g | {"params": inside} for g, inside in zip(matched, places, strict=True)]
+        result["param_groups"] = match_groups(optim, state_dict["param_groups"], known)
     return result
 
 
-def check_saved(state_dict: Mapping[str, Any]) -> None:
+def check_saved(state_dict: StateDict) -> None:
     if "state" not in state_dict:
         raise ValueError('`optim_state_dict` must have the keys "state"to be a valid optimizer state dict')
     if state_dict["state"] and all(isinstance(key, int) for key in state_dict["state"]):

@@ -7,15 +7,14 @@ are about to gather.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from copy import deepcopy
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from minifsdp import comm
-from minifsdp.fsdp.flat_unit import FlatUnit
-from minifsdp.fsdp.state.values import copy_value, is_sharded
+from minifsdp.fsdp.state.values import copied, is_sharded
+from minifsdp.fsdp.whole import WholeUnit
 
 States = Mapping[nn.Parameter, Mapping[str, Any]]
 """What an optimizer knows of its parameters: `optimizer.state`."""
@@ -26,7 +25,7 @@ STEP = "step"  # the one key that torch.optim itself treats as a number, whateve
 class Managed(NamedTuple):
     """A unit, and the names its parameters have in the model, in the order of its flat parameter."""
 
-    unit: FlatUnit
+    unit: WholeUnit
     names: list[str]
     device_mesh: Any = None
 
@@ -105,8 +104,3 @@ def agreed_kinds(names: list[str], of_ranks: Iterable[Kinds | None]) -> Kinds:
             + "\nStep the optimizer on every rank, and leave the gradients of shards alone."
         )
     return union
-
-
-def copied(value: Any, to_cpu: bool = False) -> Any:
-    """What an optimizer may change in place is not to change in a state dict, and the other way round."""
-    return copy_value(value, to_cpu) if isinstance(value, Tensor) else deepcopy(value)

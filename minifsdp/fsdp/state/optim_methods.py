@@ -3,21 +3,17 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterable
 from typing import Any
 
 from torch import nn
 from torch.optim import SGD, Optimizer
 
 from minifsdp.comm import Group
-from minifsdp.fsdp.options import OptimStateKeyType, StateDictType
+from minifsdp.fsdp.options import FullOptimStateDictConfig, OptimStateKeyType, ShardedOptimStateDictConfig
 from minifsdp.fsdp.state.from_rank_0 import outline_from_rank_0
 from minifsdp.fsdp.state.methods import StateMethods
-from minifsdp.fsdp.state.optim_dict import from_names, group_of, to_names
+from minifsdp.fsdp.state.optim_dict import StateDict, from_names, group_of, to_names
 from minifsdp.fsdp.state.optim_names import rekey
-
-StateDict = dict[str, Any]
-OptimInput = Iterable[nn.Parameter] | list[StateDict] | None
 
 
 class OptimStateMethods:
@@ -49,15 +45,9 @@ class OptimStateMethods:
             RuntimeError: a rank has no state for a parameter of which others have it.
             ValueError: a state is neither per element nor per parameter, or a parameter is not the model's.
         """
-        settings = StateMethods.get_state_dict_type(model)
+        state_dict = optim.state_dict() if optim_state_dict is None else optim_state_dict
         return to_names(
-            model,
-            optim,
-            optim.state_dict() if optim_state_dict is None else optim_state_dict,
-            full=settings.state_dict_type is StateDictType.FULL_STATE_DICT,
-            rank0_only=getattr(settings.optim_state_dict_config, "rank0_only", False),
-            to_cpu=settings.optim_state_dict_config.offload_to_cpu,
-            group=group,
+            model, optim, state_dict, StateMethods.get_state_dict_type(model).optim_state_dict_config, group
         )
 
     @staticmethod
@@ -87,10 +77,11 @@ class OptimStateMethods:
             ValueError: it has no "state", or has numbers for keys; or a shard's parameters were trained apart, for
                 another number of steps or in groups that differ.
         """
-        settings = StateMethods.get_state_dict_type(model)
-        is_full = settings.state_dict_type is StateDictType.FULL_STATE_DICT
-        rank0_only = is_full and getattr(settings.optim_state_dict_config, "rank0_only", False)
-        result = load(model, optim, optim_state_dict, is_named_optimizer, rank0_only, group)
+        config = StateMethods.get_state_dict_type(model).optim_state_dict_config
+        rank0_only = getattr(config, "rank0_only", False)
+        source = group_of(model, group) if rank0_only else None
+        saved = outline_from_rank_0(optim_state_dict, source) if source else optim_state_dict
+        result = from_names(model, optim, saved, is_named_optimizer, source)
         if load_directly:
             optim.load_state_dict(result)
         return result
@@ -99,48 +90,39 @@ class OptimStateMethods:
 
     @staticmethod
     def full_optim_state_dict(
-        model: nn.Module,
-        optim: Optimizer,
-        optim_input: OptimInput = None,
-        rank0_only: bool = True,
-        group: Group | None = None,
+        model: nn.Module, optim: Optimizer, optim_input: Any = None, rank0_only: bool = True, group: Group | None = None
     ) -> StateDict:
         """`optim_state_dict` in FULL form, whatever is set."""
-        warn_legacy("full_optim_state_dict", "optim_state_dict")
-        warn_optim_input(optim_input)
-        return to_names(model, optim, optim.state_dict(), full=True, rank0_only=rank0_only, to_cpu=True, group=group)
+        warn_legacy("full_optim_state_dict", "optim_state_dict", optim_input)
+        return to_names(model, optim, optim.state_dict(), FullOptimStateDictConfig(rank0_only=rank0_only), group)
 
     @staticmethod
     def sharded_optim_state_dict(model: nn.Module, optim: Optimizer, group: Group | None = None) -> StateDict:
         """`optim_state_dict` in SHARDED form, whatever is set."""
         warn_legacy("sharded_optim_state_dict", "optim_state_dict")
-        return to_names(model, optim, optim.state_dict(), full=False, rank0_only=False, to_cpu=True, group=group)
+        return to_names(model, optim, optim.state_dict(), ShardedOptimStateDictConfig(), group)
 
     @staticmethod
     def shard_full_optim_state_dict(
-        full_optim_state_dict: StateDict,
-        model: nn.Module,
-        optim_input: OptimInput = None,
-        optim: Optimizer | None = None,
+        full_optim_state_dict: StateDict, model: nn.Module, optim_input: Any = None, optim: Optimizer | None = None
     ) -> StateDict:
         """`optim_state_dict_to_load` where every rank has the full state dict; no communication."""
-        warn_legacy("shard_full_optim_state_dict", "optim_state_dict_to_load")
-        warn_optim_input(optim_input)
-        return load(model, optim or stand_in(model, optim_input), full_optim_state_dict)
+        warn_legacy("shard_full_optim_state_dict", "optim_state_dict_to_load", optim_input)
+        return from_names(model, optim or stand_in(model, optim_input), full_optim_state_dict)
 
     @staticmethod
     def scatter_full_optim_state_dict(
         full_optim_state_dict: StateDict | None,
         model: nn.Module,
-        optim_input: OptimInput = None,
+        optim_input: Any = None,
         optim: Optimizer | None = None,
         group: Group | None = None,
     ) -> StateDict:
         """`optim_state_dict_to_load` where rank 0 has the full state dict, and sends one state after the other."""
-        warn_legacy("scatter_full_optim_state_dict", "optim_state_dict_to_load")
-        warn_optim_input(optim_input)
-        optim = optim or stand_in(model, optim_input)
-        return load(model, optim, full_optim_state_dict or {}, rank0_only=True, group=group)
+        warn_legacy("scatter_full_optim_state_dict", "optim_state_dict_to_load", optim_input)
+        source = group_of(model, group)
+        saved = outline_from_rank_0(full_optim_state_dict or {}, source)
+        return from_names(model, optim or stand_in(model, optim_input), saved, source=source)
 
     @staticmethod
     def flatten_sharded_optim_state_dict(
@@ -148,14 +130,14 @@ class OptimStateMethods:
     ) -> StateDict:
         """`optim_state_dict_to_load` of what `sharded_optim_state_dict` has returned."""
         warn_legacy("flatten_sharded_optim_state_dict", "optim_state_dict_to_load")
-        return load(model, optim, sharded_optim_state_dict)
+        return from_names(model, optim, sharded_optim_state_dict)
 
     @staticmethod
     def rekey_optim_state_dict(
         optim_state_dict: StateDict,
         optim_state_key_type: OptimStateKeyType,
         model: nn.Module,
-        optim_input: OptimInput = None,
+        optim_input: Any = None,
         optim: Optimizer | None = None,
     ) -> StateDict:
         """A state dict by names for an optimizer of the plain model, or the other way round; no communication.
@@ -175,38 +157,26 @@ class OptimStateMethods:
         return rekey(optim_state_dict, optim_state_key_type, model, optim or stand_in(model, optim_input))
 
 
-def load(
-    model: nn.Module,
-    optim: Optimizer,
-    state_dict: StateDict,
-    is_named: bool = False,
-    rank0_only: bool = False,
-    group: Group | None = None,
-) -> StateDict:
-    source = group_of(model, group) if rank0_only else None
-    saved = state_dict if source is None else outline_from_rank_0(state_dict, source)
-    return from_names(model, optim, saved, is_named=is_named, source=source)
-
-
-def stand_in(model: nn.Module, optim_input: OptimInput) -> Optimizer:
+def stand_in(model: nn.Module, optim_input: Any) -> Optimizer:
     """An optimizer that numbers the parameters as the one that was made from `optim_input`."""
     return SGD(model.parameters() if optim_input is None else optim_input, lr=0.0)
 
 
-def warn_legacy(old: str, new: str) -> None:
+def warn_legacy(old: str, new: str, optim_input: Any = None) -> None:
     warnings.warn(
         f"``FullyShardedDataParallel.{old}``is being deprecated and is replaced by ``FullyShardedDataParallel.{new}``. "
         f"``FullyShardedDataParallel.{old}`` may be removed after PyTorch 2.2.",
         FutureWarning,
         stacklevel=3,
     )
+    warn_optim_input(optim_input, stacklevel=4)
 
 
-def warn_optim_input(optim_input: OptimInput) -> None:
+def warn_optim_input(optim_input: Any, stacklevel: int = 3) -> None:
     if optim_input is not None:
         warnings.warn(
             "The `optim_input` argument is deprecated and will be removed after PyTorch 1.13. You may remove it from "
             "your code without changing its functionality.",
             FutureWarning,
-            stacklevel=3,
+            stacklevel=stacklevel,
         )

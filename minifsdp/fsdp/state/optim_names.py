@@ -11,6 +11,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from minifsdp.fsdp.options import OptimStateKeyType, ours
+from minifsdp.fsdp.orig_params import OrigParamsUnit
 from minifsdp.fsdp.state.methods import StateMethods
 from minifsdp.fsdp.state.names import clean_name
 from minifsdp.fsdp.state.optim_kinds import Managed
@@ -51,19 +52,50 @@ def parameters_of(optim: Optimizer) -> list[nn.Parameter]:
     return [p for group in optim.param_groups for p in group["params"]]
 
 
-def check_known(params: Iterable[nn.Parameter], names: ParamNames) -> None:
-    for p in params:
-        if p not in names:
-            name, _ = getattr(p, TAKEN_AS, ("of another model", None))
-            raise ValueError(
-                f"The optimizer has a parameter {tuple(p.shape)}, {name}, that the model has not: build the optimizer "
-                "from the parameters of the wrapped model, after wrapping"
+class Known:
+    """What is known of an optimizer's parameters.
+
+    Attributes:
+        params: they, in the order in which a state dict numbers them.
+        managed: the model's units.
+        names: of all that the model has.
+        keys: how the optimizer's own state dict calls them: by number, or, if it `is_named`, as the model does.
+        unmanaged: those that are in no unit.
+
+    Raises:
+        ValueError: the model has not one of them; or the optimizer's steps need whole gradients.
+        AssertionError: they are whole at present, what the optimizer has of them is not.
+    """
+
+    def __init__(self, model: nn.Module, optim: Optimizer, is_named: bool = False) -> None:
+        check_not_summoned(model)
+        self.params, self.managed = parameters_of(optim), find_managed(model)
+        self.names = parameter_names(model, self.managed)
+        for p in self.params:
+            if p not in self.names:
+                name, _ = getattr(p, TAKEN_AS, ("of another model", None))
+                raise ValueError(
+                    f"The optimizer has a parameter {tuple(p.shape)}, {name}, that the model has not: build the "
+                    "optimizer from the parameters of the wrapped model, after wrapping"
+                )
+        of_model: dict[nn.Parameter, Hashable] = {p: name for name, p in model.named_parameters()}
+        self.keys = of_model if is_named else {p: number for number, p in enumerate(self.params)}
+        in_units = {p for one in self.managed for p in one.unit.shards}
+        self.unmanaged = [p for p in self.params if p not in in_units]
+
+    def names_in(self, group: Mapping[str, Any]) -> list[str]:
+        """The original parameters in one of the optimizer's groups."""
+        return [name for p in group["params"] for name in self.names[p]]
+
+
+def check_not_summoned(model: nn.Module) -> None:
+    for instance in StateMethods.fsdp_modules(model):
+        unit = instance._unit
+        if isinstance(unit, OrigParamsUnit) and unit.flat.ranks > 1 and instance._summoned is not None:
+            raise AssertionError(
+                f"the parameters of {unit.title} are whole inside summon_full_params, the optimizer's states of them "
+                "are sharded: call optim_state_dict and optim_state_dict_to_load outside"
             )
-
-
-def keys_of(model: nn.Module, params: list[nn.Parameter], is_named: bool) -> dict[nn.Parameter, Hashable]:
-    """How the optimizer's own state dict calls its parameters: by number, or, if `is_named`, as the model does."""
-    return {p: name for name, p in model.named_parameters()} if is_named else {p: i for i, p in enumerate(params)}
 
 
 def settings_of(group: Mapping[str, Any]) -> dict[str, Any]:
@@ -71,19 +103,19 @@ def settings_of(group: Mapping[str, Any]) -> dict[str, Any]:
     return {key: copy.deepcopy(value) for key, value in group.items() if key not in ("params", "param_names")}
 
 
-def match_groups(optim: Optimizer, saved: list[dict[str, Any]], names: ParamNames) -> list[dict[str, Any]]:
-    """For each of the optimizer's groups the settings of the saved group that has the same parameters.
+def match_groups(optim: Optimizer, saved: list[dict[str, Any]], known: Known) -> list[dict[str, Any]]:
+    """The optimizer's groups, each with the settings of the saved group that has the same parameters.
 
     Raises:
         KeyError: a saved group has a parameter that the model has not.
         ValueError: the parameters of one group here were in groups that differ; or in none.
     """
     home = {name: settings_of(group) for group in saved for name in group["params"]}
-    for name in home.keys() - {name for in_one in names.values() for name in in_one}:
+    for name in home.keys() - {name for in_one in known.names.values() for name in in_one}:
         raise KeyError(f"{name}: the saved optimizer has this parameter, the model has not")
     matched = []
     for index, group in enumerate(optim.param_groups):
-        inside = [name for p in group["params"] for name in names[p]]
+        inside = known.names_in(group)
         found = {name: home[name] for name in inside if name in home}
         settings = next(iter(found.values()), None)
         if settings is None:
@@ -95,7 +127,7 @@ def match_groups(optim: Optimizer, saved: list[dict[str, Any]], names: ParamName
                 f"{next(iter(found))} and {name} were in parameter groups that differ, here they are in one: pass "
                 "use_orig_params=True, or wrap the modules of one group as units of their own"
             )
-        matched.append(settings)
+        matched.append(settings | {"params": [known.keys[p] for p in group["params"]]})
     return matched
 
 
@@ -110,19 +142,17 @@ def rekey(
         raise ValueError(f"Invalid parameter keys: {state.keys()}")
     if types == {str if to_names else int}:
         return state_dict
-    names = parameter_names(model, find_managed(model))
-    for in_one in names.values():
+    known = Known(model, optim)
+    for in_one in known.names.values():
         if len(in_one) != 1:
             raise RuntimeError(
                 f"Each parameter should only map to one parameter name but got {len(in_one)}: {in_one}: pass the "
                 "model that is not wrapped, or one wrapped with use_orig_params=True"
             )
-    ids = {names[p][0]: i for i, p in enumerate(parameters_of(optim))}
+    new: dict[Any, Any] = {number: known.names[p][0] for p, number in known.keys.items()}
     if to_names:
-        new: dict[Any, Any] = {i: name for name, i in ids.items()}
-        groups = [settings_of(group) | {"params": [new[i] for i in group["params"]]} for group in groups]
-    else:  # which `load_state_dict` takes by place
-        new = dict(ids)
-        places = ([ids[names[p][0]] for p in group["params"]] for group in optim.param_groups)
-        groups = [g | {"params": params} for g, params in zip(match_groups(optim, groups, names), places, strict=True)]
+        groups = [settings_of(group) | {"params": [new[number] for number in group["params"]]} for group in groups]
+    else:
+        new = {name: number for number, name in new.items()}
+        groups = match_groups(optim, groups, known)
     return {"state": {new.get(key, key): value for key, value in state.items()}, "param_groups": groups}

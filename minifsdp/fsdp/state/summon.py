@@ -15,11 +15,11 @@ import torch
 from torch import Tensor
 
 from minifsdp import device
-from minifsdp.fsdp.flat_unit import FlatUnit
 from minifsdp.fsdp.options import ShardingStrategy
 from minifsdp.fsdp.orig_params import OrigParamsUnit
 from minifsdp.fsdp.state import gradients
 from minifsdp.fsdp.state.names import FLAT_PARAM
+from minifsdp.fsdp.whole import WholeUnit
 
 if TYPE_CHECKING:
     from minifsdp.fsdp.state.methods import StateMethods
@@ -85,6 +85,22 @@ def check(how: Summon, instances: Iterable[StateMethods]) -> None:
         )
 
 
+def check_forward(instance: StateMethods) -> None:
+    """Before a forward of what is summoned: it communicates with nobody, so nothing inside may have to.
+
+    Raises:
+        ValueError: with torch's text, it is called where the parameters are not, or has units inside that would gather.
+    """
+    how = instance._summoned
+    inside = [m for m in instance.fsdp_modules(instance) if m._summoned is None]
+    if how is not None and how.rank0_only and (inside or not how.is_for(instance.rank)):
+        raise ValueError(
+            "expected to be in states [<TrainingState.IDLE: 1>] but current state is TrainingState.SUMMON_FULL_PARAMS: "
+            f"a forward of {type(instance.module).__name__} inside summon_full_params(rank0_only=True) is for rank 0 "
+            "alone, and for recurse=True; pass rank0_only=False, or the ranks would wait for each other"
+        )
+
+
 def runs(instance: StateMethods) -> bool:
     """Whether a forward or a backward is under way; one that has raised is over."""
     in_forward = instance._engine is not None and instance._engine.forward_runs
@@ -109,26 +125,23 @@ def exposed(instance: StateMethods, how: Summon) -> Iterator[None]:
             "Cannot manually unshard parameters when already unsharding parameters: "
             f"{how} inside {before}, which does not give it"
         )
-    if unit is None or before is not None:
+    if before is not None:
         yield
         return
     with ExitStack() as stack:
         instance._summoned = how
         stack.callback(setattr, instance, "_summoned", None)
-        full = stack.enter_context(unit.whole())
-        is_copy = instance.sharding_strategy is not NO_SHARD
-        if not how.is_for(instance.rank):
-            if is_copy:
+        if unit is not None:
+            full, has_it = stack.enter_context(unit.whole()), how.is_for(instance.rank)
+            if has_it:
+                shown = full.to("cpu", copy=True) if how.offload_to_cpu else full
+                stack.enter_context(_in_modules(instance, unit, shown, how))
+            if instance.sharding_strategy is not NO_SHARD and (how.offload_to_cpu or not has_it):
                 device.free(full)
-        else:
-            if how.offload_to_cpu and is_copy:
-                on_device, full = full, full.to("cpu", copy=True)
-                device.free(on_device)
-            stack.enter_context(_in_modules(instance, unit, full, how))
         yield
 
 
-def _check_no_gradients(unit: FlatUnit) -> None:
+def _check_no_gradients(unit: WholeUnit) -> None:
     places = (users[0] for users in unit.places)
     found = [place.name for place in places if getattr(place.module, place.attribute).grad is not None]
     if found:
@@ -139,7 +152,7 @@ def _check_no_gradients(unit: FlatUnit) -> None:
 
 
 @contextmanager
-def _in_modules(instance: StateMethods, unit: FlatUnit, full: Tensor, how: Summon) -> Iterator[None]:
+def _in_modules(instance: StateMethods, unit: WholeUnit, full: Tensor, how: Summon) -> Iterator[None]:
     """Parameters as views of `full` [P], in place of the flat parameter."""
     flat = instance.module._parameters.pop(FLAT_PARAM, None)
     slices = gradients.take(unit)

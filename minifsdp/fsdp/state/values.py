@@ -10,6 +10,7 @@ cut: every rank has it (torch/distributed/fsdp/_shard_utils.py).
 
 from __future__ import annotations
 
+from copy import deepcopy
 from typing import Any
 
 import torch
@@ -38,10 +39,10 @@ def shard_value(full: Tensor, group: Group, device_mesh: Any = None, to_cpu: boo
         A DTensor if there is a mesh, else a ShardedTensor; a copy of `full` if it has no rows to share out.
     """
     if full.dim() == 0 or full.numel() == 0:
-        return copy_value(full, to_cpu)
+        return copied(full, to_cpu)
     rows = -(-len(full) // group.size())
     low = rows * group.rank()
-    local = copy_value(full[low : low + rows], to_cpu).contiguous()
+    local = copied(full[low : low + rows], to_cpu).contiguous()
     if device_mesh is None:
         return sharded_tensor(local, rows, full.shape, group)
     from torch.distributed.tensor import DTensor, Replicate  # takes half a second to import
@@ -61,7 +62,7 @@ def sharded_tensor(local: Tensor, rows: int, shape: torch.Size, group: Group) ->
         low, holder = min(rank * rows, shape[0]), dist.get_global_rank(group, rank)
         lies_on = f"cuda:{holder % torch.cuda.device_count()}" if device.type == "cuda" else device.type
         placement = _remote_device(f"rank:{holder}/{device if rank == group.rank() else lies_on}")
-        offsets, sizes = [low, *[0] * (len(shape) - 1)], [min(rows, shape[0] - low), *shape[1:]]
+        offsets, sizes = ([low, *[0] * (len(shape) - 1)], [min(rows, shape[0] - low), *shape[1:]])
         metadata.append(ShardMetadata(offsets, sizes, placement))
     # A rank without rows has an empty shard: a value without any would be left out on loading (default_planner.py).
     mine = [Shard(local, metadata[group.rank()])]
@@ -97,32 +98,40 @@ def full_value(value: Any, group: Group, device: torch.device) -> Tensor:
     shape, dtype = value.metadata().size, value.metadata().tensor_properties.dtype
     rows = -(-shape[0] // group.size())
     local = torch.zeros(rows, *shape[1:], dtype=dtype, device=device)
-    for shard in local_rows(value, rows, group):
-        local[: len(shard)].copy_(shard)
+    into_rows(local, value, group)
     full = torch.empty(rows * group.size(), *shape[1:], dtype=dtype, device=device)
     comm.all_gather(full.view(-1), local.view(-1), group).wait()
     return full[: shape[0]]
 
 
-def local_rows(value: Any, rows: int, group: Group) -> list[Tensor]:
-    """What this rank holds of a ShardedTensor: one tensor, or none.
+def into_rows(local: Tensor, value: Any, group: Group) -> None:
+    """Copy what this rank holds of a ShardedTensor to `local`.
 
     Raises:
-        RuntimeError: the tensor is not cut into pieces of `rows` rows, one per rank of the group.
+        RuntimeError: the tensor is not cut into pieces of as many rows as `local` has, one per rank of the group.
     """
     if not isinstance(value, ShardedTensor):
         raise AssertionError(f"Tensors in local_state_dict should be ShardedTensor, not {type(value).__name__}.")
     cuts = [(s.shard_offsets[0], s.shard_sizes[0]) for s in value.metadata().shards_metadata if s.shard_sizes[0]]
-    length = value.metadata().size[0]
+    rows, length = len(local), value.metadata().size[0]
     expected = [(low, min(rows, length - low)) for low in range(0, length, rows)]
     if sorted(cuts) != expected:
         raise RuntimeError(
             f"A ShardedTensor of {length} rows is cut into {[size for _, size in sorted(cuts)]}, but {group.size()} "
             f"ranks hold {[size for _, size in expected]}: load it through torch.distributed.checkpoint, which reshards"
         )
-    return [shard.tensor for shard in value.local_shards()]
+    for shard in value.local_shards():
+        local[: len(shard.tensor)].copy_(shard.tensor)
 
 
-def copy_value(tensor: Tensor, to_cpu: bool) -> Tensor:
-    """A copy that shares no memory: on CPU, `.cpu()` would be none."""
-    return tensor.detach().to("cpu", copy=True) if to_cpu else tensor.detach().clone()
+def storage_of(value: Any) -> int:
+    """Where a tensor's memory begins; no place if it is not one, or has no storage of its own, as a sparse one."""
+    has_storage = isinstance(value, Tensor) and not is_sharded(value) and value.layout is torch.strided
+    return value.untyped_storage().data_ptr() if has_storage else -1
+
+
+def copied(value: Any, to_cpu: bool = False) -> Any:
+    """A copy that shares no memory, with `to_cpu` of a tensor in host memory: on CPU, `.cpu()` would be none."""
+    if not isinstance(value, Tensor):
+        return deepcopy(value)
+    return value.detach().to("cpu", copy=True) if to_cpu else value.detach().clone()

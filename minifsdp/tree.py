@@ -12,17 +12,17 @@ from torch.nn.utils.rnn import PackedSequence
 from torch.utils._pytree import tree_leaves
 
 
-def tensors(tree: Any) -> Iterator[Tensor]:
+def tensors_in(tree: Any) -> Iterator[Tensor]:
     """The tensors in any nesting of containers and dataclasses."""
     for leaf in tree_leaves(tree):
         if isinstance(leaf, Tensor):
             yield leaf
         elif isinstance(leaf, Mapping):  # one that tree_leaves does not know, as a subclass of dict
-            yield from tensors(list(leaf.values()))
+            yield from tensors_in(list(leaf.values()))
         elif isinstance(leaf, list | tuple | set | frozenset):
-            yield from tensors(list(leaf))
-        elif dataclasses.is_dataclass(leaf):
-            yield from tensors([getattr(leaf, field.name) for field in dataclasses.fields(leaf)])
+            yield from tensors_in(list(leaf))
+        elif dataclasses.is_dataclass(leaf) and not isinstance(leaf, type):
+            yield from tensors_in([getattr(leaf, field.name) for field in dataclasses.fields(leaf)])
 
 
 def map_tensors(change: Callable[[Tensor], Tensor], tree: Any) -> Any:
@@ -32,7 +32,8 @@ def map_tensors(change: Callable[[Tensor], Tensor], tree: Any) -> Any:
         case Tensor():
             return change(tree)
         case PackedSequence():
-            return tree._replace(data=change(tree.data))
+            order = {key: recurse(getattr(tree, key)) for key in ("sorted_indices", "unsorted_indices")}
+            return tree._replace(data=change(tree.data), **order)  # batch_sizes stays on CPU
         case Mapping():
             copy: Any = tree.copy() if hasattr(tree, "copy") else dict(tree)
             for key, value in tree.items():
