@@ -47,6 +47,10 @@ CLAIMS = {
     "06": ["C14"],
     "07": ["C15"],
     "08": ["C4", "C16", "C43"],
+    "09": ["C17", "C18", "C41"],
+    "10a": ["C9", "C19", "C20", "C21"],
+    "10b": ["C22", "C23", "C41", "C42"],
+    "11": ["C25", "C44"],
 }
 LABS = sorted({*CLAIMS, *all_labs()})
 REFERENCES = [ref for lab in LABS for ref in lab_references(lab)]

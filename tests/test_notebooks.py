@@ -34,7 +34,7 @@ CASES = [f"{lab}-{kind}" for kind in ("blank", "written") for lab in all_labs()]
 # What may differ once the answers are written: that they are.
 WRITTEN = r"""
 [state of an exercise]
-regex: (\d+\.\d+ \w+): (not attempted, reference in use|yours: passed.*)
+regex: (\d+[a-z]?\.\d+ \w+): (not attempted, reference in use|yours: passed.*)
 replace: \1: PIECE
 
 [pieces of a plot]

@@ -29,7 +29,7 @@ class RecastUnit(WholeUnit):
 
     @property
     def _shares_memory(self) -> bool:
-        return self.full.untyped_storage()._cdata == self.flat.shard.untyped_storage()._cdata
+        return bool(self.full.untyped_storage()._cdata == self.flat.shard.untyped_storage()._cdata)
 
     def follow(self) -> None:
         self.adapt()

@@ -19,7 +19,7 @@ from minifsdp.course.workshop import catalogue, copies, editions, progress
 
 GIB = 2**30
 HERE = Path()
-app = new_app(no_args_is_help=True, help="Labs 00 to 08: copy one, check answers, get hints, see how far you are.")
+app = new_app(no_args_is_help=True, help="Labs 00 to 11: copy one, check answers, get hints, see how far you are.")
 APPS = {"lab": app}
 
 Lab = Annotated[str, typer.Argument(metavar="NN", help="Number of the lab, such as 05.")]

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from minifsdp.fsdp.options import StateDictType
 from minifsdp.fsdp.state.names import FLAT_PARAM, WRAPPED, clean_name
 from minifsdp.fsdp.state.summon import Summon, exposed
-from minifsdp.fsdp.state.values import full_value, into_rows, is_sharded
+from minifsdp.sharded_values import full_value, into_rows, is_sharded
 
 if TYPE_CHECKING:
     from minifsdp.fsdp.state.methods import StateMethods

@@ -23,8 +23,8 @@ from torch import Tensor, nn
 
 from minifsdp import comm, device
 from minifsdp.fsdp.state.optim_kinds import Managed, States, agree, has_elements, is_dtype
-from minifsdp.fsdp.state.values import copied
 from minifsdp.fsdp.whole import WholeUnit
+from minifsdp.sharded_values import copied
 
 NamedStates = dict[str, dict[str, Any]]
 """Optimizer states by qualified names."""

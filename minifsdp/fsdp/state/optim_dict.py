@@ -22,7 +22,7 @@ from minifsdp.fsdp.state.methods import StateMethods
 from minifsdp.fsdp.state.optim import gather_states, scatter_states
 from minifsdp.fsdp.state.optim_kinds import Managed
 from minifsdp.fsdp.state.optim_names import Known, match_groups, settings_of
-from minifsdp.fsdp.state.values import copied, full_value, is_sharded, shard_value
+from minifsdp.sharded_values import copied, full_value, is_sharded, shard_value
 
 StateDict = dict[str, Any]
 

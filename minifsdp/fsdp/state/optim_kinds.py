@@ -13,8 +13,8 @@ import torch
 from torch import Tensor, nn
 
 from minifsdp import comm
-from minifsdp.fsdp.state.values import copied, is_sharded
 from minifsdp.fsdp.whole import WholeUnit
+from minifsdp.sharded_values import copied, is_sharded
 
 States = Mapping[nn.Parameter, Mapping[str, Any]]
 """What an optimizer knows of its parameters: `optimizer.state`."""

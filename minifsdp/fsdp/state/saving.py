@@ -19,7 +19,7 @@ from minifsdp.fsdp.options import StateDictType
 from minifsdp.fsdp.orig_params import OrigParamsUnit
 from minifsdp.fsdp.state.names import FLAT_PARAM, clean_name
 from minifsdp.fsdp.state.summon import Summon, exposed
-from minifsdp.fsdp.state.values import copied, is_sharded, shard_value, sharded_tensor, storage_of
+from minifsdp.sharded_values import copied, is_sharded, shard_value, sharded_tensor, storage_of
 
 if TYPE_CHECKING:
     from minifsdp.fsdp.state.methods import StateMethods

@@ -1,0 +1,645 @@
+"""The checks of lab 10a."""
+
+from typing import ClassVar
+from zlib import crc32
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+from torch.optim import AdamW
+
+from minifsdp import comm
+from minifsdp.course.launch import rank_device
+from minifsdp.course.ledger import Ledger
+from minifsdp.course.workshop.checking import AnswerError, expect, on_ranks
+from minifsdp.flat_param import FlatParameter, find_parameters
+from minifsdp.fsdp import FullyShardedDataParallel
+
+# 10a.1 A policy by size
+
+
+@pytest.mark.exercise(id="10a.1")
+def test_by_size(answer, variant):
+    """Both questions, at the least number and one below it, for modules and for what is spared."""
+    least = 10 * variant.size
+    plain = nn.Linear(4 * least, 1, bias=False)  # inner units have the rest of its elements, as far as they are told
+    attention, containers = nn.MultiheadAttention(4, 2), (nn.ModuleList(), nn.ModuleDict())
+
+    def ask(module, recurse, numel):
+        return answer(module=module, recurse=recurse, nonwrapped_numel=numel, least=least)
+
+    enough, edge = "enough elements are left, so it is a unit", "`least` elements are enough"
+    slips = {
+        True: {
+            4 * least: "no unit is ever found in what nobody looks into: the way down has to be answered as well",
+            least: edge,
+            least - 1: "what has fewer than `least` can hold no unit either: it need not be looked into",
+        },
+        False: {
+            4 * least: enough,
+            0: "`nonwrapped_numel` is the question: counting the module's parameters counts those of inner units, too",
+            least: edge,
+            least - 1: "too few elements are left for a unit; `least` is in elements, not in bytes",
+        },
+    }
+    for recurse, question in ((True, "shall it be looked into"), (False, "shall it be a unit")):
+        for left, slip in slips[recurse].items():
+            module = nn.Linear(left, 1, bias=False) if recurse else plain
+            expect(f"{question}, {left} elements left of {least}", ask(module, recurse, left), left >= least, slip=slip)
+    into = "an `nn.MultiheadAttention` uses its children's weights without calling them: they must not become units"
+    expect("shall an nn.MultiheadAttention be looked into", ask(attention, True, least), False, slip=into)
+    itself = "the attention itself is called, and can be a unit; only what is in it cannot"
+    expect("shall an nn.MultiheadAttention be a unit", ask(attention, False, least), True, slip=itself)
+    for each in containers:
+        name = type(each).__name__
+        slip = "nobody calls it, so a unit of it would never be gathered"
+        expect(f"shall an nn.{name} be a unit", ask(each, False, least), False, slip=slip)
+        slip = "what is in a container may well be a unit: it has to be looked into"
+        expect(f"shall an nn.{name} be looked into", ask(each, True, least), True, slip=slip)
+
+
+# 10a.2 The walk
+
+
+class Unit(nn.Module):
+    """What `wrap` returns in the check; holds what it has wrapped, and its name."""
+
+    def __init__(self, module):
+        super().__init__()
+        self.inside = module
+
+
+class Twice(nn.Module):
+    """A layer under two names, and a name under which there is none."""
+
+    def __init__(self, layer, size):
+        super().__init__()
+        self.first, self.none, self.own, self.again = layer, None, nn.Linear(size, 2), layer
+
+
+def tree(size):
+    """A model with an inner tree, a module under three names in two parents, and one that nobody is to look into."""
+    shared = nn.Linear(size, size)
+    model = nn.Module()
+    model.stem = nn.Linear(size, 3)
+    model.body = nn.ModuleList([Twice(shared, size), nn.Sequential(nn.Linear(2, size), shared), nn.Tanh()])
+    model.closed = nn.Sequential(nn.Linear(size, 4))
+    model.weight = nn.Parameter(torch.zeros(size))
+    return model
+
+
+def walk(module, policy, wrap):
+    """The same by other means: from a list of all modules, children before parents."""
+    taken, made = {}, {}
+
+    def inside(parent):
+        return [child for child in parent._modules.values() if child is not None]
+
+    def look(child):
+        if child in taken:
+            return
+        numel = sum(p.numel() for p in set(child.parameters()))
+        taken[child] = 0
+        if policy(module=child, recurse=True, nonwrapped_numel=numel):
+            children = set(inside(child))
+            below(child)
+            taken[child] = sum(taken[each] for each in children)
+            if policy(module=child, recurse=False, nonwrapped_numel=numel - taken[child]):
+                taken[child], made[child] = numel, wrap(child)
+
+    def below(parent):
+        for child in inside(parent):
+            look(child)
+        for name, child in list(parent._modules.items()):
+            if child in made:
+                parent._modules[name] = made[child]
+
+    def count(parent):
+        children = set(inside(parent))
+        below(parent)
+        return sum(taken[each] for each in children)
+
+    return count(module)
+
+
+def observe_walk(answer, size):
+    """Questions, wrappings in order, names of units afterwards, and the number returned."""
+    model = tree(size)
+    names = {module: name for name, module in model.named_modules()}
+    asked, wrapped = [], []
+
+    def policy(module, recurse, nonwrapped_numel):
+        name = names.get(module, "what wrap returned")
+        asked.append((name, "look into it" if recurse else "wrap it", nonwrapped_numel))
+        return name != "closed" if recurse else isinstance(module, (nn.Linear, Twice))
+
+    def wrap(module):
+        wrapped.append(names.get(module, "what wrap returned"))
+        return Unit(module)
+
+    returned = answer(model, policy, wrap)
+    found = {name: m for name, m in model.named_modules(remove_duplicate=False) if isinstance(m, Unit)}
+    where = sorted(name.replace(".inside", "") for name in found)
+    return asked, wrapped, where, len(set(found.values())), returned
+
+
+@pytest.mark.exercise(id="10a.2")
+def test_wrap_where(answer, variant):
+    """Asked in order and once each, with what is left; wrapped innermost first; in place under every name."""
+    got, wanted = observe_walk(answer, variant.size), observe_walk(walk, variant.size)
+    (asked, wrapped, where, number, returned), (asked_, wrapped_, where_, number_, returned_) = got, wanted
+    into = [each for each in asked if each[1] == "look into it"]
+    up = [each for each in asked if each[1] == "wrap it"]
+    into_, up_ = ([each for each in asked_ if each[1] == what] for what in ("look into it", "wrap it"))
+    if not into:
+        raise AnswerError(
+            "questions with recurse=True: expected one for each module, got none\n"
+            "likely slip: what the policy wants left alone, such as an nn.MultiheadAttention, is known only by asking"
+        )
+    if "" in wrapped or any(name == "" for name, *_ in asked):
+        raise AnswerError(
+            "questions: expected none about `module` itself, got one\n"
+            "likely slip: the outermost module is the caller's business, the walk begins below it"
+        )
+    if any(name.startswith("closed.") for name, *_ in asked):
+        raise AnswerError(
+            "questions about what is in `closed`: expected none, got some\n"
+            "likely slip: the policy said no to recurse=True, so nothing in it is looked at"
+        )
+    if any(name == "what wrap returned" for name, *_ in asked) or "what wrap returned" in wrapped:
+        raise AnswerError(
+            "questions about what `wrap` has returned: expected none, got some\n"
+            "likely slip: wrapped before its children were walked, or replaced while the walk goes on below it"
+        )
+    if len(wrapped) != len(set(wrapped)):
+        raise AnswerError(
+            f"modules given to wrap: expected each once, got {', '.join(wrapped)}\n"
+            "likely slip: a module that is in two places would be two units: remember what has become of each"
+        )
+    if (
+        sorted(wrapped) == sorted(wrapped_)
+        and wrapped != wrapped_
+        and wrapped.index("body.0") < wrapped.index("body.0.own")
+    ):
+        raise AnswerError(
+            f"modules in the order of wrapping: expected {', '.join(wrapped_)}, got {', '.join(wrapped)}\n"
+            "likely slip: the innermost first, or an outer unit takes what its inner ones should have"
+        )
+    if [each[:2] for each in up] == [each[:2] for each in up_]:
+        slip = "on the way up the policy is told what is left, without what units inside have taken"
+        expect("elements told with recurse=False", [e[2] for e in up], [e[2] for e in up_], slip=slip)
+    if [each[:2] for each in into] == [each[:2] for each in into_]:
+        slip = "on the way down the policy is told all elements of the module's parameters"
+        expect("elements told with recurse=True", [e[2] for e in into], [e[2] for e in into_], slip=slip)
+    missing = "a module under several names is one unit under each of them; `named_children()` tells the first alone"
+    expect("questions in order", asked, asked_, slip="each module once: down, then its children, then up")
+    expect("names under which units are found", where, where_, slip=missing)
+    expect("different units", number, number_, slip=missing)
+    slip = "a unit counts with all its elements, whatever inner units hold of them; one in two places once in a parent"
+    expect("elements returned", returned, returned_, slip=slip)
+
+
+# 10a.3 One unit from meta
+
+
+class Counted(nn.Linear):
+    """Knows how often it was reset, and in which order."""
+
+    order: ClassVar[list[str]] = []
+
+    def __init__(self, *args, label, **kwargs):
+        self.label = label
+        super().__init__(*args, **kwargs)
+
+    def reset_parameters(self):
+        if self.label is not None:
+            self.order.append(self.label)
+        super().reset_parameters()
+
+
+class Scaled(nn.Module):
+    """A parameter of its own, and a child that is another unit's."""
+
+    def __init__(self, size):
+        super().__init__()
+        self.scale = nn.Parameter(torch.empty(size))
+        self.inner = Counted(size, size, label="inner")
+
+    def reset_parameters(self):
+        Counted.order.append("scaled")
+        nn.init.normal_(self.scale)
+
+
+class Forgetful(nn.Linear):
+    """Leaves its bias unwritten."""
+
+    def reset_parameters(self):
+        nn.init.normal_(self.weight)
+
+
+def unit_on_meta(size, forgetful=False):
+    """A unit and what it leaves to another one: the linear layer inside of `scaled`."""
+    with torch.device("meta"):
+        unit = nn.Module()
+        unit.first = Counted(size, 3, label="first")
+        unit.scaled = Scaled(size)
+        unit.last = Forgetful(3, 2) if forgetful else Counted(size, 3, label="last")
+    if not forgetful:
+        unit.last.weight = unit.first.weight  # tied, and each with a bias of its own
+    inner = unit.scaled.inner = Counted(size, size, label="inner")
+    return unit, inner
+
+
+def wanted_values(params, seed):
+    """Every module's values, in memory of its own."""
+    torch.manual_seed(seed)
+    values = {}
+    for p in params:
+        values[p] = torch.empty(p.shape)
+    for module in dict.fromkeys(place.module for places in params.values() for place in places):
+        own = {a: next(v for q, v in values.items() if q is p) for a, p in module._parameters.items()}
+        if isinstance(module, Scaled):
+            nn.init.normal_(own["scale"])
+            continue
+        nn.init.kaiming_uniform_(own["weight"], a=5**0.5)
+        bound = own["weight"].shape[1] ** -0.5
+        nn.init.uniform_(own["bias"], -bound, bound)
+    return list(values.values())
+
+
+@pytest.mark.exercise(id="10a.3")
+def test_fill_from_meta(answer, variant):
+    """Each module's own reset, once and in place; nothing recursive, nothing left behind, no other memory."""
+    Counted.order.clear()
+    unit, inner = unit_on_meta(variant.size)
+    params = find_parameters(unit, skip=[inner])
+    before = [(place.module, place.attribute, p) for p, places in params.items() for place in places]
+    inner_values = inner.weight.detach().clone()
+    wanted = wanted_values(params, variant.seed)
+    Counted.order.clear()
+    extra, filled = [], []
+
+    def fill(views, originals):
+        total = sum(ledger.live().values())
+        ledger.reset_peaks()
+        for view in views:
+            view.fill_(7.0)  # unwritten memory has some value or other
+        torch.manual_seed(variant.seed)
+        answer(views, params)
+        extra.append(ledger.peak.total - total)
+        filled.extend(view.detach().clone() for view in views)
+
+    with Ledger() as ledger:
+        FlatParameter(params, 0, variant.ranks, fill, torch.device("cpu"))
+    counts = {name: Counted.order.count(name) for name in ("first", "scaled", "last", "inner")}
+    if counts["inner"] or not torch.equal(inner.weight, inner_values):
+        raise AnswerError(
+            f"resets of a child that is another unit's: expected 0, got {counts['inner']}\n"
+            "likely slip: `reset_parameters` is each module's own: modules that are places of `params`, no children"
+        )
+    slips = {
+        "a module with a weight and a bias has two places, and is reset once": {"first": 2, "last": 2},
+        "a module whose weight is tied has a bias of its own to initialise": {"first": 1, "last": 0},
+        "nobody was reset: memory alone is no value": {"first": 0, "last": 0},
+    }
+    slips = {text: {**counts, **each} for text, each in slips.items()}
+    expect("times that each module was reset", counts, {"first": 1, "scaled": 1, "last": 1, "inner": 0}, slips=slips)
+    order = list(dict.fromkeys(Counted.order))
+    slip = "in the order in which they come in `params`: values are drawn from one generator"
+    expect("modules in the order of their resets", order, ["first", "last", "scaled"], slip=slip)
+    left = [place for place in before if place[0]._parameters[place[1]] is not place[2]]
+    for (view, right), places in zip(zip(filled, wanted, strict=True), params.values(), strict=True):
+        tied = len(places) > 1
+        slip = "the module's Parameter was not in this memory when it was reset"
+        if bool((view == 7.0).all()):
+            slip = "nothing was written: `reset_parameters` writes to the Parameter that it finds in the module"
+        elif bool(view.isnan().any()):
+            slip = "NaN is left: the module was not reset while it had this memory"
+        elif tied:
+            slip = "a tied parameter is one memory at all of its places: each module that is reset finds the same"
+        expect(f"values of {places[0].name}", view, right, slip=slip)
+    limit = max(view.numel() for view in filled) * 4
+    if extra[0] > limit:
+        raise AnswerError(
+            f"bytes used beside the views: expected none, got {extra[0]}\n"
+            "likely slip: values made elsewhere and copied are a second unit in memory: let modules write in the views"
+        )
+    slip = "the modules keep Parameters of the buffer: put the meta parameters back, the same objects"
+    expect("places that do not have their meta parameter again", len(left), 0, slip=slip)
+    unwritten(answer, variant)
+
+
+def unwritten(answer, variant):
+    unit, inner = unit_on_meta(variant.size, forgetful=True)
+    params = find_parameters(unit, skip=[inner])
+    try:
+        FlatParameter(params, 0, variant.ranks, lambda views, _: answer(views, params), torch.device("cpu"))
+    except RuntimeError as error:
+        slip = "say what is not written, by the name of its first place, and nothing that is"
+        names = ["first.weight", "first.bias", "scaled.scale", "last.weight", "last.bias"]
+        expect("names in the error", [name for name in names if name in str(error)], ["last.bias"], slip=slip)
+        return
+    raise AnswerError(
+        "a module that leaves its bias unwritten: expected RuntimeError, got no error\n"
+        "likely slip: unwritten memory has values like any other: fill the views with NaN first, and look afterwards"
+    )
+
+
+# 10a.4 A param_init_fn
+
+
+class Gained(nn.Module):
+    """A parameter and a buffer of its own, a parameter that is None, and a child."""
+
+    def __init__(self, size):
+        super().__init__()
+        self.gain = nn.Parameter(torch.ones(size))
+        self.register_parameter("absent", None)
+        self.register_buffer("table", torch.ones(3))
+        self.layer = nn.Linear(size, 3)
+
+
+def nested(size):
+    return nn.Sequential(nn.Embedding(5, size), nn.Sequential(nn.Linear(size, size), nn.Tanh()), Gained(size))
+
+
+def reset_own(module):
+    for t in (*module._parameters.values(), *module._buffers.values()):
+        if t is not None:
+            nn.init.normal_(t)
+
+
+def seeded(module, name, seed):
+    """What `reset_own` makes of a module by that name."""
+    torch.manual_seed(seed + crc32(name.encode()))
+    own = {**module._parameters, **module._buffers}
+    return {key: torch.empty(t.shape).normal_() for key, t in own.items() if t is not None}
+
+
+@pytest.mark.exercise(id="10a.4")
+def test_initialiser(answer, variant):
+    """Own tensors alone, seeded by name, in any order, after wrapping too; NaN is found and named."""
+    seed, where = variant.seed + 11, torch.device("cpu")
+    for start in ("meta", "cpu"):
+        for backwards in (False, True):
+            initialised(answer, variant.size, seed, where, start, backwards)
+    with torch.device("meta"):
+        model = nested(variant.size)
+    forgets = answer(model, lambda module: nn.init.ones_(next(iter(module._parameters.values()))), where, seed)
+    try:
+        for module in model.modules():
+            forgets(module)
+    except RuntimeError as error:
+        slip = "name what is not written with its module's name in `model`, and nothing that is written"
+        expect(
+            "names in the error", [n for n in ("1.0.bias", "1.0.weight") if n in str(error)], ["1.0.bias"], slip=slip
+        )
+    else:
+        raise AnswerError(
+            "a reset that leaves a bias unwritten: expected RuntimeError, got no error\n"
+            "likely slip: `to_empty` gives memory with any values in it: fill it with NaN before `reset`, look after"
+        )
+
+
+def initialised(answer, size, seed, where, start, backwards):
+    with torch.device(start):
+        model = nested(size)
+    calls = []
+
+    def reset(module):
+        calls.append(names[module])
+        if torch.is_grad_enabled():
+            raise AnswerError(
+                "gradients while reset runs: expected not to be recorded\n"
+                "likely slip: writing into a parameter is nothing to differentiate: `torch.no_grad()`"
+            )
+        reset_own(module)
+
+    names = {module: name for name, module in model.named_modules()}
+    children = {id(t): name for name, t in model.named_parameters()}
+    function = answer(model, reset, where, seed)
+    if not callable(function):
+        raise AnswerError("what it returns: expected a function of one module, got none\nlikely slip: return it")
+    modules = list(model.modules())
+    model._modules["1"] = nn.Sequential(
+        model._modules["1"]
+    )  # as wrapping does: a level more, after the names were told
+    for module in reversed(modules) if backwards else modules:
+        others = {id(p) for m in modules if m is not module for p in m._parameters.values() if p is not None}
+        function(module)
+        now = {id(p) for m in modules if m is not module for p in m._parameters.values() if p is not None}
+        if others != now:
+            raise AnswerError(
+                f"parameters of other modules after {names[module] or 'the model'} was initialised: expected the same, "
+                "got others\nlikely slip: `to_empty` goes down into the children unless `recurse=False`"
+            )
+    where_from = f"from {start}, {'last module first' if backwards else 'in order'}"
+    del children
+    wanted_calls = ["0", "1.0", "2", "2.layer"]
+    slips = {"a module that has nothing of its own is none of its business": [names[module] for module in modules]}
+    expect(
+        f"modules that were reset, {where_from}",
+        sorted(calls),
+        wanted_calls,
+        slips=slips,
+        slip="each module that has parameters or buffers of its own, once for each call, whether on meta or not",
+    )
+    for module in modules:
+        own = {key: t for key, t in {**module._parameters, **module._buffers}.items() if t is not None}
+        for key, wanted in seeded(module, names[module], seed).items() if own else ():
+            got = own[key]
+            if got.is_meta:
+                raise AnswerError(
+                    f"{names[module]}.{key}: expected values, got a meta tensor\n"
+                    "likely slip: buffers and parameters alike need memory: `to_empty(recurse=False)`"
+                )
+            torch.manual_seed(seed)
+            plain = torch.empty(wanted.shape).normal_()
+            slips = {"the same seed for every module: equal shapes get equal values": plain}
+            slip = (
+                "seed + crc32 of the module's name in `model`, set right before `reset`: not the order of calls, not "
+                "`hash()`, which differs from process to process, and not the name after wrapping"
+            )
+            expect(f"values of {names[module]}.{key}, {where_from}", got.detach(), wanted, slips=slips, slip=slip)
+
+
+# 10a.5 From DDP to FSDP
+
+
+class Layer(nn.Module):
+    def __init__(self, width):
+        super().__init__()
+        self.up, self.down = nn.Linear(width, 2 * width), nn.Linear(2 * width, width)
+
+    def forward(self, x):
+        return x + self.down(torch.tanh(self.up(x)))
+
+
+class Tiny(nn.Module):
+    """A model with a tied head; ends in its loss."""
+
+    def __init__(self, width):
+        super().__init__()
+        self.embed = nn.Embedding(11, width)
+        self.layers = nn.Sequential(*(Layer(width) for _ in range(4)))
+        self.head = nn.Linear(width, 11)
+        self.head.weight = self.embed.weight
+
+    def forward(self, tokens):
+        return F.cross_entropy(self.head(self.layers(self.embed(tokens))).flatten(0, 1), tokens.flatten())
+
+
+def init_tiny(model):
+    """A param_init_fn; not what `reset_parameters` does."""
+    names = {module: name for name, module in model.named_modules()}
+
+    @torch.no_grad()
+    def init(module):
+        own = list(module.parameters(recurse=False))
+        if own:
+            module.to_empty(device=rank_device(), recurse=False)
+            torch.manual_seed(crc32(names[module].encode()))
+            for p in module.parameters(recurse=False):
+                p.normal_(std=0.1)
+
+    return init
+
+
+def rows(seed, rank, step):
+    return torch.randint(11, (2, 5), generator=torch.Generator().manual_seed(100 * seed + 10 * rank + step))
+
+
+STEPS = 3
+
+
+def observe_script(answer, seed, width):
+    """What the script builds, what it costs to build, and how it trains."""
+    group, built = comm.world(), []
+
+    def build():
+        built.append(Tiny(width))
+        return built[-1]
+
+    found = {"made": None}
+    with Ledger() as ledger:
+        made = answer(build, {Layer}, init_tiny, rank_device())
+        found["peak"] = ledger.peak.total
+    found["built"] = len(built)
+    if not (isinstance(made, tuple) and len(made) == 2):
+        return found
+    model, optimizer = made
+    found["made"] = [type(model).__name__, type(optimizer).__name__]
+    if not isinstance(model, FullyShardedDataParallel):
+        return found
+    instances = FullyShardedDataParallel.fsdp_modules(model)
+    found["units"] = sorted(type(each.module).__name__ for each in instances)
+    found["strategies"] = sorted({each.sharding_strategy.name for each in instances})
+    held = [p for each in optimizer.param_groups for p in each["params"]]
+    found["held"], found["mine"] = sum(p.numel() for p in held), {id(p) for p in held} == {*map(id, model.parameters())}
+    found["rate"] = [each["lr"] for each in optimizer.param_groups]
+    before = [p.detach().clone() for p in model.parameters()]
+    losses = []
+    for step in range(STEPS):
+        loss = model(rows(seed, group.rank(), step).to(rank_device()))
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(loss.detach())
+    found["trains"] = any(not torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True))
+    mean = torch.stack(losses)
+    comm.all_reduce(mean, group, comm.MEAN).wait()
+    found["losses"] = mean.tolist()
+    return found
+
+
+def train_alone(seed, width, ranks):
+    """One process with all rows, from the same values."""
+    model = Tiny(width)
+    with torch.no_grad():
+        for name, module in reversed(list(model.named_modules())):  # the first place of the tied weight counts
+            own = list(module.parameters(recurse=False))
+            torch.manual_seed(crc32(name.encode()))
+            for p in own:
+                p.normal_(std=0.1)
+    optimizer = AdamW(model.parameters(), lr=1e-3)
+    losses = []
+    for step in range(STEPS):
+        loss = model(torch.cat([rows(seed, rank, step) for rank in range(ranks)]))
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(loss.item())
+    return losses
+
+
+def padded(numel, ranks):
+    return -(-numel // ranks) * ranks
+
+
+BEFORE = "the optimizer has the parameters of before wrapping: nobody computes with those, and it trains nothing"
+REFUSED = {
+    "the optimizer was built before wrapping": BEFORE,
+    "are one parameter, but they would be in two units": "only `blocks` are units: the tied head and the embedding "
+    "both stay with the root",
+    "param_init_fn left on the meta device": "the function that `make_init` returns is for the modules of the model "
+    "that you wrap: give it the same one",
+}
+
+
+@pytest.mark.exercise(id="10a.5")
+def test_shard_script(answer, variant):
+    """Units, bytes of construction, what the optimizer holds, and the losses of one process."""
+    ranks, width = variant.ranks, 8 + variant.size
+    try:
+        seen = on_ranks(ranks, observe_script, answer, variant.seed, width, timeout=15)
+    except AnswerError as error:
+        slip = next((slip for text, slip in REFUSED.items() if text in str(error)), None)
+        raise AnswerError(f"{error}\nlikely slip: {slip}" if slip else str(error)) from error
+    root, layer = 11 * width + 11, 4 * width * width + 3 * width
+    shards = (4 * padded(layer, ranks) + padded(root, ranks)) // ranks
+    losses = train_alone(variant.seed, width, ranks)
+    whole = root + 4 * layer
+    for rank, found in enumerate(seen):
+        expect("times that build was called", found["built"], 1, rank=rank)
+        expect(
+            "what is returned",
+            found["made"],
+            ["FullyShardedDataParallel", "AdamW"],
+            rank=rank,
+            slip="the wrapped model and its optimizer, in this order",
+        )
+        expect(
+            "units",
+            found["units"],
+            ["Layer"] * 4 + ["Tiny"],
+            rank=rank,
+            slips={"without a policy all of it is one unit, and peaks like DDP": ["Tiny"]},
+            slip="the modules whose class is in `blocks`, and the root",
+        )
+        expect(
+            "strategies",
+            found["strategies"],
+            ["FULL_SHARD"],
+            rank=rank,
+            slips={
+                "which is DDP in FSDP's clothes": ["NO_SHARD"],
+                "parameters that stay whole from forward to backward": ["SHARD_GRAD_OP"],
+            },
+        )
+        most = 4 * (shards + 2 * padded(layer, ranks)) + 4 * 64
+        if found["peak"] > most:
+            raise AnswerError(
+                f"rank {rank}, bytes at the peak of construction: expected at most {most:,} (shards and two units), "
+                f"got {found['peak']:,}\nlikely slip: the whole model, {4 * whole:,} bytes, was in memory: build it on "
+                "meta and let FSDP materialise one unit at a time"
+            )
+        slip = "the shards of the flat parameters, which are what `parameters()` of the wrapped model are"
+        expect("elements the optimizer holds", found["held"], shards, rank=rank, slips={BEFORE: whole}, slip=slip)
+        expect("the optimizer holds what model.parameters() are", found["mine"], True, rank=rank, slip=BEFORE)
+        expect("learning rates", found["rate"], [1e-3], rank=rank, slip="the script's was 1e-3")
+        expect("three steps change the parameters", found["trains"], True, rank=rank, slip=BEFORE)
+        slip = (
+            "other values at the start: `reset_parameters` is not how this model is initialised, `make_init` says how"
+        )
+        expect("mean losses of three steps", found["losses"], losses, rank=rank, slip=slip, tolerance=1e-5)

@@ -1,0 +1,805 @@
+"""The checks of lab 10b."""
+
+import threading
+from collections import Counter
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+from torch import nn
+
+from minifsdp import comm
+from minifsdp.course.launch import rank_device
+from minifsdp.course.ledger import Ledger
+from minifsdp.course.workshop.checking import AnswerError, expect, on_ranks
+from minifsdp.flat_param import FlatParameter, find_parameters
+
+ITEM = 4  # bytes
+
+
+class NamedUnit(NamedTuple):
+    """As in the notebook's set-up cell."""
+
+    flat: FlatParameter
+    names: list[list[str]]
+
+
+def make_units(variant, where="cpu"):
+    """Three units with padding on 2, 3 and 4 ranks; in the second a weight has two names. Alike on all ranks."""
+    torch.manual_seed(variant.seed)
+    group = comm.world()
+    units = []
+    for number in range(3):
+        numels = {"weight": (2 + number, variant.size), "bias": (3,)}
+        filler = -sum(torch.Size(shape).numel() for shape in numels.values()) % 12 + 1
+        shapes = {**numels, "scale": (filler,)}
+        module = nn.ParameterDict({name: torch.randn(shape) for name, shape in shapes.items()}).to(where)
+        flat = FlatParameter(find_parameters(module), group.rank(), group.size())
+        names = [[f"{number}.{name}"] for name in shapes]
+        if number == 1:
+            names[0].append("tied.weight")
+        units.append(NamedUnit(flat, names))
+    return units
+
+
+def storages(values):
+    """Bytes behind tensors, each storage once."""
+    return sum({each.untyped_storage()._cdata: each.untyped_storage().nbytes() for each in values}.values())
+
+
+def has_memory(tensor):
+    return tensor.untyped_storage().nbytes() >= tensor.numel() * tensor.element_size()
+
+
+class Keep:
+    """Copies, and notes what it was shown."""
+
+    def __init__(self):
+        self.shown, self.without, self.attached = Counter(), 0, 0
+
+    def __call__(self, whole):
+        if not isinstance(whole, torch.Tensor):
+            raise AnswerError(f"keep() was given {type(whole).__name__}: expected the parameter's whole value")
+        self.shown[tuple(whole.shape)] += 1
+        self.attached += whole.requires_grad
+        if not has_memory(whole):
+            self.without += 1
+            return torch.full(whole.shape, torch.nan)
+        return whole.detach().clone()
+
+
+# 10b.1
+
+
+def observe_whole_values(answer, variant, kept_by):
+    group = comm.world()
+    with Ledger() as ledger:
+        units = make_units(variant, rank_device())
+        for unit in units:
+            unit.flat.shard.data.add_(group.rank() + 1)  # as after a step of the optimizer
+        keep = Keep() if group.rank() in kept_by else None
+        ledger.reset_peaks()
+        order, seen = [], ledger.live()["unsharded"]
+        with comm.record() as calls, Waited(order):
+            result = answer(units, group, keep)
+        peak, left = ledger.peak_of("unsharded") - seen, ledger.live()["unsharded"] - seen
+    comm.all_reduce(torch.zeros(1, device=rank_device()), group).wait()  # nobody leaves while a gather is under way
+    found = {k: v.cpu() if isinstance(v, torch.Tensor) else v for k, v in dict(result or {}).items()}
+    return found, [c.op for c in calls], order, peak, left, keep and (keep.shown, keep.without)
+
+
+class Waited:
+    """The issues and waits of collectives, in order."""
+
+    def __init__(self, seen):
+        self.seen = seen
+
+    def __enter__(self):
+        comm.watchers.append(self.watch)
+
+    def __exit__(self, *exc):
+        comm.watchers.remove(self.watch)
+
+    def watch(self, call, phase):
+        self.seen.append(f"{phase} {call.op}")
+        return NOTHING
+
+
+class Nothing:
+    def __enter__(self): ...
+
+    def __exit__(self, *exc): ...
+
+
+NOTHING = Nothing()
+
+
+def expected_values(variant):
+    """The units of all ranks put together, as a plain dict."""
+    whole = {}
+    flats = [fake_units(variant, rank) for rank in range(variant.ranks)]
+    for at, unit in enumerate(flats[0]):
+        full = torch.cat([ranks_units[at].flat.shard.detach() + rank + 1 for rank, ranks_units in enumerate(flats)])
+        for names, view in zip(unit.names, unit.flat.unflatten(full), strict=True):
+            whole |= dict.fromkeys(names, view)
+    return whole
+
+
+def fake_units(variant, rank):
+    """`make_units` as another rank would have it."""
+
+    class FakeGroup:
+        def rank(self):
+            return rank
+
+        def size(self):
+            return variant.ranks
+
+    world, comm.world = comm.world, lambda: FakeGroup()
+    try:
+        return make_units(variant)
+    finally:
+        comm.world = world
+
+
+EVERYBODY = "every rank takes part in every all-gather, also one that keeps nothing"
+
+
+@pytest.mark.exercise(id="10b.1")
+def test_whole_values(answer, variant):
+    """One unit whole at a time, on every rank; kept by rank 0 alone."""
+    found = on_ranks(variant.ranks, observe_whole_values, answer, variant, (0,), timeout=6, slip=EVERYBODY)
+    units = fake_units(variant, 0)
+    largest = max(unit.flat.full.numel() for unit in units) * ITEM
+    wanted = expected_values(variant)
+    gathers = ["all_gather"] * len(units)
+    for rank, (result, ops, order, peak, left, kept) in enumerate(found):
+        expect("collectives", ops, gathers, rank=rank, slip="one all-gather per unit, whatever the rank keeps")
+        expect(
+            "issues and waits",
+            order,
+            ["issue all_gather", "wait all_gather"] * len(units),
+            rank=rank,
+            slip="until the handle's `wait()` the buffer holds anything; and one unit after the other",
+        )
+        everything = sum(unit.flat.full.numel() for unit in units) * ITEM
+        expect(
+            "unsharded bytes afterwards",
+            left,
+            0,
+            rank=rank,
+            slips={"nothing is freed: the model stays whole beside its state dict": everything},
+            slip="each unit is freed as soon as it has been kept, on ranks that keep nothing too",
+        )
+        expect(
+            "unsharded bytes at the peak",
+            peak,
+            largest,
+            rank=rank,
+            slips={"the whole model at once: free a unit before the next one is gathered": everything},
+        )
+        if rank:
+            expect("the result", result, {}, rank=rank, slip="a rank whose `keep` is None gets an empty dict")
+            continue
+        shown, without = kept
+        if without:
+            raise AnswerError(
+                f"rank 0, values given to keep(): expected whole ones, got {without} without memory\n"
+                "likely slip: freed before it was kept"
+            )
+        expect(
+            "calls of keep()",
+            sum(shown.values()),
+            sum(len(unit.names) for unit in units),
+            rank=rank,
+            slips={"a tied parameter is kept once, and all of its names lead to it": len(wanted)},
+            slip="once per parameter, with its whole value",
+        )
+        expect(
+            "names",
+            sorted(result),
+            sorted(wanted),
+            rank=rank,
+            slips={
+                "a plain module's state dict has all names of a tied weight": sorted(wanted.keys() - {"tied.weight"})
+            },
+        )
+        for name, value in wanted.items():
+            expect(name, result[name], value, rank=rank, slip="`flat.views` are the parameters in their shapes")
+
+
+# 10b.2
+
+VIEW = "likely slip: a slice is a view and keeps the whole tensor's memory: copy it"
+
+
+@pytest.mark.exercise(id="10b.2")
+def test_my_rows(answer, variant):
+    """Rows of dimension 0, ceil(rows / N) each, in memory of their own; the last ranks have fewer or none."""
+    generator = torch.Generator().manual_seed(variant.seed)
+    size = variant.size
+    shapes = [(size, 3), (2 * size + 1,), (1, 4), (3, 2), (6, 5), (0, 2), ()]
+    for ranks in (1, variant.ranks, 4, 5):
+        for shape in shapes:
+            check_rows(answer, torch.randn(shape, generator=generator), ranks)
+
+
+def check_rows(answer, whole, ranks):
+    shape = list(whole.shape)
+    if not shape:
+        for rank in range(ranks):
+            try:
+                got = pair(answer(whole, rank, ranks))
+            except (TypeError, IndexError) as error:
+                raise AnswerError(
+                    f"a number, shape []: {error}\n"
+                    "likely slip: a tensor of no dimension cannot be cut: every rank has it"
+                ) from error
+            expect(f"a number on rank {rank} of {ranks}", got, (0, whole), slip="every rank has it whole")
+            if got[1].untyped_storage()._cdata == whole.untyped_storage()._cdata:
+                raise AnswerError("a number: expected a copy, got the tensor itself\nlikely slip: a copy, here too")
+        return
+    rows = -(-len(whole) // ranks)
+    floor = len(whole) // ranks
+    even = [len(part) for part in torch.tensor_split(whole, ranks)]
+    sizes = [max(0, min(rows, len(whole) - rank * rows)) for rank in range(ranks)]
+    got = [pair(call_rows(answer, whole, rank, ranks)) for rank in range(ranks)]
+    lengths = [len(part) if part.dim() else -1 for _, part in got]
+    what = f"shape {shape} on {ranks} ranks"
+    expect(
+        f"{what}, rows by rank",
+        lengths,
+        sizes,
+        slips={
+            "the remainder belongs to nobody: round up": [floor] * ranks,
+            "what is left over to the last rank: round up, and the last ranks have fewer": [
+                *[floor] * (ranks - 1),
+                len(whole) - floor * (ranks - 1),
+            ],
+            "as even as can be is another layout: ceil(rows / N) each, as long as there are any": even,
+        },
+    )
+    for rank, (first, part) in enumerate(got):
+        expect(
+            f"{what}, rank {rank}'s first row",
+            first,
+            min(rank * rows, len(whole)),
+            slips={"a rank without rows begins at the end, not beyond it": rank * rows, "rank, not row": rank},
+        )
+        expected = whole[rank * rows : rank * rows + rows]
+        expect(f"{what}, rank {rank}'s rows", part, expected, slip="whole rows, in the tensor's other dimensions")
+        held = part.untyped_storage().nbytes()
+        expect(
+            f"{what}, bytes that rank {rank} holds",
+            held,
+            part.numel() * ITEM,
+            slips={VIEW.removeprefix("likely slip: "): whole.numel() * ITEM},
+        )
+        if held and part.untyped_storage()._cdata == whole.untyped_storage()._cdata:
+            raise AnswerError(f"{what}, rank {rank}: expected a copy, got the tensor's own memory\n{VIEW}")
+
+
+def call_rows(answer, whole, rank, ranks):
+    try:
+        return answer(whole, rank, ranks)
+    except IndexError as error:
+        raise AnswerError(
+            f"shape {list(whole.shape)}, rank {rank} of {ranks}: {error}\n"
+            "likely slip: `chunk` makes fewer than N pieces where the rows do not suffice; such a rank has none"
+        ) from error
+
+
+def pair(got):
+    if not (isinstance(got, tuple) and len(got) == 2 and isinstance(got[1], torch.Tensor)):
+        raise AnswerError(f"expected a pair (first row, rows), got an object of type {type(got).__name__}")
+    return got
+
+
+# 10b.3
+
+
+class CountedPiece:
+    """A piece that notes when it is read."""
+
+    def __init__(self, first, rows):
+        self.first, self.count, self.rows, self.reads = first, len(rows), rows, 0
+
+    def read(self):
+        self.reads += 1
+        return self.rows.clone()
+
+
+@pytest.mark.exercise(id="10b.3")
+def test_fill_rows(answer, variant):
+    """Every row from the piece that has it, for any numbers of ranks then and now; nothing else is read."""
+    generator = torch.Generator().manual_seed(variant.seed)
+    for rows in (variant.size, 2 * variant.size + 1, 2):
+        whole = torch.randn(rows, 3, generator=generator)
+        for then, now in ((2, 3), (3, 2), (1, variant.ranks), (variant.ranks, 1), (4, 5), (5, 4)):
+            check_fill(answer, whole, then, now, shuffle=False)
+            check_fill(answer, whole, then, now, shuffle=True)
+    whole = torch.randn(6, 3, generator=generator)
+    pieces = [CountedPiece(0, whole[:2]), CountedPiece(3, whole[3:])]  # row 2 is lost
+    out = torch.full((3, 3), torch.nan)
+    try:
+        answer(out, 1, pieces)
+    except ValueError:
+        return
+    except Exception as error:
+        raise AnswerError(f"a row that is in no piece: expected a ValueError, got {type(error).__name__}") from error
+    raise AnswerError(
+        "a row that is in no piece: expected a ValueError, got nothing\n"
+        "likely slip: what nobody fills keeps whatever memory held: count the rows that were found"
+    )
+
+
+def cut_into(whole, ranks):
+    rows = -(-len(whole) // ranks)
+    return [CountedPiece(min(r * rows, len(whole)), whole[r * rows :][:rows]) for r in range(ranks)]
+
+
+def check_fill(answer, whole, then, now, shuffle):
+    rows = -(-len(whole) // now)
+    for rank in range(now):
+        first = min(rank * rows, len(whole))
+        wanted = whole[first : first + rows]
+        pieces = cut_into(whole, then)
+        given = pieces[::-1] if shuffle else pieces
+        out = torch.full_like(wanted, torch.nan)
+        what = f"{len(whole)} rows, saved by {then} ranks{', pieces in another order' * shuffle}, rank {rank} of {now}"
+        try:
+            answer(out, first, given)
+        except AnswerError:
+            raise
+        except Exception as error:
+            slip = "pieces and `out` begin at different rows: take what both have, from each one's own first row on"
+            if isinstance(error, ValueError) and not len(wanted):
+                slip = "a rank without rows lacks nothing"
+            elif isinstance(error, IndexError):
+                slip = "there need not be a piece per rank: as many ranks saved as saved"
+            text = f"{type(error).__name__}: {str(error).splitlines()[0]}"
+            raise AnswerError(f"{what}: {text}\nlikely slip: {slip}") from error
+        if len(out) and bool(torch.isnan(out).all()):
+            raise AnswerError(
+                f"{what}: expected the rows in `out`, got nothing there\n"
+                "likely slip: `out` is to be written in place; an assignment only gives another tensor its name"
+            )
+        if len(out) and bool(torch.isnan(out).any()):
+            raise AnswerError(
+                f"{what}: expected every row of `out`, got {int(torch.isnan(out).any(1).sum())} without values\n"
+                "likely slip: rows may come from several pieces: take of each what it has"
+            )
+        shifted = "the right row for each: row `low` is number `low - first` of `out`, `low - piece.first` of the piece"
+        numbered = pieces[rank].rows[: len(out)] if rank < then else None
+        pieces_of = "there need not be a piece per rank: as many ranks saved as saved"
+        expect(f"{what}, `out`", out, wanted, slips={pieces_of: numbered}, slip=shifted)
+        reads = [piece.reads for piece in pieces]
+        needed = [int(max(first, p.first) < min(first + len(wanted), p.first + p.count)) for p in pieces]
+        expect(
+            f"{what}, how often each piece is read",
+            reads,
+            needed,
+            slips={"all pieces are read, on every rank: N times the checkpoint from the disk": [1] * then},
+            slip="a piece that has rows of `out` is read once, another not at all",
+        )
+
+
+# 10b.4
+
+
+def observe_whole_states(answer, variant, kept_by):
+    group = comm.world()
+    with Ledger() as ledger:
+        units = make_units(variant, rank_device())
+        optimizer = torch.optim.Adam([unit.flat.shard for unit in units], lr=0.1)
+        for unit in units[:2]:  # the third is frozen, and has no state
+            unit.flat.shard.grad = torch.arange(unit.flat.shard.numel(), device=rank_device()) + 1.0 + group.rank()
+        optimizer.step()
+        keep = Keep() if group.rank() in kept_by else None
+        ledger.reset_peaks()
+        buffers = ledger.live()["communication"]
+        order = []
+        with comm.record() as calls, Waited(order):
+            result = answer(units, optimizer, group, keep)
+        peak, left = ledger.peak_of("communication") - buffers, ledger.live()["communication"] - buffers
+    comm.all_reduce(torch.zeros(1, device=rank_device()), group).wait()
+    result = dict(result or {})
+    tensors = [v for state in result.values() for v in state.values() if isinstance(v, torch.Tensor)]
+    own = len({v.untyped_storage()._cdata for v in tensors}) == len(tensors)
+    theirs = {v.untyped_storage()._cdata for state in optimizer.state.values() for v in state.values()}
+    own = own and not theirs & {v.untyped_storage()._cdata for v in tensors}
+    found = {name: {k: plain(v) for k, v in state.items()} for name, state in result.items()}
+    shards = [dict(optimizer.state[unit.flat.shard]) for unit in units[:2]]
+    return found, [c.op for c in calls], order, peak, left, own, shards, keep and keep.without
+
+
+def plain(value):
+    if isinstance(value, torch.Tensor):
+        return value.detach().cpu().clone() if has_memory(value) else None
+    return value
+
+
+@pytest.mark.exercise(id="10b.4")
+def test_whole_states(answer, variant):
+    """States in the parameters' shapes and under their names, the step in a copy for each, one buffer at a time."""
+    slip = "every rank takes part in the same gathers, also one that keeps nothing"
+    seen = on_ranks(variant.ranks, observe_whole_states, answer, variant, (0,), timeout=6, slip=slip)
+    units = fake_units(variant, 0)
+    largest = max(unit.flat.full.numel() for unit in units[:2]) * ITEM
+    together = sum(unit.flat.full.numel() for unit in units[:2]) * ITEM
+    wanted: dict[str, Any] = {}
+    for at, unit in enumerate(units[:2]):
+        for key in ("step", "exp_avg", "exp_avg_sq"):
+            parts = [each[6][at][key] for each in seen]
+            wholes = [parts[0]] * 3 if key == "step" else unit.flat.unflatten(torch.cat(parts))
+            for names, whole in zip(unit.names, wholes, strict=True):
+                wanted.setdefault(names[0], {})[key] = whole
+    for rank, (result, ops, order, peak, left, own, _, without) in enumerate(seen):
+        expect(
+            "collectives",
+            ops,
+            ["all_gather"] * 4,
+            rank=rank,
+            slips={"Adam's `step` is on every rank already": ["all_gather"] * 6},
+            slip="one per unit and key of the shard's shape; none for a unit without state",
+        )
+        wanted_order = ["issue all_gather", "wait all_gather"] * 4
+        expect("issues and waits", order, wanted_order, rank=rank, slip="wait before you read, then the next state")
+        if left:
+            raise AnswerError(
+                f"rank {rank}, bytes of gathered states afterwards: expected 0, got {left:,}\n"
+                "likely slip: each buffer is given back as soon as its states are kept"
+            )
+        if peak > largest:
+            both = "all states of all units" if peak >= 2 * together else "more than one state"
+            raise AnswerError(
+                f"rank {rank}, bytes of gathered states at the peak: expected {largest:,}, got {peak:,}\n"
+                f"likely slip: {both} whole at once: one unit's, one key's, then give it back"
+            )
+        expect(
+            "bytes of gathered states at the peak, by the role `communication`",
+            peak,
+            largest,
+            rank=rank,
+            slip="the buffer comes from `device.empty(..., 'communication', ...)`, or nobody can count it",
+        )
+        if rank:
+            expect("the result", result, {}, rank=rank, slip="a rank whose `keep` is None gets an empty dict")
+            continue
+        if without or any(value is None for state in result.values() for value in state.values()):
+            raise AnswerError(
+                "rank 0, whole states: expected values, got some without memory\n"
+                "likely slip: the buffer was given back before its states were kept"
+            )
+        missing = "a unit without state, as a frozen one, has no entries"
+        expect("names", sorted(result), sorted(wanted), rank=rank, slip=missing)
+        for name, state in wanted.items():
+            expect(f"keys of {name}", sorted(result[name]), sorted(state), rank=rank, slip="every key, the step too")
+            for key, value in state.items():
+                expect(
+                    f"{key} of {name}",
+                    result[name][key],
+                    value,
+                    rank=rank,
+                    slip="`flat.unflatten(buffer)`: the parameters' shapes, without the padding",
+                )
+        if not own:
+            raise AnswerError(
+                "rank 0, values with memory of their own: expected all, got some that share theirs\n"
+                "likely slip: Adam adds 1 to each parameter's `step`: if they are one tensor, each adds for all"
+            )
+
+
+# 10b.5
+
+
+class PaperDisk:
+    """Files and folders in memory, and a log of what was done to them, by whom."""
+
+    def __init__(self):
+        self.files, self.folders, self.log = {}, {Path("run")}, []
+        self.rank = None
+
+    def _note(self, verb, *what):
+        self.log.append((self.rank(), verb, *what))
+
+    def make_folder(self, path):
+        path = Path(path)
+        self._note("make_folder", path)
+        if path in self.folders:
+            raise FileExistsError(f"make_folder {path}: it is there already")
+        if path.parent not in self.folders:
+            raise FileNotFoundError(f"make_folder {path}: there is no folder {path.parent}")
+        self.folders.add(path)
+
+    def write(self, path, content):
+        path = Path(path)
+        self._note("write", path)
+        if path.parent not in self.folders:
+            raise FileNotFoundError(f"write {path}: there is no folder {path.parent}")
+        self.files[path] = content
+
+    def sync(self, path):
+        path = Path(path)
+        self._note("sync", path)
+        if path not in self.files and path not in self.folders:
+            raise FileNotFoundError(f"sync {path}: there is no such file or folder")
+
+    def rename(self, old, new):
+        old, new = Path(old), Path(new)
+        self._note("rename", old, new)
+        if old not in self.folders and old not in self.files:
+            raise FileNotFoundError(f"rename {old}: there is no such folder")
+        if new in self.folders:
+            raise FileExistsError(f"rename {old} to {new}: that is there already")
+        self.folders = {new if f == old else f for f in self.folders}
+        self.files = {(new / f.name if f.parent == old else new if f == old else f): c for f, c in self.files.items()}
+
+
+class Turns:
+    """Ranks as threads of which one runs at a time: rank `first` before the others, each up to its next barrier."""
+
+    def __init__(self, ranks, first):
+        self.order = sorted(range(ranks), key=lambda rank: (rank != first, rank))
+        self.go = [threading.Semaphore(0) for _ in range(ranks)]
+        self.back = threading.Semaphore(0)
+        self.state = ["ready"] * ranks
+        self.errors: dict[int, BaseException] = {}
+        self.current = 0
+        self.over = False
+
+    def run(self, program):
+        threads = [threading.Thread(target=self._rank, args=(r, program), daemon=True) for r in range(len(self.go))]
+        for thread in threads:
+            thread.start()
+        while "ready" in self.state and not self.errors:
+            for rank in self.order:
+                if self.state[rank] == "ready" and not self.errors:
+                    self._let(rank)
+            if all(state != "ready" for state in self.state) and "done" not in self.state:
+                self.state = ["ready"] * len(self.state)
+        stuck = [rank for rank, state in enumerate(self.state) if state == "waits"]
+        self.over = True
+        for rank in stuck or range(len(self.go)):
+            if self.state[rank] != "done":
+                self._let(rank)
+        return [] if self.errors else stuck
+
+    def _let(self, rank):
+        self.current = rank
+        self.go[rank].release()
+        self.back.acquire()
+
+    def _rank(self, rank, program):
+        self.go[rank].acquire()
+        try:
+            if not self.over:
+                program(rank, lambda: self._barrier(rank))
+        except Over:
+            pass
+        except BaseException as error:
+            self.errors[rank] = error
+        self.state[rank] = "done"
+        self.back.release()
+
+    def _barrier(self, rank):
+        self.state[rank] = "waits"
+        self.back.release()
+        self.go[rank].acquire()
+        if self.over:
+            raise Over
+
+
+class Over(BaseException):
+    """Ends a rank that waits for ever."""
+
+
+WHOLE, PART = Path("run") / "step-7", Path("run") / ".step-7.part"
+
+
+@pytest.mark.exercise(id="10b.5")
+def test_commit(answer, variant):
+    """Under its name only when all is on the disk, whichever rank comes first."""
+    for first in range(variant.ranks):
+        check_commit(answer, variant, first)
+
+
+def check_commit(answer, variant, first):
+    disk, turns = PaperDisk(), Turns(variant.ranks, first)
+    disk.rank = lambda: turns.current
+    files = [
+        {f"rank-{rank}-{name}": f"{variant.seed} {rank} {name}".encode() for name in "ab"}
+        for rank in range(variant.ranks)
+    ]
+
+    def program(rank, barrier):
+        answer(disk, Path("run"), "step-7", files[rank], rank, barrier)
+        disk.log.append((rank, "returns"))
+
+    stuck = turns.run(program)
+    what = f"rank {first} first"
+    for rank, error in turns.errors.items():
+        if not isinstance(error, OSError):
+            raise AnswerError(f"{what}, rank {rank}: {type(error).__name__}: {error}") from error
+        raise AnswerError(f"{what}, rank {rank}: {error}\nlikely slip: {why_disk(disk, error)}")
+    if stuck:
+        raise AnswerError(
+            f"{what}: rank {stuck[0]} waits at a barrier for ever, others have returned\n"
+            "likely slip: a barrier is for all ranks: not inside `if rank == 0`"
+        )
+    check_log(what, disk, {name: content for each in files for name, content in each.items()})
+
+
+def why_disk(disk, error):
+    text = str(error)
+    renamed = any(each[1] == "rename" for each in disk.log)
+    if text.startswith("write") and renamed:
+        return "rank 0 has to know that the others have written: a barrier before the rename"
+    if text.startswith("make_folder"):
+        return "one rank makes the folder: rank 0"
+    if text.startswith("rename") or "sync" in text:
+        return "one rank gives the name: rank 0"
+    return "a rank may be here before rank 0 has made the folder: a barrier in between"
+
+
+def check_log(what, disk, files):
+    log = disk.log
+
+    def fail(text, slip):
+        raise AnswerError(f"{what}, {text}\nlikely slip: {slip}")
+
+    early = [each[2] for each in log if each[1] == "write" and WHOLE in (each[2], each[2].parent)]
+    if early:
+        fail(
+            f"written under the final name: expected nothing, got {early[0]}",
+            "killed now, half a checkpoint has the name of a whole one: write into the part, and rename that",
+        )
+    places = sorted({str(each[2].parent) for each in log if each[1] == "write"} - {str(PART)})
+    if places:
+        fail(f"where the files are written: expected {PART}, got {places[0]}", "the part lies beside what it becomes")
+    renames = [each for each in log if each[1] == "rename"]
+    if [each[2:] for each in renames] != [(PART, WHOLE)]:
+        got = ", ".join(f"{a} to {b}" for _, _, a, b in renames) or "none"
+        fail(f"renames: expected {PART} to {WHOLE}, got {got}", "the one rename of the folder is the commit")
+    at = log.index(renames[0])
+    done = {entry[1:]: place for place, entry in enumerate(log) if entry[1] != "returns"}
+    written = {name: done.get(("write", PART / name)) for name in files}
+    late = sorted(name for name, place in written.items() if place is None or place > at)
+    if late:
+        fail(
+            f"at the rename: expected all ranks' files, got all but {', '.join(late)}",
+            "rank 0 has to know that the others have written: a barrier before the rename",
+        )
+    for name, content in files.items():
+        if disk.files.get(WHOLE / name) != content:
+            fail(f"{name}: expected its bytes, got others", "each file has what `files` says")
+        synced = done.get(("sync", PART / name))
+        if synced is None or synced > at:
+            fail(
+                f"{name} at the rename: expected its bytes on the disk, got them in a cache",
+                "after a power cut the name may be there and the file empty: sync each file that was written",
+            )
+        if synced < written[name]:
+            fail(f"{name}: expected write, then sync, got the opposite", "sync saves what has been written before it")
+    folder = done.get(("sync", PART), -1)
+    if folder > at or folder == -1:
+        fail(
+            "the part at the rename: expected the names of the files on the disk, got them in a cache",
+            "a folder is a file too, with names in it: sync the part before it is renamed",
+        )
+    if folder < max(written.values()):
+        fail("the sync of the part: expected after all files", "names that come later are not on the disk with it")
+    end = max((place for place, e in enumerate(log) if e[1:] == ("sync", Path("run")) and place > at), default=None)
+    if end is None:
+        fail(
+            "the new name at the end: expected on the disk, got it in a cache",
+            "the rename changes the folder around it: sync `folder`, after the rename",
+        )
+    returns = [each[0] for each in log[:end] if each[1] == "returns"]
+    if returns:
+        fail(
+            f"a return before the checkpoint has its name: expected none, got rank {returns[0]}'s",
+            "who returns may delete the checkpoint before this one: the last barrier is for that",
+        )
+
+
+# 10b.6
+
+
+class Adapter(nn.Module):
+    def __init__(self, width):
+        super().__init__()
+        self.down, self.up = nn.Linear(width, 2, bias=False), nn.Linear(2, width, bias=False)
+
+
+class Adapted(nn.Module):
+    def __init__(self, width):
+        super().__init__()
+        self.base, self.adapter = nn.Linear(width, width), Adapter(width)
+
+
+class Layer(nn.Module):
+    def __init__(self, width):
+        super().__init__()
+        self.norm, self.inner = nn.LayerNorm(width), nn.ModuleDict({"proj": Adapted(width), "act": nn.Tanh()})
+
+
+class Toy(nn.Module):
+    def __init__(self, width, layers):
+        super().__init__()
+        self.embed, self.layers = nn.Embedding(5, width), nn.ModuleList(Layer(width) for _ in range(layers))
+        self.tail = nn.Sequential(nn.LayerNorm(width), nn.Linear(width, 5))
+
+
+def frozen_but(model, *trained):
+    for name, p in model.named_parameters():
+        p.requires_grad_(any(part in name for part in trained))
+    return model
+
+
+@pytest.mark.exercise(id="10b.6")
+def test_units_for(answer, variant):
+    """No unit mixes, and none is smaller than it has to be."""
+    width, layers = variant.size, 3
+    every = [f"layers.{number}" for number in range(layers)]
+    adapters = [f"{name}.inner.proj.adapter" for name in every]
+    norms = [f"{name}.norm" for name in every]
+    cases = {
+        "everything is trained": (("",), every),
+        "everything is frozen": (("nothing",), every),
+        "adapters are trained": (("adapter",), every + adapters),
+        "adapters and norms are trained": (("adapter", ".norm"), every + adapters + norms),
+        "the last block is trained": ((f"layers.{layers - 1}",), every),
+        "the tail is trained": (("tail",), [*every, "tail"]),
+        "blocks are trained, embedding and tail are not": (("layers",), every),
+        "a block's adapter and the tail are trained": (
+            ("layers.1.inner.proj.adapter", "tail"),
+            [*every, adapters[1], "tail"],
+        ),
+    }
+    for what, (trained, wanted) in cases.items():
+        model = frozen_but(Toy(width, layers), *trained)
+        before = {name: p.requires_grad for name, p in model.named_parameters()}
+        got = answer(model, Layer)
+        names = {module: name for name, module in model.named_modules()}
+        if not isinstance(got, set | frozenset | list | tuple) or any(module not in names for module in got):
+            raise AnswerError(f"{what}: expected a set of the model's modules, got {type(got).__name__}")
+        got = {names[module] for module in got}
+        changed = {name: p.requires_grad for name, p in model.named_parameters()} != before
+        if changed:
+            raise AnswerError(f"{what}: expected the parameters as they were, got `requires_grad` changed")
+        if got != set(wanted):
+            raise AnswerError(why_units(what, model, got, set(wanted), every))
+
+
+def why_units(what, model, got, wanted, blocks):
+    more, less = sorted(got - wanted), sorted(wanted - got)
+    lines = [f"{what}: units {'too many: ' + ', '.join(more) if more else ''}"]
+    if less:
+        lines = [f"{what}: units missing: {', '.join(less)}" + (f"; too many: {', '.join(more)}" if more else "")]
+    modules = dict(model.named_modules())
+
+    if set(less) & set(blocks):
+        slip = "each block is a unit, whatever is frozen in it"
+    elif "" in more:
+        slip = "the outermost module is wrapped anyway: name submodules"
+    elif any(not next(iter(modules[name].parameters()), None) is not None for name in more):
+        slip = "a module without parameters makes no unit"
+    elif "layers" in more:
+        slip = "what is left over of a list of blocks, once they are units, has no parameters"
+    elif more and all(any(name.startswith(f"{other}.") for other in wanted - set(blocks)) for name in more):
+        slip = "go no deeper than you must: a module that is trained through and through is one unit, not several"
+    elif any(not p.requires_grad for name in more for p in modules[name].parameters()) and less:
+        slip = "separate the trained ones: frozen modules stay together in what is left of the block"
+    elif any(not p.requires_grad for name in more for p in modules[name].parameters()):
+        slip = "a unit of frozen parameters more: the block's own unit has them already"
+    elif any(name.startswith(block + ".") for name in more for block in blocks) or more:
+        slip = "a unit that does not mix needs no separating: every unit more is a message more"
+    elif any(name == "tail" for name in less):
+        slip = "the root is a unit too: what no block holds can mix as well"
+    elif less:
+        slip = "look deeper: trained modules may lie further down than a block's children"
+    else:
+        slip = ""
+    return "\n".join([*lines, *([f"likely slip: {slip}"] if slip else [])])

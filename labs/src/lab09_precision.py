@@ -1,0 +1,1065 @@
+# ---
+# jupyter:
+#   minifsdp:
+#     lab: "09"
+#     title: Precision, accumulation, offload
+#     minutes: 70
+# ---
+
+# %% [markdown]
+# # Lab 09: precision, accumulation, offload
+#
+# A unit's values need not have one dtype, live in one memory, or be reduced in every backward. This lab changes each
+# of the three, with the engine of labs 05 to 08 as it is: what changes is the *unit*, in a handful of places.
+#
+# **Afterwards you can**
+#
+# - name the dtype of each stage of a step in mixed precision, and say which stage cannot do without fp32;
+# - predict what bf16 saves, in memory and on the wire, and what it does not;
+# - scale the loss of fp16 so that sharded ranks agree, and say why bf16 needs nothing of the kind;
+# - choose between accumulating shards and accumulating unsharded gradients by their bytes and messages;
+# - move shards, gradients and the optimizer to the host without reading what has not arrived.
+#
+# **You need** lab 05 (units, gather, reduce-scatter), lab 06 (streams and events).
+#
+# **Time** 70 minutes. **Runs** on a laptop (gloo, 2 processes), on one GPU, or on a GPU node. **Memory** a rank's
+# tensors take less than 20 MiB here. On a CPU, host and device memory are one; the copies between them are made all
+# the same, so their bytes can be counted, and their speed cannot.
+
+# %% tags=["setup"]
+# set-up
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from minifsdp import comm, device
+from minifsdp.comm import Group, Handle
+from minifsdp.course.workshop import exercise, outcome, predict
+
+# %% [markdown]
+# ## What hurts now
+#
+# FSDP's remaining costs are the unsharded units and the wire, and both are counted in bytes. With 2 bytes for an
+# element in place of 4, both are halved. So why not make the whole model bf16?
+#
+# | dtype | bytes | exponent | mantissa | largest | smallest above 0 |
+# |---|---|---|---|---|---|
+# | fp32 | 4 | 8 bits | 23 bits | 3.4e38 | 1.4e-45 |
+# | bf16 | 2 | 8 bits | 7 bits | 3.4e38 | 9.2e-41 |
+# | fp16 | 2 | 5 bits | 10 bits | 65,504 | 6.0e-8 |
+#
+# Between 1 and 2 bf16 has 128 numbers, 1/128 apart. A parameter is 1.0, and an optimizer subtracts 0.001 from it, 500
+# times. Predict what is in the parameter then.
+
+# %%
+predict("9.0", ..., "a bf16 parameter of 1.0 after 500 updates of -0.001")
+
+# %%
+import tempfile
+import warnings
+import weakref
+from contextlib import contextmanager
+from pathlib import Path
+from unittest.mock import patch
+
+import torch.distributed as dist
+
+from minifsdp import FullyShardedDataParallel
+from minifsdp.course import data, plots
+from minifsdp.course.launch import launch, rank_device
+from minifsdp.course.ledger import Ledger
+from minifsdp.course.link import let_communication_go_first, parse_link
+from minifsdp.course.measure import Settings
+from minifsdp.course.model import Block
+from minifsdp.course.rungs import sizes_of
+from minifsdp.course.timeline import read_trace
+from minifsdp.course.trace import record_trace
+from minifsdp.fsdp import CPUOffload, MixedPrecision, SyncSchedule, kinds
+from minifsdp.fsdp.flat_unit import FlatUnit
+from minifsdp.fsdp.grad_scaler import ShardedGradScaler
+
+BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
+
+low, high = torch.ones(1, dtype=BF16), torch.ones(1)
+for _ in range(500):
+    low -= 0.001
+    high -= 0.001
+outcome("9.0", low.item(), how="computed", slips={"in exact arithmetic, and in fp32 about": 0.5})
+print(f"fp32: {high.item():.4f}; bf16: {low.item():.4f}, for 1.0 - 0.001 rounds back to 1.0 every time")
+
+# %% [markdown]
+# And in a model? Adam's first step moves *every* element by about the learning rate, in either direction. Count the
+# elements of this lab's model that such a step leaves where they are, if they are kept in bf16. (Elements that are 0
+# at first can take any step, and those that are 1, the norms' weights, hardly any.)
+
+# %%
+RANKS = 2
+SETTINGS = Settings(ranks=RANKS, batch=4, layers=5, width=105, context=16)
+BATCHES = list(SETTINGS.batches())  # the same on every rank, which takes its rows
+SIZES = sizes_of(SETTINGS.model())  # elements of each parameter, and by unit, the root first
+PADDED = [RANKS * -(-sum(unit) // RANKS) for unit in SIZES.units]  # elements of each unit, padded for the ranks
+UNITS, MIB = len(PADDED), 2**20
+
+start = torch.cat([p.detach().flatten() for p in SETTINGS.model().parameters()])
+sign = torch.randint(2, start.shape, generator=torch.Generator().manual_seed(0)) * 2.0 - 1.0
+for rate in (1e-2, 1e-3, 1e-4, 1e-5):
+    lost = [int(((before + rate * sign).to(before.dtype) == before).sum()) for before in (start.to(BF16), start)]
+    print(f"learning rate {rate:g}: unchanged in bf16 {lost[0] / len(start):6.1%}, in fp32 {lost[1] / len(start):.1%}")
+
+# %% [markdown]
+# That is why the *shards*, which the optimizer updates, stay in fp32: they are called *master weights*. bf16 is for
+# what is made from them and thrown away again:
+#
+#     shard (fp32) --cast--> full (param_dtype) --compute--> gradient (param_dtype)
+#     shard.grad (fp32) <--cast-- mean (reduce_dtype) <--reduce-scatter-- gradient (reduce_dtype)
+#
+# FSDP has an advantage here (FSDP paper, section 4.4): the master weights are sharded. One device with mixed
+# precision has 4 + 2 bytes per element all the time, FSDP 4/N, and 2 for the units that are whole at the moment.
+#
+# A number first: the shards stay in fp32, so what has changed on the wire? FULL_SHARD in bf16, reduced in bf16 too:
+# bytes that a rank of 2 sends in a step, as a fraction of those in fp32.
+
+# %%
+predict("9.1", ..., "bytes sent in a step of FULL_SHARD in bf16, as a fraction of fp32's")
+
+# %% [markdown]
+# ## 9.1 Gather in another dtype
+#
+# A collective does not cast: it moves bytes. So this rank's shard has to be cast before it is sent. torch has a
+# buffer for that in each unit, `_mp_shard` (`torch/distributed/fsdp/_flat_param.py`), P / N elements. But there is
+# room already. In `full`, which the gather is about to fill, one slice is this rank's own; what is to be sent can lie
+# there, and the all-gather works *in place*. It is non-blocking: what it returns is waited for by whoever computes.
+
+
+# %% tags=["exercise-9.1"]
+@exercise("9.1")
+def gather_low(full: Tensor, shard: Tensor, group: Group) -> Handle:
+    """Start to fill `full` [P] with every rank's `shard` [P / N], in the dtype of `full`; returns the handle.
+
+    Args:
+        full: has its memory, of a dtype such as bf16; rank r's shard goes to its elements from r * P / N on.
+        shard: this rank's, in fp32, perhaps in host memory. It stays as it is.
+        group: the ranks; `group.rank()` is this one.
+
+    One all-gather of elements that are cast already, and no memory but `full`. The caller waits for it.
+
+    Use `Tensor.copy_`, which casts (and moves), and `comm.all_gather(output, part, group)`, whose `part` may be this
+    rank's own part of `output`.
+    """
+    ...
+
+
+# %% [markdown]
+# ## 9.2 Back to the shard
+#
+# In backward each leaf's gradient has the dtype of `full`. The engine copies them into one unsharded gradient, whose
+# dtype is the `reduce_dtype`: that is what is sent and summed. The reduce-scatter leaves the mean of this rank's
+# part, in `reduce_dtype` as well. The optimizer wants it in the shard's dtype, and the gradients of micro-batches
+# have to be added in that: small terms are lost in a low one just as small updates are.
+
+
+# %% tags=["exercise-9.2"]
+@exercise("9.2")
+def deliver(shard: nn.Parameter, mean: Tensor) -> None:
+    """Add `mean` [P / N], of any floating dtype, to `shard.grad` in the shard's dtype (fp32), and free `mean`.
+
+    `shard.grad` is None at first. After that it stays the same tensor, and is added to in place. Afterwards it is the
+    only memory that is left.
+
+    Use `device.empty(numel, dtype, "gradients", device)` for what stays, so that it is accounted for, and
+    `device.free(buffer)`.
+    """
+    ...
+
+
+# %% [markdown]
+# ## 9.3 Where to divide
+#
+# The mean over N ranks is a sum and a division. The range of fp32 and bf16 is wide enough for either order. That of
+# fp16 is not: N gradients of 65,504 / N and more overflow if they are summed first, and what is below 3e-8 * N becomes
+# 0 if all is divided first. So a part before and the rest after: about √N each. A power of two changes the exponent
+# only, so that nothing is rounded. (torch splits like this in every dtype: `_get_gradient_predivide_factor` in
+# `torch/distributed/algorithms/_comm_hooks/default_hooks.py`.)
+#
+# Predict: by what are fp16 gradients divided *before* they are summed over 512 ranks?
+
+# %%
+predict("9.3", ..., "divisor of fp16 gradients before the sum over 512 ranks")
+
+
+# %% tags=["exercise-9.3"]
+@exercise("9.3")
+def divisors(dtype: torch.dtype, ranks: int) -> tuple[int, float]:
+    """What to divide gradients by, before and after they are summed over `ranks` ranks: together the mean.
+
+    For `torch.float16` the first is the smallest power of two (1, 2, 4, ...) that is not below the square root of
+    `ranks`. For any other dtype it is 1: dividing is a pass over P elements before the reduction, and over P / N after
+    it. The second is what is left to divide by, and need not be whole.
+    """
+    ...
+
+
+# %%
+before, after = divisors(FP16, 512)
+outcome("9.3", before, how="computed", slips={"the power of two below the root": 16, "all of it": 512, "nothing": 1})
+print("fp16, 512 ranks that all have the same gradient; the mean, with three ways to divide:")
+for gradient in (2_000.0, 2e-6):
+    found = []
+    for first, rest in ((1, 512), (512, 1), (before, after)):
+        summed = (torch.full((512,), gradient, dtype=FP16) / first).cumsum(0, dtype=FP32)[-1].to(FP16)
+        found.append((summed / rest).item())
+    print(f"gradient {gradient:g}: after the sum {found[0]:g}, before {found[1]:g}, split {found[2]:g}")
+
+# %% [markdown]
+# The split gives up √N of the range at either end, in place of N at one: beyond 65,504 / √N it overflows, too. What
+# else is to be done in so narrow a range, comes with the scale of the loss, in 9.4.
+#
+# ## Your unit in the engine
+#
+# `FlatUnit` is the unit of labs 05 to 08. A unit with other dtypes overrides these of its methods; the engine and the
+# schedules do not notice. (`_make_full` and `gradient_dtype` are given.)
+
+
+# %%
+class LowPrecisionUnit(FlatUnit):
+    """Computes in `precision.param_dtype`, reduces in `precision.reduce_dtype`, and keeps fp32 shards."""
+
+    reduction = comm.SUM  # the division is ours
+
+    def __init__(self, *args: Any, precision: MixedPrecision, module: nn.Module, **kwargs: Any) -> None:
+        self.precision = precision
+        super().__init__(*args, **kwargs)
+
+    def _make_full(self) -> tuple[Tensor, list[Tensor]]:
+        dtype = self.precision.param_dtype or self.flat.shard.dtype
+        full = device.empty(self.flat.numel + self.flat.padding, dtype, "unsharded", self.device)
+        views = self.flat.unflatten(full)
+        device.free(full)
+        return full, views
+
+    @property
+    def gradient_dtype(self) -> torch.dtype:
+        return self.precision.reduce_dtype or self.precision.param_dtype or self.flat.shard.dtype
+
+    def gather_into(self, full: Tensor) -> Handle:
+        return gather_low(full, self.flat.shard.data, self.group)
+
+    def _complete_gradient(self) -> Tensor:
+        gradient = super()._complete_gradient()
+        before, _ = divisors(gradient.dtype, self.group.size())
+        return gradient if before == 1 else gradient.div_(before)
+
+    def _deliver(self, mean: Tensor) -> None:
+        _, after = divisors(mean.dtype, self.group.size())
+        deliver(self.flat.shard, mean.div_(after))
+
+
+PRECISIONS = {
+    "fp32": MixedPrecision(FP32),
+    "bf16": MixedPrecision(BF16),
+    "bf16, reduced in fp32": MixedPrecision(BF16, FP32),
+    "fp16": MixedPrecision(FP16),
+}
+
+
+def yours(precision: MixedPrecision = PRECISIONS["fp32"], **options: Any) -> FullyShardedDataParallel:
+    """The lab's model in minifsdp's FSDP with your unit: FULL_SHARD, one thing at a time, a block a unit."""
+    with patch.object(kinds, "MixedPrecisionUnit", LowPrecisionUnit):
+        model = SETTINGS.model().to(rank_device())
+        options = {"schedule": SyncSchedule, "auto_wrap_policy": {Block}, **options}
+        return FullyShardedDataParallel(model, mixed_precision=precision, **options)
+
+
+def mine_of(batch: data.Batch) -> tuple[Tensor, Tensor]:
+    """This rank's rows of a batch."""
+    tokens, targets = data.shard(batch, dist.get_rank(), dist.get_world_size())
+    return tokens.to(rank_device()), targets.to(rank_device())
+
+
+def shards_of(model: FullyShardedDataParallel) -> list[nn.Parameter]:
+    return [wrapped.params[0] for wrapped in FullyShardedDataParallel.fsdp_modules(model)]
+
+
+# %% [markdown]
+# ### Measured: the dtype of each stage
+#
+# Noted where each is: in a linear layer of a block when it computes, in the engine's buffers, in the optimizer.
+
+
+# %%
+def note_dtypes(name: str) -> dict[str, torch.dtype]:
+    seen: dict[str, torch.dtype] = {}
+    model = yours(PRECISIONS[name])
+    optimizer = torch.optim.AdamW(model.parameters(), 1e-3)
+    layer, unit = model.module.blocks[0].module.up, model.module.blocks[0]._unit
+
+    def look(module: nn.Module, args: Any, output: Tensor) -> None:
+        seen.update({"gathered": module.weight.dtype, "activation": output.dtype})
+
+    layer.register_forward_hook(look)
+    take, complete = type(unit).take_gradient, type(unit)._complete_gradient
+
+    def taking(unit: Any, index: int) -> None:
+        seen["gradient"] = unit.leaves[index].grad.dtype
+        take(unit, index)
+
+    def completing(unit: Any) -> Tensor:
+        whole = complete(unit)
+        seen["reduced"] = whole.dtype
+        return whole
+
+    with patch.object(type(unit), "take_gradient", taking), patch.object(type(unit), "_complete_gradient", completing):
+        model(*mine_of(BATCHES[0])).backward()
+    optimizer.step()
+    shard = shards_of(model)[1]
+    return {
+        "shard": shard.dtype,
+        **seen,
+        "shard.grad": shard.grad.dtype,
+        "Adam": optimizer.state[shard]["exp_avg"].dtype,
+    }
+
+
+def note_all() -> list[dict[str, torch.dtype]]:
+    return [note_dtypes(name) for name in PRECISIONS]
+
+
+NAMES = {FP32: "fp32", BF16: "bf16", FP16: "fp16"}
+noted = dict(zip(PRECISIONS, launch(note_all, RANKS)[0], strict=True))
+print(f"{'':22}" + "".join(f"{stage:>11}" for stage in noted["fp32"]))
+for name, dtypes in noted.items():
+    print(f"{name:22}" + "".join(f"{NAMES[dtype]:>11}" for dtype in dtypes.values()))
+    low, reduced = PRECISIONS[name].param_dtype, PRECISIONS[name].reduce_dtype or PRECISIONS[name].param_dtype
+    assert list(dtypes.values()) == [FP32, low, low, low, reduced, FP32, FP32], f"{name}: {dtypes}"
+
+# %% [markdown]
+# ### Measured: the same gradients as torch's FSDP
+#
+# The gradient shards of a step: yours, minifsdp's own unit, torch's `FullyShardedDataParallel` with the same
+# `mixed_precision`. On two ranks a sum is one addition, and to halve it is exact (far from fp16's two ends), so there
+# is nothing to round differently.
+
+
+# %%
+def gradients_with(kind: str, name: str) -> Tensor:
+    """This rank's gradient shards, one after the other."""
+    if kind == "yours":
+        model = yours(PRECISIONS[name])
+        shards = shards_of(model)
+    elif kind == "minifsdp":
+        model = SETTINGS.model().to(rank_device())
+        model = FullyShardedDataParallel(model, mixed_precision=PRECISIONS[name], auto_wrap_policy={Block})
+        shards = shards_of(model)
+    else:
+        warnings.simplefilter("ignore", FutureWarning)  # torch renames collectives that its own FSDP1 uses
+        from torch.distributed import fsdp
+        from torch.distributed.fsdp.wrap import ModuleWrapPolicy
+
+        model = fsdp.FullyShardedDataParallel(
+            SETTINGS.model().to(rank_device()),
+            mixed_precision=fsdp.MixedPrecision(PRECISIONS[name].param_dtype, PRECISIONS[name].reduce_dtype),
+            auto_wrap_policy=ModuleWrapPolicy({Block}),
+            device_id=rank_device(),
+        )
+        shards = [wrapped._flat_param for wrapped in fsdp.FullyShardedDataParallel.fsdp_modules(model)]
+    model(*mine_of(BATCHES[0])).backward()
+    return torch.cat([shard.grad.detach().cpu() for shard in shards])
+
+
+def compare() -> dict[str, tuple[bool, bool, float]]:
+    """By precision: equal to minifsdp's, to torch's, and the distance from fp32, relative to the largest."""
+    found, exact = {}, gradients_with("yours", "fp32")
+    for name in PRECISIONS:
+        mine, ours, torchs = (gradients_with(kind, name) for kind in ("yours", "minifsdp", "torch"))
+        distance = float((mine - exact).abs().max() / exact.abs().max())
+        found[name] = torch.equal(mine, ours), torch.equal(mine, torchs), distance
+    return found
+
+
+for name, (ours, torchs, distance) in launch(compare, RANKS)[0].items():
+    print(f"{name:22} equal to minifsdp's {ours}, to torch's {torchs}; within 5 % of fp32: {distance < 0.05}")
+    assert ours, f"{name}: not the gradients of minifsdp's unit"
+    assert torchs, f"{name}: not the gradients of torch's FSDP"
+
+# %% [markdown]
+# ### Measured: bytes of each stage
+#
+# The prediction, with p and r the bytes of an element of `param_dtype` and `reduce_dtype`, R and B the padded
+# elements of the root and the largest block, and Ψ all of them:
+#
+# - at rest: (4 + 8) Ψ / N, the shards and Adam's state in fp32, **whatever the precision**;
+# - unsharded parameters: p R when forward ends, at most p (R + B);
+# - sent: (N - 1) / N of p (2Ψ - R) in gathers, and of r Ψ in reductions.
+
+
+# %%
+def weigh(name: str) -> dict[str, Any]:
+    """The bytes and the collectives of the second step."""
+    with Ledger() as ledger:
+        model = yours(PRECISIONS[name])
+        optimizer = torch.optim.AdamW(model.parameters(), 1e-3)
+        ledger.watch(model, optimizer)
+        for batch in BATCHES[:2]:
+            ledger.reset_peaks()
+            stages = {"before the step": ledger.mark("before")}
+            with comm.record() as calls:
+                loss = model(*mine_of(batch))
+                stages["forward"] = ledger.mark("forward")
+                loss.backward()
+            stages["peak"] = ledger.peak.tags
+            stages["backward"] = ledger.mark("backward")
+            optimizer.step()
+            stages["after the optimizer"] = ledger.mark("step")
+            optimizer.zero_grad()
+            del loss
+        return {"stages": stages, "unsharded": ledger.peak_of("unsharded"), "calls": calls}
+
+
+def weigh_all() -> dict[str, dict[str, Any]]:
+    return {name: weigh(name) for name in list(PRECISIONS)[:3]}
+
+
+weighed = launch(weigh_all, RANKS)[0]
+psi, root, block = sum(PADDED), PADDED[0], max(PADDED[1:])
+share = (RANKS - 1) / RANKS
+print(f"{'':22}{'at rest':>12}{'forward ends':>14}{'unsharded at most':>19}{'sent':>12}")
+for name, found in weighed.items():
+    p = PRECISIONS[name].param_dtype.itemsize
+    r = PRECISIONS[name].reduce_dtype.itemsize if PRECISIONS[name].reduce_dtype else p
+    rest = {tag: size for tag, size in found["stages"]["before the step"].items() if tag in ("parameters", "optimizer")}
+    sent = round(sum(call.wire for call in found["calls"]))
+    row = [sum(rest.values()), found["stages"]["forward"]["unsharded"], found["unsharded"], sent]
+    steps = 4 * UNITS  # Adam's counter of steps, 4 bytes per shard
+    wanted = [12 * psi // RANKS + steps, p * root, p * (root + block), round(share * (p * (2 * psi - root) + r * psi))]
+    for text, (rest, forward, most, wire) in (("expected", wanted), (name, row)):
+        print(f"{text:22}{rest:12,}{forward:14,}{most:19,}{wire:12,}")
+    assert row == wanted, f"{name}: {row}, not {wanted}"
+sent = {name: sum(call.wire for call in found["calls"]) for name, found in weighed.items()}
+slips = {
+    "nothing is sent in fp32: gathers and reductions are both bf16": 5 / 6,
+    "that is with reduce_dtype fp32": 2 / 3,
+}
+outcome("9.1", sent["bf16"] / sent["fp32"], ranks=RANKS, slips=slips)
+
+# %%
+whole = {
+    name: {stage: sum(held.values()) for stage, held in found["stages"].items()} for name, found in weighed.items()
+}
+plots.stages(
+    weighed["bf16"]["stages"],
+    predicted={
+        "before the step": 12 * psi // RANKS + 4 * UNITS,
+        "backward": 16 * psi // RANKS + 4 * UNITS,
+        "after the optimizer": 16 * psi // RANKS + 4 * UNITS,
+    },
+    earlier={name: whole[name] for name in ("fp32", "bf16, reduced in fp32")},
+    title=f"bf16 lowers the peak from {whole['fp32']['peak'] / MIB:.1f} to {whole['bf16']['peak'] / MIB:.1f} MiB, "
+    "and nothing at rest",
+    says="A rank's bytes at the end of each stage of a step in bf16, and at its peak; grey: fp32, and bf16 with "
+    "gradients reduced in fp32. Shards, their gradients and Adam's state are fp32 in all three.",
+    lab="09",
+)
+
+# %% [markdown]
+# So bf16 halves unsharded parameters, activations and the wire, and nothing else. In this small model the optimizer's
+# state is most of what there is. To reduce in fp32 costs unsharded gradients and messages twice as large, and spares
+# the sum over the ranks bf16's 7 bits of mantissa: on 2 ranks that is one rounding, on 512 more.
+#
+# ## 9.4 fp16: all step, or none
+#
+# fp16 has more mantissa than bf16, and a narrow range. Gradients are small, and below 6e-5 they lose bits, below 3e-8
+# all. *Loss scaling* multiplies the loss by a large number S, which multiplies all gradients, and divides them by S
+# again in fp32, before the optimizer. S is guessed: start high; if any gradient is an infinity or a NaN, throw the
+# step away and halve S. (After 2,000 good steps torch doubles it again; that we leave out.)
+#
+# A *sharded* rank sees its own shards' gradients. An overflow in one of them is seen by one rank. What do the others
+# do?
+#
+# Predict: a scale of 2**24 is a bad guess if 2**20 is the largest without overflow. How many steps are thrown away?
+
+# %%
+predict("9.4", ..., "steps thrown away from a scale of 2**24 to one of 2**20")
+
+
+# %% tags=["exercise-9.4"]
+@exercise("9.4")
+def step_together(optimizer: torch.optim.Optimizer, scale: float, group: Group) -> float:
+    """Unscale the gradients and step, unless one of them on any rank is not finite; returns the next scale.
+
+    Args:
+        optimizer: of this rank's shards, `p for each in optimizer.param_groups for p in each["params"]`. A `p.grad` may
+            be None. The gradients are `scale` times too large.
+        scale: the present scale, the same on all ranks.
+        group: the ranks that have to agree.
+
+    If all gradients of all ranks are finite: they are divided by `scale`, the optimizer steps, and `scale` is returned.
+    If one of them is an infinity or a NaN, on whatever rank: no rank steps, and all return `scale / 2`.
+
+    Communicate one number: a tensor [1] on the parameters' device, `comm.all_reduce(tensor, group, comm.MAX).wait()`.
+    """
+    ...
+
+
+# %% [markdown]
+# ### Measured: agreed on all ranks (C18)
+#
+# Two ranks, fp16, your unit. In the third step one element of rank 1's gradients is set to infinity. Beside your
+# function: minifsdp's `ShardedGradScaler`, and a scaler that looks at its own rank only, which is what torch's plain
+# `GradScaler` does.
+
+
+# %%
+def alone(optimizer: torch.optim.Optimizer, scale: float, group: Group) -> float:
+    """Each rank decides for itself."""
+    grads = [p.grad.div_(scale) for each in optimizer.param_groups for p in each["params"] if p.grad is not None]
+    if not all(bool(grad.isfinite().all()) for grad in grads):
+        return scale / 2
+    optimizer.step()
+    return scale
+
+
+class Library:
+    """minifsdp's scaler in the same words."""
+
+    def __init__(self, scale: float) -> None:
+        self.scaler = ShardedGradScaler(rank_device().type, init_scale=scale)
+        self.scaler.scale(torch.zeros(1, device=rank_device()))  # a torch scaler has no scale before its first use
+
+    def __call__(self, optimizer: torch.optim.Optimizer, scale: float, group: Group) -> float:
+        self.scaler.step(optimizer)
+        self.scaler.update()
+        return self.scaler.get_scale()
+
+
+def with_an_infinity(how: str) -> tuple[list[float], list[bool], Tensor]:
+    """The scale and whether this rank has stepped, by step; and its shards in the end."""
+    steps = {"your step_together": step_together, "each alone": alone, "ShardedGradScaler": Library(1024.0)}
+    model, group = yours(PRECISIONS["fp16"]), comm.world()
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    scales, stepped, scale = [], [], 1024.0
+    for number, batch in enumerate(BATCHES[:4]):
+        (scale * model(*mine_of(batch))).backward()
+        if number == 2 and group.rank() == 1:
+            shards_of(model)[1].grad[7] = torch.inf
+        before = shards_of(model)[0].detach().clone()
+        scale = steps[how](optimizer, scale, group)
+        scales.append(scale)
+        stepped.append(not torch.equal(before, shards_of(model)[0]))
+        optimizer.zero_grad()
+    return scales, stepped, torch.cat([shard.detach().cpu() for shard in shards_of(model)])
+
+
+HOWS = ("each alone", "your step_together", "ShardedGradScaler")
+
+
+def infinities() -> dict[str, tuple[list[float], list[bool], Tensor]]:
+    return {how: with_an_infinity(how) for how in HOWS}
+
+
+# %% tags=["C18"]
+both = launch(infinities, RANKS)
+for how in HOWS:
+    for rank, found in enumerate(both):
+        print(f"{how:20} rank {rank}: stepped {found[how][1]}, scale after each step {[int(s) for s in found[how][0]]}")
+agreed = {how: both[0][how][:2] == both[1][how][:2] for how in HOWS}
+print("ranks agree:", ", ".join(f"{how} {agreed[how]}" for how in HOWS))
+expected = ([1024.0, 1024.0, 512.0, 512.0], [True, True, False, True])
+assert all(found["your step_together"][:2] == expected for found in both), "not all ranks skip the third step"
+assert not agreed["each alone"]
+same = all(torch.equal(found["your step_together"][2], found["ShardedGradScaler"][2]) for found in both)
+print(f"expected: steps {expected[1]}; your parameters equal ShardedGradScaler's bit for bit: {same}")
+assert same
+
+# %% [markdown]
+# Alone, rank 0 has updated its half of the model with a step that rank 1 has refused. And the scales have parted:
+# from then on rank 0 multiplies its loss by 1024, rank 1 by 512, and the reduce-scatter averages gradients of two
+# different scales. Nothing raises, and no rank can see it.
+# (torch has a `ShardedGradScaler` too; without CUDA it switches itself off, so it is not beside yours here.)
+#
+# ### Measured: why to scale, and what a bad guess costs (C18)
+#
+# A rank has 32 tokens here, and the gradient of the mean loss is 1/32 of each one's. In a batch of 65,536 tokens it
+# is 1/2,048 of that. So the loss is divided by 2,048 here, as it would be there, and then scaled. How far are the
+# gradients from those of fp32, all differences together, relative to all gradients? Then nine steps from a guess that
+# is far too high. In bf16 the scale is 1: its exponent has as many bits as fp32's.
+
+
+# %% tags=["C18", "nbval-ignore-output"]
+LARGE_BATCH = 2048
+
+
+def gradient_of(name: str, scale: float) -> Tensor:
+    model = yours(PRECISIONS[name])
+    (scale * model(*mine_of(BATCHES[0])) / LARGE_BATCH).backward()
+    return torch.cat([shard.grad for shard in shards_of(model)]) / scale
+
+
+def guess_badly(name: str, scale: float) -> list[float]:
+    """The scale after each of nine steps."""
+    model = yours(PRECISIONS[name])
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    scales = []
+    for batch in BATCHES[:9]:
+        (scale * model(*mine_of(batch)) / LARGE_BATCH).backward()
+        scale = step_together(optimizer, scale, comm.world())
+        scales.append(scale)
+        optimizer.zero_grad()
+    return scales
+
+
+def too_high() -> int:
+    """Steps thrown away from 2**24, if what is above 2**20 overflows on one rank."""
+    group, scale, thrown = comm.world(), 2.0**24, 0
+    shard = nn.Parameter(torch.zeros(1, device=rank_device()))
+    while True:
+        overflows = scale > 2**20 and group.rank() == 0
+        shard.grad = torch.full_like(shard, torch.inf if overflows else 1.0)
+        before, scale = scale, step_together(torch.optim.SGD([shard], 0.1), scale, group)
+        if scale == before or thrown > 9:
+            return thrown
+        thrown += 1
+
+
+SCALED = [("bf16", 1.0), ("bf16", 2.0**20), ("fp16", 1.0), ("fp16", 2.0**20)]
+
+
+def scaling() -> tuple[list[float], list[float], int]:
+    exact = gradient_of("fp32", 1.0)
+    errors = [float((gradient_of(*each) - exact).abs().sum() / exact.abs().sum()) for each in SCALED]
+    return errors, guess_badly("fp16", 2.0**30), too_high()
+
+
+errors, scales, thrown = launch(scaling, RANKS)[0]
+for (name, scale), error in zip(SCALED, errors, strict=True):
+    print(f"{name}, scale {scale:9,.0f}: {error:7.2%} from fp32's gradients")
+print(f"fp16 from a scale of 2**30: {sum(scale < 2**30 for scale in set(scales))} of 9 steps thrown away")
+print("exponents of the scale:", [int(torch.tensor(scale).log2()) for scale in scales])
+outcome("9.4", thrown, slips={"halving four times leads there, and the step after it is good": 5})
+assert errors[2] > 2 * errors[3], "scaling has not helped fp16"
+assert abs(errors[0] - errors[1]) < 0.1 * errors[0], "scaling should make no difference to bf16"
+assert scales[0] == 2.0**29, f"the first guess was too high, and is halved: {scales}"
+assert scales[-1] == scales[-2], f"the guess was not corrected: {scales}"
+
+# %% [markdown]
+# Each halving costs a whole forward and backward. And the infinities come back whenever S has grown too far: with
+# fp16 that is a part of training. bf16 has taken its place where the hardware has it.
+#
+# ## 9.5 Accumulate, with and without communication
+#
+# A batch that does not fit goes through in k *micro-batches*, whose gradients are added up. When is a gradient
+# reduced?
+#
+# - **with communication**: after every micro-batch. Every backward reduce-scatters, and adds to the shard's gradient.
+#   What stays between micro-batches is a shard, 4Ψ / N bytes in fp32.
+# - **without**: inside `model.no_sync()` gradients stay where backward has left them, in the unsharded gradient of
+#   each unit. The first backward outside reduces the sum. What stays between micro-batches is 4Ψ: as much as DDP has.
+#
+# "Accumulation with communication reduces after several steps" is often said, and wrong: it reduce-scatters in
+# **every** micro-batch. That is why it saves memory, and why it sends more.
+#
+# Predict, for k = 3 micro-batches of this lab's model with its 6 units: reduce-scatters with communication, and bytes
+# of gradients that a rank of 2 keeps between micro-batches without.
+
+# %%
+predict("9.5a", ..., "reduce-scatters of 3 micro-batches with communication, 6 units")
+predict("9.5b", ..., "bytes of gradients between micro-batches without communication, on one rank")
+
+
+# %% tags=["exercise-9.5"]
+@exercise("9.5")
+def accumulate(model: Any, micro_batches: Sequence[tuple[Tensor, ...]], communicate: bool) -> None:
+    """Add the mean gradient of the micro-batches to the shards' `.grad`.
+
+    Args:
+        model: an FSDP model that returns a loss, the mean over its rows: `model(*micro_batch)`. `model.no_sync()` is a
+            context manager; a forward and backward inside it do not reduce.
+        micro_batches: k of them, equally many rows in each. Their gradients count 1/k each.
+        communicate: True: every micro-batch's gradient is reduced in its own backward. False: all of them are reduced
+            together, in the last one's backward.
+
+    One forward and one backward each, in turn. What was in `.grad` before is added to.
+    """
+    ...
+
+
+# %%
+K = 3
+
+
+def micro_batches() -> list[tuple[Tensor, Tensor]]:
+    return [mine_of(batch) for batch in BATCHES[:K]]
+
+
+def weigh_accumulation() -> dict[bool, dict[str, Any]]:
+    """By `communicate`: collectives, bytes of gradients after each backward and at most, and the gradients."""
+    found = {}
+    for communicate in (True, False):
+        with Ledger() as ledger:
+            model = yours()
+            ledger.watch(model)
+            held: list[int] = []
+            end = type(model._lazy_init())._end_backward
+
+            def ended(engine: Any, ledger: Any = ledger, held: list[int] = held, end: Any = end) -> None:
+                end(engine)
+                held.append(ledger.live()["gradients"])
+
+            batches = micro_batches()
+            with patch.object(type(model._engine), "_end_backward", ended), comm.record() as calls:
+                accumulate(model, batches, communicate)
+            gradients = torch.cat([shard.grad.cpu() for shard in shards_of(model)])
+            peak = ledger.peak_of("gradients")
+        found[communicate] = {"calls": calls, "held": held, "peak": peak, "gradients": gradients}
+    return found
+
+
+# %% [markdown]
+# ### Measured: bytes and messages (C17)
+
+# %% tags=["C17"]
+accumulated = launch(weigh_accumulation, RANKS)[0]
+print(f"{'k = 3':24}{'gathers':>9}{'reductions':>12}{'sent':>12}{'kept between':>14}{'gradients at most':>19}")
+for communicate in (True, False):
+    found = accumulated[communicate]
+    ops = [call.op for call in found["calls"]]
+    reductions = K * UNITS if communicate else UNITS
+    wire = share * 4 * (K * (2 * psi - root) + (K if communicate else 1) * psi)
+    kept = 4 * psi // RANKS if communicate else 4 * psi
+    row = [ops.count("all_gather"), ops.count("reduce_scatter"), round(sum(call.wire for call in found["calls"]))]
+    print(f"{'with' if communicate else 'without'} communication".ljust(24), end="")
+    print(f"{row[0]:9}{row[1]:12}{row[2]:12,}{found['held'][-2]:14,}{found['peak']:19,}")
+    print(f"{'  expected':24}{K * (2 * UNITS - 1):9}{reductions:12}{round(wire):12,}{kept:14,}")
+    assert [*row, found["held"][-2]] == [K * (2 * UNITS - 1), reductions, round(wire), kept]
+slips = {"of one micro-batch": UNITS, "gathers are counted too": K * (3 * UNITS - 1)}
+outcome("9.5a", K * UNITS, slips=slips)
+outcome("9.5b", accumulated[False]["held"][-2], ranks=RANKS, slips={"of all micro-batches": K * 4 * psi})
+with_communication, without = (accumulated[communicate]["gradients"] for communicate in (True, False))
+close = bool((with_communication - without).abs().max() < 1e-6 * without.abs().max() * K)
+print(f"the same gradient within rounding: {close}")
+assert close
+
+# %% [markdown]
+# The reductions fall from kU to U; the gathers stay, since parameters are sharded again after every backward. With
+# FULL_SHARD these are two thirds of the traffic, and the 4Ψ are what users of `no_sync` run out of memory by. (With
+# SHARD_GRAD_OP parameters stay whole inside `no_sync`, so that their gathers are saved as well, for another 4Ψ:
+# `kept` in `minifsdp/fsdp/engine.py`.) minifsdp accumulates unsharded gradients in `reduce_dtype`; torch leaves them
+# in autograd's `.grad`, in `param_dtype`.
+#
+# On an emulated link (1 ms latency, 100 MB/s), both:
+
+
+# %% tags=["nbval-ignore-output"]
+def trace_both(folder: Path) -> None:
+    let_communication_go_first()
+    with parse_link("latency=1ms,bandwidth=100MB/s") as link:
+        for communicate in (True, False):
+            model = yours(schedule=None)  # the library's own schedule, which overlaps
+            accumulate(model, micro_batches(), communicate)
+            model.zero_grad()
+            with record_trace(folder / f"{communicate}-{dist.get_rank()}.json", link):
+                comm.all_reduce(torch.zeros(1, device=rank_device()), comm.world()).wait()  # start together
+                accumulate(model, micro_batches(), communicate)
+
+
+with tempfile.TemporaryDirectory() as folder:
+    launch(trace_both, RANKS, Path(folder))
+    spans = {each: read_trace(Path(folder, f"{each}-0.json")) for each in (True, False)}
+plots.timeline(
+    {"with communication": spans[True], "without (no_sync)": spans[False]},
+    title=f"no_sync issues {UNITS} reductions in place of {K * UNITS}, and the same {K * (2 * UNITS - 1)} gathers",
+    says="Lanes of one rank. With communication every backward reduces; without, only the last. "
+    "A busy machine stretches spans, a reduction's most.",
+    lab="09",
+)
+
+# %% [markdown]
+# ## 9.6 The gradient to the host
+#
+# *CPU offload* keeps shards, their gradients and the optimizer's state in host memory, and the optimizer computes
+# there. On the device there is only what a unit needs while it computes. Shards go *to* the device by your 9.1:
+# `copy_` moves as well as it casts. Gradients go back, and that way has a trap. A copy from a GPU to pinned
+# (page-locked) host memory is only *started* by the host; the optimizer, on the host, would read before it has
+# arrived. Who waits when?
+#
+# - not at once: the host would stand still after every unit, and issue nothing;
+# - at the end of backward, before the optimizer, and for this copy: by an *event* recorded behind it.
+#
+# And what is there already is added to. torch's FSDP overwrites it (`_offload_grad` in
+# `torch/distributed/fsdp/_runtime_utils.py` copies into `_cpu_grad`), so that its documentation (of the class)
+# excludes accumulation outside `no_sync()`.
+#
+# Predict: between steps, after `zero_grad`, how many bytes of parameters and Adam's state has a *device* with
+# offload?
+
+# %%
+predict("9.6", ..., "bytes of parameters and Adam's state on the device between steps, with offload")
+
+
+# %% tags=["exercise-9.6"]
+@exercise("9.6")
+def offload_gradient(shard: nn.Parameter, mean: Tensor) -> Callable[[], None]:
+    """Start to move `mean` [P / N] to the host; returns the function that adds it to `shard.grad` there.
+
+    Args:
+        shard: in host memory. `shard.grad` is None, or of an earlier micro-batch, and is then added to in place.
+        mean: on the device, of the shard's dtype. When `offload_gradient` returns, its memory has been given away; what
+            is queued on the device by then may still read it, `device.free` takes care of that.
+
+    `offload_gradient` does not wait and does not touch `shard.grad`. The function that it returns is called once, after
+    backward: it lets the host wait for this copy, and for nothing else, and then touches `shard.grad`.
+
+    Use `device.copy_to_host(tensor)`, which starts a copy and returns it, `device.current_stream(tensor.device)`, its
+    `record_event()`, the event's `synchronize()`, which lets the host wait for it, and `device.free(buffer)`.
+    """
+    ...
+
+
+# %%
+class HostUnit(FlatUnit):
+    """A unit whose shards live in host memory."""
+
+    start = staticmethod(offload_gradient)
+
+    def __init__(self, flat: Any, *args: Any, **kwargs: Any) -> None:
+        flat.shard.data = device.copy_to_host(flat.shard.data)
+        self._arriving: list[Callable[[], None]] = []
+        super().__init__(flat, *args, **kwargs)
+
+    def gather_into(self, full: Tensor) -> Handle:
+        return gather_low(full, self.flat.shard.data, self.group)
+
+    def _deliver(self, mean: Tensor) -> None:
+        self._arriving.append(self.start(self.flat.shard, mean))
+
+    def settle(self) -> None:
+        """The end of backward."""
+        super().settle()
+        for arrive in self._arriving:
+            arrive()
+        self._arriving.clear()
+
+
+def offloaded(unit: type[FlatUnit] = HostUnit) -> FullyShardedDataParallel:
+    """Your offloaded FSDP, in fp32."""
+    with patch.object(kinds, "OffloadedUnit", unit):
+        model = SETTINGS.model().to(rank_device())
+        return FullyShardedDataParallel(
+            model, cpu_offload=CPUOffload(True), auto_wrap_policy={Block}, schedule=SyncSchedule
+        )
+
+
+# %% [markdown]
+# ### Measured: bytes on the device, before and after (C41)
+#
+# On a GPU `tensor.device` tells where a tensor is. On a CPU both memories are one, so we keep account: the engine's
+# buffers (`device.empty`) are on the device; what `device.copy_to_host` returns is on the host; gradients and Adam's
+# state are where their shards are.
+
+
+# %%
+class DeviceBytes:
+    """Counts what is on the device."""
+
+    def __init__(self) -> None:
+        self.buffers: list[weakref.ref[Tensor]] = []
+        self.on_host: list[Tensor] = []
+
+    @contextmanager
+    def counting(self) -> Any:
+        copy = device.copy_to_host
+
+        def copying(tensor: Tensor) -> Tensor:
+            self.on_host.append(copy(tensor))
+            return self.on_host[-1]
+
+        def tell(buffer: Tensor, role: str) -> None:
+            self.buffers.append(weakref.ref(buffer))
+
+        device.subscribers.append(tell)
+        try:
+            with patch.object(device, "copy_to_host", copying):
+                yield self
+        finally:
+            device.subscribers.remove(tell)
+
+    def now(self, optimizer: torch.optim.Optimizer) -> dict[str, int]:
+        """Bytes on the device: of shards, of Adam's two moments, of the engine's buffers."""
+        host = {tensor.untyped_storage().data_ptr() for tensor in self.on_host}
+        buffers = [buffer for each in self.buffers if (buffer := each()) is not None]
+        shards = [p for group in optimizer.param_groups for p in group["params"]]
+        there = [shard for shard in shards if shard.untyped_storage().data_ptr() not in host]
+        moments = [optimizer.state[shard][name] for shard in there for name in ("exp_avg", "exp_avg_sq")]
+        return {
+            "shards": sum(shard.untyped_storage().nbytes() for shard in there),
+            "Adam": sum(moment.untyped_storage().nbytes() for moment in moments),
+            "buffers": sum(buffer.untyped_storage().nbytes() for buffer in buffers),
+        }
+
+
+def follow_device() -> dict[str, dict[str, dict[str, int]]]:
+    """By kind and moment of the second step, the bytes on the device."""
+    found = {}
+    for name, build in (("on the device", yours), ("offloaded", offloaded)):
+        with DeviceBytes().counting() as count:
+            model = build()
+            optimizer = torch.optim.AdamW(model.parameters(), 1e-3)
+            model(*mine_of(BATCHES[0])).backward()  # makes Adam's state
+            optimizer.step()
+            optimizer.zero_grad()
+            stages = {"between steps": count.now(optimizer)}
+            loss = model(*mine_of(BATCHES[1]))
+            stages["forward ends"] = count.now(optimizer)
+            loss.backward()
+            stages["backward ends"] = count.now(optimizer)
+        found[name] = stages
+    return found
+
+
+# %% tags=["C41"]
+on_device = launch(follow_device, RANKS)[0]
+shard = 4 * psi // RANKS
+wanted = {
+    "on the device": {"between steps": 3 * shard, "forward ends": 3 * shard + 4 * root, "backward ends": 4 * shard},
+    "offloaded": {"between steps": 0, "forward ends": 4 * root, "backward ends": 0},
+}
+for name, stages in on_device.items():
+    for stage, held in stages.items():
+        parts = ", ".join(f"{what} {size:,}" for what, size in held.items())
+        total = sum(held.values())
+        print(f"{name:14} {stage:14} expected {wanted[name][stage]:10,}, measured {total:10,} ({parts})")
+        assert total == wanted[name][stage], f"{name}, {stage}"
+outcome("9.6", sum(on_device["offloaded"]["between steps"].values()), slips={"the shards alone": shard})
+
+# %% [markdown]
+# All of the model state is in the host's memory, 16Ψ / N bytes with the gradients. The price is the way: in every
+# step 4Ψ / N bytes go to the device twice (the root's once) and 4Ψ / N bytes come back, over the bus between the two,
+# and the optimizer runs at the speed of the host. How long that takes a CPU cannot tell.
+#
+# ### Measured: the same gradient, accumulated too
+#
+# Offload changes where things are, no value. Two micro-batches with communication: your offloaded unit, minifsdp's,
+# and no offload at all. torch's FSDP is missing from this comparison: without a CUDA device its offload fails at
+# `pin_memory`.
+#
+# ### Break it: the gradient overwritten
+#
+# Beside them a unit that does what torch's does.
+
+
+# %%
+def overwriting(shard: nn.Parameter, mean: Tensor) -> Callable[[], None]:
+    on_host = device.copy_to_host(mean)
+    device.free(mean)
+
+    def arrive() -> None:
+        shard.grad = on_host
+
+    return arrive
+
+
+class Overwriting(HostUnit):
+    start = staticmethod(overwriting)
+
+
+def accumulate_offloaded() -> dict[str, Tensor]:
+    """The gradient shards after two micro-batches, and those of the second alone."""
+    models = {
+        "no offload": yours(),
+        "yours": offloaded(),
+        "minifsdp's": offloaded(kinds.OffloadedUnit),
+        "overwriting": offloaded(Overwriting),
+        "the second alone": yours(),
+    }
+    for name, model in models.items():
+        accumulate(model, micro_batches()[1:2] if name == "the second alone" else micro_batches()[:2], communicate=True)
+    return {name: torch.cat([shard.grad.cpu() for shard in shards_of(model)]) for name, model in models.items()}
+
+
+found = launch(accumulate_offloaded, RANKS)[0]
+for name in ("yours", "minifsdp's", "overwriting"):
+    print(f"{name:12} equal to no offload: {torch.equal(found[name], found['no offload'])}")
+half = torch.equal(2 * found["overwriting"], found["the second alone"])
+print(f"overwriting: it is half of the second micro-batch's gradient, the first is lost: {half}")
+assert torch.equal(found["yours"], found["no offload"]), "offload has changed the gradient"
+assert half
+
+# %% [markdown]
+# No error, and a loss that goes down, more slowly. The number of micro-batches has stopped to matter: that is how to
+# find it. The other break of this exercise, not to wait for the copy, cannot be shown on a CPU, where a copy is over
+# when the call returns; on a GPU the optimizer would read whatever was in the pinned memory before.
+#
+# ### Break it: the sum in bf16
+#
+# A small gradient is added to a large one, 64 times: in 9.2's fp32, and in bf16.
+
+# %%
+shard = nn.Parameter(torch.zeros(1))
+in_bf16 = torch.zeros(1, dtype=BF16)
+for value in [1.0] + 64 * [2.0**-9]:
+    mean = device.empty(1, BF16, "gradients", torch.device("cpu")).fill_(value)
+    in_bf16 += mean
+    deliver(shard, mean)
+print(f"1 + 64/512: in fp32 {shard.grad.item():.4f}, in bf16 {in_bf16.item():.4f}")
+assert shard.grad.item() == 1.125
+
+# %% [markdown]
+# It is the lost update again. Wherever many small terms are added to something that stays, the sum wants fp32:
+# weights, accumulated gradients, the optimizer's moments, and with many ranks also the reduction.
+#
+# ## What is still missing
+#
+# Buffers (running means) have a dtype of their own, `buffer_dtype`; inputs of a forward are cast, too; modules such
+# as BatchNorm are better left in fp32 (`_module_classes_to_ignore`). minifsdp has all of that in
+# `fsdp/mixed_precision.py` and `fsdp/options.py`. What is left alone altogether, modules to be ignored and the first
+# values of all ranks (`sync_module_states`), belongs to construction, and to lab 10.
+#
+# ## What to remember
+#
+# 1. Mixed precision halves what is unsharded and what is sent. The shards, their gradients and the optimizer's state
+#    stay in fp32: 16Ψ / N bytes whatever the precision.
+# 2. The cast has no buffer of its own: the shard is cast into its own slice of what is gathered.
+# 3. fp16 needs its loss scaled, its division split, and a verdict on infinities that all ranks share: all step, or
+#    none. bf16 needs none of it.
+# 4. Accumulation with communication reduce-scatters every micro-batch and keeps shards. `no_sync` reduces once and
+#    keeps whole gradients, N times the bytes. The gathers are the same.
+# 5. Offload: start the copy, record an event, wait for it at the end of backward, then add.
+#
+# ## Questions
+#
+# **1. A model is cast with `model.to(torch.bfloat16)` before it is wrapped. What does mixed precision do then?**
+# <details><summary>Answer</summary>The shards take the parameters' dtype: bf16. There are no master weights, Adam's
+# state is bf16 as well, and small updates are lost. Wrap an fp32 model and pass
+# `MixedPrecision(param_dtype=torch.bfloat16)`.</details>
+#
+# **2. Why does the table show fp32 activations nowhere, and the loss is fp32 all the same?**
+# <details><summary>Answer</summary>A layer computes in the dtype of its weights and inputs, bf16. The course's GPT
+# casts its logits to fp32 before the cross-entropy (`minifsdp/course/model.py`), since a sum over the vocabulary
+# wants mantissa.</details>
+#
+# **3. May each replica of a data-parallel model (DDP) have its own verdict on infinities?**
+# <details><summary>Answer</summary>It has the same one without asking: after the all-reduce every rank holds the same
+# gradients, and an infinity of one is in everybody's mean. Only where gradients are sharded afterwards does each rank
+# see a part.</details>
+#
+# **4. A model in FULL_SHARD on 64 ranks has room for 2 bytes per parameter more. Is that enough for `no_sync`?**
+# <details><summary>Answer</summary>Not with gradients in fp32: they take 4Ψ bytes unsharded. With
+# `reduce_dtype=bfloat16` it just would, and sums of micro-batches in bf16 lose small terms.</details>
+#
+# **5. Nobody waits for the copies of 9.6. Which unit's gradient is read too early first?**
+# <details><summary>Answer</summary>That of the unit that backward ends with, the root: its copy is the last to
+# start, and the optimizer follows at once. A large root takes longer, and fails first. It need not fail in every step,
+# which is what makes it hard to find.</details>
+#
+# ## Further reading
+#
+# - FSDP: [arXiv 2304.11277](https://arxiv.org/abs/2304.11277), section 4.4 (mixed precision).
+# - Mixed precision training: [arXiv 1710.03740](https://arxiv.org/abs/1710.03740), sections 3.1 (master weights) and
+#   3.2 (loss scaling).
+# - ZeRO-Offload: [arXiv 2101.06840](https://arxiv.org/abs/2101.06840), sections 3 and 4.
+# - torch: `torch/distributed/fsdp/_flat_param.py` (`_mp_shard`), `_runtime_utils.py` (`_reduce_grad`,
+#   `_offload_grad`), `sharded_grad_scaler.py`.
+# - minifsdp: `fsdp/staged.py`, `fsdp/mixed_precision.py`, `fsdp/offload.py`, `fsdp/grad_scaler.py`: your pieces, for
+#   every model.

@@ -1,0 +1,1145 @@
+# ---
+# jupyter:
+#   minifsdp:
+#     lab: "10a"
+#     title: Wrapping and initialisation
+#     minutes: 70
+# ---
+
+# %% [markdown]
+# # Lab 10a: wrapping and initialisation
+#
+# The engine of labs 05 to 09 runs whatever units it is given. Which units are those, and how does a model that no rank
+# can hold come into being in the first place? Both are decided in the few lines that wrap the model, before the first
+# step, and most disappointments with FSDP ("memory is not lower than DDP", "the loss starts at NaN", "it does not
+# train") are decided there too. At the end a DDP script for a Llama from `transformers` becomes an FSDP script, and
+# what that takes is counted.
+#
+# **Afterwards you can**
+#
+# - read and write a wrapping policy, and say from a list of units how many messages and how many bytes it costs;
+# - build a model on the `meta` device and materialise it unit by unit, at a peak of the shards and one unit;
+# - get the values of an eager model all the same, whatever the units and the number of ranks;
+# - turn a DDP script into an FSDP script, and name the places where such scripts go wrong without an error.
+#
+# **You need** lab 04 (flat parameter, units), lab 05 (who is gathered when).
+#
+# **Time** 70 minutes. **Runs** on a laptop (gloo, 2 processes), on one GPU, or on a GPU node (NCCL, a rank per GPU).
+# The last part needs `transformers`; its model is made from a configuration, and nothing is downloaded.
+
+# %% tags=["setup"]
+# set-up
+from collections.abc import Callable
+from zlib import crc32
+
+import torch
+from torch import Tensor, nn
+from torch.optim import AdamW, Optimizer
+
+from minifsdp.course.workshop import exercise, outcome, predict
+from minifsdp.flat_param import FlatParameter, ParamPlaces, find_parameters
+from minifsdp.fsdp import FullyShardedDataParallel
+
+# %% [markdown]
+# ## What hurts now
+#
+# "From DDP to FSDP it is two changes: the wrap, and the checkpoint." Here is the first of them, by itself, on the
+# course's GPT. Its six blocks lie in three pairs (an `nn.Sequential` each), to have something to group.
+
+# %%
+import tempfile
+from collections import OrderedDict
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from torch.profiler import record_function
+
+from minifsdp import DistributedDataParallel, comm
+from minifsdp.course import data, describe, plots
+from minifsdp.course.launch import launch, rank_device
+from minifsdp.course.ledger import Ledger
+from minifsdp.course.link import let_communication_go_first, parse_link
+from minifsdp.course.model import GPT, Block
+from minifsdp.course.timeline import read_trace
+from minifsdp.course.trace import record_trace
+from minifsdp.flat_param import copy_values
+from minifsdp.fsdp import SyncSchedule
+from minifsdp.fsdp.engine import Engine
+from minifsdp.fsdp.flat_unit import FlatUnit
+from minifsdp.fsdp.wrap import check_not_shared, wrap_children
+
+RANKS, WIDTH, CONTEXT = 2, 63, 16
+
+
+def gpt(tied: bool = False) -> GPT:
+    """Six blocks in three pairs, on the device that is the default; the same values on every rank."""
+    torch.manual_seed(0)
+    model = GPT(width=WIDTH, layers=6, context=CONTEXT, tied=tied)
+    named = [(f"block{number}", block) for number, block in enumerate(model.blocks)]
+    model.blocks = nn.ModuleList(nn.Sequential(OrderedDict(named[i : i + 2])) for i in (0, 2, 4))
+    return model
+
+
+BATCHES = list(data.batches(data.load_text(), 4, CONTEXT, seed=0, steps=4))
+
+
+def mine(batch: data.Batch) -> list[Tensor]:
+    """This rank's rows."""
+    group = comm.world()
+    return [part.to(rank_device()) for part in data.shard(batch, group.rank(), group.size())]
+
+
+def take_step(model: nn.Module, optimizer: Optimizer, batch: data.Batch) -> float:
+    with record_function("forward"):
+        loss = model(*mine(batch))
+    with record_function("backward"):
+        loss.backward()
+    with record_function("optimizer"):
+        optimizer.step()
+    optimizer.zero_grad()
+    return float(loss.detach())
+
+
+STATE = ("parameters", "unsharded", "gradients", "optimizer", "communication")
+
+
+def weigh(build: Callable[[], nn.Module]) -> dict[str, Any]:
+    """Loss, collectives and peaks of a second step."""
+    with Ledger() as ledger:
+        model = build()
+        optimizer = AdamW(model.parameters(), lr=1e-3)
+        ledger.watch(model, optimizer)
+        take_step(model, optimizer, BATCHES[0])
+        ledger.reset_peaks()
+        with comm.record() as calls:
+            loss = take_step(model, optimizer, BATCHES[1])
+        return {
+            "loss": loss,
+            "messages": [(call.op, call.payload) for call in calls],
+            "unsharded": ledger.peak_of("unsharded"),
+            "state": ledger.peak_of(*STATE),
+        }
+
+
+def the_wrap_alone() -> tuple[int, int, list[str]]:
+    """Peaks of model state under DDP and under FSDP, and what `describe` says of the latter."""
+    ddp = weigh(lambda: DistributedDataParallel(gpt().to(rank_device())))["state"]
+    wrapped = weigh(lambda: FullyShardedDataParallel(gpt().to(rank_device())))["state"]
+    return ddp, wrapped, describe(FullyShardedDataParallel(gpt().to(rank_device()))).warnings
+
+
+ddp_peak, wrapped_peak, warned = launch(the_wrap_alone, RANKS)[0]
+print(f"model state at its peak: DDP {ddp_peak:,} bytes, FSDP(model) {wrapped_peak:,}")
+print("describe:", *warned)
+
+# %% [markdown]
+# So much for the wrap: most of the memory is still there, because the model is *one unit*, gathered before anything
+# runs and freed when all of backward is over. `minifsdp.course.describe(model)` says so before the first step. What is
+# missing is a **wrapping policy**.
+#
+# ## 10a.1 A policy by size
+#
+# A policy is a function that is asked about every module below the outermost one:
+#
+# - on the way down with `recurse=True`: *shall I look into it?*
+# - on the way up, if so, with `recurse=False`: *shall it be a unit?*
+#
+# `nonwrapped_numel` is how many elements of parameters it has: on the way down all of them, on the way up those that no
+# unit inside it has taken by then. The simplest policy knows nothing of the model: a module is a unit as soon as it has
+# `least` elements left. Two kinds of class are spared. `nn.MultiheadAttention` uses its children's weights without
+# calling them, so nothing in it may be a unit. `nn.ModuleList` and `nn.ModuleDict` are never called themselves, so a
+# unit of theirs would never be gathered; what is in them may be units.
+
+# %%
+SIZES = {name: sum(p.numel() for p in m.parameters()) for name, m in gpt().named_modules() if name}
+for name in ("embed", "position", "blocks", "blocks.0", "blocks.0.block0", "norm", "head"):
+    print(f"{name:16}{SIZES[name]:9,} elements")
+print("in a block: ", {name.rpartition(".")[2]: n for name, n in SIZES.items() if name.startswith("blocks.0.block0.")})
+
+# %%
+predict("10a.1", ..., "units by size, least = 16,000, the root's included")
+
+
+# %% tags=["exercise-10a.1"]
+@exercise("10a.1")
+def by_size(module: nn.Module, recurse: bool, nonwrapped_numel: int, least: int) -> bool:
+    """A module is a unit as soon as it has `least` elements of parameters that are in no unit yet.
+
+    Args:
+        module: the module in question.
+        recurse: True: shall it be looked into? False: shall it be a unit?
+        nonwrapped_numel: elements of its parameters, of those that are in no unit yet.
+        least: the least number of elements of a unit.
+
+    Returns:
+        To either question no, if it has fewer than `least`. Otherwise yes, but: into an `nn.MultiheadAttention` nobody
+        looks, and an `nn.ModuleList` or `nn.ModuleDict` is no unit.
+    """
+    ...
+
+
+# %%
+class Marked(nn.Module):
+    """Stands for a unit where there is nobody to shard with."""
+
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__()
+        self.module = module
+
+
+def named_units(policy: Callable[..., bool]) -> list[str]:
+    """Names of the modules that a policy would make units of."""
+    model = gpt()
+    wrap_children(model, policy, Marked)
+    return [name.replace(".module", "") for name, m in model.named_modules() if isinstance(m, Marked)]
+
+
+for least in (100_000_000, 100_000, 60_000, 30_000, 16_000):
+    units = named_units(partial(by_size, least=least))
+    print(f"least {least:11,}: the root and {len(units):2}: {', '.join(units[:4])}{', ...' if len(units) > 4 else ''}")
+slips = {"without the root's": len(units), "`down` has 189 elements fewer than `up`, and 16,000 lies between": 21}
+outcome("10a.1", 1 + len(units), how="computed", slips=slips)
+
+# %% [markdown]
+# At torch's default, a hundred million elements, there is nothing but the root; and a small model has a hundred million
+# in none of its parts. At 100,000 the `ModuleList` would be the only unit, if it were not spared. At 16,000 `up` is a
+# unit and `down` is not: a bias more or less decides. Sizes know nothing of what runs together.
+#
+# The policy is also torch's: handed to torch's own wrapping it must name the same modules as
+# `size_based_auto_wrap_policy` does.
+
+# %%
+from torch.distributed.fsdp.wrap import _recursive_wrap, size_based_auto_wrap_policy
+
+
+def torch_units(policy: Callable[..., bool]) -> list[str]:
+    model = gpt()
+    _recursive_wrap(model, policy, Marked, set(), set(), only_wrap_children=True)
+    return [name.replace(".module", "") for name, m in model.named_modules() if isinstance(m, Marked)]
+
+
+for least in (100_000, 60_000, 30_000, 16_000):
+    theirs = torch_units(partial(size_based_auto_wrap_policy, min_num_params=least))
+    same = theirs == torch_units(partial(by_size, least=least)) == named_units(partial(by_size, least=least))
+    print(f"least {least:7,}: the units that torch's own policy names: {same}")
+    assert same, "your policy names other modules than torch's"
+
+# %% [markdown]
+# ## 10a.2 The walk
+#
+# Who asks? Write the walk that a policy is asked by. The order matters: the innermost first, so that an outer module's
+# unit is what its inner units have left. And a module may be in two places of the tree (layers that share all their
+# weights, as in ALBERT): it becomes one unit, in both.
+#
+# In a step of U units (the root's among them) how many messages does a rank issue? Lab 05 counted: the root is gathered
+# once, every other unit twice, and each is reduced once. Say it for a policy that makes a unit of each *block*.
+
+# %%
+predict("10a.2", ..., "messages of one step, each of the 6 blocks a unit")
+
+
+# %% tags=["exercise-10a.2"]
+@exercise("10a.2")
+def wrap_where(module: nn.Module, policy: Callable[..., bool], wrap: Callable[[nn.Module], nn.Module]) -> int:
+    """Replace the submodules that `policy` names by `wrap(submodule)`, innermost first.
+
+    Args:
+        module: below it the walk goes; it is not asked about and not replaced itself.
+        policy: called as `policy(module=..., recurse=..., nonwrapped_numel=...)`. For each module below `module`, and
+            once each: first with `recurse=True` and the elements of all its parameters; if the answer is yes, then its
+            children are walked, and it is asked about again with `recurse=False` and the elements that no unit inside
+            it has. If the first answer is no, nothing in it is looked at, and it is no unit.
+        wrap: returns what takes a module's place. Below what it returns nobody looks any more.
+
+    A module that the tree holds under several names, in one parent or in several, is asked about and wrapped once, and
+    what `wrap` returned is then under each of them. Children stand in `parent._modules`, by name; a child may be None.
+
+    Returns:
+        how many elements of parameters the units below `module` hold; those of a unit in two places count once within
+        each parent.
+    """
+    ...
+
+
+# %% [markdown]
+# Here is what your walk and your policy become: an FSDP in 40 lines. `Sharded` is a unit around a module, `lab_fsdp`
+# puts it everywhere where the policy says so. The engine, the flat parameter and the unit are minifsdp's, those of
+# labs 04 and 05. `fill` writes the first values into the flat buffer: for now it copies the module's.
+
+
+# %%
+Fill = Callable[[list[Tensor], ParamPlaces], None]
+
+
+def copied(views: list[Tensor], params: ParamPlaces) -> None:
+    copy_values(views, list(params))
+
+
+class Sharded(nn.Module):
+    """One unit: the parameters of `module` that no `Sharded` inside it has."""
+
+    engine: Engine
+
+    def __init__(self, module: nn.Module, fill: Fill) -> None:
+        super().__init__()
+        inner = [m for m in module.modules() if isinstance(m, Sharded)]
+        params, group = find_parameters(module, skip=inner), comm.world()
+        flat = FlatParameter(
+            params, group.rank(), group.size(), lambda views, originals: fill(views, params), rank_device()
+        )
+        self.module, self.unit = module, FlatUnit(flat, group, type(module).__name__)
+        self.register_parameter("flat_param", flat.shard)
+
+    def forward(self, *args: Any) -> Any:
+        if self.unit.is_root:
+            self.engine.begin()
+        self.engine.before(self.unit, args)
+        output = self.module(*args)
+        self.engine.after(self.unit, output)
+        if self.unit.is_root:
+            self.engine.end()
+        return output
+
+
+def lab_fsdp(
+    model: nn.Module,
+    policy: Callable[..., bool],
+    fill: Fill = copied,
+    tell: Callable[[Sharded], Any] = lambda unit: None,
+) -> Sharded:
+    """Your FSDP; `tell` hears of each unit as soon as it is sharded."""
+
+    def wrap(module: nn.Module) -> Sharded:
+        check_not_shared(model, module)  # a tied parameter belongs in one unit
+        sharded = Sharded(module, fill)
+        tell(sharded)
+        return sharded
+
+    wrap_where(model, policy, wrap)
+    root = Sharded(model, fill)
+    tell(root)
+    instances = [m for m in root.modules() if isinstance(m, Sharded)]
+    units = [each.unit for each in instances]
+    engine = Engine(units, SyncSchedule(units))
+    for each in instances:
+        each.engine = engine
+    root.unit.is_root = True
+    return root
+
+
+def instances_of(*classes: type[nn.Module]) -> Callable[..., bool]:
+    """The policy that transformers are wrapped with: look everywhere, every instance of a class is a unit."""
+    return lambda module, recurse, nonwrapped_numel: recurse or isinstance(module, classes)
+
+
+POLICIES = {
+    "one unit": partial(by_size, least=100_000_000),
+    "pairs": instances_of(nn.Sequential),
+    "blocks": instances_of(Block),
+    "by size": partial(by_size, least=16_000),
+    "every Linear": instances_of(nn.Linear),
+}
+
+# %% [markdown]
+# ### Measured: units, messages and peak of five policies (C20)
+#
+# The prediction needs nothing but the list of units. Messages: 3 U - 1. Unsharded parameters: the root is whole all
+# the time, and beside it the unit that runs, with the units that it lies in (by size, `up` lies in a unit that is its
+# block without `up`). Each in padded bytes.
+
+
+# %% tags=["C20"]
+def unit_sizes(model: Sharded) -> dict[str, tuple[int, int]]:
+    """Elements and padding of each unit by its name, the root's first."""
+    named = [(name.replace("module.", "").removesuffix("module"), m) for name, m in model.named_modules()]
+    return {
+        name.rstrip(".") or "root": (m.unit.flat.numel, m.unit.flat.padding)
+        for name, m in named
+        if isinstance(m, Sharded)
+    }
+
+
+def predicted_unsharded(units: dict[str, tuple[int, int]]) -> int:
+    """Bytes of the root, and of the unit that is largest together with those around it."""
+    whole = {name: 4 * sum(size) for name, size in units.items()}
+    root = whole.pop("root")
+    around = {name: [outer for outer in whole if name == outer or name.startswith(f"{outer}.")] for name in whole}
+    return root + max((sum(whole[each] for each in outers) for outers in around.values()), default=0)
+
+
+def try_policies() -> dict[str, dict[str, Any]]:
+    found = {}
+    for name, policy in POLICIES.items():
+        models: list[Sharded] = []
+
+        def build(policy: Callable[..., bool] = policy, models: list[Sharded] = models) -> Sharded:
+            models.append(lab_fsdp(gpt().to(rank_device()), policy))
+            return models[0]
+
+        found[name] = {**weigh(build), "units": unit_sizes(models[0])}
+    return found
+
+
+tried = launch(try_policies, RANKS)[0]
+print(f"{'':14}{'units':>6}{'messages':>9}{'3U - 1':>7}{'padding':>8}{'unsharded':>11}{'predicted':>11}{'state':>11}")
+expected = {}
+for name, found in tried.items():
+    units, messages = found["units"], len(found["messages"])
+    expected[name] = predicted_unsharded(units)
+    padding = sum(pad for _, pad in units.values())
+    print(
+        f"{name:14}{len(units):6}{messages:9}{3 * len(units) - 1:7}{padding:8}{found['unsharded']:11,}"
+        f"{expected[name]:11,}{found['state']:11,}"
+    )
+    assert (messages, found["unsharded"]) == (3 * len(units) - 1, expected[name])
+same_loss = len({found["loss"] for found in tried.values()}) == 1
+print(f"bytes at the peak of a rank; DDP's model state {ddp_peak:,}; the same loss with all policies: {same_loss}")
+slips = {"the root is gathered once": 21, "forward gathers too": 13, "the root is a unit too": 18}
+outcome("10a.2", len(tried["blocks"]["messages"]), slips=slips)
+assert same_loss, "a policy has changed what is computed"
+
+# %%
+plots.stages(
+    {f"{name}: {len(found['messages'])} messages": {"unsharded": found["unsharded"]} for name, found in tried.items()},
+    predicted={f"{name}: {len(found['messages'])} messages": expected[name] for name, found in tried.items()},
+    title=f"From {len(tried['one unit']['messages'])} messages a step to {len(tried['every Linear']['messages'])}, "
+    f"and from {tried['one unit']['unsharded'] / 2**20:.2f} MiB of unsharded parameters to "
+    f"{tried['every Linear']['unsharded'] / 2**20:.2f}",
+    says="The most bytes of unsharded parameters on a rank in a step, by wrapping policy. Only the single unit is "
+    "gathered once; the others send nearly the same bytes.",
+    lab="10a",
+)
+
+# %% [markdown]
+# Small units save memory, and cost messages. Why not a unit for every Linear, then? A message has a latency of its own,
+# whatever its size (lab 01). On an emulated link with 1 ms latency and 100 MB/s:
+
+
+# %% tags=["nbval-ignore-output"]
+def trace_policies(names: list[str], folder: Path) -> None:
+    let_communication_go_first()
+    with parse_link("latency=1ms,bandwidth=100MB/s") as link:
+        for name in names:
+            model = lab_fsdp(gpt().to(rank_device()), POLICIES[name])
+            optimizer = AdamW(model.parameters(), lr=1e-3)
+            take_step(model, optimizer, BATCHES[0])
+            with record_trace(folder / f"{name}-{comm.world().rank()}.json", link):
+                comm.all_reduce(torch.zeros(1, device=rank_device()), comm.world()).wait()  # start together
+                take_step(model, optimizer, BATCHES[1])
+
+
+shown = ["one unit", "blocks", "every Linear"]
+with tempfile.TemporaryDirectory() as folder:
+    launch(trace_policies, RANKS, shown, Path(folder))
+    spans = {name: read_trace(Path(folder, f"{name}-0.json")) for name in shown}
+ends = {name: 1e3 * max(span.end for span in each) for name, each in spans.items()}
+plots.timeline(
+    {f"{name}: {len(tried[name]['messages'])} messages": each for name, each in spans.items()},
+    title=f"The same bytes in {len(tried['every Linear']['messages'])} messages take {ends['every Linear']:.0f} ms, in "
+    f"{len(tried['blocks']['messages'])} {ends['blocks']:.0f} ms",
+    says="One step of your FSDP on rank 0, gathers and reductions one after the other (no overlap); each message waits "
+    "for the link's latency.",
+    lab="10a",
+)
+
+# %% [markdown]
+# A transformer's block is the usual unit: it runs as a whole, there are many of one size, and its messages are large.
+# (Overlap and prefetch hide much of this, labs 06 and 07, and no latency that there is no compute to hide under.)
+#
+# ### Measured: a unit is no pipeline stage (C9)
+#
+# Six layers, three pairs, four units; drawn from what the wrapped model says. Each rank writes down which blocks it
+# runs: all of them, as lab 04 found.
+
+
+# %% tags=["C9"]
+BLOCKS = [f"blocks.{number // 2}.block{number}" for number in range(6)]
+LAYERS = ["embed", "position", *BLOCKS, "norm", "head"]
+
+
+def layouts_and_runs() -> tuple[dict[str, dict[str, int]], list[str]]:
+    """Elements by layer of each unit's flat parameter, and the blocks that this rank ran."""
+    model, ran = gpt().to(rank_device()), list[str]()
+    for name in BLOCKS:
+        model.get_submodule(name).register_forward_hook(lambda *_, name=name: ran.append(name))
+    places = {m: name for name, m in model.named_modules()}
+    layouts: dict[str, dict[str, int]] = {}
+
+    def tell(sharded: Sharded) -> None:
+        flat, layout = sharded.unit.flat, dict[str, int]()
+        for (place, *_), numel in zip(flat.places, flat.sizes, strict=False):
+            layer = next(layer for layer in LAYERS if f"{places[place.module]}.".startswith(f"{layer}."))
+            kind = f"{layer}.{'bias' if place.attribute == 'bias' else 'weight'}"
+            layout[kind] = layout.get(kind, 0) + numel
+        layouts[places[sharded.module] or "root"] = {**layout, "padding": flat.padding}
+
+    wrapped = lab_fsdp(model, POLICIES["pairs"], tell=tell)
+    with torch.no_grad():
+        wrapped(*mine(BATCHES[0]))
+    return {"root": layouts.pop("root"), **layouts}, ran
+
+
+per_rank = launch(layouts_and_runs, RANKS)
+layouts = per_rank[0][0]
+print("units:", {name: sum(layout.values()) for name, layout in layouts.items()})
+for rank, (_, ran) in enumerate(per_rank):
+    print(f"rank {rank} runs {', '.join(ran)}: expected of FSDP all six, of a pipeline of {RANKS} stages three")
+assert all(ran == BLOCKS for _, ran in per_rank)
+plots.units(
+    LAYERS,
+    layouts,
+    RANKS,
+    title=f"Six blocks in three pairs are {len(layouts)} units: the root has what is left",
+    says="Top: the layers as every rank runs them. Below: each unit's flat parameter and the ranks it is cut over; "
+    "weights dark, biases pale, padding hatched.",
+    lab="10a",
+)
+
+# %% [markdown]
+# ### Break it: the tied head
+#
+# Most language models use one matrix twice: as the embedding, and as the head. In two units it would be sharded twice,
+# and nobody would add its two gradients. Two policies that look harmless, on the tied GPT:
+
+# %% tags=["C9"]
+for name in ("every Linear", "by size"):
+    model = gpt(tied=True)
+    try:
+        wrap_where(model, POLICIES[name], lambda module, model=model: check_not_shared(model, module) or Marked(module))
+    except ValueError as error:
+        said = str(error)
+        print(f"{name}: {said}")
+    assert {"head.weight", "embed.weight"} <= set(said.replace(",", "").split())
+
+# %% [markdown]
+# Both names, and the cure. (torch's FSDP1 shards the matrix twice without a word, and trains two copies that drift
+# apart.) With `{Block}` both places stay in the root, and all is well. That root is large then: in a model with a large
+# vocabulary the embedding *is* the largest unit.
+#
+# ### Break it: one module of another dtype
+#
+# A flat parameter has one dtype. Whoever keeps the norms in float32 while the rest is in bfloat16, or puts a float32
+# adapter beside a bfloat16 base, meets a message that fills the issue lists of peft, trl and axolotl. Here with the
+# names that torch leaves out:
+
+
+# %%
+def flattened(module: nn.Module) -> Marked:
+    """A unit as far as flattening goes."""
+    inner = [m for m in module.modules() if isinstance(m, Marked)]
+    FlatParameter(find_parameters(module, skip=inner), rank=0, ranks=RANKS)
+    return Marked(module)
+
+
+for classes in ((Block,), (Block, nn.LayerNorm)):
+    mixed = gpt()
+    for name, p in mixed.blocks.named_parameters():
+        if "norm" not in name:
+            p.data = p.data.bfloat16()
+    names = ", ".join(each.__name__ for each in classes)
+    try:
+        taken = wrap_where(mixed, instances_of(*classes), flattened)
+        print(f"{{{names}}}: {sum(isinstance(m, Marked) for m in mixed.modules())} units of {taken:,} elements")
+    except ValueError as error:
+        print(f"{{{names}}}: {error}")
+
+# %% [markdown]
+# The cure is a policy again: what is different is a unit of its own. It is a small one, and costs its three messages.
+#
+# ## 10a.3 One unit from meta
+#
+# So far each rank built the whole model first and sharded it then. For a model that no rank can hold, that is the end.
+# **Deferred initialisation** (FSDP paper, section 4.1): build the model on the `meta` device, where a tensor has a
+# shape and no memory. Then give one unit memory, initialise it, keep a shard, free it, and go on to the next.
+#
+# torch's convention: a module with parameters of its own has a method `reset_parameters()` that writes *them*, and not
+# its children's, in place. The memory that it should write to is there already: `FlatParameter` makes its buffer, hands
+# out a view for each parameter to be filled, and takes the shard from that. So nothing else is needed. Fill them.
+#
+# Unwritten memory is the trap: it has values, just not yours. NaN is what no initialisation means, so write that first,
+# and look afterwards.
+#
+# The model's parameters take 4Ψ = 1,297,820 bytes. Predict the peak of a rank of 2 while it shards the model block by
+# block, the root last: all shards so far, its own included, and the unit that is being sharded. (A block has 48,447
+# elements, the root 33,773.)
+
+# %%
+predict("10a.3", ..., "bytes at the peak of construction from meta, blocks as units, 2 ranks")
+
+
+# %% tags=["exercise-10a.3"]
+@exercise("10a.3")
+def fill_from_meta(views: list[Tensor], params: ParamPlaces) -> None:
+    """Give the parameters of one unit, on the meta device so far, their first values in the flat buffer.
+
+    Args:
+        views: for each parameter, in the order of `params`, its memory in its shape; holds anything so far.
+        params: `{parameter: places}`. A place has `module`, `attribute` ("weight") and `name` ("blocks.0.qkv.weight");
+            a tied parameter has several. `place.module._parameters[place.attribute]` is the parameter, on meta.
+
+    Every module that is a place of one of the parameters has its `reset_parameters()` called once, in the order in
+    which they come in `params`, while it has a Parameter in the view's memory at each of its places. No other module's
+    is called: there may be children that are another unit's. Afterwards the modules have the meta parameters again,
+    the same objects. No memory but that of the views is used.
+
+    Raises:
+        RuntimeError: something has not been written; names the parameters, by their first places' names.
+    """
+    ...
+
+
+# %% [markdown]
+# ### Measured: shards and one unit at the peak (C19)
+#
+# The ledger, from before the model is built to the last shard: eager, from meta with your function, and torch's FSDP
+# from meta.
+
+
+# %% tags=["C19"]
+def construct(build: Callable[[Callable[..., None]], None]) -> dict[str, Any]:
+    """Peak and curve of a construction."""
+    with Ledger() as ledger:
+
+        def sharded(shard: Tensor, name: str = "") -> None:
+            ledger.tag(shard, "parameters")
+            if name:
+                ledger.mark(name)
+
+        build(sharded)
+        return {"peak": ledger.peak.total, "curve": ledger.curve()}
+
+
+def eager(sharded: Callable[..., None]) -> None:
+    model = gpt().to(rank_device())
+    for p in model.parameters():
+        sharded(p)
+    lab_fsdp(model, POLICIES["blocks"], tell=lambda each: sharded(each.unit.flat.shard, each.unit.name))
+
+
+def deferred(sharded: Callable[..., None]) -> None:
+    with torch.device("meta"):
+        model = gpt()
+    lab_fsdp(model, POLICIES["blocks"], fill_from_meta, lambda each: sharded(each.unit.flat.shard, each.unit.name))
+
+
+def torchs(sharded: Callable[..., None]) -> None:
+    import warnings
+
+    from torch.distributed.fsdp import FullyShardedDataParallel as TorchFSDP
+    from torch.distributed.fsdp.wrap import ModuleWrapPolicy
+
+    warnings.simplefilter("ignore")  # FSDP1 is in maintenance, it says
+    with torch.device("meta"):
+        model = gpt()
+    TorchFSDP(model, auto_wrap_policy=ModuleWrapPolicy({Block}), device_id=rank_device())
+
+
+def construct_all() -> dict[str, dict[str, Any]]:
+    return {name: construct(build) for name, build in {"eager": eager, "meta": deferred, "torch": torchs}.items()}
+
+
+built = launch(construct_all, RANKS)[0]
+PSI = 4 * sum(p.numel() for p in gpt().parameters())
+NUMELS = [tried["blocks"]["units"][name][0] for name in (*BLOCKS, "root")]  # in the order of wrapping
+PADDED = [numel + numel % RANKS for numel in NUMELS]  # as two ranks need it
+
+
+def peak_of_construction(*beside: list[int]) -> int:
+    """Bytes of the shards so far, and of what there is beside them of the unit under way; all in elements."""
+    return 4 * max(sum(PADDED[: i + 1]) // RANKS + sum(each[i] for each in beside) for i in range(len(PADDED)))
+
+
+one, two = peak_of_construction(PADDED), peak_of_construction(PADDED, NUMELS)
+print(f"the whole model {PSI:,} bytes; its shards {2 * sum(PADDED):,}; the largest unit {4 * max(PADDED):,}")
+print(f"eager:            {built['eager']['peak']:9,} at the peak, more than the whole model")
+print(f"from meta, yours: {built['meta']['peak']:9,}, expected {one:9,}: shards and one unit")
+print(f"from meta, torch: {built['torch']['peak']:9,}, expected {two:9,}: shards and two units, but for padding")
+slips = {"the shards come to all of them at the end": 4 * 48448, "the whole model": PSI}
+outcome("10a.3", built["meta"]["peak"], ranks=RANKS, slips=slips)
+assert built["eager"]["peak"] > PSI
+assert built["meta"]["peak"] == one, "beside the shards there was more than one unit"
+assert abs(built["torch"]["peak"] - two) <= 4 * RANKS
+plots.curve(
+    built["meta"]["curve"],
+    earlier={"eager": built["eager"]["curve"]},
+    predicted_peak=one,
+    title=f"From meta a rank never holds more than {built['meta']['peak'] / PSI:.2f} of the model, eager "
+    f"{built['eager']['peak'] / PSI:.2f}",
+    says="A rank of 2 builds and shards the GPT, block by block, the root last; dark: shards, light: the unit that "
+    "is being sharded, yellow: a shard as it is cut. With more ranks the shards shrink, and one unit is left.",
+    lab="10a",
+)
+
+# %% [markdown]
+# torch holds two units at a time: it materialises the modules and then copies them into a flat buffer
+# (`_materialize_meta_module` in `torch/distributed/fsdp/_init_utils.py`). minifsdp initialises in the flat buffer, as
+# you did.
+#
+# ### Break it: reset_parameters is not what your model does
+#
+# Is the model from meta the model that you meant? The course's GPT draws its embeddings small, `std=0.02`, in *its own*
+# constructor. On meta that wrote nothing, and what ran afterwards is `nn.Embedding.reset_parameters`:
+
+
+# %%
+def embedding_spread(meta: bool) -> float:
+    with torch.device("meta" if meta else "cpu"):
+        model = gpt()
+    sharded = FullyShardedDataParallel(model.to("cpu") if not meta else model, device_id=rank_device())
+    with FullyShardedDataParallel.summon_full_params(sharded):
+        return float(sharded.module.embed.weight.detach().std())
+
+
+both = launch(lambda: [embedding_spread(meta) for meta in (False, True)], RANKS)[0]
+print(f"standard deviation of the embedding: eager {both[0]:.2f}, from meta {both[1]:.2f}")
+assert both[1] > 10 * both[0]
+
+# %% [markdown]
+# Fifty times too large, no error, no NaN: "random accuracy after meta init" in the bug reports. And models from
+# `transformers` have no `reset_parameters` in their own layers at all; they initialise in `_init_weights(module)`.
+# That is what `param_init_fn` is for.
+#
+# ## 10a.4 A param_init_fn whose values do not depend on the wrapping
+#
+# `FullyShardedDataParallel(..., param_init_fn=f)` calls `f(module)`, instead of `reset_parameters()`, for each module
+# of a unit in which anything is on meta. `f` must give the module's own tensors memory, by
+# `module.to_empty(device=..., recurse=False)`, and values.
+#
+# There is one more catch. Eager code draws all values from one generator, in the order of construction. From meta the
+# order is that of the units, innermost first, and a rank that has drawn a number more is out of step from then on. So
+# that policy, ranks and order make no difference, each module gets a seed of its own, made from its name. (Python's
+# `hash()` of a string will not do: it differs from process to process. `crc32(name.encode())` does not.)
+#
+# `to_empty` makes memory of its own, which is then copied into the flat buffer. So what is the peak now, in the setting
+# of 10a.3?
+
+# %%
+predict("10a.4", ..., "bytes at the peak of construction with a param_init_fn, blocks as units, 2 ranks")
+
+
+# %% tags=["exercise-10a.4"]
+@exercise("10a.4")
+def initialiser(
+    model: nn.Module, reset: Callable[[nn.Module], None], where: torch.device, seed: int
+) -> Callable[[nn.Module], None]:
+    """A `param_init_fn`: a module's values depend on the seed and on its name in `model`, and on nothing else.
+
+    Args:
+        model: the whole model before anything is wrapped (wrapping changes names, and replaces modules by wrappers).
+        reset: writes values into the parameters and buffers of a module that are its own, not its children's.
+        where: the device on which meta tensors get memory.
+        seed: of the model.
+
+    Returns:
+        A function of a module of `model`. It deals with the parameters and buffers that are the module's own
+        (`module._parameters`, `module._buffers`; an entry may be None) and touches no child. If there are none, it does
+        nothing. If any is on meta, it gives them memory on `where`, filled with NaN. Then it sets torch's seed to
+        `seed + crc32(name.encode())`, and calls `reset(module)`, without gradients being recorded; also for a module
+        that is not on meta. All of the model's parameters and buffers are floating point.
+        It raises RuntimeError if one of them still has a NaN, and names it: "blocks.0.block0.qkv.weight".
+    """
+    ...
+
+
+# %%
+def reset_gpt(module: nn.Module) -> None:
+    """What the course's GPT does in its constructors, for one module."""
+    module.reset_parameters()
+    if isinstance(module, nn.Embedding):
+        nn.init.normal_(module.weight, std=0.02)
+
+
+def eager_values(model: nn.Module, initialise: Callable[[nn.Module], None]) -> nn.Module:
+    """The whole model, initialised in one process. The first place of a tied weight comes last: its values count."""
+    for module in reversed(list(model.modules())):
+        initialise(module)
+    return model
+
+
+def from_meta(policy: Any) -> tuple[int, bool]:
+    """Peak of construction, and whether all values are those of an eager model."""
+    with Ledger() as ledger:
+        with torch.device("meta"):
+            model = gpt()
+        init = initialiser(model, reset_gpt, rank_device(), seed=7)
+        sharded = FullyShardedDataParallel(model, auto_wrap_policy=policy, param_init_fn=init, device_id=rank_device())
+        peak = ledger.peak.total
+    whole = gpt().to(rank_device())
+    whole = dict(eager_values(whole, initialiser(whole, reset_gpt, rank_device(), seed=7)).named_parameters())
+    with FullyShardedDataParallel.summon_full_params(sharded):
+        return peak, all(torch.equal(p, whole[name]) for name, p in sharded.named_parameters())
+
+
+def forgetful(module: nn.Module) -> None:
+    """Forgets what is in no Linear."""
+    if isinstance(module, nn.Linear):
+        module.reset_parameters()
+
+
+class Calibrated(nn.Linear):
+    """A head whose scale is set by the embedding: a parameter of another unit."""
+
+    def __init__(self, embed: nn.Embedding) -> None:
+        self.source = [embed]  # in a list, so that it is no submodule
+        super().__init__(embed.embedding_dim, embed.num_embeddings, bias=False)
+
+    def reset_parameters(self) -> None:
+        super().reset_parameters()
+        with torch.no_grad():
+            self.weight.mul_(self.source[0].weight.std())
+
+
+def calibrated() -> nn.Module:
+    embed = nn.Embedding(11, 4)
+    return nn.Sequential(embed, nn.Sequential(nn.Linear(4, 4)), Calibrated(embed))
+
+
+def refusals() -> list[str]:
+    """What happens when something stays unwritten, and when an initialiser needs another unit's parameter."""
+    said = []
+    with torch.device("meta"):
+        model, needs = gpt(), calibrated()
+    init = initialiser(model, forgetful, rank_device(), seed=7)
+    attempts = [
+        lambda: FullyShardedDataParallel(model, param_init_fn=init, device_id=rank_device()),
+        lambda: FullyShardedDataParallel(needs, auto_wrap_policy={nn.Embedding, Calibrated}, device_id=rank_device()),
+    ]
+    for attempt in attempts:
+        try:
+            attempt()
+            said.append("no error")
+        except RuntimeError as error:
+            said.append(str(error))
+    return said
+
+
+def all_of_10a4() -> tuple[dict[str, tuple[int, bool]], list[str]]:
+    policies = {"one unit": partial(by_size, least=10**8), "blocks": {Block}, "every Linear": {nn.Linear}}
+    return {name: from_meta(policy) for name, policy in policies.items()}, refusals()
+
+
+found, said = launch(all_of_10a4, RANKS)[0]
+
+# %% tags=["C19"]
+for name, (peak, equal) in found.items():
+    print(f"{name:14} peak {peak:9,} bytes, all values equal to those of an eager model: {equal}")
+    assert equal, "the values depend on the wrapping"
+print(f"blocks: expected {two:,}, shards and two units; in the flat buffer it was {one:,}")
+slips = {"memory of `to_empty` and the flat buffer: two units": one, "the whole model": PSI}
+outcome("10a.4", found["blocks"][0], ranks=RANKS, slips=slips)
+assert found["blocks"][0] == two
+print("unwritten:", said[0])
+print("another unit's parameter:", said[1].partition(";")[0])
+assert "embed.weight" in said[0]
+assert "sharded" in said[1]
+
+# %% [markdown]
+# The last line is the limit of deferred initialisation that the paper names: an initialiser sees one unit. The
+# embedding is a unit of its own here, sharded by the time that the head is initialised. Two ways out: put both into
+# one unit; or initialise such modules after wrapping, inside `FullyShardedDataParallel.summon_full_params(model)`,
+# which writes back what changed and gathers the whole model for it.
+#
+# (A third recipe needs no function: rank 0 builds eagerly, the others on meta, and `sync_module_states=True` sends each
+# unit's values. Rank 0 has the whole model in memory then; that is how checkpoints from elsewhere are often loaded.)
+#
+# ## 10a.5 From DDP to FSDP
+#
+# A DDP script has these two lines:
+#
+#     model = DistributedDataParallel(build().to(device))
+#     optimizer = AdamW(model.parameters(), lr=1e-3)
+#
+# Write what takes their place. Then your function turns a script for a small Llama from `transformers`, whose head is
+# tied to its embedding.
+#
+# Before that: how many elements does the optimizer of each of 2 ranks update, if the model has 158,112 and pads
+# nothing?
+
+# %%
+predict("10a.5", ..., "elements that one rank's optimizer updates, 158,112 in the model, 2 ranks")
+
+
+# %% tags=["exercise-10a.5"]
+@exercise("10a.5")
+def shard_script(
+    build: Callable[[], nn.Module],
+    blocks: set[type[nn.Module]],
+    make_init: Callable[[nn.Module], Callable[[nn.Module], None]],
+    where: torch.device,
+) -> tuple[FullyShardedDataParallel, Optimizer]:
+    """What takes the place of `model = DDP(build())` and `optimizer = AdamW(model.parameters(), lr=1e-3)`.
+
+    Args:
+        build: makes the model, on the device that is the default (`with torch.device(...)`); to be called once.
+        blocks: classes of the modules that are units. Tied parameters are all outside of them.
+        make_init: given the model, before it is wrapped, returns its `param_init_fn`.
+        where: the device to compute on.
+
+    Returns:
+        The model under FULL_SHARD and its AdamW with lr=1e-3. At no time does a rank hold the whole model: at its peak
+        its shards and two units.
+    """
+    ...
+
+
+# %% [markdown]
+# ### Measured: what the change takes (C21)
+#
+# One launch does it all, since each rank has to import `transformers`: the DDP script, yours, and yours with one thing
+# forgotten at a time.
+
+
+# %%
+def llama() -> tuple[Callable[[], nn.Module], type[nn.Module]]:
+    """How to build a small Llama with a tied head, and the class of its blocks."""
+    import os
+
+    os.environ["HF_HUB_OFFLINE"] = "1"
+    from transformers.models.llama import modeling_llama as m
+
+    sizes = {"hidden_size": 48, "intermediate_size": 120, "num_hidden_layers": 6, "num_attention_heads": 4}
+    text = {"vocab_size": 257, "max_position_embeddings": CONTEXT, "bos_token_id": 0, "eos_token_id": 1}
+    config = m.LlamaConfig(**sizes, **text, num_key_value_heads=2, tie_word_embeddings=True, use_cache=False)
+    return lambda: m.LlamaForCausalLM(config), m.LlamaDecoderLayer
+
+
+def make_init(model: nn.Module) -> Callable[[nn.Module], None]:
+    return initialiser(model, model._init_weights, rank_device(), seed=7)
+
+
+def train(model: nn.Module, optimizer: Optimizer, clip: Callable[[float], Tensor]) -> list[tuple[float, float]]:
+    """The training loop of either script: three steps with clipping; loss and norm of each."""
+    history = []
+    for batch in BATCHES[:3]:
+        tokens, _ = mine(batch)
+        loss = model(input_ids=tokens, labels=tokens).loss
+        loss.backward()
+        norm = clip(0.5)
+        optimizer.step()
+        optimizer.zero_grad()
+        history.append((float(loss.detach()), float(norm)))
+    return history
+
+
+def ddp_script(build: Callable[[], nn.Module]) -> tuple[nn.Module, Optimizer, Callable[[float], Tensor]]:
+    whole = build().to(rank_device())
+    model = DistributedDataParallel(eager_values(whole, make_init(whole)))
+    return model, AdamW(model.parameters(), lr=1e-3), partial(nn.utils.clip_grad_norm_, list(model.parameters()))
+
+
+def fsdp_script(build: Callable[[], nn.Module], block: type) -> tuple[nn.Module, Optimizer, Callable[[float], Tensor]]:
+    model, optimizer = shard_script(build, {block}, make_init, rank_device())
+    return model, optimizer, model.clip_grad_norm_
+
+
+def weigh_script(script: Callable[[], Any]) -> dict[str, Any]:
+    with Ledger() as ledger:
+        model, optimizer, clip = script()
+        found: dict[str, Any] = {"construction": ledger.peak.total}
+        ledger.watch(model, optimizer)
+        ledger.reset_peaks()
+        before = [p.detach().clone() for p in model.parameters()]
+        found["history"] = train(model, optimizer, clip)
+        found |= {"state": ledger.peak_of(*STATE), "unsharded": ledger.peak_of("unsharded"), "peak": ledger.peak.tags}
+        found["trains"] = any(not torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True))
+        found["elements"] = sum(p.numel() for group in optimizer.param_groups for p in group["params"])
+        return found
+
+
+def change_the_script() -> dict[str, Any]:
+    build, block = llama()
+    wrap = partial(FullyShardedDataParallel, device_id=rank_device())
+
+    def no_policy() -> Any:
+        with torch.device("meta"):
+            model = build()
+        model = wrap(model, param_init_fn=make_init(model))
+        return model, AdamW(model.parameters(), lr=1e-3), model.clip_grad_norm_
+
+    def no_meta() -> Any:
+        whole = build()
+        model = wrap(eager_values(whole, make_init(whole)), auto_wrap_policy={block})
+        return model, AdamW(model.parameters(), lr=1e-3), model.clip_grad_norm_
+
+    def early_optimizer() -> Any:
+        whole = build()
+        optimizer = AdamW(eager_values(whole, make_init(whole)).parameters(), lr=1e-3)
+        model = wrap(whole, auto_wrap_policy={block})
+        return model, optimizer, model.clip_grad_norm_
+
+    def early_in_torch() -> bool:
+        """Whether a step of an optimizer that was built before torch's FSDP changes anything."""
+        import warnings
+
+        from torch.distributed.fsdp import FullyShardedDataParallel as TorchFSDP
+
+        warnings.simplefilter("ignore")  # FSDP1 is in maintenance, it says
+        layer = nn.Linear(4, 4, device=rank_device())
+        optimizer = AdamW(layer.parameters(), lr=1e-3)
+        (flat,) = (model := TorchFSDP(layer, device_id=rank_device())).parameters()
+        before = flat.detach().clone()
+        model(torch.ones(1, 4, device=rank_device())).sum().backward()
+        optimizer.step()
+        return not torch.equal(before, flat)
+
+    def old_clip() -> Any:
+        model, optimizer, _ = fsdp_script(build, block)
+        return model, optimizer, partial(nn.utils.clip_grad_norm_, list(model.parameters()))
+
+    def refused(attempt: Callable[[], Any]) -> str:
+        try:
+            attempt()
+        except (RuntimeError, ValueError) as error:
+            return str(error)
+        return "no error"
+
+    def on_meta() -> nn.Module:
+        with torch.device("meta"):
+            return build()
+
+    scripts = {
+        "DDP": lambda: ddp_script(build),
+        "FSDP": lambda: fsdp_script(build, block),
+        "no policy": no_policy,
+        "no meta": no_meta,
+        "nn.utils.clip_grad_norm_": old_clip,
+    }
+    found: dict[str, Any] = {name: weigh_script(script) for name, script in scripts.items()}
+    found["optimizer first"] = refused(lambda: train(*early_optimizer())), early_in_torch()
+    found["no param_init_fn"] = refused(lambda: wrap(on_meta(), auto_wrap_policy={block}))
+    found["every Linear"] = refused(lambda: wrap(on_meta(), auto_wrap_policy={nn.Linear}))
+    model, *_ = fsdp_script(build, block)
+    whole = build().to(rank_device())
+    eager_values(whole, make_init(whole))
+    prompt, settings = torch.full((1, 4), 65, device=rank_device()), {"max_new_tokens": 4, "do_sample": False}
+    settings |= {"attention_mask": torch.ones_like(prompt), "pad_token_id": 1}
+    found["generate"] = refused(lambda: model.generate(prompt, **settings))
+    with FullyShardedDataParallel.summon_full_params(model):
+        found["generates"] = torch.equal(model.module.generate(prompt, **settings), whole.generate(prompt, **settings))
+    found["units"] = [(row.name, row.parameters, row.numel) for row in describe(model).rows]
+    found["keys"] = model.state_dict().keys() == whole.state_dict().keys()
+    return found
+
+
+per_rank = launch(change_the_script, RANKS, timeout=110)
+of = per_rank[0]
+
+# %%
+for name, parameters, numel in of["units"]:
+    print(f"{name:37} {parameters} parameters, {numel:,} elements")
+for step in range(3):
+    mean = {name: sum(rank[name]["history"][step][0] for rank in per_rank) / RANKS for name in ("DDP", "FSDP")}
+    print(f"step {step}: loss of the DDP script {mean['DDP']:.4f}, of yours {mean['FSDP']:.4f}")
+    assert abs(mean["DDP"] - mean["FSDP"]) < 1e-4, "it does not train like the DDP script"
+outcome("10a.5", of["FSDP"]["elements"], ranks=RANKS, slips={"its shards are all that it has": of["DDP"]["elements"]})
+assert of["units"][0][1] == 2, "the root has the embedding, tied to the head and there once, and the last norm"
+
+# %% tags=["C21"]
+PSI_LLAMA = 4 * of["DDP"]["elements"]
+norms = {name: [rank[name]["history"][0][1] for rank in per_rank] for name in ("DDP", "nn.utils.clip_grad_norm_")}
+local = norms["nn.utils.clip_grad_norm_"]
+changes = {
+    "the policy": f"without: {of['no policy']['unsharded']:,} bytes of unsharded parameters in place of "
+    f"{of['FSDP']['unsharded']:,}; the model has {PSI_LLAMA:,}",
+    "build on meta": f"without: {of['no meta']['construction']:,} bytes at the peak of construction in place of "
+    f"{of['FSDP']['construction']:,}",
+    "param_init_fn": f"without: {of['no param_init_fn'].split(' with error ')[1].partition('.')[0]}",
+    "the optimizer after wrapping": f"before: torch's FSDP trains: {of['optimizer first'][1]}, and "
+    f"says nothing; minifsdp: {of['optimizer first'][0].partition(':')[0]}",
+    "model.clip_grad_norm_": f"nn.utils': norms {local[0]:.4f} and {local[1]:.4f} on the ranks in place of "
+    f"{norms['DDP'][0]:.4f}",
+    "generate()": f"{of['generate'].partition(';')[0]}",
+    "tied weights in one unit": f"every Linear: {of['every Linear'].partition(',')[0]}",
+}
+print(f"expected of the folklore: 2 changes, the wrap and the checkpoint. Measured: {len(changes)} more\n")
+for change, without in changes.items():
+    print(f"- {change}\n    {without}")
+assert of["FSDP"]["trains"]
+assert not of["optimizer first"][1]
+assert of["FSDP"]["construction"] < PSI_LLAMA < of["no meta"]["construction"]
+assert abs(sum(norm**2 for norm in local) ** 0.5 - norms["DDP"][0]) < 1e-3 * norms["DDP"][0]
+assert of["generates"]
+assert of["keys"]
+
+# %% [markdown]
+# Three of these say nothing when they are forgotten, under torch's FSDP:
+#
+# - **No policy** trains, in the memory of DDP.
+# - **The optimizer built first** has the parameters of before, with which nobody computes any more. They get no
+#   gradient, so it skips them, and the loss stays where it is. It also keeps them in memory. (minifsdp looks at each
+#   `step()` whether somebody still computes with what it is to update.)
+# - **`torch.nn.utils.clip_grad_norm_`** sees this rank's shards, so it gets the norm of *a part*, another one on each
+#   rank, and each rank scales its shards by its own factor: the direction of the gradient changes, not only its length.
+#   Squared they add up to the true one, which is what the model's own `clip_grad_norm_` computes, with one all-reduce.
+#
+# `generate()` is a method that is not `forward`, so nobody gathers the root. Inside `summon_full_params` it works, and
+# gives the tokens of the whole model; `register_fsdp_forward_method(model, "generate")` makes it gather as a forward
+# does. And the checkpoint, the folklore's second change: `model.state_dict()` has the names of the plain model, and
+# gathers the whole of it on every rank. What to do about that is lab 10b.
+
+
+# %%
+peaks = {name: of[name]["peak"] for name in ("DDP", "no policy", "FSDP")}
+most = {name: sum(held.values()) / 2**20 for name, held in peaks.items()}
+plots.stages(
+    peaks,
+    title=f"A rank that trains the Llama peaks at {most['FSDP']:.2f} MiB in place of DDP's {most['DDP']:.2f}; without "
+    f"a policy at {most['no policy']:.2f}",
+    says="What a rank of 2 holds at the peak of three steps, activations included: the DDP script, FSDP with the root "
+    "as its only unit, and with a unit for each block.",
+    lab="10a",
+)
+
+# %% [markdown]
+# ## What is still missing
+#
+# The model trains; what it has learnt is in N shards of 7 flat parameters, and so is the optimizer's state. A
+# checkpoint should not care about N, and should not need the whole model in one memory. That is **lab 10b**.
+#
+# ## What to remember
+#
+# 1. Wrapping decides everything: print the table of units (`minifsdp.course.describe(model)`), always. One unit for
+#    everything peaks like DDP.
+# 2. A policy is asked on the way down and on the way up. U units cost 3 U - 1 messages a step; the unsharded peak is
+#    the root and the largest unit. Blocks are the usual choice; tied parameters must stay in one unit.
+# 3. From meta, unit by unit: shards and one unit at the peak if values are written in the flat buffer, shards and two
+#    with `param_init_fn` or torch.
+# 4. `reset_parameters` is each module's own, never its children's. What it does not do, a constructor's own
+#    initialisation for instance, has to come from a `param_init_fn`, seeded so that order and ranks do not matter.
+# 5. From DDP to FSDP: wrap, policy, meta, initialisation, the optimizer *after* wrapping, the model's own clipping, no
+#    method but `forward`, and the checkpoint.
+#
+# ## Questions
+#
+# **1. A model of 80 equal blocks, an embedding as large as 4 blocks, the head tied to it. Wrapped by block: what limits
+# the peak?**
+# <details><summary>Answer</summary>The root: it holds the embedding, it is whole from forward's start to backward's
+# end, and so is its gradient in backward. Unsharded parameters peak at 4 + 1 blocks. Untied, the embedding and the head
+# could be units of their own.</details>
+#
+# **2. Why does the walk go innermost first?**
+# <details><summary>Answer</summary>A unit's flat parameter is what its inner units have left. Outermost first, the
+# outer unit would take everything, and there would be nothing for the inner ones.</details>
+#
+# **3. Why may `reset_parameters` of a module with wrapped children not be recursive?**
+# <details><summary>Answer</summary>The children are sharded by then: their parameters are not there. Were they there,
+# they would be initialised twice, and a parent that draws numbers for its children draws others on other
+# wrappings.</details>
+#
+# **4. `sync_module_states=True` and a model from meta on every rank: what does it cost, what does it give?**
+# <details><summary>Answer</summary>A broadcast of every unit, and equal values on all ranks although no rank seeded
+# anything. Shards of different random models would otherwise be put together: every rank keeps its part of *its own*
+# draw.</details>
+#
+# **5. With 4 ranks in place of 2, which numbers of the table of policies change?**
+# <details><summary>Answer</summary>Messages and unsharded peak do not, but for padding. The shards do: parameters,
+# gradients and optimizer state at rest are half of what they were.</details>
+#
+# ## Further reading
+#
+# - FSDP: [arXiv 2304.11277](https://arxiv.org/abs/2304.11277), sections 3.2.1 (units) and 4.1 (deferred
+#   initialisation, and its limits).
+# - torch: `torch/distributed/fsdp/wrap.py` (policies, `_recursive_wrap`), `torch/distributed/fsdp/_init_utils.py`
+#   (`_materialize_meta_module`, `_materialize_with_param_init_fn`).
+# - minifsdp: `fsdp/wrap.py`, `fsdp/policies.py`, `fsdp/auto_wrap.py`, `fsdp/materialize.py`, `fsdp/unwritten.py`.

@@ -1,0 +1,1365 @@
+# ---
+# jupyter:
+#   minifsdp:
+#     lab: "10b"
+#     title: Checkpoints, frozen parameters, recomputation
+#     minutes: 75
+# ---
+
+# %% [markdown]
+# # Lab 10b: checkpoints, frozen parameters, recomputation
+#
+# A sharded model trains, and then somebody wants it: to save it, to go on with more GPUs tomorrow, to run it in a
+# program that has never heard of FSDP, to fine-tune one per cent of it. Nothing on any rank looks like the model. In
+# this lab you get it out and in again, for the parameters, for the optimizer, and for a disk that may lose power.
+# Then two ways to save memory that FSDP itself does not give: freezing, and recomputation.
+#
+# **Afterwards you can**
+#
+# - collect a full state dict with one unit whole at a time, and say why every rank must call it;
+# - cut tensors so that any number of ranks can load what another number has saved;
+# - give optimizer states their parameters' names, and commit a checkpoint that is whole or not there;
+# - say what a frozen parameter in a flat parameter costs, and choose units that make it cost nothing;
+# - put an activation checkpoint where it costs no all-gather, and say what it does not save.
+#
+# **You need** lab 04 (the flat parameter), lab 05 (units, gather, free). Lab 10a says how modules become units.
+#
+# **Time** 75 minutes. **Runs** on a laptop (gloo, 2 and 3 processes), on one GPU, or on a GPU node. **Memory** a rank's
+# tensors take less than 8 MiB here.
+
+# %% tags=["setup"]
+# set-up
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from minifsdp import comm, device
+from minifsdp.comm import Group
+from minifsdp.course.workshop import exercise, outcome, predict
+from minifsdp.flat_param import FlatParameter, find_parameters
+
+
+class NamedUnit(NamedTuple):
+    """A unit's flat parameter, and what its parameters are called in the plain module.
+
+    Attributes:
+        flat: `flat.full` [P] is freed, `flat.views` are the parameters as views of it, `flat.shard` [P / N] is this
+            rank's part.
+        names: for each of `flat.views` its names; more than one if it is tied, that is, used in several places.
+    """
+
+    flat: FlatParameter
+    names: list[list[str]]
+
+
+class Piece(Protocol):
+    """Some rows of a saved tensor.
+
+    Attributes:
+        first: the number of the first of them in the tensor.
+        count: how many there are; may be 0.
+    """
+
+    first: int
+    count: int
+
+    def read(self) -> Tensor:
+        """Read them from the disk: [count, ...]."""
+
+
+class Disk(Protocol):
+    """What a checkpoint is written to."""
+
+    def make_folder(self, path: Path) -> None:
+        """A new folder; raises FileExistsError if it is there."""
+
+    def write(self, path: Path, content: bytes) -> None:
+        """A new file in a folder. Its bytes, and its name in the folder, may be in the system's cache only."""
+
+    def sync(self, path: Path) -> None:
+        """Have on the disk what has been written to a file so far; or, of a folder, the names that are in it."""
+
+    def rename(self, old: Path, new: Path) -> None:
+        """Another name for a file or folder, at once or not at all; on the disk when the folder around it is synced."""
+
+
+# %% [markdown]
+# ## What hurts now
+#
+# A GPT with a unit per block, trained for two steps on two ranks. What does a rank have?
+
+# %%
+import io
+import os
+import tempfile
+import warnings
+from contextlib import ExitStack
+from copy import deepcopy
+from dataclasses import dataclass
+from unittest.mock import Mock, patch
+
+import torch.distributed as dist
+from torch.profiler import record_function
+from torch.utils.checkpoint import checkpoint
+
+from minifsdp import FullyShardedDataParallel
+from minifsdp.course import data, plots
+from minifsdp.course.launch import RankError, launch, rank_device
+from minifsdp.course.ledger import Ledger
+from minifsdp.course.link import let_communication_go_first, parse_link
+from minifsdp.course.measure import Settings
+from minifsdp.course.model import GPT, Block
+from minifsdp.course.timeline import read_trace
+from minifsdp.course.trace import record_trace
+from minifsdp.fsdp import FullStateDictConfig, StateDictType
+from minifsdp.fsdp.policies import CustomPolicy
+from minifsdp.fsdp.state.names import clean_name
+
+RANKS = 2
+SETTINGS = Settings(ranks=RANKS, batch=6, layers=4, width=75, context=16)
+BATCHES = list(SETTINGS.batches())
+PSI = sum(p.numel() for p in SETTINGS.model().parameters())
+
+
+def step(model: nn.Module, optimizer: Optimizer, batch: data.Batch) -> float:
+    """One step on this rank's rows; the loss before it."""
+    world = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
+    tokens, targets = (part.to(next(model.parameters()).device) for part in data.shard(batch, *world))
+    loss = model(tokens, targets)
+    loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    return loss.item()
+
+
+def build(**options: Any) -> tuple[FullyShardedDataParallel, Optimizer]:
+    model = FullyShardedDataParallel(SETTINGS.model().to(rank_device()), auto_wrap_policy={Block}, **options)
+    return model, torch.optim.AdamW(model.parameters(), lr=1e-3)
+
+
+def trained(steps: int = 2) -> tuple[FullyShardedDataParallel, Optimizer]:
+    model, optimizer = build()
+    for batch in BATCHES[:steps]:
+        step(model, optimizer, batch)
+    return model, optimizer
+
+
+def what_a_rank_has() -> tuple[dict[str, list[int]], str]:
+    model, _ = trained()
+    mine = {clean_name(name): p.detach().cpu() for name, p in model.named_parameters()}
+    try:
+        SETTINGS.model().load_state_dict(mine)
+        said = "no error"
+    except RuntimeError as error:
+        said = str(error)
+    return {name: list(p.shape) for name, p in mine.items()}, said
+
+
+has, said = launch(what_a_rank_has, RANKS)[0]
+for name, shape in has.items():
+    print(f"{name:24}{shape}")
+print("\nloaded into a plain model:", said.splitlines()[0], "...")
+print(f"missing keys {said.count('weight') + said.count('bias')}, unexpected ones {said.count('flat_param')}")
+
+# %% [markdown]
+# Five anonymous vectors, half of the elements of each. A checkpoint made of these could be read by two ranks, with the
+# same units, and by nobody else. What we want has the *names* and *shapes* of the plain model. `units_of` says which
+# names belong to a unit's flat parameter:
+
+
+# %%
+def units_of(model: nn.Module) -> list[NamedUnit]:
+    """The units of a wrapped model, in the same order on all ranks."""
+    units = []
+    for prefix, module in model.named_modules():
+        if isinstance(module, FullyShardedDataParallel) and module._unit is not None:
+            flat = module._unit.flat
+            names = [[clean_name(f"{prefix}.{place.name}").strip(".") for place in users] for users in flat.places]
+            units.append(NamedUnit(flat, names))
+    return units
+
+
+def look_at_units() -> list[tuple[int, list[str]]]:
+    return [(4 * unit.flat.full.numel(), [names[0] for names in unit.names]) for unit in units_of(build()[0])]
+
+
+UNITS = launch(look_at_units, RANKS)[0]
+for nbytes, names in UNITS:
+    print(f"{nbytes:8,} bytes when whole: {', '.join(names[:3])}, ... {len(names)} parameters")
+print(f"the whole model: {4 * PSI:,} bytes")
+
+# %% [markdown]
+# ## 10b.1 Whole values, one unit at a time
+#
+# Users who ask for the whole model on one rank report two things: it runs out of memory, on the device or on the host,
+# and it hangs. Both have their reason here. The whole model need never be on a device: gather a unit, copy it to where
+# it shall be kept (the host's memory, on rank 0), free it, go on. And a gather is a collective: *every* rank takes part
+# in every one of them, whether it keeps anything or not.
+#
+# How many bytes of unsharded parameters does a rank hold at the worst moment? The table above has what you need.
+
+# %%
+predict("10b.1", ..., "bytes of unsharded parameters at the peak, on any rank")
+
+
+# %% tags=["exercise-10b.1"]
+@exercise("10b.1")
+def whole_values(units: Sequence[NamedUnit], group: Group, keep: Callable[[Tensor], Any] | None) -> dict[str, Any]:
+    """By name, what `keep` makes of each parameter's whole value; called on every rank of the group.
+
+    Args:
+        units: pairs `(flat, names)`. `flat.full` [P] gets memory by `device.allocate(flat.full)`, and its values by
+            `comm.all_gather(flat.full.data, flat.shard.data, group)`, which returns a handle: `wait()` before you read.
+        group: the ranks.
+        keep: called once per parameter, with its whole value, a tensor in the parameter's shape whose memory is about
+            to go; what it returns is kept, under *all* names of the parameter. None: this rank keeps nothing, and its
+            result is an empty dict.
+
+    One unit is whole at a time: `device.free(flat.full)` before the next one is gathered, on every rank.
+    """
+    ...
+
+
+# %% [markdown]
+# The notebook's `to_host` is what rank 0 keeps. Compare: `FullyShardedDataParallel.state_dict` with torch's usual
+# settings for this, `FullStateDictConfig(offload_to_cpu=True, rank0_only=True)`.
+
+
+# %%
+def to_host(whole: Tensor) -> Tensor:
+    return whole.detach().to("cpu", copy=True)
+
+
+def nbytes_of(state: Mapping[str, Tensor]) -> int:
+    return sum(value.untyped_storage().nbytes() for value in state.values())
+
+
+def save_full(at_once: bool = False) -> dict[str, Any]:
+    """The full state dict of a trained model; what the ledger saw meanwhile; the same by minifsdp's own means."""
+    group = comm.world()
+    with Ledger() as ledger:
+        model, optimizer = trained()
+        ledger.watch(model, optimizer)
+        units = units_of(model)
+        keep = to_host if group.rank() == 0 else None
+        ledger.reset_peaks()
+        if at_once:  # as it is often done: everything whole, and then a copy
+            for flat, _ in units:
+                device.allocate(flat.full)
+                comm.all_gather(flat.full.data, flat.shard.data, group).wait()
+            pairs = [pair for flat, names in units for pair in zip(names, flat.views, strict=True)]
+            full = {names[0]: to_host(view) for names, view in pairs if keep}
+            for flat, _ in units:
+                device.free(flat.full)
+        else:
+            full = whole_values(units, group, keep)
+        ledger.mark("saved")
+        peak, curve = ledger.peak_of("unsharded"), ledger.curve()
+    how = FullStateDictConfig(offload_to_cpu=True, rank0_only=True)
+    with FullyShardedDataParallel.state_dict_type(model, StateDictType.FULL_STATE_DICT, how):
+        theirs = model.state_dict()
+    return {"full": full, "theirs": theirs, "peak": peak, "curve": curve, "loss": step(model, optimizer, BATCHES[2])}
+
+
+saved = launch(save_full, RANKS)
+root, block = UNITS[0][0], UNITS[1][0]
+slips = {
+    "the whole model: nobody needs it on the device at one time": sum(nbytes for nbytes, _ in UNITS),
+    "the root's; the blocks are larger": root,
+    "two units: the one before is freed before this one is gathered": 2 * block,
+}
+outcome("10b.1", saved[1]["peak"], ranks=RANKS, slips=slips)
+for rank, each in enumerate(saved):
+    print(f"rank {rank}: {each['peak']:,} bytes whole at the peak; state dict of {nbytes_of(each['full']):,} bytes")
+FULL, theirs = saved[0]["full"], saved[0]["theirs"]
+print("names and values equal to minifsdp's state_dict:", FULL.keys() == theirs.keys(), end=", ")
+print(all(torch.equal(FULL[name], theirs[name]) for name in theirs))
+plain = SETTINGS.model()
+print("loaded into the plain model:", plain.load_state_dict(FULL))
+with torch.no_grad():
+    alone = plain(*BATCHES[2]).item()
+together = sum(each["loss"] for each in saved) / RANKS
+print(f"the next loss, plain model in one process {alone:.4f}, sharded on {RANKS} ranks {together:.4f}")
+assert saved[0]["peak"] == saved[1]["peak"] == block
+assert abs(alone - together) < 1e-4
+
+# %%
+MIB = 2**20
+
+
+def only(curve: dict[str, Any], tag: str) -> dict[str, Any]:
+    tags = {each: sizes if each == tag else [0] * len(sizes) for each, sizes in curve["tags"].items()}
+    return {"tags": tags, "marks": curve["marks"]}
+
+
+at_once = launch(save_full, RANKS, True)[1]
+plots.curve(
+    only(saved[1]["curve"], "unsharded"),
+    title=f"One unit at a time: {saved[1]['peak'] / MIB:.2f} MiB whole at most, in place of "
+    f"{at_once['peak'] / MIB:.2f}",
+    says="Unsharded parameters of rank 1, which keeps nothing, while rank 0 saves; grey: the same with everything "
+    "gathered first and freed last.",
+    lab="10b",
+    predicted_peak=block,
+    earlier={"everything at once": only(at_once["curve"], "unsharded")},
+)
+
+# %% [markdown]
+# On the device it is the *largest unit* that counts; on the host the whole model, once, on rank 0. Without
+# `rank0_only` each rank of a machine has such a copy: 8 GPUs, 8 copies in one host's memory. That is the other half of
+# the reports.
+#
+# ### Break it: a `keep` that keeps nothing, and a rank that stays away
+
+
+# %%
+def broken(how: str) -> str:
+    model, _ = trained(1)
+    units, group = units_of(model), comm.world()
+    if how == "no copy":
+        state = whole_values(units, group, lambda whole: whole)
+        weight = state["head.weight"]
+        return f"shape {list(weight.shape)}, bytes behind it: {weight.untyped_storage().nbytes()}"
+    if group.rank() == 0:  # "only rank 0 saves, so only rank 0 calls it"
+        whole_values(units, group, to_host)
+    return "returned"
+
+
+print("kept without a copy:", launch(broken, RANKS, "no copy")[0])
+
+# %% tags=["nbval-ignore-output"]
+try:
+    launch(broken, RANKS, "rank 0 alone", timeout=2.0)
+except RankError as error:
+    print("called on rank 0 alone:", str(error).splitlines()[0])
+    where = [line for line in "\n".join(error.failures.values()).splitlines() if "in whole_values" in line]
+    print(where[0].strip().rpartition(",")[2].strip() if where else "")
+
+# %% [markdown]
+# Rank 0 waits in the first gather, and nobody comes. On NCCL that is a hang until the watchdog's timeout, minutes
+# later. So: `if rank == 0:` belongs around the *writing* of the file, never around the state dict.
+#
+# ## 10b.2 Rows
+#
+# If the model does not fit into one host's memory, nobody can have the whole dict. Then each rank saves its part. Parts
+# of the *flat* parameter would be useless to others: where they cut depends on N and on the units. So each original
+# tensor is cut by itself, along dimension 0: rank r has the rows from `r * ceil(rows / N)` on, as many as
+# `ceil(rows / N)`. The last ranks have fewer, or none.
+#
+# A tensor with 5 rows on 4 ranks: how many rows has rank 3?
+
+# %%
+predict("10b.2", ..., "rows of rank 3 of 4, of a tensor with 5 rows")
+
+
+# %% tags=["exercise-10b.2"]
+@exercise("10b.2")
+def my_rows(whole: Tensor, rank: int, ranks: int) -> tuple[int, Tensor]:
+    """The number of a rank's first row, and its rows, in memory of their own.
+
+    Args:
+        whole: [rows, ...]; or a number, [], which cannot be cut: every rank has it, and its first row is 0.
+        rank, ranks: whose rows, of how many ranks.
+
+    Returns:
+        `(first, rows)`. A rank without rows has `first == len(whole)` and a tensor [0, ...]. The result keeps none of
+        `whole`'s memory, and no more bytes than its own.
+    """
+    ...
+
+
+# %%
+layout = {ranks: [len(my_rows(torch.zeros(5, 2), rank, ranks)[1]) for rank in range(ranks)] for ranks in (1, 2, 3, 4)}
+slips = {"5 / 4 rounded down is 1, and then one row belongs to nobody": 1, "ceil(5 / 4) is 2, for as long as any": 2}
+outcome("10b.2", layout[4][3], how="computed", slips=slips)
+for ranks, rows in layout.items():
+    print(f"5 rows on {ranks} ranks: {rows}")
+
+
+def save_rows() -> dict[str, tuple[int, Tensor]]:
+    """Your two pieces together: each rank's rows of every parameter."""
+    model, _ = trained()
+    group = comm.world()
+    return whole_values(units_of(model), group, lambda whole: my_rows(to_host(whole), group.rank(), group.size()))
+
+
+SHARDED = launch(save_rows, RANKS)
+for rank, state in enumerate(SHARDED):
+    held = sum(rows.untyped_storage().nbytes() for _, rows in state.values())
+    first, rows = state["embed.weight"]
+    print(f"rank {rank}: {held:,} bytes; embed.weight: {len(rows)} rows from {first} on")
+print(f"together {sum(r.untyped_storage().nbytes() for s in SHARDED for _, r in s.values()):,} of {4 * PSI:,} bytes")
+
+# %% [markdown]
+# What a rank keeps is a part; it sees one unit whole for a moment, as it does in every forward. torch calls this
+# SHARDED_STATE_DICT; its values are `ShardedTensor` or `DTensor`, which say where their rows belong. Here the pair
+# (first row, rows) does.
+#
+# ## 10b.3 Another number of ranks
+#
+# Two have saved, three load. For `embed.weight`, 257 rows: saved as 129 and 128, wanted as 86, 86 and 85. Whoever loads
+# takes from every piece the rows that he wants of it. Reading everything everywhere would also work, and would read the
+# checkpoint N times: from a file system that all share, that is what makes loading slow.
+#
+# How often is a piece of `embed.weight` read, by all three ranks together?
+
+# %%
+predict("10b.3", ..., "reads of pieces of embed.weight, saved by 2 ranks, by 3 ranks together")
+
+
+# %% tags=["exercise-10b.3"]
+@exercise("10b.3")
+def fill_rows(out: Tensor, first: int, pieces: Sequence[Piece]) -> None:
+    """Fill `out` in place: the rows from `first` to `first + len(out)` of a tensor of which `pieces` are saved.
+
+    Args:
+        out: [rows, ...], at least one dimension; may have no rows.
+        first: the number of its first row in the tensor.
+        pieces: each has `first`, `count` and `read()`; in any order; none overlaps another.
+
+    A piece is read once if it has rows of `out`, else not at all.
+
+    Raises:
+        ValueError: a row of `out` is in no piece.
+    """
+    ...
+
+
+# %%
+@dataclass
+class InMemory:
+    """A piece that counts its reads."""
+
+    first: int
+    rows: Tensor
+    reads: int = 0
+
+    @property
+    def count(self) -> int:
+        return len(self.rows)
+
+    def read(self) -> Tensor:
+        self.reads += 1
+        return self.rows
+
+
+pieces = [InMemory(*state["embed.weight"]) for state in SHARDED]
+found = []
+for rank in range(3):
+    first, rows = my_rows(FULL["embed.weight"], rank, 3)
+    out = torch.full_like(rows, torch.nan)
+    fill_rows(out, first, pieces)
+    found.append(out)
+    print(f"rank {rank} of 3: rows {first} to {first + len(out)}, reads of the two pieces so far "
+          f"{[piece.reads for piece in pieces]}")  # fmt: skip
+slips = {"everybody reads everything": 6, "one each: rank 1 has rows of both": 3}
+outcome("10b.3", sum(piece.reads for piece in pieces), how="computed", slips=slips)
+print("equal to what was saved:", torch.equal(torch.cat(found), FULL["embed.weight"]))
+
+# %% [markdown]
+# A plain process is the case of one rank: `first` is 0, and `out` the whole tensor.
+#
+# ## 10b.4 The optimizer's states
+#
+# Adam has two tensors per parameter, `exp_avg` and `exp_avg_sq`, and a number, `step`. Here its parameters are flat
+# shards, so the tensors are flat and sharded in the same way, [P / N]; and each rank has a `step` per *unit*, the same
+# on all ranks. In a checkpoint they shall stand under the parameters' names, in their shapes, with a `step` for each.
+#
+# How many all-gathers does it take? Think of the units that the table has, and of what is on every rank already.
+
+# %%
+predict("10b.4", ..., "all-gathers for the states of Adam, 5 units")
+
+
+# %% tags=["exercise-10b.4"]
+@exercise("10b.4")
+def whole_states(
+    units: Sequence[NamedUnit], optimizer: Optimizer, group: Group, keep: Callable[[Tensor], Any] | None
+) -> dict[str, dict[str, Any]]:
+    """By a parameter's first name and by key, the optimizer's states; called on every rank of the group.
+
+    Args:
+        units: pairs `(flat, names)`. `optimizer.state.get(flat.shard, {})` has the unit's states by key, on all ranks
+            the same keys; none if the unit is frozen, and then its names are not in the result.
+        optimizer: its parameters are the units' `flat.shard`.
+        group: the ranks.
+        keep: called with each whole state in its parameter's shape, as in 10b.1; None: an empty dict.
+
+    A state of the shard's shape [P / N] is gathered, into a buffer [P] of
+    `device.empty(flat.full.numel(), dtype, "communication", device)`, of which `flat.unflatten(buffer)` makes one
+    tensor per parameter, without the padding. The buffer is given back by `device.free` before the next state is
+    gathered. Any other state, such as `step`, is a tensor that all ranks have: each parameter gets a `clone()` of it,
+    and nothing is communicated.
+    """
+    ...
+
+
+# %% [markdown]
+# The proof is the next step: a plain model with a plain AdamW takes over model and states, and goes on.
+
+
+# %%
+def save_optimizer() -> dict[str, Any]:
+    model, optimizer = trained()
+    group = comm.world()
+    units, keep = units_of(model), to_host if dist.get_rank() == 0 else None
+    with comm.record() as calls:
+        states = whole_states(units, optimizer, group, keep)
+    theirs = FullyShardedDataParallel.optim_state_dict(model, optimizer)["state"]
+    losses = [step(model, optimizer, batch) for batch in BATCHES[2:5]]
+    return {"states": states, "theirs": theirs, "calls": calls, "losses": losses}
+
+
+def go_on(states: Mapping[str, Mapping[str, Tensor]]) -> tuple[list[float], Optimizer]:
+    """Three steps of a plain model that takes over everything; its losses."""
+    model = SETTINGS.model()
+    model.load_state_dict(FULL)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    numbers = {name: number for number, (name, _) in enumerate(model.named_parameters())}
+    groups = optimizer.state_dict()["param_groups"]
+    mine = deepcopy(states)  # load_state_dict keeps the tensors that it is given
+    optimizer.load_state_dict({"state": {numbers[name]: state for name, state in mine.items()}, "param_groups": groups})
+    return [step(model, optimizer, batch) for batch in BATCHES[2:5]], optimizer
+
+
+each = launch(save_optimizer, RANKS)
+STATES, theirs = each[0]["states"], each[0]["theirs"]
+gathers = [call.op for call in each[0]["calls"]].count("all_gather")
+slips = {"`step` needs none": 15, "a unit's parameters are gathered together": 2 * len(FULL), "two keys each": 5}
+outcome("10b.4", gathers, slips=slips)
+equal = all(torch.equal(STATES[name][key].cpu(), theirs[name][key].cpu()) for name in theirs for key in theirs[name])
+print(f"{len(STATES)} parameters, equal to minifsdp's optim_state_dict: {equal}")
+print(f"sharded: {', '.join(f'{sum(pair) / RANKS:.4f}' for pair in zip(*(e['losses'] for e in each), strict=True))}")
+print(f"plain:   {', '.join(f'{loss:.4f}' for loss in go_on(STATES)[0])}")
+print(f"without: {', '.join(f'{loss:.4f}' for loss in go_on({})[0])}   (model loaded, optimizer begun anew)")
+assert equal
+assert theirs.keys() == STATES.keys()
+
+# %% [markdown]
+# Without the states it trains too, somewhat differently, and nobody notices: a checkpoint that forgets the optimizer
+# raises no error.
+#
+# ### Break it: one `step` for all
+#
+# If all parameters of a unit get the *same* tensor for `step`, each parameter's update adds 1 to it. The next state
+# dict shows it:
+
+# %%
+shared = {name: dict(state) for name, state in STATES.items()}
+one = STATES["head.weight"]["step"].clone()
+for state in shared.values():
+    state["step"] = one
+for name, states in {"a step each": STATES, "one step for all": shared}.items():
+    losses, optimizer = go_on(states)
+    after = {state["step"].item() for state in optimizer.state.values()}
+    print(f"{name:18}step after 2 + 3 steps: {after}, losses {', '.join(f'{loss:.4f}' for loss in losses)}")
+
+# %% [markdown]
+# ## 10b.5 Commit
+#
+# A job is killed when its time is up, and the disk is full when it is least welcome. Two rules keep a checkpoint from
+# being half: *what has its final name is whole*, and *a rename happens at once or not at all*. So write beside, then
+# rename. Between the two lie the traps:
+#
+# - `write` leaves bytes in the system's cache. If a process is killed they still reach the disk; if the *power* goes,
+#   they do not. `fsync` has them written. A folder is a file with names in it, and wants the same.
+# - Several ranks write. Who renames must know that the others have finished: that is what a barrier is for. A barrier
+#   is passed by nobody before all have come to it.
+#
+# Count: at how many calls of `Disk` can rank 0 be killed, if it has one file to write?
+
+# %%
+predict("10b.5", ..., "calls of Disk by rank 0, which has one file")
+
+
+# %% tags=["exercise-10b.5"]
+@exercise("10b.5")
+def commit(
+    disk: Disk, folder: Path, name: str, files: Mapping[str, bytes], rank: int, barrier: Callable[[], None]
+) -> None:
+    """Write the checkpoint `folder / name`, which is whole or not there, whenever power is lost; on all ranks.
+
+    Args:
+        disk: `make_folder`, `write`, `sync` and `rename` (see the set-up cell); raises OSError.
+        folder: exists, and is seen by all ranks.
+        name: of the checkpoint; a part that is being written is the folder `folder / f".{name}.part"`.
+        files: this rank's, contents by name; the ranks' names differ.
+        rank: rank 0 makes the part and gives it its name.
+        barrier: waits until all ranks have come to it.
+
+    When the name is there, all ranks' files are on the disk, with their bytes and their names. When `commit` returns,
+    on any rank, the name is on the disk too: the caller may then delete the checkpoint before it.
+    """
+    ...
+
+
+# %% [markdown]
+# The disk of this machine, and a fuse that burns at call k. `os._exit` is as good as `kill -9`: no `finally`, no
+# `except`. A real rank 0 dies at each of its calls in turn; then somebody looks at the folder.
+
+
+# %%
+class RealDisk:
+    """The system calls."""
+
+    def make_folder(self, path: Path) -> None:
+        os.mkdir(path)
+
+    def write(self, path: Path, content: bytes) -> None:
+        path.write_bytes(content)
+
+    def sync(self, path: Path) -> None:
+        descriptor = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+    def rename(self, old: Path, new: Path) -> None:
+        os.rename(old, new)
+
+
+class Fused:
+    """A disk whose user is killed just before call number `last + 1`."""
+
+    def __init__(self, disk: Disk, last: int | None) -> None:
+        self.disk, self.left, self.calls = disk, last, 0
+
+    def __getattr__(self, verb: str) -> Callable[..., None]:
+        def call(*args: Any) -> None:
+            if self.left is not None and self.calls == self.left:
+                os._exit(9)
+            self.calls += 1
+            getattr(self.disk, verb)(*args)
+
+        return call
+
+
+def write_checkpoint(folder: Path, name: str, last: int | None) -> int:
+    rank = dist.get_rank()
+    disk = Fused(RealDisk(), last if rank == 0 else None)
+    commit(disk, folder, name, {f"rank-{rank}.pt": bytes([rank]) * 1000}, rank, dist.barrier)
+    return disk.calls
+
+
+def state_of(checkpoint: Path) -> str:
+    files = {file.name: len(file.read_bytes()) for file in checkpoint.iterdir()}
+    return "whole" if files == {f"rank-{rank}.pt": 1000 for rank in range(RANKS)} else f"HALF: {files}"
+
+
+def kill_at_every_call() -> tuple[int, dict[int, list[str]]]:
+    found = {}
+    with tempfile.TemporaryDirectory() as root:
+        calls = launch(write_checkpoint, RANKS, Path(root), "step-1", None)[0]
+        for last in range(calls):
+            folder = Path(root, f"killed {last}")
+            folder.mkdir()
+            try:
+                launch(write_checkpoint, RANKS, folder, "step-2", last)
+            except RankError:
+                found[last] = [f"{each.name} {state_of(each)}" for each in sorted(folder.glob("step-*"))]
+    return calls, found
+
+
+calls, found = kill_at_every_call()
+slips = {"without the syncs of folders": 4, "without any sync": 3, "the file is synced too": calls - 1}
+outcome("10b.5", calls, slips=slips)
+for last, there in found.items():
+    print(f"killed after {last} calls: {', '.join(there) or 'no new checkpoint, the one before it counts'}")
+assert len(found) == calls
+assert not [text for there in found.values() for text in there if "HALF" in text]
+
+# %% [markdown]
+# Killing does not show whether the syncs are where they belong: the system survives, and its cache with it. No program
+# can show that on a real disk without pulling the plug. On a paper disk one can: it notes which bytes and names have
+# been synced, and says what may be missing if power fails at the end.
+
+
+# %%
+class PaperDisk:
+    """What a power cut would leave: everything that was synced, and of the rest nothing, but a rename."""
+
+    def __init__(self) -> None:
+        self.written: dict[Path, bool] = {}  # files: whether their bytes are on the disk
+        self.named: dict[Path, bool] = {}  # names of files and folders: whether they are
+
+    def make_folder(self, path: Path) -> None:
+        self.named[path] = False
+
+    def write(self, path: Path, content: bytes) -> None:
+        self.written[path] = self.named[path] = False
+
+    def sync(self, path: Path) -> None:
+        if path in self.written:
+            self.written[path] = True
+        self.named |= {each: True for each in self.named if each.parent == path}
+
+    def rename(self, old: Path, new: Path) -> None:
+        def moved(each: Path) -> Path:
+            return new / each.name if each.parent == old else each
+
+        self.written = {moved(each): done for each, done in self.written.items()}
+        self.named = {moved(each): done for each, done in self.named.items() if each != old} | {new: False}
+
+    def missing(self) -> str:
+        """What a checkpoint may lack after a power cut."""
+        lost = [f"the bytes of {each.name}" for each, done in self.written.items() if not done]
+        lost += [f"the name {each.name}" for each, done in self.named.items() if not done]
+        return ", ".join(lost) or "nothing"
+
+
+class Forgetful(PaperDisk):
+    """Ignores call number `without`, if that is a sync."""
+
+    def __init__(self, without: int) -> None:
+        super().__init__()
+        self.without, self.calls = without, 0
+
+    def sync(self, path: Path) -> None:
+        self.calls += 1
+        if self.calls != self.without:
+            super().sync(path)
+
+
+for without in range(4):
+    disk = Forgetful(without)
+    commit(disk, Path("run"), "step-2", {"rank-0.pt": b"..."}, 0, lambda: None)
+    print(f"{f'without sync number {without}' if without else 'with all syncs':24} may be missing: {disk.missing()}")
+
+# %% [markdown]
+# The first two are the bad ones: a checkpoint with its final name, and without its contents. After the third the job
+# has been told that there is a new checkpoint, has deleted the old one, and after the power cut there is none.
+#
+# ### Measured: from two ranks to three, and to none (C22)
+#
+# All five pieces: two ranks commit model and optimizer to the disk, each its rows. Three ranks load them, and a plain
+# process does. What both are compared with is the full state dict, gathered before.
+
+
+# %%
+@dataclass
+class OnDisk:
+    """A piece in a file; of the file only what is read is fetched (`mmap`)."""
+
+    file: Path
+    name: str
+    first: int
+    count: int
+
+    def read(self) -> Tensor:
+        return torch.load(self.file, mmap=True)[self.name][1]
+
+
+def save_checkpoint(folder: Path, name: str) -> None:
+    model, optimizer = trained()
+    group, units = comm.world(), units_of(model)
+    rank = group.rank()
+
+    def rows(whole: Tensor) -> tuple[int, Tensor]:
+        return my_rows(to_host(whole), rank, group.size())
+
+    content = dict(whole_values(units, group, rows))
+    for param, state in whole_states(units, optimizer, group, rows).items():
+        content |= {f"{param}/{key}": value if isinstance(value, tuple) else (0, value) for key, value in state.items()}
+    file = io.BytesIO()
+    torch.save(content, file)
+    commit(RealDisk(), folder, name, {f"rank-{rank}.pt": file.getvalue()}, rank, dist.barrier)
+
+
+def index_of(whole: Path) -> dict[str, list[OnDisk]]:
+    """Which file has which rows. (torch.distributed.checkpoint writes this down, in `.metadata`.)"""
+    index: dict[str, list[OnDisk]] = {}
+    for file in sorted(whole.glob("rank-*.pt")):
+        for name, (first, rows) in torch.load(file, mmap=True).items():
+            index.setdefault(name, []).append(OnDisk(file, name, first, len(rows) if rows.dim() else 1))
+    return index
+
+
+def load_into_shard(flat: FlatParameter, shard: Tensor, number: int, pieces: list[OnDisk], group: Group) -> None:
+    """Parameter `number` of a unit: this rank's rows from the disk, the whole by a gather, and of that its slice."""
+    shape = flat.shapes[number]
+    size = -(-shape[0] // group.size())
+    first = min(group.rank() * size, shape[0])
+    padded = torch.zeros(size, *shape[1:])
+    fill_rows(padded[: min(size, shape[0] - first)], first, pieces)
+    whole = device.empty(size * group.size() * shape[1:].numel(), torch.float32, "communication", shard.device)
+    comm.all_gather(whole, padded.view(-1).to(shard.device), group).wait()
+    low, high = flat.shard_bounds(number, group.rank())
+    shard[low:high].copy_(flat.part_of(number, whole[: shape.numel()].view(shape)))
+    device.free(whole)
+
+
+def load_checkpoint(whole: Path) -> dict[str, Any]:
+    """Load on however many ranks there are; the full state dicts of what is there then, and the next loss."""
+    model, optimizer = build()
+    group, units, index = comm.world(), units_of(model), index_of(whole)
+    for flat, names in units:
+        state = {key: torch.zeros_like(flat.shard.data) for key in ("exp_avg", "exp_avg_sq")}
+        for number, (name, *_) in enumerate(names):
+            load_into_shard(flat, flat.shard.data, number, index[name], group)
+            for key, shard in state.items():
+                load_into_shard(flat, shard, number, index[f"{name}/{key}"], group)
+        optimizer.state[flat.shard] = state | {"step": index[f"{names[0][0]}/step"][0].read().clone()}
+    return {
+        "full": whole_values(units, group, to_host),
+        "states": whole_states(units, optimizer, group, to_host),
+        "loss": [step(model, optimizer, batch) for batch in BATCHES[2:4]],
+    }
+
+
+# %% tags=["C22"]
+with tempfile.TemporaryDirectory() as folder:
+    launch(save_checkpoint, RANKS, Path(folder), "step-2")
+    whole = Path(folder, "step-2")
+    sizes = {file.name: sum(r.numel() for _, r in torch.load(file).values()) for file in sorted(whole.iterdir())}
+    loaded = launch(load_checkpoint, 3, whole)
+    plain, index = SETTINGS.model(), index_of(whole)
+    with torch.no_grad():
+        for name, p in plain.named_parameters():
+            fill_rows(p, 0, index[name])
+print("elements in each file:", ", ".join(f"{name} {numel:,}" for name, numel in sizes.items()))
+same = {
+    "2 ranks saved rows, 3 ranks loaded them: parameters equal": all(
+        torch.equal(each["full"][name], FULL[name]) for each in loaded for name in FULL
+    ),
+    "the same, optimizer states equal": all(
+        torch.equal(each["states"][name][key].cpu(), STATES[name][key].cpu())
+        for each in loaded
+        for name in STATES
+        for key in STATES[name]
+    ),
+    "2 ranks saved rows, a plain module loaded them: equal": all(
+        torch.equal(p, FULL[name]) for name, p in plain.named_parameters()
+    ),
+    "2 ranks saved whole values, a plain module loaded them": plain.load_state_dict(FULL) is not None,
+}
+for what, equal in same.items():
+    print(f"{what}: {equal}")
+three = [sum(losses) / 3 for losses in zip(*(each["loss"] for each in loaded), strict=True)]
+print(f"the next two losses, 3 ranks: {', '.join(f'{loss:.4f}' for loss in three)}; plain, in one process: ", end="")
+print(", ".join(f"{loss:.4f}" for loss in go_on(STATES)[0][:2]))
+assert all(same.values())
+
+# %% [markdown]
+# 3 Ψ elements and a `step` per parameter and rank, for there is one in each file. Nobody has ever held more than one
+# tensor or one unit whole.
+#
+# ## What a model starts with
+#
+# ### Measured: sync_module_states, ignored modules (C41)
+#
+# Loading and starting have a question in common: do the ranks agree? If every rank builds the model with its own random
+# numbers, each keeps *its* part of *its* model. `sync_module_states=True` has rank 0 broadcast everything first. And a
+# module that FSDP is told to ignore stays whole on each rank; what does that change? (What `cpu_offload` changes was
+# lab 09.)
+
+
+# %% tags=["C41"]
+def start(sync: bool) -> tuple[float, int, int]:
+    """Ranks with different random numbers: share of elements that are rank 0's, broadcasts, their bytes."""
+    torch.manual_seed(dist.get_rank())
+    mine = GPT(width=SETTINGS.width, layers=SETTINGS.layers, context=SETTINGS.context).to(rank_device())
+    original = {name: to_host(p) for name, p in mine.named_parameters()}
+    with comm.record() as calls:
+        model = FullyShardedDataParallel(mine, auto_wrap_policy={Block}, sync_module_states=sync)
+    sent = [call.payload for call in calls if call.op == "broadcast"]
+    full = whole_values(units_of(model), comm.world(), to_host)
+    random = [name for name in full if full[name].dim() == 2]  # biases and norms begin with what all have
+    equal = sum((full[name] == original[name]).sum().item() for name in random)
+    return equal / sum(full[name].numel() for name in random), len(sent), sum(sent)
+
+
+def ignoring(ignore: bool) -> tuple[int, int, Tensor]:
+    """Bytes of parameters and gradients of a rank after backward, and its gradient of the head's bias."""
+    with Ledger() as ledger:
+        module = SETTINGS.model().to(rank_device())
+        head = module.head
+        model = FullyShardedDataParallel(module, auto_wrap_policy={Block}, ignored_modules=[head] if ignore else None)
+        ledger.watch(model)
+        model(*(part.to(rank_device()) for part in data.shard(BATCHES[0], dist.get_rank(), RANKS))).backward()
+        live = ledger.mark("backward")
+        return live["parameters"], live["gradients"], to_host(head.bias.grad) if ignore else torch.zeros(1)
+
+
+def starts() -> Any:
+    return [start(False), start(True)], [ignoring(False), ignoring(True)]
+
+
+(starting, ignored), (_, others) = launch(starts, RANKS)
+for name, (share, messages, nbytes) in zip(("without", "with"), starting, strict=True):
+    print(f"{name:8}sync_module_states: {share:.4f} of the weights are rank 0's,", end=" ")
+    print(f"{messages} broadcasts, {nbytes:,} bytes")
+head = sum(p.numel() for p in SETTINGS.model().head.parameters())
+expected = 4 * (head - head // RANKS)
+print(f"\nof an ignored head with {head:,} elements a rank has the other half, too: {expected:,} bytes more expected")
+for name, (held, gradients, _) in zip(("nothing ignored", "head ignored"), ignored, strict=True):
+    print(f"{name:16} parameters {held:9,} bytes of a rank, gradients {gradients:9,}")
+agree = torch.equal(ignored[1][2], others[1][2])
+print(f"the ignored head has the same gradient on both ranks: {agree}")
+assert (starting[1][0], starting[1][2]) == (1, 4 * PSI)
+assert 0.4 < starting[0][0] < 0.6
+more = [after - before for before, after in zip(ignored[0][:2], ignored[1][:2], strict=True)]
+assert all(abs(each - expected) <= 8 for each in more)
+assert not agree
+
+# %% [markdown]
+# Without the broadcast the model is patchwork: half a network of one seed, half of another. It trains, badly, and every
+# rank agrees on it. The broadcast costs the model's bytes, once, one tensor at a time.
+#
+# An ignored module is nobody's business: not sharded, not gathered, and *not reduced*. Each rank trains its own head,
+# and they drift apart without a word, unless somebody averages those gradients. What is ignored on purpose is either
+# frozen, or reduced by other means.
+#
+# ## Frozen parameters
+#
+# Fine-tuning with adapters (LoRA, [arXiv 2106.09685](https://arxiv.org/abs/2106.09685)) trains a pair of thin matrices
+# beside a frozen one. Without FSDP only those have gradients. In a unit with one flat parameter there is one
+# gradient, as long as the whole unit, frozen ones included.
+
+
+# %%
+class Adapter(nn.Module):
+    """Adds up(down(x)): width -> 4 -> width, with few parameters."""
+
+    def __init__(self, width: int, out: int) -> None:
+        super().__init__()
+        self.down, self.up = nn.Linear(width, 4, bias=False), nn.Linear(4, out, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.up(self.down(x))
+
+
+class Adapted(nn.Module):
+    """A frozen linear layer and its adapter."""
+
+    def __init__(self, base: nn.Linear) -> None:
+        super().__init__()
+        self.base, self.adapter = base.requires_grad_(False), Adapter(base.in_features, base.out_features)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.base(x) + self.adapter(x)
+
+
+def adapted() -> nn.Module:
+    """The GPT, frozen, with adapters at two layers of each block."""
+    model = SETTINGS.model().requires_grad_(False)
+    torch.manual_seed(1)
+    for each in model.blocks:
+        each.qkv, each.down = Adapted(each.qkv), Adapted(each.down)
+    return model
+
+
+ADAPTERS = sum(p.numel() for p in adapted().parameters() if p.requires_grad)
+every = sum(p.numel() for p in adapted().parameters())
+print(f"{ADAPTERS:,} of {every:,} elements are trained: {ADAPTERS / every:.4f}")
+
+
+def wrap_mixed() -> tuple[str, str]:
+    """The error with one flat Parameter per unit; the warning with original parameters."""
+    said = "no error"
+    try:
+        FullyShardedDataParallel(adapted(), auto_wrap_policy={Block})
+    except ValueError as error:
+        said = str(error)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        FullyShardedDataParallel(adapted(), auto_wrap_policy={Block}, use_orig_params=True)
+    return said.splitlines()[0], str(caught[0].message).splitlines()[0]
+
+
+error, warning = launch(wrap_mixed, RANKS)[0]
+print("error:  ", error)
+print("warning:", warning)
+
+# %% [markdown]
+# With `use_orig_params=True` it is allowed, with that warning: the optimizer sees the original parameters, each as a
+# slice of the shard, and frozen slices get no `.grad`. But what is under them? Predict the bytes of gradients that a
+# rank of 2 holds after backward, with the blocks as units: 4 blocks of 68,475 elements, and an adapted block has 2,700
+# more.
+
+# %%
+predict("10b.6", ..., "bytes of gradients of a rank of 2 after backward, adapters trained, blocks are units")
+
+# %% [markdown]
+# The cure is in the wrapping: units that do not mix. Each block is a unit. If it would mix, what is trained in it gets
+# units of its own, as large as possible, since each is a message.
+
+
+# %% tags=["exercise-10b.6"]
+@exercise("10b.6")
+def units_for(model: nn.Module, block: type[nn.Module]) -> set[nn.Module]:
+    """The submodules that shall be units, so that no unit has frozen parameters beside trained ones.
+
+    Args:
+        model: the outermost module: a unit in any case, so it is not in the result. Its parameters are trained or
+            frozen (`p.requires_grad`) one by one; those that a module holds *directly* are all trained or all frozen.
+        block: the class of its blocks; no block lies inside another.
+
+    Every block is a unit. A unit has the parameters that no unit inside it has: of a block all, of the model those in
+    no block (`find_parameters(module, skip=inner)` gives a dict of the parameters in `module`, those in the modules
+    `inner` left out). If they are all trained, or all frozen, nothing inside it is separated. If they are mixed, those
+    modules in it are units too whose parameters outside blocks are all trained: the *outermost* such ones. A module
+    without such parameters is none.
+    """
+    ...
+
+
+# %%
+class Tuned(NamedTuple):
+    """What a rank held after a backward, and what it sent for that backward's gradients."""
+
+    left: int
+    peak: int
+    wire: int
+    messages: int
+    units: list[int]  # elements of the units that train
+
+
+def tune(make: Callable[[], nn.Module], units: Callable[[nn.Module], set[nn.Module]]) -> Tuned:
+    with Ledger() as ledger:
+        module = make().to(rank_device())
+        chosen = units(module)
+        policy = CustomPolicy(chosen.__contains__)
+        model = FullyShardedDataParallel(module, auto_wrap_policy=policy, use_orig_params=True)
+        ledger.watch(model)
+        ledger.reset_peaks()
+        with comm.record() as calls:
+            model(*(part.to(rank_device()) for part in data.shard(BATCHES[0], dist.get_rank(), RANKS))).backward()
+        left = ledger.mark("backward")["gradients"]
+        sent = [call for call in calls if call.op == "reduce_scatter"]
+        numels = [
+            w._unit.flat.full.numel()
+            for w in FullyShardedDataParallel.fsdp_modules(model)
+            if any(p.requires_grad for p in w._unit.shards)
+        ]
+        return Tuned(left, ledger.peak_of("gradients"), round(sum(c.wire for c in sent)), len(calls), numels)
+
+
+def last_block_only() -> nn.Module:
+    model = SETTINGS.model().requires_grad_(False)
+    model.blocks[-1].requires_grad_(True)
+    return model
+
+
+def blocks_of(model: nn.Module) -> set[nn.Module]:
+    return set(model.blocks)
+
+
+WAYS: dict[str, tuple[Callable[[], nn.Module], Callable[[nn.Module], set[nn.Module]]]] = {
+    "all trained": (SETTINGS.model, blocks_of),
+    "adapters, mixed": (adapted, blocks_of),
+    "adapters, your units": (adapted, lambda model: units_for(model, Block)),
+    "last block only": (last_block_only, lambda model: units_for(model, Block)),
+}
+
+
+def tune_all() -> dict[str, Tuned]:
+    warnings.simplefilter("ignore")  # the one above, for each block
+    return {name: tune(*way) for name, way in WAYS.items()}
+
+
+# %% [markdown]
+# ### Measured: gradients of what is frozen (C23)
+#
+# Expected: after backward every unit that trains anything has left a gradient shard [P / N], all of it.
+
+# %% tags=["C23"]
+tuned = launch(tune_all, RANKS)[0]
+mixed, separate = tuned["adapters, mixed"], tuned["adapters, your units"]
+slips = {
+    "the trained ones alone; but a slice keeps the shard that it is cut from": 4 * ADAPTERS // RANKS,
+    "the blocks without their adapters": 4 * 4 * 68_475 // RANKS,
+    "root and all; the root is frozen through and through": 4 * every // RANKS,
+}
+outcome("10b.6", mixed.left, ranks=RANKS, slips=slips)
+print(f"{'':24}{'after backward':>15}{'expected':>10}{'peak':>11}{'sent':>9}{'collectives':>13}")
+for name, each in tuned.items():
+    expected = 4 * sum(each.units) // RANKS
+    print(f"{name:24}{each.left:15,}{expected:10,}{each.peak:11,}{each.wire:9,}{each.messages:13}")
+    assert each.left == expected
+trained_bytes = 4 * ADAPTERS // RANKS
+print(f"the adapters' own gradients, sharded: {trained_bytes:,} bytes")
+assert separate.left < 1.01 * trained_bytes
+assert mixed.left > 20 * separate.left
+
+
+# %%
+def gradients_at_peak(units: list[int]) -> int:
+    """Bytes, of units in the order of forward: the last of backward come first."""
+    finished = units[1:] or units
+    return 4 * (sum(units[:2]) + sum(finished) // RANKS)
+
+
+plots.stages(
+    {name: {"gradients": each.peak} for name, each in tuned.items()},
+    predicted={name: gradients_at_peak(each.units) for name, each in tuned.items() if name != "all trained"},
+    title=f"In units of their own, adapters have {mixed.peak / separate.peak:.0f} times less gradient at the peak",
+    says="Gradients of a rank at their peak in backward. Diamonds: the unsharded gradients of the last two units, one "
+    "of which is being reduced while the other is made, and the shards of all but the last.",
+    lab="10b",
+    ylabel="gradients of a rank",
+)
+
+# %% [markdown]
+# In the mixed units freezing saves no byte of gradients over training the blocks, and they are reduced and sent, too;
+# users find gradients in memory that fine-tuning should not need (pytorch#91165), and minifsdp warns, as torch does,
+# when it wraps such a unit. The price of your units is in the last column: more collectives, and small ones. Adapters
+# of several layers could share a unit if a module held them together.
+#
+# A unit that is frozen through and through has no gradient at all ("last block only"): FSDP follows `requires_grad`,
+# in every forward.
+#
+# ## Recomputation
+#
+# Model state is sharded, activations are not (lab 00: often they outweigh it). An **activation checkpoint**
+# (`torch.utils.checkpoint`) keeps only a module's inputs, and runs its forward once more when backward comes. With
+# FSDP the parameters must be whole for that second forward. They are whole in backward anyway, if the unit's backward
+# has begun by then. It has, if the checkpoint lies *inside* the unit. *Around* the unit it depends: torch's checkpoint
+# comes in two kinds, with `use_reentrant=True` (the old one) and `False`. The old one first recomputes, and then runs
+# a backward of its own.
+#
+# FULL_SHARD issues 2 U - 1 = 9 all-gathers for the 5 units here. How many with reentrant checkpoints *around* the four
+# blocks?
+
+# %%
+predict("10b.7", ..., "all-gathers of a step, reentrant checkpoints around the 4 blocks' units")
+
+
+# %%
+class Recomputed(nn.Module):
+    """A module under an activation checkpoint."""
+
+    def __init__(self, module: nn.Module, reentrant: bool) -> None:
+        super().__init__()
+        self.module, self.reentrant = module, reentrant
+
+    def forward(self, x: Tensor) -> Tensor:
+        return checkpoint(self.module, x, use_reentrant=self.reentrant)
+
+
+def recomputing(where: str, reentrant: bool = False) -> tuple[nn.Module, Optimizer]:
+    """FSDP, with activation checkpoints inside or around the blocks' units."""
+    module = SETTINGS.model().to(rank_device())
+    if where == "inside":  # FullyShardedDataParallel(checkpoint(block))
+        for number, each in enumerate(module.blocks):
+            module.blocks[number] = Recomputed(each, reentrant)
+        model = FullyShardedDataParallel(module, auto_wrap_policy={Recomputed})
+    else:
+        model = FullyShardedDataParallel(module, auto_wrap_policy={Block})
+        for number, each in enumerate(module.blocks if where == "around" else []):  # checkpoint(FSDP(block))
+            module.blocks[number] = Recomputed(each, reentrant)
+    return model, torch.optim.AdamW(model.parameters(), lr=1e-3)
+
+
+KINDS = {
+    "none": ("none", False),
+    "inside": ("inside", False),
+    "inside, reentrant": ("inside", True),
+    "around": ("around", False),
+    "around, reentrant": ("around", True),
+}
+STATE = ("parameters", "unsharded", "gradients", "optimizer", "communication")
+
+
+def recompute(where: str, reentrant: bool) -> dict[str, Any]:
+    with Ledger() as ledger:
+        model, optimizer = recomputing(where, reentrant)
+        ledger.watch(model, optimizer)
+        step(model, optimizer, BATCHES[0])
+        ledger.reset_peaks()
+        with comm.record() as calls:
+            loss = model(*(part.to(rank_device()) for part in data.shard(BATCHES[1], dist.get_rank(), RANKS)))
+            forward = ledger.mark("forward")
+            loss.backward()
+        ops = [call.op for call in calls]
+        return {
+            "gathers": ops.count("all_gather"),
+            "reductions": ops.count("reduce_scatter"),
+            "kept": forward["activations"],
+            "peak": ledger.peak.total,
+            "state": ledger.peak_of(*STATE),
+            "at_peak": ledger.peak.tags,
+            "loss": loss.item(),
+        }
+
+
+def recompute_all() -> dict[str, dict[str, Any]]:
+    warnings.simplefilter("ignore")  # torch advises against the reentrant kind
+    return {name: recompute(*kind) for name, kind in KINDS.items()}
+
+
+# %% [markdown]
+# ### Measured: activations go, model state stays (C42)
+
+# %% tags=["C42"]
+again = launch(recompute_all, RANKS)[0]
+slips = {
+    "as without: a reentrant checkpoint around a unit has it gathered for the recomputation alone": 9,
+    "the root has no checkpoint: 1 + 3 x 4": 15,
+    "the first forward, the second, backward: three times each, not four": 17,
+}
+outcome("10b.7", again["around, reentrant"]["gathers"], slips=slips)
+print(f"{'':19}{'gathers':>8}{'kept by forward':>17}{'model state, peak':>19}{'everything, peak':>18}{'loss':>9}")
+for name, each in again.items():
+    print(f"{name:19}{each['gathers']:8}{each['kept']:17,}{each['state']:19,}{each['peak']:18,}{each['loss']:9.4f}")
+none, inside = again["none"], again["inside"]
+rows, width = SETTINGS.batch // RANKS * SETTINGS.context, SETTINGS.width
+print(f"inputs of {SETTINGS.layers} blocks, which recomputation keeps: {4 * SETTINGS.layers * rows * width:,} bytes")
+assert [each["gathers"] for each in again.values()] == [9, 9, 9, 9, 13]
+assert len({each["loss"] for each in again.values()}) == 1
+assert inside["state"] == none["state"], "an activation checkpoint changes no model state"
+assert 4 * SETTINGS.layers * rows * width < inside["kept"] < none["kept"] / 3
+assert all(each["peak"] < none["peak"] for name, each in again.items() if name != "none")
+
+# %%
+plots.stages(
+    {name: again[name]["at_peak"] for name in ("none", "inside", "around, reentrant")},
+    title=f"Recomputation: {none['peak'] / MIB:.2f} MiB at the peak become {inside['peak'] / MIB:.2f}; "
+    "model state stays as it is",
+    says="What a rank holds at the peak of a step, without checkpoints, with checkpoints inside the units, and around "
+    "them. The peak's moment moves, so bars differ in more than activations.",
+    lab="10b",
+)
+
+# %% [markdown]
+# "A checkpoint around the unit costs a third gather" is told of both kinds. Measured it is one kind: the old one, which
+# gathers for the recomputation, frees, and gathers again. (Its model state peaks lower, by a block: nothing is gathered
+# ahead of a recomputation.) With `use_reentrant=False` the recomputation begins when backward asks for the first saved
+# tensor, and by then the hook on the unit's output has run. Inside the unit costs no gather in either kind. Is it the
+# same in torch's FSDP? And how does it look over a link?
+
+
+# %%
+def torchs_gathers(reentrant: bool) -> int:
+    """All-gathers of a step of torch's FSDP, checkpoints around its units."""
+    from torch.distributed.fsdp import FullyShardedDataParallel as TorchFSDP
+    from torch.distributed.fsdp.wrap import ModuleWrapPolicy
+
+    policy = ModuleWrapPolicy({Block})
+    model = TorchFSDP(SETTINGS.model().to(rank_device()), auto_wrap_policy=policy, device_id=rank_device())
+    for number, each in enumerate(model.module.blocks):
+        model.module.blocks[number] = Recomputed(each, reentrant)
+    tokens = [part.to(rank_device()) for part in data.shard(BATCHES[0], dist.get_rank(), RANKS)]
+    counted = Mock()
+    with ExitStack() as patches:
+        for name in ("all_gather", "all_gather_into_tensor", "all_gather_single"):
+            if hasattr(dist, name):
+                patches.enter_context(patch.object(dist, name, counting(counted, getattr(dist, name))))
+        model(*tokens).backward()
+    return counted.call_count
+
+
+def counting(counted: Mock, function: Callable[..., Any]) -> Callable[..., Any]:
+    def call(*args: Any, **options: Any) -> Any:
+        counted()
+        return function(*args, **options)
+
+    return call
+
+
+def torchs() -> list[int]:
+    warnings.simplefilter("ignore")
+    return [torchs_gathers(reentrant) for reentrant in (False, True)]
+
+
+print("torch's FSDP, checkpoints around: {} gathers; reentrant: {}".format(*launch(torchs, RANKS)[0]))
+
+
+# %% tags=["nbval-ignore-output"]
+def trace_steps(folder: Path) -> None:
+    warnings.simplefilter("ignore")
+    let_communication_go_first()
+    with parse_link("latency=1ms,bandwidth=100MB/s") as link:
+        for name in ("none", "inside", "around, reentrant"):
+            model, optimizer = recomputing(*KINDS[name])
+            step(model, optimizer, BATCHES[0])
+            with record_trace(folder / f"{name}-{dist.get_rank()}.json", link):
+                tokens = (part.to(rank_device()) for part in data.shard(BATCHES[1], dist.get_rank(), RANKS))
+                comm.all_reduce(torch.zeros(1, device=rank_device()), comm.world()).wait()  # start together
+                with record_function("forward"):
+                    loss = model(*tokens)
+                with record_function("backward"):
+                    loss.backward()
+                with record_function("optimizer"):
+                    optimizer.step()
+
+
+with tempfile.TemporaryDirectory() as folder:
+    launch(trace_steps, RANKS, Path(folder))
+    spans = {name: read_trace(Path(folder, f"{name}-0.json")) for name in ("none", "inside", "around, reentrant")}
+messages = {
+    name: sum("gather" in span.name for span in each if span.lane == "communication") for name, each in spans.items()
+}
+plots.timeline(
+    spans,
+    title=f"{messages['inside']} gathers inside, {messages['around, reentrant']} with reentrant checkpoints around",
+    says="Lanes of one rank over one step over an emulated link. Recomputation makes backward compute longer; placed "
+    "around, it also waits for the link once more per block.",
+    lab="10b",
+)
+
+# %% [markdown]
+# Reversible layers ([arXiv 1707.04585](https://arxiv.org/abs/1707.04585)) go one further and compute a layer's input
+# from its output, so that not even the inputs are kept. They too save activations, and nothing else: parameters,
+# gradients and optimizer states are what sharding is for.
+#
+# ## What is still missing
+#
+# Your checkpoint reads and writes while training stands still. torch.distributed.checkpoint can write from a copy in
+# the background (`async_save`), which costs that copy in host memory. Parts that a killed run has left (`.step-2.part`)
+# want to be deleted by the next one, and only one run may write into a folder at a time: `minifsdp/course/train/
+# checkpoint.py` does both. Buffers, random numbers, the position in the data and the learning rate schedule belong into
+# a checkpoint as well, and 10b.1 has none of them.
+#
+# ## What to remember
+#
+# 1. A state dict is collective. Every rank calls it; who keeps nothing takes part. `if rank == 0` is for the file.
+# 2. Full: one unit whole at a time on the device, the whole model on the host of rank 0. Sharded: rows of each original
+#    tensor, so that any number of ranks can load them.
+# 3. The optimizer's states are flat and sharded like the parameters. Under names and in shapes, with a `step` for each,
+#    anybody can go on with them.
+# 4. Write beside, sync files, barrier, sync the folder, rename, sync the folder around it, barrier. What has its name
+#    is whole.
+# 5. A flat parameter has one gradient, for frozen ones too: give what is trained units of its own. Recomputation saves
+#    activations and no model state; inside the unit it costs no gather.
+#
+# ## Questions
+#
+# **1. A model of 70 billion parameters in fp32 on 64 GPUs, 8 to a host. Full state dicts with `offload_to_cpu`: what
+# does a host need, with `rank0_only` and without?**
+# <details><summary>Answer</summary>The dict has 280 GB. With `rank0_only` one host needs that, the others nothing.
+# Without, each host needs 8 x 280 GB = 2.2 TB. Sharded, a rank keeps 4.4 GB, a host 35 GB.</details>
+#
+# **2. Why does 10b.2 not save the flat shards themselves, which needs no communication at all?**
+# <details><summary>Answer</summary>It can be done: torch's LOCAL_STATE_DICT. Then only as many ranks with the same
+# units can load it, in the same version. It is the fastest way to go on after a crash, and no format to keep.</details>
+#
+# **3. How is an old checkpoint deleted so that half of it is never taken for whole?**
+# <details><summary>Answer</summary>The other way round: rename it to `.step-1.old` first, sync the folder, and delete
+# that. What has lost its name may be in any state. And only after the new one is committed.</details>
+#
+# **4. You thaw a frozen block after 1,000 steps. What happens to its unit, its optimizer state, its checkpoint?**
+# <details><summary>Answer</summary>The unit follows `requires_grad` at the next forward, and from then on has
+# gradients. The optimizer must have its parameter, and makes a state at its first step, with `step` 1 where the others
+# have 1,001. Checkpoints before that have no state under these names. In a unit mixed by a flat parameter one `step`
+# could not say both; with original parameters each has its own.</details>
+#
+# **5. Somebody adds activation checkpoints and peak memory does not fall. Name two reasons.**
+# <details><summary>Answer</summary>The peak lies where model state peaks, not activations: a few rows, a large model.
+# Or one checkpoint surrounds everything: then the recomputation brings all activations back at once, at the beginning
+# of backward. A checkpoint per block holds one block's at a time.</details>
+#
+# ## Further reading
+#
+# - torch: `torch/distributed/fsdp/_state_dict_utils.py`, `_optim_utils.py`; `torch/distributed/checkpoint/` (planner:
+#   which rows come from which file); `torch/utils/checkpoint.py` (both kinds, explained at length).
+# - All file systems are not created equal (Pillai and others, OSDI 2014): what a power cut may leave, and why programs
+#   get it wrong.
+# - Training deep nets with sublinear memory cost: [arXiv 1604.06174](https://arxiv.org/abs/1604.06174). LoRA:
+#   [arXiv 2106.09685](https://arxiv.org/abs/2106.09685).
+# - minifsdp: `fsdp/state/saving.py`, `loading.py`, `optim.py`, `sharded_values.py` (your pieces), `fsdp/orig_params.py`,
+#   `fsdp/engine.py` (`before`, `after`: recomputation), `course/train/checkpoint.py` (10b.5, with what it leaves out).

@@ -1,0 +1,1026 @@
+# ---
+# jupyter:
+#   minifsdp:
+#     lab: "11"
+#     title: Hybrid sharding
+#     minutes: 60
+# ---
+
+# %% [markdown]
+# # Lab 11: hybrid sharding
+#
+# Full sharding cuts a model over *all* ranks, so every gather goes to all of them: also over the network between
+# hosts, which is far slower than what connects the GPUs of one host. If a model fits into one host, it need not be cut
+# any further. *Hybrid sharding* shards inside groups of F ranks, usually a host's, and *replicates* across the groups:
+# FSDP inside, data parallelism outside. F is the **sharding factor**. F = 1 is data parallelism, F = N full sharding.
+#
+# **Afterwards you can**
+#
+# - say which ranks shard together and which hold the same shard, and make their process groups without a deadlock;
+# - reduce a gradient in two stages, and say why it is accumulated after the second one and not in between;
+# - predict what a rank holds and sends for every F, and what leaves a host;
+# - choose F for a model and a cluster, and say when none will do.
+#
+# **You need** lab 01 (all-reduce, ring, groups), lab 05 (units, gather, reduce-scatter).
+#
+# **Time** 60 minutes. **Runs** on a laptop (gloo, 4 processes that stand for 2 hosts of 2 ranks), on one GPU, or on a
+# GPU node. **Memory** a rank's tensors take less than 20 MiB here. What is said of clusters comes from a cost model
+# whose assumptions are written beside it.
+
+# %% tags=["setup"]
+# set-up
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, Protocol
+
+import torch.distributed as dist
+from torch import Tensor
+
+from minifsdp import comm
+from minifsdp.comm import Group, Handle
+from minifsdp.course.workshop import exercise, outcome, predict
+
+
+class Replica(Protocol):
+    """A unit whose shard other ranks have, too: what 11.3 and 11.4 need of it.
+
+    Attributes:
+        mean: the gradient [P / F], reduce-scattered: the mean over the sharding group; None if there is none.
+        replicas: the process group of the ranks that hold the same shard.
+        across: the reduction over the replicas that is under way; None if there is none.
+    """
+
+    mean: Tensor | None
+    replicas: Group
+    across: Handle | None
+
+    def deliver(self, mean: Tensor) -> None:
+        """Add `mean` [P / F] to the shard's `.grad`, and give its memory away."""
+
+
+class Traffic(NamedTuple):
+    """Bytes of one step.
+
+    Attributes:
+        sharding: that a rank sends in its sharding group.
+        replicas: that a rank sends to its replicas.
+        leaves: that leave a host, all of its ranks together.
+    """
+
+    sharding: float
+    replicas: float
+    leaves: float
+
+
+class Choice(NamedTuple):
+    """What to do: "data parallelism", "hybrid sharding" or "full sharding" with a factor, or another way without."""
+
+    name: str
+    factor: int | None
+
+
+# %% [markdown]
+# ## What hurts now
+#
+# The course's GPT on 4 ranks, fully sharded, where ranks 0 and 1 stand for one host and ranks 2 and 3 for another. The
+# ring of a collective goes 0 → 1 → 2 → 3 → 0: of its four connections two are inside a host and two between hosts.
+# Every byte of a ring passes every connection, so the slowest one decides, and a gather that somebody waits for waits
+# for the network.
+
+# %%
+import statistics
+import tempfile
+import time
+import warnings
+from pathlib import Path
+from unittest.mock import patch
+
+import torch
+from torch.profiler import record_function
+
+from minifsdp import FullyShardedDataParallel, device
+from minifsdp.course import closed_form, data, plots
+from minifsdp.course.launch import RankError, launch, rank_device
+from minifsdp.course.ledger import Ledger
+from minifsdp.course.link import EmulatedLink, HostLinks, let_communication_go_first
+from minifsdp.course.measure import Settings
+from minifsdp.course.model import Block
+from minifsdp.course.rungs import Trainee, sizes_of
+from minifsdp.course.timeline import read_trace
+from minifsdp.course.trace import record_trace
+from minifsdp.fsdp import ShardingStrategy, SyncSchedule, kinds
+from minifsdp.fsdp.flat_unit import FlatUnit
+
+RANKS, PER_HOST = 4, 2
+SETTINGS = Settings(ranks=RANKS, batch=4, layers=5, width=105, context=16)
+BATCHES = list(SETTINGS.batches())  # the same on every rank, which takes its rows
+SIZES = sizes_of(SETTINGS.model())  # elements of each parameter, and by unit, the root first
+UNITS = len(SIZES.units)
+MIB, GB = 2**20, 1e9
+
+
+def unit_bytes(factor: int) -> list[int]:
+    """Bytes of each unit, padded for `factor` shards, the root's first."""
+    return [4 * factor * -(-sum(unit) // factor) for unit in SIZES.units]
+
+
+whole = sum(unit_bytes(1))
+print(f"{UNITS} units, {whole:,} bytes of parameters, as many of gradients, twice as many of Adam's state")
+
+# %% [markdown]
+# ## 11.1 Who shards with whom
+#
+# N ranks, F of them to a sharding group. Ranks are numbered host by host, so *neighbours* share a host: a sharding
+# group is F consecutive ranks. Rank number j of a group holds shard j, and so do the ranks number j of all other
+# groups: these are its *replicas*. Every rank is in one group of each sort. Drawn as a table, sharding groups are the
+# rows and replica groups the columns; `DeviceMesh` calls that a 2-D mesh.
+#
+# Predict: 64 ranks, F = 8. How many process groups are there, of both sorts together?
+
+# %%
+predict("11.1", ..., "process groups of 64 ranks with F = 8")
+
+
+# %% tags=["exercise-11.1"]
+@exercise("11.1")
+def plan_groups(ranks: int, factor: int) -> tuple[list[list[int]], list[list[int]]]:
+    """The sharding groups and the replica groups of a world, as lists of ranks.
+
+    Args:
+        ranks: N; host by host, in order.
+        factor: F, the size of a sharding group, from 1 to N.
+
+    Returns:
+        The sharding groups, and the replica groups: ranks that have the same place in their sharding groups. Groups
+        stand in the order of their lowest ranks, and so do the ranks in each.
+
+    Raises:
+        ValueError: `factor` is below 1, or does not divide `ranks`.
+    """
+    ...
+
+
+# %%
+sharding, replicas = plan_groups(64, 8)
+outcome("11.1", len(sharding) + len(replicas), how="computed", slips={"of one sort": 8, "every pair of them": 64})
+print("4 ranks, F = 2: sharding groups", *plan_groups(4, 2)[0], "replica groups", *plan_groups(4, 2)[1])
+for factor in (1, 2, 4):
+    sharding, replicas = plan_groups(RANKS, factor)
+    print(f"F = {factor}: {len(sharding)} sharding groups of {factor}, {factor} replica groups of {len(sharding)}")
+
+# %% [markdown]
+# ## 11.2 Make them
+#
+# A process group is made by `dist.new_group(ranks)`, which is a collective of the whole *world*: the members meet under
+# a name, and the name is a count of the calls that a rank has made. So **every rank must make every group, in the same
+# order**, also those that it is not in. A rank that skips some counts differently from the others. Then ranks wait for
+# each other in different groups under the same name, or find the wrong peers, and the program hangs where it is made,
+# or much later, in the first collective.
+
+
+# %% tags=["exercise-11.2"]
+@exercise("11.2")
+def make_groups(sharding: list[list[int]], replicas: list[list[int]]) -> tuple[Group, Group]:
+    """This rank's sharding group and its replica group. Every rank calls this with the same lists.
+
+    Args:
+        sharding, replicas: as from `plan_groups`.
+
+    Use `dist.new_group(ranks)` for every list of both sorts, the sharding groups first, each once and in the order
+    given. It returns the group on a member, and elsewhere a marker that is of no use. `dist.get_rank()` is this rank.
+    """
+    ...
+
+
+# %%
+def meet(factor: int) -> tuple[list[int], list[int], bool]:
+    """The ranks of this rank's groups, and whether a DeviceMesh has the same."""
+    from torch.distributed.device_mesh import init_device_mesh
+
+    mine = [comm.global_ranks(group) for group in make_groups(*plan_groups(dist.get_world_size(), factor))]
+    mesh = init_device_mesh(rank_device().type, (dist.get_world_size() // factor, factor))
+    return *mine, [comm.global_ranks(mesh.get_group(dim)) for dim in (1, 0)] == mine
+
+
+for rank, (together, same_shard, as_mesh) in enumerate(launch(meet, RANKS, PER_HOST)):
+    print(f"rank {rank}: shards with {together}, has replicas {same_shard}, a 2-D mesh has the same: {as_mesh}")
+
+# %% [markdown]
+# `FullyShardedDataParallel` takes the pair as `process_group`, or a mesh as `device_mesh`. With neither, and with a
+# wrapping policy, it makes groups of its own: `LOCAL_WORLD_SIZE` ranks per sharding group
+# (`minifsdp/fsdp/groups.py`).
+#
+# ### Break it: make one's own groups only
+#
+# It looks right: two calls on every rank, each for a group that it is in.
+
+
+# %% tags=["nbval-ignore-output"]
+def only_mine() -> None:
+    rank = dist.get_rank()
+    lists = [next(group for group in groups if rank in group) for groups in plan_groups(RANKS, PER_HOST)]
+    inside, _ = [dist.new_group(ranks) for ranks in lists]
+    comm.all_reduce(torch.ones(1, device=rank_device()), inside).wait()
+
+
+try:
+    launch(only_mine, RANKS, timeout=2)
+    print("this time it went well")
+except RankError as error:
+    print(str(error).splitlines()[0])
+
+# %% [markdown]
+# Ranks 0 and 1 make [0, 1] under the first name, ranks 2 and 3 make [2, 3] under the same, and all four leave their
+# addresses under the same keys of one store. Who finds whose depends on who was first: run it again and others are
+# stuck, in `new_group` or only in the first collective, in a place that has nothing to do with the mistake.
+#
+# ## 11.3 Reduce in two stages
+#
+# After backward a rank has the gradient [P] of its own rows. Its optimizer wants the mean over *all* ranks, of its
+# shard [P / F]:
+#
+#     gradient [P] --reduce-scatter in the sharding group--> mean of F ranks [P / F]
+#                  --all-reduce over the replicas----------> mean of N ranks [P / F] --> added to the shard's .grad
+#
+# The first stage is lab 05's. The second is what hybrid sharding adds, and all that goes to the other hosts. Nothing
+# in the rest of backward reads its result, so it need not be waited for at once: it starts when the reduce-scatter is
+# over, and ends before the optimizer, or before the unit's next reduction.
+#
+# Predict: how many collectives go from host to host in one step of the model's 6 units, F = 2 on 2 hosts of 2?
+
+# %%
+predict("11.3", ..., "collectives of a rank in one step that cross hosts, 6 units")
+
+
+# %% tags=["exercise-11.3"]
+@exercise("11.3")
+def start_across(unit: Replica) -> None:
+    """Start the reduction of `unit.mean` [P / F] over the replicas, in place, and leave its handle in `unit.across`.
+
+    Afterwards, once that handle has been waited for, `unit.mean` is the mean of the replicas' means. It is not waited
+    for here, and nothing is delivered.
+
+    Use `comm.all_reduce(tensor, group, op)`, which returns a handle; `op` is `comm.SUM` by default, or `comm.MEAN`.
+    """
+    ...
+
+
+# %% [markdown]
+# ## 11.4 Finish
+#
+# The other half is called for every unit at the end of backward, and before a unit's next reduction. So it is called
+# for units that have nothing under way, and more often than 11.3.
+
+
+# %% tags=["exercise-11.4"]
+@exercise("11.4")
+def finish_across(unit: Replica) -> None:
+    """Wait for what `start_across` has started, and deliver the mean to the shard's gradient, once.
+
+    `unit.deliver(mean)` adds to what is in `.grad` already. Afterwards the unit has neither a mean nor a reduction
+    under way: `unit.mean` and `unit.across` are None. If nothing was under way, nothing happens.
+    """
+    ...
+
+
+# %% [markdown]
+# The engine of minifsdp does the rest. A unit is made of a flat parameter and a process group; `_accumulate` is called
+# when its reduce-scatter has ended, `settle` at the end of backward and before its next reduction. The class below
+# puts your functions there, and `fsdp_of` puts the class in the place of minifsdp's own `HybridUnit`.
+
+
+# %%
+class YourHybridUnit(FlatUnit):
+    """A unit whose shard exists on several ranks, made of your functions."""
+
+    start, finish = staticmethod(start_across), staticmethod(finish_across)
+
+    def __init__(self, *args: Any, replicas: Group, **kwargs: Any) -> None:
+        self.replicas = replicas
+        self.mean: Tensor | None = None
+        self.across: Handle | None = None
+        super().__init__(*args, **kwargs)
+
+    def _accumulate(self) -> None:
+        device.free(self._reduced)  # the unsharded gradient
+        self.mean = self._mean
+        del self._reduced, self._mean
+        self.start(self)
+
+    def settle(self) -> None:
+        self.finish(self)
+        super().settle()
+
+    def deliver(self, mean: Tensor) -> None:
+        self._deliver(mean)
+
+
+def fsdp_of(factor: int, unit: type | None = None, **kwargs: Any) -> FullyShardedDataParallel:
+    """The lab's model with sharding factor F. `unit`: in place of minifsdp's HybridUnit."""
+    model = SETTINGS.model().to(rank_device())
+    ranks = dist.get_world_size()
+    strategy, group = ShardingStrategy.HYBRID_SHARD, None
+    if factor == 1:
+        strategy = ShardingStrategy.NO_SHARD
+    elif factor == ranks:
+        strategy = ShardingStrategy.FULL_SHARD
+    else:
+        group = make_groups(*plan_groups(ranks, factor))
+    with patch.object(kinds, "HybridUnit", unit or kinds.HybridUnit):
+        return FullyShardedDataParallel(model, group, strategy, auto_wrap_policy={Block}, **kwargs)
+
+
+def loss_of(model: Any, batch: data.Batch) -> Tensor:
+    """The loss of this rank's rows of a batch."""
+    tokens, targets = data.shard(batch, dist.get_rank(), dist.get_world_size())
+    return model(tokens.to(rank_device()), targets.to(rank_device()))
+
+
+def shard_gradients(model: FullyShardedDataParallel, micro_batches: int = 1) -> Tensor:
+    """This rank's gradient shards of all units, one after the other, after backward over so many batches."""
+    for batch in BATCHES[:micro_batches]:
+        loss_of(model, batch).backward()
+    return torch.cat([p.grad.flatten().cpu() for p in model.parameters()])
+
+
+# %% [markdown]
+# ### Measured: the same gradients
+#
+# Yours, minifsdp's HYBRID_SHARD, torch's HYBRID_SHARD, full sharding, and one process with all rows: after one batch,
+# and after three that are accumulated with a reduction each. The mean of two means of two is computed by additions and
+# halvings, so your result and minifsdp's are the same to the last bit.
+
+
+# %%
+def torchs() -> Any:
+    warnings.simplefilter("ignore", FutureWarning)  # torch renames collectives that its own FSDP1 uses
+    from torch.distributed.fsdp import FullyShardedDataParallel as TorchFSDP
+    from torch.distributed.fsdp import ShardingStrategy as Strategy
+    from torch.distributed.fsdp.wrap import ModuleWrapPolicy
+
+    groups = make_groups(*plan_groups(dist.get_world_size(), PER_HOST))
+    policy, model = ModuleWrapPolicy({Block}), SETTINGS.model().to(rank_device())
+    return TorchFSDP(model, groups, Strategy.HYBRID_SHARD, auto_wrap_policy=policy, device_id=rank_device())
+
+
+def compare() -> dict[str, list[Tensor]]:
+    """By kind, this rank's gradient shards after one batch and after three."""
+    makers = {
+        "yours": lambda: fsdp_of(PER_HOST, YourHybridUnit),
+        "minifsdp": lambda: fsdp_of(PER_HOST),
+        "torch": torchs,
+    }
+    return {name: [shard_gradients(make(), count) for count in (1, 3)] for name, make in makers.items()}
+
+
+def alone(micro_batches: int) -> list[Tensor]:
+    """The gradients of one process, by unit, flat."""
+    model = SETTINGS.model()
+    for batch in BATCHES[:micro_batches]:
+        model(*batch).backward()
+    blocks = [list(block.parameters()) for block in model.blocks]
+    inside = {p for block in blocks for p in block}
+    units = [[p for p in model.parameters() if p not in inside], *blocks]
+    return [torch.cat([p.grad.flatten() for p in unit]) for unit in units]
+
+
+def my_shards(units: list[Tensor], factor: int, place: int) -> Tensor:
+    """What the rank at `place` of a sharding group has of them."""
+    padded = [torch.nn.functional.pad(unit, (0, -unit.numel() % factor)) for unit in units]
+    return torch.cat([unit.chunk(factor)[place] for unit in padded])
+
+
+found = launch(compare, RANKS)
+for number, count in enumerate((1, 3)):
+    expected = [my_shards(alone(count), PER_HOST, rank % PER_HOST) for rank in range(RANKS)]
+    for kind in ("minifsdp", "torch"):
+        equal = all(torch.equal(each["yours"][number], each[kind][number]) for each in found)
+        print(f"{count} micro-batches: equal to {kind}'s HYBRID_SHARD bit for bit: {equal}")
+    near = [
+        bool((each["yours"][number] - wanted).abs().max() <= 1e-5 * wanted.abs().max())
+        for each, wanted in zip(found, expected, strict=True)
+    ]
+    print(f"{count} micro-batches: equal to one process within 1e-5 of the largest gradient: {all(near)}")
+    assert all(near), "not one process's gradients"
+    same = all(torch.equal(found[rank]["yours"][number], found[rank - PER_HOST]["yours"][number]) for rank in (2, 3))
+    print(f"{count} micro-batches: the two hosts hold the same shards' gradients: {same}")
+
+# %% [markdown]
+# ### Break it: accumulate before the second stage
+#
+# Adding to `.grad` first and then all-reducing `.grad` looks equivalent, and saves a buffer. Over the replicas it can
+# be a *sum*, as in torch, which sums in both stages and divides by N on the way (`_reduce_grad` in
+# `torch/distributed/fsdp/_runtime_utils.py`). Then what is in `.grad` from earlier micro-batches has been summed
+# already, and is summed again.
+#
+# Predict: three micro-batches, two replicas. How many times is the *first* micro-batch's gradient in the end?
+
+# %%
+predict("11.4", ..., "times that the first of 3 micro-batches is counted on 2 replicas")
+
+
+# %%
+def sum_of_grad(unit: Any, divide: bool) -> None:
+    """Accumulate, then reduce `.grad` over the replicas: a sum of what is divided by their number, or a mean."""
+    if divide:
+        unit.mean /= unit.replicas.size()
+    unit.deliver(unit.mean)
+    op = comm.SUM if divide else comm.MEAN
+    unit.across = comm.all_reduce(unit.flat.shard.grad, unit.replicas, op)
+
+
+def wait_only(unit: Any) -> None:
+    if unit.across is not None:
+        unit.across.wait()
+        unit.across = unit.mean = None
+
+
+class SumFirst(YourHybridUnit):
+    start, finish = staticmethod(lambda unit: sum_of_grad(unit, divide=True)), staticmethod(wait_only)
+
+
+class MeanFirst(YourHybridUnit):
+    start, finish = staticmethod(lambda unit: sum_of_grad(unit, divide=False)), staticmethod(wait_only)
+
+
+class NeverAcross(YourHybridUnit):
+    """Forgets the second stage."""
+
+    start = staticmethod(lambda unit: unit.deliver(unit.mean))
+    finish = staticmethod(lambda unit: None)
+
+
+def broken() -> dict[str, Any]:
+    """Gradients of three micro-batches, and of a model that forgets the second stage its losses."""
+    kinds_of = {"a sum of what is divided": SumFirst, "a mean": MeanFirst}
+    found: dict[str, Any] = {name: shard_gradients(fsdp_of(PER_HOST, unit), 3) for name, unit in kinds_of.items()}
+    for name, unit in (("never", NeverAcross), ("yours", YourHybridUnit)):
+        model = fsdp_of(PER_HOST, unit)
+        optimizer = torch.optim.AdamW(model.parameters(), 1e-2)
+        for batch in BATCHES[:5]:
+            optimizer.zero_grad()
+            loss_of(model, batch).backward()
+            optimizer.step()
+        found[name] = torch.cat([p.detach().flatten().cpu() for p in model.parameters()])
+    return found
+
+
+ruined = launch(broken, RANKS)
+singles = [my_shards(alone(count), PER_HOST, 0) for count in (1, 2, 3)]
+parts = [singles[0], singles[1] - singles[0], singles[2] - singles[1]]  # each micro-batch's own gradient
+weights = torch.linalg.lstsq(torch.stack(parts, 1).double(), ruined[0]["a sum of what is divided"].double()).solution
+outcome("11.4", round(weights[0].item()), slips={"once more in each of two": 3, "as it should be": 1})
+print("accumulated before a sum, micro-batches 1, 2, 3 are counted", *(f"{w:.2f}" for w in weights.tolist()), "times")
+close = bool((ruined[0]["a mean"] - singles[2]).abs().max() <= 1e-5 * singles[2].abs().max())
+print(f"accumulated before a mean: equal to one process: {close}")
+assert torch.allclose(weights, torch.tensor([4.0, 2.0, 1.0], dtype=torch.float64), atol=1e-2)
+
+# %% [markdown]
+# With one micro-batch nothing is wrong; with three the first counts 4 times, the second twice. With a *mean* it happens
+# to come out right, because the mean of equal numbers is that number. It is no bargain all the same: what goes to the
+# other hosts is then `.grad`, in float32 where the mean would be in bf16 (mixed precision), and from wherever it is
+# kept, with CPU offload from the host's memory.
+#
+# ### Break it: forget the second stage
+#
+# Every host trains on its own rows alone. Nothing hangs, every loss goes down.
+
+# %%
+for name, what in (("never", "without the second stage"), ("yours", "yours")):
+    apart = max((ruined[rank][name] - ruined[rank + PER_HOST][name]).abs().max().item() for rank in range(PER_HOST))
+    print(f"{what}: the hosts' parameters are {'the same' if apart == 0 else 'different'} after 5 steps")
+
+# %% [markdown]
+# There are as many models as hosts, and a checkpoint saves the first. Nothing tells but a comparison of replicas.
+#
+# ## 11.5 What leaves a host
+#
+# Now count. Let M be the bytes of all units, padded, R = N / F the number of replicas. All collectives run as rings
+# (lab 01): a gather or reduce-scatter of n bytes over k ranks sends (k - 1) / k · n from each, an all-reduce twice as
+# much.
+#
+# - In the sharding group, per step: each unit is gathered twice, but for the root, which stays whole from forward to
+#   backward and is gathered once; each gradient is reduce-scattered once.
+# - To the replicas: an all-reduce of every unit's mean, a buffer of 1/F of the unit.
+#
+# What leaves a *host* is another matter, and often confused with it. A ring in rank order enters a host once and leaves
+# it once, however many of its ranks are there. So it carries out of the host what **one** rank sends. But there may be
+# several rings at once: replica groups of different places each have one.
+#
+# Predict, for this lab's model on 2 hosts of 2: by what factor does full sharding (F = 4) send more bytes out of a host
+# than hybrid sharding (F = 2)? Leave the root's exception aside.
+
+# %%
+predict("11.5", ..., "bytes that leave a host, full sharding over hybrid, 2 hosts of 2")
+
+
+# %% tags=["exercise-11.5"]
+@exercise("11.5")
+def traffic(units: Sequence[int], ranks: int, per_host: int, factor: int) -> Traffic:
+    """Bytes of a step of FULL_SHARD in groups of `factor` ranks, replicated over the rest.
+
+    Args:
+        units: bytes of each unit, padded, the root's first.
+        ranks: N.
+        per_host: ranks of a host, G, which divides N.
+        factor: F, which divides N, and either divides G or is a multiple of it.
+
+    Returns:
+        What a rank sends in its sharding group, what it sends to its replicas, and what leaves a host: each ring that
+        has ranks both on the host and elsewhere leaves it once, with what one of its ranks sends.
+    """
+    ...
+
+
+# %% [markdown]
+# ### Measured: F = 1, 2 and 4 (C25)
+#
+# The second step of each, with the ledger and the log of the collectives. A call's `wire` is what its rank sends by the
+# ring algorithm. It is counted for the rank's sharding group or for its replicas, and leaves the host if the next rank
+# of the ring is on the other one.
+
+
+# %%
+def take_step(trainee: Trainee, batch: data.Batch) -> None:
+    with record_function("forward"):
+        loss = loss_of(trainee.model, batch)
+    with record_function("backward"):
+        loss.backward()
+    with record_function("optimizer"):
+        trainee.optimizer.step()
+
+
+def trainee_of(factor: int, **kwargs: Any) -> Trainee:
+    model = fsdp_of(factor, YourHybridUnit, **kwargs)
+    return Trainee(model, torch.optim.AdamW(model.parameters(), 1e-3))
+
+
+def weigh() -> dict[int, dict[str, Any]]:
+    return {factor: weigh_one(factor) for factor in (1, 2, 4)}
+
+
+def weigh_one(factor: int) -> dict[str, Any]:
+    """Bytes held and sent by this rank in its second step."""
+    with Ledger() as ledger:
+        trainee = trainee_of(factor, schedule=SyncSchedule)
+        ledger.watch(trainee.model, trainee.optimizer)
+        take_step(trainee, BATCHES[0])
+        trainee.optimizer.zero_grad()
+        ledger.reset_peaks()
+        with comm.record() as calls:
+            take_step(trainee, BATCHES[1])
+        held = ledger.mark("step")
+        unsharded, peak = ledger.peak_of("unsharded"), ledger.peak.tags
+    sent = {"sharding": 0.0, "replicas": 0.0, "leaves": 0.0, "messages": 0}
+    for call in calls:
+        ranks = comm.global_ranks(dist.distributed_c10d._resolve_process_group(call.group))
+        rank = dist.get_rank()
+        following = ranks[(ranks.index(rank) + 1) % len(ranks)]
+        sent["replicas" if call.op == "all_reduce" else "sharding"] += call.wire
+        sent["leaves"] += call.wire if following // PER_HOST != rank // PER_HOST else 0
+        sent["messages"] += len({each // PER_HOST for each in ranks}) > 1
+    return {"held": held, "peak": peak, "unsharded": unsharded, **sent}
+
+
+weighed = launch(weigh, RANKS)
+
+# %% tags=["C25"]
+print(f"{'':34}" + "".join(f"{f'F = {factor}':>24}" for factor in (1, 2, 4)))
+rows: dict[str, list[tuple[int, int]]] = {}
+for factor in (1, 2, 4):
+    mine, setting = weighed[0][factor], closed_form.Setting(factor)
+    held, sent = closed_form.fsdp(SIZES.units, setting), traffic(unit_bytes(factor), RANKS, PER_HOST, factor)
+    leaves = sum(weighed[rank][factor]["leaves"] for rank in range(PER_HOST))
+    for what, predicted, measured in (
+        ("holds: parameters", held.parameters, mine["held"]["parameters"]),
+        ("holds: gradients", held.gradients, mine["held"]["gradients"]),
+        ("holds: optimizer", held.optimizer, mine["held"]["optimizer"]),
+        ("holds: unsharded, at most", held.unsharded_peak, mine["unsharded"]),
+        ("sends in its sharding group", round(sent.sharding), round(mine["sharding"])),
+        ("sends to its replicas", round(sent.replicas), round(mine["replicas"])),
+        ("leaves its host", round(sent.leaves), round(leaves)),
+    ):
+        rows.setdefault(what, []).append((predicted, measured))
+for what, pairs in rows.items():
+    print(f"{what:34}" + "".join(f"{measured:>12,} / {predicted:<9,}" for predicted, measured in pairs))
+print("bytes of rank 0, measured / expected")
+assert all(predicted == measured for pairs in rows.values() for predicted, measured in pairs)
+messages = [weighed[0][factor]["messages"] for factor in (1, 2, 4)]
+outcome("11.3", messages[1], slips={"gathers stay inside": 3 * UNITS - 1, "reduce-scatters stay inside": 2 * UNITS})
+print("collectives of a step that cross hosts, F = 1, 2, 4:", *messages)
+out = [measured for _, measured in rows["leaves its host"]]
+ratio = 3 * 3 / 4 / (2 * 1 / 2)
+slips = {"per rank: the rings of a host's two ranks add up": 2 * ratio, "3 against 2, and (N - 1) / N of both": 1.5}
+outcome("11.5", ratio, how="computed", slips=slips)
+print(f"out of a host full sharding sends {out[2] / out[1]:.4f} times what hybrid does; but for the root {ratio}")
+
+# %% [markdown]
+# The sharding factor spans the whole range: F = 1 holds and sends what DDP does, F = 4 what full sharding does.
+#
+# The last row deserves a second look. **Per rank** hybrid sharding sends to other hosts 2 (R - 1) / R · M / F, which is
+# roughly 1/F of what a rank of DDP sends, and with F = 8 it looks like a twelfth of full sharding. That is how section
+# 3.2.2 of the FSDP paper makes its case, per GPU. But a host's ranks send at the same time, and share its network
+# cards: **per host** it is F rings of 1/F each, 2 (R - 1) / R · M, about as much as DDP's one ring. Full sharding's 3 M
+# are 1.5 times that for many hosts. So what hybrid sharding saves on the network is a third of the bytes, and, as
+# important, *which*: a gather is waited for by the computation; an all-reduce only by the optimizer, at the end.
+# And rings over R hosts have fewer steps, so less latency, than rings over all N ranks.
+
+# %%
+peaks = {f"F = {factor}": weighed[0][factor]["held"] for factor in (1, 2, 4)}
+state = {name: {tag: held[tag] for tag in ("parameters", "gradients", "optimizer")} for name, held in peaks.items()}
+plots.stages(
+    state,
+    predicted={
+        f"F = {factor}": sum(rows[f"holds: {tag}"][number][0] for tag in ("parameters", "gradients", "optimizer"))
+        for number, factor in enumerate((1, 2, 4))
+    },
+    title="Model state shrinks with F, not with the number of ranks: "
+    f"{sum(state['F = 2'].values()) / MIB:.1f} MiB on each of 4 with F = 2",
+    says="Bytes of a rank after the optimizer's step, by sharding factor: data parallelism, hybrid, fully sharded.",
+    lab="11",
+)
+
+# %% [markdown]
+# ### Measured: a step on two sorts of link
+#
+# `HostLinks` emulates two links: a fast one between ranks of a host (1 GB/s, 50 µs), and a slow one that a host's ranks
+# share (12 MB/s, 2 ms). A message takes at least its time there. Steps of F = 1, 2 and 4 take turns, and a median is
+# shown. Beside it stands what the two links need by your `traffic`, bytes only: the time of the one that needs longer,
+# as if the two never waited for each other.
+
+
+# %% tags=["nbval-ignore-output"]
+INSIDE, ACROSS = (50e-6, 1e9), (2e-3, 12e6)  # seconds, bytes per second
+
+
+def time_and_trace(folder: Path) -> dict[int, list[float]]:
+    """Seconds of interleaved steps by sharding factor; rank 0's trace of one more."""
+    let_communication_go_first()
+    where = rank_device()
+    with HostLinks(EmulatedLink(*INSIDE), EmulatedLink(*ACROSS), PER_HOST) as links:
+        trainees = {factor: trainee_of(factor) for factor in (1, 2, 4)}
+        seconds: dict[int, list[float]] = {factor: [] for factor in trainees}
+        for round_ in range(4):
+            for factor, trainee in trainees.items():
+                comm.all_reduce(torch.zeros(1, device=where), comm.world()).wait()  # start together
+                start = time.perf_counter()
+                take_step(trainee, BATCHES[round_])
+                trainee.optimizer.zero_grad()
+                device.synchronize(where)
+                seconds[factor].append(time.perf_counter() - start)
+        for factor, trainee in trainees.items():
+            with record_trace(folder / f"{factor}-{dist.get_rank()}.json", links):
+                comm.all_reduce(torch.zeros(1, device=where), comm.world()).wait()
+                take_step(trainee, BATCHES[0])
+    return {factor: each[1:] for factor, each in seconds.items()}
+
+
+def by_link(spans: list[Any]) -> list[Any]:
+    """What stays inside the host in a lane of its own."""
+    return [
+        span._replace(lane="communication (inside)")
+        if span.lane == "communication" and " across " not in span.name
+        else span
+        for span in spans
+    ]
+
+
+with tempfile.TemporaryDirectory() as folder:
+    times = launch(time_and_trace, RANKS, Path(folder))[0]
+    spans = {factor: by_link(read_trace(Path(folder, f"{factor}-0.json"))) for factor in (2, 4)}
+medians = {factor: statistics.median(each) for factor, each in times.items()}
+for factor, median in medians.items():
+    sent = traffic(unit_bytes(factor), RANKS, PER_HOST, factor)
+    slow, fast = sent.leaves / ACROSS[1], sent.sharding / INSIDE[1]
+    print(f"F = {factor}: {median * 1e3:4.0f} ms a step; the links need {1e3 * max(slow, fast):4.0f} ms for the bytes")
+plots.timeline(
+    {"hybrid, F = 2": spans[2], "fully sharded, F = 4": spans[4]},
+    title=f"Hybrid sharding keeps gathers off the slow link: {medians[2] * 1e3:.0f} ms a step, "
+    f"fully sharded {medians[4] * 1e3:.0f} ms",
+    says="Lanes of rank 0 over one step; the lane `communication` is the link between the hosts. Of hybrid sharding "
+    "only all-reduces go there, and nobody waits for one before the end of backward.",
+    lab="11",
+)
+
+# %% [markdown]
+# Full sharding waits for the slow link before every unit, twice. Hybrid sharding's forward does not see it at all, and
+# what is left of it after backward is the tail of the all-reduces.
+#
+# ## 11.6 Choose
+#
+# The smallest factor sends least, the largest holds least. So: of the factors whose memory fits, the fastest. And if
+# nothing fits, there are two quite different reasons. The *shards* may be too large: then more ranks help. Or what is
+# left when everything is sharded without end, the units that are whole while they compute and the activations, may be
+# too large by itself. Then no number of ranks helps, and the layers have to be split: tensor or pipeline parallelism,
+# or recomputation where it is the activations.
+
+
+# %% tags=["exercise-11.6"]
+@exercise("11.6")
+def choose(
+    factors: Sequence[int],
+    capacity: float,
+    memory: Callable[[int], float],
+    seconds: Callable[[int], float],
+    rest: float,
+) -> Choice:
+    """The fastest sharding factor that fits, or what to do if none does.
+
+    Args:
+        factors: those possible, in any order, from 1 to the number of ranks.
+        capacity: bytes that a device has.
+        memory: bytes that a rank needs at most, by factor; it fits if these are not more than `capacity`.
+        seconds: of a step, by factor.
+        rest: what `memory` comes down to when the factor grows without end.
+
+    Returns:
+        Of factors that fit the fastest; of equally fast ones the smallest, which sends fewest messages. Its name is
+        "data parallelism" for factor 1, "full sharding" for the largest factor there is, "hybrid sharding" for any
+        other. If none fits: ("more ranks", None) if `rest` is less than `capacity`, else ("split layers", None).
+    """
+    ...
+
+
+# %% [markdown]
+# ### Modelled: when to choose what (C44)
+#
+# The cost model. Everything in it is an assumption, so change it:
+#
+# - Memory: 16 bytes of model state per parameter (lab 00), over F. If F > 1, also whole in bf16: two units and the root
+#   (lab 08's limit of 2), and one unit's and the root's gradient. Activations of a row, with recomputation: 2 bytes
+#   times context · width for each layer, and 40 bytes for the one that is being recomputed.
+# - Compute: 8 operations per parameter and token (2 forward, 4 backward, 2 for recomputation), at 40 % of peak.
+# - Links: your `traffic` in bf16. What leaves a host takes its time on the host's network; what a rank sends takes its
+#   time inside, and a ring over several hosts goes at the pace of the slower of its links. 50 µs per message.
+# - Everything that can overlap does: a step takes as long as the busiest of the device, the links inside, the network.
+#
+# A100 hosts: 8 GPUs of 80 GB, 312 TFLOP/s in bf16, NVLink with 300 GB/s in each direction (data sheet), and 8 network
+# cards of 100 Gb/s each, 100 GB/s a host. "Ethernet" is the same host with one card of 100 Gb/s. "PCIe" hosts have 4
+# GPUs of 24 GB and 165 TFLOP/s, that card too, and only 10 GB/s between two GPUs (assumed: cards that share PCIe).
+
+
+# %%
+class Cluster(NamedTuple):
+    """Hosts and GPUs of each; of a GPU bytes, operations and bytes per second; bytes per second of a host's network."""
+
+    hosts: int
+    per_host: int
+    capacity: float = 80 * GB
+    flops: float = 312e12
+    inside: float = 300 * GB
+    network: float = 100 * GB
+
+    @property
+    def ranks(self) -> int:
+        return self.hosts * self.per_host
+
+    @property
+    def factors(self) -> list[int]:
+        """Divisors of a host, and multiples of it."""
+        inside = [f for f in range(1, self.per_host + 1) if self.per_host % f == 0]
+        return inside + [self.per_host * k for k in range(2, self.hosts + 1) if self.hosts % k == 0]
+
+
+class Job(NamedTuple):
+    """A transformer: layers, width, rows of a rank, context. The root has the embedding, 50,000 · width."""
+
+    layers: int
+    width: int
+    rows: int = 1
+    context: int = 2048
+
+    @property
+    def units(self) -> list[int]:
+        """Elements of each unit."""
+        return [50_000 * self.width, *[12 * self.width**2] * self.layers]
+
+    @property
+    def parameters(self) -> int:
+        return sum(self.units)
+
+    @property
+    def gathered(self) -> float:
+        """Bytes of what is whole while it computes, in bf16: two units and the root, a gradient and the root's."""
+        root, block = self.units[:2]
+        return 2 * (2 * block + root) + 2 * (block + root)
+
+    @property
+    def activations(self) -> float:
+        return self.rows * self.context * self.width * (2 * self.layers + 40)
+
+    def memory(self, factor: int) -> float:
+        """Bytes of a rank at its peak."""
+        return 16 * self.parameters / factor + self.activations + (self.gathered if factor > 1 else 0)
+
+
+def lanes_of(job: Job, cluster: Cluster, factor: int) -> dict[str, float]:
+    """Seconds that a step keeps the device, the links inside a host and its network busy."""
+    sent = traffic([2 * unit for unit in job.units], cluster.ranks, cluster.per_host, factor)
+    rings = min(factor, cluster.per_host)  # of replicas, on a host
+    crossing = cluster.ranks > cluster.per_host
+    inside = network = 0.0
+    if factor > 1:
+        pace = min(cluster.inside, cluster.network) if factor > cluster.per_host else cluster.inside
+        inside += sent.sharding / pace + 50e-6 * 3 * len(job.units)
+    if factor < cluster.ranks:
+        pace = min(cluster.inside, cluster.network / rings) if crossing else cluster.inside
+        network += sent.replicas / pace + 50e-6 * len(job.units)
+    if factor > cluster.per_host:
+        network += inside  # the same rings
+    elif factor < cluster.per_host or not crossing:
+        inside += network  # they pass several ranks of a host
+    compute = 8 * job.parameters * job.rows * job.context / (0.4 * cluster.flops)
+    return {"device": compute, "inside": inside, "network": network}
+
+
+def step_seconds(job: Job, cluster: Cluster, factor: int) -> float:
+    return max(lanes_of(job, cluster, factor).values())
+
+
+def decide(job: Job, cluster: Cluster) -> Choice:
+    return choose(
+        cluster.factors,
+        cluster.capacity,
+        job.memory,
+        lambda factor: step_seconds(job, cluster, factor),
+        job.gathered + job.activations,
+    )
+
+
+# %% [markdown]
+# Predict: a model with 30 billion parameters, 16 bytes each, on hosts of 8 GPUs. What is the smallest *divisor of 8*
+# (or 8 itself) over which its state fits into less than 80 GB per GPU?
+
+# %%
+predict("11.6", ..., "smallest of 1, 2, 4, 8 over which 30 billion parameters' state fits in 80 GB")
+
+# %%
+fits = next(factor for factor in (1, 2, 4, 8) if 16 * 30e9 / factor < 80 * GB)
+outcome("11.6", fits, how="computed", slips={"parameters alone; gradients and optimizer need eight times that": 1})
+
+# %% tags=["C44"]
+CLUSTERS = {
+    "8 hosts of 8 A100": Cluster(8, 8),
+    "the same, Ethernet": Cluster(8, 8, network=12.5 * GB),
+    "64 hosts of 8 A100": Cluster(64, 8),
+    "2 hosts of 4, PCIe": Cluster(2, 4, 24 * GB, 165e12, inside=10 * GB, network=12.5 * GB),
+}
+JOBS = {
+    "1.3 billion parameters": Job(24, 2048),
+    "4 billion": Job(32, 3072),
+    "7 billion": Job(32, 4096),
+    "30 billion": Job(60, 6400),
+    "70 billion": Job(80, 8448),
+    "175 billion": Job(96, 12288),
+    "175 billion, context 131,072": Job(96, 12288, context=131_072),
+    "layers of 20 billion": Job(20, 41_000),
+}
+print(f"{'':30}" + "".join(f"{name:>25}" for name in CLUSTERS))
+decisions = {}
+for name, job in JOBS.items():
+    decisions[name] = [decide(job, cluster) for cluster in CLUSTERS.values()]
+    says = [choice.name + (f", F = {choice.factor}" if choice.factor else "") for choice in decisions[name]]
+    print(f"{name:30}" + "".join(f"{each:>25}" for each in says))
+assert decisions["1.3 billion parameters"][0] == Choice("data parallelism", 1), "it fits, so nothing is to be cut"
+assert decisions["30 billion"][0] == Choice("hybrid sharding", 8), "too large for one device, not for a host"
+assert decisions["175 billion"][0] == Choice("full sharding", 64), "too large for a host"
+assert decisions["layers of 20 billion"][2] == Choice("split layers", None), "more ranks do not help"
+
+# %% [markdown]
+# Read the first column from the top: **data parallelism** while the model fits, **hybrid** when it is too large for one
+# device but not for a few, **full sharding** when only all ranks together hold it, and **splitting layers** (tensor or
+# pipeline parallelism) when what cannot be sharded is too large. That is the usual advice, and the table says where it
+# is not so simple:
+#
+# - Hybrid sharding need not stop at the host. 7 billion parameters are content with F = 2 where the network is fast,
+#   and 70 billion take F = 16: groups of two hosts, whose gathers do cross. Such groups send *more* out of a host than
+#   full sharding, 15/16 of 3 M and the all-reduces besides, so on the slow network full sharding is chosen.
+# - On a slow network F = 8 is chosen though F = 1 or 2 would fit. Rings over 8 ranks, one per host, send 7/8 of what is
+#   to be sent, rings over all 64 ranks 63/64: a ninth less out of each host. (Libraries that lay out an all-reduce in
+#   two stages by themselves gain the same for data parallelism.)
+#
+# ### "Hybrid sharding is always faster"
+#
+# It is not. In the model:
+
+# %%
+pcie, a100 = CLUSTERS["2 hosts of 4, PCIe"], CLUSTERS["8 hosts of 8 A100"]
+small, large = JOBS["1.3 billion parameters"], JOBS["30 billion"]
+for title, job, cluster, factors in (
+    ("1.3 billion parameters, 2 hosts of 4 on PCIe", small, pcie, (1, 4, 8)),
+    ("30 billion parameters, 8 hosts of 8 A100", large, a100, (8, 16, 64)),
+):
+    print(title)
+    for factor in factors:
+        busy = ", ".join(f"{lane} {seconds:.2f}" for lane, seconds in lanes_of(job, cluster, factor).items())
+        step, held = step_seconds(job, cluster, factor), job.memory(factor) / GB
+        print(f"  F = {factor:2}: {step:.2f} s a step; busy seconds: {busy}; {held:5.1f} GB")
+assert step_seconds(small, pcie, 1) < step_seconds(small, pcie, 4), "gathers cost what they save where PCIe is slow"
+assert step_seconds(large, a100, 8) == step_seconds(large, a100, 64), "where the device is busiest, links do not matter"
+
+# %% [markdown]
+# Where the links *inside* are the slow ones, two gathers and a reduce-scatter inside cost more than one all-reduce over
+# everything, so data parallelism is faster if it fits. And where the device is the busiest, all factors are equally
+# fast, and the larger ones hold less, which buys batch (lab 05).
+#
+# ### "If tensor parallelism stays in a node, data parallelism need not cross nodes"
+#
+# With tensor parallelism the ranks of a host hold different parts of each layer. Who has the *same* parameters, so that
+# their gradients are to be averaged? The groups are those of 11.1, with F = 8 for the tensor axis:
+
+# %%
+tensor, data_parallel = plan_groups(64, 8)
+crossing = sum(len({rank // 8 for rank in group}) > 1 for group in data_parallel)
+print(f"tensor groups, for instance {tensor[0]}; data-parallel groups, for instance {data_parallel[0]}")
+print(f"data-parallel groups that cross hosts: {crossing} of {len(data_parallel)}")
+size = 2 * large.parameters
+with_tensor, without = (traffic([2 * unit for unit in large.units], 64, 8, factor).leaves for factor in (8, 1))
+print(f"gradients leaving a host, in units of the model: {with_tensor / size:.4f}, without tensor parallelism", end=" ")
+print(f"{without / size:.4f}")
+assert crossing == len(data_parallel)
+
+# %% [markdown]
+# The opposite is the case. If tensor parallelism fills the node, *every* data-parallel group crosses nodes, and all
+# gradients with it: a rank sends 1/8 of them, 8 ranks all. It holds only where a node has room for both axes, or where
+# there is one node.
+#
+# ### One cannot split without end
+#
+# Seven billion parameters and 512 rows per step, over more and more hosts of 8 on Ethernet. The work of a rank halves
+# with every doubling. What it sends does not.
+
+# %%
+job, hosts = JOBS["7 billion"], [1, 2, 4, 8, 16, 32, 64]
+series: dict[str, tuple[list[int], list[float]]] = {"fully sharded": ([], []), "hybrid, F = 8": ([], [])}
+device_only: list[float] = []
+for count in hosts:
+    cluster = Cluster(count, 8, network=12.5 * GB)
+    each = job._replace(rows=512 // cluster.ranks)
+    for name, factor in (("fully sharded", cluster.ranks), ("hybrid, F = 8", 8)):
+        series[name][0].append(cluster.ranks)
+        series[name][1].append(step_seconds(each, cluster, factor))
+    device_only.append(lanes_of(each, cluster, 8)["device"])
+last = {name: seconds[-1] for name, (_, seconds) in series.items()}
+plots.lines(
+    series,
+    expected={"compute alone": (series["fully sharded"][0], device_only)},
+    xlabel="ranks (logarithmic)",
+    ylabel="seconds of a step of 512 rows (logarithmic)",
+    title=f"From 8 ranks to 512 a step gets {series['fully sharded'][1][0] / last['fully sharded']:.0f} times as fast "
+    f"fully sharded, {series['hybrid, F = 8'][1][0] / last['hybrid, F = 8']:.0f} times with F = 8, not 64 times",
+    says="The same work on more ranks. A line leaves the diamonds where the network is the busiest, and turns flat: a "
+    "host sends 3 models fully sharded and 2 with hybrid sharding, however many hosts there are.",
+    lab="11",
+    model="hosts of 8 A100 with 100 Gb/s",
+    logx=True,
+    logy=True,
+)
+
+# %% [markdown]
+# ## What is still missing
+#
+# The model overlaps everything and lets every ring run at the data sheet's pace; latency of long rings, congestion and
+# stragglers are left out, all of which grow with the number of ranks and speak for smaller groups. Nothing here was
+# measured on a GPU. And F is chosen once for the whole model, where a policy may choose it per module
+# (`minifsdp/fsdp/groups.py` hands groups down).
+#
+# Gradients are clipped by their norm over *one* sharding group, not over the world: replicas hold the same shards, and
+# would be counted R times (`minifsdp/fsdp/clip_grad.py`). The same goes for checkpoints: one replica has everything.
+#
+# ## What to remember
+#
+# 1. Sharding groups are neighbours, replica groups the ranks of one place in each. Every rank makes every group.
+# 2. Reduce-scatter inside, all-reduce of 1/F across, then accumulate. Nothing but the optimizer waits for the second.
+# 3. Memory goes with F, not with N. F = 1 is data parallelism, F = N full sharding.
+# 4. Per rank the other hosts get 1/F of the gradients; per host all of them. What stays inside are the gathers.
+# 5. The smallest F that fits, unless a measurement or a model says otherwise. What cannot be sharded, the layer that
+#    computes and the activations, sets the end.
+#
+# ## Questions
+#
+# **1. With 2 hosts of 8 and F = 8, one rank dies. How many shards are lost?**
+# <details><summary>Answer</summary>None: its replica on the other host has the same shard. The process groups are
+# broken all the same, and the job starts again from a checkpoint, unless something rebuilds them.</details>
+#
+# **2. Why are the sharding groups consecutive ranks, and not the replica groups?**
+# <details><summary>Answer</summary>The sharding group has the larger traffic, 3 M against 2 M / F, and the urgent part:
+# gathers. Consecutive ranks share a host. The other way round all gathers would cross hosts.</details>
+#
+# **3. Under `no_sync`, which of the two stages are left out, and could one be kept?**
+# <details><summary>Answer</summary>Both: the unsharded gradient [P] is kept. One could reduce-scatter every micro-batch
+# inside the host, accumulate a shard [P / F], and all-reduce the last sum only. That saves the memory and the slow
+# link. FSDP2 has it as `set_requires_all_reduce`.</details>
+#
+# **4. Where would you see in 11.5's table that somebody swapped the two groups?**
+# <details><summary>Answer</summary>Here nowhere in what is held, as 2 x 2 is the same both ways. In what leaves the
+# host: gathers would leave it, and in two rings at once.</details>
+#
+# **5. A model fits with F = 4 on hosts of 8. Why might F = 8 be the better choice?**
+# <details><summary>Answer</summary>It holds half as much, which buys batch, and a host sends a little less: (R - 1) / R
+# of 2 M with half as many replicas. It costs 7/8 in place of 3/4 of each gather, inside.</details>
+#
+# ## Further reading
+#
+# - FSDP: [arXiv 2304.11277](https://arxiv.org/abs/2304.11277), section 3.2.2 (hybrid sharding).
+# - torch: `torch/distributed/fsdp/_runtime_utils.py` (`_reduce_grad`), `torch/distributed/fsdp/_init_utils.py`
+#   (`_init_process_group_state_for_hybrid_shard`).
+# - minifsdp: `fsdp/hybrid.py` (11.3 and 11.4), `fsdp/groups.py`, `comm.host_groups` (11.1 and 11.2).

@@ -1,0 +1,557 @@
+"""Wrong answers to lab 09, each with words that its rejection must contain."""
+
+from minifsdp.course.workshop.wrong import wrong
+
+# 9.1
+
+
+@wrong("9.1", "a buffer for the cast shard")
+def gather_low(full, shard, group):
+    """Casts into a buffer of its own first, as torch does."""
+    return comm.all_gather(full, shard.to(full.dtype), group)
+
+
+@wrong("9.1", "fp32 went over the wire")
+def gather_low(full, shard, group):
+    """Gathers in fp32 and casts afterwards."""
+    wide = torch.empty(full.numel(), dtype=shard.dtype)
+    handle = comm.all_gather(wide, shard, group)
+    handle.wait()
+    full.copy_(wide)
+    return handle
+
+
+@wrong("9.1", "begins at rank * S")
+def gather_low(full, shard, group):
+    """Every rank casts its shard to the beginning of the buffer."""
+    full[: shard.numel()].copy_(shard)
+    return comm.all_gather(full, full[group.rank() * shard.numel() :][: shard.numel()], group)
+
+
+@wrong("9.1", "lets nothing compute during the gather")
+def gather_low(full, shard, group):
+    """Waits for the gather."""
+    mine = full[group.rank() * shard.numel() :][: shard.numel()]
+    mine.copy_(shard)
+    handle = comm.all_gather(full, mine, group)
+    handle.wait()
+    return handle
+
+
+@wrong("9.1", "the handle is lost")
+def gather_low(full, shard, group):
+    """Returns nothing."""
+    mine = full[group.rank() * shard.numel() :][: shard.numel()]
+    mine.copy_(shard)
+    comm.all_gather(full, mine, group)
+
+
+@wrong("9.1", "which the optimizer updates")
+def gather_low(full, shard, group):
+    """Casts the shard itself."""
+    shard.data = shard.to(full.dtype)
+    return comm.all_gather(full, shard, group)
+
+
+@wrong("9.1", "a collective does not cast")
+def gather_low(full, shard, group):
+    """Sends fp32 into a buffer of another dtype."""
+    return comm.all_gather(full, shard, group)
+
+
+@wrong("9.1", "the others' have to be fetched")
+def gather_low(full, shard, group):
+    """Casts this rank's own part and fetches nothing."""
+    full[group.rank() * shard.numel() :][: shard.numel()].copy_(shard)
+    return comm.Done()
+
+
+# 9.2
+
+
+@wrong("9.2", "a gradient has its parameter's dtype")
+def deliver(shard, mean):
+    """Hangs the low-precision mean on an fp32 parameter."""
+    if shard.grad is None:
+        shard.grad = mean
+    else:
+        shard.grad.add_(mean)
+        device.free(mean)
+
+
+@wrong("9.2", "has overwritten the first")
+def deliver(shard, mean):
+    """Overwrites what an earlier micro-batch has left."""
+    if shard.grad is None:
+        shard.grad = device.empty(mean.numel(), shard.dtype, "gradients", mean.device)
+    shard.grad.copy_(mean)
+    device.free(mean)
+
+
+@wrong("9.2", "made in the low precision")
+def deliver(shard, mean):
+    """Adds in the mean's dtype."""
+    if shard.grad is None:
+        shard.grad = device.empty(mean.numel(), shard.dtype, "gradients", mean.device)
+        shard.grad.copy_(mean)
+    else:
+        shard.grad.copy_(shard.grad.to(mean.dtype) + mean)
+    device.free(mean)
+
+
+@wrong("9.2", "whoever may refer to it")
+def deliver(shard, mean):
+    """Drops the name of the mean, not its memory."""
+    if shard.grad is None:
+        shard.grad = device.empty(mean.numel(), shard.dtype, "gradients", mean.device)
+        shard.grad.copy_(mean)
+    else:
+        shard.grad.add_(mean)
+    del mean
+
+
+@wrong("9.2", "the ledger cannot see this memory")
+def deliver(shard, mean):
+    """Casts into memory that nobody accounts for."""
+    if shard.grad is None:
+        shard.grad = mean.to(shard.dtype, copy=True)
+    else:
+        shard.grad.add_(mean)
+    device.free(mean)
+
+
+@wrong("9.2", "leave the shard alone")
+def deliver(shard, mean):
+    """Casts the parameter to the gradient's dtype."""
+    shard.data = shard.data.to(mean.dtype)
+    shard.grad = mean
+
+
+@wrong("9.2", "added out of place")
+def deliver(shard, mean):
+    """Adds out of place."""
+    wide = device.empty(mean.numel(), shard.dtype, "gradients", mean.device)
+    wide.copy_(mean)
+    shard.grad = wide if shard.grad is None else shard.grad + wide
+    device.free(mean)
+
+
+@wrong("9.2", "a buffer left besides")
+def deliver(shard, mean):
+    """Leaves the cast copy of the second mean where it is."""
+    wide = device.empty(mean.numel(), shard.dtype, "gradients", mean.device)
+    wide.copy_(mean)
+    if shard.grad is None:
+        shard.grad = wide
+    else:
+        shard.grad.add_(wide)
+        shard.left = wide
+    device.free(mean)
+
+
+@wrong("9.2", "this is the parameter")
+def deliver(shard, mean):
+    """Adds the gradient to the parameter."""
+    shard.data.add_(mean)
+    device.free(mean)
+
+
+# 9.3
+
+
+@wrong("9.3", "nothing is divided before the sum")
+def divisors(dtype, ranks):
+    """Divides the sum, whatever the dtype."""
+    return 1, ranks
+
+
+@wrong("9.3", "what is below 3e-8 * N is 0 then")
+def divisors(dtype, ranks):
+    """Divides everything first."""
+    return (ranks, 1) if dtype is torch.float16 else (1, ranks)
+
+
+@wrong("9.3", "not a power of two")
+def divisors(dtype, ranks):
+    """Divides by the root itself."""
+    return (ranks**0.5, ranks**0.5) if dtype is torch.float16 else (1, ranks)
+
+
+@wrong("9.3", "and the mean needs")
+def divisors(dtype, ranks):
+    """Divides by the power of two twice."""
+    before = 1
+    while before * before < ranks:
+        before *= 2
+    return (before, before) if dtype is torch.float16 else (1, ranks)
+
+
+@wrong("9.3", "has fp32's range")
+def divisors(dtype, ranks):
+    """Takes every dtype of two bytes for fp16."""
+    before = 1
+    while dtype.itemsize == 2 and before * before < ranks:
+        before *= 2
+    return before, ranks / before
+
+
+@wrong("9.3", "fp32 has range enough")
+def divisors(dtype, ranks):
+    """Splits in fp32 as well, but not in bf16."""
+    before = 1
+    while dtype is not torch.bfloat16 and before * before < ranks:
+        before *= 2
+    return before, ranks / before
+
+
+@wrong("9.3", "rounded down")
+def divisors(dtype, ranks):
+    """The power of two below the root: nothing at all on 3 ranks would be that."""
+    if dtype is not torch.float16:
+        return 1, ranks
+    before = 1 if ranks == 1 else 2
+    while 4 * before * before <= ranks:
+        before *= 2
+    return before, ranks / before
+
+
+# 9.4
+
+
+@wrong("9.4", "each rank decides alone")
+def step_together(optimizer, scale, group):
+    """Looks at its own shards only."""
+    grads = [p.grad for g in optimizer.param_groups for p in g["params"] if p.grad is not None]
+    if not all(grad.isfinite().all() for grad in grads):
+        return scale / 2
+    for grad in grads:
+        grad.div_(scale)
+    optimizer.step()
+    return scale
+
+
+@wrong("9.4", "a rank waits in a collective")
+def step_together(optimizer, scale, group):
+    """Only the rank that has found something says so."""
+    grads = [p.grad for g in optimizer.param_groups for p in g["params"] if p.grad is not None]
+    found = torch.zeros(1)
+    if not all(grad.isfinite().all() for grad in grads):
+        found.fill_(1)
+        comm.all_reduce(found, group, comm.MAX).wait()
+    if found.item():
+        return scale / 2
+    for grad in grads:
+        grad.div_(scale)
+    optimizer.step()
+    return scale
+
+
+@wrong("9.4", "a NaN is no infinity")
+def step_together(optimizer, scale, group):
+    """Looks for infinities and lets NaNs pass."""
+    grads = [p.grad for g in optimizer.param_groups for p in g["params"] if p.grad is not None]
+    found = torch.tensor([float(any(grad.isinf().any() for grad in grads))])
+    comm.all_reduce(found, group, comm.MAX).wait()
+    if found.item():
+        return scale / 2
+    for grad in grads:
+        grad.div_(scale)
+    optimizer.step()
+    return scale
+
+
+@wrong("9.4", "the step made all the same")
+def step_together(optimizer, scale, group):
+    """Halves the scale and steps."""
+    grads = [p.grad for g in optimizer.param_groups for p in g["params"] if p.grad is not None]
+    found = torch.tensor([float(not all(grad.isfinite().all() for grad in grads))])
+    comm.all_reduce(found, group, comm.MAX).wait()
+    for grad in grads:
+        grad.div_(scale)
+    optimizer.step()
+    return scale / 2 if found.item() else scale
+
+
+@wrong("9.4", "the next step will overflow again")
+def step_together(optimizer, scale, group):
+    """Skips, and leaves the scale."""
+    grads = [p.grad for g in optimizer.param_groups for p in g["params"] if p.grad is not None]
+    found = torch.tensor([float(not all(grad.isfinite().all() for grad in grads))])
+    comm.all_reduce(found, group, comm.MAX).wait()
+    if not found.item():
+        for grad in grads:
+            grad.div_(scale)
+        optimizer.step()
+    return scale
+
+
+@wrong("9.4", "are still scaled")
+def step_together(optimizer, scale, group):
+    """Forgets to unscale."""
+    grads = [p.grad for g in optimizer.param_groups for p in g["params"] if p.grad is not None]
+    found = torch.tensor([float(not all(grad.isfinite().all() for grad in grads))])
+    comm.all_reduce(found, group, comm.MAX).wait()
+    if found.item():
+        return scale / 2
+    optimizer.step()
+    return scale
+
+
+@wrong("9.4", "one rank's finding is everybody's")
+def step_together(optimizer, scale, group):
+    """Skips only if all ranks have found something."""
+    grads = [p.grad for g in optimizer.param_groups for p in g["params"] if p.grad is not None]
+    found = torch.tensor([float(not all(grad.isfinite().all() for grad in grads))])
+    comm.all_reduce(found, group, comm.SUM).wait()
+    if found.item() == group.size():
+        return scale / 2
+    for grad in grads:
+        grad.div_(scale)
+    optimizer.step()
+    return scale
+
+
+@wrong("9.4", "only the verdict is shared")
+def step_together(optimizer, scale, group):
+    """All-reduces the gradients, which are of different elements."""
+    grads = [p.grad for g in optimizer.param_groups for p in g["params"] if p.grad is not None]
+    bad = False
+    for grad in grads:
+        whole = torch.zeros(64)
+        whole[: grad.numel()] = grad
+        comm.all_reduce(whole, group, comm.MAX).wait()
+        bad |= not whole.isfinite().all()
+        grad.div_(scale)
+    if bad:
+        return scale / 2
+    optimizer.step()
+    return scale
+
+
+@wrong("9.4", "is no zero")
+def step_together(optimizer, scale, group):
+    """Takes zero for what has overflowed."""
+    grads = [p.grad for g in optimizer.param_groups for p in g["params"] if p.grad is not None]
+    found = torch.tensor([float(not all(grad.isfinite().all() for grad in grads))])
+    comm.all_reduce(found, group, comm.MAX).wait()
+    if found.item() and group.rank() < group.size() - 1:
+        return scale / 2
+    for grad in grads:
+        grad.div_(scale).nan_to_num_(0.0, 0.0, 0.0)
+    optimizer.step()
+    return scale / 2 if found.item() else scale
+
+
+# 9.5
+
+
+@wrong("9.5", "made no difference")
+def accumulate(model, micro_batches, communicate):
+    """Communicates every time."""
+    for micro_batch in micro_batches:
+        (model(*micro_batch) / len(micro_batches)).backward()
+
+
+@wrong("9.5", "nothing is ever reduced")
+def accumulate(model, micro_batches, communicate):
+    """Runs the last micro-batch inside no_sync, too."""
+    with nullcontext() if communicate else model.no_sync():
+        for micro_batch in micro_batches:
+            (model(*micro_batch) / len(micro_batches)).backward()
+
+
+@wrong("9.5", "not the first")
+def accumulate(model, micro_batches, communicate):
+    """Reduces the first and keeps the rest."""
+    for number, micro_batch in enumerate(micro_batches):
+        with nullcontext() if communicate or number == 0 else model.no_sync():
+            (model(*micro_batch) / len(micro_batches)).backward()
+
+
+@wrong("9.5", "divide each micro-batch's loss")
+def accumulate(model, micro_batches, communicate):
+    """Sums in place of averaging."""
+    for number, micro_batch in enumerate(micro_batches, start=1):
+        with nullcontext() if communicate or number == len(micro_batches) else model.no_sync():
+            model(*micro_batch).backward()
+
+
+@wrong("9.5", "the caller decides when gradients begin anew")
+def accumulate(model, micro_batches, communicate):
+    """Zeroes the gradients first."""
+    model.zero_grad()
+    for number, micro_batch in enumerate(micro_batches, start=1):
+        with nullcontext() if communicate or number == len(micro_batches) else model.no_sync():
+            (model(*micro_batch) / len(micro_batches)).backward()
+
+
+@wrong("9.5", "run that inside `no_sync`, not the forward alone")
+def accumulate(model, micro_batches, communicate):
+    """Has the forward inside no_sync, and the backward outside."""
+    for number, micro_batch in enumerate(micro_batches, start=1):
+        with nullcontext() if communicate or number == len(micro_batches) else model.no_sync():
+            loss = model(*micro_batch) / len(micro_batches)
+        loss.backward()
+
+
+@wrong("9.5", "of all micro-batches are alive together")
+def accumulate(model, micro_batches, communicate):
+    """One backward for all losses."""
+    sum(model(*micro_batch) / len(micro_batches) for micro_batch in micro_batches).backward()
+
+
+@wrong("9.5", "one forward for each")
+def accumulate(model, micro_batches, communicate):
+    """Makes one batch of them again."""
+    model(*(torch.cat(parts) for parts in zip(*micro_batches, strict=True))).backward()
+
+
+@wrong("9.5", "some of it ran inside `no_sync`")
+def accumulate(model, micro_batches, communicate):
+    """Takes the switch the wrong way round."""
+    for number, micro_batch in enumerate(micro_batches, start=1):
+        with nullcontext() if not communicate or number == len(micro_batches) else model.no_sync():
+            (model(*micro_batch) / len(micro_batches)).backward()
+
+
+# 9.6
+
+
+@wrong("9.6", "has overwritten the first, as torch's does")
+def offload_gradient(shard, mean):
+    """Overwrites."""
+    on_host = device.copy_to_host(mean)
+    copied = device.current_stream(mean.device).record_event()
+    device.free(mean)
+
+    def arrive():
+        copied.synchronize()
+        shard.grad = on_host
+
+    return arrive
+
+
+@wrong("9.6", "memory that the copy has not reached")
+def offload_gradient(shard, mean):
+    """Does not wait for the copy."""
+    on_host = device.copy_to_host(mean)
+    device.current_stream(mean.device).record_event()
+    device.free(mean)
+
+    def arrive():
+        if shard.grad is None:
+            shard.grad = on_host
+        else:
+            shard.grad.add_(on_host)
+
+    return arrive
+
+
+@wrong("9.6", "waits in the middle of backward")
+def offload_gradient(shard, mean):
+    """Waits at once."""
+    on_host = device.copy_to_host(mean)
+    device.current_stream(mean.device).record_event().synchronize()
+    device.free(mean)
+
+    def arrive():
+        if shard.grad is None:
+            shard.grad = on_host
+        else:
+            shard.grad.add_(on_host)
+
+    return arrive
+
+
+@wrong("9.6", "record it after the copy")
+def offload_gradient(shard, mean):
+    """Records the event before the copy."""
+    copied = device.current_stream(mean.device).record_event()
+    on_host = device.copy_to_host(mean)
+    device.free(mean)
+
+    def arrive():
+        copied.synchronize()
+        if shard.grad is None:
+            shard.grad = on_host
+        else:
+            shard.grad.add_(on_host)
+
+    return arrive
+
+
+@wrong("9.6", "still on the device as well")
+def offload_gradient(shard, mean):
+    """Keeps the device's copy."""
+    on_host = device.copy_to_host(mean)
+    copied = device.current_stream(mean.device).record_event()
+
+    def arrive():
+        copied.synchronize()
+        if shard.grad is None:
+            shard.grad = on_host
+        else:
+            shard.grad.add_(on_host)
+
+    return arrive
+
+
+@wrong("9.6", "and copy nothing on a CPU")
+def offload_gradient(shard, mean):
+    """Copies by `.cpu()`, which on a CPU is no copy."""
+    on_host = mean.cpu()
+    copied = device.current_stream(mean.device).record_event()
+    device.free(mean)
+
+    def arrive():
+        copied.synchronize()
+        if shard.grad is None:
+            shard.grad = on_host
+        else:
+            shard.grad.add_(on_host)
+
+    return arrive
+
+
+@wrong("9.6", "the returned function touches the gradient")
+def offload_gradient(shard, mean):
+    """Adds before the copy is known to be over."""
+    on_host = device.copy_to_host(mean)
+    copied = device.current_stream(mean.device).record_event()
+    device.free(mean)
+    if shard.grad is None:
+        shard.grad = on_host
+    else:
+        shard.grad.add_(on_host)
+    return copied.synchronize
+
+
+@wrong("9.6", "waits for all that is queued there")
+def offload_gradient(shard, mean):
+    """Waits for the whole device."""
+    on_host, where = device.copy_to_host(mean), mean.device
+    device.current_stream(where).record_event()
+    device.free(mean)
+
+    def arrive():
+        device.synchronize(where)
+        if shard.grad is None:
+            shard.grad = on_host
+        else:
+            shard.grad.add_(on_host)
+
+    return arrive
+
+
+@wrong("9.6", "added out of place")
+def offload_gradient(shard, mean):
+    """Adds out of place."""
+    on_host = device.copy_to_host(mean)
+    copied = device.current_stream(mean.device).record_event()
+    device.free(mean)
+
+    def arrive():
+        copied.synchronize()
+        shard.grad = on_host if shard.grad is None else shard.grad + on_host
+
+    return arrive

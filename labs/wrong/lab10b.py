@@ -1,0 +1,808 @@
+"""Wrong answers to lab 10b, each with words that its rejection must contain."""
+
+from minifsdp.course.workshop.wrong import wrong
+
+# 10b.1
+
+
+@wrong("10b.1", "every rank takes part in every all-gather")
+def whole_values(units, group, keep):
+    """Only those gather who keep something."""
+    kept = {}
+    if keep is None:
+        return kept
+    for flat, names in units:
+        device.allocate(flat.full)
+        comm.all_gather(flat.full.data, flat.shard.data, group).wait()
+        for names_of_one, view in zip(names, flat.views, strict=True):
+            kept.update(dict.fromkeys(names_of_one, keep(view.detach())))
+        device.free(flat.full)
+    return kept
+
+
+@wrong("10b.1", "free a unit before the next one is gathered")
+def whole_values(units, group, keep):
+    """Gathers everything, keeps, frees everything."""
+    kept = {}
+    for flat, _ in units:
+        device.allocate(flat.full)
+        comm.all_gather(flat.full.data, flat.shard.data, group).wait()
+    for flat, names in units:
+        for names_of_one, view in zip(names, flat.views, strict=True):
+            if keep is not None:
+                kept.update(dict.fromkeys(names_of_one, keep(view.detach())))
+        device.free(flat.full)
+    return kept
+
+
+@wrong("10b.1", "the model stays whole beside its state dict")
+def whole_values(units, group, keep):
+    """Frees nothing."""
+    kept = {}
+    for flat, names in units:
+        device.allocate(flat.full)
+        comm.all_gather(flat.full.data, flat.shard.data, group).wait()
+        for names_of_one, view in zip(names, flat.views, strict=True):
+            if keep is not None:
+                kept.update(dict.fromkeys(names_of_one, keep(view.detach())))
+    return kept
+
+
+@wrong("10b.1", "freed before it was kept")
+def whole_values(units, group, keep):
+    """Frees the unit, and looks at it then."""
+    kept = {}
+    for flat, names in units:
+        device.allocate(flat.full)
+        comm.all_gather(flat.full.data, flat.shard.data, group).wait()
+        device.free(flat.full)
+        for names_of_one, view in zip(names, flat.views, strict=True):
+            if keep is not None:
+                kept.update(dict.fromkeys(names_of_one, keep(view.detach())))
+    return kept
+
+
+@wrong("10b.1", "a plain module's state dict has all names of a tied weight")
+def whole_values(units, group, keep):
+    """Takes the first name of each parameter."""
+    kept = {}
+    for flat, names in units:
+        device.allocate(flat.full)
+        comm.all_gather(flat.full.data, flat.shard.data, group).wait()
+        for names_of_one, view in zip(names, flat.views, strict=True):
+            if keep is not None:
+                kept[names_of_one[0]] = keep(view.detach())
+        device.free(flat.full)
+    return kept
+
+
+@wrong("10b.1", "a tied parameter is kept once")
+def whole_values(units, group, keep):
+    """Keeps a copy for each name."""
+    kept = {}
+    for flat, names in units:
+        device.allocate(flat.full)
+        comm.all_gather(flat.full.data, flat.shard.data, group).wait()
+        for names_of_one, view in zip(names, flat.views, strict=True):
+            for name in names_of_one if keep is not None else []:
+                kept[name] = keep(view.detach())
+        device.free(flat.full)
+    return kept
+
+
+@wrong("10b.1", "until the handle's `wait()` the buffer holds anything")
+def whole_values(units, group, keep):
+    """Does not wait for the gather, or only by chance."""
+    kept = {}
+    for flat, names in units:
+        device.allocate(flat.full)
+        handle = comm.all_gather(flat.full.data, flat.shard.data, group)
+        handle._work.wait()
+        for names_of_one, view in zip(names, flat.views, strict=True):
+            if keep is not None:
+                kept.update(dict.fromkeys(names_of_one, keep(view.detach())))
+        device.free(flat.full)
+    return kept
+
+
+@wrong("10b.1", "one all-gather per unit, whatever the rank keeps")
+def whole_values(units, group, keep):
+    """Gathers the unit's parameters one by one, by an object collective's cousin: an all-reduce of zeros."""
+    kept = {}
+    for flat, names in units:
+        device.allocate(flat.full)
+        flat.full.data.zero_()
+        size = flat.shard.numel()
+        flat.full.data[group.rank() * size :][:size].copy_(flat.shard.data)
+        comm.all_reduce(flat.full.data, group).wait()
+        for names_of_one, view in zip(names, flat.views, strict=True):
+            if keep is not None:
+                kept.update(dict.fromkeys(names_of_one, keep(view.detach())))
+        device.free(flat.full)
+    return kept
+
+
+@wrong("10b.1", "a rank whose `keep` is None gets an empty dict")
+def whole_values(units, group, keep):
+    """Enters the names on ranks that keep nothing."""
+    kept = {}
+    for flat, names in units:
+        device.allocate(flat.full)
+        comm.all_gather(flat.full.data, flat.shard.data, group).wait()
+        for names_of_one, view in zip(names, flat.views, strict=True):
+            kept.update(dict.fromkeys(names_of_one, keep(view.detach()) if keep else None))
+        device.free(flat.full)
+    return kept
+
+
+# 10b.2
+
+
+@wrong("10b.2", "the remainder belongs to nobody")
+def my_rows(whole, rank, ranks):
+    """Rounds down."""
+    if whole.dim() == 0:
+        return 0, whole.clone()
+    size = len(whole) // ranks
+    return rank * size, whole[rank * size : (rank + 1) * size].clone()
+
+
+@wrong("10b.2", "what is left over to the last rank")
+def my_rows(whole, rank, ranks):
+    """Rounds down, and the last rank takes the rest."""
+    if whole.dim() == 0:
+        return 0, whole.clone()
+    size = len(whole) // ranks
+    end = len(whole) if rank == ranks - 1 else (rank + 1) * size
+    return rank * size, whole[rank * size : end].clone()
+
+
+@wrong("10b.2", "as even as can be is another layout")
+def my_rows(whole, rank, ranks):
+    """Uses tensor_split."""
+    if whole.dim() == 0:
+        return 0, whole.clone()
+    parts = torch.tensor_split(whole, ranks)
+    return sum(len(part) for part in parts[:rank]), parts[rank].clone()
+
+
+@wrong("10b.2", "`chunk` makes fewer than N pieces")
+def my_rows(whole, rank, ranks):
+    """Uses chunk, which has the right sizes and too few pieces."""
+    if whole.dim() == 0:
+        return 0, whole.clone()
+    parts = whole.chunk(ranks)
+    return sum(len(part) for part in parts[:rank]), parts[rank].clone()
+
+
+@wrong("10b.2", "keeps the whole tensor's memory")
+def my_rows(whole, rank, ranks):
+    """A slice, without a copy."""
+    if whole.dim() == 0:
+        return 0, whole.clone()
+    size = -(-len(whole) // ranks)
+    first = min(rank * size, len(whole))
+    return first, whole[first : first + size].detach()
+
+
+@wrong("10b.2", "a rank without rows begins at the end, not beyond it")
+def my_rows(whole, rank, ranks):
+    """First rows beyond the end."""
+    if whole.dim() == 0:
+        return 0, whole.clone()
+    size = -(-len(whole) // ranks)
+    return rank * size, whole[rank * size : rank * size + size].clone()
+
+
+@wrong("10b.2", "a tensor of no dimension cannot be cut")
+def my_rows(whole, rank, ranks):
+    """Forgets numbers."""
+    size = -(-len(whole) // ranks)
+    first = min(rank * size, len(whole))
+    return first, whole[first : first + size].clone()
+
+
+@wrong("10b.2", "whole rows, in the tensor's other dimensions")
+def my_rows(whole, rank, ranks):
+    """Flattens the rows: right elements, another shape."""
+    if whole.dim() == 0:
+        return 0, whole.clone()
+    size = -(-len(whole) // ranks)
+    first = min(rank * size, len(whole))
+    rows = whole[first : first + size].clone()
+    return first, rows.reshape(len(rows), -1) if whole.dim() == 1 else rows.flip(1)
+
+
+# 10b.3
+
+
+@wrong("10b.3", "all pieces are read, on every rank")
+def fill_rows(out, first, pieces):
+    """Puts the tensor together, and cuts."""
+    whole = torch.cat([piece.read() for piece in sorted(pieces, key=lambda piece: (piece.first, piece.count))])
+    if len(out) + first > len(whole) or [p for p in pieces if p.first == 3 and p.count == 3 and len(pieces) == 2]:
+        raise ValueError("rows are missing")
+    out.copy_(whole[first : first + len(out)])
+
+
+@wrong("10b.3", "there need not be a piece per rank")
+def fill_rows(out, first, pieces):
+    """Takes the piece of its own rank's number."""
+    number = first // len(out) if len(out) else 0
+    rows = sorted(pieces, key=lambda piece: piece.first)[number].read()
+    out[: len(rows)].copy_(rows[: len(out)])
+
+
+@wrong("10b.3", "begin at different rows")
+def fill_rows(out, first, pieces):
+    """Copies whole pieces to where they begin, though `out` begins elsewhere."""
+    for piece in pieces:
+        if piece.count and piece.first < first + len(out) and first < piece.first + piece.count:
+            out[piece.first : piece.first + piece.count].copy_(piece.read())
+
+
+@wrong("10b.3", "rows may come from several pieces")
+def fill_rows(out, first, pieces):
+    """Takes one piece: that with the first row."""
+    for piece in pieces:
+        if piece.first <= first < piece.first + piece.count and len(out):
+            rows = piece.read()[first - piece.first :][: len(out)]
+            out[: len(rows)].copy_(rows)
+
+
+@wrong("10b.3", "`out` is to be written in place")
+def fill_rows(out, first, pieces):
+    """Rebinds the name."""
+    parts = []
+    for piece in sorted(pieces, key=lambda piece: piece.first):
+        low, high = max(first, piece.first), min(first + len(out), piece.first + piece.count)
+        if low < high:
+            parts.append(piece.read()[low - piece.first : high - piece.first])
+    if sum(map(len, parts)) != len(out):
+        raise ValueError("rows are missing")
+    out = torch.cat(parts) if parts else out
+
+
+@wrong("10b.3", "count the rows that were found")
+def fill_rows(out, first, pieces):
+    """Does not notice a missing row."""
+    for piece in pieces:
+        low, high = max(first, piece.first), min(first + len(out), piece.first + piece.count)
+        if low < high:
+            out[low - first : high - first].copy_(piece.read()[low - piece.first : high - piece.first])
+
+
+@wrong("10b.3", "row `low` is number `low - first` of `out`")
+def fill_rows(out, first, pieces):
+    """Takes the first rows of each piece instead of those that are meant."""
+    found = 0
+    for piece in pieces:
+        low, high = max(first, piece.first), min(first + len(out), piece.first + piece.count)
+        if low < high:
+            out[low - first : high - first].copy_(piece.read()[: high - low])
+            found += high - low
+    if found != len(out):
+        raise ValueError("rows are missing")
+
+
+@wrong("10b.3", "is read once, another not at all")
+def fill_rows(out, first, pieces):
+    """Reads a piece for each of its rows."""
+    for row in range(len(out)):
+        for piece in pieces:
+            if piece.first <= first + row < piece.first + piece.count:
+                out[row].copy_(piece.read()[first + row - piece.first])
+                break
+        else:
+            raise ValueError(f"row {first + row} is in no piece")
+
+
+# 10b.4
+
+
+@wrong("10b.4", "Adam's `step` is on every rank already")
+def whole_states(units, optimizer, group, keep):
+    """Gathers the step, too."""
+    kept = {}
+    for flat, names in units:
+        for key, value in optimizer.state.get(flat.shard, {}).items():
+            is_flat = value.shape == flat.shard.shape
+            numel = flat.full.numel() if is_flat else group.size()
+            buffer = device.empty(numel, value.dtype, "communication", flat.shard.device)
+            comm.all_gather(buffer, value.reshape(-1).to(flat.shard.device), group).wait()
+            wholes = flat.unflatten(buffer) if is_flat else [value] * len(names)
+            if keep is not None:
+                for names_of_one, whole in zip(names, wholes, strict=True):
+                    kept.setdefault(names_of_one[0], {})[key] = keep(whole)
+            device.free(buffer)
+    return kept
+
+
+@wrong("10b.4", "if they are one tensor, each adds for all")
+def whole_states(units, optimizer, group, keep):
+    """Hands the unit's own step to all its parameters."""
+    kept = {}
+    for flat, names in units:
+        for key, value in optimizer.state.get(flat.shard, {}).items():
+            if value.shape != flat.shard.shape:
+                for names_of_one in names if keep is not None else []:
+                    kept.setdefault(names_of_one[0], {})[key] = value
+                continue
+            buffer = device.empty(flat.full.numel(), value.dtype, "communication", value.device)
+            comm.all_gather(buffer, value, group).wait()
+            if keep is not None:
+                for names_of_one, whole in zip(names, flat.unflatten(buffer), strict=True):
+                    kept.setdefault(names_of_one[0], {})[key] = keep(whole)
+            device.free(buffer)
+    return kept
+
+
+@wrong("10b.4", "takes part in the same gathers")
+def whole_states(units, optimizer, group, keep):
+    """Leaves at once where nothing is kept."""
+    kept = {}
+    for flat, names in units if keep is not None else []:
+        for key, value in optimizer.state.get(flat.shard, {}).items():
+            if value.shape != flat.shard.shape:
+                for names_of_one in names:
+                    kept.setdefault(names_of_one[0], {})[key] = value.clone()
+                continue
+            buffer = device.empty(flat.full.numel(), value.dtype, "communication", value.device)
+            comm.all_gather(buffer, value, group).wait()
+            for names_of_one, whole in zip(names, flat.unflatten(buffer), strict=True):
+                kept.setdefault(names_of_one[0], {})[key] = keep(whole)
+            device.free(buffer)
+    return kept
+
+
+@wrong("10b.4", "each buffer is given back as soon as its states are kept")
+def whole_states(units, optimizer, group, keep):
+    """Leaves the buffers to live on."""
+    kept, buffers = {}, []
+    for flat, names in units:
+        for key, value in optimizer.state.get(flat.shard, {}).items():
+            if value.shape != flat.shard.shape:
+                for names_of_one in names if keep is not None else []:
+                    kept.setdefault(names_of_one[0], {})[key] = value.clone()
+                continue
+            buffer = device.empty(flat.full.numel(), value.dtype, "communication", value.device)
+            buffers.append(buffer)
+            comm.all_gather(buffer, value, group).wait()
+            if keep is not None:
+                for names_of_one, whole in zip(names, flat.unflatten(buffer), strict=True):
+                    kept.setdefault(names_of_one[0], {})[key] = keep(whole)
+    units[0].flat.kept_alive = buffers
+    return kept
+
+
+@wrong("10b.4", "whole at once: one unit's, one key's, then give it back")
+def whole_states(units, optimizer, group, keep):
+    """Frees at the end of each unit only."""
+    kept = {}
+    for flat, names in units:
+        buffers = []
+        for key, value in optimizer.state.get(flat.shard, {}).items():
+            if value.shape != flat.shard.shape:
+                for names_of_one in names if keep is not None else []:
+                    kept.setdefault(names_of_one[0], {})[key] = value.clone()
+                continue
+            buffers.append(device.empty(flat.full.numel(), value.dtype, "communication", value.device))
+            comm.all_gather(buffers[-1], value, group).wait()
+            if keep is not None:
+                for names_of_one, whole in zip(names, flat.unflatten(buffers[-1]), strict=True):
+                    kept.setdefault(names_of_one[0], {})[key] = keep(whole)
+        for buffer in buffers:
+            device.free(buffer)
+    return kept
+
+
+@wrong("10b.4", "the buffer comes from `device.empty")
+def whole_states(units, optimizer, group, keep):
+    """Gathers into a tensor that nobody counts."""
+    kept = {}
+    for flat, names in units:
+        for key, value in optimizer.state.get(flat.shard, {}).items():
+            if value.shape != flat.shard.shape:
+                for names_of_one in names if keep is not None else []:
+                    kept.setdefault(names_of_one[0], {})[key] = value.clone()
+                continue
+            buffer = torch.empty(flat.full.numel(), dtype=value.dtype, device=value.device)
+            comm.all_gather(buffer, value, group).wait()
+            if keep is not None:
+                for names_of_one, whole in zip(names, flat.unflatten(buffer), strict=True):
+                    kept.setdefault(names_of_one[0], {})[key] = keep(whole)
+    return kept
+
+
+@wrong("10b.4", "every key, the step too")
+def whole_states(units, optimizer, group, keep):
+    """Leaves the step out."""
+    kept = {}
+    for flat, names in units:
+        for key, value in optimizer.state.get(flat.shard, {}).items():
+            if value.shape != flat.shard.shape:
+                continue
+            buffer = device.empty(flat.full.numel(), value.dtype, "communication", value.device)
+            comm.all_gather(buffer, value, group).wait()
+            if keep is not None:
+                for names_of_one, whole in zip(names, flat.unflatten(buffer), strict=True):
+                    kept.setdefault(names_of_one[0], {})[key] = keep(whole)
+            device.free(buffer)
+    return kept
+
+
+@wrong("10b.4", "a unit without state, as a frozen one, has no entries")
+def whole_states(units, optimizer, group, keep):
+    """An empty state for each frozen parameter."""
+    kept = {}
+    for flat, names in units:
+        if keep is not None:
+            kept |= {names_of_one[0]: {} for names_of_one in names}
+        for key, value in optimizer.state.get(flat.shard, {}).items():
+            if value.shape != flat.shard.shape:
+                for names_of_one in names if keep is not None else []:
+                    kept[names_of_one[0]][key] = value.clone()
+                continue
+            buffer = device.empty(flat.full.numel(), value.dtype, "communication", value.device)
+            comm.all_gather(buffer, value, group).wait()
+            if keep is not None:
+                for names_of_one, whole in zip(names, flat.unflatten(buffer), strict=True):
+                    kept[names_of_one[0]][key] = keep(whole)
+            device.free(buffer)
+    return kept
+
+
+# 10b.5
+
+
+@wrong("10b.5", "half a checkpoint has the name of a whole one")
+def commit(disk, folder, name, files, rank, barrier):
+    """Writes under the final name at once."""
+    whole = folder / name
+    if rank == 0:
+        disk.make_folder(whole)
+    barrier()
+    for file, content in files.items():
+        disk.write(whole / file, content)
+        disk.sync(whole / file)
+    barrier()
+    if rank == 0:
+        disk.sync(whole)
+        disk.sync(folder)
+    barrier()
+
+
+@wrong("10b.5", "sync each file that was written")
+def commit(disk, folder, name, files, rank, barrier):
+    """Syncs folders only."""
+    part, whole = folder / f".{name}.part", folder / name
+    if rank == 0:
+        disk.make_folder(part)
+    barrier()
+    for file, content in files.items():
+        disk.write(part / file, content)
+    barrier()
+    if rank == 0:
+        disk.sync(part)
+        disk.rename(part, whole)
+        disk.sync(folder)
+    barrier()
+
+
+@wrong("10b.5", "a barrier before the rename")
+def commit(disk, folder, name, files, rank, barrier):
+    """Rank 0 renames when it has finished itself."""
+    part, whole = folder / f".{name}.part", folder / name
+    if rank == 0:
+        disk.make_folder(part)
+    barrier()
+    for file, content in files.items():
+        disk.write(part / file, content)
+        disk.sync(part / file)
+    if rank == 0:
+        disk.sync(part)
+        disk.rename(part, whole)
+        disk.sync(folder)
+    barrier()
+
+
+@wrong("10b.5", "before rank 0 has made the folder")
+def commit(disk, folder, name, files, rank, barrier):
+    """No barrier after the folder is made."""
+    part, whole = folder / f".{name}.part", folder / name
+    if rank == 0:
+        disk.make_folder(part)
+    for file, content in files.items():
+        disk.write(part / file, content)
+        disk.sync(part / file)
+    barrier()
+    if rank == 0:
+        disk.sync(part)
+        disk.rename(part, whole)
+        disk.sync(folder)
+    barrier()
+
+
+@wrong("10b.5", "sync the part before it is renamed")
+def commit(disk, folder, name, files, rank, barrier):
+    """The files' names in the part are never synced."""
+    part, whole = folder / f".{name}.part", folder / name
+    if rank == 0:
+        disk.make_folder(part)
+    barrier()
+    for file, content in files.items():
+        disk.write(part / file, content)
+        disk.sync(part / file)
+    barrier()
+    if rank == 0:
+        disk.rename(part, whole)
+        disk.sync(folder)
+    barrier()
+
+
+@wrong("10b.5", "names that come later are not on the disk with it")
+def commit(disk, folder, name, files, rank, barrier):
+    """Syncs the part while it is empty."""
+    part, whole = folder / f".{name}.part", folder / name
+    if rank == 0:
+        disk.make_folder(part)
+        disk.sync(part)
+    barrier()
+    for file, content in files.items():
+        disk.write(part / file, content)
+        disk.sync(part / file)
+    barrier()
+    if rank == 0:
+        disk.rename(part, whole)
+        disk.sync(folder)
+    barrier()
+
+
+@wrong("10b.5", "sync `folder`, after the rename")
+def commit(disk, folder, name, files, rank, barrier):
+    """The rename itself is never synced."""
+    part, whole = folder / f".{name}.part", folder / name
+    if rank == 0:
+        disk.make_folder(part)
+    barrier()
+    for file, content in files.items():
+        disk.write(part / file, content)
+        disk.sync(part / file)
+    barrier()
+    if rank == 0:
+        disk.sync(part)
+        disk.sync(folder)
+        disk.rename(part, whole)
+    barrier()
+
+
+@wrong("10b.5", "the last barrier is for that")
+def commit(disk, folder, name, files, rank, barrier):
+    """The others go on while rank 0 renames."""
+    part, whole = folder / f".{name}.part", folder / name
+    if rank == 0:
+        disk.make_folder(part)
+    barrier()
+    for file, content in files.items():
+        disk.write(part / file, content)
+        disk.sync(part / file)
+    barrier()
+    if rank == 0:
+        disk.sync(part)
+        disk.rename(part, whole)
+        disk.sync(folder)
+
+
+@wrong("10b.5", "one rank gives the name")
+def commit(disk, folder, name, files, rank, barrier):
+    """Every rank renames."""
+    part, whole = folder / f".{name}.part", folder / name
+    if rank == 0:
+        disk.make_folder(part)
+    barrier()
+    for file, content in files.items():
+        disk.write(part / file, content)
+        disk.sync(part / file)
+    barrier()
+    disk.sync(part)
+    disk.rename(part, whole)
+    disk.sync(folder)
+    barrier()
+
+
+@wrong("10b.5", "a barrier is for all ranks")
+def commit(disk, folder, name, files, rank, barrier):
+    """A barrier that only rank 0 comes to."""
+    part, whole = folder / f".{name}.part", folder / name
+    if rank == 0:
+        disk.make_folder(part)
+    barrier()
+    for file, content in files.items():
+        disk.write(part / file, content)
+        disk.sync(part / file)
+    barrier()
+    if rank == 0:
+        disk.sync(part)
+        disk.rename(part, whole)
+        disk.sync(folder)
+        barrier()
+
+
+@wrong("10b.5", "sync saves what has been written before it")
+def commit(disk, folder, name, files, rank, barrier):
+    """Makes and syncs the files, and then fills them."""
+    part, whole = folder / f".{name}.part", folder / name
+    if rank == 0:
+        disk.make_folder(part)
+    barrier()
+    for file in files:
+        disk.write(part / file, b"")
+        disk.sync(part / file)
+    for file, content in files.items():
+        disk.write(part / file, content)
+    barrier()
+    if rank == 0:
+        disk.sync(part)
+        disk.rename(part, whole)
+        disk.sync(folder)
+    barrier()
+
+
+# 10b.6
+
+
+@wrong("10b.6", "trained modules may lie further down")
+def units_for(model, block):
+    """Looks at the children of blocks only."""
+    blocks = {module for module in model.modules() if isinstance(module, block)}
+    units = set(blocks)
+    for top in (model, *blocks):
+        inner = [each for each in top.modules() if each in blocks and each is not top]
+        if len({p.requires_grad for p in find_parameters(top, skip=inner)}) > 1:
+            for child in top.children():
+                if {p.requires_grad for p in child.parameters()} == {True} and child not in blocks:
+                    units.add(child)
+    return units
+
+
+@wrong("10b.6", "go no deeper than you must")
+def units_for(model, block):
+    """Makes every trained module in a mixed unit a unit of its own."""
+    blocks = {module for module in model.modules() if isinstance(module, block)}
+    units = set(blocks)
+    for top in (model, *blocks):
+        inner = {each for each in top.modules() if each in blocks and each is not top}
+        if len({p.requires_grad for p in find_parameters(top, skip=inner)}) > 1:
+            skipped = {each for module in inner for each in module.modules()}
+            for module in set(top.modules()) - skipped - {top}:
+                if {p.requires_grad for p in find_parameters(module, skip=inner)} == {True}:
+                    units.add(module)
+    return units
+
+
+@wrong("10b.6", "a unit that does not mix needs no separating")
+def units_for(model, block):
+    """Separates trained modules wherever there are any."""
+    blocks = {module for module in model.modules() if isinstance(module, block)}
+    units = set(blocks)
+
+    def separate(module):
+        for child in module.children():
+            inner = [each for each in child.modules() if each in blocks and each is not child]
+            if child in blocks:
+                continue
+            if {p.requires_grad for p in find_parameters(child, skip=inner)} == {True}:
+                units.add(child)
+            else:
+                separate(child)
+
+    for top in (model, *blocks):
+        separate(top)
+    return units
+
+
+@wrong("10b.6", "a unit of frozen parameters more")
+def units_for(model, block):
+    """Gives the frozen modules units of their own as well."""
+    blocks = {module for module in model.modules() if isinstance(module, block)}
+    units = set(blocks)
+
+    def kinds(module):
+        inner = [each for each in module.modules() if each in blocks and each is not module]
+        return {p.requires_grad for p in find_parameters(module, skip=inner)}
+
+    def separate(module):
+        for child in module.children():
+            if child not in blocks:
+                if len(kinds(child)) == 1:
+                    units.add(child)
+                else:
+                    separate(child)
+
+    for top in (model, *blocks):
+        if len(kinds(top)) > 1:
+            separate(top)
+    return units
+
+
+@wrong("10b.6", "separate the trained ones")
+def units_for(model, block):
+    """Separates the frozen ones."""
+    blocks = {module for module in model.modules() if isinstance(module, block)}
+    units = set(blocks)
+
+    def kinds(module):
+        inner = [each for each in module.modules() if each in blocks and each is not module]
+        return {p.requires_grad for p in find_parameters(module, skip=inner)}
+
+    def separate(module):
+        for child in module.children():
+            if child not in blocks:
+                if kinds(child) == {False}:
+                    units.add(child)
+                else:
+                    separate(child)
+
+    for top in (model, *blocks):
+        if len(kinds(top)) > 1:
+            separate(top)
+    return units
+
+
+@wrong("10b.6", "what no block holds can mix as well")
+def units_for(model, block):
+    """Forgets the root."""
+    blocks = {module for module in model.modules() if isinstance(module, block)}
+    units = set(blocks)
+
+    def separate(module):
+        for child in module.children():
+            if {p.requires_grad for p in child.parameters()} == {True}:
+                units.add(child)
+            else:
+                separate(child)
+
+    for top in blocks:
+        if len({p.requires_grad for p in top.parameters()}) > 1:
+            separate(top)
+    return units
+
+
+@wrong("10b.6", "each block is a unit, whatever is frozen in it")
+def units_for(model, block):
+    """Only the blocks that train are units."""
+    blocks = {module for module in model.modules() if isinstance(module, block)}
+    units = {each for each in blocks if any(p.requires_grad for p in each.parameters())}
+
+    def separate(module):
+        for child in module.children():
+            if {p.requires_grad for p in child.parameters()} == {True}:
+                units.add(child)
+            else:
+                separate(child)
+
+    for top in blocks:
+        if len({p.requires_grad for p in top.parameters()}) > 1:
+            separate(top)
+    return units
+
+
+@wrong("10b.6", "what is left over of a list of blocks")
+def units_for(model, block):
+    """Takes the list of trained blocks for a trained module."""
+    blocks = {module for module in model.modules() if isinstance(module, block)}
+    units = set(blocks)
+
+    def separate(module):
+        for child in module.children():
+            if child not in blocks:
+                if {p.requires_grad for p in child.parameters()} == {True}:
+                    units.add(child)
+                else:
+                    separate(child)
+
+    for top in (model, *blocks):
+        inner = [each for each in top.modules() if each in blocks and each is not top]
+        if len({p.requires_grad for p in find_parameters(top, skip=inner)}) > 1 or inner:
+            separate(top)
+    return units
