@@ -519,7 +519,39 @@ def check_named_parameters() -> None:
     assert ours.defaults == AdamW(model.parameters(), lr=0.1).defaults
 
 
+def check_clipping() -> None:
+    """The norm is that of all ranks' mean gradients, and a step after it reduces nothing a second time."""
+    for p in (1.0, 2.0, float("inf")):
+        reference, theirs = Net(), Net()
+        expected = AdamW([q for q in reference.parameters() if q.requires_grad], **CASES["adamw"].defaults)
+        for x, y in batches(2):
+            F.mse_loss(reference(x), y).backward()
+            norm = nn.utils.clip_grad_norm_(reference.parameters(), 0.01, p)
+            for q in reference.parameters():
+                if q.requires_grad and q.grad is None:
+                    q.grad = torch.zeros_like(q)
+            expected.step()
+            expected.zero_grad()
+        for stage in STAGES:
+            theirs = Net()
+            optimizer = make(stage, theirs)
+            for batch in batches(2):
+                loss_on_rank(theirs, batch).backward()
+                found = optimizer.clip_grad_norm_(0.01, p)
+                with comm.record() as log:
+                    optimizer.step()
+                assert not [call for call in log if call.op == "reduce_scatter"]
+                optimizer.zero_grad()
+            torch.testing.assert_close(found, norm)
+            assert_same(theirs, reference)
+            loss_on_rank(theirs, batches(1)[0]).backward()
+            optimizer.clip_grad_norm_(0.01, p)
+            optimizer.zero_grad()
+            assert all(bucket.shard.grad is None for bucket in optimizer.buckets)
+
+
 def check_loops() -> None:
+    check_clipping()
     check_accumulation()
     check_branches_that_differ_by_rank()
     check_closure()

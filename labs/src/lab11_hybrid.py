@@ -984,7 +984,7 @@ plots.lines(
 # (`minifsdp/fsdp/groups.py` hands groups down).
 #
 # Gradients are clipped by their norm over *one* sharding group, not over the world: replicas hold the same shards, and
-# would be counted R times (`minifsdp/fsdp/clip_grad.py`). The same goes for checkpoints: one replica has everything.
+# would be counted R times (`minifsdp/clip_grad.py`). The same goes for checkpoints: one replica has everything.
 #
 # ## What to remember
 #

@@ -10,10 +10,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from minifsdp.clip_grad import clip_grad_norm
 from minifsdp.comm import Group
 from minifsdp.fsdp import construct
 from minifsdp.fsdp.auto_wrap import wrap_submodules
-from minifsdp.fsdp.clip_grad import clip_grad_norm
 from minifsdp.fsdp.eager import stay_out_of_graphs
 from minifsdp.fsdp.engine import Engine
 from minifsdp.fsdp.groups import find_groups

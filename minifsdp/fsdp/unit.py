@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from enum import Enum
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import nn
@@ -40,16 +40,7 @@ class Absent(torch.Tensor):
     unit: Unit
     parameter: str
 
-    harmless: ClassVar[set[str]] = {
-        "__get__",
-        "size",
-        "dim",
-        "numel",
-        "stride",
-        "is_floating_point",
-        "__repr__",
-        "detach",
-    }
+    harmless = frozenset("__get__ size dim numel stride is_floating_point __repr__ detach".split())
 
     @classmethod
     def like(cls, leaf: torch.Tensor) -> Absent:

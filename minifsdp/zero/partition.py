@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from minifsdp import comm, device
+from minifsdp.clip_grad import clip_grad_norm
 from minifsdp.comm import Group, Handle
 from minifsdp.ddp.bucketed import assign_buckets
 from minifsdp.ddp.sync import broadcast_from_rank_0, check_same_on_all_ranks, describe
@@ -129,6 +130,19 @@ class ShardedOptimizer(torch.optim.Optimizer):
         self.defaults = self.inner.defaults
         for group, inner_group in zip(self.param_groups, self.inner.param_groups, strict=True):
             group.update(_hyperparameters(inner_group))
+
+    def clip_grad_norm_(self, max_norm: float, norm_type: float = 2.0) -> Tensor:
+        """Clip by the norm of all mean gradients; returns the norm. Collective.
+
+        `torch.nn.utils.clip_grad_norm_` sees the gradients of this rank's batch (stage 1), or none (stage 2).
+        """
+        self.reduce_gradients()
+        shards = [bucket.shard for bucket in self.buckets]
+        group = self.process_group
+        return clip_grad_norm({group: shards}, [], float(max_norm), float(norm_type), shards[0].device)
+
+    def reduce_gradients(self) -> None:
+        """See that the shards have their gradients."""
 
     def update_shards(self) -> None:
         """The optimizer step, on this rank's 1 / N of the elements.

@@ -39,6 +39,19 @@ class Zero1Optimizer(ShardedOptimizer):
     """
 
     @torch.no_grad()
+    def reduce_gradients(self) -> None:
+        for bucket in self.buckets:
+            if bucket.shard.grad is None:  # else clip_grad_norm_ has been here
+                reduce_gradients(bucket)
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Drop the gradients (or zero them), and what clipping has reduced of them."""
+        super().zero_grad(set_to_none)
+        for bucket in self.buckets:
+            if bucket.shard.grad is not None:
+                free_gradients(bucket)
+
+    @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
         """Reduce-scatter the gradients, update this rank's shards, all-gather the parameters. Collective.
 
@@ -49,8 +62,7 @@ class Zero1Optimizer(ShardedOptimizer):
             The closure's loss.
         """
         loss = None if closure is None else torch.enable_grad()(closure)()
-        for bucket in self.buckets:
-            reduce_gradients(bucket)
+        self.reduce_gradients()
         self.update_shards()
         for bucket in self.buckets:
             free_gradients(bucket)
