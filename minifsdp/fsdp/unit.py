@@ -40,7 +40,7 @@ class Absent(torch.Tensor):
     unit: Unit
     parameter: str
 
-    harmless = frozenset("__get__ size dim numel stride is_floating_point __repr__ detach".split())
+    harmless = frozenset(["__get__", "size", "dim", "numel", "stride", "is_floating_point", "__repr__", "detach"])
 
     @classmethod
     def like(cls, leaf: torch.Tensor) -> Absent:
