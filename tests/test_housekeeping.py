@@ -20,6 +20,8 @@ from minifsdp.course.cli import processes
 from minifsdp.course.housekeeping import SERVER, Found, end_processes, find_processes
 from minifsdp.course.workshop.references import find_reference
 
+pytestmark = pytest.mark.alone
+
 
 @pytest.fixture
 def marker(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
