@@ -9,9 +9,9 @@ READY := $(VENV)/.ready
 ladder: $(READY)
 	$(BIN)/minifsdp ladder
 
-# Several at a time, since ranks often wait; a test is taken over from another worker only when there is nothing else.
+# Two files at a time: each test starts ranks of its own.
 test: $(READY)
-	$(BIN)/pytest -q -m "not slow and not alone" -n 3 --dist worksteal
+	$(BIN)/pytest -q -m "not slow and not alone" -n 2 --dist loadfile
 	$(BIN)/pytest -q -m "not slow and alone"
 
 test-full: $(READY)
