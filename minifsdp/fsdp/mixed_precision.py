@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from minifsdp import comm, device
+from minifsdp.fsdp.materialize import own_buffers
 from minifsdp.fsdp.options import MixedPrecision
 from minifsdp.fsdp.staged import StagedUnit
 from minifsdp.tree import map_tensors, tensors_in
@@ -125,9 +126,8 @@ def follow_buffers(before: BufferDtypes, dtype: torch.dtype | None, exact: bool)
 def cast_buffers(modules: Iterable[nn.Module], dtype: torch.dtype | None) -> BufferDtypes:
     """Give the modules' own floating-point buffers `dtype`; returns those that they had, for their state dict."""
     before: BufferDtypes = {}
-    for module in modules:
-        for name, buffer in module._buffers.items():
-            if buffer is not None and buffer.is_floating_point() and dtype is not None:
-                before[module, name] = buffer.dtype
-                module._buffers[name] = buffer.to(dtype)
+    for module, name, buffer in own_buffers(modules) if dtype is not None else ():
+        if buffer.is_floating_point():
+            before[module, name] = buffer.dtype
+            module._buffers[name] = buffer.to(dtype)
     return before

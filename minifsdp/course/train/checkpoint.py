@@ -107,8 +107,8 @@ def read(whole: Path) -> dict[str, Any]:
         raise ValueError(f"{whole} is damaged, {ONE_BEFORE}: {type(error).__name__}") from error
 
 
-def check_same_task(whole: Path, settings: Settings, data: str) -> None:
-    """Raise ValueError unless `settings` can go on from this checkpoint."""
+def check_same_task(whole: Path, settings: Settings, data: str) -> int:
+    """Raise ValueError unless `settings` can go on from this checkpoint; returns the steps that it has."""
     run = read(whole)
     for name, then in run["task"].items():
         if (now := getattr(settings, name)) != then:
@@ -117,6 +117,7 @@ def check_same_task(whole: Path, settings: Settings, data: str) -> None:
         raise ValueError(f"--data: {whole} was trained on {run['data']}, not on {data}; give that text")
     if run["step"] > settings.steps:
         raise ValueError(f"--steps {settings.steps}: {whole} is beyond that; give more, or another --checkpoint DIR")
+    return int(run["step"])
 
 
 def prune(folder: Path, keep: int) -> None:

@@ -48,8 +48,7 @@ def plan(settings: Settings, device: Device, out: Path) -> Plan:
     whole = _find_checkpoint(settings.checkpoint, settings.resume) if settings.checkpoint else None
     step = 0
     if whole is not None:
-        checkpoint.check_same_task(whole, settings, data)
-        step = checkpoint.read(whole)["step"]
+        step = checkpoint.check_same_task(whole, settings, data)
     check_writable(out)
     return Plan(settings, data, chosen, out, whole, step)
 
