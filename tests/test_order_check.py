@@ -19,8 +19,10 @@ from torch.distributed.device_mesh import init_device_mesh
 
 from minifsdp import comm
 from minifsdp.course.launch import RankError, launch
+from minifsdp.ddp import DistributedDataParallel
 from minifsdp.fsdp import CPUOffload, FullyShardedDataParallel, MixedPrecision, ShardingStrategy
-from minifsdp.fsdp.order_check import CheckedUnit, Order, order_of
+from minifsdp.fsdp.order_check import CheckedUnit
+from minifsdp.order import Order, order_of
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
@@ -254,6 +256,48 @@ def test_hybrid_sharding_is_checked_inside_and_across() -> None:
     assert inside == 3 * (5 + 3)
     headline, _ = failures(hybrid, 4, "path")
     assert "rank 2: all-gather of blocks.1 (Block), 30 x float32; rank 3: all-gather of blocks.0 (Block)" in headline
+
+
+# DDP
+
+
+def ddp_gradients(**options: Any) -> list[Tensor]:
+    torch.manual_seed(0)
+    model = DistributedDataParallel(Net(), bucket_cap_mb=0, **options)
+    for _ in range(3):
+        step(model)
+    with model.join():
+        for _ in range(1 + dist.get_rank()):
+            step(model)
+    return [p.grad.clone() for p in model.parameters() if p.grad is not None]
+
+
+def ddp_of_all_kinds() -> tuple[list[Tensor], int]:
+    found = [*ddp_gradients(), *ddp_gradients(find_unused_parameters=True), *ddp_gradients(static_graph=True)]
+    return found, order_of(comm.world()).issued
+
+
+def test_ddp_announces_every_bucket_and_changes_no_result(monkeypatch: pytest.MonkeyPatch) -> None:
+    expected = launch(ddp_of_all_kinds, 2)
+    monkeypatch.setenv("TORCH_DISTRIBUTED_DEBUG", "DETAIL")
+    for (checked, announced), (plain, _) in zip(launch(ddp_of_all_kinds, 2), expected, strict=True):
+        assert all(torch.equal(a, b) for a, b in zip(checked, plain, strict=True))
+        assert len(plain) == 3 * 6
+        assert announced == 3 * 5 * 6  # ways, steps of the rank that has most, buckets of one parameter each
+
+
+def ddp_runs_out_of_batches() -> None:
+    model = DistributedDataParallel(Net())
+    for _ in range(2 if dist.get_rank() else 3):
+        step(model)
+
+
+@pytest.mark.usefixtures("impatient")
+@pytest.mark.behaviour(32)
+def test_uneven_batches_of_ddp_end_in_words() -> None:
+    headline, _ = failures(ddp_runs_out_of_batches)
+    assert "rank 0: all-reduce of bucket 0 (head.bias to blocks.0.linear.weight), 78 x float32" in headline
+    assert "rank 1: nothing in 2 s." in headline
 
 
 SCRIPT = """

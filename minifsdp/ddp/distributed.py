@@ -13,6 +13,7 @@ from minifsdp import comm
 from minifsdp.ddp import arguments
 from minifsdp.ddp.comm_hook import HookedReduce
 from minifsdp.ddp.methods import TorchMethods
+from minifsdp.ddp.order_check import CheckedReducer
 from minifsdp.ddp.reducer import Reducer
 from minifsdp.ddp.static_graph import StaticGraphReducer
 from minifsdp.ddp.sync import broadcast_from, start_from_rank_0, trainable_parameters
@@ -134,6 +135,8 @@ class DistributedDataParallel(TorchMethods):
             kind = StaticGraphReducer
         elif self.find_unused_parameters:
             kind = UnusedFindingReducer
+        if comm.wants_order_checked():
+            kind = type(f"Checked{kind.__name__}", (CheckedReducer, kind), {})
         names = trainable_parameters(self.module, self.parameters_to_ignore)
         reducer = kind(names, self.bucket_bytes_cap_list, self.process_group, self.gradient_as_bucket_view)
         if self._comm_hook is not None:

@@ -1,128 +1,30 @@
-"""Do all ranks issue the same collectives in the same order? (`TORCH_DISTRIBUTED_DEBUG=DETAIL`)
-
-A collective waits for all ranks. If one of them takes another path through the model, or has run out of batches, the
-others hang in a collective that it never issues, or exchange parameters of different units. So before each collective
-a rank writes down what it is about to issue and reads what the others are about to:
-
-    store    "1/17/0": all-gather of blocks.1 (Block)       17: how many this group has issued before
-             "1/17/1": all-gather of blocks.2 (Block)       the last number: by which rank
-
-What was issued before 17 was the same on all ranks, for else the comparison would have ended there.
-
-torch compares all-gathers only, in the first iteration by collectives of its own, and later warns
-(torch/distributed/fsdp/_exec_order_utils.py).
-"""
+"""Units that compare notes: does every rank issue the same collectives of the same units? (order.py)"""
 
 from __future__ import annotations
 
-import os
-from collections import deque
-from contextlib import suppress
-from datetime import timedelta
-from typing import Any
-from weakref import WeakKeyDictionary
-
 from torch import Tensor
 
-from minifsdp import comm
-from minifsdp.comm import Done, Group, Handle
+from minifsdp.comm import Done, Handle
 from minifsdp.fsdp.flat_unit import FlatUnit
 from minifsdp.fsdp.hybrid import HybridUnit
 from minifsdp.fsdp.replicated import ReplicatedUnit
-
-TIMEOUT = "MINIFSDP_ORDER_TIMEOUT"
-"""Environment variable: seconds for which a rank waits to hear what the others are about to issue; default 30."""
-
-_SHOWN = 4  # collectives that a report shows before the one that differs
+from minifsdp.order import announce
 
 
 class CheckedUnit(FlatUnit):
     """A unit that announces each of its collectives before it issues it."""
 
     def gather_into(self, full: Tensor) -> Handle | Done:
-        self._announce("all-gather", full, self.group)
+        announce("all-gather", self.title, full, self.group)
         return super().gather_into(full)
 
     def _reduce(self) -> Handle:
+        assert self._gradient is not None
         op = "all-reduce" if isinstance(self, ReplicatedUnit) else "reduce-scatter"
-        self._announce(op, self._gradient, self.group)
+        announce(op, self.title, self._gradient, self.group)
         return super()._reduce()
 
     def _accumulate(self) -> None:
         if isinstance(self, HybridUnit):
-            self._announce("all-reduce", self._mean, self.replicas)
+            announce("all-reduce", self.title, self._mean, self.replicas)
         super()._accumulate()
-
-    def _announce(self, op: str, tensor: Any, group: Group) -> None:
-        if group.size() > 1:
-            dtype = str(tensor.dtype).removeprefix("torch.")
-            order_of(group).announce(f"{op} of {self.title}, {tensor.numel():,} x {dtype}")
-
-
-class Order:
-    """The order of one group's collectives, as this rank issues them.
-
-    Args:
-        group: whose.
-        timeout: seconds to wait for the other ranks; default: the environment's.
-    """
-
-    def __init__(self, group: Group, timeout: float | None = None) -> None:
-        self.store = comm.store_of(group, "minifsdp order")
-        self.names = comm.global_ranks(group)
-        self.name = self.names[group.rank()]
-        self.life = self.store.add(f"lives of {self.name}", 1)  # a store may outlast its process group
-        self.timeout = float(os.environ.get(TIMEOUT, 30)) if timeout is None else timeout
-        self.issued = 0
-        self.before: deque[str] = deque(maxlen=_SHOWN)
-
-    def announce(self, collective: str) -> None:
-        """Tell the other ranks what this one is about to issue, and hear what they are.
-
-        Raises:
-            RuntimeError: not all are about to issue the same, or one says nothing in time. On every rank that has
-                said something, and on the others once they do.
-        """
-        keys = {name: f"{self.life}/{self.issued}/{name}" for name in self.names}
-        mine, last = keys[self.name], f"{self.life}/{self.issued - 1}/{self.name}"
-        failed = f"{self.life}/failed"
-        self.issued += 1
-        self.store.set(mine, collective)
-        with suppress(RuntimeError):  # too late: what has not been said shows below
-            self.store.wait(list(keys.values()), timedelta(seconds=self.timeout))
-        said = {name: self.store.get(key).decode() for name, key in keys.items() if self.store.check([key])}
-        if self.store.check([failed]):
-            raise RuntimeError(self.store.get(failed).decode())
-        if len(said) < len(keys) or len(set(said.values())) > 1:
-            report = self._report(said)
-            self.store.set(failed, report)
-            raise RuntimeError(report)
-        self.store.delete_key(last)  # all have said something since, so all have read it
-        self.before.append(collective.partition(",")[0])
-
-    def _report(self, said: dict[int, str]) -> str:
-        """Each party of ranks that are about to do the same: what, after what, and what to do about it."""
-        silence = f"nothing in {self.timeout:g} s"
-        ranks: dict[str, list[int]] = {}
-        for name in self.names:
-            ranks.setdefault(said.get(name, silence), []).append(name)
-        parties = {what: f"rank{'s' * (len(names) > 1)} {', '.join(map(str, names))}" for what, names in ranks.items()}
-        now = "; ".join(f"{names}: {what}" for what, names in parties.items())
-        orders = [f"  {names}: {' | '.join([*self.before, what])}" for what, names in parties.items()]
-        cure = "All ranks have to use the same units in the same order: look for a condition on the rank or its data."
-        if silence in ranks:
-            cure = (
-                f"Has {parties[silence]} run out of batches, left the loop, or taken a path without these units? All "
-                f"ranks need the same number of batches. If it is only slow: {TIMEOUT}=seconds waits longer."
-            )
-        return "\n".join([f"Detected mismatch between collectives on ranks. About to be issued: {now}.", *orders, cure])
-
-
-_orders: WeakKeyDictionary[Group, Order] = WeakKeyDictionary()
-
-
-def order_of(group: Group) -> Order:
-    """The order of a group's collectives, which all units on that group share."""
-    if group not in _orders:
-        _orders[group] = Order(group)
-    return _orders[group]
