@@ -29,7 +29,7 @@ from minifsdp.fsdp.state.methods import StateMethods
 from minifsdp.fsdp.state.names import FLAT_PARAM, clean_name
 from minifsdp.fsdp.state.optim_methods import OptimStateMethods
 from minifsdp.fsdp.state.saving import refuse_past_wrapper
-from minifsdp.fsdp.state.summon import check_forward
+from minifsdp.fsdp.state.summon import check_forward, check_none_summoned
 from minifsdp.fsdp.sync import SyncSchedule
 from minifsdp.fsdp.unit import Unit
 from minifsdp.fsdp.wrap import NamingPolicy, WrapPolicy
@@ -145,6 +145,7 @@ class FullyShardedDataParallel(StateMethods, OptimStateMethods):
                 instance._buffer_dtypes = cast_buffers(instance._managed, instance.mixed_precision.buffer_dtype)
             if self._unit is not None:
                 self._unit.is_root = True
+            self._instances = instances
         return self._engine
 
     def _root_engine(self, what: str) -> Engine:
@@ -167,6 +168,7 @@ class FullyShardedDataParallel(StateMethods, OptimStateMethods):
             return compute(*args, **kwargs)
         engine = self._lazy_init()
         if self._is_root:
+            check_none_summoned(self._instances)
             engine.begin()
         try:
             args, kwargs = self._cast((args, kwargs))
@@ -223,6 +225,12 @@ class FullyShardedDataParallel(StateMethods, OptimStateMethods):
 
     def __getitem__(self, key: Any) -> Any:
         return self.module[key]  # type: ignore[index]
+
+    def __deepcopy__(self, memo: Any) -> Any:
+        raise RuntimeError(
+            f"FullyShardedDataParallel({type(self.module).__name__}) cannot be copied, its shards belong to process "
+            "groups: copy the module before it is wrapped, or wrap another one and load this one's state_dict() there"
+        )
 
     @property
     def params(self) -> list[nn.Parameter]:

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from functools import cache, partial
 from typing import Any
 
+import torch
 from torch import nn
 
 from minifsdp import comm
@@ -64,7 +65,8 @@ def flatten_and_shard(instance: Any, params: ParamPlaces, fill: Fill) -> WholeUn
         flatten = partial(AlignedFlatParameter, gathered_in=precision.param_dtype)
     concerns: list[type[FlatUnit]] = [CheckedUnit] if comm.wants_order_checked() else []
     arguments: dict[str, Any] = {}
-    if precision.param_dtype or precision.reduce_dtype:
+    half = next(iter(params)).dtype is torch.float16  # its sums overflow as those of reduce_dtype=torch.float16 do
+    if half or precision.param_dtype or precision.reduce_dtype:
         concerns.append(MixedPrecisionUnit)
         arguments |= {"precision": precision, "module": instance.module}
     if instance.cpu_offload.offload_params:

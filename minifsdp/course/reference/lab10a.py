@@ -123,7 +123,7 @@ def initialiser(
                 t.fill_(torch.nan)
         torch.manual_seed(seed + crc32(names[module].encode()))
         reset(module)
-        if left := [f"{names[module]}.{name}" for name, t in own(module).items() if t.isnan().any()]:
+        if left := [f"{names[module]}.{name}".lstrip(".") for name, t in own(module).items() if t.isnan().any()]:
             raise RuntimeError(f"nothing has initialised {', '.join(left)}")
 
     return initialise

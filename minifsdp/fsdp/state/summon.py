@@ -101,6 +101,20 @@ def check_forward(instance: StateMethods) -> None:
         )
 
 
+def check_none_summoned(instances: Iterable[StateMethods]) -> None:
+    """Before the forward of an outermost instance whose own parameters are not summoned.
+
+    Raises:
+        ValueError: those of an instance inside are: the forward would gather and free them as if they were not.
+    """
+    for inside in (m for m in instances if m._summoned is not None):
+        raise ValueError(
+            "expected to be in states [<TrainingState.IDLE: 1>] but current state is TrainingState.SUMMON_FULL_PARAMS: "
+            f"the parameters of {type(inside.module).__name__} are summoned, those of the model around it are not; "
+            "summon those of the whole model to run it"
+        )
+
+
 def runs(instance: StateMethods) -> bool:
     """Whether a forward or a backward is under way; one that has raised is over."""
     in_forward = instance._engine is not None and instance._engine.forward_runs
