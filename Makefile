@@ -9,9 +9,9 @@ READY := $(VENV)/.ready
 ladder: $(READY)
 	$(BIN)/minifsdp ladder
 
-# Two files at a time: each test starts ranks of its own.
+# Two at a time (tests/conftest.py): each test starts ranks of its own.
 test: $(READY)
-	$(BIN)/pytest -q -m "not slow and not alone" -n 2 --dist loadfile
+	$(BIN)/pytest -q -m "not slow and not alone" -n 2
 	$(BIN)/pytest -q -m "not slow and alone"
 
 test-full: $(READY)

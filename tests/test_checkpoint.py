@@ -1,24 +1,18 @@
-"""minifsdp.checkpoint: one form of state for FSDP, DDP and plain modules, that torch.distributed.checkpoint saves.
-
-The checks run on two ranks, all in one launch; each is a test of its own.
-"""
+"""minifsdp.checkpoint: one form of state for FSDP, DDP and plain modules, that torch.distributed.checkpoint saves."""
 
 from __future__ import annotations
 
 import copy
 import inspect
-import sys
-import traceback
 import warnings
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
-import cloudpickle
 import pytest
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
+from on_ranks import Checks
 from torch import Tensor, nn
 from torch.distributed._shard.sharded_tensor import ShardedTensor
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
@@ -41,7 +35,7 @@ from minifsdp.course.launch import launch
 from minifsdp.fsdp import FullyShardedDataParallel as Fsdp
 from minifsdp.fsdp import MixedPrecision, OptimStateKeyType, ShardingStrategy
 
-cloudpickle.register_pickle_by_value(sys.modules[__name__])
+check = Checks(__name__)
 
 FULL = StateDictOptions(full_state_dict=True)
 
@@ -121,43 +115,8 @@ def full_state(model: nn.Module, optim: Optimizer) -> tuple[Any, Any]:
 
 # The checks
 
-CHECKS: dict[str, Callable[[], None]] = {}
 
-
-def check(**cases: Any) -> Callable[[Callable[..., None]], Any]:
-    def register(fn: Callable[..., None]) -> Callable[..., None]:
-        for argument, values in cases.items():
-            for value in values:
-                CHECKS[f"{fn.__name__}-{value}"] = lambda value=value, argument=argument: fn(**{argument: value})
-        if not cases:
-            CHECKS[fn.__name__] = fn
-        return fn
-
-    return register
-
-
-def run_checks(path: str) -> dict[str, str | None]:
-    """Save for other numbers of ranks; then the end of the traceback of each check that failed."""
-    warnings.simplefilter("ignore")
-    for kind in SAVED:
-        model, optim = trained(kind)
-        model_state, optim_state = get_state_dict(model, optim)
-        dcp.save({"model": model_state, "optim": optim_state}, checkpoint_id=f"{path}/{kind}")
-        torch.save(full_state(model, optim), f"{path}/{kind}.{dist.get_rank()}.pt")
-    failed: dict[str, str | None] = {}
-    for name, fn in CHECKS.items():
-        try:
-            fn()
-            failed[name] = None
-        except (Exception, pytest.fail.Exception):
-            failed[name] = traceback.format_exc(limit=-4)
-    return failed
-
-
-SAVED = ("FSDP", "FSDP, original", "DDP")
-
-
-@check(kind=MODELS)
+@check(kind=list(MODELS))
 def every_model_has_the_same_form(kind: str) -> None:
     model, optim = trained(kind)
     model_state, optim_state = full_state(model, optim)
@@ -385,16 +344,30 @@ def torchs_own_functions_take_a_shard_for_the_whole() -> None:
     assert theirs.numel() < 35
 
 
+@pytest.mark.parametrize(("ranks", "name"), check.params)
+def test_on_ranks(ranks: int, name: str) -> None:
+    check.assert_passed(ranks, name)
+
+
+# From one number of ranks to another
+
+SAVED = ("FSDP", "FSDP, original", "DDP")
+
+
+def save(path: str) -> None:
+    warnings.simplefilter("ignore")
+    for kind in SAVED:
+        model, optim = trained(kind)
+        model_state, optim_state = get_state_dict(model, optim)
+        dcp.save({"model": model_state, "optim": optim_state}, checkpoint_id=f"{path}/{kind}")
+        torch.save(full_state(model, optim), f"{path}/{kind}.{dist.get_rank()}.pt")
+
+
 @pytest.fixture(scope="module")
-def saved(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[dict[str, str | None]]]:
-    path = tmp_path_factory.mktemp("checkpoints")
-    return path, launch(run_checks, 2, str(path), timeout=100)
-
-
-@pytest.mark.parametrize("name", CHECKS)
-def test_on_two_ranks(saved: Any, name: str) -> None:
-    tracebacks = [f"rank {rank}: {of_rank[name]}" for rank, of_rank in enumerate(saved[1]) if of_rank[name]]
-    assert not tracebacks, "\n".join(tracebacks)
+def saved(tmp_path_factory: pytest.TempPathFactory) -> str:
+    path = str(tmp_path_factory.mktemp("checkpoints"))
+    launch(save, 2, path, timeout=100)
+    return path
 
 
 def load_on_other_ranks(path: str) -> None:
@@ -416,9 +389,9 @@ def load_on_other_ranks(path: str) -> None:
 
 @pytest.mark.parametrize("ranks", [1, 3])
 @pytest.mark.behaviour(40, 42)
-def test_what_two_ranks_have_saved_others_can_load(saved: Any, ranks: int) -> None:
+def test_what_two_ranks_have_saved_others_can_load(saved: str, ranks: int) -> None:
     """Through torch.distributed.checkpoint: into FSDP of both kinds, DDP and a plain module."""
-    launch(load_on_other_ranks, ranks, str(saved[0]), timeout=100)
+    launch(load_on_other_ranks, ranks, saved, timeout=100)
 
 
 def test_without_a_process_group_there_are_only_names() -> None:

@@ -1,7 +1,4 @@
-"""Construction: from the user's module to units that hold shards, step by step and in bytes.
-
-The checks run on ranks, one launch for each number of ranks; each is a test of its own.
-"""
+"""Construction: from the user's module to units that hold shards, step by step and in bytes."""
 
 from __future__ import annotations
 
@@ -11,8 +8,6 @@ import io
 import itertools
 import os
 import re
-import sys
-import traceback
 import warnings
 import weakref
 from collections.abc import Callable, Iterator
@@ -20,15 +15,14 @@ from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import Any
 
-import cloudpickle
 import pytest
 import torch
 import torch.distributed as dist
+from on_ranks import Checks
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 
 from minifsdp import comm
-from minifsdp.course.launch import launch
 from minifsdp.course.ledger import Ledger
 from minifsdp.flat_param import FlatParameter, Place, find_parameters
 from minifsdp.fsdp import CPUOffload, FullyShardedDataParallel, MixedPrecision, ShardingStrategy
@@ -39,43 +33,10 @@ from minifsdp.fsdp.policies import CustomPolicy
 from minifsdp.fsdp.strided import StridedFlatParameter
 from minifsdp.fsdp.unwritten import is_unwritten, mark_unwritten
 
-cloudpickle.register_pickle_by_value(sys.modules[__name__])
+check = Checks(__name__)
 
 Fsdp = FullyShardedDataParallel
 FULL_SHARD, SHARD_GRAD_OP, NO_SHARD, HYBRID_SHARD, _ = ShardingStrategy
-
-Check = Callable[[], None]
-CHECKS: dict[tuple[int, str], Check] = {}
-
-
-def check(ranks: int = 2) -> Callable[[Check], Check]:
-    def register(fn: Check) -> Check:
-        CHECKS[ranks, fn.__name__] = fn
-        return fn
-
-    return register
-
-
-def behaviour(*numbers: int) -> Callable[[Check], Check]:
-    def note(fn: Check) -> Check:
-        fn.behaviours = numbers
-        return fn
-
-    return note
-
-
-def run_checks(names: list[str]) -> dict[str, str | None]:
-    """The end of the traceback of each check that failed."""
-    failed: dict[str, str | None] = {}
-    for name in names:
-        try:
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")
-                CHECKS[dist.get_world_size(), name]()
-            failed[name] = None
-        except (Exception, pytest.fail.Exception):
-            failed[name] = traceback.format_exc(limit=-4)
-    return failed
 
 
 @contextmanager
@@ -145,8 +106,7 @@ def train(model: nn.Module, seed: int = 0) -> None:
 # The order of the steps, and what is left of the module
 
 
-@check()
-@behaviour(1)
+@check(behaviour=1)
 def the_steps_come_in_torch_s_order() -> None:
     """Children before parents, and of each: memory, then rank 0's values, then flat and sharded."""
     seen = []
@@ -170,8 +130,7 @@ def the_steps_come_in_torch_s_order() -> None:
     assert model._unit.flat.shard.numel() == 13  # of 4 * 5 + 5, padded
 
 
-@check()
-@behaviour(2, 8)
+@check(behaviour=(2, 8))
 def a_unit_has_what_no_inner_unit_has_and_autograd_sees_views_of_its_buffer() -> None:
     model = Fsdp(net(), auto_wrap_policy={nn.BatchNorm1d})
     assert units(model) == [("", ["first.weight", "first.bias", "last.weight"], 63), ("norm", ["weight", "bias"], 14)]
@@ -187,8 +146,7 @@ def a_unit_has_what_no_inner_unit_has_and_autograd_sees_views_of_its_buffer() ->
     assert weight is model._unit.leaves[0]
 
 
-@check()
-@behaviour(6)
+@check(behaviour=6)
 def sharding_frees_the_buffer_and_the_shard_owns_its_memory() -> None:
     model = Fsdp(net())
     flat, p = model._unit.flat, next(model.parameters())
@@ -278,8 +236,7 @@ def counted(device: str | None = None) -> nn.Module:
     return nn.Sequential(Counted(5, 5, device=device), pair, Counted(5, 5, device=device))
 
 
-@check()
-@behaviour(12)
+@check(behaviour=12)
 def each_module_is_initialised_once_by_itself() -> None:
     """By `reset_parameters` or by `param_init_fn`, buffers too; never a child through its parent."""
     for policy in (None, {nn.Sequential}, {Counted}, {Counted, nn.Sequential}):
@@ -303,8 +260,7 @@ def each_module_is_initialised_once_by_itself() -> None:
         assert set(seen) <= set(every)
 
 
-@check()
-@behaviour(12)
+@check(behaviour=12)
 def values_from_meta_are_torch_s() -> None:
     """The same seed gives the same values: modules are initialised in the same order."""
     from torch.distributed.fsdp import FullyShardedDataParallel as Torchs
@@ -395,8 +351,7 @@ class Forgetful(nn.Module):
                 mark_unwritten(tensor)
 
 
-@check()
-@behaviour(12)
+@check(behaviour=12)
 def what_nobody_initialised_is_named() -> None:
     """A single element is enough; torch would train on whatever the memory held."""
     for name, said in {
@@ -466,8 +421,7 @@ def buffers_get_their_values_in_a_unit_without_parameters() -> None:
     assert (model[0].running_var == 1).all()
 
 
-@check()
-@behaviour(12)
+@check(behaviour=12)
 def param_init_fn_is_called_for_children_first() -> None:
     """As `Module.apply` does: one that sets its children's values, as T5's and GPT-2's do, has the last word."""
 
@@ -531,8 +485,7 @@ def optimizers_of_other_models_are_left_alone() -> None:
     early.step()
 
 
-@check()
-@behaviour(5)
+@check(behaviour=5)
 def with_original_parameters_an_optimizer_from_before_goes_on() -> None:
     """It has the same Parameter objects."""
     for strategy in (FULL_SHARD, NO_SHARD):
@@ -587,8 +540,7 @@ def init_linear(module: nn.Module) -> None:
         module.reset_parameters()
 
 
-@check()
-@behaviour(12)
+@check(behaviour=12)
 def from_meta_the_peak_is_the_shards_and_one_unit_or_two() -> None:
     """To the byte: one unit if it is initialised in the buffer that is sharded, two with `param_init_fn`."""
     expected = expected_peaks(dist.get_world_size())
@@ -602,8 +554,7 @@ def from_meta_the_peak_is_the_shards_and_one_unit_or_two() -> None:
 # Rank 0's values
 
 
-@check()
-@behaviour(11)
+@check(behaviour=11)
 def rank_0_s_parameters_and_buffers_are_everyone_s_if_wanted() -> None:
     for use_orig_params in (False, True):
         for policy in (None, {nn.Linear}):
@@ -631,8 +582,7 @@ def rank_0_s_parameters_and_buffers_are_everyone_s_if_wanted() -> None:
     assert not same_on_all_ranks(each.norm.running_mean + dist.get_rank())
 
 
-@check(ranks=4)
-@behaviour(11)
+@check(ranks=4, behaviour=11)
 def rank_0_s_values_reach_all_groups_of_a_hybrid_model() -> None:
     mesh = init_device_mesh("cpu", (2, 2))
     for device in (None, "meta"):
@@ -650,8 +600,7 @@ def rank_0_s_values_reach_all_groups_of_a_hybrid_model() -> None:
 # Ignored
 
 
-@check()
-@behaviour(2)
+@check(behaviour=2)
 def ignored_states_are_left_alone() -> None:
     """Inside units too, by module or by parameter: not sharded, not cast, not initialised, not reduced."""
     for argument, pick in {
@@ -725,8 +674,7 @@ def what_cannot_be_ignored_is_refused_in_torch_s_words() -> None:
 # Parameters that cannot be flattened together
 
 
-@check()
-@behaviour(3)
+@check(behaviour=3)
 def parameters_of_two_kinds_are_refused_by_name() -> None:
     def with_odd(p: nn.Parameter) -> nn.Module:
         model = net()
@@ -766,8 +714,7 @@ class Shares(nn.Module):
         (self.two["c"] if across else self.one["b"]).weight = self.one["a"].weight
 
 
-@check()
-@behaviour(4)
+@check(behaviour=4)
 def a_parameter_shared_inside_a_unit_is_one_after_every_gather() -> None:
     for use_orig_params in (False, True):
         for strategy in (FULL_SHARD, NO_SHARD):
@@ -869,8 +816,7 @@ class Conv(nn.Module):
         return (self.conv(x).sum((1, 2, 3))[:, None] * self.t.sum() * self.gaps.sum(0)).square().mean()
 
 
-@check()
-@behaviour(7)
+@check(behaviour=7)
 def strides_survive_sharding() -> None:
     """Gathered, in gradients, summoned, saved and loaded; and what is computed is the same."""
     x = torch.randn(2, 3, 4, 4, generator=torch.Generator().manual_seed(1))
@@ -914,8 +860,7 @@ def strides_survive_meta_and_rank_0_s_values() -> None:
         assert model.module.weight.stride() == conv.weight.stride() != expected.weight.stride()
 
 
-@check()
-@behaviour(5)
+@check(behaviour=5)
 def a_replaced_parameter_keeps_its_place_in_memory_order() -> None:
     """`.data` of original parameters, set whole and not row by row."""
     for strategy in (FULL_SHARD, SHARD_GRAD_OP):
@@ -929,8 +874,7 @@ def a_replaced_parameter_keeps_its_place_in_memory_order() -> None:
 # Groups
 
 
-@check(ranks=4)
-@behaviour(10)
+@check(ranks=4, behaviour=10)
 def hybrid_models_take_two_groups_a_mesh_or_a_policy() -> None:
     rank = dist.get_rank()
     rows = [dist.new_group([0, 1]), dist.new_group([2, 3])]
@@ -970,8 +914,7 @@ def hybrid_models_take_two_groups_a_mesh_or_a_policy() -> None:
     os.environ["LOCAL_WORLD_SIZE"] = "4"
 
 
-@check(ranks=4)
-@behaviour(10)
+@check(ranks=4, behaviour=10)
 def the_units_of_a_hybrid_model_have_the_same_groups() -> None:
     mesh, other = init_device_mesh("cpu", (2, 2)), init_device_mesh("cpu", (4, 1))
     for inner, fits in ((mesh, True), (other, False)):
@@ -1005,8 +948,7 @@ def gradients_are_clipped_by_the_norm_over_the_groups_of_each_unit() -> None:
         assert all(torch.allclose(state[name], p, atol=1e-6) for name, p in alone.named_parameters())
 
 
-@check(ranks=4)
-@behaviour(9)
+@check(ranks=4, behaviour=9)
 def a_hybrid_model_with_one_rank_to_shard_over_is_replicated() -> None:
     mesh = init_device_mesh("cpu", (4, 1))
     with warned() as texts:
@@ -1050,8 +992,7 @@ def units_that_do_not_agree_are_refused_when_the_model_runs() -> None:
     train(Fsdp(model, cpu_offload=CPUOffload(True)))
 
 
-@check(ranks=1)
-@behaviour(9)
+@check(ranks=1, behaviour=9)
 def a_world_of_one_is_replicated_with_a_warning() -> None:
     for strategy, count in ((None, 1), (SHARD_GRAD_OP, 1), (NO_SHARD, 0)):
         with warned() as texts:
@@ -1089,23 +1030,9 @@ def everything_combines_with_meta() -> None:
         train(model)
 
 
-def cases() -> list[Any]:
-    return [
-        pytest.param(ranks, name, id=name, marks=pytest.mark.behaviour(*getattr(fn, "behaviours", ())))
-        for (ranks, name), fn in CHECKS.items()
-    ]
-
-
-@pytest.fixture(scope="module")
-def failed() -> dict[int, list[dict[str, str | None]]]:
-    of = {ranks: [name for n, name in CHECKS if n == ranks] for ranks, _ in CHECKS}
-    return {ranks: launch(run_checks, ranks, names, timeout=100) for ranks, names in of.items()}
-
-
-@pytest.mark.parametrize(("ranks", "name"), cases())
-def test_on_ranks(failed: dict[int, list[dict[str, str | None]]], ranks: int, name: str) -> None:
-    tracebacks = [f"rank {rank}: {of_rank[name]}" for rank, of_rank in enumerate(failed[ranks]) if of_rank[name]]
-    assert not tracebacks, "\n".join(tracebacks)
+@pytest.mark.parametrize(("ranks", "name"), check.params)
+def test_on_ranks(ranks: int, name: str) -> None:
+    check.assert_passed(ranks, name)
 
 
 # Without ranks

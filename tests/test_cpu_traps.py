@@ -1,25 +1,21 @@
 """Where torch's FSDP1 refuses, crashes or is silently wrong on CPU (2.13), and ours is not: seven traps, a test each.
 
-The reference is one process. The checks run on two ranks, all in one launch.
+The reference is one process.
 """
 
 from __future__ import annotations
 
 import inspect
-import sys
-import traceback
 import warnings
-from collections.abc import Callable
 from itertools import product
 from typing import Any
 
-import cloudpickle
 import pytest
 import torch
 import torch.distributed as dist
+from on_ranks import Checks
 from torch import Tensor, nn
 
-from minifsdp.course.launch import launch
 from minifsdp.fsdp import (
     CPUOffload,
     FullStateDictConfig,
@@ -30,7 +26,7 @@ from minifsdp.fsdp import (
 )
 from minifsdp.fsdp.grad_scaler import ShardedGradScaler
 
-cloudpickle.register_pickle_by_value(sys.modules[__name__])
+check = Checks(__name__)
 
 WIDTH = 5
 FULL_SHARD, SHARD_GRAD_OP, NO_SHARD, *_ = ShardingStrategy
@@ -82,32 +78,7 @@ def trained_by_one_process(micro_batches: int = 1) -> tuple[nn.Module, torch.opt
     return model, optimizer
 
 
-CHECKS: dict[str, Callable[[], None]] = {}
-NUMBERS: dict[str, tuple[int, ...]] = {}
-
-
-def behaviour(*numbers: int) -> Callable[[Any], Any]:
-    def register(fn: Any) -> Any:
-        CHECKS[fn.__name__], NUMBERS[fn.__name__] = fn, numbers
-        return fn
-
-    return register
-
-
-def run_checks() -> dict[str, str | None]:
-    """The end of the traceback of each check that failed."""
-    warnings.simplefilter("ignore")
-    failed: dict[str, str | None] = {}
-    for name, check in CHECKS.items():
-        try:
-            check()
-            failed[name] = None
-        except (Exception, pytest.fail.Exception):
-            failed[name] = traceback.format_exc(limit=-3)
-    return failed
-
-
-@behaviour(1)
+@check(behaviour=1)
 def trap_1_no_device_id() -> None:
     """torch looks for an accelerator to compute on, and refuses to construct if there is none."""
     model = wrapped()
@@ -116,13 +87,13 @@ def trap_1_no_device_id() -> None:
     assert_same(model.state_dict(), plain().state_dict())
 
 
-@behaviour(11)
+@check(behaviour=11)
 def trap_2_sync_module_states() -> None:
     """torch refuses: it would broadcast from an accelerator's memory only."""
     assert_same(wrapped(seed=dist.get_rank(), sync_module_states=True).state_dict(), plain(0).state_dict())
 
 
-@behaviour(44)
+@check(behaviour=44)
 def trap_3_cpu_offload() -> None:
     """torch crashes: it pins the host's memory, for which it needs an accelerator."""
     expected, _ = trained_by_one_process()
@@ -132,7 +103,7 @@ def trap_3_cpu_offload() -> None:
         assert_same(model.state_dict(), expected.state_dict())
 
 
-@behaviour(39)
+@check(behaviour=39)
 def trap_4_full_state_dict_offloaded_to_cpu() -> None:
     """torch crashes: on CPU its copy is none, and the memory is freed with the unit's."""
     for strategy, orig, rank0_only in product(STRATEGIES, (False, True), (False, True)):
@@ -147,7 +118,7 @@ def trap_4_full_state_dict_offloaded_to_cpu() -> None:
             assert_same(state, plain().state_dict())  # copies: what comes later does not change them
 
 
-@behaviour(42)
+@check(behaviour=42)
 def trap_5_optim_state_dict_of_original_parameters() -> None:
     """torch returns exp_avg for exp_avg_sq, and says nothing."""
     expected, optimizer = trained_by_one_process()
@@ -161,7 +132,7 @@ def trap_5_optim_state_dict_of_original_parameters() -> None:
             assert_same(state[name], optimizer.state[p])
 
 
-@behaviour(37)
+@check(behaviour=37)
 def trap_6_sharded_grad_scaler() -> None:
     """torch warns that there is no CUDA, and scales nothing from there on."""
     for orig, offload in product((False, True), (False, True)):
@@ -180,7 +151,7 @@ def trap_6_sharded_grad_scaler() -> None:
         assert_same(model.state_dict(), plain().state_dict())
 
 
-@behaviour(26, 44)
+@check(behaviour=(26, 44))
 def trap_7_accumulation_with_offload_and_original_parameters() -> None:
     """torch adds a stale gradient under FULL_SHARD."""
     for micro_batches in (2, 3):
@@ -192,13 +163,6 @@ def trap_7_accumulation_with_offload_and_original_parameters() -> None:
             assert_same(model.state_dict(), expected.state_dict())
 
 
-@pytest.fixture(scope="module")
-def failures() -> dict[str, list[str]]:
-    """What went wrong in each check on any rank."""
-    said = launch(run_checks, 2, timeout=120)
-    return {name: [f"rank {r}: {one[name]}" for r, one in enumerate(said) if one[name]] for name in CHECKS}
-
-
-@pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.behaviour(*NUMBERS[n])) for n in CHECKS])
-def test_ours_is_right_where_torch_is_wrong_on_cpu(failures: dict[str, list[str]], name: str) -> None:
-    assert not failures[name], "\n".join(failures[name])
+@pytest.mark.parametrize(("ranks", "name"), check.params)
+def test_ours_is_right_where_torch_is_wrong_on_cpu(ranks: int, name: str) -> None:
+    check.assert_passed(ranks, name)

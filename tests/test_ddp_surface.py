@@ -1,15 +1,10 @@
-"""DDP's whole interface beside torch's: static graphs, communication hooks, uneven batches, and what is refused.
-
-The checks run on ranks, all of them in one launch per number of ranks; each is a test of its own.
-"""
+"""DDP's whole interface beside torch's: static graphs, communication hooks, uneven batches, and what is refused."""
 
 from __future__ import annotations
 
 import copy
 import inspect
 import io
-import sys
-import traceback
 import warnings
 import weakref
 from collections.abc import Callable, Iterator
@@ -17,20 +12,19 @@ from contextlib import contextmanager, nullcontext
 from typing import Any
 from unittest.mock import patch
 
-import cloudpickle
 import pytest
 import torch
 import torch.distributed as dist
+from on_ranks import Checks
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_sequence
 from torch.utils.checkpoint import checkpoint
 
-from minifsdp.course.launch import launch
 from minifsdp.ddp import DistributedDataParallel
 from minifsdp.ddp.arguments import bucket_caps, to_device
 from minifsdp.ddp.bucketed import assign_buckets
 
-cloudpickle.register_pickle_by_value(sys.modules[__name__])
+check = Checks(__name__)
 
 Ddp = DistributedDataParallel
 Torchs = nn.parallel.DistributedDataParallel
@@ -154,25 +148,10 @@ def warnings_of(function: Callable[..., Any], *args: Any, **kwargs: Any) -> list
     return [(each.category, str(each.message)) for each in caught]
 
 
-Check = Callable[[], None]
-CHECKS: dict[str, Check] = {}
-ON_THREE: dict[str, Check] = {}
-
-
-def check(fn: Check) -> Check:
-    CHECKS[fn.__name__] = fn
-    return fn
-
-
-def check_on_two_and_three(fn: Check) -> Check:
-    CHECKS[fn.__name__] = ON_THREE[fn.__name__] = fn
-    return fn
-
-
 # Static graphs
 
 
-@check
+@check()
 def the_second_iteration_reduces_in_the_order_of_the_first_backward() -> None:
     for views in VIEWS:
         ddp = Ddp(Crossed(), bucket_cap_mb=0, static_graph=True, gradient_as_bucket_view=views)
@@ -186,7 +165,7 @@ def the_second_iteration_reduces_in_the_order_of_the_first_backward() -> None:
         assert ddp.module.never.weight.grad is None
 
 
-@check
+@check()
 def buckets_that_are_the_gradients_are_built_again_and_the_first_are_freed() -> None:
     for set_to_none in (True, False):
         ddp = Ddp(Crossed(), bucket_cap_mb=0, static_graph=True, gradient_as_bucket_view=True)
@@ -200,7 +179,7 @@ def buckets_that_are_the_gradients_are_built_again_and_the_first_are_freed() -> 
         assert [first() for first in firsts] == [None] * 4
 
 
-@check
+@check()
 def the_first_iteration_reduces_when_backward_has_ended_and_the_others_during_it() -> None:
     ddp = Ddp(Crossed(), bucket_cap_mb=0, static_graph=True)
     there: list[int] = []
@@ -218,7 +197,7 @@ def the_first_iteration_reduces_when_backward_has_ended_and_the_others_during_it
     assert there == [3, 3, 3, 3, 1, 2, 3]
 
 
-@check_on_two_and_three
+@check(ranks=(2, 3))
 def a_static_graph_equals_torchs_and_one_process() -> None:
     rank, world = dist.get_rank(), dist.get_world_size()
     for build in (Crossed, CheckpointedTwice, norm):
@@ -240,7 +219,7 @@ def a_static_graph_equals_torchs_and_one_process() -> None:
                         model.zero_grad(set_to_none=step != 1)
 
 
-@check
+@check()
 def a_static_graph_may_begin_without_synchronisation() -> None:
     """Where torch's ends in an internal assertion."""
     ddp = Ddp(Crossed(), static_graph=True)
@@ -254,7 +233,7 @@ def a_static_graph_may_begin_without_synchronisation() -> None:
     assert_same_gradients(ddp, whole)
 
 
-@check_on_two_and_three
+@check(ranks=(2, 3))
 def ranks_may_have_static_graphs_of_their_own() -> None:
     """Each rank leaves out what another uses, from the first iteration to the last."""
     rank, world = dist.get_rank(), dist.get_world_size()
@@ -271,7 +250,7 @@ def ranks_may_have_static_graphs_of_their_own() -> None:
             assert len(sizes) == (2 * (world + 2) + 1 if step == 0 else 2 * (world + 1))
 
 
-@check
+@check()
 def a_graph_that_has_changed_is_named() -> None:
     more = Ddp(Branches(), static_graph=True)
     step_once(more, 0, 1)
@@ -291,7 +270,7 @@ def a_graph_that_has_changed_is_named() -> None:
     assert error.endswith(": branches.0.bias, branches.0.weight")
 
 
-@check
+@check()
 def outputs_that_are_not_found_are_an_error_at_the_next_forward() -> None:
     class Hidden(nn.Linear):
         def forward(self, x: Tensor) -> Any:
@@ -302,7 +281,7 @@ def outputs_that_are_not_found_are_an_error_at_the_next_forward() -> None:
     assert "let forward return its tensors" in error_of(ddp, batch(0, 0))
 
 
-@check
+@check()
 def a_static_graph_may_be_set_later() -> None:
     ddp = Ddp(Crossed(), bucket_cap_mb=0)
     assert not ddp.static_graph
@@ -334,7 +313,7 @@ def torchs_hooks() -> dict[str, Callable[..., Any]]:
     }
 
 
-@check
+@check()
 def hooks_written_for_torch_give_what_they_give_there() -> None:
     for name, hook in torchs_hooks().items():
         for views in VIEWS:
@@ -352,7 +331,7 @@ def hooks_written_for_torch_give_what_they_give_there() -> None:
                 assert torch.equal(grad.to(dtype).float(), grad) == (name != "allreduce"), "what was sent"
 
 
-@check
+@check()
 def power_sgd_works() -> None:
     from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDState, powerSGD_hook
 
@@ -367,7 +346,7 @@ def power_sgd_works() -> None:
         assert_same_gradients(ours, theirs, 1e-4)
 
 
-@check
+@check()
 def a_hook_sees_each_bucket_in_order_with_undivided_gradients() -> None:
     for views in VIEWS:
         model = nn.Sequential(nn.Linear(6, 5), nn.Linear(5, 3))
@@ -397,7 +376,7 @@ def a_hook_sees_each_bucket_in_order_with_undivided_gradients() -> None:
         assert [p.grad.unique().tolist() for p in model.parameters()] == [[2], [2], [1], [1]], "its result is used"
 
 
-@check
+@check()
 def a_hook_may_return_the_future_of_a_collective() -> None:
     ddp = Ddp(nn.Linear(6, 3))
     plain = Ddp(copy.deepcopy(ddp.module))
@@ -407,7 +386,7 @@ def a_hook_may_return_the_future_of_a_collective() -> None:
     assert_close(ddp.module.weight.grad, plain.module.weight.grad * dist.get_world_size())
 
 
-@check
+@check()
 def hooks_that_are_none_are_refused() -> None:
     def annotated(state: Any, bucket: int) -> Any: ...
 
@@ -463,13 +442,13 @@ def join_as_torch(counts: list[int]) -> None:
                     assert_close(value.float(), other.float(), f"{build}, {options}, {how}: {name}")
 
 
-@check_on_two_and_three
+@check(ranks=(2, 3))
 def uneven_batches_give_the_losses_and_parameters_of_torchs_join() -> None:
     join_as_torch(COUNTS)
     join_as_torch(COUNTS[1:] + COUNTS[:1])
 
 
-@check_on_two_and_three
+@check(ranks=(2, 3))
 def a_rank_may_have_no_batch_at_all() -> None:
     """Also before a static graph has been learnt; afterwards it trains with the others."""
     rank, world = dist.get_rank(), dist.get_world_size()
@@ -491,7 +470,7 @@ def a_rank_may_have_no_batch_at_all() -> None:
         assert_same_gradients(ddp, whole)
 
 
-@check_on_two_and_three
+@check(ranks=(2, 3))
 def a_rank_that_has_finished_calls_the_communication_hook_too() -> None:
     for name in ("allreduce", "fp16"):
         ours, theirs = twins(norm, bucket_cap_mb=EACH)
@@ -501,7 +480,7 @@ def a_rank_that_has_finished_calls_the_communication_hook_too() -> None:
         assert torch.allclose(*map(torch.tensor, losses), rtol=1e-3, atol=0), losses
 
 
-@check
+@check()
 def a_rank_that_has_finished_keeps_its_gradients() -> None:
     for views in VIEWS:
         ddp = Ddp(nn.Linear(6, 3), gradient_as_bucket_view=views)
@@ -515,7 +494,7 @@ def a_rank_that_has_finished_keeps_its_gradients() -> None:
             assert torch.equal(p.grad, gradient)
 
 
-@check
+@check()
 def buffers_come_from_a_rank_that_is_running() -> None:
     rank = dist.get_rank()
     ddp = Ddp(norm())
@@ -528,7 +507,7 @@ def buffers_come_from_a_rank_that_is_running() -> None:
     assert int(ddp.module[1].num_batches_tracked) == 3
 
 
-@check
+@check()
 def forwards_without_gradients_may_be_uneven_too() -> None:
     ddp = Ddp(norm())
     for _ in range(2):
@@ -539,7 +518,7 @@ def forwards_without_gradients_may_be_uneven_too() -> None:
                     ddp(batch(number, 0))
 
 
-@check
+@check()
 def early_termination_ends_all_ranks() -> None:
     rank = dist.get_rank()
     for model in twins(norm):
@@ -553,7 +532,7 @@ def early_termination_ends_all_ranks() -> None:
     step_once(ours)  # the ranks are in step
 
 
-@check
+@check()
 def after_join_and_without_it_nothing_more_is_communicated() -> None:
     ddp = Ddp(nn.Linear(6, 3), bucket_cap_mb=0)
     with reductions() as sizes:
@@ -570,7 +549,7 @@ def after_join_and_without_it_nothing_more_is_communicated() -> None:
     assert sizes == [3, 18]
 
 
-@check
+@check()
 def a_step_in_join_adds_a_count_and_an_agreement() -> None:
     ddp = Ddp(nn.Linear(6, 3), bucket_cap_mb=0)
     with reductions() as sizes, ddp.join():
@@ -580,14 +559,14 @@ def a_step_in_join_adds_a_count_and_an_agreement() -> None:
     assert sizes == [*inside, 1, 1], "nobody is running; whose parameters all take"
 
 
-@check
+@check()
 def two_forwards_before_a_backward_are_refused_in_join() -> None:
     ddp = Ddp(nn.Linear(6, 3))
     with pytest.raises(RuntimeError, match="must be followed by that backward"), ddp.join():
         [ddp(batch(0, 0)) for _ in range(2)]
 
 
-@check_on_two_and_three
+@check(ranks=(2, 3))
 def torchs_join_takes_ours_beside_an_optimizer() -> None:
     from torch.distributed.algorithms.join import Join
     from torch.distributed.optim import ZeroRedundancyOptimizer
@@ -634,7 +613,7 @@ ABSENT = {
 """Public names of torch's class that ours has not; docs/parity.md says why."""
 
 
-@check
+@check()
 def the_public_names_are_torchs() -> None:
     ours, theirs = twins(lambda: nn.Linear(2, 2))
     assert {name for name in dir(theirs) if name[0] != "_" and not hasattr(ours, name)} == ABSENT
@@ -652,7 +631,7 @@ def the_public_names_are_torchs() -> None:
     assert ours.train().module.training
 
 
-@check
+@check()
 def arguments_that_are_refused_say_why() -> None:
     model = nn.Linear(2, 2)
     for arguments in (
@@ -669,7 +648,7 @@ def arguments_that_are_refused_say_why() -> None:
     Ddp(model, skip_all_reduce_unused_params=True, static_graph=True)
 
 
-@check
+@check()
 def models_that_would_go_wrong_are_refused() -> None:
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.optim import _apply_optimizer_in_backward
@@ -685,7 +664,7 @@ def models_that_would_go_wrong_are_refused() -> None:
     assert "weight is a DTensor" in error_of(Ddp, model)
 
 
-@check
+@check()
 def warnings_are_torchs() -> None:
     for options in (
         {"broadcast_buffers": True},
@@ -698,7 +677,7 @@ def warnings_are_torchs() -> None:
         assert [(category, text[:50]) for category, text in ours] == [(c, text[:50]) for c, text in theirs], options
 
 
-@check
+@check()
 def buffers_are_shared_when_they_are_to_be() -> None:
     rank = dist.get_rank()
     for options, at_init, at_forward in (
@@ -720,7 +699,7 @@ def buffers_are_shared_when_they_are_to_be() -> None:
             assert (model[1].running_mean == (1 if at_forward else rank + 1)).all()
 
 
-@check
+@check()
 def a_mesh_stands_for_its_group() -> None:
     from torch.distributed.device_mesh import init_device_mesh
 
@@ -735,7 +714,7 @@ def a_mesh_stands_for_its_group() -> None:
         assert_starts(error, error_of(Torchs, nn.Linear(2, 2), **options))
 
 
-@check
+@check()
 def what_is_ignored_stays_each_ranks_own() -> None:
     rank = dist.get_rank()
     for cls in (Ddp, Torchs):
@@ -756,7 +735,7 @@ def what_is_ignored_stays_each_ranks_own() -> None:
         assert not torch.equal(model[0].weight.grad, alone[0].weight.grad)
 
 
-@check
+@check()
 def keyword_arguments_reach_the_module() -> None:
     class Keywords(nn.Linear):
         def forward(self, x: Tensor, *, scale: float = 1.0) -> dict[str, Tensor]:
@@ -767,7 +746,7 @@ def keyword_arguments_reach_the_module() -> None:
     assert torch.equal(ddp(x=x, scale=2.0)["out"], 2 * ddp(x)["out"])
 
 
-@check
+@check()
 def checkpoints_go_to_torchs_and_back() -> None:
     ours, theirs = twins(norm)
     step_once(theirs)
@@ -785,7 +764,7 @@ def checkpoints_go_to_torchs_and_back() -> None:
     norm().load_state_dict(plain)
 
 
-@check
+@check()
 def copies_and_pickles_train_on() -> None:
     hook = torchs_hooks()["fp16"]
     for options in ({}, {"static_graph": True}, {"find_unused_parameters": True, "gradient_as_bucket_view": True}):
@@ -826,43 +805,6 @@ def test_a_list_of_caps_closes_bucket_after_bucket() -> None:
     assert bucket_caps(3, [1, 2]) == [2**20, 2**21]
 
 
-# On ranks
-
-
-def run_checks(names: list[str]) -> dict[str, str | None]:
-    """The traceback of each check that failed on this rank."""
-    failed: dict[str, str | None] = {}
-    for name in names:
-        torch.manual_seed(0)
-        try:
-            CHECKS[name]()
-            failed[name] = None
-        except Exception:
-            failed[name] = traceback.format_exc(limit=-3)
-        dist.barrier()
-    return failed
-
-
-@pytest.fixture(scope="module")
-def on_two() -> list[dict[str, str | None]]:
-    return launch(run_checks, 2, list(CHECKS), timeout=100)
-
-
-@pytest.fixture(scope="module")
-def on_three() -> list[dict[str, str | None]]:
-    return launch(run_checks, 3, list(ON_THREE), timeout=100)
-
-
-def assert_passed(results: list[dict[str, str | None]], name: str) -> None:
-    tracebacks = [f"rank {rank}: {failed[name]}" for rank, failed in enumerate(results) if failed[name]]
-    assert not tracebacks, "\n".join(tracebacks)
-
-
-@pytest.mark.parametrize("name", CHECKS)
-def test_on_two_ranks(on_two: list[dict[str, str | None]], name: str) -> None:
-    assert_passed(on_two, name)
-
-
-@pytest.mark.parametrize("name", ON_THREE)
-def test_on_three_ranks(on_three: list[dict[str, str | None]], name: str) -> None:
-    assert_passed(on_three, name)
+@pytest.mark.parametrize(("ranks", "name"), check.params)
+def test_on_ranks(ranks: int, name: str) -> None:
+    check.assert_passed(ranks, name)

@@ -1,23 +1,18 @@
-"""What surrounds training: state dicts, whole parameters, what the optimizer sees, wrapping, and errors that explain.
-
-The checks run on ranks, all in one launch; each is a test of its own.
-"""
+"""What surrounds training: state dicts, whole parameters, what the optimizer sees, wrapping, errors that explain."""
 
 from __future__ import annotations
 
 import contextlib
+import copy
 import re
-import sys
-import traceback
 import warnings
-from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-import cloudpickle
 import pytest
 import torch
 import torch.distributed as dist
+from on_ranks import Checks
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
@@ -33,10 +28,11 @@ from minifsdp.fsdp import (
 from minifsdp.fsdp.unit import SHARDED
 from minifsdp.fsdp.wrap import wrap_children
 
-cloudpickle.register_pickle_by_value(sys.modules[__name__])
+check = Checks(__name__)
 
 WIDTH = 3  # with bias 12 elements per layer: an odd total below
 FULL_SHARD, SHARD_GRAD_OP, NO_SHARD, *_ = ShardingStrategy
+STRATEGIES = FULL_SHARD, SHARD_GRAD_OP, NO_SHARD
 
 Fsdp = FullyShardedDataParallel
 summon = FullyShardedDataParallel.summon_full_params
@@ -129,39 +125,10 @@ def assert_freed(model: nn.Module) -> None:
             assert instance._unit.flat.full.untyped_storage().nbytes() == 0
 
 
-# Checks that run on two ranks, all in one launch
-
-Check = Callable[[], None]
-CHECKS: dict[str, Check] = {}
-
-
-def check(fn: Check) -> Check:
-    CHECKS[fn.__name__] = fn
-    return fn
-
-
-def check_for_each_strategy(fn: Callable[[ShardingStrategy], None]) -> None:
-    for strategy in (FULL_SHARD, SHARD_GRAD_OP, NO_SHARD):
-        CHECKS[f"{fn.__name__}-{strategy.name}"] = partial(fn, strategy)
-
-
-def run_checks(names: list[str]) -> dict[str, str | None]:
-    """The end of the traceback of each check that failed."""
-    warnings.simplefilter("ignore")
-    failed: dict[str, str | None] = {}
-    for name in names:
-        try:
-            CHECKS[name]()
-            failed[name] = None
-        except Exception:
-            failed[name] = traceback.format_exc(limit=-3)
-    return failed
-
-
 # State dicts
 
 
-@check_for_each_strategy
+@check(strategy=STRATEGIES)
 def a_state_dict_is_the_plain_model_s(strategy: ShardingStrategy) -> None:
     model = sharded(strategy=strategy)
     assert_same(model.state_dict(), plain().state_dict())
@@ -177,13 +144,13 @@ def a_state_dict_is_the_plain_model_s(strategy: ShardingStrategy) -> None:
     assert torch.equal(loaded.eval()(x), model.eval()(x))
 
 
-@check
+@check()
 def a_state_dict_goes_through_a_plain_module() -> None:
     assert_same(inside_a_plain_module().state_dict(), plain_inside_a_plain_module().state_dict())
     assert_same(inside_a_plain_module().state_dict(prefix="x."), plain_inside_a_plain_module().state_dict(prefix="x."))
 
 
-@check_for_each_strategy
+@check(strategy=STRATEGIES)
 def a_state_dict_holds_copies(strategy: ShardingStrategy) -> None:
     model = sharded(strategy=strategy)
     before = shards(model)
@@ -196,7 +163,7 @@ def a_state_dict_holds_copies(strategy: ShardingStrategy) -> None:
     assert not any((value == 9).all() for name, value in model.state_dict().items() if "first" in name)
 
 
-@check_for_each_strategy
+@check(strategy=STRATEGIES)
 def a_state_dict_is_up_to_date_after_a_forward_and_a_step(strategy: ShardingStrategy) -> None:
     """Between a forward without backward and the next one, what the forward gathered is older than the shards."""
     model = sharded(strategy=strategy)
@@ -212,7 +179,7 @@ def a_state_dict_is_up_to_date_after_a_forward_and_a_step(strategy: ShardingStra
 # Loading
 
 
-@check_for_each_strategy
+@check(strategy=STRATEGIES)
 def loading_gives_the_saved_model(strategy: ShardingStrategy) -> None:
     model = sharded(0, strategy)
     parameters = list(model.parameters())
@@ -232,7 +199,7 @@ def _loaded(model: nn.Module, state: dict[str, Any]) -> nn.Module:
     return model
 
 
-@check
+@check()
 def loading_goes_through_a_plain_module() -> None:
     model, saved = inside_a_plain_module(0), plain_inside_a_plain_module(1).state_dict()
     model.load_state_dict(saved)
@@ -240,7 +207,7 @@ def loading_goes_through_a_plain_module() -> None:
     assert_freed(model)
 
 
-@check_for_each_strategy
+@check(strategy=STRATEGIES)
 def loading_after_a_forward_counts(strategy: ShardingStrategy) -> None:
     model, saved = sharded(0, strategy), plain(1).state_dict()
     model(batch())
@@ -249,7 +216,7 @@ def loading_after_a_forward_counts(strategy: ShardingStrategy) -> None:
     assert torch.equal(model.eval()(batch()), _loaded(plain(), saved).eval()(batch()))
 
 
-@check
+@check()
 def loading_names_keys_without_wrappers() -> None:
     for make, prefix in ((sharded, ""), (inside_a_plain_module, "encoder.")):
         model = make()
@@ -274,7 +241,7 @@ def loading_names_keys_without_wrappers() -> None:
         assert result.unexpected_keys == [f"{prefix}blocks.1.surprise"]
 
 
-@check
+@check()
 def loading_cannot_assign() -> None:
     model = sharded()
     with pytest.raises(ValueError, match="assign=True"):
@@ -285,7 +252,7 @@ def loading_cannot_assign() -> None:
 # Whole parameters
 
 
-@check_for_each_strategy
+@check(strategy=STRATEGIES)
 def summoned_parameters_are_the_plain_model_s(strategy: ShardingStrategy) -> None:
     model = sharded(strategy=strategy)
     outside = [name for name, _ in model.named_parameters()]
@@ -301,14 +268,14 @@ def summoned_parameters_are_the_plain_model_s(strategy: ShardingStrategy) -> Non
     assert_freed(model)
 
 
-@check
+@check()
 def summoned_names_are_clean_if_the_root_has_no_parameters() -> None:
     model = Fsdp(nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2)), auto_wrap_policy={nn.Linear})
     with summon(model):
         assert [name for name, _ in model.named_parameters()] == ["0.weight", "0.bias", "1.weight", "1.bias"]
 
 
-@check_for_each_strategy
+@check(strategy=STRATEGIES)
 def what_is_written_to_summoned_parameters_stays_if_wanted(strategy: ShardingStrategy) -> None:
     model = sharded(strategy=strategy)
     for writeback, value in ((True, 3.0), (False, 4.0)):
@@ -321,7 +288,7 @@ def what_is_written_to_summoned_parameters_stays_if_wanted(strategy: ShardingStr
         assert_freed(model)
 
 
-@check
+@check()
 def what_is_not_to_stay_does_not_reach_the_next_forward() -> None:
     """Under SHARD_GRAD_OP in no_sync the parameters stay whole from one micro-batch to the next."""
     model = sharded(strategy=SHARD_GRAD_OP)
@@ -334,7 +301,7 @@ def what_is_not_to_stay_does_not_reach_the_next_forward() -> None:
         assert torch.equal(model(batch()), before)
 
 
-@check_for_each_strategy
+@check(strategy=STRATEGIES)
 def summoning_does_not_undo_a_step(strategy: ShardingStrategy) -> None:
     model = sharded(strategy=strategy)
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
@@ -347,7 +314,7 @@ def summoning_does_not_undo_a_step(strategy: ShardingStrategy) -> None:
     assert all(torch.equal(a, b) for a, b in zip(shards(model), after, strict=True))
 
 
-@check
+@check()
 def summoning_without_recursion_is_for_the_outermost_unit() -> None:
     model = sharded()
     with summon(model, recurse=False):
@@ -358,7 +325,7 @@ def summoning_without_recursion_is_for_the_outermost_unit() -> None:
     assert_freed(model)
 
 
-@check
+@check()
 def summoned_memory_goes_when_the_body_raises() -> None:
     model = sharded()
     with contextlib.suppress(ZeroDivisionError), summon(model):
@@ -367,7 +334,7 @@ def summoned_memory_goes_when_the_body_raises() -> None:
     train_a_step(model)
 
 
-@check
+@check()
 def summoning_reaches_models_inside_a_plain_module() -> None:
     model = inside_a_plain_module()
     with summon(model):
@@ -376,7 +343,7 @@ def summoning_reaches_models_inside_a_plain_module() -> None:
     assert_freed(model)
 
 
-@check
+@check()
 def summoning_inside_backward_is_refused() -> None:
     model = sharded()
     output = model(batch())
@@ -392,7 +359,7 @@ def summoning_inside_backward_is_refused() -> None:
     assert_freed(model)
 
 
-@check
+@check()
 def summoned_changes_are_what_the_next_forward_computes_with() -> None:
     model = sharded()
     model(batch())  # the root stays whole
@@ -404,7 +371,7 @@ def summoned_changes_are_what_the_next_forward_computes_with() -> None:
 # What the optimizer and the user see
 
 
-@check
+@check()
 def the_optimizer_sees_shards_only() -> None:
     seen: list[list[nn.Parameter]] = []
 
@@ -435,7 +402,7 @@ def the_optimizer_sees_shards_only() -> None:
     assert [m.numel() for m in moments] == [p.numel() for p in parameters for _ in range(2)]
 
 
-@check_for_each_strategy
+@check(strategy=STRATEGIES)
 def what_got_no_gradient_has_none(strategy: ShardingStrategy) -> None:
     """A unit that was not used, and a frozen one, on all ranks; in a used unit, unused parameters get zeros."""
     model = plain()
@@ -446,7 +413,7 @@ def what_got_no_gradient_has_none(strategy: ShardingStrategy) -> None:
     assert [p.grad is None for p in model.parameters()] == [False, True, True]
 
 
-@check
+@check()
 def attributes_and_indices_are_the_wrapped_module_s() -> None:
     model = sharded()
     assert model.greeting == "hello"
@@ -460,7 +427,7 @@ def attributes_and_indices_are_the_wrapped_module_s() -> None:
     assert len(row.module) == 2
 
 
-@check
+@check()
 def attributes_say_how_it_was_made() -> None:
     model = sharded(strategy=SHARD_GRAD_OP, forward_prefetch=True)
     assert (model.rank, model.world_size) == (dist.get_rank(), 2)
@@ -474,7 +441,7 @@ def attributes_say_how_it_was_made() -> None:
     assert Fsdp.fsdp_modules(model) == [model, model.blocks[0], model.blocks[1]]
 
 
-@check_for_each_strategy
+@check(strategy=STRATEGIES)
 def a_method_that_needs_a_sharded_weight_explains(strategy: ShardingStrategy) -> None:
     model = sharded(strategy=strategy)
     for _ in range(2):
@@ -490,14 +457,14 @@ def a_method_that_needs_a_sharded_weight_explains(strategy: ShardingStrategy) ->
         model.first(batch())
 
 
-@check
+@check()
 def the_device_is_moved_to_first() -> None:
     model = Fsdp(plain().to(torch.float64), device_id=torch.device("cpu"))
     assert {p.device for p in model.parameters()} == {torch.device("cpu")}
     assert {p.dtype for p in model.parameters()} == {torch.float64}
 
 
-@check
+@check()
 def clipping_returns_the_norm_in_the_gradients_dtype() -> None:
     for dtype in (torch.bfloat16, torch.float32, torch.float64):
         model = Fsdp(nn.Linear(2, 2, dtype=dtype))
@@ -511,7 +478,7 @@ def clipping_returns_the_norm_in_the_gradients_dtype() -> None:
         torch.testing.assert_close(total, torch.tensor(1.0), rtol=1e-2, atol=0)
 
 
-@check
+@check()
 def a_model_without_parameters_runs() -> None:
     x = batch().requires_grad_()
     for schedule in (None, SyncSchedule, RateLimitedSchedule):
@@ -524,7 +491,7 @@ def a_model_without_parameters_runs() -> None:
 # Wrapping
 
 
-@check
+@check()
 def a_module_under_two_names_is_one_unit() -> None:
     class Twice(nn.Module):
         def __init__(self) -> None:
@@ -548,7 +515,7 @@ def a_module_under_two_names_is_one_unit() -> None:
     assert_same(model.state_dict(), saved)
 
 
-@check
+@check()
 def a_parameter_in_two_units_is_an_error_that_names_both_places() -> None:
     def tied() -> nn.Sequential:
         model = nn.Sequential(nn.Linear(2, 2), nn.Tanh(), nn.Linear(2, 2))
@@ -565,14 +532,14 @@ def a_parameter_in_two_units_is_an_error_that_names_both_places() -> None:
     Fsdp(tied())
 
 
-@check
+@check()
 def a_policy_wants_a_model_that_nobody_has_wrapped() -> None:
     model = nn.Sequential(nn.Linear(2, 2), Fsdp(nn.Linear(2, 2)))
     with pytest.raises(ValueError, match="requires modules to not already have FSDP applied but found 1 in Sequential"):
         Fsdp(model, auto_wrap_policy={nn.Linear})
 
 
-@check
+@check()
 def parameters_of_two_kinds_in_a_unit_are_an_error_that_names_them() -> None:
     model = plain()
     model.blocks[1].one.bias.requires_grad_(False)
@@ -587,7 +554,7 @@ def parameters_of_two_kinds_in_a_unit_are_an_error_that_names_them() -> None:
 # Who may call what, and when
 
 
-@check
+@check()
 def a_unit_that_ran_alone_cannot_get_a_root() -> None:
     model = sharded()
     model.blocks[1](batch())
@@ -595,7 +562,7 @@ def a_unit_that_ran_alone_cannot_get_a_root() -> None:
         model(batch())
 
 
-@check
+@check()
 def what_is_for_the_root_says_so() -> None:
     model = sharded()
     model(batch()).sum().backward()
@@ -608,7 +575,7 @@ def what_is_for_the_root_says_so() -> None:
         model.blocks[0].clip_grad_norm_(1.0)
 
 
-@check_for_each_strategy
+@check(strategy=STRATEGIES)
 def gradients_of_gradients_are_refused(strategy: ShardingStrategy) -> None:
     model = sharded(strategy=strategy)
     with pytest.raises(RuntimeError, match="FSDP does not support gradients of gradients"):
@@ -620,7 +587,7 @@ def gradients_of_gradients_are_refused(strategy: ShardingStrategy) -> None:
     assert_freed(model)
 
 
-@check
+@check()
 def a_forward_that_raises_costs_the_next_one_nothing() -> None:
     class Fragile(nn.Linear):
         broken = False
@@ -643,7 +610,7 @@ def a_forward_that_raises_costs_the_next_one_nothing() -> None:
         assert calls[0] == calls[1] == calls[3] == calls[4], (options, calls)
 
 
-@check
+@check()
 def a_unit_is_freed_when_its_own_backward_ends() -> None:
     """Frozen or not, in a checkpoint of either kind or in none."""
     for frozen in (False, True):
@@ -665,7 +632,7 @@ def a_unit_is_freed_when_its_own_backward_ends() -> None:
             assert seen == [SHARDED], (frozen, reentrant, seen)
 
 
-@check
+@check()
 def everything_is_freed_that_was_allocated() -> None:
     """By its roles, over construction, a step, evaluation, saving and loading: nothing unsharded is left."""
     made: list[tuple[Tensor, str]] = []
@@ -686,15 +653,9 @@ def everything_is_freed_that_was_allocated() -> None:
     assert {role for _, role in alive} == {"gradients"}
 
 
-@pytest.fixture(scope="module")
-def failed() -> list[dict[str, str | None]]:
-    return launch(run_checks, 2, list(CHECKS), timeout=100)
-
-
-@pytest.mark.parametrize("name", CHECKS)
-def test_on_two_ranks(failed: list[dict[str, str | None]], name: str) -> None:
-    tracebacks = [f"rank {rank}: {of_rank[name]}" for rank, of_rank in enumerate(failed) if of_rank[name]]
-    assert not tracebacks, "\n".join(tracebacks)
+@pytest.mark.parametrize(("ranks", "name"), check.params)
+def test_on_ranks(ranks: int, name: str) -> None:
+    check.assert_passed(ranks, name)
 
 
 # Other numbers of ranks
@@ -836,6 +797,15 @@ def test_a_policy_wraps_what_it_wraps_in_torch(policy: Any) -> None:
 def test_what_is_no_policy_is_refused_in_words(policy):
     with pytest.raises(ValueError, match="is not a policy: give a set of module classes"):
         ModuleWrapPolicy(policy)
+
+
+def test_a_copy_is_refused_in_words():
+    def wrap():
+        model = FullyShardedDataParallel(nn.Linear(2, 2))
+        with pytest.raises(RuntimeError, match=r"\(Linear\) cannot be copied, .*: copy the module before it is"):
+            copy.deepcopy(model)
+
+    launch(wrap, 1)
 
 
 def test_what_is_no_strategy_is_refused_in_words():

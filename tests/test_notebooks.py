@@ -1,6 +1,6 @@
 """The notebooks print what is stored in them: as shipped, and with the reference answers written into the exercises.
 
-Each runs under nbval in a process of its own and in an empty folder, two at a time.
+Each runs under nbval in a process of its own and in an empty folder.
 """
 
 from __future__ import annotations
@@ -13,8 +13,6 @@ import subprocess
 import sys
 import time
 import uuid
-from collections.abc import Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -46,7 +44,6 @@ replace: yours N/M
 class Run(NamedTuple):
     code: int
     output: str
-    folder: Path
     left: list[str]
 
 
@@ -105,7 +102,7 @@ def run(case: str, folder: Path) -> Run:
     for process in left:
         with suppress(psutil.Error):
             process.kill()
-    return Run(nbval.returncode, log.read_text(), folder, [str(process) for process in left])
+    return Run(nbval.returncode, log.read_text(), [str(process) for process in left])
 
 
 def left_by(mark: str, patience: float = 5.0) -> list[psutil.Process]:
@@ -125,24 +122,18 @@ def is_of(process: psutil.Process, mark: str) -> bool:
         return False
 
 
-@pytest.fixture(scope="module")
-def runs(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Future[Run]]]:
-    """The cases whose tests were chosen, two at a time."""
-    importlib.import_module("matplotlib.font_manager")  # on a new machine it takes a while, and would say so in a cell
-    chosen = [item.callspec.params["case"] for item in request.session.items if item.path == request.path]
-    pool = ThreadPoolExecutor(2)
-    try:
-        yield {case: pool.submit(run, case, tmp_path_factory.mktemp(case)) for case in chosen}
-    finally:
-        pool.shutdown(cancel_futures=True)
+@pytest.fixture(scope="module", autouse=True)
+def fonts() -> None:
+    """On a new machine finding them takes a while, and would say so in a cell."""
+    importlib.import_module("matplotlib.font_manager")
 
 
 @pytest.mark.timeout(2 * SECONDS)
 @pytest.mark.parametrize("case", CASES)
-def test_a_notebook_prints_what_is_stored_in_it(case: str, runs: dict[str, Future[Run]]) -> None:
-    done = runs[case].result()
+def test_a_notebook_prints_what_is_stored_in_it(case: str, tmp_path: Path) -> None:
+    done = run(case, tmp_path)
     assert done.code == 0, done.output
     assert done.left == [], f"still running: {done.left}"
     lab, kind = case.split("-")
-    kept = [ref.id for ref in lab_references(lab) if Store(done.folder).read("answers", ref.id) is not None]
+    kept = [ref.id for ref in lab_references(lab) if Store(tmp_path).read("answers", ref.id) is not None]
     assert kept == ([] if kind == "blank" else [ref.id for ref in lab_references(lab)])

@@ -1,23 +1,17 @@
-"""Optimizer states under original names: against one process, since torch's FSDP gets some of them wrong on CPU.
-
-The checks run on ranks, all of one number of ranks in one launch; each is a test of its own.
-"""
+"""Optimizer states under original names: against one process, since torch's FSDP gets some of them wrong on CPU."""
 
 from __future__ import annotations
 
 import copy
-import sys
-import traceback
-import warnings
 from collections.abc import Callable, Iterable
 from contextlib import nullcontext
 from functools import partial
 from typing import Any
 
-import cloudpickle
 import pytest
 import torch
 import torch.distributed as dist
+from on_ranks import Checks
 from torch import Tensor, nn
 from torch.distributed._shard.sharded_tensor import ShardedTensor
 from torch.distributed.device_mesh import init_device_mesh
@@ -28,7 +22,6 @@ from torch.distributed.tensor import DTensor
 from torch.optim import SGD, Adagrad, Adam, AdamW, Optimizer
 
 from minifsdp import comm
-from minifsdp.course.launch import launch
 from minifsdp.course.ledger import Ledger
 from minifsdp.fsdp import (
     CPUOffload,
@@ -43,7 +36,7 @@ from minifsdp.fsdp import (
 )
 from minifsdp.fsdp import FullyShardedDataParallel as Fsdp
 
-cloudpickle.register_pickle_by_value(sys.modules[__name__])
+check = Checks(__name__)
 
 FULL_SHARD, SHARD_GRAD_OP, NO_SHARD, HYBRID_SHARD, _ = ShardingStrategy
 FULL, LOCAL, SHARDED = StateDictType
@@ -140,41 +133,10 @@ def tensors(state_dict: dict[str, Any]) -> list[Tensor]:
     return [value for state in state_dict["state"].values() for value in state.values() if isinstance(value, Tensor)]
 
 
-# The checks, by the number of ranks that they run on
-
-CHECKS: dict[int, dict[str, Callable[[], None]]] = {2: {}, 4: {}}
-BEHAVIOURS: dict[str, int] = {}
-
-
-def check(ranks: int = 2, behaviour: int = 0, **cases: Iterable[Any]) -> Callable[[Callable[..., None]], Any]:
-    def register(fn: Callable[..., None]) -> Callable[..., None]:
-        (argument, values), *_ = [*cases.items(), (None, [None])]
-        for value in values:
-            name = fn.__name__ if argument is None else f"{fn.__name__}-{value}"
-            CHECKS[ranks][name] = fn if argument is None else partial(fn, **{argument: value})
-            BEHAVIOURS[name] = behaviour
-        return fn
-
-    return register
-
-
-def run_checks(ranks: int) -> dict[str, str | None]:
-    """The end of the traceback of each check that failed."""
-    warnings.simplefilter("ignore")
-    failed: dict[str, str | None] = {}
-    for name, fn in CHECKS[ranks].items():
-        try:
-            fn()
-            failed[name] = None
-        except (Exception, pytest.fail.Exception):
-            failed[name] = traceback.format_exc(limit=-4)
-    return failed
-
-
 # Saving
 
 
-@check(behaviour=42, make=OPTIMIZERS)
+@check(behaviour=42, make=list(OPTIMIZERS))
 def states_are_those_of_one_process(make: str) -> None:
     """Names, shapes without padding, dtypes, values, and numbers once for each parameter."""
     for use_orig_params in (False, True):
@@ -200,7 +162,7 @@ KINDS: dict[str, dict[str, Any]] = {
 }
 
 
-@check(kind=KINDS)
+@check(kind=list(KINDS))
 def states_of_every_kind_of_unit(kind: str) -> None:
     for use_orig_params in (False, True):
         model, optim = trained(use_orig_params=use_orig_params, **KINDS[kind])
@@ -764,28 +726,6 @@ def states_fit_another_number_of_ranks() -> None:
         train(model, optim)
 
 
-@pytest.fixture(scope="module")
-def failed() -> Callable[[int], list[dict[str, str | None]]]:
-    done: dict[int, list[dict[str, str | None]]] = {}
-
-    def of(ranks: int) -> list[dict[str, str | None]]:
-        if ranks not in done:
-            done[ranks] = launch(run_checks, ranks, ranks, timeout=100)
-        return done[ranks]
-
-    return of
-
-
-@pytest.mark.parametrize(
-    ("ranks", "name"),
-    [
-        pytest.param(
-            n, name, id=f"{name}-{n}", marks=pytest.mark.behaviour(BEHAVIOURS[name]) if BEHAVIOURS[name] else ()
-        )
-        for n in CHECKS
-        for name in CHECKS[n]
-    ],
-)
-def test_on_ranks(failed: Any, ranks: int, name: str) -> None:
-    tracebacks = [f"rank {rank}: {of_rank[name]}" for rank, of_rank in enumerate(failed(ranks)) if of_rank[name]]
-    assert not tracebacks, "\n".join(tracebacks)
+@pytest.mark.parametrize(("ranks", "name"), check.params)
+def test_on_ranks(ranks: int, name: str) -> None:
+    check.assert_passed(ranks, name)

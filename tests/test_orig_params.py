@@ -1,31 +1,21 @@
-"""What happens to parameters between steps: frozen, cast, replaced, grouped, without gradients or elements.
-
-The checks run on two ranks, all in one launch; each is a test of its own.
-"""
+"""What happens to parameters between steps: frozen, cast, replaced, grouped, without gradients or elements."""
 
 from __future__ import annotations
 
-import sys
-import traceback
-import warnings
-from collections.abc import Callable
-from functools import partial
-from itertools import product
 from typing import Any
 from unittest.mock import patch
 
-import cloudpickle
 import pytest
 import torch
 import torch.distributed as dist
+from on_ranks import Checks
 from torch import Tensor, nn
 
 from minifsdp import comm
-from minifsdp.course.launch import launch
 from minifsdp.fsdp import CPUOffload, FullyShardedDataParallel, MixedPrecision, ModuleWrapPolicy, ShardingStrategy
 from minifsdp.fsdp.unit import SHARDED
 
-cloudpickle.register_pickle_by_value(sys.modules[__name__])
+check = Checks(__name__)
 
 WIDTH = 5
 FULL_SHARD, SHARD_GRAD_OP, NO_SHARD, *_ = ShardingStrategy
@@ -91,40 +81,10 @@ def assert_same(model: Any, expected: nn.Module) -> None:
         torch.testing.assert_close(state[name], value, msg=lambda text, name=name: f"{name}: {text}")
 
 
-CHECKS: dict[str, Callable[[], None]] = {}
-NUMBERS: dict[str, tuple[int, ...]] = {}
-
-
-def behaviour(*numbers: int, **axes: Any) -> Callable[[Any], Any]:
-    """Run the function once for every combination of `axes`; it shows these behaviours."""
-
-    def register(fn: Any) -> Any:
-        for values in product(*axes.values()):
-            name = "-".join([fn.__name__, *(getattr(v, "name", str(v)) for v in values)])
-            CHECKS[name] = partial(fn, **dict(zip(axes, values, strict=True)))
-            NUMBERS[name] = numbers
-        return fn
-
-    return register
-
-
-def run_checks() -> dict[str, str | None]:
-    """The end of the traceback of each check that failed."""
-    warnings.simplefilter("ignore")
-    failed: dict[str, str | None] = {}
-    for name, check in CHECKS.items():
-        try:
-            check()
-            failed[name] = None
-        except (Exception, pytest.fail.Exception):
-            failed[name] = traceback.format_exc(limit=-3)
-    return failed
-
-
 # Both modes
 
 
-@behaviour(6, orig=(False, True), strategy=STRATEGIES, offload=(False, True), when=("before", "after"))
+@check(behaviour=6, orig=(False, True), strategy=STRATEGIES, offload=(False, True), when=("before", "after"))
 def a_model_cast_after_wrapping_trains_on(orig: bool, strategy: ShardingStrategy, offload: bool, when: str) -> None:
     model, expected = wrapped(orig, strategy, cpu_offload=CPUOffload(offload)), plain()
     if when == "after":  # torch refuses then
@@ -139,7 +99,7 @@ def a_model_cast_after_wrapping_trains_on(orig: bool, strategy: ShardingStrategy
     assert_same(model, expected)
 
 
-@behaviour(6, orig=(False, True), strategy=STRATEGIES)
+@check(behaviour=6, orig=(False, True), strategy=STRATEGIES)
 def parameters_that_were_given_other_memory_train_on(orig: bool, strategy: ShardingStrategy) -> None:
     model, expected = wrapped(orig, strategy), plain()
     loss_of(model)
@@ -151,7 +111,7 @@ def parameters_that_were_given_other_memory_train_on(orig: bool, strategy: Shard
         assert step(model, ours) == pytest.approx(step(expected, theirs), rel=1e-5)
 
 
-@behaviour(3, offload=(False, True))
+@check(behaviour=3, offload=(False, True))
 def a_model_moved_elsewhere_is_refused(offload: bool) -> None:
     model = wrapped(False, cpu_offload=CPUOffload(offload))
     for instance in Fsdp.fsdp_modules(model):
@@ -164,7 +124,7 @@ def a_model_moved_elsewhere_is_refused(offload: bool) -> None:
             use(model)
 
 
-@behaviour(3, 21, strategy=STRATEGIES, offload=(False, True))
+@check(behaviour=(3, 21), strategy=STRATEGIES, offload=(False, True))
 def a_flat_parameter_may_be_frozen_and_thawed(strategy: ShardingStrategy, offload: bool) -> None:
     model, expected = wrapped(False, strategy, cpu_offload=CPUOffload(offload)), plain()
     ours, theirs = (torch.optim.SGD(m.parameters(), 0.01, momentum=0.9) for m in (model, expected))
@@ -175,7 +135,7 @@ def a_flat_parameter_may_be_frozen_and_thawed(strategy: ShardingStrategy, offloa
     assert_same(model, expected)
 
 
-@behaviour(39, orig=(False, True), strategy=STRATEGIES, low=(False, True))
+@check(behaviour=39, orig=(False, True), strategy=STRATEGIES, low=(False, True))
 def looking_at_the_state_does_not_disturb(orig: bool, strategy: ShardingStrategy, low: bool) -> None:
     """Also not where a unit is never freed, or is whole at that moment."""
     precision = MixedPrecision(reduce_dtype=torch.bfloat16) if low else None
@@ -190,7 +150,7 @@ def looking_at_the_state_does_not_disturb(orig: bool, strategy: ShardingStrategy
         assert loss_of(model).item() == loss_of(reference).item()
 
 
-@behaviour(9, strategy=(FULL_SHARD, SHARD_GRAD_OP))
+@check(behaviour=9, strategy=(FULL_SHARD, SHARD_GRAD_OP))
 def one_rank_has_no_one_to_shard_with(strategy: ShardingStrategy) -> None:
     alone = [dist.new_group([rank]) for rank in range(2)][dist.get_rank()]
     with pytest.warns(UserWarning, match="FSDP is switching to use `NO_SHARD` instead of .*since the world size is 1"):
@@ -204,7 +164,7 @@ def one_rank_has_no_one_to_shard_with(strategy: ShardingStrategy) -> None:
 # use_orig_params
 
 
-@behaviour(8, strategy=STRATEGIES)
+@check(behaviour=8, strategy=STRATEGIES)
 def parameters_keep_their_names_and_objects(strategy: ShardingStrategy) -> None:
     net = plain()
     before = dict(net.named_parameters())
@@ -229,7 +189,7 @@ def parameters_keep_their_names_and_objects(strategy: ShardingStrategy) -> None:
         assert 0 in sizes[0] + sizes[1]
 
 
-@behaviour(8, strategy=STRATEGIES)
+@check(behaviour=8, strategy=STRATEGIES)
 def outside_forward_and_backward_a_module_shows_the_optimizers_parameters(strategy: ShardingStrategy) -> None:
     model = wrapped(strategy=strategy)
     step(model, torch.optim.SGD(model.parameters(), 0.1))
@@ -240,7 +200,7 @@ def outside_forward_and_backward_a_module_shows_the_optimizers_parameters(strate
             assert getattr(model.get_submodule(path), attribute) is listed[name], name
 
 
-@behaviour(3, 27, strategy=STRATEGIES, set_to_none=(False, True))
+@check(behaviour=(3, 27), strategy=STRATEGIES, set_to_none=(False, True))
 def single_parameters_may_be_frozen_and_thawed(strategy: ShardingStrategy, set_to_none: bool) -> None:
     model, expected = wrapped(True, strategy), plain()
 
@@ -267,7 +227,7 @@ def single_parameters_may_be_frozen_and_thawed(strategy: ShardingStrategy, set_t
     assert_same(model, expected)
 
 
-@behaviour(8, strategy=STRATEGIES, kind=("foreach", "fused", "single"))
+@check(behaviour=8, strategy=STRATEGIES, kind=("foreach", "fused", "single"))
 def optimizers_step_over_parameters_of_no_elements(strategy: ShardingStrategy, kind: str) -> None:
     model, expected = wrapped(True, strategy), plain()
     options = {"foreach": {"foreach": True}, "fused": {"fused": True}, "single": {"foreach": False}}[kind]
@@ -278,7 +238,7 @@ def optimizers_step_over_parameters_of_no_elements(strategy: ShardingStrategy, k
     assert_same(model, expected)
 
 
-@behaviour(27, orig=(False, True), strategy=STRATEGIES)
+@check(behaviour=27, orig=(False, True), strategy=STRATEGIES)
 def a_module_that_is_not_used_has_no_gradients(orig: bool, strategy: ShardingStrategy) -> None:
     model = wrapped(orig, strategy)
     model.module.forward = lambda x: model.module.first(x)
@@ -291,7 +251,7 @@ def a_module_that_is_not_used_has_no_gradients(orig: bool, strategy: ShardingStr
         assert torch.equal(value, before[name]) == name.startswith("block"), name
 
 
-@behaviour(27)
+@check(behaviour=27)
 def a_parameter_that_only_one_rank_uses_has_its_gradient_everywhere() -> None:
     """On the others it counts as zero."""
     model = wrapped(True)
@@ -305,7 +265,7 @@ def a_parameter_that_only_one_rank_uses_has_its_gradient_everywhere() -> None:
         assert not block.gain.grad.any()  # unused on all, but of a unit that is used
 
 
-@behaviour(8, strategy=STRATEGIES, how=("data", "object", "part"))
+@check(behaviour=8, strategy=STRATEGIES, how=("data", "object", "part"))
 def parameters_that_were_replaced_count(strategy: ShardingStrategy, how: str) -> None:
     model, other = wrapped(True, strategy), plain(1)
     loss_of(model)
@@ -334,7 +294,7 @@ def inner_names(model: Any) -> list[str]:
     return [name.rpartition(".")[2] for name in model.module.block._unit.flat.names]
 
 
-@behaviour(8, strategy=STRATEGIES, how=("data", "object"))
+@check(behaviour=8, strategy=STRATEGIES, how=("data", "object"))
 def a_replacement_of_another_size_is_refused(strategy: ShardingStrategy, how: str) -> None:
     model = wrapped(True, strategy)
     loss_of(model)
@@ -347,7 +307,7 @@ def a_replacement_of_another_size_is_refused(strategy: ShardingStrategy, how: st
         loss_of(model)
 
 
-@behaviour(15)
+@check(behaviour=15)
 def gathers_wait_for_what_was_written_back() -> None:
     """On CUDA: written on the compute stream, before the stream of the gathers is told to wait for that."""
     model = wrapped(True)
@@ -366,7 +326,7 @@ def gathers_wait_for_what_was_written_back() -> None:
     assert happened == ["write back", "wait"]
 
 
-@behaviour(5)
+@check(behaviour=5)
 def a_rank_may_have_no_elements_at_all() -> None:
     model = Fsdp(nn.LayerNorm(1, bias=False), use_orig_params=True)
     (p,) = model.parameters()
@@ -380,7 +340,7 @@ def a_rank_may_have_no_elements_at_all() -> None:
     assert model.state_dict()["weight"].shape == (1,)
 
 
-@behaviour(5, precision=(torch.float32, torch.bfloat16))
+@check(behaviour=5, precision=(torch.float32, torch.bfloat16))
 def slices_are_aligned_when_gathered(precision: torch.dtype) -> None:
     model = wrapped(True, mixed_precision=MixedPrecision(precision))
     for instance in Fsdp.fsdp_modules(model):
@@ -392,13 +352,6 @@ def slices_are_aligned_when_gathered(precision: torch.dtype) -> None:
     assert sum(c.op == "all_gather" for c in calls) == 2
 
 
-@pytest.fixture(scope="module")
-def failures() -> dict[str, list[str]]:
-    """What went wrong in each check on any rank."""
-    said = launch(run_checks, 2, timeout=120)
-    return {name: [f"rank {r}: {one[name]}" for r, one in enumerate(said) if one[name]] for name in CHECKS}
-
-
-@pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.behaviour(*NUMBERS[n])) for n in CHECKS])
-def test_on_two_ranks(failures: dict[str, list[str]], name: str) -> None:
-    assert not failures[name], "\n".join(failures[name])
+@pytest.mark.parametrize(("ranks", "name"), check.params)
+def test_on_ranks(ranks: int, name: str) -> None:
+    check.assert_passed(ranks, name)

@@ -1,35 +1,28 @@
-"""Mixed precision, loss scaling and clipping: which dtype each stage has, and that nothing overflows on the way.
-
-The checks run on ranks, one launch per number of ranks; each is a test of its own.
-"""
+"""Mixed precision, loss scaling and clipping: which dtype each stage has, and that nothing overflows on the way."""
 
 from __future__ import annotations
 
 import os
-import sys
-import traceback
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
-from itertools import product
 from typing import Any
 from unittest.mock import patch
 
-import cloudpickle
 import pytest
 import torch
 import torch.distributed as dist
+from on_ranks import Checks
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 
 from minifsdp import comm, device
-from minifsdp.course.launch import launch
 from minifsdp.course.ledger import Ledger
 from minifsdp.fsdp import CPUOffload, FullyShardedDataParallel, MixedPrecision, ModuleWrapPolicy, ShardingStrategy
 from minifsdp.fsdp.grad_scaler import ShardedGradScaler
 
-cloudpickle.register_pickle_by_value(sys.modules[__name__])
+check = Checks(__name__)
 
 WIDTH = 5
 BF16, FP16, FP32, FP64 = torch.bfloat16, torch.float16, torch.float32, torch.float64
@@ -99,41 +92,11 @@ def buffers() -> Iterator[list[tuple[Tensor, str]]]:
 
 # Checks
 
-CHECKS: dict[int, dict[str, Callable[[], None]]] = {2: {}, 4: {}}
-NUMBERS: dict[str, tuple[int, ...]] = {}
-
-
-def behaviour(*numbers: int, ranks: int = 2, **axes: Any) -> Callable[[Any], Any]:
-    """Run the function on `ranks` ranks, once for every combination of `axes`; it shows these behaviours."""
-
-    def register(fn: Any) -> Any:
-        for values in product(*axes.values()):
-            name = "-".join([fn.__name__, *(getattr(v, "name", str(v)) for v in values)]).replace("torch.", "")
-            CHECKS[ranks][name] = partial(fn, **dict(zip(axes, values, strict=True)))
-            NUMBERS[name] = numbers
-        return fn
-
-    return register
-
-
-def run_checks(ranks: int) -> dict[str, str | None]:
-    """The end of the traceback of each check that failed."""
-    warnings.simplefilter("ignore")
-    failed: dict[str, str | None] = {}
-    for name, check in CHECKS[ranks].items():
-        try:
-            check()
-            failed[name] = None
-        except (Exception, pytest.fail.Exception):
-            failed[name] = traceback.format_exc(limit=-3)
-    return failed
-
-
 EVERY_KIND: dict[str, Any] = {"strategy": (FULL_SHARD, SHARD_GRAD_OP, NO_SHARD), "orig": (False, True)}
 DTYPES = {"bf16": (BF16, None), "bf16, fp32": (BF16, FP32), "fp16": (FP16, None), "none, bf16": (None, BF16)}
 
 
-@behaviour(33, precision=tuple(DTYPES), offload=(False, True), orig=(False, True))
+@check(behaviour=33, precision=tuple(DTYPES), offload=(False, True), orig=(False, True))
 def each_stage_has_its_dtype(precision: str, offload: bool, orig: bool) -> None:
     param_dtype, reduce_dtype = DTYPES[precision]
     low, reduced = param_dtype or FP32, reduce_dtype or param_dtype
@@ -174,7 +137,7 @@ def each_stage_has_its_dtype(precision: str, offload: bool, orig: bool) -> None:
     assert {value.dtype for value in model.state_dict().values()} == {FP32}
 
 
-@behaviour(35, **EVERY_KIND, offload=(False, True))
+@check(behaviour=35, **EVERY_KIND, offload=(False, True))
 def low_precision_gradients_are_kept_if_wanted(strategy: ShardingStrategy, orig: bool, offload: bool) -> None:
     precision = MixedPrecision(BF16, keep_low_precision_grads=True)
     model = wrapped(
@@ -205,32 +168,33 @@ class Product(nn.Module):
         return (self.weight * x).sum(dtype=FP32)
 
 
-def mean_of(gradient: float, **options: Any) -> float:
-    """The mean in fp16 of a gradient that is the same on all ranks."""
-    model = wrapped(Product(), mixed_precision=MixedPrecision(FP16), **options)
+def mean_of(gradient: float, half: bool = False, **options: Any) -> float:
+    """The mean in fp16 of a gradient that is the same on all ranks; a `half` model's, or mixed precision's."""
+    precision = None if half else MixedPrecision(FP16)
+    model = wrapped(Product().half() if half else Product(), mixed_precision=precision, **options)
     model(torch.full((8,), gradient)).backward()
     return float(next(iter(gradients(model)))[0])
 
 
-@behaviour(23, strategy=(FULL_SHARD, NO_SHARD))
+@check(behaviour=23, strategy=(FULL_SHARD, NO_SHARD))
 def the_mean_of_two_large_gradients_is_finite(strategy: ShardingStrategy) -> None:
     assert mean_of(40_000.0, sharding_strategy=strategy) == 40_000.0  # the sum of two is infinite in fp16
 
 
-@behaviour(23, ranks=4, strategy=(FULL_SHARD, NO_SHARD))
-def the_mean_of_four_gradients_is_finite_and_not_zero(strategy: ShardingStrategy) -> None:
-    assert mean_of(30_000.0, sharding_strategy=strategy) == 30_000.0
-    assert mean_of(2.0**-23, sharding_strategy=strategy) == 2.0**-23  # a quarter of it is zero in fp16
+@check(ranks=4, behaviour=23, strategy=(FULL_SHARD, NO_SHARD), half=(False, True))
+def the_mean_of_four_gradients_is_finite_and_not_zero(strategy: ShardingStrategy, half: bool) -> None:
+    assert mean_of(30_000.0, half, sharding_strategy=strategy) == 30_000.0
+    assert mean_of(2.0**-23, half, sharding_strategy=strategy) == 2.0**-23  # a quarter of it is zero in fp16
 
 
-@behaviour(23, 24, ranks=4)
+@check(ranks=4, behaviour=(23, 24))
 def the_mean_over_replicas_is_finite_and_not_zero() -> None:
     options = {"sharding_strategy": HYBRID_SHARD, "device_mesh": init_device_mesh("cpu", (2, 2))}
     assert mean_of(30_000.0, **options) == 30_000.0
     assert mean_of(2.0**-23, **options) == 2.0**-23
 
 
-@behaviour(24, ranks=4, orig=(False, True), precision=("bf16", "bf16, fp32"))
+@check(ranks=4, behaviour=24, orig=(False, True), precision=("bf16", "bf16, fp32"))
 def only_a_shard_crosses_between_replicas(orig: bool, precision: str) -> None:
     mesh = init_device_mesh("cpu", (2, 2))
     model = wrapped(
@@ -252,7 +216,7 @@ def only_a_shard_crosses_between_replicas(orig: bool, precision: str) -> None:
     assert made["all_reduce"] == {(across, size // 2 * width)}
 
 
-@behaviour(24, ranks=4, offload=(False, True))
+@check(ranks=4, behaviour=24, offload=(False, True))
 def gradients_of_earlier_backwards_do_not_cross_again(offload: bool) -> None:
     """They are added to after the all-reduce, so that a second backward doubles them and no more."""
     options = {"sharding_strategy": HYBRID_SHARD, "device_mesh": init_device_mesh("cpu", (2, 2))}
@@ -264,7 +228,7 @@ def gradients_of_earlier_backwards_do_not_cross_again(offload: bool) -> None:
         torch.testing.assert_close(twice, 2 * gradient)
 
 
-@behaviour(34, **EVERY_KIND)
+@check(behaviour=34, **EVERY_KIND)
 def evaluation_may_have_full_precision(strategy: ShardingStrategy, orig: bool) -> None:
     precision = MixedPrecision(BF16, buffer_dtype=BF16, cast_forward_inputs=True)
     model = wrapped(sharding_strategy=strategy, mixed_precision=precision, use_orig_params=orig)
@@ -294,7 +258,7 @@ def evaluation_may_have_full_precision(strategy: ShardingStrategy, orig: bool) -
     assert dtypes() == {BF16}
 
 
-@behaviour(15, 16, root=(False, True), others=(False, True))
+@check(behaviour=(15, 16), root=(False, True), others=(False, True))
 def inputs_are_cast_as_wanted(root: bool, others: bool) -> None:
     """The root casts its own if either is asked for, as torch's does."""
     precision = MixedPrecision(BF16, cast_root_forward_inputs=root, cast_forward_inputs=others)
@@ -318,7 +282,7 @@ def inputs_are_cast_as_wanted(root: bool, others: bool) -> None:
     assert tree["deep"][0].dtype is (BF16 if root or others else FP64)
 
 
-@behaviour(26, 33, reduce_dtype=(None, FP32))
+@check(behaviour=(26, 33), reduce_dtype=(None, FP32))
 def accumulation_inside_no_sync_is_in_the_dtype_of_the_reduction(reduce_dtype: torch.dtype | None) -> None:
     model = wrapped(Product(), mixed_precision=MixedPrecision(BF16, reduce_dtype))
     with model.no_sync():
@@ -330,7 +294,7 @@ def accumulation_inside_no_sync_is_in_the_dtype_of_the_reduction(reduce_dtype: t
     assert gradients(model)[0][0] == 1 + (lost_in_bf16 if reduce_dtype is FP32 else 0)
 
 
-@behaviour(14, kind=("bf16", "offload"))
+@check(behaviour=14, kind=("bf16", "offload"))
 def without_a_collective_the_computation_waits_for_the_copy(kind: str) -> None:
     """NO_SHARD gathers nothing, but what it casts or moves it does on the stream of the gathers."""
     options = {"bf16": {"mixed_precision": MixedPrecision(BF16)}, "offload": {"cpu_offload": CPUOffload(True)}}[kind]
@@ -359,7 +323,7 @@ def watched_commands() -> Iterator[list[device.Command]]:
 # Memory
 
 
-@behaviour(33, reduce_dtype=(BF16, FP32), orig=(False, True))
+@check(behaviour=33, reduce_dtype=(BF16, FP32), orig=(False, True))
 def gathered_memory_is_in_low_precision(reduce_dtype: torch.dtype, orig: bool) -> None:
     """By the ledger: two gathered units at 2 bytes per element, and no more than the root's and one's in forward."""
     torch.ones(1, requires_grad=True).sum().backward()
@@ -382,7 +346,7 @@ def gathered_memory_is_in_low_precision(reduce_dtype: torch.dtype, orig: bool) -
         assert ledger.peak_of("communication") == 0
 
 
-@behaviour(33, orig=(False, True), reduce_dtype=(None, BF16))
+@check(behaviour=33, orig=(False, True), reduce_dtype=(None, BF16))
 def replicated_parameters_need_no_copy(orig: bool, reduce_dtype: torch.dtype | None) -> None:
     """Of another dtype on the wire as well: what is computed with are views of what the optimizer updates."""
     with buffers() as handed_out:
@@ -396,7 +360,7 @@ def replicated_parameters_need_no_copy(orig: bool, reduce_dtype: torch.dtype | N
     assert wire == ({FP32, BF16} if reduce_dtype else {FP32})
 
 
-@behaviour(44, orig=(False, True))
+@check(behaviour=44, orig=(False, True))
 def offloaded_shards_are_not_on_the_device(orig: bool) -> None:
     """What the unit's roles count is on the device: units and their gradients; nothing is left there after a step."""
     with buffers() as handed_out:
@@ -426,7 +390,7 @@ def scaled_step(model: Fsdp, scaler: Any, optimizer: Any, poison: bool) -> None:
     optimizer.zero_grad()
 
 
-@behaviour(37, **EVERY_KIND, offload=(False, True), precision=("bf16", "fp16"))
+@check(behaviour=37, **EVERY_KIND, offload=(False, True), precision=("bf16", "fp16"))
 def an_overflow_of_one_rank_is_everybody_s(
     strategy: ShardingStrategy, orig: bool, offload: bool, precision: str
 ) -> None:
@@ -455,7 +419,7 @@ def an_overflow_of_one_rank_is_everybody_s(
     assert scaler.get_scale() == 2.0
 
 
-@behaviour(37)
+@check(behaviour=37)
 def without_agreement_ranks_part() -> None:
     model = wrapped()
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
@@ -475,7 +439,7 @@ class OneOnly(nn.Module):
         return x.double() * self.weight
 
 
-@behaviour(37, fused=(False, True))
+@check(behaviour=37, fused=(False, True))
 def a_rank_without_gradients_takes_part(fused: bool) -> None:
     """Also if the optimizer does the unscaling itself."""
     model = wrapped(OneOnly(), use_orig_params=True, auto_wrap_policy=None)
@@ -491,7 +455,7 @@ def a_rank_without_gradients_takes_part(fused: bool) -> None:
     assert not torch.equal(model.state_dict()["weight"], before)
 
 
-@behaviour(37)
+@check(behaviour=37)
 def gradients_that_fsdp_does_not_know_count() -> None:
     model = plain()
     ignored = model.linear
@@ -556,12 +520,12 @@ def check_clipping(model: Fsdp, norm_type: float, low: bool) -> None:
         assert model.clip_grad_norm_(1.0, norm_type).dtype is BF16
 
 
-@behaviour(43, p=(1, 2, float("inf"), 0.5), orig=(False, True), offload=(False, True), low=(False, True))
+@check(behaviour=43, p=(1, 2, float("inf"), 0.5), orig=(False, True), offload=(False, True), low=(False, True))
 def clipping_is_by_the_norm_of_everything(p: float, orig: bool, offload: bool, low: bool) -> None:
     check_clipping(mixed_model(orig, offload, low), p, low)
 
 
-@behaviour(24, 43, ranks=4, p=(2, float("inf")))
+@check(ranks=4, behaviour=(24, 43), p=(2, float("inf")))
 def clipping_counts_a_replicated_shard_once(p: float) -> None:
     mesh = init_device_mesh("cpu", (2, 2))
     model = mixed_model(False, False, False, sharding_strategy=HYBRID_SHARD, device_mesh=mesh)
@@ -571,7 +535,7 @@ def clipping_counts_a_replicated_shard_once(p: float) -> None:
     assert scalar == mesh.get_group(1).group_name
 
 
-@behaviour(43)
+@check(behaviour=43)
 def clipping_without_gradients_on_a_rank() -> None:
     model = wrapped(OneOnly(), use_orig_params=True, auto_wrap_policy=None)
     with warnings.catch_warnings(record=True) as said:
@@ -584,25 +548,6 @@ def clipping_without_gradients_on_a_rank() -> None:
     assert [float(g) for g in gradients(model)] == pytest.approx([0.5] * (1 - dist.get_rank()))
 
 
-@pytest.fixture(scope="module", params=CHECKS)
-def failures(request: pytest.FixtureRequest) -> dict[str, list[str]]:
-    """What went wrong in each check on any rank."""
-    ranks = request.param
-    said = launch(run_checks, ranks, ranks, timeout=120)
-    return {name: [f"rank {r}: {one[name]}" for r, one in enumerate(said) if one[name]] for name in CHECKS[ranks]}
-
-
-def cases(ranks: int) -> list[Any]:
-    return [pytest.param(name, marks=pytest.mark.behaviour(*NUMBERS[name])) for name in CHECKS[ranks]]
-
-
-@pytest.mark.parametrize("failures", [2], indirect=True)
-@pytest.mark.parametrize("name", cases(2))
-def test_on_two_ranks(failures: dict[str, list[str]], name: str) -> None:
-    assert not failures[name], "\n".join(failures[name])
-
-
-@pytest.mark.parametrize("failures", [4], indirect=True)
-@pytest.mark.parametrize("name", cases(4))
-def test_on_four_ranks(failures: dict[str, list[str]], name: str) -> None:
-    assert not failures[name], "\n".join(failures[name])
+@pytest.mark.parametrize(("ranks", "name"), check.params)
+def test_on_ranks(ranks: int, name: str) -> None:
+    check.assert_passed(ranks, name)

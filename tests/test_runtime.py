@@ -1,13 +1,8 @@
-"""What a step does: how many collectives, from which hooks, and what it says to those who call in from outside.
-
-The checks run on ranks, all in one launch; each is a test of its own.
-"""
+"""What a step does: how many collectives, from which hooks, and what it says to those who call in from outside."""
 
 from __future__ import annotations
 
 import re
-import sys
-import traceback
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -15,10 +10,10 @@ from contextlib import contextmanager
 from functools import partial
 from typing import Any, NamedTuple
 
-import cloudpickle
 import pytest
 import torch
 import torch.distributed as dist
+from on_ranks import Checks
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -35,7 +30,7 @@ from minifsdp.fsdp import (
 )
 from minifsdp.fsdp.unit import SHARDED, UNSHARDED
 
-cloudpickle.register_pickle_by_value(sys.modules[__name__])
+check = Checks(__name__)
 
 WIDTH = 5
 FULL_SHARD, SHARD_GRAD_OP, NO_SHARD, HYBRID_SHARD, HYBRID_ZERO2 = ShardingStrategy
@@ -277,20 +272,7 @@ def count(wrap: Callable[..., nn.Module]) -> Counted:
     return found
 
 
-# Checks that run on two ranks, all in one launch
-
-Check = Callable[[], None]
-CHECKS: dict[str, Any] = {}
-
-
-def behaviour(*numbers: int) -> Callable[[Check], Check]:
-    """A check, and the numbers of the behaviours that it shows."""
-
-    def register(fn: Check) -> Check:
-        CHECKS[fn.__name__] = pytest.param(fn.__name__, marks=pytest.mark.behaviour(*numbers)), fn
-        return fn
-
-    return register
+# On two ranks
 
 
 def wrapped(strategy: ShardingStrategy = FULL_SHARD, net: Net | None = None, **options: Any) -> Fsdp:
@@ -308,7 +290,7 @@ def assert_sharded(model: nn.Module) -> None:
         assert unit.flat.full.untyped_storage().nbytes() == 0, unit.title
 
 
-@behaviour(13)
+@check(behaviour=13)
 def the_outermost_instance_that_runs_first_is_the_root() -> None:
     model = wrapped()
     assert [m._is_root for m in Fsdp.fsdp_modules(model)] == [None] * 4
@@ -319,7 +301,7 @@ def the_outermost_instance_that_runs_first_is_the_root() -> None:
     assert [unit.title for unit in units_of(model)] == ["root (Net)"] + [f"blocks.{i} (Block)" for i in range(3)]
 
 
-@behaviour(13)
+@check(behaviour=13)
 def a_child_that_ran_before_its_root_is_an_error_of_the_root() -> None:
     model = wrapped()
     model.blocks[1](batch())
@@ -340,7 +322,7 @@ class Casts(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-@behaviour(15)
+@check(behaviour=15)
 def root_inputs_are_cast_once_in_whatever_container() -> None:
     class Takes(nn.Module):
         def __init__(self) -> None:
@@ -416,7 +398,7 @@ class Many(nn.Module):
         return {"a": self.linear(x), "deep": ([torch.tanh(self.linear(x))], x * 2)}
 
 
-@behaviour(17, 19, 20, 25)
+@check(behaviour=(17, 19, 20, 25))
 def backward_begins_and_ends_once_per_unit_however_often_it_was_called() -> None:
     def path(units: Any, x: Tensor) -> Tensor:
         for _ in range(2):
@@ -438,14 +420,14 @@ def backward_begins_and_ends_once_per_unit_however_often_it_was_called() -> None
     assert log[-1].startswith("end_backward")
 
 
-@behaviour(21)
+@check(behaviour=21)
 def a_frozen_unit_is_freed_when_its_inputs_have_their_gradients() -> None:
     log = logged_backward(frozen("blocks.1"))
     assert "post_backward blocks.1 (Block)" not in log  # nothing to reduce
     assert log.index("free blocks.1 (Block)") < log.index("post_backward blocks.0 (Block)") < log.index("end_backward")
 
 
-@behaviour(22)
+@check(behaviour=22)
 def a_unit_is_freed_before_its_gradient_is_reduced() -> None:
     order: list[str] = []
     model = wrapped()
@@ -461,7 +443,7 @@ def a_unit_is_freed_before_its_gradient_is_reduced() -> None:
         assert order.index(f"free {unit.title}") < order.index(f"reduce {unit.title}")
 
 
-@behaviour(25, 27)
+@check(behaviour=(25, 27))
 def what_backward_does_not_reach_is_freed_and_has_no_gradient() -> None:
     """A unit whose output is not in the loss, one that was not called, and parameters unused in a unit that was."""
 
@@ -486,7 +468,7 @@ def what_backward_does_not_reach_is_freed_and_has_no_gradient() -> None:
             assert all(not p.grad.any() for p in gains)  # zeros: other ranks may have had a gradient for it
 
 
-@behaviour(28)
+@check(behaviour=28)
 def gradients_of_gradients_are_refused() -> None:
     for strategy in (FULL_SHARD, SHARD_GRAD_OP, NO_SHARD):
         model = wrapped(strategy)
@@ -497,7 +479,7 @@ def gradients_of_gradients_are_refused() -> None:
         assert all(p.grad is not None for p in model.parameters())
 
 
-@behaviour(17)
+@check(behaviour=17)
 def a_forward_without_grad_leaves_nothing_whole() -> None:
     for strategy in (FULL_SHARD, SHARD_GRAD_OP):
         for mode in (torch.no_grad, torch.inference_mode):
@@ -508,7 +490,7 @@ def a_forward_without_grad_leaves_nothing_whole() -> None:
                 assert_sharded(model)
 
 
-@behaviour(18)
+@check(behaviour=18)
 def a_reentrant_checkpoint_around_units_that_stay_whole_leaves_nothing_whole() -> None:
     model = wrapped(SHARD_GRAD_OP, recomputed(True))
     loss = model(batch()).sum()
@@ -517,7 +499,7 @@ def a_reentrant_checkpoint_around_units_that_stay_whole_leaves_nothing_whole() -
     assert_sharded(model)
 
 
-@behaviour(29)
+@check(behaviour=29)
 def backward_prefetches_by_the_order_of_each_forward() -> None:
     turn = [0, 1, 2]
     model = wrapped(net=Net(path=lambda units, x: in_a_row([units[i] for i in turn], x)))
@@ -535,7 +517,7 @@ def backward_prefetches_by_the_order_of_each_forward() -> None:
 # From outside of forward
 
 
-@behaviour()
+@check()
 def a_module_called_outside_its_unit_s_forward_says_so() -> None:
     for use_orig_params in (False, True):
         for strategy in (FULL_SHARD, SHARD_GRAD_OP):
@@ -560,7 +542,7 @@ def a_module_called_outside_its_unit_s_forward_says_so() -> None:
                 model.first(batch())
 
 
-@behaviour()
+@check()
 def a_whole_unit_pays_nothing_for_that() -> None:
     """The guards are hooks that are there only while the unit is sharded; a user's own stay."""
     model, seen = wrapped(use_orig_params=True), []
@@ -575,7 +557,7 @@ def a_whole_unit_pays_nothing_for_that() -> None:
     replicated.first(batch())
 
 
-@behaviour(17)
+@check(behaviour=17)
 def a_registered_method_gathers_and_frees_as_forward_does() -> None:
     for use_orig_params in (False, True):
         model = wrapped(use_orig_params=use_orig_params)
@@ -608,7 +590,7 @@ def losses(model: nn.Module) -> list[float]:
     return found
 
 
-@behaviour()
+@check()
 def a_compiled_model_computes_the_same_one_graph_for_each_unit() -> None:
     from torch._dynamo.testing import CompileCounterWithBackend
 
@@ -622,7 +604,7 @@ def a_compiled_model_computes_the_same_one_graph_for_each_unit() -> None:
         assert not any("all_gather" in str(graph.code) for graph in graphs.graphs)
 
 
-@behaviour()
+@check()
 def modules_compiled_before_they_are_wrapped_compute_the_same() -> None:
     from torch._dynamo.testing import CompileCounterWithBackend
 
@@ -637,7 +619,7 @@ def modules_compiled_before_they_are_wrapped_compute_the_same() -> None:
     assert graphs.frame_count >= 1
 
 
-@behaviour()
+@check()
 def one_graph_of_a_sharded_model_is_refused() -> None:
     torch._dynamo.reset()
     model = torch.compile(wrapped(), backend="eager", fullgraph=True)
@@ -645,28 +627,19 @@ def one_graph_of_a_sharded_model_is_refused() -> None:
         model(batch())
 
 
-def run_checks() -> dict[str, Any]:
-    """The end of the traceback of each check that failed, and all counts."""
+@pytest.mark.parametrize(("ranks", "name"), check.params)
+def test_on_ranks(ranks: int, name: str) -> None:
+    check.assert_passed(ranks, name)
+
+
+def count_all() -> dict[str, Any]:
     warnings.simplefilter("ignore")
-    found: dict[str, Any] = {"ours": count(ours), "torchs": count(torchs)}
-    for name, (_, fn) in CHECKS.items():
-        try:
-            fn()
-            found[name] = None
-        except Exception:
-            found[name] = traceback.format_exc(limit=-3)
-    return found
+    return {"ours": count(ours), "torchs": count(torchs)}
 
 
 @pytest.fixture(scope="module")
 def found() -> list[dict[str, Any]]:
-    return launch(run_checks, 2, timeout=120)
-
-
-@pytest.mark.parametrize("name", [param for param, _ in CHECKS.values()])
-def test_on_two_ranks(found: list[dict[str, Any]], name: str) -> None:
-    for rank, results in enumerate(found):
-        assert results[name] is None, f"rank {rank}: {results[name]}"
+    return launch(count_all, 2, timeout=120)
 
 
 @pytest.mark.behaviour(16, 17, 18, 20, 21, 26)

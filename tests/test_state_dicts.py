@@ -1,27 +1,20 @@
-"""State dicts of each type: what is in them, whose memory it is, and who can load them.
-
-The checks run on ranks, all of one number of ranks in one launch; each is a test of its own.
-"""
+"""State dicts of each type: what is in them, whose memory it is, and who can load them."""
 
 from __future__ import annotations
 
 import itertools
 import re
-import sys
-import tempfile
-import traceback
 import warnings
-from collections.abc import Callable
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import nullcontext, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-import cloudpickle
 import pytest
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
+from on_ranks import Checks, shared_folder
 from torch import Tensor, nn
 from torch.distributed._shard.sharded_tensor.api import ShardedTensor
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
@@ -49,7 +42,7 @@ from minifsdp.fsdp import (
     StateDictType,
 )
 
-cloudpickle.register_pickle_by_value(sys.modules[__name__])
+check = Checks(__name__)
 
 FULL_SHARD, SHARD_GRAD_OP, NO_SHARD, HYBRID_SHARD, _ = ShardingStrategy
 FULL, LOCAL, SHARDED = StateDictType
@@ -117,44 +110,6 @@ def bytes_unsharded(model: nn.Module) -> list[int]:
     return [m._unit.flat.full.untyped_storage().nbytes() for m in Fsdp.fsdp_modules(model) if m._unit is not None]
 
 
-@contextmanager
-def shared_directory() -> Any:
-    """A new directory, the same on every rank."""
-    made = [tempfile.mkdtemp()]
-    dist.broadcast_object_list(made, 0)
-    yield made[0]
-
-
-# Checks, by number of ranks
-
-Check = Callable[[], None]
-CHECKS: dict[int, dict[str, Any]] = {2: {}, 4: {}}
-
-
-def check(fn: Check | None = None, *, behaviour: tuple[int, ...] = (), ranks: int = 2, **cases: Any) -> Any:
-    """Collect `fn`; for each of `cases`, if there are any, with it as its argument."""
-    if fn is None:
-        return partial(check, behaviour=behaviour, ranks=ranks, **cases)
-    marks = [pytest.mark.behaviour(*behaviour)] if behaviour else []
-    for name, case in cases.items() or [("", None)]:
-        label = f"{fn.__name__}-{name}".strip("-")
-        CHECKS[ranks][label] = pytest.param(label, marks=marks), partial(fn, case) if cases else fn
-    return fn
-
-
-def run_checks(names: list[str]) -> dict[str, str | None]:
-    """The end of the traceback of each check that failed."""
-    warnings.simplefilter("ignore")
-    failed: dict[str, str | None] = {}
-    for name in names:
-        try:
-            CHECKS[dist.get_world_size()][name][1]()
-            failed[name] = None
-        except Exception:
-            failed[name] = traceback.format_exc(limit=-4)
-    return failed
-
-
 KINDS = {
     "full_shard": {},
     "shard_grad_op": {"sharding_strategy": SHARD_GRAD_OP},
@@ -175,7 +130,7 @@ KINDS = {
 # FULL
 
 
-@check(behaviour=(39,), **KINDS)
+@check(behaviour=39, options=KINDS)
 def a_state_dict_past_the_wrapper_is_refused_where_it_would_be_of_shards(options: dict[str, Any]) -> None:
     """`model.module.state_dict()`, and what calls it inside, as `model.save_pretrained(path)`."""
     model = sharded(**options)
@@ -204,7 +159,7 @@ def a_state_dict_past_the_wrapper_is_refused_where_it_would_be_of_shards(options
         model.module.state_dict()
 
 
-@check
+@check()
 def an_error_in_a_state_dict_leaves_the_refusal_in_place() -> None:
     model = sharded()
     handle = model.inner.module.register_state_dict_post_hook(lambda *_: 1 / 0)
@@ -216,7 +171,7 @@ def an_error_in_a_state_dict_leaves_the_refusal_in_place() -> None:
     assert_same(model.state_dict(), plain().state_dict())
 
 
-@check(behaviour=(33, 39), **KINDS)
+@check(behaviour=(33, 39), options=KINDS)
 def the_full_state_is_the_plain_model_s(options: dict[str, Any]) -> None:
     """In fp32, buffers included, before the first forward and after it, when buffers have been cast."""
     model = sharded(**options)
@@ -234,7 +189,7 @@ def the_full_state_is_the_plain_model_s(options: dict[str, Any]) -> None:
         assert_same(model.state_dict(None, "x.y."), plain().state_dict(prefix="x.y."))
 
 
-@check(behaviour=(41,), **KINDS)
+@check(behaviour=41, options=KINDS)
 def the_full_state_loads(options: dict[str, Any]) -> None:
     model, saved = sharded(1, **options), plain(0).state_dict()
     model.eval()(torch.randn(4, 4))
@@ -250,7 +205,7 @@ def the_full_state_loads(options: dict[str, Any]) -> None:
     )
 
 
-@check(behaviour=(39,))
+@check(behaviour=39)
 def rank_0_alone_has_the_state_if_wanted() -> None:
     """The other ranks have an empty dict, and never more than one unit whole."""
     for use_orig_params in (False, True):
@@ -281,7 +236,7 @@ def rank_0_alone_has_the_state_if_wanted() -> None:
         assert len(names) == (len(plain().state_dict()) if dist.get_rank() == 0 else 0) + 2
 
 
-@check(behaviour=(39,), **KINDS)
+@check(behaviour=39, options=KINDS)
 def what_is_offloaded_is_a_copy(options: dict[str, Any]) -> None:
     model = sharded(**options)
     with type_is(model, FULL, FullStateDictConfig(offload_to_cpu=True)):
@@ -296,7 +251,7 @@ def what_is_offloaded_is_a_copy(options: dict[str, Any]) -> None:
 # SHARDED
 
 
-@check(behaviour=(40,), **{k: v for k, v in KINDS.items() if "no_shard" not in k})
+@check(behaviour=40, options={k: v for k, v in KINDS.items() if "no_shard" not in k})
 def a_sharded_state_has_each_rank_s_rows(options: dict[str, Any]) -> None:
     for device_mesh, kind in ((None, ShardedTensor), (mesh(2), DTensor)):
         model = sharded(**options, device_mesh=device_mesh)
@@ -323,7 +278,7 @@ def a_sharded_state_has_each_rank_s_rows(options: dict[str, Any]) -> None:
         assert not any(bytes_unsharded(model))
 
 
-@check(behaviour=(40,))
+@check(behaviour=40)
 def a_sharded_state_is_torch_s() -> None:
     for device_mesh, use_orig_params in itertools.product((None, mesh(2)), (False, True)):
         options = {"device_mesh": device_mesh, "use_orig_params": use_orig_params}
@@ -349,7 +304,7 @@ def a_sharded_state_is_torch_s() -> None:
                 assert torch.equal(a[name], value)
 
 
-@check(behaviour=(40, 41), **KINDS)
+@check(behaviour=(40, 41), options=KINDS)
 def a_sharded_state_loads(options: dict[str, Any]) -> None:
     """Directly, and through a checkpoint; after a forward that has left something whole; into a plain module too."""
     for device_mesh in (None, mesh(2)):
@@ -361,7 +316,7 @@ def a_sharded_state_loads(options: dict[str, Any]) -> None:
         with type_is(model, SHARDED), type_is(other, SHARDED), type_is(third, SHARDED):
             saved = model.state_dict()
             assert str(other.load_state_dict(saved)) == "<All keys matched successfully>"
-            with shared_directory() as directory:
+            with shared_folder() as directory:
                 dcp.save(saved, checkpoint_id=directory)
                 wanted = third.state_dict()
                 dcp.load(wanted, checkpoint_id=directory)
@@ -377,7 +332,7 @@ def a_sharded_state_loads(options: dict[str, Any]) -> None:
         assert bytes_unsharded(other) == bytes_unsharded(model)
 
 
-@check
+@check()
 def a_whole_value_in_a_sharded_state_is_taken_and_a_misfit_named() -> None:
     model = sharded(1)
     with type_is(model, SHARDED):
@@ -397,7 +352,7 @@ def a_whole_value_in_a_sharded_state_is_taken_and_a_misfit_named() -> None:
 # LOCAL
 
 
-@check(behaviour=(40,), **{k: v for k, v in KINDS.items() if "no_shard" not in k})
+@check(behaviour=40, options={k: v for k, v in KINDS.items() if "no_shard" not in k})
 def a_local_state_is_the_flat_shard(options: dict[str, Any]) -> None:
     model, other = sharded(0, **options), sharded(1, **options)
     with type_is(model, LOCAL), type_is(other, LOCAL), comm.record() as log:
@@ -414,7 +369,7 @@ def a_local_state_is_the_flat_shard(options: dict[str, Any]) -> None:
     assert_same(other.state_dict(), plain().state_dict())
 
 
-@check
+@check()
 def what_a_user_has_put_in_place_of_data_is_in_every_state() -> None:
     for kind in (FULL, SHARDED, LOCAL):
         model, other = sharded(0, use_orig_params=True), sharded(1, use_orig_params=True)
@@ -426,7 +381,7 @@ def what_a_user_has_put_in_place_of_data_is_in_every_state() -> None:
         assert all((state[name] == 7).all() for name, _ in plain().named_parameters())
 
 
-@check
+@check()
 def what_a_local_state_cannot_be_is_an_error() -> None:
     model = sharded()
     with type_is(model, LOCAL):
@@ -464,7 +419,7 @@ def what_a_local_state_cannot_be_is_an_error() -> None:
 # Which type
 
 
-@check
+@check()
 def the_type_is_full_unless_set() -> None:
     model = sharded()
     default = StateDictSettings(FULL, FullStateDictConfig(), FullOptimStateDictConfig())
@@ -483,7 +438,7 @@ def the_type_is_full_unless_set() -> None:
         Fsdp.get_state_dict_type(model)
 
 
-@check
+@check()
 def torch_s_types_and_configurations_will_do() -> None:
     model = sharded()
     Fsdp.set_state_dict_type(model, TorchsStateDictType.SHARDED_STATE_DICT, TorchsShardedStateDictConfig(True))
@@ -499,7 +454,7 @@ def torch_s_types_and_configurations_will_do() -> None:
         Fsdp.set_state_dict_type(model, "sharded")
 
 
-@check
+@check()
 def what_is_not_sharded_has_a_full_state() -> None:
     model = sharded(sharding_strategy=NO_SHARD)
     for kind in (SHARDED, LOCAL):
@@ -515,7 +470,7 @@ def what_is_not_sharded_has_a_full_state() -> None:
 # What else may be in a model
 
 
-@check(behaviour=(45,))
+@check(behaviour=45)
 def checkpointed_modules_leave_no_trace() -> None:
     """Inside the unit, around it, and around the whole model."""
     expected = plain().state_dict()
@@ -552,7 +507,7 @@ def compiled_modules_keep_their_names() -> None:
     assert_same(other.state_dict(), reference.state_dict())
 
 
-@check
+@check()
 def what_is_ignored_is_there_and_untouched() -> None:
     for kind in (FULL, SHARDED, LOCAL):
         models = []
@@ -574,7 +529,7 @@ def what_is_ignored_is_there_and_untouched() -> None:
         assert {k: v.tolist() for k, v in other.state_dict().items()} == {k: v.tolist() for k, v in expected.items()}
 
 
-@check
+@check()
 def nothing_warns_of_what_is_deprecated_in_torch() -> None:
     model = sharded()
     for kind in (FULL, SHARDED, LOCAL):
@@ -583,7 +538,7 @@ def nothing_warns_of_what_is_deprecated_in_torch() -> None:
             model.load_state_dict(model.state_dict())
 
 
-@check
+@check()
 def a_sparse_buffer_is_no_obstacle() -> None:
     models = [plain(seed) for seed in (0, 1)]
     for seed, model in enumerate(models):
@@ -595,7 +550,7 @@ def a_sparse_buffer_is_no_obstacle() -> None:
         assert torch.equal(model.inner.graph.to_dense(), torch.eye(2))
 
 
-@check
+@check()
 def hooks_of_the_user_s_are_run() -> None:
     model, seen = sharded(), []
     model.register_state_dict_pre_hook(lambda module, prefix, keep_vars: seen.append(("before", prefix)))
@@ -606,7 +561,7 @@ def hooks_of_the_user_s_are_run() -> None:
     assert list(state) == [name for name in plain().state_dict() if name != "inner.gain"]
 
 
-@check
+@check()
 def inside_forward_and_backward_it_is_refused() -> None:
     model = sharded()
     refused = pytest.raises(AssertionError, match="Cannot manually unshard parameters during forward/backward")
@@ -624,7 +579,7 @@ def inside_forward_and_backward_it_is_refused() -> None:
     model.state_dict()
 
 
-@check
+@check()
 def a_load_that_raises_leaves_everything_sharded() -> None:
     model = sharded()
 
@@ -640,7 +595,7 @@ def a_load_that_raises_leaves_everything_sharded() -> None:
     assert_same(model.state_dict(), plain(1).state_dict())
 
 
-@check
+@check()
 def a_rank_that_does_not_take_part_is_named() -> None:
     before = dist.get_debug_level()
     dist.set_debug_level(dist.DebugLevel.DETAIL)
@@ -673,7 +628,7 @@ def a_hybrid_model_s_states_are_any_replica_s() -> None:
         with type_is(model, SHARDED), type_is(other, SHARDED), type_is(third, SHARDED):
             state = model.state_dict()
             other.load_state_dict(state)
-            with shared_directory() as directory:
+            with shared_folder() as directory:
                 dcp.save(state, checkpoint_id=directory)
                 wanted = third.state_dict()
                 dcp.load(wanted, checkpoint_id=directory)
@@ -686,24 +641,9 @@ def a_hybrid_model_s_states_are_any_replica_s() -> None:
             assert_same(other.state_dict(), whole)
 
 
-@pytest.fixture(scope="module")
-def failed() -> dict[int, list[dict[str, str | None]]]:
-    return {ranks: launch(run_checks, ranks, list(checks), timeout=100) for ranks, checks in CHECKS.items()}
-
-
-@pytest.mark.parametrize("name", [param for param, _ in CHECKS[2].values()])
-def test_on_two_ranks(failed: dict[int, list[dict[str, str | None]]], name: str) -> None:
-    explain(failed[2], name)
-
-
-@pytest.mark.parametrize("name", [param for param, _ in CHECKS[4].values()])
-def test_on_four_ranks(failed: dict[int, list[dict[str, str | None]]], name: str) -> None:
-    explain(failed[4], name)
-
-
-def explain(failed: list[dict[str, str | None]], name: str) -> None:
-    tracebacks = [f"rank {rank}: {of_rank[name]}" for rank, of_rank in enumerate(failed) if of_rank[name]]
-    assert not tracebacks, "\n".join(tracebacks)
+@pytest.mark.parametrize(("ranks", "name"), check.params)
+def test_on_ranks(ranks: int, name: str) -> None:
+    check.assert_passed(ranks, name)
 
 
 # From one number of ranks to another, between torch's FSDP, ours and a plain module

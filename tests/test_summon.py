@@ -1,30 +1,22 @@
-"""`summon_full_params` and `apply`: whole parameters outside forward and backward, in whose memory, on which ranks.
-
-The checks run on two ranks, all in one launch; each is a test of its own.
-"""
+"""`summon_full_params` and `apply`: whole parameters outside forward and backward, in whose memory, on which ranks."""
 
 from __future__ import annotations
 
 import itertools
-import sys
-import traceback
-import warnings
-from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-import cloudpickle
 import pytest
 import torch
 import torch.distributed as dist
+from on_ranks import Checks
 from torch import Tensor, nn
 
 from minifsdp import comm, device
-from minifsdp.course.launch import launch
 from minifsdp.fsdp import CPUOffload, FullyShardedDataParallel, MixedPrecision, ShardingStrategy
 from minifsdp.fsdp.unit import SHARDED
 
-cloudpickle.register_pickle_by_value(sys.modules[__name__])
+check = Checks(__name__)
 
 FULL_SHARD, SHARD_GRAD_OP, NO_SHARD, *_ = ShardingStrategy
 
@@ -95,34 +87,6 @@ def assert_same(values: dict[str, Any], expected: dict[str, Any]) -> None:
         assert torch.equal(values[name], value), name
 
 
-Check = Callable[[], None]
-CHECKS: dict[str, Any] = {}
-
-
-def check(fn: Check | None = None, *, behaviour: tuple[int, ...] = (), **cases: Any) -> Any:
-    """Collect `fn`; for each of `cases`, if there are any, with it as its argument."""
-    if fn is None:
-        return partial(check, behaviour=behaviour, **cases)
-    marks = [pytest.mark.behaviour(*behaviour)] if behaviour else []
-    for name, case in cases.items() or [("", None)]:
-        label = f"{fn.__name__}-{name}".strip("-")
-        CHECKS[label] = pytest.param(label, marks=marks), partial(fn, case) if cases else fn
-    return fn
-
-
-def run_checks(names: list[str]) -> dict[str, str | None]:
-    """The end of the traceback of each check that failed."""
-    warnings.simplefilter("ignore")
-    failed: dict[str, str | None] = {}
-    for name in names:
-        try:
-            CHECKS[name][1]()
-            failed[name] = None
-        except Exception:
-            failed[name] = traceback.format_exc(limit=-4)
-    return failed
-
-
 MIXED = MixedPrecision(torch.bfloat16, buffer_dtype=torch.bfloat16)
 KINDS = {
     "flat": {"use_orig_params": False},
@@ -137,7 +101,7 @@ KINDS = {
 }
 
 
-@check(behaviour=(34, 38), **KINDS)
+@check(behaviour=(34, 38), options=KINDS)
 def whole_parameters_have_clean_names_and_full_precision(options: dict[str, Any]) -> None:
     """Before the first forward, and after one that has left some whole in another precision."""
     model = sharded(**options)
@@ -155,7 +119,7 @@ def whole_parameters_have_clean_names_and_full_precision(options: dict[str, Any]
     optimizer.step()
 
 
-@check(behaviour=(38,), **KINDS)
+@check(behaviour=38, options=KINDS)
 def changes_stay_with_writeback_alone(options: dict[str, Any]) -> None:
     model = sharded(**options)
     model(x())  # the root stays whole
@@ -175,7 +139,7 @@ def changes_stay_with_writeback_alone(options: dict[str, Any]) -> None:
             torch.testing.assert_close(model(x()).float(), reference(x()), rtol=2e-2, atol=0)
 
 
-@check(behaviour=(38,), **KINDS)
+@check(behaviour=38, options=KINDS)
 def on_rank_0_alone_no_memory_is_held_elsewhere(options: dict[str, Any]) -> None:
     no_shard = options.get("sharding_strategy") is NO_SHARD
     for offload_to_cpu in (False, True) if not no_shard else (False,):
@@ -196,7 +160,7 @@ def on_rank_0_alone_no_memory_is_held_elsewhere(options: dict[str, Any]) -> None
         backward(model)
 
 
-@check(behaviour=(38,))
+@check(behaviour=38)
 def what_is_offloaded_is_other_memory_and_can_be_written_back() -> None:
     for use_orig_params in (False, True):
         model = sharded(use_orig_params=use_orig_params)
@@ -209,7 +173,7 @@ def what_is_offloaded_is_other_memory_and_can_be_written_back() -> None:
         assert all((p == 2).all() for name, p in model.state_dict().items() if "mean" not in name)
 
 
-@check(behaviour=(38,), **{name: options for name, options in KINDS.items() if options.get("use_orig_params", True)})
+@check(behaviour=38, options={name: options for name, options in KINDS.items() if options.get("use_orig_params", True)})
 def gradients_are_whole_if_wanted(options: dict[str, Any]) -> None:
     model, reference = sharded(**options), plain()
     backward(model)
@@ -248,7 +212,7 @@ def gradients_are_whole_if_wanted(options: dict[str, Any]) -> None:
     assert all(p.grad is None for p in model.parameters())
 
 
-@check(behaviour=(38,))
+@check(behaviour=38)
 def what_has_no_meaning_is_refused_before_anything_starts() -> None:
     original, flat = sharded(), sharded(use_orig_params=False)
     refusals = [
@@ -263,7 +227,7 @@ def what_has_no_meaning_is_refused_before_anything_starts() -> None:
         assert log == []
 
 
-@check(behaviour=(38,))
+@check(behaviour=38)
 def one_inside_another_has_what_the_outer_one_gives() -> None:
     model = sharded()
     with summon(model), comm.record() as log:
@@ -285,7 +249,7 @@ def one_inside_another_has_what_the_outer_one_gives() -> None:
     assert whole_bytes(model) == [0, 0]
 
 
-@check(behaviour=(38,))
+@check(behaviour=38)
 def it_is_refused_inside_forward_and_backward() -> None:
     for use_orig_params in (False, True):
         model = sharded(use_orig_params=use_orig_params)
@@ -304,7 +268,7 @@ def it_is_refused_inside_forward_and_backward() -> None:
         backward(model)
 
 
-@check(behaviour=(38,))
+@check(behaviour=38)
 def an_exception_inside_leaves_everything_sharded() -> None:
     for options in KINDS.values():
         model = sharded(**options)
@@ -346,7 +310,7 @@ class Parts(nn.Module):
         return self.b(self.a(x))
 
 
-@check(behaviour=(38,), flat={"use_orig_params": False}, original={"use_orig_params": True})
+@check(behaviour=38, options={"flat": {"use_orig_params": False}, "original": {"use_orig_params": True}})
 def a_forward_inside_computes_with_what_is_whole(options: dict[str, Any]) -> None:
     """Without communication, also where the root has no parameters of its own; with what is not, as ever."""
     make = {"root": lambda: sharded(**options), "none of its own": lambda: Fsdp(parts(**options), **options)}
@@ -367,7 +331,10 @@ def parts(**options: Any) -> Parts:
     return module
 
 
-@check(behaviour=(38,), flat={"use_orig_params": False}, original={}, no_shard={"sharding_strategy": NO_SHARD})
+@check(
+    behaviour=38,
+    options={"flat": {"use_orig_params": False}, "original": {}, "no_shard": {"sharding_strategy": NO_SHARD}},
+)
 def a_forward_with_what_only_rank_0_has_is_refused_elsewhere(options: dict[str, Any]) -> None:
     """The others would wait for rank 0 in a gather, and rank 0 for them where units inside are not summoned."""
     model = sharded(**options)
@@ -385,7 +352,17 @@ def a_forward_with_what_only_rank_0_has_is_refused_elsewhere(options: dict[str, 
     backward(model)
 
 
-@check(behaviour=(38,))
+@check(options=KINDS)
+def a_forward_around_what_is_summoned_is_refused(options: dict[str, Any]) -> None:
+    """It would gather and free the summoned unit, and compute with other values than those that are shown."""
+    model = sharded(**options)
+    for _ in range(2):
+        with summon(model.module.inner), pytest.raises(ValueError, match="parameters of Inner are summoned, those of"):
+            model(x())
+        backward(model)
+
+
+@check(behaviour=38)
 def gradients_of_a_backward_inside_are_not_lost_in_silence() -> None:
     refused = partial(pytest.raises, RuntimeError, match=r"has left gradients of whole parameters of .*Inner\)?: up")
     for options in ({}, {"use_orig_params": False}, {"use_orig_params": False, "sharding_strategy": NO_SHARD}):
@@ -397,7 +374,7 @@ def gradients_of_a_backward_inside_are_not_lost_in_silence() -> None:
         backward(model)
 
 
-@check(behaviour=(38,))
+@check(behaviour=38)
 def between_two_micro_batches_what_is_whole_stays_whole() -> None:
     """Inside no_sync under SHARD_GRAD_OP; all ranks gather again on leaving, whoever has had the parameters."""
     for rank0_only, offload_to_cpu in itertools.product((False, True), (False, True)):
@@ -417,7 +394,7 @@ def between_two_micro_batches_what_is_whole_stays_whole() -> None:
 # apply
 
 
-@check(behaviour=(45,), **KINDS)
+@check(behaviour=45, options=KINDS)
 def apply_sees_whole_parameters_and_keeps_what_it_writes(options: dict[str, Any]) -> None:
     model, reference, seen = sharded(**options), plain(), []
 
@@ -439,7 +416,7 @@ def apply_sees_whole_parameters_and_keeps_what_it_writes(options: dict[str, Any]
         model.apply(init)
 
 
-@check
+@check()
 def everything_is_freed_that_was_allocated() -> None:
     made: list[Tensor] = []
     model = sharded()
@@ -452,12 +429,6 @@ def everything_is_freed_that_was_allocated() -> None:
     assert whole_bytes(model) == [0, 0]
 
 
-@pytest.fixture(scope="module")
-def failed() -> list[dict[str, str | None]]:
-    return launch(run_checks, 2, list(CHECKS), timeout=100)
-
-
-@pytest.mark.parametrize("name", [param for param, _ in CHECKS.values()])
-def test_on_two_ranks(failed: list[dict[str, str | None]], name: str) -> None:
-    tracebacks = [f"rank {rank}: {of_rank[name]}" for rank, of_rank in enumerate(failed) if of_rank[name]]
-    assert not tracebacks, "\n".join(tracebacks)
+@pytest.mark.parametrize(("ranks", "name"), check.params)
+def test_on_ranks(ranks: int, name: str) -> None:
+    check.assert_passed(ranks, name)

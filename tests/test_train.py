@@ -1,7 +1,4 @@
-"""`minifsdp train`: what is refused, what a restart gives back, and that a kill at any moment costs no more than steps.
-
-What runs on ranks is collected by `@check` and launched once per number of ranks.
-"""
+"""`minifsdp train`: what is refused, what a restart gives back, and that a kill at any moment costs only steps."""
 
 from __future__ import annotations
 
@@ -13,7 +10,6 @@ import signal
 import subprocess
 import sys
 import time
-import traceback
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -21,11 +17,11 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-import cloudpickle
 import psutil
 import pytest
 import torch
 import torch.distributed as dist
+from on_ranks import Checks, shared_folder
 from torch import nn
 
 from minifsdp.course import cli
@@ -37,7 +33,7 @@ from minifsdp.course.train.loop import take_step, train
 from minifsdp.course.train.settings import STRATEGIES, TASK, Settings
 from minifsdp.course.train.state import State, begin
 
-cloudpickle.register_pickle_by_value(sys.modules[__name__])
+check = Checks(__name__)
 
 TINY = {"layers": 2, "width": 8, "context": 8, "batch": 12, "ledger": False}
 OPTIONS = [f"--{name}={value}" for name, value in TINY.items() if name != "ledger"] + ["--no-ledger", "--device", "cpu"]
@@ -60,42 +56,33 @@ def losses(settings: Settings, whole: Path | None = None) -> list[float]:
 
 # Restarts, on ranks
 
-CHECKS: dict[str, Callable[[Path], Any]] = {}
-
-
-def check(name: str, *args: Any, **kwargs: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    def collect(fn: Callable[..., Any]) -> Callable[..., Any]:
-        CHECKS[name] = partial(fn, *args, **kwargs)
-        return fn
-
-    return collect
-
-
-def goes_on_bit_for_bit(folder: Path, **options: Any) -> None:
-    """Three steps, a restart and three more are six steps, dropout included."""
-    whole = WithDropout(**TINY, steps=6, ranks=dist.get_world_size(), **options)
-    losses(replace(whole, steps=3, checkpoint=folder))
-    assert losses(replace(whole, checkpoint=folder), checkpoint.latest(folder)) == losses(whole)
-    assert checkpoint.latest(folder) == folder / "step-00000006"
-
-
-@check("learns")
-def learns(folder: Path) -> None:
-    given = losses(Settings(**TINY, steps=30, lr=1e-2))
-    assert given[-1] < given[0] - 0.5
-
-
-for options in (
+FOR_ALL_RANKS = [
     *({"strategy": name} for name, strategy in STRATEGIES.items() if strategy is None or not strategy.is_hybrid),
     {"precision": "bf16", "forward_prefetch": True},
     {"precision": "fp16", "backward_prefetch": "post", "accumulate": 2},
     {"offload": True, "accumulate": 3, "no_sync": True, "limit": False},
-):
-    check(f"goes on: {' '.join(map(str, options.values()))}", **options)(goes_on_bit_for_bit)
+]
 
 
-@check("micro-batches")
-def batch_is_of_the_step(folder: Path) -> None:
+@check(options={" ".join(map(str, options.values())): options for options in FOR_ALL_RANKS})
+@check(ranks=4, options={name: {"strategy": name} for name in ("hybrid", "hybrid-grad-op", "ddp")})
+def goes_on_bit_for_bit(options: dict[str, Any]) -> None:
+    """Three steps, a restart and three more are six steps, dropout included. On four ranks a sum's order matters."""
+    whole = WithDropout(**TINY, steps=6, ranks=dist.get_world_size(), **options)
+    with shared_folder() as folder:
+        losses(replace(whole, steps=3, checkpoint=folder))
+        assert losses(replace(whole, checkpoint=folder), checkpoint.latest(folder)) == losses(whole)
+        assert checkpoint.latest(folder) == folder / "step-00000006"
+
+
+@check()
+def learns() -> None:
+    given = losses(Settings(**TINY, steps=30, lr=1e-2))
+    assert given[-1] < given[0] - 0.5
+
+
+@check()
+def batch_is_of_the_step() -> None:
     """However many micro-batches it is cut into, reduced each or all at once."""
     whole = Settings(**TINY, steps=4)
     expected = losses(whole)
@@ -103,17 +90,18 @@ def batch_is_of_the_step(folder: Path) -> None:
         assert losses(replace(whole, accumulate=3, no_sync=no_sync)) == pytest.approx(expected, rel=1e-5)
 
 
-@check("prune")
-def keeps_as_many_as_asked(folder: Path) -> None:
-    losses(Settings(**TINY, steps=7, checkpoint=folder, every=2, keep=3))
-    if dist.get_rank() == 0:
-        assert sorted(path.name for path in folder.iterdir()) == [".lock", *(f"step-{n:08}" for n in (4, 6, 7))]
+@check()
+def keeps_as_many_as_asked() -> None:
+    with shared_folder() as folder:
+        losses(Settings(**TINY, steps=7, checkpoint=folder, every=2, keep=3))
+        if dist.get_rank() == 0:
+            assert sorted(path.name for path in folder.iterdir()) == [".lock", *(f"step-{n:08}" for n in (4, 6, 7))]
 
 
-@check("fp16 scale")
-def scale_is_kept(folder: Path) -> None:
+@check()
+def scale_is_kept() -> None:
     """One that is too large costs a step on every rank, and a restart knows what was learnt from it."""
-    settings, where = Settings(**TINY, precision="fp16", checkpoint=folder), torch.device("cpu")
+    settings, where = Settings(**TINY, precision="fp16"), torch.device("cpu")
     state = begin(settings, where)
     state.scaler.load_state_dict({**state.scaler.state_dict(), "scale": 2.0**40})
     before = [p.detach().clone() for p in state.model.parameters()]
@@ -121,49 +109,17 @@ def scale_is_kept(folder: Path) -> None:
     take_step(state, (tokens, tokens), settings, where)
     assert all(torch.equal(p, old) for p, old in zip(state.model.parameters(), before, strict=True))
     state.step = 1
-    checkpoint.save(state, settings, TEXT)
     again = begin(settings, where)
-    checkpoint.restore(again, folder / "step-00000001")
+    with shared_folder() as folder:
+        checkpoint.save(state, replace(settings, checkpoint=folder), TEXT)
+        checkpoint.restore(again, folder / "step-00000001")
     assert again.scaler.get_scale() == 2.0**39
 
 
-def run_checks(names: list[str], folder: Path) -> dict[str, str]:
-    failures = {}
-    for number, name in enumerate(names):
-        own = folder / str(number)
-        own.mkdir(exist_ok=True)
-        try:
-            CHECKS[name](own)
-        except Exception:
-            failures[name] = traceback.format_exc()
-    return failures
-
-
-@pytest.fixture(scope="module")
-def two_ranks(tmp_path_factory):
-    """By check, what went wrong on each of two ranks."""
-    folder = tmp_path_factory.mktemp("two")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("MINIFSDP_DEVICE", "cpu")
-        return launch(run_checks, 2, list(CHECKS), folder, timeout=150)
-
-
-@pytest.mark.parametrize("name", CHECKS)
-def test_on_two_ranks(two_ranks, name):
-    assert [failures[name] for failures in two_ranks if name in failures] == []
-
-
-def both_hybrids(folder: Path) -> None:
-    for strategy in ("hybrid", "hybrid-grad-op"):
-        (folder / strategy).mkdir(exist_ok=True)
-        goes_on_bit_for_bit(folder / strategy, strategy=strategy)
-    (folder / "ddp").mkdir(exist_ok=True)
-    goes_on_bit_for_bit(folder / "ddp", strategy="ddp")  # on four ranks the order of a sum matters
-
-
-def test_on_four_ranks(monkeypatch, tmp_path):
+@pytest.mark.parametrize(("ranks", "name"), check.params)
+def test_on_ranks(monkeypatch, ranks, name):
     monkeypatch.setenv("MINIFSDP_DEVICE", "cpu")
-    launch(both_hybrids, 4, tmp_path, timeout=150)
+    check.assert_passed(ranks, name)
 
 
 def test_other_ranks_and_strategies_go_on_from_it(monkeypatch, tmp_path):

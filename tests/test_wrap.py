@@ -3,60 +3,28 @@
 from __future__ import annotations
 
 import re
-import sys
-import traceback
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
-import cloudpickle
 import pytest
 import torch
 import torch.distributed.fsdp as torchs
+from on_ranks import Checks
 from torch import Tensor, nn
 from torch.distributed.fsdp import wrap as torchs_wrap
 
-from minifsdp.course.launch import launch
 from minifsdp.fsdp import FullyShardedDataParallel, MixedPrecision, ShardingStrategy
 from minifsdp.fsdp import wrap as ours_wrap
 from minifsdp.fsdp.ignored import Ignored
 from minifsdp.fsdp.wrap import CustomPolicy, ModuleWrapPolicy, enable_wrap, wrap, wrap_children
 
-cloudpickle.register_pickle_by_value(sys.modules[__name__])
+check = Checks(__name__)
 
 Fsdp = FullyShardedDataParallel
 CPU = torch.device("cpu")
-Check = Callable[[], None]
-CHECKS: dict[str, Check] = {}
-
-
-def check(fn: Check) -> Check:
-    CHECKS[fn.__name__] = fn
-    return fn
-
-
-def behaviour(*numbers: int) -> Callable[[Check], Check]:
-    def note(fn: Check) -> Check:
-        fn.behaviours = numbers
-        return fn
-
-    return note
-
-
-def run_checks(names: list[str]) -> dict[str, str | None]:
-    """The end of the traceback of each check that failed."""
-    failed: dict[str, str | None] = {}
-    for name in names:
-        try:
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")
-                CHECKS[name]()
-            failed[name] = None
-        except (Exception, pytest.fail.Exception):
-            failed[name] = traceback.format_exc(limit=-4)
-    return failed
 
 
 @contextmanager
@@ -240,7 +208,7 @@ def torchs_units(model: nn.Module) -> list[tuple[str, list[str], int]]:
     return found
 
 
-@check
+@check()
 def torch_s_policies_give_the_units_that_they_give_in_torch() -> None:
     """Also with mixed precision, where batch normalisation is a unit of its own."""
     of_torch = policies(torchs_wrap) | {"custom": torchs_wrap.CustomPolicy(lambda m: type(m) is Block)}
@@ -260,7 +228,7 @@ def torch_s_policies_give_the_units_that_they_give_in_torch() -> None:
             assert [unit[:3] for unit in units(ours)] == torchs_units(theirs), (name, precision)
 
 
-@check
+@check()
 def a_model_wrapped_by_hand_by_policy_or_by_annotation_has_the_same_units() -> None:
     options = {"sharding_strategy": ShardingStrategy.SHARD_GRAD_OP, "use_orig_params": True}
     by_policy = Fsdp(model(), auto_wrap_policy={Block, nn.MultiheadAttention}, **options)
@@ -291,7 +259,7 @@ def a_model_wrapped_by_hand_by_policy_or_by_annotation_has_the_same_units() -> N
     assert len(losses) == 1
 
 
-@check
+@check()
 def a_custom_policy_gives_units_arguments_of_their_own() -> None:
     """With torch's enums and configurations, too."""
     bf16, strategy = torchs.MixedPrecision(torch.bfloat16), torchs.ShardingStrategy.SHARD_GRAD_OP
@@ -315,7 +283,7 @@ def a_custom_policy_gives_units_arguments_of_their_own() -> None:
         Fsdp(fails, auto_wrap_policy=CustomPolicy(lambda m: None if m is fails.blocks[1] else False))
 
 
-@check
+@check()
 def containers_are_wrapped_with_torch_s_warning() -> None:
     texts = []
     for make in (Fsdp, partial(torchs.FullyShardedDataParallel, device_id=CPU)):
@@ -332,7 +300,7 @@ def containers_are_wrapped_with_torch_s_warning() -> None:
     assert each.heads["a"](torch.ones(1, 4)).shape == (1, 2)
 
 
-@check
+@check()
 def what_is_no_policy_is_refused_in_words() -> None:
     for wrong in ("Block", nn.Linear, [Block, 3]):
         with refused("is not a policy: give a set of module classes"):
@@ -355,8 +323,7 @@ def frozen() -> Model:
     return each
 
 
-@check
-@behaviour(3)
+@check(behaviour=3)
 def a_unit_that_is_frozen_in_part_is_named_before_anything_is_wrapped() -> None:
     """In torch's words; with original parameters it works, and the warning says what it costs."""
     torch_class = partial(torchs.FullyShardedDataParallel, device_id=CPU)
@@ -406,8 +373,7 @@ def normed() -> Normed:
     return Normed()
 
 
-@check
-@behaviour(36)
+@check(behaviour=36)
 def batch_normalisation_keeps_its_precision() -> None:
     """In a unit of its own, with any policy: its parameters, buffers and inputs are in fp32, its output is not."""
     low = torchs.MixedPrecision(torch.bfloat16, buffer_dtype=torch.bfloat16)
@@ -441,8 +407,7 @@ def batch_normalisation_keeps_its_precision() -> None:
             assert torch.equal(states[0][name], value), name
 
 
-@check
-@behaviour(36)
+@check(behaviour=36)
 def exemption_is_the_user_s_to_choose() -> None:
     spared = MixedPrecision(torch.bfloat16, _module_classes_to_ignore=(nn.Linear,))
     each = Fsdp(normed(), auto_wrap_policy={nn.Sequential}, mixed_precision=spared)
@@ -465,18 +430,6 @@ def exemption_is_the_user_s_to_choose() -> None:
     assert not kept.inner[1]._forward_hooks
 
 
-def cases() -> list[Any]:
-    return [
-        pytest.param(name, marks=pytest.mark.behaviour(*getattr(fn, "behaviours", ()))) for name, fn in CHECKS.items()
-    ]
-
-
-@pytest.fixture(scope="module")
-def failed() -> list[dict[str, str | None]]:
-    return launch(run_checks, 2, list(CHECKS), timeout=100)
-
-
-@pytest.mark.parametrize("name", cases())
-def test_on_two_ranks(failed: list[dict[str, str | None]], name: str) -> None:
-    tracebacks = [f"rank {rank}: {of_rank[name]}" for rank, of_rank in enumerate(failed) if of_rank[name]]
-    assert not tracebacks, "\n".join(tracebacks)
+@pytest.mark.parametrize(("ranks", "name"), check.params)
+def test_on_ranks(ranks: int, name: str) -> None:
+    check.assert_passed(ranks, name)

@@ -1,0 +1,135 @@
+"""Checks: functions that run on ranks, all of a file's in one launch per number of ranks, each a test of its own.
+
+    check = Checks(__name__)
+
+    @check()
+    def a_unit_is_freed() -> None: ...
+
+    @check(ranks=4, behaviour=(17, 24), strategy=(FULL_SHARD, NO_SHARD), options={"flat": {}, "offloaded": {...}})
+    def a_unit_is_gathered_once(strategy: ShardingStrategy, options: dict[str, Any]) -> None: ...
+
+    @pytest.mark.parametrize(("ranks", "name"), check.params)
+    def test_on_ranks(ranks: int, name: str) -> None:
+        check.assert_passed(ranks, name)
+
+Here `a_unit_is_freed-2` is a test, and `a_unit_is_gathered_once-NO_SHARD-flat-4`.
+"""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+import traceback
+import warnings
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from functools import partial
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import cloudpickle
+import pytest
+import torch
+import torch.distributed as dist
+
+from minifsdp.course.launch import RankError, launch, report
+
+cloudpickle.register_pickle_by_value(sys.modules[__name__])
+
+Check = Callable[[], None]
+
+
+class Checks:
+    """A file's checks; the decorator that collects them.
+
+    Args:
+        module: the file's `__name__`. Its functions and classes go to the ranks by value, with pytest's assertions.
+
+    Attributes:
+        params: the number of ranks and the name of each check, marked with the behaviours that it shows.
+    """
+
+    def __init__(self, module: str) -> None:
+        cloudpickle.register_pickle_by_value(sys.modules[module])
+        self.params: list[Any] = []
+        self._checks: dict[int, dict[str, Check]] = defaultdict(dict)
+        self._failures: dict[int, dict[str, list[str]]] = {}
+
+    def __call__(
+        self, *, ranks: int | tuple[int, ...] = 2, behaviour: int | tuple[int, ...] = (), **axes: Iterable[Any]
+    ) -> Callable[[Callable[..., None]], Callable[..., None]]:
+        """Run the function once for every combination of the values of its arguments.
+
+        Args:
+            ranks: how many ranks run it; with several numbers it is a check on each.
+            behaviour: the numbers in docs/parity.md of what it shows.
+            **axes: of each argument the values, or titles and values.
+        """
+        numbers = (behaviour,) if isinstance(behaviour, int) else behaviour
+        marks = [pytest.mark.behaviour(*numbers)] if numbers else []
+
+        def collect(fn: Callable[..., None]) -> Callable[..., None]:
+            for choice in product(*map(titled, axes.values())):
+                name = "-".join([fn.__name__, *(title for title, _ in choice)])
+                values = dict(zip(axes, (value for _, value in choice), strict=True))
+                for number in (ranks,) if isinstance(ranks, int) else ranks:
+                    self._checks[number][name] = partial(fn, **values)
+                    self.params.append(pytest.param(number, name, id=f"{name}-{number}", marks=marks))
+            return fn
+
+        return collect
+
+    def assert_passed(self, ranks: int, name: str) -> None:
+        """Fail with the tracebacks of the ranks on which it failed. The first call for this many ranks runs them."""
+        if ranks not in self._failures:
+            self._failures[ranks] = run(self._checks[ranks], ranks)
+        if texts := self._failures[ranks][name]:
+            pytest.fail("\n".join(texts), pytrace=False)
+
+
+def titled(values: Iterable[Any]) -> Iterable[tuple[str, Any]]:
+    if isinstance(values, Mapping):
+        return values.items()
+    return [(getattr(value, "name", str(value)).removeprefix("torch."), value) for value in values]
+
+
+def run(checks: dict[str, Check], ranks: int) -> dict[str, list[str]]:
+    """What went wrong in each check, rank by rank. A launch that fails, as when a rank hangs, is a failure of all."""
+    failures: dict[str, list[str]] = {name: [] for name in checks}
+
+    def note(rank: int, said: Any) -> None:
+        match said:  # checks may report things of their own
+            case (str(name), str(text)) if name in failures:
+                failures[name].append(f"rank {rank}: {text}")
+
+    ended = []
+    try:
+        launch(run_on_a_rank, ranks, checks, timeout=120, on_report=note)
+    except RankError as error:
+        ended = [str(error)]
+    return {name: sorted(texts) + ended for name, texts in failures.items()}
+
+
+def run_on_a_rank(checks: dict[str, Check]) -> None:
+    """Each from the same seed, when all ranks have ended the one before; report the ends of tracebacks."""
+    for name, check in checks.items():
+        torch.manual_seed(0)
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                check()
+        except (Exception, pytest.fail.Exception):
+            report((name, traceback.format_exc(limit=-4)))
+        dist.barrier()
+
+
+@contextmanager
+def shared_folder() -> Iterator[Path]:
+    """A new folder, the same on all ranks, for as long as all are inside."""
+    with tempfile.TemporaryDirectory() as made:
+        path = [made]
+        dist.broadcast_object_list(path, 0)
+        yield Path(path[0])
+        dist.barrier()
