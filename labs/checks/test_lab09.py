@@ -1,11 +1,13 @@
 """The checks of lab 09."""
 
+from collections import defaultdict
 from contextlib import contextmanager
-from typing import Any, NamedTuple
+from typing import NamedTuple
 from unittest.mock import patch
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import nn
 
 from minifsdp import FullyShardedDataParallel, comm, device
@@ -50,35 +52,53 @@ class Gathered(NamedTuple):
     returned: str
     calls: list[tuple[str, int]]
     phases: list[str]
+    groups: list[bool]  # whether each was over the given group
+    begins: list[int]  # the element of `full` that what is sent begins at; -1: it lies elsewhere
     full: torch.Tensor
     shard: torch.Tensor
     peak: int
 
 
 def observe_gather(answer, seed, size):
-    group, where = comm.world(), rank_device()
+    """On all ranks but the first, which are the group: its ranks are not those of the world."""
+    group, where = dist.new_group(list(range(1, comm.world().size()))), rank_device()
+    if comm.world().rank() == 0:
+        return None
+    gather, groups, begins = comm.all_gather, [], []
+
+    def spy(output, shard, given):
+        groups.append(given.group_name == group.group_name)
+        inside = shard.untyped_storage().data_ptr() == full.untyped_storage().data_ptr()
+        begins.append(shard.storage_offset() if inside else -1)
+        return gather(output, shard, group)  # another group would not come back
+
     with Ledger() as ledger:
         shard = numbers(seed + group.rank(), size).to(where)
         full = device.empty(size * group.size(), BF16, "unsharded", where).fill_(torch.nan)
         ledger.reset_peaks()
         before = sum(ledger.live().values())
-        with comm.record() as calls, phases() as seen:
+        with comm.record() as calls, phases() as seen, patch.object(comm, "all_gather", spy):
             handle = answer(full, shard, group)
         peak = ledger.peak.total - before
     returned, order = type(handle).__name__, list(seen)
     if handle is not None:
         handle.wait()
     comm.all_reduce(torch.zeros(1, device=where), group).wait()
-    return Gathered(returned, [(c.op, c.payload) for c in calls], order, full.cpu(), shard.cpu(), peak)
+    calls = [(c.op, c.payload) for c in calls]
+    return Gathered(returned, calls, order, groups, begins, full.cpu(), shard.cpu(), peak)
 
 
 @pytest.mark.exercise(id="9.1")
 def test_gather_low(answer, variant):
     """The shard is cast straight into its place, and one all-gather in the low dtype fills the rest."""
-    ranks, size = variant.ranks, variant.size
+    ranks, size = max(3, variant.ranks), variant.size
     try:
-        seen = on_ranks(ranks, observe_gather, answer, variant.seed, size, timeout=8)
+        seen = on_ranks(ranks + 1, observe_gather, answer, variant.seed, size, timeout=8)[1:]
     except AnswerError as error:
+        if "size of tensor" in str(error):
+            raise AnswerError(
+                f"{error}\nlikely slip: `full` has a part for each of `group.size()` ranks, here {ranks}"
+            ) from error
         if "dtype" in str(error):
             raise AnswerError(
                 f"{error}\nlikely slip: a collective does not cast: what is sent has to have the dtype of `full`"
@@ -105,7 +125,13 @@ def test_gather_low(answer, variant):
                 "an all-reduce of zero-filled buffers sends twice the bytes of a gather": [("all_reduce", payload)],
                 "only this rank's own part is there: the others' have to be fetched": [],
             },
+            slip="one all-gather, of what is cast already",
         )
+        if not all(found.groups):
+            raise AnswerError(
+                f"rank {rank}, the group of the all-gather: expected `group`, got another\n"
+                "likely slip: a unit's group need not be the world: in another one others wait"
+            )
         expect(
             "what is issued and waited for before it returns",
             found.phases,
@@ -120,6 +146,15 @@ def test_gather_low(answer, variant):
             )
         slip = "this rank sends its part of `full`, and that begins at rank * S"
         expect("`full` after the gather", found.full, full, rank=rank, slip=slip, tolerance=0.0)
+        if found.begins != [-1]:
+            expect(
+                "element of `full` at which what is sent begins",
+                found.begins,
+                [rank * size],
+                rank=rank,
+                slip="gloo copies what it sends, NCCL does not: it gathers in place from element rank * S only, and "
+                "what lies elsewhere in `full` is overwritten while it is sent",
+            )
         expect(
             "bytes allocated meanwhile, at most",
             found.peak,
@@ -135,11 +170,20 @@ def test_gather_low(answer, variant):
 
 @pytest.mark.exercise(id="9.2")
 def test_deliver(answer, variant):
-    """Cast to the shard's dtype and added there; no memory is left but the shard's gradient."""
+    """Cast to the shard's dtype and added there; no memory but the shard's gradient."""
     size = variant.size
     for dtype in (BF16, FP16, FP32):
         means = [numbers(variant.seed + 1, size).to(dtype), 0.003 * numbers(variant.seed + 2, size).to(dtype)]
-        deliver_two(answer, means, numbers(variant.seed, size), str(dtype).removeprefix("torch."))
+        with unzeroed():
+            deliver_two(answer, means, numbers(variant.seed, size), str(dtype).removeprefix("torch."))
+
+
+@contextmanager
+def unzeroed():
+    """What `device.empty` hands out holds NaN: it may hold anything."""
+    empty = device.empty
+    with patch.object(device, "empty", lambda *args, **kwargs: empty(*args, **kwargs).fill_(torch.nan)):
+        yield
 
 
 def deliver_two(answer, means, values, named):
@@ -151,6 +195,8 @@ def deliver_two(answer, means, values, named):
             buffer = device.empty(mean.numel(), mean.dtype, "gradients", mean.device)
             buffer.copy_(mean)
             grad_before = shard.grad
+            ledger.reset_peaks()
+            before = sum(ledger.live().values())
             try:
                 answer(shard, buffer)
             except RuntimeError as error:
@@ -160,6 +206,7 @@ def deliver_two(answer, means, values, named):
                         "likely slip: a gradient has its parameter's dtype: make a buffer of that and cast into it"
                     ) from error
                 raise
+            peak = ledger.peak.total - before
             what = f"{'second' if number else 'first'} mean in {named}"
             expect(
                 f"dtype of `shard`, {what}",
@@ -181,8 +228,10 @@ def deliver_two(answer, means, values, named):
                     "the second mean has overwritten the first": means[1].float(),
                     "the sum was made in the low precision, where small terms are lost: cast first, then add": low_sum,
                 }
-            got = shard.grad.detach().clone()
-            expect(f"`shard.grad`, {what}", got, wanted, slips=slips, tolerance=1e-7)
+            got, slip = shard.grad.detach().clone(), None
+            if got.isnan().any():
+                slip = "`device.empty` is not zeroed: what is added to it is added to whatever was there"
+            expect(f"`shard.grad`, {what}", got, wanted, slips=slips, slip=slip, tolerance=1e-7)
             if buffer.untyped_storage().data_ptr() != shard.grad.untyped_storage().data_ptr() or not nbytes(buffer):
                 expect(
                     f"bytes behind `mean`, {what}",
@@ -195,12 +244,21 @@ def deliver_two(answer, means, values, named):
                     f"`shard.grad`, {what}: expected the same tensor as before, got another one\n"
                     "likely slip: added out of place, which needs the memory twice for a moment: add in place"
                 )
+            unseen = "the ledger cannot see this memory: buffers come from `device.empty`"
+            if ledger.live().get("unsharded"):
+                unseen = 'it is counted as unsharded parameters: the role of this buffer is "gradients"'
             expect(
                 f"bytes of gradients by the ledger, {what}",
                 ledger.live()["gradients"],
                 4 * values.numel(),
-                slips={"the ledger cannot see this memory: buffers come from `device.empty`": 0},
+                slips={unseen: 0},
                 slip="there is a buffer left besides `shard.grad`: free what was added",
+            )
+            expect(
+                f"bytes allocated meanwhile, {what}",
+                peak,
+                0 if number else 4 * values.numel(),
+                slip="a buffer for the cast mean: `copy_` and `add_` cast on the way",
             )
 
 
@@ -210,12 +268,13 @@ def deliver_two(answer, means, values, named):
 @pytest.mark.exercise(id="9.3")
 def test_divisors(answer, variant):
     """fp16 is divided by about the root of N before the sum and by the rest after it; other dtypes after it only."""
-    for ranks in sorted({1, 2, 3, 4, 6, 8, 64, 512, variant.ranks}):
+    for ranks in (512, 8, 5, 1, 2, 3, 4, 6, 7, 9, 50, 64, variant.ranks):
         for dtype in (FP16, BF16, FP32):
             wanted = (1, ranks / 1)
             while dtype is FP16 and wanted[0] ** 2 < ranks:
                 wanted = (2 * wanted[0], ranks / (2 * wanted[0]))
-            named = f"divisors of {str(dtype).removeprefix('torch.')} on {ranks} ranks (before, after the sum)"
+            on = f"{str(dtype).removeprefix('torch.')} on {ranks} rank{'s' * (ranks > 1)}"
+            named = f"divisors of {on} (before, after the sum)"
             got = answer(dtype, ranks)
             pair = isinstance(got, tuple) and len(got) == 2 and all(isinstance(each, int | float) for each in got)
             if not pair:
@@ -236,14 +295,27 @@ def why_divisors(dtype, ranks, before, after):
     if dtype is FP32 and before != 1:
         return "fp32 has range enough: dividing all P elements first is work for nothing"
     if before == 1:
-        return "nothing is divided before the sum: N gradients of 65,504 / N and more overflow in it"
+        return "nothing is divided before the sum: N gradients above 65,504 / N overflow in it"
     if before == ranks and ranks > right:
         return "all is divided before the sum: what is below 3e-8 * N is 0 then (underflow)"
     if before != 2 ** round(torch.tensor(before).log2().item()):
         return "not a power of two: the division rounds every element; by a power of two it only changes the exponent"
+    if before == torchs(ranks) != right:
+        return (
+            "torch's loop, which ends at the first power that does not divide N: about as good, and not the rule here, "
+            "which does not ask whether N can be divided"
+        )
     if before < after and right != before:
         return "rounded down: take the smallest power of two that is not below the root of N"
     return "the smallest power of two that is not below the root of N comes first, the rest after the sum"
+
+
+def torchs(ranks):
+    """`_get_gradient_predivide_factor` of torch's FSDP."""
+    before = 1
+    while ranks % before == 0 and ranks / before > before:
+        before *= 2
+    return before
 
 
 # 9.4 All step, or none
@@ -252,28 +324,65 @@ def why_divisors(dtype, ranks, before, after):
 class Stepped(NamedTuple):
     scale: float
     values: torch.Tensor
-    calls: list[str]
     bytes: int
+    phases: list[str]  # issues and waits
+    sent: list[tuple[float, bool]]  # the first number of each all-reduce, and whether MAX was asked for
+    groups: list[bool]  # whether each was over the given group
+    steps: int  # of the optimizer
 
 
-BAD = {"all finite": None, "an infinity on the last rank": torch.inf, "a NaN on the last rank": torch.nan}
+class Case(NamedTuple):
+    """What is in the gradient of shard `at` of the last rank; the third shard is in a parameter group of its own."""
+
+    what: str
+    value: float | None = None
+    at: int = 0
+    alone: bool = False  # the other ranks have no gradients
+
+
+FINITE = Case("all finite")
+LARGE = Case("all finite, two of 3e38 on the last rank", 3e38)
+MINUS = Case("minus infinity on the last rank", -torch.inf, 1)
+NAN = Case("a NaN on the last rank", torch.nan)
+SECOND = Case("an infinity in the last rank's second parameter group", torch.inf, 2)
+ALONE = Case("an infinity on the last rank, no gradients on the others", torch.inf, alone=True)
+CASES = (FINITE, Case("an infinity on the last rank", torch.inf), LARGE, MINUS, NAN, SECOND, ALONE)
+
+
+def gradients_in(case, rank, ranks, seed, size):
+    """Of the three shards of a rank, scaled by 1024; None: they have none."""
+    gradients = [1024.0 * numbers(seed + rank + n, size + n * rank) for n in range(3)]
+    if rank == ranks - 1 and case.value is not None:
+        gradients[case.at][size // 2 : size // 2 + 2] = case.value
+    return None if case.alone and rank < ranks - 1 else gradients
 
 
 def observe_steps(answer, seed, size):
-    group, where = comm.world(), rank_device()
-    rank, found = group.rank(), {}
-    for what, bad in BAD.items():
-        shards = [nn.Parameter(torch.zeros(size, device=where)), nn.Parameter(torch.zeros(size + rank, device=where))]
+    group, where, found = dist.new_group(), rank_device(), []  # all ranks, and not the world's own group
+    all_reduce = comm.all_reduce
+    for case in CASES:
+        shards = [nn.Parameter(torch.zeros(size + n * group.rank(), device=where)) for n in range(3)]
         unused = nn.Parameter(torch.zeros(2, device=where))
-        optimizer = torch.optim.SGD([*shards, unused], lr=1.0)
-        for number, shard in enumerate(shards):
-            shard.grad = 1024.0 * numbers(seed + rank + number, shard.numel()).to(where)
-        if bad is not None and rank == group.size() - 1:
-            shards[0].grad[size // 2] = bad
-        with comm.record() as calls:
+        optimizer = torch.optim.SGD([{"params": [*shards[:2], unused]}, {"params": shards[2:]}], lr=1.0)
+        gradients = gradients_in(case, group.rank(), group.size(), seed, size)
+        for shard, gradient in zip(shards, gradients or (), strict=False):
+            shard.grad = gradient.to(where)
+        sent, groups, steps = [], [], []
+        optimizer.register_step_pre_hook(lambda *args, steps=steps: steps.append(True))
+
+        def spy(tensor, given, op=comm.SUM, sent=sent, groups=groups):
+            sent.append((float(tensor.detach().flatten()[0]), op == comm.MAX))
+            groups.append(given.group_name == group.group_name)
+            return all_reduce(tensor, group, op)
+
+        with comm.record() as calls, phases() as seen, patch.object(comm, "all_reduce", spy):
             scale = answer(optimizer, 1024.0, group)
         moved = torch.cat([shard.detach() for shard in shards]).cpu()
-        found[what] = Stepped(scale, moved, [c.op for c in calls], sum(c.payload for c in calls))
+        found.append(Stepped(scale, moved, sum(c.payload for c in calls), list(seen), sent, groups, len(steps)))
+        if not calls:  # for those who wait for this rank
+            all_reduce(torch.zeros(1, device=where), group, comm.MAX).wait()
+        if len(calls) > 1:
+            break
     return found
 
 
@@ -281,62 +390,109 @@ def observe_steps(answer, seed, size):
 def test_step_together(answer, variant):
     """All ranks step with unscaled gradients, or all of them skip and halve the scale."""
     ranks = variant.ranks
-    slip = (
-        "a rank waits in a collective that another has not called: take part in every step, whether you have found "
-        "anything or not"
-    )
+    slip = "a rank waits for others that have left: all have to make the same calls"
     seen = on_ranks(ranks, observe_steps, answer, variant.seed, variant.size, timeout=6, slip=slip)
-    for what in BAD:
-        for rank, found in enumerate(each[what] for each in seen):
-            at = f"{what}: "
-            gradients = [numbers(variant.seed + rank + n, variant.size + n * rank) for n in range(2)]
-            stepped = -torch.cat(gradients)
-            if found.bytes > 64:
-                raise AnswerError(
-                    f"rank {rank}, {at}bytes communicated: expected one number's, got {found.bytes}\n"
-                    "likely slip: gradients are shards, of other elements on every rank: only the verdict is shared"
-                )
-            if what == "all finite":
-                expect(
-                    f"{at}parameters after a step of 1.0 times the gradient",
-                    found.values,
-                    stepped,
-                    rank=rank,
-                    slips={
-                        "the gradients are still scaled: divide them by the scale": 1024 * stepped,
-                        "multiplied by the scale once more": 1024**2 * stepped,
-                        "no step was made, though all gradients were finite": 0 * stepped,
-                    },
-                )
-                expect(
-                    f"{at}scale",
-                    found.scale,
-                    1024.0,
-                    rank=rank,
-                    slip="nothing has overflowed: the scale stays as it is",
-                )
-                continue
-            if not found.calls:
-                raise AnswerError(
-                    f"rank {rank}, {at}collectives: expected an all-reduce of the verdict, got none\n"
-                    "likely slip: each rank decides alone, from its own shards: some step while others skip"
-                )
-            slip = "a step was made, with an infinity or a NaN somewhere: one rank's finding is everybody's"
-            if found.values.isfinite().all() and rank == ranks - 1 and found.values.any():
-                slip = "what has overflowed is no zero: the gradient is worth nothing, and the step has to be skipped"
-            elif "NaN" in what and found.scale == 1024.0:
-                slip = "a NaN is no infinity for `isinf`: an overflow can become one (inf - inf), ask for `isfinite`"
-            elif found.scale == 512.0:
-                slip = "the scale is halved, and the step made all the same: skip it"
-            expect(f"{at}parameters", found.values, 0 * stepped, rank=rank, slip=slip)
-            expect(
-                f"{at}scale",
-                found.scale,
-                512.0,
-                rank=rank,
-                slips={"skipped, and the next step will overflow again: halve the scale": 1024.0},
-                slip="half of it, the same on every rank",
+    for number, case in enumerate(CASES):
+        found = [each[number] for each in seen]
+        explain_verdict(case, found)
+        for rank, each in enumerate(found):
+            gradients = gradients_in(case, rank, ranks, variant.seed, variant.size)
+            unscaled = torch.cat(gradients) / 1024 if gradients else torch.zeros_like(each.values)
+            if case in (FINITE, LARGE):
+                check_step(case, each, -unscaled, rank, variant.size)
+            else:
+                check_skip(case, each, 0 * each.values.nan_to_num(), rank, found[-1], seen[-1][0])
+
+
+def explain_verdict(case, found):
+    """How the ranks have told each other."""
+    for rank, each in enumerate(found):
+        at = f"rank {rank}, {case.what}: "
+        if each.bytes > 64:
+            raise AnswerError(
+                f"{at}bytes communicated: expected one number's, got {each.bytes}\n"
+                "likely slip: gradients are shards, of other elements on every rank: only the verdict is shared"
             )
+        if len(each.sent) > 1:
+            raise AnswerError(
+                f"{at}all-reduces: expected one, got {len(each.sent)}\n"
+                "likely slip: one verdict for all gradients: with one for each, a rank with fewer leaves others waiting"
+            )
+        if not all(each.groups):
+            raise AnswerError(
+                f"{at}the group of the all-reduce: expected `group`, got another\n"
+                "likely slip: `group` holds the ranks that have to agree, the world may have more"
+            )
+        if len(each.phases) == 1:
+            raise AnswerError(
+                f"{at}waits for the all-reduce: expected one, got none\n"
+                "likely slip: it is only started: before `.wait()` the number is this rank's own"
+            )
+    silent = [rank for rank, each in enumerate(found) if not each.sent]
+    if silent and len(silent) < len(found):
+        slip = "a rank waits in a collective that another has not called: take part in every step"
+        if case.alone:
+            slip = "without gradients there is nothing to find, and others still wait for this rank's number"
+        raise AnswerError(f"rank {silent[0]}, {case.what}: all-reduces: expected one, got none\nlikely slip: {slip}")
+    if silent and case not in (FINITE, LARGE):
+        raise AnswerError(
+            f"{case.what}: all-reduces: expected one of the verdict, got none\n"
+            "likely slip: each rank decides alone, from its own shards: some step while others skip"
+        )
+
+
+def check_step(case, found, stepped, rank, size):
+    slips = {
+        "the gradients are still scaled: divide them by the scale": 1024 * stepped,
+        "multiplied by the scale once more": 1024**2 * stepped,
+        "no step was made, though all gradients were finite": 0 * stepped,
+        "those of the second parameter group are still scaled": torch.cat(
+            [stepped[: -size - 2 * rank], 1024 * stepped[-size - 2 * rank :]]
+        ),
+    }
+    if case is LARGE:
+        slips = {"finite numbers have a sum that is not: look at each element": 0 * stepped}
+    what = f"{case.what}: parameters after a step of 1.0 times the gradient"
+    expect(what, found.values, stepped, rank=rank, slips=slips)
+    slip = "nothing has overflowed: the scale stays as it is"
+    expect(f"{case.what}: scale", found.scale, 1024.0, rank=rank, slip=slip)
+
+
+def check_skip(case, found, unmoved, rank, last, last_finite):
+    """`last`: what the last rank has done, which has the infinity; `last_finite`: and when it had none."""
+    number, with_max = last.sent[0]
+    if number != number and with_max:
+        raise AnswerError(
+            f"{case.what}: the number that this rank sends: expected a finding, got nan\n"
+            "likely slip: MAX may lose a NaN, all comparisons with it are false: send 1 for a finding and 0 for none"
+        )
+    slip = "a step was made, with an infinity or a NaN somewhere: one rank's finding is everybody's"
+    if found.values.isfinite().all() and found is last and found.values.any():
+        slip = "what has overflowed is no zero: the gradient is worth nothing, and the step has to be skipped"
+    elif found.scale == 512.0:
+        slip = "the scale is halved, and the step made all the same: skip it"
+    elif number == last_finite.sent[0][0]:
+        slip = {
+            NAN: "a NaN is no infinity for `isinf`: an overflow can become one (inf - inf), ask for `isfinite`",
+            MINUS: "minus infinity is an overflow, too: ask for `isfinite`",
+            SECOND: "`optimizer.param_groups` can be several: look at all of them",
+        }.get(case, "the rank that has it sends what it sends without: is every gradient looked at, none forgotten?")
+    expect(f"{case.what}: parameters", found.values, unmoved, rank=rank, slip=slip)
+    expect(
+        f"{case.what}: steps of the optimizer",
+        found.steps,
+        0,
+        rank=rank,
+        slip="with gradients of zero, too, momentum and weight decay move the parameters: do not step",
+    )
+    expect(
+        f"{case.what}: scale",
+        found.scale,
+        512.0,
+        rank=rank,
+        slips={"skipped, and the next step will overflow again: halve the scale": 1024.0},
+        slip="half of it, the same on every rank",
+    )
 
 
 # 9.5 Accumulate
@@ -357,13 +513,13 @@ MICRO = 3
 
 class Accumulated(NamedTuple):
     reduced: list[int]  # reduce-scatters that had been issued after each backward
-    forwards: int
-    backwards: int
     contexts: int  # how often no_sync was entered
     rows: list[int]  # of each forward
     most: int  # forwards that were waiting for their backward at once
     first: torch.Tensor
     second: torch.Tensor
+    twice: list[int]  # reduce-scatters after each backward of one micro-batch given twice
+    third: torch.Tensor  # and the gradients then
 
 
 def rows_of(seed, rank):
@@ -403,17 +559,20 @@ def observe_accumulate(answer, seed):
                 answer(model, micro_batches, communicate)
                 log, gradients = [], []
                 log += reduced
-                for turn in range(2):
-                    if turn:
+                for turn in range(3):
+                    if turn == 1:
                         answer(model, micro_batches, communicate)
+                    elif turn == 2:
+                        two_calls = rows[:], len(reduced), len(contexts), max([0, *reduced])
+                        answer(model, 2 * micro_batches[:1], communicate)
                     gradients.append(
                         torch.cat(
                             [torch.zeros(p.numel()) if p.grad is None else p.grad.cpu() for p in model.parameters()]
                         )
                     )
-        found[communicate] = Accumulated(
-            log, len(rows) // 2, len(reduced) // 2, len(contexts) // 2, rows, waiting[1], *gradients
-        )
+        rows, ended_before, entered, issued = two_calls
+        twice = [each - issued for each in reduced[ended_before:]]
+        found[communicate] = Accumulated(log, entered // 2, rows, waiting[1], *gradients[:2], twice, gradients[2])
     return found
 
 
@@ -422,11 +581,14 @@ def test_accumulate(answer, variant):
     """The mean of the micro-batches' gradients, reduced after each of them or once, in the last one's backward."""
     ranks = variant.ranks
     seen = on_ranks(ranks, observe_accumulate, answer, variant.seed, timeout=10)
-    net = Net(variant.seed)
-    for rank in range(ranks):
-        for micro_batch in rows_of(variant.seed, rank):
-            (net(*micro_batch) / MICRO / ranks).backward()
-    units = [net.first, net.last]
+    means = {}
+    for what in ("all", "twice"):  # all micro-batches; the first one, given twice
+        net = Net(variant.seed)
+        for rank in range(ranks):
+            micro_batches = rows_of(variant.seed, rank)
+            for micro_batch in micro_batches if what == "all" else micro_batches[:1]:
+                (net(*micro_batch) / ranks / (MICRO if what == "all" else 1)).backward()
+        means[what] = [shards_of(unit, ranks) for unit in (net.first, net.last)]
     for communicate in (True, False):
         at = f"communicate={communicate}: "
         wanted = [2 * number for number in (1, 2, 3)] if communicate else [0, 0, 2]
@@ -457,13 +619,7 @@ def test_accumulate(answer, variant):
             expect(
                 f"{at}reduce-scatters issued after each backward (2 units)", found.reduced, wanted, rank=rank, slip=slip
             )
-            gradients = []
-            for unit in units:
-                flat = torch.cat([p.grad.flatten() for p in unit.parameters()])
-                padded = torch.zeros(-(-len(flat) // ranks) * ranks)
-                padded[: len(flat)] = flat
-                gradients.append(padded.chunk(ranks)[rank])
-            mean = torch.cat(gradients)
+            mean, again = (torch.cat([unit[rank] for unit in means[what]]) for what in ("all", "twice"))
             last = "dropped what was there: the caller decides when gradients begin anew"
             expect(
                 f"{at}the shards' gradients beside one process with all data",
@@ -476,30 +632,95 @@ def test_accumulate(answer, variant):
             )
             slips = {last: mean}
             expect(f"{at}the same, called twice", found.second, 2 * mean, rank=rank, tolerance=1e-5, slips=slips)
+            expect(
+                f"{at}reduce-scatters issued after each backward of one micro-batch that is given twice",
+                found.twice,
+                [2, 4] if communicate else [0, 2],
+                rank=rank,
+                slip="which one is the last, its place tells and not what is in it",
+            )
+            expect(
+                f"{at}and the gradients of that, added to those before",
+                found.third,
+                2 * mean + again,
+                rank=rank,
+                tolerance=1e-5,
+                slips={"there are 2 micro-batches now, each counts 1/2": 2 * mean + 2 / MICRO * again},
+            )
+
+
+def shards_of(unit, ranks):
+    """The shards of a unit's flattened and padded gradient, by rank."""
+    flat = torch.cat([p.grad.flatten() for p in unit.parameters()])
+    padded = torch.zeros(-(-len(flat) // ranks) * ranks)
+    padded[: len(flat)] = flat
+    return padded.chunk(ranks)
 
 
 # 9.6 The gradient to the host
 
 
-@contextmanager
-def commands(log):
-    """What the host asks of a device with queues, and copies to the host, in order."""
-    copy = device.copy_to_host
+class OnDevice(torch.Tensor):
+    """Says that it is on a device of its own, and is in the host's memory as all else is."""
 
-    def copy_to_host(tensor):
-        log.append(("copy", tensor))
-        return copy(tensor)
+    __torch_function__ = torch._C._disabled_torch_function_impl
 
-    def watch(command):
-        if command.verb in ("record", "synchronize"):
-            log.append((command.verb, command.subject))
+    @property
+    def device(self):
+        return torch.device("cpu", 0)
 
-    device.watchers.append(watch)
-    try:
-        with patch.object(device, "copy_to_host", copy_to_host):
-            yield
-    finally:
-        device.watchers.remove(watch)
+
+class Queues:
+    """A device whose copies to the host arrive when the host waits for them, and are NaN until then."""
+
+    def __init__(self):
+        self.log = []  # (verb, stream, subject) of what is asked of the device, in order
+        self.behind = {}  # by event, the copies that it tells of
+        self._reached = defaultdict(list)  # by stream, the copies that are over when it gets here
+        self._current, self._copy = device.current_stream, device.copy_to_host
+
+    @contextmanager
+    def running(self):
+        device.watchers.append(self._watch)
+        asking = {name: self._asking(getattr(device, name)) for name in ("current_stream", "new_stream", "new_event")}
+        try:
+            with patch.multiple(device, copy_to_host=self._copy_to_host, **asking):
+                yield self
+        finally:
+            device.watchers.remove(self._watch)
+
+    def _copy_to_host(self, tensor):
+        if not nbytes(tensor):
+            raise AnswerError(
+                "memory of what is copied to the host: expected some, got 0 bytes\n"
+                "likely slip: freed before it was copied: the copy has to be queued first"
+            )
+        stream, values = self._current(tensor.device), self._copy(tensor)
+        on_host = torch.full_like(values, torch.nan)
+        self.log.append(("copy", stream, tensor))
+        self._reached[stream].append((on_host, values))
+        return on_host
+
+    def _asking(self, function):
+        def ask(where, *args, **kwargs):
+            self.log.append(("ask", None, where))
+            return function(where, *args, **kwargs)
+
+        return ask
+
+    def _watch(self, command):
+        self.log.append((command.verb, command.stream, command.subject))
+        if command.verb == "record":
+            self.behind[command.subject] = list(self._reached[command.stream])
+        elif command.verb == "wait":
+            self._reached[command.stream] += self.behind.get(command.subject, [])
+        elif command.verb == "synchronize":
+            for on_host, values in self.behind.get(command.subject, []):
+                on_host.copy_(values)
+
+
+def on_device(values):
+    return device.empty(len(values), FP32, "gradients", torch.device("cpu")).copy_(values).as_subclass(OnDevice)
 
 
 @pytest.mark.exercise(id="9.6")
@@ -511,12 +732,9 @@ def test_offload_gradient(answer, variant):
     wanted, first = torch.zeros(size), None
     for number, mean in enumerate(means):
         what = f"{'second' if number else 'first'} gradient"
-        buffer = device.empty(size, FP32, "gradients", torch.device("cpu")).copy_(mean)
-        log: list[Any] = []
-        with commands(log):
+        buffer = on_device(mean)
+        with Queues().running() as queues:
             arrive = answer(shard, buffer)
-            began = list(log)
-            log.clear()
             if nbytes(buffer):
                 raise AnswerError(
                     f"bytes behind `mean`, {what}: expected 0, got {nbytes(buffer)}\n"
@@ -529,10 +747,10 @@ def test_offload_gradient(answer, variant):
                     f"`shard.grad` before the returned function is called, {what}: expected no change, got one\n"
                     "likely slip: nobody knows yet whether the copy is over: the returned function touches the gradient"
                 )
-            explain_start(what, [verb for verb, _ in began])
-            events = [subject for verb, subject in began if verb == "record"]
+            explain_start(what, queues)
+            queues.log.clear()
             arrive()
-            explain_wait(what, log, events)
+            explain_wait(what, queues)
         wanted = wanted + mean
         if shard.grad is None:
             raise AnswerError(f"`shard.grad`, {what}: expected the gradient, got None")
@@ -542,41 +760,68 @@ def test_offload_gradient(answer, variant):
                 "likely slip: freed before it was copied, or no copy at all"
             )
         slips = {"the second has overwritten the first, as torch's does: add": mean} if number else None
-        expect(f"`shard.grad`, {what}", shard.grad.detach().clone(), wanted, slips=slips)
+        slip = "the copy is read before the host has waited for it" if shard.grad.isnan().any() else None
+        expect(f"`shard.grad`, {what}", shard.grad.detach().clone(), wanted, slips=slips, slip=slip)
         if number and shard.grad is not first:
             raise AnswerError(
                 "`shard.grad`, second gradient: expected the same tensor as before, got another one\n"
                 "likely slip: added out of place: `add_` needs no third buffer on the host"
             )
         first = shard.grad
+    shard = nn.Parameter(torch.zeros(size))
+    with Queues().running():
+        for arrive in [answer(shard, on_device(mean)) for mean in means]:
+            arrive()
+    slips = {"whether there is a gradient to add to is known when the copy arrives, not when it starts": means[1]}
+    expect("`shard.grad`, two started before one arrives", shard.grad.detach().clone(), sum(means), slips=slips)
 
 
-def explain_start(what, began):
-    if "copy" not in began:
+def explain_start(what, queues):
+    verbs = [verb for verb, _, _ in queues.log]
+    if "copy" not in verbs:
         raise AnswerError(
             f"copies to the host, {what}: expected one by `device.copy_to_host`, got none\n"
             "likely slip: `.cpu()` and `.to` make the host wait on a GPU, and copy nothing on a CPU"
         )
-    if "synchronize" in began:
+    if "synchronize" in verbs:
         raise AnswerError(
-            f"waits of the host before it returns, {what}: expected 0, got {began.count('synchronize')}\n"
+            f"waits of the host before it returns, {what}: expected 0, got {verbs.count('synchronize')}\n"
             "likely slip: waits in the middle of backward: the host has to run on, and wait when backward is over"
         )
-    if "record" not in began or began.index("record") < began.index("copy"):
+    if any(verb == "ask" and where.index is None for verb, _, where in queues.log):
+        raise AnswerError(
+            f"whose stream or event it is, {what}: expected the device's that `mean` is on, got the host's\n"
+            "likely slip: `shard` is in host memory, and there is no queue: on a GPU its event waits for nothing"
+        )
+    if not any(queues.behind.values()):
         raise AnswerError(
             f"events recorded behind the copy, {what}: expected one, got none\n"
             "likely slip: an event tells of what was queued before it: record it after the copy, on the same stream"
         )
+    at, base = verbs.index("copy"), device.current_stream(torch.device("cpu", 0))
+    stream = queues.log[at][1]
+    if stream is base:
+        return
+    if not any(verb == "wait" and where is stream for verb, where, _ in queues.log[:at]):
+        raise AnswerError(
+            f"what the copy's stream waits for, {what}: expected the stream that fills `mean`, got nothing\n"
+            "likely slip: on a stream of its own the copy reads `mean` before it is filled: copy on the current one"
+        )
+    if not any(verb == "record_stream" and where is stream for verb, where, _ in queues.log):
+        raise AnswerError(
+            f"streams that `device.free` knows to read `mean`, {what}: expected the copy's, got another\n"
+            "likely slip: the memory is given away while the copy still reads it: free it on the copy's stream"
+        )
 
 
-def explain_wait(what, log, events):
-    waits = [subject for verb, subject in log if verb == "synchronize"]
+def explain_wait(what, queues):
+    waits = [subject for verb, _, subject in queues.log if verb == "synchronize"]
     if any(isinstance(subject, torch.device) for subject in waits):
         raise AnswerError(
             f"what the host waits for, {what}: expected the copy's event, got the whole device\n"
             "likely slip: that waits for all that is queued there, also what has nothing to do with this gradient"
         )
-    if not any(subject is event for subject in waits for event in events):
+    if not any(queues.behind.get(subject) for subject in waits):
         raise AnswerError(
             f"waits of the host before the gradient is read, {what}: expected one for the copy's event, got none\n"
             "likely slip: on a GPU the optimizer would read memory that the copy has not reached"

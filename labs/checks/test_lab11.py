@@ -1,6 +1,6 @@
 """The checks of lab 11."""
 
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 from unittest.mock import patch
@@ -30,9 +30,17 @@ def test_plan_groups(answer, variant):
     for ranks, factor in ((6 * n, n), (6 * n, 3), (4, 2), (n, 1), (n, n)):
         setting = f"{ranks} ranks, F = {factor}"
         sharding, replicas = planned(ranks, factor)
-        got = answer(ranks, factor)
-        if not isinstance(got, tuple) or len(got) != 2:
+        try:
+            got = answer(ranks, factor)
+        except Exception as error:
+            raise AnswerError(f"{setting}: it raises {error!r}, though F divides N") from error
+        if not isinstance(got, tuple | list) or len(got) != 2:
             raise AnswerError(f"{setting}: expected a pair of lists, got {type(got).__name__}")
+        if strange := [each for part in got for each in part if not isinstance(each, tuple | list)]:
+            raise AnswerError(
+                f"{setting}: expected groups as lists of ranks, got {strange[0]!r}\n"
+                "likely slip: `list(...)` around each group, and each group in a list"
+            )
         if list(got) == [replicas, sharding] and sharding != replicas:
             raise AnswerError(
                 f"{setting}: the sharding groups and the replica groups are in each other's place\n"
@@ -84,7 +92,12 @@ class FakeGroup(SimpleNamespace):
 def world_of(rank, ranks, made):
     """This process as one rank of a world; `made` hears which groups it asks for."""
 
-    def new_group(members=None, *args, **kwargs):
+    def new_group(members=None, *args, use_local_synchronization=False, **kwargs):
+        if use_local_synchronization:
+            raise AnswerError(
+                "expected `dist.new_group(ranks)`, got `use_local_synchronization`: members alone meet then, which "
+                "can deadlock where groups overlap, as these do (torch's docstring of `new_group`)"
+            )
         members = list(range(ranks)) if members is None else list(members)
         made.append(members)
         return FakeGroup(ranks=members) if rank in members else dist.GroupMember.NON_GROUP_MEMBER
@@ -94,27 +107,37 @@ def world_of(rank, ranks, made):
         mine = [group for group in groups if isinstance(group, FakeGroup)]
         return (mine[-1] if mine else None), groups
 
-    with (
-        patch.object(dist, "new_group", new_group),
-        patch.object(dist, "new_subgroups_by_enumeration", by_enumeration),
-        patch.object(dist, "get_rank", lambda group=None: rank),
-        patch.object(dist, "get_world_size", lambda group=None: ranks),
-    ):
-        yield
+    before, dist.group.WORLD = dist.group.WORLD, FakeGroup(ranks=list(range(ranks)))
+    try:
+        with (
+            patch.object(dist, "new_group", new_group),
+            patch.object(dist, "new_subgroups_by_enumeration", by_enumeration),
+            patch.object(dist, "get_rank", lambda group=None: rank),
+            patch.object(dist, "get_world_size", lambda group=None: ranks),
+        ):
+            yield
+    finally:
+        dist.group.WORLD = before
 
 
-def why_made(rank, made, sharding, replicas):
-    mine = [group for group in (*sharding, *replicas) if rank in group]
-    wanted = [*sharding, *replicas]
-    if made == mine:
+def why_made(rank, made, wanted, sharding, replicas):
+    """What rank `rank` did wrong; `made`: what each rank has made."""
+    mine = made[rank]
+    if mine == [group for group in wanted if rank in group] != wanted:
         return (
             "a rank has to make every group, also those that it is not in: the others count its calls, and wait for it"
         )
-    if made[: len(sharding)] == sharding and len(made) < len(wanted):
+    if mine == [group for group in wanted if len(group) < len(made)] != wanted:
+        return "a group of all ranks is made like any other: the default group is not one of its own"
+    if mine == [group for at, group in enumerate(wanted) if group not in wanted[:at]] != wanted:
+        return "a list that stands in both sorts is two groups: one to shard in, one of replicas"
+    if mine[: len(sharding)] == sharding and len(mine) < len(wanted):
         return "the sharding groups are all made, and then not all replica groups"
-    if len(made) > len(wanted) and all(made.count(group) > 1 for group in wanted):
+    if len(mine) > len(wanted) and all(mine.count(group) > wanted.count(group) for group in wanted):
         return "each is made more than once: keep what the first call returned, for a group costs connections"
-    if made and sorted(map(tuple, made)) == sorted(map(tuple, wanted)):
+    if sorted(mine) == sorted(wanted):
+        if all(each == mine for each in made):
+            return "the same order on every rank would do, but this is not the one asked for: first all sharding groups"
         return "all of them, but in an order of this rank's own: then ranks meet in different groups under one name"
     return None
 
@@ -122,34 +145,39 @@ def why_made(rank, made, sharding, replicas):
 @pytest.mark.exercise(id="11.2")
 def test_make_groups(answer, variant):
     """Every rank makes every group in the same order, and returns its own two."""
-    for ranks, factor in ((2 * variant.ranks, variant.ranks), (3 * variant.ranks, variant.ranks)):
+    n = variant.ranks
+    for ranks, factor in ((2 * n, n), (3 * n, n), (6, 3), (n, 1), (n, n), (1, 1)):
+        setting = f"{ranks} ranks, F = {factor}: "
         sharding, replicas = planned(ranks, factor)
+        wanted, made, returned = [*sharding, *replicas], [], []
         for rank in range(ranks):
-            made = []
-            with world_of(rank, ranks, made):
-                got = answer([list(group) for group in sharding], [list(group) for group in replicas])
+            made.append([])
+            with world_of(rank, ranks, made[rank]):
+                returned.append(answer([list(group) for group in sharding], [list(group) for group in replicas]))
+        for rank, got in enumerate(returned):
             expect(
-                "groups made, in order",
-                made,
-                [*sharding, *replicas],
+                f"{setting}groups made, in order",
+                made[rank],
+                wanted,
                 rank=rank,
-                slip=why_made(rank, made, sharding, replicas),
+                slip=why_made(rank, made, wanted, sharding, replicas),
             )
-            if not isinstance(got, (tuple, list)) or len(got) != 2:
-                raise AnswerError(f"rank {rank}: expected a pair of groups, got {type(got).__name__}")
+            if not isinstance(got, tuple | list) or len(got) != 2:
+                raise AnswerError(f"{setting}rank {rank}: expected a pair of groups, got {type(got).__name__}")
             if not all(isinstance(group, FakeGroup) for group in got):
                 raise AnswerError(
-                    f"rank {rank}: expected two groups that it is a member of, got {[type(g).__name__ for g in got]}\n"
+                    f"{setting}rank {rank}: expected two groups that it is a member of, "
+                    f"got {[type(g).__name__ for g in got]}\n"
                     "likely slip: `new_group` returns a marker on ranks that are outside: keep only the groups of "
                     "which this rank is a member"
                 )
-            wanted = [next(g for g in groups if rank in g) for groups in (sharding, replicas)]
+            mine = [next(g for g in groups if rank in g) for groups in (sharding, replicas)]
             expect(
-                "ranks of the groups returned",
+                f"{setting}ranks of the groups returned",
                 [group.ranks for group in got],
-                wanted,
+                mine,
                 rank=rank,
-                slips={"the replica group comes second": wanted[::-1]},
+                slips={"the replica group comes second": mine[::-1]},
                 slip="these are not the two groups that this rank is in",
             )
 
@@ -157,53 +185,108 @@ def test_make_groups(answer, variant):
 # 11.3
 
 
+DTYPES = {torch.float32: 1e-6, torch.bfloat16: 2e-2}  # of the mean, and how far off it may be
+DIRECT = ("all_reduce", "reduce", "broadcast", "barrier", "all_gather", "all_to_all_single", "isend", "irecv")
+POISON = 1000.0
+
+
 class Started(NamedTuple):
     events: list[str]
     calls: list[tuple[str, str, int]]
     has_handle: bool
     same_buffer: bool
+    left_alone: bool
+    kept: list[str]
     mean: torch.Tensor
     grad: torch.Tensor
 
 
-def mean_of(rank, seed, size):
-    return torch.randn(size, generator=torch.Generator().manual_seed(100 * seed + rank))
+class UnderWay:
+    """A link on which nothing arrives while the answer runs: until then a buffer holds no result."""
+
+    def __init__(self):
+        self.sent = []
+
+    def submit(self, call, collective):
+        tensor = collective.args[0]
+        self.sent.append((call.function, collective, tensor, tensor.clone()))
+        tensor.fill_(POISON)
+        return comm.Done()
+
+    def arrive(self):
+        for function, collective, tensor, before in self.sent:
+            tensor.copy_(before)
+            getattr(dist, function)(*collective.args, **collective.keywords).wait()
 
 
-def observe_start(answer, seed, size):
-    """A unit with a sharding group of its rank alone, whose replicas are all ranks."""
-    where, rank = rank_device(), dist.get_rank()
-    alone = [dist.new_group([each]) for each in range(dist.get_world_size())][rank]
-    names = {alone.group_name: "the sharding group", comm.world().group_name: "the replicas"}
-    events, buffer = [], mean_of(rank, seed, size).to(where)
-    shard = nn.Parameter(torch.zeros(size, device=where))
-    shard.grad = torch.ones(size, device=where)
+def mean_of(rank, seed, size, dtype):
+    return torch.randn(size, generator=torch.Generator().manual_seed(100 * seed + rank)).to(dtype)
 
-    def deliver(mean):
-        events.append("deliver")
-        shard.grad += mean
+
+@contextmanager
+def listening(events):
+    """`events` hears of what is issued and waited for, and of what goes past `comm`, which is not carried out."""
 
     @contextmanager
     def watcher(call, phase):
         events.append(f"{phase} {call.op}")
         yield
 
-    unit = SimpleNamespace(
-        mean=buffer, replicas=comm.world(), group=alone, across=None, deliver=deliver, flat=SimpleNamespace(shard=shard)
-    )
+    def past(name):
+        return lambda *args, **kwargs: events.append(f"dist.{name}") or comm.Done()
+
     comm.watchers.append(watcher)
     try:
-        with comm.record() as calls:
-            answer(unit)
+        with ExitStack() as patches:
+            for name in DIRECT:
+                patches.enter_context(patch.object(dist, name, past(name)))
+            yield
     finally:
         comm.watchers.remove(watcher)
-    has_handle = isinstance(unit.across, comm.Handle)
-    if has_handle:
-        unit.across.wait()
-    comm.all_reduce(torch.zeros(1, device=where), comm.world()).wait()  # nobody leaves while one is under way
-    same = unit.mean is buffer
-    issued = [(call.op, names[call.group], call.payload) for call in calls]
-    return Started(events, issued, has_handle, same, buffer.cpu(), shard.grad.cpu())
+
+
+def observe_start(answer, seed, size):
+    """Units whose shard all ranks but the last have; the last rank's is on no other."""
+    where, rank, last = rank_device(), dist.get_rank(), dist.get_world_size() - 1
+    alone = [dist.new_group([each]) for each in range(last + 1)][rank]
+    several, single = dist.new_group(list(range(last))), dist.new_group([last])
+    replicas = single if rank == last else several
+    names = {
+        alone.group_name: "the sharding group",
+        replicas.group_name: "the replicas",
+        comm.world().group_name: "the world",
+    }
+    return [start(answer, mean_of(rank, seed, size, dtype).to(where), replicas, alone, names) for dtype in DTYPES]
+
+
+def start(answer, mean, replicas, alone, names):
+    """What `answer` does with one unit."""
+    events, shard = [], nn.Parameter(torch.zeros_like(mean))
+    shard.grad = torch.ones_like(mean)
+
+    def deliver(delivered):
+        events.append("deliver")
+        shard.grad += delivered
+
+    flat = SimpleNamespace(shard=shard)
+    unit = SimpleNamespace(mean=mean, replicas=replicas, group=alone, across=None, deliver=deliver, flat=flat)
+    before, under_way = set(vars(unit)), UnderWay()
+    with comm.record() as calls, listening(events), patch.object(comm, "link", under_way):
+        answer(unit)
+    left_alone = all(bool((tensor == POISON).all()) for _, _, tensor, _ in under_way.sent)
+    issued = [(call.op, names.get(call.group, "another group"), call.payload) for call in calls]
+    if all(comm.gather_objects([call[:2] for call in issued] == [("all_reduce", "the replicas")], comm.world())):
+        under_way.arrive()  # else somebody would wait for ever
+    return Started(
+        events,
+        issued,
+        isinstance(unit.across, comm.Handle),
+        unit.mean is mean,
+        left_alone,
+        [name for name in vars(unit) if name not in before],
+        unit.mean.cpu(),
+        shard.grad.cpu(),
+    )
 
 
 def why_started(events):
@@ -215,46 +298,77 @@ def why_started(events):
                 "added to `.grad` before the second stage: `.grad` may hold earlier micro-batches, which have been "
                 "reduced"
             )
+        case ["dist.barrier", *_] | [_, "dist.barrier", *_]:
+            return "a barrier makes backward stand still until the other hosts have come as far"
+        case [issue, *_] if issue.startswith("dist."):
+            return "no collective of `comm` is issued: it is `comm.all_reduce` that returns a `Handle`"
         case [_, wait] if wait.startswith("wait"):
             return "to wait here overlaps nothing: backward would stand still until the other hosts have answered"
         case [*_, "deliver"]:
             return "to deliver is the task of `finish_across`, at the end of backward: here the mean is on its way"
+        case [_, again, *_] if again.startswith("issue"):
+            return "one reduction is enough: what is reduced twice crosses the slow link twice"
     return None
 
 
 @pytest.mark.exercise(id="11.3")
 def test_start_across(answer, variant):
-    """One all-reduce of the mean over the replicas, in place, under way when it returns."""
-    size = 2 * variant.size + 1
-    seen = on_ranks(variant.ranks, observe_start, answer, variant.seed, size, timeout=8)
-    means = [mean_of(rank, variant.seed, size) for rank in range(variant.ranks)]
-    whole = torch.stack(means)
-    for rank, found in enumerate(seen):
-        expect("what happened", found.events, ["issue all_reduce"], rank=rank, slip=why_started(found.events))
-        expect(
-            "collectives (operation, group, bytes)",
-            found.calls,
-            [("all_reduce", "the replicas", 4 * size)],
-            rank=rank,
-            slips={
-                "the sharding group has had its turn: the reduce-scatter. The same shard is on the replicas": [
-                    ("all_reduce", "the sharding group", 4 * size)
-                ]
-            },
-        )
-        expect("`unit.across` is the handle", found.has_handle, True, rank=rank, slip="nobody can wait for it")
-        expect("`unit.mean` is the same buffer", found.same_buffer, True, rank=rank, slip="another buffer costs bytes")
-        expect(
-            "`unit.mean` after the wait",
-            found.mean,
-            whole.mean(0),
-            rank=rank,
-            slips={
-                "a sum: every further host makes the step larger. Ask for `comm.MEAN`": whole.sum(0),
-                "a copy was reduced: `unit.mean` is as before": means[rank],
-            },
-        )
-        expect("`.grad`", found.grad, torch.ones(size), rank=rank, slip="nothing is delivered yet")
+    """One all-reduce of the mean over the replicas, in place, in its dtype, under way when it returns."""
+    size, count = 2 * variant.size + 1, variant.ranks + 1  # replicas of the first shard; the second has one
+    seen = on_ranks(count + 1, observe_start, answer, variant.seed, size, timeout=8)
+    for number, (dtype, tolerance) in enumerate(DTYPES.items()):
+        means = [mean_of(rank, variant.seed, size, dtype) for rank in range(count + 1)]
+        nbytes = size * dtype.itemsize
+        started = [found[number].events.count("issue all_reduce") for found in seen]
+        if len(set(started)) > 1:
+            raise AnswerError(
+                f"all-reduces started on ranks 0 to {count}: expected one on each, got {started}\n"
+                "likely slip: every replica has to take part, or those that do wait for ever"
+            )
+        for rank, found in enumerate(each[number] for each in seen):
+            whole = torch.stack(means[:count] if rank < count else means[count:]).float()
+            expect("what happened", found.events, ["issue all_reduce"], rank=rank, slip=why_started(found.events))
+            expect(
+                f"collectives (operation, group, bytes) of a mean in {str(dtype).removeprefix('torch.')}",
+                found.calls,
+                [("all_reduce", "the replicas", nbytes)],
+                rank=rank,
+                slips={
+                    "the sharding group has had its turn: the reduce-scatter. The same shard is on the replicas": [
+                        ("all_reduce", "the sharding group", nbytes)
+                    ],
+                    "the world has other shards, too: the same one is on `unit.replicas` only": [
+                        ("all_reduce", "the world", nbytes)
+                    ],
+                    "the mean goes as it is: in float32 twice as many bytes cross the slow link": [
+                        ("all_reduce", "the replicas", 4 * size)
+                    ],
+                },
+            )
+            expect("`unit.across` is the handle", found.has_handle, True, rank=rank, slip="nobody can wait for it")
+            expect("`unit.mean` is the same buffer", found.same_buffer, True, rank=rank, slip="another costs bytes")
+            expect("new attributes", found.kept, [], rank=rank, slip="what a unit keeps stays until the next step")
+            expect(
+                "the buffer is left alone while it is under way",
+                found.left_alone,
+                True,
+                rank=rank,
+                slip="what is divided before the wait may be divided before, during or after the sum",
+            )
+            expect(
+                "`unit.mean` after the wait",
+                found.mean,
+                whole.mean(0).to(dtype),
+                rank=rank,
+                slips={
+                    "a sum: every further host makes the step larger. Ask for `comm.MEAN`": whole.sum(0).to(dtype),
+                    "divided by 2, whatever the number of replicas": (whole.sum(0) / 2).to(dtype),
+                    "divided twice: `comm.MEAN` divides": (whole.mean(0) / len(whole)).to(dtype),
+                    "a copy was reduced: `unit.mean` is as before": means[rank],
+                },
+                tolerance=tolerance,
+            )
+            expect("`.grad`", found.grad, torch.ones(size, dtype=dtype), rank=rank, slip="nothing is delivered yet")
 
 
 # 11.4
@@ -274,7 +388,7 @@ class FakeHandle:
 class FakeUnit:
     def __init__(self, size):
         self.log = []
-        self.across = self.mean = None
+        self.across = self.mean = self.delivered = None
         self.replicas = SimpleNamespace(size=lambda: 2, rank=lambda: 0)
         self.group = SimpleNamespace(size=lambda: 2, rank=lambda: 0)
         self.averaged_over = 4
@@ -287,7 +401,9 @@ class FakeUnit:
 
     def deliver(self, mean):
         self.log.append("deliver" if isinstance(mean, torch.Tensor) else "deliver of what is no tensor")
+        self.delivered = None
         if isinstance(mean, torch.Tensor):
+            self.delivered = mean.dtype, mean.data_ptr()
             self.flat.shard.grad += mean
             mean.fill_(float("nan"))  # its memory is somebody else's
 
@@ -313,6 +429,10 @@ def why_finished(log, grad_kept):
             if grad_kept:
                 return "waited for, and never handed over: the optimizer finds an old gradient or none"
             return "`.grad` is overwritten, and earlier micro-batches are gone: `unit.deliver` adds"
+        case ["wait", "deliver of what is no tensor"]:
+            return "`wait` returns nothing: what it waited for is in `unit.mean`"
+        case ["wait", "wait", *_]:
+            return "what has been waited for once is there"
         case ["deliver"]:
             return "the mean is not there before `wait()`: what is delivered may be anything"
         case ["deliver", "wait"]:
@@ -328,6 +448,7 @@ def test_finish_across(answer, variant):
     for number in (1, 2):
         result = torch.randn(size, generator=torch.Generator().manual_seed(variant.seed + number))
         unit.begin(result)
+        buffer = unit.mean
         log = finished(answer, unit, f"reduction {number}")
         kept = torch.equal(unit.flat.shard.grad, grad)
         what = f"reduction {number}: what was called"
@@ -339,13 +460,21 @@ def test_finish_across(answer, variant):
             slips={"divided again: `start_across` has made a mean of it": grad + result / 2},
             slip="the mean as it is after the wait is to be added, once",
         )
+        dtype, place = unit.delivered
+        slip = "`.grad` takes no other dtype than its parameter's"
+        expect(f"reduction {number}: dtype delivered", str(dtype), str(buffer.dtype), slip=slip)
+        slip = "a copy is a second buffer, and `deliver` gives the memory of the copy away, not the mean's"
+        expect(f"reduction {number}: `unit.mean` itself is delivered", place == buffer.data_ptr(), True, slip=slip)
         grad = grad + result
+        forgotten = unit.across is None
         again = finished(answer, unit, "the next call, with nothing under way")
         expect(
             "the next call, with nothing under way: what was called",
             again,
             [],
-            slip="what has been delivered is delivered twice: `unit.across` has to become None",
+            slip="nothing was waited for, so there is nothing to deliver: both belong under one condition"
+            if forgotten
+            else "what has been delivered is delivered twice: `unit.across` has to become None",
         )
         expect("`.grad` after it", unit.flat.shard.grad, grad)
         expect("`unit.across` is None", unit.across is None, True)
@@ -355,7 +484,13 @@ def test_finish_across(answer, variant):
             True,
             slip="a name that stays keeps a buffer that has been given away",
         )
-    finished(answer, FakeUnit(size), "a unit that never had a reduction")
+    unit = FakeUnit(size)
+    finished(answer, unit, "a unit that never had a reduction")
+    unit.mean = torch.zeros(size)
+    when = "a mean whose reduction has not started"
+    log = finished(answer, unit, when)
+    expect(f"{when}: what was called", log, [], slip="`unit.across` says what is under way")
+    expect(f"{when}: it stays", unit.mean is not None, True, slip="what nobody has waited for is not to be forgotten")
 
 
 # 11.5
@@ -385,8 +520,7 @@ def walk(units, ranks, per_host, factor):
 @pytest.mark.exercise(id="11.5")
 def test_traffic(answer, variant):
     """What a rank sends to either group, and what leaves its host, is what its rings carry, for every F."""
-    units = [96 * variant.size, 480 * (variant.size + 2), 480, 1440 + 96 * variant.seed]
-    whole = sum(units)
+    shards = [3 * variant.size + 1, 3 * variant.size + 6, 3, 9 + 3 * variant.seed]  # elements; 3 does not divide all
     for ranks, per_host, factor in (
         (24, 4, 2),
         (24, 4, 8),
@@ -397,11 +531,13 @@ def test_traffic(answer, variant):
         (4, 4, 4),
         (2 * variant.ranks, variant.ranks, variant.ranks),
     ):
+        units = [4 * factor * shard for shard in shards]  # padded for F, not for R
+        whole = sum(units)
         got = answer(list(units), ranks, per_host, factor)
         sharding, replicas, leaves = walk(units, ranks, per_host, factor)
         setting = f"{ranks} ranks, {per_host} per host, F = {factor}"
-        if not isinstance(got, tuple) or len(got) != 3:
-            raise AnswerError(f"{setting}: expected a Traffic of three numbers, got {type(got).__name__}")
+        if getattr(got, "_fields", None) != ("sharding", "replicas", "leaves"):
+            raise AnswerError(f"{setting}: expected a Traffic, `Traffic(...)`, got {type(got).__name__}")
         share, copies = (factor - 1) / factor, ranks // factor
         expect(
             f"{setting}: bytes to the sharding group",
@@ -424,6 +560,7 @@ def test_traffic(answer, variant):
                 "its rings have R = N / F ranks, whatever the number of hosts": (
                     2 * (ranks // per_host - 1) / (ranks // per_host) * whole / factor
                 ),
+                "`//` drops what `/` keeps: R need not divide a shard": replicas // 1,
             },
         )
         expect(
@@ -438,7 +575,9 @@ def test_traffic(answer, variant):
 def why_leaves(sharding, replicas, per_host, factor):
     """What is left out or counted twice, by its words."""
     outside = sharding if factor > per_host else 0.0
+    silent = "replicas of a group inside a host are on other hosts" if factor < per_host else ""
     return {
+        silent or "larger groups leave the host by their replica rings as well": 0.0 if silent else sharding,
         "several replica rings leave a host at once, one for each place": outside + replicas,
         "a ring leaves a host once, with what one rank sends, however many of its ranks are there": per_host
         * (outside + replicas),
@@ -459,23 +598,33 @@ class Case(NamedTuple):
     seconds: dict[int, float]
     wanted: tuple[str, Any]
     slip: str
+    named_full: str = "with any factor between 1 and the largest it is hybrid"  # where it is called full sharding
     rest: float = 10.0
 
 
 CASES = (
     Case(
         "the fastest needs too much memory",
-        {4: 60.0, 1: 200.0, 8: 40.0, 2: 110.0},
-        {4: 3.0, 1: 1.0, 8: 4.0, 2: 2.0},
+        {1: 200.0, 8: 40.0, 4: 60.0, 2: 110.0},
+        {1: 1.0, 8: 4.0, 4: 3.0, 2: 2.0},
         ("hybrid sharding", 4),
         "what does not fit cannot be chosen, however fast",
     ),
     Case(
         "a larger factor is faster than the smallest that fits",
-        {8: 30.0, 1: 190.0, 2: 100.5, 4: 55.0, 16: 20.0},
-        {8: 2.0, 1: 1.0, 2: 1.0, 4: 3.0, 16: 5.0},
+        {16: 20.0, 1: 190.0, 2: 100.5, 4: 55.0, 8: 30.0},
+        {16: 5.0, 1: 1.0, 2: 1.0, 4: 3.0, 8: 2.0},
         ("hybrid sharding", 8),
         "the smallest that fits is usually the fastest, and not always: ask `seconds`",
+        "the largest factor is the largest number, not the last in the list",
+    ),
+    Case(
+        "the largest factor does not fit, a smaller one does",
+        {1: 150.0, 2: 60.0, 4: 120.0},
+        {1: 3.0, 2: 2.0, 4: 1.0},
+        ("hybrid sharding", 2),
+        "ask `memory` of every factor: a larger one need not hold less",
+        "full sharding is the largest factor there is, not the largest that fits",
     ),
     Case(
         "factor 1 needs exactly the capacity",
@@ -483,6 +632,13 @@ CASES = (
         {2: 2.0, 1: 1.0, 4: 3.0},
         ("data parallelism", 1),
         "what is not more than the capacity fits",
+    ),
+    Case(
+        "one rank",
+        {1: 50.0},
+        {1: 1.0},
+        ("data parallelism", 1),
+        "factor 1 goes by the name of data parallelism, though it be the largest, too",
     ),
     Case(
         "two are equally fast",
@@ -493,8 +649,8 @@ CASES = (
     ),
     Case(
         "only the largest fits",
-        {1: 800.0, 8: 110.0, 64: 22.0},
-        {1: 1.0, 8: 2.0, 64: 3.0},
+        {64: 22.0, 1: 800.0, 8: 110.0},
+        {64: 3.0, 1: 1.0, 8: 2.0},
         ("full sharding", 64),
         "the largest factor there is goes by the name of full sharding",
     ),
@@ -528,10 +684,12 @@ CASES = (
 def test_choose(answer, variant):
     """The fastest of those that fit; and where none fits, whether more ranks would help."""
     for case in CASES:
-        got = answer(list(case.memory), 100.0, case.memory.__getitem__, case.seconds.__getitem__, case.rest)
-        if not isinstance(got, tuple) or len(got) != 2:
-            raise AnswerError(f"{case.says}: expected a Choice, got {type(got).__name__}\nlikely slip: {case.slip}")
-        slips = {}
-        if case.wanted[0] == "hybrid sharding":
-            slips["with any factor between 1 and the largest it is hybrid"] = ("full sharding", case.wanted[1])
+        factors = list(case.memory)
+        got = answer(factors, 100.0, case.memory.__getitem__, case.seconds.__getitem__, case.rest)
+        if getattr(got, "_fields", None) != ("name", "factor"):
+            what = f"expected a `Choice(...)`, got {type(got).__name__}"
+            raise AnswerError(f"{case.says}: {what}\nlikely slip: {case.slip}")
+        slips = {case.named_full: ("full sharding", case.wanted[1])} if case.wanted[0] == "hybrid sharding" else {}
         expect(f"{case.says} (capacity 100, rest {case.rest:g})", tuple(got), case.wanted, slips=slips, slip=case.slip)
+        slip = "`sort` changes the caller's list, `sorted` makes one"
+        expect(f"{case.says}: `factors` afterwards", factors, list(case.memory), slip=slip)

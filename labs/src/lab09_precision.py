@@ -43,7 +43,9 @@ from minifsdp.course.workshop import exercise, outcome, predict
 # ## What hurts now
 #
 # FSDP's remaining costs are the unsharded units and the wire, and both are counted in bytes. With 2 bytes for an
-# element in place of 4, both are halved. So why not make the whole model bf16?
+# element in place of 4, both are halved. And a GPU's matrix units are faster: 312 TFLOP/s in bf16 and fp16, 156 in
+# TF32, against 19.5 in fp32 (NVIDIA's data sheet of the A100). Messages are only halved, so they are harder to hide.
+# Why not make the whole model bf16?
 #
 # | dtype | bytes | exponent | mantissa | largest | smallest above 0 |
 # |---|---|---|---|---|---|
@@ -51,7 +53,7 @@ from minifsdp.course.workshop import exercise, outcome, predict
 # | bf16 | 2 | 8 bits | 7 bits | 3.4e38 | 9.2e-41 |
 # | fp16 | 2 | 5 bits | 10 bits | 65,504 | 6.0e-8 |
 #
-# Between 1 and 2 bf16 has 128 numbers, 1/128 apart. A parameter is 1.0, and an optimizer subtracts 0.001 from it, 500
+# Just below 1 the numbers of bf16 are 1/256 apart. A parameter is 1.0, and an optimizer subtracts 0.001 from it, 500
 # times. Predict what is in the parameter then.
 
 # %%
@@ -87,7 +89,7 @@ low, high = torch.ones(1, dtype=BF16), torch.ones(1)
 for _ in range(500):
     low -= 0.001
     high -= 0.001
-outcome("9.0", low.item(), how="computed", slips={"in exact arithmetic, and in fp32 about": 0.5})
+outcome("9.0", low.item(), how="computed", slips={"that is exact arithmetic, and about what fp32 gives": 0.5})
 print(f"fp32: {high.item():.4f}; bf16: {low.item():.4f}, for 1.0 - 0.001 rounds back to 1.0 every time")
 
 # %% [markdown]
@@ -129,9 +131,10 @@ predict("9.1", ..., "bytes sent in a step of FULL_SHARD in bf16, as a fraction o
 # ## 9.1 Gather in another dtype
 #
 # A collective does not cast: it moves bytes. So this rank's shard has to be cast before it is sent. torch has a
-# buffer for that in each unit, `_mp_shard` (`torch/distributed/fsdp/_flat_param.py`), P / N elements. But there is
-# room already. In `full`, which the gather is about to fill, one slice is this rank's own; what is to be sent can lie
-# there, and the all-gather works *in place*. It is non-blocking: what it returns is waited for by whoever computes.
+# buffer for that, `_mp_shard` (`torch/distributed/fsdp/_flat_param.py`), P / N elements for as long as a gather lasts.
+# But there is room already. In `full`, which the gather is about to fill, one slice is this rank's own; what is to be
+# sent can lie there, and nowhere else in `full`: then the all-gather works *in place*. It is non-blocking: what it
+# returns is waited for by whoever computes.
 
 
 # %% tags=["exercise-9.1"]
@@ -146,8 +149,8 @@ def gather_low(full: Tensor, shard: Tensor, group: Group) -> Handle:
 
     One all-gather of elements that are cast already, and no memory but `full`. The caller waits for it.
 
-    Use `Tensor.copy_`, which casts (and moves), and `comm.all_gather(output, part, group)`, whose `part` may be this
-    rank's own part of `output`.
+    Use `Tensor.copy_`, which casts (and moves; with `non_blocking=True` the host does not wait for a move), and
+    `comm.all_gather(output, part, group)`, whose `part` may be this rank's own part of `output`.
     """
     ...
 
@@ -166,11 +169,11 @@ def gather_low(full: Tensor, shard: Tensor, group: Group) -> Handle:
 def deliver(shard: nn.Parameter, mean: Tensor) -> None:
     """Add `mean` [P / N], of any floating dtype, to `shard.grad` in the shard's dtype (fp32), and free `mean`.
 
-    `shard.grad` is None at first. After that it stays the same tensor, and is added to in place. Afterwards it is the
-    only memory that is left.
+    `shard.grad` is None at first. After that it stays the same tensor, and is added to in place. No other memory is
+    needed, and none but that of `shard.grad` is left.
 
-    Use `device.empty(numel, dtype, "gradients", device)` for what stays, so that it is accounted for, and
-    `device.free(buffer)`.
+    Use `device.empty(numel, dtype, "gradients", device)` for what stays, so that it is accounted for (it holds
+    anything), and `device.free(buffer)`.
     """
     ...
 
@@ -179,10 +182,12 @@ def deliver(shard: nn.Parameter, mean: Tensor) -> None:
 # ## 9.3 Where to divide
 #
 # The mean over N ranks is a sum and a division. The range of fp32 and bf16 is wide enough for either order. That of
-# fp16 is not: N gradients of 65,504 / N and more overflow if they are summed first, and what is below 3e-8 * N becomes
-# 0 if all is divided first. So a part before and the rest after: about √N each. A power of two changes the exponent
-# only, so that nothing is rounded. (torch splits like this in every dtype: `_get_gradient_predivide_factor` in
-# `torch/distributed/algorithms/_comm_hooks/default_hooks.py`.)
+# fp16 is not: N gradients above 65,504 / N overflow if they are summed first, and what is below 3e-8 * N becomes 0 if
+# all is divided first. So a part before and the rest after: about √N each. To divide by a power of two changes the
+# exponent only, and rounds nothing above 6e-5; below, fp16 loses bits. (torch's FSDP1 splits in every dtype,
+# `_get_gradient_predivide_factor` in `torch/distributed/algorithms/_comm_hooks/default_hooks.py`, and only by powers
+# that divide N. FSDP2 splits in fp16; otherwise the reduction divides, `ReduceOp.AVG`, as in minifsdp's own unit:
+# `_get_gradient_divide_factors` in `_fully_shard/_fsdp_collectives.py`.)
 #
 # Predict: by what are fp16 gradients divided *before* they are summed over 512 ranks?
 
@@ -204,18 +209,19 @@ def divisors(dtype: torch.dtype, ranks: int) -> tuple[int, float]:
 
 # %%
 before, after = divisors(FP16, 512)
-outcome("9.3", before, how="computed", slips={"the power of two below the root": 16, "all of it": 512, "nothing": 1})
+outcome("9.3", 32, how="computed", slips={"the power of two below the root": 16, "all of it": 512, "nothing": 1})
 print("fp16, 512 ranks that all have the same gradient; the mean, with three ways to divide:")
 for gradient in (2_000.0, 2e-6):
     found = []
     for first, rest in ((1, 512), (512, 1), (before, after)):
-        summed = (torch.full((512,), gradient, dtype=FP16) / first).cumsum(0, dtype=FP32)[-1].to(FP16)
+        divided = torch.full((512,), gradient, dtype=FP16) / first
+        summed = divided.sum(dtype=FP32).to(FP16)  # rounded once, so that it is the range that shows
         found.append((summed / rest).item())
     print(f"gradient {gradient:g}: after the sum {found[0]:g}, before {found[1]:g}, split {found[2]:g}")
 
 # %% [markdown]
-# The split gives up √N of the range at either end, in place of N at one: beyond 65,504 / √N it overflows, too. What
-# else is to be done in so narrow a range, comes with the scale of the loss, in 9.4.
+# The split gives up √N of the range at either end, in place of N at one: beyond 65,504 / √N it overflows, too, and
+# 2e-6 / 32 has lost bits. What else is to be done in so narrow a range comes with the scale of the loss, in 9.4.
 #
 # ## Your unit in the engine
 #
@@ -245,7 +251,9 @@ class LowPrecisionUnit(FlatUnit):
         return self.precision.reduce_dtype or self.precision.param_dtype or self.flat.shard.dtype
 
     def gather_into(self, full: Tensor) -> Handle:
-        return gather_low(full, self.flat.shard.data, self.group)
+        handle = gather_low(full, self.flat.shard.data, self.group)
+        assert handle is not None, "gather_low has returned no handle: mend 9.1 first"
+        return handle
 
     def _complete_gradient(self) -> Tensor:
         gradient = super()._complete_gradient()
@@ -390,7 +398,8 @@ for name, (ours, torchs, distance) in launch(compare, RANKS)[0].items():
 # The prediction, with p and r the bytes of an element of `param_dtype` and `reduce_dtype`, R and B the padded
 # elements of the root and the largest block, and Ψ all of them:
 #
-# - at rest: (4 + 8) Ψ / N, the shards and Adam's state in fp32, **whatever the precision**;
+# - at rest: (4 + 8) Ψ / N, the shards and Adam's state in fp32 (and 4 bytes a unit, Adam's counter), **whatever the
+#   precision**;
 # - unsharded parameters: p R when forward ends, at most p (R + B);
 # - sent: (N - 1) / N of p (2Ψ - R) in gathers, and of r Ψ in reductions.
 
@@ -455,7 +464,9 @@ plots.stages(
         "backward": 16 * psi // RANKS + 4 * UNITS,
         "after the optimizer": 16 * psi // RANKS + 4 * UNITS,
     },
-    earlier={name: whole[name] for name in ("fp32", "bf16, reduced in fp32")},
+    earlier={
+        f"{name}\n(peak {whole[name]['peak'] / MIB:.1f})": whole[name] for name in ("fp32", "bf16, reduced in fp32")
+    },
     title=f"bf16 lowers the peak from {whole['fp32']['peak'] / MIB:.1f} to {whole['bf16']['peak'] / MIB:.1f} MiB, "
     "and nothing at rest",
     says="A rank's bytes at the end of each stage of a step in bf16, and at its peak; grey: fp32, and bf16 with "
@@ -464,16 +475,19 @@ plots.stages(
 )
 
 # %% [markdown]
-# So bf16 halves unsharded parameters, activations and the wire, and nothing else. In this small model the optimizer's
-# state is most of what there is. To reduce in fp32 costs unsharded gradients and messages twice as large, and spares
-# the sum over the ranks bf16's 7 bits of mantissa: on 2 ranks that is one rounding, on 512 more.
+# So bf16 halves unsharded parameters and gradients, the wire, and nearly the activations (logits and loss are fp32):
+# nothing at rest. In this small model the optimizer's state is most of what there is. To reduce in fp32 costs unsharded
+# gradients and their messages twice as large, and spares the sum over the ranks bf16's 7 bits of mantissa: on 2 ranks
+# that is one rounding, on 512 more.
 #
 # ## 9.4 fp16: all step, or none
 #
 # fp16 has more mantissa than bf16, and a narrow range. Gradients are small, and below 6e-5 they lose bits, below 3e-8
 # all. *Loss scaling* multiplies the loss by a large number S, which multiplies all gradients, and divides them by S
 # again in fp32, before the optimizer. S is guessed: start high; if any gradient is an infinity or a NaN, throw the
-# step away and halve S. (After 2,000 good steps torch doubles it again; that we leave out.)
+# step away and halve S. (After 2,000 good steps torch doubles it again; that we leave out. Neither has a floor: a NaN
+# in the data halves S for ever, and the run should stop.) Clipping belongs between unscaling and the step: its norm is
+# that of all shards (`model.clip_grad_norm_`).
 #
 # A *sharded* rank sees its own shards' gradients. An overflow in one of them is seen by one rank. What do the others
 # do?
@@ -493,12 +507,13 @@ def step_together(optimizer: torch.optim.Optimizer, scale: float, group: Group) 
         optimizer: of this rank's shards, `p for each in optimizer.param_groups for p in each["params"]`. A `p.grad` may
             be None. The gradients are `scale` times too large.
         scale: the present scale, the same on all ranks.
-        group: the ranks that have to agree.
+        group: the ranks that have to agree: all that hold a part of the model.
 
     If all gradients of all ranks are finite: they are divided by `scale`, the optimizer steps, and `scale` is returned.
     If one of them is an infinity or a NaN, on whatever rank: no rank steps, and all return `scale / 2`.
 
-    Communicate one number: a tensor [1] on the parameters' device, `comm.all_reduce(tensor, group, comm.MAX).wait()`.
+    Communicate one number, and in every step: a tensor [1] on the parameters' device,
+    `comm.all_reduce(tensor, group, comm.MAX).wait()`.
     """
     ...
 
@@ -581,10 +596,11 @@ assert same
 #
 # ### Measured: why to scale, and what a bad guess costs (C18)
 #
-# A rank has 32 tokens here, and the gradient of the mean loss is 1/32 of each one's. In a batch of 65,536 tokens it
-# is 1/2,048 of that. So the loss is divided by 2,048 here, as it would be there, and then scaled. How far are the
-# gradients from those of fp32, all differences together, relative to all gradients? Then nine steps from a guess that
-# is far too high. In bf16 the scale is 1: its exponent has as many bits as fp32's.
+# A rank has 32 tokens here, each with 1/32 of the mean loss. With 65,536 tokens a rank it would be 1/2,048 of that, and
+# so would be what backward sends through the layers for each. The loss is divided by 2,048 to show this range, and then
+# scaled. (A weight's gradient, a sum over the tokens, shrinks with it here, and would not there: a large batch loses
+# less.) How far are the gradients from those of fp32, all differences together, relative to all gradients? Then nine
+# steps from a guess that is far too high. In bf16 the scale is 1: its exponent has as many bits as fp32's.
 
 
 # %% tags=["C18", "nbval-ignore-output"]
@@ -635,7 +651,8 @@ def scaling() -> tuple[list[float], list[float], int]:
 errors, scales, thrown = launch(scaling, RANKS)[0]
 for (name, scale), error in zip(SCALED, errors, strict=True):
     print(f"{name}, scale {scale:9,.0f}: {error:7.2%} from fp32's gradients")
-print(f"fp16 from a scale of 2**30: {sum(scale < 2**30 for scale in set(scales))} of 9 steps thrown away")
+wasted = sum(after < before for before, after in zip([2.0**30, *scales], scales, strict=False))
+print(f"fp16 from a scale of 2**30: {wasted} of 9 steps thrown away")
 print("exponents of the scale:", [int(torch.tensor(scale).log2()) for scale in scales])
 outcome("9.4", thrown, slips={"halving four times leads there, and the step after it is good": 5})
 assert errors[2] > 2 * errors[3], "scaling has not helped fp16"
@@ -661,7 +678,8 @@ assert scales[-1] == scales[-2], f"the guess was not corrected: {scales}"
 # **every** micro-batch. That is why it saves memory, and why it sends more.
 #
 # Predict, for k = 3 micro-batches of this lab's model with its 6 units: reduce-scatters with communication, and bytes
-# of gradients that a rank of 2 keeps between micro-batches without.
+# of gradients that a rank of 2 keeps between micro-batches without (the model has `psi` elements with its padding; an
+# expression will do).
 
 # %%
 predict("9.5a", ..., "reduce-scatters of 3 micro-batches with communication, 6 units")
@@ -675,12 +693,13 @@ def accumulate(model: Any, micro_batches: Sequence[tuple[Tensor, ...]], communic
 
     Args:
         model: an FSDP model that returns a loss, the mean over its rows: `model(*micro_batch)`. `model.no_sync()` is a
-            context manager; a forward and backward inside it do not reduce.
+            context manager; a backward inside it does not reduce. (In DDP the forward decides: keep both inside.)
         micro_batches: k of them, equally many rows in each. Their gradients count 1/k each.
         communicate: True: every micro-batch's gradient is reduced in its own backward. False: all of them are reduced
             together, in the last one's backward.
 
-    One forward and one backward each, in turn. What was in `.grad` before is added to.
+    One forward and one backward each, in turn. What was in `.grad` before is added to. One micro-batch may be given
+    more than once.
     """
     ...
 
@@ -758,20 +777,22 @@ def trace_both(folder: Path) -> None:
         for communicate in (True, False):
             model = yours(schedule=None)  # the library's own schedule, which overlaps
             accumulate(model, micro_batches(), communicate)
-            model.zero_grad()
-            with record_trace(folder / f"{communicate}-{dist.get_rank()}.json", link):
-                comm.all_reduce(torch.zeros(1, device=rank_device()), comm.world()).wait()  # start together
-                accumulate(model, micro_batches(), communicate)
+            for take in range(3):
+                model.zero_grad()
+                with record_trace(folder / f"{communicate}-{take}-{dist.get_rank()}.json", link):
+                    comm.all_reduce(torch.zeros(1, device=rank_device()), comm.world()).wait()  # start together
+                    accumulate(model, micro_batches(), communicate)
 
 
 with tempfile.TemporaryDirectory() as folder:
     launch(trace_both, RANKS, Path(folder))
-    spans = {each: read_trace(Path(folder, f"{each}-0.json")) for each in (True, False)}
+    takes = {each: [read_trace(Path(folder, f"{each}-{n}-0.json")) for n in range(3)] for each in (True, False)}
+spans = {each: min(takes[each], key=lambda take: max(span.end for span in take)) for each in takes}
 plots.timeline(
     {"with communication": spans[True], "without (no_sync)": spans[False]},
     title=f"no_sync issues {UNITS} reductions in place of {K * UNITS}, and the same {K * (2 * UNITS - 1)} gathers",
-    says="Lanes of one rank. With communication every backward reduces; without, only the last. "
-    "A busy machine stretches spans, a reduction's most.",
+    says="Lanes of one rank, three micro-batches. With communication every backward reduces; without, only the last. "
+    "The quickest of three takes each; a busy machine stretches spans, a reduction's most.",
     lab="09",
 )
 
@@ -780,12 +801,14 @@ plots.timeline(
 #
 # *CPU offload* keeps shards, their gradients and the optimizer's state in host memory, and the optimizer computes
 # there. On the device there is only what a unit needs while it computes. Shards go *to* the device by your 9.1:
-# `copy_` moves as well as it casts. Gradients go back, and that way has a trap. A copy from a GPU to pinned
-# (page-locked) host memory is only *started* by the host; the optimizer, on the host, would read before it has
-# arrived. Who waits when?
+# `copy_` moves as well as it casts, and with `non_blocking=True` the host does not wait. (Where it does both at once
+# torch makes a temporary on the device, of the shard's size: `aten/src/ATen/native/cuda/Copy.cu`.) Gradients go back,
+# and that way has a trap. A copy from a GPU to pinned (page-locked) host memory is only *started* by the host; the
+# optimizer, on the host, would read before it has arrived. Who waits when?
 #
 # - not at once: the host would stand still after every unit, and issue nothing;
-# - at the end of backward, before the optimizer, and for this copy: by an *event* recorded behind it.
+# - at the end of backward, before the optimizer, and for this copy: by an *event* recorded behind it. (torch waits
+#   once, for all that the stream holds: `_post_backward_final_callback` in `_runtime_utils.py`.)
 #
 # And what is there already is added to. torch's FSDP overwrites it (`_offload_grad` in
 # `torch/distributed/fsdp/_runtime_utils.py` copies into `_cpu_grad`), so that its documentation (of the class)
@@ -812,7 +835,8 @@ def offload_gradient(shard: nn.Parameter, mean: Tensor) -> Callable[[], None]:
     backward: it lets the host wait for this copy, and for nothing else, and then touches `shard.grad`.
 
     Use `device.copy_to_host(tensor)`, which starts a copy and returns it, `device.current_stream(tensor.device)`, its
-    `record_event()`, the event's `synchronize()`, which lets the host wait for it, and `device.free(buffer)`.
+    `record_event()`, the event's `synchronize()`, which lets the host wait for it (a CPU's stream has none), and
+    `device.free(buffer)`. Several may be on their way to one shard at once.
     """
     ...
 
@@ -822,14 +846,13 @@ class HostUnit(FlatUnit):
     """A unit whose shards live in host memory."""
 
     start = staticmethod(offload_gradient)
+    gather_into = LowPrecisionUnit.gather_into
 
     def __init__(self, flat: Any, *args: Any, **kwargs: Any) -> None:
         flat.shard.data = device.copy_to_host(flat.shard.data)
+        device.synchronize(flat.full.device)  # the host may read it as soon as the unit is made
         self._arriving: list[Callable[[], None]] = []
         super().__init__(flat, *args, **kwargs)
-
-    def gather_into(self, full: Tensor) -> Handle:
-        return gather_low(full, self.flat.shard.data, self.group)
 
     def _deliver(self, mean: Tensor) -> None:
         self._arriving.append(self.start(self.flat.shard, mean))
@@ -852,7 +875,7 @@ def offloaded(unit: type[FlatUnit] = HostUnit) -> FullyShardedDataParallel:
 
 
 # %% [markdown]
-# ### Measured: bytes on the device, before and after (C41)
+# ### Counted: bytes on the device, before and after (C41)
 #
 # On a GPU `tensor.device` tells where a tensor is. On a CPU both memories are one, so we keep account: the engine's
 # buffers (`device.empty`) are on the device; what `device.copy_to_host` returns is on the host; gradients and Adam's
@@ -987,8 +1010,8 @@ assert torch.equal(found["yours"], found["no offload"]), "offload has changed th
 assert half
 
 # %% [markdown]
-# No error, and a loss that goes down, more slowly. The number of micro-batches has stopped to matter: that is how to
-# find it. The other break of this exercise, not to wait for the copy, cannot be shown on a CPU, where a copy is over
+# No error: each step has the gradient of its last micro-batch, and what the others hold no longer matters. That is how
+# to find it. The other break of this exercise, not to wait for the copy, cannot be shown on a CPU, where a copy is over
 # when the call returns; on a GPU the optimizer would read whatever was in the pinned memory before.
 #
 # ### Break it: the sum in bf16
@@ -1012,14 +1035,15 @@ assert shard.grad.item() == 1.125
 # ## What is still missing
 #
 # Buffers (running means) have a dtype of their own, `buffer_dtype`; inputs of a forward are cast, too; modules such
-# as BatchNorm are better left in fp32 (`_module_classes_to_ignore`). minifsdp has all of that in
-# `fsdp/mixed_precision.py` and `fsdp/options.py`. What is left alone altogether, modules to be ignored and the first
+# as BatchNorm are better left in fp32 (`_module_classes_to_ignore`): `param_dtype` casts all of a unit, norms too,
+# where `torch.autocast` keeps norms, softmax and losses in fp32. minifsdp has all of that in `fsdp/mixed_precision.py`
+# and `fsdp/options.py`. What is left alone altogether, modules to be ignored and the first
 # values of all ranks (`sync_module_states`), belongs to construction, and to lab 10.
 #
 # ## What to remember
 #
-# 1. Mixed precision halves what is unsharded and what is sent. The shards, their gradients and the optimizer's state
-#    stay in fp32: 16Ψ / N bytes whatever the precision.
+# 1. bf16 halves what is unsharded and what is sent (a third less is sent if reduced in fp32). The shards, their
+#    gradients and the optimizer's state stay in fp32: 16Ψ / N bytes whatever the precision.
 # 2. The cast has no buffer of its own: the shard is cast into its own slice of what is gathered.
 # 3. fp16 needs its loss scaled, its division split, and a verdict on infinities that all ranks share: all step, or
 #    none. bf16 needs none of it.
@@ -1034,7 +1058,7 @@ assert shard.grad.item() == 1.125
 # state is bf16 as well, and small updates are lost. Wrap an fp32 model and pass
 # `MixedPrecision(param_dtype=torch.bfloat16)`.</details>
 #
-# **2. Why does the table show fp32 activations nowhere, and the loss is fp32 all the same?**
+# **2. The rows of bf16 show no fp32 activation. Why is the loss fp32 all the same?**
 # <details><summary>Answer</summary>A layer computes in the dtype of its weights and inputs, bf16. The course's GPT
 # casts its logits to fp32 before the cross-entropy (`minifsdp/course/model.py`), since a sum over the vocabulary
 # wants mantissa.</details>
@@ -1050,8 +1074,8 @@ assert shard.grad.item() == 1.125
 #
 # **5. Nobody waits for the copies of 9.6. Which unit's gradient is read too early first?**
 # <details><summary>Answer</summary>That of the unit that backward ends with, the root: its copy is the last to
-# start, and the optimizer follows at once. A large root takes longer, and fails first. It need not fail in every step,
-# which is what makes it hard to find.</details>
+# start, and the optimizer follows at once, with the root's parameters, which come first. A large root takes longer. It
+# need not fail in every step, which is what makes it hard to find.</details>
 #
 # ## Further reading
 #
@@ -1060,6 +1084,7 @@ assert shard.grad.item() == 1.125
 #   3.2 (loss scaling).
 # - ZeRO-Offload: [arXiv 2101.06840](https://arxiv.org/abs/2101.06840), sections 3 and 4.
 # - torch: `torch/distributed/fsdp/_flat_param.py` (`_mp_shard`), `_runtime_utils.py` (`_reduce_grad`,
-#   `_offload_grad`), `sharded_grad_scaler.py`.
+#   `_offload_grad`), `sharded_grad_scaler.py`. In FSDP2 (`fully_shard`): `MixedPrecisionPolicy`, `CPUOffloadPolicy`,
+#   `set_requires_gradient_sync` for `no_sync`.
 # - minifsdp: `fsdp/staged.py`, `fsdp/mixed_precision.py`, `fsdp/offload.py`, `fsdp/grad_scaler.py`: your pieces, for
 #   every model.

@@ -66,6 +66,30 @@ def gather_low(full, shard, group):
     return comm.Done()
 
 
+@wrong("9.1", "NCCL does not")
+def gather_low(full, shard, group):
+    """Sends from the beginning of `full` on every rank, which gloo forgives."""
+    mine = full[: shard.numel()]
+    mine.copy_(shard)
+    return comm.all_gather(full, mine, group)
+
+
+@wrong("9.1", "need not be the world")
+def gather_low(full, shard, group):
+    """Gathers over the world."""
+    mine = full[group.rank() * shard.numel() :][: shard.numel()]
+    mine.copy_(shard)
+    return comm.all_gather(full, mine, comm.world())
+
+
+@wrong("9.1", "a part for each of `group.size()` ranks")
+def gather_low(full, shard, group):
+    """Takes the group for two ranks."""
+    mine = full.chunk(2)[min(group.rank(), 1)]
+    mine.copy_(shard)
+    return comm.all_gather(full, mine, group)
+
+
 # 9.2
 
 
@@ -156,6 +180,37 @@ def deliver(shard, mean):
     device.free(mean)
 
 
+@wrong("9.2", "is not zeroed")
+def deliver(shard, mean):
+    """Adds to memory that nobody has zeroed."""
+    if shard.grad is None:
+        shard.grad = device.empty(mean.numel(), shard.dtype, "gradients", mean.device)
+    shard.grad.add_(mean)
+    device.free(mean)
+
+
+@wrong("9.2", "cast on the way")
+def deliver(shard, mean):
+    """Casts every mean into a buffer of its own, and frees that."""
+    wide = device.empty(mean.numel(), shard.dtype, "gradients", mean.device).copy_(mean)
+    if shard.grad is None:
+        shard.grad = wide
+    else:
+        shard.grad.add_(wide)
+        device.free(wide)
+    device.free(mean)
+
+
+@wrong("9.2", "the role of this buffer")
+def deliver(shard, mean):
+    """Has the gradient counted as unsharded parameters."""
+    if shard.grad is None:
+        shard.grad = device.empty(mean.numel(), shard.dtype, "unsharded", mean.device).copy_(mean)
+    else:
+        shard.grad.add_(mean)
+    device.free(mean)
+
+
 # 9.3
 
 
@@ -211,6 +266,26 @@ def divisors(dtype, ranks):
         return 1, ranks
     before = 1 if ranks == 1 else 2
     while 4 * before * before <= ranks:
+        before *= 2
+    return before, ranks / before
+
+
+@wrong("9.3", "does not ask whether N can be divided")
+def divisors(dtype, ranks):
+    """torch's loop."""
+    if dtype is not torch.float16:
+        return 1, ranks
+    before = 1
+    while ranks % before == 0 and ranks / before > before:
+        before *= 2
+    return before, ranks / before
+
+
+@wrong("9.3", "comes first, the rest after the sum")
+def divisors(dtype, ranks):
+    """The power of two above the root, also where the root is one."""
+    before = 1
+    while dtype is torch.float16 and before * before <= ranks:
         before *= 2
     return before, ranks / before
 
@@ -342,6 +417,166 @@ def step_together(optimizer, scale, group):
     return scale / 2 if found.item() else scale
 
 
+@wrong("9.4", "without gradients there is nothing to find")
+def step_together(optimizer, scale, group):
+    """Leaves at once if there are no gradients."""
+    grads = [p.grad for g in optimizer.param_groups for p in g["params"] if p.grad is not None]
+    if not grads:
+        return scale
+    found = torch.tensor([float(not all(grad.isfinite().all() for grad in grads))])
+    comm.all_reduce(found, group, comm.MAX).wait()
+    if found.item():
+        return scale / 2
+    for grad in grads:
+        grad.div_(scale)
+    optimizer.step()
+    return scale
+
+
+@wrong("9.4", "minus infinity is an overflow")
+def step_together(optimizer, scale, group):
+    """Compares with infinity."""
+    grads = [p.grad for g in optimizer.param_groups for p in g["params"] if p.grad is not None]
+    found = torch.tensor([float(any((grad == torch.inf).any() or grad.isnan().any() for grad in grads))])
+    comm.all_reduce(found, group, comm.MAX).wait()
+    if found.item():
+        return scale / 2
+    for grad in grads:
+        grad.div_(scale)
+    optimizer.step()
+    return scale
+
+
+@wrong("9.4", "can be several")
+def step_together(optimizer, scale, group):
+    """Looks for infinities in the first parameter group."""
+    grads = [p.grad for g in optimizer.param_groups for p in g["params"] if p.grad is not None]
+    first = [p.grad for p in optimizer.param_groups[0]["params"] if p.grad is not None]
+    found = torch.tensor([float(not all(grad.isfinite().all() for grad in first))])
+    comm.all_reduce(found, group, comm.MAX).wait()
+    if found.item():
+        return scale / 2
+    for grad in grads:
+        grad.div_(scale)
+    optimizer.step()
+    return scale
+
+
+@wrong("9.4", "those of the second parameter group")
+def step_together(optimizer, scale, group):
+    """Knows one parameter group only."""
+    grads = [p.grad for p in optimizer.param_groups[0]["params"] if p.grad is not None]
+    found = torch.tensor([float(not all(grad.isfinite().all() for grad in grads))])
+    comm.all_reduce(found, group, comm.MAX).wait()
+    if found.item():
+        return scale / 2
+    for grad in grads:
+        grad.div_(scale)
+    optimizer.step()
+    return scale
+
+
+@wrong("9.4", "one verdict for all gradients")
+def step_together(optimizer, scale, group):
+    """Communicates for every gradient."""
+    grads = [p.grad for g in optimizer.param_groups for p in g["params"] if p.grad is not None]
+    found = torch.zeros(1)
+    for grad in grads:
+        bad = torch.tensor([float(not grad.isfinite().all())])
+        comm.all_reduce(bad, group, comm.MAX).wait()
+        found += bad
+    if found.item():
+        return scale / 2
+    for grad in grads:
+        grad.div_(scale)
+    optimizer.step()
+    return scale
+
+
+@wrong("9.4", "have a sum that is not")
+def step_together(optimizer, scale, group):
+    """Asks whether the sum is finite."""
+    grads = [p.grad for g in optimizer.param_groups for p in g["params"] if p.grad is not None]
+    found = torch.tensor([float(not sum((grad.sum() for grad in grads), torch.zeros(())).isfinite())])
+    comm.all_reduce(found, group, comm.MAX).wait()
+    if found.item():
+        return scale / 2
+    for grad in grads:
+        grad.div_(scale)
+    optimizer.step()
+    return scale
+
+
+@wrong("9.4", "the world may have more")
+def step_together(optimizer, scale, group):
+    """Asks the world."""
+    grads = [p.grad for g in optimizer.param_groups for p in g["params"] if p.grad is not None]
+    found = torch.tensor([float(not all(grad.isfinite().all() for grad in grads))])
+    comm.all_reduce(found, comm.world(), comm.MAX).wait()
+    if found.item():
+        return scale / 2
+    for grad in grads:
+        grad.div_(scale)
+    optimizer.step()
+    return scale
+
+
+@wrong("9.4", "the number is this rank's own")
+def step_together(optimizer, scale, group):
+    """Does not wait for the verdict."""
+    grads = [p.grad for g in optimizer.param_groups for p in g["params"] if p.grad is not None]
+    found = torch.tensor([float(not all(grad.isfinite().all() for grad in grads))])
+    comm.all_reduce(found, group, comm.MAX)
+    if found.item():
+        return scale / 2
+    for grad in grads:
+        grad.div_(scale)
+    optimizer.step()
+    return scale
+
+
+@wrong("9.4", "MAX may lose a NaN")
+def step_together(optimizer, scale, group):
+    """Sends the largest gradient in place of a verdict."""
+    grads = [p.grad for g in optimizer.param_groups for p in g["params"] if p.grad is not None]
+    found = torch.stack([torch.zeros(()), *(grad.abs().max() for grad in grads)]).max()[None]
+    comm.all_reduce(found, group, comm.MAX).wait()
+    if not found.isfinite():
+        return scale / 2
+    for grad in grads:
+        grad.div_(scale)
+    optimizer.step()
+    return scale
+
+
+@wrong("9.4", "none forgotten")
+def step_together(optimizer, scale, group):
+    """Keeps what it finds in the last gradient only."""
+    grads = [p.grad for g in optimizer.param_groups for p in g["params"] if p.grad is not None]
+    found = torch.zeros(1)
+    for grad in grads:
+        found.fill_(float(not grad.isfinite().all()))
+    comm.all_reduce(found, group, comm.MAX).wait()
+    if found.item():
+        return scale / 2
+    for grad in grads:
+        grad.div_(scale)
+    optimizer.step()
+    return scale
+
+
+@wrong("9.4", "momentum and weight decay")
+def step_together(optimizer, scale, group):
+    """Zeroes the gradients in place of skipping the step."""
+    grads = [p.grad for g in optimizer.param_groups for p in g["params"] if p.grad is not None]
+    found = torch.tensor([float(not all(grad.isfinite().all() for grad in grads))])
+    comm.all_reduce(found, group, comm.MAX).wait()
+    for grad in grads:
+        grad.zero_() if found.item() else grad.div_(scale)
+    optimizer.step()
+    return scale / 2 if found.item() else scale
+
+
 # 9.5
 
 
@@ -412,6 +647,22 @@ def accumulate(model, micro_batches, communicate):
     for number, micro_batch in enumerate(micro_batches, start=1):
         with nullcontext() if not communicate or number == len(micro_batches) else model.no_sync():
             (model(*micro_batch) / len(micro_batches)).backward()
+
+
+@wrong("9.5", "its place tells")
+def accumulate(model, micro_batches, communicate):
+    """Tells the last one by its identity."""
+    for micro_batch in micro_batches:
+        with nullcontext() if communicate or micro_batch is micro_batches[-1] else model.no_sync():
+            (model(*micro_batch) / len(micro_batches)).backward()
+
+
+@wrong("9.5", "each counts 1/2")
+def accumulate(model, micro_batches, communicate):
+    """Divides by three, whatever their number."""
+    for number, micro_batch in enumerate(micro_batches, start=1):
+        with nullcontext() if communicate or number == len(micro_batches) else model.no_sync():
+            (model(*micro_batch) / 3).backward()
 
 
 # 9.6
@@ -553,5 +804,113 @@ def offload_gradient(shard, mean):
     def arrive():
         copied.synchronize()
         shard.grad = on_host if shard.grad is None else shard.grad + on_host
+
+    return arrive
+
+
+@wrong("9.6", "there is no queue")
+def offload_gradient(shard, mean):
+    """Records the event on the stream of the shard's device, which is the host."""
+    on_host = device.copy_to_host(mean)
+    copied = device.current_stream(shard.device).record_event()
+    device.free(mean)
+
+    def arrive():
+        copied.synchronize()
+        if shard.grad is None:
+            shard.grad = on_host
+        else:
+            shard.grad.add_(on_host)
+
+    return arrive
+
+
+@wrong("9.6", "not when it starts")
+def offload_gradient(shard, mean):
+    """Asks for a gradient to add to when the copy starts."""
+    on_host = device.copy_to_host(mean)
+    copied = device.current_stream(mean.device).record_event()
+    device.free(mean)
+    first = shard.grad is None
+
+    def arrive():
+        copied.synchronize()
+        if first:
+            shard.grad = on_host
+        else:
+            shard.grad.add_(on_host)
+
+    return arrive
+
+
+@wrong("9.6", "before it is filled")
+def offload_gradient(shard, mean):
+    """Copies on a stream of its own, which waits for nothing."""
+    stream = device.new_stream(mean.device)
+    with device.on_stream(stream):
+        on_host = device.copy_to_host(mean)
+        copied = stream.record_event()
+    device.free(mean)
+
+    def arrive():
+        copied.synchronize()
+        if shard.grad is None:
+            shard.grad = on_host
+        else:
+            shard.grad.add_(on_host)
+
+    return arrive
+
+
+@wrong("9.6", "while the copy still reads it")
+def offload_gradient(shard, mean):
+    """Copies on a stream of its own, of which the allocator does not know."""
+    stream = device.new_stream(mean.device)
+    stream.wait_stream(device.current_stream(mean.device))
+    with device.on_stream(stream):
+        on_host = device.copy_to_host(mean)
+        copied = stream.record_event()
+    device.free(mean)
+
+    def arrive():
+        copied.synchronize()
+        if shard.grad is None:
+            shard.grad = on_host
+        else:
+            shard.grad.add_(on_host)
+
+    return arrive
+
+
+@wrong("9.6", "before the host has waited for it")
+def offload_gradient(shard, mean):
+    """Adds, and then waits."""
+    on_host = device.copy_to_host(mean)
+    copied = device.current_stream(mean.device).record_event()
+    device.free(mean)
+
+    def arrive():
+        if shard.grad is None:
+            shard.grad = on_host.clone()
+        else:
+            shard.grad.add_(on_host)
+        copied.synchronize()
+
+    return arrive
+
+
+@wrong("9.6", "the copy has to be queued first")
+def offload_gradient(shard, mean):
+    """Frees, and then copies."""
+    device.free(mean)
+    on_host = device.copy_to_host(mean)
+    copied = device.current_stream(mean.device).record_event()
+
+    def arrive():
+        copied.synchronize()
+        if shard.grad is None:
+            shard.grad = on_host
+        else:
+            shard.grad.add_(on_host)
 
     return arrive

@@ -69,6 +69,24 @@ def plan_groups(ranks, factor):
     return sharding, [list(range(place, ranks, factor)) for place in range(factor)]
 
 
+@wrong("11.1", "though F divides N")
+def plan_groups(ranks, factor):
+    """Refuses data parallelism."""
+    if factor < 2 or ranks % factor:
+        raise ValueError
+    sharding = [list(range(low, low + factor)) for low in range(0, ranks, factor)]
+    return sharding, [list(range(place, ranks, factor)) for place in range(factor)]
+
+
+@wrong("11.1", "as lists of ranks")
+def plan_groups(ranks, factor):
+    """Returns ranges."""
+    if factor < 1 or ranks % factor:
+        raise ValueError
+    sharding = [range(low, low + factor) for low in range(0, ranks, factor)]
+    return sharding, [range(place, ranks, factor) for place in range(factor)]
+
+
 # 11.2
 
 
@@ -144,6 +162,56 @@ def make_groups(sharding, replicas):
         dist.new_group(ranks)
 
 
+@wrong("11.2", "not the one asked for")
+def make_groups(sharding, replicas):
+    """Makes the replica groups first, on every rank."""
+    rank, mine = dist.get_rank(), []
+    for ranks in [*replicas, *sharding]:
+        group = dist.new_group(ranks)
+        if rank in ranks:
+            mine.insert(0, group)
+    return tuple(mine)
+
+
+@wrong("11.2", "6 ranks, F = 3: rank 2: expected two groups")
+def make_groups(sharding, replicas):
+    """Takes F for 2."""
+    inside, across = ([dist.new_group(ranks) for ranks in groups] for groups in (sharding, replicas))
+    me = dist.get_rank()
+    return inside[me // 2 % len(inside)], across[me % 2 % len(across)]
+
+
+@wrong("11.2", "members alone meet")
+def make_groups(sharding, replicas):
+    """Spares the others the call."""
+    rank = dist.get_rank()
+    lists = [next(group for group in groups if rank in group) for groups in (sharding, replicas)]
+    inside, across = [dist.new_group(ranks, use_local_synchronization=True) for ranks in lists]
+    return inside, across
+
+
+@wrong("11.2", "the default group is not one of its own")
+def make_groups(sharding, replicas):
+    """Takes the default group where a list has all ranks."""
+    mine = []
+    for ranks in [*sharding, *replicas]:
+        group = dist.group.WORLD if len(ranks) == dist.get_world_size() else dist.new_group(ranks)
+        if dist.get_rank() in ranks:
+            mine.append(group)
+    return tuple(mine)
+
+
+@wrong("11.2", "one to shard in, one of replicas")
+def make_groups(sharding, replicas):
+    """Looks groups up by their ranks."""
+    made = {}
+    for ranks in [*sharding, *replicas]:
+        if tuple(ranks) not in made:
+            made[tuple(ranks)] = dist.new_group(ranks)
+    inside, across = (next(g for g in groups if dist.get_rank() in g) for groups in (sharding, replicas))
+    return made[tuple(inside)], made[tuple(across)]
+
+
 # 11.3
 
 
@@ -196,6 +264,81 @@ def start_across(unit):
 @wrong("11.3", "each trains a model of its own")
 def start_across(unit):
     """Takes the mean of the sharding group for the mean of all."""
+
+
+@wrong("11.3", "the world has other shards")
+def start_across(unit):
+    """Reduces over all ranks."""
+    unit.across = comm.all_reduce(unit.mean, comm.world(), comm.MEAN)
+
+
+@wrong("11.3", "divided by 2, whatever")
+def start_across(unit):
+    """Takes R for 2."""
+    unit.mean /= 2
+    unit.across = comm.all_reduce(unit.mean, unit.replicas)
+
+
+@wrong("11.3", "divided twice")
+def start_across(unit):
+    """Divides, and asks for a mean."""
+    unit.mean /= unit.replicas.size()
+    unit.across = comm.all_reduce(unit.mean, unit.replicas, comm.MEAN)
+
+
+@wrong("11.3", "before, during or after the sum")
+def start_across(unit):
+    """Divides while the sum is under way."""
+    unit.across = comm.all_reduce(unit.mean, unit.replicas)
+    unit.mean /= unit.replicas.size()
+
+
+@wrong("11.3", "in float32 twice as many bytes")
+def start_across(unit):
+    """Reduces in float32, whatever the mean is in."""
+    unit.mean = unit.mean.float()
+    unit.across = comm.all_reduce(unit.mean, unit.replicas, comm.MEAN)
+
+
+@wrong("11.3", "another costs bytes")
+def start_across(unit):
+    """Reduces a copy, and keeps that."""
+    unit.mean = unit.mean.clone()
+    unit.across = comm.all_reduce(unit.mean, unit.replicas, comm.MEAN)
+
+
+@wrong("11.3", "stays until the next step")
+def start_across(unit):
+    """Keeps the first stage's mean, too."""
+    unit.inside = unit.mean.clone()
+    unit.across = comm.all_reduce(unit.mean, unit.replicas, comm.MEAN)
+
+
+@wrong("11.3", "until the other hosts have come as far")
+def start_across(unit):
+    """Meets the other hosts first."""
+    dist.barrier(unit.replicas)
+    unit.across = comm.all_reduce(unit.mean, unit.replicas, comm.MEAN)
+
+
+@wrong("11.3", "no collective of `comm` is issued")
+def start_across(unit):
+    """Goes past `comm`."""
+    unit.across = dist.all_reduce(unit.mean, comm.MEAN, unit.replicas, async_op=True)
+
+
+@wrong("11.3", "crosses the slow link twice")
+def start_across(unit):
+    """Sums, and makes a mean in a second one."""
+    comm.all_reduce(unit.mean, unit.replicas)
+    unit.across = comm.all_reduce(unit.mean, unit.replicas, comm.MEAN)
+
+
+@wrong("11.3", "every replica has to take part")
+def start_across(unit):
+    """Lets the first host speak for all."""
+    if dist.get_rank() == 0:
+        unit.across = comm.all_reduce(unit.mean, unit.replicas, comm.MEAN)
 
 
 # 11.4
@@ -274,6 +417,64 @@ def finish_across(unit):
     unit.across.wait()
     unit.deliver(unit.mean)
     unit.across = None
+
+
+@wrong("11.4", "takes no other dtype")
+def finish_across(unit):
+    """Delivers in double."""
+    if unit.across is None:
+        return
+    unit.across.wait()
+    unit.deliver(unit.mean.double())
+    unit.across = unit.mean = None
+
+
+@wrong("11.4", "gives the memory of the copy away")
+def finish_across(unit):
+    """Delivers a copy."""
+    if unit.across is None:
+        return
+    unit.across.wait()
+    unit.deliver(unit.mean.clone())
+    unit.across = unit.mean = None
+
+
+@wrong("11.4", "`wait` returns nothing")
+def finish_across(unit):
+    """Takes the result from the handle."""
+    if unit.across is None:
+        return
+    unit.deliver(unit.across.wait())
+    unit.across = unit.mean = None
+
+
+@wrong("11.4", "both belong under one condition")
+def finish_across(unit):
+    """Delivers in any case."""
+    if unit.across is not None:
+        unit.across.wait()
+    unit.deliver(unit.mean)
+    unit.across = unit.mean = None
+
+
+@wrong("11.4", "is not to be forgotten")
+def finish_across(unit):
+    """Forgets in any case."""
+    if unit.across is not None:
+        unit.across.wait()
+        unit.deliver(unit.mean)
+    unit.across = unit.mean = None
+
+
+@wrong("11.4", "has been waited for once is there")
+def finish_across(unit):
+    """Waits twice, to be sure."""
+    if unit.across is None:
+        return
+    unit.across.wait()
+    unit.across.wait()
+    unit.deliver(unit.mean)
+    unit.across = unit.mean = None
 
 
 # 11.5
@@ -377,6 +578,45 @@ def traffic(units, ranks, per_host, factor):
     return Traffic(sharding, replicas, sharding + min(factor, per_host) * replicas)
 
 
+@wrong("11.5", "expected a Traffic")
+def traffic(units, ranks, per_host, factor):
+    """Returns a plain tuple."""
+    whole, copies = sum(units), ranks // factor
+    sharding = (factor - 1) / factor * (3 * whole - units[0])
+    replicas = 2 * (copies - 1) / copies * whole / factor
+    return sharding, replicas, sharding * (factor > per_host) + min(factor, per_host) * replicas * (ranks > per_host)
+
+
+@wrong("11.5", "R need not divide a shard")
+def traffic(units, ranks, per_host, factor):
+    """Counts in whole numbers."""
+    whole, copies = sum(units), ranks // factor
+    sharding = (factor - 1) * (3 * whole - units[0]) // factor
+    replicas = 2 * (copies - 1) * whole // (factor * copies)
+    leaves = sharding * (factor > per_host) + min(factor, per_host) * replicas * (ranks > per_host)
+    return Traffic(sharding, replicas, leaves)
+
+
+@wrong("11.5", "by their replica rings as well")
+def traffic(units, ranks, per_host, factor):
+    """Takes either the sharding rings or the replicas'."""
+    whole, copies = sum(units), ranks // factor
+    sharding = (factor - 1) / factor * (3 * whole - units[0])
+    replicas = 2 * (copies - 1) / copies * whole / factor
+    leaves = sharding if factor > per_host else factor * replicas * (ranks > per_host)
+    return Traffic(sharding, replicas, leaves)
+
+
+@wrong("11.5", "inside a host are on other hosts")
+def traffic(units, ranks, per_host, factor):
+    """Lets replicas leave a host only where sharding groups fill it."""
+    whole, copies = sum(units), ranks // factor
+    sharding = (factor - 1) / factor * (3 * whole - units[0])
+    replicas = 2 * (copies - 1) / copies * whole / factor
+    leaves = sharding * (factor > per_host) + per_host * replicas * (factor >= per_host)
+    return Traffic(sharding, replicas, leaves)
+
+
 # 11.6
 
 
@@ -384,14 +624,14 @@ def traffic(units, ranks, per_host, factor):
 def choose(factors, capacity, memory, seconds, rest):
     """Looks at time alone."""
     factor = min(sorted(factors), key=seconds)
-    names = {1: "data parallelism", max(factors): "full sharding"}
+    names = {max(factors): "full sharding", 1: "data parallelism"}
     return Choice(names.get(factor, "hybrid sharding"), factor)
 
 
 @wrong("11.6", "and not always: ask `seconds`")
 def choose(factors, capacity, memory, seconds, rest):
     """Takes the smallest that fits."""
-    names = {1: "data parallelism", max(factors): "full sharding"}
+    names = {max(factors): "full sharding", 1: "data parallelism"}
     for factor in sorted(factors):
         if memory(factor) <= capacity:
             return Choice(names.get(factor, "hybrid sharding"), factor)
@@ -405,7 +645,7 @@ def choose(factors, capacity, memory, seconds, rest):
     if not fitting:
         return Choice("more ranks" if rest < capacity else "split layers", None)
     factor = min(fitting, key=seconds)
-    return Choice({1: "data parallelism", max(factors): "full sharding"}.get(factor, "hybrid sharding"), factor)
+    return Choice({max(factors): "full sharding", 1: "data parallelism"}.get(factor, "hybrid sharding"), factor)
 
 
 @wrong("11.6", "in whatever order the factors come")
@@ -415,7 +655,7 @@ def choose(factors, capacity, memory, seconds, rest):
     if not fitting:
         return Choice("more ranks" if rest < capacity else "split layers", None)
     factor = min(fitting, key=seconds)
-    return Choice({1: "data parallelism", max(factors): "full sharding"}.get(factor, "hybrid sharding"), factor)
+    return Choice({max(factors): "full sharding", 1: "data parallelism"}.get(factor, "hybrid sharding"), factor)
 
 
 @wrong("11.6", "goes by the name of full sharding")
@@ -443,7 +683,7 @@ def choose(factors, capacity, memory, seconds, rest):
     """Shards as far as it goes if nothing fits."""
     fitting = [factor for factor in sorted(factors) if memory(factor) <= capacity]
     factor = min(fitting, key=seconds) if fitting else max(factors)
-    return Choice({1: "data parallelism", max(factors): "full sharding"}.get(factor, "hybrid sharding"), factor)
+    return Choice({max(factors): "full sharding", 1: "data parallelism"}.get(factor, "hybrid sharding"), factor)
 
 
 @wrong("11.6", "only splitting what is whole helps")
@@ -453,4 +693,67 @@ def choose(factors, capacity, memory, seconds, rest):
     if not fitting:
         return Choice("more ranks", None)
     factor = min(fitting, key=seconds)
+    return Choice({max(factors): "full sharding", 1: "data parallelism"}.get(factor, "hybrid sharding"), factor)
+
+
+@wrong("11.6", "not the last in the list")
+def choose(factors, capacity, memory, seconds, rest):
+    """Takes the last for the largest."""
+    fitting = [factor for factor in sorted(factors) if memory(factor) <= capacity]
+    if not fitting:
+        return Choice("more ranks" if rest < capacity else "split layers", None)
+    factor = min(fitting, key=seconds)
+    return Choice({factors[-1]: "full sharding", 1: "data parallelism"}.get(factor, "hybrid sharding"), factor)
+
+
+@wrong("11.6", "not the largest that fits")
+def choose(factors, capacity, memory, seconds, rest):
+    """Takes the largest that fits for the largest."""
+    fitting = [factor for factor in sorted(factors) if memory(factor) <= capacity]
+    if not fitting:
+        return Choice("more ranks" if rest < capacity else "split layers", None)
+    factor = min(fitting, key=seconds)
+    return Choice({max(fitting): "full sharding", 1: "data parallelism"}.get(factor, "hybrid sharding"), factor)
+
+
+@wrong("11.6", "a larger one need not hold less")
+def choose(factors, capacity, memory, seconds, rest):
+    """Asks `memory` until one fits."""
+    ordered = sorted(factors)
+    while ordered and memory(ordered[0]) > capacity:
+        ordered.pop(0)
+    if not ordered:
+        return Choice("more ranks" if rest < capacity else "split layers", None)
+    factor = min(ordered, key=seconds)
+    return Choice({max(factors): "full sharding", 1: "data parallelism"}.get(factor, "hybrid sharding"), factor)
+
+
+@wrong("11.6", "changes the caller's list")
+def choose(factors, capacity, memory, seconds, rest):
+    """Sorts the list that it was given."""
+    factors.sort()
+    fitting = [factor for factor in factors if memory(factor) <= capacity]
+    if not fitting:
+        return Choice("more ranks" if rest < capacity else "split layers", None)
+    factor = min(fitting, key=seconds)
+    return Choice({max(factors): "full sharding", 1: "data parallelism"}.get(factor, "hybrid sharding"), factor)
+
+
+@wrong("11.6", "though it be the largest, too")
+def choose(factors, capacity, memory, seconds, rest):
+    """Asks for full sharding first."""
+    fitting = [factor for factor in sorted(factors) if memory(factor) <= capacity]
+    if not fitting:
+        return Choice("more ranks" if rest < capacity else "split layers", None)
+    factor = min(fitting, key=seconds)
     return Choice({1: "data parallelism", max(factors): "full sharding"}.get(factor, "hybrid sharding"), factor)
+
+
+@wrong("11.6", "expected a `Choice(...)`")
+def choose(factors, capacity, memory, seconds, rest):
+    """Returns a plain tuple."""
+    fitting = [factor for factor in sorted(factors) if memory(factor) <= capacity]
+    if not fitting:
+        return ("more ranks" if rest < capacity else "split layers", None)
+    factor = min(fitting, key=seconds)
+    return {max(factors): "full sharding", 1: "data parallelism"}.get(factor, "hybrid sharding"), factor

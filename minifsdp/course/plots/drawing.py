@@ -161,7 +161,7 @@ def row_title(name: str, spans: Sequence[Span], overlap: float | None) -> str:
 
 
 def _colour(span: Span) -> str:
-    reduction = span.lane == "communication" and "reduce" in span.name.lower()
+    reduction = _kind(span.lane) == "communication" and "reduce" in span.name.lower()
     return REDUCTION_COLOUR if reduction else LANE_COLOURS[_kind(span.lane)]
 
 

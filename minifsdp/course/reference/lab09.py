@@ -22,10 +22,10 @@ from minifsdp.fsdp.staged import StagedUnit
 @reference(
     "9.1",
     hints=(
-        "`copy_` casts on the way, so no buffer is needed for the cast shard: a part of `full` belongs to this rank "
-        "anyway. Which one?",
-        "Elements rank * S up to (rank + 1) * S of `full`, with S = `shard.numel()`. `copy_` the shard into that "
-        "slice, then `return comm.all_gather(full, slice, group)`: it may send a part of its own output.",
+        "What is sent, from where, and who waits? `copy_` casts on the way, so the cast shard needs no buffer: a part "
+        "of `full` belongs to this rank of `group` anyway. Which one?",
+        "Elements rank * S up to (rank + 1) * S of `full`, with S = `shard.numel()`. `copy_(shard, non_blocking=True)` "
+        "into that slice, then `return comm.all_gather(full, slice, group)`: it may send a part of its own output.",
     ),
     forbids=(StagedUnit._outgoing, FlatUnit.gather_into, FlatUnit.mine),
 )
@@ -33,7 +33,7 @@ def gather_low(full: Tensor, shard: Tensor, group: Group) -> Handle:
     """Start to fill `full` [P] with every rank's `shard` [P / N], in the dtype of `full`."""
     size = shard.numel()
     mine = full[group.rank() * size :][:size]
-    mine.copy_(shard)
+    mine.copy_(shard, non_blocking=True)
     return comm.all_gather(full, mine, group)
 
 
@@ -102,8 +102,9 @@ def step_together(optimizer: torch.optim.Optimizer, scale: float, group: Group) 
 @reference(
     "9.5",
     hints=(
-        "`model.no_sync()` is a context manager: backwards that run inside it keep their gradients where they are. The "
-        "first backward outside reduces all that has piled up.",
+        "Two decisions for each micro-batch: what its loss counts, and whether its backward runs inside "
+        "`model.no_sync()`, where gradients stay where they are. The first backward outside reduces all that has piled "
+        "up.",
         "In a loop: `nullcontext()` for the last micro-batch, and for all of them if `communicate`; else "
         "`model.no_sync()`. Inside it forward, division by the number of micro-batches, backward.",
     ),

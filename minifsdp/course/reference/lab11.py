@@ -79,8 +79,8 @@ def make_groups(sharding: list[list[int]], replicas: list[list[int]]) -> tuple[G
     hints=(
         "The replicas have the means of different rows, of the same shard. `comm.all_reduce` reduces in place and sums "
         "unless you say otherwise; what it returns is what somebody has to wait for later.",
-        "One line: `unit.across = comm.all_reduce(unit.mean, unit.replicas, comm.MEAN)`. No wait, and nothing is "
-        "delivered: the mean is not there yet.",
+        "One line is enough. Two of the unit's attributes go into the call, and what it returns is the third. No wait, "
+        "and nothing is delivered: the mean is not there yet.",
     ),
     forbids=(HybridUnit._accumulate,),
 )
