@@ -166,6 +166,15 @@ class TestPredictions:
             "prediction 4.1: measured 4,000, nothing was predicted",
         ]
 
+    def test_dots_keep_what_was_said_before(self, capsys):
+        predict("4.1", 14, "bytes")
+        predict("4.1", ..., "bytes")
+        outcome("4.1", 14)
+        assert capsys.readouterr().out.splitlines()[1:] == [
+            "prediction 4.1 (bytes): 14, as before",
+            "prediction 4.1: measured 14, as you predicted",
+        ]
+
     def test_what_is_no_number_is_refused(self):
         with pytest.raises(TypeError, match="put a number in place of the dots"):
             predict("4.1", "many")  # type: ignore[arg-type]

@@ -94,7 +94,7 @@ class Unit(ABC):
     def wait_gather(self) -> None:
         """After this the module computes with whole parameters; on CUDA the current stream waits, not the host."""
         if self.state is GATHERING:
-            assert self._gathering is not None
+            assert self._gathering is not None, "the gather has returned no handle"
             self._gathering.wait()
             self._gathering = None
             self._show()

@@ -145,7 +145,7 @@ def whole_states(
         "have written is on the disk. A file's bytes, the names in a folder, and a folder's new name are three things "
         "to sync.",
         "Rank 0 makes the part; barrier; each rank writes and syncs its files; barrier; rank 0 syncs the part, renames "
-        "it, syncs `folder`; barrier.",
+        "it, syncs `folder`; barrier. No `try`: what the disk raises goes up, past the barriers.",
     ),
 )
 def commit(
@@ -170,9 +170,9 @@ def commit(
 @reference(
     "10b.6",
     hints=(
-        "First find the units that would be mixed: the parameters of `find_parameters(top, skip=...)` for the model "
-        "and for each block. Then walk down into those, and stop at the first module that is trained through and "
-        "through.",
+        "First find the units that would be mixed: the parameters of `find_parameters(top, skip=the blocks inside it)` "
+        "for the model and for each block, which has none inside. Then walk down into those, and stop at the first "
+        "module that is trained through and through.",
         "A recursive `separate(module)`: for each child that is no block, `{p.requires_grad for p in "
         "find_parameters(child, skip=the blocks inside it)}`; if that is `{True}`, the child is a unit, else go on "
         "inside it.",

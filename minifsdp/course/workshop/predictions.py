@@ -10,7 +10,7 @@ from minifsdp.course.workshop.store import Store
 
 
 def predict(name: str, value: float | EllipsisType, what: str = "") -> None:
-    """Record a prediction; `...` is none.
+    """Record a prediction; `...` is none, or the one that this folder has from before.
 
     Args:
         name: the prediction's id, that of the exercise it belongs to or of its own, such as "5.2".
@@ -22,7 +22,8 @@ def predict(name: str, value: float | EllipsisType, what: str = "") -> None:
     """
     of = f" ({what})" if what else ""
     if value is ...:
-        print(f"prediction {name}{of}: none yet")
+        before = Store().read("predictions", name)
+        print(f"prediction {name}{of}: none yet" if before is None else f"prediction {name}{of}: {before:,}, as before")
         return
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         raise TypeError(f"predict({name!r}, ...): put a number in place of the dots, not {value!r}")
