@@ -11,7 +11,7 @@
 #
 # The engine of labs 05 to 09 runs whatever units it is given. Which units are those, and how does a model that no rank
 # can hold come into being in the first place? Both are decided in the few lines that wrap the model, before the first
-# step, and most disappointments with FSDP ("memory is not lower than DDP", "the loss starts at NaN", "it does not
+# step, and most disappointments with FSDP ("memory is hardly lower", "the loss starts at NaN", "it does not
 # train") are decided there too. At the end a DDP script for a Llama from `transformers` becomes an FSDP script, and
 # what that takes is counted.
 #
@@ -117,6 +117,7 @@ def weigh(build: Callable[[], nn.Module]) -> dict[str, Any]:
         return {
             "loss": loss,
             "messages": [(call.op, call.payload) for call in calls],
+            "wire": sum(call.wire for call in calls),
             "unsharded": ledger.peak_of("unsharded"),
             "state": ledger.peak_of(*STATE),
         }
@@ -134,9 +135,10 @@ print(f"model state at its peak: DDP {ddp_peak:,} bytes, FSDP(model) {wrapped_pe
 print("describe:", *warned)
 
 # %% [markdown]
-# So much for the wrap: most of the memory is still there, because the model is *one unit*, gathered before anything
-# runs and freed when all of backward is over. `minifsdp.course.describe(model)` says so before the first step. What is
-# missing is a **wrapping policy**.
+# So much for the wrap. Parameters at rest and the optimizer's state are shards, 12 bytes per element over N ranks. But
+# at the peak all parameters and all gradients are whole, 8 bytes more, whatever N (DDP: 20, with its buckets). For the
+# model is *one unit*, gathered before anything runs and freed when all of backward is over.
+# `minifsdp.course.describe(model)` says so before the first step. What is missing is a **wrapping policy**.
 #
 # ## 10a.1 A policy by size
 #
@@ -202,9 +204,9 @@ slips = {"without the root's": len(units), "`down` has 189 elements fewer than `
 outcome("10a.1", 1 + len(units), how="computed", slips=slips)
 
 # %% [markdown]
-# At torch's default, a hundred million elements, there is nothing but the root; and a small model has a hundred million
-# in none of its parts. At 100,000 the `ModuleList` would be the only unit, if it were not spared. At 16,000 `up` is a
-# unit and `down` is not: a bias more or less decides. Sizes know nothing of what runs together.
+# At torch's default, a hundred million elements, a small model is nothing but the root. At 100,000 the `ModuleList`
+# would be the only unit, if it were not spared. At 16,000 `up` is a unit and `down` is not: a bias more or less
+# decides. Sizes know nothing of what runs together.
 #
 # The policy is also torch's: handed to torch's own wrapping it must name the same modules as
 # `size_based_auto_wrap_policy` does.
@@ -232,8 +234,9 @@ for least in (100_000, 60_000, 30_000, 16_000):
 # unit is what its inner units have left. And a module may be in two places of the tree (layers that share all their
 # weights, as in ALBERT): it becomes one unit, in both.
 #
-# In a step of U units (the root's among them) how many messages does a rank issue? Lab 05 counted: the root is gathered
-# once, every other unit twice, and each is reduced once. Say it for a policy that makes a unit of each *block*.
+# In a step of U units (the root's among them; each called once, and each with something to train) how many messages
+# does a rank issue? Lab 05 counted: the root is gathered once, every other unit twice, and each is reduced once. Say it
+# for a policy that makes a unit of each *block*.
 
 # %%
 predict("10a.2", ..., "messages of one step, each of the 6 blocks a unit")
@@ -247,17 +250,19 @@ def wrap_where(module: nn.Module, policy: Callable[..., bool], wrap: Callable[[n
     Args:
         module: below it the walk goes; it is not asked about and not replaced itself.
         policy: called as `policy(module=..., recurse=..., nonwrapped_numel=...)`. For each module below `module`, and
-            once each: first with `recurse=True` and the elements of all its parameters; if the answer is yes, then its
-            children are walked, and it is asked about again with `recurse=False` and the elements that no unit inside
-            it has. If the first answer is no, nothing in it is looked at, and it is no unit.
-        wrap: returns what takes a module's place. Below what it returns nobody looks any more.
+            once each: first with `recurse=True` and the elements of all its parameters, frozen or not, a tied one once;
+            if the answer is yes, then its children are walked, and it is asked about again with `recurse=False` and
+            the elements that no unit inside it has. If the first answer is no, nothing in it is looked at, and it is no
+            unit.
+        wrap: returns what takes a module's place. Below what it returns nobody looks any more, and the parameters of
+            what it took may be shards from then on: count before.
 
     A module that the tree holds under several names, in one parent or in several, is asked about and wrapped once, and
     what `wrap` returned is then under each of them. Children stand in `parent._modules`, by name; a child may be None.
 
     Returns:
-        how many elements of parameters the units below `module` hold; those of a unit in two places count once within
-        each parent.
+        how many elements of parameters the units below `module` hold. A unit under two names of a parent counts once;
+        one in two parents in each of them, as in torch (then what is left above may be negative), or once in all.
     """
     ...
 
@@ -346,7 +351,7 @@ POLICIES = {
 #
 # The prediction needs nothing but the list of units. Messages: 3 U - 1. Unsharded parameters: the root is whole all
 # the time, and beside it the unit that runs, with the units that it lies in (by size, `up` lies in a unit that is its
-# block without `up`). Each in padded bytes.
+# block without `up`). Each in padded bytes. (Prefetch, lab 07, would add the unit that runs next.)
 
 
 # %% tags=["C20"]
@@ -395,7 +400,8 @@ for name, found in tried.items():
     assert (messages, found["unsharded"]) == (3 * len(units) - 1, expected[name])
 same_loss = len({found["loss"] for found in tried.values()}) == 1
 print(f"bytes at the peak of a rank; DDP's model state {ddp_peak:,}; the same loss with all policies: {same_loss}")
-slips = {"the root is gathered once": 21, "forward gathers too": 13, "the root is a unit too": 18}
+slips = {"the root is gathered once": 21, "forward gathers too": 13, "the root is a unit too, the seventh": 17}
+slips["the root is gathered and reduced like any unit, each once"] = 18
 outcome("10a.2", len(tried["blocks"]["messages"]), slips=slips)
 assert same_loss, "a policy has changed what is computed"
 
@@ -424,28 +430,35 @@ def trace_policies(names: list[str], folder: Path) -> None:
             model = lab_fsdp(gpt().to(rank_device()), POLICIES[name])
             optimizer = AdamW(model.parameters(), lr=1e-3)
             take_step(model, optimizer, BATCHES[0])
-            with record_trace(folder / f"{name}-{comm.world().rank()}.json", link):
-                comm.all_reduce(torch.zeros(1, device=rank_device()), comm.world()).wait()  # start together
-                take_step(model, optimizer, BATCHES[1])
+            for attempt in range(2):
+                with record_trace(folder / f"{name}-{attempt}-{comm.world().rank()}.json", link):
+                    comm.all_reduce(torch.zeros(1, device=rank_device()), comm.world()).wait()  # start together
+                    take_step(model, optimizer, BATCHES[1])
 
 
 shown = ["one unit", "blocks", "every Linear"]
 with tempfile.TemporaryDirectory() as folder:
     launch(trace_policies, RANKS, shown, Path(folder))
-    spans = {name: read_trace(Path(folder, f"{name}-0.json")) for name in shown}
+    traces = {name: [read_trace(Path(folder, f"{name}-{attempt}-0.json")) for attempt in range(2)] for name in shown}
+spans = {name: min(each, key=lambda trace: max(span.end for span in trace)) for name, each in traces.items()}
 ends = {name: 1e3 * max(span.end for span in each) for name, each in spans.items()}
+link = {name: len(tried[name]["messages"]) + tried[name]["wire"] / 1e5 for name in shown}  # 1 ms each, 100 MB/s
+for name in shown:
+    print(f"{name:13} expected of the link alone {link[name]:4.0f} ms, the step took {ends[name]:4.0f}")
 plots.timeline(
     {f"{name}: {len(tried[name]['messages'])} messages": each for name, each in spans.items()},
-    title=f"The same bytes in {len(tried['every Linear']['messages'])} messages take {ends['every Linear']:.0f} ms, in "
-    f"{len(tried['blocks']['messages'])} {ends['blocks']:.0f} ms",
-    says="One step of your FSDP on rank 0, gathers and reductions one after the other (no overlap); each message waits "
-    "for the link's latency.",
+    title=f"The same bytes in {len(tried['every Linear']['messages'])} messages take {ends['every Linear']:.0f} ms, "
+    f"and {ends['blocks']:.0f} ms in {len(tried['blocks']['messages'])} messages",
+    says="A step of your FSDP on rank 0, the faster of two, gathers and reductions one after the other (no "
+    "overlap). Each message waits for the link's latency, and has its work on the host.",
     lab="10a",
 )
 
 # %% [markdown]
-# A transformer's block is the usual unit: it runs as a whole, there are many of one size, and its messages are large.
-# (Overlap and prefetch hide much of this, labs 06 and 07, and no latency that there is no compute to hide under.)
+# A message costs its latency, and work on the host besides (on a CPU that also computes, the larger part). The single
+# unit is the fastest, and the choice for a model that fits as a whole. Otherwise a transformer's block is the usual
+# unit: it runs as a whole, there are many of one size, and its messages are large. Overlap and prefetch (labs 06 and
+# 07) hide messages behind computing, as far as there is enough of it.
 #
 # ### Measured: a unit is no pipeline stage (C9)
 #
@@ -470,7 +483,7 @@ def layouts_and_runs() -> tuple[dict[str, dict[str, int]], list[str]]:
         flat, layout = sharded.unit.flat, dict[str, int]()
         for (place, *_), numel in zip(flat.places, flat.sizes, strict=False):
             layer = next(layer for layer in LAYERS if f"{places[place.module]}.".startswith(f"{layer}."))
-            kind = f"{layer}.{'bias' if place.attribute == 'bias' else 'weight'}"
+            kind = f"{layer}.{'bias' if place.attribute == 'bias' else 'weights'}"
             layout[kind] = layout.get(kind, 0) + numel
         layouts[places[sharded.module] or "root"] = {**layout, "padding": flat.padding}
 
@@ -545,7 +558,9 @@ for classes in ((Block,), (Block, nn.LayerNorm)):
         print(f"{{{names}}}: {error}")
 
 # %% [markdown]
-# The cure is a policy again: what is different is a unit of its own. It is a small one, and costs its three messages.
+# A unit of its own is the cure where few modules differ, an adapter for instance. Thirteen norms become thirteen small
+# units with three messages each, 59 a step in place of 20: there it is better to store everything in one dtype, and to
+# compute in another by `MixedPrecision` (lab 09).
 #
 # ## 10a.3 One unit from meta
 #
@@ -557,12 +572,12 @@ for classes in ((Block,), (Block, nn.LayerNorm)):
 # its children's, in place. The memory that it should write to is there already: `FlatParameter` makes its buffer, hands
 # out a view for each parameter to be filled, and takes the shard from that. So nothing else is needed. Fill them.
 #
-# Unwritten memory is the trap: it has values, just not yours. NaN is what no initialisation means, so write that first,
-# and look afterwards.
+# Unwritten memory is the trap: it has values, just not yours. No initialisation writes NaN on purpose, so write that
+# first, and look afterwards.
 #
 # The model's parameters take 4Ψ = 1,297,820 bytes. Predict the peak of a rank of 2 while it shards the model block by
 # block, the root last: all shards so far, its own included, and the unit that is being sharded. (A block has 48,447
-# elements, the root 33,773.)
+# elements, the root 33,773; for two ranks a flat parameter is padded to an even number.)
 
 # %%
 predict("10a.3", ..., "bytes at the peak of construction from meta, blocks as units, 2 ranks")
@@ -578,13 +593,13 @@ def fill_from_meta(views: list[Tensor], params: ParamPlaces) -> None:
         params: `{parameter: places}`. A place has `module`, `attribute` ("weight") and `name` ("blocks.0.qkv.weight");
             a tied parameter has several. `place.module._parameters[place.attribute]` is the parameter, on meta.
 
-    Every module that is a place of one of the parameters has its `reset_parameters()` called once, in the order in
-    which they come in `params`, while it has a Parameter in the view's memory at each of its places. No other module's
-    is called: there may be children that are another unit's. Afterwards the modules have the meta parameters again,
-    the same objects. No memory but that of the views is used.
+    Every module that is a place of one of the parameters has its `reset_parameters()` called once (they all have it),
+    in the order in which they come in `params`, while it has a Parameter in the view's memory at each of its places. No
+    other module's is called: there may be children that are another unit's. Afterwards, unless it raises, the modules
+    have the meta parameters again, the same objects. No memory but that of the views is used.
 
     Raises:
-        RuntimeError: something has not been written; names the parameters, by their first places' names.
+        RuntimeError: some element has not been written; names all such parameters, by their first places' names.
     """
     ...
 
@@ -655,7 +670,12 @@ print(f"the whole model {PSI:,} bytes; its shards {2 * sum(PADDED):,}; the large
 print(f"eager:            {built['eager']['peak']:9,} at the peak, more than the whole model")
 print(f"from meta, yours: {built['meta']['peak']:9,}, expected {one:9,}: shards and one unit")
 print(f"from meta, torch: {built['torch']['peak']:9,}, expected {two:9,}: shards and two units, but for padding")
-slips = {"the shards come to all of them at the end": 4 * 48448, "the whole model": PSI}
+slips = {
+    "the largest unit alone: the shards made so far are there as well": 4 * max(PADDED),
+    "the root comes last, when all other shards are there": peak_of_construction([*PADDED[:-1], 0]),
+    "without the padding": 4 * (sum(NUMELS) / RANKS + NUMELS[-1]),
+    "the whole model": PSI,
+}
 outcome("10a.3", built["meta"]["peak"], ranks=RANKS, slips=slips)
 assert built["eager"]["peak"] > PSI
 assert built["meta"]["peak"] == one, "beside the shards there was more than one unit"
@@ -667,7 +687,8 @@ plots.curve(
     title=f"From meta a rank never holds more than {built['meta']['peak'] / PSI:.2f} of the model, eager "
     f"{built['eager']['peak'] / PSI:.2f}",
     says="A rank of 2 builds and shards the GPT, block by block, the root last; dark: shards, light: the unit that "
-    "is being sharded, yellow: a shard as it is cut. With more ranks the shards shrink, and one unit is left.",
+    "is being sharded, yellow: a shard as it is cut, before it has a tag. With more ranks the shards shrink, "
+    "and one unit is left.",
     lab="10a",
 )
 
@@ -706,13 +727,17 @@ assert both[1] > 10 * both[0]
 # of a unit in which anything is on meta. `f` must give the module's own tensors memory, by
 # `module.to_empty(device=..., recurse=False)`, and values.
 #
+# Buffers are in no flat parameter, but on meta like the rest, and those with `persistent=False` are in no checkpoint
+# either. A Llama's RoPE frequencies `inv_freq` are such a buffer, computed in a constructor: on meta that was in vain,
+# so the initialiser has to do it again (`_init_weights` of transformers 5 does).
+#
 # There is one more catch. Eager code draws all values from one generator, in the order of construction. From meta the
 # order is that of the units, innermost first, and a rank that has drawn a number more is out of step from then on. So
 # that policy, ranks and order make no difference, each module gets a seed of its own, made from its name. (Python's
 # `hash()` of a string will not do: it differs from process to process. `crc32(name.encode())` does not.)
 #
-# `to_empty` makes memory of its own, which is then copied into the flat buffer. So what is the peak now, in the setting
-# of 10a.3?
+# `to_empty` makes memory of its own, without padding, which is then copied into the flat buffer. So what is the peak
+# now, in the setting of 10a.3?
 
 # %%
 predict("10a.4", ..., "bytes at the peak of construction with a param_init_fn, blocks as units, 2 ranks")
@@ -726,7 +751,8 @@ def initialiser(
     """A `param_init_fn`: a module's values depend on the seed and on its name in `model`, and on nothing else.
 
     Args:
-        model: the whole model before anything is wrapped (wrapping changes names, and replaces modules by wrappers).
+        model: the whole model before anything is wrapped (wrapping changes names, and replaces modules by wrappers). A
+            module that is in it several times has the first of its names, which is what `named_modules()` tells.
         reset: writes values into the parameters and buffers of a module that are its own, not its children's.
         where: the device on which meta tensors get memory.
         seed: of the model.
@@ -737,7 +763,7 @@ def initialiser(
         nothing. If any is on meta, it gives them memory on `where`, filled with NaN. Then it sets torch's seed to
         `seed + crc32(name.encode())`, and calls `reset(module)`, without gradients being recorded; also for a module
         that is not on meta. All of the model's parameters and buffers are floating point.
-        It raises RuntimeError if one of them still has a NaN, and names it: "blocks.0.block0.qkv.weight".
+        It raises RuntimeError if any of them still has a NaN, and names all that have: "blocks.0.block0.qkv.weight".
     """
     ...
 
@@ -825,8 +851,14 @@ found, said = launch(all_of_10a4, RANKS)[0]
 for name, (peak, equal) in found.items():
     print(f"{name:14} peak {peak:9,} bytes, all values equal to those of an eager model: {equal}")
     assert equal, "the values depend on the wrapping"
+peak_at_root = 4 * (sum(PADDED) // RANKS + PADDED[-1] + NUMELS[-1])
 print(f"blocks: expected {two:,}, shards and two units; in the flat buffer it was {one:,}")
-slips = {"memory of `to_empty` and the flat buffer: two units": one, "the whole model": PSI}
+slips = {
+    "memory of `to_empty` and the flat buffer: two units": one,
+    "blocks are larger than the root: two of them, and the shards so far": peak_at_root,
+    "without the padding": 4 * (sum(NUMELS[:-1]) / RANKS + 2 * max(NUMELS)),
+    "the whole model": PSI,
+}
 outcome("10a.4", found["blocks"][0], ranks=RANKS, slips=slips)
 assert found["blocks"][0] == two
 print("unwritten:", said[0])
@@ -835,13 +867,19 @@ assert "embed.weight" in said[0]
 assert "sharded" in said[1]
 
 # %% [markdown]
+# Two consequences of the seeds. After construction torch's generator is in the same state on every rank, so dropout
+# would be the same everywhere: seed again by rank, or seed the initialiser inside `torch.random.fork_rng()`. And the
+# values are those of an eager model on the same kind of device: CPU and CUDA draw other numbers from one seed.
+#
 # The last line is the limit of deferred initialisation that the paper names: an initialiser sees one unit. The
 # embedding is a unit of its own here, sharded by the time that the head is initialised. Two ways out: put both into
 # one unit; or initialise such modules after wrapping, inside `FullyShardedDataParallel.summon_full_params(model)`,
 # which writes back what changed and gathers the whole model for it.
 #
-# (A third recipe needs no function: rank 0 builds eagerly, the others on meta, and `sync_module_states=True` sends each
-# unit's values. Rank 0 has the whole model in memory then; that is how checkpoints from elsewhere are often loaded.)
+# (A third recipe: rank 0 builds eagerly, the others on meta, and `sync_module_states=True` sends each unit's values.
+# Rank 0 has the whole model in memory then; that is how checkpoints from elsewhere are often loaded. minifsdp needs no
+# function for it. torch's FSDP1 calls `reset_parameters` on meta ranks all the same, so there they get
+# `param_init_fn=lambda module: module.to_empty(device=device, recurse=False)`.)
 #
 # ## 10a.5 From DDP to FSDP
 #
@@ -851,7 +889,8 @@ assert "sharded" in said[1]
 #     optimizer = AdamW(model.parameters(), lr=1e-3)
 #
 # Write what takes their place. Then your function turns a script for a small Llama from `transformers`, whose head is
-# tied to its embedding.
+# tied to its embedding. (`auto_wrap_policy` also takes a set of classes, which torch wants in a `ModuleWrapPolicy`.
+# `device_id` is where units compute and shards lie.)
 #
 # Before that: how many elements does the optimizer of each of 2 ranks update, if the model has 158,112 and pads
 # nothing?
@@ -1055,6 +1094,9 @@ changes = {
 print(f"expected of the folklore: 2 changes, the wrap and the checkpoint. Measured: {len(changes)} more\n")
 for change, without in changes.items():
     print(f"- {change}\n    {without}")
+root, block = (4 * of["units"][number][2] for number in (0, 1))
+assert of["no policy"]["unsharded"] == PSI_LLAMA
+assert of["FSDP"]["unsharded"] == root + 2 * block, "the root, the block that runs, and the one that is prefetched"
 assert of["FSDP"]["trains"]
 assert not of["optimizer first"][1]
 assert of["FSDP"]["construction"] < PSI_LLAMA < of["no meta"]["construction"]
@@ -1063,20 +1105,26 @@ assert of["generates"]
 assert of["keys"]
 
 # %% [markdown]
-# Three of these say nothing when they are forgotten, under torch's FSDP:
+# Five of these say nothing when they are forgotten, under torch's FSDP1. Without *build on meta* it is only memory,
+# *tied weights* drift apart (above), and:
 #
-# - **No policy** trains, in the memory of DDP.
+# - **No policy** trains, and has all parameters and all gradients of the model whole at the peak, whatever N.
 # - **The optimizer built first** has the parameters of before, with which nobody computes any more. They get no
-#   gradient, so it skips them, and the loss stays where it is. It also keeps them in memory. (minifsdp looks at each
-#   `step()` whether somebody still computes with what it is to update.)
+#   gradient, so it skips them, and the loss stays where it is. It also keeps them in memory. (With
+#   `use_orig_params=True` torch keeps the Parameters, and it trains. minifsdp looks at each `step()` whether somebody
+#   still computes with what it is to update.)
 # - **`torch.nn.utils.clip_grad_norm_`** sees this rank's shards, so it gets the norm of *a part*, another one on each
 #   rank, and each rank scales its shards by its own factor: the direction of the gradient changes, not only its length.
 #   Squared they add up to the true one, which is what the model's own `clip_grad_norm_` computes, with one all-reduce.
 #
 # `generate()` is a method that is not `forward`, so nobody gathers the root. Inside `summon_full_params` it works, and
 # gives the tokens of the whole model; `register_fsdp_forward_method(model, "generate")` makes it gather as a forward
-# does. And the checkpoint, the folklore's second change: `model.state_dict()` has the names of the plain model, and
-# gathers the whole of it on every rank. What to do about that is lab 10b.
+# does (torch has that for FSDP2 only). And the checkpoint, the folklore's second change: `model.state_dict()` has the
+# names of the plain model, and gathers the whole of it on every rank. What to do about that is lab 10b.
+#
+# torch's FSDP2, `fully_shard(module)`, is called by hand, block by block and on the model last, and shards each
+# parameter by itself. From meta it shards first, then `model.to_empty(device=...)` gives memory to the shards alone,
+# and then they are initialised. `torch.nn.utils.clip_grad_norm_` is right there; the optimizer still comes last.
 
 
 # %%
@@ -1086,8 +1134,9 @@ plots.stages(
     peaks,
     title=f"A rank that trains the Llama peaks at {most['FSDP']:.2f} MiB in place of DDP's {most['DDP']:.2f}; without "
     f"a policy at {most['no policy']:.2f}",
-    says="What a rank of 2 holds at the peak of three steps, activations included: the DDP script, FSDP with the root "
-    "as its only unit, and with a unit for each block.",
+    says="What a rank of 2 holds at the peak of three steps, activations included: the DDP script (whose buckets, "
+    "communication, are where its gradients will lie), FSDP with the root as its only unit, and with a unit for each "
+    "block.",
     lab="10a",
 )
 
@@ -1099,14 +1148,16 @@ plots.stages(
 #
 # ## What to remember
 #
-# 1. Wrapping decides everything: print the table of units (`minifsdp.course.describe(model)`), always. One unit for
-#    everything peaks like DDP.
+# 1. Wrapping decides everything: print the table of units (`minifsdp.course.describe(model)`), always. With one unit
+#    for everything the peak has whole parameters and whole gradients, whatever N.
 # 2. A policy is asked on the way down and on the way up. U units cost 3 U - 1 messages a step; the unsharded peak is
-#    the root and the largest unit. Blocks are the usual choice; tied parameters must stay in one unit.
+#    the root, the largest unit, and what is prefetched (lab 07; by default one unit more). Blocks are the usual choice;
+#    tied parameters must stay in one unit.
 # 3. From meta, unit by unit: shards and one unit at the peak if values are written in the flat buffer, shards and two
 #    with `param_init_fn` or torch.
 # 4. `reset_parameters` is each module's own, never its children's. What it does not do, a constructor's own
-#    initialisation for instance, has to come from a `param_init_fn`, seeded so that order and ranks do not matter.
+#    initialisation for instance, has to come from a `param_init_fn`, seeded so that order and ranks do not matter; and
+#    it has to write the buffers.
 # 5. From DDP to FSDP: wrap, policy, meta, initialisation, the optimizer *after* wrapping, the model's own clipping, no
 #    method but `forward`, and the checkpoint.
 #
@@ -1115,8 +1166,8 @@ plots.stages(
 # **1. A model of 80 equal blocks, an embedding as large as 4 blocks, the head tied to it. Wrapped by block: what limits
 # the peak?**
 # <details><summary>Answer</summary>The root: it holds the embedding, it is whole from forward's start to backward's
-# end, and so is its gradient in backward. Unsharded parameters peak at 4 + 1 blocks. Untied, the embedding and the head
-# could be units of their own.</details>
+# end, and so is its gradient in backward. Unsharded parameters peak at 4 + 1 blocks, with prefetch at 4 + 2. Untied,
+# the embedding and the head could be units of their own.</details>
 #
 # **2. Why does the walk go innermost first?**
 # <details><summary>Answer</summary>A unit's flat parameter is what its inner units have left. Outermost first, the

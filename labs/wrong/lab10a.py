@@ -61,6 +61,20 @@ def by_size(module, recurse, nonwrapped_numel, least):
     return nonwrapped_numel >= wanted and not isinstance(module, spared)
 
 
+@wrong("10a.1", "is of that class too")
+def by_size(module, recurse, nonwrapped_numel, least):
+    """Compares types, so that a subclass is not spared."""
+    spared = (nn.MultiheadAttention,) if recurse else (nn.ModuleList, nn.ModuleDict)
+    return nonwrapped_numel >= least and type(module) not in spared
+
+
+@wrong("10a.1", "it is called like any other module")
+def by_size(module, recurse, nonwrapped_numel, least):
+    """Takes an nn.Sequential for a container that nobody calls."""
+    spared = (nn.MultiheadAttention,) if recurse else (nn.ModuleList, nn.ModuleDict, nn.Sequential)
+    return nonwrapped_numel >= least and not isinstance(module, spared)
+
+
 # 10a.2
 
 
@@ -222,6 +236,179 @@ def wrap_where(module, policy, wrap):
     return visit(module)
 
 
+@wrong("10a.2", "whether it became a unit or not")
+def wrap_where(module, policy, wrap):
+    """Remembers units alone, and walks twice through a shared module that is none, the second time into its units."""
+    done = {}
+
+    def visit(parent):
+        children = [(name, child) for name, child in parent._modules.items() if child is not None]
+        return sum({child: replace(parent, name, child) for name, child in children}.values())
+
+    def replace(parent, name, child):
+        wrapped, taken = done.get(child) or ask(child)
+        if wrapped is not child:
+            done[child] = wrapped, taken
+        setattr(parent, name, wrapped)
+        return taken
+
+    def ask(child):
+        numel = sum(p.numel() for p in child.parameters())
+        if not policy(module=child, recurse=True, nonwrapped_numel=numel):
+            return child, 0
+        taken = visit(child)
+        if policy(module=child, recurse=False, nonwrapped_numel=numel - taken):
+            return wrap(child), numel
+        return child, taken
+
+    return visit(module)
+
+
+@wrong("10a.2", "'NoneType' object has no attribute")
+def wrap_where(module, policy, wrap):
+    """Takes every name for a module."""
+    done = {}
+
+    def visit(parent):
+        children = [(name, child) for name, child in parent._modules.items()]
+        return sum({child: replace(parent, name, child) for name, child in children}.values())
+
+    def replace(parent, name, child):
+        if child not in done:
+            numel = sum(p.numel() for p in child.parameters())
+            wrapped, taken = child, 0
+            if policy(module=child, recurse=True, nonwrapped_numel=numel):
+                taken = visit(child)
+                if policy(module=child, recurse=False, nonwrapped_numel=numel - taken):
+                    wrapped, taken = wrap(child), numel
+            done[child] = wrapped, taken
+        setattr(parent, name, done[child][0])
+        return done[child][1]
+
+    return visit(module)
+
+
+@wrong("10a.2", "counted before the walk goes down")
+def wrap_where(module, policy, wrap):
+    """Counts when the units inside have their parameters already."""
+    done = {}
+
+    def visit(parent):
+        children = [(name, child) for name, child in parent._modules.items() if child is not None]
+        return sum({child: replace(parent, name, child) for name, child in children}.values())
+
+    def replace(parent, name, child):
+        if child not in done:
+            numel = sum(p.numel() for p in child.parameters())
+            wrapped, taken = child, 0
+            if policy(module=child, recurse=True, nonwrapped_numel=numel):
+                taken = visit(child)
+                numel = sum(p.numel() for p in child.parameters())
+                if policy(module=child, recurse=False, nonwrapped_numel=numel - taken):
+                    wrapped, taken = wrap(child), numel
+            done[child] = wrapped, taken
+        setattr(parent, name, done[child][0])
+        return done[child][1]
+
+    return visit(module)
+
+
+@wrong("10a.2", "`parameters()` tells it once")
+def wrap_where(module, policy, wrap):
+    """Adds up the modules, and counts a tied parameter in each."""
+    done = {}
+
+    def visit(parent):
+        children = [(name, child) for name, child in parent._modules.items() if child is not None]
+        return sum({child: replace(parent, name, child) for name, child in children}.values())
+
+    def replace(parent, name, child):
+        if child not in done:
+            numel = sum(p.numel() for m in child.modules() for p in m.parameters(recurse=False))
+            wrapped, taken = child, 0
+            if policy(module=child, recurse=True, nonwrapped_numel=numel):
+                taken = visit(child)
+                if policy(module=child, recurse=False, nonwrapped_numel=numel - taken):
+                    wrapped, taken = wrap(child), numel
+            done[child] = wrapped, taken
+        setattr(parent, name, done[child][0])
+        return done[child][1]
+
+    return visit(module)
+
+
+@wrong("10a.2", "what is frozen counts as well")
+def wrap_where(module, policy, wrap):
+    """Leaves out what is not trained."""
+    done = {}
+
+    def visit(parent):
+        children = [(name, child) for name, child in parent._modules.items() if child is not None]
+        return sum({child: replace(parent, name, child) for name, child in children}.values())
+
+    def replace(parent, name, child):
+        if child not in done:
+            numel = sum(p.numel() for p in child.parameters() if p.requires_grad)
+            wrapped, taken = child, 0
+            if policy(module=child, recurse=True, nonwrapped_numel=numel):
+                taken = visit(child)
+                if policy(module=child, recurse=False, nonwrapped_numel=numel - taken):
+                    wrapped, taken = wrap(child), numel
+            done[child] = wrapped, taken
+        setattr(parent, name, done[child][0])
+        return done[child][1]
+
+    return visit(module)
+
+
+@wrong("10a.2", "there is no second question")
+def wrap_where(module, policy, wrap):
+    """Does not look into it after a no, and asks all the same."""
+    done = {}
+
+    def visit(parent):
+        children = [(name, child) for name, child in parent._modules.items() if child is not None]
+        return sum({child: replace(parent, name, child) for name, child in children}.values())
+
+    def replace(parent, name, child):
+        if child not in done:
+            numel = sum(p.numel() for p in child.parameters())
+            wrapped, taken = child, 0
+            if policy(module=child, recurse=True, nonwrapped_numel=numel):
+                taken = visit(child)
+            if policy(module=child, recurse=False, nonwrapped_numel=numel - taken):
+                wrapped, taken = wrap(child), numel
+            done[child] = wrapped, taken
+        setattr(parent, name, done[child][0])
+        return done[child][1]
+
+    return visit(module)
+
+
+@wrong("10a.2", "is asked about like any other")
+def wrap_where(module, policy, wrap):
+    """Passes over modules without parameters."""
+    done = {}
+
+    def visit(parent):
+        children = [(name, child) for name, child in parent._modules.items() if child is not None]
+        return sum({child: replace(parent, name, child) for name, child in children}.values())
+
+    def replace(parent, name, child):
+        if child not in done:
+            numel = sum(p.numel() for p in child.parameters())
+            wrapped, taken = child, 0
+            if numel and policy(module=child, recurse=True, nonwrapped_numel=numel):
+                taken = visit(child)
+                if policy(module=child, recurse=False, nonwrapped_numel=numel - taken):
+                    wrapped, taken = wrap(child), numel
+            done[child] = wrapped, taken
+        setattr(parent, name, done[child][0])
+        return done[child][1]
+
+    return visit(module)
+
+
 # 10a.3
 
 
@@ -355,6 +542,79 @@ def fill_from_meta(views, params):
         raise RuntimeError(f"nothing has initialised {', '.join(left)}")
 
 
+@wrong("10a.3", "whether any is left")
+def fill_from_meta(views, params):
+    """Looks for parameters of which nothing was written."""
+    modules = {}
+    for view, places in zip(views, params.values(), strict=True):
+        shown = nn.Parameter(view.fill_(torch.nan))
+        for place in places:
+            place.module._parameters[place.attribute] = shown
+            modules[place.module] = None
+    for module in modules:
+        module.reset_parameters()
+    for p, places in params.items():
+        for place in places:
+            place.module._parameters[place.attribute] = p
+    if left := [places[0].name for view, places in zip(views, params.values(), strict=True) if view.isnan().all()]:
+        raise RuntimeError(f"nothing has initialised {', '.join(left)}")
+
+
+@wrong("10a.3", "what is written may be zero")
+def fill_from_meta(views, params):
+    """Takes zero for the sign of what was not written."""
+    modules = {}
+    for view, places in zip(views, params.values(), strict=True):
+        shown = nn.Parameter(view.fill_(0.0))
+        for place in places:
+            place.module._parameters[place.attribute] = shown
+            modules[place.module] = None
+    for module in modules:
+        module.reset_parameters()
+    for p, places in params.items():
+        for place in places:
+            place.module._parameters[place.attribute] = p
+    if left := [places[0].name for view, places in zip(views, params.values(), strict=True) if (view == 0).all()]:
+        raise RuntimeError(f"nothing has initialised {', '.join(left)}")
+
+
+@wrong("10a.3", "all of them, not the first alone")
+def fill_from_meta(views, params):
+    """Names one of those that were not written."""
+    modules = {}
+    for view, places in zip(views, params.values(), strict=True):
+        shown = nn.Parameter(view.fill_(torch.nan))
+        for place in places:
+            place.module._parameters[place.attribute] = shown
+            modules[place.module] = None
+    for module in modules:
+        module.reset_parameters()
+    for p, places in params.items():
+        for place in places:
+            place.module._parameters[place.attribute] = p
+    if left := [places[0].name for view, places in zip(views, params.values(), strict=True) if view.isnan().any()]:
+        raise RuntimeError(f"nothing has initialised {left[0]}")
+
+
+@wrong("10a.3", "was reset in other memory")
+def fill_from_meta(views, params):
+    """Gives each module memory before its reset, and so takes the view from it."""
+    modules = {}
+    for view, places in zip(views, params.values(), strict=True):
+        shown = nn.Parameter(view.fill_(torch.nan))
+        for place in places:
+            place.module._parameters[place.attribute] = shown
+            modules[place.module] = None
+    for module in modules:
+        module.to_empty(device=views[0].device, recurse=False)
+        module.reset_parameters()
+    for p, places in params.items():
+        for place in places:
+            place.module._parameters[place.attribute] = p
+    if left := [places[0].name for view, places in zip(views, params.values(), strict=True) if view.isnan().any()]:
+        raise RuntimeError(f"nothing has initialised {', '.join(left)}")
+
+
 # 10a.4
 
 
@@ -401,7 +661,7 @@ def initialiser(model, reset, where, seed):
     return initialise
 
 
-@wrong("10a.4", "which differs from process to process")
+@wrong("10a.4", "differs from process to process")
 def initialiser(model, reset, where, seed):
     """Python's hash of a string has a salt."""
     names = {module: name for name, module in model.named_modules()}
@@ -521,6 +781,232 @@ def initialiser(model, reset, where, seed):
     return initialise
 
 
+@wrong("10a.4", "has a buffer and no parameters is initialised too")
+def initialiser(model, reset, where, seed):
+    """Returns early when there is no parameter."""
+    names = {module: name for name, module in model.named_modules()}
+
+    def own(module):
+        return {name: t for name, t in {**module._parameters, **module._buffers}.items() if t is not None}
+
+    @torch.no_grad()
+    def initialise(module):
+        if not any(p is not None for p in module._parameters.values()):
+            return
+        if any(t.is_meta for t in own(module).values()):
+            module.to_empty(device=where, recurse=False)
+            for t in own(module).values():
+                t.fill_(torch.nan)
+        torch.manual_seed(seed + crc32(names[module].encode()))
+        reset(module)
+        if left := [f"{names[module]}.{name}" for name, t in own(module).items() if t.isnan().any()]:
+            raise RuntimeError(f"nothing has initialised {', '.join(left)}")
+
+    return initialise
+
+
+@wrong("10a.4", "RoPE's frequencies are one")
+def initialiser(model, reset, where, seed):
+    """Looks for NaN in parameters alone."""
+    names = {module: name for name, module in model.named_modules()}
+
+    def own(module):
+        return {name: t for name, t in {**module._parameters, **module._buffers}.items() if t is not None}
+
+    @torch.no_grad()
+    def initialise(module):
+        if not own(module):
+            return
+        if any(t.is_meta for t in own(module).values()):
+            module.to_empty(device=where, recurse=False)
+            for t in own(module).values():
+                t.fill_(torch.nan)
+        torch.manual_seed(seed + crc32(names[module].encode()))
+        reset(module)
+        if left := [
+            f"{names[module]}.{name}"
+            for name, t in own(module).items()
+            if name in module._parameters and t.isnan().any()
+        ]:
+            raise RuntimeError(f"nothing has initialised {', '.join(left)}")
+
+    return initialise
+
+
+@wrong("10a.4", "whether any is left")
+def initialiser(model, reset, where, seed):
+    """Looks for tensors of which nothing was written."""
+    names = {module: name for name, module in model.named_modules()}
+
+    def own(module):
+        return {name: t for name, t in {**module._parameters, **module._buffers}.items() if t is not None}
+
+    @torch.no_grad()
+    def initialise(module):
+        if not own(module):
+            return
+        if any(t.is_meta for t in own(module).values()):
+            module.to_empty(device=where, recurse=False)
+            for t in own(module).values():
+                t.fill_(torch.nan)
+        torch.manual_seed(seed + crc32(names[module].encode()))
+        reset(module)
+        if left := [f"{names[module]}.{name}" for name, t in own(module).items() if t.isnan().all()]:
+            raise RuntimeError(f"nothing has initialised {', '.join(left)}")
+
+    return initialise
+
+
+@wrong("10a.4", "all that is not written")
+def initialiser(model, reset, where, seed):
+    """Names one of those that were not written."""
+    names = {module: name for name, module in model.named_modules()}
+
+    def own(module):
+        return {name: t for name, t in {**module._parameters, **module._buffers}.items() if t is not None}
+
+    @torch.no_grad()
+    def initialise(module):
+        if not own(module):
+            return
+        if any(t.is_meta for t in own(module).values()):
+            module.to_empty(device=where, recurse=False)
+            for t in own(module).values():
+                t.fill_(torch.nan)
+        torch.manual_seed(seed + crc32(names[module].encode()))
+        reset(module)
+        if left := [f"{names[module]}.{name}" for name, t in own(module).items() if t.isnan().any()]:
+            raise RuntimeError(f"nothing has initialised {left[0]}")
+
+    return initialise
+
+
+@wrong("10a.4", "if any of them is on meta")
+def initialiser(model, reset, where, seed):
+    """Gives memory only when everything is on meta."""
+    names = {module: name for name, module in model.named_modules()}
+
+    def own(module):
+        return {name: t for name, t in {**module._parameters, **module._buffers}.items() if t is not None}
+
+    @torch.no_grad()
+    def initialise(module):
+        if not own(module):
+            return
+        if all(t.is_meta for t in own(module).values()):
+            module.to_empty(device=where, recurse=False)
+            for t in own(module).values():
+                t.fill_(torch.nan)
+        torch.manual_seed(seed + crc32(names[module].encode()))
+        reset(module)
+        if left := [f"{names[module]}.{name}" for name, t in own(module).items() if t.isnan().any()]:
+            raise RuntimeError(f"nothing has initialised {', '.join(left)}")
+
+    return initialise
+
+
+@wrong("10a.4", "a module in several places has the first")
+def initialiser(model, reset, where, seed):
+    """Has the last name of a module in several places."""
+    names = {module: name for name, module in model.named_modules(remove_duplicate=False)}
+
+    def own(module):
+        return {name: t for name, t in {**module._parameters, **module._buffers}.items() if t is not None}
+
+    @torch.no_grad()
+    def initialise(module):
+        if not own(module):
+            return
+        if any(t.is_meta for t in own(module).values()):
+            module.to_empty(device=where, recurse=False)
+            for t in own(module).values():
+                t.fill_(torch.nan)
+        torch.manual_seed(seed + crc32(names[module].encode()))
+        reset(module)
+        if left := [f"{names[module]}.{name}" for name, t in own(module).items() if t.isnan().any()]:
+            raise RuntimeError(f"nothing has initialised {', '.join(left)}")
+
+    return initialise
+
+
+@wrong("10a.4", "wrapping has changed it")
+def initialiser(model, reset, where, seed):
+    """Asks for the name when the tree is another one already."""
+    names = {module: name for name, module in model.named_modules()}
+
+    def own(module):
+        return {name: t for name, t in {**module._parameters, **module._buffers}.items() if t is not None}
+
+    def now(module):
+        return next(name for name, each in model.named_modules() if each is module)
+
+    @torch.no_grad()
+    def initialise(module):
+        if not own(module):
+            return
+        if any(t.is_meta for t in own(module).values()):
+            module.to_empty(device=where, recurse=False)
+            for t in own(module).values():
+                t.fill_(torch.nan)
+        torch.manual_seed(seed + crc32(now(module).encode()))
+        reset(module)
+        if left := [f"{names[module]}.{name}" for name, t in own(module).items() if t.isnan().any()]:
+            raise RuntimeError(f"nothing has initialised {', '.join(left)}")
+
+    return initialise
+
+
+@wrong("10a.4", "depends on their order")
+def initialiser(model, reset, where, seed):
+    """Counts calls in place of naming modules."""
+    names = {module: name for name, module in model.named_modules()}
+
+    def own(module):
+        return {name: t for name, t in {**module._parameters, **module._buffers}.items() if t is not None}
+
+    calls = []
+
+    @torch.no_grad()
+    def initialise(module):
+        if not own(module):
+            return
+        if any(t.is_meta for t in own(module).values()):
+            module.to_empty(device=where, recurse=False)
+            for t in own(module).values():
+                t.fill_(torch.nan)
+        calls.append(module)
+        torch.manual_seed(seed + len(calls))
+        reset(module)
+        if left := [f"{names[module]}.{name}" for name, t in own(module).items() if t.isnan().any()]:
+            raise RuntimeError(f"nothing has initialised {', '.join(left)}")
+
+    return initialise
+
+
+@wrong("10a.4", "the class is no name")
+def initialiser(model, reset, where, seed):
+    """Seeds by class."""
+    names = {module: name for name, module in model.named_modules()}
+
+    def own(module):
+        return {name: t for name, t in {**module._parameters, **module._buffers}.items() if t is not None}
+
+    @torch.no_grad()
+    def initialise(module):
+        if not own(module):
+            return
+        if any(t.is_meta for t in own(module).values()):
+            module.to_empty(device=where, recurse=False)
+            for t in own(module).values():
+                t.fill_(torch.nan)
+        torch.manual_seed(seed + crc32(type(module).__name__.encode()))
+        reset(module)
+        if left := [f"{names[module]}.{name}" for name, t in own(module).items() if t.isnan().any()]:
+            raise RuntimeError(f"nothing has initialised {', '.join(left)}")
+
+    return initialise
+
+
 # 10a.5
 
 
@@ -534,7 +1020,7 @@ def shard_script(build, blocks, make_init, where):
     return FullyShardedDataParallel(model, auto_wrap_policy=blocks, param_init_fn=init, device_id=where), optimizer
 
 
-@wrong("10a.5", "all of it is one unit, and peaks like DDP")
+@wrong("10a.5", "all of it is one unit, whole from forward")
 def shard_script(build, blocks, make_init, where):
     """The wrap alone."""
     with torch.device("meta"):
@@ -608,3 +1094,43 @@ def shard_script(build, blocks, make_init, where):
         model = build()
     sharded = FullyShardedDataParallel(model, auto_wrap_policy=blocks, param_init_fn=make_init(model), device_id=where)
     return AdamW(sharded.parameters(), lr=1e-3), sharded
+
+
+@wrong("10a.5", "there is nothing to send")
+def shard_script(build, blocks, make_init, where):
+    """Sends from rank 0 what every rank has computed."""
+    with torch.device("meta"):
+        model = build()
+    sharded = FullyShardedDataParallel(
+        model,
+        auto_wrap_policy=blocks,
+        param_init_fn=make_init(model),
+        device_id=where,
+        sync_module_states=True,
+    )
+    return sharded, AdamW(sharded.parameters(), lr=1e-3)
+
+
+@wrong("10a.5", "parameters that stay whole from forward to backward")
+def shard_script(build, blocks, make_init, where):
+    """Does not free parameters between forward and backward."""
+    from minifsdp.fsdp import ShardingStrategy
+
+    with torch.device("meta"):
+        model = build()
+    sharded = FullyShardedDataParallel(
+        model,
+        sharding_strategy=ShardingStrategy.SHARD_GRAD_OP,
+        auto_wrap_policy=blocks,
+        param_init_fn=make_init(model),
+        device_id=where,
+    )
+    return sharded, AdamW(sharded.parameters(), lr=1e-3)
+
+
+@wrong("10a.5", "an object of type FullyShardedDataParallel")
+def shard_script(build, blocks, make_init, where):
+    """Leaves the optimizer to the caller."""
+    with torch.device("meta"):
+        model = build()
+    return FullyShardedDataParallel(model, auto_wrap_policy=blocks, param_init_fn=make_init(model), device_id=where)
