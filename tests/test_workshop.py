@@ -126,6 +126,18 @@ class TestExpect:
             "likely slip: the sum, not the mean",
         ]
 
+    @pytest.mark.parametrize(
+        ("got", "words"),
+        [
+            ([*range(9), 0, 10], "number 9 is 0 instead of 9"),
+            ([0, 2, 1], "number 1 is 2 instead of 1"),
+            ([*range(8)], "alike as far as both go, 8 in place of 11"),
+        ],
+    )
+    def test_long_lists_are_described_by_their_first_difference(self, got, words):
+        with pytest.raises(AnswerError, match=words):
+            expect("the order", got, [*range(11)])
+
     def test_a_long_tensor_is_described_by_its_first_difference(self):
         got, wanted = torch.arange(10.0), torch.arange(10.0)
         got[7] = -1

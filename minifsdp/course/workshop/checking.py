@@ -208,17 +208,19 @@ def _kind(tensor: Tensor) -> str:
 
 
 def _first_difference(got: Any, wanted: Any) -> str:
-    """Where two tensors of one shape, or two lists of one length, first differ."""
+    """Where two tensors of one shape, or two lists, first differ."""
     if isinstance(wanted, Tensor) and isinstance(got, Tensor) and got.shape == wanted.shape and wanted.numel() > 6:
         a, b = got.detach().flatten().double().cpu(), wanted.detach().flatten().double().cpu()
         far = ~((a - b).abs() <= 1e-6 * b.abs().max())
         if bool(far.any()):
             i = int(far.nonzero()[0])
             return f": element {i} is {float(a[i]):.4g} instead of {float(b[i]):.4g}, {int(far.sum())} differ"
-    if isinstance(wanted, list | tuple) and isinstance(got, list | tuple) and len(got) == len(wanted) > 8:
-        at = next((i for i, (a, b) in enumerate(zip(got, wanted, strict=True)) if not same(a, b, 1e-6)), None)
-        if at is not None:
-            return f": number {at} is {describe(got[at])} instead of {describe(wanted[at])}"
+    if isinstance(wanted, list | tuple) and isinstance(got, list | tuple) and max(len(got), len(wanted)) > 8:
+        for at, (a, b) in enumerate(zip(got, wanted, strict=False)):
+            if not same(a, b, 1e-6):
+                return f": number {at} is {describe(a)} instead of {describe(b)}"
+        if len(got) != len(wanted):
+            return f": alike as far as both go, {len(got)} in place of {len(wanted)}"
     return ""
 
 
