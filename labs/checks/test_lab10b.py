@@ -2,11 +2,15 @@
 
 import threading
 from collections import Counter
+from dataclasses import replace
+from functools import wraps
 from pathlib import Path
 from typing import Any, NamedTuple
+from unittest.mock import patch
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import nn
 
 from minifsdp import comm
@@ -25,7 +29,7 @@ class NamedUnit(NamedTuple):
     names: list[list[str]]
 
 
-def make_units(variant, where="cpu"):
+def make_units(variant, where="cpu", dtype=torch.float32):
     """Three units with padding on 2, 3 and 4 ranks; in the second a weight has two names. Alike on all ranks."""
     torch.manual_seed(variant.seed)
     group = comm.world()
@@ -34,7 +38,7 @@ def make_units(variant, where="cpu"):
         numels = {"weight": (2 + number, variant.size), "bias": (3,)}
         filler = -sum(torch.Size(shape).numel() for shape in numels.values()) % 12 + 1
         shapes = {**numels, "scale": (filler,)}
-        module = nn.ParameterDict({name: torch.randn(shape) for name, shape in shapes.items()}).to(where)
+        module = nn.ParameterDict({name: torch.randn(shape) for name, shape in shapes.items()}).to(where, dtype)
         flat = FlatParameter(find_parameters(module), group.rank(), group.size())
         names = [[f"{number}.{name}"] for name in shapes]
         if number == 1:
@@ -72,8 +76,40 @@ class Keep:
 # 10b.1
 
 
+class Refused(str):
+    """What an answer was refused for while it ran: an exception would lose all but its first line on the way back."""
+
+
+def refusing(observe):
+    """Let `observe` return what it refuses an answer for."""
+
+    @wraps(observe)
+    def observed(*args):
+        try:
+            return observe(*args)
+        except AnswerError as error:
+            return Refused(error)
+
+    return observed
+
+
+def seen_on(ranks, observe, *args, slip):
+    """What the ranks have seen, in their order; raises what the first of them has refused the answer for."""
+    seen = on_ranks(ranks, observe, *args, timeout=6, slip=slip)
+    for rank, each in enumerate(seen):
+        if isinstance(each, Refused):
+            raise AnswerError(f"rank {rank}, {each}")
+    return seen
+
+
+def another_group():
+    """All ranks again, in a group that is not the world: its name tells which one an answer has used."""
+    return dist.new_group(list(range(comm.world().size())))
+
+
+@refusing
 def observe_whole_values(answer, variant, kept_by):
-    group = comm.world()
+    group = another_group()
     with Ledger() as ledger:
         units = make_units(variant, rank_device())
         for unit in units:
@@ -81,29 +117,70 @@ def observe_whole_values(answer, variant, kept_by):
         keep = Keep() if group.rank() in kept_by else None
         ledger.reset_peaks()
         order, seen = [], ledger.live()["unsharded"]
-        with comm.record() as calls, Waited(order):
+        with comm.record() as calls, Waited(order, group):
             result = answer(units, group, keep)
+        if not torch.is_grad_enabled():
+            raise AnswerError(
+                "gradients after the call: expected switched on as before, got switched off\n"
+                "likely slip: `set_grad_enabled` stays: `with torch.no_grad():` ends, or `keep` gets `view.detach()`"
+            )
         peak, left = ledger.peak_of("unsharded") - seen, ledger.live()["unsharded"] - seen
     comm.all_reduce(torch.zeros(1, device=rank_device()), group).wait()  # nobody leaves while a gather is under way
     found = {k: v.cpu() if isinstance(v, torch.Tensor) else v for k, v in dict(result or {}).items()}
     return found, [c.op for c in calls], order, peak, left, keep and (keep.shown, keep.without)
 
 
-class Waited:
-    """The issues and waits of collectives, in order."""
+class AtOnce(comm.Handle):
+    """A collective that is over when it has begun: if nobody waits, it does not write into memory that is freed."""
 
-    def __init__(self, seen):
-        self.seen = seen
+    __slots__ = ()
+
+    def __init__(self, call, work):
+        work.wait()
+        super().__init__(call, work)
+
+
+class Waited:
+    """The issues and waits of collectives, in order; refuses those in another group, and those that do not fit."""
+
+    def __init__(self, seen, group):
+        self.seen, self.group = seen, group
+        self.patches = [patch.object(comm, "Handle", AtOnce), patch.object(comm, "all_gather", self.all_gather)]
+        self.gather = comm.all_gather
 
     def __enter__(self):
         comm.watchers.append(self.watch)
+        for each in self.patches:
+            each.start()
 
     def __exit__(self, *exc):
         comm.watchers.remove(self.watch)
+        for each in self.patches:
+            each.stop()
 
     def watch(self, call, phase):
+        if call.group != self.group.group_name:
+            raise AnswerError(
+                f"the group of the {call.op}: expected the one that was given, got another\n"
+                "likely slip: `group` need not be the world: with hybrid sharding it is a part of it"
+            )
         self.seen.append(f"{phase} {call.op}")
         return NOTHING
+
+    def all_gather(self, output, shard, group):
+        ranks = self.group.size()
+        if output.dtype != shard.dtype:
+            raise AnswerError(
+                f"a gather's buffer: expected {shard.dtype} as its shards, got {output.dtype}\n"
+                "likely slip: a buffer has the dtype of what is gathered into it, which need not be float32"
+            )
+        if output.numel() != ranks * shard.numel():
+            raise AnswerError(
+                f"a gather's buffer: expected {ranks * shard.numel():,} elements for shards {list(shard.shape)}, "
+                f"got {output.numel():,}\n"
+                "likely slip: gather what has the shard's shape, whatever its key: `step` is not the only number"
+            )
+        return self.gather(output, shard, group)
 
 
 class Nothing:
@@ -149,9 +226,11 @@ EVERYBODY = "every rank takes part in every all-gather, also one that keeps noth
 @pytest.mark.exercise(id="10b.1")
 def test_whole_values(answer, variant):
     """One unit whole at a time, on every rank; kept by rank 0 alone."""
-    found = on_ranks(variant.ranks, observe_whole_values, answer, variant, (0,), timeout=6, slip=EVERYBODY)
+    found = seen_on(variant.ranks, observe_whole_values, answer, variant, (0,), slip=EVERYBODY)
     units = fake_units(variant, 0)
     largest = max(unit.flat.full.numel() for unit in units) * ITEM
+    everything = sum(unit.flat.full.numel() for unit in units) * ITEM
+    everywhere = all(each[4] == everything for each in found)
     wanted = expected_values(variant)
     gathers = ["all_gather"] * len(units)
     for rank, (result, ops, order, peak, left, kept) in enumerate(found):
@@ -163,13 +242,12 @@ def test_whole_values(answer, variant):
             rank=rank,
             slip="until the handle's `wait()` the buffer holds anything; and one unit after the other",
         )
-        everything = sum(unit.flat.full.numel() for unit in units) * ITEM
         expect(
             "unsharded bytes afterwards",
             left,
             0,
             rank=rank,
-            slips={"nothing is freed: the model stays whole beside its state dict": everything},
+            slips={"nothing is freed: the model stays whole beside its state dict": everything} if everywhere else {},
             slip="each unit is freed as soon as it has been kept, on ranks that keep nothing too",
         )
         expect(
@@ -196,17 +274,20 @@ def test_whole_values(answer, variant):
             slips={"a tied parameter is kept once, and all of its names lead to it": len(wanted)},
             slip="once per parameter, with its whole value",
         )
-        expect(
-            "names",
-            sorted(result),
-            sorted(wanted),
-            rank=rank,
-            slips={
-                "a plain module's state dict has all names of a tied weight": sorted(wanted.keys() - {"tied.weight"})
-            },
-        )
+        tied = "a plain module's state dict has all names of a tied weight"
+        expect_names(result, wanted, tied if wanted.keys() - result.keys() == {"tied.weight"} else None)
         for name, value in wanted.items():
             expect(name, result[name], value, rank=rank, slip="`flat.views` are the parameters in their shapes")
+
+
+def expect_names(result, wanted, slip):
+    """On rank 0; says which names are missing and which are too many, since the rest is of no interest."""
+    missing, more = sorted(wanted.keys() - result.keys()), sorted(result.keys() - wanted.keys())
+    if missing or more:
+        faults = [f"{len(missing)} missing ({', '.join(missing[:6])})"] if missing else []
+        faults += [f"{len(more)} too many ({', '.join(map(str, more[:6]))})"] if more else []
+        text = f"rank 0, names: expected {len(wanted)}, got {', '.join(faults)}"
+        raise AnswerError(f"{text}\nlikely slip: {slip}" if slip else text)
 
 
 # 10b.2
@@ -223,6 +304,7 @@ def test_my_rows(answer, variant):
     for ranks in (1, variant.ranks, 4, 5):
         for shape in shapes:
             check_rows(answer, torch.randn(shape, generator=generator), ranks)
+    check_rows(answer, torch.randn(size, 3, generator=generator, dtype=torch.bfloat16), variant.ranks)
 
 
 def check_rows(answer, whole, ranks):
@@ -268,13 +350,18 @@ def check_rows(answer, whole, ranks):
             slips={"a rank without rows begins at the end, not beyond it": rank * rows, "rank, not row": rank},
         )
         expected = whole[rank * rows : rank * rows + rows]
+        if part.dtype != whole.dtype:
+            raise AnswerError(
+                f"{what}, rank {rank}'s rows: expected {whole.dtype}, got {part.dtype}\n"
+                "likely slip: a checkpoint keeps each tensor's dtype: copy without converting"
+            )
         expect(f"{what}, rank {rank}'s rows", part, expected, slip="whole rows, in the tensor's other dimensions")
         held = part.untyped_storage().nbytes()
         expect(
             f"{what}, bytes that rank {rank} holds",
             held,
-            part.numel() * ITEM,
-            slips={VIEW.removeprefix("likely slip: "): whole.numel() * ITEM},
+            part.numel() * part.element_size(),
+            slips={VIEW.removeprefix("likely slip: "): whole.numel() * part.element_size()},
         )
         if held and part.untyped_storage()._cdata == whole.untyped_storage()._cdata:
             raise AnswerError(f"{what}, rank {rank}: expected a copy, got the tensor's own memory\n{VIEW}")
@@ -320,6 +407,8 @@ def test_fill_rows(answer, variant):
             check_fill(answer, whole, then, now, shuffle=False)
             check_fill(answer, whole, then, now, shuffle=True)
     whole = torch.randn(6, 3, generator=generator)
+    check_any_values(answer, torch.where(whole > 1, torch.nan, whole).index_fill(0, torch.tensor(4), torch.nan))
+    check_any_values(answer, torch.arange(18).view(6, 3))
     pieces = [CountedPiece(0, whole[:2]), CountedPiece(3, whole[3:])]  # row 2 is lost
     out = torch.full((3, 3), torch.nan)
     try:
@@ -332,6 +421,20 @@ def test_fill_rows(answer, variant):
         "a row that is in no piece: expected a ValueError, got nothing\n"
         "likely slip: what nobody fills keeps whatever memory held: count the rows that were found"
     )
+
+
+def check_any_values(answer, whole):
+    """Two pieces whose values are not numbers, or whole ones: what has been found must not be told from values."""
+    what = "values that are NaN" if whole.is_floating_point() else "a tensor of whole numbers, torch.int64"
+    out = torch.zeros_like(whole[2:])
+    slip = "likely slip: whether a row was found is not in its values: count the rows"
+    try:
+        answer(out, 2, cut_into(whole, 2))
+    except Exception as error:
+        text = f"{what}: expected the rows as they are saved, got {type(error).__name__}: {str(error).splitlines()[0]}"
+        raise AnswerError(f"{text}\n{slip}") from error
+    if not torch.equal(out.nan_to_num(7.5), whole[2:].nan_to_num(7.5)):
+        raise AnswerError(f"{what}: expected the rows as they are saved, got others\n{slip}")
 
 
 def cut_into(whole, ranks):
@@ -356,6 +459,8 @@ def check_fill(answer, whole, then, now, shuffle):
             slip = "pieces and `out` begin at different rows: take what both have, from each one's own first row on"
             if isinstance(error, ValueError) and not len(wanted):
                 slip = "a rank without rows lacks nothing"
+            elif isinstance(error, ValueError):
+                slip = "no row is missing: look at every piece there is, in whatever order they come"
             elif isinstance(error, IndexError):
                 slip = "there need not be a piece per rank: as many ranks saved as saved"
             text = f"{type(error).__name__}: {str(error).splitlines()[0]}"
@@ -388,22 +493,44 @@ def check_fill(answer, whole, then, now, shuffle):
 # 10b.4
 
 
-def observe_whole_states(answer, variant, kept_by):
-    group = comm.world()
+STATES_DTYPE = torch.bfloat16
+OTHER_KEYS = ("step", "mu_product", "exp_avg", "exp_avg_sq")
+
+
+@refusing
+def observe_both(answer, variant, kept_by):
+    """States of Adam; and of NAdam, which has another number and here a unit with one element a rank."""
+    group = another_group()
+    gain = nn.ParameterDict({"gain": torch.arange(group.size()) + 1.0}).to(rank_device())
+    small = NamedUnit(FlatParameter(find_parameters(gain), group.rank(), group.size()), [["gain"]])
+    units = make_units(variant, rank_device(), STATES_DTYPE)
+    adam = observe_whole_states(answer, group, units, torch.optim.Adam, kept_by)
+    first, _, frozen = make_units(variant, rank_device())
+    units = [first, small, frozen]
+    return adam, observe_whole_states(answer, group, units, torch.optim.NAdam, kept_by)
+
+
+def observe_whole_states(answer, group, units, make_optimizer, kept_by):
     with Ledger() as ledger:
-        units = make_units(variant, rank_device())
-        optimizer = torch.optim.Adam([unit.flat.shard for unit in units], lr=0.1)
+        optimizer = make_optimizer([unit.flat.shard for unit in units], lr=0.1)
         for unit in units[:2]:  # the third is frozen, and has no state
-            unit.flat.shard.grad = torch.arange(unit.flat.shard.numel(), device=rank_device()) + 1.0 + group.rank()
+            gradient = torch.arange(unit.flat.shard.numel(), device=rank_device()) + 1.0 + group.rank()
+            unit.flat.shard.grad = gradient.to(unit.flat.shard.dtype)
         optimizer.step()
+        having = len(optimizer.state)
         keep = Keep() if group.rank() in kept_by else None
         ledger.reset_peaks()
         buffers = ledger.live()["communication"]
         order = []
-        with comm.record() as calls, Waited(order):
+        with comm.record() as calls, Waited(order, group):
             result = answer(units, optimizer, group, keep)
         peak, left = ledger.peak_of("communication") - buffers, ledger.live()["communication"] - buffers
     comm.all_reduce(torch.zeros(1, device=rank_device()), group).wait()
+    if len(optimizer.state) != having:
+        raise AnswerError(
+            f"shards that have a state in the optimizer: expected {having} as before, got {len(optimizer.state)}\n"
+            "likely slip: `optimizer.state` is a defaultdict: `[flat.shard]` makes an entry where there is none"
+        )
     result = dict(result or {})
     tensors = [v for state in result.values() for v in state.values() if isinstance(v, torch.Tensor)]
     own = len({v.untyped_storage()._cdata for v in tensors}) == len(tensors)
@@ -411,7 +538,7 @@ def observe_whole_states(answer, variant, kept_by):
     own = own and not theirs & {v.untyped_storage()._cdata for v in tensors}
     found = {name: {k: plain(v) for k, v in state.items()} for name, state in result.items()}
     shards = [dict(optimizer.state[unit.flat.shard]) for unit in units[:2]]
-    return found, [c.op for c in calls], order, peak, left, own, shards, keep and keep.without
+    return found, [c.op for c in calls], order, peak, left, own, shards, keep and (keep.without, keep.shown[()])
 
 
 def plain(value):
@@ -424,18 +551,26 @@ def plain(value):
 def test_whole_states(answer, variant):
     """States in the parameters' shapes and under their names, the step in a copy for each, one buffer at a time."""
     slip = "every rank takes part in the same gathers, also one that keeps nothing"
-    seen = on_ranks(variant.ranks, observe_whole_states, answer, variant, (0,), timeout=6, slip=slip)
-    units = fake_units(variant, 0)
-    largest = max(unit.flat.full.numel() for unit in units[:2]) * ITEM
-    together = sum(unit.flat.full.numel() for unit in units[:2]) * ITEM
+    seen = seen_on(variant.ranks, observe_both, answer, variant, (0,), slip=slip)
+    check_states([adam for adam, _ in seen], fake_units(variant, 0)[:2], STATES_DTYPE.itemsize)
+    try:
+        check_nadam([nadam for _, nadam in seen], fake_units(variant, 0)[0])
+    except AnswerError as error:
+        raise AnswerError(f"NAdam, whose states are {', '.join(OTHER_KEYS)}: {error}") from error
+
+
+def check_states(seen, units, itemsize):
+    """Adam's, of two units; what was seen on each rank."""
+    largest = max(unit.flat.full.numel() for unit in units) * itemsize
+    together = sum(unit.flat.full.numel() for unit in units) * itemsize
     wanted: dict[str, Any] = {}
-    for at, unit in enumerate(units[:2]):
+    for at, unit in enumerate(units):
         for key in ("step", "exp_avg", "exp_avg_sq"):
             parts = [each[6][at][key] for each in seen]
             wholes = [parts[0]] * 3 if key == "step" else unit.flat.unflatten(torch.cat(parts))
             for names, whole in zip(unit.names, wholes, strict=True):
                 wanted.setdefault(names[0], {})[key] = whole
-    for rank, (result, ops, order, peak, left, own, _, without) in enumerate(seen):
+    for rank, (result, ops, order, peak, left, own, _, kept) in enumerate(seen):
         expect(
             "collectives",
             ops,
@@ -452,10 +587,11 @@ def test_whole_states(answer, variant):
                 "likely slip: each buffer is given back as soon as its states are kept"
             )
         if peak > largest:
+            too = ", on ranks that keep nothing too" if rank else ""
             both = "all states of all units" if peak >= 2 * together else "more than one state"
             raise AnswerError(
                 f"rank {rank}, bytes of gathered states at the peak: expected {largest:,}, got {peak:,}\n"
-                f"likely slip: {both} whole at once: one unit's, one key's, then give it back"
+                f"likely slip: {both} whole at once: one unit's, one key's, then give it back{too}"
             )
         expect(
             "bytes of gathered states at the peak, by the role `communication`",
@@ -467,13 +603,21 @@ def test_whole_states(answer, variant):
         if rank:
             expect("the result", result, {}, rank=rank, slip="a rank whose `keep` is None gets an empty dict")
             continue
+        without, numbers = kept
+        if numbers:
+            raise AnswerError(
+                f"rank 0, calls of keep() with a number: expected none, got {numbers}\n"
+                "likely slip: `keep` is for whole states; of a number each parameter gets a `clone()`"
+            )
         if without or any(value is None for state in result.values() for value in state.values()):
             raise AnswerError(
                 "rank 0, whole states: expected values, got some without memory\n"
                 "likely slip: the buffer was given back before its states were kept"
             )
-        missing = "a unit without state, as a frozen one, has no entries"
-        expect("names", sorted(result), sorted(wanted), rank=rank, slip=missing)
+        slip = "a unit without state, as a frozen one, has no entries"
+        if result.keys() - wanted.keys() == {"tied.weight"}:
+            slip = "a tied parameter has one state, under its first name"
+        expect_names(result, wanted, slip)
         for name, state in wanted.items():
             expect(f"keys of {name}", sorted(result[name]), sorted(state), rank=rank, slip="every key, the step too")
             for key, value in state.items():
@@ -482,7 +626,9 @@ def test_whole_states(answer, variant):
                     result[name][key],
                     value,
                     rank=rank,
-                    slip="`flat.unflatten(buffer)`: the parameters' shapes, without the padding",
+                    slip="a `clone()` of the tensor that the optimizer has"
+                    if key == "step"
+                    else "`flat.unflatten(buffer)`: the parameters' shapes, without the padding",
                 )
         if not own:
             raise AnswerError(
@@ -491,18 +637,58 @@ def test_whole_states(answer, variant):
             )
 
 
+def check_nadam(seen, unit):
+    """What differs from Adam: a second number, and a unit whose shard has one element."""
+    for rank, (_, ops, *_) in enumerate(seen):
+        expect(
+            "collectives",
+            ops,
+            ["all_gather"] * 4,
+            rank=rank,
+            slip="a shard may have one element: a state is gathered if it has the shard's *shape*, [1] and not []",
+        )
+    result, shards = seen[0][0], [each[6] for each in seen]
+    wholes = {"gain": lambda parts: torch.cat(parts)}
+    wholes |= {
+        names[0]: lambda parts, at=at: unit.flat.unflatten(torch.cat(parts))[at] for at, names in enumerate(unit.names)
+    }
+    expect_names(result, wholes, None)
+    for name, whole in wholes.items():
+        slip = "the optimizer says which keys there are: other optimizers have others"
+        expect(f"keys of {name}", sorted(result[name]), sorted(OTHER_KEYS), rank=0, slip=slip)
+        for key in OTHER_KEYS:
+            parts = [each[name == "gain"][key] for each in shards]
+            expect(f"{key} of {name}", result[name][key], parts[0] if parts[0].dim() == 0 else whole(parts), rank=0)
+
+
 # 10b.5
 
 
 class PaperDisk:
-    """Files and folders in memory, and a log of what was done to them, by whom."""
+    """Files and folders in memory, and a log of what was done to them, by whom.
 
-    def __init__(self):
+    Args:
+        rank: says who calls.
+        fails: (rank, number): the disk is full when that rank calls for the time after `number`. What failed is not
+            done, and noted in `failed`, not in the log.
+    """
+
+    def __init__(self, rank, fails=None):
         self.files, self.folders, self.log = {}, {Path("run")}, []
-        self.rank = None
+        self.rank, self.fails, self.failed = rank, fails, None
+        self.calls = Counter()
+        self.renamed = {}
 
     def _note(self, verb, *what):
+        if self.fails == (self.rank(), self.calls[self.rank()]) and self.failed is None:
+            self.failed = f"{verb} {what[0]}", len(self.log)
+            raise OSError(28, "No space left on device")
+        self.calls[self.rank()] += 1
         self.log.append((self.rank(), verb, *what))
+
+    def _no_folder(self, path):
+        now = self.renamed.get(path)
+        return f"there is no folder {path}" + (f" any more, it was renamed to {now}" if now else "")
 
     def make_folder(self, path):
         path = Path(path)
@@ -517,7 +703,7 @@ class PaperDisk:
         path = Path(path)
         self._note("write", path)
         if path.parent not in self.folders:
-            raise FileNotFoundError(f"write {path}: there is no folder {path.parent}")
+            raise FileNotFoundError(f"write {path}: {self._no_folder(path.parent)}")
         self.files[path] = content
 
     def sync(self, path):
@@ -533,14 +719,20 @@ class PaperDisk:
             raise FileNotFoundError(f"rename {old}: there is no such folder")
         if new in self.folders:
             raise FileExistsError(f"rename {old} to {new}: that is there already")
+        self.renamed[old] = new
         self.folders = {new if f == old else f for f in self.folders}
         self.files = {(new / f.name if f.parent == old else new if f == old else f): c for f, c in self.files.items()}
 
 
 class Turns:
-    """Ranks as threads of which one runs at a time: rank `first` before the others, each up to its next barrier."""
+    """Ranks as threads of which one runs at a time: rank `first` before the others, each up to its next barrier.
 
-    def __init__(self, ranks, first):
+    Args:
+        go_on: when a rank raises, the others run on to where they wait for it; default: all end.
+    """
+
+    def __init__(self, ranks, first, go_on=False):
+        self.go_on = go_on
         self.order = sorted(range(ranks), key=lambda rank: (rank != first, rank))
         self.go = [threading.Semaphore(0) for _ in range(ranks)]
         self.back = threading.Semaphore(0)
@@ -553,9 +745,9 @@ class Turns:
         threads = [threading.Thread(target=self._rank, args=(r, program), daemon=True) for r in range(len(self.go))]
         for thread in threads:
             thread.start()
-        while "ready" in self.state and not self.errors:
+        while "ready" in self.state and (self.go_on or not self.errors):
             for rank in self.order:
-                if self.state[rank] == "ready" and not self.errors:
+                if self.state[rank] == "ready" and (self.go_on or not self.errors):
                     self._let(rank)
             if all(state != "ready" for state in self.state) and "done" not in self.state:
                 self.state = ["ready"] * len(self.state)
@@ -584,6 +776,8 @@ class Turns:
         self.back.release()
 
     def _barrier(self, rank):
+        if self.over:
+            raise Over
         self.state[rank] = "waits"
         self.back.release()
         self.go[rank].acquire()
@@ -600,16 +794,24 @@ WHOLE, PART = Path("run") / "step-7", Path("run") / ".step-7.part"
 
 @pytest.mark.exercise(id="10b.5")
 def test_commit(answer, variant):
-    """Under its name only when all is on the disk, whichever rank comes first."""
+    """Under its name only when all is on the disk, whichever rank comes first, and never if a disk has failed."""
     for first in range(variant.ranks):
-        check_commit(answer, variant, first)
+        check_commit(answer, variant, first, "ab")
+    for first in range(variant.ranks):
+        check_commit(answer, variant, first, "ab", "", "a")
+    check_commit(answer, replace(variant, ranks=1), 0, "ab")
+    for rank in reversed(range(variant.ranks)):
+        for first in {rank, 0, variant.ranks - 1}:
+            number = 0
+            while check_full(answer, variant, first, rank, number):
+                number += 1
+    check_left_over(answer, variant)
 
 
-def check_commit(answer, variant, first):
-    disk, turns = PaperDisk(), Turns(variant.ranks, first)
-    disk.rank = lambda: turns.current
+def run_commit(answer, variant, disk, turns, *names):
+    """Files of each rank, and who waits for ever; `names` are those of rank 0's files, of rank 1's, and round again."""
     files = [
-        {f"rank-{rank}-{name}": f"{variant.seed} {rank} {name}".encode() for name in "ab"}
+        {f"rank-{rank}-{name}": f"{variant.seed} {rank} {name}".encode() for name in names[rank % len(names)]}
         for rank in range(variant.ranks)
     ]
 
@@ -617,8 +819,58 @@ def check_commit(answer, variant, first):
         answer(disk, Path("run"), "step-7", files[rank], rank, barrier)
         disk.log.append((rank, "returns"))
 
-    stuck = turns.run(program)
-    what = f"rank {first} first"
+    return {name: content for each in files for name, content in each.items()}, turns.run(program)
+
+
+def check_full(answer, variant, first, rank, number):
+    """The disk is full at one call of one rank. Returns whether there was such a call."""
+    turns = Turns(variant.ranks, first, go_on=True)
+    disk = PaperDisk(lambda: turns.current, fails=(rank, number))
+    run_commit(answer, variant, disk, turns, "ab")
+    if disk.failed is None:
+        return False
+    call, at = disk.failed
+    what = f"rank {first} first, rank {rank}'s {call} raises OSError (no space left)"
+    if rank not in turns.errors:
+        raise AnswerError(
+            f"{what}: expected rank {rank} to raise it, got it swallowed\n"
+            "likely slip: who swallows an error says that all is well, and the caller deletes the checkpoint before"
+        )
+    if any(each[1] == "rename" and WHOLE in each[2:] for each in disk.log[at:]):
+        raise AnswerError(
+            f"{what}: expected no checkpoint, got one named {WHOLE.name} that lacks it\n"
+            "likely slip: who comes to a barrier says that he has written: after an error no more barriers"
+        )
+    return True
+
+
+def check_left_over(answer, variant):
+    """A killed run has left its part."""
+    turns = Turns(variant.ranks, 0, go_on=True)
+    disk = PaperDisk(lambda: turns.current)
+    disk.folders.add(PART)
+    disk.files[PART / "rank-9-a"] = b"of another run"
+    files, _ = run_commit(answer, variant, disk, turns, "ab")
+    found = {path.name for path in disk.files if path.parent == WHOLE}
+    if WHOLE in disk.folders and found != files.keys():
+        raise AnswerError(
+            f"a killed run has left {PART}: expected FileExistsError on rank 0, got its files in {WHOLE}\n"
+            "likely slip: what another run has begun is not yours: `make_folder` raises so that you stop"
+        )
+    if WHOLE not in disk.folders and 0 not in turns.errors:
+        raise AnswerError(
+            f"a killed run has left {PART}: expected an error on rank 0, got neither error nor checkpoint"
+        )
+
+
+def check_commit(answer, variant, first, *names):
+    turns = Turns(variant.ranks, first)
+    disk = PaperDisk(lambda: turns.current)
+    files, stuck = run_commit(answer, variant, disk, turns, *names)
+    what = f"rank {first} first" if variant.ranks > 1 else "one rank alone"
+    unequal = len(names) > 1
+    if unequal:
+        what += ", ranks have different numbers of files, rank 1 none"
     for rank, error in turns.errors.items():
         if not isinstance(error, OSError):
             raise AnswerError(f"{what}, rank {rank}: {type(error).__name__}: {error}") from error
@@ -626,9 +878,13 @@ def check_commit(answer, variant, first):
     if stuck:
         raise AnswerError(
             f"{what}: rank {stuck[0]} waits at a barrier for ever, others have returned\n"
-            "likely slip: a barrier is for all ranks: not inside `if rank == 0`"
+            + (
+                "likely slip: as many barriers on every rank, however many files it has"
+                if unequal
+                else "likely slip: a barrier is for all ranks: not inside `if rank == 0`"
+            )
         )
-    check_log(what, disk, {name: content for each in files for name, content in each.items()})
+    check_log(what, disk, files)
 
 
 def why_disk(disk, error):
@@ -638,6 +894,8 @@ def why_disk(disk, error):
         return "rank 0 has to know that the others have written: a barrier before the rename"
     if text.startswith("make_folder"):
         return "one rank makes the folder: rank 0"
+    if text.startswith(f"sync {PART}/"):
+        return "sync your files before the barrier: after it rank 0 renames the part"
     if text.startswith("rename") or "sync" in text:
         return "one rank gives the name: rank 0"
     return "a rank may be here before rank 0 has made the folder: a barrier in between"
@@ -725,11 +983,32 @@ class Layer(nn.Module):
         self.norm, self.inner = nn.LayerNorm(width), nn.ModuleDict({"proj": Adapted(width), "act": nn.Tanh()})
 
 
+class LastLayer(Layer):
+    """A block by inheritance."""
+
+
 class Toy(nn.Module):
     def __init__(self, width, layers):
         super().__init__()
-        self.embed, self.layers = nn.Embedding(5, width), nn.ModuleList(Layer(width) for _ in range(layers))
+        self.embed, self.layers = nn.Embedding(5, width), nn.ModuleList(Layer(width) for _ in range(layers - 1))
+        self.layers.append(LastLayer(width))
         self.tail = nn.Sequential(nn.LayerNorm(width), nn.Linear(width, 5))
+
+
+class Body(Toy):
+    """Holds blocks, and a parameter directly."""
+
+    def __init__(self, width, layers):
+        super().__init__(width, layers)
+        self.gain = nn.Parameter(torch.ones(width))
+
+
+class Headed(nn.Module):
+    """A body with blocks, and a head beside it, as language models have."""
+
+    def __init__(self, width, layers):
+        super().__init__()
+        self.body, self.head = Body(width, layers), nn.Linear(width, 5)
 
 
 def frozen_but(model, *trained):
@@ -748,6 +1027,7 @@ def test_units_for(answer, variant):
     cases = {
         "everything is trained": (("",), every),
         "everything is frozen": (("nothing",), every),
+        "norms are trained": ((".norm",), every + norms),
         "adapters are trained": (("adapter",), every + adapters),
         "adapters and norms are trained": (("adapter", ".norm"), every + adapters + norms),
         "the last block is trained": ((f"layers.{layers - 1}",), every),
@@ -758,29 +1038,46 @@ def test_units_for(answer, variant):
             [*every, adapters[1], "tail"],
         ),
     }
-    for what, (trained, wanted) in cases.items():
-        model = frozen_but(Toy(width, layers), *trained)
-        before = {name: p.requires_grad for name, p in model.named_parameters()}
-        got = answer(model, Layer)
-        names = {module: name for name, module in model.named_modules()}
-        if not isinstance(got, set | frozenset | list | tuple) or any(module not in names for module in got):
-            raise AnswerError(f"{what}: expected a set of the model's modules, got {type(got).__name__}")
-        got = {names[module] for module in got}
-        changed = {name: p.requires_grad for name, p in model.named_parameters()} != before
-        if changed:
-            raise AnswerError(f"{what}: expected the parameters as they were, got `requires_grad` changed")
-        if got != set(wanted):
-            raise AnswerError(why_units(what, model, got, set(wanted), every))
+    inside = [f"body.{name}" for name in every]
+    headed = {
+        "blocks and head are frozen, the rest of the body is trained": (
+            ("body.embed", "body.gain", "body.tail"),
+            [*inside, "body"],
+        ),
+        "the head is trained, the body is frozen": (("head",), [*inside, "head"]),
+    }
+    for what, case in cases.items():
+        check_units(answer, what, Toy(width, layers), every, *case)
+    for what, case in headed.items():
+        check_units(answer, what, Headed(width, layers), inside, *case)
+
+
+def check_units(answer, what, model, every, trained, wanted):
+    model = frozen_but(model, *trained)
+    before = {name: p.requires_grad for name, p in model.named_parameters()}
+    got = answer(model, Layer)
+    names = {module: name for name, module in model.named_modules()}
+    if not isinstance(got, set | frozenset) or any(module not in names for module in got):
+        raise AnswerError(f"{what}: expected a set of the model's modules, got {type(got).__name__}")
+    got = {names[module] for module in got}
+    changed = {name: p.requires_grad for name, p in model.named_parameters()} != before
+    if changed:
+        raise AnswerError(f"{what}: expected the parameters as they were, got `requires_grad` changed")
+    if got != set(wanted):
+        raise AnswerError(why_units(what, model, got, set(wanted), every))
 
 
 def why_units(what, model, got, wanted, blocks):
     more, less = sorted(got - wanted), sorted(wanted - got)
-    lines = [f"{what}: units {'too many: ' + ', '.join(more) if more else ''}"]
-    if less:
-        lines = [f"{what}: units missing: {', '.join(less)}" + (f"; too many: {', '.join(more)}" if more else "")]
+    faults = [f"missing: {', '.join(less)}"] if less else []
+    faults += [f"too many: {', '.join(name or 'the model itself' for name in more)}"] if more else []
+    lines = [f"{what}: units {'; '.join(faults)}"]
     modules = dict(model.named_modules())
+    children = {f"{block}.{child}" for block in blocks for child, _ in modules[block].named_children()}
 
-    if set(less) & set(blocks):
+    if less and all(type(modules[name]) is LastLayer for name in less):
+        slip = "a subclass of `block` is a block too: `isinstance`"
+    elif set(less) & set(blocks):
         slip = "each block is a unit, whatever is frozen in it"
     elif "" in more:
         slip = "the outermost module is wrapped anyway: name submodules"
@@ -788,6 +1085,10 @@ def why_units(what, model, got, wanted, blocks):
         slip = "a module without parameters makes no unit"
     elif "layers" in more:
         slip = "what is left over of a list of blocks, once they are units, has no parameters"
+    elif any(block.startswith(f"{name}.") for name in less for block in blocks):
+        slip = "on the way down, too, what counts of a module is what lies outside the blocks in it"
+    elif children & set(less) and not children & got:
+        slip = "no block is found to mix: if `skip` has the block itself, no parameter of it is left to look at"
     elif more and all(any(name.startswith(f"{other}.") for other in wanted - set(blocks)) for name in more):
         slip = "go no deeper than you must: a module that is trained through and through is one unit, not several"
     elif any(not p.requires_grad for name in more for p in modules[name].parameters()) and less:

@@ -113,7 +113,7 @@ from minifsdp.course.ledger import Ledger
 from minifsdp.course.link import let_communication_go_first, parse_link
 from minifsdp.course.measure import Settings
 from minifsdp.course.model import GPT, Block
-from minifsdp.course.timeline import read_trace
+from minifsdp.course.timeline import Span, overlap, read_trace
 from minifsdp.course.trace import record_trace
 from minifsdp.fsdp import FullStateDictConfig, StateDictType
 from minifsdp.fsdp.policies import CustomPolicy
@@ -226,7 +226,8 @@ def whole_values(units: Sequence[NamedUnit], group: Group, keep: Callable[[Tenso
 
 # %% [markdown]
 # The notebook's `to_host` is what rank 0 keeps. Compare: `FullyShardedDataParallel.state_dict` with torch's usual
-# settings for this, `FullStateDictConfig(offload_to_cpu=True, rank0_only=True)`.
+# settings for this, `FullStateDictConfig(offload_to_cpu=True, rank0_only=True)`. (torch 2.13 deprecates
+# `state_dict_type` in favour of `get_state_dict` in torch.distributed.checkpoint. What goes on beneath is the same.)
 
 
 # %%
@@ -257,7 +258,7 @@ def save_full(at_once: bool = False) -> dict[str, Any]:
                 device.free(flat.full)
         else:
             full = whole_values(units, group, keep)
-        ledger.mark("saved")
+        ledger.mark("saving")
         peak, curve = ledger.peak_of("unsharded"), ledger.curve()
     how = FullStateDictConfig(offload_to_cpu=True, rank0_only=True)
     with FullyShardedDataParallel.state_dict_type(model, StateDictType.FULL_STATE_DICT, how):
@@ -380,11 +381,16 @@ for ranks, rows in layout.items():
     print(f"5 rows on {ranks} ranks: {rows}")
 
 
+def rows_to_host(whole: Tensor) -> tuple[int, Tensor]:
+    """What each rank keeps: its rows; cut on the device, so that only these travel to the host."""
+    first, rows = my_rows(whole.detach(), dist.get_rank(), dist.get_world_size())
+    return first, to_host(rows)
+
+
 def save_rows() -> dict[str, tuple[int, Tensor]]:
     """Your two pieces together: each rank's rows of every parameter."""
     model, _ = trained()
-    group = comm.world()
-    return whole_values(units_of(model), group, lambda whole: my_rows(to_host(whole), group.rank(), group.size()))
+    return whole_values(units_of(model), comm.world(), rows_to_host)
 
 
 SHARDED = launch(save_rows, RANKS)
@@ -417,7 +423,7 @@ def fill_rows(out: Tensor, first: int, pieces: Sequence[Piece]) -> None:
     """Fill `out` in place: the rows from `first` to `first + len(out)` of a tensor of which `pieces` are saved.
 
     Args:
-        out: [rows, ...], at least one dimension; may have no rows.
+        out: [rows, ...], at least one dimension; may have no rows. The caller has switched gradients off.
         first: the number of its first row in the tensor.
         pieces: each has `first`, `count` and `read()`; in any order; none overlaps another.
 
@@ -514,8 +520,8 @@ def save_optimizer() -> dict[str, Any]:
     return {"states": states, "theirs": theirs, "calls": calls, "losses": losses}
 
 
-def go_on(states: Mapping[str, Mapping[str, Tensor]]) -> tuple[list[float], Optimizer]:
-    """Three steps of a plain model that takes over everything; its losses."""
+def go_on(states: Mapping[str, Mapping[str, Tensor]]) -> tuple[list[float], set[float]]:
+    """Three steps of a plain model that takes over everything: its losses, and the parameters' `step` afterwards."""
     model = SETTINGS.model()
     model.load_state_dict(FULL)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
@@ -523,7 +529,13 @@ def go_on(states: Mapping[str, Mapping[str, Tensor]]) -> tuple[list[float], Opti
     groups = optimizer.state_dict()["param_groups"]
     mine = deepcopy(states)  # load_state_dict keeps the tensors that it is given
     optimizer.load_state_dict({"state": {numbers[name]: state for name, state in mine.items()}, "param_groups": groups})
-    return [step(model, optimizer, batch) for batch in BATCHES[2:5]], optimizer
+    losses = [step(model, optimizer, batch) for batch in BATCHES[2:5]]
+    return losses, {state["step"].item() for state in optimizer.state.values()}
+
+
+def go_on_each(*states: Mapping[str, Mapping[str, Tensor]]) -> list[tuple[list[float], set[float]]]:
+    torch.set_num_threads(1)  # as each of the two ranks has; for tensors of this size a second one is no help
+    return [go_on(each) for each in states]
 
 
 each = launch(save_optimizer, RANKS)
@@ -534,8 +546,9 @@ outcome("10b.4", gathers, slips=slips)
 equal = all(torch.equal(STATES[name][key].cpu(), theirs[name][key].cpu()) for name in theirs for key in theirs[name])
 print(f"{len(STATES)} parameters, equal to minifsdp's optim_state_dict: {equal}")
 print(f"sharded: {', '.join(f'{sum(pair) / RANKS:.4f}' for pair in zip(*(e['losses'] for e in each), strict=True))}")
-print(f"plain:   {', '.join(f'{loss:.4f}' for loss in go_on(STATES)[0])}")
-print(f"without: {', '.join(f'{loss:.4f}' for loss in go_on({})[0])}   (model loaded, optimizer begun anew)")
+(PLAIN, _), (anew, _) = launch(go_on_each, 1, STATES, {})[0]
+print(f"plain:   {', '.join(f'{loss:.4f}' for loss in PLAIN)}")
+print(f"without: {', '.join(f'{loss:.4f}' for loss in anew)}   (model loaded, optimizer begun anew)")
 assert equal
 assert theirs.keys() == STATES.keys()
 
@@ -553,9 +566,9 @@ shared = {name: dict(state) for name, state in STATES.items()}
 one = STATES["head.weight"]["step"].clone()
 for state in shared.values():
     state["step"] = one
-for name, states in {"a step each": STATES, "one step for all": shared}.items():
-    losses, optimizer = go_on(states)
-    after = {state["step"].item() for state in optimizer.state.values()}
+for name, (losses, after) in zip(
+    ("a step each", "one step for all"), launch(go_on_each, 1, STATES, shared)[0], strict=True
+):
     print(f"{name:18}step after 2 + 3 steps: {after}, losses {', '.join(f'{loss:.4f}' for loss in losses)}")
 
 # %% [markdown]
@@ -587,12 +600,13 @@ def commit(
         disk: `make_folder`, `write`, `sync` and `rename` (see the set-up cell); raises OSError.
         folder: exists, and is seen by all ranks.
         name: of the checkpoint; a part that is being written is the folder `folder / f".{name}.part"`.
-        files: this rank's, contents by name; the ranks' names differ.
+        files: this rank's, contents by name; the ranks' names differ, and so may their numbers, down to none.
         rank: rank 0 makes the part and gives it its name.
         barrier: waits until all ranks have come to it.
 
     When the name is there, all ranks' files are on the disk, with their bytes and their names. When `commit` returns,
-    on any rank, the name is on the disk too: the caller may then delete the checkpoint before it.
+    on any rank, the name is on the disk too: the caller may then delete the checkpoint before it. A rank whose disk
+    raises lets the error go up at once and comes to no other barrier; the others wait until the launcher ends them.
     """
     ...
 
@@ -734,6 +748,9 @@ for without in range(4):
 # The first two are the bad ones: a checkpoint with its final name, and without its contents. After the third the job
 # has been told that there is a new checkpoint, has deleted the old one, and after the power cut there is none.
 #
+# An object store has no rename. There a file that comes last can be the commit: torch.distributed.checkpoint writes
+# `.metadata` when all ranks have written, and what has none is no checkpoint (`checkpoint/filesystem.py`, `finish`).
+#
 # ### Measured: from two ranks to three, and to none (C22)
 #
 # All five pieces: two ranks commit model and optimizer to the disk, each its rows. Three ranks load them, and a plain
@@ -741,45 +758,31 @@ for without in range(4):
 
 
 # %%
-@dataclass
-class OnDisk:
-    """A piece in a file; of the file only what is read is fetched (`mmap`)."""
-
-    file: Path
-    name: str
-    first: int
-    count: int
-
-    def read(self) -> Tensor:
-        return torch.load(self.file, mmap=True)[self.name][1]
-
-
 def save_checkpoint(folder: Path, name: str) -> None:
     model, optimizer = trained()
     group, units = comm.world(), units_of(model)
     rank = group.rank()
-
-    def rows(whole: Tensor) -> tuple[int, Tensor]:
-        return my_rows(to_host(whole), rank, group.size())
-
-    content = dict(whole_values(units, group, rows))
-    for param, state in whole_states(units, optimizer, group, rows).items():
+    content = dict(whole_values(units, group, rows_to_host))
+    for param, state in whole_states(units, optimizer, group, rows_to_host).items():
         content |= {f"{param}/{key}": value if isinstance(value, tuple) else (0, value) for key, value in state.items()}
     file = io.BytesIO()
     torch.save(content, file)
     commit(RealDisk(), folder, name, {f"rank-{rank}.pt": file.getvalue()}, rank, dist.barrier)
 
 
-def index_of(whole: Path) -> dict[str, list[OnDisk]]:
-    """Which file has which rows. (torch.distributed.checkpoint writes this down, in `.metadata`.)"""
-    index: dict[str, list[OnDisk]] = {}
+def index_of(whole: Path) -> dict[str, list[InMemory]]:
+    """Which file has which rows. (torch.distributed.checkpoint writes this down, in `.metadata`.)
+
+    The files are mapped (`mmap`): a piece has its rows in memory as soon as they are read, and not before.
+    """
+    index: dict[str, list[InMemory]] = {}
     for file in sorted(whole.glob("rank-*.pt")):
         for name, (first, rows) in torch.load(file, mmap=True).items():
-            index.setdefault(name, []).append(OnDisk(file, name, first, len(rows) if rows.dim() else 1))
+            index.setdefault(name, []).append(InMemory(first, rows))
     return index
 
 
-def load_into_shard(flat: FlatParameter, shard: Tensor, number: int, pieces: list[OnDisk], group: Group) -> None:
+def load_into_shard(flat: FlatParameter, shard: Tensor, number: int, pieces: list[InMemory], group: Group) -> None:
     """Parameter `number` of a unit: this rank's rows from the disk, the whole by a gather, and of that its slice."""
     shape = flat.shapes[number]
     size = -(-shape[0] // group.size())
@@ -841,12 +844,12 @@ for what, equal in same.items():
     print(f"{what}: {equal}")
 three = [sum(losses) / 3 for losses in zip(*(each["loss"] for each in loaded), strict=True)]
 print(f"the next two losses, 3 ranks: {', '.join(f'{loss:.4f}' for loss in three)}; plain, in one process: ", end="")
-print(", ".join(f"{loss:.4f}" for loss in go_on(STATES)[0][:2]))
+print(", ".join(f"{loss:.4f}" for loss in PLAIN[:2]))
 assert all(same.values())
 
 # %% [markdown]
-# 3 Ψ elements and a `step` per parameter and rank, for there is one in each file. Nobody has ever held more than one
-# tensor or one unit whole.
+# 3 Ψ elements and a `step` per parameter and rank, for there is one in each file. On its device no rank has held more
+# than one tensor or one unit whole. (The full dicts, on the host, are for the comparison alone.)
 #
 # ## What a model starts with
 #
@@ -907,8 +910,10 @@ assert all(abs(each - expected) <= 8 for each in more)
 assert not agree
 
 # %% [markdown]
-# Without the broadcast the model is patchwork: half a network of one seed, half of another. It trains, badly, and every
-# rank agrees on it. The broadcast costs the model's bytes, once, one tensor at a time.
+# Without the broadcast the model is patchwork: half of each unit from one seed, half from another. Random numbers that
+# are drawn one by one do not mind; but no seed gives this model, and another N gives another. What it ruins is *loaded*
+# weights: if rank 0 alone has loaded a checkpoint, the other half is noise. The broadcast costs the model's bytes,
+# once, here one tensor at a time; torch packs tensors into messages of 250 MiB (`fsdp/_init_utils.py`).
 #
 # An ignored module is nobody's business: not sharded, not gathered, and *not reduced*. Each rank trains its own head,
 # and they drift apart without a word, unless somebody averages those gradients. What is ignored on purpose is either
@@ -1000,10 +1005,11 @@ def units_for(model: nn.Module, block: type[nn.Module]) -> set[nn.Module]:
         block: the class of its blocks; no block lies inside another.
 
     Every block is a unit. A unit has the parameters that no unit inside it has: of a block all, of the model those in
-    no block (`find_parameters(module, skip=inner)` gives a dict of the parameters in `module`, those in the modules
-    `inner` left out). If they are all trained, or all frozen, nothing inside it is separated. If they are mixed, those
-    modules in it are units too whose parameters outside blocks are all trained: the *outermost* such ones. A module
-    without such parameters is none.
+    no block (`find_parameters(module, skip=inner)` gives a dict of the parameters in `module`, without those in a
+    module of `inner`; if `module` itself is in `inner`, there is none left). If they are all trained, or all frozen,
+    nothing inside it is separated. If they are mixed, those modules in it, other than blocks, are units too whose
+    parameters outside blocks inside them are all trained: the *outermost* such ones. A module without such parameters
+    is none.
     """
     ...
 
@@ -1071,6 +1077,7 @@ def tune_all() -> dict[str, Tuned]:
 tuned = launch(tune_all, RANKS)[0]
 mixed, separate = tuned["adapters, mixed"], tuned["adapters, your units"]
 slips = {
+    "right, but for the padding that aligns original parameters": 4 * 4 * (68_475 + 2_700) // RANKS,
     "the trained ones alone; but a slice keeps the shard that it is cut from": 4 * ADAPTERS // RANKS,
     "the blocks without their adapters": 4 * 4 * 68_475 // RANKS,
     "root and all; the root is frozen through and through": 4 * every // RANKS,
@@ -1099,16 +1106,17 @@ plots.stages(
     predicted={name: gradients_at_peak(each.units) for name, each in tuned.items() if name != "all trained"},
     title=f"In units of their own, adapters have {mixed.peak / separate.peak:.0f} times less gradient at the peak",
     says="Gradients of a rank at their peak in backward. Diamonds: the unsharded gradients of the last two units, one "
-    "of which is being reduced while the other is made, and the shards of all but the last.",
+    "of which is being reduced while the other is made, and the shards of all but the last. None for 'all trained': "
+    "there the root's unsharded gradient lives through the whole backward.",
     lab="10b",
     ylabel="gradients of a rank",
 )
 
 # %% [markdown]
-# In the mixed units freezing saves no byte of gradients over training the blocks, and they are reduced and sent, too;
-# users find gradients in memory that fine-tuning should not need (pytorch#91165), and minifsdp warns, as torch does,
-# when it wraps such a unit. The price of your units is in the last column: more collectives, and small ones. Adapters
-# of several layers could share a unit if a module held them together.
+# In the mixed units freezing saves no byte of gradients over training the blocks, and they are reduced and sent, too
+# (pytorch#91167, PR 104967); minifsdp warns, as torch does, when it wraps such a unit. The price of your units is in
+# the last column: more collectives, and small ones. Adapters of several layers could share a unit if a module held them
+# together.
 #
 # A unit that is frozen through and through has no gradient at all ("last block only"): FSDP follows `requires_grad`,
 # in every forward.
@@ -1120,7 +1128,8 @@ plots.stages(
 # FSDP the parameters must be whole for that second forward. They are whole in backward anyway, if the unit's backward
 # has begun by then. It has, if the checkpoint lies *inside* the unit. *Around* the unit it depends: torch's checkpoint
 # comes in two kinds, with `use_reentrant=True` (the old one) and `False`. The old one first recomputes, and then runs
-# a backward of its own.
+# a backward of its own. The price is one more forward of what is recomputed: of everything, a third more compute, for
+# backward costs about two forwards.
 #
 # FULL_SHARD issues 2 U - 1 = 9 all-gathers for the 5 units here. How many with reentrant checkpoints *around* the four
 # blocks?
@@ -1131,14 +1140,14 @@ predict("10b.7", ..., "all-gathers of a step, reentrant checkpoints around the 4
 
 # %%
 class Recomputed(nn.Module):
-    """A module under an activation checkpoint."""
+    """A module under an activation checkpoint; its attribute has the name that state dicts leave out (`clean_name`)."""
 
     def __init__(self, module: nn.Module, reentrant: bool) -> None:
         super().__init__()
-        self.module, self.reentrant = module, reentrant
+        self._checkpoint_wrapped_module, self.reentrant = module, reentrant
 
     def forward(self, x: Tensor) -> Tensor:
-        return checkpoint(self.module, x, use_reentrant=self.reentrant)
+        return checkpoint(self._checkpoint_wrapped_module, x, use_reentrant=self.reentrant)
 
 
 def recomputing(where: str, reentrant: bool = False) -> tuple[nn.Module, Optimizer]:
@@ -1218,19 +1227,19 @@ assert all(each["peak"] < none["peak"] for name, each in again.items() if name !
 # %%
 plots.stages(
     {name: again[name]["at_peak"] for name in ("none", "inside", "around, reentrant")},
-    title=f"Recomputation: {none['peak'] / MIB:.2f} MiB at the peak become {inside['peak'] / MIB:.2f}; "
-    "model state stays as it is",
+    title=f"Recomputation: {none['peak'] / MIB:.2f} MiB at the peak become {inside['peak'] / MIB:.2f}",
     says="What a rank holds at the peak of a step, without checkpoints, with checkpoints inside the units, and around "
-    "them. The peak's moment moves, so bars differ in more than activations.",
+    "them. The peak's moment moves, so bars differ in more than activations; model state's own peak is in the table.",
     lab="10b",
 )
 
 # %% [markdown]
 # "A checkpoint around the unit costs a third gather" is told of both kinds. Measured it is one kind: the old one, which
-# gathers for the recomputation, frees, and gathers again. (Its model state peaks lower, by a block: nothing is gathered
-# ahead of a recomputation.) With `use_reentrant=False` the recomputation begins when backward asks for the first saved
-# tensor, and by then the hook on the unit's output has run. Inside the unit costs no gather in either kind. Is it the
-# same in torch's FSDP? And how does it look over a link?
+# gathers for the recomputation, frees, and gathers again. (Its model state peaks half a block lower: as nothing is
+# gathered ahead of a recomputation, one block less is whole, while one more block's gradient shard is there.) With
+# `use_reentrant=False` the recomputation begins when backward asks for the first saved tensor, and by then the hook on
+# the unit's output has run. Inside the unit costs no gather in either kind. Is it the same in torch's FSDP? And how
+# does it look over a link?
 
 
 # %%
@@ -1274,31 +1283,39 @@ def trace_steps(folder: Path) -> None:
     warnings.simplefilter("ignore")
     let_communication_go_first()
     with parse_link("latency=1ms,bandwidth=100MB/s") as link:
-        for name in ("none", "inside", "around, reentrant"):
+        for name in SHOWN:
             model, optimizer = recomputing(*KINDS[name])
             step(model, optimizer, BATCHES[0])
-            with record_trace(folder / f"{name}-{dist.get_rank()}.json", link):
-                tokens = (part.to(rank_device()) for part in data.shard(BATCHES[1], dist.get_rank(), RANKS))
-                comm.all_reduce(torch.zeros(1, device=rank_device()), comm.world()).wait()  # start together
-                with record_function("forward"):
-                    loss = model(*tokens)
-                with record_function("backward"):
-                    loss.backward()
-                with record_function("optimizer"):
-                    optimizer.step()
+            for number in range(STEPS):
+                with record_trace(folder / f"{name}-{number}-{dist.get_rank()}.json", link):
+                    tokens = (part.to(rank_device()) for part in data.shard(BATCHES[1], dist.get_rank(), RANKS))
+                    comm.all_reduce(torch.zeros(1, device=rank_device()), comm.world()).wait()  # start together
+                    with record_function("forward"):
+                        loss = model(*tokens)
+                    with record_function("backward"):
+                        loss.backward()
+                    with record_function("optimizer"):
+                        optimizer.step()
+                optimizer.zero_grad()
 
 
+def fastest(folder: Path, name: str) -> list[Span]:
+    """The step that other programs on this machine have disturbed least."""
+    steps = [read_trace(folder / f"{name}-{number}-0.json") for number in range(STEPS)]
+    return min(steps, key=lambda spans: max(span.end for span in spans))
+
+
+SHOWN, STEPS = ("none", "inside", "around, reentrant"), 8
 with tempfile.TemporaryDirectory() as folder:
     launch(trace_steps, RANKS, Path(folder))
-    spans = {name: read_trace(Path(folder, f"{name}-0.json")) for name in ("none", "inside", "around, reentrant")}
-messages = {
-    name: sum("gather" in span.name for span in each if span.lane == "communication") for name, each in spans.items()
-}
+    spans = {name: fastest(Path(folder), name) for name in SHOWN}
+hidden = {name: overlap(each) or 0.0 for name, each in spans.items()}
 plots.timeline(
     spans,
-    title=f"{messages['inside']} gathers inside, {messages['around, reentrant']} with reentrant checkpoints around",
-    says="Lanes of one rank over one step over an emulated link. Recomputation makes backward compute longer; placed "
-    "around, it also waits for the link once more per block.",
+    title=f"{hidden['inside']:.0%} of communication under compute with checkpoints inside, "
+    f"{hidden['around, reentrant']:.0%} around",
+    says=f"Lanes of one rank, the fastest of {STEPS} steps over an emulated link. Recomputation makes backward compute "
+    "longer; placed around, its gathers come while nothing computes.",
     lab="10b",
 )
 

@@ -92,12 +92,11 @@ def whole_values(units, group, keep):
 
 @wrong("10b.1", "until the handle's `wait()` the buffer holds anything")
 def whole_values(units, group, keep):
-    """Does not wait for the gather, or only by chance."""
+    """Does not wait for the gather."""
     kept = {}
     for flat, names in units:
         device.allocate(flat.full)
-        handle = comm.all_gather(flat.full.data, flat.shard.data, group)
-        handle._work.wait()
+        comm.all_gather(flat.full.data, flat.shard.data, group)
         for names_of_one, view in zip(names, flat.views, strict=True):
             if keep is not None:
                 kept.update(dict.fromkeys(names_of_one, keep(view.detach())))
@@ -131,6 +130,49 @@ def whole_values(units, group, keep):
         comm.all_gather(flat.full.data, flat.shard.data, group).wait()
         for names_of_one, view in zip(names, flat.views, strict=True):
             kept.update(dict.fromkeys(names_of_one, keep(view.detach()) if keep else None))
+        device.free(flat.full)
+    return kept
+
+
+@wrong("10b.1", "`group` need not be the world")
+def whole_values(units, group, keep):
+    """Gathers over the world, whatever the group is."""
+    kept = {}
+    for flat, names in units:
+        device.allocate(flat.full)
+        comm.all_gather(flat.full.data, flat.shard.data, comm.world()).wait()
+        if keep is not None:
+            for names_of_one, view in zip(names, flat.views, strict=True):
+                kept.update(dict.fromkeys(names_of_one, keep(view.detach())))
+        device.free(flat.full)
+    return kept
+
+
+@wrong("10b.1", "on ranks that keep nothing too")
+def whole_values(units, group, keep):
+    """Frees where it keeps, and nowhere else."""
+    kept = {}
+    for flat, names in units:
+        device.allocate(flat.full)
+        comm.all_gather(flat.full.data, flat.shard.data, group).wait()
+        if keep is not None:
+            for names_of_one, view in zip(names, flat.views, strict=True):
+                kept.update(dict.fromkeys(names_of_one, keep(view.detach())))
+            device.free(flat.full)
+    return kept
+
+
+@wrong("10b.1", "`set_grad_enabled` stays")
+def whole_values(units, group, keep):
+    """Switches gradients off, for ever."""
+    torch.set_grad_enabled(False)
+    kept = {}
+    for flat, names in units:
+        device.allocate(flat.full)
+        comm.all_gather(flat.full.data, flat.shard.data, group).wait()
+        if keep is not None:
+            for names_of_one, view in zip(names, flat.views, strict=True):
+                kept.update(dict.fromkeys(names_of_one, keep(view.detach())))
         device.free(flat.full)
     return kept
 
@@ -211,6 +253,16 @@ def my_rows(whole, rank, ranks):
     first = min(rank * size, len(whole))
     rows = whole[first : first + size].clone()
     return first, rows.reshape(len(rows), -1) if whole.dim() == 1 else rows.flip(1)
+
+
+@wrong("10b.2", "keeps each tensor's dtype")
+def my_rows(whole, rank, ranks):
+    """Converts to float32."""
+    if whole.dim() == 0:
+        return 0, whole.clone()
+    size = -(-len(whole) // ranks)
+    first = min(rank * size, len(whole))
+    return first, whole[first : first + size].clone().float()
 
 
 # 10b.3
@@ -295,6 +347,31 @@ def fill_rows(out, first, pieces):
                 break
         else:
             raise ValueError(f"row {first + row} is in no piece")
+
+
+@wrong("10b.3", "whether a row was found is not in its values")
+def fill_rows(out, first, pieces):
+    """Fills with NaN first, and takes what is still NaN for missing."""
+    out.fill_(float("nan"))
+    for piece in pieces:
+        low, high = max(first, piece.first), min(first + len(out), piece.first + piece.count)
+        if low < high:
+            out[low - first : high - first].copy_(piece.read()[low - piece.first : high - piece.first])
+    if out.isnan().any():
+        raise ValueError("rows are missing")
+
+
+@wrong("10b.3", "look at every piece there is, in whatever order")
+def fill_rows(out, first, pieces):
+    """Takes the pieces to be in order."""
+    at, end = first, first + len(out)
+    for piece in pieces:
+        if at < end and piece.first <= at < piece.first + piece.count:
+            high = min(end, piece.first + piece.count)
+            out[at - first : high - first].copy_(piece.read()[at - piece.first : high - piece.first])
+            at = high
+    if at < end:
+        raise ValueError("rows are missing")
 
 
 # 10b.4
@@ -448,6 +525,160 @@ def whole_states(units, optimizer, group, keep):
             if keep is not None:
                 for names_of_one, whole in zip(names, flat.unflatten(buffer), strict=True):
                     kept[names_of_one[0]][key] = keep(whole)
+            device.free(buffer)
+    return kept
+
+
+@wrong("10b.4", "`group` need not be the world")
+def whole_states(units, optimizer, group, keep):
+    """Gathers over the world, whatever the group is."""
+    kept = {}
+    for flat, names in units:
+        for key, value in optimizer.state.get(flat.shard, {}).items():
+            if value.shape != flat.shard.shape:
+                for names_of_one in names if keep is not None else []:
+                    kept.setdefault(names_of_one[0], {})[key] = value.clone()
+                continue
+            buffer = device.empty(flat.full.numel(), value.dtype, "communication", value.device)
+            comm.all_gather(buffer, value, comm.world()).wait()
+            if keep is not None:
+                for names_of_one, whole in zip(names, flat.unflatten(buffer), strict=True):
+                    kept.setdefault(names_of_one[0], {})[key] = keep(whole)
+            device.free(buffer)
+    return kept
+
+
+@wrong("10b.4", "which need not be float32")
+def whole_states(units, optimizer, group, keep):
+    """Takes all states for float32."""
+    kept = {}
+    for flat, names in units:
+        for key, value in optimizer.state.get(flat.shard, {}).items():
+            if value.shape != flat.shard.shape:
+                for names_of_one in names if keep is not None else []:
+                    kept.setdefault(names_of_one[0], {})[key] = value.clone()
+                continue
+            buffer = device.empty(flat.full.numel(), torch.float32, "communication", value.device)
+            comm.all_gather(buffer, value, group).wait()
+            if keep is not None:
+                for names_of_one, whole in zip(names, flat.unflatten(buffer), strict=True):
+                    kept.setdefault(names_of_one[0], {})[key] = keep(whole)
+            device.free(buffer)
+    return kept
+
+
+@wrong("10b.4", "`step` is not the only number")
+def whole_states(units, optimizer, group, keep):
+    """Tells what is flat by its key."""
+    kept = {}
+    for flat, names in units:
+        for key, value in optimizer.state.get(flat.shard, {}).items():
+            if key == "step":
+                for names_of_one in names if keep is not None else []:
+                    kept.setdefault(names_of_one[0], {})[key] = value.clone()
+                continue
+            buffer = device.empty(flat.full.numel(), value.dtype, "communication", value.device)
+            comm.all_gather(buffer, value, group).wait()
+            if keep is not None:
+                for names_of_one, whole in zip(names, flat.unflatten(buffer), strict=True):
+                    kept.setdefault(names_of_one[0], {})[key] = keep(whole)
+            device.free(buffer)
+    return kept
+
+
+@wrong("10b.4", "a shard may have one element")
+def whole_states(units, optimizer, group, keep):
+    """Tells numbers by their size."""
+    kept = {}
+    for flat, names in units:
+        for key, value in optimizer.state.get(flat.shard, {}).items():
+            if value.numel() == 1:
+                for names_of_one in names if keep is not None else []:
+                    kept.setdefault(names_of_one[0], {})[key] = value.clone()
+                continue
+            buffer = device.empty(flat.full.numel(), value.dtype, "communication", value.device)
+            comm.all_gather(buffer, value, group).wait()
+            if keep is not None:
+                for names_of_one, whole in zip(names, flat.unflatten(buffer), strict=True):
+                    kept.setdefault(names_of_one[0], {})[key] = keep(whole)
+            device.free(buffer)
+    return kept
+
+
+@wrong("10b.4", "other optimizers have others")
+def whole_states(units, optimizer, group, keep):
+    """Knows the keys of Adam."""
+    kept = {}
+    for flat, names in units:
+        states = optimizer.state.get(flat.shard, {})
+        for key in [each for each in ("step", "exp_avg", "exp_avg_sq") if each in states]:
+            value = states[key]
+            if value.shape != flat.shard.shape:
+                for names_of_one in names if keep is not None else []:
+                    kept.setdefault(names_of_one[0], {})[key] = value.clone()
+                continue
+            buffer = device.empty(flat.full.numel(), value.dtype, "communication", value.device)
+            comm.all_gather(buffer, value, group).wait()
+            if keep is not None:
+                for names_of_one, whole in zip(names, flat.unflatten(buffer), strict=True):
+                    kept.setdefault(names_of_one[0], {})[key] = keep(whole)
+            device.free(buffer)
+    return kept
+
+
+@wrong("10b.4", "`optimizer.state` is a defaultdict")
+def whole_states(units, optimizer, group, keep):
+    """Asks for the state of a frozen shard, which makes it one."""
+    kept = {}
+    for flat, names in units:
+        for key, value in optimizer.state[flat.shard].items():
+            if value.shape != flat.shard.shape:
+                for names_of_one in names if keep is not None else []:
+                    kept.setdefault(names_of_one[0], {})[key] = value.clone()
+                continue
+            buffer = device.empty(flat.full.numel(), value.dtype, "communication", value.device)
+            comm.all_gather(buffer, value, group).wait()
+            if keep is not None:
+                for names_of_one, whole in zip(names, flat.unflatten(buffer), strict=True):
+                    kept.setdefault(names_of_one[0], {})[key] = keep(whole)
+            device.free(buffer)
+    return kept
+
+
+@wrong("10b.4", "`keep` is for whole states")
+def whole_states(units, optimizer, group, keep):
+    """Shows numbers to `keep`."""
+    kept = {}
+    for flat, names in units:
+        for key, value in optimizer.state.get(flat.shard, {}).items():
+            if value.shape != flat.shard.shape:
+                for names_of_one in names if keep is not None else []:
+                    kept.setdefault(names_of_one[0], {})[key] = keep(value)
+                continue
+            buffer = device.empty(flat.full.numel(), value.dtype, "communication", value.device)
+            comm.all_gather(buffer, value, group).wait()
+            if keep is not None:
+                for names_of_one, whole in zip(names, flat.unflatten(buffer), strict=True):
+                    kept.setdefault(names_of_one[0], {})[key] = keep(whole)
+            device.free(buffer)
+    return kept
+
+
+@wrong("10b.4", "wait before you read, then the next state")
+def whole_states(units, optimizer, group, keep):
+    """Does not wait for the gather."""
+    kept = {}
+    for flat, names in units:
+        for key, value in optimizer.state.get(flat.shard, {}).items():
+            if value.shape != flat.shard.shape:
+                for names_of_one in names if keep is not None else []:
+                    kept.setdefault(names_of_one[0], {})[key] = value.clone()
+                continue
+            buffer = device.empty(flat.full.numel(), value.dtype, "communication", value.device)
+            comm.all_gather(buffer, value, group)
+            if keep is not None:
+                for names_of_one, whole in zip(names, flat.unflatten(buffer), strict=True):
+                    kept.setdefault(names_of_one[0], {})[key] = keep(whole)
             device.free(buffer)
     return kept
 
@@ -648,6 +879,87 @@ def commit(disk, folder, name, files, rank, barrier):
     barrier()
 
 
+@wrong("10b.5", "after an error no more barriers")
+def commit(disk, folder, name, files, rank, barrier):
+    """Comes to the barrier though a write has failed, so that nobody hangs."""
+    part, whole = folder / f".{name}.part", folder / name
+    if rank == 0:
+        disk.make_folder(part)
+    barrier()
+    try:
+        for file, content in files.items():
+            disk.write(part / file, content)
+            disk.sync(part / file)
+    finally:
+        barrier()
+    if rank == 0:
+        disk.sync(part)
+        disk.rename(part, whole)
+        disk.sync(folder)
+    barrier()
+
+
+@wrong("10b.5", "who swallows an error says that all is well")
+def commit(disk, folder, name, files, rank, barrier):
+    """Goes on when the disk is full."""
+    part, whole = folder / f".{name}.part", folder / name
+    if rank == 0:
+        disk.make_folder(part)
+    barrier()
+    for file, content in files.items():
+        try:
+            disk.write(part / file, content)
+            disk.sync(part / file)
+        except OSError:
+            pass
+    barrier()
+    if rank == 0:
+        disk.sync(part)
+        disk.rename(part, whole)
+        disk.sync(folder)
+    barrier()
+
+
+@wrong("10b.5", "what another run has begun is not yours")
+def commit(disk, folder, name, files, rank, barrier):
+    """Goes on in the part of a killed run."""
+    part, whole = folder / f".{name}.part", folder / name
+    if rank == 0:
+        try:
+            disk.make_folder(part)
+        except FileExistsError:
+            print("there is a part already")
+    barrier()
+    for file, content in files.items():
+        disk.write(part / file, content)
+        disk.sync(part / file)
+    barrier()
+    if rank == 0:
+        disk.sync(part)
+        disk.rename(part, whole)
+        disk.sync(folder)
+    barrier()
+
+
+@wrong("10b.5", "as many barriers on every rank")
+def commit(disk, folder, name, files, rank, barrier):
+    """A barrier for each file."""
+    part, whole = folder / f".{name}.part", folder / name
+    if rank == 0:
+        disk.make_folder(part)
+    barrier()
+    for file, content in files.items():
+        disk.write(part / file, content)
+        disk.sync(part / file)
+        barrier()
+    barrier()
+    if rank == 0:
+        disk.sync(part)
+        disk.rename(part, whole)
+        disk.sync(folder)
+    barrier()
+
+
 # 10b.6
 
 
@@ -806,3 +1118,91 @@ def units_for(model, block):
         if len({p.requires_grad for p in find_parameters(top, skip=inner)}) > 1 or inner:
             separate(top)
     return units
+
+
+@wrong("10b.6", "what lies outside the blocks in it")
+def units_for(model, block):
+    """Counts the blocks' parameters on the way down."""
+    blocks = {module for module in model.modules() if isinstance(module, block)}
+    units = set(blocks)
+
+    def separate(module, inner):
+        for child in module.children():
+            if child not in blocks:
+                found = {p.requires_grad for p in find_parameters(child)}
+                if found == {True}:
+                    units.add(child)
+                elif len(found) > 1:
+                    separate(child, inner)
+
+    for top in (model, *blocks):
+        inner = blocks - {top}
+        if len({p.requires_grad for p in find_parameters(top, skip=inner)}) > 1:
+            separate(top, inner)
+    return units
+
+
+@wrong("10b.6", "no block is found to mix")
+def units_for(model, block):
+    """Leaves out the block itself, too."""
+    blocks = {module for module in model.modules() if isinstance(module, block)}
+    units = set(blocks)
+
+    def separate(module, inner):
+        for child in module.children():
+            if child not in blocks:
+                found = {p.requires_grad for p in find_parameters(child, skip=inner)}
+                if found == {True}:
+                    units.add(child)
+                elif len(found) > 1:
+                    separate(child, inner)
+
+    for top in (model, *blocks):
+        inner = blocks
+        if len({p.requires_grad for p in find_parameters(top, skip=inner)}) > 1:
+            separate(top, inner)
+    return units
+
+
+@wrong("10b.6", "a subclass of `block` is a block too")
+def units_for(model, block):
+    """Compares types."""
+    blocks = {module for module in model.modules() if type(module) is block}
+    units = set(blocks)
+
+    def separate(module, inner):
+        for child in module.children():
+            if child not in blocks:
+                found = {p.requires_grad for p in find_parameters(child, skip=inner)}
+                if found == {True}:
+                    units.add(child)
+                elif len(found) > 1:
+                    separate(child, inner)
+
+    for top in (model, *blocks):
+        inner = blocks - {top}
+        if len({p.requires_grad for p in find_parameters(top, skip=inner)}) > 1:
+            separate(top, inner)
+    return units
+
+
+@wrong("10b.6", "the outermost module is wrapped anyway")
+def units_for(model, block):
+    """Names the model, too."""
+    blocks = {module for module in model.modules() if isinstance(module, block)}
+    units = set(blocks)
+
+    def separate(module, inner):
+        for child in module.children():
+            if child not in blocks:
+                found = {p.requires_grad for p in find_parameters(child, skip=inner)}
+                if found == {True}:
+                    units.add(child)
+                elif len(found) > 1:
+                    separate(child, inner)
+
+    for top in (model, *blocks):
+        inner = blocks - {top}
+        if len({p.requires_grad for p in find_parameters(top, skip=inner)}) > 1:
+            separate(top, inner)
+    return units | {model}
