@@ -144,6 +144,13 @@ class TestExpect:
         with pytest.raises(AnswerError, match=r"element 7 is -1 instead of 7, 1 differ"):
             expect("values", got, wanted)
 
+    def test_a_rank_s_own_words_are_kept_whole(self):
+        def observe() -> None:
+            expect("the sum", 1, 2, slips={"the mean": 1})
+
+        with pytest.raises(AnswerError, match=r"^rank \d failed: the sum: expected 2, got 1\nlikely slip: the mean$"):
+            on_ranks(2, observe)
+
     def test_the_fallback_serves_where_no_slip_fits(self):
         with pytest.raises(AnswerError, match="likely slip: look at the order"):
             expect("calls", ["b", "a"], ["a", "b"], slips={"none at all": []}, slip="look at the order")
@@ -177,6 +184,12 @@ class TestPredictions:
             "prediction 4.1 (bytes): none yet",
             "prediction 4.1: measured 4,000, nothing was predicted",
         ]
+
+    def test_a_prediction_is_not_judged_by_an_answer_that_failed(self, capsys):
+        notebook._states["4.1"] = notebook.FAILED
+        predict("4.1", 4000)
+        outcome("4.1", 4000)
+        assert "4,000, with an answer that failed its check" in capsys.readouterr().out
 
     def test_dots_keep_what_was_said_before(self, capsys):
         predict("4.1", 14, "bytes")

@@ -94,7 +94,9 @@ def on_ranks(
 
 def _explained(error: RankError, slip: str | None) -> str:
     """What the ranks failed with, and at which line of the learner's cell."""
-    lines = [re.sub(r" \([^()]*:\d+\)$", "", str(error))]  # without the place in a file: it may be one of ours
+    lines = [re.sub(r" \([^()]*:\d+\)$", "", str(error)).replace("AnswerError: ", "")]  # the place may be one of ours
+    first = next(iter(error.failures.values()), "")
+    lines += first.partition("AnswerError: ")[2].splitlines()[1:]  # what `expect` says in a rank below: the slip
     stuck = any("stuck here" in text for text in error.failures.values())
     for rank, text in sorted(error.failures.items()) if stuck else list(error.failures.items())[:1]:
         frames = re.findall(r'File "<cell.*?", line (\d+),.*\n +(.*)', text)
