@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: ladder test test-full lint labs labs-check labs-gpu clean
+.PHONY: ladder test test-labs test-full lint labs labs-check labs-gpu clean
 
 ladder: $(READY)
 	$(BIN)/minifsdp ladder
@@ -13,6 +13,10 @@ ladder: $(READY)
 test: $(READY)
 	$(BIN)/pytest -q -m "not slow and not alone" -n 2
 	$(BIN)/pytest -q -m "not slow and alone"
+
+# All notebooks, with the reference answers written into the exercises.
+test-labs: $(READY)
+	$(BIN)/pytest -q tests/test_notebooks.py -k written -n 2
 
 test-full: $(READY)
 	$(BIN)/pytest -q

@@ -12,25 +12,27 @@ if TYPE_CHECKING:
     from minifsdp.fsdp import (
         BackwardPrefetch,
         CPUOffload,
-        CustomPolicy,
         FullOptimStateDictConfig,
         FullStateDictConfig,
         FullyShardedDataParallel,
         MixedPrecision,
-        ModuleWrapPolicy,
         OverlapSchedule,
         PrefetchSchedule,
         RateLimitedSchedule,
-        ShardedGradScaler,
         ShardedOptimStateDictConfig,
         ShardedStateDictConfig,
         ShardingStrategy,
         StateDictType,
         SyncSchedule,
         register_fsdp_forward_method,
+    )
+    from minifsdp.fsdp.wrap import (
+        CustomPolicy,
+        ModuleWrapPolicy,
         size_based_auto_wrap_policy,
         transformer_auto_wrap_policy,
     )
+    from minifsdp.grad_scaler import ShardedGradScaler
     from minifsdp.zero import Zero1Optimizer, Zero2Optimizer
 
 __all__ = [
@@ -65,7 +67,7 @@ __all__ = [
 
 def __getattr__(name: str) -> Any:
     if name in __all__:
-        for module in ("fsdp", "ddp", "zero", "flat_param"):
+        for module in ("fsdp", "fsdp.wrap", "ddp", "zero", "flat_param", "grad_scaler"):
             found = getattr(import_module(f"minifsdp.{module}"), name, None)
             if found is not None:
                 return found

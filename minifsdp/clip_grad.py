@@ -13,6 +13,7 @@ from torch import Tensor
 
 from minifsdp import comm
 from minifsdp.comm import Group
+from minifsdp.order import announce
 
 
 @torch.no_grad()
@@ -43,6 +44,7 @@ def clip_grad_norm(
     total = _norm(replicated, norm_type, dtype, device) ** power
     for group, theirs in sharded.items():
         part = _norm(theirs, norm_type, dtype, device) ** power
+        announce("all-reduce", "the gradients' norm (clip_grad_norm_)", part, group)
         comm.all_reduce(part, group, op).wait()
         total = add(total, part)
     total = total ** (1 / power)

@@ -164,12 +164,14 @@ def world(group: Group | None = None) -> Group:
     """`group`, or the default process group.
 
     Raises:
-        RuntimeError: there is no default process group yet.
+        RuntimeError, TypeError: there is no default process group yet, or `group` is none.
     """
     if group is None and not dist.is_initialized():
         raise RuntimeError(
             "no process group: call torch.distributed.init_process_group() first, or start ranks with launch()"
         )
+    if not (group is None or hasattr(group, "rank")):
+        raise TypeError(f"process_group={group!r}: give a torch.distributed.ProcessGroup")
     return group or dist.group.WORLD  # type: ignore[return-value]
 
 

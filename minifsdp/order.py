@@ -104,9 +104,11 @@ def order_of(group: Group) -> Order:
 def announce(op: str, what: str, tensor: Tensor, group: Group) -> None:
     """Tell the other ranks of `group` which collective of which tensor this one is about to issue, and hear theirs.
 
+    Nothing is done unless torch's debug level is DETAIL.
+
     Raises:
         RuntimeError: as `Order.announce`.
     """
-    if group.size() > 1:
+    if comm.wants_order_checked() and group.size() > 1:
         dtype = str(tensor.dtype).removeprefix("torch.")
         order_of(group).announce(f"{op} of {what}, {tensor.numel():,} x {dtype}")

@@ -31,7 +31,7 @@ from minifsdp.fsdp.ignored import Ignored
 from minifsdp.fsdp.orig_params import AlignedFlatParameter
 from minifsdp.fsdp.policies import CustomPolicy
 from minifsdp.fsdp.strided import StridedFlatParameter
-from minifsdp.fsdp.unwritten import is_unwritten, mark_unwritten
+from minifsdp.unwritten import is_unwritten, mark_unwritten
 
 check = Checks(__name__)
 

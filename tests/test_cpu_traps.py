@@ -24,7 +24,7 @@ from minifsdp.fsdp import (
     ShardingStrategy,
     StateDictType,
 )
-from minifsdp.fsdp.grad_scaler import ShardedGradScaler
+from minifsdp.grad_scaler import ShardedGradScaler
 
 check = Checks(__name__)
 

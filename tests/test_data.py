@@ -234,3 +234,10 @@ def test_impossible_sizes() -> None:
 def test_default_heads(width: int, heads: int) -> None:
     with torch.device("meta"):
         assert GPT(width=width, layers=1).blocks[0].heads == heads
+
+
+def test_texts_of_one_size_have_checksums_of_their_own(tmp_path):
+    for name, text in (("a", "text" * 100), ("b", "next" * 100), ("c", "text" * 100)):
+        (tmp_path / name).write_text(text)
+    sums = [load_text(tmp_path / name).checksum for name in "abc"]
+    assert sums[0] == sums[2] != sums[1]

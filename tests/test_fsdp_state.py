@@ -558,7 +558,9 @@ def parameters_of_two_kinds_in_a_unit_are_an_error_that_names_them() -> None:
 def a_unit_that_ran_alone_cannot_get_a_root() -> None:
     model = sharded()
     model.blocks[1](batch())
-    with pytest.raises(RuntimeError, match=r"Non-root FSDP instance's `_is_root` should not have been set yet.*Block"):
+    with pytest.raises(
+        AssertionError, match=r"Non-root FSDP instance's `_is_root` should not have been set yet.*Block"
+    ):
         model(batch())
 
 
@@ -571,7 +573,7 @@ def what_is_for_the_root_says_so() -> None:
         model.blocks[0].no_sync(),
     ):
         pass
-    with pytest.raises(RuntimeError, match=re.escape("`clip_grad_norm_()` on inner FSDP instances is not supported.")):
+    with pytest.raises(RuntimeError, match="should only be called on the root FSDP instance"):
         model.blocks[0].clip_grad_norm_(1.0)
 
 
@@ -797,6 +799,21 @@ def test_a_policy_wraps_what_it_wraps_in_torch(policy: Any) -> None:
 def test_what_is_no_policy_is_refused_in_words(policy):
     with pytest.raises(ValueError, match="is not a policy: give a set of module classes"):
         ModuleWrapPolicy(policy)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"process_group": 3}, "process_group=3: give a torch.distributed.ProcessGroup"),
+        ({"auto_wrap_policy": 3}, "3 is not a policy: give a set of module classes"),
+    ],
+)
+def test_an_argument_of_another_kind_is_named(options, words):
+    def wrap():
+        with pytest.raises((TypeError, ValueError), match=re.escape(words)):
+            FullyShardedDataParallel(nn.Linear(2, 2), **options)
+
+    launch(wrap, 1)
 
 
 def test_a_copy_is_refused_in_words():

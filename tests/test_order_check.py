@@ -217,6 +217,20 @@ def test_a_state_dict_on_one_rank_only_ends_in_words() -> None:
     assert re.search(r"rank 0: all-gather of .*; rank 1: nothing in 2 s", headline)
 
 
+def clipped_on_rank_0_only() -> None:
+    model = wrapped()
+    step(model)
+    if dist.get_rank() == 0:
+        model.clip_grad_norm_(1.0)
+    step(model)
+
+
+@pytest.mark.usefixtures("detail")
+def test_clipping_on_one_rank_only_ends_in_words() -> None:
+    headline, _ = failures(clipped_on_rank_0_only)
+    assert "rank 0: all-reduce of the gradients' norm (clip_grad_norm_), 1 x float32; rank 1: all-gather of" in headline
+
+
 def late() -> str:
     model, rank = wrapped(), dist.get_rank()
     step(model)

@@ -232,7 +232,7 @@ def test_wrapping_functions_have_torchs_signatures() -> None:
 def test_the_scaler_has_torchs_signatures() -> None:
     from torch.distributed.fsdp.sharded_grad_scaler import ShardedGradScaler as Theirs
 
-    from minifsdp.fsdp.grad_scaler import ShardedGradScaler as Ours
+    from minifsdp.grad_scaler import ShardedGradScaler as Ours
 
     for row in rows("ShardedGradScaler"):
         one, other = (kind if row.name == "ShardedGradScaler" else getattr(kind, row.name) for kind in (Ours, Theirs))

@@ -20,7 +20,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from minifsdp import comm, device
 from minifsdp.course.ledger import Ledger
 from minifsdp.fsdp import CPUOffload, FullyShardedDataParallel, MixedPrecision, ModuleWrapPolicy, ShardingStrategy
-from minifsdp.fsdp.grad_scaler import ShardedGradScaler
+from minifsdp.grad_scaler import ShardedGradScaler
 
 check = Checks(__name__)
 

@@ -306,7 +306,7 @@ def a_child_that_ran_before_its_root_is_an_error_of_the_root() -> None:
     model = wrapped()
     model.blocks[1](batch())
     assert model.blocks[1].check_is_root()
-    with pytest.raises(RuntimeError, match=r"^Non-root FSDP instance's `_is_root` should not have been set yet or"):
+    with pytest.raises(AssertionError, match=r"^Non-root FSDP instance's `_is_root` should not have been set yet or"):
         model(batch())
 
 

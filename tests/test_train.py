@@ -462,7 +462,7 @@ def trained(tmp_path_factory):
     [
         ([], "holds step-00000002: add --resume to go on, or name another folder"),
         (["--resume", "--steps=1"], "--steps 1: "),
-        (["--resume", "--data=text"], "not on text (400 bytes); give that text"),
+        (["--resume", "--data=text"], "not on text (400 bytes, checksum "),
         *(([*["--resume"], f"--{name}={value}"], f"--{name} {value}: ") for name, value in [
             ("layers", "3"), ("width", "16"), ("context", "4"), ("batch", "24"), ("seed", "7"), ("lr", "0.5"),
         ]),

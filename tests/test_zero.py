@@ -22,6 +22,7 @@ from torch.utils.checkpoint import checkpoint
 
 from minifsdp import comm, device
 from minifsdp.course.launch import launch
+from minifsdp.grad_scaler import ShardedGradScaler
 from minifsdp.zero import Zero1Optimizer, Zero2Optimizer
 from minifsdp.zero.partition import Bucket
 
@@ -671,3 +672,31 @@ def check_errors() -> None:
 
 def test_wrong_use_is_refused_with_the_cure() -> None:
     launch(check_errors, 2)
+
+
+def scaled_steps(stage: type[Zero1Optimizer] | type[Zero2Optimizer]) -> tuple[list[bool], bool]:
+    """Whether each step has changed the parameters: the first overflows on rank 0, the second nowhere."""
+    model = nn.Linear(5, 3)
+    optimizer = stage(model.parameters(), SGD, lr=0.1)
+    scaler = ShardedGradScaler("cpu", init_scale=4.0)
+    expected = deepcopy(model)
+    plain = stage(expected.parameters(), SGD, lr=0.1)
+    stepped = []
+    for overflows in (True, False):
+        before = model.weight.detach().clone()
+        x = torch.full((2, 5), float("inf") if overflows and dist.get_rank() == 0 else 0.5 + dist.get_rank())
+        scaler.scale(model(x).sum()).backward()
+        scaler.step(optimizer)
+        scaler.update()
+        optimizer.zero_grad()
+        stepped.append(not torch.equal(before, model.weight))
+    expected(x).sum().backward()
+    plain.step()
+    return stepped, torch.equal(model.weight, expected.weight) and scaler.get_scale() == 2.0
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_a_gradient_scaler_skips_a_step_on_all_ranks(stage: type[Zero1Optimizer] | type[Zero2Optimizer]) -> None:
+    for stepped, is_right in launch(scaled_steps, 2, stage):
+        assert stepped == [False, True]
+        assert is_right

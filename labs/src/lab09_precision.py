@@ -81,7 +81,7 @@ from minifsdp.course.timeline import read_trace
 from minifsdp.course.trace import record_trace
 from minifsdp.fsdp import CPUOffload, MixedPrecision, SyncSchedule, kinds
 from minifsdp.fsdp.flat_unit import FlatUnit
-from minifsdp.fsdp.grad_scaler import ShardedGradScaler
+from minifsdp.grad_scaler import ShardedGradScaler
 
 BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
 
@@ -1086,5 +1086,5 @@ assert shard.grad.item() == 1.125
 # - torch: `torch/distributed/fsdp/_flat_param.py` (`_mp_shard`), `_runtime_utils.py` (`_reduce_grad`,
 #   `_offload_grad`), `sharded_grad_scaler.py`. In FSDP2 (`fully_shard`): `MixedPrecisionPolicy`, `CPUOffloadPolicy`,
 #   `set_requires_gradient_sync` for `no_sync`.
-# - minifsdp: `fsdp/staged.py`, `fsdp/mixed_precision.py`, `fsdp/offload.py`, `fsdp/grad_scaler.py`: your pieces, for
+# - minifsdp: `fsdp/staged.py`, `fsdp/mixed_precision.py`, `fsdp/offload.py`, `grad_scaler.py`: your pieces, for
 #   every model.

@@ -1193,4 +1193,4 @@ plots.stages(
 #   initialisation, and its limits).
 # - torch: `torch/distributed/fsdp/wrap.py` (policies, `_recursive_wrap`), `torch/distributed/fsdp/_init_utils.py`
 #   (`_materialize_meta_module`, `_materialize_with_param_init_fn`).
-# - minifsdp: `fsdp/wrap.py`, `fsdp/policies.py`, `fsdp/auto_wrap.py`, `fsdp/materialize.py`, `fsdp/unwritten.py`.
+# - minifsdp: `fsdp/wrap.py`, `fsdp/policies.py`, `fsdp/auto_wrap.py`, `fsdp/materialize.py`, `unwritten.py`.

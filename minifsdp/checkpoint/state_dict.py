@@ -14,8 +14,8 @@ from minifsdp import comm
 from minifsdp.checkpoint.begin import initialised
 from minifsdp.checkpoint.names import Names, StateDict, flattened, rename_groups, unflattened
 from minifsdp.checkpoint.options import StateDictOptions, checked
+from minifsdp.from_rank_0 import outline_from_rank_0, receive
 from minifsdp.fsdp import FullyShardedDataParallel
-from minifsdp.fsdp.state.from_rank_0 import outline_from_rank_0, receive
 from minifsdp.fsdp.state.optim_dict import from_names, to_names
 from minifsdp.sharded_values import copied, is_sharded, storage_of
 

@@ -121,7 +121,8 @@ def describe(model: nn.Module, optimizer: OptimizerState = ADAM) -> Description:
         ValueError: `model` is not wrapped.
     """
     if not isinstance(model, FullyShardedDataParallel):
-        inside = [clean_name(name) for name, m in model.named_modules() if isinstance(m, FullyShardedDataParallel)]
+        modules = model.named_modules() if isinstance(model, nn.Module) else []
+        inside = [clean_name(name) for name, m in modules if isinstance(m, FullyShardedDataParallel)]
         where = f"describe its {inside[0]}" if inside else "wrap it in FullyShardedDataParallel first"
         raise ValueError(f"{type(model).__name__} is no FullyShardedDataParallel: {where}")
     rows = [_row(name, instance, optimizer) for name, instance in _instances(model)]

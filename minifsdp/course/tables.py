@@ -68,28 +68,35 @@ def _cost(record: dict[str, Any]) -> Table:
 
 def units_table(description: Description) -> Group:
     """A row per unit, the bytes of a step, and what looks wrong."""
-    table = _table(f"Units of a model on {description.ranks} ranks", "sizes in MiB", first="unit")
+    unit, size = _fitting(description.predicted.peak)
+    table = _table(f"Units of a model on {description.ranks} ranks", f"sizes in {unit}", first="unit")
     for heading in ("para-\nmeters", "elements", "whole", "on a\nrank", "padding", "frozen"):
         table.add_column(heading, justify="right", no_wrap=True)
     table.add_column("kept, computed\nand reduced as")
     table.add_column("strategy", no_wrap=True)
     for row in description.rows:
-        whole = f"{row.whole / MIB:.3f}" if row.whole else "always"
+        whole = f"{row.whole / size:,.3f}" if row.whole else "always"
         dtypes = ", ".join(row.dtypes if len(set(row.dtypes)) > 1 else row.dtypes[:1])
-        counts = (str(row.parameters), f"{row.numel:,}", whole, f"{row.rank / MIB:.3f}")
+        counts = (str(row.parameters), f"{row.numel:,}", whole, f"{row.rank / size:,.3f}")
         table.add_row(row.name, *counts, str(row.padding), f"{row.frozen:,}", dtypes, row.strategy)
     return Group(table, _step(description), *(f"[yellow]! {line}[/]" for line in description.warnings))
 
 
 def _step(description: Description) -> str:
     predicted = description.predicted
-    parts = [f"{key.replace('_', ' ')} {getattr(predicted, key) / MIB:.3f}" for key in COLUMNS]
+    unit, size = _fitting(predicted.peak)
+    parts = [f"{key.replace('_', ' ')} {getattr(predicted, key) / size:,.3f}" for key in COLUMNS]
     offloaded = any(row.offloaded for row in description.rows)
     host = "; what is offloaded is in host memory and not in the peak" if offloaded else ""
     return (
-        f"A step on each rank, MiB: {', '.join(parts)}. Peak at most [bold]{predicted.peak / MIB:.3f}[/] and "
+        f"A step on each rank, {unit}: {', '.join(parts)}. Peak at most [bold]{predicted.peak / size:,.3f}[/] and "
         f"activations{host}."
     )
+
+
+def _fitting(nbytes: int) -> tuple[str, int]:
+    """A unit for sizes of this order: its name and its bytes."""
+    return ("MiB", MIB) if nbytes >= MIB else ("KiB", 1024)
 
 
 def _table(title: str, caption: str, first: str = "rung") -> Table:

@@ -3,7 +3,6 @@
 # `A as A` is how a package says that a name is for its users.
 from minifsdp.fsdp.api import FullyShardedDataParallel as FullyShardedDataParallel
 from minifsdp.fsdp.forward_method import register_fsdp_forward_method as register_fsdp_forward_method
-from minifsdp.fsdp.grad_scaler import ShardedGradScaler as ShardedGradScaler
 from minifsdp.fsdp.options import CPUOffload as CPUOffload
 from minifsdp.fsdp.options import FullOptimStateDictConfig as FullOptimStateDictConfig
 from minifsdp.fsdp.options import FullStateDictConfig as FullStateDictConfig
@@ -23,10 +22,4 @@ from minifsdp.fsdp.prefetch import BackwardPrefetch as BackwardPrefetch
 from minifsdp.fsdp.prefetch import PrefetchSchedule as PrefetchSchedule
 from minifsdp.fsdp.rate_limit import RateLimitedSchedule as RateLimitedSchedule
 from minifsdp.fsdp.sync import SyncSchedule as SyncSchedule
-from minifsdp.fsdp.wrap import CustomPolicy as CustomPolicy
 from minifsdp.fsdp.wrap import ModuleWrapPolicy as ModuleWrapPolicy
-from minifsdp.fsdp.wrap import always_wrap_policy as always_wrap_policy
-from minifsdp.fsdp.wrap import enable_wrap as enable_wrap
-from minifsdp.fsdp.wrap import lambda_auto_wrap_policy as lambda_auto_wrap_policy
-from minifsdp.fsdp.wrap import size_based_auto_wrap_policy as size_based_auto_wrap_policy
-from minifsdp.fsdp.wrap import transformer_auto_wrap_policy as transformer_auto_wrap_policy

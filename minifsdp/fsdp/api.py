@@ -148,14 +148,6 @@ class FullyShardedDataParallel(StateMethods, OptimStateMethods):
             self._instances = instances
         return self._engine
 
-    def _root_engine(self, what: str) -> Engine:
-        engine = self._lazy_init()
-        if not self._is_root:
-            raise RuntimeError(
-                f"`{what}` on inner FSDP instances is not supported. Please call `{what}` on root FSDP module."
-            )
-        return engine
-
     # Running
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
@@ -194,12 +186,18 @@ class FullyShardedDataParallel(StateMethods, OptimStateMethods):
     @contextmanager
     def no_sync(self) -> Iterator[None]:
         """Accumulate unsharded gradients, without communication; the first backward outside reduces them."""
-        with self._root_engine("no_sync()").no_sync():
+        engine = self._lazy_init()
+        if not self._is_root:
+            raise RuntimeError(
+                "`no_sync()` on inner FSDP instances is not supported. Please call `no_sync()` on root FSDP module."
+            )
+        with engine.no_sync():
             yield
 
     def clip_grad_norm_(self, max_norm: float, norm_type: float = 2.0) -> Tensor:
         """Clip by the norm of all gradients of all ranks; returns the norm. To be called on every rank."""
-        self._root_engine("clip_grad_norm_()")
+        if not self.check_is_root():
+            raise RuntimeError("`clip_grad_norm_()` should only be called on the root FSDP instance")
         sharded: dict[Group, list[nn.Parameter]] = {}
         for unit in (m._unit for m in self.fsdp_modules(self)):
             if unit is not None and not isinstance(unit, ReplicatedUnit):

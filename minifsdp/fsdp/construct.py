@@ -126,12 +126,12 @@ def check_alike(instances: list[Any]) -> None:
     """What the units of a model have to have in common; asked when the outermost, which is first, begins to run.
 
     Raises:
-        RuntimeError: with torch's text: an inner one has been the outermost before.
+        AssertionError: with torch's text: an inner one has been the outermost before.
         ValueError: with torch's text: they do not agree.
     """
     for inner in instances[1:]:
         if inner._is_root:
-            raise RuntimeError(
+            raise AssertionError(
                 "Non-root FSDP instance's `_is_root` should not have been set yet or should have been set to `False`: "
                 f"the unit {type(inner.module).__name__} ran by itself before the model that holds it."
             )

@@ -14,6 +14,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -23,6 +24,7 @@ import torch
 from torch import Tensor
 from torch.autograd import Variable
 
+from minifsdp.fsdp.outsiders import run_hooks
 from minifsdp.fsdp.sync import SyncSchedule
 from minifsdp.fsdp.unit import Unit
 from minifsdp.tree import tensors_in
@@ -139,6 +141,8 @@ class Engine:
             raise RuntimeError("FSDP does not support gradients of gradients")
         if not self.backward_runs:
             self.backward_runs = True
+            for unit in self.progress:
+                unit.take_accumulated()
             Variable._execution_engine.queue_callback(self._end_backward)
 
     def _pre_backward(self, progress: Progress, gradient: Tensor) -> None:
@@ -177,9 +181,14 @@ class Engine:
             progress.ended = False
             if progress.unit.reshard_after_forward or not self.kept:
                 self.schedule.free(progress.unit)
+            if self.sync_gradients:
+                run_hooks(progress.unit.shards)
+            else:
+                progress.unit.show_accumulated()
 
     def _abandon_backward(self) -> None:
         """The last backward raised. End it, and drop the gradients: they are of some leaves only."""
+        warnings.warn("the last backward raised: all gradients are dropped, older ones as well", stacklevel=5)
         before, self.sync_gradients = self.sync_gradients, True
         self._end_backward()
         self.sync_gradients = before

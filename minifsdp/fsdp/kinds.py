@@ -11,6 +11,7 @@ from torch import nn
 
 from minifsdp import comm
 from minifsdp.flat_param import ParamPlaces
+from minifsdp.fsdp.accumulated import AccumulatedUnit
 from minifsdp.fsdp.construct import errors_end_in, managed_parameters
 from minifsdp.fsdp.flat_unit import FlatUnit
 from minifsdp.fsdp.groups import Groups
@@ -76,7 +77,7 @@ def flatten_and_shard(instance: Any, params: ParamPlaces, fill: Fill) -> WholeUn
     if groups.replicate is not None and not replicated:
         concerns.append(HybridUnit)
         arguments |= {"replicas": groups.replicate}
-    concerns += [RecastUnit, ReplicatedUnit if replicated else WholeUnit]
+    concerns += [AccumulatedUnit, RecastUnit, ReplicatedUnit if replicated else WholeUnit]
     unit: WholeUnit = combine(*concerns)(
         flatten(params, rank, ranks, fill, instance.compute_device),
         group,

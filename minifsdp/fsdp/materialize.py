@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from minifsdp import comm
 from minifsdp.flat_param import ParamPlaces
 from minifsdp.fsdp.groups import Groups
-from minifsdp.fsdp.unwritten import check_written, mark_unwritten
+from minifsdp.unwritten import check_written, mark_unwritten
 
 
 def own_tensors(modules: Iterable[nn.Module]) -> Iterator[tuple[dict[str, Any], str, Any]]:

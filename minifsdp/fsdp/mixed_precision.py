@@ -104,14 +104,14 @@ def computes_exactly(module: nn.Module) -> bool:
 def cast_inputs(inputs: Any, dtype: torch.dtype | None, to: torch.device) -> Any:
     """The arguments of a forward on device `to`, the floating-point ones in `dtype`; None: in their own.
 
-    Non-blocking: the host does not wait for the copies.
+    The host waits for copies from its memory, as in torch: the caller may write the next batch there.
     """
 
     def wanted(tensor: Tensor) -> torch.dtype:
         return dtype if dtype is not None and tensor.is_floating_point() else tensor.dtype
 
     def move(tensor: Tensor) -> Tensor:
-        return tensor.to(device=to, dtype=wanted(tensor), non_blocking=True)
+        return tensor.to(device=to, dtype=wanted(tensor))
 
     fit = all(t.device == to and t.dtype == wanted(t) for t in tensors_in(inputs))
     return inputs if fit else map_tensors(move, inputs)

@@ -35,7 +35,7 @@ class OffloadedUnit(StagedUnit):
         self._arriving: list[tuple[Tensor, Any]] = []  # gradients on their way to the host, and when they are there
         super().__init__(flat, *args, **kwargs)
 
-    def _make_full(self) -> tuple[Tensor, list[Tensor]]:
+    def _make_full(self) -> tuple[Tensor, list[Tensor]]:  # of NO_SHARD too, whose shard is not on the device
         return self.flat.full, self.flat.views
 
     def _deliver(self, gradient: Tensor) -> None:

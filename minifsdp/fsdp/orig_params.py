@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from minifsdp import device
 from minifsdp.flat_param import Place
+from minifsdp.fsdp.accumulated import AccumulatedUnit
 from minifsdp.fsdp.recast import RecastUnit
 from minifsdp.fsdp.strided import StridedFlatParameter
 
@@ -60,7 +61,7 @@ class AlignedFlatParameter(StridedFlatParameter):
         return super().shard_bounds(2 * index, rank)
 
 
-class OrigParamsUnit(RecastUnit):
+class OrigParamsUnit(AccumulatedUnit, RecastUnit):
     """A unit whose `shards` are the original parameters.
 
     While it is sharded they are slices of the shard and attributes of their modules as ever; in forward and backward
@@ -140,6 +141,14 @@ class OrigParamsUnit(RecastUnit):
             p.data, self.shards[index] = part, p
             for place in users:
                 place.module._parameters[place.attribute] = p
+
+    def _accumulated(self) -> list[Tensor | None]:
+        return [None if index in self._missing else self._views[index] for index in range(len(self.shards))]
+
+    def _drop(self, p: nn.Parameter) -> None:
+        self._missing.add(next(index for index, shard in enumerate(self.shards) if shard is p))
+        if len(self._missing) == len(self.shards):
+            super()._drop(p)
 
     def _deliver(self, gradient: Tensor) -> None:
         kept = False

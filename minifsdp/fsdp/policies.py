@@ -43,7 +43,7 @@ def _tuple_of(classes: Iterable[type[nn.Module]]) -> tuple[type[nn.Module], ...]
     Raises:
         ValueError: a single class or a name was given, or something that is no class.
     """
-    if not isinstance(classes, (str, type)):
+    if isinstance(classes, Iterable) and not isinstance(classes, (str, type)):
         classes = tuple(classes)
         if all(isinstance(each, type) for each in classes):
             return classes

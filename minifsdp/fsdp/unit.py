@@ -40,7 +40,14 @@ class Absent(torch.Tensor):
     unit: Unit
     parameter: str
 
-    harmless = frozenset(["__get__", "size", "dim", "numel", "stride", "is_floating_point", "__repr__", "detach"])
+    harmless = frozenset(
+        ["__get__", "__len__", "__repr__", "detach", "dim", "is_floating_point", "numel", "size", "stride"]
+    )
+
+    @property
+    def device(self) -> torch.device:  # type: ignore[override]
+        """Where the parameter is when it is there."""
+        return self.unit.device
 
     @classmethod
     def like(cls, leaf: torch.Tensor) -> Absent:
@@ -51,6 +58,8 @@ class Absent(torch.Tensor):
         if func.__name__ in cls.harmless:
             return super().__torch_function__(func, types, args, kwargs or {})  # type: ignore[no-untyped-call]
         absent = next(leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, cls))
+        if func is torch.Tensor.to and absent is not args[0]:
+            return args[0].to(absent.device, absent.dtype)
         raise sharded_error(func.__name__, absent.parameter, absent.unit)
 
 
@@ -136,6 +145,12 @@ class Unit(ABC):
 
     def follow(self) -> None:  # noqa: B027
         """Take over what has changed in the shards since the last step, such as whether they are trained."""
+
+    def show_accumulated(self) -> None:  # noqa: B027
+        """After a backward inside `no_sync`: let what has been taken be the shards' `.grad` until the next backward."""
+
+    def take_accumulated(self) -> None:  # noqa: B027
+        """The end of `show_accumulated`: forget what is not there any longer."""
 
     # What a kind of unit has to say
 

@@ -9,15 +9,13 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from functools import cache
 from typing import Any
 
 from torch import nn
-from torch.optim.optimizer import Optimizer, register_optimizer_step_pre_hook
-from torch.utils.weak import WeakIdKeyDictionary
 
 from minifsdp.flat_param import ParamPlaces, Place, find_parameters
 from minifsdp.fsdp.ignored import Ignored
+from minifsdp.fsdp.outsiders import TAKEN_AS, check_every_step, check_hooks, taken_by
 from minifsdp.fsdp.policies import CustomPolicy as CustomPolicy
 from minifsdp.fsdp.policies import ModuleWrapPolicy as ModuleWrapPolicy
 from minifsdp.fsdp.policies import NamingPolicy as NamingPolicy
@@ -108,9 +106,6 @@ def wrap(module: nn.Module, **wrap_overrides: Any) -> nn.Module:
 
 # One parameter, one unit: used in two, it would be sharded twice and its two gradients never added.
 
-TAKEN_AS = "_fsdp_taken"
-"""An original parameter's attribute: its name in the unit that has taken its place, and the id of its module."""
-
 
 def check_not_shared(module: nn.Module, unit: nn.Module) -> None:
     """See that the submodule `unit` can be wrapped.
@@ -133,14 +128,15 @@ def check_all_inside(parameters: Iterable[list[Place]], unit: nn.Module) -> None
 
 def take(params: ParamPlaces, unit: Unit) -> None:
     """Note on the parameters that `unit` has them now, for units that are wrapped by hand later, and for optimizers."""
-    refuse_stale_optimizers()
+    check_every_step()
     for p, (place, *_) in params.items():
         now = place.module._parameters.get(place.attribute)  # p with original parameters, another if it came from meta
         for taken in (p, now):
             if taken is not None:
                 taken.__dict__[TAKEN_AS] = place.name, id(place.module)
+        check_hooks(place.name, p, is_replaced=now is not p)
         if now is not p:
-            _taken_by[p] = weakref.ref(unit)
+            taken_by[p] = weakref.ref(unit)
 
 
 def check_not_taken(params: ParamPlaces, root: nn.Module) -> None:
@@ -166,34 +162,3 @@ def _in_two_units(one: str, other: str) -> ValueError:
         f"{one} and {other} are one parameter, but they would be in two units. "
         "Wrap a module that holds both, or leave both to the root."
     )
-
-
-# An optimizer that was built before wrapping has parameters that no module has any longer, and nothing would say so.
-
-_taken_by: Any = WeakIdKeyDictionary()
-"""Parameters that are in no module now, and a weak reference to the unit that has their values."""
-
-
-@cache
-def refuse_stale_optimizers() -> None:
-    """From now on every optimizer's `step` begins with `check_not_stale`."""
-    register_optimizer_step_pre_hook(check_not_stale)
-
-
-def check_not_stale(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-    """See that what the optimizer is to update is in a module.
-
-    Parameters with a gradient are in somebody's: of a model that shared them with the one that was wrapped.
-
-    Raises:
-        RuntimeError: names some parameters that are not.
-    """
-    params = (p for group in optimizer.param_groups for p in group["params"])
-    taken = {p: _taken_by[p]() for p in params if p.grad is None and p in _taken_by}
-    names = [p.__dict__[TAKEN_AS][0] for p, unit in taken.items() if unit is not None]
-    if names:
-        more = f" and {len(names) - 4} more" if len(names) > 4 else ""
-        raise RuntimeError(
-            f"the optimizer was built before wrapping: it holds {', '.join(names[:4])}{more}, whose values are in the "
-            "shards of FSDP units now. Build it from the wrapped model's parameters."
-        )

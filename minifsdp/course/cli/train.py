@@ -107,13 +107,14 @@ def train(
             rate = "" if speed is None else f", {speed * batch * context:,.0f} tokens/s"
             bar.update(task, description=f"loss {loss:.4f}{rate}", completed=step)
 
+        cure = "" if checkpoint is None else "; --resume goes on from the last checkpoint"
         try:
             record = course.run(plan, show)
         except KeyboardInterrupt:
-            cure = "" if checkpoint is None else ", --resume goes on from the last checkpoint"
             fail(f"interrupted{cure}", code=130)
         except RankError as error:
-            fail(str(error), code=1)
+            which = ", which is --time-limit" if f"within {time_limit:g} s" in str(error) else ""
+            fail(f"{error}{which}{cure}", code=1)
     if record is not None:
         Console().print(summary(record))
         print(f"{out}: train.json and loss.png")

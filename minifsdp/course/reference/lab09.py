@@ -13,10 +13,10 @@ from minifsdp import comm, device
 from minifsdp.comm import Group, Handle
 from minifsdp.course.workshop.references import reference
 from minifsdp.fsdp.flat_unit import FlatUnit
-from minifsdp.fsdp.grad_scaler import ShardedGradScaler
 from minifsdp.fsdp.mixed_precision import MixedPrecisionUnit
 from minifsdp.fsdp.offload import OffloadedUnit
 from minifsdp.fsdp.staged import StagedUnit
+from minifsdp.grad_scaler import ShardedGradScaler
 
 
 @reference(

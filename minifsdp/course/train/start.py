@@ -43,7 +43,7 @@ def plan(settings: Settings, device: Device, out: Path) -> Plan:
         OSError: the text to train on is not there.
     """
     corpus = settings.check()
-    data = f"{corpus.name} ({corpus.bytes:,} bytes)"
+    data = f"{corpus.name} ({corpus.bytes:,} bytes, checksum {corpus.checksum})"
     chosen = choose_device(device, settings.ranks)
     whole = _find_checkpoint(settings.checkpoint, settings.resume) if settings.checkpoint else None
     step = 0

@@ -16,7 +16,7 @@ from minifsdp.course.model import GPT, Block
 from minifsdp.course.train.settings import PRECISIONS, PREFETCHES, STRATEGIES, Settings
 from minifsdp.ddp import DistributedDataParallel
 from minifsdp.fsdp import CPUOffload, FullyShardedDataParallel, MixedPrecision
-from minifsdp.fsdp.grad_scaler import ShardedGradScaler
+from minifsdp.grad_scaler import ShardedGradScaler
 
 
 @dataclass

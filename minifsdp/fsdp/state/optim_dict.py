@@ -16,8 +16,8 @@ from torch.optim import Optimizer
 
 from minifsdp import comm
 from minifsdp.comm import Group
+from minifsdp.from_rank_0 import receive
 from minifsdp.fsdp.options import FullOptimStateDictConfig, OptimStateDictConfig
-from minifsdp.fsdp.state.from_rank_0 import receive
 from minifsdp.fsdp.state.methods import StateMethods
 from minifsdp.fsdp.state.optim import gather_states, scatter_states
 from minifsdp.fsdp.state.optim_kinds import Managed

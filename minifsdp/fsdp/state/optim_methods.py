@@ -9,8 +9,8 @@ from torch import nn
 from torch.optim import SGD, Optimizer
 
 from minifsdp.comm import Group
+from minifsdp.from_rank_0 import outline_from_rank_0
 from minifsdp.fsdp.options import FullOptimStateDictConfig, OptimStateKeyType, ShardedOptimStateDictConfig
-from minifsdp.fsdp.state.from_rank_0 import outline_from_rank_0
 from minifsdp.fsdp.state.methods import StateMethods
 from minifsdp.fsdp.state.optim_dict import StateDict, from_names, group_of, to_names
 from minifsdp.fsdp.state.optim_names import rekey

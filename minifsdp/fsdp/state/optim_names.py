@@ -12,10 +12,10 @@ from torch.optim import Optimizer
 
 from minifsdp.fsdp.options import OptimStateKeyType, ours
 from minifsdp.fsdp.orig_params import OrigParamsUnit
+from minifsdp.fsdp.outsiders import TAKEN_AS
 from minifsdp.fsdp.state.methods import StateMethods
 from minifsdp.fsdp.state.names import clean_name
 from minifsdp.fsdp.state.optim_kinds import Managed
-from minifsdp.fsdp.wrap import TAKEN_AS
 
 ParamNames = dict[nn.Parameter, list[str]]
 """What the optimizer may see, and the original parameters in it: one, or those of a flat parameter."""

@@ -169,6 +169,7 @@ def _check_no_gradients(unit: WholeUnit) -> None:
 def _in_modules(instance: StateMethods, unit: WholeUnit, full: Tensor, how: Summon) -> Iterator[None]:
     """Parameters as views of `full` [P], in place of the flat parameter."""
     flat = instance.module._parameters.pop(FLAT_PARAM, None)
+    unit.take_accumulated()  # it is neither whole nor a slice
     slices = gradients.take(unit)
     with_grads = how.with_grads or unit.flat.ranks == 1  # where nothing is sharded they are whole at all times
     wholes: gradients.Gradients = gradients.gather(unit, slices) if with_grads else [None] * len(slices)
@@ -190,3 +191,4 @@ def _in_modules(instance: StateMethods, unit: WholeUnit, full: Tensor, how: Summ
             instance.module._parameters[FLAT_PARAM] = flat
         if how.writeback:
             unit.store(full)
+        unit.show_accumulated()

@@ -13,13 +13,16 @@ from torch.optim import Optimizer
 
 from minifsdp import comm
 from minifsdp.comm import Group
+from minifsdp.order import announce
+from minifsdp.zero.partition import ShardedOptimizer
 
 
 class ShardedGradScaler(GradScaler):
     """A `torch.amp.GradScaler` that skips a step if any rank has found an infinity or a NaN.
 
     Every gradient of the optimizer counts, also those of NO_SHARD units, of ignored parameters and in host memory; a
-    rank without any takes part all the same. Gradients may be of any dtype. `unscale_`, or `step` without it, is
+    rank without any takes part all the same. Of a ZeRO optimizer the shards' count, which are reduced here if they are
+    not yet. Gradients may be of any dtype. `unscale_`, or `step` without it, is
     collective: it adds one all-reduce of 4 bytes, and no wait of the host to the one that `step` has anyway.
 
     Args:
@@ -51,9 +54,14 @@ class ShardedGradScaler(GradScaler):
     def _unscale_grads_(
         self, optimizer: Optimizer, inv_scale: Tensor, found_inf: Tensor, allow_fp16: bool
     ) -> dict[torch.device, Tensor]:
+        if isinstance(optimizer, ShardedOptimizer):
+            optimizer.reduce_gradients()
+            optimizer = optimizer.inner
         found = super()._unscale_grads_(optimizer, inv_scale, found_inf, allow_fp16=True)
         anywhere = found_inf.clone()
         for here in found.values():
             anywhere = torch.maximum(anywhere, here.to(anywhere.device, non_blocking=True))
-        comm.all_reduce(anywhere, comm.world(self.process_group), comm.MAX).wait()
+        group = comm.world(self.process_group)
+        announce("all-reduce", "whether a gradient is infinite (ShardedGradScaler)", anywhere, group)
+        comm.all_reduce(anywhere, group, comm.MAX).wait()
         return {anywhere.device: anywhere}

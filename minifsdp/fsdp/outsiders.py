@@ -1,0 +1,92 @@
+"""Who holds parameters from outside: optimizers and hooks that would do nothing, or the wrong thing, without a word."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterable
+from functools import cache
+from typing import Any
+
+from torch import nn
+from torch.optim.optimizer import Optimizer, register_optimizer_step_pre_hook
+from torch.utils.weak import WeakIdKeyDictionary
+
+TAKEN_AS = "_fsdp_taken"
+"""An original parameter's attribute: its name in the unit that has taken its place, and the id of its module."""
+
+taken_by: Any = WeakIdKeyDictionary()
+"""Parameters that are in no module now, and a weak reference to the unit that has their values."""
+
+
+@cache
+def check_every_step() -> None:
+    """From now on every optimizer's `step` begins with these checks."""
+    register_optimizer_step_pre_hook(check_step)
+
+
+def check_step(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+    params = [p for group in optimizer.param_groups for p in group["params"]]
+    check_reduced(params)
+    check_not_stale(params)
+
+
+def check_not_stale(params: list[nn.Parameter]) -> None:
+    """See that what an optimizer is to update is in a module.
+
+    Parameters with a gradient are in somebody's: of a model that shared them with the one that was wrapped.
+
+    Raises:
+        RuntimeError: names some parameters that are not.
+    """
+    taken = {p: taken_by[p]() for p in params if p.grad is None and p in taken_by}
+    names = [p.__dict__[TAKEN_AS][0] for p, unit in taken.items() if unit is not None]
+    if names:
+        more = f" and {len(names) - 4} more" if len(names) > 4 else ""
+        raise RuntimeError(
+            f"the optimizer was built before wrapping: it holds {', '.join(names[:4])}{more}, whose values are in the "
+            "shards of FSDP units now. Build it from the wrapped model's parameters."
+        )
+
+
+def check_reduced(params: Iterable[nn.Parameter]) -> None:
+    """See that gradients are those of the shards.
+
+    Raises:
+        RuntimeError: some have been accumulated inside `no_sync` (accumulated.py), and not reduced.
+    """
+    if any(p.grad is not None and p.grad.shape != p.shape for p in params):
+        raise RuntimeError(
+            "gradients that were accumulated inside no_sync() have not been reduced: run the last backward before "
+            "step() outside of it, or drop them with zero_grad()"
+        )
+
+
+def check_hooks(name: str, p: nn.Parameter, is_replaced: bool) -> None:
+    """See who waits for autograd to reach a parameter that a unit has taken.
+
+    Raises:
+        RuntimeError: an optimizer, to step in backward.
+
+    Warns:
+        of hooks that are lost with the parameter.
+    """
+    if hasattr(p, "_in_backward_optimizers"):
+        raise RuntimeError(
+            f"the optimizer of {name} is to step in backward, before its gradient is reduced: step after backward"
+        )
+    if is_replaced and p._backward_hooks:
+        warnings.warn(f"hooks of {name} are lost: register them after wrapping, or use_orig_params=True", stacklevel=6)
+
+
+def run_hooks(shards: Iterable[nn.Parameter]) -> None:
+    """What autograd does for parameters that it reaches: it does not reach shards.
+
+    At the end of a backward, with the reduced gradient; torch's flat parameter has its hooks called before.
+    """
+    for p in shards:
+        for hook in (p._backward_hooks or {}).values():
+            changed = None if p.grad is None else hook(p.grad)
+            p.grad = p.grad if changed is None else changed
+        for hook in (p._post_accumulate_grad_hooks or {}).values():
+            if p.grad is not None:
+                hook(p)

@@ -1,0 +1,189 @@
+"""Gradients between backwards inside `no_sync`: seen, dropped and refused as torch's are. And hooks on parameters."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from on_ranks import Checks
+from torch import Tensor, nn
+from torch.distributed.optim import _apply_optimizer_in_backward
+
+from minifsdp.fsdp import CPUOffload, FullyShardedDataParallel, MixedPrecision, ShardingStrategy
+
+check = Checks(__name__)
+
+FULL_SHARD, SHARD_GRAD_OP, NO_SHARD, *_ = ShardingStrategy
+Fsdp = FullyShardedDataParallel
+KINDS: dict[str, dict[str, Any]] = {
+    "full": {},
+    "grad op": {"sharding_strategy": SHARD_GRAD_OP},
+    "replicated": {"sharding_strategy": NO_SHARD},
+    "low": {"mixed_precision": MixedPrecision(torch.bfloat16, torch.float32)},
+    "offloaded": {"cpu_offload": CPUOffload(True)},
+}
+
+
+class Block(nn.Linear):
+    """A unit."""
+
+
+def plain() -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(Block(5, 5), nn.Tanh(), nn.Linear(5, 3))
+
+
+def wrapped(orig: bool = False, **options: Any) -> Fsdp:
+    return Fsdp(plain(), auto_wrap_policy={Block}, use_orig_params=orig, **options)
+
+
+def backward(model: nn.Module, seed: int) -> None:
+    x = torch.randn(3, 5, generator=torch.Generator().manual_seed(10 * seed + dist.get_rank()))
+    model(x).square().sum().backward()
+
+
+def gradients(model: nn.Module) -> list[Tensor | None]:
+    return [None if p.grad is None else p.grad.clone() for p in model.parameters()]
+
+
+def assert_same(found: list[Tensor | None], expected: list[Tensor | None]) -> None:
+    for a, b in zip(found, expected, strict=True):
+        assert (a is None and b is None) or torch.equal(a, b)
+
+
+@check(behaviour=26, kind=KINDS, orig=(False, True), set_to_none=(True, False))
+def zero_grad_drops_what_no_sync_has_accumulated(kind: dict[str, Any], orig: bool, set_to_none: bool) -> None:
+    """In the middle of a window, and between a forward and its backward; the gradients are those of what follows."""
+    expected = wrapped(orig, **kind)
+    backward(expected, 2)
+    model = wrapped(orig, **kind)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    for before in ([], [3]):  # backwards outside, whose mean goes as well
+        for seed in before:
+            backward(model, seed)
+        with model.no_sync():
+            backward(model, 1)
+        optimizer.zero_grad(set_to_none)
+        backward(model, 2)
+        assert_same(gradients(model), gradients(expected))
+        model.zero_grad(set_to_none)
+
+
+@check(behaviour=26, kind=KINDS, orig=(False, True))
+def what_no_sync_accumulates_is_the_gradient_of_the_shards(kind: dict[str, Any], orig: bool) -> None:
+    """This rank's own, whole, and not the mean that backwards before it have left, which comes back afterwards."""
+    model, mean, own = wrapped(orig, **kind), wrapped(orig, **kind), plain()
+    backward(model, 1)
+    with model.no_sync():
+        backward(model, 2)
+    backward(own, 2)
+    numel = sum(p.numel() for p in own.parameters())
+    seen = [p.grad for p in model.parameters() if p.grad is not None]
+    assert numel <= sum(g.numel() for g in seen) <= numel + 4  # padding
+    total = sum(float(g.double().square().sum()) for g in seen)
+    expected = sum(float(p.grad.double().square().sum()) for p in own.parameters())
+    assert total == pytest.approx(expected, rel=1e-5 if "mixed_precision" not in kind else 0.05)
+    backward(model, 3)
+    backward(mean, 1)
+    with mean.no_sync():
+        backward(mean, 2)
+        with Fsdp.summon_full_params(mean):  # nothing is lost on the way
+            pass
+    backward(mean, 3)
+    assert_same(gradients(model), gradients(mean))
+    assert all(g is None or g.shape == p.shape for g, p in zip(gradients(model), model.parameters(), strict=True))
+
+
+@check(behaviour=26, kind={name: kind for name, kind in KINDS.items() if name != "replicated"}, orig=(False, True))
+def a_step_with_it_is_refused(kind: dict[str, Any], orig: bool) -> None:
+    """Each rank would step with its own gradient. Torch fails on the sizes."""
+    model = wrapped(orig, **kind)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    with model.no_sync():
+        backward(model, 1)
+    with pytest.raises(
+        RuntimeError, match=r"accumulated inside no_sync\(\) have not been reduced: run the last backward"
+    ):
+        optimizer.step()
+    optimizer.zero_grad()
+    optimizer.step()
+
+
+@check(behaviour=26)
+def one_parameter_alone_is_dropped() -> None:
+    """With original parameters each has a gradient of its own, as an optimizer of some of them drops it."""
+    model = wrapped(orig=True)
+    with model.no_sync():
+        backward(model, 1)
+        model.module[2].weight.grad = None
+        backward(model, 2)
+    backward(model, 3)
+    others, last = wrapped(orig=True), wrapped(orig=True)
+    for seed in (1, 2, 3):
+        with others.no_sync() if seed < 3 else warnings.catch_warnings():
+            backward(others, seed)
+    for seed in (2, 3):
+        with last.no_sync() if seed < 3 else warnings.catch_warnings():
+            backward(last, seed)
+    for (name, p), a, b in zip(model.named_parameters(), others.parameters(), last.parameters(), strict=True):
+        expected = b if name == "2.weight" else a
+        assert p.grad is None or torch.equal(p.grad, expected.grad), name
+
+
+# Hooks
+
+
+@check(kind=KINDS, orig=(False, True))
+def hooks_of_what_the_optimizer_has_see_reduced_gradients(kind: dict[str, Any], orig: bool) -> None:
+    model, expected = wrapped(orig, **kind), wrapped(orig, **kind)
+    backward(expected, 1)
+    backward(expected, 1)
+    seen: list[Tensor] = []
+    for p in model.parameters():
+        p.register_hook(lambda gradient: 2 * gradient)
+        p.register_post_accumulate_grad_hook(lambda p: seen.append(p.grad))
+    with model.no_sync():
+        backward(model, 2)
+        assert not seen
+    model.zero_grad()
+    backward(model, 1)
+    held = [p.grad for p in model.parameters() if p.grad is not None]
+    assert len(seen) == len(held) > 0
+    assert {id(gradient) for gradient in seen} == {id(gradient) for gradient in held}
+    assert_same(gradients(model), gradients(expected))
+
+
+@check()
+def hooks_that_are_lost_are_told_of() -> None:
+    module = plain()
+    module[2].weight.register_hook(lambda gradient: None)
+    with pytest.warns(UserWarning, match=r"^hooks of weight are lost: register them after wrapping"):
+        Fsdp(module[2])
+
+
+@check(orig=(False, True))
+def an_optimizer_that_steps_in_backward_is_refused(orig: bool) -> None:
+    module = plain()
+    _apply_optimizer_in_backward(torch.optim.SGD, module[2].parameters(), {"lr": 0.1})
+    with pytest.raises(RuntimeError, match=r"^the optimizer of weight is to step in backward"):
+        Fsdp(module[2], use_orig_params=orig)
+
+
+@check()
+def a_sharded_parameter_says_where_it_will_be() -> None:
+    """As code that moves its inputs asks: `x.to(model.weight.device)`."""
+    weight = wrapped().module[2].weight
+    assert weight.device == torch.device("cpu")
+    assert torch.ones(2, dtype=torch.float64).to(weight).dtype is torch.float32
+    assert torch.ones(2).to(weight.device).sum() == 2
+    assert len(weight) == 3
+    with pytest.raises(RuntimeError, match="which is sharded"):
+        weight.to(torch.float64)
+
+
+@pytest.mark.parametrize(("ranks", "name"), check.params)
+def test_on_ranks(ranks: int, name: str) -> None:
+    check.assert_passed(ranks, name)
