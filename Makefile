@@ -9,9 +9,9 @@ READY := $(VENV)/.ready
 ladder: $(READY)
 	$(BIN)/minifsdp ladder
 
-# Two at a time (tests/conftest.py): each test starts ranks of its own.
+# Three at a time, for much of a test is waiting (tests/conftest.py): each test starts ranks of its own.
 test: $(READY)
-	$(BIN)/pytest -q -m "not slow and not alone" -n 2
+	$(BIN)/pytest -q -m "not slow and not alone" -n 3
 	$(BIN)/pytest -q -m "not slow and alone"
 
 # All notebooks, with the reference answers written into the exercises.

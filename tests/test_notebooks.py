@@ -27,7 +27,7 @@ from minifsdp.course.workshop.submission import Submission
 
 SECONDS = 600  # for one notebook, on a machine that is busy with much else
 MARK = "MINIFSDP_TEST_NOTEBOOK"
-OFTEN = ("00", "05")  # whose written notebooks every test run does; the checks in them take longer than the notebooks
+OFTEN = ("00",)  # whose written notebooks every test run does; the checks in them take longer than the notebooks
 CASES = [
     pytest.param(f"{lab}-{kind}", marks=pytest.mark.slow if kind == "written" and lab not in OFTEN else ())
     for kind in ("blank", "written")

@@ -7,7 +7,7 @@ goes with it (torch/distributed/fsdp/_flat_param.py, `prepare_gradient_for_backw
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
 
 from torch import Tensor, nn
 
@@ -18,20 +18,18 @@ from minifsdp.fsdp.flat_unit import FlatUnit
 class AccumulatedUnit(FlatUnit):
     """A unit whose unsharded gradient can be seen, changed and dropped between backwards."""
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        self._shown: list[tuple[nn.Parameter, Tensor, int, Tensor | None]] = []
-        super().__init__(*args, **kwargs)
+    _shown: Sequence[tuple[nn.Parameter, Tensor, int, Tensor | None]] = ()
 
     def show_accumulated(self) -> None:
-        for p, part in zip(self.shards, self._accumulated(), strict=True):
-            if part is not None:
-                self._shown.append((p, part, part._version, p.grad))
-                shard, p.data = p.data, part  # when it is set a gradient has to have its parameter's shape
-                p.grad = part
-                p.data = shard
+        there = [(p, part) for p, part in zip(self.shards, self._accumulated(), strict=True) if part is not None]
+        self._shown = [(p, part, part._version, p.grad) for p, part in there]
+        for p, part in there:
+            shard, p.data = p.data, part  # when it is set a gradient has to have its parameter's shape
+            p.grad = part
+            p.data = shard
 
     def take_accumulated(self) -> None:
-        shown, self._shown = self._shown, []
+        shown, self._shown = self._shown, ()
         for p, part, version, mean in shown:
             if p.grad is not part:
                 self._drop(p)

@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 from torch.autograd import Variable
 
-from minifsdp.fsdp.outsiders import run_hooks
+from minifsdp.fsdp.hooks import call_post_hooks
 from minifsdp.fsdp.sync import SyncSchedule
 from minifsdp.fsdp.unit import Unit
 from minifsdp.tree import tensors_in
@@ -182,7 +182,7 @@ class Engine:
             if progress.unit.reshard_after_forward or not self.kept:
                 self.schedule.free(progress.unit)
             if self.sync_gradients:
-                run_hooks(progress.unit.shards)
+                call_post_hooks(progress.unit.shards)
             else:
                 progress.unit.show_accumulated()
 

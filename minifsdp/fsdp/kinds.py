@@ -16,6 +16,7 @@ from minifsdp.fsdp.construct import errors_end_in, managed_parameters
 from minifsdp.fsdp.flat_unit import FlatUnit
 from minifsdp.fsdp.groups import Groups
 from minifsdp.fsdp.guard import GuardedUnit
+from minifsdp.fsdp.hooks import HookedUnit
 from minifsdp.fsdp.hybrid import HybridUnit
 from minifsdp.fsdp.materialize import Fill, filler, run_param_init_fn
 from minifsdp.fsdp.mixed_precision import MixedPrecisionUnit
@@ -72,6 +73,7 @@ def flatten_and_shard(instance: Any, params: ParamPlaces, fill: Fill) -> WholeUn
         arguments |= {"precision": precision, "module": instance.module}
     if instance.cpu_offload.offload_params:
         concerns.append(OffloadedUnit)
+    concerns.append(HookedUnit)
     if instance._use_orig_params:
         concerns += [OrigParamsUnit] if replicated else [GuardedUnit, OrigParamsUnit]
     if groups.replicate is not None and not replicated:

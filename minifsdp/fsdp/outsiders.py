@@ -1,8 +1,7 @@
-"""Who holds parameters from outside: optimizers and hooks that would do nothing, or the wrong thing, without a word."""
+"""Who holds parameters from outside: optimizers that would do nothing, or the wrong thing, without a word."""
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterable
 from functools import cache
 from typing import Any
@@ -59,34 +58,3 @@ def check_reduced(params: Iterable[nn.Parameter]) -> None:
             "gradients that were accumulated inside no_sync() have not been reduced: run the last backward before "
             "step() outside of it, or drop them with zero_grad()"
         )
-
-
-def check_hooks(name: str, p: nn.Parameter, is_replaced: bool) -> None:
-    """See who waits for autograd to reach a parameter that a unit has taken.
-
-    Raises:
-        RuntimeError: an optimizer, to step in backward.
-
-    Warns:
-        of hooks that are lost with the parameter.
-    """
-    if hasattr(p, "_in_backward_optimizers"):
-        raise RuntimeError(
-            f"the optimizer of {name} is to step in backward, before its gradient is reduced: step after backward"
-        )
-    if is_replaced and p._backward_hooks:
-        warnings.warn(f"hooks of {name} are lost: register them after wrapping, or use_orig_params=True", stacklevel=6)
-
-
-def run_hooks(shards: Iterable[nn.Parameter]) -> None:
-    """What autograd does for parameters that it reaches: it does not reach shards.
-
-    At the end of a backward, with the reduced gradient; torch's flat parameter has its hooks called before.
-    """
-    for p in shards:
-        for hook in (p._backward_hooks or {}).values():
-            changed = None if p.grad is None else hook(p.grad)
-            p.grad = p.grad if changed is None else changed
-        for hook in (p._post_accumulate_grad_hooks or {}).values():
-            if p.grad is not None:
-                hook(p)

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 from torch import Tensor
 
 from minifsdp import comm, device
 from minifsdp.comm import Done, Handle
-from minifsdp.fsdp.unit import UNSHARDED
 from minifsdp.fsdp.whole import WholeUnit
 
 
@@ -62,13 +59,5 @@ class ReplicatedUnit(WholeUnit):
         self._deliver(self._mean)
         del self._mean, self._reduced
 
-    @contextmanager
-    def whole(self) -> Iterator[Tensor]:
-        was_unsharded = self.state is UNSHARDED
-        self.free()
-        try:
-            yield self.flat.shard.data
-        finally:
-            if was_unsharded:
-                self.start_gather()
-                self.wait_gather()
+    def _assemble(self) -> Tensor:
+        return self.flat.shard.data

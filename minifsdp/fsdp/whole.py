@@ -26,15 +26,20 @@ class WholeUnit(FlatUnit):
         """All values as one buffer [P] in the shards' dtype, gathered now: what a forward has left may be older."""
         was_unsharded = self.state is UNSHARDED
         self.free()
-        device.allocate(self.flat.full)
-        self.gather_into(self.flat.full.data).wait()
+        full = self._assemble()
         try:
-            yield self.flat.full
+            yield full
         finally:
-            device.free(self.flat.full)
+            if full is self.flat.full:
+                device.free(full)
             if was_unsharded:
                 self.start_gather()
                 self.wait_gather()
+
+    def _assemble(self) -> Tensor:
+        device.allocate(self.flat.full)
+        self.gather_into(self.flat.full.data).wait()
+        return self.flat.full
 
     def store(self, full: Tensor) -> None:
         """Copy this rank's part of `full` [P] into the shard."""

@@ -14,8 +14,9 @@ from typing import Any
 from torch import nn
 
 from minifsdp.flat_param import ParamPlaces, Place, find_parameters
+from minifsdp.fsdp.hooks import check_hooks
 from minifsdp.fsdp.ignored import Ignored
-from minifsdp.fsdp.outsiders import TAKEN_AS, check_every_step, check_hooks, taken_by
+from minifsdp.fsdp.outsiders import TAKEN_AS, check_every_step, taken_by
 from minifsdp.fsdp.policies import CustomPolicy as CustomPolicy
 from minifsdp.fsdp.policies import ModuleWrapPolicy as ModuleWrapPolicy
 from minifsdp.fsdp.policies import NamingPolicy as NamingPolicy
