@@ -14,6 +14,7 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator
+from multiprocessing import forkserver
 from pathlib import Path
 from typing import Any
 
@@ -481,3 +482,21 @@ def test_spmd_without_a_rendezvous_says_what_is_missing(monkeypatch: Any) -> Non
     monkeypatch.delenv("MASTER_ADDR", raising=False)
     with pytest.raises(ValueError, match=r"MASTER_ADDR .* torchrun, or unset RANK"):
         launch(int, 2)
+
+
+@pytest.mark.skipif(rank_server.start_method() != "forkserver", reason="there is no server on this platform")
+def test_a_server_that_is_ended_as_a_rank_starts_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
+    server, ended = forkserver._forkserver, []
+    ensure_running = server.ensure_running
+
+    def ensure_and_end() -> None:
+        ensure_running()
+        if not ended:
+            ended.append(server._forkserver_pid)
+            os.kill(ended[0], signal.SIGKILL)
+
+    launch(len, 1, "before")
+    monkeypatch.setattr(server, "ensure_running", ensure_and_end)
+    assert launch(len, 2, "usable") == [6, 6]
+    assert ended
+    assert server._forkserver_pid not in ended

@@ -3,6 +3,7 @@
 import linecache
 import multiprocessing
 import sys
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from multiprocessing import connection
@@ -46,11 +47,24 @@ def start_rank(task: Task, ranks: list[RankProcess]) -> None:
     their_lifeline, lifeline = context.Pipe(duplex=False)
     process = context.Process(target=run_rank, args=(task, their_pipe, their_lifeline), daemon=True)
     ranks.append(RankProcess(task, process, pipe, lifeline))
-    start_server()
-    with undisturbed(f"rank {task.rank} of {task.world_size}"):
-        process.start()
+    start(process, f"rank {task.rank} of {task.world_size}")
     their_pipe.close()
     their_lifeline.close()
+
+
+def start(process: BaseProcess, what: str, patience: float = 5.0) -> None:
+    """Start a process by the ranks' server; by a new one, if that is just being ended, as `minifsdp clean` does."""
+    deadline = time.monotonic() + patience
+    while True:
+        start_server()
+        try:
+            with undisturbed(what):
+                process.start()
+            return
+        except (EOFError, ConnectionError):
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(0.05)
 
 
 def pack(fn: Callable[..., Any], args: tuple[Any, ...]) -> bytes:
