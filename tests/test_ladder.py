@@ -204,7 +204,7 @@ def test_bad_requests_end_in_one_line(monkeypatch, capsys, tmp_path, options, sa
 
 def test_more_ranks_than_gpus(monkeypatch, capsys, tmp_path):
     monkeypatch.setattr("torch.cuda.device_count", lambda: 1)
-    assert "2 ranks need a GPU each, and there are 1" in refused(monkeypatch, capsys, "--device", "cuda")
+    assert "there is 1 GPU for 2 ranks: use --share-gpu" in refused(monkeypatch, capsys, "--device", "cuda")
 
 
 @pytest.mark.parametrize(

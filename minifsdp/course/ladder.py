@@ -20,9 +20,10 @@ from minifsdp.course.data import Corpus
 from minifsdp.course.launch import launch
 from minifsdp.course.link import parse_link
 from minifsdp.course.measure import Settings, climb, train_alone
-from minifsdp.course.resources import Device, check_writable, choose_device
+from minifsdp.course.resources import check_writable
 from minifsdp.course.rungs import RUNGS, Sizes, sizes_of
 from minifsdp.course.timeline import read_trace
+from minifsdp.course.world import Device, World, choose_world
 
 TIME_LIMIT = 3600.0  # seconds that the ranks may take together before they count as stuck
 
@@ -35,12 +36,12 @@ class Plan:
 
     settings: Settings
     corpus: Corpus
-    device: str
+    world: World
     sizes: Sizes
     out: Path
 
 
-def plan(settings: Settings, device: Device, out: Path) -> Plan:
+def plan(settings: Settings, device: Device, out: Path, share_gpu: bool | None = None) -> Plan:
     """Check everything that can be checked before a rank starts, and make the output folder.
 
     Raises:
@@ -63,7 +64,7 @@ def plan(settings: Settings, device: Device, out: Path) -> Plan:
             f"--batch {settings.batch} cannot be shared equally by {settings.ranks} ranks: "
             f"choose a multiple of {settings.ranks}"
         )
-    chosen = choose_device(device, settings.ranks)
+    world = choose_world(settings.ranks, device, share_gpu)
     if settings.link is not None:
         parse_link(settings.link)
     corpus = data.load_text(settings.text)
@@ -71,7 +72,7 @@ def plan(settings: Settings, device: Device, out: Path) -> Plan:
     with torch.device("meta"):
         sizes = sizes_of(settings.model())
     check_writable(out)
-    return Plan(settings, corpus, chosen, sizes, out)
+    return Plan(settings, corpus, world, sizes, out)
 
 
 def run(plan: Plan, progress: Progress) -> dict[str, Any] | None:
@@ -83,10 +84,8 @@ def run(plan: Plan, progress: Progress) -> dict[str, Any] | None:
         the content of `ladder.json`; None on all but the first rank of an SPMD run.
     """
     settings = plan.settings
-    if plan.device == "cpu":
-        os.environ["MINIFSDP_DEVICE"] = "cpu"
     progress("one process", 0, 1)
-    reference = launch(train_alone, 1, settings, timeout=TIME_LIMIT)[0]
+    reference = launch(train_alone, 1, settings, timeout=TIME_LIMIT, backend=plan.world.backend)[0]
     with tempfile.TemporaryDirectory(prefix="minifsdp-ladder-") as name:
         staging = Path(name)
         ranks = launch(
@@ -95,6 +94,8 @@ def run(plan: Plan, progress: Progress) -> dict[str, Any] | None:
             settings,
             staging,
             timeout=TIME_LIMIT,
+            backend=plan.world.backend,
+            share_gpu=plan.world.shares_gpu,
             on_report=lambda _, what: progress(*what),
         )
         if os.environ.get("RANK", "0") != "0":
@@ -133,8 +134,9 @@ def _record(plan: Plan, reference: list[float], ranks: list[dict[str, dict[str, 
     return {
         "parameters": sum(plan.sizes.parameters),
         "ranks": settings.ranks,
-        "device": torch.cuda.get_device_name() if plan.device == "cuda" else "cpu",
-        "backend": "nccl" if plan.device == "cuda" else "gloo",
+        "device": torch.cuda.get_device_name() if plan.world.gpus else "cpu",
+        "backend": plan.world.backend,
+        "world": str(plan.world),
         "torch": torch.__version__,
         "data": {"name": plan.corpus.name, "bytes": plan.corpus.bytes},
         **{name: value for name, value in asdict(settings).items() if name not in ("ranks", "rungs", "text")},

@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import sys
-from typing import Any, NoReturn
+from typing import Annotated, Any, NoReturn
 
 import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+DeviceOption = Annotated[str, typer.Option("--device", help="auto, cpu or cuda; auto takes GPUs if there are enough.")]
+ShareOption = Annotated[
+    bool | None,
+    typer.Option("--share-gpu/--no-share-gpu", help="Several NCCL ranks on one GPU, if there are too few."),
+]
 
 
 def new_app(**options: Any) -> typer.Typer:

@@ -8,9 +8,10 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from minifsdp.course.cli.common import fail, new_app, progress_bar
+from minifsdp.course.cli.common import DeviceOption, ShareOption, fail, new_app, progress_bar
 from minifsdp.course.launch import RankError
 from minifsdp.course.measure import Settings
+from minifsdp.course.world import tell
 
 DEFAULT = Settings()
 
@@ -21,7 +22,8 @@ APPS = {"ladder": app}
 @app.command()
 def ladder(
     ranks: Annotated[int, typer.Option(help="Number of ranks, N.")] = DEFAULT.ranks,
-    device: Annotated[str, typer.Option(help="auto, cpu or cuda; auto takes GPUs if there is one per rank.")] = "auto",
+    device: DeviceOption = "auto",
+    share_gpu: ShareOption = None,
     rungs: Annotated[str, typer.Option(help="Comma-separated names; default: all.")] = ",".join(DEFAULT.rungs),
     steps: Annotated[int, typer.Option(help="Optimizer steps per rung.")] = DEFAULT.steps,
     batch: Annotated[int, typer.Option(help="Sequences per step over all ranks; a multiple of N.")] = DEFAULT.batch,
@@ -44,9 +46,10 @@ def ladder(
     names = tuple(name.strip() for name in rungs.split(",") if name.strip())
     settings = Settings(ranks, names, steps, batch, layers, width, context, data, link, limit, seed)
     try:
-        plan = course.plan(settings, device, out)  # type: ignore[arg-type]
+        plan = course.plan(settings, device, out, share_gpu)  # type: ignore[arg-type]
     except (ValueError, OSError) as error:
         fail(str(error), code=2)
+    tell(plan.world)
     with progress_bar() as bar:
         task = bar.add_task("starting", total=None)
 

@@ -9,9 +9,10 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from minifsdp.course.cli.common import fail, new_app, progress_bar
+from minifsdp.course.cli.common import DeviceOption, ShareOption, fail, new_app, progress_bar
 from minifsdp.course.launch import RankError
 from minifsdp.course.train.settings import PRECISIONS, PREFETCHES, STRATEGIES, Settings
+from minifsdp.course.world import tell
 
 DEFAULT = Settings()
 
@@ -41,7 +42,8 @@ def train(
     offload: Annotated[bool, typer.Option("--offload", help="Keep shards in host memory.")] = DEFAULT.offload,
     replicas: Annotated[int, typer.Option(help="Copies of the model in a hybrid strategy.")] = DEFAULT.replicas,
     ranks: Annotated[int | None, typer.Option(help="Number of ranks; default: 2, or torchrun's.")] = None,
-    device: Annotated[str, typer.Option(help="auto, cpu or cuda; auto takes GPUs if there is one per rank.")] = "auto",
+    device: DeviceOption = "auto",
+    share_gpu: ShareOption = None,
     layers: Annotated[int, typer.Option(help="Transformer blocks, each a unit.")] = DEFAULT.layers,
     width: Annotated[int, typer.Option(help="Size of the residual stream.")] = DEFAULT.width,
     context: Annotated[int, typer.Option(help="Tokens per sequence.")] = DEFAULT.context,
@@ -96,9 +98,10 @@ def train(
         time_limit=time_limit,
     )
     try:
-        plan = course.plan(settings, device, out)  # type: ignore[arg-type]
+        plan = course.plan(settings, device, out, share_gpu)  # type: ignore[arg-type]
     except (ValueError, OSError) as error:
         fail(str(error), code=2)
+    tell(plan.world)
     with progress_bar(shown=is_first()) as bar:
         task = bar.add_task("starting", total=steps, completed=plan.step)
 

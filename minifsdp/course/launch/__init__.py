@@ -19,6 +19,7 @@ from typing import Any, TypeVar
 from minifsdp.course.launch.errors import RankError
 from minifsdp.course.launch.group import rank_device
 from minifsdp.course.launch.inside import inside_rank, report
+from minifsdp.course.world import Backend, choose_world, tell_if_chosen
 
 __all__ = ["RankError", "launch", "rank_device", "report"]
 
@@ -31,16 +32,18 @@ def launch(
     *args: Any,
     timeout: float = 60.0,
     inline: bool = False,
-    backend: str | None = None,
+    backend: Backend | None = None,
+    share_gpu: bool | None = None,
     on_report: Callable[[int, Any], None] | None = None,
 ) -> list[T]:
     """Call `fn(*args)` on `world_size` ranks and return what each of them returned, in rank order.
 
-    In every rank the default process group is initialised: nccl with one rank per GPU where there are enough GPUs,
-    else gloo; `MINIFSDP_DEVICE=cpu` forces gloo. `fn`, `args` and the results travel by cloudpickle, so `fn` may be
-    defined in a notebook cell. A rank sees `os.environ`, `sys.path` and the source of notebook cells as they are at
-    the call; variables that torch reads when it is imported must be set before the first launch. What the ranks print
-    is shown as `[rank r] ...` in rank order once they have ended.
+    In every rank the default process group is initialised, as `course/world.py` chooses: nccl with one rank per GPU
+    where there are enough GPUs, else gloo. Where there was a choice, the first launch prints what was chosen. `fn`,
+    `args` and the results travel by cloudpickle, so `fn` may be defined in a notebook cell. A rank sees `os.environ`,
+    `sys.path` and the source of notebook cells as they are at the call; variables that torch reads when it is imported
+    must be set before the first launch. What the ranks print is shown as `[rank r] ...` in rank order once they have
+    ended.
 
     Args:
         fn: the function every rank runs.
@@ -49,14 +52,16 @@ def launch(
         *args: arguments of `fn`, the same on every rank.
         timeout: seconds that the ranks may take once all of them are ready; no collective waits longer either.
         inline: run the one rank in this very process, so that `breakpoint()` and `pdb` work.
-        backend: `"gloo"` or `"nccl"` instead of the automatic choice.
+        backend: `"gloo"` or `"nccl"` instead of the automatic choice. `"fake"` starts rank 0 alone, as one of
+            `world_size`, with collectives that return at once and carry nothing: for memory and order, not for values.
+        share_gpu: let several nccl ranks have one GPU if there are too few; None: as `MINIFSDP_SHARE_GPU` says.
         on_report: called as `on_report(rank, obj)` in this process, while the ranks run, for each `report(obj)`
             of a rank (under torchrun: for those of rank 0, on rank 0).
 
     Raises:
         RankError: a rank raised, died, or did not answer in time. `.failures` maps ranks to tracebacks or stacks.
         TypeError: `fn` cannot be called so, or cannot be sent to another process.
-        ValueError: `world_size`, `timeout` or `backend` cannot be.
+        ValueError: `world_size`, `timeout` or `backend` cannot be, or not on this machine.
         RuntimeError: on native Windows, or inside a rank of another launch.
     """
     if sys.platform == "win32":
@@ -64,19 +69,21 @@ def launch(
     if inside_rank():
         raise RuntimeError("launch was called inside a rank of another launch: call fn directly there")
     world_size = _check(fn, args, world_size, timeout, backend)
-    if inline:
-        if world_size != 1:
-            raise ValueError(f"inline runs one rank, not {world_size}: use launch(fn, 1, inline=True)")
-        from minifsdp.course.launch.inline import run_inline
-
-        return run_inline(fn, args, timeout, backend, on_report)
-    if "RANK" in os.environ and "WORLD_SIZE" in os.environ:
+    if inline and world_size != 1:
+        raise ValueError(f"inline runs one rank, not {world_size}: use launch(fn, 1, inline=True)")
+    if not inline and "RANK" in os.environ and "WORLD_SIZE" in os.environ:
         from minifsdp.course.launch.spmd import run_spmd
 
-        return run_spmd(fn, world_size, args, timeout, backend, on_report)
+        return run_spmd(fn, world_size, args, timeout, backend, share_gpu, on_report)
+    world = choose_world(world_size, share_gpu=share_gpu, backend=backend, here=world_size)
+    tell_if_chosen(world)
+    if inline:
+        from minifsdp.course.launch.inline import run_inline
+
+        return run_inline(fn, world, args, timeout, on_report)
     from minifsdp.course.launch.local import run_local
 
-    return run_local(fn, world_size, args, timeout, backend, on_report)
+    return run_local(fn, world, args, timeout, on_report)
 
 
 def _check(fn: Callable[..., T], args: tuple[Any, ...], world_size: int, timeout: float, backend: str | None) -> int:
@@ -93,8 +100,8 @@ def _check(fn: Callable[..., T], args: tuple[Any, ...], world_size: int, timeout
         )
     if isinstance(timeout, bool) or not isinstance(timeout, (int, float)) or not 0 < timeout <= 1e6:
         raise ValueError(f"timeout must be a number of seconds above 0 and up to 1e6, not {timeout!r}")
-    if backend not in (None, "gloo", "nccl"):
-        raise ValueError(f"backend must be 'gloo', 'nccl' or None (automatic), not {backend!r}")
+    if backend not in (None, "gloo", "nccl", "fake"):
+        raise ValueError(f"backend must be 'gloo', 'nccl', 'fake' or None (automatic), not {backend!r}")
     try:
         inspect.signature(fn).bind(*args)
     except TypeError as error:

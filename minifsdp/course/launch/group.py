@@ -8,64 +8,68 @@ import torch
 import torch.distributed as dist
 from torch.distributed import Store  # type: ignore[attr-defined]
 
+from minifsdp.course.world import World, choose_world
 
-def join_group(
-    store: Store,
-    rank: int,
-    world_size: int,
-    timeout: float,
-    backend: str | None,
-    local_rank: int,
-    local_world_size: int,
-) -> None:
-    """Initialise the default process group over `store`; with nccl, GPU `local_rank` becomes the current device.
+
+def join_group(store: Store, rank: int, local_rank: int, world: World, timeout: float) -> None:
+    """Initialise the default process group over `store`; with nccl, this rank's GPU becomes the current device.
 
     Args:
         timeout: seconds a collective may wait for its peers.
-        backend: None chooses nccl if each of this machine's `local_world_size` ranks has a GPU, else gloo.
     """
-    if backend is None:
-        backend = "nccl" if _has_gpu_each(local_world_size) else "gloo"
-    if backend == "nccl":
-        torch.cuda.set_device(local_rank)
-    limit = datetime.timedelta(seconds=timeout)
-    dist.init_process_group(backend, store=store, rank=rank, world_size=world_size, timeout=limit)
+    ranks, limit = world.ranks, datetime.timedelta(seconds=timeout)
+    if world.backend == "fake":
+        from torch.testing._internal.distributed.fake_pg import FakeStore
+
+        dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=ranks)
+        return
+    options = None
+    if world.backend == "nccl":
+        torch.cuda.set_device(world.gpus[local_rank])
+        if world.shares_gpu:
+            os.environ.update(_sharing(rank, len(world.gpus) == ranks))
+        # Where kernels compete for the device, the compute stream's wait for those that communicate.
+        options = dist.ProcessGroupNCCL.Options(is_high_priority_stream=True)
+    dist.init_process_group(world.backend, store=store, rank=rank, world_size=ranks, timeout=limit, pg_options=options)
+    if world.backend == "nccl":  # NCCL connects at the first collective: who cannot be reached is found here
+        dist.all_reduce(torch.zeros(1, device="cuda"))
+        torch.cuda.synchronize()
+
+
+def _sharing(rank: int, one_machine: bool) -> dict[str, str]:
+    """NCCL's variables with which several ranks can have one GPU.
+
+    It refuses two ranks of one host on one GPU (init.cc), and takes for a rank's host what NCCL_HOSTID says (utils.cc).
+    Ranks that seem to be on different hosts talk by sockets: all that a shared host would allow is switched off. One
+    ring, one protocol and few blocks per collective, for each rank's kernels have to fit on the device together.
+    """
+    off = dict.fromkeys(("NCCL_NVLS_ENABLE", "NCCL_MNNVL_ENABLE", "NCCL_RAS_ENABLE"), "0")
+    off |= dict.fromkeys(("NCCL_IB_DISABLE", "NCCL_P2P_DISABLE", "NCCL_SHM_DISABLE"), "1")
+    few = {"NCCL_ALGO": "Ring", "NCCL_PROTO": "Simple", "NCCL_MAX_CTAS": "2", "NCCL_LAUNCH_ORDER_IMPLICIT": "1"}
+    where = {"NCCL_SOCKET_IFNAME": _loopback()} if one_machine else {}
+    return {"NCCL_HOSTID": f"minifsdp-{rank}", "NCCL_NET": "Socket", **off, **few, **where}
 
 
 def rank_device() -> torch.device:
-    """Where this rank computes: as its process group communicates, so its own GPU with nccl and the CPU with gloo."""
-    return torch.device("cuda", torch.cuda.current_device()) if dist.get_backend() == "nccl" else torch.device("cpu")
+    """Where this rank computes: as its process group communicates, so its GPU with nccl and the CPU with gloo."""
+    on_gpu = dist.get_backend() == "nccl" or (dist.get_backend() == "fake" and choose_world(1, backend="fake").gpus)
+    return torch.device("cuda", torch.cuda.current_device()) if on_gpu else torch.device("cpu")
 
 
 def use_loopback() -> None:
     """All ranks are on this machine: gloo need not ask what the host's name resolves to."""
-    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo0" if sys.platform == "darwin" else "lo")
+    os.environ.setdefault("GLOO_SOCKET_IFNAME", _loopback())
 
 
-def check_gpus(backend: str | None, local_world_size: int) -> None:
-    """Refuse nccl on a machine that has fewer GPUs than ranks.
-
-    Raises:
-        ValueError: in one line, with both numbers.
-    """
-    if backend == "nccl" and torch.cuda.device_count() < local_world_size:
-        raise ValueError(
-            f"nccl needs one GPU per rank: {local_world_size} rank(s) but {torch.cuda.device_count()} GPU(s) here;"
-            " use backend='gloo'"
-        )
+def _loopback() -> str:
+    return "lo0" if sys.platform == "darwin" else "lo"
 
 
-def share_cores(world_size: int) -> None:
-    """Give this rank its part of the machine's cores, or what OMP_NUM_THREADS says.
+def share_cores(local_ranks: int, said: str = "") -> None:
+    """Give this rank its part of the machine's cores; or what OMP_NUM_THREADS says, or `said`, in this order.
 
     torch was imported before the rank got its environment, so the variable has to be applied by hand.
     """
-    wanted = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0]
+    wanted = os.environ.get("OMP_NUM_THREADS", said).partition(",")[0]
     cores = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
-    torch.set_num_threads(int(wanted) if wanted.isdecimal() and int(wanted) > 0 else max(1, cores // world_size))
-
-
-def _has_gpu_each(local_world_size: int) -> bool:
-    if os.environ.get("MINIFSDP_DEVICE") == "cpu":
-        return False
-    return dist.is_nccl_available() and torch.cuda.is_available() and torch.cuda.device_count() >= local_world_size
+    torch.set_num_threads(int(wanted) if wanted.isdecimal() and int(wanted) > 0 else max(1, cores // local_ranks))

@@ -8,17 +8,18 @@ from typing import Any, TypeVar
 import torch.distributed as dist
 from torch.distributed import FileStore  # type: ignore[attr-defined]
 
-from minifsdp.course.launch.group import check_gpus, join_group, use_loopback
+from minifsdp.course.launch.group import join_group, use_loopback
 from minifsdp.course.launch.inside import call_user
+from minifsdp.course.world import World
 
 T = TypeVar("T")
 
 
 def run_inline(
     fn: Callable[..., T],
+    world: World,
     args: tuple[Any, ...],
     timeout: float,
-    backend: str | None,
     on_report: Callable[[int, Any], None] | None,
 ) -> list[T]:
     """`[fn(*args)]` in this process, inside a one-rank process group that is destroyed afterwards.
@@ -30,10 +31,9 @@ def run_inline(
     """
     if dist.is_initialized():
         raise ValueError("inline needs this process to itself: call torch.distributed.destroy_process_group() first")
-    check_gpus(backend, 1)
     use_loopback()
     with tempfile.TemporaryDirectory(prefix="minifsdp-") as directory:
-        join_group(FileStore(os.path.join(directory, "store"), 1), 0, 1, timeout, backend, 0, 1)
+        join_group(FileStore(os.path.join(directory, "store"), 1), 0, 0, world, timeout)
         try:
             return [call_user(fn, args, lambda obj: on_report(0, obj) if on_report else None)]
         finally:

@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from minifsdp.course.launch.errors import Failure, Kind, RankError, name_cells, rank_error, stuck_stack
-from minifsdp.course.launch.group import check_gpus
 from minifsdp.course.launch.rank import Task
 from minifsdp.course.launch.start import RankProcess, pack, sources_in_memory, start_rank
+from minifsdp.course.world import World
 
 _START_LIMIT = 120.0  # seconds until every rank must be ready
 _GROUP_SLACK = 30.0  # seconds by which a collective outwaits the launch, so that stacks are taken before it raises
@@ -26,28 +26,25 @@ _GRACE_AFTER_LOST = 1.0  # ... and, after a death or a lost connection, in which
 
 def run_local(
     fn: Callable[..., Any],
-    world_size: int,
+    world: World,
     args: tuple[Any, ...],
     timeout: float,
-    backend: str | None,
     on_report: Callable[[int, Any], None] | None,
 ) -> list[Any]:
     """`launch` by processes of our own; arguments, result and errors as there."""
-    check_gpus(backend, world_size)
     payload, environ, sources = pack(fn, args), dict(os.environ), sources_in_memory()
     with tempfile.TemporaryDirectory(prefix="minifsdp-", ignore_cleanup_errors=True) as directory:
         ranks: list[RankProcess] = []
         try:
-            for rank in range(world_size):
+            for rank in range(world.processes):
                 task = Task(
                     rank=rank,
-                    world_size=world_size,
                     directory=directory,
                     payload=payload,
                     environ=environ,
                     sources=sources,
                     group_timeout=timeout + _GROUP_SLACK,
-                    backend=backend,
+                    world=world,
                     wants_reports=on_report is not None,
                     start_method=multiprocessing.get_start_method(allow_none=True),
                 )

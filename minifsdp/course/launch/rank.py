@@ -25,6 +25,7 @@ from minifsdp.course.housekeeping import name_process
 from minifsdp.course.launch.errors import Failure
 from minifsdp.course.launch.group import join_group, share_cores, use_loopback
 from minifsdp.course.launch.inside import become_rank, call_user, pack_result
+from minifsdp.course.world import World
 
 _START_LIMIT = datetime.timedelta(seconds=300)  # the parent gives up on a rank that does not start before this
 _F_SETSIG = 10  # fcntl(2), Linux: which signal announces that a file descriptor became readable
@@ -35,13 +36,12 @@ class Task:
     """All that a rank is told. `payload` is the pickled `(fn, args)`, `sources` the lines of in-memory files."""
 
     rank: int
-    world_size: int
     directory: str
     payload: bytes
     environ: dict[str, str]
     sources: dict[str, list[str]]
     group_timeout: float
-    backend: str | None
+    world: World
     wants_reports: bool
     start_method: str | None
 
@@ -55,7 +55,7 @@ def run_rank(task: Task, pipe: "Connection[Any, Any]", lifeline: "Connection[Any
 
     Messages: `("ready", None)`, `("report", bytes)`, and one of `("result", None)`, `("failure", Failure)`.
     """
-    name_process(f"rank {task.rank} of {task.world_size}")
+    name_process(f"rank {task.rank} of {task.world.ranks}")
     os.setsid()  # own session and process group: no Ctrl-C, no terminal, and children that end with the rank
     _end_with_parent(lifeline)
     _capture_output(task)
@@ -128,7 +128,7 @@ def _adopt_surroundings(task: Task) -> None:
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
     os.environ.clear()
     os.environ.update(task.environ)
-    rank, size = str(task.rank), str(task.world_size)
+    rank, size = str(task.rank), str(task.world.ranks)
     os.environ.update(RANK=rank, LOCAL_RANK=rank, WORLD_SIZE=size, LOCAL_WORLD_SIZE=size)
     for name, lines in task.sources.items():
         linecache.cache[name] = (sum(map(len, lines)), None, lines, name)
@@ -146,10 +146,11 @@ def _load_function(payload: bytes) -> tuple[Callable[..., Any], tuple[Any, ...]]
 
 
 def _join(task: Task) -> None:
-    share_cores(task.world_size)
+    ranks = task.world.processes
+    share_cores(ranks)
     use_loopback()
-    store = FileStore(os.path.join(task.directory, "store"), task.world_size)
+    store = FileStore(os.path.join(task.directory, "store"), ranks)
     # Ranks may come up seconds apart; the group's own time-out must not count that.
     store.set(f"up{task.rank}", "")
-    store.wait([f"up{rank}" for rank in range(task.world_size)], _START_LIMIT)
-    join_group(store, task.rank, task.world_size, task.group_timeout, task.backend, task.rank, task.world_size)
+    store.wait([f"up{rank}" for rank in range(ranks)], _START_LIMIT)
+    join_group(store, task.rank, task.rank, task.world, task.group_timeout)

@@ -25,8 +25,9 @@ from torch.distributed import PrefixStore, Store  # type: ignore[attr-defined]
 from torch.distributed.rendezvous import rendezvous
 
 from minifsdp.course.launch.errors import Failure, RankError, rank_error
-from minifsdp.course.launch.group import check_gpus, join_group, use_loopback
+from minifsdp.course.launch.group import join_group, share_cores, use_loopback
 from minifsdp.course.launch.inside import call_user, pack_result
+from minifsdp.course.world import Backend, World, choose_world, tell_if_chosen
 
 _CONNECT_LIMIT = datetime.timedelta(seconds=300)
 _ANSWER_SLACK = 5.0  # seconds after the time-out in which a rank whose collective timed out can still say so
@@ -35,9 +36,9 @@ _CHUNK = 1 << 20  # bytes per stored value: a TCPStore refuses values above a fe
 
 
 @dataclasses.dataclass
-class _World:
-    """What lasts from launch to launch. `group` tells what the default process group was made for (None: not by us),
-    `sockets` which connections it opened."""
+class _Job:
+    """What lasts from launch to launch. `group` tells which world and time-out the default process group was made for
+    (None: not by us), `sockets` which connections it opened."""
 
     store: Store
     rank: int
@@ -45,11 +46,11 @@ class _World:
     local_rank: int
     local_size: int
     launches: int = 0
-    group: tuple[int, str | None, float] | None = None
+    group: tuple[World, float] | None = None
     sockets: set[tuple[int, int]] = dataclasses.field(default_factory=set)
 
 
-_world: _World | None = None
+_job: _Job | None = None
 
 
 def run_spmd(
@@ -57,7 +58,8 @@ def run_spmd(
     world_size: int,
     args: tuple[Any, ...],
     timeout: float,
-    backend: str | None,
+    backend: Backend | None,
+    share_gpu: bool | None,
     on_report: Callable[[int, Any], None] | None,
 ) -> list[Any]:
     """`launch` in a process that is a rank already; arguments, result and errors as there.
@@ -65,35 +67,38 @@ def run_spmd(
     The first `world_size` ranks run `fn`, the surplus ranks wait; all of them return the same list or raise the same
     error. A rank stuck outside any collective writes its stack to stderr and exits, `_EXIT_SLACK` after the time-out.
     """
-    world = _connect(world_size)
-    check_gpus(backend, min(world_size, world.local_size))
-    if dist.is_initialized() and world.group is None and dist.get_world_size() != world_size:
+    if backend == "fake":
+        raise ValueError("backend='fake' is for rank 0 alone: start this script without torchrun")
+    job = _connect(world_size)
+    world = choose_world(world_size, share_gpu=share_gpu, backend=backend, here=job.local_size)
+    tell_if_chosen(world)
+    if dist.is_initialized() and job.group is None and dist.get_world_size() != world_size:
         raise ValueError(
             f"launch asks for {world_size} ranks, but this script initialised a process group of"
             f" {dist.get_world_size()}: leave that to launch"
         )
-    world.launches += 1
-    store = PrefixStore(f"minifsdp/launch{world.launches}", world.store)
+    job.launches += 1
+    store = PrefixStore(f"minifsdp/launch{job.launches}", job.store)
     deadline = time.monotonic() + timeout + _ANSWER_SLACK
     try:
-        if world.rank < world_size:
-            deliver = (lambda obj: on_report(0, obj)) if on_report and world.rank == 0 else (lambda obj: None)
-            _take_part(world, store, fn, args, (world_size, backend, timeout), deliver)
+        if job.rank < world_size:
+            deliver = (lambda obj: on_report(0, obj)) if on_report and job.rank == 0 else (lambda obj: None)
+            _take_part(job, store, fn, args, (world, timeout), deliver)
         else:
-            _leave_group(world)
+            _leave_group(job)
         return _answers(store, world_size, deadline)
     except RankError:
-        _leave_group(world)  # on every rank: the next launch must not meet ranks that still use the broken group
+        _leave_group(job)  # on every rank: the next launch must not meet ranks that still use the broken group
         raise
     finally:
         store.add("left", 1)
-        if world.rank == 0:  # which may be the one that serves the store
-            _await_count(store, "left", world.size, deadline)
+        if job.rank == 0:  # which may be the one that serves the store
+            _await_count(store, "left", job.size, deadline)
 
 
-def _connect(world_size: int) -> _World:
+def _connect(world_size: int) -> _Job:
     """Meet the other ranks at MASTER_ADDR, once per process."""
-    global _world
+    global _job
     rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     if size < world_size:
         script = os.path.basename(sys.argv[0]) or "script.py"
@@ -101,7 +106,7 @@ def _connect(world_size: int) -> _World:
             f"launch asks for {world_size} ranks, but this job has {size}:"
             f" start it with torchrun --nproc-per-node {world_size} {script}"
         )
-    if _world is None:
+    if _job is None:
         if not {"MASTER_ADDR", "MASTER_PORT"} <= os.environ.keys():
             raise ValueError(
                 "RANK and WORLD_SIZE are set, but MASTER_ADDR or MASTER_PORT is not: use torchrun, or unset RANK"
@@ -110,70 +115,77 @@ def _connect(world_size: int) -> _World:
         local_size = int(os.environ.get("LOCAL_WORLD_SIZE") or os.environ.get("SLURM_NTASKS_PER_NODE") or size)
         if local_size == size:
             use_loopback()
+        share_cores(local_size, os.environ.get("SLURM_CPUS_PER_TASK", ""))
         store, _, _ = next(rendezvous("env://", timeout=_CONNECT_LIMIT))
-        _world = _World(store, rank, size, local_rank, local_size)
-        atexit.register(_leave_group, _world)
-    return _world
+        _job = _Job(store, rank, size, local_rank, local_size)
+        atexit.register(_leave_group, _job)
+    return _job
 
 
 def _take_part(
-    world: _World,
+    job: _Job,
     store: Store,
     fn: Callable[..., Any],
     args: tuple[Any, ...],
-    group: tuple[int, str | None, float],
+    group: tuple[World, float],
     deliver: Callable[[Any], None],
 ) -> None:
     """Run `fn` as one of the first ranks and put its result, or its failure, into the store."""
     before = _sockets()
-    faulthandler.dump_traceback_later(group[2] + _EXIT_SLACK, exit=True, file=2)
+    faulthandler.dump_traceback_later(group[1] + _EXIT_SLACK, exit=True, file=2)
     try:
-        _join_group(world, store, group)
+        _join_group(job, store, group)
         kind, content = "result", pack_result(call_user(fn, args, deliver))
     except (Exception, SystemExit) as error:
         order = store.add("failed", 1)  # the first to count is the cause
-        failure = dataclasses.replace(Failure.of(error, world.rank), when=float(order))
+        failure = dataclasses.replace(Failure.of(error, job.rank), when=float(order))
         kind, content = "failure", pickle.dumps(failure)
     finally:
         faulthandler.cancel_dump_traceback_later()
     if kind == "failure":
         # The others may be waiting for this rank in a collective: closing the connections wakes them. Destroying the
         # group would not do while anything refers to it or a collective is pending.
-        _hang_up(world.sockets | (_sockets() - before))
-        _leave_group(world)
-    _put(store, f"{kind}{world.rank}", content)
-    store.set(f"answer{world.rank}", kind)
+        _hang_up(job.sockets | (_sockets() - before))
+        _leave_group(job)
+    _put(store, f"{kind}{job.rank}", content)
+    store.set(f"answer{job.rank}", kind)
     store.add("answers", 1)
 
 
-def _join_group(world: _World, store: Store, group: tuple[int, str | None, float]) -> None:
+def _join_group(job: _Job, store: Store, group: tuple[World, float]) -> None:
     """Make the default process group the one asked for: reuse it, or destroy it and make the new one."""
-    if dist.is_initialized() and world.group in (None, group):
+    if dist.is_initialized() and job.group in (None, group):
         return
-    _leave_group(world)
-    world.group = group
-    size, backend, timeout = group
+    _leave_group(job)
+    job.group = group
+    world, timeout = group
+    _agree(job, store, world)
     before = _sockets()
     try:
-        join_group(
-            PrefixStore("group", store),
-            world.rank,
-            size,
-            timeout,
-            backend,
-            world.local_rank,
-            min(size, world.local_size),
-        )
+        join_group(PrefixStore("group", store), job.rank, job.local_rank, world, timeout)
     finally:
-        world.sockets = _sockets() - before
+        job.sockets = _sockets() - before
         # Nobody goes on, perhaps to fail and to hang up, while others are still connecting.
         store.add("joined", 1)
-        _await_count(store, "joined", size, time.monotonic() + timeout)
+        _await_count(store, "joined", world.ranks, time.monotonic() + timeout)
 
 
-def _leave_group(world: _World) -> None:
+def _agree(job: _Job, store: Store, world: World) -> None:
+    """Each rank has chosen by what its own machine has.
+
+    Raises:
+        ValueError: they have not chosen the same; on every rank, in the same words.
+    """
+    store.set(f"world{job.rank}", f"{world.backend} on {socket.gethostname()} ({world.why})")
+    chosen = [store.get(f"world{rank}").decode() for rank in range(world.ranks)]
+    for rank, choice in enumerate(chosen):
+        if choice.split()[0] != chosen[0].split()[0]:
+            raise ValueError(f"rank 0 chose {chosen[0]}, rank {rank} chose {choice}: ask for one, as by --device cpu")
+
+
+def _leave_group(job: _Job) -> None:
     """Destroy the default process group, if there is one."""
-    world.group = None
+    job.group = None
     if dist.is_initialized():
         gc.collect()
         # In a thread, because gloo first waits for collectives that are pending and may never end.

@@ -47,7 +47,7 @@ def start_rank(task: Task, ranks: list[RankProcess]) -> None:
     their_lifeline, lifeline = context.Pipe(duplex=False)
     process = context.Process(target=run_rank, args=(task, their_pipe, their_lifeline), daemon=True)
     ranks.append(RankProcess(task, process, pipe, lifeline))
-    start(process, f"rank {task.rank} of {task.world_size}")
+    start(process, f"rank {task.rank} of {task.world.ranks}")
     their_pipe.close()
     their_lifeline.close()
 

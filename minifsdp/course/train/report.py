@@ -13,19 +13,21 @@ from rich.table import Table
 
 from minifsdp.course import plots
 from minifsdp.course.train.settings import Settings
+from minifsdp.course.world import World
 
 MIB = 2**20
 VOCABULARY = 257
 
 
-def record(settings: Settings, data: str, device: str, begun: int, ranks: list[dict[str, Any]]) -> dict[str, Any]:
+def record(settings: Settings, data: str, world: World, begun: int, ranks: list[dict[str, Any]]) -> dict[str, Any]:
     """The content of `train.json`; `ranks` is what `train` returned on each."""
     losses, seconds = ranks[0]["losses"], max(rank["seconds"] for rank in ranks)
     tokens = (settings.steps - begun) * settings.batch * settings.context
     return {
         "settings": settings.plain(),
         "data": data,
-        "device": torch.cuda.get_device_name() if device == "cuda" else "cpu",
+        "device": torch.cuda.get_device_name() if world.gpus else "cpu",
+        "world": str(world),
         "torch": torch.__version__,
         "begun_at_step": begun,
         "losses": [loss if math.isfinite(loss) else None for loss in losses],

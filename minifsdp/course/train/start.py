@@ -9,10 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from minifsdp.course.launch import launch
-from minifsdp.course.resources import Device, check_writable, choose_device
+from minifsdp.course.resources import check_writable
 from minifsdp.course.train import checkpoint, report
 from minifsdp.course.train.loop import train
 from minifsdp.course.train.settings import Settings
+from minifsdp.course.world import Device, World, choose_world
 
 Progress = Callable[[int, int, float], None]
 
@@ -29,13 +30,13 @@ class Plan:
 
     settings: Settings
     data: str
-    device: str
+    world: World
     out: Path
     whole: Path | None = None
     step: int = 0
 
 
-def plan(settings: Settings, device: Device, out: Path) -> Plan:
+def plan(settings: Settings, device: Device, out: Path, share_gpu: bool | None = None) -> Plan:
     """Check everything that can be checked before a rank starts, and make the folders.
 
     Raises:
@@ -44,13 +45,13 @@ def plan(settings: Settings, device: Device, out: Path) -> Plan:
     """
     corpus = settings.check()
     data = f"{corpus.name} ({corpus.bytes:,} bytes, checksum {corpus.checksum})"
-    chosen = choose_device(device, settings.ranks)
+    world = choose_world(settings.ranks, device, share_gpu)
     whole = _find_checkpoint(settings.checkpoint, settings.resume) if settings.checkpoint else None
     step = 0
     if whole is not None:
         step = checkpoint.check_same_task(whole, settings, data)
     check_writable(out)
-    return Plan(settings, data, chosen, out, whole, step)
+    return Plan(settings, data, world, out, whole, step)
 
 
 def run(plan: Plan, progress: Progress) -> dict[str, Any] | None:
@@ -63,8 +64,6 @@ def run(plan: Plan, progress: Progress) -> dict[str, Any] | None:
     Returns:
         the content of `train.json`; None on all but the first rank of an SPMD run.
     """
-    if plan.device == "cpu":
-        os.environ["MINIFSDP_DEVICE"] = "cpu"
     ranks = launch(
         train,
         plan.settings.ranks,
@@ -72,11 +71,13 @@ def run(plan: Plan, progress: Progress) -> dict[str, Any] | None:
         plan.data,
         plan.whole,
         timeout=plan.settings.time_limit,
+        backend=plan.world.backend,
+        share_gpu=plan.world.shares_gpu,
         on_report=lambda _, what: progress(*what),
     )
     if not is_first():
         return None
-    record = report.record(plan.settings, plan.data, plan.device, plan.step, ranks)
+    record = report.record(plan.settings, plan.data, plan.world, plan.step, ranks)
     report.write(record, plan.out)
     return record
 

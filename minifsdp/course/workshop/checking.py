@@ -26,6 +26,7 @@ from torch import Tensor
 
 from minifsdp.course.launch import RankError, launch
 from minifsdp.course.workshop.references import Reference, find_reference, forbidden
+from minifsdp.course.world import Backend
 
 RANKS_SECONDS = 20.0  # what the ranks of a check may take before they count as stuck
 
@@ -70,7 +71,7 @@ def on_ranks(
     *args: Any,
     timeout: float = RANKS_SECONDS,
     slip: str | None = None,
-    backend: str | None = None,
+    backend: Backend | None = None,
 ) -> list[Any]:
     """`observe(*args)` on each of N ranks; what they returned, in rank order.
 

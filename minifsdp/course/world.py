@@ -1,0 +1,176 @@
+"""The world that ranks run in: which backend carries their collectives, and which GPU each of them has.
+
+    gloo    on CPU: any machine
+    nccl    a GPU for each rank; or, if that is asked for, several ranks on one
+    fake    rank 0 of any number, alone: collectives return at once and carry nothing
+
+MINIFSDP_DEVICE=cpu forces gloo, MINIFSDP_SHARE_GPU=1 asks for shared GPUs. Everything here is decided by what this
+machine has and by variables, before anything starts: CUDA is not touched, so that the ranks may be forked.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+import torch.distributed as dist
+
+Device = Literal["auto", "cpu", "cuda"]
+Backend = Literal["gloo", "nccl", "fake"]
+
+MOST_GLOO_RANKS = 64  # processes on one machine; a limit of patience, not of gloo
+MOST_RANKS_PER_GPU = 8  # the same for one GPU, on which every rank has a CUDA context of its own
+
+FORCES, SHARES = "MINIFSDP_DEVICE", "MINIFSDP_SHARE_GPU"
+
+_told = False
+
+
+@dataclass(frozen=True)
+class World:
+    """What was chosen. As a string it is one line: what, and why.
+
+    Attributes:
+        ranks: N.
+        backend: "gloo", "nccl" or "fake".
+        gpus: index of the GPU of each of this machine's ranks, as CUDA numbers them in that rank; empty on CPU.
+        shares_gpu: whether several ranks have the same one.
+        why: the reason for this choice.
+    """
+
+    ranks: int
+    backend: Backend
+    gpus: tuple[int, ...]
+    shares_gpu: bool
+    why: str
+
+    @property
+    def processes(self) -> int:
+        """How many ranks are really there."""
+        return 1 if self.backend == "fake" else self.ranks
+
+    @property
+    def device(self) -> str:
+        """Where the ranks compute: "cpu" or "cuda"."""
+        return "cuda" if self.gpus else "cpu"
+
+    def __str__(self) -> str:
+        ranks = "1 rank" if self.ranks == 1 else f"{self.ranks} ranks"
+        if self.backend == "fake":
+            return f"rank 0 of {self.ranks} on {self.device}, alone: {self.why}"
+        if self.shares_gpu:
+            names = ", ".join(f"cuda:{index}" for index in sorted(set(self.gpus)))
+            return f"{ranks} over NCCL, sharing {names}: {self.why}"
+        return f"{ranks} over {'NCCL, a GPU each' if self.gpus else 'gloo on CPU'}: {self.why}"
+
+
+def choose_world(
+    ranks: int,
+    device: Device = "auto",
+    share_gpu: bool | None = None,
+    *,
+    backend: Backend | None = None,
+    here: int | None = None,
+) -> World:
+    """NCCL with a GPU for each rank where there are enough, or where they are to be shared; gloo otherwise.
+
+    Args:
+        ranks: N, over all machines.
+        device: "cpu" or "cuda" instead of the automatic choice.
+        share_gpu: whether ranks may share a GPU if there are not enough; None: as MINIFSDP_SHARE_GPU says.
+        backend: the same by the name of the backend: "gloo" is the CPU, "nccl" is CUDA.
+        here: how many of the ranks are this machine's; by default what torchrun or srun say, or all.
+
+    Raises:
+        ValueError: what is asked for cannot be; in one line, with the cure.
+    """
+    if device not in ("auto", "cpu", "cuda"):
+        raise ValueError(f"--device {device}: choose auto, cpu or cuda")
+    forced = os.environ.get(FORCES) or "auto"
+    if forced not in ("auto", "cpu", "cuda"):
+        raise ValueError(f"{FORCES}={forced}: choose auto, cpu or cuda, or unset it")
+    gpus = torch.cuda.device_count()
+    if backend == "fake":
+        return World(ranks, "fake", (0,) if gpus and forced != "cpu" else (), False, "collectives carry nothing")
+    here = min(ranks, here or local_ranks(ranks))
+    wish = {"gloo": "cpu", "nccl": "cuda", None: device}[backend]
+    if wish == "cuda" and forced == "cpu":
+        raise ValueError(f"CUDA is asked for, but {FORCES}=cpu forces the CPU: unset it, or ask for the CPU")
+    if wish == "cpu" or (wish == "auto" and forced == "cpu"):
+        if share_gpu:
+            raise ValueError("--share-gpu asks for a GPU, but the CPU is asked for too: leave one of them out")
+        return _on_cpu(ranks, here, "as asked for" if wish == "cpu" else f"{FORCES}=cpu forces it")
+    return _on_gpus(ranks, here, gpus, share_gpu, must="cuda" in (wish, forced))
+
+
+def _on_cpu(ranks: int, here: int, why: str) -> World:
+    if here > MOST_GLOO_RANKS:
+        raise ValueError(f"--ranks {ranks}: gloo serves at most {MOST_GLOO_RANKS} ranks on one machine")
+    return World(ranks, "gloo", (), False, why)
+
+
+def _on_gpus(ranks: int, here: int, gpus: int, share_gpu: bool | None, must: bool) -> World:
+    """With CUDA if there are GPUs for it; else on CPU, unless CUDA `must` be.
+
+    Raises:
+        ValueError: it must be CUDA, or GPUs are to be shared, and that cannot be.
+    """
+    share = _may_share() if share_gpu is None else share_gpu
+    found = "no GPU" if gpus == 0 else "1 GPU" if gpus == 1 else f"{gpus} GPUs"
+    if gpus and not dist.is_nccl_available():
+        if must or share:
+            raise ValueError(f"{found} here, but this torch {torch.__version__} has no NCCL: install a CUDA build")
+        return _on_cpu(ranks, here, f"{found} here, but this torch {torch.__version__} has no NCCL")
+    own = os.environ.get("SLURM_GPUS_PER_TASK", "")
+    if own.isdecimal() and int(own) == gpus:  # srun shows each rank its own GPUs only, numbered from 0
+        return World(ranks, "nccl", (0,) * here, False, f"{found} for each task of this Slurm step")
+    if gpus >= here:
+        return World(ranks, "nccl", tuple(range(here)), False, f"{found} here")
+    if share and gpus:
+        return _shared(ranks, here, gpus, found)
+    if share:
+        raise ValueError(f"--share-gpu or {SHARES}=1: this machine has no GPU to share; leave it out")
+    if must:
+        raise ValueError(
+            f"CUDA is asked for, but there {'are' if gpus > 1 else 'is'} {found} for {here} ranks: "
+            + ("use the CPU" if gpus == 0 else "use --share-gpu (launch: share_gpu=True), the CPU, or fewer ranks")
+        )
+    return _on_cpu(ranks, here, "no GPU here" if gpus == 0 else f"{found} for {here} ranks, and no --share-gpu")
+
+
+def _shared(ranks: int, here: int, gpus: int, found: str) -> World:
+    if here > gpus * MOST_RANKS_PER_GPU:
+        raise ValueError(f"--share-gpu: at most {MOST_RANKS_PER_GPU} ranks per GPU, not {here} on {found}")
+    if os.environ.get("CUDA_LAUNCH_BLOCKING", "0") != "0":  # each waits for its peers inside its launch
+        raise ValueError("--share-gpu: ranks on one GPU block each other with CUDA_LAUNCH_BLOCKING=1: unset it")
+    return World(ranks, "nccl", tuple(rank % gpus for rank in range(here)), True, f"{found} here, shared as asked for")
+
+
+def _may_share() -> bool:
+    wish = os.environ.get(SHARES, "")
+    if wish not in ("", "0", "1"):
+        raise ValueError(f"{SHARES}={wish}: choose 1 or 0, or unset it")
+    return wish == "1"
+
+
+def local_ranks(ranks: int) -> int:
+    """How many of `ranks` are this machine's, as torchrun or srun say; all, if neither does."""
+    said = os.environ.get("LOCAL_WORLD_SIZE") or os.environ.get("SLURM_NTASKS_PER_NODE") or ""
+    return int(said) if said.isdecimal() and "RANK" in os.environ else ranks
+
+
+def tell(world: World) -> None:
+    """Print what was chosen, on rank 0 and once: later launches of this process are not its subject."""
+    global _told
+    if not _told and os.environ.get("RANK", "0") == "0":
+        print(world, file=sys.stderr)
+    _told = True
+
+
+def tell_if_chosen(world: World) -> None:
+    """The same, unless there was nothing to choose: a machine without GPUs."""
+    if torch.cuda.device_count():
+        tell(world)
