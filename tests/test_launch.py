@@ -6,6 +6,7 @@ import json
 import linecache
 import os
 import pdb
+import pickle
 import signal
 import subprocess
 import sys
@@ -16,7 +17,7 @@ import uuid
 from collections.abc import Callable, Iterator
 from multiprocessing import forkserver
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import psutil
 import pytest
@@ -26,6 +27,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from minifsdp.course import rank_server
 from minifsdp.course.launch import RankError, launch, local, report, start
+from minifsdp.course.launch.inside import pickled
 
 LAUNCHER = str(Path(local.__file__).parent)
 
@@ -95,6 +97,25 @@ def test_preloading_does_not_ask_for_cuda() -> None:
         import minifsdp.course.launch.rank
     """
     subprocess.run([sys.executable, "-c", textwrap.dedent(script)], check=True, timeout=60)
+
+
+class OnGPU(torch.Tensor):
+    """Says that it is on a GPU, until it is moved to the host."""
+
+    is_cuda = True
+
+    def cpu(self) -> torch.Tensor:  # type: ignore[override]
+        return self.as_subclass(torch.Tensor).clone()
+
+    def __reduce_ex__(self, protocol: int) -> NoReturn:  # type: ignore[override]
+        raise AssertionError("sent as it is")
+
+
+def test_results_on_a_gpu_arrive_on_the_host() -> None:
+    on_gpu = torch.ones(3, requires_grad=True).as_subclass(OnGPU)
+    (sent,) = pickle.loads(pickled([on_gpu]))
+    assert type(sent) is torch.Tensor
+    assert sent.tolist() == [1.0, 1.0, 1.0]
 
 
 def test_reports_arrive_while_ranks_run(tmp_path: Path) -> None:

@@ -2,12 +2,15 @@
 
 import builtins
 import contextlib
+import io
 import pdb
+import pickle
 import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import cloudpickle
+import torch
 
 _deliver: Callable[[Any], None] | None = None
 _is_rank_process = False
@@ -45,6 +48,22 @@ def _delivering(deliver: Callable[[Any], None]) -> Iterator[None]:
         _deliver = before
 
 
+class _ToHost(cloudpickle.Pickler):  # type: ignore[misc]
+    """Sends what is on a GPU as values: who unpickles it may have no GPU, or none to spare."""
+
+    def reducer_override(self, obj: Any) -> Any:
+        if isinstance(obj, torch.Tensor) and obj.is_cuda:
+            return obj.detach().cpu().__reduce_ex__(pickle.HIGHEST_PROTOCOL)
+        return super().reducer_override(obj)
+
+
+def pickled(obj: Any) -> bytes:
+    """Pickle for the process that called `launch`; tensors on a GPU arrive on CPU."""
+    with io.BytesIO() as file:
+        _ToHost(file).dump(obj)
+        return file.getvalue()
+
+
 def pack_result(result: Any) -> bytes:
     """Pickle what a rank returned.
 
@@ -52,12 +71,10 @@ def pack_result(result: Any) -> bytes:
         TypeError: it cannot be pickled.
     """
     try:
-        return bytes(cloudpickle.dumps(result))
+        return pickled(result)
     except Exception as error:
         kind = type(result).__name__
-        raise TypeError(
-            f"fn returned a {kind} that cannot be pickled ({error}); return numbers or CPU tensors"
-        ) from None
+        raise TypeError(f"fn returned a {kind} that cannot be pickled ({error}); return numbers or tensors") from None
 
 
 def become_rank() -> None:

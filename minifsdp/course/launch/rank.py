@@ -18,13 +18,12 @@ from multiprocessing.connection import Connection
 from types import FunctionType
 from typing import Any
 
-import cloudpickle
 from torch.distributed import FileStore  # type: ignore[attr-defined]
 
 from minifsdp.course.housekeeping import name_process
 from minifsdp.course.launch.errors import Failure
 from minifsdp.course.launch.group import join_group, share_cores, use_loopback
-from minifsdp.course.launch.inside import become_rank, call_user, pack_result
+from minifsdp.course.launch.inside import become_rank, call_user, pack_result, pickled
 from minifsdp.course.world import World
 
 _START_LIMIT = datetime.timedelta(seconds=300)  # the parent gives up on a rank that does not start before this
@@ -68,7 +67,7 @@ def run_rank(task: Task, pipe: "Connection[Any, Any]", lifeline: "Connection[Any
 
     def deliver(obj: Any) -> None:
         if task.wants_reports:
-            tell("report", cloudpickle.dumps(obj))
+            tell("report", pickled(obj))
 
     try:
         fn, args = _load_function(task.payload)
