@@ -137,7 +137,9 @@ def test_joining_with_nccl(monkeypatch, shares):
 
     def init(backend: str, **options: Any) -> None:
         shared = {name: value for name, value in os.environ.items() if name.startswith("NCCL_")}
-        done.append((backend, options["rank"], options["pg_options"].is_high_priority_stream, shared))
+        nccl = options["pg_options"]
+        assert nccl._timeout == options["timeout"]
+        done.append((backend, options["rank"], nccl.is_high_priority_stream, shared))
 
     monkeypatch.setattr(torch.cuda, "set_device", lambda index: done.append(index))
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: done.append("synchronised"))

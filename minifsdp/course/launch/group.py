@@ -30,6 +30,7 @@ def join_group(store: Store, rank: int, local_rank: int, world: World, timeout: 
             os.environ.update(_sharing(rank, len(world.gpus) == ranks))
         # Where kernels compete for the device, the compute stream's wait for those that communicate.
         options = dist.ProcessGroupNCCL.Options(is_high_priority_stream=True)
+        options._timeout = limit  # or torch warns that the two differ
     dist.init_process_group(world.backend, store=store, rank=rank, world_size=ranks, timeout=limit, pg_options=options)
     if world.backend == "nccl":  # NCCL connects at the first collective: who cannot be reached is found here
         dist.all_reduce(torch.zeros(1, device="cuda"))
