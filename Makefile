@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: ladder test test-labs test-full lint labs labs-check labs-gpu clean
+.PHONY: ladder test test-labs test-full lint labs labs-check labs-gpu gpu-check clean
 
 ladder: $(READY)
 	$(BIN)/minifsdp ladder
@@ -36,6 +36,12 @@ labs-check: $(READY)
 # On a GPU node: do all cells run there? Outputs are not compared.
 labs-gpu: $(READY)
 	$(BIN)/pytest -q -p no:cacheprovider --nbval-lax --nbval-current-env --nbval-cell-timeout=120 labs/*.ipynb
+
+# All that is claimed of GPUs, on this machine's, with the packages that are here: nothing is installed.
+# `make gpu-check PART=step` runs one part; several: PART="doctor step".
+gpu-check:
+	PYTHONPATH="$(CURDIR)$${PYTHONPATH:+:$$PYTHONPATH}" $(if $(wildcard $(READY)),$(BIN)/python,$(PYTHON)) \
+		-m minifsdp gpu-check $(addprefix --part ,$(PART))
 
 $(READY): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(None if sys.version_info >= (3, 11) else "minifsdp needs Python 3.11 or newer: make PYTHON=/path/to/python3.11")'

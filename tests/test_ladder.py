@@ -58,6 +58,7 @@ def test_record_is_complete(record):
         assert len(rung["step_seconds"]) == 20
         assert len(rung["bytes"]) == len(rung["predicted"]) == record["ranks"]
         assert set(rung["bytes"][0]) == {*rung["predicted"][0], "peak"}
+        assert rung["cuda"] is None, "there is no caching allocator on CPU"
         if record["ranks"] == 1:
             assert rung["overlap"] is None
         else:
@@ -140,7 +141,8 @@ def test_link_changes_neither_losses_nor_bytes(tmp_path):
 
 
 def test_files_are_whole_and_of_this_run(tmp_path):
-    (tmp_path / "trace-ddp.json").write_text("of an earlier run")
+    for name in ("trace-ddp.json", "allocator.png", "snapshot-fsdp.pickle"):
+        (tmp_path / name).write_text("of an earlier run")
     (tmp_path / "trace-mine.json").write_text("mine")
     climb(tmp_path, "--steps", "1", "--rungs", "fsdp,fsdp-limit")
     names = {path.name for path in tmp_path.iterdir()}
@@ -204,6 +206,7 @@ def test_bad_requests_end_in_one_line(monkeypatch, capsys, tmp_path, options, sa
 
 def test_more_ranks_than_gpus(monkeypatch, capsys, tmp_path):
     monkeypatch.setattr("torch.cuda.device_count", lambda: 1)
+    monkeypatch.setattr("torch.distributed.is_nccl_available", lambda: True)
     assert "there is 1 GPU for 2 ranks: use --share-gpu" in refused(monkeypatch, capsys, "--device", "cuda")
 
 

@@ -156,7 +156,8 @@ def test_a_tag_moves_bytes() -> None:
         x, y = torch.zeros(2), torch.zeros(3)
         ledger.tag(x, "optimizer")
         assert ledger.live() == bytes_of(activations=12, optimizer=8)
-        assert ledger.events[-1] == ("tag", {"activations": -8, "optimizer": 8})
+        last = ledger.events[-1]
+        assert (last.cause, last.changes) == ("tag", {"activations": -8, "optimizer": 8})
         del x, y
         assert ledger.live() == bytes_of()
 
@@ -616,7 +617,7 @@ def events_on_this_rank() -> dict[str, Any]:
     def once() -> tuple[list[Any], int]:
         with Ledger() as ledger:
             sharded_steps(group)
-        return [tuple(event) for event in ledger.events], ledger.peak_of("gradients", "communication")
+        return [(event.cause, event.changes) for event in ledger.events], ledger.peak_of("gradients", "communication")
 
     direct = [once() for _ in range(5)]
     with EmulatedLink(latency=1e-3, bandwidth=1e8):

@@ -32,6 +32,7 @@ from minifsdp.course.train import checkpoint, report, start
 from minifsdp.course.train.loop import take_step, train
 from minifsdp.course.train.settings import STRATEGIES, TASK, Settings
 from minifsdp.course.train.state import State, begin
+from minifsdp.course.world import choose_world
 
 check = Checks(__name__)
 
@@ -377,7 +378,7 @@ def test_record_and_curve(tmp_path, monkeypatch):
 @pytest.mark.parametrize("values", [[5.0], [5.0, float("nan"), 3.0], [float("nan")]])
 def test_any_losses_can_be_drawn_and_recorded(tmp_path, values):
     ranks = [{"losses": values, "seconds": 1.0, "peak": None}]
-    record = report.record(Settings(steps=len(values)), TEXT, "cpu", 0, ranks)
+    record = report.record(Settings(steps=len(values)), TEXT, choose_world(2, "cpu"), 0, ranks)
     report.write(record, tmp_path)
     assert "NaN" not in (tmp_path / "train.json").read_text()
     assert report.summary(record).row_count == 1

@@ -275,6 +275,7 @@ class Paper:
     """Rank `rank` of `ranks` that are not there."""
 
     group_name = "paper"
+    _device_types = (CPU,)
 
     def __init__(self, rank, ranks):
         self._rank, self._ranks = rank, ranks

@@ -645,7 +645,7 @@ def init_tiny(model):
             module.to_empty(device=rank_device(), recurse=False)
             torch.manual_seed(crc32(names[module].encode()))
             for p in module.parameters(recurse=False):
-                p.normal_(std=0.1)
+                p.copy_(torch.empty(p.shape, device="cpu").normal_(std=0.1))  # a GPU draws other numbers from a seed
 
     return init
 

@@ -537,7 +537,7 @@ def observe_whole_states(answer, group, units, make_optimizer, kept_by):
     theirs = {v.untyped_storage()._cdata for state in optimizer.state.values() for v in state.values()}
     own = own and not theirs & {v.untyped_storage()._cdata for v in tensors}
     found = {name: {k: plain(v) for k, v in state.items()} for name, state in result.items()}
-    shards = [dict(optimizer.state[unit.flat.shard]) for unit in units[:2]]
+    shards = [{k: plain(v) for k, v in optimizer.state[unit.flat.shard].items()} for unit in units[:2]]
     return found, [c.op for c in calls], order, peak, left, own, shards, keep and (keep.without, keep.shown[()])
 
 

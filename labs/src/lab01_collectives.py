@@ -303,14 +303,17 @@ def work_40_ms():
 
 
 def timed_overlap():
-    group, full = comm.world(), torch.ones(1000, device=rank_device())
+    group, where = comm.world(), rank_device()
+    full = torch.ones(1000, device=where)
     comm.all_reduce(full, group).wait()  # the first collective connects the ranks
     with EmulatedLink(latency=0.04, bandwidth=1e12):
         start = time.perf_counter()
         reduce_while(full, work_40_ms, group)
+        device.synchronize(where)  # on NCCL `wait` holds a stream, and the host has to be held, too
         together = time.perf_counter() - start
         start = time.perf_counter()
-        comm.reduce_scatter(torch.empty(500, device=rank_device()), full, group).wait()
+        comm.reduce_scatter(torch.empty(500, device=where), full, group).wait()
+        device.synchronize(where)
         work_40_ms()
         return together, time.perf_counter() - start
 

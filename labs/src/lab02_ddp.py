@@ -447,6 +447,7 @@ except RankError as error:
 # %% [markdown]
 # Rank 0's second all-reduce has no partner. An uneven number of batches ends the same way: the rank with one more waits
 # in its first all-reduce. Read the stuck rank's stack for *where*, and the log of the others for what they did instead.
+# (With NCCL it is not in `wait`, which holds a stream and not the host, but where it needs a gradient's value.)
 #
 # A hang is the good case. Let rank 0 use layer 0 and rank 1 use layer 1, one all-reduce each:
 

@@ -23,8 +23,9 @@
 #
 # **You need** lab 05 (gather, free, reduce-scatter; what a schedule decides). Streams and events are explained here.
 #
-# **Time** 60 minutes. **Runs** on a laptop (gloo, 2 processes), on one GPU, or on a GPU node (NCCL). **Memory** a
-# rank's tensors take some tens of MiB, its process a few hundred, most of them torch.
+# **Time** 60 minutes. **Runs** on a laptop (gloo, 2 processes), on one GPU that the ranks share
+# (`MINIFSDP_SHARE_GPU=1`), or on a GPU node (NCCL). **Memory** a rank's tensors take some tens of MiB, its process a
+# few hundred, most of them torch; on a GPU one cell trains a larger model.
 
 # %% tags=["setup"]
 # set-up
@@ -55,7 +56,19 @@ from minifsdp.flat_param import FlatParameter
 # PyTorch computes on one stream, the *compute stream*, unless told otherwise. NCCL's collectives, if issued with
 # `async_op=True` as here, run on a stream of their communicator, one after the other, in the order of issue. A
 # collective starts when the stream on which it was *issued* has come to that point; `handle.wait()` makes the stream on
-# which it is *called* wait for it. With gloo on a CPU it is the host that waits.
+# which it is *called* wait for it. With gloo on a CPU it is the host that waits. So what you can see depends on the
+# world that your ranks run in:
+#
+# | world | `wait()` holds | who runs ahead | a timeline shows | what its times mean |
+# |---|---|---|---|---|
+# | laptop, gloo | the host | nobody | operations, waits, messages | this processor, and an emulated link |
+# | two ranks on one GPU, NCCL | the stream | the host | kernels | none: see below |
+# | a GPU for each rank, NCCL | the stream | the host | kernels | these GPUs and their links |
+#
+# On the laptop the host computes, and messages are carried by other threads. On a shared GPU streams, events and the
+# order of kernels are real, but the ranks take turns on the GPU and talk by sockets: what overlap *gains* is not to be
+# read off there. Some parts are the same everywhere: programs for the paper GPU are recorded on the CPU, and where a
+# cell says `versus`, its ranks run over gloo. Everything else runs in your world.
 #
 # ## 6.1 When is it over?
 #
@@ -134,10 +147,12 @@ outcome("6.1", round(1e3 * finish_times(FIVE, 0.5e-3)[-1], 3), how="computed", s
 # Before you look: which of them takes as long as which?
 
 # %%
+import tempfile
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from functools import cache, partial
+from pathlib import Path
 from types import SimpleNamespace
 
 import torch.distributed as dist
@@ -146,13 +161,16 @@ from minifsdp import FullyShardedDataParallel
 from minifsdp.course import closed_form, data, plots
 from minifsdp.course.launch import launch, rank_device
 from minifsdp.course.ledger import Ledger
+from minifsdp.course.link import let_communication_go_first, parse_link
 from minifsdp.course.machine import A100, Program, Recorder, Run, record_on_paper, replay
 from minifsdp.course.machine.program import Issue, Kernel, Record, Wait, WaitEvent
 from minifsdp.course.machine.versus import versus
-from minifsdp.course.measure import Settings, take_step
+from minifsdp.course.measure import Settings, align, take_step
 from minifsdp.course.model import Block
+from minifsdp.course.records import show_record
 from minifsdp.course.rungs import LEARNING_RATE, Trainee, sizes_of
-from minifsdp.course.timeline import Span
+from minifsdp.course.timeline import Span, overlap, read_trace
+from minifsdp.course.trace import record_trace
 from minifsdp.flat_param import find_parameters
 from minifsdp.fsdp import SyncSchedule
 from minifsdp.fsdp.unit import Unit
@@ -299,7 +317,9 @@ class LastMoment:
 
     def submit(self, call: comm.Call, collective: partial[Any]) -> Any:
         if call.op == "all_gather":
-            collective.args[0].fill_(torch.nan)  # its output
+            output = collective.args[0]
+            output.fill_(torch.nan)
+            device.synchronize(output.device)  # on a GPU that is a kernel, which could come after the data
         return SimpleNamespace(wait=cache(lambda: collective().wait()))
 
 
@@ -335,7 +355,7 @@ assert after
 
 # %% [markdown]
 # A handle that nobody waits for is the bug of this lab. It has no message: the shapes are right, the memory is there,
-# and the values may look right.
+# and the values may look right. With gloo the host then races gloo's threads, with NCCL one stream races another.
 #
 # ## 6.4 Find the missing wait
 #
@@ -587,9 +607,9 @@ class LabOverlap(SyncSchedule):
 yours = partial(LabOverlap, pieces=PIECES)
 
 
-def build(schedule: Any, paper: Group | None = None) -> Trainee:
+def build(schedule: Any, paper: Group | None = None, settings: Settings = SETTINGS) -> Trainee:
     """The lab's model on all ranks; or on a group of paper, where tensors have no values."""
-    model = SETTINGS.model().to(rank_device()) if paper is None else SETTINGS.model()
+    model = settings.model().to(rank_device()) if paper is None else settings.model()
     model = FullyShardedDataParallel(model, paper, auto_wrap_policy={Block}, schedule=schedule)
     return Trainee(model, torch.optim.AdamW(model.parameters(), LEARNING_RATE, foreach=False))
 
@@ -598,7 +618,8 @@ def build(schedule: Any, paper: Group | None = None) -> Trainee:
 # ### Measured: the same losses, and one gradient more at the peak
 #
 # Nothing is computed differently, so the losses of every rank are those of lab 05's schedule, bit for bit. Held is a
-# little more.
+# little more. (The ledger counts in the host's order: what the program holds. On a GPU what it has freed may still be
+# read; that is counted further down, on paper.)
 
 
 # %%
@@ -891,8 +912,9 @@ plots.timeline(
 # ### Measured: on a machine whose host computes (C14)
 #
 # The same schedules by the wall clock: two ranks on an emulated link of 2 ms and 50 MB/s, the schedules taking turns.
-# Beside each what the model says of this machine, which computes on its host. It is given the seconds that each
-# schedule computed, as measured: what it predicts is the waiting. It leaves out that threads wake late.
+# They run over gloo on the CPU, even where there are GPUs: a host that computes is what is looked at. Beside each what
+# the model says of this machine. It is given the seconds that each schedule computed, as measured: what it predicts is
+# the waiting. It leaves out that threads wake late.
 
 
 # %% tags=["C14", "nbval-ignore-output"]
@@ -934,14 +956,69 @@ for name, each in results.items():
     )
 
 # %% [markdown]
+# ### Traced: a step in your world
+#
+# Now the three schedules where your ranks run. On a CPU that is the machine just measured, a step of it. On a GPU its
+# streams, events and `record_stream` are torch's, the links are the real ones, and the model is larger, so that its
+# kernels outlast their launches. What the trace shows there as communication is NCCL's own kernels. They run on a
+# stream of the process group; your two streams carry the order and the memory. (`launch` has made it one of high
+# priority, `ProcessGroupNCCL.Options(is_high_priority_stream=True)`: its kernels get free multiprocessors first.)
+
+
+# %% tags=["nbval-ignore-output"]
+LARGE = Settings(ranks=RANKS, batch=8, layers=6, width=1024, context=512)  # for a GPU
+
+
+def trace_steps(folder: Path) -> None:
+    """Two steps of each schedule, taking turns; those before them warm up."""
+    where = rank_device()
+    on_cpu = where.type == "cpu"
+    settings = BIG if on_cpu else LARGE
+    if on_cpu:
+        let_communication_go_first()
+    shard = data.shard(next(settings.batches()), dist.get_rank(), RANKS)
+    with parse_link("latency=2ms,bandwidth=50MB/s") if on_cpu else nullcontext() as link:
+        trainees = {name: build(schedule, settings=settings) for name, schedule in SCHEDULES.items()}
+        for trainee in trainees.values():
+            take_step(trainee, shard, where)
+        for take in range(2):
+            for name, trainee in trainees.items():
+                with record_trace(folder / f"{name}-{take}-{dist.get_rank()}.json", link):
+                    align(where)
+                    take_step(trainee, shard, where)
+
+
+with tempfile.TemporaryDirectory() as folder:
+    launch(trace_steps, RANKS, Path(folder), timeout=110)
+    takes = {name: [read_trace(Path(folder, f"{name}-{take}-0.json")) for take in range(2)] for name in SCHEDULES}
+traced = {name: min(each, key=lambda spans: max(span.end for span in spans)) for name, each in takes.items()}
+hidden = {name: overlap(spans) for name, spans in traced.items()}
+plots.timeline(
+    traced,
+    title=f"Under compute: {hidden['lab 05']:.0%} of lab 05's communication, {hidden['yours']:.0%} of yours, "
+    f"{hidden['yours, gather first']:.0%} with the gather first",
+    says="A step of rank 0, the faster of two, in the world of this notebook. Where ranks share a GPU, look at the "
+    "order alone.",
+    lab="06",
+)
+
+# %% [markdown]
+# On a CPU no gather is under compute in any row: the host waits for each at once. A reduction is, in the last row: no
+# gather stands behind it there. On a GPU look for what a CPU cannot show: gathers of forward under the compute of the
+# unit before, and the holes of backward that are there in the middle row and not in the last one.
+#
 # ### On a GPU
 #
-# The same cells run with NCCL: `launch` gives each rank a GPU, `device.new_stream` is then a `torch.cuda.Stream`,
-# `record_event` and `wait_event` are torch's, `record_stream` is `Tensor.record_stream`, and your schedule trains on
-# them. The paper GPU is replayed as here, since programs are recorded on CPU. They have not been run there yet, so no
-# measured step stands beside the model. With a GPU at hand, trace a step (`minifsdp.course.trace.record_trace`, or the
-# ladder's traces of the rungs `fsdp` and `fsdp-overlap`) and look for the holes of the middle row.
-#
+# Below is what a GPU has recorded, if such a record came with this course: a step of the ladder's rungs, of which
+# `fsdp` is lab 05's schedule and `fsdp-overlap` yours with the gather first. Compare with your own trace: is `fsdp`
+# without overlap there, too? And with the paper GPU: is forward hidden but for its first gather, and are the last
+# reductions bare? If it is not hidden, look whether compute has gaps everywhere: a small model's kernels are shorter
+# than their launches, and then no host is ahead. (Milliseconds do not compare: the paper GPU is another, slow one.)
+
+# %% tags=["nbval-ignore-output"]
+show_record("06")
+
+# %% [markdown]
 # ## What is still missing
 #
 # Two things, and you have seen both. Where the host computes, no gather is issued early in forward, and in backward

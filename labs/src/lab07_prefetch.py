@@ -23,7 +23,9 @@
 #
 # **You need** lab 05 (units, hooks, what a rank holds), lab 06 (streams, events, a host that runs ahead).
 #
-# **Time** 60 minutes. **Runs** on a laptop (gloo, 2 processes), on one GPU, or on a GPU node (NCCL, a rank per GPU).
+# **Time** 60 minutes. **Runs** on a laptop (gloo, 2 processes), on one GPU that the ranks share
+# (`MINIFSDP_SHARE_GPU=1`), or on a GPU node (NCCL, a rank per GPU). Order, bytes and values are those of your world;
+# what prefetching gains is measured over gloo on the CPU everywhere, and modelled for a host that runs ahead.
 # **Memory** a few MiB of tensors per rank; a process takes a few hundred MiB, most of them torch.
 
 # %% tags=["setup"]
@@ -66,6 +68,7 @@ from minifsdp.course.machine.shapes import SHAPES
 from minifsdp.course.machine.versus import versus
 from minifsdp.course.measure import Settings
 from minifsdp.course.model import GPT, Block
+from minifsdp.course.records import show_record
 from minifsdp.course.rungs import LEARNING_RATE, Trainee, sizes_of
 from minifsdp.course.timeline import Span
 from minifsdp.device import current_stream
@@ -585,8 +588,9 @@ plots.curve(
 #
 # ### Measured: prefetch on an emulated link, and the model beside it (C15)
 #
-# Two ranks on an emulated link of 2 ms and 50 MB/s. Steps of all schedules take turns. The model gets the programs, the
-# link's two numbers and, measured, each schedule's own seconds of computing. What it predicts is the waiting.
+# Two ranks over gloo on an emulated link of 2 ms and 50 MB/s, on the CPU even where there are GPUs. Steps of all
+# schedules take turns. The model gets the programs, the link's two numbers and, measured, each schedule's own seconds
+# of computing. What it predicts is the waiting.
 
 # %% tags=["C15", "nbval-ignore-output"]
 schedules = {name: partial(LabSchedule, pieces=pieces) for name, pieces in (("none", NONE), ("both", BOTH))}
@@ -608,8 +612,7 @@ plots.versus(
 
 # %% [markdown]
 # (Medians of a few steps; a machine that is busy with other things shifts them, and the model more, since it gets its
-# kernels from one recorded step. What else it leaves out is named in `minifsdp/course/machine/versus.py`. On GPUs the
-# cell would need no emulated link; such a record is not there yet.)
+# kernels from one recorded step. What else it leaves out is named in `minifsdp/course/machine/versus.py`.)
 #
 # The same without the noise, on the laptop on paper, and on one whose host runs ahead of a device of the same speed:
 
@@ -740,7 +743,7 @@ plots.timeline(
 # NCCL's kernels take multiprocessors and memory bandwidth from those that compute; a network that many share does not
 # give everyone its nominal bandwidth; ranks wait for the slowest. Kernels are taken to reach 60 % of the peak. The gain
 # is what two messages of a layer take beside what the layer computes, so it follows from the bandwidth that was put in:
-# sign and reason are the model's, the size is the hardware's. A record of GPUs to set beside it is not there yet.
+# sign and reason are the model's, the size is the hardware's.
 #
 # ### And in forward? (C15)
 #
@@ -821,6 +824,19 @@ plots.lines(
 # gather a little late, and prefetch gains a tenth. When it is slower still the device is idle for want of kernels, and
 # a gather finds all the time it needs.
 #
+# ### On a GPU
+#
+# Below is what a GPU has recorded, if such a record came with this course: a step of the ladder's rungs, of which
+# `fsdp-overlap` does not prefetch, and `fsdp-prefetch` gathers as far ahead as there are units. Compare with what you
+# have measured: your host computes, and gained by prefetch in forward, too; does a GPU's have any gaps there to close?
+# Compare with the model: does a gather of backward start before the reduction of the unit before it, and does compute
+# then wait for neither? (`fsdp-overlap` issues that gather first as well.) Where the ranks shared a GPU, as the first
+# line of the record would say, the order is all that can be compared.
+
+# %% tags=["nbval-ignore-output"]
+show_record("07")
+
+# %% [markdown]
 # ## What if the ranks disagree
 #
 # A collective has no name. The third all-gather of one rank meets the third all-gather of the others, whatever it is
@@ -916,13 +932,14 @@ assert all(abs(found - should) > 1e-3 for _, _, losses in disorder for found, sh
 #
 # If the blocks differ in size, gloo ends one process at once ("Received data size doesn't match expected size") and the
 # other loses its connection; NCCL by itself checks nothing. And if one rank leaves a block out (a layer that is dropped
-# at random), it has a message less than the other, and sooner or later both wait for each other for ever. One step,
-# with 2 seconds for it in both cases:
+# at random), it has a message less than the other, and sooner or later both wait for each other for ever: with gloo the
+# hosts do, in `wait()`; with NCCL the streams do, and each host runs on to where it needs a value, here the loss. One
+# step, with 5 seconds for it in both cases:
 
 # %% tags=["nbval-ignore-output"]
 for what, ways in (("same order", [WAYS[0]] * 2), ("one left out", [WAYS[0], [0, 1, 2, 4]])):
     try:
-        print(f"{what}: {launch(run_own_ways, RANKS, ways, NONE, 1, timeout=2.0)[0][0]}")
+        print(f"{what}: {launch(run_own_ways, RANKS, ways, NONE, 1, timeout=5.0)[0][0]}")
     except RankError as error:
         print(f"{what}: {error}")
 

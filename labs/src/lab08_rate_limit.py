@@ -29,11 +29,12 @@
 #
 # **You need** lab 05 (units, gather, free), lab 06 (streams, events), lab 07 (prefetching).
 #
-# **Time** 70 minutes. **Runs** on a laptop (gloo, 2 processes), on one GPU, or on a GPU node. A laptop's host does not
-# run ahead of its device, it *is* the device. So the programs of real training steps are recorded here, and replayed
-# in virtual time on a GPU that exists on paper: kernels, collectives, streams, events and your allocator, with the
-# numbers of a data sheet, and assumed ones for what it does not tell. Whatever comes from there says "model, not
-# measured". A record of a real GPU would stand beside it; there is none yet.
+# **Time** 70 minutes. **Runs** on a laptop (gloo, 2 processes), on one GPU that the ranks share
+# (`MINIFSDP_SHARE_GPU=1`), or on a GPU node (NCCL). A laptop's host does not run ahead of its device, it *is* the
+# device. So the programs of real training steps are recorded on the CPU, whatever the machine has, and replayed in
+# virtual time on a GPU that exists on paper: kernels, collectives, streams, events and your allocator, with the numbers
+# of a data sheet, and assumed ones for what it does not tell. Whatever comes from there says "model, not measured". A
+# GPU's own allocator is asked where your ranks have one.
 
 # %% tags=["setup"]
 # set-up
@@ -578,15 +579,14 @@ for call, run in {**quicker, A100.segment[0]: yours}.items():
     print(f"{1e3 * call:19.1f} ms{run.seconds:25.3f} s, {longer:.1%} longer, {run.retries} retries")
 
 # %% [markdown]
-# Beside it would stand the record of a GPU; there is none yet. What
-# counts retries on one is this:
+# A record of a GPU stands further down, if this course came with one. What counts retries on your own is this:
 
 # %% tags=["nbval-ignore-output"]
 import torch
 
-from minifsdp.course.launch import rank_device
+from minifsdp.course.launch import launch, rank_device
 
-stats = device.memory_stats(torch.device("cuda" if torch.cuda.is_available() else "cpu"))
+stats = launch(lambda: device.memory_stats(rank_device()), 2)[0]
 print("this device's caching allocator:", stats or "none, memory of a CPU is not cached by torch")
 
 # %% [markdown]
@@ -778,8 +778,9 @@ class LabLimited(HeldBack):
 # %% [markdown]
 # ### Measured: k units at a time, to the byte (C4)
 #
-# Real training on 2 ranks over gloo, with your limiter and prefetching as deep as it goes. The ledger counts the bytes
-# of the second step. Expected: the root, and the k largest neighbouring blocks.
+# Real training on 2 ranks, with your limiter and prefetching as deep as it goes. The ledger counts the bytes of the
+# second step in the host's order, so they are the same in every world: `allocated`, as the program sees it. Expected:
+# the root, and the k largest neighbouring blocks.
 
 # %%
 from typing import NamedTuple
@@ -787,10 +788,10 @@ from typing import NamedTuple
 import torch.distributed as dist
 
 from minifsdp import FullyShardedDataParallel
-from minifsdp.course.launch import launch
 from minifsdp.course.ledger import Ledger
 from minifsdp.course.measure import Settings, take_step
 from minifsdp.course.model import Block as ModelBlock
+from minifsdp.course.records import show_record
 from minifsdp.course.rungs import LEARNING_RATE, Trainee, sizes_of
 
 RANKS = 2
@@ -1062,8 +1063,8 @@ plots.lines(
 # ## By the clock
 #
 # What a laptop can measure is the other half: what a limit takes of the speed of a deep prefetch. Real training on 2
-# ranks over an emulated link (2 ms latency, 50 MB/s), the two schedules taking turns, and what the model of this very
-# machine, whose host does *not* run ahead, says of each.
+# ranks over gloo and an emulated link (2 ms latency, 50 MB/s), on the CPU even where there are GPUs, the two schedules
+# taking turns, and what the model of this very machine, whose host does *not* run ahead, says of each.
 
 
 # %% tags=["nbval-ignore-output"]
@@ -1106,6 +1107,18 @@ for name, limit in (("prefetch without a limit", None), ("your limit, k = 2", 2)
 # far steps of one schedule are apart: a smaller difference than that says nothing. On a GPU it gives back the memory of
 # a host that runs ahead. In both cases two units are enough, one that computes and one that arrives.
 #
+# ### On a GPU
+#
+# Below is what a GPU has recorded, if such a record came with this course: the bytes of its allocator over a step of
+# the ladder's rungs, of which `fsdp-prefetch` has no limit and `fsdp-limit` one of k. Compare with what you have
+# measured: does the limit take as much off `allocated` as off the ledger's curve? And with the paper GPU: how far do
+# `active` and `reserved` stand above `allocated`, without a limit and with one? (The ladder's model is small: its host
+# may not be far ahead of the device, and then little waits for an event.)
+
+# %% tags=["nbval-ignore-output"]
+show_record("08")
+
+# %% [markdown]
 # ## FSDP2 has no limiter
 #
 # `record_stream` leaves it to the allocator when memory is free, which depends on the moment at which the allocator
@@ -1120,7 +1133,7 @@ for name, limit in (("prefetch without a limit", None), ("your limit, k = 2", 2)
 # - `expandable_segments:True` lets a segment grow, which ends most fragmentation within a stream. It does nothing for
 #   blocks that wait for an event.
 # - A limit counts units, not bytes. With units of different sizes 8.8 is the way to choose it.
-# - Nothing here was measured on a GPU.
+# - Whatever says "model" was not measured on a GPU, and a record shows only what it names.
 #
 # ## What to remember
 #

@@ -97,6 +97,18 @@ def shard(batch: Batch, rank: int, ranks: int) -> Batch:
     return batch[0][mine], batch[1][mine]
 
 
+def to_device(batch: Batch, where: torch.device) -> Batch:
+    """The batch on a device, for which the host does not wait: on CUDA it is copied from pinned memory.
+
+    A copy from memory that is not pinned synchronises the host with the stream. What is there already is not copied.
+    """
+    tokens, targets = (
+        rows.pin_memory().to(where, non_blocking=True) if where.type == "cuda" and not rows.is_cuda else rows
+        for rows in batch
+    )
+    return tokens, targets
+
+
 def _file(path: Path) -> Corpus:
     try:
         status = path.stat()

@@ -23,7 +23,7 @@ from minifsdp.course.measure import Settings, climb, train_alone
 from minifsdp.course.resources import check_writable
 from minifsdp.course.rungs import RUNGS, Sizes, sizes_of
 from minifsdp.course.timeline import read_trace
-from minifsdp.course.world import Device, World, choose_world
+from minifsdp.course.world import Device, World, choose_world, is_first
 
 TIME_LIMIT = 3600.0  # seconds that the ranks may take together before they count as stuck
 
@@ -59,6 +59,8 @@ def plan(settings: Settings, device: Device, out: Path, share_gpu: bool | None =
     for name in ("ranks", "steps", "batch", "layers", "width", "context", "limit"):
         if getattr(settings, name) < 1:
             raise ValueError(f"--{name} {getattr(settings, name)}: must be at least 1")
+    if "RANK" in os.environ and settings.ranks > (started := int(os.environ.get("WORLD_SIZE", settings.ranks))):
+        raise ValueError(f"--ranks {settings.ranks}, but this job was started with {started}: choose at most {started}")
     if settings.batch % settings.ranks:
         raise ValueError(
             f"--batch {settings.batch} cannot be shared equally by {settings.ranks} ranks: "
@@ -77,6 +79,8 @@ def plan(settings: Settings, device: Device, out: Path, share_gpu: bool | None =
 
 def run(plan: Plan, progress: Progress) -> dict[str, Any] | None:
     """Train, weigh and trace; write `ladder.json`, `memory.png`, `timeline.png` and the traces.
+
+    On a GPU also `allocator.png` and, for torch's memory viewer (pytorch.org/memory_viz), a snapshot of each rung.
 
     Nothing is written to the output folder before everything is there; each file then appears whole.
 
@@ -98,7 +102,7 @@ def run(plan: Plan, progress: Progress) -> dict[str, Any] | None:
             share_gpu=plan.world.shares_gpu,
             on_report=lambda _, what: progress(*what),
         )
-        if os.environ.get("RANK", "0") != "0":
+        if not is_first():
             return None
         record = _record(plan, reference, ranks)
         (staging / "ladder.json").write_text(json.dumps(record, indent=1) + "\n")
@@ -109,6 +113,8 @@ def run(plan: Plan, progress: Progress) -> dict[str, Any] | None:
             (name, read_trace(_trace(staging, name)), ranks[0][name]["overlap"]) for name in sharded or settings.rungs
         ]
         plots.timeline_figure(lanes, staging / "timeline.png")
+        if all(rung["cuda"] for rung in rungs):
+            plots.allocator_figure(rungs, staging / "allocator.png")
         _publish(staging, plan.out)
     return record
 
@@ -129,6 +135,7 @@ def _record(plan: Plan, reference: list[float], ranks: list[dict[str, dict[str, 
                 "predicted": [predicted] * settings.ranks,
                 "collectives": ours[0]["collectives"],
                 "overlap": ours[0]["overlap"],
+                "cuda": ours[0]["cuda"],
             }
         )
     return {
@@ -151,7 +158,7 @@ def _trace(folder: Path, rung: str) -> Path:
 
 
 def _publish(staging: Path, out: Path) -> None:
-    """Move what is finished to where it belongs; the traces of rungs that an earlier run climbed go."""
+    """Move what is finished to where it belongs; what only an earlier run has left goes."""
     files = sorted(path for path in staging.iterdir() if path.is_file())
     names = {path.name for path in files}
     parts = {path: out / f".{path.name}.part" for path in files}
@@ -163,6 +170,6 @@ def _publish(staging: Path, out: Path) -> None:
     finally:
         for part in parts.values():
             part.unlink(missing_ok=True)
-    for old in (_trace(out, rung) for rung in RUNGS):
-        if old.name not in names:
-            old.unlink(missing_ok=True)
+    every = {"allocator.png", *(name for rung in RUNGS for name in (f"trace-{rung}.json", f"snapshot-{rung}.pickle"))}
+    for name in every - names:
+        (out / name).unlink(missing_ok=True)

@@ -17,6 +17,7 @@ from torch.profiler import record_function
 from minifsdp import comm, device
 from minifsdp.comm import Call
 from minifsdp.course import data
+from minifsdp.course.cuda_memory import MemoryHistory, clear_cache
 from minifsdp.course.data import Batch
 from minifsdp.course.launch import rank_device, report
 from minifsdp.course.ledger import Ledger
@@ -71,14 +72,15 @@ def climb(settings: Settings, traces: Path) -> dict[str, dict[str, Any]]:
     """Run all rungs on this rank, three times: timed, traced, weighed; what watches one does not disturb the other.
 
     Returns:
-        by rung: "losses" (this rank's) and "step_seconds"; "overlap" of one traced step; "bytes", "curve" and
-        "collectives" of one weighed step. Rank 0 writes `trace-<rung>.json` to the folder `traces`.
+        by rung: "losses" (this rank's) and "step_seconds"; "overlap" of one traced step; "bytes", "curve",
+        "collectives" and, on a GPU, "cuda" of one weighed step. Rank 0 writes `trace-<rung>.json`, and on a GPU
+        `snapshot-<rung>.pickle`, to the folder `traces`.
     """
     link = parse_link(settings.link) if settings.link else None
     if link is not None:
         let_communication_go_first()
     rank, where = dist.get_rank(), rank_device()
-    shards = [data.shard(batch, rank, settings.ranks) for batch in settings.batches()]
+    shards = [data.to_device(data.shard(batch, rank, settings.ranks), where) for batch in settings.batches()]
     total = len(settings.rungs) * (settings.steps + 2)
     done = 0
 
@@ -94,7 +96,9 @@ def climb(settings: Settings, traces: Path) -> dict[str, dict[str, Any]]:
         for name in settings.rungs:
             records[name] |= _trace(trainees.pop(name), shards[0], where, traces / f"trace-{name}.json", link)
             advance(name, "tracing")
-            records[name] |= _weigh(settings, name, shards[0], where)
+        for name in settings.rungs:  # once no other rung's trainee has memory
+            snapshot = traces / f"snapshot-{name}.pickle" if rank == 0 else None
+            records[name] |= _weigh(settings, name, shards[0], where, snapshot)
             advance(name, "weighing")
     return records
 
@@ -129,23 +133,29 @@ def _trace(
     return {"overlap": overlap(read_trace(path)) if dist.get_world_size() > 1 else None}
 
 
-def _weigh(settings: Settings, name: str, batch: Batch, where: torch.device) -> dict[str, Any]:
-    """One step under the ledger, of a trainee that the ledger has seen made."""
+def _weigh(settings: Settings, name: str, batch: Batch, where: torch.device, snapshot: Path | None) -> dict[str, Any]:
+    """One step under the ledger, of a trainee that the ledger has seen made; a GPU's allocator keeps its own history.
+
+    The ledger slows the host down, so that the device lags behind it less than in a step that nobody watches.
+    """
+    clear_cache(where)
     with Ledger() as ledger:
         trainee = settings.build(name, where)
         ledger.watch(trainee.model, trainee.optimizer)
         for _ in range(WARM_UP):
             take_step(trainee, batch, where)
-        ledger.reset_peaks()
         rest: dict[Tag, int] = {}
+        history = MemoryHistory(where, snapshot)
 
         def tell(phase: str) -> None:
             if phase == "rest":
                 rest.update(ledger.live())
             else:
                 ledger.mark(phase)
+                history.mark(phase)
 
-        with comm.record() as calls:
+        ledger.reset_peaks()
+        with history, comm.record() as calls:
             take_step(trainee, batch, where, tell)
         return {
             "bytes": {
@@ -158,6 +168,7 @@ def _weigh(settings: Settings, name: str, batch: Batch, where: torch.device) -> 
             },
             "curve": ledger.curve(),
             "collectives": _totals(calls),
+            "cuda": history.beside(ledger),
         }
 
 
@@ -165,7 +176,7 @@ def take_step(
     trainee: Trainee, batch: Batch, where: torch.device, tell: Callable[[str], Any] = lambda phase: None
 ) -> Tensor:
     """Forward, backward, optimizer; `tell` hears when each begins, and of the rest before gradients are dropped."""
-    tokens, targets = (part.to(where) for part in batch)
+    tokens, targets = data.to_device(batch, where)
     tell("forward")
     with record_function("forward"):
         loss: Tensor = trainee.model(tokens, targets)
@@ -194,3 +205,4 @@ def _totals(calls: list[Call]) -> dict[str, dict[str, int]]:
 def align(where: torch.device) -> None:
     """Let no rank start its clock before all are there."""
     comm.all_reduce(torch.zeros(1, device=where), comm.world()).wait()
+    device.synchronize(where)  # on CUDA it was the stream that waited, not the host with the clock

@@ -7,11 +7,12 @@ out at the moment it dies: the books hold weak references only.
 from __future__ import annotations
 
 import threading
+import time
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple, get_args
+from dataclasses import dataclass, field
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor, UntypedStorage
@@ -26,16 +27,19 @@ Tag = Literal["parameters", "unsharded", "gradients", "optimizer", "activations"
 TAGS: tuple[Tag, ...] = get_args(Tag)
 
 
-class Event(NamedTuple):
+@dataclass(frozen=True)
+class Event:
     """A change of the live bytes, or, without changes, a mark.
 
     Attributes:
         cause: the operator or method behind it; a mark's name.
         changes: bytes more or fewer, for each tag it touches.
+        at: microseconds since 1970, the clock of torch's memory snapshots; equal events may differ in it.
     """
 
     cause: str
     changes: dict[Tag, int]
+    at: int = field(compare=False)
 
 
 @dataclass(slots=True, eq=False)
@@ -146,8 +150,8 @@ class Books:
             return
         cause, grown = "tag", 0
         if self.events and self.events[-1] is entry.event:  # tagged at once: what it grew by never was anything else
-            cause, grown_by = self.events.pop()
-            grown = grown_by["activations"]
+            whole = self.events.pop()
+            cause, grown = whole.cause, whole.changes["activations"]
             self.now["activations"] -= grown
         changes: dict[Tag, int] = {tag: entry.nbytes}
         if grown != entry.nbytes:
@@ -155,7 +159,7 @@ class Books:
         self._book(cause, changes)
 
     def _book(self, cause: str, changes: dict[Tag, int]) -> Event:
-        event = Event(cause, changes)
+        event = Event(cause, changes, time.time_ns() // 1000)
         self.events.append(event)
         for tag, change in changes.items():
             self.now[tag] += change

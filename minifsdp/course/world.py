@@ -162,10 +162,15 @@ def local_ranks(ranks: int) -> int:
     return int(said) if said.isdecimal() and "RANK" in os.environ else ranks
 
 
+def is_first() -> bool:
+    """Whether this process speaks for the run: under torchrun there are others, which keep silent."""
+    return os.environ.get("RANK", "0") == "0"
+
+
 def tell(world: World) -> None:
     """Print what was chosen, on rank 0 and once: later launches of this process are not its subject."""
     global _told
-    if not _told and os.environ.get("RANK", "0") == "0":
+    if not _told and is_first():
         print(world, file=sys.stderr)
     _told = True
 

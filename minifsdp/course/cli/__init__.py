@@ -1,4 +1,4 @@
-"""The command line: `minifsdp ladder`, `minifsdp train`, `minifsdp lab`, `minifsdp ps`, `minifsdp clean`."""
+"""The command line: `minifsdp ladder`, `train`, `lab`, `doctor`, `bench`, `gpu-check`, `ps`, `clean`."""
 
 from __future__ import annotations
 
@@ -16,6 +16,9 @@ COMMANDS = {  # name -> module
     "ladder": "ladder",
     "train": "train",
     "lab": "lab",
+    "doctor": "doctor",
+    "bench": "bench",
+    "gpu-check": "gpu_check",
     "ps": "processes",
     "clean": "processes",
 }

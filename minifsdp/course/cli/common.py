@@ -2,18 +2,28 @@
 
 from __future__ import annotations
 
+import os
 import sys
-from typing import Annotated, Any, NoReturn
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
+if TYPE_CHECKING:
+    from minifsdp.course.launch import RankError
+
 DeviceOption = Annotated[str, typer.Option("--device", help="auto, cpu or cuda; auto takes GPUs if there are enough.")]
+RanksOption = Annotated[int | None, typer.Option("--ranks", help="Number of ranks, N; default: 2, or torchrun's.")]
 ShareOption = Annotated[
     bool | None,
     typer.Option("--share-gpu/--no-share-gpu", help="Several NCCL ranks on one GPU, if there are too few."),
 ]
+
+
+def ranks_asked_for(ranks: int | None, default: int) -> int:
+    """What `RanksOption` says; else what torchrun has started; else the default."""
+    return int(os.environ.get("WORLD_SIZE", default)) if ranks is None else ranks
 
 
 def new_app(**options: Any) -> typer.Typer:
@@ -31,3 +41,9 @@ def fail(message: str, code: int) -> NoReturn:
     """End with one line on standard error."""
     print(f"minifsdp: {message}", file=sys.stderr)
     sys.exit(code)
+
+
+def fail_of_ranks(error: RankError, cure: str = "") -> NoReturn:
+    """End with the traceback or stack of each rank that failed, and with the line that names the cause last."""
+    print(*error.__notes__, sep="\n", file=sys.stderr)
+    fail(f"{error}{cure}", code=1)

@@ -2,16 +2,26 @@
 
 from __future__ import annotations
 
+from math import ceil
 from pathlib import Path
 from typing import Annotated
 
 import typer
 from rich.console import Console
 
-from minifsdp.course.cli.common import DeviceOption, ShareOption, fail, new_app, progress_bar
+from minifsdp.course.cli.common import (
+    DeviceOption,
+    RanksOption,
+    ShareOption,
+    fail,
+    fail_of_ranks,
+    new_app,
+    progress_bar,
+    ranks_asked_for,
+)
 from minifsdp.course.launch import RankError
 from minifsdp.course.measure import Settings
-from minifsdp.course.world import tell
+from minifsdp.course.world import is_first, tell
 
 DEFAULT = Settings()
 
@@ -21,12 +31,14 @@ APPS = {"ladder": app}
 
 @app.command()
 def ladder(
-    ranks: Annotated[int, typer.Option(help="Number of ranks, N.")] = DEFAULT.ranks,
+    ranks: RanksOption = None,
     device: DeviceOption = "auto",
     share_gpu: ShareOption = None,
     rungs: Annotated[str, typer.Option(help="Comma-separated names; default: all.")] = ",".join(DEFAULT.rungs),
     steps: Annotated[int, typer.Option(help="Optimizer steps per rung.")] = DEFAULT.steps,
-    batch: Annotated[int, typer.Option(help="Sequences per step over all ranks; a multiple of N.")] = DEFAULT.batch,
+    batch: Annotated[
+        int | None, typer.Option(help="Sequences per step over all ranks; default: 12, or the next multiple of N.")
+    ] = None,
     layers: Annotated[int, typer.Option(help="Transformer blocks, each a unit.")] = DEFAULT.layers,
     width: Annotated[int, typer.Option(help="Size of the residual stream.")] = DEFAULT.width,
     context: Annotated[int, typer.Option(help="Tokens per sequence.")] = DEFAULT.context,
@@ -44,13 +56,15 @@ def ladder(
     from minifsdp.course.tables import ladder_table
 
     names = tuple(name.strip() for name in rungs.split(",") if name.strip())
+    ranks = ranks_asked_for(ranks, DEFAULT.ranks)
+    batch = ranks * ceil(DEFAULT.batch / max(1, ranks)) if batch is None else batch
     settings = Settings(ranks, names, steps, batch, layers, width, context, data, link, limit, seed)
     try:
         plan = course.plan(settings, device, out, share_gpu)  # type: ignore[arg-type]
     except (ValueError, OSError) as error:
         fail(str(error), code=2)
     tell(plan.world)
-    with progress_bar() as bar:
+    with progress_bar(shown=is_first()) as bar:
         task = bar.add_task("starting", total=None)
 
         def show(what: str, done: int, total: int) -> None:
@@ -61,10 +75,11 @@ def ladder(
         except KeyboardInterrupt:
             fail("interrupted, nothing was written", code=130)
         except RankError as error:
-            fail(str(error), code=1)
+            fail_of_ranks(error)
     if record is not None:
         console = Console()
         console.print(ladder_table(record))
+        on_gpu = ", allocator.png, snapshots (pytorch.org/memory_viz opens them)" if plan.world.gpus else ""
         console.print(
-            f"{out}: ladder.json, memory.png, timeline.png and {len(names)} traces (ui.perfetto.dev opens them)"
+            f"{out}: ladder.json, memory.png, timeline.png{on_gpu} and {len(names)} traces (ui.perfetto.dev opens them)"
         )

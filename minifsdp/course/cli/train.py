@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Annotated
 
 import typer
 from rich.console import Console
 
-from minifsdp.course.cli.common import DeviceOption, ShareOption, fail, new_app, progress_bar
+from minifsdp.course.cli.common import (
+    DeviceOption,
+    RanksOption,
+    ShareOption,
+    fail,
+    fail_of_ranks,
+    new_app,
+    progress_bar,
+    ranks_asked_for,
+)
 from minifsdp.course.launch import RankError
 from minifsdp.course.train.settings import PRECISIONS, PREFETCHES, STRATEGIES, Settings
-from minifsdp.course.world import tell
+from minifsdp.course.world import is_first, tell
 
 DEFAULT = Settings()
 
@@ -41,7 +49,7 @@ def train(
     ] = DEFAULT.no_sync,
     offload: Annotated[bool, typer.Option("--offload", help="Keep shards in host memory.")] = DEFAULT.offload,
     replicas: Annotated[int, typer.Option(help="Copies of the model in a hybrid strategy.")] = DEFAULT.replicas,
-    ranks: Annotated[int | None, typer.Option(help="Number of ranks; default: 2, or torchrun's.")] = None,
+    ranks: RanksOption = None,
     device: DeviceOption = "auto",
     share_gpu: ShareOption = None,
     layers: Annotated[int, typer.Option(help="Transformer blocks, each a unit.")] = DEFAULT.layers,
@@ -69,7 +77,6 @@ def train(
     """
     from minifsdp.course import train as course
     from minifsdp.course.train.report import summary
-    from minifsdp.course.train.start import is_first
 
     settings = Settings(
         strategy=strategy,
@@ -81,7 +88,7 @@ def train(
         no_sync=no_sync,
         offload=offload,
         replicas=replicas,
-        ranks=int(os.environ.get("WORLD_SIZE", DEFAULT.ranks)) if ranks is None else ranks,
+        ranks=ranks_asked_for(ranks, DEFAULT.ranks),
         layers=layers,
         width=width,
         context=context,
@@ -117,7 +124,7 @@ def train(
             fail(f"interrupted{cure}", code=130)
         except RankError as error:
             which = ", which is --time-limit" if f"within {time_limit:g} s" in str(error) else ""
-            fail(f"{error}{which}{cure}", code=1)
+            fail_of_ranks(error, f"{which}{cure}")
     if record is not None:
         Console().print(summary(record))
         print(f"{out}: train.json and loss.png")

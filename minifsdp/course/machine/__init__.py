@@ -16,7 +16,7 @@ expandable segments and private pools of the allocator; NCCL's own `record_strea
 
 from minifsdp.course.machine.allocator import CachingAllocator, DeviceMemoryError
 from minifsdp.course.machine.blocks import Block, Segment
-from minifsdp.course.machine.hardware import A100, H100, Hardware, measured
+from minifsdp.course.machine.hardware import A100, H100, H200, Hardware, measured
 from minifsdp.course.machine.paper import record_on_paper
 from minifsdp.course.machine.program import Program
 from minifsdp.course.machine.recorder import Recorder, record_steps
@@ -25,6 +25,7 @@ from minifsdp.course.machine.replay import Run, replay
 __all__ = [
     "A100",
     "H100",
+    "H200",
     "Block",
     "CachingAllocator",
     "DeviceMemoryError",

@@ -1,12 +1,13 @@
 """What a device, its link and its driver take for things: the numbers that the paper GPU runs on.
 
-Peaks, memory bandwidth and capacity are those of the data sheets. The rest is chosen, within what others have read:
+Peaks, memory bandwidth and capacity are those of the data sheets, of the SXM modules and without sparsity (H200:
+nvidia.com/en-us/data-center/h200, whose table is with sparsity). The rest is chosen, within what others have read:
 
     efficiency   0.6: assumed; the FSDP paper's GPT-175B reaches 0.60 of peak in whole steps (arXiv 2304.11277)
     latency      50 us: assumed
-    bandwidth    hosts of 8 GPUs with 8 network cards of 100 (A100) or 200 Gb/s (H100), of which NCCL makes up to 12 and
-                 24 GB/s each (NVIDIA/nccl-tests#119). A ring crosses from host to host once, on all cards together, so
-                 that this is what each rank sends
+    bandwidth    hosts of 8 GPUs with 8 network cards of 100 (A100) or 200 Gb/s (H100, H200), of which NCCL makes up to
+                 12 and 24 GB/s each (NVIDIA/nccl-tests#119). A ring crosses from host to host once, on all cards
+                 together, so that this is what each rank sends
     launch       10 us: assumed; a lesson on eager PyTorch (jiahuanglin.xyz, "From PyTorch op to kernel launch") names
                  5 to 25 us of host time per operator
     issue        235 us: from the end of the limiter's wait to the all-gather, in a trace of FSDP
@@ -19,7 +20,7 @@ Peaks, memory bandwidth and capacity are those of the data sheets. The rest is c
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from minifsdp.comm import Call
 from minifsdp.course.machine.program import Kernel, Program
@@ -46,6 +47,7 @@ class Hardware:
         issue: seconds of the host for a collective, its bookkeeping included.
         segment: seconds of the host for a segment of memory taken from the device, or given back; and per GiB of it.
         runs_ahead: whether the host goes on while the device works. If not, the host is the compute, as on CPU.
+        fp32: peak of float32 products without TF32; None: `flops` holds for these too.
 
     Raises:
         ValueError: a rate or the capacity is not above 0, or a time below it.
@@ -62,6 +64,7 @@ class Hardware:
     issue: float = 235e-6
     segment: tuple[float, float] = (1e-3, 1e-3)
     runs_ahead: bool = True
+    fp32: float | None = None
 
     def __post_init__(self) -> None:
         rates = {name: getattr(self, name) for name in ("memory_bandwidth", "capacity", "bandwidth", "efficiency")}
@@ -73,6 +76,11 @@ class Hardware:
         for name, value in times.items():
             if not value >= 0:
                 raise ValueError(f"{self.name}: {name} = {value}; a time in seconds cannot be below 0")
+
+    @property
+    def without_tf32(self) -> Hardware:
+        """The same with float32 products in full precision, torch's default (`torch.backends.cuda.matmul`)."""
+        return self if self.fp32 is None else replace(self, flops={**self.flops, 4: self.fp32})
 
     def kernel(self, kernel: Kernel) -> float:  # seconds
         compute = kernel.flops / self.flops.get(kernel.dtype_size, min(self.flops.values()))
@@ -95,8 +103,9 @@ class Measured(Hardware):
         return self.scale * kernel.seconds
 
 
-A100 = Hardware("A100 80 GB", {2: 312e12, 4: 156e12}, 2.0e12, 80 * GIB, 50e-6, 100 * GB)
-H100 = Hardware("H100 80 GB", {2: 989e12, 4: 495e12}, 3.35e12, 80 * GIB, 50e-6, 200 * GB)
+A100 = Hardware("A100 80 GB", {2: 312e12, 4: 156e12}, 2.0e12, 80 * GIB, 50e-6, 100 * GB, fp32=19.5e12)
+H100 = Hardware("H100 80 GB", {2: 989e12, 4: 495e12}, 3.35e12, 80 * GIB, 50e-6, 200 * GB, fp32=67e12)
+H200 = Hardware("H200 141 GB", {2: 989e12, 4: 495e12}, 4.8e12, 141 * GIB, 50e-6, 200 * GB, fp32=67e12)
 
 
 def measured(

@@ -3,6 +3,8 @@
 One style and the same colours everywhere. Equal input gives equal bytes.
 """
 
+from minifsdp.course.plots.allocator import allocator_figure, allocator_memory
+from minifsdp.course.plots.bench import bench_figure
 from minifsdp.course.plots.device import blocks, device_memory
 from minifsdp.course.plots.ladder import memory_figure, timeline_figure
 from minifsdp.course.plots.layout import flat_layout, units
@@ -26,6 +28,9 @@ __all__ = [
     "SERIES_COLOURS",
     "TAG_COLOURS",
     "Picture",
+    "allocator_figure",
+    "allocator_memory",
+    "bench_figure",
     "blocks",
     "curve",
     "device_memory",

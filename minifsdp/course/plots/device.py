@@ -4,15 +4,21 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Iterable, Mapping, Sequence
-from itertools import pairwise
-from math import inf
 from typing import TYPE_CHECKING, Any
 
 from matplotlib.axes import Axes
-from matplotlib.lines import Line2D
 from matplotlib.patches import Patch, Rectangle
 
-from minifsdp.course.plots.drawing import LETTER
+from minifsdp.course.plots.allocator import (
+    BLOCK_WORDS,
+    CAPACITY,
+    KINDS,
+    count,
+    held_areas,
+    held_handles,
+    mark_given_back,
+    name_phases,
+)
 from minifsdp.course.plots.picture import Picture, legend_beside, page
 from minifsdp.course.plots.style import BLOCK_COLOURS, notebook_style, unit_for
 from minifsdp.course.trace import PHASES
@@ -22,11 +28,8 @@ if TYPE_CHECKING:
     from minifsdp.course.machine.replay import Memory, Run
 
 _MIB = 2**20
-_RETRY: dict[str, Any] = {"marker": "v", "linestyle": "", "color": "#D55E00", "markersize": 6, "clip_on": False}
-_CAPACITY: dict[str, Any] = {"color": "black", "linewidth": 0.9, "linestyle": (0, (4, 3))}
 _BAR, _GROUP = 0.8, 0.9  # height of a segment, and room between streams, in lines
 _GAP = 0.006  # between segments, of a line
-_WORDS = {"in use": "in use", "waiting": "freed, waiting for an event", "free": "free"}
 
 
 def device_memory(
@@ -59,7 +62,7 @@ def device_memory(
     timed = all(held[-1].at > begin for begin, held in shown.values())
     if not timed:
         shown = {name: (0.0, run.memory) for name, run in runs.items()}
-    peaks = {kind: {n: max(getattr(m, kind) for m in held) for n, (_, held) in shown.items()} for kind in _KINDS}
+    peaks = {kind: {n: max(getattr(m, kind) for m in held) for n, (_, held) in shown.items()} for kind in KINDS}
     retries = {n: [at for at in runs[n].retries_at if at >= begin] for n, (begin, _) in shown.items()}
     highest = max(peaks["reserved"].values())
     capacities = [run.hardware.capacity for run in runs.values() if run.hardware.capacity < 2 * highest]
@@ -72,22 +75,21 @@ def device_memory(
         for row, (name, run) in zip(rows, runs.items(), strict=True):
             begin, held = shown[name]
             at = [(sample.at - begin) * 1e3 for sample in held] if timed else range(len(held))
-            _draw_areas(row, at, held, size)
+            held_areas(row, at, {kind: [getattr(sample, kind) for sample in held] for kind in KINDS}, size)
             if timed:
-                _name_phases(row, begin, run, longest)
+                phases = [((mark.host - begin) * 1e3, mark.name) for mark in run.marks if mark.name in PHASES]
+                name_phases(row, phases, longest)
             if run.hardware.capacity in capacities:
-                row.axhline(run.hardware.capacity / size, **_CAPACITY)
-            if retries[name]:
-                marks = [at[bisect_left(held, when, key=_moment)] for when in retries[name]]
-                row.plot(marks, [highest / size] * len(marks), **_RETRY)
+                row.axhline(run.hardware.capacity / size, **CAPACITY)
+            mark_given_back(row, [at[bisect_left(held, when, key=_moment)] for when in retries[name]], highest / size)
             peak = f"{peaks['reserved'][name] / size:.3g} {unit} reserved at most"
             row.set_ylabel(unit)
-            row.set_title(f"{name}: {peak}, {_count(len(retries[name]), 'retry', 'retries')}, {_step(run)}")
+            row.set_title(f"{name}: {peak}, {count(len(retries[name]), 'retry', 'retries')}, {_step(run)}")
         rows[0].set_ylim(0, 1.2 * highest / size)
         rows[0].set_xlim(0, longest)
         order = "allocations and frees of all steps, in order: a host takes no time"
         rows[-1].set_xlabel("ms of the host, from the start of the step" if timed else order)
-        legend_beside(figure, _memory_handles(bool(capacities), any(retries.values())))
+        legend_beside(figure, held_handles(capacity=bool(capacities), given_back=any(retries.values())))
     data: dict[str, Any] = {
         f"peak {kind}, {unit}": {name: peak / size for name, peak in by_name.items()} for kind, by_name in peaks.items()
     }
@@ -132,11 +134,9 @@ def blocks(
             row.set_ylim(depths[name] + 0.15, -0.15)
             row.set_title(f"{name}: {_sum_of_segments(snapshots[name])}")
         rows[-1].set_xlabel(f"{unit}; a framed bar is a segment")
-        legend_beside(rows[0], [Patch(color=colour, label=_WORDS[state]) for state, colour in BLOCK_COLOURS.items()])
+        patches = [Patch(color=colour, label=BLOCK_WORDS[state]) for state, colour in BLOCK_COLOURS.items()]
+        legend_beside(rows[0], patches)
     return Picture(figure, title, says, {name: _sizes(segments) for name, segments in snapshots.items()})
-
-
-_KINDS = ("allocated", "active", "reserved")
 
 
 def _shown(run: Run, steps: int) -> tuple[float, list[Memory]]:
@@ -151,47 +151,8 @@ def _moment(sample: Memory) -> float:
     return sample.at
 
 
-def _draw_areas(row: Axes, at: Sequence[float], held: Sequence[Memory], size: int) -> None:
-    bounds = [[0.0] * len(held), *([getattr(sample, kind) / size for sample in held] for kind in _KINDS)]
-    for low, high, colour in zip(bounds, bounds[1:], BLOCK_COLOURS.values(), strict=False):
-        row.fill_between(at, low, high, step="post", color=colour, linewidth=0)
-    row.step(at, bounds[-1], where="post", color="#5F6B76", linewidth=0.8)
-
-
-def _name_phases(row: Axes, begin: float, run: Run, longest: float) -> None:
-    """A line where the host begins each phase, and its name if it has room; `longest`: milliseconds of the axis."""
-    phases = [((mark.host - begin) * 1e3, mark.name) for mark in run.marks if mark.name in PHASES]
-    for (at, name), (after, _) in pairwise([*phases, (inf, "")]):
-        if at < 0:
-            continue
-        row.axvline(at, color="black", linewidth=0.5)
-        width = 1.5 * LETTER * len(name) * longest
-        if width < after - at:
-            x, side = (at + 0.004 * longest, "left") if at + width < longest else (at - 0.004 * longest, "right")
-            row.text(x, 0.995, name, ha=side, va="top", fontsize=7, transform=row.get_xaxis_transform())
-
-
-def _memory_handles(capacity: bool, retries: bool) -> list[Any]:
-    in_use, waiting, free = BLOCK_COLOURS.values()
-    handles: list[Any] = [
-        Line2D([], [], color="#5F6B76", linewidth=0.8, label="reserved"),
-        Patch(color=free, label="cached"),
-        Patch(color=waiting, label=_WORDS["waiting"]),
-        Patch(color=in_use, label="allocated"),
-    ]
-    if capacity:
-        handles.insert(0, Line2D([], [], label="capacity", **_CAPACITY))
-    if retries:
-        handles.insert(0, Line2D([], [], label="cache given back", **_RETRY))
-    return handles
-
-
 def _step(run: Run) -> str:
     return f"step {run.seconds * 1e3:.3g} ms" if run.seconds < 1 else f"step {run.seconds:.3g} s"
-
-
-def _count(number: int, one: str, several: str) -> str:
-    return f"{number or 'no'} {one if number == 1 else several}"
 
 
 def _share(segments: Iterable[Segment]) -> float:
@@ -243,4 +204,4 @@ def _sum_of_segments(segments: Sequence[Segment]) -> str:
     unit, size = unit_for(sizes["reserved, MiB"] * _MIB)
     reserved, free, largest = (sizes[each] * _MIB / size for each in ("reserved, MiB", "free", "largest free"))
     pieces = f"{free:.3g} free, at most {largest:.3g} in one piece"
-    return f"{reserved:.3g} {unit} in {_count(len(segments), 'segment', 'segments')}, {pieces}"
+    return f"{reserved:.3g} {unit} in {count(len(segments), 'segment', 'segments')}, {pieces}"

@@ -31,11 +31,13 @@ def train(settings: Settings, text: str, whole: Path | None = None) -> dict[str,
 
     Returns:
         "losses": of every step since the first, means over all ranks; "seconds" that the steps of this run took, saving
-        included; "peak": bytes of this rank, None if nobody counted.
+        included; "peak": the most bytes of this rank in a step: on a GPU in blocks of its allocator, on CPU by the
+        ledger; None if nobody counted.
     """
     where, rank = rank_device(), dist.get_rank()
+    on_gpu = where.type == "cuda"
     corpus = data.load_text(settings.data)
-    peak = _weigh(settings, where) if settings.ledger and where.type == "cpu" else None
+    peak = _weigh(settings, where) if settings.ledger and not on_gpu else None
     state = begin(settings, where)
     dial = Dial(settings.steps, where) if rank == 0 else None
     with held(settings.checkpoint) if settings.checkpoint and rank == 0 else nullcontext():
@@ -44,7 +46,11 @@ def train(settings: Settings, text: str, whole: Path | None = None) -> dict[str,
         start = time.perf_counter()
         while state.step < settings.steps:
             batch = data.draw(corpus, settings.batch, settings.context, state.draws)
+            if on_gpu:
+                torch.cuda.reset_peak_memory_stats(where)  # of steps only: not of building, restoring and saving
             loss = take_step(state, data.shard(batch, rank, settings.ranks), settings, where)
+            if on_gpu:
+                peak = max(peak or 0, torch.cuda.max_memory_allocated(where))
             state.losses[state.step] = loss
             state.step += 1
             if dial is not None:
@@ -53,11 +59,7 @@ def train(settings: Settings, text: str, whole: Path | None = None) -> dict[str,
                 save(state, settings, text)
         device.synchronize(where)
         seconds = time.perf_counter() - start
-    return {
-        "losses": state.losses.tolist(),
-        "seconds": seconds,
-        "peak": torch.cuda.max_memory_allocated(where) if where.type == "cuda" else peak,
-    }
+    return {"losses": state.losses.tolist(), "seconds": seconds, "peak": peak}
 
 
 def take_step(state: State, batch: Batch, settings: Settings, where: torch.device) -> Tensor:
@@ -67,7 +69,7 @@ def take_step(state: State, batch: Batch, settings: Settings, where: torch.devic
         The loss before the step, the mean over all ranks: a scalar on the device, which the host has not waited for.
     """
     parts = settings.accumulate
-    micro_batches = zip(*(_to_device(rows, where).chunk(parts) for rows in batch), strict=True)
+    micro_batches = zip(*(rows.chunk(parts) for rows in data.to_device(batch, where)), strict=True)
     total = torch.zeros((), device=where)
     for part, (tokens, targets) in enumerate(micro_batches):
         last = part == parts - 1
@@ -80,11 +82,6 @@ def take_step(state: State, batch: Batch, settings: Settings, where: torch.devic
     state.optimizer.zero_grad()
     comm.all_reduce(total, comm.world(), comm.MEAN).wait()
     return total
-
-
-def _to_device(rows: Tensor, where: torch.device) -> Tensor:
-    """Without waiting for the device, which a copy from memory that is not pinned would do."""
-    return rows.pin_memory().to(where, non_blocking=True) if where.type == "cuda" else rows
 
 
 def _weigh(settings: Settings, where: torch.device) -> int:

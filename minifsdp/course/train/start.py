@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,7 +12,7 @@ from minifsdp.course.resources import check_writable
 from minifsdp.course.train import checkpoint, report
 from minifsdp.course.train.loop import train
 from minifsdp.course.train.settings import Settings
-from minifsdp.course.world import Device, World, choose_world
+from minifsdp.course.world import Device, World, choose_world, is_first
 
 Progress = Callable[[int, int, float], None]
 
@@ -80,11 +79,6 @@ def run(plan: Plan, progress: Progress) -> dict[str, Any] | None:
     record = report.record(plan.settings, plan.data, plan.world, plan.step, ranks)
     report.write(record, plan.out)
     return record
-
-
-def is_first() -> bool:
-    """Whether this process speaks for the run: there are others only under torchrun."""
-    return os.environ.get("RANK", "0") == "0"
 
 
 def _find_checkpoint(folder: Path, resume: bool) -> Path | None:

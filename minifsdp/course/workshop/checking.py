@@ -29,6 +29,7 @@ from minifsdp.course.workshop.references import Reference, find_reference, forbi
 from minifsdp.course.world import Backend
 
 RANKS_SECONDS = 20.0  # what the ranks of a check may take before they count as stuck
+ON_GPUS = 4  # times as long: fresh processes load kernels and libraries, and NCCL connects each new group
 
 
 @dataclass(frozen=True)
@@ -79,7 +80,7 @@ def on_ranks(
         ranks: N.
         observe: runs the answer inside a rank; a function of the check's module.
         *args: its arguments.
-        timeout: seconds after which the ranks count as stuck.
+        timeout: seconds after which the ranks count as stuck; `ON_GPUS` times as many on a machine with GPUs.
         slip: what the ranks are stuck for most likely, if they are.
         backend: as in `launch`; a check with a `Recorder` needs "gloo", which is where it can record.
 
@@ -87,8 +88,9 @@ def on_ranks(
         AnswerError: a rank raised, died, or did not come back.
     """
     exercise = _under_check.id if _under_check is not None else None
+    limit = timeout * (ON_GPUS if torch.cuda.device_count() else 1)
     try:
-        return launch(_observed, ranks, exercise, observe, args, timeout=timeout, backend=backend)
+        return launch(_observed, ranks, exercise, observe, args, timeout=limit, backend=backend)
     except RankError as error:
         raise AnswerError(_explained(error, slip)) from error
 

@@ -1,0 +1,59 @@
+"""Write the README's table of worlds anew, from the records: `python benchmarks/readme_table.py`.
+
+With `--check` nothing is written: exit code 1 if the table is not what the records say.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).parent.parent
+sys.path.insert(0, str(ROOT))  # so that a plain `python` does
+
+from minifsdp.course.records import RecordError, find_records  # noqa: E402
+from minifsdp.course.worlds_table import worlds_table  # noqa: E402
+
+BEGIN, END = "<!-- worlds:begin -->", "<!-- worlds:end -->"
+
+
+def filled(page: str, table: str) -> str:
+    """A page with the table between its markers.
+
+    Raises:
+        ValueError: it has not exactly one pair of them.
+    """
+    pattern = re.compile(f"(?<={BEGIN}\n).*?(?={END})", re.S)
+    if len(pattern.findall(page)) != 1:
+        raise ValueError(f"there is no one place between {BEGIN} and {END}")
+    return pattern.sub(lambda _: f"{table}\n", page)
+
+
+def main() -> int:
+    """The exit code: 0, 1 for a stale table, 2 for a page or a record that cannot be read."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--check", action="store_true", help="write nothing; fail if the table is stale")
+    parser.add_argument("--readme", type=Path, default=ROOT / "README.md")
+    parser.add_argument("--records", type=Path, default=None, help="default: benchmarks/records")
+    given = parser.parse_args()
+    try:
+        page = given.readme.read_text()
+        wanted = filled(page, worlds_table(find_records(given.records)))
+    except RecordError as error:
+        print(error, file=sys.stderr)
+        return 2
+    except (ValueError, OSError) as error:
+        print(f"{given.readme}: {error}", file=sys.stderr)
+        return 2
+    if given.check:
+        if page != wanted:
+            print(f"{given.readme}: the table of worlds is stale: python benchmarks/readme_table.py", file=sys.stderr)
+        return int(page != wanted)
+    given.readme.write_text(wanted)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,120 @@
+"""Who takes part in the step benchmark: a way to train the course's GPT on all ranks, torch's or ours."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from functools import partial
+from typing import Any, Literal, NamedTuple
+
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import FullyShardedDataParallel as TorchFSDP
+from torch.distributed.fsdp import ShardingStrategy as TorchStrategy
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.fsdp.wrap import ModuleWrapPolicy
+from torch.nn.parallel import DistributedDataParallel as TorchDDP
+from torch.optim import AdamW
+
+from minifsdp.course import measure
+from minifsdp.course.model import GPT, Block
+from minifsdp.course.rungs import LEARNING_RATE, RUNGS, Trainee, plain
+from minifsdp.ddp import DistributedDataParallel
+from minifsdp.fsdp import FullyShardedDataParallel, ShardingStrategy
+
+LIMIT = measure.Settings().limit  # of the rung fsdp-limit
+
+Family = Literal["plain", "torch", "minifsdp", "rung"]
+
+
+class Contestant(NamedTuple):
+    """One way to train.
+
+    Attributes:
+        family: whose it is. "plain" does not communicate: on several ranks each trains on its own rows, alone.
+        what: in a line.
+        build: puts it on a fresh model, which is on the device that it is to stay on.
+    """
+
+    family: Family
+    what: str
+    build: Callable[[GPT], Trainee]
+
+
+def _trained(model: nn.Module) -> Trainee:
+    """With the optimizer that all contestants have, over what the wrapper has made of the parameters."""
+    return Trainee(model, AdamW(model.parameters(), LEARNING_RATE))
+
+
+def _torch_ddp(model: GPT, **options: Any) -> Trainee:
+    return _trained(TorchDDP(model, **options))
+
+
+def _torch_fsdp1(model: GPT, strategy: TorchStrategy) -> Trainee:
+    where = next(model.parameters()).device
+    with _one_rank_is_said():
+        return _trained(TorchFSDP(model, None, strategy, auto_wrap_policy=ModuleWrapPolicy({Block}), device_id=where))
+
+
+def _torch_fsdp2(model: GPT) -> Trainee:
+    # By itself `fully_shard` takes the accelerator, if the machine has one, whatever the model is on.
+    assert dist.group.WORLD is not None
+    mesh = DeviceMesh.from_group(dist.group.WORLD, next(model.parameters()).device.type)
+    for block in model.blocks:
+        fully_shard(block, mesh=mesh)
+    fully_shard(model, mesh=mesh)
+    return _trained(model)
+
+
+def _ddp(model: GPT, **options: Any) -> Trainee:
+    return _trained(DistributedDataParallel(model, **options))
+
+
+def _fsdp(model: GPT, strategy: ShardingStrategy) -> Trainee:
+    with _one_rank_is_said():
+        return _trained(FullyShardedDataParallel(model, None, strategy, auto_wrap_policy={Block}))
+
+
+def _rung(model: GPT, name: str) -> Trainee:
+    return RUNGS[name].build(model, LIMIT)
+
+
+@contextmanager
+def _one_rank_is_said() -> Iterator[None]:
+    """On one rank FSDP shards nothing, torch's and ours, and warns of it: here the number of ranks says so."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "FSDP is switching to use `NO_SHARD`", UserWarning)
+        yield
+
+
+CONTESTANTS: Mapping[str, Contestant] = {
+    "plain": Contestant("plain", "no communication", plain),
+    "torch-ddp": Contestant("torch", "DistributedDataParallel", _torch_ddp),
+    "torch-ddp-view": Contestant(
+        "torch", "the same, gradient_as_bucket_view=True", partial(_torch_ddp, gradient_as_bucket_view=True)
+    ),
+    "torch-fsdp1": Contestant(
+        "torch", "FullyShardedDataParallel", partial(_torch_fsdp1, strategy=TorchStrategy.FULL_SHARD)
+    ),
+    "torch-fsdp1-grad-op": Contestant(
+        "torch", "the same, SHARD_GRAD_OP", partial(_torch_fsdp1, strategy=TorchStrategy.SHARD_GRAD_OP)
+    ),
+    "torch-fsdp2": Contestant("torch", "fully_shard, a block at a time", _torch_fsdp2),
+    "our-ddp": Contestant("minifsdp", "DistributedDataParallel", _ddp),
+    "our-ddp-view": Contestant(
+        "minifsdp", "the same, gradient_as_bucket_view=True", partial(_ddp, gradient_as_bucket_view=True)
+    ),
+    "our-fsdp": Contestant(
+        "minifsdp", "FullyShardedDataParallel", partial(_fsdp, strategy=ShardingStrategy.FULL_SHARD)
+    ),
+    "our-fsdp-grad-op": Contestant(
+        "minifsdp", "the same, SHARD_GRAD_OP", partial(_fsdp, strategy=ShardingStrategy.SHARD_GRAD_OP)
+    ),
+    **{name: Contestant("rung", rung.adds, partial(_rung, name=name)) for name, rung in RUNGS.items()},
+}
+"""By name, with default arguments where nothing is said. Rungs have the ladder's small buckets."""
+
+BASELINES = ("plain", "torch-ddp-view", "torch-fsdp1", "torch-fsdp1-grad-op", "torch-fsdp2")
+"""What the others' seconds are divided by, as far as it takes part."""

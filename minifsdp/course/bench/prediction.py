@@ -1,0 +1,95 @@
+"""What the device model says a step should take on a GPU that it knows. A model, never measured."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import cache, partial
+from typing import NamedTuple
+from unittest.mock import patch
+
+import torch
+
+from minifsdp import comm
+from minifsdp.comm import Group
+from minifsdp.course.bench.contestants import CONTESTANTS
+from minifsdp.course.bench.settings import Settings
+from minifsdp.course.data import Batch
+from minifsdp.course.machine import A100, H100, H200, DeviceMemoryError, Program, record_on_paper, replay
+from minifsdp.course.rungs import Trainee
+
+GPUS = {"NVIDIA A100-SXM4-80GB": A100, "NVIDIA H100 80GB HBM3": H100, "NVIDIA H200": H200}
+"""By the name that CUDA gives them: other forms of these GPUs have other clocks and memories."""
+
+PREDICTED = (
+    "plain",
+    "our-fsdp",
+    "our-fsdp-grad-op",
+    "fsdp-grad-op",
+    "fsdp",
+    "fsdp-overlap",
+    "fsdp-prefetch",
+    "fsdp-limit",
+)
+"""Who can be recorded on paper: DDP and ZeRO read values while they are set up, and torch's have no recorder."""
+
+
+class Prediction(NamedTuple):
+    """Attributes:
+    seconds: of a step, by contestant; None: there is no prediction.
+    says: on what, or why not.
+    """
+
+    seconds: dict[str, float] | None
+    says: str
+
+
+def predict(settings: Settings, gpu_name: str, bandwidth: float, latency: float) -> Prediction:
+    """Replay each contestant that the recorder supports on paper: as rank 0 of as many GPUs as there are ranks.
+
+    Args:
+        settings: the run; of `only`, the contestants in `PREDICTED`.
+        gpu_name: as `torch.cuda.get_device_name()` says it.
+        bandwidth: bytes per second that a rank sends in a ring, as measured (what NCCL's tests call bus bandwidth).
+        latency: seconds that every collective takes.
+
+    Raises:
+        ValueError: bandwidth or latency cannot be.
+    """
+    known = GPUS.get(gpu_name)
+    if known is None:
+        return Prediction(None, f"the device model has no numbers of {gpu_name!r}; it knows {', '.join(GPUS)}")
+    hardware = replace(known.without_tf32, bandwidth=bandwidth, latency=latency)
+    names = [name for name in settings.only if name in PREDICTED]
+    try:
+        seconds = {name: replay(_record(settings, name), hardware).seconds for name in names}
+    except DeviceMemoryError as error:
+        return Prediction(None, f"by the device model it does not fit: {error}")
+    link = f", {latency * 1e6:.3g} us and {bandwidth / 1e9:.3g} GB/s a message" if settings.ranks > 1 else ""
+    return Prediction(seconds, f"model of {hardware.name}{link}; not measured")
+
+
+@cache
+def _record(settings: Settings, name: str) -> Program:
+    return record_on_paper(partial(_build, settings, name), partial(_batch, settings), settings.ranks)
+
+
+def _build(settings: Settings, name: str, group: Group) -> Trainee:
+    with _whole_world(group):
+        trainee = CONTESTANTS[name].build(settings.model())
+    for options in trainee.optimizer.param_groups:
+        options["foreach"] = True  # torch's default on CUDA; on CPU, where this is recorded, it is a kernel per tensor
+    return trainee
+
+
+def _batch(settings: Settings) -> Batch:
+    tokens = torch.zeros(settings.batch, settings.context, dtype=torch.int64)
+    return tokens, tokens
+
+
+@contextmanager
+def _whole_world(group: Group) -> Iterator[None]:
+    """Let `group` be the default process group of what is built meanwhile."""
+    with patch.object(comm, "world", lambda given=None: given or group):
+        yield

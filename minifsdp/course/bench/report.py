@@ -1,0 +1,152 @@
+"""What the step benchmark found: its record, and how the terminal shows it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from math import isfinite
+from statistics import fmean, median, quantiles
+from typing import Any
+
+import torch
+from rich import box
+from rich.console import Group
+from rich.table import Table
+
+from minifsdp.course.bench.contestants import BASELINES, Contestant
+from minifsdp.course.bench.prediction import Prediction
+from minifsdp.course.bench.settings import Settings
+from minifsdp.course.world import World
+
+MIB = 2**20
+TOLERANCE = 1e-4  # of a loss: rounding alone makes up to 2e-7 in 250 steps (2 layers of width 32 on CPU)
+
+SHARED = "they compute on one GPU in turns and send over loopback, so seconds compare contestants and say nothing more"
+ON_CPU = "not weighed: CPU memory has no counter that is fair to all; see the ladder's ledger for ours"
+
+
+def make_record(
+    settings: Settings,
+    contestants: Mapping[str, Contestant],
+    world: World,
+    reference: list[list[float]],
+    ranks: Sequence[Mapping[str, Any]],
+    prediction: Prediction,
+) -> dict[str, Any]:
+    """The content of `bench.json`, from what `compete` and `train_alone` returned."""
+    rows = {name: _row(name, contestants[name], reference, ranks) for name in settings.only}
+    for row in rows.values():
+        row["ratios"] = {name: row["median"] / rows[name]["median"] for name in BASELINES if name in rows}
+        row["model_seconds"] = (prediction.seconds or {}).get(row["name"])
+    return {
+        "format": 1,
+        "world": f"{world}; {SHARED}" if world.shares_gpu else str(world),
+        "device": ranks[0]["device"],
+        "backend": world.backend,
+        "threads": ranks[0]["threads"],
+        "torch": torch.__version__,
+        "ranks": settings.ranks,
+        "model": settings.shape(),
+        "batch": settings.batch,
+        "steps": settings.steps,
+        "warm_up": settings.warm_up,
+        "seed": settings.seed,
+        "optimizer": "AdamW",
+        "tolerance": TOLERANCE,
+        "memory": "peaks of torch's caching allocator, the rank that holds most" if world.gpus else ON_CPU,
+        "model_says": prediction.says,
+        "reference_losses": [fmean(each) for each in reference],
+        "contestants": list(rows.values()),
+    }
+
+
+def disagreement(record: Mapping[str, Any]) -> str | None:
+    """Who computed something else, in one line; None if nobody did."""
+    wrong = [
+        f"{row['name']} by {'no number' if row['off'] is None else format(row['off'], '.1e')}"
+        for row in record["contestants"]
+        if not row["agrees"]
+    ]
+    if not wrong:
+        return None
+    return (
+        f"losses are off those of one process on the whole batch: {', '.join(wrong)}, and {record['tolerance']:.0e} is "
+        "allowed; a wrong step's time is no result"
+    )
+
+
+def bench_table(record: Mapping[str, Any]) -> Group:
+    """A row per contestant: its seconds, how they compare, its memory where it was weighed, the model's prediction."""
+    model = record["model"]
+    table = Table(
+        box=box.SIMPLE_HEAD,
+        title=f"A step of {model['parameters']:,} parameters on {record['ranks']} x {record['batch']} sequences",
+        caption="ms: median, of the slowest rank; below the baselines' names, this median divided by theirs",
+        pad_edge=False,
+        padding=0,  # the box has a blank between columns: with all baselines it fits 80 characters
+    )
+    table.add_column("", no_wrap=True)
+    rows = record["contestants"]
+    weighed = any(row["bytes"] for row in rows)
+    predicted = any(row["model_seconds"] is not None for row in rows)
+    headings = ["ms", "quartiles", *(name.replace("-", "\n") for name in rows[0]["ratios"])]
+    headings += ["peak\nMiB", "re-\nserved", "re-\ntries"] if weighed else []
+    headings += ["model,\nms"] if predicted else []
+    for heading in (*headings, "off one\nprocess"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    for row in rows:
+        cells = [_ms(row["median"]), "-".join(map(_ms, row["quartiles"]))]
+        cells += [f"{ratio:.2f}" for ratio in row["ratios"].values()]
+        if weighed:
+            held = row["bytes"]
+            cells += [f"{held['allocated_peak'] / MIB:.1f}", f"{held['reserved_peak'] / MIB:.0f}"]
+            cells += [str(held["alloc_retries"])]
+        if predicted:
+            cells += ["" if row["model_seconds"] is None else _ms(row["model_seconds"])]
+        table.add_row(row["name"], *cells, _off(row))
+    return Group(table, f"{record['world']}.\nModel: {record['model_says']}. Memory: {record['memory']}.")
+
+
+def _ms(seconds: float) -> str:
+    return f"{1e3 * seconds:.{0 if seconds >= 0.1 else 1 if seconds >= 0.01 else 2}f}"
+
+
+def _off(row: Mapping[str, Any]) -> str:
+    if row["compared"] < len(row["losses"]):
+        return "alone"
+    text = "?" if row["off"] is None else f"{row['off']:.0e}"
+    return text if row["agrees"] else f"[red]{text}[/]"
+
+
+def _row(
+    name: str, contestant: Contestant, reference: list[list[float]], ranks: Sequence[Mapping[str, Any]]
+) -> dict[str, Any]:
+    """One contestant of all ranks; the ratios and the prediction are still to come."""
+    each = [rank["contestants"][name] for rank in ranks]
+    losses = list(zip(*(rank["losses"] for rank in each), strict=True))  # of a step, those of all ranks
+    seconds = [max(times) for times in zip(*(rank["step_seconds"] for rank in each), strict=True)]
+    # Who trains alone has only its first loss in common with ranks that train together.
+    compared = 1 if contestant.family == "plain" and len(ranks) > 1 else len(losses)
+    offs = [
+        abs(ours - theirs) / abs(theirs)
+        for step, wanted in zip(losses[:compared], reference, strict=False)
+        for ours, theirs in zip(step, wanted, strict=True)
+    ]
+    low, _, high = quantiles(seconds, n=4, method="inclusive") if len(seconds) > 1 else seconds * 3
+    return {
+        "name": name,
+        "family": contestant.family,
+        "what": contestant.what,
+        "median": median(seconds),
+        "quartiles": [low, high],
+        "step_seconds": seconds,
+        "losses": [fmean(step) if all(map(isfinite, step)) else None for step in losses],
+        "compared": compared,
+        "off": max(offs) if all(map(isfinite, offs)) else None,
+        "agrees": all(off <= TOLERANCE for off in offs),
+        "bytes": _heaviest([rank["bytes"] for rank in each]),
+    }
+
+
+def _heaviest(ranks: Sequence[Mapping[str, int] | None]) -> dict[str, int] | None:
+    weighed = [rank for rank in ranks if rank is not None]
+    return {key: max(rank[key] for rank in weighed) for key in weighed[0]} if weighed else None

@@ -1,0 +1,115 @@
+"""The step benchmark as the one who starts it sees it: from the check of what was asked for to the files it leaves."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from minifsdp.course import plots
+from minifsdp.course.bench.compete import compete, train_alone
+from minifsdp.course.bench.contestants import CONTESTANTS, Contestant
+from minifsdp.course.bench.prediction import Prediction, predict
+from minifsdp.course.bench.report import make_record
+from minifsdp.course.bench.settings import Settings
+from minifsdp.course.launch import launch
+from minifsdp.course.link import parse_link
+from minifsdp.course.resources import check_writable
+from minifsdp.course.world import Device, World, choose_world, is_first
+
+TIME_LIMIT = 3600.0  # seconds that the ranks may take together before they count as stuck
+
+Progress = Callable[[str, int, int], None]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A run that has passed every check: what starts from here on can start.
+
+    Attributes:
+        contestants: those that there are; `settings.only` names those that take part.
+        link: latency in seconds and bandwidth in bytes per second, for the device model.
+    """
+
+    settings: Settings
+    contestants: Mapping[str, Contestant]
+    world: World
+    link: tuple[float, float] | None
+    out: Path
+
+
+def plan(
+    settings: Settings,
+    device: Device,
+    out: Path,
+    share_gpu: bool | None = None,
+    *,
+    link: str | None = None,
+    contestants: Mapping[str, Contestant] = CONTESTANTS,
+) -> Plan:
+    """Check everything that can be checked before a rank starts, and make the output folder.
+
+    Args:
+        settings: what to run.
+        device: as `choose_world` takes it.
+        out: folder for `bench.json` and `bench.png`.
+        share_gpu: whether several ranks may have one GPU, as `choose_world` takes it.
+        link: what was measured of the link between the GPUs, as `parse_link` takes it: for the device model alone.
+        contestants: what names in `settings.only` mean.
+
+    Raises:
+        ValueError: something asked for is impossible; one line that names it and the cure.
+    """
+    settings.check(contestants)
+    world = choose_world(settings.ranks, device, share_gpu)
+    if world.device == "cpu":
+        settings.check_host_memory()
+    measured = parse_link(link) if link else None
+    check_writable(out)
+    return Plan(settings, contestants, world, (measured.latency, measured.bandwidth) if measured else None, out)
+
+
+def run(plan: Plan, progress: Progress) -> dict[str, Any] | None:
+    """Time and weigh all contestants, compare their losses with one process; write `bench.json` and `bench.png`.
+
+    Returns:
+        the content of `bench.json`; None on all but the first rank of an SPMD run.
+    """
+    settings, world = plan.settings, plan.world
+    where: Any = {"backend": world.backend, "share_gpu": world.shares_gpu, "timeout": TIME_LIMIT}
+    progress("one process", 0, 1)
+    reference = launch(train_alone, 1, settings, **where)[0]
+    ranks = launch(
+        compete,
+        settings.ranks,
+        settings,
+        plan.contestants,
+        on_report=lambda _, what: progress(*what),
+        **where,
+    )
+    if not is_first():
+        return None
+    progress("the device model", 0, 1)
+    record = make_record(settings, plan.contestants, world, reference, ranks, _predict(plan, ranks[0]["device"]))
+    with tempfile.TemporaryDirectory(prefix=".bench-", dir=plan.out) as name:  # there, so that files appear whole
+        staging = Path(name)
+        (staging / "bench.json").write_text(json.dumps(record, indent=1) + "\n")
+        plots.bench_figure(record, staging / "bench.png")
+        for path in staging.iterdir():
+            path.replace(plan.out / path.name)
+    return record
+
+
+def _predict(plan: Plan, gpu: str) -> Prediction:
+    """What the device model can say of this run."""
+    if plan.world.device == "cpu":
+        return Prediction(None, "the device model is of GPUs: none on CPU")
+    if plan.world.shares_gpu:
+        return Prediction(None, "the device model knows no ranks that share a GPU")
+    if plan.link is None and plan.settings.ranks > 1:
+        return Prediction(None, "the device model needs the link's numbers: --measured-link, as `minifsdp doctor` says")
+    latency, bandwidth = plan.link or (0.0, 1.0)  # one rank sends nothing
+    return predict(plan.settings, gpu, bandwidth, latency)

@@ -1,0 +1,84 @@
+"""The command line: `minifsdp bench`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from minifsdp.course.bench.settings import Settings
+from minifsdp.course.cli.common import (
+    DeviceOption,
+    RanksOption,
+    ShareOption,
+    fail,
+    fail_of_ranks,
+    new_app,
+    progress_bar,
+    ranks_asked_for,
+)
+from minifsdp.course.launch import RankError
+from minifsdp.course.world import is_first, tell
+
+DEFAULT = Settings()
+
+app = new_app()
+APPS = {"bench": app}
+
+
+@app.command()
+def bench(
+    ranks: RanksOption = None,
+    device: DeviceOption = "auto",
+    share_gpu: ShareOption = None,
+    only: Annotated[str, typer.Option(help="Comma-separated contestants; default: all.")] = ",".join(DEFAULT.only),
+    batch: Annotated[int, typer.Option(help="Sequences per step on each rank.")] = DEFAULT.batch,
+    layers: Annotated[int, typer.Option(help="Transformer blocks, each a unit.")] = DEFAULT.layers,
+    width: Annotated[int, typer.Option(help="Size of the residual stream.")] = DEFAULT.width,
+    heads: Annotated[int | None, typer.Option(help="Attention heads; default: as many as fit, up to 8.")] = None,
+    context: Annotated[int, typer.Option(help="Tokens per sequence.")] = DEFAULT.context,
+    steps: Annotated[int, typer.Option(help="Timed steps of each contestant.")] = DEFAULT.steps,
+    warm_up: Annotated[int, typer.Option(help="Steps before them.")] = DEFAULT.warm_up,
+    measured_link: Annotated[
+        str | None,
+        typer.Option(help='As `minifsdp doctor` measured it, "latency=30us,bandwidth=300GB/s": for the model.'),
+    ] = None,
+    out: Annotated[Path, typer.Option(help="Folder for bench.json and bench.png.")] = Path("results/bench"),
+    seed: Annotated[int, typer.Option(help="Seed of the model and of the batches.")] = DEFAULT.seed,
+) -> None:
+    """Time a step of torch's DDP, FSDP1 and FSDP2, of ours and of every rung: one model, one process group, in turns.
+
+    Exit code 1 if one of them does not have the losses of one process that trains on the whole batch.
+
+    Example: minifsdp bench --only plain,torch-fsdp1,our-fsdp --width 512 --context 128
+    """
+    from minifsdp.course.bench import report, start
+
+    names = tuple(name.strip() for name in only.split(",") if name.strip())
+    settings = Settings(
+        ranks_asked_for(ranks, DEFAULT.ranks), names, batch, layers, width, heads, context, steps, warm_up, seed
+    )
+    try:
+        plan = start.plan(settings, device, out, share_gpu, link=measured_link)  # type: ignore[arg-type]
+    except (ValueError, OSError) as error:
+        fail(str(error), code=2)
+    tell(plan.world)
+    with progress_bar(shown=is_first()) as bar:
+        task = bar.add_task("starting", total=None)
+
+        def show(what: str, done: int, total: int) -> None:
+            bar.update(task, description=what, completed=done, total=total)
+
+        try:
+            record = start.run(plan, show)
+        except KeyboardInterrupt:
+            fail("interrupted, nothing was written", code=130)
+        except RankError as error:
+            fail_of_ranks(error)
+    if record is not None:
+        Console().print(report.bench_table(record))
+        print(f"{out}: bench.json and bench.png")
+        if wrong := report.disagreement(record):
+            fail(wrong, code=1)

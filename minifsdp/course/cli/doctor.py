@@ -1,0 +1,88 @@
+"""The command line: `minifsdp doctor`."""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from minifsdp.course.cli.common import DeviceOption, ShareOption, fail, new_app, progress_bar
+
+app = new_app()
+APPS = {"doctor": app}
+
+MARGIN = 3.0  # seconds in which what was found is still written and shown
+
+
+@app.command()
+def doctor(
+    ranks: Annotated[
+        int | None, typer.Option(help="Number of ranks; default: one per GPU, at least 2, or torchrun's.")
+    ] = None,
+    device: DeviceOption = "auto",
+    share_gpu: ShareOption = None,
+    peak: Annotated[str | None, typer.Option(help='The rate of the link, as "400GB/s".')] = None,
+    seconds: Annotated[float, typer.Option(help="That all of it may take.", min=10, max=3600)] = 60.0,
+    out: Annotated[Path, typer.Option(help="Folder for doctor.json and bandwidth.png.")] = Path("results/doctor"),
+) -> None:
+    """Say what is here, check that ranks work, measure how fast they talk, and say which labs they can run.
+
+    Exit code 1 and the reason, if something is broken.
+
+    Example: minifsdp doctor --ranks 4 --device cpu
+    """
+    start, doing = time.monotonic(), ["importing torch"]
+    with _ended_after(seconds, doing):
+        from minifsdp.course import doctor as course
+        from minifsdp.course.doctor.report import reasons, summary
+        from minifsdp.course.world import is_first, tell
+
+        doing[0] = "looking at the machine"
+        with progress_bar(shown=is_first()) as bar:
+            task = bar.add_task(doing[0], total=None)
+
+            def show(what: str, done: int, total: int) -> None:
+                doing[0] = what
+                bar.update(task, description=what, completed=done, total=total)
+
+            left = seconds - (time.monotonic() - start) - MARGIN
+            try:
+                plan = course.plan(ranks, device, out, share_gpu, peak, left)  # type: ignore[arg-type]
+                if plan.world is not None:
+                    tell(plan.world)
+                record = course.run(plan, show)
+            except ValueError as error:
+                fail(str(error), code=2)
+            except KeyboardInterrupt:
+                fail("interrupted, nothing was written", code=130)
+    if is_first():
+        picture = " and bandwidth.png" if any(record["bandwidth"].values()) else ""
+        Console().print(summary(record), f"{out}: doctor.json{picture}")
+    if not record["ok"]:
+        fail("; ".join(reasons(record)), code=1)
+
+
+@contextmanager
+def _ended_after(seconds: float, doing: list[str]) -> Iterator[None]:
+    """End this process, and with it its ranks, where not even a time-out is heard: in a call that does not return."""
+
+    def end() -> None:
+        print(f"minifsdp: no answer within {seconds:.0f} s while {doing[0]}; the process was ended", file=sys.stderr)
+        sys.stderr.flush()
+        os._exit(1)
+
+    timer = threading.Timer(seconds, end)
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()

@@ -1,0 +1,145 @@
+"""The doctor: what this machine has, whether ranks work on it, how fast they talk, and which labs they can run.
+
+plan(...)   checks what is asked for
+run(...)    looks, starts the ranks, measures; writes doctor.json and bandwidth.png
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from minifsdp.course.doctor import bandwidth, labs, machine, peak
+from minifsdp.course.doctor.machine import Finding, Machine
+from minifsdp.course.doctor.peak import Peak
+from minifsdp.course.doctor.ranks import Ranks, ask_ranks
+from minifsdp.course.resources import check_writable
+from minifsdp.course.versions import versions
+from minifsdp.course.world import Device, World, choose_world, is_first, local_ranks
+
+__all__ = ["Finding", "Plan", "Progress", "plan", "run"]
+
+Progress = Callable[[str, int, int], None]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What passed every check. `world` is None where a GPU was asked for and the driver is broken."""
+
+    world: World | None
+    machine: Machine
+    on_cpu: bool
+    peak: Peak | None
+    seconds: float
+    out: Path
+
+
+def plan(
+    ranks: int | None,
+    device: Device,
+    out: Path,
+    share_gpu: bool | None = None,
+    peak_rate: str | None = None,
+    seconds: float = 60.0,
+) -> Plan:
+    """Check what is asked for, look at the machine, and make the output folder.
+
+    Args:
+        ranks: N; None: torchrun's, or one for each GPU and at least 2.
+        device: "auto", "cpu" or "cuda".
+        out: the folder for doctor.json and bandwidth.png.
+        share_gpu: whether ranks may share a GPU; None: as MINIFSDP_SHARE_GPU says.
+        peak_rate: the link's rate, such as "400GB/s", instead of what is known of it.
+        seconds: that this and `run` may take.
+
+    Raises:
+        ValueError: it is impossible; one line that names it and the cure.
+    """
+    if ranks is not None and ranks < 1:
+        raise ValueError(f"--ranks {ranks}: must be at least 1")
+    given = None if peak_rate is None else peak.asked(peak_rate)
+    start = time.monotonic()
+    here = machine.look()
+    on_cpu = machine.asked_for_cpu(device)
+    driver = machine.check_driver(here, on_cpu)
+    if ranks is None:
+        ranks = int(os.environ.get("WORLD_SIZE") or (2 if on_cpu or share_gpu else max(2, len(here.gpus))))
+    try:
+        world: World | None = choose_world(ranks, device, share_gpu) if driver.ok or on_cpu else None
+    except ValueError as error:
+        raise ValueError(f"{error} ({driver.what})" if driver.cure else str(error)) from None
+    check_writable(out)
+    return Plan(world, here, on_cpu, given, seconds - (time.monotonic() - start), out)
+
+
+def run(plan: Plan, progress: Progress, replaced: Mapping[str, Callable[..., Any]] | None = None) -> dict[str, Any]:
+    """Look at what there is, start the ranks, and write what came of it.
+
+    Args:
+        plan: what to do.
+        progress: is told what happens, the steps done, and those to do.
+        replaced: collectives to check instead of those of `minifsdp.comm`, by name.
+
+    Returns:
+        the content of `doctor.json`, on every rank of an SPMD run; the first alone writes it. "ok" says whether all is.
+    """
+    here, world = plan.machine, plan.world
+    start = time.monotonic()
+    findings = machine.check_machine(here, world, plan.on_cpu)
+    said = Ranks()
+    if world is not None:
+        said = ask_ranks(world, findings, plan.seconds, progress, replaced)
+        findings = said.findings
+    measured = bandwidth.results(said.measured) if said.measured else {}
+    record = {
+        "format": 1,
+        "when": datetime.now(UTC).isoformat(timespec="seconds"),
+        "ok": all(finding.ok for finding in findings),
+        "seconds": time.monotonic() - start,
+        "world": None if world is None else str(world),
+        "ranks": 0 if world is None else world.ranks,
+        "backend": None if world is None else world.backend,
+        "versions": versions(machine.driver_version(here.driver)),
+        "machine": machine.as_plain(here),
+        "gpus": [asdict(gpu) for gpu in here.gpus],
+        "findings": [asdict(finding) for finding in findings],
+        "bandwidth": measured,
+        "peak": (plan.peak or _peak(here, world, said))._asdict(),
+        "labs": [asdict(lab) | {"worlds": labs.worlds_of(lab, len(here.gpus))} for lab in labs.read_labs()],
+    }
+    if is_first():
+        _write(record, plan.out)
+    return record
+
+
+def _peak(here: Machine, world: World | None, said: Ranks) -> Peak:
+    """What the link can do at most, as far as that is known."""
+    if world is None or not said.measured:
+        return Peak(None, "nothing was measured")
+    if local_ranks(world.ranks) < world.ranks:
+        return Peak(None, "the network between the machines is not known; --peak gives it")
+    if world.shares_gpu:
+        return Peak(None, "ranks on one GPU talk by sockets over the loopback, through the host: no link to compare")
+    if world.gpus:
+        return peak.of_gpus(here.gpus, world.gpus)
+    rate = bandwidth.copy_rate(said.measured)
+    assert rate is not None
+    return Peak(rate, f"{rate / peak.GB:,.3g} GB/s: a plain copy in memory, on all ranks at once, measured in this run")
+
+
+def _write(record: dict[str, Any], out: Path) -> None:
+    """`doctor.json` and `bandwidth.png`; without figures an earlier run's picture goes."""
+    (out / "doctor.json").write_text(json.dumps(record, indent=1) + "\n")
+    picture = out / "bandwidth.png"
+    if any(record["bandwidth"].values()):
+        from minifsdp.course.plots.bandwidth import bandwidth_picture
+
+        picture.write_bytes(bandwidth_picture(record)._repr_png_())
+    else:
+        picture.unlink(missing_ok=True)

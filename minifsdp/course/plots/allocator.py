@@ -1,0 +1,164 @@
+"""What an allocator held over a step: how it is drawn, on paper and on a GPU, and beside the ledger."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+from math import inf
+from pathlib import Path
+from typing import Any
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.patches import Patch
+
+from minifsdp.course.plots.drawing import LETTER
+from minifsdp.course.plots.picture import Picture, legend_beside, page
+from minifsdp.course.plots.style import BLOCK_COLOURS, notebook_style, unit_for, wall_style
+
+KINDS = ("allocated", "active", "reserved")
+BLOCK_WORDS = {"in use": "in use", "waiting": "freed, waiting for an event", "free": "free"}
+
+CAPACITY: dict[str, Any] = {"color": "black", "linewidth": 0.9, "linestyle": (0, (4, 3))}
+
+_WALL, _NOTEBOOK = 180, 66  # letters of a row's title
+_OUTLINE: dict[str, Any] = {"color": "#5F6B76", "linewidth": 0.8}
+_LEDGER: dict[str, Any] = {"color": "black", "linewidth": 1.1}
+_GIVEN_BACK: dict[str, Any] = {"marker": "v", "linestyle": "", "color": "#D55E00", "markersize": 6, "clip_on": False}
+
+Recorded = Mapping[str, Any]
+"""What `MemoryHistory.beside` returns: "curve", "ledger", "alloc_retries", "peaks"."""
+
+
+def allocator_figure(rungs: Sequence[Mapping[str, Any]], path: str | Path) -> Figure:
+    """What torch's allocator held over one step of rank 0 on a GPU, a row per rung, and what the ledger counted.
+
+    Args:
+        rungs: each has `name`, and as `cuda` what `MemoryHistory.beside` returned.
+        path: the PNG to write.
+
+    Returns:
+        The figure, an axes per rung.
+    """
+    recorded = {rung["name"]: rung["cuda"] for rung in rungs}
+    with wall_style():
+        figure = Figure(figsize=(13.0, 1.35 * len(rungs) + 1.2), layout="constrained")
+        handles = _draw(figure, recorded, _WALL)
+        figure.legend(handles=handles, loc="outside lower center", ncols=len(handles))
+        figure.suptitle(_finding(recorded))
+        figure.savefig(path, format="png", metadata={"Software": None})
+    return figure
+
+
+def allocator_memory(recorded: Mapping[str, Recorded], *, title: str, says: str, lab: str | None = None) -> Picture:
+    """The same for a notebook: what was measured, as `device_memory` draws what was not.
+
+    Args:
+        recorded: by name, what `MemoryHistory.beside` returned.
+        title: the finding.
+        says: one sentence on how to read it.
+        lab: whose pieces ran, for the subtitle.
+
+    Returns:
+        A picture without `data`: what is measured differs from run to run.
+    """
+    with notebook_style():
+        figure = page(1.5 + 1.5 * len(recorded), title, says, lab)
+        legend_beside(figure, _draw(figure, recorded, _NOTEBOOK))
+    return Picture(figure, title, says, {})
+
+
+def held_areas(axes: Axes, at: Sequence[float], held: Mapping[str, Sequence[float]], unit: int) -> None:
+    """Stacked areas: allocated; freed but perhaps in use (with it: active); cached (with it: reserved).
+
+    Args:
+        axes: where.
+        at: from when on.
+        held: by kind, bytes.
+        unit: bytes of one on the axis.
+    """
+    bounds = [[0.0] * len(at), *([size / unit for size in held[kind]] for kind in KINDS)]
+    for (low, high), colour in zip(pairwise(bounds), BLOCK_COLOURS.values(), strict=True):
+        axes.fill_between(at, low, high, step="post", color=colour, linewidth=0)
+    axes.step(at, bounds[-1], where="post", **_OUTLINE)
+
+
+def name_phases(axes: Axes, phases: Sequence[tuple[float, str]], longest: float) -> None:
+    """A line where each phase begins, and its name if it has room; `longest`: where the axis ends."""
+    for (at, name), (after, _) in pairwise([*phases, (inf, "")]):
+        if at < 0:
+            continue
+        axes.axvline(at, color="black", linewidth=0.5)
+        width = 1.5 * LETTER * len(name) * longest
+        if width < after - at:
+            x, side = (at + 0.004 * longest, "left") if at + width < longest else (at - 0.004 * longest, "right")
+            axes.text(x, 0.995, name, ha=side, va="top", fontsize=7, transform=axes.get_xaxis_transform())
+
+
+def mark_given_back(axes: Axes, at: Sequence[float], highest: float) -> None:
+    """Marks where the cache was given back, at the height `highest`."""
+    if at:
+        axes.plot(at, [highest] * len(at), **_GIVEN_BACK)
+
+
+def held_handles(*, capacity: bool = False, given_back: bool = False, ledger: bool = False) -> list[Any]:
+    """The legend, in the order in which things are seen, from the top."""
+    in_use, waiting, free = BLOCK_COLOURS.values()
+    return [
+        *([Line2D([], [], label="cache given back", **_GIVEN_BACK)] if given_back else []),
+        *([Line2D([], [], label="capacity", **CAPACITY)] if capacity else []),
+        Line2D([], [], label="reserved", **_OUTLINE),
+        Patch(color=free, label="cached"),
+        Patch(color=waiting, label=BLOCK_WORDS["waiting"]),
+        Patch(color=in_use, label="allocated"),
+        *([Line2D([], [], label="in the ledger", **_LEDGER)] if ledger else []),
+    ]
+
+
+def count(number: int, one: str, several: str) -> str:
+    return f"{number or 'no'} {one if number == 1 else several}"
+
+
+def _draw(figure: Figure, recorded: Mapping[str, Recorded], letters: int) -> list[Any]:
+    """A row for each step, on shared axes, with `letters` in a line of its title; returns what the legend explains."""
+    rows = figure.subplots(len(recorded), 1, sharex=True, sharey=True, squeeze=False)[:, 0]
+    highest = max(1, *(max(each["curve"]["reserved"]) for each in recorded.values()))
+    longest = max(each["curve"]["us"][-1] for each in recorded.values()) / 1e3
+    unit, size = unit_for(highest)
+    for row, (name, each) in zip(rows, recorded.items(), strict=True):
+        curve, ledger = each["curve"], each["ledger"]
+        held_areas(row, _ms(curve["us"]), curve, size)
+        row.step(_ms(ledger["us"]), [total / size for total in ledger["bytes"]], where="post", **_LEDGER)
+        name_phases(row, [(at / 1e3, phase) for at, phase in curve["marks"]], longest)
+        mark_given_back(row, _ms(curve["given_back"]), highest / size)
+        row.set_ylabel(unit)
+        row.set_title(textwrap.fill(f"{name}: {_in_words(each)}", letters))
+    rows[0].set_ylim(0, 1.2 * highest / size)
+    rows[0].set_xlim(0, longest)
+    rows[-1].set_xlabel("ms of the host, from the start of the step")
+    given_back = any(each["curve"]["given_back"] for each in recorded.values())
+    return held_handles(given_back=given_back, ledger=True)
+
+
+def _ms(us: Sequence[float]) -> list[float]:
+    return [at / 1e3 for at in us]
+
+
+def _in_words(recorded: Recorded) -> str:
+    curve = recorded["curve"]
+    unit, size = unit_for(max(curve["reserved"]))
+    reserved, active, allocated = (f"{max(curve[kind]) / size:.3g}" for kind in reversed(KINDS))
+    counted = f"{max(recorded['ledger']['bytes']) / size:.3g} in the ledger"
+    sizes = f"{reserved} {unit} reserved at most, {active} active, {allocated} allocated, {counted}"
+    return f"{sizes}; {count(recorded['alloc_retries'], 'retry', 'retries')}"
+
+
+def _finding(recorded: Mapping[str, Recorded]) -> str:
+    """How much more the allocator has than the tensors, where most and where least."""
+    curves = {name: each["curve"] for name, each in recorded.items()}
+    times = {name: max(curve["reserved"]) / max(1, *curve["allocated"]) for name, curve in curves.items()}
+    most, least = (choose(times, key=lambda name: times[name]) for choose in (max, min))
+    finding = f"The allocator reserves up to {times[most]:.1f} times what tensors have, with {most}"
+    return finding if times[most] == times[least] else f"{finding}; {times[least]:.1f} times with {least}"

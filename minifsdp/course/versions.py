@@ -1,0 +1,39 @@
+"""Which versions of what are here: for records, in which a figure without them says little."""
+
+from __future__ import annotations
+
+import platform
+import tomllib
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+import minifsdp
+
+Versions = dict[str, str | None]
+
+
+def versions(driver: str | None = None) -> Versions:
+    """Of Python, torch, CUDA, NCCL, the driver and minifsdp; None where there is none, or where it is not known.
+
+    Needs no GPU: NCCL's library is asked, of which torch knows if it was built with it.
+    """
+    nccl = ".".join(map(str, torch.cuda.nccl.version())) if dist.is_nccl_available() else None
+    return {
+        "python": platform.python_version(),
+        "torch": str(torch.__version__),
+        "cuda": torch.version.cuda,
+        "nccl": nccl,
+        "driver": driver,
+        "minifsdp": _own(),
+    }
+
+
+def _own() -> str | None:
+    try:
+        return version("minifsdp")
+    except PackageNotFoundError:  # a checkout that is on the path, and not installed
+        project = Path(minifsdp.__file__).parent.parent / "pyproject.toml"
+        return str(tomllib.loads(project.read_text())["project"]["version"]) if project.is_file() else None

@@ -1,0 +1,161 @@
+"""The README's table of worlds: what has run on GPUs, from the records and from nothing else."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from minifsdp.course.records import Part, Record
+
+NOT_RUN = "not run"
+_SHARE = "sharing|on one GPU"
+WORLDS = {  # name in the table -> what a line that names such a world has in it
+    "NCCL, one rank per GPU": "a GPU each",
+    "NCCL, several ranks on one GPU": _SHARE,
+    "fake: rank 0 alone on a GPU": "alone",
+}
+TORCHS = ("torch-ddp", "torch-fsdp1", "torch-fsdp2")
+RUNGS = (  # of minifsdp.course.rungs, which needs torch
+    "ddp-naive", "ddp-bucketed", "ddp", "zero1", "zero2",
+    "fsdp-grad-op", "fsdp", "fsdp-overlap", "fsdp-prefetch", "fsdp-limit",
+)  # fmt: skip
+
+SHARED_TIMES = (
+    "Ranks that share a GPU compute in turns and send over loopback: such times compare rows and say nothing more."
+)
+
+
+def worlds_table(records: Sequence[Record]) -> str:
+    """Markdown: which worlds have run, how long a step took, and what has not passed.
+
+    Args:
+        records: as `find_records` gives them. Without any, every cell says "not run".
+    """
+    parts = [_worlds(records), _steps(records)]
+    if notes := [*_notes(records)]:
+        parts.append("\n".join(f"* {note}" for note in notes))
+    return "\n\n".join(parts)
+
+
+def _worlds(records: Sequence[Record]) -> str:
+    """A row per world and record in which it ran; a collective hidden: (compute + communication - both) / shorter."""
+    rows = []
+    for world, word in WORLDS.items():
+        ran = [row for record in records if (row := _world_row(record, word))]
+        rows += [[world, *row] for row in ran or [[NOT_RUN] * 6]]
+    heading = ["world", "GPUs", "ranks", "torch", "NCCL", "overlap: a delayed collective hidden under compute"]
+    return _table([*heading, "allocator retries without limiter, with it"], rows)
+
+
+def _world_row(record: Record, word: str) -> list[str] | None:
+    """GPUs, ranks, torch, NCCL, overlap, retries; None if nothing of this record ran in such a world."""
+    ran = [(part, world) for part, world in _ran(record) if re.search(word, world)]
+    if not ran:
+        return None
+    figures = _figures(record, word)
+    ranks = ", ".join(dict.fromkeys(_ranks(world) for _, world in ran))
+    versions = [", ".join(dict.fromkeys(str(part.versions.get(of)) for part, _ in ran)) for of in ("torch", "nccl")]
+    return [_name(record), ranks, *versions, _hidden(figures), _retries(figures)]
+
+
+def _ran(record: Record) -> Iterator[tuple[Part, str]]:
+    """Every world that a passed part says it ran in."""
+    for part in (part for part in record.parts.values() if part.state == "passed"):
+        if part.world:
+            yield part, _short(part.world)
+        for figures in part.results.get("figures", {}).values():
+            if "world" in figures:
+                yield part, _short(figures["world"])
+
+
+def _figures(record: Record, word: str) -> dict[str, Any]:
+    """What tests have recorded in such a world; `multigpu.` before a name is for the report's reader."""
+    found: dict[str, Any] = {}
+    if tests := record.passed("tests"):
+        for figures in tests.results["figures"].values():
+            if re.search(word, _short(figures.get("world", ""))):
+                found |= {name.removeprefix("multigpu."): value for name, value in figures.items()}
+    return found
+
+
+def _short(world: str) -> str:
+    """A world without the reason for its choice."""
+    return str(world).split(": ")[0]
+
+
+def _ranks(world: str) -> str:
+    """N of "2 ranks over NCCL, ..."; "rank 0" of "rank 0 of 2 on cuda, ...", which is one process."""
+    first, second, *_ = world.split()
+    return first if first.isdecimal() else f"{first} {second}"
+
+
+def _hidden(figures: Mapping[str, Any]) -> str:
+    try:
+        compute, communication, both = (figures[f"overlap.{name}_ms"] for name in ("compute", "communication", "both"))
+    except KeyError:
+        return NOT_RUN
+    return f"{(compute + communication - both) / min(compute, communication):.0%}"
+
+
+def _retries(figures: Mapping[str, Any]) -> str:
+    without, with_it = (figures.get(f"limiter.retries_{which}") for which in ("without", "with"))
+    return NOT_RUN if without is None or with_it is None else f"{without}, {with_it}"
+
+
+def _steps(records: Sequence[Record]) -> str:
+    """A row per way to train, three columns per record with a step benchmark; the overlap is the ladder's."""
+    timed = [(record, each) for record in records if (step := record.passed("step")) for each in _runs(step.results)]
+    heading, columns = ["one training step"], []
+    for record, results in timed:
+        heading += [f"{_name(record)}, {_short(results['world'])}: median, ms", "device model, ms"]
+        rows = results["contestants"]
+        columns += [{row["name"]: _ms(row[key]) for row in rows} for key in ("median", "model_seconds")]
+    if not timed:
+        heading += ["median, ms", "device model, ms"]
+        columns += [{}, {}]
+    climbed = [(record, ladder) for record in records if (ladder := record.passed("ladder"))]
+    for record, ladder in climbed:
+        heading.append(f"{_name(record)}, {_short(ladder.world)}: communication under compute")
+        columns.append({rung["name"]: _share(rung["overlap"]) for rung in ladder.results["rungs"]})
+    if not climbed:
+        heading.append("communication under compute")
+        columns.append({})
+    return _table(
+        heading, [[f"`{name}`", *(column.get(name, NOT_RUN) for column in columns)] for name in (*TORCHS, *RUNGS)]
+    )
+
+
+def _runs(results: dict[str, Any]) -> list[dict[str, Any]]:
+    """Of the step benchmark: that on all ranks, and that on one alone, if there is one."""
+    return [each for each in (results, results.get("alone")) if each]
+
+
+def _ms(seconds: float | None) -> str:
+    return "none" if seconds is None else f"{1e3 * seconds:.3g}"
+
+
+def _share(overlap: float | None) -> str:
+    return "none" if overlap is None else f"{overlap:.0%}"
+
+
+def _notes(records: Sequence[Record]) -> Iterator[str]:
+    if any(re.search(_SHARE, _short(step.world)) for record in records if (step := record.passed("step"))):
+        yield SHARED_TIMES
+    for record in records:
+        name = _name(record)
+        if step := record.passed("step"):
+            for run in _runs(step.results):
+                yield f"{name}, {_short(run['world'])}, device model: {run['model_says']}."
+        for part, each in record.parts.items():
+            if each.state != "passed":
+                yield f"{name}: `{part}` {each.state}: {each.reason}."
+
+
+def _name(record: Record) -> str:
+    return f"{record.gpu} × {record.count}"
+
+
+def _table(heading: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    lines = [heading, ["---"] * len(heading), *rows]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
