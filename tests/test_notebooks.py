@@ -27,12 +27,7 @@ from minifsdp.course.workshop.submission import Submission
 
 SECONDS = 600  # for one notebook, on a machine that is busy with much else
 MARK = "MINIFSDP_TEST_NOTEBOOK"
-OFTEN = ("00",)  # whose written notebooks every test run does; the checks in them take longer than the notebooks
-CASES = [
-    pytest.param(f"{lab}-{kind}", marks=pytest.mark.slow if kind == "written" and lab not in OFTEN else ())
-    for kind in ("blank", "written")
-    for lab in all_labs()
-]
+CASES = [f"{lab}-{kind}" for kind in ("blank", "written") for lab in all_labs()]
 
 # What may differ once the answers are written: that they are.
 WRITTEN = r"""
