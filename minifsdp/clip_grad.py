@@ -50,8 +50,9 @@ def clip_grad_norm(
     total = total ** (1 / power)
     scale = (max_norm / (total + 1e-6)).clamp(max=1.0)
     gradients = [p.grad for p in params if p.grad is not None]
+    scales = {where: scale.to(where) for where in {g.device for g in gradients}}  # the host waits, if one is there
     for gradient in gradients:
-        gradient.mul_(scale.to(gradient.device, gradient.dtype))
+        gradient.mul_(scales[gradient.device].to(gradient.dtype))
     if not gradients:
         warnings.warn(
             f"Called FSDP.clip_grad_norm_() on rank {comm.world().rank()} with no gradients -- returning the total "
@@ -65,7 +66,7 @@ def clip_grad_norm(
 def _norm(params: Iterable[Tensor], norm_type: float, dtype: torch.dtype, device: torch.device) -> Tensor:
     """The p-norm of the parameters' gradients as one vector, in `dtype`."""
     gradients = (p.grad for p in params if p.grad is not None and p.grad.numel())
-    norms = [torch.linalg.vector_norm(g, norm_type, dtype=dtype).to(device) for g in gradients]
+    norms = [torch.linalg.vector_norm(g, norm_type, dtype=dtype).to(device, non_blocking=True) for g in gradients]
     if not norms:
         return torch.zeros((), dtype=dtype, device=device)
     total: Tensor = torch.linalg.vector_norm(torch.stack(norms), norm_type)

@@ -12,12 +12,11 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from functools import partial
 from typing import Any, Literal, NamedTuple, Protocol
 
-import torch
 import torch.distributed as dist
 from torch import Tensor
 
@@ -192,24 +191,6 @@ def global_ranks(group: Group) -> list[int]:
     return dist.get_process_group_ranks(group)
 
 
-def compute_device(wanted: int | torch.device | None, tensors: Iterable[Tensor], group: Group) -> torch.device:
-    """Where a rank computes: where it is told to, or where its tensors are, or where its process group can.
-
-    Args:
-        wanted: a device, or the index of a CUDA device.
-        tensors: one that is neither on CPU nor on meta decides.
-        group: decides the rest: CPU, if its backend serves that.
-    """
-    if wanted is not None:
-        return torch.device("cuda", wanted) if isinstance(wanted, int) else torch.device(wanted)
-    for tensor in tensors:
-        if tensor.device.type not in ("cpu", "meta"):
-            return tensor.device
-    if torch.device("cpu") in group._device_types:
-        return torch.device("cpu")
-    return torch.device("cuda", torch.cuda.current_device())
-
-
 def mesh_group(mesh: Any, dim: int) -> Group:
     """This rank's process group along dimension `dim` of a `DeviceMesh`."""
     return mesh.get_group(mesh_dim=dim)  # type: ignore[no-any-return]
@@ -227,13 +208,20 @@ def host_groups() -> tuple[Group, Group]:
     size = int(os.environ.get("LOCAL_WORLD_SIZE", ranks))
     if ranks % size:
         raise ValueError(f"{ranks} ranks do not make hosts of LOCAL_WORLD_SIZE={size}: pass process groups")
-    inside, _ = dist.new_subgroups_by_enumeration([list(range(low, low + size)) for low in range(0, ranks, size)])
-    across, _ = dist.new_subgroups_by_enumeration([list(range(place, ranks, size)) for place in range(size)])
-    return inside, across
+    inside = _new_group([list(range(low, low + size)) for low in range(0, ranks, size)])
+    return inside, _new_group([list(range(place, ranks, size)) for place in range(size)])
+
+
+def _new_group(of_all: list[list[int]]) -> Group:
+    """This rank's of new groups. On NCCL, where kernels of both compete, those of the group go before computation."""
+    options = dist.ProcessGroupNCCL.Options(is_high_priority_stream=True) if dist.get_backend() == "nccl" else None
+    return dist.new_subgroups_by_enumeration(of_all, pg_options=options)[0]  # type: ignore[no-any-return]
 
 
 def _issue(op: str, function: str, payload: Tensor, group: Group, /, *args: Any, **kwargs: Any) -> Handle:
-    name = group.group_name
+    name, served = group.group_name, {device.type for device in group._device_types}
+    if payload.device.type not in served:
+        raise ValueError(f"{op} of a tensor on {payload.device}: move it, its process group serves {sorted(served)}")
     call = Call(op, function, name, _orders[name], payload.numel() * payload.element_size(), group.size())
     _orders[name] += 1
     for log in _logs:

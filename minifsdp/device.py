@@ -12,7 +12,7 @@ counts bytes can subscribe. A buffer keeps its Tensor object for life; its memor
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
 from typing import Any, Literal, NamedTuple
 
@@ -100,6 +100,24 @@ def _tell(verb: Any, stream: CpuStream | None, subject: Any) -> None:
         watch(Command(verb, stream, subject))
 
 
+def compute_device(wanted: int | torch.device | None, tensors: Iterable[Tensor], group: Any) -> torch.device:
+    """Where a rank computes: where it is told to, or where its tensors are, or where its process group can.
+
+    Args:
+        wanted: a device, or the index of a CUDA device.
+        tensors: one that is neither on CPU nor on meta decides.
+        group: decides the rest: CPU, if its backend serves that.
+    """
+    if wanted is not None:
+        return torch.device("cuda", wanted) if isinstance(wanted, int) else torch.device(wanted)
+    for tensor in tensors:
+        if tensor.device.type not in ("cpu", "meta"):
+            return tensor.device
+    if torch.device("cpu") in group._device_types:
+        return torch.device("cpu")
+    return torch.device("cuda", torch.cuda.current_device())
+
+
 def new_stream(device: torch.device, priority: int = 0) -> Any:
     """A queue of work beside the compute stream; a negative `priority` runs first where kernels compete."""
     return torch.cuda.Stream(device, priority=priority) if device.type == "cuda" else CpuStream()
@@ -167,8 +185,8 @@ def free(buffer: Tensor) -> None:
 
 def copy_to_host(tensor: Tensor) -> Tensor:
     """A copy in host memory; on CUDA in pinned memory, and there only once the current stream has come to it."""
-    if not tensor.is_cuda:
-        return tensor.clone()  # on CPU `.cpu()` would be no copy
+    if tensor.device.type == "cpu":
+        return tensor.clone()  # `.cpu()` would be no copy
     return torch.empty_like(tensor, device="cpu", pin_memory=True).copy_(tensor, non_blocking=True)
 
 
@@ -181,12 +199,13 @@ def memory_stats(device: torch.device) -> dict[str, int]:
     """Bytes the caching allocator has handed out and reserved, and its retries; empty on CPU, which has none."""
     if device.type != "cuda":
         return {}
-    stats = torch.cuda.memory_stats(device)
-    return {
-        "allocated": stats["allocated_bytes.all.current"],
-        "allocated_peak": stats["allocated_bytes.all.peak"],
-        "active": stats["active_bytes.all.current"],
-        "reserved": stats["reserved_bytes.all.current"],
-        "reserved_peak": stats["reserved_bytes.all.peak"],
-        "alloc_retries": stats["num_alloc_retries"],
+    names = {
+        "allocated": "allocated_bytes.all.current",
+        "allocated_peak": "allocated_bytes.all.peak",
+        "active": "active_bytes.all.current",
+        "reserved": "reserved_bytes.all.current",
+        "reserved_peak": "reserved_bytes.all.peak",
+        "alloc_retries": "num_alloc_retries",
     }
+    stats = torch.cuda.memory_stats(device)  # empty until something has used CUDA
+    return {name: stats.get(theirs, 0) for name, theirs in names.items()}

@@ -22,7 +22,9 @@ def outline_from_rank_0(state_dict: Mapping[str, Any], source: Group) -> dict[st
 def outline(value: Any) -> Any:
     if isinstance(value, Mapping):
         return {key: outline(inner) for key, inner in value.items()}
-    return torch.empty_like(value, device="meta") if isinstance(value, Tensor) and value.dim() else value
+    if not isinstance(value, Tensor):
+        return value
+    return torch.empty_like(value, device="meta") if value.dim() else value.cpu()  # not onto the GPU that is rank 0's
 
 
 def receive(value: Any, source: Group, device: torch.device) -> Any:
@@ -36,5 +38,5 @@ def receive(value: Any, source: Group, device: torch.device) -> Any:
     if not isinstance(value, Tensor) or value.dim() == 0:
         return value
     here = torch.empty_like(value, device=device) if value.is_meta else value.to(device).contiguous()
-    comm.broadcast(here, 0, source).wait()
+    comm.broadcast(here.view(-1).view(torch.uint8), 0, source).wait()  # as bytes: not every backend knows every dtype
     return here

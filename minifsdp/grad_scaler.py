@@ -23,7 +23,8 @@ class ShardedGradScaler(GradScaler):
     Every gradient of the optimizer counts, also those of NO_SHARD units, of ignored parameters and in host memory; a
     rank without any takes part all the same. Of a ZeRO optimizer the shards' count, which are reduced here if they are
     not yet. Gradients may be of any dtype. `unscale_`, or `step` without it, is
-    collective: it adds one all-reduce of 4 bytes, and no wait of the host to the one that `step` has anyway.
+    collective: it adds one all-reduce of 4 bytes, and no wait of the host to the one that `step` has anyway; where
+    gradients are in host memory, one for the scale.
 
     Args:
         device: type of the device that the loss is on. On a machine without CUDA "cuda" means "cpu" (torch's scaler
@@ -57,8 +58,12 @@ class ShardedGradScaler(GradScaler):
         if isinstance(optimizer, ShardedOptimizer):
             optimizer.reduce_gradients()
             optimizer = optimizer.inner
-        found = super()._unscale_grads_(optimizer, inv_scale, found_inf, allow_fp16=True)
         anywhere = found_inf.clone()
+        gradients = (p.grad for group in optimizer.param_groups for p in group["params"] if p.grad is not None)
+        if any(gradient.device.type == "cpu" for gradient in gradients):
+            # To the host torch's scaler would send copies without waiting, and read them before they are there.
+            inv_scale, found_inf = inv_scale.cpu(), torch.zeros_like(found_inf, device="cpu")
+        found = super()._unscale_grads_(optimizer, inv_scale, found_inf, allow_fp16=True)
         for here in found.values():
             anywhere = torch.maximum(anywhere, here.to(anywhere.device, non_blocking=True))
         group = comm.world(self.process_group)

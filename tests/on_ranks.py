@@ -38,7 +38,7 @@ from minifsdp.course.launch import RankError, launch, report
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
-Check = Callable[[], None]
+Check = Callable[[], Any]
 
 
 class Checks:
@@ -59,7 +59,7 @@ class Checks:
 
     def __call__(
         self, *, ranks: int | tuple[int, ...] = 2, behaviour: int | tuple[int, ...] = (), **axes: Iterable[Any]
-    ) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
         """Run the function once for every combination of the values of its arguments.
 
         Args:
@@ -70,7 +70,7 @@ class Checks:
         numbers = (behaviour,) if isinstance(behaviour, int) else behaviour
         marks = [pytest.mark.behaviour(*numbers)] if numbers else []
 
-        def collect(fn: Callable[..., None]) -> Callable[..., None]:
+        def collect(fn: Callable[..., Any]) -> Callable[..., Any]:
             for choice in product(*map(titled, axes.values())):
                 name = "-".join([fn.__name__, *(title for title, _ in choice)])
                 values = dict(zip(axes, (value for _, value in choice), strict=True))

@@ -6,8 +6,9 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+import torch.distributed as dist
 
-from minifsdp import device
+from minifsdp import comm, device
 from minifsdp.fsdp import OverlapSchedule, PrefetchSchedule, RateLimitedSchedule, overlap, rate_limit
 from minifsdp.fsdp.unit import Unit
 
@@ -160,3 +161,28 @@ def test_freed_memory_is_held_until_the_stream_that_reads_it_is_done(monkeypatch
     monkeypatch.setattr(torch.cuda, "current_stream", lambda _: "the current one")
     device.free(buffer)
     assert done == ["record the current one", "resize 0"]
+
+
+def test_new_groups_on_nccl_have_a_stream_of_high_priority_each(monkeypatch):
+    made = []
+    options = SimpleNamespace(Options=lambda **kwargs: SimpleNamespace(**kwargs))
+    monkeypatch.setattr(dist, "ProcessGroupNCCL", options, raising=False)
+    monkeypatch.setattr(dist, "get_backend", lambda: "nccl")
+    monkeypatch.setattr(dist, "get_world_size", lambda: 4)
+    monkeypatch.setattr(
+        dist, "new_subgroups_by_enumeration", lambda ranks, pg_options: made.append((ranks, pg_options)) or (ranks, [])
+    )
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
+    assert comm.host_groups() == ([[0, 1], [2, 3]], [[0, 2], [1, 3]])
+    assert all(given.is_high_priority_stream for _, given in made)
+    assert made[0][1] is not made[1][1], "torch writes the group's name and ranks into them"
+
+
+def test_a_tensor_where_the_group_cannot_communicate_is_refused_before_anything_is_issued():
+    group = SimpleNamespace(group_name="gpus", _device_types=[torch.device("cuda")], size=lambda: 2)
+    with (
+        comm.record() as calls,
+        pytest.raises(ValueError, match=r"all_reduce of a tensor on cpu: .* serves \['cuda'\]"),
+    ):
+        comm.all_reduce(torch.ones(1), group)
+    assert calls == []

@@ -31,21 +31,57 @@ from minifsdp.course.machine.program import (
 )
 from minifsdp.course.model import GPT, Block
 from minifsdp.course.rungs import Trainee
+from minifsdp.ddp import DistributedDataParallel
 from minifsdp.fsdp import (
+    CPUOffload,
     FullyShardedDataParallel,
+    MixedPrecision,
     OverlapSchedule,
     PrefetchSchedule,
     RateLimitedSchedule,
     ShardingStrategy,
     SyncSchedule,
 )
+from minifsdp.fsdp.groups import Groups
 from minifsdp.fsdp.prefetch import POST, PRE
+from minifsdp.zero import Zero1Optimizer, Zero2Optimizer, partition
 
 SCHEDULES: dict[str, Any] = {"sync": SyncSchedule, "overlap": OverlapSchedule} | {
     f"{name}-{backward.name[9:]}-{depth}": partial(make, backward=backward, depth=depth)
     for name, make in (("prefetch", PrefetchSchedule), ("limit", RateLimitedSchedule))
     for backward in (PRE, POST)
     for depth in (1, None)
+}
+BF16 = MixedPrecision(torch.bfloat16, torch.float32)
+OPTIONS: dict[str, dict[str, Any]] = {
+    "hybrid": {"strategy": ShardingStrategy.HYBRID_SHARD},
+    "offload": {"cpu_offload": CPUOffload(True)},
+    "not sharded, bf16": {"strategy": ShardingStrategy.NO_SHARD, "mixed_precision": BF16},
+    "hybrid, bf16, original parameters, clipping, accumulation": {
+        "strategy": ShardingStrategy.HYBRID_SHARD,
+        "mixed_precision": BF16,
+        "use_orig_params": True,
+        "with_all": True,
+    },
+}
+
+
+def _zero(stage: Any, model: GPT) -> Trainee:
+    optimizer = stage(model.parameters(), AdamW, PaperGroup(2), bucket_cap_mb=0.05, foreach=False)
+    return Trainee(model, optimizer, lambda: optimizer.clip_grad_norm_(1.0))
+
+
+def _ddp(model: GPT, **options: Any) -> Trainee:
+    group: Any = PaperGroup(2)
+    ddp = DistributedDataParallel(model, process_group=group, bucket_cap_mb=0.05, init_sync=False, **options)
+    return Trainee(ddp, AdamW(ddp.parameters(), foreach=False))
+
+
+RUNGS: dict[str, Callable[..., Trainee]] = {
+    "DDP": _ddp,
+    "DDP, buckets are gradients": partial(_ddp, gradient_as_bucket_view=True),
+    "ZeRO-1": partial(_zero, Zero1Optimizer),
+    "ZeRO-2": partial(_zero, Zero2Optimizer),
 }
 GATHERS, REDUCTIONS = 1, 2  # the streams, in the order in which an OverlapSchedule makes them
 
@@ -96,16 +132,19 @@ class Accumulating(nn.Module):
         return self.model(tokens, targets)
 
 
-def build(name: str, strategy: ShardingStrategy = ShardingStrategy.FULL_SHARD, with_all: bool = False) -> Trainee:
+def build(
+    name: str, strategy: ShardingStrategy = ShardingStrategy.FULL_SHARD, with_all: bool = False, **options: Any
+) -> Trainee:
     gpt = GPT(width=48, layers=4, context=8)
     if with_all:
         gpt.blocks[1] = Checkpointed(gpt.blocks[1])  # a checkpoint around a unit
     model = FullyShardedDataParallel(
         gpt,
-        PaperGroup(2),
+        Groups(PaperGroup(2), PaperGroup(2) if strategy.is_hybrid else None),  # type: ignore[arg-type]
         strategy,
         auto_wrap_policy={Block},
-        schedule=SCHEDULES[name],  # type: ignore[arg-type]
+        schedule=SCHEDULES[name],
+        **options,
     )
     if with_all:
         model.module.blocks[2].module.forward = _inside(model.module.blocks[2].module)  # and one within
@@ -142,6 +181,30 @@ def test_nor_with_parameters_that_stay_from_forward_to_backward(name: str) -> No
     assert hazards(program) == set()
     grads = hazards(program, lambda each: isinstance(each, RecordStream) and is_a(program, each, "gradients"))
     assert grads == ({"reused too early"} if name != "prefetch-PRE-None" else set())
+
+
+@pytest.mark.parametrize("name", ["overlap", "limit-PRE-None"])
+@pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
+def test_nor_with_any_option(monkeypatch: pytest.MonkeyPatch, name: str, options: dict[str, Any]) -> None:
+    monkeypatch.setattr(comm, "global_ranks", lambda group: [0, 1])  # groups of paper have none
+    program = record(name, steps=2, **options)
+    assert hazards(program) == set()
+
+    def is_needed(each: Instruction) -> bool:
+        if options.get("strategy") is ShardingStrategy.HYBRID_SHARD:
+            return isinstance(each, Wait) and each.call.op == "all_reduce"
+        return isinstance(each, WaitEvent) and each.stream == (GATHERS if "cpu_offload" in options else COMPUTE)
+
+    assert "missing wait" in hazards(program, is_needed)
+
+
+@pytest.mark.parametrize("rung", RUNGS.values(), ids=RUNGS)
+def test_nor_have_the_rungs_before(monkeypatch: pytest.MonkeyPatch, rung: Callable[..., Trainee]) -> None:
+    monkeypatch.setattr(partition, "check_same_on_all_ranks", lambda *_: None)
+    tokens = torch.zeros(2, 8, dtype=torch.int64)
+    program = record_steps(partial(rung, GPT(width=48, layers=4, context=8)), (tokens, tokens), steps=2)
+    assert hazards(program) == set()
+    assert "missing wait" in hazards(program, lambda each: isinstance(each, Wait))
 
 
 def is_a(program: Program, each: RecordStream, tag: str) -> bool:

@@ -14,6 +14,7 @@ from minifsdp import comm
 from minifsdp.checkpoint.begin import initialised
 from minifsdp.checkpoint.names import Names, StateDict, flattened, rename_groups, unflattened
 from minifsdp.checkpoint.options import StateDictOptions, checked
+from minifsdp.device import compute_device
 from minifsdp.from_rank_0 import outline_from_rank_0, receive
 from minifsdp.fsdp import FullyShardedDataParallel
 from minifsdp.fsdp.state.optim_dict import from_names, to_names
@@ -138,7 +139,7 @@ def set_model_state_dict(
     names = Names(model)
     if options.broadcast_from_rank0:
         world = comm.world()
-        device = comm.compute_device(None, model.parameters(), world)
+        device = compute_device(None, model.parameters(), world)
         outline = outline_from_rank_0(model_state_dict, world)
         model_state_dict = {name: receive(value, world, device) for name, value in outline.items()}
     elif not model_state_dict and options.strict:

@@ -25,11 +25,11 @@ from collections.abc import Callable
 from math import inf
 from typing import Any
 
-import torch
 import torch.distributed as dist
 
 from minifsdp import comm
 from minifsdp.course.carriers import StreamCarrier, ThreadCarrier, Transfer
+from minifsdp.course.launch import rank_device
 
 __all__ = ["EmulatedLink", "HostLinks", "Transfer", "let_communication_go_first", "parse_link"]
 
@@ -89,7 +89,7 @@ class EmulatedLink:
         self._close(abandon=error is not None)
 
     def _open(self) -> None:
-        on_cuda = torch.cuda.is_available() and dist.is_initialized() and dist.get_backend() != "gloo"
+        on_cuda = dist.is_initialized() and rank_device().type == "cuda"
         self._carrier = (StreamCarrier if on_cuda else ThreadCarrier)(self.seconds, self.transfers)
 
     def _close(self, abandon: bool) -> None:

@@ -12,6 +12,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
+from itertools import count
 from pathlib import Path
 from typing import Any, Literal
 
@@ -26,6 +27,9 @@ PHASES = ("forward", "backward", "optimizer")
 
 RANGE = re.compile(r"(issue|wait) (\w+) (\S+) (\d+) B")
 """The name of the range around an issue or a wait: what, the operation, group and order, payload."""
+
+TRACES = "MINIFSDP_TRACES"
+"""The variable that names a folder for a copy of every trace: the labs keep theirs only until they have read them."""
 
 MIB = 2**20
 _CLOCK = "clock of the link"  # a range at whose start `time.perf_counter` was read
@@ -59,7 +63,10 @@ def record_trace(path: str | Path, link: EmulatedLink | HostLinks | None = None)
     trace = _exported(profiler)
     if link is not None:
         _add_transfers(trace, [message for message in link.transfers if message.start >= marked_at], marked_at)
-    _write_whole(Path(path), json.dumps(trace))
+    text = json.dumps(trace)
+    _write_whole(Path(path), text)
+    if folder := os.environ.get(TRACES):
+        _keep_copy(Path(folder), Path(path), text)
 
 
 def _named_range(call: comm.Call, phase: Literal["issue", "wait"]) -> AbstractContextManager[Any]:
@@ -93,6 +100,14 @@ def _add_transfers(trace: dict[str, Any], transfers: list[Transfer], marked_at: 
         name, begin = f"{op} {payload / MIB:.1f} MiB", mark["ts"] + (start - marked_at) * 1e6
         message = {"ph": "X", "cat": "link", "name": name, "ts": begin, "dur": (end - start) * 1e6}
         trace["traceEvents"].append(message | lane)
+
+
+def _keep_copy(folder: Path, path: Path, text: str) -> None:
+    """Write a trace there, named after its file, its rank, and how many this rank has left there under that name."""
+    folder.mkdir(parents=True, exist_ok=True)
+    rank = f"-rank{os.environ['RANK']}" if "RANK" in os.environ else ""
+    names = (folder / f"{path.stem}{rank}-{number}.json" for number in count(1))
+    _write_whole(next(name for name in names if not name.exists()), text)
 
 
 def _write_whole(path: Path, text: str) -> None:

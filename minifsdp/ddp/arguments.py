@@ -143,5 +143,8 @@ def check_optimizers(module: nn.Module) -> None:
 
 
 def to_device(tree: Any, device: torch.device) -> Any:
-    """The same nesting of containers, its tensors on `device`."""
-    return map_tensors(lambda tensor: tensor.to(device, non_blocking=True), tree)
+    """The same nesting of containers, its tensors on `device`.
+
+    The host waits for copies from its memory, as in torch: the caller may write the next batch there.
+    """
+    return map_tensors(lambda tensor: tensor.to(device), tree)

@@ -26,8 +26,9 @@ class StaticGraphReducer(Reducer):
     through the graph.
 
     What the ranks learn together, in one all-reduce of two numbers per parameter (an int64 "communication" buffer,
-    alive at the end of the first backward only): on how many ranks each is used, and in which order their gradients
-    are completed. Before the second forward the buckets are built again, in that order; what no rank uses is in none.
+    alive at the end of the first backward only, where the host waits for it): on how many ranks each is used, and in
+    which order their gradients are completed. Before the second forward the buckets are built again, in that order;
+    what no rank uses is in none.
     """
 
     blame = (

@@ -50,7 +50,7 @@ class UnusedFindingReducer(Reducer):
 
     def unused_on_all_ranks(self) -> set[nn.Parameter]:
         counts = device.empty(len(self.names), torch.int32, "communication", next(iter(self.names)).device)
-        counts.copy_(torch.tensor([p in self.used for p in self.names]))
+        counts.copy_(torch.tensor([p in self.used for p in self.names]), non_blocking=True)
         comm.all_reduce(counts, self.group).wait()
         unused = set()
         if len(self.used) < len(self.names):  # reading the counts makes the host wait for the device: only if it must

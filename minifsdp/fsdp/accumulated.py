@@ -35,8 +35,8 @@ class AccumulatedUnit(FlatUnit):
                 self._drop(p)
                 continue
             p.grad = mean
-            if mean is not None and part._version > version and not part.any():  # zeroed in place
-                mean.zero_()
+            if mean is not None and part._version > version:  # zeroed in place? A host that asked would have to wait
+                mean.masked_fill_(~part.any().to(mean.device), 0)
 
     def _accumulated(self) -> list[Tensor | None]:
         """What each of `shards` has of the unsharded gradient."""

@@ -16,6 +16,7 @@ from torch import nn
 
 from minifsdp import comm
 from minifsdp.comm import Group
+from minifsdp.device import compute_device
 from minifsdp.flat_param import ParamPlaces, find_parameters
 from minifsdp.fsdp.ignored import Ignored
 from minifsdp.fsdp.options import ShardingStrategy
@@ -72,7 +73,7 @@ def find_device(device_id: Any, module: nn.Module, ignored: Ignored, group: Grou
             stacklevel=3,
         )
         device_id = current
-    device = comm.compute_device(device_id, module.parameters(), group)
+    device = compute_device(device_id, module.parameters(), group)
     for other in on - {host, device}:
         raise ValueError(
             f"Inconsistent compute device and `device_id` on rank {group.rank()}: {other} vs {device}. "

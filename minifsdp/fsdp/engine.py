@@ -15,6 +15,7 @@
 from __future__ import annotations
 
 import warnings
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -33,7 +34,7 @@ from minifsdp.tree import tensors_in
 class Progress:
     """Where one unit is in the backward under way."""
 
-    __slots__ = ("calls", "ended", "hooked", "in_backward", "missing", "on_output", "trained", "unit")
+    __slots__ = ("__weakref__", "calls", "ended", "hooked", "in_backward", "missing", "on_output", "trained", "unit")
 
     def __init__(self, unit: Unit) -> None:
         self.unit = unit
@@ -74,8 +75,11 @@ class Engine:
         unit = progress.unit
         unit.follow()
         progress.trained = [index for index, leaf in enumerate(unit.leaves) if leaf.requires_grad]
+        engine, here = weakref.proxy(self), weakref.proxy(progress)  # a hook that held them would hold its own leaf
         for index in set(progress.trained) - progress.hooked:
-            unit.leaves[index].register_post_accumulate_grad_hook(partial(self._on_gradient, progress, index))
+            unit.leaves[index].register_post_accumulate_grad_hook(
+                lambda leaf, index=index: engine._on_gradient(here, index)
+            )
             progress.hooked.add(index)
         progress.restart()
 
@@ -151,7 +155,7 @@ class Engine:
             progress.in_backward = True
             self.schedule.pre_backward(progress.unit)
 
-    def _on_gradient(self, progress: Progress, index: int, leaf: Tensor) -> None:
+    def _on_gradient(self, progress: Progress, index: int) -> None:
         self._begin_backward()
         progress.unit.take_gradient(index)
         progress.missing.discard(index)

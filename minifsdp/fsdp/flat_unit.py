@@ -22,7 +22,9 @@ class FlatUnit(Unit):
         gradient [P]        from the first `take_gradient` to `wait_reduce`   compute writes it, the reduction reads it
         shard.grad [P / N]  from `start_reduce` until the optimizer drops it  the reduction writes it
 
-    Each is allocated on one stream and used on another; what protects it is `record_stream` in `device.free`.
+    Each is allocated on one stream and used on another; what protects it is `record_stream` in `device.free` (what else
+    would serve: rate_limit.py). The optimizer drops `shard.grad` without: its memory goes to a later reduction, and no
+    reduction begins before its stream has waited for the computation, the optimizer's included.
     """
 
     reduction: Any = comm.MEAN

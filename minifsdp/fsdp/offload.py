@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from minifsdp import device
 from minifsdp.flat_param import FlatParameter
@@ -30,7 +30,7 @@ class OffloadedUnit(StagedUnit):
     )
 
     def __init__(self, flat: FlatParameter, *args: Any, **kwargs: Any) -> None:
-        flat.shard.data = device.copy_to_host(flat.shard.data)
+        flat.shard = nn.Parameter(device.copy_to_host(flat.shard.data), flat.shard.requires_grad)
         device.synchronize(flat.full.device)  # the host may read the shard as soon as the unit is made
         self._arriving: list[tuple[Tensor, Any]] = []  # gradients on their way to the host, and when they are there
         super().__init__(flat, *args, **kwargs)
@@ -39,9 +39,8 @@ class OffloadedUnit(StagedUnit):
         return self.flat.full, self.flat.views
 
     def _deliver(self, gradient: Tensor) -> None:
-        on_host = device.copy_to_host(gradient)
+        self._arriving.append((device.copy_to_host(gradient), device.current_stream(self.device).record_event()))
         device.free(gradient)
-        self._arriving.append((on_host, device.current_stream(self.device).record_event()))
 
     def settle(self) -> None:
         super().settle()

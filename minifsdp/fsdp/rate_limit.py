@@ -6,6 +6,12 @@ memory the allocator therefore cannot hand out yet; it takes new memory instead,
 before a gather the host waits until an older free has happened on the device
 (torch/distributed/fsdp/_limiter_utils.py). Where the host is the compute a free has happened once it is issued: there
 is nothing to wait for, and waiting for one to come would be for ever.
+
+What holds memory back until the device is done with it is `record_stream` (device.py): the host may free at once, and
+need not say when the memory can be used. A held reference would serve as well, and need no limiter: keep the buffer
+until the stream that allocated it has been told to wait for its last reader, and free it then. The allocator hands it
+on in that stream's order, without a host that waits. That is FSDP2's way (torch/distributed/fsdp/_fully_shard/
+_fsdp_param_group.py, `AllGatherState` and `ReduceScatterState`).
 """
 
 from __future__ import annotations

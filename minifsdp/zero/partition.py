@@ -96,9 +96,8 @@ class ShardedOptimizer(torch.optim.Optimizer):
             on one that the process group does not serve; an optimizer that needs to see whole parameters.
         RuntimeError: there is no process group; the ranks' parameters differ in number, shape, dtype or being frozen.
 
-    What is not offered: clipping and `GradScaler`. Neither `clip_grad_norm_` nor a scaler would see the gradients that
-    the step uses: under stage 1 every `.grad` is this rank's own, unreduced; under stage 2 there are only shards, whose
-    norm is not the model's. `FullyShardedDataParallel.clip_grad_norm_` shows how a norm over shards is made.
+    Clipping and loss scaling want the mean gradients' shards, which `clip_grad_norm_` here and `ShardedGradScaler` use.
+    Torch's own would see `.grad`: under stage 1 this rank's own gradients, unreduced, and under stage 2 none.
     """
 
     def __init__(

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Iterable
-from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from minifsdp import device
 from minifsdp.comm import Group
@@ -110,9 +110,11 @@ class Zero2Optimizer(ShardedOptimizer):
         self._coming: list[BucketGradients] = []  # not yet reduced in this backward; only the first two have buffers
         self._reducing: BucketGradients | None = None
         self._in_backward = False
-        for gradients in self._gradients:
-            for p in gradients.bucket.params:
-                p.register_post_accumulate_grad_hook(partial(self._on_gradient, gradients))
+        self._gradients_of = {p: gradients for gradients in self._gradients for p in gradients.bucket.params}
+        # The hooks must not keep an optimizer alive that has been dropped, nor outlive it.
+        own = weakref.proxy(self)
+        handles = [p.register_post_accumulate_grad_hook(lambda p: own._on_gradient(p)) for p in self._gradients_of]
+        weakref.finalize(self, lambda: [handle.remove() for handle in handles])
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
@@ -140,11 +142,11 @@ class Zero2Optimizer(ShardedOptimizer):
         self.inner.zero_grad(set_to_none)
 
     @torch.no_grad()
-    def _on_gradient(self, gradients: BucketGradients, p: Tensor) -> None:
+    def _on_gradient(self, p: nn.Parameter) -> None:
         """The hook: `p.grad` is complete."""
         if not self._in_backward:
             self._begin_backward()
-        gradients.arrive(p)
+        self._gradients_of[p].arrive(p)
         self._advance()
 
     def _begin_backward(self) -> None:

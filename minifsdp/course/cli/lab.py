@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -151,6 +152,43 @@ def show_progress(folder: Folder = HERE) -> None:
             used = ", ".join(filter(None, [hints, "reference" if each.read else ""]))
             table.add_row(f"  {each.exercise} {each.name}", each.state, used, said)
     Console().print(table)
+
+
+@app.command()
+def run(
+    lab: Lab,
+    notebook: Annotated[Path | None, typer.Argument(help="Default: the notebook of that lab in this folder.")] = None,
+    out: Annotated[Path, typer.Option(help="Folder for what comes of it; no other run's.")] = Path("results/lab"),
+    time_limit: Annotated[float, typer.Option(min=1, max=1e6, help="Seconds until it is stopped.")] = 600.0,
+) -> None:
+    """Run a notebook as it was last saved, from its first cell to its last, as a batch job does.
+
+    The notebook itself is not changed. Its outputs, figures and traces, and a record, go to the output folder, also if
+    a cell raises, at the time limit, and on Ctrl-C. Exit code 1 if not all cells have run.
+
+    Example: minifsdp lab run 05 --out results/lab05 --time-limit 240
+    """
+    if missing := [name for name in ("nbclient", "ipykernel") if find_spec(name) is None]:
+        fail(f"{missing[0]} is not installed here:   pip install jupyterlab", code=2)
+    from minifsdp.course.workshop import batch
+
+    with _refusing():
+        plan = batch.plan(catalogue.as_named(lab), notebook, out, time_limit)
+    print(plan.world, file=sys.stderr)
+    with progress_bar() as bar:
+        task = bar.add_task("starting", total=None)
+
+        def show(cell: str, done: int, total: int) -> None:
+            bar.update(task, description=cell, completed=done, total=total)
+
+        record = batch.run(plan, show)
+    ran = sum(cell["state"] == "ran" for cell in record["cells"])
+    print(
+        f"{out}: {ran} of {len(record['cells'])} cells ran in {record['seconds']:.0f} s, "
+        f"yours {record['yours']}; figures: {len(record['figures'])}, traces: {len(record['traces'])}"
+    )
+    if error := record["error"]:
+        fail(": ".join(filter(None, (plan.notebook.name, error["cell"], error["reason"]))), code=1)
 
 
 @app.command()

@@ -16,6 +16,7 @@ from torch.optim import Optimizer
 
 from minifsdp import comm
 from minifsdp.comm import Group
+from minifsdp.device import compute_device
 from minifsdp.from_rank_0 import receive
 from minifsdp.fsdp.options import FullOptimStateDictConfig, OptimStateDictConfig
 from minifsdp.fsdp.state.methods import StateMethods
@@ -102,7 +103,7 @@ def from_names(
             return full_value(value, one.unit.group, one.unit.device)
         if source is None:
             return value
-        return receive(value, source, one.unit.device if one else comm.compute_device(None, known.params, source))
+        return receive(value, source, one.unit.device if one else compute_device(None, known.params, source))
 
     mine = [one for one in known.managed if not set(known.params).isdisjoint(one.unit.shards)]
     states = scatter_states(mine, saved, fetch)

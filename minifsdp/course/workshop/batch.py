@@ -1,0 +1,177 @@
+"""A saved notebook, run from its first cell to its last with nobody watching: `minifsdp lab run`."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from jupyter_client.manager import AsyncKernelManager
+from nbclient import NotebookClient
+from nbclient.exceptions import CellExecutionError, DeadKernelError
+
+from minifsdp.course.housekeeping import end_processes, find_processes
+from minifsdp.course.resources import check_writable
+from minifsdp.course.trace import TRACES
+from minifsdp.course.workshop.catalogue import read_notebook
+from minifsdp.course.workshop.copies import find_copy, lab_of_copy
+from minifsdp.course.workshop.results import RECORD, Results, is_run
+from minifsdp.course.world import World, choose_world
+
+RANKS = 2  # of most launches in the labs; the record tells the world for so many
+
+Progress = Callable[[str, int, int], None]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A run that has passed every check.
+
+    Attributes:
+        lab: such as "05".
+        notebook: the learner's file, which is only read.
+        out: the folder for what comes of it.
+        seconds: when the run is stopped.
+        world: where two ranks of it run.
+    """
+
+    lab: str
+    notebook: Path
+    out: Path
+    seconds: float
+    world: World
+
+
+def plan(lab: str, notebook: Path | None, out: Path, seconds: float) -> Plan:
+    """Check what can be checked before a kernel starts, and make the output folder.
+
+    Args:
+        lab: such as "05".
+        notebook: by default the one of that lab in the current folder.
+        out: a folder that holds no other run's record.
+        seconds: the time limit of the whole run.
+
+    Raises:
+        ValueError: no such notebook, another lab's, an output folder in use, or a world that cannot be.
+        OSError: the notebook cannot be read.
+    """
+    path = notebook or find_copy(lab, Path())
+    read_notebook(path)
+    if (belongs := lab_of_copy(path)) not in (lab, None):
+        raise ValueError(f"{path} is a notebook of lab {belongs}, not of lab {lab}")
+    if (out / RECORD).exists():
+        raise ValueError(f"--out {out} holds the {RECORD} of another run: name another folder")
+    world = choose_world(RANKS)
+    check_writable(out)
+    return Plan(lab, path, out, seconds, world)
+
+
+def run(plan: Plan, progress: Progress) -> dict[str, Any]:
+    """Run the notebook in a kernel of its own, in its folder, and write what comes of it to `plan.out`.
+
+    It stops at a cell that raises, at the time limit, and on SIGINT, SIGTERM or SIGHUP. However it stops, kernel and
+    ranks are ended. Results are on disk after every cell.
+
+    Returns:
+        the record: "state" is "complete", or "failed" or "stopped" with the reason in "error".
+    """
+    results = Results(plan.lab, plan.notebook, plan.out, {"world": str(plan.world), "versions": _versions()})
+    asyncio.run(_run(plan, results, progress))
+    return results.record
+
+
+async def _run(plan: Plan, results: Results, progress: Progress) -> None:
+    running = asyncio.create_task(_run_cells(plan, results, progress))
+    reasons: list[str] = []
+
+    def stop(why: str) -> None:
+        if not reasons:  # a second signal finds it stopping
+            reasons.append(why)
+            running.cancel()
+
+    loop = asyncio.get_running_loop()
+    loop.call_later(plan.seconds, stop, f"not done within {plan.seconds:g} s")
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        loop.add_signal_handler(number, stop, f"ended by {number.name}")
+    try:
+        await running
+    except (asyncio.CancelledError, Exception) as error:  # nbclient turns a cancellation into an error of its own
+        results.end(*(("stopped", reasons[0]) if reasons else ("failed", _reason(error))))
+    else:
+        results.end("complete")
+
+
+async def _run_cells(plan: Plan, results: Results, progress: Progress) -> None:
+    manager = AsyncKernelManager(kernel_name="python3")  # this very Python, whatever kernel the notebook names
+    client = NotebookClient(
+        results.notebook,
+        km=manager,
+        startup_timeout=int(plan.seconds) + 1,  # the run's own limit comes first
+        record_timing=False,
+        coalesce_streams=True,
+        extra_arguments=["--log-level=ERROR"],
+        log=_silent(),
+    )
+    cells = [index for index, cell in enumerate(results.notebook.cells) if is_run(cell)]
+    with tempfile.TemporaryDirectory(prefix="minifsdp-", ignore_cleanup_errors=True) as scratch:
+        environ = os.environ | {
+            TRACES: str(results.new_traces.resolve()),
+            "JPY_SESSION_NAME": plan.notebook.name,  # what `minifsdp ps` calls it
+            "TMPDIR": scratch,  # a kernel that is killed leaves its files
+        }
+        try:
+            await client.async_start_new_kernel(cwd=str(plan.notebook.resolve().parent), env=environ)
+            await client.async_start_new_kernel_client()
+            for done, index in enumerate(cells):
+                progress(results.names[index], done, len(cells))
+                with results.running(index):
+                    await client.async_execute_cell(results.notebook.cells[index], index, execution_count=done + 1)
+        finally:
+            await _end(client, manager)
+
+
+async def _end(client: NotebookClient, manager: AsyncKernelManager) -> None:
+    """Kill the kernel; its ranks and checks end with it, and those that do not are ended."""
+    pid = getattr(manager.provisioner, "pid", None)
+    if manager.has_kernel:
+        await manager.shutdown_kernel(now=True)
+    if client.kc is not None:
+        client.kc.stop_channels()
+    end_processes([each for each in find_processes() if each.starter_pid == pid])
+
+
+def _reason(error: BaseException) -> str:
+    """What went wrong, in one line."""
+    if isinstance(error, DeadKernelError):
+        return "its kernel died"
+    said = (
+        f"{error.ename}: {error.evalue}"
+        if isinstance(error, CellExecutionError)
+        else f"{type(error).__name__}: {error}"
+    )
+    return said.strip().partition("\n")[0]
+
+
+def _silent() -> logging.Logger:
+    """For nbclient, which would log what the record says."""
+    logger = logging.getLogger(__name__)
+    logger.addHandler(logging.NullHandler())
+    logger.propagate = False
+    return logger
+
+
+def _versions() -> dict[str, Any]:
+    on_gpus = torch.cuda.is_available()
+    return {
+        "torch": torch.__version__,
+        "cuda": torch.version.cuda,
+        "nccl": ".".join(map(str, torch.cuda.nccl.version())) if on_gpus else None,
+        "gpus": [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())],
+    }

@@ -1,0 +1,36 @@
+"""What is dropped is gone: hooks on parameters keep neither a model nor an optimizer alive."""
+
+import gc
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from minifsdp.course.launch import launch
+from minifsdp.course.model import GPT
+from minifsdp.course.rungs import RUNGS
+
+
+def remains(name: str) -> list[str]:
+    """Names of the parameters, gradients and states that outlive a rung, after one step with it."""
+    trainee = RUNGS[name].build(GPT(width=16, layers=2, context=8), 2)
+    tokens = torch.zeros(1, 8, dtype=torch.int64)
+    trainee.model(tokens, tokens).backward()
+    trainee.after_backward()
+    trainee.optimizer.step()
+    kept: list[tuple[str, Callable[[], Any]]] = []
+    for place, p in enumerate(p for group in trainee.optimizer.param_groups for p in group["params"]):
+        kept += (
+            [(f"{place}", weakref.ref(p)), (f"gradient of {place}", weakref.ref(p.grad))] if p.grad is not None else []
+        )
+    kept += [(f"parameter {key}", weakref.ref(p)) for key, p in trainee.model.named_parameters()]
+    assert kept
+    del trainee, p
+    gc.collect()
+    return [what for what, alive in kept if alive() is not None]
+
+
+def test_a_rung_that_is_dropped_gives_all_its_memory_back() -> None:
+    (found, _) = launch(lambda: {name: remains(name) for name in RUNGS}, 2)
+    assert found == {name: [] for name in RUNGS}
