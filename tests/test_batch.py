@@ -19,6 +19,7 @@ import pytest
 
 from minifsdp.course import cli
 from minifsdp.course.cli import lab as command
+from minifsdp.course.versions import versions
 from minifsdp.course.workshop import batch, copies
 from minifsdp.course.workshop.references import find_reference
 
@@ -112,7 +113,7 @@ def test_all_cells_run_and_what_comes_of_them_is_brought_back(run: Run, tmp_path
     assert all(each["seconds"] >= 0 for each in record["cells"])
     assert (record["lab"], record["edition"]) == ("00", "0123456789ab")
     assert record["world"] == "2 ranks over gloo on CPU: MINIFSDP_DEVICE=cpu forces it"
-    assert {"torch", "cuda", "nccl", "gpus"} == set(record["versions"])
+    assert (record["versions"], record["gpus"]) == (versions(), [])
     assert record["yours"] == "1/4"
     assert record["exercises"]["0.1"] == "passed"
 
@@ -352,7 +353,7 @@ def test_ladder_sbatch_starts_the_ranks_of_two_nodes(submit: Submit, tmp_path: P
     job = submit("ladder.sbatch", "--steps=1", **size, SLURM_CPUS_PER_TASK="3")
     said, errors = job.communicate(timeout=SECONDS)
     assert job.returncode == 0, errors
-    words = "ladder --ranks 4 --batch 8 --out results/batch/4242 --steps=1"
+    words = "ladder --out results/batch/4242 --steps=1"
     assert sorted(said.splitlines()) == [f"{rank} of 4, {rank % 2} of 2, 127.0.0.1:24242: {words}" for rank in range(4)]
     options = (tmp_path / "srun.options").read_text().splitlines()
     assert {"--ntasks=4", "--gpu-bind=none", "--kill-on-bad-exit=1", "--cpus-per-task=3"} <= {*options}

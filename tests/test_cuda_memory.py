@@ -319,35 +319,3 @@ def test_the_ladder_keeps_what_ranks_have_recorded(
     assert json.loads((tmp_path / "ladder.json").read_text())["rungs"][0]["cuda"] == recorded
     assert (tmp_path / "snapshot-fsdp.pickle").read_bytes() == b"of this run"
     assert (tmp_path / "allocator.png").read_bytes().startswith(b"\x89PNG")
-
-
-@pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
-def test_history_equals_the_statistics_of_the_allocator(tmp_path: Path) -> None:
-    where = torch.device("cuda", 0)
-    names = ("requested_bytes.all.current", "reserved_bytes.all.current")
-    kept, freed = torch.ones(700, device=where), torch.ones(3 * MIB, device=where)
-    torch.cuda.synchronize()
-    before = [torch.cuda.memory_stats(where)[name] for name in names]
-    with MemoryHistory(where, tmp_path / "snapshot.pickle") as history:
-        history.mark("forward")
-        side = torch.cuda.Stream()
-        side.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(side):
-            torch.cuda._sleep(10_000_000)
-            freed.mul_(2)
-        freed.record_stream(side)
-        del freed
-        made = kept.new_zeros(40 * MIB)
-    after = [torch.cuda.memory_stats(where)[name] for name in names]
-    drawn = history.curve
-    assert drawn is not None
-    assert [drawn["active"][0], drawn["reserved"][0]] == before
-    assert [drawn["active"][-1], drawn["reserved"][-1]] == after
-    assert max(drawn["reserved"]) == history.peaks["reserved"]
-    assert max(drawn["allocated"]) <= history.peaks["allocated"]
-    gap = max(active - allocated for active, allocated in zip(drawn["active"], drawn["allocated"], strict=True))
-    assert gap >= 12 * MIB, "what another stream was using waited"
-    assert 0 <= drawn["marks"][0][0] <= drawn["us"][-1]
-    assert pickle.loads((tmp_path / "snapshot.pickle").read_bytes())["device_traces"]
-    del made

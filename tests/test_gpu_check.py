@@ -373,6 +373,16 @@ def test_the_commands_that_are_ours_take_the_options_that_they_are_given(
             assert context.params.get("batch", 0) % context.params["ranks"] == 0 or name != "ladder"
 
 
+def test_the_record_has_the_allocators_figures_and_not_its_curves(tmp_path: Path) -> None:
+    figures = {"alloc_retries": 3, "peaks": {"allocated": 5, "reserved": 8}}
+    rungs = [
+        {"name": "fsdp", "cuda": {**figures, "curve": {"us": [0]}, "ledger": {"us": [0]}}},
+        {"name": "ddp", "cuda": None},
+    ]
+    (tmp_path / "ladder.json").write_text(json.dumps({"rungs": rungs}))
+    assert [rung["cuda"] for rung in PARTS["ladder"].read(tmp_path)["rungs"]] == [figures, None]
+
+
 def test_tests_and_labs_are_those_of_the_checkout() -> None:
     ((*tests,),) = PARTS["tests"].commands(Ranks(2, True), Path("out"))
     assert tests[-3:] == ["-m", "gpu or multigpu", "tests/gpu"]

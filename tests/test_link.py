@@ -385,7 +385,7 @@ class FakeCuda:
 
 def test_on_cuda_the_collective_is_delayed_on_a_stream_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     cuda = FakeCuda()
-    monkeypatch.setattr(device, "new_stream", lambda where: FakeStream("link", cuda.log))
+    monkeypatch.setattr(device, "new_stream", lambda where, priority: FakeStream("link", cuda.log))
     monkeypatch.setattr(device, "new_event", lambda where: FakeEvent(cuda))
     monkeypatch.setattr(torch.cuda, "current_stream", lambda: cuda.current)
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)

@@ -164,7 +164,7 @@ class StreamCarrier:
     def __init__(self, seconds: Seconds, transfers: list[Transfer]) -> None:
         self._seconds, self._transfers = seconds, transfers
         self._costs = _Costs()
-        self._stream = device.new_stream(torch.device("cuda"))
+        self._stream = device.new_stream(torch.device("cuda"), priority=-1)  # as NCCL's, among kernels that compute
         self._cycles = _cycles_per_second()
         self._under_way: deque[_Kernels] = deque()
         torch.cuda.synchronize()

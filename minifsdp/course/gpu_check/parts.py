@@ -106,7 +106,8 @@ def _step(ranks: Ranks, out: Path) -> Commands:
 
 
 def _pytest(out: Path, *arguments: str) -> Commands:
-    return [["-m", "pytest", "-q", "-p", "no:cacheprovider", f"--junitxml={out / JUNIT}", *arguments]]
+    report = ["-o", "junit_family=xunit1", f"--junitxml={out / JUNIT}"]
+    return [["-m", "pytest", "-q", "-p", "no:cacheprovider", *report, *arguments]]
 
 
 def _tests(ranks: Ranks, out: Path) -> Commands:
@@ -135,6 +136,14 @@ def _read_doctor(folder: Path) -> Results:
     results = _json(folder / "doctor.json")
     machine = {key: value for key, value in results["machine"].items() if key != "host"}
     return results | {"machine": machine, "link": measured_link(results)}
+
+
+def _read_ladder(folder: Path) -> Results:
+    """Without the curves of the allocator, which allocator.png shows."""
+    results = _json(folder / "ladder.json")
+    for rung in results["rungs"]:
+        rung["cuda"] = {key: rung["cuda"][key] for key in ("alloc_retries", "peaks")} if rung["cuda"] else None
+    return results
 
 
 def _read_step(folder: Path) -> Results:
@@ -185,7 +194,7 @@ def _medians(results: Results) -> str:
 PARTS = {
     "doctor": Part(("torch", "matplotlib"), _doctor, _read_doctor, _bandwidths),
     "tests": Part(("torch", "pytest", "pytest_timeout"), _tests, _read_tests, _counted),
-    "ladder": Part(("torch", "matplotlib"), _ladder, lambda folder: _json(folder / "ladder.json"), _last_rung),
+    "ladder": Part(("torch", "matplotlib"), _ladder, _read_ladder, _last_rung),
     "step": Part(("torch", "matplotlib"), _step, _read_step, _medians),
     "labs": Part(("pytest", "nbval", "jupyter_client", "ipykernel", "torch"), _labs, _read_tests, _counted),
 }

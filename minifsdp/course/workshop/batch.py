@@ -20,6 +20,7 @@ from nbclient.exceptions import CellExecutionError, DeadKernelError
 from minifsdp.course.housekeeping import end_processes, find_processes
 from minifsdp.course.resources import check_writable
 from minifsdp.course.trace import TRACES
+from minifsdp.course.versions import versions
 from minifsdp.course.workshop.catalogue import read_notebook
 from minifsdp.course.workshop.copies import find_copy, lab_of_copy
 from minifsdp.course.workshop.results import RECORD, Results, is_run
@@ -82,7 +83,9 @@ def run(plan: Plan, progress: Progress) -> dict[str, Any]:
     Returns:
         the record: "state" is "complete", or "failed" or "stopped" with the reason in "error".
     """
-    results = Results(plan.lab, plan.notebook, plan.out, {"world": str(plan.world), "versions": _versions()})
+    results = Results(
+        plan.lab, plan.notebook, plan.out, {"world": str(plan.world), "versions": versions(), "gpus": _gpus()}
+    )
     asyncio.run(_run(plan, results, progress))
     return results.record
 
@@ -167,11 +170,5 @@ def _silent() -> logging.Logger:
     return logger
 
 
-def _versions() -> dict[str, Any]:
-    on_gpus = torch.cuda.is_available()
-    return {
-        "torch": torch.__version__,
-        "cuda": torch.version.cuda,
-        "nccl": ".".join(map(str, torch.cuda.nccl.version())) if on_gpus else None,
-        "gpus": [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())],
-    }
+def _gpus() -> list[str]:
+    return [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
