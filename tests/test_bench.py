@@ -377,7 +377,7 @@ def test_a_wrong_step_is_exit_code_1(monkeypatch, capsys, tmp_path, record, wron
 @pytest.mark.parametrize(
     ("options", "says"),
     [
-        (["--only", "plain,torch-fsdp3"], "unknown contestant 'torch-fsdp3'; there are plain, torch-ddp"),
+        (["--only", "plain,torch-fsdp3"], "--only: there is no 'torch-fsdp3'; there are plain, torch-ddp"),
         (["--only", ","], "--only is empty"),
         (["--only", "plain,our-ddp,plain"], "--only names plain twice"),
         (["--ranks", "0"], "--ranks 0: must be at least 1"),

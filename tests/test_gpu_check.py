@@ -334,7 +334,7 @@ def test_make_takes_the_environment_that_is_there_and_makes_none() -> None:
     assert "-m minifsdp gpu-check --part doctor --part step" in without
     assert "pip" not in without
     assert "venv" not in without
-    assert ".venv/bin/python" in commands("READY=Makefile")
+    assert ".venv/bin/python" in commands("READY=README.md")
 
 
 # What the parts are

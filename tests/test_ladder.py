@@ -172,7 +172,7 @@ def refused(monkeypatch, capsys, *options: str) -> str:
 @pytest.mark.parametrize(
     ("options", "says"),
     [
-        (["--rungs", "ddp,fsdq"], "unknown rung 'fsdq'; the rungs are ddp-naive"),
+        (["--rungs", "ddp,fsdq"], "--rungs: there is no 'fsdq'; there are ddp-naive"),
         (["--rungs", ","], "--rungs"),
         (["--rungs", "ddp,fsdp,ddp"], "--rungs names ddp twice"),
         (["--seed", "9" * 30], "--seed 9999"),

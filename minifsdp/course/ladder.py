@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import tempfile
 from collections.abc import Callable
@@ -20,7 +19,7 @@ from minifsdp.course.data import Corpus
 from minifsdp.course.launch import launch
 from minifsdp.course.link import parse_link
 from minifsdp.course.measure import Settings, climb, train_alone
-from minifsdp.course.resources import check_writable
+from minifsdp.course.resources import check_names, check_writable
 from minifsdp.course.rungs import RUNGS, Sizes, sizes_of
 from minifsdp.course.timeline import read_trace
 from minifsdp.course.world import Device, World, choose_world, is_first
@@ -48,19 +47,12 @@ def plan(settings: Settings, device: Device, out: Path, share_gpu: bool | None =
         ValueError: something asked for is impossible; one line that names it and the cure.
         OSError: the text to train on is not there.
     """
-    if not settings.rungs:
-        raise ValueError(f"--rungs is empty; the rungs are {', '.join(RUNGS)}")
-    if unknown := [name for name in settings.rungs if name not in RUNGS]:
-        raise ValueError(f"unknown rung {unknown[0]!r}; the rungs are {', '.join(RUNGS)}")
-    if twice := [name for name in settings.rungs if settings.rungs.count(name) > 1]:
-        raise ValueError(f"--rungs names {twice[0]} twice: each rung is climbed once")
+    check_names("--rungs", settings.rungs, RUNGS)
     if not -(2**63) <= settings.seed < 2**63:
         raise ValueError(f"--seed {settings.seed}: must fit into 64 bits")
     for name in ("ranks", "steps", "batch", "layers", "width", "context", "limit"):
         if getattr(settings, name) < 1:
             raise ValueError(f"--{name} {getattr(settings, name)}: must be at least 1")
-    if "RANK" in os.environ and settings.ranks > (started := int(os.environ.get("WORLD_SIZE", settings.ranks))):
-        raise ValueError(f"--ranks {settings.ranks}, but this job was started with {started}: choose at most {started}")
     if settings.batch % settings.ranks:
         raise ValueError(
             f"--batch {settings.batch} cannot be shared equally by {settings.ranks} ranks: "

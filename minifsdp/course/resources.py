@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tempfile
+from collections.abc import Collection, Sequence
 from pathlib import Path
 
 
@@ -20,3 +21,19 @@ def check_writable(folder: Path, option: str = "--out") -> None:
         raise ValueError(
             f"{option} {folder} cannot be written ({error.strerror}): name a folder that you may write to"
         ) from error
+
+
+def check_names(option: str, names: Sequence[str], known: Collection[str]) -> None:
+    """What `option` names, separated by commas.
+
+    Raises:
+        ValueError: it names nothing, something twice, or something that is not `known`.
+    """
+    there = ", ".join(known)
+    if not names:
+        raise ValueError(f"{option} is empty; there are {there}")
+    for place, name in enumerate(names):
+        if name not in known:
+            raise ValueError(f"{option}: there is no {name!r}; there are {there}")
+        if name in names[:place]:
+            raise ValueError(f"{option} names {name} twice: once is enough")

@@ -87,6 +87,8 @@ def choose_world(
     Raises:
         ValueError: what is asked for cannot be; in one line, with the cure.
     """
+    if here is None and "RANK" in os.environ and ranks > (started := int(os.environ.get("WORLD_SIZE", ranks))):
+        raise ValueError(f"--ranks {ranks}, but this job was started with {started}: choose at most {started}")
     if device not in ("auto", "cpu", "cuda"):
         raise ValueError(f"--device {device}: choose auto, cpu or cuda")
     forced = os.environ.get(FORCES) or "auto"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -14,6 +13,7 @@ from minifsdp.course import data
 from minifsdp.course.bench.contestants import CONTESTANTS, Contestant
 from minifsdp.course.data import Batch
 from minifsdp.course.model import GPT
+from minifsdp.course.resources import check_names
 
 COUNTS = ("ranks", "batch", "layers", "width", "heads", "context", "steps", "warm_up")
 ADAMW_BYTES = 12  # per parameter and between two steps: the parameter and two moments, in float32
@@ -67,17 +67,10 @@ class Settings:
         Raises:
             ValueError: in one line, with the cure.
         """
-        if not self.only:
-            raise ValueError(f"--only is empty; the contestants are {', '.join(among)}")
-        if unknown := [name for name in self.only if name not in among]:
-            raise ValueError(f"--only: unknown contestant {unknown[0]!r}; there are {', '.join(among)}")
-        if twice := [name for name in self.only if self.only.count(name) > 1]:
-            raise ValueError(f"--only names {twice[0]} twice: each contestant runs once")
+        check_names("--only", self.only, among)
         for name in COUNTS:
             if (given := getattr(self, name)) is not None and given < 1:
                 raise ValueError(f"--{name.replace('_', '-')} {given}: must be at least 1")
-        if "RANK" in os.environ and self.ranks > (started := int(os.environ.get("WORLD_SIZE", self.ranks))):
-            raise ValueError(f"--ranks {self.ranks}, but this job was started with {started}: choose at most {started}")
         if self.heads and self.width % self.heads:
             raise ValueError(f"--heads {self.heads} does not divide --width {self.width}: choose a divisor")
         if not -(2**63) <= self.seed < 2**63:
