@@ -27,6 +27,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from minifsdp.course import rank_server
 from minifsdp.course.launch import RankError, launch, local, report, start
+from minifsdp.course.launch.errors import Failure
 from minifsdp.course.launch.inside import pickled
 
 LAUNCHER = str(Path(local.__file__).parent)
@@ -97,6 +98,15 @@ def test_preloading_does_not_ask_for_cuda() -> None:
         import minifsdp.course.launch.rank
     """
     subprocess.run([sys.executable, "-c", textwrap.dedent(script)], check=True, timeout=60)
+
+
+def test_the_cause_that_nccl_names_last_is_in_the_headline() -> None:
+    said = (
+        "NCCL error in: ProcessGroupNCCL.cpp:77, unhandled system error\nncclSystemError: a call failed.\nLast error:\n"
+    )
+    failed = Failure.of(RuntimeError(f"{said}socket: Connect to 10.0.0.2 failed\n"), 0)
+    assert failed.headline.endswith("unhandled system error socket: Connect to 10.0.0.2 failed")
+    assert "\n" not in failed.headline
 
 
 class OnGPU(torch.Tensor):

@@ -111,23 +111,32 @@ def test_without_phases_the_step_is_everything(tmp_path: Path) -> None:
 
 
 def test_on_cuda_the_lanes_are_kernels_and_streams(tmp_path: Path) -> None:
-    def kernel(name: str, stream: int, start: float, end: float) -> dict[str, Any]:
-        return event("kernel", name, stream, start, end, stream=stream)
+    def kernel(name: str, stream: int, start: float, end: float, number: int = 0) -> dict[str, Any]:
+        return event("kernel", name, stream, start, end, stream=stream, correlation=number)
 
+    def launched(number: int, at: float, thread: int) -> dict[str, Any]:
+        return event("cuda_runtime", "cudaLaunchKernel", thread, at, at + 0.1, correlation=number)
+
+    autograd, main = 2, 1
     events = [
         op("aten::mm", 0, 1),
-        kernel("void at::native::vectorized_elementwise_kernel<4, float>(int, float)", 7, 2, 4),
-        kernel("ampere_sgemm_128x64_tn", 7, 4, 8),
-        kernel("ncclDevKernel_AllGather_RING_LL(ncclDevKernelArgsStorage<4096ul>)", 20, 1, 5),
-        kernel("at::cuda::(anonymous namespace)::spin_kernel(long)", 24, 5, 6),
-        event("gpu_user_annotation", "forward", 7, 1, 8),
-        event("gpu_user_annotation", "forward", 20, 1, 5),
+        event("user_annotation", "forward", main, 0, 1),
+        event("user_annotation", "backward", main, 1, 2),
+        event("gpu_user_annotation", "backward", 7, 6, 6.5),  # the profiler knows the main thread's kernels only
+        launched(1, 0.2, main),
+        launched(2, 0.3, main),
+        launched(3, 1.2, autograd),
+        launched(4, 1.4, autograd),
+        kernel("void at::native::vectorized_elementwise_kernel<4, float>(int, float)", 7, 2, 4, 2),
+        kernel("ampere_sgemm_128x64_tn", 7, 4, 8, 3),
+        kernel("ncclDevKernel_AllGather_RING_LL(ncclDevKernelArgsStorage<4096ul>)", 20, 1, 5, 1),
+        kernel("at::cuda::(anonymous namespace)::spin_kernel(long)", 24, 5, 6, 4),
     ]
     lanes = spans_of(events, tmp_path)
     assert lanes == {
         "compute": [("vectorized_elementwise_kernel", 1, 3), ("ampere_sgemm_128x64_tn", 3, 7)],
         "communication": [("ncclDevKernel_AllGather_RING_LL", 0, 4), ("link", 4, 5)],
-        "phase": [("forward", 0, 7)],
+        "phase": [("forward", 0, 4), ("backward", 3, 7)],
     }
     lanes = spans_of([*events, kernel("split_with_sizes_copy", 30, 2, 3)], tmp_path)
     assert set(lanes) == {"compute (stream 7)", "compute (stream 30)", "communication", "phase"}

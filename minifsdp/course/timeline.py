@@ -18,6 +18,7 @@ from minifsdp.course.intervals import length, meets, subtract, union
 from minifsdp.course.trace import MIB, PHASES, RANGE
 
 _GAP = 200e-6  # seconds in which the interpreter may prepare the next operation, still computing
+_LAUNCHES = ("cuda_runtime", "cuda_driver")  # categories of what puts a kernel into its queue
 
 
 class Span(NamedTuple):
@@ -169,9 +170,22 @@ def _device_spans(events: list[_Event]) -> list[Span]:
     for kernel in compute:
         lane = f"compute (stream {kernel.args['stream']})" if len(streams) > 1 else "compute"
         spans.append(kernel.span(lane, _short(kernel.name)))
-    busiest = streams.most_common(1)[0][0] if streams else None
-    phases = [e for e in events if e.category == "gpu_user_annotation" and e.name in PHASES]
-    return spans + [phase.span("phase") for phase in phases if phase.thread == busiest]
+    return spans + _device_phases(events, kernels)
+
+
+def _device_phases(events: list[_Event], kernels: list[_Event]) -> list[Span]:
+    """From the first to the last kernel that was launched in a phase, by whatever thread: backward has one of its own.
+
+    (The profiler's own `gpu_user_annotation` knows of kernels of the annotating thread only.)
+    """
+    launches = {e.args["correlation"]: e.start for e in events if e.category in _LAUNCHES and "correlation" in e.args}
+    spans = []
+    for phase in (event for event in events if event.category == "user_annotation" and event.name in PHASES):
+        launched = [k for k in kernels if phase.start <= launches.get(k.args.get("correlation"), inf) < phase.end]
+        if launched:
+            begin, end = min(k.start for k in launched), max(k.end for k in launched)
+            spans.append(Span("phase", phase.name, begin, end - begin))
+    return spans
 
 
 def _is_communication(kernel: _Event) -> bool:

@@ -25,7 +25,7 @@ from minifsdp.course.world import Backend, World, choose_world
 
 Figures = dict[str, float]
 
-ON_GPU = [pytest.mark.gpu, pytest.mark.timeout(400)]  # the first test of a file runs all of its checks
+ON_GPU = [pytest.mark.gpu, pytest.mark.timeout(440)]  # the first test of a file runs all of its checks
 
 
 class Way(NamedTuple):
@@ -62,7 +62,7 @@ class GpuChecks(Checks):
         seconds: what one launch may take.
     """
 
-    def __init__(self, module: str, seconds: float = 120.0) -> None:
+    def __init__(self, module: str, seconds: float = 300.0) -> None:
         super().__init__(module)
         self.seconds = seconds
         self._ended: dict[tuple[Way, int], dict[str, Figures | str]] = defaultdict(dict)

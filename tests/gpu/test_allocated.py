@@ -40,9 +40,14 @@ def sizes_on(ledger: Ledger, where: torch.device) -> list[int]:
 
 
 def allocated(where: torch.device) -> tuple[int, int]:
-    """(requested, given) by the caching allocator now, when the device has done all that was queued."""
+    """(requested, given) by the caching allocator now, when the device has done all that was queued.
+
+    A block that was freed while another stream used it counts as requested until its event is asked for: by the next
+    allocation, or by emptying the cache.
+    """
     gc.collect()
     device.synchronize(where)
+    torch.cuda.empty_cache()
     stats = torch.cuda.memory_stats(where)
     return stats["requested_bytes.all.current"], stats["allocated_bytes.all.current"]
 

@@ -90,12 +90,13 @@ def _minifsdp(command: str, ranks: Ranks, out: Path, *more: str) -> list[str]:
 
 
 def _doctor(ranks: Ranks, out: Path) -> Commands:
-    return [_minifsdp("doctor", ranks, out)]
+    return [_minifsdp("doctor", ranks, out, "--seconds", "180")]  # on a cold machine imports alone take a minute
 
 
 def _ladder(ranks: Ranks, out: Path) -> Commands:
     batch = ceil(_BATCH / ranks.count) * ranks.count
-    return [_minifsdp("ladder", ranks, out, *_LADDER, "--batch", str(batch))]
+    steps = ["--steps", "10"] if ranks.shared else []  # by loopback
+    return [_minifsdp("ladder", ranks, out, *_LADDER, *steps, "--batch", str(batch))]
 
 
 def _step(ranks: Ranks, out: Path) -> Commands:

@@ -77,7 +77,9 @@ class Failure:
 
 def _headline(error: BaseException) -> str:
     try:
-        message = str(error).strip().partition("\n")[0]
+        message, _, more = str(error).strip().partition("\n")
+        if "Last error:" in more:  # NCCL's cause stands in its last line, under its own source file and version
+            message = f"{message} {' '.join(more.partition('Last error:')[2].split())}"
     except Exception:
         message = "(its message cannot be shown)"
     return f"{type(error).__name__}: {message}".removesuffix(": ")
