@@ -14,6 +14,7 @@ import sys
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
@@ -24,6 +25,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+import minifsdp
 from minifsdp import device
 from minifsdp.course.machine.paper import _absent_like
 from minifsdp.course.measure import take_step
@@ -89,10 +91,17 @@ class Waits(TorchDispatchMode):
 
     def _note(self, what: str) -> None:
         frame: Any = sys._getframe(1)
-        while frame and ("/minifsdp/" not in frame.f_code.co_filename or frame.f_code.co_filename == device.__file__):
+        while frame and (not _is_ours(frame.f_code.co_filename) or frame.f_code.co_filename == device.__file__):
             frame = frame.f_back
-        place = frame.f_code.co_filename.rpartition("/minifsdp/")[2] if frame else "elsewhere"
+        place = Path(frame.f_code.co_filename).relative_to(_PACKAGE).as_posix() if frame else "elsewhere"
         self.seen.append(f"{what}: {place}")
+
+
+_PACKAGE = Path(minifsdp.__file__).parent
+
+
+def _is_ours(file: str) -> bool:
+    return Path(file).is_relative_to(_PACKAGE)
 
 
 @contextmanager

@@ -532,7 +532,7 @@ def test_peak_of_a_link(there: list[Gpu], chosen: Any, rate: float | None) -> No
 def test_a_peak_that_is_given() -> None:
     assert peak.asked("400GB/s").rate == 400e9
     assert peak.asked("200Gbit/s").rate == 25e9
-    for text in ("", "-1GB/s", "inf", "400GB/s,latency=1", "400 parsecs"):
+    for text in ("", "400", "4.5", "-1GB/s", "inf", "400GB/s,latency=1", "400 parsecs"):
         with pytest.raises(ValueError, match="400GB/s"):
             peak.asked(text)
 

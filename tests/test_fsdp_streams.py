@@ -106,11 +106,17 @@ def log(request, monkeypatch):
     return notes.log
 
 
+def test_communication_has_streams_of_its_own_that_go_before_compute(monkeypatch):
+    asked = []
+    monkeypatch.setattr(overlap, "new_stream", lambda where, priority=0: asked.append(priority))
+    OverlapSchedule([NotedUnit("0", Notes())])
+    assert asked == [-1, -1]
+
+
 def at(log, entry):
     return [i for i, noted in enumerate(log) if noted == entry]
 
 
-@pytest.mark.behaviour(14, 15)
 @pytest.mark.behaviour(14, 15)
 def test_gathers_wait_for_the_optimizer_and_nothing_else(log):
     (wait,) = at(log, ("gathers", "waits for compute"))
@@ -119,7 +125,6 @@ def test_gathers_wait_for_the_optimizer_and_nothing_else(log):
 
 
 @pytest.mark.behaviour(14, 16)
-@pytest.mark.behaviour(16)
 def test_compute_waits_for_its_gather_and_frees_what_it_has_read(log):
     for name in "012":
         gathered = at(log, ("compute", f"gathered {name}"))
@@ -130,7 +135,6 @@ def test_compute_waits_for_its_gather_and_frees_what_it_has_read(log):
 
 
 @pytest.mark.behaviour(14, 22)
-@pytest.mark.behaviour(14, 22)
 def test_a_reduction_waits_for_the_gradient_it_reads(log):
     waits = at(log, ("reductions", "waits for compute"))
     for name in "R012":
@@ -139,7 +143,6 @@ def test_a_reduction_waits_for_the_gradient_it_reads(log):
         assert at(log, ("reductions", f"reduced {name}"))  # its own stream waits, not the host's
 
 
-@pytest.mark.behaviour(25)
 @pytest.mark.behaviour(25)
 def test_the_optimizer_waits_for_all_reductions(log):
     last = max(i for i, (_, what) in enumerate(log) if what.startswith("reduced"))

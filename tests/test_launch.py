@@ -89,6 +89,21 @@ def test_ranks_see_group_arguments_environment_and_path(monkeypatch: Any, tmp_pa
     assert launch(torch.get_num_threads, 1) == [3]
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="asks /proc")
+def test_a_server_that_is_still_importing_does_not_hear_ctrl_c() -> None:
+    script = """
+        from multiprocessing import forkserver
+        from pathlib import Path
+        from minifsdp.course import rank_server
+        rank_server.start_server()
+        status = Path(f"/proc/{forkserver._forkserver._forkserver_pid}/status").read_text()
+        print(next(line.split()[1] for line in status.splitlines() if line.startswith("SigBlk")))
+    """
+    command = [sys.executable, "-c", textwrap.dedent(script)]
+    done = subprocess.run(command, check=True, timeout=60, capture_output=True, text=True)
+    assert int(done.stdout, 16) & 1 << (signal.SIGINT - 1)
+
+
 def test_preloading_does_not_ask_for_cuda() -> None:
     script = f"""
         import torch

@@ -39,6 +39,7 @@ def have(monkeypatch: pytest.MonkeyPatch, gpus: int, **environment: str) -> None
         monkeypatch.setenv(name, value)
 
 
+TASK = {"SLURM_GPUS_PER_TASK": "1"}
 CHOICES: list[tuple[int, dict[str, str], dict[str, Any], tuple[str, tuple[int, ...], bool], str]] = [
     (0, {}, {}, ("gloo", (), False), "2 ranks over gloo on CPU: no GPU here"),
     (1, {}, {}, ("gloo", (), False), "2 ranks over gloo on CPU: 1 GPU for 2 ranks, and no --share-gpu"),
@@ -56,8 +57,11 @@ CHOICES: list[tuple[int, dict[str, str], dict[str, Any], tuple[str, tuple[int, .
     (2, {}, {"share_gpu": True}, ("nccl", (0, 1), False), "a GPU each"),
     (1, {}, {"ranks": 1}, ("nccl", (0,), False), "1 rank over NCCL, a GPU each: 1 GPU here"),
     (2, {}, {"ranks": 16, "here": 2}, ("nccl", (0, 1), False), "16 ranks over NCCL"),
-    (1, {"SLURM_GPUS_PER_TASK": "1"}, {"ranks": 4}, ("nccl", (0, 0, 0, 0), False), "1 GPU for each task of this Slurm"),
-    (4, {"SLURM_GPUS_PER_TASK": "1"}, {"ranks": 4}, ("nccl", (0, 1, 2, 3), False), "4 GPUs here"),
+    (1, {**TASK, "RANK": "3"}, {"ranks": 4}, ("nccl", (0, 0, 0, 0), False), "1 GPU for each task of this Slurm step"),
+    (4, {**TASK, "RANK": "3"}, {"ranks": 4}, ("nccl", (0, 1, 2, 3), False), "4 GPUs here"),
+    (1, TASK, {}, ("gloo", (), False), "1 GPU for 2 ranks"),  # this is the one task, and starts its ranks itself
+    (1, TASK, {"share_gpu": True}, ("nccl", (0, 0), True), "sharing cuda:0"),
+    (0, {"SLURM_GPUS_PER_TASK": "0", "RANK": "0"}, {}, ("gloo", (), False), "no GPU here"),
     (0, {}, {"ranks": 512, "backend": "fake"}, ("fake", (), False), "rank 0 of 512 on cpu, alone: collectives carry"),
     (1, {}, {"ranks": 512, "backend": "fake"}, ("fake", (0,), False), "rank 0 of 512 on cuda, alone"),
 ]
@@ -89,6 +93,10 @@ def test_what_is_chosen_and_why(monkeypatch, gpus, environment, asked, chosen, l
         (0, {"MINIFSDP_SHARE_GPU": "1"}, {}, "this machine has no GPU to share"),
         (1, {}, {"ranks": 9, "share_gpu": True}, "at most 8 ranks per GPU, not 9 on 1 GPU"),
         (1, {"CUDA_LAUNCH_BLOCKING": "1"}, {"share_gpu": True}, "CUDA_LAUNCH_BLOCKING=1: unset it"),
+        (0, {"MINIFSDP_SHARE_GPU": "yes"}, {"device": "cpu"}, "MINIFSDP_SHARE_GPU=yes: choose 1 or 0"),
+        (0, {"RANK": "x", "WORLD_SIZE": "2"}, {}, "RANK=x is no number of ranks"),
+        (0, {"RANK": "0", "WORLD_SIZE": "two"}, {}, "WORLD_SIZE=two is no number of ranks"),
+        (0, {"RANK": "0", "WORLD_SIZE": "2"}, {"ranks": 3}, "--ranks 3, but this job was started with 2"),
         (0, {}, {"ranks": 65}, "--ranks 65: gloo serves at most 64 ranks on one machine"),
     ],
 )

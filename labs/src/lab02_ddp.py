@@ -23,7 +23,7 @@
 #
 # **You need** autograd (`backward` adds to `.grad`), and from lab 01: ranks, process groups, all-reduce, `wait()`.
 #
-# **Time** 60 minutes. **Runs** on a laptop (gloo, 2 processes), on one GPU, or on a GPU node (NCCL, a rank per GPU).
+# **Time** 60 minutes. **To run** on a laptop (gloo, 2 processes), on one GPU, or on a GPU node (NCCL, a rank per GPU).
 # **Memory** at most 4 MiB of tensors on a rank (measured at the end); its process has about 270 MiB resident, most of
 # them torch's code, which the ranks share.
 

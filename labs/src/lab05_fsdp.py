@@ -23,7 +23,7 @@
 #
 # **You need** lab 01 (all-gather, reduce-scatter, `wait()`), lab 03 (what ZeRO shards), lab 04 (the flat parameter).
 #
-# **Time** 75 minutes. **Runs** on a laptop (gloo, 2 and 4 processes), on one GPU, or on a GPU node (NCCL, a rank per
+# **Time** 75 minutes. **To run** on a laptop (gloo, 2 and 4 processes), on one GPU, or on a GPU node (NCCL, a rank per
 # GPU). **Memory** a rank's tensors take at most 18 MiB here, measured below; its process a few hundred MiB, most of
 # them torch.
 

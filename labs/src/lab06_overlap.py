@@ -23,7 +23,7 @@
 #
 # **You need** lab 05 (gather, free, reduce-scatter; what a schedule decides). Streams and events are explained here.
 #
-# **Time** 60 minutes. **Runs** on a laptop (gloo, 2 processes), on one GPU that the ranks share
+# **Time** 60 minutes. **To run** on a laptop (gloo, 2 processes), on one GPU that the ranks share
 # (`MINIFSDP_SHARE_GPU=1`), or on a GPU node (NCCL). **Memory** a rank's tensors take some tens of MiB, its process a
 # few hundred, most of them torch; on a GPU one cell trains a larger model.
 

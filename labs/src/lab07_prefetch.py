@@ -23,7 +23,7 @@
 #
 # **You need** lab 05 (units, hooks, what a rank holds), lab 06 (streams, events, a host that runs ahead).
 #
-# **Time** 60 minutes. **Runs** on a laptop (gloo, 2 processes), on one GPU that the ranks share
+# **Time** 60 minutes. **To run** on a laptop (gloo, 2 processes), on one GPU that the ranks share
 # (`MINIFSDP_SHARE_GPU=1`), or on a GPU node (NCCL, a rank per GPU). Order, bytes and values are those of your world;
 # what prefetching gains is measured over gloo on the CPU everywhere, and modelled for a host that runs ahead.
 # **Memory** a few MiB of tensors per rank; a process takes a few hundred MiB, most of them torch.

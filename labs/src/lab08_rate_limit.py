@@ -29,7 +29,7 @@
 #
 # **You need** lab 05 (units, gather, free), lab 06 (streams, events), lab 07 (prefetching).
 #
-# **Time** 70 minutes. **Runs** on a laptop (gloo, 2 processes), on one GPU that the ranks share
+# **Time** 70 minutes. **To run** on a laptop (gloo, 2 processes), on one GPU that the ranks share
 # (`MINIFSDP_SHARE_GPU=1`), or on a GPU node (NCCL). A laptop's host does not run ahead of its device, it *is* the
 # device. So the programs of real training steps are recorded on the CPU, whatever the machine has, and replayed in
 # virtual time on a GPU that exists on paper: kernels, collectives, streams, events and your allocator, with the numbers

@@ -22,7 +22,7 @@
 #
 # **You need** lab 05 (units, gather, reduce-scatter), lab 06 (streams and events).
 #
-# **Time** 70 minutes. **Runs** on a laptop (gloo, 2 processes), on one GPU, or on a GPU node. **Memory** a rank's
+# **Time** 70 minutes. **To run** on a laptop (gloo, 2 processes), on one GPU, or on a GPU node. **Memory** a rank's
 # tensors take less than 20 MiB here. On a CPU, host and device memory are one; the copies between them are made all
 # the same, so their bytes can be counted, and their speed cannot.
 

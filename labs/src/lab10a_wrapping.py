@@ -24,7 +24,7 @@
 #
 # **You need** lab 04 (flat parameter, units), lab 05 (who is gathered when).
 #
-# **Time** 70 minutes. **Runs** on a laptop (gloo, 2 processes), on one GPU, or on a GPU node (NCCL, a rank per GPU).
+# **Time** 70 minutes. **To run** on a laptop (gloo, 2 processes), on one GPU, or on a GPU node (NCCL, a rank per GPU).
 # The last part needs `transformers`; its model is made from a configuration, and nothing is downloaded.
 
 # %% tags=["setup"]

@@ -24,7 +24,7 @@
 #
 # **You need** lab 04 (the flat parameter), lab 05 (units, gather, free). Lab 10a says how modules become units.
 #
-# **Time** 75 minutes. **Runs** on a laptop (gloo, 2 and 3 processes), on one GPU, or on a GPU node. **Memory** a rank's
+# **Time** 75 minutes. **To run** on a laptop (gloo, 2-3 processes), on one GPU, or on a GPU node. **Memory** a rank's
 # tensors take less than 8 MiB here.
 
 # %% tags=["setup"]

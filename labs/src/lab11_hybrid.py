@@ -23,7 +23,7 @@
 #
 # **You need** lab 01 (all-reduce, ring, groups), lab 05 (units, gather, reduce-scatter).
 #
-# **Time** 60 minutes. **Runs** on a laptop (gloo, 4 processes that stand for 2 hosts of 2 ranks), on one GPU, or on a
+# **Time** 60 minutes. **To run** on a laptop (gloo, 4 processes that stand for 2 hosts of 2 ranks), on one GPU, or on a
 # GPU node. **Memory** a rank's tensors take less than 20 MiB here. What is said of clusters comes from a cost model
 # whose assumptions are written beside it.
 

@@ -9,7 +9,7 @@ import sys
 import threading
 import types
 from collections.abc import Iterator, Sequence
-from multiprocessing import forkserver
+from multiprocessing import forkserver, resource_tracker
 
 from minifsdp.course.housekeeping import SERVER, labelled
 
@@ -26,6 +26,7 @@ _starting = threading.Lock()
 def start_server(preload: Sequence[str] = PRELOAD) -> None:
     """Start the server, without waiting for it, if this platform uses one and it does not run yet."""
     if start_method() == "forkserver":
+        resource_tracker.ensure_running()  # it lets Ctrl-C in again once it has started: so before that is held back
         with undisturbed(SERVER):
             multiprocessing.get_context("forkserver").set_forkserver_preload(list(preload))
             forkserver.ensure_running()

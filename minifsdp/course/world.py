@@ -58,13 +58,18 @@ class World:
         return "cuda" if self.gpus else "cpu"
 
     def __str__(self) -> str:
-        ranks = "1 rank" if self.ranks == 1 else f"{self.ranks} ranks"
+        ranks = in_words(self.ranks)
         if self.backend == "fake":
             return f"rank 0 of {self.ranks} on {self.device}, alone: {self.why}"
         if self.shares_gpu:
             names = ", ".join(f"cuda:{index}" for index in sorted(set(self.gpus)))
             return f"{ranks} over NCCL, sharing {names}: {self.why}"
         return f"{ranks} over {'NCCL, a GPU each' if self.gpus else 'gloo on CPU'}: {self.why}"
+
+
+def in_words(ranks: int) -> str:
+    """A number of ranks, as in "1 rank" and "2 ranks"."""
+    return "1 rank" if ranks == 1 else f"{ranks} ranks"
 
 
 def choose_world(
@@ -87,10 +92,11 @@ def choose_world(
     Raises:
         ValueError: what is asked for cannot be; in one line, with the cure.
     """
-    if here is None and "RANK" in os.environ and ranks > (started := int(os.environ.get("WORLD_SIZE", ranks))):
-        raise ValueError(f"--ranks {ranks}, but this job was started with {started}: choose at most {started}")
+    if here is None:
+        _check_job(ranks)
     if device not in ("auto", "cpu", "cuda"):
         raise ValueError(f"--device {device}: choose auto, cpu or cuda")
+    _may_share()  # to refuse what it says, whether it counts or not
     forced = os.environ.get(FORCES) or "auto"
     if forced not in ("auto", "cpu", "cuda"):
         raise ValueError(f"{FORCES}={forced}: choose auto, cpu or cuda, or unset it")
@@ -126,8 +132,8 @@ def _on_gpus(ranks: int, here: int, gpus: int, share_gpu: bool | None, must: boo
         if must or share:
             raise ValueError(f"{found} here, but this torch {torch.__version__} has no NCCL: install a CUDA build")
         return _on_cpu(ranks, here, f"{found} here, but this torch {torch.__version__} has no NCCL")
-    own = os.environ.get("SLURM_GPUS_PER_TASK", "")
-    if own.isdecimal() and int(own) == gpus:  # srun shows each rank its own GPUs only, numbered from 0
+    # srun with this option shows each of its ranks the rank's own GPUs only, numbered from 0
+    if gpus and "RANK" in os.environ and os.environ.get("SLURM_GPUS_PER_TASK") == str(gpus):
         return World(ranks, "nccl", (0,) * here, False, f"{found} for each task of this Slurm step")
     if gpus >= here:
         return World(ranks, "nccl", tuple(range(here)), False, f"{found} here")
@@ -149,6 +155,18 @@ def _shared(ranks: int, here: int, gpus: int, found: str) -> World:
     if os.environ.get("CUDA_LAUNCH_BLOCKING", "0") != "0":  # each waits for its peers inside its launch
         raise ValueError("--share-gpu: ranks on one GPU block each other with CUDA_LAUNCH_BLOCKING=1: unset it")
     return World(ranks, "nccl", tuple(rank % gpus for rank in range(here)), True, f"{found} here, shared as asked for")
+
+
+def _check_job(ranks: int) -> None:
+    """Refuse more ranks than torchrun or srun have started, and numbers of theirs that are none."""
+    if "RANK" not in os.environ:
+        return
+    for name in ("RANK", "WORLD_SIZE"):
+        if not os.environ.get(name, "0").isdecimal():
+            raise ValueError(f"{name}={os.environ[name]} is no number of ranks: leave it to torchrun, or unset it")
+    started = int(os.environ.get("WORLD_SIZE", ranks))
+    if ranks > started:
+        raise ValueError(f"--ranks {ranks}, but this job was started with {started}: choose at most {started}")
 
 
 def _may_share() -> bool:

@@ -23,7 +23,8 @@ ShareOption = Annotated[
 
 def ranks_asked_for(ranks: int | None, default: int) -> int:
     """What `RanksOption` says; else what torchrun has started; else the default."""
-    return int(os.environ.get("WORLD_SIZE", default)) if ranks is None else ranks
+    started = os.environ.get("WORLD_SIZE", "")
+    return (int(started) if started.isdecimal() else default) if ranks is None else ranks
 
 
 def new_app(**options: Any) -> typer.Typer:

@@ -25,7 +25,7 @@ from minifsdp.course.doctor.gpus import (
     nvidia_smi,
     parse_query,
 )
-from minifsdp.course.world import FORCES, World
+from minifsdp.course.world import FORCES, World, in_words
 
 MIB = 2**20
 SHARED = Path("/dev/shm")
@@ -163,7 +163,7 @@ def check_temporary() -> Finding:
 def check_open_files(machine: Machine, ranks: int) -> Finding:
     """Whether a process may open as many files as it has connections to other ranks."""
     need, may = FILES[0] + FILES[1] * ranks, machine.open_files
-    what = f"{'any number' if may == resource.RLIM_INFINITY else may} of a process, {ranks} ranks need {need}"
+    what = f"{'any number' if may == resource.RLIM_INFINITY else may} of a process; {in_words(ranks)}: {need} needed"
     ok = may == resource.RLIM_INFINITY or may >= need
     return Finding("open files", ok, what, "" if ok else f"raise the limit: ulimit -n {max(4096, need)}")
 

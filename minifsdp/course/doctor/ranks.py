@@ -18,7 +18,7 @@ from minifsdp.course.doctor.bandwidth import CPU_SIZES, GPU_SIZES, OPERATIONS, m
 from minifsdp.course.doctor.collectives import CASES, DTYPES, check_collectives
 from minifsdp.course.doctor.machine import Finding
 from minifsdp.course.launch import RankError, launch, report
-from minifsdp.course.world import World
+from minifsdp.course.world import World, in_words
 
 CHECKS = "ranks and collectives"
 SHARE_OF_TIME, SHARE_OF_MEASURING = 0.6, 0.25  # of the budget: for all that ranks do, and for the second part of it
@@ -131,7 +131,7 @@ def _verdict(world: World, ranks: Sequence[dict[str, Any]]) -> Finding:
         cure = "the installation of torch is at fault: install it again, or try another version"
         return Finding(CHECKS, False, f"{wrong[0]}{more}", cure)
     names = sorted({str(dtype).removeprefix("torch.") for dtype in DTYPES}, reverse=True)
-    what = f"{world.ranks} ranks, {len(CASES)} operations in {' and '.join(names)}: every result is right"
+    what = f"{in_words(world.ranks)}, {len(CASES)} operations in {' and '.join(names)}: every result is right"
     return Finding(CHECKS, True, what)
 
 
