@@ -622,6 +622,7 @@ def test_labs_and_worlds() -> None:
     assert known["00"].ranks == 0
     assert known["11"].ranks == 4
     assert known["01"].links
+    assert known["07"].links  # by way of versus
     on_one = labs.worlds_of(known["11"], gpus=1)
     assert on_one["NCCL, a GPU each"] == "1 GPU"
     assert on_one["NCCL, one shared GPU"] == on_one["gloo"] == labs.HERE

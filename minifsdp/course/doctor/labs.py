@@ -13,6 +13,8 @@ from minifsdp.course.world import MOST_GLOO_RANKS, MOST_RANKS_PER_GPU
 WORLDS = ("gloo", "emulated link", "NCCL, a GPU each", "NCCL, one shared GPU", "fake")
 HERE, UNUSED = "yes", "-"
 
+LINKED = {"EmulatedLink", "HostLinks", "parse_link", "versus"}  # names whose use emulates a link
+
 
 @dataclass(frozen=True)
 class Lab:
@@ -46,7 +48,7 @@ def read_lab(number: str) -> Lab:
     names = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
     fakes = any(isinstance(node, ast.Constant) and node.value == "fake" for node in ast.walk(tree))
     title = str(catalogue.facts_of(notebook)["title"])
-    return Lab(number, title, most_ranks(tree), bool(names & {"EmulatedLink", "HostLinks", "parse_link"}), fakes)
+    return Lab(number, title, most_ranks(tree), bool(names & LINKED), fakes)
 
 
 def worlds_of(lab: Lab, gpus: int) -> dict[str, str]:
