@@ -27,7 +27,7 @@ from torch.distributed.rendezvous import rendezvous
 from minifsdp.course.launch.errors import Failure, RankError, rank_error
 from minifsdp.course.launch.group import join_group, share_cores, use_loopback
 from minifsdp.course.launch.inside import call_user, pack_result
-from minifsdp.course.world import Backend, World, choose_world, tell_if_chosen
+from minifsdp.course.world import Backend, World, choose_world, local_ranks, tell_if_chosen
 
 _CONNECT_LIMIT = datetime.timedelta(seconds=300)
 _ANSWER_SLACK = 5.0  # seconds after the time-out in which a rank whose collective timed out can still say so
@@ -112,7 +112,7 @@ def _connect(world_size: int) -> _Job:
                 "RANK and WORLD_SIZE are set, but MASTER_ADDR or MASTER_PORT is not: use torchrun, or unset RANK"
             )
         local_rank = int(os.environ.get("LOCAL_RANK") or os.environ.get("SLURM_LOCALID") or rank)
-        local_size = int(os.environ.get("LOCAL_WORLD_SIZE") or os.environ.get("SLURM_NTASKS_PER_NODE") or size)
+        local_size = local_ranks(size)
         if local_size == size:
             use_loopback()
         share_cores(local_size, os.environ.get("SLURM_CPUS_PER_TASK", ""))
