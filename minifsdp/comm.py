@@ -1,4 +1,4 @@
-"""The collectives on tensors: the one place that calls torch.distributed.
+"""The collectives on tensors: the one place, with gloo.py, that calls torch.distributed.
 
 Every function starts a collective and returns a `Handle`; a buffer that it writes holds the result after
 `Handle.wait()`, not before. On gloo `wait` blocks the host; on NCCL it makes the current stream wait, and the host
@@ -10,15 +10,16 @@ sees all.
 
 from __future__ import annotations
 
-import os
-from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from functools import partial
 from typing import Any, Literal, NamedTuple, Protocol
+from weakref import WeakKeyDictionary
 
 import torch.distributed as dist
 from torch import Tensor
+
+from minifsdp import device, gloo
 
 Group = dist.ProcessGroup
 SUM, MEAN, MAX = dist.ReduceOp.SUM, dist.ReduceOp.AVG, dist.ReduceOp.MAX
@@ -73,21 +74,40 @@ Watcher = Callable[[Call, Literal["issue", "wait"]], AbstractContextManager[Any]
 link: Link | None = None
 watchers: list[Watcher] = []  # each surrounds every issue and every wait, for those who count or time them
 _logs: list[list[Call]] = []
-_orders: Counter[str] = Counter()
+
+
+class _Known:
+    """What is asked of a process group once, and how many calls this rank has issued on it."""
+
+    __slots__ = ("backends", "calls", "name", "ranks")
+
+    def __init__(self, group: Group) -> None:
+        self.name, self.ranks, self.calls = group.group_name, group.size(), 0
+        self.backends: dict[str, str] = {}  # what carries messages, by the kind of device that tensors are on
+
+
+_groups: WeakKeyDictionary[Group, _Known] = WeakKeyDictionary()
 
 
 class Handle:
     """A collective under way."""
 
-    __slots__ = ("_work", "call")
+    __slots__ = ("_work", "call", "then")
 
     def __init__(self, call: Call, work: Any) -> None:
         self.call = call
         self._work = work
+        self.then: Callable[[], None] | None = None  # what this rank does with what has arrived
 
     def wait(self) -> None:
-        with _watched(self.call, "wait"):
+        if watchers:
+            with _watched(self.call, "wait"):
+                self._work.wait()
+        else:
             self._work.wait()
+        if self.then is not None:
+            then, self.then = self.then, None
+            then()
 
 
 class Done:
@@ -114,12 +134,26 @@ def all_reduce(tensor: Tensor, group: Group, op: Any = SUM) -> Handle:
 
 def all_gather(output: Tensor, shard: Tensor, group: Group) -> Handle:
     """`output` [N * numel] <- every rank's `shard` [numel], in rank order. `shard` may be its own part of `output`."""
-    return _issue("all_gather", _ALL_GATHER, output, group, output, shard, async_op=True)
+    if _backend("all_gather", output, group) == "gloo":
+        broadcasts = partial(gloo.gather_by_broadcasts, output, shard, group)
+        return _start("all_gather", "broadcast", output, group, broadcasts)
+    gather = partial(getattr(dist, _ALL_GATHER), output, shard, group, True)
+    return _start("all_gather", _ALL_GATHER, output, group, gather)
 
 
 def reduce_scatter(output: Tensor, full: Tensor, group: Group, op: Any = SUM) -> Handle:
     """`output` [numel] <- this rank's part of the reduction of `full` [N * numel]; may be that part of `full`."""
-    return _issue("reduce_scatter", _REDUCE_SCATTER, full, group, output, full, op=op, async_op=True)
+    backend = _backend("reduce_scatter", full, group)
+    if op not in (SUM, MEAN) or not gloo.reduces_by_all_to_all(backend, group.size()):
+        reduction = partial(getattr(dist, _REDUCE_SCATTER), output, full, op, group, True)
+        return _start("reduce_scatter", _REDUCE_SCATTER, full, group, reduction)
+    mine = full.view(group.size(), -1)[group.rank()]
+    received = device.empty(full.numel() - mine.numel(), full.dtype, "communication", full.device)
+    received = received.view(-1, mine.numel())
+    exchange = partial(gloo.exchange, received, full, group)
+    handle = _start("reduce_scatter", "isend", full, group, exchange)
+    handle.then = partial(gloo.sum_parts, output, received, mine, group.rank(), op == MEAN)
+    return handle
 
 
 def all_to_all(output: Tensor, tensor: Tensor, group: Group) -> Handle:
@@ -174,61 +208,36 @@ def world(group: Group | None = None) -> Group:
     return group or dist.group.WORLD  # type: ignore[return-value]
 
 
-def wants_order_checked() -> bool:
-    """Whether torch's debug level is DETAIL: by the variable TORCH_DISTRIBUTED_DEBUG, or by `set_debug_level`."""
-    level: Any = dist.get_debug_level()  # type: ignore[attr-defined]
-    return "DETAIL" in (level.name, os.environ.get("TORCH_DISTRIBUTED_DEBUG", "").upper())
-
-
-def store_of(group: Group, prefix: str) -> Any:
-    """The key-value store of the group's ranks, for keys under `prefix`; to wait on it keeps nobody else from it."""
-    store: Any = dist.distributed_c10d._world.pg_map[group][1]
-    return dist.PrefixStore(prefix, store.clone())  # type: ignore[attr-defined]  # a connection of its own
-
-
-def global_ranks(group: Group) -> list[int]:
-    """The group's ranks as the default process group calls them."""
-    return dist.get_process_group_ranks(group)
-
-
-def mesh_group(mesh: Any, dim: int) -> Group:
-    """This rank's process group along dimension `dim` of a `DeviceMesh`."""
-    return mesh.get_group(mesh_dim=dim)  # type: ignore[no-any-return]
-
-
-def host_groups() -> tuple[Group, Group]:
-    """New groups: the ranks of this rank's host, and those of its place on all hosts.
-
-    To be called on every rank. Hosts have `LOCAL_WORLD_SIZE` ranks each, as torchrun says; unset: there is one host.
-
-    Raises:
-        ValueError: the world does not divide into hosts of that size.
-    """
-    ranks = dist.get_world_size()
-    size = int(os.environ.get("LOCAL_WORLD_SIZE", ranks))
-    if ranks % size:
-        raise ValueError(f"{ranks} ranks do not make hosts of LOCAL_WORLD_SIZE={size}: pass process groups")
-    inside = _new_group([list(range(low, low + size)) for low in range(0, ranks, size)])
-    return inside, _new_group([list(range(place, ranks, size)) for place in range(size)])
-
-
-def _new_group(of_all: list[list[int]]) -> Group:
-    """This rank's of new groups. On NCCL, where kernels of both compete, those of the group go before computation."""
-    options = dist.ProcessGroupNCCL.Options(is_high_priority_stream=True) if dist.get_backend() == "nccl" else None
-    return dist.new_subgroups_by_enumeration(of_all, pg_options=options)[0]  # type: ignore[no-any-return]
-
-
 def _issue(op: str, function: str, payload: Tensor, group: Group, /, *args: Any, **kwargs: Any) -> Handle:
-    name, served = group.group_name, {device.type for device in group._device_types}
-    if payload.device.type not in served:
-        raise ValueError(f"{op} of a tensor on {payload.device}: move it, its process group serves {sorted(served)}")
-    call = Call(op, function, name, _orders[name], payload.numel() * payload.element_size(), group.size())
-    _orders[name] += 1
+    _backend(op, payload, group)
+    return _start(op, function, payload, group, partial(getattr(dist, function), *args, group=group, **kwargs))
+
+
+def _start(op: str, function: str, payload: Tensor, group: Group, collective: Callable[[], Any]) -> Handle:
+    known = _groups[group]
+    call = Call(op, function, known.name, known.calls, payload.nbytes, known.ranks)
+    known.calls += 1
     for log in _logs:
         log.append(call)
-    collective = partial(getattr(dist, function), *args, group=group, **kwargs)
+    if link is not None:
+        collective = partial(link.submit, call, collective)
+    if not watchers:
+        return Handle(call, collective())
     with _watched(call, "issue"):
-        return Handle(call, collective() if link is None else link.submit(call, collective))
+        return Handle(call, collective())
+
+
+def _backend(op: str, tensor: Tensor, group: Group) -> str:
+    """The name of what carries the group's messages where the tensor is."""
+    known = _groups.get(group) or _groups.setdefault(group, _Known(group))
+    kind = tensor.device.type
+    try:
+        if kind not in known.backends:
+            known.backends[kind] = group._get_backend(tensor.device).name()
+        return known.backends[kind]
+    except RuntimeError:
+        served = sorted({each.type for each in group._device_types})
+        raise ValueError(f"{op} of a tensor on {tensor.device}: move it, its process group serves {served}") from None
 
 
 def _watched(call: Call, phase: Literal["issue", "wait"]) -> AbstractContextManager[Any]:

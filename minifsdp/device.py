@@ -79,9 +79,10 @@ class CpuStream:
         _streams.pop()
 
     def wait_stream(self, other: CpuStream) -> None:
-        event = CpuEvent()
-        event.record(other)
-        self.wait_event(event)
+        if watchers:
+            event = CpuEvent()
+            event.record(other)
+            self.wait_event(event)
 
     def wait_event(self, event: CpuEvent) -> None:
         event.wait(self)
@@ -168,7 +169,7 @@ def record_stream(buffer: Tensor) -> None:
     """
     if buffer.is_cuda:
         buffer.record_stream(torch.cuda.current_stream(buffer.device))
-    else:
+    elif watchers:
         _tell("record_stream", _streams[-1], buffer)
 
 

@@ -130,7 +130,8 @@ class FlatParameter:
 
     def clear_padding(self, buffer: Tensor) -> None:
         """Zero what belongs to no parameter in a buffer of this layout."""
-        self.padding_of(buffer).zero_()
+        if self.padding:
+            self.padding_of(buffer).zero_()
 
     def shard_bounds(self, index: int, rank: int) -> tuple[int, int]:
         """Which elements `[low, high)` of rank `rank`'s shard belong to parameter `index`; `low == high` if none do."""

@@ -23,7 +23,7 @@ from weakref import WeakKeyDictionary
 
 from torch import Tensor
 
-from minifsdp import comm
+from minifsdp import comm, process_groups
 from minifsdp.comm import Group
 
 TIMEOUT = "MINIFSDP_ORDER_TIMEOUT"
@@ -41,8 +41,8 @@ class Order:
     """
 
     def __init__(self, group: Group, timeout: float | None = None) -> None:
-        self.store = comm.store_of(group, "minifsdp order")
-        self.names = comm.global_ranks(group)
+        self.store = process_groups.store_of(group, "minifsdp order")
+        self.names = process_groups.global_ranks(group)
         self.name = self.names[group.rank()]
         self.life = self.store.add(f"lives of {self.name}", 1)  # a store may outlast its process group
         self.timeout = float(os.environ.get(TIMEOUT, 30)) if timeout is None else timeout
@@ -109,6 +109,6 @@ def announce(op: str, what: str, tensor: Tensor, group: Group) -> None:
     Raises:
         RuntimeError: as `Order.announce`.
     """
-    if comm.wants_order_checked() and group.size() > 1:
+    if process_groups.wants_order_checked() and group.size() > 1:
         dtype = str(tensor.dtype).removeprefix("torch.")
         order_of(group).announce(f"{op} of {what}, {tensor.numel():,} x {dtype}")

@@ -14,7 +14,7 @@ from torch.utils._pytree import tree_leaves
 
 def tensors_in(tree: Any) -> Iterator[Tensor]:
     """The tensors in any nesting of containers and dataclasses."""
-    for leaf in tree_leaves(tree):
+    for leaf in [tree] if isinstance(tree, Tensor) else tree_leaves(tree):
         if isinstance(leaf, Tensor):
             yield leaf
         elif isinstance(leaf, Mapping):  # one that tree_leaves does not know, as a subclass of dict

@@ -18,7 +18,7 @@ from rich.console import Console
 
 from minifsdp import device
 from minifsdp.course import cli, plots
-from minifsdp.course.bench import compete, report, start
+from minifsdp.course.bench import compete, report, start, weigh
 from minifsdp.course.bench.contestants import CONTESTANTS, Contestant
 from minifsdp.course.bench.prediction import GPUS, PREDICTED, predict
 from minifsdp.course.bench.settings import Settings
@@ -85,6 +85,12 @@ def honest(record):
     return record | {"contestants": [row for row in record["contestants"] if row["name"] not in WRONG]}
 
 
+def unweighed(record):
+    """The same of `--no-weigh`."""
+    rows = [row | {"bytes": None} for row in record["contestants"]]
+    return record | {"contestants": rows, "memory": report.NOT_WEIGHED}
+
+
 def on_gpu(record):
     """The same with what only a GPU gives: made up, each contestant's different."""
     record = copy.deepcopy(record)
@@ -99,12 +105,11 @@ def on_gpu(record):
 
 
 def test_contestants_take_a_step_in_turn(record, folder):
+    """And then each is weighed, alone."""
     rounds = SMALL.warm_up + SMALL.steps
+    alone = [name for name in SMALL.only for _ in range(weigh.WARM_UP + weigh.WINDOWS)]
     for rank in range(2):
-        steps = (folder / f"order-{rank}").read_text().split()
-        assert len(steps) == rounds * len(SMALL.only)
-        for number in range(rounds):
-            assert tuple(steps[number * len(SMALL.only) :][: len(SMALL.only)]) == SMALL.only
+        assert (folder / f"order-{rank}").read_text().split() == [*SMALL.only * rounds, *alone]
 
 
 def test_losses_are_those_of_one_process(record):
@@ -164,12 +169,50 @@ def test_the_record_is_whole_and_consistent(record, folder):
         assert len(row["step_seconds"]) == SMALL.steps
         low, high = row["quartiles"]
         assert 0 < min(row["step_seconds"]) <= low <= row["median"] <= high <= max(row["step_seconds"])
-        assert row["bytes"] is None
+        assert list(row["bytes"]) == ["allocated_peak"]
         assert row["model_seconds"] is None
         assert row["ratios"] == {
             name: row["median"] / rows[name]["median"]
             for name in ("plain", "torch-ddp-view", "torch-fsdp1", "torch-fsdp2")
         }
+
+
+def test_bytes_are_those_of_the_model_and_its_state(record):
+    """Parameter, gradient and two moments: all on every rank, or half of them; the rest is activations and buffers."""
+    states = 16 * record["model"]["parameters"]
+    peaks = {name: row["bytes"]["allocated_peak"] for name, row in by_name(record).items()}
+    for name in ("plain", "torch-ddp-view", "our-ddp"):
+        assert states < peaks[name] < 3 * states, name
+    for name in ("torch-fsdp1", "torch-fsdp2", "our-fsdp-grad-op", "fsdp-limit"):
+        assert states / 2 < peaks[name] < peaks["torch-ddp-view"], name
+    assert record["memory"] == weigh.ON_CPU
+
+
+def test_weighed_again_it_is_as_heavy():
+    """Nothing is left of those that were weighed in between."""
+    settings = replace(SMALL, only=("torch-ddp-view", "our-ddp", "torch-fsdp1", "fsdp"))
+    for ranks in launch(weighed_twice, 2, settings, backend="gloo"):
+        for first, second in ranks:
+            assert second == pytest.approx(first, rel=0.03)
+
+
+def weighed_twice(settings):
+    where = rank_device()
+    batch = compete._shard(next(settings.batches()), torch.distributed.get_rank(), 2, where)
+    rounds = [
+        [
+            weigh.weigh(partial(compete._build, settings, CONTESTANTS[name], where), batch, where)
+            for name in settings.only
+        ]
+        for _ in range(2)
+    ]
+    return [(first["allocated_peak"], second["allocated_peak"]) for first, second in zip(*rounds, strict=True)]
+
+
+def test_who_is_not_to_be_weighed_is_not():
+    settings = replace(SMALL, ranks=1, only=("plain",), weigh=False)
+    (rank,) = launch(compete.compete, 1, settings, CONTESTANTS, backend="gloo")
+    assert rank["contestants"]["plain"]["bytes"] is None
 
 
 def shown(record, width=100):
@@ -184,8 +227,11 @@ def test_the_table_has_what_the_record_has(record):
         (line,) = [line for line in text.splitlines() if line.split()[:1] == [row["name"]]]
         numbers = line.split()
         assert float(numbers[1]) == pytest.approx(1e3 * row["median"], rel=0.01)
-        assert numbers[3:-1] == [f"{ratio:.2f}" for ratio in row["ratios"].values()]
-    assert "reserved" not in text
+        assert numbers[3:-2] == [f"{ratio:.2f}" for ratio in row["ratios"].values()]
+        assert float(numbers[-2]) == pytest.approx(row["bytes"]["allocated_peak"] / 2**20, abs=0.05)
+    assert "tries" not in text
+    text = shown(unweighed(record))
+    assert "peak" not in text
     assert "not weighed" in text
     text = shown(on_gpu(record))
     assert "tries" in text
@@ -200,9 +246,9 @@ def test_it_fits_a_terminal(record):
     assert "…" not in shown(record | {"contestants": [*rows, rows[-1] | last]}, width=80)
 
 
-@pytest.mark.parametrize("weighed", [False, True])
-def test_the_figure_draws_the_record(record, tmp_path, weighed):
-    record = on_gpu(honest(record)) if weighed else honest(record)
+@pytest.mark.parametrize("of", [unweighed, lambda record: record, on_gpu], ids=["unweighed", "cpu", "gpu"])
+def test_the_figure_draws_the_record(record, tmp_path, of):
+    record = of(honest(record))
     rows = record["contestants"]
     figure = plots.bench_figure(record, tmp_path / "bench.png")
     seconds, *rest = figure.axes
@@ -212,11 +258,11 @@ def test_the_figure_draws_the_record(record, tmp_path, weighed):
     assert whiskers == [pytest.approx([1e3 * each for each in row["quartiles"]]) for row in rows]
     diamonds = [line.get_xdata()[0] for line in seconds.lines if len(line.get_xdata()) == 1]
     assert diamonds == [1e3 * row["model_seconds"] for row in rows if row["model_seconds"] is not None]
-    assert bool(rest) == weighed
-    if weighed:
-        widths = [bar.get_width() for bar in rest[0].patches]
-        assert widths[1::2] == [row["bytes"]["allocated_peak"] / 2**20 for row in rows]
-        assert widths[::2] == [row["bytes"]["reserved_peak"] / 2**20 for row in rows]
+    for kind, row in (("allocated_peak", 0), ("reserved_peak", 1)):  # the filled bars lie over the outlines
+        drawn = [[bar for bar in axes.patches if bool(bar.get_facecolor()[3]) != row] for axes in rest]
+        there = [each["bytes"][kind] for each in rows if each["bytes"] and kind in each["bytes"]]
+        unit = 2**20 if max(there, default=0) >= 2**20 else 2**10
+        assert [bar.get_width() * unit for bars in drawn for bar in bars] == pytest.approx(there)
 
 
 def test_the_figure_says_when_there_is_no_result(record, tmp_path):
@@ -243,14 +289,15 @@ def test_each_is_weighed_from_warm_to_warm(monkeypatch):
     monkeypatch.setattr(torch.cuda, "memory_stats", stats)
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: events.append("empty"))
     monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", lambda where: events.append("reset"))
-    monkeypatch.setattr(compete, "device", SimpleNamespace(memory_stats=read, synchronize=lambda where: None))
-    monkeypatch.setattr(compete, "take_step", lambda *_: events.append("step"))
-    weighed = compete._weigh(SMALL, CONTESTANTS["plain"], None, torch.device("cpu"))
+    monkeypatch.setattr(weigh, "device", SimpleNamespace(memory_stats=read, synchronize=lambda where: None))
+    monkeypatch.setattr(weigh, "take_step", lambda *_: events.append("step"))
+    build = partial(compete._build, SMALL, CONTESTANTS["plain"], torch.device("cpu"))
+    weighed = weigh.weigh(build, None, torch.device("cuda"))
     assert weighed == {"allocated_peak": 19, "reserved_peak": 19, "alloc_retries": 5}
     before, after = events[: events.index("reset")], events[events.index("reset") + 1 :]
     assert before[:2] == ["empty", "read"]
-    assert before.count("step") == compete.WARM_UP
-    assert after == ["read", *["step"] * compete.WEIGHED, "read"]
+    assert before.count("step") == weigh.WARM_UP
+    assert after == ["read", *["step"] * weigh.WEIGHED, "read"]
 
 
 def weighed_alone(names):
@@ -263,7 +310,7 @@ def weighed_alone(names):
             trainee = compete._build(SMALL, CONTESTANTS[name], where)
             take_step(trainee, batch, where)
             held = ledger.live()
-            compete._release(trainee)
+            weigh.release(trainee)
             del trainee
             gc.collect()
             found[name] = sum(held.values()), sum(ledger.live().values())

@@ -8,7 +8,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from minifsdp import comm, device
+from minifsdp import comm, device, process_groups
 from minifsdp.fsdp import OverlapSchedule, PrefetchSchedule, RateLimitedSchedule, overlap, rate_limit
 from minifsdp.fsdp.unit import Unit
 
@@ -176,16 +176,26 @@ def test_new_groups_on_nccl_have_a_stream_of_high_priority_each(monkeypatch):
         dist, "new_subgroups_by_enumeration", lambda ranks, pg_options: made.append((ranks, pg_options)) or (ranks, [])
     )
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
-    assert comm.host_groups() == ([[0, 1], [2, 3]], [[0, 2], [1, 3]])
+    assert process_groups.host_groups() == ([[0, 1], [2, 3]], [[0, 2], [1, 3]])
     assert all(given.is_high_priority_stream for _, given in made)
     assert made[0][1] is not made[1][1], "torch writes the group's name and ranks into them"
 
 
 def test_a_tensor_where_the_group_cannot_communicate_is_refused_before_anything_is_issued():
-    group = SimpleNamespace(group_name="gpus", _device_types=[torch.device("cuda")], size=lambda: 2)
+    class Gpus:
+        group_name = "gpus"
+        _device_types = (torch.device("cuda"),)
+
+        def size(self) -> int:
+            return 2
+
+        def _get_backend(self, device: torch.device) -> None:
+            raise RuntimeError(f"No backend type associated with device type {device.type}")
+
+    group = Gpus()
     with (
         comm.record() as calls,
         pytest.raises(ValueError, match=r"all_reduce of a tensor on cpu: .* serves \['cuda'\]"),
     ):
-        comm.all_reduce(torch.ones(1), group)
+        comm.all_reduce(torch.ones(1), group)  # type: ignore[arg-type]
     assert calls == []

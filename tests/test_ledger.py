@@ -646,7 +646,7 @@ def on_two_ranks() -> list[dict[str, Any]]:
 def test_the_same_events_in_every_run(on_two_ranks: list[dict[str, Any]]) -> None:
     first = on_two_ranks[0]["direct"][0]
     assert len(first[0]) > 30
-    assert first[1] == (32 + 32) * 4, "a leaf's gradient beside its copy for the reduction"
+    assert first[1] == (32 + 16 + 16) * 4, "a gradient, its mean's shard, and what the other rank sends of its own"
     for rank in on_two_ranks:
         assert rank["direct"] == [first] * 5
 

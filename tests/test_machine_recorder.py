@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.optim import AdamW
 
-from minifsdp import comm, device
+from minifsdp import comm, device, gloo
 from minifsdp.comm import Call
 from minifsdp.course import data
 from minifsdp.course.launch import launch
@@ -300,6 +300,7 @@ def train(schedule: Any, batch: data.Batch) -> list[float]:
 
 
 def on_a_rank() -> dict[str, tuple[list[float], Seen, Seen, Program]]:
+    gloo.wanted = "native"  # as it is while a recorder is open
     batch = data.shard(next(SETTINGS.batches()), dist.get_rank(), 2)
     return {
         name: (
@@ -328,7 +329,7 @@ def live_at_marks(program: Program) -> list[dict[Any, int]]:
 
 
 def shape(program: Program) -> list[Any]:
-    """Without what differs from run to run: seconds, names and counts of process groups, numbers of buffers."""
+    """Without what differs: seconds, names of process groups and what they call, their counts, numbers of buffers."""
     numbers: dict[int, int] = {}
     anonymous: list[Any] = []
     for each in program.instructions:
@@ -337,7 +338,7 @@ def shape(program: Program) -> list[Any]:
             if name == "seconds":
                 fields[name] = 0.0
             elif name == "call":
-                fields[name] = value._replace(group="", order=0)
+                fields[name] = value._replace(function="", group="", order=0)
             elif name == "buffer":
                 fields[name] = (numbers.setdefault(value, len(numbers)), program.buffers[value])
             elif name in ("reads", "writes"):

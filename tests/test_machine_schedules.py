@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.optim import AdamW
 from torch.utils.checkpoint import checkpoint
 
-from minifsdp import comm
+from minifsdp import comm, process_groups
 from minifsdp.course.machine import A100, Program, record_steps, replay
 from minifsdp.course.machine.paper import PaperGroup
 from minifsdp.course.machine.program import (
@@ -186,7 +186,7 @@ def test_nor_with_parameters_that_stay_from_forward_to_backward(name: str) -> No
 @pytest.mark.parametrize("name", ["overlap", "limit-PRE-None"])
 @pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
 def test_nor_with_any_option(monkeypatch: pytest.MonkeyPatch, name: str, options: dict[str, Any]) -> None:
-    monkeypatch.setattr(comm, "global_ranks", lambda group: [0, 1])  # groups of paper have none
+    monkeypatch.setattr(process_groups, "global_ranks", lambda group: [0, 1])  # groups of paper have none
     program = record(name, steps=2, **options)
     assert hazards(program) == set()
 

@@ -127,9 +127,13 @@ def each_stage_has_its_dtype(precision: str, offload: bool, orig: bool) -> None:
     assert {call.payload for call in calls if call.op == "all_gather"} == {size * low.itemsize}
     assert {call.payload for call in calls if call.op == "reduce_scatter"} == {size * reduced.itemsize}
     # No low-precision shard: the shard is cast into its place in the gathered buffer
-    for buffer, role in handed_out[built:]:
-        assert role == "gradients"
+    for buffer, _ in handed_out[built:]:
         assert buffer.dtype is (reduced if buffer.numel() == size else buffer.dtype)
+    # ... and beside the gradients there is only what a rank receives of the other's on gloo, to sum it
+    assert {role for _, role in handed_out[built:]} == {"gradients", "communication"}
+    received = [buffer for buffer, role in handed_out if role == "communication"]
+    assert [buffer.numel() for buffer in received] == [size // 2] * len(units)
+    assert not any(buffer.untyped_storage().nbytes() for buffer in received)
     assert all(buffer.numel() == size for buffer, role in handed_out if role == "unsharded")
     assert all(not buffer.untyped_storage().nbytes() for buffer, role in handed_out if role == "unsharded")
     assert {unit.flat.shard.dtype for unit in units} == {p.dtype for p in model.parameters()} == {FP32}
@@ -343,7 +347,9 @@ def gathered_memory_is_in_low_precision(reduce_dtype: torch.dtype, orig: bool) -
         assert live["unsharded"] == 0
         assert live["gradients"] == 3 * shard
         assert ledger.peak_of("unsharded") == 3 * size * BF16.itemsize  # and one prefetched
-        assert ledger.peak_of("communication") == 0
+        assert live["communication"] == 0
+        # What a rank receives of the other's gradients, to sum it: half a unit's, and one unit at a time
+        assert ledger.peak_of("communication") == size // 2 * reduce_dtype.itemsize
 
 
 @check(behaviour=33, orig=(False, True), reduce_dtype=(None, BF16))

@@ -84,7 +84,7 @@ def test_compute_is_what_the_main_thread_does_outside_of_collectives(tmp_path: P
 
 
 def test_gloo_ranges_are_the_communication_under_the_name_of_the_call(tmp_path: Path) -> None:
-    ranges = [*GLOO_RANGES, note("gloo:all_reduce", 31.5, 37.5, GLOO)]  # how gloo reduce-scatters
+    ranges = [*GLOO_RANGES, note("gloo:all_reduce", 31.5, 37.5, GLOO)]  # how gloo's own reduce-scatter goes
     lanes = spans_of(STEP + ranges, tmp_path)
     assert lanes["communication"] == [("all_gather 2.0 MiB", 0.5, 10.5), ("reduce_scatter 1.0 MiB", 21.5, 27.5)]
 
@@ -92,6 +92,19 @@ def test_gloo_ranges_are_the_communication_under_the_name_of_the_call(tmp_path: 
 def test_a_collective_without_a_range_lasts_from_issue_to_the_end_of_its_wait(tmp_path: Path) -> None:
     lanes = spans_of(STEP + GLOO_RANGES, tmp_path)
     assert lanes["communication"] == [("all_gather 2.0 MiB", 0.5, 10.5), ("reduce_scatter 1.0 MiB", 21, 28)]
+
+
+def test_a_gather_of_several_broadcasts_is_one_message(tmp_path: Path) -> None:
+    issued = [op("c10d::broadcast_", 10.1, 10.4), op("c10d::broadcast_", 10.5, 10.8)]
+    step = [each for each in STEP if each["name"] != "c10d::_allgather_base_"] + issued
+    ranges = [note("gloo:broadcast", start, end, GLOO) for start, end in [(10.5, 14), (14, 17), (17, 18), (39, 45)]]
+    lanes = spans_of([*step, *ranges, note("gloo:all_to_all", 32, 33, GLOO)], tmp_path)
+    assert lanes["communication"] == [
+        ("all_gather 2.0 MiB", 0.5, 7),
+        ("broadcast", 7, 8),  # somebody else's, as two were issued
+        ("reduce_scatter 1.0 MiB", 22, 23),
+        ("broadcast", 29, 30),  # cut where the step ends
+    ]
 
 
 def test_collectives_that_others_issued_count_too(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from copy import deepcopy
@@ -228,7 +229,7 @@ def watch_buffers() -> Iterator[Buffers]:
 
 @contextmanager
 def count_collectives() -> Iterator[list[tuple[str, int]]]:
-    """(function, bytes of the full tensor) of every call of a collective in torch.distributed."""
+    """(function, bytes of its largest tensor) of every call of a collective in torch.distributed."""
     calls: list[tuple[str, int]] = []
 
     def count(name: str) -> AbstractContextManager[Any]:
@@ -241,13 +242,19 @@ def count_collectives() -> Iterator[list[tuple[str, int]]]:
         return mock.patch.object(dist, name, call)
 
     with ExitStack() as stack:
-        for name in (comm._ALL_GATHER, comm._REDUCE_SCATTER, "all_reduce", "broadcast", "all_gather", "reduce"):
+        native = (comm._ALL_GATHER, comm._REDUCE_SCATTER, "all_reduce", "all_gather", "reduce")
+        for name in (*native, "broadcast", "isend", "irecv"):
             stack.enter_context(count(name))
         yield calls
 
 
 def bucket_bytes(optimizer: Any) -> list[int]:
     return [bucket.flat.nbytes for bucket in optimizer.buckets]
+
+
+def received(size: int) -> int:
+    """Bytes beside a bucket while it is reduced: on gloo a rank receives the others' parts, and sums them."""
+    return size - size // dist.get_world_size()
 
 
 def check_memory_and_traffic() -> None:
@@ -260,23 +267,27 @@ def check_memory_and_traffic() -> None:
         ]
         sizes = bucket_bytes(optimizer)
         shards = [sum(sizes[: b + 1]) // ranks for b in range(len(sizes))]
+        reducing = [size + received(size) for size in sizes]
         for batch in batches(3):
             with watch_buffers() as buffers, count_collectives() as calls:
                 loss_on_rank(model, batch).backward()
                 unreduced = {p: p.grad.clone() for p in model.parameters() if p.grad is not None}
                 optimizer.step()
-            # Each bucket is reduce-scattered and all-gathered once: the bytes of one all-reduce, padding included.
-            assert sorted(calls) == sorted(
-                (f, size) for f in (comm._ALL_GATHER, comm._REDUCE_SCATTER) for size in sizes
-            )
+            # Each bucket is reduce-scattered and all-gathered once, on gloo part by part (gloo.py): the bytes of one
+            # all-reduce, padding included.
+            others = Counter(isend=ranks - 1, irecv=ranks - 1, broadcast=ranks)
+            expected = Counter((name, size // ranks) for size in sizes for name in others.elements())
+            if ranks == 1:
+                expected.update((comm._REDUCE_SCATTER, size) for size in sizes)
+            assert Counter(calls) == expected
             assert not buffers.alive("communication")
             if stage is Zero1Optimizer:
-                assert buffers.peak == max(shards[b] + sizes[b] for b in range(len(sizes)))
+                assert buffers.peak == max(shards[b] + reducing[b] for b in range(len(sizes)))
                 assert not buffers.alive("gradients")
                 assert [p for p in model.parameters() if p.grad is not None] == list(unreduced) == used
                 assert all(torch.equal(p.grad, g) for p, g in unreduced.items())
             else:
-                assert buffers.peak == max(shards[b] + sum(sizes[b : b + 2]) for b in range(len(sizes)))
+                assert buffers.peak == max(shards[b] + reducing[b] + sum(sizes[b + 1 : b + 2]) for b in range(len(sizes)))
                 assert sum(b.nbytes for b in buffers.alive("gradients")) == shards[-1]
                 assert not unreduced
             optimizer.zero_grad()
@@ -353,7 +364,8 @@ def check_backward_of_stage2() -> None:
         with watch_buffers() as buffers, watch_buckets() as flats, watch_reductions() as log:
             loss_on_rank(model, batches(1)[0]).backward()
         # However late a bucket is complete, memory stays within the bound, and every bucket is reduced once.
-        assert buffers.peak == max(sum(sizes[: b + 1]) // ranks + sum(sizes[b : b + 2]) for b in range(len(sizes)))
+        shards = [sum(sizes[: b + 1]) // ranks for b in range(len(sizes))]
+        assert buffers.peak == max(shards[b] + sum(sizes[b : b + 2]) + received(sizes[b]) for b in range(len(sizes)))
         assert [flat.numel() for flat in flats] == [bucket.padded for bucket in optimizer.buckets]
         assert not any(flat.untyped_storage().nbytes() for flat in flats)
         assert all(p.grad is None for p in model.parameters())

@@ -35,7 +35,7 @@ from typing import Any, NamedTuple, Protocol
 import torch.distributed as dist
 from torch import Tensor
 
-from minifsdp import comm
+from minifsdp import comm, process_groups
 from minifsdp.comm import Group, Handle
 from minifsdp.course.workshop import exercise, outcome, predict
 
@@ -198,9 +198,9 @@ def meet(factor: int) -> tuple[list[int], list[int], bool]:
     """The ranks of this rank's groups, and whether a DeviceMesh has the same."""
     from torch.distributed.device_mesh import init_device_mesh
 
-    mine = [comm.global_ranks(group) for group in make_groups(*plan_groups(dist.get_world_size(), factor))]
+    mine = [process_groups.global_ranks(group) for group in make_groups(*plan_groups(dist.get_world_size(), factor))]
     mesh = init_device_mesh(rank_device().type, (dist.get_world_size() // factor, factor))
-    return *mine, [comm.global_ranks(mesh.get_group(dim)) for dim in (1, 0)] == mine
+    return *mine, [process_groups.global_ranks(mesh.get_group(dim)) for dim in (1, 0)] == mine
 
 
 for rank, (together, same_shard, as_mesh) in enumerate(launch(meet, RANKS, PER_HOST)):
@@ -588,7 +588,7 @@ def weigh_one(factor: int) -> dict[str, Any]:
         unsharded, peak = ledger.peak_of("unsharded"), ledger.peak.tags
     sent = {"sharding": 0.0, "replicas": 0.0, "leaves": 0.0, "messages": 0}
     for call in calls:
-        ranks = comm.global_ranks(dist.distributed_c10d._resolve_process_group(call.group))
+        ranks = process_groups.global_ranks(dist.distributed_c10d._resolve_process_group(call.group))
         rank = dist.get_rank()
         following = ranks[(ranks.index(rank) + 1) % len(ranks)]
         sent["replicas" if call.op == "all_reduce" else "sharding"] += call.wire
@@ -1053,4 +1053,4 @@ plots.lines(
 # - FSDP: [arXiv 2304.11277](https://arxiv.org/abs/2304.11277), section 3.2.2 (hybrid sharding).
 # - torch: `torch/distributed/fsdp/_runtime_utils.py` (`_reduce_grad`), `torch/distributed/fsdp/_init_utils.py`
 #   (`_init_process_group_state_for_hybrid_shard`).
-# - minifsdp: `fsdp/hybrid.py` (11.3 and 11.4), `fsdp/groups.py`, `comm.host_groups` (11.1 and 11.2).
+# - minifsdp: `fsdp/hybrid.py` (11.3 and 11.4), `fsdp/groups.py`, `process_groups.host_groups` (11.1 and 11.2).

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import accumulate, pairwise
+from itertools import accumulate
 from typing import Literal
 
 Backward = Literal["none", "pre", "post"]
@@ -46,11 +46,24 @@ class Bytes:
 
 @dataclass(frozen=True)
 class Setting:
-    """What the rungs have in common: ranks N, bytes per element, the optimizer's state."""
+    """What the rungs have in common.
+
+    Attributes:
+        ranks: N.
+        itemsize: bytes per element.
+        optimizer: its state.
+        by_all_to_all: whether a reduce-scatter receives the others' parts and sums them, as on gloo (gloo.py).
+    """
 
     ranks: int
     itemsize: int = 4
     optimizer: OptimizerState = ADAM
+    by_all_to_all: bool = False
+
+    def reducing(self, size: int) -> int:
+        """Bytes beside a padded buffer (bytes) while it is reduced: its mean's shard, and what is received."""
+        mean = size // self.ranks
+        return size if self.by_all_to_all else mean  # what is received: N - 1 parts as large as the mean's
 
     def padded(self, numel: int) -> int:
         """Bytes of a buffer that N divides."""
@@ -80,18 +93,19 @@ def ddp(numels: Sequence[int], setting: Setting, staging: int = 0) -> Bytes:
 def zero1(numels: Sequence[int], cap_bytes: int, setting: Setting) -> Bytes:
     """Optimizer state sharded: in `step()` gradients pass through one bucket at a time and leave a shard of each."""
     sizes = [setting.padded(numel) for numel in buckets(numels, cap_bytes, setting.itemsize)]
-    shards = accumulate(size // setting.ranks for size in sizes)
+    kept = accumulate((size // setting.ranks for size in sizes), initial=0)
     psi = setting.itemsize * sum(numels)
-    peak = psi + max(size + held for size, held in zip(sizes, shards, strict=True))
+    peak = psi + max(size + setting.reducing(size) + held for size, held in zip(sizes, kept, strict=False))
     return Bytes(sum(sizes), psi, setting.shard_state(sizes), 0, peak)
 
 
 def zero2(numels: Sequence[int], cap_bytes: int, setting: Setting) -> Bytes:
     """Gradients sharded too: beside the shards, one bucket is being filled and the one before it reduced."""
     sizes = [setting.padded(numel) for numel in buckets(numels, cap_bytes, setting.itemsize)]
-    shards = list(accumulate(size // setting.ranks for size in sizes))
-    peak = max(size + following + held for (size, following), held in zip(pairwise([*sizes, 0]), shards, strict=True))
-    return Bytes(sum(sizes), shards[-1], setting.shard_state(sizes), 0, peak)
+    kept = list(accumulate((size // setting.ranks for size in sizes), initial=0))
+    under_way = [size + setting.reducing(size) + held for size, held in zip(sizes, kept, strict=False)]
+    peak = max(held + following for held, following in zip(under_way, [*sizes[1:], 0], strict=True))
+    return Bytes(sum(sizes), kept[-1], setting.shard_state(sizes), 0, peak)
 
 
 def fsdp(
@@ -123,7 +137,7 @@ def fsdp(
     whole = sum(blocks)
     if reshard_after_forward:
         whole = most_whole(blocks, forward_depth, backward, backward_depth, limit)
-    gradients = [Gradient(size, size // setting.ranks, size // setting.ranks) for size in sizes]
+    gradients = [Gradient(size, setting.reducing(size), size // setting.ranks) for size in sizes]
     return Bytes(held, held, setting.shard_state(sizes), root + whole, gradients_peak(gradients, reductions))
 
 
@@ -159,10 +173,10 @@ def _window(sizes: Sequence[int], k: int) -> int:
 
 @dataclass(frozen=True)
 class Gradient:
-    """Bytes of one unit's gradient on its way: unsharded, then reduced beside it, then alone in `.grad`."""
+    """Bytes of one unit's gradient on its way: unsharded, then what its reduction needs beside it, then in `.grad`."""
 
     unsharded: int
-    reduced: int
+    reducing: int
     kept: int
 
 
@@ -177,18 +191,18 @@ def gradients_peak(units: Sequence[Gradient], reductions: int | None) -> int:
     peak, kept = root.unsharded, 0
     under_way: list[Gradient] = []
     for unit in reversed(blocks):
-        held = root.unsharded + sum(u.unsharded + u.reduced for u in under_way) + kept
+        held = root.unsharded + sum(u.unsharded + u.reducing for u in under_way) + kept
         peak = max(peak, held + unit.unsharded)  # this unit's gradient is complete
         most = len(under_way) if reductions is None else max(1, reductions) - 1
         kept += _finish(under_way, most)  # the oldest are waited for
-        held = root.unsharded + sum(u.unsharded + u.reduced for u in under_way) + kept
-        peak = max(peak, held + unit.unsharded + unit.reduced)  # its own reduction begins
+        held = root.unsharded + sum(u.unsharded + u.reducing for u in under_way) + kept
+        peak = max(peak, held + unit.unsharded + unit.reducing)  # its own reduction begins
         under_way.append(unit)
         if reductions == 0:
             kept += _finish(under_way, 0)
     if reductions is not None:
         kept += _finish(under_way, max(1, reductions) - 1)
-    return max(peak, root.unsharded + root.reduced + sum(u.unsharded + u.reduced for u in under_way) + kept)
+    return max(peak, root.unsharded + root.reducing + sum(u.unsharded + u.reducing for u in under_way) + kept)
 
 
 def _finish(under_way: list[Gradient], most: int) -> int:

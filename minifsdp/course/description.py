@@ -21,6 +21,7 @@ from minifsdp.fsdp.flat_unit import FlatUnit
 from minifsdp.fsdp.prefetch import POST
 from minifsdp.fsdp.replicated import ReplicatedUnit
 from minifsdp.fsdp.state.names import clean_name
+from minifsdp.gloo import reduces_by_all_to_all
 
 _NEARLY_ALL, _MUCH_PADDING = 0.9, 0.01
 
@@ -38,7 +39,7 @@ class UnitRow:
         frozen: elements that get no gradient.
         whole: bytes while it is gathered; 0 if it always is (NO_SHARD).
         rank: bytes of this rank's shard.
-        gradient: bytes of its gradient: unsharded, reduced, and kept for the optimizer.
+        gradient: bytes of its gradient: unsharded, beside it while it is reduced, and kept for the optimizer.
         optimizer: bytes of this rank's optimizer state.
         dtypes: of the shards, of the computation, of the reduction.
         resharded: whether it is freed between forward and backward.
@@ -173,7 +174,8 @@ def _gradient(unit: FlatUnit, keeps_low: bool) -> Gradient:
     kept = unit.flat.shard.numel() * kept_as.itemsize
     if isinstance(unit, ReplicatedUnit):  # reduced in place, and kept as it is if that is its dtype
         return Gradient(whole, 0 if kept_as is unit.gradient_dtype else kept, kept)
-    return Gradient(whole, whole // unit.flat.ranks, kept)
+    by_all_to_all = reduces_by_all_to_all(unit.group._get_backend(unit.device).name(), unit.flat.ranks)
+    return Gradient(whole, whole if by_all_to_all else whole // unit.flat.ranks, kept)
 
 
 def _dtype(tensor: Any) -> str:

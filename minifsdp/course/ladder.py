@@ -23,6 +23,7 @@ from minifsdp.course.resources import check_names, check_writable
 from minifsdp.course.rungs import RUNGS, Sizes, sizes_of
 from minifsdp.course.timeline import read_trace
 from minifsdp.course.world import Device, World, choose_world, is_first
+from minifsdp.gloo import reduces_by_all_to_all
 
 TIME_LIMIT = 3600.0  # seconds that the ranks may take together before they count as stuck
 
@@ -113,7 +114,7 @@ def run(plan: Plan, progress: Progress) -> dict[str, Any] | None:
 
 def _record(plan: Plan, reference: list[float], ranks: list[dict[str, dict[str, Any]]]) -> dict[str, Any]:
     settings = plan.settings
-    setting = Setting(settings.ranks)
+    setting = Setting(settings.ranks, by_all_to_all=reduces_by_all_to_all(plan.world.backend, settings.ranks))
     rungs = []
     for name in settings.rungs:
         ours = [rank[name] for rank in ranks]

@@ -27,7 +27,7 @@ from typing import Any
 
 import torch.distributed as dist
 
-from minifsdp import comm
+from minifsdp import comm, process_groups
 from minifsdp.course.carriers import StreamCarrier, ThreadCarrier, Transfer
 from minifsdp.course.launch import rank_device
 
@@ -128,7 +128,7 @@ class HostLinks:
         """Put a message on the link of its group, behind those issued on that link before."""
         if call.group not in self.across.rings:
             find_group: Any = dist.distributed_c10d._resolve_process_group  # type: ignore[attr-defined]
-            ranks_on = Counter(rank // self.per_host for rank in comm.global_ranks(find_group(call.group)))
+            ranks_on = Counter(rank // self.per_host for rank in process_groups.global_ranks(find_group(call.group)))
             here = ranks_on[dist.get_rank() // self.per_host]
             self.across.rings[call.group] = 0 if len(ranks_on) == 1 else self.per_host // here
         return (self.across if self.across.rings[call.group] else self.inside).submit(call, collective)

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -98,7 +99,7 @@ def climb(settings: Settings, traces: Path) -> dict[str, dict[str, Any]]:
             advance(name, "tracing")
         for name in settings.rungs:  # once no other rung's trainee has memory
             snapshot = traces / f"snapshot-{name}.pickle" if rank == 0 else None
-            records[name] |= _weigh(settings, name, shards[0], where, snapshot)
+            records[name] |= weigh(partial(settings.build, name, where), shards[0], where, snapshot)
             advance(name, "weighing")
     return records
 
@@ -133,14 +134,25 @@ def _trace(
     return {"overlap": overlap(read_trace(path)) if dist.get_world_size() > 1 else None}
 
 
-def _weigh(settings: Settings, name: str, batch: Batch, where: torch.device, snapshot: Path | None) -> dict[str, Any]:
+def weigh(
+    build: Callable[[], Trainee], batch: Batch, where: torch.device, snapshot: Path | None = None
+) -> dict[str, Any]:
     """One step under the ledger, of a trainee that the ledger has seen made; a GPU's allocator keeps its own history.
 
     The ledger slows the host down, so that the device lags behind it less than in a step that nobody watches.
+
+    Args:
+        build: makes the trainee.
+        batch: this rank's.
+        where: the rank's device.
+        snapshot: the file for the allocator's history, if it is to be kept.
+
+    Returns:
+        "bytes", "curve", "collectives" and "cuda", as `climb`.
     """
     clear_cache(where)
     with Ledger() as ledger:
-        trainee = settings.build(name, where)
+        trainee = build()
         ledger.watch(trainee.model, trainee.optimizer)
         for _ in range(WARM_UP):
             take_step(trainee, batch, where)

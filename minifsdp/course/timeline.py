@@ -149,15 +149,17 @@ def _gloo_spans(events: list[_Event], main: list[_Event]) -> list[Span]:
     for event in main:
         if _part(event.name) == "wait":
             ends.setdefault(event.name.removeprefix("wait "), event.end)  # waiting once more finds it over
+    started = [event.start for event in main if event.name.startswith("c10d::")]
     spans = []
     for issue in main:
         if _part(issue.name) != "issue":
             continue
-        end = ends.get(issue.name.removeprefix("issue "), issue.end)
-        mine = next((event for event in gloo if issue.start <= event.start <= end), None)
-        if mine is not None:
-            gloo.remove(mine)
-        start, end = (mine.start, mine.end) if mine is not None else (issue.start, end)
+        start, end = issue.start, ends.get(issue.name.removeprefix("issue "), issue.end)
+        of_it = max(1, bisect_left(started, issue.end) - bisect_left(started, start))  # a gather may be N broadcasts
+        mine = [event for event in gloo if start <= event.start <= end][:of_it]
+        if mine:
+            gloo = [event for event in gloo if event not in mine]
+            start, end = min(event.start for event in mine), max(event.end for event in mine)
         spans.append(Span("communication", _title(issue.name), start, end - start))
     return spans + [event.span("communication", event.name.removeprefix("gloo:")) for event in gloo]
 

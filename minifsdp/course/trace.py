@@ -60,7 +60,7 @@ def record_trace(path: str | Path, link: EmulatedLink | HostLinks | None = None)
             comm.watchers.remove(_named_range)
             if on_cuda:
                 torch.cuda.synchronize()
-    trace = _exported(profiler)
+    trace = exported(profiler)
     if link is not None:
         _add_transfers(trace, [message for message in link.transfers if message.start >= marked_at], marked_at)
     text = json.dumps(trace)
@@ -83,7 +83,8 @@ def _mark_clock() -> float:
         return now
 
 
-def _exported(profiler: profile) -> dict[str, Any]:
+def exported(profiler: profile) -> dict[str, Any]:
+    """The Chrome trace of a profiler that has stopped."""
     with tempfile.TemporaryDirectory() as directory:
         file = Path(directory, "trace.json")
         profiler.export_chrome_trace(str(file))

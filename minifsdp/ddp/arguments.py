@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from torch._utils import _get_device_index
 
-from minifsdp import comm
+from minifsdp import comm, process_groups
 from minifsdp.tree import map_tensors
 
 REFUSED = {
@@ -61,7 +61,7 @@ def choose_group(process_group: comm.Group | None, device_mesh: Any) -> comm.Gro
             f"Only 1D device mesh is supported, but got {device_mesh}. Pass the dimension of the replicas: "
             "device_mesh['name']"
         )
-    return comm.mesh_group(device_mesh, 0)
+    return process_groups.mesh_group(device_mesh, 0)
 
 
 def bucket_caps(bucket_cap_mb: float | None, bucket_cap_mb_list: Sequence[float] | None) -> list[int]:

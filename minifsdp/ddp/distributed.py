@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from minifsdp import comm
+from minifsdp import comm, process_groups
 from minifsdp.ddp import arguments
 from minifsdp.ddp.comm_hook import HookedReduce
 from minifsdp.ddp.methods import TorchMethods
@@ -135,7 +135,7 @@ class DistributedDataParallel(TorchMethods):
             kind = StaticGraphReducer
         elif self.find_unused_parameters:
             kind = UnusedFindingReducer
-        if comm.wants_order_checked():
+        if process_groups.wants_order_checked():
             kind = type(f"Checked{kind.__name__}", (CheckedReducer, kind), {})
         names = trainable_parameters(self.module, self.parameters_to_ignore)
         reducer = kind(names, self.bucket_bytes_cap_list, self.process_group, self.gradient_as_bucket_view)

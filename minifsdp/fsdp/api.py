@@ -17,6 +17,7 @@ from minifsdp.fsdp.auto_wrap import wrap_submodules
 from minifsdp.fsdp.eager import stay_out_of_graphs
 from minifsdp.fsdp.engine import Engine
 from minifsdp.fsdp.groups import find_groups
+from minifsdp.fsdp.host import HostSchedule
 from minifsdp.fsdp.ignored import find_ignored
 from minifsdp.fsdp.kinds import make_unit
 from minifsdp.fsdp.mixed_precision import cast_buffers, cast_inputs, computes_exactly, follow_buffers
@@ -100,7 +101,9 @@ class FullyShardedDataParallel(StateMethods, OptimStateMethods):
         self.mixed_precision = ours(MixedPrecision, mixed_precision or MixedPrecision(), "mixed_precision")
         self.backward_prefetch = backward_prefetch and ours(BackwardPrefetch, backward_prefetch, "backward_prefetch")
         self.forward_prefetch, self.limit_all_gathers = forward_prefetch, limit_all_gathers
-        limited = RateLimitedSchedule if limit_all_gathers else PrefetchSchedule
+        limited: Any = RateLimitedSchedule if limit_all_gathers else PrefetchSchedule
+        if limit_all_gathers and self.compute_device.type == "cpu":
+            limited = HostSchedule
         self._make_schedule = schedule or partial(limited, forward=forward_prefetch, backward=self.backward_prefetch)
         self._use_orig_params = use_orig_params
         self._engine: Engine | None = None
@@ -151,14 +154,14 @@ class FullyShardedDataParallel(StateMethods, OptimStateMethods):
     # Running
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        return self.run(self._fsdp_wrapped_module, *args, **kwargs)
+        return self.run(self._modules["_fsdp_wrapped_module"], *args, **kwargs)  # type: ignore[arg-type]
 
     def run(self, compute: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
         """`compute(*args, **kwargs)` as this instance's forward: with its parameters whole, and with its hooks."""
         if self._summoned is not None:  # whole already, and to stay so
             check_forward(self)
             return compute(*args, **kwargs)
-        engine = self._lazy_init()
+        engine = self._engine or self._lazy_init()
         if self._is_root:
             check_none_summoned(self._instances)
             engine.begin()
@@ -177,6 +180,8 @@ class FullyShardedDataParallel(StateMethods, OptimStateMethods):
     def _cast(self, inputs: Any) -> Any:
         """Inputs as the wrapped module expects them, and its buffers as well."""
         precision = self.mixed_precision
+        if not (self._is_root or precision.param_dtype or self._buffer_dtypes):
+            return inputs
         exact = computes_exactly(self.module)
         follow_buffers(self._buffer_dtypes, precision.buffer_dtype, exact)
         wanted = precision.cast_forward_inputs or (self._is_root and precision.cast_root_forward_inputs)

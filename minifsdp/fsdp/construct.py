@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from minifsdp import comm
+from minifsdp import process_groups
 from minifsdp.comm import Group
 from minifsdp.device import compute_device
 from minifsdp.flat_param import ParamPlaces, find_parameters
@@ -139,7 +139,7 @@ def check_alike(instances: list[Any]) -> None:
     alike = ("_use_orig_params", "limit_all_gathers")
     found = {f"value for {name}": {getattr(i, name) for i in instances} for name in alike}
     hybrid = [i._groups.outermost_first for i in instances if i._groups.replicate is not None]
-    pairs = {str([comm.global_ranks(group) for group in pair]) for pair in hybrid}
+    pairs = {str([process_groups.global_ranks(group) for group in pair]) for pair in hybrid}
     found["pair of process groups for all units with a hybrid strategy"] = pairs
     for what, values in found.items():
         if len(values) > 1:

@@ -27,7 +27,7 @@ from torch.autograd import Variable
 
 from minifsdp.fsdp.hooks import call_post_hooks
 from minifsdp.fsdp.sync import SyncSchedule
-from minifsdp.fsdp.unit import Unit
+from minifsdp.fsdp.unit import SHARDED, Unit
 from minifsdp.tree import tensors_in
 
 
@@ -74,14 +74,18 @@ class Engine:
         """Leaves may have been frozen or thawed since the last step."""
         unit = progress.unit
         unit.follow()
-        progress.trained = [index for index, leaf in enumerate(unit.leaves) if leaf.requires_grad]
+        trained = [index for index, leaf in enumerate(unit.leaves) if leaf.requires_grad]
+        if trained != progress.trained:
+            progress.trained = trained
+            self._hook(progress)
+        progress.restart()
+
+    def _hook(self, progress: Progress) -> None:
         engine, here = weakref.proxy(self), weakref.proxy(progress)  # a hook that held them would hold its own leaf
         for index in set(progress.trained) - progress.hooked:
-            unit.leaves[index].register_post_accumulate_grad_hook(
-                lambda leaf, index=index: engine._on_gradient(here, index)
-            )
+            hook = partial(Engine._on_gradient, engine, here, index)
+            progress.unit.leaves[index].register_post_accumulate_grad_hook(hook)
             progress.hooked.add(index)
-        progress.restart()
 
     # Forward
 
@@ -98,7 +102,8 @@ class Engine:
         self.schedule.begin_forward()
         if not self.kept:
             for unit in self.progress:
-                self.schedule.free(unit)
+                if unit.state is not SHARDED:
+                    self.schedule.free(unit)
 
     def before(self, unit: Unit, inputs: Any) -> None:
         progress = self.progress[unit]
@@ -143,20 +148,21 @@ class Engine:
     def _begin_backward(self) -> None:
         if torch.is_grad_enabled():  # create_graph=True: the graph would read parameters that are freed by then
             raise RuntimeError("FSDP does not support gradients of gradients")
-        if not self.backward_runs:
-            self.backward_runs = True
-            for unit in self.progress:
-                unit.take_accumulated()
-            Variable._execution_engine.queue_callback(self._end_backward)
+        self.backward_runs = True
+        for unit in self.progress:
+            unit.take_accumulated()
+        Variable._execution_engine.queue_callback(self._end_backward)
 
     def _pre_backward(self, progress: Progress, gradient: Tensor) -> None:
-        self._begin_backward()
+        if not self.backward_runs:
+            self._begin_backward()
         if not progress.in_backward:
             progress.in_backward = True
             self.schedule.pre_backward(progress.unit)
 
-    def _on_gradient(self, progress: Progress, index: int) -> None:
-        self._begin_backward()
+    def _on_gradient(self, progress: Progress, index: int, leaf: Tensor) -> None:
+        if not self.backward_runs:
+            self._begin_backward()
         progress.unit.take_gradient(index)
         progress.missing.discard(index)
         if not progress.missing and not progress.calls:
@@ -183,7 +189,7 @@ class Engine:
         for progress in self.progress.values():
             progress.restart()
             progress.ended = False
-            if progress.unit.reshard_after_forward or not self.kept:
+            if progress.unit.state is not SHARDED and (progress.unit.reshard_after_forward or not self.kept):
                 self.schedule.free(progress.unit)
             if self.sync_gradients:
                 call_post_hooks(progress.unit.shards)

@@ -40,6 +40,7 @@ class FlatUnit(Unit):
         self.full, views = self._make_full()
         # An alias with a version counter of its own: to gather is not to modify what autograd has saved.
         self._target = self.full.data
+        self._spare: tuple[Tensor, list[Tensor]] | None = None  # a freed gradient and its views, to be used again
         self._new_gradient()
         self._adopt([nn.Parameter(view, flat.shard.requires_grad) for view in views], flat.places)
 
@@ -58,13 +59,25 @@ class FlatUnit(Unit):
         return self.group.size()
 
     def follow(self) -> None:
-        for leaf in self.leaves:
-            leaf.requires_grad_(self.flat.shard.requires_grad)
+        trained = self.flat.shard.requires_grad
+        if self.leaves[0].requires_grad is not trained:
+            for leaf in self.leaves:
+                leaf.requires_grad_(trained)
 
     def _new_gradient(self) -> None:
         self._gradient: Tensor | None = None
         self._views: list[Tensor] = []
         self._missing = set(range(len(self.flat.views)))
+
+    def _allocate_gradient(self) -> None:
+        spare, self._spare = self._spare, None
+        if spare is not None and spare[0].dtype == self.gradient_dtype:
+            self._gradient, self._views = spare
+            device.allocate(self._gradient)
+        else:
+            size = self.flat.numel + self.flat.padding
+            self._gradient = device.empty(size, self.gradient_dtype, "gradients", self.device)
+            self._views = self.flat.unflatten(self._gradient)
 
     @property
     def has_gradient(self) -> bool:
@@ -72,9 +85,7 @@ class FlatUnit(Unit):
 
     def take_gradient(self, index: int) -> None:
         if self._gradient is None:
-            size = self.flat.numel + self.flat.padding
-            self._gradient = device.empty(size, self.gradient_dtype, "gradients", self.device)
-            self._views = self.flat.unflatten(self._gradient)
+            self._allocate_gradient()
         leaf = self.leaves[index]
         gradient, leaf.grad = leaf.grad, None
         assert gradient is not None
@@ -114,14 +125,18 @@ class FlatUnit(Unit):
         for index in self._missing:
             self._views[index].zero_()
         self.flat.clear_padding(self._gradient)
-        self._reduced = self._gradient
+        self._reduced, self._reduced_views = self._gradient, self._views
         self._new_gradient()
         return self._reduced
 
     def _accumulate(self) -> None:
-        device.free(self._reduced)
+        self._free_gradient()
         self._deliver(self._mean)
-        del self._mean, self._reduced
+        del self._mean
+
+    def _free_gradient(self) -> None:
+        device.free(self._reduced)
+        self._spare = self._reduced, self._reduced_views
 
     def _deliver(self, gradient: Tensor) -> None:
         """Add a mean gradient [P / N] to the shard's; its memory is given away."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from minifsdp import comm
+from minifsdp import comm, process_groups
 from minifsdp.comm import Group
 from minifsdp.fsdp.options import ShardingStrategy
 
@@ -50,7 +50,8 @@ def find_groups(strategy: ShardingStrategy, process_group: Any, device_mesh: Any
                 f"Expected device_mesh to have ndim={dims} but got {device_mesh.ndim}: a hybrid strategy takes two "
                 f"dimensions, any other one, such as device_mesh[name]; this is {strategy}"
             )
-        return Groups(*(comm.mesh_group(device_mesh, dim) for dim in reversed(range(dims))))._replace(mesh=device_mesh)
+        found = (process_groups.mesh_group(device_mesh, dim) for dim in reversed(range(dims)))
+        return Groups(*found)._replace(mesh=device_mesh)
     if not strategy.is_hybrid:
         if isinstance(process_group, tuple):
             raise ValueError(f"process_group is a tuple, as for hybrid strategies, but the strategy is {strategy}")
@@ -59,7 +60,7 @@ def find_groups(strategy: ShardingStrategy, process_group: Any, device_mesh: Any
         case (Group(), Group()):
             return Groups(*process_group)
         case None if has_policy:
-            return Groups(*comm.host_groups())
+            return Groups(*process_groups.host_groups())
         case None:
             raise _no_groups(strategy)
     raise ValueError(

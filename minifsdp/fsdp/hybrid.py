@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from minifsdp import comm, device
+from minifsdp import comm
 from minifsdp.comm import Group, Handle
 from minifsdp.fsdp.flat_unit import FlatUnit
 
@@ -35,8 +35,7 @@ class HybridUnit(FlatUnit):
         return self.group.size() * self.replicas.size()
 
     def _accumulate(self) -> None:
-        device.free(self._reduced)
-        del self._reduced
+        self._free_gradient()
         self._across = comm.all_reduce(self._mean, self.replicas, self.reduction)
 
     def settle(self) -> None:

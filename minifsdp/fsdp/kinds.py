@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from minifsdp import comm
+from minifsdp import process_groups
 from minifsdp.flat_param import ParamPlaces
 from minifsdp.fsdp.accumulated import AccumulatedUnit
 from minifsdp.fsdp.construct import errors_end_in, managed_parameters
@@ -65,7 +65,7 @@ def flatten_and_shard(instance: Any, params: ParamPlaces, fill: Fill) -> WholeUn
     flatten: Any = StridedFlatParameter
     if instance._use_orig_params:
         flatten = partial(AlignedFlatParameter, gathered_in=precision.param_dtype)
-    concerns: list[type[FlatUnit]] = [CheckedUnit] if comm.wants_order_checked() else []
+    concerns: list[type[FlatUnit]] = [CheckedUnit] if process_groups.wants_order_checked() else []
     arguments: dict[str, Any] = {}
     half = next(iter(params)).dtype is torch.float16  # its sums overflow as those of reduce_dtype=torch.float16 do
     if half or precision.param_dtype or precision.reduce_dtype:

@@ -27,8 +27,8 @@ class OverlapSchedule(SyncSchedule):
     is *due*.
 
     Attributes:
-        reductions: how many may be under way before the host waits for the oldest and gives its buffers back; None: any
-            number, until the end of backward.
+        reductions: how many may be under way before the host waits for the oldest and gives its buffers back; 0: each
+            is waited for at once; None: any number, until the end of backward.
     """
 
     reductions: int | None = 1
@@ -61,13 +61,15 @@ class OverlapSchedule(SyncSchedule):
         """Start the reduction that is due."""
         if self.due is None:
             return
-        while self.reductions is not None and len(self.reducing) >= self.reductions:
+        while self.reductions and len(self.reducing) >= self.reductions:
             self.finish_reduction()
         unit, self.due = self.due, None
         self.reducing.append(unit)
         self.reduce_stream.wait_stream(current_stream(self.device))  # the gradient is computed first
         with on_stream(self.reduce_stream):
             unit.start_reduce()
+        if self.reductions == 0:
+            self.finish_reduction()
 
     def finish_reduction(self) -> None:
         """Wait for the oldest reduction; on CUDA its stream does, and the host runs on."""

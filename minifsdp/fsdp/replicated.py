@@ -57,7 +57,7 @@ class ReplicatedUnit(WholeUnit):
 
     def _accumulate(self) -> None:
         self._deliver(self._mean)
-        del self._mean, self._reduced
+        del self._mean, self._reduced, self._reduced_views
 
     def _assemble(self) -> Tensor:
         return self.flat.shard.data

@@ -15,7 +15,7 @@ from small_model import State, assert_same, batches, make_model, my_share, sgd, 
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 
-from minifsdp import comm, device
+from minifsdp import comm, device, process_groups
 from minifsdp.checkpoint import StateDictOptions, get_state_dict, set_state_dict
 from minifsdp.course.launch import rank_device
 from minifsdp.course.model import GPT, Block
@@ -48,7 +48,7 @@ def two_by_two(how: str) -> dict[str, Any]:
     """
     if how == "mesh":
         mesh = init_device_mesh(rank_device().type, (2, 2))
-        inside, across = comm.mesh_group(mesh, 1), comm.mesh_group(mesh, 0)
+        inside, across = process_groups.mesh_group(mesh, 1), process_groups.mesh_group(mesh, 0)
     else:
         inside, _ = dist.new_subgroups_by_enumeration([[0, 1], [2, 3]])
         across, _ = dist.new_subgroups_by_enumeration([[0, 2], [1, 3]])

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import gc
 import time
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import torch
@@ -14,14 +14,11 @@ from minifsdp import device
 from minifsdp.course import data
 from minifsdp.course.bench.contestants import Contestant
 from minifsdp.course.bench.settings import Settings
+from minifsdp.course.bench.weigh import release, weigh
 from minifsdp.course.data import Batch
 from minifsdp.course.launch import rank_device, report
 from minifsdp.course.measure import align, take_step
 from minifsdp.course.rungs import Trainee, plain
-from minifsdp.course.storages import storages_in
-
-WARM_UP = 2  # steps before the peak is taken: one makes the optimizer's state, one settles caches
-WEIGHED = 2  # steps of which it is taken
 
 
 def train_alone(settings: Settings) -> list[list[float]]:
@@ -51,12 +48,12 @@ def compete(settings: Settings, contestants: Mapping[str, Contestant]) -> dict[s
 
     Returns:
         "device": its name, "threads": of this rank on CPU; and by contestant "losses" of each step on this rank's rows,
-        "step_seconds" of those that were timed, and "bytes": see `_weigh`.
+        "step_seconds" of those that were timed, and "bytes": see `weigh`; None if nobody is to be weighed.
     """
     rank, where = dist.get_rank(), rank_device()
     # On the device before anything is timed: a copy from memory that is not pinned lets the host wait.
     batches = [_shard(batch, rank, settings.ranks, where) for batch in settings.batches()]
-    done, total = 0, len(settings.only) * (len(batches) + (where.type == "cuda"))
+    done, total = 0, len(settings.only) * (len(batches) + settings.weigh)
 
     def advance(name: str, what: str) -> None:
         nonlocal done
@@ -67,11 +64,10 @@ def compete(settings: Settings, contestants: Mapping[str, Contestant]) -> dict[s
     trainees = {name: _build(settings, contestants[name], where) for name in settings.only}
     results = _time(trainees, batches, settings.warm_up, where, advance)
     while trainees:
-        _release(trainees.popitem()[1])
-    if where.type == "cuda":
-        for name in settings.only:
-            results[name]["bytes"] = _weigh(settings, contestants[name], batches[0], where)
-            advance(name, "weighing")
+        release(trainees.popitem()[1])
+    for name in settings.only if settings.weigh else ():
+        results[name]["bytes"] = weigh(partial(_build, settings, contestants[name], where), batches[0], where)
+        advance(name, "weighing")
     return {
         "device": torch.cuda.get_device_name(where) if where.type == "cuda" else "cpu",
         "threads": torch.get_num_threads(),
@@ -101,46 +97,6 @@ def _time(
             results[name]["losses"].append(float(loss))
             advance(name, "timing" if number >= warm_up else "warming up")
     return results
-
-
-def _weigh(settings: Settings, contestant: Contestant, batch: Batch, where: torch.device) -> dict[str, int]:
-    """Peaks of the caching allocator over a step, of a model that is alone on the device: the same for all.
-
-    Returns:
-        "allocated_peak" and "reserved_peak" in bytes, less what was there before the model, which is the libraries';
-        and "alloc_retries", how often memory had run out.
-    """
-    gc.collect()  # a wrapper and its module refer to each other
-    torch.cuda.empty_cache()
-    empty = device.memory_stats(where)
-    trainee = _build(settings, contestant, where)
-    for _ in range(WARM_UP):
-        take_step(trainee, batch, where)
-    device.synchronize(where)
-    torch.cuda.reset_peak_memory_stats(where)
-    warm = device.memory_stats(where)
-    for _ in range(WEIGHED):
-        take_step(trainee, batch, where)
-    device.synchronize(where)
-    full = device.memory_stats(where)
-    _release(trainee)
-    return {
-        "allocated_peak": full["allocated_peak"] - empty["allocated"],
-        "reserved_peak": full["reserved_peak"] - empty["reserved"],
-        "alloc_retries": full["alloc_retries"] - warm["alloc_retries"],
-    }
-
-
-def _release(trainee: Trainee) -> None:
-    """Give a model's memory back, even if it lives on.
-
-    Hooks on gradients refer to the FSDP units that they serve, torch's (FSDP1) and ours, in cycles through autograd
-    that Python's collector does not see.
-    """
-    trainee.optimizer.zero_grad()
-    for p in trainee.model.parameters():
-        for storage in storages_in(p):
-            storage.resize_(0)
 
 
 def _build(settings: Settings, contestant: Contestant, where: torch.device) -> Trainee:

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from functools import partial
 from typing import Any, Literal, NamedTuple
 
+import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
@@ -72,9 +73,16 @@ def _ddp(model: GPT, **options: Any) -> Trainee:
     return _trained(DistributedDataParallel(model, **options))
 
 
-def _fsdp(model: GPT, strategy: ShardingStrategy) -> Trainee:
+def _fsdp(model: GPT, strategy: ShardingStrategy, **options: Any) -> Trainee:
     with _one_rank_is_said():
-        return _trained(FullyShardedDataParallel(model, None, strategy, auto_wrap_policy={Block}))
+        return _trained(FullyShardedDataParallel(model, None, strategy, auto_wrap_policy={Block}, **options))
+
+
+def _fsdp_hybrid(model: GPT) -> Trainee:
+    ranks = dist.get_world_size()
+    pairs = torch.arange(ranks).view(-1, ranks if ranks % 2 else 2)
+    mesh = DeviceMesh(next(model.parameters()).device.type, pairs)
+    return _fsdp(model, ShardingStrategy.HYBRID_SHARD, device_mesh=mesh)
 
 
 def _rung(model: GPT, name: str) -> Trainee:
@@ -112,6 +120,10 @@ CONTESTANTS: Mapping[str, Contestant] = {
     "our-fsdp-grad-op": Contestant(
         "minifsdp", "the same, SHARD_GRAD_OP", partial(_fsdp, strategy=ShardingStrategy.SHARD_GRAD_OP)
     ),
+    "our-fsdp-no-shard": Contestant(
+        "minifsdp", "the same, NO_SHARD", partial(_fsdp, strategy=ShardingStrategy.NO_SHARD)
+    ),
+    "our-fsdp-hybrid": Contestant("minifsdp", "the same, HYBRID_SHARD in pairs of ranks", _fsdp_hybrid),
     **{name: Contestant("rung", rung.adds, partial(_rung, name=name)) for name, rung in RUNGS.items()},
 }
 """By name, with default arguments where nothing is said. Rungs have the ladder's small buckets."""

@@ -15,13 +15,15 @@ from rich.table import Table
 from minifsdp.course.bench.contestants import BASELINES, Contestant
 from minifsdp.course.bench.prediction import Prediction
 from minifsdp.course.bench.settings import Settings
+from minifsdp.course.bench.weigh import ON_CPU, ON_CUDA
 from minifsdp.course.world import World
 
 MIB = 2**20
 TOLERANCE = 1e-4  # of a loss: rounding alone makes up to 2e-7 in 250 steps (2 layers of width 32 on CPU)
 
 SHARED = "they compute on one GPU in turns and send over loopback, so seconds compare contestants and say nothing more"
-ON_CPU = "not weighed: CPU memory has no counter that is fair to all; see the ladder's ledger for ours"
+NOT_WEIGHED = "not weighed"
+_HELD = {"allocated_peak": "peak\nMiB", "reserved_peak": "re-\nserved", "alloc_retries": "re-\ntries"}
 
 
 def make_record(
@@ -52,7 +54,7 @@ def make_record(
         "seed": settings.seed,
         "optimizer": "AdamW",
         "tolerance": TOLERANCE,
-        "memory": "peaks of torch's caching allocator, the rank that holds most" if world.gpus else ON_CPU,
+        "memory": (ON_CUDA if world.gpus else ON_CPU) if settings.weigh else NOT_WEIGHED,
         "model_says": prediction.says,
         "reference_losses": [fmean(each) for each in reference],
         "contestants": list(rows.values()),
@@ -86,20 +88,17 @@ def bench_table(record: Mapping[str, Any]) -> Group:
     )
     table.add_column("", no_wrap=True)
     rows = record["contestants"]
-    weighed = any(row["bytes"] for row in rows)
+    held = list(rows[0]["bytes"] or ())
     predicted = any(row["model_seconds"] is not None for row in rows)
     headings = ["ms", "quartiles", *(name.replace("-", "\n") for name in rows[0]["ratios"])]
-    headings += ["peak\nMiB", "re-\nserved", "re-\ntries"] if weighed else []
+    headings += [_HELD[kind] for kind in held]
     headings += ["model,\nms"] if predicted else []
     for heading in (*headings, "off one\nprocess"):
         table.add_column(heading, justify="right", no_wrap=True)
     for row in rows:
         cells = [_ms(row["median"]), "-".join(map(_ms, row["quartiles"]))]
         cells += [f"{ratio:.2f}" for ratio in row["ratios"].values()]
-        if weighed:
-            held = row["bytes"]
-            cells += [f"{held['allocated_peak'] / MIB:.1f}", f"{held['reserved_peak'] / MIB:.0f}"]
-            cells += [str(held["alloc_retries"])]
+        cells += [_amount(kind, row["bytes"][kind]) for kind in held]
         if predicted:
             cells += ["" if row["model_seconds"] is None else _ms(row["model_seconds"])]
         table.add_row(row["name"], *cells, _off(row))
@@ -108,6 +107,10 @@ def bench_table(record: Mapping[str, Any]) -> Group:
 
 def _ms(seconds: float) -> str:
     return f"{1e3 * seconds:.{0 if seconds >= 0.1 else 1 if seconds >= 0.01 else 2}f}"
+
+
+def _amount(kind: str, value: int) -> str:
+    return str(value) if kind == "alloc_retries" else f"{value / MIB:.{kind == 'allocated_peak':d}f}"
 
 
 def _off(row: Mapping[str, Any]) -> str:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
+from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,9 @@ _FAMILIES = {  # family: (colour, what the legend calls it)
     "minifsdp": (SERIES_COLOURS[0], "minifsdp"),
     "rung": (SERIES_COLOURS[5], "minifsdp, rungs of the ladder"),
 }
+_PAIRS = (("our-fsdp", "torch-fsdp1"), ("our-ddp-view", "torch-ddp-view"), ("our-ddp", "torch-ddp"))
 _WIDTH = 13.0  # inches
+_APART = 0.5  # of a row, between families
 _MODEL = "device model, not measured"
 
 Record = Mapping[str, Any]
@@ -37,39 +40,46 @@ def bench_figure(record: Record, path: str | Path) -> Figure:
         The figure: the axes of the seconds, then, if contestants were weighed, that of the bytes.
     """
     rows = record["contestants"]
+    places = _places(rows)
     weighed = any(row["bytes"] for row in rows)
     with wall_style():
-        figure = Figure(figsize=(_WIDTH, 0.27 * len(rows) + 1.9), layout="constrained")
+        figure = Figure(figsize=(_WIDTH, 0.27 * places[-1] + 2.2), layout="constrained")
         panels = figure.subplots(1, 2 if weighed else 1, sharey=True, squeeze=False, width_ratios=[3, 2][: weighed + 1])
-        handles = _draw_seconds(panels[0, 0], record)
+        handles = _draw_seconds(panels[0, 0], record, places)
         figure.legend(handles=handles, ncols=len(handles), loc="outside lower center")
         if weighed:
-            _draw_bytes(panels[0, 1], rows)
+            _draw_bytes(panels[0, 1], rows, places)
+        for axes in panels[0]:
+            axes.tick_params(axis="y", length=0)
+            axes.spines["left"].set_visible(False)
         figure.suptitle(_finding(rows))
         figure.savefig(path, format="png", metadata={"Software": None})
     return figure
 
 
-def _draw_seconds(axes: Axes, record: Record) -> list[Any]:
+def _places(rows: Sequence[Record]) -> list[float]:
+    """Where each row is, from the top: families stand apart."""
+    changes = (row["family"] != before["family"] for before, row in pairwise(rows))
+    return list(accumulate((1 + _APART * change for change in changes), initial=0.0))
+
+
+def _draw_seconds(axes: Axes, record: Record, places: Sequence[float]) -> list[Any]:
     """Returns what the legend explains."""
     rows = record["contestants"]
-    baseline = next(iter(rows[0]["ratios"]), None)
     highest = 1e3 * max(max(row["quartiles"][1], row["model_seconds"] or 0) for row in rows)
-    for place, row in enumerate(rows):
+    for place, row in zip(places, rows, strict=True):
         low, high = (1e3 * each for each in row["quartiles"])
-        middle = 1e3 * row["median"]
-        axes.barh(place, middle, 0.72, color=_FAMILIES[row["family"]][0])
+        axes.barh(place, 1e3 * row["median"], 0.72, color=_FAMILIES[row["family"]][0])
         axes.plot([low, high], [place, place], color="black", linewidth=0.9)
         if row["model_seconds"] is not None:
             axes.plot(1e3 * row["model_seconds"], place, **DIAMOND)
-        ratio = "" if baseline in (None, row["name"]) else f"   {row['ratios'][baseline]:.2f} x {baseline}"
         wrong = "" if row["agrees"] else "   WRONG LOSSES"
         end = max(high, 1e3 * (row["model_seconds"] or 0))
-        axes.text(end + 0.015 * highest, place, f"{middle:.3g} ms{ratio}{wrong}", va="center", fontsize=7)
-    axes.set_yticks(range(len(rows)), [row["name"] for row in rows])
-    axes.set_ylim(len(rows) - 0.4, -0.6)  # the first on top
+        text = f"{_number(1e3 * row['median'])} ms{_times(rows, row, _seconds)}{wrong}"
+        axes.text(end + 0.015 * highest, place, text, va="center", fontsize=7)
+    axes.set_yticks(places, [row["name"] for row in rows])
+    axes.set_ylim(places[-1] + 0.6, -0.6)  # the first on top
     axes.set_xlim(0, 1.3 * highest)
-    axes.tick_params(axis="y", length=0)
     axes.set_xlabel("a step, ms: median of the slowest rank, with quartiles")
     model = record["model"]
     axes.set_title(
@@ -84,31 +94,49 @@ def _draw_seconds(axes: Axes, record: Record) -> list[Any]:
     return handles
 
 
-def _draw_bytes(axes: Axes, rows: list[Record]) -> None:
-    """Allocated at most, in front of what was reserved for it."""
-    name, size = unit_for(max(row["bytes"]["reserved_peak"] for row in rows))
-    for place, row in enumerate(rows):
+def _draw_bytes(axes: Axes, rows: Sequence[Record], places: Sequence[float]) -> None:
+    """Allocated at most; on CUDA in front of what was reserved for it."""
+    reserved = "reserved_peak" in rows[0]["bytes"]
+    outer = [row["bytes"]["reserved_peak" if reserved else "allocated_peak"] for row in rows]
+    name, size = unit_for(max(outer))
+    for place, row, most in zip(places, rows, outer, strict=True):
         held = row["bytes"]
-        axes.barh(place, held["reserved_peak"] / size, 0.72, color="none", edgecolor="black", linewidth=0.6)
+        if reserved:
+            axes.barh(place, most / size, 0.72, color="none", edgecolor="black", linewidth=0.6)
         axes.barh(place, held["allocated_peak"] / size, 0.72, color=_FAMILIES[row["family"]][0])
-        retries = f", retries: {held['alloc_retries']}" if held["alloc_retries"] else ""
-        text = f" {held['allocated_peak'] / size:.3g} {name}{retries}"
-        axes.text(held["reserved_peak"] / size, place, text, va="center", fontsize=7)
-    axes.tick_params(axis="y", length=0)
-    axes.margins(x=0.2)
-    axes.set_xlabel(f"peak of a step, {name}")
-    axes.set_title("filled: allocated; outline: reserved")
+        retries = f", retries: {held['alloc_retries']}" if held.get("alloc_retries") else ""
+        text = f" {_number(held['allocated_peak'] / size)} {name}{_times(rows, row, _peak)}{retries}"
+        axes.text(most / size, place, text, va="center", fontsize=7)
+    axes.set_xlim(0, 1.45 * max(outer) / size)
+    axes.set_xlabel(f"peak of a step, {name}: the rank that holds most")
+    axes.set_title("filled: allocated; outline: reserved" if reserved else "allocated, by the allocator's own events")
 
 
-def _finding(rows: list[Record]) -> str:
+def _seconds(row: Record) -> float:
+    return float(row["median"])
+
+
+def _peak(row: Record) -> float:
+    return float(row["bytes"]["allocated_peak"])
+
+
+def _times(rows: Sequence[Record], row: Record, amount: Callable[[Record], float]) -> str:
+    """How it compares with the first baseline that takes part."""
+    baseline = next((each for each in rows if each["name"] in row["ratios"]), row)
+    return "" if baseline is row else f"   {amount(row) / amount(baseline):.2f} x {baseline['name']}"
+
+
+def _number(value: float) -> str:
+    return f"{value:,.0f}" if value >= 100 else f"{value:#.3g}"
+
+
+def _finding(rows: Sequence[Record]) -> str:
     if wrong := [row["name"] for row in rows if not row["agrees"]]:
         return f"No result: {', '.join(wrong)} computed something else"
-    seconds = {row["name"]: row["median"] for row in rows}
-    pairs = [("our-fsdp", "torch-fsdp1"), ("our-ddp-view", "torch-ddp-view"), ("our-ddp", "torch-ddp")]
-    there = [
-        f"{ours} takes {seconds[ours] / seconds[theirs]:.2f} x {theirs}"
-        for ours, theirs in pairs
-        if ours in seconds and theirs in seconds
-    ]
-    fastest = min(seconds, key=lambda name: seconds[name])
-    return "A step: " + (", ".join(there[:2]) or f"{fastest} is the fastest of {len(rows)}")
+    named = {row["name"]: row for row in rows}
+    for ours, theirs in _PAIRS:
+        if ours in named and theirs in named:
+            a, b = named[ours], named[theirs]
+            held = f", and {_peak(a) / _peak(b):.2f} x the bytes" if a["bytes"] else ""
+            return f"A step: {ours} takes {_seconds(a) / _seconds(b):.2f} x the time of {theirs}{held}"
+    return f"A step: {min(rows, key=_seconds)['name']} is the fastest of {len(rows)}"

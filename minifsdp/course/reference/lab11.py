@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, Protocol
 import torch.distributed as dist
 from torch import Tensor
 
-from minifsdp import comm
+from minifsdp import comm, process_groups
 from minifsdp.comm import Group, Handle
 from minifsdp.course.workshop.references import reference
 from minifsdp.fsdp.hybrid import HybridUnit
@@ -60,7 +60,7 @@ def plan_groups(ranks: int, factor: int) -> tuple[list[list[int]], list[list[int
         "Go through the lists as they are, not through your own groups. Call `dist.new_group(ranks)` for each, and "
         "keep what it returns where `dist.get_rank() in ranks`. First all sharding groups, then all replica groups.",
     ),
-    forbids=(comm.host_groups,),
+    forbids=(process_groups.host_groups,),
 )
 def make_groups(sharding: list[list[int]], replicas: list[list[int]]) -> tuple[Group, Group]:
     """This rank's sharding group and its replica group."""

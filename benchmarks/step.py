@@ -1,0 +1,155 @@
+"""A training step beside torch's, in seconds and in bytes, held to limits: `python benchmarks/step.py`.
+
+It runs `minifsdp bench` on CPU several times for each width, weighs in the first of these runs, and writes a record.
+Exit code 1 if a limit is missed; `--check` runs nothing and holds the record that is there to the limits of today.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+ROOT = Path(__file__).parent.parent
+sys.path.insert(0, str(ROOT))  # so that a plain `python` does
+
+from minifsdp.course.bench import report, start  # noqa: E402
+from minifsdp.course.bench.settings import Settings  # noqa: E402
+from minifsdp.course.cli.common import progress_bar  # noqa: E402
+from minifsdp.course.cpu_records import about, cpu_records_folder, write_record  # noqa: E402
+from minifsdp.course.resources import check_writable  # noqa: E402
+
+CONTEXTS = {512: 128, 256: 64}  # tokens by width; 8 layers, 8 heads, 2 sequences on each rank
+LIMITS = (  # what, ours, torch's, and how many times it ours takes at most, at each of these widths
+    ("seconds", "our-ddp", "torch-ddp-view", (1.02, 1.02)),
+    ("seconds", "our-fsdp", "torch-fsdp1", (0.78, 0.78)),
+    ("seconds", "our-fsdp", "torch-fsdp2", (0.68, 0.68)),
+    ("seconds", "our-fsdp", "torch-ddp-view", (1.15, 1.20)),
+    ("seconds", "our-fsdp-grad-op", "torch-ddp-view", (1.05, 1.05)),
+    ("seconds", "our-fsdp-grad-op", "torch-fsdp1-grad-op", (0.82, 0.82)),
+    ("bytes", "our-fsdp", "torch-fsdp1", (1.0, 1.0)),
+    ("bytes", "our-fsdp", "torch-fsdp2", (1.0, 1.0)),
+    ("bytes", "our-fsdp-grad-op", "torch-fsdp1-grad-op", (1.0, 1.0)),
+)
+ONLY = (
+    *("plain", "torch-ddp", "torch-ddp-view", "torch-fsdp1", "torch-fsdp1-grad-op", "torch-fsdp2"),
+    *("our-ddp", "our-fsdp", "our-fsdp-grad-op"),
+)
+
+
+def measure(settings: Settings, runs: int) -> dict[str, Any]:
+    """What the record has of one width; ends with exit code 1 if somebody computes something else.
+
+    Raises:
+        ValueError: it cannot be had here.
+    """
+    records: list[Any] = []
+    with tempfile.TemporaryDirectory() as folder:
+        plans = [start.plan(replace(settings, weigh=number == 0), "cpu", Path(folder)) for number in range(runs)]
+        with progress_bar() as bar:
+            task = bar.add_task("starting", total=None)
+
+            def show(what: str, done: int, total: int) -> None:
+                bar.update(task, description=f"{len(records) + 1}: {what}", completed=done, total=total)
+
+            for plan in plans:
+                records.append(start.run(plan, show))
+                if wrong := report.disagreement(records[-1]):
+                    sys.exit(wrong)
+    rows = []
+    for each in zip(*(record["contestants"] for record in records), strict=True):
+        times = {"seconds": [row["median"] for row in each], "quartiles": [row["quartiles"] for row in each]}
+        rows.append({"name": each[0]["name"], **times, "bytes": [each[0]["bytes"]["allocated_peak"]]})
+    return {**{key: records[0][key] for key in ("world", "threads", "model", "batch", "memory")}, "rows": rows}
+
+
+def verdicts(sizes: Sequence[Mapping[str, Any]], width: int) -> list[dict[str, Any]]:
+    """For each limit the runs' ratios, their median (None: not run), and whether that meets the limit."""
+    found = []
+    rows = {row["name"]: row for size in sizes if size["model"]["width"] == width for row in size["rows"]}
+    for what, ours, theirs, limits in LIMITS:
+        limit = dict(zip(CONTEXTS, limits, strict=True))[width]
+        pairs = zip(rows[ours][what], rows[theirs][what], strict=True) if {ours, theirs} <= rows.keys() else ()
+        ratios = [round(a / b, 4) for a, b in pairs]
+        ratio = round(median(ratios), 4) if ratios else None
+        names = {"width": width, "what": what, "ours": ours, "theirs": theirs}
+        met = ratio is not None and ratio <= limit
+        found.append({**names, "ratios": ratios, "ratio": ratio, "limit": limit, "met": met})
+    return found
+
+
+def table(width: int, found: Sequence[Mapping[str, Any]], beside: Sequence[Mapping[str, Any]] = ()) -> Table:
+    """As the terminal shows it; `beside`: the same on two ranks, if these are more."""
+    shown = Table(title=f"width {width}: ours over torch's", box=box.SIMPLE_HEAD, pad_edge=False, padding=0)
+    for heading in ("", "ours", "torch's", "met", "limit", "median", "runs", *(["at 2"] if beside else [])):
+        shown.add_column(heading, justify="right" if heading in ("limit", "median", "runs", "at 2") else "left")
+    for number, each in enumerate(found):
+        met = "[green]yes[/]" if each["met"] else "[red]NO[/]"
+        runs = " ".join(f"{ratio:.2f}" for ratio in each["ratios"])
+        cells = [each["what"], each["ours"], each["theirs"], met, f"{each['limit']:.2f}", _text(each["ratio"]), runs]
+        shown.add_row(*cells, *(_text(two["ratio"]) for two in beside[number : number + 1]))
+    return shown
+
+
+def _text(ratio: float | None) -> str:
+    return "none" if ratio is None else f"{ratio:.3f}"
+
+
+def main() -> int:
+    """The exit code: 0, 1 for a limit that is missed or for wrong losses, 2 for what cannot be had."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--ranks", type=int, default=2, help="default: %(default)s")
+    parser.add_argument("--width", type=int, nargs="+", choices=CONTEXTS, default=list(CONTEXTS), help="default: both")
+    parser.add_argument("--runs", type=int, default=3, help="of each width; default: %(default)s")
+    parser.add_argument("--steps", type=int, default=12, help="of each contestant in a run; default: %(default)s")
+    parser.add_argument("--out", type=Path, help="the record; default: step-<ranks>-ranks.json among the records")
+    parser.add_argument("--check", action="store_true", help="run nothing, hold the record to the limits")
+    given = parser.parse_args()
+    if given.runs < 1:
+        parser.error(f"--runs {given.runs}: must be at least 1")
+    path, of_two = given.out or _path(given.ranks), _path(2)
+    try:
+        if given.check:
+            sizes = _read(path)
+        else:
+            check_writable(path.parent)
+            record = {**about("step"), "ranks": given.ranks, "runs": given.runs, "steps": given.steps}
+            settings = Settings(given.ranks, ONLY, steps=given.steps)
+            each = [replace(settings, width=width, context=CONTEXTS[width]) for width in given.width]
+            sizes = [measure(size, given.runs) for size in each]
+        two = _read(of_two) if given.ranks > 2 and of_two.exists() else []
+    except (ValueError, OSError) as error:
+        print(error, file=sys.stderr)
+        return 2
+    found = {width: verdicts(sizes, width) for width in given.width}
+    every = [each for of_width in found.values() for each in of_width]
+    if not given.check:
+        write_record({**record, "verdicts": every, "sizes": sizes}, path)
+    for width, of_width in found.items():
+        Console().print(table(width, of_width, verdicts(two, width) if two else ()))
+    return int(not all(each["met"] for each in every))
+
+
+def _path(ranks: int) -> Path:
+    return cpu_records_folder() / f"step-{ranks}-ranks.json"
+
+
+def _read(path: Path) -> list[dict[str, Any]]:
+    content = json.loads(path.read_text())
+    if content.get("benchmark") != "step":
+        raise ValueError(f"{path} is no record of this benchmark")
+    return list(content["sizes"])
+
+
+if __name__ == "__main__":
+    sys.exit(main())

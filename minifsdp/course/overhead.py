@@ -1,0 +1,174 @@
+"""What wrapping costs the host: a model whose tensors cost nothing, in a world whose collectives return at once.
+
+Rank 0 of torch's `fake` process group runs units of two Linear and two LayerNorm of width 8 on one row, so that what a
+step takes beyond the plain module's is the Python around it. A step is forward, backward, and gradients set to None as
+an optimizer's `zero_grad` does; there is no optimizer. The log of collectives (`comm.record`) is on. The clock is the
+CPU time of the process.
+"""
+
+from __future__ import annotations
+
+import cProfile
+import gc
+import io
+import pstats
+import time
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from statistics import median
+from typing import NamedTuple
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import FullyShardedDataParallel as TorchFSDP
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.fsdp.wrap import ModuleWrapPolicy
+
+from minifsdp import comm
+from minifsdp.course.launch import launch
+from minifsdp.fsdp import FullyShardedDataParallel, ShardingStrategy
+
+WIDTH = 8
+WARM_UP = 5  # steps: the first learns the order of units, and Python specialises what it runs often
+
+
+class Part(nn.Sequential):
+    """What is a unit."""
+
+    def __init__(self) -> None:
+        super().__init__(nn.LayerNorm(WIDTH), nn.Linear(WIDTH, WIDTH), nn.LayerNorm(WIDTH), nn.Linear(WIDTH, WIDTH))
+
+
+def _torch_fsdp1(model: nn.Module) -> nn.Module:
+    return TorchFSDP(model, auto_wrap_policy=ModuleWrapPolicy({Part}), device_id=torch.device("cpu"))
+
+
+def _torch_fsdp2(model: nn.Module) -> nn.Module:
+    assert dist.group.WORLD is not None
+    mesh = DeviceMesh.from_group(dist.group.WORLD, "cpu")  # by itself it takes the accelerator, if there is one
+    for part in model.children():
+        fully_shard(part, mesh=mesh)
+    fully_shard(model, mesh=mesh)
+    return model
+
+
+def _our_fsdp(model: nn.Module, strategy: ShardingStrategy) -> nn.Module:
+    return FullyShardedDataParallel(model, None, strategy, auto_wrap_policy={Part})
+
+
+CONTESTANTS: Mapping[str, Callable[[nn.Module], nn.Module]] = {
+    "plain": lambda model: model,
+    "torch-fsdp1": _torch_fsdp1,
+    "torch-fsdp2": _torch_fsdp2,
+    "our-fsdp": partial(_our_fsdp, strategy=ShardingStrategy.FULL_SHARD),
+    "our-fsdp-grad-op": partial(_our_fsdp, strategy=ShardingStrategy.SHARD_GRAD_OP),
+}
+"""By name: how a fresh model is wrapped, with default arguments where nothing is said. The root holds no parameters."""
+
+
+class Settings(NamedTuple):
+    """`ranks`: of the world that rank 0 believes to be in. `steps`: of each contestant that are timed."""
+
+    units: int = 48
+    ranks: int = 2
+    steps: int = 40
+
+
+class Cost(NamedTuple):
+    """What a contestant takes beyond the plain module, in seconds per unit and step.
+
+    Attributes:
+        median: of all steps.
+        quartiles: the first and the third.
+        messages: collectives in a step; 0 for torch's, whose are not counted.
+    """
+
+    median: float
+    quartiles: tuple[float, float]
+    messages: int
+
+
+def measure(settings: Settings) -> dict[str, Cost]:
+    """One run, in a process of its own: a step of each contestant in turn, the plain module among them."""
+    seconds, messages = launch(_time, settings.ranks, settings, backend="fake", timeout=600)[0]
+    return costs(seconds, messages, settings.units)
+
+
+def costs(seconds: Mapping[str, Sequence[float]], messages: Mapping[str, int], units: int) -> dict[str, Cost]:
+    """From the seconds of each step of each contestant."""
+    plain = median(seconds["plain"])
+    found = {}
+    for name, steps in seconds.items():
+        low, middle, high = ((at - plain) / units for at in _quartiles(steps))
+        if name != "plain":
+            found[name] = Cost(middle, (low, high), messages[name])
+    return found
+
+
+def ratio(runs: Sequence[Mapping[str, Cost]], ours: str, theirs: str) -> float:
+    """The median of all runs' ratios of medians."""
+    return median(run[ours].median / run[theirs].median for run in runs)
+
+
+def profile(settings: Settings, name: str, rows: int = 40) -> str:
+    """Where a contestant's time goes, by cProfile: the functions by their own time, then with what they call."""
+    return launch(_profile, settings.ranks, settings, name, rows, backend="fake", timeout=600)[0]
+
+
+class _Stepper:
+    """A contestant at work."""
+
+    def __init__(self, name: str, units: int) -> None:
+        self.model = CONTESTANTS[name](nn.Sequential(*(Part() for _ in range(units))))
+        self.params = list(self.model.parameters())
+        self.row = torch.ones(1, WIDTH)
+
+    def step(self) -> None:
+        self.model(self.row).sum().backward()
+        for p in self.params:
+            p.grad = None
+
+
+def _time(settings: Settings) -> tuple[dict[str, list[float]], dict[str, int]]:
+    """Seconds of each step, and messages of the last, by contestant."""
+    torch.set_num_threads(1)
+    steppers = {name: _Stepper(name, settings.units) for name in CONTESTANTS}
+    seconds: dict[str, list[float]] = {name: [] for name in steppers}
+    messages = dict.fromkeys(steppers, 0)
+    gc.freeze()  # so that it is quick to collect what a step leaves behind, between the steps
+    gc.disable()
+    with comm.record() as log:
+        for number in range(WARM_UP + settings.steps):
+            for name, stepper in steppers.items():
+                gc.collect()
+                log.clear()
+                start = time.process_time()  # nothing in a step waits, and what else the machine does is left out
+                stepper.step()
+                taken = time.process_time() - start
+                messages[name] = len(log)
+                if number >= WARM_UP:
+                    seconds[name].append(taken)
+    return seconds, messages
+
+
+def _profile(settings: Settings, name: str, rows: int) -> str:
+    torch.set_num_threads(1)
+    stepper, profiler, text = _Stepper(name, settings.units), cProfile.Profile(), io.StringIO()
+    with comm.record():
+        for _ in range(WARM_UP):
+            stepper.step()
+        with profiler:
+            for _ in range(settings.steps):
+                stepper.step()
+    stats = pstats.Stats(profiler, stream=text).strip_dirs()
+    stats.sort_stats("tottime").print_stats(rows)
+    stats.sort_stats("cumulative").print_stats(rows)
+    return text.getvalue()
+
+
+def _quartiles(values: Sequence[float]) -> tuple[float, float, float]:
+    ordered = sorted(values)
+    low, high = (ordered[int(share * (len(ordered) - 1) + 0.5)] for share in (0.25, 0.75))
+    return low, median(ordered), high

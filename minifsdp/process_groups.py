@@ -1,0 +1,54 @@
+"""Process groups other than the default one, of a mesh or of a host, and what can be asked of any."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import torch.distributed as dist
+
+from minifsdp.comm import Group
+
+
+def wants_order_checked() -> bool:
+    """Whether torch's debug level is DETAIL: by the variable TORCH_DISTRIBUTED_DEBUG, or by `set_debug_level`."""
+    level: Any = dist.get_debug_level()  # type: ignore[attr-defined]
+    return "DETAIL" in (level.name, os.environ.get("TORCH_DISTRIBUTED_DEBUG", "").upper())
+
+
+def store_of(group: Group, prefix: str) -> Any:
+    """The key-value store of the group's ranks, for keys under `prefix`; to wait on it keeps nobody else from it."""
+    store: Any = dist.distributed_c10d._world.pg_map[group][1]
+    return dist.PrefixStore(prefix, store.clone())  # type: ignore[attr-defined]  # a connection of its own
+
+
+def global_ranks(group: Group) -> list[int]:
+    """The group's ranks as the default process group calls them."""
+    return dist.get_process_group_ranks(group)
+
+
+def mesh_group(mesh: Any, dim: int) -> Group:
+    """This rank's process group along dimension `dim` of a `DeviceMesh`."""
+    return mesh.get_group(mesh_dim=dim)  # type: ignore[no-any-return]
+
+
+def host_groups() -> tuple[Group, Group]:
+    """New groups: the ranks of this rank's host, and those of its place on all hosts.
+
+    To be called on every rank. Hosts have `LOCAL_WORLD_SIZE` ranks each, as torchrun says; unset: there is one host.
+
+    Raises:
+        ValueError: the world does not divide into hosts of that size.
+    """
+    ranks = dist.get_world_size()
+    size = int(os.environ.get("LOCAL_WORLD_SIZE", ranks))
+    if ranks % size:
+        raise ValueError(f"{ranks} ranks do not make hosts of LOCAL_WORLD_SIZE={size}: pass process groups")
+    inside = _new_group([list(range(low, low + size)) for low in range(0, ranks, size)])
+    return inside, _new_group([list(range(place, ranks, size)) for place in range(size)])
+
+
+def _new_group(of_all: list[list[int]]) -> Group:
+    """This rank's of new groups. On NCCL, where kernels of both compete, those of the group go before computation."""
+    options = dist.ProcessGroupNCCL.Options(is_high_priority_stream=True) if dist.get_backend() == "nccl" else None
+    return dist.new_subgroups_by_enumeration(of_all, pg_options=options)[0]  # type: ignore[no-any-return]

@@ -1,0 +1,269 @@
+"""The benchmarks of the host's overhead and of scaling: counts, laws, arithmetic and records; no time is asserted."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import sys
+from copy import deepcopy
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import cloudpickle
+import pytest
+import torch
+from torch.distributed.fsdp import FSDPModule
+from torch.distributed.fsdp import FullyShardedDataParallel as TorchFSDP
+
+from minifsdp.course import overhead, scaling
+from minifsdp.course.launch import launch
+from minifsdp.course.overhead import Cost
+from minifsdp.course.plots.scaling import scaling_figure
+from minifsdp.course.scaling import Settings
+from minifsdp.fsdp import FullyShardedDataParallel
+
+cloudpickle.register_pickle_by_value(sys.modules[__name__])
+
+BENCHMARKS = Path(__file__).parent.parent / "benchmarks"
+ABOUT = {"benchmark", "command", "when", "commit", "cpu", "cores", "versions"}
+
+
+def script(name: str) -> ModuleType:
+    """One of the benchmarks, as a module."""
+    spec = importlib.util.spec_from_file_location(f"benchmark_{name}", BENCHMARKS / f"{name}.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def run(name: str, *options: str) -> int:
+    """Its exit code."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "argv", [f"{name}.py", *options])
+        patch.setattr(sys, "path", list(sys.path))
+        code: int = script(name).main()
+    return code
+
+
+# Overhead
+
+
+def test_a_cost_is_what_a_step_takes_beyond_the_plain_module() -> None:
+    seconds = {"plain": [3.0, 1.0, 2.0], "torch-fsdp1": [10.0, 12.0, 32.0, 14.0, 6.0], "our-fsdp": [4.0]}
+    costs = overhead.costs(seconds, {"plain": 0, "torch-fsdp1": 0, "our-fsdp": 15}, units=5)
+    assert costs == {"torch-fsdp1": Cost(2.0, (1.6, 2.4), 0), "our-fsdp": Cost(0.4, (0.4, 0.4), 15)}
+
+
+def made_up_runs(*ours: float) -> list[dict[str, Cost]]:
+    """Of each run what `our-fsdp` costs; torch's FSDP1 costs 4 and FSDP2 8 seconds, in the last run ten times that."""
+    times = [1.0] * (len(ours) - 1) + [10.0]
+    return [
+        {
+            name: Cost(cost * slow, (0.0, 9.0), 3)
+            for name, cost in (("torch-fsdp1", 4.0), ("torch-fsdp2", 8.0), ("our-fsdp", us), ("our-fsdp-grad-op", us))
+        }
+        for us, slow in zip(ours, times, strict=True)
+    ]
+
+
+def test_a_ratio_is_the_median_of_the_ratios_of_the_runs() -> None:
+    """And not the ratio of the medians: in a run that is slow for all, nobody is worse."""
+    assert overhead.ratio(made_up_runs(2.0, 1.0, 0.4), "our-fsdp", "torch-fsdp1") == 0.25
+
+
+@pytest.mark.parametrize(
+    ("ours", "over"),
+    [(0.8, []), (1.0, []), (1.1, ["torch-fsdp1"]), (1.3, ["torch-fsdp1", "torch-fsdp2"])],
+)
+def test_limits_are_held_against_the_default_strategy(ours: float, over: list[str]) -> None:
+    record = script("overhead").make_record(overhead.Settings(), made_up_runs(9.0, ours, ours / 2))
+    lines = script("overhead").missed(record)
+    assert [line.split(",")[0].split()[-1] for line in lines] == over
+    worse = deepcopy(record)
+    worse["contestants"][-1]["ratios"] = dict.fromkeys(worse["limits"], 9.0)
+    assert script("overhead").missed(worse) == lines  # SHARD_GRAD_OP, for which there is no limit
+
+
+def test_the_overhead_of_three_units(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "new" / "overhead.json"
+    code = run("overhead", "--units", "3", "--runs", "2", "--steps", "2", "--out", str(path))
+    record = json.loads(path.read_text())
+    assert set(record) >= ABOUT
+    assert (record["benchmark"], record["units"], record["steps"], record["ranks"]) == ("overhead", 3, 2, 2)
+    rows = {row["name"]: row for row in record["contestants"]}
+    assert list(rows) == [name for name in overhead.CONTESTANTS if name != "plain"]
+    assert {name: row["messages"] for name, row in rows.items()} == {
+        "torch-fsdp1": 0,
+        "torch-fsdp2": 0,
+        "our-fsdp": 9,  # two gathers and a reduction a unit, and the root holds nothing
+        "our-fsdp-grad-op": 6,
+    }
+    for name, row in rows.items():
+        assert len(row["runs"]) == 2
+        assert set(row["ratios"]) == {"torch-fsdp1", "torch-fsdp2"}
+        assert row["ratios"].get(name, 1) == 1
+    said = capsys.readouterr()
+    assert code == int(bool(said.err.splitlines()))
+    assert all(name in said.out for name in rows)
+
+
+def units_of_all(units: int) -> dict[str, int]:
+    kinds = (TorchFSDP, FSDPModule, FullyShardedDataParallel)
+    models = {name: overhead._Stepper(name, units).model for name in overhead.CONTESTANTS}
+    return {name: sum(isinstance(m, kinds) for m in model.modules()) for name, model in models.items()}
+
+
+def test_every_contestant_has_the_same_units() -> None:
+    (found,) = launch(units_of_all, 2, 3, backend="fake")
+    assert found.pop("plain") == 0
+    assert set(found.values()) == {3 + 1}  # and the root
+
+
+def test_a_profile_names_the_functions_of_one_contestant() -> None:
+    text = overhead.profile(overhead.Settings(units=2, steps=1), "our-fsdp", rows=5)
+    assert "Ordered by: internal time" in text
+    assert "Ordered by: cumulative time" in text
+    assert "overhead.py" in text
+    assert text.count("to 5 due to restriction") == 2
+
+
+@pytest.mark.parametrize("options", [("--ranks", "1"), ("--units", "0"), ("--steps", "few"), ("--profile", "nobody")])
+def test_overhead_refuses_what_cannot_be(options: tuple[str, str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stop:
+        run("overhead", *options)
+    assert stop.value.code == 2
+    assert f"{options[0]}: " in capsys.readouterr().err
+
+
+def test_a_record_that_cannot_be_written_is_refused_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(overhead, "launch", lambda *_, **__: pytest.fail("a rank was started"))
+    (tmp_path / "file").touch()
+    assert run("overhead", "--out", str(tmp_path / "file" / "overhead.json")) == 2
+
+
+# Scaling
+
+
+@pytest.fixture(scope="module")
+def scaled(tmp_path_factory: pytest.TempPathFactory) -> tuple[int, Path]:
+    """Exit code and folder of a small run, on one rank and on three, which divide nothing."""
+    out = tmp_path_factory.mktemp("scaling")
+    return run("scaling", "--ranks", "3,1", "--units", "2,4", "--steps", "2", "--out", str(out)), out
+
+
+@pytest.fixture(scope="module")
+def record(scaled: tuple[int, Path]) -> dict[str, Any]:
+    content: dict[str, Any] = json.loads((scaled[1] / "scaling.json").read_text())
+    return content
+
+
+def test_the_counts_are_those_of_the_law(scaled: tuple[int, Path], record: dict[str, Any]) -> None:
+    assert scaled[0] == 0
+    assert record["differs"] == []
+    assert [(row["ranks"], row["units"], row["way"]) for row in record["rows"]] == [
+        (ranks, units, way) for ranks, units in ((1, 4), (3, 2), (3, 4)) for way in scaling.WAYS
+    ]
+    for row in record["rows"]:
+        assert len(row["found"]) == row["ranks"]
+        assert all(found == row["law"] for found in row["found"])
+        assert row["peak"] > row["law"]["parameters"] + row["law"]["optimizer"]
+
+
+def test_the_law_in_plain_numbers(record: dict[str, Any]) -> None:
+    """Width 64, vocabulary 257, context 16, four blocks; three ranks, four units."""
+    block = 12 * 64**2 + 13 * 64
+    root = 257 * 64 + 16 * 64 + 2 * 64 + 257 * 64 + 257
+    assert record["parameters"] == root + 4 * block
+    padded_root, padded_block = -(-root // 3) * 3, -(-block // 3) * 3
+    assert padded_root != root or padded_block != block
+    psi, padded = 4 * (root + 4 * block), 4 * (padded_root + 4 * padded_block)
+    laws = {row["way"]: row["law"] for row in record["rows"] if (row["ranks"], row["units"]) == (3, 4)}
+    assert {way: laws[way]["messages"] for way in laws} == {"ddp": 5, "fsdp-grad-op": 10, "fsdp": 14}
+    assert laws["ddp"]["wire"] == round(4 / 3 * psi)
+    assert laws["fsdp-grad-op"]["wire"] == round(4 / 3 * padded)
+    assert laws["fsdp"]["wire"] == round(2 / 3 * (3 * padded - 4 * padded_root))
+    assert laws["fsdp"]["parameters"] == padded // 3
+    assert laws["fsdp"]["unsharded_peak"] == 4 * (padded_root + 2 * padded_block)
+    alone = {row["way"]: row["law"] for row in record["rows"] if row["ranks"] == 1}
+    assert all(law["messages"] == 5 and law["wire"] == 0 for law in alone.values())
+
+
+def test_a_count_that_differs_is_named_and_is_exit_code_1(
+    record: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = deepcopy(record["rows"])
+    rows[-1]["found"][2]["messages"] += 1
+    monkeypatch.setattr(scaling, "measure", lambda settings, ranks, units: [r for r in rows if r["ranks"] == ranks])
+    assert run("scaling", "--ranks", "1,3", "--units", "2,4", "--out", str(tmp_path)) == 1
+    wanted = "fsdp, 3 ranks, 4 units, rank 2: messages 15, the law says 14"
+    assert capsys.readouterr().err.splitlines()[-1] == wanted
+    assert json.loads((tmp_path / "scaling.json").read_text())["differs"] == [wanted]
+
+
+def test_the_scaling_record_is_whole(scaled: tuple[int, Path], record: dict[str, Any]) -> None:
+    assert set(record) >= ABOUT
+    assert {path.name for path in scaled[1].iterdir()} == {"scaling.json", "scaling.png"}
+    assert (record["ranks"], record["units"], record["few_ranks"], record["some_units"]) == ([1, 3], [2, 4], 3, 4)
+    assert set(record["fits"]) == set(scaling.WAYS)
+    for row in record["rows"]:
+        low, high = row["quartiles"]
+        assert 0 < low <= row["seconds"] <= high
+
+
+def test_the_figure_draws_the_record(record: dict[str, Any], tmp_path: Path) -> None:
+    figure = scaling_figure({**record, "cores": 2}, tmp_path / "scaling.png")
+    assert (tmp_path / "scaling.png").read_bytes().startswith(b"\x89PNG")
+    assert [axes.get_title(loc="left") for axes in figure.axes] == 2 * [
+        "time of a step",
+        "held between steps",
+        "gathered at most",
+        "sent in a step",
+        "messages in a step",
+    ]
+    fsdp = [row for row in record["rows"] if row["way"] == "fsdp"]
+    for axes, x in ((figure.axes[4], "ranks"), (figure.axes[9], "units")):
+        of = [row for row in fsdp if row["units"] == 4] if x == "ranks" else [row for row in fsdp if row["ranks"] == 3]
+        *_, law, points = axes.lines
+        assert list(law.get_xdata()) == [row[x] for row in of]
+        assert list(law.get_ydata()) == [row["law"]["messages"] for row in of]
+        assert list(points.get_ydata()) == [found["messages"] for row in of for found in row["found"]]
+    faint = {line.get_xdata()[0]: line.get_alpha() for line in figure.axes[0].lines if len(line.get_xdata()) == 1}
+    assert faint == {1: 1.0, 3: 0.35}
+    wrong = scaling_figure({**record, "differs": ["one"]}, tmp_path / "wrong.png")
+    assert wrong.get_suptitle() == "Counts that differ from the law: 1"
+
+
+def test_units_change_nothing_but_the_units() -> None:
+    settings = Settings(units=(1, 4), width=16)
+    tokens = torch.arange(8).view(1, 8)
+    one, four = settings.model(1), settings.model(4)
+    assert [len(model.blocks) for model in (one, four)] == [1, 4]
+    assert one(tokens, tokens).item() == four(tokens, tokens).item()
+
+
+def test_a_line_is_fitted_over_the_messages() -> None:
+    rows = [{"law": {"messages": m}, "seconds": 0.5 + 0.002 * m} for m in (5, 9, 17)]
+    assert scaling.fit(rows) == pytest.approx((0.5, 0.002))
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        (("--units", "4,6"), "6 blocks do not make 4 equal units"),
+        (("--units", "4,4"), "--units: give two numbers or more"),
+        (("--steps", "0"), "--steps 0: time one or more"),
+        (("--ranks", "1,2,1000"), "--ranks 1000: gloo serves at most"),
+        (("--out", "/proc/none"), "--out /proc/none cannot be written"),
+    ],
+)
+def test_scaling_refuses_what_cannot_be(
+    options: tuple[str, ...], says: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(scaling, "launch", lambda *_, **__: pytest.fail("a rank was started"))
+    monkeypatch.setattr(sys, "argv", ["scaling.py", *options])
+    assert script("scaling").main() == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert says in line

@@ -1,0 +1,285 @@
+"""The collectives that gloo gets from us: the same numbers as its own, memory to the byte, and what goes wrong alike."""
+
+from __future__ import annotations
+
+import gc
+import os
+import subprocess
+import sys
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import reduce
+from typing import Any
+from unittest.mock import patch
+
+import pytest
+import torch
+import torch.distributed as dist
+from on_ranks import Checks
+from torch import Tensor
+
+from minifsdp import comm, device, gloo
+from minifsdp.course.ledger import Ledger
+from minifsdp.course.storages import TAGS
+
+check = Checks(__name__)
+
+FP32, FP64, BF16, FP16 = torch.float32, torch.float64, torch.bfloat16, torch.float16
+DTYPES = (FP32, FP64, BF16, FP16)
+OPS = {"sum": comm.SUM, "mean": comm.MEAN}
+SIZE = 37  # of a part: no multiple of anything
+
+
+def inputs(dtype: torch.dtype, size: int = SIZE) -> list[Tensor]:
+    """What each rank has [N * size], by rank; every rank knows all."""
+    n = dist.get_world_size()
+    numbers = torch.Generator().manual_seed(0)
+    return [torch.randn(n * size, generator=numbers).to(dtype) for _ in range(n)]
+
+
+def mine(full: Tensor) -> Tensor:
+    return full.chunk(dist.get_world_size())[dist.get_rank()]
+
+
+def reduced(full: Tensor, op: Any = comm.SUM) -> Tensor:
+    output = torch.full_like(mine(full), torch.nan)
+    comm.reduce_scatter(output, full, comm.world(), op).wait()
+    return output
+
+
+def functions(do: Callable[[], Any]) -> list[tuple[str, str]]:
+    """The operation and the function of each call that is issued."""
+    with comm.record() as calls:
+        do()
+    return [(call.op, call.function) for call in calls]
+
+
+@contextmanager
+def handed_out() -> Iterator[list[weakref.ref[Tensor]]]:
+    """Buffers for what arrives, in order, kept alive by nobody here."""
+    buffers: list[weakref.ref[Tensor]] = []
+
+    def tell(buffer: Tensor, role: str) -> None:
+        if role == "communication":
+            buffers.append(weakref.ref(buffer))
+
+    device.subscribers.append(tell)
+    try:
+        yield buffers
+    finally:
+        device.subscribers.remove(tell)
+
+
+# Reduce-scatter: values
+
+
+@check(dtype=DTYPES, op=OPS)
+def two_ranks_reduce_to_the_bits_of_gloos_own(dtype: torch.dtype, op: Any) -> None:
+    full = inputs(dtype)[dist.get_rank()]
+    before, native = full.clone(), torch.empty_like(mine(full))
+    getattr(dist, comm._REDUCE_SCATTER)(native, full, op)
+    assert torch.equal(reduced(full, op), native)
+    assert torch.equal(full, before), "the input is to stay"
+
+
+@check(ranks=3, dtype=DTYPES, op=OPS)
+def three_ranks_reduce_to_the_same_within_rounding(dtype: torch.dtype, op: Any) -> None:
+    each = inputs(dtype)
+    exact = torch.stack(each).double().sum(0) / (3 if op == comm.MEAN else 1)
+    torch.testing.assert_close(reduced(each[dist.get_rank()], op), mine(exact).to(dtype))
+
+
+@check(ranks=3, dtype=DTYPES)
+def parts_are_added_in_rank_order_whoever_adds_them(dtype: torch.dtype) -> None:
+    """So each of the ranks, which here have the same three numbers to add for each part, gets the same bits."""
+    size = 5
+    values = [part[:size].repeat(3) for part in inputs(dtype)]
+    output = reduced(values[dist.get_rank()])
+    assert torch.equal(output, reduce(torch.add, values)[:size])
+
+
+@check(dtype=(FP32, BF16))
+def a_maximum_is_the_backends_own(dtype: torch.dtype) -> None:
+    each, output = inputs(dtype), torch.empty(SIZE, dtype=dtype)
+    with handed_out() as buffers:
+        called = functions(
+            lambda: comm.reduce_scatter(output, each[dist.get_rank()], comm.world(), comm.MAX).wait()
+        )
+    assert called == [("reduce_scatter", comm._REDUCE_SCATTER)]
+    assert not buffers
+    assert torch.equal(output, mine(torch.stack(each).amax(0)))
+
+
+@check(ranks=(2, 3, 4), op=OPS)
+def the_output_may_be_this_ranks_part_of_the_input(op: Any) -> None:
+    full = inputs(FP64)[dist.get_rank()]
+    expected, others = reduced(full, op), full.clone()
+    comm.reduce_scatter(mine(full), full, comm.world(), op).wait()
+    assert torch.equal(mine(full), expected)
+    mine(full).copy_(mine(others))
+    assert torch.equal(full, others), "the other parts are to stay"
+
+
+@check(ranks=3)
+def several_may_be_under_way_and_be_waited_for_in_any_order() -> None:
+    """Of different sizes, so that what arrives for one would not do for another."""
+    group, rank = comm.world(), dist.get_rank()
+    each = [inputs(FP64, size) for size in (5, 50_000, 1)]
+    outputs = [torch.empty_like(mine(full[rank])) for full in each]
+    handles = [comm.reduce_scatter(output, full[rank], group) for output, full in zip(outputs, each, strict=True)]
+    for index in (1, 2, 0):
+        handles[index].wait()
+        torch.testing.assert_close(outputs[index], mine(torch.stack(each[index]).sum(0)))
+
+
+@check(ranks=3)
+def a_part_may_be_empty() -> None:
+    nothing = torch.empty(0)
+    assert reduced(nothing).numel() == 0
+    comm.all_gather(nothing, nothing, comm.world()).wait()
+
+
+@check(ranks=(2, 3))
+def to_wait_twice_is_harmless_and_does_nothing_again() -> None:
+    full, group = inputs(FP32)[dist.get_rank()], comm.world()
+    output, gathered = torch.empty(SIZE), torch.empty_like(full)
+    for handle, written in (
+        (comm.reduce_scatter(output, full, group), output),
+        (comm.all_gather(gathered, mine(full), group), gathered),
+    ):
+        handle.wait()
+        written.add_(1)
+        changed = written.clone()
+        handle.wait()
+        assert torch.equal(written, changed)
+
+
+# Reduce-scatter: memory
+
+
+@check(ranks=(2, 3), dtype=(FP32, BF16))
+def what_arrives_has_a_buffer_from_the_issue_to_the_wait(dtype: torch.dtype) -> None:
+    """By the ledger: N - 1 parts, of the role "communication", and nothing else that it did not know."""
+    full, n = inputs(dtype)[dist.get_rank()], dist.get_world_size()
+    output = torch.empty(SIZE, dtype=dtype)
+    nothing = dict.fromkeys(TAGS, 0)
+    with Ledger() as ledger:
+        handle = comm.reduce_scatter(output, full, comm.world(), comm.MEAN)
+        assert ledger.live() == nothing | {"communication": (n - 1) * SIZE * dtype.itemsize}
+        handle.wait()
+        assert ledger.live() == nothing
+        assert sum(ledger.peak.tags.values()) == (n - 1) * SIZE * dtype.itemsize
+
+
+@check()
+def nothing_is_left_of_the_buffers() -> None:
+    full, group = inputs(FP32)[dist.get_rank()], comm.world()
+    output = torch.empty(SIZE)
+    with handed_out() as buffers:
+        kept = [comm.reduce_scatter(output, full, group) for _ in range(3)]
+        assert [buffer().untyped_storage().nbytes() for buffer in buffers] == [SIZE * 4] * 3  # type: ignore[union-attr]
+        for handle in kept:
+            handle.wait()
+    for buffer in buffers:
+        there = buffer()
+        assert there is None or not there.untyped_storage().nbytes()
+    del there, kept, handle
+    gc.collect()
+    assert [buffer() for buffer in buffers] == [None] * 3
+
+
+# All-gather
+
+
+@check(ranks=(2, 3), dtype=(*DTYPES, torch.int64, torch.uint8, torch.bool), in_place=(False, True))
+def shards_are_gathered_in_rank_order_on_all_ranks(dtype: torch.dtype, in_place: bool) -> None:
+    n = dist.get_world_size()
+    whole = torch.arange(n * SIZE).remainder(2 if dtype is torch.bool else 100).to(dtype)
+    output = torch.zeros_like(whole)
+    shard = mine(output).copy_(mine(whole)) if in_place else mine(whole).clone()
+    with handed_out() as buffers:
+        called = functions(lambda: comm.all_gather(output, shard, comm.world()).wait())
+    assert called == [("all_gather", "broadcast")], "one call, whatever it consists of"
+    assert not buffers
+    assert torch.equal(output, whole)
+    assert torch.equal(shard, mine(whole))
+
+
+# What goes wrong
+
+
+@check(ranks=(2, 3), kind=("gather", "reduce", "output of a reduction"))
+def wrong_sizes_are_an_error_on_all_ranks_and_nothing_is_under_way(kind: str) -> None:
+    n, group = dist.get_world_size(), comm.world()
+    whole, longer, part = torch.ones(n * 4), torch.ones(n * 4 + 1), torch.ones(4)
+    wrong: dict[str, Callable[[], Any]] = {
+        "gather": lambda: comm.all_gather(longer, part, group),
+        "reduce": lambda: comm.reduce_scatter(part, longer, group),
+        "output of a reduction": lambda: comm.reduce_scatter(torch.ones(3), whole, group).wait(),
+    }
+    with pytest.raises((RuntimeError, ValueError)):
+        wrong[kind]()
+    assert torch.equal(reduced(whole), torch.full((4,), float(n)))  # the next one finds no message of that one
+    comm.all_gather(whole, 2 * part, group).wait()
+    assert torch.equal(whole, torch.full((n * 4,), 2.0))
+
+
+# Who decides
+
+
+@check(choice={"auto": "isend", "alltoall": "isend", "native": comm._REDUCE_SCATTER})
+def the_variable_decides_how_gloo_reduces(choice: str) -> None:
+    name = {"isend": ("auto", "alltoall")}.get(choice, ("native",))
+    each = inputs(FP32)
+    for wanted in name:
+        with patch.object(gloo, "wanted", wanted), handed_out() as buffers:
+            called = functions(lambda: reduced(each[dist.get_rank()]))
+        assert called == [("reduce_scatter", choice)]
+        assert len(buffers) == (choice == "isend")
+
+
+@check(ranks=1)
+def one_rank_has_nobody_to_exchange_with() -> None:
+    full = inputs(FP32)[0]
+    for wanted in gloo.CHOICES:
+        with patch.object(gloo, "wanted", wanted):
+            assert functions(lambda: reduced(full)) == [("reduce_scatter", comm._REDUCE_SCATTER)]
+            assert torch.equal(reduced(full, comm.MEAN), full)
+
+
+@pytest.mark.parametrize(
+    ("wanted", "backend", "ranks", "expected"),
+    [
+        ("auto", "gloo", 2, True),
+        ("auto", "nccl", 2, False),
+        ("auto", "gloo", 1, False),
+        ("native", "gloo", 2, False),
+        ("alltoall", "nccl", 2, True),
+        ("alltoall", "nccl", 1, False),
+    ],
+)
+def test_where_reductions_are_exchanges(
+    monkeypatch: pytest.MonkeyPatch, wanted: str, backend: str, ranks: int, expected: bool
+) -> None:
+    monkeypatch.setattr(gloo, "wanted", wanted)
+    assert gloo.reduces_by_all_to_all(backend, ranks) is expected
+
+
+@pytest.mark.parametrize(("value", "says"), [("native", "False"), ("alltoall", "True"), ("quickly", None)])
+def test_it_is_read_from_the_environment_and_nonsense_is_named_with_the_choices(value: str, says: str | None) -> None:
+    code = "from minifsdp import gloo; print(gloo.reduces_by_all_to_all('gloo', 2))"
+    environment = {**os.environ, "MINIFSDP_REDUCE_SCATTER": value}
+    ran = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False)
+    if says:
+        assert ran.stdout.strip() == says
+    else:
+        (line,) = [line for line in ran.stderr.splitlines() if "MINIFSDP_REDUCE_SCATTER" in line]
+        assert line == (
+            "ValueError: MINIFSDP_REDUCE_SCATTER=quickly: set it to one of auto, native, alltoall, or not at all"
+        )
+
+
+@pytest.mark.parametrize(("ranks", "name"), check.params)
+def test_on_ranks(ranks: int, name: str) -> None:
+    check.assert_passed(ranks, name)
