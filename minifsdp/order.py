@@ -23,7 +23,7 @@ from weakref import WeakKeyDictionary
 
 from torch import Tensor
 
-from minifsdp import comm, process_groups
+from minifsdp import process_groups
 from minifsdp.comm import Group
 
 TIMEOUT = "MINIFSDP_ORDER_TIMEOUT"
