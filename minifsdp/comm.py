@@ -147,12 +147,12 @@ def reduce_scatter(output: Tensor, full: Tensor, group: Group, op: Any = SUM) ->
     if op not in (SUM, MEAN) or not gloo.reduces_by_all_to_all(backend, group.size()):
         reduction = partial(getattr(dist, _REDUCE_SCATTER), output, full, op, group, True)
         return _start("reduce_scatter", _REDUCE_SCATTER, full, group, reduction)
-    mine = full.view(group.size(), -1)[group.rank()]
-    received = device.empty(full.numel() - mine.numel(), full.dtype, "communication", full.device)
-    received = received.view(-1, mine.numel())
-    exchange = partial(gloo.exchange, received, full, group)
+    parts = gloo.parts_of(full, output, group.size())
+    received = device.empty(full.numel() - output.numel(), full.dtype, "communication", full.device)
+    received = received.view(group.size() - 1, *output.shape)
+    exchange = partial(gloo.exchange, received, parts, group, _groups[group].calls)
     handle = _start("reduce_scatter", "isend", full, group, exchange)
-    handle.then = partial(gloo.sum_parts, output, received, mine, group.rank(), op == MEAN)
+    handle.then = partial(gloo.sum_parts, output, received, parts[group.rank()], group.rank(), op == MEAN)
     return handle
 
 

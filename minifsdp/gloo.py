@@ -27,7 +27,7 @@ from minifsdp import device
 
 CHOICES = {"auto": None, "native": False, "alltoall": True}
 wanted = os.environ.get("MINIFSDP_REDUCE_SCATTER", "auto")  # read once: to ask costs as much as to start a message
-TAG = 1  # of our sends and receives: a user's have 0 unless they say so
+TAGS = 1 << 20  # where the tags of our sends and receives begin: a user's have 0 unless they say so
 
 
 def reduces_by_all_to_all(backend: str, ranks: int) -> bool:
@@ -43,42 +43,66 @@ def reduces_by_all_to_all(backend: str, ranks: int) -> bool:
 
 
 class Works:
-    """Several messages under way: what `torch.distributed` calls a work."""
+    """Several messages under way: what `torch.distributed` calls a work. To wait again is nothing."""
 
     def __init__(self, works: Sequence[Any]) -> None:
         self.works = works
 
     def wait(self) -> None:
-        for work in self.works:
+        works, self.works = self.works, ()  # gloo would wait for another message on a receive that is over
+        for work in works:
             work.wait()
+        _exchanges.discard(self)
+
+
+_exchanges: set[Works] = set()
+"""Not waited for. Where nobody ever does, as after an error, gloo must not lose them: no later one would end."""
+
+
+def parts_of(full: Tensor, part: Tensor, ranks: int) -> Tensor:
+    """`full` [N * numel] as one row for each rank, in the shape of `part` [numel].
+
+    Raises:
+        ValueError: it is not N of those; on all ranks alike, before a message is on its way.
+    """
+    if full.numel() != ranks * part.numel() or full.dtype != part.dtype:
+        raise ValueError(
+            f"{full.numel()} elements of dtype {full.dtype} are not {ranks} parts of {part.numel()} of {part.dtype}"
+        )
+    return full.view(ranks, *part.shape)
 
 
 def gather_by_broadcasts(output: Tensor, shard: Tensor, group: dist.ProcessGroup) -> Works:
     """`output` [N * numel] <- every rank's `shard` [numel], see `comm.all_gather`."""
-    parts = output.view(group.size(), *shard.shape).unbind()  # fails alike on all ranks where sizes are wrong
+    parts = parts_of(output, shard, group.size()).unbind()
     mine = parts[group.rank()]
     if mine.data_ptr() != shard.data_ptr():
         mine.copy_(shard)
     return Works([dist.broadcast(part, group=group, group_src=r, async_op=True) for r, part in enumerate(parts)])
 
 
-def exchange(received: Tensor, full: Tensor, group: dist.ProcessGroup) -> Works:
-    """`received` [N - 1, numel] <- this rank's part of every other rank's `full` [N * numel], in rank order."""
-    parts, rank = full.view(group.size(), -1), group.rank()
-    others = [r for r in range(group.size()) if r != rank]
-    arriving = [dist.irecv(row, group=group, group_src=r, tag=TAG) for row, r in zip(received, others, strict=True)]
-    return Works([*arriving, *(dist.isend(parts[r], group=group, group_dst=r, tag=TAG) for r in others)])
+def exchange(received: Tensor, parts: Tensor, group: dist.ProcessGroup, order: int) -> Works:
+    """`received` [N - 1, numel] <- this rank's part of every other rank's `parts` [N, numel], in rank order.
+
+    `order` is the same on all ranks, and another next time, so that a message that nobody waits for goes to no other.
+    """
+    tag, others = TAGS + order % TAGS, [r for r in range(group.size()) if r != group.rank()]
+    arriving = [dist.irecv(row, group=group, group_src=r, tag=tag) for row, r in zip(received, others, strict=True)]
+    works = Works([*arriving, *(dist.isend(parts[r], group=group, group_dst=r, tag=tag) for r in others)])
+    _exchanges.add(works)
+    return works
 
 
 def sum_parts(output: Tensor, received: Tensor, mine: Tensor, rank: int, is_mean: bool) -> None:
     """`output` [numel] <- the sum or mean of `received` [N - 1, numel], which is freed, and `mine` [numel].
 
-    In rank order, so that who sums makes no difference.
+    In rank order, whoever sums. `output` may be `mine`, so only the last addition writes to it.
     """
     parts = [*received[:rank].unbind(), mine, *received[rank:].unbind()]
-    torch.add(parts[0], parts[1], out=output)
-    for part in parts[2:]:
-        output.add_(part)
+    total = parts[0]
+    for part in parts[1:-1]:
+        total = torch.add(total, part, out=received[0])
+    torch.add(total, parts[-1], out=output)
     if is_mean:
         output.div_(len(parts))
     device.free(received)

@@ -1,4 +1,4 @@
-"""The collectives that gloo gets from us: the same numbers as its own, memory to the byte, and what goes wrong alike."""
+"""The collectives that gloo gets from us: the same numbers as its own, memory to the byte, and errors on all ranks."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ from on_ranks import Checks
 from torch import Tensor
 
 from minifsdp import comm, device, gloo
+from minifsdp.course.launch import launch
 from minifsdp.course.ledger import Ledger
 from minifsdp.course.storages import TAGS
 
@@ -208,16 +209,18 @@ def shards_are_gathered_in_rank_order_on_all_ranks(dtype: torch.dtype, in_place:
 # What goes wrong
 
 
-@check(ranks=(2, 3), kind=("gather", "reduce", "output of a reduction"))
-def wrong_sizes_are_an_error_on_all_ranks_and_nothing_is_under_way(kind: str) -> None:
+@check(ranks=(2, 3), kind=("gather", "gather, dtype", "reduce", "reduce, output", "reduce, dtype"))
+def other_sizes_and_dtypes_are_an_error_on_all_ranks_and_nothing_is_under_way(kind: str) -> None:
     n, group = dist.get_world_size(), comm.world()
     whole, longer, part = torch.ones(n * 4), torch.ones(n * 4 + 1), torch.ones(4)
     wrong: dict[str, Callable[[], Any]] = {
         "gather": lambda: comm.all_gather(longer, part, group),
+        "gather, dtype": lambda: comm.all_gather(whole, part.bfloat16(), group),
         "reduce": lambda: comm.reduce_scatter(part, longer, group),
-        "output of a reduction": lambda: comm.reduce_scatter(torch.ones(3), whole, group).wait(),
+        "reduce, output": lambda: comm.reduce_scatter(torch.ones(3), whole, group).wait(),
+        "reduce, dtype": lambda: comm.reduce_scatter(part.double(), whole, group).wait(),
     }
-    with pytest.raises((RuntimeError, ValueError)):
+    with pytest.raises((RuntimeError, ValueError), match="dtype|type" if "dtype" in kind else None):
         wrong[kind]()
     assert torch.equal(reduced(whole), torch.full((4,), float(n)))  # the next one finds no message of that one
     comm.all_gather(whole, 2 * part, group).wait()
@@ -273,6 +276,16 @@ def test_it_is_read_from_the_environment_and_nonsense_is_named_with_the_choices(
     else:
         last = "ValueError: MINIFSDP_REDUCE_SCATTER=quickly: set it to one of auto, native, alltoall, or not at all"
         assert ran.stderr.splitlines()[-1] == last
+
+
+def reduce_twice_and_wait_once() -> list[float]:
+    comm.reduce_scatter(torch.empty(SIZE), torch.full((2 * SIZE,), 100.0), comm.world())
+    return reduced(torch.ones(2 * SIZE)).tolist()
+
+
+def test_one_that_nobody_waits_for_takes_nothing_from_the_next() -> None:
+    """By itself, for ranks that wait for a message that is lost never come back."""
+    assert launch(reduce_twice_and_wait_once, 2, timeout=10) == [[2.0] * SIZE] * 2
 
 
 @pytest.mark.parametrize(("ranks", "name"), check.params)

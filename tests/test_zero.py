@@ -287,7 +287,9 @@ def check_memory_and_traffic() -> None:
                 assert [p for p in model.parameters() if p.grad is not None] == list(unreduced) == used
                 assert all(torch.equal(p.grad, g) for p, g in unreduced.items())
             else:
-                assert buffers.peak == max(shards[b] + reducing[b] + sum(sizes[b + 1 : b + 2]) for b in range(len(sizes)))
+                assert buffers.peak == max(
+                    shards[b] + reducing[b] + sum(sizes[b + 1 : b + 2]) for b in range(len(sizes))
+                )
                 assert sum(b.nbytes for b in buffers.alive("gradients")) == shards[-1]
                 assert not unreduced
             optimizer.zero_grad()

@@ -305,16 +305,15 @@ def observe_while(answer, seed, size, dtype):
 @contextmanager
 def writing(written):
     """Collects the outputs of the reduce-scatters inside the `with`; two dtypes are an error that says which."""
-    names = [name for name in ("reduce_scatter_single", "reduce_scatter_tensor") if hasattr(dist, name)]
-    real = getattr(dist, names[0])
+    real = comm.reduce_scatter
 
-    def call(output, full, **rest):
+    def call(output, full, *rest, **named):
         written.append(output)
         if output.dtype != full.dtype:
             raise ValueError(f"the output is {output.dtype}, the input {full.dtype}: the dtype is that of `full`")
-        return real(output, full, **rest)
+        return real(output, full, *rest, **named)
 
-    with mock.patch.object(dist, names[0], call):
+    with mock.patch.object(comm, "reduce_scatter", call):
         yield
 
 

@@ -15,6 +15,7 @@ from torch.optim import Adam
 from minifsdp import comm, device
 from minifsdp.course.launch import rank_device
 from minifsdp.course.ledger import Ledger
+from minifsdp.course.rungs import closed_form_setting
 from minifsdp.course.workshop.checking import AnswerError, expect, on_ranks, same
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # the ranks cannot import this file
@@ -360,7 +361,7 @@ def test_reduce_bucket(answer, variant):
                 "the first mean was added twice": 3 * mean,
             },
         )
-        check_reduction_memory(found, rank, whole[0].nbytes, mean.nbytes)
+        check_reduction_memory(found, rank, whole[0].nbytes, mean.nbytes, received(whole[0].nbytes, ranks))
 
 
 def check_reduction_traffic(found, rank, padded):
@@ -397,17 +398,22 @@ def check_reduction_traffic(found, rank, padded):
     )
 
 
-def check_reduction_memory(found, rank, padded, mean):
+def received(padded, ranks):
+    """Bytes that `comm` receives while a bucket is reduced, and frees: on gloo the other ranks' parts of it."""
+    return closed_form_setting(ranks).reducing(padded) - padded // ranks
+
+
+def check_reduction_memory(found, rank, padded, mean, received):
     expect(
         "bytes of communication buffers while the reduction is under way",
         found["under way"],
-        padded,
+        padded + received,
         rank=rank,
         slips={
             'the bucket is not from device.empty(numel, dtype, "communication", device), or nothing holds it until '
-            "the finishing function frees it with device.free": 0
+            "the finishing function frees it with device.free": received
         },
-        slip="one bucket [padded] and no other buffer of the role",
+        slip="one bucket [padded], on gloo the other ranks' parts of it, and no other buffer of the role",
     )
     expect(
         "bytes of communication buffers afterwards",
@@ -419,9 +425,9 @@ def check_reduction_memory(found, rank, padded, mean):
     expect(
         "bytes of communication buffers that device.free gave away",
         found["freed"],
-        padded,
+        padded + received,
         rank=rank,
-        slip="a bucket that is merely dropped may live on in the backend: device.free(bucket)",
+        slip="the finishing function frees it: a bucket that is merely dropped may live on in the backend",
     )
     expect(
         "bytes of reduced gradients after the second reduction",
@@ -842,10 +848,12 @@ def check_backward_memory(found, rank):
 
 
 def predicted_peak(found):
-    """While bucket b starts: its .grads, its buffer, all shards up to b. Just before: the buffer of b - 1 instead."""
-    sizes, padded, shards = found["sizes"], found["padded"], list(accumulate(found["shards"]))
-    before = [0, *(padded[b] + shards[b] for b in range(len(sizes) - 1))]
-    return max(sizes[b] + max(padded[b] + shards[b], before[b]) for b in range(len(sizes)))
+    """While bucket b starts: its .grads, its buffer, what is received, all shards up to b. Just before: b - 1's."""
+    ranks = found["padded"][0] // found["shards"][0]
+    reduced = [size + received(size, ranks) for size in found["padded"]]
+    sizes, shards = found["sizes"], list(accumulate(found["shards"]))
+    before = [0, *(reduced[b] + shards[b] for b in range(len(sizes) - 1))]
+    return max(sizes[b] + max(reduced[b] + shards[b], before[b]) for b in range(len(sizes)))
 
 
 class Start:

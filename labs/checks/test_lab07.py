@@ -2,6 +2,7 @@
 
 import re
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from types import SimpleNamespace
 from typing import NamedTuple
@@ -14,9 +15,10 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
 
 from minifsdp import FullyShardedDataParallel, comm
-from minifsdp.course.closed_form import SGD, Setting, fsdp
+from minifsdp.course.closed_form import SGD, fsdp
 from minifsdp.course.launch import rank_device
 from minifsdp.course.ledger import Ledger
+from minifsdp.course.rungs import closed_form_setting
 from minifsdp.course.workshop.checking import AnswerError, expect, on_ranks
 from minifsdp.fsdp import OverlapSchedule, SyncSchedule
 from minifsdp.fsdp.unit import GATHERING, SHARDED, UNSHARDED
@@ -679,6 +681,7 @@ def check_training(answer, variant, piece, **ahead):
     `ahead`: what the closed form has to know of the piece, as a function of the depth.
     """
     ranks = variant.ranks
+    setting = replace(closed_form_setting(ranks), optimizer=SGD)
     model = Net(variant.seed, variant.size)
     parts = [sum(p.numel() for p in part.parameters()) for part in model.parts]
     sizes = [[sum(p.numel() for p in model.parameters()) - sum(parts)], *([part] for part in parts)]
@@ -687,7 +690,7 @@ def check_training(answer, variant, piece, **ahead):
     ):
         for depth, trained in zip((1, None), found, strict=True):
             options = {name: depth if value == "depth" else value for name, value in ahead.items()}
-            bound = fsdp(sizes, Setting(ranks, optimizer=SGD), reductions=depth, **options)
+            bound = fsdp(sizes, setting, reductions=depth, **options)
             at = f"depth {depth}, "
             expect(at + "unsharded bytes at most", trained.unsharded, bound.unsharded_peak, rank=rank)
             expect(at + "bytes of gradients at most", trained.gradients, bound.gradients_peak, rank=rank)

@@ -271,10 +271,10 @@ print(f"before wait(): {before}   after: {after}")
 outcome("1.3", before, slips={"the sum, which is there only after wait()": after})
 
 # %% [markdown]
-# gloo's reduce-scatter writes its output inside `wait()`, so here the mistake shows every time. Its all-gather and
-# all-reduce write as soon as the data arrive: a program that forgets the wait there is right on a quiet machine and
-# wrong on a busy one. On NCCL `wait()` does not even block the host: it makes the current *stream* wait, and the host
-# runs on.
+# On gloo a rank receives the other ranks' parts, and `comm` adds them up inside `wait()`: so here the mistake shows
+# every time. All-gather and all-reduce write as soon as the data arrive: a program that forgets the wait there is right
+# on a quiet machine and wrong on a busy one. On NCCL `wait()` does not even block the host: it makes the current
+# *stream* wait, and the host runs on.
 #
 # Now use the time in between.
 

@@ -56,6 +56,7 @@ from minifsdp.course.launch import launch, rank_device
 from minifsdp.course.ledger import Ledger
 from minifsdp.course.link import let_communication_go_first, parse_link
 from minifsdp.course.model import GPT, Block
+from minifsdp.course.rungs import closed_form_setting
 from minifsdp.course.timeline import Span, overlap, read_trace
 from minifsdp.course.trace import record_trace
 from minifsdp.course.workshop import earlier, exercise, outcome, predict
@@ -391,7 +392,7 @@ def at_rest(form: closed_form.Bytes) -> dict[str, int]:
     return {"before": rest, "backward": rest + form.gradients}
 
 
-expected1 = closed_form.zero1(numels, CAP, Setting(2))
+expected1 = closed_form.zero1(numels, CAP, closed_form_setting(2))
 saved = 1 - totals(zero1[0])["backward"] / totals(ddp[0])["backward"]
 plots.stages(
     zero1[0]["at"],
@@ -481,7 +482,7 @@ outcome(
 )
 
 # %%
-expected2 = closed_form.zero2(numels, CAP, Setting(2))
+expected2 = closed_form.zero2(numels, CAP, closed_form_setting(2))
 saved = 1 - totals(zero2[0])["backward"] / totals(ddp[0])["backward"]
 plots.stages(
     zero2[0]["at"],
@@ -498,21 +499,24 @@ plots.stages(
 #
 # What is left after backward is one thing, what was there in between another. A reduction needs a bucket's `.grad`s
 # and their copy at once, beside the shards reduced so far; while the next bucket fills, the copy is still travelling.
-# So, with $n_b$ elements in bucket b and $s_b$ in the shards of buckets 0 to b, gradients and buckets take at most
+# So, with $n_b$ elements in bucket b, $s_b$ in the shards of buckets 0 to b, and $r_b$ received while b is reduced,
+# gradients and buckets take at most
 #
-# $$4 \max_b\; \bigl(\max(n_b, n_{b+1}) + \mathrm{padded}(n_b) + s_b\bigr)$$
+# $$4 \max_b\; \bigl(\max(n_b, n_{b+1}) + \mathrm{padded}(n_b) + r_b + s_b\bigr)$$
 #
-# and a little more. A bucket's end may fall inside a block, and a block's gradients do not come in the exact reverse of
-# its parameters: the two gradients of `norm2` come before those of `qkv` and `out`, and wait in `.grad` for a bucket
-# that is not yet its turn.
+# and a little more. On gloo minifsdp receives the other ranks' parts of a bucket, $r_b = (N - 1) / N \;
+# \mathrm{padded}(n_b)$, and sums them itself; NCCL needs no such memory, $r_b = 0$. A bucket's end may fall inside a
+# block, and a block's gradients do not come in the exact reverse of its parameters: the two gradients of `norm2` come
+# before those of `qkv` and `out`, and wait in `.grad` for a bucket that is not yet its turn.
 
 
 # %%
 def gradients_peak(elements: list[int], ranks: int, early: int) -> int:
     padded = [ranks * -(-n // ranks) for n in elements]
     shards = accumulate(n // ranks for n in padded)
+    received = [n - n // ranks if closed_form_setting(ranks).by_all_to_all else 0 for n in padded]
     filled = [max(pair) for pair in zip(elements, [*elements[1:], 0], strict=True)]
-    return 4 * (max(map(sum, zip(filled, padded, shards, strict=True))) + early)
+    return 4 * (max(map(sum, zip(filled, padded, received, shards, strict=True))) + early)
 
 
 most1, most2 = zero1[0]["gradients peak"], zero2[0]["gradients peak"]

@@ -63,7 +63,7 @@ from minifsdp.course.ledger import Ledger
 from minifsdp.course.link import let_communication_go_first, parse_link
 from minifsdp.course.measure import Settings
 from minifsdp.course.model import Block
-from minifsdp.course.rungs import LEARNING_RATE, RUNGS, Trainee, sizes_of
+from minifsdp.course.rungs import LEARNING_RATE, RUNGS, Trainee, closed_form_setting, sizes_of
 from minifsdp.course.timeline import overlap, read_trace
 from minifsdp.course.trace import record_trace
 
@@ -695,10 +695,12 @@ assert close, f"not one process's gradients; {why}"
 # - unsharded parameters: at most R + B;
 # - gradients: the unsharded ones of the root, since the head's comes first of all and the embedding's last, and of one
 #   block, and the shards of those that are reduced already. While a block reduces, its own shard lies beside its
-#   unsharded gradient: at most R + B + all blocks' shards;
+#   unsharded gradient: at most R + B + all blocks' shards. On gloo minifsdp also receives the other ranks' parts of the
+#   block, (N - 1) / N · B, and sums them itself; NCCL needs no such memory;
 # - the peak comes just before: when the gradient of the block that backward reaches last (block 0) is complete, with
 #   its parameters still there: shards + 2 (R + B) + the other blocks' gradient shards. Freed after the reduction, they
-#   would meet the fifth shard, too. Never 4Ψ of parameters or of gradients, even at the peak.
+#   would meet the fifth shard, too (and what gloo's ranks receive: as they are freed before, that takes their place).
+#   Never 4Ψ of parameters or of gradients, even at the peak.
 #
 # Activations come on top, as in every rung; the curve leaves them out.
 
@@ -736,7 +738,7 @@ builds: dict[str, Callable[[], Trainee]] = {
 weighed = launch(weigh, RANKS, {"yours": lab_fsdp, **builds})[0]
 
 # %% tags=["C4"]
-setting = closed_form.Setting(RANKS)
+setting = closed_form_setting(RANKS)
 expected = closed_form.fsdp(SIZES.units, setting)
 mine = weighed["yours"]
 measured = {

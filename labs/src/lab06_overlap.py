@@ -168,7 +168,7 @@ from minifsdp.course.machine.versus import versus
 from minifsdp.course.measure import Settings, align, take_step
 from minifsdp.course.model import Block
 from minifsdp.course.records import show_record
-from minifsdp.course.rungs import LEARNING_RATE, Trainee, sizes_of
+from minifsdp.course.rungs import LEARNING_RATE, Trainee, closed_form_setting, sizes_of
 from minifsdp.course.timeline import Span, overlap, read_trace
 from minifsdp.course.trace import record_trace
 from minifsdp.flat_param import find_parameters
@@ -514,7 +514,8 @@ assert not run.hazards, "the next gather is written over what compute still read
 #
 # Predict, for the lab's model (5 blocks of 133,665 elements, 2 ranks): how many bytes more than in lab 05, where every
 # reduction was waited for at once, does a rank hold at the peak of a step? There it was when the gradient of block 0,
-# the last in backward, was complete and its parameters still there.
+# the last in backward, was complete and its parameters still there. On gloo count what a reduction under way receives,
+# too: the other ranks' parts, (N - 1) / N of a block, which minifsdp sums itself; NCCL needs no such memory.
 
 # %%
 predict("6.6", ..., "bytes more at the peak of a step than without overlap, 2 ranks")
@@ -658,7 +659,7 @@ for rank, found in enumerate(ranks):
     assert same, "overlap has changed the values: something is read before it is there"
 
 sync, mine = ranks[0]["lab 05"], ranks[0]["yours"]
-setting = closed_form.Setting(RANKS)
+setting = closed_form_setting(RANKS)
 held = {name: closed_form.fsdp(SIZES.units, setting, reductions=k) for name, k in (("lab 05", 0), ("yours", 1))}
 for name in held:
     expected = (held[name].unsharded_peak, held[name].gradients_peak)
@@ -670,18 +671,23 @@ for name in held:
     assert measured == expected
 totals = {stage: sum(tags.values()) for stage, tags in sync["stages"].items()}
 more = sum(mine["stages"]["peak"].values()) - totals["peak"]
-slips = {"the gradient's shard; the whole gradient has to stay until the reduction has read it": more // RANKS}
+gradient = setting.padded(block_elements)
+received = setting.reducing(gradient) - gradient // RANKS  # beside the mean's shard: on gloo only
+slips = {
+    "the gradient's shard; the whole gradient has to stay until the reduction has read it": gradient // RANKS,
+    "on gloo what its reduction receives comes on top": gradient,
+}
 outcome("6.6", more, ranks=RANKS, slips=slips)
 
 # %%
-peak = totals["peak"] + setting.padded(block_elements)
+peak = totals["peak"] + gradient + received
 plots.stages(
     mine["stages"],
     predicted={"peak": peak},
     earlier={"lab 05": totals},
     title=f"One reduction under way holds one block's gradient: {more / MIB:.2f} MiB more at the peak",
-    says="Bytes of a rank after forward, at the peak of the step, and after backward; predicted: lab 05's peak and one "
-    "block's unsharded gradient.",
+    says="Bytes of a rank after forward, at the peak of the step, and after backward; predicted: lab 05's peak, one "
+    "block's unsharded gradient, and on gloo what is received to be summed.",
     lab="06",
 )
 

@@ -69,7 +69,7 @@ from minifsdp.course.machine.versus import versus
 from minifsdp.course.measure import Settings
 from minifsdp.course.model import GPT, Block
 from minifsdp.course.records import show_record
-from minifsdp.course.rungs import LEARNING_RATE, Trainee, sizes_of
+from minifsdp.course.rungs import LEARNING_RATE, Trainee, closed_form_setting, sizes_of
 from minifsdp.course.timeline import Span
 from minifsdp.device import current_stream
 from minifsdp.fsdp import SyncSchedule
@@ -527,7 +527,8 @@ assert all(each["losses"] == reference for each in seen.values()), "a schedule m
 # The closed form knows nothing of schedules. A unit that computes has those gathered ahead beside it, so without
 # prefetch R + B (root and largest block), with depth d R and the largest d + 1 neighbours; with POST the unit itself is
 # gone by then, so d of them. Of gradients there are the root's, the unit's, and those whose reduction is under way: at
-# most as many as units are gathered ahead.
+# most as many as units are gathered ahead. (On gloo each of these also receives the other ranks' parts, (N - 1) / N of
+# its unit, which minifsdp sums; NCCL needs no such memory.)
 
 # %% tags=["C15"]
 AHEAD: dict[str, dict[str, Any]] = {
@@ -539,7 +540,8 @@ AHEAD: dict[str, dict[str, Any]] = {
     "PRE, all": {"reductions": None, "backward": "pre", "backward_depth": None},
     "both, all": {"reductions": None, "forward_depth": None, "backward": "pre", "backward_depth": None},
 }
-bounds = {name: closed_form.fsdp(SIZES.units, closed_form.Setting(RANKS), **ahead) for name, ahead in AHEAD.items()}
+setting = closed_form_setting(RANKS)
+bounds = {name: closed_form.fsdp(SIZES.units, setting, **ahead) for name, ahead in AHEAD.items()}
 print(f"{'':10}{'gathered: predicted':>20}{'measured':>11}{'gradients: predicted':>22}{'measured':>11}")
 for name, bound in bounds.items():
     each = seen[name]

@@ -793,7 +793,7 @@ from minifsdp.course.ledger import Ledger
 from minifsdp.course.measure import Settings, take_step
 from minifsdp.course.model import Block as ModelBlock
 from minifsdp.course.records import show_record
-from minifsdp.course.rungs import LEARNING_RATE, Trainee, sizes_of
+from minifsdp.course.rungs import LEARNING_RATE, Trainee, closed_form_setting, sizes_of
 
 RANKS = 2
 SETTINGS = Settings(ranks=RANKS, batch=2, layers=6, width=105, context=16)
@@ -848,7 +848,7 @@ BOUNDS |= {"no limit": (None, 1), "k = 2, any reductions": (2, None), "no limit,
 weighed = launch(weigh, RANKS, {name: partial(bounded, *bounds) for name, bounds in BOUNDS.items()})[0]
 
 # %% tags=["C4"]
-setting = closed_form.Setting(RANKS)
+setting = closed_form_setting(RANKS)
 SIZES = sizes_of(SETTINGS.model())
 root, *blocks = (setting.padded(sum(unit)) for unit in SIZES.units)
 outcome(
@@ -910,8 +910,9 @@ plots.curve(
 #
 # - the blocks j, j - 1, j - 2, ..., gathered ahead, as many as the limit lets, down to block 0;
 # - `held[j]`: all else, which does not depend on k: shards and the optimizer's state, the root and its unsharded
-#   gradient, the unsharded gradients of block j and of block j + 1, whose reduction is under way, and the shards of
-#   the gradients of the blocks after j.
+#   gradient, the unsharded gradients of block j and of block j + 1, whose reduction is under way (on gloo with what
+#   it receives of the other ranks, (N - 1) / N of a block, which minifsdp sums; NCCL needs no such memory), and the
+#   shards of the gradients of the blocks after j.
 #
 # The heaviest of these moments is the peak. All blocks here have B bytes. By how many bytes does the peak rise from
 # k = 1 to k = 2?
@@ -941,8 +942,10 @@ def largest_limit(budget: int, blocks: Sequence[int], held: Sequence[int]) -> in
 
 # %%
 at_rest = closed_form.fsdp(SIZES.units, setting)
+received = [setting.reducing(block) - block // RANKS for block in blocks]  # beside a mean's shard: on gloo only
+always = at_rest.parameters + at_rest.optimizer + 2 * root
 held_at = [
-    at_rest.parameters + at_rest.optimizer + 2 * root + sum(blocks[j : j + 2]) + sum(blocks[j + 1 :]) // RANKS
+    always + sum(blocks[j : j + 2]) + sum(received[j + 1 : j + 2]) + sum(blocks[j + 1 :]) // RANKS
     for j in range(len(blocks))
 ]
 slip = "one block more is whole, but a block earlier in backward, when there is a gradient shard less"

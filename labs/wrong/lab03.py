@@ -427,7 +427,7 @@ def reduce_bucket(params, shard, group):
     return finish
 
 
-@wrong("3.3", "nothing holds it until")
+@wrong("3.3", "the finishing function frees it")
 def reduce_bucket(params, shard, group):
     """Drops the bucket, which lives on only as long as the backend holds it."""
     bucket = device.empty(shard.numel() * group.size(), shard.dtype, "communication", shard.device).zero_()

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from itertools import accumulate
 from typing import Literal
 
-Backward = Literal["none", "pre", "post"]
+Backward = Literal["none", "pre", "host", "post"]
 
 
 @dataclass(frozen=True)
@@ -160,8 +160,9 @@ def _most_whole(
     ahead = every if forward_depth is None else forward_depth
     behind = 0 if backward == "none" else every if backward_depth is None else backward_depth
     forward = _window(blocks, min(1 + ahead, cap))
-    if backward == "post":
-        return max(forward, *blocks[-1:], _window(blocks[:-1], min(max(1, behind), cap)))
+    if backward in ("host", "post"):  # nothing is gathered beside the first unit of backward
+        beside = 1 + behind if backward == "host" else max(1, behind)
+        return max(forward, *blocks[-1:], _window(blocks[:-1], min(beside, cap)))
     return max(forward, _window(blocks, min(1 + behind, cap)))
 
 

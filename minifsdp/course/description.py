@@ -18,6 +18,7 @@ from minifsdp.course.closed_form import ADAM, Gradient, OptimizerState, gradient
 from minifsdp.course.tables import MIB, units_table
 from minifsdp.fsdp import FullyShardedDataParallel, OverlapSchedule, PrefetchSchedule, RateLimitedSchedule, SyncSchedule
 from minifsdp.fsdp.flat_unit import FlatUnit
+from minifsdp.fsdp.host import HostSchedule
 from minifsdp.fsdp.prefetch import POST
 from minifsdp.fsdp.replicated import ReplicatedUnit
 from minifsdp.fsdp.state.names import clean_name
@@ -189,6 +190,7 @@ def _predict(rows: list[UnitRow], has_root: bool, schedule: SyncSchedule) -> Pre
     prefetch: dict[str, Any] = {}
     if isinstance(schedule, PrefetchSchedule):
         backward = "none" if schedule.backward is None else "post" if schedule.backward is POST else "pre"
+        backward = "host" if backward == "pre" and isinstance(schedule, HostSchedule) else backward
         prefetch = {"backward": backward, "backward_depth": schedule.depth}
         prefetch["forward_depth"] = schedule.depth if schedule.forward else 0
     if isinstance(schedule, RateLimitedSchedule):

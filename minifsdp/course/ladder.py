@@ -14,16 +14,14 @@ from typing import Any
 import torch
 
 from minifsdp.course import data, plots
-from minifsdp.course.closed_form import Setting
 from minifsdp.course.data import Corpus
 from minifsdp.course.launch import launch
 from minifsdp.course.link import parse_link
 from minifsdp.course.measure import Settings, climb, train_alone
 from minifsdp.course.resources import check_names, check_writable
-from minifsdp.course.rungs import RUNGS, Sizes, sizes_of
+from minifsdp.course.rungs import RUNGS, Sizes, closed_form_setting, sizes_of
 from minifsdp.course.timeline import read_trace
 from minifsdp.course.world import Device, World, choose_world, is_first
-from minifsdp.gloo import reduces_by_all_to_all
 
 TIME_LIMIT = 3600.0  # seconds that the ranks may take together before they count as stuck
 
@@ -114,7 +112,7 @@ def run(plan: Plan, progress: Progress) -> dict[str, Any] | None:
 
 def _record(plan: Plan, reference: list[float], ranks: list[dict[str, dict[str, Any]]]) -> dict[str, Any]:
     settings = plan.settings
-    setting = Setting(settings.ranks, by_all_to_all=reduces_by_all_to_all(plan.world.backend, settings.ranks))
+    setting = closed_form_setting(settings.ranks, plan.world.backend)
     rungs = []
     for name in settings.rungs:
         ours = [rank[name] for rank in ranks]

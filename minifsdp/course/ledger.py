@@ -22,7 +22,7 @@ role "gradients"; if a hook takes it out of `.grad` before the ledger's own hook
 
 Nothing is entered inside a collective (comm.watchers), so that the numbers are the same whoever carries it. Not seen:
 what existed before the ledger and is not watched, and memory that no operator returns, such as an operator's own
-workspace, gloo's staging (about one communication buffer) and sparse tensors.
+workspace, a backend's staging (gloo's own reduce-scatter copies its input) and sparse tensors.
 
 One thing the ledger changes: while a dispatch mode is on, autograd adds gradients that meet (at a residual connection,
 at a tied weight) out of place, so in backward `activations` can stand higher by one such gradient than without it.

@@ -14,6 +14,7 @@ from torch.optim import AdamW, Optimizer
 from minifsdp.course import closed_form
 from minifsdp.course.closed_form import Bytes, Setting
 from minifsdp.course.model import GPT, Block
+from minifsdp.course.world import Backend, choose_world
 from minifsdp.ddp import BucketedDDP, DistributedDataParallel, NaiveDDP
 from minifsdp.flat_param import find_parameters
 from minifsdp.fsdp import (
@@ -24,6 +25,7 @@ from minifsdp.fsdp import (
     ShardingStrategy,
     SyncSchedule,
 )
+from minifsdp.gloo import reduces_by_all_to_all
 from minifsdp.zero import Zero1Optimizer, Zero2Optimizer
 
 LEARNING_RATE = 1e-3
@@ -65,6 +67,20 @@ def sizes_of(model: GPT) -> Sizes:
     blocks = [[p.numel() for p in block.parameters()] for block in model.blocks]
     root = [p.numel() for p in find_parameters(model, skip=model.blocks)]
     return Sizes([p.numel() for p in model.parameters()], [root, *blocks])
+
+
+def closed_form_setting(ranks: int, backend: Backend | None = None) -> Setting:
+    """What the closed form has to know of so many ranks as `launch` would start them here.
+
+    Args:
+        ranks: N.
+        backend: what carries their messages, where `launch` is not to choose.
+
+    Raises:
+        ValueError: see `choose_world`.
+    """
+    carried_by = backend or choose_world(ranks).backend
+    return Setting(ranks, by_all_to_all=reduces_by_all_to_all(carried_by, ranks))
 
 
 def plain(model: GPT) -> Trainee:

@@ -29,16 +29,15 @@ from torch import nn
 from torch.optim import AdamW
 
 from minifsdp.course import closed_form
-from minifsdp.course.closed_form import Bytes, Setting
+from minifsdp.course.closed_form import Bytes
 from minifsdp.course.data import Batch
 from minifsdp.course.launch import launch, rank_device
 from minifsdp.course.measure import align, take_step, weigh
 from minifsdp.course.model import GPT
-from minifsdp.course.rungs import LEARNING_RATE, Sizes, Trainee, sizes_of
+from minifsdp.course.rungs import LEARNING_RATE, Sizes, Trainee, closed_form_setting, sizes_of
 from minifsdp.course.world import Backend, choose_world
 from minifsdp.ddp import DistributedDataParallel
 from minifsdp.fsdp import FullyShardedDataParallel, ShardingStrategy
-from minifsdp.gloo import reduces_by_all_to_all
 
 BACKEND: Backend = "gloo"
 WAYS = ("ddp", "fsdp-grad-op", "fsdp")
@@ -150,7 +149,7 @@ def bucket_cap(sizes: Sizes) -> int:
 
 def law(sizes: Sizes, way: str, ranks: int) -> Found:
     """What a step has to take, from the model's sizes."""
-    setting, blocks = Setting(ranks, by_all_to_all=reduces_by_all_to_all(BACKEND, ranks)), len(sizes.units) - 1
+    setting, blocks = closed_form_setting(ranks, BACKEND), len(sizes.units) - 1
     psi, share = 4 * sum(sizes.parameters), (ranks - 1) / ranks
     if way == "ddp":
         messages = len(closed_form.buckets(sizes.parameters, bucket_cap(sizes)))
@@ -160,7 +159,7 @@ def law(sizes: Sizes, way: str, ranks: int) -> Found:
     root, *padded = (setting.padded(sum(unit)) for unit in sizes.units)
     full = way == "fsdp"
     held = closed_form.fsdp(
-        sizes.units, setting, reshard_after_forward=full, reductions=1, backward="pre", backward_depth=1, limit=2
+        sizes.units, setting, reshard_after_forward=full, reductions=0, backward="host", backward_depth=1
     )
     if full:
         return Found(3 * blocks + 2, round(share * (3 * sum(padded) + 2 * root)), held)

@@ -37,5 +37,5 @@ class HostSchedule(PrefetchSchedule):
     def post_backward(self, unit: Unit) -> None:
         if unit is self.first and self.backward is PRE:
             self.free(unit)
-            self.prefetch(self.ahead[::-1])
+            self.prefetch([each for each in self.ahead[::-1] if each is not unit])
         super().post_backward(unit)

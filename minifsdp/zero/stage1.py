@@ -35,7 +35,8 @@ class Zero1Optimizer(ShardedOptimizer):
     accumulation costs no communication. `step` averages them over the ranks; None counts as zero.
 
     Gradient bytes: 4Ψ for `.grad`, which `step` does not touch. During `step` at most one bucket is staged, so bucket b
-    brings the peak to 4Ψ + (shard gradients 0..b) + bucket b, padding included.
+    brings the peak to 4Ψ + (shard gradients 0..b) + bucket b, padding included; on gloo + (N - 1) / N of it, which is
+    received and summed.
     """
 
     @torch.no_grad()

@@ -91,10 +91,10 @@ class Zero2Optimizer(ShardedOptimizer):
 
     Gradient bytes: bucket b's buffer is allocated with its first gradient, and only when that of bucket b - 2 is freed;
     one reduction is in flight, and the next waits for it and frees its buffer. So two buffers are alive at most, and
-    the peak is the maximum over b of (shard gradients 0..b) + bucket b + bucket b + 1, padding included. A gradient
-    that comes too early for its bucket waits in `.grad`: for few of them to wait, pass the parameters in the order of
-    their use, and the group with the most parameters first. A backward on top of another begins with all shards, and
-    frees each new one once it is added.
+    the peak is the maximum over b of (shard gradients 0..b) + bucket b + bucket b + 1, padding included; on gloo +
+    (N - 1) / N of bucket b, which is received and summed. A gradient that comes too early for its bucket waits in
+    `.grad`: for few of them to wait, pass the parameters in the order of their use, and the group with the most
+    parameters first. A backward on top of another begins with all shards, and frees each new one once it is added.
     """
 
     def __init__(
