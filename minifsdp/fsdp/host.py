@@ -2,7 +2,7 @@
 
 The backend's threads share the cores with the computation, so a reduction under way beside it ends no sooner than one
 that is waited for, and holds a second unsharded gradient meanwhile. And backward begins when memory is fullest, with
-all activations alive. To be measured: docs/speed.md.
+all activations alive. See docs/speed.md.
 """
 
 from __future__ import annotations
