@@ -6,7 +6,7 @@ the order of forward.
 
     parameters, gradients, optimizer   held between `step()` and `zero_grad()`
     unsharded_peak                     most bytes of gathered parameters at any moment of a step, padding included
-    gradients_peak                     most bytes of gradients: in `.grad`, in buckets, unsharded and reduced
+    gradients_peak                     most bytes of gradients: in `.grad`, in buckets, unsharded, received, reduced
 """
 
 from __future__ import annotations
@@ -126,7 +126,7 @@ def fsdp(
         reshard_after_forward: FULL_SHARD; if not, SHARD_GRAD_OP.
         reductions: how many units' reductions may be under way while the next one computes; None: all.
         forward_depth: how many units ahead forward gathers; None: all.
-        backward, backward_depth: when and how many units ahead backward gathers.
+        backward, backward_depth: when and how many units ahead backward gathers; "host": as "pre", but for the first.
         limit: most units, besides the root, that are whole at once.
     """
     if setting.ranks == 1:  # nothing is sharded

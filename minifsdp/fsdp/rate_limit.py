@@ -33,7 +33,6 @@ class RateLimitedSchedule(PrefetchSchedule):
 
     Args:
         limit: units gathered and not yet freed, at most. Nested units that compute at the same time may exceed it.
-        reductions: under way at most. One means two unsharded gradients: one reduced, one computed.
     """
 
     def __init__(
@@ -43,12 +42,12 @@ class RateLimitedSchedule(PrefetchSchedule):
         backward: BackwardPrefetch | None = PRE,
         depth: int | None = 1,
         limit: int = 2,
-        reductions: int = 1,
     ) -> None:
         if limit < 1:
             raise ValueError(f"limit={limit}: at least the unit that computes has to be whole, so 1 is the least")
         super().__init__(units, forward, backward, depth)
-        self.limit, self.reductions = limit, reductions
+        self.reductions = 1  # two unsharded gradients at most: one reduced, one computed
+        self.limit = limit
         self.whole: list[Unit] = []  # gathered and not freed
         self.deferred: list[Unit] = []  # to be gathered when one is freed
         self.frees: deque[Any] = deque()  # one event per free that the device may not have come to
@@ -63,14 +62,13 @@ class RateLimitedSchedule(PrefetchSchedule):
 
     def make_room(self) -> None:
         """A unit is needed that the order did not foresee: one that was prefetched and that nobody uses goes."""
-        unused = (u for u in list(self.whole) if u.state is GATHERING)
-        while len(self.whole) >= self.limit and (unit := next(unused, None)):
-            self.release(unit)
+        for unit in [u for u in self.whole if u.state is GATHERING]:
+            if len(self.whole) >= self.limit:
+                self.release(unit)
 
     def free(self, unit: Unit) -> None:
         self.release(unit)
-        if self.deferred:
-            self.prefetch(self.deferred)
+        self.prefetch(self.deferred)
 
     def release(self, unit: Unit) -> None:
         super().free(unit)
