@@ -18,6 +18,7 @@ from functools import partial
 from statistics import median
 from typing import NamedTuple
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from torch import nn
@@ -101,7 +102,7 @@ def costs(seconds: Mapping[str, Sequence[float]], messages: Mapping[str, int], u
     plain = median(seconds["plain"])
     found = {}
     for name, steps in seconds.items():
-        low, middle, high = ((at - plain) / units for at in _quartiles(steps))
+        low, middle, high = ((float(at) - plain) / units for at in np.quantile(steps, (0.25, 0.5, 0.75)))
         if name != "plain":
             found[name] = Cost(middle, (low, high), messages[name])
     return found
@@ -166,9 +167,3 @@ def _profile(settings: Settings, name: str, rows: int) -> str:
     stats.sort_stats("tottime").print_stats(rows)
     stats.sort_stats("cumulative").print_stats(rows)
     return text.getvalue()
-
-
-def _quartiles(values: Sequence[float]) -> tuple[float, float, float]:
-    ordered = sorted(values)
-    low, high = (ordered[int(share * (len(ordered) - 1) + 0.5)] for share in (0.25, 0.75))
-    return low, median(ordered), high
