@@ -151,9 +151,14 @@ def synchronize(device: torch.device) -> None:
 def empty(numel: int, dtype: torch.dtype, role: Role, device: torch.device) -> Tensor:
     """An uninitialised buffer [numel] that subscribers know by its role."""
     buffer = torch.empty(numel, dtype=dtype, device=device)
+    hand_over(buffer, role)
+    return buffer
+
+
+def hand_over(buffer: Tensor, role: Role) -> None:
+    """Tell the subscribers that a buffer of `empty` is used for something else from here on."""
     for tell in subscribers:
         tell(buffer, role)
-    return buffer
 
 
 def allocate(buffer: Tensor) -> None:

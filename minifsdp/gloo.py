@@ -85,10 +85,13 @@ def exchange(received: Tensor, parts: Tensor, group: dist.ProcessGroup, order: i
     """`received` [N - 1, numel] <- this rank's part of every other rank's `parts` [N, numel], in rank order.
 
     `order` is the same on all ranks, and another next time, so that a message that nobody waits for goes to no other.
+    Gloo chooses a connection by the tag, if it has several: with the sender's rank in it, what two ranks send each
+    other takes two of them.
     """
-    tag, others = TAGS + order % TAGS, [r for r in range(group.size()) if r != group.rank()]
-    arriving = [dist.irecv(row, group=group, group_src=r, tag=tag) for row, r in zip(received, others, strict=True)]
-    works = Works([*arriving, *(dist.isend(parts[r], group=group, group_dst=r, tag=tag) for r in others)])
+    me, others = group.rank(), [r for r in range(group.size()) if r != group.rank()]
+    tag = TAGS + order * group.size() % TAGS
+    arriving = [dist.irecv(row, group=group, group_src=r, tag=tag + r) for row, r in zip(received, others, strict=True)]
+    works = Works([*arriving, *(dist.isend(parts[r], group=group, group_dst=r, tag=tag + me) for r in others)])
     _exchanges.add(works)
     return works
 

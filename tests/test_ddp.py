@@ -21,6 +21,7 @@ from torch.utils.checkpoint import checkpoint
 
 from minifsdp import comm, device
 from minifsdp.course.launch import launch
+from minifsdp.course.ledger import Ledger
 from minifsdp.ddp import BucketedDDP, DistributedDataParallel, NaiveDDP
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
@@ -425,41 +426,65 @@ def test_rung_2_has_one_staging_buffer_alive_at_a_time() -> None:
 
 
 def staging_of_rung_3() -> dict[str, Any]:
-    """What is alive when each parameter's hook has run, and afterwards, over two steps."""
-    model = chain(6, 11, 5, 3)
-    with buffers("communication", "gradients") as found:
-        ddp = DistributedDataParallel(model, bucket_cap_mb=CAP_MB)
-        built = live_numel(found)
-        alive = []
-        for p in model.parameters():  # registered after the model's own hooks, so these run after them
-            p.register_post_accumulate_grad_hook(lambda p: alive.append(live_numel(found)))
-        step_once(ddp, my_batch())
-        after = live_numel(found)
-        with ddp.no_sync():
-            step_once(ddp, my_batch())
-        unsynchronised = alive[6:]
-        step_once(ddp, my_batch())
-        return {
-            "built": built,
-            "backward": alive[:6],
-            "after": after,
-            "no_sync": unsynchronised,
-            "again": alive[12:],
-            "end": live_numel(found),
-        }
+    """Bytes of staging and of gradients when each parameter's hook has run, and after each of three backwards."""
+    found: dict[str, Any] = {}
+    with Ledger() as ledger:
+        ddp = DistributedDataParallel(chain(6, 11, 5, 3), bucket_cap_mb=CAP_MB)
+        ledger.watch(ddp)
+        params = list(ddp.parameters())
+
+        def note(moment: str) -> None:
+            found.setdefault(moment, []).append((ledger.live()["communication"], ledger.live()["gradients"]))
+
+        note("built")
+        for p in params:  # registered after the model's own hooks, so these run after them
+            p.register_post_accumulate_grad_hook(lambda p: note(moment))
+        for moment in ("backward", "no_sync", "again"):
+            with ddp.no_sync() if moment == "no_sync" else nullcontext():
+                step_once(ddp, my_batch())
+            note(f"after {moment}")
+            memory = [p.grad.data_ptr() for p in params]
+            found[f"moved in {moment}"] = memory != found.setdefault("memory", memory)
+            found["memory"] = memory
+        ddp.zero_grad()
+        note("zeroed")
+    del found["memory"]
+    return found
 
 
-def test_rung_3_stages_a_bucket_from_its_first_gradient_to_the_end_of_backward() -> None:
-    backward = [[78]] * 4 + [[78, 77]] * 2
+def test_rung_3_stages_a_bucket_from_its_first_gradient_and_lets_the_gradients_have_it_at_the_end() -> None:
+    first, both = 4 * 78, 4 * (78 + 77)
     for found in launch(staging_of_rung_3, 2):
+        assert [staging for staging, _ in found.pop("backward")] == [first] * 4 + [both] * 2
         assert found == {
-            "built": [],
-            "backward": backward,
-            "after": [],
-            "no_sync": [[]] * 6,
-            "again": backward,
-            "end": [],
+            "built": [(0, 0)],
+            "after backward": [(0, both)],  # the memory that autograd had made is gone
+            "moved in backward": False,  # the first known place
+            "no_sync": [(0, both)] * 6,
+            "after no_sync": [(0, both)],
+            "moved in no_sync": False,  # accumulated in place
+            "again": [(first, both)] * 4 + [(both, both)] * 2,
+            "after again": [(0, both)],
+            "moved in again": False,  # in the first bucket's memory already: the means are copied
+            "zeroed": [(0, 0)],
         }
+
+
+def gradients_in_memory_of_the_users() -> None:
+    """As with apex: every `.grad` is a view of one flat tensor, and the optimizer reads that."""
+    model = chain(6, 11, 5, 3)
+    params = list(model.parameters())
+    flat = torch.zeros(sum(p.numel() for p in params))
+    for p, part in zip(params, flat.split([p.numel() for p in params]), strict=True):
+        p.grad = part.view(p.shape)
+    expected = copy.deepcopy(model)
+    step_once(DistributedDataParallel(model, bucket_cap_mb=CAP_MB), my_batch())
+    step_once(DistributedDataParallel(expected, bucket_cap_mb=CAP_MB), my_batch())
+    assert torch.equal(flat, torch.cat([p.grad.flatten() for p in expected.parameters()]))
+
+
+def test_gradients_in_a_flat_tensor_of_the_users_stay_there() -> None:
+    launch(gradients_in_memory_of_the_users, 2)
 
 
 def gradients_that_are_buckets() -> dict[str, Any]:

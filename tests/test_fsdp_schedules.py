@@ -27,6 +27,7 @@ from minifsdp.fsdp import (
     SyncSchedule,
 )
 from minifsdp.fsdp.engine import Engine
+from minifsdp.fsdp.host import HostSchedule
 from minifsdp.fsdp.unit import State, Unit, add_gradient
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
@@ -96,7 +97,9 @@ SCHEDULES: dict[str, tuple[Any, dict[str, Any]]] = {
         partial(RateLimitedSchedule, depth=None, backward=POST),
         {"reductions": 1, "forward_depth": None, "backward": "post", "backward_depth": None, "limit": 2},
     ),
+    "host": (HostSchedule, {"forward_depth": 1, "backward": "host"}),
 }
+GRAD_OPS = {"sync": {}, "limit": {}, "host": {"reductions": 1}}  # what is different with SHARD_GRAD_OP
 
 
 def sharded(schedule, strategy=FULL):
@@ -175,7 +178,7 @@ def run_schedule(schedule, strategy):
 
 def run_schedules(names):
     results = {(name, FULL): run_schedule(SCHEDULES[name][0], FULL) for name in names}
-    return results | {(name, GRAD_OP): run_schedule(SCHEDULES[name][0], GRAD_OP) for name in ("sync", "limit")}
+    return results | {(name, GRAD_OP): run_schedule(SCHEDULES[name][0], GRAD_OP) for name in GRAD_OPS}
 
 
 @pytest.fixture(scope="module", params=[1, 2, 3, 4])
@@ -202,6 +205,7 @@ def test_bytes_are_the_closed_form_to_the_byte(results):
     for rank in ranks:
         for (name, strategy), result in rank.items():
             known = SCHEDULES[name][1] | {"reshard_after_forward": strategy is FULL}
+            known |= GRAD_OPS[name] if strategy is GRAD_OP else {}
             predicted = fsdp(units, Setting(n, optimizer=SGD, by_all_to_all=True), **known)
             expected = (
                 predicted.parameters,
@@ -288,9 +292,9 @@ class _Done:
     def wait(self): ...
 
 
-def order(make_schedule, log, names=("0", "1", "2", "3"), steps=2):
+def order(make_schedule, log, names=("0", "1", "2", "3"), steps=2, kind=Recorder):
     """What happens to a chain of units in the last of `steps` steps; the root, `R`, computes first and last."""
-    root, *blocks = units = [Recorder(name, log) for name in ("R", *names)]
+    root, *blocks = units = [kind(name, log) for name in ("R", *names)]
     root.is_root = True
     schedule = make_schedule(units)
     for _ in range(steps):
@@ -358,6 +362,40 @@ ORDERS = {
 def test_order_on_the_link(name):
     schedule, expected = ORDERS[name]
     assert order(schedule, []) == expected
+
+
+class Waited(Recorder):
+    """Writes down, with `w`, that its reduction has been waited for."""
+
+    def _accumulate(self):
+        self.log.append(f"w{self.name}")
+
+
+class Whole(Waited):
+    """Of SHARD_GRAD_OP."""
+
+    def __init__(self, name, log):
+        super().__init__(name, log)
+        self.reshard_after_forward = False
+
+
+ON_CPU = {
+    "a second gradient only beside memory that has been freed": (
+        Waited,
+        "gR g0 g1 [0] f0 g2 [1] f1 g3 [2] f2 [3] f3 |"
+        " g3 [3] f3 g2 r3 w3 g1 [2] f2 r2 w2 g0 [1] f1 r1 w1 [0] f0 r0 w0 fR rR wR",
+    ),
+    "what had stayed whole is freed, so the next unit computes meanwhile": (
+        Whole,
+        "gR g0 g1 [0] g2 [1] g3 [2] [3] | [3] f3 r3 [2] f2 w3 r2 [1] f1 w2 r1 [0] f0 w1 r0 fR w0 rR wR",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", ON_CPU)
+def test_order_of_the_default_on_cpu(name):
+    kind, expected = ON_CPU[name]
+    assert order(HostSchedule, [], kind=kind) == expected
 
 
 @pytest.mark.behaviour(29)

@@ -153,7 +153,7 @@ def test_it_is_there_only_on_request() -> None:
 
 
 def other_path_in_the_third_step(strategy: ShardingStrategy) -> None:
-    model = wrapped(strategy)
+    model = wrapped(strategy, limit_all_gathers=False)  # whose forward gathers what it uses, when it does
     for turn in range(4):
         step(model, (1, 0) if dist.get_rank() == 1 and turn == 2 else (0, 1))
 
@@ -256,7 +256,7 @@ def test_who_comes_when_the_others_have_given_up_hears_of_it() -> None:
 
 def hybrid(ends: str) -> list[int]:
     mesh = init_device_mesh("cpu", (2, 2))
-    model = Fsdp(Net(), None, HYBRID_SHARD, auto_wrap_policy={Block}, device_mesh=mesh)
+    model = wrapped(HYBRID_SHARD, device_mesh=mesh, limit_all_gathers=False)
     for turn in range(3):
         step(model, (1, 0) if ends == "path" and dist.get_rank() == 2 and turn == 1 else (0, 1))
     return [order_of(mesh.get_group(dim)).issued for dim in (0, 1)]

@@ -187,6 +187,8 @@ def _predict(rows: list[UnitRow], has_root: bool, schedule: SyncSchedule) -> Pre
     first = rows[:1] if has_root else []
     blocks = rows[len(first) :]
     reductions = schedule.reductions if isinstance(schedule, OverlapSchedule) else 0
+    if isinstance(schedule, HostSchedule):
+        reductions = int(not all(row.resharded for row in blocks))
     prefetch: dict[str, Any] = {}
     if isinstance(schedule, PrefetchSchedule):
         backward = "none" if schedule.backward is None else "post" if schedule.backward is POST else "pre"

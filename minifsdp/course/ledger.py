@@ -131,7 +131,8 @@ class Ledger:
         """Say what a tensor's storage is for, where the ledger cannot know.
 
         The first tag that is not `activations` is for life: a buffer of a role keeps it through `device.free` and
-        `device.allocate`, and a `.grad` that views a bucket has the bucket's.
+        `device.allocate`, and a `.grad` that views a bucket has the bucket's. Only what was staging may become the
+        memory of gradients.
         """
         self._books.tag(tensor, tag)
 

@@ -158,9 +158,8 @@ def law(sizes: Sizes, way: str, ranks: int) -> Found:
         return Found(blocks + 1, 0, closed_form.fsdp(sizes.units, setting))
     root, *padded = (setting.padded(sum(unit)) for unit in sizes.units)
     full = way == "fsdp"
-    held = closed_form.fsdp(
-        sizes.units, setting, reshard_after_forward=full, reductions=0, backward="host", backward_depth=1
-    )
+    schedule: Any = {"reductions": 0 if full else 1, "forward_depth": 1, "backward": "host"}
+    held = closed_form.fsdp(sizes.units, setting, reshard_after_forward=full, **schedule)
     if full:
         return Found(3 * blocks + 2, round(share * (3 * sum(padded) + 2 * root)), held)
     return Found(2 * (blocks + 1), round(share * 2 * (sum(padded) + root)), held)

@@ -74,12 +74,12 @@ class Books:
         self._this_thread = _ThisThread()
 
     def tag(self, tensor: Tensor, tag: Tag) -> None:
-        """Say what a tensor's storage is for. The first tag that is not `activations` is for life."""
+        """Say what a tensor's storage is for: once, but that staging may end as gradients (Ledger.tag)."""
         for storage in storages_in(tensor):
             with self._lock:
                 self._see(storage, "tag", tag)
                 entry = self._entries[storage._cdata]
-                if entry.tag == "activations" != tag:
+                if entry.tag == "activations" != tag or (entry.tag, tag) == ("communication", "gradients"):
                     self._retag(entry, tag)
 
     def mark(self, name: str) -> dict[Tag, int]:
@@ -145,17 +145,17 @@ class Books:
             entry.nbytes = nbytes
 
     def _retag(self, entry: Entry, tag: Tag) -> None:
-        entry.tag = tag
+        before, entry.tag = entry.tag, tag
         if not entry.nbytes:
             return
         cause, grown = "tag", 0
         if self.events and self.events[-1] is entry.event:  # tagged at once: what it grew by never was anything else
             whole = self.events.pop()
-            cause, grown = whole.cause, whole.changes["activations"]
-            self.now["activations"] -= grown
+            cause, grown = whole.cause, whole.changes[before]
+            self.now[before] -= grown
         changes: dict[Tag, int] = {tag: entry.nbytes}
         if grown != entry.nbytes:
-            changes["activations"] = grown - entry.nbytes
+            changes[before] = grown - entry.nbytes
         self._book(cause, changes)
 
     def _book(self, cause: str, changes: dict[Tag, int]) -> Event:

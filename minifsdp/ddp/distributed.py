@@ -31,7 +31,8 @@ class DistributedDataParallel(TorchMethods):
     Bytes, for Ψ fp32 parameters:
 
     * `gradient_as_bucket_view=False`: gradients 4Ψ, and staging ("communication"): a bucket's buffer is allocated when
-      the first of its gradients arrives and freed at the end of backward, when all have arrived. The peak is 8Ψ.
+      the first of its gradients arrives. At the end of backward, when all have arrived, the gradients move into it and
+      leave their own memory. The peak is 8Ψ.
     * `gradient_as_bucket_view=True`: gradients 4Ψ, and no staging: the buckets ("gradients") are allocated here, live
       as long as the model, and every `.grad` that is not None is a view of one. Autograd adds a new gradient to the
       view; where `.grad` was None, a hook copies it there at once.
@@ -53,7 +54,8 @@ class DistributedDataParallel(TorchMethods):
             that others have, it takes part with zero, or the `.grad` that it has; where none has, `.grad` is kept
             (as a view it is part of its bucket: the mean of values that are equal after the last reduction).
         check_reduction: deprecated in torch; it has no effect there either.
-        gradient_as_bucket_view: let `.grad` be views of the buckets. Otherwise they are copied in and back.
+        gradient_as_bucket_view: let `.grad` be views of buckets that live as long as the model. Otherwise each backward
+            has buckets of its own.
         static_graph: every backward is like the first: rely on what that has shown (static_graph.py).
         device_mesh: a mesh of one dimension in place of a process group.
         skip_all_reduce_unused_params: part of `static_graph`.

@@ -63,9 +63,15 @@ class Bucket:
 
 
 class StagingBucket(Bucket):
-    """A copy of the gradients, alive from the first of them in a backward until their means have been copied back."""
+    """A copy of the gradients, alive from the first of them in a backward until all means are there.
+
+    Then its memory becomes that of the gradients which autograd has made in this backward, whose own is freed: the same
+    Tensor objects, no copy back. One in memory that it shares with others, such as a user's flat buffer or the bucket
+    of an earlier backward, stays there and gets a copy.
+    """
 
     role = "communication"
+    kept = False  # as memory of gradients
 
     def fill(self, param: nn.Parameter) -> None:
         if not self.views:
@@ -73,15 +79,23 @@ class StagingBucket(Bucket):
         super().fill(param)
 
     def deliver(self, param: nn.Parameter) -> None:
-        if param.grad is None:
-            param.grad = self.views[param].clone()
+        grad, mean = param.grad, self.views[param]
+        if grad is None:
+            param.grad, self.kept = mean, True
+        elif grad.untyped_storage().nbytes() == grad.nbytes and grad.stride() == mean.stride():
+            grad.data, self.kept = mean, True
         else:
-            param.grad.copy_(self.views[param])
+            grad.copy_(mean)
 
     def release(self) -> None:
         super().release()
-        device.free(self.flat)
+        if self.kept:
+            device.hand_over(self.flat, "gradients")
+        else:
+            device.free(self.flat)
+        del self.flat
         self.views.clear()
+        self.kept = False
 
 
 class GradientBucket(Bucket):

@@ -56,7 +56,8 @@ class FullyShardedDataParallel(StateMethods, OptimStateMethods):
         device_id: compute there, whatever device the module is on.
         sync_module_states: start from rank 0's values.
         forward_prefetch: gather the next unit in forward before this one computes, in the order of the last forward.
-        limit_all_gathers: have at most two units gathered and not yet freed.
+        limit_all_gathers: have at most two units gathered and not yet freed. On CPU this prefetches in forward too,
+            and overlaps in backward what memory allows (host.py).
         use_orig_params: let the optimizer see the original parameters, not flat ones.
         ignored_states: parameters or modules to leave alone.
         device_mesh: shard over its dimension; of a hybrid strategy, replicate over the first and shard over the second.
@@ -101,10 +102,10 @@ class FullyShardedDataParallel(StateMethods, OptimStateMethods):
         self.mixed_precision = ours(MixedPrecision, mixed_precision or MixedPrecision(), "mixed_precision")
         self.backward_prefetch = backward_prefetch and ours(BackwardPrefetch, backward_prefetch, "backward_prefetch")
         self.forward_prefetch, self.limit_all_gathers = forward_prefetch, limit_all_gathers
-        limited: Any = RateLimitedSchedule if limit_all_gathers else PrefetchSchedule
+        chosen: Any = partial(RateLimitedSchedule if limit_all_gathers else PrefetchSchedule, forward=forward_prefetch)
         if limit_all_gathers and self.compute_device.type == "cpu":
-            limited = HostSchedule
-        self._make_schedule = schedule or partial(limited, forward=forward_prefetch, backward=self.backward_prefetch)
+            chosen = HostSchedule
+        self._make_schedule = schedule or partial(chosen, backward=self.backward_prefetch)
         self._use_orig_params = use_orig_params
         self._engine: Engine | None = None
         self._is_root: bool | None = None

@@ -1,24 +1,34 @@
-"""The default where the host is the compute, on CPU: what overlaps there takes memory, and hides little.
+"""The default where the host is the compute, on CPU: no queue runs ahead there, and the link's work takes its cores.
 
-The backend's threads share the cores with the computation, so a reduction under way beside it ends no sooner than one
-that is waited for, and holds a second unsharded gradient meanwhile. And backward begins when memory is fullest, with
-all activations alive. See docs/speed.md.
+             forward       backward
+    link     g0 g1 g2 .    g2 .  g1 r2 g0 r1 .  r0      FULL_SHARD
+    compute     0  1  2       2        1     0
+    link     g0 g1 g2 .       .  r2 r1 r0               SHARD_GRAD_OP
+    compute     0  1  2       2  1  0
+
+Forward gathers a unit ahead without being told to, as a host that runs ahead of its device does. Backward begins when
+memory is fullest, with all activations alive: nothing is gathered beside its first unit, and a reduction may be under
+way beside the next unit, which holds a second unsharded gradient, only where more than that has just been freed: a
+unit that had stayed whole. See docs/speed.md.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
 
-from minifsdp.fsdp.prefetch import PRE, PrefetchSchedule
+from minifsdp.fsdp.prefetch import PRE, BackwardPrefetch, PrefetchSchedule
 from minifsdp.fsdp.unit import SHARDED, Unit
 
 
 class HostSchedule(PrefetchSchedule):
-    """One unit ahead, but for the first of a backward; and each reduction is waited for at once."""
+    """One unit ahead, but for the first of a backward; reductions as memory allows.
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        self.reductions = 0
+    Args:
+        backward: as for `PrefetchSchedule`.
+    """
+
+    def __init__(self, units: Sequence[Unit], backward: BackwardPrefetch | None = PRE) -> None:
+        super().__init__(units, backward=backward)
         self.first: Unit | None = None  # of this backward, among those that are gathered for it
 
     def begin_forward(self) -> None:
@@ -39,3 +49,8 @@ class HostSchedule(PrefetchSchedule):
             self.free(unit)
             self.prefetch([each for each in self.ahead[::-1] if each is not unit])
         super().post_backward(unit)
+
+    def issue_reduction(self) -> None:
+        if self.due is not None:
+            self.reductions = 0 if self.due.freed_after_forward else 1
+        super().issue_reduction()

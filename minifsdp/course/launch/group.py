@@ -58,8 +58,14 @@ def rank_device() -> torch.device:
 
 
 def use_loopback() -> None:
-    """All ranks are on this machine: gloo need not ask what the host's name resolves to."""
-    os.environ.setdefault("GLOO_SOCKET_IFNAME", _loopback())
+    """All ranks are on this machine: gloo need not ask what the host's name resolves to.
+
+    It opens a connection between two ranks for each interface that it is given, and takes them in turn. While it sends
+    on one it cannot read from it, and its thread that would asks again and again (`Pair::handleEvents` in gloo's
+    transport/tcp/pair.cc): on cores that compute, at the cost of the computation. With two, each rank sends on one and
+    receives on the other.
+    """
+    os.environ.setdefault("GLOO_SOCKET_IFNAME", f"{_loopback()},{_loopback()}")
 
 
 def _loopback() -> str:
