@@ -85,6 +85,20 @@ class _Known:
         self.name, self.ranks, self.calls = group.group_name, group.size(), 0
         self.backends: dict[str, str] = {}  # what carries messages, by the kind of device that tensors are on
 
+    @staticmethod
+    def of(op: str, tensor: Tensor, group: Group) -> tuple[_Known, str]:
+        """Of a group, and the name of what carries its messages where the tensor is; an error if nothing does."""
+        known = _groups.get(group) or _groups.setdefault(group, _Known(group))
+        kind = tensor.device.type
+        try:
+            if kind not in known.backends:
+                known.backends[kind] = group._get_backend(tensor.device).name()
+            return known, known.backends[kind]
+        except RuntimeError:
+            served = sorted({each.type for each in group._device_types})
+            text = f"{op} of a tensor on {tensor.device}: move it, its process group serves {served}"
+            raise ValueError(text) from None
+
 
 _groups: WeakKeyDictionary[Group, _Known] = WeakKeyDictionary()
 
@@ -134,24 +148,27 @@ def all_reduce(tensor: Tensor, group: Group, op: Any = SUM) -> Handle:
 
 def all_gather(output: Tensor, shard: Tensor, group: Group) -> Handle:
     """`output` [N * numel] <- every rank's `shard` [numel], in rank order. `shard` may be its own part of `output`."""
-    if _backend("all_gather", output, group) == "gloo":
-        broadcasts = partial(gloo.gather_by_broadcasts, output, shard, group)
-        return _start("all_gather", "broadcast", output, group, broadcasts)
-    gather = partial(getattr(dist, _ALL_GATHER), output, shard, group, True)
-    return _start("all_gather", _ALL_GATHER, output, group, gather)
+    known, backend = _Known.of("all_gather", output, group)
+    if backend == "gloo":
+        return _start(
+            known, "all_gather", "broadcast", output, partial(gloo.gather_by_broadcasts, output, shard, group)
+        )
+    return _start(
+        known, "all_gather", _ALL_GATHER, output, partial(getattr(dist, _ALL_GATHER), output, shard, group, True)
+    )
 
 
 def reduce_scatter(output: Tensor, full: Tensor, group: Group, op: Any = SUM) -> Handle:
     """`output` [numel] <- this rank's part of the reduction of `full` [N * numel]; may be that part of `full`."""
-    backend = _backend("reduce_scatter", full, group)
-    if op not in (SUM, MEAN) or not gloo.reduces_by_all_to_all(backend, group.size()):
+    known, backend = _Known.of("reduce_scatter", full, group)
+    if op not in (SUM, MEAN) or not gloo.reduces_by_all_to_all(backend, known.ranks):
         reduction = partial(getattr(dist, _REDUCE_SCATTER), output, full, op, group, True)
-        return _start("reduce_scatter", _REDUCE_SCATTER, full, group, reduction)
-    parts = gloo.parts_of(full, output, group.size())
+        return _start(known, "reduce_scatter", _REDUCE_SCATTER, full, reduction)
+    parts = gloo.parts_of(full, output, known.ranks)
     received = device.empty(full.numel() - output.numel(), full.dtype, "communication", full.device)
-    received = received.view(group.size() - 1, *output.shape)
-    exchange = partial(gloo.exchange, received, parts, group, _groups[group].calls)
-    handle = _start("reduce_scatter", "isend", full, group, exchange)
+    received = received.view(known.ranks - 1, *output.shape)
+    exchange = partial(gloo.exchange, received, parts, group, known.calls)
+    handle = _start(known, "reduce_scatter", "isend", full, exchange)
     handle.then = partial(gloo.sum_parts, output, received, parts[group.rank()], group.rank(), op == MEAN)
     return handle
 
@@ -209,12 +226,11 @@ def world(group: Group | None = None) -> Group:
 
 
 def _issue(op: str, function: str, payload: Tensor, group: Group, /, *args: Any, **kwargs: Any) -> Handle:
-    _backend(op, payload, group)
-    return _start(op, function, payload, group, partial(getattr(dist, function), *args, group=group, **kwargs))
+    known, _ = _Known.of(op, payload, group)
+    return _start(known, op, function, payload, partial(getattr(dist, function), *args, group=group, **kwargs))
 
 
-def _start(op: str, function: str, payload: Tensor, group: Group, collective: Callable[[], Any]) -> Handle:
-    known = _groups[group]
+def _start(known: _Known, op: str, function: str, payload: Tensor, collective: Callable[[], Any]) -> Handle:
     call = Call(op, function, known.name, known.calls, payload.nbytes, known.ranks)
     known.calls += 1
     for log in _logs:
@@ -225,19 +241,6 @@ def _start(op: str, function: str, payload: Tensor, group: Group, collective: Ca
         return Handle(call, collective())
     with _watched(call, "issue"):
         return Handle(call, collective())
-
-
-def _backend(op: str, tensor: Tensor, group: Group) -> str:
-    """The name of what carries the group's messages where the tensor is."""
-    known = _groups.get(group) or _groups.setdefault(group, _Known(group))
-    kind = tensor.device.type
-    try:
-        if kind not in known.backends:
-            known.backends[kind] = group._get_backend(tensor.device).name()
-        return known.backends[kind]
-    except RuntimeError:
-        served = sorted({each.type for each in group._device_types})
-        raise ValueError(f"{op} of a tensor on {tensor.device}: move it, its process group serves {served}") from None
 
 
 def _watched(call: Call, phase: Literal["issue", "wait"]) -> AbstractContextManager[Any]:

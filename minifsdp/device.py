@@ -163,7 +163,7 @@ def hand_over(buffer: Tensor, role: Role) -> None:
 
 def allocate(buffer: Tensor) -> None:
     """Give a freed buffer its memory back, uninitialised; on CUDA it belongs to the current stream's pool."""
-    buffer.untyped_storage().resize_(buffer.numel() * buffer.element_size())
+    buffer.untyped_storage().resize_(buffer.nbytes)
 
 
 def record_stream(buffer: Tensor) -> None:
@@ -184,9 +184,10 @@ def free(buffer: Tensor) -> None:
     The kernels that the current stream has queued may still read it, so the allocator has to hold the block back until
     they are done: memory freed here is not at once memory to allocate (fsdp/rate_limit.py).
     """
-    if buffer.untyped_storage().nbytes():
+    storage = buffer.untyped_storage()
+    if storage.nbytes():
         record_stream(buffer)
-    buffer.untyped_storage().resize_(0)
+        storage.resize_(0)
 
 
 def copy_to_host(tensor: Tensor) -> Tensor:

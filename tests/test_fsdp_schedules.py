@@ -262,7 +262,7 @@ class Recorder(Unit):
     def __init__(self, name, log):
         super().__init__(name)
         self.log, self.leaves, self.shards, self.device = log, [], [], torch.device("cpu")
-        self._absent, self._slots, self.pending = [], [], False
+        self._users, self.pending = [], False
 
     def _gather(self):
         self.log.append(f"g{self.name}")

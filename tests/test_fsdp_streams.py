@@ -45,7 +45,7 @@ class NotedUnit(Unit):
     def __init__(self, name, notes):
         super().__init__(name)
         self.notes, self.leaves, self.shards, self.device = notes, [], [], torch.device("cpu")
-        self._absent, self._slots, self.taken = [], [], False
+        self._users, self.taken = [], False
 
     def _gather(self):
         self.notes.note(f"gather {self.name}")

@@ -56,7 +56,7 @@ class TimedUnit(Unit):
         super().__init__("timed")
         self.clock, self.size, self.taken = clock, size, False
         self.leaves, self.shards, self.device = [], [], torch.device("cpu")
-        self._absent, self._slots = [], []
+        self._users = []
 
     def _gather(self):
         return self.clock.send(GATHER * self.size)

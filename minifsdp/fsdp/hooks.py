@@ -18,11 +18,12 @@ class HookedUnit(WholeUnit):
     """A unit that calls what `register_hook` has registered, on each mean before it is added to `.grad`."""
 
     def _deliver(self, gradient: Tensor) -> None:
-        for p, part in zip(self.shards, self._slices(gradient), strict=True):
-            for hook in (p._backward_hooks or {}).values():
-                changed = hook(part)
-                if changed is not None:
-                    part.copy_(changed)
+        if any(p._backward_hooks for p in self.shards):
+            for p, part in zip(self.shards, self._slices(gradient), strict=True):
+                for hook in (p._backward_hooks or {}).values():
+                    changed = hook(part)
+                    if changed is not None:
+                        part.copy_(changed)
         super()._deliver(gradient)
 
 

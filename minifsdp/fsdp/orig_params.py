@@ -79,8 +79,9 @@ class OrigParamsUnit(AccumulatedUnit, RecastUnit):
         self.conceal()
 
     def _hide(self) -> None:
-        for attributes, attribute, _ in self._slots:
-            attributes.pop(attribute, None)
+        for attributes, _, absent in self._users:
+            for attribute in absent:
+                attributes.pop(attribute, None)
 
     @cached_property
     def _bounds(self) -> list[tuple[int, int]]:

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 
 from minifsdp.device import current_stream, new_stream, on_stream
 from minifsdp.fsdp.sync import SyncSchedule
-from minifsdp.fsdp.unit import Unit
+from minifsdp.fsdp.unit import SHARDED, Unit
 
 
 class OverlapSchedule(SyncSchedule):
@@ -46,8 +46,9 @@ class OverlapSchedule(SyncSchedule):
         self.gather_stream.wait_stream(current_stream(self.device))  # the optimizer's writes to the shards come first
 
     def gather(self, unit: Unit) -> None:
-        with on_stream(self.gather_stream):
-            super().gather(unit)
+        if unit.state is SHARDED:
+            with on_stream(self.gather_stream):
+                super().gather(unit)
 
     def issue_backward(self, unit: Unit) -> None:
         super().issue_backward(unit)

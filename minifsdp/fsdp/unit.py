@@ -177,18 +177,21 @@ class Unit(ABC):
             absent.unit, absent.parameter = self, users[0].name
         for place in (place for users in places for place in users):
             del place.module._parameters[place.attribute]
-        self._slots = [(p.module.__dict__, p.attribute, i) for i, users in enumerate(places) for p in users]
+        found: dict[nn.Module, tuple[dict[str, Any], dict[str, Any]]] = {}
+        for index, place in ((index, place) for index, users in enumerate(places) for place in users):
+            whole, sharded = found.setdefault(place.module, ({}, {}))
+            whole[place.attribute], sharded[place.attribute] = leaves[index], self._absent[index]
+        # For each module its attributes, and those of them that come and go: while the unit is whole, and while not.
+        self._users = [(module.__dict__, *both) for module, both in found.items()]
         self._hide()
 
     def _show(self) -> None:
-        self._place(self.leaves)
+        for attributes, whole, _ in self._users:
+            attributes.update(whole)
 
     def _hide(self) -> None:
-        self._place(self._absent)
-
-    def _place(self, tensors: list[Any]) -> None:
-        for attributes, attribute, index in self._slots:
-            attributes[attribute] = tensors[index]
+        for attributes, _, sharded in self._users:
+            attributes.update(sharded)
 
 
 def add_gradient(shard: nn.Parameter, gradient: torch.Tensor) -> None:

@@ -50,8 +50,7 @@ class WholeUnit(FlatUnit):
         exposed = [nn.Parameter(view, self.flat.shard.requires_grad) for view in self.flat.unflatten(full)]
         for users, p in zip(self.places, exposed, strict=True):
             for place in users:
-                place.module._parameters[place.attribute] = p
-        self._place(exposed)
+                place.module._parameters[place.attribute] = place.module.__dict__[place.attribute] = p
 
     def conceal(self) -> None:
         """The end of `expose`."""
