@@ -452,13 +452,14 @@ def staging_of_rung_3() -> dict[str, Any]:
     return found
 
 
-def test_rung_3_stages_a_bucket_from_its_first_gradient_and_lets_the_gradients_have_it_at_the_end() -> None:
+def test_rung_3_has_a_bucket_from_its_first_gradient_and_lets_the_gradients_have_it() -> None:
     first, both = 4 * 78, 4 * (78 + 77)
     for found in launch(staging_of_rung_3, 2):
-        assert [staging for staging, _ in found.pop("backward")] == [first] * 4 + [both] * 2
         assert found == {
             "built": [(0, 0)],
-            "after backward": [(0, both)],  # the memory that autograd had made is gone
+            # Each gradient enters the bucket, its own memory is gone: nothing is there twice.
+            "backward": [(0, first)] * 4 + [(0, both)] * 2,
+            "after backward": [(0, both)],
             "moved in backward": False,  # the first known place
             "no_sync": [(0, both)] * 6,
             "after no_sync": [(0, both)],

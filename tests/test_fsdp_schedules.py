@@ -387,7 +387,7 @@ ON_CPU = {
     ),
     "what had stayed whole is freed, so the next unit computes meanwhile": (
         Whole,
-        "gR g0 g1 [0] g2 [1] g3 [2] [3] | [3] f3 r3 [2] f2 w3 r2 [1] f1 w2 r1 [0] f0 w1 r0 fR w0 rR wR",
+        "gR g0 g1 [0] g2 [1] g3 [2] [3] | [3] f3 r3 w3 [2] f2 r2 [1] f1 w2 r1 [0] f0 w1 r0 fR w0 rR wR",
     ),
 }
 

@@ -842,9 +842,9 @@ plots.curve(
 # %% [markdown]
 # Neither peak has moved from rung to rung: the buffers fill the room that backward frees. Where activations are few,
 # as with checkpointing or one row per rank, they do raise it. `gradient_as_bucket_view=True` saves the second
-# memory: the buckets live for ever and every `.grad` is a view of one. In `minifsdp/ddp/reducer.py` the two are
-# `StagingBucket` and `GradientBucket`, some twenty lines each; there the first is not copied back, its memory becomes
-# the gradients'.
+# memory: the buckets live for ever and every `.grad` is a view of one. In `minifsdp/ddp/buckets.py` the two are
+# `StagingBucket` and `GradientBucket`, some thirty lines each; there the first is not copied back: gradients move in as
+# they come.
 #
 # ### Compared with torch
 #

@@ -126,7 +126,8 @@ def fsdp(
         reshard_after_forward: FULL_SHARD; if not, SHARD_GRAD_OP.
         reductions: how many units' reductions may be under way while the next one computes; None: all.
         forward_depth: how many units ahead forward gathers; None: all.
-        backward, backward_depth: when and how many units ahead backward gathers; "host": as "pre", but for the first.
+        backward, backward_depth: when and how many units ahead backward gathers; "host": as "pre", but beside the first
+            unit nothing is gathered, and nothing computes while it is reduced.
         limit: most units, besides the root, that are whole at once.
     """
     if setting.ranks == 1:  # nothing is sharded
@@ -138,7 +139,8 @@ def fsdp(
     if reshard_after_forward:
         whole = most_whole(blocks, forward_depth, backward, backward_depth, limit)
     gradients = [Gradient(size, setting.reducing(size), size // setting.ranks) for size in sizes]
-    return Bytes(held, held, setting.shard_state(sizes), root + whole, gradients_peak(gradients, reductions))
+    peak = gradients_peak(gradients, reductions, first_alone=backward == "host")
+    return Bytes(held, held, setting.shard_state(sizes), root + whole, peak)
 
 
 def most_whole(
@@ -181,12 +183,13 @@ class Gradient:
     kept: int
 
 
-def gradients_peak(units: Sequence[Gradient], reductions: int | None) -> int:
+def gradients_peak(units: Sequence[Gradient], reductions: int | None, first_alone: bool = False) -> int:
     """Follows backward. The root's unsharded gradient is there all the time, as the head's is the first of all.
 
     Args:
         units: the root's first, then the others in the order of forward.
         reductions: as of `fsdp`.
+        first_alone: whether the first reduction of backward is waited for at once in any case.
     """
     root, *blocks = units
     peak, kept = root.unsharded, 0
@@ -199,7 +202,7 @@ def gradients_peak(units: Sequence[Gradient], reductions: int | None) -> int:
         held = root.unsharded + sum(u.unsharded + u.reducing for u in under_way) + kept
         peak = max(peak, held + unit.unsharded + unit.reducing)  # its own reduction begins
         under_way.append(unit)
-        if reductions == 0:
+        if reductions == 0 or (first_alone and unit is blocks[-1]):
             kept += _finish(under_way, 0)
     if reductions is not None:
         kept += _finish(under_way, max(1, reductions) - 1)

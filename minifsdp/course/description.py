@@ -186,13 +186,14 @@ def _dtype(tensor: Any) -> str:
 def _predict(rows: list[UnitRow], has_root: bool, schedule: SyncSchedule) -> Prediction:
     first = rows[:1] if has_root else []
     blocks = rows[len(first) :]
+    on_host = isinstance(schedule, HostSchedule)
     reductions = schedule.reductions if isinstance(schedule, OverlapSchedule) else 0
-    if isinstance(schedule, HostSchedule):
+    if on_host:
         reductions = int(not all(row.resharded for row in blocks))
     prefetch: dict[str, Any] = {}
     if isinstance(schedule, PrefetchSchedule):
         backward = "none" if schedule.backward is None else "post" if schedule.backward is POST else "pre"
-        backward = "host" if backward == "pre" and isinstance(schedule, HostSchedule) else backward
+        backward = "host" if backward == "pre" and on_host else backward
         prefetch = {"backward": backward, "backward_depth": schedule.depth}
         prefetch["forward_depth"] = schedule.depth if schedule.forward else 0
     if isinstance(schedule, RateLimitedSchedule):
@@ -200,7 +201,8 @@ def _predict(rows: list[UnitRow], has_root: bool, schedule: SyncSchedule) -> Pre
     kept_whole = sum(row.whole for row in first + [row for row in blocks if not row.resharded])
     unsharded = kept_whole + most_whole([row.whole for row in blocks if row.resharded], **prefetch)
     of_root = first[0].gradient if has_root else _NONE
-    gradients = gradients_peak([of_root, *(row.gradient for row in blocks if row.gradient.unsharded)], reductions)
+    of_units = [of_root, *(row.gradient for row in blocks if row.gradient.unsharded)]
+    gradients = gradients_peak(of_units, reductions, first_alone=on_host)
     on_device = sum(row.rank + row.optimizer for row in rows if not row.offloaded)
     return Prediction(
         sum(row.rank for row in rows),

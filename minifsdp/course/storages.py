@@ -74,7 +74,7 @@ class Books:
         self._this_thread = _ThisThread()
 
     def tag(self, tensor: Tensor, tag: Tag) -> None:
-        """Say what a tensor's storage is for: once, but that staging may end as gradients (Ledger.tag)."""
+        """Say what a tensor's storage is for: once, but that staging may become gradients (Ledger.tag)."""
         for storage in storages_in(tensor):
             with self._lock:
                 self._see(storage, "tag", tag)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from minifsdp.ddp.bucketed import bucket_views
-from minifsdp.ddp.reducer import Bucket, Reduction
+from minifsdp.ddp.buckets import Bucket, Reduction
 
 Hook = Callable[[Any, Any], torch.futures.Future[Any]]
 

@@ -30,9 +30,9 @@ class DistributedDataParallel(TorchMethods):
 
     Bytes, for Ψ fp32 parameters:
 
-    * `gradient_as_bucket_view=False`: gradients 4Ψ, and staging ("communication"): a bucket's buffer is allocated when
-      the first of its gradients arrives. At the end of backward, when all have arrived, the gradients move into it and
-      leave their own memory. The peak is 8Ψ.
+    * `gradient_as_bucket_view=False`: gradients 4Ψ, in buckets of this backward: a bucket's buffer is allocated when
+      the first of its gradients arrives, and each moves in and leaves its own memory. Gradients of an earlier backward
+      that are accumulated on stay where they are, and staging ("communication") is 4Ψ more until the end of backward.
     * `gradient_as_bucket_view=True`: gradients 4Ψ, and no staging: the buckets ("gradients") are allocated here, live
       as long as the model, and every `.grad` that is not None is a view of one. Autograd adds a new gradient to the
       view; where `.grad` was None, a hook copies it there at once.

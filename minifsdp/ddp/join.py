@@ -16,7 +16,8 @@ import torch
 from torch import Tensor, nn
 
 from minifsdp import comm
-from minifsdp.ddp.reducer import Bucket, Reducer, Reduction, StagingBucket, to_mean
+from minifsdp.ddp.buckets import Bucket, Reduction, StagingBucket
+from minifsdp.ddp.reducer import Reducer, to_mean
 from minifsdp.ddp.sync import broadcast_from, named_tensors
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from minifsdp.ddp.reducer import Bucket, Reducer
+from minifsdp.ddp.buckets import Bucket
+from minifsdp.ddp.reducer import Reducer
 from minifsdp.order import announce
 
 

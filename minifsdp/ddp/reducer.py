@@ -5,117 +5,14 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
-from typing import Any, ClassVar, Protocol
+from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
-from minifsdp import comm, device
-from minifsdp.ddp.bucketed import assign_buckets, bucket_views, empty_bucket
-
-
-class Reduction(Protocol):
-    """A bucket that is being reduced: after `wait` its buffer holds the result."""
-
-    def wait(self) -> None: ...
-
-
-class Bucket:
-    """Gradients that are reduced together, in one flat buffer of which each has a view in its parameter's shape.
-
-    Attributes:
-        params: the parameters, in the order in which backward is expected to reach them.
-        missing: how many of their gradients have not entered the buffer in this backward.
-    """
-
-    role: ClassVar[device.Role]
-    flat: Tensor  # [sum of the parameters' numel]
-    reduction: Reduction
-
-    def __init__(self, params: list[nn.Parameter]) -> None:
-        self.params = params
-        self.missing = len(params)
-        self.views: dict[nn.Parameter, Tensor] = {}
-
-    def allocate(self) -> None:
-        self.flat = empty_bucket(self.params, self.role)
-        self.views = dict(zip(self.params, bucket_views(self.flat, self.params), strict=True))
-
-    def hold(self, param: nn.Parameter) -> None:
-        """Autograd has just accumulated in this parameter's `.grad`; this backward may be a synchronised one or not."""
-
-    def fill(self, param: nn.Parameter) -> None:
-        """Let the parameter's gradient enter the buffer, as zero if there is none."""
-        view = self.views[param]
-        if param.grad is None:
-            view.zero_()
-        elif param.grad is not view:
-            view.copy_(param.grad)
-        self.missing -= 1
-
-    def deliver(self, param: nn.Parameter) -> None:
-        """Let the parameter's `.grad` be the mean that the buffer now holds."""
-        raise NotImplementedError
-
-    def release(self) -> None:
-        """All means have been delivered: get ready for the next backward."""
-        self.missing = len(self.params)
-
-
-class StagingBucket(Bucket):
-    """A copy of the gradients, alive from the first of them in a backward until all means are there.
-
-    Then its memory becomes that of the gradients which autograd has made in this backward, whose own is freed: the same
-    Tensor objects, no copy back. One in memory that it shares with others, such as a user's flat buffer or the bucket
-    of an earlier backward, stays there and gets a copy.
-    """
-
-    role = "communication"
-    kept = False  # as memory of gradients
-
-    def fill(self, param: nn.Parameter) -> None:
-        if not self.views:
-            self.allocate()
-        super().fill(param)
-
-    def deliver(self, param: nn.Parameter) -> None:
-        grad, mean = param.grad, self.views[param]
-        if grad is None:
-            param.grad, self.kept = mean, True
-        elif grad.untyped_storage().nbytes() == grad.nbytes and grad.stride() == mean.stride():
-            grad.data, self.kept = mean, True
-        else:
-            grad.copy_(mean)
-
-    def release(self) -> None:
-        super().release()
-        if self.kept:
-            device.hand_over(self.flat, "gradients")
-        else:
-            device.free(self.flat)
-        del self.flat
-        self.views.clear()
-        self.kept = False
-
-
-class GradientBucket(Bucket):
-    """The gradients themselves: every `.grad` is a view of the buffer, which lives as long as the model."""
-
-    role = "gradients"
-
-    def __init__(self, params: list[nn.Parameter]) -> None:
-        super().__init__(params)
-        self.allocate()
-
-    def hold(self, param: nn.Parameter) -> None:
-        # Where `.grad` was None, autograd has put a tensor of its own there; where it was the view, it has added to it.
-        if param.grad is not None and param.grad is not self.views[param]:
-            self.views[param].copy_(param.grad)
-            param.grad = self.views[param]
-
-    def deliver(self, param: nn.Parameter) -> None:
-        param.grad = self.views[param]
-
+from minifsdp import comm
+from minifsdp.ddp.bucketed import assign_buckets
+from minifsdp.ddp.buckets import Bucket, GradientBucket, Reduction, StagingBucket
 
 Reduce = Callable[[Bucket, int, bool], Reduction]
 """Starts the reduction of a full bucket; of its place in the order of launches, and whether it is the last."""
@@ -201,7 +98,7 @@ class Reducer:
     @torch.no_grad()
     def mark_ready(self, param: nn.Parameter) -> None:
         self.ready.add(param)
-        self.bucket_of[param].fill(param)
+        self.bucket_of[param].fill(param, param in self.used)
         while self.launched < len(self.buckets) and not self.buckets[self.launched].missing:
             self.launch(self.buckets[self.launched], self.launched)
             self.launched += 1

@@ -1,0 +1,123 @@
+"""What gradients are reduced in: memory that becomes theirs with each backward, or that is theirs for life."""
+
+from __future__ import annotations
+
+from typing import ClassVar, Protocol
+
+from torch import Tensor, nn
+
+from minifsdp import device
+from minifsdp.ddp.bucketed import bucket_views, empty_bucket
+
+
+class Reduction(Protocol):
+    """A bucket that is being reduced: after `wait` its buffer holds the result."""
+
+    def wait(self) -> None: ...
+
+
+class Bucket:
+    """Gradients that are reduced together, in one flat buffer of which each has a view in its parameter's shape.
+
+    Attributes:
+        params: the parameters, in the order in which backward is expected to reach them.
+        missing: how many of their gradients have not entered the buffer in this backward.
+    """
+
+    role: ClassVar[device.Role]
+    flat: Tensor  # [sum of the parameters' numel]
+    reduction: Reduction
+
+    def __init__(self, params: list[nn.Parameter]) -> None:
+        self.params = params
+        self.missing = len(params)
+        self.views: dict[nn.Parameter, Tensor] = {}
+
+    def allocate(self) -> None:
+        self.flat = empty_bucket(self.params, self.role)
+        self.views = dict(zip(self.params, bucket_views(self.flat, self.params), strict=True))
+
+    def hold(self, param: nn.Parameter) -> None:
+        """Autograd has just accumulated in this parameter's `.grad`; this backward may be a synchronised one or not."""
+
+    def fill(self, param: nn.Parameter, is_used: bool) -> None:
+        """Let the parameter's gradient enter the buffer, as zero if there is none.
+
+        Args:
+            is_used: it got a gradient since the last reduction: what it has will not be wanted as it is.
+        """
+        view = self.views[param]
+        if param.grad is None:
+            view.zero_()
+        elif param.grad is not view:
+            view.copy_(param.grad)
+        self.missing -= 1
+
+    def deliver(self, param: nn.Parameter) -> None:
+        """Let the parameter's `.grad` be the mean that the buffer now holds."""
+        raise NotImplementedError
+
+    def release(self) -> None:
+        """All means have been delivered: get ready for the next backward."""
+        self.missing = len(self.params)
+
+
+class StagingBucket(Bucket):
+    """A buffer that lives from the first gradient of a backward on, and becomes the memory of the gradients.
+
+    What autograd has made in this backward moves in as it comes: the same Tensor object, its own memory freed, no copy
+    back. A gradient in memory that it shares with others, such as a user's flat buffer or the bucket of an earlier
+    backward, stays there and gets a copy of the mean.
+    """
+
+    role = "communication"
+    kept = False  # as memory of gradients
+
+    def fill(self, param: nn.Parameter, is_used: bool) -> None:
+        if not self.views:
+            self.allocate()
+        super().fill(param, is_used)
+        grad, view = param.grad, self.views[param]
+        if is_used and grad is not None and owns_memory(grad) and grad.stride() == view.stride():
+            grad.data, self.kept = view, True
+
+    def deliver(self, param: nn.Parameter) -> None:
+        grad, mean = param.grad, self.views[param]
+        if grad is None:
+            param.grad, self.kept = mean, True
+        elif grad.data_ptr() != mean.data_ptr():
+            grad.copy_(mean)
+
+    def release(self) -> None:
+        super().release()
+        if self.kept:
+            device.hand_over(self.flat, "gradients")
+        else:
+            device.free(self.flat)
+        del self.flat
+        self.views.clear()
+        self.kept = False
+
+
+class GradientBucket(Bucket):
+    """The gradients themselves: every `.grad` is a view of the buffer, which lives as long as the model."""
+
+    role = "gradients"
+
+    def __init__(self, params: list[nn.Parameter]) -> None:
+        super().__init__(params)
+        self.allocate()
+
+    def hold(self, param: nn.Parameter) -> None:
+        # Where `.grad` was None, autograd has put a tensor of its own there; where it was the view, it has added to it.
+        if param.grad is not None and param.grad is not self.views[param]:
+            self.views[param].copy_(param.grad)
+            param.grad = self.views[param]
+
+    def deliver(self, param: nn.Parameter) -> None:
+        param.grad = self.views[param]
+
+
+def owns_memory(tensor: Tensor) -> bool:
+    """Whether nothing else can look at its memory, but by another view of all of it."""
+    return tensor.untyped_storage().nbytes() == tensor.nbytes
