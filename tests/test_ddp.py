@@ -437,6 +437,9 @@ def staging_of_rung_3() -> dict[str, Any]:
             found.setdefault(moment, []).append((ledger.live()["communication"], ledger.live()["gradients"]))
 
         note("built")
+        step_once(ddp, my_batch())
+        ddp.zero_grad()
+        note("dropped")
         for p in params:  # registered after the model's own hooks, so these run after them
             p.register_post_accumulate_grad_hook(lambda p: note(moment))
         for moment in ("backward", "no_sync", "again"):
@@ -457,6 +460,7 @@ def test_rung_3_has_a_bucket_from_its_first_gradient_and_lets_the_gradients_have
     for found in launch(staging_of_rung_3, 2):
         assert found == {
             "built": [(0, 0)],
+            "dropped": [(0, 0)],
             # Each gradient enters the bucket, its own memory is gone: nothing is there twice.
             "backward": [(0, first)] * 4 + [(0, both)] * 2,
             "after backward": [(0, both)],

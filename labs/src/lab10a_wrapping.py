@@ -136,7 +136,7 @@ print("describe:", *warned)
 
 # %% [markdown]
 # So much for the wrap. Parameters at rest and the optimizer's state are shards, 12 bytes per element over N ranks. But
-# at the peak all parameters and all gradients are whole, 8 bytes more, whatever N (DDP: 20, with its buckets). For the
+# at the peak all parameters and all gradients are whole, 8 bytes more, whatever N (DDP: 16). For the
 # model is *one unit*, gathered before anything runs and freed when all of backward is over.
 # `minifsdp.course.describe(model)` says so before the first step. What is missing is a **wrapping policy**.
 #
@@ -1134,8 +1134,8 @@ plots.stages(
     peaks,
     title=f"A rank that trains the Llama peaks at {most['FSDP']:.2f} MiB in place of DDP's {most['DDP']:.2f}; without "
     f"a policy at {most['no policy']:.2f}",
-    says="What a rank of 2 holds at the peak of three steps, activations included: the DDP script (whose buckets, "
-    "communication, are where its gradients will lie), FSDP with the root as its only unit, and with a unit for each "
+    says="What a rank of 2 holds at the peak of three steps, activations included: the DDP script (whose bucket is "
+    "allocated whole with the first gradient), FSDP with the root as its only unit, and with a unit for each "
     "block.",
     lab="10a",
 )

@@ -60,6 +60,7 @@ class Bucket:
     def release(self) -> None:
         """All means have been delivered: get ready for the next backward."""
         self.missing = len(self.params)
+        del self.reduction  # it holds the buffer
 
 
 class StagingBucket(Bucket):
