@@ -2,6 +2,7 @@
 
 import copy
 import sys
+import time
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
@@ -439,6 +440,9 @@ def staging_of_rung_3() -> dict[str, Any]:
         note("built")
         step_once(ddp, my_batch())
         ddp.zero_grad()
+        patience = time.monotonic() + 10  # gloo's threads let go of what they have reduced a moment later
+        while ledger.live()["gradients"] and time.monotonic() < patience:
+            time.sleep(0.01)
         note("dropped")
         for p in params:  # registered after the model's own hooks, so these run after them
             p.register_post_accumulate_grad_hook(lambda p: note(moment))
