@@ -150,12 +150,10 @@ def all_gather(output: Tensor, shard: Tensor, group: Group) -> Handle:
     """`output` [N * numel] <- every rank's `shard` [numel], in rank order. `shard` may be its own part of `output`."""
     known, backend = _Known.of("all_gather", output, group)
     if backend == "gloo":
-        return _start(
-            known, "all_gather", "broadcast", output, partial(gloo.gather_by_broadcasts, output, shard, group)
-        )
-    return _start(
-        known, "all_gather", _ALL_GATHER, output, partial(getattr(dist, _ALL_GATHER), output, shard, group, True)
-    )
+        broadcasts = partial(gloo.gather_by_broadcasts, output, shard, group)
+        return _start(known, "all_gather", "broadcast", output, broadcasts)
+    gather = partial(getattr(dist, _ALL_GATHER), output, shard, group, True)
+    return _start(known, "all_gather", _ALL_GATHER, output, gather)
 
 
 def reduce_scatter(output: Tensor, full: Tensor, group: Group, op: Any = SUM) -> Handle:

@@ -398,6 +398,23 @@ def test_order_of_the_default_on_cpu(name):
     assert order(HostSchedule, [], kind=kind) == expected
 
 
+def test_on_cpu_backward_prefetches_though_its_first_unit_ends_without_a_reduction():
+    """As inside `no_sync`, or where it is frozen: the engine frees it."""
+    log: list[str] = []
+    units = [Recorder(name, log) for name in "012"]
+    schedule = HostSchedule(units)
+    schedule.begin_forward()
+    for unit in units:
+        schedule.pre_forward(unit)
+        schedule.post_forward(unit, True)
+    log.clear()
+    for unit in units[:0:-1]:
+        schedule.pre_backward(unit)
+        log.append(f"[{unit.name}]")
+        schedule.free(unit)
+    assert " ".join(log) == "g2 [2] f2 g1 g0 [1] f1"
+
+
 @pytest.mark.behaviour(29)
 @pytest.mark.behaviour(29)
 def test_first_forward_has_no_order_to_prefetch_by():

@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from minifsdp.fsdp.prefetch import PRE, BackwardPrefetch, PrefetchSchedule
-from minifsdp.fsdp.unit import Unit
+from minifsdp.fsdp.unit import SHARDED, Unit
 
 
 class HostSchedule(PrefetchSchedule):
@@ -33,18 +33,20 @@ class HostSchedule(PrefetchSchedule):
 
     def begin_forward(self) -> None:
         super().begin_forward()
-        self.first, self.depth = None, 1
+        self.first = None
 
     def issue_backward(self, unit: Unit) -> None:
         if self.first is None and not unit.is_root:
-            self.first, self.depth = unit, 0
+            self.first = unit
         super().issue_backward(unit)
+
+    def prefetch(self, units: list[Unit]) -> None:
+        if self.first is None or self.first.state is SHARDED:
+            super().prefetch(units)
 
     def post_backward(self, unit: Unit) -> None:
         self.reductions = 0 if unit is self.first or unit.freed_after_forward else 1
-        if unit is self.first and not self.depth:
+        if unit is self.first and self.backward is PRE:
             self.free(unit)
-            self.depth = 1
-            if self.backward is PRE:
-                self.prefetch([each for each in self.ahead[::-1] if each is not unit])
+            self.prefetch([each for each in self.ahead[::-1] if each is not unit])
         super().post_backward(unit)

@@ -173,14 +173,13 @@ class Unit(ABC):
         self.leaves = leaves
         self.places = places
         self._absent: list[Any] = [Absent.like(leaf) for leaf in leaves]
-        for absent, users in zip(self._absent, places, strict=True):
-            absent.unit, absent.parameter = self, users[0].name
-        for place in (place for users in places for place in users):
-            del place.module._parameters[place.attribute]
         found: dict[nn.Module, tuple[dict[str, Any], dict[str, Any]]] = {}
-        for index, place in ((index, place) for index, users in enumerate(places) for place in users):
-            whole, sharded = found.setdefault(place.module, ({}, {}))
-            whole[place.attribute], sharded[place.attribute] = leaves[index], self._absent[index]
+        for leaf, absent, users in zip(leaves, self._absent, places, strict=True):
+            absent.unit, absent.parameter = self, users[0].name
+            for place in users:
+                del place.module._parameters[place.attribute]
+                whole, sharded = found.setdefault(place.module, ({}, {}))
+                whole[place.attribute], sharded[place.attribute] = leaf, absent
         # For each module its attributes, and those of them that come and go: while the unit is whole, and while not.
         self._users = [(module.__dict__, *both) for module, both in found.items()]
         self._hide()
