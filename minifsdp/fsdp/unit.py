@@ -172,9 +172,9 @@ class Unit(ABC):
         """Take the original parameters out of their modules and let `leaves` come and go in their stead."""
         self.leaves = leaves
         self.places = places
-        self._absent: list[Any] = [Absent.like(leaf) for leaf in leaves]
         found: dict[nn.Module, tuple[dict[str, Any], dict[str, Any]]] = {}
-        for leaf, absent, users in zip(leaves, self._absent, places, strict=True):
+        for leaf, users in zip(leaves, places, strict=True):
+            absent = Absent.like(leaf)
             absent.unit, absent.parameter = self, users[0].name
             for place in users:
                 del place.module._parameters[place.attribute]
