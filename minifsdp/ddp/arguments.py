@@ -65,8 +65,11 @@ def choose_group(process_group: comm.Group | None, device_mesh: Any) -> comm.Gro
 
 
 def bucket_caps(bucket_cap_mb: float | None, bucket_cap_mb_list: Sequence[float] | None) -> list[int]:
-    """Bytes at which the buckets are closed, in the order of the buckets; the last holds for the rest."""
-    caps = bucket_cap_mb_list or [25 if bucket_cap_mb is None else bucket_cap_mb]
+    """Bytes at which the buckets are closed, in the order of the buckets; the last holds for the rest.
+
+    Unless it is told, the first is small: communication begins with it.
+    """
+    caps = bucket_cap_mb_list or ([1, 25] if bucket_cap_mb is None else [bucket_cap_mb])
     return [int(cap * 2**20) for cap in caps]
 
 

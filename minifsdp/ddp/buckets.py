@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import ClassVar, Protocol
 
+import torch
 from torch import Tensor, nn
 
 from minifsdp import device
@@ -38,19 +39,22 @@ class Bucket:
         self.views = dict(zip(self.params, bucket_views(self.flat, self.params), strict=True))
 
     def hold(self, param: nn.Parameter) -> None:
-        """Autograd has just accumulated in this parameter's `.grad`; this backward may be a synchronised one or not."""
+        """Autograd has just accumulated in this parameter's `.grad`, which stays there until there is more."""
 
-    def fill(self, param: nn.Parameter, is_used: bool) -> None:
+    def fill(self, param: nn.Parameter, is_used: bool, weight: float | None) -> None:
         """Let the parameter's gradient enter the buffer, as zero if there is none.
 
         Args:
             is_used: it got a gradient since the last reduction: what it has will not be wanted as it is.
+            weight: what it is multiplied by on its way, which takes no pass over memory of its own.
         """
-        view = self.views[param]
-        if param.grad is None:
+        grad, view = param.grad, self.views[param]
+        if grad is None:
             view.zero_()
-        elif param.grad is not view:
-            view.copy_(param.grad)
+        elif weight is not None:
+            torch.mul(grad.detach(), weight, out=view)
+        elif grad is not view:
+            view.copy_(grad.detach())
         self.missing -= 1
 
     def deliver(self, param: nn.Parameter) -> None:
@@ -74,10 +78,10 @@ class StagingBucket(Bucket):
     role = "communication"
     kept = False  # as memory of gradients
 
-    def fill(self, param: nn.Parameter, is_used: bool) -> None:
+    def fill(self, param: nn.Parameter, is_used: bool, weight: float | None) -> None:
         if not self.views:
             self.allocate()
-        super().fill(param, is_used)
+        super().fill(param, is_used, weight)
         grad, view = param.grad, self.views[param]
         if is_used and grad is not None and owns_memory(grad) and grad.stride() == view.stride():
             grad.data, self.kept = view, True
@@ -109,10 +113,15 @@ class GradientBucket(Bucket):
         super().__init__(params)
         self.allocate()
 
+    def fill(self, param: nn.Parameter, is_used: bool, weight: float | None) -> None:
+        super().fill(param, is_used, weight)
+        if is_used:
+            param.grad = self.views[param]
+
     def hold(self, param: nn.Parameter) -> None:
         # Where `.grad` was None, autograd has put a tensor of its own there; where it was the view, it has added to it.
         if param.grad is not None and param.grad is not self.views[param]:
-            self.views[param].copy_(param.grad)
+            self.views[param].copy_(param.grad.detach())
             param.grad = self.views[param]
 
     def deliver(self, param: nn.Parameter) -> None:

@@ -49,7 +49,8 @@ class DistributedDataParallel(TorchMethods):
             is reduced (the first forward included), as by default. Deprecated in torch 2.13.
         init_sync: compare the models of the ranks and broadcast rank 0's values. Without it they must be equal already.
         process_group: the ranks to average over; all of them by default.
-        bucket_cap_mb: size in MiB at which a bucket is closed, 25 by default; 0 gives each parameter its own.
+        bucket_cap_mb: size in MiB at which a bucket is closed, by default 1 for the first and 25 for the others; 0 is
+            one for each parameter.
         find_unused_parameters: look for parameters that a forward has left out. Where a rank has not used a parameter
             that others have, it takes part with zero, or the `.grad` that it has; where none has, `.grad` is kept
             (as a view it is part of its bucket: the mean of values that are equal after the last reduction).
@@ -142,7 +143,7 @@ class DistributedDataParallel(TorchMethods):
         names = trainable_parameters(self.module, self.parameters_to_ignore)
         reducer = kind(names, self.bucket_bytes_cap_list, self.process_group, self.gradient_as_bucket_view)
         if self._comm_hook is not None:
-            reducer.reduce = HookedReduce(*self._comm_hook)
+            reducer.leave_to(HookedReduce(*self._comm_hook))
         return reducer
 
     def forward(self, *inputs: Any, **kwargs: Any) -> Any:

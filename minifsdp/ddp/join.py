@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from minifsdp import comm
 from minifsdp.ddp.buckets import Bucket, Reduction, StagingBucket
-from minifsdp.ddp.reducer import Reducer, to_mean
+from minifsdp.ddp.reducer import Reducer, to_sum
 from minifsdp.ddp.sync import broadcast_from, named_tensors
 
 
@@ -49,7 +49,7 @@ class MeanOfRunning:
 
     def __init__(self, running: RunningRanks, bucket: Bucket, index: int, is_last: bool) -> None:
         self.running, self.flat = running, bucket.flat
-        self.mean = to_mean(running.group, bucket, index, is_last)
+        self.mean = to_sum(running.group, bucket, index, is_last)
 
     def wait(self) -> None:
         self.mean.wait()
@@ -176,7 +176,7 @@ class JoinHook:
         self.model = model
         self.reduce = model.reducer.reduce
         model._running = RunningRanks(model.process_group, model.device)
-        mean = isinstance(self.reduce, partial) and self.reduce.func is to_mean
+        mean = isinstance(self.reduce, partial) and self.reduce.func is to_sum
         if mean and not divide_by_initial_world_size:
             model.reducer.reduce = partial(MeanOfRunning, model._running)
 

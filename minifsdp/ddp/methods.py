@@ -76,7 +76,7 @@ class TorchMethods(JoinableModule):
         """
         if self._comm_hook is not None:
             raise RuntimeError("register_comm_hook or register_builtin_comm_hook can only be called once.")
-        self.reducer.reduce = HookedReduce(state, hook)
+        self.reducer.leave_to(HookedReduce(state, hook))
         self._comm_hook = state, hook
 
     def _set_static_graph(self) -> None:

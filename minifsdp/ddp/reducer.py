@@ -18,9 +18,9 @@ Reduce = Callable[[Bucket, int, bool], Reduction]
 """Starts the reduction of a full bucket; of its place in the order of launches, and whether it is the last."""
 
 
-def to_mean(group: comm.Group, bucket: Bucket, index: int, is_last: bool) -> Reduction:
-    """Reduce to the mean over the ranks, in place."""
-    return comm.all_reduce(bucket.flat, group, comm.MEAN)
+def to_sum(group: comm.Group, bucket: Bucket, index: int, is_last: bool) -> Reduction:
+    """Reduce to the sum over the ranks, in place: the mean of gradients that came in divided."""
+    return comm.all_reduce(bucket.flat, group)
 
 
 class Reducer:
@@ -37,7 +37,8 @@ class Reducer:
         gradient_as_bucket_view: whether the buckets are the gradients or copies of them.
 
     Attributes:
-        reduce: how a bucket is reduced; a communication hook may take its place.
+        reduce: how a bucket is reduced.
+        weight: of a gradient in its bucket, 1 / N, so that the sum there is the mean; None: gradients come as they are.
     """
 
     blame = "your module has parameters that were not used in producing loss."
@@ -52,7 +53,8 @@ class Reducer:
     ) -> None:
         self.names = names
         self.group = group
-        self.reduce: Reduce = partial(to_mean, group)
+        self.reduce: Reduce = partial(to_sum, group)
+        self.weight: float | None = 1 / group.size()
         self.kind = GradientBucket if gradient_as_bucket_view else StagingBucket
         self.cap_bytes = cap_bytes
         self.build_buckets(names)
@@ -66,6 +68,10 @@ class Reducer:
         self.buckets: list[Bucket] = [self.kind(each) for each in assign_buckets(params, self.cap_bytes)]
         self.bucket_of = {p: bucket for bucket in self.buckets for p in bucket.params}
 
+    def leave_to(self, reduce: Reduce) -> None:
+        """Let a communication hook reduce the buckets, with this rank's gradients in them as they come."""
+        self.reduce, self.weight = reduce, None
+
     def _register_hooks(self) -> None:
         # The hooks must not keep a reducer alive whose model has been wrapped again, nor outlive it.
         reducer = weakref.proxy(self)
@@ -76,7 +82,6 @@ class Reducer:
         """Reduce the backward that follows a forward with these `outputs`."""
         self.expecting = True
 
-    @torch.no_grad()
     def on_gradient(self, param: nn.Parameter) -> None:
         """The hook of each parameter: autograd has accumulated its gradient."""
         if self.expecting and param in self.ready:
@@ -86,19 +91,19 @@ class Reducer:
                 "backward ran twice over the same forward. Use parameters inside forward only, and let it return all "
                 "that the loss is made of."
             )
-        self.bucket_of[param].hold(param)
         self.used.add(param)
         if self.expecting and self.is_complete(param):
             self.mark_ready(param)
+        else:
+            self.bucket_of[param].hold(param)
 
     def is_complete(self, param: nn.Parameter) -> bool:
         """Whether backward will add nothing more to this gradient, to which it has just added."""
         return True
 
-    @torch.no_grad()
     def mark_ready(self, param: nn.Parameter) -> None:
         self.ready.add(param)
-        self.bucket_of[param].fill(param, param in self.used)
+        self.bucket_of[param].fill(param, param in self.used, self.weight)
         while self.launched < len(self.buckets) and not self.buckets[self.launched].missing:
             self.launch(self.buckets[self.launched], self.launched)
             self.launched += 1
