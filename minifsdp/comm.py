@@ -89,7 +89,7 @@ class _Known:
     def of(op: str, tensor: Tensor, group: Group) -> tuple[_Known, str]:
         """Of a group, and the name of what carries its messages where the tensor is; an error if nothing does."""
         known = _groups.get(group) or _groups.setdefault(group, _Known(group))
-        kind = tensor.device.type
+        kind = "cpu" if tensor.is_cpu else tensor.device.type  # to ask for a device costs more than it seems
         try:
             if kind not in known.backends:
                 known.backends[kind] = group._get_backend(tensor.device).name()
@@ -159,7 +159,7 @@ def all_gather(output: Tensor, shard: Tensor, group: Group) -> Handle:
 def reduce_scatter(output: Tensor, full: Tensor, group: Group, op: Any = SUM) -> Handle:
     """`output` [numel] <- this rank's part of the reduction of `full` [N * numel]; may be that part of `full`."""
     known, backend = _Known.of("reduce_scatter", full, group)
-    if op not in (SUM, MEAN) or not gloo.reduces_by_all_to_all(backend, known.ranks):
+    if not gloo.reduces_by_all_to_all(backend, known.ranks) or op not in (SUM, MEAN):
         reduction = partial(getattr(dist, _REDUCE_SCATTER), output, full, op, group, True)
         return _start(known, "reduce_scatter", _REDUCE_SCATTER, full, reduction)
     parts = gloo.parts_of(full, output, known.ranks)

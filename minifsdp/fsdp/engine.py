@@ -38,7 +38,7 @@ class Progress:
 
     def __init__(self, unit: Unit) -> None:
         self.unit = unit
-        self.trained: list[int] = []  # leaves that want a gradient
+        self.trained: list[int] = []  # leaves that want a gradient in this step
         self.hooked: set[int] = set()  # leaves that tell of theirs
         self.on_output: Callable[[Tensor], None]
         self.ended = False  # its post_backward has been, in the backward under way
@@ -72,11 +72,9 @@ class Engine:
 
     def _follow(self, progress: Progress) -> None:
         """Leaves may have been frozen or thawed since the last step."""
-        unit = progress.unit
-        unit.follow()
-        trained = [index for index, leaf in enumerate(unit.leaves) if leaf.requires_grad]
-        if trained != progress.trained:
-            progress.trained = trained
+        progress.unit.follow()
+        if progress.unit.trained != progress.trained:
+            progress.trained = progress.unit.trained
             self._hook(progress)
         progress.restart()
 
@@ -127,7 +125,10 @@ class Engine:
         elif outputs or not self._may_need(unit, torch.is_grad_enabled()):
             self.schedule.post_forward(unit, bool(outputs))
         for t in outputs:
-            t.register_hook(progress.on_output)
+            if t.grad_fn is None:  # a leaf that the unit has passed on
+                t.register_hook(progress.on_output)
+            else:  # costs less
+                t.grad_fn.register_prehook(progress.on_output)
 
     def _may_need(self, unit: Unit, with_grad: bool) -> bool:
         """Whether to keep a unit whole of whose backward no output will tell.

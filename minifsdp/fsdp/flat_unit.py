@@ -61,8 +61,7 @@ class FlatUnit(Unit):
     def follow(self) -> None:
         trained = self.flat.shard.requires_grad
         if self.leaves[0].requires_grad is not trained:
-            for leaf in self.leaves:
-                leaf.requires_grad_(trained)
+            self._train([trained] * len(self.leaves))
 
     def _new_gradient(self) -> None:
         self._gradient: Tensor | None = None

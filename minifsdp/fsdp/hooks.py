@@ -18,13 +18,18 @@ class HookedUnit(WholeUnit):
     """A unit that calls what `register_hook` has registered, on each mean before it is added to `.grad`."""
 
     def _deliver(self, gradient: Tensor) -> None:
-        if any(p._backward_hooks for p in self.shards):
-            for p, part in zip(self.shards, self._slices(gradient), strict=True):
-                for hook in (p._backward_hooks or {}).values():
-                    changed = hook(part)
-                    if changed is not None:
-                        part.copy_(changed)
+        for index, p in enumerate(self.shards):
+            if p._backward_hooks:
+                call_hooks(p, self._slices(gradient)[index])
         super()._deliver(gradient)
+
+
+def call_hooks(p: nn.Parameter, gradient: Tensor) -> None:
+    """On its way to `p`: what `register_hook` has registered, which may change it."""
+    for hook in p._backward_hooks.values():  # type: ignore[union-attr]
+        changed = hook(gradient)
+        if changed is not None:
+            gradient.copy_(changed)
 
 
 def call_post_hooks(shards: Iterable[nn.Parameter]) -> None:

@@ -110,8 +110,7 @@ class OrigParamsUnit(AccumulatedUnit, RecastUnit):
 
     def follow(self) -> None:
         self.write_back()
-        for leaf, p in zip(self.leaves, self.shards, strict=True):
-            leaf.requires_grad_(p.requires_grad)
+        self._train([p.requires_grad for p in self.shards])
 
     def write_back(self) -> None:
         """Take over parameters whose `.data` a user has replaced, or that are other objects than they were.

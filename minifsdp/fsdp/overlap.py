@@ -62,15 +62,16 @@ class OverlapSchedule(SyncSchedule):
         """Start the reduction that is due."""
         if self.due is None:
             return
-        while self.reductions and len(self.reducing) >= self.reductions:
+        while self.reducing and self.reductions is not None and len(self.reducing) >= self.reductions:
             self.finish_reduction()
         unit, self.due = self.due, None
-        self.reducing.append(unit)
         self.reduce_stream.wait_stream(current_stream(self.device))  # the gradient is computed first
         with on_stream(self.reduce_stream):
             unit.start_reduce()
-        if self.reductions == 0:
-            self.finish_reduction()
+            if self.reductions == 0:
+                unit.wait_reduce()
+                return
+        self.reducing.append(unit)
 
     def finish_reduction(self) -> None:
         """Wait for the oldest reduction; on CUDA its stream does, and the host runs on."""

@@ -51,7 +51,7 @@ class RecastUnit(WholeUnit):
         if shard.device != self._home:
             text = self.moved.format(shard.device, self._home)
             raise RuntimeError(f"{text}: {', '.join(flat.names)} were there when they were wrapped.")
-        if flat.full.dtype == shard.dtype and (self._shares_memory or not self._is_view):
+        if flat.full.dtype == shard.dtype and (not self._is_view or self._shares_memory):
             return
         self.free()
         flat.full = device.empty(flat.numel + flat.padding, shard.dtype, "unsharded", self.device)

@@ -13,6 +13,7 @@ parameters, so that an optimizer sees the shards and nothing else.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from enum import Enum
 from typing import Any
 
@@ -70,6 +71,7 @@ class Unit(ABC):
         name: what plots call it.
         title: what messages call it: where it is in the model, once the outermost unit is known.
         leaves: the Parameters that the computation uses, whole while the unit is UNSHARDED.
+        trained: which of them want a gradient.
         shards: the Parameters that the optimizer updates, 1/N of the leaves' elements.
         device: where the computation runs.
         reshard_after_forward: free the leaves after forward and gather them again for backward.
@@ -77,6 +79,7 @@ class Unit(ABC):
     """
 
     leaves: list[nn.Parameter]
+    trained: list[int]
     shards: list[nn.Parameter]
     device: torch.device
 
@@ -172,6 +175,7 @@ class Unit(ABC):
         """Take the original parameters out of their modules and let `leaves` come and go in their stead."""
         self.leaves = leaves
         self.places = places
+        self._train([leaf.requires_grad for leaf in leaves])
         found: dict[nn.Module, tuple[dict[str, Any], dict[str, Any]]] = {}
         for leaf, users in zip(leaves, places, strict=True):
             absent = Absent.like(leaf)
@@ -183,6 +187,12 @@ class Unit(ABC):
         # For each module its attributes, and those of them that come and go: while the unit is whole, and while not.
         self._users = [(module.__dict__, *both) for module, both in found.items()]
         self._hide()
+
+    def _train(self, wanted: Sequence[bool]) -> None:
+        """Which leaves are to get a gradient."""
+        for leaf, each in zip(self.leaves, wanted, strict=True):
+            leaf.requires_grad_(each)
+        self.trained = [index for index, each in enumerate(wanted) if each]
 
     def _show(self) -> None:
         for attributes, whole, _ in self._users:
