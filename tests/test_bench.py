@@ -104,12 +104,16 @@ def on_gpu(record):
     return record
 
 
-def test_contestants_take_a_step_in_turn(record, folder):
-    """And then each is weighed, alone."""
-    rounds = SMALL.warm_up + SMALL.steps
+def test_contestants_take_a_step_by_turns_in_changing_order(record, folder):
+    """The same order on all ranks. And then each is weighed, alone."""
+    rounds, everybody = SMALL.warm_up + SMALL.steps, len(SMALL.only)
+    order, same = ((folder / f"order-{rank}").read_text().split() for rank in range(2))
+    assert order == same
+    turns = [tuple(order[round * everybody :][:everybody]) for round in range(rounds)]
+    assert all(sorted(turn) == sorted(SMALL.only) for turn in turns)
+    assert len(set(turns)) == rounds
     alone = [name for name in SMALL.only for _ in range(weigh.WARM_UP + weigh.WINDOWS)]
-    for rank in range(2):
-        assert (folder / f"order-{rank}").read_text().split() == [*SMALL.only * rounds, *alone]
+    assert order[rounds * everybody :] == alone
 
 
 def test_losses_are_those_of_one_process(record):

@@ -12,6 +12,7 @@ import cProfile
 import gc
 import io
 import pstats
+import random
 import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -74,7 +75,7 @@ class Settings(NamedTuple):
 
     units: int = 48
     ranks: int = 2
-    steps: int = 40
+    steps: int = 120
 
 
 class Cost(NamedTuple):
@@ -92,7 +93,7 @@ class Cost(NamedTuple):
 
 
 def measure(settings: Settings) -> dict[str, Cost]:
-    """One run, in a process of its own: a step of each contestant in turn, the plain module among them."""
+    """One run, in a process of its own: a step of each contestant by turns, the plain module among them."""
     seconds, messages = launch(_time, settings.ranks, settings, backend="fake", timeout=600)[0]
     return costs(seconds, messages, settings.units)
 
@@ -138,11 +139,13 @@ def _time(settings: Settings) -> tuple[dict[str, list[float]], dict[str, int]]:
     steppers = {name: _Stepper(name, settings.units) for name in CONTESTANTS}
     seconds: dict[str, list[float]] = {name: [] for name in steppers}
     messages = dict.fromkeys(steppers, 0)
+    order, shuffled = list(steppers.items()), random.Random(0)  # what one leaves in the caches is the next one's luck
     gc.freeze()  # so that it is quick to collect what a step leaves behind, between the steps
     gc.disable()
     with comm.record() as log:
         for number in range(WARM_UP + settings.steps):
-            for name, stepper in steppers.items():
+            shuffled.shuffle(order)
+            for name, stepper in order:
                 gc.collect()
                 log.clear()
                 start = time.process_time()  # nothing in a step waits, and what else the machine does is left out

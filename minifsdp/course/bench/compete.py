@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import time
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -82,10 +83,17 @@ def _time(
     where: torch.device,
     advance: Callable[[str, str], None],
 ) -> dict[str, dict[str, Any]]:
-    """A step of each contestant in turn, so that a machine that is busy for a while is busy for all of them."""
+    """A step of each contestant, so that a machine that is busy for a while is busy for all of them.
+
+    Each time in another order, the same on all ranks: what a step leaves in the caches and in the allocator's hands is
+    the next one's luck.
+    """
+    order = list(trainees.items())
+    shuffled = random.Random(0)
     results: dict[str, dict[str, Any]] = {name: {"losses": [], "step_seconds": [], "bytes": None} for name in trainees}
     for number, batch in enumerate(batches):
-        for name, trainee in trainees.items():
+        shuffled.shuffle(order)
+        for name, trainee in order:
             align(where)
             device.synchronize(where)  # on CUDA the host would not have waited for the other ranks yet
             start = time.perf_counter()
