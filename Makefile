@@ -11,7 +11,7 @@ ladder: $(READY)
 
 # Three at a time, for much of a test is waiting (tests/conftest.py): each test starts ranks of its own.
 test: $(READY)
-	$(BIN)/pytest -q -m "not slow and not alone" -n 3 --ignore tests/test_notebooks.py
+	$(BIN)/pytest -q -m "not slow and not alone" -n 3 --durations 10 --ignore tests/test_notebooks.py
 	$(BIN)/pytest -q -m "not slow and alone"
 
 # All notebooks, as they are shipped, and with the reference answers written into the exercises.

@@ -209,8 +209,8 @@ def measure(settings, steps):
 @pytest.mark.slow
 def test_prefetch_comes_close_to_its_bound_on_an_emulated_link():
     """A unit's gather takes 0.8 of its forward. Medians of steps that take turns: a busy machine is busy for all."""
-    settings = Settings(layers=8, batch=48, context=48)
-    times, gather, root = launch(measure, settings.ranks, settings, 12, timeout=150)[0]
+    settings = Settings(layers=12, batch=48, context=48)
+    times, gather, root = launch(measure, settings.ranks, settings, 12, timeout=300)[0]
     middle = {name: [median(column) for column in zip(*steps, strict=True)] for name, steps in times.items()}
     total = {name: median(sum(step[:2]) for step in steps) for name, steps in times.items()}
     gathers = settings.layers * gather

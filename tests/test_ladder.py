@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -26,15 +27,19 @@ def climb(out: Path, *options: str) -> dict:
     return json.loads((out / "ladder.json").read_text())
 
 
-@pytest.fixture(scope="module", params=[1, 2, pytest.param(3, marks=pytest.mark.slow), 4])
-def record(request, tmp_path_factory):
-    """Every rung on N ranks, from within this process: the fork server is up."""
-    out = tmp_path_factory.mktemp("ladder")
-    settings = Settings(ranks=request.param, layers=3, width=35, context=16)
+def climb_from_here(out: Path, **settings: Any) -> dict:
+    """From within this process: the fork server is up."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("MINIFSDP_DEVICE", "cpu")
-        ladder.run(ladder.plan(settings, "cpu", out), lambda *_: None)
+        plan = ladder.plan(Settings(layers=3, width=35, context=16, **settings), "cpu", out)
+        ladder.run(plan, lambda *_: None)
     return json.loads((out / "ladder.json").read_text())
+
+
+@pytest.fixture(scope="module", params=[1, 2, pytest.param(3, marks=pytest.mark.slow), 4])
+def record(request, tmp_path_factory):
+    """Every rung on N ranks."""
+    return climb_from_here(tmp_path_factory.mktemp("ladder"), ranks=request.param)
 
 
 def by_name(record):
@@ -129,9 +134,9 @@ def test_traffic_is_the_formulas(record):
 
 
 def test_link_changes_neither_losses_nor_bytes(tmp_path):
-    options = ("--steps", "2", "--rungs", "zero2,fsdp-limit", "--limit", "1")
-    plain = climb(tmp_path / "plain", *options)
-    linked = climb(tmp_path / "linked", *options, "--link", "latency=1ms,bandwidth=100MB/s")
+    settings = {"steps": 2, "rungs": ("zero2", "fsdp-limit"), "limit": 1}
+    plain = climb_from_here(tmp_path / "plain", **settings)
+    linked = climb_from_here(tmp_path / "linked", **settings, link="latency=1ms,bandwidth=100MB/s")
     for a, b in zip(plain["rungs"], linked["rungs"], strict=True):
         assert [a[key] for key in ("losses", "bytes", "collectives")] == [
             b[key] for key in ("losses", "bytes", "collectives")
