@@ -8,6 +8,7 @@ import os
 import re
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -25,6 +26,7 @@ from minifsdp.course.gpu_check.parts import PARTS, Part, Ranks, measured_link, r
 from minifsdp.course.gpu_check.summary import figures
 from minifsdp.course.link import parse_link
 from minifsdp.course.records import Record, find_records, read_record
+from minifsdp.course.workshop.process import TREE, end_tree
 from minifsdp.course.worlds_table import RUNGS, TORCHS, worlds_table
 
 REAL = dict(PARTS)
@@ -209,6 +211,25 @@ def test_at_the_limit_the_whole_tree_of_processes_ends(gpu: Path, monkeypatch: A
     pids = [int(pid) for pid in (gpu / check.FILES / "ladder" / "pids").read_text().split()]
     assert len(set(pids)) == 2
     assert not [pid for pid in pids if running(pid)]
+
+
+def test_it_waits_for_what_it_has_killed_though_that_no_longer_shows_whose_it_is(monkeypatch: Any) -> None:
+    """As while the kernel takes a process apart: its memory is gone, and its environment with it, and it is not."""
+    marked = os.environ | {TREE: "deadbeef"}
+    root, other = (subprocess.Popen(["sleep", "1000"], env=marked, start_new_session=True) for _ in range(2))
+    kill, environ, dying = psutil.Process.kill, psutil.Process.environ, set()
+
+    def kill_slowly(self: psutil.Process) -> None:
+        if self.pid not in dying:
+            dying.add(self.pid)
+            threading.Timer(0.5 * (self.pid == other.pid), kill, [self]).start()
+
+    monkeypatch.setattr(psutil.Process, "kill", kill_slowly)
+    monkeypatch.setattr(psutil.Process, "environ", lambda self: {} if self.pid in dying else environ(self))
+    end_tree(root, "deadbeef")
+    assert dying == {root.pid, other.pid}
+    assert not running(other.pid)
+    other.wait()
 
 
 def running(pid: int) -> bool:

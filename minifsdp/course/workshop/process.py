@@ -159,7 +159,8 @@ def end_tree(process: subprocess.Popen[bytes], secret: str, patience: float = 5.
             with suppress(psutil.Error):
                 member.kill()
         process.poll()
-        family = _members(_tree(secret))
+        # What dies has lost its environment before it is gone: those that were found are still asked after.
+        family = [member for member in {*family, *_members(_tree(secret))} if _runs(member)]
     process.wait()
 
 
@@ -167,9 +168,15 @@ def _members(tree: str) -> list[psutil.Process]:
     found = []
     for process in psutil.process_iter():
         with suppress(psutil.Error, OSError):
-            if process.environ().get(TREE) == tree and process.status() != psutil.STATUS_ZOMBIE:
+            if process.environ().get(TREE) == tree and _runs(process):
                 found.append(process)
     return found
+
+
+def _runs(process: psutil.Process) -> bool:
+    with suppress(psutil.NoSuchProcess):
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    return False
 
 
 def _verdict(folder: Path, secret: str, code: int) -> Verdict:
