@@ -175,7 +175,7 @@ def _members(tree: str) -> list[psutil.Process]:
 
 def _runs(process: psutil.Process) -> bool:
     with suppress(psutil.NoSuchProcess):
-        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+        return bool(process.is_running()) and str(process.status()) != psutil.STATUS_ZOMBIE
     return False
 
 
