@@ -129,6 +129,17 @@ def test_losses_are_those_of_one_process(record):
         )
 
 
+def threads_after(work):
+    work()
+    return torch.get_num_threads()
+
+
+def test_one_process_computes_with_as_many_threads_as_a_rank():
+    """With others it sums in another order, and ten steps at width 512 make 1e-4 of a difference of 1e-7."""
+    train = partial(compete.train_alone, replace(SMALL, steps=1, warm_up=0))
+    assert launch(threads_after, 1, train) * 2 == launch(threads_after, 2, int)
+
+
 def test_a_wrong_step_is_no_result(record):
     rows = by_name(record)
     assert [name for name, row in rows.items() if not row["agrees"]] == list(WRONG)

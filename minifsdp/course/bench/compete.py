@@ -18,6 +18,7 @@ from minifsdp.course.bench.settings import Settings
 from minifsdp.course.bench.weigh import release, weigh
 from minifsdp.course.data import Batch
 from minifsdp.course.launch import rank_device, report
+from minifsdp.course.launch.group import share_cores
 from minifsdp.course.measure import align, take_step
 from minifsdp.course.rungs import Trainee, plain
 
@@ -29,6 +30,7 @@ def train_alone(settings: Settings) -> list[list[float]]:
         For each step, the loss on each rank's rows.
     """
     where = rank_device()
+    share_cores(settings.ranks)  # as many threads as a rank has: then its kernels sum in the same order
     trainee = plain(settings.model().to(where))
     losses = []
     for batch in settings.batches():
