@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -69,6 +71,14 @@ def memory(tmp_path_factory: pytest.TempPathFactory) -> Figure:
 @pytest.fixture(scope="module")
 def timeline(tmp_path_factory: pytest.TempPathFactory) -> Figure:
     return timeline_figure(TIMELINES, tmp_path_factory.mktemp("timeline") / "timeline.png")
+
+
+def test_all_pictures_are_there_and_none_of_them_is_imported_before_it_is_asked_for() -> None:
+    program = "import sys; from minifsdp.course import plots; sys.exit('matplotlib' in sys.modules)"
+    subprocess.run([sys.executable, "-c", program], check=True)
+    assert all(getattr(plots, name) is not None for name in plots.__all__)
+    with pytest.raises(AttributeError, match="no attribute 'picture_of_nothing'"):
+        _ = plots.picture_of_nothing
 
 
 def test_a_panel_for_each_rung_and_one_for_the_bars(memory: Figure) -> None:

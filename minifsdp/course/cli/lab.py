@@ -170,6 +170,8 @@ def run(
     """
     if missing := [name for name in ("nbclient", "ipykernel") if find_spec(name) is None]:
         fail(f"{missing[0]} is not installed here:   pip install jupyterlab", code=2)
+    # nbformat has jsonschema build a grammar of international addresses if it can: seconds, and no notebook has any.
+    sys.modules.setdefault("rfc3987_syntax", None)  # type: ignore[arg-type]
     from minifsdp.course.workshop import batch
 
     with _refusing():

@@ -1,24 +1,31 @@
 """The course's pictures: memory over a step, peaks beside their prediction, timelines, curves.
 
 One style and the same colours everywhere. Equal input gives equal bytes.
+
+Matplotlib, which takes half a second, is imported when the first of them is asked for: whoever runs a check, or asks a
+command for its help, draws nothing.
 """
 
-from minifsdp.course.plots.allocator import allocator_figure, allocator_memory
-from minifsdp.course.plots.bench import bench_figure
-from minifsdp.course.plots.device import blocks, device_memory
-from minifsdp.course.plots.ladder import memory_figure, timeline_figure
-from minifsdp.course.plots.layout import flat_layout, units
-from minifsdp.course.plots.memory import curve, stages
-from minifsdp.course.plots.picture import Picture
-from minifsdp.course.plots.quantities import lines, timeline, versus
-from minifsdp.course.plots.style import (
-    BLOCK_COLOURS,
-    EARLIER_COLOURS,
-    LANE_COLOURS,
-    REDUCTION_COLOUR,
-    SERIES_COLOURS,
-    TAG_COLOURS,
-)
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from minifsdp.course.plots.allocator import allocator_figure, allocator_memory
+    from minifsdp.course.plots.bench import bench_figure
+    from minifsdp.course.plots.device import blocks, device_memory
+    from minifsdp.course.plots.ladder import memory_figure, timeline_figure
+    from minifsdp.course.plots.layout import flat_layout, units
+    from minifsdp.course.plots.memory import curve, stages
+    from minifsdp.course.plots.picture import Picture
+    from minifsdp.course.plots.quantities import lines, timeline, versus
+    from minifsdp.course.plots.style import (
+        BLOCK_COLOURS,
+        EARLIER_COLOURS,
+        LANE_COLOURS,
+        REDUCTION_COLOUR,
+        SERIES_COLOURS,
+        TAG_COLOURS,
+    )
 
 __all__ = [
     "BLOCK_COLOURS",
@@ -43,3 +50,17 @@ __all__ = [
     "units",
     "versus",
 ]
+
+_MODULES = ("style", "picture", "memory", "quantities", "layout", "allocator", "device", "bench", "ladder")
+
+
+def __getattr__(name: str) -> Any:
+    if name in __all__:
+        for module in _MODULES:
+            if (found := getattr(import_module(f"{__name__}.{module}"), name, None)) is not None:
+                return found
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return __all__
