@@ -20,7 +20,11 @@ from minifsdp.course.workshop import catalogue, copies, editions, progress
 
 GIB = 2**30
 HERE = Path()
-app = new_app(no_args_is_help=True, help="Labs 00 to 11: copy one, check answers, get hints, see how far you are.")
+HELP = """Labs 00 to 11: copy one, check answers, get hints, see how far you are.
+
+Example: minifsdp lab start 00
+"""
+app = new_app(no_args_is_help=True, help=HELP)
 APPS = {"lab": app}
 
 Lab = Annotated[str, typer.Argument(metavar="NN", help="Number of the lab, such as 05.")]
@@ -69,7 +73,7 @@ def start(lab: Lab, folder: Folder = HERE) -> None:
 
 @app.command()
 def update(lab: Lab, folder: Folder = HERE) -> None:
-    """Put the newest edition of a lab beside your copy, with your answers and predictions in it.
+    """Put the newest edition of a lab beside your copy. Your answers and predictions are in it.
 
     Example: minifsdp lab update 05
     """
@@ -85,7 +89,7 @@ def check(
     exercise: Exercise,
     notebook: Annotated[Path | None, typer.Argument(help="Default: the notebook of that lab in this folder.")] = None,
 ) -> None:
-    """Check an answer as it was last saved, in a fresh process, as its notebook does.
+    """Check an answer as it was last saved. It runs in a fresh process, as from its notebook.
 
     Exit code 1 if it does not pass; 0 if it passes or is still blank.
 
@@ -132,7 +136,7 @@ def reveal(exercise: Exercise) -> None:
 
 @app.command("progress")
 def show_progress(folder: Folder = HERE) -> None:
-    """Show how each exercise stands; it reads the notebooks as they were last saved and runs nothing.
+    """Show how each exercise stands. It reads the notebooks as they were last saved and runs nothing.
 
     Example: minifsdp lab progress
     """
@@ -161,7 +165,7 @@ def run(
     out: Annotated[Path, typer.Option(help="Folder for what comes of it; no other run's.")] = Path("results/lab"),
     time_limit: Annotated[float, typer.Option(min=1, max=1e6, help="Seconds until it is stopped.")] = 600.0,
 ) -> None:
-    """Run a notebook as it was last saved, from its first cell to its last, as a batch job does.
+    """Run a notebook as it was last saved. All its cells run, with nobody watching, as in a batch job.
 
     The notebook itself is not changed. Its outputs, figures and traces, and a record, go to the output folder, also if
     a cell raises, at the time limit, and on Ctrl-C. Exit code 1 if not all cells have run.
