@@ -14,6 +14,8 @@ import numpy as np
 import pytest
 from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
+from matplotlib.patches import Rectangle
+from PIL import Image
 
 from minifsdp.comm import Call
 from minifsdp.course import plots
@@ -27,6 +29,7 @@ from minifsdp.course.plots import (
     REDUCTION_COLOUR,
     TAG_COLOURS,
     memory_figure,
+    memory_steps,
     timeline_figure,
 )
 from minifsdp.course.plots.picture import in_words
@@ -125,6 +128,20 @@ def test_any_number_of_rungs_has_room(count: int, rows: int, tmp_path: Path) -> 
     assert len(figure.axes) == count + 1
     tops = {round(axes.get_position().y1, 2) for axes in figure.axes[:-1]}
     assert len(tops) == rows
+
+
+def test_the_animated_ladder_has_a_frame_for_each_rung_with_the_peaks_climbed_so_far(tmp_path: Path) -> None:
+    rungs = [rung(name, scale) | {"adds": f"what {name} adds"} for name, scale in (("ddp", 3), ("fsdp", 1))]
+    figures = memory_steps(rungs, tmp_path / "a.gif")
+    memory_steps(rungs, tmp_path / "b.gif")
+    assert (tmp_path / "a.gif").read_bytes() == (tmp_path / "b.gif").read_bytes()
+    with Image.open(tmp_path / "a.gif") as image:
+        assert image.n_frames == len(rungs)  # type: ignore[attr-defined]
+    assert [figure.get_suptitle() for figure in figures] == ["1  ddp: what ddp adds", "2  fsdp: what fsdp adds"]
+    for place, figure in enumerate(figures):
+        bars = [bar for bar in figure.axes[1].patches if isinstance(bar, Rectangle) and bar.get_height()]
+        tops = {round(bar.get_x() + bar.get_width() / 2): bar.get_y() + bar.get_height() for bar in bars}
+        assert tops == dict(list(enumerate([24.0, 8.0]))[: place + 1])
 
 
 def test_a_row_for_each_rung_with_its_lanes_from_compute_down(timeline: Figure) -> None:

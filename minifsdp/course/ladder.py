@@ -69,7 +69,7 @@ def plan(settings: Settings, device: Device, out: Path, share_gpu: bool | None =
 
 
 def run(plan: Plan, progress: Progress) -> dict[str, Any] | None:
-    """Train, weigh and trace; write `ladder.json`, `memory.png`, `timeline.png` and the traces.
+    """Train, weigh and trace; write `ladder.json`, `memory.png` and `.gif`, `timeline.png` and the traces.
 
     On a GPU also `allocator.png` and, for torch's memory viewer (pytorch.org/memory_viz), a snapshot of each rung.
 
@@ -97,8 +97,10 @@ def run(plan: Plan, progress: Progress) -> dict[str, Any] | None:
             return None
         record = _record(plan, reference, ranks)
         (staging / "ladder.json").write_text(json.dumps(record, indent=1) + "\n")
-        rungs = [rung | {"curve": ranks[0][rung["name"]]["curve"]} for rung in record["rungs"]]
+        drawn = [(rung["name"], rung) for rung in record["rungs"]]
+        rungs = [rung | {"adds": RUNGS[name].adds, "curve": ranks[0][name]["curve"]} for name, rung in drawn]
         plots.memory_figure(rungs, staging / "memory.png")
+        plots.memory_steps(rungs, staging / "memory.gif")
         sharded = [name for name in settings.rungs if name.startswith("fsdp")]
         lanes = [
             (name, read_trace(_trace(staging, name)), ranks[0][name]["overlap"]) for name in sharded or settings.rungs

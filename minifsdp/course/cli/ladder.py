@@ -80,6 +80,5 @@ def ladder(
         console = Console()
         console.print(ladder_table(record))
         on_gpu = ", allocator.png, snapshots (pytorch.org/memory_viz opens them)" if plan.world.gpus else ""
-        console.print(
-            f"{out}: ladder.json, memory.png, timeline.png{on_gpu} and {len(names)} traces (ui.perfetto.dev opens them)"
-        )
+        pictures = f"memory.png, memory.gif, timeline.png{on_gpu}"
+        console.print(f"{out}: ladder.json, {pictures} and {len(names)} traces (ui.perfetto.dev opens them)")

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from minifsdp.course.plots.memory import curve, stages
     from minifsdp.course.plots.picture import Picture
     from minifsdp.course.plots.quantities import lines, timeline, versus
+    from minifsdp.course.plots.steps import memory_steps
     from minifsdp.course.plots.style import (
         BLOCK_COLOURS,
         EARLIER_COLOURS,
@@ -44,6 +45,7 @@ __all__ = [
     "flat_layout",
     "lines",
     "memory_figure",
+    "memory_steps",
     "stages",
     "timeline",
     "timeline_figure",
@@ -51,7 +53,7 @@ __all__ = [
     "versus",
 ]
 
-_MODULES = ("style", "picture", "memory", "quantities", "layout", "allocator", "device", "bench", "ladder")
+_MODULES = ("style", "picture", "memory", "quantities", "layout", "allocator", "device", "bench", "ladder", "steps")
 
 
 def __getattr__(name: str) -> Any:
