@@ -1,0 +1,43 @@
+"""The pages that are read outside a browser: their links lead somewhere, and what they say of the labs is so."""
+
+from __future__ import annotations
+
+import json
+import re
+import tomllib
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+PAGES = [ROOT / "README.md", ROOT / "labs" / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+LINK = re.compile(r"\]\(([^)#\s]*)(#[^)\s]*)?\)")
+ROW = re.compile(r"^\| \[(\w+) [^]]+\]\(labs/(\S+)\) \| (\d+) \| .+ \| ([C\d, ]+) \|$", re.MULTILINE)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_links_lead_somewhere(page: Path) -> None:
+    text = re.sub(r"```.*?```", "", page.read_text(), flags=re.DOTALL)
+    for target, fragment in LINK.findall(text):
+        if "://" in target:
+            continue
+        there = (page.parent / target).resolve() if target else page
+        assert there.exists(), target
+        if fragment and there.suffix == ".md":
+            assert fragment[1:] in {slug(line) for line in there.read_text().splitlines()}, fragment
+
+
+def slug(line: str) -> str | None:
+    """The fragment that leads to a heading."""
+    heading = re.fullmatch(r"#+ (.+)", line)
+    return re.sub(r"[^\w\- ]", "", heading[1].lower()).replace(" ", "-") if heading else None
+
+
+def test_the_front_page_has_each_lab_with_its_minutes_and_claims() -> None:
+    claims = tomllib.loads((ROOT / "labs" / "claims.toml").read_text())
+    rows = ROW.findall((ROOT / "README.md").read_text())
+    assert [file for _, file, _, _ in rows] == [path.name for path in sorted((ROOT / "labs").glob("lab*.ipynb"))]
+    for lab, file, minutes, shown in rows:
+        about = json.loads((ROOT / "labs" / file).read_text())["metadata"]["minifsdp"]
+        assert (lab, int(minutes)) == (about["lab"], about["minutes"])
+        assert shown.split(", ") == [claim for claim, row in claims.items() if lab in row["labs"]]
