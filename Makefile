@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: ladder test test-labs test-full lint labs labs-check gpu-check clean
+.PHONY: ladder test test-labs test-full lint labs labs-check slides slides-check gpu-check clean
 
 ladder: $(READY)
 	$(BIN)/minifsdp ladder
@@ -21,7 +21,7 @@ test-labs: $(READY)
 test-full: $(READY)
 	$(BIN)/pytest -q
 
-lint: $(READY) labs-check
+lint: $(READY) labs-check slides-check
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/mypy --strict minifsdp
@@ -32,6 +32,14 @@ labs: $(READY)
 
 labs-check: $(READY)
 	$(BIN)/python labs/build.py --check
+
+# The decks as HTML and PDF in build/slides, and a look at every slide. Needs npm and Chromium (apt install npm chromium).
+slides: $(VENV)/.slides slides/node_modules/.ready
+	$(BIN)/python slides/decks.py
+
+# Without either: the figures drawn again, byte for byte, and the decks' rules.
+slides-check: $(READY)
+	$(BIN)/python slides/decks.py --check
 
 # All that is claimed of GPUs, on this machine's, with the packages that are here: nothing is installed.
 # `make gpu-check PART=step` runs one part; several: PART="doctor step".
@@ -45,5 +53,13 @@ $(READY): pyproject.toml constraints.txt
 	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
 	@touch $@
 
+$(VENV)/.slides: $(READY) pyproject.toml
+	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[slides]'
+	@touch $@
+
+slides/node_modules/.ready: slides/package.json
+	cd slides && npm install --no-package-lock --no-audit --no-fund --silent
+	@touch $@
+
 clean:
-	rm -rf $(VENV) results .pytest_cache .mypy_cache .ruff_cache .hypothesis *.egg-info
+	rm -rf $(VENV) build slides/node_modules results .pytest_cache .mypy_cache .ruff_cache .hypothesis *.egg-info

@@ -1,0 +1,98 @@
+"""What a deck is made of, and the rules that it keeps.
+
+In a deck's Markdown stand, beside Marp's own directives,
+
+    {{ figure("stages", "what is to be seen, for who cannot see it") }}
+    {{ claim("C2") }}              which labs measure what this slide states
+    {{ gb(psi) }}                  a number: any name of the deck's `numbers()`, written by one of its functions
+
+Rules: 15 to 25 slides; each but the title has a heading and notes for the speaker; every figure that is drawn is shown;
+every claim is one of labs/claims.toml.
+"""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cached_property, partial
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from draw.canvas import Draw
+from jinja2 import Environment, StrictUndefined
+
+SLIDES = Path(__file__).parent
+LABS = SLIDES.parent / "labs"
+DECKS = ("memory", "ddp", "fsdp", "overlap", "practice")
+FEWEST, MOST = 15, 25
+DIRECTIVE = re.compile(r"\s*_?[a-z]+: *\S+\s*$", re.IGNORECASE)  # of Marp's, in a comment as notes are
+
+
+@dataclass(frozen=True)
+class Deck:
+    """A lecture.
+
+    Attributes:
+        name: of its files.
+        source: the Markdown, numbers not filled in.
+        figures: by name what draws it.
+        numbers: what the Markdown's names stand for.
+    """
+
+    name: str
+    source: str
+    figures: Mapping[str, Draw]
+    numbers: Mapping[str, Any]
+
+    @cached_property
+    def text(self) -> str:
+        """The Markdown that Marp is given."""
+        environment = Environment(undefined=StrictUndefined, keep_trailing_newline=True)
+        helpers: dict[str, Callable[..., str]] = {"figure": partial(_figure, self.figures), "claim": _claim}
+        return environment.from_string(self.source).render(**helpers, **self.numbers)
+
+    @cached_property
+    def slides(self) -> list[str]:
+        """Without the front matter."""
+        return re.split(r"^---$", self.text, flags=re.MULTILINE)[2:]
+
+
+def load(name: str) -> Deck:
+    """The deck, with its numbers computed."""
+    drawn = import_module(f"draw.{name}")
+    return Deck(name, (SLIDES / f"{name}.md").read_text(), drawn.FIGURES, drawn.numbers())
+
+
+def problems(deck: Deck) -> list[str]:
+    """Which rules it breaks."""
+    found = []
+    if not FEWEST <= len(deck.slides) <= MOST:
+        found.append(f"{deck.name}.md has {len(deck.slides)} slides: {FEWEST} to {MOST}")
+    for number, slide in enumerate(deck.slides, 1):
+        if not re.search(r"^# \S", slide, re.MULTILINE):
+            found.append(f"{deck.name}.md, slide {number}: no heading")
+        if not any(not DIRECTIVE.match(note) for note in re.findall(r"<!--(.*?)-->", slide, re.DOTALL)):
+            found.append(f"{deck.name}.md, slide {number}: no notes for the speaker")
+    hidden = [name for name in deck.figures if f"(figures/{name}.svg)" not in deck.text]
+    return found + [f"{deck.name}.md does not show {name}" for name in hidden]
+
+
+def _figure(known: Mapping[str, Draw], name: str, says: str) -> str:
+    if name not in known:
+        raise ValueError(f"there is no figure {name!r}: {', '.join(known)}")
+    return f"![{says}](figures/{name}.svg)"
+
+
+def _claim(*numbers: str) -> str:
+    """Where the labs measure it."""
+    claims, files = tomllib.loads((LABS / "claims.toml").read_text()), {}
+    for path in sorted(LABS.glob("lab*.ipynb")):
+        files[path.name.partition("_")[0].removeprefix("lab")] = path.name
+    parts = []
+    for number in numbers:
+        links = ", ".join(f'<a href="../../labs/{files[lab]}">lab {lab}</a>' for lab in claims[number]["labs"])
+        parts.append(f"{number}: {links}")
+    return f'<div class="claim">{" &emsp; ".join(parts)}</div>'

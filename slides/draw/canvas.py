@@ -1,0 +1,59 @@
+"""What the figures of all decks share: size, type, and how they become files.
+
+A figure has no title: the slide that shows it says what is to be seen.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from matplotlib import style
+from matplotlib.figure import Figure
+
+WIDTH, HEIGHT = 11.5, 5.0  # inches; a slide's picture is shown at 100 pixels each
+INK, SOFT, LINE, PALE = "#1b1f24", "#5f6b76", "#d0d4d8", "#eef0f2"
+
+_STYLE: dict[str, Any] = {
+    "font.family": "DejaVu Sans",
+    "font.size": 15,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.titlelocation": "left",
+    "axes.titlesize": 15,
+    "axes.titleweight": "bold",
+    "axes.labelcolor": SOFT,
+    "axes.edgecolor": SOFT,
+    "axes.axisbelow": True,
+    "xtick.color": INK,
+    "ytick.color": SOFT,
+    "grid.color": LINE,
+    "grid.linewidth": 0.8,
+    "hatch.linewidth": 0.8,
+    "legend.frameon": False,
+    "legend.fontsize": 14,
+    "lines.linewidth": 2.4,
+    "svg.fonttype": "path",  # the letters are drawn: no font need be where the deck is shown
+    "svg.hashsalt": "minifsdp",  # or each run would name its clip paths anew
+    "text.color": INK,
+}
+
+Draw = Callable[[], Figure]
+
+
+def canvas(height: float = HEIGHT, width: float = WIDTH) -> Figure:
+    """An empty figure as wide as a slide's text."""
+    return Figure(figsize=(width, height), layout="constrained")
+
+
+def draw_all(figures: Mapping[str, Draw], folder: Path) -> dict[Path, bytes]:
+    """Each figure as SVG, by the file that it belongs in: equal input, equal bytes."""
+    drawn = {}
+    for name, draw in figures.items():
+        image = io.BytesIO()
+        with style.context(["default", _STYLE]):
+            draw().savefig(image, format="svg", metadata={"Date": None, "Creator": None})
+        drawn[folder / f"{name}.svg"] = image.getvalue()
+    return drawn

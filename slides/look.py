@@ -1,0 +1,65 @@
+"""Chromium looks at every slide of a deck, as a viewer would."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from playwright.sync_api import sync_playwright
+
+SIZE = {"width": 1280, "height": 720}
+
+_MEASURE = """section => {
+    const frame = section.getBoundingClientRect(), style = getComputedStyle(section), found = [];
+    const low = frame.bottom - parseFloat(style.paddingBottom) + 2;
+    const right = frame.right - parseFloat(style.paddingRight) + 2;
+    const seen = [...section.querySelectorAll('*')].filter(each => !each.closest('.claim') && !each.closest('svg svg'));
+    for (const each of seen) {
+        const box = each.getBoundingClientRect();
+        if (box.width && box.height && (box.bottom > low || box.right > right || box.top < frame.top)) {
+            found.push(`overflows: ${each.tagName.toLowerCase()} "${(each.innerText || each.alt || '').slice(0, 40)}"`);
+        }
+    }
+    const pictures = [...section.querySelectorAll('img')];
+    found.push(...pictures.filter(each => !each.naturalWidth).map(each => `${each.getAttribute('src')} is not shown`));
+    found.push(...pictures.filter(each => each.naturalWidth && each.getBoundingClientRect().height < 160)
+        .map(each => `${each.getAttribute('src')} is squeezed`));
+    const heading = section.querySelector('h1');
+    const said = section.innerText.length - (heading ? heading.innerText.length : 0);
+    if (!pictures.length && said < 20 && !section.classList.contains('title')) found.push('is empty');
+    return found;
+}"""
+
+
+def look(page_file: Path, pictures: Path, chromium: str) -> list[str]:
+    """A picture of each slide, `pictures`/01.png and so on; returns what is wrong with them.
+
+    Args:
+        page_file: the deck in Marp's bare template, one slide under the other.
+        pictures: the folder.
+        chromium: the browser's program.
+    """
+    pictures.mkdir(parents=True, exist_ok=True)
+    for old in pictures.glob("*.png"):
+        old.unlink()
+    found: list[str] = []
+    with sync_playwright() as playwright:
+        flags = ["--no-sandbox", "--disable-background-networking"]
+        engine = playwright.chromium.launch(executable_path=chromium, args=flags)
+        page = engine.new_page(viewport=SIZE)
+        page.on("console", lambda message: found.append(message.text) if message.type == "error" else None)
+        page.on("requestfailed", lambda request: found.append(f"{request.url} was not to be had"))
+        page.on("request", lambda request: _local(request.url, found))
+        page.goto(page_file.as_uri(), wait_until="load")
+        for number, section in enumerate(page.locator("section").all(), 1):
+            section.scroll_into_view_if_needed()
+            section.screenshot(path=pictures / f"{number:02}.png")
+            wrong: list[Any] = section.evaluate(_MEASURE)
+            found += [f"slide {number} {each}" for each in wrong]
+        engine.close()
+    return found
+
+
+def _local(address: str, found: list[str]) -> None:
+    if not address.startswith(("file:", "data:", "blob:")):
+        found.append(f"it asks for {address}")

@@ -1,0 +1,63 @@
+"""The rules of the decks. Whether these of slides/ keep them is `make slides-check`, the look at each `make slides`."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from matplotlib.figure import Figure
+
+SLIDES = Path(__file__).parent.parent / "slides"
+sys.path.insert(0, str(SLIDES))
+
+import compose  # noqa: E402
+import decks  # noqa: E402
+from draw.canvas import draw_all  # noqa: E402
+
+SLIDE = "\n# One\n\n{{ figure('one', 'one') }}\n\n<!-- What to say. -->\n"
+
+
+@pytest.mark.parametrize(
+    ("slides", "figures", "says"),
+    [
+        ([SLIDE] * 15, {"one"}, None),
+        ([SLIDE] * 14, {"one"}, "has 14 slides: 15 to 25"),
+        ([SLIDE] * 26, {"one"}, "has 26 slides: 15 to 25"),
+        ([SLIDE] * 15, {"one", "two"}, "does not show two"),
+        ([SLIDE] * 14 + ["\nno heading\n\n<!-- What to say. -->\n"], {"one"}, "slide 15: no heading"),
+        ([SLIDE] * 14 + ["\n# One\n\n<!-- _class: title -->\n"], {"one"}, "slide 15: no notes for the speaker"),
+    ],
+)
+def test_a_rule_that_is_broken_is_named(slides: list[str], figures: set[str], says: str | None) -> None:
+    drawn: Any = dict.fromkeys(figures)
+    deck = compose.Deck("made-up", "---\nmarp: true\n---\n" + "---\n".join(slides), drawn, {})
+    assert len(deck.slides) == len(slides)
+    found = compose.problems(deck)
+    assert [says in each for each in found] == [True] if says else found == []
+
+
+def test_a_figure_that_is_not_what_its_code_draws_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(decks, "SLIDES", tmp_path)
+    (tmp_path / "figures").mkdir()
+    deck = compose.Deck("made-up", SLIDE, {"one": Figure, "two": Figure}, {})
+    for path, image in draw_all(deck.figures, tmp_path / "figures").items():
+        path.write_bytes(image)
+    assert decks.stale(deck) == []
+    (tmp_path / "figures" / "one.svg").write_bytes(b"of yesterday")
+    (tmp_path / "figures" / "two.svg").unlink()
+    assert ["draws today" in each for each in decks.stale(deck)] == [True, False]
+    assert "never drawn" in decks.stale(deck)[1]
+
+
+def test_claims_lead_to_the_labs_that_measure_them() -> None:
+    said = compose.Deck("made-up", "{{ claim('C4', 'C2') }}", {}, {}).text
+    assert [f"lab{lab}_" in said for lab in ("05", "08", "00")] == [True] * 3
+    with pytest.raises(KeyError, match="C99"):
+        _ = compose.Deck("made-up", "{{ claim('C99') }}", {}, {}).text
+
+
+def test_a_figure_that_nobody_draws_cannot_be_shown() -> None:
+    with pytest.raises(ValueError, match="there is no figure 'none'"):
+        _ = compose.Deck("made-up", SLIDE.replace("'one', ", "'none', "), {"one": None}, {}).text  # type: ignore[dict-item]
