@@ -585,6 +585,7 @@ def draw_rungs() -> Figure:
     axes.grid(color=LINE)
     axes.set_xlabel("MiB of a rank at the peak of a step")
     axes.set_ylabel("ms of a step")
+    axes.margins(y=0.14)
     axes.set_xlim(24, 48)
     return figure
 
