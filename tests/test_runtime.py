@@ -431,6 +431,45 @@ def a_frozen_unit_is_freed_when_its_inputs_have_their_gradients() -> None:
     assert log.index("free blocks.1 (Block)") < log.index("post_backward blocks.0 (Block)") < log.index("end_backward")
 
 
+@check()
+def an_output_that_is_changed_in_place_by_whoever_called_still_begins_the_units_backward() -> None:
+    """A linear layer's output of three dimensions is a view, and to change one puts another node in its place."""
+
+    def net() -> nn.Sequential:
+        torch.manual_seed(0)
+        return nn.Sequential(Edge(WIDTH, WIDTH), nn.ReLU(inplace=True), Edge(WIDTH, WIDTH))
+
+    def path(model: nn.Module) -> Tensor:
+        x = torch.ones(2, 3, WIDTH, requires_grad=True)
+        y = model(x)
+        y += 1
+        y.square().sum().backward()
+        assert x.grad is not None
+        return x.grad
+
+    for strategy in (FULL_SHARD, SHARD_GRAD_OP):
+        model = Fsdp(net(), sharding_strategy=strategy, auto_wrap_policy={Edge})
+        with counted() as calls:
+            given = path(model)
+        assert torch.equal(given, path(net()))
+        whole = 2 if strategy is FULL_SHARD else 1  # gathers of each of the two layers; the root has no parameters
+        assert sum(calls[each] for each in GATHERS) + calls["broadcast"] // 2 == 2 * whole
+
+
+@check()
+def a_unit_that_returns_a_view_of_its_input_is_not_gathered_again_when_that_gets_its_gradient() -> None:
+    class Reshapes(Block):
+        def forward(self, x: Tensor) -> Any:
+            return super().forward(x), x.view(-1)
+
+    def path(units: Any, x: Tensor) -> Tensor:
+        y, flat = units[1](units[0](x))
+        return units[2](y) + flat.view_as(y)
+
+    log = logged_backward(Net([Block(), Reshapes(), Block()], path))
+    assert [each for each in log if each.startswith("pre_backward")].count("pre_backward blocks.1 (Reshapes)") == 1
+
+
 @check(behaviour=22)
 def a_unit_is_freed_before_its_gradient_is_reduced() -> None:
     order: list[str] = []

@@ -127,8 +127,12 @@ class Engine:
         for t in outputs:
             if t.grad_fn is None:  # a leaf that the unit has passed on
                 t.register_hook(progress.on_output)
-            else:  # costs less
-                t.grad_fn.register_prehook(progress.on_output)
+                continue
+            t.grad_fn.register_prehook(progress.on_output)  # costs less than a hook on the tensor
+            if t._is_view() and t._base.grad_fn is not None:  # type: ignore[union-attr]
+                # Who changes a view in place puts another node in the place of `grad_fn`, and keeps that of its base.
+                hook = partial(self._pre_backward_of_base, progress)
+                t._base.grad_fn.register_prehook(hook)  # type: ignore[union-attr]
 
     def _may_need(self, unit: Unit, with_grad: bool) -> bool:
         """Whether to keep a unit whole of whose backward no output will tell.
@@ -160,6 +164,10 @@ class Engine:
         if not progress.in_backward:
             progress.in_backward = True
             self.schedule.pre_backward(progress.unit)
+
+    def _pre_backward_of_base(self, progress: Progress, gradient: Tensor) -> None:
+        if not progress.ended:  # or it is one of the unit's inputs, of which the unit has returned a view
+            self._pre_backward(progress, gradient)
 
     def _on_gradient(self, progress: Progress, index: int, leaf: Tensor) -> None:
         if not self.backward_runs:
