@@ -655,6 +655,7 @@ class Fused:
 
 def write_checkpoint(folder: Path, name: str, last: int | None) -> int:
     rank = dist.get_rank()
+    dist.barrier()  # all are connected: nobody is killed before
     disk = Fused(RealDisk(), last if rank == 0 else None)
     commit(disk, folder, name, {f"rank-{rank}.pt": bytes([rank]) * 1000}, rank, dist.barrier)
     return disk.calls
