@@ -176,8 +176,7 @@ class JoinHook:
         self.model = model
         self.reduce = model.reducer.reduce
         model._running = RunningRanks(model.process_group, model.device)
-        mean = isinstance(self.reduce, partial) and self.reduce.func is to_sum
-        if mean and not divide_by_initial_world_size:
+        if model.reducer.weight is not None and not divide_by_initial_world_size:
             model.reducer.reduce = partial(MeanOfRunning, model._running)
 
     def main_hook(self) -> None:
