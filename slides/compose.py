@@ -24,6 +24,8 @@ from typing import Any
 from draw.canvas import Draw
 from jinja2 import Environment, StrictUndefined
 
+from minifsdp.course.workshop.catalogue import lab_of_file
+
 SLIDES = Path(__file__).parent
 LABS = SLIDES.parent / "labs"
 DECKS = ("memory", "ddp", "fsdp", "overlap", "practice")
@@ -88,9 +90,8 @@ def _figure(known: Mapping[str, Draw], name: str, says: str) -> str:
 
 def _claim(*numbers: str) -> str:
     """Where the labs measure it."""
-    claims, files = tomllib.loads((LABS / "claims.toml").read_text()), {}
-    for path in sorted(LABS.glob("lab*.ipynb")):
-        files[path.name.partition("_")[0].removeprefix("lab")] = path.name
+    claims = tomllib.loads((LABS / "claims.toml").read_text())
+    files = {lab_of_file(path.name): path.name for path in LABS.glob("lab*.ipynb")}
     parts = []
     for number in numbers:
         links = ", ".join(f'<a href="../../labs/{files[lab]}">lab {lab}</a>' for lab in claims[number]["labs"])

@@ -15,6 +15,7 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +38,7 @@ def main() -> None:
     decks = [load(name) for name in DECKS if name in args.decks or not args.decks]
     if args.check:
         found = [problem for deck in decks for problem in [*stale(deck), *problems(deck)]]
-        found += unused() if len(decks) == len(DECKS) else []
+        found += unused(decks) if len(decks) == len(DECKS) else []
     else:
         found = [problem for deck in decks for problem in build(deck, args.out)]
     sys.exit("\n".join(found) or None)
@@ -54,9 +55,9 @@ def stale(deck: Deck) -> list[str]:
     return found
 
 
-def unused() -> list[str]:
+def unused(decks: Sequence[Deck]) -> list[str]:
     """Files among the figures that no deck draws."""
-    drawn = {f"{name}.svg" for deck in DECKS for name in load(deck).figures}
+    drawn = {f"{name}.svg" for deck in decks for name in deck.figures}
     return [f"figures/{each.name} is nobody's" for each in (SLIDES / "figures").iterdir() if each.name not in drawn]
 
 

@@ -43,6 +43,11 @@ _STYLE: dict[str, Any] = {
 Draw = Callable[[], Figure]
 
 
+def in_units(name: str, size: float, digits: int) -> Callable[..., str]:
+    """What writes a number in units of `size`, with so many digits unless a deck asks for others."""
+    return lambda value, digits=digits: f"{value / size:,.{digits}f} {name}"
+
+
 def canvas(height: float = HEIGHT, width: float = WIDTH) -> Figure:
     """An empty figure as wide as a slide's text."""
     return Figure(figsize=(width, height), layout="constrained")

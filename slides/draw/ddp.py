@@ -16,7 +16,7 @@ from typing import Any
 from unittest.mock import patch
 
 import torch
-from draw.canvas import INK, LINE, PALE, SOFT, Draw, canvas
+from draw.canvas import INK, LINE, PALE, SOFT, Draw, canvas, in_units
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
@@ -66,8 +66,8 @@ def numbers() -> dict[str, Any]:
     sizes, buckets = [p.nbytes for p in parameters().values()], bucket_sizes(25)
     small = [size for size in sizes if size < 64 * KIB]
     return {
-        "mb": lambda size, digits=0: f"{size / MB:,.{digits}f} MB",
-        "ms": lambda seconds, digits=1: f"{1e3 * seconds:,.{digits}f} ms",
+        "mb": in_units("MB", MB, 0),
+        "ms": in_units("ms", 1e-3, 1),
         "gradients": sum(sizes),
         "tensors": len(sizes),
         "fewer": len(sizes) - len(buckets),

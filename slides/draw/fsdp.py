@@ -12,7 +12,7 @@ from statistics import median
 from typing import Any
 
 import torch
-from draw.canvas import INK, LINE, PALE, SOFT, Draw, canvas
+from draw.canvas import INK, LINE, PALE, SOFT, Draw, canvas, in_units
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
@@ -55,9 +55,9 @@ def numbers() -> dict[str, Any]:
     peaks = {name: closed_form.fsdp(units, LARGE_SETTING).unsharded_peak for name, units in groups.items()}
     return {
         "billion": lambda size: f"{size / 1e9:.1f} billion",
-        "gb": lambda size, digits=1: f"{size / GB:,.{digits}f} GB",
-        "mb": lambda size, digits=1: f"{size / MB:,.{digits}f} MB",
-        "mib": lambda size, digits=1: f"{size / MIB:,.{digits}f} MiB",
+        "gb": in_units("GB", GB, 1),
+        "mb": in_units("MB", MB, 1),
+        "mib": in_units("MiB", MIB, 1),
         "large": sum(map(sum, groups["a block"])),
         "whole": peaks,
         "root_in_blocks": sum(root) / sum(blocks[0]),

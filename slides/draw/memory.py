@@ -6,7 +6,7 @@ from functools import cache
 from typing import Any
 
 import torch
-from draw.canvas import INK, LINE, PALE, SOFT, Draw, canvas
+from draw.canvas import INK, LINE, PALE, SOFT, Draw, canvas, in_units
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch, Rectangle
@@ -39,8 +39,8 @@ def numbers() -> dict[str, Any]:
     saved = activations()
     state = sum(training_bytes([p.numel() for p in model().parameters()], 4, "adam").values())
     return {
-        "gb": lambda size, digits=0: f"{size / GB:,.{digits}f} GB",
-        "mib": lambda size, digits=1: f"{size / MIB:,.{digits}f} MiB",
+        "gb": in_units("GB", GB, 0),
+        "mib": in_units("MiB", MIB, 1),
         "psi": PSI,
         "ranks": RANKS,
         "mixed": mixed,

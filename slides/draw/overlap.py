@@ -11,7 +11,7 @@ from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import torch
-from draw.canvas import INK, LINE, SOFT, Draw, canvas
+from draw.canvas import INK, LINE, SOFT, Draw, canvas, in_units
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch, Rectangle
@@ -151,10 +151,10 @@ def numbers() -> dict[str, Any]:
     for block in (block for segment in before_retry() for block in segment.blocks):
         states[block.state] += block.size
     return {
-        "ms": lambda value, digits=0: f"{1e3 * value:,.{digits}f} ms",
+        "ms": in_units("ms", 1e-3, 0),
         "s": lambda value: f"{value:.2f} s",
-        "gib": lambda size, digits=0: f"{size / GIB:,.{digits}f} GiB",
-        "mib": lambda size, digits=1: f"{size / MIB:,.{digits}f} MiB",
+        "gib": in_units("GiB", GIB, 0),
+        "mib": in_units("MiB", MIB, 1),
         "percent": lambda part: f"{100 * part:.0f}\u00a0%",
         "queued": QUEUEING * len(forward_pieces()),
         "ran": finish_times(forward_pieces(), QUEUEING)[-1],

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from draw.canvas import INK, LINE, PALE, SOFT, Draw, canvas
+from draw.canvas import INK, LINE, PALE, SOFT, Draw, canvas, in_units
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import FancyBboxPatch, Polygon, Rectangle
@@ -59,8 +59,8 @@ def numbers() -> dict[str, Any]:
     commit(disk, Path("run"), "step-200", {"rank-0.pt": b""}, 0, lambda: None)  # type: ignore[arg-type]
     units = [50_000 * 8448, *[12 * 8448**2] * 80]  # lab 11's model of 70 billion parameters
     return {
-        "gb": lambda size, digits=1: f"{size / GB:,.{digits}f} GB",
-        "mib": lambda size, digits=2: f"{size / MIB:,.{digits}f} MiB",
+        "gb": in_units("GB", GB, 1),
+        "mib": in_units("MiB", MIB, 2),
         "psi": psi,
         "ranks": RANKS,
         "lost": low.item(),
