@@ -291,7 +291,6 @@ def a_static_graph_may_be_set_later() -> None:
     with reductions() as sizes:
         step_once(ddp)
     assert sizes == [15, 25, 30]
-    assert all(len(p._post_accumulate_grad_hooks) == 1 for p in ddp.parameters()), "the first reducer's are gone"
     assert "no need to set it again" in warnings_of(ddp._set_static_graph)[0][1]
     ours, theirs = twins(Crossed, find_unused_parameters=True)
     (category, text), *_ = warnings_of(ours._set_static_graph)

@@ -33,16 +33,17 @@ from __future__ import annotations
 import gc
 import weakref
 from collections.abc import Iterable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from typing import Any, ClassVar, NamedTuple, Self, TypeVar
 from unittest.mock import patch
 
 from torch import Tensor, UntypedStorage, empty, nn
+from torch.autograd.graph import get_gradient_edge
 from torch.optim import Optimizer
 from torch.utils._pytree import tree_leaves
 
 from minifsdp import comm, device
-from minifsdp.course.storages import TAGS, Books, Event, Operators, Tag, tell_resizes
+from minifsdp.course.storages import TAGS, Books, Event, Operators, Tag, garbage_collected_by_us, tell_resizes
 
 T = TypeVar("T")
 
@@ -80,7 +81,7 @@ class Ledger:
             on_exit.callback(self._stop)
             with Operators(Books()):
                 empty(0)  # the first operator under any mode imports half of torch, and leaves frames in cycles behind
-            on_exit.enter_context(_garbage_collected_by_us())
+            on_exit.enter_context(garbage_collected_by_us())
             device.subscribers.append(self.tag)
             on_exit.callback(device.subscribers.remove, self.tag)
             comm.watchers.append(self._books.paused)
@@ -102,8 +103,8 @@ class Ledger:
     def watch(self, model: nn.Module, optimizer: Any = None, leaves: Iterable[Tensor] = ()) -> None:
         """Tag the parameters, gradients and optimizer state of a model, now and as they come.
 
-        Call it on the finished model: the hooks that see a gradient accumulated have to run after the model's own. A
-        `.grad` that is set by hand is found at the next mark.
+        Call it on the finished model, whose hooks have to run before the ledger's. A `.grad` that is set by hand is
+        found at the next mark.
 
         Args:
             model: its parameters and buffers are tagged, those of this moment and of every mark.
@@ -124,7 +125,7 @@ class Ledger:
         for leaf in {id(p): p for p in (*parameters, *leaves)}.values():
             self._leaves.append(weakref.ref(leaf))
             if leaf.requires_grad:
-                self._on_exit.callback(leaf.register_post_accumulate_grad_hook(self._tag_grad).remove)
+                self._on_exit.callback(leaf.register_post_accumulate_grad_hook(self._on_gradient).remove)
         self._tag_watched()
 
     def tag(self, tensor: Tensor, tag: Tag) -> None:
@@ -202,6 +203,15 @@ class Ledger:
         for optimizer in optimizers:
             self._tag_state(optimizer)
 
+    def _on_gradient(self, leaf: Tensor) -> None:
+        """Tag it when the hooks of the node that has accumulated it have run too, where DDP moves it to its bucket."""
+
+        def tag(*_: object) -> None:
+            handle.remove()
+            self._tag_grad(leaf)
+
+        handle = get_gradient_edge(leaf).node.register_hook(tag)  # anew each time: a node kept would keep the leaf
+
     def _tag_grad(self, leaf: Tensor) -> None:
         if leaf.is_leaf and leaf.grad is not None:
             self.tag(leaf.grad, "gradients")
@@ -214,20 +224,6 @@ class Ledger:
     def _stop(self) -> None:
         self._books.close()
         Ledger._counting = None
-
-
-@contextmanager
-def _garbage_collected_by_us() -> Iterator[None]:
-    """Inside the `with` only explicit collections run, and they are cheap: they spare what was there before."""
-    enabled = gc.isenabled()
-    gc.freeze()
-    gc.disable()
-    try:
-        yield
-    finally:
-        gc.unfreeze()
-        if enabled:
-            gc.enable()
 
 
 def _torch_optimizers(optimizer: Any) -> Iterator[Optimizer]:

@@ -41,12 +41,13 @@ class Bucket:
     def hold(self, param: nn.Parameter) -> None:
         """Autograd has just accumulated in this parameter's `.grad`, which stays there until there is more."""
 
-    def fill(self, param: nn.Parameter, is_used: bool, weight: float | None) -> None:
+    def fill(self, param: nn.Parameter, is_used: bool, weight: float | None, incoming: Tensor | None) -> None:
         """Let the parameter's gradient enter the buffer, as zero if there is none.
 
         Args:
             is_used: it got a gradient since the last reduction: what it has will not be wanted as it is.
             weight: what it is multiplied by on its way, which takes no pass over memory of its own.
+            incoming: what autograd has just accumulated in it, if it has.
         """
         grad, view = param.grad, self.views[param]
         if grad is None:
@@ -70,20 +71,20 @@ class Bucket:
 class StagingBucket(Bucket):
     """A buffer that lives from the first gradient of a backward on, and becomes the memory of the gradients.
 
-    What autograd has made in this backward moves in as it comes: the same Tensor object, its own memory freed, no copy
-    back. A gradient in memory that it shares with others, such as a user's flat buffer or the bucket of an earlier
-    backward, stays there and gets a copy of the mean.
+    A gradient that this backward has made moves in as it comes: the same Tensor object, its own memory freed, no copy
+    back. One that was there before, which somebody may be looking at through another tensor, stays where it is and gets
+    a copy of the mean.
     """
 
     role = "communication"
     kept = False  # as memory of gradients
 
-    def fill(self, param: nn.Parameter, is_used: bool, weight: float | None) -> None:
+    def fill(self, param: nn.Parameter, is_used: bool, weight: float | None, incoming: Tensor | None) -> None:
         if not self.views:
             self.allocate()
-        super().fill(param, is_used, weight)
+        super().fill(param, is_used, weight, incoming)
         grad, view = param.grad, self.views[param]
-        if is_used and grad is not None and owns_memory(grad) and grad.stride() == view.stride():
+        if grad is not None and is_new(grad, incoming) and grad.stride() == view.stride():
             grad.data, self.kept = view, True
 
     def deliver(self, param: nn.Parameter) -> None:
@@ -113,8 +114,8 @@ class GradientBucket(Bucket):
         super().__init__(params)
         self.allocate()
 
-    def fill(self, param: nn.Parameter, is_used: bool, weight: float | None) -> None:
-        super().fill(param, is_used, weight)
+    def fill(self, param: nn.Parameter, is_used: bool, weight: float | None, incoming: Tensor | None) -> None:
+        super().fill(param, is_used, weight, incoming)
         if is_used:
             param.grad = self.views[param]
 
@@ -128,6 +129,6 @@ class GradientBucket(Bucket):
         param.grad = self.views[param]
 
 
-def owns_memory(tensor: Tensor) -> bool:
-    """Whether nothing else can look at its memory, but by another view of all of it."""
-    return tensor.untyped_storage().nbytes() == tensor.nbytes
+def is_new(grad: Tensor, incoming: Tensor | None) -> bool:
+    """Whether `.grad` was None until autograd put `incoming` there: then no tensor of an earlier backward views it."""
+    return incoming is not None and incoming.data_ptr() == grad.data_ptr()

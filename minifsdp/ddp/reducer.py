@@ -8,7 +8,8 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.autograd.graph import get_gradient_edge
 
 from minifsdp import comm
 from minifsdp.ddp.bucketed import assign_buckets
@@ -73,17 +74,23 @@ class Reducer:
         self.reduce, self.weight = reduce, None
 
     def _register_hooks(self) -> None:
+        # As in torch these are hooks of the nodes that accumulate, which run after those of the parameters: a hook that
+        # a user gives a parameter, whenever that is, has the gradient of this rank, and the bucket what it makes of it.
+        self.nodes = [get_gradient_edge(p).node for p in self.names]  # autograd forgets a node that nobody holds
         # The hooks must not keep a reducer alive whose model has been wrapped again, nor outlive it.
         reducer = weakref.proxy(self)
-        handles = [p.register_post_accumulate_grad_hook(lambda p: reducer.on_gradient(p)) for p in self.names]
+        handles: list[Any] = [
+            node.register_hook(lambda _, incoming, p=p: reducer.on_gradient(p, *incoming))
+            for node, p in zip(self.nodes, self.names, strict=True)
+        ]
         weakref.finalize(self, lambda: [handle.remove() for handle in handles])
 
     def prepare(self, outputs: Any) -> None:
         """Reduce the backward that follows a forward with these `outputs`."""
         self.expecting = True
 
-    def on_gradient(self, param: nn.Parameter) -> None:
-        """The hook of each parameter: autograd has accumulated its gradient."""
+    def on_gradient(self, param: nn.Parameter, incoming: Tensor | None) -> None:
+        """The hook of each parameter: autograd has accumulated `incoming` in its `.grad`, and its hooks have run."""
         if self.expecting and param in self.ready:
             raise RuntimeError(
                 f"Expected to mark a variable ready only once. Parameter {self.names[param]} got another gradient "
@@ -93,7 +100,7 @@ class Reducer:
             )
         self.used.add(param)
         if self.expecting and self.is_complete(param):
-            self.mark_ready(param)
+            self.mark_ready(param, incoming)
         else:
             self.bucket_of[param].hold(param)
 
@@ -101,9 +108,9 @@ class Reducer:
         """Whether backward will add nothing more to this gradient, to which it has just added."""
         return True
 
-    def mark_ready(self, param: nn.Parameter) -> None:
+    def mark_ready(self, param: nn.Parameter, incoming: Tensor | None = None) -> None:
         self.ready.add(param)
-        self.bucket_of[param].fill(param, param in self.used, self.weight)
+        self.bucket_of[param].fill(param, param in self.used, self.weight, incoming)
         while self.launched < len(self.buckets) and not self.buckets[self.launched].missing:
             self.launch(self.buckets[self.launched], self.launched)
             self.launched += 1

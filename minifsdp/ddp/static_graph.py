@@ -73,14 +73,14 @@ class StaticGraphReducer(Reducer):
         else:
             self.mark_all_ready_but(self.expected)
 
-    def on_gradient(self, param: nn.Parameter) -> None:
+    def on_gradient(self, param: nn.Parameter, incoming: Tensor | None) -> None:
         if param not in self.bucket_of or (self.expecting and param in self.ready and self.expected is not None):
             raise RuntimeError(
                 "Your training graph has changed in this iteration, e.g., one parameter is unused in first iteration, "
                 "but then got used in the second iteration. this is not compatible with static_graph set to True. "
                 f"It is parameter {self.name_of[param]}. {self.cure}"
             )
-        super().on_gradient(param)
+        super().on_gradient(param, incoming)
 
     def is_complete(self, param: nn.Parameter) -> bool:
         self.arrived[param] = self.arrived.pop(param, 0) + 1
