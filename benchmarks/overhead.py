@@ -21,9 +21,10 @@ ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT))  # so that a plain `python` does
 
 from minifsdp.course import overhead  # noqa: E402
+from minifsdp.course.cli.common import run_script  # noqa: E402
 from minifsdp.course.cpu_records import about, cpu_records_folder, write_record  # noqa: E402
 from minifsdp.course.overhead import Cost, Settings  # noqa: E402
-from minifsdp.course.resources import check_writable  # noqa: E402
+from minifsdp.course.resources import check_writable_file  # noqa: E402
 
 LIMITS = {"torch-fsdp1": 0.25, "torch-fsdp2": 0.15}
 """At most so many times what this one costs, for FullyShardedDataParallel as it is by default."""
@@ -101,7 +102,7 @@ def main() -> int:
         print(overhead.profile(settings, given.profile))
         return 0
     try:
-        check_writable(given.out.parent)
+        check_writable_file(given.out)
     except ValueError as error:
         print(error, file=sys.stderr)
         return 2
@@ -114,4 +115,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run_script(main)

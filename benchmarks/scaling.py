@@ -20,6 +20,7 @@ ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT))  # so that a plain `python` does
 
 from minifsdp.course import scaling  # noqa: E402
+from minifsdp.course.cli.common import run_script  # noqa: E402
 from minifsdp.course.cpu_records import about, cpu_records_folder, write_record  # noqa: E402
 from minifsdp.course.plots.scaling import scaling_figure  # noqa: E402
 from minifsdp.course.resources import check_writable  # noqa: E402
@@ -106,4 +107,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run_script(main)

@@ -25,9 +25,9 @@ sys.path.insert(0, str(ROOT))  # so that a plain `python` does
 
 from minifsdp.course.bench import report, start  # noqa: E402
 from minifsdp.course.bench.settings import Settings  # noqa: E402
-from minifsdp.course.cli.common import progress_bar  # noqa: E402
+from minifsdp.course.cli.common import progress_bar, run_script  # noqa: E402
 from minifsdp.course.cpu_records import about, cpu_records_folder, write_record  # noqa: E402
-from minifsdp.course.resources import check_writable  # noqa: E402
+from minifsdp.course.resources import check_writable_file  # noqa: E402
 
 CONTEXTS = {512: 128, 256: 64}  # tokens by width; 8 layers, 8 heads, 2 sequences on each rank
 LIMITS = (  # what, ours, torch's, and how many times it ours takes at most, at each of these widths
@@ -122,7 +122,7 @@ def main() -> int:
         if given.check:
             sizes = _read(path)
         else:
-            check_writable(path.parent)
+            check_writable_file(path)
             record = {**about("step"), "ranks": given.ranks, "runs": given.runs, "steps": given.steps}
             settings = Settings(given.ranks, ONLY, steps=given.steps)
             each = [replace(settings, width=width, context=CONTEXTS[width]) for width in given.width]
@@ -145,11 +145,14 @@ def _path(ranks: int) -> Path:
 
 
 def _read(path: Path) -> list[dict[str, Any]]:
-    content = json.loads(path.read_text())
-    if content.get("benchmark") != "step":
+    try:
+        content = json.loads(path.read_text())
+    except ValueError:
+        content = None
+    if not isinstance(content, dict) or content.get("benchmark") != "step":
         raise ValueError(f"{path} is no record of this benchmark")
     return list(content["sizes"])
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run_script(main)

@@ -453,13 +453,16 @@ def test_a_wrong_step_is_exit_code_1(monkeypatch, capsys, tmp_path, record, wron
         (["--measured-link", "fast"], "bad link 'fast'"),
         (["--device", "tpu"], "--device tpu: choose auto, cpu or cuda"),
         (["--share-gpu"], "--share-gpu"),
+        (["--layers", "100000000"], "GiB are free here: choose a smaller --width or --layers"),
         (["--out", "file"], "--out file cannot be written"),
+        (["--out", "old"], "--out old/bench.json is a folder"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
 def test_bad_requests_end_in_one_line(monkeypatch, capsys, tmp_path, options, says):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "file").touch()
+    (tmp_path / "old" / "bench.json").mkdir(parents=True)
     code, out, errors = command(monkeypatch, capsys, "--device", "cpu", *options)
     assert code == 2
     assert not out

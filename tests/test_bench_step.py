@@ -89,6 +89,14 @@ def test_it_runs_both_widths_and_weighs_once_in_each(benchmark):
     assert {"benchmark", "command", "when", "commit", "cpu", "cores", "versions"} <= record.keys()
 
 
+@pytest.mark.parametrize("text", ["seconds: 3", "[]", '{"benchmark": "scaling"}'])
+def test_a_file_that_is_no_record_is_not_checked(benchmark, tmp_path, capsys, text):
+    (tmp_path / "other").write_text(text)
+    code, _, ran = benchmark("--check", "--out", str(tmp_path / "other"))
+    assert (code, ran) == (2, [])
+    assert capsys.readouterr().err == f"{tmp_path / 'other'} is no record of this benchmark\n"
+
+
 @pytest.mark.parametrize(
     ("figures", "missed"),
     [

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import subprocess
 import sys
 from copy import deepcopy
 from pathlib import Path
@@ -138,10 +139,31 @@ def test_overhead_refuses_what_cannot_be(options: tuple[str, str], capsys: pytes
     assert f"{options[0]}: " in capsys.readouterr().err
 
 
-def test_a_record_that_cannot_be_written_is_refused_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_record_that_cannot_be_written_is_refused_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.setattr(overhead, "launch", lambda *_, **__: pytest.fail("a rank was started"))
     (tmp_path / "file").touch()
-    assert run("overhead", "--out", str(tmp_path / "file" / "overhead.json")) == 2
+    for path, says in ((tmp_path / "file" / "overhead.json", "cannot be written"), (tmp_path, "is a folder")):
+        assert run("overhead", "--out", str(path)) == 2
+        (line,) = capsys.readouterr().err.splitlines()
+        assert f"--out {path}"[:30] in line
+        assert says in line
+
+
+@pytest.mark.parametrize("name", ["overhead", "scaling", "step"])
+def test_an_interrupted_benchmark_ends_in_one_line(name: str) -> None:
+    """As Ctrl-C ends it: in whatever it does just then."""
+    code = (
+        "import runpy, sys; from minifsdp.course import overhead, resources\n"
+        "def interrupted(*_): raise KeyboardInterrupt\n"
+        "resources.check_writable = resources.check_writable_file = interrupted\n"
+        "sys.argv = [sys.argv[1]]; runpy.run_path(sys.argv[0], run_name='__main__')"
+    )
+    ended = subprocess.run(
+        [sys.executable, "-c", code, BENCHMARKS / f"{name}.py"], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert (ended.returncode, ended.stderr) == (130, "minifsdp: interrupted, nothing was written\n")
 
 
 # Scaling
@@ -234,6 +256,16 @@ def test_the_figure_draws_the_record(record: dict[str, Any], tmp_path: Path) -> 
     assert faint == {1: 1.0, 3: 0.35}
     wrong = scaling_figure({**record, "differs": ["one"]}, tmp_path / "wrong.png")
     assert wrong.get_suptitle() == "Counts that differ from the law: 1"
+
+
+def test_one_rank_alone_has_a_figure_too(record: dict[str, Any], tmp_path: Path) -> None:
+    """Without a byte sent."""
+    rows = [row for row in record["rows"] if row["ranks"] == 1]
+    alone = {**record, "rows": rows, "ranks": [1], "few_ranks": 1, "some_units": rows[0]["units"]}
+    figure = scaling_figure(alone, tmp_path / "scaling.png")
+    _, of_units = (axes for axes in figure.axes if axes.get_title(loc="left") == "sent in a step")
+    assert (of_units.get_ylim(), [*of_units.get_yticks()]) == ((0, 1), [0])
+    assert (tmp_path / "scaling.png").stat().st_size
 
 
 def test_units_change_nothing_but_the_units() -> None:

@@ -457,6 +457,25 @@ def an_output_that_is_changed_in_place_by_whoever_called_still_begins_the_units_
 
 
 @check()
+def hooks_on_a_leaf_that_a_unit_passes_on_end_with_the_backward() -> None:
+    class PassesOn(Block):
+        def forward(self, x: Tensor) -> Any:
+            return super().forward(x), x
+
+    model = Fsdp(PassesOn())
+    x = torch.ones(2, WIDTH, requires_grad=True)
+    gradients = []
+    for _ in range(2):
+        y, same = model(x)
+        assert same._backward_hooks
+        (y + same).square().sum().backward()
+        assert not x._backward_hooks
+        gradients.append(x.grad)
+        x.grad = None
+    assert torch.equal(*gradients)
+
+
+@check()
 def a_unit_that_returns_a_view_of_its_input_is_not_gathered_again_when_that_gets_its_gradient() -> None:
     class Reshapes(Block):
         def forward(self, x: Tensor) -> Any:

@@ -14,7 +14,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from minifsdp import comm
+from minifsdp import comm, gloo
 from minifsdp.course import world
 from minifsdp.course.launch import launch, rank_device
 from minifsdp.course.launch.group import join_group
@@ -105,6 +105,12 @@ def test_what_cannot_be_is_refused_in_one_line(monkeypatch, gpus, environment, a
     with pytest.raises(ValueError, match=re.escape(says)) as caught:
         choose_world(**{"ranks": 2, **asked})
     assert "\n" not in str(caught.value)
+
+
+def test_a_reduce_scatter_that_there_is_not_is_refused_before_a_rank_starts(monkeypatch):
+    monkeypatch.setattr(gloo, "wanted", "ring")
+    with pytest.raises(ValueError, match="REDUCE_SCATTER=ring: set it to one of auto, native, alltoall"):
+        choose_world(2, "cpu")
 
 
 def test_a_torch_without_nccl(monkeypatch):

@@ -23,6 +23,17 @@ def check_writable(folder: Path, option: str = "--out") -> None:
         ) from error
 
 
+def check_writable_file(path: Path, option: str = "--out") -> None:
+    """Make the folder of the file that `option` names, which may be there already.
+
+    Raises:
+        ValueError: it is a folder, or cannot be written.
+    """
+    if path.is_dir():
+        raise ValueError(f"{option} {path} is a folder: name a file")
+    check_writable(path.parent, option)
+
+
 def check_names(option: str, names: Sequence[str], known: Collection[str]) -> None:
     """What `option` names, separated by commas.
 

@@ -18,6 +18,8 @@ from typing import Literal
 import torch
 import torch.distributed as dist
 
+from minifsdp import gloo
+
 Device = Literal["auto", "cpu", "cuda"]
 Backend = Literal["gloo", "nccl", "fake"]
 
@@ -103,6 +105,7 @@ def choose_world(
     gpus = torch.cuda.device_count()
     if backend == "fake":
         return World(ranks, "fake", (0,) if gpus and forced != "cpu" else (), False, "collectives carry nothing")
+    gloo.reduces_by_all_to_all("gloo", ranks)  # to refuse what it may have been told, before a rank starts
     here = min(ranks, here or local_ranks(ranks))
     wish = {"gloo": "cpu", "nccl": "cuda", None: device}[backend]
     if wish == "cuda" and forced == "cpu":

@@ -67,4 +67,4 @@ def empty_bucket(params: Sequence[nn.Parameter], role: device.Role) -> Tensor:
 def bucket_views(flat: Tensor, params: Sequence[nn.Parameter]) -> list[Tensor]:
     """The part of `flat` that belongs to each parameter, in that parameter's shape."""
     parts = flat.split([p.numel() for p in params])
-    return [part.view(p.shape) for part, p in zip(parts, params, strict=True)]
+    return [part.view_as(p) for part, p in zip(parts, params, strict=True)]

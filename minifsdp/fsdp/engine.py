@@ -34,13 +34,12 @@ from minifsdp.tree import tensors_in
 class Progress:
     """Where one unit is in the backward under way."""
 
-    __slots__ = ("__weakref__", "calls", "ended", "hooked", "in_backward", "missing", "on_output", "trained", "unit")
-
     def __init__(self, unit: Unit) -> None:
         self.unit = unit
         self.trained: list[int] = []  # leaves that want a gradient in this step
         self.hooked: set[int] = set()  # leaves that tell of theirs
         self.on_output: Callable[[Tensor], None]
+        self.passed: list[Any] = []  # handles of hooks on leaves among its outputs, which outlive the step
         self.ended = False  # its post_backward has been, in the backward under way
         self.restart()
 
@@ -126,7 +125,7 @@ class Engine:
             self.schedule.post_forward(unit, bool(outputs))
         for t in outputs:
             if t.grad_fn is None:  # a leaf that the unit has passed on
-                t.register_hook(progress.on_output)
+                progress.passed.append(t.register_hook(progress.on_output))
                 continue
             t.grad_fn.register_prehook(progress.on_output)  # costs less than a hook on the tensor
             if t._is_view() and t._base.grad_fn is not None:  # type: ignore[union-attr]
@@ -198,6 +197,8 @@ class Engine:
         for progress in self.progress.values():
             progress.restart()
             progress.ended = False
+            while progress.passed:
+                progress.passed.pop().remove()
             if progress.unit.state is not SHARDED and (progress.unit.reshard_after_forward or not self.kept):
                 self.schedule.free(progress.unit)
             if self.sync_gradients:

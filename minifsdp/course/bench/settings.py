@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import psutil
@@ -57,11 +57,11 @@ class Settings:
     def shape(self) -> dict[str, int]:
         """The model in numbers: "parameters", "layers", "width", "heads" and "context"."""
         with torch.device("meta"):
-            model = self.model()
-        heads: Any = model.blocks[0].heads
-        numel = sum(p.numel() for p in model.parameters())
+            one, two = (replace(self, layers=layers).model() for layers in (1, 2))
+        first, both = (sum(p.numel() for p in model.parameters()) for model in (one, two))
+        heads: Any = one.blocks[0].heads
         sizes = {"layers": self.layers, "width": self.width, "heads": heads, "context": self.context}
-        return {"parameters": numel, **sizes}
+        return {"parameters": first + (self.layers - 1) * (both - first), **sizes}
 
     def check(self, among: Mapping[str, Contestant]) -> None:
         """Refuse what cannot be had.

@@ -17,7 +17,7 @@ from minifsdp.course.bench.report import make_record
 from minifsdp.course.bench.settings import Settings
 from minifsdp.course.launch import launch
 from minifsdp.course.link import parse_link
-from minifsdp.course.resources import check_writable
+from minifsdp.course.resources import check_writable_file
 from minifsdp.course.world import Device, World, choose_world, is_first
 
 TIME_LIMIT = 3600.0  # seconds that the ranks may take together before they count as stuck
@@ -68,7 +68,8 @@ def plan(
     if world.device == "cpu":
         settings.check_host_memory()
     measured = parse_link(link) if link else None
-    check_writable(out)
+    for name in ("bench.json", "bench.png"):
+        check_writable_file(out / name)
     return Plan(settings, contestants, world, (measured.latency, measured.bandwidth) if measured else None, out)
 
 

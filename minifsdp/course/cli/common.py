@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
@@ -42,6 +43,14 @@ def fail(message: str, code: int) -> NoReturn:
     """End with one line on standard error."""
     print(f"minifsdp: {message}", file=sys.stderr)
     sys.exit(code)
+
+
+def run_script(main: Callable[[], int]) -> NoReturn:
+    """End with the exit code of a script's `main`; with one line if it is interrupted."""
+    try:
+        sys.exit(main())
+    except KeyboardInterrupt:
+        fail("interrupted, nothing was written", code=130)
 
 
 def fail_of_ranks(error: RankError, cure: str = "") -> NoReturn:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Callable, Mapping, Sequence
-from math import ceil, floor, log2
+from math import ceil, floor, isfinite, log2
 from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
@@ -134,7 +134,10 @@ def _scale(axes: Axes, ticks: Sequence[int], name: str) -> None:
     axes.set_xticks(ticks, [str(tick) for tick in ticks])
     axes.set_xlim(0.85 * ticks[0], ticks[-1] / 0.85)
     low, high = axes.dataLim.ymin, axes.dataLim.ymax
-    if 0 < 4 * low < high:
+    if not isfinite(low):  # there is nothing: one rank alone sends nothing
+        axes.set_ylim(0, 1)
+        axes.set_yticks([0])
+    elif 0 < 4 * low < high:
         axes.set_yscale("log", base=2)
         axes.set_ylim(0.9 * 2 ** floor(log2(low)), 1.1 * 2 ** ceil(log2(high)))
     else:
