@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: ladder test test-labs test-full lint labs labs-check slides slides-check gpu-check clean
+.PHONY: ladder test test-labs test-full lint labs labs-check slides slides-check site test-versions gpu-check clean
 
 ladder: $(READY)
 	$(BIN)/minifsdp ladder
@@ -20,6 +20,10 @@ test-labs: $(READY)
 
 test-full: $(READY)
 	$(BIN)/pytest -q
+
+# On the oldest and the newest torch, each in an environment of its own: make test-versions VERSIONS="2.12 2.14"
+test-versions: $(READY)
+	$(BIN)/python scripts/test_versions.py $(VERSIONS)
 
 lint: $(READY) labs-check
 	$(BIN)/ruff check
@@ -42,6 +46,10 @@ slides: $(VENV)/.slides slides/node_modules/.ready
 slides-check: $(READY)
 	$(BIN)/python slides/decks.py --check
 
+# The course as a site in build/site, to read without a network; Chromium goes through every page. It needs what `slides` needs.
+site: slides
+	$(BIN)/python docs/site/build.py
+
 # All that is claimed of GPUs, on this machine's, with the packages that are here: nothing is installed.
 # `make gpu-check PART=step` runs one part; several: PART="doctor step".
 gpu-check:
@@ -55,7 +63,7 @@ $(READY): pyproject.toml constraints.txt
 	@touch $@
 
 $(VENV)/.slides: $(READY) pyproject.toml
-	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[slides]'
+	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[slides,site]'
 	@touch $@
 
 slides/node_modules/.ready: slides/package.json

@@ -19,12 +19,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from chromium import program
 from compose import DECKS, Deck, load, problems
 from draw.canvas import draw_all
+from look import look
 
 SLIDES = Path(__file__).parent
 MARP = SLIDES / "node_modules" / ".bin" / "marp"
-BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 
 
 def main() -> None:
@@ -63,9 +64,6 @@ def unused(decks: Sequence[Deck]) -> list[str]:
 
 def build(deck: Deck, out: Path) -> list[str]:
     """Figures, HTML, PDF and a picture of every slide; returns what is wrong with them."""
-    from look import look
-
-    chromium = browser()
     for path, image in draw_all(deck.figures, SLIDES / "figures").items():
         path.write_bytes(image)
     out.mkdir(parents=True, exist_ok=True)
@@ -73,31 +71,25 @@ def build(deck: Deck, out: Path) -> list[str]:
     source = out / f"{deck.name}.md"
     source.write_text(deck.text)
     for options in (["-o", f"{deck.name}.html"], ["--pdf", "--pdf-notes", "-o", f"{deck.name}.pdf"]):
-        marp(options, source, chromium)
+        marp(options, source)
     bare = out / f"{deck.name}.bare.html"
-    marp(["--template", "bare", "-o", bare.name], source, chromium)
-    found = problems(deck) + look(bare, out / deck.name, chromium)
+    marp(["--template", "bare", "-o", bare.name], source)
+    found = problems(deck) + look(bare, out / deck.name)
     bare.unlink()
     source.unlink()
     print(f"{deck.name}: {len(deck.slides)} slides, {out / deck.name}.html and .pdf")
     return [f"{deck.name}: {problem}" for problem in found]
 
 
-def marp(options: list[str], source: Path, chromium: str) -> None:
+def marp(options: list[str], source: Path) -> None:
     if not MARP.exists():
         sys.exit("Marp is not installed: `make slides` does that, with Node's npm")
     style = ["--config-file", SLIDES / "marp.config.mjs", "--theme", SLIDES / "theme.css"]
-    environ = os.environ | {"CHROME_PATH": chromium, "CHROME_NO_SANDBOX": "1"}
+    environ = os.environ | {"CHROME_PATH": program(), "CHROME_NO_SANDBOX": "1"}
     where: Any = {"cwd": source.parent, "env": environ, "stdin": subprocess.DEVNULL}
     done = subprocess.run([MARP, *style, source.name, *options], **where, capture_output=True, text=True)
     if done.returncode:
         sys.exit(f"Marp failed on {source.name}:\n{done.stderr}")
-
-
-def browser() -> str:
-    """Where Chromium is."""
-    found = os.environ.get("CHROME_PATH") or next(filter(None, map(shutil.which, BROWSERS)), None)
-    return found or sys.exit("Chromium is not here: apt install chromium, or say where it is in CHROME_PATH")
 
 
 if __name__ == "__main__":

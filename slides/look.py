@@ -5,9 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from playwright.sync_api import sync_playwright
-
-SIZE = {"width": 1280, "height": 720}
+from chromium import watched_page
 
 _MEASURE = """section => {
     const frame = section.getBoundingClientRect(), style = getComputedStyle(section), found = [];
@@ -31,35 +29,22 @@ _MEASURE = """section => {
 }"""
 
 
-def look(page_file: Path, pictures: Path, chromium: str) -> list[str]:
+def look(page_file: Path, pictures: Path) -> list[str]:
     """A picture of each slide, `pictures`/01.png and so on; returns what is wrong with them.
 
     Args:
         page_file: the deck in Marp's bare template, one slide under the other.
         pictures: the folder.
-        chromium: the browser's program.
     """
     pictures.mkdir(parents=True, exist_ok=True)
     for old in pictures.glob("*.png"):
         old.unlink()
     found: list[str] = []
-    with sync_playwright() as playwright:
-        flags = ["--no-sandbox", "--disable-background-networking"]
-        engine = playwright.chromium.launch(executable_path=chromium, args=flags)
-        page = engine.new_page(viewport=SIZE)
-        page.on("console", lambda message: found.append(message.text) if message.type == "error" else None)
-        page.on("requestfailed", lambda request: found.append(f"{request.url} was not to be had"))
-        page.on("request", lambda request: _local(request.url, found))
+    with watched_page(1280, 720, found) as page:
         page.goto(page_file.as_uri(), wait_until="load")
         for number, section in enumerate(page.locator("section").all(), 1):
             section.scroll_into_view_if_needed()
             section.screenshot(path=pictures / f"{number:02}.png")
             wrong: list[Any] = section.evaluate(_MEASURE)
             found += [f"slide {number} {each}" for each in wrong]
-        engine.close()
     return found
-
-
-def _local(address: str, found: list[str]) -> None:
-    if not address.startswith(("file:", "data:", "blob:")):
-        found.append(f"it asks for {address}")

@@ -1,0 +1,63 @@
+"""README, docs, labs with their outputs, code and slides -> a site: `python docs/site/build.py [--out FOLDER]`.
+
+It needs no server and asks the network for nothing. Chromium goes through every page (look_around.py): exit code 1 if
+one misses something, asks for anything elsewhere or is wider than a phone. Pictures of some go to FOLDER-looks.
+"""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+SITE = Path(__file__).parent
+ROOT = SITE.parents[1]
+SLIDES = ROOT / "slides"
+MATHJAX = SLIDES / "node_modules" / "mathjax-full" / "es5" / "tex-svg.js"  # Marp's own
+sys.path.insert(0, str(SLIDES))
+
+from look_around import look_around  # noqa: E402
+from stage import DECKS, stage  # noqa: E402
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, default=ROOT / "build" / "site", help="default: build/site")
+    parser.add_argument("--slides", type=Path, default=ROOT / "build" / "slides", help="where `make slides` left them")
+    args = parser.parse_args()
+    missing = [path for path in (MATHJAX, *(args.slides / f"{deck}.pdf" for deck in DECKS)) if not path.exists()]
+    if missing:
+        sys.exit(f"{missing[0]} is not here: `make slides` makes it")
+    shutil.rmtree(args.out, ignore_errors=True)
+    with tempfile.TemporaryDirectory() as folder:
+        sources = Path(folder)
+        notebooks = stage(sources)
+        static = sources / "_static"
+        static.mkdir()
+        shutil.copy(SITE / "site.css", static)
+        shutil.copy(MATHJAX, static / "mathjax.js")
+        where = ["-c", str(SITE), "-D", f"html_static_path={static}", str(sources), str(args.out)]
+        done = subprocess.run([sys.executable, "-m", "sphinx", "-b", "html", "-W", "--keep-going", "-q", *where])
+        if done.returncode:
+            sys.exit("Sphinx found something wrong in the pages")
+        images = {f"labs/{path.stem}.html": path.read_text().count('"image/png"') for path in notebooks}
+    copy_slides(args.slides, args.out / "slides")
+    found = look_around(args.out, images, args.out.with_name(f"{args.out.name}-looks"))
+    print(f"{len(list(args.out.rglob('*.html')))} pages, begin with {args.out / 'index.html'}")
+    sys.exit("\n".join(found) or None)
+
+
+def copy_slides(slides: Path, out: Path) -> None:
+    """The decks, their figures, and the first slide of each as its picture."""
+    shutil.copytree(slides / "figures", out / "figures")
+    for deck in DECKS:
+        for ending in ("html", "pdf"):
+            shutil.copy(slides / f"{deck}.{ending}", out)
+        shutil.copy(slides / deck / "01.png", out / f"{deck}.png")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,20 @@
+"""Sphinx's settings; the sources are what stage.py makes of README, docs, labs and the code that these lead to."""
+
+project = "minifsdp"
+html_title = "minifsdp"
+extensions = ["myst_nb"]
+root_doc = "index"
+
+nb_execution_mode = "off"  # the notebooks are shipped with their outputs, which the suite checks (nbval)
+myst_heading_anchors = 3  # links to headings, as on GitHub
+myst_enable_extensions = ["dollarmath"]
+
+html_theme = "furo"
+html_css_files = ["site.css"]
+html_copy_source = False
+html_show_sphinx = False
+pygments_style = "tango"
+pygments_dark_style = "monokai"
+mathjax_path = "mathjax.js"  # everything is here: a page asks the network for nothing
+
+exclude_patterns = ["_static"]

@@ -1,0 +1,48 @@
+"""Chromium goes through a site, on a phone's width and on a screen's, with the network cut."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+
+from chromium import watched_page
+
+PHONE, SCREEN = (390, 844), (1440, 900)
+PICTURED = ("index", "lectures", "labs/README", "labs/lab05_fsdp", "docs/parity", "minifsdp/fsdp/index")
+PLOTS = (
+    "() => [...document.querySelectorAll('.cell_output img')].filter(each => each.naturalWidth && each.width).length"
+)
+WIDER = "() => document.documentElement.scrollWidth - window.innerWidth"
+LOST = "() => [...document.images].filter(each => !each.naturalWidth).map(each => each.src)"
+
+
+def look_around(site: Path, plots: Mapping[str, int], pictures: Path) -> list[str]:
+    """What is wrong with the pages.
+
+    Args:
+        site: the folder with `index.html`.
+        plots: how many a page has to show, for those with a notebook's.
+        pictures: a folder for some pages as seen, in light and dark.
+    """
+    shutil.rmtree(pictures, ignore_errors=True)
+    found: list[str] = []
+    with watched_page(*PHONE, found) as page:
+        for path in sorted(site.rglob("*.html")):
+            name = path.relative_to(site).as_posix()
+            before = len(found)
+            page.goto(path.as_uri(), wait_until="load")
+            found += [f"{each} is not shown" for each in page.evaluate(LOST)]
+            if (shown := page.evaluate(PLOTS)) != plots.get(name, 0):
+                found.append(f"{shown} plots can be seen, of {plots.get(name, 0)}")
+            if not name.startswith("slides/") and (wider := page.evaluate(WIDER)) > 0:
+                found.append(f"{wider} pixels wider than a phone")
+            found[before:] = [f"{name}: {problem}" for problem in found[before:]]
+        for name in PICTURED:
+            page.goto((site / f"{name}.html").as_uri(), wait_until="load")
+            for where, (width, height) in (("phone", PHONE), ("screen", SCREEN)):
+                page.set_viewport_size({"width": width, "height": height})
+                for light in ("light", "dark"):
+                    page.emulate_media(color_scheme=light)
+                    page.screenshot(path=pictures / f"{name.replace('/', '-')}-{where}-{light}.png")
+    return found

@@ -1,0 +1,158 @@
+"""The site's sources: README, docs and labs as they are, and a page for each file of code that they lead to."""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+import shutil
+import subprocess
+from collections.abc import Callable, Iterable
+from os.path import normpath, relpath
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+DECKS = {"memory": 1, "ddp": 2, "fsdp": 3, "overlap": 4, "practice": 5}
+LINK = re.compile(r"(?<=\]\()(?!\w+://|#)([^)#\s]*)(#(?:[^()]|\([^()]*\))*)?(?=\))")
+SHOWN = {".py": "python", ".toml": "toml", ".sbatch": "bash", ".json": "json", ".cff": "yaml"}
+PICTURES = (".png", ".gif", ".svg")
+
+Pages = dict[str, str]
+"""What is to be written, by its path in the sources; all paths are relative, to the sources or to the checkout."""
+
+
+def stage(sources: Path) -> list[Path]:
+    """Fill the folder `sources`; returns the notebooks in it."""
+    files = tracked()
+    pages = {name: (ROOT / name).read_text() for name in files if is_page(name)}
+    linked = {target for name, text in pages.items() for target in targets(name, text)}
+    pages |= code_pages(files, linked)
+    pages["lectures.md"] = lectures()
+    pages["index.md"] = pages.pop("README.md") + toctree(
+        [*("labs/README", "lectures"), *sorted(name[:-3] for name in pages if name.startswith("docs/"))]
+    )
+    pages["labs/README.md"] += toctree(sorted(name[5:-6] for name in pages if name.endswith(".ipynb")))
+    for name, text in pages.items():
+        path = sources / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(relinked(name, text, pages))
+    for name in files:
+        if name.endswith(PICTURES) and (name.startswith("docs/") or name in linked):
+            (sources / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(ROOT / name, sources / name)
+    return sorted((sources / "labs").glob("*.ipynb"))
+
+
+def tracked() -> list[str]:
+    """The checkout's files."""
+    listed = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True)
+    return listed.stdout.splitlines()
+
+
+def is_page(name: str) -> bool:
+    """Whether a file is a page of the site as it is."""
+    return name == "README.md" or bool(re.fullmatch(r"docs/\w+\.md|labs/README\.md|labs/lab\w+\.ipynb", name))
+
+
+def targets(name: str, text: str) -> Iterable[str]:
+    """What a page links to in this checkout."""
+    return (normpath(f"{name}/../{path}") for path, _ in LINK.findall(prose(name, text)) if path)
+
+
+def prose(name: str, text: str) -> str:
+    """A notebook's Markdown; a page without its blocks of code."""
+    if name.endswith(".ipynb"):
+        return "\n".join(
+            "".join(cell["source"]) for cell in json.loads(text)["cells"] if cell["cell_type"] == "markdown"
+        )
+    return re.sub(r"^```.*?^```", "", text, flags=re.DOTALL | re.MULTILINE)
+
+
+def code_pages(files: Iterable[str], linked: Iterable[str]) -> Pages:
+    """A page for each file and folder among `linked`, and for all that such a folder holds."""
+    pages: Pages = {}
+    folders = {target for target in linked if (ROOT / target).is_dir() and target != "slides"}
+    wanted = {*linked, *(name for name in files if any(name.startswith(f"{folder}/") for folder in folders))}
+    shown = sorted(name for name in wanted if Path(name).suffix in SHOWN)
+    for name in shown:
+        text = (ROOT / name).read_text()
+        pages[f"{name}.md"] = f"---\norphan: true\n---\n{trail(name)}\n\n# `{Path(name).name}`\n\n{fenced(name, text)}"
+    for folder in {parent for name in shown for parent in above(name) if any(map(parent.startswith, folders))}:
+        pages[f"{folder}/index.md"] = listing(folder, [name for name in shown if name.startswith(f"{folder}/")])
+    return pages
+
+
+def above(name: str) -> list[str]:
+    """The folders that a file lies in, from the inside out."""
+    return [str(parent) for parent in Path(name).parents if parent.name]
+
+
+def trail(name: str) -> str:
+    """Where a file lies."""
+    return " / ".join(reversed([f"`{Path(folder).name}`" for folder in above(name)]))
+
+
+def fenced(name: str, text: str) -> str:
+    return f"``````{SHOWN[Path(name).suffix]}\n{text}\n``````\n"
+
+
+def listing(folder: str, names: list[str]) -> str:
+    """A folder's page: its files with what each says of itself, and its folders."""
+    rows, inner = [], set()
+    for name in names:
+        first, *rest = Path(name).relative_to(folder).parts
+        if rest:
+            inner.add(first)
+        else:
+            rows.append(f"| [`{first}`]({first}.md) | {says(name)} |")
+    folders = [f"| [`{each}/`]({each}/index.md) | |" for each in sorted(inner)]
+    return "\n".join([f"---\norphan: true\n---\n# `{folder}`\n", "| file | |", "|---|---|", *folders, *rows, ""])
+
+
+def says(name: str) -> str:
+    """The first line of a module's docstring."""
+    text = (ast.get_docstring(ast.parse((ROOT / name).read_text())) or "") if name.endswith(".py") else ""
+    return text.partition("\n")[0].replace("|", "\\|")
+
+
+def toctree(names: Iterable[str]) -> str:
+    return "\n\n```{toctree}\n:hidden:\n:titlesonly:\n\n" + "\n".join(names) + "\n```\n"
+
+
+def lectures() -> str:
+    """The page of the lectures, each with its first slide."""
+    card = (
+        '<p><a href="slides/{0}.html"><img src="slides/{0}.png" alt="the first slide of {1}"/></a><br/>'
+        '{2}. <a href="slides/{0}.html">{1}</a> (<a href="slides/{0}.pdf">PDF, with notes</a>)</p>'
+    )
+    cards = []
+    for deck, number in DECKS.items():
+        (heading, *_) = re.findall(r"^# (.+)", (ROOT / "slides" / f"{deck}.md").read_text(), re.MULTILINE)
+        cards.append(card.format(deck, heading, number))
+    return "\n".join(["# Lectures\n", '<div class="lectures">', *cards, "</div>\n"])
+
+
+def relinked(name: str, text: str, pages: Pages) -> str:
+    """The page's text, with its links leading to pages."""
+    if not name.endswith(".ipynb"):
+        return LINK.sub(leading(name, pages), text)
+    notebook = json.loads(text)
+    for cell in notebook["cells"]:
+        if cell["cell_type"] == "markdown":
+            cell["source"] = LINK.sub(leading(name, pages), "".join(cell["source"]))
+    return json.dumps(notebook)
+
+
+def leading(name: str, pages: Pages) -> Callable[[re.Match[str]], str]:
+    """What a link in `name` becomes."""
+
+    def link(found: re.Match[str]) -> str:
+        path, fragment = found[1], found[2] or ""
+        target = normpath(f"{name}/../{path}") if path else name
+        known = {"README.md": "index.md", "slides": "lectures.md"}.get(target, target)
+        page = next((each for each in (known, f"{known}.md", f"{known}/index.md") if each in pages), known)
+        if page.endswith(".ipynb"):  # Jupyter's names of headings, to GitHub's
+            fragment = "#" * bool(fragment) + re.sub(r"[^\w-]", "", fragment.lower())
+        return (relpath(page, Path(name).parent) if path else "") + fragment
+
+    return link

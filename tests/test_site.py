@@ -1,0 +1,87 @@
+"""The site's sources, before Sphinx: every link leads to a page. `make site` builds and looks at it."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+import sys
+from os.path import normpath
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+SITE = Path(__file__).parent.parent / "docs" / "site"
+
+
+@pytest.fixture(scope="module")
+def stage() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("stage", SITE / "stage.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = sys.modules["stage"] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture(scope="module")
+def sources(stage: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("site")
+    notebooks = stage.stage(folder)
+    assert len(notebooks) == 13
+    return folder
+
+
+def test_every_link_leads_to_a_file_of_the_site(stage: ModuleType, sources: Path) -> None:
+    seen = 0
+    for path in [*sources.glob("*.md"), *sources.glob("docs/*.md"), *sources.glob("labs/*.*")]:
+        for found in stage.LINK.finditer(stage.prose(path.name, path.read_text())):
+            seen += 1
+            there = Path(normpath(path.parent / found[1])) if found[1] else path
+            assert there.is_file(), f"{path.relative_to(sources)} leads to {found[1]}"
+            assert there.is_relative_to(sources)
+    assert seen > 150
+
+
+def test_every_page_can_be_reached(sources: Path) -> None:
+    """From the front page, through the lists of pages and the folders of code."""
+    reached, ahead = set(), [sources / "index.md"]
+    while ahead:
+        path = ahead.pop()
+        if path in reached or path.suffix not in (".md", ".ipynb"):
+            continue
+        reached.add(path)
+        text = path.read_text()
+        listed = re.findall(r"^(\S+)$", "".join(re.findall(r"```\{toctree\}(.*?)```", text, re.DOTALL)), re.MULTILINE)
+        names = [
+            *re.findall(r"\]\(([^)#:\s]+)", text),
+            *(f"{each}{kind}" for each in listed for kind in (".md", ".ipynb")),
+        ]
+        ahead += [there for name in names if (there := Path(normpath(path.parent / name))).is_file()]
+    pages = {path for path in sources.rglob("*") if path.suffix in (".md", ".ipynb")}
+    assert pages - reached == set()
+
+
+def test_code_stands_on_its_page_as_it_is(sources: Path) -> None:
+    name = "minifsdp/fsdp/engine.py"
+    page = (sources / f"{name}.md").read_text()
+    assert (SITE.parents[1] / name).read_text() in page
+    listing = (sources / "minifsdp" / "fsdp" / "index.md").read_text()
+    assert "| [`engine.py`](engine.py.md) | From autograd's hooks to the schedule's events. |" in listing
+    assert "[`state/`](state/index.md)" in listing
+
+
+def test_headings_of_notebooks_are_found_by_githubs_names(sources: Path) -> None:
+    text = (sources / "labs" / "README.md").read_text()
+    fragments = re.findall(r"\.ipynb#([^)]*)\)", text)
+    assert fragments
+    assert all(re.fullmatch(r"[\w-]+", each) and each == each.lower() for each in fragments)
+
+
+def test_each_lecture_has_its_card(stage: ModuleType, sources: Path) -> None:
+    text = (sources / "lectures.md").read_text()
+    assert [text.count(f'"slides/{deck}.{kind}"') for deck in stage.DECKS for kind in ("html", "pdf", "png")] == [
+        2,
+        1,
+        1,
+    ] * 5
