@@ -19,7 +19,7 @@ from weakref import WeakKeyDictionary
 import torch.distributed as dist
 from torch import Tensor
 
-from minifsdp import device, gloo
+from minifsdp import device, gloo, private
 
 Group = dist.ProcessGroup
 SUM, MEAN, MAX = dist.ReduceOp.SUM, dist.ReduceOp.AVG, dist.ReduceOp.MAX
@@ -92,10 +92,10 @@ class _Known:
         kind = "cpu" if tensor.is_cpu else tensor.device.type  # to ask for a device costs more than it seems
         try:
             if kind not in known.backends:
-                known.backends[kind] = group._get_backend(tensor.device).name()
+                known.backends[kind] = private.backend_of(group, tensor.device)
             return known, known.backends[kind]
         except RuntimeError:
-            served = sorted({each.type for each in group._device_types})
+            served = sorted(private.device_types_of(group))
             text = f"{op} of a tensor on {tensor.device}: move it, its process group serves {served}"
             raise ValueError(text) from None
 

@@ -19,6 +19,8 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor
 
+from minifsdp import private
+
 Role = Literal["unsharded", "gradients", "communication"]
 
 subscribers: list[Callable[[Tensor, Role], None]] = []
@@ -114,7 +116,7 @@ def compute_device(wanted: int | torch.device | None, tensors: Iterable[Tensor],
     for tensor in tensors:
         if tensor.device.type not in ("cpu", "meta"):
             return tensor.device
-    if torch.device("cpu") in group._device_types:
+    if "cpu" in private.device_types_of(group):
         return torch.device("cpu")
     return torch.device("cuda", torch.cuda.current_device())
 

@@ -8,6 +8,7 @@ from typing import Any
 import torch.distributed as dist
 
 from minifsdp.comm import Group
+from minifsdp.private import base_store_of
 
 
 def wants_order_checked() -> bool:
@@ -18,8 +19,7 @@ def wants_order_checked() -> bool:
 
 def store_of(group: Group, prefix: str) -> Any:
     """The key-value store of the group's ranks, for keys under `prefix`; to wait on it keeps nobody else from it."""
-    store: Any = dist.distributed_c10d._world.pg_map[group][1]
-    return dist.PrefixStore(prefix, store.clone())  # type: ignore[attr-defined]  # a connection of its own
+    return dist.PrefixStore(prefix, base_store_of(group).clone())  # type: ignore[attr-defined]  # a connection of its own
 
 
 def global_ranks(group: Group) -> list[int]:

@@ -16,14 +16,17 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.distributed._shard.metadata import ShardMetadata
-from torch.distributed._shard.sharded_tensor.api import ShardedTensor
-from torch.distributed._shard.sharded_tensor.metadata import ShardedTensorMetadata, TensorProperties
-from torch.distributed._shard.sharded_tensor.shard import Shard
-from torch.distributed.remote_device import _remote_device
 
 from minifsdp import comm
 from minifsdp.comm import Group
+from minifsdp.private import (
+    Shard,
+    ShardedTensor,
+    ShardedTensorMetadata,
+    ShardMetadata,
+    TensorProperties,
+    remote_device,
+)
 
 
 def shard_value(full: Tensor, group: Group, device_mesh: Any = None, to_cpu: bool = False) -> Any:
@@ -61,7 +64,7 @@ def sharded_tensor(local: Tensor, rows: int, shape: torch.Size, group: Group) ->
     for rank in range(group.size()):
         low, holder = min(rank * rows, shape[0]), dist.get_global_rank(group, rank)
         lies_on = f"cuda:{holder % torch.cuda.device_count()}" if device.type == "cuda" else device.type
-        placement = _remote_device(f"rank:{holder}/{device if rank == group.rank() else lies_on}")
+        placement = remote_device(f"rank:{holder}/{device if rank == group.rank() else lies_on}")
         offsets, sizes = ([low, *[0] * (len(shape) - 1)], [min(rows, shape[0] - low), *shape[1:]])
         metadata.append(ShardMetadata(offsets, sizes, placement))
     # A rank without rows has an empty shard: a value without any would be left out on loading (default_planner.py).

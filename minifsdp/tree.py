@@ -9,7 +9,8 @@ from typing import Any
 
 from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence
-from torch.utils._pytree import tree_leaves
+
+from minifsdp.private import tree_leaves
 
 
 def tensors_in(tree: Any) -> Iterator[Tensor]:

@@ -246,7 +246,7 @@ def read(x: Tensor, event_before: bool = False, event_after: bool = False) -> No
 
 
 EARLY = "read before it is there"
-CARELESS: dict[str, tuple[Callable[[Tensor], Any], list[str]]] = {
+CARELESS: dict[str, tuple[Any, ...]] = {
     "copies to the host": (Tensor.cpu, ["copy to cpu"]),
     "copies from the host": (lambda x: x.copy_(torch.ones(4)), ["copy to pretend"]),
     "sends from the host": (lambda x: x.copy_(torch.ones(4), non_blocking=True), []),
@@ -259,7 +259,11 @@ CARELESS: dict[str, tuple[Callable[[Tensor], Any], list[str]]] = {
     "if": (lambda x: 1 if x.any() else 0, ["raised"]),
     "nonzero": (Tensor.nonzero, ["raised"]),
     "tolist": (Tensor.tolist, ["raised"]),
-    "tensor": (lambda x: torch.tensor([1.0], device=x.device), ["raised"]),
+    "tensor": (
+        lambda x: torch.tensor([1.0], device=x.device),
+        ["raised"],
+        ["copy to pretend"],
+    ),  # as torch's version has it
 }
 
 
@@ -275,4 +279,5 @@ def notices(name: str) -> list[str]:
 
 @pytest.mark.parametrize("name", CARELESS)
 def test_it_would_be_noticed(elsewhere: Elsewhere, name: str) -> None:
-    assert elsewhere.run(notices, name) == CARELESS[name][1]
+    _, *accepted = CARELESS[name]
+    assert elsewhere.run(notices, name) in accepted

@@ -39,7 +39,7 @@ from torch import Tensor, nn
 from minifsdp import comm, device
 from minifsdp.course.launch import RankError, launch, rank_device
 from minifsdp.course.workshop import exercise, outcome, predict
-from minifsdp.ddp.reducer import at_end_of_backward
+from minifsdp.private import at_end_of_backward
 
 RANKS, ROWS, CONTEXT = 2, 8, 32  # N; rows of a whole batch, tokens of a row
 
@@ -758,8 +758,8 @@ assert seen[0][1] == seen[1][1]
 
 # %% [markdown]
 # The last bucket leaves with the last gradient and hides behind nothing: that much of the communication always shows.
-# By default torch makes the first bucket 1 MiB, so that it leaves early, and the others 25 MiB; after the first step it
-# cuts them anew, in the order in which gradients really came.
+# Torch's first step has one bucket, by default. From the second on they are cut in the order in which gradients really
+# came: 1 MiB for the first, so that it leaves early, and 25 MiB for the others.
 #
 # Now the time: a step of each rung on rank 0, on the emulated link, with more rows, so that there is something to hide
 # behind.

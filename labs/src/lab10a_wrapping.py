@@ -644,7 +644,7 @@ def torchs(sharded: Callable[..., None]) -> None:
     from torch.distributed.fsdp import FullyShardedDataParallel as TorchFSDP
     from torch.distributed.fsdp.wrap import ModuleWrapPolicy
 
-    warnings.simplefilter("ignore")  # FSDP1 is in maintenance, it says
+    warnings.simplefilter("ignore")  # what torch says of its own is not the subject
     with torch.device("meta"):
         model = gpt()
     TorchFSDP(model, auto_wrap_policy=ModuleWrapPolicy({Block}), device_id=rank_device())
@@ -1013,7 +1013,7 @@ def change_the_script() -> dict[str, Any]:
 
         from torch.distributed.fsdp import FullyShardedDataParallel as TorchFSDP
 
-        warnings.simplefilter("ignore")  # FSDP1 is in maintenance, it says
+        warnings.simplefilter("ignore")  # what torch says of its own is not the subject
         layer = nn.Linear(4, 4, device=rank_device())
         optimizer = AdamW(layer.parameters(), lr=1e-3)
         (flat,) = (model := TorchFSDP(layer, device_id=rank_device())).parameters()

@@ -20,6 +20,7 @@ import torch
 
 from minifsdp import device
 from minifsdp.comm import Call
+from minifsdp.private import spin
 
 Seconds = Callable[[Call], float]
 """What a message takes at least."""
@@ -176,7 +177,7 @@ class StreamCarrier:
         self._stream.wait_stream(torch.cuda.current_stream())  # what the collective reads is written there
         with torch.cuda.stream(self._stream):
             start = _event()
-            _spin(int(delay * self._cycles))
+            spin(int(delay * self._cycles))
             delayed = _event()
             collective().wait()  # the link's stream waits, so that messages do not overtake
             kernels = _Kernels(call, collective, start, delayed, _event())
@@ -204,21 +205,15 @@ def _event() -> Any:
     return event
 
 
-def _spin(cycles: int) -> None:
-    """A kernel that does nothing for so many cycles, on one of the many multiprocessors."""
-    sleep: Any = torch.cuda._sleep
-    sleep(cycles)
-
-
 def _cycles_per_second() -> float:
-    """Clock rate that `_spin` counts by, once the clock is up: the fastest of some spins of about a millisecond.
+    """Clock rate that `spin` counts by, once the clock is up: the fastest of some spins of about a millisecond.
 
     Another rank on the same GPU interrupts a long one, for milliseconds at a time, and would make the clock look slow.
     """
-    _spin(20_000_000)
+    spin(20_000_000)
     cycles, marks = 2_000_000, [_event()]
     for _ in range(16):
-        _spin(cycles)
+        spin(cycles)
         marks.append(_event())
     marks[-1].synchronize()
     fastest: float = min(before.elapsed_time(after) for before, after in pairwise(marks))  # milliseconds

@@ -33,6 +33,7 @@ import torch
 
 from minifsdp import device
 from minifsdp.course.ledger import Ledger
+from minifsdp.private import memory_snapshot, record_memory_history
 
 _CHANGES = {  # by an entry's size, of allocated, active and reserved
     "alloc": (1, 1, 0),
@@ -89,7 +90,7 @@ class MemoryHistory:
             torch.cuda.synchronize(self._where)  # so that nothing of what was freed before is still in use
             torch.cuda.reset_peak_memory_stats(self._where)
             self._retries = device.memory_stats(self._where)["alloc_retries"]
-            torch.cuda.memory._record_memory_history(stacks="python")
+            record_memory_history(True)
         self.began = _now()
         return self
 
@@ -100,7 +101,7 @@ class MemoryHistory:
             if kind is None:
                 self._read(_now())
         finally:
-            torch.cuda.memory._record_memory_history(enabled=None)  # which also forgets what was recorded
+            record_memory_history(False)  # which also forgets what was recorded
 
     def mark(self, name: str) -> None:
         """A phase of this name begins."""
@@ -124,7 +125,7 @@ class MemoryHistory:
         return {"curve": self.curve, "ledger": line, "alloc_retries": self.alloc_retries, "peaks": self.peaks}
 
     def _read(self, ended: int) -> None:
-        snapshot = torch.cuda.memory._snapshot()
+        snapshot = memory_snapshot()
         stats = device.memory_stats(self._where)
         self.alloc_retries = stats["alloc_retries"] - self._retries
         self.peaks = {"allocated": stats["allocated_peak"], "reserved": stats["reserved_peak"]}

@@ -23,6 +23,7 @@ from minifsdp.fsdp.prefetch import POST
 from minifsdp.fsdp.replicated import ReplicatedUnit
 from minifsdp.fsdp.state.names import clean_name
 from minifsdp.gloo import reduces_by_all_to_all
+from minifsdp.private import backend_of
 
 _NEARLY_ALL, _MUCH_PADDING = 0.9, 0.01
 
@@ -175,7 +176,7 @@ def _gradient(unit: FlatUnit, keeps_low: bool) -> Gradient:
     kept = unit.flat.shard.numel() * kept_as.itemsize
     if isinstance(unit, ReplicatedUnit):  # reduced in place, and kept as it is if that is its dtype
         return Gradient(whole, 0 if kept_as is unit.gradient_dtype else kept, kept)
-    by_all_to_all = reduces_by_all_to_all(unit.group._get_backend(unit.device).name(), unit.flat.ranks)
+    by_all_to_all = reduces_by_all_to_all(backend_of(unit.group, unit.device), unit.flat.ranks)
     return Gradient(whole, whole if by_all_to_all else whole // unit.flat.ranks, kept)
 
 

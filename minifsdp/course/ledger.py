@@ -40,10 +40,10 @@ from unittest.mock import patch
 from torch import Tensor, UntypedStorage, empty, nn
 from torch.autograd.graph import get_gradient_edge
 from torch.optim import Optimizer
-from torch.utils._pytree import tree_leaves
 
 from minifsdp import comm, device
 from minifsdp.course.storages import TAGS, Books, Event, Operators, Tag, garbage_collected_by_us, tell_resizes
+from minifsdp.private import tree_leaves
 
 T = TypeVar("T")
 
@@ -204,13 +204,15 @@ class Ledger:
             self._tag_state(optimizer)
 
     def _on_gradient(self, leaf: Tensor) -> None:
-        """Tag it when the hooks of the node that has accumulated it have run too, where DDP moves it to its bucket."""
+        """Tag it, but after the hooks of the node that has accumulated it: those of DDP move it into a bucket."""
 
         def tag(*_: object) -> None:
             handle.remove()
             self._tag_grad(leaf)
 
         handle = get_gradient_edge(leaf).node.register_hook(tag)  # anew each time: a node kept would keep the leaf
+        if len(handle.hooks_dict_ref() or ()) < 2:  # it has none, or has not run: torch's FSDP2 calls leaves' hooks
+            tag()
 
     def _tag_grad(self, leaf: Tensor) -> None:
         if leaf.is_leaf and leaf.grad is not None:

@@ -30,6 +30,7 @@ import torch.distributed as dist
 from minifsdp import comm, process_groups
 from minifsdp.course.carriers import StreamCarrier, ThreadCarrier, Transfer
 from minifsdp.course.launch import rank_device
+from minifsdp.private import group_named
 
 __all__ = ["EmulatedLink", "HostLinks", "Transfer", "let_communication_go_first", "parse_link"]
 
@@ -127,8 +128,8 @@ class HostLinks:
     def submit(self, call: comm.Call, collective: Callable[[], Any]) -> Any:
         """Put a message on the link of its group, behind those issued on that link before."""
         if call.group not in self.across.rings:
-            find_group: Any = dist.distributed_c10d._resolve_process_group  # type: ignore[attr-defined]
-            ranks_on = Counter(rank // self.per_host for rank in process_groups.global_ranks(find_group(call.group)))
+            ranks = process_groups.global_ranks(group_named(call.group))
+            ranks_on = Counter(rank // self.per_host for rank in ranks)
             here = ranks_on[dist.get_rank() // self.per_host]
             self.across.rings[call.group] = 0 if len(ranks_on) == 1 else self.per_host // here
         return (self.across if self.across.rings[call.group] else self.inside).submit(call, collective)

@@ -15,14 +15,17 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
 
-import torch
 from torch import Tensor, UntypedStorage
-from torch.utils._python_dispatch import (
+
+from minifsdp.private import (
+    DisableTorchFunctionSubclass,
     TorchDispatchMode,
+    has_storage,
+    identity,
     is_traceable_wrapper_subclass,
     is_traceable_wrapper_subclass_type,
+    tree_leaves,
 )
-from torch.utils._pytree import tree_leaves
 
 Tag = Literal["parameters", "unsharded", "gradients", "optimizer", "activations", "communication"]
 TAGS: tuple[Tag, ...] = get_args(Tag)
@@ -79,7 +82,7 @@ class Books:
         for storage in storages_in(tensor):
             with self._lock:
                 self._see(storage, "tag", tag)
-                entry = self._entries[storage._cdata]
+                entry = self._entries[identity(storage)]
                 if entry.tag == "activations" != tag or (entry.tag, tag) == ("communication", "gradients"):
                     self._retag(entry, tag)
 
@@ -101,18 +104,18 @@ class Books:
 
     def resized(self, storage: UntypedStorage) -> None:
         """A storage's `resize_` was called. Memory that an unknown one has now is new, whenever it was made."""
-        if storage._cdata in self._entries or storage.device.type != "meta":
+        if identity(storage) in self._entries or storage.device.type != "meta":
             self._see(storage, "resize_")
 
     def operator(self, name: str, given: Any, returned: Any) -> None:
         """An operator has run: storages that it returns and was not given are new."""
         if self.are_paused:
             return
-        with torch._C.DisableTorchFunctionSubclass():
+        with DisableTorchFunctionSubclass():
             # lift_fresh is how torch.tensor hands over what it has just made
-            old = set() if name == "aten::lift_fresh" else {storage._cdata for storage in storages_in(given)}
+            old = set() if name == "aten::lift_fresh" else {identity(storage) for storage in storages_in(given)}
             for storage in storages_in(returned):
-                if storage._cdata in self._entries or storage._cdata not in old:
+                if identity(storage) in self._entries or identity(storage) not in old:
                     self._see(storage, name)
 
     @property
@@ -129,7 +132,7 @@ class Books:
             self._this_thread.pauses -= 1
 
     def _see(self, storage: UntypedStorage, cause: str, tag: Tag = "activations") -> None:
-        key = storage._cdata
+        key = identity(storage)
         with self._lock:
             if key not in self._entries:
                 self._entries[key] = Entry(tag, weakref.ref(storage, lambda _: self._died(key)))
@@ -220,5 +223,5 @@ def storages_in(tree: Any) -> Iterator[UntypedStorage]:
         elif isinstance(leaf, Tensor):
             if is_traceable_wrapper_subclass(leaf):  # a DTensor's elements are those of its local tensor
                 yield from storages_in([getattr(leaf, name) for name in leaf.__tensor_flatten__()[0]])
-            elif leaf.device.type != "meta" and torch._C._has_storage(leaf):  # sparse tensors have none of their own
+            elif leaf.device.type != "meta" and has_storage(leaf):  # sparse tensors have none of their own
                 yield leaf.untyped_storage()

@@ -8,9 +8,8 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch._utils import _get_device_index
 
-from minifsdp import comm, process_groups
+from minifsdp import comm, private, process_groups
 from minifsdp.tree import map_tensors
 
 REFUSED = {
@@ -115,10 +114,10 @@ def check_devices(
                 f"but got device_ids {device_ids}, output_device {output_device}, and module parameters {devices}."
             )
         return None, None
-    there, here = torch.device("cuda", _get_device_index(device_ids[0], True)), next(iter(devices))
+    there, here = torch.device("cuda", private.device_index(device_ids[0], True)), next(iter(devices))
     if there != here:
         raise ValueError(f"device_ids is {there}, but the module is on {here}: call module.to({str(there)!r}) first")
-    return [there.index], _get_device_index(there if output_device is None else output_device, True)
+    return [there.index], private.device_index(there if output_device is None else output_device, True)
 
 
 def check_modules(module: nn.Module) -> None:
@@ -138,7 +137,7 @@ def check_modules(module: nn.Module) -> None:
 def check_optimizers(module: nn.Module) -> None:
     """Raise NotImplementedError where an optimizer steps inside backward, before gradients are reduced."""
     for name, p in module.named_parameters():
-        if hasattr(p, "_in_backward_optimizers"):
+        if private.steps_in_backward(p):
             raise NotImplementedError(
                 f"parameter {name} has an optimizer that steps inside backward, before its gradient is reduced: "
                 "step after backward instead of _apply_optimizer_in_backward"

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from minifsdp import comm, device
 from minifsdp.ddp.naive import NaiveDDP, gradients
+from minifsdp.private import foreach_copy
 
 
 class BucketedDDP(NaiveDDP):
@@ -34,9 +35,9 @@ class BucketedDDP(NaiveDDP):
             grads = gradients(params)
             flat = empty_bucket(params, "communication")
             views = bucket_views(flat, params)
-            torch._foreach_copy_(views, grads)
+            foreach_copy(views, grads)
             comm.all_reduce(flat, self.process_group, comm.MEAN).wait()
-            torch._foreach_copy_(grads, views)
+            foreach_copy(grads, views)
             device.free(flat)
 
 

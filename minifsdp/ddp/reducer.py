@@ -14,6 +14,7 @@ from torch.autograd.graph import get_gradient_edge
 from minifsdp import comm
 from minifsdp.ddp.bucketed import assign_buckets
 from minifsdp.ddp.buckets import Bucket, GradientBucket, Reduction, StagingBucket
+from minifsdp.private import at_end_of_backward
 
 Reduce = Callable[[Bucket, int, bool], Reduction]
 """Starts the reduction of a full bucket; of its place in the order of launches, and whether it is the last."""
@@ -151,8 +152,3 @@ class Reducer:
                 f"indicates that {self.blame} {self.cure} "
                 f"Parameters which did not receive grad for rank {self.group.rank()}: {missing}"
             )
-
-
-def at_end_of_backward(callback: Any) -> None:
-    """Call `callback` when the backward that runs now has made all its gradients, before it returns to its caller."""
-    torch.autograd.Variable._execution_engine.queue_callback(callback)

@@ -14,7 +14,8 @@ from torch import Tensor, nn
 from torch.autograd.graph import register_multi_grad_hook
 
 from minifsdp import comm, device
-from minifsdp.ddp.reducer import Reducer, at_end_of_backward
+from minifsdp.ddp.reducer import Reducer
+from minifsdp.private import at_end_of_backward
 from minifsdp.tree import tensors_in
 
 

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from minifsdp import device
 from minifsdp.fsdp.flat_unit import FlatUnit
+from minifsdp.private import version_of
 
 
 class AccumulatedUnit(FlatUnit):
@@ -22,7 +23,7 @@ class AccumulatedUnit(FlatUnit):
 
     def show_accumulated(self) -> None:
         there = [(p, part) for p, part in zip(self.shards, self._accumulated(), strict=True) if part is not None]
-        self._shown = [(p, part, part._version, p.grad) for p, part in there]
+        self._shown = [(p, part, version_of(part), p.grad) for p, part in there]
         for p, part in there:
             shard, p.data = p.data, part  # when it is set a gradient has to have its parameter's shape
             p.grad = part
@@ -35,7 +36,7 @@ class AccumulatedUnit(FlatUnit):
                 self._drop(p)
                 continue
             p.grad = mean
-            if mean is not None and part._version > version:  # zeroed in place? A host that asked would have to wait
+            if mean is not None and version_of(part) > version:  # zeroed in place? A host that asked would have to wait
                 mean.masked_fill_(~part.any().to(mean.device), 0)
 
     def _accumulated(self) -> list[Tensor | None]:

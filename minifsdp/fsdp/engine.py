@@ -23,8 +23,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd import Variable
 
+from minifsdp import private
 from minifsdp.fsdp.hooks import call_post_hooks
 from minifsdp.fsdp.sync import SyncSchedule
 from minifsdp.fsdp.unit import SHARDED, Unit
@@ -88,7 +88,7 @@ class Engine:
 
     def begin(self) -> None:
         """The outermost forward begins. What a forward without backward has left whole is out of date."""
-        if torch._C._current_graph_task_id() != -1:  # an activation checkpoint around the outermost module
+        if private.in_backward():  # an activation checkpoint around the outermost module
             return
         if self.backward_runs:
             self._abandon_backward()
@@ -128,10 +128,11 @@ class Engine:
                 progress.passed.append(t.register_hook(progress.on_output))
                 continue
             t.grad_fn.register_prehook(progress.on_output)  # costs less than a hook on the tensor
-            if t._is_view() and t._base.grad_fn is not None:  # type: ignore[union-attr]
+            base = private.base_of(t)
+            if base is not None and base.grad_fn is not None:
                 # Who changes a view in place puts another node in the place of `grad_fn`, and keeps that of its base.
                 hook = partial(self._pre_backward_of_base, progress)
-                t._base.grad_fn.register_prehook(hook)  # type: ignore[union-attr]
+                base.grad_fn.register_prehook(hook)
 
     def _may_need(self, unit: Unit, with_grad: bool) -> bool:
         """Whether to keep a unit whole of whose backward no output will tell.
@@ -155,7 +156,7 @@ class Engine:
         self.backward_runs = True
         for unit in self.progress:
             unit.take_accumulated()
-        Variable._execution_engine.queue_callback(self._end_backward)
+        private.at_end_of_backward(self._end_backward)
 
     def _pre_backward(self, progress: Progress, gradient: Tensor) -> None:
         if not self.backward_runs:

@@ -12,6 +12,7 @@ from collections.abc import Iterable
 from torch import Tensor, nn
 
 from minifsdp.fsdp.whole import WholeUnit
+from minifsdp.private import hooks_of, post_hooks_of, steps_in_backward
 
 
 class HookedUnit(WholeUnit):
@@ -19,14 +20,14 @@ class HookedUnit(WholeUnit):
 
     def _deliver(self, gradient: Tensor) -> None:
         for index, p in enumerate(self.shards):
-            if p._backward_hooks:
+            if hooks_of(p):
                 call_hooks(p, self._slices(gradient)[index])
         super()._deliver(gradient)
 
 
 def call_hooks(p: nn.Parameter, gradient: Tensor) -> None:
     """On its way to `p`: what `register_hook` has registered, which may change it."""
-    for hook in p._backward_hooks.values():  # type: ignore[union-attr]
+    for hook in hooks_of(p).values():
         changed = hook(gradient)
         if changed is not None:
             gradient.copy_(changed)
@@ -35,7 +36,7 @@ def call_hooks(p: nn.Parameter, gradient: Tensor) -> None:
 def call_post_hooks(shards: Iterable[nn.Parameter]) -> None:
     """At the end of a backward: what `register_post_accumulate_grad_hook` has registered."""
     for p in shards:
-        for hook in (p._post_accumulate_grad_hooks or {}).values():
+        for hook in post_hooks_of(p).values():
             if p.grad is not None:
                 hook(p)
 
@@ -49,9 +50,9 @@ def check_hooks(name: str, p: nn.Parameter, is_replaced: bool) -> None:
     Warns:
         of hooks that are lost with the parameter.
     """
-    if hasattr(p, "_in_backward_optimizers"):
+    if steps_in_backward(p):
         raise RuntimeError(
             f"the optimizer of {name} is to step in backward, before its gradient is reduced: step after backward"
         )
-    if is_replaced and p._backward_hooks:
+    if is_replaced and hooks_of(p):
         warnings.warn(f"hooks of {name} are lost: register them after wrapping, or use_orig_params=True", stacklevel=6)

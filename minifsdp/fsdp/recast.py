@@ -13,6 +13,7 @@ from torch import Tensor
 
 from minifsdp import device
 from minifsdp.fsdp.whole import WholeUnit
+from minifsdp.private import identity
 
 
 class RecastUnit(WholeUnit):
@@ -29,7 +30,7 @@ class RecastUnit(WholeUnit):
 
     @property
     def _shares_memory(self) -> bool:
-        return bool(self.full.untyped_storage()._cdata == self.flat.shard.untyped_storage()._cdata)
+        return identity(self.full.untyped_storage()) == identity(self.flat.shard.untyped_storage())
 
     def follow(self) -> None:
         self.adapt()

@@ -19,11 +19,11 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.utils._pytree import tree_leaves
 
 from minifsdp import device
 from minifsdp.comm import Done, Handle
 from minifsdp.flat_param import Place
+from minifsdp.private import tree_leaves
 
 
 class State(Enum):

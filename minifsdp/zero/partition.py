@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from minifsdp import comm, device
+from minifsdp import comm, device, private
 from minifsdp.clip_grad import clip_grad_norm
 from minifsdp.comm import Group, Handle
 from minifsdp.ddp.bucketed import assign_buckets
@@ -201,7 +201,7 @@ class ShardedOptimizer(torch.optim.Optimizer):
         super().add_param_group(param_group)
 
     def _check_parameters(self) -> None:
-        served = {d.type for d in self.process_group._device_types}
+        served = private.device_types_of(self.process_group)
         named = [
             (f"parameter {i} of group {g}", p)
             for g, group in enumerate(self.param_groups)

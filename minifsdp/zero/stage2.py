@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from minifsdp import device
 from minifsdp.comm import Group
+from minifsdp.private import at_end_of_backward
 from minifsdp.zero.partition import Bucket, ShardedOptimizer
 
 
@@ -154,7 +155,7 @@ class Zero2Optimizer(ShardedOptimizer):
         self._coming = list(self._gradients)
         for gradients in self._coming:
             gradients.expect()
-        torch.autograd.Variable._execution_engine.queue_callback(self._end_backward)
+        at_end_of_backward(self._end_backward)
 
     def _advance(self) -> None:
         """Collect what has arrived and reduce what is complete, in bucket order, as far as two buffers go."""

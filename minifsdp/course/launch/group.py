@@ -8,6 +8,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed import Store  # type: ignore[attr-defined]
 
+from minifsdp import private
 from minifsdp.course.world import World, choose_world
 
 
@@ -19,9 +20,7 @@ def join_group(store: Store, rank: int, local_rank: int, world: World, timeout: 
     """
     ranks, limit = world.ranks, datetime.timedelta(seconds=timeout)
     if world.backend == "fake":
-        from torch.testing._internal.distributed.fake_pg import FakeStore
-
-        dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=ranks)
+        dist.init_process_group("fake", store=private.fake_store(), rank=0, world_size=ranks)
         return
     options = None
     if world.backend == "nccl":
@@ -30,7 +29,7 @@ def join_group(store: Store, rank: int, local_rank: int, world: World, timeout: 
             os.environ.update(_sharing(rank, len(world.gpus) == ranks))
         # Where kernels compete for the device, the compute stream's wait for those that communicate.
         options = dist.ProcessGroupNCCL.Options(is_high_priority_stream=True)
-        options._timeout = limit  # or torch warns that the two differ
+        private.set_timeout(options, limit)  # or torch warns that the two differ
     dist.init_process_group(world.backend, store=store, rank=rank, world_size=ranks, timeout=limit, pg_options=options)
     if world.backend == "nccl":  # NCCL connects at the first collective: who cannot be reached is found here
         dist.all_reduce(torch.zeros(1, device="cuda"))

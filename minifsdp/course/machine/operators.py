@@ -7,10 +7,10 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
 
 from minifsdp.course.storages import storages_in
+from minifsdp.private import identity, schema_of, tree_leaves
 
 _aten = torch.ops.aten
 _NO_KERNEL = ("aten::empty", "aten::new_empty", "aten::lift_fresh")
@@ -45,13 +45,13 @@ def work_of(func: Any, args: Any, kwargs: Any, returned: Any) -> Work:
     given = _tensors((args, kwargs))
     writes: list[Tensor] = []
     unread = given if _wants_shapes_only(func) else []
-    for at, argument in enumerate(func._schema.arguments):
+    for at, argument in enumerate(schema_of(func).arguments):
         if argument.alias_info and argument.alias_info.is_write:  # `self`, `out`, the lists of `_foreach_` operators
             changed = _tensors(args[at] if at < len(args) else kwargs.get(argument.name))
             writes += changed
             unread = unread + changed if argument.is_out or func.name().startswith(_OVERWRITES) else unread
-    old = {storage._cdata for storage in storages_in(given)}
-    writes += [t for t in _tensors(returned) if not old.issuperset(storage._cdata for storage in storages_in(t))]
+    old = {identity(storage) for storage in storages_in(given)}
+    writes += [t for t in _tensors(returned) if not old.issuperset(identity(storage) for storage in storages_in(t))]
     reads = [t for t in given if not any(t is other for other in unread)]
     in_name_only = func.name().startswith(_NO_KERNEL) or torch.Tag.inplace_view in func.tags
     return Work(reads, writes, bool(writes) and not in_name_only)
@@ -64,7 +64,7 @@ def flops_of(func: Any, args: Any, kwargs: Any, returned: Any) -> float:
 
 
 def _wants_shapes_only(func: Any) -> bool:
-    return bool(func._schema.name.endswith("_like") or func._schema.name.startswith("aten::new_"))
+    return bool(schema_of(func).name.endswith("_like") or schema_of(func).name.startswith("aten::new_"))
 
 
 def _tensors(tree: Any) -> list[Tensor]:

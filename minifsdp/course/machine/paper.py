@@ -13,7 +13,6 @@ from unittest.mock import patch
 
 import torch
 from torch import Tensor
-from torch._subclasses.fake_tensor import FakeTensorMode, unset_fake_temporarily
 
 from minifsdp import comm, device
 from minifsdp.course.data import Batch
@@ -22,6 +21,7 @@ from minifsdp.course.machine.recorder import record_steps
 from minifsdp.course.rungs import Trainee
 from minifsdp.fsdp import FullyShardedDataParallel
 from minifsdp.fsdp.unit import Absent
+from minifsdp.private import FakeTensorMode, unset_fake_temporarily
 
 
 class PaperGroup:

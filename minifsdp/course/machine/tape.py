@@ -29,6 +29,7 @@ from minifsdp.course.machine.program import (
     WaitEvent,
 )
 from minifsdp.course.storages import Books, Entry, storages_in
+from minifsdp.private import DisableTorchFunctionSubclass, identity
 
 
 class _Made(NamedTuple):
@@ -88,7 +89,7 @@ class Tape(Books):
 
     def name(self, tensor: Tensor, unit: str, what: str) -> None:
         for storage in storages_in(tensor):
-            self._names[storage._cdata] = (unit, what)
+            self._names[identity(storage)] = (unit, what)
 
     def _died(self, key: int) -> None:
         self._names.pop(key, None)
@@ -98,11 +99,11 @@ class Tape(Books):
         """The numbers of the buffers behind tensors."""
         found: dict[int, None] = {}
         for storage in storages_in(tensors):
-            entry = self._entries.get(storage._cdata)
+            entry = self._entries.get(identity(storage))
             if entry is not None and entry in self._numbers:
                 found[self._numbers[entry]] = None
-                if storage._cdata in self._names:
-                    self._named[self._numbers[entry]] = self._names[storage._cdata]
+                if identity(storage) in self._names:
+                    self._named[self._numbers[entry]] = self._names[identity(storage)]
         return tuple(found)
 
     def _unit_of(self, buffer: int) -> str:
@@ -113,7 +114,7 @@ class Tape(Books):
     def begins(self, func: Any, given: Any) -> None:
         """An operator is about to run: the unit at work is the one whose parameters it is given, not for a view."""
         if not (self.are_paused or func.is_view or func.namespace == "prim"):
-            with torch._C.DisableTorchFunctionSubclass():
+            with DisableTorchFunctionSubclass():
                 named = [buffer for buffer in self._buffers(given) if buffer in self._named]
             self._unit = self._unit_of(named[-1]) if named else self._unit
 
@@ -121,7 +122,7 @@ class Tape(Books):
         """An operator has run, and its outputs are in the books."""
         if self.are_paused:
             return
-        with torch._C.DisableTorchFunctionSubclass():
+        with DisableTorchFunctionSubclass():
             work = work_of(func, args, kwargs, returned)
             reads, writes = self._buffers(work.reads), self._buffers(work.writes)
             if self._is_the_hosts(func.name(), reads, writes, returned):

@@ -10,7 +10,8 @@ from torch import Tensor, nn
 from minifsdp import comm, device
 from minifsdp.course.workshop.references import reference
 from minifsdp.ddp import bucketed, naive
-from minifsdp.ddp.reducer import Reducer, at_end_of_backward
+from minifsdp.ddp.reducer import Reducer
+from minifsdp.private import at_end_of_backward
 
 
 @reference(

@@ -11,7 +11,6 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-import torch
 from torch import Tensor
 
 from minifsdp import device
@@ -20,6 +19,7 @@ from minifsdp.fsdp.orig_params import OrigParamsUnit
 from minifsdp.fsdp.state import gradients
 from minifsdp.fsdp.state.names import FLAT_PARAM
 from minifsdp.fsdp.whole import WholeUnit
+from minifsdp.private import in_backward
 
 if TYPE_CHECKING:
     from minifsdp.fsdp.state.methods import StateMethods
@@ -118,7 +118,7 @@ def check_none_summoned(instances: Iterable[StateMethods]) -> None:
 def runs(instance: StateMethods) -> bool:
     """Whether a forward or a backward is under way; one that has raised is over."""
     in_forward = instance._engine is not None and instance._engine.forward_runs
-    return in_forward or torch._C._current_graph_task_id() != -1
+    return in_forward or in_backward()
 
 
 @contextmanager

@@ -1,0 +1,196 @@
+"""What the course uses of torch that torch calls private, all of it: no other module does.
+
+Torch may change these without a word. Each has a test that says what would break (tests/test_private.py), so that a new
+version of torch that lacks one says so by its name.
+"""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, UntypedStorage
+from torch._C import DisableTorchFunctionSubclass
+from torch._subclasses.fake_tensor import FakeTensorMode, unset_fake_temporarily
+from torch._utils import _get_device_index as device_index
+from torch.distributed._shard.metadata import ShardMetadata
+from torch.distributed._shard.sharded_tensor.api import ShardedTensor
+from torch.distributed._shard.sharded_tensor.metadata import ShardedTensorMetadata, TensorProperties
+from torch.distributed._shard.sharded_tensor.shard import Shard
+from torch.distributed.remote_device import _remote_device as remote_device
+from torch.nn.modules.batchnorm import _BatchNorm as AnyBatchNorm
+from torch.utils._python_dispatch import (
+    TorchDispatchMode,
+    is_traceable_wrapper_subclass,
+    is_traceable_wrapper_subclass_type,
+)
+from torch.utils._pytree import tree_leaves
+
+__all__ = [
+    "AnyBatchNorm",
+    "DisableTorchFunctionSubclass",
+    "FakeTensorMode",
+    "Shard",
+    "ShardMetadata",
+    "ShardedTensor",
+    "ShardedTensorMetadata",
+    "TensorProperties",
+    "TorchDispatchMode",
+    "at_end_of_backward",
+    "backend_of",
+    "base_of",
+    "base_store_of",
+    "device_index",
+    "device_types_of",
+    "fake_store",
+    "foreach_copy",
+    "group_named",
+    "has_storage",
+    "hooks_of",
+    "identity",
+    "in_backward",
+    "is_traceable_wrapper_subclass",
+    "is_traceable_wrapper_subclass_type",
+    "leave_uncompiled",
+    "memory_snapshot",
+    "post_hooks_of",
+    "record_memory_history",
+    "remote_device",
+    "schema_of",
+    "set_timeout",
+    "spin",
+    "steps_in_backward",
+    "tree_leaves",
+    "unset_fake_temporarily",
+    "version_of",
+]
+
+# Autograd
+
+
+def at_end_of_backward(callback: Callable[[], None]) -> None:
+    """Call `callback` when the backward that runs now has made all its gradients, before it returns to its caller."""
+    torch.autograd.Variable._execution_engine.queue_callback(callback)
+
+
+def in_backward() -> bool:
+    """Whether this thread is inside a backward."""
+    return torch._C._current_graph_task_id() != -1
+
+
+def base_of(view: Tensor) -> Tensor | None:
+    """The tensor that autograd takes this one for a view of, if it does."""
+    return view._base if view._is_view() else None
+
+
+def version_of(tensor: Tensor) -> int:
+    """How many times it was changed in place."""
+    return tensor._version
+
+
+def hooks_of(param: Tensor) -> Mapping[int, Callable[[Tensor], Tensor | None]]:
+    """What `register_hook` has registered."""
+    return param._backward_hooks or {}
+
+
+def post_hooks_of(param: Tensor) -> Mapping[int, Callable[[Tensor], None]]:
+    """What `register_post_accumulate_grad_hook` has registered."""
+    return param._post_accumulate_grad_hooks or {}
+
+
+def steps_in_backward(param: Tensor) -> bool:
+    """Whether an optimizer is to step as soon as it has its gradient (`_apply_optimizer_in_backward`)."""
+    return hasattr(param, "_in_backward_optimizers")
+
+
+# Tensors and operators
+
+
+def foreach_copy(targets: list[Tensor], sources: list[Tensor]) -> None:
+    """Copy each of `sources` to its target: on CUDA in one kernel."""
+    torch._foreach_copy_(targets, sources)
+
+
+def has_storage(tensor: Tensor) -> bool:
+    """Whether it has memory of its own kind: a sparse tensor has not."""
+    return torch._C._has_storage(tensor)
+
+
+def identity(storage: UntypedStorage) -> int:
+    """Of the memory behind it: torch makes a Python object for it more than once."""
+    return int(storage._cdata)
+
+
+def schema_of(operator: Any) -> Any:
+    """What an operator's arguments are, and which it changes."""
+    return operator._schema
+
+
+def leave_uncompiled(modules: Iterable[str]) -> None:
+    """Let `torch.compile` run code in these modules as it is."""
+    from torch._dynamo import trace_rules  # takes seconds, as it would for any of torch's optimizers
+
+    for name in modules:
+        trace_rules.add(name)
+
+
+# Process groups
+
+
+def backend_of(group: Any, device: torch.device) -> str:
+    """What carries messages of tensors on such a device; a RuntimeError if nothing does."""
+    return str(group._get_backend(device).name())
+
+
+def device_types_of(group: Any) -> set[str]:
+    """The kinds of devices whose tensors it carries."""
+    return {device.type for device in group._device_types}
+
+
+def group_named(name: str) -> Any:
+    """The process group that calls itself so."""
+    find: Any = dist.distributed_c10d._resolve_process_group  # type: ignore[attr-defined]
+    return find(name)
+
+
+def base_store_of(group: Any) -> Any:
+    """Where its ranks leave each other notes."""
+    return dist.distributed_c10d._world.pg_map[group][1]
+
+
+def set_timeout(options: Any, timeout: datetime.timedelta) -> None:
+    """Of a process group's options; where it differs from the group's, torch warns."""
+    options._timeout = timeout
+
+
+def fake_store() -> Any:
+    """For the backend "fake", whose collectives return at once and carry nothing."""
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    return FakeStore()
+
+
+# CUDA
+
+
+def spin(cycles: int) -> None:
+    """A kernel that does nothing for so many cycles, on one of the many multiprocessors."""
+    sleep: Any = torch.cuda._sleep
+    sleep(cycles)
+
+
+def record_memory_history(enabled: bool) -> None:
+    """Let CUDA's allocator remember what it does, with Python's stacks, or forget it and stop."""
+    if enabled:
+        torch.cuda.memory._record_memory_history(stacks="python")
+    else:
+        torch.cuda.memory._record_memory_history(enabled=None)
+
+
+def memory_snapshot() -> dict[str, Any]:
+    """What it remembers (the docstring of torch's `_snapshot` has the format)."""
+    snapshot: dict[str, Any] = torch.cuda.memory._snapshot()
+    return snapshot

@@ -1,0 +1,337 @@
+"""Torch's private interfaces: nobody but minifsdp/private.py uses them, and for each, what would break without it."""
+
+from __future__ import annotations
+
+import ast
+import colorsys
+import datetime
+import inspect
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from minifsdp import private
+from minifsdp.course.launch import launch
+
+PACKAGE = Path(private.__file__).parent
+TAUGHT = PACKAGE / "course" / "reference"  # answers of labs, which show torch as it is
+
+
+# Nobody else
+
+
+def private_uses(tree: ast.AST) -> Iterator[str]:
+    """Private names of torch in a module: imported, or reached through its packages."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (name.name for name in node.names if is_private(name.name))
+        elif isinstance(node, ast.ImportFrom) and node.module is not None and not node.level:
+            yield from (path for name in node.names if is_private(path := f"{node.module}.{name.name}"))
+        elif isinstance(node, ast.Attribute) and is_private(path := ast.unparse(node)):
+            yield path
+
+
+def is_private(path: str) -> bool:
+    root, *names = path.split(".")
+    return root in ("torch", "dist") and any(name.startswith("_") and not name.startswith("__") for name in names)
+
+
+def attributes(tree: ast.AST) -> set[str]:
+    """Private attributes that are asked of others."""
+    found = [node for node in ast.walk(tree) if isinstance(node, ast.Attribute)]
+    names = {node.attr for node in found if ast.unparse(node.value) not in ("self", "cls")}
+    return {name for name in names if name.startswith("_") and not name.startswith("__")}
+
+
+@pytest.mark.parametrize(
+    "path",
+    [path for path in sorted(PACKAGE.rglob("*.py")) if path != Path(private.__file__) and TAUGHT not in path.parents],
+    ids=lambda path: str(path.relative_to(PACKAGE)),
+)
+def test_a_module_leaves_torchs_private_names_alone(path: Path) -> None:
+    tree = ast.parse(path.read_text())
+    assert list(private_uses(tree)) == []
+    assert attributes(tree) & attributes(ast.parse(Path(private.__file__).read_text())) == set()
+
+
+def test_such_names_are_found() -> None:
+    text = "import torch._C\nfrom torch._utils import a\nfrom torch.x import _b\ntorch.cuda._sleep(1)\ndist.get_rank()"
+    assert sorted(private_uses(ast.parse(text))) == ["torch._C", "torch._utils.a", "torch.cuda._sleep", "torch.x._b"]
+
+
+def test_each_has_a_test_here_that_says_what_would_break() -> None:
+    tests = {name.removeprefix("test_").lower(): test for name, test in globals().items() if name.startswith("test_")}
+    for name in private.__all__:
+        assert name.lower() in tests, name
+        assert "Without it" in (tests[name.lower()].__doc__ or ""), name
+
+
+# Autograd
+
+
+def test_at_end_of_backward() -> None:
+    """Without it nobody waits for DDP's last bucket, or FSDP's last reduction, before backward returns."""
+    order = []
+    x = torch.ones(2, requires_grad=True)
+    y = x * 2
+    y.register_hook(lambda _: private.at_end_of_backward(lambda: order.append(x.grad is not None)))
+    y.sum().backward()
+    assert order == [True]
+
+
+def test_in_backward() -> None:
+    """Without it FSDP takes a recomputation around the whole model for a new forward, and frees what backward reads."""
+    seen = []
+
+    def noting(x: Tensor) -> Tensor:
+        seen.append(private.in_backward())
+        return x * x
+
+    checkpoint(noting, torch.ones(2, requires_grad=True), use_reentrant=False).sum().backward()
+    assert seen == [False, True]
+    assert not private.in_backward()
+
+
+def test_base_of() -> None:
+    """Without it a unit's output that its caller changes in place no longer begins the unit's backward."""
+    whole = torch.ones(4, requires_grad=True) * 2
+    part = whole.view(2, 2)
+    assert private.base_of(part) is whole
+    assert private.base_of(whole) is None
+
+
+def test_version_of() -> None:
+    """Without it `zero_grad(set_to_none=False)` inside no_sync leaves what was reduced before."""
+    x = torch.ones(2)
+    before = private.version_of(x)
+    x.zero_()
+    assert private.version_of(x) == before + 1
+
+
+def test_hooks_of() -> None:
+    """Without it `register_hook` on a parameter of FSDP's does nothing, for autograd never reaches it."""
+    p = nn.Parameter(torch.ones(2))
+    assert not private.hooks_of(p)
+    p.register_hook(torch.neg)
+    assert list(private.hooks_of(p).values()) == [torch.neg]
+
+
+def test_post_hooks_of() -> None:
+    """Without it `register_post_accumulate_grad_hook` does nothing there either."""
+    p = nn.Parameter(torch.ones(2))
+    assert not private.post_hooks_of(p)
+    p.register_post_accumulate_grad_hook(print)
+    assert list(private.post_hooks_of(p).values()) == [print]
+
+
+def test_steps_in_backward() -> None:
+    """Without it an optimizer that steps in backward does so before the mean is there, and nobody says a word."""
+    from torch.distributed.optim import _apply_optimizer_in_backward
+
+    p = nn.Parameter(torch.ones(2))
+    assert not private.steps_in_backward(p)
+    _apply_optimizer_in_backward(torch.optim.SGD, [p], {"lr": 0.1})
+    assert private.steps_in_backward(p)
+
+
+# Tensors, modules and operators
+
+
+def test_anybatchnorm() -> None:
+    """Without it mixed precision does not spare the statistics of every kind of BatchNorm."""
+    assert all(issubclass(kind, private.AnyBatchNorm) for kind in (nn.BatchNorm1d, nn.BatchNorm3d, nn.SyncBatchNorm))
+
+
+def test_foreach_copy() -> None:
+    """Without it rung 2 of DDP copies its gradients one by one: on a GPU a kernel for each."""
+    targets, sources = [torch.zeros(2), torch.zeros(3)], [torch.ones(2), torch.ones(3)]
+    private.foreach_copy(targets, sources)
+    assert all(map(torch.equal, targets, sources))
+
+
+def test_has_storage() -> None:
+    """Without it the ledger fails on a sparse tensor, which has no memory of its own to ask for."""
+    assert private.has_storage(torch.ones(2))
+    assert not private.has_storage(torch.eye(2).to_sparse())
+
+
+def test_identity() -> None:
+    """Without it the ledger counts a storage anew for each tensor that views it."""
+    x = torch.ones(4)
+    assert private.identity(x.untyped_storage()) == private.identity(x[2:].untyped_storage())
+    assert private.identity(x.untyped_storage()) != private.identity(x.clone().untyped_storage())
+
+
+def test_schema_of() -> None:
+    """Without it the paper GPU cannot tell what an operator writes, and sees no missing wait."""
+    first, *_ = private.schema_of(torch.ops.aten.add_.Tensor).arguments
+    assert first.alias_info.is_write
+
+
+def test_leave_uncompiled() -> None:
+    """Without it `torch.compile` follows FSDP's gathers and frees into a graph, where memory comes and goes unseen."""
+    from torch._dynamo import trace_rules
+
+    private.leave_uncompiled(["colorsys"])
+    assert trace_rules.check_file(colorsys.__file__).skipped
+
+
+def test_tree_leaves() -> None:
+    """Without it a forward's tensors are not found in what it takes and returns."""
+    assert private.tree_leaves({"a": [1, (2,)], "b": 3}) == [1, 2, 3]
+
+
+def test_torchdispatchmode() -> None:
+    """Without it there is no ledger: it sees each operator's results by being one."""
+    seen = []
+
+    class Noting(private.TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
+            seen.append(func.name())
+            return func(*args, **(kwargs or {}))
+
+    with Noting():
+        torch.ones(2).add_(1)
+    assert seen[-1] == "aten::add_.Tensor"
+
+
+def test_disabletorchfunctionsubclass() -> None:
+    """Without it the ledger's own questions to a tensor with `__torch_function__` come back to the ledger."""
+
+    class Loud(Tensor):
+        @classmethod
+        def __torch_function__(cls, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
+            raise AssertionError("was asked")
+
+    loud = torch.ones(2).as_subclass(Loud)
+    with private.DisableTorchFunctionSubclass():
+        assert loud.shape == (2,)
+
+
+def test_is_traceable_wrapper_subclass() -> None:
+    """Without it a DTensor's memory is counted for nothing: it has its elements in another tensor."""
+    assert not private.is_traceable_wrapper_subclass(torch.ones(2))
+
+
+def test_is_traceable_wrapper_subclass_type() -> None:
+    """Without it the ledger cannot leave an operator of DTensors to the operators that it is made of."""
+    from torch.distributed.tensor import DTensor
+
+    assert private.is_traceable_wrapper_subclass_type(DTensor)
+    assert not private.is_traceable_wrapper_subclass_type(Tensor)
+
+
+def test_faketensormode() -> None:
+    """Without it nothing is recorded on paper: a model of any size, in no memory."""
+    with private.FakeTensorMode():
+        assert torch.empty(2**60).numel() == 2**60
+
+
+def test_unset_fake_temporarily() -> None:
+    """Without it a recording on paper cannot make its own small numbers."""
+    with private.FakeTensorMode(), private.unset_fake_temporarily():
+        assert torch.ones(2).tolist() == [1, 1]
+
+
+# Process groups
+
+
+def in_a_group() -> None:
+    group = dist.group.WORLD
+    assert private.backend_of(group, torch.device("cpu")) == "gloo"
+    assert private.device_types_of(group) >= {"cpu"}
+    assert private.group_named(group.group_name) is group
+    assert isinstance(private.base_store_of(group), dist.Store)
+    pieces = [private.ShardMetadata([2 * rank], [2], f"rank:{rank}/cpu") for rank in range(2)]
+    properties = private.TensorProperties(torch.float32)
+    metadata = private.ShardedTensorMetadata(pieces, torch.Size([4]), properties)
+    mine = private.Shard(torch.ones(2), pieces[dist.get_rank()])
+    sharded = private.ShardedTensor._init_from_local_shards_and_global_metadata([mine], metadata)
+    assert sharded.size() == (4,)
+
+
+@pytest.fixture(scope="module")
+def group() -> None:
+    launch(in_a_group, 2)
+
+
+def test_backend_of(group: None) -> None:
+    """Without it gloo's collectives are torch's own again: twice the bytes of a reduction."""
+
+
+def test_device_types_of(group: None) -> None:
+    """Without it a tensor on the wrong device ends in torch's error, which does not say which device would do."""
+
+
+def test_group_named(group: None) -> None:
+    """Without it an emulated link of several hosts cannot tell which of its messages cross."""
+
+
+def test_base_store_of(group: None) -> None:
+    """Without it ranks cannot compare what they are about to issue without issuing anything."""
+
+
+def test_shardedtensor(group: None) -> None:
+    """Without it there are no sharded state dicts as torch's FSDP1 has them."""
+
+
+def test_shard(group: None) -> None:
+    """Without it, as without ShardedTensor."""
+
+
+def test_shardmetadata(group: None) -> None:
+    """Without it, as without ShardedTensor."""
+
+
+def test_shardedtensormetadata(group: None) -> None:
+    """Without it, as without ShardedTensor."""
+
+
+def test_tensorproperties(group: None) -> None:
+    """Without it, as without ShardedTensor."""
+
+
+def test_remote_device() -> None:
+    """Without it a ShardedTensor does not know whose a shard is."""
+    assert private.remote_device("rank:1/cpu").rank() == 1
+
+
+def test_device_index() -> None:
+    """Without it DDP does not take `device_ids` in all the forms that torch takes them in."""
+    assert [private.device_index(each, True) for each in (1, "cuda:1", torch.device("cuda", 1))] == [1, 1, 1]
+
+
+def test_fake_store() -> None:
+    """Without it the host's time cannot be measured with communication free."""
+    assert isinstance(private.fake_store(), dist.Store)
+
+
+def test_set_timeout() -> None:
+    """Without it each rank with NCCL warns of two timeouts that differ."""
+    options = dist.ProcessGroupGloo._Options()
+    private.set_timeout(options, datetime.timedelta(seconds=7))
+    assert options._timeout == datetime.timedelta(seconds=7)
+
+
+# CUDA: what can be asked without a GPU
+
+
+def test_spin() -> None:
+    """Without it a collective cannot be delayed on a GPU, and no overlap is proved there."""
+    assert callable(torch.cuda._sleep)
+
+
+def test_record_memory_history() -> None:
+    """Without it there is no curve of a GPU's memory."""
+    parameters = inspect.signature(torch.cuda.memory._record_memory_history).parameters
+    assert {"enabled", "stacks"} <= set(parameters)
+
+
+def test_memory_snapshot() -> None:
+    """Without it, as without record_memory_history."""
+    assert "device" in inspect.signature(torch.cuda.memory._snapshot).parameters
