@@ -31,7 +31,7 @@ def exempt_modules(root: nn.Module, classes: Iterable[type[nn.Module]], ignored:
         warnings.warn(
             "Both mixed precision and an auto_wrap_policy were specified to FSDP, where the wrapped module has "
             f"submodules of type:\n{ {type(module) for module in exempt} }\n"
-            "These modules will be wrapped as separate FSDP instacnes with mixed precision disabled.",
+            "These modules will be wrapped as separate FSDP instances with mixed precision disabled.",
             stacklevel=4,
         )
     return exempt
