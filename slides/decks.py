@@ -1,6 +1,6 @@
 """slides/*.md -> decks to show: `python slides/decks.py [--check] [--out FOLDER] [DECK ...]`.
 
-A deck is Markdown for Marp with numbers to be filled in; draw/NAME.py computes them and draws the deck's figures into
+A deck is Markdown for Marp with numbers to be filled in; draw/NAME/ computes them and draws the deck's figures into
 figures/, which are in git. Then Marp makes HTML and PDF, and Chromium looks at every slide: FOLDER/NAME/01.png and on.
 Exit code 1 if a slide overflows, is empty or asks for anything outside its folder.
 
@@ -52,7 +52,7 @@ def stale(deck: Deck) -> list[str]:
         if not path.exists():
             found.append(f"{path.name} was never drawn: make slides")
         elif path.read_bytes() != image:
-            found.append(f"{path.name} is not what draw/{deck.name}.py draws today: make slides")
+            found.append(f"{path.name} is not what draw/{deck.name}/ draws today: make slides")
     return found
 
 

@@ -81,6 +81,19 @@ def test_programs(code: Code, tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.parametrize("picture", ["memory.gif", "memory.png"])
+def test_pictures_are_what_the_ladder_draws_today(picture: str, ladder: Path) -> None:
+    assert (ladder / picture).read_bytes() == (ROOT / "docs" / "images" / picture).read_bytes()
+
+
+@pytest.fixture(scope="module")
+def ladder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("ladder")
+    command = [Path(sys.executable).with_name("minifsdp"), "ladder", "--device", "cpu", "--out", out]
+    subprocess.run(command, check=True, capture_output=True)
+    return out
+
+
 def test_all_kinds_are_known() -> None:
     """What is neither run nor needs something is output, or a file's content."""
     assert {code.language for code in RUN} <= {"", "python", "text", "toml"}

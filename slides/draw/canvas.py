@@ -1,4 +1,4 @@
-"""What the figures of all decks share: size, type, and how they become files.
+"""What the figures and numbers of all decks share: size, type, units, and how figures become files.
 
 A figure has no title: the slide that shows it says what is to be seen.
 """
@@ -13,6 +13,8 @@ from typing import Any
 from matplotlib import style
 from matplotlib.figure import Figure
 
+GB, MB, KB = 10**9, 10**6, 10**3
+GIB, MIB, KIB = 2**30, 2**20, 2**10
 WIDTH, HEIGHT = 11.5, 5.0  # inches; a slide's picture is shown at 100 pixels each
 INK, SOFT, LINE, PALE = "#1b1f24", "#5f6b76", "#d0d4d8", "#eef0f2"
 
@@ -53,12 +55,21 @@ def canvas(height: float = HEIGHT, width: float = WIDTH) -> Figure:
     return Figure(figsize=(width, height), layout="constrained")
 
 
+def settled(figure: Figure) -> Figure:
+    """Laid out, and rounded: the solver's last bit is not the same in every run, and clip paths have names after it."""
+    figure.draw_without_rendering()
+    figure.set_layout_engine("none")
+    for axes in figure.axes:
+        axes.set_position([round(each, 6) for each in axes.get_position(original=True).bounds])
+    return figure
+
+
 def draw_all(figures: Mapping[str, Draw], folder: Path) -> dict[Path, bytes]:
     """Each figure as SVG, by the file that it belongs in: equal input, equal bytes."""
     drawn = {}
     for name, draw in figures.items():
         image = io.BytesIO()
         with style.context(["default", _STYLE]):
-            draw().savefig(image, format="svg", metadata={"Date": None, "Creator": None})
+            settled(draw()).savefig(image, format="svg", metadata={"Date": None, "Creator": None})
         drawn[folder / f"{name}.svg"] = image.getvalue()
     return drawn

@@ -1,0 +1,80 @@
+"""Gradients of four ranks and their mean: what it is divided by, how often each counts, and its memory."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+from draw.canvas import LINE, canvas
+from draw.ddp.drawing import FOUR
+from draw.ddp.traffic import group_of
+from matplotlib.figure import Figure
+from torch import Tensor, nn
+
+from minifsdp.course.plots.style import TAG_COLOURS
+from minifsdp.course.reference import lab01
+
+MICRO = 4
+BATCHES = (5, 5, 4, 2)  # of each rank, where they are uneven
+RECORD = Path(__file__).parents[3] / "benchmarks" / "records" / "cpu" / "step-2-ranks.json"
+
+
+def step_ratio(kind: type[Any], ranks: int) -> float:
+    """How much longer the first step is with summed gradients than with their mean."""
+    lengths = []
+    for factor in (ranks, 1):
+        weight = nn.Parameter(torch.zeros(16, dtype=torch.float64))
+        weight.grad = factor * torch.linspace(-1, 1, 16, dtype=torch.float64)
+        kind([weight], lr=1e-3).step()
+        lengths.append(float(weight.detach().norm()))
+    return lengths[0] / lengths[1]
+
+
+def counted(ranks: int) -> list[float]:
+    """How often each micro-batch counts if every backward is summed over the ranks, and divided by N at the end."""
+    grad = torch.zeros(MICRO)
+    for index in range(MICRO):
+        grad[index] += 1
+        grad *= ranks
+    return (grad / ranks).tolist()
+
+
+def extra_memory() -> dict[str, float]:
+    """By contestant of the committed benchmark, its peak above one process's, in sizes of the gradients."""
+    size = json.loads(RECORD.read_text())["sizes"][0]
+    peaks = {row["name"]: row["bytes"][0] for row in size["rows"]}
+    return {name: (peak - peaks["plain"]) / (4 * size["model"]["parameters"]) for name, peak in peaks.items()}
+
+
+def draw_gradients() -> Figure:
+    """Four ranks with equal parameters and two rows each: their gradients, the mean, and the step that all take."""
+    figure = canvas(4.8)
+    batch = torch.randn(8, 4, generator=torch.Generator().manual_seed(0))
+    before = torch.full((4,), 0.1)
+
+    def gradient(rows: Tensor) -> Tensor:
+        weight = nn.Parameter(before.clone())
+        (rows @ weight - rows.sum(1)).square().mean().backward()
+        assert weight.grad is not None
+        return weight.grad
+
+    own = [gradient(lab01.my_rows(batch, group_of(rank, 4))) for rank in FOUR]
+    mean = torch.stack(own).mean(0)
+    assert torch.allclose(mean, gradient(batch), atol=1e-6)
+    lines = {
+        "equal\nparameters": ("parameters", [before] * 4),
+        "gradient of\nown rows": ("gradients", own),
+        "all-reduce:\nthe mean": ("gradients", [mean] * 4),
+        "parameters\nafter the step": ("parameters", [before - 0.2 * mean] * 4),
+    }
+    for row, (name, (tag, values)) in zip(figure.subplots(4, 4, sharey="row"), lines.items(), strict=True):
+        for rank, (axes, value) in enumerate(zip(row, values, strict=True)):
+            axes.bar(FOUR, value.tolist(), 0.7, color=TAG_COLOURS[tag])
+            axes.axhline(0, color=LINE, linewidth=1)
+            axes.axis("off")
+            if row[0].get_subplotspec().is_first_row():
+                axes.set_title(f"rank {rank}: rows {2 * rank}, {2 * rank + 1}", loc="center")
+        row[0].text(-0.12, 0.5, name, ha="right", va="center", transform=row[0].transAxes, color=TAG_COLOURS[tag])
+    return figure

@@ -1,0 +1,61 @@
+"""Figures and numbers of deck 3: flat parameters and FSDP."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from draw.canvas import GB, MB, MIB, Draw, in_units
+from draw.fsdp.flat import draw_gradients, draw_offsets, draw_steps, draw_storage, torch_padding
+from draw.fsdp.ladder import draw_batch, draw_rungs, ladder_units, most_rows
+from draw.fsdp.runs import ranks, whole_hook
+from draw.fsdp.step import draw_life, draw_log, draw_strategies
+from draw.fsdp.units import LARGE_SETTING, draw_trade, draw_units, draw_whose, groupings, refusal
+from draw.measured import rungs
+
+from minifsdp.course import closed_form
+
+
+def numbers() -> dict[str, Any]:
+    """What the deck's text says in numbers."""
+    full, _ = ranks()[0]["steps"]
+    groups = groupings()
+    root, *blocks = groups["a block"]
+    embedding, *rest = root  # of tokens; positions, a norm, and the head's weight and bias
+    small_root = [rest[:-2], [embedding], rest[-2:], *blocks]
+    peaks = {name: closed_form.fsdp(units, LARGE_SETTING).unsharded_peak for name, units in groups.items()}
+    return {
+        "billion": lambda size: f"{size / 1e9:.1f} billion",
+        "gb": in_units("GB", GB, 1),
+        "mb": in_units("MB", MB, 1),
+        "mib": in_units("MiB", MIB, 1),
+        "large": sum(map(sum, groups["a block"])),
+        "whole": peaks,
+        "root_in_blocks": sum(root) / sum(blocks[0]),
+        "small_root": closed_form.fsdp(small_root, LARGE_SETTING).unsharded_peak,
+        "padding": {orig: torch_padding([60, 10, 132, 11], 2, orig) for orig in (False, True)},
+        "refusal": refusal(),
+        "hook": whole_hook(),
+        "ops": full["ops"],
+        "norms": [full["total_norm"], *(rank["steps"][0]["own_norm"] for rank in ranks())],
+        "optimizer": full["optimizer"],
+        "rungs": rungs(),
+        "ladder": ladder_units(),
+        "fits": {name: most_rows(tried) for name, tried in ranks()[0]["rows"].items()},
+        "shapes": full["shapes"],
+    }
+
+
+FIGURES: dict[str, Draw] = {
+    "fsdp-trade": draw_trade,
+    "fsdp-units": draw_units,
+    "fsdp-whose": draw_whose,
+    "fsdp-steps": draw_steps,
+    "fsdp-offsets": draw_offsets,
+    "fsdp-storage": draw_storage,
+    "fsdp-life": draw_life,
+    "fsdp-log": draw_log,
+    "fsdp-strategies": draw_strategies,
+    "fsdp-rungs": draw_rungs,
+    "fsdp-gradients": draw_gradients,
+    "fsdp-batch": draw_batch,
+}

@@ -1,0 +1,160 @@
+"""Units: what they may be made of, what each choice costs, and whose layers they are."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from functools import cache
+from itertools import pairwise
+from statistics import median
+from typing import Any
+
+import torch
+from draw.canvas import GB, INK, KB, MB, PALE, SOFT, canvas
+from draw.fsdp.drawing import GATHER, bare, box, named, padding_box, say
+from matplotlib.figure import Figure
+from torch import nn
+
+from minifsdp.course import closed_form
+from minifsdp.course.closed_form import Setting
+from minifsdp.course.model import GPT
+from minifsdp.course.plots.style import SERIES_COLOURS, TAG_COLOURS
+from minifsdp.course.reference.lab04 import assign_units
+from minifsdp.course.rungs import sizes_of
+from minifsdp.fsdp.wrap import check_not_shared
+
+LARGE: dict[str, Any] = {"vocabulary": 50257, "width": 4096, "layers": 32, "heads": 32, "context": 2048}
+LARGE_SETTING = Setting(ranks=64, itemsize=2)
+WIDTHS = [6, 10, 9, 12, 11, 8, 5]  # lab 04's six layers
+UNIT_COLOURS = dict(zip(("root", "middle", "last"), SERIES_COLOURS, strict=False))
+
+
+@cache
+def groupings() -> dict[str, list[list[int]]]:
+    """Ways to group the parameters of a large GPT into units: elements of each parameter, the root's first."""
+    with torch.device("meta"):
+        model = GPT(**LARGE)
+    root, *blocks = sizes_of(model).units
+    layers = [[p.numel() for p in m.parameters()] for m in model.modules() if not list(m.children())]
+    return {
+        "the whole model": [[*root, *(size for block in blocks for size in block)]],
+        "8 blocks": [root, *([n for each in blocks[i : i + 8] for n in each] for i in range(0, len(blocks), 8))],
+        "a block": [root, *blocks],
+        "a layer": [[], *(sizes for sizes in layers if sizes)],
+        "a parameter": [[], *([p.numel()] for p in model.parameters())],
+    }
+
+
+def six_layers() -> nn.Sequential:
+    """Lab 04's model: layers 1 and 2 are in a module of their own, and so are 4 and 5."""
+    layers = [nn.Linear(before, after) for before, after in pairwise(WIDTHS)]
+    middle = nn.Sequential(OrderedDict(layer1=layers[1], layer2=layers[2]))
+    last = nn.Sequential(OrderedDict(layer4=layers[4], layer5=layers[5]))
+    return nn.Sequential(OrderedDict(layer0=layers[0], middle=middle, layer3=layers[3], last=last))
+
+
+@cache
+def layouts(ranks: int) -> dict[str, dict[str, int]]:
+    """Elements by parameter, and last the padding, of the three units of the six layers."""
+    model = six_layers()
+    inner: list[nn.Module] = [model.get_submodule("middle"), model.get_submodule("last")]
+    return dict(zip(UNIT_COLOURS, assign_units(model, inner, ranks), strict=True))
+
+
+def refusal() -> str:
+    """What is said of a parameter that would be in two units."""
+    model = six_layers()
+    first, last = model.get_submodule("layer0"), model.get_submodule("last.layer5")
+    last.weight = first.weight
+    try:
+        check_not_shared(model, model.get_submodule("last"))
+    except ValueError as error:
+        return str(error)
+    raise AssertionError("a tie between two units was not refused")
+
+
+def readable(size: float) -> str:
+    """Bytes in the largest unit of which there is about one."""
+    unit, name, digits = next(each for each in ((GB, "GB", 1), (MB, "MB", 0), (KB, "kB", 0)) if size > 0.3 * each[0])
+    return f"{size / unit:.{digits}f} {name}"
+
+
+def draw_trade() -> Figure:
+    """What is gathered at once, and how many messages a step takes, by what a unit is made of."""
+    figure = canvas(4.3)
+    held, sent = figure.subplots(1, 2, sharey=True, width_ratios=(1, 1))
+    for place, units in enumerate(groupings().values()):
+        size = closed_form.fsdp(units, LARGE_SETTING).unsharded_peak / GB
+        held.barh(place, size, 0.62, color=TAG_COLOURS["unsharded"])
+        held.text(size + 0.2, place, f"{size:.1f} GB", va="center")
+        messages = 3 * len(units) - bool(units[0])
+        middle = median(LARGE_SETTING.padded(sum(unit)) for unit in units if unit)
+        sent.barh(place, messages, 0.62, color=GATHER)
+        sent.text(messages + 18, place, f"{messages:,} of {readable(middle)}", va="center")
+    named(held, list(groupings()))
+    held.set_title("whole at the same time")
+    sent.set_title("messages in a step, of median size")
+    held.set_xlim(0, 16.5)
+    sent.set_xlim(0, 1900)
+    for axes in (held, sent):
+        axes.set_xticks([])
+        axes.spines["bottom"].set_visible(False)
+    sent.tick_params(axis="y", length=0)
+    held.set_title("a unit is", loc="right", x=-0.03)
+    return figure
+
+
+def draw_units() -> Figure:
+    """Six layers as they run, and the three flat parameters that hold them."""
+    figure = canvas(5.0)
+    axes = figure.subplots()
+    for number in range(6):
+        unit = next(name for name, layout in layouts(4).items() if any(f"layer{number}." in each for each in layout))
+        box(axes, (number * 40, 4.6), 32, 0.62, UNIT_COLOURS[unit])
+        say(axes, number * 40 + 16, 4.91, f"layer {number}", color="white", fontsize=14)
+        if number:
+            arrow = {"arrowstyle": "->", "color": SOFT}
+            axes.annotate("", (number * 40 - 0.5, 4.91), (number * 40 - 7.5, 4.91), arrowprops=arrow)
+    say(axes, 240, 4.91, "every rank\nruns them all", ha="left", color=SOFT, fontsize=15)
+    for row, (unit, layout) in enumerate(layouts(4).items()):
+        bottom, left, whole = 3.0 - 1.4 * row, 0, sum(layout.values())
+        for name, size in layout.items():
+            if name == "padding":
+                padding_box(axes, (left, bottom), size, 0.62)
+            else:
+                box(axes, (left, bottom), size, 0.62, UNIT_COLOURS[unit], alpha=0.45 if "bias" in name else 1.0)
+                say(axes, left + size / 2, bottom + 0.76, name.partition("layer")[2], fontsize=12)
+            left += size
+        axes.vlines([whole * rank / 4 for rank in range(5)], bottom - 0.22, bottom + 0.62, color=INK, linewidth=1.4)
+        for rank in range(4):
+            say(axes, whole * (rank + 0.5) / 4, bottom - 0.17, f"rank {rank}", fontsize=12, color=SOFT)
+        layers = " and ".join(name.partition("layer")[2][0] for name in layout if name.endswith("weight"))
+        text = f"{unit}: layers {layers}\n{whole - layout['padding']} + {layout['padding']} = 4 × {whole // 4}"
+        say(axes, 240, bottom + 0.31, text, ha="left", color=UNIT_COLOURS[unit], fontsize=15)
+    bare(axes, (-1, 312), (-0.15, 5.3))
+    return figure
+
+
+def draw_whose() -> Figure:
+    """Who computes what: FSDP, a pipeline, tensor parallelism, on three ranks and six layers."""
+    figure = canvas(4.5)
+    panels = {
+        "FSDP, three units": "every layer, whole,\non each rank's own rows",
+        "pipeline, three stages": "two layers each, whole,\non all rows in turn",
+        "tensor parallelism": "a part of every layer,\non all rows",
+    }
+    columns = figure.subplots(1, 3, width_ratios=(7.6, 6.5, 6.5))
+    owners = [list(UNIT_COLOURS.values())[unit] for unit in (0, 1, 1, 0, 2, 2)]
+    for axes, (title, says) in zip(columns, panels.items(), strict=True):
+        say(axes, 3, 3.95, title, fontsize=15, fontweight="bold")
+        say(axes, 3, -0.2, says, va="top", fontsize=14)
+        for layer in range(6):
+            say(axes, layer + 0.5, 3.4, str(layer), color=SOFT)
+        bare(axes, (-1.5 if axes is columns[0] else -0.4, 6.1), (-1.05, 4.2))
+    for rank, bottom in enumerate((2.3, 1.15, 0.0)):
+        say(columns[0], -0.15, bottom + 0.45, f"rank {rank}", ha="right")
+        for layer in range(6):
+            box(columns[0], (layer, bottom), 1, 0.9, owners[layer])
+            box(columns[1], (layer, bottom), 1, 0.9, SOFT if layer // 2 == rank else PALE)
+            box(columns[2], (layer, bottom), 1, 0.9, PALE)
+            box(columns[2], (layer, bottom + 0.3 * (2 - rank)), 1, 0.3, SOFT)
+    return figure

@@ -1,0 +1,114 @@
+"""A small GPT's memory over two steps, measured, and its activations by batch."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import torch
+from draw.canvas import INK, MIB, canvas
+from matplotlib.figure import Figure
+from torch.optim import AdamW
+
+from minifsdp.course.ledger import Ledger
+from minifsdp.course.model import GPT
+from minifsdp.course.plots.drawing import areas, tag_patches
+from minifsdp.course.plots.style import TAG_COLOURS
+from minifsdp.course.reference.lab00 import saved_bytes, training_bytes
+
+SHAPE: dict[str, int] = {"width": 96, "layers": 4, "context": 32}
+BATCHES = (1, 2, 4, 8, 16, 32)
+
+
+def model() -> GPT:
+    torch.manual_seed(0)
+    return GPT(**SHAPE)
+
+
+def tokens(batch: int) -> tuple[torch.Tensor, torch.Tensor]:
+    text = torch.arange(batch * (SHAPE["context"] + 1)).reshape(batch, -1) % 257
+    return text[:, :-1], text[:, 1:]
+
+
+@cache
+def step() -> Any:
+    """The ledger's curve from an empty process to the end of a second step."""
+    with Ledger() as ledger:
+        gpt = model()
+        ledger.watch(gpt)
+        ledger.mark("model built")
+        optimizer = AdamW(gpt.parameters())
+        ledger.watch(gpt, optimizer)
+        ledger.mark("optimizer built")
+        for number in ("first", "second"):
+            loss = gpt(*tokens(8))
+            ledger.mark(f"{number} forward")
+            loss.backward()
+            ledger.mark(f"{number} backward")
+            del loss
+            optimizer.step()
+            ledger.mark(f"{number} step")
+            optimizer.zero_grad()
+        ledger.mark("zero_grad")
+    return _from_the_first(ledger.curve(), {"model built": "parameters", "first step": "optimizer"})
+
+
+def _from_the_first(curve: Any, tags: dict[str, str]) -> Any:
+    """Gives what a phase allocates the tag that the ledger knows at its end only; till then it was of no known use."""
+    begin = 0
+    for at, name in curve["marks"]:
+        if name in tags:
+            unknown, known = curve["tags"]["activations"], curve["tags"][tags[name]]
+            for event in range(begin, at):
+                known[event], unknown[event] = known[event] + unknown[event], 0
+        begin = at
+    return curve
+
+
+def kept() -> dict[str, dict[str, int]]:
+    """Bytes by tag at each mark of `step`."""
+    curve = step()
+    return {name: {tag: values[at] for tag, values in curve["tags"].items()} for at, name in curve["marks"]}
+
+
+@cache
+def activations() -> dict[int, int]:
+    """By batch, the bytes that autograd keeps for backward."""
+    gpt = model()
+    return {batch: saved_bytes(lambda batch=batch: gpt(*tokens(batch)), gpt) for batch in BATCHES}
+
+
+def draw_step() -> Figure:
+    """Memory over the first two steps of a training, by tag."""
+    figure = canvas(4.9)
+    axes = figure.subplots()
+    curve = step()
+    events = areas(axes, curve, MIB)
+    begin = 0
+    for at, name in curve["marks"]:
+        axes.axvline(at, color=INK, linewidth=0.8)
+        if at - begin > events / 25:
+            words = {"model built": "build"}.get(name, name).replace(" ", "\n")
+            style: Any = {"fontsize": 13, "transform": axes.get_xaxis_transform()}
+            axes.text((begin + at) / 2, -0.02, words, ha="center", va="top", **style)
+        begin = at
+    axes.set_ylabel("MiB")
+    present = [tag for tag in reversed(TAG_COLOURS) if any(curve["tags"][tag])]
+    axes.legend(handles=tag_patches(present), loc="upper left", bbox_to_anchor=(0.35, 1.0))
+    return figure
+
+
+def draw_activations() -> Figure:
+    """Measured: what autograd keeps, by batch, beside the model state."""
+    figure = canvas(4.6)
+    axes = figure.subplots()
+    saved = activations()
+    state = sum(training_bytes([p.numel() for p in model().parameters()], 4, "adam").values()) / MIB
+    axes.plot(list(saved), [size / MIB for size in saved.values()], "o-", color="#b3a600", label="activations")
+    axes.axhline(state, color=INK, linestyle=(0, (4, 3)), linewidth=1.6)
+    axes.text(BATCHES[-1], state + 1, "parameters, gradients and Adam's state", ha="right", va="bottom")
+    axes.set_xticks(BATCHES)
+    axes.set_xlabel(f"sequences of {SHAPE['context']} tokens in a batch")
+    axes.set_ylabel("MiB")
+    axes.set_ylim(0)
+    return figure

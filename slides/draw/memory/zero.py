@@ -1,0 +1,99 @@
+"""What ZeRO's stages divide by the ranks, and what is left on each."""
+
+from __future__ import annotations
+
+from draw.canvas import GB, INK, LINE, PALE, SOFT, canvas
+from draw.memory.state import DEVICE, PSI, STATE
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.patches import Rectangle
+
+from minifsdp.course.plots.drawing import tag_patches
+from minifsdp.course.plots.style import TAG_COLOURS
+from minifsdp.course.reference.lab00 import training_bytes, zero_stages
+
+RANKS = 64  # of the ZeRO paper's figure 1
+STAGES = {  # how many of the three are divided by the ranks: the last ones
+    "replicated": 0,
+    "stage 1": 1,
+    "stage 2": 2,
+    "stage 3": 3,
+}
+
+
+def draw_partitions(stage: str) -> Figure:
+    """What each of four ranks holds of the three; what it does not, in outline."""
+    figure = canvas(4.1)
+    axes = figure.subplots()
+    ranks, heights = 4, {"parameters": 2, "gradients": 2, "optimizer": 12}
+    divided = STATE[len(STATE) - STAGES[stage] :]
+    for rank in range(ranks):
+        bottom = 0.0
+        for tag in STATE:
+            height = heights[tag]
+            _stripes(axes, rank * 1.25, bottom, height, ranks, rank if tag in divided else None, TAG_COLOURS[tag])
+            bottom += height + 0.5
+        axes.text(rank * 1.25 + 0.5, -0.5, f"rank {rank}", ha="center", va="top")
+    middles = {"parameters": 1.0, "gradients": 3.5, "optimizer": 11.0}
+    for tag, middle in middles.items():
+        axes.text(-0.1, middle, tag, ha="right", va="center", color=TAG_COLOURS[tag])
+    axes.set_xlim(-0.9, 4.9)
+    axes.set_ylim(-1.8, 17.2)
+    axes.axis("off")
+    return figure
+
+
+def _stripes(axes: Axes, left: float, bottom: float, height: float, parts: int, mine: int | None, colour: str) -> None:
+    """`parts` columns, of which one is held, or all."""
+    for part in range(parts):
+        held = mine is None or part == mine
+        face, edge = (colour, "white") if held else (PALE, LINE)
+        box = Rectangle((left + part / parts, bottom), 1 / parts, height, facecolor=face, edgecolor=edge, linewidth=1)
+        axes.add_patch(box)
+
+
+def draw_stages() -> Figure:
+    """Bytes on each rank under each stage."""
+    figure = canvas(4.7)
+    axes = figure.subplots()
+    mixed = training_bytes([PSI], 2, "adam", master_copy=True)
+    for place, count in enumerate(STAGES.values()):
+        bottom, divided = 0.0, STATE[len(STATE) - count :]
+        for tag in STATE:
+            height = mixed[tag] / (RANKS if tag in divided else 1) / GB
+            axes.bar(place, height, 0.6, bottom, color=TAG_COLOURS[tag])
+            bottom += height
+        axes.text(place, bottom + 1.5, f"{bottom:.1f} GB", ha="center", va="bottom", fontsize=19)
+    axes.axhline(DEVICE / GB, color=INK, linewidth=1.4, linestyle=(0, (4, 3)))
+    axes.text(3.4, DEVICE / GB + 1, f"a device of {DEVICE / GB:.0f} GB", ha="right", va="bottom")
+    axes.set_xticks(range(len(STAGES)), STAGES)
+    axes.tick_params(axis="x", length=0)
+    axes.set_ylim(0, 138)
+    axes.set_ylabel("GB on each rank")
+    axes.legend(handles=tag_patches(reversed(STATE)), loc="upper right")
+    return figure
+
+
+def draw_floor() -> Figure:
+    """Bytes on each rank over the number of ranks."""
+    figure = canvas(4.7)
+    axes = figure.subplots()
+    counts = [2**power for power in range(11)]
+    colours = {"replicated": SOFT, "stage 1": "#009E73", "stage 2": "#D55E00", "stage 3": "#0072B2"}
+    for stage, colour in colours.items():
+        sizes = [zero_stages(PSI, count)[stage] / GB for count in counts]
+        axes.plot(counts, sizes, color=colour)
+        nudge = {"stage 1": 1.12, "stage 2": 0.9}.get(stage, 1.0)
+        axes.text(counts[-1] * 1.1, sizes[-1] * nudge, stage, va="center", color=colour)
+    axes.axhline(DEVICE / GB, color=INK, linewidth=1.2, linestyle=(0, (4, 3)))
+    axes.text(1.06, DEVICE / GB * 0.86, f"{DEVICE / GB:.0f} GB", va="top")
+    axes.set_xscale("log", base=2)
+    axes.set_yscale("log")
+    axes.set_xticks(counts, [f"{count:,}" for count in counts])
+    ticks = [0.1, 1, 10, 100]
+    axes.set_yticks(ticks, [f"{tick:g}" for tick in ticks])
+    axes.minorticks_off()
+    axes.set_xlim(1, 2600)
+    axes.set_xlabel("ranks")
+    axes.set_ylabel("GB on each rank")
+    return figure

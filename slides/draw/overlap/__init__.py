@@ -1,0 +1,74 @@
+"""Figures and numbers of deck 4: overlap, prefetch, rate limit, and the allocator."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from draw.canvas import GIB, MIB, Draw, in_units
+from draw.measured import ladder_run, rungs
+from draw.overlap.allocator import before_retry, draw_blocks, draw_lives, draw_stall, limiter, short
+from draw.overlap.ladder import draw_rungs
+from draw.overlap.prefetch import draw_issue, draw_unbounded, prefetch_gain
+from draw.overlap.queues import QUEUEING, draw_queue, draw_waits, forward_pieces
+from draw.overlap.runs import DEEP, GPT, big, laptop, race
+from draw.overlap.timelines import draw_backward, draw_held_up, draw_laptop, draw_race, draw_step, forwards
+
+from minifsdp.course.machine.program import STEP
+from minifsdp.course.machine.shapes import SHAPES
+from minifsdp.course.plots.drawing import step_of
+from minifsdp.course.plots.style import BLOCK_COLOURS
+from minifsdp.course.reference.lab06 import finish_times
+
+
+def numbers() -> dict[str, Any]:
+    """What the deck's text says in numbers."""
+    ddp, limited = rungs()["ddp"], rungs()["fsdp-limit"]
+    waiting, _, prefetched = forwards().values()
+    ahead = big(DEEP, "BACKWARD_PRE")
+    states = dict.fromkeys(BLOCK_COLOURS, 0)
+    for block in (block for segment in before_retry() for block in segment.blocks):
+        states[block.state] += block.size
+    return {
+        "ms": in_units("ms", 1e-3, 0),
+        "s": lambda value: f"{value:.2f} s",
+        "gib": in_units("GiB", GIB, 0),
+        "mib": in_units("MiB", MIB, 1),
+        "percent": lambda part: f"{100 * part:.0f}\u00a0%",
+        "queued": QUEUEING * len(forward_pieces()),
+        "ran": finish_times(forward_pieces(), QUEUEING)[-1],
+        "one_stream": big(GPT, "sync").seconds,
+        "own_streams": big(GPT, "BACKWARD_PRE"),
+        "hazard": race(0.25e9).hazards[0].text,
+        "laptop": {name: laptop(name).seconds for name in ("overlap", "both ways")},
+        "gain": {shape.batch: prefetch_gain(shape) for shape in (GPT, DEEP)},
+        "held_up": 1 - step_of(prefetched) / step_of(waiting),
+        "slower": short().seconds / ahead.seconds - 1,
+        "issues": ahead.memory[-1].at - {mark.name: mark.host for mark in ahead.marks}[STEP],
+        "ledger": {name: rungs()[name]["bytes"]["unsharded_peak"] for name in ("fsdp-prefetch", "fsdp-limit")},
+        "deep": {k: big(DEEP, k) for k in ("k = 1", "k = 2", "k = 3", "BACKWARD_PRE")},
+        "states": states,
+        "limiter": {name.removesuffix("-like"): limiter(SHAPES[name]) for name in SHAPES if name != GPT.name},
+        "memory": 1 - limited["bytes"]["peak"] / ddp["bytes"]["peak"],
+        "time": limited["milliseconds"] / ddp["milliseconds"] - 1,
+        "cores": ladder_run()["cores"],
+        "cpu": ladder_run()["cpu"],
+        "gpu": GPT.device.name,
+    }
+
+
+FIGURES: dict[str, Draw] = {
+    "overlap-queue": draw_queue,
+    "overlap-step": draw_step,
+    "overlap-waits": draw_waits,
+    "overlap-race": draw_race,
+    "overlap-laptop": draw_laptop,
+    "overlap-issue": draw_issue,
+    "overlap-backward": draw_backward,
+    "overlap-held-up": draw_held_up,
+    "overlap-unbounded": draw_unbounded,
+    "overlap-lives": lambda: draw_lives("BACKWARD_PRE"),
+    "overlap-blocks": draw_blocks,
+    "overlap-stall": draw_stall,
+    "overlap-limited": lambda: draw_lives("k = 2"),
+    "overlap-rungs": draw_rungs,
+}

@@ -1,0 +1,36 @@
+"""What the figures of deck 4 are drawn with: boxes in lanes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from draw.canvas import INK
+from matplotlib.axes import Axes
+from matplotlib.patches import Rectangle
+
+from minifsdp.course.plots.style import LANE_COLOURS, REDUCTION_COLOUR
+
+COLOURS = {
+    "all-gather": LANE_COLOURS["communication"],
+    "compute": LANE_COLOURS["compute"],
+    "reduce-scatter": REDUCTION_COLOUR,
+    "host": LANE_COLOURS["host"],
+}
+
+
+def box(axes: Axes, left: float, middle: float, width: float, kind: str, text: str) -> None:
+    look: Any = {"facecolor": COLOURS[kind], "edgecolor": "white", "linewidth": 1.5}
+    axes.add_patch(Rectangle((left, middle - 0.32), width, 0.64, **look))
+    ink = INK if kind == "all-gather" else "white"
+    axes.text(left + width / 2, middle, text, ha="center", va="center_baseline", color=ink)
+
+
+def bare(axes: Axes, names: Mapping[str, float], right: float, low: float, high: float) -> None:
+    """No frame; the lanes' names on the left."""
+    axes.set_yticks(list(names.values()), names)
+    axes.set_xlim(0, right)
+    axes.set_ylim(low, high)
+    axes.spines[["left", "bottom"]].set_visible(False)
+    axes.tick_params(axis="y", length=0, labelcolor=INK)
+    axes.set_xticks([])

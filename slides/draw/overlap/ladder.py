@@ -1,0 +1,36 @@
+"""Time and memory of every rung of the ladder."""
+
+from __future__ import annotations
+
+from draw.canvas import LINE, MIB, SOFT, canvas
+from draw.measured import rungs
+from matplotlib.figure import Figure
+
+from minifsdp.course.plots.style import SERIES_COLOURS
+
+
+def draw_rungs() -> Figure:
+    """Milliseconds of a step and peak memory of a rank, for every rung of the ladder."""
+    figure = canvas(4.7)
+    axes = figure.subplots()
+    colours = {"ddp": SOFT, "zero": "#009E73", "fsdp": SERIES_COLOURS[0]}
+    nudges = {  # points
+        "fsdp": (0, 16, "center"),
+        "fsdp-overlap": (-4, -16, "right"),
+        "zero2": (8, -14, "left"),
+        "fsdp-limit": (9, 11, "left"),
+        "zero1": (0, -17, "center"),
+        "fsdp-prefetch": (0, 16, "center"),
+    }
+    for name, rung in rungs().items():
+        at = (rung["bytes"]["peak"] / MIB, rung["milliseconds"])
+        colour = next(colour for begin, colour in colours.items() if name.startswith(begin))
+        axes.plot(*at, "o", color=colour, markersize=9)
+        right, up, side = nudges.get(name, (11, 0, "left"))
+        axes.annotate(name, at, (right, up), textcoords="offset points", ha=side, va="center", color=colour)
+    axes.grid(color=LINE)
+    axes.set_xlabel("MiB of a rank at the peak of a step")
+    axes.set_ylabel("ms of a step")
+    axes.margins(y=0.14)
+    axes.set_xlim(24, 48)
+    return figure

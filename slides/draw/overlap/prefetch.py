@@ -1,0 +1,102 @@
+"""In which order a host issues, how many gathers that makes whole at once, and what is gained."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+from draw.canvas import INK, MIB, SOFT, canvas
+from draw.overlap.drawing import COLOURS, bare, box
+from draw.overlap.runs import TIMED, big, layer_seconds, program
+from matplotlib.figure import Figure
+from matplotlib.patches import Patch, Rectangle
+
+from minifsdp.course.closed_form import Setting, fsdp
+from minifsdp.course.machine.program import STEP, Allocate, Free, Issue, Kernel, Mark
+from minifsdp.course.machine.shapes import Shape
+from minifsdp.course.measure import Settings
+from minifsdp.course.plots.style import SERIES_COLOURS
+from minifsdp.course.rungs import sizes_of
+
+
+def prefetch_gain(shape: Shape) -> float:
+    """What backward prefetch adds to the steps per second of all blocks."""
+    runs = [big(shape, name) for name in ("no prefetch", "BACKWARD_PRE")]
+    without, ahead = (run.seconds + (shape.layers - shape.recorded) * sum(layer_seconds(run)) for run in runs)
+    return without / ahead - 1
+
+
+def issued(name: str) -> list[tuple[str, str]]:
+    """What the host issues for each block in backward, in order."""
+    recorded = program(name, TIMED).instructions
+    found: list[tuple[str, str]] = []
+    for each in recorded[max(at for at, mark in enumerate(recorded) if mark == Mark("backward")) :]:
+        match each:
+            case Issue(call, unit):
+                found.append((call.op.replace("_", "-"), unit))
+            case Kernel(_, unit) if ("compute", unit) not in found:
+                found.append(("compute", unit))
+    return [(what, unit.rpartition(".")[2]) for what, unit in found if unit.startswith("blocks")]
+
+
+@cache
+def whole(name: str) -> tuple[list[int], dict[str, int]]:
+    """Bytes of gathered parameters after each kernel of the last step, in the host's order; and where phases begin."""
+    recorded, held, after, begins = program(name, Settings()), 0, list[int](), dict[str, int]()
+    for each in recorded.instructions:
+        match each:
+            case Mark(mark):
+                after = [] if mark == STEP else after
+                begins[mark] = len(after)
+            case Allocate(buffer) | Free(buffer) if recorded.buffers[buffer].tag == "unsharded":
+                held += recorded.buffers[buffer].nbytes * (1 if isinstance(each, Allocate) else -1)
+            case Kernel():
+                after.append(held)
+    return after, begins
+
+
+def draw_issue() -> Figure:
+    """In which order the host issues gathers, gradients and reductions; and what that costs in memory."""
+    figure = canvas(4.2)
+    axes = figure.subplots()
+    sizes = sizes_of(Settings().model()).units
+    costs: dict[str, Any] = {"no prefetch": "none", "BACKWARD_POST": "post", "BACKWARD_PRE": "pre"}
+    for line, (name, backward) in enumerate(costs.items()):
+        for place, (what, unit) in enumerate(issued(name)):
+            box(axes, place, -line, 1, what, unit)
+            if (what, unit) == ("all-gather", "1"):
+                frame: Any = {"fill": False, "edgecolor": INK, "linewidth": 3, "zorder": 3}
+                axes.add_patch(Rectangle((place + 0.03, -line - 0.29), 0.94, 0.58, **frame))
+        held = fsdp(sizes, Setting(2), reductions=1, backward=backward).unsharded_peak / MIB
+        axes.text(9.3, -line, f"{held:.1f} MiB", va="center")
+    axes.text(0, 0.62, "the host issues", color=SOFT, va="center")
+    axes.text(9.3, 0.62, "gathered at most", color=SOFT, va="center")
+    bare(axes, {"no prefetch": 0, "BACKWARD_POST": -1, "BACKWARD_PRE": -2}, 11.4, -2.5, 0.9)
+    words = {"all-gather": "all-gather", "compute": "gradients", "reduce-scatter": "reduce-scatter"}
+    handles = [Patch(color=COLOURS[what], label=label) for what, label in words.items()]
+    figure.legend(handles=handles, loc="outside lower center", ncols=3)
+    return figure
+
+
+def draw_unbounded() -> Figure:
+    """Gathered parameters over the kernels of a step: all of them at once, or as many as the limit lets."""
+    figure = canvas(4.5)
+    axes = figure.subplots()
+    names = {  # with the place of the label, as a part of the step, and its colour
+        "all ahead": ("as early as the order allows", 0.34, SERIES_COLOURS[1]),
+        "all, limited": ("at most two blocks", 0.73, SERIES_COLOURS[0]),
+        "sync": ("no prefetch", 0.84, SOFT),
+    }
+    for name, (label, place, colour) in names.items():
+        sizes, begins = whole(name)
+        axes.plot([size / MIB for size in sizes], drawstyle="steps-post", color=colour)
+        most = max(sizes) / MIB
+        axes.text(len(sizes) * place, most, f"{label}: {most:.1f} MiB", color=colour, va="center")
+    for phase in ("forward", "backward", "optimizer"):
+        axes.text(begins[phase], -0.02, phase, va="top", transform=axes.get_xaxis_transform())
+    axes.set_xlim(0, 1.02 * len(sizes))
+    axes.set_ylim(0, 9.6)
+    axes.set_xticks([begins["backward"], begins["optimizer"]], ["", ""])
+    axes.grid(axis="x")
+    axes.set_ylabel("MiB of gathered parameters")
+    return figure

@@ -1,0 +1,66 @@
+"""Checkpoints: of a run on disk, and of activations."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import torch
+from draw.canvas import SOFT
+from draw.measured import told
+from draw.practice.drawing import bare, box
+from matplotlib.figure import Figure
+
+from minifsdp.course.plots.style import SERIES_COLOURS
+from minifsdp.course.reference.lab10b import commit, my_rows
+
+ROWS = 257  # of the GPT's embedding
+
+
+class Log:
+    """Counts what a disk is asked for."""
+
+    calls = 0
+
+    def __getattr__(self, verb: str) -> Callable[..., None]:
+        def call(*args: Any) -> None:
+            self.calls += 1
+
+        return call
+
+
+def commit_calls() -> int:
+    """How often a disk is asked when a rank's file is committed."""
+    disk = Log()
+    commit(disk, Path("run"), "step-200", {"rank-0.pt": b""}, 0, lambda: None)  # type: ignore[arg-type]
+    return disk.calls
+
+
+def recomputed() -> dict[str, tuple[int, ...]]:
+    """By where the checkpoints lie: gathers, bytes that forward keeps, and bytes of model state at its peak."""
+    rows = [(line[:19].strip(), line[19:].replace(",", "").split()) for line in told("10b", "C42")]
+    return {name: tuple(int(each) for each in cells[:3]) for name, cells in rows if cells and cells[0].isdigit()}
+
+
+def draw_rows() -> Figure:
+    """The rows of one tensor as two ranks save them, and as three ranks, or a plain process, load them."""
+    figure, axes = bare(3.9, ROWS + 1, 3.75, left=-52)
+    whole = torch.zeros(ROWS, 1)
+    starts = {}
+    for name, ranks, bottom in (("2 ranks save", 2, 2.6), ("3 ranks load", 3, 1.15), ("plain torch loads", 1, 0.0)):
+        axes.text(-3, bottom + 0.35, name, ha="right", va="center")
+        pieces = [my_rows(whole, rank, ranks) for rank in range(ranks)]
+        starts[ranks] = [first for first, _ in pieces]
+        for rank, (first, rows) in enumerate(pieces):
+            colour = SERIES_COLOURS[rank] if ranks == 2 else SOFT
+            word = f"rank {rank}: {len(rows)} rows" if ranks > 1 else f"{ROWS} rows"
+            box(axes, first, bottom, (len(rows), 0.7), colour, word)
+    edges = sorted({*starts[2], *starts[3], ROWS})
+    for low, high in pairwise(edges):
+        middle, colour = (low + high) / 2, SERIES_COLOURS[sum(first <= low for first in starts[2]) - 1]
+        arrow = {"arrowstyle": "-|>", "color": colour, "lw": 2.5}
+        axes.annotate("", (middle, 1.9), (middle, 2.55), arrowprops=arrow)
+        axes.text(middle + 3, 2.22, f"{low} to {high - 1}", va="center", color=colour, fontsize=13)
+    return figure

@@ -1,0 +1,33 @@
+"""What the figures of deck 5 are drawn with: boxes, and a canvas without axes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from draw.canvas import canvas
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.patches import Rectangle
+
+from minifsdp.course.plots.style import LANE_COLOURS, TAG_COLOURS
+
+FP32, BF16 = TAG_COLOURS["parameters"], TAG_COLOURS["unsharded"]
+GATHER = LANE_COLOURS["communication"]
+
+
+def box(axes: Axes, x: float, y: float, size: tuple[float, float], colour: str, text: str = "", **style: Any) -> None:
+    """A box with a word in its middle; `style` is the word's."""
+    width, height = size
+    axes.add_patch(Rectangle((x, y), width, height, facecolor=colour, edgecolor="white", linewidth=1.5))
+    look: dict[str, Any] = {"ha": "center", "va": "center", "color": "white", "fontsize": 14}
+    axes.text(x + width / 2, y + height / 2, text, **(look | style))
+
+
+def bare(height: float, right: float, top: float, left: float = 0.0, bottom: float = 0.0) -> tuple[Figure, Axes]:
+    """A canvas for a drawing without axes."""
+    figure = canvas(height)
+    axes = figure.subplots()
+    axes.set_xlim(left, right)
+    axes.set_ylim(bottom, top)
+    axes.axis("off")
+    return figure, axes

@@ -1,0 +1,97 @@
+"""Hybrid sharding: groups, what leaves a host, and what to choose on which cluster."""
+
+from __future__ import annotations
+
+from draw.canvas import INK, LINE, PALE, SOFT, canvas
+from draw.measured import told
+from draw.practice.drawing import BF16, FP32, GATHER, bare, box
+from draw.practice.model import RANKS, large
+from matplotlib.figure import Figure
+from matplotlib.patches import FancyBboxPatch, Rectangle
+
+from minifsdp.course.plots.style import REDUCTION_COLOUR, SERIES_COLOURS, TAG_COLOURS
+from minifsdp.course.reference.lab11 import plan_groups, traffic
+from minifsdp.course.rungs import sizes_of
+
+
+def draw_hybrid() -> Figure:
+    """Eight ranks on two hosts: rows are sharding groups, columns are replica groups."""
+    figure, axes = bare(4.7, 6.6, 4.6, left=-0.7, bottom=0.25)
+    factor = 4
+    sharding, replicas = plan_groups(RANKS, factor)
+    round_corners = "round,pad=0,rounding_size=0.12"
+    for host, group in enumerate(sharding):
+        bottom = 2.35 - 2.0 * host
+        row = FancyBboxPatch((-0.02, bottom - 0.02), 4.24, 1.54, round_corners, facecolor=PALE, edgecolor=LINE)
+        axes.add_patch(row)
+        axes.text(-0.1, bottom + 0.75, f"host {host}", ha="right", va="center")
+        for place, rank in enumerate(group):
+            left = 0.12 + 1.04 * place
+            axes.add_patch(Rectangle((left, bottom + 0.16), 0.9, 1.18, facecolor="white", edgecolor=LINE))
+            axes.text(left + 0.45, bottom + 1.06, f"rank {rank}", ha="center", va="center")
+            for part in range(factor):
+                colour = SERIES_COLOURS[part] if part == place else PALE
+                box(axes, left + 0.08 + 0.185 * part, bottom + 0.3, (0.185, 0.5), colour)
+    for place, group in enumerate(replicas):
+        middle = 0.57 + 1.04 * place
+        axes.annotate(
+            "",
+            (middle, 2.3),
+            (middle, 1.87),
+            arrowprops={"arrowstyle": "<|-|>", "color": REDUCTION_COLOUR, "lw": 2.5, "shrinkA": 0, "shrinkB": 0},
+        )
+        axes.text(middle, 4.0, f"replicas\n{group}", ha="center", va="bottom", color=REDUCTION_COLOUR, fontsize=14)
+    told_inside = "1  along a row: gathers,\nreduce-scatter of P:\nthe mean of 4 ranks, P / 4"
+    told_across = "2  down a column:\nall-reduce of P / 4:\nthe mean of 8 ranks"
+    axes.text(4.4, 3.1, told_inside, va="center", color=INK, fontsize=16)
+    axes.text(4.4, 1.75, told_across, va="center", color=REDUCTION_COLOUR, fontsize=16)
+    return figure
+
+
+def draw_leaves() -> Figure:
+    """What all ranks of a host send to other hosts in a step, by sharding factor."""
+    figure = canvas(4.5)
+    panels = figure.subplots(1, 2, sharey=True, width_ratios=(3, 6))
+    units = [2 * sum(unit) for unit in sizes_of(large()).units]
+    clusters = (("2 hosts of 2", 4, 2, (1, 2, 4)), ("8 hosts of 8", 64, 8, (1, 2, 4, 8, 16, 64)))
+    for panel, (name, ranks, per_host, factors) in zip(panels, clusters, strict=True):
+        for place, factor in enumerate(factors):
+            sent = traffic(units, ranks, per_host, factor)
+            gathers = (sent.sharding if factor > per_host else 0.0) / sum(units)
+            rest = sent.leaves / sum(units) - gathers
+            panel.bar(place, gathers, 0.62, color=GATHER)
+            panel.bar(place, rest, 0.62, gathers, color=REDUCTION_COLOUR)
+            panel.text(place, gathers + rest + 0.05, f"{gathers + rest:.2f}", ha="center", va="bottom", fontsize=17)
+        panel.set_xticks(range(len(factors)), [f"F = {factor}" for factor in factors])
+        panel.tick_params(axis="x", length=0)
+        panel.set_title(name)
+        panel.set_ylim(0, 4.4)
+    panels[0].set_ylabel("models leave a host in a step")
+    panels[1].text(-0.3, 3.6, "gathers and reduce-scatters", color=GATHER, fontweight="bold")
+    panels[1].text(-0.3, 3.1, "all-reduce", color=REDUCTION_COLOUR, fontweight="bold")
+    return figure
+
+
+def draw_decisions() -> Figure:
+    """What lab 11's cost model chooses, by model and cluster."""
+    head, *lines = [line for line in told("11", "C44") if line.strip()]
+    colours = {
+        "data parallelism": TAG_COLOURS["optimizer"],
+        "hybrid sharding": BF16,
+        "full sharding": FP32,
+        "more ranks": "#E69F00",
+        "split layers": REDUCTION_COLOUR,
+    }
+    figure, axes = bare(5.0, 4.0, len(lines) + 0.75, left=-1.15)
+    columns = [slice(30 + 25 * place, 55 + 25 * place) for place in range(4)]
+    for place, column in enumerate(columns):
+        axes.text(place + 0.5, len(lines) + 0.2, head[column].strip(), ha="center", color=SOFT, fontsize=13)
+    for row, line in enumerate(lines):
+        bottom = len(lines) - 1 - row
+        axes.text(-0.04, bottom + 0.5, line[:30].strip().replace(", ", ",\n"), ha="right", va="center", fontsize=13)
+        for place, column in enumerate(columns):
+            choice, _, factor = line[column].strip().partition(", ")
+            word = choice.replace(" sharding", "") + (f", {factor}" if factor not in ("", "F = 1") else "")
+            ink = INK if choice in ("hybrid sharding", "more ranks") else "white"
+            box(axes, place, bottom + 0.04, (0.985, 0.9), colours[choice], word, color=ink)
+    return figure
