@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from playwright.sync_api import Page
+    from playwright.sync_api import Page, ViewportSize
 
 PROGRAMS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 HERE = ("file:", "data:", "blob:")
@@ -23,11 +23,11 @@ def program() -> str:
 
 
 @contextmanager
-def watched_page(width: int, height: int, found: list[str]) -> Iterator[Page]:
+def watched_page(size: ViewportSize, found: list[str]) -> Iterator[Page]:
     """A page in a browser without a network.
 
     Args:
-        width, height: of what is seen, in pixels.
+        size: "width" and "height" of what is seen, in pixels.
         found: gets a line for each error on the page's console, each request that fails, and each for anything that is
             not a file here.
     """
@@ -36,7 +36,7 @@ def watched_page(width: int, height: int, found: list[str]) -> Iterator[Page]:
     with sync_playwright() as playwright:
         flags = ["--no-sandbox", "--disable-background-networking"]
         engine = playwright.chromium.launch(executable_path=program(), args=flags)
-        page = engine.new_page(viewport={"width": width, "height": height}, offline=True)
+        page = engine.new_page(viewport=size, offline=True)
         page.on("console", lambda message: found.append(message.text) if message.type == "error" else None)
         page.on("pageerror", lambda error: found.append(str(error)))
         page.on("requestfailed", lambda request: found.append(f"{request.url} was not to be had"))

@@ -40,7 +40,7 @@ def look(page_file: Path, pictures: Path) -> list[str]:
     for old in pictures.glob("*.png"):
         old.unlink()
     found: list[str] = []
-    with watched_page(1280, 720, found) as page:
+    with watched_page({"width": 1280, "height": 720}, found) as page:
         page.goto(page_file.as_uri(), wait_until="load")
         for number, section in enumerate(page.locator("section").all(), 1):
             section.scroll_into_view_if_needed()

@@ -7,8 +7,10 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from chromium import watched_page
+from playwright.sync_api import ViewportSize
 
-PHONE, SCREEN = (390, 844), (1440, 900)
+PHONE: ViewportSize = {"width": 390, "height": 844}
+SCREEN: ViewportSize = {"width": 1440, "height": 900}
 PICTURED = ("index", "lectures", "labs/README", "labs/lab05_fsdp", "docs/parity", "minifsdp/fsdp/index")
 PLOTS = (
     "() => [...document.querySelectorAll('.cell_output img')].filter(each => each.naturalWidth && each.width).length"
@@ -27,7 +29,7 @@ def look_around(site: Path, plots: Mapping[str, int], pictures: Path) -> list[st
     """
     shutil.rmtree(pictures, ignore_errors=True)
     found: list[str] = []
-    with watched_page(*PHONE, found) as page:
+    with watched_page(PHONE, found) as page:
         for path in sorted(site.rglob("*.html")):
             name = path.relative_to(site).as_posix()
             before = len(found)
@@ -35,13 +37,15 @@ def look_around(site: Path, plots: Mapping[str, int], pictures: Path) -> list[st
             found += [f"{each} is not shown" for each in page.evaluate(LOST)]
             if (shown := page.evaluate(PLOTS)) != plots.get(name, 0):
                 found.append(f"{shown} plots can be seen, of {plots.get(name, 0)}")
-            if not name.startswith("slides/") and (wider := page.evaluate(WIDER)) > 0:
-                found.append(f"{wider} pixels wider than a phone")
+            for size in (SCREEN, PHONE) if not name.startswith("slides/") else ():
+                page.set_viewport_size(size)
+                if (wider := page.evaluate(WIDER)) > 0:
+                    found.append(f"{wider} pixels wider than {size['width']}")
             found[before:] = [f"{name}: {problem}" for problem in found[before:]]
         for name in PICTURED:
             page.goto((site / f"{name}.html").as_uri(), wait_until="load")
-            for where, (width, height) in (("phone", PHONE), ("screen", SCREEN)):
-                page.set_viewport_size({"width": width, "height": height})
+            for where, size in (("phone", PHONE), ("screen", SCREEN)):
+                page.set_viewport_size(size)
                 for light in ("light", "dark"):
                     page.emulate_media(color_scheme=light)
                     page.screenshot(path=pictures / f"{name.replace('/', '-')}-{where}-{light}.png")
