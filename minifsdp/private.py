@@ -1,4 +1,8 @@
-"""What the course uses of torch that torch calls private, all of it: no other module does.
+"""What the course uses of torch's private functions, classes and attributes of tensors: no other module does.
+
+Not here: what whoever writes a module, an optimizer or a scaler meets in its own class (`_parameters`, `_buffers` and
+`_modules` of a module, its hooks of state dicts, `_unscale_grads_`), and names that torch's users have to write
+(`_HYBRID_SHARD_ZERO2`, `_module_classes_to_ignore`, a policy's `_run_policy`, `_ddp_params_and_buffers_to_ignore`).
 
 Torch may change these without a word. Each has a test that says what would break (tests/test_private.py), so that a new
 version of torch that lacks one says so by its name.
@@ -63,6 +67,7 @@ __all__ = [
     "set_timeout",
     "spin",
     "steps_in_backward",
+    "tensor_of_shards",
     "tree_leaves",
     "unset_fake_temporarily",
     "version_of",
@@ -164,6 +169,11 @@ def base_store_of(group: Any) -> Any:
 def set_timeout(options: Any, timeout: datetime.timedelta) -> None:
     """Of a process group's options; where it differs from the group's, torch warns."""
     options._timeout = timeout
+
+
+def tensor_of_shards(mine: list[Shard], metadata: ShardedTensorMetadata, group: Any) -> ShardedTensor:
+    """Of this rank's shards; the metadata say who has the others."""
+    return ShardedTensor._init_from_local_shards_and_global_metadata(mine, metadata, process_group=group)
 
 
 def fake_store() -> Any:

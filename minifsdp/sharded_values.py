@@ -26,6 +26,7 @@ from minifsdp.private import (
     ShardMetadata,
     TensorProperties,
     remote_device,
+    tensor_of_shards,
 )
 
 
@@ -70,9 +71,7 @@ def sharded_tensor(local: Tensor, rows: int, shape: torch.Size, group: Group) ->
     # A rank without rows has an empty shard: a value without any would be left out on loading (default_planner.py).
     mine = [Shard(local, metadata[group.rank()])]
     properties = TensorProperties(dtype=local.dtype)
-    return ShardedTensor._init_from_local_shards_and_global_metadata(
-        mine, ShardedTensorMetadata(metadata, shape, properties), process_group=group
-    )
+    return tensor_of_shards(mine, ShardedTensorMetadata(metadata, shape, properties), group)
 
 
 def is_sharded(value: Any) -> bool:

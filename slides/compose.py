@@ -24,8 +24,6 @@ from typing import Any
 from draw.canvas import Draw
 from jinja2 import Environment, StrictUndefined
 
-from minifsdp.course.workshop.catalogue import lab_of_file
-
 SLIDES = Path(__file__).parent
 LABS = SLIDES.parent / "labs"
 DECKS = ("memory", "ddp", "fsdp", "overlap", "practice")
@@ -91,9 +89,5 @@ def _figure(known: Mapping[str, Draw], name: str, says: str) -> str:
 def _claim(*numbers: str) -> str:
     """Where the labs measure it."""
     claims = tomllib.loads((LABS / "claims.toml").read_text())
-    files = {lab_of_file(path.name): path.name for path in LABS.glob("lab*.ipynb")}
-    parts = []
-    for number in numbers:
-        links = ", ".join(f'<a href="../../labs/{files[lab]}">lab {lab}</a>' for lab in claims[number]["labs"])
-        parts.append(f"{number}: {links}")
+    parts = [f"{number}: " + ", ".join(f"<b>lab {lab}</b>" for lab in claims[number]["labs"]) for number in numbers]
     return f'<div class="claim">{" &emsp; ".join(parts)}</div>'

@@ -143,6 +143,27 @@ def a_gradient_that_a_function_leaves_undefined_counts_as_zero() -> None:
 
 
 @check()
+def a_gradient_that_is_undefined_everywhere_is_none_where_unused_parameters_are_looked_for() -> None:
+    for options in ({"find_unused_parameters": True}, {"static_graph": True}):
+        both = twins(Undefined, **options)
+        for model in both:
+            step(model)
+            step(model, 1)
+        assert [p.grad is None for p in both[0].parameters()] == [p.grad is None for p in both[1].parameters()]
+        assert both[0].module.scale.grad is None
+
+
+@check()
+def gradients_of_another_dtype_are_refused() -> None:
+    model = chain()
+    weight = model[0].weight
+    if hasattr(weight, "grad_dtype"):
+        weight.grad_dtype = torch.float64
+        with pytest.raises(ValueError, match=r"parameter 0\.weight has grad_dtype torch\.float64"):
+            DistributedDataParallel(model)
+
+
+@check()
 def a_reducers_hooks_end_with_it() -> None:
     model = chain()
     for views in VIEWS:

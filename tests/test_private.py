@@ -251,7 +251,7 @@ def in_a_group() -> None:
     properties = private.TensorProperties(torch.float32)
     metadata = private.ShardedTensorMetadata(pieces, torch.Size([4]), properties)
     mine = private.Shard(torch.ones(2), pieces[dist.get_rank()])
-    sharded = private.ShardedTensor._init_from_local_shards_and_global_metadata([mine], metadata)
+    sharded = private.tensor_of_shards([mine], metadata, group)
     assert sharded.size() == (4,)
 
 
@@ -278,6 +278,10 @@ def test_base_store_of(group: None) -> None:
 
 def test_shardedtensor(group: None) -> None:
     """Without it there are no sharded state dicts as torch's FSDP1 has them."""
+
+
+def test_tensor_of_shards(group: None) -> None:
+    """Without it, as without ShardedTensor."""
 
 
 def test_shard(group: None) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import re
 import sys
 from os.path import normpath
@@ -69,6 +70,13 @@ def test_code_stands_on_its_page_as_it_is(sources: Path) -> None:
     listing = (sources / "minifsdp" / "fsdp" / "index.md").read_text()
     assert "| [`engine.py`](engine.py.md) | From autograd's hooks to the schedule's events. |" in listing
     assert "[`state/`](state/index.md)" in listing
+
+
+def test_a_lab_in_two_sittings_is_one_page_with_one_title(sources: Path) -> None:
+    cells = json.loads((sources / "labs" / "lab01_collectives.ipynb").read_text())["cells"]
+    text = "\n".join("".join(cell["source"]) for cell in cells if cell["cell_type"] == "markdown")
+    assert len(re.findall("^# ", text, re.MULTILINE)) == 1
+    assert re.search("^## .*Sitting two", text, re.MULTILINE)
 
 
 def test_headings_of_notebooks_are_found_by_githubs_names(sources: Path) -> None:

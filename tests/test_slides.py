@@ -53,7 +53,7 @@ def test_a_figure_that_is_not_what_its_code_draws_is_named(tmp_path: Path, monke
 
 def test_claims_lead_to_the_labs_that_measure_them() -> None:
     said = compose.Deck("made-up", "{{ claim('C4', 'C2') }}", {}, {}).text
-    assert [f"lab{lab}_" in said for lab in ("05", "08", "00")] == [True] * 3
+    assert [f"<b>lab {lab}</b>" in said for lab in ("05", "08", "00")] == [True] * 3
     with pytest.raises(KeyError, match="C99"):
         _ = compose.Deck("made-up", "{{ claim('C99') }}", {}, {}).text
 

@@ -6,7 +6,7 @@ extensions = ["myst_nb"]
 root_doc = "index"
 
 nb_execution_mode = "off"  # the notebooks are shipped with their outputs, which the suite checks (nbval)
-myst_heading_anchors = 3  # links to headings, as on GitHub
+myst_heading_anchors = 4  # links to headings, as on GitHub
 myst_enable_extensions = ["dollarmath"]
 
 html_theme = "furo"

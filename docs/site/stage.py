@@ -137,9 +137,12 @@ def relinked(name: str, text: str, pages: Pages) -> str:
     if not name.endswith(".ipynb"):
         return LINK.sub(leading(name, pages), text)
     notebook = json.loads(text)
-    for cell in notebook["cells"]:
-        if cell["cell_type"] == "markdown":
-            cell["source"] = LINK.sub(leading(name, pages), "".join(cell["source"]))
+    cells = [cell for cell in notebook["cells"] if cell["cell_type"] == "markdown"]
+    for cell in cells:
+        cell["source"] = LINK.sub(leading(name, pages), "".join(cell["source"]))
+    if sum(len(re.findall("^# ", cell["source"], re.MULTILINE)) for cell in cells) > 1:  # a page has one title
+        for cell in cells[1:]:
+            cell["source"] = re.sub("^(#+ )", r"#\1", cell["source"], flags=re.MULTILINE)
     return json.dumps(notebook)
 
 

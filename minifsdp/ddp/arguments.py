@@ -124,7 +124,7 @@ def check_modules(module: nn.Module) -> None:
     """Refuse what would go wrong without a word.
 
     Raises:
-        ValueError: batch statistics over ranks on CPU; parameters that are sharded already.
+        ValueError: batch statistics over ranks on CPU; parameters that are sharded, or have gradients of another dtype.
     """
     for name, child in module.named_modules():
         if isinstance(child, nn.SyncBatchNorm) and any(p.device.type == "cpu" for p in child.parameters()):
@@ -132,6 +132,10 @@ def check_modules(module: nn.Module) -> None:
     for name, p in module.named_parameters():
         if hasattr(p, "placements"):
             raise ValueError(f"parameter {name} is a DTensor: DistributedDataParallel wraps plain parameters only")
+        if getattr(p, "grad_dtype", p.dtype) not in (p.dtype, None):
+            raise ValueError(
+                f"parameter {name} has grad_dtype {p.grad_dtype}, but buckets have its own: leave it unset"
+            )
 
 
 def check_optimizers(module: nn.Module) -> None:

@@ -99,7 +99,8 @@ class Reducer:
                 "backward ran twice over the same forward. Use parameters inside forward only, and let it return all "
                 "that the loss is made of."
             )
-        self.used.add(param)
+        if param.grad is not None:  # a function may give none, and a hook take it
+            self.used.add(param)
         if self.expecting and self.is_complete(param):
             self.mark_ready(param, incoming)
         else:

@@ -75,6 +75,8 @@ class StaticGraphReducer(Reducer):
             self.mark_all_ready_but(self.expected)
 
     def on_gradient(self, param: nn.Parameter, incoming: Tensor | None) -> None:
+        if param not in self.bucket_of and param.grad is None:
+            return  # reached by backward on every rank, and given nothing by any
         if param not in self.bucket_of or (self.expecting and param in self.ready and self.expected is not None):
             raise RuntimeError(
                 "Your training graph has changed in this iteration, e.g., one parameter is unused in first iteration, "

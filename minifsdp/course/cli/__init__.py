@@ -34,7 +34,7 @@ START = {
     "minifsdp ladder": "half a minute: tables, pictures, traces",
     "minifsdp lab start 00": "the first notebook, in this folder",
     "minifsdp COMMAND --help": "what can be varied, and an example",
-    "minifsdp --install-completion": "Tab completes names in your shell",
+    "minifsdp --install-completion": "Tab completes commands in your shell",
 }
 
 

@@ -69,11 +69,16 @@ def draw_gradients() -> Figure:
         "all-reduce:\nthe mean": ("gradients", [mean] * 4),
         "parameters\nafter the step": ("parameters", [before - 0.2 * mean] * 4),
     }
-    for row, (name, (tag, values)) in zip(figure.subplots(4, 4, sharey="row"), lines.items(), strict=True):
+    heights = {
+        of: [0.0, *(each for tag, values in lines.values() if tag == of for v in values for each in v.tolist())]
+        for of in ("parameters", "gradients")
+    }  # rows of one kind have one scale
+    for row, (name, (tag, values)) in zip(figure.subplots(4, 4), lines.items(), strict=True):
         for rank, (axes, value) in enumerate(zip(row, values, strict=True)):
             axes.bar(FOUR, value.tolist(), 0.7, color=TAG_COLOURS[tag])
             axes.axhline(0, color=LINE, linewidth=1)
             axes.axis("off")
+            axes.set_ylim(1.05 * min(heights[tag]), 1.05 * max(heights[tag]))
             if row[0].get_subplotspec().is_first_row():
                 axes.set_title(f"rank {rank}: rows {2 * rank}, {2 * rank + 1}", loc="center")
         row[0].text(-0.12, 0.5, name, ha="right", va="center", transform=row[0].transAxes, color=TAG_COLOURS[tag])
