@@ -12,11 +12,13 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
+from on_ranks import Checks
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from minifsdp import private
-from minifsdp.course.launch import launch
+
+check = Checks(__name__)
 
 PACKAGE = Path(private.__file__).parent
 TAUGHT = PACKAGE / "course" / "reference"  # answers of labs, which show torch as it is
@@ -65,10 +67,12 @@ def test_such_names_are_found() -> None:
 
 
 def test_each_has_a_test_here_that_says_what_would_break() -> None:
-    tests = {name.removeprefix("test_").lower(): test for name, test in globals().items() if name.startswith("test_")}
+    on_ranks = {name for _, name in (each.values for each in check.params)}
     for name in private.__all__:
-        assert name.lower() in tests, name
-        assert "Without it" in (tests[name.lower()].__doc__ or ""), name
+        shown_by = TOGETHER.get(name, name)
+        test = globals().get(shown_by) if shown_by in on_ranks else globals().get(f"test_{shown_by.lower()}")
+        assert test is not None, name
+        assert "Without it" in (test.__doc__ or ""), name
 
 
 # Autograd
@@ -241,63 +245,49 @@ def test_unset_fake_temporarily() -> None:
 # Process groups
 
 
-def in_a_group() -> None:
-    group = dist.group.WORLD
-    assert private.backend_of(group, torch.device("cpu")) == "gloo"
-    assert private.device_types_of(group) >= {"cpu"}
-    assert private.group_named(group.group_name) is group
-    assert isinstance(private.base_store_of(group), dist.Store)
+@check()
+def backend_of() -> None:
+    """Without it gloo's collectives are torch's own again: twice the bytes of a reduction."""
+    assert private.backend_of(dist.group.WORLD, torch.device("cpu")) == "gloo"
+
+
+@check()
+def device_types_of() -> None:
+    """Without it a tensor on the wrong device ends in torch's error, which does not say which device would do."""
+    assert private.device_types_of(dist.group.WORLD) >= {"cpu"}
+
+
+@check()
+def group_named() -> None:
+    """Without it an emulated link of several hosts cannot tell which of its messages cross."""
+    assert private.group_named(dist.group.WORLD.group_name) is dist.group.WORLD
+
+
+@check()
+def base_store_of() -> None:
+    """Without it ranks cannot compare what they are about to issue without issuing anything."""
+    assert isinstance(private.base_store_of(dist.group.WORLD), dist.Store)
+
+
+@check()
+def tensor_of_shards() -> None:
+    """Without it, and the five names that it takes, there are no sharded state dicts as torch's FSDP1 has them."""
     pieces = [private.ShardMetadata([2 * rank], [2], f"rank:{rank}/cpu") for rank in range(2)]
-    properties = private.TensorProperties(torch.float32)
-    metadata = private.ShardedTensorMetadata(pieces, torch.Size([4]), properties)
+    metadata = private.ShardedTensorMetadata(pieces, torch.Size([4]), private.TensorProperties(torch.float32))
     mine = private.Shard(torch.ones(2), pieces[dist.get_rank()])
-    sharded = private.tensor_of_shards([mine], metadata, group)
+    sharded = private.tensor_of_shards([mine], metadata, dist.group.WORLD)
+    assert isinstance(sharded, private.ShardedTensor)
     assert sharded.size() == (4,)
 
 
-@pytest.fixture(scope="module")
-def group() -> None:
-    launch(in_a_group, 2)
+TOGETHER = dict.fromkeys(
+    ("Shard", "ShardMetadata", "ShardedTensor", "ShardedTensorMetadata", "TensorProperties"), "tensor_of_shards"
+)
 
 
-def test_backend_of(group: None) -> None:
-    """Without it gloo's collectives are torch's own again: twice the bytes of a reduction."""
-
-
-def test_device_types_of(group: None) -> None:
-    """Without it a tensor on the wrong device ends in torch's error, which does not say which device would do."""
-
-
-def test_group_named(group: None) -> None:
-    """Without it an emulated link of several hosts cannot tell which of its messages cross."""
-
-
-def test_base_store_of(group: None) -> None:
-    """Without it ranks cannot compare what they are about to issue without issuing anything."""
-
-
-def test_shardedtensor(group: None) -> None:
-    """Without it there are no sharded state dicts as torch's FSDP1 has them."""
-
-
-def test_tensor_of_shards(group: None) -> None:
-    """Without it, as without ShardedTensor."""
-
-
-def test_shard(group: None) -> None:
-    """Without it, as without ShardedTensor."""
-
-
-def test_shardmetadata(group: None) -> None:
-    """Without it, as without ShardedTensor."""
-
-
-def test_shardedtensormetadata(group: None) -> None:
-    """Without it, as without ShardedTensor."""
-
-
-def test_tensorproperties(group: None) -> None:
-    """Without it, as without ShardedTensor."""
+@pytest.mark.parametrize(("ranks", "name"), check.params)
+def test_on_ranks(ranks: int, name: str) -> None:
+    check.assert_passed(ranks, name)
 
 
 def test_remote_device() -> None:

@@ -17,6 +17,7 @@ SITE = Path(__file__).parent.parent / "docs" / "site"
 
 @pytest.fixture(scope="module")
 def stage() -> ModuleType:
+    sys.path.insert(0, str(SITE.parents[1] / "slides"))
     spec = importlib.util.spec_from_file_location("stage", SITE / "stage.py")
     assert spec is not None
     assert spec.loader is not None

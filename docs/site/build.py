@@ -19,8 +19,9 @@ SLIDES = ROOT / "slides"
 MATHJAX = SLIDES / "node_modules" / "mathjax-full" / "es5" / "tex-svg.js"  # Marp's own
 sys.path.insert(0, str(SLIDES))
 
+from compose import DECKS  # noqa: E402
 from look_around import look_around  # noqa: E402
-from stage import DECKS, stage  # noqa: E402
+from stage import stage  # noqa: E402
 
 
 def main() -> None:

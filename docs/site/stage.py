@@ -11,8 +11,9 @@ from collections.abc import Callable, Iterable
 from os.path import normpath, relpath
 from pathlib import Path
 
+from compose import DECKS  # of slides/
+
 ROOT = Path(__file__).parents[2]
-DECKS = {"memory": 1, "ddp": 2, "fsdp": 3, "overlap": 4, "practice": 5}
 LINK = re.compile(r"(?<=\]\()(?!\w+://|#)([^)#\s]*)(#(?:[^()]|\([^()]*\))*)?(?=\))")
 SHOWN = {".py": "python", ".toml": "toml", ".sbatch": "bash", ".json": "json", ".cff": "yaml"}
 PICTURES = (".png", ".gif", ".svg")
@@ -126,7 +127,7 @@ def lectures() -> str:
         '{2}. <a href="slides/{0}.html">{1}</a> (<a href="slides/{0}.pdf">PDF, with notes</a>)</p>'
     )
     cards = []
-    for deck, number in DECKS.items():
+    for number, deck in enumerate(DECKS, 1):
         (heading, *_) = re.findall(r"^# (.+)", (ROOT / "slides" / f"{deck}.md").read_text(), re.MULTILINE)
         cards.append(card.format(deck, heading, number))
     return "\n".join(["# Lectures\n", '<div class="lectures">', *cards, "</div>\n"])
