@@ -6,7 +6,7 @@
     end_forward    the outermost module returns, and no backward will follow
     pre_backward   a hook on each output: the first gradient that reaches the unit
     post_backward  a hook on each leaf, run once per backward when its gradient is complete, however often the
-                   module was called; the last of the unit's leaves is the unit's end
+                   module was called; the last of the unit's leaves is the unit's end, in its turn (turns.py)
     end_backward   a callback that the autograd engine runs when this backward is over
 
 (torch/distributed/fsdp/_runtime_utils.py.)
@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import warnings
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
@@ -27,26 +27,10 @@ from torch import Tensor
 from minifsdp import private
 from minifsdp.fsdp.hooks import call_post_hooks
 from minifsdp.fsdp.sync import SyncSchedule
+from minifsdp.fsdp.turns import Progress, StepTurns
 from minifsdp.fsdp.unit import SHARDED, Unit
+from minifsdp.fsdp.watch import after_backward_to, before_backward_of
 from minifsdp.tree import tensors_in
-
-
-class Progress:
-    """Where one unit is in the backward under way."""
-
-    def __init__(self, unit: Unit) -> None:
-        self.unit = unit
-        self.trained: list[int] = []  # leaves that want a gradient in this step
-        self.hooked: set[int] = set()  # leaves that tell of theirs
-        self.on_output: Callable[[Tensor], None]
-        self.passed: list[Any] = []  # handles of hooks on leaves among its outputs, which outlive the step
-        self.ended = False  # its post_backward has been, in the backward under way
-        self.restart()
-
-    def restart(self) -> None:
-        self.missing = set(self.trained)  # leaves whose gradient is still to come
-        self.calls = 0  # calls of a unit with frozen leaves whose inputs' gradients are still to come
-        self.in_backward = False
 
 
 class Engine:
@@ -64,9 +48,9 @@ class Engine:
         self.trains = False  # the outermost forward is to be followed by a backward
         self.backward_runs = False
         self.kept = False  # parameters stay whole from one micro-batch to the next: SHARD_GRAD_OP inside no_sync
+        self.turns = StepTurns(self._begin, self._post_backward)
         self.progress = {unit: Progress(unit) for unit in units}
         for progress in self.progress.values():
-            progress.on_output = partial(self._pre_backward, progress)
             self._follow(progress)
 
     def _follow(self, progress: Progress) -> None:
@@ -78,7 +62,7 @@ class Engine:
         progress.restart()
 
     def _hook(self, progress: Progress) -> None:
-        engine, here = weakref.proxy(self), weakref.proxy(progress)  # a hook that held them would hold its own leaf
+        engine, here = weakref.proxy(self), weakref.ref(progress)  # a hook that held them would hold its own leaf
         for index in set(progress.trained) - progress.hooked:
             hook = partial(Engine._on_gradient, engine, here, index)
             progress.unit.leaves[index].register_post_accumulate_grad_hook(hook)
@@ -92,6 +76,7 @@ class Engine:
             return
         if self.backward_runs:
             self._abandon_backward()
+        self.turns.forward.forget()
         self.forward_runs = True
         self.trains = torch.is_grad_enabled()
         for progress in self.progress.values():
@@ -99,6 +84,7 @@ class Engine:
         self.schedule.begin_forward()
         if not self.kept:
             for unit in self.progress:
+                unit.lingers = False
                 if unit.state is not SHARDED:
                     self.schedule.free(unit)
 
@@ -107,11 +93,14 @@ class Engine:
         if progress.in_backward:  # an activation checkpoint inside the unit
             return
         if self.backward_runs:  # an activation checkpoint around the unit
+            self.turns.recompute(progress)
             self.schedule.pre_recompute(unit)
         else:
             self.schedule.pre_forward(unit)
+            self.turns.forward.enter(progress)
         if len(progress.trained) < len(unit.leaves) and torch.is_grad_enabled():
-            self._watch_inputs(progress, inputs)
+            # Frozen leaves have no hook, and are read until the inputs have their gradients.
+            progress.calls += after_backward_to(tensors_in(inputs), partial(self._on_inputs, progress))
 
     def after(self, unit: Unit, output: Any) -> None:
         progress = self.progress[unit]
@@ -119,28 +108,26 @@ class Engine:
             return
         outputs = [t for t in tensors_in(output) if t.requires_grad]
         if self.backward_runs:
-            if unit.freed_after_forward or not outputs:
+            follows = self.turns.recomputed(progress, outputs)
+            if unit.freed_after_forward or not (outputs or follows):
                 self.schedule.free(unit)
-        elif outputs or not self._may_need(unit, torch.is_grad_enabled()):
-            self.schedule.post_forward(unit, bool(outputs))
-        for t in outputs:
-            if t.grad_fn is None:  # a leaf that the unit has passed on
-                progress.passed.append(t.register_hook(progress.on_output))
-                continue
-            t.grad_fn.register_prehook(progress.on_output)  # costs less than a hook on the tensor
-            base = private.base_of(t)
-            if base is not None and base.grad_fn is not None:
-                # Who changes a view in place puts another node in the place of `grad_fn`, and keeps that of its base.
-                hook = partial(self._pre_backward_of_base, progress)
-                base.grad_fn.register_prehook(hook)
+        else:
+            follows = self.turns.forward.leave(progress, outputs)
+            unit.lingers |= follows and not outputs  # an object may hide tensors, whose backward no hook announces
+            if follows or not self._may_be_recomputed(unit):
+                self.schedule.post_forward(unit, follows)
+        if outputs:
+            progress.unreached += 1
+            call = [progress]  # emptied by its first gradient
+            hooks = partial(self._pre_backward, progress, call), partial(self._pre_backward_of_base, progress, call)
+            progress.passed += before_backward_of(outputs, *hooks)
 
-    def _may_need(self, unit: Unit, with_grad: bool) -> bool:
-        """Whether to keep a unit whole of whose backward no output will tell.
+    def _may_be_recomputed(self, unit: Unit) -> bool:
+        """Whether a forward without grad, in a model that trains, is perhaps that of a reentrant activation checkpoint.
 
-        With grad the output may be an object that hides tensors. Without it, in a model that trains, this may be a
-        reentrant activation checkpoint, whose recomputation comes: a unit that waits for its backward waits for that.
+        A unit that waits for its backward waits for the recomputation.
         """
-        return bool(self.progress[unit].trained) if with_grad else self.trains and not unit.freed_after_forward
+        return self.trains and not torch.is_grad_enabled() and not unit.freed_after_forward
 
     def end(self) -> None:
         """The outermost forward ends, or has raised."""
@@ -154,44 +141,65 @@ class Engine:
         if torch.is_grad_enabled():  # create_graph=True: the graph would read parameters that are freed by then
             raise RuntimeError("FSDP does not support gradients of gradients")
         self.backward_runs = True
+        self.turns.forward.restart()
         for unit in self.progress:
             unit.take_accumulated()
         private.at_end_of_backward(self._end_backward)
 
-    def _pre_backward(self, progress: Progress, gradient: Tensor) -> None:
+    def _pre_backward(self, progress: Progress, call: list[Progress], gradient: Tensor) -> None:
         if not self.backward_runs:
             self._begin_backward()
-        if not progress.in_backward:
-            progress.in_backward = True
-            self.schedule.pre_backward(progress.unit)
+        if call:
+            call.pop().unreached -= 1
+        self.turns.of(progress).reach(progress)
 
-    def _pre_backward_of_base(self, progress: Progress, gradient: Tensor) -> None:
+    def _pre_backward_of_base(self, progress: Progress, call: list[Progress], gradient: Tensor) -> None:
         if not progress.ended:  # or it is one of the unit's inputs, of which the unit has returned a view
-            self._pre_backward(progress, gradient)
+            self._pre_backward(progress, call, gradient)
 
-    def _on_gradient(self, progress: Progress, index: int, leaf: Tensor) -> None:
+    def _begin(self, progress: Progress) -> None:
+        progress.in_backward = True
+        progress.owes = bool(progress.trained)
+        progress.unit.lingers = False
+        self.schedule.pre_backward(progress.unit)
+
+    def _on_gradient(self, here: weakref.ref[Progress], index: int, leaf: Tensor) -> None:
+        progress = here()
+        assert progress is not None, "the hook has outlived its unit"
         if not self.backward_runs:
             self._begin_backward()
+        if not progress.ended:
+            self.turns.of(progress).reach(progress)  # no output has announced it
         progress.unit.take_gradient(index)
         progress.missing.discard(index)
-        if not progress.missing and not progress.calls:
-            self._post_backward(progress)
+        self._on_progress(progress)
+
+    def _on_inputs(self, progress: Progress) -> None:
+        progress.calls -= 1
+        self._on_progress(progress)
+
+    def _on_progress(self, progress: Progress) -> None:
+        if progress.is_complete:
+            self.turns.of(progress).complete(progress)
 
     def _post_backward(self, progress: Progress) -> None:
         progress.restart()
         progress.ended = True
         unit = progress.unit
-        if self.sync_gradients and unit.has_gradient:
+        if self.sync_gradients and (progress.owes or unit.has_gradient):
+            progress.owes = False
             self.schedule.post_backward(unit)
         elif unit.reshard_after_forward or not progress.trained:
             self.schedule.free(unit)
 
     def _end_backward(self) -> None:
-        """Ends what no hook has ended: units of which only some leaves, or none, got a gradient in this backward."""
+        """Ends what is left, in one order on all ranks: units without a turn last, by their order in the model."""
+        self.turns.forward.finish()
         self.backward_runs = False
         for progress in self.progress.values():
-            waits = self.sync_gradients and progress.unit.has_gradient  # perhaps since a backward inside no_sync
-            if len(progress.missing) < len(progress.trained) or (waits and not progress.ended):
+            owes = self.sync_gradients and (progress.owes or progress.unit.has_gradient)  # since one inside no_sync
+            is_late = len(progress.missing) < len(progress.trained)  # a leaf had its gradient after the unit's turn
+            if progress.in_backward or is_late or (owes and not progress.ended):
                 self._post_backward(progress)
         self.schedule.end_backward()
         self.kept = not self.sync_gradients
@@ -216,20 +224,6 @@ class Engine:
         for unit in self.progress:
             for shard in unit.shards:
                 shard.grad = None
-
-    def _watch_inputs(self, progress: Progress, inputs: Any) -> None:
-        """Frozen leaves have no hook, and are read until the inputs have their gradients."""
-        watched = [t for t in tensors_in(inputs) if t.requires_grad]
-        if not watched:
-            return
-        progress.calls += 1
-
-        def done(gradients: Any) -> None:
-            progress.calls -= 1
-            if not progress.calls and not progress.missing:
-                self._post_backward(progress)
-
-        torch.autograd.graph.register_multi_grad_hook(watched, done)
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:

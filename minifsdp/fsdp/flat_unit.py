@@ -68,7 +68,7 @@ class FlatUnit(Unit):
         self._views: list[Tensor] = []
         self._missing = set(range(len(self.flat.views)))
 
-    def _allocate_gradient(self) -> None:
+    def _allocate_gradient(self) -> Tensor:
         spare, self._spare = self._spare, None
         if spare is not None and spare[0].dtype == self.gradient_dtype:
             self._gradient, self._views = spare
@@ -77,6 +77,7 @@ class FlatUnit(Unit):
             size = self.flat.numel + self.flat.padding
             self._gradient = device.empty(size, self.gradient_dtype, "gradients", self.device)
             self._views = self.flat.unflatten(self._gradient)
+        return self._gradient
 
     @property
     def has_gradient(self) -> bool:
@@ -114,24 +115,39 @@ class FlatUnit(Unit):
     def _release(self) -> None:
         device.free(self.full)
 
+    # A rank whose data has not reached the unit takes part in its reduction all the same. It sends -0.0, the sum over
+    # nothing: x + -0.0 is x for every x, 0.0 too, and -0.0 + -0.0 is -0.0. So if nothing but -0.0 comes back, no rank
+    # had a gradient, and `.grad` stays as it was, as in one process.
+
     def _reduce(self) -> Handle:
         gradient = self._complete_gradient()
         self._mean = device.empty(self.flat.shard.numel(), gradient.dtype, "gradients", self.device)
         return comm.reduce_scatter(self._mean, gradient, self.group, self.reduction)
 
     def _complete_gradient(self) -> Tensor:
+        self._is_absent = self._gradient is None
+        if self._gradient is None:
+            self._allocate_gradient().fill_(-0.0)
+        else:
+            for index in self._missing:
+                self._views[index].zero_()
+            self.flat.clear_padding(self._gradient)
         assert self._gradient is not None
-        for index in self._missing:
-            self._views[index].zero_()
-        self.flat.clear_padding(self._gradient)
         self._reduced, self._reduced_views = self._gradient, self._views
         self._new_gradient()
         return self._reduced
 
     def _accumulate(self) -> None:
         self._free_gradient()
-        self._deliver(self._mean)
+        self._receive(self._mean)
         del self._mean
+
+    def _receive(self, mean: Tensor) -> None:
+        """Deliver a mean if there is one; only a rank that has contributed nothing has to look, and on CUDA to wait."""
+        if self._is_absent and bool((mean.eq(0) & mean.signbit()).all()):
+            device.free(mean)
+        else:
+            self._deliver(mean)
 
     def _free_gradient(self) -> None:
         device.free(self._reduced)

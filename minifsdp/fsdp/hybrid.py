@@ -42,6 +42,6 @@ class HybridUnit(FlatUnit):
         if self._across is not None:
             self._across.wait()
             self._across = None
-            self._deliver(self._mean)
+            self._receive(self._mean)
             del self._mean
         super().settle()

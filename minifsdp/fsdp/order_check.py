@@ -18,11 +18,11 @@ class CheckedUnit(FlatUnit):
         announce("all-gather", self.title, full, self.group)
         return super().gather_into(full)
 
-    def _reduce(self) -> Handle:
-        assert self._gradient is not None
+    def _complete_gradient(self) -> Tensor:
+        gradient = super()._complete_gradient()
         op = "all-reduce" if isinstance(self, ReplicatedUnit) else "reduce-scatter"
-        announce(op, self.title, self._gradient, self.group)
-        return super()._reduce()
+        announce(op, self.title, gradient, self.group)
+        return gradient
 
     def _accumulate(self) -> None:
         if isinstance(self, HybridUnit):

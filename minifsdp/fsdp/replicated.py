@@ -56,7 +56,7 @@ class ReplicatedUnit(WholeUnit):
         return comm.all_reduce(self._mean, self.group, self.reduction)
 
     def _accumulate(self) -> None:
-        self._deliver(self._mean)
+        self._receive(self._mean)
         del self._mean, self._reduced, self._reduced_views
 
     def _assemble(self) -> Tensor:

@@ -75,6 +75,7 @@ class Unit(ABC):
         shards: the Parameters that the optimizer updates, 1/N of the leaves' elements.
         device: where the computation runs.
         reshard_after_forward: free the leaves after forward and gather them again for backward.
+        lingers: keep the memory and its values when it is freed: a backward that nothing announces may read them.
         is_root: set for the outermost unit, which stays whole from its forward to the end of its backward.
     """
 
@@ -87,7 +88,7 @@ class Unit(ABC):
         self.name = self.title = name
         self.state = SHARDED
         self.reshard_after_forward = reshard_after_forward
-        self.is_root = False
+        self.is_root = self.lingers = False
         self._gathering: Handle | Done | None = None
         self._reducing: Handle | None = None
 
@@ -118,7 +119,8 @@ class Unit(ABC):
             self.wait_gather()
         if self.state is UNSHARDED:
             self._hide()
-            self._release()
+            if not self.lingers:
+                self._release()
             self.state = SHARDED
 
     @abstractmethod

@@ -1,0 +1,205 @@
+"""The order of a backward: the forward, reversed.
+
+    forward     root(  a(  )a  b(  c(  )c  )b  )root      u(  unit u is called      )u  it returns
+    backward    )root  )b  )c  c(  b(  )a  a(  root(      )u  gather                u(  free and reduce
+
+A collective needs every rank, in one order. Which parameters of a unit get a gradient may depend on a rank's data
+(experts, heads of tasks), and so then does the moment at which the last of them has it. All ranks have one thing
+in common: the order in which they have called the units. So autograd decides only *when* a turn is taken, the forward
+decides *after which others*:
+
+- a unit ends when all of its gradients are there and its turn has come;
+- when a gradient reaches a unit, all turns before it are taken. Autograd runs the nodes of a graph in the reverse order
+  of their creation (torch/csrc/autograd/engine.cpp, `CompareNodeTaskTime`), so nothing is still to come for those
+  units: this rank uses only some of their parameters, or none.
+
+In torch's FSDP1 the same order follows from the split of the flat parameter, one autograd node per unit and forward.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from minifsdp.fsdp.unit import Unit
+from minifsdp.private import at_end_of_backward
+
+
+class Progress:
+    """Where one unit is in a step.
+
+    Attributes:
+        trained: leaves that want a gradient in this step.
+        hooked: leaves with a hook on their gradient.
+        passed: handles of hooks on leaves among the unit's outputs, which outlive the step.
+        missing: leaves without a gradient in this backward so far.
+        calls: calls of a unit with frozen leaves whose inputs' gradients are still to come.
+        unreached: calls whose outputs' gradients are still to come.
+        in_backward: between the two turns.
+        ended: both turns of this backward are over.
+        owes: a backward has come to it since its last reduction.
+    """
+
+    def __init__(self, unit: Unit) -> None:
+        self.unit = unit
+        self.trained: list[int] = []
+        self.hooked: set[int] = set()
+        self.passed: list[Any] = []
+        self.unreached = 0
+        self.ended = self.owes = False
+        self.restart()
+
+    def restart(self) -> None:
+        self.missing = set(self.trained)
+        self.calls = 0
+        self.in_backward = False
+
+    @property
+    def is_complete(self) -> bool:
+        return not (self.missing or self.calls or self.unreached)
+
+
+class Turns:
+    """The turns of a forward, and those taken in the backward under way.
+
+    Args:
+        begin: gathers a unit; marks it as `in_backward`.
+        end: frees and reduces a unit; marks it as `ended`.
+
+    Attributes:
+        calls: first calls (False) and last returns (True) of units, as they came.
+        expected: units whose turns are taken on every rank: those to train, if called with grad, and frozen ones that
+            gradients may pass through.
+        forward: `calls`, for the backward under way.
+        places: where in `forward` a unit's call and its return stand.
+        left: turns of `forward` that the backward has not come to.
+    """
+
+    def __init__(self, begin: Callable[[Progress], None], end: Callable[[Progress], None]) -> None:
+        self.begin, self.end = begin, end
+        self.calls: dict[tuple[Progress, bool], None] = {}
+        self.expected: set[Progress] = set()
+        self.forward: list[tuple[Progress, bool]] = []
+        self.places: dict[Progress, tuple[int, int]] = {}
+        self.left = 0
+        self.is_over = True
+        self.is_running = False
+        self.may_reach = (
+            False  # a unit that is expected has returned in this forward, so gradients may come to the next
+        )
+
+    def forget(self) -> None:
+        """A new forward begins; forwards before it that no backward has followed may be in the same graph."""
+        if self.is_over:
+            for progress, _ in self.calls:
+                progress.unreached = 0
+            self.calls.clear()
+            self.expected.clear()
+            self.places.clear()
+            self.is_over = False
+        self.may_reach = False
+
+    def enter(self, progress: Progress) -> None:
+        """The unit is called."""
+        if torch.is_grad_enabled() and progress.trained:
+            self.expected.add(progress)
+        self.calls.setdefault((progress, False))
+
+    def leave(self, progress: Progress, outputs: Sequence[Tensor]) -> bool:
+        """The unit returns; `outputs` are those that require grad. Returns whether its turns are expected."""
+        if torch.is_grad_enabled() and (outputs or self.may_reach):
+            self.expected.add(progress)
+        self.may_reach |= progress in self.expected
+        self.calls.pop((progress, True), None)
+        self.calls[progress, True] = None
+        return progress in self.expected
+
+    def restart(self) -> None:
+        """A backward begins; a forward may have several."""
+        self.forward = list(self.calls)
+        self.left = len(self.forward)
+        self.is_running = True
+        for turn, (progress, _) in enumerate(self.forward):
+            self.places[progress] = self.places.get(progress, (turn, turn))[0], turn
+
+    def reach(self, progress: Progress) -> None:
+        """A gradient has come to the unit, unless it had come already."""
+        if not progress.in_backward:
+            self.pass_to(progress)
+            if progress in self.places:
+                self.left = max(self.left, self.places[progress][0] + 1)  # its end may have been passed without it
+            self.begin(progress)
+
+    def pass_to(self, progress: Progress) -> None:
+        """Take all turns before the unit's own."""
+        if progress in self.places:
+            self._take(self.places[progress][1] + 1)
+
+    def finish(self) -> None:
+        """Take all turns that are left."""
+        self._take(0)
+        self.is_over, self.is_running = True, False
+
+    def complete(self, progress: Progress) -> None:
+        """The unit has all of its gradients: its turn is taken if it has come, and so are those that waited for it."""
+        if progress not in self.places:  # a backward of an older forward
+            self.end(progress)
+        while self.left and self._is_due(*self.forward[self.left - 1]):
+            self._take(self.left - 1)
+
+    def _take(self, until: int) -> None:
+        while self.left > until:
+            self.left -= 1
+            progress, returned = self.forward[self.left]
+            if returned and progress in self.expected and not (progress.in_backward or progress.ended):
+                self.begin(progress)
+            elif not returned and progress.in_backward:
+                self.end(progress)
+
+    def _is_due(self, progress: Progress, returned: bool) -> bool:
+        if returned:
+            return progress.in_backward or progress.ended
+        return progress.is_complete if progress.in_backward else True
+
+
+class StepTurns:
+    """The turns of a step: those of its forward, and those of the reentrant checkpoint that is being recomputed.
+
+    Such a checkpoint runs a forward and a backward of its own inside the backward, and the units in it have run
+    without grad before. One that is not reentrant recomputes only activations.
+
+    Args:
+        begin, end: as for `Turns`.
+    """
+
+    def __init__(self, begin: Callable[[Progress], None], end: Callable[[Progress], None]) -> None:
+        self.forward = Turns(begin, end)
+        self.segment = Turns(begin, end)
+
+    def recompute(self, progress: Progress) -> None:
+        """The unit is called inside the backward."""
+        if progress not in self.forward.expected:
+            self.forward.pass_to(progress)
+            self.segment.forget()
+            self.segment.enter(progress)
+            progress.ended = False
+
+    def recomputed(self, progress: Progress, outputs: Sequence[Tensor]) -> bool:
+        """The unit returns inside the backward; whether its own backward follows at once."""
+        return progress not in self.forward.expected and self.segment.leave(progress, outputs)
+
+    def of(self, progress: Progress) -> Turns:
+        """The turns among which the unit's next one is."""
+        if progress not in self.segment.expected:
+            return self.forward
+        if not self.segment.is_running:
+            self.segment.restart()
+            at_end_of_backward(self._end_segment)
+        return self.segment
+
+    def _end_segment(self) -> None:
+        self.segment.finish()
+        self.segment.forget()

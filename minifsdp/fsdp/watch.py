@@ -1,0 +1,42 @@
+"""Autograd's hooks on what goes into a module and on what comes out of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from torch import Tensor
+from torch.autograd.graph import register_multi_grad_hook
+
+from minifsdp.private import base_of
+
+
+def before_backward_of(
+    outputs: Iterable[Tensor], hook: Callable[[Any], None], base_hook: Callable[[Any], None]
+) -> list[Any]:
+    """Call `hook` when a gradient comes to one of these outputs, all of which require grad, and again at the next.
+
+    Whoever changes a view in place gives it another `grad_fn`, and keeps that of its base: `base_hook` stands there. It
+    is called also where the base is an input, and the output a view of it.
+
+    Returns:
+        Handles of the hooks that outlive the graph: those on leaves that the module has passed on.
+    """
+    lasting = []
+    for t in outputs:
+        if t.grad_fn is None:
+            lasting.append(t.register_hook(hook))
+            continue
+        t.grad_fn.register_prehook(hook)  # costs less than a hook on the tensor
+        base = base_of(t)
+        if base is not None and base.grad_fn is not None:
+            base.grad_fn.register_prehook(base_hook)
+    return lasting
+
+
+def after_backward_to(inputs: Iterable[Tensor], hook: Callable[[], None]) -> bool:
+    """Call `hook` once all those of the inputs that get a gradient have it. Returns whether one may."""
+    watched = [t for t in inputs if t.requires_grad]
+    if watched:
+        register_multi_grad_hook(watched, lambda gradients: hook())
+    return bool(watched)
