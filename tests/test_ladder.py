@@ -114,9 +114,12 @@ def test_traffic_is_the_formulas(record):
         assert wire(rungs[name]) == round(2 * share * psi)
     assert calls(rungs["ddp"])["all_reduce"] < calls(rungs["ddp-naive"])["all_reduce"]
     for name in ("zero1", "zero2"):
-        payload = [total["payload"] for total in rungs[name]["collectives"].values()]
-        assert payload[0] == payload[1] < psi + 4 * n * calls(rungs[name])["all_gather"]  # padding and no more
-        assert wire(rungs[name]) == pytest.approx(share * sum(payload), abs=1)
+        payload = {op: total["payload"] for op, total in rungs[name]["collectives"].items()}
+        used = payload.pop("all_reduce")
+        assert used == 4 * calls(rungs["ddp-naive"])["all_reduce"], "whether it has a gradient, for each parameter"
+        assert payload["reduce_scatter"] == payload["all_gather"]
+        assert payload["all_gather"] < psi + 4 * n * calls(rungs[name])["all_gather"]  # padding and no more
+        assert wire(rungs[name]) == pytest.approx(share * (sum(payload.values()) + 2 * used), abs=2)
     if n == 1:
         return
     assert calls(rungs["fsdp-grad-op"]) == {"all_gather": count, "reduce_scatter": count}

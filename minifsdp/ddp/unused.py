@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Set
+from collections.abc import Iterable, Sequence, Set
 from typing import Any
 
 import torch
@@ -50,14 +50,22 @@ class UnusedFindingReducer(Reducer):
                 self.mark_ready(p)
 
     def unused_on_all_ranks(self) -> set[nn.Parameter]:
-        counts = device.empty(len(self.names), torch.int32, "communication", next(iter(self.names)).device)
-        counts.copy_(torch.tensor([p in self.used for p in self.names]), non_blocking=True)
-        comm.all_reduce(counts, self.group).wait()
-        unused = set()
-        if len(self.used) < len(self.names):  # reading the counts makes the host wait for the device: only if it must
-            unused = {p for p, count in zip(self.names, counts.tolist(), strict=True) if count == 0}
-        device.free(counts)
-        return unused
+        return set(self.names) - used_on_any_rank(list(self.names), self.used, self.group)
+
+
+def used_on_any_rank(params: Sequence[Tensor], used: Set[Tensor], group: comm.Group) -> set[Tensor]:
+    """Those of `params` that some rank has among its `used`. Collective.
+
+    One all-reduce of a count per parameter, in an int32 "communication" buffer.
+    """
+    counts = device.empty(len(params), torch.int32, "communication", params[0].device)
+    counts.copy_(torch.tensor([p in used for p in params]), non_blocking=True)
+    comm.all_reduce(counts, group).wait()
+    found = set(params)
+    if any(p not in used for p in params):  # reading the counts makes the host wait for the device: only if it must
+        found = {p for p, count in zip(params, counts.tolist(), strict=True) if count}
+    device.free(counts)
+    return found
 
 
 def parameters_behind(tensors: Iterable[Tensor]) -> set[nn.Parameter]:

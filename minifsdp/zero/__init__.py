@@ -10,7 +10,8 @@ same update with them. But the update is element by element, so let each rank up
 
 Stages 1 and 2 cost no more traffic than DDP: its all-reduce of the gradients is a reduce-scatter followed by an
 all-gather (ring.py), 2 (N - 1) / N of 4Ψ. ZeRO puts the update between the two, and gathers updated parameters instead
-of gradients (section 7.1 of the paper). The padding to a multiple of N travels too.
+of gradients (section 7.1 of the paper). The padding to a multiple of N travels too, and 4 bytes per parameter by which
+the ranks agree on what has a gradient.
 """
 
 from minifsdp.zero.stage1 import Zero1Optimizer

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Set
+from typing import Any
 
 import torch
+from torch import Tensor
 
 from minifsdp import device
-from minifsdp.zero.partition import Bucket, ShardedOptimizer
+from minifsdp.zero.bucket import Bucket
+from minifsdp.zero.partition import ShardedOptimizer
 
 
 def reduce_gradients(bucket: Bucket) -> None:
@@ -21,51 +24,54 @@ def reduce_gradients(bucket: Bucket) -> None:
     device.free(staging)
 
 
-def free_gradients(bucket: Bucket) -> None:
-    """Give the shard's gradient up; the next step reduces a new one."""
-    assert bucket.shard.grad is not None
-    device.free(bucket.shard.grad)
-    bucket.shard.grad = None
-
-
 class Zero1Optimizer(ShardedOptimizer):
     """Shards the optimizer state over the ranks; everything happens in `step` (arXiv 1910.02054, section 5.1).
 
     Backward leaves ordinary, whole gradients of this rank's batch in `.grad`, and adds to them when it is called again:
-    accumulation costs no communication. `step` averages them over the ranks; None counts as zero.
+    accumulation costs no communication. `step` averages them over the ranks.
+
+    A `.grad` of None counts as zero where another rank has one. Where none has, the parameter and its state stay as
+    they are, and a bucket of such parameters only is neither reduced nor gathered. The ranks find out in one all-reduce
+    of 4 bytes per parameter, in an int32 "communication" buffer that is freed before the first bucket is staged. The
+    host waits for it only on a rank that lacks a gradient.
 
     Gradient bytes: 4Ψ for `.grad`, which `step` does not touch. During `step` at most one bucket is staged, so bucket b
     brings the peak to 4Ψ + (shard gradients 0..b) + bucket b, padding included; on gloo + (N - 1) / N of it, which is
     received and summed.
     """
 
-    @torch.no_grad()
-    def reduce_gradients(self) -> None:
-        for bucket in self.buckets:
-            if bucket.shard.grad is None:  # else clip_grad_norm_ has been here
-                reduce_gradients(bucket)
+    def parameters_with_gradients(self) -> Set[Tensor]:
+        for p in self._params:
+            self.check_dense(p)
+        return {p for p in self._params if p.grad is not None}
+
+    def reduce_bucket(self, bucket: Bucket) -> None:
+        reduce_gradients(bucket)
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Drop the gradients (or zero them), and what clipping has reduced of them."""
         super().zero_grad(set_to_none)
-        for bucket in self.buckets:
-            if bucket.shard.grad is not None:
-                free_gradients(bucket)
+        self._free_shards()
 
     @torch.no_grad()
-    def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
+    def step(self, closure: Callable[[], float] | None = None, **kwargs: Any) -> float | None:  # type: ignore[override]
         """Reduce-scatter the gradients, update this rank's shards, all-gather the parameters. Collective.
 
         Args:
             closure: clears the gradients, computes the loss, calls backward and returns the loss; called once.
+            **kwargs: for the inner optimizer's `step`.
 
         Returns:
             The closure's loss.
         """
         loss = None if closure is None else torch.enable_grad()(closure)()
         self.reduce_gradients()
-        self.update_shards()
-        for bucket in self.buckets:
-            free_gradients(bucket)
+        self.update_shards(**kwargs)
+        self._free_shards()
         self.gather_parameters()
         return loss
+
+    def _free_shards(self) -> None:
+        for bucket in self.buckets:
+            bucket.free_gradients()
+        self._is_reduced = False

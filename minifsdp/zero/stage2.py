@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Set
 from typing import Any
 
 import torch
@@ -12,7 +12,8 @@ from torch import Tensor, nn
 from minifsdp import device
 from minifsdp.comm import Group
 from minifsdp.private import at_end_of_backward
-from minifsdp.zero.partition import Bucket, ShardedOptimizer
+from minifsdp.zero.bucket import Bucket
+from minifsdp.zero.partition import ShardedOptimizer
 
 
 class BucketGradients:
@@ -30,8 +31,8 @@ class BucketGradients:
         self.views: dict[Tensor, Tensor] = {}
 
     def expect(self) -> None:
-        """Begin a backward."""
-        self.missing: set[Tensor] = set(self.bucket.params)
+        """Begin a backward, which reaches no frozen parameter."""
+        self.missing: set[Tensor] = {p for p in self.bucket.params if p.requires_grad}
         self.waiting: list[Tensor] = []
 
     def arrive(self, p: Tensor) -> None:
@@ -86,9 +87,11 @@ class Zero2Optimizer(ShardedOptimizer):
 
     A hook takes each gradient as soon as backward has made it, copies it into its bucket's buffer and clears `.grad`. A
     complete bucket is reduce-scattered while backward goes on. The buckets go strictly in order, so that every rank
-    issues the same collectives; a bucket that lacks gradients (unused parameters) waits for the end of backward, and
-    zeros take their place. After backward all that is left is `shard.grad` [padded / N], the mean over the ranks, to
-    which further backwards add until `zero_grad`: accumulation holds no more, and communicates each time.
+    issues the same collectives; a bucket that lacks gradients of unused (not of frozen) parameters waits for the end
+    of backward, and zeros take their place. After backward all that is left is `shard.grad` [padded / N], the mean over
+    the ranks, to which further backwards add until `zero_grad`: accumulation holds no more, and communicates each time.
+
+    `step` updates what some rank has had a gradient for, as under stage 1: one all-reduce of 4 bytes per parameter.
 
     Gradient bytes: bucket b's buffer is allocated with its first gradient, and only when that of bucket b - 2 is freed;
     one reduction is in flight, and the next waits for it and frees its buffer. So two buffers are alive at most, and
@@ -111,24 +114,30 @@ class Zero2Optimizer(ShardedOptimizer):
         self._coming: list[BucketGradients] = []  # not yet reduced in this backward; only the first two have buffers
         self._reducing: BucketGradients | None = None
         self._in_backward = False
+        self._used: set[Tensor] = set()  # got a gradient since they were dropped
         self._gradients_of = {p: gradients for gradients in self._gradients for p in gradients.bucket.params}
         # The hooks must not keep an optimizer alive that has been dropped, nor outlive it.
         own = weakref.proxy(self)
         handles = [p.register_post_accumulate_grad_hook(lambda p: own._on_gradient(p)) for p in self._gradients_of]
         weakref.finalize(self, lambda: [handle.remove() for handle in handles])
 
+    def parameters_with_gradients(self) -> Set[Tensor]:
+        return self._used
+
     @torch.no_grad()
-    def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
+    def step(self, closure: Callable[[], float] | None = None, **kwargs: Any) -> float | None:  # type: ignore[override]
         """Update this rank's shards with their gradients, all-gather the parameters. Collective.
 
         Args:
             closure: clears the gradients, computes the loss, calls backward and returns the loss; called once.
+            **kwargs: for the inner optimizer's `step`.
 
         Returns:
             The closure's loss.
         """
         loss = None if closure is None else torch.enable_grad()(closure)()
-        self.update_shards()
+        self.reduce_gradients()
+        self.update_shards(**kwargs)
         self.gather_parameters()
         return loss
 
@@ -139,19 +148,27 @@ class Zero2Optimizer(ShardedOptimizer):
         self._finish_reduction()
         for gradients in self._coming:
             gradients.close()
-        self._in_backward = False
-        self.inner.zero_grad(set_to_none)
+        self._in_backward = self._is_reduced = False
+        for bucket in self.buckets:
+            if set_to_none:
+                bucket.free_gradients()
+            elif bucket.shard.grad is not None:
+                bucket.shard.grad.zero_()
+        if set_to_none:
+            self._used.clear()
 
     @torch.no_grad()
     def _on_gradient(self, p: nn.Parameter) -> None:
         """The hook: `p.grad` is complete."""
         if not self._in_backward:
             self._begin_backward()
+        self.check_dense(p)
+        self._used.add(p)
         self._gradients_of[p].arrive(p)
         self._advance()
 
     def _begin_backward(self) -> None:
-        self._in_backward = True
+        self._in_backward, self._is_reduced = True, False
         self._coming = list(self._gradients)
         for gradients in self._coming:
             gradients.expect()
@@ -168,6 +185,7 @@ class Zero2Optimizer(ShardedOptimizer):
                 gradients.collect()
             if head.missing:
                 return
+            head.open()  # which it is but where all of it is frozen
             self._reduce(self._coming.pop(0))
 
     @torch.no_grad()

@@ -3,71 +3,104 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import torch
 from torch import Tensor
 
 from minifsdp import comm, device
-
-if TYPE_CHECKING:
-    from minifsdp.zero.partition import Bucket
+from minifsdp.zero.bucket import Bucket
 
 State = Mapping[Tensor, dict[str, Any]]
 
 _ONE_PER_PARAMETER = {"step", "eta", "mu", "mu_product"}  # state that torch.optim keeps as a scalar, not per element
 
 
-def gather_state(bucket: Bucket, state: State) -> dict[Tensor, dict[str, Any]]:
-    """The state of the bucket's whole parameters, from every rank's `state` of its shard. Collective.
+def cut_state(bucket: Bucket, shard: dict[str, Any]) -> list[dict[str, Any]]:
+    """The state of each parameter's part of the shard, from that of the shard.
 
-    What has the shard's shape [padded / N] is gathered and cut into the parameters' shapes; anything else, such as
-    Adam's step count, belongs to each parameter alike.
+    What has the shard's shape [padded / N] is cut into views; anything else, such as Adam's step count, belongs to
+    each parameter alike.
     """
-    whole: dict[Tensor, dict[str, Any]] = {}
-    for name, value in state.get(bucket.shard, {}).items():
-        if isinstance(value, Tensor) and value.shape == bucket.shard.shape:
-            flat = device.empty(bucket.padded, value.dtype, "communication", value.device)
-            comm.all_gather(flat, value, bucket.group).wait()
-            values = [view.clone() for view in bucket.split(flat)]
-            device.free(flat)
-        else:
-            values = [_copy(value) for _ in bucket.params]
-        for p, own in zip(bucket.params, values, strict=True):
-            whole.setdefault(p, {})[name] = own
-    return whole
+    states: list[dict[str, Any]] = [{} for _ in bucket.params]
+    for name, value in shard.items():
+        is_elementwise = isinstance(value, Tensor) and value.shape == bucket.shard.shape
+        parts = bucket.cut(value) if is_elementwise else [value] * len(states)
+        for own, part in zip(states, parts, strict=True):
+            own[name] = part
+    return states
 
 
-def shard_state(bucket: Bucket, state: State) -> dict[str, Any]:
-    """The state of this rank's shard, cut from the `state` of whole parameters: the inverse of `gather_state`.
-
-    A parameter without state has never been updated by a plain optimizer; here its gradients would have been zeros, so
-    zeros are what its part of the shard's state is.
-    """
-    held = {p: state[p] for p in bucket.params if p in state}
-    names = dict.fromkeys(name for values in held.values() for name in values)
-    return {
-        name: _shard_one(bucket, name, {p: own[name] for p, own in held.items() if own.get(name) is not None})
-        for name in names
-    }
-
-
-def _shard_one(bucket: Bucket, name: str, values: dict[Tensor, Any]) -> Any:
-    if not values:
+def join_state(bucket: Bucket, states: list[dict[str, Any]]) -> dict[str, Any] | None:
+    """The inverse of `cut_state`; None if the parameters' states differ in more than their elements."""
+    first, *others = states
+    if any(own.keys() != first.keys() for own in others):
         return None
-    if _is_elementwise(name, values):
-        flat = next(iter(values.values())).new_zeros(bucket.padded)
-        for param, view in zip(bucket.params, bucket.split(flat), strict=True):
-            if param in values:
-                view.copy_(values[param])
-        return flat.chunk(bucket.group.size())[bucket.group.rank()].clone()
-    first = next(iter(values.values()))
-    for p, value in values.items():
-        if value != first:
-            raise ValueError(
-                f"{name!r} is {value} for a parameter {list(p.shape)} and {first} for another of its bucket, "
-                "which can have but one: give them parameter groups of their own"
-            )
-    return _copy(first)
+    shard = {}
+    for name, value in first.items():
+        values = [own[name] for own in states]
+        if isinstance(value, Tensor) and value.dim() > 0:
+            padding = value.new_zeros(bucket.shard.numel() - sum(part.numel() for part in values))
+            shard[name] = torch.cat([*values, padding])
+        elif any(other != value for other in values):
+            return None
+        else:
+            shard[name] = value
+    return shard
+
+
+def gather_state(bucket: Bucket, state: State) -> dict[Tensor, dict[str, Any]]:
+    """The state of the bucket's whole parameters, from every rank's `state` of what it updates. Collective.
+
+    A parameter that has never had a gradient has none, as under any torch optimizer.
+    """
+    if bucket.is_split:
+        states = [state.get(part, {}) for part in bucket.updated]
+    else:
+        states = cut_state(bucket, state.get(bucket.shard, {}))
+    whole: dict[Tensor, dict[str, Any]] = {p: copy_state(own) for p, own in zip(bucket.params, states, strict=True)}
+    for name in dict.fromkeys(name for own in states for name in own):
+        held = {p: own[name] for p, own in zip(bucket.params, states, strict=True) if name in own}
+        value = next(iter(held.values()))
+        if isinstance(value, Tensor) and value.dim() > 0:
+            flat = device.empty(bucket.padded, value.dtype, "communication", value.device)
+            mine = flat.chunk(bucket.group.size())[bucket.group.rank()].zero_()
+            for p, part in zip(bucket.params, bucket.cut(mine), strict=True):
+                if p in held:
+                    part.copy_(held[p])
+            comm.all_gather(flat, mine, bucket.group).wait()
+            for p, view in zip(bucket.params, bucket.split(flat), strict=True):
+                if p in held:
+                    whole[p][name] = view.clone()
+            device.free(flat)
+    return {p: own for p, own in whole.items() if own}
+
+
+def shard_state(bucket: Bucket, state: State) -> list[dict[str, Any]]:
+    """The state of each parameter's part of this rank's shard, cut from the `state` of whole parameters.
+
+    Raises:
+        ValueError: a tensor is neither a scalar nor of its parameter's shape.
+    """
+    states: list[dict[str, Any]] = [{} for _ in bucket.params]
+    for name in dict.fromkeys(name for p in bucket.params for name in state.get(p, {})):
+        held: dict[Tensor, Any] = {p: state[p][name] for p in bucket.params if name in state.get(p, {})}
+        parts = [_copy(held.get(p)) for p in bucket.params]
+        if _is_elementwise(name, held):
+            flat = next(iter(held.values())).new_zeros(bucket.padded)
+            for p, view in zip(bucket.params, bucket.split(flat), strict=True):
+                if p in held:
+                    view.copy_(held[p])
+            parts = [part.clone() for part in bucket.cut(flat.chunk(bucket.group.size())[bucket.group.rank()])]
+        for p, own, part in zip(bucket.params, states, parts, strict=True):
+            if p in held:
+                own[name] = part
+    return states
+
+
+def copy_state(state: dict[str, Any]) -> dict[str, Any]:
+    """The same with tensors of its own."""
+    return {name: _copy(value) for name, value in state.items()}
 
 
 def _is_elementwise(name: str, values: dict[Tensor, Any]) -> bool:

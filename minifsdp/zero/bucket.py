@@ -1,0 +1,100 @@
+"""Parameters in one flat buffer, and this rank's shard of it."""
+
+from __future__ import annotations
+
+from itertools import accumulate, pairwise
+
+import torch
+from torch import Tensor, nn
+
+from minifsdp import comm, device
+from minifsdp.comm import Group, Handle
+
+
+class Bucket:
+    """Parameters of one dtype in one flat buffer, cut into N shards of equal length.
+
+        flat [padded]              p0 | p1 | p2 | zeros
+        shards [padded / N]      rank 0 |  rank 1  | rank 2     the cuts fall where they may
+
+    The buffer is the parameters' memory: each `p.data` is a view of it, and so is this rank's shard. What the optimizer
+    writes to the shard the model sees at once; what the others write arrives with `start_gather`.
+
+    Attributes:
+        params: the parameters, in the order in which backward is expected to make their gradients.
+        flat: [padded], their dtype; padded is the least multiple of N that holds them. Equal on all ranks.
+        shard: [padded / N], this rank's part of `flat`; its `.grad` is all that this rank keeps of the gradients.
+        updated: what the optimizer updates: the shard, or each parameter's part of it once they have to be told apart.
+        in_use: whether some rank has a gradient, for each of the parameters; of the last reduction.
+    """
+
+    def __init__(self, params: list[nn.Parameter], group: Group) -> None:
+        self.params = params
+        self.group = group
+        numel = sum(p.numel() for p in params)
+        self.padded = -(-numel // group.size()) * group.size()
+        self._sizes = [*(p.numel() for p in params), self.padded - numel]
+        self.flat = torch.empty(self.padded, dtype=params[0].dtype, device=params[0].device)
+        self.flat[numel:] = 0
+        for p, view in zip(params, self.split(self.flat), strict=True):
+            p.data = view.copy_(p)
+        comm.broadcast(self.flat, 0, group).wait()
+        self.shard = nn.Parameter(self.flat.chunk(group.size())[group.rank()])
+        self.updated = [self.shard]
+        self.in_use = [False] * len(params)
+
+    def split(self, flat: Tensor) -> list[Tensor]:
+        """Views of `flat` [padded] in the parameters' shapes."""
+        *pieces, _padding = flat.split(self._sizes)
+        return [piece.view(p.shape) for p, piece in zip(self.params, pieces, strict=True)]
+
+    def cut(self, shard: Tensor) -> list[Tensor]:
+        """Views of `shard` [padded / N]: each parameter's part, 1-D, empty where it lies on other ranks altogether."""
+        length, begin = self.shard.numel(), self.group.rank() * self.shard.numel()
+        cuts = [min(max(cut - begin, 0), length) for cut in accumulate(self._sizes, initial=0)]
+        parts: list[Tensor] = list(shard.split([end - start for start, end in pairwise(cuts)]))
+        return parts[:-1]  # without the padding
+
+    @property
+    def is_split(self) -> bool:
+        """Whether the optimizer has a state, and a step count, for each parameter."""
+        return self.updated[0] is not self.shard
+
+    def split_shard(self, split: bool) -> None:
+        """Let the optimizer update the parts of the shard, or the shard in one."""
+        self.updated = [nn.Parameter(part) for part in self.cut(self.shard.detach())] if split else [self.shard]
+
+    def check_memory(self) -> None:
+        """Raise RuntimeError where a parameter is no longer a view of `flat`: the model would see no more updates."""
+        for p in self.params:
+            if p.untyped_storage() is not self.flat.untyped_storage():
+                raise RuntimeError(
+                    f"a parameter {list(p.shape)} has left its bucket's memory since the optimizer was made: "
+                    "convert or move the module first (module.to(...)), then make the optimizer"
+                )
+
+    def new_gradients(self, role: device.Role) -> Tensor:
+        """Zeros [padded]: what no gradient is copied over, an unused parameter or the padding, counts as zero."""
+        return device.empty(self.padded, self.flat.dtype, role, self.flat.device).zero_()
+
+    def start_reduction(self, gradients: Tensor) -> tuple[Tensor, Handle]:
+        """Reduce `gradients` [padded] to a new buffer [padded / N]: this rank's shard of their mean over the ranks."""
+        reduced = device.empty(self.shard.numel(), self.flat.dtype, "gradients", self.flat.device)
+        return reduced, comm.reduce_scatter(reduced, gradients, self.group, comm.MEAN)
+
+    def hand_gradients_on(self) -> None:
+        """Let what the optimizer updates have its part of `shard.grad`, or None where no rank has a gradient."""
+        if self.is_split and self.shard.grad is not None:
+            for part, gradient, has_one in zip(self.updated, self.cut(self.shard.grad), self.in_use, strict=True):
+                part.grad = gradient if has_one else None
+
+    def free_gradients(self) -> None:
+        """Give the shard's gradient up; the next reduction makes a new one."""
+        if self.shard.grad is not None:
+            device.free(self.shard.grad)
+        for each in (self.shard, *self.updated):
+            each.grad = None
+
+    def start_gather(self) -> Handle:
+        """Every rank's shard into `flat`, in place: what this rank sends lies where the others receive it."""
+        return comm.all_gather(self.flat, self.shard.data, self.group)
