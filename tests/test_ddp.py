@@ -797,7 +797,6 @@ def wrong_arguments() -> dict[str, str]:
     return {
         "nothing to train": error_of(ddp, chain(6, 5).requires_grad_(False)),
         "lazy": error_of(ddp, nn.LazyLinear(3)),
-        "sparse": error_of(ddp, nn.Sequential(nn.Embedding(4, 3, sparse=True))),
         "two devices": error_of(ddp, model, device_ids=[0, 1]),
         "a device on CPU": error_of(ddp, model, device_ids=[0]),
         "two kinds of devices": error_of(ddp, nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2, device="meta"))),
@@ -809,7 +808,6 @@ def test_wrong_arguments() -> None:
     starts = {
         "nothing to train": "RuntimeError: DistributedDataParallel is not needed when a module doesn't have any param",
         "lazy": "RuntimeError: Modules with uninitialized parameters can't be used with `DistributedDataParallel`.",
-        "sparse": "ValueError: 0 makes sparse gradients",
         "two devices": "ValueError: device_ids can only be None or contain a single element.",
         "a device on CPU": "ValueError: DistributedDataParallel device_ids and output_device arguments only work with",
         "two kinds of devices": "ValueError: DistributedDataParallel's input module must be on the same type",

@@ -7,7 +7,7 @@ from typing import ClassVar, Protocol
 import torch
 from torch import Tensor, nn
 
-from minifsdp import device
+from minifsdp import comm, device
 from minifsdp.ddp.bucketed import bucket_views, empty_bucket
 
 
@@ -61,6 +61,29 @@ class Bucket:
     def deliver(self, param: nn.Parameter) -> None:
         """Let the parameter's `.grad` be the mean that the buffer now holds."""
         raise NotImplementedError
+
+    def start_sum(self, group: comm.Group) -> Reduction:
+        """Start to reduce what is in the buffer to its sum over the ranks."""
+        return comm.all_reduce(self.flat, group)
+
+    def take(self, result: Tensor) -> None:
+        """Let the buffer hold what a communication hook has made of it."""
+        self.flat.copy_(result.view(-1))
+
+    def scale(self, factor: Tensor) -> None:
+        """Multiply what has been reduced by a number [1]."""
+        self.flat.mul_(factor)
+
+    def gradients_of(self, buffer: Tensor) -> list[Tensor]:
+        """Views of a `buffer` that is like this bucket's, in the parameters' shapes."""
+        return bucket_views(buffer, self.params)
+
+    def of_zeros(self) -> Bucket:
+        """A bucket with which a rank that has no gradients takes part."""
+        bucket = StagingBucket(self.params)
+        bucket.allocate()
+        bucket.flat.zero_()
+        return bucket
 
     def release(self) -> None:
         """All means have been delivered: get ready for the next backward."""

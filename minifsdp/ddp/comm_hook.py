@@ -9,7 +9,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from minifsdp.ddp.bucketed import bucket_views
 from minifsdp.ddp.buckets import Bucket, Reduction
 
 Hook = Callable[[Any, Any], torch.futures.Future[Any]]
@@ -22,8 +21,8 @@ class GradBucket:
     """
 
     def __init__(self, bucket: Bucket, index: int, is_last: bool) -> None:
+        self._bucket = bucket
         self._buffer = bucket.flat
-        self._params = bucket.params
         self._index = index
         self._is_last = is_last
 
@@ -36,7 +35,7 @@ class GradBucket:
         return self._is_last
 
     def buffer(self) -> Tensor:
-        """All gradients [sum of the parameters' numel]."""
+        """All gradients [sum of the parameters' numel]; or one, if it is sparse, in its shape."""
         return self._buffer
 
     def set_buffer(self, buffer: Tensor) -> None:
@@ -45,11 +44,11 @@ class GradBucket:
 
     def gradients(self) -> list[Tensor]:
         """Views of the buffer, in the shapes of the parameters."""
-        return bucket_views(self._buffer, self._params)
+        return self._bucket.gradients_of(self._buffer)
 
     def parameters(self) -> list[nn.Parameter]:
         """The parameters, in the order of their gradients in the buffer."""
-        return list(self._params)
+        return list(self._bucket.params)
 
 
 class HookedReduction:
@@ -64,7 +63,7 @@ class HookedReduction:
         if isinstance(result, list | tuple):  # a collective's own future holds a list of its tensors
             (result,) = result
         if result is not self.bucket.flat:
-            self.bucket.flat.copy_(result.view(-1))
+            self.bucket.take(result)
 
 
 class HookedReduce:

@@ -12,9 +12,11 @@ from torch import nn
 from minifsdp import comm, process_groups
 from minifsdp.ddp import arguments
 from minifsdp.ddp.comm_hook import HookedReduce
+from minifsdp.ddp.logging_data import logging_data
 from minifsdp.ddp.methods import TorchMethods
 from minifsdp.ddp.order_check import CheckedReducer
 from minifsdp.ddp.reducer import Reducer
+from minifsdp.ddp.sparse import sparse_parameters
 from minifsdp.ddp.static_graph import StaticGraphReducer
 from minifsdp.ddp.sync import broadcast_from, start_from_rank_0, trainable_parameters
 from minifsdp.ddp.unused import UnusedFindingReducer
@@ -38,6 +40,8 @@ class DistributedDataParallel(TorchMethods):
       view; where `.grad` was None, a hook copies it there at once.
     * `find_unused_parameters`: 4 bytes per parameter tensor more ("communication") at the end of backward;
       `static_graph`: 16, at the end of the first.
+    * sparse gradients (`nn.Embedding(sparse=True)`): no bucket; N times the rows of the rank with the most, while they
+      are gathered (sparse.py).
     * buffers: a "communication" buffer of their size at the start of a forward that broadcasts them.
 
     Args:
@@ -72,8 +76,8 @@ class DistributedDataParallel(TorchMethods):
     Raises:
         RuntimeError: no process group; no parameter requires a gradient; or the models of the ranks differ, which
             every rank raises, with the parameter and the ranks named.
-        ValueError: an embedding makes sparse gradients; the parameters lie on several kinds of devices; `device_ids`
-            has several, or another than the module's.
+        ValueError: the parameters lie on several kinds of devices; `device_ids` has several, or another than the
+            module's.
         NotImplementedError: an argument that is refused.
     """
 
@@ -141,7 +145,8 @@ class DistributedDataParallel(TorchMethods):
         if process_groups.wants_order_checked():
             kind = type(f"Checked{kind.__name__}", (CheckedReducer, kind), {})
         names = trainable_parameters(self.module, self.parameters_to_ignore)
-        reducer = kind(names, self.bucket_bytes_cap_list, self.process_group, self.gradient_as_bucket_view)
+        caps, sparse = self.bucket_bytes_cap_list, sparse_parameters(self.module)
+        reducer = kind(names, caps, self.process_group, self.gradient_as_bucket_view, sparse)
         if self._comm_hook is not None:
             reducer.leave_to(HookedReduce(*self._comm_hook))
         return reducer
@@ -170,6 +175,10 @@ class DistributedDataParallel(TorchMethods):
         if reduces:
             self.reducer.prepare(outputs)
         return outputs
+
+    def _get_ddp_logging_data(self) -> dict[str, str | int]:
+        """Settings and sizes of buckets, under torch's names (logging_data.py)."""
+        return logging_data(self)
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:

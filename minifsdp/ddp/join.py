@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from minifsdp import comm
-from minifsdp.ddp.buckets import Bucket, Reduction, StagingBucket
+from minifsdp.ddp.buckets import Bucket, Reduction
 from minifsdp.ddp.reducer import Reducer, to_sum
 from minifsdp.ddp.sync import broadcast_from, named_tensors
 
@@ -48,13 +48,13 @@ class MeanOfRunning:
     """A bucket on its way to the mean over the ranks that are running: N / their number times the mean over all."""
 
     def __init__(self, running: RunningRanks, bucket: Bucket, index: int, is_last: bool) -> None:
-        self.running, self.flat = running, bucket.flat
+        self.running, self.bucket = running, bucket
         self.mean = to_sum(running.group, bucket, index, is_last)
 
     def wait(self) -> None:
         self.mean.wait()
         self.running.counting.wait()
-        self.flat.mul_(self.running.group.size() / self.running.number)
+        self.bucket.scale(self.running.group.size() / self.running.number)
 
 
 class JoinableModule(nn.Module):
@@ -72,6 +72,7 @@ class JoinableModule(nn.Module):
     device: torch.device
 
     _join_config: Any = JoinConfig()
+    has_joined = False
     _running: RunningRanks
 
     @contextmanager
@@ -98,6 +99,7 @@ class JoinableModule(nn.Module):
         """
         hook = self.join_hook(divide_by_initial_world_size=divide_by_initial_world_size)
         self._join_config = JoinConfig(enable, throw_on_early_termination, is_first_joinable=True)
+        self.has_joined = self.has_joined or enable
         try:
             yield
             if enable:
@@ -209,10 +211,8 @@ class JoinHook:
 def take_part_with_zeros(reducer: Reducer) -> None:
     """Match the reductions of a backward on other ranks; this rank's gradients stay as they are."""
     reducer.used.clear()
-    stand_ins = [StagingBucket(bucket.params) for bucket in reducer.buckets]
+    stand_ins = [bucket.of_zeros() for bucket in reducer.buckets]
     for index, bucket in enumerate(stand_ins):
-        bucket.allocate()
-        bucket.flat.zero_()
         reducer.launch(bucket, index)
     reducer.unused_on_all_ranks()
     for bucket in stand_ins:

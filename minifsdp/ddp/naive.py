@@ -38,6 +38,11 @@ class NaiveDDP(nn.Module):
 
     def __init__(self, module: nn.Module, process_group: comm.Group | None = None) -> None:
         super().__init__()
+        for name, child in module.named_modules():
+            if isinstance(child, nn.Embedding | nn.EmbeddingBag) and child.sparse:
+                raise ValueError(
+                    f"{name or 'the module'} makes sparse gradients: use sparse=False, or DistributedDataParallel"
+                )
         self.module = module
         self.process_group = comm.world(process_group)
         self.trainable = list(trainable_parameters(module))

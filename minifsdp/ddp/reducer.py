@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence, Set
 from functools import partial
 from typing import Any
 
@@ -14,6 +14,7 @@ from torch.autograd.graph import get_gradient_edge
 from minifsdp import comm
 from minifsdp.ddp.bucketed import assign_buckets
 from minifsdp.ddp.buckets import Bucket, GradientBucket, Reduction, StagingBucket
+from minifsdp.ddp.sparse import SparseBucket
 from minifsdp.private import at_end_of_backward
 
 Reduce = Callable[[Bucket, int, bool], Reduction]
@@ -22,7 +23,7 @@ Reduce = Callable[[Bucket, int, bool], Reduction]
 
 def to_sum(group: comm.Group, bucket: Bucket, index: int, is_last: bool) -> Reduction:
     """Reduce to the sum over the ranks, in place: the mean of gradients that came in divided."""
-    return comm.all_reduce(bucket.flat, group)
+    return bucket.start_sum(group)
 
 
 class Reducer:
@@ -37,8 +38,10 @@ class Reducer:
         cap_bytes: size at which a bucket is closed, or one for each, of which the last holds for the rest.
         group: the ranks to average over.
         gradient_as_bucket_view: whether the buckets are the gradients or copies of them.
+        sparse: parameters whose gradients are sparse; each is a bucket of its own.
 
     Attributes:
+        params: all of them, whether or not a static graph uses them.
         reduce: how a bucket is reduced.
         weight: of a gradient in its bucket, 1 / N, so that the sum there is the mean; None: gradients come as they are.
     """
@@ -52,23 +55,37 @@ class Reducer:
         cap_bytes: int | Sequence[int],
         group: comm.Group,
         gradient_as_bucket_view: bool,
+        sparse: Set[nn.Parameter] = frozenset(),
     ) -> None:
         self.names = names
+        self.params = list(names)
         self.group = group
         self.reduce: Reduce = partial(to_sum, group)
         self.weight: float | None = 1 / group.size()
         self.kind = GradientBucket if gradient_as_bucket_view else StagingBucket
         self.cap_bytes = cap_bytes
+        self.sparse = sparse
         self.build_buckets(names)
+        self.first_sizes = self.sizes()
         self.launched = 0
+        self.forwards = 0  # whose backward is to be reduced
+        self.unused_bytes = 0  # of parameters that the last backward left out on this rank
         self.expecting = False  # a backward that must be reduced is due, or under way
         self.ready: set[nn.Parameter] = set()  # entered their bucket in this backward
         self.used: set[nn.Parameter] = set()  # got a gradient since the last reduction
         self._register_hooks()
 
     def build_buckets(self, params: Iterable[nn.Parameter]) -> None:
-        self.buckets: list[Bucket] = [self.kind(each) for each in assign_buckets(params, self.cap_bytes)]
+        place = {p: number for number, p in enumerate(reversed(list(params)))}
+        dense = assign_buckets([p for p in reversed(place) if p not in self.sparse], self.cap_bytes)
+        self.buckets: list[Bucket] = [self.kind(each) for each in dense]
+        self.buckets += [SparseBucket([p]) for p in place if p in self.sparse]
+        self.buckets.sort(key=lambda bucket: place[bucket.params[0]])
         self.bucket_of = {p: bucket for bucket in self.buckets for p in bucket.params}
+
+    def sizes(self) -> list[int]:
+        """Bytes of the buckets' parameters, in the order of the launches."""
+        return [sum(p.nbytes for p in bucket.params) for bucket in self.buckets]
 
     def leave_to(self, reduce: Reduce) -> None:
         """Let a communication hook reduce the buckets, with this rank's gradients in them as they come."""
@@ -89,6 +106,7 @@ class Reducer:
     def prepare(self, outputs: Any) -> None:
         """Reduce the backward that follows a forward with these `outputs`."""
         self.expecting = True
+        self.forwards += 1
 
     def on_gradient(self, param: nn.Parameter, incoming: Tensor | None) -> None:
         """The hook of each parameter: autograd has accumulated `incoming` in its `.grad`, and its hooks have run."""
@@ -133,6 +151,7 @@ class Reducer:
                     bucket.deliver(p)
             bucket.release()
         self.expecting, self.launched = False, 0
+        self.unused_bytes = sum(p.nbytes for p in self.params if p not in self.used)
         self.ready.clear()
         self.used.clear()
 

@@ -19,13 +19,7 @@ def trainable_parameters(module: nn.Module, ignored: Collection[str] = ()) -> di
 
     Raises:
         RuntimeError: there is none, or one is not initialised yet (torch's texts).
-        ValueError: a module makes sparse gradients.
     """
-    for name, child in module.named_modules():
-        if isinstance(child, nn.Embedding | nn.EmbeddingBag) and child.sparse:
-            raise ValueError(
-                f"{name or 'the module'} makes sparse gradients, which are not supported: use sparse=False"
-            )
     named = {name: p for name, p in module.named_parameters() if name not in ignored}
     if any(isinstance(p, nn.UninitializedParameter) for p in named.values()):
         raise RuntimeError(
