@@ -99,7 +99,6 @@ class JoinableModule(nn.Module):
         """
         hook = self.join_hook(divide_by_initial_world_size=divide_by_initial_world_size)
         self._join_config = JoinConfig(enable, throw_on_early_termination, is_first_joinable=True)
-        self.has_joined = self.has_joined or enable
         try:
             yield
             if enable:
@@ -177,6 +176,7 @@ class JoinHook:
     def __init__(self, model: JoinableModule, divide_by_initial_world_size: bool) -> None:
         self.model = model
         self.reduce = model.reducer.reduce
+        model.has_joined = True
         model._running = RunningRanks(model.process_group, model.device)
         if model.reducer.weight is not None and not divide_by_initial_world_size:
             model.reducer.reduce = partial(MeanOfRunning, model._running)
