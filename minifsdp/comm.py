@@ -82,7 +82,7 @@ class _Known:
     __slots__ = ("backends", "calls", "name", "ranks")
 
     def __init__(self, group: Group) -> None:
-        self.name, self.ranks, self.calls = group.group_name, group.size(), 0
+        self.name, self.ranks, self.calls = private.name_of(group), group.size(), 0
         self.backends: dict[str, str] = {}  # what carries messages, by the kind of device that tensors are on
 
     @staticmethod

@@ -61,6 +61,7 @@ __all__ = [
     "is_traceable_wrapper_subclass_type",
     "leave_uncompiled",
     "memory_snapshot",
+    "name_of",
     "post_hooks_of",
     "record_memory_history",
     "remote_device",
@@ -147,13 +148,23 @@ def leave_uncompiled(modules: Iterable[str]) -> None:
 
 
 def backend_of(group: Any, device: torch.device) -> str:
-    """What carries messages of tensors on such a device; a RuntimeError if nothing does."""
-    return str(group._get_backend(device).name())
+    """What carries messages of tensors on such a device; a RuntimeError if nothing does.
+
+    A group that is a class in Python has no backends by device, and itself decides what it carries.
+    """
+    return str(group._get_backend(device).name() if group._device_types else dist.get_backend(group))
 
 
 def device_types_of(group: Any) -> set[str]:
-    """The kinds of devices whose tensors it carries."""
-    return {device.type for device in group._device_types}
+    """The kinds of devices whose tensors it carries: those of its backends, or those it was registered with."""
+    listed = {device.type for device in group._device_types}
+    return listed or set(dist.Backend.backend_capability.get(dist.get_backend(group), ("cpu", "cuda")))
+
+
+def name_of(group: Any) -> str:
+    """What torch calls it; `group_name` raises for a group that is a class in Python."""
+    names = dist.distributed_c10d._world.pg_names
+    return str(names[group] if group in names else group.group_name)
 
 
 def group_named(name: str) -> Any:

@@ -258,6 +258,25 @@ def device_types_of() -> None:
 
 
 @check()
+def name_of() -> None:
+    """Without it no group that is a class in Python carries anything: `group_name` raises there."""
+
+    class InPython(dist.ProcessGroup):
+        pass
+
+    dist.Backend.register_backend("in_python", lambda store, rank, size, timeout: InPython(rank, size), devices=["cpu"])
+    group = dist.new_group(backend="in_python")
+    assert (private.name_of(group), private.name_of(dist.group.WORLD)) == (group_name(group), group_name(None))
+    assert private.backend_of(group, torch.device("cpu")) == "in_python"
+    assert private.device_types_of(group) == {"cpu"}
+
+
+def group_name(group: dist.ProcessGroup | None) -> str:
+    """By torch's own errors and logs."""
+    return dist.distributed_c10d._get_process_group_name(group or dist.group.WORLD)
+
+
+@check()
 def group_named() -> None:
     """Without it an emulated link of several hosts cannot tell which of its messages cross."""
     assert private.group_named(dist.group.WORLD.group_name) is dist.group.WORLD

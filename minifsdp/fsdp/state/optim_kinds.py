@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from minifsdp import comm
 from minifsdp.fsdp.whole import WholeUnit
+from minifsdp.private import name_of
 from minifsdp.sharded_values import copied, is_sharded
 
 States = Mapping[nn.Parameter, Mapping[str, Any]]
@@ -61,7 +62,7 @@ def agree(managed: list[Managed], states: States) -> list[dict[nn.Parameter, Kin
     """
     mine = [[kinds_of(p, states.get(p, {}), names[0]) for p, names in one.shards.items()] for one in managed]
     groups = {one.unit.group for one in managed if one.unit.flat.ranks > 1}
-    of_ranks = {group: comm.gather_objects(mine, group) for group in sorted(groups, key=lambda group: group.group_name)}
+    of_ranks = {group: comm.gather_objects(mine, group) for group in sorted(groups, key=name_of)}
     agreed = []
     for i, one in enumerate(managed):
         of_unit = [kinds[i] for kinds in (of_ranks[one.unit.group] if one.unit.flat.ranks > 1 else [mine])]
