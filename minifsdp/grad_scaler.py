@@ -6,6 +6,9 @@ parameters of its own from then on, and soon a scale of its own.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from typing import Any
+
 import torch
 from torch import Tensor
 from torch.amp.grad_scaler import GradScaler
@@ -51,6 +54,19 @@ class ShardedGradScaler(GradScaler):
             device = "cpu"
         super().__init__(device, init_scale, growth_factor, backoff_factor, growth_interval, enabled)
         self.process_group = process_group
+
+    def scale(self, outputs: Any) -> Any:
+        """A tensor times the scale, or every tensor of an iterable of them; each keeps its dtype.
+
+        A loss of a unit with `param_dtype` has that dtype, and so has the gradient that backward begins with. torch's
+        own scaler multiplies by a number in fp32, which makes fp32 of a loss in fp16.
+        """
+        if isinstance(outputs, Tensor):
+            return super().scale(outputs).to(outputs.dtype)
+        if not (self.is_enabled() and isinstance(outputs, Iterable)):
+            return super().scale(outputs)
+        scaled = map(self.scale, outputs)
+        return type(outputs)(scaled) if isinstance(outputs, list | tuple) else scaled
 
     def _unscale_grads_(
         self, optimizer: Optimizer, inv_scale: Tensor, found_inf: Tensor, allow_fp16: bool

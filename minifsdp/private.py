@@ -164,7 +164,7 @@ def device_types_of(group: Any) -> set[str]:
 def name_of(group: Any) -> str:
     """What torch calls it; `group_name` raises for a group that is a class in Python."""
     names = dist.distributed_c10d._world.pg_names
-    return str(names[group] if group in names else group.group_name)
+    return str(names[group]) if group in names else str(group.group_name)
 
 
 def group_named(name: str) -> Any:

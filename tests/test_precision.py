@@ -16,6 +16,7 @@ import torch.distributed as dist
 from on_ranks import Checks
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp.sharded_grad_scaler import ShardedGradScaler as TorchsScaler
 
 from minifsdp import comm, device
 from minifsdp.course.ledger import Ledger
@@ -477,6 +478,26 @@ def gradients_that_fsdp_does_not_know_count() -> None:
     optimizer.zero_grad()
     off = ShardedGradScaler(enabled=False)
     assert off.scale(torch.ones(1)) == 1
+
+
+@pytest.mark.parametrize("dtype", [FP16, BF16, FP32, FP64], ids=str)
+def test_a_scaled_loss_keeps_its_dtype(dtype: torch.dtype) -> None:
+    """As torch's, to the bit: a number, one in a vector, and those in containers and iterators."""
+    mine, theirs = (kind("cpu", init_scale=4.0) for kind in (ShardedGradScaler, TorchsScaler))
+    loss = torch.tensor(0.3, dtype=dtype, requires_grad=True)
+    outputs = [loss, (loss.view(1), [loss])]
+    scaled = mine.scale(loss)
+    assert (scaled.dtype, scaled.item()) == (dtype, theirs.scale(loss).item())
+    scaled.backward()
+    assert loss.grad is not None
+    assert (loss.grad.dtype, loss.grad.item()) == (dtype, 4.0)
+    for given in (outputs, tuple(outputs)):
+        assert repr(mine.scale(given)) == repr(theirs.scale(given))  # dtypes and containers too
+    first, second = mine.scale(iter([loss, loss.view(1)]))
+    assert (first.dtype, second.dtype) == (dtype, dtype)
+    with pytest.raises(ValueError, match="outputs must be a Tensor or an iterable of Tensors"):
+        mine.scale(3)
+    assert ShardedGradScaler("cpu", enabled=False).scale(outputs) is outputs
 
 
 # Clipping
