@@ -692,6 +692,108 @@ def the_older_names_warn_as_torch_does() -> None:
         Fsdp.shard_full_optim_state_dict(full, model, list(model.parameters()))
 
 
+class Mixed(nn.Module):
+    """Two units, and with `more` parameters that no instance manages, as where other ranks hold other layers."""
+
+    def __init__(self, wrap: Callable[[nn.Module], nn.Module], more: bool) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.a, self.b = wrap(nn.Linear(5, 7)), wrap(nn.Linear(7, 5))
+        if more:
+            self.own = nn.Parameter(torch.ones(5))
+            self.out = nn.Linear(5, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.b(torch.tanh(self.a(x)))
+        return self.out(x * self.own) if hasattr(self, "out") else x
+
+
+def mixed(which: str, more: bool, wrap: Any = Fsdp, saves: bool = False) -> tuple[nn.Module, Adam]:
+    """Its parameters in one group, or by the first letter of their names in groups whose settings differ."""
+    model = Mixed(wrap, more)
+    named = list(model.named_parameters())
+    letters = dict.fromkeys(name[0] for name, _ in named)
+    apart = [{"params": [p for n, p in named if n[0] == letter], "lr": ord(letter) / 100} for letter in letters]
+    optim = Adam([{"params": [p for _, p in named], "lr": 0.1}] if which == "together" else apart)
+    for group in optim.param_groups if saves else ():
+        group["lr"] /= 2
+    for number in range(2) if saves else ():
+        optim.zero_grad()
+        model(batch(number, 0)).square().mean().backward()
+        optim.step()
+    return model, optim
+
+
+def loaded_by_older_names(full: Any, cut: Any, model: nn.Module, optim: Optimizer) -> dict[str, dict[str, Any]]:
+    first = full if dist.get_rank() == 0 else None
+    return {
+        "shard": Fsdp.shard_full_optim_state_dict(full, model, optim=optim),
+        "shard, by its input": Fsdp.shard_full_optim_state_dict(full, model, optim.param_groups),
+        "scatter": Fsdp.scatter_full_optim_state_dict(first, model, optim=optim),
+        "scatter, by its input": Fsdp.scatter_full_optim_state_dict(first, model, optim.param_groups),
+        "flatten": Fsdp.flatten_sharded_optim_state_dict(cut, model, optim),
+    }
+
+
+def names_in_groups(model: nn.Module, optim: Optimizer) -> list[list[str]]:
+    named = {p: name for name, p in model.named_parameters()}
+    return [[named[p] for p in group["params"]] for group in optim.param_groups]
+
+
+@check(which=("together", "apart"))
+def the_older_names_change_nothing_of_the_users(which: str) -> None:
+    model, optim = mixed(which, more=True, saves=True)
+    alone, plain_optim = mixed(which, more=True, wrap=lambda module: module)
+    full = Fsdp.full_optim_state_dict(model, optim, optim.param_groups, rank0_only=False)
+    cut = Fsdp.sharded_optim_state_dict(model, optim)
+    live = [optim.param_groups, optim.state, full, plain_optim.param_groups]
+    before, names = repr(live), names_in_groups(model, optim)
+    loaded_by_older_names(full, cut, model, optim)
+    Fsdp.rekey_optim_state_dict(full, BY_ID, alone, plain_optim.param_groups)
+    assert repr(live) == before  # keys, settings and values
+    assert names_in_groups(model, optim) == names
+
+
+@check(which=("together", "apart"), orig=(False, True), more=(False, True))
+def what_no_instance_manages_stays_in_its_group(which: str, orig: bool, more: bool) -> None:
+    """With state and settings, if those were saved; if not, without state, and with the settings of its group."""
+    model, optim = mixed(which, more, saves=True)
+    full = Fsdp.full_optim_state_dict(model, optim, rank0_only=False)
+    cut = Fsdp.sharded_optim_state_dict(model, optim)
+    halved = {name[0] for group in full["param_groups"] for name in group["params"]}
+    model, unloaded = mixed(which, more=True, wrap=partial(Fsdp, use_orig_params=orig))
+    for way, result in loaded_by_older_names(full, cut, model, unloaded).items():
+        loaded = Adam([dict(group) for group in unloaded.param_groups])
+        loaded.load_state_dict(result)
+        for group, before, names in zip(
+            loaded.param_groups, unloaded.param_groups, names_in_groups(model, loaded), strict=True
+        ):
+            assert group["params"] == before["params"], way
+            assert group["lr"] == before["lr"] / (2 if {name[0] for name in names} & halved else 1), (way, names)
+        assert (model.own in loaded.state) == more, way
+        if more:
+            same(Fsdp.full_optim_state_dict(model, loaded, rank0_only=False), full, tolerance=0)
+
+
+@check()
+def without_an_optimizer_the_groups_are_those_that_were_saved() -> None:
+    """Numbered in the order of the model's parameters, as by torch's."""
+    model, optim = mixed("apart", more=True, saves=True)
+    full = Fsdp.full_optim_state_dict(model, optim, rank0_only=False)
+    result = Fsdp.shard_full_optim_state_dict(full, model)
+    order = [name for name, _ in model.named_parameters()]
+    assert [[order[i] for i in group["params"]] for group in result["param_groups"]] == names_in_groups(model, optim)
+    assert [group["lr"] for group in result["param_groups"]] == [group["lr"] for group in optim.param_groups]
+    for number, p in enumerate(model.parameters()):
+        assert torch.equal(result["state"][number]["exp_avg"], optim.state[p]["exp_avg"])
+    alone, _ = mixed("apart", more=True, wrap=lambda module: module)
+    by_id = Fsdp.rekey_optim_state_dict(full, BY_ID, alone)
+    order = [name for name, _ in alone.named_parameters()]
+    assert [[order[i] for i in group["params"]] for group in by_id["param_groups"]] == [
+        sorted(group["params"], key=order.index) for group in full["param_groups"]
+    ]
+
+
 # Replicated groups, and other numbers of ranks
 
 

@@ -86,11 +86,16 @@ def group_of(model: nn.Module, group: Group | None) -> Group:
 
 
 def from_names(
-    model: nn.Module, optim: Optimizer, state_dict: StateDict, is_named: bool = False, source: Group | None = None
+    model: nn.Module,
+    optim: Optimizer | None,
+    state_dict: StateDict,
+    is_named: bool = False,
+    source: Group | None = None,
 ) -> StateDict:
     """What `optim` can load: this rank's part of `state_dict`, which has whole or sharded states by name.
 
     Args:
+        optim: None: one of `model.parameters()`, with the groups of `state_dict`.
         is_named: the optimizer's own state dict has names for keys.
         source: `state_dict` comes from `outline_from_rank_0`, and rank 0 sends each state when its turn comes.
     """

@@ -6,7 +6,7 @@ import warnings
 from typing import Any
 
 from torch import nn
-from torch.optim import SGD, Optimizer
+from torch.optim import Optimizer
 
 from minifsdp.comm import Group
 from minifsdp.from_rank_0 import outline_from_rank_0
@@ -108,7 +108,7 @@ class OptimStateMethods:
     ) -> StateDict:
         """`optim_state_dict_to_load` where every rank has the full state dict; no communication."""
         warn_legacy("shard_full_optim_state_dict", "optim_state_dict_to_load", optim_input)
-        return from_names(model, optim or stand_in(model, optim_input), full_optim_state_dict)
+        return from_names(model, optim or stand_in(optim_input), full_optim_state_dict)
 
     @staticmethod
     def scatter_full_optim_state_dict(
@@ -122,7 +122,7 @@ class OptimStateMethods:
         warn_legacy("scatter_full_optim_state_dict", "optim_state_dict_to_load", optim_input)
         source = group_of(model, group)
         saved = outline_from_rank_0(full_optim_state_dict or {}, source)
-        return from_names(model, optim or stand_in(model, optim_input), saved, source=source)
+        return from_names(model, optim or stand_in(optim_input), saved, source=source)
 
     @staticmethod
     def flatten_sharded_optim_state_dict(
@@ -147,19 +147,24 @@ class OptimStateMethods:
             optim_state_key_type: by name, or by number as `torch.optim` has them.
             model: the plain model.
             optim_input: what the optimizer was made from; deprecated.
-            optim: the plain model's optimizer; default: one of `model.parameters()`.
+            optim: the plain model's optimizer; default: one of `model.parameters()`, with the groups of the state dict.
 
         Raises:
             RuntimeError: `model` has flat parameters.
             ValueError: the keys are of both kinds, or the optimizer's groups have other parameters.
         """
         warn_optim_input(optim_input)
-        return rekey(optim_state_dict, optim_state_key_type, model, optim or stand_in(model, optim_input))
+        return rekey(optim_state_dict, optim_state_key_type, model, optim or stand_in(optim_input))
 
 
-def stand_in(model: nn.Module, optim_input: Any) -> Optimizer:
-    """An optimizer that numbers the parameters as the one that was made from `optim_input`."""
-    return SGD(model.parameters() if optim_input is None else optim_input, lr=0.0)
+def stand_in(optim_input: Any) -> Optimizer | None:
+    """An optimizer that numbers the parameters as the one that was made from `optim_input`.
+
+    It has groups of its own: torch.optim keeps a dict that it is given, and writes its defaults into it.
+    """
+    if optim_input is None:
+        return None
+    return Optimizer([dict(group) if isinstance(group, dict) else group for group in optim_input], defaults={})
 
 
 def warn_legacy(old: str, new: str, optim_input: Any = None) -> None:

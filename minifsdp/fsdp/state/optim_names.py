@@ -53,7 +53,7 @@ def parameters_of(optim: Optimizer) -> list[nn.Parameter]:
 
 
 class Known:
-    """What is known of an optimizer's parameters.
+    """What is known of an optimizer's parameters; without an optimizer, of all that the model has.
 
     Attributes:
         params: they, in the order in which a state dict numbers them.
@@ -67,9 +67,10 @@ class Known:
         AssertionError: they are whole at present, what the optimizer has of them is not.
     """
 
-    def __init__(self, model: nn.Module, optim: Optimizer, is_named: bool = False) -> None:
+    def __init__(self, model: nn.Module, optim: Optimizer | None, is_named: bool = False) -> None:
         check_not_summoned(model)
-        self.params, self.managed = parameters_of(optim), find_managed(model)
+        self.params = list(model.parameters()) if optim is None else parameters_of(optim)
+        self.managed = find_managed(model)
         self.names = parameter_names(model, self.managed)
         for p in self.params:
             if p not in self.names:
@@ -103,8 +104,11 @@ def settings_of(group: Mapping[str, Any]) -> dict[str, Any]:
     return {key: copy.deepcopy(value) for key, value in group.items() if key not in ("params", "param_names")}
 
 
-def match_groups(optim: Optimizer, saved: list[dict[str, Any]], known: Known) -> list[dict[str, Any]]:
+def match_groups(optim: Optimizer | None, saved: list[dict[str, Any]], known: Known) -> list[dict[str, Any]]:
     """The optimizer's groups, each with the settings of the saved group that has the same parameters.
+
+    A group without saved parameters keeps its own settings, if no unit manages one of its parameters. Without an
+    optimizer the groups are the saved ones.
 
     Raises:
         KeyError: a saved group has a parameter that the model has not.
@@ -113,15 +117,12 @@ def match_groups(optim: Optimizer, saved: list[dict[str, Any]], known: Known) ->
     home = {name: settings_of(group) for group in saved for name in group["params"]}
     for name in home.keys() - {name for in_one in known.names.values() for name in in_one}:
         raise KeyError(f"{name}: the saved optimizer has this parameter, the model has not")
+    groups = [with_params(group, known) for group in saved] if optim is None else optim.param_groups
     matched = []
-    for index, group in enumerate(optim.param_groups):
+    for index, group in enumerate(groups):
         inside = known.names_in(group)
         found = {name: home[name] for name in inside if name in home}
-        settings = next(iter(found.values()), None)
-        if settings is None:
-            if inside or index >= len(saved):
-                raise ValueError(f"No saved parameter group is like the optimizer's group {index}, of {inside}")
-            settings = settings_of(saved[index])
+        settings = next(iter(found.values())) if found else own_settings(group, index, saved, known)
         for name in (name for name in found if found[name] != settings):
             raise ValueError(
                 f"{next(iter(found))} and {name} were in parameter groups that differ, here they are in one: pass "
@@ -131,10 +132,29 @@ def match_groups(optim: Optimizer, saved: list[dict[str, Any]], known: Known) ->
     return matched
 
 
+def with_params(saved: Mapping[str, Any], known: Known) -> dict[str, Any]:
+    """A saved group with the model's parameters instead of their names."""
+    return {"params": [p for p in known.params if known.names[p][0] in saved["params"]]}
+
+
+def own_settings(group: Mapping[str, Any], index: int, saved: list[dict[str, Any]], known: Known) -> dict[str, Any]:
+    """Those of a group that has no saved parameter."""
+    if not group["params"] and index < len(saved):
+        return settings_of(saved[index])
+    own = settings_of(group)
+    is_complete = all(own.keys() >= settings_of(other).keys() for other in saved)
+    if set(group["params"]) <= set(known.unmanaged) and is_complete:
+        return own
+    raise ValueError(
+        f"No saved parameter group is like the optimizer's group {index}, of {known.names_in(group)}"
+        + ("" if is_complete else ": pass optim=, whose groups have all settings")
+    )
+
+
 def rekey(
-    state_dict: dict[str, Any], key_type: OptimStateKeyType, model: nn.Module, optim: Optimizer
+    state_dict: dict[str, Any], key_type: OptimStateKeyType, model: nn.Module, optim: Optimizer | None
 ) -> dict[str, Any]:
-    """`state_dict` by name, or by number as `optim` numbers them; itself, if it is so already."""
+    """`state_dict` by name, or by number as `optim` numbers them, or the model; itself, if it is so already."""
     to_names = ours(OptimStateKeyType, key_type, "optim_state_key_type") is OptimStateKeyType.PARAM_NAME
     state, groups = state_dict["state"], state_dict["param_groups"]
     types = {type(key) for key in [*state, *(key for group in groups for key in group["params"])]}
