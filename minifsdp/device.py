@@ -103,16 +103,38 @@ def _tell(verb: Any, stream: CpuStream | None, subject: Any) -> None:
         watch(Command(verb, stream, subject))
 
 
-def compute_device(wanted: int | torch.device | None, tensors: Iterable[Tensor], group: Any) -> torch.device:
+def asked_for(wanted: Any, argument: str) -> torch.device:
+    """The device that an argument names: by the index of a CUDA device, by a string, or as it is.
+
+    Raises:
+        ValueError: it names none, or none that this machine has.
+    """
+    try:
+        is_index = isinstance(wanted, int) and not isinstance(wanted, bool)
+        device = torch.device("cuda", wanted) if is_index else torch.device(wanted)
+    except (RuntimeError, TypeError):
+        raise ValueError(f"{argument}={wanted!r}: give a device, or the index of a CUDA device") from None
+    there = torch.cuda.device_count() if device.type == "cuda" else 0
+    if device.type == "cuda" and not there:
+        raise ValueError(
+            f"{argument}={wanted!r} is a CUDA device, and there is none here: leave {argument} out, or pass "
+            "torch.device('cpu')"
+        )
+    if there and (device.index or 0) >= there:
+        raise ValueError(f"{argument}={wanted!r}: CUDA devices are numbered from 0 to {there - 1} here")
+    return device
+
+
+def compute_device(wanted: torch.device | None, tensors: Iterable[Tensor], group: Any) -> torch.device:
     """Where a rank computes: where it is told to, or where its tensors are, or where its process group can.
 
     Args:
-        wanted: a device, or the index of a CUDA device.
+        wanted: see `asked_for`.
         tensors: one that is neither on CPU nor on meta decides.
         group: decides the rest: CPU, if its backend serves that.
     """
     if wanted is not None:
-        return torch.device("cuda", wanted) if isinstance(wanted, int) else torch.device(wanted)
+        return wanted
     for tensor in tensors:
         if tensor.device.type not in ("cpu", "meta"):
             return tensor.device

@@ -16,6 +16,7 @@ from torch.optim import Optimizer
 
 from minifsdp import comm
 from minifsdp.comm import Group
+from minifsdp.device import asked_for
 from minifsdp.order import announce
 from minifsdp.zero.partition import ShardedOptimizer
 
@@ -31,13 +32,16 @@ class ShardedGradScaler(GradScaler):
 
     Args:
         device: type of the device that the loss is on. On a machine without CUDA "cuda" means "cpu" (torch's scaler
-            disables itself there).
+            disables itself there), but a device with an index must be there.
         init_scale: the first scale.
         backoff_factor: what the scale is multiplied by after a step that was skipped.
         growth_factor: what it is multiplied by after `growth_interval` steps in a row that were not.
         growth_interval: see above.
         enabled: if false, nothing is scaled and no step is skipped.
         process_group: the ranks that step together; default: all. Hybrid sharding needs all.
+
+    Raises:
+        ValueError: there is no such device here.
     """
 
     def __init__(
@@ -50,9 +54,8 @@ class ShardedGradScaler(GradScaler):
         enabled: bool = True,
         process_group: Group | None = None,
     ) -> None:
-        if device == "cuda" and not torch.cuda.is_available():
-            device = "cpu"
-        super().__init__(device, init_scale, growth_factor, backoff_factor, growth_interval, enabled)
+        kind = "cpu" if device == "cuda" and not torch.cuda.is_available() else asked_for(device, "device").type
+        super().__init__(kind, init_scale, growth_factor, backoff_factor, growth_interval, enabled)
         self.process_group = process_group
 
     def scale(self, outputs: Any) -> Any:

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -193,19 +194,27 @@ def the_device_is_the_one_asked_for_or_the_module_s_or_the_group_s() -> None:
     cpu, cuda = torch.device("cpu"), torch.device("cuda", 1)
     assert device_of(nn.Linear(1, 1)) == cpu
     assert device_of(nn.Linear(1, 1, device="meta")) == cpu
-    assert device_of(params_on("cpu"), 1) == device_of(params_on("cpu"), cuda) == cuda
-    assert device_of(params_on("cpu", "cuda:1"), 1) == cuda
     assert device_of(params_on("cuda:1")) == cuda
+    with patch.object(torch.cuda, "device_count", lambda: 2), patch.object(torch.cuda, "current_device", lambda: 1):
+        assert device_of(params_on("cpu"), 1) == device_of(params_on("cpu"), cuda) == cuda
+        assert device_of(params_on("cpu", "cuda:1"), "cuda:1") == cuda
+        for current in ("cuda", torch.device("cuda")):
+            with pytest.warns(UserWarning, match="does not have an explicit index. FSDP will use the current device"):
+                assert device_of(params_on("cpu"), current) == cuda
+        with refused("FSDP only supports single device modules but got params on", RuntimeError) as error:
+            device_of(params_on("cuda:0", "cuda:1"), 1)
+        assert "p0 is on cuda:0, p1 is on cuda:1" in str(error.value)
+        with refused(f"Inconsistent compute device and `device_id` on rank {dist.get_rank()}: cuda:1 vs cuda:0. p0"):
+            device_of(params_on("cuda:1"), 0)
     with refused("To support a module with both CPU and GPU params, please pass in device_id argument", RuntimeError):
         device_of(params_on("cpu", "cuda:1"))
-    with refused("FSDP only supports single device modules but got params on", RuntimeError) as error:
-        device_of(params_on("cuda:0", "cuda:1"), 1)
-    assert "p0 is on cuda:0, p1 is on cuda:1" in str(error.value)
-    with refused(f"Inconsistent compute device and `device_id` on rank {dist.get_rank()}: cuda:1 vs cuda:0. p0"):
-        device_of(params_on("cuda:1"), 0)
     for device_id in (cpu, "cpu"):
         model = Fsdp(net(), device_id=device_id, auto_wrap_policy={nn.Linear})
         assert {m.compute_device for m in Fsdp.fsdp_modules(model)} == {cpu}
+    with patch.object(torch.cuda, "device_count", lambda: 0):
+        for device_id in (0, cuda, "cuda"):
+            with refused(f"device_id={device_id!r} is a CUDA device, and there is none here: leave device_id out"):
+                Fsdp(net(), device_id=device_id)
 
 
 # Meta

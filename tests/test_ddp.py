@@ -799,6 +799,7 @@ def wrong_arguments() -> dict[str, str]:
         "lazy": error_of(ddp, nn.LazyLinear(3)),
         "two devices": error_of(ddp, model, device_ids=[0, 1]),
         "a device on CPU": error_of(ddp, model, device_ids=[0]),
+        "no list": error_of(ddp, model, device_ids=0),
         "two kinds of devices": error_of(ddp, nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2, device="meta"))),
     }
 
@@ -809,7 +810,11 @@ def test_wrong_arguments() -> None:
         "nothing to train": "RuntimeError: DistributedDataParallel is not needed when a module doesn't have any param",
         "lazy": "RuntimeError: Modules with uninitialized parameters can't be used with `DistributedDataParallel`.",
         "two devices": "ValueError: device_ids can only be None or contain a single element.",
-        "a device on CPU": "ValueError: DistributedDataParallel device_ids and output_device arguments only work with",
+        "a device on CPU": "ValueError: DistributedDataParallel device_ids and output_device arguments only work with "
+        "single-device/multiple-device GPU modules or CPU modules, but got device_ids [0], output_device None, and "
+        "module parameters {device(type='cpu')}: leave both out, "
+        + ("or move the module to a GPU" if torch.cuda.is_available() else "there is no CUDA device here"),
+        "no list": "ValueError: device_ids=0: give a list of one device, or leave it out",
         "two kinds of devices": "ValueError: DistributedDataParallel's input module must be on the same type",
     }
     for name, start in starts.items():

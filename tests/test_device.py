@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -24,6 +25,45 @@ def heard() -> Iterator[list[Command]]:
 
 def verbs(commands: list[Command]) -> list[tuple[str, Any]]:
     return [(command.verb, command.stream) for command in commands]
+
+
+CUDA = torch.device("cuda")
+
+
+@pytest.mark.parametrize(
+    ("wanted", "there", "expected"),
+    [
+        (1, 2, "cuda:1"),
+        ("cuda:1", 2, "cuda:1"),
+        (torch.device("cuda", 1), 2, "cuda:1"),
+        (CUDA, 1, "cuda"),
+        ("cpu", 0, "cpu"),
+        (CPU, 0, "cpu"),
+        ("meta", 0, "meta"),
+        (0, 0, "arg=0 is a CUDA device, and there is none here: leave arg out, or pass torch.device('cpu')"),
+        (
+            CUDA,
+            0,
+            "arg=device(type='cuda') is a CUDA device, and there is none here: leave arg out, or pass "
+            "torch.device('cpu')",
+        ),
+        (2, 2, "arg=2: CUDA devices are numbered from 0 to 1 here"),
+        ("cuda:1", 1, "arg='cuda:1': CUDA devices are numbered from 0 to 0 here"),
+        (-1, 2, "arg=-1: give a device, or the index of a CUDA device"),
+        (True, 2, "arg=True: give a device, or the index of a CUDA device"),
+        (1.5, 2, "arg=1.5: give a device, or the index of a CUDA device"),
+        ("gpu", 2, "arg='gpu': give a device, or the index of a CUDA device"),
+    ],
+)
+def test_a_device_that_is_not_there_is_refused_in_a_line(
+    monkeypatch: pytest.MonkeyPatch, wanted: Any, there: int, expected: str
+) -> None:
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: there)
+    if not expected.startswith("arg"):
+        assert device.asked_for(wanted, "arg") == torch.device(expected)
+        return
+    with pytest.raises(ValueError, match=f"^{re.escape(expected)}$"):
+        device.asked_for(wanted, "arg")
 
 
 def test_the_current_stream_is_the_innermost() -> None:

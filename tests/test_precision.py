@@ -500,6 +500,16 @@ def test_a_scaled_loss_keeps_its_dtype(dtype: torch.dtype) -> None:
     assert ShardedGradScaler("cpu", enabled=False).scale(outputs) is outputs
 
 
+def test_a_scaler_s_device_must_be_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without CUDA its default "cuda" means the CPU; one that is named by an index does not."""
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
+    for wanted in (0, "cuda:0", torch.device("cuda", 0)):
+        with pytest.raises(ValueError, match=r"^device=.* is a CUDA device, and there is none here: leave device out"):
+            ShardedGradScaler(wanted)
+    for wanted in ("cuda", "cpu", torch.device("cpu")):
+        assert ShardedGradScaler(wanted).scale(torch.ones(1)) == 2.0**16
+
+
 # Clipping
 
 

@@ -99,6 +99,8 @@ def check_devices(
     Raises:
         ValueError: they are not those; or `devices` are of several kinds.
     """
+    if not (device_ids is None or isinstance(device_ids, Sequence)):
+        raise ValueError(f"device_ids={device_ids!r}: give a list of one device, or leave it out")
     if device_ids is not None and len(device_ids) > 1:
         raise ValueError("device_ids can only be None or contain a single element.")
     if len(types := {d.type for d in devices}) > 1:
@@ -108,10 +110,12 @@ def check_devices(
         )
     if not device_ids or types == {"cpu"} or len(devices) > 1:
         if device_ids or output_device:
+            has_cuda = torch.cuda.device_count() > 0
             raise ValueError(
                 "DistributedDataParallel device_ids and output_device arguments only work with "
                 "single-device/multiple-device GPU modules or CPU modules, "
-                f"but got device_ids {device_ids}, output_device {output_device}, and module parameters {devices}."
+                f"but got device_ids {device_ids}, output_device {output_device}, and module parameters {devices}: "
+                f"leave both out, {'or move the module to a GPU' if has_cuda else 'there is no CUDA device here'}"
             )
         return None, None
     there, here = torch.device("cuda", private.device_index(device_ids[0], True)), next(iter(devices))

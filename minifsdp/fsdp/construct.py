@@ -16,7 +16,7 @@ from torch import nn
 
 from minifsdp import process_groups
 from minifsdp.comm import Group
-from minifsdp.device import compute_device
+from minifsdp.device import asked_for, compute_device
 from minifsdp.flat_param import ParamPlaces, find_parameters
 from minifsdp.fsdp.ignored import Ignored
 from minifsdp.fsdp.options import ShardingStrategy
@@ -52,7 +52,9 @@ def find_device(device_id: Any, module: nn.Module, ignored: Ignored, group: Grou
 
     Raises:
         RuntimeError, ValueError: with torch's texts: the parameters are on several devices, or not on `device_id`.
+        ValueError: there is no such device here.
     """
+    wanted = None if device_id is None else asked_for(device_id, "device_id")
     own = managed_parameters(module, ignored)
     host = torch.device("cpu")
     first_on = {p.device: places[0].name for p, places in reversed(own.items()) if not p.is_meta}
@@ -64,7 +66,7 @@ def find_device(device_id: Any, module: nn.Module, ignored: Ignored, group: Grou
         raise RuntimeError(
             f"To support a module with both CPU and GPU params, please pass in device_id argument: {found}"
         )
-    if isinstance(device_id, torch.device) and device_id.type == "cuda" and device_id.index is None:
+    if wanted == torch.device("cuda"):
         current = torch.device("cuda", torch.cuda.current_device())
         warnings.warn(
             f"FSDP got the argument `device_id` {device_id} on rank {group.rank()}, which does not have an explicit "
@@ -72,8 +74,8 @@ def find_device(device_id: Any, module: nn.Module, ignored: Ignored, group: Grou
             "`torch.cuda.set_device()` before, or pass in the index.",
             stacklevel=3,
         )
-        device_id = current
-    device = compute_device(device_id, module.parameters(), group)
+        wanted = current
+    device = compute_device(wanted, module.parameters(), group)
     for other in on - {host, device}:
         raise ValueError(
             f"Inconsistent compute device and `device_id` on rank {group.rank()}: {other} vs {device}. "
