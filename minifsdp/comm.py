@@ -83,6 +83,7 @@ class _Known:
 
     def __init__(self, group: Group) -> None:
         self.name, self.ranks, self.calls = private.name_of(group), group.size(), 0
+        gloo.wanted()  # to refuse what it cannot be at the first collective, of whatever kind
         self.backends: dict[str, str] = {}  # what carries messages, by the kind of device that tensors are on
 
     @staticmethod
@@ -149,7 +150,7 @@ def all_reduce(tensor: Tensor, group: Group, op: Any = SUM) -> Handle:
 def all_gather(output: Tensor, shard: Tensor, group: Group) -> Handle:
     """`output` [N * numel] <- every rank's `shard` [numel], in rank order. `shard` may be its own part of `output`."""
     known, backend = _Known.of("all_gather", output, group)
-    if backend == "gloo":
+    if gloo.gathers_by_broadcasts(backend):
         broadcasts = partial(gloo.gather_by_broadcasts, output, shard, group)
         return _start(known, "all_gather", "broadcast", output, broadcasts)
     gather = partial(getattr(dist, _ALL_GATHER), output, shard, group, True)

@@ -9,14 +9,16 @@ its own that it copies from (torch/csrc/distributed/c10d/ProcessGroupGloo.cpp). 
     all-gather          (N - 1) / N P     P                gloo's own
                         (N - 1) / N P     0                here: a broadcast from every rank, straight into its place
 
-`comm` decides where these take the place of the backend's. `MINIFSDP_REDUCE_SCATTER` says so of the first: `auto` (on
-gloo), `native` (nowhere), or `alltoall` (everywhere).
+`comm` decides where these take the place of the backend's. With `MINIFSDP_COLLECTIVES=native` they do nowhere: all
+collectives are torch's own, one call each, for those who count or patch them. The default is `auto`.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+import warnings
+from collections.abc import Mapping, Sequence
+from functools import cache
 from typing import Any
 
 import torch
@@ -25,21 +27,46 @@ from torch import Tensor
 
 from minifsdp import device
 
-CHOICES = {"auto": None, "native": False, "alltoall": True}
-wanted = os.environ.get("MINIFSDP_REDUCE_SCATTER", "auto")  # read once: to ask costs as much as to start a message
+NAME, CHOICES = "MINIFSDP_COLLECTIVES", ("auto", "native")
+OLD_NAME, OLD_CHOICES = "MINIFSDP_REDUCE_SCATTER", ("auto", "native", "alltoall")  # for one release; the last: on NCCL
 TAGS = 1 << 20  # where the tags of our sends and receives begin: a user's have 0 unless they say so
 
 
-def reduces_by_all_to_all(backend: str, ranks: int) -> bool:
-    """Whether a reduce-scatter over so many ranks is an all-to-all and a sum, with memory of ours for what arrives.
+def choice_in(environment: Mapping[str, str]) -> str:
+    """What the variable says; or, if it is not set, what the one says that it had as a name before.
 
     Raises:
-        ValueError: MINIFSDP_REDUCE_SCATTER is none of the three.
+        ValueError: one of them says something else than it can.
     """
-    if wanted not in CHOICES:
-        raise ValueError(f"MINIFSDP_REDUCE_SCATTER={wanted}: set it to one of {', '.join(CHOICES)}, or not at all")
-    chosen = CHOICES[wanted]
-    return ranks > 1 and (backend == "gloo" if chosen is None else chosen)
+    said = {}
+    for name, choices in ((NAME, CHOICES), (OLD_NAME, OLD_CHOICES)):
+        said[name] = environment.get(name, "")
+        if said[name] not in ("", *choices):
+            raise ValueError(f"{name}={said[name]}: set {NAME} to {' or '.join(CHOICES)}, or unset it")
+    return said[NAME] or said[OLD_NAME] or "auto"
+
+
+@cache
+def wanted() -> str:
+    """What this process was started with: to ask each time costs as much as to start a message.
+
+    Raises:
+        ValueError: see `choice_in`.
+    """
+    choice = choice_in(os.environ)
+    if os.environ.get(OLD_NAME) and not (dist.is_initialized() and dist.get_rank()):
+        warnings.warn(f"{OLD_NAME} is {NAME} now, and goes with the next release", FutureWarning, stacklevel=4)
+    return choice
+
+
+def gathers_by_broadcasts(backend: str) -> bool:
+    """Whether an all-gather is a broadcast from every rank."""
+    return backend == "gloo" and wanted() != "native"
+
+
+def reduces_by_all_to_all(backend: str, ranks: int) -> bool:
+    """Whether a reduce-scatter over so many ranks is an all-to-all and a sum, with memory of ours for what arrives."""
+    return ranks > 1 and (gathers_by_broadcasts(backend) or wanted() == "alltoall")
 
 
 class Works:

@@ -6,9 +6,11 @@ import gc
 import os
 import subprocess
 import sys
+import warnings
 import weakref
+from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import reduce
 from typing import Any
 from unittest.mock import patch
@@ -17,12 +19,15 @@ import pytest
 import torch
 import torch.distributed as dist
 from on_ranks import Checks
-from torch import Tensor
+from torch import Tensor, nn
+from torch.distributed.fsdp import FullyShardedDataParallel as TorchsFsdp
+from torch.distributed.tensor.debug import CommDebugMode
 
 from minifsdp import comm, device, gloo
 from minifsdp.course.launch import launch
 from minifsdp.course.ledger import Ledger
 from minifsdp.course.storages import TAGS
+from minifsdp.fsdp import FullyShardedDataParallel as Fsdp
 
 check = Checks(__name__)
 
@@ -230,20 +235,28 @@ def other_sizes_and_dtypes_are_an_error_on_all_ranks_and_nothing_is_under_way(ki
 # Who decides
 
 
-@check(wanted=tuple(gloo.CHOICES))
+@contextmanager
+def told(choice: str) -> Iterator[None]:
+    with patch.object(gloo, "wanted", lambda: choice):
+        yield
+
+
+@check(wanted=gloo.OLD_CHOICES)
 def it_is_one_call_by_the_function_that_is_wanted(wanted: str) -> None:
-    full = inputs(FP32)[dist.get_rank()]
-    with patch.object(gloo, "wanted", wanted), handed_out() as buffers:
+    full, native = inputs(FP32)[dist.get_rank()], wanted == "native"
+    with told(wanted), handed_out() as buffers:
         called = functions(lambda: reduced(full))
-    assert called == [("reduce_scatter", comm._REDUCE_SCATTER if wanted == "native" else "isend")]
-    assert len(buffers) == (wanted != "native")
+        gathered = functions(lambda: comm.all_gather(full.clone(), mine(full), comm.world()).wait())
+    assert called == [("reduce_scatter", comm._REDUCE_SCATTER if native else "isend")]
+    assert gathered == [("all_gather", comm._ALL_GATHER if native else "broadcast")]
+    assert len(buffers) == (not native)
 
 
 @check(ranks=1)
 def one_rank_has_nobody_to_exchange_with() -> None:
     full = inputs(FP32)[0]
-    for wanted in gloo.CHOICES:
-        with patch.object(gloo, "wanted", wanted):
+    for wanted in gloo.OLD_CHOICES:
+        with told(wanted):
             assert functions(lambda: reduced(full)) == [("reduce_scatter", comm._REDUCE_SCATTER)]
             assert torch.equal(reduced(full, comm.MEAN), full)
 
@@ -259,23 +272,111 @@ def one_rank_has_nobody_to_exchange_with() -> None:
         ("alltoall", "nccl", 1, False),
     ],
 )
-def test_where_reductions_are_exchanges(
-    monkeypatch: pytest.MonkeyPatch, wanted: str, backend: str, ranks: int, expected: bool
-) -> None:
-    monkeypatch.setattr(gloo, "wanted", wanted)
-    assert gloo.reduces_by_all_to_all(backend, ranks) is expected
+def test_where_reductions_are_exchanges(wanted: str, backend: str, ranks: int, expected: bool) -> None:
+    with told(wanted):
+        assert gloo.reduces_by_all_to_all(backend, ranks) is expected
 
 
-@pytest.mark.parametrize(("value", "says"), [("native", "False"), ("alltoall", "True"), ("quickly", None)])
-def test_it_is_read_from_the_environment_and_nonsense_is_named_with_the_choices(value: str, says: str | None) -> None:
-    code = "from minifsdp import gloo; print(gloo.reduces_by_all_to_all('gloo', 2))"
-    environment = {**os.environ, "MINIFSDP_REDUCE_SCATTER": value}
-    ran = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False)
-    if says:
-        assert ran.stdout.strip() == says
-    else:
-        last = "ValueError: MINIFSDP_REDUCE_SCATTER=quickly: set it to one of auto, native, alltoall, or not at all"
-        assert ran.stderr.splitlines()[-1] == last
+@pytest.mark.parametrize(
+    ("new", "old", "expected"),
+    [
+        ("", "", "auto"),
+        ("auto", "", "auto"),
+        ("native", "", "native"),
+        ("", "auto", "auto"),
+        ("", "native", "native"),
+        ("", "alltoall", "alltoall"),
+        ("auto", "native", "auto"),
+        ("native", "alltoall", "native"),
+    ],
+)
+def test_the_new_name_goes_before_the_old_one(new: str, old: str, expected: str) -> None:
+    assert gloo.choice_in({gloo.NAME: new, gloo.OLD_NAME: old}) == expected
+
+
+@pytest.mark.parametrize(("name", "value"), [(gloo.NAME, "alltoall"), (gloo.NAME, "Native"), (gloo.OLD_NAME, "ring")])
+def test_nonsense_is_named_with_the_choices(name: str, value: str) -> None:
+    with pytest.raises(ValueError, match=f"^{name}={value}: set MINIFSDP_COLLECTIVES to auto or native, or unset it$"):
+        gloo.choice_in({name: value})
+
+
+# Who counts torch.distributed's calls
+
+UNITS = 3
+COUNTED = {
+    "all-gather": ("all_gather", "all_gather_single", "all_gather_into_tensor"),
+    "reduce-scatter": ("reduce_scatter", "reduce_scatter_single", "reduce_scatter_tensor"),
+    "other": ("broadcast", "all_reduce", "isend", "irecv", "all_to_all", "all_to_all_single"),
+}
+
+
+def counted_from_outside(wrap: Callable[..., nn.Module], **options: Any) -> tuple[dict[str, int], list[int]]:
+    """The calls of a step by name, by patches of torch.distributed and by torch's own CommDebugMode."""
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(4, 4), *(wrap(nn.Linear(4, 4), **options) for _ in range(UNITS - 1)))
+    model, x = wrap(net, **options), torch.ones(2, 4, requires_grad=True)
+    model(x).sum().backward()  # and what comes once
+    calls: Counter[str] = Counter()
+
+    def counting(kind: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        return lambda *args, **kwargs: calls.update([kind]) or function(*args, **kwargs)
+
+    with ExitStack() as stack:
+        for kind, names in COUNTED.items():
+            for name in (name for name in names if hasattr(dist, name)):
+                stack.enter_context(patch.object(dist, name, counting(kind, getattr(dist, name))))
+        seen = stack.enter_context(CommDebugMode())
+        model(x).sum().backward()
+    return dict(calls), sorted(seen.get_comm_counts().values())
+
+
+def count_on_a_rank() -> Any:
+    theirs = counted_from_outside(TorchsFsdp, device_id=torch.device("cpu"))
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        mine = counted_from_outside(Fsdp)
+    return mine, theirs, [str(each.message) for each in caught if each.category is FutureWarning]
+
+
+@pytest.mark.parametrize("name", [gloo.NAME, gloo.OLD_NAME])
+def test_native_is_torchs_calls_and_no_others(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    """By one who counts from outside: 2U - 1 all-gathers and U reduce-scatters, as with torch's FSDP."""
+    monkeypatch.setenv(name, "native")
+    for rank, (mine, theirs, said) in enumerate(launch(count_on_a_rank, 2)):
+        assert mine == theirs
+        assert mine == ({"all-gather": 2 * UNITS - 1, "reduce-scatter": UNITS}, [UNITS, 2 * UNITS - 1])
+        is_warned = name == gloo.OLD_NAME and rank == 0
+        assert [each for each in said if "MINIFSDP" in each] == [
+            "MINIFSDP_REDUCE_SCATTER is MINIFSDP_COLLECTIVES now, and goes with the next release"
+        ] * is_warned
+
+
+def test_by_default_whoever_counts_sees_what_they_are_made_of() -> None:
+    for mine, _, _ in launch(count_on_a_rank, 2):
+        assert mine[0] == {"other": 2 * (2 * UNITS - 1) + 2 * UNITS}  # broadcasts, sends and receives
+
+
+def test_the_command_line_refuses_it_before_a_rank_starts() -> None:
+    ran = ended_with([sys.executable, "-m", "minifsdp", "train", "--steps", "1"])
+    assert (ran.returncode, ran.stdout) == (2, "")
+    assert ran.stderr == f"minifsdp: {QUICKLY}\n"
+
+
+def test_a_script_of_torchruns_is_refused_at_the_first_collective_whichever() -> None:
+    code = (
+        "import torch, torch.distributed as dist; from minifsdp import comm; "
+        "dist.init_process_group('gloo', rank=0, world_size=1, store=dist.HashStore()); "
+        "comm.all_reduce(torch.ones(2), comm.world())"
+    )
+    assert ended_with([sys.executable, "-c", code]).stderr.splitlines()[-1].endswith(f"ValueError: {QUICKLY}")
+
+
+QUICKLY = "MINIFSDP_COLLECTIVES=quickly: set MINIFSDP_COLLECTIVES to auto or native, or unset it"
+
+
+def ended_with(command: list[str]) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, gloo.NAME: "quickly"}
+    return subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=60)
 
 
 def reduce_twice_and_wait_once() -> list[float]:

@@ -107,10 +107,12 @@ def test_what_cannot_be_is_refused_in_one_line(monkeypatch, gpus, environment, a
     assert "\n" not in str(caught.value)
 
 
-def test_a_reduce_scatter_that_there_is_not_is_refused_before_a_rank_starts(monkeypatch):
-    monkeypatch.setattr(gloo, "wanted", "ring")
-    with pytest.raises(ValueError, match="REDUCE_SCATTER=ring: set it to one of auto, native, alltoall"):
-        choose_world(2, "cpu")
+@pytest.mark.parametrize("name", [gloo.NAME, gloo.OLD_NAME])
+@pytest.mark.parametrize("backend", [None, "fake"])
+def test_collectives_that_there_are_not_are_refused_before_a_rank_starts(monkeypatch, name, backend):
+    monkeypatch.setenv(name, "ring")
+    with pytest.raises(ValueError, match=f"^{name}=ring: set MINIFSDP_COLLECTIVES to auto or native, or unset it$"):
+        choose_world(2, "cpu", backend=backend)
 
 
 def test_a_torch_without_nccl(monkeypatch):

@@ -99,13 +99,13 @@ def choose_world(
     if device not in ("auto", "cpu", "cuda"):
         raise ValueError(f"--device {device}: choose auto, cpu or cuda")
     _may_share()  # to refuse what it says, whether it counts or not
+    gloo.choice_in(os.environ)  # likewise
     forced = os.environ.get(FORCES) or "auto"
     if forced not in ("auto", "cpu", "cuda"):
         raise ValueError(f"{FORCES}={forced}: choose auto, cpu or cuda, or unset it")
     gpus = torch.cuda.device_count()
     if backend == "fake":
         return World(ranks, "fake", (0,) if gpus and forced != "cpu" else (), False, "collectives carry nothing")
-    gloo.reduces_by_all_to_all("gloo", ranks)  # to refuse what it may have been told, before a rank starts
     here = min(ranks, here or local_ranks(ranks))
     wish = {"gloo": "cpu", "nccl": "cuda", None: device}[backend]
     if wish == "cuda" and forced == "cpu":

@@ -60,7 +60,7 @@ class Recorder(Ledger):
         comm.link = _Tap(tape, link)
         self._on_exit.callback(setattr, comm, "link", link)
         # The program is to run on a GPU, where a reduce-scatter needs no memory of ours.
-        self._on_exit.enter_context(patch.object(gloo, "wanted", "native"))
+        self._on_exit.enter_context(patch.object(gloo, "wanted", lambda: "native"))
         return self
 
     def watch(self, model: nn.Module, optimizer: Any = None, leaves: Any = ()) -> None:
