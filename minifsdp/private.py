@@ -35,6 +35,7 @@ from torch.utils._python_dispatch import (
 from torch.utils._pytree import tree_leaves
 
 __all__ = [
+    "ASKED_BY_STATE_DICT_FUNCTIONS",
     "AnyBatchNorm",
     "DisableTorchFunctionSubclass",
     "FakeTensorMode",
@@ -74,6 +75,9 @@ __all__ = [
     "unset_fake_temporarily",
     "version_of",
 ]
+
+ASKED_BY_STATE_DICT_FUNCTIONS = "_fqn_modifiers"
+"""What the functions of torch.distributed.checkpoint.state_dict ask each module for before they do anything."""
 
 # Autograd
 

@@ -6,22 +6,25 @@ import copy
 import inspect
 import warnings
 from collections.abc import Callable
+from dataclasses import make_dataclass
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
-from on_ranks import Checks
+from on_ranks import Checks, shared_folder
 from torch import Tensor, nn
 from torch.distributed._shard.sharded_tensor import ShardedTensor
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 from torch.distributed.checkpoint import state_dict as torchs
 from torch.distributed.fsdp import FullyShardedDataParallel as TorchsFsdp
+from torch.distributed.fsdp.wrap import ModuleWrapPolicy as TorchsPolicy
 from torch.optim import SGD, Adam, Optimizer
 
 import minifsdp.checkpoint
-from minifsdp import DistributedDataParallel
+from minifsdp import DistributedDataParallel, Zero1Optimizer, Zero2Optimizer, comm
 from minifsdp.checkpoint import (
     StateDictOptions,
     get_model_state_dict,
@@ -97,6 +100,10 @@ def trained(kind: str, seed: int = 0) -> tuple[nn.Module, Adam]:
 
 
 def same(state: Any, other: Any, tolerance: float = 1e-6) -> None:
+    if isinstance(other, tuple) and isinstance(state, tuple):
+        for one, another in zip(state, other, strict=True):
+            same(one, another, tolerance)
+        return
     if isinstance(other, dict):
         assert state.keys() == other.keys()
         for key in other:
@@ -335,13 +342,196 @@ def what_cannot_be_done_is_refused() -> None:
         set_optimizer_state_dict(model, adam(plain()), get_optimizer_state_dict(model, optim))
 
 
+# Torch's options, torch's functions
+
+
+class Frozen(nn.Linear):
+    """A unit of its own, which is not trained."""
+
+
+class Odd(nn.Module):
+    """Nested units, one of them frozen, and a tied parameter."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(5, 5, bias=False)
+        self.tied = nn.Linear(5, 5, bias=False)
+        self.tied.weight = self.first.weight
+        self.frozen = Frozen(5, 3).requires_grad_(False)
+        self.middle = nn.Sequential(nn.Linear(3, 7), nn.LayerNorm(7))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.middle(torch.tanh(self.frozen(self.tied(torch.tanh(self.first(x))))))
+
+
+OPTIMIZERS: dict[str, Callable[[list[Any]], Optimizer]] = {
+    "AdamW": lambda groups: torch.optim.AdamW(groups, lr=0.1),
+    "momentum": lambda groups: SGD(groups, lr=0.1, momentum=0.9),
+}
+
+
+def odd(wrap: Any, make: str = "AdamW", seed: int = 0, steps: int = 2) -> tuple[nn.Module, Optimizer]:
+    """Two parameter groups, of the nested unit and of the others; each rank has rows of its own."""
+    torch.manual_seed(seed)
+    model = wrap(Odd())
+    inner = list(model.middle.parameters())
+    outer = [p for p in model.parameters() if p not in set(inner) and p.requires_grad]
+    optim = OPTIMIZERS[make]([{"params": inner, "weight_decay": 0.1}, {"params": outer}])
+    train_odd(model, optim, range(steps))
+    return model, optim
+
+
+def train_odd(model: nn.Module, optim: Optimizer, steps: Any) -> None:
+    for number in steps:
+        optim.zero_grad()
+        rows = torch.Generator().manual_seed(10 * number + dist.get_rank())
+        model(torch.randn(4, 5, generator=rows)).square().mean().backward()
+        optim.step()
+
+
+def wrappers(orig: bool) -> list[Any]:
+    """Ours and torch's."""
+    theirs = {"auto_wrap_policy": TorchsPolicy({nn.Sequential, Frozen}), "device_id": torch.device("cpu")}
+    mine = {"auto_wrap_policy": {nn.Sequential, Frozen}}
+    return [partial(Fsdp, use_orig_params=orig, **mine), partial(TorchsFsdp, use_orig_params=orig, **theirs)]
+
+
+def comparable(value: Any) -> Any:
+    """Sharded values by what this rank has of them; a rank without rows has an empty shard here, none in torch."""
+    if isinstance(value, dict):
+        return {key: comparable(inner) for key, inner in value.items()}
+    if isinstance(value, ShardedTensor):
+        rows = [shard.tensor for shard in value.local_shards() if shard.tensor.numel()]
+        return {"size": tuple(value.size()), **{f"shard {i}": rows[i] for i in range(len(rows))}}
+    return value
+
+
+HONOURED: dict[str, dict[str, Any]] = {
+    "defaults": {},
+    "full": {"full_state_dict": True},
+    "full, in host memory": {"full_state_dict": True, "cpu_offload": True},
+    "in host memory": {"cpu_offload": True},
+    "flat": {"full_state_dict": True, "flatten_optimizer_state_dict": True},
+    "without frozen": {"full_state_dict": True, "ignore_frozen_params": True},
+    "not strict": {"strict": False},
+}
+
+
+@check(orig=(False, True), make=list(OPTIMIZERS), fields=HONOURED)
+def torchs_options_give_what_they_give_in_torch(orig: bool, make: str, fields: dict[str, Any]) -> None:
+    options = torchs.StateDictOptions(**fields)
+    mine, theirs = wrappers(orig)
+    model, optim = odd(mine, make)
+    states = get_state_dict(model, optim, options=options)
+    on_rank_0 = options.full_state_dict and options.cpu_offload
+    if on_rank_0:  # an error in torch on CPU, where the memory that it frees is what it has offloaded
+        options = torchs.StateDictOptions(full_state_dict=True)
+    expected = torchs.get_state_dict(*odd(theirs, make), options=options)
+    if on_rank_0 and dist.get_rank() > 0:
+        expected = ({}, {})
+    for state, other in zip(states, expected, strict=True):
+        same(comparable(state), comparable(other), 1e-5)
+
+
+@check(orig=(False, True), make=list(OPTIMIZERS))
+def a_round_trip_with_torchs_options_goes_on_as_if_uninterrupted(orig: bool, make: str) -> None:
+    """The recipe of torch's documentation, with the functions of ours."""
+    options = torchs.StateDictOptions(cpu_offload=True)
+    wrap, _ = wrappers(orig)
+    model, optim = odd(wrap, make)
+    again, loaded = odd(wrap, make, seed=1, steps=0)
+    with shared_folder() as folder:
+        model_state, optim_state = get_state_dict(model, optim, options=options)
+        dcp.save({"model": model_state, "optim": optim_state}, checkpoint_id=str(folder))
+        model_state, optim_state = get_state_dict(again, loaded, options=options)
+        dcp.load({"model": model_state, "optim": optim_state}, checkpoint_id=str(folder))
+    set_state_dict(again, loaded, model_state_dict=model_state, optim_state_dict=optim_state, options=options)
+    for each in ((model, optim), (again, loaded)):
+        train_odd(*each, range(5, 8))
+    same(full_state(again, loaded), full_state(model, optim), 0)
+
+
 @check()
-def torchs_own_functions_take_a_shard_for_the_whole() -> None:
-    """What the module's documentation warns of."""
+def what_torchs_options_ask_of_loading_is_honoured_or_refused() -> None:
     model, optim = trained("FSDP, original")
-    theirs = torchs.get_optimizer_state_dict(model, optim)["state"]["first.weight"]["exp_avg"]
-    assert type(theirs) is Tensor
-    assert theirs.numel() < 35
+    states = get_state_dict(model, optim, options=FULL)
+    other = MODELS["FSDP"](1)
+    loaded = adam(other)
+    first = states if dist.get_rank() == 0 else ({}, {})
+    sent = torchs.StateDictOptions(full_state_dict=True, broadcast_from_rank0=True)
+    set_state_dict(other, loaded, model_state_dict=first[0], optim_state_dict=first[1], options=sent)
+    same(full_state(other, loaded), (states[0], states[1]["state"]), 0)
+    inner = model.middle.module[0]
+    with pytest.warns(FutureWarning, match="^Getting submodules only"):
+        state = get_model_state_dict(
+            model, submodules={inner}, options=torchs.StateDictOptions(keep_submodule_prefixes=False)
+        )
+    assert list(state) == ["weight", "bias"]
+    less = {name: value for name, value in states[0].items() if name != "first.bias"}
+    with pytest.raises(RuntimeError, match=r"first\.bias"):
+        set_model_state_dict(other, dict(less), options=torchs.StateDictOptions(full_state_dict=True))
+    set_model_state_dict(other, dict(less), options=torchs.StateDictOptions(full_state_dict=True, strict=False))
+
+    of_another_torch = make_dataclass("StateDictOptions", [("new", int, 0)], bases=(torchs.StateDictOptions,))
+    assert get_model_state_dict(model, options=of_another_torch()).keys() == states[0].keys()
+    for options, text in (
+        (torchs.StateDictOptions(dsd_fqn_modifiers="x"), "^dsd_fqn_modifiers is not supported: rename what"),
+        (torchs.StateDictOptions(broadcast_from_rank0=True), "^full_state_dict must be True when broadcast_from_rank0"),
+        (of_another_torch(new=1), "^StateDictOptions.new is not supported: leave it out$"),
+        ({"full_state_dict": True}, "^options={'full_state_dict': True}: give a StateDictOptions$"),
+    ):
+        with pytest.raises(ValueError, match=text):
+            get_state_dict(model, optim, options=options)
+
+
+@check(kind=["FSDP", "FSDP, original", "NO_SHARD", "FSDP of checkpointed", "inside a plain module"])
+def torchs_own_functions_are_refused_before_anything_is_done(kind: str) -> None:
+    """They would take a rank's shard for the whole, in silence."""
+    model, optim = trained(kind)
+    states = get_state_dict(model, optim, options=FULL)
+    text = "^torch.distributed.checkpoint.state_dict knows no FSDP but torch's, .* from minifsdp.checkpoint$"
+    with comm.record() as calls:
+        for refused in (
+            lambda: torchs.get_state_dict(model, optim),
+            lambda: torchs.get_model_state_dict(model),
+            lambda: torchs.get_optimizer_state_dict(model, optim),
+            lambda: torchs.set_state_dict(model, optim, model_state_dict=states[0], optim_state_dict=states[1]),
+            lambda: torchs.set_model_state_dict(model, states[0]),
+            lambda: torchs.set_optimizer_state_dict(model, optim, states[1]),
+        ):
+            with pytest.raises(RuntimeError, match=text):
+                refused()
+    assert calls == []
+    same(full_state(model, optim), (states[0], states[1]["state"]), 0)
+
+
+@check()
+def torchs_own_functions_save_ddp_under_its_own_names() -> None:
+    """Whole and right, but with `module.` before each name."""
+    model, optim = trained("DDP")
+    states = torchs.get_state_dict(model, optim)
+    other = MODELS["DDP"](1)
+    loaded = adam(other)
+    torchs.set_state_dict(other, loaded, model_state_dict=states[0], optim_state_dict=states[1])
+    same(full_state(other, loaded), full_state(model, optim), 0)
+    assert all(name.startswith("module.") for state in (states[0], states[1]["state"]) for name in state)
+
+
+@check(kind=[Zero1Optimizer, Zero2Optimizer])
+def a_partitioned_optimizer_is_saved_as_it_is(kind: Any) -> None:
+    """It keeps no state where torch.optim has it, which is not to say that it has not stepped."""
+    model = plain()
+    optim = kind(model.parameters(), Adam, lr=0.1)
+    for number in range(2):
+        step(model, optim, number)
+    optim.zero_grad()
+    before = copy.deepcopy(optim.state_dict()["state"])
+    saved = get_optimizer_state_dict(model, optim)
+    same(optim.state_dict()["state"], before, 0)
+    same(dict(enumerate(saved["state"].values())), before, 0)
+    loaded = kind(model.parameters(), Adam, lr=0.1)
+    set_optimizer_state_dict(model, loaded, saved)
+    same(loaded.state_dict()["state"], before, 0)
 
 
 @pytest.mark.parametrize(("ranks", "name"), check.params)

@@ -75,6 +75,34 @@ def test_each_has_a_test_here_that_says_what_would_break() -> None:
         assert "Without it" in (test.__doc__ or ""), name
 
 
+def test_asked_by_state_dict_functions() -> None:
+    """Without it torch's functions save a rank's shard of an optimizer's state for the whole, in silence."""
+    from torch.distributed.checkpoint import state_dict as functions
+
+    class Asked(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = nn.Linear(1, 1)
+
+        def __getattr__(self, name: str) -> object:
+            if name == private.ASKED_BY_STATE_DICT_FUNCTIONS:
+                raise InterruptedError
+            return super().__getattr__(name)
+
+    model = nn.Sequential(Asked())
+    optim = torch.optim.SGD(model.parameters(), 0.1)
+    for call in (
+        lambda: functions.get_state_dict(model, optim),
+        lambda: functions.get_model_state_dict(model),
+        lambda: functions.get_optimizer_state_dict(model, optim),
+        lambda: functions.set_state_dict(model, optim, model_state_dict={"a": 1}, optim_state_dict={"state": {}}),
+        lambda: functions.set_model_state_dict(model, {"a": 1}),
+        lambda: functions.set_optimizer_state_dict(model, optim, {"state": {}}),
+    ):
+        with pytest.raises(InterruptedError):
+            call()
+
+
 # Autograd
 
 

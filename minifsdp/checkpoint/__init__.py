@@ -8,8 +8,8 @@ it has loaded, on any number of ranks. The others are for a model or its optimiz
     set_state_dict(model, optimizer, model_state_dict=model_state, optim_state_dict=optim_state)
 
 They are the functions of torch.distributed.checkpoint.state_dict, with their signatures, for this package's FSDP and
-DDP, for torch's DDP and for plain modules. Use these, not torch's: those know no FSDP but torch's, take this one for a
-plain module, and a rank's shards of the optimizer's state for the whole. What they save is lost on all ranks but one.
+DDP, for torch's DDP and for plain modules; `options` may be torch's. Torch's own functions know no FSDP but torch's: on
+a model with an instance of this package's they would take a rank's shards for the whole, and are refused.
 
 Names are those of the model without wrappers. All functions are collective.
 """

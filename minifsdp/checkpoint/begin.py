@@ -12,6 +12,7 @@ from torch.optim import Optimizer
 
 from minifsdp.fsdp.state.optim_kinds import STEP
 from minifsdp.fsdp.state.optim_names import parameters_of
+from minifsdp.zero.partition import ShardedOptimizer
 
 STILL = {"lr": 0.0, "weight_decay": 0.0}  # a step with these and without gradients changes nothing
 
@@ -24,7 +25,8 @@ def initialised(optim: Optimizer) -> Iterator[dict[str, Any]]:
     leaves it with a step counted).
     """
     params = parameters_of(optim)
-    if optim.state:
+    live = optim.inner.state if isinstance(optim, ShardedOptimizer) else optim.state
+    if live:
         yield optim.state_dict()
         return
     gradients = [p.grad for p in params]
@@ -40,13 +42,13 @@ def initialised(optim: Optimizer) -> Iterator[dict[str, Any]]:
             p.grad = gradient
         for group, before in zip(optim.param_groups, settings, strict=True):
             group |= before
-    for state in optim.state.values():
+    for state in live.values():
         if STEP in state:
             state[STEP] = state[STEP] * 0
     try:
         yield optim.state_dict()
     finally:
-        optim.state.clear()
+        live.clear()
 
 
 def as_before(setting: Any, value: float) -> Any:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, is_dataclass
+from typing import Any
 
 from torch import nn
 
@@ -19,7 +20,7 @@ from minifsdp.fsdp import (
 
 @dataclass
 class StateDictOptions:
-    """How state is returned, or what is given to load.
+    """How state is returned, or what is given to load; torch's own will do as well.
 
     Attributes:
         full_state_dict: whole tensors; otherwise FSDP's are sharded.
@@ -61,13 +62,13 @@ class StateDictOptions:
         )
 
 
-def checked(model: nn.Module, options: StateDictOptions | None) -> StateDictOptions:
-    """The options, if they can be followed.
+def checked(model: nn.Module, options: Any) -> StateDictOptions:
+    """The options, ours or torch's, if they can be followed.
 
     Raises:
         ValueError: they contradict each other or are not supported; or `model` is wrapped by torch's FSDP.
     """
-    options = options or StateDictOptions()
+    options = as_ours(options)
     if options.broadcast_from_rank0 and not options.full_state_dict:
         raise ValueError("full_state_dict must be True when broadcast_from_rank0 is True.")
     if options.dsd_fqn_modifiers != "_fqn_modifiers":
@@ -79,3 +80,17 @@ def checked(model: nn.Module, options: StateDictOptions | None) -> StateDictOpti
                 "torch.distributed.checkpoint.state_dict"
             )
     return options
+
+
+def as_ours(options: Any) -> StateDictOptions:
+    """Options of torch's class as ours have them; a field that ours lack, as of another torch, must not be set."""
+    if options is None or isinstance(options, StateDictOptions):
+        return options or StateDictOptions()
+    names = {kind.__name__ for kind in type(options).__mro__}  # not to import torch's
+    if not is_dataclass(options) or StateDictOptions.__name__ not in names:
+        raise ValueError(f"options={options!r}: give a StateDictOptions")
+    known = {field.name for field in fields(StateDictOptions)}
+    for field in (field for field in fields(options) if field.name not in known):
+        if getattr(options, field.name) != field.default:
+            raise ValueError(f"StateDictOptions.{field.name} is not supported: leave it out")
+    return StateDictOptions(**{name: getattr(options, name) for name in known if hasattr(options, name)})

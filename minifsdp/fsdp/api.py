@@ -27,7 +27,7 @@ from minifsdp.fsdp.rate_limit import RateLimitedSchedule
 from minifsdp.fsdp.replicated import ReplicatedUnit
 from minifsdp.fsdp.state.loading import register_load_hooks
 from minifsdp.fsdp.state.methods import StateMethods
-from minifsdp.fsdp.state.names import FLAT_PARAM, clean_name
+from minifsdp.fsdp.state.names import FLAT_PARAM, clean_name, refuse_torchs_functions
 from minifsdp.fsdp.state.optim_methods import OptimStateMethods
 from minifsdp.fsdp.state.saving import refuse_past_wrapper
 from minifsdp.fsdp.state.summon import check_forward, check_none_summoned
@@ -225,6 +225,7 @@ class FullyShardedDataParallel(StateMethods, OptimStateMethods):
         except AttributeError:
             if "_fsdp_wrapped_module" not in self._modules:
                 raise
+            refuse_torchs_functions(name)
             return getattr(self.module, name)
 
     def __getitem__(self, key: Any) -> Any:
