@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, fields, is_dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from torch import nn
 
@@ -16,6 +16,11 @@ from minifsdp.fsdp import (
     StateDictSettings,
     StateDictType,
 )
+
+if TYPE_CHECKING:  # to import it takes a second
+    from torch.distributed.checkpoint.state_dict import StateDictOptions as TorchsOptions
+
+    AnyOptions: TypeAlias = "StateDictOptions | TorchsOptions"
 
 
 @dataclass
@@ -62,7 +67,7 @@ class StateDictOptions:
         )
 
 
-def checked(model: nn.Module, options: Any) -> StateDictOptions:
+def checked(model: nn.Module, options: AnyOptions | None) -> StateDictOptions:
     """The options, ours or torch's, if they can be followed.
 
     Raises:
@@ -84,8 +89,10 @@ def checked(model: nn.Module, options: Any) -> StateDictOptions:
 
 def as_ours(options: Any) -> StateDictOptions:
     """Options of torch's class as ours have them; a field that ours lack, as of another torch, must not be set."""
-    if options is None or isinstance(options, StateDictOptions):
-        return options or StateDictOptions()
+    if options is None:
+        return StateDictOptions()
+    if isinstance(options, StateDictOptions):
+        return options
     names = {kind.__name__ for kind in type(options).__mro__}  # not to import torch's
     if not is_dataclass(options) or StateDictOptions.__name__ not in names:
         raise ValueError(f"options={options!r}: give a StateDictOptions")
