@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, fields, is_dataclass
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
 from torch import nn
 
@@ -17,10 +17,8 @@ from minifsdp.fsdp import (
     StateDictType,
 )
 
-if TYPE_CHECKING:  # to import it takes a second
-    from torch.distributed.checkpoint.state_dict import StateDictOptions as TorchsOptions
-
-    AnyOptions: TypeAlias = "StateDictOptions | TorchsOptions"
+AnyOptions: TypeAlias = Any
+"""Ours or torch's; to import torch's takes a second."""
 
 
 @dataclass
@@ -67,7 +65,7 @@ class StateDictOptions:
         )
 
 
-def checked(model: nn.Module, options: AnyOptions | None) -> StateDictOptions:
+def checked(model: nn.Module, options: AnyOptions) -> StateDictOptions:
     """The options, ours or torch's, if they can be followed.
 
     Raises:

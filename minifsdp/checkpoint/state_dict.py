@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torch import Tensor, nn
 from torch.optim import Optimizer
@@ -13,15 +13,12 @@ from torch.optim import Optimizer
 from minifsdp import comm
 from minifsdp.checkpoint.begin import initialised
 from minifsdp.checkpoint.names import Names, StateDict, flattened, rename_groups, unflattened
-from minifsdp.checkpoint.options import StateDictOptions, checked
+from minifsdp.checkpoint.options import AnyOptions, StateDictOptions, checked
 from minifsdp.device import compute_device
 from minifsdp.from_rank_0 import outline_from_rank_0, receive
 from minifsdp.fsdp import FullyShardedDataParallel
 from minifsdp.fsdp.state.optim_dict import from_names, to_names
 from minifsdp.sharded_values import copied, is_sharded, storage_of
-
-if TYPE_CHECKING:
-    from minifsdp.checkpoint.options import AnyOptions
 
 Optimizers = Optimizer | Iterable[Optimizer]
 
@@ -31,7 +28,7 @@ def get_state_dict(
     optimizers: Optimizers,
     *,
     submodules: set[nn.Module] | None = None,
-    options: AnyOptions | None = None,
+    options: AnyOptions = None,
 ) -> tuple[StateDict, StateDict]:
     """The state of a model and of its optimizers: `get_model_state_dict` and `get_optimizer_state_dict`."""
     optimizers = as_tuple(optimizers)
@@ -40,7 +37,7 @@ def get_state_dict(
 
 
 def get_model_state_dict(
-    model: nn.Module, *, submodules: set[nn.Module] | None = None, options: AnyOptions | None = None
+    model: nn.Module, *, submodules: set[nn.Module] | None = None, options: AnyOptions = None
 ) -> StateDict:
     """The model's state; parameters of FSDP are copies, others are not.
 
@@ -75,7 +72,7 @@ def get_optimizer_state_dict(
     optimizers: Optimizers,
     *,
     submodules: set[nn.Module] | None = None,
-    options: AnyOptions | None = None,
+    options: AnyOptions = None,
 ) -> StateDict:
     """The optimizers' state as one, copied: {"state": {name: {key: value}}, "param_groups": [...]}.
 
@@ -112,7 +109,7 @@ def set_state_dict(
     *,
     model_state_dict: StateDict,
     optim_state_dict: StateDict,
-    options: AnyOptions | None = None,
+    options: AnyOptions = None,
 ) -> Any:
     """Load what `get_state_dict` returns; not between a backward and its step.
 
@@ -125,7 +122,7 @@ def set_state_dict(
     return set_model_state_dict(model, model_state_dict, options=options)
 
 
-def set_model_state_dict(model: nn.Module, model_state_dict: StateDict, *, options: AnyOptions | None = None) -> Any:
+def set_model_state_dict(model: nn.Module, model_state_dict: StateDict, *, options: AnyOptions = None) -> Any:
     """Load a model's state: whole values, or sharded ones for this number of ranks.
 
     With `broadcast_from_rank0` every rank gets all values; to have less than the whole model on a device, save sharded.
@@ -158,7 +155,7 @@ def set_optimizer_state_dict(
     optimizers: Optimizers,
     optim_state_dict: StateDict,
     *,
-    options: AnyOptions | None = None,
+    options: AnyOptions = None,
 ) -> None:
     """Load the optimizers' state, each its part of it; not between a backward and its step.
 
