@@ -65,13 +65,13 @@ class StateDictOptions:
         )
 
 
-def checked(model: nn.Module, options: AnyOptions) -> StateDictOptions:
+def checked(model: nn.Module, given: AnyOptions) -> StateDictOptions:
     """The options, ours or torch's, if they can be followed.
 
     Raises:
         ValueError: they contradict each other or are not supported; or `model` is wrapped by torch's FSDP.
     """
-    options = as_ours(options)
+    options = as_ours(given)
     if options.broadcast_from_rank0 and not options.full_state_dict:
         raise ValueError("full_state_dict must be True when broadcast_from_rank0 is True.")
     if options.dsd_fqn_modifiers != "_fqn_modifiers":
