@@ -2,14 +2,16 @@
 
 import contextlib
 import csv
+import io
 import json
 import os
 import re
 import subprocess
 import sys
+import tempfile
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +22,7 @@ from minifsdp.course import cli
 from minifsdp.course.workshop import handed_in, marking
 from minifsdp.course.workshop.catalogue import cells_with, stubs_of
 from minifsdp.course.workshop.copies import fresh
-from minifsdp.course.workshop.process import MIB, Limits, Verdict, run_check
+from minifsdp.course.workshop.process import MIB, Limits, Verdict, _verdict, run_check
 from minifsdp.course.workshop.references import find_reference
 from minifsdp.course.workshop.submission import Submission
 
@@ -179,6 +181,96 @@ def test_every_variant_must_pass(tmp_path: Path) -> None:
     assert found.remark.startswith("with ranks=3, size=11: ")
 
 
+# What a submission leaves behind
+
+
+def no_file(path: Path, kind: str) -> None:
+    """Something in a file's place that is waited on for ever, or goes on for ever, or is too much."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if kind == "pipe":
+        os.mkfifo(path)
+    elif kind == "zeros":
+        path.symlink_to("/dev/zero")
+    else:
+        path.write_bytes(b"[" + b"[]," * (20 * MIB) + b"[]]")
+
+
+@pytest.mark.timeout(30)
+@pytest.mark.parametrize("kind", ["pipe", "zeros", "brackets"])
+def test_notes_that_are_no_plain_files_are_no_notes(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    hand_in(tmp_path / "ada", cell("return 1"))
+    no_file(tmp_path / "ada/.minifsdp/reveals/4.1.json", kind)
+    monkeypatch.setattr(marking, "run_check", lambda *_: Verdict("passed", "as before"))
+    assert row(tmp_path).state == "own-pass"
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("kind", ["pipe", slow("zeros"), slow("brackets")])
+def test_what_an_answer_puts_where_its_result_and_output_were_is_not_read(kind: str) -> None:
+    put = {"pipe": "os.mkfifo(name)", "zeros": "os.symlink('/dev/zero', name)", "brackets": "brackets(name)"}[kind]
+    leaves = cell(
+        "import os",
+        "def brackets(name): open(name, 'w').write('[' * 20_000_000)",
+        "if os.path.exists('output'): os.remove('output')",
+        f"for name in ('result.json', 'output'): {put}",
+        "os._exit(3)",
+    )
+    found = run_check(Submission("4.1", SETUP, leaves), PATIENT)
+    assert (found.state, "ended with code 3 and without a result" in found.text) == ("crash", True), found
+
+
+def test_folders_deeper_than_pythons_recursion_are_removed_and_cost_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    digs = cell("import os", "for _ in range(1500): os.mkdir('d'); os.chdir('d')", "raise ValueError('mine')")
+    assert "ValueError: mine" in run_check(Submission("4.1", SETUP, digs), PATIENT).text
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("state", ["own-pass", "read", "crash", ["passed"], None])
+def test_a_result_whose_state_is_none_of_a_check_is_none(state: Any, tmp_path: Path) -> None:
+    """It has the secret: the answer has found that in the memory of its process."""
+    (tmp_path / "result.json").write_text(json.dumps({"state": state, "text": "", "secret": "known"}))
+    found = _verdict(tmp_path, io.BytesIO(), "known", 0)
+    assert (found.state, repr(state) in found.text) == ("crash", True)
+
+
+SIGNALS = {"kill": "SIGKILL", "interrupt": "SIGINT", "stop": "SIGSTOP"}
+
+
+@pytest.mark.parametrize("name", ["kill", slow("interrupt"), "stop"])
+def test_an_answer_that_ends_or_stops_its_parent_costs_its_own_row(name: str, tmp_path: Path) -> None:
+    right_but = RIGHT.replace("return", f"import os, signal; os.kill(os.getppid(), signal.{SIGNALS[name]})\n    return")
+    hand_in(tmp_path / "in/ada", f'@exercise("4.1")\n{right_but}')
+    hand_in(tmp_path / "in/bert", cell("return 1"))
+    out = tmp_path / "marks.csv"
+    subprocess.run(
+        [sys.executable, "-m", "minifsdp", "lab", "mark", str(tmp_path / "in"), "--out", str(out)],
+        check=True,
+        timeout=100,
+    )
+    ada, bert = (row for row in csv.DictReader(out.open()) if row["exercise"] == "4.1")
+    was = "stopped" if name == "stop" else f"ended by {SIGNALS[name]}"
+    assert (ada["state"], ada["remark"]) == ("crash", f"the process that watches over it was {was}")
+    assert bert["state"] == "own-fail"
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux says who adopts an orphan")
+def test_an_orphan_that_drops_its_environment_is_ended(tmp_path: Path) -> None:
+    pid = tmp_path / "pid"
+    command = f"setsid env -i sh -c 'echo $$ > {pid}; exec sleep 4321' >/dev/null 2>&1 &"
+    leaves = cell(
+        "import os, time",
+        f"os.system({command!r})",
+        f"while not os.path.exists({str(pid)!r}): time.sleep(0.01)",
+        "raise ValueError('mine')",
+    )
+    assert "ValueError: mine" in run_check(Submission("4.1", SETUP, leaves), PATIENT).text
+    with contextlib.suppress(psutil.NoSuchProcess):
+        assert psutil.Process(int(pid.read_text())).status() == psutil.STATUS_ZOMBIE
+
+
 # What does not run
 
 
@@ -202,6 +294,8 @@ def nothing_runs(monkeypatch: pytest.MonkeyPatch) -> None:
         (("(" * 10**5,), "altered", "is not Python: "),
         (("-" * 10**5 + "1",), "altered", "is not Python: "),
         (("\0",), "altered", "is not Python: "),
+        (("1;" * 200_000,), "altered", "has more than 200,000 characters"),
+        ((f"@exercise({'-' * 900}4.1)\ndef pad_and_chunk(flat, ranks):\n    return 1",), "altered", ""),
     ],
 )
 def test_cells(sources: tuple[str | None, ...], state: str, remark: str, tmp_path: Path) -> None:
@@ -261,6 +355,27 @@ def test_of_two_notebooks_the_one_of_this_edition_counts(tmp_path: Path) -> None
     assert row(tmp_path).state == "blank"
 
 
+@pytest.mark.usefixtures("nothing_runs")
+def test_folders_beyond_pythons_recursion_are_searched(tmp_path: Path) -> None:
+    hand_in(tmp_path / "ada", None)
+    deep = [str(tmp_path / "ada") + "/d" * depth for depth in range(1, 1500)]
+    for folder in deep:
+        os.mkdir(folder)
+    assert row(tmp_path).state == "blank"
+    for folder in reversed(deep):  # pytest's own way to remove them is recursive
+        os.rmdir(folder)
+
+
+def test_all_is_read_before_the_first_answer_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = hand_in(tmp_path / "ada", cell("return 1"))
+    (task,) = [task for task in handed_in.find_tasks(tmp_path) if task.exercise == "4.1"]
+    path.write_text("changed by another's answer")
+    (path.parent / ".minifsdp/reveals").mkdir(parents=True)
+    (path.parent / ".minifsdp/reveals/4.1.json").write_text("true")
+    monkeypatch.setattr(marking, "run_check", lambda *_: Verdict("passed", "as before"))
+    assert marking.mark(task, {}, PATIENT).state == "own-pass"
+
+
 # The table
 
 
@@ -285,6 +400,85 @@ def test_the_table_has_a_row_for_each_and_no_formulas(
     assert mine["bert"]["remark"] == "'=1+1; and ?[31mred"
     assert len(rows) == 2 * len(stubs_of("04"))
     assert "1 own-fail" in capsys.readouterr().out
+
+
+def mark_in_turn(folder: Path, monkeypatch: pytest.MonkeyPatch, *doings: Callable[[], object]) -> list[marking.Row]:
+    """Mark into `marks.csv` as many answers as there are doings, one while each is marked; what was shown."""
+    left, shown = list(doings), []
+
+    def run(*_: object) -> Verdict:
+        left.pop(0)()
+        return Verdict("failed", "as it is")
+
+    monkeypatch.setattr(marking, "run_check", run)
+    tasks = [handed_in.Task(f"learner {number}", "04", "4.1", cell("return 1")) for number in range(len(doings))]
+    try:
+        marking.mark_all(tasks, folder / "marks.csv", {}, PATIENT, shown.append)
+    finally:
+        assert not list(folder.glob(".marks*")), "nothing is left beside the table"
+    return shown
+
+
+def table(path: Path) -> list[list[str]]:
+    return [list(line) for line in csv.reader(path.open())][1:]
+
+
+def as_text(rows: list[marking.Row]) -> list[list[str]]:
+    return [list(map(str, row)) for row in rows]
+
+
+@pytest.mark.parametrize("kind", ["edited", "removed", "a link", "a pipe"])
+def test_the_table_is_what_was_shown_whatever_an_answer_makes_of_it(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out, other = tmp_path / "marks.csv", tmp_path / "other"
+    other.write_text("another's")
+
+    def meddle() -> None:
+        opened = [file.path for file in psutil.Process().open_files()]
+        assert str(out) not in opened, "another process finds it in /proc"
+        forged = "learner 0,04,4.1,own-pass,0.0,\n"
+        if kind == "edited":
+            out.write_text(forged)
+            return
+        out.unlink()
+        if kind == "a link":
+            out.symlink_to(other)
+        elif kind == "a pipe":
+            os.mkfifo(out)
+
+    shown = mark_in_turn(tmp_path, monkeypatch, lambda: None, meddle, lambda: None)
+    assert [row.state for row in shown] == ["own-fail"] * 3
+    assert table(out) == as_text(shown)
+    assert other.read_text() == "another's"
+
+
+def test_a_marking_that_is_interrupted_leaves_the_rows_that_are_done(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupt() -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        mark_in_turn(tmp_path, monkeypatch, lambda: None, lambda: None, interrupt, lambda: None)
+    assert [row[0] for row in table(tmp_path / "marks.csv")] == ["learner 0", "learner 1"]
+    assert f"{tmp_path / 'marks.csv'}: 2 of 4 rows" in capsys.readouterr().err
+
+
+def test_a_table_that_cannot_be_written_is_printed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def block() -> None:
+        (tmp_path / "marks.csv").unlink()
+        (tmp_path / "marks.csv").mkdir()
+
+    with pytest.raises(OSError, match=r"marks\.csv"):
+        mark_in_turn(tmp_path, monkeypatch, lambda: None, block)
+    assert [line.split(",")[0] for line in capsys.readouterr().out.splitlines()] == [
+        "submission",
+        "learner 0",
+        "learner 1",
+    ]
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import minifsdp
+from minifsdp.course.plain_files import read_plain
 
 SETUP = "setup"  # the tag of a lab's set-up cell
 EXERCISE = "exercise-"  # what the tag of an exercise's cell begins with; its id follows
@@ -95,23 +96,29 @@ def edition_of(notebook: Notebook) -> str:
     return hashlib.sha256(json.dumps(cells).encode()).hexdigest()[:12]
 
 
-def read_notebook(path: Path) -> Notebook:
+def read_notebook(path: Path, limit: int = LARGEST, *, links: bool = True) -> Notebook:
     """A saved notebook; whatever its cells hold, each has text and tags.
 
+    Args:
+        path: of the file.
+        limit: bytes.
+        links: whether it may be a link to the file.
+
     Raises:
-        ValueError: the file is not a notebook.
+        ValueError: the file is not a notebook, or larger.
         OSError: it cannot be read.
     """
-    problem = f"{path} is not a notebook: give a saved .ipynb file"
-    if not path.is_file() or path.stat().st_size > LARGEST:
-        raise ValueError(problem if path.exists() else f"there is no file {path}")
     try:
-        notebook = json.loads(path.read_bytes())
+        content = read_plain(path, limit, links=links)
+    except FileNotFoundError:
+        raise ValueError(f"there is no file {path}") from None
+    try:
+        notebook = json.loads(content)
         for cell in notebook["cells"]:
             source_of(cell)
             tags_of(cell)
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
-        raise ValueError(problem) from None
+        raise ValueError(f"{path} is not a notebook: give a saved .ipynb file") from None
     return dict(notebook)
 
 

@@ -1,4 +1,4 @@
-"""The process that `process.run_check` starts: `python -m minifsdp.course.workshop.child FOLDER`."""
+"""The process in which `process.run_check` lets an answer run: `python -m minifsdp.course.workshop.child FOLDER`."""
 
 from __future__ import annotations
 import __future__
@@ -23,6 +23,7 @@ from minifsdp.course.workshop.references import lab_of
 
 RANKS_NEED = ("torch", "torch._dynamo", "cloudpickle", "minifsdp.course.workshop.checking")  # but not torch's FSDP
 LAZY_ANNOTATIONS = __future__.annotations.compiler_flag  # a signature may name what only the notebook defines
+LONGEST_TEXT = 10_000  # characters of what is said of an answer, which may raise an error of any length
 F_SETSIG = 10  # fcntl(2), Linux: which signal announces that a file descriptor became readable
 
 
@@ -37,8 +38,9 @@ def main(folder: Path) -> None:
         Path("/proc/self/oom_score_adj").write_text("1000")
     if "on_ranks" in checks_of(lab_of(task["exercise"])).read_text():
         start_server(RANKS_NEED)  # it imports torch while this process does
-    part = folder / "result.part"
-    part.write_text(json.dumps({**judge(task), "secret": task["secret"]}))
+    part, result = folder / "result.part", judge(task)
+    result["text"] = result["text"][:LONGEST_TEXT]
+    part.write_text(json.dumps({**result, "secret": task["secret"]}))
     part.rename(folder / "result.json")
     os._exit(0)  # nothing that the answer has left behind may delay the end or change it
 

@@ -1,40 +1,72 @@
-"""What is to be marked: the submissions in a folder, and one answer's cell in them."""
+"""What is to be marked: the answers' cells of the submissions in a folder.
+
+All of it is read before the first answer runs, so no answer changes what is marked. Each file is read once, and only
+if it is plain and of bounded size.
+"""
 
 from __future__ import annotations
 
 import ast
-import os
 import stat
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
+from minifsdp.course.plain_files import files_below
 from minifsdp.course.workshop.catalogue import (
     EXERCISE,
     all_labs,
     cells_with,
     edition_of,
     facts_of,
+    lab_of_file,
     read_notebook,
     shipped_notebook,
     source_of,
     stubs_of,
 )
-from minifsdp.course.workshop.copies import lab_of_copy
 from minifsdp.course.workshop.references import parse
+from minifsdp.course.workshop.store import Store
+
+_stubs = cache(stubs_of)  # they are asked for with every answer
+
+LARGEST = 16 * 2**20  # bytes of a notebook; as Python's objects they may be 25 times as many
+LONGEST_CELL = 200_000  # characters; a syntax tree has some hundred bytes for each
+
+
+class Problem(NamedTuple):
+    """Why there is no answer to run, or none that may count."""
+
+    state: Literal["missing", "altered"]
+    remark: str
 
 
 class Task(NamedTuple):
-    """What is to be marked: an exercise in one of the notebooks handed in; no notebook or exercise if there is none."""
+    """What is to be marked: an exercise of a submission.
+
+    Attributes:
+        submission: the name of its folder or notebook.
+        lab: such as "04"; empty if it has no notebook of a lab.
+        exercise: such as "4.1"; empty likewise.
+        answer: the text of its cell, or why there is none.
+        read: whether its records say that the reference was read.
+    """
 
     submission: str
     lab: str
     exercise: str
-    notebooks: tuple[Path, ...]
+    answer: str | Problem
+    read: bool = False
 
 
-class AlteredError(Exception):
-    """A notebook or cell is not what was handed out."""
+class _Notebook(NamedTuple):
+    """What is kept of a notebook that was read: of each exercise the cells' text; None if it cannot be read."""
+
+    path: Path
+    lab: str
+    edition: str | None = None
+    cells: dict[str, list[str]] | None = None
 
 
 def find_tasks(folder: Path) -> list[Task]:
@@ -48,88 +80,83 @@ def find_tasks(folder: Path) -> list[Task]:
     for path in sorted(folder.iterdir()):
         if path.name.startswith(".") or not (path.is_dir() or path.suffix == ".ipynb"):
             continue
-        labs: dict[str, list[Path]] = {}
-        for notebook in _notebooks(path):
-            labs.setdefault(_lab_of(notebook), []).append(notebook)
-        found = [
-            Task(path.name, lab, exercise, tuple(labs[lab]))
-            for lab in sorted(labs)
-            if lab
-            for exercise in stubs_of(lab)
-        ]
-        tasks += found or [Task(path.name, "", "", tuple(labs.get("", ())))]
+        labs: dict[str, list[_Notebook]] = {}
+        for file in _files(path):
+            notebook = _read(file)
+            labs.setdefault(notebook.lab, []).append(notebook)
+        found = [_task(path.name, lab, exercise, labs[lab]) for lab in sorted(labs) if lab for exercise in _stubs(lab)]
+        if not found:
+            names = ", ".join(notebook.path.name for notebook in labs.get("", ())) or "nothing"
+            found = [Task(path.name, "", "", Problem("missing", f"no notebook of a lab, found {names}"))]
+        tasks += found
     if not tasks:
         raise ValueError(f"{folder} has no submissions: give a folder with a subfolder for each learner")
     return tasks
 
 
-def _notebooks(path: Path) -> Iterator[Path]:
+def _files(path: Path) -> Iterator[Path]:
     if not path.is_dir():
         yield path
-    for root, folders, files in os.walk(path):
-        folders[:] = sorted(name for name in folders if not name.startswith("."))
-        yield from (Path(root, name) for name in sorted(files) if name.endswith(".ipynb"))
+        return
+    for file in files_below(path):
+        inside = file.relative_to(path)
+        if file.suffix == ".ipynb" and not any(part.startswith(".") for part in inside.parts[:-1]):
+            yield file
 
 
-def _lab_of(notebook: Path) -> str:
-    """The lab of a notebook that was handed in, "" if it is none of ours."""
-    lab = lab_of_copy(notebook) if _is_plain(notebook) else None
-    return lab if lab in all_labs() else ""
+def _read(path: Path) -> _Notebook:
+    """A notebook that was handed in. Its lab is what it says, or else by its name; "" if it is none of ours."""
+    named = lab_of_file(path.name) or ""
+    try:
+        notebook = read_notebook(path, LARGEST, links=False)
+    except (ValueError, OSError, MemoryError):
+        plain = stat.S_ISREG(path.lstat().st_mode)  # a link to somebody else's notebook is not theirs
+        return _Notebook(path, named if plain and named in all_labs() else "")
+    facts, labs = facts_of(notebook), all_labs()
+    lab = str(facts.get("lab") or named)
+    if lab not in labs:
+        return _Notebook(path, "")
+    cells = {
+        exercise: [*map(source_of, cells_with(notebook["cells"], EXERCISE + exercise))] for exercise in _stubs(lab)
+    }
+    return _Notebook(path, lab, facts.get("edition"), cells)
 
 
-def _is_plain(path: Path) -> bool:
-    """Not a link to somebody else's file, nor a pipe that would be waited on."""
-    return stat.S_ISREG(path.lstat().st_mode)
-
-
-def only_notebook(task: Task) -> Path:
-    """The submission's notebook of the lab; of several, the one of the current edition.
-
-    Raises:
-        AlteredError: it is not clear which.
-    """
-    found = list(task.notebooks)
-    if len(found) > 1:
-        edition = edition_of(read_notebook(shipped_notebook(task.lab)))
-        found = [path for path in found if _edition(path) == edition]
+def _task(submission: str, lab: str, exercise: str, notebooks: list[_Notebook]) -> Task:
+    found = notebooks
+    if len(found) > 1:  # the one of the current edition
+        edition = edition_of(read_notebook(shipped_notebook(lab)))
+        found = [notebook for notebook in notebooks if notebook.edition == edition]
     if len(found) != 1:
-        names = ", ".join(path.name for path in task.notebooks)
-        raise AlteredError(f"several notebooks of lab {task.lab}: {names}")
-    return found[0]
+        names = ", ".join(notebook.path.name for notebook in notebooks)
+        return Task(submission, lab, exercise, Problem("altered", f"several notebooks of lab {lab}: {names}"))
+    read = Store(found[0].path.parent).read("reveals", exercise) is not None
+    return Task(submission, lab, exercise, _answer(found[0], exercise), read)
 
 
-def _edition(path: Path) -> str | None:
+def _answer(notebook: _Notebook, exercise: str) -> str | Problem:
+    """The answer's text, if it is one function of the exercise's name under `@exercise`."""
+    if notebook.cells is None:
+        return Problem("altered", f"{notebook.path.name} cannot be read as a notebook")
+    sources, stub = notebook.cells[exercise], _stubs(notebook.lab)[exercise]
+    if not sources:
+        return Problem("missing", f"no cell has the tag {EXERCISE}{exercise}")
+    if len(sources) > 1:
+        return Problem("altered", f"{len(sources)} cells have the tag {EXERCISE}{exercise}")
+    if len(sources[0]) > LONGEST_CELL:
+        return Problem("altered", f"the cell has more than {LONGEST_CELL:,} characters")
     try:
-        return facts_of(read_notebook(path)).get("edition")
-    except (ValueError, OSError):
-        return None
-
-
-def cell_in(notebook: Path, task: Task) -> str | None:
-    """The answer's text, None if there is none.
-
-    Raises:
-        AlteredError: it is not one function of the exercise's name under `@exercise`.
-    """
-    stub = stubs_of(task.lab)[task.exercise]
-    try:
-        cells = cells_with(read_notebook(notebook)["cells"], EXERCISE + task.exercise)
-    except (ValueError, OSError):
-        raise AlteredError(f"{notebook.name} cannot be read as a notebook") from None
-    if not cells:
-        return None
-    if len(cells) > 1:
-        raise AlteredError(f"{len(cells)} cells have the tag {EXERCISE}{task.exercise}")
-    source = source_of(cells[0])
-    try:
-        functions = [node for node in parse(source).body if isinstance(node, ast.FunctionDef)]
+        functions = [node for node in parse(sources[0]).body if isinstance(node, ast.FunctionDef)]
+        named = [function for function in functions if function.name == stub.name]
+        if not named:
+            return Problem("altered", f"the cell does not define {stub.name}")
+        if not any(_decorates(function, exercise) for function in named):
+            return Problem("altered", f'{stub.name} is not under @exercise("{exercise}")')
     except SyntaxError as error:
-        raise AlteredError(f"the cell is not Python: {error.msg} (line {error.lineno})") from None
-    if stub.name not in (function.name for function in functions):
-        raise AlteredError(f"the cell does not define {stub.name}")
-    if not any(_decorates(function, task.exercise) for function in functions if function.name == stub.name):
-        raise AlteredError(f'{stub.name} is not under @exercise("{task.exercise}")')
-    return source
+        return Problem("altered", f"the cell is not Python: {error.msg} (line {error.lineno})")
+    except RecursionError:
+        return Problem("altered", "the cell is too deep to read")
+    return sources[0]
 
 
 def _decorates(function: ast.FunctionDef, exercise: str) -> bool:

@@ -1,25 +1,32 @@
 """Marks for the answers of many learners: each is checked in a process tree of its own, under limits.
 
 The package, the checks and the set-up cells are those of this installation; of a submission only the cells tagged with
-an exercise are run. This keeps accidents apart, it is no sandbox (docs/teaching.md).
+an exercise are run. This keeps accidents apart, it is no sandbox (docs/teaching.md). What is marked is in memory before
+the first answer runs, and so are the marks until the last has run: no answer finds another's in a file.
 """
 
 from __future__ import annotations
 
 import csv
+import io
+import os
+import secrets
+import stat
+import sys
 import time
 import tomllib
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import fields
 from pathlib import Path
 from typing import Literal, NamedTuple
 
-from minifsdp.course.workshop.catalogue import EXERCISE, all_labs, setup_of, stubs_of
+from minifsdp.course.plain_files import read_plain
+from minifsdp.course.workshop.catalogue import all_labs, setup_of, stubs_of
 from minifsdp.course.workshop.checking import Variant
-from minifsdp.course.workshop.handed_in import AlteredError, Task, cell_in, only_notebook
+from minifsdp.course.workshop.handed_in import Problem, Task
 from minifsdp.course.workshop.process import Limits, run_check
 from minifsdp.course.workshop.references import is_blank
-from minifsdp.course.workshop.store import Store
 from minifsdp.course.workshop.submission import Submission
 
 Mark = Literal["own-pass", "own-fail", "blank", "read", "timeout", "crash", "missing", "altered"]
@@ -43,8 +50,6 @@ def mark(task: Task, variants: Variants, limits: Limits) -> Row:
     began = time.monotonic()
     try:
         state, remark = _mark(task, variants.get(task.exercise, ()), limits)
-    except AlteredError as altered:
-        state, remark = "altered", str(altered)
     except Exception as error:
         state, remark = "crash", f"not marked, look at it by hand: {type(error).__name__}: {error}"
     seconds = round(time.monotonic() - began, 1)
@@ -52,24 +57,18 @@ def mark(task: Task, variants: Variants, limits: Limits) -> Row:
 
 
 def _mark(task: Task, variants: Sequence[Mapping[str, int]], limits: Limits) -> tuple[Mark, str]:
-    if not task.lab:
-        names = ", ".join(path.name for path in task.notebooks) or "nothing"
-        return "missing", f"no notebook of a lab, found {names}"
-    notebook = only_notebook(task)
-    cell = cell_in(notebook, task)
-    if cell is None:
-        return "missing", f"no cell has the tag {EXERCISE}{task.exercise}"
-    if is_blank(cell, stubs_of(task.lab)[task.exercise]):
+    if isinstance(task.answer, Problem):
+        return task.answer
+    if is_blank(task.answer, stubs_of(task.lab)[task.exercise]):
         return "blank", ""
-    submission = Submission(task.exercise, setup_of(task.lab), cell)
+    submission = Submission(task.exercise, setup_of(task.lab), task.answer)
     for variant in ({}, *variants):
         verdict = run_check(submission, limits, variant)
         if verdict.state != "passed":
             state: Mark = "own-fail" if verdict.state == "failed" else verdict.state
             where = ", ".join(f"{name}={value}" for name, value in variant.items())
             return state, f"with {where}: {verdict.text}" if where else verdict.text
-    read = Store(notebook.parent).read("reveals", task.exercise) is not None
-    return ("read", "the reference was read") if read else ("own-pass", "")
+    return ("read", "the reference was read") if task.read else ("own-pass", "")
 
 
 def _plain(text: str) -> str:
@@ -82,26 +81,44 @@ def _plain(text: str) -> str:
 def mark_all(
     tasks: Sequence[Task], out: Path, variants: Variants, limits: Limits, show: Callable[[Row], None]
 ) -> list[Row]:
-    """Mark all tasks into a table, a row as soon as it is known; `show` is called for each.
+    """Mark all tasks, then write the table; `show` is called for each row. What ends it early leaves the rows so far.
 
     Raises:
         ValueError: the table is there already.
-        OSError: it cannot be written.
+        OSError: it cannot be written; what was to be in it is then on standard output.
     """
-    rows = []
     try:
-        file = out.open("x", newline="", encoding="utf-8")
+        with out.open("x") as file:
+            mode = os.fstat(file.fileno()).st_mode
     except FileExistsError:
         raise ValueError(f"{out} is there already: name another file") from None
-    with file:
-        writer = csv.writer(file)
-        writer.writerow(Row._fields)
+    rows: list[Row] = []
+    try:
         for task in tasks:
             rows.append(mark(task, variants, limits))
-            writer.writerow(rows[-1])
-            file.flush()
             show(rows[-1])
+    finally:
+        if len(rows) < len(tasks):
+            print(f"{out}: {len(rows)} of {len(tasks)} rows", file=sys.stderr)
+        _write(rows, out, mode)
     return rows
+
+
+def _write(rows: Sequence[Row], out: Path, mode: int) -> None:
+    """Write the table to a new file that takes the place of `out`, whatever an answer has made of that."""
+    table = io.StringIO(newline="")
+    csv.writer(table).writerows([Row._fields, *rows])
+    part = out.with_name(f".{out.name}.{secrets.token_hex(8)}.part")
+    try:
+        with part.open("x", newline="", encoding="utf-8") as file:
+            file.write(table.getvalue())
+        part.chmod(stat.S_IMODE(mode))
+        part.replace(out)
+    except OSError:
+        print(table.getvalue(), end="", flush=True)
+        with suppress(OSError):
+            part.unlink()
+        raise
 
 
 def read_variants(path: Path) -> dict[str, list[dict[str, int]]]:
@@ -114,7 +131,7 @@ def read_variants(path: Path) -> dict[str, list[dict[str, int]]]:
     known = [exercise for lab in all_labs() for exercise in stubs_of(lab)]
     names = [field.name for field in fields(Variant)]
     try:
-        tables = tomllib.loads(path.read_text())
+        tables = tomllib.loads(read_plain(path, links=True).decode())
     except ValueError as error:
         raise ValueError(f"{path}: {str(error).splitlines()[0]}") from None
     for exercise, table in tables.items():

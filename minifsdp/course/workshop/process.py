@@ -1,5 +1,7 @@
 """A check in a fresh process: the lab's set-up cell, the exercise's cell, then the exercise's one pytest node.
 
+Between that process and this one stands a supervisor: an answer that ends or stops its parent ends or stops that.
+
 The notebook, the command line and the instructor's marking all come through here with the same two pieces of text, so
 they cannot come to different verdicts.
 """
@@ -9,25 +11,30 @@ from __future__ import annotations
 import json
 import os
 import secrets
+import select
+import signal
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import IO, Any, Literal, NamedTuple
 
 import psutil
 
 from minifsdp.course.housekeeping import label
+from minifsdp.course.plain_files import files_below, read_plain
 from minifsdp.course.workshop.submission import Submission
 
 State = Literal["passed", "failed", "timeout", "crash"]
 TREE = "MINIFSDP_CHECK"  # the variable by which all that a check has started is found, orphans too
+SUPERVISOR = Path(__file__).with_name("supervisor.py")
 POLL_SECONDS = 0.1
 MIB = 2**20
+LARGEST_RESULT = MIB  # bytes
 
 
 class Verdict(NamedTuple):
@@ -70,36 +77,52 @@ def run_check(submission: Submission, limits: Limits = LEARNER, variant: Mapping
         limits: beyond which the process is ended.
         variant: fields of `checking.Variant` that differ from the check's own.
     """
-    with tempfile.TemporaryDirectory(prefix="minifsdp-check-", ignore_cleanup_errors=True) as name:
-        folder, secret = Path(name), secrets.token_hex(16)
+    with (
+        _new_folder() as folder,
+        tempfile.TemporaryFile() as output,  # which has no name for the answer to replace
+    ):
+        secret = secrets.token_hex(16)
         settings = {"variant": dict(variant or {}), "secret": secret, "file_size": 2 * limits.output}
         (folder / "task.json").write_text(json.dumps({**submission._asdict(), **settings}))
         process = None
         try:
-            process = _start(folder, submission.exercise, secret)
-            beyond = _watch(process, folder, limits)
+            process = _start(folder, output, submission.exercise, secret)
+            ended = _watch(process, folder, output, limits)
         finally:
             if process is not None:
                 end_tree(process, secret)
-        return beyond or _verdict(folder, secret, process.returncode)
+        return ended if isinstance(ended, Verdict) else _verdict(folder, output, secret, ended)
 
 
-def _start(folder: Path, exercise: str, secret: str) -> subprocess.Popen[bytes]:
+@contextmanager
+def _new_folder() -> Iterator[Path]:
+    """A folder that is gone afterwards, with whatever an answer has left in it."""
+    made = tempfile.TemporaryDirectory(prefix="minifsdp-check-", ignore_cleanup_errors=True)
+    try:
+        yield Path(made.name)
+    finally:
+        with suppress(RecursionError):
+            made.cleanup()
+        if os.path.lexists(made.name):  # deeper than Python's recursion
+            subprocess.run(["rm", "-rf", "--", made.name], stderr=subprocess.DEVNULL, check=False)
+
+
+def _start(folder: Path, output: IO[bytes], exercise: str, secret: str) -> subprocess.Popen[bytes]:
     """Start the check. The pipe is a lifeline: the process ends when it closes, however this one ends."""
     environ = os.environ | label(f"check {exercise}") | {TREE: _tree(secret), "TMPDIR": str(folder)}
     if "PYTHONPATH" in environ:
         parts = environ["PYTHONPATH"].split(os.pathsep)
         environ["PYTHONPATH"] = os.pathsep.join(os.path.abspath(part) for part in parts)
-    with (folder / "output").open("wb") as output:
-        return subprocess.Popen(
-            [sys.executable, "-m", "minifsdp.course.workshop.child", str(folder)],
-            stdin=subprocess.PIPE,
-            stdout=output,
-            stderr=subprocess.STDOUT,
-            cwd=folder,
-            env=environ,
-            start_new_session=True,
-        )
+    check = [sys.executable, "-m", "minifsdp.course.workshop.child", str(folder)]
+    return subprocess.Popen(
+        [sys.executable, "-I", "-S", str(SUPERVISOR), *check],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=output,
+        cwd=folder,
+        env=environ,
+        start_new_session=True,
+    )
 
 
 def _tree(secret: str) -> str:
@@ -107,14 +130,17 @@ def _tree(secret: str) -> str:
     return secret[:8]
 
 
-def _watch(process: subprocess.Popen[bytes], folder: Path, limits: Limits) -> Verdict | None:
-    """Wait for the process to end; the verdict if it went beyond a limit."""
+def _watch(process: subprocess.Popen[bytes], folder: Path, output: IO[bytes], limits: Limits) -> Verdict | int:
+    """Wait for the check to end; its exit code, or the verdict if it went beyond a limit or its supervisor is gone."""
+    assert process.stdout is not None
     deadline = time.monotonic() + limits.seconds
     while time.monotonic() < deadline:
-        with suppress(subprocess.TimeoutExpired):
-            process.wait(POLL_SECONDS)
-            return None
-        if _bytes_in(folder) > limits.output:
+        if select.select([process.stdout], [], [], POLL_SECONDS)[0]:
+            said = os.read(process.stdout.fileno(), 16)
+            return int(said) if said else Verdict("crash", _ended(process, output))
+        if _is_stopped(process):
+            return Verdict("crash", "the process that watches over it was stopped")
+        if _bytes_in(folder) + os.fstat(output.fileno()).st_size > limits.output:
             return Verdict("crash", f"it wrote more than {limits.output / MIB:.0f} MiB")
         if limits.memory is not None:
             sizes = _sizes(process)
@@ -125,43 +151,66 @@ def _watch(process: subprocess.Popen[bytes], folder: Path, limits: Limits) -> Ve
     return Verdict("timeout", f"no result after {limits.seconds:.0f} s")
 
 
+def _ended(supervisor: subprocess.Popen[bytes], output: IO[bytes]) -> str:
+    """How a supervisor has ended: by the answer's hand, or because it could not start the check."""
+    code = supervisor.wait(5.0)
+    if code < 0:
+        return f"the process that watches over it was ended by {signal.Signals(-code).name}"
+    return "\n".join([f"the process that watches over it ended with code {code}", *_last_line(output)])
+
+
+def _is_stopped(process: subprocess.Popen[bytes]) -> bool:
+    with suppress(psutil.Error):
+        return bool(psutil.Process(process.pid).status() == psutil.STATUS_STOPPED)
+    return False
+
+
 def _bytes_in(folder: Path) -> int:
     total = 0
-    for root, _, files in os.walk(folder):
-        for file in files:
-            with suppress(OSError):
-                total += os.lstat(os.path.join(root, file)).st_size
+    for file in files_below(folder):
+        with suppress(OSError):
+            total += file.lstat().st_size
     return total
 
 
 def _sizes(process: subprocess.Popen[bytes]) -> list[int]:
-    """Resident bytes of each process of the tree."""
+    """Resident bytes of each process under the supervisor."""
     sizes = []
-    with suppress(psutil.Error):
-        root = psutil.Process(process.pid)
-        for member in (root, *root.children(recursive=True)):
-            with suppress(psutil.Error):
-                sizes.append(member.memory_info().rss)
+    for member in _children(psutil.Process(process.pid)):
+        with suppress(psutil.Error):
+            sizes.append(member.memory_info().rss)
     return sizes
 
 
 def end_tree(process: subprocess.Popen[bytes], secret: str, patience: float = 5.0) -> None:
-    """Close the lifeline of a check and kill all that it has started, its own children's orphans too."""
-    if process.stdin is not None:
-        process.stdin.close()
-    family = _members(_tree(secret))
-    with suppress(psutil.NoSuchProcess):
-        root = psutil.Process(process.pid)
-        family = [root, *root.children(recursive=True), *family]  # the root first: it may be starting more of them
+    """Kill all that a process has started, its own children's orphans too; then the process, and close its lifeline.
+
+    The process itself goes last: a supervisor adopts the orphans of those that are killed.
+    """
+    root = psutil.Process(process.pid) if process.poll() is None else None
     deadline = time.monotonic() + patience
-    while family and time.monotonic() < deadline:
+    family: set[psutil.Process] = set()
+    while time.monotonic() < deadline:
+        # What dies has lost its environment before it is gone: those that were found are still asked after.
+        family = {member for member in {*family, *_members(_tree(secret)), *_children(root)} if _runs(member)} - {root}
+        if not family:
+            break
         for member in family:
             with suppress(psutil.Error):
                 member.kill()
-        process.poll()
-        # What dies has lost its environment before it is gone: those that were found are still asked after.
-        family = [member for member in {*family, *_members(_tree(secret))} if _runs(member)]
+    for end in (process.stdin, process.stdout):
+        if end is not None:
+            end.close()
+    if root is not None:
+        with suppress(psutil.Error):
+            root.kill()
     process.wait()
+
+
+def _children(root: psutil.Process | None) -> list[psutil.Process]:
+    with suppress(psutil.Error):
+        return list(root.children(recursive=True)) if root is not None else []
+    return []
 
 
 def _members(tree: str) -> list[psutil.Process]:
@@ -179,13 +228,19 @@ def _runs(process: psutil.Process) -> bool:
     return False
 
 
-def _verdict(folder: Path, secret: str, code: int) -> Verdict:
-    """The result that the process has left, if it left one with our secret in it."""
-    with suppress(OSError, ValueError, KeyError, TypeError):
-        result: dict[str, Any] = json.loads((folder / "result.json").read_text())
+def _verdict(folder: Path, output: IO[bytes], secret: str, code: int) -> Verdict:
+    """The result that the process has left, if it left one of ours with our secret in it."""
+    with suppress(OSError, ValueError, KeyError, TypeError, RecursionError):
+        result: dict[str, Any] = json.loads(read_plain(folder / "result.json", LARGEST_RESULT))
         if result["secret"] == secret:
+            if result["state"] not in ("passed", "failed"):
+                return Verdict("crash", f"its result has a state that is none: {result['state']!r}")
             return Verdict(result["state"], str(result["text"]))
-    with (folder / "output").open("rb") as output:
-        output.seek(max(0, output.seek(0, os.SEEK_END) - 2000))
-        last = output.read().decode(errors="replace").strip().splitlines()[-1:]
-    return Verdict("crash", "\n".join([f"the process ended with code {code} and without a result", *last]))
+    return Verdict(
+        "crash", "\n".join([f"the process ended with code {code} and without a result", *_last_line(output)])
+    )
+
+
+def _last_line(output: IO[bytes]) -> list[str]:
+    output.seek(max(0, output.seek(0, os.SEEK_END) - 2000))
+    return output.read(2000).decode(errors="replace").strip().splitlines()[-1:]
