@@ -2,12 +2,14 @@
 
 import contextlib
 import ctypes
+import io
 import json
 import linecache
 import os
 import pdb
 import pickle
 import signal
+import socket
 import subprocess
 import sys
 import textwrap
@@ -15,6 +17,7 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator
+from fractions import Fraction
 from multiprocessing import forkserver
 from pathlib import Path
 from typing import Any, NoReturn
@@ -26,9 +29,11 @@ import torch.distributed as dist
 from torch.utils.data import DataLoader, Dataset
 
 from minifsdp.course import rank_server
-from minifsdp.course.launch import RankError, launch, local, report, start
+from minifsdp.course.carriers import Transfer
+from minifsdp.course.launch import RankError, answers, launch, local, report, start
 from minifsdp.course.launch.errors import Failure
 from minifsdp.course.launch.inside import pickled
+from minifsdp.course.measure import Settings
 
 LAUNCHER = str(Path(local.__file__).parent)
 
@@ -520,6 +525,101 @@ def test_spmd_runs_in_the_ranks_of_torchrun(tmp_path: Path) -> None:
         assert "cannot be pickled" in log["unpicklable"][0]
         assert log["alone"][0].startswith("rank 0 failed: RuntimeError")
         assert log["after"]
+
+
+ONE_RAISES = """
+import os, sys, time
+from minifsdp.course.launch import RankError, launch, spmd
+
+join_group, began = spmd.join_group, time.monotonic()
+
+def join(*arguments):
+    print("group waits", arguments[-1])
+    join_group(*arguments)
+
+def stuck_elsewhere():
+    if os.environ["RANK"] == sys.argv[1]:
+        raise ValueError("slip")
+    time.sleep(300)  # as in a call of CUDA: no collective of gloo, which a closed connection would wake
+
+spmd.join_group = join
+launch(len, 2, "first", timeout=7200)
+try:
+    launch(stuck_elsewhere, 2, timeout=60)
+except RankError as error:
+    print("raised", error, file=sys.stderr)
+"""
+
+
+@pytest.mark.parametrize("raises", [0, 1])
+def test_spmd_one_rank_raises_while_another_is_stuck_outside_gloo(raises: int, tmp_path: Path) -> None:
+    """It need not wait for the time-out of 60 s, nor does the other have to end first."""
+    (tmp_path / "script.py").write_text(ONE_RAISES)
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = str(probe.getsockname()[1])
+    where = {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, "script.py", str(raises)],
+            cwd=tmp_path,
+            env=os.environ | where | {"RANK": str(rank), "LOCAL_RANK": str(rank)},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in (0, 1)
+    ]
+    try:
+        first = {rank.stdout.readline() for rank in ranks if rank.stdout}
+        began = time.monotonic()
+        output, errors = ranks[raises].communicate(timeout=50)
+        assert time.monotonic() - began < 40
+        assert ranks[1 - raises].poll() is None, "the other is stuck"
+    finally:
+        for rank in ranks:
+            rank.kill()
+            rank.communicate()
+    assert errors.index(f"[rank {raises}] Traceback") < errors.index(f"raised rank {raises} failed: ValueError: slip")
+    assert (first, output) == ({"group waits 600.0\n"}, "group waits 60\n"), "as a launch, at most ten minutes"
+
+
+class Runs:
+    """Pickled, it is a call: of `os.mkdir`."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = str(folder)
+
+    def __reduce__(self) -> Any:
+        return os.mkdir, (self.folder,)
+
+
+@pytest.mark.parametrize("how", ["pickle", "torch.save"])
+@pytest.mark.parametrize("kind", ["result", "failure"])
+def test_spmd_runs_nothing_that_it_finds_in_the_store(kind: str, how: str, tmp_path: Path) -> None:
+    """The store listens on all interfaces and asks for no key."""
+    store, evil = dist.HashStore(), Runs(tmp_path / "ran")
+    with io.BytesIO() as file:
+        torch.save(evil, file)
+        content = file.getvalue() if how == "torch.save" else pickle.dumps(evil)
+    for key, value in {f"{kind}0/0": content, f"{kind}0": "1", "answer0": kind}.items():
+        store.set(key, value)
+    store.add("answers", 1)
+    with pytest.raises(RankError, match="rank 0 failed: its answer cannot be read"):
+        answers.take_answers(store, 1, time.monotonic() + 5)
+    assert not (tmp_path / "ran").exists()
+
+
+def test_spmd_results_are_data() -> None:
+    plain = {"a": [1, 2.5, "\ud800", None, True, 2 + 1j, b"b"], 3: ({4},), "5": torch.arange(3, dtype=torch.bfloat16)}
+    sent = answers.unpack(answers.pack(plain))
+    assert repr(sent) == repr(plain)
+    ours = [Transfer("gather", 5, 0.5, 1.0), Settings(ranks=3)]
+    assert answers.unpack(answers.pack(ours)) == ours
+    with pytest.raises(TypeError, match=r"fn returned a list with pathlib\S* in it, .* return numbers, text, tensors"):
+        answers.pack([Path("a")])
+    with torch.serialization.safe_globals([Fraction]):
+        assert answers.unpack(answers.pack(Fraction(1, 2))) == Fraction(1, 2)
 
 
 def test_spmd_without_a_rendezvous_says_what_is_missing(monkeypatch: Any) -> None:

@@ -40,7 +40,8 @@ def launch(
 
     In every rank the default process group is initialised, as `course/world.py` chooses: nccl with one rank per GPU
     where there are enough GPUs, else gloo. Where there was a choice, the first launch prints what was chosen. `fn`,
-    `args` and the results travel by cloudpickle, so `fn` may be defined in a notebook cell. A rank sees `os.environ`,
+    `args` and the results travel by cloudpickle, so `fn` may be defined in a notebook cell; under torchrun the results
+    have to be data, as `torch.load(weights_only=True)` reads it. A rank sees `os.environ`,
     `sys.path` and the source of notebook cells as they are at the call; variables that torch reads when it is imported
     must be set before the first launch. What the ranks print is shown as `[rank r] ...` in rank order once they have
     ended.
@@ -50,7 +51,8 @@ def launch(
         world_size: number of ranks. Under torchrun with more processes than that, the first `world_size` run `fn`
             in a process group of their own and all processes return the list.
         *args: arguments of `fn`, the same on every rank.
-        timeout: seconds that the ranks may take once all of them are ready; no collective waits longer either.
+        timeout: seconds that the ranks may take once all of them are ready; no collective waits longer either, under
+            torchrun at most ten minutes.
         inline: run the one rank in this very process, so that `breakpoint()` and `pdb` work.
         backend: `"gloo"` or `"nccl"` instead of the automatic choice. `"fake"` starts rank 0 alone, as one of
             `world_size`, with collectives that return at once and carry nothing: for memory and order, not for values.

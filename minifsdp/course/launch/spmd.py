@@ -1,7 +1,7 @@
 """Plain SPMD: torchrun or srun started the ranks, and all of them call `launch` in the same order.
 
-Nothing is started. The ranks tell one another over the rendezvous store who has failed, or with what result: a process
-group is no help once one rank has left the others alone in a collective.
+Nothing is started. The ranks tell one another over the rendezvous store who has failed, or with what result
+(`answers`): a process group is no help once one rank has left the others alone in a collective.
 """
 
 import atexit
@@ -11,7 +11,6 @@ import datetime
 import faulthandler
 import gc
 import os
-import pickle
 import socket
 import stat
 import sys
@@ -24,15 +23,16 @@ import torch.distributed as dist
 from torch.distributed import PrefixStore, Store  # type: ignore[attr-defined]
 from torch.distributed.rendezvous import rendezvous
 
-from minifsdp.course.launch.errors import Failure, RankError, rank_error
+from minifsdp.course.launch.answers import await_count, pack, put_failure, put_result, take_answers
+from minifsdp.course.launch.errors import Failure, Kind, RankError
 from minifsdp.course.launch.group import join_group, share_cores, use_loopback
-from minifsdp.course.launch.inside import call_user, pack_result
+from minifsdp.course.launch.inside import call_user
 from minifsdp.course.world import Backend, World, choose_world, local_ranks, tell_if_chosen
 
 _CONNECT_LIMIT = datetime.timedelta(seconds=300)
 _ANSWER_SLACK = 5.0  # seconds after the time-out in which a rank whose collective timed out can still say so
 _EXIT_SLACK = 10.0  # seconds after the time-out at which a rank that is stuck elsewhere ends its process
-_CHUNK = 1 << 20  # bytes per stored value: a TCPStore refuses values above a few MiB
+_GROUP_LIMIT = 600.0  # seconds that a collective may wait at most, as torch's own: a run may take a day
 
 
 @dataclasses.dataclass
@@ -83,17 +83,17 @@ def run_spmd(
     try:
         if job.rank < world_size:
             deliver = (lambda obj: on_report(0, obj)) if on_report and job.rank == 0 else (lambda obj: None)
-            _take_part(job, store, fn, args, (world, timeout), deliver)
+            _take_part(job, store, fn, args, world, timeout, deliver)
         else:
             _leave_group(job)
-        return _answers(store, world_size, deadline)
+        return take_answers(store, world_size, deadline)
     except RankError:
         _leave_group(job)  # on every rank: the next launch must not meet ranks that still use the broken group
         raise
     finally:
         store.add("left", 1)
         if job.rank == 0:  # which may be the one that serves the store
-            _await_count(store, "left", job.size, deadline)
+            await_count(store, "left", job.size, deadline)
 
 
 def _connect(world_size: int) -> _Job:
@@ -127,29 +127,31 @@ def _take_part(
     store: Store,
     fn: Callable[..., Any],
     args: tuple[Any, ...],
-    group: tuple[World, float],
+    world: World,
+    timeout: float,
     deliver: Callable[[Any], None],
 ) -> None:
     """Run `fn` as one of the first ranks and put its result, or its failure, into the store."""
     before = _sockets()
-    faulthandler.dump_traceback_later(group[1] + _EXIT_SLACK, exit=True, file=2)
+    faulthandler.dump_traceback_later(timeout + _EXIT_SLACK, exit=True, file=2)
     try:
-        _join_group(job, store, group)
-        kind, content = "result", pack_result(call_user(fn, args, deliver))
+        _join_group(job, store, (world, min(timeout, _GROUP_LIMIT)))
+        result = pack(call_user(fn, args, deliver))
     except (Exception, SystemExit) as error:
         order = store.add("failed", 1)  # the first to count is the cause
         failure = dataclasses.replace(Failure.of(error, job.rank), when=float(order))
-        kind, content = "failure", pickle.dumps(failure)
+    else:
+        put_result(store, job.rank, result)
+        return
     finally:
         faulthandler.cancel_dump_traceback_later()
-    if kind == "failure":
-        # The others may be waiting for this rank in a collective: closing the connections wakes them. Destroying the
-        # group would not do while anything refers to it or a collective is pending.
-        _hang_up(job.sockets | (_sockets() - before))
-        _leave_group(job)
-    _put(store, f"{kind}{job.rank}", content)
-    store.set(f"answer{job.rank}", kind)
-    store.add("answers", 1)
+    if failure.kind is Kind.RAISED:  # at once: the others may be stuck, and end this job before it raises
+        print(f"[rank {job.rank}] {failure.text}", file=sys.stderr, flush=True)
+    # The others may be waiting for this rank in a collective: closing the connections wakes them. Destroying the group
+    # would not do while anything refers to it or a collective is pending.
+    _hang_up(job.sockets | (_sockets() - before))
+    _leave_group(job)
+    put_failure(store, failure)
 
 
 def _join_group(job: _Job, store: Store, group: tuple[World, float]) -> None:
@@ -165,9 +167,9 @@ def _join_group(job: _Job, store: Store, group: tuple[World, float]) -> None:
         join_group(PrefixStore("group", store), job.rank, job.local_rank, world, timeout)
     finally:
         job.sockets = _sockets() - before
-        # Nobody goes on, perhaps to fail and to hang up, while others are still connecting.
-        store.add("joined", 1)
-        _await_count(store, "joined", world.ranks, time.monotonic() + timeout)
+    # Nobody goes on, perhaps to fail and to hang up, while others are still connecting.
+    store.add("joined", 1)
+    await_count(store, "joined", world.ranks, time.monotonic() + timeout)
 
 
 def _agree(job: _Job, store: Store, world: World) -> None:
@@ -192,37 +194,6 @@ def _leave_group(job: _Job) -> None:
         destroying = threading.Thread(target=dist.destroy_process_group, daemon=True)
         destroying.start()
         destroying.join(2.0)
-
-
-def _answers(store: Store, world_size: int, deadline: float) -> list[Any]:
-    """Wait until each of the `world_size` ranks has answered. Returns their results, or raises their failures."""
-    _await_count(store, "answers", world_size, deadline)
-    kinds = {rank: store.get(f"answer{rank}") for rank in range(world_size) if store.check([f"answer{rank}"])}
-    failures = [_get(store, f"failure{rank}") for rank, kind in kinds.items() if kind == b"failure"]
-    if failures:
-        raise rank_error(failures)
-    silent = [rank for rank in range(world_size) if rank not in kinds]
-    if silent:
-        names = ", ".join(map(str, silent))
-        raise RankError(f"no answer from rank(s) {names} in time", dict.fromkeys(silent, "no answer"))
-    return [_get(store, f"result{rank}") for rank in range(world_size)]
-
-
-def _await_count(store: Store, counter: str, count: int, deadline: float) -> None:
-    """Wait until the ranks have counted up to `count`, or until the deadline."""
-    while store.add(counter, 0) < count and time.monotonic() < deadline:
-        time.sleep(0.01)
-
-
-def _put(store: Store, key: str, content: bytes) -> None:
-    chunks = [content[start : start + _CHUNK] for start in range(0, len(content), _CHUNK)]
-    for index, chunk in enumerate(chunks):
-        store.set(f"{key}/{index}", chunk)  # type: ignore[arg-type]  # it takes bytes as well
-    store.set(key, str(len(chunks)))
-
-
-def _get(store: Store, key: str) -> Any:
-    return pickle.loads(b"".join(store.get(f"{key}/{index}") for index in range(int(store.get(key)))))
 
 
 def _sockets() -> set[tuple[int, int]]:
