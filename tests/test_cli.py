@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from minifsdp.course import cli
-from minifsdp.course.cli import lab
+from minifsdp.course.cli import commands, lab
 
 
 def minifsdp(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *words: str) -> str:
@@ -32,19 +32,19 @@ def test_without_a_word_it_says_in_one_screen_what_there_is_and_imports_no_torch
     assert len(lines) <= 25
     assert max(map(len, lines)) <= 80
     said = [line.split()[0] for line in lines if re.match(r"  [a-z]", line)]
-    assert said[: len(cli.COMMANDS)] == list(cli.COMMANDS)
+    assert said[: len(commands.COMMANDS)] == list(commands.COMMANDS)
 
 
 def test_what_it_says_to_start_with_is_there(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    for words in cli.START:
+    for words in commands.START:
         name = words.split()[1]
-        assert name in cli.COMMANDS or name in ("COMMAND", "--install-completion")
+        assert name in commands.COMMANDS or name in ("COMMAND", "--install-completion")
     assert "Commands:" in minifsdp(monkeypatch, capsys, "--help")
 
 
-COMMANDS = [(name,) for name in cli.COMMANDS]
+COMMANDS = [(name,) for name in commands.COMMANDS]
 LAB = [("lab", str(each.name or each.callback.__name__)) for each in lab.app.registered_commands if each.callback]
 
 

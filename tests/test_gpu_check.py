@@ -18,6 +18,7 @@ import psutil
 import pytest
 
 from minifsdp.course import cli
+from minifsdp.course.cli import commands
 from minifsdp.course.cli import gpu_check as command
 from minifsdp.course.gpu_check import check, parts, process
 from minifsdp.course.gpu_check.junit import count, parse_junit
@@ -386,7 +387,7 @@ def test_the_commands_that_are_ours_take_the_options_that_they_are_given(
     for name in ("doctor", "ladder", "step"):
         for words in PARTS[name].commands(ranks, tmp_path):
             assert words[:2] == ["-m", "minifsdp"]
-            app: Any = get_command(cli.app)
+            app: Any = get_command(commands.app)
             chosen = app.get_command(None, words[2])
             context = chosen.make_context(words[2], words[3:])
             assert context.params["device"] == "cuda"

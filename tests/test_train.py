@@ -29,6 +29,7 @@ from minifsdp.course import train as course
 from minifsdp.course.launch import launch
 from minifsdp.course.model import GPT
 from minifsdp.course.train import checkpoint, report, start
+from minifsdp.course.train.folder import clean, held, latest
 from minifsdp.course.train.loop import take_step, train
 from minifsdp.course.train.settings import STRATEGIES, TASK, Settings
 from minifsdp.course.train.state import State, begin
@@ -72,8 +73,8 @@ def goes_on_bit_for_bit(options: dict[str, Any]) -> None:
     whole = WithDropout(**TINY, steps=6, ranks=dist.get_world_size(), **options)
     with shared_folder() as folder:
         losses(replace(whole, steps=3, checkpoint=folder))
-        assert losses(replace(whole, checkpoint=folder), checkpoint.latest(folder)) == losses(whole)
-        assert checkpoint.latest(folder) == folder / "step-00000006"
+        assert losses(replace(whole, checkpoint=folder), latest(folder)) == losses(whole)
+        assert latest(folder) == folder / "step-00000006"
 
 
 @check()
@@ -182,11 +183,11 @@ def test_a_kill_at_any_system_call_leaves_a_whole_checkpoint(monkeypatch, tmp_pa
             shutil.copytree(first, folder)
             state.step = 2
             killed = die_in_save(state, folder, last)
-            checkpoint.clean(folder)
+            clean(folder)
             assert {path.name for path in folder.iterdir()} <= {"step-00000001", "step-00000002"}
             assert all({file.name for file in whole.iterdir()} == files for whole in folder.iterdir())
             again = begin(settings, torch.device("cpu"))
-            checkpoint.restore(again, checkpoint.latest(folder))
+            checkpoint.restore(again, latest(folder))
             survivors.append(again.step)
             if not killed:
                 return survivors
@@ -235,9 +236,9 @@ def test_what_a_killed_run_left_is_ignored_and_deleted(monkeypatch, tmp_path):
 
 
 def test_only_one_run_at_a_time_writes(tmp_path):
-    with checkpoint.held(tmp_path), pytest.raises(ValueError, match="is another run's"), checkpoint.held(tmp_path, 0):
+    with held(tmp_path), pytest.raises(ValueError, match="is another run's"), held(tmp_path, 0):
         pass
-    with checkpoint.held(tmp_path):
+    with held(tmp_path):
         pass
 
 
@@ -317,7 +318,7 @@ def wait_in_turn(number: int, kept: Path, process: subprocess.Popen[str], chance
 
 
 def steps_in(folder: Path) -> int:
-    whole = checkpoint.latest(folder)
+    whole = latest(folder)
     return int(whole.name[5:]) if whole else 0
 
 
@@ -354,7 +355,7 @@ def test_under_torchrun(tmp_path, uninterrupted):
     assert record["losses"] == pytest.approx(uninterrupted(4), rel=1e-5)
     assert record["settings"]["ranks"] == 2
     assert done.stdout.count("final loss") == 1, "one rank speaks"
-    assert checkpoint.latest(folder) == folder / "step-00000004"
+    assert latest(folder) == folder / "step-00000004"
 
 
 def test_record_and_curve(tmp_path, monkeypatch):

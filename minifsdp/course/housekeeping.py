@@ -86,7 +86,7 @@ def find_processes() -> list[Found]:
     """All processes of the course that belong to this user, the oldest first."""
     found = []
     for process in psutil.process_iter():
-        with suppress(psutil.Error, OSError, ValueError, KeyError, TypeError):
+        with suppress(psutil.Error, OSError, ValueError, KeyError, TypeError, RecursionError):
             if process.pid != os.getpid() and process.uids().real == os.getuid() and (each := _describe(process)):
                 found.append(each)
     return sorted(found, key=lambda each: -each.age)

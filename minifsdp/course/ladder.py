@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 import tempfile
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
@@ -18,9 +17,11 @@ from minifsdp.course.data import Corpus
 from minifsdp.course.launch import launch
 from minifsdp.course.link import parse_link
 from minifsdp.course.measure import Settings, climb, train_alone
-from minifsdp.course.resources import check_names, check_writable
+from minifsdp.course.model import count_elements
+from minifsdp.course.resources import ADAMW_BYTES, check_counts, check_host_memory, check_names, check_writable
 from minifsdp.course.rungs import RUNGS, Sizes, closed_form_setting, sizes_of
 from minifsdp.course.timeline import read_trace
+from minifsdp.course.whole_files import delivering
 from minifsdp.course.world import Device, World, choose_world, is_first
 
 TIME_LIMIT = 3600.0  # seconds that the ranks may take together before they count as stuck
@@ -49,9 +50,7 @@ def plan(settings: Settings, device: Device, out: Path, share_gpu: bool | None =
     check_names("--rungs", settings.rungs, RUNGS)
     if not -(2**63) <= settings.seed < 2**63:
         raise ValueError(f"--seed {settings.seed}: must fit into 64 bits")
-    for name in ("ranks", "steps", "batch", "layers", "width", "context", "limit"):
-        if getattr(settings, name) < 1:
-            raise ValueError(f"--{name} {getattr(settings, name)}: must be at least 1")
+    check_counts(settings, ("ranks", "steps", "batch", "layers", "width", "context", "limit"))
     if settings.batch % settings.ranks:
         raise ValueError(
             f"--batch {settings.batch} cannot be shared equally by {settings.ranks} ranks: "
@@ -62,6 +61,8 @@ def plan(settings: Settings, device: Device, out: Path, share_gpu: bool | None =
         parse_link(settings.link)
     corpus = data.load_text(settings.text)
     settings.batches()
+    elements = count_elements(settings.layers, width=settings.width, context=settings.context)
+    check_host_memory(elements, ADAMW_BYTES if world.device == "cpu" else 4)
     with torch.device("meta"):
         sizes = sizes_of(settings.model())
     check_writable(out)
@@ -77,6 +78,10 @@ def run(plan: Plan, progress: Progress) -> dict[str, Any] | None:
 
     Returns:
         the content of `ladder.json`; None on all but the first rank of an SPMD run.
+
+    Raises:
+        RankError: a rank has failed.
+        UndeliveredError: the output folder cannot be written any more; names the folder that has the files.
     """
     settings = plan.settings
     progress("one process", 0, 1)
@@ -96,20 +101,25 @@ def run(plan: Plan, progress: Progress) -> dict[str, Any] | None:
         if not is_first():
             return None
         record = _record(plan, reference, ranks)
-        (staging / "ladder.json").write_text(json.dumps(record, indent=1) + "\n")
-        drawn = [(rung["name"], rung) for rung in record["rungs"]]
-        rungs = [rung | {"adds": RUNGS[name].adds, "curve": ranks[0][name]["curve"]} for name, rung in drawn]
-        plots.memory_figure(rungs, staging / "memory.png")
-        plots.memory_steps(rungs, staging / "memory.gif")
-        sharded = [name for name in settings.rungs if name.startswith("fsdp")]
-        lanes = [
-            (name, read_trace(_trace(staging, name)), ranks[0][name]["overlap"]) for name in sharded or settings.rungs
-        ]
-        plots.timeline_figure(lanes, staging / "timeline.png")
-        if all(rung["cuda"] for rung in rungs):
-            plots.allocator_figure(rungs, staging / "allocator.png")
-        _publish(staging, plan.out)
+        with delivering(staging, plan.out, record):
+            (staging / "ladder.json").write_text(json.dumps(record, indent=1) + "\n")
+            _draw(record, ranks[0], staging)
+        _forget_earlier(plan.out, staging)
     return record
+
+
+def _draw(record: dict[str, Any], first: dict[str, dict[str, Any]], staging: Path) -> None:
+    """The pictures, from the record and from what rank 0 has found by rung."""
+    drawn = [(rung["name"], rung) for rung in record["rungs"]]
+    rungs = [rung | {"adds": RUNGS[name].adds, "curve": first[name]["curve"]} for name, rung in drawn]
+    plots.memory_figure(rungs, staging / "memory.png")
+    plots.memory_steps(rungs, staging / "memory.gif")
+    names = [rung["name"] for rung in rungs]
+    sharded = [name for name in names if name.startswith("fsdp")]
+    lanes = [(name, read_trace(_trace(staging, name)), first[name]["overlap"]) for name in sharded or names]
+    plots.timeline_figure(lanes, staging / "timeline.png")
+    if all(rung["cuda"] for rung in rungs):
+        plots.allocator_figure(rungs, staging / "allocator.png")
 
 
 def _record(plan: Plan, reference: list[float], ranks: list[dict[str, dict[str, Any]]]) -> dict[str, Any]:
@@ -150,19 +160,8 @@ def _trace(folder: Path, rung: str) -> Path:
     return folder / f"trace-{rung}.json"
 
 
-def _publish(staging: Path, out: Path) -> None:
-    """Move what is finished to where it belongs; what only an earlier run has left goes."""
-    files = sorted(path for path in staging.iterdir() if path.is_file())
-    names = {path.name for path in files}
-    parts = {path: out / f".{path.name}.part" for path in files}
-    try:
-        for path, part in parts.items():
-            shutil.copyfile(path, part)
-        for path, part in parts.items():
-            part.replace(out / path.name)
-    finally:
-        for part in parts.values():
-            part.unlink(missing_ok=True)
+def _forget_earlier(out: Path, staging: Path) -> None:
+    """Delete what only an earlier run has left."""
     every = {"allocator.png", *(name for rung in RUNGS for name in (f"trace-{rung}.json", f"snapshot-{rung}.pickle"))}
-    for name in every - names:
+    for name in every - {path.name for path in staging.iterdir()}:
         (out / name).unlink(missing_ok=True)

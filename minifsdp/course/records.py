@@ -17,6 +17,7 @@ from types import NoneType
 from typing import Any, Literal, NoReturn
 
 import minifsdp
+from minifsdp.course.plain_files import read_plain
 
 FORMAT = 1
 PARTS = ("doctor", "tests", "ladder", "step", "labs")
@@ -121,13 +122,13 @@ def read_record(path: Path) -> Record:
         RecordError: it is none, or one that claims what it may not.
     """
     try:
-        record = parse_record(path.read_text())
+        record = parse_record(read_plain(path, links=True).decode())
         if record.name != path.stem:
             _refuse(f"it is of {record.gpu} x {record.count}, so its name has to be {record.name}.json")
         for part, plot in ((part, plot) for part, each in record.parts.items() for plot in each.plots):
             if not (path.parent / record.name / plot).is_file():
                 _refuse(f"parts.{part}: the picture {record.name}/{plot} is not there")
-    except (ValueError, OSError) as error:
+    except (ValueError, OSError, RecursionError) as error:
         raise RecordError(f"{path}: {' '.join(str(error).split())}") from error
     return record
 

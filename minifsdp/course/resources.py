@@ -3,8 +3,15 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
+from typing import Any
+
+import psutil
+
+ADAMW_BYTES = 12  # per parameter and between two steps: the parameter and two moments, in float32
+MOST = {"layers": 10_000, "width": 2**20, "context": 2**20}  # a block of a model is an object of Python
+MOST_OF_OTHERS = 10**8
 
 
 def check_writable(folder: Path, option: str = "--out") -> None:
@@ -48,3 +55,36 @@ def check_names(option: str, names: Sequence[str], known: Collection[str]) -> No
             raise ValueError(f"{option}: there is no {name!r}; there are {there}")
         if name in names[:place]:
             raise ValueError(f"{option} names {name} twice: once is enough")
+
+
+def check_counts(settings: Any, names: Iterable[str]) -> None:
+    """Attributes of `settings` that count something, each under the option of its name; None is none.
+
+    Raises:
+        ValueError: one is below 1, or beyond what any machine can have.
+    """
+    for name in names:
+        given, most = getattr(settings, name), MOST.get(name, MOST_OF_OTHERS)
+        if given is not None and not 1 <= given <= most:
+            least = given < 1
+            says = "must be at least 1" if least else f"must be at most {most:,}"
+            raise ValueError(f"--{name.replace('_', '-')} {given}: {says}")
+
+
+def check_host_memory(elements: int, bytes_each: int, fewer: str = "") -> None:
+    """What the ranks keep in this machine's memory, even if all of it is sharded.
+
+    Args:
+        elements: of all parameters.
+        bytes_each: for one of them, over all ranks.
+        fewer: what else than its size makes a model take less.
+
+    Raises:
+        ValueError: it is more than there is.
+    """
+    need, have = bytes_each * elements, psutil.virtual_memory().available
+    if need > have:
+        raise ValueError(
+            f"{elements:,} parameters take at least {need / 2**30:,.1f} GiB, and {have / 2**30:,.1f} GiB are "
+            f"free here: choose a smaller --width or --layers{fewer}"
+        )

@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import dataclass
 
-import psutil
 import torch
 
 from minifsdp.course import data
 from minifsdp.course.bench.contestants import CONTESTANTS, Contestant
 from minifsdp.course.data import Batch
-from minifsdp.course.model import GPT
-from minifsdp.course.resources import check_names
+from minifsdp.course.model import GPT, count_elements
+from minifsdp.course.resources import check_counts, check_names
 
 COUNTS = ("ranks", "batch", "layers", "width", "heads", "context", "steps", "warm_up")
-ADAMW_BYTES = 12  # per parameter and between two steps: the parameter and two moments, in float32
 
 
 @dataclass(frozen=True)
@@ -56,12 +53,9 @@ class Settings:
 
     def shape(self) -> dict[str, int]:
         """The model in numbers: "parameters", "layers", "width", "heads" and "context"."""
-        with torch.device("meta"):
-            one, two = (replace(self, layers=layers).model() for layers in (1, 2))
-        first, both = (sum(p.numel() for p in model.parameters()) for model in (one, two))
-        heads: Any = one.blocks[0].heads
-        sizes = {"layers": self.layers, "width": self.width, "heads": heads, "context": self.context}
-        return {"parameters": first + (self.layers - 1) * (both - first), **sizes}
+        heads = self.heads or max(h for h in range(1, 9) if self.width % h == 0)
+        sizes = {"width": self.width, "heads": heads, "context": self.context}
+        return {"parameters": count_elements(self.layers, **sizes), "layers": self.layers, **sizes}
 
     def check(self, among: Mapping[str, Contestant]) -> None:
         """Refuse what cannot be had.
@@ -70,26 +64,9 @@ class Settings:
             ValueError: in one line, with the cure.
         """
         check_names("--only", self.only, among)
-        for name in COUNTS:
-            if (given := getattr(self, name)) is not None and given < 1:
-                raise ValueError(f"--{name.replace('_', '-')} {given}: must be at least 1")
+        check_counts(self, COUNTS)
         if self.heads and self.width % self.heads:
             raise ValueError(f"--heads {self.heads} does not divide --width {self.width}: choose a divisor")
         if not -(2**63) <= self.seed < 2**63:
             raise ValueError(f"--seed {self.seed}: must fit into 64 bits")
         self.batches()
-
-    def check_host_memory(self) -> None:
-        """Refuse what the ranks could not keep in this machine's memory even if all of it were sharded.
-
-        Raises:
-            ValueError: in one line, with the cure.
-        """
-        parameters = self.shape()["parameters"]
-        need, have = ADAMW_BYTES * parameters * len(self.only), psutil.virtual_memory().available
-        if need > have:
-            raise ValueError(
-                f"{len(self.only)} models of {parameters:,} parameters with AdamW take at least "
-                f"{need / 2**30:.1f} GiB, and {have / 2**30:.1f} GiB are free here: choose a smaller --width or "
-                "--layers, or fewer contestants with --only"
-            )

@@ -17,7 +17,8 @@ from minifsdp.course.bench.report import make_record
 from minifsdp.course.bench.settings import Settings
 from minifsdp.course.launch import launch
 from minifsdp.course.link import parse_link
-from minifsdp.course.resources import check_writable_file
+from minifsdp.course.resources import ADAMW_BYTES, check_host_memory, check_writable_file
+from minifsdp.course.whole_files import delivering
 from minifsdp.course.world import Device, World, choose_world, is_first
 
 TIME_LIMIT = 3600.0  # seconds that the ranks may take together before they count as stuck
@@ -66,8 +67,9 @@ def plan(
     settings.check(contestants)
     world = choose_world(settings.ranks, device, share_gpu)
     if world.device == "cpu":
-        settings.check_host_memory()
-    measured = parse_link(link) if link else None
+        models = len(settings.only)
+        check_host_memory(settings.shape()["parameters"], models * ADAMW_BYTES, ", or fewer contestants with --only")
+    measured = None if link is None else parse_link(link)
     for name in ("bench.json", "bench.png"):
         check_writable_file(out / name)
     return Plan(settings, contestants, world, (measured.latency, measured.bandwidth) if measured else None, out)
@@ -78,6 +80,10 @@ def run(plan: Plan, progress: Progress) -> dict[str, Any] | None:
 
     Returns:
         the content of `bench.json`; None on all but the first rank of an SPMD run.
+
+    Raises:
+        RankError: a rank has failed.
+        UndeliveredError: the output folder cannot be written any more; names the folder that has the files.
     """
     settings, world = plan.settings, plan.world
     where: Any = {"backend": world.backend, "share_gpu": world.shares_gpu, "timeout": TIME_LIMIT}
@@ -95,12 +101,9 @@ def run(plan: Plan, progress: Progress) -> dict[str, Any] | None:
         return None
     progress("the device model", 0, 1)
     record = make_record(settings, plan.contestants, world, reference, ranks, _predict(plan, ranks[0]["device"]))
-    with tempfile.TemporaryDirectory(prefix=".bench-", dir=plan.out) as name:  # there, so that files appear whole
-        staging = Path(name)
-        (staging / "bench.json").write_text(json.dumps(record, indent=1) + "\n")
-        plots.bench_figure(record, staging / "bench.png")
-        for path in staging.iterdir():
-            path.replace(plan.out / path.name)
+    with tempfile.TemporaryDirectory(prefix="minifsdp-bench-") as name, delivering(Path(name), plan.out, record):
+        Path(name, "bench.json").write_text(json.dumps(record, indent=1) + "\n")
+        plots.bench_figure(record, Path(name, "bench.png"))
     return record
 
 

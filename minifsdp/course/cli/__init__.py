@@ -1,96 +1,23 @@
-"""The command line: `minifsdp ladder`, `train`, `lab`, `doctor`, `bench`, `gpu-check`, `ps`, `clean`."""
+"""The command line: `minifsdp ladder`, `train`, `lab`, `doctor`, `bench`, `gpu-check`, `ps`, `clean`.
+
+Nothing is imported here that takes time: Ctrl-C is answered first.
+"""
 
 from __future__ import annotations
 
-import signal
 import sys
-from importlib import import_module
-from typing import Any, NamedTuple
-
-import typer
-from typer.core import TyperCommand, TyperGroup
-
-from minifsdp.course.cli.common import fail, new_app
-
-
-class Command(NamedTuple):
-    """Where a command is, and what the screen of all commands says of it."""
-
-    module: str
-    says: str
-
-
-COMMANDS = {
-    "ladder": Command("ladder", "one model on every rung: memory, time and traffic of each"),
-    "lab": Command("lab", "the labs: start one, check an answer, get a hint, mark"),
-    "train": Command("train", "train with any strategy, precision and schedule; checkpoints"),
-    "bench": Command("bench", "a step of ours and of torch's, in seconds and bytes"),
-    "doctor": Command("doctor", "what this machine can do, and what is broken on it"),
-    "gpu-check": Command("gpu_check", "all that the course claims of GPUs, on this machine's"),
-    "ps": Command("processes", "your own ranks and servers"),
-    "clean": Command("processes", "end those that are left"),
-}
-START = {
-    "minifsdp ladder": "half a minute: tables, pictures, traces",
-    "minifsdp lab start 00": "the first notebook, in this folder",
-    "minifsdp COMMAND --help": "what can be varied, and an example",
-    "minifsdp --install-completion": "Tab completes commands in your shell",
-}
-
-
-class _Commands(TyperGroup):
-    """Imports a command's module when it is asked for: the ladder needs torch, which takes a second."""
-
-    _completing = False  # names, which takes no module
-
-    def shell_complete(self, ctx: Any, incomplete: str) -> Any:
-        self._completing = True
-        return super().shell_complete(ctx, incomplete)
-
-    def format_commands(self, ctx: Any, formatter: Any) -> None:
-        for title, rows in (("Commands", {name: each.says for name, each in COMMANDS.items()}), ("Start here", START)):
-            with formatter.section(title):
-                formatter.write_dl(list(rows.items()))
-
-    def list_commands(self, ctx: Any) -> list[str]:
-        return list(COMMANDS)
-
-    def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        if cmd_name not in COMMANDS:
-            return None
-        if self._completing:
-            return TyperCommand(cmd_name, help=COMMANDS[cmd_name].says)
-        apps = import_module(f"{__name__}.{COMMANDS[cmd_name].module}").APPS
-        return typer.main.get_command(apps[cmd_name])
-
-
-app = new_app(
-    name="minifsdp",
-    cls=_Commands,
-    no_args_is_help=True,
-    add_completion=True,
-    help="Build DDP, ZeRO and FSDP one small step at a time, with every byte measured.",
-)
-
-
-@app.callback()
-def _commands() -> None:
-    """Makes this a program of several commands."""
 
 
 def main() -> None:
     """Run the command line; what is wrong with a request ends in one line on standard error and exit code 2."""
     if sys.platform == "win32":
         sys.exit("minifsdp runs on Linux, macOS and WSL2, not on native Windows")
-    for ending in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(ending, lambda number, _: sys.exit(128 + number))  # ranks and temporary files go on the way out
-    usage_error: Any = typer.BadParameter.__mro__[1]
+    from minifsdp.course.cli.signals import end_when_interrupted
+
+    end_when_interrupted()
     try:
-        sys.exit(app(standalone_mode=False) or 0)
-    except usage_error as error:
-        if type(error).__name__ == "NoArgsIsHelpError":  # typer has it of a click of its own, which has no public name
-            print(error.format_message())
-            sys.exit()
-        fail(error.format_message(), code=2)
-    except (KeyboardInterrupt, typer.Abort):
-        fail("interrupted", code=130)
+        from minifsdp.course.cli.commands import run
+    except ModuleNotFoundError as error:  # run from a checkout, by a Python that has not what it needs
+        print(f"minifsdp: this Python has no {error.name}: install it, or use another Python", file=sys.stderr)
+        sys.exit(2)
+    run()

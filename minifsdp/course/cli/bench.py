@@ -15,11 +15,14 @@ from minifsdp.course.cli.common import (
     ShareOption,
     fail,
     fail_of_ranks,
+    fail_of_results,
     new_app,
     progress_bar,
     ranks_asked_for,
 )
+from minifsdp.course.cli.signals import cleaning_up
 from minifsdp.course.launch import RankError
+from minifsdp.course.whole_files import UndeliveredError
 from minifsdp.course.world import is_first, tell
 
 DEFAULT = Settings()
@@ -66,7 +69,7 @@ def bench(
     except (ValueError, OSError) as error:
         fail(str(error), code=2)
     tell(plan.world)
-    with progress_bar(shown=is_first()) as bar:
+    with cleaning_up(), progress_bar(shown=is_first()) as bar:
         task = bar.add_task("starting", total=None)
 
         def show(what: str, done: int, total: int) -> None:
@@ -78,6 +81,9 @@ def bench(
             fail("interrupted, nothing was written", code=130)
         except RankError as error:
             fail_of_ranks(error)
+        except UndeliveredError as error:
+            bar.stop()
+            fail_of_results(error, report.bench_table)
     if record is not None:
         Console().print(report.bench_table(record))
         print(f"{out}: bench.json and bench.png")

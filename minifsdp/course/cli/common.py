@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import sys
 from collections.abc import Callable
@@ -13,6 +14,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 if TYPE_CHECKING:
     from minifsdp.course.launch import RankError
+    from minifsdp.course.whole_files import UndeliveredError
 
 DeviceOption = Annotated[str, typer.Option("--device", help="auto, cpu or cuda; auto takes GPUs if there are enough.")]
 RanksOption = Annotated[int | None, typer.Option("--ranks", help="Number of ranks, N; default: 2, or torchrun's.")]
@@ -51,6 +53,23 @@ def run_script(main: Callable[[], int]) -> NoReturn:
         sys.exit(main())
     except KeyboardInterrupt:
         fail("interrupted, nothing was written", code=130)
+
+
+def fail_of_results(error: UndeliveredError, table: Callable[[dict[str, Any]], Any], cure: str = "") -> NoReturn:
+    """Show results that could not be written to --out, and end with the line that names where they are."""
+    Console().print(table(error.record))
+    fail(f"{error}{cure}", code=1)
+
+
+def not_nan(value: float) -> float:
+    """For options with a lowest and a highest value: a comparison lets this one through.
+
+    Raises:
+        typer.BadParameter: it is no number.
+    """
+    if math.isnan(value):
+        raise typer.BadParameter("nan is not a number")
+    return value
 
 
 def fail_of_ranks(error: RankError, cure: str = "") -> NoReturn:

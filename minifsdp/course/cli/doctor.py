@@ -14,7 +14,8 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from minifsdp.course.cli.common import DeviceOption, ShareOption, fail, new_app, progress_bar
+from minifsdp.course.cli.common import DeviceOption, ShareOption, fail, fail_of_results, new_app, not_nan, progress_bar
+from minifsdp.course.cli.signals import cleaning_up
 
 app = new_app()
 APPS = {"doctor": app}
@@ -30,7 +31,7 @@ def doctor(
     device: DeviceOption = "auto",
     share_gpu: ShareOption = None,
     peak: Annotated[str | None, typer.Option(help='The rate of the link, as "400GB/s".')] = None,
-    seconds: Annotated[float, typer.Option(help="That all of it may take.", min=10, max=3600)] = 60.0,
+    seconds: Annotated[float, typer.Option(help="That all of it may take.", min=10, max=3600, callback=not_nan)] = 60.0,
     out: Annotated[Path, typer.Option(help="Folder for doctor.json and bandwidth.png.")] = Path("results/doctor"),
 ) -> None:
     """Say what is here, check that ranks work, measure how fast they talk, and say which labs they can run.
@@ -43,10 +44,11 @@ def doctor(
     with _ended_after(seconds, doing):
         from minifsdp.course import doctor as course
         from minifsdp.course.doctor.report import reasons, summary
+        from minifsdp.course.whole_files import UndeliveredError
         from minifsdp.course.world import is_first, tell
 
         doing[0] = "looking at the machine"
-        with progress_bar(shown=is_first()) as bar:
+        with cleaning_up(), progress_bar(shown=is_first()) as bar:
             task = bar.add_task(doing[0], total=None)
 
             def show(what: str, done: int, total: int) -> None:
@@ -63,6 +65,9 @@ def doctor(
                 fail(str(error), code=2)
             except KeyboardInterrupt:
                 fail("interrupted, nothing was written", code=130)
+            except UndeliveredError as error:
+                bar.stop()
+                fail_of_results(error, summary)
     if is_first():
         picture = " and bandwidth.png" if any(record["bandwidth"].values()) else ""
         Console().print(summary(record), f"{out}: doctor.json{picture}")

@@ -11,6 +11,7 @@ import typer
 from rich.console import Console
 
 from minifsdp.course.cli.common import fail, new_app
+from minifsdp.course.cli.signals import cleaning_up
 from minifsdp.course.gpu_check.check import FILES, gpu_check, prepare
 from minifsdp.course.gpu_check.machine import NoGpuError
 from minifsdp.course.gpu_check.summary import exit_code, summary_table
@@ -47,7 +48,8 @@ def check(
     title = f"{machine.gpu} x {machine.count}, torch {machine.versions['torch']}, NCCL {machine.versions['nccl']}"
     ranks = f"{plan.ranks.count} rank{'s' * (plan.ranks.count > 1)}{' on shared GPUs' * plan.ranks.shared}"
     _say(f"{title}; {ranks}; up to nine minutes a part, what it prints is in {plan.root / FILES}")
-    done = gpu_check(plan, _tell)
+    with cleaning_up():
+        done = gpu_check(plan, _tell)
     console = Console()
     console.print(summary_table(done, title))
     if skipped := [name for name, each in done.items() if each.state == "skipped"]:

@@ -8,14 +8,15 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from minifsdp.course.cli.common import fail, new_app, progress_bar
+from minifsdp.course.cli.common import fail, new_app, not_nan, progress_bar
+from minifsdp.course.cli.signals import cleaning_up
 from minifsdp.course.workshop import catalogue, copies, editions, progress
 
 GIB = 2**30
@@ -27,6 +28,7 @@ Example: minifsdp lab start 00
 app = new_app(no_args_is_help=True, help=HELP)
 APPS = {"lab": app}
 
+SECONDS: Any = {"max": 1e6, "callback": not_nan}
 Lab = Annotated[str, typer.Argument(metavar="NN", help="Number of the lab, such as 05.")]
 Exercise = Annotated[str, typer.Argument(metavar="ID", help="Lab and number of the exercise, such as 5.2.")]
 Folder = Annotated[Path, typer.Argument(metavar="[DIR]", help="Folder of your notebooks; default: this one.")]
@@ -38,7 +40,8 @@ def _refusing() -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        fail(f"{error.filename}: {(error.strerror or str(error)).lower()}; name another path", code=2)
+        what = (error.strerror or str(error)).lower()
+        fail(f"{error.filename}: {what}; name another path" if error.filename else what, code=2)
     except ValueError as error:
         fail(str(error), code=2)
 
@@ -101,7 +104,8 @@ def check(
     with _refusing():
         find_reference(exercise)
         path = notebook or copies.find_copy(lab_of(exercise), HERE)
-        text, failed = check_saved(exercise, path)
+        with cleaning_up():
+            text, failed = check_saved(exercise, path)
     print(text)
     raise typer.Exit(int(failed))
 
@@ -163,7 +167,7 @@ def run(
     lab: Lab,
     notebook: Annotated[Path | None, typer.Argument(help="Default: the notebook of that lab in this folder.")] = None,
     out: Annotated[Path, typer.Option(help="Folder for what comes of it; no other run's.")] = Path("results/lab"),
-    time_limit: Annotated[float, typer.Option(min=1, max=1e6, help="Seconds until it is stopped.")] = 600.0,
+    time_limit: Annotated[float, typer.Option(**SECONDS, min=1, help="Seconds until it is stopped.")] = 600.0,
 ) -> None:
     """Run a notebook as it was last saved. All its cells run, with nobody watching, as in a batch job.
 
@@ -181,20 +185,23 @@ def run(
     with _refusing():
         plan = batch.plan(catalogue.as_named(lab), notebook, out, time_limit)
     print(plan.world, file=sys.stderr)
-    with progress_bar() as bar:
+    with cleaning_up(), progress_bar() as bar:
         task = bar.add_task("starting", total=None)
 
         def show(cell: str, done: int, total: int) -> None:
             bar.update(task, description=cell, completed=done, total=total)
 
-        record = batch.run(plan, show)
+        try:
+            record = batch.run(plan, show)
+        except OSError as error:
+            fail(f"{error.filename or out}: {(error.strerror or str(error)).lower()}; the run was ended", code=1)
     ran = sum(cell["state"] == "ran" for cell in record["cells"])
     print(
         f"{out}: {ran} of {len(record['cells'])} cells ran in {record['seconds']:.0f} s, "
         f"yours {record['yours']}; figures: {len(record['figures'])}, traces: {len(record['traces'])}"
     )
-    if error := record["error"]:
-        fail(": ".join(filter(None, (plan.notebook.name, error["cell"], error["reason"]))), code=1)
+    if why := record["error"]:
+        fail(": ".join(filter(None, (plan.notebook.name, why["cell"], why["reason"]))), code=1)
 
 
 @app.command()
@@ -202,8 +209,11 @@ def mark(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="A subfolder for each learner, with notebooks in it.")],
     out: Annotated[Path, typer.Option(help="The table to write; it must not be there yet.")],
     variants: Annotated[Path | None, typer.Option(help="TOML with further settings to check in, by exercise.")] = None,
-    seconds: Annotated[float, typer.Option(min=5, help="What one check may take.")] = 60.0,
-    memory: Annotated[float, typer.Option(min=0.5, help="GiB that the processes of one check may have in use.")] = 4.0,
+    seconds: Annotated[float, typer.Option(**SECONDS, min=5, help="Seconds that one check may take.")] = 60.0,
+    memory: Annotated[
+        float,
+        typer.Option(min=0.5, max=2**20, callback=not_nan, help="GiB that the processes of one check may have in use."),
+    ] = 4.0,
 ) -> None:
     """Mark the notebooks of many learners, for instructors.
 
@@ -218,7 +228,7 @@ def mark(
     with _refusing():
         tasks = handed_in.find_tasks(folder)
         further = marking.read_variants(variants) if variants else {}
-        with progress_bar() as bar:
+        with cleaning_up(), progress_bar() as bar:
             task = bar.add_task("starting", total=len(tasks))
 
             def show(row: marking.Row) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated
 
@@ -14,18 +15,32 @@ from minifsdp.course.cli.common import (
     ShareOption,
     fail,
     fail_of_ranks,
+    fail_of_results,
     new_app,
     progress_bar,
     ranks_asked_for,
 )
+from minifsdp.course.cli.signals import cleaning_up
 from minifsdp.course.launch import RankError
+from minifsdp.course.train.folder import latest
 from minifsdp.course.train.settings import PRECISIONS, PREFETCHES, STRATEGIES, Settings
+from minifsdp.course.whole_files import UndeliveredError
 from minifsdp.course.world import is_first, tell
 
 DEFAULT = Settings()
 
 app = new_app()
 APPS = {"train": app}
+
+
+def _cure(folder: Path | None, how: str) -> str:
+    """How to go on, if there are checkpoints."""
+    if folder is None:
+        return ""
+    with suppress(OSError):
+        if whole := latest(folder):
+            return f"; {how} from {whole.name}"
+    return f"; {folder} holds no checkpoint"
 
 
 def _choices(known: dict[str, object]) -> str:
@@ -109,7 +124,7 @@ def train(
     except (ValueError, OSError) as error:
         fail(str(error), code=2)
     tell(plan.world)
-    with progress_bar(shown=is_first()) as bar:
+    with cleaning_up(), progress_bar(shown=is_first()) as bar:
         task = bar.add_task("starting", total=steps, completed=plan.step)
 
         def show(step: int, steps: int, loss: float) -> None:
@@ -117,14 +132,17 @@ def train(
             rate = "" if speed is None else f", {speed * batch * context:,.0f} tokens/s"
             bar.update(task, description=f"loss {loss:.4f}{rate}", completed=step)
 
-        cure = "" if checkpoint is None else "; --resume goes on from the last checkpoint"
         try:
             record = course.run(plan, show)
         except KeyboardInterrupt:
-            fail(f"interrupted{cure}", code=130)
+            fail(f"interrupted{_cure(checkpoint, '--resume goes on')}", code=130)
         except RankError as error:
             which = ", which is --time-limit" if f"within {time_limit:g} s" in str(error) else ""
+            cure = "" if " is damaged (" in str(error) else _cure(checkpoint, "--resume goes on")  # it has its own
             fail_of_ranks(error, f"{which}{cure}")
+        except UndeliveredError as error:
+            bar.stop()
+            fail_of_results(error, summary, _cure(checkpoint, "--resume with another --out writes them again"))
     if record is not None:
         Console().print(summary(record))
         print(f"{out}: train.json and loss.png")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import tempfile
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
@@ -21,6 +22,7 @@ from minifsdp.course.doctor.peak import Peak
 from minifsdp.course.doctor.ranks import Ranks, ask_ranks
 from minifsdp.course.resources import check_writable
 from minifsdp.course.versions import versions
+from minifsdp.course.whole_files import delivering
 from minifsdp.course.world import Device, World, choose_world, is_first, local_ranks
 
 __all__ = ["Finding", "Plan", "Progress", "plan", "run"]
@@ -88,6 +90,9 @@ def run(plan: Plan, progress: Progress, replaced: Mapping[str, Callable[..., Any
 
     Returns:
         the content of `doctor.json`, on every rank of an SPMD run; the first alone writes it. "ok" says whether all is.
+
+    Raises:
+        UndeliveredError: the output folder cannot be written any more; names the folder that has the files.
     """
     here, world = plan.machine, plan.world
     start = time.monotonic()
@@ -135,11 +140,12 @@ def _peak(here: Machine, world: World | None, said: Ranks) -> Peak:
 
 def _write(record: dict[str, Any], out: Path) -> None:
     """`doctor.json` and `bandwidth.png`; without figures an earlier run's picture goes."""
-    (out / "doctor.json").write_text(json.dumps(record, indent=1) + "\n")
-    picture = out / "bandwidth.png"
-    if any(record["bandwidth"].values()):
-        from minifsdp.course.plots.bandwidth import bandwidth_picture
+    measured = any(record["bandwidth"].values())
+    with tempfile.TemporaryDirectory(prefix="minifsdp-doctor-") as name, delivering(Path(name), out, record):
+        Path(name, "doctor.json").write_text(json.dumps(record, indent=1) + "\n")
+        if measured:
+            from minifsdp.course.plots.bandwidth import bandwidth_picture
 
-        picture.write_bytes(bandwidth_picture(record)._repr_png_())
-    else:
-        picture.unlink(missing_ok=True)
+            Path(name, "bandwidth.png").write_bytes(bandwidth_picture(record)._repr_png_())
+    if not measured:
+        (out / "bandwidth.png").unlink(missing_ok=True)

@@ -46,7 +46,7 @@ def asked(text: str) -> Peak:
         rate = parse_link(f"latency=0,bandwidth={text}").bandwidth
     except ValueError:
         rate = 0.0
-    if not 0 < rate < float("inf") or text.strip().replace(".", "").isdecimal():  # without a unit it would be B/s
+    if not 0 < rate < float("inf") or not text.strip().endswith("/s"):
         raise ValueError(f"--peak {text!r} is no rate: write for instance 400GB/s")
     return Peak(rate, f"{rate / GB:,.4g} GB/s, as --peak says")
 

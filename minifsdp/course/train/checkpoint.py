@@ -3,9 +3,6 @@
     DIR/step-00000050/                .metadata, *.distcp    model and optimizer, sharded (torch.distributed.checkpoint)
                                       rank-0.pt, rank-1.pt   random numbers of each rank
                                       run.pt                 everything else, and what was asked for
-    DIR/.step-00000100.part/          being written: worth nothing
-    DIR/.step-00000050.old/           being deleted
-    DIR/.lock                         held by the run that writes here
 
 All ranks write into the `.part`, with fsync; when all have, rank 0 gives it its name: a rename either has happened or
 has not. Only then do older ones go. With several hosts DIR has to be on a file system that they share.
@@ -13,11 +10,9 @@ has not. Only then do older ones go. With several hosts DIR has to be on a file 
 
 from __future__ import annotations
 
-import fcntl
+import io
 import os
 import random
-import shutil
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -30,10 +25,13 @@ from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter
 
 from minifsdp.checkpoint import get_state_dict, set_state_dict
+from minifsdp.course.plain_files import read_plain
+from minifsdp.course.train.folder import damage, prune
 from minifsdp.course.train.settings import TASK, Settings
 from minifsdp.course.train.state import State, seed_rank
 
-ONE_BEFORE = "delete it and --resume takes the one before"
+RUN = "run.pt"
+LARGEST = 2**34  # bytes of it: a number per step
 
 
 def save(state: State, settings: Settings, data: str) -> None:
@@ -47,9 +45,9 @@ def save(state: State, settings: Settings, data: str) -> None:
     dist.barrier()
     model, optimizer = get_state_dict(state.model, state.optimizer)
     parts = {"model": model, "optimizer": optimizer}
-    with _failing(f"{part} cannot be written"):
+    with _unwritten(part):
         state_dict_saver.save(parts, storage_writer=FileSystemWriter(part, sync_files=True))
-    _write(part / f"rank-{rank}.pt", _random_states())
+        _write(part / f"rank-{rank}.pt", _random_states())
     dist.barrier()  # all have written
     if rank == 0:
         run = {
@@ -61,8 +59,9 @@ def save(state: State, settings: Settings, data: str) -> None:
             "task": {name: getattr(settings, name) for name in TASK},
             "data": data,
         }
-        _write(part / "run.pt", run)
-        _sync(part)
+        with _unwritten(part):
+            _write(part / RUN, run)
+            _sync(part)
         part.rename(whole)
         _sync(folder)
         prune(folder, settings.keep)
@@ -76,40 +75,42 @@ def restore(state: State, whole: Path) -> None:
     are as many ranks as then; otherwise each rank begins new ones.
     """
     model, optimizer = get_state_dict(state.model, state.optimizer)
-    with _failing(f"{whole} is damaged, {ONE_BEFORE}"):
+    try:
         state_dict_loader.load({"model": model, "optimizer": optimizer}, storage_reader=FileSystemReader(whole))
+    except CheckpointException as error:
+        raise OSError(damage(whole, _first_cause(error))) from error
     set_state_dict(state.model, state.optimizer, model_state_dict=model, optim_state_dict=optimizer)
-    run = read(whole)
+    run = _load(whole / RUN)
     state.step = run["step"]
     state.losses[: state.step] = torch.tensor(run["losses"])
     state.draws.set_state(run["draws"])
     state.scaler.load_state_dict(run["scaler"])
     if run["ranks"] == dist.get_world_size():
-        _set_random_states(torch.load(whole / f"rank-{dist.get_rank()}.pt"))
+        _set_random_states(_load(whole / f"rank-{dist.get_rank()}.pt"))
     else:
         seed_rank(run["task"]["seed"], state.step)
 
 
-def latest(folder: Path) -> Path | None:
-    """The last checkpoint; all that have a name are whole."""
-    return max(folder.glob("step-*"), default=None)
-
-
-def read(whole: Path) -> dict[str, Any]:
-    """What `save` wrote besides model and optimizer.
+def _load(file: Path) -> dict[str, Any]:
+    """One of the files that `_write` wrote.
 
     Raises:
-        ValueError: the checkpoint is damaged.
+        ValueError: it is damaged.
     """
     try:
-        return dict(torch.load(whole / "run.pt"))
+        return dict(torch.load(io.BytesIO(read_plain(file, LARGEST, links=True))))
     except Exception as error:
-        raise ValueError(f"{whole} is damaged, {ONE_BEFORE}: {type(error).__name__}") from error
+        raise ValueError(damage(file.parent, f"{file.name}: {type(error).__name__}")) from error
 
 
 def check_same_task(whole: Path, settings: Settings, data: str) -> int:
     """Raise ValueError unless `settings` can go on from this checkpoint; returns the steps that it has."""
-    run = read(whole)
+    if missing := next((path for path in whole.iterdir() if not path.is_file()), None):
+        raise ValueError(damage(whole, f"{missing.name} is not a file"))
+    run = _load(whole / RUN)
+    if run["ranks"] == settings.ranks:
+        for rank in range(settings.ranks):
+            _load(whole / f"rank-{rank}.pt")
     for name, then in run["task"].items():
         if (now := getattr(settings, name)) != then:
             raise ValueError(f"--{name} {now}: {whole} was trained with {then}; give that, or another --checkpoint DIR")
@@ -120,49 +121,23 @@ def check_same_task(whole: Path, settings: Settings, data: str) -> int:
     return int(run["step"])
 
 
-def prune(folder: Path, keep: int) -> None:
-    """Delete all but the last `keep`. What is deleted loses its name first, lest half of it be taken for whole."""
-    for whole in sorted(folder.glob("step-*"))[:-keep]:
-        shutil.rmtree(whole.rename(folder / f".{whole.name}.old"))
-
-
-def clean(folder: Path) -> None:
-    """Delete what a killed run has left half written or half deleted."""
-    for rest in folder.glob(".step-*"):
-        shutil.rmtree(rest)
-
-
 @contextmanager
-def held(folder: Path, patience: float = 5.0) -> Iterator[None]:
-    """Have the folder to oneself; the lock goes with the process that holds it.
-
-    Args:
-        patience: seconds to wait: ranks of a run that was killed end a moment after it.
-
-    Raises:
-        ValueError: another run has it.
-    """
-    with (folder / ".lock").open("w") as lock:
-        deadline = time.monotonic() + patience
-        while True:
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except BlockingIOError:
-                if time.monotonic() > deadline:
-                    raise ValueError(f"--checkpoint {folder} is another run's: name another folder") from None
-                time.sleep(0.05)
-        yield
-
-
-@contextmanager
-def _failing(what: str) -> Iterator[None]:
-    """Say in a line what torch says in the tracebacks of all ranks."""
+def _unwritten(part: Path) -> Iterator[None]:
+    """Say in a line what the system says, and torch in the tracebacks of all ranks."""
     try:
         yield
-    except CheckpointException as error:
-        cause, _ = next(iter(error.failures.values()))
-        raise OSError(f"{what}: {type(cause).__name__}: {cause}") from error
+    except (CheckpointException, OSError) as error:
+        cause = _first_cause(error) if isinstance(error, CheckpointException) else str(error)
+        try:  # of a full disk torch's zip writer says "unexpected pos": ask the disk itself
+            (part / "is there space").write_bytes(bytes(2**16))
+        except OSError as said:
+            cause = said.strerror or cause
+        raise OSError(f"{part} cannot be written: {cause}") from error
+
+
+def _first_cause(error: CheckpointException) -> str:
+    cause, _ = next(iter(error.failures.values()))
+    return f"{type(cause).__name__}: {cause}".partition("\n")[0]
 
 
 def _random_states() -> dict[str, Any]:
@@ -178,8 +153,10 @@ def _set_random_states(states: dict[str, Any]) -> None:
 
 
 def _write(path: Path, content: Any) -> None:
+    buffer = io.BytesIO()  # torch's zip writer hides what the disk says
+    torch.save(content, buffer)
     with path.open("wb") as file:
-        torch.save(content, file)
+        file.write(buffer.getbuffer())
         file.flush()
         os.fsync(file.fileno())
 

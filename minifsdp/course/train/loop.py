@@ -16,7 +16,8 @@ from minifsdp.course import data
 from minifsdp.course.data import Batch
 from minifsdp.course.launch import rank_device
 from minifsdp.course.ledger import Ledger
-from minifsdp.course.train.checkpoint import held, restore, save
+from minifsdp.course.train.checkpoint import restore, save
+from minifsdp.course.train.folder import held
 from minifsdp.course.train.progress import Dial
 from minifsdp.course.train.settings import Settings
 from minifsdp.course.train.state import State, begin

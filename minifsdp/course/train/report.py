@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from rich.table import Table
 
 from minifsdp.course import plots
 from minifsdp.course.train.settings import Settings
+from minifsdp.course.whole_files import delivering
 from minifsdp.course.world import World
 
 MIB = 2**20
@@ -39,12 +41,10 @@ def record(settings: Settings, data: str, world: World, begun: int, ranks: list[
 
 
 def write(record: dict[str, Any], out: Path) -> None:
-    """`train.json` and `loss.png`, each whole or as it was."""
-    files = {"train.json": (json.dumps(record, indent=1) + "\n").encode(), "loss.png": loss_curve(record)._repr_png_()}
-    for name, content in files.items():
-        part = out / f".{name}.part"
-        part.write_bytes(content)
-        part.replace(out / name)
+    """`train.json` and `loss.png`, each whole or as it was; raises as `delivering`."""
+    with tempfile.TemporaryDirectory(prefix="minifsdp-train-") as name, delivering(Path(name), out, record):
+        Path(name, "train.json").write_text(json.dumps(record, indent=1) + "\n")
+        Path(name, "loss.png").write_bytes(loss_curve(record)._repr_png_())
 
 
 def loss_curve(record: dict[str, Any]) -> plots.Picture:

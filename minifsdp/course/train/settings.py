@@ -13,7 +13,8 @@ import torch
 
 from minifsdp.course import data
 from minifsdp.course.data import Corpus
-from minifsdp.course.model import GPT
+from minifsdp.course.model import GPT, count_elements
+from minifsdp.course.resources import check_counts
 from minifsdp.fsdp import BackwardPrefetch, ShardingStrategy
 
 STRATEGIES: dict[str, ShardingStrategy | None] = {
@@ -87,6 +88,10 @@ class Settings:
         data.batches(corpus, self.batch, self.context, self.seed, 0)
         return corpus
 
+    def elements(self) -> int:
+        """Of all parameters of the model."""
+        return count_elements(self.layers, width=self.width, context=self.context)
+
     def saves_after(self, step: int) -> bool:
         return self.checkpoint is not None and (step % self.every == 0 or step == self.steps)
 
@@ -107,9 +112,7 @@ class Settings:
     def _check_numbers(self) -> None:
         if not -(2**63) <= self.seed < 2**63:
             raise ValueError(f"--seed {self.seed}: must fit into 64 bits")
-        for name in COUNTS:
-            if getattr(self, name) < 1:
-                raise ValueError(f"--{name} {getattr(self, name)}: must be at least 1")
+        check_counts(self, COUNTS)
         for name, most in (("lr", math.inf), ("time_limit", 1e6)):
             if not 0 < (given := getattr(self, name)) <= most or given == math.inf:
                 raise ValueError(

@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from minifsdp.course.launch import launch
-from minifsdp.course.resources import check_writable
+from minifsdp.course.resources import ADAMW_BYTES, check_host_memory, check_writable
 from minifsdp.course.train import checkpoint, report
+from minifsdp.course.train import folder as folders
 from minifsdp.course.train.loop import train
 from minifsdp.course.train.settings import Settings
 from minifsdp.course.world import Device, World, choose_world, is_first
@@ -45,6 +46,7 @@ def plan(settings: Settings, device: Device, out: Path, share_gpu: bool | None =
     corpus = settings.check()
     data = f"{corpus.name} ({corpus.bytes:,} bytes, checksum {corpus.checksum})"
     world = choose_world(settings.ranks, device, share_gpu)
+    check_host_memory(settings.elements(), ADAMW_BYTES if world.device == "cpu" else 4)
     whole = _find_checkpoint(settings.checkpoint, settings.resume) if settings.checkpoint else None
     step = 0
     if whole is not None:
@@ -62,6 +64,10 @@ def run(plan: Plan, progress: Progress) -> dict[str, Any] | None:
 
     Returns:
         the content of `train.json`; None on all but the first rank of an SPMD run.
+
+    Raises:
+        RankError: a rank has failed.
+        UndeliveredError: the output folder cannot be written any more; names the folder that has the files.
     """
     ranks = launch(
         train,
@@ -86,9 +92,11 @@ def _find_checkpoint(folder: Path, resume: bool) -> Path | None:
         raise ValueError(f"--resume: there is no folder {folder}; leave --resume out to begin")
     check_writable(folder, "--checkpoint")
     if is_first():
-        with checkpoint.held(folder):
-            checkpoint.clean(folder)
-    whole = checkpoint.latest(folder)
+        with folders.held(folder):
+            folders.clean(folder)
+    if other := folders.in_the_way(folder):
+        raise ValueError(f"{other} has the name of a checkpoint and is none: rename it")
+    whole = folders.latest(folder)
     if resume and whole is None:
         raise ValueError(f"--resume: {folder} holds no checkpoint; leave --resume out to begin")
     if whole is not None and not resume:

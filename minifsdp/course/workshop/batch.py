@@ -83,15 +83,10 @@ def run(plan: Plan, progress: Progress) -> dict[str, Any]:
     Returns:
         the record: "state" is "complete", or "failed" or "stopped" with the reason in "error".
     """
-    results = Results(
-        plan.lab, plan.notebook, plan.out, {"world": str(plan.world), "versions": versions(), "gpus": _gpus()}
-    )
-    asyncio.run(_run(plan, results, progress))
-    return results.record
+    return asyncio.run(_run(plan, progress))
 
 
-async def _run(plan: Plan, results: Results, progress: Progress) -> None:
-    running = asyncio.create_task(_run_cells(plan, results, progress))
+async def _run(plan: Plan, progress: Progress) -> dict[str, Any]:
     reasons: list[str] = []
 
     def stop(why: str) -> None:
@@ -102,13 +97,19 @@ async def _run(plan: Plan, results: Results, progress: Progress) -> None:
     loop = asyncio.get_running_loop()
     loop.call_later(plan.seconds, stop, f"not done within {plan.seconds:g} s")
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        loop.add_signal_handler(number, stop, f"ended by {number.name}")
+        if signal.getsignal(number) is not signal.SIG_IGN:  # as it is under nohup, and in a script's background
+            loop.add_signal_handler(number, stop, f"ended by {number.name}")
+    results = Results(
+        plan.lab, plan.notebook, plan.out, {"world": str(plan.world), "versions": versions(), "gpus": _gpus()}
+    )
+    running = asyncio.create_task(_run_cells(plan, results, progress))
     try:
         await running
     except (asyncio.CancelledError, Exception) as error:  # nbclient turns a cancellation into an error of its own
         results.end(*(("stopped", reasons[0]) if reasons else ("failed", _reason(error))))
     else:
         results.end("complete")
+    return results.record
 
 
 async def _run_cells(plan: Plan, results: Results, progress: Progress) -> None:

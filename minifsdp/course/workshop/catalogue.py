@@ -47,7 +47,7 @@ def all_labs() -> list[str]:
 
 def as_named(lab: str) -> str:
     """A lab's number as files have it: "05" of "5", "10a" of "10a"."""
-    return lab.zfill(3 if lab[-1:].isalpha() else 2)
+    return lab and lab.zfill(3 if lab[-1:].isalpha() else 2)
 
 
 def lab_of_file(name: str) -> str | None:

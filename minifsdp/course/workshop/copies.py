@@ -6,6 +6,7 @@ import json
 import re
 from pathlib import Path
 
+from minifsdp.course import whole_files
 from minifsdp.course.workshop.catalogue import (
     EXERCISE,
     SETUP,
@@ -104,7 +105,6 @@ def write_new(path: Path, notebook: Notebook) -> None:
         OSError: the folder cannot be written to.
     """
     try:
-        with path.open("x", encoding="utf-8") as file:
-            file.write(json.dumps(notebook, indent=1, ensure_ascii=False) + "\n")
+        whole_files.write_new(path, (json.dumps(notebook, indent=1, ensure_ascii=False) + "\n").encode())
     except FileExistsError:
         raise ValueError(f"{path} is there already: nothing was written") from None

@@ -132,8 +132,11 @@ def read_variants(path: Path) -> dict[str, list[dict[str, int]]]:
     names = [field.name for field in fields(Variant)]
     try:
         tables = tomllib.loads(read_plain(path, links=True).decode())
+    except RecursionError:
+        raise ValueError(f"{path} is nested too deep to read") from None
     except ValueError as error:
-        raise ValueError(f"{path}: {str(error).splitlines()[0]}") from None
+        said = str(error).splitlines()[0]
+        raise ValueError(said if said.startswith(str(path)) else f"{path}: {said}") from None
     for exercise, table in tables.items():
         if exercise not in known:
             raise ValueError(f"{path}: there is no exercise {exercise!r}; there are {', '.join(known)}")

@@ -146,7 +146,7 @@ def is_blank(source: str, exercise: Named) -> bool:
     stub.body = [ast.Expr(ast.Constant(...))]
     try:
         return _tree(definition_in(source, exercise.name)) == _tree(stub)
-    except (SyntaxError, ValueError):
+    except (SyntaxError, ValueError, RecursionError):
         return False
 
 

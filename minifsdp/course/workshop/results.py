@@ -16,6 +16,7 @@ from typing import Any
 import nbformat
 from nbformat import NotebookNode
 
+from minifsdp.course.whole_files import write_whole
 from minifsdp.course.workshop.catalogue import EXERCISE, facts_of, tags_of
 from minifsdp.course.workshop.notebook import FAILED, PASSED
 from minifsdp.course.workshop.references import is_blank, lab_references
@@ -108,11 +109,11 @@ class Results:
             "figures": sorted(path.name for path in self.figures.iterdir()),
             "traces": sorted(path.name for path in self.traces.glob("*.json")),
         }
-        _write_whole(self._out / self._file, nbformat.writes(self.notebook))  # type: ignore[no-untyped-call]
+        write_whole(self._out / self._file, nbformat.writes(self.notebook).encode())  # type: ignore[no-untyped-call]
         self._save_record()
 
     def _save_record(self) -> None:
-        _write_whole(self._out / RECORD, json.dumps(self.record, indent=1, ensure_ascii=False) + "\n")
+        write_whole(self._out / RECORD, (json.dumps(self.record, indent=1, ensure_ascii=False) + "\n").encode())
 
     def _exercises(self) -> dict[str, str]:
         """Of each exercise whether it is the learner's, and what its check has said in this run."""
@@ -151,9 +152,3 @@ def _text(cell: NotebookNode) -> str:
 
 def _verdict(said: str) -> str:
     return "passed" if PASSED in said else "failed" if FAILED in said else "not checked"
-
-
-def _write_whole(path: Path, text: str) -> None:
-    part = path.with_name(f".{path.name}.part")
-    part.write_text(text, encoding="utf-8")
-    part.replace(path)

@@ -6,13 +6,12 @@ One small file per exercise and kind, replaced whole, so that several kernels in
 from __future__ import annotations
 
 import json
-import os
-import tempfile
 from functools import cache
 from pathlib import Path
 from typing import Any, Literal
 
 from minifsdp.course.plain_files import read_plain
+from minifsdp.course.whole_files import write_whole
 
 LARGEST = 2**20  # bytes of a record
 Kind = Literal["answers", "predictions", "hints", "reveals"]
@@ -41,9 +40,7 @@ class Store:
         file = self._file(kind, exercise)
         try:
             file.parent.mkdir(parents=True, exist_ok=True)
-            with tempfile.NamedTemporaryFile("w", dir=file.parent, suffix=".part", delete=False) as part:
-                json.dump(record, part, indent=1)
-            os.replace(part.name, file)
+            write_whole(file, json.dumps(record, indent=1).encode())
         except OSError:
             _say_once(f"nothing can be written to {self.root}: answers, predictions and hints are not kept")
 

@@ -1,0 +1,106 @@
+"""All commands: what they are called, where they are, and how they end."""
+
+from __future__ import annotations
+
+import sys
+from importlib import import_module
+from typing import Any, NamedTuple, NoReturn
+
+import typer
+from typer.core import TyperCommand, TyperGroup
+
+from minifsdp.course.cli.common import fail, new_app
+from minifsdp.course.cli.signals import INTERRUPTED
+
+
+class Command(NamedTuple):
+    """Where a command is, and what the screen of all commands says of it."""
+
+    module: str
+    says: str
+
+
+COMMANDS = {
+    "ladder": Command("ladder", "one model on every rung: memory, time and traffic of each"),
+    "lab": Command("lab", "the labs: start one, check an answer, get a hint, mark"),
+    "train": Command("train", "train with any strategy, precision and schedule; checkpoints"),
+    "bench": Command("bench", "a step of ours and of torch's, in seconds and bytes"),
+    "doctor": Command("doctor", "what this machine can do, and what is broken on it"),
+    "gpu-check": Command("gpu_check", "all that the course claims of GPUs, on this machine's"),
+    "ps": Command("processes", "your own ranks and servers"),
+    "clean": Command("processes", "end those that are left"),
+}
+START = {
+    "minifsdp ladder": "half a minute: tables, pictures, traces",
+    "minifsdp lab start 00": "the first notebook, in this folder",
+    "minifsdp COMMAND --help": "what can be varied, and an example",
+    "minifsdp --install-completion": "Tab completes commands in your shell",
+}
+
+
+class _Commands(TyperGroup):
+    """Imports a command's module when it is asked for: the ladder needs torch, which takes a second."""
+
+    _completing = False  # names, which takes no module
+
+    def shell_complete(self, ctx: Any, incomplete: str) -> Any:
+        self._completing = True
+        return super().shell_complete(ctx, incomplete)
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        for title, rows in (("Commands", {name: each.says for name, each in COMMANDS.items()}), ("Start here", START)):
+            with formatter.section(title):
+                formatter.write_dl(list(rows.items()))
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        return list(COMMANDS)
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        if cmd_name not in COMMANDS:
+            return None
+        if self._completing:
+            return TyperCommand(cmd_name, help=COMMANDS[cmd_name].says)
+        apps = import_module(f"{__package__}.{COMMANDS[cmd_name].module}").APPS
+        return typer.main.get_command(apps[cmd_name])
+
+
+app = new_app(
+    name="minifsdp",
+    cls=_Commands,
+    no_args_is_help=True,
+    add_completion=True,
+    help="Build DDP, ZeRO and FSDP one small step at a time, with every byte measured.",
+)
+
+
+@app.callback()
+def _commands() -> None:
+    """Makes this a program of several commands."""
+
+
+def run() -> NoReturn:
+    """Run the command that the words in `sys.argv` ask for, and end with its exit code."""
+    _refuse_empty(sys.argv[1:])
+    usage_error: Any = typer.BadParameter.__mro__[1]
+    try:
+        code = app(standalone_mode=False) or 0
+    except usage_error as error:
+        if type(error).__name__ == "NoArgsIsHelpError":  # typer has it of a click of its own, which has no public name
+            print(error.format_message())
+            sys.exit()
+        fail(error.format_message(), code=2)
+    except typer.Abort:
+        code = INTERRUPTED
+    if code == INTERRUPTED:  # what typer makes of a KeyboardInterrupt
+        fail("interrupted", code)
+    sys.exit(code)
+
+
+def _refuse_empty(words: list[str]) -> None:
+    """An empty word is a variable of the shell that was never set; as a path it would be the current folder."""
+    for before, word in zip(["", *words], words, strict=False):
+        option, _, value = word.partition("=")
+        if not word:
+            fail(f"{before if before.startswith('--') else 'an argument'} is empty: give it a value", code=2)
+        if word.startswith("--") and "=" in word and not value:
+            fail(f"{option} is empty: give it a value", code=2)

@@ -1,0 +1,51 @@
+"""What Ctrl-C, SIGTERM and SIGHUP do to a command. Nothing is imported here that takes time.
+
+A handler that raises is not safe everywhere: where C code runs Python, as `import torch` does, the exception is lost or
+becomes another one. So a signal ends the process at once, unless there are ranks or temporary files to clean up.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
+
+ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+INTERRUPTED = 130  # the exit code, as shells have it
+
+
+def end_when_interrupted() -> None:
+    """From here on, Ctrl-C says so and ends the process at once; SIGTERM and SIGHUP end it anyway."""
+    if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
+        signal.signal(signal.SIGINT, _end)
+
+
+def _end(number: int, frame: FrameType | None) -> None:
+    os.write(2, b"minifsdp: interrupted\n")
+    os._exit(INTERRUPTED)
+
+
+@contextmanager
+def cleaning_up() -> Iterator[None]:
+    """While there is something to clean up, signals raise: KeyboardInterrupt of Ctrl-C, SystemExit of the others.
+
+    What is ignored stays ignored: SIGHUP under nohup, SIGINT of what a script has started in the background.
+    """
+    before = {number: signal.getsignal(number) for number in ENDING}
+    heard = {number: handler for number, handler in before.items() if handler is not signal.SIG_IGN}
+    try:
+        for number in heard:
+            signal.signal(number, _unwind)
+        yield
+    finally:
+        for number, handler in heard.items():
+            signal.signal(number, handler)
+
+
+def _unwind(number: int, frame: FrameType | None) -> None:
+    if number == signal.SIGINT:
+        raise KeyboardInterrupt
+    sys.exit(128 + number)

@@ -1,0 +1,118 @@
+"""Ctrl-C, SIGTERM and SIGHUP at the moments at which an exception would be lost, and where they are ignored."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from minifsdp.course import cli, doctor
+from minifsdp.course.cli.signals import ENDING, cleaning_up
+from minifsdp.course.workshop import batch, marking, saved
+from minifsdp.course.world import choose_world
+
+# A signal at the import of a module; the C code of torch imports numpy, and clears what that raises.
+AT_IMPORT = """
+import signal, sys
+module, number = sys.argv[1], int(sys.argv[2])
+class At:
+    def find_spec(self, name, *_):
+        if name == module:
+            signal.raise_signal(number)
+sys.meta_path.insert(0, At())
+from minifsdp.course import cli
+sys.argv[:] = ["minifsdp", "train", "--strategy", "none"]
+cli.main()
+"""
+
+
+@pytest.mark.parametrize(
+    ("module", "number"),
+    [("typer", signal.SIGINT), *((f"numpy.{name}", number) for name in ("linalg", "dtypes") for number in ENDING)],
+)
+def test_a_signal_while_something_is_imported_ends_the_process(module: str, number: signal.Signals) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", AT_IMPORT, module, str(int(number))], capture_output=True, text=True, check=False
+    )
+    says = (130, "minifsdp: interrupted\n") if number == signal.SIGINT else (-number, "")
+    assert (done.returncode, done.stderr) == says
+
+
+def interrupt(*_: Any, **__: Any) -> Any:
+    signal.raise_signal(signal.SIGINT)
+
+
+@pytest.mark.parametrize(
+    ("words", "where", "name"),
+    [
+        (("doctor", "--device", "cpu"), doctor, "run"),
+        (("lab", "check", "4.1"), saved, "run_check"),
+        (("lab", "mark", ".", "--out", "marks.csv"), marking, "mark"),
+        (("lab", "run", "04"), batch, "run"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",
+)
+def test_ctrl_c_always_says_interrupted(
+    words: tuple[str, ...],
+    where: Any,
+    name: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    from test_lab_commands import COPY, RIGHT, write
+
+    from minifsdp.course.workshop.copies import start
+
+    monkeypatch.chdir(tmp_path)
+    start("04", Path())
+    write(RIGHT, path=COPY)
+    monkeypatch.setattr(where, name, interrupt)
+    monkeypatch.setattr(sys, "argv", ["minifsdp", *words])
+    with pytest.raises(SystemExit) as end:
+        cli.main()
+    assert end.value.code == 130
+    assert "minifsdp: interrupted" in capsys.readouterr().err
+
+
+@pytest.fixture
+def ignored() -> Iterator[None]:
+    """All three signals, as nohup and a shell's `&` leave them."""
+    before = {number: signal.signal(number, signal.SIG_IGN) for number in ENDING}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+@pytest.mark.usefixtures("ignored")
+def test_what_is_ignored_stays_ignored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def still() -> bool:
+        for number in ENDING:
+            signal.raise_signal(number)
+        return all(signal.getsignal(number) is signal.SIG_IGN for number in ENDING)
+
+    with cleaning_up():
+        assert still()
+    seen = []
+
+    async def no_cells(*_: Any) -> None:
+        seen.append(still())
+
+    monkeypatch.setattr(batch, "_run_cells", no_cells)
+    (tmp_path / "lab00_x.ipynb").write_text('{"cells": [], "metadata": {}, "nbformat": 4, "nbformat_minor": 5}')
+    plan = batch.Plan("00", tmp_path / "lab00_x.ipynb", tmp_path, 60.0, choose_world(2, "cpu"))
+    assert batch.run(plan, lambda *_: None)["state"] == "complete"
+    assert seen == [True]
+
+
+def test_what_is_heard_unwinds_and_is_as_before_afterwards() -> None:
+    before = [signal.getsignal(number) for number in ENDING]
+    for number, raises in zip(ENDING, (KeyboardInterrupt, SystemExit, SystemExit), strict=True):
+        with pytest.raises(raises), cleaning_up():
+            signal.raise_signal(number)
+    assert [signal.getsignal(number) for number in ENDING] == before
