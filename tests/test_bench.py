@@ -28,6 +28,7 @@ from minifsdp.course.machine import A100, H200
 from minifsdp.course.machine.program import Kernel
 from minifsdp.course.measure import take_step
 from minifsdp.course.rungs import RUNGS, plain
+from minifsdp.course.whole_files import UndeliveredError
 from minifsdp.course.world import World
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
@@ -436,6 +437,17 @@ def test_a_wrong_step_is_exit_code_1(monkeypatch, capsys, tmp_path, record, wron
     assert "our-fsdp-grad-op" in out
 
 
+def test_results_that_cannot_be_written_are_shown_all_the_same(monkeypatch, capsys, tmp_path, record):
+    def undelivered(plan, show):
+        raise UndeliveredError("--out gone cannot be written", honest(record))
+
+    monkeypatch.setattr(start, "run", undelivered)
+    code, out, errors = command(monkeypatch, capsys, "--device", "cpu", "--out", str(tmp_path))
+    assert code == 1
+    assert "our-fsdp-grad-op" in out
+    assert errors.splitlines()[-1] == "minifsdp: --out gone cannot be written"
+
+
 @pytest.mark.parametrize(
     ("options", "says"),
     [
@@ -453,7 +465,10 @@ def test_a_wrong_step_is_exit_code_1(monkeypatch, capsys, tmp_path, record, wron
         (["--measured-link", "fast"], "bad link 'fast'"),
         (["--device", "tpu"], "--device tpu: choose auto, cpu or cuda"),
         (["--share-gpu"], "--share-gpu"),
-        (["--layers", "100000000"], "GiB are free here: choose a smaller --width or --layers"),
+        (["--layers", "10000", "--width", "8192"], "GiB are free here: choose a smaller --width or --layers"),
+        (["--layers", "9" * 20], f"--layers {'9' * 20}: must be at most 10,000"),
+        (["--width", "9" * 20], f"--width {'9' * 20}: must be at most 1,048,576"),
+        (["--measured-link", ""], "--measured-link is empty: give it a value"),
         (["--out", "file"], "--out file cannot be written"),
         (["--out", "old"], "--out old/bench.json is a folder"),
     ],

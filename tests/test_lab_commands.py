@@ -1,6 +1,8 @@
 """`minifsdp lab`: copies, editions, checks of saved notebooks, hints, progress, and requests that cannot be met."""
 
+import errno
 import json
+import os
 import subprocess
 import sys
 import tomllib
@@ -107,7 +109,17 @@ def test_without_jupyterlab_start_says_how_to_get_it(lab: Run, monkeypatch: pyte
     ("words", "says"),
     [
         (["start", "77"], "there is no lab '77': choose from "),
+        (["start", ""], "an argument is empty: give it a value"),
         (["start"], "Missing argument 'NN'"),
+        (["mark", "", "--out", "x.csv"], "an argument is empty: give it a value"),
+        (["mark", ".", "--out", "x.csv", "--memory", "inf"], "'--memory'"),
+        (["mark", ".", "--out", "x.csv", "--memory", "1e400"], "'--memory'"),
+        (["mark", ".", "--out", "x.csv", "--memory", "nan"], "'--memory'"),
+        (["mark", ".", "--out", "x.csv", "--seconds", "inf"], "'--seconds'"),
+        (["mark", "fifo-free", "--out", "x.csv", "--variants", "fifo"], "fifo is not a plain file"),
+        (["mark", "fifo-free", "--out", "x.csv", "--variants", "deep.toml"], "deep.toml is nested too deep to read"),
+        (["check", "4.1", "fifo"], "fifo"),
+        (["run", "04", "--time-limit", "nan"], "'--time-limit'"),
         (["update", "04"], "no notebook of lab 04 in this folder: minifsdp lab start 04"),
         (["check", "4.1"], "no notebook of lab 04 in this folder: minifsdp lab start 04"),
         (["check", "4.1", "nowhere.ipynb"], "there is no file nowhere.ipynb"),
@@ -119,6 +131,10 @@ def test_without_jupyterlab_start_says_how_to_get_it(lab: Run, monkeypatch: pyte
     ],
 )
 def test_requests_that_cannot_be_met(lab: Run, words: list[str], says: str) -> None:
+    os.mkfifo("fifo")
+    Path("fifo-free", "ann").mkdir(parents=True)
+    Path("fifo-free", "ann", "lab04_x.ipynb").write_text("{}")
+    Path("deep.toml").write_text("x = " + 10_000 * "[" + 10_000 * "]")
     code, error = lab(*words)
     assert code == 2
     assert says in error
@@ -301,6 +317,56 @@ def test_damaged_records_count_as_none(lab: Run) -> None:
         Path(".minifsdp", kind, "4.1.json").write_bytes(content)
     assert lab("progress")[0] == 0
     assert "hint 1 of 2" in lab("hint", "4.1")[1]
+
+
+@pytest.mark.parametrize("content", [None, 100_000 * "["], ids=["pipe", "deep"])
+def test_a_record_that_cannot_be_read_is_none(lab: Run, content: str | None) -> None:
+    lab("start", "04")
+    for kind in ("hints", "predictions", "answers", "reveals"):
+        Path(".minifsdp", kind).mkdir(parents=True)
+        if content is None:
+            os.mkfifo(Path(".minifsdp", kind, "4.1.json"))
+        else:
+            Path(".minifsdp", kind, "4.1.json").write_text(content)
+    assert "4.1 pad_and_chunk not attempted" in lab("progress")[1]
+
+
+ELIF = RIGHT + "\ndef chosen(x):\n    if x == 0: pass\n" + "".join(f"    elif x == {n}: pass\n" for n in range(1, 400))
+CHAIN = f'@exercise("4.1")\ndef pad_and_chunk(flat, ranks):\n    return {" + ".join(["1"] * 2000)}\n'
+DEEP_ARGUMENTS = f'@exercise("4.1")\ndef pad_and_chunk(flat, ranks={"-" * 900}1):\n    return 1\n'
+BRANCHES = '@exercise("4.1")\ndef pad_and_chunk(flat, ranks):\n    if ranks == 0: pass\n' + "".join(
+    f"    elif ranks == {n}: pass\n" for n in range(1, 250)
+)
+
+
+@pytest.mark.usefixtures("verdict")
+@pytest.mark.parametrize(
+    "cell", [ELIF, CHAIN, DEEP_ARGUMENTS, BRANCHES], ids=["elif", "chain", "arguments", "branches"]
+)
+def test_an_answer_too_deep_to_compare_is_not_blank_and_hides_no_other(lab: Run, cell: str) -> None:
+    for name in ("04", "05"):
+        lab("start", name)
+    write(cell)
+    assert "yours: passed" in lab("check", "4.1")[1]
+    said = lab("progress")[1]
+    assert "4.1 pad_and_chunk passed" in said
+    assert "lab 05 0 of" in said
+    age(COPY)
+    assert "4.1 pad_and_chunk: carried over" in lab("update", "04")[1]
+
+
+def test_a_full_disk_leaves_no_half_notebook(lab: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "write_bytes", no_space)
+        assert lab("start", "04") == (2, f"minifsdp: {COPY}: no space left on device; name another path\n")
+    assert not list(Path().iterdir())
+    assert lab("start", "04")[0] == 0
+
+
+def no_space(path: Path, content: bytes) -> None:
+    with path.open("wb") as file:
+        file.write(content[:1000])
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
 def test_progress_of_what_is_no_folder(lab: Run) -> None:

@@ -307,6 +307,18 @@ def test_what_cannot_be_pickled_says_so() -> None:
     assert "result cannot be read here: ZeroDivisionError" in str(failure(Unreadable, world_size=1))
 
 
+def test_a_rank_that_gives_no_stack_is_said_to_give_none() -> None:
+    def step() -> None:
+        if dist.get_rank() == 0:
+            os.kill(os.getpid(), signal.SIGSTOP)
+        signal.signal(signal.SIGUSR1, signal.SIG_IGN)
+        time.sleep(1000)
+
+    failures = failure(step, timeout=1).failures
+    assert failures[0] == "it gives no stack: the process is stopped"
+    assert failures[1] == "it gives no stack: it does not answer SIGUSR1, which it may block or ignore"
+
+
 def test_deadlock_ends_at_the_time_out_with_the_stacks_of_those_stuck() -> None:
     def wait_for_ever() -> None:
         threading.Event().wait()
@@ -374,6 +386,8 @@ def test_bad_calls_end_in_one_line_before_anything_starts(monkeypatch: Any) -> N
 
 
 def test_interrupt_ends_the_ranks_and_leaves_this_process_usable() -> None:
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # also where the tests run in the background
+
     def nap() -> None:
         report("up")
         time.sleep(1000)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
@@ -9,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from minifsdp.course import cli, doctor
@@ -116,3 +118,42 @@ def test_what_is_heard_unwinds_and_is_as_before_afterwards() -> None:
         with pytest.raises(raises), cleaning_up():
             signal.raise_signal(number)
     assert [signal.getsignal(number) for number in ENDING] == before
+
+
+# The tests themselves
+
+STARTS_AND_FAILS = """
+import subprocess, sys
+def test_it(capfd):
+    child = subprocess.Popen(["sleep", "1000"])
+    with open("pid", "w") as file:
+        file.write(str(child.pid))
+    assert not child
+"""
+
+
+def test_a_test_that_fails_ends_what_it_started(tmp_path: Path) -> None:
+    (tmp_path / "test_it.py").write_text(STARTS_AND_FAILS)
+    (tmp_path / "conftest.py").write_text((Path(__file__).parent / "conftest.py").read_text())
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-c", os.devnull, str(tmp_path)]
+    assert subprocess.run(command, cwd=tmp_path, capture_output=True, check=False).returncode == 1
+    assert not psutil.pid_exists(int((tmp_path / "pid").read_text()))
+
+
+HEARS = """
+import signal, subprocess, sys
+def test_it():
+    signal.raise_signal(signal.SIGHUP)  # as when the terminal closes
+    code = "import signal; print(*(signal.getsignal(n) is signal.SIG_IGN for n in (1, 2, 15)))"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True).stdout.split() == [b"False"] * 3
+"""
+
+
+@pytest.mark.usefixtures("ignored")
+@pytest.mark.parametrize("options", [[], ["-n", "1"]], ids=["alone", "workers"])
+def test_tests_in_the_background_start_what_hears_signals(tmp_path: Path, options: list[str]) -> None:
+    (tmp_path / "test_it.py").write_text(HEARS)
+    (tmp_path / "conftest.py").write_text((Path(__file__).parent / "conftest.py").read_text())
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-c", os.devnull, str(tmp_path)]
+    done = subprocess.run([*command, *options], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout

@@ -9,6 +9,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -23,13 +24,14 @@ import torch
 import torch.distributed as dist
 from on_ranks import Checks, shared_folder
 from torch import nn
+from torch.distributed.checkpoint.filesystem import FileSystemWriter
 
 from minifsdp.course import cli
 from minifsdp.course import train as course
 from minifsdp.course.launch import launch
 from minifsdp.course.model import GPT
 from minifsdp.course.train import checkpoint, report, start
-from minifsdp.course.train.folder import clean, held, latest
+from minifsdp.course.train.folder import clean, held, latest, prune
 from minifsdp.course.train.loop import take_step, train
 from minifsdp.course.train.settings import STRATEGIES, TASK, Settings
 from minifsdp.course.train.state import State, begin
@@ -235,6 +237,42 @@ def test_what_a_killed_run_left_is_ignored_and_deleted(monkeypatch, tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == [".lock"]
 
 
+def test_what_only_looks_like_a_checkpoint_is_its_owners(monkeypatch, tmp_path):
+    """Copies, notes and folders of other names are neither counted, nor deleted, nor gone on from."""
+    monkeypatch.setenv("MINIFSDP_DEVICE", "cpu")
+    kept = tmp_path / "kept"
+    settings = Settings(**{**TINY, "layers": 1}, ranks=1, strategy="ddp", steps=2, checkpoint=kept, every=1, keep=1)
+    kept.mkdir()
+    launch(losses, 1, settings, inline=True)
+    theirs = {"step-00000002-best", "step-00000020.bak", "step-99999999x", ".step-notes"}
+    for name in theirs:
+        shutil.copytree(kept / "step-00000002", kept / name)
+    for name in ("step-00000004.txt", ".step-00000004.txt.old"):
+        (kept / name).write_text("notes")
+    assert latest(kept).name == "step-00000002"
+    clean(kept)
+    launch(losses, 1, replace(settings, steps=4), latest(kept), inline=True)
+    files = {"step-00000004.txt", ".step-00000004.txt.old", ".lock"}
+    assert {path.name for path in kept.iterdir()} == theirs | files | {"step-00000004"}
+
+
+def test_the_last_checkpoint_is_the_one_of_most_steps(tmp_path):
+    for step in (99999999, 100000000):
+        (tmp_path / f"step-{step}").mkdir()
+    assert latest(tmp_path).name == "step-100000000"
+
+
+def test_a_linked_checkpoint_is_one_and_what_it_links_to_stays(tmp_path):
+    there = tmp_path / "there"
+    (tmp_path / "kept").mkdir()
+    there.mkdir()
+    (tmp_path / "kept" / "step-00000001").symlink_to(there)
+    (tmp_path / "kept" / "step-00000002").mkdir()
+    prune(tmp_path / "kept", 1)
+    assert [path.name for path in (tmp_path / "kept").iterdir()] == ["step-00000002"]
+    assert there.is_dir()
+
+
 def test_only_one_run_at_a_time_writes(tmp_path):
     with held(tmp_path), pytest.raises(ValueError, match="is another run's"), held(tmp_path, 0):
         pass
@@ -416,6 +454,13 @@ def refused(monkeypatch, capsys, *options: str) -> str:
         (["--accumulate", "4"], "by 2 ranks in 4 micro-batches: choose a multiple of 8"),
         (["--no-sync"], "--no-sync: a single micro-batch is always reduced"),
         (["--steps", "0"], "--steps 0: must be at least 1"),
+        (["--steps", "9" * 20], f"--steps {'9' * 20}: must be at most 100,000,000"),
+        (["--width", "9" * 20], f"--width {'9' * 20}: must be at most 1,048,576"),
+        (["--layers", "9" * 20], f"--layers {'9' * 20}: must be at most 10,000"),
+        (["--width", "1000000"], "GiB are free here: choose a smaller --width or --layers"),
+        (["--data", "pipe"], "pipe is not a regular file: name one file of text"),
+        (["--out", ""], "--out is empty: give it a value"),
+        (["--out="], "--out is empty: give it a value"),
         (["--keep", "0"], "--keep 0: must be at least 1"),
         (["--lr", "nan"], "--lr nan: must be above 0"),
         (["--lr", "0"], "--lr 0: must be above 0"),
@@ -438,6 +483,7 @@ def test_bad_requests_end_in_one_line(monkeypatch, capsys, tmp_path, options, sa
     monkeypatch.chdir(tmp_path)
     (tmp_path / "short.txt").write_text("too short")
     (tmp_path / "empty").mkdir()
+    os.mkfifo(tmp_path / "pipe")
     device = [] if "--device" in options else ["--device", "cpu"]
     assert says in refused(monkeypatch, capsys, *device, *options)
 
@@ -484,32 +530,119 @@ def test_the_task_is_all_that_changes_what_is_learnt():
     assert set(TASK) < set(Settings.__dataclass_fields__)
 
 
-def test_a_damaged_checkpoint_is_named_with_the_cure(monkeypatch, capsys, tmp_path, trained):
-    shutil.copytree(trained, tmp_path / "kept")
-    (tmp_path / "kept" / "step-00000002" / "run.pt").write_bytes(b"not this")
-    options = [*OPTIONS, f"--checkpoint={tmp_path / 'kept'}", "--resume", "--ranks=1", "--strategy=ddp"]
+def truncate(path: Path) -> None:
+    os.truncate(path, path.stat().st_size // 2)
+
+
+def empty(path: Path) -> None:
+    os.truncate(path, 0)
+
+
+def make_pipe(path: Path) -> None:
+    path.unlink()
+    os.mkfifo(path)
+
+
+@pytest.mark.parametrize("file", ["run.pt", "rank-0.pt"])
+@pytest.mark.parametrize("harm", [truncate, empty, Path.unlink, make_pipe])
+@pytest.mark.parametrize("before", [True, False])
+def test_a_damaged_checkpoint_is_named_with_the_cure(monkeypatch, capsys, tmp_path, trained, file, harm, before):
+    kept = Path(shutil.copytree(trained, tmp_path / "kept"))
+    if before:
+        shutil.copytree(trained / "step-00000002", kept / "step-00000001")
+    harm(kept / "step-00000002" / file)
+    options = [*OPTIONS, f"--checkpoint={kept}", "--resume", "--ranks=1", "--strategy=ddp"]
     line = refused(monkeypatch, capsys, *options)
-    assert "step-00000002 is damaged" in line
-    assert "delete it and --resume takes the one before" in line
+    assert f"step-00000002 is damaged ({file}" in line
+    assert line.endswith(
+        "delete it; --resume then takes step-00000001"
+        if before
+        else "delete it; there is none before it: begin without --resume"
+    )
+
+
+def test_random_numbers_of_other_ranks_are_not_asked_for(monkeypatch, tmp_path, trained):
+    """On another number of ranks each begins new ones, so nothing is lost with them."""
+    kept = Path(shutil.copytree(trained, tmp_path / "kept"))
+    (kept / "step-00000002" / "rank-0.pt").unlink()
+    assert course.plan(Settings(**TINY, checkpoint=kept, resume=True), "cpu", tmp_path / "out").step == 2
+
+
+def test_a_file_with_the_name_of_a_checkpoint_is_refused(monkeypatch, capsys, tmp_path):
+    (tmp_path / "step-00000004").write_text("notes")
+    line = refused(monkeypatch, capsys, *OPTIONS, f"--checkpoint={tmp_path}", f"--out={tmp_path}")
+    assert line.endswith("step-00000004 has the name of a checkpoint and is none: rename it")
 
 
 def test_damaged_shards_are_named_with_the_cure(monkeypatch, tmp_path, trained):
     monkeypatch.setenv("MINIFSDP_DEVICE", "cpu")
     whole = Path(shutil.copytree(trained, tmp_path / "kept")) / "step-00000002"
     (whole / "__0_0.distcp").write_bytes(b"not this")
-    with pytest.raises(OSError, match=r"step-00000002 is damaged, delete it and --resume takes the one before"):
+    with pytest.raises(OSError, match=r"step-00000002 is damaged \(.*\): delete it; there is none before it"):
         launch(losses, 1, Settings(**TINY, ranks=1, strategy="ddp", steps=3), whole, inline=True)
 
 
+@pytest.mark.usefixtures("full_disk")
 def test_a_full_disk_is_said_in_a_line(monkeypatch, tmp_path):
     monkeypatch.setenv("MINIFSDP_DEVICE", "cpu")
 
-    def no_space(descriptor: int) -> None:
+    settings = Settings(**TINY, ranks=1, strategy="ddp", steps=1, checkpoint=tmp_path)
+    with pytest.raises(OSError, match=r"^[^\n]*step-00000001.part cannot be written: No space left on device$"):
+        launch(losses, 1, settings, inline=True)
+
+
+@pytest.fixture
+def full_disk(monkeypatch):
+    """No file can be written any more; torch's zip writer says of that what it says of a full disk."""
+
+    def no_space(*_: Any) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(os, "fsync", no_space)
-    settings = Settings(**TINY, ranks=1, strategy="ddp", steps=1, checkpoint=tmp_path)
-    with pytest.raises(
-        OSError, match=r"^[^\n]*step-00000001.part cannot be written: OSError: [^\n]*No space left[^\n]*$"
-    ):
-        launch(losses, 1, settings, inline=True)
+    def unexpected(*_: Any, **__: Any) -> None:
+        raise RuntimeError("[enforce fail at inline_container.cc:672] . unexpected pos 704 vs 598")
+
+    monkeypatch.setattr(Path, "write_bytes", no_space)
+    monkeypatch.setattr(FileSystemWriter, "write_data", unexpected)
+
+
+# Results
+
+
+def take_away(out: Path) -> None:
+    """What is left of --out at the end: a file, say of somebody who has tidied up."""
+    shutil.rmtree(out)
+    out.write_text("")
+
+
+@pytest.mark.parametrize("with_checkpoint", [True, False])
+def test_results_that_cannot_be_written_are_kept(monkeypatch, capsys, tmp_path, with_checkpoint):
+    out, kept = tmp_path / "out", tmp_path / "kept"
+
+    def trained_ranks(*_: Any, **__: Any) -> list[dict[str, Any]]:
+        take_away(out)
+        if with_checkpoint:
+            (kept / "step-00000002").mkdir()
+        return [{"losses": [5.0, 4.0], "seconds": 1.0, "peak": None}] * 2
+
+    monkeypatch.setattr(start, "launch", trained_ranks)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    options = [f"--checkpoint={kept}"] if with_checkpoint else []
+    monkeypatch.setattr(sys, "argv", ["minifsdp", "train", *OPTIONS, "--steps=2", f"--out={out}", *options])
+    with pytest.raises(SystemExit) as stop:
+        cli.main()
+    said = capsys.readouterr()
+    assert stop.value.code == 1
+    assert "4.000000" in said.out, "the loss is shown"
+    line = said.err.strip().splitlines()[-1]
+    (folder,) = tmp_path.glob("minifsdp-*")
+    assert f"--out {out} cannot be written (file exists): loss.png, train.json went to {folder} instead" in line
+    assert ("--resume with another --out writes them again from step-00000002" in line) == with_checkpoint
+    assert json.loads((folder / "train.json").read_text())["losses"] == [5.0, 4.0]
+
+
+def test_a_folder_that_has_gone_is_made_again(tmp_path):
+    record = report.record(
+        Settings(steps=1), TEXT, choose_world(2, "cpu"), 0, [{"losses": [1.0], "seconds": 1, "peak": 1}]
+    )
+    report.write(record, tmp_path / "gone")
+    assert {path.name for path in (tmp_path / "gone").iterdir()} == {"train.json", "loss.png"}

@@ -10,7 +10,7 @@ from typing import Any
 import psutil
 
 ADAMW_BYTES = 12  # per parameter and between two steps: the parameter and two moments, in float32
-MOST = {"layers": 10_000, "width": 2**20, "context": 2**20}  # a block of a model is an object of Python
+MOST = {"layers": 10_000, "width": 2**20}  # a block of a model is an object of Python
 MOST_OF_OTHERS = 10**8
 
 

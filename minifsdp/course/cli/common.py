@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 import sys
 from collections.abc import Callable
@@ -59,17 +58,6 @@ def fail_of_results(error: UndeliveredError, table: Callable[[dict[str, Any]], A
     """Show results that could not be written to --out, and end with the line that names where they are."""
     Console().print(table(error.record))
     fail(f"{error}{cure}", code=1)
-
-
-def not_nan(value: float) -> float:
-    """For options with a lowest and a highest value: a comparison lets this one through.
-
-    Raises:
-        typer.BadParameter: it is no number.
-    """
-    if math.isnan(value):
-        raise typer.BadParameter("nan is not a number")
-    return value
 
 
 def fail_of_ranks(error: RankError, cure: str = "") -> NoReturn:

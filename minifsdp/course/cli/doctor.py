@@ -14,7 +14,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from minifsdp.course.cli.common import DeviceOption, ShareOption, fail, fail_of_results, new_app, not_nan, progress_bar
+from minifsdp.course.cli.common import DeviceOption, ShareOption, fail, fail_of_results, new_app, progress_bar
 from minifsdp.course.cli.signals import cleaning_up
 
 app = new_app()
@@ -31,7 +31,7 @@ def doctor(
     device: DeviceOption = "auto",
     share_gpu: ShareOption = None,
     peak: Annotated[str | None, typer.Option(help='The rate of the link, as "400GB/s".')] = None,
-    seconds: Annotated[float, typer.Option(help="That all of it may take.", min=10, max=3600, callback=not_nan)] = 60.0,
+    seconds: Annotated[float, typer.Option(help="That all of it may take.", min=10, max=3600)] = 60.0,
     out: Annotated[Path, typer.Option(help="Folder for doctor.json and bandwidth.png.")] = Path("results/doctor"),
 ) -> None:
     """Say what is here, check that ranks work, measure how fast they talk, and say which labs they can run.

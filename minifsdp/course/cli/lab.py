@@ -8,14 +8,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from minifsdp.course.cli.common import fail, new_app, not_nan, progress_bar
+from minifsdp.course.cli.common import fail, new_app, progress_bar
 from minifsdp.course.cli.signals import cleaning_up
 from minifsdp.course.workshop import catalogue, copies, editions, progress
 
@@ -28,7 +28,6 @@ Example: minifsdp lab start 00
 app = new_app(no_args_is_help=True, help=HELP)
 APPS = {"lab": app}
 
-SECONDS: Any = {"max": 1e6, "callback": not_nan}
 Lab = Annotated[str, typer.Argument(metavar="NN", help="Number of the lab, such as 05.")]
 Exercise = Annotated[str, typer.Argument(metavar="ID", help="Lab and number of the exercise, such as 5.2.")]
 Folder = Annotated[Path, typer.Argument(metavar="[DIR]", help="Folder of your notebooks; default: this one.")]
@@ -167,7 +166,7 @@ def run(
     lab: Lab,
     notebook: Annotated[Path | None, typer.Argument(help="Default: the notebook of that lab in this folder.")] = None,
     out: Annotated[Path, typer.Option(help="Folder for what comes of it; no other run's.")] = Path("results/lab"),
-    time_limit: Annotated[float, typer.Option(**SECONDS, min=1, help="Seconds until it is stopped.")] = 600.0,
+    time_limit: Annotated[float, typer.Option(min=1, max=1e6, help="Seconds until it is stopped.")] = 600.0,
 ) -> None:
     """Run a notebook as it was last saved. All its cells run, with nobody watching, as in a batch job.
 
@@ -209,10 +208,10 @@ def mark(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="A subfolder for each learner, with notebooks in it.")],
     out: Annotated[Path, typer.Option(help="The table to write; it must not be there yet.")],
     variants: Annotated[Path | None, typer.Option(help="TOML with further settings to check in, by exercise.")] = None,
-    seconds: Annotated[float, typer.Option(**SECONDS, min=5, help="Seconds that one check may take.")] = 60.0,
+    seconds: Annotated[float, typer.Option(min=5, max=1e6, help="Seconds that one check may take.")] = 60.0,
     memory: Annotated[
         float,
-        typer.Option(min=0.5, max=2**20, callback=not_nan, help="GiB that the processes of one check may have in use."),
+        typer.Option(min=0.5, max=2**20, help="GiB that the processes of one check may have in use."),
     ] = 4.0,
 ) -> None:
     """Mark the notebooks of many learners, for instructors.

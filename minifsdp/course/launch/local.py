@@ -13,6 +13,8 @@ from multiprocessing import connection
 from pathlib import Path
 from typing import Any
 
+import psutil
+
 from minifsdp.course.launch.errors import Failure, Kind, RankError, name_cells, rank_error, stuck_stack
 from minifsdp.course.launch.rank import Task
 from minifsdp.course.launch.start import RankProcess, pack, sources_in_memory, start_rank
@@ -114,7 +116,7 @@ def _death(rank: RankProcess) -> Failure:
 
 def _late_error(ranks: list[RankProcess], late: list[RankProcess], timeout: float) -> RankError:
     """The time is up: name the ranks that are late, each with its stack."""
-    stacks = {rank: f"stuck here, innermost frame first:\n{stack}" for rank, stack in _stacks(late).items()}
+    stacks = _stacks(late)
     names = ", ".join(map(str, stacks))
     finished = ", ".join(str(rank.task.rank) for rank in ranks if rank.done) or "none"
     if not all(rank.ready for rank in ranks):
@@ -133,9 +135,19 @@ def _stacks(late: list[RankProcess]) -> dict[int, str]:
     while time.monotonic() < deadline and any(file.exists() and not file.stat().st_size for file in files.values()):
         time.sleep(0.02)
     time.sleep(0.1)  # they have begun; a stack is written in less than a millisecond
-    return {
-        rank: stuck_stack(file.read_text(errors="replace") if file.exists() else "") for rank, file in files.items()
-    }
+    return {rank.task.rank: _stack(rank, files[rank.task.rank]) for rank in late}
+
+
+def _stack(rank: RankProcess, file: Path) -> str:
+    dump = file.read_text(errors="replace") if file.exists() else ""
+    if dump:
+        return f"stuck here, innermost frame first:\n{stuck_stack(dump)}"
+    if not file.exists():
+        return "it gives no stack: it has not come so far"
+    with contextlib.suppress(psutil.Error):
+        if psutil.Process(rank.process.pid).status() == psutil.STATUS_STOPPED:
+            return "it gives no stack: the process is stopped"
+    return "it gives no stack: it does not answer SIGUSR1, which it may block or ignore"
 
 
 def _end(ranks: list[RankProcess]) -> None:
