@@ -1,4 +1,4 @@
-"""What all tests share: the signals that they start with, what a failed one leaves, and how `pytest -n` shares them out.
+"""What all tests share: the signals that they start with, what a failed one leaves, and how `pytest -n` shares them.
 
 Of a file the tests stay together, for they share launches; notebooks go one by one.
 """
@@ -45,7 +45,7 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) ->
     if report.failed and call.when == "call":
         for process in psutil.Process().children(recursive=True):
             with suppress(psutil.Error):
-                if process.create_time() >= call.start:
+                if process.create_time() >= call.start - 1:  # by the kernel's clock, which is not quite this one
                     process.kill()
     return report
 
