@@ -231,6 +231,7 @@ def marked(mark: str) -> list[psutil.Process]:
         (["05", "other.ipynb", "--out=used"], "--out used holds the record.json of another run: name another folder"),
         (["05", "other.ipynb", "--out=other.ipynb"], "--out other.ipynb cannot be written"),
         (["05", "other.ipynb", "--time-limit=0"], "'--time-limit'"),
+        (["00", "future.ipynb"], "future.ipynb is not a notebook that can be run (NBFormatError): save it again"),
     ],
 )
 def test_bad_requests_end_in_one_line(
@@ -238,6 +239,7 @@ def test_bad_requests_end_in_one_line(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     save(tmp_path / "other.ipynb", "never = 1", lab="05")
+    (tmp_path / "future.ipynb").write_text('{"cells": [], "metadata": {}, "nbformat": 99, "nbformat_minor": 0}')
     (tmp_path / "used").mkdir()
     (tmp_path / "used" / "record.json").write_text("{}")
     assert says in refusal(words, monkeypatch, capsys)

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import nbformat
 import torch
 from jupyter_client.manager import AsyncKernelManager
 from nbclient import NotebookClient
@@ -65,6 +66,10 @@ def plan(lab: str, notebook: Path | None, out: Path, seconds: float) -> Plan:
     """
     path = notebook or find_copy(lab, Path())
     read_notebook(path)
+    try:
+        nbformat.read(path, as_version=4)  # type: ignore[no-untyped-call]
+    except Exception as error:
+        raise ValueError(f"{path} is not a notebook that can be run ({type(error).__name__}): save it again") from None
     if (belongs := lab_of_copy(path)) not in (lab, None):
         raise ValueError(f"{path} is a notebook of lab {belongs}, not of lab {lab}")
     if (out / RECORD).exists():
