@@ -7,7 +7,6 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from types import SimpleNamespace
 from typing import Any
 
 import cloudpickle
@@ -15,9 +14,8 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from minifsdp import comm, device
+from minifsdp import comm
 from minifsdp.comm import Call
-from minifsdp.course import carriers
 from minifsdp.course.launch import launch
 from minifsdp.course.link import EmulatedLink, HostLinks, Transfer, parse_link
 
@@ -318,98 +316,6 @@ def test_waiting_at_once_leaves_nothing_to_overlap(ranks: list[dict[str, Any]]) 
 
 def test_a_real_collectives_error_reaches_the_wait(ranks: list[dict[str, Any]]) -> None:
     assert [rank["bad"] for rank in ranks] != ["nothing", "nothing"]
-
-
-# On CUDA, with stand-ins for the device: who waits for whom
-
-
-class FakeStream:
-    def __init__(self, name: str, log: list[str]) -> None:
-        self.name, self.log = name, log
-
-    def wait_stream(self, other: FakeStream) -> None:
-        self.log.append(f"{self.name} waits for {other.name}")
-
-    def wait_event(self, event: FakeEvent) -> None:
-        self.log.append(f"{self.name} waits for an event of {event.stream}")
-
-    def synchronize(self) -> None:
-        self.log.append(f"host waits for {self.name}")
-
-
-class FakeEvent:
-    def __init__(self, cuda: FakeCuda) -> None:
-        self.cuda, self.stream, self.at = cuda, "", 0.0
-
-    def record(self) -> None:
-        self.stream, self.at = self.cuda.current.name, self.cuda.clock
-
-    def synchronize(self) -> None: ...
-
-    def query(self) -> bool:
-        return True
-
-    def elapsed_time(self, end: FakeEvent) -> float:
-        return (end.at - self.at) * 1e3
-
-
-class FakeCuda:
-    """One device clock in seconds, 1e9 cycles each; kernels run when they are queued."""
-
-    def __init__(self) -> None:
-        self.log: list[str] = []
-        self.clock = 0.0
-        self.compute = self.current = FakeStream("compute", self.log)
-
-    def stream(self, stream: FakeStream) -> Any:
-        cuda = self
-
-        class Current:
-            def __enter__(self) -> None:
-                self.before, cuda.current = cuda.current, stream
-
-            def __exit__(self, *exc: object) -> None:
-                cuda.current = self.before
-
-        return Current()
-
-    def spin(self, cycles: int) -> None:
-        self.clock += cycles / 1e9
-        self.log.append(f"{self.current.name} spins {cycles / 1e6:.0f} ms")
-
-    def collective(self, seconds: float) -> Any:
-        self.clock += seconds
-        self.log.append(f"{self.current.name} runs the collective")
-        return SimpleNamespace(wait=lambda: self.log.append(f"{self.current.name} waits for the collective"))
-
-
-def test_on_cuda_the_collective_is_delayed_on_a_stream_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    cuda = FakeCuda()
-    monkeypatch.setattr(device, "new_stream", lambda where, priority: FakeStream("link", cuda.log))
-    monkeypatch.setattr(device, "new_event", lambda where: FakeEvent(cuda))
-    monkeypatch.setattr(torch.cuda, "current_stream", lambda: cuda.current)
-    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
-    monkeypatch.setattr(torch.cuda, "stream", cuda.stream)
-    monkeypatch.setattr(torch.cuda, "_sleep", cuda.spin)
-    link = EmulatedLink(latency=0.1, bandwidth=1e12)
-    carrier = carriers.StreamCarrier(lambda call: link.latency, link.transfers)
-    cuda.log.clear()
-
-    message = carrier.submit(gather(0), lambda: cuda.collective(0.03))
-    assert cuda.log == [
-        "link waits for compute",  # what it reads is written there
-        "link spins 100 ms",
-        "link runs the collective",
-        "link waits for the collective",  # the next message starts after it
-    ]
-    cuda.log.clear()
-    message.wait()
-    assert cuda.log == ["compute waits for an event of link"]  # and the host for nothing
-
-    carrier.submit(gather(1), lambda: cuda.collective(0.03))
-    assert "link spins 70 ms" in cuda.log  # so that delay and collective take 100 ms together
-    carrier.close(abandon=False)
-    assert [t.end - t.start for t in link.transfers] == pytest.approx([0.13, 0.1])
 
 
 def messages_of_two_hosts() -> list[tuple[str, int, float]]:

@@ -28,8 +28,9 @@ from typing import Any
 import torch.distributed as dist
 
 from minifsdp import comm, process_groups
-from minifsdp.course.carriers import StreamCarrier, ThreadCarrier, Transfer
+from minifsdp.course.carriers import ThreadCarrier, Transfer
 from minifsdp.course.launch import rank_device
+from minifsdp.course.stream_carrier import StreamCarrier
 from minifsdp.private import group_named
 
 __all__ = ["EmulatedLink", "HostLinks", "Transfer", "let_communication_go_first", "parse_link"]
