@@ -184,6 +184,12 @@ def test_gathers_and_reductions_are_told_apart(tmp_path: Path) -> None:
     assert "reduction" in [text.get_text() for text in figure.legends[0].get_texts()]
 
 
+def test_a_lane_of_copies_is_drawn_where_there_are_some(tmp_path: Path) -> None:
+    spans = [Span("compute", "addmm", 0.0, 1.0), Span("copy", "Memcpy DtoH", 0.5, 0.2)]
+    figure = timeline_figure([("fsdp-offload", spans, None)], tmp_path / "timeline.png")
+    assert [label.get_text() for label in figure.axes[0].get_yticklabels()] == ["copy", "communication", "compute"]
+
+
 def test_equal_input_gives_equal_bytes(tmp_path: Path) -> None:
     memory_figure(RUNGS[:1], tmp_path / "a.png")
     memory_figure(RUNGS[:1], tmp_path / "b.png")

@@ -155,6 +155,33 @@ def test_on_cuda_the_lanes_are_kernels_and_streams(tmp_path: Path) -> None:
     assert set(lanes) == {"compute (stream 7)", "compute (stream 30)", "communication", "phase"}
 
 
+def test_on_cuda_copies_count_as_compute_on_the_device_and_apart_between_it_and_the_host(tmp_path: Path) -> None:
+    """A `copy_` of one dtype is a memcpy, `zero_` a memset: gradients move into FSDP's and ZeRO's buffers so."""
+
+    def queued(category: str, name: str, stream: int, start: float, end: float, number: int) -> list[dict[str, Any]]:
+        runtime = event("cuda_runtime", f"cuda{category}", MAIN, number, number + 0.1, correlation=number)
+        return [runtime, event(category, name, stream, start, end, stream=stream, correlation=number)]
+
+    events = [
+        note("forward", 0, 2),
+        note("backward", 2, 7),
+        *queued("gpu_memcpy", "Memcpy HtoD (Pinned -> Device)", 7, 9, 10, 0),
+        *queued("kernel", "ncclDevKernel_ReduceScatter_Sum_f32_RING_LL(x)", 20, 10, 11, 2),
+        *queued("gpu_memcpy", "Memcpy DtoD (Device -> Device)", 7, 10, 10.8, 3),
+        *queued("gpu_memset", "Memset (Device)", 7, 10.8, 10.9, 4),
+        *queued("kernel", "ampere_sgemm_128x64_tn", 7, 10.9, 11, 5),
+        *queued("gpu_memcpy", "Memcpy DtoH (Device -> Pinned)", 20, 11, 13, 6),
+    ]
+    assert spans_of(events, tmp_path) == {
+        "copy": [("Memcpy HtoD", 0, 1), ("Memcpy DtoH", 2, 4)],
+        "compute": [("Memcpy DtoD", 1, 1.8), ("Memset", 1.8, 1.9), ("ampere_sgemm_128x64_tn", 1.9, 2)],
+        "communication": [("ncclDevKernel_ReduceScatter_Sum_f32_RING_LL", 1, 2)],
+        "phase": [("forward", 0, 1), ("backward", 1, 4)],
+    }
+    assert overlap(read_trace(tmp_path / "trace.json")) == 1
+    assert set(spans_of(events[2:4], tmp_path)) == {"copy"}  # a trace of the device, though without a kernel
+
+
 @pytest.mark.parametrize("text", ["", "[]", "{}", '{"traceEvents": [{"name": "x"}]}', '{"traceEvents": 3}'])
 def test_another_file_is_refused_by_name(text: str, tmp_path: Path) -> None:
     path = tmp_path / "notes.json"

@@ -18,14 +18,15 @@ from minifsdp.course.intervals import length, meets, subtract, union
 from minifsdp.course.trace import MIB, PHASES, RANGE
 
 _GAP = 200e-6  # seconds in which the interpreter may prepare the next operation, still computing
-_LAUNCHES = ("cuda_runtime", "cuda_driver")  # categories of what puts a kernel into its queue
+_LAUNCHES = ("cuda_runtime", "cuda_driver")  # categories of what puts a kernel or a copy into its queue
+_ON_DEVICE = ("kernel", "gpu_memcpy", "gpu_memset")  # categories of what takes it up
 
 
 class Span(NamedTuple):
     """Something that took time.
 
     Attributes:
-        lane: "compute", "communication", "wait" or "phase"; on CUDA with several compute streams also
+        lane: "compute", "communication", "wait" or "phase"; on CUDA also "copy", and with several compute streams
             "compute (stream 20)" and the like.
         name: what it was, such as "all_gather 1.5 MiB".
         start: seconds from the beginning of the step.
@@ -58,8 +59,14 @@ def read_trace(path: str | Path) -> list[Span]:
       a range lasts from its issue to the end of its wait.
     - wait: the host blocked until a collective ends.
 
-    On CUDA they are the kernels: those named nccl* and the emulated link's spinning ones are communication, the rest
-    compute, a lane for each stream. There is no wait lane: the host runs ahead, and what waits is a stream.
+    On CUDA they are what the device does:
+
+    - communication: the kernels named nccl*, and those that spin for the emulated link.
+    - compute: all other kernels, and what moves or sets memory of the device (`copy_` between contiguous tensors of one
+      dtype is a memcpy, `zero_` a memset). With several streams a lane for each.
+    - copy: between device and host, which takes no processor of the device; it is neither of the two.
+
+    There is no wait lane: the host runs ahead, and what waits is a stream.
 
     Args:
         path: a Chrome trace that `record_trace` wrote, or torch.profiler alone.
@@ -68,7 +75,7 @@ def read_trace(path: str | Path) -> list[Span]:
         ValueError: the file is not a Chrome trace.
     """
     events = _events(path)
-    on_device = any(event.category == "kernel" for event in events)
+    on_device = any(event.category in _ON_DEVICE for event in events)
     return _within_phases(_device_spans(events) if on_device else _host_spans(events))
 
 
@@ -165,40 +172,45 @@ def _gloo_spans(events: list[_Event], main: list[_Event]) -> list[Span]:
 
 
 def _device_spans(events: list[_Event]) -> list[Span]:
-    kernels = [event for event in events if event.category == "kernel"]
-    compute = [kernel for kernel in kernels if not _is_communication(kernel)]
-    streams = Counter(kernel.args["stream"] for kernel in compute)
-    spans = [kernel.span("communication", _short(kernel.name)) for kernel in kernels if _is_communication(kernel)]
-    for kernel in compute:
-        lane = f"compute (stream {kernel.args['stream']})" if len(streams) > 1 else "compute"
-        spans.append(kernel.span(lane, _short(kernel.name)))
-    return spans + _device_phases(events, kernels)
+    queued = [event for event in events if event.category in _ON_DEVICE]
+    lanes = {"communication": _is_communication, "copy": _is_copy}
+    spans = [work.span(lane, _short(work.name)) for lane, is_of in lanes.items() for work in queued if is_of(work)]
+    compute = [work for work in queued if not _is_communication(work) and not _is_copy(work)]
+    streams = Counter(work.args["stream"] for work in compute)
+    for work in compute:
+        lane = f"compute (stream {work.args['stream']})" if len(streams) > 1 else "compute"
+        spans.append(work.span(lane, _short(work.name)))
+    return spans + _device_phases(events, queued)
 
 
-def _device_phases(events: list[_Event], kernels: list[_Event]) -> list[Span]:
-    """From the first to the last kernel that was launched in a phase, by whatever thread: backward has one of its own.
+def _device_phases(events: list[_Event], queued: list[_Event]) -> list[Span]:
+    """From the first to the last that was queued in a phase, by whatever thread: backward has one of its own.
 
     (The profiler's own `gpu_user_annotation` knows of kernels of the annotating thread only.)
     """
     launches = {e.args["correlation"]: e.start for e in events if e.category in _LAUNCHES and "correlation" in e.args}
     spans = []
     for phase in (event for event in events if event.category == "user_annotation" and event.name in PHASES):
-        launched = [k for k in kernels if phase.start <= launches.get(k.args.get("correlation"), inf) < phase.end]
+        launched = [e for e in queued if phase.start <= launches.get(e.args.get("correlation"), inf) < phase.end]
         if launched:
-            begin, end = min(k.start for k in launched), max(k.end for k in launched)
+            begin, end = min(e.start for e in launched), max(e.end for e in launched)
             spans.append(Span("phase", phase.name, begin, end - begin))
     return spans
 
 
-def _is_communication(kernel: _Event) -> bool:
-    return kernel.name.startswith("nccl") or "spin_kernel" in kernel.name
+def _is_communication(work: _Event) -> bool:
+    return work.name.startswith("nccl") or "spin_kernel" in work.name
+
+
+def _is_copy(work: _Event) -> bool:
+    return work.category == "gpu_memcpy" and ("HtoD" in work.name or "DtoH" in work.name)
 
 
 def _short(kernel: str) -> str:
-    """`void at::native::some_kernel<4, float>(int)` as `some_kernel`."""
+    """`void at::native::some_kernel<4, float>(int)` as `some_kernel`, `Memset (Device)` as `Memset`."""
     if "spin_kernel" in kernel:
         return "link"
-    return kernel.split("(")[0].split("<")[0].removeprefix("void ").split("::")[-1]
+    return kernel.split("(")[0].split("<")[0].removeprefix("void ").split("::")[-1].strip()
 
 
 def _part(name: str) -> str | None:

@@ -135,10 +135,12 @@ def lane_patches(spans: Iterable[Span] | None = None) -> list[Patch]:
         "compute": LANE_COLOURS["compute"],
         "all-gather": LANE_COLOURS["communication"],
         "reduction": REDUCTION_COLOUR,
+        "copy to or from the host": LANE_COLOURS["copy"],
         "host issues": LANE_COLOURS["host"],
         "host waits": LANE_COLOURS["wait"],
     }
-    everything = set(named.values()) - {LANE_COLOURS["host"]}  # of a trace: there the host has no lane of its own
+    # of a trace: there the host has no lane of its own, and few steps copy to or from it
+    everything = set(named.values()) - {LANE_COLOURS["host"], LANE_COLOURS["copy"]}
     present = (
         everything if spans is None else {_colour(span) for span in spans if span.lane != "phase" and span.duration}
     )

@@ -20,6 +20,7 @@ TAG_COLOURS = {
 LANE_COLOURS = {
     "compute": "#5F6B76",
     "communication": TAG_COLOURS["communication"],
+    "copy": "#009E73",
     "host": "#CBD3DA",
     "wait": "#E69F00",
 }
