@@ -58,6 +58,10 @@ CHOICES: list[tuple[int, dict[str, str], dict[str, Any], tuple[str, tuple[int, .
     (1, {}, {"ranks": 1}, ("nccl", (0,), False), "1 rank over NCCL, a GPU each: 1 GPU here"),
     (2, {}, {"ranks": 16, "here": 2}, ("nccl", (0, 1), False), "16 ranks over NCCL"),
     (1, {**TASK, "RANK": "3"}, {"ranks": 4}, ("nccl", (0, 0, 0, 0), False), "1 GPU for each task of this Slurm step"),
+    (1, {"SLURM_GPUS_PER_TASK": "h100:1", "RANK": "3"}, {"ranks": 4}, ("nccl", (0,) * 4, False), "1 GPU for each task"),
+    (2, {"SLURM_GPUS_PER_TASK": "gpu:h100:2", "RANK": "3"}, {"ranks": 4}, ("nccl", (0,) * 4, False), "2 GPUs for each"),
+    (1, {"RANK": "0", "MINIFSDP_DEVICE": "cpu"}, {}, ("gloo", (), False), "MINIFSDP_DEVICE=cpu forces it"),
+    (0, {"RANK": "0"}, {}, ("gloo", (), False), "no GPU here"),
     (4, {**TASK, "RANK": "3"}, {"ranks": 4}, ("nccl", (0, 1, 2, 3), False), "4 GPUs here"),
     (1, TASK, {}, ("gloo", (), False), "1 GPU for 2 ranks"),  # this is the one task, and starts its ranks itself
     (1, TASK, {"share_gpu": True}, ("nccl", (0, 0), True), "sharing cuda:0"),
@@ -97,6 +101,9 @@ def test_what_is_chosen_and_why(monkeypatch, gpus, environment, asked, chosen, l
         (0, {"RANK": "x", "WORLD_SIZE": "2"}, {}, "RANK=x is no number of ranks"),
         (0, {"RANK": "0", "WORLD_SIZE": "two"}, {}, "WORLD_SIZE=two is no number of ranks"),
         (0, {"RANK": "0", "WORLD_SIZE": "2"}, {"ranks": 3}, "--ranks 3, but this job was started with 2"),
+        (1, {"RANK": "0"}, {}, "this job has 1 GPU for 2 ranks on this machine: ask for --share-gpu"),
+        (1, {"RANK": "0", "SLURM_GPUS_PER_TASK": "h100:2"}, {}, "this job has 1 GPU for 2 ranks"),
+        (2, {"RANK": "0", "LOCAL_WORLD_SIZE": "4"}, {"ranks": 8}, "this job has 2 GPUs for 4 ranks"),
         (0, {}, {"ranks": 65}, "--ranks 65: gloo serves at most 64 ranks on one machine"),
     ],
 )
@@ -126,8 +133,6 @@ def test_a_torch_without_nccl(monkeypatch):
 def test_ranks_of_other_machines_need_no_gpu_here(monkeypatch):
     have(monkeypatch, 2, RANK="0", LOCAL_WORLD_SIZE="2")
     assert choose_world(4).gpus == (0, 1)
-    monkeypatch.setenv("LOCAL_WORLD_SIZE", "4")
-    assert choose_world(4).backend == "gloo"
 
 
 def test_the_line_is_printed_once_and_by_one_rank(monkeypatch, capsys):

@@ -127,7 +127,7 @@ def _on_gpus(ranks: int, here: int, gpus: int, share_gpu: bool | None, must: boo
     """With CUDA if there are GPUs for it; else on CPU, unless CUDA `must` be.
 
     Raises:
-        ValueError: it must be CUDA, or GPUs are to be shared, and that cannot be.
+        ValueError: it must be CUDA, or GPUs are to be shared, and that cannot be; a job has some GPUs, but too few.
     """
     share = _may_share() if share_gpu is None else share_gpu
     found = "no GPU" if gpus == 0 else "1 GPU" if gpus == 1 else f"{gpus} GPUs"
@@ -136,7 +136,7 @@ def _on_gpus(ranks: int, here: int, gpus: int, share_gpu: bool | None, must: boo
             raise ValueError(f"{found} here, but this torch {torch.__version__} has no NCCL: install a CUDA build")
         return _on_cpu(ranks, here, f"{found} here, but this torch {torch.__version__} has no NCCL")
     # srun with this option shows each of its ranks the rank's own GPUs only, numbered from 0
-    if gpus and "RANK" in os.environ and os.environ.get("SLURM_GPUS_PER_TASK") == str(gpus):
+    if gpus and "RANK" in os.environ and _gpus_per_task() == gpus:
         return World(ranks, "nccl", (0,) * here, False, f"{found} for each task of this Slurm step")
     if gpus >= here:
         return World(ranks, "nccl", tuple(range(here)), False, f"{found} here")
@@ -149,7 +149,16 @@ def _on_gpus(ranks: int, here: int, gpus: int, share_gpu: bool | None, must: boo
             f"CUDA is asked for, but there {'are' if gpus > 1 else 'is'} {found} for {here} ranks: "
             + ("use the CPU" if gpus == 0 else "use --share-gpu (launch: share_gpu=True), the CPU, or fewer ranks")
         )
+    if gpus and "RANK" in os.environ:  # a job that was given GPUs: hours on the CPU would be noticed too late
+        cures = "ask for --share-gpu, for the CPU (--device cpu, MINIFSDP_DEVICE=cpu), or for fewer ranks"
+        raise ValueError(f"this job has {found} for {here} ranks on this machine: {cures}")
     return _on_cpu(ranks, here, "no GPU here" if gpus == 0 else f"{found} for {here} ranks, and no --share-gpu")
+
+
+def _gpus_per_task() -> int:
+    """What srun's --gpus-per-task says, as "2", "h100:2", or "h100:1,a100:1"; 0 if it says nothing."""
+    counts = [part.rpartition(":")[2] for part in os.environ.get("SLURM_GPUS_PER_TASK", "").split(",")]
+    return sum(map(int, counts)) if all(count.isdecimal() for count in counts) else 0
 
 
 def _shared(ranks: int, here: int, gpus: int, found: str) -> World:
