@@ -300,6 +300,31 @@ def test_a_driver_that_nobody_wants_is_not_broken(monkeypatch: pytest.MonkeyPatc
     assert machine.check_driver(seen(), built_for="13.0").what == "no NVIDIA GPU here"
 
 
+def test_a_gpu_in_exclusive_mode_cannot_be_shared() -> None:
+    """The reason is the mode, not the network: the second rank's first allocation says "busy or unavailable"."""
+    modes = ("Default", "Exclusive_Process", "Prohibited")
+    rows = [f"{index}, GPU-{index}, {H200}, 580.65.06, 5, 16, {mode}" for index, mode in enumerate(modes)]
+    known = [
+        {"uuid": f"GPU-{index}", "name": H200, "memory": 1, "free": None, "capability": [9, 0]} for index in (1, 0)
+    ]
+    cuda, driver = Cuda([gpu | {"peers": [None, True]} for gpu in known], None), Answer(0, "\n".join(rows))
+    here = seen(cuda=cuda, driver=driver, gpus=gpus.gpus_of(cuda, driver, ""))
+    assert [each.mode for each in here.gpus] == ["Exclusive_Process", "Default"]
+    shared = World(2, "nccl", (0, 0), True, "1 GPU here, shared as asked for")
+    found = machine.check_mode(here, shared)
+    assert not found.ok
+    assert found.what == "cuda:0 is in mode Exclusive_Process: one process at a time, so ranks cannot share it"
+    assert "nvidia-smi -c DEFAULT" in found.cure
+    assert found in machine.check_machine(here, shared, on_cpu=False)
+    assert machine.check_mode(here, World(2, "nccl", (1, 1), True, "")).ok
+    each = machine.check_mode(here, World(2, "nccl", (0, 1), False, ""))
+    assert each.ok  # a rank each: but what a notebook holds of it no rank gets
+    assert "cuda:0 is in mode" in each.what
+    broken = ranks._failure(shared, RuntimeError("CUDA-capable device(s) is/are busy or unavailable"), [""])
+    assert "exclusive mode" in broken.cure
+    assert "firewall" not in broken.cure
+
+
 def test_dockers_default_is_too_little_shared_memory_for_nccl_on_four_gpus() -> None:
     docker = seen(shared=(64 * MIB, 64 * MIB))
     nccl = World(4, "nccl", (0, 1, 2, 3), False, "4 GPUs here")
@@ -409,7 +434,7 @@ def test_topology_is_read() -> None:
 
 def test_gpus_are_matched_by_their_uuids() -> None:
     """CUDA may number them otherwise than the driver, and may see fewer."""
-    rows = [f"{index}, GPU-{letter}, {H200}, 580.65.06, 5, 16" for index, letter in enumerate("abc")]
+    rows = [f"{index}, GPU-{letter}, {H200}, 580.65.06, 5, 16, Default" for index, letter in enumerate("abc")]
     found = [
         {"uuid": uuid, "name": H200, "memory": 1, "free": None, "capability": [9, 0], "peers": peers}
         for uuid, peers in (("GPU-c", [None, True]), ("GPU-a", [True, None]))
@@ -419,7 +444,9 @@ def test_gpus_are_matched_by_their_uuids() -> None:
     assert second.links == ("SYS", None)
     assert first.pcie == (5, 16)
     assert first.capability == (9, 0)
+    assert first.mode == "Default"
     (alone,) = gpus.gpus_of(Cuda([found[0] | {"peers": [None]}], None), Answer(9, "broken"), "")
+    assert alone.mode is None
     assert alone.links == (None,)
     assert alone.pcie is None
 
@@ -460,7 +487,7 @@ def test_what_torch_says_of_gpus_reaches_the_record(monkeypatch: pytest.MonkeyPa
     for name, stub in stubs.items():
         monkeypatch.setattr(torch.cuda, name, stub)
     cuda = Cuda(**json.loads(json.dumps(gpus._look()._asdict())))
-    driver = Answer(0, f"0, GPU-a, {H200}, 580.65.06, 5, 16\n1, GPU-b, {H200}, 580.65.06, 5, 16\n")
+    driver = Answer(0, "".join(f"{i}, GPU-{'ab'[i]}, {H200}, 580.65.06, 5, 16, Default\n" for i in range(2)))
     here = seen(cuda=cuda, driver=driver, gpus=gpus.gpus_of(cuda, driver, TOPOLOGY))
     assert [each.free for each in here.gpus] == [100 * 2**30, None]
     took = {"samples": {name: {2**20: [1e-3] * 3} for name in bandwidth.OPERATIONS}, "copy": []}

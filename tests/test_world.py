@@ -23,7 +23,8 @@ from minifsdp.course.world import World, choose_world
 
 @pytest.fixture(autouse=True)
 def bare(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("MINIFSDP_DEVICE", "MINIFSDP_SHARE_GPU", "SLURM_GPUS_PER_TASK", "CUDA_LAUNCH_BLOCKING", "RANK"):
+    ours = ("MINIFSDP_DEVICE", "MINIFSDP_SHARE_GPU")
+    for name in (*ours, "SLURM_GPUS_PER_TASK", "CUDA_LAUNCH_BLOCKING", "RANK", "MASTER_ADDR", "LOCAL_WORLD_SIZE"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr(dist, "is_nccl_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "_lazy_init", forbidden)
@@ -40,6 +41,7 @@ def have(monkeypatch: pytest.MonkeyPatch, gpus: int, **environment: str) -> None
 
 
 TASK = {"SLURM_GPUS_PER_TASK": "1"}
+JOB = {"RANK": "0", "MASTER_ADDR": "node0"}
 CHOICES: list[tuple[int, dict[str, str], dict[str, Any], tuple[str, tuple[int, ...], bool], str]] = [
     (0, {}, {}, ("gloo", (), False), "2 ranks over gloo on CPU: no GPU here"),
     (1, {}, {}, ("gloo", (), False), "2 ranks over gloo on CPU: 1 GPU for 2 ranks, and no --share-gpu"),
@@ -60,8 +62,9 @@ CHOICES: list[tuple[int, dict[str, str], dict[str, Any], tuple[str, tuple[int, .
     (1, {**TASK, "RANK": "3"}, {"ranks": 4}, ("nccl", (0, 0, 0, 0), False), "1 GPU for each task of this Slurm step"),
     (1, {"SLURM_GPUS_PER_TASK": "h100:1", "RANK": "3"}, {"ranks": 4}, ("nccl", (0,) * 4, False), "1 GPU for each task"),
     (2, {"SLURM_GPUS_PER_TASK": "gpu:h100:2", "RANK": "3"}, {"ranks": 4}, ("nccl", (0,) * 4, False), "2 GPUs for each"),
-    (1, {"RANK": "0", "MINIFSDP_DEVICE": "cpu"}, {}, ("gloo", (), False), "MINIFSDP_DEVICE=cpu forces it"),
-    (0, {"RANK": "0"}, {}, ("gloo", (), False), "no GPU here"),
+    (1, {**JOB, "MINIFSDP_DEVICE": "cpu"}, {}, ("gloo", (), False), "MINIFSDP_DEVICE=cpu forces it"),
+    (0, JOB, {}, ("gloo", (), False), "no GPU here"),
+    (1, {"RANK": "0"}, {}, ("gloo", (), False), "1 GPU for 2 ranks"),  # asked inside a rank that `launch` started
     (4, {**TASK, "RANK": "3"}, {"ranks": 4}, ("nccl", (0, 1, 2, 3), False), "4 GPUs here"),
     (1, TASK, {}, ("gloo", (), False), "1 GPU for 2 ranks"),  # this is the one task, and starts its ranks itself
     (1, TASK, {"share_gpu": True}, ("nccl", (0, 0), True), "sharing cuda:0"),
@@ -101,9 +104,9 @@ def test_what_is_chosen_and_why(monkeypatch, gpus, environment, asked, chosen, l
         (0, {"RANK": "x", "WORLD_SIZE": "2"}, {}, "RANK=x is no number of ranks"),
         (0, {"RANK": "0", "WORLD_SIZE": "two"}, {}, "WORLD_SIZE=two is no number of ranks"),
         (0, {"RANK": "0", "WORLD_SIZE": "2"}, {"ranks": 3}, "--ranks 3, but this job was started with 2"),
-        (1, {"RANK": "0"}, {}, "this job has 1 GPU for 2 ranks on this machine: ask for --share-gpu"),
-        (1, {"RANK": "0", "SLURM_GPUS_PER_TASK": "h100:2"}, {}, "this job has 1 GPU for 2 ranks"),
-        (2, {"RANK": "0", "LOCAL_WORLD_SIZE": "4"}, {"ranks": 8}, "this job has 2 GPUs for 4 ranks"),
+        (1, JOB, {}, "this job has 1 GPU for 2 ranks on this machine: ask for --share-gpu"),
+        (1, {**JOB, "SLURM_GPUS_PER_TASK": "h100:2"}, {}, "this job has 1 GPU for 2 ranks"),
+        (2, {**JOB, "LOCAL_WORLD_SIZE": "4"}, {"ranks": 8}, "this job has 2 GPUs for 4 ranks"),
         (0, {}, {"ranks": 65}, "--ranks 65: gloo serves at most 64 ranks on one machine"),
     ],
 )

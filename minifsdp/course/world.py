@@ -149,7 +149,7 @@ def _on_gpus(ranks: int, here: int, gpus: int, share_gpu: bool | None, must: boo
             f"CUDA is asked for, but there {'are' if gpus > 1 else 'is'} {found} for {here} ranks: "
             + ("use the CPU" if gpus == 0 else "use --share-gpu (launch: share_gpu=True), the CPU, or fewer ranks")
         )
-    if gpus and "RANK" in os.environ:  # a job that was given GPUs: hours on the CPU would be noticed too late
+    if gpus and {"RANK", "MASTER_ADDR"} <= os.environ.keys():  # a job: hours on the CPU would be noticed too late
         cures = "ask for --share-gpu, for the CPU (--device cpu, MINIFSDP_DEVICE=cpu), or for fewer ranks"
         raise ValueError(f"this job has {found} for {here} ranks on this machine: {cures}")
     return _on_cpu(ranks, here, "no GPU here" if gpus == 0 else f"{found} for {here} ranks, and no --share-gpu")

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 PATIENCE = 10.0  # seconds for a program that asks the driver; a broken one may never answer
 NVIDIA, DISPLAY = "0x10de", "0x03"  # PCI: the vendor, and what the classes of display controllers begin with
 
-FIELDS = ("index", "uuid", "name", "driver_version", "pcie.link.gen.max", "pcie.link.width.max")
+FIELDS = ("index", "uuid", "name", "driver_version", "pcie.link.gen.max", "pcie.link.width.max", "compute_mode")
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")  # the header is underlined
 _DEVICE = re.compile(r"GPU\d+|NIC\d+|mlx\w+|hfi\w+|rdma\w+")
 
@@ -48,6 +48,8 @@ class Gpu:
         links: for each GPU, nvidia-smi's name of the way there: "NV18" for 18 NVLinks, "PIX", "PXB", "PHB", "NODE",
             "SYS" for PCIe; None for itself, and where that is not known.
         pcie: generation and lanes, if they are known.
+        mode: how many processes may use it, as nvidia-smi calls that: "Default" (any number), "Exclusive_Process",
+            "Prohibited"; None where it is not known.
     """
 
     name: str
@@ -57,6 +59,7 @@ class Gpu:
     peers: tuple[bool | None, ...]
     links: tuple[str | None, ...]
     pcie: tuple[int, int] | None
+    mode: str | None = None
 
 
 def nvidia_smi(*arguments: str) -> Answer:
@@ -104,6 +107,7 @@ def gpus_of(cuda: Cuda, driver: Answer, topology: str) -> list[Gpu]:
             tuple(gpu["peers"]),
             tuple(ways.get((own, other)) if own and other else None for other in names),
             _pcie(known.get(gpu["uuid"], {})),
+            known.get(gpu["uuid"], {}).get("compute_mode"),
         )
         for gpu, own in zip(cuda.gpus, names, strict=True)
     ]

@@ -149,6 +149,26 @@ def check_shared_memory(machine: Machine, world: World) -> Finding:
     return Finding(name, free >= need, what, "" if free >= need else cure)
 
 
+def check_mode(machine: Machine, world: World) -> Finding:
+    """Whether as many processes may use each of the world's GPUs as have a rank on it."""
+    modes = {index: gpu.mode or "" for index, gpu in enumerate(machine.gpus) if index in world.gpus}
+    alone = {index: mode for index, mode in modes.items() if mode.startswith(("Exclusive", "Prohibited"))}
+    if not alone:
+        return Finding(
+            "GPU mode", True, "any number of processes may use a GPU" if all(modes.values()) else "not known"
+        )
+    index, mode = next(iter(alone.items()))
+    what = f"cuda:{index} is in mode {mode}: "
+    cure = "an administrator's `nvidia-smi -c DEFAULT` lets several processes use it"
+    if mode == "Prohibited":
+        return Finding("GPU mode", False, f"{what}no process may use it", cure)
+    if world.shares_gpu:
+        return Finding(
+            "GPU mode", False, f"{what}one process at a time, so ranks cannot share it", f"{cure}; or a rank each"
+        )
+    return Finding("GPU mode", True, f"{what}one process at a time, so no rank beside a notebook that uses it", cure)
+
+
 def check_temporary() -> Finding:
     """Whether `launch` can have its folder."""
     try:
@@ -173,6 +193,7 @@ def check_machine(machine: Machine, world: World | None, on_cpu: bool) -> list[F
     findings = [check_driver(machine, on_cpu), check_temporary()]
     if world is not None:
         findings += [check_shared_memory(machine, world), check_open_files(machine, world.ranks)]
+        findings += [check_mode(machine, world)] if machine.gpus and world.gpus else []
     return findings
 
 

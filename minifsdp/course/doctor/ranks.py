@@ -104,12 +104,16 @@ def examine(
 def _failure(world: World, error: Exception, steps: Sequence[str]) -> Finding:
     """Of ranks that raised, died, or gave no answer."""
     last = f" (last: {steps[-1]})" if steps[-1] else " (before the first collective)"
+    said = str(error).splitlines()[0]
+    if "busy or unavailable" in said:
+        cure = "the GPU is in exclusive mode, and another process has it (nvidia-smi -q -d COMPUTE): end that one, or"
+        return Finding(CHECKS, False, f"{said}{last}", f"{cure} let an administrator run `nvidia-smi -c DEFAULT`")
     cures = [
         "every rank must reach the others: see its interface (NCCL_SOCKET_IFNAME, GLOO_SOCKET_IFNAME) and firewall"
     ]
     if world.gpus:
         cures.append("NCCL_DEBUG=INFO says what NCCL tries")
-    return Finding(CHECKS, False, f"{str(error).splitlines()[0]}{last}", "; ".join(cures))
+    return Finding(CHECKS, False, f"{said}{last}", "; ".join(cures))
 
 
 def _from_others(ranks: Sequence[dict[str, Any]]) -> list[Finding]:
