@@ -31,7 +31,7 @@ from torch.utils.data import DataLoader, Dataset
 from minifsdp.course import rank_server
 from minifsdp.course.carriers import Transfer
 from minifsdp.course.launch import RankError, answers, launch, local, report, start
-from minifsdp.course.launch.errors import Failure
+from minifsdp.course.launch.errors import Failure, rank_error
 from minifsdp.course.launch.inside import pickled
 from minifsdp.course.measure import Settings
 
@@ -109,15 +109,61 @@ def test_a_server_that_is_still_importing_does_not_hear_ctrl_c() -> None:
     assert int(done.stdout, 16) & 1 << (signal.SIGINT - 1)
 
 
-def test_preloading_does_not_ask_for_cuda() -> None:
+def test_preloading_does_not_touch_cuda() -> None:
+    """What initialises the driver in the server ends it in all ranks: a fork does not survive that."""
     script = f"""
-        import torch
-        def forbidden(*args): raise AssertionError("cuda")
-        torch.cuda.is_available = torch.cuda.device_count = torch.cuda._lazy_init = forbidden
+        import torch, torch.utils._triton as triton
+        asked = []
+        def trap(where, *names):
+            for name in names:
+                setattr(where, name, lambda *args, name=name: asked.append(name) or 0)
+        torch.version.cuda = "13.0"  # pretend a CUDA build
+        cuda = ("init", "getDeviceCount", "getDevice", "setDevice", "getCurrentRawStream")
+        trap(torch._C, *[f"_cuda_{{each}}" for each in cuda])
+        trap(torch._C, *[each for each in dir(torch._C) if each.startswith("_accelerator_")], "_get_accelerator")
+        trap(torch.cuda, "is_available", "device_count", "current_device", "_lazy_init", "get_device_properties")
+        trap(torch.accelerator, "is_available", "current_accelerator", "device_count")
+        trap(triton, *[each for each in dir(triton) if each.startswith("has_triton") and "package" not in each])
         for name in {rank_server.PRELOAD}: __import__(name)
         import minifsdp.course.launch.rank
+        assert asked == [], asked
     """
     subprocess.run([sys.executable, "-c", textwrap.dedent(script)], check=True, timeout=60)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="asks /proc")
+def test_the_server_that_ranks_are_forked_from_asks_nvml_for_gpus_and_the_ranks_need_not() -> None:
+    """Triton and torch look for a GPU by the driver's own cuInit otherwise."""
+    names = ("PYTORCH_NVML_BASED_CUDA_CHECK", "TRITON_NVML_BASED_CUDA_CHECK")
+
+    def look() -> tuple[list[str], list[str]]:
+        server = dict(
+            line.partition("=")[::2] for line in Path(f"/proc/{os.getppid()}/environ").read_text().split("\0")
+        )
+        return [name for name in names if server.get(name) == "1"], [name for name in names if name in os.environ]
+
+    assert launch(look, 1, backend="gloo") == [(list(names), [])]
+    assert not set(names) & set(os.environ)
+
+
+@pytest.mark.parametrize(
+    ("said", "hint"),
+    [
+        ("CUDA driver initialization failed, you might not have a CUDA gpu.", "before the ranks were forked"),
+        ("CUDA error: initialization error", "before the ranks were forked"),
+        ("Cannot re-initialize CUDA in forked subprocess.", "before the ranks were forked"),
+        ("CUDA error: an illegal memory access was encountered", "CUDA_LAUNCH_BLOCKING=1"),
+        ("CUDA error: device-side assert triggered", "CUDA_LAUNCH_BLOCKING=1"),
+        ("CUDA error: CUDA-capable device(s) is/are busy or unavailable", "exclusive mode"),
+        ("CUDA out of memory. Tried to allocate 2.00 GiB", None),
+        ("mat1 and mat2 shapes cannot be multiplied", None),
+    ],
+)
+def test_an_error_of_cuda_says_what_it_may_come_from(said: str, hint: str | None) -> None:
+    message = str(rank_error([Failure.of(RuntimeError(said), 1)]))
+    assert message.startswith(f"rank 1 failed: RuntimeError: {said}")
+    assert "\n" not in message
+    assert hint in message if hint else message == f"rank 1 failed: RuntimeError: {said}"
 
 
 def test_the_cause_that_nccl_names_last_is_in_the_headline() -> None:

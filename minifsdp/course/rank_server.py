@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import multiprocessing
+import os
 import signal
 import sys
 import threading
@@ -13,13 +14,14 @@ from multiprocessing import forkserver, resource_tracker
 
 from minifsdp.course.housekeeping import SERVER, labelled
 
-# What the server imports once, for all ranks. None of it may initialise CUDA, which does not survive a fork.
+# What the server imports once, for all ranks. None of it may initialise CUDA's driver, which does not survive a fork.
 PRELOAD = (
     "torch",
     "torch._dynamo",
     "torch.distributed.fsdp",
     "cloudpickle",
 )  # a first optimizer or Ledger needs _dynamo
+_BY_NVML = ("PYTORCH_NVML_BASED_CUDA_CHECK", "TRITON_NVML_BASED_CUDA_CHECK")  # or torch and Triton look by cuInit
 _starting = threading.Lock()
 
 
@@ -40,8 +42,20 @@ def start_method() -> str:
 @contextlib.contextmanager
 def undisturbed(what: str) -> Iterator[None]:
     """Start one process at a time, labelled as `what` it is, without the caller's main script and without Ctrl-C."""
-    with _starting, _without_main(), _without_interrupt(), labelled(what):
+    with _starting, _without_main(), _without_interrupt(), labelled(what), _asking_nvml():
         yield
+
+
+@contextlib.contextmanager
+def _asking_nvml() -> Iterator[None]:
+    """Let the server find GPUs without the driver; ranks have the caller's own environment."""
+    missing = [name for name in _BY_NVML if name not in os.environ]
+    os.environ.update(dict.fromkeys(missing, "1"))
+    try:
+        yield
+    finally:
+        for name in missing:
+            del os.environ[name]
 
 
 @contextlib.contextmanager

@@ -18,6 +18,12 @@ _LOST_PEER = re.compile(
     r"connection (was )?(closed|reset|refused)|broken pipe|remote process exited|communicator was aborted",
     re.IGNORECASE,
 )
+_HINTS = {
+    "busy or unavailable": "the GPU is in exclusive mode, and another process has it: `minifsdp doctor`",
+    "initialization error|driver initialization failed|re-initialize CUDA in forked": "CUDA was initialised before the"
+    " ranks were forked, by something that torch imports",
+    "CUDA error": "it may come from an earlier line; CUDA_LAUNCH_BLOCKING=1 names it, unless ranks share a GPU",
+}  # by what an error of CUDA says
 _DUMPED_FRAME = re.compile(r'^  File "(.*)", line (\d+) in (.*)$', re.MULTILINE)
 
 
@@ -94,9 +100,13 @@ def rank_error(failures: list[Failure]) -> RankError:
     failures.sort(key=lambda failure: failure is not cause)
     where = f" ({cause.where[0]}:{cause.where[1]})" if cause.where else ""
     return RankError(
-        name_cells(f"rank {cause.rank} failed: {cause.headline}{where}"),
+        name_cells(f"rank {cause.rank} failed: {cause.headline}{where}{_hint(cause.headline)}"),
         {failure.rank: name_cells(failure.text) for failure in failures},
     )
+
+
+def _hint(headline: str) -> str:
+    return next((f"; {hint}" for said, hint in _HINTS.items() if re.search(said, headline)), "")
 
 
 def stuck_stack(dump: str) -> str:
