@@ -60,13 +60,17 @@ class Waits(TorchDispatchMode):
         super().__init__()  # type: ignore[no-untyped-call]
         self.seen: list[str] = []
         self._coming: dict[int, Any] = {}  # host memory that a copy is on its way to
-        self._behind: dict[Any, set[int]] = {}  # what has come once an event has happened
+        self._going: dict[int, Any] = {}  # host memory that a copy to the device still reads
+        self._behind: dict[Any, set[int]] = {}  # what has come and gone once an event has happened
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         name, tensors = func.overloadpacket.__name__, [t for t in tree_leaves((args, kwargs)) if isinstance(t, Tensor)]
         if any(t.device.type == "cpu" and t.untyped_storage()._cdata in self._coming for t in tensors):
             self._note("read before it is there")
+        written = [t for t in tree_leaves(args[:1]) if isinstance(t, Tensor)] if _writes(func) else []
+        if any(t.device.type == "cpu" and t.untyped_storage()._cdata in self._going for t in written):
+            self._note("written while it is read")
         returned = func(*args, **kwargs)
         if name in ("copy_", "_to_copy"):
             target, source = args[:2] if name == "copy_" else (returned, args[0])
@@ -75,18 +79,22 @@ class Waits(TorchDispatchMode):
                 self._note(f"copy to {target.device.type}")
             elif target.device.type == "cpu" != source.device.type:  # into pinned memory, in both cases
                 self._coming[target.untyped_storage()._cdata] = target
+            elif source.device.type == "cpu" != target.device.type and not blocks:
+                self._going[source.untyped_storage()._cdata] = source
         return returned
 
     def hear(self, command: device.Command) -> None:
         """What the device is asked beside kernels."""
         if command.verb == "record":
-            self._behind[command.subject] = set(self._coming)
+            self._behind[command.subject] = {*self._coming, *self._going}
         elif command.verb == "synchronize" and isinstance(command.subject, torch.device):
             self._coming.clear()
+            self._going.clear()
             self._note("device")
         elif command.verb == "synchronize":
             for memory in self._behind[command.subject]:
                 self._coming.pop(memory, None)
+                self._going.pop(memory, None)
             self._note("event")
 
     def _note(self, what: str) -> None:
@@ -98,6 +106,12 @@ class Waits(TorchDispatchMode):
 
 
 _PACKAGE = Path(minifsdp.__file__).parent
+
+
+def _writes(func: Any) -> bool:
+    """Whether it changes its first argument."""
+    alias = func._schema.arguments[0].alias_info
+    return alias is not None and alias.is_write
 
 
 def _is_ours(file: str) -> bool:

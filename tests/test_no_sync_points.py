@@ -209,6 +209,28 @@ def test_with_cpu_offload_also_for_each_gradient_and_the_norm(elsewhere: Elsewhe
     assert waits == expected
 
 
+def evaluated(name: str) -> list[str]:
+    """A forward without backward, and a host that changes the shards at once."""
+    with pretend() as waits:
+        trainee = OFFLOADED[name]()
+        waits.seen.clear()
+        tokens = torch.zeros(2, 8, dtype=torch.int64, device=pretend_gpu.GPU)
+        with torch.no_grad():
+            trainee.model(tokens, tokens)
+            for shard in trainee.optimizer.param_groups[0]["params"]:
+                shard.mul_(0.99)
+    return waits.seen
+
+
+@pytest.mark.parametrize("name", [name for name in OFFLOADED if "scaler" not in name])
+def test_with_cpu_offload_nothing_reads_the_shards_any_longer_when_a_forward_without_backward_is_over(
+    elsewhere: Elsewhere, name: str
+) -> None:
+    waits = Counter(elsewhere.run(evaluated, name))
+    waits.pop(LIMITER, None)
+    assert waits == {ARRIVALS: UNITS}
+
+
 def outlined() -> list[str]:
     with pretend():
         outline = from_rank_0.outline({"step": torch.ones((), device=pretend_gpu.GPU), "mean": torch.ones(2)})
@@ -245,12 +267,22 @@ def read(x: Tensor, event_before: bool = False, event_after: bool = False) -> No
     copied.add_(1)
 
 
+def send_and_write(x: Tensor, wait: bool) -> None:
+    mine = torch.ones(4)
+    x.copy_(mine, non_blocking=True)
+    if wait:
+        device.current_stream(x.device).record_event().synchronize()
+    mine.add_(1)
+
+
 EARLY = "read before it is there"
 CARELESS: dict[str, tuple[Any, ...]] = {
     "copies to the host": (Tensor.cpu, ["copy to cpu"]),
     "copies from the host": (lambda x: x.copy_(torch.ones(4)), ["copy to pretend"]),
     "sends from the host": (lambda x: x.copy_(torch.ones(4), non_blocking=True), []),
     "sends to the host": (lambda x: x.to("cpu", non_blocking=True).add_(1), [EARLY]),
+    "writes what is being sent": (partial(send_and_write, wait=False), ["written while it is read"]),
+    "writes what was sent": (partial(send_and_write, wait=True), ["event"]),
     "waits for the device": (lambda x: device.synchronize(x.device), ["device"]),
     "reads without an event": (read, [EARLY]),
     "reads after an event": (partial(read, event_after=True), ["event"]),

@@ -33,10 +33,21 @@ class OffloadedUnit(StagedUnit):
         flat.shard = nn.Parameter(device.copy_to_host(flat.shard.data), flat.shard.requires_grad)
         device.synchronize(flat.full.device)  # the host may read the shard as soon as the unit is made
         self._arriving: list[tuple[Tensor, Any]] = []  # gradients on their way to the host, and when they are there
+        self._sent: Any = None  # when the last gather has read the shard
         super().__init__(flat, *args, **kwargs)
 
     def _make_full(self) -> tuple[Tensor, list[Tensor]]:  # of NO_SHARD too, whose shard is not on the device
         return self.flat.full, self.flat.views
+
+    def _outgoing(self, full: Tensor) -> Tensor:
+        mine = super()._outgoing(full)
+        self._sent = device.current_stream(self.device).record_event()
+        return mine
+
+    def release_shards(self) -> None:
+        if self._sent is not None:
+            self._sent.synchronize()  # after a backward the gradients' arrival says it
+            self._sent = None
 
     def _deliver(self, gradient: Tensor) -> None:
         self._arriving.append((device.copy_to_host(gradient), device.current_stream(self.device).record_event()))

@@ -43,6 +43,8 @@ class SyncSchedule:
         """The outermost forward has run without grad: no backward will use what was gathered for it."""
         for unit in self.units:
             self.free(unit)
+        for unit in self.units:
+            unit.release_shards()
 
     def pre_recompute(self, unit: Unit) -> None:
         """The unit's forward runs again inside backward (activation checkpointing)."""

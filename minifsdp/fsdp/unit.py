@@ -148,6 +148,9 @@ class Unit(ABC):
     def settle(self) -> None:  # noqa: B027
         """After this the mean gradient is added to the shards' `.grad`, if `wait_reduce` has not done it."""
 
+    def release_shards(self) -> None:  # noqa: B027
+        """After this no gather reads the shards any longer, and the host may write to them."""
+
     def follow(self) -> None:  # noqa: B027
         """Take over what has changed in the shards since the last step, such as whether they are trained."""
 
