@@ -16,8 +16,8 @@ import torch.distributed as dist
 
 from minifsdp import comm, gloo
 from minifsdp.course import world
-from minifsdp.course.launch import launch, rank_device
-from minifsdp.course.launch.group import join_group
+from minifsdp.course.launch import launch, rank_device, spmd
+from minifsdp.course.launch.group import join_group, set_sharing
 from minifsdp.course.world import World, choose_world
 
 
@@ -183,6 +183,29 @@ def test_joining_with_nccl(monkeypatch, shares):
         assert variables["NCCL_P2P_DISABLE"] == variables["NCCL_SHM_DISABLE"] == "1"
     else:
         assert variables == {}
+
+
+@pytest.mark.parametrize(("gpus", "size", "shares"), [(1, 2, True), (1, 4, True), (2, 2, False)])
+def test_a_job_that_will_share_gpus_sets_nccls_variables_before_its_first_group(monkeypatch, gpus, size, shares):
+    """NCCL reads many once in a process; `ladder` first trains on rank 0 alone, which has a GPU to itself."""
+    seen: list[dict[str, str]] = []
+
+    def join(*args: Any) -> None:
+        seen.append({name: value for name, value in os.environ.items() if name.startswith("NCCL_")})
+
+    have(monkeypatch, gpus, RANK="0", WORLD_SIZE=str(size), LOCAL_WORLD_SIZE="2")
+    monkeypatch.setattr(os, "environ", {k: v for k, v in os.environ.items() if not k.startswith("NCCL_")})
+    store = dist.HashStore()
+    dist.PrefixStore("minifsdp/launch1", store).add("left", size - 1)
+    monkeypatch.setattr(spmd, "_connect", lambda world_size: spmd._Job(store, 0, size, 0, 2))
+    monkeypatch.setattr(spmd, "join_group", join)
+    assert spmd.run_spmd(len, 1, ("alone",), 5.0, None, True, None) == [5]
+    (variables,) = seen
+    assert variables.get("NCCL_HOSTID") == ("minifsdp-0" if shares else None)
+    assert ("NCCL_SOCKET_IFNAME" in variables) == (shares and size == 2)  # the job is on one machine
+    before = dict(os.environ)
+    set_sharing(0, True)  # when it joins the next group: what NCCL has read stays
+    assert shares is (os.environ == before)
 
 
 def test_rank_0_of_many_alone():

@@ -85,7 +85,8 @@ def run(plan: Plan, progress: Progress) -> dict[str, Any] | None:
     """
     settings = plan.settings
     progress("one process", 0, 1)
-    reference = launch(train_alone, 1, settings, timeout=TIME_LIMIT, backend=plan.world.backend)[0]
+    where: Any = {"timeout": TIME_LIMIT, "backend": plan.world.backend, "share_gpu": plan.world.shares_gpu}
+    reference = launch(train_alone, 1, settings, **where)[0]
     with tempfile.TemporaryDirectory(prefix="minifsdp-ladder-") as name:
         staging = Path(name)
         ranks = launch(
@@ -93,10 +94,8 @@ def run(plan: Plan, progress: Progress) -> dict[str, Any] | None:
             settings.ranks,
             settings,
             staging,
-            timeout=TIME_LIMIT,
-            backend=plan.world.backend,
-            share_gpu=plan.world.shares_gpu,
             on_report=lambda _, what: progress(*what),
+            **where,
         )
         if not is_first():
             return None

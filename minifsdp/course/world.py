@@ -98,7 +98,7 @@ def choose_world(
         _check_job(ranks)
     if device not in ("auto", "cpu", "cuda"):
         raise ValueError(f"--device {device}: choose auto, cpu or cuda")
-    _may_share()  # to refuse what it says, whether it counts or not
+    may_share()  # to refuse what it says, whether it counts or not
     gloo.choice_in(os.environ)  # likewise
     forced = os.environ.get(FORCES) or "auto"
     if forced not in ("auto", "cpu", "cuda"):
@@ -129,7 +129,7 @@ def _on_gpus(ranks: int, here: int, gpus: int, share_gpu: bool | None, must: boo
     Raises:
         ValueError: it must be CUDA, or GPUs are to be shared, and that cannot be; a job has some GPUs, but too few.
     """
-    share = _may_share() if share_gpu is None else share_gpu
+    share = may_share() if share_gpu is None else share_gpu
     found = "no GPU" if gpus == 0 else "1 GPU" if gpus == 1 else f"{gpus} GPUs"
     if gpus and not dist.is_nccl_available():
         if must or share:
@@ -181,7 +181,8 @@ def _check_job(ranks: int) -> None:
         raise ValueError(f"--ranks {ranks}, but this job was started with {started}: choose at most {started}")
 
 
-def _may_share() -> bool:
+def may_share() -> bool:
+    """Whether MINIFSDP_SHARE_GPU asks for it."""
     wish = os.environ.get(SHARES, "")
     if wish not in ("", "0", "1"):
         raise ValueError(f"{SHARES}={wish}: choose 1 or 0, or unset it")

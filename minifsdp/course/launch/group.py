@@ -9,7 +9,7 @@ import torch.distributed as dist
 from torch.distributed import Store  # type: ignore[attr-defined]
 
 from minifsdp import private
-from minifsdp.course.world import World, choose_world
+from minifsdp.course.world import World, choose_world, may_share
 
 
 def join_group(store: Store, rank: int, local_rank: int, world: World, timeout: float) -> None:
@@ -26,7 +26,7 @@ def join_group(store: Store, rank: int, local_rank: int, world: World, timeout: 
     if world.backend == "nccl":
         torch.cuda.set_device(world.gpus[local_rank])
         if world.shares_gpu:
-            os.environ.update(_sharing(rank, len(world.gpus) == ranks))
+            set_sharing(rank, len(world.gpus) == ranks)
         # Where kernels compete for the device, the compute stream's wait for those that communicate.
         options = dist.ProcessGroupNCCL.Options(is_high_priority_stream=True)
         private.set_timeout(options, limit)  # or torch warns that the two differ
@@ -36,18 +36,38 @@ def join_group(store: Store, rank: int, local_rank: int, world: World, timeout: 
         torch.cuda.synchronize()
 
 
-def _sharing(rank: int, one_machine: bool) -> dict[str, str]:
-    """NCCL's variables with which several ranks can have one GPU.
+def set_sharing(rank: int, one_machine: bool) -> None:
+    """Set NCCL's variables with which several ranks can have one GPU; once, for it reads many of them once.
 
     It refuses two ranks of one host on one GPU (init.cc), and takes for a rank's host what NCCL_HOSTID says (utils.cc).
     Ranks that seem to be on different hosts talk by sockets: all that a shared host would allow is switched off. One
-    ring, one protocol and few blocks per collective, for each rank's kernels have to fit on the device together.
+    ring, one protocol and few blocks per collective, for each rank's kernels have to fit on the device together where
+    they run there together (under MPS); where processes take turns, a collective takes several of these.
+
+    Args:
+        one_machine: whether all ranks of the job are on it.
     """
+    host = f"minifsdp-{rank}"
+    if os.environ.get("NCCL_HOSTID") == host:
+        return
     off = dict.fromkeys(("NCCL_NVLS_ENABLE", "NCCL_MNNVL_ENABLE", "NCCL_RAS_ENABLE"), "0")
     off |= dict.fromkeys(("NCCL_IB_DISABLE", "NCCL_P2P_DISABLE", "NCCL_SHM_DISABLE"), "1")
     few = {"NCCL_ALGO": "Ring", "NCCL_PROTO": "Simple", "NCCL_MAX_CTAS": "2", "NCCL_LAUNCH_ORDER_IMPLICIT": "1"}
     where = {"NCCL_SOCKET_IFNAME": _loopback()} if one_machine else {}
-    return {"NCCL_HOSTID": f"minifsdp-{rank}", "NCCL_NET": "Socket", **off, **few, **where}
+    os.environ.update({"NCCL_HOSTID": host, "NCCL_NET": "Socket", **off, **few, **where})
+
+
+def prepare_to_share(rank: int, here: int, one_machine: bool, share_gpu: bool | None) -> None:
+    """In a job whose processes are the ranks: set those variables before its first launch, which may be of one rank.
+
+    Args:
+        here: how many ranks of the job are on this machine.
+        one_machine: whether all are.
+        share_gpu: as `launch` has it.
+    """
+    share = may_share() if share_gpu is None else share_gpu
+    if share and 0 < torch.cuda.device_count() < here:
+        set_sharing(rank, one_machine)
 
 
 def rank_device() -> torch.device:

@@ -25,7 +25,7 @@ from torch.distributed.rendezvous import rendezvous
 
 from minifsdp.course.launch.answers import await_count, pack, put_failure, put_result, take_answers
 from minifsdp.course.launch.errors import Failure, Kind, RankError
-from minifsdp.course.launch.group import join_group, share_cores, use_loopback
+from minifsdp.course.launch.group import join_group, prepare_to_share, share_cores, use_loopback
 from minifsdp.course.launch.inside import call_user
 from minifsdp.course.world import Backend, World, choose_world, local_ranks, tell_if_chosen
 
@@ -72,6 +72,7 @@ def run_spmd(
     job = _connect(world_size)
     world = choose_world(world_size, share_gpu=share_gpu, backend=backend, here=job.local_size)
     tell_if_chosen(world)
+    prepare_to_share(job.rank, job.local_size, job.local_size == job.size, share_gpu)
     if dist.is_initialized() and job.group is None and dist.get_world_size() != world_size:
         raise ValueError(
             f"launch asks for {world_size} ranks, but this script initialised a process group of"
