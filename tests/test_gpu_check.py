@@ -410,6 +410,8 @@ def test_tests_and_labs_are_those_of_the_checkout() -> None:
     assert tests[-3:] == ["-m", "gpu or multigpu", "tests/gpu"]
     ((*labs,),) = PARTS["labs"].commands(Ranks(2, True), Path("out"))
     assert "--nbval-lax" in labs
+    assert "-n" not in labs  # on a shared GPU a notebook at a time: processes take turns there
+    assert "-n" in PARTS["labs"].commands(Ranks(8, False), Path("out"))[0]
     assert "labs/lab00_memory.ipynb" in labs
     assert {"nbval", "ipykernel"} <= {*PARTS["labs"].packages}
 

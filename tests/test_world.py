@@ -6,6 +6,7 @@ import socket
 import subprocess
 import sys
 import textwrap
+import warnings
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -173,7 +174,16 @@ def test_joining_with_nccl(monkeypatch, shares):
     monkeypatch.setattr(dist, "all_reduce", done.append)
     monkeypatch.setattr(os, "environ", {})
     gpus = (0, 0) if shares else (0, 1)
-    join_group(None, 1, 1, World(2, "nccl", gpus, shares, ""), 60.0)
+    with warnings.catch_warnings(record=True) as shown:
+        warnings.simplefilter("always")
+        join_group(None, 1, 1, World(2, "nccl", gpus, shares, ""), 60.0)
+        for said in (
+            "barrier(): using the device under current context. You can",
+            "An unbatched P2P op (send/recv) was",
+        ):
+            warnings.warn(said, stacklevel=1)
+        warnings.warn("a barrier that is new", stacklevel=1)
+    assert [str(each.message) for each in shown] == ["a barrier that is new"]  # the others are as meant
     assert [done[0], *done[2:]] == [gpus[1], "zeros on cuda", "synchronised"]
     assert done[1][:3] == ("nccl", 1, True)
     variables = done[1][3]

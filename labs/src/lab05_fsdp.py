@@ -665,10 +665,12 @@ def gradients() -> list[list[Tensor]]:
     return [gradients_of(kind) for kind in ("yours", "minifsdp", "torch")]
 
 
-model = SETTINGS.model()
-model(*BATCHES[0]).backward()
-params = [list(find_parameters(model, skip=model.blocks)), *(list(block.parameters()) for block in model.blocks)]
-whole = torch.cat([p.grad.flatten() for unit in params for p in unit])
+def alone() -> Tensor:
+    """The gradients of one process with all rows, unit by unit."""
+    model = SETTINGS.model().to(rank_device())
+    loss_of(model, BATCHES[0]).backward()
+    units = [find_parameters(model, skip=model.blocks), *(block.parameters() for block in model.blocks)]
+    return torch.cat([p.grad.flatten() for unit in units for p in unit]).cpu()
 
 
 def joined(ranks: list[list[Tensor]]) -> Tensor:
@@ -677,6 +679,7 @@ def joined(ranks: list[list[Tensor]]) -> Tensor:
     return torch.cat([unit[: sum(sizes)] for unit, sizes in zip(units, SIZES.units, strict=True)])
 
 
+(whole,) = launch(alone, 1)  # on a GPU, where the ranks are
 yours_joined, *others = (joined(ranks) for ranks in zip(*launch(gradients, RANKS), strict=True))
 why = "a leaf's gradient came after the reduction: does your unit end when the last of its leaves has come?"
 for kind, other in zip(("minifsdp", "torch"), others, strict=True):

@@ -381,14 +381,14 @@ def compare() -> dict[str, dict[int, Tensor]]:
 
 def alone() -> dict[int, list[Tensor]]:
     """The gradients of one process, by unit, flat, by the number of batches."""
-    model = SETTINGS.model()
+    model = SETTINGS.model().to(rank_device())
     blocks = [list(block.parameters()) for block in model.blocks]
     inside = {p for block in blocks for p in block}
     units = [[p for p in model.parameters() if p not in inside], *blocks]
     found = {}
     for count, batch in enumerate(BATCHES[:3], 1):
-        model(*batch).backward()
-        found[count] = [torch.cat([p.grad.flatten() for p in unit]) for unit in units]
+        loss_of(model, batch).backward()
+        found[count] = [torch.cat([p.grad.flatten() for p in unit]).cpu() for unit in units]
     return found
 
 
@@ -398,7 +398,7 @@ def my_shards(units: list[Tensor], factor: int, place: int) -> Tensor:
     return torch.cat([unit.chunk(factor)[place] for unit in padded])
 
 
-found, singly = launch(compare, RANKS), alone()
+found, (singly,) = launch(compare, RANKS), launch(alone, 1)
 for count in (1, 3):
     expected = [my_shards(singly[count], PER_HOST, rank % PER_HOST) for rank in range(RANKS)]
     for kind in ("minifsdp", "torch"):

@@ -46,7 +46,9 @@ class RateLimitedSchedule(PrefetchSchedule):
         if limit < 1:
             raise ValueError(f"limit={limit}: at least the unit that computes has to be whole, so 1 is the least")
         super().__init__(units, forward, backward, depth)
-        self.reductions = 1  # two unsharded gradients at most: one reduced, one computed
+        # Two unsharded gradients at most, one reduced, one computed: in the host's order. On a device the host does not
+        # wait for a reduction, and the allocator may hold on to more of them, until their frees have happened.
+        self.reductions = 1
         self.limit = limit
         self.whole: list[Unit] = []  # gathered and not freed
         self.deferred: list[Unit] = []  # to be gathered when one is freed

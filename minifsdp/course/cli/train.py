@@ -85,7 +85,8 @@ def train(
 ) -> None:
     """Train one model with one strategy, over any number of restarts.
 
-    A run that was killed goes on from its last checkpoint and, on the same number of ranks, ends with the same bits.
+    A run that was killed goes on from its last checkpoint and, on the same number of ranks, ends with the same bits
+    (on CPU; a GPU may add up in another order).
     Another number of ranks, or another strategy, can go on from it too, up to rounding.
 
     Example: minifsdp train --strategy full --ranks 2 --checkpoint runs/one --every 20; later the same and --resume

@@ -22,7 +22,7 @@ JUNIT = "junit.xml"
 
 UNREADABLE = (OSError, ValueError, KeyError, TypeError, AttributeError)
 
-_NOTEBOOKS = 3  # at once, each with ranks of its own
+_NOTEBOOKS = 3  # at once, each with ranks of its own, where these have GPUs of their own
 
 # Larger than on a laptop, for kernels to take longer than the host takes to issue them, but small enough for a GPU with
 # 16 GB: in the benchmark two ranks that share it keep more than 20 models each, of 14 million parameters and 16 bytes
@@ -116,7 +116,9 @@ def _tests(ranks: Ranks, out: Path) -> Commands:
 
 
 def _labs(ranks: Ranks, out: Path) -> Commands:
-    at_once = ["-n", str(_NOTEBOOKS), "--dist", "loadscope"] if find_spec("xdist") else []
+    """Processes take turns on a GPU, and a collective takes a turn of each: on a shared one a notebook at a time."""
+    parallel = find_spec("xdist") and not ranks.shared
+    at_once = ["-n", str(_NOTEBOOKS), "--dist", "loadscope"] if parallel else []
     notebooks = sorted(f"labs/{path.name}" for path in (checkout() / "labs").glob("*.ipynb"))
     return _pytest(out, *at_once, "--nbval-lax", "--nbval-current-env", "--nbval-cell-timeout=120", *notebooks)
 

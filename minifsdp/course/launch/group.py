@@ -3,6 +3,7 @@
 import datetime
 import os
 import sys
+import warnings
 
 import torch
 import torch.distributed as dist
@@ -24,6 +25,9 @@ def join_group(store: Store, rank: int, local_rank: int, world: World, timeout: 
         return
     options = None
     if world.backend == "nccl":
+        # Both are as meant here; `device_id=` would quiet the first, and put sends behind all collectives.
+        for known in (r"barrier\(\): using the device under current context", "An unbatched P2P op"):
+            warnings.filterwarnings("ignore", message=known)
         torch.cuda.set_device(world.gpus[local_rank])
         if world.shares_gpu:
             set_sharing(rank, len(world.gpus) == ranks)
