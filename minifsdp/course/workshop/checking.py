@@ -15,18 +15,32 @@ is done here, in one place and in rank order, so that a wrong answer on one rank
 
 from __future__ import annotations
 
+import inspect
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from minifsdp.course.launch import RankError, launch
+from minifsdp.course.workshop import comparing, subgroup
+from minifsdp.course.workshop.comparing import AnswerError, describe, expect, same
 from minifsdp.course.workshop.references import Reference, find_reference, forbidden
 from minifsdp.course.world import Backend
+
+__all__ = [
+    "AnswerError",
+    "Variant",
+    "checking",
+    "describe",
+    "expect",
+    "on_ranks",
+    "same",
+    "submit",
+    "submitted",
+]
 
 RANKS_SECONDS = 20.0  # what the ranks of a check may take before they count as stuck
 ON_GPUS = 4  # times as long: fresh processes load kernels and libraries, and NCCL connects each new group
@@ -47,10 +61,6 @@ class Variant:
     size: int = 7
 
 
-class AnswerError(AssertionError):
-    """An answer is wrong, and this is how: one fact to a line."""
-
-
 _under_check: Reference | None = None
 
 
@@ -59,11 +69,12 @@ def checking(exercise: str) -> Iterator[None]:
     """While an exercise is checked its reference raises, here and on the ranks of `on_ranks`."""
     global _under_check
     before, _under_check = _under_check, find_reference(exercise)
+    comparing.overriding = None
     try:
         with forbidden(_under_check):
             yield
     finally:
-        _under_check = before
+        _under_check, comparing.overriding = before, None
 
 
 def on_ranks(
@@ -75,6 +86,9 @@ def on_ranks(
     backend: Backend | None = None,
 ) -> list[Any]:
     """`observe(*args)` on each of N ranks; what they returned, in rank order.
+
+    Where the exercise's function has a parameter `group`, the N ranks are a part of the world (subgroup.py). A check
+    needs no word of it: its `comm.world()` and torch's default group are those of the N ranks.
 
     Args:
         ranks: N.
@@ -88,11 +102,21 @@ def on_ranks(
         AnswerError: a rank raised, died, or did not come back.
     """
     exercise = _under_check.id if _under_check is not None else None
+    part = _under_check is not None and _has_group(_under_check) and subgroup.has_room(ranks, backend)
     limit = timeout * (ON_GPUS if torch.cuda.device_count() else 1)
     try:
-        return launch(_observed, ranks, exercise, observe, args, timeout=limit, backend=backend)
+        found = launch(_observed, ranks + part, exercise, observe, args, part, timeout=limit, backend=backend)
     except RankError as error:
-        raise AnswerError(_explained(error, slip)) from error
+        raise AnswerError(_explained(subgroup.as_in_the_group(error) if part else error, slip)) from error
+    if not part:
+        return found
+    asked = next((seen.asked for seen in found[1:] if seen.asked), None)
+    comparing.overriding = subgroup.slip_of(asked) if asked else comparing.overriding
+    return [seen.returned for seen in found[1:]]
+
+
+def _has_group(ref: Reference) -> bool:
+    return "group" in inspect.signature(ref.function).parameters
 
 
 def _explained(error: RankError, slip: str | None) -> str:
@@ -110,123 +134,11 @@ def _explained(error: RankError, slip: str | None) -> str:
     return "\n".join(lines)
 
 
-def _observed(exercise: str | None, observe: Callable[..., Any], args: tuple[Any, ...]) -> Any:
+def _observed(exercise: str | None, observe: Callable[..., Any], args: tuple[Any, ...], part: bool) -> Any:
     if exercise is None:
         return observe(*args)
     with forbidden(find_reference(exercise)):
-        return observe(*args)
-
-
-def expect(
-    what: str,
-    got: Any,
-    wanted: Any,
-    *,
-    rank: int | None = None,
-    slips: Mapping[str, Any] | None = None,
-    slip: str | None = None,
-    tolerance: float = 1e-6,
-) -> None:
-    """Reject the answer unless it `got` what was `wanted`.
-
-    Args:
-        what: names the quantity, with its unit.
-        got: number, text, bool, None, tensor, or a list, tuple or dict of them.
-        wanted: the same, right.
-        rank: whose it is.
-        slips: what a usual mistake would have given, by the words that explain it.
-        slip: words for any other mistake.
-        tolerance: how far floating point may be off, relative to the largest value wanted.
-    """
-    if same(got, wanted, tolerance):
-        return
-    usual = next((text for text, wrong in (slips or {}).items() if same(got, wrong, tolerance)), slip)
-    where = "" if rank is None else f"rank {rank}, "
-    lines = [f"{where}{what}: expected {describe(wanted)}, got {describe(got)}{_first_difference(got, wanted)}"]
-    if usual:
-        lines.append(f"likely slip: {usual}")
-    raise AnswerError("\n".join(lines))
-
-
-def same(got: Any, wanted: Any, tolerance: float = 0.0) -> bool:
-    """Whether two values are equal: shape, dtype and type exactly, floating point within `tolerance`."""
-    match wanted:
-        case Tensor():
-            return isinstance(got, Tensor) and _same_tensor(got, wanted, tolerance)
-        case dict():
-            return (
-                isinstance(got, dict)
-                and got.keys() == wanted.keys()
-                and same([got[key] for key in wanted], list(wanted.values()), tolerance)
-            )
-        case list() | tuple():
-            return (
-                isinstance(got, list | tuple)
-                and len(got) == len(wanted)
-                and all(same(a, b, tolerance) for a, b in zip(got, wanted, strict=True))
-            )
-        case float():
-            return type(got) in (int, float) and abs(got - wanted) <= tolerance * max(abs(wanted), 1e-30)
-    return type(got) is type(wanted) and bool(got == wanted)
-
-
-def _same_tensor(got: Tensor, wanted: Tensor, tolerance: float) -> bool:
-    if got.shape != wanted.shape or got.dtype != wanted.dtype:
-        return False
-    got, wanted = got.detach().cpu(), wanted.detach().cpu()
-    if not wanted.is_floating_point() or not wanted.numel():
-        return torch.equal(got, wanted)
-    return torch.allclose(got, wanted, rtol=0.0, atol=tolerance * max(float(wanted.abs().max()), 1e-30))
-
-
-def describe(value: Any) -> str:
-    """A value in a few words."""
-    match value:
-        case Tensor() if value.numel() <= 6:
-            return f"{_rounded(value.detach().tolist())} ({_kind(value)})"
-        case Tensor():
-            return f"a tensor {_kind(value)}"
-        case bool() | None:
-            return repr(value)
-        case int():
-            return f"{value:,}"
-        case float():
-            return f"{value:.4g}"
-        case str():
-            return value
-        case dict():
-            return "{" + ", ".join(f"{key}: {describe(each)}" for key, each in value.items()) + "}"
-        case list() | tuple():
-            shown = [describe(each) for each in value[:8]]
-            return f"[{', '.join(shown)}{', ...' if len(value) > 8 else ''}]"
-    return f"an object of type {type(value).__name__}"
-
-
-def _rounded(value: Any) -> Any:
-    if isinstance(value, list):
-        return [_rounded(each) for each in value]
-    return float(f"{value:.4g}") if isinstance(value, float) else value
-
-
-def _kind(tensor: Tensor) -> str:
-    return f"{list(tensor.shape)} {str(tensor.dtype).removeprefix('torch.')}"
-
-
-def _first_difference(got: Any, wanted: Any) -> str:
-    """Where two tensors of one shape, or two lists, first differ."""
-    if isinstance(wanted, Tensor) and isinstance(got, Tensor) and got.shape == wanted.shape and wanted.numel() > 6:
-        a, b = got.detach().flatten().double().cpu(), wanted.detach().flatten().double().cpu()
-        far = ~((a - b).abs() <= 1e-6 * b.abs().max())
-        if bool(far.any()):
-            i = int(far.nonzero()[0])
-            return f": element {i} is {float(a[i]):.4g} instead of {float(b[i]):.4g}, {int(far.sum())} differ"
-    if isinstance(wanted, list | tuple) and isinstance(got, list | tuple) and max(len(got), len(wanted)) > 8:
-        for at, (a, b) in enumerate(zip(got, wanted, strict=False)):
-            if not same(a, b, 1e-6):
-                return f": number {at} is {describe(a)} instead of {describe(b)}"
-        if len(got) != len(wanted):
-            return f": alike as far as both go, {len(got)} in place of {len(wanted)}"
-    return ""
+        return subgroup.in_a_part(observe, args) if part else observe(*args)
 
 
 _submitted: tuple[Callable[..., Any], Variant] | None = None

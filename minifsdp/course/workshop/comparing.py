@@ -1,0 +1,128 @@
+"""Comparisons whose failure explains itself: what was expected, what came, and the likely slip."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+class AnswerError(AssertionError):
+    """An answer is wrong, and this is how: one fact to a line."""
+
+
+overriding: str | None = None  # a slip that explains whatever differs, once it is known to have been made
+
+
+def expect(
+    what: str,
+    got: Any,
+    wanted: Any,
+    *,
+    rank: int | None = None,
+    slips: Mapping[str, Any] | None = None,
+    slip: str | None = None,
+    tolerance: float = 1e-6,
+) -> None:
+    """Reject the answer unless it `got` what was `wanted`.
+
+    Args:
+        what: names the quantity, with its unit.
+        got: number, text, bool, None, tensor, or a list, tuple or dict of them.
+        wanted: the same, right.
+        rank: whose it is.
+        slips: what a usual mistake would have given, by the words that explain it.
+        slip: words for any other mistake.
+        tolerance: how far floating point may be off, relative to the largest value wanted.
+    """
+    if same(got, wanted, tolerance):
+        return
+    usual = overriding or next((text for text, wrong in (slips or {}).items() if same(got, wrong, tolerance)), slip)
+    where = "" if rank is None else f"rank {rank}, "
+    lines = [f"{where}{what}: expected {describe(wanted)}, got {describe(got)}{_first_difference(got, wanted)}"]
+    if usual:
+        lines.append(f"likely slip: {usual}")
+    raise AnswerError("\n".join(lines))
+
+
+def same(got: Any, wanted: Any, tolerance: float = 0.0) -> bool:
+    """Whether two values are equal: shape, dtype and type exactly, floating point within `tolerance`."""
+    match wanted:
+        case Tensor():
+            return isinstance(got, Tensor) and _same_tensor(got, wanted, tolerance)
+        case dict():
+            return (
+                isinstance(got, dict)
+                and got.keys() == wanted.keys()
+                and same([got[key] for key in wanted], list(wanted.values()), tolerance)
+            )
+        case list() | tuple():
+            return (
+                isinstance(got, list | tuple)
+                and len(got) == len(wanted)
+                and all(same(a, b, tolerance) for a, b in zip(got, wanted, strict=True))
+            )
+        case float():
+            return type(got) in (int, float) and abs(got - wanted) <= tolerance * max(abs(wanted), 1e-30)
+    return type(got) is type(wanted) and bool(got == wanted)
+
+
+def _same_tensor(got: Tensor, wanted: Tensor, tolerance: float) -> bool:
+    if got.shape != wanted.shape or got.dtype != wanted.dtype:
+        return False
+    got, wanted = got.detach().cpu(), wanted.detach().cpu()
+    if not wanted.is_floating_point() or not wanted.numel():
+        return torch.equal(got, wanted)
+    return torch.allclose(got, wanted, rtol=0.0, atol=tolerance * max(float(wanted.abs().max()), 1e-30))
+
+
+def describe(value: Any) -> str:
+    """A value in a few words."""
+    match value:
+        case Tensor() if value.numel() <= 6:
+            return f"{_rounded(value.detach().tolist())} ({_kind(value)})"
+        case Tensor():
+            return f"a tensor {_kind(value)}"
+        case bool() | None:
+            return repr(value)
+        case int():
+            return f"{value:,}"
+        case float():
+            return f"{value:.4g}"
+        case str():
+            return value
+        case dict():
+            return "{" + ", ".join(f"{key}: {describe(each)}" for key, each in value.items()) + "}"
+        case list() | tuple():
+            shown = [describe(each) for each in value[:8]]
+            return f"[{', '.join(shown)}{', ...' if len(value) > 8 else ''}]"
+    return f"an object of type {type(value).__name__}"
+
+
+def _rounded(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_rounded(each) for each in value]
+    return float(f"{value:.4g}") if isinstance(value, float) else value
+
+
+def _kind(tensor: Tensor) -> str:
+    return f"{list(tensor.shape)} {str(tensor.dtype).removeprefix('torch.')}"
+
+
+def _first_difference(got: Any, wanted: Any) -> str:
+    """Where two tensors of one shape, or two lists, first differ."""
+    if isinstance(wanted, Tensor) and isinstance(got, Tensor) and got.shape == wanted.shape and wanted.numel() > 6:
+        a, b = got.detach().flatten().double().cpu(), wanted.detach().flatten().double().cpu()
+        far = ~((a - b).abs() <= 1e-6 * b.abs().max())
+        if bool(far.any()):
+            i = int(far.nonzero()[0])
+            return f": element {i} is {float(a[i]):.4g} instead of {float(b[i]):.4g}, {int(far.sum())} differ"
+    if isinstance(wanted, list | tuple) and isinstance(got, list | tuple) and max(len(got), len(wanted)) > 8:
+        for at, (a, b) in enumerate(zip(got, wanted, strict=False)):
+            if not same(a, b, 1e-6):
+                return f": number {at} is {describe(a)} instead of {describe(b)}"
+        if len(got) != len(wanted):
+            return f": alike as far as both go, {len(got)} in place of {len(wanted)}"
+    return ""

@@ -1,0 +1,128 @@
+"""A check's ranks as a part of the world, so that an answer's `group` is never the world by chance.
+
+One rank more is started, rank 0, which takes no part. To a check, and to the package, the others are the world:
+`comm.world()` and torch's default group are theirs. To the learner's cell the world is what it is, one rank larger, and
+each rank's number in it is another than in `group`.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from typing import Any, NamedTuple
+from unittest import mock
+
+import torch.distributed as dist
+
+from minifsdp import comm
+from minifsdp.course.launch import RankError
+from minifsdp.course.workshop.comparing import AnswerError
+from minifsdp.course.world import Backend, choose_world
+
+CELLS = ("<cell of exercise", "<set-up cell")  # the names under which child.define compiles what a learner has written
+ANSWERS_OF_THE_WORLD = ("get_rank", "get_world_size", "get_global_rank", "get_group_rank", "get_process_group_ranks")
+
+
+class Seen(NamedTuple):
+    """What a check's function returned on one rank, and how the cell has asked for the world there, if it has."""
+
+    returned: Any
+    asked: str | None
+
+
+def has_room(ranks: int, backend: Backend | None) -> bool:
+    """Whether one rank more runs in the same kind of world: with exactly N GPUs it would be another one."""
+    try:
+        return choose_world(ranks, backend=backend).backend == choose_world(ranks + 1, backend=backend).backend
+    except ValueError:
+        return False
+
+
+def in_a_part(observe: Callable[..., Any], args: tuple[Any, ...]) -> Seen | None:
+    """Call `observe(*args)` on every rank but the first, as if they were the world; every rank calls this."""
+    everyone = comm.world()
+    group = dist.new_group(list(range(1, everyone.size())))
+    if everyone.rank() == 0:
+        return None
+    asked: list[str] = []
+    with _default(group), _cells_see(everyone, asked), _refusing(everyone):
+        try:
+            returned = observe(*args)
+        except Exception as error:
+            if asked:
+                error.add_note(f"likely slip: {slip_of(asked[0])}")
+            raise
+    return Seen(returned, asked[0] if asked else None)
+
+
+def slip_of(asked: str) -> str:
+    """What a rejected answer hears that has called `asked` in its cell."""
+    return f"`{asked}` is about the world; the ranks that take part are those of `group`, a part of it here"
+
+
+def as_in_the_group(error: RankError) -> RankError:
+    """The same error with the ranks' numbers in their group."""
+
+    def less_one(match: re.Match[str]) -> str:
+        return ", ".join(str(int(rank) - 1) for rank in match[0].split(", ") if rank != "0") or "none"
+
+    numbers = r"((?<=^rank )|(?<=rank\(s\) )|(?<=finished: ))\d+(, \d+)*"
+    failures = {rank - 1: text for rank, text in error.failures.items() if rank > 0}
+    return RankError(re.sub(numbers, less_one, str(error)), failures)
+
+
+@contextmanager
+def _default(group: comm.Group) -> Iterator[None]:
+    """`group` as torch's default group."""
+    before = comm.world()
+    dist.group.WORLD = group
+    try:
+        yield
+    finally:
+        dist.group.WORLD = before
+
+
+@contextmanager
+def _cells_see(everyone: comm.Group, asked: list[str]) -> Iterator[None]:
+    """Let what a cell asks of the world be answered for `everyone`, and noted in `asked`."""
+
+    def seeing(function: Callable[..., Any], name: str) -> Callable[..., Any]:
+        @functools.wraps(function)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            if not sys._getframe(1).f_code.co_filename.startswith(CELLS):
+                return function(*args, **kwargs)
+            if not (args or kwargs):
+                asked.append(name)
+            with _default(everyone):
+                return function(*args, **kwargs)
+
+        return call
+
+    with ExitStack() as stack:
+        stack.enter_context(mock.patch.object(comm, "world", seeing(comm.world, "comm.world()")))
+        for name in ANSWERS_OF_THE_WORLD:
+            function = seeing(getattr(dist, name), f"torch.distributed.{name}()")
+            stack.enter_context(mock.patch.object(dist, name, function))
+        yield
+
+
+@contextmanager
+def _refusing(everyone: comm.Group) -> Iterator[None]:
+    """Let a collective of `everyone` raise when it is issued: rank 0 would never come to it."""
+
+    def refuse(call: comm.Call, phase: str) -> AbstractContextManager[None]:
+        if call.group == everyone.group_name:
+            raise AnswerError(
+                f"the group of the {call.op}: expected `group`, got the world\n"
+                "likely slip: ranks outside of `group` take no part, and a collective of the world waits for them"
+            )
+        return nullcontext()
+
+    comm.watchers.append(refuse)
+    try:
+        yield
+    finally:
+        comm.watchers.remove(refuse)
