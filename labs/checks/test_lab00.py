@@ -16,11 +16,13 @@ STAGES = ("replicated", "stage 1", "stage 2", "stage 3")
 @pytest.mark.exercise(id="0.1")
 def test_training_bytes(answer, variant):
     """Exact bytes for SGD, momentum, Adam and AMSGrad, in float32, in bfloat16 and with a float32 copy."""
-    numels = [variant.size, 5 * variant.size + 1, 64]
-    for itemsize, copy in ((4, False), (2, False), (2, True)):
+    numels = [variant.size, 5 * variant.size + 1, 64, variant.size]  # two of one size, and in no order
+    for itemsize, copy in ((4, False), (2, False), (2, True), (4, True), (8, False)):
         for optimizer in STATE_BUFFERS:
-            found = answer(list(numels), itemsize, optimizer, copy)
+            given = list(numels)
+            found = answer(given, itemsize, optimizer, copy) if copy else answer(given, itemsize, optimizer)
             case = f"{optimizer}, parameters of {itemsize} bytes{', float32 copy' if copy else ''}"
+            expect(f"{case}: `numels` afterwards", given, numels, slip="it is the caller's list: leave it as it is")
             if not isinstance(found, dict) or list(found) != ["parameters", "gradients", "optimizer"]:
                 raise AnswerError(f"{case}: expected a dict with parameters, gradients, optimizer, got {found!r}")
             _expect_bytes(case, found, numels, itemsize, optimizer, copy)
@@ -42,6 +44,7 @@ def _expect_bytes(case, found, numels, itemsize, optimizer, copy):
         slips["the step count is per parameter tensor, not one for the model"] = state - counts + 4
         slips["a step count has 4 bytes, whatever the dtype of the parameters"] = state - counts + itemsize * tensors
         slips["the step count is one number per tensor, not one per element"] = state - counts + 4 * elements
+        slips["two tensors of one size are two tensors, and have a step count each"] = state - 4
     else:
         slips["SGD counts no steps: only Adam and AMSGrad keep a step count"] = state + 4 * tensors
     if copy:
@@ -53,6 +56,8 @@ def _expect_bytes(case, found, numels, itemsize, optimizer, copy):
         slips["state has the dtype of the parameters: without a float32 copy nothing is float32"] = (
             elements * buffers * 4 + counts
         )
+    if not copy:
+        slips["no copy is asked for: `master_copy` is False by default"] = elements * 4 * (buffers + 1) + counts
     slips[f"{optimizer} has {buffers} buffers as large as the parameter"] = state - updated * elements
     expect(f"{case}: optimizer state, bytes", found["optimizer"], state, slips=slips)
 
@@ -61,7 +66,8 @@ def _expect_bytes(case, found, numels, itemsize, optimizer, copy):
 def test_zero_stages(answer, variant):
     """Each stage divides one more of the three terms by the ranks, for any K and item size."""
     for psi, ranks, k, itemsize in ((48, 64, 12, 2), (100, 8, 8, 4), (100 * variant.size, variant.ranks, 12, 2)):
-        found = answer(psi, ranks, k=k, itemsize=itemsize)
+        by_default = (k, itemsize) == (12, 2)
+        found = answer(psi, ranks) if by_default else answer(psi, ranks, k=k, itemsize=itemsize)
         if not isinstance(found, dict) or list(found) != list(STAGES):
             raise AnswerError(f"expected a dict with {', '.join(STAGES)}, got {found!r}")
         one, state = itemsize * psi, k * psi
@@ -115,11 +121,16 @@ def test_adam_step(answer, variant):
     _follow("float32 gradients", answer, start, grads, default, default)
     _follow("other lr, betas and eps", answer, start, grads, other, default)
     _follow("bfloat16 gradients", answer, start, [grad.bfloat16() for grad in grads], other, default)
+    double = [grad.double().view(1, -1) for grad in grads]
+    _follow("float64, of shape [1, numel]", answer, start.double().view(1, -1), double, other, default)
+    columns = lambda values: values.repeat(2).view(2, -1).t().contiguous().t()  # noqa: E731
+    grids = [columns(grad) for grad in grads]
+    _follow("two dimensions that lie in memory in columns", answer, columns(start), grids, other, default)
 
 
 def _follow(case, answer, start, grads, options, default):
     """Run the answer step by step on a parameter that requires grad, as an optimizer would, and look at everything."""
-    param, state = nn.Parameter(start.clone()), {}
+    param, state = nn.Parameter(start.clone(memory_format=torch.preserve_format)), {}
     places = {"param": param.data_ptr()}
     for number, grad in enumerate(grads, start=1):
         given = grad.clone()
@@ -144,7 +155,8 @@ def _expect_state(at, state, start, number):
         slip = f"{name} is a tensor{'; for a count of 0 it is torch.zeros(())' if name == 'step' else ''}"
         expect(f"{at}: type of state[{name!r}]", type(value).__name__, "Tensor", slip=slip)
     kinds = {name: (list(tensor.shape), str(tensor.dtype)) for name, tensor in sorted(state.items())}
-    wanted = {name: ([] if name == "step" else list(start.shape), "torch.float32") for name in sorted(state)}
+    moments = (list(start.shape), str(start.dtype))
+    wanted = {name: ([], "torch.float32") if name == "step" else moments for name in sorted(state)}
     slip = "moments have shape and dtype of param, whatever the gradient's; step is a float32 scalar"
     expect(f"{at}: shapes and dtypes of the state", kinds, wanted, slip=slip)
     anew = {"the state is made anew at every call: make it only where `state` is empty": 1.0} if number > 1 else {}
@@ -170,13 +182,18 @@ def _expect_values(at, param, state, start, grads, options, default):
         "the step goes uphill": (2 * start - right, None, None),
     }
     slips = [{words: values[i] for words, values in formulas.items()} for i in range(3)]
-    expect(f"{at}: exp_avg", state["exp_avg"], mean, slips=slips[1], tolerance=1e-5)
-    expect(f"{at}: exp_avg_sq", state["exp_avg_sq"], square, slips=slips[2], tolerance=1e-5)
-    expect(f"{at}: param", param, right, slips=slips[0], tolerance=1e-4)
+    fine = start.dtype == torch.float64
+    slip = (
+        "the arithmetic is that of float32: convert the gradient to param's dtype, whatever that is" if fine else None
+    )
+    tolerance = 1e-12 if fine else 1e-5
+    expect(f"{at}: exp_avg", state["exp_avg"], mean, slips=slips[1], slip=slip, tolerance=tolerance)
+    expect(f"{at}: exp_avg_sq", state["exp_avg_sq"], square, slips=slips[2], slip=slip, tolerance=tolerance)
+    expect(f"{at}: param", param, right, slips=slips[0], slip=slip, tolerance=10 * tolerance)
 
 
 def _adam(start, grads, lr, beta1, beta2, eps, eps_at="outside", correct=True, narrow=False):
-    """Algorithm 1 of the paper in float64: param, exp_avg and exp_avg_sq after the last gradient, in float32."""
+    """Algorithm 1 of the paper in float64: param, exp_avg and exp_avg_sq after the last gradient, in param's dtype."""
     param, mean, square = start.double(), torch.zeros_like(start).double(), torch.zeros_like(start).double()
     for t, grad in enumerate(grads, start=1):
         mean = beta1 * mean + (1 - beta1) * grad.double()
@@ -189,7 +206,7 @@ def _adam(start, grads, lr, beta1, beta2, eps, eps_at="outside", correct=True, n
         else:
             root = (square / bias2).sqrt() + eps
         param = param - lr * (mean / bias1) / root
-    return param.float(), mean.float(), square.float()
+    return param.to(start.dtype), mean.to(start.dtype), square.to(start.dtype)
 
 
 class Gated(nn.Module):
@@ -209,6 +226,20 @@ class Gated(nn.Module):
         y = self.down(product)
         self.made = [weakref.ref(tensor.untyped_storage()) for tensor in (value, opened, product, y)]
         return y
+
+
+class Embedded(nn.Module):
+    """[rows] of int64 -> [rows, width] in float64; a frozen weight, and a buffer of the shape of what forward makes."""
+
+    def __init__(self, rows, width):
+        super().__init__()
+        self.table, self.mix = nn.Embedding(rows, width), nn.Linear(width, width, bias=False)
+        self.mix.weight.requires_grad_(False)
+        self.register_buffer("mask", torch.ones(rows, width))
+        self.double()
+
+    def forward(self, tokens):
+        return self.mix(self.table(tokens) * self.mask).exp()
 
 
 @pytest.mark.exercise(id="0.4")
@@ -250,6 +281,22 @@ def test_saved_bytes(answer, variant):
         "or something outside still holds them"
     )
     expect("bytes of activations left once the loss is gone", left, 0, slip=slip)
+    _expect_embedded(answer, rows, width)
+
+
+def _expect_embedded(answer, rows, width):
+    """What a model of floating point in 4 bytes does not show."""
+    model, tokens = Embedded(rows, width), torch.arange(rows)
+    found = answer(lambda: model(tokens).sum(), model)
+    wanted = 8 * rows * (1 + width + width)  # the tokens, the buffer, and exp's output
+    slips = {
+        "a buffer is no parameter: where an operator saves it, it counts": wanted - 8 * rows * width,
+        "a frozen parameter is one too: it is there anyway": wanted + 8 * width * width,
+        "an element has not always 4 bytes: ask the storage": wanted // 2,
+        "indices are saved as well: what counts is memory, not floating point": wanted - 8 * rows,
+    }
+    slip = "parameters are known by their storage, and each call counts what it has seen itself"
+    expect(f"bytes saved by an embedding of {rows} tokens in float64", found, wanted, slips=slips, slip=slip)
 
 
 def _expect_backward(loss, model, x):

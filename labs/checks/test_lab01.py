@@ -134,14 +134,18 @@ def run(ranks, observe, *args, slip=None):
         raise AnswerError(f"over {ranks} ranks: {error}") from None
 
 
-def worlds(variant, least=1):
-    """Two ranks hide many a mistake: a left neighbour that is also the right one, a number that is a power of two."""
-    return sorted({max(least, variant.ranks), 3, 4})
+def worlds(variant, least=1, odd=3):
+    """Two ranks hide many a mistake: a left neighbour that is also the right one, a number that is a power of two.
+
+    And one rank, the last, has others: no step at all, nothing that a loop has left behind.
+    """
+    several = sorted({max(least, variant.ranks), odd, 4})
+    return several if least in several else [*several, least]
 
 
 def largest(variant):
     """The last of `worlds`, where the finer points are checked: a mistake in the sum has been found by then."""
-    return worlds(variant)[-1]
+    return max(worlds(variant))
 
 
 def numbers(seed, rank, *shape, dtype=torch.float32):
@@ -174,27 +178,38 @@ def check_waited(rank, seen, before_sends=False):
 # 1.1
 
 
+def observe_all_rows(answer, batches):
+    return [observe_rows(answer, batch) for batch in batches]
+
+
 def observe_rows(answer, batch):
     batch = batch.to(rank_device())
     with comm.record() as log:
         mine = answer(batch, comm.world())
     shares = isinstance(mine, torch.Tensor) and mine.untyped_storage().data_ptr() == batch.untyped_storage().data_ptr()
-    return mine.cpu() if isinstance(mine, torch.Tensor) else mine, shares, [call.op for call in log]
+    return mine.cpu() if isinstance(mine, torch.Tensor) else mine, shares, [call.op for call in log], batch.cpu()
 
 
 @pytest.mark.exercise(id="1.1")
 def test_my_rows(answer, variant):
     """Every row on exactly one rank, in rank order, no rank with more than one row above another, and no message."""
     for ranks in worlds(variant):
-        for rows in (4 * ranks, variant.size, 2 * ranks + 1):
-            batch = numbers(variant.seed, 0, rows, 3)
-            seen = run(ranks, observe_rows, answer, batch)
-            for rank, (mine, shares, log) in enumerate(seen):
+        batches = [numbers(variant.seed, 0, rows, 3) for rows in (4 * ranks, variant.size, 2 * ranks + 1)]
+        few = numbers(variant.seed, 1, max(1, ranks - 1), 2, 3)  # of a batch of three dimensions
+        columns = numbers(variant.seed, 2, 3, 2 * ranks).t()  # in memory, so that there is no flat view
+        batches += [few, columns, numbers(variant.seed, 3, variant.size + 1)]
+        found = run(ranks, observe_all_rows, answer, batches)
+        for number, batch in enumerate(batches):
+            seen, rows, shape = [each[number] for each in found], len(batch), list(batch.shape[1:])
+            for rank, (mine, shares, log, after) in enumerate(seen):
                 expect("messages", log, [], rank=rank, slip="every rank has the batch and knows who it is")
-                if not isinstance(mine, torch.Tensor) or mine.dim() != 2 or mine.shape[1] != 3:
-                    raise AnswerError(f"rank {rank}: expected rows of the batch, a tensor [any, 3], got {mine!r}")
+                if not isinstance(mine, torch.Tensor) or list(mine.shape[1:]) != shape or mine.dim() != batch.dim():
+                    raise AnswerError(
+                        f"rank {rank}: expected rows of the batch, a tensor {['any', *shape]}, got {mine!r}"
+                    )
+                expect("`batch` afterwards", after, batch, rank=rank, slip="it is only read")
                 expect("whether its rows are a view of the batch", shares, True, rank=rank, slip="an index list copies")
-            parts = [mine for mine, _, _ in seen]
+            parts = [mine for mine, *_ in seen]
             where = f"{rows} rows over {ranks} ranks"
             together = torch.cat(parts)
             kept = rows // ranks * ranks
@@ -226,13 +241,15 @@ def test_my_rows(answer, variant):
 # 1.2
 
 
-def observe_exchange(answer, seed, size):
+def observe_exchange(answer, seed, size, dtype):
     group = comm.world()
-    outgoing = numbers(seed, group.rank(), size).to(rank_device())
+    outgoing = numbers(seed, group.rank(), size, dtype=dtype).to(rank_device())
     incoming = torch.full_like(outgoing, float("nan"))
+    memory = incoming.detach()
     with watching() as seen:
         answer(outgoing, incoming, group)
-    return plain(seen), outgoing.cpu(), incoming.cpu()
+    moved = [str(message.tensor.dtype) for message in issued(seen)]
+    return plain(seen), outgoing.cpu(), memory.cpu(), moved
 
 
 @pytest.mark.exercise(id="1.2")
@@ -240,8 +257,11 @@ def test_exchange(answer, variant):
     """One send to the right and one receive from the left, both posted before either is waited for."""
     slip = "every rank waits for a message that its neighbour has not posted yet; post both, then wait"
     for ranks in worlds(variant, least=2):
-        seen = run(ranks, observe_exchange, answer, variant.seed, variant.size, slip=slip)
-        for rank, (log, outgoing, incoming) in enumerate(seen):
+        dtype = NARROW if ranks == largest(variant) else torch.float32
+        seen = run(ranks, observe_exchange, answer, variant.seed, variant.size, dtype, slip=slip)
+        orders = [["wait" if m.what.startswith("wait") else m.what for m in log] for log, *_ in seen]
+        exchanged = [["recv", "send", "wait", "wait"], ["send", "recv", "wait", "wait"]]  # on even ranks, on odd ranks
+        for rank, (log, outgoing, incoming, moved) in enumerate(seen):
             right, left = (rank + 1) % ranks, (rank - 1) % ranks
             messages = sorted(map(str, issued(log)))
             expect(
@@ -257,13 +277,22 @@ def test_exchange(answer, variant):
                 },
             )
             check_waited(rank, log)
-            order = ["wait" if m.what.startswith("wait") else m.what for m in log]
+            slip = "`incoming` and `outgoing` are what is sent and received, whatever their dtype"
+            expect(f"dtypes of what is sent and received, over {ranks} ranks", moved, [str(dtype)] * 2, slip=slip)
+            slips = {}
+            if orders == [exchanged[each % 2] for each in range(ranks)]:
+                slips["even and odd are exchanged: even ranks post the send first, odd ranks the receive"] = orders[
+                    rank
+                ]
+            elif orders != [orders[0]] * ranks and all(order[2:] == ["wait", "wait"] for order in orders):
+                slips["the ranks' order has to follow from their number in `group`: even or odd"] = orders[rank]
             expect(
                 f"order of the calls over {ranks} ranks",
-                order,
+                orders[rank],
                 ["recv" if rank % 2 else "send", "send" if rank % 2 else "recv", "wait", "wait"],
                 rank=rank,
-                slips={
+                slips=slips
+                | {
                     "one message at a time: no deadlock, and twice as long, since no link works both ways at once": [
                         "recv" if rank % 2 else "send",
                         "wait",
@@ -277,8 +306,8 @@ def test_exchange(answer, variant):
                 },
                 slip="post both messages, then wait for both",
             )
-            wanted = numbers(variant.seed, left, variant.size)
-            own = numbers(variant.seed, rank, variant.size)
+            wanted = numbers(variant.seed, left, variant.size, dtype=dtype)
+            own = numbers(variant.seed, rank, variant.size, dtype=dtype)
             expect(f"`incoming` over {ranks} ranks", incoming, wanted, rank=rank, slips={"it holds its own data": own})
             expect(f"`outgoing` afterwards, over {ranks} ranks", outgoing, own, rank=rank, slip="it is only read")
 
@@ -320,9 +349,9 @@ def writing(written):
 @pytest.mark.exercise(id="1.3")
 def test_reduce_while(answer, variant):
     """The reduction is issued, the work runs, the wait comes last, and only then is the part read."""
-    ranks, size = variant.ranks, variant.size
+    size = variant.size
     issue, wait = "reduce_scatter", "wait for reduce_scatter"
-    for dtype in (torch.float32, NARROW):
+    for ranks, dtype in ((variant.ranks, torch.float32), (variant.ranks + 1, NARROW)):
         inputs = [numbers(variant.seed, rank, ranks * size, dtype=dtype) for rank in range(ranks)]
         total = torch.stack(inputs).sum(0)
         seen = run(ranks, observe_while, answer, variant.seed, size, dtype)
@@ -354,6 +383,7 @@ def test_reduce_while(answer, variant):
                 rank=rank,
                 slips={
                     "the whole sum: asked is this rank's part": total,
+                    "this is the mean: asked is the sum, comm.SUM": total[rank * size :][:size] / ranks,
                     "its own data": inputs[rank][rank * size :][:size],
                     "the two results are exchanged: the part comes first": torch.full((2,), float(rank)),
                 },
@@ -370,6 +400,7 @@ def observe_tree(answer, seed, size, cases):
     group, results = comm.world(), []
     for root, dtype in cases:
         tensor = numbers(seed, group.rank(), size, 2, dtype=dtype).to(rank_device())
+        memory = tensor.detach()
         with watching() as seen, handing_out() as handed:
             try:
                 answer(tensor, root, group)
@@ -378,14 +409,14 @@ def observe_tree(answer, seed, size, cases):
                     flat, shape = list(handed[-1].shape), list(tensor.shape)
                     raise ValueError(f"a buffer {flat} does not add to a tensor {shape}: view it as `tensor`") from None
                 raise
-        results.append((plain(seen), tensor.cpu(), arrived_in(seen, handed)))
+        results.append((plain(seen), memory.cpu(), arrived_in(seen, handed)))
     return results
 
 
 def tree_cases(variant, ranks):
     """Roots and dtypes."""
     roots = sorted({0, 1 % ranks, ranks - 1})
-    return [(root, torch.float32) for root in roots] + [(ranks - 1, NARROW)] * (ranks == largest(variant))
+    return [(root, torch.float32) for root in roots] + [(ranks - 1, NARROW)] * (ranks >= largest(variant))
 
 
 def rounds(logs):
@@ -447,7 +478,7 @@ def check_tree(logs, where, root, numel, arrows, once, hub, chain):
 @pytest.mark.exercise(id="1.4")
 def test_broadcast(answer, variant):
     """The source's tensor on every rank by N - 1 messages in ceil(log2 N) rounds, from whichever source."""
-    for ranks in worlds(variant):
+    for ranks in worlds(variant, odd=5):
         cases = tree_cases(variant, ranks)
         stuck = (
             "somebody waits in vain: do both sides count places from the source, is place p + d below N, "
@@ -477,14 +508,14 @@ def test_broadcast(answer, variant):
             hub = "the source sends to each rank itself; the ranks that have the tensor can send too"
             chain = "it goes from rank to rank in a chain; in each round all that have the tensor can send"
             once = "every rank but the source receives once"
-            arrows = edges if ranks == largest(variant) else None
+            arrows = edges if ranks >= largest(variant) else None
             check_tree(logs, f"over {ranks} ranks, source {root}", root, wanted.numel(), arrows, once, hub, chain)
 
 
 @pytest.mark.exercise(id="1.5")
 def test_reduce(answer, variant):
     """The sum on the target by N - 1 messages in ceil(log2 N) rounds, for whichever target."""
-    for ranks in worlds(variant):
+    for ranks in worlds(variant, odd=5):
         cases = tree_cases(variant, ranks)
         stuck = (
             "somebody waits in vain: a rank that has sent is done, no place beyond N - 1 sends, "
@@ -520,7 +551,7 @@ def test_reduce(answer, variant):
             hub = "every rank sends to the target itself; ranks can add up in pairs first"
             chain = "the sum goes from rank to rank in a chain; half of the ranks that are left can send in each round"
             once = "every rank but the target sends once, and is done"
-            arrows = backwards if ranks == largest(variant) else None
+            arrows = backwards if ranks >= largest(variant) else None
             check_tree(logs, f"over {ranks} ranks, target {root}", root, total.numel(), arrows, once, hub, chain)
 
 
@@ -550,12 +581,13 @@ def observe_scatter(answer, seed, size, dtype):
 
     full = numbers(seed, group.rank(), group.size() * size, dtype=dtype).to(rank_device())
     output = torch.full_like(full[:size], UNTOUCHED)
+    memory = output.detach()
     with watching() as seen, handing_out() as handed:
         answer(output, full, group, step)
     inside = full.clone()
     own = inside.view(group.size(), size)[group.rank()]
     answer(own, inside, group, pass_on)
-    return plain(issued(seen)), all(disjoint), arrived_in(seen, handed), output.cpu(), full.cpu(), own.cpu()
+    return plain(issued(seen)), all(disjoint), arrived_in(seen, handed), memory.cpu(), full.cpu(), own.cpu()
 
 
 def check_steps(rank, ranks, log, length):
@@ -641,6 +673,7 @@ def observe_gather(answer, seed, size, dtype):
     group = comm.world()
     shard = a_shard(seed, group.rank(), size, dtype).to(rank_device())
     output = torch.full((group.size() * size,), UNTOUCHED, dtype=dtype, device=shard.device)
+    memory = output.detach()
     with watching() as seen:
         answer(output, shard, group, pass_on)
     inside = torch.full_like(output, UNTOUCHED)
@@ -648,7 +681,7 @@ def observe_gather(answer, seed, size, dtype):
     own.copy_(shard)
     answer(inside, own, group, pass_on)
     in_place = [address(message.tensor) == address(output) for message in issued(seen, "recv")]
-    return plain(issued(seen)), all(in_place), output.cpu(), shard.cpu(), inside.cpu()
+    return plain(issued(seen)), all(in_place), memory.cpu(), shard.cpu(), inside.cpu()
 
 
 @pytest.mark.exercise(id="1.7")
@@ -728,6 +761,7 @@ def all_reduce_once(answer, seed, shape, op, dtype):
         comm.all_gather(output.view(-1), shard, where).wait()
 
     tensor = a_tensor(seed, group.rank(), shape, dtype).to(rank_device())
+    memory = tensor.detach()
     with comm.record() as log, handing_out() as handed:
         try:
             answer(tensor, op, group, scatter, gather)
@@ -738,7 +772,7 @@ def all_reduce_once(answer, seed, shape, op, dtype):
             raise
     origins = [origin(buffer, handed) for buffer in buffers]
     first = [each[0].cpu() if each else None for each in (given, gathered)]
-    return Collected(calls, *first, origins, len(log), tensor.cpu())
+    return Collected(calls, *first, origins, len(log), memory.cpu())
 
 
 def a_tensor(seed, rank, shape, dtype):
