@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import inspect
 import io
+import random
 import warnings
 import weakref
 from collections.abc import Callable, Iterator
@@ -827,6 +828,22 @@ def test_a_list_of_caps_closes_bucket_after_bucket() -> None:
     assert sizes == [1, 3, 2]
     assert bucket_caps(None, None) == [2**20, 25 * 2**20]
     assert bucket_caps(3, [1, 2]) == [2**20, 2**21]
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_buckets_of_several_dtypes_are_torchs(seed: int) -> None:
+    """One open bucket per dtype and device, each with its turn of the caps; buckets in the order of their beginnings."""
+    draw = random.Random(seed)
+    kinds = [(dtype, device) for dtype in (torch.float32, torch.bfloat16) for device in ("cpu", "meta")]
+    params = []
+    for _ in range(draw.randrange(1, 12)):
+        dtype, device = draw.choice(kinds)
+        params.append(nn.Parameter(torch.zeros(draw.randrange(1, 9), dtype=dtype, device=device)))
+    caps = [draw.choice([1, 8, 16, 40, 10**9]) for _ in range(draw.randrange(1, 4))]
+    backwards = params[::-1]
+    indices, _ = dist._compute_bucket_assignment_by_size(backwards, caps)
+    ours = [[next(i for i, q in enumerate(backwards) if q is p) for p in b] for b in assign_buckets(params, caps)]
+    assert ours == indices
 
 
 @pytest.mark.parametrize(("ranks", "name"), check.params)

@@ -472,12 +472,14 @@ print(f"rank 0's gradient of layer 0 is averaged with rank 1's gradient of layer
 # ## 2.2 Assign buckets
 #
 # A message costs a latency however short it is, and bytes / bandwidth on top. Joining gradients in *buckets* saves
-# latencies. Two rules, both torch's (`_compute_bucket_assignment_by_size`):
+# latencies. Three rules, all torch's (`_compute_bucket_assignment_by_size`):
 #
 # - Walk through the parameters in *reverse* order of registration. Backward begins at the last layer, so the first
 #   bucket is the first to be complete.
 # - Add parameters to a bucket until it holds at least `cap_bytes`; the one that reaches the cap still belongs to it
-#   (parameters are never split). Close it also before a parameter of another dtype, as a buffer has one dtype.
+#   (parameters are never split).
+# - A buffer has one dtype, so each dtype has an open bucket of its own: a parameter joins that of its dtype, whatever
+#   came in between. Buckets stand in the order in which they begin.
 #
 # Whatever is left at the end is a bucket too. The GPT has Ψ = 235,265 elements of 4 bytes: from the end, the head and
 # its LayerNorm 67 kB, four blocks of 200 kB each, the embeddings 74 kB; no tensor is larger than 66 kB. The cap below
@@ -498,8 +500,8 @@ def assign_buckets(params: list[nn.Parameter], cap_bytes: int) -> list[list[nn.P
         cap_bytes: a bucket that holds at least this many bytes of parameters is closed; 0 gives each its own.
 
     Returns:
-        The buckets in the order in which backward is expected to complete them: all of `params` in reverse order, each
-        once, one dtype to a bucket.
+        The buckets in the order in which they begin: all of `params` in reverse order, each once, one dtype to a bucket
+        and one open bucket to a dtype. `params` itself is only read.
     """
     ...
 

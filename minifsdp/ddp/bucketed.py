@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable, Sequence
 
 import torch
@@ -46,17 +47,24 @@ def assign_buckets(params: Iterable[nn.Parameter], cap_bytes: int | Sequence[int
 
     A bucket holds one dtype on one device, and is closed once it has reached `cap_bytes` (as in torch, a parameter is
     never split, so a bucket may exceed the cap by a part of its last parameter; `_compute_bucket_assignment_by_size`).
-    Of several caps each closes one bucket, and the last all that follow.
+    One bucket of each dtype and device is open at a time, and buckets stand in the order in which they begin. Of
+    several caps each closes one bucket of a dtype and device, and the last all that follow.
     """
-    caps = iter([cap_bytes] if isinstance(cap_bytes, int) else cap_bytes)
+    caps = [cap_bytes] if isinstance(cap_bytes, int) else list(cap_bytes)
     buckets: list[list[nn.Parameter]] = []
-    size = cap = 0
+    filling: dict[tuple[torch.dtype, torch.device], list[nn.Parameter]] = {}
+    size: dict[tuple[torch.dtype, torch.device], int] = {}
+    left = defaultdict(lambda: list(caps))  # the caps of a dtype and device that have not had their turn, and the last
     for p in reversed(list(params)):
-        if size >= cap or (p.dtype, p.device) != (buckets[-1][0].dtype, buckets[-1][0].device):
-            buckets.append([])
-            size, cap = 0, next(caps, cap)
-        buckets[-1].append(p)
-        size += p.numel() * p.element_size()
+        kind = p.dtype, p.device
+        if kind not in filling:
+            filling[kind], size[kind] = [], 0
+            buckets.append(filling[kind])
+        filling[kind].append(p)
+        size[kind] += p.numel() * p.element_size()
+        if size[kind] >= left[kind][0]:
+            del filling[kind]
+            left[kind] = left[kind][1:] or left[kind]
     return buckets
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from types import SimpleNamespace
 
+import torch
 from torch import Tensor, nn
 
 from minifsdp import comm, device
@@ -32,23 +33,25 @@ def average_gradient(param: nn.Parameter, group: comm.Group) -> None:
 @reference(
     "2.2",
     hints=(
-        "Walk through `reversed(params)` and add each to the last bucket. Before adding, ask whether that bucket is "
-        "closed: full, or of another dtype; then a new one begins.",
-        "Keep the bytes of the last bucket (numel * element_size of its parameters). Begin a bucket if there is none "
-        "yet, if those bytes are >= cap_bytes, or if `param.dtype` is not that of the bucket's first parameter.",
+        "Walk through `reversed(params)` and add each to the open bucket of its dtype. If there is none, a new one "
+        "begins; once a bucket is full it is open no longer.",
+        "Keep the open bucket of each dtype in a dict, and append it to the result when it begins. After adding, sum "
+        "numel * element_size of its parameters; if that is >= cap_bytes, delete it from the dict.",
     ),
     forbids=(bucketed.assign_buckets,),
 )
 def assign_buckets(params: list[nn.Parameter], cap_bytes: int) -> list[list[nn.Parameter]]:
     """Cut `params` into buckets in reverse order; each holds one dtype and is closed once it has `cap_bytes`."""
     buckets: list[list[nn.Parameter]] = []
-    size = 0
+    filling: dict[torch.dtype, list[nn.Parameter]] = {}
     for param in reversed(params):
-        if not buckets or size >= cap_bytes or param.dtype != buckets[-1][0].dtype:
-            buckets.append([])
-            size = 0
-        buckets[-1].append(param)
-        size += param.numel() * param.element_size()
+        if param.dtype not in filling:
+            filling[param.dtype] = []
+            buckets.append(filling[param.dtype])
+        bucket = filling[param.dtype]
+        bucket.append(param)
+        if sum(p.numel() * p.element_size() for p in bucket) >= cap_bytes:
+            del filling[param.dtype]
     return buckets
 
 
