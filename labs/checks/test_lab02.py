@@ -119,7 +119,10 @@ def observe_average(answer: Any, size: int, seed: int) -> dict[str, Any]:
         loss.backward()
     other = parameter(draw(seed + 1, rank, size), draw(seed + 2, rank, size))
     answer(other, group_of_one())
+    narrow = parameter(draw(seed + 3, rank, size).bfloat16(), draw(seed + 3, rank, size).bfloat16())
+    answer(narrow, comm.world())
     return {
+        "narrow": None if narrow.grad is None else narrow.grad.cpu(),
         "moved": not torch.equal(param.detach(), before),
         "calls": told(calls),
         "phases": list(seen),
@@ -152,7 +155,13 @@ def test_average_gradient(answer, variant):
             found["calls"],
             [f"all_reduce of {4 * 3 * size} bytes"],
             rank=rank,
-            slips={"an all-gather brings all N gradients to every rank: N times the memory": gathered},
+            slips={
+                "an all-gather brings all N gradients to every rank: N times the memory": gathered,
+                "a copy of 2 bytes per element was reduced: half the bytes, and the digits are lost; asked is the "
+                "gradient in its own dtype": [f"all_reduce of {2 * 3 * size} bytes"],
+                "a copy of 8 bytes per element was reduced: twice the bytes": [f"all_reduce of {8 * 3 * size} bytes"],
+                "one all-reduce is enough": [f"all_reduce of {4 * 3 * size} bytes"] * 2,
+            },
             slip=THROUGH_COMM,
         )
         expect(
@@ -199,13 +208,47 @@ def test_average_gradient(answer, variant):
             slips={"averaged over comm.world(): the ranks to average over are those of `group`": sum(other) / n},
             slip="N is the size of `group`, not a number known beforehand",
         )
+        narrow = [draw(variant.seed + 3, each, size).bfloat16() for each in range(n)]
+        expect(
+            "param.grad of a parameter in bfloat16",
+            found["narrow"],
+            (sum(each.float() for each in narrow) / n).bfloat16(),
+            rank=rank,
+            slips={"still this rank's own gradient: `.float()` and the like make a copy here": narrow[rank]},
+            tolerance=0.03,
+        )
 
 
 # 2.2
 
 
-def cut(sizes: list[tuple[int, torch.dtype]], cap: int, one_dtype: bool = True, afresh: bool = True) -> list[list[int]]:
-    """The indices that belong together: a bucket ends with the parameter that reaches the cap, or before a dtype.
+def cut(sizes: list[tuple[int, torch.dtype]], cap: int, *, by: str = "begin", one_cap: bool = False) -> list[list[int]]:
+    """The indices that belong together: a bucket of each dtype is open until a parameter reaches the cap.
+
+    Args:
+        by: the order of the buckets, that in which they "begin" or "close".
+        one_cap: whether all that is open counts together, and is closed together.
+    """
+    began: list[list[int]] = []
+    closed: list[list[int]] = []
+    filling: dict[torch.dtype, list[int]] = {}
+    for index in range(len(sizes) - 1, -1, -1):
+        dtype = sizes[index][1]
+        if dtype not in filling:
+            filling[dtype] = []
+            began.append(filling[dtype])
+        filling[dtype].append(index)
+        counted = [each for bucket in filling.values() for each in bucket] if one_cap else filling[dtype]
+        if sum(sizes[i][0] * sizes[i][1].itemsize for i in counted) >= cap:
+            closed += filling.values() if one_cap else [filling[dtype]]
+            filling = {} if one_cap else {kind: bucket for kind, bucket in filling.items() if kind != dtype}
+    return began if by == "begin" else closed + list(filling.values())
+
+
+def cut_at_change(
+    sizes: list[tuple[int, torch.dtype]], cap: int, one_dtype: bool = True, afresh: bool = True
+) -> list[list[int]]:
+    """One bucket open at a time: it ends with the parameter that reaches the cap, or before a dtype.
 
     Args:
         one_dtype: close a bucket before another dtype.
@@ -244,11 +287,13 @@ def mirrored(buckets: list[list[int]], count: int) -> list[list[int]]:
 
 @pytest.mark.exercise(id="2.2")
 def test_assign_buckets(answer, variant):
-    """Reverse order, closed at the cap, one dtype each, every parameter once."""
+    """Reverse order, closed at the cap, one open bucket per dtype, every parameter once, and the list as it was."""
     size = variant.size
-    full, half = torch.float32, torch.bfloat16
+    full, half, double = torch.float32, torch.bfloat16, torch.float64
     plain = [(numel, full) for numel in (size, 4 * size, 2 * size, size, 5 * size, 3 * size, size)]
     mixed = [(2 * size, full), (size, full), (3 * size, half), (size, half), (size, full)]
+    turns = [(size, full), (size, half), (size, full), (size, half)]
+    wide = [(size, double), (2 * size, half), (size, full), (3 * size, double), (size, half), (size, double)]
     for sizes, cap in (
         (plain, 16 * size),
         (plain, 0),
@@ -256,10 +301,24 @@ def test_assign_buckets(answer, variant):
         (mixed, 16 * size),
         (mixed, 4 * size),
         (mixed, 10**9),
+        (turns, 10**9),
+        (turns, 8 * size),
+        (wide, 10**9),
+        (wide, 8 * size),
+        ([], 16 * size),
     ):
-        params = [nn.Parameter(torch.zeros(numel, dtype=dtype)) for numel, dtype in sizes]
+        shapes = [(numel, 1) if index % 3 else (1, numel) for index, (numel, _) in enumerate(sizes)]
+        params = [
+            nn.Parameter(torch.zeros(shape, dtype=dtype)) for shape, (_, dtype) in zip(shapes, sizes, strict=True)
+        ]
         index_of = {param: index for index, param in enumerate(params)}
-        result = answer(list(params), cap)
+        for param in params[1:2]:
+            param.requires_grad_(False)  # which parameters are to be reduced is for the caller to choose
+        given = list(params)
+        result = answer(given, cap)
+        after = [index_of.get(param) for param in given]
+        slip = "the list is the caller's: `reverse()`, `pop()` and the like change it, `reversed()` does not"
+        expect("indices of the parameters in `params` afterwards", after, list(range(len(params))), slip=slip)
         try:
             got = [[index_of[param] for param in bucket] for bucket in result]
         except (KeyError, TypeError):
@@ -275,13 +334,23 @@ def test_assign_buckets(answer, variant):
             "cut from the first parameter on and then reversed: what is left over belongs at the end of backward, and "
             "so do the cuts": [bucket[::-1] for bucket in forward[::-1]],
             "the cap itself is enough: a bucket that holds cap_bytes is closed": cut(sizes, cap + 1),
-            "the count of bytes begins anew with every bucket, also where the dtype changes": cut(
+            "the count of bytes begins anew with every bucket, also where the dtype changes": cut_at_change(
                 sizes, cap, afresh=False
             ),
+            "each dtype has an open bucket of its own: a parameter joins it, whatever came in between": cut_at_change(
+                sizes, cap
+            ),
+            "buckets stand in the order in which they begin, not that in which they are full": cut(
+                sizes, cap, by="close"
+            ),
+            "the cap is that of one bucket: each dtype counts its own bytes": cut(sizes, cap, one_cap=True),
+            "no parameter, no bucket: an empty one would be reduced too": [[]],
             "a bucket per parameter: one latency each, as without buckets": every[::-1],
             "the last bucket is lost: it never reaches the cap, and must be reduced too": wanted[:-1],
             "the cap is in bytes; an element has element_size() of them": cut(sizes, cap * 4),
-            "one buffer has one dtype: close the bucket where the dtype changes": cut(sizes, cap, one_dtype=False),
+            "one buffer has one dtype: each dtype needs a bucket of its own": cut_at_change(
+                sizes, cap, one_dtype=False
+            ),
             "closed before the cap is reached; as in torch, the parameter that reaches it belongs to it": cut_before(
                 sizes, cap
             ),
@@ -322,6 +391,10 @@ def observe_start(answer: Any, size: int, seed: int) -> dict[str, Any]:
     with poisoned_buffers() as half_buffers:
         half_flat, handle = buffer_and_handle(answer(half, group_of_one()))
         handle.wait()
+    unused = [parameter(draw(seed + 9, rank, size).bfloat16(), None), parameter(torch.ones(2).bfloat16(), None)]
+    with comm.record() as unused_calls, poisoned_buffers():
+        unused_flat, handle = buffer_and_handle(answer(unused, group_of_one()))
+        handle.wait()
     own = torch.cat([torch.zeros(p.numel()) if p.grad is None else p.grad.flatten().cpu() for p in bucket])
     return {
         "calls": told(calls),
@@ -332,6 +405,8 @@ def observe_start(answer: Any, size: int, seed: int) -> dict[str, Any]:
         "own": own,
         "none": [index for index, p in enumerate(bucket) if p.grad is None],
         "half": half_flat.detach().cpu(),
+        "unused": unused_flat.detach().cpu(),
+        "unused calls": told(unused_calls),
         "half buffers": [f"{size} bytes of {role}" for size, role in half_buffers],
     }
 
@@ -421,6 +496,11 @@ def test_start_bucket(answer, variant):
             slips={"reduced over comm.world(): the ranks to average over are those of `group`": sum(other) / n},
             slip="N is the size of `group`, not a number known beforehand",
         )
+        what = "of a bucket of bfloat16 that has no gradient at all"
+        slip = "the other ranks may have gradients of it, and wait for this one"
+        wanted = [f"all_reduce of {2 * (size + 2)} bytes"]
+        expect(f"collectives {what}", found["unused calls"], wanted, rank=rank, slip=slip)
+        expect(f"the buffer {what}", found["unused"], torch.zeros(size + 2).bfloat16(), rank=rank)
 
 
 # 2.4
@@ -445,13 +525,20 @@ def observe_finish(answer: Any, size: int, seed: int) -> dict[str, Any]:
     bucket = make_bucket(seed, rank, size)
     flat = device.empty(5 * size + 4, torch.float32, "communication", rank_device()).fill_(torch.nan)
     handle = Arriving(flat, draw(seed + 5, 0, flat.numel()).to(flat.device))
-    before = [p.grad for p in bucket]
-    answer(bucket, flat, handle)
+    before, given, values = [p.grad for p in bucket], list(bucket), [p.detach().clone() for p in bucket]
+    answer(given, flat, handle)
+    moved = sum(not torch.equal(p, value) for p, value in zip(bucket, values, strict=True))
+    wide = parameter(torch.ones(size, dtype=torch.float64), None)
+    last = device.empty(size, torch.float64, "communication", rank_device())
+    answer([wide], last, Arriving(last, torch.arange(size).double().to(last.device)))
     storage = flat.untyped_storage()._cdata
     views = [p.grad is not None and p.grad.untyped_storage()._cdata == storage for p in bucket]
     return {
         "waits": handle.waits,
         "freed": not device.is_allocated(flat),
+        "given": [a is b for a, b in zip(given, bucket, strict=False)],
+        "moved": moved,
+        "wide": None if wide.grad is None or device.is_allocated(last) else wide.grad.cpu(),
         "views": sum(views),
         "replaced": [
             index
@@ -511,6 +598,11 @@ def test_finish_bucket(answer, variant):
             rank=rank,
             slip="without device.free all buckets' buffers pile up",
         )
+        slip = "the list is the caller's, and has a next backward"
+        expect("parameters that are in `bucket` as before", found["given"], [True] * 3, rank=rank, slip=slip)
+        slip = "the optimizer moves parameters, after all gradients have been averaged"
+        expect("parameters whose values have changed", found["moved"], 0, rank=rank, slip=slip)
+        expect("gradient of a parameter in float64", found["wide"], torch.arange(size).double(), rank=rank)
 
 
 # 2.5
@@ -556,7 +648,8 @@ def observe_hook(answer: Any, width: int, seed: int, dry: bool = False) -> dict[
     """Two backwards with the answer as every parameter's hook: one that communicates, one that does not.
 
     Args:
-        dry: only the first of them, without communication, so that no rank hangs whatever it launches.
+        dry: nothing is sent, so that no rank hangs whatever it launches; and after these two a third backward, as the
+            first.
     """
     rank, group, where = dist.get_rank(), comm.world(), rank_device()
     model = Rotating(width, seed, rank % LAYERS).to(where)
@@ -597,6 +690,8 @@ def observe_hook(answer: Any, width: int, seed: int, dry: bool = False) -> dict[
         p.register_post_accumulate_grad_hook(lambda p: answer(p, reducer))
 
     def backward(step: int) -> None:
+        nonlocal arrived
+        arrived = 0
         x = draw(seed + step, rank, 4, width).to(where).requires_grad_() * 1.0
         x.register_hook(lambda grad: events.append("rest of backward"))  # autograd's work behind the first layer
         model(x).backward()
@@ -605,7 +700,13 @@ def observe_hook(answer: Any, width: int, seed: int, dry: bool = False) -> dict[
     with comm.record() as calls:
         backward(0)
     if dry:
-        return {"events": events}
+        first = list(events)
+        reducer.sync = False
+        backward(1)
+        events.clear()
+        reducer.sync = True
+        backward(2)
+        return {"events": first, "again": events}
     grads = [p.grad.clone().cpu() for p in model.parameters()]
     synced = list(events)
     events.clear()
@@ -713,14 +814,21 @@ def test_on_gradient(answer, variant):
             rank=rank,
             slip="a gradient that is only accumulated is not counted: the next backward would launch too early",
         )
+    for rank, found in enumerate(launched):
+        expect(
+            "events of a third backward, with reducer.sync = True again",
+            found["again"],
+            found["events"],
+            rank=rank,
+            slip="the hook serves any number of backwards: what it counts or remembers itself has to begin anew, and "
+            "`reducer.missing` does",
+        )
 
 
 # 2.6
 
-MICRO = 3
 
-
-def observe_accumulation(answer: Any, size: int, seed: int) -> dict[str, Any]:
+def observe_accumulation(answer: Any, size: int, seed: int, micro: int) -> dict[str, Any]:
     rank, group, where = dist.get_rank(), comm.world(), rank_device()
     weight = parameter(draw(seed + 40, 0, size), None)
     scale = parameter(draw(seed + 41, 0, 1), None)
@@ -745,11 +853,16 @@ def observe_accumulation(answer: Any, size: int, seed: int) -> dict[str, Any]:
 
     for p in params:
         p.register_post_accumulate_grad_hook(hook)
-    micro_batches = [draw(seed + number, rank, 4, size).to(where) for number in range(MICRO)]
+    micro_batches = [draw(seed + number, rank, 4, size).to(where) for number in range(micro)]
+    list_given, values = list(micro_batches), [batch.clone() for batch in micro_batches]
     with comm.record() as calls:
-        answer(micro_batches, loss_of, reducer)
+        answer(list_given, loss_of, reducer)
     reductions.append(len(calls) - sum(reductions))
+    kept = [a is b for a, b in zip(list_given, micro_batches, strict=False)]
+    same = [torch.equal(batch, value) for batch, value in zip(micro_batches, values, strict=True)]
     return {
+        "list": kept,
+        "values": same,
         "given": given,
         "backwards": backwards,
         "reductions": reductions,
@@ -758,10 +871,10 @@ def observe_accumulation(answer: Any, size: int, seed: int) -> dict[str, Any]:
     }
 
 
-def gradients_of(ranks: int, size: int, seed: int) -> list[list[Tensor]]:
+def gradients_of(ranks: int, size: int, seed: int, micro: int) -> list[list[Tensor]]:
     """For each micro-batch, the mean over the ranks of its loss's gradients, in one process."""
     found = []
-    for number in range(MICRO):
+    for number in range(micro):
         weight, scale = (nn.Parameter(draw(seed + 40 + i, 0, shape)) for i, shape in enumerate((size, 1)))
         batches = [draw(seed + number, rank, 4, size) for rank in range(ranks)]
         losses = [((batch @ weight) * scale).tanh().mean() for batch in batches]
@@ -772,33 +885,38 @@ def gradients_of(ranks: int, size: int, seed: int) -> list[list[Tensor]]:
 @pytest.mark.exercise(id="2.6")
 def test_accumulate(answer, variant):
     """A backward per micro-batch, communication in the last one only, the gradient of the mean over all of them."""
+    for number in (3, 1):
+        check_accumulate(answer, variant, number)
+
+
+def check_accumulate(answer: Any, variant: Any, number: int) -> None:
     n, size, seed = variant.ranks, variant.size, variant.seed
-    seen = on_ranks(n, observe_accumulation, answer, size, seed, timeout=SECONDS)
-    micro = gradients_of(n, size, seed)
+    seen = on_ranks(n, observe_accumulation, answer, size, seed, number, timeout=SECONDS)
+    micro = gradients_of(n, size, seed, number)
     for rank, found in enumerate(seen):
         expect(
             "rows given to loss_of at each call",
             found["given"],
-            [4] * MICRO,
+            [4] * number,
             rank=rank,
             slip="one forward per micro-batch: a single large one needs all their activations at once",
         )
         expect(
             "backward passes",
             found["backwards"],
-            MICRO,
+            number,
             rank=rank,
             slip="adding up the losses keeps the graphs of all micro-batches alive until the one backward",
         )
         expect(
             "all-reduces in the backward of each micro-batch (two parameters)",
             found["reductions"],
-            [0] * (MICRO - 1) + [2],
+            [0] * (number - 1) + [2],
             rank=rank,
             slips={
-                "every micro-batch is reduced: k times the bytes, and what is reduced is reduced again": [2] * MICRO,
-                "the last backward has to communicate, or the ranks' gradients never meet": [0] * MICRO,
-                "the first backward communicates: what comes after it stays on its rank": [2] + [0] * (MICRO - 1),
+                "every micro-batch is reduced: k times the bytes, and what is reduced is reduced again": [2] * number,
+                "the last backward has to communicate, or the ranks' gradients never meet": [0] * number,
+                "the first backward communicates: what comes after it stays on its rank": [2] + [0] * (number - 1),
             },
         )
         expect(
@@ -808,15 +926,18 @@ def test_accumulate(answer, variant):
             rank=rank,
             slip="the next plain step would not be reduced",
         )
+        slip = "the list and its tensors are the caller's, and are only read"
+        expect("whether the list holds its micro-batches", found["list"], [True] * number, rank=rank, slip=slip)
+        expect("whether the micro-batches are as they were", found["values"], [True] * number, rank=rank, slip=slip)
         for index, grad in enumerate(found["grads"]):
             total = sum(each[index] for each in micro)
             slips = {
                 "k times too long: the k gradients are added up, so divide each loss by k": total,
                 "only the last micro-batch is left: the gradients of those before it were dropped": micro[-1][index]
-                / MICRO,
+                / number,
                 "only the last micro-batch is left, and nothing divides by k": micro[-1][index],
-                "divided by k twice": total / MICRO**2,
-                f"k is {MICRO} here, the length of micro_batches, and not always 4": total / 4,
-                "divided by the number of ranks too: the reduction takes the mean already": total / (MICRO * n),
+                "divided by k twice": total / number**2,
+                f"k is {number} here, the length of micro_batches, and not always 4": total / 4,
+                "divided by the number of ranks too: the reduction takes the mean already": total / (number * n),
             }
-            expect(f"gradient of parameter {index}", grad, total / MICRO, rank=rank, slips=slips, tolerance=1e-5)
+            expect(f"gradient of parameter {index}", grad, total / number, rank=rank, slips=slips, tolerance=1e-5)

@@ -10,7 +10,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.optim import Adam
+from torch.optim import SGD, Adam, AdamW
 
 from minifsdp import comm, device
 from minifsdp.course.launch import rank_device
@@ -34,19 +34,25 @@ def test_partition(answer, variant):
     for ranks in dict.fromkeys((variant.ranks, 3, 4, 16)):
         check_partition(answer, ranks, variant)
     check_partition(answer, 3, variant, torch.float64)
+    for ranks in dict.fromkeys((variant.ranks, 4)):
+        check_partition(answer, ranks, variant, divides=True)
 
 
-def check_partition(answer, ranks, variant, dtype=torch.float32):
+def check_partition(answer, ranks, variant, dtype=torch.float32, divides=False):
     shapes = [(variant.size, 3), (variant.size,), (2, 2, 3), (1,)]
+    if divides:
+        shapes.append((ranks - sum(torch.Size(shape).numel() for shape in shapes) % ranks,))
     values = torch.arange(1.0, 1 + sum(torch.Size(shape).numel() for shape in shapes), dtype=dtype)
     with Ledger() as ledger:
         pieces = values.clone().split([torch.Size(shape).numel() for shape in shapes])
         params = [nn.Parameter(piece.view(shape).clone()) for piece, shape in zip(pieces, shapes, strict=True)]
         del pieces
+        params[1].requires_grad_(False)
+        given, trained = list(params), [p.requires_grad for p in params]
         over = f"over {ranks} ranks, "
         try:
             with mock.patch.object(torch, "empty", poisoned(torch.empty)):
-                result = answer(params, ranks)
+                result = answer(given, ranks)
         except RuntimeError as error:
             if not any(words in str(error) for words in ("invalid for input of size", "split_sizes", "must match")):
                 raise
@@ -64,6 +70,19 @@ def check_partition(answer, ranks, variant, dtype=torch.float32):
     fronts = torch.cat([padding, values])
     each = torch.cat([pad(p.detach().flatten(), ranks) for p in params])
     expect(
+        f"{over}entries of `params` that are the parameters still",
+        [a is b for a, b in zip(given, params, strict=False)],
+        [True] * len(params),
+        slip="the model holds the parameters that it has: set `p.data`; another nn.Parameter, or a change of the list, "
+        "does not reach it",
+    )
+    expect(
+        f"{over}requires_grad of the parameters",
+        [p.requires_grad for p in params],
+        trained,
+        slip="they are moved, and are otherwise as they were",
+    )
+    expect(
         f"{over}elements of the flat buffer",
         flat.numel(),
         ranks * length,
@@ -71,6 +90,7 @@ def check_partition(answer, ranks, variant, dtype=torch.float32):
             "every parameter is padded by itself; pad once, behind the last one": each.numel(),
             "the remainder is dropped: N does not divide the number of elements": numel // ranks * ranks,
             "the padding is missing: equal shards need a multiple of N": numel,
+            "a whole N of padding where N divides: `-numel % N` is 0 there, `N - numel % N` is N": numel + ranks,
         },
     )
     expect(f"{over}dimensions of the flat buffer", flat.dim(), 1)
@@ -141,6 +161,38 @@ def test_shard_optimizer(answer, variant):
     for ranks in dict.fromkeys((variant.ranks, 3)):
         for rank in range(ranks):
             check_shard_optimizer(answer, rank, ranks, variant)
+    adamw = {"lr": LR, "betas": (0.8, 0.9), "eps": 1e-6, "weight_decay": 0.1}
+    for optimizer_class, defaults in (
+        (AdamW, adamw),
+        (SGD, {"lr": LR, "momentum": 0.9, "nesterov": True, "weight_decay": 0.2}),
+        (Adam, {}),
+    ):
+        check_class_and_defaults(answer, optimizer_class, defaults, variant)
+
+
+def check_class_and_defaults(answer, optimizer_class, defaults, variant):
+    """Three buckets, on the second of two ranks."""
+    asked = ", ".join([optimizer_class.__name__, *(f"{name}={value}" for name, value in defaults.items())])
+    lengths = [variant.size + 2, variant.size, 1]
+    buckets = [list(torch.ones(2 * length).chunk(2)) for length in lengths]
+    kept = [list(shards) for shards in buckets]
+    optimizer = answer(buckets, 1, optimizer_class, **defaults)
+    wanted = optimizer_class([nn.Parameter(torch.ones(1))], **defaults)
+    slip = "`optimizer_class` is an argument"
+    expect(f"{asked}: class of the optimizer", type(optimizer).__name__, type(wanted).__name__, slip=slip)
+    slip = "one parameter group with all shards: a scheduler and `param_groups[0]` see one"
+    expect(f"{asked}: parameter groups", len(optimizer.param_groups), 1, slip=slip)
+    group = optimizer.param_groups[0]
+    slip = "one shard per bucket, in the order of the buckets, of however many buckets"
+    expect(
+        f"{asked}: elements of the tensors that it updates", [p.numel() for p in group["params"]], lengths, slip=slip
+    )
+    options = lambda of: {name: str(value) for name, value in sorted(of.items()) if name != "params"}  # noqa: E731
+    slip = "all of `**defaults` go to `optimizer_class`, and nothing besides"
+    expect(f"{asked}: defaults", options(group), options(wanted.param_groups[0]), slip=slip)
+    same = [a is b for shards, old in zip(buckets, kept, strict=False) for a, b in zip(shards, old, strict=False)]
+    slip = "the lists are the caller's, and are only read"
+    expect(f"{asked}: entries of `buckets` that are as they were", same, [True] * 6, slip=slip)
 
 
 def check_shard_optimizer(answer, rank, ranks, variant):
@@ -235,9 +287,9 @@ class Net(nn.Module):
 
 
 def bucketed(model):
-    """The model's parameters in the order in which backward is expected to make their gradients, two layers each."""
+    """The model's parameters in the order in which backward is expected to make their gradients."""
     params = list(reversed(list(model.parameters())))
-    return [params[:4], params[4:]]
+    return [params[:3], params[3:4], params[4:]]
 
 
 def whole_batches(seed, steps=STEPS):
@@ -309,7 +361,11 @@ def freed_by_resize(ledger, tag):
 @pytest.mark.exercise(id="3.3")
 def test_reduce_bucket(answer, variant):
     """One reduce-scatter of the padded bucket, finished later; its mean is added to shard.grad, the bucket is freed."""
-    ranks = variant.ranks
+    for ranks in dict.fromkeys((variant.ranks, 3)):
+        check_reduce_bucket(answer, variant, ranks)
+
+
+def check_reduce_bucket(answer, variant, ranks):
     seen = on_ranks(ranks, observe_reduction, answer, variant.seed, variant.size, timeout=8)
     model = Net(variant.seed, variant.size)
     params = list(model.parameters())
@@ -519,7 +575,11 @@ def observe_reduction(answer, seed, size):
 @pytest.mark.exercise(id="3.4")
 def test_update_and_gather(answer, variant):
     """Three steps equal one process with the whole batch, on all ranks bit for bit; one all-gather per bucket."""
-    ranks = variant.ranks
+    for ranks in dict.fromkeys((variant.ranks, 3)):
+        check_update_and_gather(answer, variant, ranks)
+
+
+def check_update_and_gather(answer, variant, ranks):
     seen = on_ranks(ranks, observe_steps, answer, variant.seed, variant.size, timeout=8)
     wanted = train_alone(variant.seed, variant.size, ranks)
     for rank, found in enumerate(seen):
@@ -579,7 +639,8 @@ def check_step_order(found, rank):
             ],
             "the optimizer steps twice": ["update", "update"] + ["issue all_gather"] * buckets,
             "nothing is updated": ["issue all_gather"] * buckets,
-            "one all-gather per bucket; a bucket is left out": ["update", "issue all_gather"],
+            "one all-gather per bucket; a bucket is left out": ["update"] + ["issue all_gather"] * (buckets - 1),
+            "one all-gather per bucket; buckets are left out": ["update"] + ["issue all_gather"] * (buckets - 2),
             "averaging the parameters mixes each updated shard with the other ranks' old copies of it": (
                 ["update"] + ["issue all_reduce"] * buckets
             ),

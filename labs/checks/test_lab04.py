@@ -43,7 +43,7 @@ def test_pad_and_chunk(answer, variant):
         (numbers(numel, dtype), ranks)
         for ranks in (variant.ranks, 4, 16)
         for numel in (variant.size, 2 * ranks, ranks + 1)
-        for dtype in (torch.float32, torch.bfloat16)
+        for dtype in (torch.float32, torch.bfloat16, torch.int64)
     ]
     for flat, ranks in cases:
         chunk_values(answer, flat, ranks)
@@ -126,17 +126,33 @@ def flattened(answer, variant, ranks, dtype, divides):
         # the first one lies transposed in memory, as a weight that was loaded from another framework does
         values = [torch.randn(shape[::-1]).t() if i == 0 else torch.randn(shape) for i, shape in enumerate(shapes)]
         params = [nn.Parameter(value.to(dtype)) for value in values]
+        params[1].requires_grad_(False)
+        trained = [p.requires_grad for p in params]
         del values
         kept = [p.detach().clone(memory_format=torch.preserve_format) for p in params]
         pointers = [p.data_ptr() for p in params]
         before = total(ledger)
         old = sum(p.numel() * p.element_size() for p in params)
         ledger.reset_peaks()
-        full = answer(params, ranks)
+        given = list(params)
+        full = answer(given, ranks)
         peak, left = ledger.peak.total, total(ledger)
     where = f"of {[list(shape) for shape in shapes]} over {ranks} ranks"
     sizes = [value.numel() for value in kept]
     padding = -sum(sizes) % ranks
+    expect(
+        f"entries of `params` that are the parameters still {where}",
+        [a is b for a, b in zip(given, params, strict=False)],
+        [True] * len(params),
+        slip="the model holds the parameters that it has: set `p.data`; another nn.Parameter, or a change of the list, "
+        "does not reach it",
+    )
+    expect(
+        f"requires_grad of the parameters {where}",
+        [p.requires_grad for p in params],
+        trained,
+        slip="they are moved, and are otherwise as they were",
+    )
     check_buffer(full, kept, padding, ranks, where)
     offset = 0
     for i, (p, value) in enumerate(zip(params, kept, strict=True)):
@@ -241,7 +257,9 @@ def bounds_of(answer, sizes, ranks):
     cells = [(index, rank) for rank in range(ranks) for index in range(len(sizes))]
     got = {}
     for index, rank in cells:
-        found = answer(list(sizes), index, rank, ranks)
+        given = list(sizes)
+        found = answer(given, index, rank, ranks)
+        expect("`sizes` afterwards", given, sizes, slip="it is the caller's list, and is only read")
         if not isinstance(found, (list, tuple)) or len(found) != 2 or not all(type(edge) is int for edge in found):
             what = f"rank {rank}, bounds of parameter {index} of sizes {sizes} over {ranks} ranks"
             raise AnswerError(f"{what}: expected two integers (low, high), got {describe(found)}")
@@ -276,6 +294,12 @@ def usual_bounds(sizes, ranks):
         "the shard's length rounded down: shards are padded, so round up": {},
         "the padding belongs to no parameter, the last one ends before it": {},
         "offset and length, where the end is asked for": {},
+        "a whole N of padding where N divides, or too long a shard: its length is ceil(sum / N)": {},
+        "positions in the parameter: asked are positions in the shard": {},
+        "parameters are not sharded one by one: the flat parameter is, and each shard has a part of some": {},
+        "ranks count from 0: the shard of rank r begins at r * length": {},
+        "a parameter begins where those before it end: `sum(sizes[:index])`, without its own size": {},
+        "the last one's end is not the shard's: `low` is not clamped, or `high` not from below": {},
     }
     for rank in range(ranks):
         for index, size in enumerate(sizes):
@@ -283,6 +307,10 @@ def usual_bounds(sizes, ranks):
             begin, end = offset - start, offset + size - start
             low, high = clamped(begin, length), clamped(end, length)
             whole = max(offset, start), min(offset + size, start + length)
+            long = sum(sizes) // ranks + 1
+            longer = tuple(clamped(edge - rank * long, long) for edge in (offset, offset + size))
+            own = -(-size // ranks)
+            after = clamped(begin - length, length), clamped(end - length, length)
             rounded = [clamped(edge, sum(sizes) // ranks) for edge in (offset - floor, offset + size - floor)]
             wrong = [
                 (whole[0], max(whole)),
@@ -293,6 +321,12 @@ def usual_bounds(sizes, ranks):
                 tuple(rounded),
                 (low, clamped(end + (-sum(sizes) % ranks if index == last else 0), length)),
                 (low, high - low),
+                longer,
+                (whole[0] - offset, whole[1] - offset) if low < high else (0, 0),
+                (0, clamped(size - rank * own, own)),
+                after,
+                (clamped(begin + size, length), clamped(end + size, length)),
+                (low, min(end, length)),
             ]
             for table, cell in zip(slips.values(), wrong, strict=True):
                 table[index, rank] = cell
@@ -397,6 +431,34 @@ def test_place_views(answer, variant):
     wanted = torch.cat([p.grad.reshape(-1) for p in plain.parameters()])
     expect("gradient of the buffer", buffers[0].grad, wanted, tolerance=1e-5)
     expect("bytes left", left, wanted.numel() * 4, slip="the original parameters are still held by somebody")
+    check_nested(answer)
+
+
+def check_nested(answer):
+    """Three levels down; a frozen parameter, and buffers, which stay where they are."""
+    norm, linear = nn.BatchNorm1d(4), nn.Linear(4, 4, bias=False).requires_grad_(False)
+    model = nn.ModuleDict({"outer": nn.ModuleDict({"inner": nn.ModuleDict({"norm": norm, "linear": linear})})})
+    buffers, views = dict(model.named_buffers()), []
+
+    def flatten(params):
+        full = torch.cat([p.detach().reshape(-1) for p in params])
+        views.extend(
+            part.view(p.shape) for part, p in zip(full.split([p.numel() for p in params]), params, strict=True)
+        )
+        return list(views)
+
+    said = answer(model, flatten)
+    places = [(norm, "weight"), (norm, "bias"), (linear, "weight")]
+    names = [[f"outer.inner.{'norm' if module is norm else 'linear'}.{attribute}"] for module, attribute in places]
+    where = "of a frozen layer and a BatchNorm three levels down"
+    slip = "every module of the tree, whatever its depth, and every parameter, trained or not"
+    expect(f"names returned {where}", said, names, slip=slip)
+    found = [getattr(module, attribute) is view for (module, attribute), view in zip(places, views, strict=True)]
+    expect(f"places {where} that have their view", found, [True] * 3, slip=slip)
+    slip = "a buffer is no parameter, and stays as it is"
+    after = dict(model.named_buffers())
+    kept = [name for name in buffers if after.get(name) is buffers[name]]
+    expect(f"buffers {where}", [sorted(kept), len(after)], [sorted(buffers), len(buffers)], slip=slip)
 
 
 def check_places(model, views):
@@ -429,6 +491,8 @@ def check_places(model, views):
 
 def six_layers(widths):
     layers = [nn.Linear(a, b) for a, b in pairwise(widths)]
+    layers[1].bias.requires_grad_(False)
+    layers[2].register_buffer("scale", torch.ones(3))
     pairs = [nn.Sequential(OrderedDict({f"layer{i}": layers[i] for i in pair})) for pair in ((1, 2), (4, 5))]
     return nn.Sequential(OrderedDict(layer0=layers[0], middle=pairs[0], layer3=layers[3], last=pairs[1]))
 
@@ -436,12 +500,13 @@ def six_layers(widths):
 NAMES = ["layer0", "middle.layer1", "middle.layer2", "layer3", "last.layer4", "last.layer5"]
 
 
-def rows(widths, numbers, ranks, without=()):
+def rows(widths, numbers, ranks, without=(), buffers=False):
     """The layout of a unit of these layers: pairs of name and elements, and the padding."""
     found = []
     for i in numbers:
         a, b = widths[i], widths[i + 1]
         found += [(f"{NAMES[i]}.weight", a * b), (f"{NAMES[i]}.bias", b)]
+        found += [(f"{NAMES[i]}.scale", 3)] if buffers and i == 2 else []
     found = [row for row in found if row[0] not in without]
     return [*found, ("padding", -sum(n for _, n in found) % ranks)]
 
@@ -457,7 +522,11 @@ def test_assign_units(answer, variant):
     widths = [3, variant.size, 4, variant.size + 1, 2, 4, 5]
     for ranks in (variant.ranks, 16):
         model = six_layers(widths)
-        for inner, numbers in (("middle", "last"), [(0, 3), (1, 2), (4, 5)]), (("last",), [(0, 1, 2, 3), (4, 5)]):
+        for inner, numbers in (
+            (("middle", "last"), [(0, 3), (1, 2), (4, 5)]),
+            (("last",), [(0, 1, 2, 3), (4, 5)]),
+            (("last", "middle"), [(0, 3), (4, 5), (1, 2)]),
+        ):
             units_of(answer, widths, model, inner, numbers, ranks)
     model = six_layers([2, 2, 2, 2, 2, 2, 2])  # two layers have 12 elements
     units_of(answer, [2] * 7, model, ("middle", "last"), [(0, 3), (1, 2), (4, 5)], 4)
@@ -486,9 +555,10 @@ def three_layers(answer, names, slip, zeros=False):
     for inner, wanted in (
         ([], [[*each[0], *each[1], *each[2], ("padding", 2)]]),
         ([model[0]], [[*each[1], *each[2], ("padding", 0)], [*each[0], ("padding", 2)]]),
+        (list(model), [[("padding", 0)], *([*rows, ("padding", 2)] for rows in each)]),
     ):
         equal = ", all zero" if zeros else ""
-        what = f"units of {', '.join(names)}{equal}, with {names[0] if inner else 'none'} wrapped, over 4 ranks"
+        what = f"units of {', '.join(names)}{equal}, with {len(inner) or 'none'} wrapped, over 4 ranks"
         try:
             got = pairs_of(answer(model, inner, 4))
         except ValueError as error:
@@ -505,7 +575,10 @@ def units_of(answer, widths, model, inner, numbers, ranks, without=()):
     tied = f", {without[0]} tied within its unit" if without else ""
     where = f"with {' and '.join(inner)} wrapped, over {ranks} ranks{tied}"
     try:
-        got = pairs_of(answer(model, [model.get_submodule(name) for name in inner], ranks))
+        given = [model.get_submodule(name) for name in inner]
+        got = pairs_of(answer(model, given, ranks))
+        slip = "the list is the caller's, and is only read"
+        expect("modules in `inner` afterwards", len(given), len(inner), slip=slip)
     except ValueError as error:
         raise AnswerError(
             f"units {where}: expected their layouts, got ValueError: {error}"
@@ -515,7 +588,18 @@ def units_of(answer, widths, model, inner, numbers, ranks, without=()):
     everything = range(6)
     stages = [[0, 1], [2, 3], [4, 5]] if len(inner) == 2 else [[0, 1, 2], [3, 4, 5]]
     whole = [[*unit[:-1], ("padding", -sum(n for _, n in unit[:-1]) % ranks or ranks)] for unit in wanted]
+    model_order = sorted(range(1, len(wanted)), key=lambda unit: numbers[unit])
     slips = {
+        "the units stand in the order of `inner`, not in that of the model": [
+            wanted[0],
+            *(wanted[unit] for unit in model_order),
+        ],
+        "a buffer is no parameter: it is not flattened": [
+            rows(widths, each, ranks, without, buffers=True) for each in numbers
+        ],
+        "frozen parameters are flattened as well: a unit is gathered whole": [
+            rows(widths, each, ranks, (*without, f"{NAMES[1]}.bias")) for each in numbers
+        ],
         "the root holds only what no inner unit holds, not the whole model again": (
             [rows(widths, everything, ranks, without), *wanted[1:]]
         ),

@@ -203,13 +203,14 @@ def assign_buckets(params, cap_bytes):
 @wrong("2.2", "ask its element_size()")
 def assign_buckets(params, cap_bytes):
     """Takes every element for four bytes."""
-    buckets, size = [[]], 0
+    buckets, filling = [], {}
     for param in reversed(params):
-        if buckets[-1] and (size >= cap_bytes or param.dtype != buckets[-1][0].dtype):
-            buckets.append([])
-            size = 0
-        buckets[-1].append(param)
-        size += param.numel() * 4
+        if param.dtype not in filling:
+            filling[param.dtype] = []
+            buckets.append(filling[param.dtype])
+        filling[param.dtype].append(param)
+        if sum(p.numel() * 4 for p in filling[param.dtype]) >= cap_bytes:
+            del filling[param.dtype]
     return buckets
 
 

@@ -124,6 +124,8 @@ def _explained(error: RankError, slip: str | None) -> str:
     lines = [re.sub(r" \([^()]*:\d+\)$", "", str(error)).replace("AnswerError: ", "")]  # the place may be one of ours
     first = next(iter(error.failures.values()), "")
     lines += first.partition("AnswerError: ")[2].splitlines()[1:]  # what `expect` says in a rank below: the slip
+    said = re.search(r"^likely slip: .*$", first, re.MULTILINE)
+    lines += [said[0]] if said and said[0] not in lines else []
     stuck = any("stuck here" in text for text in error.failures.values())
     for rank, text in sorted(error.failures.items()) if stuck else list(error.failures.items())[:1]:
         frames = re.findall(r'File "<cell.*?", line (\d+),.*\n +(.*)', text)

@@ -52,7 +52,7 @@ def in_a_part(observe: Callable[..., Any], args: tuple[Any, ...]) -> Seen | None
         try:
             returned = observe(*args)
         except Exception as error:
-            if asked:
+            if asked and "likely slip" not in str(error):
                 error.add_note(f"likely slip: {slip_of(asked[0])}")
             raise
     return Seen(returned, asked[0] if asked else None)
