@@ -143,9 +143,9 @@ def worlds(variant, least=1, odd=3):
     return several if least in several else [*several, least]
 
 
-def largest(variant):
+def largest(variant, odd=3):
     """The last of `worlds`, where the finer points are checked: a mistake in the sum has been found by then."""
-    return max(worlds(variant))
+    return max(worlds(variant, odd=odd))
 
 
 def numbers(seed, rank, *shape, dtype=torch.float32):
@@ -416,7 +416,7 @@ def observe_tree(answer, seed, size, cases):
 def tree_cases(variant, ranks):
     """Roots and dtypes."""
     roots = sorted({0, 1 % ranks, ranks - 1})
-    return [(root, torch.float32) for root in roots] + [(ranks - 1, NARROW)] * (ranks >= largest(variant))
+    return [(root, torch.float32) for root in roots] + [(ranks - 1, NARROW)] * (ranks == largest(variant, odd=5))
 
 
 def rounds(logs):
@@ -508,7 +508,7 @@ def test_broadcast(answer, variant):
             hub = "the source sends to each rank itself; the ranks that have the tensor can send too"
             chain = "it goes from rank to rank in a chain; in each round all that have the tensor can send"
             once = "every rank but the source receives once"
-            arrows = edges if ranks >= largest(variant) else None
+            arrows = edges if ranks == largest(variant, odd=5) else None
             check_tree(logs, f"over {ranks} ranks, source {root}", root, wanted.numel(), arrows, once, hub, chain)
 
 
@@ -551,7 +551,7 @@ def test_reduce(answer, variant):
             hub = "every rank sends to the target itself; ranks can add up in pairs first"
             chain = "the sum goes from rank to rank in a chain; half of the ranks that are left can send in each round"
             once = "every rank but the target sends once, and is done"
-            arrows = backwards if ranks >= largest(variant) else None
+            arrows = backwards if ranks == largest(variant, odd=5) else None
             check_tree(logs, f"over {ranks} ranks, target {root}", root, total.numel(), arrows, once, hub, chain)
 
 

@@ -68,6 +68,71 @@ def training_bytes(numels, itemsize, optimizer, master_copy=False):
     return {"parameters": itemsize * elements, "gradients": itemsize * elements, "optimizer": state}
 
 
+@wrong("0.1", "`numels` afterwards")
+def training_bytes(numels, itemsize, optimizer, master_copy=False):
+    """Sorts its argument in place."""
+    numels.sort(reverse=True)
+    elements = sum(numels)
+    buffers = {"sgd": 0, "momentum": 1, "adam": 2, "amsgrad": 3}[optimizer]
+    state = (
+        buffers * elements * (4 if master_copy else itemsize)
+        + 4 * len(numels) * (buffers > 1)
+        + 4 * elements * master_copy
+    )
+    return {"parameters": itemsize * elements, "gradients": itemsize * elements, "optimizer": state}
+
+
+@wrong("0.1", "two tensors of one size are two tensors")
+def training_bytes(numels, itemsize, optimizer, master_copy=False):
+    """Counts a step per distinct size."""
+    elements = sum(numels)
+    buffers = {"sgd": 0, "momentum": 1, "adam": 2, "amsgrad": 3}[optimizer]
+    state = (
+        buffers * elements * (4 if master_copy else itemsize)
+        + 4 * len(set(numels)) * (buffers > 1)
+        + 4 * elements * master_copy
+    )
+    return {"parameters": itemsize * elements, "gradients": itemsize * elements, "optimizer": state}
+
+
+@wrong("0.1", "parameters of 4 bytes, float32 copy")
+def training_bytes(numels, itemsize, optimizer, master_copy=False):
+    """Makes a copy only where parameters have 2 bytes."""
+    elements = sum(numels)
+    buffers = {"sgd": 0, "momentum": 1, "adam": 2, "amsgrad": 3}[optimizer]
+    copy = master_copy and itemsize == 2
+    state = (
+        buffers * elements * (4 if master_copy else itemsize) + 4 * len(numels) * (buffers > 1) + 4 * elements * copy
+    )
+    return {"parameters": itemsize * elements, "gradients": itemsize * elements, "optimizer": state}
+
+
+@wrong("0.1", "momentum, parameters of 8 bytes")
+def training_bytes(numels, itemsize, optimizer, master_copy=False):
+    """Takes nothing for wider than float32."""
+    elements = sum(numels)
+    buffers = {"sgd": 0, "momentum": 1, "adam": 2, "amsgrad": 3}[optimizer]
+    state = (
+        buffers * elements * (4 if master_copy else min(4, itemsize))
+        + 4 * len(numels) * (buffers > 1)
+        + 4 * elements * master_copy
+    )
+    return {"parameters": itemsize * elements, "gradients": itemsize * elements, "optimizer": state}
+
+
+@wrong("0.1", "`master_copy` is False by default")
+def training_bytes(numels, itemsize, optimizer, master_copy=True):
+    """Has a copy by default."""
+    elements = sum(numels)
+    buffers = {"sgd": 0, "momentum": 1, "adam": 2, "amsgrad": 3}[optimizer]
+    state = (
+        buffers * elements * (4 if master_copy else itemsize)
+        + 4 * len(numels) * (buffers > 1)
+        + 4 * elements * master_copy
+    )
+    return {"parameters": itemsize * elements, "gradients": itemsize * elements, "optimizer": state}
+
+
 @wrong("0.2", "the stages build on each other")
 def zero_stages(psi, ranks, k=12, itemsize=2):
     """Each stage shards its own term only."""
@@ -160,6 +225,18 @@ def zero_stages(psi, ranks, k=12, itemsize=2):
         "stage 1": p + g + s // ranks,
         "stage 2": p + (g + s) // ranks,
         "stage 3": (p + g + s) // ranks,
+    }
+
+
+@wrong("0.2", "replicated, Ψ = 48, N = 64, K = 12")
+def zero_stages(psi, ranks, k=16, itemsize=2):
+    """Has another default for K."""
+    one, state = itemsize * psi, k * psi
+    return {
+        "replicated": 2 * one + state,
+        "stage 1": 2 * one + state / ranks,
+        "stage 2": one + (one + state) / ranks,
+        "stage 3": (2 * one + state) / ranks,
     }
 
 
@@ -295,6 +372,71 @@ def adam_step(param, grad, state, lr=1e-3, beta1=0.9, beta2=0.999, eps=1e-8):
     param.addcdiv_(state["exp_avg"], root, value=-lr / (1 - beta1**t))
 
 
+@wrong("0.3", "got {exp_avg: [[1, 7], torch.float32]")
+def adam_step(param, grad, state, lr=1e-3, beta1=0.9, beta2=0.999, eps=1e-8):
+    """Makes float32 moments, whatever the parameter's dtype."""
+    if not state:
+        state.update(step=torch.zeros(()), exp_avg=torch.zeros(param.shape), exp_avg_sq=torch.zeros(param.shape))
+    grad = grad.to(param.dtype)
+    state["step"] += 1
+    t = state["step"].item()
+    state["exp_avg"].mul_(beta1).add_((1 - beta1) * grad)
+    state["exp_avg_sq"].mul_(beta2).add_((1 - beta2) * grad * grad)
+    param.sub_(
+        (lr * state["exp_avg"] / (1 - beta1**t) / ((state["exp_avg_sq"] / (1 - beta2**t)).sqrt() + eps)).to(param.dtype)
+    )
+
+
+@wrong("0.3", "got {exp_avg: [[7], torch.float64]")
+def adam_step(param, grad, state, lr=1e-3, beta1=0.9, beta2=0.999, eps=1e-8):
+    """Makes flat moments."""
+    if not state:
+        state.update(
+            step=torch.zeros(()), exp_avg=param.new_zeros(param.numel()), exp_avg_sq=param.new_zeros(param.numel())
+        )
+    grad = grad.to(param.dtype).flatten()
+    state["step"] += 1
+    t = state["step"].item()
+    state["exp_avg"].lerp_(grad, 1 - beta1)
+    state["exp_avg_sq"].mul_(beta2).addcmul_(grad, grad, value=1 - beta2)
+    param.sub_(
+        (lr * state["exp_avg"] / (1 - beta1**t) / ((state["exp_avg_sq"] / (1 - beta2**t)).sqrt() + eps)).view_as(param)
+    )
+
+
+@wrong("0.3", "the arithmetic is that of float32")
+def adam_step(param, grad, state, lr=1e-3, beta1=0.9, beta2=0.999, eps=1e-8):
+    """Computes in float32, whatever the parameter's dtype."""
+    if not state:
+        state.update(step=torch.zeros(()), exp_avg=torch.zeros_like(param), exp_avg_sq=torch.zeros_like(param))
+    grad = grad.float()
+    state["step"] += 1
+    t = state["step"].item()
+    state["exp_avg"].mul_(beta1).add_((1 - beta1) * grad)
+    state["exp_avg_sq"].mul_(beta2).add_((1 - beta2) * grad * grad)
+    param.sub_(lr * state["exp_avg"] / (1 - beta1**t) / ((state["exp_avg_sq"] / (1 - beta2**t)).sqrt() + eps))
+
+
+@wrong("0.3", "two dimensions that lie in memory in columns")
+def adam_step(param, grad, state, lr=1e-3, beta1=0.9, beta2=0.999, eps=1e-8):
+    """Flattens by `reshape`, which copies where strides forbid a view."""
+    if not state:
+        state.update(step=torch.zeros(()), exp_avg=torch.zeros_like(param), exp_avg_sq=torch.zeros_like(param))
+    p = param.data.reshape(-1)
+    grad = grad.to(param.dtype).reshape(-1)
+    state["step"] += 1
+    t = state["step"].item()
+    state["exp_avg"].view(-1).lerp_(grad, 1 - beta1) if param.is_contiguous() else state["exp_avg"].reshape(-1).lerp_(
+        grad, 1 - beta1
+    )
+    state["exp_avg_sq"].reshape(-1).mul_(beta2).addcmul_(grad, grad, value=1 - beta2)
+    p.addcdiv_(
+        state["exp_avg"].reshape(-1),
+        (state["exp_avg_sq"].reshape(-1) / (1 - beta2**t)).sqrt() + eps,
+        value=-lr / (1 - beta1**t),
+    )
+
+
 @wrong("0.4", "the parameters are counted")
 def saved_bytes(forward, model):
     """Counts the weights, which autograd saves too, but which would be there without it."""
@@ -420,3 +562,87 @@ def saved_bytes(forward, model):
         forward()
     storages = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in kept}
     return sum(size for place, size in storages.items() if place not in parameters)
+
+
+@wrong("0.4", "a buffer is no parameter")
+def saved_bytes(forward, model):
+    """Leaves out all of the state dict, buffers too."""
+    mine = {t.untyped_storage().data_ptr() for t in model.state_dict().values()}
+    saved = {}
+
+    def pack(t):
+        s = t.untyped_storage()
+        if s.data_ptr() not in mine:
+            saved[s.data_ptr()] = s.nbytes()
+        return t.detach()
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda t: t):
+        forward()
+    return sum(saved.values())
+
+
+@wrong("0.4", "a frozen parameter is one too")
+def saved_bytes(forward, model):
+    """Leaves out trainable parameters only."""
+    mine = {t.untyped_storage().data_ptr() for t in model.parameters() if t.requires_grad}
+    saved = {}
+
+    def pack(t):
+        s = t.untyped_storage()
+        if s.data_ptr() not in mine:
+            saved[s.data_ptr()] = s.nbytes()
+        return t.detach()
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda t: t):
+        forward()
+    return sum(saved.values())
+
+
+@wrong("0.4", "ask the storage")
+def saved_bytes(forward, model):
+    """Takes every element for 4 bytes."""
+    mine = {t.untyped_storage().data_ptr() for t in model.parameters()}
+    saved = {}
+
+    def pack(t):
+        s = t.untyped_storage()
+        if s.data_ptr() not in mine:
+            saved[s.data_ptr()] = 4 * (s.nbytes() // t.element_size())
+        return t.detach()
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda t: t):
+        forward()
+    return sum(saved.values())
+
+
+@wrong("0.4", "indices are saved as well")
+def saved_bytes(forward, model):
+    """Counts floating point only."""
+    mine = {t.untyped_storage().data_ptr() for t in model.parameters()}
+    saved = {}
+
+    def pack(t):
+        s = t.untyped_storage()
+        if s.data_ptr() not in mine and t.is_floating_point():
+            saved[s.data_ptr()] = s.nbytes()
+        return t.detach()
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda t: t):
+        forward()
+    return sum(saved.values())
+
+
+@wrong("0.4", "each call counts what it has seen itself")
+def saved_bytes(forward, model, saved={}):  # noqa: B006
+    """Has a mutable default: what was saved stays from call to call."""
+    mine = {t.untyped_storage().data_ptr() for t in model.parameters()}
+
+    def pack(t):
+        s = t.untyped_storage()
+        if s.data_ptr() not in mine:
+            saved[s.data_ptr()] = s.nbytes()
+        return t.detach()
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda t: t):
+        forward()
+    return sum(saved.values())

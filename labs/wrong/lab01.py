@@ -44,6 +44,30 @@ def my_rows(batch, group):
     return batch[(group.rank() + 1) * share :][:share]
 
 
+@wrong("1.1", "`comm.world()` is about the world")
+def my_rows(batch, group):
+    """Asks the world for rank and size."""
+    group = comm.world()
+    r, n, rows = group.rank(), group.size(), len(batch)
+    return batch[r * rows // n : (r + 1) * rows // n]
+
+
+@wrong("1.1", "`torch.distributed.get_rank()` is about the world")
+def my_rows(batch, group):
+    """Takes its number in the world."""
+    import torch.distributed as dist
+
+    r, n, rows = dist.get_rank(), group.size(), len(batch)
+    return batch[r * rows // n : (r + 1) * rows // n]
+
+
+@wrong("1.1", "tuple index out of range")
+def my_rows(batch, group):
+    """Counts rows as if a batch had two dimensions."""
+    r, n, rows = group.rank(), group.size(), batch.numel() // batch.shape[1]
+    return batch[r * rows // n : (r + 1) * rows // n]
+
+
 @wrong("1.2", "has not posted yet")
 def exchange(outgoing, incoming, group):
     """Every rank waits for its send before it receives."""
@@ -122,6 +146,58 @@ def exchange(outgoing, incoming, group):
         handle.wait()
 
 
+@wrong("1.2", "expected `group`, got the world")
+def exchange(outgoing, incoming, group):
+    """Sends and receives in the world."""
+    group = comm.world()
+    r, n = group.rank(), group.size()
+    posts = [lambda: comm.send(outgoing, (r + 1) % n, group), lambda: comm.recv(incoming, (r - 1) % n, group)]
+    for h in [p() for p in (posts if r % 2 == 0 else posts[::-1])]:
+        h.wait()
+
+
+@wrong("1.2", "`torch.distributed.get_rank()` is about the world")
+def exchange(outgoing, incoming, group):
+    """Is even or odd by its number in the world."""
+    import torch.distributed as dist
+
+    r, n = group.rank(), group.size()
+    posts = [lambda: comm.send(outgoing, (r + 1) % n, group), lambda: comm.recv(incoming, (r - 1) % n, group)]
+    for h in [p() for p in (posts if dist.get_rank() % 2 == 0 else posts[::-1])]:
+        h.wait()
+
+
+@wrong("1.2", "even and odd are exchanged")
+def exchange(outgoing, incoming, group):
+    """Exchanges even and odd."""
+    r, n = group.rank(), group.size()
+    posts = [lambda: comm.send(outgoing, (r + 1) % n, group), lambda: comm.recv(incoming, (r - 1) % n, group)]
+    for h in [p() for p in (posts if r % 2 else posts[::-1])]:
+        h.wait()
+
+
+@wrong("1.2", "element 0 is nan")
+def exchange(outgoing, incoming, group):
+    """Gives `incoming` other memory."""
+    r, n = group.rank(), group.size()
+    buffer = torch.empty_like(incoming)
+    posts = [lambda: comm.send(outgoing, (r + 1) % n, group), lambda: comm.recv(buffer, (r - 1) % n, group)]
+    for h in [p() for p in (posts if r % 2 == 0 else posts[::-1])]:
+        h.wait()
+    incoming.data = buffer
+
+
+@wrong("1.2", "whatever their dtype")
+def exchange(outgoing, incoming, group):
+    """Sends through float32, which the other side does not."""
+    r, n = group.rank(), group.size()
+    buffer = torch.empty(incoming.numel())
+    posts = [lambda: comm.send(outgoing.float(), (r + 1) % n, group), lambda: comm.recv(buffer, (r - 1) % n, group)]
+    for h in [p() for p in (posts if r % 2 == 0 else posts[::-1])]:
+        h.wait()
+    incoming.copy_(buffer)
+
+
 @wrong("1.3", "waits at once")
 def reduce_while(full, work, group):
     """Waits before the work."""
@@ -196,6 +272,37 @@ def reduce_while(full, work, group):
     result = work()
     handle.wait()
     return result, part
+
+
+@wrong("1.3", "expected `group`, got the world")
+def reduce_while(full, work, group):
+    """Reduces in the world."""
+    group = comm.world()
+    part = device.empty(full.numel() // group.size(), full.dtype, "communication", full.device)
+    h = comm.reduce_scatter(part, full, group)
+    result = work()
+    h.wait()
+    return part, result
+
+
+@wrong("1.3", "this is the mean: asked is the sum")
+def reduce_while(full, work, group):
+    """Takes the mean."""
+    part = device.empty(full.numel() // group.size(), full.dtype, "communication", full.device)
+    h = comm.reduce_scatter(part, full, group, comm.MEAN)
+    result = work()
+    h.wait()
+    return part, result
+
+
+@wrong("1.3", "are not 3 parts of 10")
+def reduce_while(full, work, group):
+    """Knows that there are two ranks."""
+    part = device.empty(full.numel() // 2, full.dtype, "communication", full.device)
+    h = comm.reduce_scatter(part, full, group)
+    result = work()
+    h.wait()
+    return part, result
 
 
 @wrong("1.4", "the source sends to each rank itself")
@@ -298,6 +405,65 @@ def broadcast(tensor, source, group):
         elif place % (2 * distance) == distance:
             comm.recv(tensor, (source + place - distance) % ranks, group).wait()
         distance //= 2
+
+
+@wrong("1.4", "expected `group`, got the world")
+def broadcast(tensor, source, group):
+    """Sends in the world."""
+    group = comm.world()
+    n = group.size()
+    place = (group.rank() - source) % n
+    d = 1
+    while d < n:
+        if place < d and place + d < n:
+            comm.send(tensor, (source + place + d) % n, group).wait()
+        elif d <= place < 2 * d:
+            comm.recv(tensor, (source + place - d) % n, group).wait()
+        d *= 2
+
+
+@wrong("1.4", "`torch.distributed.get_rank()` is about the world")
+def broadcast(tensor, source, group):
+    """Finds its place by its number in the world."""
+    import torch.distributed as dist
+
+    n = group.size()
+    place = (dist.get_rank() - source) % n
+    d = 1
+    while d < n:
+        if place < d and place + d < n:
+            comm.send(tensor, (source + place + d) % n, group).wait()
+        elif d <= place < 2 * d:
+            comm.recv(tensor, (source + place - d) % n, group).wait()
+        d *= 2
+
+
+@wrong("1.4", "rank 4, tensor over 5 ranks")
+def broadcast(tensor, source, group):
+    """Has two rounds, enough for four ranks."""
+    n = group.size()
+    place = (group.rank() - source) % n
+    for d in (1, 2):
+        if place < d and place + d < n:
+            comm.send(tensor, (source + place + d) % n, group).wait()
+        elif d <= place < 2 * d and place < n:
+            comm.recv(tensor, (source + place - d) % n, group).wait()
+
+
+@wrong("1.4", "rank 1, tensor over 2 ranks, source 0")
+def broadcast(tensor, source, group):
+    """Gives the tensor other memory."""
+    n = group.size()
+    place = (group.rank() - source) % n
+    d = 1
+    while d < n:
+        if place < d and place + d < n:
+            comm.send(tensor, (source + place + d) % n, group).wait()
+        elif d <= place < 2 * d:
+            new = torch.empty_like(tensor)
+            comm.recv(new, (source + place - d) % n, group).wait()
+            tensor.data = new
+        d *= 2
 
 
 @wrong("1.5", "replaces the tensor instead of being added")
@@ -449,6 +615,55 @@ def reduce(tensor, target, group):
         distance *= 2
 
 
+@wrong("1.5", "expected `group`, got the world")
+def reduce(tensor, target, group):
+    """Sends in the world."""
+    group = comm.world()
+    n = group.size()
+    place = (group.rank() - target) % n
+    d = 1
+    while d < n and place % d == 0:
+        if place % (2 * d) == d:
+            comm.send(tensor, (target + place - d) % n, group).wait()
+        elif place + d < n:
+            a = device.empty(tensor.numel(), tensor.dtype, "communication", tensor.device).view_as(tensor)
+            comm.recv(a, (target + place + d) % n, group).wait()
+            tensor += a
+        d *= 2
+
+
+@wrong("1.5", "rank 0, tensor over 5 ranks, target 0")
+def reduce(tensor, target, group):
+    """Has two rounds, enough for four ranks."""
+    n = group.size()
+    place = (group.rank() - target) % n
+    for d in (1, 2):
+        if place % d:
+            break
+        if place % (2 * d) == d:
+            comm.send(tensor, (target + place - d) % n, group).wait()
+        elif place + d < n:
+            a = device.empty(tensor.numel(), tensor.dtype, "communication", tensor.device).view_as(tensor)
+            comm.recv(a, (target + place + d) % n, group).wait()
+            tensor += a
+
+
+@wrong("1.5", "rank 0, tensor over 2 ranks, target 0")
+def reduce(tensor, target, group):
+    """Gives the tensor other memory for the sum."""
+    n = group.size()
+    place = (group.rank() - target) % n
+    d = 1
+    while d < n and place % d == 0:
+        if place % (2 * d) == d:
+            comm.send(tensor, (target + place - d) % n, group).wait()
+        elif place + d < n:
+            a = device.empty(tensor.numel(), tensor.dtype, "communication", tensor.device).view_as(tensor)
+            comm.recv(a, (target + place + d) % n, group).wait()
+            tensor.data = tensor + a
+        d *= 2
+
+
 @wrong("1.6", "this is chunk r + 1 of the sum")
 def reduce_scatter(output, full, group, exchange):
     """Starts with chunk r instead of r - 1, and so ends on chunk r + 1: the textbook's ring, one off."""
@@ -589,6 +804,34 @@ def reduce_scatter(output, full, group, exchange):
     output.copy_(partial)
 
 
+@wrong("1.6", "expected `group`, got the world")
+def reduce_scatter(output, full, group, exchange):
+    """Exchanges in the world."""
+    group = comm.world()
+    r, n = group.rank(), group.size()
+    chunks = full.view(n, output.numel())
+    partial = chunks[(r - 1) % n]
+    for s in range(n - 1):
+        a = device.empty(output.numel(), full.dtype, "communication", full.device)
+        exchange(partial, a, group)
+        partial = a.add_(chunks[(r - 2 - s) % n])
+    output.copy_(partial)
+
+
+@wrong("1.6", "cannot access local variable")
+def reduce_scatter(output, full, group, exchange):
+    """Has no result where there is no step."""
+    r, n = group.rank(), group.size()
+    chunks = full.view(n, output.numel())
+    partial = chunks[(r - 1) % n]
+    for s in range(n - 1):
+        a = device.empty(output.numel(), full.dtype, "communication", full.device)
+        exchange(partial, a, group)
+        a += chunks[(r - 2 - s) % n]
+        partial = a
+    output.copy_(a)
+
+
 @wrong("1.7", "N steps instead of N - 1")
 def all_gather(output, shard, group, exchange):
     """Takes one step too many, in which its own shard comes home."""
@@ -664,6 +907,38 @@ def all_gather(output, shard, group, exchange):
         arriving = device.empty(shard.numel(), shard.dtype, "communication", shard.device)
         exchange(chunks[(rank - step) % ranks], arriving, group)
         chunks[(rank - 1 - step) % ranks].copy_(arriving)
+
+
+@wrong("1.7", "expected `group`, got the world")
+def all_gather(output, shard, group, exchange):
+    """Exchanges in the world."""
+    group = comm.world()
+    r, n = group.rank(), group.size()
+    chunks = output.view(n, shard.numel())
+    chunks[r].copy_(shard)
+    for s in range(n - 1):
+        exchange(chunks[(r - s) % n], chunks[(r - 1 - s) % n], group)
+
+
+@wrong("1.7", "over 1 ranks: expected [0], got [none]")
+def all_gather(output, shard, group, exchange):
+    """Copies its shard in the first step, and with one rank there is none."""
+    r, n = group.rank(), group.size()
+    chunks = output.view(n, shard.numel())
+    for s in range(n - 1):
+        if s == 0:
+            chunks[r].copy_(shard)
+        exchange(chunks[(r - s) % n], chunks[(r - 1 - s) % n], group)
+
+
+@wrong("1.7", "it would send to 0, which is itself")
+def all_gather(output, shard, group, exchange):
+    """Takes at least one step."""
+    r, n = group.rank(), group.size()
+    chunks = output.view(n, shard.numel())
+    chunks[r].copy_(shard)
+    for s in range(max(1, n - 1)):
+        exchange(chunks[(r - s) % n], chunks[(r - 1 - s) % n], group)
 
 
 @wrong("1.8", "this is the sum: a mean divides by N")
@@ -834,3 +1109,51 @@ def all_reduce(tensor, op, group, reduce_scatter, all_gather):
         mine /= ranks
     all_gather(full, mine, group)
     tensor.copy_(full[:numel].view_as(tensor))
+
+
+@wrong("1.8", "expected `group`, got the world")
+def all_reduce(tensor, op, group, reduce_scatter, all_gather):
+    """Reduces in the world."""
+    group = comm.world()
+    n, numel = group.size(), tensor.numel()
+    length = -(-numel // n)
+    full = device.empty(n * length, tensor.dtype, "communication", tensor.device).zero_()
+    full[:numel] = tensor.flatten()
+    mine = full.view(n, length)[group.rank()]
+    reduce_scatter(mine, full, group)
+    if op == "mean":
+        mine /= n
+    all_gather(full, mine, group)
+    tensor.copy_(full[:numel].view_as(tensor))
+
+
+@wrong("1.8", "`torch.distributed.get_world_size()` is about the world")
+def all_reduce(tensor, op, group, reduce_scatter, all_gather):
+    """Divides by the size of the world."""
+    import torch.distributed as dist
+
+    n, numel = group.size(), tensor.numel()
+    length = -(-numel // n)
+    full = device.empty(n * length, tensor.dtype, "communication", tensor.device).zero_()
+    full[:numel] = tensor.flatten()
+    mine = full.view(n, length)[group.rank()]
+    reduce_scatter(mine, full, group)
+    if op == "mean":
+        mine /= dist.get_world_size()
+    all_gather(full, mine, group)
+    tensor.copy_(full[:numel].view_as(tensor))
+
+
+@wrong("1.8", "element 0 is 6 instead of 4")
+def all_reduce(tensor, op, group, reduce_scatter, all_gather):
+    """Gives the tensor other memory."""
+    n, numel = group.size(), tensor.numel()
+    length = -(-numel // n)
+    full = device.empty(n * length, tensor.dtype, "communication", tensor.device).zero_()
+    full[:numel] = tensor.flatten()
+    mine = full.view(n, length)[group.rank()]
+    reduce_scatter(mine, full, group)
+    if op == "mean":
+        mine /= n
+    all_gather(full, mine, group)
+    tensor.data = full[:numel].view_as(tensor)

@@ -61,7 +61,7 @@ def average_gradient(param, group):
     param.grad.copy_(grad)
 
 
-@wrong("2.1", "averaged over comm.world()")
+@wrong("2.1", "expected `group`, got the world")
 def average_gradient(param, group):
     """Does not look at the group."""
     comm.all_reduce(param.grad, comm.world(), comm.MEAN).wait()
@@ -80,6 +80,30 @@ def average_gradient(param, group):
     handle = comm.all_reduce(param.grad, group)
     param.grad /= group.size()
     handle.wait()
+
+
+@wrong("2.1", "`torch.distributed.get_world_size()` is about the world")
+def average_gradient(param, group):
+    """Divides by the size of the world."""
+    import torch.distributed as dist
+
+    comm.all_reduce(param.grad, group).wait()
+    param.grad /= dist.get_world_size()
+
+
+@wrong("2.1", "a copy of 2 bytes per element was reduced")
+def average_gradient(param, group):
+    """Reduces a copy in bfloat16."""
+    half = param.grad.bfloat16()
+    comm.all_reduce(half, group, comm.MEAN).wait()
+    param.grad.copy_(half)
+
+
+@wrong("2.1", "`.float()` and the like make a copy here")
+def average_gradient(param, group):
+    """Reduces `.float()`, which is the gradient itself only if that is float32."""
+    grad = param.grad.float()
+    comm.all_reduce(grad, group, comm.MEAN).wait()
 
 
 # 2.2
@@ -214,6 +238,77 @@ def assign_buckets(params, cap_bytes):
     return buckets
 
 
+@wrong("2.2", "in `params` afterwards: expected [0, 1, 2, 3, 4, 5, 6], got []")
+def assign_buckets(params, cap_bytes):
+    """Empties its caller's list."""
+    n = len(params)
+    while params:
+        p = params.pop()
+        if p.dtype not in open_:
+            open_[p.dtype] = []
+            closed.append(open_[p.dtype])
+        open_[p.dtype].append(p)
+        if sum(q.numel() * q.element_size() for q in open_[p.dtype]) >= cap_bytes:
+            del open_[p.dtype]
+    return closed
+
+
+@wrong("2.2", "got [6, 5, 4, 3, 2, 1, 0]")
+def assign_buckets(params, cap_bytes):
+    """Reverses its caller's list."""
+    params.reverse()
+    buckets = []
+    size = 0
+    for param in params:
+        if not buckets or size >= cap_bytes or param.dtype != buckets[-1][0].dtype:
+            buckets.append([])
+            size = 0
+        buckets[-1].append(param)
+        size += param.numel() * param.element_size()
+    return buckets
+
+
+@wrong("2.2", "whatever came in between")
+def assign_buckets(params, cap_bytes):
+    """Closes a bucket before another dtype, where torch leaves it open."""
+    out, held = [[]], 0
+    for p in reversed(params):
+        if out[-1] and (held >= cap_bytes or out[-1][0].dtype != p.dtype):
+            out.append([])
+            held = 0
+        out[-1].append(p)
+        held += p.numel() * p.element_size()
+    return out
+
+
+@wrong("2.2", "not that in which they are full")
+def assign_buckets(params, cap_bytes):
+    """Has buckets in the order in which they close."""
+    open_, out = {}, []
+    for p in reversed(params):
+        b = open_.setdefault(p.dtype, [])
+        b.append(p)
+        if sum(q.numel() * q.element_size() for q in b) >= cap_bytes:
+            out.append(open_.pop(p.dtype))
+    return out + list(open_.values())
+
+
+@wrong("2.2", "each dtype counts its own bytes")
+def assign_buckets(params, cap_bytes):
+    """Counts all dtypes together."""
+    open_, out, held = {}, [], 0
+    for p in reversed(params):
+        if p.dtype not in open_:
+            open_[p.dtype] = []
+            out.append(open_[p.dtype])
+        open_[p.dtype].append(p)
+        held += p.numel() * p.element_size()
+        if held >= cap_bytes:
+            open_.clear()
+            held = 0
+    return out
+
+
 # 2.3
 
 
@@ -284,7 +379,7 @@ def start_bucket(bucket, group):
     return flat, comm.all_reduce(flat, group, comm.MEAN)
 
 
-@wrong("2.3", "reduced over comm.world()")
+@wrong("2.3", "expected `group`, got the world")
 def start_bucket(bucket, group):
     """Does not look at the group."""
     flat = device.empty(sum(p.numel() for p in bucket), bucket[0].dtype, "communication", bucket[0].device)
@@ -322,6 +417,29 @@ def start_bucket(bucket, group):
     for part, p in zip(flat.split([p.numel() for p in bucket]), bucket, strict=True):
         part.copy_(torch.zeros_like(part) if p.grad is None else p.grad.flatten())
     return flat, handle
+
+
+@wrong("2.3", "got []")
+def start_bucket(bucket, group):
+    """Sends nothing for a bucket without gradients."""
+    sizes = [p.numel() for p in bucket]
+    flat = device.empty(sum(sizes), bucket[0].dtype, "communication", bucket[0].device)
+    if all(p.grad is None for p in bucket):
+        return flat.zero_(), comm.Done()
+    for part, p in zip(flat.split(sizes), bucket, strict=True):
+        part.zero_() if p.grad is None else part.copy_(p.grad.flatten())
+    return flat, comm.all_reduce(flat, group, comm.MEAN)
+
+
+@wrong("2.3", "got [all_reduce of 36 bytes]")
+def start_bucket(bucket, group):
+    """Takes the dtype from the first gradient, and float32 where there is none."""
+    sizes = [p.numel() for p in bucket]
+    dtype = bucket[0].grad.dtype if bucket[0].grad is not None else torch.float32
+    flat = device.empty(sum(sizes), dtype, "communication", bucket[0].device)
+    for part, p in zip(flat.split(sizes), bucket, strict=True):
+        part.zero_() if p.grad is None else part.copy_(p.grad.flatten())
+    return flat, comm.all_reduce(flat, group, comm.MEAN)
 
 
 # 2.4
@@ -396,6 +514,43 @@ def finish_bucket(bucket, flat, handle):
     handle.wait()
     for part, p in zip(flat.split([p.numel() for p in bucket]), bucket, strict=True):
         p.grad = part.view(p.shape).clone() if p.grad is None else p.grad + part.view(p.shape)
+    device.free(flat)
+
+
+@wrong("2.4", "attempting to assign a gradient")
+def finish_bucket(bucket, flat, handle):
+    """Makes float32 where there was None, whatever the dtype."""
+    handle.wait()
+    for part, p in zip(flat.split([p.numel() for p in bucket]), bucket, strict=True):
+        if p.grad is None:
+            p.grad = torch.zeros(p.shape)
+        p.grad.copy_(part.view(p.shape))
+    device.free(flat)
+
+
+@wrong("2.4", "the list is the caller's")
+def finish_bucket(bucket, flat, handle):
+    """Empties the bucket's list."""
+    handle.wait()
+    for part, p in zip(flat.split([p.numel() for p in bucket]), bucket, strict=True):
+        if p.grad is None:
+            p.grad = part.clone().view(p.shape)
+        else:
+            p.grad.copy_(part.view(p.shape))
+    bucket.clear()
+    device.free(flat)
+
+
+@wrong("2.4", "the optimizer moves parameters")
+def finish_bucket(bucket, flat, handle):
+    """Moves the parameters on the way."""
+    handle.wait()
+    for part, p in zip(flat.split([p.numel() for p in bucket]), bucket, strict=True):
+        if p.grad is None:
+            p.grad = part.clone().view(p.shape)
+        else:
+            p.grad.copy_(part.view(p.shape))
+        p.data -= 0.1 * p.grad
     device.free(flat)
 
 
@@ -511,6 +666,36 @@ def on_gradient(param, reducer):
         at_end_of_backward(reducer.finish)
 
 
+@wrong("2.5", "after 6 gradients, rest of backward, return]")
+def on_gradient(param, reducer):
+    """Queues `finish` once in a lifetime."""
+    if not reducer.sync:
+        return
+    b, f = reducer.buckets, reducer.in_flight
+    reducer.missing[reducer.bucket_of[param]] -= 1
+    while len(f) < len(b) and reducer.missing[len(f)] == 0:
+        f.append(reducer.start(b[len(f)]))
+    if len(f) == len(b) and not hasattr(reducer, "queued"):
+        reducer.queued = True
+        at_end_of_backward(reducer.finish)
+
+
+@wrong("2.5", "the hook serves any number of backwards")
+def on_gradient(param, reducer):
+    """Remembers the parameters that it has seen, for ever."""
+    if not reducer.sync:
+        return
+    if not hasattr(reducer, "done"):
+        reducer.done = set()
+    reducer.done.add(param)
+    b, f = reducer.buckets, reducer.in_flight
+    reducer.missing[reducer.bucket_of[param]] -= 1
+    while len(f) < len(b) and all(p in reducer.done for p in b[len(f)]):
+        f.append(reducer.start(b[len(f)]))
+    if len(f) == len(b):
+        at_end_of_backward(reducer.finish)
+
+
 # 2.6
 
 
@@ -575,3 +760,33 @@ def accumulate(micro_batches, loss_of, reducer):
     for number, batch in enumerate(micro_batches, start=1):
         reducer.sync = number == len(micro_batches)
         (loss_of(batch) / 4).backward()
+
+
+@wrong("2.6", "whether the list holds its micro-batches")
+def accumulate(micro_batches, loss_of, reducer):
+    """Empties its caller's list."""
+    k = len(micro_batches)
+    while micro_batches:
+        batch = micro_batches.pop(0)
+        reducer.sync = not micro_batches
+        (loss_of(batch) / k).backward()
+
+
+@wrong("2.6", "expected [2], got [0]")
+def accumulate(micro_batches, loss_of, reducer):
+    """Communicates nothing if there is one micro-batch."""
+    k = len(micro_batches)
+    for i, batch in enumerate(micro_batches):
+        reducer.sync = i == k - 1 and i > 0
+        (loss_of(batch) / k).backward()
+    reducer.sync = True
+
+
+@wrong("2.6", "whether the micro-batches are as they were")
+def accumulate(micro_batches, loss_of, reducer):
+    """Zeroes the batches on the way."""
+    k = len(micro_batches)
+    for i, batch in enumerate(micro_batches):
+        reducer.sync = i == k - 1
+        (loss_of(batch) / k).backward()
+        batch.zero_()

@@ -154,6 +154,58 @@ def partition(params, ranks):
     return flat, list(flat.chunk(ranks))
 
 
+@wrong("3.1", "expected [True, True, True, True], got [False, False, False, False]")
+def partition(params, ranks):
+    """Puts new Parameters into the list, which the model does not see."""
+    sizes = [p.numel() for p in params]
+    numel = sum(sizes)
+    flat = torch.zeros(numel + -numel % ranks, dtype=params[0].dtype)
+    for i, piece in enumerate(flat[:numel].split(sizes)):
+        piece.copy_(params[i].detach().flatten())
+        params[i] = nn.Parameter(piece.view(params[i].shape))
+    return flat, list(flat.chunk(ranks))
+
+
+@wrong("3.1", "a whole N of padding where N divides")
+def partition(params, ranks):
+    """Pads by a whole N where N divides."""
+    sizes = [p.numel() for p in params]
+    numel = sum(sizes)
+    flat = torch.zeros(numel + ranks - numel % ranks, dtype=params[0].dtype)
+    for p, piece in zip(params, flat[:numel].split(sizes), strict=True):
+        piece.copy_(p.detach().flatten())
+        p.data = piece.view(p.shape)
+    return flat, list(flat.chunk(ranks))
+
+
+@wrong("3.1", "expected [True, True, True, True], got []")
+def partition(params, ranks):
+    """Empties its caller's list."""
+    sizes = [p.numel() for p in params]
+    numel = sum(sizes)
+    flat = torch.zeros(numel + -numel % ranks, dtype=params[0].dtype)
+    start = 0
+    while params:
+        p = params.pop(0)
+        flat[start : start + p.numel()] = p.detach().flatten()
+        p.data = flat[start : start + p.numel()].view(p.shape)
+        start += p.numel()
+    return flat, list(flat.chunk(ranks))
+
+
+@wrong("3.1", "they are moved, and are otherwise as they were")
+def partition(params, ranks):
+    """Freezes the parameters on the way."""
+    sizes = [p.numel() for p in params]
+    numel = sum(sizes)
+    flat = torch.zeros(numel + -numel % ranks, dtype=params[0].dtype)
+    for p, piece in zip(params, flat[:numel].split(sizes), strict=True):
+        p.requires_grad_(False)
+        piece.copy_(p.flatten())
+        p.data = piece.view(p.shape)
+    return flat, list(flat.chunk(ranks))
+
+
 @wrong("3.2", "every rank updates everything")
 def shard_optimizer(buckets, rank, optimizer_class, **defaults):
     """Gives every rank all shards."""
@@ -194,6 +246,38 @@ def shard_optimizer(buckets, rank, optimizer_class, **defaults):
 def shard_optimizer(buckets, rank, optimizer_class, **defaults):
     """Gives the optimizer plain tensors."""
     return optimizer_class([shards[rank] for shards in buckets], **defaults)
+
+
+@wrong("3.2", "`optimizer_class` is an argument")
+def shard_optimizer(buckets, rank, optimizer_class, **defaults):
+    """Makes an Adam, whatever is asked for."""
+    return torch.optim.Adam([nn.Parameter(shards[rank]) for shards in buckets], **defaults)
+
+
+@wrong("3.2", "all of `**defaults` go to")
+def shard_optimizer(buckets, rank, optimizer_class, **defaults):
+    """Hands on the learning rate alone."""
+    return optimizer_class([nn.Parameter(shards[rank]) for shards in buckets], lr=defaults["lr"])
+
+
+@wrong("3.2", "one parameter group with all shards")
+def shard_optimizer(buckets, rank, optimizer_class, **defaults):
+    """Makes a parameter group per bucket."""
+    return optimizer_class([{"params": [nn.Parameter(shards[rank])]} for shards in buckets], **defaults)
+
+
+@wrong("3.2", "the lists are the caller's")
+def shard_optimizer(buckets, rank, optimizer_class, **defaults):
+    """Writes its Parameters into the caller's lists."""
+    for shards in buckets:
+        shards[rank] = nn.Parameter(shards[rank])
+    return optimizer_class([shards[rank] for shards in buckets], **defaults)
+
+
+@wrong("3.2", "of however many buckets")
+def shard_optimizer(buckets, rank, optimizer_class, **defaults):
+    """Knows that there are two buckets."""
+    return optimizer_class([nn.Parameter(shards[rank]) for shards in buckets[:2]], **defaults)
 
 
 @wrong("3.3", "the sum of the gradients")
@@ -499,6 +583,82 @@ def reduce_bucket(params, shard, group):
     return finish
 
 
+@wrong("3.3", "expected `group`, got the world")
+def reduce_bucket(params, shard, group):
+    """Reduces in the world."""
+    group = comm.world()
+    bucket = device.empty(shard.numel() * group.size(), shard.dtype, "communication", shard.device).zero_()
+    start = 0
+    for p in params:
+        if p.grad is not None:
+            bucket[start : start + p.numel()] = p.grad.flatten()
+        start += p.numel()
+    mean = device.empty(shard.numel(), shard.dtype, "gradients", shard.device)
+    reduction = comm.reduce_scatter(mean, bucket, group, comm.MEAN)
+
+    def finish():
+        reduction.wait()
+        device.free(bucket)
+        if shard.grad is None:
+            shard.grad = mean
+        else:
+            shard.grad += mean
+            device.free(mean)
+
+    return finish
+
+
+@wrong("3.3", "`torch.distributed.get_world_size()` is about the world")
+def reduce_bucket(params, shard, group):
+    """Divides by the size of the world."""
+    import torch.distributed as dist
+
+    bucket = device.empty(shard.numel() * group.size(), shard.dtype, "communication", shard.device).zero_()
+    start = 0
+    for p in params:
+        if p.grad is not None:
+            bucket[start : start + p.numel()] = p.grad.flatten()
+        start += p.numel()
+    mean = device.empty(shard.numel(), shard.dtype, "gradients", shard.device)
+    reduction = comm.reduce_scatter(mean, bucket, group)
+
+    def finish():
+        reduction.wait()
+        device.free(bucket)
+        mean.div_(dist.get_world_size())
+        if shard.grad is None:
+            shard.grad = mean
+        else:
+            shard.grad += mean
+            device.free(mean)
+
+    return finish
+
+
+@wrong("3.3", "The expanded size of the tensor")
+def reduce_bucket(params, shard, group):
+    """Knows that there are two ranks."""
+    bucket = device.empty(shard.numel() * 2, shard.dtype, "communication", shard.device).zero_()
+    start = 0
+    for p in params:
+        if p.grad is not None:
+            bucket[start : start + p.numel()] = p.grad.flatten()
+        start += p.numel()
+    mean = device.empty(shard.numel(), shard.dtype, "gradients", shard.device)
+    reduction = comm.reduce_scatter(mean, bucket, group, comm.MEAN)
+
+    def finish():
+        reduction.wait()
+        device.free(bucket)
+        if shard.grad is None:
+            shard.grad = mean
+        else:
+            shard.grad += mean
+            device.free(mean)
+
+    return finish
+
+
 @wrong("3.4", "never gathered")
 def update_and_gather(optimizer, flats, group):
     """Forgets the all-gather."""
@@ -632,6 +792,32 @@ def update_and_gather(optimizer, flats, group):
     for shard in shards:
         device.free(shard.grad)
         shard.grad = None
+
+
+@wrong("3.4", "expected `group`, got the world")
+def update_and_gather(optimizer, flats, group):
+    """Gathers in the world."""
+    shards = optimizer.param_groups[0]["params"]
+    optimizer.step()
+    for s in shards:
+        device.free(s.grad)
+        s.grad = None
+    for flat, s in zip(flats, shards, strict=True):
+        comm.all_gather(flat, s.data, comm.world()).wait()
+
+
+@wrong("3.4", "`torch.distributed.get_rank()` is about the world")
+def update_and_gather(optimizer, flats, group):
+    """Finds its shard by its number in the world."""
+    import torch.distributed as dist
+
+    shards = optimizer.param_groups[0]["params"]
+    optimizer.step()
+    for s in shards:
+        device.free(s.grad)
+        s.grad = None
+    for flat in flats:
+        comm.all_gather(flat, flat.chunk(group.size())[dist.get_rank() % group.size()], group).wait()
 
 
 @wrong("3.5", "the memory is not saved")
@@ -845,3 +1031,22 @@ def reduce_in_backward(params, shard, start, in_flight, group):
             q.grad = None
 
     return [p.register_post_accumulate_grad_hook(on_gradient) for p in params]
+
+
+@wrong("3.5", "expected `group`, got the world")
+def reduce_in_backward(params, shard, start, in_flight, group):
+    """Starts reductions in the world."""
+    missing = set(params)
+
+    def hook(p):
+        missing.remove(p)
+        if missing:
+            return
+        missing.update(params)
+        while in_flight:
+            in_flight.pop()()
+        in_flight.append(start(params, shard, comm.world()))
+        for q in params:
+            q.grad = None
+
+    return [p.register_post_accumulate_grad_hook(hook) for p in params]

@@ -69,6 +69,16 @@ def pad_and_chunk(flat, ranks):
     return list(flat.chunk(ranks))
 
 
+@wrong("4.1", "expected [1, 2, 3, 4] ([4] int64), got [1.0, 2.0, 3.0, 4.0]")
+def pad_and_chunk(flat, ranks):
+    """Makes a float32 buffer for integers."""
+    padded = torch.zeros(
+        flat.numel() + -flat.numel() % ranks, dtype=flat.dtype if flat.is_floating_point() else torch.float32
+    )
+    padded[: flat.numel()] = flat
+    return list(padded.chunk(ranks))
+
+
 @wrong("4.2", "the parameter still owns its old memory")
 def flatten_parameters(params, ranks):
     """Fills the buffer with copies and leaves the parameters as they are."""
@@ -193,6 +203,37 @@ def flatten_parameters(params, ranks):
     return full
 
 
+@wrong("4.2", "another nn.Parameter, or a change of the list")
+def flatten_parameters(params, ranks):
+    """Puts new Parameters into the list, which the model does not see."""
+    sizes = [p.numel() for p in params]
+    padding = -sum(sizes) % ranks
+    full = device.empty(sum(sizes) + padding, params[0].dtype, "unsharded", params[0].device)
+    *parts, rest = torch.split(full, [*sizes, padding])
+    for i, part in enumerate(parts):
+        view = part.view(params[i].shape)
+        view.copy_(params[i].data)
+        params[i] = nn.Parameter(view)
+    rest.zero_()
+    return full
+
+
+@wrong("4.2", "they are moved, and are otherwise as they were")
+def flatten_parameters(params, ranks):
+    """Freezes the parameters on the way."""
+    sizes = [p.numel() for p in params]
+    padding = -sum(sizes) % ranks
+    full = device.empty(sum(sizes) + padding, params[0].dtype, "unsharded", params[0].device)
+    *parts, rest = torch.split(full, [*sizes, padding])
+    for p, part in zip(params, parts, strict=True):
+        view = part.view(p.shape)
+        view.copy_(p.data)
+        p.requires_grad = False
+        p.data = view
+    rest.zero_()
+    return full
+
+
 @wrong("4.3", "subtract where the shard begins")
 def shard_bounds(sizes, index, rank, ranks):
     """Positions in the whole flat parameter."""
@@ -244,6 +285,59 @@ def shard_bounds(sizes, index, rank, ranks):
     length = -(-sum(sizes) // ranks)
     begin = sum(sizes[:index]) - rank * length
     return max(begin, 0), max(begin + sizes[index], 0)
+
+
+@wrong("4.3", "`sizes` afterwards")
+def shard_bounds(sizes, index, rank, ranks):
+    """Appends the padding to its caller's list."""
+    sizes.append(-sum(sizes) % ranks)
+    length = sum(sizes) // ranks
+    begin = sum(sizes[:index]) - rank * length
+    end = begin + sizes[index]
+    return min(max(begin, 0), length), min(max(end, 0), length)
+
+
+@wrong("4.3", "or too long a shard")
+def shard_bounds(sizes, index, rank, ranks):
+    """Pads by a whole N where N divides."""
+    length = sum(sizes) // ranks + 1
+    begin = sum(sizes[:index]) - rank * length
+    end = begin + sizes[index]
+    return min(max(begin, 0), length), min(max(end, 0), length)
+
+
+@wrong("4.3", "without its own size")
+def shard_bounds(sizes, index, rank, ranks):
+    """Begins a parameter where it ends."""
+    length = -(-sum(sizes) // ranks)
+    begin = sum(sizes[: index + 1]) - rank * length
+    end = begin + sizes[index]
+    return min(max(begin, 0), length), min(max(end, 0), length)
+
+
+@wrong("4.3", "parameters are not sharded one by one")
+def shard_bounds(sizes, index, rank, ranks):
+    """Shards each parameter by itself."""
+    length = -(-sizes[index] // ranks)
+    return 0, max(0, min(length, sizes[index] - rank * length))
+
+
+@wrong("4.3", "the shard of rank r begins at r * length")
+def shard_bounds(sizes, index, rank, ranks):
+    """Counts ranks from 1."""
+    length = -(-sum(sizes) // ranks)
+    begin = sum(sizes[:index]) - (rank + 1) * length
+    end = begin + sizes[index]
+    return min(max(begin, 0), length), min(max(end, 0), length)
+
+
+@wrong("4.3", "positions in the parameter: asked")
+def shard_bounds(sizes, index, rank, ranks):
+    """Counts from the parameter's beginning."""
+    length = -(-sum(sizes) // ranks)
+    off = sum(sizes[:index])
+    low, high = max(rank * length, off), min((rank + 1) * length, off + sizes[index])
+    return (low - off, high - off) if low < high else (0, 0)
 
 
 @wrong("4.4", "the tied parameter once per place")
@@ -380,6 +474,37 @@ def place_views(module, flatten):
     return [[name for _, _, name in users] for users in places.values()]
 
 
+@wrong("4.4", "whatever its depth, and every parameter, trained or not")
+def place_views(module, flatten):
+    """Leaves frozen parameters where they are."""
+    places = {}
+    for prefix, child in module.named_modules():
+        for a, p in child._parameters.items():
+            if p is not None and p.requires_grad:
+                places.setdefault(p, []).append((child, a, f"{prefix}.{a}" if prefix else a))
+    for view, users in zip(flatten(list(places)), places.values(), strict=True):
+        for child, a, _ in users:
+            del child._parameters[a]
+            setattr(child, a, view)
+    return [[n for _, _, n in users] for users in places.values()]
+
+
+@wrong("4.4", "a buffer is no parameter")
+def place_views(module, flatten):
+    """Takes the buffers away too."""
+    places = {}
+    for prefix, child in module.named_modules():
+        for a, p in child._parameters.items():
+            if p is not None:
+                places.setdefault(p, []).append((child, a, f"{prefix}.{a}" if prefix else a))
+        child._buffers.clear()
+    for view, users in zip(flatten(list(places)), places.values(), strict=True):
+        for child, a, _ in users:
+            del child._parameters[a]
+            setattr(child, a, view)
+    return [[n for _, _, n in users] for users in places.values()]
+
+
 @wrong("4.5", "the root holds only what no inner unit holds")
 def assign_units(model, inner, ranks):
     """Flattens the whole model in the root's unit, and the inner units again."""
@@ -511,6 +636,116 @@ def assign_units(model, inner, ranks):
             units[unit][name] = p.numel()
         elif before[0] != unit:
             raise ValueError(f"{before[1]} and {name} are tied")
+    for layout in units:
+        layout["padding"] = -sum(layout.values()) % ranks
+    return units
+
+
+@wrong("4.5", "modules in `inner` afterwards")
+def assign_units(model, inner, ranks):
+    """Puts the model into its caller's list."""
+    inner.insert(0, model)
+    unit_of = {}
+    for i, m in enumerate(inner):
+        for c in m.modules():
+            unit_of[c] = i
+    units = [{} for _ in inner]
+    first = {}
+    for name, p in model.named_parameters(remove_duplicate=False):
+        u = unit_of[model.get_submodule(name.rpartition(".")[0])]
+        if p not in first:
+            first[p] = u, name
+            units[u][name] = p.numel()
+        elif first[p][0] != u:
+            raise ValueError(f"{first[p][1]} and {name}")
+    for layout in units:
+        layout["padding"] = -sum(layout.values()) % ranks
+    return units
+
+
+@wrong("4.5", "not in that of the model")
+def assign_units(model, inner, ranks):
+    """Has units in the order of the model."""
+    inner = sorted(inner, key=list(model.modules()).index)
+    unit_of = {}
+    for i, m in enumerate([model, *inner]):
+        for c in m.modules():
+            unit_of[c] = i
+    units = [{} for _ in range(1 + len(inner))]
+    first = {}
+    for name, p in model.named_parameters(remove_duplicate=False):
+        u = unit_of[model.get_submodule(name.rpartition(".")[0])]
+        if p not in first:
+            first[p] = u, name
+            units[u][name] = p.numel()
+        elif first[p][0] != u:
+            raise ValueError(f"{first[p][1]} and {name}")
+    for layout in units:
+        layout["padding"] = -sum(layout.values()) % ranks
+    return units
+
+
+@wrong("4.5", "expected [[[padding, 0]]")
+def assign_units(model, inner, ranks):
+    """Has no unit for a root without parameters."""
+    unit_of = {}
+    for i, m in enumerate([model, *inner]):
+        for c in m.modules():
+            unit_of[c] = i
+    units = [{} for _ in range(1 + len(inner))]
+    first = {}
+    for name, p in model.named_parameters(remove_duplicate=False):
+        u = unit_of[model.get_submodule(name.rpartition(".")[0])]
+        if p not in first:
+            first[p] = u, name
+            units[u][name] = p.numel()
+        elif first[p][0] != u:
+            raise ValueError(f"{first[p][1]} and {name}")
+    units = [u for u in units if u]
+    for layout in units:
+        layout["padding"] = -sum(layout.values()) % ranks
+    return units
+
+
+@wrong("4.5", "a buffer is no parameter: it is not flattened")
+def assign_units(model, inner, ranks):
+    """Takes the state dict for the parameters, buffers too."""
+    unit_of = {}
+    for i, m in enumerate([model, *inner]):
+        for c in m.modules():
+            unit_of[c] = i
+    units = [{} for _ in range(1 + len(inner))]
+    first = {}
+    for name, p in model.state_dict(keep_vars=True).items():
+        u = unit_of[model.get_submodule(name.rpartition(".")[0])]
+        if p not in first:
+            first[p] = u, name
+            units[u][name] = p.numel()
+        elif first[p][0] != u:
+            raise ValueError(f"{first[p][1]} and {name}")
+    for layout in units:
+        layout["padding"] = -sum(layout.values()) % ranks
+    return units
+
+
+@wrong("4.5", "frozen parameters are flattened as well")
+def assign_units(model, inner, ranks):
+    """Leaves out what is frozen."""
+    unit_of = {}
+    for i, m in enumerate([model, *inner]):
+        for c in m.modules():
+            unit_of[c] = i
+    units = [{} for _ in range(1 + len(inner))]
+    first = {}
+    for name, p in model.named_parameters(remove_duplicate=False):
+        if not p.requires_grad:
+            continue
+        u = unit_of[model.get_submodule(name.rpartition(".")[0])]
+        if p not in first:
+            first[p] = u, name
+            units[u][name] = p.numel()
+        elif first[p][0] != u:
+            raise ValueError(f"{first[p][1]} and {name}")
     for layout in units:
         layout["padding"] = -sum(layout.values()) % ranks
     return units

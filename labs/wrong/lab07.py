@@ -583,7 +583,7 @@ def check_order(number, names, group, device):
             raise RuntimeError(f"rank {rank} is about to gather {names[found]}, rank 0 {names[expected]}")
 
 
-@wrong("7.5", "need not be all ranks there are")
+@wrong("7.5", "expected `group`, got the world")
 def check_order(number, names, group, device):
     """Asks all ranks, whatever group it was given."""
     mine = torch.tensor([number], device=device)
@@ -595,7 +595,7 @@ def check_order(number, names, group, device):
             raise RuntimeError(f"rank {rank} is about to gather {names[found]}, rank 0 {names[expected]}")
 
 
-@wrong("7.5", "8 bytes times `group.size()`")
+@wrong("7.5", "`comm.world()` is about the world")
 def check_order(number, names, group, device):
     """Has room for the numbers of all ranks, and asks those of the group."""
     mine = torch.tensor([number], device=device)

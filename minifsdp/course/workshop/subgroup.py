@@ -117,7 +117,8 @@ def _refusing(everyone: comm.Group) -> Iterator[None]:
         if call.group == everyone.group_name:
             raise AnswerError(
                 f"the group of the {call.op}: expected `group`, got the world\n"
-                "likely slip: ranks outside of `group` take no part, and a collective of the world waits for them"
+                "likely slip: `group` need not be the world: the ranks outside of it take no part, and a collective of "
+                "the world waits for them"
             )
         return nullcontext()
 
