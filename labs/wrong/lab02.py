@@ -241,7 +241,7 @@ def assign_buckets(params, cap_bytes):
 @wrong("2.2", "in `params` afterwards: expected [0, 1, 2, 3, 4, 5, 6], got []")
 def assign_buckets(params, cap_bytes):
     """Empties its caller's list."""
-    n = len(params)
+    open_, closed = {}, []
     while params:
         p = params.pop()
         if p.dtype not in open_:
