@@ -832,7 +832,7 @@ def test_a_list_of_caps_closes_bucket_after_bucket() -> None:
 
 @pytest.mark.parametrize("seed", range(20))
 def test_buckets_of_several_dtypes_are_torchs(seed: int) -> None:
-    """One open bucket per dtype and device, each with its turn of the caps; buckets in the order of their beginnings."""
+    """One open bucket per dtype and device, each with its turn of the caps, in the order of their beginnings."""
     draw = random.Random(seed)
     kinds = [(dtype, device) for dtype in (torch.float32, torch.bfloat16) for device in ("cpu", "meta")]
     params = []

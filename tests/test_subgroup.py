@@ -1,4 +1,4 @@
-"""The harness of the checks: an answer's group is a part of the world, and a cell that asks for the world hears of all."""
+"""The harness of the checks: an answer has a part of the world for its group, and asks the world for all of it."""
 
 from __future__ import annotations
 

@@ -274,7 +274,7 @@ def reduce_while(full, work, group):
     return result, part
 
 
-@wrong("1.3", "expected `group`, got the world")
+@wrong("1.3", "`comm.world()` is about the world")
 def reduce_while(full, work, group):
     """Reduces in the world."""
     group = comm.world()
@@ -804,7 +804,7 @@ def reduce_scatter(output, full, group, exchange):
     output.copy_(partial)
 
 
-@wrong("1.6", "expected `group`, got the world")
+@wrong("1.6", "`comm.world()` is about the world")
 def reduce_scatter(output, full, group, exchange):
     """Exchanges in the world."""
     group = comm.world()
@@ -909,7 +909,7 @@ def all_gather(output, shard, group, exchange):
         chunks[(rank - 1 - step) % ranks].copy_(arriving)
 
 
-@wrong("1.7", "expected `group`, got the world")
+@wrong("1.7", "`comm.world()` is about the world")
 def all_gather(output, shard, group, exchange):
     """Exchanges in the world."""
     group = comm.world()
