@@ -12,6 +12,8 @@ from minifsdp import comm, device
 from minifsdp.ddp.naive import NaiveDDP, gradients
 from minifsdp.private import foreach_copy
 
+Kind = tuple[torch.dtype, torch.device]
+
 
 class BucketedDDP(NaiveDDP):
     """`NaiveDDP` with fewer, larger messages: a collective costs a latency each, however little it carries.
@@ -52,9 +54,9 @@ def assign_buckets(params: Iterable[nn.Parameter], cap_bytes: int | Sequence[int
     """
     caps = [cap_bytes] if isinstance(cap_bytes, int) else list(cap_bytes)
     buckets: list[list[nn.Parameter]] = []
-    filling: dict[tuple[torch.dtype, torch.device], list[nn.Parameter]] = {}
-    size: dict[tuple[torch.dtype, torch.device], int] = {}
-    left = defaultdict(lambda: list(caps))  # the caps of a dtype and device that have not had their turn, and the last
+    filling: dict[Kind, list[nn.Parameter]] = {}
+    size: dict[Kind, int] = {}
+    left: dict[Kind, list[int]] = defaultdict(lambda: caps)  # those that have not had their turn, and the last
     for p in reversed(list(params)):
         kind = p.dtype, p.device
         if kind not in filling:
