@@ -2,6 +2,7 @@
 
 from collections import Counter
 from contextlib import contextmanager
+from itertools import groupby
 from typing import Any, NamedTuple
 
 import pytest
@@ -57,8 +58,10 @@ def test_watch(answer, variant):
             got, wanted = events_of(watched, answer, calls, step), events_of(expected, observe, calls, step)
             wanted_and_calls = "" if calls == 1 else ", the module called twice in it"
             compare_events(f"{step}{wanted_and_calls}", got, wanted, why_watch(got, wanted))
-    got = evaluation_of(watched)
-    compare_events("under torch.no_grad()", got, evaluation_of(expected), None)
+    for what, run in MORE.items():
+        got, wanted = events_in(watched, run), events_in(expected, run)
+        compare_events(what, got, wanted, SLIPS.get(what) or why_watch(got, wanted))
+    compare_events("two modules in one model", *(side_by_side(by) for by in (answer, observe)), SHARED)
 
 
 def events_of(module, attach, calls, step):
@@ -79,11 +82,49 @@ def events_of(module, attach, calls, step):
     return list(module.log)
 
 
-def evaluation_of(module):
+def events_in(module, run):
     module.log.clear()
+    run(module)
+    return list(module.log)
+
+
+def in_evaluation(module):
     with torch.no_grad():
         module(torch.ones(2, 3))
-    return list(module.log)
+
+
+def in_eval_mode(module):
+    module.eval()(torch.ones(2, 3)).sum().backward()
+    module.train()
+
+
+def one_by_one(module):
+    first, second = module(torch.ones(2, 3)), module(torch.ones(2, 3))
+    second.sum().backward()
+    first.sum().backward()
+
+
+MORE = {
+    "under torch.no_grad()": in_evaluation,
+    "in eval mode, with a backward": in_eval_mode,
+    "called twice, and then a backward of each": one_by_one,
+}
+SLIPS = {
+    "in eval mode, with a backward": "`module.training` says nothing of a backward: `output.requires_grad` does",
+    "called twice, and then a backward of each": "the end belongs to each backward: queue it at the first of its "
+    "outputs' gradients, whichever call that is, and let the flag fall at the end",
+}
+SHARED = "each watched module has a state of its own: a default argument is made once, and shared by all calls"
+
+
+def side_by_side(attach):
+    """What two watched modules record in one step, one after the other."""
+    modules = [Middle(), Middle()]
+    for module in modules:
+        module.log = []
+        attach(module, module.log.append)
+    modules[1](modules[0](torch.ones(2, 3))).sum().backward()
+    return modules[0].log + modules[1].log
 
 
 def described(event, module, first):
@@ -162,7 +203,13 @@ ITEM = 4  # bytes
 
 
 def flat_parameter(seed, size, rank, ranks, where="cpu"):
-    """Three parameters, 1 element more than a multiple of 12: padding on 2, 3 and 4 ranks. The same on every rank."""
+    """Three parameters, 1 element more than a multiple of 12: padding on 2, 3 and 4 ranks. The same on every rank.
+
+    Of size 0 it is one element in bfloat16, whose padding is more than a shard where there are three ranks.
+    """
+    if not size:
+        gain = nn.ParameterList([torch.ones(1, dtype=torch.bfloat16)])
+        return FlatParameter(find_parameters(gain.to(where)), rank, ranks)
     torch.manual_seed(seed)
     filler = -(3 * size + 5) % 12 + 1
     params = nn.ParameterList([torch.randn(3, size), torch.randn(5), torch.randn(filler)])
@@ -369,9 +416,13 @@ class Reduced(NamedTuple):
 
 def unsharded_gradient(seed, rank, micro, flat, ranks):
     generator = torch.Generator().manual_seed(1000 * seed + 10 * rank + micro)
-    padded = torch.zeros(-(-flat.numel // ranks) * ranks)
+    padded = torch.zeros(-(-flat.numel // ranks) * ranks, dtype=flat.full.dtype)
     padded[: flat.numel] = torch.randn(flat.numel, generator=generator)
     return padded
+
+
+def observe_reductions(answer, seed, sizes):
+    return [observe_reduce(answer, seed, size) for size in sizes]
 
 
 def observe_reduce(answer, seed, size):
@@ -400,19 +451,33 @@ def observe_reduce(answer, seed, size):
 @pytest.mark.exercise(id="5.4")
 def test_reduce_gradient(answer, variant):
     """One reduce-scatter of the mean, zeros for the padding, accumulated; only the shard's gradient is left."""
-    ranks = variant.ranks
-    seen = on_ranks(ranks, observe_reduce, answer, variant.seed, variant.size, timeout=8)
-    flats = [flat_parameter(variant.seed, variant.size, rank, ranks) for rank in range(ranks)]
+    ranks = max(3, variant.ranks)
+    sizes = {variant.size: "", 0: ", of one element in bfloat16"}
+    try:
+        seen = on_ranks(ranks, observe_reductions, answer, variant.seed, tuple(sizes), timeout=8)
+    except AnswerError as error:
+        if "of dtype torch.bfloat16" in str(error):
+            slip = "the mean has the dtype of `gradient`, which need not be float32: a collective does not cast"
+            raise AnswerError(f"{error}\nlikely slip: {slip}") from error
+        raise
+    for number, (size, which) in enumerate(sizes.items()):
+        check_reduced([each[number] for each in seen], variant.seed, size, which)
+
+
+def check_reduced(seen, seed, size, which):
+    """Of two reductions of one unit, seen on each rank."""
+    ranks = len(seen)
+    flats = [flat_parameter(seed, size, rank, ranks) for rank in range(ranks)]
     each = [
-        torch.stack([unsharded_gradient(variant.seed, rank, micro, flats[0], ranks) for rank in range(ranks)])
+        torch.stack([unsharded_gradient(seed, rank, micro, flats[0], ranks) for rank in range(ranks)])
         for micro in range(2)
     ]
-    payload, length = each[0].shape[1] * ITEM, each[0].shape[1] // ranks
+    item, rounding = flats[0].full.dtype.itemsize, 1e-5 if size else 2e-2
+    payload, length = each[0].shape[1] * item, each[0].shape[1] // ranks
     for rank, found in enumerate(seen):
         first, second = (gradients.mean(0)[rank * length :][:length] for gradients in each)
-        own, last = each[0][rank][rank * length :][:length], first.clone()
+        own = each[0][rank][rank * length :][:length]
         padding = length - max(0, min(length, flats[0].numel - rank * length))
-        last[length - padding :] = torch.nan
         expect(
             "`flat.shard` (the parameter)",
             found.parameter,
@@ -421,7 +486,7 @@ def test_reduce_gradient(answer, variant):
             slip="this reduces the parameter; what the ranks have to agree on is the gradient",
         )
         expect(
-            "collectives (operation, bytes)",
+            f"collectives (operation, bytes){which}",
             found.calls,
             [("reduce_scatter", payload)],
             rank=rank,
@@ -445,23 +510,24 @@ def test_reduce_gradient(answer, variant):
                 "likely slip: the padding has no gradient, and nobody but you writes it: zero it before the reduction"
             )
         expect(
-            "`flat.shard.grad`",
+            f"`flat.shard.grad`{which}",
             found.first,
             first,
             rank=rank,
-            tolerance=1e-5,
+            tolerance=rounding,
             slips={
                 "the sum over the ranks, not their mean: `comm.MEAN`": first * ranks,
+                "divided by 2, whatever the number of ranks: `comm.MEAN`, or `group.size()`": first * ranks / 2,
                 "this rank's own gradient": own,
                 "it is the optimizer's input: put the mean there": None,
             },
         )
         expect(
-            "`flat.shard.grad` after a second reduction",
+            f"`flat.shard.grad` after a second reduction{which}",
             found.second,
             first + second,
             rank=rank,
-            tolerance=1e-5,
+            tolerance=rounding,
             slips={
                 "the second gradient has overwritten the first: backward accumulates": second,
                 "what was reduced before is reduced again: add to `flat.shard.grad` after the reduction": second
@@ -476,7 +542,7 @@ def test_reduce_gradient(answer, variant):
             slip="the unsharded gradient is still there: dropping the name is not enough, since others may refer to "
             "it; `device.free` it",
         )
-        shard_bytes = length * ITEM
+        shard_bytes = length * item
         unseen = {
             '`flat.shard.grad` is not a buffer of `device.empty(..., "gradients", ...)`: the ledger cannot see it': 0
         }
@@ -570,51 +636,56 @@ class Toy(nn.Module):
         return Op.apply(x, last, self.unit)
 
 
-BLOCKS = 3
-
-
-def recorded(attach):
-    """By phase, what happens to a root and three units in it."""
+def recorded(attach, calls):
+    """By phase, what happens to a root and the units in it, as forward calls them."""
     log: list[str] = []
-    units = [Recorder(str(number), log) for number in range(BLOCKS)]
-    toys = [Toy(unit) for unit in units]
+    units = {name: Recorder(name, log) for name in calls}
+    toys = {name: Toy(unit) for name, unit in units.items()}
     root = Recorder("root", log, is_root=True)
-    model = Toy(root, toys)
-    for module, unit in ((model, root), *zip(toys, units, strict=True)):
+    model = Toy(root, [toys[name] for name in calls])
+    for module, unit in ((model, root), *zip(toys.values(), units.values(), strict=True)):
         attach(module, unit)
     said = {}
-    for phase in ("first step", "second step"):
+    for phase in PHASES:
         log.clear()
-        model(torch.ones(3, 2)).sum().backward()
+        model.train("eval mode" not in phase)
+        with torch.set_grad_enabled("no_grad" not in phase):
+            loss = model(torch.ones(3, 2)).sum()
+        if loss.requires_grad:
+            loss.backward()
         said[phase] = list(log)
-    log.clear()
-    with torch.no_grad():
-        model(torch.ones(3, 2))
-    said["a forward under torch.no_grad()"] = list(log)
     return said
 
 
-def expected_events(kept_after_forward):
-    blocks = [str(number) for number in range(BLOCKS)]
+PHASES = (
+    "first step",
+    "second step",
+    "a forward under torch.no_grad()",
+    "a step after an evaluation",
+    "a step in eval mode",
+)
+
+
+def expected_events(kept_after_forward, calls):
     forward, evaluation, backward = ["gather root", "forward root"], ["gather root", "forward root"], ["backward root"]
-    for name in blocks:
+    for name in calls:
         computed = [f"gather {name}", f"forward {name}", f"forward {name}"]
         forward += computed if kept_after_forward else [*computed, f"free {name}"]
         evaluation += [*computed, f"free {name}"]
-    for name in reversed(blocks):
+    for name, in_a_row in groupby(reversed(calls)):
         backward += [] if kept_after_forward else [f"gather {name}"]
-        backward += [f"backward {name}", f"backward {name}", f"free {name}", f"reduce {name}"]
+        backward += [f"backward {name}"] * 2 * len(list(in_a_row)) + [f"free {name}", f"reduce {name}"]
     step = [*forward, "forward root", *backward, "backward root", "free root", "reduce root"]
-    return {
-        "first step": step,
-        "second step": step,
-        "a forward under torch.no_grad()": [*evaluation, "forward root", "free root"],
-    }
+    return {phase: [*evaluation, "forward root", "free root"] if "no_grad" in phase else step for phase in PHASES}
 
 
 def why_attach(phase, got, kept_after_forward):
     """The slip behind a wrong order of events."""
     count = Counter(got)
+    if "eval mode" in phase:
+        return "`module.training` says nothing of a backward: `output.requires_grad` does"
+    if "after an evaluation" in phase:
+        return "what an evaluation has set is there in the next step: ask each forward's own output"
 
     def at(event):
         return got.index(event) if event in got else len(got)
@@ -671,6 +742,9 @@ def why_attach(phase, got, kept_after_forward):
     return None
 
 
+TWICE = "a unit's backward has two beginnings and one end then: gather it only if it is not whole, and count leaves"
+
+
 def why_sharded(got, event, name, kept_after_forward):
     """Why a unit's backward runs while it is sharded."""
     gathers = [i for i, each in enumerate(got) if each == f"gather {name}"]
@@ -687,9 +761,13 @@ def why_sharded(got, event, name, kept_after_forward):
 
 
 def check_events(answer, kept_after_forward):
-    got, wanted = recorded(answer), expected_events(kept_after_forward)
+    got, wanted = recorded(answer, "012"), expected_events(kept_after_forward, "012")
     for phase in wanted:
         compare_events(phase, got[phase], wanted[phase], why_attach(phase, got[phase], kept_after_forward))
+    if not kept_after_forward:  # else a second gather may ask whether the unit is whole
+        got, wanted = recorded(answer, "0112"), expected_events(kept_after_forward, "0112")
+        for phase in wanted:
+            compare_events(f"unit 1 called twice in a row, {phase}", got[phase], wanted[phase], TWICE)
 
 
 class Sharded:

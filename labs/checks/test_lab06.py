@@ -9,6 +9,7 @@ from functools import cache
 from itertools import accumulate
 from types import SimpleNamespace
 from typing import Any, NamedTuple
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -34,6 +35,7 @@ from minifsdp.course.workshop.checking import AnswerError, expect, on_ranks
 from minifsdp.flat_param import FlatParameter, find_parameters
 
 CPU = torch.device("cpu")
+THE_CALLERS = "the list is the caller's, who may need it again: go over it, and take nothing away"
 WHOLE = "`device.synchronize` lets the host stand still until the whole device has done all that is queued"
 
 
@@ -140,10 +142,12 @@ def test_finish_times(answer, variant):
         usual = {text: finish(queued, launch, **flags) for text, flags in HOST_SLIPS.items()}
         usual["one after another, as on a CPU: streams run side by side"] = one_after_another(queued)
         slips = {text: ends for text, ends in usual.items() if ends != wanted}
-        got = answer(list(queued), launch)
+        given = list(queued)
+        got = answer(given, launch)
         if isinstance(got, list):
             got = [float(end) if isinstance(end, int | float) else end for end in got]
         expect(f"{name}, when each piece is over, in seconds", got, wanted, slips=slips)
+        expect(f"{name}, pieces on the list afterwards", len(given), len(queued), slip=THE_CALLERS)
 
 
 # 6.2 Hand over
@@ -567,10 +571,12 @@ def test_missing_waits(answer, variant):
     """The reads that may come too early, in seventeen short logs and in long random ones, and no others."""
     for name, text in LOGS.items():
         log = log_of(text)
-        got = answer(list(log))
+        given = list(log)
+        got = answer(given)
         if got is not None and not isinstance(got, list):
             raise AnswerError(f"what is returned: expected a list of line numbers, got {type(got).__name__}")
         expect(f"{name} ({text}): lines that read too early", got, racy(log), slip=WHY[name])
+        expect(f"{name} ({text}): lines in the log afterwards", len(given), len(log), slip=THE_CALLERS)
     generator = random.Random(variant.seed)
     for length in (8 * variant.size, 16 * variant.size):
         log = random_log(generator, length)
@@ -582,20 +588,20 @@ def test_missing_waits(answer, variant):
 
 class Freed(NamedTuple):
     instructions: list[Any]
-    compute: int
-    other: int
+    readers: dict[int, str]
+    given: int
     kept: int
     same: bool
     hazards: list[Any]
 
 
-def freed_by(answer, size, from_a_reader):
-    """A buffer of the gathers' stream, read on two streams, freed, and the next gather into memory of its size."""
+def freed_by(answer, size, from_a_reader, others=1):
+    """A buffer of the gathers' stream, read on compute and others, freed, and the next gather into as much memory."""
 
     def nothing(call, output, shard): ...
 
     with carried_by(LastMoment(nothing)), Recorder() as recorder:
-        link, other = device.new_stream(CPU), device.new_stream(CPU)
+        link, *beside = [device.new_stream(CPU) for _ in range(1 + others)]
         compute = device.current_stream(CPU)
         shard = torch.zeros(256 * size)
         weight = torch.zeros(64, 64)
@@ -604,26 +610,28 @@ def freed_by(answer, size, from_a_reader):
             first = device.empty(512 * size, torch.float32, "unsharded", CPU)
             handle = comm.all_gather(first, shard, Paper(0, 2))
         handle.wait()
-        with device.on_stream(other):
-            handle.wait()
-            torch.sin(first)
+        for other in beside:
+            with device.on_stream(other):
+                handle.wait()
+                torch.sin(first)
         torch.cos(first)
         weight @ weight  # keeps compute busy
         start, shape, storage = len(recorder.program().instructions), first.shape, first.untyped_storage()
         with device.on_stream(compute if from_a_reader else device.new_stream(CPU)), current_stream_kept():
-            answer(first, [compute, other])
+            answer(first, given := [compute, *beside])
         instructions = asked_since(recorder, start)
         kept, same = storage.nbytes(), first.shape == shape and first.untyped_storage()._cdata == storage._cdata
         with device.on_stream(link):
             second = device.empty(512 * size, torch.float32, "unsharded", CPU)
             comm.all_gather(second, shard, Paper(0, 2)).wait()
-        numbers = number_of(recorder, compute), number_of(recorder, other)
+        names = ("compute", "the second reader", "the third reader")
+        readers = {number_of(recorder, each): name for each, name in zip([compute, *beside], names, strict=False)}
         program = recorder.program()
     gathers = [number for number, buffer in program.buffers.items() if buffer.tag == "unsharded"]
     for number, name in zip(gathers, ("the first gather", "the second gather"), strict=False):
         program.buffers[number] = program.buffers[number]._replace(name=name)
     run = replay(program, measured(program, 0.0, 1e9, runs_ahead=True))
-    return Freed(instructions, *numbers, kept, same, run.hazards)
+    return Freed(instructions, readers, len(given), kept, same, run.hazards)
 
 
 @pytest.mark.exercise(id="6.5")
@@ -631,6 +639,12 @@ def test_free(answer, variant):
     """The bytes are gone, nobody waits, and on the paper GPU no gather gets them before both readers are done."""
     check_freed(freed_by(answer, variant.size, from_a_reader=False), "")
     check_freed(freed_by(answer, variant.size, from_a_reader=True), ", called on a reader's own stream")
+    try:
+        check_freed(freed_by(answer, variant.size, from_a_reader=False, others=2), ", three readers")
+        check_freed(freed_by(answer, variant.size, from_a_reader=False, others=0), ", one reader")
+    except ValueError as error:
+        slip = "there may be one reader or more than two: go over the list"
+        raise AnswerError(f"three readers, or one: it raises {error}\nlikely slip: {slip}") from error
 
 
 def check_freed(found, called):
@@ -651,7 +665,7 @@ def check_freed(found, called):
     told = [each.stream for each in asked if isinstance(each, RecordStream)]
     freed = [number for number, each in enumerate(asked) if isinstance(each, Free)]
     late = any(isinstance(each, RecordStream) for each in asked[freed[0] :]) if freed else False
-    names = {found.compute: "compute", found.other: "the second reader"}
+    names = found.readers
     known = [name for number, name in names.items() if number in told]
     if late:
         slip = "told after the memory was given back, which is too late: there is no memory any more to speak of"
@@ -662,20 +676,21 @@ def check_freed(found, called):
         )
     elif not known:
         slip = "`device.record_stream` speaks of the current stream: go to each reader with `device.on_stream`"
-    elif len(known) == 1 and called:
+    elif len(known) == 1 and "own" in called:
         slip = (
             "the current stream reads, too, and the memory is not its own: the allocator has to be told of it as well"
         )
-    elif len(known) == 1:
-        slip = f"it knows of {known[0]} alone: every reader has to be told of"
+    elif len(known) < len(names):
+        slip = f"it knows of {' and '.join(known)} alone: every reader has to be told of"
     else:
         slip = None
     reused = [hazard.text for hazard in found.hazards]
-    for number, name in {found.compute: "the compute stream", found.other: "the second reader's stream"}.items():
-        reused = [text.replace(f"on stream {number}", f"on {name}") for text in reused]
+    for number, name in names.items():
+        reused = [text.replace(f"on stream {number}", f"on the stream of {name}") for text in reused]
     expect(f"what the next gather may overwrite too early{called}", reused, [], slip=slip)
     others = "the readers, and no others"
     expect(f"streams that the allocator was told of{called}", sorted(set(told)), sorted(names), slip=slip or others)
+    expect(f"readers on the list afterwards{called}", found.given, len(names), slip=THE_CALLERS)
 
 
 # 6.6 Reduce
@@ -684,14 +699,25 @@ def check_freed(found, called):
 class Reducing:
     """A unit that writes down on which stream its verbs are called."""
 
+    device = torch.device("cpu", 0)  # not the `cpu` that an answer may think of by itself
+
     def __init__(self, name, log):
-        self.name, self.log, self.device = name, log, CPU
+        self.name, self.log = name, log
 
     def start_reduce(self):
-        self.log.append((f"start {self.name}", device.current_stream(CPU)))
+        self.log.append((f"start {self.name}", device.current_stream(self.device)))
 
     def wait_reduce(self):
-        self.log.append((f"wait {self.name}", device.current_stream(CPU)))
+        self.log.append((f"wait {self.name}", device.current_stream(self.device)))
+
+
+def of_the_units_device(where, current_stream=device.current_stream):
+    if where != Reducing.device:
+        raise AnswerError(
+            f"whose current stream it is: expected that of `unit.device`, got that of {where}\n"
+            "likely slip: on a GPU the gradient is computed there: `device.current_stream(unit.device)`"
+        )
+    return current_stream(where)
 
 
 def reduced_by(answer, names, before=()):
@@ -716,7 +742,7 @@ def reduced_by(answer, names, before=()):
     log += [(f"start {name}", stream) for name in before]
     device.watchers.append(note)
     try:
-        with current_stream_kept():
+        with current_stream_kept(), patch.object(device, "current_stream", of_the_units_device):
             for unit in [Reducing(name, log) for name in names]:
                 log.append((f"gradient {unit.name}", compute))
                 answer(unit, stream, under_way)
@@ -730,7 +756,8 @@ def reduced_by(answer, names, before=()):
 def test_start_reduction(answer, variant):
     """Behind its gradient and behind the reduction before it, on its own stream; compute waits for neither."""
     check_reduced(*reduced_by(answer, ("2", "1", "0")), {"2": [], "1": ["2"], "0": ["1"]})
-    check_reduced(*reduced_by(answer, ("2",), ("4", "3")), {"2": ["4", "3"]})
+    for many in (("4", "3"), ("5", "4", "3")):
+        check_reduced(*reduced_by(answer, ("2",), many), {"2": list(many)})
 
 
 def check_reduced(got, left, behind):
