@@ -230,7 +230,9 @@ def test_record(answer, variant):
         wanted, again = states(follow, ANOTHER_MODEL), states(answer, ANOTHER_MODEL)
         where = next((each for each in wanted if again[each] != wanted[each]), None)
         if where is not None:
-            slip = "it is kept for all models together: what is remembered belongs in `order`, of which each has its own"
+            slip = (
+                "it is kept for all models together: what is remembered belongs in `order`, of which each has its own"
+            )
             expect(f"another model: {where[0]}, {where[2]}, {where[3]}", again[where], wanted[where], slip=slip)
         return
     made = {words: states(mistake) for words, mistake in RECORD_MISTAKES.items()}

@@ -3,6 +3,7 @@
 from collections import Counter
 from contextlib import contextmanager
 from typing import Any, NamedTuple
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -109,10 +110,9 @@ def free_of(memory):
 def test_malloc(answer, variant):
     """Rounded up to 512 bytes, the smallest block of the stream that is large enough, split; else a new segment."""
     k = variant.size * ROUND
-    small, middle, large = 2 * k, 5 * k, 9 * k
-    rest = SEGMENT - small - middle - large
-    cut = [(middle, 1), (rest, None), (large, 1), (k, None), (small, 1)]
-    cut[1:2] = [(rest - k, None)]
+    small, middle, more, large = 2 * k, 5 * k, 7 * k, 9 * k
+    rest = SEGMENT - small - middle - more - large - 2 * k
+    cut = [(more, 1), (rest, None), (large, 1), (k, None), (middle, 1), (k, None), (small, 1)]
 
     def fresh(room=8 * SEGMENT):
         return memory_of(room, [*cut], [(middle, 2), (SEGMENT - middle, None)])
@@ -137,6 +137,12 @@ def test_malloc(answer, variant):
         "the whole block for a part of it: what is left over stays free, as a block of its own": next(
             each for each in before if each[1] == large
         ),
+        "a block of just this size is large enough: `>=`, not `>`": (
+            next(each for each in before if each[1] == middle)[0],
+            small,
+            1,
+        ),
+        ONE_MORE: (next(each for each in before if each[1] == middle)[0], small + ROUND, 1),
     }
     slips[WHOLE] = min(each for each in before if each[2] == 1)
     expect("the block (start, bytes, stream) for a request that one fits exactly", got, wanted, slips=slips)
@@ -197,6 +203,16 @@ def test_malloc(answer, variant):
     memory, _ = fresh()
     before = free_of(memory)
     segment(memory, answer, answer(memory, SEGMENT + 1, 1), SEGMENT + ROUND, 1, before)
+    memory = Memory(FakeDevice(8 * SEGMENT))  # its first segment starts at address 0
+    block = answer(memory, small, 1)
+    if block is None:
+        raise AnswerError(
+            "the first block of all, from a segment at address 0: expected a Block, got None\n"
+            "likely slip: 0 is an address like any other: no room is `None`, so ask `is None`"
+        )
+    segment(memory, answer, block, small, 1, [])
+    memory = Memory(FakeDevice(8 * SEGMENT))
+    segment(memory, answer, answer(memory, 2 * SEGMENT, 1), 2 * SEGMENT, 1, [])
     memory, _ = fresh(room=SEGMENT - 1)
     before, segments = free_of(memory), dict(memory.segments)
     try:
@@ -213,6 +229,7 @@ def test_malloc(answer, variant):
     expect("`memory.retries` where the device has no room", memory.retries, 0, slip=slip)
 
 
+ONE_MORE = "a multiple of 512 needs no rounding: `-(-n // ROUND)` rounds up, `n // ROUND + 1` goes one further"
 ASK_LATER = "the device is slow: ask it only if no free block will do"
 WHOLE = "the whole block was handed out for a part of it: what is left over stays free, as a block of its own"
 
@@ -223,6 +240,7 @@ def segment(memory, answer, block, size, stream, before):
     slips = {
         "a segment is a multiple of 2 MiB: the next requests are served from its rest": [f"new segment of {size:,}"],
         "no free block of this stream is large enough: ask the device for a segment": [],
+        "a multiple of SEGMENT needs no rounding: as many bytes more lie idle": [f"new segment of {whole + SEGMENT:,}"],
     }
     expect("calls of the device", memory.device.log, [f"new segment of {whole:,}"], slips=slips)
     start = max(memory.device.sizes)
@@ -237,8 +255,13 @@ def segment(memory, answer, block, size, stream, before):
     expect(
         "`memory.free` after it (start, bytes, stream)",
         free_of(memory),
-        sorted([*before, (start + size, whole - size, stream)]),
-        slips={"the rest of the new segment is lost: it is free, and belongs on `memory.free`": before},
+        sorted([*before, *([(start + size, whole - size, stream)] if whole > size else [])]),
+        slips={
+            "the rest of the new segment is lost: it is free, and belongs on `memory.free`": before,
+            "a block of 0 bytes: nothing of the segment is left over": sorted([*before, (start + size, 0, stream)]),
+        }
+        if whole > size or len(memory.free) > len(before)
+        else {},
     )
 
 
@@ -259,34 +282,45 @@ def test_put_back(answer, variant):
         "with a free block further on": [(a, None), (b, "it"), (c, None), (rest, 1)],
     }.items():
         cut = [(size, None if free == "it" else free) for size, free in pieces]
-        memory, used = memory_of(0, [(SEGMENT, 1)], cut, [(SEGMENT, 1)])
-        at = [free for _, free in pieces].index("it")
-        starts = [2 * SEGMENT + sum(size for size, _ in pieces[:number]) for number in range(len(pieces))]
-        [block] = [each for each in used if each.start == starts[at]]
-        block.stream = 1
-        for each in used:
-            if each.start in (starts[at] - a, starts[at] + b):  # a neighbour that is freed, and still read elsewhere
-                memory.waiting.append((each, [Event([], 2)]))
-        before, waiting = free_of(memory), [place(each) for each, _ in memory.waiting]
-        near = [number for number in (at - 1, at + 1) if 0 <= number < len(pieces) and pieces[number][1] == 1]
-        joined = sorted([at, *near])
-        merged = (starts[joined[0]], sum(pieces[number][0] for number in joined), 1)
-        gone = [(starts[number], pieces[number][0], 1) for number in near]
-        wanted = sorted([*(each for each in before if each not in gone), merged])
-        answer(memory, block)
-        got = free_of(memory)
-        expect(
-            f"`memory.free` after a block {name} came back",
-            got,
-            wanted,
-            slip=why_put_back(name, got, before, merged, gone),
-        )
-        expect("blocks on `memory.waiting`", [place(each) for each, _ in memory.waiting], waiting)
-        expect("calls of the device", memory.device.log, [], slip="nothing is asked of the device here")
+        for turned in ("", ", in the opposite order of addresses"):
+            check_put_back(answer, name, turned, pieces, cut, (a, b))
+
+
+def check_put_back(answer, name, turned, pieces, cut, sizes):
+    """The block marked "it" comes back; `turned`: the free blocks are listed the other way round."""
+    a, b = sizes
+    memory, used = memory_of(0, [(SEGMENT, 1)], cut, [(SEGMENT, 1)])
+    if turned:
+        memory.free.reverse()
+    at = [free for _, free in pieces].index("it")
+    starts = [2 * SEGMENT + sum(size for size, _ in pieces[:number]) for number in range(len(pieces))]
+    [block] = [each for each in used if each.start == starts[at]]
+    block.stream = 1
+    for each in used:
+        if each.start in (starts[at] - a, starts[at] + b):  # a neighbour that is freed, and still read elsewhere
+            memory.waiting.append((each, [Event([], 2)]))
+    before, waiting = free_of(memory), [place(each) for each, _ in memory.waiting]
+    near = [number for number in (at - 1, at + 1) if 0 <= number < len(pieces) and pieces[number][1] == 1]
+    joined = sorted([at, *near])
+    merged = (starts[joined[0]], sum(pieces[number][0] for number in joined), 1)
+    gone = [(starts[number], pieces[number][0], 1) for number in near]
+    wanted = sorted([*(each for each in before if each not in gone), merged])
+    answer(memory, block)
+    got = free_of(memory)
+    expect(
+        f"`memory.free`{turned} after a block {name} came back",
+        got,
+        wanted,
+        slip=why_put_back(name + turned, got, before, merged, gone),
+    )
+    expect("blocks on `memory.waiting`", [place(each) for each, _ in memory.waiting], waiting)
+    expect("calls of the device", memory.device.log, [], slip="nothing is asked of the device here")
 
 
 def why_put_back(name, got, before, merged, gone):
     """The slip behind a wrong list of free blocks."""
+    if "opposite" in name:
+        return "blocks are on `memory.free` in any order: look for neighbours by their addresses, not by their places"
     new = [each for each in got if each not in before]
     if not new and len(got) == len(before):
         return "the block is nowhere: put it on `memory.free`"
@@ -326,11 +360,14 @@ def test_release(answer, variant):
         memory.device.idle = idle
         block, log = used[0], memory.device.log
         block.stream, block.users = 1, set(users)
+        memory.waiting.append((Block(9 * SEGMENT, size, 1), [Event([], 4)]))
         answer(memory, block, put_back_of(log))
         text = f"a block of stream 1, used on {', '.join(map(str, sorted(users))) or 'no other'}"
         text += ", on an idle device" if idle else ""
         found = Counter(log)
         waits = [entry for entry in memory.waiting if entry[0] is block]
+        others = len(memory.waiting) - len(waits)
+        expect(f"{text}: others on `memory.waiting`", others, 1, slip="who waits already goes on waiting: append")
         if any("host waits" in each for each in log):
             raise AnswerError(
                 f"{text}: expected the host to go on, got a host that waits\n"
@@ -339,7 +376,7 @@ def test_release(answer, variant):
         if not users:
             slip = "nobody else uses it: what its own stream does next comes after what it has done"
             expect(f"{text}: what was done", log, ["put back 0"], slip=slip)
-            expect("entries on `memory.waiting`", len(memory.waiting), 0, slip=slip)
+            expect("entries of it on `memory.waiting`", len(waits), 0, slip=slip)
             continue
         wanted = Counter(f"event on stream {stream}" for stream in users)
         slip = None
@@ -410,6 +447,13 @@ def test_collect(answer, variant):
         ],
         "it stops at the first that has not happened; those behind it may be free all the same": back[:first],
         "an entry was passed over: a list that loses entries while you go over it skips the next one": None,
+        "every event of a block has to have happened, not the last of them alone": [
+            number for number, past in enumerate(pasts) if past[-1]
+        ],
+        "every event of a block has to have happened, not the first of them alone": [
+            number for number, past in enumerate(pasts) if past[0]
+        ],
+        "one block is not all: others behind it may be free as well": back[:1],
         "nobody was asked whether the events have happened": list(range(count)),
         "the blocks have to be free again: `put_back(memory, block)`": [],
     }
@@ -489,7 +533,7 @@ def test_malloc_or_retry(answer, variant):
         )
         for block in used[1:]:
             memory.waiting.append((block, [memory.device.record(1)]))
-        memory.device.log = log
+        memory.device.log, memory.retries = log, 3
         for event in memory.device.events:
             event.log = log
         log.clear()
@@ -505,7 +549,7 @@ def test_malloc_or_retry(answer, variant):
         ["malloc", f"new segment of {SEGMENT:,}"],
         slip="the cache is given back only when `malloc` has found nothing: to do so is what makes a retry slow",
     )
-    expect("`memory.retries` where there is room", memory.retries, 0, slip="only what had to be tried again counts")
+    expect("`memory.retries` where there is room", memory.retries, 3, slip="only what had to be tried again counts")
     expect("what is returned", getattr(block, "size", None), SEGMENT)
 
     # There is none, and then there is: all that can come back is needed
@@ -519,7 +563,8 @@ def test_malloc_or_retry(answer, variant):
         raise AnswerError(f"expected a block, got None\nlikely slip: {why_no_room(log, memory)}")
     given = [each for each in log if each.startswith("give back")]
     expect("what is returned", getattr(block, "size", None), 5 * SEGMENT)
-    expect("segments given back", len(given), 4, slip=why_no_room(log, memory))
+    wanted = [f"give back {start:,}" for start in (0, 2 * SEGMENT, 7 * SEGMENT, 9 * SEGMENT)]
+    expect("segments given back", sorted(given), sorted(wanted), slip=why_no_room(log, memory))
     expect(
         "`memory.free` afterwards (bytes)",
         sorted(each.size for each in memory.free),
@@ -533,9 +578,22 @@ def test_malloc_or_retry(answer, variant):
         slip="what went back to the device is no longer one of `memory.segments`: strike it out",
     )
     expect("blocks on `memory.waiting`", len(memory.waiting), 0, slip="what was put back waits no more")
-    expect("`memory.retries`", memory.retries, 1, slip="count every retry once: it is what users look at")
-    expect("how often the host has waited", log.count("the host waits for the device"), 1)
-    expect("calls of `malloc`", log.count("malloc"), 2)
+    slip = "count every retry once, on top of those before: it is what users look at"
+    expect("`memory.retries`, 3 before", memory.retries, 4, slip=slip)
+    slip = "wait for the device, once: one after the other, events cost as many stops"
+    expect("how often the host has waited for the device", log.count("the host waits for the device"), 1, slip=slip)
+    expect("calls of `malloc`", log.count("malloc"), 2, slip="one more attempt, and no third")
+
+    # Nothing waits, and there is a segment to give back
+    memory, _ = memory_of(0, [(SEGMENT, 2)])
+    memory.device.log = log
+    try:
+        answer(memory, SEGMENT, 1, malloc, put_back)
+    except MemoryError as error:
+        raise AnswerError(
+            "nothing waits, and a segment of another stream is free: expected a block, got MemoryError\n"
+            "likely slip: what is free can be given back whether anything has waited or not"
+        ) from error
 
     # There is none, whatever one does
     memory = ready(0)
@@ -543,7 +601,7 @@ def test_malloc_or_retry(answer, variant):
     try:
         block = answer(memory, 6 * SEGMENT, 1, malloc, put_back)
     except MemoryError:
-        expect("`memory.retries`", memory.retries, 1, slip="this was a retry, too")
+        expect("`memory.retries`, 3 before", memory.retries, 4, slip="this was a retry, too")
         expect("calls of `malloc`", log.count("malloc"), 2, slip="one more attempt, and no third")
         return
     raise AnswerError(
@@ -570,12 +628,17 @@ def why_no_room(log, memory):
         return "free memory of another stream does not help this one: the device has to get it back"
     if given[0] < back[0]:
         return "given back too early: what has waited makes further segments whole"
-    if len(given) > 4:
+    starts = [int(log[number].split()[-1].replace(",", "")) for number in given]
+    if len(given) > 4 or 4 * SEGMENT in starts:
         return (
             "a free block at the start of a segment, or as large as some segment, need not be all of it: compare with "
             "`memory.segments[block.start]`"
         )
     left = [block for block in memory.free if memory.segments.get(block.start) == block.size]
+    if len(given) == 1 and starts != [9 * SEGMENT]:
+        return "one segment is not all: give every one back that is free from end to end"
+    if starts == [9 * SEGMENT]:
+        return "free memory of another stream does not help this one: give its segments back, too"
     if left and all(block.stream == 1 for block in left):
         return "the request's own stream has whole segments, too: two of them are no room for one that is larger"
     if len(left) == 1:
@@ -594,11 +657,12 @@ SKIPS = "a list that loses entries while you go over it skips the next one"
 class FakeUnit:
     """As much of a unit as a limiter may look at."""
 
-    device = torch.device("cpu")
+    device = torch.device("cpu", 0)  # not the `cpu` that an answer may think of by itself
 
     def __init__(self, name, stays=False):
         self.name, self.state, self.freed_after_forward = name, SHARDED, not stays
-        self.reshard_after_forward, self.is_root = True, stays
+        self.is_root = name == "root"
+        self.reshard_after_forward = self.is_root or not stays
 
 
 ELSEWHERE = " on a stream that is not current"
@@ -639,11 +703,20 @@ def limited_log(answer, limit, program):
         log.append(f"free {unit.name}")
         unit.state = SHARDED
 
+    def of_the_unit(where):
+        if where != FakeUnit.device:
+            raise AnswerError(
+                f"whose current stream it is: expected that of `unit.device`, got that of {where}\n"
+                "likely slip: on a GPU the unit's last kernels are there: `device.current_stream(unit.device)`"
+            )
+        return current_stream(where)
+
+    current_stream = device.current_stream
     pair = answer(gather, free, limit)
     if not (isinstance(pair, tuple | list) and len(pair) == 2 and all(map(callable, pair))):
         raise AnswerError("expected two functions, the limited gather and the limited free")
     other = device.new_stream(FakeUnit.device)
-    with told(log):
+    with told(log), patch.object(device, "current_stream", of_the_unit):
         for verb, unit in program:
             if verb == "use":
                 unit.state = UNSHARDED
@@ -701,6 +774,8 @@ def test_rate_limit(answer, variant):
         check_limited(answer, limit, again, f"all freed once more when backward ends, limit {limit}")
         together = [(verb, unit) for verb in ("gather", "use", "free") for unit in units[:3]] + plain
         check_limited(answer, limit, together, f"three freed one after the other, limit {limit}")
+        unused = [step for step in plain if step[0] != "use"]
+        check_limited(answer, limit, unused, f"gathered and freed without a use, limit {limit}")
         elsewhere = [(verb + " elsewhere" * (verb == "free"), unit) for verb, unit in plain]
         check_limited(answer, limit, elsewhere, f"freed while another stream is current, limit {limit}")
 
@@ -758,6 +833,8 @@ def why_limited(got, wanted, what):
         if "stay whole" in what:
             return "units that stay whole do not count: nobody waits for their memory, and their free is far off"
         return "`free` of a unit that is sharded already frees nothing: no event for it"
+    if "without a use" in what:
+        return "a unit whose gather is under way is not sharded: to free it frees memory, too"
     if not of(got, "event"):
         return "after a free an event has to be recorded, or there is nothing to wait for"
     if not waits:
@@ -787,10 +864,95 @@ def why_limited(got, wanted, what):
 # 8.7
 
 
-@pytest.mark.exercise(id="8.7")
-def test_prefetch_within(answer, variant):
-    """In the order of use while there is room; the rest is put off, in order, and nothing is lost."""
-    size = 3 + variant.size % 4
+def in_order(limit, whole, units, gather):
+    """8.7 in another way."""
+    put_off = []
+    for unit in units:
+        if unit.state is SHARDED and len(whole) >= limit:
+            put_off.append(unit)
+        elif unit.state is SHARDED:
+            gather(unit)
+    return put_off
+
+
+def with_room(room, order=lambda sharded: sharded):
+    """Gathers as many of the sharded units as `room(limit, whole, units)` says, or as a slice up to there has."""
+
+    def prefetch(limit, whole, units, gather):
+        sharded = [unit for unit in units if unit.state is SHARDED]
+        for unit in order(sharded)[: room(limit, whole, units)]:
+            gather(unit)
+        return [unit for unit in sharded if unit.state is SHARDED]
+
+    return prefetch
+
+
+def with_rest(rest):
+    """Gathers what is right, and returns `rest(put_off, given, ready)`."""
+
+    def prefetch(limit, whole, units, gather):
+        given, ready = list(units), [unit for unit in units if unit.state is not SHARDED]
+        return rest(in_order(limit, whole, units, gather), given, ready)
+
+    return prefetch
+
+
+def left(limit, whole, units):
+    return max(0, limit - len(whole))
+
+
+def up_to_a_ready_one(limit, whole, units):
+    ready = [number for number, unit in enumerate(units) if unit.state is not SHARDED]
+    return min([left(limit, whole, units), *ready])
+
+
+def gathered_again(limit, whole, units, gather):
+    units = list(units)
+    while units and len(whole) < limit:
+        gather(units.pop(0))
+    return units
+
+
+PREFETCH_MISTAKES = {
+    "the cap does not hold: what has no room now is put off": with_room(lambda limit, whole, units: len(units)),
+    "one too many: gather while *fewer* than `limit` are whole": with_room(
+        lambda limit, whole, units: max(0, limit + 1 - len(whole))
+    ),
+    "one too few: `limit` units may be whole": with_room(lambda limit, whole, units: max(0, limit - 1 - len(whole))),
+    "those that are whole already count as well: `len(whole)`": with_room(lambda limit, whole, units: limit),
+    "units are whole that are not on the list: all of `whole` counts": with_room(
+        lambda limit, whole, units: max(0, limit - sum(unit.state is not SHARDED for unit in units))
+    ),
+    "`gather` puts the unit on `whole`: counted once more, it takes two units' room": with_room(
+        lambda limit, whole, units: -(-left(limit, whole, units) // 2)
+    ),
+    "gather as long as there is room, not one unit for each call": with_room(
+        lambda limit, whole, units: min(1, left(limit, whole, units))
+    ),
+    "more can be whole than `limit` (nested units): then there is no room, not a negative one": with_room(
+        lambda limit, whole, units: limit - len(whole)
+    ),
+    "behind a unit that is gathered already others may have room": with_room(up_to_a_ready_one),
+    "the order is that of use: the first is needed first": with_room(left, order=lambda sharded: sharded[::-1]),
+    "a unit that is gathered already is not gathered again": gathered_again,
+    "what is put off is forgotten: who returns it not, gathers it late": with_rest(lambda put_off, given, ready: []),
+    "what was gathered is not put off": with_rest(lambda put_off, given, ready: given),
+    "a unit that is gathered already is not put off": with_rest(
+        lambda put_off, given, ready: [unit for unit in given if unit in put_off or unit in ready]
+    ),
+    "in their order, the next one to be used first": with_rest(lambda put_off, given, ready: put_off[::-1]),
+}
+
+
+class Prefetched(NamedTuple):
+    gathered: list[str]
+    put_off: Any
+    units: list[str]
+
+
+def prefetched(answer, size):
+    """By case, what `answer` gathers, puts off, and leaves on the list that it was given."""
+    found = {}
     for limit in (1, 2, 3, size):
         for held in range(5):
             for ready in ([], [0], [1], [0, 2]):
@@ -799,53 +961,45 @@ def test_prefetch_within(answer, variant):
                 for number in ready:
                     units[number].state = GATHERING
                 whole += [units[number] for number in ready]
-                check_prefetch(answer, limit, whole, units)
+                what = f"limit {limit}, {len(whole)} whole, {size - len(ready)} of {size} to gather"
+                found[what] = prefetched_once(answer, limit, whole, units)
+    return found
 
 
-def check_prefetch(answer, limit, whole, units):
+def prefetched_once(answer, limit, whole, units):
     log: list[str] = []
-    held = len(whole)
-    sharded = [unit.name for unit in units if unit.state is SHARDED]
-    room = max(0, limit - held)
 
     def gather(unit):
         log.append(unit.name)
         unit.state = GATHERING
         whole.append(unit)
 
-    given = list(units)
     rest = answer(limit, whole, units, gather)
-    what = f"limit {limit}, {held} whole, {len(sharded)} of {len(given)} to gather"
-    slips = {
-        "the cap does not hold: what has no room now is put off": sharded,
-        "one too many: gather while *fewer* than `limit` are whole": sharded[: max(0, limit - held + 1)],
-        "the order is that of use: the first is needed first": sharded[::-1][:room],
-        "a unit that is gathered already is not gathered again": [u.name for u in given][:room],
-        "more can be whole than `limit` (nested units): then there is no room, not a negative one": sharded[
-            : limit - held
-        ],
-    }
-    slips = {text: wrong for text, wrong in slips.items() if held <= limit or "nested" in text or "cap" in text}
-    got = list(log)
-    if len(got) > len(set(got)) or set(got) - set(sharded):
-        expect(
-            f"{what}: units gathered", got, sharded[:room], slip="a unit that is gathered already is not gathered again"
-        )
-    expect(f"{what}: units gathered", got, sharded[:room], slips=slips, slip="gather as long as there is room")
-    if not isinstance(rest, list | tuple):
-        raise AnswerError(f"{what}: expected the list of units that are put off, got {type(rest).__name__}: return it")
-    names = [unit.name for unit in rest]
-    if set(names) - set(sharded):
-        slip = "a unit that is gathered already is not gathered again, and so not put off either"
-        expect(f"{what}: units put off", names, sharded[room:], slip=slip)
-    slips = {
-        "what is put off is forgotten: who returns it not, gathers it late": [],
-        "what was gathered is not put off": [unit.name for unit in given],
-        "in their order, the next one to be used first": sharded[room:][::-1],
-    }
-    expect(f"{what}: units put off", names, sharded[room:], slips=slips)
+    names = [unit.name for unit in rest] if isinstance(rest, list | tuple) else type(rest).__name__
+    return Prefetched(log, names, [unit.name for unit in units])
+
+
+@pytest.mark.exercise(id="8.7")
+def test_prefetch_within(answer, variant):
+    """In the order of use while there is room; the rest is put off, in order, and nothing is lost."""
+    size = 3 + variant.size % 4
+    got, wanted = prefetched(answer, size), prefetched(in_order, size)
+    what = next((each for each in wanted if got[each] != wanted[each]), None)
+    if what is None:
+        return
+    if isinstance(got[what].put_off, str):
+        kind = got[what].put_off
+        raise AnswerError(f"{what}: expected the list of units that are put off, got {kind}: return it")
+    made = {words: prefetched(mistake, size) for words, mistake in PREFETCH_MISTAKES.items()}
+    gathers = [words for words, found in made.items() if all(found[w].gathered == got[w].gathered for w in wanted)]
+    slips = [words for words, found in made.items() if found == got]
+    if got[what].gathered != wanted[what].gathered:
+        slips += gathers
+    slip = next(iter(slips), "gather as long as there is room, and return the rest")
+    expect(f"{what}: units gathered", got[what].gathered, wanted[what].gathered, slip=slip)
+    expect(f"{what}: units put off", got[what].put_off, wanted[what].put_off, slip=slip)
     slip = "the list is the caller's, who may need it again: make one of your own"
-    expect(f"{what}: `units` afterwards", [unit.name for unit in units], [unit.name for unit in given], slip=slip)
+    expect(f"{what}: `units` afterwards", got[what].units, wanted[what].units, slip=slip)
 
 
 # 8.8
@@ -895,10 +1049,14 @@ def peak_with(k, blocks, held):
 
 
 def limit_of(answer, case):
+    blocks, held = list(case.blocks), list(case.held)
     try:
-        return answer(case.budget, list(case.blocks), list(case.held))
+        limit = answer(case.budget, blocks, held)
     except ValueError:
-        return "ValueError"
+        limit = "ValueError"
+    slip = "the lists are the caller's, who may need them again: `reversed`, and no `reverse`"
+    expect("`blocks` and `held` afterwards", [blocks, held], [case.blocks, case.held], slip=slip)
+    return limit
 
 
 def largest(case, peak):
@@ -930,6 +1088,9 @@ def why_limit(got, wanted, cases):
             lambda k, blocks, held: max(held[j] + sum(blocks[j - k + 1 : j + 1]) for j in range(len(blocks)))
         ),
         "what is held besides has to fit, too": all_with(lambda k, blocks, held: max(runs(k, blocks))),
+        "each block's moment counts, and the heaviest of them has to fit, not the last": all_with(
+            lambda k, blocks, held: held[-1] + sum(blocks[-k:])
+        ),
         "that is one more than fits": [
             min(len(case.blocks), w + (w > 0)) for w, case in zip(wanted, cases, strict=True)
         ],
