@@ -10,9 +10,8 @@ from typing import NamedTuple
 import pytest
 import torch
 import torch.distributed as dist
+from placing import Homes
 from torch import Tensor, nn
-from torch.overrides import TorchFunctionMode
-from torch.utils._pytree import tree_leaves
 
 from minifsdp import FullyShardedDataParallel, comm
 from minifsdp.course.closed_form import SGD, fsdp
@@ -779,28 +778,6 @@ class Said(NamedTuple):
     dtypes: list[str]
     payloads: list[int]
     homeless: int
-
-
-class Homes(TorchFunctionMode):
-    """Knows the tensors that would be in the host's memory whatever the device: made, and never put anywhere."""
-
-    def __init__(self, device):
-        super().__init__()
-        self.device, self.homeless = device, []
-
-    def __torch_function__(self, func, types, args=(), kwargs=None):
-        made = func(*args, **(kwargs or {}))
-        given = tree_leaves((args, kwargs))
-        placed = any(torch.device(each) == self.device for each in given if isinstance(each, str | torch.device))
-        placed |= any(isinstance(each, Tensor) and not self.lacks(each) for each in given)
-        if isinstance(made, Tensor):
-            self.homeless = [each for each in self.homeless if each is not made]  # `to` may return what it was given
-            if not placed:
-                self.homeless.append(made)
-        return made
-
-    def lacks(self, tensor):
-        return any(each is tensor for each in self.homeless)
 
 
 class Wire:

@@ -8,7 +8,9 @@ from unittest.mock import patch
 import pytest
 import torch
 import torch.distributed as dist
+from placing import Homes
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from minifsdp import FullyShardedDataParallel, comm, device
 from minifsdp.course.launch import rank_device
@@ -57,6 +59,21 @@ class Gathered(NamedTuple):
     full: torch.Tensor
     shard: torch.Tensor
     peak: int
+    copies: list[bool]  # of each copy into `full`, whether the host goes on at once
+
+
+class Copies(TorchDispatchMode):
+    """Notes of each copy, and of each cast, whether the host waits for it where it is one between devices."""
+
+    def __init__(self):
+        super().__init__()
+        self.non_blocking = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        kwargs = kwargs or {}
+        if func is torch.ops.aten.copy_.default:
+            self.non_blocking.append(bool(args[2] if len(args) > 2 else kwargs.get("non_blocking", False)))
+        return func(*args, **kwargs)
 
 
 def observe_gather(answer, seed, size):
@@ -64,12 +81,13 @@ def observe_gather(answer, seed, size):
     group, where = dist.new_group(list(range(1, comm.world().size()))), rank_device()
     if comm.world().rank() == 0:
         return None
-    gather, groups, begins = comm.all_gather, [], []
+    gather, groups, begins, issued, copies = comm.all_gather, [], [], [], Copies()
 
     def spy(output, shard, given):
         groups.append(given.group_name == group.group_name)
         inside = shard.untyped_storage().data_ptr() == full.untyped_storage().data_ptr()
         begins.append(shard.storage_offset() if inside else -1)
+        issued.append(len(copies.non_blocking))
         return gather(output, shard, group)  # another group would not come back
 
     with Ledger() as ledger:
@@ -77,7 +95,7 @@ def observe_gather(answer, seed, size):
         full = device.empty(size * group.size(), BF16, "unsharded", where).fill_(torch.nan)
         ledger.reset_peaks()
         before = sum(ledger.live().values())
-        with comm.record() as calls, phases() as seen, patch.object(comm, "all_gather", spy):
+        with comm.record() as calls, phases() as seen, patch.object(comm, "all_gather", spy), copies:
             handle = answer(full, shard, group)
         peak = ledger.peak.total - before
     returned, order = type(handle).__name__, list(seen)
@@ -85,7 +103,8 @@ def observe_gather(answer, seed, size):
         handle.wait()
     comm.all_reduce(torch.zeros(1, device=where), group).wait()
     calls = [(c.op, c.payload) for c in calls]
-    return Gathered(returned, calls, order, groups, begins, full.cpu(), shard.cpu(), peak)
+    casts = copies.non_blocking[: issued[0]] if issued else []
+    return Gathered(returned, calls, order, groups, begins, full.cpu(), shard.cpu(), peak, casts)
 
 
 @pytest.mark.exercise(id="9.1")
@@ -162,6 +181,13 @@ def test_gather_low(answer, variant):
             rank=rank,
             slips={"that is a buffer for the cast shard: cast it straight into its part of `full`": 2 * size},
             slip="`full` has room for all of it",
+        )
+        expect(
+            "copies for which the host waits, where `shard` is in host memory",
+            found.copies.count(False),
+            0,
+            rank=rank,
+            slip="`non_blocking=True`: the host queues the copy and goes on, the gather is queued behind it",
         )
 
 
@@ -329,6 +355,7 @@ class Stepped(NamedTuple):
     sent: list[tuple[float, bool]]  # the first number of each all-reduce, and whether MAX was asked for
     groups: list[bool]  # whether each was over the given group
     steps: int  # of the optimizer
+    homeless: int  # tensors sent that were made without a word on where
 
 
 class Case(NamedTuple):
@@ -338,6 +365,7 @@ class Case(NamedTuple):
     value: float | None = None
     at: int = 0
     alone: bool = False  # the other ranks have no gradients
+    scale: float = 1024.0
 
 
 FINITE = Case("all finite")
@@ -346,12 +374,16 @@ MINUS = Case("minus infinity on the last rank", -torch.inf, 1)
 NAN = Case("a NaN on the last rank", torch.nan)
 SECOND = Case("an infinity in the last rank's second parameter group", torch.inf, 2)
 ALONE = Case("an infinity on the last rank, no gradients on the others", torch.inf, alone=True)
-CASES = (FINITE, Case("an infinity on the last rank", torch.inf), LARGE, MINUS, NAN, SECOND, ALONE)
+SMALL = Case("all finite, a scale of 0.5", scale=0.5)
+HALVED = Case("an infinity on the last rank, a scale of 1", torch.inf, scale=1.0)
+INFINITE = Case("an infinity on the last rank", torch.inf)
+CASES = (FINITE, INFINITE, LARGE, MINUS, NAN, SECOND, ALONE, SMALL, HALVED)
+STEPS = (FINITE, LARGE, SMALL)
 
 
 def gradients_in(case, rank, ranks, seed, size):
-    """Of the three shards of a rank, scaled by 1024; None: they have none."""
-    gradients = [1024.0 * numbers(seed + rank + n, size + n * rank) for n in range(3)]
+    """Of the three shards of a rank, scaled; None: they have none."""
+    gradients = [case.scale * numbers(seed + rank + n, size + n * rank) for n in range(3)]
     if rank == ranks - 1 and case.value is not None:
         gradients[case.at][size // 2 : size // 2 + 2] = case.value
     return None if case.alone and rank < ranks - 1 else gradients
@@ -367,18 +399,21 @@ def observe_steps(answer, seed, size):
         gradients = gradients_in(case, group.rank(), group.size(), seed, size)
         for shard, gradient in zip(shards, gradients or (), strict=False):
             shard.grad = gradient.to(where)
-        sent, groups, steps = [], [], []
+        sent, groups, steps, homes, homeless = [], [], [], Homes(where), []
         optimizer.register_step_pre_hook(lambda *args, steps=steps: steps.append(True))
 
-        def spy(tensor, given, op=comm.SUM, sent=sent, groups=groups):
+        def spy(tensor, given, op=comm.SUM, sent=sent, groups=groups, homes=homes, homeless=homeless):
+            homeless.append(homes.lacks(tensor))
             sent.append((float(tensor.detach().flatten()[0]), op == comm.MAX))
             groups.append(given.group_name == group.group_name)
             return all_reduce(tensor, group, op)
 
-        with comm.record() as calls, phases() as seen, patch.object(comm, "all_reduce", spy):
-            scale = answer(optimizer, 1024.0, group)
+        with comm.record() as calls, phases() as seen, patch.object(comm, "all_reduce", spy), homes:
+            scale = answer(optimizer, case.scale, group)
         moved = torch.cat([shard.detach() for shard in shards]).cpu()
-        found.append(Stepped(scale, moved, sum(c.payload for c in calls), list(seen), sent, groups, len(steps)))
+        found.append(
+            Stepped(scale, moved, sum(c.payload for c in calls), list(seen), sent, groups, len(steps), sum(homeless))
+        )
         if not calls:  # for those who wait for this rank
             all_reduce(torch.zeros(1, device=where), group, comm.MAX).wait()
         if len(calls) > 1:
@@ -397,11 +432,14 @@ def test_step_together(answer, variant):
         explain_verdict(case, found)
         for rank, each in enumerate(found):
             gradients = gradients_in(case, rank, ranks, variant.seed, variant.size)
-            unscaled = torch.cat(gradients) / 1024 if gradients else torch.zeros_like(each.values)
-            if case in (FINITE, LARGE):
+            unscaled = torch.cat(gradients) / case.scale if gradients else torch.zeros_like(each.values)
+            if case in STEPS:
                 check_step(case, each, -unscaled, rank, variant.size)
             else:
                 check_skip(case, each, 0 * each.values.nan_to_num(), rank, found[-1], seen[-1][0])
+    slip = "`torch.zeros(1, device=p.device)`: NCCL cannot reach what is in the host's memory"
+    homeless = sum(each.homeless for found in seen for each in found)
+    expect("tensors sent that were made without the parameters' device", homeless, 0, slip=slip)
 
 
 def explain_verdict(case, found):
@@ -434,7 +472,7 @@ def explain_verdict(case, found):
         if case.alone:
             slip = "without gradients there is nothing to find, and others still wait for this rank's number"
         raise AnswerError(f"rank {silent[0]}, {case.what}: all-reduces: expected one, got none\nlikely slip: {slip}")
-    if silent and case not in (FINITE, LARGE):
+    if silent and case not in STEPS:
         raise AnswerError(
             f"{case.what}: all-reduces: expected one of the verdict, got none\n"
             "likely slip: each rank decides alone, from its own shards: some step while others skip"
@@ -443,11 +481,12 @@ def explain_verdict(case, found):
 
 def check_step(case, found, stepped, rank, size):
     slips = {
-        "the gradients are still scaled: divide them by the scale": 1024 * stepped,
-        "multiplied by the scale once more": 1024**2 * stepped,
+        "the gradients are still scaled: divide them by the scale": case.scale * stepped,
+        "multiplied by the scale once more": case.scale**2 * stepped,
+        "divided by 1,024, whatever the scale is": case.scale / 1024 * stepped,
         "no step was made, though all gradients were finite": 0 * stepped,
         "those of the second parameter group are still scaled": torch.cat(
-            [stepped[: -size - 2 * rank], 1024 * stepped[-size - 2 * rank :]]
+            [stepped[: -size - 2 * rank], case.scale * stepped[-size - 2 * rank :]]
         ),
     }
     if case is LARGE:
@@ -455,7 +494,7 @@ def check_step(case, found, stepped, rank, size):
     what = f"{case.what}: parameters after a step of 1.0 times the gradient"
     expect(what, found.values, stepped, rank=rank, slips=slips)
     slip = "nothing has overflowed: the scale stays as it is"
-    expect(f"{case.what}: scale", found.scale, 1024.0, rank=rank, slip=slip)
+    expect(f"{case.what}: scale", found.scale, case.scale, rank=rank, slip=slip)
 
 
 def check_skip(case, found, unmoved, rank, last, last_finite):
@@ -469,7 +508,7 @@ def check_skip(case, found, unmoved, rank, last, last_finite):
     slip = "a step was made, with an infinity or a NaN somewhere: one rank's finding is everybody's"
     if found.values.isfinite().all() and found is last and found.values.any():
         slip = "what has overflowed is no zero: the gradient is worth nothing, and the step has to be skipped"
-    elif found.scale == 512.0:
+    elif found.scale == case.scale / 2:
         slip = "the scale is halved, and the step made all the same: skip it"
     elif number == last_finite.sent[0][0]:
         slip = {
@@ -488,9 +527,12 @@ def check_skip(case, found, unmoved, rank, last, last_finite):
     expect(
         f"{case.what}: scale",
         found.scale,
-        512.0,
+        case.scale / 2,
         rank=rank,
-        slips={"skipped, and the next step will overflow again: halve the scale": 1024.0},
+        slips={
+            "half of 1 is 0.5: whole numbers end in a scale of 0, by which every gradient becomes a NaN": 0.0,
+            "skipped, and the next step will overflow again: halve the scale": case.scale,
+        },
         slip="half of it, the same on every rank",
     )
 
@@ -504,8 +546,8 @@ class Net(nn.Module):
         torch.manual_seed(seed)
         self.first, self.last = nn.Linear(3, 5), nn.Linear(5, 1)
 
-    def forward(self, x, target):
-        return (self.last(torch.tanh(self.first(x))) - target).square().mean()
+    def forward(self, x, target, weight):
+        return (weight * (self.last(torch.tanh(self.first(x))) - target)).square().mean()
 
 
 MICRO = 3
@@ -520,11 +562,12 @@ class Accumulated(NamedTuple):
     second: torch.Tensor
     twice: list[int]  # reduce-scatters after each backward of one micro-batch given twice
     third: torch.Tensor  # and the gradients then
+    left: int  # micro-batches on the list after the first call
 
 
 def rows_of(seed, rank):
     generator = torch.Generator().manual_seed(100 + 10 * seed + rank)
-    return [(torch.randn(2, 3, generator=generator), torch.randn(2, 1, generator=generator)) for _ in range(MICRO)]
+    return [tuple(torch.randn(2, size, generator=generator) for size in (3, 1, 1)) for _ in range(MICRO)]
 
 
 def observe_accumulate(answer, seed):
@@ -556,7 +599,8 @@ def observe_accumulate(answer, seed):
 
             model.register_forward_pre_hook(before)
             with patch.object(Engine, "no_sync", counted), patch.object(Engine, "_end_backward", ended):
-                answer(model, micro_batches, communicate)
+                given = list(micro_batches)
+                answer(model, given, communicate)
                 log, gradients = [], []
                 log += reduced
                 for turn in range(3):
@@ -572,7 +616,9 @@ def observe_accumulate(answer, seed):
                     )
         rows, ended_before, entered, issued = two_calls
         twice = [each - issued for each in reduced[ended_before:]]
-        found[communicate] = Accumulated(log, entered // 2, rows, waiting[1], *gradients[:2], twice, gradients[2])
+        found[communicate] = Accumulated(
+            log, entered // 2, rows, waiting[1], *gradients[:2], twice, gradients[2], len(given)
+        )
     return found
 
 
@@ -580,7 +626,13 @@ def observe_accumulate(answer, seed):
 def test_accumulate(answer, variant):
     """The mean of the micro-batches' gradients, reduced after each of them or once, in the last one's backward."""
     ranks = variant.ranks
-    seen = on_ranks(ranks, observe_accumulate, answer, variant.seed, timeout=10)
+    try:
+        seen = on_ranks(ranks, observe_accumulate, answer, variant.seed, timeout=10)
+    except AnswerError as error:
+        if "unpack" in str(error) or "positional argument" in str(error):
+            slip = "how many parts a micro-batch has is the model's business, here 3: `model(*micro_batch)`"
+            raise AnswerError(f"{error}\nlikely slip: {slip}") from error
+        raise
     means = {}
     for what in ("all", "twice"):  # all micro-batches; the first one, given twice
         net = Net(variant.seed)
@@ -593,6 +645,8 @@ def test_accumulate(answer, variant):
         at = f"communicate={communicate}: "
         wanted = [2 * number for number in (1, 2, 3)] if communicate else [0, 0, 2]
         for rank, found in enumerate(each[communicate] for each in seen):
+            slip = "the list is the caller's, who may need it again: go over it, and take nothing away"
+            expect(f"{at}micro-batches on the list after a call", found.left, MICRO, rank=rank, slip=slip)
             if found.rows != [2] * 2 * MICRO:
                 raise AnswerError(
                     f"rank {rank}, {at}rows of all forwards of two calls: expected {[2] * 6}, got {found.rows}\n"

@@ -1,0 +1,34 @@
+"""For checks of several labs: where tensors are made."""
+
+import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_leaves
+
+
+class Homes(TorchFunctionMode):
+    """Knows the tensors that would be in the host's memory whatever the device: made, and never put anywhere."""
+
+    def __init__(self, device):
+        super().__init__()
+        self.device, self.homeless = device, []
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        made = func(*args, **(kwargs or {}))
+        given = tree_leaves((args, kwargs))
+        placed = any(self.is_named(each) for each in given)
+        placed |= any(isinstance(each, Tensor) and not self.lacks(each) for each in given)
+        if isinstance(made, Tensor):
+            self.homeless = [each for each in self.homeless if each is not made]  # `to` may return what it was given
+            if not placed:
+                self.homeless.append(made)
+        return made
+
+    def lacks(self, tensor):
+        return any(each is tensor for each in self.homeless)
+
+    def is_named(self, argument):
+        try:
+            return isinstance(argument, str | torch.device) and torch.device(argument) == self.device
+        except RuntimeError:  # any other text
+            return False
