@@ -182,6 +182,7 @@ def test_gather_low(answer, variant):
             slips={"that is a buffer for the cast shard: cast it straight into its part of `full`": 2 * size},
             slip="`full` has room for all of it",
         )
+    for rank, found in enumerate(seen):
         expect(
             "copies for which the host waits, where `shard` is in host memory",
             found.copies.count(False),

@@ -8,6 +8,8 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 from torch.optim import AdamW
+from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_leaves
 
 from minifsdp import comm
 from minifsdp.course.launch import rank_device
@@ -479,11 +481,50 @@ def seeded(module, seed):
 @pytest.mark.exercise(id="10a.4")
 def test_initialiser(answer, variant):
     """Own parameters and buffers, seeded by name, in any order, after wrapping too; what has a NaN is named."""
-    seed, where = variant.seed + 11, torch.device("cpu")
+    seed, where = variant.seed + 11, torch.device("cpu", 0)  # not the `cpu` that an answer may think of by itself
     for start in ("meta", "partly on meta", "cpu"):
         for backwards in (False, True):
             initialised(answer, variant.size, seed, where, start, backwards)
     forgotten(answer, variant.size, seed, where)
+    kept(answer, variant.size, seed, where)
+
+
+class Devices(TorchFunctionMode):
+    """Notes the devices on which something is asked for."""
+
+    def __init__(self):
+        super().__init__()
+        self.named = []
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        given = tree_leaves((args, kwargs))
+        self.named += [str(each) for each in given if isinstance(each, torch.device | str)]
+        return func(*args, **(kwargs or {}))
+
+
+def kept(answer, size, seed, where):
+    """On a module that has values a reset may leave some as they are."""
+    model = nested(size)
+    with torch.no_grad():
+        model[2].table.fill_(3.0)
+    memory = {f"{name}.{key}": t.data_ptr() for name, m in model.named_modules() for key, t in owned(m).items()}
+
+    def reset(module):
+        if module is model[2]:
+            nn.init.normal_(module.gain)
+
+    slip = "a module that has values is reset as it is: memory and NaN are for what is on meta"
+    try:
+        answer(model, reset, where, seed)(model[2])
+    except RuntimeError as error:
+        raise AnswerError(
+            f"a reset that leaves a buffer of a module on cpu as it is: expected no error, got {error}\n"
+            f"likely slip: {slip}"
+        ) from error
+    expect("values of 2.table, which the reset leaves as they are", model[2].table, torch.full((3,), 3.0), slip=slip)
+    now = {f"{name}.{key}": t.data_ptr() for name, m in model.named_modules() for key, t in owned(m).items()}
+    moved = [name for name in memory if now[name] != memory[name]]
+    expect("parameters and buffers on cpu that got other memory", moved, [], slip=slip)
 
 
 def forgotten(answer, size, seed, where):
@@ -547,11 +588,25 @@ def initialised(answer, size, seed, where, start, backwards):
     model._modules["1"] = nn.Sequential(model._modules["1"])  # as wrapping does: a level more, after names were told
     for module in reversed(modules) if backwards else modules:
         others = {id(p) for m in modules if m is not module for p in m._parameters.values() if p is not None}
+        on_meta = any(t.is_meta for t in owned(module).values())
         try:
-            function(module)
+            with Devices() as devices:
+                function(module)
         except RuntimeError:  # of an operation that needs values, such as bool()
             if not any(t.is_meta for t in owned(module).values()):
                 raise
+        if not torch.is_grad_enabled():
+            torch.set_grad_enabled(True)
+            raise AnswerError(
+                f"gradients after {names[module] or 'the model'} was initialised: expected switched on as before, "
+                "got switched off\nlikely slip: `set_grad_enabled` stays: `with torch.no_grad():` ends"
+            )
+        if on_meta and devices.named and str(where) not in devices.named:
+            raise AnswerError(
+                f"where {names[module] or 'the model'} gets its memory: expected {where}, got "
+                f"{', '.join(dict.fromkeys(devices.named))}\n"
+                "likely slip: on a GPU it would be in the host's memory: `device=where`"
+            )
         now = {id(p) for m in modules if m is not module for p in m._parameters.values() if p is not None}
         if others != now:
             raise AnswerError(
@@ -655,11 +710,14 @@ def rows(seed, rank, step):
 
 
 STEPS = 3
+OPTIONS = ("betas", "eps", "weight_decay", "amsgrad", "maximize")
 
 
 def observe_script(answer, seed, width):
     """What the script builds, what it costs to build, and how it trains."""
-    group, built = comm.world(), []
+    group, built, where = comm.world(), [], rank_device()
+    if where.type == "cpu":
+        where = torch.device("cpu", 0)  # not the `cpu` that is found without a word on it
 
     def build():
         built.append(Tiny(width))
@@ -668,7 +726,7 @@ def observe_script(answer, seed, width):
     found = {}
     with Ledger() as ledger:
         with comm.record() as calls:
-            made = answer(build, {Layer}, init_tiny, rank_device())
+            made = answer(build, {Layer}, init_tiny, where)
         found["peak"] = ledger.peak.total
     found["built"], found["sent"] = len(built), sum(call.payload for call in calls if call.op == "broadcast")
     if not (isinstance(made, tuple) and len(made) == 2):
@@ -684,6 +742,8 @@ def observe_script(answer, seed, width):
     held = [p for each in optimizer.param_groups for p in each["params"]]
     found["held"], found["mine"] = sum(p.numel() for p in held), {id(p) for p in held} == {*map(id, model.parameters())}
     found["rate"] = [each["lr"] for each in optimizer.param_groups]
+    found["options"] = [{name: each[name] for name in OPTIONS} for each in optimizer.param_groups]
+    found["where"] = sorted({str(each.compute_device) for each in instances} - {str(where)})
     before = [p.detach().clone() for p in model.parameters()]
     losses = []
     for step in range(STEPS):
@@ -786,6 +846,11 @@ def test_shard_script(answer, variant):
         expect("elements the optimizer holds", found["held"], shards, rank=rank, slips={BEFORE: whole}, slip=slip)
         expect("the optimizer holds what model.parameters() are", found["mine"], True, rank=rank, slip=BEFORE)
         expect("learning rates", found["rate"], [1e-3], rank=rank, slip="the script's was 1e-3")
+        options = {name: AdamW([torch.ones(1)]).defaults[name] for name in OPTIONS}
+        slip = "of AdamW's options the script says lr alone: leave the others as they are"
+        expect("options of the optimizer", found["options"], [options], rank=rank, slip=slip)
+        slip = "`device_id=where`: otherwise it computes where the process group happens to be"
+        expect("devices other than `where` that units compute on", found["where"], [], rank=rank, slip=slip)
         expect("three steps change the parameters", found["trains"], True, rank=rank, slip=BEFORE)
         slip = (
             "other values at the start: `reset_parameters` is not how this model is initialised, `make_init` says how"

@@ -95,7 +95,12 @@ def refusing(observe):
 
 def seen_on(ranks, observe, *args, slip):
     """What the ranks have seen, in their order; raises what the first of them has refused the answer for."""
-    seen = on_ranks(ranks, observe, *args, timeout=6, slip=slip)
+    try:
+        seen = on_ranks(ranks, observe, *args, timeout=6, slip=slip)
+    except AnswerError as error:
+        if "'NoneType' object is not callable" in str(error):
+            raise AnswerError(f"{error}\nlikely slip: {KEEPERS}") from error
+        raise
     for rank, each in enumerate(seen):
         if isinstance(each, Refused):
             raise AnswerError(f"rank {rank}, {each}")
@@ -107,11 +112,19 @@ def another_group():
     return dist.new_group(list(range(comm.world().size())))
 
 
+KEPT = ((torch.float32, 0), (torch.bfloat16, -1))  # of what dtype the units are, and which rank keeps
+
+
 @refusing
-def observe_whole_values(answer, variant, kept_by):
+def observe_whole_values(answer, variant):
     group = another_group()
+    ranks = range(group.size())
+    return [observe_kept(answer, variant, group, dtype, {ranks[keeper]}) for dtype, keeper in KEPT]
+
+
+def observe_kept(answer, variant, group, dtype, kept_by):
     with Ledger() as ledger:
-        units = make_units(variant, rank_device())
+        units = make_units(variant, rank_device(), dtype)
         for unit in units:
             unit.flat.shard.data.add_(group.rank() + 1)  # as after a step of the optimizer
         keep = Keep() if group.rank() in kept_by else None
@@ -178,7 +191,12 @@ class Waited:
             raise AnswerError(
                 f"a gather's buffer: expected {ranks * shard.numel():,} elements for shards {list(shard.shape)}, "
                 f"got {output.numel():,}\n"
-                "likely slip: gather what has the shard's shape, whatever its key: `step` is not the only number"
+                "likely slip: "
+                + (
+                    "a state may have a dimension, and not the shard's shape: compare the shapes"
+                    if shard.dim()
+                    else "gather what has the shard's shape, whatever its key: `step` is not the only number"
+                )
             )
         return self.gather(output, shard, group)
 
@@ -192,18 +210,18 @@ class Nothing:
 NOTHING = Nothing()
 
 
-def expected_values(variant):
+def expected_values(variant, dtype):
     """The units of all ranks put together, as a plain dict."""
     whole = {}
-    flats = [fake_units(variant, rank) for rank in range(variant.ranks)]
+    flats = [fake_units(variant, rank, dtype) for rank in range(variant.ranks)]
     for at, unit in enumerate(flats[0]):
-        full = torch.cat([ranks_units[at].flat.shard.detach() + rank + 1 for rank, ranks_units in enumerate(flats)])
+        full = torch.cat([ranks_units[at].flat.shard.detach() + (rank + 1) for rank, ranks_units in enumerate(flats)])
         for names, view in zip(unit.names, unit.flat.unflatten(full), strict=True):
             whole |= dict.fromkeys(names, view)
     return whole
 
 
-def fake_units(variant, rank):
+def fake_units(variant, rank, dtype=torch.float32):
     """`make_units` as another rank would have it."""
 
     class FakeGroup:
@@ -215,23 +233,30 @@ def fake_units(variant, rank):
 
     world, comm.world = comm.world, lambda: FakeGroup()
     try:
-        return make_units(variant)
+        return make_units(variant, dtype=dtype)
     finally:
         comm.world = world
 
 
+KEEPERS = "every rank that has a `keep` keeps, whatever its number: ask `keep is not None`"
 EVERYBODY = "every rank takes part in every all-gather, also one that keeps nothing"
 
 
 @pytest.mark.exercise(id="10b.1")
 def test_whole_values(answer, variant):
     """One unit whole at a time, on every rank; kept by rank 0 alone."""
-    found = seen_on(variant.ranks, observe_whole_values, answer, variant, (0,), slip=EVERYBODY)
-    units = fake_units(variant, 0)
-    largest = max(unit.flat.full.numel() for unit in units) * ITEM
-    everything = sum(unit.flat.full.numel() for unit in units) * ITEM
+    found = seen_on(variant.ranks, observe_whole_values, answer, variant, slip=EVERYBODY)
+    for number, (dtype, keeper) in enumerate(KEPT):
+        check_kept([each[number] for each in found], variant, dtype, range(variant.ranks)[keeper])
+
+
+def check_kept(found, variant, dtype, keeper):
+    """What the ranks have done with units of a dtype, of which rank `keeper` alone has a `keep`."""
+    units = fake_units(variant, 0, dtype)
+    largest = max(unit.flat.full.numel() for unit in units) * dtype.itemsize
+    everything = sum(unit.flat.full.numel() for unit in units) * dtype.itemsize
     everywhere = all(each[4] == everything for each in found)
-    wanted = expected_values(variant)
+    wanted = expected_values(variant, dtype)
     gathers = ["all_gather"] * len(units)
     for rank, (result, ops, order, peak, left, kept) in enumerate(found):
         expect("collectives", ops, gathers, rank=rank, slip="one all-gather per unit, whatever the rank keeps")
@@ -257,13 +282,15 @@ def test_whole_values(answer, variant):
             rank=rank,
             slips={"the whole model at once: free a unit before the next one is gathered": everything},
         )
-        if rank:
+        if rank != keeper:
             expect("the result", result, {}, rank=rank, slip="a rank whose `keep` is None gets an empty dict")
             continue
+        if kept[0].total() == 0 and not result:
+            raise AnswerError(f"rank {rank}, calls of keep(): expected some, got none\nlikely slip: {KEEPERS}")
         shown, without = kept
         if without:
             raise AnswerError(
-                f"rank 0, values given to keep(): expected whole ones, got {without} without memory\n"
+                f"rank {rank}, values given to keep(): expected whole ones, got {without} without memory\n"
                 "likely slip: freed before it was kept"
             )
         expect(
@@ -275,18 +302,24 @@ def test_whole_values(answer, variant):
             slip="once per parameter, with its whole value",
         )
         tied = "a plain module's state dict has all names of a tied weight"
-        expect_names(result, wanted, tied if wanted.keys() - result.keys() == {"tied.weight"} else None)
+        expect_names(rank, result, wanted, tied if wanted.keys() - result.keys() == {"tied.weight"} else None)
         for name, value in wanted.items():
-            expect(name, result[name], value, rank=rank, slip="`flat.views` are the parameters in their shapes")
+            expect(
+                name,
+                result[name],
+                value,
+                rank=rank,
+                slip="`flat.views` are the parameters in their shapes and their dtype",
+            )
 
 
-def expect_names(result, wanted, slip):
-    """On rank 0; says which names are missing and which are too many, since the rest is of no interest."""
+def expect_names(rank, result, wanted, slip):
+    """On a rank that keeps; says which names are missing and which are too many, since the rest is of no interest."""
     missing, more = sorted(wanted.keys() - result.keys()), sorted(result.keys() - wanted.keys())
     if missing or more:
         faults = [f"{len(missing)} missing ({', '.join(missing[:6])})"] if missing else []
         faults += [f"{len(more)} too many ({', '.join(map(str, more[:6]))})"] if more else []
-        text = f"rank 0, names: expected {len(wanted)}, got {', '.join(faults)}"
+        text = f"rank {rank}, names: expected {len(wanted)}, got {', '.join(faults)}"
         raise AnswerError(f"{text}\nlikely slip: {slip}" if slip else text)
 
 
@@ -300,14 +333,16 @@ def test_my_rows(answer, variant):
     """Rows of dimension 0, ceil(rows / N) each, in memory of their own; the last ranks have fewer or none."""
     generator = torch.Generator().manual_seed(variant.seed)
     size = variant.size
-    shapes = [(size, 3), (2 * size + 1,), (1, 4), (3, 2), (6, 5), (0, 2), ()]
+    shapes = [(size, 3), (2 * size + 1,), (1, 4), (3, 2), (6, 5), (0, 2), (1,), ()]
     for ranks in (1, variant.ranks, 4, 5):
         for shape in shapes:
             check_rows(answer, torch.randn(shape, generator=generator), ranks)
     check_rows(answer, torch.randn(size, 3, generator=generator, dtype=torch.bfloat16), variant.ranks)
+    for ranks in (1, variant.ranks, 4):
+        check_rows(answer, torch.randn(3, size, generator=generator).T, ranks, " (a transpose, not contiguous)")
 
 
-def check_rows(answer, whole, ranks):
+def check_rows(answer, whole, ranks, which=""):
     shape = list(whole.shape)
     if not shape:
         for rank in range(ranks):
@@ -328,12 +363,13 @@ def check_rows(answer, whole, ranks):
     sizes = [max(0, min(rows, len(whole) - rank * rows)) for rank in range(ranks)]
     got = [pair(call_rows(answer, whole, rank, ranks)) for rank in range(ranks)]
     lengths = [len(part) if part.dim() else -1 for _, part in got]
-    what = f"shape {shape} on {ranks} ranks"
+    what = f"shape {shape}{which} on {ranks} ranks"
     expect(
         f"{what}, rows by rank",
         lengths,
         sizes,
         slips={
+            "one element is not a number: [1] is a row, which one rank has": [1] * ranks if shape == [1] else None,
             "the remainder belongs to nobody: round up": [floor] * ranks,
             "what is left over to the last rank: round up, and the last ranks have fewer": [
                 *[floor] * (ranks - 1),
@@ -355,7 +391,9 @@ def check_rows(answer, whole, ranks):
                 f"{what}, rank {rank}'s rows: expected {whole.dtype}, got {part.dtype}\n"
                 "likely slip: a checkpoint keeps each tensor's dtype: copy without converting"
             )
-        expect(f"{what}, rank {rank}'s rows", part, expected, slip="whole rows, in the tensor's other dimensions")
+        slip = "its rows do not lie one behind the other: index it" if which else None
+        slip = slip or "whole rows, in the tensor's other dimensions"
+        expect(f"{what}, rank {rank}'s rows", part, expected, slip=slip)
         held = part.untyped_storage().nbytes()
         expect(
             f"{what}, bytes that rank {rank} holds",
@@ -409,16 +447,48 @@ def test_fill_rows(answer, variant):
     whole = torch.randn(6, 3, generator=generator)
     check_any_values(answer, torch.where(whole > 1, torch.nan, whole).index_fill(0, torch.tensor(4), torch.nan))
     check_any_values(answer, torch.arange(18).view(6, 3))
-    pieces = [CountedPiece(0, whole[:2]), CountedPiece(3, whole[3:])]  # row 2 is lost
-    out = torch.full((3, 3), torch.nan)
+    check_shapes(answer, generator)
+    for lost, first in ((2, 1), (1, 1), (3, 1), (0, 0), (5, 3)):
+        check_lost(answer, whole, lost, first)
+
+
+def check_shapes(answer, generator):
+    """One dimension, three, and rows of `out` that do not lie one behind the other."""
+    for shape, what in (((6,), "one dimension"), ((6, 2, 3), "three dimensions")):
+        whole = torch.randn(shape, generator=generator)
+        out = torch.full_like(whole[2:5], torch.nan)
+        try:
+            answer(out, 2, cut_into(whole, 2))
+        except Exception as error:
+            text = f"a tensor of {what}: {type(error).__name__}: {str(error).splitlines()[0]}"
+            raise AnswerError(f"{text}\nlikely slip: rows are dimension 0, however many others there are") from error
+        expect(f"a tensor of {what}, `out`", out, whole[2:5], slip="rows are dimension 0")
+    whole = torch.randn(6, 3, generator=generator)
+    out = torch.full((3, 3), torch.nan).T
     try:
-        answer(out, 1, pieces)
+        answer(out, 2, cut_into(whole, 2))
+    except RuntimeError as error:
+        raise AnswerError(f"an `out` that is a transpose: RuntimeError: {error}\nlikely slip: {STRIDES}") from error
+    expect("an `out` that is a transpose", out, whole[2:5], slip=STRIDES)
+
+
+STRIDES = "`out` need not be contiguous: write into `out[low:high]`, not through a `view` or `reshape`, which may copy"
+
+
+def check_lost(answer, whole, lost, first):
+    """Row `lost` is in no piece; rows `first` to `first + 3` are wanted."""
+    pieces = [CountedPiece(0, whole[:lost]), CountedPiece(lost + 1, whole[lost + 1 :])]
+    out = torch.full((3, 3), torch.nan)
+    place = {0: "the first", 2: "the last"}.get(lost - first, "a middle")
+    what = f"{place} row of `out` that is in no piece"
+    try:
+        answer(out, first, pieces)
     except ValueError:
         return
     except Exception as error:
-        raise AnswerError(f"a row that is in no piece: expected a ValueError, got {type(error).__name__}") from error
+        raise AnswerError(f"{what}: expected a ValueError, got {type(error).__name__}") from error
     raise AnswerError(
-        "a row that is in no piece: expected a ValueError, got nothing\n"
+        f"{what}: expected a ValueError, got nothing\n"
         "likely slip: what nobody fills keeps whatever memory held: count the rows that were found"
     )
 
@@ -448,7 +518,8 @@ def check_fill(answer, whole, then, now, shuffle):
         first = min(rank * rows, len(whole))
         wanted = whole[first : first + rows]
         pieces = cut_into(whole, then)
-        given = pieces[::-1] if shuffle else pieces
+        given = pieces[::-1] if shuffle else pieces[:]
+        order = given[:]
         out = torch.full_like(wanted, torch.nan)
         what = f"{len(whole)} rows, saved by {then} ranks{', pieces in another order' * shuffle}, rank {rank} of {now}"
         try:
@@ -479,6 +550,9 @@ def check_fill(answer, whole, then, now, shuffle):
         numbered = pieces[rank].rows[: len(out)] if rank < then else None
         pieces_of = "there need not be a piece per rank: as many ranks saved as saved"
         expect(f"{what}, `out`", out, wanted, slips={pieces_of: numbered}, slip=shifted)
+        slip = "the list is the caller's, who may need it again: `sorted` makes one, `sort` changes it"
+        kept = [each is piece for each, piece in zip(given, order, strict=False)]
+        expect(f"{what}, pieces in their places afterwards", kept, [True] * len(order), slip=slip)
         reads = [piece.reads for piece in pieces]
         needed = [int(max(first, p.first) < min(first + len(wanted), p.first + p.count)) for p in pieces]
         expect(
@@ -494,20 +568,34 @@ def check_fill(answer, whole, then, now, shuffle):
 
 
 STATES_DTYPE = torch.bfloat16
-OTHER_KEYS = ("step", "mu_product", "exp_avg", "exp_avg_sq")
+OTHER_KEYS = ("step", "mu_product", "exp_avg", "exp_avg_sq", "history", "row")
 
 
 @refusing
-def observe_both(answer, variant, kept_by):
-    """States of Adam; and of NAdam, which has another number and here a unit with one element a rank."""
+def observe_both(answer, variant):
+    """Of Adam, kept by rank 0; and of one with other states, a unit with one element a rank, kept by the last rank."""
     group = another_group()
+    first_rank, last_rank = {0}, {group.size() - 1}
     gain = nn.ParameterDict({"gain": torch.arange(group.size()) + 1.0}).to(rank_device())
     small = NamedUnit(FlatParameter(find_parameters(gain), group.rank(), group.size()), [["gain"]])
     units = make_units(variant, rank_device(), STATES_DTYPE)
-    adam = observe_whole_states(answer, group, units, torch.optim.Adam, kept_by)
+    adam = observe_whole_states(answer, group, units, torch.optim.Adam, first_rank)
     first, _, frozen = make_units(variant, rank_device())
     units = [first, small, frozen]
-    return adam, observe_whole_states(answer, group, units, torch.optim.NAdam, kept_by)
+    try:
+        return adam, observe_whole_states(answer, group, units, WithHistory, last_rank)
+    except AnswerError as error:
+        return adam, Refused(error)  # what Adam's states say comes first
+
+
+class WithHistory(torch.optim.NAdam):
+    """Keeps two tensors more that are the same on all ranks: of another shape, and of as many elements as the shard."""
+
+    def step(self):
+        super().step()
+        for shard, state in self.state.items():
+            state["history"] = torch.arange(3.0, device=shard.device)
+            state["row"] = torch.arange(float(shard.numel()), device=shard.device).view(1, -1)
 
 
 def observe_whole_states(answer, group, units, make_optimizer, kept_by):
@@ -551,12 +639,15 @@ def plain(value):
 def test_whole_states(answer, variant):
     """States in the parameters' shapes and under their names, the step in a copy for each, one buffer at a time."""
     slip = "every rank takes part in the same gathers, also one that keeps nothing"
-    seen = seen_on(variant.ranks, observe_both, answer, variant, (0,), slip=slip)
+    seen = seen_on(variant.ranks, observe_both, answer, variant, slip=slip)
     check_states([adam for adam, _ in seen], fake_units(variant, 0)[:2], STATES_DTYPE.itemsize)
     try:
-        check_nadam([nadam for _, nadam in seen], fake_units(variant, 0)[0])
+        for rank, (_, others) in enumerate(seen):
+            if isinstance(others, Refused):
+                raise AnswerError(f"rank {rank}, {others}")
+        check_others([others for _, others in seen], fake_units(variant, 0)[0])
     except AnswerError as error:
-        raise AnswerError(f"NAdam, whose states are {', '.join(OTHER_KEYS)}: {error}") from error
+        raise AnswerError(f"an optimizer whose states are {', '.join(OTHER_KEYS)}: {error}") from error
 
 
 def check_states(seen, units, itemsize):
@@ -617,7 +708,7 @@ def check_states(seen, units, itemsize):
         slip = "a unit without state, as a frozen one, has no entries"
         if result.keys() - wanted.keys() == {"tied.weight"}:
             slip = "a tied parameter has one state, under its first name"
-        expect_names(result, wanted, slip)
+        expect_names(rank, result, wanted, slip)
         for name, state in wanted.items():
             expect(f"keys of {name}", sorted(result[name]), sorted(state), rank=rank, slip="every key, the step too")
             for key, value in state.items():
@@ -637,28 +728,37 @@ def check_states(seen, units, itemsize):
             )
 
 
-def check_nadam(seen, unit):
-    """What differs from Adam: a second number, and a unit whose shard has one element."""
+def check_others(seen, unit):
+    """What differs from Adam: more states, a unit whose shard has one element, and that the last rank keeps."""
+    keeper = len(seen) - 1
     for rank, (_, ops, *_) in enumerate(seen):
         expect(
             "collectives",
             ops,
             ["all_gather"] * 4,
             rank=rank,
-            slip="a shard may have one element: a state is gathered if it has the shard's *shape*, [1] and not []",
+            slip="a shard may have one element: what is gathered has the shard's *shape*: [1] and not [], "
+            "[n] and not [1, n]",
         )
-    result, shards = seen[0][0], [each[6] for each in seen]
+    for rank, (result, *_) in enumerate(seen[:keeper]):
+        expect("the result", result, {}, rank=rank, slip="a rank whose `keep` is None gets an empty dict")
+    result, shards = seen[keeper][0], [each[6] for each in seen]
+    if not result:
+        raise AnswerError(f"rank {keeper}, the result: expected states, got none\nlikely slip: {KEEPERS}")
     wholes = {"gain": lambda parts: torch.cat(parts)}
     wholes |= {
         names[0]: lambda parts, at=at: unit.flat.unflatten(torch.cat(parts))[at] for at, names in enumerate(unit.names)
     }
-    expect_names(result, wholes, None)
+    expect_names(keeper, result, wholes, None)
     for name, whole in wholes.items():
         slip = "the optimizer says which keys there are: other optimizers have others"
-        expect(f"keys of {name}", sorted(result[name]), sorted(OTHER_KEYS), rank=0, slip=slip)
+        expect(f"keys of {name}", sorted(result[name]), sorted(OTHER_KEYS), rank=keeper, slip=slip)
         for key in OTHER_KEYS:
             parts = [each[name == "gain"][key] for each in shards]
-            expect(f"{key} of {name}", result[name][key], parts[0] if parts[0].dim() == 0 else whole(parts), rank=0)
+            gathered = key.startswith("exp_avg")
+            slip = None if gathered else "what has another shape than the shard is a `clone()` on each rank"
+            wanted = whole(parts) if gathered else parts[0]
+            expect(f"{key} of {name}", result[name][key], wanted, rank=keeper, slip=slip)
 
 
 # 10b.5
@@ -678,6 +778,7 @@ class PaperDisk:
         self.rank, self.fails, self.failed = rank, fails, None
         self.calls = Counter()
         self.renamed = {}
+        self.emptied = []  # ranks whose `files` are others afterwards
 
     def _note(self, verb, *what):
         if self.fails == (self.rank(), self.calls[self.rank()]) and self.failed is None:
@@ -816,8 +917,11 @@ def run_commit(answer, variant, disk, turns, *names):
     ]
 
     def program(rank, barrier):
-        answer(disk, Path("run"), "step-7", files[rank], rank, barrier)
+        given = dict(files[rank])
+        answer(disk, Path("run"), "step-7", given, rank, barrier)
         disk.log.append((rank, "returns"))
+        if given != files[rank]:
+            disk.emptied.append(rank)
 
     return {name: content for each in files for name, content in each.items()}, turns.run(program)
 
@@ -885,6 +989,8 @@ def check_commit(answer, variant, first, *names):
             )
         )
     check_log(what, disk, files)
+    slip = "the files are the caller's, who may need them again: go over them, and take nothing away"
+    expect(f"{what}, ranks whose `files` have changed", disk.emptied, [], slip=slip)
 
 
 def why_disk(disk, error):

@@ -68,17 +68,17 @@ def test_plan_groups(answer, variant):
                 ],
             },
         )
-    for ranks, factor in ((6, 4), (4, 8), (4, 0)):
+    for ranks, factor in ((6, 4), (4, 8), (4, 0), (4, -2), (6, -1), (n, -n)):
         try:
             got = answer(ranks, factor)
         except ValueError:
             continue
         except Exception as error:
             raise AnswerError(f"{ranks} ranks, F = {factor}: expected a ValueError, got {error!r}") from error
-        raise AnswerError(
-            f"{ranks} ranks, F = {factor}: expected a ValueError, got {got}\n"
-            "likely slip: ranks would be left over, in no group or in one that is too small"
-        )
+        slip = "ranks would be left over, in no group or in one that is too small"
+        if factor < 0:
+            slip = "a negative factor divides, too, and makes no groups: refuse what is below 1"
+        raise AnswerError(f"{ranks} ranks, F = {factor}: expected a ValueError, got {got}\nlikely slip: {slip}")
 
 
 # 11.2
@@ -153,7 +153,10 @@ def test_make_groups(answer, variant):
         for rank in range(ranks):
             made.append([])
             with world_of(rank, ranks, made[rank]):
-                returned.append(answer([list(group) for group in sharding], [list(group) for group in replicas]))
+                given = [list(group) for group in sharding], [list(group) for group in replicas]
+                returned.append(answer(*given))
+            slip = "the lists are the caller's, who may need them again: go over them, and take nothing away"
+            expect(f"{setting}`sharding` and `replicas` afterwards", given, (sharding, replicas), rank=rank, slip=slip)
         for rank, got in enumerate(returned):
             expect(
                 f"{setting}groups made, in order",
@@ -533,11 +536,14 @@ def test_traffic(answer, variant):
     ):
         units = [4 * factor * shard for shard in shards]  # padded for F, not for R
         whole = sum(units)
-        got = answer(list(units), ranks, per_host, factor)
+        given = list(units)
+        got = answer(given, ranks, per_host, factor)
         sharding, replicas, leaves = walk(units, ranks, per_host, factor)
         setting = f"{ranks} ranks, {per_host} per host, F = {factor}"
         if getattr(got, "_fields", None) != ("sharding", "replicas", "leaves"):
             raise AnswerError(f"{setting}: expected a Traffic, `Traffic(...)`, got {type(got).__name__}")
+        slip = "the list is the caller's, who may need it again: `units[0]`, and no `pop`"
+        expect(f"{setting}: `units` afterwards", given, units, slip=slip)
         share, copies = (factor - 1) / factor, ranks // factor
         expect(
             f"{setting}: bytes to the sharding group",
@@ -546,6 +552,8 @@ def test_traffic(answer, variant):
             slips={
                 "the root is gathered once: it stays whole from forward to backward": share * 3 * whole,
                 "every other unit is gathered twice, in forward and in backward": share * 2 * whole,
+                "the root is the first of the units, not the largest": share * (3 * whole - max(units)),
+                "the root is the first of the units, not the last": share * (3 * whole - units[-1]),
                 "its rings have F ranks, not N": (ranks - 1) / ranks * (3 * whole - units[0]),
                 "a rank need not send to itself: (F - 1) / F": float(3 * whole - units[0]),
             },
@@ -683,13 +691,16 @@ CASES = (
 @pytest.mark.exercise(id="11.6")
 def test_choose(answer, variant):
     """The fastest of those that fit; and where none fits, whether more ranks would help."""
-    for case in CASES:
+    for case, unit in [(case, unit) for unit in (1.0, 8.0) for case in CASES]:
         factors = list(case.memory)
-        got = answer(factors, 100.0, case.memory.__getitem__, case.seconds.__getitem__, case.rest)
+        memory = {factor: unit * nbytes for factor, nbytes in case.memory.items()}
+        got = answer(factors, unit * 100.0, memory.__getitem__, case.seconds.__getitem__, unit * case.rest)
         if getattr(got, "_fields", None) != ("name", "factor"):
             what = f"expected a `Choice(...)`, got {type(got).__name__}"
             raise AnswerError(f"{case.says}: {what}\nlikely slip: {case.slip}")
         slips = {case.named_full: ("full sharding", case.wanted[1])} if case.wanted[0] == "hybrid sharding" else {}
-        expect(f"{case.says} (capacity 100, rest {case.rest:g})", tuple(got), case.wanted, slips=slips, slip=case.slip)
+        what = f"{case.says} (capacity {unit * 100:g}, rest {unit * case.rest:g})"
+        slip = case.slip if unit == 1.0 else "how many bytes a device has is an argument: `capacity`"
+        expect(what, tuple(got), case.wanted, slips=slips, slip=slip)
         slip = "`sort` changes the caller's list, `sorted` makes one"
         expect(f"{case.says}: `factors` afterwards", factors, list(case.memory), slip=slip)

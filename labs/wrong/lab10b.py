@@ -586,7 +586,7 @@ def whole_states(units, optimizer, group, keep):
     return kept
 
 
-@wrong("10b.4", "a shard may have one element")
+@wrong("10b.4", "and not the shard's shape: compare the shapes")
 def whole_states(units, optimizer, group, keep):
     """Tells numbers by their size."""
     kept = {}
