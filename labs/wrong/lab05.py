@@ -133,6 +133,111 @@ def watch(module, record):
         p.register_post_accumulate_grad_hook(lambda p, name=name: record(f"gradient of {name}"))
 
 
+@wrong("5.1", "each watched module has a state of its own")
+def watch(module, record, queued=[]):  # noqa: B006
+    """Keeps its flag in a default argument, which all modules share."""
+
+    def end():
+        queued.clear()
+        record("end of backward")
+
+    def on_output(gradient):
+        record("output gradient")
+        if not queued:
+            queued.append(True)
+            Variable._execution_engine.queue_callback(end)
+
+    def post_forward(module, args, output):
+        record("post-forward")
+        if output.requires_grad:
+            output.register_hook(on_output)
+
+    module.register_forward_pre_hook(lambda module, args: record("pre-forward"))
+    module.register_forward_hook(post_forward)
+    for name, p in module.named_parameters():
+        p.register_post_accumulate_grad_hook(lambda p, name=name: record(f"gradient of {name}"))
+
+
+@wrong("5.1", "says nothing of a backward")
+def watch(module, record):
+    """Takes training mode for a backward that follows."""
+    queued = []
+
+    def end():
+        queued.clear()
+        record("end of backward")
+
+    def on_output(gradient):
+        record("output gradient")
+        if not queued:
+            queued.append(True)
+            Variable._execution_engine.queue_callback(end)
+
+    def post_forward(module, args, output):
+        record("post-forward")
+        if module.training and output.requires_grad:
+            output.register_hook(on_output)
+
+    module.register_forward_pre_hook(lambda module, args: record("pre-forward"))
+    module.register_forward_hook(post_forward)
+    for name, p in module.named_parameters():
+        p.register_post_accumulate_grad_hook(lambda p, name=name: record(f"gradient of {name}"))
+
+
+@wrong("5.1", "queue it at the first of its outputs' gradients")
+def watch(module, record):
+    """Counts outputs: the end is queued when the first call's output has its gradient."""
+    calls = [0]
+
+    def pre(module, args):
+        record("pre-forward")
+
+    def post_forward(module, args, output):
+        record("post-forward")
+        if output.requires_grad:
+            number = calls[0]
+            calls[0] += 1
+
+            def on_output(gradient):
+                record("output gradient")
+                if number == 0:
+                    calls[0] = 0
+                    Variable._execution_engine.queue_callback(lambda: record("end of backward"))
+
+            output.register_hook(on_output)
+
+    module.register_forward_pre_hook(pre)
+    module.register_forward_hook(post_forward)
+    for name, p in module.named_parameters():
+        p.register_post_accumulate_grad_hook(lambda p, name=name: record(f"gradient of {name}"))
+
+
+@wrong("5.1", "expected `end of backward`, got nothing more")
+def watch(module, record):
+    """Resets its flag when a forward begins, not when backward ends: a forward called twice resets it in vain."""
+    state = {"queued": False}
+
+    def pre(module, args):
+        state["queued"] = False
+        record("pre-forward")
+
+    def on_output(gradient):
+        record("output gradient")
+        if not state["queued"]:
+            state["queued"] = True
+            Variable._execution_engine.queue_callback(lambda: record("end of backward"))
+
+    def post_forward(module, args, output):
+        record("post-forward")
+        if output.requires_grad:
+            output.register_hook(on_output)
+
+    module.register_forward_pre_hook(pre)
+    module.register_forward_hook(post_forward)
+    for name, p in module.named_parameters():
+        p.register_post_accumulate_grad_hook(lambda p, name=name: record(f"gradient of {name}"))
+
+
 # 5.2
 
 
@@ -363,6 +468,50 @@ def reduce_gradient(flat, gradient, group):
     comm.reduce_scatter(mean, gradient, group, comm.MEAN).wait()
     device.free(gradient)
     flat.shard.grad = mean
+
+
+@wrong("5.4", "divided by 2, whatever")
+def reduce_gradient(flat, gradient, group):
+    """Takes N for 2."""
+    flat.padding_of(gradient).zero_()
+    mean = device.empty(flat.shard.numel(), gradient.dtype, "gradients", gradient.device)
+    comm.reduce_scatter(mean, gradient, group).wait()
+    mean.div_(2)
+    device.free(gradient)
+    if flat.shard.grad is None:
+        flat.shard.grad = mean
+    else:
+        flat.shard.grad.add_(mean)
+        device.free(mean)
+
+
+@wrong("5.4", "which need not be float32")
+def reduce_gradient(flat, gradient, group):
+    """Has its mean in float32, whatever the gradient is."""
+    flat.padding_of(gradient).zero_()
+    mean = device.empty(flat.shard.numel(), torch.float32, "gradients", gradient.device)
+    comm.reduce_scatter(mean, gradient, group, comm.MEAN).wait()
+    device.free(gradient)
+    if flat.shard.grad is None:
+        flat.shard.grad = mean
+    else:
+        flat.shard.grad.add_(mean)
+        device.free(mean)
+
+
+@wrong("5.4", "rank 1, the last 1 of `flat.shard.grad`")
+def reduce_gradient(flat, gradient, group):
+    """Zeroes all of the padding's gradient after the reduction."""
+    mean = device.empty(flat.shard.numel(), gradient.dtype, "gradients", gradient.device)
+    comm.reduce_scatter(mean, gradient, group, comm.MEAN).wait()
+    if group.rank() == group.size() - 1 and flat.padding:
+        mean[-flat.padding :] = 0
+    device.free(gradient)
+    if flat.shard.grad is None:
+        flat.shard.grad = mean
+    else:
+        flat.shard.grad.add_(mean)
+        device.free(mean)
 
 
 # 5.5
@@ -721,6 +870,84 @@ def attach(module, unit):
         leaf.register_post_accumulate_grad_hook(after_gradient)
 
 
+@wrong("5.5", "says nothing of a backward")
+def attach(module, unit):
+    """Takes training mode for a backward that follows."""
+    missing = set(unit.leaves)
+
+    def after_forward(module, args, output):
+        if output.requires_grad:
+            output.register_hook(lambda gradient: None if unit.whole else unit.gather())
+        if not (unit.is_root and module.training and torch.is_grad_enabled()):
+            unit.free()
+
+    def after_gradient(leaf):
+        unit.take_gradient(leaf)
+        missing.discard(leaf)
+        if not missing:
+            missing.update(unit.leaves)
+            unit.free()
+            unit.reduce_gradient()
+
+    module.register_forward_pre_hook(lambda module, args: unit.gather())
+    module.register_forward_hook(after_forward)
+    for leaf in unit.leaves:
+        leaf.register_post_accumulate_grad_hook(after_gradient)
+
+
+@wrong("5.5", "gather it only if it is not whole")
+def attach(module, unit):
+    """Gathers before backward whatever is there already, but for the root."""
+    missing = set(unit.leaves)
+
+    def after_forward(module, args, output):
+        if output.requires_grad and not unit.is_root:
+            output.register_hook(lambda gradient: unit.gather())
+        if not (unit.is_root and output.requires_grad):
+            unit.free()
+
+    def after_gradient(leaf):
+        unit.take_gradient(leaf)
+        missing.discard(leaf)
+        if not missing:
+            missing.update(unit.leaves)
+            unit.free()
+            unit.reduce_gradient()
+
+    module.register_forward_pre_hook(lambda module, args: unit.gather())
+    module.register_forward_hook(after_forward)
+    for leaf in unit.leaves:
+        leaf.register_post_accumulate_grad_hook(after_gradient)
+
+
+@wrong("5.5", "what an evaluation has set")
+def attach(module, unit):
+    """Keeps whether a backward follows from the last forward in training on: a flag that evaluation leaves behind."""
+    missing = set(unit.leaves)
+    state = {"backward": True}
+
+    def after_forward(module, args, output):
+        if not output.requires_grad:
+            state["backward"] = False
+        else:
+            output.register_hook(lambda gradient: None if unit.whole else unit.gather())
+        if not (unit.is_root and state["backward"]):
+            unit.free()
+
+    def after_gradient(leaf):
+        unit.take_gradient(leaf)
+        missing.discard(leaf)
+        if not missing:
+            missing.update(unit.leaves)
+            unit.free()
+            unit.reduce_gradient()
+
+    module.register_forward_pre_hook(lambda module, args: unit.gather())
+    module.register_forward_hook(after_forward)
+    for leaf in unit.leaves:
+        leaf.register_post_accumulate_grad_hook(after_gradient)
+
+
 # 5.6
 
 
@@ -857,5 +1084,28 @@ def attach_grad_op(module, unit):
             unit.reduce_gradient()
 
     module.register_forward_pre_hook(lambda module, args: unit.gather())
+    for leaf in unit.leaves:
+        leaf.register_post_accumulate_grad_hook(after_gradient)
+
+
+@wrong("5.6", "says nothing of a backward")
+def attach_grad_op(module, unit):
+    """Takes training mode for a backward that follows."""
+    missing = set(unit.leaves)
+
+    def after_forward(module, args, output):
+        if not (module.training and torch.is_grad_enabled()):
+            unit.free()
+
+    def after_gradient(leaf):
+        unit.take_gradient(leaf)
+        missing.discard(leaf)
+        if not missing:
+            missing.update(unit.leaves)
+            unit.free()
+            unit.reduce_gradient()
+
+    module.register_forward_pre_hook(lambda module, args: unit.gather())
+    module.register_forward_hook(after_forward)
     for leaf in unit.leaves:
         leaf.register_post_accumulate_grad_hook(after_gradient)

@@ -106,6 +106,21 @@ def finish_times(queued, launch):
     return ends
 
 
+@wrong("6.1", "take nothing away")
+def finish_times(queued, launch):
+    """Takes the pieces off the list that it was given."""
+    host, free, ends = 0.0, {}, []
+    while queued:
+        piece = queued.pop(0)
+        host += launch
+        start = max(host, free.get(piece.stream, 0.0), *(ends[number] for number in piece.after))
+        ends.append(start + piece.seconds)
+        free[piece.stream] = ends[-1]
+        if piece.host_waits:
+            host = ends[-1]
+    return ends
+
+
 # 6.2
 
 
@@ -518,6 +533,28 @@ def missing_waits(log):
     return found
 
 
+@wrong("6.4", "take nothing away")
+def missing_waits(log):
+    """Takes the lines off the log that it was given."""
+    sure, events, last, found, number = {}, {}, {}, [], 0
+    while log:
+        line = log.pop(0)
+        known = sure.setdefault(line.stream, set())
+        match line.verb:
+            case "gather":
+                last[line.what] = number
+            case "wait":
+                known.add(last[line.what])
+            case "record":
+                events[line.what] = set(known)
+            case "wait event":
+                known |= events[line.what]
+            case "read" if last.get(line.what) not in known:
+                found.append(number)
+        number += 1
+    return found
+
+
 # 6.5
 
 
@@ -618,6 +655,34 @@ def free(buffer, readers):
     for reader in readers:
         reader.__enter__()
         device.record_stream(buffer)
+    buffer.untyped_storage().resize_(0)
+
+
+@wrong("6.5", "there may be one reader")
+def free(buffer, readers):
+    """Knows of two readers."""
+    first, second = readers
+    for reader in (first, second):
+        with device.on_stream(reader):
+            device.record_stream(buffer)
+    buffer.untyped_storage().resize_(0)
+
+
+@wrong("6.5", "take nothing away")
+def free(buffer, readers):
+    """Takes the readers off the list that it was given."""
+    while readers:
+        with device.on_stream(readers.pop()):
+            device.record_stream(buffer)
+    buffer.untyped_storage().resize_(0)
+
+
+@wrong("6.5", "it knows of compute and the third reader alone")
+def free(buffer, readers):
+    """The first and the last reader."""
+    for reader in (readers[0], readers[-1]):
+        with device.on_stream(reader):
+            device.record_stream(buffer)
     buffer.untyped_storage().resize_(0)
 
 
@@ -828,3 +893,27 @@ def start_reduction(unit, stream, under_way):
     stream.wait_stream(compute)
     unit.start_reduce()
     under_way.append(unit)
+
+
+@wrong("6.6", "that of `unit.device`")
+def start_reduction(unit, stream, under_way):
+    """Asks for the current stream of the CPU, whatever the unit is on."""
+    with device.on_stream(stream):
+        while under_way:
+            under_way.pop().wait_reduce()
+    stream.wait_stream(device.current_stream(torch.device("cpu")))
+    with device.on_stream(stream):
+        unit.start_reduce()
+    under_way.append(unit)
+
+
+@wrong("6.6", "the reduction of 5: expected waited for before the next")
+def start_reduction(unit, stream, under_way):
+    """Waits for the last two that are under way."""
+    with device.on_stream(stream):
+        for each in under_way[-2:]:
+            each.wait_reduce()
+    stream.wait_stream(device.current_stream(unit.device))
+    with device.on_stream(stream):
+        unit.start_reduce()
+    under_way[:] = [unit]

@@ -193,6 +193,26 @@ def record(order, event, unit=None, backward_follows=False):
             order.forward = order.forward or list(order.seen)
 
 
+@wrong("7.1", "it is kept for all models together")
+def record(order, event, unit=None, backward_follows=False, recorded=[]):  # noqa: B006
+    """Keeps forward's order in a default argument, which all models share."""
+    if event == "begin forward":
+        order.seen.clear()
+        order.ahead.clear()
+    elif event == "pre-forward":
+        order.seen.append(unit)
+    elif event == "post-forward" and backward_follows:
+        order.ahead.append(unit)
+    elif event == "pre-backward" and unit in order.ahead:
+        while order.ahead.pop() is not unit:
+            pass
+    elif event == "end backward":
+        if not recorded:
+            recorded.extend(order.seen)
+        order.forward = recorded
+        order.ahead.clear()
+
+
 # 7.2
 
 
@@ -325,6 +345,33 @@ def pre_forward(schedule, unit):
     unit.wait_gather()
 
 
+@wrong("7.2", "depth 0 gathers nothing ahead")
+def pre_forward(schedule, unit):
+    """Takes a depth of 0 for all there are."""
+    order = schedule.order
+    here = len(order.seen)
+    schedule.gather(unit)
+    if order.forward[:here] == order.seen:
+        for following in order.forward[here:][: schedule.depth or None]:
+            schedule.gather(following)
+    unit.wait_gather()
+
+
+@wrong("7.2", "(here: two at most)")
+def pre_forward(schedule, unit):
+    """Knows depths of one and of all."""
+    order = schedule.order
+    here = len(order.seen)
+    schedule.gather(unit)
+    if order.forward[:here] == order.seen:
+        ahead = order.forward[here:]
+        if schedule.depth is not None:
+            ahead = ahead[:1] + (ahead[1:2] if schedule.depth > 1 else [])
+        for following in ahead:
+            schedule.gather(following)
+    unit.wait_gather()
+
+
 # 7.3
 
 
@@ -412,6 +459,17 @@ def pre_backward(schedule, unit):
     unit.wait_gather()
 
 
+@wrong("7.3", "depth 0 gathers nothing ahead")
+def pre_backward(schedule, unit):
+    """Slices from the end, and a depth of 0 is the whole list."""
+    schedule.gather(unit)
+    ahead = schedule.order.ahead
+    ahead = ahead if schedule.depth is None else ahead[-schedule.depth :]
+    for following in reversed(ahead):
+        schedule.gather(following)
+    unit.wait_gather()
+
+
 # 7.4
 
 
@@ -491,6 +549,17 @@ def post_backward(schedule, unit):
     """Counts a unit that was called twice in a row once."""
     schedule.free(unit)
     for following in list(dict.fromkeys(schedule.order.ahead[::-1]))[: schedule.depth]:
+        schedule.gather(following)
+    schedule.reduce(unit)
+
+
+@wrong("7.4", "depth 0 gathers nothing ahead")
+def post_backward(schedule, unit):
+    """Slices from the end, and a depth of 0 is the whole list."""
+    schedule.free(unit)
+    ahead = schedule.order.ahead
+    ahead = ahead if schedule.depth is None else ahead[-schedule.depth :]
+    for following in reversed(ahead):
         schedule.gather(following)
     schedule.reduce(unit)
 

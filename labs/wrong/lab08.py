@@ -239,6 +239,110 @@ def malloc(memory, nbytes, stream):
     return block
 
 
+@wrong("8.1", "`>=`, not `>`")
+def malloc(memory, nbytes, stream):
+    """Wants a block that is larger, not as large."""
+    size = -(-nbytes // ROUND) * ROUND
+    fitting = [block for block in memory.free if block.stream == stream and block.size > size]
+    if fitting:
+        block = min(fitting, key=lambda each: each.size)
+        memory.free.remove(block)
+    else:
+        whole = -(-size // SEGMENT) * SEGMENT
+        start = memory.device.new_segment(whole)
+        if start is None:
+            return None
+        memory.segments[start] = whole
+        block = Block(start, whole, stream)
+    if block.size > size:
+        memory.free.append(Block(block.start + size, block.size - size, stream))
+        block.size = size
+    return block
+
+
+@wrong("8.1", "0 is an address like any other")
+def malloc(memory, nbytes, stream):
+    """Takes address 0 for no address."""
+    size = -(-nbytes // ROUND) * ROUND
+    fitting = [block for block in memory.free if block.stream == stream and block.size >= size]
+    if fitting:
+        block = min(fitting, key=lambda each: each.size)
+        memory.free.remove(block)
+    else:
+        whole = -(-size // SEGMENT) * SEGMENT
+        start = memory.device.new_segment(whole)
+        if not start:
+            return None
+        memory.segments[start] = whole
+        block = Block(start, whole, stream)
+    if block.size > size:
+        memory.free.append(Block(block.start + size, block.size - size, stream))
+        block.size = size
+    return block
+
+
+@wrong("8.1", "as many bytes more lie idle")
+def malloc(memory, nbytes, stream):
+    """One segment more than is needed where the size is a multiple."""
+    size = -(-nbytes // ROUND) * ROUND
+    fitting = [block for block in memory.free if block.stream == stream and block.size >= size]
+    if fitting:
+        block = min(fitting, key=lambda each: each.size)
+        memory.free.remove(block)
+    else:
+        whole = (size // SEGMENT + 1) * SEGMENT
+        start = memory.device.new_segment(whole)
+        if start is None:
+            return None
+        memory.segments[start] = whole
+        block = Block(start, whole, stream)
+    if block.size > size:
+        memory.free.append(Block(block.start + size, block.size - size, stream))
+        block.size = size
+    return block
+
+
+@wrong("8.1", "goes one further")
+def malloc(memory, nbytes, stream):
+    """Rounds a multiple of 512 up to the next."""
+    size = (nbytes // ROUND + 1) * ROUND
+    fitting = [block for block in memory.free if block.stream == stream and block.size >= size]
+    if fitting:
+        block = min(fitting, key=lambda each: each.size)
+        memory.free.remove(block)
+    else:
+        whole = -(-size // SEGMENT) * SEGMENT
+        start = memory.device.new_segment(whole)
+        if start is None:
+            return None
+        memory.segments[start] = whole
+        block = Block(start, whole, stream)
+    if block.size > size:
+        memory.free.append(Block(block.start + size, block.size - size, stream))
+        block.size = size
+    return block
+
+
+@wrong("8.1", "nothing of the segment is left over")
+def malloc(memory, nbytes, stream):
+    """Splits a new segment in any case, and leaves nothing on the list."""
+    size = -(-nbytes // ROUND) * ROUND
+    for block in sorted(memory.free, key=lambda each: each.size):
+        if block.stream == stream and block.size >= size:
+            memory.free.remove(block)
+            if block.size > size:
+                memory.free.append(Block(block.start + size, block.size - size, stream))
+                block.size = size
+            return block
+    whole = -(-size // SEGMENT) * SEGMENT
+    start = memory.device.new_segment(whole)
+    if start is None:
+        return None
+    memory.segments[start] = whole
+    memory.free.append(Block(start + size, whole - size, stream))
+    return Block(start, size, stream)
+
+
 # 8.2
 
 
@@ -329,6 +433,18 @@ def put_back(memory, block):
     memory.free.append(Block(start, size, 0))
 
 
+@wrong("8.2", "look for neighbours by their addresses")
+def put_back(memory, block):
+    """Takes the list to be in the order of addresses, and does not sort it."""
+    at = sum(each.start < block.start for each in memory.free)
+    if at < len(memory.free) and block.start + block.size == memory.free[at].start:
+        block.size += memory.free.pop(at).size
+    if at and memory.free[at - 1].start + memory.free[at - 1].size == block.start:
+        memory.free[at - 1].size += block.size
+    else:
+        memory.free.insert(at, block)
+
+
 # 8.3
 
 
@@ -416,6 +532,16 @@ def release(memory, block, put_back):
         memory.waiting.append((block, events))
 
 
+@wrong("8.3", "goes on waiting: append")
+def release(memory, block, put_back):
+    """Puts a new list in the place of those that wait."""
+    if block.users:
+        memory.waiting = [(block, [memory.device.record(stream) for stream in block.users])]
+        block.users.clear()
+    else:
+        put_back(memory, block)
+
+
 # 8.4
 
 
@@ -480,6 +606,25 @@ def collect(memory, put_back):
         if all(event.query() for event in events):
             put_back(memory, block)
     memory.waiting = [entry for entry in memory.waiting if not all(event.query() for event in entry[1])]
+
+
+@wrong("8.4", "not the last of them alone")
+def collect(memory, put_back):
+    """Looks at the last event of each."""
+    for entry in list(memory.waiting):
+        if entry[1][-1].query():
+            memory.waiting.remove(entry)
+            put_back(memory, entry[0])
+
+
+@wrong("8.4", "others behind it may be free as well")
+def collect(memory, put_back):
+    """Stops after one block."""
+    for entry in list(memory.waiting):
+        if all(event.query() for event in entry[1]):
+            memory.waiting.remove(entry)
+            put_back(memory, entry[0])
+            return
 
 
 # 8.5
@@ -766,6 +911,126 @@ def malloc_or_retry(memory, nbytes, stream, malloc, put_back):
     return block
 
 
+@wrong("8.5", "segments given back: expected")
+def malloc_or_retry(memory, nbytes, stream, malloc, put_back):
+    """Takes every segment for one of 2 MiB."""
+    block = malloc(memory, nbytes, stream)
+    if block is None:
+        memory.retries += 1
+        memory.device.synchronize()
+        while memory.waiting:
+            put_back(memory, memory.waiting.pop()[0])
+        for free in [each for each in memory.free if each.size == SEGMENT]:
+            memory.free.remove(free)
+            del memory.segments[free.start]
+            memory.device.give_back(free.start)
+        block = malloc(memory, nbytes, stream)
+    if block is None:
+        raise MemoryError
+    return block
+
+
+@wrong("8.5", "one segment is not all")
+def malloc_or_retry(memory, nbytes, stream, malloc, put_back):
+    """Gives back one segment, the first."""
+    block = malloc(memory, nbytes, stream)
+    if block is None:
+        memory.retries += 1
+        memory.device.synchronize()
+        while memory.waiting:
+            put_back(memory, memory.waiting.pop()[0])
+        for free in list(memory.free):
+            if memory.segments.get(free.start) == free.size:
+                memory.free.remove(free)
+                del memory.segments[free.start]
+                memory.device.give_back(free.start)
+                break
+        block = malloc(memory, nbytes, stream)
+    if block is None:
+        raise MemoryError
+    return block
+
+
+@wrong("8.5", "on top of those before")
+def malloc_or_retry(memory, nbytes, stream, malloc, put_back):
+    """Sets the count to 1."""
+    block = malloc(memory, nbytes, stream)
+    if block is None:
+        memory.retries = 1
+        memory.device.synchronize()
+        while memory.waiting:
+            put_back(memory, memory.waiting.pop()[0])
+        for free in [each for each in memory.free if memory.segments.get(each.start) == each.size]:
+            memory.free.remove(free)
+            del memory.segments[free.start]
+            memory.device.give_back(free.start)
+        block = malloc(memory, nbytes, stream)
+    if block is None:
+        raise MemoryError
+    return block
+
+
+@wrong("8.5", "give its segments back, too")
+def malloc_or_retry(memory, nbytes, stream, malloc, put_back):
+    """Gives back only segments of the request's own stream."""
+    block = malloc(memory, nbytes, stream)
+    if block is None:
+        memory.retries += 1
+        memory.device.synchronize()
+        while memory.waiting:
+            put_back(memory, memory.waiting.pop()[0])
+        for free in [b for b in memory.free if b.stream == stream and memory.segments.get(b.start) == b.size]:
+            memory.free.remove(free)
+            del memory.segments[free.start]
+            memory.device.give_back(free.start)
+        block = malloc(memory, nbytes, stream)
+    if block is None:
+        raise MemoryError
+    return block
+
+
+@wrong("8.5", "events cost as many stops")
+def malloc_or_retry(memory, nbytes, stream, malloc, put_back):
+    """Waits for the events of those that wait, block by block, not for the device."""
+    block = malloc(memory, nbytes, stream)
+    if block is None:
+        memory.retries += 1
+        for waiting, events in memory.waiting:
+            for event in events:
+                event.synchronize()
+            put_back(memory, waiting)
+        memory.waiting.clear()
+        for free in [each for each in memory.free if memory.segments.get(each.start) == each.size]:
+            memory.free.remove(free)
+            del memory.segments[free.start]
+            memory.device.give_back(free.start)
+        block = malloc(memory, nbytes, stream)
+    if block is None:
+        raise MemoryError
+    return block
+
+
+@wrong("8.5", "whether anything has waited or not")
+def malloc_or_retry(memory, nbytes, stream, malloc, put_back):
+    """Raises at once if there is nothing to give back."""
+    block = malloc(memory, nbytes, stream)
+    if block is None:
+        if not memory.waiting:
+            raise MemoryError
+        memory.retries += 1
+        memory.device.synchronize()
+        while memory.waiting:
+            put_back(memory, memory.waiting.pop()[0])
+        for free in [each for each in memory.free if memory.segments.get(each.start) == each.size]:
+            memory.free.remove(free)
+            del memory.segments[free.start]
+            memory.device.give_back(free.start)
+        block = malloc(memory, nbytes, stream)
+    if block is None:
+        raise MemoryError
+    return block
+
+
 # 8.6
 
 
@@ -1043,6 +1308,70 @@ def rate_limit(gather, free, limit):
     return limited_gather, limited_free
 
 
+@wrong("8.6", "expected `gather kept`, got `wait for 5`")
+def rate_limit(gather, free, limit):
+    """Counts all but the root."""
+    frees = deque()
+
+    def limited_gather(unit):
+        if unit.state is SHARDED and not unit.is_root:
+            while len(frees) >= limit:
+                frees.popleft().synchronize()
+        gather(unit)
+
+    def limited_free(unit):
+        counts = unit.state is not SHARDED and not unit.is_root
+        free(unit)
+        if counts:
+            frees.append(device.current_stream(unit.device).record_event())
+
+    return limited_gather, limited_free
+
+
+@wrong("8.6", "to free it frees memory")
+def rate_limit(gather, free, limit):
+    """No event for a unit whose gather is still under way."""
+    from minifsdp.fsdp.unit import UNSHARDED
+
+    frees = deque()
+
+    def limited_gather(unit):
+        if unit.state is SHARDED and unit.freed_after_forward:
+            while len(frees) >= limit:
+                frees.popleft().synchronize()
+        gather(unit)
+
+    def limited_free(unit):
+        counts = unit.state is UNSHARDED and unit.freed_after_forward
+        free(unit)
+        if counts:
+            frees.append(device.current_stream(unit.device).record_event())
+
+    return limited_gather, limited_free
+
+
+@wrong("8.6", "that of `unit.device`")
+def rate_limit(gather, free, limit):
+    """Asks for the CPU's stream, whatever the unit is on."""
+    import torch
+
+    frees = deque()
+
+    def limited_gather(unit):
+        if unit.state is SHARDED and unit.freed_after_forward:
+            while len(frees) >= limit:
+                frees.popleft().synchronize()
+        gather(unit)
+
+    def limited_free(unit):
+        counts = unit.state is not SHARDED and unit.freed_after_forward
+        free(unit)
+        if counts:
+            frees.append(device.current_stream(torch.device("cpu")).record_event())
+
+    return limited_gather, limited_free
+
+
 # 8.7
 
 
@@ -1126,6 +1455,74 @@ def prefetch_within(limit, whole, units, gather):
         if unit.state is SHARDED:
             gather(unit)
     return [unit for unit in units if unit.state is SHARDED]
+
+
+@wrong("8.7", "those that are whole already count")
+def prefetch_within(limit, whole, units, gather):
+    """As many as the limit, whatever is whole."""
+    waiting = [unit for unit in units if unit.state is SHARDED]
+    for unit in waiting[:limit]:
+        gather(unit)
+    return waiting[limit:]
+
+
+@wrong("8.7", "it takes two units' room")
+def prefetch_within(limit, whole, units, gather):
+    """Puts what it gathers on `whole` itself, where `gather` has put it."""
+    waiting = [unit for unit in units if unit.state is SHARDED]
+    while waiting and len(whole) < limit:
+        unit = waiting.pop(0)
+        gather(unit)
+        whole.append(unit)
+    return waiting
+
+
+@wrong("8.7", "others may have room")
+def prefetch_within(limit, whole, units, gather):
+    """Stops at the first unit that is gathered already."""
+    units = list(units)
+    while units and len(whole) < limit and units[0].state is SHARDED:
+        gather(units.pop(0))
+    return [unit for unit in units if unit.state is SHARDED]
+
+
+@wrong("8.7", "units are whole that are not on the list")
+def prefetch_within(limit, whole, units, gather):
+    """Counts those on the list that are gathered, and no others."""
+    room = limit - sum(unit.state is not SHARDED for unit in units)
+    waiting = [unit for unit in units if unit.state is SHARDED]
+    for unit in waiting[: max(0, room)]:
+        gather(unit)
+    return waiting[max(0, room) :]
+
+
+@wrong("8.7", "not one unit for each call")
+def prefetch_within(limit, whole, units, gather):
+    """Gathers one at a time: at most one for each call."""
+    waiting = [unit for unit in units if unit.state is SHARDED]
+    if waiting and len(whole) < limit:
+        gather(waiting.pop(0))
+    return waiting
+
+
+@wrong("8.7", "one too few")
+def prefetch_within(limit, whole, units, gather):
+    """Fills up to the limit but one: keeps room for the unit that computes."""
+    waiting = [unit for unit in units if unit.state is SHARDED]
+    while waiting and len(whole) < limit - 1:
+        gather(waiting.pop(0))
+    return waiting
+
+
+@wrong("8.7", "a unit that is gathered already is not put off")
+def prefetch_within(limit, whole, units, gather):
+    """Puts gathered units off, too."""
+    rest = list(units)
+    for unit in units:
+        if unit.state is SHARDED and len(whole) < limit:
+            gather(unit)
+            rest.remove(unit)
+    return rest
 
 
 # 8.8
@@ -1222,3 +1619,26 @@ def largest_limit(budget, blocks, held):
     if not fits:
         raise ValueError("not even one unit fits")
     return fits
+
+
+@wrong("8.8", "the heaviest of them has to fit, not the last")
+def largest_limit(budget, blocks, held):
+    """Looks at the moment of the last block only."""
+    fits = 0
+    for k in range(1, len(blocks) + 1):
+        if held[-1] + sum(blocks[-k:]) <= budget:
+            fits = k
+    if not fits:
+        raise ValueError
+    return fits
+
+
+@wrong("8.8", "`reversed`, and no `reverse`")
+def largest_limit(budget, blocks, held):
+    """Reverses the lists that it was given."""
+    blocks.reverse()
+    held.reverse()
+    for k in range(len(blocks), 0, -1):
+        if max(h + sum(blocks[j : j + k]) for j, h in enumerate(held)) <= budget:
+            return k
+    raise ValueError

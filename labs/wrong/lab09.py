@@ -90,6 +90,23 @@ def gather_low(full, shard, group):
     return comm.all_gather(full, mine, group)
 
 
+@wrong("9.1", "queues the copy and goes on")
+def gather_low(full, shard, group):
+    """Lets the host wait for the copy."""
+    size = shard.numel()
+    mine = full[group.rank() * size :][:size]
+    mine.copy_(shard)
+    return comm.all_gather(full, mine, group)
+
+
+@wrong("9.1", "copies for which the host waits")
+def gather_low(full, shard, group):
+    """Assigns to a slice, which copies with the host waiting."""
+    at = group.rank() * shard.numel()
+    full[at : at + shard.numel()] = shard
+    return comm.all_gather(full, full[at : at + shard.numel()], group)
+
+
 # 9.2
 
 
@@ -577,6 +594,71 @@ def step_together(optimizer, scale, group):
     return scale / 2 if found.item() else scale
 
 
+@wrong("9.4", "whole numbers end in a scale of 0")
+def step_together(optimizer, scale, group):
+    """Halves in whole numbers, down to 0."""
+    params = [p for each in optimizer.param_groups for p in each["params"]]
+    found = torch.zeros(1, device=params[0].device)
+    for p in params:
+        if p.grad is not None:
+            found += (~p.grad.isfinite()).any()
+    comm.all_reduce(found, group, comm.MAX).wait()
+    if found.item():
+        return scale // 2
+    for p in params:
+        if p.grad is not None:
+            p.grad.div_(scale)
+    optimizer.step()
+    return scale
+
+
+@wrong("9.4", "made without the parameters' device")
+def step_together(optimizer, scale, group):
+    """Makes its number where torch makes it if nothing is said."""
+    params = [p for each in optimizer.param_groups for p in each["params"] if p.grad is not None]
+    bad = any(not p.grad.isfinite().all() for p in params)
+    found = torch.tensor([float(bad)])
+    comm.all_reduce(found, group, comm.MAX).wait()
+    if found.item():
+        return scale / 2
+    for p in params:
+        p.grad.div_(scale)
+    optimizer.step()
+    return scale
+
+
+@wrong("9.4", "a scale of 1: scale: expected 0.5, got 1")
+def step_together(optimizer, scale, group):
+    """Does not let the scale fall below 1."""
+    params = [p for each in optimizer.param_groups for p in each["params"]]
+    found = torch.zeros(1, device=params[0].device)
+    for p in params:
+        if p.grad is not None:
+            p.grad.div_(scale)
+            found += (~p.grad.isfinite()).any()
+    comm.all_reduce(found, group, comm.MAX).wait()
+    if found.item():
+        return max(1.0, scale / 2)
+    optimizer.step()
+    return scale
+
+
+@wrong("9.4", "divided by 1,024")
+def step_together(optimizer, scale, group):
+    """Knows the scale: 1024."""
+    params = [p for each in optimizer.param_groups for p in each["params"]]
+    found = torch.zeros(1, device=params[0].device)
+    for p in params:
+        if p.grad is not None:
+            p.grad.div_(1024)
+            found += (~p.grad.isfinite()).any()
+    comm.all_reduce(found, group, comm.MAX).wait()
+    if found.item():
+        return scale / 2
+    optimizer.step()
+    return scale
+
+
 # 9.5
 
 
@@ -663,6 +745,26 @@ def accumulate(model, micro_batches, communicate):
     for number, micro_batch in enumerate(micro_batches, start=1):
         with nullcontext() if communicate or number == len(micro_batches) else model.no_sync():
             (model(*micro_batch) / 3).backward()
+
+
+@wrong("9.5", "is the model's business")
+def accumulate(model, micro_batches, communicate):
+    """Knows micro-batches of two parts."""
+    for number, (x, target) in enumerate(micro_batches, start=1):
+        reduces = communicate or number == len(micro_batches)
+        with nullcontext() if reduces else model.no_sync():
+            (model(x, target) / len(micro_batches)).backward()
+
+
+@wrong("9.5", "take nothing away")
+def accumulate(model, micro_batches, communicate):
+    """Takes the last one off the list."""
+    count = len(micro_batches)
+    last = micro_batches.pop()
+    for micro_batch in micro_batches:
+        with nullcontext() if communicate else model.no_sync():
+            (model(*micro_batch) / count).backward()
+    (model(*last) / count).backward()
 
 
 # 9.6

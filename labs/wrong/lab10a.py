@@ -1007,6 +1007,77 @@ def initialiser(model, reset, where, seed):
     return initialise
 
 
+@wrong("10a.4", "`device=where`")
+def initialiser(model, reset, where, seed):
+    """Gives memory on the CPU, wherever it should be."""
+    names = {module: name for name, module in model.named_modules()}
+
+    def own(module):
+        return {name: t for name, t in {**module._parameters, **module._buffers}.items() if t is not None}
+
+    @torch.no_grad()
+    def initialise(module):
+        if not own(module):
+            return
+        if any(t.is_meta for t in own(module).values()):
+            module.to_empty(device="cpu", recurse=False)
+            for t in own(module).values():
+                t.fill_(torch.nan)
+        torch.manual_seed(seed + crc32(names[module].encode()))
+        reset(module)
+        if left := [f"{names[module]}.{name}".lstrip(".") for name, t in own(module).items() if t.isnan().any()]:
+            raise RuntimeError(f"nothing has initialised {', '.join(left)}")
+
+    return initialise
+
+
+@wrong("10a.4", "memory and NaN are for what is on meta")
+def initialiser(model, reset, where, seed):
+    """Fills a module with NaN that has values."""
+    names = {module: name for name, module in model.named_modules()}
+
+    def own(module):
+        return {name: t for name, t in {**module._parameters, **module._buffers}.items() if t is not None}
+
+    @torch.no_grad()
+    def initialise(module):
+        if not own(module):
+            return
+        module.to_empty(device=where, recurse=False)
+        for t in own(module).values():
+            t.fill_(torch.nan)
+        torch.manual_seed(seed + crc32(names[module].encode()))
+        reset(module)
+        if left := [f"{names[module]}.{name}".lstrip(".") for name, t in own(module).items() if t.isnan().any()]:
+            raise RuntimeError(f"nothing has initialised {', '.join(left)}")
+
+    return initialise
+
+
+@wrong("10a.4", "`set_grad_enabled` stays")
+def initialiser(model, reset, where, seed):
+    """Switches gradients off for ever."""
+    names = {module: name for name, module in model.named_modules()}
+
+    def own(module):
+        return {name: t for name, t in {**module._parameters, **module._buffers}.items() if t is not None}
+
+    def initialise(module):
+        torch.set_grad_enabled(False)
+        if not own(module):
+            return
+        if any(t.is_meta for t in own(module).values()):
+            module.to_empty(device=where, recurse=False)
+            for t in own(module).values():
+                t.fill_(torch.nan)
+        torch.manual_seed(seed + crc32(names[module].encode()))
+        reset(module)
+        if left := [f"{names[module]}.{name}".lstrip(".") for name, t in own(module).items() if t.isnan().any()]:
+            raise RuntimeError(f"nothing has initialised {', '.join(left)}")
+
+    return initialise
+
+
 # 10a.5
 
 
@@ -1134,3 +1205,30 @@ def shard_script(build, blocks, make_init, where):
     with torch.device("meta"):
         model = build()
     return FullyShardedDataParallel(model, auto_wrap_policy=blocks, param_init_fn=make_init(model), device_id=where)
+
+
+@wrong("10a.5", "leave the others as they are")
+def shard_script(build, blocks, make_init, where):
+    """AdamW without weight decay."""
+    with torch.device("meta"):
+        model = build()
+    sharded = FullyShardedDataParallel(model, auto_wrap_policy=blocks, param_init_fn=make_init(model), device_id=where)
+    return sharded, AdamW(sharded.parameters(), lr=1e-3, weight_decay=0.0)
+
+
+@wrong("10a.5", "betas: [0.9, 0.95]")
+def shard_script(build, blocks, make_init, where):
+    """AdamW with betas of its own."""
+    with torch.device("meta"):
+        model = build()
+    sharded = FullyShardedDataParallel(model, auto_wrap_policy=blocks, param_init_fn=make_init(model), device_id=where)
+    return sharded, AdamW(sharded.parameters(), lr=1e-3, betas=(0.9, 0.95))
+
+
+@wrong("10a.5", "`device_id=where`")
+def shard_script(build, blocks, make_init, where):
+    """Says nothing of where to compute."""
+    with torch.device("meta"):
+        model = build()
+    sharded = FullyShardedDataParallel(model, auto_wrap_policy=blocks, param_init_fn=make_init(model))
+    return sharded, AdamW(sharded.parameters(), lr=1e-3)

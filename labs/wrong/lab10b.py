@@ -177,6 +177,47 @@ def whole_values(units, group, keep):
     return kept
 
 
+@wrong("10b.1", "whatever its number")
+def whole_values(units, group, keep):
+    """Rank 0 keeps, whoever has a `keep`."""
+    kept = {}
+    for flat, names in units:
+        device.allocate(flat.full)
+        comm.all_gather(flat.full.data, flat.shard.data, group).wait()
+        if group.rank() == 0:
+            for names_of_one, view in zip(names, flat.views, strict=True):
+                kept.update(dict.fromkeys(names_of_one, keep(view.detach())))
+        device.free(flat.full)
+    return kept
+
+
+@wrong("10b.1", "rank 0, the result: expected {}")
+def whole_values(units, group, keep, kept={}):  # noqa: B006
+    """Collects in a default argument, which goes on growing."""
+    for flat, names in units:
+        device.allocate(flat.full)
+        comm.all_gather(flat.full.data, flat.shard.data, group).wait()
+        if keep is not None:
+            for names_of_one, view in zip(names, flat.views, strict=True):
+                kept.update(dict.fromkeys(names_of_one, keep(view.detach())))
+        device.free(flat.full)
+    return kept
+
+
+@wrong("10b.1", "and their dtype")
+def whole_values(units, group, keep):
+    """Casts to fp32 in a buffer of its own."""
+    kept = {}
+    for flat, names in units:
+        device.allocate(flat.full)
+        comm.all_gather(flat.full.data, flat.shard.data, group).wait()
+        if keep is not None:
+            for names_of_one, view in zip(names, flat.views, strict=True):
+                kept.update(dict.fromkeys(names_of_one, keep(view.detach().float())))
+        device.free(flat.full)
+    return kept
+
+
 # 10b.2
 
 
@@ -263,6 +304,29 @@ def my_rows(whole, rank, ranks):
     size = -(-len(whole) // ranks)
     first = min(rank * size, len(whole))
     return first, whole[first : first + size].clone().float()
+
+
+@wrong("10b.2", "one element is not a number")
+def my_rows(whole, rank, ranks):
+    """Takes one element for a number."""
+    if whole.numel() == 1:
+        return 0, whole.clone()
+    size = -(-len(whole) // ranks) if whole.dim() else 0
+    first = min(rank * size, len(whole))
+    return first, whole[first : first + size].clone()
+
+
+@wrong("10b.2", "do not lie one behind the other")
+def my_rows(whole, rank, ranks):
+    """Takes the tensor to be contiguous."""
+    if whole.dim() == 0:
+        return 0, whole.clone()
+    size = -(-len(whole) // ranks)
+    first = min(rank * size, len(whole))
+    row = whole[:1].numel() if len(whole) else 0
+    n = max(0, min(size, len(whole) - first))
+    part = torch.as_strided(whole, (n * row,), (1,), whole.storage_offset() + first * row).clone()
+    return first, part.view(n, *whole.shape[1:])
 
 
 # 10b.3
@@ -372,6 +436,63 @@ def fill_rows(out, first, pieces):
             at = high
     if at < end:
         raise ValueError("rows are missing")
+
+
+@wrong("10b.3", "`sorted` makes one")
+def fill_rows(out, first, pieces):
+    """Sorts the list that it was given."""
+    pieces.sort(key=lambda piece: piece.first)
+    found = 0
+    for piece in pieces:
+        low, high = max(first, piece.first), min(first + len(out), piece.first + piece.count)
+        if low < high:
+            out[low - first : high - first].copy_(piece.read()[low - piece.first : high - piece.first])
+            found += high - low
+    if found != len(out):
+        raise ValueError
+
+
+@wrong("10b.3", "however many others there are")
+def fill_rows(out, first, pieces):
+    """Knows tensors of two dimensions."""
+    found = 0
+    for piece in pieces:
+        low, high = max(first, piece.first), min(first + len(out), piece.first + piece.count)
+        if low < high:
+            out[low - first : high - first, :] = piece.read()[low - piece.first : high - piece.first, :]
+            found += high - low
+    if found != len(out):
+        raise ValueError
+
+
+@wrong("10b.3", "the first row of `out` that is in no piece")
+def fill_rows(out, first, pieces):
+    """Looks for gaps between rows that were found: a row missing at the end is none."""
+    reached = None
+    for piece in sorted(pieces, key=lambda piece: piece.first):
+        low, high = max(first, piece.first), min(first + len(out), piece.first + piece.count)
+        if low < high:
+            if reached is not None and low != reached:
+                raise ValueError
+            out[low - first : high - first].copy_(piece.read()[low - piece.first : high - piece.first])
+            reached = high
+    if reached is None and len(out):
+        raise ValueError
+
+
+@wrong("10b.3", "`out` need not be contiguous")
+def fill_rows(out, first, pieces):
+    """Writes through a flat view."""
+    found, flat = 0, out.reshape(-1)
+    for piece in pieces:
+        low, high = max(first, piece.first), min(first + len(out), piece.first + piece.count)
+        if low < high:
+            row = out[0].numel()
+            part = piece.read()[low - piece.first : high - piece.first].reshape(-1)
+            flat[(low - first) * row : (high - first) * row] = part
+            found += high - low
+    if found != len(out):
+        raise ValueError
 
 
 # 10b.4
@@ -683,6 +804,84 @@ def whole_states(units, optimizer, group, keep):
     return kept
 
 
+@wrong("10b.4", "whose states are step, mu_product")
+def whole_states(units, optimizer, group, keep):
+    """Takes for the shard's shape whatever has a dimension."""
+    kept = {}
+    for flat, names in units:
+        for key, value in optimizer.state.get(flat.shard, {}).items():
+            buffer = None
+            wholes = [value] * len(names)
+            if value.dim() > 0:
+                buffer = device.empty(flat.full.numel(), value.dtype, "communication", value.device)
+                comm.all_gather(buffer, value, group).wait()
+                wholes = flat.unflatten(buffer)
+            if keep is not None:
+                for names_of_one, whole in zip(names, wholes, strict=True):
+                    kept.setdefault(names_of_one[0], {})[key] = keep(whole) if buffer is not None else whole.clone()
+            if buffer is not None:
+                device.free(buffer)
+    return kept
+
+
+@wrong("10b.4", "[n] and not [1, n]")
+def whole_states(units, optimizer, group, keep):
+    """Takes for the shard's shape whatever has as many elements or more."""
+    kept = {}
+    for flat, names in units:
+        for key, value in optimizer.state.get(flat.shard, {}).items():
+            buffer = None
+            wholes = [value] * len(names)
+            if value.dim() and value.numel() == flat.shard.numel():
+                buffer = device.empty(flat.full.numel(), value.dtype, "communication", value.device)
+                comm.all_gather(buffer, value.flatten(), group).wait()
+                wholes = flat.unflatten(buffer)
+            if keep is not None:
+                for names_of_one, whole in zip(names, wholes, strict=True):
+                    kept.setdefault(names_of_one[0], {})[key] = keep(whole) if buffer is not None else whole.clone()
+            if buffer is not None:
+                device.free(buffer)
+    return kept
+
+
+@wrong("10b.4", "whatever its number")
+def whole_states(units, optimizer, group, keep):
+    """Rank 0 keeps, whoever has a `keep`."""
+    kept = {}
+    for flat, names in units:
+        for key, value in optimizer.state.get(flat.shard, {}).items():
+            buffer = None
+            wholes = [value] * len(names)
+            if value.shape == flat.shard.shape:
+                buffer = device.empty(flat.full.numel(), value.dtype, "communication", value.device)
+                comm.all_gather(buffer, value, group).wait()
+                wholes = flat.unflatten(buffer)
+            if group.rank() == 0:
+                for names_of_one, whole in zip(names, wholes, strict=True):
+                    kept.setdefault(names_of_one[0], {})[key] = keep(whole) if buffer is not None else whole.clone()
+            if buffer is not None:
+                device.free(buffer)
+    return kept
+
+
+@wrong("10b.4", "cannot be converted to Scalar")
+def whole_states(units, optimizer, group, keep):
+    """Takes the step for Python's number."""
+    kept = {}
+    for flat, names in units:
+        for key, value in optimizer.state.get(flat.shard, {}).items():
+            if value.shape != flat.shard.shape:
+                for each in names if keep is not None else ():
+                    kept.setdefault(each[0], {})[key] = torch.tensor(value.item())
+                continue
+            buffer = device.empty(flat.full.numel(), value.dtype, "communication", value.device)
+            comm.all_gather(buffer, value, group).wait()
+            for each, whole in zip(names, flat.unflatten(buffer), strict=True) if keep is not None else ():
+                kept.setdefault(each[0], {})[key] = keep(whole)
+            device.free(buffer)
+    return kept
+
+
 # 10b.5
 
 
@@ -952,6 +1151,25 @@ def commit(disk, folder, name, files, rank, barrier):
         disk.write(part / file, content)
         disk.sync(part / file)
         barrier()
+    barrier()
+    if rank == 0:
+        disk.sync(part)
+        disk.rename(part, whole)
+        disk.sync(folder)
+    barrier()
+
+
+@wrong("10b.5", "take nothing away")
+def commit(disk, folder, name, files, rank, barrier):
+    """Takes files off the dict that it was given."""
+    part, whole = folder / f".{name}.part", folder / name
+    if rank == 0:
+        disk.make_folder(part)
+    barrier()
+    while files:
+        file, content = files.popitem()
+        disk.write(part / file, content)
+        disk.sync(part / file)
     barrier()
     if rank == 0:
         disk.sync(part)

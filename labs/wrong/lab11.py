@@ -87,6 +87,16 @@ def plan_groups(ranks, factor):
     return sharding, [range(place, ranks, factor) for place in range(factor)]
 
 
+@wrong("11.1", "a negative factor divides, too")
+def plan_groups(ranks, factor):
+    """Refuses 0, and takes what is negative."""
+    if factor == 0 or ranks % factor:
+        raise ValueError
+    sharding = [list(range(low, low + factor)) for low in range(0, ranks, factor)]
+    replicas = [list(range(place, ranks, factor)) for place in range(factor)]
+    return sharding, replicas
+
+
 # 11.2
 
 
@@ -210,6 +220,19 @@ def make_groups(sharding, replicas):
             made[tuple(ranks)] = dist.new_group(ranks)
     inside, across = (next(g for g in groups if dist.get_rank() in g) for groups in (sharding, replicas))
     return made[tuple(inside)], made[tuple(across)]
+
+
+@wrong("11.2", "take nothing away")
+def make_groups(sharding, replicas):
+    """Takes lists off those that it was given."""
+    mine = []
+    for lists in (sharding, replicas):
+        while lists:
+            ranks = lists.pop(0)
+            group = dist.new_group(ranks)
+            if dist.get_rank() in ranks:
+                mine.append(group)
+    return mine[0], mine[1]
 
 
 # 11.3
@@ -617,6 +640,49 @@ def traffic(units, ranks, per_host, factor):
     return Traffic(sharding, replicas, leaves)
 
 
+@wrong("11.5", "`units[0]`, and no `pop`")
+def traffic(units, ranks, per_host, factor):
+    """Takes the root off the list that it was given."""
+    whole, copies = sum(units), ranks // factor
+    root = units.pop(0)
+    sharding = (factor - 1) / factor * (3 * whole - root)
+    replicas = 2 * (copies - 1) / copies * whole / factor
+    leaves = 0.0
+    if factor > per_host:
+        leaves += sharding
+    if ranks > per_host:
+        leaves += min(factor, per_host) * replicas
+    return Traffic(sharding, replicas, leaves)
+
+
+@wrong("11.5", "not the largest")
+def traffic(units, ranks, per_host, factor):
+    """Takes the largest unit for the root."""
+    whole, copies = sum(units), ranks // factor
+    sharding = (factor - 1) / factor * (3 * whole - max(units))
+    replicas = 2 * (copies - 1) / copies * whole / factor
+    leaves = 0.0
+    if factor > per_host:
+        leaves += sharding
+    if ranks > per_host:
+        leaves += min(factor, per_host) * replicas
+    return Traffic(sharding, replicas, leaves)
+
+
+@wrong("11.5", "not the last")
+def traffic(units, ranks, per_host, factor):
+    """Takes the last unit for the root."""
+    whole, copies = sum(units), ranks // factor
+    sharding = (factor - 1) / factor * (3 * whole - units[-1])
+    replicas = 2 * (copies - 1) / copies * whole / factor
+    leaves = 0.0
+    if factor > per_host:
+        leaves += sharding
+    if ranks > per_host:
+        leaves += min(factor, per_host) * replicas
+    return Traffic(sharding, replicas, leaves)
+
+
 # 11.6
 
 
@@ -757,3 +823,15 @@ def choose(factors, capacity, memory, seconds, rest):
         return ("more ranks" if rest < capacity else "split layers", None)
     factor = min(fitting, key=seconds)
     return {max(factors): "full sharding", 1: "data parallelism"}.get(factor, "hybrid sharding"), factor
+
+
+@wrong("11.6", "is an argument: `capacity`")
+def choose(factors, capacity, memory, seconds, rest):
+    """Knows the capacity: 100."""
+    fitting = [factor for factor in sorted(factors) if memory(factor) <= 100]
+    if not fitting:
+        return Choice("more ranks" if rest < 100 else "split layers", None)
+    factor = min(fitting, key=seconds)
+    if factor == 1:
+        return Choice("data parallelism", 1)
+    return Choice("full sharding" if factor == max(factors) else "hybrid sharding", factor)
