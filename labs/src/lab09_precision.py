@@ -147,7 +147,8 @@ def gather_low(full: Tensor, shard: Tensor, group: Group) -> Handle:
         shard: this rank's, in fp32, perhaps in host memory. It stays as it is.
         group: the ranks; `group.rank()` is this one.
 
-    One all-gather of elements that are cast already, and no memory but `full`. The caller waits for it.
+    One all-gather of elements that are cast already, and no memory but `full`. The host waits neither for the copy nor
+    for the gather: the caller does that.
 
     Use `Tensor.copy_`, which casts (and moves; with `non_blocking=True` the host does not wait for a move), and
     `comm.all_gather(output, part, group)`, whose `part` may be this rank's own part of `output`.
