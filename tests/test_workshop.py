@@ -172,6 +172,34 @@ class TestPredictions:
         outcome("4.1", 4000, ranks=2)
         assert words in capsys.readouterr().out.splitlines()[1]
 
+    @pytest.mark.parametrize(
+        ("said", "words"),
+        [
+            (529_200, "you said 529,200: the weights alone: biases and norms are missing"),
+            (530_000, "you said 530,000: 0.9 % too low: the weights alone: biases and norms are missing"),
+            (534_000, "you said 534,000: 0.1 % too low"),  # the gap is another than that of the named miss
+            (540_000, "you said 540,000: 1.0 % too high"),
+            (534_660, "you said 534,660: without the padding"),
+            (600_000, "you said 600,000"),  # not near
+        ],
+    )
+    def test_a_near_prediction_hears_how_near_and_what_it_missed(self, capsys, said, words):
+        predict("5.2", said, "bytes")
+        slips = {"the weights alone: biases and norms are missing": 529_200, "without the padding": 534_660}
+        outcome("5.2", 534_664, ranks=2, slips=slips)
+        assert capsys.readouterr().out.splitlines()[1] == f"prediction 5.2: measured 534,664, {words}"
+
+    @pytest.mark.parametrize(("said", "words"), [(53, "1 too low"), (55, "1 too high"), (-54, "you said -54")])
+    def test_a_count_that_is_nearly_right_is_told_by_how_many(self, capsys, said, words):
+        predict("2.1", said)
+        outcome("2.1", 54)
+        assert capsys.readouterr().out.splitlines()[1].endswith(words)
+
+    def test_nothing_is_near_zero(self, capsys):
+        predict("7.4", 1)
+        outcome("7.4", 0)
+        assert capsys.readouterr().out.splitlines()[1].endswith("you said 1")
+
     def test_the_question_s_own_slips_come_first(self, capsys):
         predict("4.1", 8000)
         outcome("4.1", 4000, ranks=2, slips={"both directions": 8000})

@@ -540,9 +540,10 @@ plots.stages(
 # 1 : 1 : 6, and 16 bytes per element. This is the number that is quoted everywhere, and it is a **lower bound** of what
 # is held from the end of backward to `zero_grad`, activations and temporaries left out; between steps 14 remain.
 # Frameworks that accumulate gradients in float32 hold 18 (Megatron-LM's own table has 16, 18 and 20). And the step
-# itself needs room. Every operator that does not work in place makes a temporary: in yours, and with `foreach=False`,
-# one as large as a parameter, 0.49 bytes per element of all for the largest. torch's default on a GPU, `foreach=True`,
-# updates all parameters with a few large operators, and has temporaries as large as all of them.
+# itself needs room. Every operator that does not work in place makes a temporary as large as the parameter it updates,
+# and the denominator, `exp_avg_sq.sqrt() / ... + eps`, is alive while the next is made: in yours, and with
+# `foreach=False`, there are two of the largest parameter at once. torch's default on a GPU, `foreach=True`, updates all
+# parameters with a few large operators, and has temporaries as large as all of them.
 
 # %%
 for name, make in {

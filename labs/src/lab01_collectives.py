@@ -666,8 +666,10 @@ outcome("1.8", sent[0], ranks=4, slips={"the padding travels too: 12 elements, n
 # %% [markdown]
 # ### Measured: an all-reduce is a reduce-scatter and an all-gather, 2 (N - 1) / N of the data per rank (C5)
 #
-# The number to remember: it hardly depends on N. Patarasuk and Yuan (2009) show that no algorithm sends less. Beside
-# it, reduce to rank 0 and broadcast from there, and the laziest way: every rank gathers all tensors and adds them up.
+# The number to remember: it hardly depends on N. Patarasuk and Yuan (2009) show that no algorithm sends less, as long
+# as only the ranks add. Where switches add as well (SHARP on InfiniBand, NVLS on NVLink 4), a rank sends its tensor once
+# and receives the sum once: 1 instead of 2 (N - 1) / N, half of it for many ranks. Beside the ring, reduce to rank 0 and
+# broadcast from there, and the laziest way: every rank gathers all tensors and adds them up.
 
 
 # %% tags=["C5"]
@@ -1076,7 +1078,9 @@ for rank, (first, second) in enumerate(launch(another_order, 2)):
 # ## Further reading
 #
 # - Patarasuk and Yuan, "Bandwidth optimal all-reduce algorithms for clusters of workstations", J. Parallel Distrib.
-#   Comput. 2009: the ring, and why no algorithm sends less.
+#   Comput. 2009: the ring, and why no algorithm of the ranks alone sends less.
+# - Graham et al., "Scalable Hierarchical Aggregation Protocol (SHArP)", COMHPC 2016: switches that reduce; in NCCL the
+#   algorithms `NVLS` and `CollNet`.
 # - Thakur, Rabenseifner and Gropp, "Optimization of collective communication operations in MPICH", 2005: trees, rings,
 #   recursive halving, and when to use which.
 # - Zhao et al., "PyTorch FSDP", arXiv 2304.11277, section 3.2.1 and figure 2: even and large collectives.

@@ -315,8 +315,7 @@ plots.stages(
 # %% [markdown]
 # ### Measured: what the sum does (C40)
 #
-# Many published trainers forget to divide. Here the hook sums, on purpose: how much longer is the first step than with
-# the mean?
+# Here the hook sums and forgets to divide, on purpose: how much longer is the first step than with the mean?
 
 
 # %% tags=["C40"]
@@ -344,14 +343,14 @@ assert abs(longer["SGD"] - RANKS) < 1e-3
 assert abs(longer["Adam"] - 1) < 0.02
 
 # %% [markdown]
-# With SGD the learning rate is N times what you set, and changes when you change the number of ranks. Adam divides the
-# gradient by its own size, so the slip hardly shows, until gradients are clipped, or a learning rate tuned on 8 ranks
-# meets 64.
+# With SGD the learning rate is N times what you set, so one that was tuned on 8 ranks is 8 times as large on 64. Adam
+# divides the gradient by its own size: but for `eps` it sees no factor, neither 8 nor 64, and the slip hardly shows until
+# gradients are clipped. Their norm is N times as large, so clipping begins at an Nth of the bound you meant.
 #
 # ### Break it: reduce the parameter
 #
-# A published tutorial registers, as a post-accumulate-grad hook, a function whose argument is called `grad`. But this
-# kind of hook receives the *parameter*. Nothing fails:
+# Other hooks of tensors receive a gradient; a post-accumulate-grad hook receives the *parameter*. Here it is a function
+# whose argument is called `grad`. Nothing fails:
 
 
 # %%
@@ -511,8 +510,8 @@ params = list(GPT(width=64, layers=4, context=CONTEXT).parameters())
 buckets = assign_buckets(params, CAP)
 bucket_bytes = [sum(p.numel() * p.element_size() for p in bucket) for bucket in buckets]
 outcome("2.2", len(buckets), slips={"Ψ / cap: elements against bytes": 1, "what is left at the end is a bucket too": 3})
-for number, (bucket, size) in enumerate(zip(buckets, bucket_bytes, strict=True)):
-    print(f"bucket {number}: {len(bucket)} parameters, {size:,} bytes")
+for number, bucket in enumerate(buckets):
+    print(f"bucket {number}: {len(bucket)} parameters, {sum(p.numel() for p in bucket):,} elements")
 backwards = params[::-1]
 torchs = [[backwards[i] for i in indices] for indices in dist._compute_bucket_assignment_by_size(backwards, [CAP])[0]]
 print(f"as torch assigns them: {[list(map(id, b)) for b in buckets] == [list(map(id, b)) for b in torchs]}")
@@ -530,7 +529,7 @@ print(f"as torch assigns them: {[list(map(id, b)) for b in buckets] == [list(map
 # they used, and the mean over the ranks is still a sum divided by N.
 #
 # If each bucket is started and finished before the next: how many bytes of staging are alive at the most? (The
-# buckets' bytes are printed above.)
+# buckets' elements are printed above.)
 
 # %%
 predict("2.3", ..., "bytes of staging at the peak, one bucket after the other")
@@ -597,7 +596,8 @@ def rung_2(model: nn.Module) -> Callable[[], None]:
 (events_2, calls_2), weighed_2 = launch(lambda: (follow(rung_2), weigh(rung_2)), RANKS)[0]
 staging = weighed_2["peak"] - 4 * psi
 over = "the cap: a bucket exceeds it by a part of its last parameter"
-outcome("2.3", staging, slips={over: CAP, "all buckets at once": 4 * psi})
+first = {"the first bucket; the largest counts": bucket_bytes[0]}
+outcome("2.3", staging, slips={over: CAP, "all buckets at once": 4 * psi} | first)
 print(brief(events_2))
 assert staging == max(bucket_bytes), f"{staging:,} bytes on top of the gradients, the largest bucket has less"
 
@@ -676,10 +676,10 @@ for used in ({0: [0, 1], 1: [0]}, {0: [0], 1: [1]}):
 # Autograd's engine has a queue for what must run when all gradients are made and before `backward` returns:
 # `at_end_of_backward(function)`, callable from within a hook.
 #
-# How many bytes of staging are alive at the most, now that nothing is finished before the end of backward?
+# How much staging is alive at the most, now that nothing is finished before the end of backward?
 
 # %%
-predict("2.5", ..., "bytes of staging at the peak, all buckets finished at the end of backward")
+predict("2.5", ..., "staging at the peak, as a multiple of the gradients' bytes, two decimals")
 
 
 # %% tags=["exercise-2.5"]
@@ -822,7 +822,8 @@ plots.timeline(
 # %%
 weighed_3 = launch(weigh, RANKS, rung_3)[0]
 staging_3 = weighed_3["peak"] - 4 * psi
-outcome("2.5", staging_3, slips={"the largest bucket: none is freed before the end": max(bucket_bytes)})
+largest = round(max(bucket_bytes) / (4 * psi), 2)
+outcome("2.5", round(staging_3 / (4 * psi), 2), slips={"the largest bucket: none is freed before the end": largest})
 assert staging_3 == 4 * psi
 everything = closed_form.ddp(numels, setting, staging=psi)
 print(f"gradients and staging: predicted {everything.gradients_peak:,} bytes, measured {weighed_3['peak']:,}")
@@ -879,7 +880,7 @@ assert all(all(each.values()) for each in same)
 # ### Break it: launch a bucket when it is full
 #
 # Rank 1 calls two equal layers in the other order, so its buckets fill in the other order. This hook launches each
-# bucket the moment it is full, as several published ones do:
+# bucket the moment it is full:
 
 
 # %%
@@ -941,10 +942,10 @@ assert untouched
 # `reducer.sync` says whether a backward communicates, and your hook looks at it.
 #
 # After your function, `.grad` is the gradient of the *mean* loss over all micro-batches and ranks, and `reducer.sync`
-# is True, as it was. How many bytes are all-reduced in a step of k = 4 micro-batches?
+# is True, as it was. How much is all-reduced in a step of k = 4 micro-batches?
 
 # %%
-predict("2.6", ..., "payload bytes of all all-reduces of one step of 4 micro-batches")
+predict("2.6", ..., "payload of a step of 4 micro-batches, as a multiple of the gradients' bytes, two decimals")
 
 
 # %% tags=["exercise-2.6"]
@@ -990,7 +991,7 @@ def every_time(micro_batches, loss_of, reducer) -> None:
 
 (whole_gradient,) = launch(one_batch, 1)
 gradient, messages, payload = launch(accumulated, RANKS, accumulate)[0]
-outcome("2.6", payload, slips={"once per micro-batch, as without no_sync": MICRO * 4 * psi})
+outcome("2.6", round(payload / (4 * psi), 2), slips={"once per micro-batch, as without no_sync": MICRO})
 print(f"gradient of one process on the whole batch: {torch.allclose(gradient, whole_gradient, atol=1e-6)}")
 print(f"{messages} all-reduces, {payload:,} bytes")
 assert payload == 4 * psi

@@ -669,7 +669,7 @@ one, two = peak_of_construction(PADDED), peak_of_construction(PADDED, NUMELS)
 print(f"the whole model {PSI:,} bytes; its shards {2 * sum(PADDED):,}; the largest unit {4 * max(PADDED):,}")
 print(f"eager:            {built['eager']['peak']:9,} at the peak, more than the whole model")
 print(f"from meta, yours: {built['meta']['peak']:9,}, expected {one:9,}: shards and one unit")
-print(f"from meta, torch: {built['torch']['peak']:9,}, expected {two:9,}: shards and two units, but for padding")
+print(f"from meta, torch: {built['torch']['peak'] / PSI:.2f} of the model: shards and two units, but for padding")
 slips = {
     "the largest unit alone: the shards made so far are there as well": 4 * max(PADDED),
     "the root comes last, when all other shards are there": peak_of_construction([*PADDED[:-1], 0]),
@@ -717,7 +717,7 @@ print(f"standard deviation of the embedding: eager {both[0]:.2f}, from meta {bot
 assert both[1] > 10 * both[0]
 
 # %% [markdown]
-# Fifty times too large, no error, no NaN: "random accuracy after meta init" in the bug reports. And models from
+# Fifty times too large, and neither an error nor a NaN. And models from
 # `transformers` have no `reset_parameters` in their own layers at all; they initialise in `_init_weights(module)`.
 # That is what `param_init_fn` is for.
 #

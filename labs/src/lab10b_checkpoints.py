@@ -184,19 +184,20 @@ def units_of(model: nn.Module) -> list[NamedUnit]:
 
 
 def look_at_units() -> list[tuple[int, list[str]]]:
-    return [(4 * unit.flat.full.numel(), [names[0] for names in unit.names]) for unit in units_of(build()[0])]
+    return [(unit.flat.full.numel(), [names[0] for names in unit.names]) for unit in units_of(build()[0])]
 
 
 UNITS = launch(look_at_units, RANKS)[0]
-for nbytes, names in UNITS:
-    print(f"{nbytes:8,} bytes when whole: {', '.join(names[:3])}, ... {len(names)} parameters")
+for numel, names in UNITS:
+    print(f"{numel:7,} elements when whole: {', '.join(names[:3])}, ... {len(names)} parameters")
 print(f"the whole model: {4 * PSI:,} bytes")
 
 # %% [markdown]
 # ## 10b.1 Whole values, one unit at a time
 #
-# Users who ask for the whole model on one rank report two things: it runs out of memory, on the device or on the host,
-# and it hangs. Both have their reason here. The whole model need never be on a device: gather a unit, copy it to where
+# Two things go wrong when one rank asks for the whole model: it runs out of memory, on the device or on the host
+# ([accelerate#1181](https://github.com/huggingface/accelerate/pull/1181)), or it hangs
+# ([pytorch#122903](https://github.com/pytorch/pytorch/issues/122903)). Both have their reason here. The whole model need never be on a device: gather a unit, copy it to where
 # it shall be kept (the host's memory, on rank 0), free it, go on. And a gather is a collective: *every* rank takes part
 # in every one of them, whether it keeps anything or not.
 #
@@ -267,9 +268,9 @@ def save_full(at_once: bool = False) -> dict[str, Any]:
 
 
 saved = launch(save_full, RANKS)
-root, block = UNITS[0][0], UNITS[1][0]
+root, block = 4 * UNITS[0][0], 4 * UNITS[1][0]
 slips = {
-    "the whole model: nobody needs it on the device at one time": sum(nbytes for nbytes, _ in UNITS),
+    "the whole model: nobody needs it on the device at one time": 4 * sum(numel for numel, _ in UNITS),
     "the root's; the blocks are larger": root,
     "two units: the one before is freed before this one is gathered": 2 * block,
 }

@@ -49,7 +49,8 @@ def outcome(
         how: where it is from; nothing that a model says is called measured.
         ranks: N, to recognise (N - 1) / N and 1 / N.
         itemsize: bytes of an element, to recognise elements taken for bytes.
-        slips: numbers that a usual mistake of this very question gives, by the words that explain it.
+        slips: numbers that a usual mistake of this very question gives, by the words that explain it: an exact match
+            is explained, and so is a near prediction whose error is mostly that of a slip.
     """
     said = Store().read("predictions", name)
     line = f"prediction {name}: {how} {measured:,}"
@@ -61,7 +62,7 @@ def outcome(
     elif abs(said - measured) <= 1e-9 * abs(measured):
         print(f"{line}, as you predicted")
     else:
-        slip = likely_slip(said, measured, ranks, itemsize, slips or {})
+        slip = likely_slip(said, measured, ranks, itemsize, slips or {}) or near_miss(said, measured, slips or {})
         print(f"{line}, you said {said:,}" + (f": {slip}" if slip else ""))
 
 
@@ -85,3 +86,15 @@ def likely_slip(said: float, true: float, ranks: int, itemsize: int, slips: Mapp
     if ranks > 1 and 0 < abs(said - true) < ranks * itemsize:
         return "off by less than one element per rank: the padding"
     return None
+
+
+def near_miss(said: float, true: float, slips: Mapping[str, float]) -> str | None:
+    """How far off a prediction within 5 % is, and the slip that accounts for at least three quarters of it, if any."""
+    off = said - true
+    if abs(off) > 0.05 * abs(true):
+        return None
+    counts = isinstance(said, int) and isinstance(true, int) and abs(off) < 10
+    share = 100 * abs(off / true)
+    far = f"{abs(off)}" if counts else f"{share:.1f} %" if share >= 0.1 else "less than 0.1 %"
+    missed = [text for text, wrong in slips.items() if abs(said - wrong) <= abs(true - wrong) / 4]
+    return ": ".join([f"{far} too {'low' if off < 0 else 'high'}", *missed[:1]])
