@@ -540,10 +540,10 @@ plots.stages(
 # 1 : 1 : 6, and 16 bytes per element. This is the number that is quoted everywhere, and it is a **lower bound** of what
 # is held from the end of backward to `zero_grad`, activations and temporaries left out; between steps 14 remain.
 # Frameworks that accumulate gradients in float32 hold 18 (Megatron-LM's own table has 16, 18 and 20). And the step
-# itself needs room. Every operator that does not work in place makes a temporary as large as the parameter it updates,
-# and the denominator, `exp_avg_sq.sqrt() / ... + eps`, is alive while the next is made: in yours, and with
-# `foreach=False`, there are two of the largest parameter at once. torch's default on a GPU, `foreach=True`, updates all
-# parameters with a few large operators, and has temporaries as large as all of them.
+# itself needs room. Every operator that does not work in place makes a temporary as large as the parameter: the
+# denominator takes two, the root of `exp_avg_sq` and its quotient, which are there at once. So with `foreach=False`,
+# and in the reference, the peak is higher by two of the largest parameter. torch's default on a GPU, `foreach=True`,
+# updates all parameters with a few large operators, and has temporaries as large as all of them.
 
 # %%
 for name, make in {
@@ -560,6 +560,7 @@ for name, make in {
         optimizer.step()
         held, peak = sum(ledger.mark("step").values()), ledger.peak.total
     print(f"{name:20} holds {held / PSI:.2f} bytes per element after the step, {peak / PSI:.2f} at its peak")
+print(f"two temporaries of the largest parameter: {2 * 4 * max(NUMELS) / PSI:.2f} bytes per element of all")
 
 # %% [markdown]
 # **Break it: leave out the copy.** Why 4 bytes for a copy of what is there already? Let one weight begin at 1 and have

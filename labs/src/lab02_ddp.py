@@ -344,8 +344,8 @@ assert abs(longer["Adam"] - 1) < 0.02
 
 # %% [markdown]
 # With SGD the learning rate is N times what you set, so one that was tuned on 8 ranks is 8 times as large on 64. Adam
-# divides the gradient by its own size: but for `eps` it sees no factor, neither 8 nor 64, and the slip hardly shows until
-# gradients are clipped. Their norm is N times as large, so clipping begins at an Nth of the bound you meant.
+# divides the gradient by its own size: but for `eps` it sees no factor, neither 8 nor 64, and the slip hardly shows
+# until gradients are clipped. Their norm is N times as large, so clipping begins at an Nth of the bound you meant.
 #
 # ### Break it: reduce the parameter
 #

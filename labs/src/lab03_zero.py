@@ -550,7 +550,10 @@ plots.curve(
 
 # %%
 rung_names = ("DDP", "ZeRO-1", "ZeRO-2")
-early = {name: books[0]["sent in backward"] / books[0]["sent"] for name, books in zip(rung_names, (ddp, zero1, zero2))}
+early = {
+    name: books[0]["sent in backward"] / books[0]["sent"]
+    for name, books in zip(rung_names, (ddp, zero1, zero2), strict=True)
+}
 for name, part in early.items():
     print(f"{name}: {part:.0%} of its bytes leave during backward")
 assert [round(part, 3) for part in early.values()] == [1, 0, 0.5]

@@ -840,8 +840,10 @@ plots.units(
 # %% [markdown]
 # ### Break it: a tie between two units, mixed dtypes, frozen beside trained (C9)
 #
-# Three ways in which a flat parameter cannot be made, and how `minifsdp` says so. The last two begin in torch's words,
-# known from the bug reports of peft, trl and axolotl; which parameters it means, torch does not say.
+# Three ways in which a flat parameter cannot be made, and how `minifsdp` says so. The last two begin in torch's words;
+# which parameters it means, torch does not say. The dtypes meet where adapters are trained
+# ([peft#484](https://github.com/huggingface/peft/issues/484), [trl#1723](https://github.com/huggingface/trl/issues/1723),
+# [axolotl#1494](https://github.com/axolotl-ai-cloud/axolotl/issues/1494)).
 
 # %% tags=["C9"]
 from minifsdp.flat_param import FlatParameter, find_parameters

@@ -1012,7 +1012,9 @@ times = launch(time_both, RANKS)[0]
 equal, at_most = (times["your FSDP"][fits[name]] / times["DDP"][fits["DDP"]] for name in ("DDP", "your FSDP"))
 for name, each in times.items():
     print(f"{name:9}", ", ".join(f"{ms:.2f} ms per row with {rows}" for rows, ms in each.items()))
-print(f"your FSDP over DDP's {fits['DDP']} rows: {equal:.2f} times with as many, {at_most:.2f} with {fits['your FSDP']}")
+print(
+    f"your FSDP over DDP's {fits['DDP']} rows: {equal:.2f} times with as many, {at_most:.2f} with {fits['your FSDP']}"
+)
 plots.lines(
     {name: (list(each), list(each.values())) for name, each in times.items()},
     xlabel="rows per rank (logarithmic)",
@@ -1029,16 +1031,17 @@ plots.lines(
 # (On a machine that is busy with other things single points go astray; the shape stays.)
 #
 # That is the bargain: at the same batch FSDP costs time, and it makes larger batches, or larger models, possible. The
-# larger batch wins most of that time back, row by row. Whether all of it depends on the link and on what a row computes:
-# this FSDP hides nothing, and 1.5 times the bytes over twice the rows is about a draw. Where DDP's batch fits with room
-# to spare, there is nothing to buy.
+# larger batch wins most of that time back, row by row. Whether all of it depends on the link and on what a row
+# computes: this FSDP hides nothing, and 1.5 times the bytes over twice the rows is about a draw. Where DDP's batch fits
+# with room to spare, there is nothing to buy.
 #
 # ## Break it
 #
 # ### One unit for everything
 #
-# "FSDP, and memory is not lower than DDP's" is the most frequent complaint. Its usual cause is a wrapping policy that
-# matched nothing, so that the root is the only unit. `shard_model` without blocks does the same:
+# "FSDP, and memory is no lower than with DDP", as in [fairscale#1050](https://github.com/facebookresearch/fairscale/issues/1050)
+# and [Lightning#15976](https://github.com/Lightning-AI/pytorch-lightning/issues/15976). One cause is a wrapping policy
+# that matched nothing, so that the root is the only unit. `shard_model` without blocks does the same:
 
 
 # %%
@@ -1090,9 +1093,10 @@ print("torch's FSDP:", said["torch"])
 print("minifsdp:", said["minifsdp"])
 
 # %% [markdown]
-# torch's FSDP (here with `use_orig_params=True`) has a piece of its flat shard there, which is 1-D; users have read
-# that message in many issues without a clue. minifsdp puts a placeholder where the parameter was (`Absent` in
-# `minifsdp/fsdp/unit.py`) that has the shape and says why there are no values.
+# torch's FSDP (here with `use_orig_params=True`) has a piece of its flat shard there, which is 1-D. Its message does
+# not say so ([pytorch#124019](https://github.com/pytorch/pytorch/issues/124019),
+# [transformers#39186](https://github.com/huggingface/transformers/issues/39186)). minifsdp puts a placeholder where the
+# parameter was (`Absent` in `minifsdp/fsdp/unit.py`) that has the shape and says why there are no values.
 #
 # ### State read outside forward
 #

@@ -147,6 +147,7 @@ outcome("6.1", round(1e3 * finish_times(FIVE, 0.5e-3)[-1], 3), how="computed", s
 # Before you look: which of them takes as long as which?
 
 # %%
+import statistics
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
@@ -164,7 +165,7 @@ from minifsdp.course.ledger import Ledger
 from minifsdp.course.link import let_communication_go_first, parse_link
 from minifsdp.course.machine import A100, Program, Recorder, Run, record_on_paper, replay
 from minifsdp.course.machine.program import Issue, Kernel, Record, Wait, WaitEvent
-from minifsdp.course.machine.versus import versus
+from minifsdp.course.machine.versus import gains, versus
 from minifsdp.course.measure import Settings, align, take_step
 from minifsdp.course.model import Block
 from minifsdp.course.records import show_record
@@ -936,9 +937,8 @@ for name, each in results.items():
 # %% tags=["nbval-ignore-output"]
 def gain(name: str) -> str:
     """Of a step, against lab 05's in the same turn: the median, if all turns agree on its sign."""
-    pairs = zip(results[name].measured, results["lab 05"].measured, strict=True)
-    gains = sorted(1 - mine / sync for mine, sync in pairs)
-    return f"{gains[len(gains) // 2]:.0%}" if gains[0] * gains[-1] > 0 else "no more than the steps' scatter"
+    turns = gains(results[name], results["lab 05"])
+    return f"{statistics.median(turns):.0%}" if turns[0] * turns[-1] > 0 else "no more than the steps' scatter"
 
 
 plots.versus(

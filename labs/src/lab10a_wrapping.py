@@ -11,8 +11,8 @@
 #
 # The engine of labs 05 to 09 runs whatever units it is given. Which units are those, and how does a model that no rank
 # can hold come into being in the first place? Both are decided in the few lines that wrap the model, before the first
-# step, and most disappointments with FSDP ("memory is hardly lower", "the loss starts at NaN", "it does not
-# train") are decided there too. At the end a DDP script for a Llama from `transformers` becomes an FSDP script, and
+# step, and so are some disappointments with FSDP: "memory is hardly lower", "the loss starts at NaN", "it does not
+# train". At the end a DDP script for a Llama from `transformers` becomes an FSDP script, and
 # what that takes is counted.
 #
 # **Afterwards you can**
@@ -532,9 +532,10 @@ for name in ("every Linear", "by size"):
 #
 # ### Break it: one module of another dtype
 #
-# A flat parameter has one dtype. Whoever keeps the norms in float32 while the rest is in bfloat16, or puts a float32
-# adapter beside a bfloat16 base, meets a message that fills the issue lists of peft, trl and axolotl. Here with the
-# names that torch leaves out:
+# A flat parameter has one dtype. Norms in float32 while the rest is in bfloat16, or a float32 adapter beside a bfloat16
+# base ([peft#484](https://github.com/huggingface/peft/issues/484),
+# [axolotl#1494](https://github.com/axolotl-ai-cloud/axolotl/issues/1494)), end in a message. Here with the names that
+# torch leaves out:
 
 
 # %%

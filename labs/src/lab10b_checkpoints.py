@@ -197,9 +197,9 @@ print(f"the whole model: {4 * PSI:,} bytes")
 #
 # Two things go wrong when one rank asks for the whole model: it runs out of memory, on the device or on the host
 # ([accelerate#1181](https://github.com/huggingface/accelerate/pull/1181)), or it hangs
-# ([pytorch#122903](https://github.com/pytorch/pytorch/issues/122903)). Both have their reason here. The whole model need never be on a device: gather a unit, copy it to where
-# it shall be kept (the host's memory, on rank 0), free it, go on. And a gather is a collective: *every* rank takes part
-# in every one of them, whether it keeps anything or not.
+# ([pytorch#122903](https://github.com/pytorch/pytorch/issues/122903)). Both have their reason here. The whole model
+# need never be on a device: gather a unit, copy it to where it shall be kept (the host's memory, on rank 0), free it,
+# go on. And a gather is a collective: *every* rank takes part in every one of them, whether it keeps anything or not.
 #
 # How many bytes of unsharded parameters does a rank hold at the worst moment? The table above has what you need.
 

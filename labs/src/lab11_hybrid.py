@@ -503,9 +503,10 @@ for name, what in (("never", "without the second stage"), ("yours", "yours")):
 # and then all-reduce a checksum of the shards over the replica group, its minimum and its maximum, which must be equal.
 #
 # Replicas that **start** differently, by other seeds or buffers, drift apart in the same way. With `sync_module_states`
-# rank 0's values go across the hosts first and then inside each; the other way round other hosts would pass on what
-# they have not got yet (`torch/distributed/fsdp/_init_utils.py`). And all **N** ranks are data-parallel, not R: a
-# sampler's `num_replicas` is the world's size, or the ranks of a host read the same rows.
+# torch broadcasts across the hosts first and then inside each (`torch/distributed/fsdp/_init_utils.py`). Both orders
+# end with rank 0's values everywhere: across first, every host's first rank has them when it passes them on; inside
+# first, the other hosts pass on values of their own, which the second broadcast overwrites. And all **N** ranks are
+# data-parallel, not R: a sampler's `num_replicas` is the world's size, or the ranks of a host read the same rows.
 #
 # ## 11.5 What leaves a host
 #
@@ -634,11 +635,14 @@ print(f"out of a host full sharding sends {out[2] / out[1]:.4f} times what hybri
 #
 # The last row deserves a second look. **Per rank** hybrid sharding sends to other hosts 2 (R - 1) / R · M / F, which is
 # roughly 1/F of what a rank of DDP sends, and with F = 8 it looks like a twelfth of full sharding. That is how section
-# 3.2.2 of the FSDP paper makes its case, per GPU. But a host's ranks send at the same time, and share its network
-# cards: **per host** it is F rings of 1/F each, 2 (R - 1) / R · M, about as much as DDP's one ring. Full sharding's 3 M
-# are 1.5 times that for many hosts. So what hybrid sharding saves on the network is a third of the bytes, and, as
-# important, *which*: a gather is waited for by the computation; an all-reduce only when backward has ended.
-# And rings over R hosts have fewer steps, so less latency, than rings over all N ranks.
+# 3.2.2 of the FSDP paper makes its case, per GPU. (Its volume for W ranks on hosts of G, 2 M (W - 1) / (G W), is an
+# upper estimate: the replica group of a rank has W / G members, so 2 M (W - G) / (G W), the formula above with F = G.
+# And its F = W / G cannot be meant to keep a sharding group inside a host, with F its number of ranks: that is F = G.)
+# But a host's ranks send at the same time, and share its network cards: **per host** it is F rings of 1/F each,
+# 2 (R - 1) / R · M, about as much as DDP's one ring. Full sharding's 3 M are 1.5 times that for many hosts. So what
+# hybrid sharding saves on the network is a third of the bytes, and, as important, *which*: a gather is waited for by
+# the computation; an all-reduce only when backward has ended. And rings over R hosts have fewer steps, so less latency,
+# than rings over all N ranks.
 
 # %%
 peaks = {f"F = {factor}": weighed[0][factor]["held"] for factor in (1, 2, 4)}

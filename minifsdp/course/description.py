@@ -1,6 +1,6 @@
 """What wrapping has made of a model: its units in a table, the bytes that training will hold, and what looks wrong.
 
-Most disappointments with FSDP are a matter of units: one that holds everything, frozen parameters flattened with
+Three disappointments with FSDP are a matter of units: one that holds everything, frozen parameters flattened with
 trained ones, padding. All of it is known before the first step.
 """
 

@@ -4,21 +4,22 @@
     without, limited = shape.replay(without_limiter()), shape.replay(with_limiter())
     seconds(without) / seconds(limited), without.retries, limited.retries
 
-What comes out, beside the paper (arXiv 2304.11277, sections 3.3.2, 3.4 and 5):
+What comes out, beside the paper (arXiv 2304.11277, sections 3.3.2, 3.4 and 5), its text and its figures, which
+differ (read off a copy of them: docs/sources.md):
 
-    T5       without the limiter 2.4 times as long near the memory limit, 2.1 once it has settled (paper: up to 5). A
-             retry per step: some 100 calls of cudaFree and cudaMalloc, and the overlap lost. So it hangs on what a call
-             takes: at nothing 1.03 times, at 0.5 ms 1.6, at 2 ms 2.8; and on the work it is measured by: 1.7 with two
-             samples, 1.3 with four. Memory of 1 to 1.1 times the need with the limiter: 2.2 to 2.4; of 1.4 times: 1.5;
-             of twice: no retries.
+    T5       without the limiter 2.4 times as long near the memory limit, 2.1 once it has settled (paper: up to 5; its
+             bars: 2.23 on two machines, as here, and 3.05 on four). A retry per step: some 100 calls of cudaFree and
+             cudaMalloc, and the overlap lost. So it hangs on what a call takes: at nothing 1.03 times, at 0.5 ms 1.6,
+             at 2 ms 2.8; and on the work it is measured by: 1.7 with two samples, 1.3 with four. Memory of 1 to 1.1
+             times the need with the limiter: 2.2 to 2.4; of 1.4 times: 1.5; of twice: no retries.
     RegNet   no difference (paper: none): nothing piles up that would not fit.
-    DeepViT  3 % slower with the limiter, 4 % with 16 layers (paper: 5): a unit's communication and computation take
-             about as long, and the host, having waited, issues the next gather late by its own 235 us. Where one of
-             the two has time to spare, with 2 samples or with 8, nothing is lost.
-    GPT      backward prefetch makes the whole model 24 % faster with one sample and 12 % with two (paper: 18). It hides
-             a gather and a reduction per block, so the gain falls with the bandwidth: 35 % and 18 % at 125 GB/s, 19 %
-             and 10 % at 240. TFLOPS per GPU, recomputation counted: 176 and 180 (paper: over 173 and over 186), which
-             is no prediction: the efficiency of kernels is taken from there.
+    DeepViT  3 % slower with the limiter, 4 % with 16 layers (paper: 5; its bars: 4 and 5): a unit's communication and
+             computation take about as long, and the host, having waited, issues the next gather late by its own
+             235 us. Where one of the two has time to spare, with 2 samples or with 8, nothing is lost.
+    GPT      backward prefetch makes the whole model 24 % faster with one sample and 12 % with two (paper: 18; its
+             points, with one sample: 21.8). It hides a gather and a reduction per block, so the gain falls with the
+             bandwidth: 35 % and 18 % at 125 GB/s, 19 % and 10 % at 240. TFLOPS per GPU, recomputation counted: 176 and
+             180 (paper: over 173 and over 186), which is no prediction: the efficiency of kernels is taken from there.
 
 Samples per GPU are not the paper's: T5's and DeepViT's are, of those tried, the ones where the limiter matters most.
 Left out: the float32 copies of mixed precision (half the memory of parameters and optimizer); that ranks differ, so
@@ -199,7 +200,7 @@ _SHAPES = (
     Shape(
         "T5-11B-like",
         "24 + 24 blocks of width 1024, 128 heads of 128, feed-forward 65536; one sample of 512 + 512 tokens",
-        "up to 5 times faster with the limiter",
+        "up to 5 times as fast with the limiter (bars: 2.23 and 3.05)",
         ranks=16,
         batch=1,
         model=partial(EncoderDecoder, width=1024, heads=128, inner=16384, hidden=65536, vocabulary=32128),
@@ -224,7 +225,7 @@ _SHAPES = (
     Shape(
         "DeepViT-8B-like",
         "160 blocks of width 2048, 32 heads; 4 images of 224 x 224 in patches of 16 x 16",
-        "5 % slower with the limiter",
+        "5 % slower with the limiter (bars: 4 and 5)",
         ranks=16,
         batch=4,
         model=partial(VisionTransformer, width=2048, heads=32, patch=16, image=224, classes=1000),
@@ -236,7 +237,7 @@ _SHAPES = (
     Shape(
         "GPT-175B-like",
         "96 blocks of width 12288, 96 heads; one sample of 2048 tokens; every block checkpointed",
-        "18 % faster with backward prefetch; over 173 TFLOPS per GPU, over 186 with two samples",
+        "18 % faster with backward prefetch (points: 21.8); over 173 TFLOPS per GPU, over 186 with two samples",
         ranks=128,
         batch=1,
         model=partial(Decoder, width=12288, heads=96, vocabulary=50257, context=2048),
