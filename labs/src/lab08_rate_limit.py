@@ -1116,7 +1116,7 @@ print(f"k = 2 against no limit, turn by turn: {min(turns):+.0%} to {max(turns):+
 said = "slower" if min(turns) > 0 else "faster" if max(turns) < 0 else "within the scatter"
 plots.versus(
     results,
-    title=f"By the clock k = 2 is {said}: {median(turns):+.0%} of a step, {min(turns):+.0%} to {max(turns):+.0%} by turns",
+    title=f"k = 2 is {said}: {median(turns):+.0%} of a step, {min(turns):+.0%} to {max(turns):+.0%} by turns",
     says="Median of the measured steps, and what the model of this machine predicts. It leaves out that gloo's real "
     "collectives take processor time from the computation, and the time to wake up after a wait.",
     lab="08",
