@@ -9,7 +9,7 @@ from minifsdp.comm import Call
 from minifsdp.course.launch import RankError
 from minifsdp.course.machine import measured, replay
 from minifsdp.course.machine.program import Issue, Kernel, Mark, Program, Wait
-from minifsdp.course.machine.versus import Versus, _evened, versus
+from minifsdp.course.machine.versus import Versus, _evened, gains, versus
 from minifsdp.course.measure import Settings
 from minifsdp.fsdp import OverlapSchedule, PrefetchSchedule, SyncSchedule
 
@@ -53,6 +53,13 @@ def test_what_waits_at_the_end_takes_the_longer_of_the_two(computing: float) -> 
     seconds = predicted(program(waits_at_once=False), computing)
     first = 1e-9 + computing / len(PAYLOADS)  # what may come after the last message or before it
     assert max(computing, MESSAGES) - 1e-9 < seconds < max(computing, MESSAGES) + first
+
+
+def test_a_gain_is_taken_in_the_same_turn_and_of_the_other_s_step() -> None:
+    recorded = program(waits_at_once=True)
+    hardware = measured(recorded, LATENCY, BANDWIDTH, 0.2)
+    one, other = (Versus(seconds, 0.1, recorded, hardware) for seconds in ([0.9, 3.0, 1.0], [1.0, 2.0, 2.0]))
+    assert gains(one, other) == pytest.approx([-0.5, 0.1, 0.5])  # the machine was busy in the later turns: of no matter
 
 
 def test_the_error_is_of_the_median_and_negative_if_the_model_is_short() -> None:
