@@ -25,7 +25,7 @@ from minifsdp import comm, device
 from minifsdp.course.launch import launch
 from minifsdp.grad_scaler import ShardedGradScaler
 from minifsdp.zero import Zero1Optimizer, Zero2Optimizer
-from minifsdp.zero.partition import Bucket
+from minifsdp.zero.bucket import Bucket
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 

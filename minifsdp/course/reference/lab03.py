@@ -13,7 +13,8 @@ from torch.utils.hooks import RemovableHandle
 from minifsdp import comm, device
 from minifsdp.course.workshop.references import reference
 from minifsdp.zero import Zero1Optimizer, Zero2Optimizer
-from minifsdp.zero.partition import Bucket, ShardedOptimizer
+from minifsdp.zero.bucket import Bucket
+from minifsdp.zero.partition import ShardedOptimizer
 from minifsdp.zero.stage1 import reduce_gradients
 from minifsdp.zero.stage2 import BucketGradients
 
