@@ -11,6 +11,8 @@ import torch.distributed as dist
 from on_ranks import Checks
 from torch import Tensor, nn
 
+from minifsdp.course.closed_form import Setting, accumulated
+from minifsdp.course.ledger import Ledger
 from minifsdp.fsdp import CPUOffload, FullyShardedDataParallel, MixedPrecision, ShardingStrategy
 
 check = Checks(__name__)
@@ -184,6 +186,28 @@ def a_sharded_parameter_says_where_it_will_be() -> None:
     assert len(weight) == 3
     with pytest.raises(RuntimeError, match="which is sharded"):
         weight.to(torch.float64)
+
+
+PRECISIONS = {
+    "fp32": (MixedPrecision(), 4),
+    "fp16, reduced in fp32": (MixedPrecision(torch.float16, torch.float32), 4),
+    "fp16": (MixedPrecision(torch.float16), 2),
+}
+
+
+@check(ranks=3, precision=PRECISIONS, orig=(False, True))
+def what_no_sync_has_accumulated_is_in_the_dtype_of_the_reduction(
+    precision: tuple[MixedPrecision, int], orig: bool
+) -> None:
+    policy, itemsize = precision
+    with Ledger() as ledger:
+        model = wrapped(orig, mixed_precision=policy)
+        ledger.watch(model)
+        with model.no_sync():
+            backward(model, 1)
+        units = [unit for m in Fsdp.fsdp_modules(model) if (unit := m._unit) is not None]
+        shapes = [[unit.flat.numel] for unit in units]
+        assert ledger.live()["gradients"] == accumulated(shapes, Setting(dist.get_world_size()), itemsize)
 
 
 @pytest.mark.parametrize(("ranks", "name"), check.params)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import copy
 from typing import Any
 from unittest.mock import patch
 
@@ -10,6 +12,7 @@ import torch
 import torch.distributed as dist
 from on_ranks import Checks
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from minifsdp import comm
 from minifsdp.fsdp import CPUOffload, FullyShardedDataParallel, MixedPrecision, ModuleWrapPolicy, ShardingStrategy
@@ -198,6 +201,99 @@ def outside_forward_and_backward_a_module_shows_the_optimizers_parameters(strate
         for attribute, _ in module.named_parameters(recurse=False):
             name = f"{path}.{attribute}".lstrip(".")
             assert getattr(model.get_submodule(path), attribute) is listed[name], name
+
+
+class Penalised(Block):
+    """Adds the norm of its own parameters to its output."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.seen = {name: p.shape for name, p in self.named_parameters()}
+        return super().forward(x) + sum(p.square().sum() for p in self.parameters())
+
+
+class PenalisedNet(Net):
+    def __init__(self) -> None:
+        super().__init__()
+        self.block = Penalised()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) + 0.1 * sum(p.square().sum() for p in self.first.parameters())
+
+
+def torchs(net: nn.Module, strategy: ShardingStrategy) -> Any:
+    from torch.distributed import fsdp
+    from torch.distributed.fsdp.wrap import ModuleWrapPolicy as TorchsPolicy
+
+    return fsdp.FullyShardedDataParallel(
+        net,
+        sharding_strategy=fsdp.ShardingStrategy[strategy.name],
+        use_orig_params=True,
+        auto_wrap_policy=TorchsPolicy({Block, Penalised}),
+        device_id=torch.device("cpu"),
+    )
+
+
+@check(behaviour=8, strategy=STRATEGIES, recompute=(None, False, True))
+def inside_its_forward_a_module_has_whole_parameters(strategy: ShardingStrategy, recompute: bool | None) -> None:
+    """A penalty on them is that of one process, whose gradients it has; outside they are the optimizer's slices."""
+    torch.manual_seed(0)
+    net = PenalisedNet()
+    expected = copy.deepcopy(net)
+    model = Fsdp(net, None, strategy, auto_wrap_policy=ModuleWrapPolicy({Penalised}), use_orig_params=True)
+    optimizer = torch.optim.SGD(model.parameters(), 0.01)
+    held = list(model.parameters())
+    block, torchs_optimizer = net.block.module, torch.optim.SGD(expected.parameters(), 0.01)
+    if recompute is not None:
+        inner = net.block
+        net.forward = lambda x: (
+            checkpoint(inner, net.first(x), use_reentrant=recompute)
+            + 0.1 * sum(p.square().sum() for p in net.first.parameters())
+        )
+    for _ in range(2):
+        loss, theirs = loss_of(model), loss_of(expected)
+        torch.testing.assert_close(loss, theirs)
+        assert block.seen == {name: p.shape for name, p in expected.block.named_parameters()}
+        assert [id(p) for p in model.parameters()] == [id(p) for p in held]
+        for each, its in ((loss, optimizer), (theirs, torchs_optimizer)):
+            each.backward()
+            its.step()
+            its.zero_grad()
+        assert [id(p) for p in model.parameters()] == [id(p) for p in held]
+    assert_same(model, expected)
+
+
+@check(behaviour=8, raises=(False, True))
+def a_module_whose_forward_raised_has_slices_again(raises: bool) -> None:
+    model = wrapped()
+    held = [id(p) for p in model.parameters()]
+    with pytest.raises(RuntimeError) if raises else contextlib.nullcontext():
+        model(torch.randn(2, WIDTH + raises))
+    assert [id(p) for p in model.parameters()] == held
+
+
+@check(behaviour=8, how=("data", "object"))
+def parameters_changed_before_backward_are_refused_where_they_stay_whole(how: str) -> None:
+    def change(model: Any) -> None:
+        block = model.module.block.module
+        p = dict(block.named_parameters())["weight"]
+        if how == "data":
+            p.data = p.data + 1
+        else:
+            block.weight = nn.Parameter(p.detach() + 1)
+
+    torch.manual_seed(0)
+    for model in (wrapped(strategy=SHARD_GRAD_OP), torchs(plain(), SHARD_GRAD_OP)):
+        loss = loss_of(model)
+        change(model)
+        with pytest.raises(AssertionError, match=r"^FSDP does not support changing the parameters between"):
+            loss.backward()
+    sharded, untouched = wrapped(), wrapped()
+    loss, expected, held = loss_of(sharded), loss_of(untouched), list(sharded.parameters())
+    change(sharded)
+    loss.backward()  # with the values that forward has seen
+    expected.backward()
+    for p, q in zip(held, untouched.parameters(), strict=True):
+        assert (p.grad is None and q.grad is None) or torch.equal(p.grad, q.grad)
 
 
 @check(behaviour=(3, 27), strategy=STRATEGIES, set_to_none=(False, True))

@@ -143,6 +143,16 @@ def fsdp(
     return Bytes(held, held, setting.shard_state(sizes), root + whole, peak)
 
 
+def accumulated(units: Sequence[Sequence[int]], setting: Setting, itemsize: int) -> int:
+    """Bytes of unsharded gradients between backwards inside `no_sync`: all of them, in the dtype of the reduction.
+
+    Args:
+        units: as of `fsdp`.
+        itemsize: bytes per element of that dtype.
+    """
+    return sum(setting.padded(sum(unit)) for unit in units) // setting.itemsize * itemsize
+
+
 def most_whole(
     blocks: Sequence[int],
     forward_depth: int | None = 0,

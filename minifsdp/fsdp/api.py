@@ -58,7 +58,7 @@ class FullyShardedDataParallel(StateMethods, OptimStateMethods):
         forward_prefetch: gather the next unit in forward before this one computes, in the order of the last forward.
         limit_all_gathers: have at most two units gathered and not yet freed. On CPU this prefetches in forward too,
             and overlaps in backward what memory allows (host.py).
-        use_orig_params: let the optimizer see the original parameters, not flat ones.
+        use_orig_params: let the optimizer see the original parameters, and a module's own forward whole ones.
         ignored_states: parameters or modules to leave alone.
         device_mesh: shard over its dimension; of a hybrid strategy, replicate over the first and shard over the second.
         schedule: makes the schedule from all units, in place of the one that the prefetch and limit arguments choose.
@@ -170,10 +170,13 @@ class FullyShardedDataParallel(StateMethods, OptimStateMethods):
             args, kwargs = self._cast((args, kwargs))
             if self._unit is not None:
                 engine.before(self._unit, (args, kwargs))
+                self._unit.lend()
             output = compute(*args, **kwargs)
             if self._unit is not None:
                 engine.after(self._unit, output)
         finally:
+            if self._unit is not None:
+                self._unit.take_back()
             if self._is_root:
                 engine.end()
         return output

@@ -140,6 +140,8 @@ class Engine:
     def _begin_backward(self) -> None:
         if torch.is_grad_enabled():  # create_graph=True: the graph would read parameters that are freed by then
             raise RuntimeError("FSDP does not support gradients of gradients")
+        for unit in self.progress:
+            unit.check_unchanged()
         self.backward_runs = True
         self.turns.forward.restart()
         for unit in self.progress:

@@ -21,6 +21,7 @@ from minifsdp.flat_param import Place
 from minifsdp.fsdp.accumulated import AccumulatedUnit
 from minifsdp.fsdp.recast import RecastUnit
 from minifsdp.fsdp.strided import StridedFlatParameter
+from minifsdp.fsdp.unit import SHARDED
 
 ALIGNMENT = 16  # bytes; vectorised kernels want it of the slices
 
@@ -73,9 +74,7 @@ class OrigParamsUnit(AccumulatedUnit, RecastUnit):
     def _adopt(self, leaves: list[nn.Parameter], places: list[list[Place]]) -> None:
         self.shards = [users[0].module._parameters[users[0].attribute] for users in places]  # type: ignore[misc]
         super()._adopt(leaves, places)
-        for users, p in zip(places, self.shards, strict=True):
-            for place in users:
-                place.module._parameters[place.attribute] = p
+        self.take_back()
         self.conceal()
 
     def _hide(self) -> None:
@@ -141,6 +140,28 @@ class OrigParamsUnit(AccumulatedUnit, RecastUnit):
             p.data, self.shards[index] = part, p
             for place in users:
                 place.module._parameters[place.attribute] = p
+
+    def lend(self) -> None:
+        self._register(self.leaves)
+
+    def take_back(self) -> None:
+        self._register(self.shards)
+
+    def _register(self, parameters: list[nn.Parameter]) -> None:
+        for users, p in zip(self.places, parameters, strict=True):
+            for place in users:
+                place.module._parameters[place.attribute] = p
+
+    def check_unchanged(self) -> None:
+        if self.state is SHARDED:  # backward gathers again, and sees the values that forward has seen
+            return
+        for users, p, part in zip(self.places, self.shards, self._slices(self.flat.shard.data), strict=True):
+            now = users[0].module._parameters[users[0].attribute]
+            if now is not p or now.data_ptr() != part.data_ptr():
+                raise AssertionError(
+                    "FSDP does not support changing the parameters between forward and backward where they stay whole "
+                    f"in between: {users[0].name} of {self.title} has new values. Set them after backward."
+                )
 
     def _accumulated(self) -> list[Tensor | None]:
         return [None if index in self._missing else self._views[index] for index in range(len(self.shards))]

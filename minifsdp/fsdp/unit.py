@@ -154,6 +154,19 @@ class Unit(ABC):
     def follow(self) -> None:  # noqa: B027
         """Take over what has changed in the shards since the last step, such as whether they are trained."""
 
+    def lend(self) -> None:  # noqa: B027
+        """The wrapped module's forward begins: what `parameters()` of it yields may be the leaves until `take_back`."""
+
+    def take_back(self) -> None:  # noqa: B027
+        """That forward has ended, or raised, perhaps before `lend`."""
+
+    def check_unchanged(self) -> None:  # noqa: B027
+        """A backward begins.
+
+        Raises:
+            AssertionError: the shards were changed since forward, which computed with other values.
+        """
+
     def show_accumulated(self) -> None:  # noqa: B027
         """After a backward inside `no_sync`: let what has been taken be the shards' `.grad` until the next backward."""
 
