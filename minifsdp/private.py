@@ -49,6 +49,7 @@ __all__ = [
     "backend_of",
     "base_of",
     "base_store_of",
+    "current_backward",
     "device_index",
     "device_types_of",
     "fake_store",
@@ -87,9 +88,14 @@ def at_end_of_backward(callback: Callable[[], None]) -> None:
     torch.autograd.Variable._execution_engine.queue_callback(callback)
 
 
+def current_backward() -> int:
+    """A number for the backward that this thread is inside; -1: none."""
+    return int(torch._C._current_graph_task_id())
+
+
 def in_backward() -> bool:
     """Whether this thread is inside a backward."""
-    return torch._C._current_graph_task_id() != -1
+    return current_backward() != -1
 
 
 def base_of(view: Tensor) -> Tensor | None:

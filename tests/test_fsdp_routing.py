@@ -340,6 +340,30 @@ def an_unused_parameter_does_not_keep_its_units_gradient_beyond_the_units_backwa
     assert "units.1" not in at_root + at_last + at_first  # on rank 1 as well, which does not use one of its experts
 
 
+@check(strategy=(FULL_SHARD, SHARD_GRAD_OP, NO_SHARD))
+def models_beside_each_other_keep_one_order(strategy: ShardingStrategy) -> None:
+    """Two outermost units in one graph: what rank 1 leaves unused in the second does not wait until after the first."""
+    both, one = (True, True, False), (True, False, False)
+    torch.manual_seed(3)
+    plain = nn.ModuleList(Experts(2, 2, False, False, 0) for _ in range(3))
+    expected = copy.deepcopy(plain)
+    models = [Fsdp(m, None, strategy) for m in plain]
+    for step in range(2):
+        x = inputs(step, 0, dist.get_rank())
+        for model in models:
+            x = model(x, (both, one)[dist.get_rank()])
+        x.square().sum().backward()
+        for rank in range(2):
+            x = inputs(step, 0, rank)
+            for m in expected:
+                x = m(x, (both, one)[rank])
+            (x.square().sum() / 2).backward()
+    for model, m in zip(models, expected, strict=True):
+        found = whole_gradients(model)
+        for name, p in m.named_parameters():
+            torch.testing.assert_close(found[name], p.grad)
+
+
 @check(strategy=(FULL_SHARD, SHARD_GRAD_OP, NO_SHARD), use_orig_params=(False, True))
 def a_unit_that_no_loss_depends_on_has_no_gradient(strategy: ShardingStrategy, use_orig_params: bool) -> None:
     """It takes its turn all the same, since another rank's loss might."""

@@ -161,6 +161,28 @@ def test_post_hooks_of() -> None:
     assert list(private.post_hooks_of(p).values()) == [print]
 
 
+def test_current_backward() -> None:
+    """Without it models beside each other in one graph could not tell that one backward goes through both."""
+    x, seen = torch.ones(1, requires_grad=True), []
+
+    def nested(gradient: Tensor) -> None:
+        seen.append(private.current_backward())
+        with torch.enable_grad():
+            y = x.detach().requires_grad_() * 2
+        y.register_hook(lambda gradient: seen.append(private.current_backward()))
+        y.backward()
+        seen.append(private.current_backward())
+
+    for _ in range(2):
+        y = x * 2
+        y.register_hook(nested)
+        y.backward()
+    before, inside, after, *following = seen
+    assert before == after != inside
+    assert len({before, inside, *following}) == 4
+    assert private.current_backward() == -1
+
+
 def test_steps_in_backward() -> None:
     """Without it an optimizer that steps in backward does so before the mean is there, and nobody says a word."""
     from torch.distributed.optim import _apply_optimizer_in_backward

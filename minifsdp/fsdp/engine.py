@@ -76,7 +76,7 @@ class Engine:
             return
         if self.backward_runs:
             self._abandon_backward()
-        self.turns.forward.forget()
+        self.turns.begin_forward()
         self.forward_runs = True
         self.trains = torch.is_grad_enabled()
         for progress in self.progress.values():
@@ -143,7 +143,7 @@ class Engine:
         for unit in self.progress:
             unit.check_unchanged()
         self.backward_runs = True
-        self.turns.forward.restart()
+        self.turns.begin_backward()
         for unit in self.progress:
             unit.take_accumulated()
         private.at_end_of_backward(self._end_backward)
@@ -196,7 +196,7 @@ class Engine:
 
     def _end_backward(self) -> None:
         """Ends what is left, in one order on all ranks: units without a turn last, by their order in the model."""
-        self.turns.forward.finish()
+        self.turns.end_backward()
         self.backward_runs = False
         for progress in self.progress.values():
             owes = self.sync_gradients and (progress.owes or progress.unit.has_gradient)  # since one inside no_sync

@@ -19,13 +19,18 @@ In torch's FSDP1 the same order follows from the split of the flat parameter, on
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import count
 from typing import Any
+from weakref import WeakSet
 
 import torch
 from torch import Tensor
 
 from minifsdp.fsdp.unit import Unit
-from minifsdp.private import at_end_of_backward
+from minifsdp.private import at_end_of_backward, current_backward
+
+_forwards = count()
+_running: WeakSet[StepTurns] = WeakSet()
 
 
 class Progress:
@@ -178,6 +183,25 @@ class StepTurns:
     def __init__(self, begin: Callable[[Progress], None], end: Callable[[Progress], None]) -> None:
         self.forward = Turns(begin, end)
         self.segment = Turns(begin, end)
+        self.number = self.backward = -1
+
+    def begin_forward(self) -> None:
+        if self.forward.is_over:
+            self.number = next(_forwards)
+        self.forward.forget()
+
+    def begin_backward(self) -> None:
+        """Beside this model there may be others in the same graph: those called later end before this one begins."""
+        self.backward = current_backward()
+        later = [turns for turns in _running if turns.backward == self.backward and turns.number > self.number]
+        for turns in sorted(later, key=lambda turns: turns.number, reverse=True):
+            turns.forward.finish()
+        _running.add(self)
+        self.forward.restart()
+
+    def end_backward(self) -> None:
+        self.forward.finish()
+        _running.discard(self)
 
     def recompute(self, progress: Progress) -> None:
         """The unit is called inside the backward."""
