@@ -326,7 +326,10 @@ def routed(*units: str, schedule: Any = Order, **options: Any) -> Any:
     return model
 
 
-@check(units={"some of a unit": ("both", "one"), "none of one": ("none", "both"), "none of either": ("none", "none")})
+@check(
+    behaviour=20,
+    units={"some of a unit": ("both", "one"), "none of one": ("none", "both"), "none of either": ("none", "none")},
+)
 def the_order_of_a_backward_is_that_of_the_forward_on_every_rank(units: tuple[str, ...]) -> None:
     model = routed(*units)
     expected = ["begin root", "begin units.1", "reduce units.1", "begin units.0", "reduce units.0", "reduce root"]
@@ -364,7 +367,7 @@ def models_beside_each_other_keep_one_order(strategy: ShardingStrategy) -> None:
             torch.testing.assert_close(found[name], p.grad)
 
 
-@check(strategy=(FULL_SHARD, SHARD_GRAD_OP, NO_SHARD), use_orig_params=(False, True))
+@check(behaviour=27, strategy=(FULL_SHARD, SHARD_GRAD_OP, NO_SHARD), use_orig_params=(False, True))
 def a_unit_that_no_loss_depends_on_has_no_gradient(strategy: ShardingStrategy, use_orig_params: bool) -> None:
     """It takes its turn all the same, since another rank's loss might."""
 
@@ -405,7 +408,7 @@ def a_sum_over_nothing_is_minus_zero(dtype: torch.dtype) -> None:
         assert not parts.any()
 
 
-@check(ranks=(2, 3))
+@check(ranks=(2, 3), behaviour=20)
 def ranks_may_use_different_parameters_of_a_unit() -> None:
     in_lockstep(examples(dist.get_world_size(), (FULL_SHARD, SHARD_GRAD_OP, NO_SHARD)), assert_alike, 60)
 
