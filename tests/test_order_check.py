@@ -132,6 +132,42 @@ def test_the_store_does_not_grow() -> None:
         assert checked == [True] * 3
 
 
+class Choice(nn.Module):
+    """Two experts, of which a rank's data may use one, both or none."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.experts = nn.ModuleList(nn.Linear(5, 5) for _ in range(2))
+
+    def forward(self, x: Tensor, used: int) -> Tensor:
+        return x + sum((expert(x) for expert in self.experts[:used]), torch.zeros_like(x))
+
+
+class Pair(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = Choice(), Choice()
+
+    def forward(self, x: Tensor, used: tuple[int, int]) -> Tensor:
+        return self.second(self.first(x, used[0]), used[1])
+
+
+def trained_on_different_experts(strategy: ShardingStrategy) -> list[bool]:
+    model = Fsdp(Pair(), None, strategy, auto_wrap_policy={Choice})
+    for used in ((2, 2), (2, 1 + dist.get_rank()), (2 * dist.get_rank(), 1), (2, 2 * dist.get_rank())):
+        model(torch.ones(2, 5, requires_grad=True), used).sum().backward()
+    return are_checked(model)
+
+
+@pytest.mark.usefixtures("impatient")
+@pytest.mark.parametrize("strategy", [FULL_SHARD, SHARD_GRAD_OP, NO_SHARD])
+@pytest.mark.behaviour(32)
+def test_ranks_that_use_different_parameters_of_a_unit_are_no_mismatch(strategy: ShardingStrategy) -> None:
+    """As in torch, as long as all of them run it."""
+    for checked in launch(trained_on_different_experts, 2, strategy):
+        assert any(checked)
+
+
 def two_lives() -> None:
     for life in range(2):
         order = Order(comm.world(), timeout=5)
