@@ -736,7 +736,7 @@ def update_and_gather(optimizer, flats, group):
             comm.broadcast(part, rank, group).wait()
 
 
-@wrong("3.4", "a bucket is left out")
+@wrong("3.4", "buckets are left out")
 def update_and_gather(optimizer, flats, group):
     """Gathers the first bucket alone."""
     shards = optimizer.param_groups[0]["params"]

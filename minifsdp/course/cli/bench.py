@@ -69,21 +69,20 @@ def bench(
     except (ValueError, OSError) as error:
         fail(str(error), code=2)
     tell(plan.world)
-    with cleaning_up(), progress_bar(shown=is_first()) as bar:
-        task = bar.add_task("starting", total=None)
+    try:
+        with cleaning_up(), progress_bar(shown=is_first()) as bar:
+            task = bar.add_task("starting", total=None)
 
-        def show(what: str, done: int, total: int) -> None:
-            bar.update(task, description=what, completed=done, total=total)
+            def show(what: str, done: int, total: int) -> None:
+                bar.update(task, description=what, completed=done, total=total)
 
-        try:
             record = start.run(plan, show)
-        except KeyboardInterrupt:
-            fail("interrupted, nothing was written", code=130)
-        except RankError as error:
-            fail_of_ranks(error)
-        except UndeliveredError as error:
-            bar.stop()
-            fail_of_results(error, report.bench_table)
+    except KeyboardInterrupt:
+        fail("interrupted, nothing was written", code=130)
+    except RankError as error:
+        fail_of_ranks(error)
+    except UndeliveredError as error:
+        fail_of_results(error, report.bench_table)
     if record is not None:
         Console().print(report.bench_table(record))
         print(f"{out}: bench.json and bench.png")
