@@ -153,7 +153,8 @@ class Engine:
             self._begin_backward()
         if call:
             call.pop().unreached -= 1
-        self.turns.of(progress).reach(progress)
+        if not progress.in_backward:
+            self.turns.of(progress).reach(progress)
 
     def _pre_backward_of_base(self, progress: Progress, call: list[Progress], gradient: Tensor) -> None:
         if not progress.ended:  # or it is one of the unit's inputs, of which the unit has returned a view
@@ -170,11 +171,12 @@ class Engine:
         assert progress is not None, "the hook has outlived its unit"
         if not self.backward_runs:
             self._begin_backward()
-        if not progress.ended:
+        if not (progress.in_backward or progress.ended):
             self.turns.of(progress).reach(progress)  # no output has announced it
         progress.unit.take_gradient(index)
         progress.missing.discard(index)
-        self._on_progress(progress)
+        if not progress.missing:
+            self._on_progress(progress)
 
     def _on_inputs(self, progress: Progress) -> None:
         progress.calls -= 1

@@ -131,11 +131,11 @@ class Turns:
             self.places[progress] = self.places.get(progress, (turn, turn))[0], turn
 
     def reach(self, progress: Progress) -> None:
-        """A gradient has come to the unit, unless it had come already."""
+        """The first gradient has come to the unit."""
+        self.pass_to(progress)
+        if progress in self.places:
+            self.left = max(self.left, self.places[progress][0] + 1)  # its end may have been passed without it
         if not progress.in_backward:
-            self.pass_to(progress)
-            if progress in self.places:
-                self.left = max(self.left, self.places[progress][0] + 1)  # its end may have been passed without it
             self.begin(progress)
 
     def pass_to(self, progress: Progress) -> None:
