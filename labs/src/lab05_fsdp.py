@@ -843,6 +843,8 @@ for name in (*EARLIER, "yours"):
     stage, wire = weighed[name]["stages"], round(sum(call.wire for call in weighed[name]["calls"]))
     held = RUNGS[EARLIER.get(name, "fsdp")].predict(SIZES, setting, 2)
     moved = 3 * held.parameters * RANKS - padded[0] if name == "yours" else 2 * held.parameters
+    if name.startswith("ZeRO"):
+        moved += 2 * 4 * sum(map(len, SIZES.units))  # an int32 per parameter, all-reduced: which have a gradient
     found = [stage["step"][tag] for tag in ("parameters", "gradients", "optimizer")]
     print(f"{name:8}" + "".join(f"{size:12,}" for size in (*found, wire)) + f"{round(share * moved):18,}")
     assert found == [held.parameters, held.gradients, held.optimizer]
@@ -850,8 +852,9 @@ for name in (*EARLIER, "yours"):
 
 # %% [markdown]
 # Bytes held after the optimizer's step, before `zero_grad`. DDP sends 2(N - 1)/N of the gradient: an all-reduce. ZeRO-1
-# and 2 send as much, a reduce-scatter of gradients and an all-gather of parameters. ZeRO-3 gathers the parameters
-# twice: 3(N - 1)/N, less the root's second time.
+# and 2 send as much, a reduce-scatter of gradients and an all-gather of parameters, and 4 bytes per parameter tensor by
+# which the ranks agree on those that have a gradient. ZeRO-3 gathers the parameters twice: 3(N - 1)/N, less the root's
+# second time.
 #
 # ## 5.6 SHARD_GRAD_OP
 #
