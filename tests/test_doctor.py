@@ -665,3 +665,20 @@ def test_differences_are_told() -> None:
     )
     assert compare(torch.tensor([1.0, float("nan")]), torch.tensor([1.0, 2.0]), torch.float32, exact=False)
     assert len(CASES) * len(DTYPES) == 28
+
+
+def test_where_no_time_is_left_the_time_limit_is_not_negative(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """On a machine so slow that importing torch has taken all of it, the timer says so; the plan has to be one."""
+    limits: list[float] = []
+
+    def plan(*arguments: Any) -> Any:
+        limits.append(arguments[-1])
+        raise ValueError("that will do")
+
+    clock = iter([0.0, *[59.0] * 1000])
+    monkeypatch.setattr("minifsdp.course.cli.doctor.time.monotonic", lambda: next(clock))
+    monkeypatch.setattr("minifsdp.course.doctor.plan", plan)
+    monkeypatch.setattr(sys, "argv", ["minifsdp", "doctor", "--seconds", "60", "--out", str(tmp_path)])
+    with pytest.raises(SystemExit):
+        cli.main()
+    assert limits == [1.0]

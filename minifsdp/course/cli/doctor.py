@@ -55,7 +55,7 @@ def doctor(
                 doing[0] = what
                 bar.update(task, description=what, completed=done, total=total)
 
-            left = seconds - (time.monotonic() - start) - MARGIN
+            left = max(1.0, seconds - (time.monotonic() - start) - MARGIN)  # where less is left, the timer ends it
             try:
                 plan = course.plan(ranks, device, out, share_gpu, peak, left)  # type: ignore[arg-type]
                 if plan.world is not None:
