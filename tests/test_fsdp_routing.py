@@ -48,7 +48,10 @@ Route = tuple[bool, ...]
 
 
 class Experts(nn.Module):
-    """One unit, or two if it is nested: experts in parallel, each used where a row asks for it."""
+    """One unit, or two if it is nested: experts in parallel, each used where a row asks for it.
+
+    One of odd `hidden` returns its very input where no row asks for any.
+    """
 
     def __init__(self, experts: int, hidden: int, nested: bool, tied: bool, frozen: int) -> None:
         super().__init__()
@@ -61,8 +64,11 @@ class Experts(nn.Module):
         for expert in self.experts[:frozen]:
             expert.requires_grad_(False)
         self.inner = Experts(2, hidden, False, False, 0) if nested else None
+        self.passes_on = bool(hidden % 2) and not nested
 
     def forward(self, x: Tensor, route: Route) -> Tensor:
+        if not any(route) and self.passes_on:
+            return x
         y = sum((expert(x) for expert, used in zip(self.experts, route, strict=False) if used), torch.zeros_like(x))
         return x + (self.inner(y, route[1:]) if self.inner else y)
 
@@ -341,6 +347,40 @@ def an_unused_parameter_does_not_keep_its_units_gradient_beyond_the_units_backwa
     model = routed("both", "one", schedule=lambda units: Order(units))
     at_root, at_last, at_first = model._engine.schedule.gradients
     assert "units.1" not in at_root + at_last + at_first  # on rank 1 as well, which does not use one of its experts
+
+
+@check(strategy=(FULL_SHARD, SHARD_GRAD_OP, NO_SHARD))
+def a_unit_may_return_its_very_input(strategy: ShardingStrategy) -> None:
+    """The hook on such an output is on a node of the unit before: it says nothing of this unit's backward."""
+
+    class Maybe(nn.Linear):
+        def forward(self, x: Tensor, used: bool) -> Tensor:
+            return super().forward(x) if used else x
+
+    class Three(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.b, self.c = (Maybe(3, 3) for _ in range(3))
+
+        def forward(self, x: Tensor, used: list[bool]) -> Tensor:
+            return self.c(self.b(self.a(x, used[0]), used[1]), used[2])
+
+    torch.manual_seed(3)
+    net = Three()
+    expected = copy.deepcopy(net)
+    model = Fsdp(net, None, strategy, auto_wrap_policy={Maybe})
+    for step in range(8):
+        used = [[rank != 0 or step & 1, rank != 1 or step & 2, bool(rank == step >> 2)] for rank in range(2)]
+        model.zero_grad()
+        expected.zero_grad()
+        x = inputs(step, 0, dist.get_rank()).requires_grad_()
+        model(x, used[dist.get_rank()]).square().sum().backward()
+        for rank in range(2):
+            (expected(inputs(step, 0, rank).requires_grad_(), used[rank]).square().sum() / 2).backward()
+        found = whole_gradients(model)
+        for name, p in expected.named_parameters():
+            assert (found[name] is None) == (p.grad is None), name
+            assert p.grad is None or torch.allclose(found[name], p.grad), name
 
 
 @check(strategy=(FULL_SHARD, SHARD_GRAD_OP, NO_SHARD))

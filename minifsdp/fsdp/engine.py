@@ -29,7 +29,7 @@ from minifsdp.fsdp.hooks import call_post_hooks
 from minifsdp.fsdp.sync import SyncSchedule
 from minifsdp.fsdp.turns import Progress, StepTurns
 from minifsdp.fsdp.unit import SHARDED, Unit
-from minifsdp.fsdp.watch import after_backward_to, before_backward_of
+from minifsdp.fsdp.watch import after_backward_to, before_backward_of, made_here
 from minifsdp.tree import tensors_in
 
 
@@ -98,6 +98,7 @@ class Engine:
         else:
             self.schedule.pre_forward(unit)
             self.turns.forward.enter(progress)
+        progress.given = inputs
         if len(progress.trained) < len(unit.leaves) and torch.is_grad_enabled():
             # Frozen leaves have no hook, and are read until the inputs have their gradients.
             progress.calls += after_backward_to(tensors_in(inputs), partial(self._on_inputs, progress))
@@ -106,7 +107,8 @@ class Engine:
         progress = self.progress[unit]
         if progress.in_backward:
             return
-        outputs = [t for t in tensors_in(output) if t.requires_grad]
+        outputs = made_here(output, progress.given)
+        progress.given = None
         if self.backward_runs:
             follows = self.turns.recomputed(progress, outputs)
             if unit.freed_after_forward or not (outputs or follows):

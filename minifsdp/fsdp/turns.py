@@ -37,6 +37,7 @@ class Progress:
     """Where one unit is in a step.
 
     Attributes:
+        given: the inputs of the call under way.
         trained: leaves that want a gradient in this step.
         hooked: leaves with a hook on their gradient.
         passed: handles of hooks on leaves among the unit's outputs, which outlive the step.
@@ -50,6 +51,7 @@ class Progress:
 
     def __init__(self, unit: Unit) -> None:
         self.unit = unit
+        self.given: Any = None
         self.trained: list[int] = []
         self.hooked: set[int] = set()
         self.passed: list[Any] = []

@@ -9,6 +9,14 @@ from torch import Tensor
 from torch.autograd.graph import register_multi_grad_hook
 
 from minifsdp.private import base_of
+from minifsdp.tree import tensors_in
+
+
+def made_here(output: Any, inputs: Any) -> list[Tensor]:
+    """The outputs that require grad, but for inputs that are passed on: they tell of the backward of another module."""
+    given = [t.grad_fn or t for t in tensors_in(inputs) if t.requires_grad]
+    made = [t for t in tensors_in(output) if t.requires_grad]
+    return [t for t in made if not any((t.grad_fn or t) is each for each in given)]
 
 
 def before_backward_of(
