@@ -456,21 +456,29 @@ def an_output_that_is_changed_in_place_by_whoever_called_still_begins_the_units_
 
 @check()
 def hooks_on_a_leaf_that_a_unit_passes_on_end_with_the_backward() -> None:
+    """A leaf of the module's own announces its backward; an input does not."""
+
     class PassesOn(Block):
+        def __init__(self) -> None:
+            super().__init__()
+            self.own = torch.ones(2, WIDTH, requires_grad=True)
+
         def forward(self, x: Tensor) -> Any:
-            return super().forward(x), x
+            return super().forward(x), x, self.own
 
     model = Fsdp(PassesOn())
-    x = torch.ones(2, WIDTH, requires_grad=True)
+    x, own = torch.ones(2, WIDTH, requires_grad=True), model.module.own
     gradients = []
     for _ in range(2):
-        y, same = model(x)
-        assert same._backward_hooks
-        (y + same).square().sum().backward()
-        assert not x._backward_hooks
-        gradients.append(x.grad)
-        x.grad = None
-    assert torch.equal(*gradients)
+        y, same, passed = model(x)
+        assert passed._backward_hooks
+        assert not same._backward_hooks
+        (y + same + passed).square().sum().backward()
+        assert not own._backward_hooks
+        gradients.append((x.grad, own.grad))
+        x.grad = own.grad = None
+    for before, after in zip(*gradients, strict=True):
+        assert torch.equal(before, after)
 
 
 @check()
