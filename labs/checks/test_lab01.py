@@ -737,6 +737,7 @@ class Collected(NamedTuple):
     given: torch.Tensor | None
     gathered: torch.Tensor | None
     origins: list[str]
+    in_place: bool
     logged: int
     tensor: torch.Tensor
 
@@ -746,12 +747,13 @@ def observe_all_reduce(answer, seed, cases):
 
 
 def all_reduce_once(answer, seed, shape, op, dtype):
-    group, calls, given, gathered, buffers = comm.world(), [], [], [], []
+    group, calls, given, gathered, buffers, places = comm.world(), [], [], [], [], []
 
     def scatter(output, full, where):
         calls.append(f"reduce_scatter {full.numel()}")
         given.append(full.flatten().clone())
         buffers.append(full)
+        places.append(output.data_ptr() == full.data_ptr() + where.rank() * output.nbytes)
         comm.reduce_scatter(output, full.view(-1), where).wait()
 
     def gather(output, shard, where):
@@ -772,7 +774,7 @@ def all_reduce_once(answer, seed, shape, op, dtype):
             raise
     origins = [origin(buffer, handed) for buffer in buffers]
     first = [each[0].cpu() if each else None for each in (given, gathered)]
-    return Collected(calls, *first, origins, len(log), memory.cpu())
+    return Collected(calls, *first, origins, all(places), len(log), memory.cpu())
 
 
 def a_tensor(seed, rank, shape, dtype):
@@ -842,3 +844,5 @@ def check_all_reduce(seed, ranks, rank, shape, op, dtype, got):
     before, after = (each.view(ranks, -1)[rank] for each in chunks[1:])
     slips = {"each rank divides the whole after the gather, N times the work: divide your chunk before": before}
     expect(f"{where}: the chunk that is gathered", got.gathered, after, rank=rank, slips=slips)
+    slip = "chunk r of the buffer is the output of the reduce-scatter; another one is memory for nothing"
+    expect(f"{where}: reduced in place", got.in_place, True, rank=rank, slip=slip)

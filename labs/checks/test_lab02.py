@@ -525,12 +525,17 @@ def observe_finish(answer: Any, size: int, seed: int) -> dict[str, Any]:
     bucket = make_bucket(seed, rank, size)
     flat = device.empty(5 * size + 4, torch.float32, "communication", rank_device()).fill_(torch.nan)
     handle = Arriving(flat, draw(seed + 5, 0, flat.numel()).to(flat.device))
-    before, given, values = [p.grad for p in bucket], list(bucket), [p.detach().clone() for p in bucket]
+    given, values = list(bucket), [p.detach().clone() for p in bucket]
+    before = [None if p.grad is None else p.grad.detach() for p in bucket]  # its memory, whatever becomes of the tensor
     answer(given, flat, handle)
     moved = sum(not torch.equal(p, value) for p, value in zip(bucket, values, strict=True))
     wide = parameter(torch.ones(size, dtype=torch.float64), None)
     last = device.empty(size, torch.float64, "communication", rank_device())
     answer([wide], last, Arriving(last, torch.arange(size).double().to(last.device)))
+    image = nn.Parameter(torch.ones(1, 2, 2, size, device=rank_device()).to(memory_format=torch.channels_last))
+    image.grad = torch.zeros_like(image)
+    pixels = device.empty(image.numel(), torch.float32, "communication", rank_device())
+    answer([image], pixels, Arriving(pixels, torch.arange(image.numel()).float().to(pixels.device)))
     storage = flat.untyped_storage()._cdata
     views = [p.grad is not None and p.grad.untyped_storage()._cdata == storage for p in bucket]
     return {
@@ -539,6 +544,7 @@ def observe_finish(answer: Any, size: int, seed: int) -> dict[str, Any]:
         "given": [a is b for a, b in zip(given, bucket, strict=False)],
         "moved": moved,
         "wide": None if wide.grad is None or device.is_allocated(last) else wide.grad.cpu(),
+        "image": image.grad.cpu(),
         "views": sum(views),
         "replaced": [
             index
@@ -585,7 +591,7 @@ def test_finish_bucket(answer, variant):
             slip = "the buffer was read before wait()" if grad is not None and bool(grad.isnan().any()) else None
             expect(f"gradient {index} of the bucket", grad, mean, rank=rank, slips=slips, slip=slip)
         expect(
-            "indices of the gradients that were there and are now in another tensor",
+            "indices of the gradients that were there and have other memory now",
             found["replaced"],
             [],
             rank=rank,
@@ -603,6 +609,10 @@ def test_finish_bucket(answer, variant):
         slip = "the optimizer moves parameters, after all gradients have been averaged"
         expect("parameters whose values have changed", found["moved"], 0, rank=rank, slip=slip)
         expect("gradient of a parameter in float64", found["wide"], torch.arange(size).double(), rank=rank)
+        pixels = torch.arange(4 * size).float().view(1, 2, 2, size)
+        slip = "reshape and flatten give a copy where a gradient is not contiguous: write into the gradient itself"
+        what = "gradient of a parameter that lies in memory channels last"
+        expect(what, found["image"], pixels, rank=rank, slip=slip)
 
 
 # 2.5
@@ -649,7 +659,7 @@ def observe_hook(answer: Any, width: int, seed: int, dry: bool = False) -> dict[
 
     Args:
         dry: nothing is sent, so that no rank hangs whatever it launches; and after these two a third backward, as the
-            first.
+            first, and a fourth with one more bucket, of a parameter that has no gradient.
     """
     rank, group, where = dist.get_rank(), comm.world(), rank_device()
     model = Rotating(width, seed, rank % LAYERS).to(where)
@@ -670,7 +680,7 @@ def observe_hook(answer: Any, width: int, seed: int, dry: bool = False) -> dict[
             for part, p in zip(flat.split([p.numel() for p in bucket]), bucket, strict=True):
                 p.grad.copy_(part.view(p.shape))
         reducer.in_flight.clear()
-        reducer.missing[:] = [len(bucket) for bucket in buckets]
+        reducer.missing[:] = [len(bucket) for bucket in reducer.buckets]
 
     def count(param: nn.Parameter) -> None:
         nonlocal arrived
@@ -706,7 +716,15 @@ def observe_hook(answer: Any, width: int, seed: int, dry: bool = False) -> dict[
         events.clear()
         reducer.sync = True
         backward(2)
-        return {"events": first, "again": events}
+        again = list(events)
+        unused = nn.Parameter(torch.zeros(1, device=where))
+        buckets.append([unused])
+        reducer.bucket_of[unused] = LAYERS
+        reducer.in_flight.clear()
+        reducer.missing[:] = [len(bucket) for bucket in buckets]
+        events.clear()
+        backward(3)
+        return {"events": first, "again": again, "unused": events.count("finish")}
     grads = [p.grad.clone().cpu() for p in model.parameters()]
     synced = list(events)
     events.clear()
@@ -822,6 +840,13 @@ def test_on_gradient(answer, variant):
             rank=rank,
             slip="the hook serves any number of backwards: what it counts or remembers itself has to begin anew, and "
             "`reducer.missing` does",
+        )
+        expect(
+            "calls of finish in a backward in which the last bucket never leaves",
+            found["unused"],
+            0,
+            rank=rank,
+            slip="finish waits for buckets that have left: at_end_of_backward(reducer.finish) when the last one has",
         )
 
 

@@ -418,6 +418,12 @@ def check_reduce_bucket(answer, variant, ranks):
             },
         )
         check_reduction_memory(found, rank, whole[0].nbytes, mean.nbytes, received(whole[0].nbytes, ranks))
+        slip = "look at shard.grad in the function that is returned: another reduction may have written it by then"
+        expect(
+            "shard.grad after two that were under way together", found["two under way"], 2 * mean, rank=rank, slip=slip
+        )
+        what = "shard.grad where it was set to None while the reduction was under way"
+        expect(what, found["emptied"], mean, rank=rank, slip=slip)
 
 
 def check_reduction_traffic(found, rank, padded):
@@ -566,6 +572,15 @@ def observe_reduction(answer, seed, size):
         seen["communication"] = after["communication"]
         seen["gradients"] = after["gradients"] - before["gradients"]
         seen["freed gradients"] = freed_by_resize(ledger, "gradients")
+        if seen["callable"]:
+            shard.grad = None
+            for end in [answer(params, shard, group) for _ in range(2)]:
+                end()
+            seen["two under way"] = None if shard.grad is None else shard.grad.detach().clone().cpu()
+            end = answer(params, shard, group)
+            shard.grad = None
+            end()
+            seen["emptied"] = None if shard.grad is None else shard.grad.detach().clone().cpu()
     return seen
 
 

@@ -437,6 +437,21 @@ def adam_step(param, grad, state, lr=1e-3, beta1=0.9, beta2=0.999, eps=1e-8):
     )
 
 
+@wrong("0.3", "step is a new tensor")
+def adam_step(param, grad, state, lr=1e-3, beta1=0.9, beta2=0.999, eps=1e-8):
+    """Makes a new count at each step."""
+    if not state:
+        state["step"] = torch.zeros(())
+        state["exp_avg"] = torch.zeros_like(param)
+        state["exp_avg_sq"] = torch.zeros_like(param)
+    g, m, v = grad.to(param.dtype), state["exp_avg"], state["exp_avg_sq"]
+    state["step"] = state["step"] + 1
+    t = state["step"].item()
+    m.mul_(beta1).add_(g, alpha=1 - beta1)
+    v.mul_(beta2).addcmul_(g, g, value=1 - beta2)
+    param.sub_(lr * (m / (1 - beta1**t)) / ((v / (1 - beta2**t)).sqrt() + eps))
+
+
 @wrong("0.4", "the parameters are counted")
 def saved_bytes(forward, model):
     """Counts the weights, which autograd saves too, but which would be there without it."""

@@ -1157,3 +1157,18 @@ def all_reduce(tensor, op, group, reduce_scatter, all_gather):
         mine /= n
     all_gather(full, mine, group)
     tensor.data = full[:numel].view_as(tensor)
+
+
+@wrong("1.8", "chunk r of the buffer is the output")
+def all_reduce(tensor, op, group, reduce_scatter, all_gather):
+    """Reduces into a buffer of its own: a chunk more memory."""
+    n, numel = group.size(), tensor.numel()
+    length = -(-numel // n)
+    full = device.empty(n * length, tensor.dtype, "communication", tensor.device).zero_()
+    full[:numel] = tensor.flatten()
+    mine = device.empty(length, tensor.dtype, "communication", tensor.device)
+    reduce_scatter(mine, full, group)
+    if op == "mean":
+        mine /= n
+    all_gather(full, mine, group)
+    tensor.copy_(full[:numel].view_as(tensor))

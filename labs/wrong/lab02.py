@@ -554,6 +554,30 @@ def finish_bucket(bucket, flat, handle):
     device.free(flat)
 
 
+@wrong("2.4", "gradient of a parameter that lies in memory channels last")
+def finish_bucket(bucket, flat, handle):
+    """Writes into what may be a copy of the gradient."""
+    handle.wait()
+    for part, p in zip(flat.split([p.numel() for p in bucket]), bucket, strict=True):
+        if p.grad is None:
+            p.grad = part.clone().view(p.shape)
+        else:
+            p.grad.reshape(-1).copy_(part)
+    device.free(flat)
+
+
+@wrong("2.4", "have other memory now")
+def finish_bucket(bucket, flat, handle):
+    """Gives the gradient new memory."""
+    handle.wait()
+    for part, p in zip(flat.split([p.numel() for p in bucket]), bucket, strict=True):
+        if p.grad is None:
+            p.grad = part.clone().view(p.shape)
+        else:
+            p.grad.data = part.view_as(p).clone()
+    device.free(flat)
+
+
 # 2.5
 
 
@@ -694,6 +718,19 @@ def on_gradient(param, reducer):
         f.append(reducer.start(b[len(f)]))
     if len(f) == len(b):
         at_end_of_backward(reducer.finish)
+
+
+@wrong("2.5", "finish waits for buckets that have left")
+def on_gradient(param, reducer):
+    """Queues finish when the first bucket leaves."""
+    if not reducer.sync:
+        return
+    b, f = reducer.buckets, reducer.in_flight
+    reducer.missing[reducer.bucket_of[param]] -= 1
+    while len(f) < len(b) and reducer.missing[len(f)] == 0:
+        f.append(reducer.start(b[len(f)]))
+        if len(f) == 1:
+            at_end_of_backward(reducer.finish)
 
 
 # 2.6

@@ -659,6 +659,31 @@ def reduce_bucket(params, shard, group):
     return finish
 
 
+@wrong("3.3", "look at shard.grad in the function that is returned")
+def reduce_bucket(params, shard, group):
+    """Looks at shard.grad when it starts."""
+    bucket = device.empty(shard.numel() * group.size(), shard.dtype, "communication", shard.device).zero_()
+    start = 0
+    for p in params:
+        if p.grad is not None:
+            bucket[start : start + p.numel()] = p.grad.flatten()
+        start += p.numel()
+    mean = device.empty(shard.numel(), shard.dtype, "gradients", shard.device)
+    reduction = comm.reduce_scatter(mean, bucket, group, comm.MEAN)
+    earlier = shard.grad
+
+    def finish():
+        reduction.wait()
+        device.free(bucket)
+        if earlier is None:
+            shard.grad = mean
+        else:
+            earlier.add_(mean)
+            device.free(mean)
+
+    return finish
+
+
 @wrong("3.4", "never gathered")
 def update_and_gather(optimizer, flats, group):
     """Forgets the all-gather."""
