@@ -19,6 +19,7 @@ import os
 from collections import deque
 from contextlib import suppress
 from datetime import timedelta
+from itertools import count
 from weakref import WeakKeyDictionary
 
 from torch import Tensor
@@ -101,14 +102,29 @@ def order_of(group: Group) -> Order:
     return _orders[group]
 
 
-def announce(op: str, what: str, tensor: Tensor, group: Group) -> None:
+_made: WeakKeyDictionary[Group, count[int]] = WeakKeyDictionary()
+
+
+def next_on(group: Group) -> int:
+    """A number for a unit or model as it is made: two may have one name, and ranks make them in one order."""
+    return next(_made.setdefault(group, count(1)))
+
+
+def announce(op: str, what: str, tensor: Tensor, group: Group, whose: str = "") -> None:
     """Tell the other ranks of `group` which collective of which tensor this one is about to issue, and hear theirs.
 
     Nothing is done unless torch's debug level is DETAIL.
+
+    Args:
+        op: the collective.
+        what: the name of the tensor.
+        tensor: the tensor, of the same size and dtype on all ranks.
+        group: who takes part.
+        whose: what tells it from others of that name.
 
     Raises:
         RuntimeError: as `Order.announce`.
     """
     if process_groups.wants_order_checked() and group.size() > 1:
         dtype = str(tensor.dtype).removeprefix("torch.")
-        order_of(group).announce(f"{op} of {what}, {tensor.numel():,} x {dtype}")
+        order_of(group).announce(f"{op} of {what}, {tensor.numel():,} x {dtype}{whose and ', '}{whose}")

@@ -62,8 +62,10 @@ __all__ = [
     "is_traceable_wrapper_subclass",
     "is_traceable_wrapper_subclass_type",
     "leave_uncompiled",
+    "made_since",
     "memory_snapshot",
     "name_of",
+    "nodes_so_far",
     "post_hooks_of",
     "record_memory_history",
     "remote_device",
@@ -101,6 +103,16 @@ def in_backward() -> bool:
 def base_of(view: Tensor) -> Tensor | None:
     """The tensor that autograd takes this one for a view of, if it does."""
     return view._base if view._is_view() else None
+
+
+def nodes_so_far() -> int:
+    """How many autograd nodes this thread has made."""
+    return int(torch.autograd._get_sequence_nr())  # type: ignore[attr-defined]
+
+
+def made_since(tensor: Tensor, nodes: int) -> bool:
+    """Whether it comes from an operation that autograd recorded when this thread had made so many nodes, or later."""
+    return tensor.grad_fn is not None and int(tensor.grad_fn._sequence_nr()) >= nodes
 
 
 def version_of(tensor: Tensor) -> int:

@@ -407,6 +407,47 @@ def models_beside_each_other_keep_one_order(strategy: ShardingStrategy) -> None:
             torch.testing.assert_close(found[name], p.grad)
 
 
+class Judged(nn.Module):
+    """Leaves an auxiliary loss on itself, as layers of experts do, made from operations after those of its output."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner, self.router = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, 2)
+        self.seen: list[Tensor] = []
+
+    def forward(self, x: Tensor) -> Tensor:
+        out = x + self.inner(x).tanh()
+        self.loss = self.router(x).softmax(-1).square().mean()
+        self.seen.append(self.router(out).square().mean())
+        return out
+
+
+@check(
+    strategy=(FULL_SHARD, SHARD_GRAD_OP),
+    prefetch=(None, *BackwardPrefetch),
+    way=("one", "in a list", "both"),
+)
+def a_loss_that_a_unit_leaves_on_itself_begins_its_backward(
+    strategy: ShardingStrategy, prefetch: BackwardPrefetch | None, way: str
+) -> None:
+    def total(outermost: nn.Module, net: nn.Sequential, rank: int, step: int) -> Tensor:
+        out = outermost(inputs(step, 0, rank)).square().mean()
+        judged = [m for m in net.modules() if isinstance(m, Judged)]
+        left = [[m.loss] * (way != "in a list") + m.seen[-1:] * (way != "one") for m in judged]
+        return out + sum(sum(losses) for losses in left)
+
+    torch.manual_seed(3)
+    net = nn.Sequential(Judged(), Judged(), nn.Linear(WIDTH, 2))
+    expected = copy.deepcopy(net)
+    model = Fsdp(net, None, strategy, auto_wrap_policy={Judged}, backward_prefetch=prefetch)
+    for step in range(3):
+        total(model, net, dist.get_rank(), step).backward()
+        for rank in range(2):
+            (total(expected, expected, rank, step) / 2).backward()
+    for name, gradient in whole_gradients(model).items():
+        torch.testing.assert_close(gradient, expected.get_parameter(name).grad)
+
+
 @check(behaviour=27, strategy=(FULL_SHARD, SHARD_GRAD_OP, NO_SHARD), use_orig_params=(False, True))
 def a_unit_that_no_loss_depends_on_has_no_gradient(strategy: ShardingStrategy, use_orig_params: bool) -> None:
     """It takes its turn all the same, since another rank's loss might."""

@@ -199,7 +199,7 @@ def other_path_in_the_third_step(strategy: ShardingStrategy) -> None:
 def test_another_path_ends_all_ranks_with_both_orders() -> None:
     headline, tracebacks = failures(other_path_in_the_third_step, 2, FULL_SHARD)
     assert "Detected mismatch between collectives on ranks" in headline
-    assert "rank 0: all-gather of blocks.0 (Block), 30 x float32; rank 1: all-gather of blocks.1 (Block)" in headline
+    assert "rank 0: all-gather of blocks.0 (Block), 30 x float32, unit 1 of the group; rank 1: all-gather" in headline
     assert set(tracebacks) == {0, 1}
     for text in tracebacks.values():  # the same on all: what they did alike, and what they are about to do
         before = r"reduce-scatter of blocks\.0 \(Block\) \| .*all-gather of root \(Net\) \| "
@@ -217,7 +217,25 @@ def backwards_of_one_rank() -> None:
 @pytest.mark.usefixtures("detail")
 def test_reductions_are_compared_too() -> None:
     headline, _ = failures(backwards_of_one_rank)
-    assert "rank 0: all-reduce of blocks.1 (Block), 30 x float32; rank 1: all-reduce of " in headline
+    assert "rank 0: all-reduce of blocks.1 (Block), 30 x float32, unit 2 of the group; rank 1: all-reduce" in headline
+
+
+def one_of_two_models(make: Callable[[nn.Module], nn.Module]) -> None:
+    """Two models of one name and size, and a rank whose loss depends on one of them."""
+    models = [make(nn.Linear(3, 3)) for _ in range(2)]
+    first, second = (model(torch.ones(2, 3)).square().sum() for model in models)
+    (first if dist.get_rank() else first + second).backward()
+    dist.barrier()
+
+
+@pytest.mark.usefixtures("impatient")
+@pytest.mark.parametrize(
+    ("make", "first"), [(Fsdp, "reduce-scatter of root (Linear)"), (DistributedDataParallel, "all-reduce of bucket 0")]
+)
+def test_models_of_one_name_are_told_apart(make: Callable[[nn.Module], nn.Module], first: str) -> None:
+    headline, _ = failures(one_of_two_models, 2, make)
+    said = re.escape(first) + r".*, 12 x float32, (unit|model)"
+    assert re.search(rf"rank 0: {said} 2 of the group; rank 1: {said} 1 of the group", headline)
 
 
 # A rank issues nothing
@@ -235,7 +253,7 @@ def run_out_of_batches() -> str:
 def test_uneven_batches_end_in_words() -> None:
     headline, tracebacks = failures(run_out_of_batches)
     assert headline.startswith("rank 0 failed: RuntimeError: Detected mismatch between collectives on ranks.")
-    assert "rank 0: all-gather of root (Net), 18 x float32; rank 1: nothing in 2 s." in headline
+    assert "rank 0: all-gather of root (Net), 18 x float32, unit 3 of the group; rank 1: nothing in 2 s." in headline
     assert "Has rank 1 run out of batches" in tracebacks[0]
     assert "MINIFSDP_ORDER_TIMEOUT=seconds waits longer" in tracebacks[0]
 
@@ -305,7 +323,7 @@ def test_hybrid_sharding_is_checked_inside_and_across() -> None:
     assert across == 3 * 3  # an all-reduce for each unit
     assert inside == 3 * (5 + 3)
     headline, _ = failures(hybrid, 4, "path")
-    assert "rank 2: all-gather of blocks.1 (Block), 30 x float32; rank 3: all-gather of blocks.0 (Block)" in headline
+    assert "rank 2: all-gather of blocks.1 (Block), 30 x float32, unit 2 of the group; rank 3: all-gather" in headline
 
 
 # DDP

@@ -137,6 +137,16 @@ def test_base_of() -> None:
     assert private.base_of(whole) is None
 
 
+def test_made_since() -> None:
+    """Without it every loss that a module has ever left on itself would be taken for this call's."""
+    before = torch.ones(2, requires_grad=True) * 2
+    nodes = private.nodes_so_far()
+    after = before + 1
+    assert private.made_since(after, nodes)
+    assert not private.made_since(before, nodes)
+    assert not private.made_since(torch.ones(2, requires_grad=True), nodes)
+
+
 def test_version_of() -> None:
     """Without it `zero_grad(set_to_none=False)` inside no_sync leaves what was reduced before."""
     x = torch.ones(2)
@@ -351,7 +361,7 @@ def tensor_of_shards() -> None:
 
 TOGETHER = dict.fromkeys(
     ("Shard", "ShardMetadata", "ShardedTensor", "ShardedTensorMetadata", "TensorProperties"), "tensor_of_shards"
-)
+) | {"nodes_so_far": "made_since"}
 
 
 @pytest.mark.parametrize(("ranks", "name"), check.params)

@@ -173,7 +173,7 @@ class FullyShardedDataParallel(StateMethods, OptimStateMethods):
                 self._unit.lend()
             output = compute(*args, **kwargs)
             if self._unit is not None:
-                engine.after(self._unit, output)
+                engine.after(self._unit, output, self._managed)
         finally:
             if self._unit is not None:
                 self._unit.take_back()

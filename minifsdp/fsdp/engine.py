@@ -4,7 +4,8 @@
     pre_forward    the module is called
     post_forward   the module returns
     end_forward    the outermost module returns, and no backward will follow
-    pre_backward   a hook on each output: the first gradient that reaches the unit
+    pre_backward   a hook on each output, and on what the module has left on itself: the first gradient that reaches
+                   the unit
     post_backward  a hook on each leaf, run once per backward when its gradient is complete, however often the
                    module was called; the last of the unit's leaves is the unit's end, in its turn (turns.py)
     end_backward   a callback that the autograd engine runs when this backward is over
@@ -22,14 +23,14 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from minifsdp import private
 from minifsdp.fsdp.hooks import call_post_hooks
 from minifsdp.fsdp.sync import SyncSchedule
 from minifsdp.fsdp.turns import Progress, StepTurns
 from minifsdp.fsdp.unit import SHARDED, Unit
-from minifsdp.fsdp.watch import after_backward_to, before_backward_of, made_here
+from minifsdp.fsdp.watch import after_backward_to, before_backward_of, left_on, made_here
 from minifsdp.tree import tensors_in
 
 
@@ -98,16 +99,18 @@ class Engine:
         else:
             self.schedule.pre_forward(unit)
             self.turns.forward.enter(progress)
-        progress.given = inputs
+        progress.given, progress.nodes = inputs, private.nodes_so_far()
         if len(progress.trained) < len(unit.leaves) and torch.is_grad_enabled():
             # Frozen leaves have no hook, and are read until the inputs have their gradients.
             progress.calls += after_backward_to(tensors_in(inputs), partial(self._on_inputs, progress))
 
-    def after(self, unit: Unit, output: Any) -> None:
+    def after(self, unit: Unit, output: Any, modules: Sequence[nn.Module]) -> None:
         progress = self.progress[unit]
         if progress.in_backward:
             return
         outputs = made_here(output, progress.given)
+        if torch.is_grad_enabled():
+            outputs += left_on(modules, progress.nodes)
         progress.given = None
         if self.backward_runs:
             follows = self.turns.recomputed(progress, outputs)

@@ -38,6 +38,7 @@ class Progress:
 
     Attributes:
         given: the inputs of the call under way.
+        nodes: how many autograd nodes there were when it began.
         trained: leaves that want a gradient in this step.
         hooked: leaves with a hook on their gradient.
         passed: handles of hooks on leaves among the unit's outputs, which outlive the step.
@@ -52,6 +53,7 @@ class Progress:
     def __init__(self, unit: Unit) -> None:
         self.unit = unit
         self.given: Any = None
+        self.nodes = 0
         self.trained: list[int] = []
         self.hooked: set[int] = set()
         self.passed: list[Any] = []

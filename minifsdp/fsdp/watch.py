@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from itertools import takewhile
 from typing import Any
 
-from torch import Tensor
+from torch import Tensor, nn
 from torch.autograd.graph import register_multi_grad_hook
 
-from minifsdp.private import base_of
+from minifsdp.private import base_of, made_since
 from minifsdp.tree import tensors_in
 
 
@@ -17,6 +18,29 @@ def made_here(output: Any, inputs: Any) -> list[Tensor]:
     given = [t.grad_fn or t for t in tensors_in(inputs) if t.requires_grad]
     made = [t for t in tensors_in(output) if t.requires_grad]
     return [t for t in made if not any((t.grad_fn or t) is each for each in given)]
+
+
+_OWN = vars(nn.Module()).keys()
+
+
+def left_on(modules: Iterable[nn.Module], nodes: int) -> list[Tensor]:
+    """What a call has left on its modules: an auxiliary loss of experts, say, as an attribute or appended to a list.
+
+    Args:
+        modules: whose attributes to look at.
+        nodes: how many autograd nodes there were when the call began.
+    """
+
+    def is_new(value: Any) -> bool:
+        return isinstance(value, Tensor) and made_since(value, nodes)
+
+    found: list[Tensor] = []
+    for module in modules:
+        attributes = vars(module)
+        for name in attributes.keys() - _OWN:
+            value = attributes[name]
+            found += takewhile(is_new, reversed(value) if isinstance(value, list) else [value])
+    return found
 
 
 def before_backward_of(
