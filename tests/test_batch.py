@@ -232,6 +232,8 @@ def marked(mark: str) -> list[psutil.Process]:
         (["05", "other.ipynb", "--out=other.ipynb"], "--out other.ipynb cannot be written"),
         (["05", "other.ipynb", "--time-limit=0"], "'--time-limit'"),
         (["00", "future.ipynb"], "future.ipynb is not a notebook that can be run (NBFormatError): save it again"),
+        (["00", "old.ipynb"], "old.ipynb has no cell to run as nbformat 3: save it again in Jupyter"),
+        (["00", "empty.ipynb"], "empty.ipynb has no cell to run as nbformat 4: save it again in Jupyter"),
     ],
 )
 def test_bad_requests_end_in_one_line(
@@ -240,6 +242,10 @@ def test_bad_requests_end_in_one_line(
     monkeypatch.chdir(tmp_path)
     save(tmp_path / "other.ipynb", "never = 1", lab="05")
     (tmp_path / "future.ipynb").write_text('{"cells": [], "metadata": {}, "nbformat": 99, "nbformat_minor": 0}')
+    cells = [{"cell_type": "code", "metadata": {}, "source": "never = 1", "outputs": [], "execution_count": None}]
+    old = {"cells": cells, "worksheets": [], "metadata": {}, "nbformat": 3, "nbformat_minor": 0}
+    (tmp_path / "old.ipynb").write_text(json.dumps(old))
+    (tmp_path / "empty.ipynb").write_text('{"cells": [], "metadata": {}, "nbformat": 4, "nbformat_minor": 5}')
     (tmp_path / "used").mkdir()
     (tmp_path / "used" / "record.json").write_text("{}")
     assert says in refusal(words, monkeypatch, capsys)

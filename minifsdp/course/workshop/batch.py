@@ -65,11 +65,13 @@ def plan(lab: str, notebook: Path | None, out: Path, seconds: float) -> Plan:
         OSError: the notebook cannot be read.
     """
     path = notebook or find_copy(lab, Path())
-    read_notebook(path)
+    saved = read_notebook(path)
     try:
-        nbformat.read(path, as_version=4)  # type: ignore[no-untyped-call]
+        cells = nbformat.read(path, as_version=4).cells  # type: ignore[no-untyped-call]
     except Exception as error:
         raise ValueError(f"{path} is not a notebook that can be run ({type(error).__name__}): save it again") from None
+    if not any(cell.cell_type == "code" for cell in cells):
+        raise ValueError(f"{path} has no cell to run as nbformat {saved.get('nbformat')}: save it again in Jupyter")
     if (belongs := lab_of_copy(path)) not in (lab, None):
         raise ValueError(f"{path} is a notebook of lab {belongs}, not of lab {lab}")
     if (out / RECORD).exists():
