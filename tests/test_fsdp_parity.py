@@ -1110,7 +1110,8 @@ def against_torch(names: list[str], dtype: torch.dtype) -> Wrong:
         for strategy in (FULL_SHARD, SHARD_GRAD_OP, NO_SHARD):
             wrong[name] += compare(partial(ours.get, strategy), reference, 1e-5, f"{strategy.name} against one process")
         for kind, trainer, strategy in TORCHS:
-            if name not in unlike_ours(kind):
+            fails = kind == "fsdp1" and case.clip and dtype is torch.float64  # torch takes that norm in float32
+            if name not in unlike_ours(kind) and not fails:
                 theirs = partial(train_torchs, trainer, case, strategy)
                 wrong[name] += compare(theirs, ours[strategy], 1e-6, f"{kind} against {strategy.name}")
     return wrong
