@@ -87,6 +87,7 @@ def wrong_answers(lab: str) -> list[Wrong]:
     return [each for each in wrong.collected if lab_of(each.exercise) == lab]
 
 
+module(labs_folder() / "right.py")
 WRONG = [each for lab in LABS for each in wrong_answers(lab)]
 
 
@@ -137,6 +138,12 @@ class TestExercises:
         assert len(ref.hints) == 2
         assert len({hint.strip() for hint in ref.hints} - {""}) == 2
         assert (check_for(ref.id).__doc__ or "").strip().endswith(".")
+
+
+class TestOtherRightAnswers:
+    @pytest.mark.parametrize("answer", wrong.accepted, ids=lambda answer: answer.exercise)
+    def test_it_passes(self, answer: wrong.Right) -> None:
+        assert verdict(answer.exercise, answer.source, Variant()) is None
 
 
 @pytest.mark.filterwarnings("ignore:Full backward hook is firing")  # some do just this

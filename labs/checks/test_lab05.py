@@ -205,8 +205,11 @@ ITEM = 4  # bytes
 def flat_parameter(seed, size, rank, ranks, where="cpu"):
     """Three parameters, 1 element more than a multiple of 12: padding on 2, 3 and 4 ranks. The same on every rank.
 
-    Of size 0 it is one element in bfloat16, whose padding is more than a shard where there are three ranks.
+    Of size 0 it is one element in bfloat16, whose padding is more than a shard where there are three ranks; of a
+    negative size it is two elements for each rank, without padding.
     """
+    if size < 0:
+        return FlatParameter(find_parameters(nn.ParameterList([torch.ones(2, ranks)]).to(where)), rank, ranks)
     if not size:
         gain = nn.ParameterList([torch.ones(1, dtype=torch.bfloat16)])
         return FlatParameter(find_parameters(gain.to(where)), rank, ranks)
@@ -448,11 +451,14 @@ def observe_reduce(answer, seed, size):
     return Reduced(log, order, values(flat.shard), first, kept, gradients, second, after_second)
 
 
+NO_PADDING = ", of a unit without padding"
+
+
 @pytest.mark.exercise(id="5.4")
 def test_reduce_gradient(answer, variant):
     """One reduce-scatter of the mean, zeros for the padding, accumulated; only the shard's gradient is left."""
     ranks = max(3, variant.ranks)
-    sizes = {variant.size: "", 0: ", of one element in bfloat16"}
+    sizes = {variant.size: "", 0: ", of one element in bfloat16", -1: NO_PADDING}
     try:
         seen = on_ranks(ranks, observe_reductions, answer, variant.seed, tuple(sizes), timeout=8)
     except AnswerError as error:
@@ -507,7 +513,13 @@ def check_reduced(seen, seed, size, which):
         if padding and found.first is not None and bool(found.first[length - padding :].isnan().any()):
             raise AnswerError(
                 f"rank {rank}, the last {padding} of `flat.shard.grad`: expected 0, got what lay in memory (nan)\n"
-                "likely slip: the padding has no gradient, and nobody but you writes it: zero it before the reduction"
+                "likely slip: the padding has no gradient, and nobody but you writes it: every rank zeroes its own "
+                "before the reduction, which takes the mean of what all ranks have there"
+            )
+        if which == NO_PADDING and found.first is not None and not found.first.any():
+            raise AnswerError(
+                f"rank {rank}, `flat.shard.grad`{which}: expected the mean, got zeros\n"
+                "likely slip: `buffer[-0:]` is all of the buffer: `flat.padding_of(gradient)` is right for any padding"
             )
         expect(
             f"`flat.shard.grad`{which}",

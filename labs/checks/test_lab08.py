@@ -183,6 +183,15 @@ def test_malloc(answer, variant):
     }
     expect("`memory.free` after it (start, bytes, stream)", free_of(memory), sorted([*others, remainder]), slips=slips)
 
+    # What is recorded on a part is not recorded on the rest
+    memory, _ = fresh()
+    block = answer(memory, small + ROUND, 1)
+    block.users.add(7)
+    for rest_of in memory.free:
+        slip = "two blocks share one set: `Block(start, size, stream)` has a set of its own, a copy has its original's"
+        what = "`users` of a free block after another stream has used the one that was handed out"
+        expect(what, sorted(rest_of.users), [], slip=slip)
+
     # Another stream's blocks are not there for this one
     memory, _ = fresh()
     memory.waiting.append((Block(99 * SEGMENT, middle, 3), [Event([], 0)]))
@@ -284,6 +293,13 @@ def test_put_back(answer, variant):
         cut = [(size, None if free == "it" else free) for size, free in pieces]
         for turned in ("", ", in the opposite order of addresses"):
             check_put_back(answer, name, turned, pieces, cut, (a, b))
+    half = SEGMENT - 2 * ROUND  # so the second block lies across 2 MiB, and the third begins beyond it
+    pieces = [(half, 1), (4 * ROUND, "it"), (2 * SEGMENT - half - 4 * ROUND, 1)]
+    cut = [(size, None if free == "it" else free) for size, free in pieces]
+    check_put_back(answer, LARGE, "", pieces, cut, (half, 4 * ROUND))
+
+
+LARGE = "in the middle of a segment of 4 MiB"
 
 
 def check_put_back(answer, name, turned, pieces, cut, sizes):
@@ -319,6 +335,10 @@ def check_put_back(answer, name, turned, pieces, cut, sizes):
 
 def why_put_back(name, got, before, merged, gone):
     """The slip behind a wrong list of free blocks."""
+    if name == LARGE:
+        return (
+            "a large request has a segment of several times 2 MiB: neighbours are told by where one ends, not by 2 MiB"
+        )
     if "opposite" in name:
         return "blocks are on `memory.free` in any order: look for neighbours by their addresses, not by their places"
     new = [each for each in got if each not in before]
@@ -778,6 +798,13 @@ def test_rate_limit(answer, variant):
         check_limited(answer, limit, unused, f"gathered and freed without a use, limit {limit}")
         elsewhere = [(verb + " elsewhere" * (verb == "free"), unit) for verb, unit in plain]
         check_limited(answer, limit, elsewhere, f"freed while another stream is current, limit {limit}")
+        every_other = [
+            (verb + " elsewhere" * (verb == "free" and number // 3 % 2), unit)
+            for number, (verb, unit) in enumerate(plain)
+        ]
+        check_limited(
+            answer, limit, every_other, f"every other one freed while another stream is current, limit {limit}"
+        )
 
 
 def check_limited(answer, limit, program, what):

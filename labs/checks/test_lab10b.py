@@ -444,12 +444,24 @@ def test_fill_rows(answer, variant):
         for then, now in ((2, 3), (3, 2), (1, variant.ranks), (variant.ranks, 1), (4, 5), (5, 4)):
             check_fill(answer, whole, then, now, shuffle=False)
             check_fill(answer, whole, then, now, shuffle=True)
+    check_empty(answer, generator)
     whole = torch.randn(6, 3, generator=generator)
     check_any_values(answer, torch.where(whole > 1, torch.nan, whole).index_fill(0, torch.tensor(4), torch.nan))
     check_any_values(answer, torch.arange(18).view(6, 3))
     check_shapes(answer, generator)
     for lost, first in ((2, 1), (1, 1), (3, 1), (0, 0), (5, 3)):
         check_lost(answer, whole, lost, first)
+
+
+def check_empty(answer, generator):
+    """A piece without rows, of a rank that had none, in the middle of `out`."""
+    whole = torch.randn(6, 3, generator=generator)
+    pieces = [CountedPiece(0, whole[:3]), CountedPiece(3, whole[3:3]), CountedPiece(3, whole[3:])]
+    out = torch.full((4, 3), torch.nan)
+    answer(out, 1, pieces)
+    expect("`out`, where a piece without rows lies between two", out, whole[1:5])
+    slip = "a piece with `count` 0 has no rows in common with anything: where it begins does not matter"
+    expect("how often a piece without rows is read", pieces[1].reads, 0, slip=slip)
 
 
 def check_shapes(answer, generator):
@@ -589,11 +601,15 @@ def observe_both(answer, variant):
 
 
 class WithHistory(torch.optim.NAdam):
-    """Keeps two tensors more that are the same on all ranks: of another shape, and of as many elements as the shard."""
+    """Keeps two tensors more that are the same on all ranks: of another shape, and of as many elements as the shard.
+
+    And its second moments in more digits than the parameters have.
+    """
 
     def step(self):
         super().step()
         for shard, state in self.state.items():
+            state["exp_avg_sq"] = state["exp_avg_sq"].double() + 1e-12
             state["history"] = torch.arange(3.0, device=shard.device)
             state["row"] = torch.arange(float(shard.numel()), device=shard.device).view(1, -1)
 
@@ -758,6 +774,15 @@ def check_others(seen, unit):
             gathered = key.startswith("exp_avg")
             slip = None if gathered else "what has another shape than the shard is a `clone()` on each rank"
             wanted = whole(parts) if gathered else parts[0]
+            if gathered:
+                dtype = "a state need not have the parameters' dtype: the buffer is of `value.dtype`"
+                expect(
+                    f"dtype of {key} of {name}",
+                    str(result[name][key].dtype),
+                    str(wanted.dtype),
+                    rank=keeper,
+                    slip=dtype,
+                )
             expect(f"{key} of {name}", result[name][key], wanted, rank=keeper, slip=slip)
 
 
@@ -1054,7 +1079,7 @@ def check_log(what, disk, files):
         )
     if folder < max(written.values()):
         fail("the sync of the part: expected after all files", "names that come later are not on the disk with it")
-    end = max((place for place, e in enumerate(log) if e[1:] == ("sync", Path("run")) and place > at), default=None)
+    end = min((place for place, e in enumerate(log) if e[1:] == ("sync", Path("run")) and place > at), default=None)
     if end is None:
         fail(
             "the new name at the end: expected on the disk, got it in a cache",

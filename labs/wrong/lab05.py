@@ -302,6 +302,13 @@ def gather(flat, group):
     comm.all_gather(flat.full.data, flat.shard.data, group).wait()
 
 
+@wrong("5.2", "`group` need not be the world")
+def gather(flat, group):
+    """From all ranks there are."""
+    device.allocate(flat.full)
+    comm.all_gather(flat.full.data, flat.shard.data, comm.world()).wait()
+
+
 # 5.3
 
 
@@ -506,6 +513,50 @@ def reduce_gradient(flat, gradient, group):
     comm.reduce_scatter(mean, gradient, group, comm.MEAN).wait()
     if group.rank() == group.size() - 1 and flat.padding:
         mean[-flat.padding :] = 0
+    device.free(gradient)
+    if flat.shard.grad is None:
+        flat.shard.grad = mean
+    else:
+        flat.shard.grad.add_(mean)
+        device.free(mean)
+
+
+@wrong("5.4", "is right for any padding")
+def reduce_gradient(flat, gradient, group):
+    """Zeroes everything where there is no padding."""
+    k = flat.padding_of(gradient).numel()
+    gradient[-k:] = 0
+    mean = device.empty(flat.shard.numel(), gradient.dtype, "gradients", gradient.device)
+    comm.reduce_scatter(mean, gradient, group, comm.MEAN).wait()
+    device.free(gradient)
+    if flat.shard.grad is None:
+        flat.shard.grad = mean
+    else:
+        flat.shard.grad.add_(mean)
+        device.free(mean)
+
+
+@wrong("5.4", "every rank zeroes its own")
+def reduce_gradient(flat, gradient, group):
+    """Clears the padding on the rank alone in whose shard it lies."""
+    if group.rank() == group.size() - 1:
+        flat.padding_of(gradient).zero_()
+    mean = device.empty(flat.shard.numel(), gradient.dtype, "gradients", gradient.device)
+    comm.reduce_scatter(mean, gradient, group, comm.MEAN).wait()
+    device.free(gradient)
+    if flat.shard.grad is None:
+        flat.shard.grad = mean
+    else:
+        flat.shard.grad.add_(mean)
+        device.free(mean)
+
+
+@wrong("5.4", "`comm.world()` is about the world")
+def reduce_gradient(flat, gradient, group):
+    """Over all ranks there are."""
+    flat.padding_of(gradient).zero_()
+    mean = device.empty(flat.shard.numel(), gradient.dtype, "gradients", gradient.device)
+    comm.reduce_scatter(mean, gradient, comm.world(), comm.MEAN).wait()
     device.free(gradient)
     if flat.shard.grad is None:
         flat.shard.grad = mean

@@ -343,6 +343,29 @@ def malloc(memory, nbytes, stream):
     return Block(start, size, stream)
 
 
+@wrong("8.1", "two blocks share one set")
+def malloc(memory, nbytes, stream):
+    """The rest shares the set of users with the block that is handed out."""
+    from dataclasses import replace
+
+    size = -(-nbytes // ROUND) * ROUND
+    fitting = [block for block in memory.free if block.stream == stream and block.size >= size]
+    if fitting:
+        block = min(fitting, key=lambda each: each.size)
+        memory.free.remove(block)
+    else:
+        whole = -(-size // SEGMENT) * SEGMENT
+        start = memory.device.new_segment(whole)
+        if start is None:
+            return None
+        memory.segments[start] = whole
+        block = Block(start, whole, stream)
+    if block.size > size:
+        memory.free.append(replace(block, start=block.start + size, size=block.size - size))
+        block.size = size
+    return block
+
+
 # 8.2
 
 
@@ -443,6 +466,19 @@ def put_back(memory, block):
         memory.free[at - 1].size += block.size
     else:
         memory.free.insert(at, block)
+
+
+@wrong("8.2", "not by 2 MiB")
+def put_back(memory, block):
+    """Joins within 2 MiB only."""
+    for other in list(memory.free):
+        if other.start // SEGMENT != block.start // SEGMENT:
+            continue
+        if other.start + other.size == block.start or block.start + block.size == other.start:
+            memory.free.remove(other)
+            block.start = min(block.start, other.start)
+            block.size += other.size
+    memory.free.append(block)
 
 
 # 8.3
@@ -1368,6 +1404,28 @@ def rate_limit(gather, free, limit):
         free(unit)
         if counts:
             frees.append(device.current_stream(torch.device("cpu")).record_event())
+
+    return limited_gather, limited_free
+
+
+@wrong("8.6", "current at its free")
+def rate_limit(gather, free, limit):
+    """Asks once for the stream."""
+    frees = deque()
+    streams = {}
+
+    def limited_gather(unit):
+        if unit.state is SHARDED and unit.freed_after_forward:
+            while len(frees) >= limit:
+                frees.popleft().synchronize()
+        gather(unit)
+
+    def limited_free(unit):
+        counts = unit.state is not SHARDED and unit.freed_after_forward
+        free(unit)
+        if counts:
+            stream = streams.setdefault(unit.device, device.current_stream(unit.device))
+            frees.append(stream.record_event())
 
     return limited_gather, limited_free
 

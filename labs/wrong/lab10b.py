@@ -495,6 +495,22 @@ def fill_rows(out, first, pieces):
         raise ValueError
 
 
+@wrong("10b.3", "has no rows in common with anything")
+def fill_rows(out, first, pieces):
+    """Reads a piece of no rows."""
+    found = 0
+    end = first + len(out)
+    for piece in pieces:
+        stop = piece.first + piece.count
+        if first <= piece.first < end or piece.first <= first < stop:
+            low, high = max(first, piece.first), min(end, stop)
+            rows = piece.read()
+            out[low - first : high - first].copy_(rows[low - piece.first : high - piece.first])
+            found += high - low
+    if found != len(out):
+        raise ValueError("rows are missing")
+
+
 # 10b.4
 
 
@@ -879,6 +895,26 @@ def whole_states(units, optimizer, group, keep):
             for each, whole in zip(names, flat.unflatten(buffer), strict=True) if keep is not None else ():
                 kept.setdefault(each[0], {})[key] = keep(whole)
             device.free(buffer)
+    return kept
+
+
+@wrong("10b.4", "the buffer is of `value.dtype`")
+def whole_states(units, optimizer, group, keep):
+    """In the dtype of the parameters."""
+    kept = {}
+    for flat, names in units:
+        for key, value in optimizer.state.get(flat.shard, {}).items():
+            buffer = None
+            wholes = [value] * len(names)
+            if value.shape == flat.shard.shape:
+                buffer = device.empty(flat.full.numel(), flat.shard.dtype, "communication", value.device)
+                comm.all_gather(buffer, value.to(flat.shard.dtype), group).wait()
+                wholes = flat.unflatten(buffer)
+            if keep is not None:
+                for names_of_one, whole in zip(names, wholes, strict=True):
+                    kept.setdefault(names_of_one[0], {})[key] = keep(whole) if buffer is not None else whole.clone()
+            if buffer is not None:
+                device.free(buffer)
     return kept
 
 

@@ -1,4 +1,4 @@
-"""Wrong answers, kept to test the checks: each must be rejected, with the right words."""
+"""Answers kept to test the checks: wrong ones, each to be rejected with the right words, and right ones."""
 
 from __future__ import annotations
 
@@ -27,7 +27,22 @@ class Wrong(NamedTuple):
     slip: str
 
 
+class Right(NamedTuple):
+    """A right answer to an exercise that is not the reference's.
+
+    Attributes:
+        exercise: its id.
+        source: the function as text.
+        way: what is different, its docstring.
+    """
+
+    exercise: str
+    source: str
+    way: str
+
+
 collected: list[Wrong] = []
+accepted: list[Right] = []
 
 
 def wrong(exercise: str, words: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
@@ -36,6 +51,16 @@ def wrong(exercise: str, words: str) -> Callable[[Callable[..., Any]], Callable[
     def register(function: Callable[..., Any]) -> Callable[..., Any]:
         slip = inspect.getdoc(function) or ""
         collected.append(Wrong(exercise, words, function.__name__, written(function), slip))
+        return function
+
+    return register
+
+
+def right(exercise: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Register the decorated function as another right answer."""
+
+    def register(function: Callable[..., Any]) -> Callable[..., Any]:
+        accepted.append(Right(exercise, written(function), inspect.getdoc(function) or ""))
         return function
 
     return register
