@@ -496,7 +496,8 @@ def check_reduction_memory(found, rank, padded, mean, received):
         found["gradients"],
         mean,
         rank=rank,
-        slip='allocate the mean with role "gradients", and free the second one once it is added',
+        slip='allocate the mean with role "gradients"; add the second one in place, or the sum is a third tensor, '
+        "which the ledger cannot see; and free it then",
     )
     expect(
         "bytes of reduced gradients that device.free gave away in the second reduction",

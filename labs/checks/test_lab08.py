@@ -1046,7 +1046,7 @@ def test_largest_limit(answer, variant):
         cases += [Case(budget, blocks, held, peaks) for budget in budgets]
     for blocks, held in (([10, 1, 1], [100, 0, 0]), ([10, 10, 10], [90, 91, 10])):  # the heaviest moment is early
         peaks = [peak_with(k, blocks, held) for k in (1, 2, 3)]
-        cases += [Case(budget, blocks, held, peaks) for budget in range(min(peaks) - 6, max(peaks) + 2)]
+        cases += [Case(budget, blocks, held, peaks) for budget in range(min(peaks) - 14, max(peaks) + 2)]
     got = [limit_of(answer, case) for case in cases]
     wanted = [largest(case, lambda k, case=case: case.peaks[k - 1]) for case in cases]
     if got == [limit or "ValueError" for limit in wanted]:
@@ -1113,6 +1113,11 @@ def why_limit(got, wanted, cases):
         ),
         "there is no block before block 0: a slice that begins below 0 is counted from the end, and is empty": all_with(
             lambda k, blocks, held: max(held[j] + sum(blocks[j - k + 1 : j + 1]) for j in range(len(blocks)))
+        ),
+        "near block 0 fewer than k blocks are whole, and these moments count too": all_with(
+            lambda k, blocks, held: max(
+                held[j] + sum(blocks[max(0, j - k + 1) : j + 1]) for j in range(k - 1, len(blocks))
+            )
         ),
         "what is held besides has to fit, too": all_with(lambda k, blocks, held: max(runs(k, blocks))),
         "each block's moment counts, and the heaviest of them has to fit, not the last": all_with(

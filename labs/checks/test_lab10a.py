@@ -813,7 +813,9 @@ def test_shard_script(answer, variant):
             found["made"],
             ["FullyShardedDataParallel", "AdamW"],
             rank=rank,
-            slip="the wrapped model and its optimizer, in this order",
+            slip="the script's optimizer is AdamW: another one is another training"
+            if found["made"][:1] == ["FullyShardedDataParallel"]
+            else "the wrapped model and its optimizer, in this order",
         )
         expect(
             "units",

@@ -323,6 +323,11 @@ def test_start_across(answer, variant):
         means = [mean_of(rank, variant.seed, size, dtype) for rank in range(count + 1)]
         nbytes = size * dtype.itemsize
         started = [found[number].events.count("issue all_reduce") for found in seen]
+        if started == [1] * count + [0]:
+            raise AnswerError(
+                f"all-reduces started on rank {count}, the only replica of its shard: expected 1, got none\n"
+                "likely slip: a replica that is alone reduces too: `finish_across` waits for a handle in any case"
+            )
         if len(set(started)) > 1:
             raise AnswerError(
                 f"all-reduces started on ranks 0 to {count}: expected one on each, got {started}\n"

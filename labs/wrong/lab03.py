@@ -684,6 +684,30 @@ def reduce_bucket(params, shard, group):
     return finish
 
 
+@wrong("3.3", "add the second one in place")
+def reduce_bucket(params, shard, group):
+    """Makes a third tensor of the sum."""
+    bucket = device.empty(shard.numel() * group.size(), shard.dtype, "communication", shard.device).zero_()
+    start = 0
+    for p in params:
+        if p.grad is not None:
+            bucket[start : start + p.numel()] = p.grad.flatten()
+        start += p.numel()
+    mean = device.empty(shard.numel(), shard.dtype, "gradients", shard.device)
+    reduction = comm.reduce_scatter(mean, bucket, group, comm.MEAN)
+
+    def finish():
+        reduction.wait()
+        device.free(bucket)
+        if shard.grad is None:
+            shard.grad = mean
+        else:
+            shard.grad = shard.grad + mean
+            device.free(mean)
+
+    return finish
+
+
 @wrong("3.4", "never gathered")
 def update_and_gather(optimizer, flats, group):
     """Forgets the all-gather."""

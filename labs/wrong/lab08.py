@@ -1700,3 +1700,16 @@ def largest_limit(budget, blocks, held):
         if max(h + sum(blocks[j : j + k]) for j, h in enumerate(held)) <= budget:
             return k
     raise ValueError
+
+
+@wrong("8.8", "near block 0 fewer than k blocks are whole")
+def largest_limit(budget, blocks, held):
+    """Looks at the moments with k blocks only."""
+    fits = 0
+    for k in range(1, len(blocks) + 1):
+        peak = max(held[j] + sum(blocks[max(0, j - k + 1) : j + 1]) for j in range(k - 1, len(blocks)))
+        if peak <= budget:
+            fits = k
+    if not fits:
+        raise ValueError(f"{budget:,} bytes are not enough for one unit at a time")
+    return fits

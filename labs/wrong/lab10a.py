@@ -1232,3 +1232,12 @@ def shard_script(build, blocks, make_init, where):
         model = build()
     sharded = FullyShardedDataParallel(model, auto_wrap_policy=blocks, param_init_fn=make_init(model))
     return sharded, AdamW(sharded.parameters(), lr=1e-3)
+
+
+@wrong("10a.5", "another one is another training")
+def shard_script(build, blocks, make_init, where):
+    """Adam."""
+    with torch.device("meta"):
+        model = build()
+    sharded = FullyShardedDataParallel(model, auto_wrap_policy=blocks, param_init_fn=make_init(model), device_id=where)
+    return sharded, torch.optim.Adam(sharded.parameters(), lr=1e-3)

@@ -364,6 +364,15 @@ def start_across(unit):
         unit.across = comm.all_reduce(unit.mean, unit.replicas, comm.MEAN)
 
 
+@wrong("11.3", "a replica that is alone reduces too")
+def start_across(unit):
+    """Leaves out a replica that is alone."""
+    assert unit.mean is not None
+    if unit.replicas.size() == 1:
+        return
+    unit.across = comm.all_reduce(unit.mean, unit.replicas, comm.MEAN)
+
+
 # 11.4
 
 
