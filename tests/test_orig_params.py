@@ -262,6 +262,50 @@ def inside_its_forward_a_module_has_whole_parameters(strategy: ShardingStrategy,
     assert_same(model, expected)
 
 
+class PenalisedAfterwards(Net):
+    """Adds the norm of all parameters to its output, those of its blocks too, whose forward is over."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) + 0.1 * sum(p.norm() for p in self.parameters())
+
+
+@check(behaviour=8, strategy=(SHARD_GRAD_OP, NO_SHARD), recompute=(False, True))
+def parameters_that_stay_whole_are_whole_until_the_outermost_forward_ends(
+    strategy: ShardingStrategy, recompute: bool
+) -> None:
+    torch.manual_seed(0)
+    net = PenalisedAfterwards()
+    expected = copy.deepcopy(net)
+    model = Fsdp(net, None, strategy, auto_wrap_policy=ModuleWrapPolicy({Block}), use_orig_params=True)
+    held = list(model.parameters())
+    if recompute:
+        inner = model.module.block.module
+        run = inner.forward
+        inner.forward = lambda x: checkpoint(run, x, use_reentrant=False)
+    for _ in range(2):
+        loss, theirs = loss_of(model), loss_of(expected)
+        torch.testing.assert_close(loss, theirs)
+        assert [id(p) for p in model.parameters()] == [id(p) for p in held]
+        loss.backward()
+        theirs.backward()
+    with Fsdp.summon_full_params(model, with_grads=True):
+        for ours, its in zip(model.parameters(), expected.parameters(), strict=True):
+            torch.testing.assert_close(ours.grad, its.grad)
+    with pytest.raises(RuntimeError):
+        model(torch.randn(2, WIDTH + 1))
+    assert [id(p) for p in model.parameters()] == [id(p) for p in held]
+
+
+@check(behaviour=8, strategy=(FULL_SHARD, SHARD_GRAD_OP))
+def a_unit_that_is_called_by_itself_has_slices_after_its_forward(strategy: ShardingStrategy) -> None:
+    model = Fsdp(Net(), None, strategy, auto_wrap_policy=ModuleWrapPolicy({Block}), use_orig_params=True)
+    held = [id(p) for p in model.parameters()]
+    loss_of(model).backward()
+    with torch.no_grad():
+        model.module.block(torch.randn(2, WIDTH))
+    assert [id(p) for p in model.parameters()] == held
+
+
 @check(behaviour=8, raises=(False, True))
 def a_module_whose_forward_raised_has_slices_again(raises: bool) -> None:
     model = wrapped()

@@ -175,10 +175,10 @@ class FullyShardedDataParallel(StateMethods, OptimStateMethods):
             if self._unit is not None:
                 engine.after(self._unit, output, self._managed)
         finally:
-            if self._unit is not None:
-                self._unit.take_back()
             if self._is_root:
                 engine.end()
+            elif self._unit is not None:
+                engine.leave(self._unit)
         return output
 
     def _cast(self, inputs: Any) -> Any:

@@ -4,8 +4,7 @@
     pre_forward    the module is called
     post_forward   the module returns
     end_forward    the outermost module returns, and no backward will follow
-    pre_backward   a hook on each output, and on what the module has left on itself: the first gradient that reaches
-                   the unit
+    pre_backward   a hook on each output, and on each loss that the module leaves on itself: the unit's first gradient
     post_backward  a hook on each leaf, run once per backward when its gradient is complete, however often the
                    module was called; the last of the unit's leaves is the unit's end, in its turn (turns.py)
     end_backward   a callback that the autograd engine runs when this backward is over
@@ -134,9 +133,16 @@ class Engine:
         """
         return self.trains and not torch.is_grad_enabled() and not unit.freed_after_forward
 
+    def leave(self, unit: Unit) -> None:
+        """The unit's forward ends, or has raised: inside the outermost one what stays whole is seen whole."""
+        if unit.state is SHARDED or not self.forward_runs:
+            unit.take_back()
+
     def end(self) -> None:
         """The outermost forward ends, or has raised."""
         self.forward_runs = False
+        for unit in self.progress:
+            unit.take_back()
         if not torch.is_grad_enabled():
             self.schedule.end_forward()
 

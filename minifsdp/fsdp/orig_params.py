@@ -70,11 +70,12 @@ class OrigParamsUnit(AccumulatedUnit, RecastUnit):
     """
 
     flat: AlignedFlatParameter
+    _is_lent = False
 
     def _adopt(self, leaves: list[nn.Parameter], places: list[list[Place]]) -> None:
         self.shards = [users[0].module._parameters[users[0].attribute] for users in places]  # type: ignore[misc]
         super()._adopt(leaves, places)
-        self.take_back()
+        self._register(self.shards)
         self.conceal()
 
     def _hide(self) -> None:
@@ -142,10 +143,13 @@ class OrigParamsUnit(AccumulatedUnit, RecastUnit):
                 place.module._parameters[place.attribute] = p
 
     def lend(self) -> None:
+        self._is_lent = True
         self._register(self.leaves)
 
     def take_back(self) -> None:
-        self._register(self.shards)
+        if self._is_lent:
+            self._is_lent = False
+            self._register(self.shards)
 
     def _register(self, parameters: list[nn.Parameter]) -> None:
         for users, p in zip(self.places, parameters, strict=True):

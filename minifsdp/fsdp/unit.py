@@ -158,7 +158,7 @@ class Unit(ABC):
         """The wrapped module's forward begins: what `parameters()` of it yields may be the leaves until `take_back`."""
 
     def take_back(self) -> None:  # noqa: B027
-        """That forward has ended, or raised, perhaps before `lend`."""
+        """That forward has ended, or raised; of a unit that stays whole the outermost one. Perhaps without `lend`."""
 
     def check_unchanged(self) -> None:  # noqa: B027
         """A backward begins.
