@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import warnings
 from typing import Any
 
@@ -192,11 +193,30 @@ PRECISIONS = {
     "fp32": (MixedPrecision(), 4),
     "fp16, reduced in fp32": (MixedPrecision(torch.float16, torch.float32), 4),
     "fp16": (MixedPrecision(torch.float16), 2),
+    "reduced in bf16": (MixedPrecision(reduce_dtype=torch.bfloat16), 4),
 }
 
 
+@check(strategy=(FULL_SHARD, NO_SHARD), orig=(False, True))
+def a_low_dtype_of_the_reduction_does_not_round_what_is_accumulated(strategy: ShardingStrategy, orig: bool) -> None:
+    """In bf16 256 + 1 is 256, and 1e-8 is nothing in fp16: sums are taken in the parameters' dtype, and cast once."""
+    for low, count, scale in ((torch.bfloat16, 300, 1.0), (torch.float16, 100, 1e-8)):
+        policy = MixedPrecision(reduce_dtype=low)
+        with Ledger() as ledger:
+            model = Fsdp(nn.Linear(4, 4, bias=False), None, strategy, mixed_precision=policy, use_orig_params=orig)
+            for window in range(2):
+                for number in range(count):
+                    with model.no_sync() if number < count - 1 else contextlib.nullcontext():
+                        (model(torch.ones(1, 4)).sum() * scale).backward()
+                for p in model.parameters():
+                    exact = torch.full_like(p, count * scale * (window + 1))
+                    assert p.grad is None if not p.numel() else torch.allclose(p.grad, exact, rtol=0.1, atol=0)
+            shard = sum(p.numel() for p in model.parameters()) * 4
+            assert ledger.live()["gradients"] == shard
+
+
 @check(ranks=3, precision=PRECISIONS, orig=(False, True))
-def what_no_sync_has_accumulated_is_in_the_dtype_of_the_reduction(
+def what_no_sync_has_accumulated_has_the_bytes_of_the_wider_dtype(
     precision: tuple[MixedPrecision, int], orig: bool
 ) -> None:
     policy, itemsize = precision

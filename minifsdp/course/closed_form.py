@@ -144,11 +144,11 @@ def fsdp(
 
 
 def accumulated(units: Sequence[Sequence[int]], setting: Setting, itemsize: int) -> int:
-    """Bytes of unsharded gradients between backwards inside `no_sync`: all of them, in the dtype of the reduction.
+    """Bytes of unsharded gradients between backwards inside `no_sync`: all of them.
 
     Args:
         units: as of `fsdp`.
-        itemsize: bytes per element of that dtype.
+        itemsize: bytes per element of the dtype of the reduction, or of gathered parameters if that has more.
     """
     return sum(setting.padded(sum(unit)) for unit in units) // setting.itemsize * itemsize
 

@@ -29,7 +29,8 @@ class AccumulatedUnit(FlatUnit):
             p.grad = part
             p.data = shard
 
-    def take_accumulated(self) -> None:
+    def take_accumulated(self, more: bool = False) -> None:
+        super().take_accumulated(more)
         shown, self._shown = self._shown, ()
         for p, part, version, mean in shown:
             if p.grad is not part:

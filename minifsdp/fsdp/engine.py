@@ -156,7 +156,7 @@ class Engine:
         self.backward_runs = True
         self.turns.begin_backward()
         for unit in self.progress:
-            unit.take_accumulated()
+            unit.take_accumulated(more=not self.sync_gradients)
         private.at_end_of_backward(self._end_backward)
 
     def _pre_backward(self, progress: Progress, call: list[Progress], gradient: Tensor) -> None:

@@ -54,6 +54,11 @@ class FlatUnit(Unit):
         return self.flat.shard.dtype
 
     @property
+    def collected_in(self) -> torch.dtype:
+        """In which dtype a gradient is collected that this backward begins."""
+        return self.gradient_dtype
+
+    @property
     def averaged_over(self) -> int:
         """How many ranks' gradients a mean is made of."""
         return self.group.size()
@@ -70,12 +75,12 @@ class FlatUnit(Unit):
 
     def _allocate_gradient(self) -> Tensor:
         spare, self._spare = self._spare, None
-        if spare is not None and spare[0].dtype == self.gradient_dtype:
+        if spare is not None and spare[0].dtype == self.collected_in:
             self._gradient, self._views = spare
             device.allocate(self._gradient)
         else:
             size = self.flat.numel + self.flat.padding
-            self._gradient = device.empty(size, self.gradient_dtype, "gradients", self.device)
+            self._gradient = device.empty(size, self.collected_in, "gradients", self.device)
             self._views = self.flat.unflatten(self._gradient)
         return self._gradient
 

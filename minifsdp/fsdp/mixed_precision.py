@@ -38,6 +38,7 @@ class MixedPrecisionUnit(StagedUnit):
     def __init__(self, *args: Any, precision: MixedPrecision, module: nn.Module, **kwargs: Any) -> None:
         self.precision, self.module = precision, module
         self.exact = False  # all is in the shards' dtype at present
+        self._adds_up = False  # the backward under way is one of several before the reduction
         super().__init__(*args, **kwargs)
 
     def _make_full(self) -> tuple[Tensor, list[Tensor]]:
@@ -75,8 +76,25 @@ class MixedPrecisionUnit(StagedUnit):
     def reduction(self) -> Any:
         return comm.SUM if self.gradient_dtype is torch.float16 else comm.MEAN
 
+    # Inside no_sync many gradients are added, and a dtype that will do for their mean may not do for the sum: they are
+    # collected in the leaves' dtype if that has more bytes, and cast before the reduction.
+
+    def take_accumulated(self, more: bool = False) -> None:
+        self._adds_up = more
+        super().take_accumulated(more)
+
+    @property
+    def collected_in(self) -> torch.dtype:
+        whole, reduced = self.full.dtype, self.gradient_dtype
+        return whole if self._adds_up and whole.itemsize > reduced.itemsize else reduced
+
     def _complete_gradient(self) -> Tensor:
         gradient = super()._complete_gradient()
+        if gradient.dtype != self.gradient_dtype:
+            low = device.empty(gradient.numel(), self.gradient_dtype, "gradients", self.device)
+            self._reduced, self._reduced_views = low.copy_(gradient), self.flat.unflatten(low)
+            device.free(gradient)
+            gradient = low
         return gradient.div_(self._divide_before) if self.reduction is comm.SUM else gradient
 
     @property

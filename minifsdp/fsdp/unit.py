@@ -170,8 +170,8 @@ class Unit(ABC):
     def show_accumulated(self) -> None:  # noqa: B027
         """After a backward inside `no_sync`: let what has been taken be the shards' `.grad` until the next backward."""
 
-    def take_accumulated(self) -> None:  # noqa: B027
-        """The end of `show_accumulated`: forget what is not there any longer."""
+    def take_accumulated(self, more: bool = False) -> None:  # noqa: B027
+        """The end of `show_accumulated`: forget what is not there any longer. `more`: this backward only adds to it."""
 
     # What a kind of unit has to say
 
