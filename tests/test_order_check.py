@@ -23,6 +23,7 @@ from minifsdp.ddp import DistributedDataParallel
 from minifsdp.fsdp import CPUOffload, FullyShardedDataParallel, MixedPrecision, ShardingStrategy
 from minifsdp.fsdp.order_check import CheckedUnit
 from minifsdp.order import Order, order_of
+from minifsdp.zero import Zero1Optimizer, Zero2Optimizer
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
@@ -238,6 +239,24 @@ def test_models_of_one_name_are_told_apart(make: Callable[[nn.Module], nn.Module
     assert re.search(rf"rank 0: {said} 2 of the group; rank 1: {said} 1 of the group", headline)
 
 
+def one_of_two_optimizers(stage: type[Zero1Optimizer] | type[Zero2Optimizer]) -> None:
+    """Two models, each with its optimizer, and a rank whose loss reaches one of them."""
+    first, second = (nn.Linear(3, 3) for _ in range(2))
+    optimizers = [stage(model.parameters(), torch.optim.SGD, lr=0.1) for model in (first, second)]
+    x = first(torch.ones(2, 3))
+    (x if dist.get_rank() else second(x)).sum().backward()
+    for optimizer in optimizers:
+        optimizer.step()
+
+
+@pytest.mark.usefixtures("impatient")
+def test_a_backward_that_does_not_reach_an_optimizer_of_stage_2_ends_in_words() -> None:
+    launch(one_of_two_optimizers, 2, Zero1Optimizer)  # which takes the gradients in its step
+    headline, _ = failures(one_of_two_optimizers, 2, Zero2Optimizer)
+    said = "reduce-scatter of ZeRO's bucket"
+    assert f"rank 0: {said} 2 (2 parameters), 12 x float32; rank 1: {said} 1 (2 parameters), 12 x float32" in headline
+
+
 # A rank issues nothing
 
 
@@ -351,7 +370,8 @@ def test_ddp_announces_every_bucket_and_changes_no_result(monkeypatch: pytest.Mo
     for (checked, announced), (plain, _) in zip(launch(ddp_of_all_kinds, 2), expected, strict=True):
         assert all(torch.equal(a, b) for a, b in zip(checked, plain, strict=True))
         assert len(plain) == 3 * 6
-        assert announced == 3 * 5 * 6  # ways, steps of the rank that has most, buckets of one parameter each
+        buckets = 3 * 5 * 6  # ways, steps of the rank that has most, buckets of one parameter each
+        assert announced == buckets + 5  # one way asks in each step which parameters have been used
 
 
 def ddp_runs_out_of_batches() -> None:

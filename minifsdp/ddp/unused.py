@@ -11,6 +11,7 @@ from torch.autograd.graph import register_multi_grad_hook
 
 from minifsdp import comm, device
 from minifsdp.ddp.reducer import Reducer
+from minifsdp.order import announce
 from minifsdp.private import at_end_of_backward
 from minifsdp.tree import tensors_in
 
@@ -60,6 +61,7 @@ def used_on_any_rank(params: Sequence[Tensor], used: Set[Tensor], group: comm.Gr
     """
     counts = device.empty(len(params), torch.int32, "communication", params[0].device)
     counts.copy_(torch.tensor([p in used for p in params]), non_blocking=True)
+    announce("all-reduce", "which parameters have a gradient", counts, group)
     comm.all_reduce(counts, group).wait()
     found = set(params)
     if any(p not in used for p in params):  # reading the counts makes the host wait for the device: only if it must

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from minifsdp import comm, device
 from minifsdp.comm import Group, Handle
+from minifsdp.order import announce, next_on
 
 
 class Bucket:
@@ -26,11 +27,13 @@ class Bucket:
         shard: [padded / N], this rank's part of `flat`; its `.grad` is all that this rank keeps of the gradients.
         updated: what the optimizer updates: the shard, or each parameter's part of it once they have to be told apart.
         in_use: whether some rank has a gradient, for each of the parameters; of the last reduction.
+        name: what the order check calls it.
     """
 
     def __init__(self, params: list[nn.Parameter], group: Group) -> None:
         self.params = params
         self.group = group
+        self.name = f"ZeRO's bucket {next_on(group)} ({len(params)} parameters)"
         numel = sum(p.numel() for p in params)
         self.padded = -(-numel // group.size()) * group.size()
         self._sizes = [*(p.numel() for p in params), self.padded - numel]
@@ -79,6 +82,7 @@ class Bucket:
 
     def start_reduction(self, gradients: Tensor) -> tuple[Tensor, Handle]:
         """Reduce `gradients` [padded] to a new buffer [padded / N]: this rank's shard of their mean over the ranks."""
+        announce("reduce-scatter", self.name, gradients, self.group)
         reduced = device.empty(self.shard.numel(), self.flat.dtype, "gradients", self.flat.device)
         return reduced, comm.reduce_scatter(reduced, gradients, self.group, comm.MEAN)
 
@@ -97,4 +101,5 @@ class Bucket:
 
     def start_gather(self) -> Handle:
         """Every rank's shard into `flat`, in place: what this rank sends lies where the others receive it."""
+        announce("all-gather", self.name, self.flat, self.group)
         return comm.all_gather(self.flat, self.shard.data, self.group)

@@ -54,7 +54,11 @@ class BucketGradients:
         if self.waiting:
             self.open()
         for p in self.waiting:
-            assert p.grad is not None
+            if p.grad is None:
+                raise RuntimeError(
+                    f"the gradient of a parameter {list(p.shape)} is gone before its bucket was full: does another "
+                    "Zero2Optimizer have it too? Drop that one: del optimizer"
+                )
             self.views[p].copy_(p.grad)
             p.grad = None
         self.waiting.clear()
@@ -90,6 +94,9 @@ class Zero2Optimizer(ShardedOptimizer):
     issues the same collectives; a bucket that lacks gradients of unused (not of frozen) parameters waits for the end
     of backward, and zeros take their place. After backward all that is left is `shard.grad` [padded / N], the mean over
     the ranks, to which further backwards add until `zero_grad`: accumulation holds no more, and communicates each time.
+
+    So each backward is a collective, and has to reach at least one of the parameters on every rank. Where a rank's data
+    may use none of what this optimizer has, take stage 1, which communicates in `step` alone.
 
     `step` updates what some rank has had a gradient for, as under stage 1: one all-reduce of 4 bytes per parameter.
 
