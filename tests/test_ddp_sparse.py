@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 from on_ranks import Checks
 from torch import Tensor, nn
-from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
+from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
 from torch.nn.parallel import DistributedDataParallel as Theirs
 
 from minifsdp import comm
@@ -83,6 +83,26 @@ def sparse_gradients_are_torchs(options: dict[str, Any], hook: Callable[..., Any
             optimizer.step()
             if step != 1:
                 optimizer.zero_grad(set_to_none=step != 2)
+
+
+@check(hook=("fp16", "powerSGD"))
+def a_hook_that_cannot_do_with_sparse_gradients_is_named(hook: str) -> None:
+    """Torch fails as well, in the words of the operator that the hook calls."""
+    ddp = Ours(Words().float())
+    match hook:
+        case "fp16":
+            ddp.register_comm_hook(None, default_hooks.fp16_compress_hook)
+        case "powerSGD":
+            state = powerSGD_hook.PowerSGDState(None, start_powerSGD_iter=2)
+            ddp.register_comm_hook(state, powerSGD_hook.powerSGD_hook)
+    said = rf"^the communication hook {hook}_\w+ has failed on the sparse gradient of a weight \[[57], 3\]: take"
+
+    def steps() -> None:
+        for step in range(3):
+            ddp(*batch(step, dist.get_rank())).square().sum().backward()
+
+    with pytest.raises(RuntimeError, match=said):
+        steps()
 
 
 @check(ranks=(2, 3), options=[{"find_unused_parameters": True}, {"static_graph": True}])

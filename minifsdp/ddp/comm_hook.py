@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -54,12 +55,14 @@ class GradBucket:
 class HookedReduction:
     """What a hook has started: its result replaces the bucket's content."""
 
-    def __init__(self, bucket: Bucket, future: torch.futures.Future[Any]) -> None:
+    def __init__(self, bucket: Bucket, future: torch.futures.Future[Any], hook: Hook) -> None:
         self.bucket = bucket
         self.future = future
+        self.hook = hook
 
     def wait(self) -> None:
-        result = self.future.wait()  # on CUDA the current stream waits, not the host
+        with named_if_sparse(self.hook, self.bucket):
+            result = self.future.wait()  # on CUDA the current stream waits, not the host
         if isinstance(result, list | tuple):  # a collective's own future holds a list of its tensors
             (result,) = result
         if result is not self.bucket.flat:
@@ -85,13 +88,29 @@ class HookedReduce:
         self.hook = hook
 
     def __call__(self, bucket: Bucket, index: int, is_last: bool) -> Reduction:
-        future = self.hook(self.state, GradBucket(bucket, index, is_last))
+        with named_if_sparse(self.hook, bucket):
+            future = self.hook(self.state, GradBucket(bucket, index, is_last))
         if not isinstance(future, torch.Future):  # a collective's own is not of the class in torch.futures
             raise RuntimeError(
                 "DDP communication hook's callback must return a torch.futures.Future object, but got "
                 f"{type(future).__name__} from {getattr(self.hook, '__qualname__', self.hook)}"
             )
-        return HookedReduction(bucket, future)
+        return HookedReduction(bucket, future, self.hook)
+
+
+@contextmanager
+def named_if_sparse(hook: Hook, bucket: Bucket) -> Iterator[None]:
+    """Errors of a hook that cannot do with a sparse gradient, in whose operators they are raised, name both."""
+    try:
+        yield
+    except RuntimeError as error:
+        if not bucket.flat.is_sparse:
+            raise
+        name, shape = getattr(hook, "__qualname__", hook), list(bucket.params[0].shape)
+        raise RuntimeError(
+            f"the communication hook {name} has failed on the sparse gradient of a weight {shape}: take another, or "
+            f"pass sparse=False to the embedding ({type(error).__name__}: {str(error).splitlines()[0]})"
+        ) from error
 
 
 def check_hook(hook: Hook) -> None:
