@@ -16,7 +16,8 @@ STAGES = ("replicated", "stage 1", "stage 2", "stage 3")
 @pytest.mark.exercise(id="0.1")
 def test_training_bytes(answer, variant):
     """Exact bytes for SGD, momentum, Adam and AMSGrad, in float32, in bfloat16 and with a float32 copy."""
-    numels = [variant.size, 5 * variant.size + 1, 64, variant.size]  # two of one size, and in no order
+    few = variant.size
+    numels = [few, 5 * few + 1, 64, few, few, 1]  # three of one size, one of one element, and in no order
     for itemsize, copy in ((4, False), (2, False), (2, True), (4, True), (8, False)):
         for optimizer in STATE_BUFFERS:
             given = list(numels)
@@ -44,7 +45,8 @@ def _expect_bytes(case, found, numels, itemsize, optimizer, copy):
         slips["the step count is per parameter tensor, not one for the model"] = state - counts + 4
         slips["a step count has 4 bytes, whatever the dtype of the parameters"] = state - counts + itemsize * tensors
         slips["the step count is one number per tensor, not one per element"] = state - counts + 4 * elements
-        slips["two tensors of one size are two tensors, and have a step count each"] = state - 4
+        slips["two tensors of one size are two tensors, and have a step count each"] = state - 8
+        slips["a tensor of one element is a tensor, and has a step count"] = state - 4
     else:
         slips["SGD counts no steps: only Adam and AMSGrad keep a step count"] = state + 4 * tensors
     if copy:
@@ -233,17 +235,17 @@ class Gated(nn.Module):
 
 
 class Embedded(nn.Module):
-    """[rows] of int64 -> [rows, width] in float64; a frozen weight, and a buffer of the shape of what forward makes."""
+    """[rows] of int64 -> [rows, width] in float64; a part of a frozen weight, and a buffer of the output's shape."""
 
     def __init__(self, rows, width):
         super().__init__()
-        self.table, self.mix = nn.Embedding(rows, width), nn.Linear(width, width, bias=False)
-        self.mix.weight.requires_grad_(False)
+        self.table = nn.Embedding(rows, width)
+        self.mix = nn.Parameter(torch.randn(width + 1, width), requires_grad=False)
         self.register_buffer("mask", torch.ones(rows, width))
         self.double()
 
     def forward(self, tokens):
-        return self.mix(self.table(tokens) * self.mask).exp()
+        return (self.table(tokens) * self.mask @ self.mix[1:]).exp()
 
 
 @pytest.mark.exercise(id="0.4")
@@ -295,7 +297,8 @@ def _expect_embedded(answer, rows, width):
     wanted = 8 * rows * (1 + width + width)  # the tokens, the buffer, and exp's output
     slips = {
         "a buffer is no parameter: where an operator saves it, it counts": wanted - 8 * rows * width,
-        "a frozen parameter is one too: it is there anyway": wanted + 8 * width * width,
+        "a frozen parameter is one too, and a part of one is known by its storage: it is there anyway": wanted
+        + 8 * (width + 1) * width,
         "an element has not always 4 bytes: ask the storage": wanted // 2,
         "indices are saved as well: what counts is memory, not floating point": wanted - 8 * rows,
     }

@@ -121,7 +121,10 @@ def observe_average(answer: Any, size: int, seed: int) -> dict[str, Any]:
     answer(other, group_of_one())
     narrow = parameter(draw(seed + 3, rank, size).bfloat16(), draw(seed + 3, rank, size).bfloat16())
     answer(narrow, comm.world())
+    strided = parameter(draw(seed + 4, rank, size, 3).t(), draw(seed + 4, rank, size, 3).t())
+    answer(strided, comm.world())
     return {
+        "strided": None if strided.grad is None else strided.grad.cpu(),
         "narrow": None if narrow.grad is None else narrow.grad.cpu(),
         "moved": not torch.equal(param.detach(), before),
         "calls": told(calls),
@@ -217,6 +220,9 @@ def test_average_gradient(answer, variant):
             slips={"still this rank's own gradient: `.float()` and the like make a copy here": narrow[rank]},
             tolerance=0.03,
         )
+        turned = [draw(variant.seed + 4, each, size, 3).t() for each in range(n)]
+        slip = "its elements do not lie one behind the other: `.contiguous()`, `.view` and `.reshape` may make a copy"
+        expect("param.grad of a transposed parameter", found["strided"], sum(turned) / n, rank=rank, slip=slip)
 
 
 # 2.2
@@ -878,7 +884,8 @@ def observe_accumulation(answer: Any, size: int, seed: int, micro: int) -> dict[
 
     for p in params:
         p.register_post_accumulate_grad_hook(hook)
-    micro_batches = [draw(seed + number, rank, 4, size).to(where) for number in range(micro)]
+    drawn = [draw(seed + number, rank, 4, size).to(where) for number in range(2)]
+    micro_batches = [drawn[number % 2] for number in range(micro)]  # of three the last is the first once more
     list_given, values = list(micro_batches), [batch.clone() for batch in micro_batches]
     with comm.record() as calls:
         answer(list_given, loss_of, reducer)
@@ -901,7 +908,7 @@ def gradients_of(ranks: int, size: int, seed: int, micro: int) -> list[list[Tens
     found = []
     for number in range(micro):
         weight, scale = (nn.Parameter(draw(seed + 40 + i, 0, shape)) for i, shape in enumerate((size, 1)))
-        batches = [draw(seed + number, rank, 4, size) for rank in range(ranks)]
+        batches = [draw(seed + number % 2, rank, 4, size) for rank in range(ranks)]
         losses = [((batch @ weight) * scale).tanh().mean() for batch in batches]
         found.append(list(torch.autograd.grad(sum(losses) / ranks, [weight, scale])))
     return found
@@ -942,6 +949,7 @@ def check_accumulate(answer: Any, variant: Any, number: int) -> None:
                 "every micro-batch is reduced: k times the bytes, and what is reduced is reduced again": [2] * number,
                 "the last backward has to communicate, or the ranks' gradients never meet": [0] * number,
                 "the first backward communicates: what comes after it stays on its rank": [2] + [0] * (number - 1),
+                "one and the same batch may come twice: the last is known by its place, not by what it is": [2, 0, 2],
             },
         )
         expect(

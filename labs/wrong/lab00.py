@@ -133,6 +133,19 @@ def training_bytes(numels, itemsize, optimizer, master_copy=True):
     return {"parameters": itemsize * elements, "gradients": itemsize * elements, "optimizer": state}
 
 
+@wrong("0.1", "a tensor of one element is a tensor")
+def training_bytes(numels, itemsize, optimizer, master_copy=False):
+    """Leaves out the step counts of scalars."""
+    elements = sum(numels)
+    buffers = {"sgd": 0, "momentum": 1, "adam": 2, "amsgrad": 3}[optimizer]
+    state = buffers * elements * (4 if master_copy else itemsize)
+    if optimizer in ("adam", "amsgrad"):
+        state += 4 * sum(numel > 1 for numel in numels)
+    if master_copy:
+        state += 4 * elements
+    return {"parameters": itemsize * elements, "gradients": itemsize * elements, "optimizer": state}
+
+
 @wrong("0.2", "the stages build on each other")
 def zero_stages(psi, ranks, k=12, itemsize=2):
     """Each stage shards its own term only."""
@@ -661,3 +674,21 @@ def saved_bytes(forward, model, saved={}):  # noqa: B006
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda t: t):
         forward()
     return sum(saved.values())
+
+
+@wrong("0.4", "a part of one is known by its storage")
+def saved_bytes(forward, model):
+    """Knows parameters by where they begin, and not their storages."""
+    known = {p.data_ptr() for p in model.parameters()}
+    sizes = {}
+
+    def pack(tensor):
+        storage = tensor.untyped_storage()
+        if tensor.data_ptr() not in known:
+            sizes[storage.data_ptr()] = storage.nbytes()
+        return tensor.detach()
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        loss = forward()
+    del loss
+    return sum(sizes.values())

@@ -106,6 +106,12 @@ def average_gradient(param, group):
     comm.all_reduce(grad, group, comm.MEAN).wait()
 
 
+@wrong("2.1", "do not lie one behind the other")
+def average_gradient(param, group):
+    """Reduces what may be a copy."""
+    comm.all_reduce(param.grad.contiguous(), group, comm.MEAN).wait()
+
+
 # 2.2
 
 
@@ -827,3 +833,12 @@ def accumulate(micro_batches, loss_of, reducer):
         reducer.sync = i == k - 1
         (loss_of(batch) / k).backward()
         batch.zero_()
+
+
+@wrong("2.6", "the last is known by its place")
+def accumulate(micro_batches, loss_of, reducer):
+    """Knows the last one by what it is."""
+    for batch in micro_batches:
+        reducer.sync = batch is micro_batches[-1]
+        (loss_of(batch) / len(micro_batches)).backward()
+    reducer.sync = True
