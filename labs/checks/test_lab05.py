@@ -61,6 +61,11 @@ def test_watch(answer, variant):
     for what, run in MORE.items():
         got, wanted = events_in(watched, run), events_in(expected, run)
         compare_events(what, got, wanted, SLIPS.get(what) or why_watch(got, wanted))
+    frozen, expected = nn.Tanh(), nn.Tanh()
+    for module, attach in ((frozen, answer), (expected, observe)):
+        module.log = []
+        attach(module, module.log.append)
+    compare_events("a module that trains nothing", events_in(frozen, alone), events_in(expected, alone), NO_GRADIENT)
     compare_events("two modules in one model", *(side_by_side(by) for by in (answer, observe)), SHARED)
 
 
@@ -93,6 +98,13 @@ def in_evaluation(module):
         module(torch.ones(2, 3))
 
 
+def alone(module):
+    try:
+        module(torch.ones(2, 3))
+    except RuntimeError as error:
+        module.log.append(f"RuntimeError: {error}")
+
+
 def in_eval_mode(module):
     module.eval()(torch.ones(2, 3)).sum().backward()
     module.train()
@@ -114,6 +126,7 @@ SLIPS = {
     "called twice, and then a backward of each": "the end belongs to each backward: queue it at the first of its "
     "outputs' gradients, whichever call that is, and let the flag fall at the end",
 }
+NO_GRADIENT = "an output without a gradient cannot be hooked: ask `output.requires_grad`, whatever mode it is"
 SHARED = "each watched module has a state of its own: a default argument is made once, and shared by all calls"
 
 

@@ -105,6 +105,7 @@ PROGRAMS = {
     "short pieces and a slow host": (SLOW_HOST, 1.0),
     "a piece that the host waits for": (STOPS, 0.5),
     "a piece that the host waits for, beside a longer one": (STOPS_FOR_ONE, 0.5),
+    "nothing queued": ([], 0.5),
 }
 
 HOST_SLIPS = {
@@ -143,7 +144,11 @@ def test_finish_times(answer, variant):
         usual["one after another, as on a CPU: streams run side by side"] = one_after_another(queued)
         slips = {text: ends for text, ends in usual.items() if ends != wanted}
         given = list(queued)
-        got = answer(given, launch)
+        try:
+            got = answer(given, launch)
+        except IndexError as error:
+            slip = "the list may be empty, and has a first and a last piece only if it is not"
+            raise AnswerError(f"{name}: expected a list, got IndexError: {error}\nlikely slip: {slip}") from error
         if isinstance(got, list):
             got = [float(end) if isinstance(end, int | float) else end for end in got]
         expect(f"{name}, when each piece is over, in seconds", got, wanted, slips=slips)
@@ -645,6 +650,10 @@ def test_free(answer, variant):
     except ValueError as error:
         slip = "there may be one reader or more than two: go over the list"
         raise AnswerError(f"three readers, or one: it raises {error}\nlikely slip: {slip}") from error
+    unread = device.empty(8, torch.float32, "unsharded", CPU)
+    answer(unread, [])
+    slip = "if nobody else reads it, its memory goes at once: give it back after the loop over the readers, not in it"
+    expect("bytes behind a buffer without readers", unread.untyped_storage().nbytes(), 0, slip=slip)
 
 
 def check_freed(found, called):

@@ -319,6 +319,8 @@ def unit_on_meta(size, forgetful=False):
         unit.more = Forgetful(2, 2) if forgetful else None
     if not forgetful:
         unit.last.weight = unit.first.weight  # tied, and each with a bias of its own
+        unit.head = Counted(size, 3, bias=False, label="head")
+        unit.head.weight = unit.first.weight  # tied, and all that it has
     inner = unit.scaled.inner = Counted(size, size, label="inner")
     return unit, inner
 
@@ -330,14 +332,16 @@ def wanted_values(params, seed):
     for p in params:
         values[p] = torch.empty(p.shape)
     for module in dict.fromkeys(place.module for places in params.values() for place in places):
-        own = {a: next(v for q, v in values.items() if q is p) for a, p in module._parameters.items()}
+        had = {a: p for a, p in module._parameters.items() if p is not None}
+        own = {a: next(v for q, v in values.items() if q is p) for a, p in had.items()}
         if isinstance(module, Scaled):
             nn.init.normal_(own["scale"])
             nn.init.zeros_(own["shift"])
             continue
         nn.init.kaiming_uniform_(own["weight"], a=5**0.5)
         bound = own["weight"].shape[1] ** -0.5
-        nn.init.uniform_(own["bias"], -bound, bound)
+        if "bias" in own:
+            nn.init.uniform_(own["bias"], -bound, bound)
     return list(values.values())
 
 
@@ -374,7 +378,7 @@ def test_fill_from_meta(answer, variant):
 
     with Ledger() as ledger:
         FlatParameter(params, 0, variant.ranks, fill, torch.device("cpu"))
-    counts = {name: Counted.order.count(name) for name in ("first", "scaled", "last", "inner")}
+    counts = {name: Counted.order.count(name) for name in ("first", "scaled", "last", "head", "inner")}
     if counts["inner"] or not torch.equal(inner.weight, inner_values):
         raise AnswerError(
             f"resets of a child that is another unit's: expected 0, got {counts['inner']}\n"
@@ -383,13 +387,15 @@ def test_fill_from_meta(answer, variant):
     slips = {
         "a module with a weight and a bias has two places, and is reset once": {"first": 2, "last": 2},
         "a module whose weight is tied has a bias of its own to initialise": {"first": 1, "last": 0},
-        "nobody was reset: memory alone is no value": {"first": 0, "last": 0},
+        "nobody was reset: memory alone is no value": {"first": 0, "last": 0, "head": 0},
+        "a module whose only parameter is tied is a place of it, too, and writes last": {"head": 0},
     }
     slips = {text: {**counts, **each} for text, each in slips.items()}
-    expect("times that each module was reset", counts, {"first": 1, "scaled": 1, "last": 1, "inner": 0}, slips=slips)
+    once = {"first": 1, "scaled": 1, "last": 1, "head": 1, "inner": 0}
+    expect("times that each module was reset", counts, once, slips=slips)
     order = list(dict.fromkeys(Counted.order))
     slip = "in the order in which they come in `params`: values are drawn from one generator"
-    expect("modules in the order of their resets", order, ["first", "last", "scaled"], slip=slip)
+    expect("modules in the order of their resets", order, ["first", "last", "head", "scaled"], slip=slip)
     left = [place for place in before if place[0]._parameters[place[1]] is not place[2]]
     for (view, right), places in zip(zip(filled, wanted, strict=True), params.values(), strict=True):
         tied = len(places) > 1

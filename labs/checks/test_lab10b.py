@@ -139,8 +139,10 @@ def observe_kept(answer, variant, group, dtype, kept_by):
             )
         peak, left = ledger.peak_of("unsharded") - seen, ledger.live()["unsharded"] - seen
     comm.all_reduce(torch.zeros(1, device=rank_device()), group).wait()  # nobody leaves while a gather is under way
+    first = (result or {}).get("1.weight")
+    two = (result or {}).get("tied.weight", first) is not first
     found = {k: v.cpu() if isinstance(v, torch.Tensor) else v for k, v in dict(result or {}).items()}
-    return found, [c.op for c in calls], order, peak, left, keep and (keep.shown, keep.without)
+    return found, [c.op for c in calls], order, peak, left, keep and (keep.shown, keep.without, 1 + two)
 
 
 class AtOnce(comm.Handle):
@@ -287,7 +289,7 @@ def check_kept(found, variant, dtype, keeper):
             continue
         if kept[0].total() == 0 and not result:
             raise AnswerError(f"rank {rank}, calls of keep(): expected some, got none\nlikely slip: {KEEPERS}")
-        shown, without = kept
+        shown, without, objects = kept
         if without:
             raise AnswerError(
                 f"rank {rank}, values given to keep(): expected whole ones, got {without} without memory\n"
@@ -301,6 +303,8 @@ def check_kept(found, variant, dtype, keeper):
             slips={"a tied parameter is kept once, and all of its names lead to it": len(wanted)},
             slip="once per parameter, with its whole value",
         )
+        slip = "what `keep` returns stands under all names of a parameter, and not a copy of it: it may be anything"
+        expect("objects under 1.weight and tied.weight", objects, 1, rank=rank, slip=slip)
         tied = "a plain module's state dict has all names of a tied weight"
         expect_names(rank, result, wanted, tied if wanted.keys() - result.keys() == {"tied.weight"} else None)
         for name, value in wanted.items():
@@ -462,6 +466,11 @@ def check_empty(answer, generator):
     expect("`out`, where a piece without rows lies between two", out, whole[1:5])
     slip = "a piece with `count` 0 has no rows in common with anything: where it begins does not matter"
     expect("how often a piece without rows is read", pieces[1].reads, 0, slip=slip)
+    try:
+        answer(torch.empty(0, 3), 6, [])
+    except Exception as error:
+        text = f"an `out` without rows, and no pieces: expected no error, got {type(error).__name__}: {error}"
+        raise AnswerError(f"{text}\nlikely slip: what has no rows lacks none, however few pieces there are") from error
 
 
 def check_shapes(answer, generator):

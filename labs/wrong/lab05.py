@@ -238,6 +238,32 @@ def watch(module, record):
         p.register_post_accumulate_grad_hook(lambda p, name=name: record(f"gradient of {name}"))
 
 
+@wrong("5.1", "an output without a gradient cannot be hooked")
+def watch(module, record):
+    """Hooks outputs wherever gradients are enabled."""
+    queued = [False]
+
+    def over():
+        queued[0] = False
+        record("end of backward")
+
+    def began(gradient):
+        record("output gradient")
+        if not queued[0]:
+            queued[0] = True
+            Variable._execution_engine.queue_callback(over)
+
+    def post(module, args, output):
+        record("post-forward")
+        if torch.is_grad_enabled():
+            output.register_hook(began)
+
+    module.register_forward_pre_hook(lambda module, args: record("pre-forward"))
+    module.register_forward_hook(post)
+    for name, p in module.named_parameters():
+        p.register_post_accumulate_grad_hook(lambda p, name=name: record(f"gradient of {name}"))
+
+
 # 5.2
 
 

@@ -121,6 +121,18 @@ def finish_times(queued, launch):
     return ends
 
 
+@wrong("6.1", "the list may be empty")
+def finish_times(queued, launch):
+    """Looks at the piece that follows the last."""
+    host, free, ends = launch, {}, []
+    for piece, _ in zip(queued, [*queued[1:], queued[-1]], strict=False):
+        end = max([host, free.get(piece.stream, 0.0)] + [ends[n] for n in piece.after]) + piece.seconds
+        free[piece.stream] = end
+        ends.append(end)
+        host = (end if piece.host_waits else host) + launch
+    return ends
+
+
 # 6.2
 
 
@@ -684,6 +696,16 @@ def free(buffer, readers):
         with device.on_stream(reader):
             device.record_stream(buffer)
     buffer.untyped_storage().resize_(0)
+
+
+@wrong("6.5", "after the loop over the readers, not in it")
+def free(buffer, readers):
+    """Frees at the last reader, if there is one."""
+    for number, stream in enumerate(readers):
+        with device.on_stream(stream):
+            device.record_stream(buffer)
+        if number == len(readers) - 1:
+            buffer.untyped_storage().resize_(0)
 
 
 # 6.6

@@ -218,6 +218,22 @@ def whole_values(units, group, keep):
     return kept
 
 
+@wrong("10b.1", "stands under all names of a parameter, and not a copy")
+def whole_values(units, group, keep):
+    """Copies what was kept for the second name."""
+    kept = {}
+    for flat, names in units:
+        device.allocate(flat.full)
+        comm.all_gather(flat.full.data, flat.shard.data, group).wait()
+        if keep is not None:
+            for view, (first, *others) in zip(flat.views, names, strict=False):
+                kept[first] = keep(view.detach())
+                for name in others:
+                    kept[name] = kept[first].clone()
+        device.free(flat.full)
+    return kept
+
+
 # 10b.2
 
 
@@ -506,6 +522,21 @@ def fill_rows(out, first, pieces):
             low, high = max(first, piece.first), min(end, stop)
             rows = piece.read()
             out[low - first : high - first].copy_(rows[low - piece.first : high - piece.first])
+            found += high - low
+    if found != len(out):
+        raise ValueError("rows are missing")
+
+
+@wrong("10b.3", "what has no rows lacks none, however few pieces")
+def fill_rows(out, first, pieces):
+    """Wants a piece, whatever is asked for."""
+    if not pieces:
+        raise ValueError("no pieces")
+    last, found = first + len(out), 0
+    for piece in pieces:
+        low, high = max(first, piece.first), min(last, piece.first + piece.count)
+        if low < high:
+            out[low - first : high - first] = piece.read()[low - piece.first : high - piece.first]
             found += high - low
     if found != len(out):
         raise ValueError("rows are missing")
