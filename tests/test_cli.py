@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -70,3 +72,48 @@ def test_names_are_completed(typed: str, names: list[str], monkeypatch: pytest.M
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
     assert done.stdout.split() == names
     assert done.stderr == f"torch {names == ['--ranks']}\n", "it is imported for a command's own options only"
+
+
+# Output that cannot be written
+
+
+def with_streams(streams: str, *words: str, cwd: Path) -> tuple[int, list[str]]:
+    """Exit code and lines on stderr of `minifsdp WORDS`, with its streams as the shell's `streams` says."""
+    command = f'exec "$0" -m minifsdp "$@" {streams}'
+    done = subprocess.run(
+        ["sh", "-c", command, sys.executable, *words], cwd=cwd, stderr=subprocess.PIPE, text=True, check=False
+    )
+    return done.returncode, done.stderr.splitlines()
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
+@pytest.mark.parametrize("words", ["lab list", "lab start 04", "lab progress", "lab --help", "ps"])
+def test_a_stdout_that_is_full_is_said_in_one_line(words: str, tmp_path: Path) -> None:
+    said = ["minifsdp: cannot write to stdout: No space left on device"]
+    assert with_streams(">/dev/full", *words.split(), cwd=tmp_path) == (1, said)
+    (tmp_path / "other").mkdir()
+    assert with_streams(">&-", *words.split(), cwd=tmp_path / "other") == (0, [])
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
+@pytest.mark.parametrize("streams", [">&- 2>/dev/full", ">/dev/full 2>&-"])
+def test_a_run_is_not_lost_for_a_message(streams: str, tmp_path: Path) -> None:
+    sizes = "--layers 1 --width 16 --context 8 --batch 4 --steps 2 --no-ledger --device cpu"
+    code, _ = with_streams(streams, "train", *sizes.split(), "--out", "out", cwd=tmp_path)
+    assert {path.name for path in (tmp_path / "out").iterdir()} == {"train.json", "loss.png"}
+    assert code == (0 if ">&- " in streams else 1)
+
+
+def test_a_pipe_that_is_closed_ends_in_silence(tmp_path: Path) -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    words = [sys.executable, "-m", "minifsdp", "lab", "list"]
+    done = subprocess.run(words, stdout=writer, stderr=subprocess.PIPE, cwd=tmp_path, check=False)
+    os.close(writer)
+    assert (done.returncode, done.stderr) == (1, b"")
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
+def test_an_error_that_cannot_be_said_has_its_exit_code(tmp_path: Path) -> None:
+    assert with_streams("2>/dev/full", "lab", "start", "77", cwd=tmp_path) == (2, [])
+    assert with_streams("2>&-", "lab", "start", "77", cwd=tmp_path) == (2, [])

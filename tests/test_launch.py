@@ -706,3 +706,16 @@ def test_a_server_that_is_ended_as_a_rank_starts_is_replaced(monkeypatch: pytest
     assert launch(len, 2, "usable") == [6, 6]
     assert ended
     assert server._forkserver_pid not in ended
+
+
+@pytest.mark.parametrize("stdout", [None, "/dev/full"])
+def test_results_are_not_lost_where_the_ranks_output_cannot_be_printed(
+    stdout: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = open(stdout, "w") if stdout and Path(stdout).exists() else None  # noqa: SIM115
+    with monkeypatch.context() as patch:
+        patch.setattr(sys, "stdout", file)
+        assert launch(lambda: print(100_000 * "x") or 7, 1, backend="gloo") == [7]
+    if file is not None:
+        with contextlib.suppress(OSError):
+            file.close()

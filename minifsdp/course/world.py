@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import os
 import sys
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Literal
 
@@ -204,7 +205,8 @@ def tell(world: World) -> None:
     """Print what was chosen, on rank 0 and once: later launches of this process are not its subject."""
     global _told
     if not _told and is_first():
-        print(world, file=sys.stderr)
+        with suppress(OSError):  # what is told is not worth a run
+            print(world, file=sys.stderr)
     _told = True
 
 

@@ -12,12 +12,14 @@ def main() -> None:
     """Run the command line; what is wrong with a request ends in one line on standard error and exit code 2."""
     if sys.platform == "win32":
         sys.exit("minifsdp runs on Linux, macOS and WSL2, not on native Windows")
+    from minifsdp.course.cli.output import going_on
     from minifsdp.course.cli.signals import end_when_interrupted
 
     end_when_interrupted()
-    try:
-        from minifsdp.course.cli.commands import run
-    except ModuleNotFoundError as error:  # run from a checkout, by a Python that has not what it needs
-        print(f"minifsdp: this Python has no {error.name}: install it, or use another Python", file=sys.stderr)
-        sys.exit(2)
-    run()
+    with going_on():
+        try:
+            from minifsdp.course.cli.commands import run
+        except ModuleNotFoundError as error:  # run from a checkout, by a Python that has not what it needs
+            print(f"minifsdp: this Python has no {error.name}: install it, or use another Python", file=sys.stderr)
+            sys.exit(2)
+        run()

@@ -10,7 +10,7 @@ import os
 import signal
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from types import FrameType
 
 ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -24,7 +24,8 @@ def end_when_interrupted() -> None:
 
 
 def _end(number: int, frame: FrameType | None) -> None:
-    os.write(2, b"minifsdp: interrupted\n")
+    with suppress(OSError):
+        os.write(2, b"minifsdp: interrupted\n")
     os._exit(INTERRUPTED)
 
 

@@ -167,13 +167,19 @@ def _end(ranks: list[RankProcess]) -> None:
 
 
 def _replay(ranks: list[RankProcess]) -> None:
-    """Print what each rank wrote to stdout and stderr, as a terminal would show it (the last state of each line)."""
+    """Print what each rank wrote to stdout and stderr, as a terminal would show it (the last state of each line).
+
+    Where it cannot be printed, what the ranks returned is not lost for that.
+    """
+    if sys.stdout is None:  # it was closed when Python started
+        return
     for rank in ranks:
-        with contextlib.suppress(FileNotFoundError), open(rank.task.path("output"), "rb") as file:
+        with contextlib.suppress(OSError), open(rank.task.path("output"), "rb") as file:
             for line in file:
                 shown = line.decode(errors="replace").rstrip("\r\n").rpartition("\r")[2]
                 print(f"[rank {rank.task.rank}]", name_cells(shown))
-    sys.stdout.flush()
+    with contextlib.suppress(OSError):
+        sys.stdout.flush()
 
 
 def _result(task: Task) -> Any:

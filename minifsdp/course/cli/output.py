@@ -1,0 +1,80 @@
+"""What a command prints, where it cannot be printed: the command goes on, and says so at its end.
+
+Nothing of a run may fail because a message could not be written. Nothing is imported here that takes time.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from typing import Any, TextIO, cast
+
+
+class Output:
+    """A stream that raises no OSError: after the first, which is kept, it takes nothing."""
+
+    def __init__(self, stream: TextIO | None) -> None:
+        self._stream = stream or open(os.devnull, "w")  # noqa: SIM115  # None: it was closed when Python started
+        self.error: OSError | None = None
+
+    def write(self, text: str) -> int:
+        try:
+            return self._stream.write(text)
+        except OSError as error:
+            self._drop(error)
+            return len(text)
+
+    def flush(self) -> None:
+        try:
+            self._stream.flush()
+        except OSError as error:
+            self._drop(error)
+
+    def _drop(self, error: OSError) -> None:
+        """What is still in the stream's buffer would be written again when Python ends, and fail again."""
+        self.error = self.error or error
+        with suppress(OSError, ValueError):  # it may have no file
+            null = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(null, self._stream.fileno())
+            os.close(null)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+
+@contextmanager
+def going_on() -> Iterator[None]:
+    """Inside, a stdout or stderr that is full, closed or gone stops nothing. Exit code 1 if stdout was not written."""
+    _open_closed()
+    before, out, err = (sys.stdout, sys.stderr), Output(sys.stdout), Output(sys.stderr)
+    sys.stdout, sys.stderr = cast(TextIO, out), cast(TextIO, err)
+    try:
+        yield
+    except SystemExit as end:
+        out.flush()
+        if out.error is None:
+            raise
+        if out.error.errno != errno.EPIPE:  # the reader of a pipe has seen enough
+            print(f"minifsdp: cannot write to stdout: {out.error.strerror}", file=sys.stderr)
+        raise SystemExit(end.code or 1) from None
+    finally:
+        err.flush()
+        sys.stdout, sys.stderr = before
+
+
+def _open_closed() -> None:
+    """The next file to be opened would have the number of a standard stream, and what is printed would go there."""
+    for number in range(3):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)
+
+
+def was_written() -> bool:
+    """Whether all that was printed so far has gone out."""
+    sys.stdout.flush()
+    return getattr(sys.stdout, "error", None) is None
