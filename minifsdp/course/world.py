@@ -99,11 +99,7 @@ def choose_world(
         _check_job(ranks)
     if device not in ("auto", "cpu", "cuda"):
         raise ValueError(f"--device {device}: choose auto, cpu or cuda")
-    may_share()  # to refuse what it says, whether it counts or not
-    gloo.choice_in(os.environ)  # likewise
-    forced = os.environ.get(FORCES) or "auto"
-    if forced not in ("auto", "cpu", "cuda"):
-        raise ValueError(f"{FORCES}={forced}: choose auto, cpu or cuda, or unset it")
+    forced = forced_device()
     gpus = torch.cuda.device_count()
     if backend == "fake":
         return World(ranks, "fake", (0,) if gpus and forced != "cpu" else (), False, "collectives carry nothing")
@@ -116,6 +112,20 @@ def choose_world(
             raise ValueError("--share-gpu asks for a GPU, but the CPU is asked for too: leave one of them out")
         return _on_cpu(ranks, here, "as asked for" if wish == "cpu" else f"{FORCES}=cpu forces it")
     return _on_gpus(ranks, here, gpus, share_gpu, must="cuda" in (wish, forced))
+
+
+def forced_device() -> str:
+    """What MINIFSDP_DEVICE says; "auto" if it is not set.
+
+    Raises:
+        ValueError: it, or another variable of ours, says what it cannot, whether it counts or not.
+    """
+    may_share()
+    gloo.choice_in(os.environ)
+    forced = os.environ.get(FORCES) or "auto"
+    if forced not in ("auto", "cpu", "cuda"):
+        raise ValueError(f"{FORCES}={forced}: choose auto, cpu or cuda, or unset it")
+    return forced
 
 
 def _on_cpu(ranks: int, here: int, why: str) -> World:

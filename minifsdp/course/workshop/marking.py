@@ -28,6 +28,7 @@ from minifsdp.course.workshop.handed_in import Problem, Task
 from minifsdp.course.workshop.process import Limits, run_check
 from minifsdp.course.workshop.references import is_blank
 from minifsdp.course.workshop.submission import Submission
+from minifsdp.course.world import forced_device
 
 Mark = Literal["own-pass", "own-fail", "blank", "read", "timeout", "crash", "missing", "altered"]
 Variants = Mapping[str, Sequence[Mapping[str, int]]]
@@ -84,9 +85,10 @@ def mark_all(
     """Mark all tasks, then write the table; `show` is called for each row. What ends it early leaves the rows so far.
 
     Raises:
-        ValueError: the table is there already.
+        ValueError: the table is there already, or a variable of ours says what it cannot.
         OSError: it cannot be written; what was to be in it is then on standard output.
     """
+    forced_device()
     try:
         with out.open("x") as file:
             mode = os.fstat(file.fileno()).st_mode

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 from minifsdp.course.workshop.copies import answer_in
@@ -15,11 +16,16 @@ def check_saved(exercise: str, notebook: Path) -> tuple[str, bool]:
     """What the notebook would print of an answer, and whether the answer has failed; one that passes is kept.
 
     Raises:
-        ValueError: no such exercise, no notebook, or not one cell of that exercise in it.
+        ValueError: no such exercise, no notebook, not one cell of that exercise in it, or a variable of ours that says
+            what it cannot.
         OSError: the file cannot be read.
     """
     ref, submission, store = find_reference(exercise), answer_in(notebook, exercise), Store(notebook.parent)
     if is_blank(submission.cell, ref):
         return f"{exercise} {ref.name}: {BLANK}", False
+    if any(name.startswith("MINIFSDP_") for name in os.environ):  # else there is no need to import torch here
+        from minifsdp.course.world import forced_device
+
+        forced_device()
     verdict = run_check(submission)
     return settle(submission, verdict, store), verdict.state != "passed"
