@@ -225,6 +225,53 @@ def test_hints_reveals_and_progress(lab: Run) -> None:
     assert "4.1 pad_and_chunk changed since" in lab("progress")[1]
 
 
+@pytest.mark.parametrize("stdout", ["full", "closed"])
+def test_a_hint_that_was_not_seen_does_not_count(lab: Run, stdout: str) -> None:
+    """A pipe whose reader has gone is a stdout of which nothing is seen, too."""
+    reader, writer = os.pipe()
+    os.close(reader)
+    if stdout == "full":
+        if not os.path.exists("/dev/full"):
+            pytest.skip("needs /dev/full")
+        os.dup2(os.open("/dev/full", os.O_WRONLY), writer)
+    words = [sys.executable, "-m", "minifsdp", "lab", "hint", "4.1"]
+    assert subprocess.run(words, stdout=writer, stderr=subprocess.DEVNULL, check=False).returncode == 1
+    os.close(writer)
+    assert not Path(".minifsdp").exists()
+    assert "hint 1 of 2" in lab("hint", "4.1")[1]
+
+
+@pytest.mark.parametrize("columns", ["0", "7", "29"])
+def test_a_width_in_which_nothing_can_be_read_is_one_of_80(
+    lab: Run, columns: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    said = lab("list")
+    monkeypatch.setenv("COLUMNS", columns)
+    assert lab("list") == said
+
+
+BAD_VARIABLES = [
+    ("MINIFSDP_COLLECTIVES", "foo", "set MINIFSDP_COLLECTIVES to auto or native, or unset it"),
+    ("MINIFSDP_DEVICE", "tpu", "choose auto, cpu or cuda, or unset it"),
+    ("MINIFSDP_SHARE_GPU", "2", "choose 1 or 0, or unset it"),
+]
+
+
+@pytest.mark.parametrize(("name", "value", "cure"), BAD_VARIABLES, ids=lambda value: value if value.isupper() else "")
+def test_check_and_mark_refuse_what_a_variable_cannot_say(
+    lab: Run, verdict: list[Submission], name: str, value: str, cure: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lab("start", "04", "all/ann")
+    write(RIGHT, path=f"all/ann/{COPY}")
+    monkeypatch.setenv(name, value)
+    said = (2, f"minifsdp: {name}={value}: {cure}\n")
+    assert lab("check", "4.1", f"all/ann/{COPY}") == said
+    assert lab("mark", "all", "--out", "marks.csv") == said
+    assert not verdict
+    assert {path.name for path in Path().iterdir()} == {"all"}
+
+
 # Editions
 
 

@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
 from minifsdp.course.bench.settings import Settings
 from minifsdp.course.cli.common import (
@@ -17,6 +16,7 @@ from minifsdp.course.cli.common import (
     fail_of_ranks,
     fail_of_results,
     new_app,
+    new_console,
     progress_bar,
     ranks_asked_for,
 )
@@ -84,7 +84,7 @@ def bench(
     except UndeliveredError as error:
         fail_of_results(error, report.bench_table)
     if record is not None:
-        Console().print(report.bench_table(record))
+        new_console().print(report.bench_table(record))
         print(f"{out}: bench.json and bench.png")
         if wrong := report.disagreement(record):
             fail(wrong, code=1)

@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from minifsdp.course.launch import RankError
     from minifsdp.course.whole_files import UndeliveredError
 
+NARROWEST = 30  # columns
+
 DeviceOption = Annotated[str, typer.Option("--device", help="auto, cpu or cuda; auto takes GPUs if there are enough.")]
 RanksOption = Annotated[int | None, typer.Option("--ranks", help="Number of ranks, N; default: 2, or torchrun's.")]
 ShareOption = Annotated[
@@ -34,10 +36,19 @@ def new_app(**options: Any) -> typer.Typer:
     return typer.Typer(rich_markup_mode=None, pretty_exceptions_enable=False, **{"add_completion": False, **options})
 
 
+def new_console(stderr: bool = False) -> Console:
+    """Where tables are shown. A width in which no table can be read, as 0, is one that nobody knows: 80."""
+    console = Console(stderr=stderr)
+    if console.width < NARROWEST:
+        console.width = 80
+    return console
+
+
 def progress_bar(shown: bool = True) -> Progress:
     """On standard error, gone when it is done."""
     columns: list[Any] = [TextColumn("{task.description:<28}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()]
-    return Progress(*columns, console=Console(stderr=True), transient=True, disable=not shown)
+    console = new_console(stderr=True)  # in a file or a pipe, all that would be left of the bar is an empty line
+    return Progress(*columns, console=console, transient=True, disable=not (shown and console.is_interactive))
 
 
 def fail(message: str, code: int) -> NoReturn:
@@ -56,7 +67,7 @@ def run_script(main: Callable[[], int]) -> NoReturn:
 
 def fail_of_results(error: UndeliveredError, table: Callable[[dict[str, Any]], Any], cure: str = "") -> NoReturn:
     """Show results that could not be written to --out, and end with the line that names where they are."""
-    Console().print(table(error.record))
+    new_console().print(table(error.record))
     fail(f"{error}{cure}", code=1)
 
 

@@ -12,9 +12,16 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
-from minifsdp.course.cli.common import DeviceOption, ShareOption, fail, fail_of_results, new_app, progress_bar
+from minifsdp.course.cli.common import (
+    DeviceOption,
+    ShareOption,
+    fail,
+    fail_of_results,
+    new_app,
+    new_console,
+    progress_bar,
+)
 from minifsdp.course.cli.signals import cleaning_up
 
 app = new_app()
@@ -70,7 +77,7 @@ def doctor(
                 fail_of_results(error, summary)
     if is_first():
         picture = " and bandwidth.png" if any(record["bandwidth"].values()) else ""
-        Console().print(summary(record), f"{out}: doctor.json{picture}")
+        new_console().print(summary(record), f"{out}: doctor.json{picture}")
     if not record["ok"]:
         fail("; ".join(reasons(record)), code=1)
 

@@ -8,9 +8,8 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
-from minifsdp.course.cli.common import fail, new_app
+from minifsdp.course.cli.common import fail, new_app, new_console
 from minifsdp.course.cli.signals import cleaning_up
 from minifsdp.course.gpu_check.check import FILES, gpu_check, prepare
 from minifsdp.course.gpu_check.machine import NoGpuError
@@ -50,7 +49,7 @@ def check(
     _say(f"{title}; {ranks}; up to nine minutes a part, what it prints is in {plan.root / FILES}")
     with cleaning_up():
         done = gpu_check(plan, _tell)
-    console = Console()
+    console = new_console()
     console.print(summary_table(done, title))
     if skipped := [name for name, each in done.items() if each.state == "skipped"]:
         _say(f"NOT RUN: {', '.join(skipped)} (for the reasons above)")

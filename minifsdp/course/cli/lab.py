@@ -12,10 +12,10 @@ from typing import Annotated
 
 import typer
 from rich import box
-from rich.console import Console
 from rich.table import Table
 
-from minifsdp.course.cli.common import fail, new_app, progress_bar
+from minifsdp.course.cli.common import fail, new_app, new_console, progress_bar
+from minifsdp.course.cli.output import was_written
 from minifsdp.course.cli.signals import cleaning_up
 from minifsdp.course.workshop import catalogue, copies, editions, progress
 
@@ -57,7 +57,7 @@ def list_labs() -> None:
             facts = catalogue.about(lab)
             names = ", ".join(f"{stub.id} {stub.name}" for stub in catalogue.stubs_of(lab).values())
             table.add_row(lab, str(facts.get("title", "")), str(facts.get("minutes", "")), names)
-    Console().print(table)
+    new_console().print(table)
 
 
 @app.command()
@@ -115,11 +115,13 @@ def hint(exercise: Exercise) -> None:
 
     Example: minifsdp lab hint 5.2
     """
-    from minifsdp.course.workshop.notebook import ask_hint
+    from minifsdp.course.workshop.notebook import count_hint, next_hint
     from minifsdp.course.workshop.store import Store
 
     with _refusing():
-        print(ask_hint(exercise, Store(HERE)))
+        print(next_hint(exercise, Store(HERE)))
+        if was_written():
+            count_hint(exercise, Store(HERE))
 
 
 @app.command()
@@ -158,7 +160,7 @@ def show_progress(folder: Folder = HERE) -> None:
             hints = f"{each.hints} hint{'s' * (each.hints > 1)}" if each.hints else ""
             used = ", ".join(filter(None, [hints, "reference" if each.read else ""]))
             table.add_row(f"  {each.exercise} {each.name}", each.state, used, said)
-    Console().print(table)
+    new_console().print(table)
 
 
 @app.command()

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
 from minifsdp.course.cli.common import (
     DeviceOption,
@@ -17,6 +16,7 @@ from minifsdp.course.cli.common import (
     fail_of_ranks,
     fail_of_results,
     new_app,
+    new_console,
     progress_bar,
     ranks_asked_for,
 )
@@ -83,7 +83,7 @@ def ladder(
             bar.stop()
             fail_of_results(error, ladder_table)
     if record is not None:
-        console = Console()
+        console = new_console()
         console.print(ladder_table(record))
         on_gpu = ", allocator.png, snapshots (pytorch.org/memory_viz opens them)" if plan.world.gpus else ""
         pictures = f"memory.png, memory.gif, timeline.png{on_gpu}"

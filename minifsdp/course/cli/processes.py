@@ -7,10 +7,9 @@ from typing import Annotated
 
 import typer
 from rich import box
-from rich.console import Console
 from rich.table import Table
 
-from minifsdp.course.cli.common import fail, new_app
+from minifsdp.course.cli.common import fail, new_app, new_console
 from minifsdp.course.housekeeping import Found, end_processes, find_processes
 
 MIB = 2**20
@@ -32,7 +31,7 @@ def ps() -> None:
     for each in found:
         by = f"{each.starter} ({each.starter_pid}{'' if each.in_use else ', gone'})"
         table.add_row(str(each.process.pid), each.what, by, _age(each.age), f"{each.memory / MIB:.0f} MiB")
-    Console().print(table)
+    new_console().print(table)
 
 
 @clean_app.command()

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
 from minifsdp.course.cli.common import (
     DeviceOption,
@@ -17,6 +16,7 @@ from minifsdp.course.cli.common import (
     fail_of_ranks,
     fail_of_results,
     new_app,
+    new_console,
     progress_bar,
     ranks_asked_for,
 )
@@ -145,5 +145,5 @@ def train(
             bar.stop()
             fail_of_results(error, summary, _cure(checkpoint, "--resume with another --out writes them again"))
     if record is not None:
-        Console().print(summary(record))
+        new_console().print(summary(record))
         print(f"{out}: train.json and loss.png")

@@ -87,15 +87,14 @@ def told(exercise_id: str, verdict: Verdict, store: Store) -> str:
 
 def hint(exercise_id: str) -> None:
     """Print the next of an exercise's two hints."""
-    print(ask_hint(exercise_id, Store()))
+    print(next_hint(exercise_id, Store()), flush=True)
+    count_hint(exercise_id, Store())
 
 
-def ask_hint(exercise_id: str, store: Store) -> str:
-    """The next hint; it counts as given."""
-    text = next_hint(exercise_id, store)
+def count_hint(exercise_id: str, store: Store) -> None:
+    """The hint that `next_hint` gives was seen."""
     given = store.read("hints", exercise_id) or 0
     store.write("hints", exercise_id, min(given + 1, len(find_reference(exercise_id).hints)))
-    return text
 
 
 def next_hint(exercise_id: str, store: Store) -> str:
