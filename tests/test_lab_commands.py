@@ -321,6 +321,24 @@ def test_update_leaves_what_is_not_clear_to_its_owner(lab: Run) -> None:
     assert "4.1 pad_and_chunk: 2 cells have its tag, carry over the right one by hand" in lab("update", "04")[1]
 
 
+def test_update_carries_half_a_character_over(lab: Run) -> None:
+    lab("start", "04")
+    half = RIGHT + "\n# \ud800"
+    write(half)
+    age(COPY)
+    assert lab("update", "04")[0] == 0
+    assert answer(COPY.replace(".ipynb", "_2.ipynb")) == half
+
+
+def test_a_name_that_is_no_text_is_shown(lab: Run) -> None:
+    words = [sys.executable, "-m", "minifsdp", "lab", "start", "04", b"of \xff"]
+    strict = os.environ | {"PYTHONIOENCODING": "utf-8:strict"}  # as with most languages that a system speaks
+    done = subprocess.run(words, capture_output=True, check=False, env=strict)
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert b"of \\udcff/lab04" in done.stdout
+    assert Path(os.fsdecode(b"of \xff"), COPY).exists()
+
+
 # Blank
 
 

@@ -14,7 +14,7 @@ from typing import Any, TextIO, cast
 
 
 class Output:
-    """A stream that raises no OSError: after the first, which is kept, it takes nothing."""
+    """A stream that takes any text, and raises no OSError: after the first, which is kept, it takes nothing."""
 
     def __init__(self, stream: TextIO | None) -> None:
         self._stream = stream or open(os.devnull, "w")  # noqa: SIM115  # None: it was closed when Python started
@@ -22,7 +22,11 @@ class Output:
 
     def write(self, text: str) -> int:
         try:
-            return self._stream.write(text)
+            try:
+                return self._stream.write(text)
+            except UnicodeEncodeError:  # a file's name may be no text
+                encoding = self._stream.encoding
+                return self._stream.write(text.encode(encoding, "backslashreplace").decode(encoding))
         except OSError as error:
             self._drop(error)
             return len(text)

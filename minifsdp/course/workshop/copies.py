@@ -105,6 +105,8 @@ def write_new(path: Path, notebook: Notebook) -> None:
         OSError: the folder cannot be written to.
     """
     try:
-        whole_files.write_new(path, (json.dumps(notebook, indent=1, ensure_ascii=False) + "\n").encode())
+        whole_files.write_new(
+            path, (json.dumps(notebook, indent=1, ensure_ascii=False) + "\n").encode(errors="backslashreplace")
+        )
     except FileExistsError:
         raise ValueError(f"{path} is there already: nothing was written") from None
