@@ -230,6 +230,13 @@ def marked(mark: str) -> list[psutil.Process]:
         (["00", "other.ipynb"], "other.ipynb is a notebook of lab 05, not of lab 00"),
         (["05", "other.ipynb", "--out=used"], "--out used holds the record.json of another run: name another folder"),
         (["05", "other.ipynb", "--out=other.ipynb"], "--out other.ipynb cannot be written"),
+        (["05", "other.ipynb", "--out=."], "--out . is the notebook's own folder: name another"),
+        (["05", "other.ipynb", "--out=by-link"], "--out by-link is the notebook's own folder: name another"),
+        (["05", "links/other.ipynb", "--out=links"], "--out links is the notebook's own folder: name another"),
+        (["05", "links/other.ipynb", "--out=."], "--out . is the notebook's own folder: name another"),
+        (["05", "other.ipynb", "--out=kept"], "--out kept holds another other.ipynb: name another folder"),
+        (["00", "half.ipynb"], "half.ipynb: cell 2 has half a character in it, a lone surrogate: write it again"),
+        (["00", "facts.ipynb"], "facts.ipynb has half a character in its metadata, a lone surrogate"),
         (["05", "other.ipynb", "--time-limit=0"], "'--time-limit'"),
         (["00", "future.ipynb"], "future.ipynb is not a notebook that can be run (NBFormatError): save it again"),
         (["00", "old.ipynb"], "old.ipynb has no cell to run as nbformat 3: save it again in Jupyter"),
@@ -248,7 +255,17 @@ def test_bad_requests_end_in_one_line(
     (tmp_path / "empty.ipynb").write_text('{"cells": [], "metadata": {}, "nbformat": 4, "nbformat_minor": 5}')
     (tmp_path / "used").mkdir()
     (tmp_path / "used" / "record.json").write_text("{}")
+    (tmp_path / "by-link").symlink_to(tmp_path, target_is_directory=True)
+    for folder in ("links", "kept"):
+        (tmp_path / folder).mkdir()
+    (tmp_path / "links" / "other.ipynb").symlink_to(tmp_path / "other.ipynb")
+    (tmp_path / "kept" / "other.ipynb").write_text("the copy that was kept")
+    save(tmp_path / "half.ipynb", "whole = 1", "half = '\ud800'")
+    save(tmp_path / "facts.ipynb", "whole = 1", lab="\ud800")
+    before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
     assert says in refusal(words, monkeypatch, capsys)
+    assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
+    assert not (tmp_path / "results").exists()
 
 
 def test_impossible_worlds_and_missing_packages_end_in_one_line(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 import os
 import signal
@@ -22,7 +23,7 @@ from minifsdp.course.housekeeping import end_processes, find_processes
 from minifsdp.course.resources import check_writable
 from minifsdp.course.trace import TRACES
 from minifsdp.course.versions import versions
-from minifsdp.course.workshop.catalogue import read_notebook
+from minifsdp.course.workshop.catalogue import Notebook, read_notebook
 from minifsdp.course.workshop.copies import find_copy, lab_of_copy
 from minifsdp.course.workshop.results import RECORD, Results, is_run
 from minifsdp.course.world import World, choose_world
@@ -61,11 +62,13 @@ def plan(lab: str, notebook: Path | None, out: Path, seconds: float) -> Plan:
         seconds: the time limit of the whole run.
 
     Raises:
-        ValueError: no such notebook, another lab's, an output folder in use, or a world that cannot be.
+        ValueError: no such notebook, another lab's, one that no kernel takes, an output folder in use, or a world that
+            cannot be.
         OSError: the notebook cannot be read.
     """
     path = notebook or find_copy(lab, Path())
     saved = read_notebook(path)
+    _check_text(path, saved)
     try:
         cells = nbformat.read(path, as_version=4).cells  # type: ignore[no-untyped-call]
     except Exception as error:
@@ -74,11 +77,32 @@ def plan(lab: str, notebook: Path | None, out: Path, seconds: float) -> Plan:
         raise ValueError(f"{path} has no cell to run as nbformat {saved.get('nbformat')}: save it again in Jupyter")
     if (belongs := lab_of_copy(path)) not in (lab, None):
         raise ValueError(f"{path} is a notebook of lab {belongs}, not of lab {lab}")
-    if (out / RECORD).exists():
-        raise ValueError(f"--out {out} holds the {RECORD} of another run: name another folder")
+    if out.is_dir() and any(out.samefile(each.parent) for each in (path, path.resolve())):
+        raise ValueError(f"--out {out} is the notebook's own folder: name another")
+    for name in (RECORD, path.name):
+        if os.path.lexists(out / name):
+            whose = f"the {name} of another run" if name == RECORD else f"another {name}"
+            raise ValueError(f"--out {out} holds {whose}: name another folder")
     world = choose_world(RANKS)
     check_writable(out)
     return Plan(lab, path, out, seconds, world)
+
+
+def _check_text(path: Path, notebook: Notebook) -> None:
+    """JSON can hold halves of a character ("\\ud800"), but neither a message to a kernel nor a file can."""
+    for number, cell in enumerate(notebook["cells"], start=1):
+        if _is_broken({key: value for key, value in cell.items() if key != "outputs"}):  # which are not kept
+            raise ValueError(f"{path}: cell {number} has half a character in it, a lone surrogate: write it again")
+    if _is_broken({key: value for key, value in notebook.items() if key != "cells"}):
+        raise ValueError(f"{path} has half a character in its metadata, a lone surrogate: save it again in Jupyter")
+
+
+def _is_broken(content: Any) -> bool:
+    try:
+        json.dumps(content, ensure_ascii=False).encode()
+    except UnicodeEncodeError:
+        return True
+    return False
 
 
 def run(plan: Plan, progress: Progress) -> dict[str, Any]:
