@@ -6,6 +6,7 @@ import io
 import json
 import os
 import re
+import resource
 import subprocess
 import sys
 import tempfile
@@ -20,7 +21,7 @@ import pytest
 
 from minifsdp.course import cli
 from minifsdp.course.workshop import handed_in, marking
-from minifsdp.course.workshop.catalogue import cells_with, stubs_of
+from minifsdp.course.workshop.catalogue import cells_with, setup_of, stubs_of
 from minifsdp.course.workshop.copies import fresh
 from minifsdp.course.workshop.process import MIB, Limits, Verdict, _verdict, run_check
 from minifsdp.course.workshop.references import find_reference
@@ -491,6 +492,17 @@ def test_a_table_that_cannot_be_written_is_printed(
         ('["4.1"]\nvariants = [{ranks = 0}]', "4.1 has ranks = 0"),
         ('["4.1"]\nvariants = [{ranks = true}]', "4.1 has ranks = True"),
         ("4.1 = ", "variants.toml: "),
+        ('["4.1"]\nvariants = [{ranks = -1}]', "4.1 has ranks = -1: must be at least 1"),
+        ('["4.1"]\nvariants = [{ranks = 65}]', "4.1 has ranks = 65: must be at most 64"),
+        ('["4.1"]\nvariants = [{ranks = 99999999999999999999}]', "4.1 has ranks = 99999999999999999999: must be at"),
+        ('["4.1"]\nvariants = [{size = 100_000_001}]', "4.1 has size = 100000001: must be at most 100,000,000"),
+        ('["4.1"]\nvariants = [{seed = 9223372036854775808}]', "4.1 has seed = 9223372036854775808: must fit into 64"),
+        ('["4.1"]\nvariants = [{seed = -9223372036854775809}]', "4.1 has seed = -9223372036854775809: must fit into"),
+        ('["4.1"]\nvariants = [{seed = 1.5}]', "4.1 has seed = 1.5: must be a whole number"),
+        (f'["4.1"]\nvariants = [{{ranks = "{500 * "x"}"}}]', f"ranks = '{39 * 'x'}...: must be a whole number"),
+        (f'["4.1"]\nvariants = [{{seed = 1{5000 * "0"}}}]', "toml: it has a number of some thousand digits; give"),
+        (f'["4.1"]\nvariants = [{{seed = 0x{5000 * "f"}}}]', "4.1 has seed = a number of 20,000 bits: must fit into"),
+        ("\ufeff\ufeff", "variants.toml: "),
     ],
 )
 def test_bad_variants_end_in_one_line(
@@ -503,6 +515,34 @@ def test_bad_variants_end_in_one_line(
     (line,) = capsys.readouterr().err.splitlines()
     assert says in line
     assert not (tmp_path / "marks.csv").exists()
+
+
+@pytest.mark.parametrize("seed", [-1, -(2**63), 2**63 - 1])
+def test_a_variant_has_any_seed_that_the_command_line_has(seed: int, tmp_path: Path) -> None:
+    path = tmp_path / "variants.toml"
+    path.write_text(f'["2.1"]\nvariants = [{{seed = {seed}}}]', encoding="utf-8-sig")
+    assert marking.read_variants(path) == {"2.1": [{"seed": seed}]}
+    answer = f'@exercise("2.1")\n{find_reference("2.1").source}'
+    assert run_check(Submission("2.1", setup_of("02"), answer), PATIENT, {"seed": seed})[0] == "passed"
+
+
+def test_a_full_disk_is_named_with_the_table_and_leaves_no_empty_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    hand_in(tmp_path / "in/ada", None)
+    out = tmp_path / "marks.csv"
+
+    def fill() -> None:
+        (_, hard), before = resource.getrlimit(resource.RLIMIT_FSIZE), resource.getrlimit(resource.RLIMIT_FSIZE)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (100, hard))
+        full.callback(resource.setrlimit, resource.RLIMIT_FSIZE, before)
+
+    with contextlib.ExitStack() as full, pytest.raises(OSError, match="File too large") as stop:
+        mark_in_turn(tmp_path, monkeypatch, lambda: None, fill)
+    assert stop.value.filename == str(out)
+    assert not out.exists()
+    assert len(capsys.readouterr().out.splitlines()) == 3
+    assert len(mark_in_turn(tmp_path, monkeypatch, lambda: None)) == 1, "it can be done again"
 
 
 def test_bad_requests_end_in_one_line(

@@ -18,7 +18,14 @@ from minifsdp.course.launch import launch
 from minifsdp.course.link import parse_link
 from minifsdp.course.measure import Settings, climb, train_alone
 from minifsdp.course.model import count_elements
-from minifsdp.course.resources import ADAMW_BYTES, check_counts, check_host_memory, check_names, check_writable
+from minifsdp.course.resources import (
+    ADAMW_BYTES,
+    check_counts,
+    check_host_memory,
+    check_names,
+    check_seed,
+    check_writable,
+)
 from minifsdp.course.rungs import RUNGS, Sizes, closed_form_setting, sizes_of
 from minifsdp.course.timeline import read_trace
 from minifsdp.course.whole_files import delivering
@@ -48,8 +55,7 @@ def plan(settings: Settings, device: Device, out: Path, share_gpu: bool | None =
         OSError: the text to train on is not there.
     """
     check_names("--rungs", settings.rungs, RUNGS)
-    if not -(2**63) <= settings.seed < 2**63:
-        raise ValueError(f"--seed {settings.seed}: must fit into 64 bits")
+    check_seed(settings.seed)
     check_counts(settings, ("ranks", "steps", "batch", "layers", "width", "context", "limit"))
     if settings.batch % settings.ranks:
         raise ValueError(

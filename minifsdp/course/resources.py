@@ -57,6 +57,29 @@ def check_names(option: str, names: Sequence[str], known: Collection[str]) -> No
             raise ValueError(f"{option} names {name} twice: once is enough")
 
 
+def count_fault(name: str, given: int, most: int | None = None) -> str:
+    """What is wrong with a number of something; "" if nothing is."""
+    most = MOST.get(name, MOST_OF_OTHERS) if most is None else most
+    if 1 <= given <= most:
+        return ""
+    return "must be at least 1" if given < 1 else f"must be at most {most:,}"
+
+
+def seed_fault(given: int) -> str:
+    """What is wrong with a seed; "" if nothing is."""
+    return "" if -(2**63) <= given < 2**63 else "must fit into 64 bits"
+
+
+def check_seed(given: int) -> None:
+    """What --seed says.
+
+    Raises:
+        ValueError: torch takes no such seed.
+    """
+    if fault := seed_fault(given):
+        raise ValueError(f"--seed {given}: {fault}")
+
+
 def check_counts(settings: Any, names: Iterable[str]) -> None:
     """Attributes of `settings` that count something, each under the option of its name; None is none.
 
@@ -64,11 +87,9 @@ def check_counts(settings: Any, names: Iterable[str]) -> None:
         ValueError: one is below 1, or beyond what any machine can have.
     """
     for name in names:
-        given, most = getattr(settings, name), MOST.get(name, MOST_OF_OTHERS)
-        if given is not None and not 1 <= given <= most:
-            least = given < 1
-            says = "must be at least 1" if least else f"must be at most {most:,}"
-            raise ValueError(f"--{name.replace('_', '-')} {given}: {says}")
+        given = getattr(settings, name)
+        if given is not None and (fault := count_fault(name, given)):
+            raise ValueError(f"--{name.replace('_', '-')} {given}: {fault}")
 
 
 def check_host_memory(elements: int, bytes_each: int, fewer: str = "") -> None:

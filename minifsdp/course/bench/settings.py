@@ -11,7 +11,7 @@ from minifsdp.course import data
 from minifsdp.course.bench.contestants import CONTESTANTS, Contestant
 from minifsdp.course.data import Batch
 from minifsdp.course.model import GPT, count_elements
-from minifsdp.course.resources import check_counts, check_names
+from minifsdp.course.resources import check_counts, check_names, check_seed
 
 COUNTS = ("ranks", "batch", "layers", "width", "heads", "context", "steps", "warm_up")
 
@@ -67,6 +67,5 @@ class Settings:
         check_counts(self, COUNTS)
         if self.heads and self.width % self.heads:
             raise ValueError(f"--heads {self.heads} does not divide --width {self.width}: choose a divisor")
-        if not -(2**63) <= self.seed < 2**63:
-            raise ValueError(f"--seed {self.seed}: must fit into 64 bits")
+        check_seed(self.seed)
         self.batches()

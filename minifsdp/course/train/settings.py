@@ -14,7 +14,7 @@ import torch
 from minifsdp.course import data
 from minifsdp.course.data import Corpus
 from minifsdp.course.model import GPT, count_elements
-from minifsdp.course.resources import check_counts
+from minifsdp.course.resources import check_counts, check_seed
 from minifsdp.fsdp import BackwardPrefetch, ShardingStrategy
 
 STRATEGIES: dict[str, ShardingStrategy | None] = {
@@ -110,8 +110,7 @@ class Settings:
                 raise ValueError(f"{_option(name)} {given}: choose from {', '.join(known)}")
 
     def _check_numbers(self) -> None:
-        if not -(2**63) <= self.seed < 2**63:
-            raise ValueError(f"--seed {self.seed}: must fit into 64 bits")
+        check_seed(self.seed)
         check_counts(self, COUNTS)
         for name, most in (("lr", math.inf), ("time_limit", 1e6)):
             if not 0 < (given := getattr(self, name)) <= most or given == math.inf:

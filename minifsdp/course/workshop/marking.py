@@ -22,12 +22,14 @@ from pathlib import Path
 from typing import Literal, NamedTuple
 
 from minifsdp.course.plain_files import read_plain
+from minifsdp.course.resources import count_fault, seed_fault
 from minifsdp.course.workshop.catalogue import all_labs, setup_of, stubs_of
 from minifsdp.course.workshop.checking import Variant
 from minifsdp.course.workshop.handed_in import Problem, Task
 from minifsdp.course.workshop.process import Limits, run_check
 from minifsdp.course.workshop.references import is_blank
 from minifsdp.course.workshop.submission import Submission
+from minifsdp.course.world import MOST_GLOO_RANKS as MOST_RANKS
 from minifsdp.course.world import forced_device
 
 Mark = Literal["own-pass", "own-fail", "blank", "read", "timeout", "crash", "missing", "altered"]
@@ -91,7 +93,7 @@ def mark_all(
     forced_device()
     try:
         with out.open("x") as file:
-            mode = os.fstat(file.fileno()).st_mode
+            made = os.fstat(file.fileno())
     except FileExistsError:
         raise ValueError(f"{out} is there already: name another file") from None
     rows: list[Row] = []
@@ -102,25 +104,30 @@ def mark_all(
     finally:
         if len(rows) < len(tasks):
             print(f"{out}: {len(rows)} of {len(tasks)} rows", file=sys.stderr)
-        _write(rows, out, mode)
+        _write(rows, out, made)
     return rows
 
 
-def _write(rows: Sequence[Row], out: Path, mode: int) -> None:
-    """Write the table to a new file that takes the place of `out`, whatever an answer has made of that."""
+def _write(rows: Sequence[Row], out: Path, made: os.stat_result) -> None:
+    """Write the table to a new file that takes the place of `out`, whatever an answer has made of that.
+
+    Where it cannot be written, the empty file that was `made` for it does not stay.
+    """
     table = io.StringIO(newline="")
     csv.writer(table).writerows([Row._fields, *rows])
     part = out.with_name(f".{out.name}.{secrets.token_hex(8)}.part")
     try:
         with part.open("x", newline="", encoding="utf-8") as file:
             file.write(table.getvalue())
-        part.chmod(stat.S_IMODE(mode))
+        part.chmod(stat.S_IMODE(made.st_mode))
         part.replace(out)
-    except OSError:
-        print(table.getvalue(), end="", flush=True)
+    except OSError as error:
         with suppress(OSError):
-            part.unlink()
-        raise
+            part.unlink(missing_ok=True)
+            if os.path.samestat(here := out.lstat(), made) and not here.st_size:
+                out.unlink()
+        print(table.getvalue(), end="", flush=True)
+        raise OSError(error.errno, error.strerror, str(out)) from error  # of a full disk it names no file
 
 
 def read_variants(path: Path) -> dict[str, list[dict[str, int]]]:
@@ -133,11 +140,13 @@ def read_variants(path: Path) -> dict[str, list[dict[str, int]]]:
     known = [exercise for lab in all_labs() for exercise in stubs_of(lab)]
     names = [field.name for field in fields(Variant)]
     try:
-        tables = tomllib.loads(read_plain(path, links=True).decode())
+        tables = tomllib.loads(read_plain(path, links=True).decode("utf-8-sig"))
     except RecursionError:
         raise ValueError(f"{path} is nested too deep to read") from None
     except ValueError as error:
         said = str(error).splitlines()[0]
+        if "int_max_str_digits" in said:
+            said = "it has a number of some thousand digits; give numbers that fit into 64 bits"
         raise ValueError(said if said.startswith(str(path)) else f"{path}: {said}") from None
     for exercise, table in tables.items():
         if exercise not in known:
@@ -150,6 +159,21 @@ def read_variants(path: Path) -> dict[str, list[dict[str, int]]]:
         for name, value in (item for each in variants for item in each.items()):
             if name not in names:
                 raise ValueError(f"{path}: {exercise} has a field {name!r}; there are {', '.join(names)}")
-            if type(value) is not int or value < (name != "seed"):
-                raise ValueError(f"{path}: {exercise} has {name} = {value!r}; give a whole number from 1 up")
+            if fault := _fault(name, value):
+                raise ValueError(f"{path}: {exercise} has {name} = {_shown(value)}: {fault}")
     return {exercise: table["variants"] for exercise, table in tables.items()}
+
+
+def _fault(name: str, value: object) -> str:
+    """What is wrong with a number of a variant, as the command line has it of its own; "" if nothing is."""
+    if type(value) is not int:
+        return "must be a whole number"
+    return seed_fault(value) if name == "seed" else count_fault(name, value, MOST_RANKS if name == "ranks" else None)
+
+
+def _shown(value: object) -> str:
+    """A value in a few characters; Python writes no number of some thousand digits."""
+    if type(value) is int and value.bit_length() > 128:
+        return f"a number of {value.bit_length():,} bits"
+    text = repr(value)
+    return text if len(text) <= 40 else f"{text[:40]}..."
