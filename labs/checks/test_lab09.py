@@ -285,6 +285,9 @@ def deliver_two(answer, means, values, named):
                 f"bytes allocated meanwhile, {what}",
                 peak,
                 0 if number else 4 * values.numel(),
+                slips={"`mean` became the gradient: its memory is the schedule's, which frees it": 0}
+                if not number
+                else {},
                 slip="a buffer for the cast mean: `copy_` and `add_` cast on the way",
             )
 
@@ -517,6 +520,8 @@ def check_skip(case, found, unmoved, rank, last, last_finite):
             MINUS: "minus infinity is an overflow, too: ask for `isfinite`",
             SECOND: "`optimizer.param_groups` can be several: look at all of them",
         }.get(case, "the rank that has it sends what it sends without: is every gradient looked at, none forgotten?")
+    elif case is MINUS and number < torch.inf:
+        slip = "minus infinity is not the largest value: it is the largest magnitude that tells"
     expect(f"{case.what}: parameters", found.values, unmoved, rank=rank, slip=slip)
     expect(
         f"{case.what}: steps of the optimizer",
@@ -849,10 +854,10 @@ def explain_start(what, queues):
             "likely slip: `shard` is in host memory, and there is no queue: on a GPU its event waits for nothing"
         )
     if not any(queues.behind.values()):
-        raise AnswerError(
-            f"events recorded behind the copy, {what}: expected one, got none\n"
-            "likely slip: an event tells of what was queued before it: record it after the copy, on the same stream"
-        )
+        slip = "an event tells of what was queued before it: record it after the copy, on the same stream"
+        if not any(verb == "record" for verb, _, _ in queues.log):
+            slip = "none was recorded: to wait for all that the device has queued is to wait for what comes later, too"
+        raise AnswerError(f"events recorded behind the copy, {what}: expected one, got none\nlikely slip: {slip}")
     at, base = verbs.index("copy"), device.current_stream(torch.device("cpu", 0))
     stream = queues.log[at][1]
     if stream is base:

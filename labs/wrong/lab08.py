@@ -578,6 +578,17 @@ def release(memory, block, put_back):
         put_back(memory, block)
 
 
+@wrong("8.3", "and not when somebody looks at the entry")
+def release(memory, block, put_back):
+    """Records lazily."""
+    if not block.users:
+        put_back(memory, block)
+    else:
+        users = sorted(block.users)
+        block.users.clear()
+        memory.waiting.append((block, map(memory.device.record, users)))
+
+
 # 8.4
 
 

@@ -228,6 +228,18 @@ def deliver(shard, mean):
     device.free(mean)
 
 
+@wrong("9.2", "became the gradient")
+def deliver(shard, mean):
+    """Adopts a mean of the right dtype."""
+    if shard.grad is None and mean.dtype == shard.dtype:
+        shard.grad = mean
+        return
+    if shard.grad is None:
+        shard.grad = device.empty(mean.numel(), shard.dtype, "gradients", mean.device).zero_()
+    shard.grad.add_(mean)
+    device.free(mean)
+
+
 # 9.3
 
 
@@ -659,6 +671,26 @@ def step_together(optimizer, scale, group):
     return scale
 
 
+@wrong("9.4", "the largest magnitude that tells")
+def step_together(optimizer, scale, group):
+    """Looks at the largest value."""
+    params = [p for each in optimizer.param_groups for p in each["params"]]
+    gradients = [p.grad for p in params if p.grad is not None]
+    worst = torch.zeros(1, device=params[0].device)
+    for g in gradients:
+        if g.isnan().any():
+            worst.fill_(torch.inf)
+        if g.numel():
+            worst = torch.maximum(worst, g.max().float().reshape(1))
+    comm.all_reduce(worst, group, comm.MAX).wait()
+    if not worst.isfinite().all():
+        return scale / 2
+    for g in gradients:
+        g.div_(scale)
+    optimizer.step()
+    return scale
+
+
 # 9.5
 
 
@@ -1010,6 +1042,23 @@ def offload_gradient(shard, mean):
 
     def arrive():
         copied.synchronize()
+        if shard.grad is None:
+            shard.grad = on_host
+        else:
+            shard.grad.add_(on_host)
+
+    return arrive
+
+
+@wrong("9.6", "none was recorded")
+def offload_gradient(shard, mean):
+    """Waits for all that the device has queued."""
+    on_host = device.copy_to_host(mean)
+    where = mean.device
+    device.free(mean)
+
+    def arrive():
+        device.synchronize(where)
         if shard.grad is None:
             shard.grad = on_host
         else:
