@@ -252,8 +252,9 @@ def test_an_answer_that_ends_or_stops_its_parent_costs_its_own_row(name: str, tm
         timeout=100,
     )
     ada, bert = (row for row in csv.DictReader(out.open()) if row["exercise"] == "4.1")
-    was = "stopped" if name == "stop" else f"ended by {SIGNALS[name]}"
-    assert (ada["state"], ada["remark"]) == ("crash", f"the process that watches over it was {was}")
+    was = "stopped" if name == "stop" else f"ended by {SIGNALS[name]}: what it may have left is not found"
+    assert ada["state"] == "crash"
+    assert ada["remark"].startswith(f"the process that watches over it was {was}")
     assert bert["state"] == "own-fail"
 
 
@@ -270,6 +271,46 @@ def test_an_orphan_that_drops_its_environment_is_ended(tmp_path: Path) -> None:
     assert "ValueError: mine" in run_check(Submission("4.1", SETUP, leaves), PATIENT).text
     with contextlib.suppress(psutil.NoSuchProcess):
         assert psutil.Process(int(pid.read_text())).status() == psutil.STATUS_ZOMBIE
+
+
+@pytest.mark.parametrize("how", ["raise KeyboardInterrupt", "import pytest; pytest.exit('done')"])
+def test_an_answer_that_ends_the_check_is_said_to(how: str, tmp_path: Path) -> None:
+    hand_in(tmp_path / "ada", cell(how))
+    assert row(tmp_path)[3::2] == ("own-fail", "it ends the check: KeyboardInterrupt, or pytest.exit")
+
+
+def test_output_beyond_the_limit_is_found_however_fast_it_came(tmp_path: Path) -> None:
+    hand_in(tmp_path / "ada", cell("print('x' * 3 * 2**20, flush=True)", "return 1"))
+    assert row(tmp_path, Limits(seconds=120, output=2**20))[3::2] == ("crash", "it wrote more than 1 MiB")
+
+
+HOPS = """
+import os, time
+end = time.time() + 30
+while time.time() < end:
+    os.fork() and os._exit(0)
+    open({file!r}, "w").write(str(time.time()))
+    time.sleep(0.001)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux says who adopts an orphan")
+def test_an_orphan_that_forks_and_ends_a_thousand_times_a_second_is_ended(tmp_path: Path) -> None:
+    file = tmp_path / "heartbeat"
+    leaves = cell(
+        "import os, sys, time",
+        "if not os.fork():",
+        "    os.setsid()",
+        f"    os.execve(sys.executable, ['python', '-c', {HOPS.format(file=str(file))!r}], {{}})",
+        f"while not os.path.exists({str(file)!r}): time.sleep(0.01)",
+        "raise ValueError('mine')",
+    )
+    for _ in range(3):
+        assert "ValueError: mine" in run_check(Submission("4.1", SETUP, leaves), PATIENT).text
+        last = file.read_text()
+        time.sleep(0.1)
+        assert file.read_text() == last
+        file.unlink()
 
 
 # What does not run
@@ -391,15 +432,20 @@ def test_the_table_has_a_row_for_each_and_no_formulas(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     hand_in(tmp_path / "in/=ada()", None)
+    alike = ["cy", "cy ", " cy", "cy\n", "=cy", "'=cy", "'=cy'"]
+    for name in alike:
+        hand_in(tmp_path / "in" / name, None)
     hand_in(tmp_path / "in/bert", cell("return 1"))
     monkeypatch.setattr(marking, "run_check", lambda *_: Verdict("failed", "=1+1\nand \x1b[31mred"))
     assert command(monkeypatch, str(tmp_path / "in"), "--out", str(tmp_path / "marks.csv")) == 0
     rows = list(csv.DictReader((tmp_path / "marks.csv").open()))
     assert list(rows[0]) == ["submission", "lab", "exercise", "state", "seconds", "remark"]
     mine = {row["submission"]: row for row in rows if row["exercise"] == "4.1"}
-    assert mine["'=ada()"]["state"] == "blank"
+    assert mine["'=ada()'"]["state"] == "blank"
     assert mine["bert"]["remark"] == "'=1+1; and ?[31mred"
-    assert len(rows) == 2 * len(stubs_of("04"))
+    assert len(rows) == 9 * len(stubs_of("04"))
+    assert len(mine) == 9, "each has a name of its own"
+    assert all(len(name.splitlines()) == 1 and name[0] not in "=+-@" for name in mine)
     assert "1 own-fail" in capsys.readouterr().out
 
 

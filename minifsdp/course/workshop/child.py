@@ -110,8 +110,10 @@ def run_node(exercise: str) -> dict[str, str]:
     os.environ["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"  # this node needs none of those installed, some take a second
     options = ["-q", "-p", "no:cacheprovider", "-c", os.devnull, "--rootdir", str(file.parent)]
     options += ["--tb=native"]  # others show arguments, and to show a tensor whose memory was freed ends the process
-    pytest.main([*options, "-m", f"exercise(id={exercise!r})", str(file)], plugins=[listener])
-    return listener.result or {"state": "failed", "text": f"there is no check for {exercise}"}
+    code = pytest.main([*options, "-m", f"exercise(id={exercise!r})", str(file)], plugins=[listener])
+    ended = "it ends the check: KeyboardInterrupt, or pytest.exit"
+    text = ended if code == pytest.ExitCode.INTERRUPTED else f"there is no check for {exercise}"
+    return listener.result or {"state": "failed", "text": text}
 
 
 class _Listener:

@@ -56,7 +56,7 @@ def mark(task: Task, variants: Variants, limits: Limits) -> Row:
     except Exception as error:
         state, remark = "crash", f"not marked, look at it by hand: {type(error).__name__}: {error}"
     seconds = round(time.monotonic() - began, 1)
-    return Row(_plain(task.submission), task.lab, task.exercise, state, seconds, _plain(remark))
+    return Row(_name(task.submission), task.lab, task.exercise, state, seconds, _plain(remark))
 
 
 def _mark(task: Task, variants: Sequence[Mapping[str, int]], limits: Limits) -> tuple[Mark, str]:
@@ -79,6 +79,11 @@ def _plain(text: str) -> str:
     line = "; ".join(part.strip() for part in text.splitlines() if part.strip())
     line = "".join(char if char.isprintable() else "?" for char in line)[:LONGEST_REMARK]
     return f"'{line}" if line.startswith(("=", "+", "-", "@")) else line
+
+
+def _name(submission: str) -> str:
+    """As it is, if that is one printable line and no formula; else quoted, and no two of them alike."""
+    return submission if _plain(submission) == submission and submission[:1] not in "'\"" else _plain(ascii(submission))
 
 
 def mark_all(

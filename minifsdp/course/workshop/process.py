@@ -133,15 +133,18 @@ def _tree(secret: str) -> str:
 def _watch(process: subprocess.Popen[bytes], folder: Path, output: IO[bytes], limits: Limits) -> Verdict | int:
     """Wait for the check to end; its exit code, or the verdict if it went beyond a limit or its supervisor is gone."""
     assert process.stdout is not None
-    deadline = time.monotonic() + limits.seconds
+    deadline, said = time.monotonic() + limits.seconds, b""
     while time.monotonic() < deadline:
         if select.select([process.stdout], [], [], POLL_SECONDS)[0]:
             said = os.read(process.stdout.fileno(), 16)
-            return int(said) if said else Verdict("crash", _ended(process, output))
-        if _is_stopped(process):
-            return Verdict("crash", "the process that watches over it was stopped")
+            if not said:
+                return Verdict("crash", _ended(process, output))
         if _bytes_in(folder) + os.fstat(output.fileno()).st_size > limits.output:
             return Verdict("crash", f"it wrote more than {limits.output / MIB:.0f} MiB")
+        if said:
+            return int(said)
+        if _is_stopped(process):
+            return Verdict("crash", "the process that watches over it was stopped")
         if limits.memory is not None:
             sizes = _sizes(process)
             if sum(sizes) > limits.memory:
@@ -155,7 +158,8 @@ def _ended(supervisor: subprocess.Popen[bytes], output: IO[bytes]) -> str:
     """How a supervisor has ended: by the answer's hand, or because it could not start the check."""
     code = supervisor.wait(5.0)
     if code < 0:
-        return f"the process that watches over it was ended by {signal.Signals(-code).name}"
+        said = f"the process that watches over it was ended by {signal.Signals(-code).name}"
+        return f"{said}: what it may have left is not found, mark the others again without it"
     return "\n".join([f"the process that watches over it ended with code {code}", *_last_line(output)])
 
 
@@ -182,10 +186,10 @@ def _sizes(process: subprocess.Popen[bytes]) -> list[int]:
     return sizes
 
 
-def end_tree(process: subprocess.Popen[bytes], secret: str, patience: float = 5.0) -> None:
+def end_tree(process: subprocess.Popen[bytes], secret: str, patience: float = 2.0) -> None:
     """Kill all that a process has started, its own children's orphans too; then the process, and close its lifeline.
 
-    The process itself goes last: a supervisor adopts the orphans of those that are killed.
+    The process itself goes last: a supervisor adopts their orphans, and ends those when its lifeline closes.
     """
     root = psutil.Process(process.pid) if process.poll() is None else None
     deadline = time.monotonic() + patience
@@ -201,9 +205,9 @@ def end_tree(process: subprocess.Popen[bytes], secret: str, patience: float = 5.
     for end in (process.stdin, process.stdout):
         if end is not None:
             end.close()
-    if root is not None:
-        with suppress(psutil.Error):
-            root.kill()
+    with suppress(subprocess.TimeoutExpired):  # it is stopped
+        process.wait(2 * patience)
+    process.kill()
     process.wait()
 
 

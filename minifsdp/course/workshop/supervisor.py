@@ -12,8 +12,10 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 
 PR_SET_CHILD_SUBREAPER = 36  # prctl(2), Linux
+PATIENCE = 3.0  # seconds
 
 
 def main(command: list[str]) -> None:
@@ -24,7 +26,25 @@ def main(command: list[str]) -> None:
     check = subprocess.Popen(command, stdout=2, start_new_session=True)
     threading.Thread(target=wait_for_all, args=(check.pid,), daemon=True).start()
     os.read(0, 1)  # nothing is ever written
+    end_all(time.monotonic() + PATIENCE)
     os._exit(0)
+
+
+def end_all(deadline: float) -> None:
+    """Kill all children, adopted ones too. Some fork and end: to meet them in between, this looks without a pause."""
+    while (left := children()) and time.monotonic() < deadline:
+        for pid in left:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+
+
+def children() -> list[int]:
+    """Those of this process, where /proc tells; the threads that they came to are listed one by one."""
+    found: list[int] = []
+    for thread in os.listdir("/proc/self/task") if os.path.isdir("/proc/self/task") else []:
+        with contextlib.suppress(OSError), open(f"/proc/self/task/{thread}/children") as file:
+            found += map(int, file.read().split())
+    return found
 
 
 def wait_for_all(check: int) -> None:
