@@ -263,9 +263,10 @@ def test_check_and_mark_refuse_what_a_variable_cannot_say(
     lab: Run, verdict: list[Submission], name: str, value: str, cure: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lab("start", "04", "all/ann")
-    write(RIGHT, path=f"all/ann/{COPY}")
     monkeypatch.setenv(name, value)
     said = (2, f"minifsdp: {name}={value}: {cure}\n")
+    assert lab("check", "4.1", f"all/ann/{COPY}") == said, "while it is still blank, too"
+    write(RIGHT, path=f"all/ann/{COPY}")
     assert lab("check", "4.1", f"all/ann/{COPY}") == said
     assert lab("mark", "all", "--out", "marks.csv") == said
     assert not verdict

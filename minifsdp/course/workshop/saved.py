@@ -21,11 +21,11 @@ def check_saved(exercise: str, notebook: Path) -> tuple[str, bool]:
         OSError: the file cannot be read.
     """
     ref, submission, store = find_reference(exercise), answer_in(notebook, exercise), Store(notebook.parent)
-    if is_blank(submission.cell, ref):
-        return f"{exercise} {ref.name}: {BLANK}", False
     if any(name.startswith("MINIFSDP_") for name in os.environ):  # else there is no need to import torch here
         from minifsdp.course.world import forced_device
 
         forced_device()
+    if is_blank(submission.cell, ref):
+        return f"{exercise} {ref.name}: {BLANK}", False
     verdict = run_check(submission)
     return settle(submission, verdict, store), verdict.state != "passed"
