@@ -7,6 +7,7 @@ import os
 import random
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -488,9 +489,66 @@ def test_bad_requests_end_in_one_line(monkeypatch, capsys, tmp_path, options, sa
     assert says in refused(monkeypatch, capsys, *device, *options)
 
 
+JOB = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29999"}
+
+
+@pytest.mark.parametrize(
+    ("environment", "says"),
+    [
+        ({"RANK": "0"}, "RANK is set, but WORLD_SIZE is not: use torchrun, or unset RANK"),
+        (
+            {"RANK": "0", "WORLD_SIZE": "1"},
+            "RANK and WORLD_SIZE are set, but MASTER_ADDR or MASTER_PORT is not: use torchrun, or unset RANK",
+        ),
+        ({**JOB, "RANK": "5"}, "RANK=5 with WORLD_SIZE=2: ranks count from 0 to 1"),
+        ({**JOB, "RANK": "x"}, "RANK=x is no number of ranks: leave it to torchrun, or unset it"),
+        ({**JOB, "WORLD_SIZE": "x"}, "WORLD_SIZE=x is no number of ranks: leave it to torchrun, or unset it"),
+        ({**JOB, "WORLD_SIZE": "0"}, "RANK=0 with WORLD_SIZE=0: there are no ranks"),
+        ({**JOB, "MASTER_PORT": "99999999"}, "MASTER_PORT=99999999 is no port: "),
+        ({**JOB, "MASTER_PORT": "x"}, "MASTER_PORT=x is no port: "),
+        ({**JOB, "MASTER_ADDR": "no.such.host.invalid"}, "MASTER_ADDR=no.such.host.invalid is not found ("),
+    ],
+    ids=lambda value: " ".join(f"{name}={each}" for name, each in value.items()) if isinstance(value, dict) else "",
+)
+def test_half_a_job_is_named_by_its_variable(monkeypatch, capsys, tmp_path, environment, says):
+    monkeypatch.chdir(tmp_path)
+    for name in JOB:
+        monkeypatch.delenv(name, raising=False)
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    assert says in refused(monkeypatch, capsys, *OPTIONS)
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+@pytest.mark.parametrize("rank", ["0", "1"])
+def test_a_rank_that_waits_for_the_others_hears_signals(tmp_path, number, code, rank):
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = str(probe.getsockname()[1])
+    environment = {**os.environ, **JOB, "MASTER_PORT": port, "RANK": rank, "LOCAL_RANK": rank}
+    command = [sys.executable, "-m", "minifsdp", "train", *OPTIONS, f"--out={tmp_path}"]
+    process = subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True)
+    try:
+        deadline = time.monotonic() + 60
+        while time.monotonic() < deadline and not connects(process.pid, port):
+            time.sleep(0.05)
+        time.sleep(1 if rank == "0" else 5)  # without a server there is no connection to see
+        process.send_signal(number)
+        assert process.wait(20) == code
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def connects(pid: int, port: str) -> bool:
+    ports = [c.laddr.port for c in psutil.Process(pid).net_connections()]
+    return int(port) in ports or psutil.Process(pid).environ()["RANK"] == "1"
+
+
 def test_ranks_that_torchrun_did_not_start(monkeypatch, capsys):
-    monkeypatch.setenv("RANK", "0")
-    monkeypatch.setenv("WORLD_SIZE", "2")
+    for name, value in JOB.items():
+        monkeypatch.setenv(name, value)
     assert "--ranks 3, but this job was started with 2" in refused(monkeypatch, capsys, "--ranks", "3")
 
 

@@ -11,6 +11,7 @@ import datetime
 import faulthandler
 import gc
 import os
+import queue
 import socket
 import stat
 import sys
@@ -27,6 +28,7 @@ from minifsdp.course.launch.answers import await_count, pack, put_failure, put_r
 from minifsdp.course.launch.errors import Failure, Kind, RankError
 from minifsdp.course.launch.group import join_group, prepare_to_share, share_cores, use_loopback
 from minifsdp.course.launch.inside import call_user
+from minifsdp.course.launch.job import check_job
 from minifsdp.course.world import Backend, World, choose_world, local_ranks, tell_if_chosen
 
 _CONNECT_LIMIT = datetime.timedelta(seconds=300)
@@ -100,6 +102,8 @@ def run_spmd(
 def _connect(world_size: int) -> _Job:
     """Meet the other ranks at MASTER_ADDR, once per process."""
     global _job
+    if _job is None:
+        check_job()
     rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     if size < world_size:
         script = os.path.basename(sys.argv[0]) or "script.py"
@@ -108,19 +112,31 @@ def _connect(world_size: int) -> _Job:
             f" start it with torchrun --nproc-per-node {world_size} {script}"
         )
     if _job is None:
-        if not {"MASTER_ADDR", "MASTER_PORT"} <= os.environ.keys():
-            raise ValueError(
-                "RANK and WORLD_SIZE are set, but MASTER_ADDR or MASTER_PORT is not: use torchrun, or unset RANK"
-            )
         local_rank = int(os.environ.get("LOCAL_RANK") or os.environ.get("SLURM_LOCALID") or rank)
         local_size = local_ranks(size)
         if local_size == size:
             use_loopback()
         share_cores(local_size, os.environ.get("SLURM_CPUS_PER_TASK", ""))
-        store, _, _ = next(rendezvous("env://", timeout=_CONNECT_LIMIT))
-        _job = _Job(store, rank, size, local_rank, local_size)
+        _job = _Job(_meet(), rank, size, local_rank, local_size)
         atexit.register(_leave_group, _job)
     return _job
+
+
+def _meet() -> Store:
+    """The store, once all ranks are there. In a thread, for C++ code that waits hears neither Ctrl-C nor SIGTERM."""
+    met: queue.SimpleQueue[Store | BaseException] = queue.SimpleQueue()
+
+    def meet() -> None:
+        try:
+            met.put(next(rendezvous("env://", timeout=_CONNECT_LIMIT))[0])
+        except BaseException as error:
+            met.put(error)
+
+    threading.Thread(target=meet, daemon=True).start()
+    found = met.get()
+    if isinstance(found, BaseException):
+        raise found
+    return found
 
 
 def _take_part(

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from minifsdp.course.launch import launch
+from minifsdp.course.launch.job import check_job
 from minifsdp.course.resources import ADAMW_BYTES, check_host_memory, check_writable
 from minifsdp.course.train import checkpoint, report
 from minifsdp.course.train import folder as folders
@@ -43,6 +44,7 @@ def plan(settings: Settings, device: Device, out: Path, share_gpu: bool | None =
         ValueError: something asked for is impossible; one line that names it and the cure.
         OSError: the text to train on is not there.
     """
+    check_job()
     corpus = settings.check()
     data = f"{corpus.name} ({corpus.bytes:,} bytes, checksum {corpus.checksum})"
     world = choose_world(settings.ranks, device, share_gpu)
