@@ -465,6 +465,12 @@ def refused(monkeypatch, capsys, *options: str) -> str:
         (["--keep", "0"], "--keep 0: must be at least 1"),
         (["--lr", "nan"], "--lr nan: must be above 0"),
         (["--lr", "0"], "--lr 0: must be above 0"),
+        (["--lr", "inf"], "--lr inf: must be above 0 and finite"),
+        (
+            ["--replicas", "2"],
+            "--replicas 2: --strategy full has no replicas: leave it out, or choose",
+        ),
+        (["--strategy", "ddp", "--replicas", "2"], "--replicas 2: --strategy ddp has no replicas"),
         (["--time-limit", "1e9"], "--time-limit 1e+09: must be above 0 and up to 1e+06"),
         (["--seed", "9" * 30], "--seed 9999"),
         (["--every", "7"], "--every needs --checkpoint DIR"),

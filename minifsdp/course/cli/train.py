@@ -63,7 +63,9 @@ def train(
         bool, typer.Option("--no-sync", help="Reduce gradients after the last micro-batch only.")
     ] = DEFAULT.no_sync,
     offload: Annotated[bool, typer.Option("--offload", help="Keep shards in host memory.")] = DEFAULT.offload,
-    replicas: Annotated[int, typer.Option(help="Copies of the model in a hybrid strategy.")] = DEFAULT.replicas,
+    replicas: Annotated[
+        int | None, typer.Option(help=f"Copies of the model in a hybrid strategy; default: {DEFAULT.replicas}.")
+    ] = None,
     ranks: RanksOption = None,
     device: DeviceOption = "auto",
     share_gpu: ShareOption = None,
@@ -103,7 +105,7 @@ def train(
         accumulate=accumulate,
         no_sync=no_sync,
         offload=offload,
-        replicas=replicas,
+        replicas=DEFAULT.replicas if replicas is None else replicas,
         ranks=ranks_asked_for(ranks, DEFAULT.ranks),
         layers=layers,
         width=width,
@@ -121,6 +123,8 @@ def train(
         time_limit=time_limit,
     )
     try:
+        if replicas is not None:
+            settings.check_replicas()
         plan = course.plan(settings, device, out, share_gpu)  # type: ignore[arg-type]
     except (ValueError, OSError) as error:
         fail(str(error), code=2)

@@ -88,6 +88,14 @@ class Settings:
         data.batches(corpus, self.batch, self.context, self.seed, 0)
         return corpus
 
+    def check_replicas(self) -> None:
+        """Raise ValueError if the strategy has none: what is asked for would be ignored."""
+        self._check_choices()
+        strategy = STRATEGIES[self.strategy]
+        if strategy is None or not strategy.is_hybrid:
+            said = f"--replicas {self.replicas}: --strategy {self.strategy} has no replicas"
+            raise ValueError(f"{said}: leave it out, or choose --strategy hybrid")
+
     def elements(self) -> int:
         """Of all parameters of the model."""
         return count_elements(self.layers, width=self.width, context=self.context)
@@ -115,7 +123,8 @@ class Settings:
         for name, most in (("lr", math.inf), ("time_limit", 1e6)):
             if not 0 < (given := getattr(self, name)) <= most or given == math.inf:
                 raise ValueError(
-                    f"{_option(name)} {given:g}: must be above 0" + (f" and up to {most:g}" if most < math.inf else "")
+                    f"{_option(name)} {given:g}: must be above 0 and "
+                    + (f"up to {most:g}" if most < math.inf else "finite")
                 )
 
     def _check_ranks(self) -> None:
