@@ -13,6 +13,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from itertools import count
@@ -235,7 +236,7 @@ def test_what_a_killed_run_left_is_ignored_and_deleted(monkeypatch, tmp_path):
         (tmp_path / name / "rank-0.pt").touch()
     with pytest.raises(ValueError, match="holds no checkpoint"):
         course.plan(settings, "cpu", tmp_path / "out")
-    assert [path.name for path in tmp_path.iterdir()] == [".lock"]
+    assert not list(tmp_path.iterdir())
 
 
 def test_what_only_looks_like_a_checkpoint_is_its_owners(monkeypatch, tmp_path):
@@ -625,6 +626,48 @@ def test_a_damaged_checkpoint_is_named_with_the_cure(monkeypatch, capsys, tmp_pa
     )
 
 
+@pytest.mark.parametrize("file", [".metadata", "__0_0.distcp"])
+@pytest.mark.parametrize("harm", [truncate, empty, Path.unlink])
+def test_damaged_shards_are_named_before_a_rank_starts(monkeypatch, capsys, tmp_path, trained, file, harm):
+    kept = Path(shutil.copytree(trained, tmp_path / "kept"))
+    shutil.copytree(trained / "step-00000002", kept / "step-00000001")
+    harm(kept / "step-00000002" / file)
+    out = tmp_path / "out"
+    options = [*OPTIONS, f"--checkpoint={kept}", "--resume", "--ranks=1", "--strategy=ddp", f"--out={out}"]
+    line = refused(monkeypatch, capsys, *options)
+    assert f"step-00000002 is damaged ({file} " in line
+    assert line.endswith("delete it; --resume then takes step-00000001")
+    assert not out.exists()
+
+
+def without_list(whole: Path) -> None:
+    """As a checkpoint was when it did not list its files."""
+    run = torch.load(whole / "run.pt")
+    del run["files"]
+    torch.save(run, whole / "run.pt")
+
+
+def test_a_checkpoint_without_a_list_of_its_files_is_taken_if_they_are_there(monkeypatch, tmp_path, trained):
+    monkeypatch.setenv("MINIFSDP_DEVICE", "cpu")
+    kept = Path(shutil.copytree(trained, tmp_path / "kept"))
+    without_list(kept / "step-00000002")
+    settings = Settings(**TINY, checkpoint=kept, resume=True)
+    assert course.plan(settings, "cpu", tmp_path / "out").step == 2
+    (kept / "step-00000002" / ".metadata").unlink()
+    with pytest.raises(ValueError, match=r"step-00000002 is damaged \(.metadata is missing\)"):
+        course.plan(settings, "cpu", tmp_path / "out")
+
+
+def test_a_checkpoint_under_another_name_is_refused(monkeypatch, capsys, tmp_path, trained):
+    """Taken for step 9, it would go on with step 3, and the next one to be saved would be the first to be deleted."""
+    kept = Path(shutil.copytree(trained, tmp_path / "kept"))
+    shutil.copytree(kept / "step-00000002", kept / "step-00000009")
+    line = refused(monkeypatch, capsys, *OPTIONS, f"--checkpoint={kept}", "--resume", "--ranks=1", "--strategy=ddp")
+    assert line.endswith(
+        "step-00000009 is damaged (it was renamed: it holds step 2): delete it; --resume then takes step-00000002"
+    )
+
+
 def test_random_numbers_of_other_ranks_are_not_asked_for(monkeypatch, tmp_path, trained):
     """On another number of ranks each begins new ones, so nothing is lost with them."""
     kept = Path(shutil.copytree(trained, tmp_path / "kept"))
@@ -636,6 +679,67 @@ def test_a_file_with_the_name_of_a_checkpoint_is_refused(monkeypatch, capsys, tm
     (tmp_path / "step-00000004").write_text("notes")
     line = refused(monkeypatch, capsys, *OPTIONS, f"--checkpoint={tmp_path}", f"--out={tmp_path}")
     assert line.endswith("step-00000004 has the name of a checkpoint and is none: rename it")
+
+
+def test_a_folder_of_notes_with_the_name_of_a_checkpoint_is_refused(monkeypatch, capsys, tmp_path):
+    kept = tmp_path / "kept"
+    (kept / "step-00000004").mkdir(parents=True)
+    (kept / "step-00000004" / "notes.txt").write_text("notes")
+    for options in ([], ["--resume"]):
+        line = refused(monkeypatch, capsys, *OPTIONS, f"--checkpoint={kept}", f"--out={tmp_path}", *options)
+        assert line.endswith("step-00000004 has the name of a checkpoint and is none: rename it")
+        assert [path.name for path in kept.iterdir()] == ["step-00000004"], "no lock is left"
+
+
+def test_a_refusal_leaves_no_lock_that_was_not_there(monkeypatch, capsys, tmp_path, trained):
+    kept = Path(shutil.copytree(trained, tmp_path / "kept", ignore=shutil.ignore_patterns(".lock")))
+    options = [*OPTIONS, f"--checkpoint={kept}", "--ranks=1", "--strategy=ddp", f"--out={tmp_path}"]
+    for more in ([], ["--resume", "--steps=1"]):
+        refused(monkeypatch, capsys, *options, *more)
+        assert [path.name for path in kept.iterdir()] == ["step-00000002"]
+    (kept / ".lock").touch()
+    refused(monkeypatch, capsys, *options)
+    assert (kept / ".lock").exists()
+
+
+def test_a_lock_that_went_while_one_waited_for_it_is_made_again(tmp_path):
+    """Two runs must not hold two files of the same name."""
+    command = [sys.executable, "-c", HOLDS, str(tmp_path)]
+    with suppress(KeyError), held(tmp_path):
+        waiting = subprocess.Popen(command, stdout=subprocess.PIPE, stdin=subprocess.PIPE, text=True)
+        assert waiting.stdout.readline() == "waits\n"
+        time.sleep(0.5)
+        raise KeyError
+    assert waiting.stdout.readline() == "holds\n"
+    with pytest.raises(ValueError, match="another run"), held(tmp_path, 0):
+        pass
+    waiting.communicate("")
+
+
+HOLDS = """
+import sys
+from pathlib import Path
+from minifsdp.course.train.folder import held
+print("waits", flush=True)
+with held(Path(sys.argv[1])):
+    print("holds", flush=True)
+    sys.stdin.read()
+"""
+
+
+def test_a_folder_in_place_of_the_lock_is_named_with_the_cure(monkeypatch, capsys, tmp_path):
+    (tmp_path / "kept" / ".lock").mkdir(parents=True)
+    line = refused(monkeypatch, capsys, *OPTIONS, f"--checkpoint={tmp_path / 'kept'}", f"--out={tmp_path}")
+    assert line.endswith("kept/.lock cannot be opened (is a directory): remove it, or name another folder")
+
+
+def test_results_do_not_go_into_a_checkpoint(monkeypatch, capsys, tmp_path):
+    kept = tmp_path / "kept"
+    for name in ("step-00000002", ".step-00000002.part", "step-00000002/results"):
+        line = refused(monkeypatch, capsys, *OPTIONS, f"--checkpoint={kept}", f"--out={kept / name}")
+        assert f"--out {kept / name}: " in line
+        assert "name another folder" in line
+    assert not kept.exists()
 
 
 def test_damaged_shards_are_named_with_the_cure(monkeypatch, tmp_path, trained):
@@ -651,8 +755,9 @@ def test_a_full_disk_is_said_in_a_line(monkeypatch, tmp_path):
     monkeypatch.setenv("MINIFSDP_DEVICE", "cpu")
 
     settings = Settings(**TINY, ranks=1, strategy="ddp", steps=1, checkpoint=tmp_path)
-    with pytest.raises(OSError, match=r"^[^\n]*step-00000001.part cannot be written: No space left on device$"):
+    with pytest.raises(OSError, match=r"^[^\n]*step-00000001 cannot be saved \(no space left on device\); nothing is"):
         launch(losses, 1, settings, inline=True)
+    assert not list(tmp_path.glob("*/is there space"))
 
 
 @pytest.fixture
@@ -667,6 +772,48 @@ def full_disk(monkeypatch):
 
     monkeypatch.setattr(Path, "write_bytes", no_space)
     monkeypatch.setattr(FileSystemWriter, "write_data", unexpected)
+
+
+@pytest.mark.parametrize("saved", [False, True])
+def test_a_save_that_fails_ends_in_one_line_and_leaves_nothing(tmp_path, trained, saved):
+    kept = tmp_path / "kept"
+    if saved:
+        shutil.copytree(trained, kept)
+    more = ["--ranks=1", "--strategy=ddp", "--steps=3", f"--checkpoint={kept}", f"--out={tmp_path / 'out'}"]
+    command = [sys.executable, "-m", "minifsdp", "train", *OPTIONS, *more, *(["--resume"] if saved else [])]
+    limited = "import os, resource, sys; resource.setrlimit(resource.RLIMIT_FSIZE, (1024, 1024)); "
+    run = [sys.executable, "-c", f"{limited}os.execv(sys.argv[1], sys.argv[1:])", *command]
+    done = subprocess.run(run, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 1
+    (line,) = [line for line in done.stderr.splitlines() if line and not line.startswith("1 rank over")]
+    cure = "step-00000002 is kept, and --resume goes on from it" if saved else "nothing is saved yet"
+    assert line == f"minifsdp: {kept / 'step-00000003'} cannot be saved (file too large); {cure}"
+    assert not done.stdout
+    assert {path.name for path in kept.iterdir()} == {".lock", *(["step-00000002"] if saved else [])}
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_in_a_save_leaves_nothing_half_written(tmp_path, number):
+    kept = tmp_path / "kept"
+    kept.mkdir()
+    run = Run(tmp_path, "--steps=100000", "--every=1", f"--checkpoint={kept}")
+    deadline = time.monotonic() + 60
+    while not steps_in(kept):
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    ranks = [each for each in run.tree() if each.name().startswith("rank ")]
+    while True:  # stopped in the middle of a save
+        for rank in ranks:
+            rank.suspend()
+        if list(kept.glob(".step-*.part")):
+            break
+        assert time.monotonic() < deadline
+        for rank in ranks:
+            rank.resume()
+        time.sleep(0.002)
+    run.process.send_signal(number)
+    assert run.process.wait(30) == 128 + number
+    assert not list(kept.glob(".step-*"))
 
 
 # Results

@@ -22,7 +22,7 @@ from minifsdp.course.cli.common import (
 )
 from minifsdp.course.cli.signals import cleaning_up
 from minifsdp.course.launch import RankError
-from minifsdp.course.train.folder import latest
+from minifsdp.course.train.folder import CheckpointError, latest
 from minifsdp.course.train.settings import PRECISIONS, PREFETCHES, STRATEGIES, Settings
 from minifsdp.course.whole_files import UndeliveredError
 from minifsdp.course.world import is_first, tell
@@ -143,8 +143,9 @@ def train(
             fail(f"interrupted{_cure(checkpoint, '--resume goes on')}", code=130)
         except RankError as error:
             which = ", which is --time-limit" if f"within {time_limit:g} s" in str(error) else ""
-            cure = "" if " is damaged (" in str(error) else _cure(checkpoint, "--resume goes on")  # it has its own
-            fail_of_ranks(error, f"{which}{cure}")
+            fail_of_ranks(error, f"{which}{_cure(checkpoint, '--resume goes on')}")
+        except CheckpointError as error:  # it has a cure of its own
+            fail(str(error), code=1)
         except UndeliveredError as error:
             bar.stop()
             fail_of_results(error, summary, _cure(checkpoint, "--resume with another --out writes them again"))

@@ -2,7 +2,7 @@
 
     DIR/step-00000050/                .metadata, *.distcp    model and optimizer, sharded (torch.distributed.checkpoint)
                                       rank-0.pt, rank-1.pt   random numbers of each rank
-                                      run.pt                 everything else, and what was asked for
+                                      run.pt                 everything else, what was asked for, the files' sizes
 
 All ranks write into the `.part`, with fsync; when all have, rank 0 gives it its name: a rename either has happened or
 has not. Only then do older ones go. With several hosts DIR has to be on a file system that they share.
@@ -14,7 +14,7 @@ import io
 import os
 import random
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +26,7 @@ from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystem
 
 from minifsdp.checkpoint import get_state_dict, set_state_dict
 from minifsdp.course.plain_files import read_plain
-from minifsdp.course.train.folder import damage, prune
+from minifsdp.course.train.folder import CheckpointError, damage, latest, prune, step_of
 from minifsdp.course.train.settings import TASK, Settings
 from minifsdp.course.train.state import State, seed_rank
 
@@ -41,11 +41,12 @@ def save(state: State, settings: Settings, data: str) -> None:
     whole = folder / f"step-{state.step:08}"
     part = folder / f".{whole.name}.part"
     if rank == 0:
-        part.mkdir()
+        with _unwritten(part, whole):
+            part.mkdir()
     dist.barrier()
     model, optimizer = get_state_dict(state.model, state.optimizer)
     parts = {"model": model, "optimizer": optimizer}
-    with _unwritten(part):
+    with _unwritten(part, whole):
         state_dict_saver.save(parts, storage_writer=FileSystemWriter(part, sync_files=True))
         _write(part / f"rank-{rank}.pt", _random_states())
     dist.barrier()  # all have written
@@ -58,12 +59,13 @@ def save(state: State, settings: Settings, data: str) -> None:
             "ranks": settings.ranks,
             "task": {name: getattr(settings, name) for name in TASK},
             "data": data,
+            "files": {file.name: file.stat().st_size for file in part.iterdir()},
         }
-        with _unwritten(part):
+        with _unwritten(part, whole):
             _write(part / RUN, run)
             _sync(part)
-        part.rename(whole)
-        _sync(folder)
+            part.rename(whole)
+            _sync(folder)
         prune(folder, settings.keep)
     dist.barrier()
 
@@ -78,7 +80,7 @@ def restore(state: State, whole: Path) -> None:
     try:
         state_dict_loader.load({"model": model, "optimizer": optimizer}, storage_reader=FileSystemReader(whole))
     except CheckpointException as error:
-        raise OSError(damage(whole, _first_cause(error))) from error
+        raise CheckpointError(damage(whole, _first_cause(error))) from error
     set_state_dict(state.model, state.optimizer, model_state_dict=model, optim_state_dict=optimizer)
     run = _load(whole / RUN)
     state.step = run["step"]
@@ -111,6 +113,9 @@ def check_same_task(whole: Path, settings: Settings, data: str) -> int:
     if run["ranks"] == settings.ranks:
         for rank in range(settings.ranks):
             _load(whole / f"rank-{rank}.pt")
+    _check_files(whole, run.get("files", {".metadata": None}))  # older ones have no list
+    if run["step"] != step_of(whole):
+        raise ValueError(damage(whole, f"it was renamed: it holds step {run['step']}"))
     for name, then in run["task"].items():
         if (now := getattr(settings, name)) != then:
             raise ValueError(f"--{name} {now}: {whole} was trained with {then}; give that, or another --checkpoint DIR")
@@ -121,18 +126,36 @@ def check_same_task(whole: Path, settings: Settings, data: str) -> int:
     return int(run["step"])
 
 
+def _check_files(whole: Path, sizes: dict[str, int | None]) -> None:
+    """What the ranks will read, by its size. Random numbers are left out: another number of ranks needs none."""
+    for name, size in sizes.items():
+        if name.startswith("rank-"):
+            continue
+        if not (whole / name).exists():
+            raise ValueError(damage(whole, f"{name} is missing"))
+        if size is not None and (now := (whole / name).stat().st_size) != size:
+            raise ValueError(damage(whole, f"{name} has {now:,} bytes, not {size:,}"))
+
+
 @contextmanager
-def _unwritten(part: Path) -> Iterator[None]:
+def _unwritten(part: Path, whole: Path) -> Iterator[None]:
     """Say in a line what the system says, and torch in the tracebacks of all ranks."""
     try:
         yield
     except (CheckpointException, OSError) as error:
-        cause = _first_cause(error) if isinstance(error, CheckpointException) else str(error)
+        cause = _first_cause(error) if isinstance(error, CheckpointException) else error.strerror or str(error)
+        probe = part / f"is there space, asks {dist.get_rank()}"
         try:  # of a full disk torch's zip writer says "unexpected pos": ask the disk itself
-            (part / "is there space").write_bytes(bytes(2**16))
+            probe.write_bytes(bytes(2**16))
         except OSError as said:
             cause = said.strerror or cause
-        raise OSError(f"{part} cannot be written: {cause}") from error
+        finally:
+            with suppress(OSError):
+                probe.unlink(missing_ok=True)
+        cause = cause[:1].lower() + cause[1:]
+        kept = latest(whole.parent)
+        cure = f"{kept.name} is kept, and --resume goes on from it" if kept else "nothing is saved yet"
+        raise CheckpointError(f"{whole} cannot be saved ({cause}); {cure}") from error
 
 
 def _first_cause(error: CheckpointException) -> str:

@@ -21,31 +21,49 @@ from pathlib import Path
 
 _WHOLE = re.compile(r"step-[0-9]+")
 _REST = re.compile(r"\.step-[0-9]+\.(part|old)")
+_FILES = re.compile(r"run\.pt|rank-[0-9]+\.pt|\.metadata|.+\.distcp")
+
+
+class CheckpointError(OSError):
+    """A checkpoint that cannot be written or read; one line that names it and the cure."""
 
 
 def checkpoints(folder: Path) -> list[Path]:
     """All checkpoints, the oldest first: what has the name of one is whole."""
     found = [path for path in folder.iterdir() if _WHOLE.fullmatch(path.name) and path.is_dir()]
-    return sorted(found, key=_step)
+    return sorted(found, key=step_of)
 
 
 def latest(folder: Path) -> Path | None:
     """The last checkpoint."""
-    return max(checkpoints(folder), key=_step, default=None)
+    return max(checkpoints(folder), key=step_of, default=None)
 
 
 def in_the_way(folder: Path) -> Path | None:
-    """Something else that has the name of a checkpoint."""
-    return next((path for path in folder.iterdir() if _WHOLE.fullmatch(path.name) and not path.is_dir()), None)
+    """Something else that has the name of a checkpoint: a file, or a folder without any file of one."""
+    named = (path for path in folder.iterdir() if _WHOLE.fullmatch(path.name))
+    return next((path for path in named if not (path.is_dir() and any(map(_is_ours, path.iterdir())))), None)
 
 
-def _step(whole: Path) -> int:
+def _is_ours(file: Path) -> bool:
+    return _FILES.fullmatch(file.name) is not None
+
+
+def check_apart(folder: Path, out: Path) -> None:
+    """Raise ValueError if results would go into a checkpoint, which is deleted with all that is in it."""
+    below = os.path.relpath(out.resolve(), folder.resolve()).split(os.sep)[0]
+    if _WHOLE.fullmatch(below) or _REST.fullmatch(below):
+        raise ValueError(f"--out {out}: {folder / below} is for a checkpoint, and goes with it: name another folder")
+
+
+def step_of(whole: Path) -> int:
+    """The steps that a checkpoint has, by its name."""
     return int(whole.name.removeprefix("step-"))
 
 
 def damage(whole: Path, what: str) -> str:
     """What is wrong with a checkpoint, and how to go on, in one line."""
-    before = [each for each in checkpoints(whole.parent) if _step(each) < _step(whole)]
+    before = [each for each in checkpoints(whole.parent) if step_of(each) < step_of(whole)]
     cure = f"--resume then takes {before[-1].name}" if before else "there is none before it: begin without --resume"
     return f"{whole} is damaged ({what}): delete it; {cure}"
 
@@ -58,9 +76,13 @@ def prune(folder: Path, keep: int) -> None:
 
 def clean(folder: Path) -> None:
     """Delete what a killed run has left half written or half deleted."""
-    for rest in folder.iterdir():
-        if _REST.fullmatch(rest.name):
-            _delete(rest)
+    for rest in rests(folder):
+        _delete(rest)
+
+
+def rests(folder: Path) -> list[Path]:
+    """What is half written or half deleted."""
+    return [path for path in folder.iterdir() if _REST.fullmatch(path.name)] if folder.is_dir() else []
 
 
 def _delete(rest: Path) -> None:
@@ -75,23 +97,42 @@ def _delete(rest: Path) -> None:
 def held(folder: Path, patience: float = 5.0) -> Iterator[None]:
     """Have the folder to oneself; the lock goes with the process that holds it.
 
+    If the block raises, a file for the lock goes that was not there before.
+
     Args:
         patience: seconds to wait: ranks of a run that was killed end a moment after it.
 
     Raises:
         ValueError: another run has it.
     """
-    lock = os.open(folder / ".lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+    file, deadline = folder / ".lock", time.monotonic() + patience
+    was_there = file.exists()
+    while (lock := _lock(file)) is None:
+        if time.monotonic() > deadline:
+            raise ValueError(f"--checkpoint {folder} is another run's: name another folder")
+        time.sleep(0.05)
     try:
-        deadline = time.monotonic() + patience
-        while True:
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except BlockingIOError:
-                if time.monotonic() > deadline:
-                    raise ValueError(f"--checkpoint {folder} is another run's: name another folder") from None
-                time.sleep(0.05)
         yield
+    except BaseException:
+        if not was_there:
+            file.unlink(missing_ok=True)
+        raise
     finally:
         os.close(lock)
+
+
+def _lock(file: Path) -> int | None:
+    """A descriptor of the file, locked; None if another process has it, or has just deleted it."""
+    try:
+        lock = os.open(file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+    except OSError as error:
+        why = (error.strerror or str(error)).lower()
+        raise ValueError(f"{file} cannot be opened ({why}): remove it, or name another folder") from error
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if os.path.samestat(os.fstat(lock), os.stat(file)):
+            return lock
+    except (BlockingIOError, FileNotFoundError):
+        pass
+    os.close(lock)
+    return None

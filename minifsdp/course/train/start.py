@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from minifsdp.course.launch import launch
+from minifsdp.course.launch import RankError, launch
 from minifsdp.course.launch.job import check_job
 from minifsdp.course.resources import ADAMW_BYTES, check_host_memory, check_writable
 from minifsdp.course.train import checkpoint, report
 from minifsdp.course.train import folder as folders
+from minifsdp.course.train.folder import CheckpointError
 from minifsdp.course.train.loop import train
 from minifsdp.course.train.settings import Settings
 from minifsdp.course.world import Device, World, choose_world, is_first
+
+_CHECKPOINT_ERROR = re.compile(r"^rank [0-9]+ failed: CheckpointError: (.*?)(?: \([^()]*:[0-9]+\))?$")
 
 Progress = Callable[[int, int, float], None]
 
@@ -49,11 +54,13 @@ def plan(settings: Settings, device: Device, out: Path, share_gpu: bool | None =
     data = f"{corpus.name} ({corpus.bytes:,} bytes, checksum {corpus.checksum})"
     world = choose_world(settings.ranks, device, share_gpu)
     check_host_memory(settings.elements(), ADAMW_BYTES if world.device == "cpu" else 4)
-    whole = _find_checkpoint(settings.checkpoint, settings.resume) if settings.checkpoint else None
-    step = 0
-    if whole is not None:
-        step = checkpoint.check_same_task(whole, settings, data)
-    check_writable(out)
+    whole, step = None, 0
+    with _having(settings.checkpoint, settings.resume, out):
+        if settings.checkpoint:
+            whole = _find_checkpoint(settings.checkpoint, settings.resume)
+        if whole is not None:
+            step = checkpoint.check_same_task(whole, settings, data)
+        check_writable(out)
     return Plan(settings, data, world, out, whole, step)
 
 
@@ -69,19 +76,27 @@ def run(plan: Plan, progress: Progress) -> dict[str, Any] | None:
 
     Raises:
         RankError: a rank has failed.
+        CheckpointError: a checkpoint cannot be written or read.
         UndeliveredError: the output folder cannot be written any more; names the folder that has the files.
     """
-    ranks = launch(
-        train,
-        plan.settings.ranks,
-        plan.settings,
-        plan.data,
-        plan.whole,
-        timeout=plan.settings.time_limit,
-        backend=plan.world.backend,
-        share_gpu=plan.world.shares_gpu,
-        on_report=lambda _, what: progress(*what),
-    )
+    try:
+        ranks = launch(
+            train,
+            plan.settings.ranks,
+            plan.settings,
+            plan.data,
+            plan.whole,
+            timeout=plan.settings.time_limit,
+            backend=plan.world.backend,
+            share_gpu=plan.world.shares_gpu,
+            on_report=lambda _, what: progress(*what),
+        )
+    except RankError as error:
+        if said := _CHECKPOINT_ERROR.search(str(error)):
+            raise CheckpointError(said[1]) from error
+        raise
+    finally:
+        _tidy(plan.settings.checkpoint)
     if not is_first():
         return None
     record = report.record(plan.settings, plan.data, plan.world, plan.step, ranks)
@@ -89,13 +104,32 @@ def run(plan: Plan, progress: Progress) -> dict[str, Any] | None:
     return record
 
 
-def _find_checkpoint(folder: Path, resume: bool) -> Path | None:
+def _tidy(folder: Path | None) -> None:
+    """Delete what ranks that have ended left half written; the next run deletes it where that cannot be."""
+    if folder is not None and is_first() and folders.rests(folder):
+        with suppress(ValueError, OSError), folders.held(folder):
+            folders.clean(folder)
+
+
+@contextmanager
+def _having(folder: Path | None, resume: bool, out: Path) -> Iterator[None]:
+    """Have the folder for checkpoints to oneself while it is checked, without what a killed run has left in it."""
+    if folder is None:
+        yield
+        return
     if resume and not folder.is_dir():
         raise ValueError(f"--resume: there is no folder {folder}; leave --resume out to begin")
+    folders.check_apart(folder, out)
     check_writable(folder, "--checkpoint")
-    if is_first():
-        with folders.held(folder):
-            folders.clean(folder)
+    if not is_first():
+        yield
+        return
+    with folders.held(folder):
+        folders.clean(folder)
+        yield
+
+
+def _find_checkpoint(folder: Path, resume: bool) -> Path | None:
     if other := folders.in_the_way(folder):
         raise ValueError(f"{other} has the name of a checkpoint and is none: rename it")
     whole = folders.latest(folder)
