@@ -640,6 +640,15 @@ def test_damaged_shards_are_named_before_a_rank_starts(monkeypatch, capsys, tmp_
     assert not out.exists()
 
 
+def test_scribbled_metadata_is_named_before_a_rank_starts(monkeypatch, capsys, tmp_path, trained):
+    """Of the right size: torch would print its tracebacks on every rank."""
+    kept = Path(shutil.copytree(trained, tmp_path / "kept"))
+    file = kept / "step-00000002" / ".metadata"
+    file.write_bytes(b"\x92" * file.stat().st_size)
+    line = refused(monkeypatch, capsys, *OPTIONS, f"--checkpoint={kept}", "--resume", "--ranks=1", "--strategy=ddp")
+    assert "step-00000002 is damaged (.metadata: UnpicklingError): delete it; " in line
+
+
 def without_list(whole: Path) -> None:
     """As a checkpoint was when it did not list its files."""
     run = torch.load(whole / "run.pt")

@@ -135,6 +135,10 @@ def _check_files(whole: Path, sizes: dict[str, int | None]) -> None:
             raise ValueError(damage(whole, f"{name} is missing"))
         if size is not None and (now := (whole / name).stat().st_size) != size:
             raise ValueError(damage(whole, f"{name} has {now:,} bytes, not {size:,}"))
+    try:
+        FileSystemReader(whole).read_metadata()
+    except Exception as error:
+        raise ValueError(damage(whole, f".metadata: {type(error).__name__}")) from error
 
 
 @contextmanager
