@@ -53,7 +53,8 @@ def wait_for_all(check: int) -> None:
         while True:
             pid, status = os.waitpid(-1, 0)
             if pid == check:
-                os.write(1, str(os.waitstatus_to_exitcode(status)).encode())
+                with contextlib.suppress(BrokenPipeError):  # the one who asked is gone
+                    os.write(1, str(os.waitstatus_to_exitcode(status)).encode())
 
 
 if __name__ == "__main__":
