@@ -7,7 +7,8 @@ comes from, and when its handle is waited for. From that follow the bytes, the o
 import re
 import sys
 from collections import deque
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
+from itertools import pairwise
 from math import ceil, log2
 from typing import NamedTuple
 from unittest import mock
@@ -42,25 +43,54 @@ class Message(NamedTuple):
         return f"{self.what} {way} {self.peer}" if way else self.what
 
 
-@contextmanager
-def watching():
-    """What is issued and waited for inside the `with`, in order."""
-    seen = []
+WORKS = []  # of the messages of this rank: gloo loses a message whose work is gone, and its receiver waits for ever
 
+
+class Held:
+    """The work of a message, which lives on in WORKS; notes that its handle was dropped before anybody waited."""
+
+    def __init__(self, message, work, dropped):
+        self.message, self.work, self.dropped = message, work, dropped
+        WORKS.append(work)
+
+    def wait(self):
+        self.dropped = []
+        self.work.wait()
+
+    def __del__(self):
+        self.dropped.append(self.message)
+
+
+@contextmanager
+def watching(dropped=None):
+    """What is issued and waited for inside the `with`, in order; `dropped` takes what nobody can wait for any more."""
+    seen, inside = [], []  # the calls of `comm` that are under way
+
+    @contextmanager
     def watch(call, phase):
         seen.append(Message(call.op if phase == "issue" else f"wait for {call.op}", call.order))
-        return nullcontext()
+        inside.append(call)
+        try:
+            yield
+        finally:
+            inside.pop()
 
     def peer_of(name, which):
-        real = getattr(dist, name)
+        real, through = getattr(dist, name), {"isend": "comm.send", "irecv": "comm.recv"}[name]
 
-        def call(tensor, **where):
+        def call(tensor, *args, **where):
+            if not inside:
+                raise AnswerError(
+                    f"torch.distributed.{name} was called directly\n"
+                    f"likely slip: messages go through `comm`, here `{through}`, whose log this check reads"
+                )
             seen[-1] = seen[-1]._replace(peer=where[which], numel=tensor.numel(), tensor=tensor)
             if where[which] == dist.get_rank():
                 raise ValueError(f"it would {seen[-1]}, which is itself: is the peer counted as a rank, modulo N?")
             if where[which] not in range(dist.get_world_size()):
                 raise ValueError(f"it would {seen[-1]}, and that is no rank: after the last comes rank 0, modulo N")
-            return real(tensor, **where)
+            work = real(tensor, *args, **where)
+            return work if dropped is None else Held(str(seen[-1]), work, dropped)
 
         return mock.patch.object(dist, name, call)
 
@@ -214,12 +244,16 @@ def test_my_rows(answer, variant):
             together = torch.cat(parts)
             kept = rows // ranks * ranks
             every = torch.cat([batch[rank::ranks] for rank in range(ranks)])
+            begins = [rank * rows // ranks for rank in range(ranks)]
+            least = torch.cat([batch[begin:][: max(1, end - begin)] for begin, end in pairwise([*begins, rows])])
+            few_rows = {"with fewer rows than ranks some ranks have none, not one that another has, too": least}
             lost = f"rows // N drops the remainder: of {rows} rows {rows % ranks} on no rank"
             expect(
                 f"{where}: all ranks' rows, put together",
                 together,
                 batch,
-                slips={
+                slips=(few_rows if rows < ranks else {})
+                | {
                     lost: batch[:kept],
                     "every N-th row is fair too, as torch's DistributedSampler takes it; asked is a block": every,
                     "every rank has all rows: the same data on all ranks teaches the model nothing more": torch.cat(
@@ -246,8 +280,15 @@ def observe_exchange(answer, seed, size, dtype):
     outgoing = numbers(seed, group.rank(), size, dtype=dtype).to(rank_device())
     incoming = torch.full_like(outgoing, float("nan"))
     memory = incoming.detach()
-    with watching() as seen:
+    dropped = []
+    with watching(dropped) as seen:
         answer(outgoing, incoming, group)
+        lost = list(dropped)
+    if lost:
+        raise AnswerError(
+            f"nobody keeps the handle of `{lost[0]}`, so that nobody waits for it\n"
+            "likely slip: a message may be lost with its handle: keep what `comm.send` and `comm.recv` return, and wait"
+        )
     moved = [str(message.tensor.dtype) for message in issued(seen)]
     return plain(seen), outgoing.cpu(), memory.cpu(), moved
 

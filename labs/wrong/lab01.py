@@ -68,6 +68,14 @@ def my_rows(batch, group):
     return batch[r * rows // n : (r + 1) * rows // n]
 
 
+@wrong("1.1", "not one that another has, too")
+def my_rows(batch, group):
+    """Gives every rank at least one row."""
+    n, k, r = batch.size(0), group.size(), group.rank()
+    low, high = r * n // k, (r + 1) * n // k
+    return batch[low : max(high, low + 1)]
+
+
 @wrong("1.2", "has not posted yet")
 def exchange(outgoing, incoming, group):
     """Every rank waits for its send before it receives."""
@@ -196,6 +204,35 @@ def exchange(outgoing, incoming, group):
     for h in [p() for p in (posts if r % 2 == 0 else posts[::-1])]:
         h.wait()
     incoming.copy_(buffer)
+
+
+@wrong("1.2", "a message may be lost with its handle")
+def exchange(outgoing, incoming, group):
+    """Drops the handle of the send."""
+    n, r = group.size(), group.rank()
+    if r % 2 == 0:
+        comm.send(outgoing, (r + 1) % n, group)
+        comm.recv(incoming, (r - 1) % n, group).wait()
+    else:
+        h = comm.recv(incoming, (r - 1) % n, group)
+        comm.send(outgoing, (r + 1) % n, group)
+        h.wait()
+
+
+@wrong("1.2", "messages go through `comm`")
+def exchange(outgoing, incoming, group):
+    """Calls torch's own `isend` and `irecv`."""
+    n, r = group.size(), group.rank()
+
+    def s():
+        return dist.isend(outgoing, (r + 1) % n, group=group)
+
+    def v():
+        return dist.irecv(incoming, (r - 1) % n, group=group)
+
+    works = [s(), v()] if r % 2 == 0 else [v(), s()]
+    for w in works:
+        w.wait()
 
 
 @wrong("1.3", "waits at once")
