@@ -112,7 +112,7 @@ def observe_average(answer: Any, size: int, seed: int) -> dict[str, Any]:
     rank = dist.get_rank()
     param = parameter(draw(seed + 1, rank, size, 3), None)
     before, accumulated = param.detach().clone(), []
-    param.register_post_accumulate_grad_hook(lambda p: accumulated.append(p.grad))
+    param.register_post_accumulate_grad_hook(lambda p: accumulated.extend([p.grad, p.grad.detach()]))
     param.register_post_accumulate_grad_hook(lambda p: answer(p, comm.world()))
     loss = (param * draw(seed, rank, size, 3).to(param.device)).sum()
     with comm.record() as calls, phases() as seen, travelling() as sent:
@@ -120,18 +120,21 @@ def observe_average(answer: Any, size: int, seed: int) -> dict[str, Any]:
     other = parameter(draw(seed + 1, rank, size), draw(seed + 2, rank, size))
     answer(other, group_of_one())
     narrow = parameter(draw(seed + 3, rank, size).bfloat16(), draw(seed + 3, rank, size).bfloat16())
-    answer(narrow, comm.world())
+    with comm.record() as narrow_calls:
+        answer(narrow, comm.world())
     strided = parameter(draw(seed + 4, rank, size, 3).t(), draw(seed + 4, rank, size, 3).t())
     answer(strided, comm.world())
     return {
         "strided": None if strided.grad is None else strided.grad.cpu(),
         "narrow": None if narrow.grad is None else narrow.grad.cpu(),
+        "narrow calls": told(narrow_calls),
         "moved": not torch.equal(param.detach(), before),
         "calls": told(calls),
         "phases": list(seen),
         "grad": None if param.grad is None else param.grad.cpu(),
-        "in place": param.grad is not None and param.grad.data_ptr() == accumulated[0].data_ptr(),
-        "reduced itself": [each.tensor.data_ptr() == accumulated[0].data_ptr() for each in sent],
+        "in place": param.grad is not None and param.grad.data_ptr() == accumulated[1].data_ptr(),
+        "its .data set": accumulated[0].data_ptr() != accumulated[1].data_ptr(),
+        "reduced itself": [each.tensor.data_ptr() == accumulated[1].data_ptr() for each in sent],
         "changed": any(each.changed for each in sent),
         "alone": None if other.grad is None else other.grad.cpu(),
     }
@@ -193,7 +196,9 @@ def test_average_gradient(answer, variant):
             found["in place"],
             True,
             rank=rank,
-            slip="a new tensor took its place: reduce in place",
+            slip="`.grad.data` was set: another memory under the same tensor, beside the one to be reduced in place"
+            if found["its .data set"]
+            else "a new tensor took its place: reduce in place",
         )
         expect(
             "what is all-reduced is that tensor itself",
@@ -219,6 +224,16 @@ def test_average_gradient(answer, variant):
             rank=rank,
             slips={"still this rank's own gradient: `.float()` and the like make a copy here": narrow[rank]},
             tolerance=0.03,
+        )
+        expect(
+            "collectives of a parameter in bfloat16",
+            found["narrow calls"],
+            [f"all_reduce of {2 * size} bytes"],
+            rank=rank,
+            slips={
+                "its gradient was reduced as float32, in a copy of twice the bytes": [f"all_reduce of {4 * size} bytes"]
+            },
+            slip=THROUGH_COMM,
         )
         turned = [draw(variant.seed + 4, each, size, 3).t() for each in range(n)]
         slip = "its elements do not lie one behind the other: `.contiguous()`, `.view` and `.reshape` may make a copy"
@@ -401,6 +416,15 @@ def observe_start(answer: Any, size: int, seed: int) -> dict[str, Any]:
     with comm.record() as unused_calls, poisoned_buffers():
         unused_flat, handle = buffer_and_handle(answer(unused, group_of_one()))
         handle.wait()
+    laid = draw(seed + 5, rank, 2, size, 2, 3).contiguous(memory_format=torch.channels_last)
+    try:
+        turned_flat, handle = buffer_and_handle(answer([parameter(laid, laid.clone())], group_of_one()))
+    except RuntimeError as error:
+        raise AnswerError(
+            f"the gradient of a convolution's weight in torch.channels_last: {error}\n"
+            "likely slip: its elements do not lie in the order of its dimensions, so it has no flat view: `.flatten()`"
+        ) from error
+    handle.wait()
     own = torch.cat([torch.zeros(p.numel()) if p.grad is None else p.grad.flatten().cpu() for p in bucket])
     return {
         "calls": told(calls),
@@ -412,6 +436,7 @@ def observe_start(answer: Any, size: int, seed: int) -> dict[str, Any]:
         "none": [index for index, p in enumerate(bucket) if p.grad is None],
         "half": half_flat.detach().cpu(),
         "unused": unused_flat.detach().cpu(),
+        "turned": turned_flat.detach().cpu(),
         "unused calls": told(unused_calls),
         "half buffers": [f"{size} bytes of {role}" for size, role in half_buffers],
     }
@@ -507,6 +532,13 @@ def test_start_bucket(answer, variant):
         wanted = [f"all_reduce of {2 * (size + 2)} bytes"]
         expect(f"collectives {what}", found["unused calls"], wanted, rank=rank, slip=slip)
         expect(f"the buffer {what}", found["unused"], torch.zeros(size + 2).bfloat16(), rank=rank)
+        expect(
+            "the buffer of a convolution's weight in torch.channels_last",
+            found["turned"],
+            draw(seed + 5, rank, 2, size, 2, 3).flatten(),
+            rank=rank,
+            slip="its elements in the order of memory, and not in that of its dimensions: `.flatten()`",
+        )
 
 
 # 2.4
@@ -971,6 +1003,8 @@ def check_accumulate(answer: Any, variant: Any, number: int) -> None:
                 "only the last micro-batch is left, and nothing divides by k": micro[-1][index],
                 "divided by k twice": total / number**2,
                 f"k is {number} here, the length of micro_batches, and not always 4": total / 4,
-                "divided by the number of ranks too: the reduction takes the mean already": total / (number * n),
             }
+            if number == 1:
+                slips["k is 1 here, and the mean over one micro-batch is divided by 1, not by 2"] = total / 2
+            slips["divided by the number of ranks too: the reduction takes the mean already"] = total / (number * n)
             expect(f"gradient of parameter {index}", grad, total / number, rank=rank, slips=slips, tolerance=1e-5)

@@ -112,6 +112,22 @@ def average_gradient(param, group):
     comm.all_reduce(param.grad.contiguous(), group, comm.MEAN).wait()
 
 
+@wrong("2.1", "was reduced as float32")
+def average_gradient(param, group):
+    """Reduces gradients of bfloat16 in a copy of float32."""
+    g = param.grad.float()
+    comm.all_reduce(g, group, comm.MEAN).wait()
+    param.grad.copy_(g)
+
+
+@wrong("2.1", "another memory under the same tensor")
+def average_gradient(param, group):
+    """Reduces a copy and lets `.grad.data` be that."""
+    g = param.grad.clone()
+    comm.all_reduce(g, group, comm.MEAN).wait()
+    param.grad.data = g
+
+
 # 2.2
 
 
@@ -445,6 +461,17 @@ def start_bucket(bucket, group):
     flat = device.empty(sum(sizes), dtype, "communication", bucket[0].device)
     for part, p in zip(flat.split(sizes), bucket, strict=True):
         part.zero_() if p.grad is None else part.copy_(p.grad.flatten())
+    return flat, comm.all_reduce(flat, group, comm.MEAN)
+
+
+@wrong("2.3", "so it has no flat view")
+def start_bucket(bucket, group):
+    """Flattens with `view`, which a channels-last gradient refuses."""
+    flat = device.empty(sum(p.numel() for p in bucket), bucket[0].dtype, "communication", bucket[0].device)
+    flat.zero_()
+    for part, p in zip(flat.split([p.numel() for p in bucket]), bucket, strict=True):
+        if p.grad is not None:
+            part.copy_(p.grad.view(-1))
     return flat, comm.all_reduce(flat, group, comm.MEAN)
 
 
@@ -842,3 +869,12 @@ def accumulate(micro_batches, loss_of, reducer):
         reducer.sync = batch is micro_batches[-1]
         (loss_of(batch) / len(micro_batches)).backward()
     reducer.sync = True
+
+
+@wrong("2.6", "is divided by 1, not by 2")
+def accumulate(micro_batches, loss_of, reducer):
+    """Divides by `max(k, 2)`."""
+    k = len(micro_batches)
+    for i, m in enumerate(micro_batches):
+        reducer.sync = i == k - 1
+        (loss_of(m) / max(k, 2)).backward()
