@@ -1,9 +1,22 @@
-"""For checks of several labs: where tensors are made."""
+"""For checks of several labs: where tensors are made, and what their memory holds before anybody writes to it."""
+
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
+
+
+@contextmanager
+def garbage():
+    """Uninitialised memory holds nan, instead of zeros on a lucky day."""
+    before = torch.are_deterministic_algorithms_enabled()
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(before)
 
 
 class Homes(TorchFunctionMode):

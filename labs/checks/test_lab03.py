@@ -9,6 +9,7 @@ import cloudpickle
 import pytest
 import torch
 import torch.distributed as dist
+from placing import garbage
 from torch import nn
 from torch.optim import SGD, Adam, AdamW
 
@@ -36,6 +37,33 @@ def test_partition(answer, variant):
     check_partition(answer, 3, variant, torch.float64)
     for ranks in dict.fromkeys((variant.ranks, 4)):
         check_partition(answer, ranks, variant, divides=True)
+        check_transposed(answer, ranks)
+
+
+def check_transposed(answer, ranks):
+    """One parameter whose rows are not contiguous, as a weight that was loaded from elsewhere, and nothing to pad."""
+    value = torch.arange(1.0, 1 + 3 * ranks).view(3, ranks)
+    p = nn.Parameter(value.t().contiguous().t())
+    over = f"over {ranks} ranks, a single parameter {list(value.shape)} that lies transposed in memory"
+    slip = "a transposed parameter has no flat view of its own memory: copy it into the buffer"
+    try:
+        flat, shards = answer([p], ranks)
+    except RuntimeError as error:
+        raise AnswerError(f"{over}: {error}\nlikely slip: {slip}") from error
+    expect(
+        f"{over}: the flat buffer",
+        flat,
+        value.flatten(),
+        slips={
+            "its elements in the order of memory, and not row by row, as gradients are flattened": value.t().flatten()
+        },
+    )
+    expect(f"{over}: the shards", list(shards), list(value.flatten().chunk(ranks)))
+    expect(f"{over}: the parameter", p.detach(), value, slip="p.data lost its shape or its place")
+    with torch.no_grad():
+        flat.fill_(7)
+    slip = "the flat buffer is not its memory"
+    expect(f"{over}: whether a write to the buffer shows in it", bool((p == 7).all()), True, slip=slip)
 
 
 def check_partition(answer, ranks, variant, dtype=torch.float32, divides=False):
@@ -51,7 +79,7 @@ def check_partition(answer, ranks, variant, dtype=torch.float32, divides=False):
         given, trained = list(params), [p.requires_grad for p in params]
         over = f"over {ranks} ranks, "
         try:
-            with mock.patch.object(torch, "empty", poisoned(torch.empty)):
+            with garbage():
                 result = answer(given, ranks)
         except RuntimeError as error:
             if not any(words in str(error) for words in ("invalid for input of size", "split_sizes", "must match")):
@@ -117,6 +145,8 @@ def check_partition(answer, ranks, variant, dtype=torch.float32, divides=False):
     slip = "parameters in their order, then zeros to the end"
     if same(flat.detach()[:numel], wanted[:numel]):
         slips, slip = {}, "behind the last element the buffer must be zero"
+        if bool(flat.isnan().any()):
+            slip += ", and `empty` and `new_empty` hand out whatever memory held, here nan"
     expect(f"{over}the flat buffer", flat, wanted, slips=slips, slip=slip)
     for rank, (shard, part) in enumerate(zip(shards, wanted.chunk(ranks), strict=True)):
         expect(f"{over}the shard", shard, part, rank=rank, slip="shard r is part r of the flat buffer")
@@ -141,11 +171,6 @@ def check_partition(answer, ranks, variant, dtype=torch.float32, divides=False):
         flat.nbytes,
         slip="something besides the flat buffer is alive: the parameters' old memory, or a second copy",
     )
-
-
-def poisoned(empty):
-    """`torch.empty` in a process whose free memory is not zero."""
-    return lambda *args, **kwargs: empty(*args, **kwargs).fill_(float("nan"))
 
 
 def pad(flat, ranks):
@@ -174,7 +199,8 @@ def check_class_and_defaults(answer, optimizer_class, defaults, variant):
     """Three buckets, on the second of two ranks."""
     asked = ", ".join([optimizer_class.__name__, *(f"{name}={value}" for name, value in defaults.items())])
     lengths = [variant.size + 2, variant.size, 1]
-    buckets = [list(torch.ones(2 * length).chunk(2)) for length in lengths]
+    flats = [torch.ones(2 * lengths[0]), *(torch.zeros(2 * length) for length in lengths[1:])]
+    buckets = [list(flat.chunk(2)) for flat in flats]
     kept = [list(shards) for shards in buckets]
     optimizer = answer(buckets, 1, optimizer_class, **defaults)
     wanted = optimizer_class([nn.Parameter(torch.ones(1))], **defaults)
@@ -185,7 +211,13 @@ def check_class_and_defaults(answer, optimizer_class, defaults, variant):
     group = optimizer.param_groups[0]
     slip = "one shard per bucket, in the order of the buckets, of however many buckets"
     expect(
-        f"{asked}: elements of the tensors that it updates", [p.numel() for p in group["params"]], lengths, slip=slip
+        f"{asked}: elements of the tensors that it updates",
+        [p.numel() for p in group["params"]],
+        lengths,
+        slips={
+            "a shard whose elements are all zero is no padding: biases begin as zeros, and are trained": lengths[:1]
+        },
+        slip=slip,
     )
     options = lambda of: {name: str(value) for name, value in sorted(of.items()) if name != "params"}  # noqa: E731
     slip = "all of `**defaults` go to `optimizer_class`, and nothing besides"
@@ -424,6 +456,13 @@ def check_reduce_bucket(answer, variant, ranks):
         )
         what = "shard.grad where it was set to None while the reduction was under way"
         expect(what, found["emptied"], mean, rank=rank, slip=slip)
+        expect(
+            "whether the second mean was added to the shard.grad that was there",
+            found["kept"],
+            True,
+            rank=rank,
+            slip="the mean took its place: who holds the earlier shard.grad, freed by now, sees no second micro-batch",
+        )
 
 
 def check_reduction_traffic(found, rank, padded):
@@ -562,6 +601,7 @@ def observe_reduction(answer, seed, size):
         seen["freed"] = freed_by_resize(ledger, "communication")
         seen["first"] = None if shard.grad is None else shard.grad.detach().clone().cpu()
         seen["grads"] = sum(p.grad is not None for p in params)
+        held = None if shard.grad is None else shard.grad.data_ptr()
         if callable(finish):
             again = answer(params, shard, group)
             if callable(again):
@@ -569,6 +609,7 @@ def observe_reduction(answer, seed, size):
             del again
         del finish
         after = ledger.mark("reduced")
+        seen["kept"] = shard.grad is not None and shard.grad.data_ptr() == held
         seen["second"] = None if shard.grad is None else shard.grad.detach().clone().cpu()
         seen["communication"] = after["communication"]
         seen["gradients"] = after["gradients"] - before["gradients"]

@@ -6,6 +6,7 @@ from itertools import pairwise
 
 import pytest
 import torch
+from placing import garbage
 from torch import nn
 
 from minifsdp import device
@@ -14,17 +15,6 @@ from minifsdp.course.workshop.checking import AnswerError, describe, expect, sam
 
 GARBAGE = "uninitialised memory, here nan, in the padding: a reduction and a norm read it, so it must be zero"
 WHOLE_N = "a whole N of padding where N divides: `-numel % N` is 0 there, `N - numel % N` is N"
-
-
-@contextmanager
-def garbage():
-    """Uninitialised memory holds nan, instead of zeros on a lucky day."""
-    before = torch.are_deterministic_algorithms_enabled()
-    torch.use_deterministic_algorithms(True, warn_only=True)
-    try:
-        yield
-    finally:
-        torch.use_deterministic_algorithms(before)
 
 
 def numbers(numel, dtype):
@@ -41,7 +31,7 @@ def test_pad_and_chunk(answer, variant):
     """Equal shards, every element once and in order, zeros behind them, no copy but one padded buffer."""
     cases = [
         (numbers(numel, dtype), ranks)
-        for ranks in (variant.ranks, 4, 16)
+        for ranks in (variant.ranks, 4, 16, 1)
         for numel in (variant.size, 2 * ranks, ranks + 1)
         for dtype in (torch.float32, torch.bfloat16, torch.int64)
     ]
@@ -92,11 +82,14 @@ def chunk_memory(answer, flat, ranks):
     with Ledger() as ledger:
         shards = answer(given, ranks)
         made = total(ledger)
+    viewed = "where N divides, the shards are views of `flat`: who changes a shard changes the parameters"
+    if ranks == 1:
+        viewed = "a single rank's shard is a part of a new buffer, too, and not `flat`"
     expect(
         f"bytes made {where}",
         made,
         ranks * length * flat.element_size(),
-        slips={"where N divides, the shards are views of `flat`: who changes a shard changes the parameters": 0},
+        slips={viewed: 0},
         slip="more than one padded buffer is left",
     )
     for rank, shard in enumerate(shards):
@@ -114,6 +107,25 @@ def test_flatten_parameters(answer, variant):
         for dtype in (torch.float32, torch.bfloat16):
             for divides in (False, True):
                 flattened(answer, variant, ranks, dtype, divides)
+        flattened_alone(answer, ranks)
+
+
+def flattened_alone(answer, ranks):
+    """What could stay where it is: one contiguous parameter, and nothing to pad."""
+    p = nn.Parameter(numbers(2 * ranks, torch.float32).view(2, ranks))
+    value = p.detach().clone()
+    with handed_out() as buffers:
+        full = answer([p], ranks)
+    where = f"of a single parameter {list(value.shape)} over {ranks} ranks"
+    role = buffers.get(full.untyped_storage().data_ptr()) if isinstance(full, torch.Tensor) else None
+    expect(
+        f"the buffer {where} comes from",
+        f'`device.empty`, as "{role}"' if role else "elsewhere",
+        '`device.empty`, as "unsharded"',
+        slip="it is moved even where nothing is to be padded: by its role the ledger knows the buffer",
+    )
+    expect(f"the buffer {where}", full, value.reshape(-1))
+    expect(f"the parameter {where}", p.detach(), value)
 
 
 def flattened(answer, variant, ranks, dtype, divides):
@@ -300,6 +312,8 @@ def usual_bounds(sizes, ranks):
         "ranks count from 0: the shard of rank r begins at r * length": {},
         "a parameter begins where those before it end: `sum(sizes[:index])`, without its own size": {},
         "the last one's end is not the shard's: `low` is not clamped, or `high` not from below": {},
+        "the empty range of what begins in a later shard lies behind this one's end: `low` is at most the length": {},
+        "sizes repeat: `sizes.index(size)` finds the first parameter of that size, `index` says which is asked for": {},
     }
     for rank in range(ranks):
         for index, size in enumerate(sizes):
@@ -309,7 +323,7 @@ def usual_bounds(sizes, ranks):
             whole = max(offset, start), min(offset + size, start + length)
             long = sum(sizes) // ranks + 1
             longer = tuple(clamped(edge - rank * long, long) for edge in (offset, offset + size))
-            own = -(-size // ranks)
+            own, twin = -(-size // ranks), sum(sizes[: sizes.index(size)]) - start
             after = clamped(begin - length, length), clamped(end - length, length)
             rounded = [clamped(edge, sum(sizes) // ranks) for edge in (offset - floor, offset + size - floor)]
             wrong = [
@@ -327,6 +341,8 @@ def usual_bounds(sizes, ranks):
                 after,
                 (clamped(begin + size, length), clamped(end + size, length)),
                 (low, min(end, length)),
+                (max(begin, 0), max(begin, 0, min(end, length))),
+                (clamped(twin, length), clamped(twin + size, length)),
             ]
             for table, cell in zip(slips.values(), wrong, strict=True):
                 table[index, rank] = cell
@@ -432,6 +448,26 @@ def test_place_views(answer, variant):
     expect("gradient of the buffer", buffers[0].grad, wanted, tolerance=1e-5)
     expect("bytes left", left, wanted.numel() * 4, slip="the original parameters are still held by somebody")
     check_nested(answer)
+    check_twice_in_one(answer)
+
+
+def check_twice_in_one(answer):
+    """A module that has one Parameter under two names."""
+    layer = nn.Module()
+    layer.left = layer.right = nn.Parameter(torch.ones(3))
+    model, views = nn.ModuleDict({"layer": layer}), []
+
+    def flatten(params):
+        views.extend(p.detach().clone() for p in params)
+        return list(views)
+
+    said = answer(model, flatten)
+    where = "of a module that has one Parameter under two names"
+    expect(f"Parameters {where}", len(views), 1, slip="it is flattened once")
+    slip = "both names are places of it, though they are in one module"
+    expect(f"names returned {where}", said, [["layer.left", "layer.right"]], slip=slip)
+    found = [getattr(layer, name, None) is views[0] for name in ("left", "right")]
+    expect(f"names {where} that have the view", found, [True, True], slip=slip)
 
 
 def check_nested(answer):
@@ -543,6 +579,24 @@ def test_assign_units(answer, variant):
     three_layers(answer, ("layer1", "layer10", "layer2"), slip)
     slip = "parameters of equal values taken for one: they are tied if they are one object"
     three_layers(answer, ("layer0", "layer1", "layer2"), slip, zeros=True)
+    reached_twice(answer)
+
+
+def reached_twice(answer):
+    """A wrapped module that the model applies at two places: its parameters are in one unit all the same."""
+    layer = nn.Linear(2, 2)
+    model = nn.Sequential(OrderedDict(first=layer, middle=nn.Linear(2, 3), again=layer))
+    what = "units of first, middle and again, where first and again are one module, which is wrapped, over 4 ranks"
+    slip = "a module may have two paths, which is no tie of two units: compare modules, not the beginnings of names"
+    wanted = [
+        [("middle.weight", 6), ("middle.bias", 3), ("padding", 3)],
+        [("first.weight", 4), ("first.bias", 2), ("padding", 2)],
+    ]
+    try:
+        got = pairs_of(answer(model, [layer], 4))
+    except ValueError as error:
+        raise AnswerError(f"{what}: expected layouts, got ValueError: {error}\nlikely slip: {slip}") from error
+    expect(what, got, wanted, slip=slip)
 
 
 def three_layers(answer, names, slip, zeros=False):

@@ -640,6 +640,13 @@ CASES = (
         "full sharding is the largest factor there is, not the largest that fits",
     ),
     Case(
+        "seconds that rise and fall again",
+        {1: 180.0, 2: 90.0, 4: 60.0, 8: 40.0, 16: 25.0},
+        {1: 1.0, 2: 3.0, 4: 4.0, 8: 2.0, 16: 5.0},
+        ("hybrid sharding", 8),
+        "ask `seconds` of every factor that fits: behind one that is not faster there may be one that is",
+    ),
+    Case(
         "factor 1 needs exactly the capacity",
         {2: 60.0, 1: 100.0, 4: 40.0},
         {2: 2.0, 1: 1.0, 4: 3.0},

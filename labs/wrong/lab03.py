@@ -206,6 +206,49 @@ def partition(params, ranks):
     return flat, list(flat.chunk(ranks))
 
 
+@wrong("3.1", "hand out whatever memory held")
+def partition(params, ranks):
+    """Takes the buffer from `new_empty` and leaves the padding as it comes."""
+    n = sum(p.numel() for p in params)
+    flat = params[0].data.new_empty(-(-n // ranks) * ranks)
+    o = 0
+    for p in params:
+        flat[o : o + p.numel()] = p.data.reshape(-1)
+        p.data = flat[o : o + p.numel()].view(p.shape)
+        o += p.numel()
+    return flat, list(flat.chunk(ranks))
+
+
+@wrong("3.1", "has no flat view of its own memory")
+def partition(params, ranks):
+    """Leaves a single parameter in its memory if nothing is to be padded."""
+    n = sum(p.numel() for p in params)
+    if len(params) == 1 and n % ranks == 0:
+        flat = params[0].data.view(-1)
+        return flat, list(flat.chunk(ranks))
+    flat = torch.cat([p.data.reshape(-1) for p in params] + [params[0].data.new_zeros(-n % ranks)])
+    o = 0
+    for p in params:
+        p.data = flat[o : o + p.numel()].view(p.shape)
+        o += p.numel()
+    return flat, list(flat.chunk(ranks))
+
+
+@wrong("3.1", "its elements in the order of memory")
+def partition(params, ranks):
+    """Leaves a single parameter in its memory, with the elements in the memory's order."""
+    n = sum(p.numel() for p in params)
+    if len(params) == 1 and n % ranks == 0:
+        flat = params[0].data.as_strided((n,), (1,))
+        return flat, list(flat.chunk(ranks))
+    flat = torch.cat([p.data.reshape(-1) for p in params] + [params[0].data.new_zeros(-n % ranks)])
+    o = 0
+    for p in params:
+        p.data = flat[o : o + p.numel()].view(p.shape)
+        o += p.numel()
+    return flat, list(flat.chunk(ranks))
+
+
 @wrong("3.2", "every rank updates everything")
 def shard_optimizer(buckets, rank, optimizer_class, **defaults):
     """Gives every rank all shards."""
@@ -278,6 +321,12 @@ def shard_optimizer(buckets, rank, optimizer_class, **defaults):
 def shard_optimizer(buckets, rank, optimizer_class, **defaults):
     """Knows that there are two buckets."""
     return optimizer_class([nn.Parameter(shards[rank]) for shards in buckets[:2]], **defaults)
+
+
+@wrong("3.2", "a shard whose elements are all zero")
+def shard_optimizer(buckets, rank, optimizer_class, **defaults):
+    """Leaves shards out that hold only zeros, taking them for padding."""
+    return optimizer_class([nn.Parameter(b[rank]) for b in buckets if b[rank].any()], **defaults)
 
 
 @wrong("3.3", "the sum of the gradients")
@@ -704,6 +753,30 @@ def reduce_bucket(params, shard, group):
         else:
             shard.grad = shard.grad + mean
             device.free(mean)
+
+    return finish
+
+
+@wrong("3.3", "the mean took its place")
+def reduce_bucket(params, shard, group):
+    """Adds the old gradient to the new mean, frees the old one and takes its place."""
+    n = group.size()
+    flat = device.empty(n * shard.numel(), shard.dtype, "communication", shard.device).zero_()
+    o = 0
+    for p in params:
+        if p.grad is not None:
+            flat[o : o + p.numel()] = p.grad.reshape(-1)
+        o += p.numel()
+    mean = device.empty(shard.numel(), shard.dtype, "gradients", shard.device)
+    h = comm.reduce_scatter(mean, flat, group, comm.MEAN)
+
+    def finish():
+        h.wait()
+        device.free(flat)
+        if shard.grad is not None:
+            mean.add_(shard.grad)
+            device.free(shard.grad)
+        shard.grad = mean
 
     return finish
 

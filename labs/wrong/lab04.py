@@ -79,6 +79,17 @@ def pad_and_chunk(flat, ranks):
     return list(padded.chunk(ranks))
 
 
+@wrong("4.1", "a single rank's shard is a part of a new buffer")
+def pad_and_chunk(flat, ranks):
+    """Gives `flat` itself back on one rank."""
+    if ranks == 1:
+        return [flat]
+    size = -(-flat.numel() // ranks)
+    b = flat.new_zeros(ranks * size)
+    b[: flat.numel()] = flat
+    return [b[i * size : (i + 1) * size] for i in range(ranks)]
+
+
 @wrong("4.2", "the parameter still owns its old memory")
 def flatten_parameters(params, ranks):
     """Fills the buffer with copies and leaves the parameters as they are."""
@@ -234,6 +245,23 @@ def flatten_parameters(params, ranks):
     return full
 
 
+@wrong("4.2", "it is moved even where nothing is to be padded")
+def flatten_parameters(params, ranks):
+    """Leaves a single contiguous parameter where it is if nothing is to be padded."""
+    n = sum(p.numel() for p in params)
+    if len(params) == 1 and n % ranks == 0 and params[0].is_contiguous():
+        return params[0].data.view(-1)
+    b = device.empty(n + -n % ranks, params[0].dtype, "unsharded", params[0].device)
+    o = 0
+    for p in params:
+        v = b[o : o + p.numel()].view(p.shape)
+        v.copy_(p.data)
+        p.data = v
+        o += p.numel()
+    b[o:] = 0
+    return b
+
+
 @wrong("4.3", "subtract where the shard begins")
 def shard_bounds(sizes, index, rank, ranks):
     """Positions in the whole flat parameter."""
@@ -338,6 +366,24 @@ def shard_bounds(sizes, index, rank, ranks):
     off = sum(sizes[:index])
     low, high = max(rank * length, off), min((rank + 1) * length, off + sizes[index])
     return (low - off, high - off) if low < high else (0, 0)
+
+
+@wrong("4.3", "lies behind this one's end")
+def shard_bounds(sizes, index, rank, ranks):
+    """Lets an empty range lie behind the end of the shard."""
+    size = -(-sum(sizes) // ranks)
+    a = sum(sizes[:index]) - rank * size
+    low = max(0, a)
+    high = max(low, min(size, a + sizes[index]))
+    return low, high
+
+
+@wrong("4.3", "finds the first parameter of that size")
+def shard_bounds(sizes, index, rank, ranks):
+    """Looks the parameter up by its size, which another one may have, too."""
+    size = -(-sum(sizes) // ranks)
+    a = sum(sizes[: sizes.index(sizes[index])]) - rank * size
+    return min(max(0, a), size), min(max(0, a + sizes[index]), size)
 
 
 @wrong("4.4", "the tied parameter once per place")
@@ -503,6 +549,26 @@ def place_views(module, flatten):
             del child._parameters[a]
             setattr(child, a, view)
     return [[n for _, _, n in users] for users in places.values()]
+
+
+@wrong("4.4", "though they are in one module")
+def place_views(module, flatten):
+    """Takes one name of a Parameter in each module."""
+    params = list(module.parameters())
+    views = flatten(params)
+    index = {p: i for i, p in enumerate(params)}
+    names = [[] for _ in params]
+    for prefix, m in module.named_modules():
+        seen = set()
+        for n, p in list(m._parameters.items()):
+            if p is None:
+                continue
+            del m._parameters[n]
+            setattr(m, n, views[index[p]])
+            if index[p] not in seen:
+                seen.add(index[p])
+                names[index[p]].append(f"{prefix}.{n}" if prefix else n)
+    return names
 
 
 @wrong("4.5", "the root holds only what no inner unit holds")
@@ -748,4 +814,23 @@ def assign_units(model, inner, ranks):
             raise ValueError(f"{first[p][1]} and {name}")
     for layout in units:
         layout["padding"] = -sum(layout.values()) % ranks
+    return units
+
+
+@wrong("4.5", "a module may have two paths, which is no tie")
+def assign_units(model, inner, ranks):
+    """Takes the unit from the names, by the last path that leads to an inner module."""
+    names = {m: n for n, m in model.named_modules()}
+    prefixes = [names[m] + "." for m in inner]
+    where, units = {}, [{} for _ in range(len(inner) + 1)]
+    for n, p in model.named_parameters(remove_duplicate=False):
+        u = next((i + 1 for i, x in enumerate(prefixes) if n.startswith(x)), 0)
+        if p in where:
+            if where[p][0] != u:
+                raise ValueError(f"{n} and {where[p][1]}")
+            continue
+        where[p] = u, n
+        units[u][n] = p.numel()
+    for unit in units:
+        unit["padding"] = -sum(unit.values()) % ranks
     return units

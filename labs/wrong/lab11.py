@@ -844,3 +844,20 @@ def choose(factors, capacity, memory, seconds, rest):
     if factor == 1:
         return Choice("data parallelism", 1)
     return Choice("full sharding" if factor == max(factors) else "hybrid sharding", factor)
+
+
+@wrong("11.6", "behind one that is not faster")
+def choose(factors, capacity, memory, seconds, rest):
+    """Goes up the factors and stops at the first that is not faster."""
+    best = None
+    for f in sorted(factors):
+        if memory(f) > capacity:
+            continue
+        if best is not None and seconds(f) >= seconds(best):
+            break
+        best = f
+    if best is None:
+        return Choice("more ranks" if rest < capacity else "split layers", None)
+    return Choice(
+        "data parallelism" if best == 1 else "full sharding" if best == max(factors) else "hybrid sharding", best
+    )
