@@ -1,0 +1,72 @@
+"""All of FSDP in one function: units, a schedule, and an engine that hooks them to the model.
+
+    shards = shard(model, lambda module: isinstance(module, Block), group)
+    optimizer = torch.optim.AdamW(shards)
+
+Read it last: each name in it is a lesson of its own. `FullyShardedDataParallel` (api.py) is the same with torch's
+arguments: a wrapper in place of the hooks, other strategies, mixed precision, offload, deferred initialisation, state
+dicts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from torch import nn
+
+from minifsdp.comm import Group
+from minifsdp.flat_param import FlatParameter, ParamPlaces, find_parameters
+from minifsdp.fsdp.engine import Engine
+from minifsdp.fsdp.flat_unit import FlatUnit
+from minifsdp.fsdp.rate_limit import RateLimitedSchedule
+from minifsdp.fsdp.sync import SyncSchedule
+
+
+def shard(
+    model: nn.Module,
+    is_unit: Callable[[nn.Module], bool],
+    group: Group,
+    schedule: Callable[[Sequence[FlatUnit]], SyncSchedule] = RateLimitedSchedule,
+) -> list[nn.Parameter]:
+    """Shard the parameters of `model` over `group`: a unit for each module that `is_unit`, and one for the rest.
+
+    The model is changed in place and called as before; its parameters are whole only inside the forward and backward
+    of their unit. All ranks of the group call this with one model, and run its units in one order.
+
+    Args:
+        model: the same on all ranks, values included; the parameters of a unit are of one dtype and on one device.
+        is_unit: asked of each module inside `model`.
+        group: the ranks, N.
+        schedule: makes what decides when units gather, free and reduce.
+
+    Returns:
+        the optimizer's parameters: of each unit its shard, 1-D, 1/N of its elements and padding.
+
+    Raises:
+        ValueError: parameters of a unit do not fit into one buffer, or one is used in two units.
+    """
+    units: dict[nn.Module, FlatUnit] = {}
+    taken: ParamPlaces = {}
+    for name, module in model.named_modules():
+        if module is model or is_unit(module):
+            inside = [child for child in module.modules() if child is not module and is_unit(child)]
+            params = find_parameters(module, skip=inside)
+            for p in params.keys() & taken.keys():
+                one, other = taken[p][0].name, f"{name}.{params[p][0].name}"
+                raise ValueError(f"{one} and {other} are one parameter, in two units: let the outermost unit have both")
+            taken |= params
+            if params:
+                units[module] = FlatUnit(FlatParameter(params, group.rank(), group.size()), group, name or "root")
+                units[module].is_root = module is model
+    engine = Engine([*units.values()], schedule([*units.values()]))
+    model.register_forward_pre_hook(lambda *_: engine.begin())
+    for module, unit in units.items():
+        hook_forward(module, unit, engine)
+    model.register_forward_hook(lambda *_: engine.end(), always_call=True)
+    return [unit.flat.shard for unit in units.values()]
+
+
+def hook_forward(module: nn.Module, unit: FlatUnit, engine: Engine) -> None:
+    modules = [*module.modules()]
+    module.register_forward_pre_hook(lambda _, *inputs: engine.before(unit, inputs), with_kwargs=True)
+    module.register_forward_hook(lambda _, inputs, output: engine.after(unit, output, modules))
