@@ -252,7 +252,7 @@ def test_an_answer_that_ends_or_stops_its_parent_costs_its_own_row(name: str, tm
         timeout=100,
     )
     ada, bert = (row for row in csv.DictReader(out.open()) if row["exercise"] == "4.1")
-    was = "stopped" if name == "stop" else f"ended by {SIGNALS[name]}: what it may have left is not found"
+    was = "stopped" if name == "stop" else f"ended by {SIGNALS[name]}: mark the others again"
     assert ada["state"] == "crash"
     assert ada["remark"].startswith(f"the process that watches over it was {was}")
     assert bert["state"] == "own-fail"

@@ -103,7 +103,7 @@ class Engine:
             # Frozen leaves have no hook, and are read until the inputs have their gradients.
             progress.calls += after_backward_to(tensors_in(inputs), partial(self._on_inputs, progress))
 
-    def after(self, unit: Unit, output: Any, modules: Sequence[nn.Module]) -> None:
+    def after(self, unit: Unit, output: Any, modules: Sequence[nn.Module] = ()) -> None:
         progress = self.progress[unit]
         if progress.in_backward:
             return

@@ -90,7 +90,7 @@ def run_check(submission: Submission, limits: Limits = LEARNER, variant: Mapping
             ended = _watch(process, folder, output, limits)
         finally:
             if process is not None:
-                end_tree(process, secret)
+                end_tree(process, secret, adopts=True)
         return ended if isinstance(ended, Verdict) else _verdict(folder, output, secret, ended)
 
 
@@ -158,8 +158,7 @@ def _ended(supervisor: subprocess.Popen[bytes], output: IO[bytes]) -> str:
     """How a supervisor has ended: by the answer's hand, or because it could not start the check."""
     code = supervisor.wait(5.0)
     if code < 0:
-        said = f"the process that watches over it was ended by {signal.Signals(-code).name}"
-        return f"{said}: what it may have left is not found, mark the others again without it"
+        return f"the process that watches over it was ended by {signal.Signals(-code).name}: mark the others again"
     return "\n".join([f"the process that watches over it ended with code {code}", *_last_line(output)])
 
 
@@ -186,10 +185,10 @@ def _sizes(process: subprocess.Popen[bytes]) -> list[int]:
     return sizes
 
 
-def end_tree(process: subprocess.Popen[bytes], secret: str, patience: float = 2.0) -> None:
+def end_tree(process: subprocess.Popen[bytes], secret: str, patience: float = 5.0, adopts: bool = False) -> None:
     """Kill all that a process has started, its own children's orphans too; then the process, and close its lifeline.
 
-    The process itself goes last: a supervisor adopts their orphans, and ends those when its lifeline closes.
+    The process itself goes last: one that `adopts`, a supervisor, ends their orphans when its lifeline closes.
     """
     root = psutil.Process(process.pid) if process.poll() is None else None
     deadline = time.monotonic() + patience
@@ -202,12 +201,13 @@ def end_tree(process: subprocess.Popen[bytes], secret: str, patience: float = 2.
         for member in family:
             with suppress(psutil.Error):
                 member.kill()
-    for end in (process.stdin, process.stdout):
-        if end is not None:
-            end.close()
+    for end in filter(None, (process.stdin, process.stdout)):
+        end.close()
     with suppress(subprocess.TimeoutExpired):  # it is stopped
-        process.wait(2 * patience)
-    process.kill()
+        process.wait(patience if adopts else 0)
+    if root is not None:
+        with suppress(psutil.Error):
+            root.kill()
     process.wait()
 
 
