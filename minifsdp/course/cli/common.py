@@ -37,7 +37,7 @@ def new_app(**options: Any) -> typer.Typer:
 
 
 def new_console(stderr: bool = False) -> Console:
-    """Where tables are shown. A width in which no table can be read, as 0, is one that nobody knows: 80."""
+    """A console for tables. A terminal too narrow for any table, such as one of width 0, counts as 80 columns."""
     console = Console(stderr=stderr)
     if console.width < NARROWEST:
         console.width = 80

@@ -1,4 +1,4 @@
-"""What a command prints, where it cannot be printed: the command goes on, and says so at its end.
+"""Output that cannot be written does not stop a command, which reports it at its end.
 
 Nothing of a run may fail because a message could not be written. Nothing is imported here that takes time.
 """
@@ -38,7 +38,7 @@ class Output:
             self._drop(error)
 
     def _drop(self, error: OSError) -> None:
-        """What is still in the stream's buffer would be written again when Python ends, and fail again."""
+        """Redirect the stream to /dev/null: Python flushes its buffer once more at exit, and that would fail again."""
         self.error = self.error or error
         with suppress(OSError, ValueError):  # it may have no file
             null = os.open(os.devnull, os.O_WRONLY)
@@ -79,6 +79,6 @@ def _open_closed() -> None:
 
 
 def was_written() -> bool:
-    """Whether all that was printed so far has gone out."""
+    """Flush stdout; return whether everything printed so far was written."""
     sys.stdout.flush()
     return getattr(sys.stdout, "error", None) is None

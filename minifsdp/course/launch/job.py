@@ -1,4 +1,4 @@
-"""Whether what torchrun or srun set for each rank is all there, and can be: checked before anybody waits for others."""
+"""Check the variables that torchrun or srun sets for each rank, before any rank waits for the others."""
 
 from __future__ import annotations
 
