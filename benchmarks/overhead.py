@@ -1,7 +1,7 @@
 """Host time per unit and step with communication free, ours against torch's: `python benchmarks/overhead.py`.
 
-What is timed, and what a step is: minifsdp/course/overhead.py. Exit code 1 if ours costs more than the limits allow, by
-the median of the runs' ratios. `--profile` shows where the time goes instead, of ours or of another.
+What is timed, and what a step is: minifsdp/course/bench/overhead.py. Exit code 1 if ours costs more than the limits
+allow, by the median of the runs' ratios. `--profile` shows where the time goes instead, of ours or of another.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT))  # so that a plain `python` does
 
 from minifsdp.course import overhead  # noqa: E402
+from minifsdp.course.bench.overhead import Cost, Settings  # noqa: E402
 from minifsdp.course.cli.common import run_script  # noqa: E402
 from minifsdp.course.cpu_records import about, cpu_records_folder, write_record  # noqa: E402
-from minifsdp.course.overhead import Cost, Settings  # noqa: E402
-from minifsdp.course.resources import check_writable_file  # noqa: E402
+from minifsdp.course.launch.resources import check_writable_file  # noqa: E402
 
 LIMITS = {"torch-fsdp1": 0.25, "torch-fsdp2": 0.15}
 """At most so many times what this one costs, for FullyShardedDataParallel as it is by default."""

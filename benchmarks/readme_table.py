@@ -13,7 +13,7 @@ from pathlib import Path
 ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT))  # so that a plain `python` does
 
-from minifsdp.course.records import RecordError, find_records  # noqa: E402
+from minifsdp.course.watch.records import RecordError, find_records  # noqa: E402
 from minifsdp.course.worlds_table import worlds_table  # noqa: E402
 
 BEGIN, END = "<!-- worlds:begin -->", "<!-- worlds:end -->"

@@ -1,7 +1,7 @@
 """How time, bytes and messages of a step grow with the ranks and with the units: `python benchmarks/scaling.py`.
 
-What is measured and which laws it is held against: minifsdp/course/scaling.py. Writes `scaling.json` and `scaling.png`.
-Exit code 1 if a number of bytes or of messages differs from its law.
+What is measured and which laws it is held against: minifsdp/course/bench/scaling.py. Writes `scaling.json` and
+`scaling.png`. Exit code 1 if a number of bytes or of messages differs from its law.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT))  # so that a plain `python` does
 
 from minifsdp.course import scaling  # noqa: E402
+from minifsdp.course.bench.scaling import WAYS, Settings  # noqa: E402
 from minifsdp.course.cli.common import run_script  # noqa: E402
 from minifsdp.course.cpu_records import about, cpu_records_folder, write_record  # noqa: E402
+from minifsdp.course.launch.resources import check_writable  # noqa: E402
 from minifsdp.course.plots.scaling import scaling_figure  # noqa: E402
-from minifsdp.course.resources import check_writable  # noqa: E402
-from minifsdp.course.scaling import WAYS, Settings  # noqa: E402
 
 MIB = 2**20
 

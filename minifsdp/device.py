@@ -206,7 +206,7 @@ def free(buffer: Tensor) -> None:
     """Give the buffer's memory away.
 
     The kernels that the current stream has queued may still read it, so the allocator has to hold the block back until
-    they are done: memory freed here is not at once memory to allocate (fsdp/rate_limit.py).
+    they are done: memory freed here is not at once memory to allocate (fsdp/schedules/rate_limit.py).
     """
     storage = buffer.untyped_storage()
     if storage.nbytes():

@@ -10,9 +10,9 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from minifsdp.course import ladder
 from minifsdp.course.cpu_records import about, write_record
-from minifsdp.course.measure import Settings
+from minifsdp.course.ladder import run as ladder
+from minifsdp.course.ladder.measure import Settings
 
 FILE = Path(__file__).parent / "measured.json"
 

@@ -27,9 +27,9 @@ from torch.utils._pytree import tree_leaves
 
 import minifsdp
 from minifsdp import device
+from minifsdp.course.ladder.measure import take_step
+from minifsdp.course.ladder.rungs import Trainee
 from minifsdp.course.machine.paper import _absent_like
-from minifsdp.course.measure import take_step
-from minifsdp.course.rungs import Trainee
 from minifsdp.fsdp import FullyShardedDataParallel
 from minifsdp.fsdp.unit import Absent
 

@@ -12,8 +12,8 @@ import torch.distributed as dist
 from on_ranks import Checks
 from torch import Tensor, nn
 
-from minifsdp.course.closed_form import Setting, accumulated
-from minifsdp.course.ledger import Ledger
+from minifsdp.course.ladder.closed_form import Setting, accumulated
+from minifsdp.course.watch.ledger import Ledger
 from minifsdp.fsdp import CPUOffload, FullyShardedDataParallel, MixedPrecision, ShardingStrategy
 
 check = Checks(__name__)

@@ -19,7 +19,7 @@ import pytest
 
 from minifsdp.course import cli
 from minifsdp.course.cli import lab as command
-from minifsdp.course.versions import versions
+from minifsdp.course.doctor.versions import versions
 from minifsdp.course.workshop import batch, copies
 from minifsdp.course.workshop.references import find_reference
 
@@ -28,7 +28,7 @@ MARK = "MINIFSDP_TEST_BATCH"
 SECONDS = 120  # of patience, on a machine that is busy with much else
 
 DRAW = "from IPython.display import Image, display\ndisplay(Image(bytes([137]) + b'PNG\\r\\n\\x1a\\n', format='png'))"
-TRACE = "from minifsdp.course.trace import record_trace\nwith record_trace('own.json'):\n    pass"
+TRACE = "from minifsdp.course.watch.trace import record_trace\nwith record_trace('own.json'):\n    pass"
 EXERCISE = "from minifsdp.course.workshop import exercise"
 STUCK = """
 import time

@@ -11,7 +11,7 @@ import pytest
 from minifsdp.course.bench import start
 from minifsdp.course.bench.contestants import CONTESTANTS
 from minifsdp.course.bench.settings import Settings
-from minifsdp.course.world import World
+from minifsdp.course.launch.world import World
 
 PATH = Path(__file__).parent.parent / "benchmarks" / "step.py"
 SPEC = importlib.util.spec_from_file_location("benchmarks_step", PATH)

@@ -17,11 +17,11 @@ import torch
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.fsdp import FullyShardedDataParallel as TorchFSDP
 
-from minifsdp.course import overhead, scaling
+from minifsdp.course.bench import overhead, scaling
+from minifsdp.course.bench.overhead import Cost
+from minifsdp.course.bench.scaling import Settings
 from minifsdp.course.launch import launch
-from minifsdp.course.overhead import Cost
 from minifsdp.course.plots.scaling import scaling_figure
-from minifsdp.course.scaling import Settings
 from minifsdp.fsdp import FullyShardedDataParallel
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
@@ -155,7 +155,7 @@ def test_a_record_that_cannot_be_written_is_refused_first(
 def test_an_interrupted_benchmark_ends_in_one_line(name: str) -> None:
     """As Ctrl-C ends it: in whatever it does just then."""
     code = (
-        "import runpy, sys; from minifsdp.course import overhead, resources\n"
+        "import runpy, sys; from minifsdp.course.bench import overhead\n from minifsdp.course.launch import resources\n"
         "def interrupted(*_): raise KeyboardInterrupt\n"
         "resources.check_writable = resources.check_writable_file = interrupted\n"
         "sys.argv = [sys.argv[1]]; runpy.run_path(sys.argv[0], run_name='__main__')"

@@ -24,14 +24,14 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 
 from minifsdp import comm
-from minifsdp.course.ledger import Ledger
+from minifsdp.course.watch.ledger import Ledger
 from minifsdp.flat_param import FlatParameter, Place, find_parameters
 from minifsdp.fsdp import CPUOffload, FullyShardedDataParallel, MixedPrecision, ShardingStrategy
-from minifsdp.fsdp.construct import find_device
-from minifsdp.fsdp.ignored import Ignored
 from minifsdp.fsdp.orig_params import AlignedFlatParameter
-from minifsdp.fsdp.policies import CustomPolicy
 from minifsdp.fsdp.strided import StridedFlatParameter
+from minifsdp.fsdp.torch_api.construct import find_device
+from minifsdp.fsdp.torch_api.ignored import Ignored
+from minifsdp.fsdp.torch_api.policies import CustomPolicy
 from minifsdp.unwritten import is_unwritten, mark_unwritten
 
 check = Checks(__name__)

@@ -13,9 +13,9 @@ import pytest
 import torch
 from torch import nn
 
-from minifsdp.course import data
-from minifsdp.course.data import END_OF_TEXT, Corpus, batches, load_text, shard
-from minifsdp.course.model import GPT, Block
+from minifsdp.course.ladder import data
+from minifsdp.course.ladder.data import END_OF_TEXT, Corpus, batches, load_text, shard
+from minifsdp.course.ladder.model import GPT, Block
 
 
 @pytest.fixture(scope="module")

@@ -22,7 +22,7 @@ from torch.utils.checkpoint import checkpoint
 
 from minifsdp import comm, device
 from minifsdp.course.launch import launch
-from minifsdp.course.ledger import Ledger
+from minifsdp.course.watch.ledger import Ledger
 from minifsdp.ddp import BucketedDDP, DistributedDataParallel, NaiveDDP
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])

@@ -13,7 +13,7 @@ from on_ranks import Checks
 from torch import Tensor, nn
 from torch.autograd.graph import get_gradient_edge
 
-from minifsdp.course.ledger import Ledger
+from minifsdp.course.watch.ledger import Ledger
 from minifsdp.ddp import DistributedDataParallel
 
 check = Checks(__name__)

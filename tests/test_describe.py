@@ -13,11 +13,11 @@ import torch
 from torch import nn
 
 import minifsdp.course
-from minifsdp.course.closed_form import MOMENTUM, SGD
-from minifsdp.course.description import Description, Prediction, describe
+from minifsdp.course.ladder.closed_form import MOMENTUM, SGD
+from minifsdp.course.ladder.model import GPT, Block
 from minifsdp.course.launch import launch
-from minifsdp.course.ledger import Ledger
-from minifsdp.course.model import GPT, Block
+from minifsdp.course.watch.description import Description, Prediction, describe
+from minifsdp.course.watch.ledger import Ledger
 from minifsdp.fsdp import (
     BackwardPrefetch,
     CPUOffload,

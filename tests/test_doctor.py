@@ -28,8 +28,8 @@ from minifsdp.course.doctor.gpus import Answer, Cuda, Gpu
 from minifsdp.course.doctor.machine import Machine
 from minifsdp.course.doctor.report import reasons, summary
 from minifsdp.course.launch import launch
+from minifsdp.course.launch.world import World
 from minifsdp.course.plots.bandwidth import bandwidth_picture, size_name
-from minifsdp.course.world import World
 
 MIB = 2**20
 H200 = "NVIDIA H200"

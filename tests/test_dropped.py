@@ -7,9 +7,9 @@ from typing import Any
 
 import torch
 
+from minifsdp.course.ladder.model import GPT
+from minifsdp.course.ladder.rungs import RUNGS
 from minifsdp.course.launch import launch
-from minifsdp.course.model import GPT
-from minifsdp.course.rungs import RUNGS
 
 
 def remains(name: str) -> list[str]:

@@ -40,7 +40,7 @@ from minifsdp.fsdp import (
     SyncSchedule,
 )
 from minifsdp.fsdp.replicated import ReplicatedUnit
-from minifsdp.fsdp.state.names import clean_name
+from minifsdp.fsdp.torch_api.state.names import clean_name
 from minifsdp.fsdp.unit import SHARDED
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])

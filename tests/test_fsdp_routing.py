@@ -26,7 +26,7 @@ from torch.utils.checkpoint import checkpoint
 
 from minifsdp import comm
 from minifsdp.course.launch import report
-from minifsdp.course.ledger import Ledger
+from minifsdp.course.watch.ledger import Ledger
 from minifsdp.fsdp import (
     BackwardPrefetch,
     FullyShardedDataParallel,

@@ -13,9 +13,9 @@ import torch.distributed as dist
 from torch import nn
 
 from minifsdp import comm, device
-from minifsdp.course.closed_form import SGD, Setting, fsdp
+from minifsdp.course.ladder.closed_form import SGD, Setting, fsdp
 from minifsdp.course.launch import launch
-from minifsdp.course.ledger import Ledger
+from minifsdp.course.watch.ledger import Ledger
 from minifsdp.flat_param import find_parameters
 from minifsdp.fsdp import (
     BackwardPrefetch,
@@ -27,7 +27,7 @@ from minifsdp.fsdp import (
     SyncSchedule,
 )
 from minifsdp.fsdp.engine import Engine
-from minifsdp.fsdp.host import HostSchedule
+from minifsdp.fsdp.schedules.host import HostSchedule
 from minifsdp.fsdp.unit import State, Unit, add_gradient
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])

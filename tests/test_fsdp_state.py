@@ -25,8 +25,8 @@ from minifsdp.fsdp import (
     ShardingStrategy,
     SyncSchedule,
 )
+from minifsdp.fsdp.torch_api.wrap import wrap_children
 from minifsdp.fsdp.unit import SHARDED
-from minifsdp.fsdp.wrap import wrap_children
 
 check = Checks(__name__)
 

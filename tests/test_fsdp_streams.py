@@ -9,7 +9,8 @@ import torch
 import torch.distributed as dist
 
 from minifsdp import comm, device, process_groups
-from minifsdp.fsdp import OverlapSchedule, PrefetchSchedule, RateLimitedSchedule, overlap, rate_limit
+from minifsdp.fsdp import OverlapSchedule, PrefetchSchedule, RateLimitedSchedule
+from minifsdp.fsdp.schedules import overlap, rate_limit
 from minifsdp.fsdp.unit import Unit
 
 

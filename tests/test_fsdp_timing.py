@@ -14,10 +14,10 @@ import torch
 import torch.distributed as dist
 
 from minifsdp import comm
-from minifsdp.course import data
+from minifsdp.course.ladder import data
+from minifsdp.course.ladder.measure import Settings
 from minifsdp.course.launch import launch
-from minifsdp.course.link import EmulatedLink, let_communication_go_first
-from minifsdp.course.measure import Settings
+from minifsdp.course.link.emulated import EmulatedLink, let_communication_go_first
 from minifsdp.fsdp import OverlapSchedule, PrefetchSchedule, RateLimitedSchedule, SyncSchedule
 from minifsdp.fsdp.unit import Unit
 

@@ -25,8 +25,8 @@ from torch.distributed.tensor.debug import CommDebugMode
 
 from minifsdp import comm, device, gloo
 from minifsdp.course.launch import launch
-from minifsdp.course.ledger import Ledger
-from minifsdp.course.storages import TAGS
+from minifsdp.course.watch.ledger import Ledger
+from minifsdp.course.watch.storages import TAGS
 from minifsdp.fsdp import FullyShardedDataParallel as Fsdp
 
 check = Checks(__name__)

@@ -24,8 +24,8 @@ from torch import Tensor, UntypedStorage
 from torch.profiler import ProfilerActivity, profile, record_function
 
 from minifsdp import comm, device
-from minifsdp.course import link
-from minifsdp.course.model import Block
+from minifsdp.course.ladder.model import Block
+from minifsdp.course.link import emulated as link
 from minifsdp.fsdp import FullyShardedDataParallel, OverlapSchedule
 
 GPU = Path(__file__).with_name("gpu")

@@ -25,8 +25,8 @@ from minifsdp.course.gpu_check.junit import count, parse_junit
 from minifsdp.course.gpu_check.machine import Machine, NoGpuError
 from minifsdp.course.gpu_check.parts import PARTS, Part, Ranks, measured_link, ranks_for
 from minifsdp.course.gpu_check.summary import figures
-from minifsdp.course.link import parse_link
-from minifsdp.course.records import Record, find_records, read_record
+from minifsdp.course.link.emulated import parse_link
+from minifsdp.course.watch.records import Record, find_records, read_record
 from minifsdp.course.workshop.process import TREE, end_tree
 from minifsdp.course.worlds_table import RUNGS, TORCHS, worlds_table
 

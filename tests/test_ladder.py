@@ -12,9 +12,10 @@ from typing import Any
 import psutil
 import pytest
 
-from minifsdp.course import cli, ladder
-from minifsdp.course.measure import Settings
-from minifsdp.course.rungs import RUNGS
+from minifsdp.course import cli
+from minifsdp.course.ladder import run as ladder
+from minifsdp.course.ladder.measure import Settings
+from minifsdp.course.ladder.rungs import RUNGS
 
 SMALL = ["--layers", "3", "--width", "35", "--context", "16"]  # no unit of this size is divisible by 2, 3 or 4
 SCHEDULES = ["fsdp", "fsdp-overlap", "fsdp-prefetch", "fsdp-limit"]

@@ -28,12 +28,11 @@ import torch
 import torch.distributed as dist
 from torch.utils.data import DataLoader, Dataset
 
-from minifsdp.course import rank_server
-from minifsdp.course.carriers import Transfer
-from minifsdp.course.launch import RankError, answers, launch, local, report, start
+from minifsdp.course.ladder.measure import Settings
+from minifsdp.course.launch import RankError, answers, launch, local, rank_server, report, start
 from minifsdp.course.launch.errors import Failure, rank_error
 from minifsdp.course.launch.inside import pickled
-from minifsdp.course.measure import Settings
+from minifsdp.course.link.carriers import Transfer
 
 LAUNCHER = str(Path(local.__file__).parent)
 
@@ -99,7 +98,7 @@ def test_a_server_that_is_still_importing_does_not_hear_ctrl_c() -> None:
     script = """
         from multiprocessing import forkserver
         from pathlib import Path
-        from minifsdp.course import rank_server
+        from minifsdp.course.launch import rank_server
         rank_server.start_server()
         status = Path(f"/proc/{forkserver._forkserver._forkserver_pid}/status").read_text()
         print(next(line.split()[1] for line in status.splitlines() if line.startswith("SigBlk")))

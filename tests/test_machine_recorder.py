@@ -17,9 +17,11 @@ from torch.optim import AdamW
 
 from minifsdp import comm, device, gloo
 from minifsdp.comm import Call
-from minifsdp.course import data
+from minifsdp.course.ladder import data
+from minifsdp.course.ladder.measure import Settings, take_step
+from minifsdp.course.ladder.model import Block
+from minifsdp.course.ladder.rungs import Trainee
 from minifsdp.course.launch import launch
-from minifsdp.course.ledger import Ledger, Peak
 from minifsdp.course.machine import A100, Program, Recorder, record_on_paper, record_steps, replay
 from minifsdp.course.machine.program import (
     COMPUTE,
@@ -33,9 +35,7 @@ from minifsdp.course.machine.program import (
     Synchronize,
     WaitEvent,
 )
-from minifsdp.course.measure import Settings, take_step
-from minifsdp.course.model import Block
-from minifsdp.course.rungs import Trainee
+from minifsdp.course.watch.ledger import Ledger, Peak
 from minifsdp.fsdp import (
     FullyShardedDataParallel,
     OverlapSchedule,

@@ -16,6 +16,8 @@ from torch.optim import AdamW
 from torch.utils.checkpoint import checkpoint
 
 from minifsdp import comm, process_groups
+from minifsdp.course.ladder.model import GPT, Block
+from minifsdp.course.ladder.rungs import Trainee
 from minifsdp.course.machine import A100, Program, record_steps, replay
 from minifsdp.course.machine.paper import PaperGroup
 from minifsdp.course.machine.program import (
@@ -29,8 +31,6 @@ from minifsdp.course.machine.program import (
     Wait,
     WaitEvent,
 )
-from minifsdp.course.model import GPT, Block
-from minifsdp.course.rungs import Trainee
 from minifsdp.ddp import DistributedDataParallel
 from minifsdp.fsdp import (
     CPUOffload,
@@ -42,8 +42,8 @@ from minifsdp.fsdp import (
     ShardingStrategy,
     SyncSchedule,
 )
-from minifsdp.fsdp.groups import Groups
-from minifsdp.fsdp.prefetch import POST, PRE
+from minifsdp.fsdp.schedules.prefetch import POST, PRE
+from minifsdp.fsdp.torch_api.groups import Groups
 from minifsdp.zero import Zero1Optimizer, Zero2Optimizer, partition
 
 SCHEDULES: dict[str, Any] = {"sync": SyncSchedule, "overlap": OverlapSchedule} | {

@@ -25,8 +25,8 @@ from torch.optim import SGD, AdamW
 from torch.utils import backend_registration
 
 from minifsdp import device, from_rank_0
-from minifsdp.course.model import GPT, Block
-from minifsdp.course.rungs import RUNGS, Trainee
+from minifsdp.course.ladder.model import GPT, Block
+from minifsdp.course.ladder.rungs import RUNGS, Trainee
 from minifsdp.ddp import DistributedDataParallel
 from minifsdp.fsdp import CPUOffload, FullyShardedDataParallel, MixedPrecision, ShardingStrategy
 from minifsdp.grad_scaler import ShardedGradScaler
@@ -37,7 +37,7 @@ UNITS = 3  # two blocks and the root
 FULL, HYBRID, NO_SHARD = ShardingStrategy.FULL_SHARD, ShardingStrategy.HYBRID_SHARD, ShardingStrategy.NO_SHARD
 BF16 = MixedPrecision(torch.bfloat16, torch.float32)
 FP16 = MixedPrecision(torch.float16, torch.float16)
-LIMITER, ARRIVALS = "event: fsdp/rate_limit.py", "event: fsdp/offload.py"
+LIMITER, ARRIVALS = "event: fsdp/schedules/rate_limit.py", "event: fsdp/offload.py"
 
 
 def gpt() -> GPT:

@@ -22,7 +22,7 @@ from torch.distributed.tensor import DTensor
 from torch.optim import SGD, Adagrad, Adam, AdamW, Optimizer
 
 from minifsdp import comm
-from minifsdp.course.ledger import Ledger
+from minifsdp.course.watch.ledger import Ledger
 from minifsdp.fsdp import (
     CPUOffload,
     FullOptimStateDictConfig,

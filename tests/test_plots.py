@@ -34,7 +34,7 @@ from minifsdp.course.plots import (
 )
 from minifsdp.course.plots.picture import in_words
 from minifsdp.course.plots.style import unit_for
-from minifsdp.course.timeline import Span
+from minifsdp.course.watch.timeline import Span
 
 MIB = 2**20
 PNG = b"\x89PNG\r\n\x1a\n"

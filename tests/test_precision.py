@@ -19,7 +19,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp.sharded_grad_scaler import ShardedGradScaler as TorchsScaler
 
 from minifsdp import comm, device
-from minifsdp.course.ledger import Ledger
+from minifsdp.course.watch.ledger import Ledger
 from minifsdp.fsdp import CPUOffload, FullyShardedDataParallel, MixedPrecision, ModuleWrapPolicy, ShardingStrategy
 from minifsdp.grad_scaler import ShardedGradScaler
 
@@ -346,7 +346,8 @@ def gathered_memory_is_in_low_precision(reduce_dtype: torch.dtype, orig: bool) -
         live = ledger.mark("after backward")
         assert live["unsharded"] == 0
         assert live["gradients"] == 3 * shard
-        assert ledger.peak_of("unsharded") == 2 * size * BF16.itemsize  # of two blocks one at a time (fsdp/host.py)
+        # Of two blocks one at a time (schedules/host.py)
+        assert ledger.peak_of("unsharded") == 2 * size * BF16.itemsize
         assert live["communication"] == 0
         # What a rank receives of the other's gradients, to sum it: half a unit's, and one unit at a time
         assert ledger.peak_of("communication") == size // 2 * reduce_dtype.itemsize

@@ -13,10 +13,18 @@ from typing import Any
 
 import pytest
 
-from minifsdp.course import records
 from minifsdp.course.bench.contestants import CONTESTANTS
-from minifsdp.course.records import NO_RECORD, Part, RecordError, find_records, parse_record, read_record, show_record
-from minifsdp.course.rungs import RUNGS
+from minifsdp.course.ladder.rungs import RUNGS
+from minifsdp.course.watch import records
+from minifsdp.course.watch.records import (
+    NO_RECORD,
+    Part,
+    RecordError,
+    find_records,
+    parse_record,
+    read_record,
+    show_record,
+)
 from minifsdp.course.worlds_table import NOT_RUN, SHARED_TIMES, TORCHS, WORLDS, worlds_table
 from minifsdp.course.worlds_table import RUNGS as ROWS
 

@@ -14,9 +14,9 @@ from on_ranks import Checks
 from torch import Tensor, nn
 
 from minifsdp import comm
-from minifsdp.course.ledger import Ledger
+from minifsdp.course.watch.ledger import Ledger
 from minifsdp.fsdp import OverlapSchedule, PrefetchSchedule, RateLimitedSchedule, SyncSchedule
-from minifsdp.fsdp.host import HostSchedule
+from minifsdp.fsdp.schedules.host import HostSchedule
 from minifsdp.fsdp.shard import shard
 
 check = Checks(__name__)

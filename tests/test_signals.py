@@ -15,8 +15,8 @@ import pytest
 
 from minifsdp.course import cli, doctor
 from minifsdp.course.cli.signals import ENDING, cleaning_up
+from minifsdp.course.launch.world import choose_world
 from minifsdp.course.workshop import batch, marking, saved
-from minifsdp.course.world import choose_world
 
 # A signal at the import of a module; the C code of torch imports numpy, and clears what that raises.
 AT_IMPORT = """

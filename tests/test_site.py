@@ -70,7 +70,7 @@ def test_code_stands_on_its_page_as_it_is(sources: Path) -> None:
     assert (SITE.parents[1] / name).read_text() in page
     listing = (sources / "minifsdp" / "fsdp" / "index.md").read_text()
     assert "| [`engine.py`](engine.py.md) | From autograd's hooks to the schedule's events. |" in listing
-    assert "[`state/`](state/index.md)" in listing
+    assert "[`schedules/`](schedules/index.md)" in listing
 
 
 def test_a_lab_in_two_sittings_is_one_page_with_one_title(sources: Path) -> None:

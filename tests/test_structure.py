@@ -55,18 +55,18 @@ def test_few_call_torch_distributed(path):
 
 
 def test_closed_form_shares_no_code_with_what_it_predicts():
-    found = imports(PACKAGE / "course" / "closed_form.py")
+    found = imports(PACKAGE / "course" / "ladder" / "closed_form.py")
     assert not [name for name in found if name.split(".")[0] in ("torch", "minifsdp")]
 
 
 def test_the_walk_would_find_a_break():
     """The checks above look at real files and see relative imports."""
     assert len(UPSTAIRS) > 15
-    assert "minifsdp.course.launch.launch" in imports(PACKAGE / "course" / "ladder.py")
+    assert "minifsdp.course.launch.launch" in imports(PACKAGE / "course" / "ladder" / "run.py")
 
 
 def test_closed_form_needs_no_torch():
-    check = "import sys, minifsdp.course.closed_form; sys.exit('torch' in sys.modules)"
+    check = "import sys, minifsdp.course.ladder.closed_form; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", check], check=False).returncode == 0
 
 

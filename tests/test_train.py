@@ -30,14 +30,14 @@ from torch.distributed.checkpoint.filesystem import FileSystemWriter
 
 from minifsdp.course import cli
 from minifsdp.course import train as course
+from minifsdp.course.ladder.model import GPT
 from minifsdp.course.launch import launch
-from minifsdp.course.model import GPT
+from minifsdp.course.launch.world import choose_world
 from minifsdp.course.train import checkpoint, report, start
 from minifsdp.course.train.folder import clean, held, latest, prune
 from minifsdp.course.train.loop import take_step, train
 from minifsdp.course.train.settings import STRATEGIES, TASK, Settings
 from minifsdp.course.train.state import State, begin
-from minifsdp.course.world import choose_world
 
 check = Checks(__name__)
 

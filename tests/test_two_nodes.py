@@ -11,8 +11,9 @@ from typing import NamedTuple
 
 import pytest
 
-from minifsdp.course import cli, ladder
-from minifsdp.course.measure import Settings
+from minifsdp.course import cli
+from minifsdp.course.ladder import run as ladder
+from minifsdp.course.ladder.measure import Settings
 
 RUNGS = ("fsdp-limit",)
 LADDER = ["ladder", "--device=cpu", f"--rungs={','.join(RUNGS)}", "--steps=2", "--layers=2", "--width=32"]

@@ -6,11 +6,11 @@ from statistics import median
 import pytest
 
 from minifsdp.comm import Call
+from minifsdp.course.ladder.measure import Settings
 from minifsdp.course.launch import RankError
 from minifsdp.course.machine import measured, replay
 from minifsdp.course.machine.program import Issue, Kernel, Mark, Program, Wait
 from minifsdp.course.machine.versus import Versus, _evened, gains, versus
-from minifsdp.course.measure import Settings
 from minifsdp.fsdp import OverlapSchedule, PrefetchSchedule, SyncSchedule
 
 LATENCY, BANDWIDTH = 2e-3, 50e6

@@ -16,10 +16,9 @@ import torch
 import torch.distributed as dist
 
 from minifsdp import comm, gloo
-from minifsdp.course import world
-from minifsdp.course.launch import launch, rank_device, spmd
+from minifsdp.course.launch import launch, rank_device, spmd, world
 from minifsdp.course.launch.group import join_group, set_sharing
-from minifsdp.course.world import World, choose_world
+from minifsdp.course.launch.world import World, choose_world
 
 
 @pytest.fixture(autouse=True)

@@ -18,8 +18,9 @@ from torch.distributed.fsdp import wrap as torchs_wrap
 
 from minifsdp.fsdp import FullyShardedDataParallel, MixedPrecision, ShardingStrategy
 from minifsdp.fsdp import wrap as ours_wrap
-from minifsdp.fsdp.ignored import Ignored
-from minifsdp.fsdp.wrap import CustomPolicy, ModuleWrapPolicy, enable_wrap, wrap, wrap_children
+from minifsdp.fsdp.torch_api.ignored import Ignored
+from minifsdp.fsdp.torch_api.wrap import wrap_children
+from minifsdp.fsdp.wrap import CustomPolicy, ModuleWrapPolicy, enable_wrap, wrap
 
 check = Checks(__name__)
 

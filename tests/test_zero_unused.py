@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.optim import SGD, Adagrad, Adam, AdamW, NAdam
 
 from minifsdp import comm
-from minifsdp.course.ledger import Ledger
+from minifsdp.course.watch.ledger import Ledger
 from minifsdp.grad_scaler import ShardedGradScaler
 from minifsdp.zero import Zero1Optimizer, Zero2Optimizer
 

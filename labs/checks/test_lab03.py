@@ -14,9 +14,9 @@ from torch import nn
 from torch.optim import SGD, Adam, AdamW
 
 from minifsdp import comm, device
+from minifsdp.course.ladder.rungs import closed_form_setting
 from minifsdp.course.launch import rank_device
-from minifsdp.course.ledger import Ledger
-from minifsdp.course.rungs import closed_form_setting
+from minifsdp.course.watch.ledger import Ledger
 from minifsdp.course.workshop.checking import AnswerError, expect, on_ranks, same
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # the ranks cannot import this file

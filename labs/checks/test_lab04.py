@@ -10,7 +10,7 @@ from placing import garbage
 from torch import nn
 
 from minifsdp import device
-from minifsdp.course.ledger import Ledger
+from minifsdp.course.watch.ledger import Ledger
 from minifsdp.course.workshop.checking import AnswerError, describe, expect, same
 
 GARBAGE = "uninitialised memory, here nan, in the padding: a reduction and a norm read it, so it must be zero"

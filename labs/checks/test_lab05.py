@@ -11,9 +11,9 @@ from torch import nn
 from torch.autograd import Variable
 
 from minifsdp import comm, device
-from minifsdp.course.closed_form import SGD, Setting, fsdp
+from minifsdp.course.ladder.closed_form import SGD, Setting, fsdp
 from minifsdp.course.launch import rank_device
-from minifsdp.course.ledger import Ledger
+from minifsdp.course.watch.ledger import Ledger
 from minifsdp.course.workshop.checking import AnswerError, expect, on_ranks
 from minifsdp.flat_param import FlatParameter, find_parameters
 

@@ -14,10 +14,10 @@ from placing import Homes
 from torch import Tensor, nn
 
 from minifsdp import FullyShardedDataParallel, comm
-from minifsdp.course.closed_form import SGD, fsdp
+from minifsdp.course.ladder.closed_form import SGD, fsdp
+from minifsdp.course.ladder.rungs import closed_form_setting
 from minifsdp.course.launch import rank_device
-from minifsdp.course.ledger import Ledger
-from minifsdp.course.rungs import closed_form_setting
+from minifsdp.course.watch.ledger import Ledger
 from minifsdp.course.workshop.checking import AnswerError, expect, on_ranks
 from minifsdp.fsdp import OverlapSchedule, SyncSchedule
 from minifsdp.fsdp.unit import GATHERING, SHARDED, UNSHARDED

@@ -14,7 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from minifsdp import FullyShardedDataParallel, comm, device
 from minifsdp.course.launch import rank_device
-from minifsdp.course.ledger import Ledger
+from minifsdp.course.watch.ledger import Ledger
 from minifsdp.course.workshop.checking import AnswerError, expect, on_ranks
 from minifsdp.fsdp.engine import Engine
 

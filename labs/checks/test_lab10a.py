@@ -13,7 +13,7 @@ from torch.utils._pytree import tree_leaves
 
 from minifsdp import comm
 from minifsdp.course.launch import rank_device
-from minifsdp.course.ledger import Ledger
+from minifsdp.course.watch.ledger import Ledger
 from minifsdp.course.workshop.checking import AnswerError, expect, on_ranks
 from minifsdp.flat_param import FlatParameter, find_parameters
 from minifsdp.fsdp import FullyShardedDataParallel

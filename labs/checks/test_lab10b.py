@@ -15,7 +15,7 @@ from torch import nn
 
 from minifsdp import comm
 from minifsdp.course.launch import rank_device
-from minifsdp.course.ledger import Ledger
+from minifsdp.course.watch.ledger import Ledger
 from minifsdp.course.workshop.checking import AnswerError, expect, on_ranks
 from minifsdp.flat_param import FlatParameter, find_parameters
 

@@ -41,9 +41,10 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
-from minifsdp.course import closed_form, plots
-from minifsdp.course.ledger import Ledger
-from minifsdp.course.model import GPT
+from minifsdp.course import plots
+from minifsdp.course.ladder import closed_form
+from minifsdp.course.watch.ledger import Ledger
+from minifsdp.course.ladder.model import GPT
 from minifsdp.course.workshop import exercise, outcome, predict
 
 torch.set_num_threads(1)  # tensors as small as here are not worth sharing out

@@ -44,8 +44,8 @@ from minifsdp import comm, device
 from minifsdp.comm import Group
 from minifsdp.course import plots
 from minifsdp.course.launch import RankError, launch, rank_device
-from minifsdp.course.ledger import Ledger
-from minifsdp.course.link import EmulatedLink
+from minifsdp.course.watch.ledger import Ledger
+from minifsdp.course.link.emulated import EmulatedLink
 from minifsdp.course.workshop import exercise, outcome, predict
 
 # %% [markdown]

@@ -61,12 +61,13 @@ import tempfile
 from torch.profiler import record_function
 
 import minifsdp
-from minifsdp.course import closed_form, plots
-from minifsdp.course.ledger import Ledger
-from minifsdp.course.link import let_communication_go_first, parse_link
-from minifsdp.course.model import GPT
-from minifsdp.course.timeline import overlap, read_trace
-from minifsdp.course.trace import record_trace
+from minifsdp.course import plots
+from minifsdp.course.ladder import closed_form
+from minifsdp.course.watch.ledger import Ledger
+from minifsdp.course.link.emulated import let_communication_go_first, parse_link
+from minifsdp.course.ladder.model import GPT
+from minifsdp.course.watch.timeline import overlap, read_trace
+from minifsdp.course.watch.trace import record_trace
 
 
 def new_model() -> GPT:

@@ -50,15 +50,16 @@ from torch.profiler import record_function
 from torch.utils.hooks import RemovableHandle
 
 from minifsdp import comm, device
-from minifsdp.course import closed_form, data, plots
-from minifsdp.course.closed_form import Setting
+from minifsdp.course import plots
+from minifsdp.course.ladder import closed_form, data
+from minifsdp.course.ladder.closed_form import Setting
 from minifsdp.course.launch import launch, rank_device
-from minifsdp.course.ledger import Ledger
-from minifsdp.course.link import let_communication_go_first, parse_link
-from minifsdp.course.model import GPT, Block
-from minifsdp.course.rungs import closed_form_setting
-from minifsdp.course.timeline import Span, overlap, read_trace
-from minifsdp.course.trace import record_trace
+from minifsdp.course.watch.ledger import Ledger
+from minifsdp.course.link.emulated import let_communication_go_first, parse_link
+from minifsdp.course.ladder.model import GPT, Block
+from minifsdp.course.ladder.rungs import closed_form_setting
+from minifsdp.course.watch.timeline import Span, overlap, read_trace
+from minifsdp.course.watch.trace import record_trace
 from minifsdp.course.workshop import earlier, exercise, outcome, predict
 from minifsdp.ddp import DistributedDataParallel
 from minifsdp.fsdp import FullyShardedDataParallel

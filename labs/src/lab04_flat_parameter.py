@@ -32,7 +32,7 @@ from torch import Tensor, nn
 
 from minifsdp import comm, device
 from minifsdp.course.launch import launch, rank_device
-from minifsdp.course.ledger import Ledger
+from minifsdp.course.watch.ledger import Ledger
 from minifsdp.course.workshop import exercise, outcome, predict
 
 WIDTHS = [6, 10, 9, 12, 11, 8, 5]  # of the activations between the six layers
@@ -143,7 +143,7 @@ print(f"expected: 48, 12, 1 messages; one all-gather of {padded:,} bytes sends 3
 
 # %% tags=["C6", "nbval-ignore-output"]
 from minifsdp.course import plots
-from minifsdp.course.link import EmulatedLink, let_communication_go_first
+from minifsdp.course.link.emulated import EmulatedLink, let_communication_go_first
 
 
 def gather_in_pieces(link: EmulatedLink, numel: int, counts: list[int]) -> list[float]:
@@ -190,8 +190,8 @@ plots.lines(
 # %% tags=["nbval-ignore-output"]
 from torch.profiler import record_function
 
-from minifsdp.course.timeline import read_trace
-from minifsdp.course.trace import record_trace
+from minifsdp.course.watch.timeline import read_trace
+from minifsdp.course.watch.trace import record_trace
 
 
 def trace_gathers(link: EmulatedLink, widths: list[int]) -> dict[str, tuple[list, float]]:
@@ -686,7 +686,7 @@ def place_views(module: nn.Module, flatten: Callable[[list[nn.Parameter]], list[
 
 
 # %%
-from minifsdp.course.model import GPT
+from minifsdp.course.ladder.model import GPT
 
 torch.manual_seed(0)
 plain, model = GPT(width=16, layers=2, tied=True), GPT(width=16, layers=2, tied=True)
@@ -847,7 +847,7 @@ plots.units(
 
 # %% tags=["C9"]
 from minifsdp.flat_param import FlatParameter, find_parameters
-from minifsdp.fsdp.wrap import check_not_shared
+from minifsdp.fsdp.torch_api.wrap import check_not_shared
 
 
 def refusal(attempt: Callable[[], object]) -> str:

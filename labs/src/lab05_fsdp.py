@@ -57,15 +57,16 @@ from pathlib import Path
 from torch.profiler import record_function
 
 from minifsdp import FullyShardedDataParallel
-from minifsdp.course import closed_form, data, plots
+from minifsdp.course import plots
+from minifsdp.course.ladder import closed_form, data
 from minifsdp.course.launch import launch, rank_device
-from minifsdp.course.ledger import Ledger
-from minifsdp.course.link import let_communication_go_first, parse_link
-from minifsdp.course.measure import Settings
-from minifsdp.course.model import Block
-from minifsdp.course.rungs import LEARNING_RATE, RUNGS, Trainee, closed_form_setting, sizes_of
-from minifsdp.course.timeline import overlap, read_trace
-from minifsdp.course.trace import record_trace
+from minifsdp.course.watch.ledger import Ledger
+from minifsdp.course.link.emulated import let_communication_go_first, parse_link
+from minifsdp.course.ladder.measure import Settings
+from minifsdp.course.ladder.model import Block
+from minifsdp.course.ladder.rungs import LEARNING_RATE, RUNGS, Trainee, closed_form_setting, sizes_of
+from minifsdp.course.watch.timeline import overlap, read_trace
+from minifsdp.course.watch.trace import record_trace
 
 RANKS = 2
 SETTINGS = Settings(ranks=RANKS, batch=2, layers=5, width=105, context=16)
@@ -917,7 +918,7 @@ assert abs(traffic["SHARD_GRAD_OP"] / traffic["DDP"] - 1) < 1e-4
 
 # %% [markdown]
 # The 1.5 is ZeRO's count. It says nothing of time: DDP's all-reduce can hide behind backward, a gather that the next
-# computation waits for cannot, unless somebody issues it earlier (`minifsdp/fsdp/prefetch.py`).
+# computation waits for cannot, unless somebody issues it earlier (`minifsdp/fsdp/schedules/prefetch.py`).
 #
 # ## What it buys
 #
@@ -1190,8 +1191,8 @@ plots.timeline(
 #
 # Every gather is on the critical path, every reduction too: compute and link take turns. Nothing in the mathematics
 # wants that. The reduction of a block could run while the next one computes, the gather of the next block while this
-# one does. That needs streams, events, and a decision when to issue what: `minifsdp/fsdp/overlap.py`, `prefetch.py` and
-# `rate_limit.py`, the next rungs of `minifsdp ladder`.
+# one does. That needs streams, events, and a decision when to issue what: `overlap.py`, `prefetch.py` and
+# `rate_limit.py` in `minifsdp/fsdp/schedules`, the next rungs of `minifsdp ladder`.
 #
 # ## What to remember
 #
@@ -1237,4 +1238,5 @@ plots.timeline(
 # - ZeRO: [arXiv 1910.02054](https://arxiv.org/abs/1910.02054), section 5 (stages) and 7 (communication volume).
 # - torch: `torch/distributed/fsdp/_runtime_utils.py` (the hooks), `torch/distributed/fsdp/_flat_param.py` (`unshard`,
 #   `reshard`, `resize_` of storages).
-# - minifsdp: `fsdp/unit.py`, `fsdp/flat_unit.py`, `fsdp/sync.py`, `fsdp/engine.py`: your pieces, for every model.
+# - minifsdp: `fsdp/unit.py`, `fsdp/flat_unit.py`, `fsdp/schedules/sync.py`, `fsdp/engine.py`: your pieces, for every
+#   model.

@@ -159,19 +159,20 @@ from types import SimpleNamespace
 import torch.distributed as dist
 
 from minifsdp import FullyShardedDataParallel
-from minifsdp.course import closed_form, data, plots
+from minifsdp.course import plots
+from minifsdp.course.ladder import closed_form, data
 from minifsdp.course.launch import launch, rank_device
-from minifsdp.course.ledger import Ledger
-from minifsdp.course.link import let_communication_go_first, parse_link
+from minifsdp.course.watch.ledger import Ledger
+from minifsdp.course.link.emulated import let_communication_go_first, parse_link
 from minifsdp.course.machine import A100, Program, Recorder, Run, record_on_paper, replay
 from minifsdp.course.machine.program import Issue, Kernel, Record, Wait, WaitEvent
 from minifsdp.course.machine.versus import gains, versus
-from minifsdp.course.measure import Settings, align, take_step
-from minifsdp.course.model import Block
-from minifsdp.course.records import show_record
-from minifsdp.course.rungs import LEARNING_RATE, Trainee, closed_form_setting, sizes_of
-from minifsdp.course.timeline import Span, overlap, read_trace
-from minifsdp.course.trace import record_trace
+from minifsdp.course.ladder.measure import Settings, align, take_step
+from minifsdp.course.ladder.model import Block
+from minifsdp.course.watch.records import show_record
+from minifsdp.course.ladder.rungs import LEARNING_RATE, Trainee, closed_form_setting, sizes_of
+from minifsdp.course.watch.timeline import Span, overlap, read_trace
+from minifsdp.course.watch.trace import record_trace
 from minifsdp.flat_param import find_parameters
 from minifsdp.fsdp import SyncSchedule
 from minifsdp.fsdp.unit import Unit
@@ -1097,4 +1098,5 @@ assert runs["yours"].peak("active") / MIB > runs["lab 05"].peak("active") / MIB 
 #   allocator; `Tensor.record_stream`.
 # - torch: `torch/distributed/fsdp/_runtime_utils.py` (`_init_streams`, `_root_pre_forward`, `_post_backward_hook`),
 #   `torch/distributed/fsdp/_fully_shard/_fsdp_param_group.py` (question 3), `torch/cuda/_sanitizer.py`.
-# - minifsdp: `fsdp/overlap.py`, the next rung; `course/machine/queues.py` and `hazards.py`: 6.1 and 6.4, grown up.
+# - minifsdp: `fsdp/schedules/overlap.py`, the next rung; `course/machine/queues.py` and `hazards.py`: 6.1 and
+#   6.4, grown up.

@@ -60,17 +60,18 @@ import torch.nn.functional as F
 from torch import nn
 
 from minifsdp import FullyShardedDataParallel
-from minifsdp.course import closed_form, data, plots
+from minifsdp.course import plots
+from minifsdp.course.ladder import closed_form, data
 from minifsdp.course.launch import RankError, launch, rank_device
-from minifsdp.course.ledger import Ledger
+from minifsdp.course.watch.ledger import Ledger
 from minifsdp.course.machine import A100, Hardware, Program, record_on_paper, replay
 from minifsdp.course.machine.shapes import SHAPES
 from minifsdp.course.machine.versus import versus
-from minifsdp.course.measure import Settings
-from minifsdp.course.model import GPT, Block
-from minifsdp.course.records import show_record
-from minifsdp.course.rungs import LEARNING_RATE, Trainee, closed_form_setting, sizes_of
-from minifsdp.course.timeline import Span
+from minifsdp.course.ladder.measure import Settings
+from minifsdp.course.ladder.model import GPT, Block
+from minifsdp.course.watch.records import show_record
+from minifsdp.course.ladder.rungs import LEARNING_RATE, Trainee, closed_form_setting, sizes_of
+from minifsdp.course.watch.timeline import Span
 from minifsdp.device import current_stream
 from minifsdp.fsdp import SyncSchedule
 from minifsdp.fsdp.unit import SHARDED
@@ -1011,7 +1012,7 @@ for rank, ran in enumerate(launch(run_cases, RANKS, CASES)):
 # Nothing here holds prefetching back. With depth None the whole model is gathered, and a host that runs ahead does the
 # same without any prefetch: it issues one gather after another, long before the device has freed what it needs the
 # memory of. On CPU this cannot happen, on a GPU it is what out-of-memory errors, or many times slower steps, come
-# from. The next lab holds the host back (`minifsdp/fsdp/rate_limit.py`).
+# from. The next lab holds the host back (`minifsdp/fsdp/schedules/rate_limit.py`).
 #
 # ## What to remember
 #
@@ -1058,6 +1059,6 @@ for rank, ran in enumerate(launch(run_cases, RANKS, CASES)):
 #   section 5 (what it gains).
 # - torch: `torch/distributed/fsdp/_exec_order_utils.py` (the records and the check), `_prefetch_handle` in
 #   `torch/distributed/fsdp/_runtime_utils.py`.
-# - minifsdp: `fsdp/prefetch.py`, a schedule like yours, but for three things: it follows the last forward and not the
-#   first iteration's, compares with it this call alone, and puts reductions off until the next gather is issued;
-#   `fsdp/overlap.py`; `course/machine/`, the GPU on paper.
+# - minifsdp: `fsdp/schedules/prefetch.py`, a schedule like yours, but for three things: it follows the last forward and
+#   not the first iteration's, compares with it this call alone, and puts reductions off until the next gather is
+#   issued; `fsdp/schedules/overlap.py`; `course/machine/`, the GPU on paper.

@@ -132,7 +132,8 @@ class Memory:
 from dataclasses import replace
 from functools import partial
 
-from minifsdp.course import closed_form, data, plots
+from minifsdp.course import plots
+from minifsdp.course.ladder import closed_form, data
 from minifsdp.course.machine import Run, replay
 from minifsdp.course.machine.shapes import SHAPES, seconds, without_limiter
 
@@ -644,7 +645,7 @@ def rate_limit(
 
 # %%
 from minifsdp.fsdp import PrefetchSchedule
-from minifsdp.fsdp.prefetch import PRE
+from minifsdp.fsdp.schedules.prefetch import PRE
 from minifsdp.course.machine.program import STEP, Mark, Synchronize
 
 
@@ -791,12 +792,12 @@ from typing import NamedTuple
 import torch.distributed as dist
 
 from minifsdp import FullyShardedDataParallel
-from minifsdp.course.cuda_memory import MemoryHistory
-from minifsdp.course.ledger import Ledger
-from minifsdp.course.measure import Settings, take_step
-from minifsdp.course.model import Block as ModelBlock
-from minifsdp.course.records import show_record
-from minifsdp.course.rungs import LEARNING_RATE, Trainee, closed_form_setting, sizes_of
+from minifsdp.course.watch.cuda_memory import MemoryHistory
+from minifsdp.course.watch.ledger import Ledger
+from minifsdp.course.ladder.measure import Settings, take_step
+from minifsdp.course.ladder.model import Block as ModelBlock
+from minifsdp.course.watch.records import show_record
+from minifsdp.course.ladder.rungs import LEARNING_RATE, Trainee, closed_form_setting, sizes_of
 
 RANKS = 2
 SETTINGS = Settings(ranks=RANKS, batch=2, layers=6, width=105, context=16)
@@ -1205,5 +1206,5 @@ show_record("08")
 # - torch: `c10/cuda/CUDACachingAllocator.cpp` (`malloc`, `free_block`, `process_events`, `release_cached_blocks`),
 #   `torch/distributed/fsdp/_limiter_utils.py`, `_unshard` and `_reshard` in `_runtime_utils.py`.
 # - [FSDP & CUDACachingAllocator](https://dev-discuss.pytorch.org/t/1486): the same story on torch's developer forum.
-# - minifsdp: `fsdp/rate_limit.py` (8.6 and 8.7 for every model), `course/machine/allocator.py` (8.1 to 8.5 with torch's
-#   pools).
+# - minifsdp: `fsdp/schedules/rate_limit.py` (8.6 and 8.7 for every model), `course/machine/allocator.py` (8.1 to 8.5
+#   with torch's pools).

@@ -70,16 +70,18 @@ from unittest.mock import patch
 import torch.distributed as dist
 
 from minifsdp import FullyShardedDataParallel
-from minifsdp.course import data, plots
+from minifsdp.course import plots
+from minifsdp.course.ladder import data
 from minifsdp.course.launch import launch, rank_device
-from minifsdp.course.ledger import Ledger
-from minifsdp.course.link import let_communication_go_first, parse_link
-from minifsdp.course.measure import Settings
-from minifsdp.course.model import Block
-from minifsdp.course.rungs import sizes_of
-from minifsdp.course.timeline import read_trace
-from minifsdp.course.trace import record_trace
-from minifsdp.fsdp import CPUOffload, MixedPrecision, SyncSchedule, kinds
+from minifsdp.course.watch.ledger import Ledger
+from minifsdp.course.link.emulated import let_communication_go_first, parse_link
+from minifsdp.course.ladder.measure import Settings
+from minifsdp.course.ladder.model import Block
+from minifsdp.course.ladder.rungs import sizes_of
+from minifsdp.course.watch.timeline import read_trace
+from minifsdp.course.watch.trace import record_trace
+from minifsdp.fsdp import CPUOffload, MixedPrecision, SyncSchedule
+from minifsdp.fsdp.torch_api import kinds
 from minifsdp.fsdp.flat_unit import FlatUnit
 from minifsdp.grad_scaler import ShardedGradScaler
 
@@ -1038,7 +1040,7 @@ assert shard.grad.item() == 1.125
 # Buffers (running means) have a dtype of their own, `buffer_dtype`; inputs of a forward are cast, too; modules such
 # as BatchNorm are better left in fp32 (`_module_classes_to_ignore`): `param_dtype` casts all of a unit, norms too,
 # where `torch.autocast` keeps norms, softmax and losses in fp32. minifsdp has all of that in `fsdp/mixed_precision.py`
-# and `fsdp/options.py`. What is left alone altogether, modules to be ignored and the first
+# and `fsdp/torch_api/options.py`. What is left alone altogether, modules to be ignored and the first
 # values of all ranks (`sync_module_states`), belongs to construction, and to lab 10.
 #
 # ## What to remember
@@ -1061,7 +1063,7 @@ assert shard.grad.item() == 1.125
 #
 # **2. The rows of bf16 show no fp32 activation. Why is the loss fp32 all the same?**
 # <details><summary>Answer</summary>A layer computes in the dtype of its weights and inputs, bf16. The course's GPT
-# casts its logits to fp32 before the cross-entropy (`minifsdp/course/model.py`), since a sum over the vocabulary
+# casts its logits to fp32 before the cross-entropy (`minifsdp/course/ladder/model.py`), since a sum over the vocabulary
 # wants mantissa.</details>
 #
 # **3. May each replica of a data-parallel model (DDP) have its own verdict on infinities?**

@@ -56,18 +56,19 @@ from typing import Any
 from torch.profiler import record_function
 
 from minifsdp import DistributedDataParallel, comm
-from minifsdp.course import data, describe, plots
+from minifsdp.course import describe, plots
+from minifsdp.course.ladder import data
 from minifsdp.course.launch import launch, rank_device
-from minifsdp.course.ledger import Ledger
-from minifsdp.course.link import let_communication_go_first, parse_link
-from minifsdp.course.model import GPT, Block
-from minifsdp.course.timeline import read_trace
-from minifsdp.course.trace import record_trace
+from minifsdp.course.watch.ledger import Ledger
+from minifsdp.course.link.emulated import let_communication_go_first, parse_link
+from minifsdp.course.ladder.model import GPT, Block
+from minifsdp.course.watch.timeline import read_trace
+from minifsdp.course.watch.trace import record_trace
 from minifsdp.flat_param import copy_values
 from minifsdp.fsdp import SyncSchedule
 from minifsdp.fsdp.engine import Engine
 from minifsdp.fsdp.flat_unit import FlatUnit
-from minifsdp.fsdp.wrap import check_not_shared, wrap_children
+from minifsdp.fsdp.torch_api.wrap import check_not_shared, wrap_children
 
 RANKS, WIDTH, CONTEXT = 2, 63, 16
 
@@ -1194,4 +1195,4 @@ plots.stages(
 #   initialisation, and its limits).
 # - torch: `torch/distributed/fsdp/wrap.py` (policies, `_recursive_wrap`), `torch/distributed/fsdp/_init_utils.py`
 #   (`_materialize_meta_module`, `_materialize_with_param_init_fn`).
-# - minifsdp: `fsdp/wrap.py`, `fsdp/policies.py`, `fsdp/auto_wrap.py`, `fsdp/materialize.py`, `unwritten.py`.
+# - minifsdp: `wrap.py`, `policies.py`, `auto_wrap.py`, `materialize.py` in `fsdp/torch_api`; `unwritten.py`.

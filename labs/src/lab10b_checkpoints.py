@@ -107,17 +107,18 @@ from torch.profiler import record_function
 from torch.utils.checkpoint import checkpoint
 
 from minifsdp import FullyShardedDataParallel
-from minifsdp.course import data, plots
+from minifsdp.course import plots
+from minifsdp.course.ladder import data
 from minifsdp.course.launch import RankError, launch, rank_device
-from minifsdp.course.ledger import Ledger
-from minifsdp.course.link import let_communication_go_first, parse_link
-from minifsdp.course.measure import Settings
-from minifsdp.course.model import GPT, Block
-from minifsdp.course.timeline import Span, overlap, read_trace
-from minifsdp.course.trace import record_trace
+from minifsdp.course.watch.ledger import Ledger
+from minifsdp.course.link.emulated import let_communication_go_first, parse_link
+from minifsdp.course.ladder.measure import Settings
+from minifsdp.course.ladder.model import GPT, Block
+from minifsdp.course.watch.timeline import Span, overlap, read_trace
+from minifsdp.course.watch.trace import record_trace
 from minifsdp.fsdp import FullStateDictConfig, StateDictType
-from minifsdp.fsdp.policies import CustomPolicy
-from minifsdp.fsdp.state.names import clean_name
+from minifsdp.fsdp.torch_api.policies import CustomPolicy
+from minifsdp.fsdp.torch_api.state.names import clean_name
 
 RANKS = 2
 SETTINGS = Settings(ranks=RANKS, batch=6, layers=4, width=75, context=16)
@@ -1380,6 +1381,6 @@ plots.timeline(
 #   get it wrong.
 # - Training deep nets with sublinear memory cost: [arXiv 1604.06174](https://arxiv.org/abs/1604.06174). LoRA:
 #   [arXiv 2106.09685](https://arxiv.org/abs/2106.09685).
-# - minifsdp: `fsdp/state/saving.py`, `loading.py`, `optim.py`, `sharded_values.py` (your pieces),
+# - minifsdp: `fsdp/torch_api/state/saving.py`, `loading.py`, `optim.py`, `sharded_values.py` (your pieces),
 #   `fsdp/orig_params.py`, `fsdp/engine.py` (`before`, `after`: recomputation), `course/train/checkpoint.py`
 #   (10b.5, with what it leaves out).

@@ -98,16 +98,18 @@ import torch
 from torch.profiler import record_function
 
 from minifsdp import FullyShardedDataParallel, device
-from minifsdp.course import closed_form, data, plots
+from minifsdp.course import plots
+from minifsdp.course.ladder import closed_form, data
 from minifsdp.course.launch import RankError, launch, rank_device
-from minifsdp.course.ledger import Ledger
-from minifsdp.course.link import EmulatedLink, HostLinks, let_communication_go_first
-from minifsdp.course.measure import Settings
-from minifsdp.course.model import Block
-from minifsdp.course.rungs import Trainee, sizes_of
-from minifsdp.course.timeline import read_trace
-from minifsdp.course.trace import record_trace
-from minifsdp.fsdp import ShardingStrategy, SyncSchedule, kinds
+from minifsdp.course.watch.ledger import Ledger
+from minifsdp.course.link.emulated import EmulatedLink, HostLinks, let_communication_go_first
+from minifsdp.course.ladder.measure import Settings
+from minifsdp.course.ladder.model import Block
+from minifsdp.course.ladder.rungs import Trainee, sizes_of
+from minifsdp.course.watch.timeline import read_trace
+from minifsdp.course.watch.trace import record_trace
+from minifsdp.fsdp import ShardingStrategy, SyncSchedule
+from minifsdp.fsdp.torch_api import kinds
 from minifsdp.fsdp.flat_unit import FlatUnit
 
 RANKS, PER_HOST = 4, 2
@@ -209,7 +211,7 @@ for rank, (together, same_shard, as_mesh) in enumerate(launch(meet, RANKS, PER_H
 # %% [markdown]
 # `FullyShardedDataParallel` takes the pair as `process_group`, or a mesh as `device_mesh`. With neither, and with a
 # wrapping policy, it makes groups of its own: `LOCAL_WORLD_SIZE` ranks per sharding group
-# (`minifsdp/fsdp/groups.py`).
+# (`minifsdp/fsdp/torch_api/groups.py`).
 #
 # ### Break it: make one's own groups only
 #
@@ -1011,7 +1013,7 @@ plots.lines(
 # The model overlaps everything and lets every ring run at the data sheet's pace; latency of long rings, congestion and
 # stragglers are left out, all of which grow with the number of ranks and speak for smaller groups. Nothing here was
 # measured on a GPU. And F is chosen once for the whole model, where a policy may choose it per module
-# (`minifsdp/fsdp/groups.py` hands groups down).
+# (`minifsdp/fsdp/torch_api/groups.py` hands groups down).
 #
 # Gradients are clipped by their norm over *one* sharding group, not over the world: replicas hold the same shards, and
 # would be counted R times (`minifsdp/clip_grad.py`). The same goes for checkpoints: one replica has everything.
@@ -1057,4 +1059,5 @@ plots.lines(
 # - FSDP: [arXiv 2304.11277](https://arxiv.org/abs/2304.11277), section 3.2.2 (hybrid sharding).
 # - torch: `torch/distributed/fsdp/_runtime_utils.py` (`_reduce_grad`), `torch/distributed/fsdp/_init_utils.py`
 #   (`_init_process_group_state_for_hybrid_shard`).
-# - minifsdp: `fsdp/hybrid.py` (11.3 and 11.4), `fsdp/groups.py`, `process_groups.host_groups` (11.1 and 11.2).
+# - minifsdp: `fsdp/hybrid.py` (11.3 and 11.4), `fsdp/torch_api/groups.py`, `process_groups.host_groups` (11.1 and
+#   11.2).

@@ -10,8 +10,8 @@ from torch import nn
 from torch.optim import Optimizer
 
 from minifsdp.ddp import DistributedDataParallel
-from minifsdp.fsdp.state.names import clean_name
-from minifsdp.fsdp.state.optim_names import Known, find_managed, parameter_names
+from minifsdp.fsdp.torch_api.state.names import clean_name
+from minifsdp.fsdp.torch_api.state.optim_names import Known, find_managed, parameter_names
 
 StateDict = dict[str, Any]
 

@@ -17,7 +17,7 @@ from minifsdp.checkpoint.options import AnyOptions, StateDictOptions, checked
 from minifsdp.device import compute_device
 from minifsdp.from_rank_0 import outline_from_rank_0, receive
 from minifsdp.fsdp import FullyShardedDataParallel
-from minifsdp.fsdp.state.optim_dict import from_names, to_names
+from minifsdp.fsdp.torch_api.state.optim_dict import from_names, to_names
 from minifsdp.sharded_values import copied, is_sharded, storage_of
 
 Optimizers = Optimizer | Iterable[Optimizer]

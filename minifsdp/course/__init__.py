@@ -7,12 +7,12 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from minifsdp.course.description import describe
+    from minifsdp.course.watch.description import describe
 
 __all__ = ["describe"]
 
 
 def __getattr__(name: str) -> Any:
     if name == "describe":
-        return import_module("minifsdp.course.description").describe
+        return import_module("minifsdp.course.watch.description").describe
     raise AttributeError(f"module 'minifsdp.course' has no attribute {name!r}")

@@ -16,9 +16,9 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from minifsdp.course.doctor.versions import versions
 from minifsdp.course.gpu_check.machine import checkout, commit
-from minifsdp.course.records import records_folder
-from minifsdp.course.versions import versions
+from minifsdp.course.watch.records import records_folder
 
 
 def cpu_records_folder() -> Path:

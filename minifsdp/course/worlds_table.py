@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from minifsdp.course.records import Part, Record
+from minifsdp.course.watch.records import Part, Record
 
 NOT_RUN = "not run"
 _SHARE = "sharing|on one GPU"
@@ -16,7 +16,7 @@ WORLDS = {  # name in the table -> what a line that names such a world has in it
     "fake: rank 0 alone on a GPU": "alone",
 }
 TORCHS = ("torch-ddp", "torch-fsdp1", "torch-fsdp2")
-RUNGS = (  # of minifsdp.course.rungs, which needs torch
+RUNGS = (  # of minifsdp.course.ladder.rungs, which needs torch
     "ddp-naive", "ddp-bucketed", "ddp", "zero1", "zero2",
     "fsdp-grad-op", "fsdp", "fsdp-overlap", "fsdp-prefetch", "fsdp-limit",
 )  # fmt: skip

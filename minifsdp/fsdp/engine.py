@@ -26,7 +26,7 @@ from torch import Tensor, nn
 
 from minifsdp import private
 from minifsdp.fsdp.hooks import call_post_hooks
-from minifsdp.fsdp.sync import SyncSchedule
+from minifsdp.fsdp.schedules.sync import SyncSchedule
 from minifsdp.fsdp.turns import Progress, StepTurns
 from minifsdp.fsdp.unit import SHARDED, Unit
 from minifsdp.fsdp.watch import after_backward_to, before_backward_of, left_on, made_here

@@ -17,9 +17,9 @@ import torch
 from torch import Tensor, nn
 
 from minifsdp import comm, device
-from minifsdp.fsdp.materialize import own_buffers
-from minifsdp.fsdp.options import MixedPrecision
 from minifsdp.fsdp.staged import StagedUnit
+from minifsdp.fsdp.torch_api.materialize import own_buffers
+from minifsdp.fsdp.torch_api.options import MixedPrecision
 from minifsdp.tree import map_tensors, tensors_in
 
 BufferDtypes = dict[tuple[nn.Module, str], torch.dtype]

@@ -18,8 +18,8 @@ from minifsdp.comm import Group
 from minifsdp.flat_param import FlatParameter, ParamPlaces, find_parameters
 from minifsdp.fsdp.engine import Engine
 from minifsdp.fsdp.flat_unit import FlatUnit
-from minifsdp.fsdp.rate_limit import RateLimitedSchedule
-from minifsdp.fsdp.sync import SyncSchedule
+from minifsdp.fsdp.schedules.rate_limit import RateLimitedSchedule
+from minifsdp.fsdp.schedules.sync import SyncSchedule
 
 
 def shard(

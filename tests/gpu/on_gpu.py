@@ -19,9 +19,9 @@ import torch.distributed as dist
 from on_ranks import Checks
 
 from minifsdp import device
+from minifsdp.course.ladder.measure import align
 from minifsdp.course.launch import RankError, launch, rank_device, report
-from minifsdp.course.measure import align
-from minifsdp.course.world import Backend, World, choose_world
+from minifsdp.course.launch.world import Backend, World, choose_world
 
 Figures = dict[str, float]
 

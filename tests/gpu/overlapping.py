@@ -19,7 +19,7 @@ from torch.optim import SGD
 from minifsdp import comm, device
 from minifsdp.comm import Call
 from minifsdp.course.launch import rank_device
-from minifsdp.course.link import EmulatedLink
+from minifsdp.course.link.emulated import EmulatedLink
 from minifsdp.fsdp import FullyShardedDataParallel
 
 REPEATS = 5

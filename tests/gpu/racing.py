@@ -27,9 +27,9 @@ from small_model import RATE, batches, make_model, my_share, step
 from torch.optim import SGD
 
 from minifsdp import comm, device
+from minifsdp.course.ladder.model import Block
+from minifsdp.course.ladder.rungs import Trainee
 from minifsdp.course.launch import rank_device
-from minifsdp.course.model import Block
-from minifsdp.course.rungs import Trainee
 from minifsdp.fsdp import (
     FullyShardedDataParallel,
     OverlapSchedule,

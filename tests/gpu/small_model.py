@@ -12,11 +12,11 @@ from torch.optim import SGD
 
 from minifsdp import comm
 from minifsdp.checkpoint import StateDictOptions, get_model_state_dict
-from minifsdp.course import data
-from minifsdp.course.data import Batch
+from minifsdp.course.ladder import data
+from minifsdp.course.ladder.data import Batch
+from minifsdp.course.ladder.model import GPT
+from minifsdp.course.ladder.rungs import Trainee
 from minifsdp.course.launch import rank_device
-from minifsdp.course.model import GPT
-from minifsdp.course.rungs import Trainee
 
 STEPS, BATCH, CONTEXT, LAYERS = 5, 12, 16, 2
 RATE = 0.1  # of SGD, whose steps are as large as the gradients: Adam would hide that they are a sum and no mean

@@ -17,9 +17,9 @@ from on_gpu import ON_GPU, Figures, GpuChecks, Way
 from small_model import batches, make_model, my_share, sgd, step
 
 from minifsdp import device
+from minifsdp.course.ladder.rungs import RUNGS, Trainee
 from minifsdp.course.launch import rank_device
-from minifsdp.course.ledger import Ledger
-from minifsdp.course.rungs import RUNGS, Trainee
+from minifsdp.course.watch.ledger import Ledger
 
 pytestmark = ON_GPU
 check = GpuChecks(__name__)

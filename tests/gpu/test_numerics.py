@@ -26,11 +26,11 @@ from torch.distributed.fsdp import FullyShardedDataParallel as TorchsFsdp
 from torch.distributed.fsdp import MixedPrecision as TorchsPrecision
 from torch.distributed.fsdp.wrap import ModuleWrapPolicy as TorchsPolicy
 
-from minifsdp.course import rungs
-from minifsdp.course.data import Batch
+from minifsdp.course.ladder import rungs
+from minifsdp.course.ladder.data import Batch
+from minifsdp.course.ladder.model import Block
+from minifsdp.course.ladder.rungs import RUNGS, Trainee, plain
 from minifsdp.course.launch import rank_device
-from minifsdp.course.model import Block
-from minifsdp.course.rungs import RUNGS, Trainee, plain
 from minifsdp.fsdp import CPUOffload, MixedPrecision, ShardingStrategy
 from minifsdp.fsdp import FullyShardedDataParallel as Fsdp
 from minifsdp.grad_scaler import ShardedGradScaler

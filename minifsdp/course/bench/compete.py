@@ -12,15 +12,15 @@ import torch
 import torch.distributed as dist
 
 from minifsdp import device
-from minifsdp.course import data
 from minifsdp.course.bench.contestants import Contestant
 from minifsdp.course.bench.settings import Settings
 from minifsdp.course.bench.weigh import release, weigh
-from minifsdp.course.data import Batch
+from minifsdp.course.ladder import data
+from minifsdp.course.ladder.data import Batch
+from minifsdp.course.ladder.measure import align, take_step
+from minifsdp.course.ladder.rungs import Trainee, plain
 from minifsdp.course.launch import rank_device, report
 from minifsdp.course.launch.group import share_cores
-from minifsdp.course.measure import align, take_step
-from minifsdp.course.rungs import Trainee, plain
 
 
 def train_alone(settings: Settings) -> list[list[float]]:

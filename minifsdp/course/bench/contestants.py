@@ -19,9 +19,9 @@ from torch.distributed.fsdp.wrap import ModuleWrapPolicy
 from torch.nn.parallel import DistributedDataParallel as TorchDDP
 from torch.optim import AdamW
 
-from minifsdp.course import measure
-from minifsdp.course.model import GPT, Block
-from minifsdp.course.rungs import LEARNING_RATE, RUNGS, Trainee, plain
+from minifsdp.course.ladder import measure
+from minifsdp.course.ladder.model import GPT, Block
+from minifsdp.course.ladder.rungs import LEARNING_RATE, RUNGS, Trainee, plain
 from minifsdp.ddp import DistributedDataParallel
 from minifsdp.fsdp import FullyShardedDataParallel, ShardingStrategy
 

@@ -15,9 +15,9 @@ from minifsdp import comm
 from minifsdp.comm import Group
 from minifsdp.course.bench.contestants import CONTESTANTS
 from minifsdp.course.bench.settings import Settings
-from minifsdp.course.data import Batch
+from minifsdp.course.ladder.data import Batch
+from minifsdp.course.ladder.rungs import Trainee
 from minifsdp.course.machine import A100, H100, H200, DeviceMemoryError, Program, record_on_paper, replay
-from minifsdp.course.rungs import Trainee
 
 GPUS = {"NVIDIA A100-SXM4-80GB": A100, "NVIDIA H100 80GB HBM3": H100, "NVIDIA H200": H200}
 """By the name that CUDA gives them: other forms of these GPUs have other clocks and memories."""

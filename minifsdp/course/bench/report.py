@@ -16,7 +16,7 @@ from minifsdp.course.bench.contestants import BASELINES, Contestant
 from minifsdp.course.bench.prediction import Prediction
 from minifsdp.course.bench.settings import Settings
 from minifsdp.course.bench.weigh import ON_CPU, ON_CUDA
-from minifsdp.course.world import World
+from minifsdp.course.launch.world import World
 
 MIB = 2**20
 TOLERANCE = 1e-4  # of a loss: rounding alone makes up to 2e-7 in 250 steps (2 layers of width 32 on CPU)

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 
 import torch
 
-from minifsdp.course import data
 from minifsdp.course.bench.contestants import CONTESTANTS, Contestant
-from minifsdp.course.data import Batch
-from minifsdp.course.model import GPT, count_elements
-from minifsdp.course.resources import check_counts, check_names, check_seed
+from minifsdp.course.ladder import data
+from minifsdp.course.ladder.data import Batch
+from minifsdp.course.ladder.model import GPT, count_elements
+from minifsdp.course.launch.resources import check_counts, check_names, check_seed
 
 COUNTS = ("ranks", "batch", "layers", "width", "heads", "context", "steps", "warm_up")
 

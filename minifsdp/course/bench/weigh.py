@@ -9,11 +9,11 @@ import torch
 from torch.profiler import record_function
 
 from minifsdp import device
-from minifsdp.course.cpu_memory import WINDOW, allocator_peaks
-from minifsdp.course.data import Batch
-from minifsdp.course.measure import take_step
-from minifsdp.course.rungs import Trainee
-from minifsdp.course.storages import storages_in
+from minifsdp.course.ladder.data import Batch
+from minifsdp.course.ladder.measure import take_step
+from minifsdp.course.ladder.rungs import Trainee
+from minifsdp.course.watch.cpu_memory import WINDOW, allocator_peaks
+from minifsdp.course.watch.storages import storages_in
 
 WARM_UP = 2  # steps before the peak is taken: one makes the optimizer's state, one settles caches
 WEIGHED = 2  # steps of which it is taken on CUDA

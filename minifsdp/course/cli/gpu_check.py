@@ -14,7 +14,7 @@ from minifsdp.course.cli.signals import cleaning_up
 from minifsdp.course.gpu_check.check import FILES, gpu_check, prepare
 from minifsdp.course.gpu_check.machine import NoGpuError
 from minifsdp.course.gpu_check.summary import exit_code, summary_table
-from minifsdp.course.records import Part
+from minifsdp.course.watch.records import Part
 
 app = new_app()
 APPS = {"gpu-check": app}

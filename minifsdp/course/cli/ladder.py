@@ -21,10 +21,10 @@ from minifsdp.course.cli.common import (
     ranks_asked_for,
 )
 from minifsdp.course.cli.signals import cleaning_up
+from minifsdp.course.files.whole_files import UndeliveredError
+from minifsdp.course.ladder.measure import Settings
 from minifsdp.course.launch import RankError
-from minifsdp.course.measure import Settings
-from minifsdp.course.whole_files import UndeliveredError
-from minifsdp.course.world import is_first, tell
+from minifsdp.course.launch.world import is_first, tell
 
 DEFAULT = Settings()
 
@@ -55,8 +55,8 @@ def ladder(
 
     Example: minifsdp ladder --ranks 4 --rungs ddp,fsdp,fsdp-limit --link latency=200us,bandwidth=1GB/s
     """
-    from minifsdp.course import ladder as course
-    from minifsdp.course.tables import ladder_table
+    from minifsdp.course.ladder import run as course
+    from minifsdp.course.ladder.tables import ladder_table
 
     names = tuple(name.strip() for name in rungs.split(",") if name.strip())
     ranks = ranks_asked_for(ranks, DEFAULT.ranks)

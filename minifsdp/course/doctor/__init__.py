@@ -20,10 +20,10 @@ from minifsdp.course.doctor import bandwidth, labs, machine, peak
 from minifsdp.course.doctor.machine import Finding, Machine
 from minifsdp.course.doctor.peak import Peak
 from minifsdp.course.doctor.ranks import Ranks, ask_ranks
-from minifsdp.course.resources import check_writable
-from minifsdp.course.versions import versions
-from minifsdp.course.whole_files import delivering
-from minifsdp.course.world import Device, World, choose_world, is_first, local_ranks
+from minifsdp.course.doctor.versions import versions
+from minifsdp.course.files.whole_files import delivering
+from minifsdp.course.launch.resources import check_writable
+from minifsdp.course.launch.world import Device, World, choose_world, is_first, local_ranks
 
 __all__ = ["Finding", "Plan", "Progress", "plan", "run"]
 

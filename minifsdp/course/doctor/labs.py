@@ -7,8 +7,8 @@ from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from minifsdp.course.launch.world import MOST_GLOO_RANKS, MOST_RANKS_PER_GPU
 from minifsdp.course.workshop import catalogue
-from minifsdp.course.world import MOST_GLOO_RANKS, MOST_RANKS_PER_GPU
 
 WORLDS = ("gloo", "emulated link", "NCCL, a GPU each", "NCCL, one shared GPU", "fake")
 HERE, UNUSED = "yes", "-"

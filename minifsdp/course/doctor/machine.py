@@ -25,7 +25,7 @@ from minifsdp.course.doctor.gpus import (
     nvidia_smi,
     parse_query,
 )
-from minifsdp.course.world import FORCES, World, in_words
+from minifsdp.course.launch.world import FORCES, World, in_words
 
 MIB = 2**20
 SHARED = Path("/dev/shm")

@@ -18,7 +18,7 @@ from minifsdp.course.doctor.bandwidth import CPU_SIZES, GPU_SIZES, OPERATIONS, m
 from minifsdp.course.doctor.collectives import CASES, DTYPES, check_collectives
 from minifsdp.course.doctor.machine import Finding
 from minifsdp.course.launch import RankError, launch, report
-from minifsdp.course.world import World, in_words
+from minifsdp.course.launch.world import World, in_words
 
 CHECKS = "ranks and collectives"
 SHARE_OF_TIME, SHARE_OF_MEASURING = 0.6, 0.25  # of the budget: for all that ranks do, and for the second part of it

@@ -17,10 +17,10 @@ from minifsdp.course.gpu_check.junit import count
 from minifsdp.course.gpu_check.machine import Machine, checkout, commit, find_gpus
 from minifsdp.course.gpu_check.parts import PARTS, UNREADABLE, Ranks, ranks_for
 from minifsdp.course.gpu_check.process import Ended, run_limited
-from minifsdp.course.records import PARTS as ORDER
-from minifsdp.course.records import Part as Recorded
-from minifsdp.course.records import Record, parse_record, read_record
-from minifsdp.course.resources import check_writable
+from minifsdp.course.launch.resources import check_writable
+from minifsdp.course.watch.records import PARTS as ORDER
+from minifsdp.course.watch.records import Part as Recorded
+from minifsdp.course.watch.records import Record, parse_record, read_record
 
 LIMIT = 520.0  # seconds for a part; with what it takes to end it, still under nine minutes
 FILES = Path("results", "gpu-check")  # under the checkout: logs, traces and all else that the parts write

@@ -10,7 +10,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from minifsdp.course.gpu_check.parts import PARTS
-from minifsdp.course.records import Part
+from minifsdp.course.watch.records import Part
 
 _COLOURS = {"passed": "green", "failed": "red", "skipped": "yellow"}
 

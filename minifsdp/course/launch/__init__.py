@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 from minifsdp.course.launch.errors import RankError
 from minifsdp.course.launch.group import rank_device
 from minifsdp.course.launch.inside import inside_rank, report
-from minifsdp.course.world import Backend, choose_world, tell_if_chosen
+from minifsdp.course.launch.world import Backend, choose_world, tell_if_chosen
 
 __all__ = ["RankError", "launch", "rank_device", "report"]
 
@@ -38,7 +38,7 @@ def launch(
 ) -> list[T]:
     """Call `fn(*args)` on `world_size` ranks and return what each of them returned, in rank order.
 
-    In every rank the default process group is initialised, as `course/world.py` chooses: nccl with one rank per GPU
+    In every rank the default process group is initialised, as `world.py` chooses: nccl with one rank per GPU
     where there are enough GPUs, else gloo. Where there was a choice, the first launch prints what was chosen. `fn`,
     `args` and the results travel by cloudpickle, so `fn` may be defined in a notebook cell; under torchrun the results
     have to be data, as `torch.load(weights_only=True)` reads it. A rank sees `os.environ`,

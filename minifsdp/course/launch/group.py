@@ -10,7 +10,7 @@ import torch.distributed as dist
 from torch.distributed import Store  # type: ignore[attr-defined]
 
 from minifsdp import private
-from minifsdp.course.world import World, choose_world, may_share
+from minifsdp.course.launch.world import World, choose_world, may_share
 
 
 def join_group(store: Store, rank: int, local_rank: int, world: World, timeout: float) -> None:

@@ -10,7 +10,7 @@ from torch.distributed import FileStore  # type: ignore[attr-defined]
 
 from minifsdp.course.launch.group import join_group, use_loopback
 from minifsdp.course.launch.inside import call_user
-from minifsdp.course.world import World
+from minifsdp.course.launch.world import World
 
 T = TypeVar("T")
 

@@ -18,7 +18,7 @@ import psutil
 from minifsdp.course.launch.errors import Failure, Kind, RankError, name_cells, rank_error, stuck_stack
 from minifsdp.course.launch.rank import Task
 from minifsdp.course.launch.start import RankProcess, pack, sources_in_memory, start_rank
-from minifsdp.course.world import World
+from minifsdp.course.launch.world import World
 
 _START_LIMIT = 120.0  # seconds until every rank must be ready
 _GROUP_SLACK = 30.0  # seconds by which a collective outwaits the launch, so that stacks are taken before it raises

@@ -29,7 +29,7 @@ from minifsdp.course.launch.errors import Failure, Kind, RankError
 from minifsdp.course.launch.group import join_group, prepare_to_share, share_cores, use_loopback
 from minifsdp.course.launch.inside import call_user
 from minifsdp.course.launch.job import check_job
-from minifsdp.course.world import Backend, World, choose_world, local_ranks, tell_if_chosen
+from minifsdp.course.launch.world import Backend, World, choose_world, local_ranks, tell_if_chosen
 
 _CONNECT_LIMIT = datetime.timedelta(seconds=300)
 _ANSWER_SLACK = 5.0  # seconds after the time-out in which a rank whose collective timed out can still say so

@@ -14,7 +14,7 @@ import cloudpickle
 
 from minifsdp.course.launch.errors import Failure
 from minifsdp.course.launch.rank import Task, run_rank
-from minifsdp.course.rank_server import start_method, start_server, undisturbed
+from minifsdp.course.launch.rank_server import start_method, start_server, undisturbed
 
 
 @dataclass

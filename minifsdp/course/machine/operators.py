@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.utils.flop_counter import flop_registry
 
-from minifsdp.course.storages import storages_in
+from minifsdp.course.watch.storages import storages_in
 from minifsdp.private import identity, schema_of, tree_leaves
 
 _aten = torch.ops.aten

@@ -15,10 +15,10 @@ import torch
 from torch import Tensor
 
 from minifsdp import comm, device
-from minifsdp.course.data import Batch
+from minifsdp.course.ladder.data import Batch
+from minifsdp.course.ladder.rungs import Trainee
 from minifsdp.course.machine.program import Program
 from minifsdp.course.machine.recorder import record_steps
-from minifsdp.course.rungs import Trainee
 from minifsdp.fsdp import FullyShardedDataParallel
 from minifsdp.fsdp.unit import Absent
 from minifsdp.private import FakeTensorMode, unset_fake_temporarily

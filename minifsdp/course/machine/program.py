@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from minifsdp.comm import Call
-from minifsdp.course.storages import Tag
+from minifsdp.course.watch.storages import Tag
 
 COMPUTE = 0  # the stream that is there from the start
 DEVICE = -1  # in place of an event: all that is queued

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from minifsdp.comm import Call
 from minifsdp.course.machine.hardware import Hardware
 from minifsdp.course.machine.program import COMPUTE
-from minifsdp.course.timeline import Span
+from minifsdp.course.watch.timeline import Span
 
 LINK = -1  # a queue of its own: collectives run one at a time, on whichever stream they were issued
 

@@ -16,16 +16,16 @@ from torch import Tensor, nn
 
 from minifsdp import comm, device, gloo
 from minifsdp.comm import Call, Link
-from minifsdp.course.data import Batch
-from minifsdp.course.ledger import Ledger
+from minifsdp.course.ladder.data import Batch
+from minifsdp.course.ladder.measure import take_step
+from minifsdp.course.ladder.rungs import Trainee
 from minifsdp.course.machine.program import STEP, Program
 from minifsdp.course.machine.tape import Tape
-from minifsdp.course.measure import take_step
-from minifsdp.course.rungs import Trainee
-from minifsdp.course.storages import Books, Operators
+from minifsdp.course.watch.ledger import Ledger
+from minifsdp.course.watch.storages import Books, Operators
 from minifsdp.fsdp import FullyShardedDataParallel
 from minifsdp.fsdp.flat_unit import FlatUnit
-from minifsdp.fsdp.state.names import clean_name
+from minifsdp.fsdp.torch_api.state.names import clean_name
 
 
 class Recorder(Ledger):

@@ -29,8 +29,8 @@ from minifsdp.course.machine.program import (
     WaitEvent,
 )
 from minifsdp.course.machine.queues import LINK, Moment, Queues
-from minifsdp.course.storages import TAGS, Tag
-from minifsdp.course.timeline import Span, overlap
+from minifsdp.course.watch.storages import TAGS, Tag
+from minifsdp.course.watch.timeline import Span, overlap
 
 PAST = Moment(0.0, {})  # an event, or a collective's end, from before the recording
 

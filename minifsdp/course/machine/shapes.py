@@ -38,6 +38,7 @@ from torch import Tensor, nn
 from torch.optim import AdamW
 
 from minifsdp.comm import Group
+from minifsdp.course.ladder.rungs import Trainee
 from minifsdp.course.machine.architectures import (
     Block,
     Bottleneck,
@@ -50,9 +51,8 @@ from minifsdp.course.machine.hardware import A100, Hardware
 from minifsdp.course.machine.paper import record_on_paper
 from minifsdp.course.machine.program import STEP, Kernel, Mark, Program, Synchronize
 from minifsdp.course.machine.replay import Run, replay
-from minifsdp.course.rungs import Trainee
 from minifsdp.fsdp import FullyShardedDataParallel, PrefetchSchedule, RateLimitedSchedule, SyncSchedule
-from minifsdp.fsdp.prefetch import PRE
+from minifsdp.fsdp.schedules.prefetch import PRE
 from minifsdp.fsdp.unit import Unit
 
 MakeSchedule = Callable[[Sequence[Unit]], SyncSchedule]

@@ -28,7 +28,7 @@ from minifsdp.course.machine.program import (
     Wait,
     WaitEvent,
 )
-from minifsdp.course.storages import Books, Entry, storages_in
+from minifsdp.course.watch.storages import Books, Entry, storages_in
 from minifsdp.private import DisableTorchFunctionSubclass, identity
 
 

@@ -37,19 +37,19 @@ from torch.optim import AdamW
 
 from minifsdp import comm
 from minifsdp.comm import Call
-from minifsdp.course import data
-from minifsdp.course.data import Batch
+from minifsdp.course.ladder import data
+from minifsdp.course.ladder.data import Batch
+from minifsdp.course.ladder.measure import Settings, align, take_step
+from minifsdp.course.ladder.model import Block
+from minifsdp.course.ladder.rungs import LEARNING_RATE, Trainee
 from minifsdp.course.launch import launch
-from minifsdp.course.link import let_communication_go_first, parse_link
+from minifsdp.course.link.emulated import let_communication_go_first, parse_link
 from minifsdp.course.machine.hardware import Hardware, measured
 from minifsdp.course.machine.program import Kernel, Program
 from minifsdp.course.machine.recorder import record_steps
 from minifsdp.course.machine.replay import Run, replay
-from minifsdp.course.measure import Settings, align, take_step
-from minifsdp.course.model import Block
-from minifsdp.course.rungs import LEARNING_RATE, Trainee
 from minifsdp.fsdp import FullyShardedDataParallel
-from minifsdp.fsdp.api import MakeSchedule
+from minifsdp.fsdp.torch_api.api import MakeSchedule
 
 _RECORDED = 2  # steps of a program; the last is replayed with an order to follow and the optimizer's state made
 _CPU = torch.device("cpu")

@@ -21,7 +21,7 @@ from minifsdp.course.plots.allocator import (
 )
 from minifsdp.course.plots.picture import Picture, legend_beside, page
 from minifsdp.course.plots.style import BLOCK_COLOURS, notebook_style, unit_for
-from minifsdp.course.trace import PHASES
+from minifsdp.course.watch.trace import PHASES
 
 if TYPE_CHECKING:
     from minifsdp.course.machine.blocks import Segment

@@ -9,7 +9,7 @@ from matplotlib.axes import Axes
 from matplotlib.patches import Patch
 
 from minifsdp.course.plots.style import LANE_COLOURS, REDUCTION_COLOUR, TAG_COLOURS
-from minifsdp.course.timeline import Span
+from minifsdp.course.watch.timeline import Span
 
 LETTER = 0.011  # of a phase's name, in widths of a notebook's timeline
 _LINE = 0.45  # of such names, in lanes

@@ -13,7 +13,7 @@ from matplotlib.lines import Line2D
 
 from minifsdp.course.plots.drawing import areas, at_peak, lane_patches, lanes, row_title, stack, tag_patches
 from minifsdp.course.plots.style import DIAMOND, PREDICTED, wall_style
-from minifsdp.course.timeline import Span
+from minifsdp.course.watch.timeline import Span
 
 _MIB = 2**20
 _MODEL_STATE = ("parameters", "gradients", "optimizer")

@@ -16,7 +16,7 @@ from minifsdp.course.plots.drawing import lane_patches, lanes, row_title, step_o
 from minifsdp.course.plots.picture import Picture, given, legend_beside, page
 from minifsdp.course.plots.runs import on_paper, step_of_run
 from minifsdp.course.plots.style import DIAMOND, EARLIER_COLOURS, SERIES_COLOURS, notebook_style
-from minifsdp.course.timeline import Span, overlap
+from minifsdp.course.watch.timeline import Span, overlap
 
 if TYPE_CHECKING:
     from minifsdp.course.machine.replay import Run

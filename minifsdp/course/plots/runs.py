@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
-from minifsdp.course.timeline import Span
-from minifsdp.course.trace import PHASES
+from minifsdp.course.watch.timeline import Span
+from minifsdp.course.watch.trace import PHASES
 
 if TYPE_CHECKING:
     from minifsdp.course.machine.replay import Run

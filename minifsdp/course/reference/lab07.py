@@ -9,7 +9,7 @@ import torch
 from minifsdp import comm
 from minifsdp.comm import Group
 from minifsdp.course.workshop.references import reference
-from minifsdp.fsdp.prefetch import PrefetchSchedule
+from minifsdp.fsdp.schedules.prefetch import PrefetchSchedule
 from minifsdp.fsdp.unit import Unit
 
 Event = Literal["begin forward", "pre-forward", "post-forward", "pre-backward", "end backward"]

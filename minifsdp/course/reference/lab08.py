@@ -8,10 +8,10 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from minifsdp import device
-from minifsdp.course import closed_form
+from minifsdp.course.ladder import closed_form
 from minifsdp.course.machine.allocator import CachingAllocator
 from minifsdp.course.workshop.references import reference
-from minifsdp.fsdp.rate_limit import RateLimitedSchedule
+from minifsdp.fsdp.schedules.rate_limit import RateLimitedSchedule
 from minifsdp.fsdp.unit import SHARDED, Unit
 
 ROUND, SEGMENT = 512, 2 * 2**20  # bytes

@@ -12,9 +12,9 @@ from torch.optim import AdamW, Optimizer
 from minifsdp.course.workshop.references import reference
 from minifsdp.flat_param import ParamPlaces
 from minifsdp.fsdp import FullyShardedDataParallel
-from minifsdp.fsdp.materialize import reset_in
-from minifsdp.fsdp.policies import size_based_auto_wrap_policy
-from minifsdp.fsdp.wrap import wrap_children
+from minifsdp.fsdp.torch_api.materialize import reset_in
+from minifsdp.fsdp.torch_api.policies import size_based_auto_wrap_policy
+from minifsdp.fsdp.torch_api.wrap import wrap_children
 
 
 @reference(

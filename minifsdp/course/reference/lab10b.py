@@ -13,7 +13,7 @@ from minifsdp import comm, device
 from minifsdp.comm import Group
 from minifsdp.course.workshop.references import reference
 from minifsdp.flat_param import FlatParameter, find_parameters
-from minifsdp.fsdp.state.optim import assemble, gather_states
+from minifsdp.fsdp.torch_api.state.optim import assemble, gather_states
 from minifsdp.sharded_values import shard_value
 
 

@@ -12,15 +12,15 @@ import torch.distributed as dist
 from torch import Tensor
 
 from minifsdp import comm, device
-from minifsdp.course import data
-from minifsdp.course.data import Batch
+from minifsdp.course.ladder import data
+from minifsdp.course.ladder.data import Batch
 from minifsdp.course.launch import rank_device
-from minifsdp.course.ledger import Ledger
 from minifsdp.course.train.checkpoint import restore, save
 from minifsdp.course.train.folder import held
 from minifsdp.course.train.progress import Dial
 from minifsdp.course.train.settings import Settings
 from minifsdp.course.train.state import State, begin
+from minifsdp.course.watch.ledger import Ledger
 
 
 def train(settings: Settings, text: str, whole: Path | None = None) -> dict[str, Any]:

@@ -13,9 +13,9 @@ from rich import box
 from rich.table import Table
 
 from minifsdp.course import plots
+from minifsdp.course.files.whole_files import delivering
+from minifsdp.course.launch.world import World
 from minifsdp.course.train.settings import Settings
-from minifsdp.course.whole_files import delivering
-from minifsdp.course.world import World
 
 MIB = 2**20
 VOCABULARY = 257

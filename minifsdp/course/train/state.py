@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.distributed.device_mesh import init_device_mesh
 from torch.optim import AdamW, Optimizer
 
-from minifsdp.course.model import GPT, Block
+from minifsdp.course.ladder.model import GPT, Block
 from minifsdp.course.train.settings import PRECISIONS, PREFETCHES, STRATEGIES, Settings
 from minifsdp.ddp import DistributedDataParallel
 from minifsdp.fsdp import CPUOffload, FullyShardedDataParallel, MixedPrecision

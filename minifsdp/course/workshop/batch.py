@@ -19,14 +19,14 @@ from jupyter_client.manager import AsyncKernelManager
 from nbclient import NotebookClient
 from nbclient.exceptions import CellExecutionError, DeadKernelError
 
-from minifsdp.course.housekeeping import end_processes, find_processes
-from minifsdp.course.resources import check_writable
-from minifsdp.course.trace import TRACES
-from minifsdp.course.versions import versions
+from minifsdp.course.doctor.versions import versions
+from minifsdp.course.launch.housekeeping import end_processes, find_processes
+from minifsdp.course.launch.resources import check_writable
+from minifsdp.course.launch.world import World, choose_world
+from minifsdp.course.watch.trace import TRACES
 from minifsdp.course.workshop.catalogue import Notebook, read_notebook
 from minifsdp.course.workshop.copies import find_copy, lab_of_copy
 from minifsdp.course.workshop.results import RECORD, Results, is_run
-from minifsdp.course.world import World, choose_world
 
 RANKS = 2  # of most launches in the labs; the record tells the world for so many
 

@@ -24,10 +24,10 @@ from typing import Any
 import torch
 
 from minifsdp.course.launch import RankError, launch
+from minifsdp.course.launch.world import Backend
 from minifsdp.course.workshop import comparing, subgroup
 from minifsdp.course.workshop.comparing import AnswerError, describe, expect, same
 from minifsdp.course.workshop.references import Reference, definition_in, find_reference, forbidden
-from minifsdp.course.world import Backend
 
 __all__ = [
     "AnswerError",

@@ -18,7 +18,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from minifsdp.course.rank_server import start_server
+from minifsdp.course.launch.rank_server import start_server
 from minifsdp.course.workshop.catalogue import checks_of
 from minifsdp.course.workshop.references import lab_of
 

@@ -22,7 +22,7 @@ def check_saved(exercise: str, notebook: Path) -> tuple[str, bool]:
     """
     ref, submission, store = find_reference(exercise), answer_in(notebook, exercise), Store(notebook.parent)
     if any(name.startswith("MINIFSDP_") for name in os.environ):  # else there is no need to import torch here
-        from minifsdp.course.world import forced_device
+        from minifsdp.course.launch.world import forced_device
 
         forced_device()
     if is_blank(submission.cell, ref):

@@ -10,9 +10,9 @@ from draw.ddp.runs import ON_PAPER, all_reduce, backward_of, bucket_sizes, expos
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
-from minifsdp.course.intervals import union
 from minifsdp.course.machine import Run
 from minifsdp.course.plots.style import LANE_COLOURS, REDUCTION_COLOUR, TAG_COLOURS
+from minifsdp.course.watch.intervals import union
 
 CAPS = (0, 1, 2, 5, 10, 25, 50, 100, 200, 400, 1000)  # MiB
 

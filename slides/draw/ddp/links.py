@@ -8,7 +8,7 @@ from matplotlib.figure import Figure
 
 from minifsdp.comm import Call
 from minifsdp.course.doctor.peak import NVLINK, PCIE
-from minifsdp.course.link import EmulatedLink
+from minifsdp.course.link.emulated import EmulatedLink
 from minifsdp.course.plots.style import SERIES_COLOURS
 
 LINKS = {  # lab 01's, in seconds and bytes per second: 18 links of an H100, 16 lanes, 400 and 25 Gbit/s

@@ -14,10 +14,10 @@ from torch import nn
 from torch.optim import SGD
 
 from minifsdp.comm import Call
-from minifsdp.course.data import Batch
+from minifsdp.course.ladder.data import Batch
+from minifsdp.course.ladder.model import GPT
+from minifsdp.course.ladder.rungs import Trainee
 from minifsdp.course.machine import A100, Program, Run, record_on_paper, replay
-from minifsdp.course.model import GPT
-from minifsdp.course.rungs import Trainee
 from minifsdp.ddp import BucketedDDP, DistributedDataParallel, NaiveDDP, naive
 from minifsdp.ddp.bucketed import assign_buckets
 

@@ -12,7 +12,7 @@ from draw.fsdp.step import draw_life, draw_log, draw_strategies
 from draw.fsdp.units import LARGE_SETTING, draw_trade, draw_units, draw_whose, groupings, refusal
 from draw.measured import rungs
 
-from minifsdp.course import closed_form
+from minifsdp.course.ladder import closed_form
 
 
 def numbers() -> dict[str, Any]:

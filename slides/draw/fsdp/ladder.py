@@ -8,10 +8,10 @@ from draw.fsdp.runs import ROWS, ranks
 from draw.measured import rungs
 from matplotlib.figure import Figure
 
-from minifsdp.course.closed_form import Setting
-from minifsdp.course.measure import Settings
+from minifsdp.course.ladder.closed_form import Setting
+from minifsdp.course.ladder.measure import Settings
+from minifsdp.course.ladder.rungs import sizes_of
 from minifsdp.course.plots.style import TAG_COLOURS
-from minifsdp.course.rungs import sizes_of
 
 BUDGET = 16 * MIB
 

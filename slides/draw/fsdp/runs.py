@@ -10,10 +10,10 @@ import torch
 from torch.optim import AdamW
 
 from minifsdp import comm
+from minifsdp.course.ladder.measure import Settings, take_step
+from minifsdp.course.ladder.model import Block
 from minifsdp.course.launch import launch, rank_device
-from minifsdp.course.ledger import Ledger
-from minifsdp.course.measure import Settings, take_step
-from minifsdp.course.model import Block
+from minifsdp.course.watch.ledger import Ledger
 from minifsdp.fsdp import FullyShardedDataParallel, ShardingStrategy, SyncSchedule
 from minifsdp.fsdp.unit import SHARDED, UNSHARDED, Unit
 

@@ -14,13 +14,13 @@ from draw.fsdp.drawing import GATHER, bare, box, named, padding_box, say
 from matplotlib.figure import Figure
 from torch import nn
 
-from minifsdp.course import closed_form
-from minifsdp.course.closed_form import Setting
-from minifsdp.course.model import GPT
+from minifsdp.course.ladder import closed_form
+from minifsdp.course.ladder.closed_form import Setting
+from minifsdp.course.ladder.model import GPT
+from minifsdp.course.ladder.rungs import sizes_of
 from minifsdp.course.plots.style import SERIES_COLOURS, TAG_COLOURS
 from minifsdp.course.reference.lab04 import assign_units
-from minifsdp.course.rungs import sizes_of
-from minifsdp.fsdp.wrap import check_not_shared
+from minifsdp.fsdp.torch_api.wrap import check_not_shared
 
 LARGE: dict[str, Any] = {"vocabulary": 50257, "width": 4096, "layers": 32, "heads": 32, "context": 2048}
 LARGE_SETTING = Setting(ranks=64, itemsize=2)

@@ -10,11 +10,11 @@ from draw.canvas import INK, MIB, canvas
 from matplotlib.figure import Figure
 from torch.optim import AdamW
 
-from minifsdp.course.ledger import Ledger
-from minifsdp.course.model import GPT
+from minifsdp.course.ladder.model import GPT
 from minifsdp.course.plots.drawing import areas, tag_patches
 from minifsdp.course.plots.style import TAG_COLOURS
 from minifsdp.course.reference.lab00 import saved_bytes, training_bytes
+from minifsdp.course.watch.ledger import Ledger
 
 SHAPE: dict[str, int] = {"width": 96, "layers": 4, "context": 32}
 BATCHES = (1, 2, 4, 8, 16, 32)

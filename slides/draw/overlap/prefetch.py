@@ -11,12 +11,12 @@ from draw.overlap.runs import TIMED, big, layer_seconds, program
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch, Rectangle
 
-from minifsdp.course.closed_form import Setting, fsdp
+from minifsdp.course.ladder.closed_form import Setting, fsdp
+from minifsdp.course.ladder.measure import Settings
+from minifsdp.course.ladder.rungs import sizes_of
 from minifsdp.course.machine.program import STEP, Allocate, Free, Issue, Kernel, Mark
 from minifsdp.course.machine.shapes import Shape
-from minifsdp.course.measure import Settings
 from minifsdp.course.plots.style import SERIES_COLOURS
-from minifsdp.course.rungs import sizes_of
 
 
 def prefetch_gain(shape: Shape) -> float:

@@ -10,12 +10,12 @@ import torch
 from draw.overlap.schedules import SCHEDULES
 from torch.optim import AdamW
 
-from minifsdp.course.data import Batch
+from minifsdp.course.ladder.data import Batch
+from minifsdp.course.ladder.measure import Settings
+from minifsdp.course.ladder.model import Block
+from minifsdp.course.ladder.rungs import Trainee
 from minifsdp.course.machine import A100, Program, Run, record_on_paper, replay
 from minifsdp.course.machine.shapes import SHAPES, Shape
-from minifsdp.course.measure import Settings
-from minifsdp.course.model import Block
-from minifsdp.course.rungs import Trainee
 from minifsdp.fsdp import FullyShardedDataParallel
 
 GPT = SHAPES["GPT-175B-like"]

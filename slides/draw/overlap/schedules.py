@@ -9,7 +9,7 @@ from typing import Any
 from minifsdp.course.machine.shapes import ReductionFirst, with_limiter, without_limiter
 from minifsdp.device import current_stream
 from minifsdp.fsdp import OverlapSchedule, PrefetchSchedule, RateLimitedSchedule, SyncSchedule
-from minifsdp.fsdp.prefetch import POST
+from minifsdp.fsdp.schedules.prefetch import POST
 from minifsdp.fsdp.unit import Unit
 
 

@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 from minifsdp.course.machine import Run, replay
 from minifsdp.course.plots.drawing import lane_patches, lanes, step_of
 from minifsdp.course.plots.style import LANE_COLOURS
-from minifsdp.course.timeline import Span
+from minifsdp.course.watch.timeline import Span
 
 
 def last_step(run: Run, waits: bool = False) -> list[Span]:

@@ -13,13 +13,13 @@ from draw.practice.model import RANKS
 from matplotlib.figure import Figure
 
 from minifsdp import comm
-from minifsdp.course import data
+from minifsdp.course.ladder import data
+from minifsdp.course.ladder.measure import Settings
+from minifsdp.course.ladder.model import Block
 from minifsdp.course.launch import launch
-from minifsdp.course.ledger import Ledger
-from minifsdp.course.measure import Settings
-from minifsdp.course.model import Block
 from minifsdp.course.plots.style import REDUCTION_COLOUR, TAG_COLOURS
 from minifsdp.course.reference.lab09 import accumulate
+from minifsdp.course.watch.ledger import Ledger
 from minifsdp.fsdp import FullyShardedDataParallel, SyncSchedule
 
 SMALL = Settings(ranks=RANKS, batch=RANKS, layers=5, width=105, context=16)

@@ -9,9 +9,9 @@ from draw.practice.model import RANKS, large
 from matplotlib.figure import Figure
 from matplotlib.patches import FancyBboxPatch, Rectangle
 
+from minifsdp.course.ladder.rungs import sizes_of
 from minifsdp.course.plots.style import REDUCTION_COLOUR, SERIES_COLOURS, TAG_COLOURS
 from minifsdp.course.reference.lab11 import plan_groups, traffic
-from minifsdp.course.rungs import sizes_of
 
 
 def draw_hybrid() -> Figure:

@@ -6,8 +6,8 @@ from functools import cache
 
 import torch
 
-from minifsdp.course.model import GPT
-from minifsdp.course.rungs import sizes_of
+from minifsdp.course.ladder.model import GPT
+from minifsdp.course.ladder.rungs import sizes_of
 
 RANKS = 8  # of the large model; the small ones that run are on 2
 

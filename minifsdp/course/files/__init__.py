@@ -1,0 +1,1 @@
+"""Files of others, read with care; files of ours, never half written."""

@@ -1,0 +1,220 @@
+"""What each rank does on the ladder: train, weigh and trace every rung on the same model and data."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import nullcontext
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.profiler import record_function
+
+from minifsdp import comm, device
+from minifsdp.comm import Call
+from minifsdp.course.ladder import data
+from minifsdp.course.ladder.data import Batch
+from minifsdp.course.ladder.model import GPT
+from minifsdp.course.ladder.rungs import RUNGS, Trainee, plain
+from minifsdp.course.launch import rank_device, report
+from minifsdp.course.link.emulated import EmulatedLink, let_communication_go_first, parse_link
+from minifsdp.course.watch.cuda_memory import MemoryHistory, clear_cache
+from minifsdp.course.watch.ledger import Ledger
+from minifsdp.course.watch.storages import Tag
+from minifsdp.course.watch.timeline import overlap, read_trace
+from minifsdp.course.watch.trace import record_trace
+
+WARM_UP = 1  # steps before one is weighed: the first makes the optimizer's state and learns the order of units
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What one run of the ladder is asked for; see `minifsdp ladder --help`."""
+
+    ranks: int = 2
+    rungs: tuple[str, ...] = tuple(RUNGS)
+    steps: int = 20
+    batch: int = 12
+    layers: int = 6
+    width: int = 175
+    context: int = 24
+    text: Path | None = None
+    link: str | None = None
+    limit: int = 2
+    seed: int = 0
+
+    def model(self) -> GPT:
+        """The same parameters on every rank and every rung."""
+        torch.manual_seed(self.seed)
+        return GPT(width=self.width, layers=self.layers, context=self.context)
+
+    def build(self, rung: str, where: torch.device) -> Trainee:
+        """A fresh model on a rung."""
+        return RUNGS[rung].build(self.model().to(where), self.limit)
+
+    def batches(self) -> Iterator[Batch]:
+        """The same whole batches on every rank."""
+        return data.batches(data.load_text(self.text), self.batch, self.context, self.seed, self.steps)
+
+
+def train_alone(settings: Settings) -> list[float]:
+    """The loss of each step in one process with the whole batch."""
+    where = rank_device()
+    trainee = plain(settings.model().to(where))
+    return [float(take_step(trainee, batch, where)) for batch in settings.batches()]
+
+
+def climb(settings: Settings, traces: Path) -> dict[str, dict[str, Any]]:
+    """Run all rungs on this rank, three times: timed, traced, weighed; what watches one does not disturb the other.
+
+    Returns:
+        by rung: "losses" (this rank's) and "step_seconds"; "overlap" of one traced step; "bytes", "curve",
+        "collectives" and, on a GPU, "cuda" of one weighed step. Rank 0 writes `trace-<rung>.json`, and on a GPU
+        `snapshot-<rung>.pickle`, to the folder `traces`.
+    """
+    link = parse_link(settings.link) if settings.link else None
+    if link is not None:
+        let_communication_go_first()
+    rank, where = dist.get_rank(), rank_device()
+    shards = [data.to_device(data.shard(batch, rank, settings.ranks), where) for batch in settings.batches()]
+    total = len(settings.rungs) * (settings.steps + 2)
+    done = 0
+
+    def advance(name: str, what: str) -> None:
+        nonlocal done
+        done += 1
+        if rank == 0:
+            report((f"{name}: {what}", done, total))
+
+    with link or nullcontext():
+        trainees = {name: settings.build(name, where) for name in settings.rungs}
+        records = _train(trainees, shards, where, advance)
+        for name in settings.rungs:
+            records[name] |= _trace(trainees.pop(name), shards[0], where, traces / f"trace-{name}.json", link)
+            advance(name, "tracing")
+        for name in settings.rungs:  # once no other rung's trainee has memory
+            snapshot = traces / f"snapshot-{name}.pickle" if rank == 0 else None
+            records[name] |= weigh(partial(settings.build, name, where), shards[0], where, snapshot)
+            advance(name, "weighing")
+    return records
+
+
+def _train(
+    trainees: dict[str, Trainee], shards: list[Batch], where: torch.device, advance: Callable[[str, str], None]
+) -> dict[str, dict[str, Any]]:
+    """A step of each rung in turn, so that a machine that is busy for a while is busy for all of them."""
+    records: dict[str, dict[str, Any]] = {name: {"losses": [], "step_seconds": []} for name in trainees}
+    for batch in shards:
+        for name, trainee in trainees.items():
+            align(where)
+            start = time.perf_counter()
+            loss = take_step(trainee, batch, where)
+            device.synchronize(where)
+            records[name]["step_seconds"].append(time.perf_counter() - start)
+            records[name]["losses"].append(float(loss))
+            advance(name, "training")
+    return records
+
+
+def _trace(
+    trainee: Trainee, batch: Batch, where: torch.device, path: Path, link: EmulatedLink | None
+) -> dict[str, Any]:
+    """One step under the profiler; the other ranks keep rank 0 company."""
+    align(where)
+    if dist.get_rank() != 0:
+        take_step(trainee, batch, where)
+        return {}
+    with record_trace(path, link):
+        take_step(trainee, batch, where)
+    return {"overlap": overlap(read_trace(path)) if dist.get_world_size() > 1 else None}
+
+
+def weigh(
+    build: Callable[[], Trainee], batch: Batch, where: torch.device, snapshot: Path | None = None
+) -> dict[str, Any]:
+    """One step under the ledger, of a trainee that the ledger has seen made; a GPU's allocator keeps its own history.
+
+    The ledger slows the host down, so that the device lags behind it less than in a step that nobody watches.
+
+    Args:
+        build: makes the trainee.
+        batch: this rank's.
+        where: the rank's device.
+        snapshot: the file for the allocator's history, if it is to be kept.
+
+    Returns:
+        "bytes", "curve", "collectives" and "cuda", as `climb`.
+    """
+    clear_cache(where)
+    with Ledger() as ledger:
+        trainee = build()
+        ledger.watch(trainee.model, trainee.optimizer)
+        for _ in range(WARM_UP):
+            take_step(trainee, batch, where)
+        rest: dict[Tag, int] = {}
+        history = MemoryHistory(where, snapshot)
+
+        def tell(phase: str) -> None:
+            if phase == "rest":
+                rest.update(ledger.live())
+            else:
+                ledger.mark(phase)
+                history.mark(phase)
+
+        ledger.reset_peaks()
+        with history, comm.record() as calls:
+            take_step(trainee, batch, where, tell)
+        return {
+            "bytes": {
+                "parameters": rest["parameters"],
+                "gradients": rest["gradients"],
+                "optimizer": rest["optimizer"],
+                "unsharded_peak": ledger.peak_of("unsharded"),
+                "gradients_peak": ledger.peak_of("gradients", "communication"),
+                "peak": ledger.peak.total,
+            },
+            "curve": ledger.curve(),
+            "collectives": _totals(calls),
+            "cuda": history.beside(ledger),
+        }
+
+
+def take_step(
+    trainee: Trainee, batch: Batch, where: torch.device, tell: Callable[[str], Any] = lambda phase: None
+) -> Tensor:
+    """Forward, backward, optimizer; `tell` hears when each begins, and of the rest before gradients are dropped."""
+    tokens, targets = data.to_device(batch, where)
+    tell("forward")
+    with record_function("forward"):
+        loss: Tensor = trainee.model(tokens, targets)
+    tell("backward")
+    with record_function("backward"):
+        loss.backward()
+        trainee.after_backward()
+    tell("optimizer")
+    with record_function("optimizer"):
+        trainee.optimizer.step()
+        tell("rest")
+        trainee.optimizer.zero_grad()
+    return loss.detach()
+
+
+def _totals(calls: list[Call]) -> dict[str, dict[str, int]]:
+    """Calls, payload and wire bytes by operation."""
+    totals: dict[str, dict[str, int]] = {}
+    for op in sorted({call.op for call in calls}):
+        same = [call for call in calls if call.op == op]
+        payload, wire = sum(call.payload for call in same), round(sum(call.wire for call in same))
+        totals[op] = {"calls": len(same), "payload": payload, "wire": wire}
+    return totals
+
+
+def align(where: torch.device) -> None:
+    """Let no rank start its clock before all are there."""
+    comm.all_reduce(torch.zeros(1, device=where), comm.world()).wait()
+    device.synchronize(where)  # on CUDA it was the stream that waited, not the host with the clock

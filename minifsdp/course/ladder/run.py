@@ -1,0 +1,173 @@
+"""The ladder: one model trained on every rung, from the check of what was asked for to the files that it leaves."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+import torch
+
+from minifsdp.course import plots
+from minifsdp.course.files.whole_files import delivering
+from minifsdp.course.ladder import data
+from minifsdp.course.ladder.data import Corpus
+from minifsdp.course.ladder.measure import Settings, climb, train_alone
+from minifsdp.course.ladder.model import count_elements
+from minifsdp.course.ladder.rungs import RUNGS, Sizes, closed_form_setting, sizes_of
+from minifsdp.course.launch import launch
+from minifsdp.course.launch.resources import (
+    ADAMW_BYTES,
+    check_counts,
+    check_host_memory,
+    check_names,
+    check_seed,
+    check_writable,
+)
+from minifsdp.course.launch.world import Device, World, choose_world, is_first
+from minifsdp.course.link.emulated import parse_link
+from minifsdp.course.watch.timeline import read_trace
+
+TIME_LIMIT = 3600.0  # seconds that the ranks may take together before they count as stuck
+
+Progress = Callable[[str, int, int], None]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A run that has passed every check: what starts from here on can start."""
+
+    settings: Settings
+    corpus: Corpus
+    world: World
+    sizes: Sizes
+    out: Path
+
+
+def plan(settings: Settings, device: Device, out: Path, share_gpu: bool | None = None) -> Plan:
+    """Check everything that can be checked before a rank starts, and make the output folder.
+
+    Raises:
+        ValueError: something asked for is impossible; one line that names it and the cure.
+        OSError: the text to train on is not there.
+    """
+    check_names("--rungs", settings.rungs, RUNGS)
+    check_seed(settings.seed)
+    check_counts(settings, ("ranks", "steps", "batch", "layers", "width", "context", "limit"))
+    if settings.batch % settings.ranks:
+        raise ValueError(
+            f"--batch {settings.batch} cannot be shared equally by {settings.ranks} ranks: "
+            f"choose a multiple of {settings.ranks}"
+        )
+    world = choose_world(settings.ranks, device, share_gpu)
+    if settings.link is not None:
+        parse_link(settings.link)
+    corpus = data.load_text(settings.text)
+    settings.batches()
+    elements = count_elements(settings.layers, width=settings.width, context=settings.context)
+    check_host_memory(elements, ADAMW_BYTES if world.device == "cpu" else 4)
+    with torch.device("meta"):
+        sizes = sizes_of(settings.model())
+    check_writable(out)
+    return Plan(settings, corpus, world, sizes, out)
+
+
+def run(plan: Plan, progress: Progress) -> dict[str, Any] | None:
+    """Train, weigh and trace; write `ladder.json`, `memory.png` and `.gif`, `timeline.png` and the traces.
+
+    On a GPU also `allocator.png` and, for torch's memory viewer (pytorch.org/memory_viz), a snapshot of each rung.
+
+    Nothing is written to the output folder before everything is there; each file then appears whole.
+
+    Returns:
+        the content of `ladder.json`; None on all but the first rank of an SPMD run.
+
+    Raises:
+        RankError: a rank has failed.
+        UndeliveredError: the output folder cannot be written any more; names the folder that has the files.
+    """
+    settings = plan.settings
+    progress("one process", 0, 1)
+    where: Any = {"timeout": TIME_LIMIT, "backend": plan.world.backend, "share_gpu": plan.world.shares_gpu}
+    reference = launch(train_alone, 1, settings, **where)[0]
+    with tempfile.TemporaryDirectory(prefix="minifsdp-ladder-") as name:
+        staging = Path(name)
+        ranks = launch(
+            climb,
+            settings.ranks,
+            settings,
+            staging,
+            on_report=lambda _, what: progress(*what),
+            **where,
+        )
+        if not is_first():
+            return None
+        record = _record(plan, reference, ranks)
+        with delivering(staging, plan.out, record):
+            (staging / "ladder.json").write_text(json.dumps(record, indent=1) + "\n")
+            _draw(record, ranks[0], staging)
+        _forget_earlier(plan.out, staging)
+    return record
+
+
+def _draw(record: dict[str, Any], first: dict[str, dict[str, Any]], staging: Path) -> None:
+    """The pictures, from the record and from what rank 0 has found by rung."""
+    drawn = [(rung["name"], rung) for rung in record["rungs"]]
+    rungs = [rung | {"adds": RUNGS[name].adds, "curve": first[name]["curve"]} for name, rung in drawn]
+    plots.memory_figure(rungs, staging / "memory.png")
+    plots.memory_steps(rungs, staging / "memory.gif")
+    names = [rung["name"] for rung in rungs]
+    sharded = [name for name in names if name.startswith("fsdp")]
+    lanes = [(name, read_trace(_trace(staging, name)), first[name]["overlap"]) for name in sharded or names]
+    plots.timeline_figure(lanes, staging / "timeline.png")
+    if all(rung["cuda"] for rung in rungs):
+        plots.allocator_figure(rungs, staging / "allocator.png")
+
+
+def _record(plan: Plan, reference: list[float], ranks: list[dict[str, dict[str, Any]]]) -> dict[str, Any]:
+    settings = plan.settings
+    setting = closed_form_setting(settings.ranks, plan.world.backend)
+    rungs = []
+    for name in settings.rungs:
+        ours = [rank[name] for rank in ranks]
+        predicted = asdict(RUNGS[name].predict(plan.sizes, setting, settings.limit))
+        rungs.append(
+            {
+                "name": name,
+                "losses": [fmean(losses) for losses in zip(*(rank["losses"] for rank in ours), strict=True)],
+                "step_seconds": [max(times) for times in zip(*(rank["step_seconds"] for rank in ours), strict=True)],
+                "bytes": [rank["bytes"] for rank in ours],
+                "predicted": [predicted] * settings.ranks,
+                "collectives": ours[0]["collectives"],
+                "overlap": ours[0]["overlap"],
+                "cuda": ours[0]["cuda"],
+            }
+        )
+    return {
+        "parameters": sum(plan.sizes.parameters),
+        "ranks": settings.ranks,
+        "device": torch.cuda.get_device_name() if plan.world.gpus else "cpu",
+        "backend": plan.world.backend,
+        "world": str(plan.world),
+        "torch": torch.__version__,
+        "data": {"name": plan.corpus.name, "bytes": plan.corpus.bytes},
+        **{name: value for name, value in asdict(settings).items() if name not in ("ranks", "rungs", "text")},
+        "units": [sum(unit) for unit in plan.sizes.units],
+        "reference_losses": reference,
+        "rungs": rungs,
+    }
+
+
+def _trace(folder: Path, rung: str) -> Path:
+    return folder / f"trace-{rung}.json"
+
+
+def _forget_earlier(out: Path, staging: Path) -> None:
+    """Delete what only an earlier run has left."""
+    every = {"allocator.png", *(name for rung in RUNGS for name in (f"trace-{rung}.json", f"snapshot-{rung}.pickle"))}
+    for name in every - {path.name for path in staging.iterdir()}:
+        (out / name).unlink(missing_ok=True)

@@ -1,0 +1,177 @@
+"""The rungs of the ladder: how each is put on the model, and what the closed form says of it."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, NamedTuple
+
+from torch import nn
+from torch.optim import AdamW, Optimizer
+
+from minifsdp.course.ladder import closed_form
+from minifsdp.course.ladder.closed_form import Bytes, Setting
+from minifsdp.course.ladder.model import GPT, Block
+from minifsdp.course.launch.world import Backend, choose_world
+from minifsdp.ddp import BucketedDDP, DistributedDataParallel, NaiveDDP
+from minifsdp.flat_param import find_parameters
+from minifsdp.fsdp import (
+    FullyShardedDataParallel,
+    OverlapSchedule,
+    PrefetchSchedule,
+    RateLimitedSchedule,
+    ShardingStrategy,
+    SyncSchedule,
+)
+from minifsdp.gloo import reduces_by_all_to_all
+from minifsdp.zero import Zero1Optimizer, Zero2Optimizer
+
+LEARNING_RATE = 1e-3
+BUCKET_MB = 0.5  # the course's model is small; torch's 25 would be a single bucket
+
+
+@dataclass
+class Trainee:
+    """A model in training: one step is forward, `backward()`, `after_backward()`, `step()`, `zero_grad()`."""
+
+    model: nn.Module
+    optimizer: Optimizer
+    after_backward: Callable[[], Any] = lambda: None
+
+
+class Sizes(NamedTuple):
+    """A model in plain numbers: elements of each parameter, in their order and unit by unit, the root's first."""
+
+    parameters: list[int]
+    units: list[list[int]]
+
+
+class Rung(NamedTuple):
+    """One way to train on N ranks.
+
+    Attributes:
+        adds: what it adds to the rung before.
+        build: puts it on a fresh model; takes the model and the limiter's k.
+        predict: its bytes from the model's sizes, the setting and k.
+    """
+
+    adds: str
+    build: Callable[[GPT, int], Trainee]
+    predict: Callable[[Sizes, Setting, int], Bytes]
+
+
+def sizes_of(model: GPT) -> Sizes:
+    """The numbers that the closed form takes; a model on the meta device will do."""
+    blocks = [[p.numel() for p in block.parameters()] for block in model.blocks]
+    root = [p.numel() for p in find_parameters(model, skip=model.blocks)]
+    return Sizes([p.numel() for p in model.parameters()], [root, *blocks])
+
+
+def closed_form_setting(ranks: int, backend: Backend | None = None) -> Setting:
+    """What the closed form has to know of so many ranks as `launch` would start them here.
+
+    Args:
+        ranks: N.
+        backend: what carries their messages, where `launch` is not to choose.
+
+    Raises:
+        ValueError: see `choose_world`.
+    """
+    carried_by = backend or choose_world(ranks).backend
+    return Setting(ranks, by_all_to_all=reduces_by_all_to_all(carried_by, ranks))
+
+
+def plain(model: GPT) -> Trainee:
+    """One process, no communication: what all rungs are compared with."""
+    return Trainee(model, AdamW(model.parameters(), LEARNING_RATE))
+
+
+def _ddp_naive(model: GPT, limit: int) -> Trainee:
+    ddp = NaiveDDP(model)
+    return Trainee(ddp, AdamW(ddp.parameters(), LEARNING_RATE), ddp.sync_gradients)
+
+
+def _ddp_bucketed(model: GPT, limit: int) -> Trainee:
+    ddp = BucketedDDP(model, bucket_cap_mb=BUCKET_MB)
+    return Trainee(ddp, AdamW(ddp.parameters(), LEARNING_RATE), ddp.sync_gradients)
+
+
+def _ddp(model: GPT, limit: int) -> Trainee:
+    ddp = DistributedDataParallel(model, bucket_cap_mb=BUCKET_MB, gradient_as_bucket_view=True)
+    return Trainee(ddp, AdamW(ddp.parameters(), LEARNING_RATE))
+
+
+def _zero1(model: GPT, limit: int) -> Trainee:
+    return Trainee(model, Zero1Optimizer(model.parameters(), AdamW, bucket_cap_mb=BUCKET_MB, lr=LEARNING_RATE))
+
+
+def _zero2(model: GPT, limit: int) -> Trainee:
+    return Trainee(model, Zero2Optimizer(model.parameters(), AdamW, bucket_cap_mb=BUCKET_MB, lr=LEARNING_RATE))
+
+
+def _fsdp(
+    model: GPT, limit: int, schedule: Any = SyncSchedule, strategy: ShardingStrategy = ShardingStrategy.FULL_SHARD
+) -> Trainee:
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "FSDP is switching to use `NO_SHARD`")  # one rank is a rung like the others
+        fsdp = FullyShardedDataParallel(model, None, strategy, auto_wrap_policy={Block}, schedule=schedule)
+    return Trainee(fsdp, AdamW(fsdp.parameters(), LEARNING_RATE))
+
+
+def _fsdp_limit(model: GPT, limit: int) -> Trainee:
+    return _fsdp(model, limit, partial(RateLimitedSchedule, depth=None, limit=limit))
+
+
+_CAP = int(BUCKET_MB * 2**20)
+
+
+def _predict_ddp(sizes: Sizes, setting: Setting, limit: int) -> Bytes:
+    return closed_form.ddp(sizes.parameters, setting)
+
+
+def _predict_ddp_bucketed(sizes: Sizes, setting: Setting, limit: int) -> Bytes:
+    return closed_form.ddp(sizes.parameters, setting, staging=max(closed_form.buckets(sizes.parameters, _CAP)))
+
+
+def _predict_zero1(sizes: Sizes, setting: Setting, limit: int) -> Bytes:
+    return closed_form.zero1(sizes.parameters, _CAP, setting)
+
+
+def _predict_zero2(sizes: Sizes, setting: Setting, limit: int) -> Bytes:
+    return closed_form.zero2(sizes.parameters, _CAP, setting)
+
+
+def _predict_fsdp(sizes: Sizes, setting: Setting, limit: int, **schedule: Any) -> Bytes:
+    return closed_form.fsdp(sizes.units, setting, **schedule)
+
+
+def _predict_fsdp_limit(sizes: Sizes, setting: Setting, limit: int) -> Bytes:
+    return closed_form.fsdp(sizes.units, setting, reductions=1, limit=limit, **_UNBOUNDED)
+
+
+_UNBOUNDED: dict[str, Any] = {"forward_depth": None, "backward": "pre", "backward_depth": None}
+
+RUNGS: dict[str, Rung] = {
+    "ddp-naive": Rung("an all-reduce per parameter, after backward", _ddp_naive, _predict_ddp),
+    "ddp-bucketed": Rung("fewer, larger all-reduces", _ddp_bucketed, _predict_ddp_bucketed),
+    "ddp": Rung("reduction during backward, gradients as views of the buckets", _ddp, _predict_ddp),
+    "zero1": Rung("optimizer state sharded", _zero1, _predict_zero1),
+    "zero2": Rung("gradients sharded", _zero2, _predict_zero2),
+    "fsdp-grad-op": Rung(
+        "parameters sharded between steps",
+        partial(_fsdp, strategy=ShardingStrategy.SHARD_GRAD_OP),
+        partial(_predict_fsdp, reshard_after_forward=False),
+    ),
+    "fsdp": Rung("parameters sharded between uses", _fsdp, _predict_fsdp),
+    "fsdp-overlap": Rung(
+        "communication beside compute", partial(_fsdp, schedule=OverlapSchedule), partial(_predict_fsdp, reductions=1)
+    ),
+    "fsdp-prefetch": Rung(
+        "gathers as early as the order allows",
+        partial(_fsdp, schedule=partial(PrefetchSchedule, depth=None)),
+        partial(_predict_fsdp, reductions=None, **_UNBOUNDED),
+    ),
+    "fsdp-limit": Rung("at most k units gathered", _fsdp_limit, _predict_fsdp_limit),
+}

@@ -1,0 +1,79 @@
+"""The server that ranks are forked from: it has imported torch already, so that a rank starts in 0.1 s."""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+import os
+import signal
+import sys
+import threading
+import types
+from collections.abc import Iterator, Sequence
+from multiprocessing import forkserver, resource_tracker
+
+from minifsdp.course.launch.housekeeping import SERVER, labelled
+
+# What the server imports once, for all ranks. None of it may initialise CUDA's driver, which does not survive a fork.
+PRELOAD = (
+    "torch",
+    "torch._dynamo",
+    "torch.distributed.fsdp",
+    "cloudpickle",
+)  # a first optimizer or Ledger needs _dynamo
+_BY_NVML = ("PYTORCH_NVML_BASED_CUDA_CHECK", "TRITON_NVML_BASED_CUDA_CHECK")  # or torch and Triton look by cuInit
+_starting = threading.Lock()
+
+
+def start_server(preload: Sequence[str] = PRELOAD) -> None:
+    """Start the server, without waiting for it, if this platform uses one and it does not run yet."""
+    if start_method() == "forkserver":
+        resource_tracker.ensure_running()  # it lets Ctrl-C in again once it has started: so before that is held back
+        with undisturbed(SERVER):
+            multiprocessing.get_context("forkserver").set_forkserver_preload(list(preload))
+            forkserver.ensure_running()
+
+
+def start_method() -> str:
+    """Apple's frameworks do not survive a fork, so macOS starts every rank from nothing (and imports torch in each)."""
+    return "spawn" if sys.platform == "darwin" else "forkserver"
+
+
+@contextlib.contextmanager
+def undisturbed(what: str) -> Iterator[None]:
+    """Start one process at a time, labelled as `what` it is, without the caller's main script and without Ctrl-C."""
+    with _starting, _without_main(), _without_interrupt(), labelled(what), _asking_nvml():
+        yield
+
+
+@contextlib.contextmanager
+def _asking_nvml() -> Iterator[None]:
+    """Let the server find GPUs without the driver; ranks have the caller's own environment."""
+    missing = [name for name in _BY_NVML if name not in os.environ]
+    os.environ.update(dict.fromkeys(missing, "1"))
+    try:
+        yield
+    finally:
+        for name in missing:
+            del os.environ[name]
+
+
+@contextlib.contextmanager
+def _without_main() -> Iterator[None]:
+    """Keep multiprocessing from importing the caller's main script again in every rank."""
+    main = sys.modules["__main__"]
+    sys.modules["__main__"] = types.ModuleType("__main__")
+    try:
+        yield
+    finally:
+        sys.modules["__main__"] = main
+
+
+@contextlib.contextmanager
+def _without_interrupt() -> Iterator[None]:
+    """Hold Ctrl-C back, so that it neither ends the fork server nor finds a rank half started."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)

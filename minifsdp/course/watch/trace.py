@@ -1,0 +1,120 @@
+"""A Chrome trace of one rank's step: what torch.profiler saw, the collectives named, an emulated link's messages added.
+
+Perfetto (ui.perfetto.dev) opens it; timeline.py reads it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
+from itertools import count
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch.profiler import ProfilerActivity, profile, record_function
+
+from minifsdp import comm
+from minifsdp.course.link.emulated import EmulatedLink, HostLinks, Transfer
+
+PHASES = ("forward", "backward", "optimizer")
+"""What the parts of a step are called, in `torch.profiler.record_function`, to be labelled as such."""
+
+RANGE = re.compile(r"(issue|wait) (\w+) (\S+) (\d+) B")
+"""The name of the range around an issue or a wait: what, the operation, group and order, payload."""
+
+TRACES = "MINIFSDP_TRACES"
+"""The variable that names a folder for a copy of every trace: the labs keep theirs only until they have read them."""
+
+MIB = 2**20
+_CLOCK = "clock of the link"  # a range at whose start `time.perf_counter` was read
+_LINK_LANE = 1_000_000_000  # as a thread's number in the trace: no thread has it
+
+
+@contextmanager
+def record_trace(path: str | Path, link: EmulatedLink | HostLinks | None = None) -> Iterator[None]:
+    """Profile the `with` block on this rank and write a Chrome trace to `path`; nothing if the block raises.
+
+    Each issue and each wait of a collective is a named range in it. Wrap the parts of the step in
+    `record_function("forward")` and so on (`PHASES`) to see them labelled. Starting the profiler takes about a second
+    the first time, not the same on all ranks: enter it everywhere, meet at a barrier inside, then run the step.
+
+    Args:
+        path: the file to write, whole or not at all.
+        link: the emulated link that carries the collectives, if one does; its messages get a lane of their own.
+    """
+    os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # the profiler's own messages would land among the ranks' output
+    on_cuda = torch.cuda.is_initialized()
+    activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if on_cuda else [])]
+    with profile(activities=activities) as profiler:
+        marked_at = _mark_clock()
+        comm.watchers.append(_named_range)
+        try:
+            yield
+        finally:
+            comm.watchers.remove(_named_range)
+            if on_cuda:
+                torch.cuda.synchronize()
+    trace = exported(profiler)
+    if link is not None:
+        _add_transfers(trace, [message for message in link.transfers if message.start >= marked_at], marked_at)
+    text = json.dumps(trace)
+    _write_whole(Path(path), text)
+    if folder := os.environ.get(TRACES):
+        _keep_copy(Path(folder), Path(path), text)
+
+
+def _named_range(call: comm.Call, phase: Literal["issue", "wait"]) -> AbstractContextManager[Any]:
+    """What surrounds each issue and each wait; `RANGE` reads the name back."""
+    return record_function(f"{phase} {call.op} {call.group}#{call.order} {call.payload} B")
+
+
+def _mark_clock() -> float:
+    """Leave a range in the trace and return when it began, in seconds of `time.perf_counter`."""
+    with record_function("first range"):  # sets the profiler up, which takes milliseconds
+        pass
+    now = time.perf_counter()
+    with record_function(_CLOCK):
+        return now
+
+
+def exported(profiler: profile) -> dict[str, Any]:
+    """The Chrome trace of a profiler that has stopped."""
+    with tempfile.TemporaryDirectory() as directory:
+        file = Path(directory, "trace.json")
+        profiler.export_chrome_trace(str(file))
+        trace: dict[str, Any] = json.loads(file.read_text())
+        return trace
+
+
+def _add_transfers(trace: dict[str, Any], transfers: list[Transfer], marked_at: float) -> None:
+    """Add the link's messages as a thread of this process, moved from their clock (`perf_counter`) to the trace's."""
+    mark = next(event for event in trace["traceEvents"] if event["name"] == _CLOCK)
+    lane = {"pid": mark["pid"], "tid": _LINK_LANE}
+    trace["traceEvents"].append({"ph": "M", "name": "thread_name", **lane, "args": {"name": "emulated link"}})
+    for op, payload, start, end in transfers:
+        name, begin = f"{op} {payload / MIB:.1f} MiB", mark["ts"] + (start - marked_at) * 1e6
+        message = {"ph": "X", "cat": "link", "name": name, "ts": begin, "dur": (end - start) * 1e6}
+        trace["traceEvents"].append(message | lane)
+
+
+def _keep_copy(folder: Path, path: Path, text: str) -> None:
+    """Write a trace there, named after its file, its rank, and how many this rank has left there under that name."""
+    folder.mkdir(parents=True, exist_ok=True)
+    rank = f"-rank{os.environ['RANK']}" if "RANK" in os.environ else ""
+    names = (folder / f"{path.stem}{rank}-{number}.json" for number in count(1))
+    _write_whole(next(name for name in names if not name.exists()), text)
+
+
+def _write_whole(path: Path, text: str) -> None:
+    part = path.with_name(path.name + ".part")
+    try:
+        part.write_text(text)
+        part.replace(path)
+    finally:
+        part.unlink(missing_ok=True)

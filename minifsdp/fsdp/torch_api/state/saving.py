@@ -1,0 +1,122 @@
+"""State dicts of three types: of whole parameters (FULL), of each one's rows on this rank (SHARDED), of shards (LOCAL).
+
+The first two go unit by unit: whole while its values are read, so that beside what is returned there are never more
+than one unit and those around it whole (torch/distributed/fsdp/_state_dict_utils.py, `_full_post_state_dict_hook`).
+What `torch.distributed.checkpoint` saves from the rows, any number of ranks can load.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from minifsdp.fsdp.orig_params import OrigParamsUnit
+from minifsdp.fsdp.torch_api.options import StateDictType
+from minifsdp.fsdp.torch_api.state.names import FLAT_PARAM, clean_name
+from minifsdp.fsdp.torch_api.state.summon import Summon, exposed
+from minifsdp.sharded_values import copied, is_sharded, shard_value, sharded_tensor, storage_of
+
+if TYPE_CHECKING:
+    from minifsdp.fsdp.torch_api.state.methods import StateMethods
+
+
+State = dict[str, Any]
+
+
+def save(instance: StateMethods, destination: Any, prefix: str, keep_vars: bool) -> State:
+    """The state dict of a wrapped module, of the type chosen for it."""
+    kind = instance.kind_of_state()
+    instance._saves = True
+    try:
+        if kind is StateDictType.LOCAL_STATE_DICT:
+            return save_local(instance, destination, prefix, keep_vars)
+        return save_named(instance, kind, destination, prefix, keep_vars)
+    finally:
+        instance._saves = False
+
+
+def save_named(instance: StateMethods, kind: StateDictType, destination: Any, prefix: str, keep_vars: bool) -> State:
+    """FULL and SHARDED: under the original names, all values of the unit copied.
+
+    Args:
+        instance: wraps the module.
+        kind: FULL, with `rank0_only` on rank 0 alone: elsewhere nothing is added to `destination`; or SHARDED, where
+            a value is a ShardedTensor, or with a device mesh a DTensor.
+        destination, prefix, keep_vars: those of `torch.nn.Module.state_dict`.
+    """
+    config, wrapped = (instance._settings.state_dict_config, instance._fsdp_wrapped_module)
+    how = Summon(rank0_only=getattr(config, "rank0_only", False))
+    make_value: Callable[[Tensor], Any] = partial(copied, to_cpu=config.offload_to_cpu)
+    if kind is StateDictType.SHARDED_STATE_DICT:
+        group, mesh = instance.process_group, instance._device_mesh
+        make_value = partial(shard_value, group=group, device_mesh=mesh, to_cpu=config.offload_to_cpu)
+    with exposed(instance, how):
+        if not how.is_for(instance.rank):
+            wrapped.state_dict(prefix=prefix)  # the units inside take part in their gathers
+            return OrderedDict() if destination is None else destination
+        state: State = wrapped.state_dict(destination=destination, prefix=prefix, keep_vars=keep_vars)
+        memory = {storage_of(getattr(place.module, place.attribute)) for place in instance._places}
+        for name, value in state.items():
+            if storage_of(value) in memory:
+                state[name] = make_value(value)
+    return state
+
+
+def save_local(instance: StateMethods, destination: Any, prefix: str, keep_vars: bool) -> State:
+    """LOCAL: the flat shard as it lies, good for nothing but the same model on the same ranks; no communication.
+
+    It is a ShardedTensor [numel] of the flat parameter for each unit, which shares its memory; the padding left out.
+
+    Raises:
+        RuntimeError: with torch's text, there is a device mesh.
+        AssertionError: the parameters are whole at present.
+    """
+    if instance._device_mesh is not None:
+        raise RuntimeError(
+            "Found state_dict_type LOCAL_STATE_DICT. DeviceMesh is not compatible with LOCAL_STATE_DICT. "
+            "Please set state_dict_type to SHARDED_STATE_DICT to get DTensor state_dict."
+        )
+    if instance._summoned is not None:
+        raise AssertionError("a local state dict is of sharded parameters: leave summon_full_params first")
+    unit = instance._unit
+    if isinstance(unit, OrigParamsUnit):
+        unit.write_back()
+    wrapped = instance._fsdp_wrapped_module
+    state: State = wrapped.state_dict(destination=destination, prefix=prefix, keep_vars=keep_vars)
+    if unit is None:
+        return state
+    shard, rank, group = unit.flat.shard.detach(), unit.flat.rank, unit.group
+    for name, value in list(state.items()):  # the flat parameter, or with use_orig_params slices of it
+        if storage_of(value) == storage_of(shard):
+            del state[name]
+    local = shard[: max(0, unit.flat.numel - rank * len(shard))]
+    if instance._settings.state_dict_config.offload_to_cpu:
+        local = copied(local, to_cpu=True)
+    state[prefix + FLAT_PARAM] = sharded_tensor(local, len(shard), torch.Size([unit.flat.numel]), group)
+    return state
+
+
+def refuse_past_wrapper(instance: StateMethods) -> None:
+    """Have the modules of a unit refuse a `state_dict` that is not the instance's."""
+    for module in {instance.module, *(place.module for place in instance._places)}:
+        module.register_state_dict_pre_hook(instance._refuse_shards)
+
+
+def restore_buffers(instance: StateMethods, state: State, prefix: str, to_cpu: bool) -> None:
+    """Cast back what was cast; with `to_cpu`, move to the host what is not there: all under `prefix`."""
+    cast, wrapped = instance._buffer_dtypes, instance._fsdp_wrapped_module
+    for path, module in wrapped.named_modules(remove_duplicate=False) if cast else ():
+        for attribute in module._buffers:
+            name = prefix + clean_name(f"{path}.{attribute}" if path else attribute)
+            dtype = cast.get((module, attribute))
+            if dtype is not None and name in state:
+                state[name] = state[name].to(dtype)
+    if to_cpu:
+        for name, value in state.items():
+            if name.startswith(prefix) and isinstance(value, Tensor) and not is_sharded(value):
+                state[name] = value.cpu()
