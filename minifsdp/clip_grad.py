@@ -12,8 +12,9 @@ import torch
 from torch import Tensor
 
 from minifsdp import comm
-from minifsdp.comm import Group
-from minifsdp.order import announce
+from minifsdp.comm import Group, Label
+
+_NORM = Label("the gradients' norm (clip_grad_norm_)")
 
 
 @torch.no_grad()
@@ -44,8 +45,7 @@ def clip_grad_norm(
     total = _norm(replicated, norm_type, dtype, device) ** power
     for group, theirs in sharded.items():
         part = _norm(theirs, norm_type, dtype, device) ** power
-        announce("all-reduce", "the gradients' norm (clip_grad_norm_)", part, group)
-        comm.all_reduce(part, group, op).wait()
+        comm.all_reduce(part, group, op, _NORM).wait()
         total = add(total, part)
     total = total ** (1 / power)
     scale = (max_norm / (total + 1e-6)).clamp(max=1.0)

@@ -13,13 +13,15 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from functools import partial
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import Any, Literal, Protocol
 from weakref import WeakKeyDictionary
 
 import torch.distributed as dist
 from torch import Tensor
 
 from minifsdp import device, gloo, private
+from minifsdp.calls import Call as Call
+from minifsdp.calls import Label as Label
 
 Group = dist.ProcessGroup
 SUM, MEAN, MAX = dist.ReduceOp.SUM, dist.ReduceOp.AVG, dist.ReduceOp.MAX
@@ -27,39 +29,6 @@ SUM, MEAN, MAX = dist.ReduceOp.SUM, dist.ReduceOp.AVG, dist.ReduceOp.MAX
 # torch 2.13 renamed these two; the old names warn there, the new ones do not exist before.
 _ALL_GATHER = "all_gather_single" if hasattr(dist, "all_gather_single") else "all_gather_into_tensor"
 _REDUCE_SCATTER = "reduce_scatter_single" if hasattr(dist, "reduce_scatter_single") else "reduce_scatter_tensor"
-
-
-class Call(NamedTuple):
-    """One collective as this rank issued it.
-
-    Attributes:
-        op: the logical operation, such as `"all_gather"`.
-        function: the name of the function in `torch.distributed`.
-        group: the process group's name.
-        order: how many calls this rank had issued on that group before; equal on all ranks of a correct program.
-        payload: bytes of the full tensor: all shards of a gather, the input of a reduction.
-        ranks: size of the group, N.
-    """
-
-    op: str
-    function: str
-    group: str
-    order: int
-    payload: int
-    ranks: int
-
-    @property
-    def wire(self) -> float:
-        """Bytes this rank sends by the ring algorithm (ring.py). Nominal: a backend may move more."""
-        share = (self.ranks - 1) / self.ranks
-        match self.op:
-            case "all_reduce":
-                return 2 * share * self.payload
-            case "all_gather" | "reduce_scatter" | "all_to_all":
-                return share * self.payload
-            case "recv":
-                return 0.0
-        return float(self.payload) if self.ranks > 1 else 0.0
 
 
 class Link(Protocol):
@@ -142,32 +111,34 @@ def record() -> Iterator[list[Call]]:
         _logs[:] = [other for other in _logs if other is not log]
 
 
-def all_reduce(tensor: Tensor, group: Group, op: Any = SUM) -> Handle:
+def all_reduce(tensor: Tensor, group: Group, op: Any = SUM, label: Label | None = None) -> Handle:
     """`tensor` [numel] <- its reduction over the ranks, in place, the same on all of them."""
-    return _issue("all_reduce", "all_reduce", tensor, group, tensor, op=op, async_op=True)
+    known, _ = _Known.of("all_reduce", tensor, group)
+    reduction = partial(dist.all_reduce, tensor, op=op, group=group, async_op=True)
+    return _start(known, "all_reduce", "all_reduce", tensor, reduction, label)
 
 
-def all_gather(output: Tensor, shard: Tensor, group: Group) -> Handle:
+def all_gather(output: Tensor, shard: Tensor, group: Group, label: Label | None = None) -> Handle:
     """`output` [N * numel] <- every rank's `shard` [numel], in rank order. `shard` may be its own part of `output`."""
     known, backend = _Known.of("all_gather", output, group)
     if gloo.gathers_by_broadcasts(backend):
         broadcasts = partial(gloo.gather_by_broadcasts, output, shard, group)
-        return _start(known, "all_gather", "broadcast", output, broadcasts)
+        return _start(known, "all_gather", "broadcast", output, broadcasts, label)
     gather = partial(getattr(dist, _ALL_GATHER), output, shard, group, True)
-    return _start(known, "all_gather", _ALL_GATHER, output, gather)
+    return _start(known, "all_gather", _ALL_GATHER, output, gather, label)
 
 
-def reduce_scatter(output: Tensor, full: Tensor, group: Group, op: Any = SUM) -> Handle:
+def reduce_scatter(output: Tensor, full: Tensor, group: Group, op: Any = SUM, label: Label | None = None) -> Handle:
     """`output` [numel] <- this rank's part of the reduction of `full` [N * numel]; may be that part of `full`."""
     known, backend = _Known.of("reduce_scatter", full, group)
     if not gloo.reduces_by_all_to_all(backend, known.ranks) or op not in (SUM, MEAN):
         reduction = partial(getattr(dist, _REDUCE_SCATTER), output, full, op, group, True)
-        return _start(known, "reduce_scatter", _REDUCE_SCATTER, full, reduction)
+        return _start(known, "reduce_scatter", _REDUCE_SCATTER, full, reduction, label)
     parts = gloo.parts_of(full, output, known.ranks)
     received = device.empty(full.numel() - output.numel(), full.dtype, "communication", full.device)
     received = received.view(known.ranks - 1, *output.shape)
     exchange = partial(gloo.exchange, received, parts, group, known.calls)
-    handle = _start(known, "reduce_scatter", "isend", full, exchange)
+    handle = _start(known, "reduce_scatter", "isend", full, exchange, label)
     handle.then = partial(gloo.sum_parts, output, received, parts[group.rank()], group.rank(), op == MEAN)
     return handle
 
@@ -229,8 +200,15 @@ def _issue(op: str, function: str, payload: Tensor, group: Group, /, *args: Any,
     return _start(known, op, function, payload, partial(getattr(dist, function), *args, group=group, **kwargs))
 
 
-def _start(known: _Known, op: str, function: str, payload: Tensor, collective: Callable[[], Any]) -> Handle:
-    call = Call(op, function, known.name, known.calls, payload.nbytes, known.ranks)
+def _start(
+    known: _Known,
+    op: str,
+    function: str,
+    payload: Tensor,
+    collective: Callable[[], Any],
+    label: Label | None = None,
+) -> Handle:
+    call = Call(op, function, known.name, known.calls, payload.nbytes, known.ranks, payload.dtype, label)
     known.calls += 1
     for log in _logs:
         log.append(call)
@@ -243,7 +221,7 @@ def _start(known: _Known, op: str, function: str, payload: Tensor, collective: C
 
 
 def _watched(call: Call, phase: Literal["issue", "wait"]) -> AbstractContextManager[Any]:
-    stack = ExitStack()
-    for watch in watchers:
-        stack.enter_context(watch(call, phase))
-    return stack
+    with ExitStack() as stack:
+        for watch in watchers:
+            stack.enter_context(watch(call, phase))
+        return stack.pop_all()

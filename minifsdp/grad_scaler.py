@@ -15,9 +15,9 @@ from torch.amp.grad_scaler import GradScaler
 from torch.optim import Optimizer
 
 from minifsdp import comm
-from minifsdp.comm import Group
+from minifsdp.comm import Group, Label
 from minifsdp.device import asked_for
-from minifsdp.order import announce
+from minifsdp.order import check_labelled_calls
 from minifsdp.zero.partition import ShardedOptimizer
 
 
@@ -86,6 +86,6 @@ class ShardedGradScaler(GradScaler):
         for here in found.values():
             anywhere = torch.maximum(anywhere, here.to(anywhere.device, non_blocking=True))
         group = comm.world(self.process_group)
-        announce("all-reduce", "whether a gradient is infinite (ShardedGradScaler)", anywhere, group)
-        comm.all_reduce(anywhere, group, comm.MAX).wait()
+        check_labelled_calls()
+        comm.all_reduce(anywhere, group, comm.MAX, Label("whether a gradient is infinite (ShardedGradScaler)")).wait()
         return {anywhere.device: anywhere}

@@ -17,15 +17,18 @@ from __future__ import annotations
 
 import os
 from collections import deque
-from contextlib import suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from datetime import timedelta
 from itertools import count
+from typing import Literal
 from weakref import WeakKeyDictionary
 
+import torch
 from torch import Tensor
 
-from minifsdp import process_groups
-from minifsdp.comm import Group
+from minifsdp import comm, process_groups
+from minifsdp.comm import Call, Group, Label
+from minifsdp.private import group_named
 
 TIMEOUT = "MINIFSDP_ORDER_TIMEOUT"
 """Environment variable: seconds for which a rank waits to hear what the others are about to issue; default 30."""
@@ -126,5 +129,22 @@ def announce(op: str, what: str, tensor: Tensor, group: Group, whose: str = "") 
         RuntimeError: as `Order.announce`.
     """
     if process_groups.wants_order_checked() and group.size() > 1:
-        dtype = str(tensor.dtype).removeprefix("torch.")
-        order_of(group).announce(f"{op} of {what}, {tensor.numel():,} x {dtype}{whose and ', '}{whose}")
+        _announce(op, Label(what, whose), tensor.numel(), tensor.dtype, group)
+
+
+def _announce(op: str, label: Label, numel: int, dtype: torch.dtype, group: Group) -> None:
+    whose = f", {label.whose}" if label.whose else ""
+    order_of(group).announce(f"{op} of {label.what}, {numel:,} x {str(dtype).removeprefix('torch.')}{whose}")
+
+
+def check_labelled_calls() -> None:
+    """If torch's debug level is DETAIL: from now on compare every collective that has a label."""
+    if process_groups.wants_order_checked() and _before_issue not in comm.watchers:
+        comm.watchers.append(_before_issue)
+
+
+def _before_issue(call: Call, phase: Literal["issue", "wait"]) -> AbstractContextManager[None]:
+    if phase == "issue" and call.label is not None and call.ranks > 1 and process_groups.wants_order_checked():
+        numel = call.payload // call.dtype.itemsize
+        _announce(call.op.replace("_", "-"), call.label, numel, call.dtype, group_named(call.group))
+    return nullcontext()

@@ -31,7 +31,7 @@ from minifsdp.course.ladder.measure import take_step
 from minifsdp.course.ladder.rungs import Trainee
 from minifsdp.course.machine.paper import _absent_like
 from minifsdp.fsdp import FullyShardedDataParallel
-from minifsdp.fsdp.unit import Absent
+from minifsdp.fsdp.absent import Absent
 
 RANKS = 4
 GPU = torch.device("cpu")  # until `register`

@@ -27,10 +27,9 @@ from minifsdp import comm
 from minifsdp.course.watch.ledger import Ledger
 from minifsdp.flat_param import FlatParameter, Place, find_parameters
 from minifsdp.fsdp import CPUOffload, FullyShardedDataParallel, MixedPrecision, ShardingStrategy
-from minifsdp.fsdp.orig_params import AlignedFlatParameter
-from minifsdp.fsdp.strided import StridedFlatParameter
 from minifsdp.fsdp.torch_api.construct import find_device
 from minifsdp.fsdp.torch_api.ignored import Ignored
+from minifsdp.fsdp.torch_api.layouts import AlignedFlatParameter, StridedFlatParameter
 from minifsdp.fsdp.torch_api.policies import CustomPolicy
 from minifsdp.unwritten import is_unwritten, mark_unwritten
 
@@ -900,7 +899,7 @@ def hybrid_models_take_two_groups_a_mesh_or_a_policy() -> None:
             assert (model.rank, model.world_size) == (rank % 2, 2)
             assert {m.process_group for m in Fsdp.fsdp_modules(model)} == {model.process_group}
             assert model._unit.flat.ranks == 2
-            assert dist.get_process_group_ranks(model._unit.replicas) == [rank % 2, rank % 2 + 2]
+            assert dist.get_process_group_ranks(model._unit.plan.across) == [rank % 2, rank % 2 + 2]
             train(model)
         with refused(
             f"Manual wrapping with {strategy} requires explicit specification of process group or device_mesh."

@@ -39,7 +39,6 @@ from minifsdp.fsdp import (
     ShardingStrategy,
     SyncSchedule,
 )
-from minifsdp.fsdp.replicated import ReplicatedUnit
 from minifsdp.fsdp.torch_api.state.names import clean_name
 from minifsdp.fsdp.unit import SHARDED
 
@@ -744,7 +743,7 @@ class Ours(Trainer):
         mine = [or_zeros(pick, unit.flat.shard).detach() for unit in self.units.values()]
         ranks = [part.split([len(piece) for piece in mine]) for part in gathered(torch.cat(mine))]
         for (prefix, unit), pieces in zip(self.units.items(), zip(*ranks, strict=True), strict=True):
-            buffer = pieces[0].clone() if isinstance(unit, ReplicatedUnit) else torch.cat(pieces)
+            buffer = pieces[0].clone() if unit.plan.inside is None else torch.cat(pieces)
             assert not unit.flat.padding_of(buffer).any(), f"{unit.name}: the padding is not zero"
             for name, piece in zip(unit.flat.names, unit.flat.unflatten(buffer), strict=True):
                 found[clean_name(f"{prefix}.{name}" if prefix else name)] = piece
@@ -753,7 +752,7 @@ class Ours(Trainer):
     def check_nothing_left(self) -> None:
         """No unit gathered, no gathered memory alive, no gradient but the shards'."""
         for unit in self.units.values():
-            sharded = not isinstance(unit, ReplicatedUnit)
+            sharded = unit.plan.inside is not None
             assert unit.state is SHARDED or not sharded, f"{unit.name} is {unit.state} after the step"
             assert not unit.flat.full.untyped_storage().nbytes(), f"{unit.name}: the gathered memory is alive"
             assert not unit.has_gradient, f"{unit.name} keeps an unsharded gradient"

@@ -219,7 +219,7 @@ def as_ranks(example: Example, steps: int) -> list[dict[str, Tensor | None]]:
         optimizer.step()
         for unit in units_of(model):
             assert unit.state is SHARDED, unit.title
-            assert unit._gradient is None, unit.title
+            assert not unit.has_gradient, unit.title
     with Fsdp.summon_full_params(model):
         return [*found, {clean(name): p.detach().clone() for name, p in net.named_parameters()}]
 
@@ -240,12 +240,12 @@ def whole_gradients(model: nn.Module) -> dict[str, Tensor | None]:
             continue
         unit = m._unit
         mine = torch.zeros_like(unit.flat.shard)
-        for p, part in zip(unit.shards, unit._slices(mine), strict=True):
+        for p, part in zip(unit.shards, unit.view.slices(mine), strict=True):
             part.copy_(torch.zeros_like(part) if p.grad is None else p.grad)
         there = torch.tensor([p.grad is not None for p in unit.shards], dtype=torch.int32)
         dist.all_reduce(there, dist.ReduceOp.MAX)
         full = torch.cat(gathered(mine, unit.group)) if unit.flat.ranks > 1 else mine
-        for index, (users, values) in enumerate(zip(unit.places, unit.flat.unflatten(full), strict=True)):
+        for index, (users, values) in enumerate(zip(unit.view.places, unit.flat.unflatten(full), strict=True)):
             name = clean(f"{prefix}." if prefix else "") + users[0].name
             found[name] = values if there[min(index, len(there) - 1)] else None
     return found

@@ -28,7 +28,8 @@ from minifsdp.fsdp import (
 )
 from minifsdp.fsdp.engine import Engine
 from minifsdp.fsdp.schedules.host import HostSchedule
-from minifsdp.fsdp.unit import State, Unit, add_gradient
+from minifsdp.fsdp.unit import State, Unit
+from minifsdp.fsdp.view import View, add_gradient
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
@@ -262,7 +263,7 @@ class Recorder(Unit):
     def __init__(self, name, log):
         super().__init__(name)
         self.log, self.leaves, self.shards, self.device = log, [], [], torch.device("cpu")
-        self._users, self.pending = [], False
+        self.view, self.pending = View([], []), False
 
     def _gather(self):
         self.log.append(f"g{self.name}")
@@ -491,8 +492,8 @@ class HoldingUnit(Unit):
             self.parts.append(nn.Parameter(whole.chunk(n)[rank].clone()))
             self.whole.append(whole.data)
             leaves.append(nn.Parameter(whole[: p.numel()].view(p.shape)))
-        self.shards = self.parts
-        self._adopt(leaves, list(params.values()))
+        self.view = View(list(params.values()), self.parts)
+        self._adopt(leaves)
         self._release()
 
     def _gather(self):

@@ -12,6 +12,7 @@ from minifsdp import comm, device, process_groups
 from minifsdp.fsdp import OverlapSchedule, PrefetchSchedule, RateLimitedSchedule
 from minifsdp.fsdp.schedules import overlap, rate_limit
 from minifsdp.fsdp.unit import Unit
+from minifsdp.fsdp.view import View
 
 
 class Notes:
@@ -46,7 +47,7 @@ class NotedUnit(Unit):
     def __init__(self, name, notes):
         super().__init__(name)
         self.notes, self.leaves, self.shards, self.device = notes, [], [], torch.device("cpu")
-        self._users, self.taken = [], False
+        self.view, self.taken = View([], []), False
 
     def _gather(self):
         self.notes.note(f"gather {self.name}")

@@ -20,6 +20,7 @@ from minifsdp.course.launch import launch
 from minifsdp.course.link.emulated import EmulatedLink, let_communication_go_first
 from minifsdp.fsdp import OverlapSchedule, PrefetchSchedule, RateLimitedSchedule, SyncSchedule
 from minifsdp.fsdp.unit import Unit
+from minifsdp.fsdp.view import View
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
@@ -56,7 +57,7 @@ class TimedUnit(Unit):
         super().__init__("timed")
         self.clock, self.size, self.taken = clock, size, False
         self.leaves, self.shards, self.device = [], [], torch.device("cpu")
-        self._users = []
+        self.view = View([], [])
 
     def _gather(self):
         return self.clock.send(GATHER * self.size)

@@ -23,6 +23,7 @@ from minifsdp.course import cli
 from minifsdp.course.workshop import handed_in, marking
 from minifsdp.course.workshop.catalogue import cells_with, setup_of, stubs_of
 from minifsdp.course.workshop.copies import fresh
+from minifsdp.course.workshop.handed_in import Problem, find_tasks
 from minifsdp.course.workshop.process import MIB, Limits, Verdict, _verdict, run_check
 from minifsdp.course.workshop.references import find_reference
 from minifsdp.course.workshop.submission import Submission
@@ -235,6 +236,22 @@ def test_a_result_whose_state_is_none_of_a_check_is_none(state: Any, tmp_path: P
     (tmp_path / "result.json").write_text(json.dumps({"state": state, "text": "", "secret": "known"}))
     found = _verdict(tmp_path, io.BytesIO(), "known", 0)
     assert (found.state, repr(state) in found.text) == ("crash", True)
+
+
+@pytest.mark.parametrize("kind", ["pipe", "zeros"])
+def test_a_notebook_that_is_no_plain_file_is_said_to_be_none(kind: str, tmp_path: Path) -> None:
+    no_file(tmp_path / "ada/lab04_flat_parameter.ipynb", kind)
+    (task,) = find_tasks(tmp_path)
+    assert task.answer == Problem(
+        "missing", "no notebook of a lab, found lab04_flat_parameter.ipynb, which is not a plain file"
+    )
+
+
+@pytest.mark.slow
+def test_an_answer_that_stops_a_process_of_its_check_has_a_remark_that_says_so() -> None:
+    stops = cell("import os, signal", "os.kill(os.getpid(), signal.SIGSTOP)")
+    found = run_check(Submission("4.1", SETUP, stops), Limits(seconds=20.0))
+    assert found == Verdict("timeout", "no result after 20 s: a process of it was stopped")
 
 
 SIGNALS = {"kill": "SIGKILL", "interrupt": "SIGINT", "stop": "SIGSTOP"}

@@ -6,9 +6,11 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import cloudpickle
 import pytest
@@ -21,7 +23,6 @@ from minifsdp import comm
 from minifsdp.course.launch import RankError, launch
 from minifsdp.ddp import DistributedDataParallel
 from minifsdp.fsdp import CPUOffload, FullyShardedDataParallel, MixedPrecision, ShardingStrategy
-from minifsdp.fsdp.order_check import CheckedUnit
 from minifsdp.order import Order, order_of
 from minifsdp.zero import Zero1Optimizer, Zero2Optimizer
 
@@ -110,27 +111,33 @@ def test_it_changes_no_result(monkeypatch: pytest.MonkeyPatch) -> None:
         assert all(torch.equal(a, b) for a, b in zip(checked, plain, strict=True))
 
 
-def are_checked(model: Fsdp) -> list[bool]:
-    return [isinstance(m._unit, CheckedUnit) for m in Fsdp.fsdp_modules(model)]
+@contextmanager
+def announcements() -> Iterator[list[str]]:
+    """The collectives that ranks compare inside the `with`."""
+    said: list[str] = []
+    announce = Order.announce
+    with patch.object(Order, "announce", lambda self, what: (said.append(what), announce(self, what))):
+        yield said
 
 
-def keys_after_steps() -> tuple[list[int], list[bool]]:
+def keys_after_steps() -> tuple[list[int], int]:
     model, counts = wrapped(), []
     store: Any = order_of(comm.world()).store
-    for _ in range(4):
-        step(model)
-        dist.barrier()
-        counts.append(store.num_keys())
-        dist.barrier()
-    return counts, are_checked(model)
+    with announcements() as said:
+        for _ in range(4):
+            step(model)
+            dist.barrier()
+            counts.append(store.num_keys())
+            dist.barrier()
+    return counts, len(said)
 
 
 @pytest.mark.usefixtures("detail")
 @pytest.mark.behaviour(32)
 def test_the_store_does_not_grow() -> None:
-    for counts, checked in launch(keys_after_steps, 2):
+    for counts, compared in launch(keys_after_steps, 2):
         assert len(set(counts[1:])) == 1, counts
-        assert checked == [True] * 3
+        assert compared == 4 * 8  # three units: five gathers, three reductions
 
 
 class Choice(nn.Module):
@@ -153,11 +160,12 @@ class Pair(nn.Module):
         return self.second(self.first(x, used[0]), used[1])
 
 
-def trained_on_different_experts(strategy: ShardingStrategy) -> list[bool]:
+def trained_on_different_experts(strategy: ShardingStrategy) -> list[str]:
     model = Fsdp(Pair(), None, strategy, auto_wrap_policy={Choice})
-    for used in ((2, 2), (2, 1 + dist.get_rank()), (2 * dist.get_rank(), 1), (2, 2 * dist.get_rank())):
-        model(torch.ones(2, 5, requires_grad=True), used).sum().backward()
-    return are_checked(model)
+    with announcements() as said:
+        for used in ((2, 2), (2, 1 + dist.get_rank()), (2 * dist.get_rank(), 1), (2, 2 * dist.get_rank())):
+            model(torch.ones(2, 5, requires_grad=True), used).sum().backward()
+    return said
 
 
 @pytest.mark.usefixtures("impatient")
@@ -165,8 +173,8 @@ def trained_on_different_experts(strategy: ShardingStrategy) -> list[bool]:
 @pytest.mark.behaviour(32)
 def test_ranks_that_use_different_parameters_of_a_unit_are_no_mismatch(strategy: ShardingStrategy) -> None:
     """As in torch, as long as all of them run it."""
-    for checked in launch(trained_on_different_experts, 2, strategy):
-        assert any(checked)
+    first, second = launch(trained_on_different_experts, 2, strategy)
+    assert first == second != []
 
 
 def two_lives() -> None:
@@ -182,8 +190,13 @@ def test_a_store_that_outlasts_its_process_group_does_not_mislead() -> None:
     launch(two_lives, 2)
 
 
+def watchers_of_a_step() -> list[Any]:
+    step(wrapped())
+    return comm.watchers
+
+
 def test_it_is_there_only_on_request() -> None:
-    assert launch(lambda: are_checked(wrapped()), 2)[0] == [False] * 3
+    assert launch(watchers_of_a_step, 2)[0] == []
 
 
 # A rank takes another path

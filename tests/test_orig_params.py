@@ -118,7 +118,8 @@ def parameters_that_were_given_other_memory_train_on(orig: bool, strategy: Shard
 def a_model_moved_elsewhere_is_refused(offload: bool) -> None:
     model = wrapped(False, cpu_offload=CPUOffload(offload))
     for instance in Fsdp.fsdp_modules(model):
-        instance._unit._home = torch.device("meta")  # as if the parameters had been there, for want of another device
+        # As if the parameters had been there, for want of another device
+        instance._unit.unsharded._home = torch.device("meta")
     text = (
         "An FSDP-managed module with parameter CPU off" if offload else "An FSDP-managed module unexpectedly has param"
     )
@@ -315,13 +316,15 @@ def a_module_whose_forward_raised_has_slices_again(raises: bool) -> None:
     assert [id(p) for p in model.parameters()] == held
 
 
-@check(behaviour=8, how=("data", "object"))
+@check(behaviour=8, how=("data", "attribute", "object"))
 def parameters_changed_before_backward_are_refused_where_they_stay_whole(how: str) -> None:
     def change(model: Any) -> None:
         block = model.module.block.module
         p = dict(block.named_parameters())["weight"]
         if how == "data":
             p.data = p.data + 1
+        elif how == "attribute":  # the whole parameter, where it stays whole
+            block.weight.data = block.weight.data + 1
         else:
             block.weight = nn.Parameter(p.detach() + 1)
 
@@ -459,7 +462,7 @@ def gathers_wait_for_what_was_written_back() -> None:
         return lambda: (happened.append(what), function())[1]
 
     with (
-        patch.object(unit, "write_back", noting("write back", unit.write_back)),
+        patch.object(unit.view, "refresh", noting("write back", unit.view.refresh)),
         patch.object(schedule, "begin_forward", noting("wait", schedule.begin_forward)),
     ):
         loss_of(model)

@@ -75,3 +75,14 @@ def test_public_names_are_there():
         assert getattr(minifsdp, public).__module__.startswith("minifsdp.")
     with pytest.raises(AttributeError, match="no attribute 'FSDP3'"):
         _ = minifsdp.FSDP3
+
+
+LESSON = [p for folder in ("fsdp", "fsdp/schedules") for p in sorted((PACKAGE / folder).glob("*.py"))]
+FACADES = ("__init__.py", "wrap.py")  # torch's paths
+
+
+def test_the_lesson_imports_nothing_that_only_a_drop_in_needs():
+    read = [path for path in LESSON if path.name not in FACADES]
+    assert len(read) > 12
+    for path in read:
+        assert not [found for found in imports(path) if found.startswith("minifsdp.fsdp.torch_api")], path

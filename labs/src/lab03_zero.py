@@ -605,11 +605,12 @@ plots.timeline(
 )
 
 # %% [markdown]
-# None reaches what it can: the last bucket leaves with the last gradient, in every rung. What a step reaches depends on
-# the two ranks as well: where the other one lags, a message takes longer, and part of that is a wait that nothing
-# hides. So on a busy machine DDP's share may fall below ZeRO-2's; the bytes above do not change. (On a slower link
-# ZeRO-2 would also wait, for it allows one reduction in flight; DDP lets them pile up, since it holds all gradients
-# anyway.) What can hide the gathers is the next forward, layer by layer: FSDP will do that (labs 05 and 06).
+# DDP and ZeRO-2 do not reach what they can, and ZeRO-1 hides nothing, for it reduces in the step: the last bucket
+# leaves with the last gradient, in every rung. What a step reaches depends on the two ranks as well: where the other
+# one lags, a message takes longer, and part of that is a wait that nothing hides. So on a busy machine DDP's share may
+# fall below ZeRO-2's; the bytes above do not change. (On a slower link ZeRO-2 would also wait, for it allows one
+# reduction in flight; DDP lets them pile up, since it holds all gradients anyway.) What can hide the gathers is the
+# next forward, layer by layer: FSDP will do that (labs 05 and 06).
 #
 # ### What ZeRO-2 pays for it
 #

@@ -81,8 +81,8 @@ from minifsdp.course.ladder.rungs import sizes_of
 from minifsdp.course.watch.timeline import read_trace
 from minifsdp.course.watch.trace import record_trace
 from minifsdp.fsdp import CPUOffload, MixedPrecision, SyncSchedule
-from minifsdp.fsdp.torch_api import kinds
 from minifsdp.fsdp.flat_unit import FlatUnit
+from minifsdp.fsdp.reduction import Reduction
 from minifsdp.grad_scaler import ShardedGradScaler
 
 BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
@@ -228,44 +228,32 @@ for gradient in (2_000.0, 2e-6):
 #
 # ## Your unit in the engine
 #
-# `FlatUnit` is the unit of labs 05 to 08. A unit with other dtypes overrides these of its methods; the engine and the
-# schedules do not notice. (`_make_full` and `gradient_dtype` are given.)
+# `FlatUnit` is the unit of labs 05 to 08: a flat parameter, and a plan that says over which ranks and in which dtypes.
+# What the plan asks for, your functions do: the class below calls them where `FlatUnit` has its own, and a `Reduction`
+# divides as yours says. FSDP is handed both (`unit=`); the engine and the schedules do not notice.
 
 
 # %%
+class SplitDivision(Reduction):
+    """Sums gradients, divided as `divisors` says."""
+
+    def scaling(self, dtype: torch.dtype, ranks: int) -> tuple[Any, float, float]:
+        return comm.SUM, *divisors(dtype, ranks)
+
+
 class LowPrecisionUnit(FlatUnit):
-    """Computes in `precision.param_dtype`, reduces in `precision.reduce_dtype`, and keeps fp32 shards."""
+    """Computes and reduces in the dtypes of its plan, and keeps an fp32 shard."""
 
-    reduction = comm.SUM  # the division is ours
-
-    def __init__(self, *args: Any, precision: MixedPrecision, module: nn.Module, **kwargs: Any) -> None:
-        self.precision = precision
-        super().__init__(*args, **kwargs)
-
-    def _make_full(self) -> tuple[Tensor, list[Tensor]]:
-        dtype = self.precision.param_dtype or self.flat.shard.dtype
-        full = device.empty(self.flat.numel + self.flat.padding, dtype, "unsharded", self.device)
-        views = self.flat.unflatten(full)
-        device.free(full)
-        return full, views
-
-    @property
-    def gradient_dtype(self) -> torch.dtype:
-        return self.precision.reduce_dtype or self.precision.param_dtype or self.flat.shard.dtype
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, reduction=SplitDivision(), **kwargs)
 
     def gather_into(self, full: Tensor) -> Handle:
         handle = gather_low(full, self.flat.shard.data, self.group)
         assert handle is not None, "gather_low has returned no handle: mend 9.1 first"
         return handle
 
-    def _complete_gradient(self) -> Tensor:
-        gradient = super()._complete_gradient()
-        before, _ = divisors(gradient.dtype, self.group.size())
-        return gradient if before == 1 else gradient.div_(before)
-
     def _deliver(self, mean: Tensor) -> None:
-        _, after = divisors(mean.dtype, self.group.size())
-        deliver(self.flat.shard, mean.div_(after))
+        deliver(self.flat.shard, mean)
 
 
 PRECISIONS = {
@@ -278,10 +266,9 @@ PRECISIONS = {
 
 def yours(precision: MixedPrecision = PRECISIONS["fp32"], **options: Any) -> FullyShardedDataParallel:
     """The lab's model in minifsdp's FSDP with your unit: FULL_SHARD, one thing at a time, a block a unit."""
-    with patch.object(kinds, "MixedPrecisionUnit", LowPrecisionUnit):
-        model = SETTINGS.model().to(rank_device())
-        options = {"schedule": SyncSchedule, "auto_wrap_policy": {Block}, **options}
-        return FullyShardedDataParallel(model, mixed_precision=precision, **options)
+    model = SETTINGS.model().to(rank_device())
+    options = {"schedule": SyncSchedule, "auto_wrap_policy": {Block}, **options}
+    return FullyShardedDataParallel(model, mixed_precision=precision, unit=LowPrecisionUnit, **options)
 
 
 def mine_of(batch: data.Batch) -> tuple[Tensor, Tensor]:
@@ -311,19 +298,19 @@ def note_dtypes(name: str) -> dict[str, torch.dtype]:
         seen.update({"gathered": module.weight.dtype, "activation": output.dtype})
 
     layer.register_forward_hook(look)
-    take, complete = type(unit).take_gradient, type(unit)._complete_gradient
+    take, reduce = unit.take_gradient, unit._reduce
 
-    def taking(unit: Any, index: int) -> None:
+    def taking(index: int) -> None:
         seen["gradient"] = unit.leaves[index].grad.dtype
-        take(unit, index)
+        take(index)
 
-    def completing(unit: Any) -> Tensor:
-        whole = complete(unit)
-        seen["reduced"] = whole.dtype
-        return whole
+    def reducing() -> Handle:
+        handle = reduce()
+        seen["reduced"] = unit._reduced.dtype
+        return handle
 
-    with patch.object(type(unit), "take_gradient", taking), patch.object(type(unit), "_complete_gradient", completing):
-        model(*mine_of(BATCHES[0])).backward()
+    unit.take_gradient, unit._reduce = taking, reducing
+    model(*mine_of(BATCHES[0])).backward()
     optimizer.step()
     shard = shards_of(model)[1]
     return {
@@ -851,30 +838,27 @@ class HostUnit(FlatUnit):
     start = staticmethod(offload_gradient)
     gather_into = LowPrecisionUnit.gather_into
 
-    def __init__(self, flat: Any, *args: Any, **kwargs: Any) -> None:
-        flat.shard.data = device.copy_to_host(flat.shard.data)
-        device.synchronize(flat.full.device)  # the host may read it as soon as the unit is made
-        self._arriving: list[Callable[[], None]] = []
-        super().__init__(flat, *args, **kwargs)
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.under_way: list[Callable[[], None]] = []
 
     def _deliver(self, mean: Tensor) -> None:
-        self._arriving.append(self.start(self.flat.shard, mean))
+        self.under_way.append(self.start(self.flat.shard, mean))
 
-    def settle(self) -> None:
+    def finish_reduce(self) -> None:
         """The end of backward."""
-        super().settle()
-        for arrive in self._arriving:
+        super().finish_reduce()
+        for arrive in self.under_way:
             arrive()
-        self._arriving.clear()
+        self.under_way.clear()
 
 
 def offloaded(unit: type[FlatUnit] = HostUnit) -> FullyShardedDataParallel:
     """Your offloaded FSDP, in fp32."""
-    with patch.object(kinds, "OffloadedUnit", unit):
-        model = SETTINGS.model().to(rank_device())
-        return FullyShardedDataParallel(
-            model, cpu_offload=CPUOffload(True), auto_wrap_policy={Block}, schedule=SyncSchedule
-        )
+    model = SETTINGS.model().to(rank_device())
+    return FullyShardedDataParallel(
+        model, cpu_offload=CPUOffload(True), auto_wrap_policy={Block}, schedule=SyncSchedule, unit=unit
+    )
 
 
 # %% [markdown]
@@ -995,7 +979,7 @@ def accumulate_offloaded() -> dict[str, Tensor]:
     models = {
         "no offload": yours(),
         "yours": offloaded(),
-        "minifsdp's": offloaded(kinds.OffloadedUnit),
+        "minifsdp's": offloaded(FlatUnit),
         "overwriting": offloaded(Overwriting),
         "the second alone": yours(),
     }
@@ -1037,11 +1021,11 @@ assert shard.grad.item() == 1.125
 #
 # ## What is still missing
 #
-# Buffers (running means) have a dtype of their own, `buffer_dtype`; inputs of a forward are cast, too; modules such
-# as BatchNorm are better left in fp32 (`_module_classes_to_ignore`): `param_dtype` casts all of a unit, norms too,
-# where `torch.autocast` keeps norms, softmax and losses in fp32. minifsdp has all of that in `fsdp/mixed_precision.py`
-# and `fsdp/torch_api/options.py`. What is left alone altogether, modules to be ignored and the first
-# values of all ranks (`sync_module_states`), belongs to construction, and to lab 10.
+# Buffers (running means) have a dtype of their own, `buffer_dtype`; inputs of a forward are cast, too; modules such as
+# BatchNorm are better left in fp32 (`_module_classes_to_ignore`): `param_dtype` casts all of a unit, norms too, where
+# `torch.autocast` keeps norms, softmax and losses in fp32. minifsdp has all of that in `fsdp/torch_api`
+# (`mixed_precision.py`, `exempt.py`). What is left alone altogether, modules to be ignored and the first values of all
+# ranks (`sync_module_states`), belongs to construction, and to lab 10.
 #
 # ## What to remember
 #
@@ -1089,5 +1073,5 @@ assert shard.grad.item() == 1.125
 # - torch: `torch/distributed/fsdp/_flat_param.py` (`_mp_shard`), `_runtime_utils.py` (`_reduce_grad`,
 #   `_offload_grad`), `sharded_grad_scaler.py`. In FSDP2 (`fully_shard`): `MixedPrecisionPolicy`, `CPUOffloadPolicy`,
 #   `set_requires_gradient_sync` for `no_sync`.
-# - minifsdp: `fsdp/staged.py`, `fsdp/mixed_precision.py`, `fsdp/offload.py`, `grad_scaler.py`: your pieces, for
+# - minifsdp: `fsdp/plan.py`, `fsdp/flat_unit.py`, `fsdp/reduction.py`, `grad_scaler.py`: your pieces, for
 #   every model.

@@ -68,6 +68,7 @@ from minifsdp.flat_param import copy_values
 from minifsdp.fsdp import SyncSchedule
 from minifsdp.fsdp.engine import Engine
 from minifsdp.fsdp.flat_unit import FlatUnit
+from minifsdp.fsdp.plan import Plan
 from minifsdp.fsdp.torch_api.wrap import check_not_shared, wrap_children
 
 RANKS, WIDTH, CONTEXT = 2, 63, 16
@@ -294,7 +295,7 @@ class Sharded(nn.Module):
         flat = FlatParameter(
             params, group.rank(), group.size(), lambda views, originals: fill(views, params), rank_device()
         )
-        self.module, self.unit = module, FlatUnit(flat, group, type(module).__name__)
+        self.module, self.unit = module, FlatUnit(flat, Plan(group), type(module).__name__)
         self.register_parameter("flat_param", flat.shard)
 
     def forward(self, *args: Any) -> Any:

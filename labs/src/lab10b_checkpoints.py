@@ -1382,5 +1382,5 @@ plots.timeline(
 # - Training deep nets with sublinear memory cost: [arXiv 1604.06174](https://arxiv.org/abs/1604.06174). LoRA:
 #   [arXiv 2106.09685](https://arxiv.org/abs/2106.09685).
 # - minifsdp: `fsdp/torch_api/state/saving.py`, `loading.py`, `optim.py`, `sharded_values.py` (your pieces),
-#   `fsdp/orig_params.py`, `fsdp/engine.py` (`before`, `after`: recomputation), `course/train/checkpoint.py`
-#   (10b.5, with what it leaves out).
+#   `fsdp/torch_api/original_params.py`, `fsdp/engine.py` (`before`, `after`: recomputation),
+#   `course/train/checkpoint.py` (10b.5, with what it leaves out).

@@ -108,9 +108,10 @@ from minifsdp.course.ladder.model import Block
 from minifsdp.course.ladder.rungs import Trainee, sizes_of
 from minifsdp.course.watch.timeline import read_trace
 from minifsdp.course.watch.trace import record_trace
+from minifsdp.flat_param import FlatParameter
 from minifsdp.fsdp import ShardingStrategy, SyncSchedule
-from minifsdp.fsdp.torch_api import kinds
 from minifsdp.fsdp.flat_unit import FlatUnit
+from minifsdp.fsdp.plan import Plan
 
 RANKS, PER_HOST = 4, 2
 SETTINGS = Settings(ranks=RANKS, batch=4, layers=5, width=105, context=16)
@@ -290,9 +291,10 @@ def finish_across(unit: Replica) -> None:
 
 
 # %% [markdown]
-# The engine of minifsdp does the rest. A unit is made of a flat parameter and a process group; `_accumulate` is called
-# when its reduce-scatter has ended, `settle` at the end of backward and before its next reduction. The class below
-# puts your functions there, and `fsdp_of` puts the class in the place of minifsdp's own `HybridUnit`.
+# The engine of minifsdp does the rest. A unit is made of a flat parameter and a plan, which names the ranks that it is
+# sharded over (`plan.inside`) and those that hold the same shard (`plan.across`). `_accumulate` is called when its
+# reduce-scatter has ended, `finish_reduce` at the end of backward and before its next reduction. The class below puts
+# your functions there, and `fsdp_of` hands it to FSDP (`unit=`), which makes its units of it.
 
 
 # %%
@@ -301,11 +303,11 @@ class YourHybridUnit(FlatUnit):
 
     start, finish = staticmethod(start_across), staticmethod(finish_across)
 
-    def __init__(self, *args: Any, replicas: Group, **kwargs: Any) -> None:
-        self.replicas = replicas
+    def __init__(self, flat: FlatParameter, plan: Plan, *args: Any, **kwargs: Any) -> None:
+        self.replicas = plan.across
         self.mean: Tensor | None = None
         self.across: Handle | None = None
-        super().__init__(*args, **kwargs)
+        super().__init__(flat, plan, *args, **kwargs)
 
     def _accumulate(self) -> None:
         device.free(self._reduced)  # the unsharded gradient
@@ -313,16 +315,16 @@ class YourHybridUnit(FlatUnit):
         del self._reduced, self._mean
         self.start(self)
 
-    def settle(self) -> None:
+    def finish_reduce(self) -> None:
         self.finish(self)
-        super().settle()
+        super().finish_reduce()
 
     def deliver(self, mean: Tensor) -> None:
         self._deliver(mean)
 
 
-def fsdp_of(factor: int, unit: type | None = None, **kwargs: Any) -> FullyShardedDataParallel:
-    """The lab's model with sharding factor F. `unit`: in place of minifsdp's HybridUnit."""
+def fsdp_of(factor: int, unit: type[FlatUnit] = FlatUnit, **kwargs: Any) -> FullyShardedDataParallel:
+    """The lab's model with sharding factor F. `unit`: makes the units, if they have replicas."""
     model = SETTINGS.model().to(rank_device())
     ranks = dist.get_world_size()
     strategy, group = ShardingStrategy.HYBRID_SHARD, None
@@ -332,8 +334,8 @@ def fsdp_of(factor: int, unit: type | None = None, **kwargs: Any) -> FullySharde
         strategy = ShardingStrategy.FULL_SHARD
     else:
         group = make_groups(*plan_groups(ranks, factor))
-    with patch.object(kinds, "HybridUnit", unit or kinds.HybridUnit):
-        return FullyShardedDataParallel(model, group, strategy, auto_wrap_policy={Block}, **kwargs)
+        kwargs["unit"] = unit
+    return FullyShardedDataParallel(model, group, strategy, auto_wrap_policy={Block}, **kwargs)
 
 
 def loss_of(model: Any, batch: data.Batch) -> Tensor:
@@ -1059,5 +1061,5 @@ plots.lines(
 # - FSDP: [arXiv 2304.11277](https://arxiv.org/abs/2304.11277), section 3.2.2 (hybrid sharding).
 # - torch: `torch/distributed/fsdp/_runtime_utils.py` (`_reduce_grad`), `torch/distributed/fsdp/_init_utils.py`
 #   (`_init_process_group_state_for_hybrid_shard`).
-# - minifsdp: `fsdp/hybrid.py` (11.3 and 11.4), `fsdp/torch_api/groups.py`, `process_groups.host_groups` (11.1 and
+# - minifsdp: `fsdp/reduction.py` (11.3 and 11.4), `fsdp/torch_api/groups.py`, `process_groups.host_groups` (11.1 and
 #   11.2).

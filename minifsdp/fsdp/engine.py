@@ -25,10 +25,10 @@ import torch
 from torch import Tensor, nn
 
 from minifsdp import private
-from minifsdp.fsdp.hooks import call_post_hooks
 from minifsdp.fsdp.schedules.sync import SyncSchedule
 from minifsdp.fsdp.turns import Progress, StepTurns
 from minifsdp.fsdp.unit import SHARDED, Unit
+from minifsdp.fsdp.view import call_post_hooks
 from minifsdp.fsdp.watch import after_backward_to, before_backward_of, left_on, made_here
 from minifsdp.tree import tensors_in
 
@@ -55,7 +55,7 @@ class Engine:
 
     def _follow(self, progress: Progress) -> None:
         """Leaves may have been frozen or thawed since the last step."""
-        progress.unit.follow()
+        progress.unit.refresh()
         if progress.unit.trained != progress.trained:
             progress.trained = progress.unit.trained
             self._hook(progress)
@@ -136,13 +136,13 @@ class Engine:
     def leave(self, unit: Unit) -> None:
         """The unit's forward ends, or has raised: inside the outermost one what stays whole is seen whole."""
         if unit.state is SHARDED or not self.forward_runs:
-            unit.take_back()
+            unit.view.take_back()
 
     def end(self) -> None:
         """The outermost forward ends, or has raised."""
         self.forward_runs = False
         for unit in self.progress:
-            unit.take_back()
+            unit.view.take_back()
         if not torch.is_grad_enabled():
             self.schedule.end_forward()
 

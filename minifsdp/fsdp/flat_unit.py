@@ -1,16 +1,33 @@
-"""A unit with one flat parameter, sharded over a process group."""
+"""A unit with one flat parameter, as its plan says (plan.py).
+
+    shard (fp32, perhaps on the host) --cast, copy--> full (compute dtype) --compute--> leaf.grad
+    shard.grad <--add-- <--copy-- <--cast-- mean <--reduction-- gradient (reduce dtype)
+
+The optimizer sees the shard only, in its own dtype, so that an update too small for the 8 bits of a bf16 mantissa is
+not lost (FSDP paper 4.4).
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from minifsdp import comm, device
-from minifsdp.comm import Done, Group, Handle
+from minifsdp.comm import Done, Handle, Label
 from minifsdp.flat_param import FlatParameter
-from minifsdp.fsdp.unit import Unit, add_gradient
+from minifsdp.fsdp.gradient import Gradient, is_of_nobody
+from minifsdp.fsdp.plan import Plan
+from minifsdp.fsdp.reduction import Reduction
+from minifsdp.fsdp.unit import UNSHARDED, Unit
+from minifsdp.fsdp.unsharded import Unsharded
+from minifsdp.fsdp.view import FlatView
+from minifsdp.order import check_labelled_calls, next_on
+from minifsdp.private import identity
+from minifsdp.process_groups import wants_order_checked
 
 
 class FlatUnit(Unit):
@@ -25,139 +42,216 @@ class FlatUnit(Unit):
     Each is allocated on one stream and used on another; what protects it is `record_stream` in `device.free` (what else
     would serve: rate_limit.py). The optimizer drops `shard.grad` without: its memory goes to a later reduction, and no
     reduction begins before its stream has waited for the computation, the optimizer's included.
+
+    Args:
+        flat: the parameters, cut into as many shards as `plan.inside` has ranks, or one.
+        plan: ranks, dtypes, memory.
+        name: the unit's name in plots.
+        reshard_after_forward: free it after forward; no effect where nothing is sharded.
+        view: makes what modules and the optimizer see of the flat parameter.
+        reduction: how gradients become their mean.
     """
 
-    reduction: Any = comm.MEAN
-
     def __init__(
-        self, flat: FlatParameter, group: Group, name: str = "unit", reshard_after_forward: bool = True
+        self,
+        flat: FlatParameter,
+        plan: Plan,
+        name: str = "unit",
+        reshard_after_forward: bool = True,
+        view: Callable[[FlatParameter], FlatView] = FlatView,
+        reduction: Reduction | None = None,
     ) -> None:
-        super().__init__(name, reshard_after_forward)
-        self.group = group
-        self.flat = flat
-        self.shards = [flat.shard]
-        self.device = flat.full.device
-        self.full, views = self._make_full()
-        # An alias with a version counter of its own: to gather is not to modify what autograd has saved.
-        self._target = self.full.data
-        self._spare: tuple[Tensor, list[Tensor]] | None = None  # a freed gradient and its views, to be used again
-        self._new_gradient()
-        self._adopt([nn.Parameter(view, flat.shard.requires_grad) for view in views], flat.places)
-
-    def _make_full(self) -> tuple[Tensor, list[Tensor]]:
-        """The buffer [P] that the gather fills, and the parameters as views of it."""
-        return self.flat.full, self.flat.views
-
-    @property
-    def gradient_dtype(self) -> torch.dtype:
-        """In which gradients are reduced."""
-        return self.flat.shard.dtype
+        super().__init__(name, reshard_after_forward and plan.inside is not None)
+        if plan.offload:
+            flat.shard = nn.Parameter(device.copy_to_host(flat.shard.data), flat.shard.requires_grad)
+            device.synchronize(flat.full.device)  # the host may read the shard as soon as the unit is made
+        check_labelled_calls()
+        self.flat, self.plan, self.group, self.device = flat, plan, plan.group, flat.full.device
+        self.reduction = reduction or Reduction()
+        self.unsharded = Unsharded(flat, plan, self.device)
+        self.gradient = Gradient(flat, self.device)
+        self.exact = False  # all is in the shard's dtype at present, whatever the plan says
+        self._adds_up = False  # the backward under way is one of several before the reduction
+        self._across: Handle | None = None  # of the means of all replicas
+        self._sent: Any = None  # when the last gather has read the shard, if that is on the host
+        self._arriving: list[tuple[Tensor, Any]] = []  # gradients on their way to the host, and when they are there
+        self._whose = f"unit {next_on(self.group)} of the group" if wants_order_checked() else ""
+        self.view: FlatView = view(flat)
+        self.view.stays = self.unsharded.is_shard
+        self._adopt([nn.Parameter(each, flat.shard.requires_grad) for each in self.unsharded.views])
 
     @property
-    def collected_in(self) -> torch.dtype:
-        """In which dtype a gradient is collected that this backward begins."""
-        return self.gradient_dtype
+    def label(self) -> Label:
+        return Label(self.title, self._whose)
 
     @property
-    def averaged_over(self) -> int:
-        """How many ranks' gradients a mean is made of."""
-        return self.group.size()
+    def full(self) -> Tensor:
+        """The buffer [P] that the gather fills."""
+        return self.unsharded.full
 
-    def follow(self) -> None:
-        trained = self.flat.shard.requires_grad
-        if self.leaves[0].requires_grad is not trained:
-            self._train([trained] * len(self.leaves))
+    # Parameters
 
-    def _new_gradient(self) -> None:
-        self._gradient: Tensor | None = None
-        self._views: list[Tensor] = []
-        self._missing = set(range(len(self.flat.views)))
+    def refresh(self) -> None:
+        self.view.refresh()
+        self.refit()
+        super().refresh()
 
-    def _allocate_gradient(self) -> Tensor:
-        spare, self._spare = self._spare, None
-        if spare is not None and spare[0].dtype == self.collected_in:
-            self._gradient, self._views = spare
-            device.allocate(self._gradient)
-        else:
-            size = self.flat.numel + self.flat.padding
-            self._gradient = device.empty(size, self.collected_in, "gradients", self.device)
-            self._views = self.flat.unflatten(self._gradient)
-        return self._gradient
+    def refit(self) -> None:
+        """Make the unsharded memory anew if the shard has changed, or `exact`."""
+        if not self.unsharded.fits(self.exact):
+            self.free()
+            self.unsharded.refit(self.exact)
+            self.view.stays = self.unsharded.is_shard
+            for leaf, each in zip(self.leaves, self.unsharded.views, strict=True):
+                leaf.data = each
 
-    @property
-    def has_gradient(self) -> bool:
-        return self._gradient is not None
+    def _gather(self) -> Any:
+        if self.unsharded.is_shard:
+            return Done()
+        self.unsharded.allocate()
+        return self.gather_into(self.unsharded.target)
 
-    def take_gradient(self, index: int) -> None:
-        if self._gradient is None:
-            self._allocate_gradient()
-        leaf = self.leaves[index]
-        gradient, leaf.grad = leaf.grad, None
-        assert gradient is not None
-        if index in self._missing:
-            self._missing.remove(index)
-            self._views[index].copy_(gradient)
-        else:  # a backward inside no_sync came before
-            self._views[index].add_(gradient)
+    def gather_into(self, full: Tensor) -> Any:
+        """Fill `full` [P] with the values of all shards, in its own dtype; returns what to wait for.
 
-    def _gather(self) -> Handle | Done:
-        device.allocate(self.full)
-        return self.gather_into(self._target)
-
-    def gather_into(self, full: Tensor) -> Handle | Done:
-        """Fill `full` [P] with the values of all shards, in its own dtype."""
-        return comm.all_gather(full, self._outgoing(full), self.group)
-
-    def _outgoing(self, full: Tensor) -> Tensor:
-        """What this rank sends to those who gather."""
-        return self.flat.shard.data
+        A shard that has another dtype, or lies on the host, is copied straight to its place, and the gather works in
+        place: no buffer for a cast shard (torch has one, `_mp_shard`), none for its copy on the device.
+        """
+        part, inside = self.flat.shard.data, self.plan.inside
+        if inside is None or self.plan.offload or part.dtype != full.dtype:
+            part = self.mine(full).copy_(part, non_blocking=True)
+        if self.plan.offload:
+            self._sent = device.current_stream(self.device).record_event()
+        if inside is None:  # the copy is waited for as a collective would be
+            return device.current_stream(self.device).record_event()
+        return comm.all_gather(full, part, inside, self.label)
 
     def mine(self, full: Tensor) -> Tensor:
         """This rank's part [P / N] of a buffer [P] of the flat parameter's layout."""
         size = self.flat.shard.numel()
-        return full[self.group.rank() * size :][:size]
+        return full[self.flat.rank * size :][:size]
 
     def _release(self) -> None:
-        device.free(self.full)
+        self.unsharded.free()
 
-    # A rank whose data has not reached the unit takes part in its reduction all the same. It sends -0.0, the sum over
-    # nothing: x + -0.0 is x for every x, 0.0 too, and -0.0 + -0.0 is -0.0. So if nothing but -0.0 comes back, no rank
-    # had a gradient, and `.grad` stays as it was, as in one process.
+    def release_shards(self) -> None:
+        if self._sent is not None:
+            self._sent.synchronize()  # after a backward the gradients' arrival says it
+            self._sent = None
+
+    @contextmanager
+    def whole(self) -> Iterator[Tensor]:
+        """All values as one buffer [P] in the shard's dtype, gathered now: what a forward has left may be older."""
+        self.view.refresh()
+        self.refit()
+        was_unsharded = self.state is UNSHARDED
+        self.free()
+        full = self.flat.shard.data
+        if self.plan.inside is not None:
+            full = self.flat.full
+            device.allocate(full)
+            self.gather_into(full.data).wait()
+        try:
+            yield full
+        finally:
+            if full is self.flat.full:
+                device.free(full)
+            if was_unsharded:
+                self.start_gather()
+                self.wait_gather()
+
+    def check_unchanged(self) -> None:
+        if self.state is not UNSHARDED:  # backward gathers again, and sees the values that forward has seen
+            return
+        own = identity(self.full.untyped_storage())
+        for index, leaf in enumerate(self.leaves):
+            if identity(leaf.untyped_storage()) != own or self.view.is_changed(index):
+                raise AssertionError(
+                    "FSDP does not support changing the parameters between forward and backward where they stay whole "
+                    f"in between: {self.flat.names[index]} of {self.title} has new values. Set them after backward."
+                )
+
+    # Gradients: collected, reduced, delivered
+
+    @property
+    def gradient_dtype(self) -> torch.dtype:
+        """The dtype of the reduction."""
+        return (not self.exact and (self.plan.reduce or self.plan.compute)) or self.flat.shard.dtype
+
+    @property
+    def collected_in(self) -> torch.dtype:
+        """The dtype in which a gradient is collected that this backward begins.
+
+        Inside no_sync many are added, and a dtype that will do for their mean may not do for the sum: then it is the
+        leaves' dtype, if that has more bytes, and the sum is cast before the reduction.
+        """
+        whole, reduced = self.full.dtype, self.gradient_dtype
+        return whole if self._adds_up and whole.itemsize > reduced.itemsize else reduced
+
+    @property
+    def has_gradient(self) -> bool:
+        return self.gradient.full is not None
+
+    def show_accumulated(self) -> None:
+        self.view.show_accumulated(self.gradient)
+
+    def take_accumulated(self, more: bool = False) -> None:
+        self._adds_up = more
+        super().take_accumulated(more)
+
+    def take_gradient(self, index: int) -> None:
+        leaf = self.leaves[index]
+        gradient, leaf.grad = leaf.grad, None
+        assert gradient is not None
+        self.gradient.add(index, gradient, self.collected_in)
 
     def _reduce(self) -> Handle:
-        gradient = self._complete_gradient()
-        self._mean = device.empty(self.flat.shard.numel(), gradient.dtype, "gradients", self.device)
-        return comm.reduce_scatter(self._mean, gradient, self.group, self.reduction)
-
-    def _complete_gradient(self) -> Tensor:
-        self._is_absent = self._gradient is None
-        if self._gradient is None:
-            self._allocate_gradient().fill_(-0.0)
-        else:
-            for index in self._missing:
-                self._views[index].zero_()
-            self.flat.clear_padding(self._gradient)
-        assert self._gradient is not None
-        self._reduced, self._reduced_views = self._gradient, self._views
-        self._new_gradient()
-        return self._reduced
+        self._is_absent = not self.has_gradient
+        self._reduced, self._reduced_views = self.gradient.complete(self.gradient_dtype)
+        self._mean, handle = self.reduction.start(self._reduced, self.plan, self.label)
+        return handle
 
     def _accumulate(self) -> None:
-        self._free_gradient()
-        self._receive(self._mean)
-        del self._mean
+        if self._mean is not self._reduced:
+            self.gradient.give_back(self._reduced, self._reduced_views)
+        del self._reduced, self._reduced_views
+        # The all-reduce overlaps the next units' reduce-scatters. Gradients of earlier backwards are added to after it.
+        self._across = self.reduction.start_across(self._mean, self.plan, self.label)
+        if self._across is None:
+            self._receive()
 
-    def _receive(self, mean: Tensor) -> None:
-        """Deliver a mean if there is one; only a rank that has contributed nothing has to look, and on CUDA to wait."""
-        if self._is_absent and bool((mean.eq(0) & mean.signbit()).all()):
+    def finish_reduce(self) -> None:
+        if self._across is not None:
+            self._across.wait()
+            self._across = None
+            self._receive()
+        for gradient, arrival in self._arriving:
+            arrival.synchronize()  # the host is about to read it
+            self.view.add(gradient)
+        self._arriving.clear()
+
+    def _receive(self) -> None:
+        """Deliver a mean if there is one; only a rank that has contributed nothing has to look."""
+        mean = self._mean
+        del self._mean
+        if self._is_absent and is_of_nobody(mean):
             device.free(mean)
         else:
+            self.reduction.finish(mean, self.plan)
             self._deliver(mean)
 
-    def _free_gradient(self) -> None:
-        device.free(self._reduced)
-        self._spare = self._reduced, self._reduced_views
-
-    def _deliver(self, gradient: Tensor) -> None:
-        """Add a mean gradient [P / N] to the shard's; its memory is given away."""
-        add_gradient(self.flat.shard, gradient)
+    def _deliver(self, mean: Tensor) -> None:
+        """A mean [P / N] on its way to the shard's gradient; its memory is given away."""
+        if self.plan.keep_low:
+            for shard in self.shards:
+                shard.grad_dtype = None  # torch: a gradient may have another dtype
+        elif mean.dtype != self.flat.shard.dtype:
+            low, mean = mean, device.empty(mean.numel(), self.flat.shard.dtype, "gradients", self.device)
+            mean.copy_(low)
+            device.free(low)
+        if self.plan.offload:
+            # (torch overwrites the gradient on the host, so that accumulating outside of no_sync goes wrong there.)
+            self._arriving.append((device.copy_to_host(mean), device.current_stream(self.device).record_event()))
+            device.free(mean)
+        else:
+            self.view.add(mean)

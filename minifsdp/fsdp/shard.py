@@ -18,6 +18,7 @@ from minifsdp.comm import Group
 from minifsdp.flat_param import FlatParameter, ParamPlaces, find_parameters
 from minifsdp.fsdp.engine import Engine
 from minifsdp.fsdp.flat_unit import FlatUnit
+from minifsdp.fsdp.plan import Plan
 from minifsdp.fsdp.schedules.rate_limit import RateLimitedSchedule
 from minifsdp.fsdp.schedules.sync import SyncSchedule
 
@@ -56,7 +57,7 @@ def shard(
                 raise ValueError(f"{one} and {other} are one parameter, in two units: let the outermost unit have both")
             taken |= params
             if params:
-                units[module] = FlatUnit(FlatParameter(params, group.rank(), group.size()), group, name or "root")
+                units[module] = FlatUnit(FlatParameter(params, group.rank(), group.size()), Plan(group), name or "root")
                 units[module].is_root = module is model
     engine = Engine([*units.values()], schedule([*units.values()]))
     model.register_forward_pre_hook(lambda *_: engine.begin())

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor, nn
 
 from minifsdp import comm, device
-from minifsdp.comm import Group, Handle
-from minifsdp.order import announce, next_on
+from minifsdp.comm import Group, Handle, Label
+from minifsdp.order import check_labelled_calls, next_on
 
 
 class Bucket:
@@ -31,6 +31,7 @@ class Bucket:
     """
 
     def __init__(self, params: list[nn.Parameter], group: Group) -> None:
+        check_labelled_calls()
         self.params = params
         self.group = group
         self.name = f"ZeRO's bucket {next_on(group)} ({len(params)} parameters)"
@@ -82,9 +83,8 @@ class Bucket:
 
     def start_reduction(self, gradients: Tensor) -> tuple[Tensor, Handle]:
         """Reduce `gradients` [padded] to a new buffer [padded / N]: this rank's shard of their mean over the ranks."""
-        announce("reduce-scatter", self.name, gradients, self.group)
         reduced = device.empty(self.shard.numel(), self.flat.dtype, "gradients", self.flat.device)
-        return reduced, comm.reduce_scatter(reduced, gradients, self.group, comm.MEAN)
+        return reduced, comm.reduce_scatter(reduced, gradients, self.group, comm.MEAN, Label(self.name))
 
     def hand_gradients_on(self) -> None:
         """Let what the optimizer updates have its part of `shard.grad`, or None where no rank has a gradient."""
@@ -101,5 +101,4 @@ class Bucket:
 
     def start_gather(self) -> Handle:
         """Every rank's shard into `flat`, in place: what this rank sends lies where the others receive it."""
-        announce("all-gather", self.name, self.flat, self.group)
-        return comm.all_gather(self.flat, self.shard.data, self.group)
+        return comm.all_gather(self.flat, self.shard.data, self.group, Label(self.name))

@@ -20,7 +20,7 @@ from minifsdp.course.ladder.rungs import Trainee
 from minifsdp.course.machine.program import Program
 from minifsdp.course.machine.recorder import record_steps
 from minifsdp.fsdp import FullyShardedDataParallel
-from minifsdp.fsdp.unit import Absent
+from minifsdp.fsdp.absent import Absent
 from minifsdp.private import FakeTensorMode, unset_fake_temporarily
 
 

@@ -13,7 +13,9 @@ from minifsdp.comm import Group
 from minifsdp.course.workshop.references import reference
 from minifsdp.flat_param import FlatParameter
 from minifsdp.fsdp.flat_unit import FlatUnit
-from minifsdp.fsdp.unit import add_gradient
+from minifsdp.fsdp.gradient import Gradient
+from minifsdp.fsdp.reduction import Reduction
+from minifsdp.fsdp.view import add_gradient
 
 
 class LabUnit(Protocol):
@@ -108,7 +110,7 @@ def free(flat: FlatParameter) -> None:
         "comm.MEAN)` and wait; `device.free(gradient)`. Then `flat.shard.grad` becomes `mean`, or `mean` is added to "
         "it and freed.",
     ),
-    forbids=(FlatUnit._reduce, FlatUnit._complete_gradient, FlatUnit._accumulate, add_gradient),
+    forbids=(FlatUnit._reduce, Reduction.start, FlatUnit._accumulate, Gradient.complete, add_gradient),
 )
 def reduce_gradient(flat: FlatParameter, gradient: Tensor, group: Group) -> None:
     """Add the ranks' mean of `gradient` [P] to `flat.shard.grad` [P / N], and free `gradient`."""

@@ -13,9 +13,6 @@ from minifsdp import comm, device
 from minifsdp.comm import Group, Handle
 from minifsdp.course.workshop.references import reference
 from minifsdp.fsdp.flat_unit import FlatUnit
-from minifsdp.fsdp.mixed_precision import MixedPrecisionUnit
-from minifsdp.fsdp.offload import OffloadedUnit
-from minifsdp.fsdp.staged import StagedUnit
 from minifsdp.grad_scaler import ShardedGradScaler
 
 
@@ -27,7 +24,7 @@ from minifsdp.grad_scaler import ShardedGradScaler
         "Elements rank * S up to (rank + 1) * S of `full`, with S = `shard.numel()`. `copy_(shard, non_blocking=True)` "
         "into that slice, then `return comm.all_gather(full, slice, group)`: it may send a part of its own output.",
     ),
-    forbids=(StagedUnit._outgoing, FlatUnit.gather_into, FlatUnit.mine),
+    forbids=(FlatUnit.gather_into, FlatUnit.mine),
 )
 def gather_low(full: Tensor, shard: Tensor, group: Group) -> Handle:
     """Start to fill `full` [P] with every rank's `shard` [P / N], in the dtype of `full`."""
@@ -45,7 +42,7 @@ def gather_low(full: Tensor, shard: Tensor, group: Group) -> Handle:
         "None: `device.empty(..., shard.dtype, ...)` becomes `shard.grad`, and `copy_` casts into it. Else "
         "`shard.grad.add_(mean)` casts and adds. In both cases `device.free(mean)` at the end.",
     ),
-    forbids=(MixedPrecisionUnit._deliver,),
+    forbids=(FlatUnit._deliver,),
 )
 def deliver(shard: nn.Parameter, mean: Tensor) -> None:
     """Add `mean` [P / N], of any dtype, to `shard.grad` in the shard's dtype, and free `mean`."""
@@ -125,7 +122,7 @@ def accumulate(model: Any, micro_batches: Sequence[tuple[Tensor, ...]], communic
         "Now: copy, `event = device.current_stream(mean.device).record_event()`, `device.free(mean)`. In the function "
         "that you return: `event.synchronize()`, then the copy becomes `shard.grad` or is added to it in place.",
     ),
-    forbids=(OffloadedUnit._deliver, OffloadedUnit.settle),
+    forbids=(FlatUnit._deliver, FlatUnit.finish_reduce),
 )
 def offload_gradient(shard: nn.Parameter, mean: Tensor) -> Callable[[], None]:
     """Start to move `mean` [P / N] to the host; returns the function that adds it to `shard.grad` there."""

@@ -11,7 +11,8 @@ from torch import Tensor
 from minifsdp import comm, process_groups
 from minifsdp.comm import Group, Handle
 from minifsdp.course.workshop.references import reference
-from minifsdp.fsdp.hybrid import HybridUnit
+from minifsdp.fsdp.flat_unit import FlatUnit
+from minifsdp.fsdp.reduction import Reduction
 
 
 class Replica(Protocol):
@@ -82,7 +83,7 @@ def make_groups(sharding: list[list[int]], replicas: list[list[int]]) -> tuple[G
         "One line is enough. Two of the unit's attributes go into the call, and what it returns is the third. No wait, "
         "and nothing is delivered: the mean is not there yet.",
     ),
-    forbids=(HybridUnit._accumulate,),
+    forbids=(FlatUnit._accumulate, Reduction.start_across),
 )
 def start_across(unit: Replica) -> None:
     """Start the reduction of `unit.mean` [P / F] over the replicas, in place."""
@@ -98,7 +99,7 @@ def start_across(unit: Replica) -> None:
         "If `unit.across` is None, there is nothing to do. Otherwise wait for it, hand `unit.mean` to `unit.deliver`, "
         "and set both attributes to None.",
     ),
-    forbids=(HybridUnit.settle,),
+    forbids=(FlatUnit.finish_reduce,),
 )
 def finish_across(unit: Replica) -> None:
     """Wait for what `start_across` has started, and deliver the mean, once."""

@@ -11,14 +11,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from rich.console import Console, RenderableType
+from rich.console import Console, Group, RenderableType
 from torch import nn
 
 from minifsdp.course.ladder.closed_form import ADAM, Gradient, OptimizerState, gradients_peak, most_whole
-from minifsdp.course.ladder.tables import MIB, units_table
+from minifsdp.course.ladder.tables import COLUMNS, MIB, plain_table
 from minifsdp.fsdp import FullyShardedDataParallel, OverlapSchedule, PrefetchSchedule, RateLimitedSchedule, SyncSchedule
 from minifsdp.fsdp.flat_unit import FlatUnit
-from minifsdp.fsdp.replicated import ReplicatedUnit
 from minifsdp.fsdp.schedules.host import HostSchedule
 from minifsdp.fsdp.schedules.prefetch import POST
 from minifsdp.fsdp.torch_api.state.names import clean_name
@@ -149,7 +148,6 @@ def _row(name: str, instance: FullyShardedDataParallel, optimizer: OptimizerStat
     trained = [p.requires_grad for p in unit.shards] * (1 if len(unit.shards) == len(numels) else len(numels))
     size, item = flat.numel + flat.padding, shard.element_size()
     held = [p.numel() for p in unit.shards if p.requires_grad and p.numel()]
-    resident = isinstance(unit, ReplicatedUnit) and unit._is_resident
     return UnitRow(
         name=f"{name} ({unit.name})",
         strategy=instance.sharding_strategy.name,
@@ -157,7 +155,7 @@ def _row(name: str, instance: FullyShardedDataParallel, optimizer: OptimizerStat
         numel=sum(numels),
         padding=size - sum(numels),
         frozen=sum(numel for numel, wanted in zip(numels, trained, strict=True) if not wanted),
-        whole=0 if resident else size * unit.full.element_size(),
+        whole=0 if unit.unsharded.is_shard else size * unit.full.element_size(),
         rank=shard.numel() * item,
         gradient=_gradient(unit, instance.mixed_precision.keep_low_precision_grads) if any(trained) else _NONE,
         optimizer=sum(optimizer.per_element * n * item // 4 + optimizer.per_tensor for n in held),
@@ -174,7 +172,7 @@ def _gradient(unit: FlatUnit, keeps_low: bool) -> Gradient:
     whole = (unit.flat.numel + unit.flat.padding) * unit.gradient_dtype.itemsize
     kept_as = unit.gradient_dtype if keeps_low else unit.flat.shard.dtype
     kept = unit.flat.shard.numel() * kept_as.itemsize
-    if isinstance(unit, ReplicatedUnit):  # reduced in place, and kept as it is if that is its dtype
+    if unit.plan.inside is None:  # reduced in place, and kept as it is if that is its dtype
         return Gradient(whole, 0 if kept_as is unit.gradient_dtype else kept, kept)
     by_all_to_all = reduces_by_all_to_all(backend_of(unit.group, unit.device), unit.flat.ranks)
     return Gradient(whole, whole if by_all_to_all else whole // unit.flat.ranks, kept)
@@ -231,3 +229,39 @@ def _warnings(rows: list[UnitRow]) -> Iterator[str]:
             )
         if row.padding > _MUCH_PADDING * row.numel:
             yield f"{row.name} is padded by {row.padding / row.numel:.1%}: merge small units, or wrap larger modules."
+
+
+# On the terminal
+
+
+def units_table(description: Description) -> Group:
+    """A row per unit, the bytes of a step, and what looks wrong."""
+    unit, size = _fitting(description.predicted.peak)
+    table = plain_table(f"Units of a model on {description.ranks} ranks", f"sizes in {unit}", first="unit")
+    for heading in ("para-\nmeters", "elements", "whole", "on a\nrank", "padding", "frozen"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    table.add_column("kept, computed\nand reduced as")
+    table.add_column("strategy", no_wrap=True)
+    for row in description.rows:
+        whole = f"{row.whole / size:,.3f}" if row.whole else "always"
+        dtypes = ", ".join(row.dtypes if len(set(row.dtypes)) > 1 else row.dtypes[:1])
+        counts = (str(row.parameters), f"{row.numel:,}", whole, f"{row.rank / size:,.3f}")
+        table.add_row(row.name, *counts, str(row.padding), f"{row.frozen:,}", dtypes, row.strategy)
+    return Group(table, _step(description), *(f"[yellow]! {line}[/]" for line in description.warnings))
+
+
+def _step(description: Description) -> str:
+    predicted = description.predicted
+    unit, size = _fitting(predicted.peak)
+    parts = [f"{key.replace('_', ' ')} {getattr(predicted, key) / size:,.3f}" for key in COLUMNS]
+    offloaded = any(row.offloaded for row in description.rows)
+    host = "; what is offloaded is in host memory and not in the peak" if offloaded else ""
+    return (
+        f"A step on each rank, {unit}: {', '.join(parts)}. Peak at most [bold]{predicted.peak / size:,.3f}[/] and "
+        f"activations{host}."
+    )
+
+
+def _fitting(nbytes: int) -> tuple[str, int]:
+    """A unit for sizes of this order: its name and its bytes."""
+    return ("MiB", MIB) if nbytes >= MIB else ("KiB", 1024)

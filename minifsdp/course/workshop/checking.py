@@ -133,6 +133,8 @@ def _explained(error: RankError, slip: str | None) -> str:
             lines.append(f"rank {rank} {'waits' if stuck else 'is'} in line {line} of your cell: {source}")
     if slip and stuck:
         lines.append(f"likely slip: {slip}")
+    if "SIGSEGV" in lines[0]:  # a freed buffer has no memory behind its address
+        lines.append("likely slip: memory that `device.free` has taken was used again: let nothing refer to it")
     return "\n".join(lines)
 
 

@@ -86,12 +86,16 @@ def find_tasks(folder: Path) -> list[Task]:
             labs.setdefault(notebook.lab, []).append(notebook)
         found = [_task(path.name, lab, exercise, labs[lab]) for lab in sorted(labs) if lab for exercise in _stubs(lab)]
         if not found:
-            names = ", ".join(notebook.path.name for notebook in labs.get("", ())) or "nothing"
+            names = ", ".join(_described(notebook.path) for notebook in labs.get("", ())) or "nothing"
             found = [Task(path.name, "", "", Problem("missing", f"no notebook of a lab, found {names}"))]
         tasks += found
     if not tasks:
         raise ValueError(f"{folder} has no submissions: give a folder with a subfolder for each learner")
     return tasks
+
+
+def _described(path: Path) -> str:
+    return path.name if stat.S_ISREG(path.lstat().st_mode) else f"{path.name}, which is not a plain file"
 
 
 def _files(path: Path) -> Iterator[Path]:

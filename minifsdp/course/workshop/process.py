@@ -133,7 +133,7 @@ def _tree(secret: str) -> str:
 def _watch(process: subprocess.Popen[bytes], folder: Path, output: IO[bytes], limits: Limits) -> Verdict | int:
     """Wait for the check to end; its exit code, or the verdict if it went beyond a limit or its supervisor is gone."""
     assert process.stdout is not None
-    deadline, said = time.monotonic() + limits.seconds, b""
+    deadline, said, supervisor = time.monotonic() + limits.seconds, b"", psutil.Process(process.pid)
     while time.monotonic() < deadline:
         if select.select([process.stdout], [], [], POLL_SECONDS)[0]:
             said = os.read(process.stdout.fileno(), 16)
@@ -143,15 +143,16 @@ def _watch(process: subprocess.Popen[bytes], folder: Path, output: IO[bytes], li
             return Verdict("crash", f"it wrote more than {limits.output / MIB:.0f} MiB")
         if said:
             return int(said)
-        if _is_stopped(process):
+        if _is_stopped(supervisor):
             return Verdict("crash", "the process that watches over it was stopped")
         if limits.memory is not None:
-            sizes = _sizes(process)
+            sizes = _sizes(supervisor)
             if sum(sizes) > limits.memory:
                 return Verdict("crash", f"it took more than {limits.memory / MIB:.0f} MiB of memory")
             if len(sizes) > limits.processes:
                 return Verdict("crash", f"it started more than {limits.processes} processes")
-    return Verdict("timeout", f"no result after {limits.seconds:.0f} s")
+    stopped = ": a process of it was stopped" if any(map(_is_stopped, _children(supervisor))) else ""
+    return Verdict("timeout", f"no result after {limits.seconds:.0f} s{stopped}")
 
 
 def _ended(supervisor: subprocess.Popen[bytes], output: IO[bytes]) -> str:
@@ -162,9 +163,9 @@ def _ended(supervisor: subprocess.Popen[bytes], output: IO[bytes]) -> str:
     return "\n".join([f"the process that watches over it ended with code {code}", *_last_line(output)])
 
 
-def _is_stopped(process: subprocess.Popen[bytes]) -> bool:
+def _is_stopped(process: psutil.Process) -> bool:
     with suppress(psutil.Error):
-        return bool(psutil.Process(process.pid).status() == psutil.STATUS_STOPPED)
+        return bool(process.status() == psutil.STATUS_STOPPED)
     return False
 
 
@@ -176,10 +177,10 @@ def _bytes_in(folder: Path) -> int:
     return total
 
 
-def _sizes(process: subprocess.Popen[bytes]) -> list[int]:
+def _sizes(supervisor: psutil.Process) -> list[int]:
     """Resident bytes of each process under the supervisor."""
     sizes = []
-    for member in _children(psutil.Process(process.pid)):
+    for member in _children(supervisor):
         with suppress(psutil.Error):
             sizes.append(member.memory_info().rss)
     return sizes

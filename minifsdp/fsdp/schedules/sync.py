@@ -63,7 +63,7 @@ class SyncSchedule:
     def end_backward(self) -> None:
         """Every gradient is complete; after this the optimizer may run."""
         for unit in self.units:
-            unit.settle()
+            unit.finish_reduce()
 
     # What the events are made of
 

@@ -14,8 +14,8 @@ from minifsdp.fsdp.torch_api.construct import errors_end_in
 from minifsdp.fsdp.torch_api.exempt import exempt_modules
 from minifsdp.fsdp.torch_api.ignored import Ignored
 from minifsdp.fsdp.torch_api.policies import Arguments, Chosen, ModuleWrapPolicy, _or_policy, lambda_auto_wrap_policy
-from minifsdp.fsdp.torch_api.state.methods import StateMethods
 from minifsdp.fsdp.torch_api.wrap import check_all_inside, wrap_children
+from minifsdp.fsdp.torch_api.wrapped import instances_in
 
 
 def wrap_submodules(
@@ -34,7 +34,7 @@ def wrap_submodules(
         ValueError: some submodule is wrapped already, or shares a parameter with the rest of `module`.
     """
     names = {m: name for name, m in module.named_modules()}
-    for inner in StateMethods.fsdp_modules(module):
+    for inner in instances_in(module):
         raise ValueError(
             f"FSDP auto wrapping requires modules to not already have FSDP applied but found {names[inner]} in "
             f"{type(module).__name__}: leave all of it to the policy, or wrap all of it by hand"

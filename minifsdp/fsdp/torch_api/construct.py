@@ -20,9 +20,9 @@ from minifsdp.device import asked_for, compute_device
 from minifsdp.flat_param import ParamPlaces, find_parameters
 from minifsdp.fsdp.torch_api.ignored import Ignored
 from minifsdp.fsdp.torch_api.options import ShardingStrategy
-from minifsdp.fsdp.torch_api.state.methods import StateMethods
 from minifsdp.fsdp.torch_api.state.names import FLAT_PARAM
 from minifsdp.fsdp.torch_api.wrap import check_not_taken
+from minifsdp.fsdp.torch_api.wrapped import instances_in
 
 
 def clamp(strategy: ShardingStrategy, ranks: int) -> ShardingStrategy:
@@ -89,7 +89,7 @@ def find_device(device_id: Any, module: nn.Module, ignored: Ignored, group: Grou
 
 def managed_modules(module: nn.Module, ignored: Ignored) -> list[nn.Module]:
     """`module` and what is under it, without wrapped and ignored modules and what is under these; breadth first."""
-    seen = {m for inner in StateMethods.fsdp_modules(module) for m in inner.modules()} | ignored.modules
+    seen = {m for inner in instances_in(module) for m in inner.modules()} | ignored.modules
     found = [] if module in seen else [module]
     for parent in found:  # grows meanwhile
         new = [child for child in parent.children() if child not in seen]

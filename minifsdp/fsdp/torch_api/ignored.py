@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import nn
 
-from minifsdp.fsdp.torch_api.state.methods import StateMethods
+from minifsdp.fsdp.torch_api.wrapped import Wrapped, instances_in
 
 
 @dataclass(frozen=True)
@@ -42,8 +42,7 @@ def find_ignored(root: nn.Module, modules: Iterable[nn.Module] | None, states: A
             f"parameters being ignored and is not well-supported: {root}",
             stacklevel=3,
         )
-    inside: list[Any] = StateMethods.fsdp_modules(root)
-    for instance in inside:
+    for instance in instances_in(root):
         found |= instance._ignored
     return found
 
@@ -59,10 +58,10 @@ def _given(modules: Any, states: Any) -> Ignored:
     if isinstance(given, nn.Module) or not isinstance(given, Iterable | None):
         raise TypeError(f"`{argument}` should be an iterable of `torch.nn.Module`s but got {type(given)}")
     given = list(given or [])
-    if any(isinstance(state, StateMethods) for state in given):
+    if any(isinstance(state, Wrapped) for state in given):
         raise ValueError("`ignored_modules` should not include FSDP modules: ignore a module before it is wrapped")
     if all(isinstance(state, nn.Module) for state in given):
-        inside = {child for module in given for child in module.modules() if not isinstance(child, StateMethods)}
+        inside = {child for module in given for child in module.modules() if not isinstance(child, Wrapped)}
         return Ignored(frozenset(inside), frozenset(p for module in given for p in module.parameters()))
     if states is not None and all(isinstance(state, nn.Parameter) for state in given):
         return Ignored(params=frozenset(given))

@@ -59,6 +59,11 @@ class MixedPrecision:
     cast_root_forward_inputs: bool = True
     _module_classes_to_ignore: Sequence[type[nn.Module]] = (AnyBatchNorm,)
 
+    @property
+    def computes_otherwise(self) -> bool:
+        """Whether units compute or reduce in another dtype than that of their shards."""
+        return self.param_dtype is not None or self.reduce_dtype is not None
+
 
 @dataclass
 class CPUOffload:

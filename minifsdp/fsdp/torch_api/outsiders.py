@@ -51,7 +51,7 @@ def check_reduced(params: Iterable[nn.Parameter]) -> None:
     """See that gradients are those of the shards.
 
     Raises:
-        RuntimeError: some have been accumulated inside `no_sync` (accumulated.py), and not reduced.
+        RuntimeError: some have been accumulated inside `no_sync` (view.py), and not reduced.
     """
     if any(p.grad is not None and p.grad.shape != p.shape for p in params):
         raise RuntimeError(

@@ -6,6 +6,7 @@ with enable_wrap(wrapper_cls=FullyShardedDataParallel, mixed_precision=bf16):
 
 from __future__ import annotations
 
+import warnings
 import weakref
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -14,12 +15,12 @@ from typing import Any
 from torch import nn
 
 from minifsdp.flat_param import ParamPlaces, Place, find_parameters
-from minifsdp.fsdp.hooks import check_hooks
 from minifsdp.fsdp.torch_api.ignored import Ignored
 from minifsdp.fsdp.torch_api.outsiders import TAKEN_AS, check_every_step, taken_by
 from minifsdp.fsdp.torch_api.policies import WrapPolicy
 from minifsdp.fsdp.torch_api.state.names import clean_name
 from minifsdp.fsdp.unit import Unit
+from minifsdp.private import hooks_of, steps_in_backward
 
 
 def wrap_children(
@@ -130,6 +131,23 @@ def take(params: ParamPlaces, unit: Unit) -> None:
         check_hooks(place.name, p, is_replaced=now is not p)
         if now is not p:
             taken_by[p] = weakref.ref(unit)
+
+
+def check_hooks(name: str, p: nn.Parameter, is_replaced: bool) -> None:
+    """See who waits for autograd to reach a parameter that a unit has taken.
+
+    Raises:
+        RuntimeError: an optimizer, to step in backward.
+
+    Warns:
+        of hooks that are lost with the parameter.
+    """
+    if steps_in_backward(p):
+        raise RuntimeError(
+            f"the optimizer of {name} is to step in backward, before its gradient is reduced: step after backward"
+        )
+    if is_replaced and hooks_of(p):
+        warnings.warn(f"hooks of {name} are lost: register them after wrapping, or use_orig_params=True", stacklevel=6)
 
 
 def check_not_taken(params: ParamPlaces, root: nn.Module) -> None:

@@ -10,25 +10,25 @@ import torch
 from torch import Tensor
 
 from minifsdp import comm, device
-from minifsdp.fsdp.whole import WholeUnit
+from minifsdp.fsdp.flat_unit import FlatUnit
 
 Gradients = list[Tensor | None]
 """One per shard of a unit."""
 
 
-def take(unit: WholeUnit) -> Gradients:
+def take(unit: FlatUnit) -> Gradients:
     """The shards' gradients, which they then no longer have."""
     gradients = [p.grad for p in unit.shards]
     give(unit, [None] * len(gradients))
     return gradients
 
 
-def give(unit: WholeUnit, gradients: Gradients) -> None:
+def give(unit: FlatUnit, gradients: Gradients) -> None:
     for p, gradient in zip(unit.shards, gradients, strict=True):
         p.grad = gradient
 
 
-def gather(unit: WholeUnit, slices: Gradients) -> Gradients:
+def gather(unit: FlatUnit, slices: Gradients) -> Gradients:
     """Whole gradients, in the shards' dtype. A parameter has one if it has a part of it on some rank.
 
     Their memory is not freed but left to who may still hold them.
@@ -39,7 +39,7 @@ def gather(unit: WholeUnit, slices: Gradients) -> Gradients:
     present = torch.tensor([float(part is not None) for part in slices], device=on)
     comm.all_reduce(present, unit.group, comm.MAX).wait()
     shard = torch.zeros(flat.shard.numel(), dtype=flat.shard.dtype, device=on)
-    for mine, part in zip(unit._slices(shard), slices, strict=True):
+    for mine, part in zip(unit.view.slices(shard), slices, strict=True):
         if part is not None:
             mine.copy_(part)
     full = device.empty(flat.numel + flat.padding, shard.dtype, "gradients", on)
@@ -47,7 +47,7 @@ def gather(unit: WholeUnit, slices: Gradients) -> Gradients:
     return [whole if there else None for whole, there in zip(flat.unflatten(full), present.tolist(), strict=True)]
 
 
-def scatter(unit: WholeUnit, wholes: Gradients, slices: Gradients) -> Gradients:
+def scatter(unit: FlatUnit, wholes: Gradients, slices: Gradients) -> Gradients:
     """This rank's parts of whole gradients, in the memory of `slices` where there is some."""
     if unit.flat.ranks == 1:
         return wholes

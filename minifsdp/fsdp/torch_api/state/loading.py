@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 from contextlib import ExitStack
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from minifsdp.fsdp.torch_api.options import StateDictType
 from minifsdp.fsdp.torch_api.state.names import FLAT_PARAM, WRAPPED, clean_name
 from minifsdp.fsdp.torch_api.state.summon import Summon, exposed
+from minifsdp.fsdp.torch_api.wrapped import Wrapped
 from minifsdp.sharded_values import full_value, into_rows, is_sharded
 
-if TYPE_CHECKING:
-    from minifsdp.fsdp.torch_api.state.methods import StateMethods
 
-
-def register_load_hooks(instance: StateMethods) -> ExitStack:
+def register_load_hooks(instance: Wrapped) -> ExitStack:
     """Let `load_state_dict` find what is loaded under the wrapper, and keep it.
 
     Returns:
@@ -46,7 +44,7 @@ def register_load_hooks(instance: StateMethods) -> ExitStack:
     return stack
 
 
-def gather_values(instance: StateMethods, state: dict[str, Any], prefix: str, errors: list[str]) -> None:
+def gather_values(instance: Wrapped, state: dict[str, Any], prefix: str, errors: list[str]) -> None:
     """Replace the values of the unit's parameters by whole ones, to be loaded as a full state dict's.
 
     One all-gather per parameter. A value that is whole, as that of a full state dict, stays.
@@ -60,7 +58,7 @@ def gather_values(instance: StateMethods, state: dict[str, Any], prefix: str, er
                 del state[name]
 
 
-def load_local(instance: StateMethods, state: dict[str, Any], prefix: str) -> None:
+def load_local(instance: Wrapped, state: dict[str, Any], prefix: str) -> None:
     """Copy the flat shard in `state` to the unit's, and put in its place what `load_state_dict` looks for.
 
     Raises:
@@ -86,5 +84,5 @@ def load_local(instance: StateMethods, state: dict[str, Any], prefix: str) -> No
     if FLAT_PARAM in instance.module._parameters:
         state[name] = shard
     else:
-        for users, p in zip(unit.places, unit.shards, strict=True):
+        for users, p in zip(unit.view.places, unit.shards, strict=True):
             state.update({prefix + clean_name(place.name): p.data for place in users})

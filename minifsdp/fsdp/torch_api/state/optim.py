@@ -22,8 +22,8 @@ import torch
 from torch import Tensor, nn
 
 from minifsdp import comm, device
+from minifsdp.fsdp.flat_unit import FlatUnit
 from minifsdp.fsdp.torch_api.state.optim_kinds import Managed, States, agree, has_elements, is_dtype
-from minifsdp.fsdp.whole import WholeUnit
 from minifsdp.sharded_values import copied
 
 NamedStates = dict[str, dict[str, Any]]
@@ -31,7 +31,7 @@ NamedStates = dict[str, dict[str, Any]]
 
 
 @contextmanager
-def assemble(unit: WholeUnit, states: Mapping[nn.Parameter, Tensor], dtype: torch.dtype) -> Iterator[list[Tensor]]:
+def assemble(unit: FlatUnit, states: Mapping[nn.Parameter, Tensor], dtype: torch.dtype) -> Iterator[list[Tensor]]:
     """Whole states from the ranks' parts, by one all-gather; to be called on every rank of the unit's group.
 
     Args:
@@ -46,7 +46,7 @@ def assemble(unit: WholeUnit, states: Mapping[nn.Parameter, Tensor], dtype: torc
     flat = unit.flat
     full = device.empty(flat.numel + flat.padding, dtype, "communication", unit.device)
     mine = unit.mine(full).zero_()
-    for p, part in zip(unit.shards, unit._slices(mine), strict=True):
+    for p, part in zip(unit.shards, unit.view.slices(mine), strict=True):
         if p in states:
             part.copy_(states[p].detach())
     if flat.ranks > 1:
@@ -58,7 +58,7 @@ def assemble(unit: WholeUnit, states: Mapping[nn.Parameter, Tensor], dtype: torc
 
 
 @torch.no_grad()
-def cut(unit: WholeUnit, wholes: Mapping[int, Tensor]) -> dict[nn.Parameter, Tensor]:
+def cut(unit: FlatUnit, wholes: Mapping[int, Tensor]) -> dict[nn.Parameter, Tensor]:
     """This rank's parts of whole states: the reverse of `assemble`, without communication.
 
     Args:
@@ -74,7 +74,7 @@ def cut(unit: WholeUnit, wholes: Mapping[int, Tensor]) -> dict[nn.Parameter, Ten
     for index, whole in wholes.items():
         low, high = flat.shard_bounds(index, flat.rank)
         shard[low:high].copy_(flat.part_of(index, whole))
-    return dict(zip(unit.shards, unit._slices(shard), strict=True))
+    return dict(zip(unit.shards, unit.view.slices(shard), strict=True))
 
 
 # All units of a model

@@ -19,10 +19,10 @@ from minifsdp.comm import Group
 from minifsdp.device import compute_device
 from minifsdp.from_rank_0 import receive
 from minifsdp.fsdp.torch_api.options import FullOptimStateDictConfig, OptimStateDictConfig
-from minifsdp.fsdp.torch_api.state.methods import StateMethods
 from minifsdp.fsdp.torch_api.state.optim import gather_states, scatter_states
 from minifsdp.fsdp.torch_api.state.optim_kinds import Managed
 from minifsdp.fsdp.torch_api.state.optim_names import Known, match_groups, settings_of
+from minifsdp.fsdp.torch_api.wrapped import instances_in
 from minifsdp.sharded_values import copied, full_value, is_sharded, shard_value
 
 StateDict = dict[str, Any]
@@ -76,7 +76,7 @@ def to_names(
 
 def group_of(model: nn.Module, group: Group | None) -> Group:
     """`group`, or the ranks that have the model between them."""
-    first = next(iter(StateMethods.fsdp_modules(model)), None)
+    first = next(iter(instances_in(model)), None)
     if first is None or first.sharding_strategy.is_hybrid:
         return comm.world(group)
     return group or first.process_group

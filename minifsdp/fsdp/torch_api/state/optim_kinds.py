@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from minifsdp import comm
-from minifsdp.fsdp.whole import WholeUnit
+from minifsdp.fsdp.flat_unit import FlatUnit
 from minifsdp.private import name_of
 from minifsdp.sharded_values import copied, is_sharded
 
@@ -26,7 +26,7 @@ STEP = "step"  # the one key that torch.optim itself treats as a number, whateve
 class Managed(NamedTuple):
     """A unit, and the names its parameters have in the model, in the order of its flat parameter."""
 
-    unit: WholeUnit
+    unit: FlatUnit
     names: list[str]
     device_mesh: Any = None
 

@@ -10,12 +10,11 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from minifsdp.fsdp.orig_params import OrigParamsUnit
 from minifsdp.fsdp.torch_api.options import OptimStateKeyType, ours
 from minifsdp.fsdp.torch_api.outsiders import TAKEN_AS
-from minifsdp.fsdp.torch_api.state.methods import StateMethods
 from minifsdp.fsdp.torch_api.state.names import clean_name
 from minifsdp.fsdp.torch_api.state.optim_kinds import Managed
+from minifsdp.fsdp.torch_api.wrapped import Wrapped, instances_in
 
 ParamNames = dict[nn.Parameter, list[str]]
 """What the optimizer may see, and the original parameters in it: one, or those of a flat parameter."""
@@ -25,7 +24,7 @@ def find_managed(model: nn.Module) -> list[Managed]:
     """The units in `model` with their parameters' names, in the order of its modules."""
     found = []
     for prefix, module in model.named_modules():
-        if isinstance(module, StateMethods) and module._unit is not None:
+        if isinstance(module, Wrapped) and module._unit is not None:
             inside = f"{prefix}." if prefix else ""
             names = [clean_name(inside + name) for name in module._unit.flat.names]
             found.append(Managed(module._unit, names, getattr(module, "_device_mesh", None)))
@@ -90,9 +89,9 @@ class Known:
 
 
 def check_not_summoned(model: nn.Module) -> None:
-    for instance in StateMethods.fsdp_modules(model):
+    for instance in instances_in(model):
         unit = instance._unit
-        if isinstance(unit, OrigParamsUnit) and unit.flat.ranks > 1 and instance._summoned is not None:
+        if unit is not None and instance._use_orig_params and unit.flat.ranks > 1 and instance._summoned is not None:
             raise AssertionError(
                 f"the parameters of {unit.title} are whole inside summon_full_params, the optimizer's states of them "
                 "are sharded: call optim_state_dict and optim_state_dict_to_load outside"

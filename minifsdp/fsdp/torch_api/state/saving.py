@@ -10,25 +10,21 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from minifsdp.fsdp.orig_params import OrigParamsUnit
 from minifsdp.fsdp.torch_api.options import StateDictType
 from minifsdp.fsdp.torch_api.state.names import FLAT_PARAM, clean_name
 from minifsdp.fsdp.torch_api.state.summon import Summon, exposed
+from minifsdp.fsdp.torch_api.wrapped import Wrapped
 from minifsdp.sharded_values import copied, is_sharded, shard_value, sharded_tensor, storage_of
-
-if TYPE_CHECKING:
-    from minifsdp.fsdp.torch_api.state.methods import StateMethods
-
 
 State = dict[str, Any]
 
 
-def save(instance: StateMethods, destination: Any, prefix: str, keep_vars: bool) -> State:
+def save(instance: Wrapped, destination: Any, prefix: str, keep_vars: bool) -> State:
     """The state dict of a wrapped module, of the type chosen for it."""
     kind = instance.kind_of_state()
     instance._saves = True
@@ -40,7 +36,7 @@ def save(instance: StateMethods, destination: Any, prefix: str, keep_vars: bool)
         instance._saves = False
 
 
-def save_named(instance: StateMethods, kind: StateDictType, destination: Any, prefix: str, keep_vars: bool) -> State:
+def save_named(instance: Wrapped, kind: StateDictType, destination: Any, prefix: str, keep_vars: bool) -> State:
     """FULL and SHARDED: under the original names, all values of the unit copied.
 
     Args:
@@ -67,7 +63,7 @@ def save_named(instance: StateMethods, kind: StateDictType, destination: Any, pr
     return state
 
 
-def save_local(instance: StateMethods, destination: Any, prefix: str, keep_vars: bool) -> State:
+def save_local(instance: Wrapped, destination: Any, prefix: str, keep_vars: bool) -> State:
     """LOCAL: the flat shard as it lies, good for nothing but the same model on the same ranks; no communication.
 
     It is a ShardedTensor [numel] of the flat parameter for each unit, which shares its memory; the padding left out.
@@ -84,8 +80,8 @@ def save_local(instance: StateMethods, destination: Any, prefix: str, keep_vars:
     if instance._summoned is not None:
         raise AssertionError("a local state dict is of sharded parameters: leave summon_full_params first")
     unit = instance._unit
-    if isinstance(unit, OrigParamsUnit):
-        unit.write_back()
+    if unit is not None:
+        unit.view.refresh()
     wrapped = instance._fsdp_wrapped_module
     state: State = wrapped.state_dict(destination=destination, prefix=prefix, keep_vars=keep_vars)
     if unit is None:
@@ -101,13 +97,13 @@ def save_local(instance: StateMethods, destination: Any, prefix: str, keep_vars:
     return state
 
 
-def refuse_past_wrapper(instance: StateMethods) -> None:
+def refuse_past_wrapper(instance: Wrapped) -> None:
     """Have the modules of a unit refuse a `state_dict` that is not the instance's."""
     for module in {instance.module, *(place.module for place in instance._places)}:
         module.register_state_dict_pre_hook(instance._refuse_shards)
 
 
-def restore_buffers(instance: StateMethods, state: State, prefix: str, to_cpu: bool) -> None:
+def restore_buffers(instance: Wrapped, state: State, prefix: str, to_cpu: bool) -> None:
     """Cast back what was cast; with `to_cpu`, move to the host what is not there: all under `prefix`."""
     cast, wrapped = instance._buffer_dtypes, instance._fsdp_wrapped_module
     for path, module in wrapped.named_modules(remove_duplicate=False) if cast else ():

@@ -9,20 +9,16 @@ import warnings
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from torch import Tensor
 
 from minifsdp import device
-from minifsdp.fsdp.orig_params import OrigParamsUnit
+from minifsdp.fsdp.flat_unit import FlatUnit
 from minifsdp.fsdp.torch_api.options import ShardingStrategy
 from minifsdp.fsdp.torch_api.state import gradients
 from minifsdp.fsdp.torch_api.state.names import FLAT_PARAM
-from minifsdp.fsdp.whole import WholeUnit
+from minifsdp.fsdp.torch_api.wrapped import Wrapped, instances_in
 from minifsdp.private import in_backward
-
-if TYPE_CHECKING:
-    from minifsdp.fsdp.torch_api.state.methods import StateMethods
 
 NO_SHARD = ShardingStrategy.NO_SHARD
 
@@ -55,7 +51,7 @@ class Summon:
         )
 
 
-def check(how: Summon, instances: Iterable[StateMethods]) -> None:
+def check(how: Summon, instances: Iterable[Wrapped]) -> None:
     """Before anything starts, and alike on all ranks.
 
     Raises:
@@ -67,7 +63,7 @@ def check(how: Summon, instances: Iterable[StateMethods]) -> None:
             "writes. Pass writeback=False, or write on all ranks."
         )
     for instance in instances:
-        has_originals = isinstance(instance._unit, OrigParamsUnit)
+        has_originals = instance._use_orig_params
         if how.with_grads and instance._unit is not None and (how.offload_to_cpu or not has_originals):
             raise NotImplementedError(
                 f"with_grads={how.with_grads}, use_orig_params={has_originals}, offload_to_cpu={how.offload_to_cpu} "
@@ -85,14 +81,14 @@ def check(how: Summon, instances: Iterable[StateMethods]) -> None:
         )
 
 
-def check_forward(instance: StateMethods) -> None:
+def check_forward(instance: Wrapped) -> None:
     """Before a forward of what is summoned: it communicates with nobody, so nothing inside may have to.
 
     Raises:
         ValueError: with torch's text, it is called where the parameters are not, or has units inside that would gather.
     """
     how = instance._summoned
-    inside = [m for m in instance.fsdp_modules(instance) if m._summoned is None]
+    inside = [m for m in instances_in(instance) if m._summoned is None]
     if how is not None and how.rank0_only and (inside or not how.is_for(instance.rank)):
         raise ValueError(
             "expected to be in states [<TrainingState.IDLE: 1>] but current state is TrainingState.SUMMON_FULL_PARAMS: "
@@ -101,7 +97,7 @@ def check_forward(instance: StateMethods) -> None:
         )
 
 
-def check_none_summoned(instances: Iterable[StateMethods]) -> None:
+def check_none_summoned(instances: Iterable[Wrapped]) -> None:
     """Before the forward of an outermost instance whose own parameters are not summoned.
 
     Raises:
@@ -115,14 +111,14 @@ def check_none_summoned(instances: Iterable[StateMethods]) -> None:
         )
 
 
-def runs(instance: StateMethods) -> bool:
+def runs(instance: Wrapped) -> bool:
     """Whether a forward or a backward is under way; one that has raised is over."""
     in_forward = instance._engine is not None and instance._engine.forward_runs
     return in_forward or in_backward()
 
 
 @contextmanager
-def exposed(instance: StateMethods, how: Summon) -> Iterator[None]:
+def exposed(instance: Wrapped, how: Summon) -> Iterator[None]:
     """Have the whole values of an instance's unit among the parameters of their modules.
 
     Raises:
@@ -155,8 +151,8 @@ def exposed(instance: StateMethods, how: Summon) -> Iterator[None]:
         yield
 
 
-def _check_no_gradients(unit: WholeUnit) -> None:
-    places = (users[0] for users in unit.places)
+def _check_no_gradients(unit: FlatUnit) -> None:
+    places = (users[0] for users in unit.view.places)
     found = [place.name for place in places if getattr(place.module, place.attribute).grad is not None]
     if found:
         raise RuntimeError(
@@ -166,29 +162,27 @@ def _check_no_gradients(unit: WholeUnit) -> None:
 
 
 @contextmanager
-def _in_modules(instance: StateMethods, unit: WholeUnit, full: Tensor, how: Summon) -> Iterator[None]:
+def _in_modules(instance: Wrapped, unit: FlatUnit, full: Tensor, how: Summon) -> Iterator[None]:
     """Parameters as views of `full` [P], in place of the flat parameter."""
     flat = instance.module._parameters.pop(FLAT_PARAM, None)
     unit.take_accumulated()  # it is neither whole nor a slice
     slices = gradients.take(unit)
     with_grads = how.with_grads or unit.flat.ranks == 1  # where nothing is sharded they are whole at all times
     wholes: gradients.Gradients = gradients.gather(unit, slices) if with_grads else [None] * len(slices)
-    unit.expose(full)
-    unit.is_exposed = True
+    unit.view.expose(full)
     gradients.give(unit, wholes)
     try:
         yield
-        if not (with_grads and isinstance(unit, OrigParamsUnit)):
+        if not (with_grads and instance._use_orig_params):
             _check_no_gradients(unit)
     finally:
-        unit.is_exposed = False
         wholes = gradients.take(unit)
-        unit.conceal()
+        unit.view.conceal()
         if with_grads and how.writeback:
             slices = gradients.scatter(unit, wholes, slices)
         gradients.give(unit, slices)
         if flat is not None:
             instance.module._parameters[FLAT_PARAM] = flat
         if how.writeback:
-            unit.store(full)
+            unit.flat.shard.data.copy_(unit.mine(full))
         unit.show_accumulated()

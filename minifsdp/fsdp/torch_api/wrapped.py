@@ -1,0 +1,64 @@
+"""The base of FullyShardedDataParallel, by which its parts know it: it imports them, they must not import it."""
+
+from __future__ import annotations
+
+import warnings
+from contextlib import ExitStack
+from typing import Any
+
+import torch
+from torch import nn
+
+from minifsdp.comm import Group
+from minifsdp.flat_param import Place
+from minifsdp.fsdp.engine import Engine
+from minifsdp.fsdp.flat_unit import FlatUnit
+from minifsdp.fsdp.torch_api.options import ShardingStrategy, StateDictSettings, StateDictType
+from minifsdp.fsdp.torch_api.state.names import CHECKPOINTED
+
+
+class Wrapped(nn.Module):
+    """A wrapped module and its unit."""
+
+    rank: int
+    process_group: Group
+    sharding_strategy: ShardingStrategy
+    compute_device: torch.device
+    _device_mesh: Any
+    _fsdp_wrapped_module: nn.Module
+    _ignored: Any
+    _unit: FlatUnit | None
+    _use_orig_params: bool
+    _engine: Engine | None
+    _settings: StateDictSettings
+    _buffer_dtypes: dict[tuple[nn.Module, str], torch.dtype]
+    _summoned: Any  # how parameters are summoned at present, if they are (state/summon.py)
+    _saves: bool  # its state dict is being made
+    _loading: ExitStack
+
+    @property
+    def module(self) -> nn.Module:
+        """The wrapped module; if that is an activation checkpoint around it, what is inside."""
+        wrapped = self._fsdp_wrapped_module
+        inside = wrapped._modules.get(CHECKPOINTED)
+        return wrapped if inside is None else inside
+
+    @property
+    def _places(self) -> list[Place]:
+        """Where the unit's parameters are used; a tied one in several places."""
+        return [] if self._unit is None else [place for users in self._unit.view.places for place in users]
+
+    def kind_of_state(self) -> StateDictType:
+        """The type chosen for this instance. Where nothing is sharded, there is nothing but the full state."""
+        chosen = self._settings.state_dict_type
+        if self.sharding_strategy is ShardingStrategy.NO_SHARD and chosen is not StateDictType.FULL_STATE_DICT:
+            warnings.warn(
+                "When using ``NO_SHARD`` for ``ShardingStrategy``, full_state_dict will be returned.", stacklevel=3
+            )
+            return StateDictType.FULL_STATE_DICT
+        return chosen
+
+
+def instances_in(module: nn.Module) -> list[Wrapped]:
+    """All wrapped modules in `module`, itself included."""
+    return [each for each in module.modules() if isinstance(each, Wrapped)]

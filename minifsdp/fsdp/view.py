@@ -1,0 +1,198 @@
+"""What modules and the optimizer see of a unit: leaves or their stand-ins, and shards.
+
+                   modules                                  optimizer
+    sharded        stand-ins, which compute nothing         shard [P / N]
+    unsharded      leaves: views of `full` [P]              shard [P / N]
+    exposed        parameters: views of a buffer [P]        nothing of it, it is outside forward and backward
+
+(The original parameters in place of the shard: torch_api/original_params.py.)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from torch import Tensor, nn
+
+from minifsdp import device
+from minifsdp.flat_param import FlatParameter, Place
+from minifsdp.fsdp.absent import Absent, Owner
+from minifsdp.fsdp.gradient import Gradient
+from minifsdp.private import hooks_of, post_hooks_of, version_of
+
+
+class View:
+    """Leaves for modules, which come and go; a shard of each for the optimizer.
+
+    Attributes:
+        places: where each parameter is used; a tied one in several places.
+        shards: the Parameters that the optimizer updates.
+    """
+
+    def __init__(self, places: list[list[Place]], shards: list[nn.Parameter]) -> None:
+        self.places, self.shards = places, shards
+        self._users: list[tuple[dict[str, Any], dict[str, Any], dict[str, Any]]] = []
+
+    @property
+    def trained(self) -> list[bool]:
+        """For each leaf whether it is to get a gradient."""
+        return [p.requires_grad for p in self.shards]
+
+    def refresh(self) -> None:
+        """Take over what has become of the optimizer's parameters since the last step."""
+
+    # Modules
+
+    def attach(self, unit: Owner) -> None:
+        """Take the original parameters out of their modules, and let the unit's leaves come and go in their stead."""
+        found: dict[nn.Module, tuple[dict[str, Any], dict[str, Any]]] = {}
+        for leaf, users in zip(unit.leaves, self.places, strict=True):
+            absent = Absent.like(leaf)
+            absent.unit, absent.parameter = unit, users[0].name
+            for place in users:
+                del place.module._parameters[place.attribute]
+                whole, sharded = found.setdefault(place.module, ({}, {}))
+                whole[place.attribute], sharded[place.attribute] = leaf, absent
+        # For each module its attributes, and those of them that come and go: while the unit is whole, and while not.
+        self._users = [(module.__dict__, *both) for module, both in found.items()]
+        self.hide()
+
+    def show(self) -> None:
+        """The unit is unsharded."""
+        for attributes, whole, _ in self._users:
+            attributes.update(whole)
+
+    def hide(self) -> None:
+        """The unit is sharded."""
+        for attributes, _, sharded in self._users:
+            attributes.update(sharded)
+
+    def lend(self) -> None:
+        """The wrapped module's forward begins: what `parameters()` of it yields may be the leaves until `take_back`."""
+
+    def take_back(self) -> None:
+        """That forward has ended, or raised; of a unit that stays whole the outermost one. Perhaps without `lend`."""
+
+    def take_accumulated(self) -> None:
+        """A backward begins: forget what is not there any longer of an unsharded gradient that was shown."""
+
+
+class FlatView(View):
+    """The flat shard for the optimizer.
+
+    Attributes:
+        is_exposed: modules have whole parameters at present, outside forward and backward.
+        stays: leaves do not go: they are views of the shard, which is the whole.
+    """
+
+    def __init__(self, flat: FlatParameter) -> None:
+        super().__init__(flat.places, [flat.shard])
+        self.flat = flat
+        self.is_exposed = self.stays = False
+        self._shown: Sequence[tuple[int, nn.Parameter, Tensor, int, Tensor | None]] = ()
+
+    @property
+    def trained(self) -> list[bool]:
+        return [self.flat.shard.requires_grad] * len(self.places)
+
+    def hide(self) -> None:
+        if self.stays:
+            self.show()
+        else:
+            super().hide()
+
+    def expose(self, full: Tensor) -> None:
+        """Let the modules have their parameters again, as views of `full` [P]."""
+        exposed = [nn.Parameter(view, self.flat.shard.requires_grad) for view in self.flat.unflatten(full)]
+        for users, p in zip(self.places, exposed, strict=True):
+            for place in users:
+                place.module._parameters[place.attribute] = place.module.__dict__[place.attribute] = p
+        self.is_exposed = True
+
+    def conceal(self) -> None:
+        """The end of `expose`."""
+        self.is_exposed = False
+        for place in (place for users in self.places for place in users):
+            del place.module._parameters[place.attribute]
+        self.hide()
+
+    def is_changed(self, index: int) -> bool:
+        """Whether a user has given parameter `index` other memory, or put another in its place."""
+        return False
+
+    def slices(self, shard: Tensor) -> list[Tensor]:
+        """Each of `shards`' part of a tensor [P / N] of the shard's layout."""
+        return [shard]
+
+    def add(self, mean: Tensor) -> None:
+        """Add a mean gradient [P / N] to `.grad` of the shards; its memory is given away.
+
+        First come the shards' own hooks: autograd, which would call them, reaches the leaves only. They get the mean,
+        as this rank has it. (Torch calls those of a flat parameter with the rank's own gradient, which is not reduced
+        yet, and those of original parameters never.)
+        """
+        for index, p in enumerate(self.shards):
+            if hooks_of(p):
+                call_hooks(p, self.slices(mean)[index])
+        self._add(mean)
+
+    def _add(self, mean: Tensor) -> None:
+        add_gradient(self.flat.shard, mean)
+
+    # Between a backward inside `no_sync` and the next backward, the unsharded gradient [P] is the `.grad` of a shard
+    # [P / N]. `zero_grad` drops it as any other; a step with it is refused. The mean of earlier backwards is put aside
+    # meanwhile, and goes with it (torch/distributed/fsdp/_flat_param.py, `prepare_gradient_for_backward`; there that
+    # mean stays).
+
+    def show_accumulated(self, gradient: Gradient) -> None:
+        """Let what has been collected be the shards' `.grad`, where it can be seen, changed and dropped."""
+        self._gradient = gradient
+        there = [(i, p, part) for i, (p, part) in enumerate(zip(self.shards, self._collected(gradient), strict=True))]
+        self._shown = [(i, p, part, version_of(part), p.grad) for i, p, part in there if part is not None]
+        for _, p, part, *_ in self._shown:
+            shard, p.data = p.data, part  # when it is set a gradient has to have its parameter's shape
+            p.grad = part
+            p.data = shard
+
+    def take_accumulated(self) -> None:
+        shown, self._shown = self._shown, ()
+        for index, p, part, version, mean in shown:
+            if p.grad is not part:
+                self._drop(index)
+                continue
+            p.grad = mean
+            if mean is not None and version_of(part) > version:  # zeroed in place? A host that asked would have to wait
+                mean.masked_fill_(~part.any().to(mean.device), 0)
+
+    def _collected(self, gradient: Gradient) -> list[Tensor | None]:
+        """The part of each of `shards`."""
+        return [gradient.full]
+
+    def _drop(self, index: int) -> None:
+        self._gradient.drop()
+
+
+def add_gradient(shard: nn.Parameter, gradient: Tensor) -> None:
+    """Accumulate `gradient` in `shard.grad`, whose memory it becomes if there is none yet."""
+    if shard.grad is None:
+        shard.grad = gradient
+    else:
+        shard.grad.add_(gradient)
+        device.free(gradient)
+
+
+def call_hooks(p: nn.Parameter, gradient: Tensor) -> None:
+    """Call the hooks of `register_hook` on a gradient on its way to `p`; they may change it."""
+    for hook in hooks_of(p).values():
+        changed = hook(gradient)
+        if changed is not None:
+            gradient.copy_(changed)
+
+
+def call_post_hooks(shards: Iterable[nn.Parameter]) -> None:
+    """Call the hooks of `register_post_accumulate_grad_hook`, at the end of a backward."""
+    for p in shards:
+        for hook in post_hooks_of(p).values():
+            if p.grad is not None:
+                hook(p)
