@@ -124,6 +124,11 @@ class FlatParameter:
         """The opposite: values of parameter `index` as they lie in the buffer, 1-D."""
         return values.reshape(-1)
 
+    def mine(self, buffer: Tensor) -> Tensor:
+        """This rank's part [(numel + padding) / ranks] of a buffer of this layout."""
+        size = self.shard.numel()
+        return buffer[self.rank * size :][:size]
+
     def padding_of(self, buffer: Tensor) -> Tensor:
         """The padding [padding] at the end of a buffer of this layout."""
         return buffer[self.numel :]

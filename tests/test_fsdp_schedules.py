@@ -293,6 +293,14 @@ class _Done:
     def wait(self): ...
 
 
+def test_a_unit_says_what_it_is():
+    unit = Recorder("blocks.1", [])
+    unit.shards = [nn.Parameter(torch.zeros(35))]
+    assert repr(unit) == "<blocks.1: sharded; 35 elements, 140 bytes on this rank>"
+    unit.start_gather()
+    assert "gathering" in repr(unit)
+
+
 def order(make_schedule, log, names=("0", "1", "2", "3"), steps=2, kind=Recorder):
     """What happens to a chain of units in the last of `steps` steps; the root, `R`, computes first and last."""
     root, *blocks = units = [kind(name, log) for name in ("R", *names)]

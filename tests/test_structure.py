@@ -86,3 +86,16 @@ def test_the_lesson_imports_nothing_that_only_a_drop_in_needs():
     assert len(read) > 12
     for path in read:
         assert not [found for found in imports(path) if found.startswith("minifsdp.fsdp.torch_api")], path
+
+
+def flats_in(path: Path) -> list[int]:
+    """Lines that ask something for its attribute `flat`."""
+    nodes = ast.walk(ast.parse(path.read_text()))
+    return [node.lineno for node in nodes if isinstance(node, ast.Attribute) and node.attr == "flat"]
+
+
+def test_nothing_above_a_unit_knows_what_it_is_made_of():
+    """State dicts, clipping, names and descriptions ask its contents; only its own parts see the flat parameter."""
+    above = [*PACKAGE.glob("checkpoint/*.py"), *PACKAGE.glob("course/**/*.py"), *PACKAGE.glob("fsdp/torch_api/**/*.py")]
+    asking = {name(path): lines for path in above if (lines := flats_in(path))}
+    assert asking.keys() == {"fsdp/torch_api/original_params.py"}  # a view, which is a part of a unit

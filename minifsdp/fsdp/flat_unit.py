@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from minifsdp import comm, device
 from minifsdp.comm import Done, Handle, Label
 from minifsdp.flat_param import FlatParameter
+from minifsdp.fsdp.contents import Contents
 from minifsdp.fsdp.gradient import Gradient, is_of_nobody
 from minifsdp.fsdp.plan import Plan
 from minifsdp.fsdp.reduction import Reduction
@@ -78,6 +79,7 @@ class FlatUnit(Unit):
         self._whose = f"unit {next_on(self.group)} of the group" if wants_order_checked() else ""
         self.view: FlatView = view(flat)
         self.view.stays = self.unsharded.is_shard
+        self.contents = Contents(flat, self.view, self.group, self.device)
         self._adopt([nn.Parameter(each, flat.shard.requires_grad) for each in self.unsharded.views])
 
     @property
@@ -93,17 +95,13 @@ class FlatUnit(Unit):
 
     def refresh(self) -> None:
         self.view.refresh()
-        self.refit()
-        super().refresh()
-
-    def refit(self) -> None:
-        """Make the unsharded memory anew if the shard has changed, or `exact`."""
-        if not self.unsharded.fits(self.exact):
+        if not self.unsharded.fits(self.exact):  # the shard has changed, or `exact`
             self.free()
             self.unsharded.refit(self.exact)
             self.view.stays = self.unsharded.is_shard
             for leaf, each in zip(self.leaves, self.unsharded.views, strict=True):
                 leaf.data = each
+        super().refresh()
 
     def _gather(self) -> Any:
         if self.unsharded.is_shard:
@@ -119,17 +117,12 @@ class FlatUnit(Unit):
         """
         part, inside = self.flat.shard.data, self.plan.inside
         if inside is None or self.plan.offload or part.dtype != full.dtype:
-            part = self.mine(full).copy_(part, non_blocking=True)
+            part = self.flat.mine(full).copy_(part, non_blocking=True)
         if self.plan.offload:
             self._sent = device.current_stream(self.device).record_event()
         if inside is None:  # the copy is waited for as a collective would be
             return device.current_stream(self.device).record_event()
         return comm.all_gather(full, part, inside, self.label)
-
-    def mine(self, full: Tensor) -> Tensor:
-        """This rank's part [P / N] of a buffer [P] of the flat parameter's layout."""
-        size = self.flat.shard.numel()
-        return full[self.flat.rank * size :][:size]
 
     def _release(self) -> None:
         self.unsharded.free()
@@ -142,8 +135,7 @@ class FlatUnit(Unit):
     @contextmanager
     def whole(self) -> Iterator[Tensor]:
         """All values as one buffer [P] in the shard's dtype, gathered now: what a forward has left may be older."""
-        self.view.refresh()
-        self.refit()
+        self.refresh()
         was_unsharded = self.state is UNSHARDED
         self.free()
         full = self.flat.shard.data
@@ -168,7 +160,7 @@ class FlatUnit(Unit):
             if identity(leaf.untyped_storage()) != own or self.view.is_changed(index):
                 raise AssertionError(
                     "FSDP does not support changing the parameters between forward and backward where they stay whole "
-                    f"in between: {self.flat.names[index]} of {self.title} has new values. Set them after backward."
+                    f"in between: {self.contents.names[index]} of {self.title} has new values. Set them after backward."
                 )
 
     # Gradients: collected, reduced, delivered

@@ -64,7 +64,7 @@ def shard(
     for module, unit in units.items():
         hook_forward(module, unit, engine)
     model.register_forward_hook(lambda *_: engine.end(), always_call=True)
-    return [unit.flat.shard for unit in units.values()]
+    return [p for unit in units.values() for p in unit.shards]
 
 
 def hook_forward(module: nn.Module, unit: FlatUnit, engine: Engine) -> None:

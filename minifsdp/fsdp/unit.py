@@ -61,6 +61,12 @@ class Unit(ABC):
         self._gathering: Handle | Done | None = None
         self._reducing: Handle | None = None
 
+    def __repr__(self) -> str:
+        """Such as `<blocks.1 (Block): sharded; 35 elements, 140 bytes on this rank>`."""
+        elements = sum(p.numel() for p in self.shards)
+        nbytes = sum(p.nbytes for p in self.shards)
+        return f"<{self.title}: {self.state.name.lower()}; {elements:,} elements, {nbytes:,} bytes on this rank>"
+
     @property
     def freed_after_forward(self) -> bool:
         return self.reshard_after_forward and not self.is_root

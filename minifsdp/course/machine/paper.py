@@ -74,7 +74,7 @@ def _built(build: Callable[[Any], Trainee], group: PaperGroup) -> Trainee:
     trainee = build(group)
     for module in FullyShardedDataParallel.fsdp_modules(trainee.model):
         if module._unit is not None:
-            device.free(module._unit.flat.full)
+            device.free(module._unit.contents.buffers()["parameters"])
     return trainee
 
 

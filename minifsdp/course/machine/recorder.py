@@ -78,8 +78,8 @@ class Recorder(Ledger):
 
     def name_unit(self, name: str, unit: FlatUnit) -> None:
         """What to call a unit and its memory."""
-        self._books.name(unit.flat.full, name, "parameters")
-        self._books.name(unit.flat.shard, name, "shard")
+        for what, buffer in unit.contents.buffers().items():
+            self._books.name(buffer, name, what)
 
     def program(self) -> Program:
         """What has been recorded so far."""

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from minifsdp import comm, device
 from minifsdp.comm import Group, Handle
 from minifsdp.course.workshop.references import reference
+from minifsdp.flat_param import FlatParameter
 from minifsdp.fsdp.flat_unit import FlatUnit
 from minifsdp.grad_scaler import ShardedGradScaler
 
@@ -24,7 +25,7 @@ from minifsdp.grad_scaler import ShardedGradScaler
         "Elements rank * S up to (rank + 1) * S of `full`, with S = `shard.numel()`. `copy_(shard, non_blocking=True)` "
         "into that slice, then `return comm.all_gather(full, slice, group)`: it may send a part of its own output.",
     ),
-    forbids=(FlatUnit.gather_into, FlatUnit.mine),
+    forbids=(FlatUnit.gather_into, FlatParameter.mine),
 )
 def gather_low(full: Tensor, shard: Tensor, group: Group) -> Handle:
     """Start to fill `full` [P] with every rank's `shard` [P / N], in the dtype of `full`."""

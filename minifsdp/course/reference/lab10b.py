@@ -13,7 +13,8 @@ from minifsdp import comm, device
 from minifsdp.comm import Group
 from minifsdp.course.workshop.references import reference
 from minifsdp.flat_param import FlatParameter, find_parameters
-from minifsdp.fsdp.torch_api.state.optim import assemble, gather_states
+from minifsdp.fsdp.contents import Contents
+from minifsdp.fsdp.torch_api.state.optim import gather_states
 from minifsdp.sharded_values import shard_value
 
 
@@ -115,7 +116,7 @@ def fill_rows(out: Tensor, first: int, pieces: Sequence[Piece]) -> None:
         "way of 10b.1, into a buffer of `device.empty(flat.full.numel(), value.dtype, 'communication', value.device)`, "
         "of which `flat.unflatten(buffer)` makes the states; anything else is cloned for each parameter.",
     ),
-    forbids=(assemble, gather_states),
+    forbids=(Contents.gather, gather_states),
 )
 def whole_states(
     units: Sequence[NamedUnit], optimizer: Optimizer, group: Group, keep: Callable[[Tensor], Any] | None

@@ -143,10 +143,10 @@ def _instances(model: FullyShardedDataParallel) -> Iterator[tuple[str, FullyShar
 def _row(name: str, instance: FullyShardedDataParallel, optimizer: OptimizerState) -> UnitRow:
     unit = instance._unit
     assert isinstance(unit, FlatUnit)
-    flat, shard = unit.flat, unit.flat.shard
-    numels = [shape.numel() for shape in flat.shapes]
+    contents, shard = unit.contents, unit.contents.shard
+    numels = [shape.numel() for shape in contents.shapes]
     trained = [p.requires_grad for p in unit.shards] * (1 if len(unit.shards) == len(numels) else len(numels))
-    size, item = flat.numel + flat.padding, shard.element_size()
+    size, item = contents.padded, shard.element_size()
     held = [p.numel() for p in unit.shards if p.requires_grad and p.numel()]
     return UnitRow(
         name=f"{name} ({unit.name})",
@@ -169,13 +169,13 @@ _NONE = Gradient(0, 0, 0)
 
 
 def _gradient(unit: FlatUnit, keeps_low: bool) -> Gradient:
-    whole = (unit.flat.numel + unit.flat.padding) * unit.gradient_dtype.itemsize
-    kept_as = unit.gradient_dtype if keeps_low else unit.flat.shard.dtype
-    kept = unit.flat.shard.numel() * kept_as.itemsize
+    whole = unit.contents.padded * unit.gradient_dtype.itemsize
+    kept_as = unit.gradient_dtype if keeps_low else unit.contents.shard.dtype
+    kept = unit.contents.shard.numel() * kept_as.itemsize
     if unit.plan.inside is None:  # reduced in place, and kept as it is if that is its dtype
         return Gradient(whole, 0 if kept_as is unit.gradient_dtype else kept, kept)
-    by_all_to_all = reduces_by_all_to_all(backend_of(unit.group, unit.device), unit.flat.ranks)
-    return Gradient(whole, whole if by_all_to_all else whole // unit.flat.ranks, kept)
+    by_all_to_all = reduces_by_all_to_all(backend_of(unit.group, unit.device), unit.contents.ranks)
+    return Gradient(whole, whole if by_all_to_all else whole // unit.contents.ranks, kept)
 
 
 def _dtype(tensor: Any) -> str:

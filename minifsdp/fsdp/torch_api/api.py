@@ -159,7 +159,7 @@ class FullyShardedDataParallel(Wrapped):
         self._managed = construct.managed_modules(module, ignored)
         self._unit = make_unit(self, param_init_fn, groups if sync_module_states else None, unit)
         if self._unit is not None and not use_orig_params:
-            self.module.register_parameter(FLAT_PARAM, self._unit.flat.shard)
+            self.module.register_parameter(FLAT_PARAM, self._unit.contents.shard)
         self._loading = register_load_hooks(self)
         saving.refuse_past_wrapper(self)
 
@@ -458,7 +458,7 @@ class FullyShardedDataParallel(Wrapped):
     def _refuse_shards(self, module: nn.Module, *_: Any) -> None:
         """A hook of the modules inside: their own state dict, past the wrapper, would be of shards."""
         unit = self._unit
-        is_whole = unit is None or unit.view.is_exposed or (self._use_orig_params and unit.flat.ranks == 1)
+        is_whole = unit is None or unit.view.is_exposed or (self._use_orig_params and unit.contents.ranks == 1)
         if not (self._saves or is_whole):
             raise RuntimeError(
                 f"{type(module).__name__} inside FSDP holds shards, or a flat parameter: call state_dict() on the FSDP "

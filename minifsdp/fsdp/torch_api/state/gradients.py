@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from minifsdp import comm, device
+from minifsdp import comm
 from minifsdp.fsdp.flat_unit import FlatUnit
 
 Gradients = list[Tensor | None]
@@ -33,27 +33,22 @@ def gather(unit: FlatUnit, slices: Gradients) -> Gradients:
 
     Their memory is not freed but left to who may still hold them.
     """
-    flat, on = unit.flat, unit.device
-    if flat.ranks == 1:
+    if unit.contents.ranks == 1:
         return slices
-    present = torch.tensor([float(part is not None) for part in slices], device=on)
+    present = torch.tensor([float(part is not None) for part in slices], device=unit.device)
     comm.all_reduce(present, unit.group, comm.MAX).wait()
-    shard = torch.zeros(flat.shard.numel(), dtype=flat.shard.dtype, device=on)
-    for mine, part in zip(unit.view.slices(shard), slices, strict=True):
-        if part is not None:
-            mine.copy_(part)
-    full = device.empty(flat.numel + flat.padding, shard.dtype, "gradients", on)
-    comm.all_gather(full, shard, unit.group).wait()
-    return [whole if there else None for whole, there in zip(flat.unflatten(full), present.tolist(), strict=True)]
+    parts = {p: part for p, part in zip(unit.shards, slices, strict=True) if part is not None}
+    _, wholes = unit.contents.gather(parts, unit.contents.shard.dtype, "gradients")
+    return [whole if there else None for whole, there in zip(wholes, present.tolist(), strict=True)]
 
 
 def scatter(unit: FlatUnit, wholes: Gradients, slices: Gradients) -> Gradients:
     """This rank's parts of whole gradients, in the memory of `slices` where there is some."""
-    if unit.flat.ranks == 1:
+    if unit.contents.ranks == 1:
         return wholes
     parts: Gradients = []
     for index, (p, whole, before) in enumerate(zip(unit.shards, wholes, slices, strict=True)):
-        part = None if whole is None or not p.numel() else unit.flat.part_of(index, whole)
+        part = None if whole is None or not p.numel() else unit.contents.part_of(index, whole)
         if part is not None:
             part = before.copy_(part) if before is not None else part.to(p.device, copy=True)
         parts.append(part)

@@ -74,10 +74,10 @@ def load_local(instance: Wrapped, state: dict[str, Any], prefix: str) -> None:
             "No `FlatParameter` in `state_dict` for this FSDP instance but it has parameters: "
             f"there is no {name} for {of}. Is it a local state dict, of a model wrapped like this one?"
         )
-    value, shard = state.pop(name), unit.flat.shard.data
-    if hasattr(value, "metadata") and value.metadata().size[0] != unit.flat.numel:
+    value, shard, (_, total) = state.pop(name), unit.contents.shard.data, unit.contents.without_padding()
+    if hasattr(value, "metadata") and value.metadata().size[0] != total:
         raise RuntimeError(
-            f"{name} has {value.metadata().size[0]} elements, the unit of {of} {unit.flat.numel}: a local state dict "
+            f"{name} has {value.metadata().size[0]} elements, the unit of {of} {total}: a local state dict "
             "loads into the same model, wrapped in the same way"
         )
     into_rows(shard, value, unit.group)

@@ -1,80 +1,23 @@
 """Optimizer states under the parameters' original names.
 
-An optimizer over shards keeps states of the shards' layout; a checkpoint wants them as a single process has them:
-
-    this rank's exp_avg          [ ..w1 | b1 | w2.. ]            of the shard [P / N], or of its slices
-        | assemble: one all-gather per unit and key      ^ cut: each rank copies its part, no communication
-        v                                                |
-    w1.exp_avg, b1.exp_avg, w2.exp_avg                           whole, in the parameters' shapes, without padding
-
-What a state has once per parameter, such as Adam's `step`, is kept once. Beyond its result a rank never holds more
-whole values than one unit's for one key (torch/distributed/fsdp/_optim_utils.py).
+An optimizer over shards keeps states of the shards' layout; a checkpoint wants them as a single process has them
+(fsdp/contents.py). What a state has once per parameter, such as Adam's `step`, is kept once. Beyond its result a rank
+never holds more whole values than one unit's for one key (torch/distributed/fsdp/_optim_utils.py).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
-from functools import reduce
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
-from minifsdp import comm, device
-from minifsdp.fsdp.flat_unit import FlatUnit
+from minifsdp import device
 from minifsdp.fsdp.torch_api.state.optim_kinds import Managed, States, agree, has_elements, is_dtype
 from minifsdp.sharded_values import copied
 
 NamedStates = dict[str, dict[str, Any]]
 """Optimizer states by qualified names."""
-
-
-@contextmanager
-def assemble(unit: FlatUnit, states: Mapping[nn.Parameter, Tensor], dtype: torch.dtype) -> Iterator[list[Tensor]]:
-    """Whole states from the ranks' parts, by one all-gather; to be called on every rank of the unit's group.
-
-    Args:
-        unit: whose parameters' states they are.
-        states: of one key, what this rank has for the unit's shards; zero where there is nothing.
-        dtype: of the states, the same on all ranks.
-
-    Yields:
-        a state for each original parameter, in its shape: views of one buffer [P] on the unit's device, which is freed
-        with the `with`.
-    """
-    flat = unit.flat
-    full = device.empty(flat.numel + flat.padding, dtype, "communication", unit.device)
-    mine = unit.mine(full).zero_()
-    for p, part in zip(unit.shards, unit.view.slices(mine), strict=True):
-        if p in states:
-            part.copy_(states[p].detach())
-    if flat.ranks > 1:
-        comm.all_gather(full, mine, unit.group).wait()
-    try:
-        yield flat.unflatten(full)
-    finally:
-        device.free(full)
-
-
-@torch.no_grad()
-def cut(unit: FlatUnit, wholes: Mapping[int, Tensor]) -> dict[nn.Parameter, Tensor]:
-    """This rank's parts of whole states: the reverse of `assemble`, without communication.
-
-    Args:
-        unit: whose parameters' states they are.
-        wholes: by the parameter's place in the unit; zero where there is nothing.
-
-    Returns:
-        for each of the unit's shards its state, on its device and in memory that nothing else uses.
-    """
-    flat = unit.flat
-    dtype = reduce(torch.promote_types, (whole.dtype for whole in wholes.values()))
-    shard = torch.zeros(flat.shard.numel(), dtype=dtype, device=flat.shard.device)
-    for index, whole in wholes.items():
-        low, high = flat.shard_bounds(index, flat.rank)
-        shard[low:high].copy_(flat.part_of(index, whole))
-    return dict(zip(unit.shards, unit.view.slices(shard), strict=True))
 
 
 # All units of a model
@@ -106,10 +49,11 @@ def gather_states(managed: Iterable[Managed], states: States, keep: Keep | None)
         kept: dict[tuple[str, str], Any] = {}
         for key, dtype in {pair: None for kind in kinds.values() for pair in kind.items() if is_dtype(pair[1])}:
             parts = {p: states[p][key] for p in one.unit.shards if key in states.get(p, {})}
-            with assemble(one.unit, parts, dtype) as wholes:
-                for name, whole in zip(one.names, wholes, strict=True):
-                    if keep and kind_of[name].get(key) is dtype:
-                        kept[name, key] = keep(one, whole)
+            buffer, wholes = one.unit.contents.gather(parts, dtype)
+            for name, whole in zip(one.names, wholes, strict=True):
+                if keep and kind_of[name].get(key) is dtype:
+                    kept[name, key] = keep(one, whole)
+            device.free(buffer)
         if keep:
             for name, kind in kind_of.items():
                 if kind:
@@ -135,8 +79,9 @@ def scatter_states(
         states = {name: saved.get(name, {}) for name in one.names}
         for key in dict.fromkeys(key for state in states.values() for key in state):
             values = {place: states[name][key] for place, name in enumerate(one.names) if key in states[name]}
-            if all(has_elements(key, value, one.unit.flat.shapes[place]) for place, value in values.items()):
-                parts: Any = cut(one.unit, {place: fetch_whole(fetch, one, place, key, states) for place in values})
+            if all(has_elements(key, value, one.unit.contents.shapes[place]) for place, value in values.items()):
+                wholes = {place: fetch_whole(fetch, one, place, key, states) for place in values}
+                parts: Any = one.unit.contents.parts_of(wholes)
             else:
                 parts = {
                     p: the_one_value(key, {n: states[n].get(key) for n in names}) for p, names in one.shards.items()
@@ -148,7 +93,7 @@ def scatter_states(
 
 
 def fetch_whole(fetch: Fetch, one: Managed, place: int, key: str, states: Mapping[str, Mapping[str, Any]]) -> Tensor:
-    name, shape = one.names[place], one.unit.flat.shapes[place]
+    name, shape = one.names[place], one.unit.contents.shapes[place]
     whole = fetch(one, states[name][key])
     if whole.shape != shape:
         raise ValueError(

@@ -45,7 +45,7 @@ def to_names(
     states = {p: saved[known.keys[p]] for p in known.params if known.keys[p] in saved}
 
     def keep(one: Managed, whole: Tensor) -> Any:
-        if isinstance(config, FullOptimStateDictConfig) or one.unit.flat.ranks == 1:
+        if isinstance(config, FullOptimStateDictConfig) or one.unit.contents.ranks == 1:
             return copied(whole, to_cpu)
         return shard_value(whole, one.unit.group, one.device_mesh, to_cpu)
 

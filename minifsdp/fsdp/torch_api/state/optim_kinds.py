@@ -33,9 +33,7 @@ class Managed(NamedTuple):
     @property
     def shards(self) -> dict[nn.Parameter, list[str]]:
         """What the optimizer sees of the unit, and which original parameters are in it."""
-        if len(self.unit.shards) == len(self.names):
-            return {p: [name] for p, name in zip(self.unit.shards, self.names, strict=True)}
-        return {self.unit.flat.shard: self.names}
+        return {p: [self.names[index] for index in inside] for p, inside in self.unit.contents.held().items()}
 
 
 Kinds = dict[str, Any]
@@ -61,11 +59,11 @@ def agree(managed: list[Managed], states: States) -> list[dict[nn.Parameter, Kin
         ValueError: a state is of neither kind; every rank raises.
     """
     mine = [[kinds_of(p, states.get(p, {}), names[0]) for p, names in one.shards.items()] for one in managed]
-    groups = {one.unit.group for one in managed if one.unit.flat.ranks > 1}
+    groups = {one.unit.group for one in managed if one.unit.contents.ranks > 1}
     of_ranks = {group: comm.gather_objects(mine, group) for group in sorted(groups, key=name_of)}
     agreed = []
     for i, one in enumerate(managed):
-        of_unit = [kinds[i] for kinds in (of_ranks[one.unit.group] if one.unit.flat.ranks > 1 else [mine])]
+        of_unit = [kinds[i] for kinds in (of_ranks[one.unit.group] if one.unit.contents.ranks > 1 else [mine])]
         of_shards = zip(one.shards.items(), zip(*of_unit, strict=True), strict=True)
         agreed.append({p: agreed_kinds(names, kinds) for (p, names), kinds in of_shards})
     return agreed

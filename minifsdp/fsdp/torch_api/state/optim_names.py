@@ -26,7 +26,7 @@ def find_managed(model: nn.Module) -> list[Managed]:
     for prefix, module in model.named_modules():
         if isinstance(module, Wrapped) and module._unit is not None:
             inside = f"{prefix}." if prefix else ""
-            names = [clean_name(inside + name) for name in module._unit.flat.names]
+            names = [clean_name(inside + name) for name in module._unit.contents.names]
             found.append(Managed(module._unit, names, getattr(module, "_device_mesh", None)))
     return found
 
@@ -91,7 +91,8 @@ class Known:
 def check_not_summoned(model: nn.Module) -> None:
     for instance in instances_in(model):
         unit = instance._unit
-        if unit is not None and instance._use_orig_params and unit.flat.ranks > 1 and instance._summoned is not None:
+        is_summoned = instance._summoned is not None and instance._use_orig_params
+        if is_summoned and unit is not None and unit.contents.ranks > 1:
             raise AssertionError(
                 f"the parameters of {unit.title} are whole inside summon_full_params, the optimizer's states of them "
                 "are sharded: call optim_state_dict and optim_state_dict_to_load outside"

@@ -86,14 +86,14 @@ def save_local(instance: Wrapped, destination: Any, prefix: str, keep_vars: bool
     state: State = wrapped.state_dict(destination=destination, prefix=prefix, keep_vars=keep_vars)
     if unit is None:
         return state
-    shard, rank, group = unit.flat.shard.detach(), unit.flat.rank, unit.group
+    local, total = unit.contents.without_padding()
+    rows = unit.contents.shard.numel()
     for name, value in list(state.items()):  # the flat parameter, or with use_orig_params slices of it
-        if storage_of(value) == storage_of(shard):
+        if storage_of(value) == storage_of(local):
             del state[name]
-    local = shard[: max(0, unit.flat.numel - rank * len(shard))]
     if instance._settings.state_dict_config.offload_to_cpu:
         local = copied(local, to_cpu=True)
-    state[prefix + FLAT_PARAM] = sharded_tensor(local, len(shard), torch.Size([unit.flat.numel]), group)
+    state[prefix + FLAT_PARAM] = sharded_tensor(local, rows, torch.Size([total]), unit.group)
     return state
 
 

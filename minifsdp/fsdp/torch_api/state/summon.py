@@ -167,7 +167,7 @@ def _in_modules(instance: Wrapped, unit: FlatUnit, full: Tensor, how: Summon) ->
     flat = instance.module._parameters.pop(FLAT_PARAM, None)
     unit.take_accumulated()  # it is neither whole nor a slice
     slices = gradients.take(unit)
-    with_grads = how.with_grads or unit.flat.ranks == 1  # where nothing is sharded they are whole at all times
+    with_grads = how.with_grads or unit.contents.ranks == 1  # where nothing is sharded they are whole at all times
     wholes: gradients.Gradients = gradients.gather(unit, slices) if with_grads else [None] * len(slices)
     unit.view.expose(full)
     gradients.give(unit, wholes)
@@ -184,5 +184,5 @@ def _in_modules(instance: Wrapped, unit: FlatUnit, full: Tensor, how: Summon) ->
         if flat is not None:
             instance.module._parameters[FLAT_PARAM] = flat
         if how.writeback:
-            unit.flat.shard.data.copy_(unit.mine(full))
+            unit.contents.store(full)
         unit.show_accumulated()
