@@ -7,7 +7,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from minifsdp.ddp import BucketedDDP, DistributedDataParallel, NaiveDDP
+    from minifsdp.ddp import BucketedDDP, DistributedDataParallel, NaiveDDP, OverlappedDDP
     from minifsdp.flat_param import FlatParameter
     from minifsdp.fsdp import (
         BackwardPrefetch,
@@ -49,6 +49,7 @@ __all__ = [
     "ModuleWrapPolicy",
     "NaiveDDP",
     "OverlapSchedule",
+    "OverlappedDDP",
     "PrefetchSchedule",
     "RateLimitedSchedule",
     "ShardedGradScaler",

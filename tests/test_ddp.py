@@ -1,4 +1,4 @@
-"""DDP in three rungs: equal to torch's and to one process, its messages, its order, its bytes, its errors."""
+"""DDP in three rungs and as a drop-in: equal to torch and to one process, messages, order, bytes, errors."""
 
 import copy
 import sys
@@ -23,7 +23,7 @@ from torch.utils.checkpoint import checkpoint
 from minifsdp import comm, device
 from minifsdp.course.launch import launch
 from minifsdp.course.watch.ledger import Ledger
-from minifsdp.ddp import BucketedDDP, DistributedDataParallel, NaiveDDP
+from minifsdp.ddp import BucketedDDP, DistributedDataParallel, NaiveDDP, OverlappedDDP
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
@@ -32,10 +32,12 @@ CAP_MB = CAP / 2**20
 RUNGS: dict[str, Callable[..., nn.Module]] = {
     "naive": NaiveDDP,
     "bucketed": partial(BucketedDDP, bucket_cap_mb=CAP_MB),
+    "overlapped": partial(OverlappedDDP, bucket_cap_mb=CAP_MB),
     "ddp": partial(DistributedDataParallel, bucket_cap_mb=CAP_MB),
     "ddp with views": partial(DistributedDataParallel, bucket_cap_mb=CAP_MB, gradient_as_bucket_view=True),
 }
 DDPS = {name: rung for name, rung in RUNGS.items() if name.startswith("ddp")}
+DURING = ["overlapped", *DDPS]  # reduce during backward
 
 
 # The models
@@ -306,7 +308,7 @@ def test_a_parameter_a_bucket_a_bucket_during_backward() -> None:
     sizes = [6 * 11, 11, 11 * 5, 5, 5 * 3, 3]
     buckets = [3 + 15 + 5 + 55, 11 + 66]  # backwards; each is closed once it has reached 200 bytes
     for counts in launch(messages, 2):
-        assert counts == {"naive": sizes, "bucketed": buckets, "ddp": buckets, "ddp with views": buckets}
+        assert counts == {"naive": sizes, "bucketed": buckets} | dict.fromkeys(DURING, buckets)
 
 
 def issues_and_waits() -> dict[str, str]:
@@ -329,7 +331,7 @@ def issues_and_waits() -> dict[str, str]:
 
 def test_only_rung_3_has_more_than_one_reduction_under_way() -> None:
     for events in launch(issues_and_waits, 2):
-        assert events == {"naive": "iw" * 6, "bucketed": "iw" * 2, "ddp": "iiww", "ddp with views": "iiww"}
+        assert events == {"naive": "iw" * 6, "bucketed": "iw" * 2} | dict.fromkeys(DURING, "iiww")
 
 
 def gradients_at_each_launch() -> dict[str, list[list[str]]]:
@@ -355,7 +357,7 @@ def test_reductions_begin_while_backward_runs_in_rung_3_and_only_there() -> None
     for seen in launch(gradients_at_each_launch, 2):
         assert seen["naive"] == [everything] * 6
         assert seen["bucketed"] == [everything] * 2
-        for rung in DDPS:
+        for rung in DURING:
             first, last = seen[rung]
             assert set(first) == {"2.weight", "2.bias", "4.weight", "4.bias"}
             assert set(last) == set(everything)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -31,17 +32,40 @@ class BucketedDDP(NaiveDDP):
         super().__init__(module, process_group)
         self.buckets = assign_buckets(self.trainable, int(bucket_cap_mb * 2**20))
 
-    @torch.no_grad()
     def sync_gradients(self) -> None:
-        """Replace every `.grad` by its mean over the ranks, bucket by bucket: copy in, all-reduce, copy back."""
+        """Replace every `.grad` by its mean over the ranks, one bucket after the other."""
         for params in self.buckets:
-            grads = gradients(params)
-            flat = empty_bucket(params, "communication")
-            views = bucket_views(flat, params)
-            foreach_copy(views, grads)
-            comm.all_reduce(flat, self.process_group, comm.MEAN).wait()
-            foreach_copy(grads, views)
-            device.free(flat)
+            finish_bucket(start_bucket(params, self.process_group))
+
+
+class InFlight(NamedTuple):
+    """A bucket that is being reduced.
+
+    Attributes:
+        params: the parameters whose gradients are in it.
+        flat: the staging buffer [sum of the parameters' numel].
+        reduction: its all-reduce, to be waited for before the buffer is read or freed.
+    """
+
+    params: list[nn.Parameter]
+    flat: Tensor
+    reduction: comm.Handle
+
+
+@torch.no_grad()
+def start_bucket(params: list[nn.Parameter], group: comm.Group) -> InFlight:
+    """Copy the gradients into a buffer, zero where there is none, and start its all-reduce."""
+    flat = empty_bucket(params, "communication")
+    foreach_copy(bucket_views(flat, params), gradients(params))
+    return InFlight(params, flat, comm.all_reduce(flat, group, comm.MEAN))
+
+
+@torch.no_grad()
+def finish_bucket(bucket: InFlight) -> None:
+    """Wait for the means, copy them back into the gradients, free the buffer."""
+    bucket.reduction.wait()
+    foreach_copy(gradients(bucket.params), bucket_views(bucket.flat, bucket.params))
+    device.free(bucket.flat)
 
 
 def assign_buckets(params: Iterable[nn.Parameter], cap_bytes: int | Sequence[int]) -> list[list[nn.Parameter]]:

@@ -38,11 +38,7 @@ class NaiveDDP(nn.Module):
 
     def __init__(self, module: nn.Module, process_group: comm.Group | None = None) -> None:
         super().__init__()
-        for name, child in module.named_modules():
-            if isinstance(child, nn.Embedding | nn.EmbeddingBag) and child.sparse:
-                raise ValueError(
-                    f"{name or 'the module'} makes sparse gradients: use sparse=False, or DistributedDataParallel"
-                )
+        refuse_sparse_gradients(module)
         self.module = module
         self.process_group = comm.world(process_group)
         self.trainable = list(trainable_parameters(module))
@@ -64,3 +60,12 @@ def gradients(params: list[nn.Parameter]) -> list[Tensor]:
         if p.grad is None:
             p.grad = torch.zeros_like(p)
     return [p.grad for p in params if p.grad is not None]
+
+
+def refuse_sparse_gradients(module: nn.Module) -> None:
+    """Raise ValueError for an embedding whose gradient is sparse: ranks have other rows, and buckets are dense."""
+    for name, child in module.named_modules():
+        if isinstance(child, nn.Embedding | nn.EmbeddingBag) and child.sparse:
+            raise ValueError(
+                f"{name or 'the module'} makes sparse gradients: use sparse=False, or DistributedDataParallel"
+            )

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from minifsdp import comm, device
 from minifsdp.course.workshop.references import reference
 from minifsdp.ddp import bucketed, naive
+from minifsdp.ddp.overlapped import LaunchQueue, OverlappedDDP
 from minifsdp.ddp.reducer import Reducer
 from minifsdp.private import at_end_of_backward
 
@@ -64,7 +65,7 @@ def assign_buckets(params: list[nn.Parameter], cap_bytes: int) -> list[list[nn.P
         "`part.zero_()` if there is no gradient, else `part.copy_(param.grad.flatten())`. Then return `flat` and what "
         "`comm.all_reduce(flat, group, comm.MEAN)` returns, without `wait()`.",
     ),
-    forbids=(bucketed.BucketedDDP.sync_gradients,),
+    forbids=(bucketed.BucketedDDP.sync_gradients, bucketed.start_bucket),
 )
 def start_bucket(bucket: list[nn.Parameter], group: comm.Group) -> tuple[Tensor, comm.Handle]:
     """Copy the bucket's gradients into one flat buffer and start its all-reduce."""
@@ -85,7 +86,7 @@ def start_bucket(bucket: list[nn.Parameter], group: comm.Group) -> tuple[Tensor,
         "After `handle.wait()`, for each part of `flat.split([...])` in its parameter's shape: "
         "`param.grad.copy_` it, or `param.grad = part.clone()` where there was None. Then `device.free(flat)`.",
     ),
-    forbids=(bucketed.BucketedDDP.sync_gradients,),
+    forbids=(bucketed.BucketedDDP.sync_gradients, bucketed.finish_bucket),
 )
 def finish_bucket(bucket: list[nn.Parameter], flat: Tensor, handle: comm.Handle) -> None:
     """Wait for the bucket's all-reduce, copy the means back into the gradients, free the buffer."""
@@ -108,7 +109,7 @@ def finish_bucket(bucket: list[nn.Parameter], flat: Tensor, handle: comm.Handle)
         "misses nothing, append `reducer.start(bucket)` to `in_flight`. Once all are in flight, "
         "`at_end_of_backward(reducer.finish)`.",
     ),
-    forbids=(Reducer.on_gradient, Reducer.mark_ready),
+    forbids=(OverlappedDDP.on_gradient, LaunchQueue.launch_full, Reducer.on_gradient, Reducer.mark_ready),
 )
 def on_gradient(param: nn.Parameter, reducer: SimpleNamespace) -> None:
     """The hook of every parameter: count its gradient, launch the buckets that are full and whose turn it is."""
