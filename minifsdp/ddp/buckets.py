@@ -22,16 +22,16 @@ class Bucket:
 
     Attributes:
         params: the parameters, in the order in which backward is expected to reach them.
-        missing: how many of their gradients have not entered the buffer in this backward.
+        index: its place in the order in which buckets are launched.
     """
 
     role: ClassVar[device.Role]
     flat: Tensor  # [sum of the parameters' numel]
     reduction: Reduction
+    index: int
 
     def __init__(self, params: list[nn.Parameter]) -> None:
         self.params = params
-        self.missing = len(params)
         self.views: dict[nn.Parameter, Tensor] = {}
 
     def allocate(self) -> None:
@@ -56,11 +56,10 @@ class Bucket:
             torch.mul(grad.detach(), weight, out=view)
         elif grad is not view:
             view.copy_(grad.detach())
-        self.missing -= 1
 
     def deliver(self, param: nn.Parameter) -> None:
-        """Let the parameter's `.grad` be the mean that the buffer now holds."""
-        raise NotImplementedError
+        """Let the parameter's `.grad` be the mean that the buffer now holds: its view, where nothing else is said."""
+        param.grad = self.views[param]
 
     def start_sum(self, group: comm.Group) -> Reduction:
         """Start to reduce what is in the buffer to its sum over the ranks."""
@@ -87,7 +86,6 @@ class Bucket:
 
     def release(self) -> None:
         """All means have been delivered: get ready for the next backward."""
-        self.missing = len(self.params)
         del self.reduction  # it holds the buffer
 
 
@@ -147,9 +145,6 @@ class GradientBucket(Bucket):
         if param.grad is not None and param.grad is not self.views[param]:
             self.views[param].copy_(param.grad.detach())
             param.grad = self.views[param]
-
-    def deliver(self, param: nn.Parameter) -> None:
-        param.grad = self.views[param]
 
 
 def is_new(grad: Tensor, incoming: Tensor | None) -> bool:

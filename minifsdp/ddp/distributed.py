@@ -1,20 +1,26 @@
-"""Rung 3 of DDP: buckets reduced during backward."""
+"""The drop-in: torch's class, arguments and all (torch/nn/parallel/distributed.py).
+
+The algorithm is that of the rungs: naive.py, bucketed.py, overlapped.py. This class has a reducer (reducer.py), which
+launches by the lesson's `LaunchQueue` from buckets that become the gradients (buckets.py); what else torch's class does
+is a file each.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+import warnings
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from minifsdp import comm, process_groups
 from minifsdp.ddp import arguments
-from minifsdp.ddp.comm_hook import HookedReduce
+from minifsdp.ddp.comm_hook import Hook, HookedReduce
+from minifsdp.ddp.join import JoinConfig, JoinHook, RunningRanks, announce_forward, joining
 from minifsdp.ddp.logging_data import logging_data
-from minifsdp.ddp.methods import TorchMethods
-from minifsdp.ddp.order_check import CheckedReducer
+from minifsdp.ddp.order_check import BucketOrder
 from minifsdp.ddp.reducer import Reducer
 from minifsdp.ddp.sparse import sparse_parameters
 from minifsdp.ddp.static_graph import StaticGraphReducer
@@ -22,7 +28,7 @@ from minifsdp.ddp.sync import broadcast_from, start_from_rank_0, trainable_param
 from minifsdp.ddp.unused import UnusedFindingReducer
 
 
-class DistributedDataParallel(TorchMethods):
+class DistributedDataParallel(nn.Module):
     """Data parallelism whose communication hides under backward (torch/nn/parallel/distributed.py).
 
     The last layers' gradients are there first, so their bucket is on its way while the earlier layers still compute;
@@ -81,6 +87,8 @@ class DistributedDataParallel(TorchMethods):
         NotImplementedError: an argument that is refused.
     """
 
+    running_ranks: RunningRanks  # in a join context
+
     def __init__(
         self,
         module: nn.Module,
@@ -130,7 +138,9 @@ class DistributedDataParallel(TorchMethods):
         self.bucket_bytes_cap_list = arguments.bucket_caps(bucket_cap_mb, bucket_cap_mb_list)
         self.require_backward_grad_sync = True
         self.require_forward_param_sync = True
-        self._comm_hook = None
+        self._comm_hook: tuple[Any, Hook] | None = None
+        self._join_config: Any = JoinConfig()  # torch's `Join` puts one of its own here
+        self.has_joined = False
         self._has_run = False
         if init_sync:
             start_from_rank_0(module, self.process_group, init_buffers, self.parameters_to_ignore)
@@ -142,11 +152,11 @@ class DistributedDataParallel(TorchMethods):
             kind = StaticGraphReducer
         elif self.find_unused_parameters:
             kind = UnusedFindingReducer
-        if process_groups.wants_order_checked():
-            kind = type(f"Checked{kind.__name__}", (CheckedReducer, kind), {})
         names = trainable_parameters(self.module, self.parameters_to_ignore)
         caps, sparse = self.bucket_bytes_cap_list, sparse_parameters(self.module)
         reducer = kind(names, caps, self.process_group, self.gradient_as_bucket_view, sparse)
+        if process_groups.wants_order_checked():
+            reducer.order_check = BucketOrder(names, self.process_group)
         if self._comm_hook is not None:
             reducer.leave_to(HookedReduce(*self._comm_hook))
         return reducer
@@ -164,7 +174,7 @@ class DistributedDataParallel(TorchMethods):
             self._has_run = True
         reduces = torch.is_grad_enabled() and self.require_backward_grad_sync
         syncs_buffers = self.will_sync_module_buffers()
-        source = self._announce_forward(syncs_buffers, reduces) if self._join_config.enable else 0
+        source = announce_forward(self, syncs_buffers, reduces) if self._join_config.enable else 0
         if syncs_buffers:
             broadcast_from(source, self.modules_buffers, self.process_group)
         if self.device_ids:
@@ -175,10 +185,6 @@ class DistributedDataParallel(TorchMethods):
         if reduces:
             self.reducer.prepare(outputs)
         return outputs
-
-    def _get_ddp_logging_data(self) -> dict[str, str | int]:
-        """Settings and sizes of buckets, under torch's names (logging_data.py)."""
-        return logging_data(self)
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
@@ -192,3 +198,138 @@ class DistributedDataParallel(TorchMethods):
             yield
         finally:
             self.require_backward_grad_sync = before
+
+    def join(
+        self,
+        divide_by_initial_world_size: bool = True,
+        enable: bool = True,
+        throw_on_early_termination: bool = False,
+    ) -> AbstractContextManager[None]:
+        """Train inside the `with` on as many batches as this rank has, one backward after each forward (join.py).
+
+        When all ranks have left, every rank has the values of one that has seen the most batches. Its optimizer has
+        taken no step meanwhile: the states of optimizers differ from then on.
+
+        Args:
+            divide_by_initial_world_size: divide sums of gradients by the number of all ranks, so that all batches weigh
+                the same; or else by the number of those that are running. A communication hook divides for itself.
+            enable: False if the numbers are known to be even: nothing is communicated for it.
+            throw_on_early_termination: end training on all ranks as soon as one has no batch left.
+
+        Raises:
+            RuntimeError: with `throw_on_early_termination`, where a rank has no batch left, on all ranks; or a forward
+                comes before the backward of the one before it.
+        """
+        config = JoinConfig(enable, throw_on_early_termination, is_first_joinable=True)
+        return joining(self, divide_by_initial_world_size, config)
+
+    def join_hook(self, **kwargs: Any) -> JoinHook:
+        """What torch's `Join` runs on a rank that has finished; `divide_by_initial_world_size` as in `join`.
+
+        `Join` accepts this model beside others, such as a `ZeroRedundancyOptimizer`: it has what `Joinable` asks for.
+        """
+        return JoinHook(self, kwargs.get("divide_by_initial_world_size", True))
+
+    @property
+    def join_device(self) -> torch.device:
+        """The device on which ranks count who is running."""
+        return self.device
+
+    @property
+    def join_process_group(self) -> comm.Group:
+        """The ranks that join."""
+        return self.process_group
+
+    def register_comm_hook(self, state: Any, hook: Hook) -> None:
+        """Let `hook(state, bucket)` reduce the buckets, as those of torch's `ddp_comm_hooks` do.
+
+        Its collectives are its own: `minifsdp.comm` does not see them.
+
+        Args:
+            state: whatever the hook wants to keep.
+            hook: gets a `GradBucket` and returns a future of the tensor [numel] that becomes the gradients; to divide
+                by the number of ranks is up to it.
+
+        Raises:
+            TypeError, ValueError: `hook` is not such a function.
+            RuntimeError: there is one already.
+        """
+        if self._comm_hook is not None:
+            raise RuntimeError("register_comm_hook or register_builtin_comm_hook can only be called once.")
+        self.reducer.leave_to(HookedReduce(state, hook))
+        self._comm_hook = state, hook
+
+    def _set_static_graph(self) -> None:
+        """What `static_graph=True` does at construction; before the first forward."""
+        if self.static_graph:
+            warnings.warn("You've set static_graph to be True, no need to set it again.", stacklevel=2)
+            return
+        arguments.warn_of_no_effect(False, self.find_unused_parameters)
+        self.static_graph = True
+        self.reducer = self._make_reducer()
+
+    @staticmethod
+    def _set_params_and_buffers_to_ignore_for_model(
+        module: nn.Module, params_and_buffers_to_ignore: Iterable[str]
+    ) -> None:
+        """Leave parameters and buffers with these names in `module` to each rank; before it is wrapped."""
+        module._ddp_params_and_buffers_to_ignore = list(params_and_buffers_to_ignore)  # type: ignore[assignment]
+
+    @property
+    def device(self) -> torch.device:
+        """Of the module's first parameter."""
+        return next(self._parameters_here()).device
+
+    @property
+    def device_type(self) -> str:
+        """Such as `"cuda"`."""
+        return self.device.type
+
+    @property
+    def is_multi_device_module(self) -> bool:
+        """Whether its parameters lie on several devices."""
+        return len({p.device for p in self._parameters_here()}) > 1
+
+    @property
+    def modules_buffers(self) -> list[Tensor]:
+        """The buffers that ranks share, as they are now."""
+        return [b for name, b in self.module.named_buffers() if name not in self.parameters_to_ignore]
+
+    @property
+    def broadcast_buffers(self) -> bool:
+        """Another name of `forward_sync_buffers`."""
+        return self.forward_sync_buffers
+
+    @broadcast_buffers.setter
+    def broadcast_buffers(self, value: bool) -> None:
+        self.forward_sync_buffers = value
+
+    def _parameters_here(self) -> Iterator[nn.Parameter]:
+        return (p for name, p in self.module.named_parameters() if name not in self.parameters_to_ignore)
+
+    def will_sync_module_buffers(self) -> bool:
+        """Whether the next forward gives all ranks rank 0's buffers."""
+        return self.require_forward_param_sync and self.forward_sync_buffers and bool(self.modules_buffers)
+
+    def _get_ddp_logging_data(self) -> dict[str, str | int]:
+        """Settings and sizes of buckets, under torch's names (logging_data.py)."""
+        return logging_data(self)
+
+    def __getstate__(self) -> dict[str, Any]:
+        state = self.__dict__.copy()
+        del state["reducer"], state["process_group"]
+        state.pop("running_ranks", None)
+        self._check_default_group()
+        return state
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)  # type: ignore[no-untyped-call]
+        self.process_group = comm.world()
+        self.reducer = self._make_reducer()
+
+    def _check_default_group(self) -> None:
+        if self.process_group is not comm.world():
+            raise RuntimeError(
+                "DDP Pickling/Unpickling are only supported when using DDP with the default process group. That is, "
+                "when you have called init_process_group and have not passed process_group argument to DDP constructor"
+            )

@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from minifsdp import comm, device
+from minifsdp import comm
 from minifsdp.ddp.bucketed import InFlight, assign_buckets, finish_bucket, start_bucket
 from minifsdp.ddp.naive import refuse_sparse_gradients
 from minifsdp.ddp.sync import start_from_rank_0, trainable_parameters
@@ -136,9 +136,7 @@ class OverlappedDDP(nn.Module):
     def forget_failed_backward(self) -> None:
         """One that raised has left gradients that are not all there: let its reductions end, and drop them."""
         while self.in_flight:
-            bucket = self.in_flight.pop(0)
-            bucket.reduction.wait()
-            device.free(bucket.flat)
+            self.in_flight.pop(0).reduction.wait()  # and not before that may its buffer go
         self.reducing = False
 
     @contextmanager

@@ -14,6 +14,8 @@ from torch.autograd.graph import get_gradient_edge
 from minifsdp import comm
 from minifsdp.ddp.bucketed import assign_buckets
 from minifsdp.ddp.buckets import Bucket, GradientBucket, Reduction, StagingBucket
+from minifsdp.ddp.order_check import BucketOrder
+from minifsdp.ddp.overlapped import LaunchQueue
 from minifsdp.ddp.sparse import SparseBucket
 from minifsdp.private import at_end_of_backward
 
@@ -29,9 +31,9 @@ def to_sum(group: comm.Group, bucket: Bucket, index: int, is_last: bool) -> Redu
 class Reducer:
     """Fills buckets as backward makes gradients and starts their all-reduces, so that both run at the same time.
 
-    A bucket is launched once it is full *and* all before it have been launched. So all ranks launch in the same order,
-    in whatever order each of them makes its gradients: collectives that are called in different orders would mix up
-    buckets, or never end.
+    The moving part is that of the lesson, its `LaunchQueue` (overlapped.py). What torch's class adds to it is here: a
+    gradient is weighed on its way into the bucket, and becomes a part of it (buckets.py); only the first backward after
+    a forward is reduced; a parameter that it has not reached is named, and the cure.
 
     Args:
         names: the parameters to reduce, with their names for messages.
@@ -42,7 +44,9 @@ class Reducer:
 
     Attributes:
         params: all of them, whether or not a static graph uses them.
+        queue: what says when a bucket is launched.
         reduce: how a bucket is reduced.
+        order_check: compares the launches of the ranks, if they are to be checked.
         weight: of a gradient in its bucket, 1 / N, so that the sum there is the mean; None: gradients come as they are.
     """
 
@@ -62,12 +66,12 @@ class Reducer:
         self.group = group
         self.reduce: Reduce = partial(to_sum, group)
         self.weight: float | None = 1 / group.size()
+        self.order_check: BucketOrder | None = None
         self.kind = GradientBucket if gradient_as_bucket_view else StagingBucket
         self.cap_bytes = cap_bytes
         self.sparse = sparse
         self.build_buckets(names)
         self.first_sizes = self.sizes()
-        self.launched = 0
         self.forwards = 0  # whose backward is to be reduced
         self.unused_bytes = 0  # of parameters that the last backward left out on this rank
         self.expecting = False  # a backward that must be reduced is due, or under way
@@ -81,7 +85,10 @@ class Reducer:
         self.buckets: list[Bucket] = [self.kind(each) for each in dense]
         self.buckets += [SparseBucket([p]) for p in place if p in self.sparse]
         self.buckets.sort(key=lambda bucket: place[bucket.params[0]])
+        for index, bucket in enumerate(self.buckets):
+            bucket.index = index
         self.bucket_of = {p: bucket for bucket in self.buckets for p in bucket.params}
+        self.queue = LaunchQueue([len(bucket.params) for bucket in self.buckets])
 
     def sizes(self) -> list[int]:
         """Bytes of the buckets' parameters, in the order of the launches."""
@@ -130,14 +137,18 @@ class Reducer:
 
     def mark_ready(self, param: nn.Parameter, incoming: Tensor | None = None) -> None:
         self.ready.add(param)
-        self.bucket_of[param].fill(param, param in self.used, self.weight, incoming)
-        while self.launched < len(self.buckets) and not self.buckets[self.launched].missing:
-            self.launch(self.buckets[self.launched], self.launched)
-            self.launched += 1
+        bucket, missing = self.bucket_of[param], self.queue.missing
+        bucket.fill(param, param in self.used, self.weight, incoming)
+        missing[bucket.index] -= 1
+        if not missing[bucket.index]:
+            self.queue.launch_full(lambda index: self.launch(self.buckets[index], index))
         if len(self.ready) == len(self.names):
             at_end_of_backward(self.finish)
 
     def launch(self, bucket: Bucket, index: int) -> None:
+        """Start to reduce a bucket, or one that stands in for it (join.py)."""
+        if self.order_check is not None:
+            self.order_check.announce(bucket, index)
         bucket.reduction = self.reduce(bucket, index, index == len(self.buckets) - 1)
 
     @torch.no_grad()
@@ -150,7 +161,8 @@ class Reducer:
                 if p not in keep:
                     bucket.deliver(p)
             bucket.release()
-        self.expecting, self.launched = False, 0
+        self.expecting = False
+        self.queue.restart()
         self.unused_bytes = sum(p.nbytes for p in self.params if p not in self.used)
         self.ready.clear()
         self.used.clear()

@@ -83,7 +83,6 @@ class SparseBucket(Bucket):
             )
         else:
             self.flat = param.grad.detach() if weight is None else param.grad.detach() * weight
-        self.missing -= 1
 
     def start_sum(self, group: comm.Group) -> Reduction:
         return SumOfRows(self, group)
