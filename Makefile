@@ -23,12 +23,12 @@ test-full: $(READY)
 
 # On the oldest and the newest torch, each in an environment of its own: make test-versions VERSIONS="2.12 2.14"
 test-versions: $(READY)
-	$(BIN)/python scripts/test_versions.py $(VERSIONS)
+	$(BIN)/python -m tools.test_versions $(VERSIONS)
 
 lint: $(READY) labs-check
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
-	$(BIN)/mypy --strict minifsdp
+	$(BIN)/mypy --strict minifsdp tools
 
 # The notebooks, those that have changed: `make labs FORCE=1` runs all of them.
 labs: $(READY)
@@ -54,7 +54,7 @@ site: slides
 # `make gpu-check PART=step` runs one part; several: PART="doctor step".
 gpu-check:
 	PYTHONPATH="$(CURDIR)$${PYTHONPATH:+:$$PYTHONPATH}" $(if $(wildcard $(READY)),$(BIN)/python,$(PYTHON)) \
-		-m minifsdp gpu-check $(addprefix --part ,$(PART))
+		-m tools.gpu_check $(addprefix --part ,$(PART))
 
 $(READY): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(None if sys.version_info >= (3, 11) else "minifsdp needs Python 3.11 or newer: make PYTHON=/path/to/python3.11")'

@@ -18,13 +18,13 @@ from rich.console import Console
 from rich.table import Table
 
 ROOT = Path(__file__).parent.parent
-sys.path.insert(0, str(ROOT))  # so that a plain `python` does
+sys.path.insert(0, str(ROOT))  # for `tools`, and so that a plain `python` does
 
 from minifsdp.course import overhead  # noqa: E402
 from minifsdp.course.bench.overhead import Cost, Settings  # noqa: E402
 from minifsdp.course.cli.common import run_script  # noqa: E402
-from minifsdp.course.cpu_records import about, cpu_records_folder, write_record  # noqa: E402
 from minifsdp.course.launch.resources import check_writable_file  # noqa: E402
+from tools.cpu_records import about, cpu_records_folder, write_record  # noqa: E402
 
 LIMITS = {"torch-fsdp1": 0.25, "torch-fsdp2": 0.15}
 """At most so many times what this one costs, for FullyShardedDataParallel as it is by default."""

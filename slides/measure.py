@@ -5,14 +5,18 @@ Bytes and messages are the same in every run; seconds are of the machine that th
 
 from __future__ import annotations
 
+import sys
 import tempfile
 from pathlib import Path
 from statistics import median
 from typing import Any
 
-from minifsdp.course.cpu_records import about, write_record
-from minifsdp.course.ladder import run as ladder
-from minifsdp.course.ladder.measure import Settings
+ROOT = Path(__file__).parent.parent
+sys.path.insert(0, str(ROOT))  # for `tools`, which is not installed
+
+from minifsdp.course.ladder import run as ladder  # noqa: E402
+from minifsdp.course.ladder.measure import Settings  # noqa: E402
+from tools.cpu_records import about, write_record  # noqa: E402
 
 FILE = Path(__file__).parent / "measured.json"
 

@@ -1,4 +1,4 @@
-"""`minifsdp gpu-check` with a GPU that is not there: its parts are small programs that write made-up results."""
+"""`make gpu-check` with a GPU that is not there: its parts are small programs that write made-up results."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ import pytest
 
 from minifsdp.course import cli
 from minifsdp.course.cli import commands
-from minifsdp.course.cli import gpu_check as command
-from minifsdp.course.gpu_check import check, parts, process
-from minifsdp.course.gpu_check.junit import count, parse_junit
-from minifsdp.course.gpu_check.machine import Machine, NoGpuError
-from minifsdp.course.gpu_check.parts import PARTS, Part, Ranks, measured_link, ranks_for
-from minifsdp.course.gpu_check.summary import figures
 from minifsdp.course.link.emulated import parse_link
-from minifsdp.course.watch.records import Record, find_records, read_record
 from minifsdp.course.workshop.process import TREE, end_tree
-from minifsdp.course.worlds_table import RUNGS, TORCHS, worlds_table
+from tools import ROOT
+from tools.gpu_check import check, command, parts, process
+from tools.gpu_check.junit import count, parse_junit
+from tools.gpu_check.machine import Machine, NoGpuError
+from tools.gpu_check.parts import PARTS, Part, Ranks, measured_link, ranks_for
+from tools.gpu_check.summary import figures
+from tools.records import Record, find_records, read_record
+from tools.worlds_table import RUNGS, TORCHS, worlds_table
 
 REAL = dict(PARTS)
 VERSIONS = {"python": "3", "torch": "2.stub", "cuda": "0", "nccl": "0.stub", "driver": None, "minifsdp": "0"}
@@ -66,7 +66,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     for variable in ("MINIFSDP_DEVICE", "RANK"):
         monkeypatch.delenv(variable, raising=False)
     monkeypatch.setattr(check, "find_gpus", lambda: GPU)
-    monkeypatch.setattr(check, "checkout", lambda: tmp_path)
+    monkeypatch.setattr(check, "ROOT", tmp_path)
     for name in PARTS:
         monkeypatch.setitem(PARTS, name, stub(GOOD))
     return tmp_path
@@ -77,10 +77,10 @@ def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> 
     """The command line."""
 
     def of(*words: str) -> Done:
-        monkeypatch.setattr(sys, "argv", ["minifsdp", "gpu-check", *words])
+        monkeypatch.setattr(sys, "argv", ["tools.gpu_check", *words])
         monkeypatch.setattr("signal.signal", lambda *_: None)
         with pytest.raises(SystemExit) as stop:
-            cli.main()
+            cli.main("tools.gpu_check.command")
         output = capsys.readouterr()
         return Done(int(stop.value.code or 0), output.out, output.err.splitlines())
 
@@ -307,18 +307,24 @@ def test_without_a_gpu_nothing_is_written(
         raise NoGpuError("the driver is asleep")
 
     monkeypatch.setattr(check, "find_gpus", none)
-    monkeypatch.setattr(check, "checkout", lambda: tmp_path)
+    monkeypatch.setattr(check, "ROOT", tmp_path)
     done = run(*words, "--out", str(tmp_path / "records"))
     assert (done.code, done.out, len(done.errors)) == (2, "", 1)
     assert says in done.errors[0]
     assert not list(tmp_path.iterdir())
 
 
+def test_its_help_has_an_example(run: Callable[..., Done]) -> None:
+    done = run("--help")
+    assert done.code == 0
+    assert "Example: python -m tools.gpu_check --part" in done.out
+
+
 def test_on_this_machine_the_real_question_is_answered(monkeypatch: Any, tmp_path: Path) -> None:
     """CUDA is asked in a process of its own, which sees no GPU: hidden where there is one."""
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    words = [sys.executable, "-m", "minifsdp", "gpu-check", "--out", str(tmp_path / "records")]
-    done = subprocess.run(words, capture_output=True, text=True, timeout=100, check=False)
+    words = [sys.executable, "-m", "tools.gpu_check", "--out", str(tmp_path / "records")]
+    done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, timeout=100, check=False)
     assert done.returncode == 2
     (line,) = done.stderr.splitlines()
     assert line.startswith("minifsdp: gpu-check needs an NVIDIA GPU; ")
@@ -345,15 +351,13 @@ def test_under_torchrun_a_forced_cpu_and_a_broken_record_are_refused_before_anyt
 
 
 def test_make_takes_the_environment_that_is_there_and_makes_none() -> None:
-    root = Path(cli.__file__).parents[3]
-
     def commands(*words: str) -> str:
-        made = ["make", "-n", "-C", str(root), "gpu-check", "PYTHON=some-python", *words]
+        made = ["make", "-n", "-C", str(ROOT), "gpu-check", "PYTHON=some-python", *words]
         return subprocess.run(made, capture_output=True, text=True, timeout=60, check=True).stdout
 
     without = commands("READY=/no/such/file", "PART=doctor step")
     assert "some-python" in without
-    assert "-m minifsdp gpu-check --part doctor --part step" in without
+    assert "-m tools.gpu_check --part doctor --part step" in without
     assert "pip" not in without
     assert "venv" not in without
     assert ".venv/bin/python" in commands("READY=README.md")
@@ -459,7 +463,7 @@ def test_the_real_commands_leave_what_the_record_and_its_table_are_made_of(gpu: 
     monkeypatch.setattr(Ranks, "options", property(lambda ranks: ["--ranks", str(ranks.count), "--device", "cpu"]))
     for size in ("_STEP", "_LADDER"):
         monkeypatch.setattr(parts, size, ["--width", "32", "--context", "16", "--steps", "2"])
-    monkeypatch.setenv("PYTHONPATH", str(Path(cli.__file__).parents[3]))
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
     for name in ("doctor", "ladder", "step"):
         monkeypatch.setitem(PARTS, name, REAL[name])
     done = check.gpu_check(check.prepare(["doctor", "ladder", "step"], None, None))

@@ -475,3 +475,4 @@ def test_a_wheel_brings_the_labs_and_uses_its_own(tmp_path: Path) -> None:
     )
     assert done.stdout.splitlines() == [COPY, str(tmp_path / "lib/minifsdp/__init__.py")]
     assert (tmp_path / "lib/minifsdp/labs/checks/test_lab04.py").exists()
+    assert [path.name for path in (tmp_path / "lib").iterdir()] == ["minifsdp"]

@@ -16,17 +16,10 @@ import pytest
 from minifsdp.course.bench.contestants import CONTESTANTS
 from minifsdp.course.ladder.rungs import RUNGS
 from minifsdp.course.watch import records
-from minifsdp.course.watch.records import (
-    NO_RECORD,
-    Part,
-    RecordError,
-    find_records,
-    parse_record,
-    read_record,
-    show_record,
-)
-from minifsdp.course.worlds_table import NOT_RUN, SHARED_TIMES, TORCHS, WORLDS, worlds_table
-from minifsdp.course.worlds_table import RUNGS as ROWS
+from minifsdp.course.watch.records import NO_RECORD, show_record
+from tools.records import PARTS, Part, RecordError, find_records, parse_record, read_record
+from tools.worlds_table import NOT_RUN, SHARED_TIMES, TORCHS, WORLDS, worlds_table
+from tools.worlds_table import RUNGS as ROWS
 
 ROOT = Path(__file__).parent.parent
 SHARED = "2 ranks over NCCL, sharing cuda:0: 1 GPU here, shared as asked for"
@@ -93,7 +86,7 @@ def folder(tmp_path: Path) -> Path:
 
 def test_a_record_is_read_and_written_alike(folder: Path) -> None:
     (record,) = find_records(folder)
-    assert (record.name, record.gpu, record.count, list(record.parts)) == (NAME, "Made-up 7", 1, list(records.PARTS))
+    assert (record.name, record.gpu, record.count, list(record.parts)) == (NAME, "Made-up 7", 1, list(PARTS))
     assert parse_record(record.dumps()) == record
     assert record.passed("doctor") is None
     assert record.passed("ladder").world == SHARED  # type: ignore[union-attr]
@@ -237,8 +230,8 @@ def test_two_records_stand_side_by_side(folder: Path) -> None:
 
 
 def readme_table(*words: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, str(ROOT / "benchmarks" / "readme_table.py"), *words]
-    return subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
+    command = [sys.executable, "-m", "tools.readme_table", *words]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=100, check=False)
 
 
 def test_the_readme_says_what_the_records_say() -> None:

@@ -16,7 +16,7 @@ COURSE = sorted((PACKAGE / "course").rglob("*.py"))
 
 def imports(path: Path) -> set[str]:
     """Qualified names of all that a file imports, relative ones resolved."""
-    package = ["minifsdp", *path.relative_to(PACKAGE).parts[:-1]]
+    package = path.relative_to(PACKAGE.parent).parts[:-1]
     found = set()
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
@@ -35,6 +35,11 @@ def name(path: Path) -> str:
 @pytest.mark.parametrize("path", UPSTAIRS, ids=name)
 def test_upstairs_imports_nothing_from_the_course(path):
     assert not [found for found in imports(path) if found.startswith("minifsdp.course")]
+
+
+@pytest.mark.parametrize("path", UPSTAIRS + COURSE, ids=name)
+def test_what_is_installed_does_without_what_only_maintainers_run(path):
+    assert not [found for found in imports(path) if found.split(".")[0] == "tools"]
 
 
 @pytest.mark.parametrize("path", UPSTAIRS + COURSE, ids=name)
@@ -63,6 +68,7 @@ def test_the_walk_would_find_a_break():
     """The checks above look at real files and see relative imports."""
     assert len(UPSTAIRS) > 15
     assert "minifsdp.course.launch.launch" in imports(PACKAGE / "course" / "ladder" / "run.py")
+    assert "tools.records" in imports(PACKAGE.parent / "tools" / "gpu_check" / "check.py")
 
 
 def test_closed_form_needs_no_torch():

@@ -1,4 +1,4 @@
-"""The command line: `minifsdp ladder`, `train`, `lab`, `doctor`, `bench`, `gpu-check`, `ps`, `clean`.
+"""The command line: `minifsdp ladder`, `train`, `lab`, `doctor`, `bench`, `ps`, `clean`.
 
 Nothing is imported here that takes time: Ctrl-C is answered first.
 """
@@ -6,10 +6,15 @@ Nothing is imported here that takes time: Ctrl-C is answered first.
 from __future__ import annotations
 
 import sys
+from importlib import import_module
 
 
-def main() -> None:
-    """Run the command line; what is wrong with a request ends in one line on standard error and exit code 2."""
+def main(program: str = "minifsdp.course.cli.commands") -> None:
+    """Run a command line; what is wrong with a request ends in one line on standard error and exit code 2.
+
+    Args:
+        program: the module that has it, as `app`.
+    """
     if sys.platform == "win32":
         sys.exit("minifsdp runs on Linux, macOS and WSL2, not on native Windows")
     from minifsdp.course.cli.output import going_on
@@ -19,7 +24,9 @@ def main() -> None:
     with going_on():
         try:
             from minifsdp.course.cli.commands import run
+
+            app = import_module(program).app
         except ModuleNotFoundError as error:  # run from a checkout, by a Python that has not what it needs
             print(f"minifsdp: this Python has no {error.name}: install it, or use another Python", file=sys.stderr)
             sys.exit(2)
-        run()
+        run(app)

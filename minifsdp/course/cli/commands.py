@@ -26,7 +26,6 @@ COMMANDS = {
     "train": Command("train", "train with any strategy, precision and schedule; checkpoints"),
     "bench": Command("bench", "a step of ours and of torch's, in seconds and bytes"),
     "doctor": Command("doctor", "what this machine can do, and what is broken on it"),
-    "gpu-check": Command("gpu_check", "all that the course claims of GPUs, on this machine's"),
     "ps": Command("processes", "your own ranks and servers"),
     "clean": Command("processes", "end those that are left"),
 }
@@ -78,8 +77,8 @@ def _commands() -> None:
     """Makes this a program of several commands."""
 
 
-def run() -> NoReturn:
-    """Run the command that the words in `sys.argv` ask for, and end with its exit code."""
+def run(app: typer.Typer) -> NoReturn:
+    """Run what the words in `sys.argv` ask for, and end with its exit code."""
     _refuse_empty(sys.argv[1:])
     usage_error: Any = typer.BadParameter.__mro__[1]
     try:

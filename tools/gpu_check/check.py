@@ -13,14 +13,15 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from minifsdp.course.gpu_check.junit import count
-from minifsdp.course.gpu_check.machine import Machine, checkout, commit, find_gpus
-from minifsdp.course.gpu_check.parts import PARTS, UNREADABLE, Ranks, ranks_for
-from minifsdp.course.gpu_check.process import Ended, run_limited
 from minifsdp.course.launch.resources import check_writable
-from minifsdp.course.watch.records import PARTS as ORDER
-from minifsdp.course.watch.records import Part as Recorded
-from minifsdp.course.watch.records import Record, parse_record, read_record
+from tools import ROOT
+from tools.gpu_check.junit import count
+from tools.gpu_check.machine import Machine, commit, find_gpus
+from tools.gpu_check.parts import PARTS, UNREADABLE, Ranks, ranks_for
+from tools.gpu_check.process import Ended, run_limited
+from tools.records import PARTS as ORDER
+from tools.records import Part as Recorded
+from tools.records import Record, parse_record, read_record
 
 LIMIT = 520.0  # seconds for a part; with what it takes to end it, still under nine minutes
 FILES = Path("results", "gpu-check")  # under the checkout: logs, traces and all else that the parts write
@@ -64,17 +65,16 @@ def prepare(names: Sequence[str], out: Path | None, share: bool | None) -> Plan:
         raise ValueError("MINIFSDP_DEVICE=cpu keeps the parts from the GPU: unset it")
     if "RANK" in os.environ:
         raise ValueError("gpu-check starts its ranks itself: run it once, not under torchrun (unset RANK)")
-    root = checkout()
     machine = find_gpus()
-    folder = out or root / "benchmarks" / "records"
+    folder = out or ROOT / "benchmarks" / "records"
     check_writable(folder)
-    check_writable(root / FILES, "the folder")
+    check_writable(ROOT / FILES, "the folder")
     blank = Record(machine.gpu, machine.count, machine.versions, {})
     path = folder.resolve() / f"{blank.name}.json"
     if path.exists():
         read_record(path)
     chosen = tuple(name for name in PARTS if name in names or not names)
-    return Plan(root, machine, commit(root), ranks_for(machine.count, share), chosen, path)
+    return Plan(ROOT, machine, commit(ROOT), ranks_for(machine.count, share), chosen, path)
 
 
 def gpu_check(plan: Plan, tell: Told = lambda name, done: None, limit: float = LIMIT) -> dict[str, Recorded]:

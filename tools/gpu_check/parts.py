@@ -11,8 +11,8 @@ from pathlib import Path
 from statistics import median
 from typing import Any, NoReturn
 
-from minifsdp.course.gpu_check.junit import count, parse_junit
-from minifsdp.course.gpu_check.machine import checkout
+from tools import ROOT
+from tools.gpu_check.junit import count, parse_junit
 
 Results = dict[str, Any]
 Commands = list[list[str]]
@@ -119,7 +119,7 @@ def _labs(ranks: Ranks, out: Path) -> Commands:
     """Processes take turns on a GPU, and a collective takes a turn of each: on a shared one a notebook at a time."""
     parallel = find_spec("xdist") and not ranks.shared
     at_once = ["-n", str(_NOTEBOOKS), "--dist", "loadscope"] if parallel else []
-    notebooks = sorted(f"labs/{path.name}" for path in (checkout() / "labs").glob("*.ipynb"))
+    notebooks = sorted(f"labs/{path.name}" for path in (ROOT / "labs").glob("*.ipynb"))
     return _pytest(out, *at_once, "--nbval-lax", "--nbval-current-env", "--nbval-cell-timeout=120", *notebooks)
 
 

@@ -1,4 +1,4 @@
-"""The suite on other versions of torch: `python scripts/test_versions.py 2.11 2.15` (`make test-versions`).
+"""The suite on other versions of torch: `python -m tools.test_versions 2.11 2.15` (`make test-versions`).
 
 Each version has an environment of its own in build/torch-VERSION, where everything but torch is what constraints.txt
 says, and gets what `make test` runs. Results go to tests/versions.json. Exit code 1 if a test fails.
@@ -19,7 +19,8 @@ from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
-ROOT = Path(__file__).parent.parent
+from tools import ROOT
+
 RECORD = ROOT / "tests" / "versions.json"
 PARTS = (["-m", "not slow and not alone", "-n", "3"], ["-m", "not slow and alone"])
 

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from minifsdp.course.watch.records import Part, Record
+from tools.records import Part, Record
 
 NOT_RUN = "not run"
 _SHARE = "sharing|on one GPU"

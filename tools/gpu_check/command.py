@@ -1,4 +1,4 @@
-"""The command line: `minifsdp gpu-check`."""
+"""The command line: `python -m tools.gpu_check`."""
 
 from __future__ import annotations
 
@@ -11,16 +11,15 @@ import typer
 
 from minifsdp.course.cli.common import fail, new_app, new_console
 from minifsdp.course.cli.signals import cleaning_up
-from minifsdp.course.gpu_check.check import FILES, gpu_check, prepare
-from minifsdp.course.gpu_check.machine import NoGpuError
-from minifsdp.course.gpu_check.summary import exit_code, summary_table
-from minifsdp.course.watch.records import Part
+from tools.gpu_check.check import FILES, gpu_check, prepare
+from tools.gpu_check.machine import NoGpuError
+from tools.gpu_check.summary import exit_code, summary_table
+from tools.records import Part
 
 app = new_app()
-APPS = {"gpu-check": app}
 
 
-@app.command("gpu-check")
+@app.command()
 def check(
     part: Annotated[list[str] | None, typer.Option(help="doctor, tests, ladder, step or labs; default: all.")] = None,
     out: Annotated[
@@ -35,7 +34,7 @@ def check(
 
     A part that is named by --part takes its place in the record that is there; the others stay as they are.
 
-    Example: minifsdp gpu-check --part doctor --part tests
+    Example: python -m tools.gpu_check --part doctor --part tests
     """
     try:
         plan = prepare(part or [], out, share_gpu)

@@ -1,4 +1,4 @@
-"""Write the README's table of worlds anew, from the records: `python benchmarks/readme_table.py`.
+"""Write the README's table of worlds anew, from the records: `python -m tools.readme_table`.
 
 With `--check` nothing is written: exit code 1 if the table is not what the records say.
 """
@@ -10,11 +10,9 @@ import re
 import sys
 from pathlib import Path
 
-ROOT = Path(__file__).parent.parent
-sys.path.insert(0, str(ROOT))  # so that a plain `python` does
-
-from minifsdp.course.watch.records import RecordError, find_records  # noqa: E402
-from minifsdp.course.worlds_table import worlds_table  # noqa: E402
+from tools import ROOT
+from tools.records import RECORDS, RecordError, find_records
+from tools.worlds_table import worlds_table
 
 BEGIN, END = "<!-- worlds:begin -->", "<!-- worlds:end -->"
 
@@ -36,7 +34,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--check", action="store_true", help="write nothing; fail if the table is stale")
     parser.add_argument("--readme", type=Path, default=ROOT / "README.md")
-    parser.add_argument("--records", type=Path, default=None, help="default: benchmarks/records")
+    parser.add_argument("--records", type=Path, default=RECORDS, help="default: benchmarks/records")
     given = parser.parse_args()
     try:
         page = given.readme.read_text()
@@ -49,7 +47,7 @@ def main() -> int:
         return 2
     if given.check:
         if page != wanted:
-            print(f"{given.readme}: the table of worlds is stale: python benchmarks/readme_table.py", file=sys.stderr)
+            print(f"{given.readme}: the table of worlds is stale: python -m tools.readme_table", file=sys.stderr)
         return int(page != wanted)
     given.readme.write_text(wanted)
     return 0

@@ -7,7 +7,6 @@ import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 
-import minifsdp
 from minifsdp.course.doctor.gpus import ask_cuda, ask_driver
 from minifsdp.course.doctor.machine import driver_version
 from minifsdp.course.doctor.versions import Versions, versions
@@ -32,18 +31,6 @@ class Machine:
 
 class NoGpuError(Exception):
     """There is no GPU to be used; one line that says why."""
-
-
-def checkout() -> Path:
-    """The folder of the source.
-
-    Raises:
-        ValueError: minifsdp was installed without its tests and labs.
-    """
-    root = Path(minifsdp.__file__).parent.parent
-    if not (root / "pyproject.toml").is_file():
-        raise ValueError("gpu-check runs the repository's own tests and labs: run it in a checkout (make gpu-check)")
-    return root
 
 
 def find_gpus() -> Machine:

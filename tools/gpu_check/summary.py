@@ -9,8 +9,8 @@ from rich import box
 from rich.markup import escape
 from rich.table import Table
 
-from minifsdp.course.gpu_check.parts import PARTS
-from minifsdp.course.watch.records import Part
+from tools.gpu_check.parts import PARTS
+from tools.records import Part
 
 _COLOURS = {"passed": "green", "failed": "red", "skipped": "yellow"}
 

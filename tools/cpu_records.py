@@ -17,13 +17,14 @@ from pathlib import Path
 from typing import Any
 
 from minifsdp.course.doctor.versions import versions
-from minifsdp.course.gpu_check.machine import checkout, commit
-from minifsdp.course.watch.records import records_folder
+from tools import ROOT
+from tools.gpu_check.machine import commit
+from tools.records import RECORDS
 
 
 def cpu_records_folder() -> Path:
     """`benchmarks/records/cpu`, in a checkout."""
-    return records_folder() / "cpu"
+    return RECORDS / "cpu"
 
 
 def about(benchmark: str) -> dict[str, Any]:
@@ -37,7 +38,7 @@ def about(benchmark: str) -> dict[str, Any]:
         "benchmark": benchmark,
         "command": shlex.join(["python", f"benchmarks/{benchmark}.py", *sys.argv[1:]]),
         "when": datetime.now(UTC).isoformat(timespec="seconds"),
-        "commit": commit(checkout()),
+        "commit": commit(ROOT),
         "cpu": cpu_name(),
         "cores": len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count(),
         "versions": versions(),

@@ -1,0 +1,16 @@
+"""What only maintainers run, from the checkout's root: `python -m tools.NAME`. None of it is in the wheel.
+
+    gpu_check         all that the course claims of GPUs, run and put on record (`make gpu-check`)
+    records.py        what a record of a GPU is: read, checked, written
+    worlds_table.py   the README's table of worlds, from the records
+    readme_table.py   writes that table into the README
+    cpu_records.py    records of what benchmarks measured on a CPU
+    test_versions.py  the suite on other versions of torch (`make test-versions`)
+
+Nothing in minifsdp imports it.
+"""
+
+from pathlib import Path
+
+ROOT = Path(__file__).parent.parent
+"""The checkout."""
