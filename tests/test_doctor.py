@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -30,6 +31,8 @@ from minifsdp.course.doctor.report import reasons, summary
 from minifsdp.course.launch import launch
 from minifsdp.course.launch.world import World
 from minifsdp.course.plots.bandwidth import bandwidth_picture, size_name
+from minifsdp.course.workshop import catalogue
+from minifsdp.course.workshop.catalogue import labs_folder
 
 MIB = 2**20
 H200 = "NVIDIA H200"
@@ -624,24 +627,23 @@ def test_tables_say_it_all() -> None:
 # Labs
 
 
-def test_labs_start_as_many_ranks_as_their_code_says() -> None:
-    import ast
+def test_labs_start_no_more_ranks_than_they_say() -> None:
+    """By the numbers that are written in a launch."""
+    for lab in labs.read_labs():
+        (source,) = (labs_folder() / "src").glob(f"lab{lab.number}_*.py")
+        given = [int(number) for number in re.findall(r"launch\(\w+, (\d+)", source.read_text())]
+        assert lab.ranks >= max(given, default=0), lab
 
-    source = """
-N, M = 3, 7
-MANY = [8, 16]
-for ranks in (2, 5):
-    launch(f, ranks)
-print([g(ranks) for ranks in MANY])
-def start(ranks): return launch(f, ranks)
-start(6)
-def other(): M = 1; launch(f, M)
-launch(f)
-"""
-    assert labs.most_ranks(ast.parse(source)) == 6
-    assert labs.most_ranks(ast.parse("launch(f, unknown)\nloop = loop\nlaunch(f, loop)")) == 0
-    assert labs.most_ranks(ast.parse("launch(f)")) == 2
-    assert labs.most_ranks(ast.parse("[launch(f, n) for n in (1, 4)]")) == 4
+
+def test_a_lab_that_does_not_say_its_ranks_is_named_before_any_rank_starts(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    facts = {"title": "FSDP", "minutes": 75}
+    monkeypatch.setattr(catalogue, "facts_of", lambda notebook: facts)
+    monkeypatch.setattr(doctor, "ask_ranks", lambda *_: pytest.fail("ranks were started"))
+    assert command(monkeypatch, "--device", "cpu", "--out", str(tmp_path)) == 2
+    line = capsys.readouterr().err.splitlines()[-1]
+    assert line == "minifsdp: lab 00 does not say how many ranks it starts: its front matter needs `ranks: N`"
 
 
 def test_labs_and_worlds() -> None:

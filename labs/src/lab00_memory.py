@@ -4,6 +4,7 @@
 #     lab: "00"
 #     title: Memory
 #     minutes: 45
+#     ranks: 0
 # ---
 
 # %% [markdown]

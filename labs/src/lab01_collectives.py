@@ -4,6 +4,7 @@
 #     lab: "01"
 #     title: Collectives
 #     minutes: 80
+#     ranks: 4
 # ---
 
 # %% [markdown]

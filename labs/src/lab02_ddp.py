@@ -4,6 +4,7 @@
 #     lab: "02"
 #     title: Distributed data parallelism
 #     minutes: 60
+#     ranks: 2
 # ---
 
 # %% [markdown]

@@ -4,6 +4,7 @@
 #     lab: "03"
 #     title: ZeRO-1 and ZeRO-2
 #     minutes: 60
+#     ranks: 4
 # ---
 
 # %% [markdown]

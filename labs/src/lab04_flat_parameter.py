@@ -4,6 +4,7 @@
 #     lab: "04"
 #     title: The flat parameter
 #     minutes: 45
+#     ranks: 4
 # ---
 
 # %% [markdown]

@@ -4,6 +4,7 @@
 #     lab: "05"
 #     title: FSDP
 #     minutes: 75
+#     ranks: 4
 # ---
 
 # %% [markdown]

@@ -4,6 +4,7 @@
 #     lab: "06"
 #     title: Overlap
 #     minutes: 60
+#     ranks: 2
 # ---
 
 # %% [markdown]

@@ -4,6 +4,7 @@
 #     lab: "07"
 #     title: Prefetch
 #     minutes: 60
+#     ranks: 2
 # ---
 
 # %% [markdown]

@@ -4,6 +4,7 @@
 #     lab: "08"
 #     title: Rate limit
 #     minutes: 70
+#     ranks: 2
 # ---
 
 # %% [markdown]

@@ -4,6 +4,7 @@
 #     lab: "09"
 #     title: Precision, accumulation, offload
 #     minutes: 70
+#     ranks: 2
 # ---
 
 # %% [markdown]

@@ -4,6 +4,7 @@
 #     lab: "10a"
 #     title: Wrapping and initialisation
 #     minutes: 70
+#     ranks: 2
 # ---
 
 # %% [markdown]

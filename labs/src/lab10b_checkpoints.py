@@ -4,6 +4,7 @@
 #     lab: "10b"
 #     title: Checkpoints, frozen parameters, recomputation
 #     minutes: 75
+#     ranks: 3
 # ---
 
 # %% [markdown]

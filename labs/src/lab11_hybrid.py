@@ -4,6 +4,7 @@
 #     lab: "11"
 #     title: Hybrid sharding
 #     minutes: 60
+#     ranks: 4
 # ---
 
 # %% [markdown]

@@ -92,10 +92,11 @@ def run(plan: Plan, progress: Progress, replaced: Mapping[str, Callable[..., Any
         the content of `doctor.json`, on every rank of an SPMD run; the first alone writes it. "ok" says whether all is.
 
     Raises:
+        ValueError: a lab does not say its ranks.
         UndeliveredError: the output folder cannot be written any more; names the folder that has the files.
     """
     here, world = plan.machine, plan.world
-    start = time.monotonic()
+    start, known = time.monotonic(), labs.read_labs()
     findings = machine.check_machine(here, world, plan.on_cpu)
     said = Ranks()
     if world is not None:
@@ -116,7 +117,7 @@ def run(plan: Plan, progress: Progress, replaced: Mapping[str, Callable[..., Any
         "findings": [asdict(finding) for finding in findings],
         "bandwidth": measured,
         "peak": (plan.peak or _peak(here, world, said))._asdict(),
-        "labs": [asdict(lab) | {"worlds": labs.worlds_of(lab, len(here.gpus))} for lab in labs.read_labs()],
+        "labs": [asdict(lab) | {"worlds": labs.worlds_of(lab, len(here.gpus))} for lab in known],
     }
     if is_first():
         _write(record, plan.out)
