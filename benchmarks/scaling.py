@@ -19,7 +19,7 @@ from rich.table import Table
 ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT))  # for `tools`, and so that a plain `python` does
 
-from minifsdp.course import scaling  # noqa: E402
+from minifsdp.course.bench import scaling  # noqa: E402
 from minifsdp.course.bench.scaling import WAYS, Settings  # noqa: E402
 from minifsdp.course.cli.common import run_script  # noqa: E402
 from minifsdp.course.launch.resources import check_writable  # noqa: E402
