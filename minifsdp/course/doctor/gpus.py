@@ -1,5 +1,8 @@
 """The GPUs of this machine: by the driver's program, by the PCI bus, and by CUDA, which need not agree.
 
+nvidia-smi comes with the driver and prints the matrix of links. NVML has no such matrix, only each link's other end, so
+that its Python bindings (nvidia-ml-py) would be one more package and no less code.
+
 CUDA is asked in a process of its own (`python -m minifsdp.course.doctor.gpus`): a driver that hangs does so there, and
 the ranks find the GPUs without a context of their parent's on them.
 """

@@ -1,4 +1,7 @@
-"""Which versions of what are here: for records, in which a figure without them says little."""
+"""Which versions of what are here: for records, in which a figure without them says little.
+
+`torch.utils.collect_env` has no field for NCCL or for this package, and runs compilers and pip to fill its own.
+"""
 
 from __future__ import annotations
 
