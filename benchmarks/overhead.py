@@ -23,7 +23,7 @@ sys.path.insert(0, str(ROOT))  # for `tools`, and so that a plain `python` does
 from minifsdp.course.bench import overhead  # noqa: E402
 from minifsdp.course.bench.overhead import Cost, Settings  # noqa: E402
 from minifsdp.course.cli.common import run_script  # noqa: E402
-from minifsdp.course.launch.resources import check_writable_file  # noqa: E402
+from minifsdp.course.system.resources import check_writable_file  # noqa: E402
 from tools.cpu_records import about, cpu_records_folder, write_record  # noqa: E402
 
 LIMITS = {"torch-fsdp1": 0.25, "torch-fsdp2": 0.15}

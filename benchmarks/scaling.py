@@ -22,8 +22,8 @@ sys.path.insert(0, str(ROOT))  # for `tools`, and so that a plain `python` does
 from minifsdp.course.bench import scaling  # noqa: E402
 from minifsdp.course.bench.scaling import WAYS, Settings  # noqa: E402
 from minifsdp.course.cli.common import run_script  # noqa: E402
-from minifsdp.course.launch.resources import check_writable  # noqa: E402
 from minifsdp.course.plots.scaling import scaling_figure  # noqa: E402
+from minifsdp.course.system.resources import check_writable  # noqa: E402
 from tools.cpu_records import about, cpu_records_folder, write_record  # noqa: E402
 
 MIB = 2**20

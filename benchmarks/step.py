@@ -26,7 +26,7 @@ sys.path.insert(0, str(ROOT))  # for `tools`, and so that a plain `python` does
 from minifsdp.course.bench import report, start  # noqa: E402
 from minifsdp.course.bench.settings import Settings  # noqa: E402
 from minifsdp.course.cli.common import progress_bar, run_script  # noqa: E402
-from minifsdp.course.launch.resources import check_writable_file  # noqa: E402
+from minifsdp.course.system.resources import check_writable_file  # noqa: E402
 from tools.cpu_records import about, cpu_records_folder, write_record  # noqa: E402
 
 CONTEXTS = {512: 128, 256: 64}  # tokens by width; 8 layers, 8 heads, 2 sequences on each rank

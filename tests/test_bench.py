@@ -22,13 +22,13 @@ from minifsdp.course.bench import compete, report, start, weigh
 from minifsdp.course.bench.contestants import CONTESTANTS, Contestant
 from minifsdp.course.bench.prediction import GPUS, PREDICTED, predict
 from minifsdp.course.bench.settings import Settings
-from minifsdp.course.files.whole_files import UndeliveredError
 from minifsdp.course.ladder.measure import take_step
 from minifsdp.course.ladder.rungs import RUNGS, plain
 from minifsdp.course.launch import launch, rank_device
 from minifsdp.course.launch.world import World
 from minifsdp.course.machine import A100, H200
 from minifsdp.course.machine.program import Kernel
+from minifsdp.course.system.whole_files import UndeliveredError
 from minifsdp.course.watch.ledger import Ledger
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])

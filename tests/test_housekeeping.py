@@ -17,7 +17,7 @@ from jupyter_client import KernelManager
 
 from minifsdp.course import cli
 from minifsdp.course.cli import processes
-from minifsdp.course.launch.housekeeping import SERVER, Found, end_processes, find_processes
+from minifsdp.course.system.housekeeping import SERVER, Found, end_processes, find_processes
 from minifsdp.course.workshop.references import find_reference
 
 pytestmark = pytest.mark.alone

@@ -16,7 +16,7 @@ from pathlib import Path
 from types import NoneType
 from typing import Any, Literal, NoReturn
 
-from minifsdp.course.files.plain_files import read_plain
+from minifsdp.course.system.plain_files import read_plain
 from tools import ROOT
 
 FORMAT = 1

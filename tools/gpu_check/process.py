@@ -13,7 +13,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
-from minifsdp.course.launch.housekeeping import label
+from minifsdp.course.system.housekeeping import label
 from minifsdp.course.workshop.process import TREE, end_tree
 
 PATIENCE = 12.0  # seconds in which a command that is over its limit may still write what it has

@@ -11,7 +11,7 @@ from minifsdp.course.bench.contestants import CONTESTANTS, Contestant
 from minifsdp.course.ladder import data
 from minifsdp.course.ladder.data import Batch
 from minifsdp.course.ladder.model import GPT, count_elements
-from minifsdp.course.launch.resources import check_counts, check_names, check_seed
+from minifsdp.course.system.resources import check_counts, check_names, check_seed
 
 COUNTS = ("ranks", "batch", "layers", "width", "heads", "context", "steps", "warm_up")
 

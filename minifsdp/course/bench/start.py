@@ -15,11 +15,11 @@ from minifsdp.course.bench.contestants import CONTESTANTS, Contestant
 from minifsdp.course.bench.prediction import Prediction, predict
 from minifsdp.course.bench.report import make_record
 from minifsdp.course.bench.settings import Settings
-from minifsdp.course.files.whole_files import delivering
 from minifsdp.course.launch import launch
-from minifsdp.course.launch.resources import ADAMW_BYTES, check_host_memory, check_writable_file
 from minifsdp.course.launch.world import Device, World, choose_world, is_first
 from minifsdp.course.link.emulated import parse_link
+from minifsdp.course.system.resources import ADAMW_BYTES, check_host_memory, check_writable_file
+from minifsdp.course.system.whole_files import delivering
 
 TIME_LIMIT = 3600.0  # seconds that the ranks may take together before they count as stuck
 

@@ -21,10 +21,10 @@ from minifsdp.course.cli.common import (
     ranks_asked_for,
 )
 from minifsdp.course.cli.signals import cleaning_up
-from minifsdp.course.files.whole_files import UndeliveredError
 from minifsdp.course.ladder.measure import Settings
 from minifsdp.course.launch import RankError
 from minifsdp.course.launch.world import is_first, tell
+from minifsdp.course.system.whole_files import UndeliveredError
 
 DEFAULT = Settings()
 

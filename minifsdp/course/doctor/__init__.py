@@ -21,9 +21,9 @@ from minifsdp.course.doctor.machine import Finding, Machine
 from minifsdp.course.doctor.peak import Peak
 from minifsdp.course.doctor.ranks import Ranks, ask_ranks
 from minifsdp.course.doctor.versions import versions
-from minifsdp.course.files.whole_files import delivering
-from minifsdp.course.launch.resources import check_writable
 from minifsdp.course.launch.world import Device, World, choose_world, is_first, local_ranks
+from minifsdp.course.system.resources import check_writable
+from minifsdp.course.system.whole_files import delivering
 
 __all__ = ["Finding", "Plan", "Progress", "plan", "run"]
 

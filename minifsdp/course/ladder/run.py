@@ -13,14 +13,15 @@ from typing import Any
 import torch
 
 from minifsdp.course import plots
-from minifsdp.course.files.whole_files import delivering
 from minifsdp.course.ladder import data
 from minifsdp.course.ladder.data import Corpus
 from minifsdp.course.ladder.measure import Settings, climb, train_alone
 from minifsdp.course.ladder.model import count_elements
 from minifsdp.course.ladder.rungs import RUNGS, Sizes, closed_form_setting, sizes_of
 from minifsdp.course.launch import launch
-from minifsdp.course.launch.resources import (
+from minifsdp.course.launch.world import Device, World, choose_world, is_first
+from minifsdp.course.link.emulated import parse_link
+from minifsdp.course.system.resources import (
     ADAMW_BYTES,
     check_counts,
     check_host_memory,
@@ -28,8 +29,7 @@ from minifsdp.course.launch.resources import (
     check_seed,
     check_writable,
 )
-from minifsdp.course.launch.world import Device, World, choose_world, is_first
-from minifsdp.course.link.emulated import parse_link
+from minifsdp.course.system.whole_files import delivering
 from minifsdp.course.watch.timeline import read_trace
 
 TIME_LIMIT = 3600.0  # seconds that the ranks may take together before they count as stuck

@@ -22,9 +22,9 @@ from torch.distributed import FileStore  # type: ignore[attr-defined]
 
 from minifsdp.course.launch.errors import Failure
 from minifsdp.course.launch.group import join_group, share_cores, use_loopback
-from minifsdp.course.launch.housekeeping import name_process
 from minifsdp.course.launch.inside import become_rank, call_user, pack_result, pickled
 from minifsdp.course.launch.world import World
+from minifsdp.course.system.housekeeping import name_process
 
 _START_LIMIT = datetime.timedelta(seconds=300)  # the parent gives up on a rank that does not start before this
 _F_SETSIG = 10  # fcntl(2), Linux: which signal announces that a file descriptor became readable

@@ -12,7 +12,7 @@ import types
 from collections.abc import Iterator, Sequence
 from multiprocessing import forkserver, resource_tracker
 
-from minifsdp.course.launch.housekeeping import SERVER, labelled
+from minifsdp.course.system.housekeeping import SERVER, labelled
 
 # What the server imports once, for all ranks. None of it may initialise CUDA's driver, which does not survive a fork.
 PRELOAD = (

@@ -25,7 +25,7 @@ from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter
 
 from minifsdp.checkpoint import get_state_dict, set_state_dict
-from minifsdp.course.files.plain_files import read_plain
+from minifsdp.course.system.plain_files import read_plain
 from minifsdp.course.train.folder import CheckpointError, damage, latest, prune, step_of
 from minifsdp.course.train.settings import TASK, Settings
 from minifsdp.course.train.state import State, seed_rank

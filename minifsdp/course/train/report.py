@@ -13,8 +13,8 @@ from rich import box
 from rich.table import Table
 
 from minifsdp.course import plots
-from minifsdp.course.files.whole_files import delivering
 from minifsdp.course.launch.world import World
+from minifsdp.course.system.whole_files import delivering
 from minifsdp.course.train.settings import Settings
 
 MIB = 2**20

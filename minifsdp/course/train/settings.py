@@ -14,7 +14,7 @@ import torch
 from minifsdp.course.ladder import data
 from minifsdp.course.ladder.data import Corpus
 from minifsdp.course.ladder.model import GPT, count_elements
-from minifsdp.course.launch.resources import check_counts, check_seed
+from minifsdp.course.system.resources import check_counts, check_seed
 from minifsdp.fsdp import BackwardPrefetch, ShardingStrategy
 
 STRATEGIES: dict[str, ShardingStrategy | None] = {

@@ -11,8 +11,8 @@ from typing import Any
 
 from minifsdp.course.launch import RankError, launch
 from minifsdp.course.launch.job import check_job
-from minifsdp.course.launch.resources import ADAMW_BYTES, check_host_memory, check_writable
 from minifsdp.course.launch.world import Device, World, choose_world, is_first
+from minifsdp.course.system.resources import ADAMW_BYTES, check_host_memory, check_writable
 from minifsdp.course.train import checkpoint, report
 from minifsdp.course.train import folder as folders
 from minifsdp.course.train.folder import CheckpointError

@@ -20,9 +20,9 @@ from nbclient import NotebookClient
 from nbclient.exceptions import CellExecutionError, DeadKernelError
 
 from minifsdp.course.doctor.versions import versions
-from minifsdp.course.launch.housekeeping import end_processes, find_processes
-from minifsdp.course.launch.resources import check_writable
 from minifsdp.course.launch.world import World, choose_world
+from minifsdp.course.system.housekeeping import end_processes, find_processes
+from minifsdp.course.system.resources import check_writable
 from minifsdp.course.watch.trace import TRACES
 from minifsdp.course.workshop.catalogue import Notebook, read_notebook
 from minifsdp.course.workshop.copies import find_copy, lab_of_copy

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import minifsdp
-from minifsdp.course.files.plain_files import read_plain
+from minifsdp.course.system.plain_files import read_plain
 
 SETUP = "setup"  # the tag of a lab's set-up cell
 EXERCISE = "exercise-"  # what the tag of an exercise's cell begins with; its id follows

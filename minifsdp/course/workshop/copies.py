@@ -6,7 +6,7 @@ import json
 import re
 from pathlib import Path
 
-from minifsdp.course.files import whole_files
+from minifsdp.course.system import whole_files
 from minifsdp.course.workshop.catalogue import (
     EXERCISE,
     SETUP,

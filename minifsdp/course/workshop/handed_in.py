@@ -13,7 +13,7 @@ from functools import cache
 from pathlib import Path
 from typing import Literal, NamedTuple
 
-from minifsdp.course.files.plain_files import files_below
+from minifsdp.course.system.plain_files import files_below
 from minifsdp.course.workshop.catalogue import (
     EXERCISE,
     all_labs,

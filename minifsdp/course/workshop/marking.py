@@ -21,10 +21,10 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Literal, NamedTuple
 
-from minifsdp.course.files.plain_files import read_plain
-from minifsdp.course.launch.resources import count_fault, seed_fault
 from minifsdp.course.launch.world import MOST_GLOO_RANKS as MOST_RANKS
 from minifsdp.course.launch.world import forced_device
+from minifsdp.course.system.plain_files import read_plain
+from minifsdp.course.system.resources import count_fault, seed_fault
 from minifsdp.course.workshop.catalogue import all_labs, setup_of, stubs_of
 from minifsdp.course.workshop.checking import Variant
 from minifsdp.course.workshop.handed_in import Problem, Task

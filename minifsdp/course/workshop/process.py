@@ -25,8 +25,8 @@ from typing import IO, Any, Literal, NamedTuple
 
 import psutil
 
-from minifsdp.course.files.plain_files import files_below, read_plain
-from minifsdp.course.launch.housekeeping import label
+from minifsdp.course.system.housekeeping import label
+from minifsdp.course.system.plain_files import files_below, read_plain
 from minifsdp.course.workshop.submission import Submission
 
 State = Literal["passed", "failed", "timeout", "crash"]

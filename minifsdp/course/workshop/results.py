@@ -16,7 +16,7 @@ from typing import Any
 import nbformat
 from nbformat import NotebookNode
 
-from minifsdp.course.files.whole_files import write_whole
+from minifsdp.course.system.whole_files import write_whole
 from minifsdp.course.workshop.catalogue import EXERCISE, facts_of, tags_of
 from minifsdp.course.workshop.notebook import FAILED, PASSED
 from minifsdp.course.workshop.references import is_blank, lab_references

@@ -10,8 +10,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Literal
 
-from minifsdp.course.files.plain_files import read_plain
-from minifsdp.course.files.whole_files import write_whole
+from minifsdp.course.system.plain_files import read_plain
+from minifsdp.course.system.whole_files import write_whole
 
 LARGEST = 2**20  # bytes of a record
 Kind = Literal["answers", "predictions", "hints", "reveals"]

@@ -1,1 +1,0 @@
-"""Files of others, read with care; files of ours, never half written."""

@@ -1,0 +1,1 @@
+"""Files and processes of this machine. Nothing here needs torch."""
