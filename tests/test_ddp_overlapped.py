@@ -289,6 +289,10 @@ def a_second_gradient() -> None:
     ddp = OverlappedDDP(Checkpointed(6, 6))
     with pytest.raises(RuntimeError, match=r"parameter \[6\] got a second gradient|parameter \[6, 6\] got a second"):
         ddp(rows(0, 0).requires_grad_()).square().mean().backward()
+    ddp = OverlappedDDP(nn.Linear(6, 6))  # and where the backward inside backward is of the whole model
+    x = rows(0, 0).requires_grad_()
+    with pytest.raises(RuntimeError, match=r"got a second gradient"):
+        (checkpoint(ddp, x, use_reentrant=True) + ddp(x)).square().mean().backward()
 
 
 def test_a_second_gradient_in_one_backward_is_an_error() -> None:
