@@ -1107,4 +1107,5 @@ print(f"the most that a rank held at once: {max(w['all'] for w in (weighed_1, we
 #   `finalize_backward`.
 # - A. Sergeev, M. Del Balso, *Horovod: fast and easy distributed deep learning in TensorFlow*, 2018, on tensor fusion:
 #   buckets by another name.
-# - Here: `minifsdp/ddp/naive.py`, `bucketed.py`, `reducer.py`, `unused.py`, in this order.
+# - Here: `minifsdp/ddp/naive.py`, `bucketed.py`, `overlapped.py`, in this order: rungs 1 to 3, the last with a cure for
+#   unused parameters. The drop-in (`distributed.py`) need not be read; its search for them is in `unused.py`.
