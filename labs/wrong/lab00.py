@@ -133,17 +133,11 @@ def training_bytes(numels, itemsize, optimizer, master_copy=True):
     return {"parameters": itemsize * elements, "gradients": itemsize * elements, "optimizer": state}
 
 
-@wrong("0.1", "a tensor of one element is a tensor")
-def training_bytes(numels, itemsize, optimizer, master_copy=False):
-    """Leaves out the step counts of scalars."""
-    elements = sum(numels)
-    buffers = {"sgd": 0, "momentum": 1, "adam": 2, "amsgrad": 3}[optimizer]
-    state = buffers * elements * (4 if master_copy else itemsize)
-    if optimizer in ("adam", "amsgrad"):
-        state += 4 * sum(numel > 1 for numel in numels)
-    if master_copy:
-        state += 4 * elements
-    return {"parameters": itemsize * elements, "gradients": itemsize * elements, "optimizer": state}
+wrong("0.1", "a tensor of one element is a tensor").diff("""
+Leaves out the step counts of scalars.
+- state += 4 * len(numels)
++ state += 4 * sum(numel > 1 for numel in numels)
+""")
 
 
 @wrong("0.2", "the stages build on each other")
@@ -400,21 +394,22 @@ def adam_step(param, grad, state, lr=1e-3, beta1=0.9, beta2=0.999, eps=1e-8):
     )
 
 
-@wrong("0.3", "got {exp_avg: [[7], torch.float64]")
-def adam_step(param, grad, state, lr=1e-3, beta1=0.9, beta2=0.999, eps=1e-8):
-    """Makes flat moments."""
-    if not state:
-        state.update(
-            step=torch.zeros(()), exp_avg=param.new_zeros(param.numel()), exp_avg_sq=param.new_zeros(param.numel())
-        )
-    grad = grad.to(param.dtype).flatten()
-    state["step"] += 1
-    t = state["step"].item()
-    state["exp_avg"].lerp_(grad, 1 - beta1)
-    state["exp_avg_sq"].mul_(beta2).addcmul_(grad, grad, value=1 - beta2)
-    param.sub_(
-        (lr * state["exp_avg"] / (1 - beta1**t) / ((state["exp_avg_sq"] / (1 - beta2**t)).sqrt() + eps)).view_as(param)
-    )
+wrong("0.3", "got {exp_avg: [[7], torch.float64]").diff("""
+Makes flat moments.
+-     state["step"] = torch.zeros(())
+-     state["exp_avg"] = torch.zeros_like(param)
+-     state["exp_avg_sq"] = torch.zeros_like(param)
+- grad = grad.to(param.dtype)
++     state.update(
++         step=torch.zeros(()), exp_avg=param.new_zeros(param.numel()), exp_avg_sq=param.new_zeros(param.numel())
++     )
++ grad = grad.to(param.dtype).flatten()
+- root = state["exp_avg_sq"].sqrt() / (1 - beta2**t) ** 0.5
+- param.addcdiv_(state["exp_avg"], root + eps, value=-lr / (1 - beta1**t))
++ param.sub_(
++     (lr * state["exp_avg"] / (1 - beta1**t) / ((state["exp_avg_sq"] / (1 - beta2**t)).sqrt() + eps)).view_as(param)
++ )
+""")
 
 
 @wrong("0.3", "the arithmetic is that of float32")
@@ -450,98 +445,84 @@ def adam_step(param, grad, state, lr=1e-3, beta1=0.9, beta2=0.999, eps=1e-8):
     )
 
 
-@wrong("0.3", "step is a new tensor")
-def adam_step(param, grad, state, lr=1e-3, beta1=0.9, beta2=0.999, eps=1e-8):
-    """Makes a new count at each step."""
-    if not state:
-        state["step"] = torch.zeros(())
-        state["exp_avg"] = torch.zeros_like(param)
-        state["exp_avg_sq"] = torch.zeros_like(param)
-    g, m, v = grad.to(param.dtype), state["exp_avg"], state["exp_avg_sq"]
-    state["step"] = state["step"] + 1
-    t = state["step"].item()
-    m.mul_(beta1).add_(g, alpha=1 - beta1)
-    v.mul_(beta2).addcmul_(g, g, value=1 - beta2)
-    param.sub_(lr * (m / (1 - beta1**t)) / ((v / (1 - beta2**t)).sqrt() + eps))
+wrong("0.3", "step is a new tensor").diff("""
+Makes a new count at each step.
+- grad = grad.to(param.dtype)
+- state["step"] += 1
++ g, m, v = grad.to(param.dtype), state["exp_avg"], state["exp_avg_sq"]
++ state["step"] = state["step"] + 1
+- state["exp_avg"].lerp_(grad, 1 - beta1)
+- state["exp_avg_sq"].mul_(beta2).addcmul_(grad, grad, value=1 - beta2)
+- root = state["exp_avg_sq"].sqrt() / (1 - beta2**t) ** 0.5
+- param.addcdiv_(state["exp_avg"], root + eps, value=-lr / (1 - beta1**t))
++ m.mul_(beta1).add_(g, alpha=1 - beta1)
++ v.mul_(beta2).addcmul_(g, g, value=1 - beta2)
++ param.sub_(lr * (m / (1 - beta1**t)) / ((v / (1 - beta2**t)).sqrt() + eps))
+""")
+wrong("0.4", "the parameters are counted").diff("""
+Counts the weights, which autograd saves too, but which would be there without it.
+- parameters = {p.untyped_storage().data_ptr() for p in model.parameters()}
 
-
-@wrong("0.4", "the parameters are counted")
-def saved_bytes(forward, model):
-    """Counts the weights, which autograd saves too, but which would be there without it."""
-    saved = {}
-
-    def pack(tensor):
-        saved[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
-        return tensor.detach()
-
-    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
-        forward()
-    return sum(saved.values())
-
-
-@wrong("0.4", "and twice what two operators save")
-def saved_bytes(forward, model):
-    """Adds up tensors as they come: views at their own size, shared storages again and again."""
-    parameters = {p.untyped_storage().data_ptr() for p in model.parameters()}
-    sizes = []
-
-    def pack(tensor):
-        if tensor.untyped_storage().data_ptr() not in parameters:
-            sizes.append(tensor.nbytes)
-        return tensor.detach()
-
-    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
-        forward()
-    return sum(sizes)
-
-
-@wrong("0.4", "a view keeps its whole storage alive")
-def saved_bytes(forward, model):
-    """Tells storages apart, but takes a view for as large as it looks."""
-    parameters = {p.untyped_storage().data_ptr() for p in model.parameters()}
-    saved = {}
-
-    def pack(tensor):
-        if tensor.untyped_storage().data_ptr() not in parameters:
-            saved[tensor.untyped_storage().data_ptr()] = tensor.nbytes
-        return tensor.detach()
-
-    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
-        forward()
-    return sum(saved.values())
-
-
-@wrong("0.4", "hand back tensor.detach()")
-def saved_bytes(forward, model):
-    """Packs the tensor itself: its graph holds it and it holds its graph, so nothing is ever freed."""
-    parameters = {p.untyped_storage().data_ptr() for p in model.parameters()}
-    saved = {}
-
-    def pack(tensor):
-        if tensor.untyped_storage().data_ptr() not in parameters:
-            saved[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
-        return tensor
-
-    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
-        forward()
-    return sum(saved.values())
-
-
-@wrong("0.4", "run forward once")
-def saved_bytes(forward, model):
-    """Runs forward a second time to warm up, and so counts and keeps two graphs."""
-    parameters = {p.untyped_storage().data_ptr() for p in model.parameters()}
-    saved = {}
-
-    def pack(tensor):
-        if tensor.untyped_storage().data_ptr() not in parameters:
-            saved[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
-        return tensor.detach()
-
-    forward()
-    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
-        forward()
-    return sum(saved.values())
+- storage = tensor.untyped_storage()
+- if storage.data_ptr() not in parameters:
+-     saved[storage.data_ptr()] = storage.nbytes()
++ saved[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
+-     loss = forward()
+- del loss  # it held the graph, and with it all that was counted
++     forward()
+""")
+wrong("0.4", "and twice what two operators save").diff("""
+Adds up tensors as they come: views at their own size, shared storages again and again.
+- saved = {}
++ sizes = []
+- storage = tensor.untyped_storage()
+- if storage.data_ptr() not in parameters:
+-     saved[storage.data_ptr()] = storage.nbytes()
++ if tensor.untyped_storage().data_ptr() not in parameters:
++     sizes.append(tensor.nbytes)
+-     loss = forward()
+- del loss  # it held the graph, and with it all that was counted
+- return sum(saved.values())
++     forward()
++ return sum(sizes)
+""")
+wrong("0.4", "a view keeps its whole storage alive").diff("""
+Tells storages apart, but takes a view for as large as it looks.
+- storage = tensor.untyped_storage()
+- if storage.data_ptr() not in parameters:
+-     saved[storage.data_ptr()] = storage.nbytes()
++ if tensor.untyped_storage().data_ptr() not in parameters:
++     saved[tensor.untyped_storage().data_ptr()] = tensor.nbytes
+-     loss = forward()
+- del loss  # it held the graph, and with it all that was counted
++     forward()
+""")
+wrong("0.4", "hand back tensor.detach()").diff("""
+Packs the tensor itself: its graph holds it and it holds its graph, so nothing is ever freed.
+- storage = tensor.untyped_storage()
+- if storage.data_ptr() not in parameters:
+-     saved[storage.data_ptr()] = storage.nbytes()
+- return tensor.detach()
++ if tensor.untyped_storage().data_ptr() not in parameters:
++     saved[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
++ return tensor
+-     loss = forward()
+- del loss  # it held the graph, and with it all that was counted
++     forward()
+""")
+wrong("0.4", "run forward once").diff("""
+Runs forward a second time to warm up, and so counts and keeps two graphs.
+- storage = tensor.untyped_storage()
+- if storage.data_ptr() not in parameters:
+-     saved[storage.data_ptr()] = storage.nbytes()
++ if tensor.untyped_storage().data_ptr() not in parameters:
++     saved[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
+      return tensor.detach()
++ forward()
+-     loss = forward()
+- del loss  # it held the graph, and with it all that was counted
++     forward()
+""")
 
 
 @wrong("0.4", "backward after it raises")
@@ -676,19 +657,16 @@ def saved_bytes(forward, model, saved={}):  # noqa: B006
     return sum(saved.values())
 
 
-@wrong("0.4", "a part of one is known by its storage")
-def saved_bytes(forward, model):
-    """Knows parameters by where they begin, and not their storages."""
-    known = {p.data_ptr() for p in model.parameters()}
-    sizes = {}
-
-    def pack(tensor):
-        storage = tensor.untyped_storage()
-        if tensor.data_ptr() not in known:
-            sizes[storage.data_ptr()] = storage.nbytes()
-        return tensor.detach()
-
-    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
-        loss = forward()
-    del loss
-    return sum(sizes.values())
+wrong("0.4", "a part of one is known by its storage").diff("""
+Knows parameters by where they begin, and not their storages.
+- parameters = {p.untyped_storage().data_ptr() for p in model.parameters()}
+- saved = {}
++ known = {p.data_ptr() for p in model.parameters()}
++ sizes = {}
+- if storage.data_ptr() not in parameters:
+-     saved[storage.data_ptr()] = storage.nbytes()
++ if tensor.data_ptr() not in known:
++     sizes[storage.data_ptr()] = storage.nbytes()
+- return sum(saved.values())
++ return sum(sizes.values())
+""")

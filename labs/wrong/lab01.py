@@ -22,11 +22,11 @@ def my_rows(batch, group):
     return batch
 
 
-@wrong("1.1", "an index list copies")
-def my_rows(batch, group):
-    """Picks the right rows by a list of indices, which copies them."""
-    rank, ranks, rows = group.rank(), group.size(), len(batch)
-    return batch[list(range(rank * rows // ranks, (rank + 1) * rows // ranks))]
+wrong("1.1", "an index list copies").diff("""
+Picks the right rows by a list of indices, which copies them.
+- return batch[rank * rows // ranks : (rank + 1) * rows // ranks]
++ return batch[list(range(rank * rows // ranks, (rank + 1) * rows // ranks))]
+""")
 
 
 @wrong("1.1", "spread the remainder")
@@ -260,96 +260,67 @@ def reduce_while(full, work, group):
     return part, result
 
 
-@wrong("1.3", "copied out before the wait")
-def reduce_while(full, work, group):
-    """Copies the part out before it has waited."""
-    part = torch.full((full.numel() // group.size(),), -1.0)
-    handle = comm.reduce_scatter(part, full, group)
-    result, copy = work(), part.clone()
-    handle.wait()
-    return copy, result
-
-
-@wrong("1.3", "neither freed nor changed")
-def reduce_while(full, work, group):
-    """Clears the input for the next step while it is under way."""
-    part = torch.empty(full.numel() // group.size())
-    handle = comm.reduce_scatter(part, full, group)
-    result = work()
-    full.zero_()
-    handle.wait()
-    return part, result
-
-
-@wrong("1.3", "it comes from `device.empty`")
-def reduce_while(full, work, group):
-    """Takes its buffer from torch, where nobody counts it."""
-    part = torch.empty(full.numel() // group.size(), dtype=full.dtype, device=full.device)
-    handle = comm.reduce_scatter(part, full, group)
-    result = work()
-    handle.wait()
-    return part, result
-
-
-@wrong("1.3", "the dtype is that of `full`")
-def reduce_while(full, work, group):
-    """Writes a dtype down instead of taking the input's."""
-    part = device.empty(full.numel() // group.size(), torch.float32, "communication", full.device)
-    handle = comm.reduce_scatter(part, full, group)
-    result = work()
-    handle.wait()
-    return part, result
-
-
-@wrong("1.3", "the two results are exchanged")
-def reduce_while(full, work, group):
-    """Returns the work's result first."""
-    part = device.empty(full.numel() // group.size(), full.dtype, "communication", full.device)
-    handle = comm.reduce_scatter(part, full, group)
-    result = work()
-    handle.wait()
-    return result, part
-
-
-@wrong("1.3", "`comm.world()` is about the world")
-def reduce_while(full, work, group):
-    """Reduces in the world."""
-    group = comm.world()
-    part = device.empty(full.numel() // group.size(), full.dtype, "communication", full.device)
-    h = comm.reduce_scatter(part, full, group)
-    result = work()
-    h.wait()
-    return part, result
-
-
-@wrong("1.3", "this is the mean: asked is the sum")
-def reduce_while(full, work, group):
-    """Takes the mean."""
-    part = device.empty(full.numel() // group.size(), full.dtype, "communication", full.device)
-    h = comm.reduce_scatter(part, full, group, comm.MEAN)
-    result = work()
-    h.wait()
-    return part, result
-
-
-@wrong("1.3", "are not 3 parts of 10")
-def reduce_while(full, work, group):
-    """Knows that there are two ranks."""
-    part = device.empty(full.numel() // 2, full.dtype, "communication", full.device)
-    h = comm.reduce_scatter(part, full, group)
-    result = work()
-    h.wait()
-    return part, result
-
-
-@wrong("1.3", "not a part of `full`")
-def reduce_while(full, work, group):
-    """Takes this rank's chunk of the input for the output."""
-    part = full.chunk(group.size())[group.rank()]
-    handle = comm.reduce_scatter(part, full, group)
-    result = work()
-    handle.wait()
-    return part, result
+wrong("1.3", "copied out before the wait").diff("""
+Copies the part out before it has waited.
+- part = device.empty(full.numel() // group.size(), full.dtype, "communication", full.device)
++ part = torch.full((full.numel() // group.size(),), -1.0)
+- result = work()
++ result, copy = work(), part.clone()
+- return part, result
++ return copy, result
+""")
+wrong("1.3", "neither freed nor changed").diff("""
+Clears the input for the next step while it is under way.
+- part = device.empty(full.numel() // group.size(), full.dtype, "communication", full.device)
++ part = torch.empty(full.numel() // group.size())
+  result = work()
++ full.zero_()
+""")
+wrong("1.3", "it comes from `device.empty`").diff("""
+Takes its buffer from torch, where nobody counts it.
+- part = device.empty(full.numel() // group.size(), full.dtype, "communication", full.device)
++ part = torch.empty(full.numel() // group.size(), dtype=full.dtype, device=full.device)
+""")
+wrong("1.3", "the dtype is that of `full`").diff("""
+Writes a dtype down instead of taking the input's.
+- part = device.empty(full.numel() // group.size(), full.dtype, "communication", full.device)
++ part = device.empty(full.numel() // group.size(), torch.float32, "communication", full.device)
+""")
+wrong("1.3", "the two results are exchanged").diff("""
+Returns the work's result first.
+- return part, result
++ return result, part
+""")
+wrong("1.3", "`comm.world()` is about the world").diff("""
+Reduces in the world.
+  def reduce_while(full, work, group):
++     group = comm.world()
+- handle = comm.reduce_scatter(part, full, group)
++ h = comm.reduce_scatter(part, full, group)
+- handle.wait()
++ h.wait()
+""")
+wrong("1.3", "this is the mean: asked is the sum").diff("""
+Takes the mean.
+- handle = comm.reduce_scatter(part, full, group)
++ h = comm.reduce_scatter(part, full, group, comm.MEAN)
+- handle.wait()
++ h.wait()
+""")
+wrong("1.3", "are not 3 parts of 10").diff("""
+Knows that there are two ranks.
+- part = device.empty(full.numel() // group.size(), full.dtype, "communication", full.device)
+- handle = comm.reduce_scatter(part, full, group)
++ part = device.empty(full.numel() // 2, full.dtype, "communication", full.device)
++ h = comm.reduce_scatter(part, full, group)
+- handle.wait()
++ h.wait()
+""")
+wrong("1.3", "not a part of `full`").diff("""
+Takes this rank's chunk of the input for the output.
+- part = device.empty(full.numel() // group.size(), full.dtype, "communication", full.device)
++ part = full.chunk(group.size())[group.rank()]
+""")
 
 
 @wrong("1.4", "the source sends to each rank itself")
@@ -386,72 +357,60 @@ def broadcast(tensor, source, group):
         distance *= 2
 
 
-@wrong("1.4", "it has received nothing")
-def broadcast(tensor, source, group):
-    """Takes int(log2 N) rounds, one too few unless N is a power of two."""
-    ranks = group.size()
-    place = (group.rank() - source) % ranks
-    for round in range(ranks.bit_length() - 1):
-        distance = 2**round
-        if place < distance and place + distance < ranks:
-            comm.send(tensor, (source + place + distance) % ranks, group).wait()
-        elif distance <= place < 2 * distance:
-            comm.recv(tensor, (source + place - distance) % ranks, group).wait()
+wrong("1.4", "it has received nothing").diff("""
+Takes int(log2 N) rounds, one too few unless N is a power of two.
+- distance = 1
+- while distance < ranks:
++ for round in range(ranks.bit_length() - 1):
++     distance = 2**round
+- distance *= 2
+""")
+wrong("1.4", "what is passed on has not arrived yet").diff("""
+Posts everything, and waits at the end: ranks pass on what they do not have.
+- ranks = group.size()
++ ranks, distance, handles = group.size(), 1, []
+- distance = 1
 
+- comm.send(tensor, (source + place + distance) % ranks, group).wait()
++ handles.append(comm.send(tensor, (source + place + distance) % ranks, group))
+- comm.recv(tensor, (source + place - distance) % ranks, group).wait()
++ handles.append(comm.recv(tensor, (source + place - distance) % ranks, group))
+      distance *= 2
++ for handle in handles:
++     handle.wait()
+""")
+wrong("1.4", "is the peer counted as a rank").diff("""
+Receivers count from the source, senders from rank 0.
+- ranks = group.size()
+- place = (group.rank() - source) % ranks
+- distance = 1
++ rank, ranks, distance = group.rank(), group.size(), 1
++ place = (rank - source) % ranks
+- comm.send(tensor, (source + place + distance) % ranks, group).wait()
++ comm.send(tensor, place + distance, group).wait()
+""")
+wrong("1.4", "is place p + d below N").diff("""
+Sends to places beyond N - 1 too, where nobody receives.
+- ranks = group.size()
++ ranks, distance = group.size(), 1
+- distance = 1
 
-@wrong("1.4", "what is passed on has not arrived yet")
-def broadcast(tensor, source, group):
-    """Posts everything, and waits at the end: ranks pass on what they do not have."""
-    ranks, distance, handles = group.size(), 1, []
-    place = (group.rank() - source) % ranks
-    while distance < ranks:
-        if place < distance and place + distance < ranks:
-            handles.append(comm.send(tensor, (source + place + distance) % ranks, group))
-        elif distance <= place < 2 * distance:
-            handles.append(comm.recv(tensor, (source + place - distance) % ranks, group))
-        distance *= 2
-    for handle in handles:
-        handle.wait()
-
-
-@wrong("1.4", "is the peer counted as a rank")
-def broadcast(tensor, source, group):
-    """Receivers count from the source, senders from rank 0."""
-    rank, ranks, distance = group.rank(), group.size(), 1
-    place = (rank - source) % ranks
-    while distance < ranks:
-        if place < distance and place + distance < ranks:
-            comm.send(tensor, place + distance, group).wait()
-        elif distance <= place < 2 * distance:
-            comm.recv(tensor, (source + place - distance) % ranks, group).wait()
-        distance *= 2
-
-
-@wrong("1.4", "is place p + d below N")
-def broadcast(tensor, source, group):
-    """Sends to places beyond N - 1 too, where nobody receives."""
-    ranks, distance = group.size(), 1
-    place = (group.rank() - source) % ranks
-    while distance < ranks:
-        if place < distance:
-            comm.send(tensor, (source + place + distance) % ranks, group).wait()
-        elif distance <= place < 2 * distance:
-            comm.recv(tensor, (source + place - distance) % ranks, group).wait()
-        distance *= 2
-
-
-@wrong("1.4", "by another tree")
-def broadcast(tensor, source, group):
-    """Begins with the largest distance: as many rounds and messages, and other ranks that talk."""
-    ranks = group.size()
-    place = (group.rank() - source) % ranks
-    distance = 2 ** (ceil(log2(ranks)) - 1) if ranks > 1 else 0
-    while distance >= 1:
-        if place % (2 * distance) == 0 and place + distance < ranks:
-            comm.send(tensor, (source + place + distance) % ranks, group).wait()
-        elif place % (2 * distance) == distance:
-            comm.recv(tensor, (source + place - distance) % ranks, group).wait()
-        distance //= 2
+- if place < distance and place + distance < ranks:
++ if place < distance:
+""")
+wrong("1.4", "by another tree").diff("""
+Begins with the largest distance: as many rounds and messages, and other ranks that talk.
+- distance = 1
+- while distance < ranks:
+-     if place < distance and place + distance < ranks:
++ distance = 2 ** (ceil(log2(ranks)) - 1) if ranks > 1 else 0
++ while distance >= 1:
++     if place % (2 * distance) == 0 and place + distance < ranks:
+- elif distance <= place < 2 * distance:
++ elif place % (2 * distance) == distance:
+- distance *= 2
++ distance //= 2
+""")
 
 
 @wrong("1.4", "expected `group`, got the world")
@@ -513,17 +472,17 @@ def broadcast(tensor, source, group):
         d *= 2
 
 
-@wrong("1.5", "replaces the tensor instead of being added")
-def reduce(tensor, target, group):
-    """Overwrites where it should add."""
-    ranks, distance = group.size(), 1
-    place = (group.rank() - target) % ranks
-    while distance < ranks and place % distance == 0:
-        if place % (2 * distance) == distance:
-            comm.send(tensor, (target + place - distance) % ranks, group).wait()
-        elif place + distance < ranks:
-            comm.recv(tensor, (target + place + distance) % ranks, group).wait()
-        distance *= 2
+wrong("1.5", "replaces the tensor instead of being added").diff("""
+Overwrites where it should add.
+- ranks = group.size()
++ ranks, distance = group.size(), 1
+- distance = 1
+
+- arriving = device.empty(tensor.numel(), tensor.dtype, "communication", tensor.device).view_as(tensor)
+- comm.recv(arriving, (target + place + distance) % ranks, group).wait()
+- tensor += arriving
++ comm.recv(tensor, (target + place + distance) % ranks, group).wait()
+""")
 
 
 @wrong("1.5", "nothing has been added to it")
@@ -553,113 +512,81 @@ def reduce(tensor, target, group):
             tensor += arriving
 
 
-@wrong("1.5", "some ranks are left out")
-def reduce(tensor, target, group):
-    """Takes int(log2 N) rounds, one too few unless N is a power of two."""
-    ranks = group.size()
-    place = (group.rank() - target) % ranks
-    for round in range(ranks.bit_length() - 1):
-        distance = 2**round
-        if place % (2 * distance) == distance:
-            comm.send(tensor, (target + place - distance) % ranks, group).wait()
-            return
-        if place % (2 * distance) == 0 and place + distance < 2 ** (ranks.bit_length() - 1):
-            arriving = torch.empty_like(tensor)
-            comm.recv(arriving, (target + place + distance) % ranks, group).wait()
-            tensor += arriving
+wrong("1.5", "some ranks are left out").diff("""
+Takes int(log2 N) rounds, one too few unless N is a power of two.
+- distance = 1
+- while distance < ranks and place % distance == 0:
++ for round in range(ranks.bit_length() - 1):
++     distance = 2**round
+- elif place + distance < ranks:
+-     arriving = device.empty(tensor.numel(), tensor.dtype, "communication", tensor.device).view_as(tensor)
++     return
++ if place % (2 * distance) == 0 and place + distance < 2 ** (ranks.bit_length() - 1):
++     arriving = torch.empty_like(tensor)
+- distance *= 2
+""")
+wrong("1.5", "this is the mean").diff("""
+Divides by N, unasked.
+- ranks = group.size()
++ ranks, distance = group.size(), 1
+- distance = 1
 
+- arriving = device.empty(tensor.numel(), tensor.dtype, "communication", tensor.device).view_as(tensor)
++ arriving = torch.empty_like(tensor)
+      distance *= 2
++ tensor /= ranks
+""")
+wrong("1.5", "by another tree").diff("""
+Runs the broadcast's rounds backwards, the largest distance first.
+- distance = 1
+- while distance < ranks and place % distance == 0:
+-     if place % (2 * distance) == distance:
++ distance = 2 ** (ceil(log2(ranks)) - 1) if ranks > 1 else 0
++ while distance >= 1:
++     if distance <= place < 2 * distance:
+- elif place + distance < ranks:
++     return
++ if place + distance < ranks:
+- distance *= 2
++ distance //= 2
+""")
+wrong("1.5", "it comes from `device.empty`").diff("""
+Takes its buffers from torch, where nobody counts them.
+- ranks = group.size()
++ ranks, distance = group.size(), 1
+- distance = 1
 
-@wrong("1.5", "this is the mean")
-def reduce(tensor, target, group):
-    """Divides by N, unasked."""
-    ranks, distance = group.size(), 1
-    place = (group.rank() - target) % ranks
-    while distance < ranks and place % distance == 0:
-        if place % (2 * distance) == distance:
-            comm.send(tensor, (target + place - distance) % ranks, group).wait()
-        elif place + distance < ranks:
-            arriving = torch.empty_like(tensor)
-            comm.recv(arriving, (target + place + distance) % ranks, group).wait()
-            tensor += arriving
-        distance *= 2
-    tensor /= ranks
+- arriving = device.empty(tensor.numel(), tensor.dtype, "communication", tensor.device).view_as(tensor)
++ arriving = torch.empty_like(tensor)
+""")
+wrong("1.5", "this code always takes float32").diff("""
+Writes a dtype down: tensors of another one arrive as garbage.
+- ranks = group.size()
++ ranks, distance = group.size(), 1
+- distance = 1
 
+- arriving = device.empty(tensor.numel(), tensor.dtype, "communication", tensor.device).view_as(tensor)
++ arriving = device.empty(tensor.numel(), torch.float32, "communication", tensor.device).view_as(tensor)
+""")
+wrong("1.5", "every rank but the target sends once").diff("""
+Goes on after it has sent, and sends again.
+- ranks = group.size()
++ ranks, distance = group.size(), 1
+- distance = 1
+- while distance < ranks and place % distance == 0:
+-     if place % (2 * distance) == distance:
++ while distance < ranks:
++     if place % (2 * distance) >= distance:
+""")
+wrong("1.5", "view it as `tensor`").diff("""
+Adds the flat buffer to a tensor of another shape.
+- ranks = group.size()
++ ranks, distance = group.size(), 1
+- distance = 1
 
-@wrong("1.5", "by another tree")
-def reduce(tensor, target, group):
-    """Runs the broadcast's rounds backwards, the largest distance first."""
-    ranks = group.size()
-    place = (group.rank() - target) % ranks
-    distance = 2 ** (ceil(log2(ranks)) - 1) if ranks > 1 else 0
-    while distance >= 1:
-        if distance <= place < 2 * distance:
-            comm.send(tensor, (target + place - distance) % ranks, group).wait()
-            return
-        if place + distance < ranks:
-            arriving = device.empty(tensor.numel(), tensor.dtype, "communication", tensor.device).view_as(tensor)
-            comm.recv(arriving, (target + place + distance) % ranks, group).wait()
-            tensor += arriving
-        distance //= 2
-
-
-@wrong("1.5", "it comes from `device.empty`")
-def reduce(tensor, target, group):
-    """Takes its buffers from torch, where nobody counts them."""
-    ranks, distance = group.size(), 1
-    place = (group.rank() - target) % ranks
-    while distance < ranks and place % distance == 0:
-        if place % (2 * distance) == distance:
-            comm.send(tensor, (target + place - distance) % ranks, group).wait()
-        elif place + distance < ranks:
-            arriving = torch.empty_like(tensor)
-            comm.recv(arriving, (target + place + distance) % ranks, group).wait()
-            tensor += arriving
-        distance *= 2
-
-
-@wrong("1.5", "this code always takes float32")
-def reduce(tensor, target, group):
-    """Writes a dtype down: tensors of another one arrive as garbage."""
-    ranks, distance = group.size(), 1
-    place = (group.rank() - target) % ranks
-    while distance < ranks and place % distance == 0:
-        if place % (2 * distance) == distance:
-            comm.send(tensor, (target + place - distance) % ranks, group).wait()
-        elif place + distance < ranks:
-            arriving = device.empty(tensor.numel(), torch.float32, "communication", tensor.device).view_as(tensor)
-            comm.recv(arriving, (target + place + distance) % ranks, group).wait()
-            tensor += arriving
-        distance *= 2
-
-
-@wrong("1.5", "every rank but the target sends once")
-def reduce(tensor, target, group):
-    """Goes on after it has sent, and sends again."""
-    ranks, distance = group.size(), 1
-    place = (group.rank() - target) % ranks
-    while distance < ranks:
-        if place % (2 * distance) >= distance:
-            comm.send(tensor, (target + place - distance) % ranks, group).wait()
-        elif place + distance < ranks:
-            arriving = device.empty(tensor.numel(), tensor.dtype, "communication", tensor.device).view_as(tensor)
-            comm.recv(arriving, (target + place + distance) % ranks, group).wait()
-            tensor += arriving
-        distance *= 2
-
-
-@wrong("1.5", "view it as `tensor`")
-def reduce(tensor, target, group):
-    """Adds the flat buffer to a tensor of another shape."""
-    ranks, distance = group.size(), 1
-    place = (group.rank() - target) % ranks
-    while distance < ranks and place % distance == 0:
-        if place % (2 * distance) == distance:
-            comm.send(tensor, (target + place - distance) % ranks, group).wait()
-        elif place + distance < ranks:
-            arriving = device.empty(tensor.numel(), tensor.dtype, "communication", tensor.device)
-            comm.recv(arriving, (target + place + distance) % ranks, group).wait()
-            tensor += arriving
-        distance *= 2
+- arriving = device.empty(tensor.numel(), tensor.dtype, "communication", tensor.device).view_as(tensor)
++ arriving = device.empty(tensor.numel(), tensor.dtype, "communication", tensor.device)
+""")
 
 
 @wrong("1.5", "expected `group`, got the world")
@@ -711,17 +638,17 @@ def reduce(tensor, target, group):
         d *= 2
 
 
-@wrong("1.6", "this is chunk r + 1 of the sum")
-def reduce_scatter(output, full, group, exchange):
-    """Starts with chunk r instead of r - 1, and so ends on chunk r + 1: the textbook's ring, one off."""
-    rank, ranks = group.rank(), group.size()
-    chunks = full.view(ranks, -1)
-    partial = chunks[rank]
-    for step in range(ranks - 1):
-        arriving = torch.empty_like(output)
-        exchange(partial, arriving, group)
-        partial = arriving.add_(chunks[(rank - 1 - step) % ranks])
-    output.copy_(partial)
+wrong("1.6", "this is chunk r + 1 of the sum").diff("""
+Starts with chunk r instead of r - 1, and so ends on chunk r + 1: the textbook's ring, one off.
+- chunks = full.view(ranks, output.numel())
+- partial = chunks[(rank - 1) % ranks]
++ chunks = full.view(ranks, -1)
++ partial = chunks[rank]
+- arriving = device.empty(output.numel(), full.dtype, "communication", full.device)
++ arriving = torch.empty_like(output)
+- partial = arriving.add_(chunks[(rank - 2 - step) % ranks])
++ partial = arriving.add_(chunks[(rank - 1 - step) % ranks])
+""")
 
 
 @wrong("1.6", "N steps instead of N - 1")
@@ -749,17 +676,17 @@ def reduce_scatter(output, full, group, exchange):
     output.copy_(partial)
 
 
-@wrong("1.6", "two ranks' parts only")
-def reduce_scatter(output, full, group, exchange):
-    """Sends its own chunk in every step instead of the partial sum."""
-    rank, ranks = group.rank(), group.size()
-    chunks = full.view(ranks, -1)
-    partial = chunks[rank].clone()
-    for step in range(ranks - 1):
-        arriving = torch.empty_like(output)
-        exchange(chunks[(rank - 1 - step) % ranks], arriving, group)
-        partial = arriving.add_(chunks[(rank - 2 - step) % ranks])
-    output.copy_(partial)
+wrong("1.6", "two ranks' parts only").diff("""
+Sends its own chunk in every step instead of the partial sum.
+- chunks = full.view(ranks, output.numel())
+- partial = chunks[(rank - 1) % ranks]
++ chunks = full.view(ranks, -1)
++ partial = chunks[rank].clone()
+- arriving = device.empty(output.numel(), full.dtype, "communication", full.device)
+- exchange(partial, arriving, group)
++ arriving = torch.empty_like(output)
++ exchange(chunks[(rank - 1 - step) % ranks], arriving, group)
+""")
 
 
 @wrong("1.6", "it is only read")
@@ -799,56 +726,35 @@ def reduce_scatter(output, full, group, exchange):
     output.copy_(passing)
 
 
-@wrong("1.6", "from the buffer that it receives into")
-def reduce_scatter(output, full, group, exchange):
-    """One buffer for all steps: it is sent while the next chunk arrives in it."""
-    rank, ranks = group.rank(), group.size()
-    chunks = full.view(ranks, -1)
-    partial = chunks[(rank - 1) % ranks]
-    arriving = device.empty(output.numel(), full.dtype, "communication", full.device)
-    for step in range(ranks - 1):
-        exchange(partial, arriving, group)
-        partial = arriving.add_(chunks[(rank - 2 - step) % ranks])
-    output.copy_(partial)
-
-
-@wrong("1.6", "`output` was never written")
-def reduce_scatter(output, full, group, exchange):
-    """Binds the name `output` to the result."""
-    rank, ranks = group.rank(), group.size()
-    chunks = full.view(ranks, -1)
-    partial = chunks[(rank - 1) % ranks]
-    for step in range(ranks - 1):
-        arriving = device.empty(output.numel(), full.dtype, "communication", full.device)
-        exchange(partial, arriving, group)
-        partial = arriving.add_(chunks[(rank - 2 - step) % ranks])
-    output = partial
-
-
-@wrong("1.6", "it comes from `device.empty`")
-def reduce_scatter(output, full, group, exchange):
-    """Takes its buffers from torch, where nobody counts them."""
-    rank, ranks = group.rank(), group.size()
-    chunks = full.view(ranks, -1)
-    partial = chunks[(rank - 1) % ranks]
-    for step in range(ranks - 1):
-        arriving = torch.empty_like(output)
-        exchange(partial, arriving, group)
-        partial = arriving.add_(chunks[(rank - 2 - step) % ranks])
-    output.copy_(partial)
-
-
-@wrong("1.6", "this code always takes float32")
-def reduce_scatter(output, full, group, exchange):
-    """Writes a dtype down: tensors of another one arrive as garbage."""
-    rank, ranks = group.rank(), group.size()
-    chunks = full.view(ranks, -1)
-    partial = chunks[(rank - 1) % ranks]
-    for step in range(ranks - 1):
-        arriving = device.empty(output.numel(), torch.float32, "communication", full.device)
-        exchange(partial, arriving, group)
-        partial = arriving.add_(chunks[(rank - 2 - step) % ranks])
-    output.copy_(partial)
+wrong("1.6", "from the buffer that it receives into").diff("""
+One buffer for all steps: it is sent while the next chunk arrives in it.
+- chunks = full.view(ranks, output.numel())
++ chunks = full.view(ranks, -1)
+  partial = chunks[(rank - 1) % ranks]
++ arriving = device.empty(output.numel(), full.dtype, "communication", full.device)
+- arriving = device.empty(output.numel(), full.dtype, "communication", full.device)
+""")
+wrong("1.6", "`output` was never written").diff("""
+Binds the name `output` to the result.
+- chunks = full.view(ranks, output.numel())
++ chunks = full.view(ranks, -1)
+- output.copy_(partial)
++ output = partial
+""")
+wrong("1.6", "it comes from `device.empty`").diff("""
+Takes its buffers from torch, where nobody counts them.
+- chunks = full.view(ranks, output.numel())
++ chunks = full.view(ranks, -1)
+- arriving = device.empty(output.numel(), full.dtype, "communication", full.device)
++ arriving = torch.empty_like(output)
+""")
+wrong("1.6", "this code always takes float32").diff("""
+Writes a dtype down: tensors of another one arrive as garbage.
+- chunks = full.view(ranks, output.numel())
++ chunks = full.view(ranks, -1)
+- arriving = device.empty(output.numel(), full.dtype, "communication", full.device)
++ arriving = device.empty(output.numel(), torch.float32, "communication", full.device)
+""")
 
 
 @wrong("1.6", "`comm.world()` is about the world")
@@ -879,14 +785,13 @@ def reduce_scatter(output, full, group, exchange):
     output.copy_(a)
 
 
-@wrong("1.7", "N steps instead of N - 1")
-def all_gather(output, shard, group, exchange):
-    """Takes one step too many, in which its own shard comes home."""
-    rank, ranks = group.rank(), group.size()
-    chunks = output.view(ranks, -1)
-    chunks[rank].copy_(shard)
-    for step in range(ranks):
-        exchange(chunks[(rank - step) % ranks], chunks[(rank - 1 - step) % ranks], group)
+wrong("1.7", "N steps instead of N - 1").diff("""
+Takes one step too many, in which its own shard comes home.
+- chunks = output.view(ranks, shard.numel())
++ chunks = output.view(ranks, -1)
+- for step in range(ranks - 1):
++ for step in range(ranks):
+""")
 
 
 @wrong("1.7", "its own shard is missing")
@@ -900,14 +805,13 @@ def all_gather(output, shard, group, exchange):
         passing = arriving
 
 
-@wrong("1.7", "pass on what has arrived")
-def all_gather(output, shard, group, exchange):
-    """Sends its own shard in every step."""
-    rank, ranks = group.rank(), group.size()
-    chunks = output.view(ranks, -1)
-    chunks[rank].copy_(shard)
-    for step in range(ranks - 1):
-        exchange(shard, chunks[(rank - 1 - step) % ranks], group)
+wrong("1.7", "pass on what has arrived").diff("""
+Sends its own shard in every step.
+- chunks = output.view(ranks, shard.numel())
++ chunks = output.view(ranks, -1)
+- exchange(chunks[(rank - step) % ranks], chunks[(rank - 1 - step) % ranks], group)
++ exchange(shard, chunks[(rank - 1 - step) % ranks], group)
+""")
 
 
 @wrong("1.7", "in the order of arrival")
@@ -922,38 +826,33 @@ def all_gather(output, shard, group, exchange):
     chunks.copy_(torch.stack(received))
 
 
-@wrong("1.7", "the whole tensor goes round")
-def all_gather(output, shard, group, exchange):
-    """Sends the whole output in every step: right values, N times the bytes."""
-    rank, ranks = group.rank(), group.size()
-    chunks = output.view(ranks, -1)
-    chunks[rank].copy_(shard)
-    for step in range(ranks - 1):
-        arriving = torch.empty_like(output)
-        exchange(output, arriving, group)
-        chunks[(rank - 1 - step) % ranks] = arriving.view(ranks, -1)[(rank - 1 - step) % ranks]
-
-
-@wrong("1.7", "one place too far")
-def all_gather(output, shard, group, exchange):
-    """Puts what arrives where its own shard belongs, and so on round the ring: one off."""
-    rank, ranks = group.rank(), group.size()
-    chunks = output.view(ranks, -1)
-    chunks[(rank + 1) % ranks].copy_(shard)
-    for step in range(ranks - 1):
-        exchange(chunks[(rank + 1 - step) % ranks], chunks[(rank - step) % ranks], group)
-
-
-@wrong("1.7", "another buffer is memory for nothing")
-def all_gather(output, shard, group, exchange):
-    """Receives into a fresh buffer and copies from it: right values, a chunk more memory."""
-    rank, ranks = group.rank(), group.size()
-    chunks = output.view(ranks, -1)
-    chunks[rank].copy_(shard)
-    for step in range(ranks - 1):
-        arriving = device.empty(shard.numel(), shard.dtype, "communication", shard.device)
-        exchange(chunks[(rank - step) % ranks], arriving, group)
-        chunks[(rank - 1 - step) % ranks].copy_(arriving)
+wrong("1.7", "the whole tensor goes round").diff("""
+Sends the whole output in every step: right values, N times the bytes.
+- chunks = output.view(ranks, shard.numel())
++ chunks = output.view(ranks, -1)
+- exchange(chunks[(rank - step) % ranks], chunks[(rank - 1 - step) % ranks], group)
++ arriving = torch.empty_like(output)
++ exchange(output, arriving, group)
++ chunks[(rank - 1 - step) % ranks] = arriving.view(ranks, -1)[(rank - 1 - step) % ranks]
+""")
+wrong("1.7", "one place too far").diff("""
+Puts what arrives where its own shard belongs, and so on round the ring: one off.
+- chunks = output.view(ranks, shard.numel())
+- chunks[rank].copy_(shard)
++ chunks = output.view(ranks, -1)
++ chunks[(rank + 1) % ranks].copy_(shard)
+- exchange(chunks[(rank - step) % ranks], chunks[(rank - 1 - step) % ranks], group)
++ exchange(chunks[(rank + 1 - step) % ranks], chunks[(rank - step) % ranks], group)
+""")
+wrong("1.7", "another buffer is memory for nothing").diff("""
+Receives into a fresh buffer and copies from it: right values, a chunk more memory.
+- chunks = output.view(ranks, shard.numel())
++ chunks = output.view(ranks, -1)
+- exchange(chunks[(rank - step) % ranks], chunks[(rank - 1 - step) % ranks], group)
++ arriving = device.empty(shard.numel(), shard.dtype, "communication", shard.device)
++ exchange(chunks[(rank - step) % ranks], arriving, group)
++ chunks[(rank - 1 - step) % ranks].copy_(arriving)
+""")
 
 
 @wrong("1.7", "`comm.world()` is about the world")
@@ -988,29 +887,27 @@ def all_gather(output, shard, group, exchange):
         exchange(chunks[(r - s) % n], chunks[(r - 1 - s) % n], group)
 
 
-@wrong("1.8", "this is the sum: a mean divides by N")
-def all_reduce(tensor, op, group, reduce_scatter, all_gather):
-    """Sums where the mean is asked for."""
-    ranks, numel = group.size(), tensor.numel()
-    full = torch.zeros(numel + -numel % ranks, dtype=tensor.dtype)
-    full[:numel] = tensor.flatten()
-    mine = full.chunk(ranks)[group.rank()]
-    reduce_scatter(mine, full, group)
-    all_gather(full, mine, group)
-    tensor.copy_(full[:numel].view_as(tensor))
-
-
-@wrong("1.8", "rounded down")
-def all_reduce(tensor, op, group, reduce_scatter, all_gather):
-    """Cuts numel // N elements a chunk and drops the remainder."""
-    ranks, length = group.size(), tensor.numel() // group.size()
-    full = tensor.flatten()[: ranks * length].clone()
-    mine = full.view(ranks, length)[group.rank()]
-    reduce_scatter(mine, full, group)
-    if op == "mean":
-        mine /= ranks
-    all_gather(full, mine, group)
-    tensor.view(-1)[: ranks * length] = full
+wrong("1.8", "this is the sum: a mean divides by N").diff("""
+Sums where the mean is asked for.
+- length = -(-numel // ranks)
+- full = device.empty(ranks * length, tensor.dtype, "communication", tensor.device).zero_()
++ full = torch.zeros(numel + -numel % ranks, dtype=tensor.dtype)
+- mine = full.view(ranks, length)[group.rank()]
++ mine = full.chunk(ranks)[group.rank()]
+- if op == "mean":
+-     mine /= ranks
+""")
+wrong("1.8", "rounded down").diff("""
+Cuts numel // N elements a chunk and drops the remainder.
+- ranks, numel = group.size(), tensor.numel()
+- length = -(-numel // ranks)
+- full = device.empty(ranks * length, tensor.dtype, "communication", tensor.device).zero_()
+- full[:numel] = tensor.flatten()
++ ranks, length = group.size(), tensor.numel() // group.size()
++ full = tensor.flatten()[: ranks * length].clone()
+- tensor.copy_(full[:numel].view_as(tensor))
++ tensor.view(-1)[: ranks * length] = full
+""")
 
 
 @wrong("1.8", "are gathered and then added up")
@@ -1023,172 +920,98 @@ def all_reduce(tensor, op, group, reduce_scatter, all_gather):
     tensor.copy_(total / ranks if op == "mean" else total)
 
 
-@wrong("1.8", "belongs in the tensor itself")
-def all_reduce(tensor, op, group, reduce_scatter, all_gather):
-    """Returns the result, and leaves the tensor as it was."""
-    ranks, numel = group.size(), tensor.numel()
-    full = torch.zeros(numel + -numel % ranks, dtype=tensor.dtype)
-    full[:numel] = tensor.flatten()
-    mine = full.chunk(ranks)[group.rank()]
-    reduce_scatter(mine, full, group)
-    if op == "mean":
-        mine /= ranks
-    all_gather(full, mine, group)
-    return full[:numel].view_as(tensor)
+wrong("1.8", "belongs in the tensor itself").diff("""
+Returns the result, and leaves the tensor as it was.
+- length = -(-numel // ranks)
+- full = device.empty(ranks * length, tensor.dtype, "communication", tensor.device).zero_()
++ full = torch.zeros(numel + -numel % ranks, dtype=tensor.dtype)
+- mine = full.view(ranks, length)[group.rank()]
++ mine = full.chunk(ranks)[group.rank()]
+- tensor.copy_(full[:numel].view_as(tensor))
++ return full[:numel].view_as(tensor)
+""")
+wrong("1.8", "divided by N twice").diff("""
+Divides the chunk, and the whole again.
+- length = -(-numel // ranks)
+- full = device.empty(ranks * length, tensor.dtype, "communication", tensor.device).zero_()
++ full = torch.zeros(numel + -numel % ranks, dtype=tensor.dtype)
+- mine = full.view(ranks, length)[group.rank()]
++ mine = full.chunk(ranks)[group.rank()]
+  all_gather(full, mine, group)
++ if op == "mean":
++     full /= ranks
+""")
+wrong("1.8", "use the two pieces, and nothing else").diff("""
+Lets all ranks meet before it begins, by a collective of one element.
+- length = -(-numel // ranks)
+- full = device.empty(ranks * length, tensor.dtype, "communication", tensor.device).zero_()
++ comm.all_gather(torch.empty(ranks), torch.ones(1), group).wait()
++ full = torch.zeros(numel + -numel % ranks, dtype=tensor.dtype)
+- mine = full.view(ranks, length)[group.rank()]
++ mine = full.chunk(ranks)[group.rank()]
+""")
+wrong("1.8", "memory from `device.empty` holds anything").diff("""
+Does not zero the padding.
+- full = device.empty(ranks * length, tensor.dtype, "communication", tensor.device).zero_()
++ full = device.empty(ranks * length, tensor.dtype, "communication", tensor.device)
+""")
+wrong("1.8", "view size is not compatible").diff("""
+Takes every tensor for contiguous.
+- full[:numel] = tensor.flatten()
++ full[:numel] = tensor.view(-1)
+""")
+wrong("1.8", "after the gather, N times the work").diff("""
+Divides the whole instead of its own chunk.
+- if op == "mean":
+-     mine /= ranks
 
-
-@wrong("1.8", "divided by N twice")
-def all_reduce(tensor, op, group, reduce_scatter, all_gather):
-    """Divides the chunk, and the whole again."""
-    ranks, numel = group.size(), tensor.numel()
-    full = torch.zeros(numel + -numel % ranks, dtype=tensor.dtype)
-    full[:numel] = tensor.flatten()
-    mine = full.chunk(ranks)[group.rank()]
-    reduce_scatter(mine, full, group)
-    if op == "mean":
-        mine /= ranks
-    all_gather(full, mine, group)
-    if op == "mean":
-        full /= ranks
-    tensor.copy_(full[:numel].view_as(tensor))
-
-
-@wrong("1.8", "use the two pieces, and nothing else")
-def all_reduce(tensor, op, group, reduce_scatter, all_gather):
-    """Lets all ranks meet before it begins, by a collective of one element."""
-    ranks, numel = group.size(), tensor.numel()
-    comm.all_gather(torch.empty(ranks), torch.ones(1), group).wait()
-    full = torch.zeros(numel + -numel % ranks, dtype=tensor.dtype)
-    full[:numel] = tensor.flatten()
-    mine = full.chunk(ranks)[group.rank()]
-    reduce_scatter(mine, full, group)
-    if op == "mean":
-        mine /= ranks
-    all_gather(full, mine, group)
-    tensor.copy_(full[:numel].view_as(tensor))
-
-
-@wrong("1.8", "memory from `device.empty` holds anything")
-def all_reduce(tensor, op, group, reduce_scatter, all_gather):
-    """Does not zero the padding."""
-    ranks, numel = group.size(), tensor.numel()
-    length = -(-numel // ranks)
-    full = device.empty(ranks * length, tensor.dtype, "communication", tensor.device)
-    full[:numel] = tensor.flatten()
-    mine = full.view(ranks, length)[group.rank()]
-    reduce_scatter(mine, full, group)
-    if op == "mean":
-        mine /= ranks
-    all_gather(full, mine, group)
-    tensor.copy_(full[:numel].view_as(tensor))
-
-
-@wrong("1.8", "view size is not compatible")
-def all_reduce(tensor, op, group, reduce_scatter, all_gather):
-    """Takes every tensor for contiguous."""
-    ranks, numel = group.size(), tensor.numel()
-    length = -(-numel // ranks)
-    full = device.empty(ranks * length, tensor.dtype, "communication", tensor.device).zero_()
-    full[:numel] = tensor.view(-1)
-    mine = full.view(ranks, length)[group.rank()]
-    reduce_scatter(mine, full, group)
-    if op == "mean":
-        mine /= ranks
-    all_gather(full, mine, group)
-    tensor.copy_(full[:numel].view_as(tensor))
-
-
-@wrong("1.8", "after the gather, N times the work")
-def all_reduce(tensor, op, group, reduce_scatter, all_gather):
-    """Divides the whole instead of its own chunk."""
-    ranks, numel = group.size(), tensor.numel()
-    length = -(-numel // ranks)
-    full = device.empty(ranks * length, tensor.dtype, "communication", tensor.device).zero_()
-    full[:numel] = tensor.flatten()
-    mine = full.view(ranks, length)[group.rank()]
-    reduce_scatter(mine, full, group)
-    all_gather(full, mine, group)
-    if op == "mean":
-        full /= ranks
-    tensor.copy_(full[:numel].view_as(tensor))
-
-
-@wrong("1.8", "it comes from `device.empty`")
-def all_reduce(tensor, op, group, reduce_scatter, all_gather):
-    """Takes its buffer from torch, where nobody counts it."""
-    ranks, numel = group.size(), tensor.numel()
-    length = -(-numel // ranks)
-    full = torch.zeros(ranks * length, dtype=tensor.dtype, device=tensor.device)
-    full[:numel] = tensor.flatten()
-    mine = full.view(ranks, length)[group.rank()]
-    reduce_scatter(mine, full, group)
-    if op == "mean":
-        mine /= ranks
-    all_gather(full, mine, group)
-    tensor.copy_(full[:numel].view_as(tensor))
-
-
-@wrong("1.8", "this code always takes float32")
-def all_reduce(tensor, op, group, reduce_scatter, all_gather):
-    """Writes a dtype down: bfloat16 travels as float32, twice the bytes."""
-    ranks, numel = group.size(), tensor.numel()
-    length = -(-numel // ranks)
-    full = device.empty(ranks * length, torch.float32, "communication", tensor.device).zero_()
-    full[:numel] = tensor.flatten()
-    mine = full.view(ranks, length)[group.rank()]
-    reduce_scatter(mine, full, group)
-    if op == "mean":
-        mine /= ranks
-    all_gather(full, mine, group)
-    tensor.copy_(full[:numel].view_as(tensor))
-
-
-@wrong("1.8", "are too short, round up")
-def all_reduce(tensor, op, group, reduce_scatter, all_gather):
-    """Rounds the length of a chunk down and copies everything."""
-    ranks, numel = group.size(), tensor.numel()
-    length = numel // ranks
-    full = device.empty(ranks * length, tensor.dtype, "communication", tensor.device).zero_()
-    full[:numel] = tensor.flatten()
-    mine = full.view(ranks, length)[group.rank()]
-    reduce_scatter(mine, full, group)
-    if op == "mean":
-        mine /= ranks
-    all_gather(full, mine, group)
-    tensor.copy_(full[:numel].view_as(tensor))
-
-
-@wrong("1.8", "expected `group`, got the world")
-def all_reduce(tensor, op, group, reduce_scatter, all_gather):
-    """Reduces in the world."""
-    group = comm.world()
-    n, numel = group.size(), tensor.numel()
-    length = -(-numel // n)
-    full = device.empty(n * length, tensor.dtype, "communication", tensor.device).zero_()
-    full[:numel] = tensor.flatten()
-    mine = full.view(n, length)[group.rank()]
-    reduce_scatter(mine, full, group)
-    if op == "mean":
-        mine /= n
-    all_gather(full, mine, group)
-    tensor.copy_(full[:numel].view_as(tensor))
-
-
-@wrong("1.8", "`torch.distributed.get_world_size()` is about the world")
-def all_reduce(tensor, op, group, reduce_scatter, all_gather):
-    """Divides by the size of the world."""
-    import torch.distributed as dist
-
-    n, numel = group.size(), tensor.numel()
-    length = -(-numel // n)
-    full = device.empty(n * length, tensor.dtype, "communication", tensor.device).zero_()
-    full[:numel] = tensor.flatten()
-    mine = full.view(n, length)[group.rank()]
-    reduce_scatter(mine, full, group)
-    if op == "mean":
-        mine /= dist.get_world_size()
-    all_gather(full, mine, group)
-    tensor.copy_(full[:numel].view_as(tensor))
+  all_gather(full, mine, group)
++ if op == "mean":
++     full /= ranks
+""")
+wrong("1.8", "it comes from `device.empty`").diff("""
+Takes its buffer from torch, where nobody counts it.
+- full = device.empty(ranks * length, tensor.dtype, "communication", tensor.device).zero_()
++ full = torch.zeros(ranks * length, dtype=tensor.dtype, device=tensor.device)
+""")
+wrong("1.8", "this code always takes float32").diff("""
+Writes a dtype down: bfloat16 travels as float32, twice the bytes.
+- full = device.empty(ranks * length, tensor.dtype, "communication", tensor.device).zero_()
++ full = device.empty(ranks * length, torch.float32, "communication", tensor.device).zero_()
+""")
+wrong("1.8", "are too short, round up").diff("""
+Rounds the length of a chunk down and copies everything.
+- length = -(-numel // ranks)
++ length = numel // ranks
+""")
+wrong("1.8", "expected `group`, got the world").diff("""
+Reduces in the world.
+- ranks, numel = group.size(), tensor.numel()
+- length = -(-numel // ranks)
+- full = device.empty(ranks * length, tensor.dtype, "communication", tensor.device).zero_()
++ group = comm.world()
++ n, numel = group.size(), tensor.numel()
++ length = -(-numel // n)
++ full = device.empty(n * length, tensor.dtype, "communication", tensor.device).zero_()
+- mine = full.view(ranks, length)[group.rank()]
++ mine = full.view(n, length)[group.rank()]
+- mine /= ranks
++ mine /= n
+""")
+wrong("1.8", "`torch.distributed.get_world_size()` is about the world").diff("""
+Divides by the size of the world.
+- ranks, numel = group.size(), tensor.numel()
+- length = -(-numel // ranks)
+- full = device.empty(ranks * length, tensor.dtype, "communication", tensor.device).zero_()
++ import torch.distributed as dist
++ n, numel = group.size(), tensor.numel()
++ length = -(-numel // n)
++ full = device.empty(n * length, tensor.dtype, "communication", tensor.device).zero_()
+- mine = full.view(ranks, length)[group.rank()]
++ mine = full.view(n, length)[group.rank()]
+- mine /= ranks
++ mine /= dist.get_world_size()
+""")
 
 
 @wrong("1.8", "element 0 is 6 instead of 4")
@@ -1206,16 +1029,16 @@ def all_reduce(tensor, op, group, reduce_scatter, all_gather):
     tensor.data = full[:numel].view_as(tensor)
 
 
-@wrong("1.8", "chunk r of the buffer is the output")
-def all_reduce(tensor, op, group, reduce_scatter, all_gather):
-    """Reduces into a buffer of its own: a chunk more memory."""
-    n, numel = group.size(), tensor.numel()
-    length = -(-numel // n)
-    full = device.empty(n * length, tensor.dtype, "communication", tensor.device).zero_()
-    full[:numel] = tensor.flatten()
-    mine = device.empty(length, tensor.dtype, "communication", tensor.device)
-    reduce_scatter(mine, full, group)
-    if op == "mean":
-        mine /= n
-    all_gather(full, mine, group)
-    tensor.copy_(full[:numel].view_as(tensor))
+wrong("1.8", "chunk r of the buffer is the output").diff("""
+Reduces into a buffer of its own: a chunk more memory.
+- ranks, numel = group.size(), tensor.numel()
+- length = -(-numel // ranks)
+- full = device.empty(ranks * length, tensor.dtype, "communication", tensor.device).zero_()
++ n, numel = group.size(), tensor.numel()
++ length = -(-numel // n)
++ full = device.empty(n * length, tensor.dtype, "communication", tensor.device).zero_()
+- mine = full.view(ranks, length)[group.rank()]
++ mine = device.empty(length, tensor.dtype, "communication", tensor.device)
+- mine /= ranks
++ mine /= n
+""")

@@ -4,82 +4,71 @@ from minifsdp.course.workshop.wrong import wrong
 
 # 2.1
 
-
-@wrong("2.1", "the parameter is reduced instead of its gradient")
-def average_gradient(param, group):
-    """Averages the parameter, as a published tutorial does whose hook takes what it is given for the gradient."""
-    comm.all_reduce(param.data, group, comm.MEAN).wait()
-
-
-@wrong("2.1", "the sum, not the mean")
-def average_gradient(param, group):
-    """Never divides by N."""
-    comm.all_reduce(param.grad, group).wait()
-
-
-@wrong("2.1", "divided by N twice")
-def average_gradient(param, group):
-    """Takes the mean of the mean."""
-    comm.all_reduce(param.grad, group, comm.MEAN).wait()
-    param.grad /= group.size()
-
-
-@wrong("2.1", "not before")
-def average_gradient(param, group):
-    """Does not wait for its all-reduce."""
-    comm.all_reduce(param.grad, group, comm.MEAN)
-
-
-@wrong("2.1", "the mean went into another tensor")
-def average_gradient(param, group):
-    """Reduces a copy and leaves the gradient as it is."""
-    grad = param.grad.clone()
-    comm.all_reduce(grad, group, comm.MEAN).wait()
-
-
-@wrong("2.1", "N times the memory")
-def average_gradient(param, group):
-    """Gathers all gradients and averages them: right values, N gradients on every rank."""
-    every = param.grad.new_empty(group.size() * param.grad.numel())
-    comm.all_gather(every, param.grad.flatten(), group).wait()
-    param.grad.copy_(every.view(group.size(), *param.grad.shape).mean(0))
-
-
-@wrong("2.1", "a new tensor took its place")
-def average_gradient(param, group):
-    """Puts a new gradient in the place of the accumulated one: right values, twice the bytes."""
-    grad = param.grad.clone()
-    comm.all_reduce(grad, group, comm.MEAN).wait()
-    param.grad = grad
-
-
-@wrong("2.1", "a copy was reduced")
-def average_gradient(param, group):
-    """Reduces a copy and copies it back: right values, a gradient's memory more."""
-    grad = param.grad.clone()
-    comm.all_reduce(grad, group, comm.MEAN).wait()
-    param.grad.copy_(grad)
-
-
-@wrong("2.1", "expected `group`, got the world")
-def average_gradient(param, group):
-    """Does not look at the group."""
-    comm.all_reduce(param.grad, comm.world(), comm.MEAN).wait()
-
-
-@wrong("2.1", "not a number known beforehand")
-def average_gradient(param, group):
-    """Divides by the number of ranks that this notebook happens to have."""
-    param.grad /= RANKS
-    comm.all_reduce(param.grad, group).wait()
-
-
-@wrong("2.1", "dividing before wait() divides what is there so far")
-def average_gradient(param, group):
-    """Divides while the all-reduce is under way."""
-    handle = comm.all_reduce(param.grad, group)
-    param.grad /= group.size()
-    handle.wait()
+wrong("2.1", "the parameter is reduced instead of its gradient").diff("""
+Averages the parameter, as a published tutorial does whose hook takes what it is given for the gradient.
+- comm.all_reduce(param.grad, group, comm.MEAN).wait()
++ comm.all_reduce(param.data, group, comm.MEAN).wait()
+""")
+wrong("2.1", "the sum, not the mean").diff("""
+Never divides by N.
+- comm.all_reduce(param.grad, group, comm.MEAN).wait()
++ comm.all_reduce(param.grad, group).wait()
+""")
+wrong("2.1", "divided by N twice").diff("""
+Takes the mean of the mean.
+  comm.all_reduce(param.grad, group, comm.MEAN).wait()
++ param.grad /= group.size()
+""")
+wrong("2.1", "not before").diff("""
+Does not wait for its all-reduce.
+- comm.all_reduce(param.grad, group, comm.MEAN).wait()
++ comm.all_reduce(param.grad, group, comm.MEAN)
+""")
+wrong("2.1", "the mean went into another tensor").diff("""
+Reduces a copy and leaves the gradient as it is.
+- comm.all_reduce(param.grad, group, comm.MEAN).wait()
++ grad = param.grad.clone()
++ comm.all_reduce(grad, group, comm.MEAN).wait()
+""")
+wrong("2.1", "N times the memory").diff("""
+Gathers all gradients and averages them: right values, N gradients on every rank.
+- comm.all_reduce(param.grad, group, comm.MEAN).wait()
++ every = param.grad.new_empty(group.size() * param.grad.numel())
++ comm.all_gather(every, param.grad.flatten(), group).wait()
++ param.grad.copy_(every.view(group.size(), *param.grad.shape).mean(0))
+""")
+wrong("2.1", "a new tensor took its place").diff("""
+Puts a new gradient in the place of the accumulated one: right values, twice the bytes.
+- comm.all_reduce(param.grad, group, comm.MEAN).wait()
++ grad = param.grad.clone()
++ comm.all_reduce(grad, group, comm.MEAN).wait()
++ param.grad = grad
+""")
+wrong("2.1", "a copy was reduced").diff("""
+Reduces a copy and copies it back: right values, a gradient's memory more.
+- comm.all_reduce(param.grad, group, comm.MEAN).wait()
++ grad = param.grad.clone()
++ comm.all_reduce(grad, group, comm.MEAN).wait()
++ param.grad.copy_(grad)
+""")
+wrong("2.1", "expected `group`, got the world").diff("""
+Does not look at the group.
+- comm.all_reduce(param.grad, group, comm.MEAN).wait()
++ comm.all_reduce(param.grad, comm.world(), comm.MEAN).wait()
+""")
+wrong("2.1", "not a number known beforehand").diff("""
+Divides by the number of ranks that this notebook happens to have.
+- comm.all_reduce(param.grad, group, comm.MEAN).wait()
++ param.grad /= RANKS
++ comm.all_reduce(param.grad, group).wait()
+""")
+wrong("2.1", "dividing before wait() divides what is there so far").diff("""
+Divides while the all-reduce is under way.
+- comm.all_reduce(param.grad, group, comm.MEAN).wait()
++ handle = comm.all_reduce(param.grad, group)
++ param.grad /= group.size()
++ handle.wait()
+""")
 
 
 @wrong("2.1", "`torch.distributed.get_world_size()` is about the world")
@@ -91,42 +80,38 @@ def average_gradient(param, group):
     param.grad /= dist.get_world_size()
 
 
-@wrong("2.1", "a copy of 2 bytes per element was reduced")
-def average_gradient(param, group):
-    """Reduces a copy in bfloat16."""
-    half = param.grad.bfloat16()
-    comm.all_reduce(half, group, comm.MEAN).wait()
-    param.grad.copy_(half)
-
-
-@wrong("2.1", "`.float()` and the like make a copy here")
-def average_gradient(param, group):
-    """Reduces `.float()`, which is the gradient itself only if that is float32."""
-    grad = param.grad.float()
-    comm.all_reduce(grad, group, comm.MEAN).wait()
-
-
-@wrong("2.1", "do not lie one behind the other")
-def average_gradient(param, group):
-    """Reduces what may be a copy."""
-    comm.all_reduce(param.grad.contiguous(), group, comm.MEAN).wait()
-
-
-@wrong("2.1", "was reduced as float32")
-def average_gradient(param, group):
-    """Reduces gradients of bfloat16 in a copy of float32."""
-    g = param.grad.float()
-    comm.all_reduce(g, group, comm.MEAN).wait()
-    param.grad.copy_(g)
-
-
-@wrong("2.1", "another memory under the same tensor")
-def average_gradient(param, group):
-    """Reduces a copy and lets `.grad.data` be that."""
-    g = param.grad.clone()
-    comm.all_reduce(g, group, comm.MEAN).wait()
-    param.grad.data = g
-
+wrong("2.1", "a copy of 2 bytes per element was reduced").diff("""
+Reduces a copy in bfloat16.
+- comm.all_reduce(param.grad, group, comm.MEAN).wait()
++ half = param.grad.bfloat16()
++ comm.all_reduce(half, group, comm.MEAN).wait()
++ param.grad.copy_(half)
+""")
+wrong("2.1", "`.float()` and the like make a copy here").diff("""
+Reduces `.float()`, which is the gradient itself only if that is float32.
+- comm.all_reduce(param.grad, group, comm.MEAN).wait()
++ grad = param.grad.float()
++ comm.all_reduce(grad, group, comm.MEAN).wait()
+""")
+wrong("2.1", "do not lie one behind the other").diff("""
+Reduces what may be a copy.
+- comm.all_reduce(param.grad, group, comm.MEAN).wait()
++ comm.all_reduce(param.grad.contiguous(), group, comm.MEAN).wait()
+""")
+wrong("2.1", "was reduced as float32").diff("""
+Reduces gradients of bfloat16 in a copy of float32.
+- comm.all_reduce(param.grad, group, comm.MEAN).wait()
++ g = param.grad.float()
++ comm.all_reduce(g, group, comm.MEAN).wait()
++ param.grad.copy_(g)
+""")
+wrong("2.1", "another memory under the same tensor").diff("""
+Reduces a copy and lets `.grad.data` be that.
+- comm.all_reduce(param.grad, group, comm.MEAN).wait()
++ g = param.grad.clone()
++ comm.all_reduce(g, group, comm.MEAN).wait()
++ param.grad.data = g
+""")
 
 # 2.2
 
@@ -246,18 +231,17 @@ def assign_buckets(params, cap_bytes):
     return [bucket[::-1] for bucket in reversed(buckets)]
 
 
-@wrong("2.2", "ask its element_size()")
-def assign_buckets(params, cap_bytes):
-    """Takes every element for four bytes."""
-    buckets, filling = [], {}
-    for param in reversed(params):
-        if param.dtype not in filling:
-            filling[param.dtype] = []
-            buckets.append(filling[param.dtype])
-        filling[param.dtype].append(param)
-        if sum(p.numel() * 4 for p in filling[param.dtype]) >= cap_bytes:
-            del filling[param.dtype]
-    return buckets
+wrong("2.2", "ask its element_size()").diff("""
+Takes every element for four bytes.
+- buckets = []
+- filling = {}
++ buckets, filling = [], {}
+- bucket = filling[param.dtype]
+- bucket.append(param)
+- if sum(p.numel() * p.element_size() for p in bucket) >= cap_bytes:
++ filling[param.dtype].append(param)
++ if sum(p.numel() * 4 for p in filling[param.dtype]) >= cap_bytes:
+""")
 
 
 @wrong("2.2", "in `params` afterwards: expected [0, 1, 2, 3, 4, 5, 6], got []")
@@ -627,44 +611,43 @@ def on_gradient(param, reducer):
         at_end_of_backward(reducer.finish)
 
 
-@wrong("2.5", "wait in finish only")
-def on_gradient(param, reducer):
-    """Waits for each bucket at once: right values, no overlap."""
-    if not reducer.sync:
-        return
-    reducer.missing[reducer.bucket_of[param]] -= 1
-    while len(reducer.in_flight) < len(reducer.buckets) and reducer.missing[len(reducer.in_flight)] == 0:
-        flat, handle = reducer.start(reducer.buckets[len(reducer.in_flight)])
-        handle.wait()
-        reducer.in_flight.append((flat, handle))
-    if len(reducer.in_flight) == len(reducer.buckets):
-        at_end_of_backward(reducer.finish)
+wrong("2.5", "wait in finish only").diff("""
+Waits for each bucket at once: right values, no overlap.
+- buckets, in_flight = reducer.buckets, reducer.in_flight
 
+- while len(in_flight) < len(buckets) and reducer.missing[len(in_flight)] == 0:
+-     in_flight.append(reducer.start(buckets[len(in_flight)]))
+- if len(in_flight) == len(buckets):
++ while len(reducer.in_flight) < len(reducer.buckets) and reducer.missing[len(reducer.in_flight)] == 0:
++     flat, handle = reducer.start(reducer.buckets[len(reducer.in_flight)])
++     handle.wait()
++     reducer.in_flight.append((flat, handle))
++ if len(reducer.in_flight) == len(reducer.buckets):
+""")
+wrong("2.5", "leave with the last gradient").diff("""
+Waits for all gradients before the first launch: rung 2 inside a hook.
+- buckets, in_flight = reducer.buckets, reducer.in_flight
 
-@wrong("2.5", "leave with the last gradient")
-def on_gradient(param, reducer):
-    """Waits for all gradients before the first launch: rung 2 inside a hook."""
-    if not reducer.sync:
-        return
-    reducer.missing[reducer.bucket_of[param]] -= 1
-    if sum(reducer.missing) == 0:
-        for bucket in reducer.buckets:
-            reducer.in_flight.append(reducer.start(bucket))
-        at_end_of_backward(reducer.finish)
+- while len(in_flight) < len(buckets) and reducer.missing[len(in_flight)] == 0:
+-     in_flight.append(reducer.start(buckets[len(in_flight)]))
+- if len(in_flight) == len(buckets):
++ if sum(reducer.missing) == 0:
++     for bucket in reducer.buckets:
++         reducer.in_flight.append(reducer.start(bucket))
+""")
+wrong("2.5", "the last bucket is never launched").diff("""
+Launches a bucket when a gradient of a later one arrives, so never flushes the last.
+- buckets, in_flight = reducer.buckets, reducer.in_flight
 
-
-@wrong("2.5", "the last bucket is never launched")
-def on_gradient(param, reducer):
-    """Launches a bucket when a gradient of a later one arrives, so never flushes the last."""
-    if not reducer.sync:
-        return
-    reducer.missing[reducer.bucket_of[param]] -= 1
-    behind = [n for n in range(len(reducer.buckets) - 1) if reducer.missing[n] == 0]
-    if not any(reducer.missing[:-1]) or behind[-1:] == [len(reducer.in_flight)]:
-        for number in range(len(reducer.in_flight), len(behind)):
-            reducer.in_flight.append(reducer.start(reducer.buckets[number]))
-    if len(reducer.in_flight) == len(reducer.buckets) - 1 and sum(reducer.missing) == 0:
-        at_end_of_backward(reducer.finish)
+- while len(in_flight) < len(buckets) and reducer.missing[len(in_flight)] == 0:
+-     in_flight.append(reducer.start(buckets[len(in_flight)]))
+- if len(in_flight) == len(buckets):
++ behind = [n for n in range(len(reducer.buckets) - 1) if reducer.missing[n] == 0]
++ if not any(reducer.missing[:-1]) or behind[-1:] == [len(reducer.in_flight)]:
++     for number in range(len(reducer.in_flight), len(behind)):
++         reducer.in_flight.append(reducer.start(reducer.buckets[number]))
++ if len(reducer.in_flight) == len(reducer.buckets) - 1 and sum(reducer.missing) == 0:
+""")
 
 
 @wrong("2.5", "has to leave at once if reducer.sync is False")
@@ -711,46 +694,43 @@ def on_gradient(param, reducer):
         reducer.finish()
 
 
-@wrong("2.5", "never left: after each launch look at the next")
-def on_gradient(param, reducer):
-    """Launches at most one bucket a gradient, so one that was full before its turn stays behind."""
-    if not reducer.sync:
-        return
-    reducer.missing[reducer.bucket_of[param]] -= 1
-    if len(reducer.in_flight) < len(reducer.buckets) and reducer.missing[len(reducer.in_flight)] == 0:
-        reducer.in_flight.append(reducer.start(reducer.buckets[len(reducer.in_flight)]))
-    if len(reducer.in_flight) == len(reducer.buckets):
-        at_end_of_backward(reducer.finish)
+wrong("2.5", "never left: after each launch look at the next").diff("""
+Launches at most one bucket a gradient, so one that was full before its turn stays behind.
+- buckets, in_flight = reducer.buckets, reducer.in_flight
 
-
-@wrong("2.5", "after 6 gradients, rest of backward, return]")
-def on_gradient(param, reducer):
-    """Queues `finish` once in a lifetime."""
-    if not reducer.sync:
-        return
-    b, f = reducer.buckets, reducer.in_flight
-    reducer.missing[reducer.bucket_of[param]] -= 1
-    while len(f) < len(b) and reducer.missing[len(f)] == 0:
-        f.append(reducer.start(b[len(f)]))
-    if len(f) == len(b) and not hasattr(reducer, "queued"):
-        reducer.queued = True
-        at_end_of_backward(reducer.finish)
-
-
-@wrong("2.5", "the hook serves any number of backwards")
-def on_gradient(param, reducer):
-    """Remembers the parameters that it has seen, for ever."""
-    if not reducer.sync:
-        return
-    if not hasattr(reducer, "done"):
-        reducer.done = set()
-    reducer.done.add(param)
-    b, f = reducer.buckets, reducer.in_flight
-    reducer.missing[reducer.bucket_of[param]] -= 1
-    while len(f) < len(b) and all(p in reducer.done for p in b[len(f)]):
-        f.append(reducer.start(b[len(f)]))
-    if len(f) == len(b):
-        at_end_of_backward(reducer.finish)
+- while len(in_flight) < len(buckets) and reducer.missing[len(in_flight)] == 0:
+-     in_flight.append(reducer.start(buckets[len(in_flight)]))
+- if len(in_flight) == len(buckets):
++ if len(reducer.in_flight) < len(reducer.buckets) and reducer.missing[len(reducer.in_flight)] == 0:
++     reducer.in_flight.append(reducer.start(reducer.buckets[len(reducer.in_flight)]))
++ if len(reducer.in_flight) == len(reducer.buckets):
+""")
+wrong("2.5", "after 6 gradients, rest of backward, return]").diff("""
+Queues `finish` once in a lifetime.
+- buckets, in_flight = reducer.buckets, reducer.in_flight
++ b, f = reducer.buckets, reducer.in_flight
+- while len(in_flight) < len(buckets) and reducer.missing[len(in_flight)] == 0:
+-     in_flight.append(reducer.start(buckets[len(in_flight)]))
+- if len(in_flight) == len(buckets):
++ while len(f) < len(b) and reducer.missing[len(f)] == 0:
++     f.append(reducer.start(b[len(f)]))
++ if len(f) == len(b) and not hasattr(reducer, "queued"):
++     reducer.queued = True
+""")
+wrong("2.5", "the hook serves any number of backwards").diff("""
+Remembers the parameters that it has seen, for ever.
+- buckets, in_flight = reducer.buckets, reducer.in_flight
++ if not hasattr(reducer, "done"):
++     reducer.done = set()
++ reducer.done.add(param)
++ b, f = reducer.buckets, reducer.in_flight
+- while len(in_flight) < len(buckets) and reducer.missing[len(in_flight)] == 0:
+-     in_flight.append(reducer.start(buckets[len(in_flight)]))
+- if len(in_flight) == len(buckets):
++ while len(f) < len(b) and all(p in reducer.done for p in b[len(f)]):
++     f.append(reducer.start(b[len(f)]))
++ if len(f) == len(b):
+""")
 
 
 @wrong("2.5", "finish waits for buckets that have left")
@@ -768,30 +748,23 @@ def on_gradient(param, reducer):
 
 # 2.6
 
-
-@wrong("2.6", "what is reduced is reduced again")
-def accumulate(micro_batches, loss_of, reducer):
-    """Never turns communication off: a reduction per micro-batch."""
-    for batch in micro_batches:
-        (loss_of(batch) / len(micro_batches)).backward()
-
-
-@wrong("2.6", "divide each loss by k")
-def accumulate(micro_batches, loss_of, reducer):
-    """Adds up k gradients without dividing."""
-    for number, batch in enumerate(micro_batches, start=1):
-        reducer.sync = number == len(micro_batches)
-        loss_of(batch).backward()
-
-
-@wrong("2.6", "the gradients of those before it were dropped")
-def accumulate(micro_batches, loss_of, reducer):
-    """Drops the gradients between micro-batches, like a zero_grad() in the wrong loop."""
-    for number, batch in enumerate(micro_batches, start=1):
-        for param in reducer.bucket_of:
-            param.grad = None
-        reducer.sync = number == len(micro_batches)
-        (loss_of(batch) / len(micro_batches)).backward()
+wrong("2.6", "what is reduced is reduced again").diff("""
+Never turns communication off: a reduction per micro-batch.
+- for number, batch in enumerate(micro_batches, start=1):
+-     reducer.sync = number == len(micro_batches)
++ for batch in micro_batches:
+""")
+wrong("2.6", "divide each loss by k").diff("""
+Adds up k gradients without dividing.
+- (loss_of(batch) / len(micro_batches)).backward()
++ loss_of(batch).backward()
+""")
+wrong("2.6", "the gradients of those before it were dropped").diff("""
+Drops the gradients between micro-batches, like a zero_grad() in the wrong loop.
+  for number, batch in enumerate(micro_batches, start=1):
++     for param in reducer.bucket_of:
++         param.grad = None
+""")
 
 
 @wrong("2.6", "keeps the graphs of all micro-batches alive")
@@ -824,12 +797,11 @@ def accumulate(micro_batches, loss_of, reducer):
     reducer.sync = True
 
 
-@wrong("2.6", "and not always 4")
-def accumulate(micro_batches, loss_of, reducer):
-    """Divides by the number of micro-batches that the text speaks of."""
-    for number, batch in enumerate(micro_batches, start=1):
-        reducer.sync = number == len(micro_batches)
-        (loss_of(batch) / 4).backward()
+wrong("2.6", "and not always 4").diff("""
+Divides by the number of micro-batches that the text speaks of.
+- (loss_of(batch) / len(micro_batches)).backward()
++ (loss_of(batch) / 4).backward()
+""")
 
 
 @wrong("2.6", "whether the list holds its micro-batches")

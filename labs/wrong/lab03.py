@@ -1,7 +1,6 @@
 """Wrong answers to lab 03, each with words that its rejection must contain."""
 
 import torch
-from torch import nn
 
 from minifsdp import comm, device
 from minifsdp.course.workshop.wrong import wrong
@@ -32,26 +31,24 @@ def partition(params, ranks):
     return flat, list(flat.chunk(ranks))
 
 
-@wrong("3.1", "the padding is missing")
-def partition(params, ranks):
-    """Lets chunk make the last shard shorter."""
-    sizes = [p.numel() for p in params]
-    flat = torch.cat([p.detach().flatten() for p in params])
-    for p, piece in zip(params, flat.split(sizes), strict=True):
-        p.data = piece.view(p.shape)
-    return flat, list(flat.chunk(ranks))
-
-
-@wrong("3.1", "the padding stands in front")
-def partition(params, ranks):
-    """Pads at the front."""
-    sizes = [p.numel() for p in params]
-    padding = -sum(sizes) % ranks
-    flat = torch.zeros(padding + sum(sizes))
-    for p, piece in zip(params, flat[padding:].split(sizes), strict=True):
-        piece.copy_(p.detach().flatten())
-        p.data = piece.view(p.shape)
-    return flat, list(flat.chunk(ranks))
+wrong("3.1", "the padding is missing").diff("""
+Lets chunk make the last shard shorter.
+- numel = sum(sizes)
+- flat = torch.zeros(numel + -numel % ranks, dtype=params[0].dtype, device=params[0].device)
+- for p, piece in zip(params, flat[:numel].split(sizes), strict=True):
+-     piece.copy_(p.detach().flatten())
++ flat = torch.cat([p.detach().flatten() for p in params])
++ for p, piece in zip(params, flat.split(sizes), strict=True):
+""")
+wrong("3.1", "the padding stands in front").diff("""
+Pads at the front.
+- numel = sum(sizes)
+- flat = torch.zeros(numel + -numel % ranks, dtype=params[0].dtype, device=params[0].device)
+- for p, piece in zip(params, flat[:numel].split(sizes), strict=True):
++ padding = -sum(sizes) % ranks
++ flat = torch.zeros(padding + sum(sizes))
++ for p, piece in zip(params, flat[padding:].split(sizes), strict=True):
+""")
 
 
 @wrong("3.1", "the flat buffer is a copy")
@@ -62,69 +59,41 @@ def partition(params, ranks):
     return flat, list(flat.chunk(ranks))
 
 
-@wrong("3.1", "the shards are copies")
-def partition(params, ranks):
-    """Clones the shards."""
-    sizes = [p.numel() for p in params]
-    numel = sum(sizes)
-    flat = torch.zeros(numel + -numel % ranks)
-    for p, piece in zip(params, flat[:numel].split(sizes), strict=True):
-        piece.copy_(p.detach().flatten())
-        p.data = piece.view(p.shape)
-    return flat, [shard.clone() for shard in flat.chunk(ranks)]
-
-
-@wrong("3.1", "the shards must be equal in length")
-def partition(params, ranks):
-    """Whole parameters to ranks, as torch's ZeroRedundancyOptimizer cuts."""
-    sizes = [p.numel() for p in params]
-    numel = sum(sizes)
-    flat = torch.zeros(numel + -numel % ranks)
-    for p, piece in zip(params, flat[:numel].split(sizes), strict=True):
-        piece.copy_(p.detach().flatten())
-        p.data = piece.view(p.shape)
-    loads = [0] * ranks
-    for size in sizes:
-        loads[loads.index(min(loads))] += size
-    loads[-1] += flat.numel() - numel
-    return flat, list(flat.split(loads))
-
-
-@wrong("3.1", "the parameters' old memory, or a second copy")
-def partition(params, ranks):
-    """Keeps the parameters' old memory alive."""
-    sizes = [p.numel() for p in params]
-    numel = sum(sizes)
-    flat = torch.zeros(numel + -numel % ranks)
-    for p, piece in zip(params, flat[:numel].split(sizes), strict=True):
-        piece.copy_(p.detach().flatten())
-        p.old = p.data
-        p.data = piece.view(p.shape)
-    return flat, list(flat.chunk(ranks))
-
-
-@wrong("3.1", "must have the parameters' dtype")
-def partition(params, ranks):
-    """Makes the buffer of the default type."""
-    sizes = [p.numel() for p in params]
-    numel = sum(sizes)
-    flat = torch.zeros(numel + -numel % ranks)
-    for p, piece in zip(params, flat[:numel].split(sizes), strict=True):
-        piece.copy_(p.detach().flatten())
-        p.data = piece.view(p.shape)
-    return flat, list(flat.chunk(ranks))
-
-
-@wrong("3.1", "behind the last element the buffer must be zero")
-def partition(params, ranks):
-    """Leaves the padding uninitialised."""
-    sizes = [p.numel() for p in params]
-    numel = sum(sizes)
-    flat = torch.empty(numel + -numel % ranks, dtype=params[0].dtype, device=params[0].device)
-    for p, piece in zip(params, flat[:numel].split(sizes), strict=True):
-        piece.copy_(p.detach().flatten())
-        p.data = piece.view(p.shape)
-    return flat, list(flat.chunk(ranks))
+wrong("3.1", "the shards are copies").diff("""
+Clones the shards.
+- flat = torch.zeros(numel + -numel % ranks, dtype=params[0].dtype, device=params[0].device)
++ flat = torch.zeros(numel + -numel % ranks)
+- return flat, list(flat.chunk(ranks))
++ return flat, [shard.clone() for shard in flat.chunk(ranks)]
+""")
+wrong("3.1", "the shards must be equal in length").diff("""
+Whole parameters to ranks, as torch's ZeroRedundancyOptimizer cuts.
+- flat = torch.zeros(numel + -numel % ranks, dtype=params[0].dtype, device=params[0].device)
++ flat = torch.zeros(numel + -numel % ranks)
+- return flat, list(flat.chunk(ranks))
++ loads = [0] * ranks
++ for size in sizes:
++     loads[loads.index(min(loads))] += size
++ loads[-1] += flat.numel() - numel
++ return flat, list(flat.split(loads))
+""")
+wrong("3.1", "the parameters' old memory, or a second copy").diff("""
+Keeps the parameters' old memory alive.
+- flat = torch.zeros(numel + -numel % ranks, dtype=params[0].dtype, device=params[0].device)
++ flat = torch.zeros(numel + -numel % ranks)
+  piece.copy_(p.detach().flatten())
++ p.old = p.data
+""")
+wrong("3.1", "must have the parameters' dtype").diff("""
+Makes the buffer of the default type.
+- flat = torch.zeros(numel + -numel % ranks, dtype=params[0].dtype, device=params[0].device)
++ flat = torch.zeros(numel + -numel % ranks)
+""")
+wrong("3.1", "behind the last element the buffer must be zero").diff("""
+Leaves the padding uninitialised.
+- flat = torch.zeros(numel + -numel % ranks, dtype=params[0].dtype, device=params[0].device)
++ flat = torch.empty(numel + -numel % ranks, dtype=params[0].dtype, device=params[0].device)
+""")
 
 
 @wrong("3.1", "the copying was recorded")
@@ -154,28 +123,22 @@ def partition(params, ranks):
     return flat, list(flat.chunk(ranks))
 
 
-@wrong("3.1", "expected [True, True, True, True], got [False, False, False, False]")
-def partition(params, ranks):
-    """Puts new Parameters into the list, which the model does not see."""
-    sizes = [p.numel() for p in params]
-    numel = sum(sizes)
-    flat = torch.zeros(numel + -numel % ranks, dtype=params[0].dtype)
-    for i, piece in enumerate(flat[:numel].split(sizes)):
-        piece.copy_(params[i].detach().flatten())
-        params[i] = nn.Parameter(piece.view(params[i].shape))
-    return flat, list(flat.chunk(ranks))
-
-
-@wrong("3.1", "a whole N of padding where N divides")
-def partition(params, ranks):
-    """Pads by a whole N where N divides."""
-    sizes = [p.numel() for p in params]
-    numel = sum(sizes)
-    flat = torch.zeros(numel + ranks - numel % ranks, dtype=params[0].dtype)
-    for p, piece in zip(params, flat[:numel].split(sizes), strict=True):
-        piece.copy_(p.detach().flatten())
-        p.data = piece.view(p.shape)
-    return flat, list(flat.chunk(ranks))
+wrong("3.1", "expected [True, True, True, True], got [False, False, False, False]").diff("""
+Puts new Parameters into the list, which the model does not see.
+- flat = torch.zeros(numel + -numel % ranks, dtype=params[0].dtype, device=params[0].device)
+- for p, piece in zip(params, flat[:numel].split(sizes), strict=True):
+-     piece.copy_(p.detach().flatten())
+-     p.data = piece.view(p.shape)
++ flat = torch.zeros(numel + -numel % ranks, dtype=params[0].dtype)
++ for i, piece in enumerate(flat[:numel].split(sizes)):
++     piece.copy_(params[i].detach().flatten())
++     params[i] = nn.Parameter(piece.view(params[i].shape))
+""")
+wrong("3.1", "a whole N of padding where N divides").diff("""
+Pads by a whole N where N divides.
+- flat = torch.zeros(numel + -numel % ranks, dtype=params[0].dtype, device=params[0].device)
++ flat = torch.zeros(numel + ranks - numel % ranks, dtype=params[0].dtype)
+""")
 
 
 @wrong("3.1", "expected [True, True, True, True], got []")
@@ -193,17 +156,14 @@ def partition(params, ranks):
     return flat, list(flat.chunk(ranks))
 
 
-@wrong("3.1", "they are moved, and are otherwise as they were")
-def partition(params, ranks):
-    """Freezes the parameters on the way."""
-    sizes = [p.numel() for p in params]
-    numel = sum(sizes)
-    flat = torch.zeros(numel + -numel % ranks, dtype=params[0].dtype)
-    for p, piece in zip(params, flat[:numel].split(sizes), strict=True):
-        p.requires_grad_(False)
-        piece.copy_(p.flatten())
-        p.data = piece.view(p.shape)
-    return flat, list(flat.chunk(ranks))
+wrong("3.1", "they are moved, and are otherwise as they were").diff("""
+Freezes the parameters on the way.
+- flat = torch.zeros(numel + -numel % ranks, dtype=params[0].dtype, device=params[0].device)
++ flat = torch.zeros(numel + -numel % ranks, dtype=params[0].dtype)
+- piece.copy_(p.detach().flatten())
++ p.requires_grad_(False)
++ piece.copy_(p.flatten())
+""")
 
 
 @wrong("3.1", "hand out whatever memory held")
@@ -249,512 +209,196 @@ def partition(params, ranks):
     return flat, list(flat.chunk(ranks))
 
 
-@wrong("3.2", "every rank updates everything")
-def shard_optimizer(buckets, rank, optimizer_class, **defaults):
-    """Gives every rank all shards."""
-    return optimizer_class([nn.Parameter(shard) for shards in buckets for shard in shards], **defaults)
-
-
-@wrong("3.2", "this is the shard of rank")
-def shard_optimizer(buckets, rank, optimizer_class, **defaults):
-    """Takes the next rank's shards."""
-    return optimizer_class([nn.Parameter(shards[(rank + 1) % len(shards)]) for shards in buckets], **defaults)
-
-
-@wrong("3.2", "was given copies of the shards")
-def shard_optimizer(buckets, rank, optimizer_class, **defaults):
-    """Gives the optimizer copies."""
-    return optimizer_class([nn.Parameter(shards[rank].clone()) for shards in buckets], **defaults)
-
-
-@wrong("3.2", "not of the first alone")
-def shard_optimizer(buckets, rank, optimizer_class, **defaults):
-    """Shards only the first bucket."""
-    return optimizer_class([nn.Parameter(buckets[0][rank])], **defaults)
-
-
-@wrong("3.2", "did not reach the optimizer")
-def shard_optimizer(buckets, rank, optimizer_class, **defaults):
-    """Drops the learning rate."""
-    return optimizer_class([nn.Parameter(shards[rank]) for shards in buckets])
-
-
-@wrong("3.2", "not one bucket's shards")
-def shard_optimizer(buckets, rank, optimizer_class, **defaults):
-    """Takes the bucket with the rank's number instead of the shards with it."""
-    return optimizer_class([nn.Parameter(shard) for shard in buckets[rank % len(buckets)]], **defaults)
-
-
-@wrong("3.2", "is a plain tensor")
-def shard_optimizer(buckets, rank, optimizer_class, **defaults):
-    """Gives the optimizer plain tensors."""
-    return optimizer_class([shards[rank] for shards in buckets], **defaults)
-
-
-@wrong("3.2", "`optimizer_class` is an argument")
-def shard_optimizer(buckets, rank, optimizer_class, **defaults):
-    """Makes an Adam, whatever is asked for."""
-    return torch.optim.Adam([nn.Parameter(shards[rank]) for shards in buckets], **defaults)
-
-
-@wrong("3.2", "all of `**defaults` go to")
-def shard_optimizer(buckets, rank, optimizer_class, **defaults):
-    """Hands on the learning rate alone."""
-    return optimizer_class([nn.Parameter(shards[rank]) for shards in buckets], lr=defaults["lr"])
-
-
-@wrong("3.2", "one parameter group with all shards")
-def shard_optimizer(buckets, rank, optimizer_class, **defaults):
-    """Makes a parameter group per bucket."""
-    return optimizer_class([{"params": [nn.Parameter(shards[rank])]} for shards in buckets], **defaults)
-
-
-@wrong("3.2", "the lists are the caller's")
-def shard_optimizer(buckets, rank, optimizer_class, **defaults):
-    """Writes its Parameters into the caller's lists."""
-    for shards in buckets:
-        shards[rank] = nn.Parameter(shards[rank])
-    return optimizer_class([shards[rank] for shards in buckets], **defaults)
-
-
-@wrong("3.2", "of however many buckets")
-def shard_optimizer(buckets, rank, optimizer_class, **defaults):
-    """Knows that there are two buckets."""
-    return optimizer_class([nn.Parameter(shards[rank]) for shards in buckets[:2]], **defaults)
-
-
-@wrong("3.2", "a shard whose elements are all zero")
-def shard_optimizer(buckets, rank, optimizer_class, **defaults):
-    """Leaves shards out that hold only zeros, taking them for padding."""
-    return optimizer_class([nn.Parameter(b[rank]) for b in buckets if b[rank].any()], **defaults)
-
-
-@wrong("3.3", "the sum of the gradients")
-def reduce_bucket(params, shard, group):
-    """Reduces with SUM."""
-    bucket = device.empty(shard.numel() * group.size(), shard.dtype, "communication", shard.device).zero_()
-    start = 0
-    for p in params:
-        if p.grad is not None:
-            bucket[start : start + p.numel()] = p.grad.flatten()
-        start += p.numel()
-    mean = device.empty(shard.numel(), shard.dtype, "gradients", shard.device)
-    reduction = comm.reduce_scatter(mean, bucket, group, comm.SUM)
-
-    def finish():
-        reduction.wait()
-        device.free(bucket)
-        if shard.grad is None:
-            shard.grad = mean
-        else:
-            shard.grad += mean
-            device.free(mean)
-
-    return finish
-
-
-@wrong("3.3", "hands every rank the whole mean")
-def reduce_bucket(params, shard, group):
-    """All-reduces and takes a shard of the result."""
-    bucket = device.empty(shard.numel() * group.size(), shard.dtype, "communication", shard.device).zero_()
-    start = 0
-    for p in params:
-        if p.grad is not None:
-            bucket[start : start + p.numel()] = p.grad.flatten()
-        start += p.numel()
-    reduction = comm.all_reduce(bucket, group, comm.MEAN)
-
-    def finish():
-        reduction.wait()
-        mean = device.empty(shard.numel(), shard.dtype, "gradients", shard.device)
-        mean.copy_(bucket.chunk(group.size())[group.rank()])
-        device.free(bucket)
-        if shard.grad is None:
-            shard.grad = mean
-        else:
-            shard.grad += mean
-            device.free(mean)
-
-    return finish
-
-
-@wrong("3.3", "these are the parameters, not the gradients")
-def reduce_bucket(params, shard, group):
-    """Averages the parameters, which picotron's naive data parallelism once did."""
-    bucket = device.empty(shard.numel() * group.size(), shard.dtype, "communication", shard.device).zero_()
-    start = 0
-    for p in params:
-        bucket[start : start + p.numel()] = p.data.flatten()
-        start += p.numel()
-    mean = device.empty(shard.numel(), shard.dtype, "gradients", shard.device)
-    reduction = comm.reduce_scatter(mean, bucket, group, comm.MEAN)
-
-    def finish():
-        reduction.wait()
-        device.free(bucket)
-        if shard.grad is None:
-            shard.grad = mean
-        else:
-            shard.grad += mean
-            device.free(mean)
-
-    return finish
-
-
-@wrong("3.3", "device.empty is not zero")
-def reduce_bucket(params, shard, group):
-    """Leaves the padding, and the place of a missing gradient, uninitialised."""
-    bucket = device.empty(shard.numel() * group.size(), shard.dtype, "communication", shard.device)
-    start = 0
-    for p in params:
-        if p.grad is not None:
-            bucket[start : start + p.numel()] = p.grad.flatten()
-        start += p.numel()
-    mean = device.empty(shard.numel(), shard.dtype, "gradients", shard.device)
-    reduction = comm.reduce_scatter(mean, bucket, group, comm.MEAN)
-
-    def finish():
-        reduction.wait()
-        device.free(bucket)
-        if shard.grad is None:
-            shard.grad = mean
-        else:
-            shard.grad += mean
-            device.free(mean)
-
-    return finish
-
-
-@wrong("3.3", "what follows must not move up")
-def reduce_bucket(params, shard, group):
-    """Skips a parameter that has no gradient, so those behind it land in the wrong places."""
-    bucket = device.empty(shard.numel() * group.size(), shard.dtype, "communication", shard.device).zero_()
-    grads = torch.cat([p.grad.flatten() for p in params if p.grad is not None])
-    bucket[: grads.numel()] = grads
-    mean = device.empty(shard.numel(), shard.dtype, "gradients", shard.device)
-    reduction = comm.reduce_scatter(mean, bucket, group, comm.MEAN)
-
-    def finish():
-        reduction.wait()
-        device.free(bucket)
-        if shard.grad is None:
-            shard.grad = mean
-        else:
-            shard.grad += mean
-            device.free(mean)
-
-    return finish
-
-
-@wrong("3.3", "nobody waits")
-def reduce_bucket(params, shard, group):
-    """Frees and uses without waiting."""
-    bucket = device.empty(shard.numel() * group.size(), shard.dtype, "communication", shard.device).zero_()
-    start = 0
-    for p in params:
-        if p.grad is not None:
-            bucket[start : start + p.numel()] = p.grad.flatten()
-        start += p.numel()
-    mean = device.empty(shard.numel(), shard.dtype, "gradients", shard.device)
-    comm.reduce_scatter(mean, bucket, group, comm.MEAN)
-
-    def finish():
-        if shard.grad is None:
-            shard.grad = mean
-        else:
-            shard.grad += mean
-            device.free(mean)
-
-    return finish
-
-
-@wrong("3.3", "reduce_bucket waits itself")
-def reduce_bucket(params, shard, group):
-    """Waits before it returns."""
-    bucket = device.empty(shard.numel() * group.size(), shard.dtype, "communication", shard.device).zero_()
-    start = 0
-    for p in params:
-        if p.grad is not None:
-            bucket[start : start + p.numel()] = p.grad.flatten()
-        start += p.numel()
-    mean = device.empty(shard.numel(), shard.dtype, "gradients", shard.device)
-    comm.reduce_scatter(mean, bucket, group, comm.MEAN).wait()
-    device.free(bucket)
-
-    def finish():
-        if shard.grad is None:
-            shard.grad = mean
-        else:
-            shard.grad += mean
-            device.free(mean)
-
-    return finish
-
-
-@wrong("3.3", "the bucket is still alive")
-def reduce_bucket(params, shard, group):
-    """Keeps the bucket for the next time."""
-    if not hasattr(shard, "bucket"):
-        shard.bucket = device.empty(shard.numel() * group.size(), shard.dtype, "communication", shard.device)
-    shard.bucket.zero_()
-    start = 0
-    for p in params:
-        if p.grad is not None:
-            shard.bucket[start : start + p.numel()] = p.grad.flatten()
-        start += p.numel()
-    mean = device.empty(shard.numel(), shard.dtype, "gradients", shard.device)
-    reduction = comm.reduce_scatter(mean, shard.bucket, group, comm.MEAN)
-
-    def finish():
-        reduction.wait()
-        if shard.grad is None:
-            shard.grad = mean
-        else:
-            shard.grad += mean
-            device.free(mean)
-
-    return finish
-
-
-@wrong("3.3", "the second reduction replaced the first")
-def reduce_bucket(params, shard, group):
-    """Overwrites what earlier micro-batches have left."""
-    bucket = device.empty(shard.numel() * group.size(), shard.dtype, "communication", shard.device).zero_()
-    start = 0
-    for p in params:
-        if p.grad is not None:
-            bucket[start : start + p.numel()] = p.grad.flatten()
-        start += p.numel()
-    mean = device.empty(shard.numel(), shard.dtype, "gradients", shard.device)
-    reduction = comm.reduce_scatter(mean, bucket, group, comm.MEAN)
-
-    def finish():
-        reduction.wait()
-        device.free(bucket)
-        shard.grad = mean
-
-    return finish
-
-
-@wrong("3.3", "laid out in reverse")
-def reduce_bucket(params, shard, group):
-    """Lays the gradients out in another order than the parameters."""
-    bucket = device.empty(shard.numel() * group.size(), shard.dtype, "communication", shard.device).zero_()
-    start = 0
-    for p in reversed(params):
-        if p.grad is not None:
-            bucket[start : start + p.numel()] = p.grad.flatten()
-        start += p.numel()
-    mean = device.empty(shard.numel(), shard.dtype, "gradients", shard.device)
-    reduction = comm.reduce_scatter(mean, bucket, group, comm.MEAN)
-
-    def finish():
-        reduction.wait()
-        device.free(bucket)
-        if shard.grad is None:
-            shard.grad = mean
-        else:
-            shard.grad += mean
-            device.free(mean)
-
-    return finish
-
-
-@wrong("3.3", "the finishing function frees it")
-def reduce_bucket(params, shard, group):
-    """Drops the bucket, which lives on only as long as the backend holds it."""
-    bucket = device.empty(shard.numel() * group.size(), shard.dtype, "communication", shard.device).zero_()
-    start = 0
-    for p in params:
-        if p.grad is not None:
-            bucket[start : start + p.numel()] = p.grad.flatten()
-        start += p.numel()
-    mean = device.empty(shard.numel(), shard.dtype, "gradients", shard.device)
-    reduction = comm.reduce_scatter(mean, bucket, group, comm.MEAN)
-
-    def finish():
-        reduction.wait()
-        if shard.grad is None:
-            shard.grad = mean
-        else:
-            shard.grad += mean
-            device.free(mean)
-
-    return finish
-
-
-@wrong("3.3", "the caller frees it")
-def reduce_bucket(params, shard, group):
-    """Clears the gradients itself."""
-    bucket = device.empty(shard.numel() * group.size(), shard.dtype, "communication", shard.device).zero_()
-    start = 0
-    for p in params:
-        if p.grad is not None:
-            bucket[start : start + p.numel()] = p.grad.flatten()
-        start += p.numel()
-    for p in params:
-        p.grad = None
-    mean = device.empty(shard.numel(), shard.dtype, "gradients", shard.device)
-    reduction = comm.reduce_scatter(mean, bucket, group, comm.MEAN)
-
-    def finish():
-        reduction.wait()
-        device.free(bucket)
-        if shard.grad is None:
-            shard.grad = mean
-        else:
-            shard.grad += mean
-            device.free(mean)
-
-    return finish
-
-
-@wrong("3.3", "needed no longer")
-def reduce_bucket(params, shard, group):
-    """Drops the second mean without freeing it."""
-    bucket = device.empty(shard.numel() * group.size(), shard.dtype, "communication", shard.device).zero_()
-    start = 0
-    for p in params:
-        if p.grad is not None:
-            bucket[start : start + p.numel()] = p.grad.flatten()
-        start += p.numel()
-    mean = device.empty(shard.numel(), shard.dtype, "gradients", shard.device)
-    reduction = comm.reduce_scatter(mean, bucket, group, comm.MEAN)
-
-    def finish():
-        reduction.wait()
-        device.free(bucket)
-        if shard.grad is None:
-            shard.grad = mean
-        else:
-            shard.grad += mean
-
-    return finish
-
-
-@wrong("3.3", "expected `group`, got the world")
-def reduce_bucket(params, shard, group):
-    """Reduces in the world."""
-    group = comm.world()
-    bucket = device.empty(shard.numel() * group.size(), shard.dtype, "communication", shard.device).zero_()
-    start = 0
-    for p in params:
-        if p.grad is not None:
-            bucket[start : start + p.numel()] = p.grad.flatten()
-        start += p.numel()
-    mean = device.empty(shard.numel(), shard.dtype, "gradients", shard.device)
-    reduction = comm.reduce_scatter(mean, bucket, group, comm.MEAN)
-
-    def finish():
-        reduction.wait()
-        device.free(bucket)
-        if shard.grad is None:
-            shard.grad = mean
-        else:
-            shard.grad += mean
-            device.free(mean)
-
-    return finish
-
-
-@wrong("3.3", "`torch.distributed.get_world_size()` is about the world")
-def reduce_bucket(params, shard, group):
-    """Divides by the size of the world."""
-    import torch.distributed as dist
-
-    bucket = device.empty(shard.numel() * group.size(), shard.dtype, "communication", shard.device).zero_()
-    start = 0
-    for p in params:
-        if p.grad is not None:
-            bucket[start : start + p.numel()] = p.grad.flatten()
-        start += p.numel()
-    mean = device.empty(shard.numel(), shard.dtype, "gradients", shard.device)
-    reduction = comm.reduce_scatter(mean, bucket, group)
-
-    def finish():
-        reduction.wait()
-        device.free(bucket)
-        mean.div_(dist.get_world_size())
-        if shard.grad is None:
-            shard.grad = mean
-        else:
-            shard.grad += mean
-            device.free(mean)
-
-    return finish
-
-
-@wrong("3.3", "The expanded size of the tensor")
-def reduce_bucket(params, shard, group):
-    """Knows that there are two ranks."""
-    bucket = device.empty(shard.numel() * 2, shard.dtype, "communication", shard.device).zero_()
-    start = 0
-    for p in params:
-        if p.grad is not None:
-            bucket[start : start + p.numel()] = p.grad.flatten()
-        start += p.numel()
-    mean = device.empty(shard.numel(), shard.dtype, "gradients", shard.device)
-    reduction = comm.reduce_scatter(mean, bucket, group, comm.MEAN)
-
-    def finish():
-        reduction.wait()
-        device.free(bucket)
-        if shard.grad is None:
-            shard.grad = mean
-        else:
-            shard.grad += mean
-            device.free(mean)
-
-    return finish
-
-
-@wrong("3.3", "look at shard.grad in the function that is returned")
-def reduce_bucket(params, shard, group):
-    """Looks at shard.grad when it starts."""
-    bucket = device.empty(shard.numel() * group.size(), shard.dtype, "communication", shard.device).zero_()
-    start = 0
-    for p in params:
-        if p.grad is not None:
-            bucket[start : start + p.numel()] = p.grad.flatten()
-        start += p.numel()
-    mean = device.empty(shard.numel(), shard.dtype, "gradients", shard.device)
-    reduction = comm.reduce_scatter(mean, bucket, group, comm.MEAN)
-    earlier = shard.grad
-
-    def finish():
-        reduction.wait()
-        device.free(bucket)
-        if earlier is None:
-            shard.grad = mean
-        else:
-            earlier.add_(mean)
-            device.free(mean)
-
-    return finish
-
-
-@wrong("3.3", "add the second one in place")
-def reduce_bucket(params, shard, group):
-    """Makes a third tensor of the sum."""
-    bucket = device.empty(shard.numel() * group.size(), shard.dtype, "communication", shard.device).zero_()
-    start = 0
-    for p in params:
-        if p.grad is not None:
-            bucket[start : start + p.numel()] = p.grad.flatten()
-        start += p.numel()
-    mean = device.empty(shard.numel(), shard.dtype, "gradients", shard.device)
-    reduction = comm.reduce_scatter(mean, bucket, group, comm.MEAN)
-
-    def finish():
-        reduction.wait()
-        device.free(bucket)
-        if shard.grad is None:
-            shard.grad = mean
-        else:
-            shard.grad = shard.grad + mean
-            device.free(mean)
-
-    return finish
+wrong("3.2", "every rank updates everything").diff("""
+Gives every rank all shards.
+- return optimizer_class([nn.Parameter(shards[rank]) for shards in buckets], **defaults)
++ return optimizer_class([nn.Parameter(shard) for shards in buckets for shard in shards], **defaults)
+""")
+wrong("3.2", "this is the shard of rank").diff("""
+Takes the next rank's shards.
+- return optimizer_class([nn.Parameter(shards[rank]) for shards in buckets], **defaults)
++ return optimizer_class([nn.Parameter(shards[(rank + 1) % len(shards)]) for shards in buckets], **defaults)
+""")
+wrong("3.2", "was given copies of the shards").diff("""
+Gives the optimizer copies.
+- return optimizer_class([nn.Parameter(shards[rank]) for shards in buckets], **defaults)
++ return optimizer_class([nn.Parameter(shards[rank].clone()) for shards in buckets], **defaults)
+""")
+wrong("3.2", "not of the first alone").diff("""
+Shards only the first bucket.
+- return optimizer_class([nn.Parameter(shards[rank]) for shards in buckets], **defaults)
++ return optimizer_class([nn.Parameter(buckets[0][rank])], **defaults)
+""")
+wrong("3.2", "did not reach the optimizer").diff("""
+Drops the learning rate.
+- return optimizer_class([nn.Parameter(shards[rank]) for shards in buckets], **defaults)
++ return optimizer_class([nn.Parameter(shards[rank]) for shards in buckets])
+""")
+wrong("3.2", "not one bucket's shards").diff("""
+Takes the bucket with the rank's number instead of the shards with it.
+- return optimizer_class([nn.Parameter(shards[rank]) for shards in buckets], **defaults)
++ return optimizer_class([nn.Parameter(shard) for shard in buckets[rank % len(buckets)]], **defaults)
+""")
+wrong("3.2", "is a plain tensor").diff("""
+Gives the optimizer plain tensors.
+- return optimizer_class([nn.Parameter(shards[rank]) for shards in buckets], **defaults)
++ return optimizer_class([shards[rank] for shards in buckets], **defaults)
+""")
+wrong("3.2", "`optimizer_class` is an argument").diff("""
+Makes an Adam, whatever is asked for.
+- return optimizer_class([nn.Parameter(shards[rank]) for shards in buckets], **defaults)
++ return torch.optim.Adam([nn.Parameter(shards[rank]) for shards in buckets], **defaults)
+""")
+wrong("3.2", "all of `**defaults` go to").diff("""
+Hands on the learning rate alone.
+- return optimizer_class([nn.Parameter(shards[rank]) for shards in buckets], **defaults)
++ return optimizer_class([nn.Parameter(shards[rank]) for shards in buckets], lr=defaults["lr"])
+""")
+wrong("3.2", "one parameter group with all shards").diff("""
+Makes a parameter group per bucket.
+- return optimizer_class([nn.Parameter(shards[rank]) for shards in buckets], **defaults)
++ return optimizer_class([{"params": [nn.Parameter(shards[rank])]} for shards in buckets], **defaults)
+""")
+wrong("3.2", "the lists are the caller's").diff("""
+Writes its Parameters into the caller's lists.
+- return optimizer_class([nn.Parameter(shards[rank]) for shards in buckets], **defaults)
++ for shards in buckets:
++     shards[rank] = nn.Parameter(shards[rank])
++ return optimizer_class([shards[rank] for shards in buckets], **defaults)
+""")
+wrong("3.2", "of however many buckets").diff("""
+Knows that there are two buckets.
+- return optimizer_class([nn.Parameter(shards[rank]) for shards in buckets], **defaults)
++ return optimizer_class([nn.Parameter(shards[rank]) for shards in buckets[:2]], **defaults)
+""")
+wrong("3.2", "a shard whose elements are all zero").diff("""
+Leaves shards out that hold only zeros, taking them for padding.
+- return optimizer_class([nn.Parameter(shards[rank]) for shards in buckets], **defaults)
++ return optimizer_class([nn.Parameter(b[rank]) for b in buckets if b[rank].any()], **defaults)
+""")
+wrong("3.3", "the sum of the gradients").diff("""
+Reduces with SUM.
+- reduction = comm.reduce_scatter(mean, bucket, group, comm.MEAN)
++ reduction = comm.reduce_scatter(mean, bucket, group, comm.SUM)
+""")
+wrong("3.3", "hands every rank the whole mean").diff("""
+All-reduces and takes a shard of the result.
+- mean = device.empty(shard.numel(), shard.dtype, "gradients", shard.device)
+- reduction = comm.reduce_scatter(mean, bucket, group, comm.MEAN)
++ reduction = comm.all_reduce(bucket, group, comm.MEAN)
+  reduction.wait()
++ mean = device.empty(shard.numel(), shard.dtype, "gradients", shard.device)
++ mean.copy_(bucket.chunk(group.size())[group.rank()])
+""")
+wrong("3.3", "these are the parameters, not the gradients").diff("""
+Averages the parameters, which picotron's naive data parallelism once did.
+- if p.grad is not None:
+-     bucket[start : start + p.numel()] = p.grad.flatten()
++ bucket[start : start + p.numel()] = p.data.flatten()
+""")
+wrong("3.3", "device.empty is not zero").diff("""
+Leaves the padding, and the place of a missing gradient, uninitialised.
+- bucket = device.empty(shard.numel() * group.size(), shard.dtype, "communication", shard.device).zero_()
++ bucket = device.empty(shard.numel() * group.size(), shard.dtype, "communication", shard.device)
+""")
+wrong("3.3", "what follows must not move up").diff("""
+Skips a parameter that has no gradient, so those behind it land in the wrong places.
+- start = 0
+- for p in params:
+-     if p.grad is not None:
+-         bucket[start : start + p.numel()] = p.grad.flatten()
+-     start += p.numel()
++ grads = torch.cat([p.grad.flatten() for p in params if p.grad is not None])
++ bucket[: grads.numel()] = grads
+""")
+wrong("3.3", "nobody waits").diff("""
+Frees and uses without waiting.
+- reduction = comm.reduce_scatter(mean, bucket, group, comm.MEAN)
++ comm.reduce_scatter(mean, bucket, group, comm.MEAN)
+- reduction.wait()
+- device.free(bucket)
+""")
+wrong("3.3", "reduce_bucket waits itself").diff("""
+Waits before it returns.
+- reduction = comm.reduce_scatter(mean, bucket, group, comm.MEAN)
++ comm.reduce_scatter(mean, bucket, group, comm.MEAN).wait()
++ device.free(bucket)
+- reduction.wait()
+- device.free(bucket)
+""")
+wrong("3.3", "the bucket is still alive").diff("""
+Keeps the bucket for the next time.
+- bucket = device.empty(shard.numel() * group.size(), shard.dtype, "communication", shard.device).zero_()
++ if not hasattr(shard, "bucket"):
++     shard.bucket = device.empty(shard.numel() * group.size(), shard.dtype, "communication", shard.device)
++ shard.bucket.zero_()
+- bucket[start : start + p.numel()] = p.grad.flatten()
++ shard.bucket[start : start + p.numel()] = p.grad.flatten()
+- reduction = comm.reduce_scatter(mean, bucket, group, comm.MEAN)
++ reduction = comm.reduce_scatter(mean, shard.bucket, group, comm.MEAN)
+- device.free(bucket)
+""")
+wrong("3.3", "the second reduction replaced the first").diff("""
+Overwrites what earlier micro-batches have left.
+- if shard.grad is None:
+-     shard.grad = mean
+- else:
+-     shard.grad += mean
+-     device.free(mean)
++ shard.grad = mean
+""")
+wrong("3.3", "laid out in reverse").diff("""
+Lays the gradients out in another order than the parameters.
+- for p in params:
++ for p in reversed(params):
+""")
+wrong("3.3", "the finishing function frees it").diff("""
+Drops the bucket, which lives on only as long as the backend holds it.
+- device.free(bucket)
+""")
+wrong("3.3", "the caller frees it").diff("""
+Clears the gradients itself.
+      start += p.numel()
++ for p in params:
++     p.grad = None
+""")
+wrong("3.3", "needed no longer").diff("""
+Drops the second mean without freeing it.
+- device.free(mean)
+""")
+wrong("3.3", "expected `group`, got the world").diff("""
+Reduces in the world.
+  def reduce_bucket(params, shard, group):
++     group = comm.world()
+""")
+wrong("3.3", "`torch.distributed.get_world_size()` is about the world").diff("""
+Divides by the size of the world.
+  def reduce_bucket(params, shard, group):
++     import torch.distributed as dist
+- reduction = comm.reduce_scatter(mean, bucket, group, comm.MEAN)
++ reduction = comm.reduce_scatter(mean, bucket, group)
+  device.free(bucket)
++ mean.div_(dist.get_world_size())
+""")
+wrong("3.3", "The expanded size of the tensor").diff("""
+Knows that there are two ranks.
+- bucket = device.empty(shard.numel() * group.size(), shard.dtype, "communication", shard.device).zero_()
++ bucket = device.empty(shard.numel() * 2, shard.dtype, "communication", shard.device).zero_()
+""")
+wrong("3.3", "look at shard.grad in the function that is returned").diff("""
+Looks at shard.grad when it starts.
+  reduction = comm.reduce_scatter(mean, bucket, group, comm.MEAN)
++ earlier = shard.grad
+- if shard.grad is None:
++ if earlier is None:
+- shard.grad += mean
++ earlier.add_(mean)
+""")
+wrong("3.3", "add the second one in place").diff("""
+Makes a third tensor of the sum.
+- shard.grad += mean
++ shard.grad = shard.grad + mean
+""")
 
 
 @wrong("3.3", "the mean took its place")
@@ -790,16 +434,14 @@ def update_and_gather(optimizer, flats, group):
         shard.grad = None
 
 
-@wrong("3.4", "gathered before they are updated")
-def update_and_gather(optimizer, flats, group):
-    """Gathers first."""
-    shards = optimizer.param_groups[0]["params"]
-    for flat, shard in zip(flats, shards, strict=True):
-        comm.all_gather(flat, shard.data, group).wait()
-    optimizer.step()
-    for shard in shards:
-        device.free(shard.grad)
-        shard.grad = None
+wrong("3.4", "gathered before they are updated").diff("""
+Gathers first.
+  shards = optimizer.param_groups[0]["params"]
++ for flat, shard in zip(flats, shards, strict=True):
++     comm.all_gather(flat, shard.data, group).wait()
+- for flat, shard in zip(flats, shards, strict=True):
+-     comm.all_gather(flat, shard.data, group).wait()
+""")
 
 
 @wrong("3.4", "averaging the parameters")
@@ -821,29 +463,23 @@ def update_and_gather(optimizer, flats, group):
         comm.all_gather(flat, shard.data, group).wait()
 
 
-@wrong("3.4", "the optimizer found no gradient")
-def update_and_gather(optimizer, flats, group):
-    """Clears the gradients before the update."""
-    shards = optimizer.param_groups[0]["params"]
-    optimizer.zero_grad()
-    optimizer.step()
-    for flat, shard in zip(flats, shards, strict=True):
-        comm.all_gather(flat, shard.data, group).wait()
-
-
-@wrong("3.4", "the gradient of the step before")
-def update_and_gather(optimizer, flats, group):
-    """Steps on stale gradients: keeps this step's for the next one."""
-    shards = optimizer.param_groups[0]["params"]
-    for shard in shards:
-        fresh = shard.grad
-        shard.grad = getattr(shard, "kept", torch.zeros_like(shard))
-        shard.kept = fresh
-    optimizer.step()
-    for shard in shards:
-        shard.grad = None
-    for flat, shard in zip(flats, shards, strict=True):
-        comm.all_gather(flat, shard.data, group).wait()
+wrong("3.4", "the optimizer found no gradient").diff("""
+Clears the gradients before the update.
+  shards = optimizer.param_groups[0]["params"]
++ optimizer.zero_grad()
+- for shard in shards:
+-     device.free(shard.grad)
+-     shard.grad = None
+""")
+wrong("3.4", "the gradient of the step before").diff("""
+Steps on stale gradients: keeps this step's for the next one.
+  shards = optimizer.param_groups[0]["params"]
++ for shard in shards:
++     fresh = shard.grad
++     shard.grad = getattr(shard, "kept", torch.zeros_like(shard))
++     shard.kept = fresh
+- device.free(shard.grad)
+""")
 
 
 @wrong("3.4", "a broadcast per shard")
@@ -858,62 +494,36 @@ def update_and_gather(optimizer, flats, group):
             comm.broadcast(part, rank, group).wait()
 
 
-@wrong("3.4", "buckets are left out")
-def update_and_gather(optimizer, flats, group):
-    """Gathers the first bucket alone."""
-    shards = optimizer.param_groups[0]["params"]
-    optimizer.step()
-    for shard in shards:
-        device.free(shard.grad)
-        shard.grad = None
-    comm.all_gather(flats[0], shards[0].data, group).wait()
-
-
-@wrong("3.4", "wait for every gather")
-def update_and_gather(optimizer, flats, group):
-    """Waits for the last gather only."""
-    shards = optimizer.param_groups[0]["params"]
-    optimizer.step()
-    for shard in shards:
-        device.free(shard.grad)
-        shard.grad = None
-    handles = [comm.all_gather(flat, shard.data, group) for flat, shard in zip(flats, shards, strict=True)]
-    handles[-1].wait()
-
-
-@wrong("3.4", "gather in place")
-def update_and_gather(optimizer, flats, group):
-    """Gathers from a copy of the shard."""
-    shards = optimizer.param_groups[0]["params"]
-    optimizer.step()
-    for shard in shards:
-        device.free(shard.grad)
-        shard.grad = None
-    for flat, shard in zip(flats, shards, strict=True):
-        comm.all_gather(flat, shard.data.clone(), group).wait()
-
-
-@wrong("3.4", "is only set to None")
-def update_and_gather(optimizer, flats, group):
-    """Lets the gradients go without freeing them."""
-    shards = optimizer.param_groups[0]["params"]
-    optimizer.step()
-    for shard in shards:
-        shard.grad = None
-    for flat, shard in zip(flats, shards, strict=True):
-        comm.all_gather(flat, shard.data, group).wait()
-
-
-@wrong("3.4", "between the update and the gathers")
-def update_and_gather(optimizer, flats, group):
-    """Frees the gradients after the gathers."""
-    shards = optimizer.param_groups[0]["params"]
-    optimizer.step()
-    for flat, shard in zip(flats, shards, strict=True):
-        comm.all_gather(flat, shard.data, group).wait()
-    for shard in shards:
-        device.free(shard.grad)
-        shard.grad = None
+wrong("3.4", "buckets are left out").diff("""
+Gathers the first bucket alone.
+- for flat, shard in zip(flats, shards, strict=True):
+-     comm.all_gather(flat, shard.data, group).wait()
++ comm.all_gather(flats[0], shards[0].data, group).wait()
+""")
+wrong("3.4", "wait for every gather").diff("""
+Waits for the last gather only.
+- for flat, shard in zip(flats, shards, strict=True):
+-     comm.all_gather(flat, shard.data, group).wait()
++ handles = [comm.all_gather(flat, shard.data, group) for flat, shard in zip(flats, shards, strict=True)]
++ handles[-1].wait()
+""")
+wrong("3.4", "gather in place").diff("""
+Gathers from a copy of the shard.
+- comm.all_gather(flat, shard.data, group).wait()
++ comm.all_gather(flat, shard.data.clone(), group).wait()
+""")
+wrong("3.4", "is only set to None").diff("""
+Lets the gradients go without freeing them.
+- device.free(shard.grad)
+""")
+wrong("3.4", "between the update and the gathers").diff("""
+Frees the gradients after the gathers.
+  optimizer.step()
++ for flat, shard in zip(flats, shards, strict=True):
++     comm.all_gather(flat, shard.data, group).wait()
+- for flat, shard in zip(flats, shards, strict=True):
+-     comm.all_gather(flat, shard.data, group).wait()
+""")
 
 
 @wrong("3.4", "expected `group`, got the world")
@@ -942,21 +552,11 @@ def update_and_gather(optimizer, flats, group):
         comm.all_gather(flat, flat.chunk(group.size())[dist.get_rank() % group.size()], group).wait()
 
 
-@wrong("3.5", "the memory is not saved")
-def reduce_in_backward(params, shard, start, in_flight, group):
-    """Keeps the full gradients alive until after the step."""
-    missing = set(params)
-
-    def on_gradient(p):
-        missing.remove(p)
-        if missing:
-            return
-        missing.update(params)
-        while in_flight:
-            in_flight.pop()()
-        in_flight.append(start(params, shard, group))
-
-    return [p.register_post_accumulate_grad_hook(on_gradient) for p in params]
+wrong("3.5", "the memory is not saved").diff("""
+Keeps the full gradients alive until after the step.
+- for q in params:
+-     q.grad = None
+""")
 
 
 @wrong("3.5", "a reduction is started for every gradient")
@@ -972,203 +572,89 @@ def reduce_in_backward(params, shard, start, in_flight, group):
     return [p.register_post_accumulate_grad_hook(on_gradient) for p in params]
 
 
-@wrong("3.5", "backward stands still while it travels")
-def reduce_in_backward(params, shard, start, in_flight, group):
-    """Waits for each reduction in the hook that started it."""
-    missing = set(params)
+wrong("3.5", "backward stands still while it travels").diff("""
+Waits for each reduction in the hook that started it.
+- while in_flight:
+-     in_flight.pop()()
+- in_flight.append(start(params, shard, group))
++ start(params, shard, group)()
+""")
+wrong("3.5", "all buckets are in flight").diff("""
+Never finishes a reduction during backward.
+- while in_flight:
+-     in_flight.pop()()
+""")
+wrong("3.5", "must start anew").diff("""
+Counts the gradients of the first backward only.
+- missing = set(params)
++ arrived = []
+- missing.remove(p)
+- if missing:
++ arrived.append(p)
++ if len(arrived) != len(params):
+- missing.update(params)
+""")
+wrong("3.5", "not yet, or not any more").diff("""
+Clears the gradients before the reduction copies them.
+- in_flight.append(start(params, shard, group))
 
-    def on_gradient(p):
-        missing.remove(p)
-        if missing:
-            return
-        missing.update(params)
-        start(params, shard, group)()
-        for q in params:
-            q.grad = None
+      q.grad = None
++ in_flight.append(start(params, shard, group))
+""")
+wrong("3.5", "whichever that is").diff("""
+Takes the gradient of the last parameter in the list for the last to come.
+- missing = set(params)
 
-    return [p.register_post_accumulate_grad_hook(on_gradient) for p in params]
+- missing.remove(p)
+- if missing:
+-     return
+- missing.update(params)
 
-
-@wrong("3.5", "all buckets are in flight")
-def reduce_in_backward(params, shard, start, in_flight, group):
-    """Never finishes a reduction during backward."""
-    missing = set(params)
-
-    def on_gradient(p):
-        missing.remove(p)
-        if missing:
-            return
-        missing.update(params)
-        in_flight.append(start(params, shard, group))
-        for q in params:
-            q.grad = None
-
-    return [p.register_post_accumulate_grad_hook(on_gradient) for p in params]
-
-
-@wrong("3.5", "must start anew")
-def reduce_in_backward(params, shard, start, in_flight, group):
-    """Counts the gradients of the first backward only."""
-    arrived = []
-
-    def on_gradient(p):
-        arrived.append(p)
-        if len(arrived) != len(params):
-            return
-        while in_flight:
-            in_flight.pop()()
-        in_flight.append(start(params, shard, group))
-        for q in params:
-            q.grad = None
-
-    return [p.register_post_accumulate_grad_hook(on_gradient) for p in params]
-
-
-@wrong("3.5", "not yet, or not any more")
-def reduce_in_backward(params, shard, start, in_flight, group):
-    """Clears the gradients before the reduction copies them."""
-    missing = set(params)
-
-    def on_gradient(p):
-        missing.remove(p)
-        if missing:
-            return
-        missing.update(params)
-        while in_flight:
-            in_flight.pop()()
-        for q in params:
-            q.grad = None
-        in_flight.append(start(params, shard, group))
-
-    return [p.register_post_accumulate_grad_hook(on_gradient) for p in params]
-
-
-@wrong("3.5", "whichever that is")
-def reduce_in_backward(params, shard, start, in_flight, group):
-    """Takes the gradient of the last parameter in the list for the last to come."""
-
-    def on_gradient(p):
-        while in_flight:
-            in_flight.pop()()
-        in_flight.append(start(params, shard, group))
-        for q in params:
-            q.grad = None
-
-    handles = [p.register_post_accumulate_grad_hook(lambda p: None) for p in params[:-1]]
-    return [*handles, params[-1].register_post_accumulate_grad_hook(on_gradient)]
-
-
-@wrong("3.5", "runs before the gradient is in p.grad")
-def reduce_in_backward(params, shard, start, in_flight, group):
-    """Uses the tensor hook, which runs before the gradient is accumulated."""
-    missing = set(params)
-
-    def on_gradient(p):
-        missing.remove(p)
-        if missing:
-            return
-        missing.update(params)
-        while in_flight:
-            in_flight.pop()()
-        in_flight.append(start(params, shard, group))
-        for q in params:
-            q.grad = None
-
-    return [p.register_hook(lambda grad, p=p: on_gradient(p)) for p in params]
-
-
-@wrong("3.5", "the count was not taken back")
-def reduce_in_backward(params, shard, start, in_flight, group):
-    """Counts on where the first backward ended."""
-    count = 0
-
-    def on_gradient(p):
-        nonlocal count
-        count += 1
-        if count < len(params):
-            return
-        while in_flight:
-            in_flight.pop()()
-        in_flight.append(start(params, shard, group))
-        for q in params:
-            q.grad = None
-
-    return [p.register_post_accumulate_grad_hook(on_gradient) for p in params]
-
-
-@wrong("3.5", "take it out of in_flight")
-def reduce_in_backward(params, shard, start, in_flight, group):
-    """Finishes what is in flight, and leaves it there."""
-    missing = set(params)
-
-    def on_gradient(p):
-        missing.remove(p)
-        if missing:
-            return
-        missing.update(params)
-        for finish in in_flight:
-            finish()
-        in_flight.append(start(params, shard, group))
-        for q in params:
-            q.grad = None
-
-    return [p.register_post_accumulate_grad_hook(on_gradient) for p in params]
-
-
-@wrong("3.5", "by setting it to None")
-def reduce_in_backward(params, shard, start, in_flight, group):
-    """Frees the gradients as if they were buffers."""
-    missing = set(params)
-
-    def on_gradient(p):
-        missing.remove(p)
-        if missing:
-            return
-        missing.update(params)
-        while in_flight:
-            in_flight.pop()()
-        in_flight.append(start(params, shard, group))
-        for q in params:
-            device.free(q.grad)
-            q.grad = None
-
-    return [p.register_post_accumulate_grad_hook(on_gradient) for p in params]
-
-
-@wrong("3.5", "otherwise two buckets are held")
-def reduce_in_backward(params, shard, start, in_flight, group):
-    """Starts a reduction before it finishes the one before."""
-    missing = set(params)
-
-    def on_gradient(p):
-        missing.remove(p)
-        if missing:
-            return
-        missing.update(params)
-        finish = start(params, shard, group)
-        while in_flight:
-            in_flight.pop()()
-        in_flight.append(finish)
-        for q in params:
-            q.grad = None
-
-    return [p.register_post_accumulate_grad_hook(on_gradient) for p in params]
-
-
-@wrong("3.5", "expected `group`, got the world")
-def reduce_in_backward(params, shard, start, in_flight, group):
-    """Starts reductions in the world."""
-    missing = set(params)
-
-    def hook(p):
-        missing.remove(p)
-        if missing:
-            return
-        missing.update(params)
-        while in_flight:
-            in_flight.pop()()
-        in_flight.append(start(params, shard, comm.world()))
-        for q in params:
-            q.grad = None
-
-    return [p.register_post_accumulate_grad_hook(hook) for p in params]
+- return [p.register_post_accumulate_grad_hook(on_gradient) for p in params]
++ handles = [p.register_post_accumulate_grad_hook(lambda p: None) for p in params[:-1]]
++ return [*handles, params[-1].register_post_accumulate_grad_hook(on_gradient)]
+""")
+wrong("3.5", "runs before the gradient is in p.grad").diff("""
+Uses the tensor hook, which runs before the gradient is accumulated.
+- return [p.register_post_accumulate_grad_hook(on_gradient) for p in params]
++ return [p.register_hook(lambda grad, p=p: on_gradient(p)) for p in params]
+""")
+wrong("3.5", "the count was not taken back").diff("""
+Counts on where the first backward ended.
+- missing = set(params)
++ count = 0
+- missing.remove(p)
+- if missing:
++ nonlocal count
++ count += 1
++ if count < len(params):
+- missing.update(params)
+""")
+wrong("3.5", "take it out of in_flight").diff("""
+Finishes what is in flight, and leaves it there.
+- while in_flight:
+-     in_flight.pop()()
++ for finish in in_flight:
++     finish()
+""")
+wrong("3.5", "by setting it to None").diff("""
+Frees the gradients as if they were buffers.
+  for q in params:
++     device.free(q.grad)
+""")
+wrong("3.5", "otherwise two buckets are held").diff("""
+Starts a reduction before it finishes the one before.
+  missing.update(params)
++ finish = start(params, shard, group)
+- in_flight.append(start(params, shard, group))
++ in_flight.append(finish)
+""")
+wrong("3.5", "expected `group`, got the world").diff("""
+Starts reductions in the world.
+- def on_gradient(p):
++ def hook(p):
+- in_flight.append(start(params, shard, group))
++ in_flight.append(start(params, shard, comm.world()))
+- return [p.register_post_accumulate_grad_hook(on_gradient) for p in params]
++ return [p.register_post_accumulate_grad_hook(hook) for p in params]
+""")

@@ -19,12 +19,11 @@ def pad_and_chunk(flat, ranks):
     return list(torch.cat([flat, flat.new_zeros(ranks - flat.numel() % ranks)]).chunk(ranks))
 
 
-@wrong("4.1", "uninitialised memory")
-def pad_and_chunk(flat, ranks):
-    """Leaves in the padding what was in memory."""
-    padded = torch.empty(flat.numel() + -flat.numel() % ranks, dtype=flat.dtype)
-    padded[: flat.numel()] = flat
-    return list(padded.chunk(ranks))
+wrong("4.1", "uninitialised memory").diff("""
+Leaves in the padding what was in memory.
+- padded = flat.new_zeros(flat.numel() + -flat.numel() % ranks)
++ padded = torch.empty(flat.numel() + -flat.numel() % ranks, dtype=flat.dtype)
+""")
 
 
 @wrong("4.1", "every shard is padded by itself")
@@ -69,14 +68,13 @@ def pad_and_chunk(flat, ranks):
     return list(flat.chunk(ranks))
 
 
-@wrong("4.1", "expected [1, 2, 3, 4] ([4] int64), got [1.0, 2.0, 3.0, 4.0]")
-def pad_and_chunk(flat, ranks):
-    """Makes a float32 buffer for integers."""
-    padded = torch.zeros(
-        flat.numel() + -flat.numel() % ranks, dtype=flat.dtype if flat.is_floating_point() else torch.float32
-    )
-    padded[: flat.numel()] = flat
-    return list(padded.chunk(ranks))
+wrong("4.1", "expected [1, 2, 3, 4] ([4] int64), got [1.0, 2.0, 3.0, 4.0]").diff("""
+Makes a float32 buffer for integers.
+- padded = flat.new_zeros(flat.numel() + -flat.numel() % ranks)
++ padded = torch.zeros(
++     flat.numel() + -flat.numel() % ranks, dtype=flat.dtype if flat.is_floating_point() else torch.float32
++ )
+""")
 
 
 @wrong("4.1", "a single rank's shard is a part of a new buffer")
@@ -214,35 +212,22 @@ def flatten_parameters(params, ranks):
     return full
 
 
-@wrong("4.2", "another nn.Parameter, or a change of the list")
-def flatten_parameters(params, ranks):
-    """Puts new Parameters into the list, which the model does not see."""
-    sizes = [p.numel() for p in params]
-    padding = -sum(sizes) % ranks
-    full = device.empty(sum(sizes) + padding, params[0].dtype, "unsharded", params[0].device)
-    *parts, rest = torch.split(full, [*sizes, padding])
-    for i, part in enumerate(parts):
-        view = part.view(params[i].shape)
-        view.copy_(params[i].data)
-        params[i] = nn.Parameter(view)
-    rest.zero_()
-    return full
-
-
-@wrong("4.2", "they are moved, and are otherwise as they were")
-def flatten_parameters(params, ranks):
-    """Freezes the parameters on the way."""
-    sizes = [p.numel() for p in params]
-    padding = -sum(sizes) % ranks
-    full = device.empty(sum(sizes) + padding, params[0].dtype, "unsharded", params[0].device)
-    *parts, rest = torch.split(full, [*sizes, padding])
-    for p, part in zip(params, parts, strict=True):
-        view = part.view(p.shape)
-        view.copy_(p.data)
-        p.requires_grad = False
-        p.data = view
-    rest.zero_()
-    return full
+wrong("4.2", "another nn.Parameter, or a change of the list").diff("""
+Puts new Parameters into the list, which the model does not see.
+- for p, part in zip(params, parts, strict=True):
+-     view = part.view(p.shape)
+-     view.copy_(p.data)
+-     p.data = view
++ for i, part in enumerate(parts):
++     view = part.view(params[i].shape)
++     view.copy_(params[i].data)
++     params[i] = nn.Parameter(view)
+""")
+wrong("4.2", "they are moved, and are otherwise as they were").diff("""
+Freezes the parameters on the way.
+  view.copy_(p.data)
++ p.requires_grad = False
+""")
 
 
 @wrong("4.2", "it is moved even where nothing is to be padded")
@@ -271,21 +256,19 @@ def shard_bounds(sizes, index, rank, ranks):
     return low, max(low, high)
 
 
-@wrong("4.3", "`high` is the last element instead of the one behind it")
-def shard_bounds(sizes, index, rank, ranks):
-    """Includes the end, as the indices inside torch's FlatParamHandle do."""
-    length = -(-sum(sizes) // ranks)
-    begin = sum(sizes[:index]) - rank * length
-    low, high = (min(max(edge, 0), length) for edge in (begin, begin + sizes[index]))
-    return low, (high - 1 if high > low else low)
-
-
-@wrong("4.3", "low above high")
-def shard_bounds(sizes, index, rank, ranks):
-    """A length below zero where parameter and shard do not meet."""
-    length = -(-sum(sizes) // ranks)
-    begin = sum(sizes[:index]) - rank * length
-    return max(begin, 0), min(begin + sizes[index], length)
+wrong("4.3", "`high` is the last element instead of the one behind it").diff("""
+Includes the end, as the indices inside torch's FlatParamHandle do.
+- end = begin + sizes[index]
+- return min(max(begin, 0), length), min(max(end, 0), length)
++ low, high = (min(max(edge, 0), length) for edge in (begin, begin + sizes[index]))
++ return low, (high - 1 if high > low else low)
+""")
+wrong("4.3", "low above high").diff("""
+A length below zero where parameter and shard do not meet.
+- end = begin + sizes[index]
+- return min(max(begin, 0), length), min(max(end, 0), length)
++ return max(begin, 0), min(begin + sizes[index], length)
+""")
 
 
 @wrong("4.3", "the shard's length rounded down")
@@ -297,50 +280,36 @@ def shard_bounds(sizes, index, rank, ranks):
     return low, high
 
 
-@wrong("4.3", "the padding belongs to no parameter")
-def shard_bounds(sizes, index, rank, ranks):
-    """Lets the last parameter have the padding."""
-    length = -(-sum(sizes) // ranks)
-    begin = sum(sizes[:index]) - rank * length
-    end = begin + sizes[index] if index < len(sizes) - 1 else ranks * length
-    low, high = (min(max(edge, 0), length) for edge in (begin, end))
-    return low, high
-
-
-@wrong("4.3", "`low` is clamped, `high` is not")
-def shard_bounds(sizes, index, rank, ranks):
-    """Lets a parameter end behind the shard."""
-    length = -(-sum(sizes) // ranks)
-    begin = sum(sizes[:index]) - rank * length
-    return max(begin, 0), max(begin + sizes[index], 0)
-
-
-@wrong("4.3", "`sizes` afterwards")
-def shard_bounds(sizes, index, rank, ranks):
-    """Appends the padding to its caller's list."""
-    sizes.append(-sum(sizes) % ranks)
-    length = sum(sizes) // ranks
-    begin = sum(sizes[:index]) - rank * length
-    end = begin + sizes[index]
-    return min(max(begin, 0), length), min(max(end, 0), length)
-
-
-@wrong("4.3", "or too long a shard")
-def shard_bounds(sizes, index, rank, ranks):
-    """Pads by a whole N where N divides."""
-    length = sum(sizes) // ranks + 1
-    begin = sum(sizes[:index]) - rank * length
-    end = begin + sizes[index]
-    return min(max(begin, 0), length), min(max(end, 0), length)
-
-
-@wrong("4.3", "without its own size")
-def shard_bounds(sizes, index, rank, ranks):
-    """Begins a parameter where it ends."""
-    length = -(-sum(sizes) // ranks)
-    begin = sum(sizes[: index + 1]) - rank * length
-    end = begin + sizes[index]
-    return min(max(begin, 0), length), min(max(end, 0), length)
+wrong("4.3", "the padding belongs to no parameter").diff("""
+Lets the last parameter have the padding.
+- end = begin + sizes[index]
+- return min(max(begin, 0), length), min(max(end, 0), length)
++ end = begin + sizes[index] if index < len(sizes) - 1 else ranks * length
++ low, high = (min(max(edge, 0), length) for edge in (begin, end))
++ return low, high
+""")
+wrong("4.3", "`low` is clamped, `high` is not").diff("""
+Lets a parameter end behind the shard.
+- end = begin + sizes[index]
+- return min(max(begin, 0), length), min(max(end, 0), length)
++ return max(begin, 0), max(begin + sizes[index], 0)
+""")
+wrong("4.3", "`sizes` afterwards").diff("""
+Appends the padding to its caller's list.
+- length = -(-sum(sizes) // ranks)
++ sizes.append(-sum(sizes) % ranks)
++ length = sum(sizes) // ranks
+""")
+wrong("4.3", "or too long a shard").diff("""
+Pads by a whole N where N divides.
+- length = -(-sum(sizes) // ranks)
++ length = sum(sizes) // ranks + 1
+""")
+wrong("4.3", "without its own size").diff("""
+Begins a parameter where it ends.
+- begin = sum(sizes[:index]) - rank * length
++ begin = sum(sizes[: index + 1]) - rank * length
+""")
 
 
 @wrong("4.3", "parameters are not sharded one by one")
@@ -350,13 +319,11 @@ def shard_bounds(sizes, index, rank, ranks):
     return 0, max(0, min(length, sizes[index] - rank * length))
 
 
-@wrong("4.3", "the shard of rank r begins at r * length")
-def shard_bounds(sizes, index, rank, ranks):
-    """Counts ranks from 1."""
-    length = -(-sum(sizes) // ranks)
-    begin = sum(sizes[:index]) - (rank + 1) * length
-    end = begin + sizes[index]
-    return min(max(begin, 0), length), min(max(end, 0), length)
+wrong("4.3", "the shard of rank r begins at r * length").diff("""
+Counts ranks from 1.
+- begin = sum(sizes[:index]) - rank * length
++ begin = sum(sizes[:index]) - (rank + 1) * length
+""")
 
 
 @wrong("4.3", "positions in the parameter: asked")
@@ -414,81 +381,52 @@ def place_views(module, flatten):
     return [[name] for name, _ in named]
 
 
-@wrong("4.4", "parameters of equal values taken for one")
-def place_views(module, flatten):
-    """Finds ties by comparing values: at the start all norms are equal."""
-    found = []
-    for prefix, child in module.named_modules():
-        for attribute, p in child._parameters.items():
-            if p is not None:
-                users = next((users for q, users in found if q.shape == p.shape and torch.equal(q, p)), None)
-                if users is None:
-                    found.append((p, users := []))
-                users.append((child, attribute, f"{prefix}.{attribute}".lstrip(".")))
-    for view, (_, users) in zip(flatten([p for p, _ in found]), found, strict=True):
-        for child, attribute, _ in users:
-            del child._parameters[attribute]
-            setattr(child, attribute, view)
-    return [[name for _, _, name in users] for _, users in found]
-
-
-@wrong("4.4", "its gradient stays in it and never reaches the buffer")
-def place_views(module, flatten):
-    """Registers each view as a Parameter, a leaf of its own."""
-    places = {}
-    for prefix, child in module.named_modules():
-        for attribute, p in child._parameters.items():
-            if p is not None:
-                places.setdefault(p, []).append((child, attribute, f"{prefix}.{attribute}".lstrip(".")))
-    for view, users in zip(flatten(list(places)), places.values(), strict=True):
-        for child, attribute, _ in users:
-            setattr(child, attribute, nn.Parameter(view))
-    return [[name for _, _, name in users] for users in places.values()]
-
-
-@wrong("4.4", "a copy of the view")
-def place_views(module, flatten):
-    """Places copies."""
-    places = {}
-    for prefix, child in module.named_modules():
-        for attribute, p in child._parameters.items():
-            if p is not None:
-                places.setdefault(p, []).append((child, attribute, f"{prefix}.{attribute}".lstrip(".")))
-    for view, users in zip(flatten(list(places)), places.values(), strict=True):
-        for child, attribute, _ in users:
-            del child._parameters[attribute]
-            setattr(child, attribute, view.clone())
-    return [[name for _, _, name in users] for users in places.values()]
-
-
-@wrong("4.4", "a detached view")
-def place_views(module, flatten):
-    """Detaches the views, as for `p.data`."""
-    places = {}
-    for prefix, child in module.named_modules():
-        for attribute, p in child._parameters.items():
-            if p is not None:
-                places.setdefault(p, []).append((child, attribute, f"{prefix}.{attribute}".lstrip(".")))
-    for view, users in zip(flatten(list(places)), places.values(), strict=True):
-        for child, attribute, _ in users:
-            del child._parameters[attribute]
-            setattr(child, attribute, view.detach())
-    return [[name for _, _, name in users] for users in places.values()]
-
-
-@wrong("4.4", "the root's own Parameter has no prefix")
-def place_views(module, flatten):
-    """Puts a dot before the names of the root's own Parameters."""
-    places = {}
-    for prefix, child in module.named_modules():
-        for attribute, p in child._parameters.items():
-            if p is not None:
-                places.setdefault(p, []).append((child, attribute, f"{prefix}.{attribute}"))
-    for view, users in zip(flatten(list(places)), places.values(), strict=True):
-        for child, attribute, _ in users:
-            del child._parameters[attribute]
-            setattr(child, attribute, view)
-    return [[name for _, _, name in users] for users in places.values()]
+wrong("4.4", "parameters of equal values taken for one").diff("""
+Finds ties by comparing values: at the start all norms are equal.
+- places = {}
++ found = []
+-             name = f"{prefix}.{attribute}" if prefix else attribute
+-             places.setdefault(p, []).append((child, attribute, name))
+- for view, users in zip(flatten(list(places)), places.values(), strict=True):
++             users = next((users for q, users in found if q.shape == p.shape and torch.equal(q, p)), None)
++             if users is None:
++                 found.append((p, users := []))
++             users.append((child, attribute, f"{prefix}.{attribute}".lstrip(".")))
++ for view, (_, users) in zip(flatten([p for p, _ in found]), found, strict=True):
+- return [[name for _, _, name in users] for users in places.values()]
++ return [[name for _, _, name in users] for _, users in found]
+""")
+wrong("4.4", "its gradient stays in it and never reaches the buffer").diff("""
+Registers each view as a Parameter, a leaf of its own.
+- name = f"{prefix}.{attribute}" if prefix else attribute
+- places.setdefault(p, []).append((child, attribute, name))
++ places.setdefault(p, []).append((child, attribute, f"{prefix}.{attribute}".lstrip(".")))
+- del child._parameters[attribute]
+- setattr(child, attribute, view)
++ setattr(child, attribute, nn.Parameter(view))
+""")
+wrong("4.4", "a copy of the view").diff("""
+Places copies.
+- name = f"{prefix}.{attribute}" if prefix else attribute
+- places.setdefault(p, []).append((child, attribute, name))
++ places.setdefault(p, []).append((child, attribute, f"{prefix}.{attribute}".lstrip(".")))
+- setattr(child, attribute, view)
++ setattr(child, attribute, view.clone())
+""")
+wrong("4.4", "a detached view").diff("""
+Detaches the views, as for `p.data`.
+- name = f"{prefix}.{attribute}" if prefix else attribute
+- places.setdefault(p, []).append((child, attribute, name))
++ places.setdefault(p, []).append((child, attribute, f"{prefix}.{attribute}".lstrip(".")))
+- setattr(child, attribute, view)
++ setattr(child, attribute, view.detach())
+""")
+wrong("4.4", "the root's own Parameter has no prefix").diff("""
+Puts a dot before the names of the root's own Parameters.
+- name = f"{prefix}.{attribute}" if prefix else attribute
+- places.setdefault(p, []).append((child, attribute, name))
++ places.setdefault(p, []).append((child, attribute, f"{prefix}.{attribute}"))
+""")
 
 
 @wrong("4.4", "a module reached by two paths is one place")
@@ -506,18 +444,13 @@ def place_views(module, flatten):
     return list(places.values())
 
 
-@wrong("4.4", "a module may have None for a parameter")
-def place_views(module, flatten):
-    """Takes the None of a layer without a bias for a parameter."""
-    places = {}
-    for prefix, child in module.named_modules():
-        for attribute, p in child._parameters.items():
-            places.setdefault(p, []).append((child, attribute, f"{prefix}.{attribute}".lstrip(".")))
-    for view, users in zip(flatten(list(places)), places.values(), strict=True):
-        for child, attribute, _ in users:
-            del child._parameters[attribute]
-            setattr(child, attribute, view)
-    return [[name for _, _, name in users] for users in places.values()]
+wrong("4.4", "a module may have None for a parameter").diff("""
+Takes the None of a layer without a bias for a parameter.
+- if p is not None:
+-     name = f"{prefix}.{attribute}" if prefix else attribute
+-     places.setdefault(p, []).append((child, attribute, name))
++ places.setdefault(p, []).append((child, attribute, f"{prefix}.{attribute}".lstrip(".")))
+""")
 
 
 @wrong("4.4", "whatever its depth, and every parameter, trained or not")
@@ -602,20 +535,17 @@ def assign_units(model, inner, ranks):
     return units
 
 
-@wrong("4.5", "the two gradients are never added")
-def assign_units(model, inner, ranks):
-    """Lets two units have a tied parameter."""
-    unit_of = {child: number for number, unit in enumerate(inner, start=1) for child in unit.modules()}
-    units = [{} for _ in range(1 + len(inner))]
-    seen = set()
-    for name, p in model.named_parameters(remove_duplicate=False):
-        unit = unit_of.get(model.get_submodule(name.rpartition(".")[0]), 0)
-        if (unit, p) not in seen:
-            seen.add((unit, p))
-            units[unit][name] = p.numel()
-    for layout in units:
-        layout["padding"] = -sum(layout.values()) % ranks
-    return units
+wrong("4.5", "the two gradients are never added").diff("""
+Lets two units have a tied parameter.
+- first = {}
++ seen = set()
+- if p not in first:
+-     first[p] = unit, name
++ if (unit, p) not in seen:
++     seen.add((unit, p))
+- elif first[p][0] != unit:
+-     raise ValueError(f"{first[p][1]} and {name} are one parameter, but they would be in two units")
+""")
 
 
 @wrong("4.5", "computes with memory that was freed")
@@ -642,20 +572,19 @@ def assign_units(model, inner, ranks):
     return units
 
 
-@wrong("4.5", "a tie within one unit is no error")
-def assign_units(model, inner, ranks):
-    """Refuses every tie."""
-    unit_of = {child: number for number, unit in enumerate(inner, start=1) for child in unit.modules()}
-    units = [{} for _ in range(1 + len(inner))]
-    first = {}
-    for name, p in model.named_parameters(remove_duplicate=False):
-        if p in first:
-            raise ValueError(f"{first[p]} and {name} are tied")
-        first[p] = name
-        units[unit_of.get(model.get_submodule(name.rpartition(".")[0]), 0)][name] = p.numel()
-    for layout in units:
-        layout["padding"] = -sum(layout.values()) % ranks
-    return units
+wrong("4.5", "a tie within one unit is no error").diff("""
+Refuses every tie.
+- unit = unit_of.get(model.get_submodule(name.rpartition(".")[0]), 0)
+- if p not in first:
+-     first[p] = unit, name
+-     units[unit][name] = p.numel()
+- elif first[p][0] != unit:
+-     raise ValueError(f"{first[p][1]} and {name} are one parameter, but they would be in two units")
++ if p in first:
++     raise ValueError(f"{first[p]} and {name} are tied")
++ first[p] = name
++ units[unit_of.get(model.get_submodule(name.rpartition(".")[0]), 0)][name] = p.numel()
+""")
 
 
 @wrong("4.5", "the padding is that of the unit's sum, once")
@@ -670,151 +599,128 @@ def assign_units(model, inner, ranks):
     return units
 
 
-@wrong("4.5", "a name that begins as the unit's does")
-def assign_units(model, inner, ranks):
-    """Finds a unit's parameters by the beginning of their names: `layer10` in `layer1`."""
-    prefixes = [next(name for name, child in model.named_modules() if child is unit) for unit in inner]
-    units = [{} for _ in range(1 + len(inner))]
-    first = {}
-    for name, p in model.named_parameters(remove_duplicate=False):
-        unit = next((number for number, prefix in enumerate(prefixes, start=1) if name.startswith(prefix)), 0)
-        if p not in first:
-            first[p] = unit, name
-            units[unit][name] = p.numel()
-        elif first[p][0] != unit:
-            raise ValueError(f"{first[p][1]} and {name} are tied")
-    for layout in units:
-        layout["padding"] = -sum(layout.values()) % ranks
-    return units
-
-
-@wrong("4.5", "parameters of equal values taken for one")
-def assign_units(model, inner, ranks):
-    """Finds ties by comparing values: at the start all LayerNorms are equal."""
-    unit_of = {child: number for number, unit in enumerate(inner, start=1) for child in unit.modules()}
-    units = [{} for _ in range(1 + len(inner))]
-    first = []
-    for name, p in model.named_parameters(remove_duplicate=False):
-        unit = unit_of.get(model.get_submodule(name.rpartition(".")[0]), 0)
-        before = next((each for each in first if torch.equal(each[2], p)), None)
-        if before is None:
-            first.append((unit, name, p))
-            units[unit][name] = p.numel()
-        elif before[0] != unit:
-            raise ValueError(f"{before[1]} and {name} are tied")
-    for layout in units:
-        layout["padding"] = -sum(layout.values()) % ranks
-    return units
-
-
-@wrong("4.5", "modules in `inner` afterwards")
-def assign_units(model, inner, ranks):
-    """Puts the model into its caller's list."""
-    inner.insert(0, model)
-    unit_of = {}
-    for i, m in enumerate(inner):
-        for c in m.modules():
-            unit_of[c] = i
-    units = [{} for _ in inner]
-    first = {}
-    for name, p in model.named_parameters(remove_duplicate=False):
-        u = unit_of[model.get_submodule(name.rpartition(".")[0])]
-        if p not in first:
-            first[p] = u, name
-            units[u][name] = p.numel()
-        elif first[p][0] != u:
-            raise ValueError(f"{first[p][1]} and {name}")
-    for layout in units:
-        layout["padding"] = -sum(layout.values()) % ranks
-    return units
-
-
-@wrong("4.5", "not in that of the model")
-def assign_units(model, inner, ranks):
-    """Has units in the order of the model."""
-    inner = sorted(inner, key=list(model.modules()).index)
-    unit_of = {}
-    for i, m in enumerate([model, *inner]):
-        for c in m.modules():
-            unit_of[c] = i
-    units = [{} for _ in range(1 + len(inner))]
-    first = {}
-    for name, p in model.named_parameters(remove_duplicate=False):
-        u = unit_of[model.get_submodule(name.rpartition(".")[0])]
-        if p not in first:
-            first[p] = u, name
-            units[u][name] = p.numel()
-        elif first[p][0] != u:
-            raise ValueError(f"{first[p][1]} and {name}")
-    for layout in units:
-        layout["padding"] = -sum(layout.values()) % ranks
-    return units
-
-
-@wrong("4.5", "expected [[[padding, 0]]")
-def assign_units(model, inner, ranks):
-    """Has no unit for a root without parameters."""
-    unit_of = {}
-    for i, m in enumerate([model, *inner]):
-        for c in m.modules():
-            unit_of[c] = i
-    units = [{} for _ in range(1 + len(inner))]
-    first = {}
-    for name, p in model.named_parameters(remove_duplicate=False):
-        u = unit_of[model.get_submodule(name.rpartition(".")[0])]
-        if p not in first:
-            first[p] = u, name
-            units[u][name] = p.numel()
-        elif first[p][0] != u:
-            raise ValueError(f"{first[p][1]} and {name}")
-    units = [u for u in units if u]
-    for layout in units:
-        layout["padding"] = -sum(layout.values()) % ranks
-    return units
-
-
-@wrong("4.5", "a buffer is no parameter: it is not flattened")
-def assign_units(model, inner, ranks):
-    """Takes the state dict for the parameters, buffers too."""
-    unit_of = {}
-    for i, m in enumerate([model, *inner]):
-        for c in m.modules():
-            unit_of[c] = i
-    units = [{} for _ in range(1 + len(inner))]
-    first = {}
-    for name, p in model.state_dict(keep_vars=True).items():
-        u = unit_of[model.get_submodule(name.rpartition(".")[0])]
-        if p not in first:
-            first[p] = u, name
-            units[u][name] = p.numel()
-        elif first[p][0] != u:
-            raise ValueError(f"{first[p][1]} and {name}")
-    for layout in units:
-        layout["padding"] = -sum(layout.values()) % ranks
-    return units
-
-
-@wrong("4.5", "frozen parameters are flattened as well")
-def assign_units(model, inner, ranks):
-    """Leaves out what is frozen."""
-    unit_of = {}
-    for i, m in enumerate([model, *inner]):
-        for c in m.modules():
-            unit_of[c] = i
-    units = [{} for _ in range(1 + len(inner))]
-    first = {}
-    for name, p in model.named_parameters(remove_duplicate=False):
-        if not p.requires_grad:
-            continue
-        u = unit_of[model.get_submodule(name.rpartition(".")[0])]
-        if p not in first:
-            first[p] = u, name
-            units[u][name] = p.numel()
-        elif first[p][0] != u:
-            raise ValueError(f"{first[p][1]} and {name}")
-    for layout in units:
-        layout["padding"] = -sum(layout.values()) % ranks
-    return units
+wrong("4.5", "a name that begins as the unit's does").diff("""
+Finds a unit's parameters by the beginning of their names: `layer10` in `layer1`.
+- unit_of = {child: number for number, unit in enumerate(inner, start=1) for child in unit.modules()}
++ prefixes = [next(name for name, child in model.named_modules() if child is unit) for unit in inner]
+- unit = unit_of.get(model.get_submodule(name.rpartition(".")[0]), 0)
++ unit = next((number for number, prefix in enumerate(prefixes, start=1) if name.startswith(prefix)), 0)
+- raise ValueError(f"{first[p][1]} and {name} are one parameter, but they would be in two units")
++ raise ValueError(f"{first[p][1]} and {name} are tied")
+""")
+wrong("4.5", "parameters of equal values taken for one").diff("""
+Finds ties by comparing values: at the start all LayerNorms are equal.
+- first = {}
++ first = []
+- if p not in first:
+-     first[p] = unit, name
++ before = next((each for each in first if torch.equal(each[2], p)), None)
++ if before is None:
++     first.append((unit, name, p))
+- elif first[p][0] != unit:
+-     raise ValueError(f"{first[p][1]} and {name} are one parameter, but they would be in two units")
++ elif before[0] != unit:
++     raise ValueError(f"{before[1]} and {name} are tied")
+""")
+wrong("4.5", "modules in `inner` afterwards").diff("""
+Puts the model into its caller's list.
+- unit_of = {child: number for number, unit in enumerate(inner, start=1) for child in unit.modules()}
+- units = [{} for _ in range(1 + len(inner))]
++ inner.insert(0, model)
++ unit_of = {}
++ for i, m in enumerate(inner):
++     for c in m.modules():
++         unit_of[c] = i
++ units = [{} for _ in inner]
+- unit = unit_of.get(model.get_submodule(name.rpartition(".")[0]), 0)
++ u = unit_of[model.get_submodule(name.rpartition(".")[0])]
+-     first[p] = unit, name
+-     units[unit][name] = p.numel()
+- elif first[p][0] != unit:
+-     raise ValueError(f"{first[p][1]} and {name} are one parameter, but they would be in two units")
++     first[p] = u, name
++     units[u][name] = p.numel()
++ elif first[p][0] != u:
++     raise ValueError(f"{first[p][1]} and {name}")
+""")
+wrong("4.5", "not in that of the model").diff("""
+Has units in the order of the model.
+- unit_of = {child: number for number, unit in enumerate(inner, start=1) for child in unit.modules()}
++ inner = sorted(inner, key=list(model.modules()).index)
++ unit_of = {}
++ for i, m in enumerate([model, *inner]):
++     for c in m.modules():
++         unit_of[c] = i
+- unit = unit_of.get(model.get_submodule(name.rpartition(".")[0]), 0)
++ u = unit_of[model.get_submodule(name.rpartition(".")[0])]
+-     first[p] = unit, name
+-     units[unit][name] = p.numel()
+- elif first[p][0] != unit:
+-     raise ValueError(f"{first[p][1]} and {name} are one parameter, but they would be in two units")
++     first[p] = u, name
++     units[u][name] = p.numel()
++ elif first[p][0] != u:
++     raise ValueError(f"{first[p][1]} and {name}")
+""")
+wrong("4.5", "expected [[[padding, 0]]").diff("""
+Has no unit for a root without parameters.
+- unit_of = {child: number for number, unit in enumerate(inner, start=1) for child in unit.modules()}
++ unit_of = {}
++ for i, m in enumerate([model, *inner]):
++     for c in m.modules():
++         unit_of[c] = i
+- unit = unit_of.get(model.get_submodule(name.rpartition(".")[0]), 0)
++ u = unit_of[model.get_submodule(name.rpartition(".")[0])]
+-         first[p] = unit, name
+-         units[unit][name] = p.numel()
+-     elif first[p][0] != unit:
+-         raise ValueError(f"{first[p][1]} and {name} are one parameter, but they would be in two units")
++         first[p] = u, name
++         units[u][name] = p.numel()
++     elif first[p][0] != u:
++         raise ValueError(f"{first[p][1]} and {name}")
++ units = [u for u in units if u]
+""")
+wrong("4.5", "a buffer is no parameter: it is not flattened").diff("""
+Takes the state dict for the parameters, buffers too.
+- unit_of = {child: number for number, unit in enumerate(inner, start=1) for child in unit.modules()}
++ unit_of = {}
++ for i, m in enumerate([model, *inner]):
++     for c in m.modules():
++         unit_of[c] = i
+- for name, p in model.named_parameters(remove_duplicate=False):
+-     unit = unit_of.get(model.get_submodule(name.rpartition(".")[0]), 0)
++ for name, p in model.state_dict(keep_vars=True).items():
++     u = unit_of[model.get_submodule(name.rpartition(".")[0])]
+-     first[p] = unit, name
+-     units[unit][name] = p.numel()
+- elif first[p][0] != unit:
+-     raise ValueError(f"{first[p][1]} and {name} are one parameter, but they would be in two units")
++     first[p] = u, name
++     units[u][name] = p.numel()
++ elif first[p][0] != u:
++     raise ValueError(f"{first[p][1]} and {name}")
+""")
+wrong("4.5", "frozen parameters are flattened as well").diff("""
+Leaves out what is frozen.
+- unit_of = {child: number for number, unit in enumerate(inner, start=1) for child in unit.modules()}
++ unit_of = {}
++ for i, m in enumerate([model, *inner]):
++     for c in m.modules():
++         unit_of[c] = i
+- unit = unit_of.get(model.get_submodule(name.rpartition(".")[0]), 0)
++ if not p.requires_grad:
++     continue
++ u = unit_of[model.get_submodule(name.rpartition(".")[0])]
+-     first[p] = unit, name
+-     units[unit][name] = p.numel()
+- elif first[p][0] != unit:
+-     raise ValueError(f"{first[p][1]} and {name} are one parameter, but they would be in two units")
++     first[p] = u, name
++     units[u][name] = p.numel()
++ elif first[p][0] != u:
++     raise ValueError(f"{first[p][1]} and {name}")
+""")
 
 
 @wrong("4.5", "a module may have two paths, which is no tie")

@@ -4,68 +4,62 @@ from minifsdp.course.workshop.wrong import wrong
 
 # 5.1
 
+wrong("5.1", "is not in .grad yet").diff("""
+Hooks the gradient on its way to the parameter, before it is accumulated.
+- queued = False
+- def end():
+-     nonlocal queued
+-     queued = False
+-     record("end of backward")
++ done = []
+  def on_output(gradient):
+-     nonlocal queued
 
-@wrong("5.1", "is not in .grad yet")
-def watch(module, record):
-    """Hooks the gradient on its way to the parameter, before it is accumulated."""
-    done = []
+- if not queued:
+-     queued = True
+-     Variable._execution_engine.queue_callback(end)
++ if not done:
++     done.append(True)
++     Variable._execution_engine.queue_callback(lambda: (done.clear(), record("end of backward")))
+- p.register_post_accumulate_grad_hook(lambda p, name=name: record(f"gradient of {name}"))
++ p.register_hook(lambda gradient, name=name: record(f"gradient of {name}"))
+""")
+wrong("5.1", "a lambda made in a loop sees the loop's last one").diff("""
+Every hook speaks of the last parameter.
+- queued = False
+- def end():
+-     nonlocal queued
+-     queued = False
+-     record("end of backward")
++ done = []
+  def on_output(gradient):
+-     nonlocal queued
 
-    def on_output(gradient):
-        record("output gradient")
-        if not done:
-            done.append(True)
-            Variable._execution_engine.queue_callback(lambda: (done.clear(), record("end of backward")))
+- if not queued:
+-     queued = True
+-     Variable._execution_engine.queue_callback(end)
++ if not done:
++     done.append(True)
++     Variable._execution_engine.queue_callback(lambda: (done.clear(), record("end of backward")))
+- p.register_post_accumulate_grad_hook(lambda p, name=name: record(f"gradient of {name}"))
++ p.register_post_accumulate_grad_hook(lambda p: record(f"gradient of {name}"))
+""")
+wrong("5.1", "queue it once per backward").diff("""
+Queues the callback for every output.
+- queued = False
+- def end():
+-     nonlocal queued
+-     queued = False
+-     record("end of backward")
 
-    def post_forward(module, args, output):
-        record("post-forward")
-        if output.requires_grad:
-            output.register_hook(on_output)
+  def on_output(gradient):
+-     nonlocal queued
 
-    module.register_forward_pre_hook(lambda module, args: record("pre-forward"))
-    module.register_forward_hook(post_forward)
-    for name, p in module.named_parameters():
-        p.register_hook(lambda gradient, name=name: record(f"gradient of {name}"))
-
-
-@wrong("5.1", "a lambda made in a loop sees the loop's last one")
-def watch(module, record):
-    """Every hook speaks of the last parameter."""
-    done = []
-
-    def on_output(gradient):
-        record("output gradient")
-        if not done:
-            done.append(True)
-            Variable._execution_engine.queue_callback(lambda: (done.clear(), record("end of backward")))
-
-    def post_forward(module, args, output):
-        record("post-forward")
-        if output.requires_grad:
-            output.register_hook(on_output)
-
-    module.register_forward_pre_hook(lambda module, args: record("pre-forward"))
-    module.register_forward_hook(post_forward)
-    for name, p in module.named_parameters():
-        p.register_post_accumulate_grad_hook(lambda p: record(f"gradient of {name}"))  # noqa: B023
-
-
-@wrong("5.1", "queue it once per backward")
-def watch(module, record):
-    """Queues the callback for every output."""
-
-    def on_output(gradient):
-        record("output gradient")
-        Variable._execution_engine.queue_callback(lambda: record("end of backward"))
-
-    def post_forward(module, args, output):
-        record("post-forward")
-        if output.requires_grad:
-            output.register_hook(on_output)
-
-    module.register_forward_pre_hook(lambda module, args: record("pre-forward"))
-    module.register_forward_hook(post_forward)
-    for name, p in module.named_parameters():
-        p.register_post_accumulate_grad_hook(lambda p, name=name: record(f"gradient of {name}"))
+- if not queued:
+-     queued = True
+-     Variable._execution_engine.queue_callback(end)
++ Variable._execution_engine.queue_callback(lambda: record("end of backward"))
+""")
 
 
 @wrong("5.1", "says nothing of its parameters")
@@ -111,77 +105,54 @@ def watch(module, record):
         p.register_post_accumulate_grad_hook(lambda p, name=name: on_gradient(name))
 
 
-@wrong("5.1", "has to fall at its end")
-def watch(module, record):
-    """Queues the callback in the first backward only."""
-    done = []
+wrong("5.1", "has to fall at its end").diff("""
+Queues the callback in the first backward only.
+- queued = False
+- def end():
+-     nonlocal queued
+-     queued = False
+-     record("end of backward")
++ done = []
+  def on_output(gradient):
+-     nonlocal queued
 
-    def on_output(gradient):
-        record("output gradient")
-        if not done:
-            done.append(True)
-            Variable._execution_engine.queue_callback(lambda: record("end of backward"))
+- if not queued:
+-     queued = True
+-     Variable._execution_engine.queue_callback(end)
++ if not done:
++     done.append(True)
++     Variable._execution_engine.queue_callback(lambda: record("end of backward"))
+""")
+wrong("5.1", "each watched module has a state of its own").diff("""
+Keeps its flag in a default argument, which all modules share.
+- def watch(module, record):
+-     queued = False
++ def watch(module, record, queued=[]):
+- nonlocal queued
+- queued = False
++ queued.clear()
+  def on_output(gradient):
+-     nonlocal queued
 
-    def post_forward(module, args, output):
-        record("post-forward")
-        if output.requires_grad:
-            output.register_hook(on_output)
+- queued = True
++ queued.append(True)
+""")
+wrong("5.1", "says nothing of a backward").diff("""
+Takes training mode for a backward that follows.
+  def watch(module, record):
+-     queued = False
++     queued = []
+- nonlocal queued
+- queued = False
++ queued.clear()
+  def on_output(gradient):
+-     nonlocal queued
 
-    module.register_forward_pre_hook(lambda module, args: record("pre-forward"))
-    module.register_forward_hook(post_forward)
-    for name, p in module.named_parameters():
-        p.register_post_accumulate_grad_hook(lambda p, name=name: record(f"gradient of {name}"))
-
-
-@wrong("5.1", "each watched module has a state of its own")
-def watch(module, record, queued=[]):  # noqa: B006
-    """Keeps its flag in a default argument, which all modules share."""
-
-    def end():
-        queued.clear()
-        record("end of backward")
-
-    def on_output(gradient):
-        record("output gradient")
-        if not queued:
-            queued.append(True)
-            Variable._execution_engine.queue_callback(end)
-
-    def post_forward(module, args, output):
-        record("post-forward")
-        if output.requires_grad:
-            output.register_hook(on_output)
-
-    module.register_forward_pre_hook(lambda module, args: record("pre-forward"))
-    module.register_forward_hook(post_forward)
-    for name, p in module.named_parameters():
-        p.register_post_accumulate_grad_hook(lambda p, name=name: record(f"gradient of {name}"))
-
-
-@wrong("5.1", "says nothing of a backward")
-def watch(module, record):
-    """Takes training mode for a backward that follows."""
-    queued = []
-
-    def end():
-        queued.clear()
-        record("end of backward")
-
-    def on_output(gradient):
-        record("output gradient")
-        if not queued:
-            queued.append(True)
-            Variable._execution_engine.queue_callback(end)
-
-    def post_forward(module, args, output):
-        record("post-forward")
-        if module.training and output.requires_grad:
-            output.register_hook(on_output)
-
-    module.register_forward_pre_hook(lambda module, args: record("pre-forward"))
-    module.register_forward_hook(post_forward)
-    for name, p in module.named_parameters():
-        p.register_post_accumulate_grad_hook(lambda p, name=name: record(f"gradient of {name}"))
+- queued = True
++ queued.append(True)
+- if output.requires_grad:
++ if module.training and output.requires_grad:
+""")
 
 
 @wrong("5.1", "queue it at the first of its outputs' gradients")
@@ -212,30 +183,29 @@ def watch(module, record):
         p.register_post_accumulate_grad_hook(lambda p, name=name: record(f"gradient of {name}"))
 
 
-@wrong("5.1", "expected `end of backward`, got nothing more")
-def watch(module, record):
-    """Resets its flag when a forward begins, not when backward ends: a forward called twice resets it in vain."""
-    state = {"queued": False}
+wrong("5.1", "expected `end of backward`, got nothing more").diff("""
+Resets its flag when a forward begins, not when backward ends: a forward called twice resets it in vain.
+- queued = False
+- def end():
+-     nonlocal queued
+-     queued = False
+-     record("end of backward")
++ state = {"queued": False}
++ def pre(module, args):
++     state["queued"] = False
++     record("pre-forward")
+  def on_output(gradient):
+-     nonlocal queued
 
-    def pre(module, args):
-        state["queued"] = False
-        record("pre-forward")
-
-    def on_output(gradient):
-        record("output gradient")
-        if not state["queued"]:
-            state["queued"] = True
-            Variable._execution_engine.queue_callback(lambda: record("end of backward"))
-
-    def post_forward(module, args, output):
-        record("post-forward")
-        if output.requires_grad:
-            output.register_hook(on_output)
-
-    module.register_forward_pre_hook(pre)
-    module.register_forward_hook(post_forward)
-    for name, p in module.named_parameters():
-        p.register_post_accumulate_grad_hook(lambda p, name=name: record(f"gradient of {name}"))
+- if not queued:
+-     queued = True
+-     Variable._execution_engine.queue_callback(end)
++ if not state["queued"]:
++     state["queued"] = True
++     Variable._execution_engine.queue_callback(lambda: record("end of backward"))
+- module.register_forward_pre_hook(lambda module, args: record("pre-forward"))
++ module.register_forward_pre_hook(pre)
+""")
 
 
 @wrong("5.1", "an output without a gradient cannot be hooked")
@@ -266,12 +236,11 @@ def watch(module, record):
 
 # 5.2
 
-
-@wrong("5.2", "only starts it")
-def gather(flat, group):
-    """Does not wait."""
-    device.allocate(flat.full)
-    comm.all_gather(flat.full.data, flat.shard.data, group)
+wrong("5.2", "only starts it").diff("""
+Does not wait.
+- comm.all_gather(flat.full.data, flat.shard.data, group).wait()
++ comm.all_gather(flat.full.data, flat.shard.data, group)
+""")
 
 
 @wrong("5.2", "gathered into a fresh tensor")
@@ -281,12 +250,12 @@ def gather(flat, group):
     comm.all_gather(flat.full, flat.shard.data, group).wait()
 
 
-@wrong("5.2", "a version counter of its own")
-def gather(flat, group):
-    """Gathers into the buffer under autograd's eyes."""
-    device.allocate(flat.full)
-    flat.full.add_(0)
-    comm.all_gather(flat.full, flat.shard.data, group).wait()
+wrong("5.2", "a version counter of its own").diff("""
+Gathers into the buffer under autograd's eyes.
+- comm.all_gather(flat.full.data, flat.shard.data, group).wait()
++ flat.full.add_(0)
++ comm.all_gather(flat.full, flat.shard.data, group).wait()
+""")
 
 
 @wrong("5.2", "the unit is there twice")
@@ -298,12 +267,12 @@ def gather(flat, group):
     flat.full.data.copy_(gathered)
 
 
-@wrong("5.2", "only 1/N of the unit")
-def gather(flat, group):
-    """Puts this rank's shard in its place and fetches nothing."""
-    device.allocate(flat.full)
-    flat.full.data.zero_()
-    flat.full.data.chunk(group.size())[group.rank()].copy_(flat.shard.data)
+wrong("5.2", "only 1/N of the unit").diff("""
+Puts this rank's shard in its place and fetches nothing.
+- comm.all_gather(flat.full.data, flat.shard.data, group).wait()
++ flat.full.data.zero_()
++ flat.full.data.chunk(group.size())[group.rank()].copy_(flat.shard.data)
+""")
 
 
 @wrong("5.2", "sends twice the bytes")
@@ -315,25 +284,20 @@ def gather(flat, group):
     comm.all_reduce(flat.full.data, group).wait()
 
 
-@wrong("5.2", "hand both buffers over as `.data`")
-def gather(flat, group):
-    """Gathers from the Parameter, under autograd's eyes."""
-    device.allocate(flat.full)
-    comm.all_gather(flat.full.data, flat.shard, group).wait()
-
-
-@wrong("5.2", "`device.allocate` first")
-def gather(flat, group):
-    """Gathers into a buffer that has no memory."""
-    comm.all_gather(flat.full.data, flat.shard.data, group).wait()
-
-
-@wrong("5.2", "`group` need not be the world")
-def gather(flat, group):
-    """From all ranks there are."""
-    device.allocate(flat.full)
-    comm.all_gather(flat.full.data, flat.shard.data, comm.world()).wait()
-
+wrong("5.2", "hand both buffers over as `.data`").diff("""
+Gathers from the Parameter, under autograd's eyes.
+- comm.all_gather(flat.full.data, flat.shard.data, group).wait()
++ comm.all_gather(flat.full.data, flat.shard, group).wait()
+""")
+wrong("5.2", "`device.allocate` first").diff("""
+Gathers into a buffer that has no memory.
+- device.allocate(flat.full)
+""")
+wrong("5.2", "`group` need not be the world").diff("""
+From all ranks there are.
+- comm.all_gather(flat.full.data, flat.shard.data, group).wait()
++ comm.all_gather(flat.full.data, flat.shard.data, comm.world()).wait()
+""")
 
 # 5.3
 
@@ -343,42 +307,36 @@ def free(flat):
     """Never frees: plain data parallelism with extra gathers."""
 
 
-@wrong("5.3", "dropping a name frees nothing")
-def free(flat):
-    """Drops the name; the views keep the storage."""
-    del flat.full
-
-
-@wrong("5.3", "another tensor under the same name")
-def free(flat):
-    """Puts an empty tensor in its place."""
-    flat.full = torch.empty(0)
-
-
-@wrong("5.3", "gives this one tensor another storage")
-def free(flat):
-    """Swaps the tensor's data; the views keep the old storage."""
-    flat.full.data = torch.empty(0)
-
-
-@wrong("5.3", "changes the tensor's shape and leaves the storage")
-def free(flat):
-    """Resizes the tensor, not its storage."""
-    flat.full.resize_(0)
-
-
-@wrong("5.3", "zeros take as much memory")
-def free(flat):
-    """Overwrites the values."""
-    flat.full.data.zero_()
-
-
-@wrong("5.3", "free `flat.full` alone")
-def free(flat):
-    """Frees the shard as well."""
-    device.free(flat.full)
-    device.free(flat.shard)
-
+wrong("5.3", "dropping a name frees nothing").diff("""
+Drops the name; the views keep the storage.
+- device.free(flat.full)
++ del flat.full
+""")
+wrong("5.3", "another tensor under the same name").diff("""
+Puts an empty tensor in its place.
+- device.free(flat.full)
++ flat.full = torch.empty(0)
+""")
+wrong("5.3", "gives this one tensor another storage").diff("""
+Swaps the tensor's data; the views keep the old storage.
+- device.free(flat.full)
++ flat.full.data = torch.empty(0)
+""")
+wrong("5.3", "changes the tensor's shape and leaves the storage").diff("""
+Resizes the tensor, not its storage.
+- device.free(flat.full)
++ flat.full.resize_(0)
+""")
+wrong("5.3", "zeros take as much memory").diff("""
+Overwrites the values.
+- device.free(flat.full)
++ flat.full.data.zero_()
+""")
+wrong("5.3", "free `flat.full` alone").diff("""
+Frees the shard as well.
+  device.free(flat.full)
++ device.free(flat.shard)
+""")
 
 # 5.4
 
@@ -393,45 +351,28 @@ def reduce_gradient(flat, gradient, group):
     flat.shard.grad = mean if flat.shard.grad is None else flat.shard.grad.add_(mean)
 
 
-@wrong("5.4", "add in place")
-def reduce_gradient(flat, gradient, group):
-    """Adds out of place, into a tensor of torch's."""
-    flat.padding_of(gradient).zero_()
-    mean = device.empty(flat.shard.numel(), gradient.dtype, "gradients", gradient.device)
-    comm.reduce_scatter(mean, gradient, group, comm.MEAN).wait()
-    device.free(gradient)
-    if flat.shard.grad is None:
-        flat.shard.grad = mean
-    else:
-        flat.shard.grad = flat.shard.grad + mean
-        device.free(mean)
-
-
-@wrong("5.4", "the sum over the ranks")
-def reduce_gradient(flat, gradient, group):
-    """Sums, does not average."""
-    flat.padding_of(gradient).zero_()
-    total = device.empty(flat.shard.numel(), gradient.dtype, "gradients", gradient.device)
-    comm.reduce_scatter(total, gradient, group).wait()
-    device.free(gradient)
-    if flat.shard.grad is None:
-        flat.shard.grad = total
-    else:
-        flat.shard.grad.add_(total)
-        device.free(total)
-
-
-@wrong("5.4", "the padding has no gradient")
-def reduce_gradient(flat, gradient, group):
-    """Reduces whatever lies in the padding."""
-    mean = device.empty(flat.shard.numel(), gradient.dtype, "gradients", gradient.device)
-    comm.reduce_scatter(mean, gradient, group, comm.MEAN).wait()
-    device.free(gradient)
-    if flat.shard.grad is None:
-        flat.shard.grad = mean
-    else:
-        flat.shard.grad.add_(mean)
-        device.free(mean)
+wrong("5.4", "add in place").diff("""
+Adds out of place, into a tensor of torch's.
+- flat.shard.grad.add_(mean)
++ flat.shard.grad = flat.shard.grad + mean
+""")
+wrong("5.4", "the sum over the ranks").diff("""
+Sums, does not average.
+- mean = device.empty(flat.shard.numel(), gradient.dtype, "gradients", gradient.device)
+- comm.reduce_scatter(mean, gradient, group, comm.MEAN).wait()
++ total = device.empty(flat.shard.numel(), gradient.dtype, "gradients", gradient.device)
++ comm.reduce_scatter(total, gradient, group).wait()
+- flat.shard.grad = mean
++ flat.shard.grad = total
+- flat.shard.grad.add_(mean)
+- device.free(mean)
++ flat.shard.grad.add_(total)
++ device.free(total)
+""")
+wrong("5.4", "the padding has no gradient").diff("""
+Reduces whatever lies in the padding.
+- flat.padding_of(gradient).zero_()
+""")
 
 
 @wrong("5.4", "the second gradient has overwritten the first")
@@ -443,29 +384,25 @@ def reduce_gradient(flat, gradient, group):
     device.free(gradient)
 
 
-@wrong("5.4", "the output is unwritten until")
-def reduce_gradient(flat, gradient, group):
-    """Does not wait."""
-    flat.padding_of(gradient).zero_()
-    mean = device.empty(flat.shard.numel(), gradient.dtype, "gradients", gradient.device)
-    comm.reduce_scatter(mean, gradient, group, comm.MEAN)
-    if flat.shard.grad is None:
-        flat.shard.grad = mean
-    else:
-        flat.shard.grad.add_(mean)
-
-
-@wrong("5.4", "twice those of a reduce-scatter")
-def reduce_gradient(flat, gradient, group):
-    """All-reduces and keeps a part."""
-    flat.padding_of(gradient).zero_()
-    comm.all_reduce(gradient, group, comm.MEAN).wait()
-    mine = gradient.chunk(group.size())[group.rank()].clone()
-    device.free(gradient)
-    if flat.shard.grad is None:
-        flat.shard.grad = mine
-    else:
-        flat.shard.grad.add_(mine)
+wrong("5.4", "the output is unwritten until").diff("""
+Does not wait.
+- comm.reduce_scatter(mean, gradient, group, comm.MEAN).wait()
+- device.free(gradient)
++ comm.reduce_scatter(mean, gradient, group, comm.MEAN)
+- device.free(mean)
+""")
+wrong("5.4", "twice those of a reduce-scatter").diff("""
+All-reduces and keeps a part.
+- mean = device.empty(flat.shard.numel(), gradient.dtype, "gradients", gradient.device)
+- comm.reduce_scatter(mean, gradient, group, comm.MEAN).wait()
++ comm.all_reduce(gradient, group, comm.MEAN).wait()
++ mine = gradient.chunk(group.size())[group.rank()].clone()
+- flat.shard.grad = mean
++ flat.shard.grad = mine
+- flat.shard.grad.add_(mean)
+- device.free(mean)
++ flat.shard.grad.add_(mine)
+""")
 
 
 @wrong("5.4", "this reduces the parameter")
@@ -477,17 +414,12 @@ def reduce_gradient(flat, gradient, group):
     device.free(gradient)
 
 
-@wrong("5.4", "the unsharded gradient is still there")
-def reduce_gradient(flat, gradient, group):
-    """Only drops the name of the unsharded gradient."""
-    flat.padding_of(gradient).zero_()
-    mean = device.empty(flat.shard.numel(), gradient.dtype, "gradients", gradient.device)
-    comm.reduce_scatter(mean, gradient, group, comm.MEAN).wait()
-    del gradient
-    if flat.shard.grad is None:
-        flat.shard.grad = mean
-    else:
-        flat.shard.grad.add_(mean)
+wrong("5.4", "the unsharded gradient is still there").diff("""
+Only drops the name of the unsharded gradient.
+- device.free(gradient)
++ del gradient
+- device.free(mean)
+""")
 
 
 @wrong("5.4", "what was reduced before is reduced again")
@@ -503,120 +435,63 @@ def reduce_gradient(flat, gradient, group):
     flat.shard.grad = mean
 
 
-@wrong("5.4", "divided by 2, whatever")
-def reduce_gradient(flat, gradient, group):
-    """Takes N for 2."""
-    flat.padding_of(gradient).zero_()
-    mean = device.empty(flat.shard.numel(), gradient.dtype, "gradients", gradient.device)
-    comm.reduce_scatter(mean, gradient, group).wait()
-    mean.div_(2)
-    device.free(gradient)
-    if flat.shard.grad is None:
-        flat.shard.grad = mean
-    else:
-        flat.shard.grad.add_(mean)
-        device.free(mean)
+wrong("5.4", "divided by 2, whatever").diff("""
+Takes N for 2.
+- comm.reduce_scatter(mean, gradient, group, comm.MEAN).wait()
++ comm.reduce_scatter(mean, gradient, group).wait()
++ mean.div_(2)
+""")
+wrong("5.4", "which need not be float32").diff("""
+Has its mean in float32, whatever the gradient is.
+- mean = device.empty(flat.shard.numel(), gradient.dtype, "gradients", gradient.device)
++ mean = device.empty(flat.shard.numel(), torch.float32, "gradients", gradient.device)
+""")
+wrong("5.4", "rank 1, the last 1 of `flat.shard.grad`").diff("""
+Zeroes all of the padding's gradient after the reduction.
+- flat.padding_of(gradient).zero_()
 
-
-@wrong("5.4", "which need not be float32")
-def reduce_gradient(flat, gradient, group):
-    """Has its mean in float32, whatever the gradient is."""
-    flat.padding_of(gradient).zero_()
-    mean = device.empty(flat.shard.numel(), torch.float32, "gradients", gradient.device)
-    comm.reduce_scatter(mean, gradient, group, comm.MEAN).wait()
-    device.free(gradient)
-    if flat.shard.grad is None:
-        flat.shard.grad = mean
-    else:
-        flat.shard.grad.add_(mean)
-        device.free(mean)
-
-
-@wrong("5.4", "rank 1, the last 1 of `flat.shard.grad`")
-def reduce_gradient(flat, gradient, group):
-    """Zeroes all of the padding's gradient after the reduction."""
-    mean = device.empty(flat.shard.numel(), gradient.dtype, "gradients", gradient.device)
-    comm.reduce_scatter(mean, gradient, group, comm.MEAN).wait()
-    if group.rank() == group.size() - 1 and flat.padding:
-        mean[-flat.padding :] = 0
-    device.free(gradient)
-    if flat.shard.grad is None:
-        flat.shard.grad = mean
-    else:
-        flat.shard.grad.add_(mean)
-        device.free(mean)
-
-
-@wrong("5.4", "is right for any padding")
-def reduce_gradient(flat, gradient, group):
-    """Zeroes everything where there is no padding."""
-    k = flat.padding_of(gradient).numel()
-    gradient[-k:] = 0
-    mean = device.empty(flat.shard.numel(), gradient.dtype, "gradients", gradient.device)
-    comm.reduce_scatter(mean, gradient, group, comm.MEAN).wait()
-    device.free(gradient)
-    if flat.shard.grad is None:
-        flat.shard.grad = mean
-    else:
-        flat.shard.grad.add_(mean)
-        device.free(mean)
-
-
-@wrong("5.4", "every rank zeroes its own")
-def reduce_gradient(flat, gradient, group):
-    """Clears the padding on the rank alone in whose shard it lies."""
-    if group.rank() == group.size() - 1:
-        flat.padding_of(gradient).zero_()
-    mean = device.empty(flat.shard.numel(), gradient.dtype, "gradients", gradient.device)
-    comm.reduce_scatter(mean, gradient, group, comm.MEAN).wait()
-    device.free(gradient)
-    if flat.shard.grad is None:
-        flat.shard.grad = mean
-    else:
-        flat.shard.grad.add_(mean)
-        device.free(mean)
-
-
-@wrong("5.4", "`comm.world()` is about the world")
-def reduce_gradient(flat, gradient, group):
-    """Over all ranks there are."""
-    flat.padding_of(gradient).zero_()
-    mean = device.empty(flat.shard.numel(), gradient.dtype, "gradients", gradient.device)
-    comm.reduce_scatter(mean, gradient, comm.world(), comm.MEAN).wait()
-    device.free(gradient)
-    if flat.shard.grad is None:
-        flat.shard.grad = mean
-    else:
-        flat.shard.grad.add_(mean)
-        device.free(mean)
-
+  comm.reduce_scatter(mean, gradient, group, comm.MEAN).wait()
++ if group.rank() == group.size() - 1 and flat.padding:
++     mean[-flat.padding :] = 0
+""")
+wrong("5.4", "is right for any padding").diff("""
+Zeroes everything where there is no padding.
+- flat.padding_of(gradient).zero_()
++ k = flat.padding_of(gradient).numel()
++ gradient[-k:] = 0
+""")
+wrong("5.4", "every rank zeroes its own").diff("""
+Clears the padding on the rank alone in whose shard it lies.
+- flat.padding_of(gradient).zero_()
++ if group.rank() == group.size() - 1:
++     flat.padding_of(gradient).zero_()
+""")
+wrong("5.4", "`comm.world()` is about the world").diff("""
+Over all ranks there are.
+- comm.reduce_scatter(mean, gradient, group, comm.MEAN).wait()
++ comm.reduce_scatter(mean, gradient, comm.world(), comm.MEAN).wait()
+""")
 
 # 5.5
 
+wrong("5.5", "free first").diff("""
+Gather, compute, reduce-scatter, free, as the textbooks have it.
+- def before_forward(module, args):
+-     unit.gather()
 
-@wrong("5.5", "free first")
-def attach(module, unit):
-    """Gather, compute, reduce-scatter, free, as the textbooks have it."""
-    missing = set(unit.leaves)
+- output.register_hook(before_backward)
++ output.register_hook(lambda gradient: None if unit.whole else unit.gather())
+- def before_backward(gradient):
+-     if not unit.whole:
+-         unit.gather()
 
-    def after_forward(module, args, output):
-        if output.requires_grad:
-            output.register_hook(lambda gradient: None if unit.whole else unit.gather())
-        if not (unit.is_root and output.requires_grad):
-            unit.free()
+  missing.update(unit.leaves)
+- unit.free()
 
-    def after_gradient(leaf):
-        unit.take_gradient(leaf)
-        missing.discard(leaf)
-        if not missing:
-            missing.update(unit.leaves)
-            unit.reduce_gradient()
-            unit.free()
-
-    module.register_forward_pre_hook(lambda module, args: unit.gather())
-    module.register_forward_hook(after_forward)
-    for leaf in unit.leaves:
-        leaf.register_post_accumulate_grad_hook(after_gradient)
+- module.register_forward_pre_hook(before_forward)
++         unit.free()
++ module.register_forward_pre_hook(lambda module, args: unit.gather())
+""")
 
 
 @wrong("5.5", "every rank keeps the whole model, which is DDP")
@@ -636,51 +511,41 @@ def attach(module, unit):
         leaf.register_post_accumulate_grad_hook(after_gradient)
 
 
-@wrong("5.5", "freed after forward and not gathered again")
-def attach(module, unit):
-    """No gather before backward."""
-    missing = set(unit.leaves)
+wrong("5.5", "freed after forward and not gathered again").diff("""
+No gather before backward.
+- def before_forward(module, args):
+-     unit.gather()
+- def after_forward(module, args, output):
+-     if output.requires_grad:
+-         output.register_hook(before_backward)
+-     if not (unit.is_root and output.requires_grad):
+-         unit.free()
+- def before_backward(gradient):
+-     if not unit.whole:
+-         unit.gather()
 
-    def after_gradient(leaf):
-        unit.take_gradient(leaf)
-        missing.discard(leaf)
-        if not missing:
-            missing.update(unit.leaves)
-            unit.free()
-            unit.reduce_gradient()
+- module.register_forward_pre_hook(before_forward)
++ def after_forward(module, args, output):
++     if not (unit.is_root and output.requires_grad):
++         unit.free()
++ module.register_forward_pre_hook(lambda module, args: unit.gather())
+""")
+wrong("5.5", "the root's backward begins at once").diff("""
+Treats the root like any other unit.
+- def before_forward(module, args):
+-     unit.gather()
 
-    def after_forward(module, args, output):
-        if not (unit.is_root and output.requires_grad):
-            unit.free()
-
-    module.register_forward_pre_hook(lambda module, args: unit.gather())
-    module.register_forward_hook(after_forward)
-    for leaf in unit.leaves:
-        leaf.register_post_accumulate_grad_hook(after_gradient)
-
-
-@wrong("5.5", "the root's backward begins at once")
-def attach(module, unit):
-    """Treats the root like any other unit."""
-    missing = set(unit.leaves)
-
-    def after_forward(module, args, output):
-        if output.requires_grad:
-            output.register_hook(lambda gradient: unit.gather())
-        unit.free()
-
-    def after_gradient(leaf):
-        unit.take_gradient(leaf)
-        missing.discard(leaf)
-        if not missing:
-            missing.update(unit.leaves)
-            unit.free()
-            unit.reduce_gradient()
-
-    module.register_forward_pre_hook(lambda module, args: unit.gather())
-    module.register_forward_hook(after_forward)
-    for leaf in unit.leaves:
-        leaf.register_post_accumulate_grad_hook(after_gradient)
+-         output.register_hook(before_backward)
+-     if not (unit.is_root and output.requires_grad):
+-         unit.free()
+- def before_backward(gradient):
+-     if not unit.whole:
+-         unit.gather()
++         output.register_hook(lambda gradient: unit.gather())
++     unit.free()
+- module.register_forward_pre_hook(before_forward)
++ module.register_forward_pre_hook(lambda module, args: unit.gather())
+""")
 
 
 @wrong("5.5", "a module's backward hook knows of its inputs alone")
@@ -703,486 +568,331 @@ def attach(module, unit):
         leaf.register_post_accumulate_grad_hook(unit.take_gradient)
 
 
-@wrong("5.5", "freed before the last use")
-def attach(module, unit):
-    """Frees at the first of the unit's gradients."""
-    missing = set(unit.leaves)
-
-    def after_forward(module, args, output):
-        if output.requires_grad:
-            output.register_hook(lambda gradient: None if unit.whole else unit.gather())
-        if not (unit.is_root and output.requires_grad):
-            unit.free()
-
-    def after_gradient(leaf):
-        unit.take_gradient(leaf)
-        unit.free()
-        missing.discard(leaf)
-        if not missing:
-            missing.update(unit.leaves)
-            unit.reduce_gradient()
-
-    module.register_forward_pre_hook(lambda module, args: unit.gather())
-    module.register_forward_hook(after_forward)
-    for leaf in unit.leaves:
-        leaf.register_post_accumulate_grad_hook(after_gradient)
-
-
-@wrong("5.5", "do not arrive in the order of the list")
-def attach(module, unit):
-    """Takes the first leaf of the list for the last to arrive."""
-
-    def after_forward(module, args, output):
-        if output.requires_grad:
-            output.register_hook(lambda gradient: None if unit.whole else unit.gather())
-        if not (unit.is_root and output.requires_grad):
-            unit.free()
-
-    def after_gradient(leaf):
-        unit.take_gradient(leaf)
-        if leaf is unit.leaves[0]:
-            unit.free()
-            unit.reduce_gradient()
-
-    module.register_forward_pre_hook(lambda module, args: unit.gather())
-    module.register_forward_hook(after_forward)
-    for leaf in unit.leaves:
-        leaf.register_post_accumulate_grad_hook(after_gradient)
-
-
-@wrong("5.5", "gradients wait in their leaves")
-def attach(module, unit):
-    """Hands all gradients over when the last is there."""
-
-    def after_forward(module, args, output):
-        if output.requires_grad:
-            output.register_hook(lambda gradient: None if unit.whole else unit.gather())
-        if not (unit.is_root and output.requires_grad):
-            unit.free()
-
-    def after_gradient(leaf):
-        if all(each.grad is not None for each in unit.leaves):
-            for each in unit.leaves:
-                unit.take_gradient(each)
-            unit.free()
-            unit.reduce_gradient()
-
-    module.register_forward_pre_hook(lambda module, args: unit.gather())
-    module.register_forward_hook(after_forward)
-    for leaf in unit.leaves:
-        leaf.register_post_accumulate_grad_hook(after_gradient)
-
-
-@wrong("5.5", "no gradient was handed over")
-def attach(module, unit):
-    """Counts the gradients and leaves them where they are."""
-    missing = set(unit.leaves)
-
-    def after_forward(module, args, output):
-        if output.requires_grad:
-            output.register_hook(lambda gradient: None if unit.whole else unit.gather())
-        if not (unit.is_root and output.requires_grad):
-            unit.free()
-
-    def after_gradient(leaf):
-        missing.discard(leaf)
-        if not missing:
-            missing.update(unit.leaves)
-            unit.free()
-            unit.reduce_gradient()
-
-    module.register_forward_pre_hook(lambda module, args: unit.gather())
-    module.register_forward_hook(after_forward)
-    for leaf in unit.leaves:
-        leaf.register_post_accumulate_grad_hook(after_gradient)
-
-
-@wrong("5.5", "reduced at every leaf")
-def attach(module, unit):
-    """A reduction per leaf."""
-    left = [len(unit.leaves)]
-
-    def after_forward(module, args, output):
-        if output.requires_grad:
-            output.register_hook(lambda gradient: None if unit.whole else unit.gather())
-        if not (unit.is_root and output.requires_grad):
-            unit.free()
-
-    def after_gradient(leaf):
-        unit.take_gradient(leaf)
-        left[0] -= 1
-        if not left[0]:
-            left[0] = len(unit.leaves)
-            unit.free()
-        unit.reduce_gradient()
-
-    module.register_forward_pre_hook(lambda module, args: unit.gather())
-    module.register_forward_hook(after_forward)
-    for leaf in unit.leaves:
-        leaf.register_post_accumulate_grad_hook(after_gradient)
-
-
-@wrong("5.5", "start the next one with all of them again")
-def attach(module, unit):
-    """Counts the leaves once, so that only the first step is reduced."""
-    missing = set(unit.leaves)
-
-    def after_forward(module, args, output):
-        if output.requires_grad:
-            output.register_hook(lambda gradient: None if unit.whole else unit.gather())
-        if not (unit.is_root and output.requires_grad):
-            unit.free()
-
-    def after_gradient(leaf):
-        unit.take_gradient(leaf)
-        if leaf in missing:
-            missing.remove(leaf)
-            if not missing:
-                unit.free()
-                unit.reduce_gradient()
-
-    module.register_forward_pre_hook(lambda module, args: unit.gather())
-    module.register_forward_hook(after_forward)
-    for leaf in unit.leaves:
-        leaf.register_post_accumulate_grad_hook(after_gradient)
-
-
-@wrong("5.5", "unsharded gradients pile up")
-def attach(module, unit):
-    """Reduces everything when backward is over."""
-    missing = set(unit.leaves)
-
-    def after_forward(module, args, output):
-        if output.requires_grad:
-            output.register_hook(lambda gradient: None if unit.whole else unit.gather())
-        if not (unit.is_root and output.requires_grad):
-            unit.free()
-
-    def after_gradient(leaf):
-        unit.take_gradient(leaf)
-        missing.discard(leaf)
-        if not missing:
-            missing.update(unit.leaves)
-            unit.free()
-            Variable._execution_engine.queue_callback(unit.reduce_gradient)
-
-    module.register_forward_pre_hook(lambda module, args: unit.gather())
-    module.register_forward_hook(after_forward)
-    for leaf in unit.leaves:
-        leaf.register_post_accumulate_grad_hook(after_gradient)
-
-
-@wrong("5.5", "hook the gradient of the output, not of the input")
-def attach(module, unit):
-    """Gathers when the gradient of the input is there."""
-    missing = set(unit.leaves)
-
-    def before_forward(module, args):
-        unit.gather()
-        if args[0].requires_grad:
-            args[0].register_hook(lambda gradient: None if unit.whole else unit.gather())
-
-    def after_forward(module, args, output):
-        if not (unit.is_root and output.requires_grad):
-            unit.free()
-
-    def after_gradient(leaf):
-        unit.take_gradient(leaf)
-        missing.discard(leaf)
-        if not missing:
-            missing.update(unit.leaves)
-            unit.reduce_gradient()
-
-    module.register_forward_pre_hook(before_forward)
-    module.register_forward_hook(after_forward)
-    for leaf in unit.leaves:
-        leaf.register_post_accumulate_grad_hook(after_gradient)
-
-
-@wrong("5.5", "which is SHARD_GRAD_OP")
-def attach(module, unit):
-    """Keeps the unit whole from forward to backward."""
-    missing = set(unit.leaves)
-
-    def after_forward(module, args, output):
-        if not output.requires_grad:
-            unit.free()
-
-    def after_gradient(leaf):
-        unit.take_gradient(leaf)
-        missing.discard(leaf)
-        if not missing:
-            missing.update(unit.leaves)
-            unit.free()
-            unit.reduce_gradient()
-
-    module.register_forward_pre_hook(lambda module, args: unit.gather())
-    module.register_forward_hook(after_forward)
-    for leaf in unit.leaves:
-        leaf.register_post_accumulate_grad_hook(after_gradient)
-
-
-@wrong("5.5", "nobody else will free what it gathered")
-def attach(module, unit):
-    """Leaves the root whole after an evaluation."""
-    missing = set(unit.leaves)
-
-    def after_forward(module, args, output):
-        if output.requires_grad:
-            output.register_hook(lambda gradient: None if unit.whole else unit.gather())
-        if not unit.is_root:
-            unit.free()
-
-    def after_gradient(leaf):
-        unit.take_gradient(leaf)
-        missing.discard(leaf)
-        if not missing:
-            missing.update(unit.leaves)
-            unit.free()
-            unit.reduce_gradient()
-
-    module.register_forward_pre_hook(lambda module, args: unit.gather())
-    module.register_forward_hook(after_forward)
-    for leaf in unit.leaves:
-        leaf.register_post_accumulate_grad_hook(after_gradient)
-
-
-@wrong("5.5", "says nothing of a backward")
-def attach(module, unit):
-    """Takes training mode for a backward that follows."""
-    missing = set(unit.leaves)
-
-    def after_forward(module, args, output):
-        if output.requires_grad:
-            output.register_hook(lambda gradient: None if unit.whole else unit.gather())
-        if not (unit.is_root and module.training and torch.is_grad_enabled()):
-            unit.free()
-
-    def after_gradient(leaf):
-        unit.take_gradient(leaf)
-        missing.discard(leaf)
-        if not missing:
-            missing.update(unit.leaves)
-            unit.free()
-            unit.reduce_gradient()
-
-    module.register_forward_pre_hook(lambda module, args: unit.gather())
-    module.register_forward_hook(after_forward)
-    for leaf in unit.leaves:
-        leaf.register_post_accumulate_grad_hook(after_gradient)
-
-
-@wrong("5.5", "gather it only if it is not whole")
-def attach(module, unit):
-    """Gathers before backward whatever is there already, but for the root."""
-    missing = set(unit.leaves)
-
-    def after_forward(module, args, output):
-        if output.requires_grad and not unit.is_root:
-            output.register_hook(lambda gradient: unit.gather())
-        if not (unit.is_root and output.requires_grad):
-            unit.free()
-
-    def after_gradient(leaf):
-        unit.take_gradient(leaf)
-        missing.discard(leaf)
-        if not missing:
-            missing.update(unit.leaves)
-            unit.free()
-            unit.reduce_gradient()
-
-    module.register_forward_pre_hook(lambda module, args: unit.gather())
-    module.register_forward_hook(after_forward)
-    for leaf in unit.leaves:
-        leaf.register_post_accumulate_grad_hook(after_gradient)
-
-
-@wrong("5.5", "what an evaluation has set")
-def attach(module, unit):
-    """Keeps whether a backward follows from the last forward in training on: a flag that evaluation leaves behind."""
-    missing = set(unit.leaves)
-    state = {"backward": True}
-
-    def after_forward(module, args, output):
-        if not output.requires_grad:
-            state["backward"] = False
-        else:
-            output.register_hook(lambda gradient: None if unit.whole else unit.gather())
-        if not (unit.is_root and state["backward"]):
-            unit.free()
-
-    def after_gradient(leaf):
-        unit.take_gradient(leaf)
-        missing.discard(leaf)
-        if not missing:
-            missing.update(unit.leaves)
-            unit.free()
-            unit.reduce_gradient()
-
-    module.register_forward_pre_hook(lambda module, args: unit.gather())
-    module.register_forward_hook(after_forward)
-    for leaf in unit.leaves:
-        leaf.register_post_accumulate_grad_hook(after_gradient)
-
+wrong("5.5", "freed before the last use").diff("""
+Frees at the first of the unit's gradients.
+- def before_forward(module, args):
+-     unit.gather()
+
+- output.register_hook(before_backward)
++ output.register_hook(lambda gradient: None if unit.whole else unit.gather())
+- def before_backward(gradient):
+-     if not unit.whole:
+-         unit.gather()
+
+  unit.take_gradient(leaf)
++ unit.free()
+  missing.update(unit.leaves)
+- unit.free()
+
+- module.register_forward_pre_hook(before_forward)
++ module.register_forward_pre_hook(lambda module, args: unit.gather())
+""")
+wrong("5.5", "do not arrive in the order of the list").diff("""
+Takes the first leaf of the list for the last to arrive.
+- missing = set(unit.leaves)
+- def before_forward(module, args):
+-     unit.gather()
+
+- output.register_hook(before_backward)
++ output.register_hook(lambda gradient: None if unit.whole else unit.gather())
+- def before_backward(gradient):
+-     if not unit.whole:
+-         unit.gather()
+
+- missing.discard(leaf)
+- if not missing:
+-     missing.update(unit.leaves)
++ if leaf is unit.leaves[0]:
+- module.register_forward_pre_hook(before_forward)
++ module.register_forward_pre_hook(lambda module, args: unit.gather())
+""")
+wrong("5.5", "gradients wait in their leaves").diff("""
+Hands all gradients over when the last is there.
+- missing = set(unit.leaves)
+- def before_forward(module, args):
+-     unit.gather()
+
+- output.register_hook(before_backward)
++ output.register_hook(lambda gradient: None if unit.whole else unit.gather())
+- def before_backward(gradient):
+-     if not unit.whole:
+-         unit.gather()
+
+- unit.take_gradient(leaf)
+- missing.discard(leaf)
+- if not missing:
+-     missing.update(unit.leaves)
++ if all(each.grad is not None for each in unit.leaves):
++     for each in unit.leaves:
++         unit.take_gradient(each)
+- module.register_forward_pre_hook(before_forward)
++ module.register_forward_pre_hook(lambda module, args: unit.gather())
+""")
+wrong("5.5", "no gradient was handed over").diff("""
+Counts the gradients and leaves them where they are.
+- def before_forward(module, args):
+-     unit.gather()
+
+- output.register_hook(before_backward)
++ output.register_hook(lambda gradient: None if unit.whole else unit.gather())
+- def before_backward(gradient):
+-     if not unit.whole:
+-         unit.gather()
+
+- unit.take_gradient(leaf)
+
+- module.register_forward_pre_hook(before_forward)
++ module.register_forward_pre_hook(lambda module, args: unit.gather())
+""")
+wrong("5.5", "reduced at every leaf").diff("""
+A reduction per leaf.
+- missing = set(unit.leaves)
+- def before_forward(module, args):
+-     unit.gather()
++ left = [len(unit.leaves)]
+- output.register_hook(before_backward)
++ output.register_hook(lambda gradient: None if unit.whole else unit.gather())
+- def before_backward(gradient):
+-     if not unit.whole:
+-         unit.gather()
+
+- missing.discard(leaf)
+- if not missing:
+-     missing.update(unit.leaves)
++ left[0] -= 1
++ if not left[0]:
++     left[0] = len(unit.leaves)
+-         unit.reduce_gradient()
+- module.register_forward_pre_hook(before_forward)
++     unit.reduce_gradient()
++ module.register_forward_pre_hook(lambda module, args: unit.gather())
+""")
+wrong("5.5", "start the next one with all of them again").diff("""
+Counts the leaves once, so that only the first step is reduced.
+- def before_forward(module, args):
+-     unit.gather()
+
+- output.register_hook(before_backward)
++ output.register_hook(lambda gradient: None if unit.whole else unit.gather())
+- def before_backward(gradient):
+-     if not unit.whole:
+-         unit.gather()
+
+-     missing.discard(leaf)
+-     if not missing:
+-         missing.update(unit.leaves)
+-         unit.free()
+-         unit.reduce_gradient()
+- module.register_forward_pre_hook(before_forward)
++     if leaf in missing:
++         missing.remove(leaf)
++         if not missing:
++             unit.free()
++             unit.reduce_gradient()
++ module.register_forward_pre_hook(lambda module, args: unit.gather())
+""")
+wrong("5.5", "unsharded gradients pile up").diff("""
+Reduces everything when backward is over.
+- def before_forward(module, args):
+-     unit.gather()
+
+- output.register_hook(before_backward)
++ output.register_hook(lambda gradient: None if unit.whole else unit.gather())
+- def before_backward(gradient):
+-     if not unit.whole:
+-         unit.gather()
+
+-         unit.reduce_gradient()
+- module.register_forward_pre_hook(before_forward)
++         Variable._execution_engine.queue_callback(unit.reduce_gradient)
++ module.register_forward_pre_hook(lambda module, args: unit.gather())
+""")
+wrong("5.5", "hook the gradient of the output, not of the input").diff("""
+Gathers when the gradient of the input is there.
+  def before_forward(module, args):
+      unit.gather()
++     if args[0].requires_grad:
++         args[0].register_hook(lambda gradient: None if unit.whole else unit.gather())
+- if output.requires_grad:
+-     output.register_hook(before_backward)
+
+- def before_backward(gradient):
+-     if not unit.whole:
+-         unit.gather()
+
+  missing.update(unit.leaves)
+- unit.free()
+""")
+wrong("5.5", "which is SHARD_GRAD_OP").diff("""
+Keeps the unit whole from forward to backward.
+- def before_forward(module, args):
+-     unit.gather()
+
+- if output.requires_grad:
+-     output.register_hook(before_backward)
+- if not (unit.is_root and output.requires_grad):
++ if not output.requires_grad:
+- def before_backward(gradient):
+-     if not unit.whole:
+-         unit.gather()
+
+- module.register_forward_pre_hook(before_forward)
++ module.register_forward_pre_hook(lambda module, args: unit.gather())
+""")
+wrong("5.5", "nobody else will free what it gathered").diff("""
+Leaves the root whole after an evaluation.
+- def before_forward(module, args):
+-     unit.gather()
+
+-     output.register_hook(before_backward)
+- if not (unit.is_root and output.requires_grad):
++     output.register_hook(lambda gradient: None if unit.whole else unit.gather())
++ if not unit.is_root:
+- def before_backward(gradient):
+-     if not unit.whole:
+-         unit.gather()
+
+- module.register_forward_pre_hook(before_forward)
++ module.register_forward_pre_hook(lambda module, args: unit.gather())
+""")
+wrong("5.5", "says nothing of a backward").diff("""
+Takes training mode for a backward that follows.
+- def before_forward(module, args):
+-     unit.gather()
+
+-     output.register_hook(before_backward)
+- if not (unit.is_root and output.requires_grad):
++     output.register_hook(lambda gradient: None if unit.whole else unit.gather())
++ if not (unit.is_root and module.training and torch.is_grad_enabled()):
+- def before_backward(gradient):
+-     if not unit.whole:
+-         unit.gather()
+
+- module.register_forward_pre_hook(before_forward)
++ module.register_forward_pre_hook(lambda module, args: unit.gather())
+""")
+wrong("5.5", "gather it only if it is not whole").diff("""
+Gathers before backward whatever is there already, but for the root.
+- def before_forward(module, args):
+-     unit.gather()
+
+- if output.requires_grad:
+-     output.register_hook(before_backward)
++ if output.requires_grad and not unit.is_root:
++     output.register_hook(lambda gradient: unit.gather())
+- def before_backward(gradient):
+-     if not unit.whole:
+-         unit.gather()
+
+- module.register_forward_pre_hook(before_forward)
++ module.register_forward_pre_hook(lambda module, args: unit.gather())
+""")
+wrong("5.5", "what an evaluation has set").diff("""
+Keeps whether a backward follows from the last forward in training on: a flag that evaluation leaves behind.
+- def before_forward(module, args):
+-     unit.gather()
++ state = {"backward": True}
+- if output.requires_grad:
+-     output.register_hook(before_backward)
+- if not (unit.is_root and output.requires_grad):
++ if not output.requires_grad:
++     state["backward"] = False
++ else:
++     output.register_hook(lambda gradient: None if unit.whole else unit.gather())
++ if not (unit.is_root and state["backward"]):
+- def before_backward(gradient):
+-     if not unit.whole:
+-         unit.gather()
+
+- module.register_forward_pre_hook(before_forward)
++ module.register_forward_pre_hook(lambda module, args: unit.gather())
+""")
 
 # 5.6
 
+wrong("5.6", "which is FULL_SHARD").diff("""
+Frees after forward all the same.
+- def before_forward(module, args):
+-     unit.gather()
 
-@wrong("5.6", "which is FULL_SHARD")
-def attach_grad_op(module, unit):
-    """Frees after forward all the same."""
-    missing = set(unit.leaves)
+- if not output.requires_grad:
++ if output.requires_grad:
++     output.register_hook(lambda gradient: None if unit.whole else unit.gather())
++ if not (unit.is_root and output.requires_grad):
+- module.register_forward_pre_hook(before_forward)
++ module.register_forward_pre_hook(lambda module, args: unit.gather())
+""")
+wrong("5.6", "SHARD_GRAD_OP gathers once a step").diff("""
+Gathers again before backward what is whole.
+- def before_forward(module, args):
+-     unit.gather()
 
-    def after_forward(module, args, output):
-        if output.requires_grad:
-            output.register_hook(lambda gradient: None if unit.whole else unit.gather())
-        if not (unit.is_root and output.requires_grad):
-            unit.free()
+- if not output.requires_grad:
++ if output.requires_grad:
++     output.register_hook(lambda gradient: unit.gather())
++ else:
+- module.register_forward_pre_hook(before_forward)
++ module.register_forward_pre_hook(lambda module, args: unit.gather())
+""")
+wrong("5.6", "which is DDP").diff("""
+Never frees: ZeRO-2 with a gather too many.
+- def before_forward(module, args):
+-     unit.gather()
+- def after_forward(module, args, output):
+-     if not output.requires_grad:
+-         unit.free()
 
-    def after_gradient(leaf):
-        unit.take_gradient(leaf)
-        missing.discard(leaf)
-        if not missing:
-            missing.update(unit.leaves)
-            unit.free()
-            unit.reduce_gradient()
+  missing.update(unit.leaves)
+- unit.free()
 
-    module.register_forward_pre_hook(lambda module, args: unit.gather())
-    module.register_forward_hook(after_forward)
-    for leaf in unit.leaves:
-        leaf.register_post_accumulate_grad_hook(after_gradient)
+- module.register_forward_pre_hook(before_forward)
+- module.register_forward_hook(after_forward)
++ module.register_forward_pre_hook(lambda module, args: unit.gather())
+""")
+wrong("5.6", "whole after backward").diff("""
+Frees the root alone, and keeps the others for the next forward.
+- unit.gather()
++ if not unit.whole:
++     unit.gather()
+  missing.update(unit.leaves)
+- unit.free()
++ if unit.is_root:
++     unit.free()
+""")
+wrong("5.6", "freed before the last use").diff("""
+Frees when the gradient of the output is there, before anything was computed with it.
+- def before_forward(module, args):
+-     unit.gather()
 
+- if not output.requires_grad:
++ if output.requires_grad:
++     output.register_hook(lambda gradient: unit.free())
++ else:
+  missing.update(unit.leaves)
+- unit.free()
 
-@wrong("5.6", "SHARD_GRAD_OP gathers once a step")
-def attach_grad_op(module, unit):
-    """Gathers again before backward what is whole."""
-    missing = set(unit.leaves)
+- module.register_forward_pre_hook(before_forward)
++ module.register_forward_pre_hook(lambda module, args: unit.gather())
+""")
+wrong("5.6", "nobody else will free what it gathered").diff("""
+Relies on a backward that does not come in evaluation.
+- def before_forward(module, args):
+-     unit.gather()
+- def after_forward(module, args, output):
+-     if not output.requires_grad:
+-         unit.free()
 
-    def after_forward(module, args, output):
-        if output.requires_grad:
-            output.register_hook(lambda gradient: unit.gather())
-        else:
-            unit.free()
+- module.register_forward_pre_hook(before_forward)
+- module.register_forward_hook(after_forward)
++ module.register_forward_pre_hook(lambda module, args: unit.gather())
+""")
+wrong("5.6", "says nothing of a backward").diff("""
+Takes training mode for a backward that follows.
+- def before_forward(module, args):
+-     unit.gather()
 
-    def after_gradient(leaf):
-        unit.take_gradient(leaf)
-        missing.discard(leaf)
-        if not missing:
-            missing.update(unit.leaves)
-            unit.free()
-            unit.reduce_gradient()
-
-    module.register_forward_pre_hook(lambda module, args: unit.gather())
-    module.register_forward_hook(after_forward)
-    for leaf in unit.leaves:
-        leaf.register_post_accumulate_grad_hook(after_gradient)
-
-
-@wrong("5.6", "which is DDP")
-def attach_grad_op(module, unit):
-    """Never frees: ZeRO-2 with a gather too many."""
-    missing = set(unit.leaves)
-
-    def after_gradient(leaf):
-        unit.take_gradient(leaf)
-        missing.discard(leaf)
-        if not missing:
-            missing.update(unit.leaves)
-            unit.reduce_gradient()
-
-    module.register_forward_pre_hook(lambda module, args: unit.gather())
-    for leaf in unit.leaves:
-        leaf.register_post_accumulate_grad_hook(after_gradient)
-
-
-@wrong("5.6", "whole after backward")
-def attach_grad_op(module, unit):
-    """Frees the root alone, and keeps the others for the next forward."""
-    missing = set(unit.leaves)
-
-    def before_forward(module, args):
-        if not unit.whole:
-            unit.gather()
-
-    def after_forward(module, args, output):
-        if not output.requires_grad:
-            unit.free()
-
-    def after_gradient(leaf):
-        unit.take_gradient(leaf)
-        missing.discard(leaf)
-        if not missing:
-            missing.update(unit.leaves)
-            if unit.is_root:
-                unit.free()
-            unit.reduce_gradient()
-
-    module.register_forward_pre_hook(before_forward)
-    module.register_forward_hook(after_forward)
-    for leaf in unit.leaves:
-        leaf.register_post_accumulate_grad_hook(after_gradient)
-
-
-@wrong("5.6", "freed before the last use")
-def attach_grad_op(module, unit):
-    """Frees when the gradient of the output is there, before anything was computed with it."""
-    missing = set(unit.leaves)
-
-    def after_forward(module, args, output):
-        if output.requires_grad:
-            output.register_hook(lambda gradient: unit.free())
-        else:
-            unit.free()
-
-    def after_gradient(leaf):
-        unit.take_gradient(leaf)
-        missing.discard(leaf)
-        if not missing:
-            missing.update(unit.leaves)
-            unit.reduce_gradient()
-
-    module.register_forward_pre_hook(lambda module, args: unit.gather())
-    module.register_forward_hook(after_forward)
-    for leaf in unit.leaves:
-        leaf.register_post_accumulate_grad_hook(after_gradient)
-
-
-@wrong("5.6", "nobody else will free what it gathered")
-def attach_grad_op(module, unit):
-    """Relies on a backward that does not come in evaluation."""
-    missing = set(unit.leaves)
-
-    def after_gradient(leaf):
-        unit.take_gradient(leaf)
-        missing.discard(leaf)
-        if not missing:
-            missing.update(unit.leaves)
-            unit.free()
-            unit.reduce_gradient()
-
-    module.register_forward_pre_hook(lambda module, args: unit.gather())
-    for leaf in unit.leaves:
-        leaf.register_post_accumulate_grad_hook(after_gradient)
-
-
-@wrong("5.6", "says nothing of a backward")
-def attach_grad_op(module, unit):
-    """Takes training mode for a backward that follows."""
-    missing = set(unit.leaves)
-
-    def after_forward(module, args, output):
-        if not (module.training and torch.is_grad_enabled()):
-            unit.free()
-
-    def after_gradient(leaf):
-        unit.take_gradient(leaf)
-        missing.discard(leaf)
-        if not missing:
-            missing.update(unit.leaves)
-            unit.free()
-            unit.reduce_gradient()
-
-    module.register_forward_pre_hook(lambda module, args: unit.gather())
-    module.register_forward_hook(after_forward)
-    for leaf in unit.leaves:
-        leaf.register_post_accumulate_grad_hook(after_gradient)
+- if not output.requires_grad:
++ if not (module.training and torch.is_grad_enabled()):
+- module.register_forward_pre_hook(before_forward)
++ module.register_forward_pre_hook(lambda module, args: unit.gather())
+""")

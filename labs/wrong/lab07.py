@@ -45,152 +45,48 @@ def record(order, event, unit=None, backward_follows=False):
         order.ahead.clear()
 
 
-@wrong("7.1", "the recorded order is static")
-def record(order, event, unit=None, backward_follows=False):
-    """Records forward's order anew in every iteration."""
-    match event:
-        case "begin forward":
-            order.seen.clear()
-            order.ahead.clear()
-        case "pre-forward":
-            order.seen.append(unit)
-        case "post-forward" if backward_follows:
-            order.ahead.append(unit)
-        case "pre-backward" if unit in order.ahead:
-            while order.ahead.pop() is not unit:
-                pass
-        case "end backward":
-            order.forward = list(order.seen)
-            order.ahead.clear()
-
-
-@wrong("7.1", "no backward follows a forward under no_grad")
-def record(order, event, unit=None, backward_follows=False):
-    """Appends to `ahead` in an evaluation, too."""
-    match event:
-        case "begin forward":
-            order.seen.clear()
-            order.ahead.clear()
-        case "pre-forward":
-            order.seen.append(unit)
-        case "post-forward":
-            order.ahead.append(unit)
-        case "pre-backward" if unit in order.ahead:
-            while order.ahead.pop() is not unit:
-                pass
-        case "end backward":
-            order.forward = order.forward or list(order.seen)
-            order.ahead.clear()
-
-
-@wrong("7.1", "what stands behind the unit was skipped")
-def record(order, event, unit=None, backward_follows=False):
-    """Takes the unit out alone."""
-    match event:
-        case "begin forward":
-            order.seen.clear()
-            order.ahead.clear()
-        case "pre-forward":
-            order.seen.append(unit)
-        case "post-forward" if backward_follows:
-            order.ahead.append(unit)
-        case "pre-backward" if unit in order.ahead:
-            del order.ahead[len(order.ahead) - 1 - order.ahead[::-1].index(unit)]
-        case "end backward":
-            order.forward = order.forward or list(order.seen)
-            order.ahead.clear()
-
-
-@wrong("7.1", "found at its first place")
-def record(order, event, unit=None, backward_follows=False):
-    """Cuts `ahead` where the unit was called first."""
-    match event:
-        case "begin forward":
-            order.seen.clear()
-            order.ahead.clear()
-        case "pre-forward":
-            order.seen.append(unit)
-        case "post-forward" if backward_follows:
-            order.ahead.append(unit)
-        case "pre-backward" if unit in order.ahead:
-            order.ahead = order.ahead[: order.ahead.index(unit)]
-        case "end backward":
-            order.forward = order.forward or list(order.seen)
-            order.ahead.clear()
-
-
-@wrong("7.1", "each call counts in `seen`")
-def record(order, event, unit=None, backward_follows=False):
-    """Notes the first use of a unit only."""
-    match event:
-        case "begin forward":
-            order.seen.clear()
-            order.ahead.clear()
-        case "pre-forward" if unit not in order.seen:
-            order.seen.append(unit)
-        case "post-forward" if backward_follows:
-            order.ahead.append(unit)
-        case "pre-backward" if unit in order.ahead:
-            while order.ahead.pop() is not unit:
-                pass
-        case "end backward":
-            order.forward = order.forward or list(order.seen)
-            order.ahead.clear()
-
-
-@wrong("7.1", "a backward that raised has left its units behind")
-def record(order, event, unit=None, backward_follows=False):
-    """Relies on every backward to come to its end."""
-    match event:
-        case "begin forward":
-            order.seen.clear()
-        case "pre-forward":
-            order.seen.append(unit)
-        case "post-forward" if backward_follows:
-            order.ahead.append(unit)
-        case "pre-backward" if unit in order.ahead:
-            while order.ahead.pop() is not unit:
-                pass
-        case "end backward":
-            order.forward = order.forward or list(order.seen)
-            order.ahead.clear()
-
-
-@wrong("7.1", "pop from empty list")
-def record(order, event, unit=None, backward_follows=False):
-    """Looks for a unit that may not be there."""
-    match event:
-        case "begin forward":
-            order.seen.clear()
-            order.ahead.clear()
-        case "pre-forward":
-            order.seen.append(unit)
-        case "post-forward" if backward_follows:
-            order.ahead.append(unit)
-        case "pre-backward":
-            while order.ahead.pop() is not unit:
-                pass
-        case "end backward":
-            order.forward = order.forward or list(order.seen)
-            order.ahead.clear()
-
-
-@wrong("7.1", "when backward is over nothing is to come")
-def record(order, event, unit=None, backward_follows=False):
-    """Relies on backward to reach every unit."""
-    match event:
-        case "begin forward":
-            order.seen.clear()
-            order.ahead.clear()
-        case "pre-forward":
-            order.seen.append(unit)
-        case "post-forward" if backward_follows:
-            order.ahead.append(unit)
-        case "pre-backward" if unit in order.ahead:
-            while order.ahead.pop() is not unit:
-                pass
-        case "end backward":
-            order.forward = order.forward or list(order.seen)
+wrong("7.1", "the recorded order is static").diff("""
+Records forward's order anew in every iteration.
+- order.forward = order.forward or list(order.seen)
++ order.forward = list(order.seen)
+""")
+wrong("7.1", "no backward follows a forward under no_grad").diff("""
+Appends to `ahead` in an evaluation, too.
+- case "post-forward" if backward_follows:
++ case "post-forward":
+""")
+wrong("7.1", "what stands behind the unit was skipped").diff("""
+Takes the unit out alone.
+- while order.ahead.pop() is not unit:
+-     pass
++ del order.ahead[len(order.ahead) - 1 - order.ahead[::-1].index(unit)]
+""")
+wrong("7.1", "found at its first place").diff("""
+Cuts `ahead` where the unit was called first.
+- while order.ahead.pop() is not unit:
+-     pass
++ order.ahead = order.ahead[: order.ahead.index(unit)]
+""")
+wrong("7.1", "each call counts in `seen`").diff("""
+Notes the first use of a unit only.
+- case "pre-forward":
++ case "pre-forward" if unit not in order.seen:
+""")
+wrong("7.1", "a backward that raised has left its units behind").diff("""
+Relies on every backward to come to its end.
+  order.seen.clear()
+- order.ahead.clear()
+""")
+wrong("7.1", "pop from empty list").diff("""
+Looks for a unit that may not be there.
+- case "pre-backward" if unit in order.ahead:
++ case "pre-backward":
+""")
+wrong("7.1", "when backward is over nothing is to come").diff("""
+Relies on backward to reach every unit.
+  order.forward = order.forward or list(order.seen)
+- order.ahead.clear()
+""")
 
 
 @wrong("7.1", "it is kept for all models together")
@@ -215,37 +111,31 @@ def record(order, event, unit=None, backward_follows=False, recorded=[]):  # noq
 
 # 7.2
 
-
-@wrong("7.2", "only after the wait")
-def pre_forward(schedule, unit):
-    """torch's order of lines, on a host that blocks."""
-    order, here = schedule.order, len(schedule.order.seen)
-    schedule.gather(unit)
-    unit.wait_gather()
-    if order.forward[:here] == order.seen:
-        for following in order.forward[here:][: schedule.depth]:
-            schedule.gather(following)
-
-
-@wrong("7.2", "its own gather goes first")
-def pre_forward(schedule, unit):
-    """Gathers the others before its own."""
-    order, here = schedule.order, len(schedule.order.seen)
-    if order.forward[:here] == order.seen:
-        for following in order.forward[here:][: schedule.depth]:
-            schedule.gather(following)
-    schedule.gather(unit)
-    unit.wait_gather()
-
-
-@wrong("7.2", "nobody has waited")
-def pre_forward(schedule, unit):
-    """Leaves the waiting to others."""
-    order, here = schedule.order, len(schedule.order.seen)
-    schedule.gather(unit)
-    if order.forward[:here] == order.seen:
-        for following in order.forward[here:][: schedule.depth]:
-            schedule.gather(following)
+wrong("7.2", "only after the wait").diff("""
+torch's order of lines, on a host that blocks.
+- order = schedule.order
+- here = len(order.seen)
++ order, here = schedule.order, len(schedule.order.seen)
+  schedule.gather(unit)
++ unit.wait_gather()
+- unit.wait_gather()
+""")
+wrong("7.2", "its own gather goes first").diff("""
+Gathers the others before its own.
+- order = schedule.order
+- here = len(order.seen)
+- schedule.gather(unit)
++ order, here = schedule.order, len(schedule.order.seen)
+          schedule.gather(following)
++ schedule.gather(unit)
+""")
+wrong("7.2", "nobody has waited").diff("""
+Leaves the waiting to others.
+- order = schedule.order
+- here = len(order.seen)
++ order, here = schedule.order, len(schedule.order.seen)
+- unit.wait_gather()
+""")
 
 
 @wrong("7.2", "wait for this unit alone")
@@ -290,289 +180,196 @@ def pre_forward(schedule, unit):
     unit.wait_gather()
 
 
-@wrong("7.2", "stands in the order twice")
-def pre_forward(schedule, unit):
-    """Looks the unit up in the order."""
-    forward = schedule.order.forward
-    schedule.gather(unit)
-    if unit in forward:
-        for following in forward[forward.index(unit) + 1 :][: schedule.depth]:
-            schedule.gather(following)
-    unit.wait_gather()
-
-
-@wrong("7.2", "on the compute stream")
-def pre_forward(schedule, unit):
-    """Calls the unit's verb past the schedule."""
-    order, here = schedule.order, len(schedule.order.seen)
-    unit.start_gather()
-    if order.forward[:here] == order.seen:
-        for following in order.forward[here:][: schedule.depth]:
-            following.start_gather()
-    unit.wait_gather()
-
-
-@wrong("7.2", "this call alone says little")
-def pre_forward(schedule, unit):
-    """Looks only whether this very call is where it was."""
-    order, here = schedule.order, len(schedule.order.seen)
-    schedule.gather(unit)
-    if order.forward[here - 1 : here] == [unit]:
-        for following in order.forward[here:][: schedule.depth]:
-            schedule.gather(following)
-    unit.wait_gather()
-
-
-@wrong("7.2", "the last two calls say little")
-def pre_forward(schedule, unit):
-    """Looks only at this call and at the one before it."""
-    order, here = schedule.order, len(schedule.order.seen)
-    schedule.gather(unit)
-    if order.forward[max(here - 2, 0) : here] == order.seen[-2:]:
-        for following in order.forward[here:][: schedule.depth]:
-            schedule.gather(following)
-    unit.wait_gather()
-
-
-@wrong("7.2", "depth counts calls")
-def pre_forward(schedule, unit):
-    """Counts a unit that is called twice in a row once."""
-    order, here = schedule.order, len(schedule.order.seen)
-    schedule.gather(unit)
-    if order.forward[:here] == order.seen:
-        for following in list(dict.fromkeys(order.forward[here:]))[: schedule.depth]:
-            schedule.gather(following)
-    unit.wait_gather()
-
-
-@wrong("7.2", "depth 0 gathers nothing ahead")
-def pre_forward(schedule, unit):
-    """Takes a depth of 0 for all there are."""
-    order = schedule.order
-    here = len(order.seen)
-    schedule.gather(unit)
-    if order.forward[:here] == order.seen:
-        for following in order.forward[here:][: schedule.depth or None]:
-            schedule.gather(following)
-    unit.wait_gather()
-
-
-@wrong("7.2", "(here: two at most)")
-def pre_forward(schedule, unit):
-    """Knows depths of one and of all."""
-    order = schedule.order
-    here = len(order.seen)
-    schedule.gather(unit)
-    if order.forward[:here] == order.seen:
-        ahead = order.forward[here:]
-        if schedule.depth is not None:
-            ahead = ahead[:1] + (ahead[1:2] if schedule.depth > 1 else [])
-        for following in ahead:
-            schedule.gather(following)
-    unit.wait_gather()
-
+wrong("7.2", "stands in the order twice").diff("""
+Looks the unit up in the order.
+- order = schedule.order
+- here = len(order.seen)
++ forward = schedule.order.forward
+- if order.forward[:here] == order.seen:
+-     for following in order.forward[here:][: schedule.depth]:
++ if unit in forward:
++     for following in forward[forward.index(unit) + 1 :][: schedule.depth]:
+""")
+wrong("7.2", "on the compute stream").diff("""
+Calls the unit's verb past the schedule.
+- order = schedule.order
+- here = len(order.seen)
+- schedule.gather(unit)
++ order, here = schedule.order, len(schedule.order.seen)
++ unit.start_gather()
+- schedule.gather(following)
++ following.start_gather()
+""")
+wrong("7.2", "this call alone says little").diff("""
+Looks only whether this very call is where it was.
+- order = schedule.order
+- here = len(order.seen)
++ order, here = schedule.order, len(schedule.order.seen)
+- if order.forward[:here] == order.seen:
++ if order.forward[here - 1 : here] == [unit]:
+""")
+wrong("7.2", "the last two calls say little").diff("""
+Looks only at this call and at the one before it.
+- order = schedule.order
+- here = len(order.seen)
++ order, here = schedule.order, len(schedule.order.seen)
+- if order.forward[:here] == order.seen:
++ if order.forward[max(here - 2, 0) : here] == order.seen[-2:]:
+""")
+wrong("7.2", "depth counts calls").diff("""
+Counts a unit that is called twice in a row once.
+- order = schedule.order
+- here = len(order.seen)
++ order, here = schedule.order, len(schedule.order.seen)
+- for following in order.forward[here:][: schedule.depth]:
++ for following in list(dict.fromkeys(order.forward[here:]))[: schedule.depth]:
+""")
+wrong("7.2", "depth 0 gathers nothing ahead").diff("""
+Takes a depth of 0 for all there are.
+- for following in order.forward[here:][: schedule.depth]:
++ for following in order.forward[here:][: schedule.depth or None]:
+""")
+wrong("7.2", "(here: two at most)").diff("""
+Knows depths of one and of all.
+- for following in order.forward[here:][: schedule.depth]:
++ ahead = order.forward[here:]
++ if schedule.depth is not None:
++     ahead = ahead[:1] + (ahead[1:2] if schedule.depth > 1 else [])
++ for following in ahead:
+""")
 
 # 7.3
 
+wrong("7.3", "only after the wait").diff("""
+torch's order of lines, on a host that blocks.
+  schedule.gather(unit)
++ unit.wait_gather()
+- unit.wait_gather()
+""")
+wrong("7.3", "its own gather goes first").diff("""
+Gathers the others before its own.
+- schedule.gather(unit)
 
-@wrong("7.3", "only after the wait")
-def pre_backward(schedule, unit):
-    """torch's order of lines, on a host that blocks."""
-    schedule.gather(unit)
-    unit.wait_gather()
-    for following in schedule.order.ahead[::-1][: schedule.depth]:
-        schedule.gather(following)
-
-
-@wrong("7.3", "its own gather goes first")
-def pre_backward(schedule, unit):
-    """Gathers the others before its own."""
-    for following in schedule.order.ahead[::-1][: schedule.depth]:
-        schedule.gather(following)
-    schedule.gather(unit)
-    unit.wait_gather()
-
-
-@wrong("7.3", "the unit that comes next is the last of `order.ahead`")
-def pre_backward(schedule, unit):
-    """Takes them from the wrong end."""
-    schedule.gather(unit)
-    for following in schedule.order.ahead[: schedule.depth]:
-        schedule.gather(following)
-    unit.wait_gather()
-
-
-@wrong("7.3", "forward's recorded order is the first iteration's")
-def pre_backward(schedule, unit):
-    """Goes backwards through the recorded forward."""
-    order = schedule.order.forward or schedule.order.seen
-    schedule.gather(unit)
-    for following in order[: order.index(unit)][::-1][: schedule.depth]:
-        schedule.gather(following)
-    unit.wait_gather()
-
-
-@wrong("7.3", "as many units ahead as `schedule.depth` says")
-def pre_backward(schedule, unit):
-    """Always one."""
-    schedule.gather(unit)
-    for following in schedule.order.ahead[-1:]:
-        schedule.gather(following)
-    unit.wait_gather()
-
-
-@wrong("7.3", "nothing is gathered ahead")
-def pre_backward(schedule, unit):
-    """Looks for the unit in `ahead`, which it has left already."""
-    ahead = schedule.order.ahead
-    schedule.gather(unit)
-    if unit in ahead:
-        for following in ahead[: ahead.index(unit)][::-1][: schedule.depth]:
-            schedule.gather(following)
-    unit.wait_gather()
-
-
-@wrong("7.3", "nobody has waited")
-def pre_backward(schedule, unit):
-    """Forgets that its own gather may be under way still."""
-    schedule.gather(unit)
-    for following in schedule.order.ahead[::-1][: schedule.depth]:
-        schedule.gather(following)
-
-
-@wrong("7.3", "leave it as it is")
-def pre_backward(schedule, unit):
-    """Uses up the list that 7.1 keeps."""
-    ahead = schedule.order.ahead
-    schedule.gather(unit)
-    for _ in range(len(ahead) if schedule.depth is None else min(schedule.depth, len(ahead))):
-        schedule.gather(ahead.pop())
-    unit.wait_gather()
-
-
-@wrong("7.3", "depth counts calls")
-def pre_backward(schedule, unit):
-    """Counts a unit that was called twice in a row once."""
-    schedule.gather(unit)
-    for following in list(dict.fromkeys(schedule.order.ahead[::-1]))[: schedule.depth]:
-        schedule.gather(following)
-    unit.wait_gather()
-
-
-@wrong("7.3", "depth 0 gathers nothing ahead")
-def pre_backward(schedule, unit):
-    """Slices from the end, and a depth of 0 is the whole list."""
-    schedule.gather(unit)
-    ahead = schedule.order.ahead
-    ahead = ahead if schedule.depth is None else ahead[-schedule.depth :]
-    for following in reversed(ahead):
-        schedule.gather(following)
-    unit.wait_gather()
-
+      schedule.gather(following)
++ schedule.gather(unit)
+""")
+wrong("7.3", "the unit that comes next is the last of `order.ahead`").diff("""
+Takes them from the wrong end.
+- for following in schedule.order.ahead[::-1][: schedule.depth]:
++ for following in schedule.order.ahead[: schedule.depth]:
+""")
+wrong("7.3", "forward's recorded order is the first iteration's").diff("""
+Goes backwards through the recorded forward.
+  def pre_backward(schedule, unit):
++     order = schedule.order.forward or schedule.order.seen
+- for following in schedule.order.ahead[::-1][: schedule.depth]:
++ for following in order[: order.index(unit)][::-1][: schedule.depth]:
+""")
+wrong("7.3", "as many units ahead as `schedule.depth` says").diff("""
+Always one.
+- for following in schedule.order.ahead[::-1][: schedule.depth]:
++ for following in schedule.order.ahead[-1:]:
+""")
+wrong("7.3", "nothing is gathered ahead").diff("""
+Looks for the unit in `ahead`, which it has left already.
+  def pre_backward(schedule, unit):
++     ahead = schedule.order.ahead
+- for following in schedule.order.ahead[::-1][: schedule.depth]:
+-     schedule.gather(following)
++ if unit in ahead:
++     for following in ahead[: ahead.index(unit)][::-1][: schedule.depth]:
++         schedule.gather(following)
+""")
+wrong("7.3", "nobody has waited").diff("""
+Forgets that its own gather may be under way still.
+- unit.wait_gather()
+""")
+wrong("7.3", "leave it as it is").diff("""
+Uses up the list that 7.1 keeps.
+  def pre_backward(schedule, unit):
++     ahead = schedule.order.ahead
+- for following in schedule.order.ahead[::-1][: schedule.depth]:
+-     schedule.gather(following)
++ for _ in range(len(ahead) if schedule.depth is None else min(schedule.depth, len(ahead))):
++     schedule.gather(ahead.pop())
+""")
+wrong("7.3", "depth counts calls").diff("""
+Counts a unit that was called twice in a row once.
+- for following in schedule.order.ahead[::-1][: schedule.depth]:
++ for following in list(dict.fromkeys(schedule.order.ahead[::-1]))[: schedule.depth]:
+""")
+wrong("7.3", "depth 0 gathers nothing ahead").diff("""
+Slices from the end, and a depth of 0 is the whole list.
+- for following in schedule.order.ahead[::-1][: schedule.depth]:
++ ahead = schedule.order.ahead
++ ahead = ahead if schedule.depth is None else ahead[-schedule.depth :]
++ for following in reversed(ahead):
+""")
 
 # 7.4
 
+wrong("7.4", "free first").diff("""
+Gathers before the unit is freed.
+- schedule.free(unit)
 
-@wrong("7.4", "free first")
-def post_backward(schedule, unit):
-    """Gathers before the unit is freed."""
-    for following in schedule.order.ahead[::-1][: schedule.depth]:
-        schedule.gather(following)
-    schedule.free(unit)
-    schedule.reduce(unit)
-
-
-@wrong("7.4", "stands behind the reduction")
-def post_backward(schedule, unit):
-    """Gathers when everything else is done."""
-    schedule.free(unit)
-    schedule.reduce(unit)
-    for following in schedule.order.ahead[::-1][: schedule.depth]:
-        schedule.gather(following)
-
-
-@wrong("7.4", "the unit stays whole")
-def post_backward(schedule, unit):
-    """Leaves the free to the end of backward."""
-    for following in schedule.order.ahead[::-1][: schedule.depth]:
-        schedule.gather(following)
-    schedule.reduce(unit)
-
-
-@wrong("7.4", "do not wait for it here")
-def post_backward(schedule, unit):
-    """Waits for the gather before it reduces."""
-    schedule.free(unit)
-    for following in schedule.order.ahead[::-1][: schedule.depth]:
-        schedule.gather(following)
-        following.wait_gather()
-    schedule.reduce(unit)
-
-
-@wrong("7.4", "the unit that comes next is the last of `order.ahead`")
-def post_backward(schedule, unit):
-    """Takes them from the wrong end."""
-    schedule.free(unit)
-    for following in schedule.order.ahead[: schedule.depth]:
-        schedule.gather(following)
-    schedule.reduce(unit)
-
-
-@wrong("7.4", "the unit's gradient is never reduced")
-def post_backward(schedule, unit):
-    """Frees and gathers, and forgets what backward was for."""
-    schedule.free(unit)
-    for following in schedule.order.ahead[::-1][: schedule.depth]:
-        schedule.gather(following)
-
-
-@wrong("7.4", "the parameters wait for the wire")
-def post_backward(schedule, unit):
-    """Reduces first."""
-    schedule.reduce(unit)
-    schedule.free(unit)
-    for following in schedule.order.ahead[::-1][: schedule.depth]:
-        schedule.gather(following)
-
-
-@wrong("7.4", "issue on the compute stream")
-def post_backward(schedule, unit):
-    """Calls the unit's verbs past the schedule."""
-    schedule.free(unit)
-    for following in schedule.order.ahead[::-1][: schedule.depth]:
-        schedule.gather(following)
-    unit.start_reduce()
-
-
-@wrong("7.4", "depth counts calls")
-def post_backward(schedule, unit):
-    """Counts a unit that was called twice in a row once."""
-    schedule.free(unit)
-    for following in list(dict.fromkeys(schedule.order.ahead[::-1]))[: schedule.depth]:
-        schedule.gather(following)
-    schedule.reduce(unit)
-
-
-@wrong("7.4", "depth 0 gathers nothing ahead")
-def post_backward(schedule, unit):
-    """Slices from the end, and a depth of 0 is the whole list."""
-    schedule.free(unit)
-    ahead = schedule.order.ahead
-    ahead = ahead if schedule.depth is None else ahead[-schedule.depth :]
-    for following in reversed(ahead):
-        schedule.gather(following)
-    schedule.reduce(unit)
-
-
-@wrong("7.4", "was changed here: leave it as it is")
-def post_backward(schedule, unit):
-    """Takes off the list what it gathers."""
-    schedule.free(unit)
-    ahead = schedule.order.ahead
-    for _ in range(len(ahead) if schedule.depth is None else min(schedule.depth, len(ahead))):
-        schedule.gather(ahead.pop())
-    schedule.reduce(unit)
-
+      schedule.gather(following)
++ schedule.free(unit)
+""")
+wrong("7.4", "stands behind the reduction").diff("""
+Gathers when everything else is done.
+  schedule.free(unit)
++ schedule.reduce(unit)
+- schedule.reduce(unit)
+""")
+wrong("7.4", "the unit stays whole").diff("""
+Leaves the free to the end of backward.
+- schedule.free(unit)
+""")
+wrong("7.4", "do not wait for it here").diff("""
+Waits for the gather before it reduces.
+  schedule.gather(following)
++ following.wait_gather()
+""")
+wrong("7.4", "the unit that comes next is the last of `order.ahead`").diff("""
+Takes them from the wrong end.
+- for following in schedule.order.ahead[::-1][: schedule.depth]:
++ for following in schedule.order.ahead[: schedule.depth]:
+""")
+wrong("7.4", "the unit's gradient is never reduced").diff("""
+Frees and gathers, and forgets what backward was for.
+- schedule.reduce(unit)
+""")
+wrong("7.4", "the parameters wait for the wire").diff("""
+Reduces first.
+  def post_backward(schedule, unit):
++     schedule.reduce(unit)
+- schedule.reduce(unit)
+""")
+wrong("7.4", "issue on the compute stream").diff("""
+Calls the unit's verbs past the schedule.
+- schedule.reduce(unit)
++ unit.start_reduce()
+""")
+wrong("7.4", "depth counts calls").diff("""
+Counts a unit that was called twice in a row once.
+- for following in schedule.order.ahead[::-1][: schedule.depth]:
++ for following in list(dict.fromkeys(schedule.order.ahead[::-1]))[: schedule.depth]:
+""")
+wrong("7.4", "depth 0 gathers nothing ahead").diff("""
+Slices from the end, and a depth of 0 is the whole list.
+- for following in schedule.order.ahead[::-1][: schedule.depth]:
++ ahead = schedule.order.ahead
++ ahead = ahead if schedule.depth is None else ahead[-schedule.depth :]
++ for following in reversed(ahead):
+""")
+wrong("7.4", "was changed here: leave it as it is").diff("""
+Takes off the list what it gathers.
+- for following in schedule.order.ahead[::-1][: schedule.depth]:
+-     schedule.gather(following)
++ ahead = schedule.order.ahead
++ for _ in range(len(ahead) if schedule.depth is None else min(schedule.depth, len(ahead))):
++     schedule.gather(ahead.pop())
+""")
 
 # 7.5
 
@@ -626,16 +423,13 @@ def check_order(number, names, group, device):
         raise RuntimeError(f"the order differs: this rank is about to gather {names[number]}")
 
 
-@wrong("7.5", "what that rank is about to gather")
-def check_order(number, names, group, device):
-    """Says numbers, which nobody can look up."""
-    mine = torch.tensor([number], device=device)
-    numbers = torch.empty(group.size(), dtype=mine.dtype, device=device)
-    comm.all_gather(numbers, mine, group).wait()
-    expected, *others = numbers.tolist()
-    for rank, found in enumerate(others, start=1):
-        if found != expected:
-            raise RuntimeError(f"rank {rank} is about to gather unit {found}, rank 0 unit {expected}")
+wrong("7.5", "what that rank is about to gather").diff("""
+Says numbers, which nobody can look up.
+- raise RuntimeError(
+-     f"the order of units differs: rank {rank} is about to gather {names[found]}, rank 0 {names[expected]}"
+- )
++ raise RuntimeError(f"rank {rank} is about to gather unit {found}, rank 0 unit {expected}")
+""")
 
 
 @wrong("7.5", "compare all the numbers with rank 0's")
@@ -649,65 +443,56 @@ def check_order(number, names, group, device):
         raise RuntimeError(f"rank {last} is about to gather {names[found]}, rank 0 {names[expected]}")
 
 
-@wrong("7.5", "one all-gather brings all numbers")
-def check_order(number, names, group, device):
-    """Gathers once to see whether something differs, and once more to say what."""
-    mine = torch.tensor([number], device=device)
-    numbers = torch.empty(group.size(), dtype=mine.dtype, device=device)
-    for _ in range(2):
-        comm.all_gather(numbers, mine, group).wait()
-    expected, *others = numbers.tolist()
-    for rank, found in enumerate(others, start=1):
-        if found != expected:
-            raise RuntimeError(f"rank {rank} is about to gather {names[found]}, rank 0 {names[expected]}")
-
-
-@wrong("7.5", "expected `group`, got the world")
-def check_order(number, names, group, device):
-    """Asks all ranks, whatever group it was given."""
-    mine = torch.tensor([number], device=device)
-    numbers = torch.empty(comm.world().size(), dtype=mine.dtype, device=device)
-    comm.all_gather(numbers, mine, comm.world()).wait()
-    expected, *others = numbers.tolist()
-    for rank, found in enumerate(others, start=1):
-        if found != expected:
-            raise RuntimeError(f"rank {rank} is about to gather {names[found]}, rank 0 {names[expected]}")
-
-
-@wrong("7.5", "`comm.world()` is about the world")
-def check_order(number, names, group, device):
-    """Has room for the numbers of all ranks, and asks those of the group."""
-    mine = torch.tensor([number], device=device)
-    numbers = torch.empty(comm.world().size(), dtype=mine.dtype, device=device)
-    comm.all_gather(numbers, mine, group).wait()
-    expected, *others = numbers.tolist()
-    for rank, found in enumerate(others, start=1):
-        if found != expected:
-            raise RuntimeError(f"rank {rank} is about to gather {names[found]}, rank 0 {names[expected]}")
-
-
-@wrong("7.5", "where NCCL cannot reach them")
-def check_order(number, names, group, device):
-    """Makes its tensors where torch makes them if nothing is said."""
-    mine = torch.tensor([number])
-    numbers = torch.empty(group.size(), dtype=mine.dtype)
-    comm.all_gather(numbers, mine, group).wait()
-    expected, *others = numbers.tolist()
-    for rank, found in enumerate(others, start=1):
-        if found != expected:
-            raise RuntimeError(f"rank {rank} is about to gather {names[found]}, rank 0 {names[expected]}")
-
-
-@wrong("7.5", "an index is an int64")
-def check_order(number, names, group, device):
-    """Takes a byte: enough for the names here, and not for 300 units."""
-    mine = torch.tensor([number], dtype=torch.uint8, device=device)
-    numbers = torch.empty(group.size(), dtype=mine.dtype, device=device)
-    comm.all_gather(numbers, mine, group).wait()
-    expected, *others = numbers.tolist()
-    for rank, found in enumerate(others, start=1):
-        if found != expected:
-            raise RuntimeError(f"rank {rank} is about to gather {names[found]}, rank 0 {names[expected]}")
+wrong("7.5", "one all-gather brings all numbers").diff("""
+Gathers once to see whether something differs, and once more to say what.
+- comm.all_gather(numbers, mine, group).wait()
++ for _ in range(2):
++     comm.all_gather(numbers, mine, group).wait()
+- raise RuntimeError(
+-     f"the order of units differs: rank {rank} is about to gather {names[found]}, rank 0 {names[expected]}"
+- )
++ raise RuntimeError(f"rank {rank} is about to gather {names[found]}, rank 0 {names[expected]}")
+""")
+wrong("7.5", "expected `group`, got the world").diff("""
+Asks all ranks, whatever group it was given.
+- numbers = torch.empty(group.size(), dtype=mine.dtype, device=device)
+- comm.all_gather(numbers, mine, group).wait()
++ numbers = torch.empty(comm.world().size(), dtype=mine.dtype, device=device)
++ comm.all_gather(numbers, mine, comm.world()).wait()
+- raise RuntimeError(
+-     f"the order of units differs: rank {rank} is about to gather {names[found]}, rank 0 {names[expected]}"
+- )
++ raise RuntimeError(f"rank {rank} is about to gather {names[found]}, rank 0 {names[expected]}")
+""")
+wrong("7.5", "`comm.world()` is about the world").diff("""
+Has room for the numbers of all ranks, and asks those of the group.
+- numbers = torch.empty(group.size(), dtype=mine.dtype, device=device)
++ numbers = torch.empty(comm.world().size(), dtype=mine.dtype, device=device)
+- raise RuntimeError(
+-     f"the order of units differs: rank {rank} is about to gather {names[found]}, rank 0 {names[expected]}"
+- )
++ raise RuntimeError(f"rank {rank} is about to gather {names[found]}, rank 0 {names[expected]}")
+""")
+wrong("7.5", "where NCCL cannot reach them").diff("""
+Makes its tensors where torch makes them if nothing is said.
+- mine = torch.tensor([number], device=device)
+- numbers = torch.empty(group.size(), dtype=mine.dtype, device=device)
++ mine = torch.tensor([number])
++ numbers = torch.empty(group.size(), dtype=mine.dtype)
+- raise RuntimeError(
+-     f"the order of units differs: rank {rank} is about to gather {names[found]}, rank 0 {names[expected]}"
+- )
++ raise RuntimeError(f"rank {rank} is about to gather {names[found]}, rank 0 {names[expected]}")
+""")
+wrong("7.5", "an index is an int64").diff("""
+Takes a byte: enough for the names here, and not for 300 units.
+- mine = torch.tensor([number], device=device)
++ mine = torch.tensor([number], dtype=torch.uint8, device=device)
+- raise RuntimeError(
+-     f"the order of units differs: rank {rank} is about to gather {names[found]}, rank 0 {names[expected]}"
+- )
++ raise RuntimeError(f"rank {rank} is about to gather {names[found]}, rank 0 {names[expected]}")
+""")
 
 
 @wrong("7.5", "name the first that differs")
@@ -721,14 +506,11 @@ def check_order(number, names, group, device):
         raise RuntimeError(f"the order differs, about to be gathered are: {everyone}")
 
 
-@wrong("7.5", "so all can say the same")
-def check_order(number, names, group, device):
-    """Every rank adds what it is about to do itself."""
-    mine = torch.tensor([number], device=device)
-    numbers = torch.empty(group.size(), dtype=mine.dtype, device=device)
-    comm.all_gather(numbers, mine, group).wait()
-    expected, *others = numbers.tolist()
-    for rank, found in enumerate(others, start=1):
-        if found != expected:
-            here = "the others" if number == expected else "this rank"
-            raise RuntimeError(f"{here}: rank {rank} is to gather {names[found]}, rank 0 {names[expected]}")
+wrong("7.5", "so all can say the same").diff("""
+Every rank adds what it is about to do itself.
+- raise RuntimeError(
+-     f"the order of units differs: rank {rank} is about to gather {names[found]}, rank 0 {names[expected]}"
+- )
++ here = "the others" if number == expected else "this rank"
++ raise RuntimeError(f"{here}: rank {rank} is to gather {names[found]}, rank 0 {names[expected]}")
+""")

@@ -4,88 +4,45 @@ from minifsdp.course.workshop.wrong import wrong
 
 # 8.1
 
-
-@wrong("8.1", "sizes are multiples of 512 bytes")
-def malloc(memory, nbytes, stream):
-    """Does not round the request."""
-    fitting = [block for block in memory.free if block.stream == stream and block.size >= nbytes]
-    if fitting:
-        block = min(fitting, key=lambda each: each.size)
-        memory.free.remove(block)
-    else:
-        whole = -(-nbytes // SEGMENT) * SEGMENT
-        start = memory.device.new_segment(whole)
-        if start is None:
-            return None
-        memory.segments[start] = whole
-        block = Block(start, whole, stream)
-    if block.size > nbytes:
-        memory.free.append(Block(block.start + nbytes, block.size - nbytes, stream))
-        block.size = nbytes
-    return block
-
-
-@wrong("8.1", "the first that is large enough")
-def malloc(memory, nbytes, stream):
-    """First fit."""
-    size = -(-nbytes // ROUND) * ROUND
-    block = next((b for b in memory.free if b.stream == stream and b.size >= size), None)
-    if block is not None:
-        memory.free.remove(block)
-    else:
-        whole = -(-size // SEGMENT) * SEGMENT
-        start = memory.device.new_segment(whole)
-        if start is None:
-            return None
-        memory.segments[start] = whole
-        block = Block(start, whole, stream)
-    if block.size > size:
-        memory.free.append(Block(block.start + size, block.size - size, stream))
-        block.size = size
-    return block
-
-
-@wrong("8.1", "the largest block, which another request will miss")
-def malloc(memory, nbytes, stream):
-    """Worst fit."""
-    size = -(-nbytes // ROUND) * ROUND
-    fitting = [block for block in memory.free if block.stream == stream and block.size >= size]
-    if fitting:
-        block = max(fitting, key=lambda each: each.size)
-        memory.free.remove(block)
-    else:
-        whole = -(-size // SEGMENT) * SEGMENT
-        start = memory.device.new_segment(whole)
-        if start is None:
-            return None
-        memory.segments[start] = whole
-        block = Block(start, whole, stream)
-    if block.size > size:
-        memory.free.append(Block(block.start + size, block.size - size, stream))
-        block.size = size
-    return block
-
-
-@wrong("8.1", "got free memory of stream")
-def malloc(memory, nbytes, stream):
-    """Hands one stream what another may still be using."""
-    size = -(-nbytes // ROUND) * ROUND
-    fitting = [block for block in memory.free if block.size >= size]
-    mine = [block for block in fitting if block.stream == stream] or fitting
-    if mine:
-        block = min(mine, key=lambda each: each.size)
-        memory.free.remove(block)
-    else:
-        whole = -(-size // SEGMENT) * SEGMENT
-        start = memory.device.new_segment(whole)
-        if start is None:
-            return None
-        memory.segments[start] = whole
-        block = Block(start, whole, stream)
-    if block.size > size:
-        memory.free.append(Block(block.start + size, block.size - size, block.stream))
-        block.size = size
-    return block
+wrong("8.1", "sizes are multiples of 512 bytes").diff("""
+Does not round the request.
+- size = -(-nbytes // ROUND) * ROUND
+- fitting = [block for block in memory.free if block.stream == stream and block.size >= size]
++ fitting = [block for block in memory.free if block.stream == stream and block.size >= nbytes]
+- whole = -(-size // SEGMENT) * SEGMENT
++ whole = -(-nbytes // SEGMENT) * SEGMENT
+- if block.size > size:
+-     memory.free.append(Block(block.start + size, block.size - size, stream))
+-     block.size = size
++ if block.size > nbytes:
++     memory.free.append(Block(block.start + nbytes, block.size - nbytes, stream))
++     block.size = nbytes
+""")
+wrong("8.1", "the first that is large enough").diff("""
+First fit.
+- fitting = [block for block in memory.free if block.stream == stream and block.size >= size]
+- if fitting:
+-     block = min(fitting, key=lambda each: each.size)
++ block = next((b for b in memory.free if b.stream == stream and b.size >= size), None)
++ if block is not None:
+""")
+wrong("8.1", "the largest block, which another request will miss").diff("""
+Worst fit.
+- block = min(fitting, key=lambda each: each.size)
++ block = max(fitting, key=lambda each: each.size)
+""")
+wrong("8.1", "got free memory of stream").diff("""
+Hands one stream what another may still be using.
+- fitting = [block for block in memory.free if block.stream == stream and block.size >= size]
+- if fitting:
+-     block = min(fitting, key=lambda each: each.size)
++ fitting = [block for block in memory.free if block.size >= size]
++ mine = [block for block in fitting if block.stream == stream] or fitting
++ if mine:
++     block = min(mine, key=lambda each: each.size)
+- memory.free.append(Block(block.start + size, block.size - size, stream))
++ memory.free.append(Block(block.start + size, block.size - size, block.stream))
+""")
 
 
 @wrong("8.1", "the whole block was handed out for a part of it")
@@ -105,24 +62,14 @@ def malloc(memory, nbytes, stream):
     return Block(start, whole, stream)
 
 
-@wrong("8.1", "a block of 0 bytes is left")
-def malloc(memory, nbytes, stream):
-    """Splits even where nothing is left over."""
-    size = -(-nbytes // ROUND) * ROUND
-    fitting = [block for block in memory.free if block.stream == stream and block.size >= size]
-    if fitting:
-        block = min(fitting, key=lambda each: each.size)
-        memory.free.remove(block)
-    else:
-        whole = -(-size // SEGMENT) * SEGMENT
-        start = memory.device.new_segment(whole)
-        if start is None:
-            return None
-        memory.segments[start] = whole
-        block = Block(start, whole, stream)
-    memory.free.append(Block(block.start + size, block.size - size, stream))
-    block.size = size
-    return block
+wrong("8.1", "a block of 0 bytes is left").diff("""
+Splits even where nothing is left over.
+- if block.size > size:
+-     memory.free.append(Block(block.start + size, block.size - size, stream))
+-     block.size = size
++ memory.free.append(Block(block.start + size, block.size - size, stream))
++ block.size = size
+""")
 
 
 @wrong("8.1", "the next request gets the same bytes")
@@ -156,171 +103,50 @@ def malloc(memory, nbytes, stream):
     return Block(start, size, stream)
 
 
-@wrong("8.1", "a segment is a multiple of 2 MiB")
-def malloc(memory, nbytes, stream):
-    """Asks the device for what was asked of it."""
-    size = -(-nbytes // ROUND) * ROUND
-    fitting = [block for block in memory.free if block.stream == stream and block.size >= size]
-    if fitting:
-        block = min(fitting, key=lambda each: each.size)
-        memory.free.remove(block)
-    else:
-        start = memory.device.new_segment(size)
-        if start is None:
-            return None
-        memory.segments[start] = size
-        block = Block(start, size, stream)
-    if block.size > size:
-        memory.free.append(Block(block.start + size, block.size - size, stream))
-        block.size = size
-    return block
-
-
-@wrong("8.1", "whoever calls decides what to do then")
-def malloc(memory, nbytes, stream):
-    """Gives up where there is a way out."""
-    size = -(-nbytes // ROUND) * ROUND
-    fitting = [block for block in memory.free if block.stream == stream and block.size >= size]
-    if fitting:
-        block = min(fitting, key=lambda each: each.size)
-        memory.free.remove(block)
-    else:
-        whole = -(-size // SEGMENT) * SEGMENT
-        start = memory.device.new_segment(whole)
-        if start is None:
-            raise MemoryError
-        memory.segments[start] = whole
-        block = Block(start, whole, stream)
-    if block.size > size:
-        memory.free.append(Block(block.start + size, block.size - size, stream))
-        block.size = size
-    return block
-
-
-@wrong("8.1", "every segment is entered in `memory.segments`")
-def malloc(memory, nbytes, stream):
-    """Forgets which segments there are."""
-    size = -(-nbytes // ROUND) * ROUND
-    fitting = [block for block in memory.free if block.stream == stream and block.size >= size]
-    if fitting:
-        block = min(fitting, key=lambda each: each.size)
-        memory.free.remove(block)
-    else:
-        whole = -(-size // SEGMENT) * SEGMENT
-        start = memory.device.new_segment(whole)
-        if start is None:
-            return None
-        block = Block(start, whole, stream)
-    if block.size > size:
-        memory.free.append(Block(block.start + size, block.size - size, stream))
-        block.size = size
-    return block
-
-
-@wrong("8.1", "whoever does that counts it")
-def malloc(memory, nbytes, stream):
-    """Counts a retry where there is none yet."""
-    size = -(-nbytes // ROUND) * ROUND
-    fitting = [block for block in memory.free if block.stream == stream and block.size >= size]
-    if fitting:
-        block = min(fitting, key=lambda each: each.size)
-        memory.free.remove(block)
-    else:
-        whole = -(-size // SEGMENT) * SEGMENT
-        start = memory.device.new_segment(whole)
-        if start is None:
-            memory.retries += 1
-            return None
-        memory.segments[start] = whole
-        block = Block(start, whole, stream)
-    if block.size > size:
-        memory.free.append(Block(block.start + size, block.size - size, stream))
-        block.size = size
-    return block
-
-
-@wrong("8.1", "`>=`, not `>`")
-def malloc(memory, nbytes, stream):
-    """Wants a block that is larger, not as large."""
-    size = -(-nbytes // ROUND) * ROUND
-    fitting = [block for block in memory.free if block.stream == stream and block.size > size]
-    if fitting:
-        block = min(fitting, key=lambda each: each.size)
-        memory.free.remove(block)
-    else:
-        whole = -(-size // SEGMENT) * SEGMENT
-        start = memory.device.new_segment(whole)
-        if start is None:
-            return None
-        memory.segments[start] = whole
-        block = Block(start, whole, stream)
-    if block.size > size:
-        memory.free.append(Block(block.start + size, block.size - size, stream))
-        block.size = size
-    return block
-
-
-@wrong("8.1", "0 is an address like any other")
-def malloc(memory, nbytes, stream):
-    """Takes address 0 for no address."""
-    size = -(-nbytes // ROUND) * ROUND
-    fitting = [block for block in memory.free if block.stream == stream and block.size >= size]
-    if fitting:
-        block = min(fitting, key=lambda each: each.size)
-        memory.free.remove(block)
-    else:
-        whole = -(-size // SEGMENT) * SEGMENT
-        start = memory.device.new_segment(whole)
-        if not start:
-            return None
-        memory.segments[start] = whole
-        block = Block(start, whole, stream)
-    if block.size > size:
-        memory.free.append(Block(block.start + size, block.size - size, stream))
-        block.size = size
-    return block
-
-
-@wrong("8.1", "as many bytes more lie idle")
-def malloc(memory, nbytes, stream):
-    """One segment more than is needed where the size is a multiple."""
-    size = -(-nbytes // ROUND) * ROUND
-    fitting = [block for block in memory.free if block.stream == stream and block.size >= size]
-    if fitting:
-        block = min(fitting, key=lambda each: each.size)
-        memory.free.remove(block)
-    else:
-        whole = (size // SEGMENT + 1) * SEGMENT
-        start = memory.device.new_segment(whole)
-        if start is None:
-            return None
-        memory.segments[start] = whole
-        block = Block(start, whole, stream)
-    if block.size > size:
-        memory.free.append(Block(block.start + size, block.size - size, stream))
-        block.size = size
-    return block
-
-
-@wrong("8.1", "goes one further")
-def malloc(memory, nbytes, stream):
-    """Rounds a multiple of 512 up to the next."""
-    size = (nbytes // ROUND + 1) * ROUND
-    fitting = [block for block in memory.free if block.stream == stream and block.size >= size]
-    if fitting:
-        block = min(fitting, key=lambda each: each.size)
-        memory.free.remove(block)
-    else:
-        whole = -(-size // SEGMENT) * SEGMENT
-        start = memory.device.new_segment(whole)
-        if start is None:
-            return None
-        memory.segments[start] = whole
-        block = Block(start, whole, stream)
-    if block.size > size:
-        memory.free.append(Block(block.start + size, block.size - size, stream))
-        block.size = size
-    return block
+wrong("8.1", "a segment is a multiple of 2 MiB").diff("""
+Asks the device for what was asked of it.
+- whole = -(-size // SEGMENT) * SEGMENT
+- start = memory.device.new_segment(whole)
++ start = memory.device.new_segment(size)
+- memory.segments[start] = whole
+- block = Block(start, whole, stream)
++ memory.segments[start] = size
++ block = Block(start, size, stream)
+""")
+wrong("8.1", "whoever calls decides what to do then").diff("""
+Gives up where there is a way out.
+- return None
++ raise MemoryError
+""")
+wrong("8.1", "every segment is entered in `memory.segments`").diff("""
+Forgets which segments there are.
+- memory.segments[start] = whole
+""")
+wrong("8.1", "whoever does that counts it").diff("""
+Counts a retry where there is none yet.
+  if start is None:
++     memory.retries += 1
+""")
+wrong("8.1", "`>=`, not `>`").diff("""
+Wants a block that is larger, not as large.
+- fitting = [block for block in memory.free if block.stream == stream and block.size >= size]
++ fitting = [block for block in memory.free if block.stream == stream and block.size > size]
+""")
+wrong("8.1", "0 is an address like any other").diff("""
+Takes address 0 for no address.
+- if start is None:
++ if not start:
+""")
+wrong("8.1", "as many bytes more lie idle").diff("""
+One segment more than is needed where the size is a multiple.
+- whole = -(-size // SEGMENT) * SEGMENT
++ whole = (size // SEGMENT + 1) * SEGMENT
+""")
+wrong("8.1", "goes one further").diff("""
+Rounds a multiple of 512 up to the next.
+- size = -(-nbytes // ROUND) * ROUND
++ size = (nbytes // ROUND + 1) * ROUND
+""")
 
 
 @wrong("8.1", "nothing of the segment is left over")
@@ -343,28 +169,13 @@ def malloc(memory, nbytes, stream):
     return Block(start, size, stream)
 
 
-@wrong("8.1", "two blocks share one set")
-def malloc(memory, nbytes, stream):
-    """The rest shares the set of users with the block that is handed out."""
-    from dataclasses import replace
-
-    size = -(-nbytes // ROUND) * ROUND
-    fitting = [block for block in memory.free if block.stream == stream and block.size >= size]
-    if fitting:
-        block = min(fitting, key=lambda each: each.size)
-        memory.free.remove(block)
-    else:
-        whole = -(-size // SEGMENT) * SEGMENT
-        start = memory.device.new_segment(whole)
-        if start is None:
-            return None
-        memory.segments[start] = whole
-        block = Block(start, whole, stream)
-    if block.size > size:
-        memory.free.append(replace(block, start=block.start + size, size=block.size - size))
-        block.size = size
-    return block
-
+wrong("8.1", "two blocks share one set").diff("""
+The rest shares the set of users with the block that is handed out.
+  def malloc(memory, nbytes, stream):
++     from dataclasses import replace
+- memory.free.append(Block(block.start + size, block.size - size, stream))
++ memory.free.append(replace(block, start=block.start + size, size=block.size - size))
+""")
 
 # 8.2
 
@@ -375,14 +186,12 @@ def put_back(memory, block):
     memory.free.append(block)
 
 
-@wrong("8.2", "there can be a free neighbour before it, after it, or both")
-def put_back(memory, block):
-    """Looks behind the block only."""
-    for other in list(memory.free):
-        if block.start + block.size == other.start:
-            memory.free.remove(other)
-            block.size += other.size
-    memory.free.append(block)
+wrong("8.2", "there can be a free neighbour before it, after it, or both").diff("""
+Looks behind the block only.
+- if other.start + other.size == block.start or block.start + block.size == other.start:
++ if block.start + block.size == other.start:
+- block.start = min(block.start, other.start)
+""")
 
 
 @wrong("8.2", "take them off `memory.free`")
@@ -408,14 +217,10 @@ def put_back(memory, block):
     memory.free.append(block)
 
 
-@wrong("8.2", "begins where the first of its parts began")
-def put_back(memory, block):
-    """Keeps its own start when a block before it joins."""
-    for other in list(memory.free):
-        if other.start + other.size == block.start or block.start + block.size == other.start:
-            memory.free.remove(other)
-            block.size += other.size
-    memory.free.append(block)
+wrong("8.2", "begins where the first of its parts began").diff("""
+Keeps its own start when a block before it joins.
+- block.start = min(block.start, other.start)
+""")
 
 
 @wrong("8.2", "the block is nowhere")
@@ -468,18 +273,12 @@ def put_back(memory, block):
         memory.free.insert(at, block)
 
 
-@wrong("8.2", "not by 2 MiB")
-def put_back(memory, block):
-    """Joins within 2 MiB only."""
-    for other in list(memory.free):
-        if other.start // SEGMENT != block.start // SEGMENT:
-            continue
-        if other.start + other.size == block.start or block.start + block.size == other.start:
-            memory.free.remove(other)
-            block.start = min(block.start, other.start)
-            block.size += other.size
-    memory.free.append(block)
-
+wrong("8.2", "not by 2 MiB").diff("""
+Joins within 2 MiB only.
+  for other in list(memory.free):
++     if other.start // SEGMENT != block.start // SEGMENT:
++         continue
+""")
 
 # 8.3
 
@@ -491,51 +290,38 @@ def release(memory, block, put_back):
     put_back(memory, block)
 
 
-@wrong("8.3", "not on the block's own")
-def release(memory, block, put_back):
-    """Waits for the stream that the block was allocated on."""
-    if block.users:
-        memory.waiting.append((block, [memory.device.record(block.stream)]))
-        block.users.clear()
-    else:
-        put_back(memory, block)
-
-
-@wrong("8.3", "and needs an event of its own")
-def release(memory, block, put_back):
-    """Waits for one of the streams."""
-    if block.users:
-        memory.waiting.append((block, [memory.device.record(min(block.users))]))
-        block.users.clear()
-    else:
-        put_back(memory, block)
-
-
-@wrong("8.3", "and `collect` puts it back")
-def release(memory, block, put_back):
-    """Puts it on both lists."""
-    if block.users:
-        memory.waiting.append((block, [memory.device.record(stream) for stream in block.users]))
-        block.users.clear()
-    put_back(memory, block)
-
-
-@wrong("8.3", "the block's next owner starts with no other users")
-def release(memory, block, put_back):
-    """Leaves the users on the block."""
-    if block.users:
-        memory.waiting.append((block, [memory.device.record(stream) for stream in block.users]))
-    else:
-        put_back(memory, block)
-
-
-@wrong("8.3", "the block waits for it, not the host")
-def release(memory, block, put_back):
-    """Lets the host wait until nobody uses it."""
-    if block.users:
-        memory.device.synchronize()
-        block.users.clear()
-    put_back(memory, block)
+wrong("8.3", "not on the block's own").diff("""
+Waits for the stream that the block was allocated on.
+- memory.waiting.append((block, [memory.device.record(stream) for stream in sorted(block.users)]))
++ memory.waiting.append((block, [memory.device.record(block.stream)]))
+""")
+wrong("8.3", "and needs an event of its own").diff("""
+Waits for one of the streams.
+- memory.waiting.append((block, [memory.device.record(stream) for stream in sorted(block.users)]))
++ memory.waiting.append((block, [memory.device.record(min(block.users))]))
+""")
+wrong("8.3", "and `collect` puts it back").diff("""
+Puts it on both lists.
+- memory.waiting.append((block, [memory.device.record(stream) for stream in sorted(block.users)]))
++ memory.waiting.append((block, [memory.device.record(stream) for stream in block.users]))
+- else:
+-     put_back(memory, block)
++ put_back(memory, block)
+""")
+wrong("8.3", "the block's next owner starts with no other users").diff("""
+Leaves the users on the block.
+- memory.waiting.append((block, [memory.device.record(stream) for stream in sorted(block.users)]))
+- block.users.clear()
++ memory.waiting.append((block, [memory.device.record(stream) for stream in block.users]))
+""")
+wrong("8.3", "the block waits for it, not the host").diff("""
+Lets the host wait until nobody uses it.
+- memory.waiting.append((block, [memory.device.record(stream) for stream in sorted(block.users)]))
++ memory.device.synchronize()
+- else:
+-     put_back(memory, block)
++ put_back(memory, block)
+""")
 
 
 @wrong("8.3", "what its own stream does next comes after")
@@ -568,14 +354,11 @@ def release(memory, block, put_back):
         memory.waiting.append((block, events))
 
 
-@wrong("8.3", "goes on waiting: append")
-def release(memory, block, put_back):
-    """Puts a new list in the place of those that wait."""
-    if block.users:
-        memory.waiting = [(block, [memory.device.record(stream) for stream in block.users])]
-        block.users.clear()
-    else:
-        put_back(memory, block)
+wrong("8.3", "goes on waiting: append").diff("""
+Puts a new list in the place of those that wait.
+- memory.waiting.append((block, [memory.device.record(stream) for stream in sorted(block.users)]))
++ memory.waiting = [(block, [memory.device.record(stream) for stream in block.users])]
+""")
 
 
 @wrong("8.3", "and not when somebody looks at the entry")
@@ -591,14 +374,14 @@ def release(memory, block, put_back):
 
 # 8.4
 
-
-@wrong("8.4", "all have to have happened")
-def collect(memory, put_back):
-    """Takes a block back when one of its streams is through."""
-    for entry in list(memory.waiting):
-        if any(event.query() for event in entry[1]):
-            memory.waiting.remove(entry)
-            put_back(memory, entry[0])
+wrong("8.4", "all have to have happened").diff("""
+Takes a block back when one of its streams is through.
+- block, events = entry
+- if all(event.query() for event in events):
++ if any(event.query() for event in entry[1]):
+- put_back(memory, block)
++ put_back(memory, entry[0])
+""")
 
 
 @wrong("8.4", "it stops at the first that has not happened")
@@ -616,12 +399,13 @@ def collect(memory, put_back):
         put_back(memory, memory.waiting.pop()[0])
 
 
-@wrong("8.4", "left on the list it is put back again")
-def collect(memory, put_back):
-    """Leaves what it takes back on the list."""
-    for block, events in memory.waiting:
-        if all(event.query() for event in events):
-            put_back(memory, block)
+wrong("8.4", "left on the list it is put back again").diff("""
+Leaves what it takes back on the list.
+- for entry in list(memory.waiting):
+-     block, events = entry
++ for block, events in memory.waiting:
+- memory.waiting.remove(entry)
+""")
 
 
 @wrong("8.4", "a list that loses entries while you go over it")
@@ -655,136 +439,81 @@ def collect(memory, put_back):
     memory.waiting = [entry for entry in memory.waiting if not all(event.query() for event in entry[1])]
 
 
-@wrong("8.4", "not the last of them alone")
-def collect(memory, put_back):
-    """Looks at the last event of each."""
-    for entry in list(memory.waiting):
-        if entry[1][-1].query():
-            memory.waiting.remove(entry)
-            put_back(memory, entry[0])
-
-
-@wrong("8.4", "others behind it may be free as well")
-def collect(memory, put_back):
-    """Stops after one block."""
-    for entry in list(memory.waiting):
-        if all(event.query() for event in entry[1]):
-            memory.waiting.remove(entry)
-            put_back(memory, entry[0])
-            return
-
+wrong("8.4", "not the last of them alone").diff("""
+Looks at the last event of each.
+- block, events = entry
+- if all(event.query() for event in events):
++ if entry[1][-1].query():
+- put_back(memory, block)
++ put_back(memory, entry[0])
+""")
+wrong("8.4", "others behind it may be free as well").diff("""
+Stops after one block.
+- block, events = entry
+- if all(event.query() for event in events):
++ if all(event.query() for event in entry[1]):
+- put_back(memory, block)
++ put_back(memory, entry[0])
++ return
+""")
 
 # 8.5
 
+wrong("8.5", "given back too early").diff("""
+Gives segments back before it takes back what waits.
+- while memory.waiting:
+-     put_back(memory, memory.waiting.pop()[0])
 
-@wrong("8.5", "given back too early")
-def malloc_or_retry(memory, nbytes, stream, malloc, put_back):
-    """Gives segments back before it takes back what waits."""
-    block = malloc(memory, nbytes, stream)
-    if block is None:
-        memory.retries += 1
-        memory.device.synchronize()
-        for free in [each for each in memory.free if memory.segments.get(each.start) == each.size]:
-            memory.free.remove(free)
-            del memory.segments[free.start]
-            memory.device.give_back(free.start)
-        while memory.waiting:
-            put_back(memory, memory.waiting.pop()[0])
-        block = malloc(memory, nbytes, stream)
-    if block is None:
-        raise MemoryError
-    return block
+      memory.device.give_back(free.start)
++ while memory.waiting:
++     put_back(memory, memory.waiting.pop()[0])
+- raise MemoryError(f"no {nbytes:,} bytes, even with every unused segment given back")
++ raise MemoryError
+""")
+wrong("8.5", "put back before its events had happened").diff("""
+Does not wait for the device.
+- memory.device.synchronize()
 
+- raise MemoryError(f"no {nbytes:,} bytes, even with every unused segment given back")
++ raise MemoryError
+""")
+wrong("8.5", "part of a segment cannot go back").diff("""
+Gives every free block back.
+- for free in [each for each in memory.free if memory.segments.get(each.start) == each.size]:
+-     memory.free.remove(free)
+-     del memory.segments[free.start]
++ while memory.free:
++     free = memory.free.pop(0)
+  memory.device.give_back(free.start)
++ memory.segments.pop(free.start, None)
+- raise MemoryError(f"no {nbytes:,} bytes, even with every unused segment given back")
++ raise MemoryError
+""")
+wrong("8.5", "it would be handed out, and is not there").diff("""
+Leaves what it has given back on the list of free blocks.
+- for free in [each for each in memory.free if memory.segments.get(each.start) == each.size]:
+-     memory.free.remove(free)
+-     del memory.segments[free.start]
+-     memory.device.give_back(free.start)
++ for free in memory.free:
++     if memory.segments.get(free.start) == free.size:
++         del memory.segments[free.start]
++         memory.device.give_back(free.start)
+- raise MemoryError(f"no {nbytes:,} bytes, even with every unused segment given back")
++ raise MemoryError
+""")
+wrong("8.5", "it is what users look at").diff("""
+Does not count.
+- memory.retries += 1
 
-@wrong("8.5", "put back before its events had happened")
-def malloc_or_retry(memory, nbytes, stream, malloc, put_back):
-    """Does not wait for the device."""
-    block = malloc(memory, nbytes, stream)
-    if block is None:
-        memory.retries += 1
-        while memory.waiting:
-            put_back(memory, memory.waiting.pop()[0])
-        for free in [each for each in memory.free if memory.segments.get(each.start) == each.size]:
-            memory.free.remove(free)
-            del memory.segments[free.start]
-            memory.device.give_back(free.start)
-        block = malloc(memory, nbytes, stream)
-    if block is None:
-        raise MemoryError
-    return block
-
-
-@wrong("8.5", "part of a segment cannot go back")
-def malloc_or_retry(memory, nbytes, stream, malloc, put_back):
-    """Gives every free block back."""
-    block = malloc(memory, nbytes, stream)
-    if block is None:
-        memory.retries += 1
-        memory.device.synchronize()
-        while memory.waiting:
-            put_back(memory, memory.waiting.pop()[0])
-        while memory.free:
-            free = memory.free.pop(0)
-            memory.device.give_back(free.start)
-            memory.segments.pop(free.start, None)
-        block = malloc(memory, nbytes, stream)
-    if block is None:
-        raise MemoryError
-    return block
-
-
-@wrong("8.5", "it would be handed out, and is not there")
-def malloc_or_retry(memory, nbytes, stream, malloc, put_back):
-    """Leaves what it has given back on the list of free blocks."""
-    block = malloc(memory, nbytes, stream)
-    if block is None:
-        memory.retries += 1
-        memory.device.synchronize()
-        while memory.waiting:
-            put_back(memory, memory.waiting.pop()[0])
-        for free in memory.free:
-            if memory.segments.get(free.start) == free.size:
-                del memory.segments[free.start]
-                memory.device.give_back(free.start)
-        block = malloc(memory, nbytes, stream)
-    if block is None:
-        raise MemoryError
-    return block
-
-
-@wrong("8.5", "it is what users look at")
-def malloc_or_retry(memory, nbytes, stream, malloc, put_back):
-    """Does not count."""
-    block = malloc(memory, nbytes, stream)
-    if block is None:
-        memory.device.synchronize()
-        while memory.waiting:
-            put_back(memory, memory.waiting.pop()[0])
-        for free in [each for each in memory.free if memory.segments.get(each.start) == each.size]:
-            memory.free.remove(free)
-            del memory.segments[free.start]
-            memory.device.give_back(free.start)
-        block = malloc(memory, nbytes, stream)
-    if block is None:
-        raise MemoryError
-    return block
-
-
-@wrong("8.5", "writes to address 0")
-def malloc_or_retry(memory, nbytes, stream, malloc, put_back):
-    """Returns None where nothing helps."""
-    block = malloc(memory, nbytes, stream)
-    if block is None:
-        memory.retries += 1
-        memory.device.synchronize()
-        while memory.waiting:
-            put_back(memory, memory.waiting.pop()[0])
-        for free in [each for each in memory.free if memory.segments.get(each.start) == each.size]:
-            memory.free.remove(free)
-            del memory.segments[free.start]
-            memory.device.give_back(free.start)
-        block = malloc(memory, nbytes, stream)
-    return block
+- raise MemoryError(f"no {nbytes:,} bytes, even with every unused segment given back")
++ raise MemoryError
+""")
+wrong("8.5", "writes to address 0").diff("""
+Returns None where nothing helps.
+- if block is None:
+-     raise MemoryError(f"no {nbytes:,} bytes, even with every unused segment given back")
+""")
 
 
 @wrong("8.5", "to do so is what makes a retry slow")
@@ -804,642 +533,281 @@ def malloc_or_retry(memory, nbytes, stream, malloc, put_back):
     return block
 
 
-@wrong("8.5", "the device has to get it back")
-def malloc_or_retry(memory, nbytes, stream, malloc, put_back):
-    """Takes back what waits, and gives nothing back."""
-    block = malloc(memory, nbytes, stream)
-    if block is None:
-        memory.retries += 1
-        memory.device.synchronize()
-        while memory.waiting:
-            put_back(memory, memory.waiting.pop()[0])
-        block = malloc(memory, nbytes, stream)
-    if block is None:
-        raise MemoryError
-    return block
+wrong("8.5", "the device has to get it back").diff("""
+Takes back what waits, and gives nothing back.
+- for free in [each for each in memory.free if memory.segments.get(each.start) == each.size]:
+-     memory.free.remove(free)
+-     del memory.segments[free.start]
+-     memory.device.give_back(free.start)
 
+- raise MemoryError(f"no {nbytes:,} bytes, even with every unused segment given back")
++ raise MemoryError
+""")
+wrong("8.5", "only by `put_back`").diff("""
+Puts what has waited on the list by hand.
+- while memory.waiting:
+-     put_back(memory, memory.waiting.pop()[0])
++ for waited, _ in memory.waiting:
++     memory.free.append(waited)
++ memory.waiting.clear()
+- raise MemoryError(f"no {nbytes:,} bytes, even with every unused segment given back")
++ raise MemoryError
+""")
+wrong("8.5", "two of them are no room for one that is larger").diff("""
+Keeps whole segments of the request's own stream.
+- for free in [each for each in memory.free if memory.segments.get(each.start) == each.size]:
++ for free in [
++     each for each in memory.free if each.stream != stream and memory.segments.get(each.start) == each.size
++ ]:
+- raise MemoryError(f"no {nbytes:,} bytes, even with every unused segment given back")
++ raise MemoryError
+""")
+wrong("8.5", "need not be all of it").diff("""
+Gives back what is as large as some segment.
+- for free in [each for each in memory.free if memory.segments.get(each.start) == each.size]:
++ for free in [each for each in memory.free if each.size in memory.segments.values()]:
+- raise MemoryError(f"no {nbytes:,} bytes, even with every unused segment given back")
++ raise MemoryError
+""")
+wrong("8.5", "of two blocks on `memory.waiting` one was passed over").diff("""
+Removes from the list of those that wait while it goes over it.
+- while memory.waiting:
+-     put_back(memory, memory.waiting.pop()[0])
++ for entry in memory.waiting:
++     memory.waiting.remove(entry)
++     put_back(memory, entry[0])
+- raise MemoryError(f"no {nbytes:,} bytes, even with every unused segment given back")
++ raise MemoryError
+""")
+wrong("8.5", "a whole segment was passed over").diff("""
+Removes from the free blocks while it goes over them.
+- for free in [each for each in memory.free if memory.segments.get(each.start) == each.size]:
+-     memory.free.remove(free)
+-     del memory.segments[free.start]
+-     memory.device.give_back(free.start)
++ for free in memory.free:
++     if memory.segments.get(free.start) == free.size:
++         memory.free.remove(free)
++         del memory.segments[free.start]
++         memory.device.give_back(free.start)
+- raise MemoryError(f"no {nbytes:,} bytes, even with every unused segment given back")
++ raise MemoryError
+""")
+wrong("8.5", "known only after all that has waited was put back").diff("""
+Makes its list of whole segments too early.
+  memory.device.synchronize()
++ whole = [each for each in memory.free if memory.segments.get(each.start) == each.size]
+- for free in [each for each in memory.free if memory.segments.get(each.start) == each.size]:
++ for free in whole:
+- raise MemoryError(f"no {nbytes:,} bytes, even with every unused segment given back")
++ raise MemoryError
+""")
+wrong("8.5", "this was a retry, too").diff("""
+Counts only the retries that helped.
+- memory.retries += 1
 
-@wrong("8.5", "only by `put_back`")
-def malloc_or_retry(memory, nbytes, stream, malloc, put_back):
-    """Puts what has waited on the list by hand."""
-    block = malloc(memory, nbytes, stream)
-    if block is None:
-        memory.retries += 1
-        memory.device.synchronize()
-        for waited, _ in memory.waiting:
-            memory.free.append(waited)
-        memory.waiting.clear()
-        for free in [each for each in memory.free if memory.segments.get(each.start) == each.size]:
-            memory.free.remove(free)
-            del memory.segments[free.start]
-            memory.device.give_back(free.start)
-        block = malloc(memory, nbytes, stream)
-    if block is None:
-        raise MemoryError
-    return block
-
-
-@wrong("8.5", "two of them are no room for one that is larger")
-def malloc_or_retry(memory, nbytes, stream, malloc, put_back):
-    """Keeps whole segments of the request's own stream."""
-    block = malloc(memory, nbytes, stream)
-    if block is None:
-        memory.retries += 1
-        memory.device.synchronize()
-        while memory.waiting:
-            put_back(memory, memory.waiting.pop()[0])
-        for free in [
-            each for each in memory.free if each.stream != stream and memory.segments.get(each.start) == each.size
-        ]:
-            memory.free.remove(free)
-            del memory.segments[free.start]
-            memory.device.give_back(free.start)
-        block = malloc(memory, nbytes, stream)
-    if block is None:
-        raise MemoryError
-    return block
-
-
-@wrong("8.5", "need not be all of it")
-def malloc_or_retry(memory, nbytes, stream, malloc, put_back):
-    """Gives back what is as large as some segment."""
-    block = malloc(memory, nbytes, stream)
-    if block is None:
-        memory.retries += 1
-        memory.device.synchronize()
-        while memory.waiting:
-            put_back(memory, memory.waiting.pop()[0])
-        for free in [each for each in memory.free if each.size in memory.segments.values()]:
-            memory.free.remove(free)
-            del memory.segments[free.start]
-            memory.device.give_back(free.start)
-        block = malloc(memory, nbytes, stream)
-    if block is None:
-        raise MemoryError
-    return block
-
-
-@wrong("8.5", "of two blocks on `memory.waiting` one was passed over")
-def malloc_or_retry(memory, nbytes, stream, malloc, put_back):
-    """Removes from the list of those that wait while it goes over it."""
-    block = malloc(memory, nbytes, stream)
-    if block is None:
-        memory.retries += 1
-        memory.device.synchronize()
-        for entry in memory.waiting:
-            memory.waiting.remove(entry)
-            put_back(memory, entry[0])
-        for free in [each for each in memory.free if memory.segments.get(each.start) == each.size]:
-            memory.free.remove(free)
-            del memory.segments[free.start]
-            memory.device.give_back(free.start)
-        block = malloc(memory, nbytes, stream)
-    if block is None:
-        raise MemoryError
-    return block
-
-
-@wrong("8.5", "a whole segment was passed over")
-def malloc_or_retry(memory, nbytes, stream, malloc, put_back):
-    """Removes from the free blocks while it goes over them."""
-    block = malloc(memory, nbytes, stream)
-    if block is None:
-        memory.retries += 1
-        memory.device.synchronize()
-        while memory.waiting:
-            put_back(memory, memory.waiting.pop()[0])
-        for free in memory.free:
-            if memory.segments.get(free.start) == free.size:
-                memory.free.remove(free)
-                del memory.segments[free.start]
-                memory.device.give_back(free.start)
-        block = malloc(memory, nbytes, stream)
-    if block is None:
-        raise MemoryError
-    return block
-
-
-@wrong("8.5", "known only after all that has waited was put back")
-def malloc_or_retry(memory, nbytes, stream, malloc, put_back):
-    """Makes its list of whole segments too early."""
-    block = malloc(memory, nbytes, stream)
-    if block is None:
-        memory.retries += 1
-        memory.device.synchronize()
-        whole = [each for each in memory.free if memory.segments.get(each.start) == each.size]
-        while memory.waiting:
-            put_back(memory, memory.waiting.pop()[0])
-        for free in whole:
-            memory.free.remove(free)
-            del memory.segments[free.start]
-            memory.device.give_back(free.start)
-        block = malloc(memory, nbytes, stream)
-    if block is None:
-        raise MemoryError
-    return block
-
-
-@wrong("8.5", "this was a retry, too")
-def malloc_or_retry(memory, nbytes, stream, malloc, put_back):
-    """Counts only the retries that helped."""
-    block = malloc(memory, nbytes, stream)
-    if block is None:
-        memory.device.synchronize()
-        while memory.waiting:
-            put_back(memory, memory.waiting.pop()[0])
-        for free in [each for each in memory.free if memory.segments.get(each.start) == each.size]:
-            memory.free.remove(free)
-            del memory.segments[free.start]
-            memory.device.give_back(free.start)
-        block = malloc(memory, nbytes, stream)
-        if block is None:
-            raise MemoryError
-        memory.retries += 1
-    return block
-
-
-@wrong("8.5", "segments given back: expected")
-def malloc_or_retry(memory, nbytes, stream, malloc, put_back):
-    """Takes every segment for one of 2 MiB."""
-    block = malloc(memory, nbytes, stream)
-    if block is None:
-        memory.retries += 1
-        memory.device.synchronize()
-        while memory.waiting:
-            put_back(memory, memory.waiting.pop()[0])
-        for free in [each for each in memory.free if each.size == SEGMENT]:
-            memory.free.remove(free)
-            del memory.segments[free.start]
-            memory.device.give_back(free.start)
-        block = malloc(memory, nbytes, stream)
-    if block is None:
-        raise MemoryError
-    return block
-
-
-@wrong("8.5", "one segment is not all")
-def malloc_or_retry(memory, nbytes, stream, malloc, put_back):
-    """Gives back one segment, the first."""
-    block = malloc(memory, nbytes, stream)
-    if block is None:
-        memory.retries += 1
-        memory.device.synchronize()
-        while memory.waiting:
-            put_back(memory, memory.waiting.pop()[0])
-        for free in list(memory.free):
-            if memory.segments.get(free.start) == free.size:
-                memory.free.remove(free)
-                del memory.segments[free.start]
-                memory.device.give_back(free.start)
-                break
-        block = malloc(memory, nbytes, stream)
-    if block is None:
-        raise MemoryError
-    return block
-
-
-@wrong("8.5", "on top of those before")
-def malloc_or_retry(memory, nbytes, stream, malloc, put_back):
-    """Sets the count to 1."""
-    block = malloc(memory, nbytes, stream)
-    if block is None:
-        memory.retries = 1
-        memory.device.synchronize()
-        while memory.waiting:
-            put_back(memory, memory.waiting.pop()[0])
-        for free in [each for each in memory.free if memory.segments.get(each.start) == each.size]:
-            memory.free.remove(free)
-            del memory.segments[free.start]
-            memory.device.give_back(free.start)
-        block = malloc(memory, nbytes, stream)
-    if block is None:
-        raise MemoryError
-    return block
-
-
-@wrong("8.5", "give its segments back, too")
-def malloc_or_retry(memory, nbytes, stream, malloc, put_back):
-    """Gives back only segments of the request's own stream."""
-    block = malloc(memory, nbytes, stream)
-    if block is None:
-        memory.retries += 1
-        memory.device.synchronize()
-        while memory.waiting:
-            put_back(memory, memory.waiting.pop()[0])
-        for free in [b for b in memory.free if b.stream == stream and memory.segments.get(b.start) == b.size]:
-            memory.free.remove(free)
-            del memory.segments[free.start]
-            memory.device.give_back(free.start)
-        block = malloc(memory, nbytes, stream)
-    if block is None:
-        raise MemoryError
-    return block
-
-
-@wrong("8.5", "events cost as many stops")
-def malloc_or_retry(memory, nbytes, stream, malloc, put_back):
-    """Waits for the events of those that wait, block by block, not for the device."""
-    block = malloc(memory, nbytes, stream)
-    if block is None:
-        memory.retries += 1
-        for waiting, events in memory.waiting:
-            for event in events:
-                event.synchronize()
-            put_back(memory, waiting)
-        memory.waiting.clear()
-        for free in [each for each in memory.free if memory.segments.get(each.start) == each.size]:
-            memory.free.remove(free)
-            del memory.segments[free.start]
-            memory.device.give_back(free.start)
-        block = malloc(memory, nbytes, stream)
-    if block is None:
-        raise MemoryError
-    return block
-
-
-@wrong("8.5", "whether anything has waited or not")
-def malloc_or_retry(memory, nbytes, stream, malloc, put_back):
-    """Raises at once if there is nothing to give back."""
-    block = malloc(memory, nbytes, stream)
-    if block is None:
-        if not memory.waiting:
-            raise MemoryError
-        memory.retries += 1
-        memory.device.synchronize()
-        while memory.waiting:
-            put_back(memory, memory.waiting.pop()[0])
-        for free in [each for each in memory.free if memory.segments.get(each.start) == each.size]:
-            memory.free.remove(free)
-            del memory.segments[free.start]
-            memory.device.give_back(free.start)
-        block = malloc(memory, nbytes, stream)
-    if block is None:
-        raise MemoryError
-    return block
-
+- if block is None:
+-     raise MemoryError(f"no {nbytes:,} bytes, even with every unused segment given back")
++     if block is None:
++         raise MemoryError
++     memory.retries += 1
+""")
+wrong("8.5", "segments given back: expected").diff("""
+Takes every segment for one of 2 MiB.
+- for free in [each for each in memory.free if memory.segments.get(each.start) == each.size]:
++ for free in [each for each in memory.free if each.size == SEGMENT]:
+- raise MemoryError(f"no {nbytes:,} bytes, even with every unused segment given back")
++ raise MemoryError
+""")
+wrong("8.5", "one segment is not all").diff("""
+Gives back one segment, the first.
+- for free in [each for each in memory.free if memory.segments.get(each.start) == each.size]:
+-     memory.free.remove(free)
+-     del memory.segments[free.start]
+-     memory.device.give_back(free.start)
++ for free in list(memory.free):
++     if memory.segments.get(free.start) == free.size:
++         memory.free.remove(free)
++         del memory.segments[free.start]
++         memory.device.give_back(free.start)
++         break
+- raise MemoryError(f"no {nbytes:,} bytes, even with every unused segment given back")
++ raise MemoryError
+""")
+wrong("8.5", "on top of those before").diff("""
+Sets the count to 1.
+- memory.retries += 1
++ memory.retries = 1
+- raise MemoryError(f"no {nbytes:,} bytes, even with every unused segment given back")
++ raise MemoryError
+""")
+wrong("8.5", "give its segments back, too").diff("""
+Gives back only segments of the request's own stream.
+- for free in [each for each in memory.free if memory.segments.get(each.start) == each.size]:
++ for free in [b for b in memory.free if b.stream == stream and memory.segments.get(b.start) == b.size]:
+- raise MemoryError(f"no {nbytes:,} bytes, even with every unused segment given back")
++ raise MemoryError
+""")
+wrong("8.5", "events cost as many stops").diff("""
+Waits for the events of those that wait, block by block, not for the device.
+- memory.device.synchronize()
+- while memory.waiting:
+-     put_back(memory, memory.waiting.pop()[0])
++ for waiting, events in memory.waiting:
++     for event in events:
++         event.synchronize()
++     put_back(memory, waiting)
++ memory.waiting.clear()
+- raise MemoryError(f"no {nbytes:,} bytes, even with every unused segment given back")
++ raise MemoryError
+""")
+wrong("8.5", "whether anything has waited or not").diff("""
+Raises at once if there is nothing to give back.
+  block = malloc(memory, nbytes, stream)
+  if block is None:
++     if not memory.waiting:
++         raise MemoryError
+- raise MemoryError(f"no {nbytes:,} bytes, even with every unused segment given back")
++ raise MemoryError
+""")
 
 # 8.6
 
-
-@wrong("8.6", "nobody waits: before a gather")
-def rate_limit(gather, free, limit):
-    """Records events, and waits for none."""
-    frees = deque(maxlen=limit)
-
-    def limited_free(unit):
-        counts = unit.state is not SHARDED and unit.freed_after_forward
-        free(unit)
-        if counts:
-            frees.append(device.current_stream(unit.device).record_event())
-
-    return gather, limited_free
-
-
-@wrong("8.6", "the oldest free, which is the first to happen")
-def rate_limit(gather, free, limit):
-    """Waits for the newest free."""
-    frees = deque()
-
-    def limited_gather(unit):
-        if unit.state is SHARDED and unit.freed_after_forward:
-            while len(frees) >= limit:
-                frees.pop().synchronize()
-        gather(unit)
-
-    def limited_free(unit):
-        counts = unit.state is not SHARDED and unit.freed_after_forward
-        free(unit)
-        if counts:
-            frees.append(device.current_stream(unit.device).record_event())
-
-    return limited_gather, limited_free
-
-
-@wrong("8.6", "with `limit` frees still ahead the host waits already")
-def rate_limit(gather, free, limit):
-    """One too many."""
-    frees = deque()
-
-    def limited_gather(unit):
-        if unit.state is SHARDED and unit.freed_after_forward:
-            while len(frees) > limit:
-                frees.popleft().synchronize()
-        gather(unit)
-
-    def limited_free(unit):
-        counts = unit.state is not SHARDED and unit.freed_after_forward
-        free(unit)
-        if counts:
-            frees.append(device.current_stream(unit.device).record_event())
-
-    return limited_gather, limited_free
-
-
-@wrong("8.6", "units that stay whole do not count")
-def rate_limit(gather, free, limit):
-    """Counts the root like the others."""
-    frees = deque()
-
-    def limited_gather(unit):
-        if unit.state is SHARDED:
-            while len(frees) >= limit:
-                frees.popleft().synchronize()
-        gather(unit)
-
-    def limited_free(unit):
-        counts = unit.state is not SHARDED
-        free(unit)
-        if counts:
-            frees.append(device.current_stream(unit.device).record_event())
-
-    return limited_gather, limited_free
-
-
-@wrong("8.6", "of a unit that is sharded already frees nothing")
-def rate_limit(gather, free, limit):
-    """An event for every call of free."""
-    frees = deque()
-
-    def limited_gather(unit):
-        if unit.state is SHARDED and unit.freed_after_forward:
-            while len(frees) >= limit:
-                frees.popleft().synchronize()
-        gather(unit)
-
-    def limited_free(unit):
-        free(unit)
-        if unit.freed_after_forward:
-            frees.append(device.current_stream(unit.device).record_event())
-
-    return limited_gather, limited_free
-
-
-@wrong("8.6", "what is gathered already needs no room")
-def rate_limit(gather, free, limit):
-    """Waits before every call of gather."""
-    frees = deque()
-
-    def limited_gather(unit):
-        if unit.freed_after_forward:
-            while len(frees) >= limit:
-                frees.popleft().synchronize()
-        gather(unit)
-
-    def limited_free(unit):
-        counts = unit.state is not SHARDED and unit.freed_after_forward
-        free(unit)
-        if counts:
-            frees.append(device.current_stream(unit.device).record_event())
-
-    return limited_gather, limited_free
-
-
-@wrong("8.6", "the host waits for more than it must")
-def rate_limit(gather, free, limit):
-    """Waits for all frees once there are `limit`."""
-    frees = deque()
-
-    def limited_gather(unit):
-        if unit.state is SHARDED and unit.freed_after_forward and len(frees) >= limit:
-            while frees:
-                frees.popleft().synchronize()
-        gather(unit)
-
-    def limited_free(unit):
-        counts = unit.state is not SHARDED and unit.freed_after_forward
-        free(unit)
-        if counts:
-            frees.append(device.current_stream(unit.device).record_event())
-
-    return limited_gather, limited_free
-
-
-@wrong("8.6", "take it off the queue")
-def rate_limit(gather, free, limit):
-    """Waits for the first free again and again."""
-    frees = deque()
-
-    def limited_gather(unit):
-        if unit.state is SHARDED and unit.freed_after_forward and len(frees) >= limit:
-            frees[0].synchronize()
-        gather(unit)
-
-    def limited_free(unit):
-        counts = unit.state is not SHARDED and unit.freed_after_forward
-        free(unit)
-        if counts:
-            frees.append(device.current_stream(unit.device).record_event())
-
-    return limited_gather, limited_free
-
-
-@wrong("8.6", "there is no free to wait for")
-def rate_limit(gather, free, limit):
-    """Counts gathers and waits for frees that nobody has issued."""
-    frees, whole = deque(), []
-
-    def limited_gather(unit):
-        if unit.state is SHARDED and unit.freed_after_forward:
-            whole.append(unit)
-            if len(whole) > limit:
-                frees.popleft().synchronize()
-        gather(unit)
-
-    def limited_free(unit):
-        counts = unit.state is not SHARDED and unit.freed_after_forward
-        free(unit)
-        if counts:
-            frees.append(device.current_stream(unit.device).record_event())
-
-    return limited_gather, limited_free
-
-
-@wrong("8.6", "wait as long as there are `limit` or more")
-def rate_limit(gather, free, limit):
-    """Waits for one event, however many have piled up: torch's rule."""
-    frees = deque()
-
-    def limited_gather(unit):
-        if unit.state is SHARDED and unit.freed_after_forward and len(frees) >= limit:
-            frees.popleft().synchronize()
-        gather(unit)
-
-    def limited_free(unit):
-        counts = unit.state is not SHARDED and unit.freed_after_forward
-        free(unit)
-        if counts:
-            frees.append(device.current_stream(unit.device).record_event())
-
-    return limited_gather, limited_free
-
-
-@wrong("8.6", "ask for it then")
-def rate_limit(gather, free, limit):
-    """Asks for the stream once, when the limiter is made."""
-    frees = deque()
-    stream = device.current_stream(device.torch.device("cpu"))
-
-    def limited_gather(unit):
-        if unit.state is SHARDED and unit.freed_after_forward:
-            while len(frees) >= limit:
-                frees.popleft().synchronize()
-        gather(unit)
-
-    def limited_free(unit):
-        counts = unit.state is not SHARDED and unit.freed_after_forward
-        free(unit)
-        if counts:
-            frees.append(stream.record_event())
-
-    return limited_gather, limited_free
-
-
-@wrong("8.6", "is no reason to wait")
-def rate_limit(gather, free, limit):
-    """Waits before the root's gather, too."""
-    frees = deque()
-
-    def limited_gather(unit):
-        if unit.state is SHARDED:
-            while len(frees) >= limit:
-                frees.popleft().synchronize()
-        gather(unit)
-
-    def limited_free(unit):
-        counts = unit.state is not SHARDED and unit.freed_after_forward
-        free(unit)
-        if counts:
-            frees.append(device.current_stream(unit.device).record_event())
-
-    return limited_gather, limited_free
-
-
-@wrong("8.6", "it finds no memory free")
-def rate_limit(gather, free, limit):
-    """Gathers, and waits then."""
-    frees = deque()
-
-    def limited_gather(unit):
-        starts = unit.state is SHARDED and unit.freed_after_forward
-        room = len(frees)
-        gather(unit)
-        while starts and room >= limit:
-            frees.popleft().synchronize()
-            room -= 1
-
-    def limited_free(unit):
-        counts = unit.state is not SHARDED and unit.freed_after_forward
-        free(unit)
-        if counts:
-            frees.append(device.current_stream(unit.device).record_event())
-
-    return limited_gather, limited_free
-
-
-@wrong("8.6", "after a free it goes on")
-def rate_limit(gather, free, limit):
-    """Waits after a free."""
-    frees = deque()
-
-    def limited_gather(unit):
-        gather(unit)
-
-    def limited_free(unit):
-        counts = unit.state is not SHARDED and unit.freed_after_forward
-        free(unit)
-        if counts:
-            frees.append(device.current_stream(unit.device).record_event())
-            while len(frees) >= limit:
-                frees.popleft().synchronize()
-
-    return limited_gather, limited_free
-
-
-@wrong("8.6", "expected `gather kept`, got `wait for 5`")
-def rate_limit(gather, free, limit):
-    """Counts all but the root."""
-    frees = deque()
-
-    def limited_gather(unit):
-        if unit.state is SHARDED and not unit.is_root:
-            while len(frees) >= limit:
-                frees.popleft().synchronize()
-        gather(unit)
-
-    def limited_free(unit):
-        counts = unit.state is not SHARDED and not unit.is_root
-        free(unit)
-        if counts:
-            frees.append(device.current_stream(unit.device).record_event())
-
-    return limited_gather, limited_free
-
-
-@wrong("8.6", "to free it frees memory")
-def rate_limit(gather, free, limit):
-    """No event for a unit whose gather is still under way."""
-    from minifsdp.fsdp.unit import UNSHARDED
-
-    frees = deque()
-
-    def limited_gather(unit):
-        if unit.state is SHARDED and unit.freed_after_forward:
-            while len(frees) >= limit:
-                frees.popleft().synchronize()
-        gather(unit)
-
-    def limited_free(unit):
-        counts = unit.state is UNSHARDED and unit.freed_after_forward
-        free(unit)
-        if counts:
-            frees.append(device.current_stream(unit.device).record_event())
-
-    return limited_gather, limited_free
-
-
-@wrong("8.6", "that of `unit.device`")
-def rate_limit(gather, free, limit):
-    """Asks for the CPU's stream, whatever the unit is on."""
-    import torch
-
-    frees = deque()
-
-    def limited_gather(unit):
-        if unit.state is SHARDED and unit.freed_after_forward:
-            while len(frees) >= limit:
-                frees.popleft().synchronize()
-        gather(unit)
-
-    def limited_free(unit):
-        counts = unit.state is not SHARDED and unit.freed_after_forward
-        free(unit)
-        if counts:
-            frees.append(device.current_stream(torch.device("cpu")).record_event())
-
-    return limited_gather, limited_free
-
-
-@wrong("8.6", "current at its free")
-def rate_limit(gather, free, limit):
-    """Asks once for the stream."""
-    frees = deque()
-    streams = {}
-
-    def limited_gather(unit):
-        if unit.state is SHARDED and unit.freed_after_forward:
-            while len(frees) >= limit:
-                frees.popleft().synchronize()
-        gather(unit)
-
-    def limited_free(unit):
-        counts = unit.state is not SHARDED and unit.freed_after_forward
-        free(unit)
-        if counts:
-            stream = streams.setdefault(unit.device, device.current_stream(unit.device))
-            frees.append(stream.record_event())
-
-    return limited_gather, limited_free
-
+wrong("8.6", "nobody waits: before a gather").diff("""
+Records events, and waits for none.
+- frees = deque()
+- def limited_gather(unit):
+-     if unit.state is SHARDED and unit.freed_after_forward:
+-         while len(frees) >= limit:
+-             frees.popleft().synchronize()
+-     gather(unit)
++ frees = deque(maxlen=limit)
+- return limited_gather, limited_free
++ return gather, limited_free
+""")
+wrong("8.6", "the oldest free, which is the first to happen").diff("""
+Waits for the newest free.
+- frees.popleft().synchronize()
++ frees.pop().synchronize()
+""")
+wrong("8.6", "with `limit` frees still ahead the host waits already").diff("""
+One too many.
+- while len(frees) >= limit:
++ while len(frees) > limit:
+""")
+wrong("8.6", "units that stay whole do not count").diff("""
+Counts the root like the others.
+- if unit.state is SHARDED and unit.freed_after_forward:
++ if unit.state is SHARDED:
+- counts = unit.state is not SHARDED and unit.freed_after_forward
++ counts = unit.state is not SHARDED
+""")
+wrong("8.6", "of a unit that is sharded already frees nothing").diff("""
+An event for every call of free.
+- counts = unit.state is not SHARDED and unit.freed_after_forward
+
+- if counts:
++ if unit.freed_after_forward:
+""")
+wrong("8.6", "what is gathered already needs no room").diff("""
+Waits before every call of gather.
+- if unit.state is SHARDED and unit.freed_after_forward:
++ if unit.freed_after_forward:
+""")
+wrong("8.6", "the host waits for more than it must").diff("""
+Waits for all frees once there are `limit`.
+- if unit.state is SHARDED and unit.freed_after_forward:
+-     while len(frees) >= limit:
++ if unit.state is SHARDED and unit.freed_after_forward and len(frees) >= limit:
++     while frees:
+""")
+wrong("8.6", "take it off the queue").diff("""
+Waits for the first free again and again.
+- if unit.state is SHARDED and unit.freed_after_forward:
+-     while len(frees) >= limit:
+-         frees.popleft().synchronize()
++ if unit.state is SHARDED and unit.freed_after_forward and len(frees) >= limit:
++     frees[0].synchronize()
+""")
+wrong("8.6", "there is no free to wait for").diff("""
+Counts gathers and waits for frees that nobody has issued.
+- frees = deque()
++ frees, whole = deque(), []
+- while len(frees) >= limit:
++ whole.append(unit)
++ if len(whole) > limit:
+""")
+wrong("8.6", "wait as long as there are `limit` or more").diff("""
+Waits for one event, however many have piled up: torch's rule.
+- if unit.state is SHARDED and unit.freed_after_forward:
+-     while len(frees) >= limit:
+-         frees.popleft().synchronize()
++ if unit.state is SHARDED and unit.freed_after_forward and len(frees) >= limit:
++     frees.popleft().synchronize()
+""")
+wrong("8.6", "ask for it then").diff("""
+Asks for the stream once, when the limiter is made.
+  frees = deque()
++ stream = device.current_stream(device.torch.device("cpu"))
+- frees.append(device.current_stream(unit.device).record_event())
++ frees.append(stream.record_event())
+""")
+wrong("8.6", "is no reason to wait").diff("""
+Waits before the root's gather, too.
+- if unit.state is SHARDED and unit.freed_after_forward:
++ if unit.state is SHARDED:
+""")
+wrong("8.6", "it finds no memory free").diff("""
+Gathers, and waits then.
+- if unit.state is SHARDED and unit.freed_after_forward:
+-     while len(frees) >= limit:
+-         frees.popleft().synchronize()
++ starts = unit.state is SHARDED and unit.freed_after_forward
++ room = len(frees)
+  gather(unit)
++ while starts and room >= limit:
++     frees.popleft().synchronize()
++     room -= 1
+""")
+wrong("8.6", "after a free it goes on").diff("""
+Waits after a free.
+- if unit.state is SHARDED and unit.freed_after_forward:
+-     while len(frees) >= limit:
+-         frees.popleft().synchronize()
+
+  frees.append(device.current_stream(unit.device).record_event())
++ while len(frees) >= limit:
++     frees.popleft().synchronize()
+""")
+wrong("8.6", "expected `gather kept`, got `wait for 5`").diff("""
+Counts all but the root.
+- if unit.state is SHARDED and unit.freed_after_forward:
++ if unit.state is SHARDED and not unit.is_root:
+- counts = unit.state is not SHARDED and unit.freed_after_forward
++ counts = unit.state is not SHARDED and not unit.is_root
+""")
+wrong("8.6", "to free it frees memory").diff("""
+No event for a unit whose gather is still under way.
+  def rate_limit(gather, free, limit):
++     from minifsdp.fsdp.unit import UNSHARDED
+- counts = unit.state is not SHARDED and unit.freed_after_forward
++ counts = unit.state is UNSHARDED and unit.freed_after_forward
+""")
+wrong("8.6", "that of `unit.device`").diff("""
+Asks for the CPU's stream, whatever the unit is on.
+  def rate_limit(gather, free, limit):
++     import torch
+- frees.append(device.current_stream(unit.device).record_event())
++ frees.append(device.current_stream(torch.device("cpu")).record_event())
+""")
+wrong("8.6", "current at its free").diff("""
+Asks once for the stream.
+  frees = deque()
++ streams = {}
+- frees.append(device.current_stream(unit.device).record_event())
++ stream = streams.setdefault(unit.device, device.current_stream(unit.device))
++ frees.append(stream.record_event())
+""")
 
 # 8.7
 
@@ -1453,40 +821,26 @@ def prefetch_within(limit, whole, units, gather):
     return []
 
 
-@wrong("8.7", "one too many")
-def prefetch_within(limit, whole, units, gather):
-    """Gathers once more than there is room."""
-    waiting = [unit for unit in units if unit.state is SHARDED]
-    while waiting and len(whole) <= limit:
-        gather(waiting.pop(0))
-    return waiting
-
-
-@wrong("8.7", "what is put off is forgotten")
-def prefetch_within(limit, whole, units, gather):
-    """Drops what has no room."""
-    waiting = [unit for unit in units if unit.state is SHARDED]
-    while waiting and len(whole) < limit:
-        gather(waiting.pop(0))
-    return []
-
-
-@wrong("8.7", "a unit that is gathered already is not gathered again")
-def prefetch_within(limit, whole, units, gather):
-    """Gathers whatever is on the list."""
-    waiting = list(units)
-    while waiting and len(whole) < limit:
-        gather(waiting.pop(0))
-    return waiting
-
-
-@wrong("8.7", "the order is that of use")
-def prefetch_within(limit, whole, units, gather):
-    """Takes the last first."""
-    waiting = [unit for unit in units if unit.state is SHARDED]
-    while waiting and len(whole) < limit:
-        gather(waiting.pop())
-    return waiting
+wrong("8.7", "one too many").diff("""
+Gathers once more than there is room.
+- while waiting and len(whole) < limit:
++ while waiting and len(whole) <= limit:
+""")
+wrong("8.7", "what is put off is forgotten").diff("""
+Drops what has no room.
+- return waiting
++ return []
+""")
+wrong("8.7", "a unit that is gathered already is not gathered again").diff("""
+Gathers whatever is on the list.
+- waiting = [unit for unit in units if unit.state is SHARDED]
++ waiting = list(units)
+""")
+wrong("8.7", "the order is that of use").diff("""
+Takes the last first.
+- gather(waiting.pop(0))
++ gather(waiting.pop())
+""")
 
 
 @wrong("8.7", "not a negative one")
@@ -1535,15 +889,13 @@ def prefetch_within(limit, whole, units, gather):
     return waiting[limit:]
 
 
-@wrong("8.7", "it takes two units' room")
-def prefetch_within(limit, whole, units, gather):
-    """Puts what it gathers on `whole` itself, where `gather` has put it."""
-    waiting = [unit for unit in units if unit.state is SHARDED]
-    while waiting and len(whole) < limit:
-        unit = waiting.pop(0)
-        gather(unit)
-        whole.append(unit)
-    return waiting
+wrong("8.7", "it takes two units' room").diff("""
+Puts what it gathers on `whole` itself, where `gather` has put it.
+- gather(waiting.pop(0))
++ unit = waiting.pop(0)
++ gather(unit)
++ whole.append(unit)
+""")
 
 
 @wrong("8.7", "others may have room")
@@ -1565,22 +917,16 @@ def prefetch_within(limit, whole, units, gather):
     return waiting[max(0, room) :]
 
 
-@wrong("8.7", "not one unit for each call")
-def prefetch_within(limit, whole, units, gather):
-    """Gathers one at a time: at most one for each call."""
-    waiting = [unit for unit in units if unit.state is SHARDED]
-    if waiting and len(whole) < limit:
-        gather(waiting.pop(0))
-    return waiting
-
-
-@wrong("8.7", "one too few")
-def prefetch_within(limit, whole, units, gather):
-    """Fills up to the limit but one: keeps room for the unit that computes."""
-    waiting = [unit for unit in units if unit.state is SHARDED]
-    while waiting and len(whole) < limit - 1:
-        gather(waiting.pop(0))
-    return waiting
+wrong("8.7", "not one unit for each call").diff("""
+Gathers one at a time: at most one for each call.
+- while waiting and len(whole) < limit:
++ if waiting and len(whole) < limit:
+""")
+wrong("8.7", "one too few").diff("""
+Fills up to the limit but one: keeps room for the unit that computes.
+- while waiting and len(whole) < limit:
++ while waiting and len(whole) < limit - 1:
+""")
 
 
 @wrong("8.7", "a unit that is gathered already is not put off")
@@ -1607,40 +953,30 @@ def largest_limit(budget, blocks, held):
     return max(fits)
 
 
-@wrong("8.8", "belong to different moments")
-def largest_limit(budget, blocks, held):
-    """Adds two maxima of different moments."""
-    fits = 0
-    for k in range(1, len(blocks) + 1):
-        if max(held) + max(sum(blocks[i : i + k]) for i in range(len(blocks) - k + 1)) <= budget:
-            fits = k
-    if not fits:
-        raise ValueError("not even one unit fits")
-    return fits
-
-
-@wrong("8.8", "beside block j are j - 1")
-def largest_limit(budget, blocks, held):
-    """Gathers ahead in the wrong direction."""
-    fits = 0
-    for k in range(1, len(blocks) + 1):
-        if max(held[j] + sum(blocks[j : j + k]) for j in range(len(blocks))) <= budget:
-            fits = k
-    if not fits:
-        raise ValueError("not even one unit fits")
-    return fits
-
-
-@wrong("8.8", "what is held besides has to fit, too")
-def largest_limit(budget, blocks, held):
-    """Looks at the gathered units alone."""
-    fits = 0
-    for k in range(1, len(blocks) + 1):
-        if max(sum(blocks[max(0, j + 1 - k) : j + 1]) for j in range(len(blocks))) <= budget:
-            fits = k
-    if not fits:
-        raise ValueError("not even one unit fits")
-    return fits
+wrong("8.8", "belong to different moments").diff("""
+Adds two maxima of different moments.
+- peak = max(held[j] + sum(blocks[max(0, j - k + 1) : j + 1]) for j in range(len(blocks)))
+- if peak <= budget:
++ if max(held) + max(sum(blocks[i : i + k]) for i in range(len(blocks) - k + 1)) <= budget:
+- raise ValueError(f"{budget:,} bytes are not enough for one unit at a time")
++ raise ValueError("not even one unit fits")
+""")
+wrong("8.8", "beside block j are j - 1").diff("""
+Gathers ahead in the wrong direction.
+- peak = max(held[j] + sum(blocks[max(0, j - k + 1) : j + 1]) for j in range(len(blocks)))
+- if peak <= budget:
++ if max(held[j] + sum(blocks[j : j + k]) for j in range(len(blocks))) <= budget:
+- raise ValueError(f"{budget:,} bytes are not enough for one unit at a time")
++ raise ValueError("not even one unit fits")
+""")
+wrong("8.8", "what is held besides has to fit, too").diff("""
+Looks at the gathered units alone.
+- peak = max(held[j] + sum(blocks[max(0, j - k + 1) : j + 1]) for j in range(len(blocks)))
+- if peak <= budget:
++ if max(sum(blocks[max(0, j + 1 - k) : j + 1]) for j in range(len(blocks))) <= budget:
+- raise ValueError(f"{budget:,} bytes are not enough for one unit at a time")
++ raise ValueError("not even one unit fits")
+""")
 
 
 @wrong("8.8", "that is one more than fits")
@@ -1656,50 +992,38 @@ def largest_limit(budget, blocks, held):
     return len(blocks)
 
 
-@wrong("8.8", "exactly as many bytes as the budget are within it")
-def largest_limit(budget, blocks, held):
-    """Wants a byte to spare."""
-    fits = 0
-    for k in range(1, len(blocks) + 1):
-        if max(held[j] + sum(blocks[max(0, j + 1 - k) : j + 1]) for j in range(len(blocks))) < budget:
-            fits = k
-    if not fits:
-        raise ValueError("not even one unit fits")
-    return fits
-
-
-@wrong("8.8", "say that it does not fit")
-def largest_limit(budget, blocks, held):
-    """Returns 0 where nothing fits."""
-    fits = 0
-    for k in range(1, len(blocks) + 1):
-        if max(held[j] + sum(blocks[max(0, j + 1 - k) : j + 1]) for j in range(len(blocks))) <= budget:
-            fits = k
-    return fits
-
-
-@wrong("8.8", "a slice that begins below 0")
-def largest_limit(budget, blocks, held):
-    """Slices from before block 0."""
-    fits = 0
-    for k in range(1, len(blocks) + 1):
-        if max(held[j] + sum(blocks[j - k + 1 : j + 1]) for j in range(len(blocks))) <= budget:
-            fits = k
-    if not fits:
-        raise ValueError("not even one unit fits")
-    return fits
-
-
-@wrong("8.8", "the heaviest of them has to fit, not the last")
-def largest_limit(budget, blocks, held):
-    """Looks at the moment of the last block only."""
-    fits = 0
-    for k in range(1, len(blocks) + 1):
-        if held[-1] + sum(blocks[-k:]) <= budget:
-            fits = k
-    if not fits:
-        raise ValueError
-    return fits
+wrong("8.8", "exactly as many bytes as the budget are within it").diff("""
+Wants a byte to spare.
+- peak = max(held[j] + sum(blocks[max(0, j - k + 1) : j + 1]) for j in range(len(blocks)))
+- if peak <= budget:
++ if max(held[j] + sum(blocks[max(0, j + 1 - k) : j + 1]) for j in range(len(blocks))) < budget:
+- raise ValueError(f"{budget:,} bytes are not enough for one unit at a time")
++ raise ValueError("not even one unit fits")
+""")
+wrong("8.8", "say that it does not fit").diff("""
+Returns 0 where nothing fits.
+- peak = max(held[j] + sum(blocks[max(0, j - k + 1) : j + 1]) for j in range(len(blocks)))
+- if peak <= budget:
++ if max(held[j] + sum(blocks[max(0, j + 1 - k) : j + 1]) for j in range(len(blocks))) <= budget:
+- if not fits:
+-     raise ValueError(f"{budget:,} bytes are not enough for one unit at a time")
+""")
+wrong("8.8", "a slice that begins below 0").diff("""
+Slices from before block 0.
+- peak = max(held[j] + sum(blocks[max(0, j - k + 1) : j + 1]) for j in range(len(blocks)))
+- if peak <= budget:
++ if max(held[j] + sum(blocks[j - k + 1 : j + 1]) for j in range(len(blocks))) <= budget:
+- raise ValueError(f"{budget:,} bytes are not enough for one unit at a time")
++ raise ValueError("not even one unit fits")
+""")
+wrong("8.8", "the heaviest of them has to fit, not the last").diff("""
+Looks at the moment of the last block only.
+- peak = max(held[j] + sum(blocks[max(0, j - k + 1) : j + 1]) for j in range(len(blocks)))
+- if peak <= budget:
++ if held[-1] + sum(blocks[-k:]) <= budget:
+- raise ValueError(f"{budget:,} bytes are not enough for one unit at a time")
++ raise ValueError
+""")
 
 
 @wrong("8.8", "`reversed`, and no `reverse`")
@@ -1713,14 +1037,8 @@ def largest_limit(budget, blocks, held):
     raise ValueError
 
 
-@wrong("8.8", "near block 0 fewer than k blocks are whole")
-def largest_limit(budget, blocks, held):
-    """Looks at the moments with k blocks only."""
-    fits = 0
-    for k in range(1, len(blocks) + 1):
-        peak = max(held[j] + sum(blocks[max(0, j - k + 1) : j + 1]) for j in range(k - 1, len(blocks)))
-        if peak <= budget:
-            fits = k
-    if not fits:
-        raise ValueError(f"{budget:,} bytes are not enough for one unit at a time")
-    return fits
+wrong("8.8", "near block 0 fewer than k blocks are whole").diff("""
+Looks at the moments with k blocks only.
+- peak = max(held[j] + sum(blocks[max(0, j - k + 1) : j + 1]) for j in range(len(blocks)))
++ peak = max(held[j] + sum(blocks[max(0, j - k + 1) : j + 1]) for j in range(k - 1, len(blocks)))
+""")

@@ -90,13 +90,11 @@ def gather_low(full, shard, group):
     return comm.all_gather(full, mine, group)
 
 
-@wrong("9.1", "queues the copy and goes on")
-def gather_low(full, shard, group):
-    """Lets the host wait for the copy."""
-    size = shard.numel()
-    mine = full[group.rank() * size :][:size]
-    mine.copy_(shard)
-    return comm.all_gather(full, mine, group)
+wrong("9.1", "queues the copy and goes on").diff("""
+Lets the host wait for the copy.
+- mine.copy_(shard, non_blocking=True)
++ mine.copy_(shard)
+""")
 
 
 @wrong("9.1", "copies for which the host waits")
@@ -109,56 +107,37 @@ def gather_low(full, shard, group):
 
 # 9.2
 
-
-@wrong("9.2", "a gradient has its parameter's dtype")
-def deliver(shard, mean):
-    """Hangs the low-precision mean on an fp32 parameter."""
-    if shard.grad is None:
-        shard.grad = mean
-    else:
-        shard.grad.add_(mean)
-        device.free(mean)
-
-
-@wrong("9.2", "has overwritten the first")
-def deliver(shard, mean):
-    """Overwrites what an earlier micro-batch has left."""
-    if shard.grad is None:
-        shard.grad = device.empty(mean.numel(), shard.dtype, "gradients", mean.device)
-    shard.grad.copy_(mean)
-    device.free(mean)
-
-
-@wrong("9.2", "made in the low precision")
-def deliver(shard, mean):
-    """Adds in the mean's dtype."""
-    if shard.grad is None:
-        shard.grad = device.empty(mean.numel(), shard.dtype, "gradients", mean.device)
-        shard.grad.copy_(mean)
-    else:
-        shard.grad.copy_(shard.grad.to(mean.dtype) + mean)
-    device.free(mean)
-
-
-@wrong("9.2", "whoever may refer to it")
-def deliver(shard, mean):
-    """Drops the name of the mean, not its memory."""
-    if shard.grad is None:
-        shard.grad = device.empty(mean.numel(), shard.dtype, "gradients", mean.device)
-        shard.grad.copy_(mean)
-    else:
-        shard.grad.add_(mean)
-    del mean
-
-
-@wrong("9.2", "the ledger cannot see this memory")
-def deliver(shard, mean):
-    """Casts into memory that nobody accounts for."""
-    if shard.grad is None:
-        shard.grad = mean.to(shard.dtype, copy=True)
-    else:
-        shard.grad.add_(mean)
-    device.free(mean)
+wrong("9.2", "a gradient has its parameter's dtype").diff("""
+Hangs the low-precision mean on an fp32 parameter.
+- shard.grad = device.empty(mean.numel(), shard.dtype, "gradients", mean.device)
+- shard.grad.copy_(mean)
++ shard.grad = mean
+- device.free(mean)
++     device.free(mean)
+""")
+wrong("9.2", "has overwritten the first").diff("""
+Overwrites what an earlier micro-batch has left.
+-     shard.grad.copy_(mean)
+- else:
+-     shard.grad.add_(mean)
++ shard.grad.copy_(mean)
+""")
+wrong("9.2", "made in the low precision").diff("""
+Adds in the mean's dtype.
+- shard.grad.add_(mean)
++ shard.grad.copy_(shard.grad.to(mean.dtype) + mean)
+""")
+wrong("9.2", "whoever may refer to it").diff("""
+Drops the name of the mean, not its memory.
+- device.free(mean)
++ del mean
+""")
+wrong("9.2", "the ledger cannot see this memory").diff("""
+Casts into memory that nobody accounts for.
+- shard.grad = device.empty(mean.numel(), shard.dtype, "gradients", mean.device)
+- shard.grad.copy_(mean)
++ shard.grad = mean.to(shard.dtype, copy=True)
+""")
 
 
 @wrong("9.2", "leave the shard alone")
@@ -177,17 +156,18 @@ def deliver(shard, mean):
     device.free(mean)
 
 
-@wrong("9.2", "a buffer left besides")
-def deliver(shard, mean):
-    """Leaves the cast copy of the second mean where it is."""
-    wide = device.empty(mean.numel(), shard.dtype, "gradients", mean.device)
-    wide.copy_(mean)
-    if shard.grad is None:
-        shard.grad = wide
-    else:
-        shard.grad.add_(wide)
-        shard.left = wide
-    device.free(mean)
+wrong("9.2", "a buffer left besides").diff("""
+Leaves the cast copy of the second mean where it is.
+  def deliver(shard, mean):
++     wide = device.empty(mean.numel(), shard.dtype, "gradients", mean.device)
++     wide.copy_(mean)
+- shard.grad = device.empty(mean.numel(), shard.dtype, "gradients", mean.device)
+- shard.grad.copy_(mean)
++ shard.grad = wide
+- shard.grad.add_(mean)
++ shard.grad.add_(wide)
++ shard.left = wide
+""")
 
 
 @wrong("9.2", "this is the parameter")
@@ -197,35 +177,30 @@ def deliver(shard, mean):
     device.free(mean)
 
 
-@wrong("9.2", "is not zeroed")
-def deliver(shard, mean):
-    """Adds to memory that nobody has zeroed."""
-    if shard.grad is None:
-        shard.grad = device.empty(mean.numel(), shard.dtype, "gradients", mean.device)
-    shard.grad.add_(mean)
-    device.free(mean)
-
-
-@wrong("9.2", "cast on the way")
-def deliver(shard, mean):
-    """Casts every mean into a buffer of its own, and frees that."""
-    wide = device.empty(mean.numel(), shard.dtype, "gradients", mean.device).copy_(mean)
-    if shard.grad is None:
-        shard.grad = wide
-    else:
-        shard.grad.add_(wide)
-        device.free(wide)
-    device.free(mean)
-
-
-@wrong("9.2", "the role of this buffer")
-def deliver(shard, mean):
-    """Has the gradient counted as unsharded parameters."""
-    if shard.grad is None:
-        shard.grad = device.empty(mean.numel(), shard.dtype, "unsharded", mean.device).copy_(mean)
-    else:
-        shard.grad.add_(mean)
-    device.free(mean)
+wrong("9.2", "is not zeroed").diff("""
+Adds to memory that nobody has zeroed.
+-     shard.grad.copy_(mean)
+- else:
+-     shard.grad.add_(mean)
++ shard.grad.add_(mean)
+""")
+wrong("9.2", "cast on the way").diff("""
+Casts every mean into a buffer of its own, and frees that.
+  def deliver(shard, mean):
++     wide = device.empty(mean.numel(), shard.dtype, "gradients", mean.device).copy_(mean)
+- shard.grad = device.empty(mean.numel(), shard.dtype, "gradients", mean.device)
+- shard.grad.copy_(mean)
++ shard.grad = wide
+- shard.grad.add_(mean)
++ shard.grad.add_(wide)
++ device.free(wide)
+""")
+wrong("9.2", "the role of this buffer").diff("""
+Has the gradient counted as unsharded parameters.
+- shard.grad = device.empty(mean.numel(), shard.dtype, "gradients", mean.device)
+- shard.grad.copy_(mean)
++ shard.grad = device.empty(mean.numel(), shard.dtype, "unsharded", mean.device).copy_(mean)
+""")
 
 
 @wrong("9.2", "became the gradient")
@@ -261,63 +236,45 @@ def divisors(dtype, ranks):
     return (ranks**0.5, ranks**0.5) if dtype is torch.float16 else (1, ranks)
 
 
-@wrong("9.3", "and the mean needs")
-def divisors(dtype, ranks):
-    """Divides by the power of two twice."""
-    before = 1
-    while before * before < ranks:
-        before *= 2
-    return (before, before) if dtype is torch.float16 else (1, ranks)
-
-
-@wrong("9.3", "has fp32's range")
-def divisors(dtype, ranks):
-    """Takes every dtype of two bytes for fp16."""
-    before = 1
-    while dtype.itemsize == 2 and before * before < ranks:
-        before *= 2
-    return before, ranks / before
-
-
-@wrong("9.3", "fp32 has range enough")
-def divisors(dtype, ranks):
-    """Splits in fp32 as well, but not in bf16."""
-    before = 1
-    while dtype is not torch.bfloat16 and before * before < ranks:
-        before *= 2
-    return before, ranks / before
-
-
-@wrong("9.3", "rounded down")
-def divisors(dtype, ranks):
-    """The power of two below the root: nothing at all on 3 ranks would be that."""
-    if dtype is not torch.float16:
-        return 1, ranks
-    before = 1 if ranks == 1 else 2
-    while 4 * before * before <= ranks:
-        before *= 2
-    return before, ranks / before
-
-
-@wrong("9.3", "does not ask whether N can be divided")
-def divisors(dtype, ranks):
-    """torch's loop."""
-    if dtype is not torch.float16:
-        return 1, ranks
-    before = 1
-    while ranks % before == 0 and ranks / before > before:
-        before *= 2
-    return before, ranks / before
-
-
-@wrong("9.3", "comes first, the rest after the sum")
-def divisors(dtype, ranks):
-    """The power of two above the root, also where the root is one."""
-    before = 1
-    while dtype is torch.float16 and before * before <= ranks:
-        before *= 2
-    return before, ranks / before
-
+wrong("9.3", "and the mean needs").diff("""
+Divides by the power of two twice.
+- while dtype is torch.float16 and before * before < ranks:
++ while before * before < ranks:
+- return before, ranks / before
++ return (before, before) if dtype is torch.float16 else (1, ranks)
+""")
+wrong("9.3", "has fp32's range").diff("""
+Takes every dtype of two bytes for fp16.
+- while dtype is torch.float16 and before * before < ranks:
++ while dtype.itemsize == 2 and before * before < ranks:
+""")
+wrong("9.3", "fp32 has range enough").diff("""
+Splits in fp32 as well, but not in bf16.
+- while dtype is torch.float16 and before * before < ranks:
++ while dtype is not torch.bfloat16 and before * before < ranks:
+""")
+wrong("9.3", "rounded down").diff("""
+The power of two below the root: nothing at all on 3 ranks would be that.
+- before = 1
+- while dtype is torch.float16 and before * before < ranks:
++ if dtype is not torch.float16:
++     return 1, ranks
++ before = 1 if ranks == 1 else 2
++ while 4 * before * before <= ranks:
+""")
+wrong("9.3", "does not ask whether N can be divided").diff("""
+torch's loop.
+  def divisors(dtype, ranks):
++     if dtype is not torch.float16:
++         return 1, ranks
+- while dtype is torch.float16 and before * before < ranks:
++ while ranks % before == 0 and ranks / before > before:
+""")
+wrong("9.3", "comes first, the rest after the sum").diff("""
+The power of two above the root, also where the root is one.
+- while dtype is torch.float16 and before * before < ranks:
++ while dtype is torch.float16 and before * before <= ranks:
+""")
 
 # 9.4
 
@@ -389,16 +346,17 @@ def step_together(optimizer, scale, group):
     return scale
 
 
-@wrong("9.4", "are still scaled")
-def step_together(optimizer, scale, group):
-    """Forgets to unscale."""
-    grads = [p.grad for g in optimizer.param_groups for p in g["params"] if p.grad is not None]
-    found = torch.tensor([float(not all(grad.isfinite().all() for grad in grads))])
-    comm.all_reduce(found, group, comm.MAX).wait()
-    if found.item():
-        return scale / 2
-    optimizer.step()
-    return scale
+wrong("9.4", "are still scaled").diff("""
+Forgets to unscale.
+- params = [p for param_group in optimizer.param_groups for p in param_group["params"]]
+- found = torch.zeros(1, device=params[0].device)
+- for p in params:
+-     if p.grad is not None:
+-         p.grad.div_(scale)
+-         found += (~p.grad.isfinite()).any()
++ grads = [p.grad for g in optimizer.param_groups for p in g["params"] if p.grad is not None]
++ found = torch.tensor([float(not all(grad.isfinite().all() for grad in grads))])
+""")
 
 
 @wrong("9.4", "one rank's finding is everybody's")
@@ -606,22 +564,18 @@ def step_together(optimizer, scale, group):
     return scale / 2 if found.item() else scale
 
 
-@wrong("9.4", "whole numbers end in a scale of 0")
-def step_together(optimizer, scale, group):
-    """Halves in whole numbers, down to 0."""
-    params = [p for each in optimizer.param_groups for p in each["params"]]
-    found = torch.zeros(1, device=params[0].device)
-    for p in params:
-        if p.grad is not None:
-            found += (~p.grad.isfinite()).any()
-    comm.all_reduce(found, group, comm.MAX).wait()
-    if found.item():
-        return scale // 2
-    for p in params:
-        if p.grad is not None:
-            p.grad.div_(scale)
-    optimizer.step()
-    return scale
+wrong("9.4", "whole numbers end in a scale of 0").diff("""
+Halves in whole numbers, down to 0.
+- params = [p for param_group in optimizer.param_groups for p in param_group["params"]]
++ params = [p for each in optimizer.param_groups for p in each["params"]]
+- p.grad.div_(scale)
+
+-     return scale / 2
++     return scale // 2
++ for p in params:
++     if p.grad is not None:
++         p.grad.div_(scale)
+""")
 
 
 @wrong("9.4", "made without the parameters' device")
@@ -639,36 +593,20 @@ def step_together(optimizer, scale, group):
     return scale
 
 
-@wrong("9.4", "a scale of 1: scale: expected 0.5, got 1")
-def step_together(optimizer, scale, group):
-    """Does not let the scale fall below 1."""
-    params = [p for each in optimizer.param_groups for p in each["params"]]
-    found = torch.zeros(1, device=params[0].device)
-    for p in params:
-        if p.grad is not None:
-            p.grad.div_(scale)
-            found += (~p.grad.isfinite()).any()
-    comm.all_reduce(found, group, comm.MAX).wait()
-    if found.item():
-        return max(1.0, scale / 2)
-    optimizer.step()
-    return scale
-
-
-@wrong("9.4", "divided by 1,024")
-def step_together(optimizer, scale, group):
-    """Knows the scale: 1024."""
-    params = [p for each in optimizer.param_groups for p in each["params"]]
-    found = torch.zeros(1, device=params[0].device)
-    for p in params:
-        if p.grad is not None:
-            p.grad.div_(1024)
-            found += (~p.grad.isfinite()).any()
-    comm.all_reduce(found, group, comm.MAX).wait()
-    if found.item():
-        return scale / 2
-    optimizer.step()
-    return scale
+wrong("9.4", "a scale of 1: scale: expected 0.5, got 1").diff("""
+Does not let the scale fall below 1.
+- params = [p for param_group in optimizer.param_groups for p in param_group["params"]]
++ params = [p for each in optimizer.param_groups for p in each["params"]]
+- return scale / 2
++ return max(1.0, scale / 2)
+""")
+wrong("9.4", "divided by 1,024").diff("""
+Knows the scale: 1024.
+- params = [p for param_group in optimizer.param_groups for p in param_group["params"]]
++ params = [p for each in optimizer.param_groups for p in each["params"]]
+- p.grad.div_(scale)
++ p.grad.div_(1024)
+""")
 
 
 @wrong("9.4", "the largest magnitude that tells")
@@ -725,13 +663,14 @@ def accumulate(model, micro_batches, communicate):
             model(*micro_batch).backward()
 
 
-@wrong("9.5", "the caller decides when gradients begin anew")
-def accumulate(model, micro_batches, communicate):
-    """Zeroes the gradients first."""
-    model.zero_grad()
-    for number, micro_batch in enumerate(micro_batches, start=1):
-        with nullcontext() if communicate or number == len(micro_batches) else model.no_sync():
-            (model(*micro_batch) / len(micro_batches)).backward()
+wrong("9.5", "the caller decides when gradients begin anew").diff("""
+Zeroes the gradients first.
+  def accumulate(model, micro_batches, communicate):
++     model.zero_grad()
+- reduces = communicate or number == len(micro_batches)
+- with nullcontext() if reduces else model.no_sync():
++ with nullcontext() if communicate or number == len(micro_batches) else model.no_sync():
+""")
 
 
 @wrong("9.5", "run that inside `no_sync`, not the forward alone")
@@ -755,12 +694,12 @@ def accumulate(model, micro_batches, communicate):
     model(*(torch.cat(parts) for parts in zip(*micro_batches, strict=True))).backward()
 
 
-@wrong("9.5", "some of it ran inside `no_sync`")
-def accumulate(model, micro_batches, communicate):
-    """Takes the switch the wrong way round."""
-    for number, micro_batch in enumerate(micro_batches, start=1):
-        with nullcontext() if not communicate or number == len(micro_batches) else model.no_sync():
-            (model(*micro_batch) / len(micro_batches)).backward()
+wrong("9.5", "some of it ran inside `no_sync`").diff("""
+Takes the switch the wrong way round.
+- reduces = communicate or number == len(micro_batches)
+- with nullcontext() if reduces else model.no_sync():
++ with nullcontext() if not communicate or number == len(micro_batches) else model.no_sync():
+""")
 
 
 @wrong("9.5", "its place tells")
@@ -779,13 +718,13 @@ def accumulate(model, micro_batches, communicate):
             (model(*micro_batch) / 3).backward()
 
 
-@wrong("9.5", "is the model's business")
-def accumulate(model, micro_batches, communicate):
-    """Knows micro-batches of two parts."""
-    for number, (x, target) in enumerate(micro_batches, start=1):
-        reduces = communicate or number == len(micro_batches)
-        with nullcontext() if reduces else model.no_sync():
-            (model(x, target) / len(micro_batches)).backward()
+wrong("9.5", "is the model's business").diff("""
+Knows micro-batches of two parts.
+- for number, micro_batch in enumerate(micro_batches, start=1):
++ for number, (x, target) in enumerate(micro_batches, start=1):
+- (model(*micro_batch) / len(micro_batches)).backward()
++ (model(x, target) / len(micro_batches)).backward()
+""")
 
 
 @wrong("9.5", "take nothing away")
@@ -801,101 +740,42 @@ def accumulate(model, micro_batches, communicate):
 
 # 9.6
 
+wrong("9.6", "has overwritten the first, as torch's does").diff("""
+Overwrites.
+- if shard.grad is None:
+-     shard.grad = on_host
+- else:
+-     shard.grad.add_(on_host)
++ shard.grad = on_host
+""")
+wrong("9.6", "memory that the copy has not reached").diff("""
+Does not wait for the copy.
+- copied = device.current_stream(mean.device).record_event()
++ device.current_stream(mean.device).record_event()
+- copied.synchronize()
+""")
+wrong("9.6", "waits in the middle of backward").diff("""
+Waits at once.
+- copied = device.current_stream(mean.device).record_event()
++ device.current_stream(mean.device).record_event().synchronize()
+- copied.synchronize()
+""")
+wrong("9.6", "record it after the copy").diff("""
+Records the event before the copy.
+- on_host = device.copy_to_host(mean)
 
-@wrong("9.6", "has overwritten the first, as torch's does")
-def offload_gradient(shard, mean):
-    """Overwrites."""
-    on_host = device.copy_to_host(mean)
-    copied = device.current_stream(mean.device).record_event()
-    device.free(mean)
-
-    def arrive():
-        copied.synchronize()
-        shard.grad = on_host
-
-    return arrive
-
-
-@wrong("9.6", "memory that the copy has not reached")
-def offload_gradient(shard, mean):
-    """Does not wait for the copy."""
-    on_host = device.copy_to_host(mean)
-    device.current_stream(mean.device).record_event()
-    device.free(mean)
-
-    def arrive():
-        if shard.grad is None:
-            shard.grad = on_host
-        else:
-            shard.grad.add_(on_host)
-
-    return arrive
-
-
-@wrong("9.6", "waits in the middle of backward")
-def offload_gradient(shard, mean):
-    """Waits at once."""
-    on_host = device.copy_to_host(mean)
-    device.current_stream(mean.device).record_event().synchronize()
-    device.free(mean)
-
-    def arrive():
-        if shard.grad is None:
-            shard.grad = on_host
-        else:
-            shard.grad.add_(on_host)
-
-    return arrive
-
-
-@wrong("9.6", "record it after the copy")
-def offload_gradient(shard, mean):
-    """Records the event before the copy."""
-    copied = device.current_stream(mean.device).record_event()
-    on_host = device.copy_to_host(mean)
-    device.free(mean)
-
-    def arrive():
-        copied.synchronize()
-        if shard.grad is None:
-            shard.grad = on_host
-        else:
-            shard.grad.add_(on_host)
-
-    return arrive
-
-
-@wrong("9.6", "still on the device as well")
-def offload_gradient(shard, mean):
-    """Keeps the device's copy."""
-    on_host = device.copy_to_host(mean)
-    copied = device.current_stream(mean.device).record_event()
-
-    def arrive():
-        copied.synchronize()
-        if shard.grad is None:
-            shard.grad = on_host
-        else:
-            shard.grad.add_(on_host)
-
-    return arrive
-
-
-@wrong("9.6", "and copy nothing on a CPU")
-def offload_gradient(shard, mean):
-    """Copies by `.cpu()`, which on a CPU is no copy."""
-    on_host = mean.cpu()
-    copied = device.current_stream(mean.device).record_event()
-    device.free(mean)
-
-    def arrive():
-        copied.synchronize()
-        if shard.grad is None:
-            shard.grad = on_host
-        else:
-            shard.grad.add_(on_host)
-
-    return arrive
+  copied = device.current_stream(mean.device).record_event()
++ on_host = device.copy_to_host(mean)
+""")
+wrong("9.6", "still on the device as well").diff("""
+Keeps the device's copy.
+- device.free(mean)
+""")
+wrong("9.6", "and copy nothing on a CPU").diff("""
+Copies by `.cpu()`, which on a CPU is no copy.
+- on_host = device.copy_to_host(mean)
++ on_host = mean.cpu()
+""")
 
 
 @wrong("9.6", "the returned function touches the gradient")
@@ -911,157 +791,73 @@ def offload_gradient(shard, mean):
     return copied.synchronize
 
 
-@wrong("9.6", "waits for all that is queued there")
-def offload_gradient(shard, mean):
-    """Waits for the whole device."""
-    on_host, where = device.copy_to_host(mean), mean.device
-    device.current_stream(where).record_event()
-    device.free(mean)
+wrong("9.6", "waits for all that is queued there").diff("""
+Waits for the whole device.
+- on_host = device.copy_to_host(mean)
+- copied = device.current_stream(mean.device).record_event()
++ on_host, where = device.copy_to_host(mean), mean.device
++ device.current_stream(where).record_event()
+- copied.synchronize()
++ device.synchronize(where)
+""")
+wrong("9.6", "added out of place").diff("""
+Adds out of place.
+- if shard.grad is None:
+-     shard.grad = on_host
+- else:
+-     shard.grad.add_(on_host)
++ shard.grad = on_host if shard.grad is None else shard.grad + on_host
+""")
+wrong("9.6", "there is no queue").diff("""
+Records the event on the stream of the shard's device, which is the host.
+- copied = device.current_stream(mean.device).record_event()
++ copied = device.current_stream(shard.device).record_event()
+""")
+wrong("9.6", "not when it starts").diff("""
+Asks for a gradient to add to when the copy starts.
+  device.free(mean)
++ first = shard.grad is None
+- if shard.grad is None:
++ if first:
+""")
+wrong("9.6", "before it is filled").diff("""
+Copies on a stream of its own, which waits for nothing.
+- on_host = device.copy_to_host(mean)
+- copied = device.current_stream(mean.device).record_event()
++ stream = device.new_stream(mean.device)
++ with device.on_stream(stream):
++     on_host = device.copy_to_host(mean)
++     copied = stream.record_event()
+""")
+wrong("9.6", "while the copy still reads it").diff("""
+Copies on a stream of its own, of which the allocator does not know.
+- on_host = device.copy_to_host(mean)
+- copied = device.current_stream(mean.device).record_event()
++ stream = device.new_stream(mean.device)
++ stream.wait_stream(device.current_stream(mean.device))
++ with device.on_stream(stream):
++     on_host = device.copy_to_host(mean)
++     copied = stream.record_event()
+""")
+wrong("9.6", "before the host has waited for it").diff("""
+Adds, and then waits.
+- copied.synchronize()
 
-    def arrive():
-        device.synchronize(where)
-        if shard.grad is None:
-            shard.grad = on_host
-        else:
-            shard.grad.add_(on_host)
-
-    return arrive
-
-
-@wrong("9.6", "added out of place")
-def offload_gradient(shard, mean):
-    """Adds out of place."""
-    on_host = device.copy_to_host(mean)
-    copied = device.current_stream(mean.device).record_event()
-    device.free(mean)
-
-    def arrive():
-        copied.synchronize()
-        shard.grad = on_host if shard.grad is None else shard.grad + on_host
-
-    return arrive
-
-
-@wrong("9.6", "there is no queue")
-def offload_gradient(shard, mean):
-    """Records the event on the stream of the shard's device, which is the host."""
-    on_host = device.copy_to_host(mean)
-    copied = device.current_stream(shard.device).record_event()
-    device.free(mean)
-
-    def arrive():
-        copied.synchronize()
-        if shard.grad is None:
-            shard.grad = on_host
-        else:
-            shard.grad.add_(on_host)
-
-    return arrive
-
-
-@wrong("9.6", "not when it starts")
-def offload_gradient(shard, mean):
-    """Asks for a gradient to add to when the copy starts."""
-    on_host = device.copy_to_host(mean)
-    copied = device.current_stream(mean.device).record_event()
-    device.free(mean)
-    first = shard.grad is None
-
-    def arrive():
-        copied.synchronize()
-        if first:
-            shard.grad = on_host
-        else:
-            shard.grad.add_(on_host)
-
-    return arrive
-
-
-@wrong("9.6", "before it is filled")
-def offload_gradient(shard, mean):
-    """Copies on a stream of its own, which waits for nothing."""
-    stream = device.new_stream(mean.device)
-    with device.on_stream(stream):
-        on_host = device.copy_to_host(mean)
-        copied = stream.record_event()
-    device.free(mean)
-
-    def arrive():
-        copied.synchronize()
-        if shard.grad is None:
-            shard.grad = on_host
-        else:
-            shard.grad.add_(on_host)
-
-    return arrive
-
-
-@wrong("9.6", "while the copy still reads it")
-def offload_gradient(shard, mean):
-    """Copies on a stream of its own, of which the allocator does not know."""
-    stream = device.new_stream(mean.device)
-    stream.wait_stream(device.current_stream(mean.device))
-    with device.on_stream(stream):
-        on_host = device.copy_to_host(mean)
-        copied = stream.record_event()
-    device.free(mean)
-
-    def arrive():
-        copied.synchronize()
-        if shard.grad is None:
-            shard.grad = on_host
-        else:
-            shard.grad.add_(on_host)
-
-    return arrive
-
-
-@wrong("9.6", "before the host has waited for it")
-def offload_gradient(shard, mean):
-    """Adds, and then waits."""
-    on_host = device.copy_to_host(mean)
-    copied = device.current_stream(mean.device).record_event()
-    device.free(mean)
-
-    def arrive():
-        if shard.grad is None:
-            shard.grad = on_host.clone()
-        else:
-            shard.grad.add_(on_host)
-        copied.synchronize()
-
-    return arrive
-
-
-@wrong("9.6", "the copy has to be queued first")
-def offload_gradient(shard, mean):
-    """Frees, and then copies."""
-    device.free(mean)
-    on_host = device.copy_to_host(mean)
-    copied = device.current_stream(mean.device).record_event()
-
-    def arrive():
-        copied.synchronize()
-        if shard.grad is None:
-            shard.grad = on_host
-        else:
-            shard.grad.add_(on_host)
-
-    return arrive
-
-
-@wrong("9.6", "none was recorded")
-def offload_gradient(shard, mean):
-    """Waits for all that the device has queued."""
-    on_host = device.copy_to_host(mean)
-    where = mean.device
-    device.free(mean)
-
-    def arrive():
-        device.synchronize(where)
-        if shard.grad is None:
-            shard.grad = on_host
-        else:
-            shard.grad.add_(on_host)
-
-    return arrive
+- shard.grad = on_host
++ shard.grad = on_host.clone()
+      shard.grad.add_(on_host)
++ copied.synchronize()
+""")
+wrong("9.6", "the copy has to be queued first").diff("""
+Frees, and then copies.
+  def offload_gradient(shard, mean):
++     device.free(mean)
+- device.free(mean)
+""")
+wrong("9.6", "none was recorded").diff("""
+Waits for all that the device has queued.
+- copied = device.current_stream(mean.device).record_event()
++ where = mean.device
+- copied.synchronize()
++ device.synchronize(where)
+""")

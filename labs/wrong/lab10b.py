@@ -4,346 +4,211 @@ from minifsdp.course.workshop.wrong import wrong
 
 # 10b.1
 
+wrong("10b.1", "every rank takes part in every all-gather").diff("""
+Only those gather who keep something.
+  kept = {}
++ if keep is None:
++     return kept
+- if keep is not None:
+-     for names_of_one, view in zip(names, flat.views, strict=True):
+-         kept.update(dict.fromkeys(names_of_one, keep(view.detach())))
++ for names_of_one, view in zip(names, flat.views, strict=True):
++     kept.update(dict.fromkeys(names_of_one, keep(view.detach())))
+""")
+wrong("10b.1", "free a unit before the next one is gathered").diff("""
+Gathers everything, keeps, frees everything.
+- for flat, names in units:
++ for flat, _ in units:
+-     if keep is not None:
+-         for names_of_one, view in zip(names, flat.views, strict=True):
++ for flat, names in units:
++     for names_of_one, view in zip(names, flat.views, strict=True):
++         if keep is not None:
+""")
+wrong("10b.1", "the model stays whole beside its state dict").diff("""
+Frees nothing.
+- if keep is not None:
+-     for names_of_one, view in zip(names, flat.views, strict=True):
++ for names_of_one, view in zip(names, flat.views, strict=True):
++     if keep is not None:
+- device.free(flat.full)
+""")
+wrong("10b.1", "freed before it was kept").diff("""
+Frees the unit, and looks at it then.
+- if keep is not None:
+-     for names_of_one, view in zip(names, flat.views, strict=True):
+-         kept.update(dict.fromkeys(names_of_one, keep(view.detach())))
 
-@wrong("10b.1", "every rank takes part in every all-gather")
-def whole_values(units, group, keep):
-    """Only those gather who keep something."""
-    kept = {}
-    if keep is None:
-        return kept
-    for flat, names in units:
-        device.allocate(flat.full)
-        comm.all_gather(flat.full.data, flat.shard.data, group).wait()
-        for names_of_one, view in zip(names, flat.views, strict=True):
-            kept.update(dict.fromkeys(names_of_one, keep(view.detach())))
-        device.free(flat.full)
-    return kept
-
-
-@wrong("10b.1", "free a unit before the next one is gathered")
-def whole_values(units, group, keep):
-    """Gathers everything, keeps, frees everything."""
-    kept = {}
-    for flat, _ in units:
-        device.allocate(flat.full)
-        comm.all_gather(flat.full.data, flat.shard.data, group).wait()
-    for flat, names in units:
-        for names_of_one, view in zip(names, flat.views, strict=True):
-            if keep is not None:
-                kept.update(dict.fromkeys(names_of_one, keep(view.detach())))
-        device.free(flat.full)
-    return kept
-
-
-@wrong("10b.1", "the model stays whole beside its state dict")
-def whole_values(units, group, keep):
-    """Frees nothing."""
-    kept = {}
-    for flat, names in units:
-        device.allocate(flat.full)
-        comm.all_gather(flat.full.data, flat.shard.data, group).wait()
-        for names_of_one, view in zip(names, flat.views, strict=True):
-            if keep is not None:
-                kept.update(dict.fromkeys(names_of_one, keep(view.detach())))
-    return kept
-
-
-@wrong("10b.1", "freed before it was kept")
-def whole_values(units, group, keep):
-    """Frees the unit, and looks at it then."""
-    kept = {}
-    for flat, names in units:
-        device.allocate(flat.full)
-        comm.all_gather(flat.full.data, flat.shard.data, group).wait()
-        device.free(flat.full)
-        for names_of_one, view in zip(names, flat.views, strict=True):
-            if keep is not None:
-                kept.update(dict.fromkeys(names_of_one, keep(view.detach())))
-    return kept
-
-
-@wrong("10b.1", "a plain module's state dict has all names of a tied weight")
-def whole_values(units, group, keep):
-    """Takes the first name of each parameter."""
-    kept = {}
-    for flat, names in units:
-        device.allocate(flat.full)
-        comm.all_gather(flat.full.data, flat.shard.data, group).wait()
-        for names_of_one, view in zip(names, flat.views, strict=True):
-            if keep is not None:
-                kept[names_of_one[0]] = keep(view.detach())
-        device.free(flat.full)
-    return kept
-
-
-@wrong("10b.1", "a tied parameter is kept once")
-def whole_values(units, group, keep):
-    """Keeps a copy for each name."""
-    kept = {}
-    for flat, names in units:
-        device.allocate(flat.full)
-        comm.all_gather(flat.full.data, flat.shard.data, group).wait()
-        for names_of_one, view in zip(names, flat.views, strict=True):
-            for name in names_of_one if keep is not None else []:
-                kept[name] = keep(view.detach())
-        device.free(flat.full)
-    return kept
-
-
-@wrong("10b.1", "until the handle's `wait()` the buffer holds anything")
-def whole_values(units, group, keep):
-    """Does not wait for the gather."""
-    kept = {}
-    for flat, names in units:
-        device.allocate(flat.full)
-        comm.all_gather(flat.full.data, flat.shard.data, group)
-        for names_of_one, view in zip(names, flat.views, strict=True):
-            if keep is not None:
-                kept.update(dict.fromkeys(names_of_one, keep(view.detach())))
-        device.free(flat.full)
-    return kept
-
-
-@wrong("10b.1", "one all-gather per unit, whatever the rank keeps")
-def whole_values(units, group, keep):
-    """Gathers the unit's parameters one by one, by an object collective's cousin: an all-reduce of zeros."""
-    kept = {}
-    for flat, names in units:
-        device.allocate(flat.full)
-        flat.full.data.zero_()
-        size = flat.shard.numel()
-        flat.full.data[group.rank() * size :][:size].copy_(flat.shard.data)
-        comm.all_reduce(flat.full.data, group).wait()
-        for names_of_one, view in zip(names, flat.views, strict=True):
-            if keep is not None:
-                kept.update(dict.fromkeys(names_of_one, keep(view.detach())))
-        device.free(flat.full)
-    return kept
-
-
-@wrong("10b.1", "a rank whose `keep` is None gets an empty dict")
-def whole_values(units, group, keep):
-    """Enters the names on ranks that keep nothing."""
-    kept = {}
-    for flat, names in units:
-        device.allocate(flat.full)
-        comm.all_gather(flat.full.data, flat.shard.data, group).wait()
-        for names_of_one, view in zip(names, flat.views, strict=True):
-            kept.update(dict.fromkeys(names_of_one, keep(view.detach()) if keep else None))
-        device.free(flat.full)
-    return kept
-
-
-@wrong("10b.1", "`group` need not be the world")
-def whole_values(units, group, keep):
-    """Gathers over the world, whatever the group is."""
-    kept = {}
-    for flat, names in units:
-        device.allocate(flat.full)
-        comm.all_gather(flat.full.data, flat.shard.data, comm.world()).wait()
-        if keep is not None:
-            for names_of_one, view in zip(names, flat.views, strict=True):
-                kept.update(dict.fromkeys(names_of_one, keep(view.detach())))
-        device.free(flat.full)
-    return kept
-
-
-@wrong("10b.1", "on ranks that keep nothing too")
-def whole_values(units, group, keep):
-    """Frees where it keeps, and nowhere else."""
-    kept = {}
-    for flat, names in units:
-        device.allocate(flat.full)
-        comm.all_gather(flat.full.data, flat.shard.data, group).wait()
-        if keep is not None:
-            for names_of_one, view in zip(names, flat.views, strict=True):
-                kept.update(dict.fromkeys(names_of_one, keep(view.detach())))
-            device.free(flat.full)
-    return kept
-
-
-@wrong("10b.1", "`set_grad_enabled` stays")
-def whole_values(units, group, keep):
-    """Switches gradients off, for ever."""
-    torch.set_grad_enabled(False)
-    kept = {}
-    for flat, names in units:
-        device.allocate(flat.full)
-        comm.all_gather(flat.full.data, flat.shard.data, group).wait()
-        if keep is not None:
-            for names_of_one, view in zip(names, flat.views, strict=True):
-                kept.update(dict.fromkeys(names_of_one, keep(view.detach())))
-        device.free(flat.full)
-    return kept
-
-
-@wrong("10b.1", "whatever its number")
-def whole_values(units, group, keep):
-    """Rank 0 keeps, whoever has a `keep`."""
-    kept = {}
-    for flat, names in units:
-        device.allocate(flat.full)
-        comm.all_gather(flat.full.data, flat.shard.data, group).wait()
-        if group.rank() == 0:
-            for names_of_one, view in zip(names, flat.views, strict=True):
-                kept.update(dict.fromkeys(names_of_one, keep(view.detach())))
-        device.free(flat.full)
-    return kept
-
-
-@wrong("10b.1", "rank 0, the result: expected {}")
-def whole_values(units, group, keep, kept={}):  # noqa: B006
-    """Collects in a default argument, which goes on growing."""
-    for flat, names in units:
-        device.allocate(flat.full)
-        comm.all_gather(flat.full.data, flat.shard.data, group).wait()
-        if keep is not None:
-            for names_of_one, view in zip(names, flat.views, strict=True):
-                kept.update(dict.fromkeys(names_of_one, keep(view.detach())))
-        device.free(flat.full)
-    return kept
-
-
-@wrong("10b.1", "and their dtype")
-def whole_values(units, group, keep):
-    """Casts to fp32 in a buffer of its own."""
-    kept = {}
-    for flat, names in units:
-        device.allocate(flat.full)
-        comm.all_gather(flat.full.data, flat.shard.data, group).wait()
-        if keep is not None:
-            for names_of_one, view in zip(names, flat.views, strict=True):
-                kept.update(dict.fromkeys(names_of_one, keep(view.detach().float())))
-        device.free(flat.full)
-    return kept
-
-
-@wrong("10b.1", "stands under all names of a parameter, and not a copy")
-def whole_values(units, group, keep):
-    """Copies what was kept for the second name."""
-    kept = {}
-    for flat, names in units:
-        device.allocate(flat.full)
-        comm.all_gather(flat.full.data, flat.shard.data, group).wait()
-        if keep is not None:
-            for view, (first, *others) in zip(flat.views, names, strict=False):
-                kept[first] = keep(view.detach())
-                for name in others:
-                    kept[name] = kept[first].clone()
-        device.free(flat.full)
-    return kept
-
+  device.free(flat.full)
++ for names_of_one, view in zip(names, flat.views, strict=True):
++     if keep is not None:
++         kept.update(dict.fromkeys(names_of_one, keep(view.detach())))
+""")
+wrong("10b.1", "a plain module's state dict has all names of a tied weight").diff("""
+Takes the first name of each parameter.
+- if keep is not None:
+-     for names_of_one, view in zip(names, flat.views, strict=True):
+-         kept.update(dict.fromkeys(names_of_one, keep(view.detach())))
++ for names_of_one, view in zip(names, flat.views, strict=True):
++     if keep is not None:
++         kept[names_of_one[0]] = keep(view.detach())
+""")
+wrong("10b.1", "a tied parameter is kept once").diff("""
+Keeps a copy for each name.
+- if keep is not None:
+-     for names_of_one, view in zip(names, flat.views, strict=True):
+-         kept.update(dict.fromkeys(names_of_one, keep(view.detach())))
++ for names_of_one, view in zip(names, flat.views, strict=True):
++     for name in names_of_one if keep is not None else []:
++         kept[name] = keep(view.detach())
+""")
+wrong("10b.1", "until the handle's `wait()` the buffer holds anything").diff("""
+Does not wait for the gather.
+- comm.all_gather(flat.full.data, flat.shard.data, group).wait()
+- if keep is not None:
+-     for names_of_one, view in zip(names, flat.views, strict=True):
++ comm.all_gather(flat.full.data, flat.shard.data, group)
++ for names_of_one, view in zip(names, flat.views, strict=True):
++     if keep is not None:
+""")
+wrong("10b.1", "one all-gather per unit, whatever the rank keeps").diff("""
+Gathers the unit's parameters one by one, by an object collective's cousin: an all-reduce of zeros.
+- comm.all_gather(flat.full.data, flat.shard.data, group).wait()
+- if keep is not None:
+-     for names_of_one, view in zip(names, flat.views, strict=True):
++ flat.full.data.zero_()
++ size = flat.shard.numel()
++ flat.full.data[group.rank() * size :][:size].copy_(flat.shard.data)
++ comm.all_reduce(flat.full.data, group).wait()
++ for names_of_one, view in zip(names, flat.views, strict=True):
++     if keep is not None:
+""")
+wrong("10b.1", "a rank whose `keep` is None gets an empty dict").diff("""
+Enters the names on ranks that keep nothing.
+- if keep is not None:
+-     for names_of_one, view in zip(names, flat.views, strict=True):
+-         kept.update(dict.fromkeys(names_of_one, keep(view.detach())))
++ for names_of_one, view in zip(names, flat.views, strict=True):
++     kept.update(dict.fromkeys(names_of_one, keep(view.detach()) if keep else None))
+""")
+wrong("10b.1", "`group` need not be the world").diff("""
+Gathers over the world, whatever the group is.
+- comm.all_gather(flat.full.data, flat.shard.data, group).wait()
++ comm.all_gather(flat.full.data, flat.shard.data, comm.world()).wait()
+""")
+wrong("10b.1", "on ranks that keep nothing too").diff("""
+Frees where it keeps, and nowhere else.
+- device.free(flat.full)
++     device.free(flat.full)
+""")
+wrong("10b.1", "`set_grad_enabled` stays").diff("""
+Switches gradients off, for ever.
+  def whole_values(units, group, keep):
++     torch.set_grad_enabled(False)
+""")
+wrong("10b.1", "whatever its number").diff("""
+Rank 0 keeps, whoever has a `keep`.
+- if keep is not None:
++ if group.rank() == 0:
+""")
+wrong("10b.1", "rank 0, the result: expected {}").diff("""
+Collects in a default argument, which goes on growing.
+- def whole_values(units, group, keep):
+-     kept = {}
++ def whole_values(units, group, keep, kept={}):
+""")
+wrong("10b.1", "and their dtype").diff("""
+Casts to fp32 in a buffer of its own.
+- kept.update(dict.fromkeys(names_of_one, keep(view.detach())))
++ kept.update(dict.fromkeys(names_of_one, keep(view.detach().float())))
+""")
+wrong("10b.1", "stands under all names of a parameter, and not a copy").diff("""
+Copies what was kept for the second name.
+- for names_of_one, view in zip(names, flat.views, strict=True):
+-     kept.update(dict.fromkeys(names_of_one, keep(view.detach())))
++ for view, (first, *others) in zip(flat.views, names, strict=False):
++     kept[first] = keep(view.detach())
++     for name in others:
++         kept[name] = kept[first].clone()
+""")
 
 # 10b.2
 
-
-@wrong("10b.2", "the remainder belongs to nobody")
-def my_rows(whole, rank, ranks):
-    """Rounds down."""
-    if whole.dim() == 0:
-        return 0, whole.clone()
-    size = len(whole) // ranks
-    return rank * size, whole[rank * size : (rank + 1) * size].clone()
-
-
-@wrong("10b.2", "what is left over to the last rank")
-def my_rows(whole, rank, ranks):
-    """Rounds down, and the last rank takes the rest."""
-    if whole.dim() == 0:
-        return 0, whole.clone()
-    size = len(whole) // ranks
-    end = len(whole) if rank == ranks - 1 else (rank + 1) * size
-    return rank * size, whole[rank * size : end].clone()
-
-
-@wrong("10b.2", "as even as can be is another layout")
-def my_rows(whole, rank, ranks):
-    """Uses tensor_split."""
-    if whole.dim() == 0:
-        return 0, whole.clone()
-    parts = torch.tensor_split(whole, ranks)
-    return sum(len(part) for part in parts[:rank]), parts[rank].clone()
-
-
-@wrong("10b.2", "`chunk` makes fewer than N pieces")
-def my_rows(whole, rank, ranks):
-    """Uses chunk, which has the right sizes and too few pieces."""
-    if whole.dim() == 0:
-        return 0, whole.clone()
-    parts = whole.chunk(ranks)
-    return sum(len(part) for part in parts[:rank]), parts[rank].clone()
-
-
-@wrong("10b.2", "keeps the whole tensor's memory")
-def my_rows(whole, rank, ranks):
-    """A slice, without a copy."""
-    if whole.dim() == 0:
-        return 0, whole.clone()
-    size = -(-len(whole) // ranks)
-    first = min(rank * size, len(whole))
-    return first, whole[first : first + size].detach()
-
-
-@wrong("10b.2", "a rank without rows begins at the end, not beyond it")
-def my_rows(whole, rank, ranks):
-    """First rows beyond the end."""
-    if whole.dim() == 0:
-        return 0, whole.clone()
-    size = -(-len(whole) // ranks)
-    return rank * size, whole[rank * size : rank * size + size].clone()
-
-
-@wrong("10b.2", "a tensor of no dimension cannot be cut")
-def my_rows(whole, rank, ranks):
-    """Forgets numbers."""
-    size = -(-len(whole) // ranks)
-    first = min(rank * size, len(whole))
-    return first, whole[first : first + size].clone()
-
-
-@wrong("10b.2", "whole rows, in the tensor's other dimensions")
-def my_rows(whole, rank, ranks):
-    """Flattens the rows: right elements, another shape."""
-    if whole.dim() == 0:
-        return 0, whole.clone()
-    size = -(-len(whole) // ranks)
-    first = min(rank * size, len(whole))
-    rows = whole[first : first + size].clone()
-    return first, rows.reshape(len(rows), -1) if whole.dim() == 1 else rows.flip(1)
-
-
-@wrong("10b.2", "keeps each tensor's dtype")
-def my_rows(whole, rank, ranks):
-    """Converts to float32."""
-    if whole.dim() == 0:
-        return 0, whole.clone()
-    size = -(-len(whole) // ranks)
-    first = min(rank * size, len(whole))
-    return first, whole[first : first + size].clone().float()
-
-
-@wrong("10b.2", "one element is not a number")
-def my_rows(whole, rank, ranks):
-    """Takes one element for a number."""
-    if whole.numel() == 1:
-        return 0, whole.clone()
-    size = -(-len(whole) // ranks) if whole.dim() else 0
-    first = min(rank * size, len(whole))
-    return first, whole[first : first + size].clone()
-
-
-@wrong("10b.2", "do not lie one behind the other")
-def my_rows(whole, rank, ranks):
-    """Takes the tensor to be contiguous."""
-    if whole.dim() == 0:
-        return 0, whole.clone()
-    size = -(-len(whole) // ranks)
-    first = min(rank * size, len(whole))
-    row = whole[:1].numel() if len(whole) else 0
-    n = max(0, min(size, len(whole) - first))
-    part = torch.as_strided(whole, (n * row,), (1,), whole.storage_offset() + first * row).clone()
-    return first, part.view(n, *whole.shape[1:])
-
+wrong("10b.2", "the remainder belongs to nobody").diff("""
+Rounds down.
+- size = -(-len(whole) // ranks)
+- first = min(rank * size, len(whole))
+- return first, whole[first : first + size].clone()
++ size = len(whole) // ranks
++ return rank * size, whole[rank * size : (rank + 1) * size].clone()
+""")
+wrong("10b.2", "what is left over to the last rank").diff("""
+Rounds down, and the last rank takes the rest.
+- size = -(-len(whole) // ranks)
+- first = min(rank * size, len(whole))
+- return first, whole[first : first + size].clone()
++ size = len(whole) // ranks
++ end = len(whole) if rank == ranks - 1 else (rank + 1) * size
++ return rank * size, whole[rank * size : end].clone()
+""")
+wrong("10b.2", "as even as can be is another layout").diff("""
+Uses tensor_split.
+- size = -(-len(whole) // ranks)
+- first = min(rank * size, len(whole))
+- return first, whole[first : first + size].clone()
++ parts = torch.tensor_split(whole, ranks)
++ return sum(len(part) for part in parts[:rank]), parts[rank].clone()
+""")
+wrong("10b.2", "`chunk` makes fewer than N pieces").diff("""
+Uses chunk, which has the right sizes and too few pieces.
+- size = -(-len(whole) // ranks)
+- first = min(rank * size, len(whole))
+- return first, whole[first : first + size].clone()
++ parts = whole.chunk(ranks)
++ return sum(len(part) for part in parts[:rank]), parts[rank].clone()
+""")
+wrong("10b.2", "keeps the whole tensor's memory").diff("""
+A slice, without a copy.
+- return first, whole[first : first + size].clone()
++ return first, whole[first : first + size].detach()
+""")
+wrong("10b.2", "a rank without rows begins at the end, not beyond it").diff("""
+First rows beyond the end.
+- first = min(rank * size, len(whole))
+- return first, whole[first : first + size].clone()
++ return rank * size, whole[rank * size : rank * size + size].clone()
+""")
+wrong("10b.2", "a tensor of no dimension cannot be cut").diff("""
+Forgets numbers.
+- if whole.dim() == 0:
+-     return 0, whole.clone()
+""")
+wrong("10b.2", "whole rows, in the tensor's other dimensions").diff("""
+Flattens the rows: right elements, another shape.
+- return first, whole[first : first + size].clone()
++ rows = whole[first : first + size].clone()
++ return first, rows.reshape(len(rows), -1) if whole.dim() == 1 else rows.flip(1)
+""")
+wrong("10b.2", "keeps each tensor's dtype").diff("""
+Converts to float32.
+- return first, whole[first : first + size].clone()
++ return first, whole[first : first + size].clone().float()
+""")
+wrong("10b.2", "one element is not a number").diff("""
+Takes one element for a number.
+- if whole.dim() == 0:
++ if whole.numel() == 1:
+- size = -(-len(whole) // ranks)
++ size = -(-len(whole) // ranks) if whole.dim() else 0
+""")
+wrong("10b.2", "do not lie one behind the other").diff("""
+Takes the tensor to be contiguous.
+- return first, whole[first : first + size].clone()
++ row = whole[:1].numel() if len(whole) else 0
++ n = max(0, min(size, len(whole) - first))
++ part = torch.as_strided(whole, (n * row,), (1,), whole.storage_offset() + first * row).clone()
++ return first, part.view(n, *whole.shape[1:])
+""")
 
 # 10b.3
 
@@ -395,26 +260,21 @@ def fill_rows(out, first, pieces):
     out = torch.cat(parts) if parts else out
 
 
-@wrong("10b.3", "count the rows that were found")
-def fill_rows(out, first, pieces):
-    """Does not notice a missing row."""
-    for piece in pieces:
-        low, high = max(first, piece.first), min(first + len(out), piece.first + piece.count)
-        if low < high:
-            out[low - first : high - first].copy_(piece.read()[low - piece.first : high - piece.first])
+wrong("10b.3", "count the rows that were found").diff("""
+Does not notice a missing row.
+- found = 0
 
-
-@wrong("10b.3", "row `low` is number `low - first` of `out`")
-def fill_rows(out, first, pieces):
-    """Takes the first rows of each piece instead of those that are meant."""
-    found = 0
-    for piece in pieces:
-        low, high = max(first, piece.first), min(first + len(out), piece.first + piece.count)
-        if low < high:
-            out[low - first : high - first].copy_(piece.read()[: high - low])
-            found += high - low
-    if found != len(out):
-        raise ValueError("rows are missing")
+-         found += high - low
+- if found != len(out):
+-     raise ValueError(f"{found} of the {len(out)} rows from {first} on are in the pieces")
+""")
+wrong("10b.3", "row `low` is number `low - first` of `out`").diff("""
+Takes the first rows of each piece instead of those that are meant.
+- out[low - first : high - first].copy_(piece.read()[low - piece.first : high - piece.first])
++ out[low - first : high - first].copy_(piece.read()[: high - low])
+- raise ValueError(f"{found} of the {len(out)} rows from {first} on are in the pieces")
++ raise ValueError("rows are missing")
+""")
 
 
 @wrong("10b.3", "is read once, another not at all")
@@ -429,16 +289,16 @@ def fill_rows(out, first, pieces):
             raise ValueError(f"row {first + row} is in no piece")
 
 
-@wrong("10b.3", "whether a row was found is not in its values")
-def fill_rows(out, first, pieces):
-    """Fills with NaN first, and takes what is still NaN for missing."""
-    out.fill_(float("nan"))
-    for piece in pieces:
-        low, high = max(first, piece.first), min(first + len(out), piece.first + piece.count)
-        if low < high:
-            out[low - first : high - first].copy_(piece.read()[low - piece.first : high - piece.first])
-    if out.isnan().any():
-        raise ValueError("rows are missing")
+wrong("10b.3", "whether a row was found is not in its values").diff("""
+Fills with NaN first, and takes what is still NaN for missing.
+- found = 0
++ out.fill_(float("nan"))
+-         found += high - low
+- if found != len(out):
+-     raise ValueError(f"{found} of the {len(out)} rows from {first} on are in the pieces")
++ if out.isnan().any():
++     raise ValueError("rows are missing")
+""")
 
 
 @wrong("10b.3", "look at every piece there is, in whatever order")
@@ -454,31 +314,20 @@ def fill_rows(out, first, pieces):
         raise ValueError("rows are missing")
 
 
-@wrong("10b.3", "`sorted` makes one")
-def fill_rows(out, first, pieces):
-    """Sorts the list that it was given."""
-    pieces.sort(key=lambda piece: piece.first)
-    found = 0
-    for piece in pieces:
-        low, high = max(first, piece.first), min(first + len(out), piece.first + piece.count)
-        if low < high:
-            out[low - first : high - first].copy_(piece.read()[low - piece.first : high - piece.first])
-            found += high - low
-    if found != len(out):
-        raise ValueError
-
-
-@wrong("10b.3", "however many others there are")
-def fill_rows(out, first, pieces):
-    """Knows tensors of two dimensions."""
-    found = 0
-    for piece in pieces:
-        low, high = max(first, piece.first), min(first + len(out), piece.first + piece.count)
-        if low < high:
-            out[low - first : high - first, :] = piece.read()[low - piece.first : high - piece.first, :]
-            found += high - low
-    if found != len(out):
-        raise ValueError
+wrong("10b.3", "`sorted` makes one").diff("""
+Sorts the list that it was given.
+  def fill_rows(out, first, pieces):
++     pieces.sort(key=lambda piece: piece.first)
+- raise ValueError(f"{found} of the {len(out)} rows from {first} on are in the pieces")
++ raise ValueError
+""")
+wrong("10b.3", "however many others there are").diff("""
+Knows tensors of two dimensions.
+- out[low - first : high - first].copy_(piece.read()[low - piece.first : high - piece.first])
++ out[low - first : high - first, :] = piece.read()[low - piece.first : high - piece.first, :]
+- raise ValueError(f"{found} of the {len(out)} rows from {first} on are in the pieces")
++ raise ValueError
+""")
 
 
 @wrong("10b.3", "the first row of `out` that is in no piece")
@@ -496,51 +345,45 @@ def fill_rows(out, first, pieces):
         raise ValueError
 
 
-@wrong("10b.3", "`out` need not be contiguous")
-def fill_rows(out, first, pieces):
-    """Writes through a flat view."""
-    found, flat = 0, out.reshape(-1)
-    for piece in pieces:
-        low, high = max(first, piece.first), min(first + len(out), piece.first + piece.count)
-        if low < high:
-            row = out[0].numel()
-            part = piece.read()[low - piece.first : high - piece.first].reshape(-1)
-            flat[(low - first) * row : (high - first) * row] = part
-            found += high - low
-    if found != len(out):
-        raise ValueError
-
-
-@wrong("10b.3", "has no rows in common with anything")
-def fill_rows(out, first, pieces):
-    """Reads a piece of no rows."""
-    found = 0
-    end = first + len(out)
-    for piece in pieces:
-        stop = piece.first + piece.count
-        if first <= piece.first < end or piece.first <= first < stop:
-            low, high = max(first, piece.first), min(end, stop)
-            rows = piece.read()
-            out[low - first : high - first].copy_(rows[low - piece.first : high - piece.first])
-            found += high - low
-    if found != len(out):
-        raise ValueError("rows are missing")
-
-
-@wrong("10b.3", "what has no rows lacks none, however few pieces")
-def fill_rows(out, first, pieces):
-    """Wants a piece, whatever is asked for."""
-    if not pieces:
-        raise ValueError("no pieces")
-    last, found = first + len(out), 0
-    for piece in pieces:
-        low, high = max(first, piece.first), min(last, piece.first + piece.count)
-        if low < high:
-            out[low - first : high - first] = piece.read()[low - piece.first : high - piece.first]
-            found += high - low
-    if found != len(out):
-        raise ValueError("rows are missing")
-
+wrong("10b.3", "`out` need not be contiguous").diff("""
+Writes through a flat view.
+- found = 0
++ found, flat = 0, out.reshape(-1)
+- out[low - first : high - first].copy_(piece.read()[low - piece.first : high - piece.first])
++ row = out[0].numel()
++ part = piece.read()[low - piece.first : high - piece.first].reshape(-1)
++ flat[(low - first) * row : (high - first) * row] = part
+- raise ValueError(f"{found} of the {len(out)} rows from {first} on are in the pieces")
++ raise ValueError
+""")
+wrong("10b.3", "has no rows in common with anything").diff("""
+Reads a piece of no rows.
+  found = 0
++ end = first + len(out)
+- low, high = max(first, piece.first), min(first + len(out), piece.first + piece.count)
+- if low < high:
+-     out[low - first : high - first].copy_(piece.read()[low - piece.first : high - piece.first])
++ stop = piece.first + piece.count
++ if first <= piece.first < end or piece.first <= first < stop:
++     low, high = max(first, piece.first), min(end, stop)
++     rows = piece.read()
++     out[low - first : high - first].copy_(rows[low - piece.first : high - piece.first])
+- raise ValueError(f"{found} of the {len(out)} rows from {first} on are in the pieces")
++ raise ValueError("rows are missing")
+""")
+wrong("10b.3", "what has no rows lacks none, however few pieces").diff("""
+Wants a piece, whatever is asked for.
+- found = 0
++ if not pieces:
++     raise ValueError("no pieces")
++ last, found = first + len(out), 0
+- low, high = max(first, piece.first), min(first + len(out), piece.first + piece.count)
++ low, high = max(first, piece.first), min(last, piece.first + piece.count)
+- out[low - first : high - first].copy_(piece.read()[low - piece.first : high - piece.first])
++ out[low - first : high - first] = piece.read()[low - piece.first : high - piece.first]
+- raise ValueError(f"{found} of the {len(out)} rows from {first} on are in the pieces")
++ raise ValueError("rows are missing")
+""")
 
 # 10b.4
 
@@ -851,64 +694,23 @@ def whole_states(units, optimizer, group, keep):
     return kept
 
 
-@wrong("10b.4", "whose states are step, mu_product")
-def whole_states(units, optimizer, group, keep):
-    """Takes for the shard's shape whatever has a dimension."""
-    kept = {}
-    for flat, names in units:
-        for key, value in optimizer.state.get(flat.shard, {}).items():
-            buffer = None
-            wholes = [value] * len(names)
-            if value.dim() > 0:
-                buffer = device.empty(flat.full.numel(), value.dtype, "communication", value.device)
-                comm.all_gather(buffer, value, group).wait()
-                wholes = flat.unflatten(buffer)
-            if keep is not None:
-                for names_of_one, whole in zip(names, wholes, strict=True):
-                    kept.setdefault(names_of_one[0], {})[key] = keep(whole) if buffer is not None else whole.clone()
-            if buffer is not None:
-                device.free(buffer)
-    return kept
-
-
-@wrong("10b.4", "[n] and not [1, n]")
-def whole_states(units, optimizer, group, keep):
-    """Takes for the shard's shape whatever has as many elements or more."""
-    kept = {}
-    for flat, names in units:
-        for key, value in optimizer.state.get(flat.shard, {}).items():
-            buffer = None
-            wholes = [value] * len(names)
-            if value.dim() and value.numel() == flat.shard.numel():
-                buffer = device.empty(flat.full.numel(), value.dtype, "communication", value.device)
-                comm.all_gather(buffer, value.flatten(), group).wait()
-                wholes = flat.unflatten(buffer)
-            if keep is not None:
-                for names_of_one, whole in zip(names, wholes, strict=True):
-                    kept.setdefault(names_of_one[0], {})[key] = keep(whole) if buffer is not None else whole.clone()
-            if buffer is not None:
-                device.free(buffer)
-    return kept
-
-
-@wrong("10b.4", "whatever its number")
-def whole_states(units, optimizer, group, keep):
-    """Rank 0 keeps, whoever has a `keep`."""
-    kept = {}
-    for flat, names in units:
-        for key, value in optimizer.state.get(flat.shard, {}).items():
-            buffer = None
-            wholes = [value] * len(names)
-            if value.shape == flat.shard.shape:
-                buffer = device.empty(flat.full.numel(), value.dtype, "communication", value.device)
-                comm.all_gather(buffer, value, group).wait()
-                wholes = flat.unflatten(buffer)
-            if group.rank() == 0:
-                for names_of_one, whole in zip(names, wholes, strict=True):
-                    kept.setdefault(names_of_one[0], {})[key] = keep(whole) if buffer is not None else whole.clone()
-            if buffer is not None:
-                device.free(buffer)
-    return kept
+wrong("10b.4", "whose states are step, mu_product").diff("""
+Takes for the shard's shape whatever has a dimension.
+- if value.shape == flat.shard.shape:
++ if value.dim() > 0:
+""")
+wrong("10b.4", "[n] and not [1, n]").diff("""
+Takes for the shard's shape whatever has as many elements or more.
+- if value.shape == flat.shard.shape:
++ if value.dim() and value.numel() == flat.shard.numel():
+- comm.all_gather(buffer, value, group).wait()
++ comm.all_gather(buffer, value.flatten(), group).wait()
+""")
+wrong("10b.4", "whatever its number").diff("""
+Rank 0 keeps, whoever has a `keep`.
+- if keep is not None:
++ if group.rank() == 0:
+""")
 
 
 @wrong("10b.4", "cannot be converted to Scalar")
@@ -929,321 +731,133 @@ def whole_states(units, optimizer, group, keep):
     return kept
 
 
-@wrong("10b.4", "the buffer is of `value.dtype`")
-def whole_states(units, optimizer, group, keep):
-    """In the dtype of the parameters."""
-    kept = {}
-    for flat, names in units:
-        for key, value in optimizer.state.get(flat.shard, {}).items():
-            buffer = None
-            wholes = [value] * len(names)
-            if value.shape == flat.shard.shape:
-                buffer = device.empty(flat.full.numel(), flat.shard.dtype, "communication", value.device)
-                comm.all_gather(buffer, value.to(flat.shard.dtype), group).wait()
-                wholes = flat.unflatten(buffer)
-            if keep is not None:
-                for names_of_one, whole in zip(names, wholes, strict=True):
-                    kept.setdefault(names_of_one[0], {})[key] = keep(whole) if buffer is not None else whole.clone()
-            if buffer is not None:
-                device.free(buffer)
-    return kept
-
+wrong("10b.4", "the buffer is of `value.dtype`").diff("""
+In the dtype of the parameters.
+- buffer = device.empty(flat.full.numel(), value.dtype, "communication", value.device)
+- comm.all_gather(buffer, value, group).wait()
++ buffer = device.empty(flat.full.numel(), flat.shard.dtype, "communication", value.device)
++ comm.all_gather(buffer, value.to(flat.shard.dtype), group).wait()
+""")
 
 # 10b.5
 
+wrong("10b.5", "half a checkpoint has the name of a whole one").diff("""
+Writes under the final name at once.
+- part, whole = folder / f".{name}.part", folder / name
++ whole = folder / name
+- disk.make_folder(part)
++ disk.make_folder(whole)
+- disk.write(part / file, content)
+- disk.sync(part / file)
++ disk.write(whole / file, content)
++ disk.sync(whole / file)
+- disk.sync(part)
+- disk.rename(part, whole)
++ disk.sync(whole)
+""")
+wrong("10b.5", "sync each file that was written").diff("""
+Syncs folders only.
+- disk.sync(part / file)
+""")
+wrong("10b.5", "a barrier before the rename").diff("""
+Rank 0 renames when it has finished itself.
+      disk.sync(part / file)
+- barrier()
+""")
+wrong("10b.5", "before rank 0 has made the folder").diff("""
+No barrier after the folder is made.
+      disk.make_folder(part)
+- barrier()
+""")
+wrong("10b.5", "sync the part before it is renamed").diff("""
+The files' names in the part are never synced.
+- disk.sync(part)
+""")
+wrong("10b.5", "names that come later are not on the disk with it").diff("""
+Syncs the part while it is empty.
+  disk.make_folder(part)
++ disk.sync(part)
+- disk.sync(part)
+""")
+wrong("10b.5", "sync `folder`, after the rename").diff("""
+The rename itself is never synced.
+- disk.rename(part, whole)
 
-@wrong("10b.5", "half a checkpoint has the name of a whole one")
-def commit(disk, folder, name, files, rank, barrier):
-    """Writes under the final name at once."""
-    whole = folder / name
-    if rank == 0:
-        disk.make_folder(whole)
-    barrier()
-    for file, content in files.items():
-        disk.write(whole / file, content)
-        disk.sync(whole / file)
-    barrier()
-    if rank == 0:
-        disk.sync(whole)
-        disk.sync(folder)
-    barrier()
-
-
-@wrong("10b.5", "sync each file that was written")
-def commit(disk, folder, name, files, rank, barrier):
-    """Syncs folders only."""
-    part, whole = folder / f".{name}.part", folder / name
-    if rank == 0:
-        disk.make_folder(part)
-    barrier()
-    for file, content in files.items():
-        disk.write(part / file, content)
-    barrier()
-    if rank == 0:
-        disk.sync(part)
-        disk.rename(part, whole)
-        disk.sync(folder)
-    barrier()
-
-
-@wrong("10b.5", "a barrier before the rename")
-def commit(disk, folder, name, files, rank, barrier):
-    """Rank 0 renames when it has finished itself."""
-    part, whole = folder / f".{name}.part", folder / name
-    if rank == 0:
-        disk.make_folder(part)
-    barrier()
-    for file, content in files.items():
-        disk.write(part / file, content)
-        disk.sync(part / file)
-    if rank == 0:
-        disk.sync(part)
-        disk.rename(part, whole)
-        disk.sync(folder)
-    barrier()
-
-
-@wrong("10b.5", "before rank 0 has made the folder")
-def commit(disk, folder, name, files, rank, barrier):
-    """No barrier after the folder is made."""
-    part, whole = folder / f".{name}.part", folder / name
-    if rank == 0:
-        disk.make_folder(part)
-    for file, content in files.items():
-        disk.write(part / file, content)
-        disk.sync(part / file)
-    barrier()
-    if rank == 0:
-        disk.sync(part)
-        disk.rename(part, whole)
-        disk.sync(folder)
-    barrier()
-
-
-@wrong("10b.5", "sync the part before it is renamed")
-def commit(disk, folder, name, files, rank, barrier):
-    """The files' names in the part are never synced."""
-    part, whole = folder / f".{name}.part", folder / name
-    if rank == 0:
-        disk.make_folder(part)
-    barrier()
-    for file, content in files.items():
-        disk.write(part / file, content)
-        disk.sync(part / file)
-    barrier()
-    if rank == 0:
-        disk.rename(part, whole)
-        disk.sync(folder)
-    barrier()
-
-
-@wrong("10b.5", "names that come later are not on the disk with it")
-def commit(disk, folder, name, files, rank, barrier):
-    """Syncs the part while it is empty."""
-    part, whole = folder / f".{name}.part", folder / name
-    if rank == 0:
-        disk.make_folder(part)
-        disk.sync(part)
-    barrier()
-    for file, content in files.items():
-        disk.write(part / file, content)
-        disk.sync(part / file)
-    barrier()
-    if rank == 0:
-        disk.rename(part, whole)
-        disk.sync(folder)
-    barrier()
-
-
-@wrong("10b.5", "sync `folder`, after the rename")
-def commit(disk, folder, name, files, rank, barrier):
-    """The rename itself is never synced."""
-    part, whole = folder / f".{name}.part", folder / name
-    if rank == 0:
-        disk.make_folder(part)
-    barrier()
-    for file, content in files.items():
-        disk.write(part / file, content)
-        disk.sync(part / file)
-    barrier()
-    if rank == 0:
-        disk.sync(part)
-        disk.sync(folder)
-        disk.rename(part, whole)
-    barrier()
-
-
-@wrong("10b.5", "the last barrier is for that")
-def commit(disk, folder, name, files, rank, barrier):
-    """The others go on while rank 0 renames."""
-    part, whole = folder / f".{name}.part", folder / name
-    if rank == 0:
-        disk.make_folder(part)
-    barrier()
-    for file, content in files.items():
-        disk.write(part / file, content)
-        disk.sync(part / file)
-    barrier()
-    if rank == 0:
-        disk.sync(part)
-        disk.rename(part, whole)
-        disk.sync(folder)
-
-
-@wrong("10b.5", "one rank gives the name")
-def commit(disk, folder, name, files, rank, barrier):
-    """Every rank renames."""
-    part, whole = folder / f".{name}.part", folder / name
-    if rank == 0:
-        disk.make_folder(part)
-    barrier()
-    for file, content in files.items():
-        disk.write(part / file, content)
-        disk.sync(part / file)
-    barrier()
-    disk.sync(part)
-    disk.rename(part, whole)
-    disk.sync(folder)
-    barrier()
-
-
-@wrong("10b.5", "a barrier is for all ranks")
-def commit(disk, folder, name, files, rank, barrier):
-    """A barrier that only rank 0 comes to."""
-    part, whole = folder / f".{name}.part", folder / name
-    if rank == 0:
-        disk.make_folder(part)
-    barrier()
-    for file, content in files.items():
-        disk.write(part / file, content)
-        disk.sync(part / file)
-    barrier()
-    if rank == 0:
-        disk.sync(part)
-        disk.rename(part, whole)
-        disk.sync(folder)
-        barrier()
-
-
-@wrong("10b.5", "sync saves what has been written before it")
-def commit(disk, folder, name, files, rank, barrier):
-    """Makes and syncs the files, and then fills them."""
-    part, whole = folder / f".{name}.part", folder / name
-    if rank == 0:
-        disk.make_folder(part)
-    barrier()
-    for file in files:
-        disk.write(part / file, b"")
-        disk.sync(part / file)
-    for file, content in files.items():
-        disk.write(part / file, content)
-    barrier()
-    if rank == 0:
-        disk.sync(part)
-        disk.rename(part, whole)
-        disk.sync(folder)
-    barrier()
-
-
-@wrong("10b.5", "after an error no more barriers")
-def commit(disk, folder, name, files, rank, barrier):
-    """Comes to the barrier though a write has failed, so that nobody hangs."""
-    part, whole = folder / f".{name}.part", folder / name
-    if rank == 0:
-        disk.make_folder(part)
-    barrier()
-    try:
-        for file, content in files.items():
-            disk.write(part / file, content)
-            disk.sync(part / file)
-    finally:
-        barrier()
-    if rank == 0:
-        disk.sync(part)
-        disk.rename(part, whole)
-        disk.sync(folder)
-    barrier()
-
-
-@wrong("10b.5", "who swallows an error says that all is well")
-def commit(disk, folder, name, files, rank, barrier):
-    """Goes on when the disk is full."""
-    part, whole = folder / f".{name}.part", folder / name
-    if rank == 0:
-        disk.make_folder(part)
-    barrier()
-    for file, content in files.items():
-        try:
-            disk.write(part / file, content)
-            disk.sync(part / file)
-        except OSError:
-            pass
-    barrier()
-    if rank == 0:
-        disk.sync(part)
-        disk.rename(part, whole)
-        disk.sync(folder)
-    barrier()
-
-
-@wrong("10b.5", "what another run has begun is not yours")
-def commit(disk, folder, name, files, rank, barrier):
-    """Goes on in the part of a killed run."""
-    part, whole = folder / f".{name}.part", folder / name
-    if rank == 0:
-        try:
-            disk.make_folder(part)
-        except FileExistsError:
-            print("there is a part already")
-    barrier()
-    for file, content in files.items():
-        disk.write(part / file, content)
-        disk.sync(part / file)
-    barrier()
-    if rank == 0:
-        disk.sync(part)
-        disk.rename(part, whole)
-        disk.sync(folder)
-    barrier()
-
-
-@wrong("10b.5", "as many barriers on every rank")
-def commit(disk, folder, name, files, rank, barrier):
-    """A barrier for each file."""
-    part, whole = folder / f".{name}.part", folder / name
-    if rank == 0:
-        disk.make_folder(part)
-    barrier()
-    for file, content in files.items():
-        disk.write(part / file, content)
-        disk.sync(part / file)
-        barrier()
-    barrier()
-    if rank == 0:
-        disk.sync(part)
-        disk.rename(part, whole)
-        disk.sync(folder)
-    barrier()
-
-
-@wrong("10b.5", "take nothing away")
-def commit(disk, folder, name, files, rank, barrier):
-    """Takes files off the dict that it was given."""
-    part, whole = folder / f".{name}.part", folder / name
-    if rank == 0:
-        disk.make_folder(part)
-    barrier()
-    while files:
-        file, content = files.popitem()
-        disk.write(part / file, content)
-        disk.sync(part / file)
-    barrier()
-    if rank == 0:
-        disk.sync(part)
-        disk.rename(part, whole)
-        disk.sync(folder)
-    barrier()
-
+  disk.sync(folder)
++ disk.rename(part, whole)
+""")
+wrong("10b.5", "the last barrier is for that").diff("""
+The others go on while rank 0 renames.
+      disk.sync(folder)
+- barrier()
+""")
+wrong("10b.5", "one rank gives the name").diff("""
+Every rank renames.
+- if rank == 0:
+-     disk.sync(part)
+-     disk.rename(part, whole)
+-     disk.sync(folder)
++ disk.sync(part)
++ disk.rename(part, whole)
++ disk.sync(folder)
+""")
+wrong("10b.5", "a barrier is for all ranks").diff("""
+A barrier that only rank 0 comes to.
+      disk.sync(folder)
+- barrier()
++     barrier()
+""")
+wrong("10b.5", "sync saves what has been written before it").diff("""
+Makes and syncs the files, and then fills them.
+      disk.make_folder(part)
+  barrier()
++ for file in files:
++     disk.write(part / file, b"")
++     disk.sync(part / file)
+- disk.sync(part / file)
+""")
+wrong("10b.5", "after an error no more barriers").diff("""
+Comes to the barrier though a write has failed, so that nobody hangs.
+- for file, content in files.items():
+-     disk.write(part / file, content)
+-     disk.sync(part / file)
+- barrier()
++ try:
++     for file, content in files.items():
++         disk.write(part / file, content)
++         disk.sync(part / file)
++ finally:
++     barrier()
+""")
+wrong("10b.5", "who swallows an error says that all is well").diff("""
+Goes on when the disk is full.
+- disk.write(part / file, content)
+- disk.sync(part / file)
++ try:
++     disk.write(part / file, content)
++     disk.sync(part / file)
++ except OSError:
++     pass
+""")
+wrong("10b.5", "what another run has begun is not yours").diff("""
+Goes on in the part of a killed run.
+- disk.make_folder(part)
++ try:
++     disk.make_folder(part)
++ except FileExistsError:
++     print("there is a part already")
+""")
+wrong("10b.5", "as many barriers on every rank").diff("""
+A barrier for each file.
+  disk.sync(part / file)
++ barrier()
+""")
+wrong("10b.5", "take nothing away").diff("""
+Takes files off the dict that it was given.
+- for file, content in files.items():
++ while files:
++     file, content = files.popitem()
+""")
 
 # 10b.6
 
@@ -1298,52 +912,16 @@ def units_for(model, block):
     return units
 
 
-@wrong("10b.6", "a unit of frozen parameters more")
-def units_for(model, block):
-    """Gives the frozen modules units of their own as well."""
-    blocks = {module for module in model.modules() if isinstance(module, block)}
-    units = set(blocks)
-
-    def kinds(module):
-        inner = [each for each in module.modules() if each in blocks and each is not module]
-        return {p.requires_grad for p in find_parameters(module, skip=inner)}
-
-    def separate(module):
-        for child in module.children():
-            if child not in blocks:
-                if len(kinds(child)) == 1:
-                    units.add(child)
-                else:
-                    separate(child)
-
-    for top in (model, *blocks):
-        if len(kinds(top)) > 1:
-            separate(top)
-    return units
-
-
-@wrong("10b.6", "separate the trained ones")
-def units_for(model, block):
-    """Separates the frozen ones."""
-    blocks = {module for module in model.modules() if isinstance(module, block)}
-    units = set(blocks)
-
-    def kinds(module):
-        inner = [each for each in module.modules() if each in blocks and each is not module]
-        return {p.requires_grad for p in find_parameters(module, skip=inner)}
-
-    def separate(module):
-        for child in module.children():
-            if child not in blocks:
-                if kinds(child) == {False}:
-                    units.add(child)
-                else:
-                    separate(child)
-
-    for top in (model, *blocks):
-        if len(kinds(top)) > 1:
-            separate(top)
-    return units
+wrong("10b.6", "a unit of frozen parameters more").diff("""
+Gives the frozen modules units of their own as well.
+- if kinds(child) == {True}:
++ if len(kinds(child)) == 1:
+""")
+wrong("10b.6", "separate the trained ones").diff("""
+Separates the frozen ones.
+- if kinds(child) == {True}:
++ if kinds(child) == {False}:
+""")
 
 
 @wrong("10b.6", "what no block holds can mix as well")
@@ -1384,69 +962,58 @@ def units_for(model, block):
     return units
 
 
-@wrong("10b.6", "what is left over of a list of blocks")
-def units_for(model, block):
-    """Takes the list of trained blocks for a trained module."""
-    blocks = {module for module in model.modules() if isinstance(module, block)}
-    units = set(blocks)
+wrong("10b.6", "what is left over of a list of blocks").diff("""
+Takes the list of trained blocks for a trained module.
+- def kinds(module):
+-     inner = [each for each in module.modules() if each in blocks and each is not module]
+-     return {p.requires_grad for p in find_parameters(module, skip=inner)}
 
-    def separate(module):
-        for child in module.children():
-            if child not in blocks:
-                if {p.requires_grad for p in child.parameters()} == {True}:
-                    units.add(child)
-                else:
-                    separate(child)
-
-    for top in (model, *blocks):
-        inner = [each for each in top.modules() if each in blocks and each is not top]
-        if len({p.requires_grad for p in find_parameters(top, skip=inner)}) > 1 or inner:
-            separate(top)
-    return units
-
-
-@wrong("10b.6", "what lies outside the blocks in it")
-def units_for(model, block):
-    """Counts the blocks' parameters on the way down."""
-    blocks = {module for module in model.modules() if isinstance(module, block)}
-    units = set(blocks)
-
-    def separate(module, inner):
-        for child in module.children():
-            if child not in blocks:
-                found = {p.requires_grad for p in find_parameters(child)}
-                if found == {True}:
-                    units.add(child)
-                elif len(found) > 1:
-                    separate(child, inner)
-
-    for top in (model, *blocks):
-        inner = blocks - {top}
-        if len({p.requires_grad for p in find_parameters(top, skip=inner)}) > 1:
-            separate(top, inner)
-    return units
-
-
-@wrong("10b.6", "no block is found to mix")
-def units_for(model, block):
-    """Leaves out the block itself, too."""
-    blocks = {module for module in model.modules() if isinstance(module, block)}
-    units = set(blocks)
-
-    def separate(module, inner):
-        for child in module.children():
-            if child not in blocks:
-                found = {p.requires_grad for p in find_parameters(child, skip=inner)}
-                if found == {True}:
-                    units.add(child)
-                elif len(found) > 1:
-                    separate(child, inner)
-
-    for top in (model, *blocks):
-        inner = blocks
-        if len({p.requires_grad for p in find_parameters(top, skip=inner)}) > 1:
-            separate(top, inner)
-    return units
+- if kinds(child) == {True}:
++ if {p.requires_grad for p in child.parameters()} == {True}:
+- if len(kinds(top)) > 1:
++ inner = [each for each in top.modules() if each in blocks and each is not top]
++ if len({p.requires_grad for p in find_parameters(top, skip=inner)}) > 1 or inner:
+""")
+wrong("10b.6", "what lies outside the blocks in it").diff("""
+Counts the blocks' parameters on the way down.
+- def kinds(module):
+-     inner = [each for each in module.modules() if each in blocks and each is not module]
+-     return {p.requires_grad for p in find_parameters(module, skip=inner)}
+- def separate(module):
++ def separate(module, inner):
+- if kinds(child) == {True}:
++ found = {p.requires_grad for p in find_parameters(child)}
++ if found == {True}:
+- else:
+-     separate(child)
++ elif len(found) > 1:
++     separate(child, inner)
+- if len(kinds(top)) > 1:
+-     separate(top)
++ inner = blocks - {top}
++ if len({p.requires_grad for p in find_parameters(top, skip=inner)}) > 1:
++     separate(top, inner)
+""")
+wrong("10b.6", "no block is found to mix").diff("""
+Leaves out the block itself, too.
+- def kinds(module):
+-     inner = [each for each in module.modules() if each in blocks and each is not module]
+-     return {p.requires_grad for p in find_parameters(module, skip=inner)}
+- def separate(module):
++ def separate(module, inner):
+- if kinds(child) == {True}:
++ found = {p.requires_grad for p in find_parameters(child, skip=inner)}
++ if found == {True}:
+- else:
+-     separate(child)
++ elif len(found) > 1:
++     separate(child, inner)
+- if len(kinds(top)) > 1:
+-     separate(top)
++ inner = blocks
++ if len({p.requires_grad for p in find_parameters(top, skip=inner)}) > 1:
++     separate(top, inner)
+""")
 
 
 @wrong("10b.6", "a subclass of `block` is a block too")

@@ -4,14 +4,14 @@ from minifsdp.course.workshop.wrong import wrong
 
 # 11.1
 
-
-@wrong("11.1", "are in each other's place")
-def plan_groups(ranks, factor):
-    """Exchanges the two sorts."""
-    if factor < 1 or ranks % factor:
-        raise ValueError
-    sharding = [list(range(low, low + factor)) for low in range(0, ranks, factor)]
-    return [list(range(place, ranks, factor)) for place in range(factor)], sharding
+wrong("11.1", "are in each other's place").diff("""
+Exchanges the two sorts.
+- raise ValueError(f"{ranks} ranks do not make groups of {factor}")
++ raise ValueError
+- replicas = [list(range(place, ranks, factor)) for place in range(factor)]
+- return sharding, replicas
++ return [list(range(place, ranks, factor)) for place in range(factor)], sharding
+""")
 
 
 @wrong("11.1", "consecutive ranks live on one host")
@@ -34,23 +34,23 @@ def plan_groups(ranks, factor):
     return sharding, [list(range(place, ranks, size)) for place in range(size)]
 
 
-@wrong("11.1", "not the first of each group alone")
-def plan_groups(ranks, factor):
-    """Lets the first ranks speak for their groups, as in a reduction tree."""
-    if factor < 1 or ranks % factor:
-        raise ValueError
-    sharding = [list(range(low, low + factor)) for low in range(0, ranks, factor)]
-    return sharding, [list(range(0, ranks, factor))]
-
-
-@wrong("11.1", "of one place in *different* sharding groups")
-def plan_groups(ranks, factor):
-    """Takes neighbours for replicas as well."""
-    if factor < 1 or ranks % factor:
-        raise ValueError
-    size = ranks // factor
-    sharding = [list(range(low, low + factor)) for low in range(0, ranks, factor)]
-    return sharding, [list(range(low, low + size)) for low in range(0, ranks, size)]
+wrong("11.1", "not the first of each group alone").diff("""
+Lets the first ranks speak for their groups, as in a reduction tree.
+- raise ValueError(f"{ranks} ranks do not make groups of {factor}")
++ raise ValueError
+- replicas = [list(range(place, ranks, factor)) for place in range(factor)]
+- return sharding, replicas
++ return sharding, [list(range(0, ranks, factor))]
+""")
+wrong("11.1", "of one place in *different* sharding groups").diff("""
+Takes neighbours for replicas as well.
+-     raise ValueError(f"{ranks} ranks do not make groups of {factor}")
++     raise ValueError
++ size = ranks // factor
+- replicas = [list(range(place, ranks, factor)) for place in range(factor)]
+- return sharding, replicas
++ return sharding, [list(range(low, low + size)) for low in range(0, ranks, size)]
+""")
 
 
 @wrong("11.1", "ranks would be left over")
@@ -87,15 +87,13 @@ def plan_groups(ranks, factor):
     return sharding, [range(place, ranks, factor) for place in range(factor)]
 
 
-@wrong("11.1", "a negative factor divides, too")
-def plan_groups(ranks, factor):
-    """Refuses 0, and takes what is negative."""
-    if factor == 0 or ranks % factor:
-        raise ValueError
-    sharding = [list(range(low, low + factor)) for low in range(0, ranks, factor)]
-    replicas = [list(range(place, ranks, factor)) for place in range(factor)]
-    return sharding, replicas
-
+wrong("11.1", "a negative factor divides, too").diff("""
+Refuses 0, and takes what is negative.
+- if factor < 1 or ranks % factor:
+-     raise ValueError(f"{ranks} ranks do not make groups of {factor}")
++ if factor == 0 or ranks % factor:
++     raise ValueError
+""")
 
 # 11.2
 
@@ -222,66 +220,55 @@ def make_groups(sharding, replicas):
     return made[tuple(inside)], made[tuple(across)]
 
 
-@wrong("11.2", "take nothing away")
-def make_groups(sharding, replicas):
-    """Takes lists off those that it was given."""
-    mine = []
-    for lists in (sharding, replicas):
-        while lists:
-            ranks = lists.pop(0)
-            group = dist.new_group(ranks)
-            if dist.get_rank() in ranks:
-                mine.append(group)
-    return mine[0], mine[1]
-
+wrong("11.2", "take nothing away").diff("""
+Takes lists off those that it was given.
+- for ranks in lists:
++ while lists:
++     ranks = lists.pop(0)
+- inside, across = mine
+- return inside, across
++ return mine[0], mine[1]
+""")
 
 # 11.3
 
-
-@wrong("11.3", "overlaps nothing")
-def start_across(unit):
-    """Waits at once."""
-    unit.across = comm.all_reduce(unit.mean, unit.replicas, comm.MEAN)
-    unit.across.wait()
-
-
-@wrong("11.3", "every further host makes the step larger")
-def start_across(unit):
-    """Sums."""
-    unit.across = comm.all_reduce(unit.mean, unit.replicas)
-
-
-@wrong("11.3", "before the second stage")
-def start_across(unit):
-    """Accumulates first and reduces what is in `.grad`."""
-    unit.deliver(unit.mean)
-    unit.across = comm.all_reduce(unit.flat.shard.grad, unit.replicas, comm.MEAN)
-
-
-@wrong("11.3", "a copy was reduced")
-def start_across(unit):
-    """Reduces a copy, and forgets it."""
-    unit.across = comm.all_reduce(unit.mean.clone(), unit.replicas, comm.MEAN)
-
-
-@wrong("11.3", "nobody can wait for it")
-def start_across(unit):
-    """Drops the handle."""
-    comm.all_reduce(unit.mean, unit.replicas, comm.MEAN)
-
-
-@wrong("11.3", "the sharding group has had its turn")
-def start_across(unit):
-    """Reduces over the sharding group once more."""
-    unit.across = comm.all_reduce(unit.mean, unit.group, comm.MEAN)
-
-
-@wrong("11.3", "is the task of `finish_across`")
-def start_across(unit):
-    """Does it all in one go."""
-    unit.across = comm.all_reduce(unit.mean, unit.replicas, comm.MEAN)
-    unit.across.wait()
-    unit.deliver(unit.mean)
+wrong("11.3", "overlaps nothing").diff("""
+Waits at once.
+  unit.across = comm.all_reduce(unit.mean, unit.replicas, comm.MEAN)
++ unit.across.wait()
+""")
+wrong("11.3", "every further host makes the step larger").diff("""
+Sums.
+- unit.across = comm.all_reduce(unit.mean, unit.replicas, comm.MEAN)
++ unit.across = comm.all_reduce(unit.mean, unit.replicas)
+""")
+wrong("11.3", "before the second stage").diff("""
+Accumulates first and reduces what is in `.grad`.
+- unit.across = comm.all_reduce(unit.mean, unit.replicas, comm.MEAN)
++ unit.deliver(unit.mean)
++ unit.across = comm.all_reduce(unit.flat.shard.grad, unit.replicas, comm.MEAN)
+""")
+wrong("11.3", "a copy was reduced").diff("""
+Reduces a copy, and forgets it.
+- unit.across = comm.all_reduce(unit.mean, unit.replicas, comm.MEAN)
++ unit.across = comm.all_reduce(unit.mean.clone(), unit.replicas, comm.MEAN)
+""")
+wrong("11.3", "nobody can wait for it").diff("""
+Drops the handle.
+- unit.across = comm.all_reduce(unit.mean, unit.replicas, comm.MEAN)
++ comm.all_reduce(unit.mean, unit.replicas, comm.MEAN)
+""")
+wrong("11.3", "the sharding group has had its turn").diff("""
+Reduces over the sharding group once more.
+- unit.across = comm.all_reduce(unit.mean, unit.replicas, comm.MEAN)
++ unit.across = comm.all_reduce(unit.mean, unit.group, comm.MEAN)
+""")
+wrong("11.3", "is the task of `finish_across`").diff("""
+Does it all in one go.
+  unit.across = comm.all_reduce(unit.mean, unit.replicas, comm.MEAN)
++ unit.across.wait()
++ unit.deliver(unit.mean)
+""")
 
 
 @wrong("11.3", "each trains a model of its own")
@@ -289,79 +276,64 @@ def start_across(unit):
     """Takes the mean of the sharding group for the mean of all."""
 
 
-@wrong("11.3", "the world has other shards")
-def start_across(unit):
-    """Reduces over all ranks."""
-    unit.across = comm.all_reduce(unit.mean, comm.world(), comm.MEAN)
-
-
-@wrong("11.3", "divided by 2, whatever")
-def start_across(unit):
-    """Takes R for 2."""
-    unit.mean /= 2
-    unit.across = comm.all_reduce(unit.mean, unit.replicas)
-
-
-@wrong("11.3", "divided twice")
-def start_across(unit):
-    """Divides, and asks for a mean."""
-    unit.mean /= unit.replicas.size()
-    unit.across = comm.all_reduce(unit.mean, unit.replicas, comm.MEAN)
-
-
-@wrong("11.3", "before, during or after the sum")
-def start_across(unit):
-    """Divides while the sum is under way."""
-    unit.across = comm.all_reduce(unit.mean, unit.replicas)
-    unit.mean /= unit.replicas.size()
-
-
-@wrong("11.3", "in float32 twice as many bytes")
-def start_across(unit):
-    """Reduces in float32, whatever the mean is in."""
-    unit.mean = unit.mean.float()
-    unit.across = comm.all_reduce(unit.mean, unit.replicas, comm.MEAN)
-
-
-@wrong("11.3", "another costs bytes")
-def start_across(unit):
-    """Reduces a copy, and keeps that."""
-    unit.mean = unit.mean.clone()
-    unit.across = comm.all_reduce(unit.mean, unit.replicas, comm.MEAN)
-
-
-@wrong("11.3", "stays until the next step")
-def start_across(unit):
-    """Keeps the first stage's mean, too."""
-    unit.inside = unit.mean.clone()
-    unit.across = comm.all_reduce(unit.mean, unit.replicas, comm.MEAN)
-
-
-@wrong("11.3", "until the other hosts have come as far")
-def start_across(unit):
-    """Meets the other hosts first."""
-    dist.barrier(unit.replicas)
-    unit.across = comm.all_reduce(unit.mean, unit.replicas, comm.MEAN)
-
-
-@wrong("11.3", "no collective of `comm` is issued")
-def start_across(unit):
-    """Goes past `comm`."""
-    unit.across = dist.all_reduce(unit.mean, comm.MEAN, unit.replicas, async_op=True)
-
-
-@wrong("11.3", "crosses the slow link twice")
-def start_across(unit):
-    """Sums, and makes a mean in a second one."""
-    comm.all_reduce(unit.mean, unit.replicas)
-    unit.across = comm.all_reduce(unit.mean, unit.replicas, comm.MEAN)
-
-
-@wrong("11.3", "every replica has to take part")
-def start_across(unit):
-    """Lets the first host speak for all."""
-    if dist.get_rank() == 0:
-        unit.across = comm.all_reduce(unit.mean, unit.replicas, comm.MEAN)
+wrong("11.3", "the world has other shards").diff("""
+Reduces over all ranks.
+- unit.across = comm.all_reduce(unit.mean, unit.replicas, comm.MEAN)
++ unit.across = comm.all_reduce(unit.mean, comm.world(), comm.MEAN)
+""")
+wrong("11.3", "divided by 2, whatever").diff("""
+Takes R for 2.
+- unit.across = comm.all_reduce(unit.mean, unit.replicas, comm.MEAN)
++ unit.mean /= 2
++ unit.across = comm.all_reduce(unit.mean, unit.replicas)
+""")
+wrong("11.3", "divided twice").diff("""
+Divides, and asks for a mean.
+  def start_across(unit):
++     unit.mean /= unit.replicas.size()
+""")
+wrong("11.3", "before, during or after the sum").diff("""
+Divides while the sum is under way.
+- unit.across = comm.all_reduce(unit.mean, unit.replicas, comm.MEAN)
++ unit.across = comm.all_reduce(unit.mean, unit.replicas)
++ unit.mean /= unit.replicas.size()
+""")
+wrong("11.3", "in float32 twice as many bytes").diff("""
+Reduces in float32, whatever the mean is in.
+  def start_across(unit):
++     unit.mean = unit.mean.float()
+""")
+wrong("11.3", "another costs bytes").diff("""
+Reduces a copy, and keeps that.
+  def start_across(unit):
++     unit.mean = unit.mean.clone()
+""")
+wrong("11.3", "stays until the next step").diff("""
+Keeps the first stage's mean, too.
+  def start_across(unit):
++     unit.inside = unit.mean.clone()
+""")
+wrong("11.3", "until the other hosts have come as far").diff("""
+Meets the other hosts first.
+  def start_across(unit):
++     dist.barrier(unit.replicas)
+""")
+wrong("11.3", "no collective of `comm` is issued").diff("""
+Goes past `comm`.
+- unit.across = comm.all_reduce(unit.mean, unit.replicas, comm.MEAN)
++ unit.across = dist.all_reduce(unit.mean, comm.MEAN, unit.replicas, async_op=True)
+""")
+wrong("11.3", "crosses the slow link twice").diff("""
+Sums, and makes a mean in a second one.
+  def start_across(unit):
++     comm.all_reduce(unit.mean, unit.replicas)
+""")
+wrong("11.3", "every replica has to take part").diff("""
+Lets the first host speak for all.
+- unit.across = comm.all_reduce(unit.mean, unit.replicas, comm.MEAN)
++ if dist.get_rank() == 0:
++     unit.across = comm.all_reduce(unit.mean, unit.replicas, comm.MEAN)
+""")
 
 
 @wrong("11.3", "a replica that is alone reduces too")
@@ -375,118 +347,69 @@ def start_across(unit):
 
 # 11.4
 
+wrong("11.4", "may be anything").diff("""
+Does not wait.
+- unit.across.wait()
+""")
+wrong("11.4", "then there is nothing to do").diff("""
+Cannot bear a unit with nothing under way.
+- if unit.across is None:
+-     return
+""")
+wrong("11.4", "is delivered twice").diff("""
+Does not forget what it has finished.
+- unit.across = unit.mean = None
+""")
+wrong("11.4", "the other way round").diff("""
+Delivers and then waits.
+- unit.across.wait()
 
-@wrong("11.4", "may be anything")
-def finish_across(unit):
-    """Does not wait."""
-    if unit.across is None:
-        return
-    unit.deliver(unit.mean)
-    unit.across = unit.mean = None
-
-
-@wrong("11.4", "then there is nothing to do")
-def finish_across(unit):
-    """Cannot bear a unit with nothing under way."""
-    unit.across.wait()
-    unit.deliver(unit.mean)
-    unit.across = unit.mean = None
-
-
-@wrong("11.4", "is delivered twice")
-def finish_across(unit):
-    """Does not forget what it has finished."""
-    if unit.across is None:
-        return
-    unit.across.wait()
-    unit.deliver(unit.mean)
-
-
-@wrong("11.4", "the other way round")
-def finish_across(unit):
-    """Delivers and then waits."""
-    if unit.across is None:
-        return
-    unit.deliver(unit.mean)
-    unit.across.wait()
-    unit.across = unit.mean = None
-
-
-@wrong("11.4", "divided again")
-def finish_across(unit):
-    """Makes a mean of the mean."""
-    if unit.across is None:
-        return
-    unit.across.wait()
-    unit.deliver(unit.mean / unit.replicas.size())
-    unit.across = unit.mean = None
-
-
-@wrong("11.4", "earlier micro-batches are gone")
-def finish_across(unit):
-    """Sets `.grad` in place of adding to it."""
-    if unit.across is None:
-        return
-    unit.across.wait()
-    unit.flat.shard.grad = unit.mean
-    unit.across = unit.mean = None
-
-
-@wrong("11.4", "never handed over")
-def finish_across(unit):
-    """Waits, and that is all."""
-    if unit.across is None:
-        return
-    unit.across.wait()
-    unit.across = unit.mean = None
-
-
-@wrong("11.4", "a buffer that has been given away")
-def finish_across(unit):
-    """Keeps the mean."""
-    if unit.across is None:
-        return
-    unit.across.wait()
-    unit.deliver(unit.mean)
-    unit.across = None
-
-
-@wrong("11.4", "takes no other dtype")
-def finish_across(unit):
-    """Delivers in double."""
-    if unit.across is None:
-        return
-    unit.across.wait()
-    unit.deliver(unit.mean.double())
-    unit.across = unit.mean = None
-
-
-@wrong("11.4", "gives the memory of the copy away")
-def finish_across(unit):
-    """Delivers a copy."""
-    if unit.across is None:
-        return
-    unit.across.wait()
-    unit.deliver(unit.mean.clone())
-    unit.across = unit.mean = None
-
-
-@wrong("11.4", "`wait` returns nothing")
-def finish_across(unit):
-    """Takes the result from the handle."""
-    if unit.across is None:
-        return
-    unit.deliver(unit.across.wait())
-    unit.across = unit.mean = None
-
-
-@wrong("11.4", "both belong under one condition")
-def finish_across(unit):
-    """Delivers in any case."""
-    if unit.across is not None:
-        unit.across.wait()
-    unit.deliver(unit.mean)
-    unit.across = unit.mean = None
+  unit.deliver(unit.mean)
++ unit.across.wait()
+""")
+wrong("11.4", "divided again").diff("""
+Makes a mean of the mean.
+- unit.deliver(unit.mean)
++ unit.deliver(unit.mean / unit.replicas.size())
+""")
+wrong("11.4", "earlier micro-batches are gone").diff("""
+Sets `.grad` in place of adding to it.
+- unit.deliver(unit.mean)
++ unit.flat.shard.grad = unit.mean
+""")
+wrong("11.4", "never handed over").diff("""
+Waits, and that is all.
+- unit.deliver(unit.mean)
+""")
+wrong("11.4", "a buffer that has been given away").diff("""
+Keeps the mean.
+- unit.across = unit.mean = None
++ unit.across = None
+""")
+wrong("11.4", "takes no other dtype").diff("""
+Delivers in double.
+- unit.deliver(unit.mean)
++ unit.deliver(unit.mean.double())
+""")
+wrong("11.4", "gives the memory of the copy away").diff("""
+Delivers a copy.
+- unit.deliver(unit.mean)
++ unit.deliver(unit.mean.clone())
+""")
+wrong("11.4", "`wait` returns nothing").diff("""
+Takes the result from the handle.
+- unit.across.wait()
+- unit.deliver(unit.mean)
++ unit.deliver(unit.across.wait())
+""")
+wrong("11.4", "both belong under one condition").diff("""
+Delivers in any case.
+- if unit.across is None:
+-     return
+- unit.across.wait()
++ if unit.across is not None:
++     unit.across.wait()
+""")
 
 
 @wrong("11.4", "is not to be forgotten")
@@ -498,16 +421,11 @@ def finish_across(unit):
     unit.across = unit.mean = None
 
 
-@wrong("11.4", "has been waited for once is there")
-def finish_across(unit):
-    """Waits twice, to be sure."""
-    if unit.across is None:
-        return
-    unit.across.wait()
-    unit.across.wait()
-    unit.deliver(unit.mean)
-    unit.across = unit.mean = None
-
+wrong("11.4", "has been waited for once is there").diff("""
+Waits twice, to be sure.
+  unit.across.wait()
++ unit.across.wait()
+""")
 
 # 11.5
 
@@ -572,24 +490,24 @@ def traffic(units, ranks, per_host, factor):
     return Traffic(sharding, replicas, leaves)
 
 
-@wrong("11.5", "however many of its ranks are there")
-def traffic(units, ranks, per_host, factor):
-    """Adds up what a host's ranks send."""
-    whole, copies = sum(units), ranks // factor
-    sharding = (factor - 1) / factor * (3 * whole - units[0])
-    replicas = 2 * (copies - 1) / copies * whole / factor
-    leaves = per_host * (sharding * (factor > per_host) + replicas * (ranks > per_host))
-    return Traffic(sharding, replicas, leaves)
-
-
-@wrong("11.5", "one for each place")
-def traffic(units, ranks, per_host, factor):
-    """Counts one ring of replicas, whatever F."""
-    whole, copies = sum(units), ranks // factor
-    sharding = (factor - 1) / factor * (3 * whole - units[0])
-    replicas = 2 * (copies - 1) / copies * whole / factor
-    leaves = sharding * (factor > per_host) + replicas * (ranks > per_host)
-    return Traffic(sharding, replicas, leaves)
+wrong("11.5", "however many of its ranks are there").diff("""
+Adds up what a host's ranks send.
+- leaves = 0.0
+- if factor > per_host:
+-     leaves += sharding
+- if ranks > per_host:
+-     leaves += min(factor, per_host) * replicas
++ leaves = per_host * (sharding * (factor > per_host) + replicas * (ranks > per_host))
+""")
+wrong("11.5", "one for each place").diff("""
+Counts one ring of replicas, whatever F.
+- leaves = 0.0
+- if factor > per_host:
+-     leaves += sharding
+- if ranks > per_host:
+-     leaves += min(factor, per_host) * replicas
++ leaves = sharding * (factor > per_host) + replicas * (ranks > per_host)
+""")
 
 
 @wrong("11.5", "with one host nothing leaves it")
@@ -629,68 +547,40 @@ def traffic(units, ranks, per_host, factor):
     return Traffic(sharding, replicas, leaves)
 
 
-@wrong("11.5", "by their replica rings as well")
-def traffic(units, ranks, per_host, factor):
-    """Takes either the sharding rings or the replicas'."""
-    whole, copies = sum(units), ranks // factor
-    sharding = (factor - 1) / factor * (3 * whole - units[0])
-    replicas = 2 * (copies - 1) / copies * whole / factor
-    leaves = sharding if factor > per_host else factor * replicas * (ranks > per_host)
-    return Traffic(sharding, replicas, leaves)
-
-
-@wrong("11.5", "inside a host are on other hosts")
-def traffic(units, ranks, per_host, factor):
-    """Lets replicas leave a host only where sharding groups fill it."""
-    whole, copies = sum(units), ranks // factor
-    sharding = (factor - 1) / factor * (3 * whole - units[0])
-    replicas = 2 * (copies - 1) / copies * whole / factor
-    leaves = sharding * (factor > per_host) + per_host * replicas * (factor >= per_host)
-    return Traffic(sharding, replicas, leaves)
-
-
-@wrong("11.5", "`units[0]`, and no `pop`")
-def traffic(units, ranks, per_host, factor):
-    """Takes the root off the list that it was given."""
-    whole, copies = sum(units), ranks // factor
-    root = units.pop(0)
-    sharding = (factor - 1) / factor * (3 * whole - root)
-    replicas = 2 * (copies - 1) / copies * whole / factor
-    leaves = 0.0
-    if factor > per_host:
-        leaves += sharding
-    if ranks > per_host:
-        leaves += min(factor, per_host) * replicas
-    return Traffic(sharding, replicas, leaves)
-
-
-@wrong("11.5", "not the largest")
-def traffic(units, ranks, per_host, factor):
-    """Takes the largest unit for the root."""
-    whole, copies = sum(units), ranks // factor
-    sharding = (factor - 1) / factor * (3 * whole - max(units))
-    replicas = 2 * (copies - 1) / copies * whole / factor
-    leaves = 0.0
-    if factor > per_host:
-        leaves += sharding
-    if ranks > per_host:
-        leaves += min(factor, per_host) * replicas
-    return Traffic(sharding, replicas, leaves)
-
-
-@wrong("11.5", "not the last")
-def traffic(units, ranks, per_host, factor):
-    """Takes the last unit for the root."""
-    whole, copies = sum(units), ranks // factor
-    sharding = (factor - 1) / factor * (3 * whole - units[-1])
-    replicas = 2 * (copies - 1) / copies * whole / factor
-    leaves = 0.0
-    if factor > per_host:
-        leaves += sharding
-    if ranks > per_host:
-        leaves += min(factor, per_host) * replicas
-    return Traffic(sharding, replicas, leaves)
-
+wrong("11.5", "by their replica rings as well").diff("""
+Takes either the sharding rings or the replicas'.
+- leaves = 0.0
+- if factor > per_host:
+-     leaves += sharding
+- if ranks > per_host:
+-     leaves += min(factor, per_host) * replicas
++ leaves = sharding if factor > per_host else factor * replicas * (ranks > per_host)
+""")
+wrong("11.5", "inside a host are on other hosts").diff("""
+Lets replicas leave a host only where sharding groups fill it.
+- leaves = 0.0
+- if factor > per_host:
+-     leaves += sharding
+- if ranks > per_host:
+-     leaves += min(factor, per_host) * replicas
++ leaves = sharding * (factor > per_host) + per_host * replicas * (factor >= per_host)
+""")
+wrong("11.5", "`units[0]`, and no `pop`").diff("""
+Takes the root off the list that it was given.
+- sharding = (factor - 1) / factor * (3 * whole - units[0])
++ root = units.pop(0)
++ sharding = (factor - 1) / factor * (3 * whole - root)
+""")
+wrong("11.5", "not the largest").diff("""
+Takes the largest unit for the root.
+- sharding = (factor - 1) / factor * (3 * whole - units[0])
++ sharding = (factor - 1) / factor * (3 * whole - max(units))
+""")
+wrong("11.5", "not the last").diff("""
+Takes the last unit for the root.
+- sharding = (factor - 1) / factor * (3 * whole - units[0])
++ sharding = (factor - 1) / factor * (3 * whole - units[-1])
+""")
 
 # 11.6
 
@@ -713,44 +603,38 @@ def choose(factors, capacity, memory, seconds, rest):
     return Choice("more ranks" if rest < capacity else "split layers", None)
 
 
-@wrong("11.6", "not more than the capacity fits")
-def choose(factors, capacity, memory, seconds, rest):
-    """Wants room to spare."""
-    fitting = [factor for factor in sorted(factors) if memory(factor) < capacity]
-    if not fitting:
-        return Choice("more ranks" if rest < capacity else "split layers", None)
-    factor = min(fitting, key=seconds)
-    return Choice({max(factors): "full sharding", 1: "data parallelism"}.get(factor, "hybrid sharding"), factor)
-
-
-@wrong("11.6", "in whatever order the factors come")
-def choose(factors, capacity, memory, seconds, rest):
-    """Takes the first of equally fast ones as they come."""
-    fitting = [factor for factor in factors if memory(factor) <= capacity]
-    if not fitting:
-        return Choice("more ranks" if rest < capacity else "split layers", None)
-    factor = min(fitting, key=seconds)
-    return Choice({max(factors): "full sharding", 1: "data parallelism"}.get(factor, "hybrid sharding"), factor)
-
-
-@wrong("11.6", "goes by the name of full sharding")
-def choose(factors, capacity, memory, seconds, rest):
-    """Calls everything above 1 hybrid."""
-    fitting = [factor for factor in sorted(factors) if memory(factor) <= capacity]
-    if not fitting:
-        return Choice("more ranks" if rest < capacity else "split layers", None)
-    factor = min(fitting, key=seconds)
-    return Choice("data parallelism" if factor == 1 else "hybrid sharding", factor)
-
-
-@wrong("11.6", "between 1 and the largest it is hybrid")
-def choose(factors, capacity, memory, seconds, rest):
-    """Calls everything above 1 full sharding."""
-    fitting = [factor for factor in sorted(factors) if memory(factor) <= capacity]
-    if not fitting:
-        return Choice("more ranks" if rest < capacity else "split layers", None)
-    factor = min(fitting, key=seconds)
-    return Choice("data parallelism" if factor == 1 else "full sharding", factor)
+wrong("11.6", "not more than the capacity fits").diff("""
+Wants room to spare.
+- fitting = [factor for factor in sorted(factors) if memory(factor) <= capacity]
++ fitting = [factor for factor in sorted(factors) if memory(factor) < capacity]
+- if factor == 1:
+-     return Choice("data parallelism", 1)
+- return Choice("full sharding" if factor == max(factors) else "hybrid sharding", factor)
++ return Choice({max(factors): "full sharding", 1: "data parallelism"}.get(factor, "hybrid sharding"), factor)
+""")
+wrong("11.6", "in whatever order the factors come").diff("""
+Takes the first of equally fast ones as they come.
+- fitting = [factor for factor in sorted(factors) if memory(factor) <= capacity]
++ fitting = [factor for factor in factors if memory(factor) <= capacity]
+- if factor == 1:
+-     return Choice("data parallelism", 1)
+- return Choice("full sharding" if factor == max(factors) else "hybrid sharding", factor)
++ return Choice({max(factors): "full sharding", 1: "data parallelism"}.get(factor, "hybrid sharding"), factor)
+""")
+wrong("11.6", "goes by the name of full sharding").diff("""
+Calls everything above 1 hybrid.
+- if factor == 1:
+-     return Choice("data parallelism", 1)
+- return Choice("full sharding" if factor == max(factors) else "hybrid sharding", factor)
++ return Choice("data parallelism" if factor == 1 else "hybrid sharding", factor)
+""")
+wrong("11.6", "between 1 and the largest it is hybrid").diff("""
+Calls everything above 1 full sharding.
+- if factor == 1:
+-     return Choice("data parallelism", 1)
+- return Choice("full sharding" if factor == max(factors) else "hybrid sharding", factor)
++ return Choice("data parallelism" if factor == 1 else "full sharding", factor)
+""")
 
 
 @wrong("11.6", "so there is none to return")
@@ -761,34 +645,29 @@ def choose(factors, capacity, memory, seconds, rest):
     return Choice({max(factors): "full sharding", 1: "data parallelism"}.get(factor, "hybrid sharding"), factor)
 
 
-@wrong("11.6", "only splitting what is whole helps")
-def choose(factors, capacity, memory, seconds, rest):
-    """Believes that more ranks always help."""
-    fitting = [factor for factor in sorted(factors) if memory(factor) <= capacity]
-    if not fitting:
-        return Choice("more ranks", None)
-    factor = min(fitting, key=seconds)
-    return Choice({max(factors): "full sharding", 1: "data parallelism"}.get(factor, "hybrid sharding"), factor)
-
-
-@wrong("11.6", "not the last in the list")
-def choose(factors, capacity, memory, seconds, rest):
-    """Takes the last for the largest."""
-    fitting = [factor for factor in sorted(factors) if memory(factor) <= capacity]
-    if not fitting:
-        return Choice("more ranks" if rest < capacity else "split layers", None)
-    factor = min(fitting, key=seconds)
-    return Choice({factors[-1]: "full sharding", 1: "data parallelism"}.get(factor, "hybrid sharding"), factor)
-
-
-@wrong("11.6", "not the largest that fits")
-def choose(factors, capacity, memory, seconds, rest):
-    """Takes the largest that fits for the largest."""
-    fitting = [factor for factor in sorted(factors) if memory(factor) <= capacity]
-    if not fitting:
-        return Choice("more ranks" if rest < capacity else "split layers", None)
-    factor = min(fitting, key=seconds)
-    return Choice({max(fitting): "full sharding", 1: "data parallelism"}.get(factor, "hybrid sharding"), factor)
+wrong("11.6", "only splitting what is whole helps").diff("""
+Believes that more ranks always help.
+- return Choice("more ranks" if rest < capacity else "split layers", None)
++ return Choice("more ranks", None)
+- if factor == 1:
+-     return Choice("data parallelism", 1)
+- return Choice("full sharding" if factor == max(factors) else "hybrid sharding", factor)
++ return Choice({max(factors): "full sharding", 1: "data parallelism"}.get(factor, "hybrid sharding"), factor)
+""")
+wrong("11.6", "not the last in the list").diff("""
+Takes the last for the largest.
+- if factor == 1:
+-     return Choice("data parallelism", 1)
+- return Choice("full sharding" if factor == max(factors) else "hybrid sharding", factor)
++ return Choice({factors[-1]: "full sharding", 1: "data parallelism"}.get(factor, "hybrid sharding"), factor)
+""")
+wrong("11.6", "not the largest that fits").diff("""
+Takes the largest that fits for the largest.
+- if factor == 1:
+-     return Choice("data parallelism", 1)
+- return Choice("full sharding" if factor == max(factors) else "hybrid sharding", factor)
++ return Choice({max(fitting): "full sharding", 1: "data parallelism"}.get(factor, "hybrid sharding"), factor)
+""")
 
 
 @wrong("11.6", "a larger one need not hold less")
@@ -803,47 +682,39 @@ def choose(factors, capacity, memory, seconds, rest):
     return Choice({max(factors): "full sharding", 1: "data parallelism"}.get(factor, "hybrid sharding"), factor)
 
 
-@wrong("11.6", "changes the caller's list")
-def choose(factors, capacity, memory, seconds, rest):
-    """Sorts the list that it was given."""
-    factors.sort()
-    fitting = [factor for factor in factors if memory(factor) <= capacity]
-    if not fitting:
-        return Choice("more ranks" if rest < capacity else "split layers", None)
-    factor = min(fitting, key=seconds)
-    return Choice({max(factors): "full sharding", 1: "data parallelism"}.get(factor, "hybrid sharding"), factor)
-
-
-@wrong("11.6", "though it be the largest, too")
-def choose(factors, capacity, memory, seconds, rest):
-    """Asks for full sharding first."""
-    fitting = [factor for factor in sorted(factors) if memory(factor) <= capacity]
-    if not fitting:
-        return Choice("more ranks" if rest < capacity else "split layers", None)
-    factor = min(fitting, key=seconds)
-    return Choice({1: "data parallelism", max(factors): "full sharding"}.get(factor, "hybrid sharding"), factor)
-
-
-@wrong("11.6", "expected a `Choice(...)`")
-def choose(factors, capacity, memory, seconds, rest):
-    """Returns a plain tuple."""
-    fitting = [factor for factor in sorted(factors) if memory(factor) <= capacity]
-    if not fitting:
-        return ("more ranks" if rest < capacity else "split layers", None)
-    factor = min(fitting, key=seconds)
-    return {max(factors): "full sharding", 1: "data parallelism"}.get(factor, "hybrid sharding"), factor
-
-
-@wrong("11.6", "is an argument: `capacity`")
-def choose(factors, capacity, memory, seconds, rest):
-    """Knows the capacity: 100."""
-    fitting = [factor for factor in sorted(factors) if memory(factor) <= 100]
-    if not fitting:
-        return Choice("more ranks" if rest < 100 else "split layers", None)
-    factor = min(fitting, key=seconds)
-    if factor == 1:
-        return Choice("data parallelism", 1)
-    return Choice("full sharding" if factor == max(factors) else "hybrid sharding", factor)
+wrong("11.6", "changes the caller's list").diff("""
+Sorts the list that it was given.
+- fitting = [factor for factor in sorted(factors) if memory(factor) <= capacity]
++ factors.sort()
++ fitting = [factor for factor in factors if memory(factor) <= capacity]
+- if factor == 1:
+-     return Choice("data parallelism", 1)
+- return Choice("full sharding" if factor == max(factors) else "hybrid sharding", factor)
++ return Choice({max(factors): "full sharding", 1: "data parallelism"}.get(factor, "hybrid sharding"), factor)
+""")
+wrong("11.6", "though it be the largest, too").diff("""
+Asks for full sharding first.
+- if factor == 1:
+-     return Choice("data parallelism", 1)
+- return Choice("full sharding" if factor == max(factors) else "hybrid sharding", factor)
++ return Choice({1: "data parallelism", max(factors): "full sharding"}.get(factor, "hybrid sharding"), factor)
+""")
+wrong("11.6", "expected a `Choice(...)`").diff("""
+Returns a plain tuple.
+- return Choice("more ranks" if rest < capacity else "split layers", None)
++ return ("more ranks" if rest < capacity else "split layers", None)
+- if factor == 1:
+-     return Choice("data parallelism", 1)
+- return Choice("full sharding" if factor == max(factors) else "hybrid sharding", factor)
++ return {max(factors): "full sharding", 1: "data parallelism"}.get(factor, "hybrid sharding"), factor
+""")
+wrong("11.6", "is an argument: `capacity`").diff("""
+Knows the capacity: 100.
+- fitting = [factor for factor in sorted(factors) if memory(factor) <= capacity]
++ fitting = [factor for factor in sorted(factors) if memory(factor) <= 100]
+- return Choice("more ranks" if rest < capacity else "split layers", None)
++ return Choice("more ranks" if rest < 100 else "split layers", None)
+""")
 
 
 @wrong("11.6", "behind one that is not faster")
