@@ -316,6 +316,7 @@ def order(make_schedule, log, names=("0", "1", "2", "3"), steps=2, kind=Recorder
             schedule.post_forward(unit, True)
         schedule.post_forward(root, True)
         log.append("|")
+        schedule.begin_backward([*blocks, root])
         schedule.pre_backward(root)
         for unit in reversed(blocks):
             schedule.pre_backward(unit)
@@ -417,6 +418,7 @@ def test_on_cpu_backward_prefetches_though_its_first_unit_ends_without_a_reducti
         schedule.pre_forward(unit)
         schedule.post_forward(unit, True)
     log.clear()
+    schedule.begin_backward(units)
     for unit in units[:0:-1]:
         schedule.pre_backward(unit)
         log.append(f"[{unit.name}]")
@@ -473,6 +475,7 @@ def test_unforeseen_unit_evicts_what_nobody_uses():
             assert sum(unit.state is not State.SHARDED for unit in units) <= 2
             assert units[i].state is State.UNSHARDED
             schedule.post_forward(units[i], True)
+        schedule.begin_backward([units[i] for i in sequence])
         for i in reversed(sequence):
             schedule.pre_backward(units[i])
             assert sum(unit.state is not State.SHARDED for unit in units) <= 2

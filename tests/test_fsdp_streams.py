@@ -96,6 +96,7 @@ def log(request, monkeypatch):
             notes.note(f"compute {unit.name}")
             schedule.post_forward(unit, True)
         schedule.post_forward(root, True)
+        schedule.begin_backward([*blocks, root])
         schedule.pre_backward(root)
         for unit in reversed(blocks):
             schedule.pre_backward(unit)

@@ -97,6 +97,7 @@ def step(make_schedule, steps=2):
         clock.now += 0.1
         schedule.post_forward(root, True)
         turn = clock.now
+        schedule.begin_backward([*blocks, root])
         schedule.pre_backward(root)
         clock.now += 0.2
         for unit in reversed(blocks):

@@ -37,7 +37,7 @@ UNITS = 3  # two blocks and the root
 FULL, HYBRID, NO_SHARD = ShardingStrategy.FULL_SHARD, ShardingStrategy.HYBRID_SHARD, ShardingStrategy.NO_SHARD
 BF16 = MixedPrecision(torch.bfloat16, torch.float32)
 FP16 = MixedPrecision(torch.float16, torch.float16)
-LIMITER, ARRIVALS = "event: fsdp/schedules/rate_limit.py", "event: fsdp/flat_unit.py"
+LIMITER, ARRIVALS = "event: fsdp/schedules/rate_limit.py", "event: fsdp/offload.py"
 
 
 def gpt() -> GPT:

@@ -1060,6 +1060,7 @@ for rank, ran in enumerate(launch(run_cases, RANKS, CASES)):
 #   section 5 (what it gains).
 # - torch: `torch/distributed/fsdp/_exec_order_utils.py` (the records and the check), `_prefetch_handle` in
 #   `torch/distributed/fsdp/_runtime_utils.py`.
-# - minifsdp: `fsdp/schedules/prefetch.py`, a schedule like yours, but for three things: it follows the last forward and
-#   not the first iteration's, compares with it this call alone, and puts reductions off until the next gather is
+# - minifsdp: `fsdp/schedules/prefetch.py`, a schedule like yours, but for four things: it follows the last forward and
+#   not the first iteration's, compares with it this call alone, has backward's order from the engine (which knows of
+#   several forwards before a backward, as pipelines have them), and puts reductions off until the next gather is
 #   issued; `fsdp/schedules/overlap.py`; `course/machine/`, the GPU on paper.

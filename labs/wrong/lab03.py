@@ -471,6 +471,10 @@ Clears the gradients before the update.
 -     device.free(shard.grad)
 -     shard.grad = None
 """)
+wrong("3.4", "memory that `device.free` has taken was used again").diff("""
+Frees the gradient's memory, and leaves the gradient there.
+- shard.grad = None
+""")
 wrong("3.4", "the gradient of the step before").diff("""
 Steps on stale gradients: keeps this step's for the next one.
   shards = optimizer.param_groups[0]["params"]

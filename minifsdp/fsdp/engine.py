@@ -71,22 +71,20 @@ class Engine:
     # Forward
 
     def begin(self) -> None:
-        """The outermost forward begins. What a forward without backward has left whole is out of date."""
+        """The outermost forward begins. What an earlier one has left whole may be out of date."""
         if private.in_backward():  # an activation checkpoint around the outermost module
             return
         if self.backward_runs:
             self._abandon_backward()
         self.turns.begin_forward()
-        self.forward_runs = True
-        self.trains = torch.is_grad_enabled()
+        self.forward_runs, self.trains = True, torch.is_grad_enabled()
         for progress in self.progress.values():
             self._follow(progress)  # before the gathers are told to wait for what has been written to the shards
         self.schedule.begin_forward()
-        if not self.kept:
-            for unit in self.progress:
-                unit.lingers = False
-                if unit.state is not SHARDED:
-                    self.schedule.free(unit)
+        for unit in self.progress:
+            unit.lingers &= self.kept
+            if unit.state is not SHARDED and unit.is_stale:
+                self.schedule.free(unit)
 
     def before(self, unit: Unit, inputs: Any) -> None:
         progress = self.progress[unit]
@@ -122,7 +120,7 @@ class Engine:
                 self.schedule.post_forward(unit, follows)
         if outputs:
             progress.unreached += 1
-            call = [progress]  # emptied by its first gradient
+            call = [self.turns.number]  # emptied by its first gradient
             hooks = partial(self._pre_backward, progress, call), partial(self._pre_backward_of_base, progress, call)
             progress.passed += before_backward_of(outputs, *hooks)
 
@@ -155,19 +153,20 @@ class Engine:
             unit.check_unchanged()
         self.backward_runs = True
         self.turns.begin_backward()
+        self.schedule.begin_backward(self.turns.forward.returned())
         for unit in self.progress:
             unit.take_accumulated(more=not self.sync_gradients)
         private.at_end_of_backward(self._end_backward)
 
-    def _pre_backward(self, progress: Progress, call: list[Progress], gradient: Tensor) -> None:
+    def _pre_backward(self, progress: Progress, call: list[int], gradient: Tensor) -> None:
         if not self.backward_runs:
             self._begin_backward()
-        if call:
-            call.pop().unreached -= 1
+        if call and call.pop() == self.turns.number:
+            progress.unreached -= 1
         if not progress.in_backward:
             self.turns.of(progress).reach(progress)
 
-    def _pre_backward_of_base(self, progress: Progress, call: list[Progress], gradient: Tensor) -> None:
+    def _pre_backward_of_base(self, progress: Progress, call: list[int], gradient: Tensor) -> None:
         if not progress.ended:  # or it is one of the unit's inputs, of which the unit has returned a view
             self._pre_backward(progress, call, gradient)
 

@@ -21,13 +21,15 @@ from minifsdp.comm import Done, Handle, Label
 from minifsdp.flat_param import FlatParameter
 from minifsdp.fsdp.contents import Contents
 from minifsdp.fsdp.gradient import Gradient, is_of_nobody
+from minifsdp.fsdp.offload import HostCopies
 from minifsdp.fsdp.plan import Plan
 from minifsdp.fsdp.reduction import Reduction
+from minifsdp.fsdp.steps import steps_taken
 from minifsdp.fsdp.unit import UNSHARDED, Unit
 from minifsdp.fsdp.unsharded import Unsharded
 from minifsdp.fsdp.view import FlatView
 from minifsdp.order import check_labelled_calls, next_on
-from minifsdp.private import identity
+from minifsdp.private import identity, version_of
 from minifsdp.process_groups import wants_order_checked
 
 
@@ -72,10 +74,10 @@ class FlatUnit(Unit):
         self.unsharded = Unsharded(flat, plan, self.device)
         self.gradient = Gradient(flat, self.device)
         self.exact = False  # all is in the shard's dtype at present, whatever the plan says
+        self._gathered: list[int] = []  # the shards' versions, if the unit stays whole after forward
         self._adds_up = False  # the backward under way is one of several before the reduction
         self._across: Handle | None = None  # of the means of all replicas
-        self._sent: Any = None  # when the last gather has read the shard, if that is on the host
-        self._arriving: list[tuple[Tensor, Any]] = []  # gradients on their way to the host, and when they are there
+        self.copies = HostCopies(self.device)
         self._whose = f"unit {next_on(self.group)} of the group" if wants_order_checked() else ""
         self.view: FlatView = view(flat)
         self.view.stays = self.unsharded.is_shard
@@ -85,11 +87,6 @@ class FlatUnit(Unit):
     @property
     def label(self) -> Label:
         return Label(self.title, self._whose)
-
-    @property
-    def full(self) -> Tensor:
-        """The buffer [P] that the gather fills."""
-        return self.unsharded.full
 
     # Parameters
 
@@ -103,7 +100,17 @@ class FlatUnit(Unit):
                 leaf.data = each
         super().refresh()
 
+    @property
+    def _version(self) -> list[int]:
+        return [steps_taken(), *map(version_of, self.shards)]
+
+    @property
+    def is_stale(self) -> bool:
+        return not self.unsharded.is_shard and self._gathered != self._version
+
     def _gather(self) -> Any:
+        if not self.freed_after_forward:
+            self._gathered = self._version
         if self.unsharded.is_shard:
             return Done()
         self.unsharded.allocate()
@@ -119,7 +126,7 @@ class FlatUnit(Unit):
         if inside is None or self.plan.offload or part.dtype != full.dtype:
             part = self.flat.mine(full).copy_(part, non_blocking=True)
         if self.plan.offload:
-            self._sent = device.current_stream(self.device).record_event()
+            self.copies.note_sent()
         if inside is None:  # the copy is waited for as a collective would be
             return device.current_stream(self.device).record_event()
         return comm.all_gather(full, part, inside, self.label)
@@ -128,9 +135,7 @@ class FlatUnit(Unit):
         self.unsharded.free()
 
     def release_shards(self) -> None:
-        if self._sent is not None:
-            self._sent.synchronize()  # after a backward the gradients' arrival says it
-            self._sent = None
+        self.copies.wait_sent()
 
     @contextmanager
     def whole(self) -> Iterator[Tensor]:
@@ -155,7 +160,7 @@ class FlatUnit(Unit):
     def check_unchanged(self) -> None:
         if self.state is not UNSHARDED:  # backward gathers again, and sees the values that forward has seen
             return
-        own = identity(self.full.untyped_storage())
+        own = identity(self.unsharded.full.untyped_storage())
         for index, leaf in enumerate(self.leaves):
             if identity(leaf.untyped_storage()) != own or self.view.is_changed(index):
                 raise AssertionError(
@@ -177,7 +182,7 @@ class FlatUnit(Unit):
         Inside no_sync many are added, and a dtype that will do for their mean may not do for the sum: then it is the
         leaves' dtype, if that has more bytes, and the sum is cast before the reduction.
         """
-        whole, reduced = self.full.dtype, self.gradient_dtype
+        whole, reduced = self.unsharded.full.dtype, self.gradient_dtype
         return whole if self._adds_up and whole.itemsize > reduced.itemsize else reduced
 
     @property
@@ -217,10 +222,7 @@ class FlatUnit(Unit):
             self._across.wait()
             self._across = None
             self._receive()
-        for gradient, arrival in self._arriving:
-            arrival.synchronize()  # the host is about to read it
-            self.view.add(gradient)
-        self._arriving.clear()
+        self.copies.receive(self.view.add)
 
     def _receive(self) -> None:
         """Deliver a mean if there is one; only a rank that has contributed nothing has to look."""
@@ -242,8 +244,6 @@ class FlatUnit(Unit):
             mean.copy_(low)
             device.free(low)
         if self.plan.offload:
-            # (torch overwrites the gradient on the host, so that accumulating outside of no_sync goes wrong there.)
-            self._arriving.append((device.copy_to_host(mean), device.current_stream(self.device).record_event()))
-            device.free(mean)
+            self.copies.send(mean)
         else:
             self.view.add(mean)

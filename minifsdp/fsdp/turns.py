@@ -134,6 +134,10 @@ class Turns:
         for turn, (progress, _) in enumerate(self.forward):
             self.places[progress] = self.places.get(progress, (turn, turn))[0], turn
 
+    def returned(self) -> list[Unit]:
+        """The units of `forward` whose turns are expected, in the order in which they have returned."""
+        return [progress.unit for progress, returned in self.forward if returned and progress in self.expected]
+
     def reach(self, progress: Progress) -> None:
         """The first gradient has come to the unit."""
         self.pass_to(progress)

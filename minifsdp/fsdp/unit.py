@@ -126,6 +126,11 @@ class Unit(ABC):
     def release_shards(self) -> None:  # noqa: B027
         """After this no gather reads the shards any longer, and the host may write to them."""
 
+    @property
+    def is_stale(self) -> bool:
+        """Whether the shards may have been written to since the unit was gathered."""
+        return True
+
     def refresh(self) -> None:
         """A step begins: leaves are trained as their parameters are, which may have been frozen or thawed."""
         wanted = self.view.trained

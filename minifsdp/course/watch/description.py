@@ -155,11 +155,11 @@ def _row(name: str, instance: FullyShardedDataParallel, optimizer: OptimizerStat
         numel=sum(numels),
         padding=size - sum(numels),
         frozen=sum(numel for numel, wanted in zip(numels, trained, strict=True) if not wanted),
-        whole=0 if unit.unsharded.is_shard else size * unit.full.element_size(),
+        whole=0 if unit.unsharded.is_shard else size * unit.unsharded.full.element_size(),
         rank=shard.numel() * item,
         gradient=_gradient(unit, instance.mixed_precision.keep_low_precision_grads) if any(trained) else _NONE,
         optimizer=sum(optimizer.per_element * n * item // 4 + optimizer.per_tensor for n in held),
-        dtypes=(_dtype(shard), _dtype(unit.full), str(unit.gradient_dtype).removeprefix("torch.")),
+        dtypes=(_dtype(shard), _dtype(unit.unsharded.full), str(unit.gradient_dtype).removeprefix("torch.")),
         resharded=unit.reshard_after_forward,
         offloaded=instance.cpu_offload.offload_params,
     )

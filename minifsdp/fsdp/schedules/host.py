@@ -31,8 +31,8 @@ class HostSchedule(PrefetchSchedule):
         super().__init__(units, backward=backward)
         self.first: Unit | None = None  # of this backward, after the root
 
-    def begin_forward(self) -> None:
-        super().begin_forward()
+    def begin_backward(self, units: Sequence[Unit]) -> None:
+        super().begin_backward(units)
         self.first = None
 
     def issue_backward(self, unit: Unit) -> None:

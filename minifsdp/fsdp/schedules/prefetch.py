@@ -56,7 +56,7 @@ class PrefetchSchedule(OverlapSchedule):
 
     def begin_forward(self) -> None:
         super().begin_forward()
-        self.order, self.seen, self.ahead = self.seen, [], []
+        self.order, self.seen = self.seen, []
 
     def issue_forward(self, unit: Unit) -> None:
         super().issue_forward(unit)
@@ -65,10 +65,9 @@ class PrefetchSchedule(OverlapSchedule):
         if self.forward and self.order[here - 1 : here] == [unit]:
             self.prefetch(self.order[here:])
 
-    def post_forward(self, unit: Unit, backward_follows: bool) -> None:
-        super().post_forward(unit, backward_follows)
-        if backward_follows:
-            self.ahead.append(unit)
+    def begin_backward(self, units: Sequence[Unit]) -> None:
+        super().begin_backward(units)
+        self.ahead = [*units]
 
     def issue_backward(self, unit: Unit) -> None:
         super().issue_backward(unit)

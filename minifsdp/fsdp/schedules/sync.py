@@ -51,6 +51,9 @@ class SyncSchedule:
         self.gather(unit)
         unit.wait_gather()
 
+    def begin_backward(self, units: Sequence[Unit]) -> None:
+        """A backward begins, of a forward in which `units` have returned in this order."""
+
     def pre_backward(self, unit: Unit) -> None:
         self.issue_backward(unit)
         unit.wait_gather()

@@ -1,0 +1,30 @@
+"""How often optimizers have stepped on this rank, which is as often as on any other.
+
+A parameter's version tells that it was written to, but not on every rank: an optimizer leaves one alone of which this
+rank has no gradient.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from itertools import count
+from typing import Any
+
+from torch.optim.optimizer import register_optimizer_step_post_hook
+
+
+@cache
+def _counter() -> list[int]:
+    """The number of steps, counted from now on."""
+    steps, numbers = [0], count(1)
+
+    def stepped(optimizer: Any, args: Any, kwargs: Any) -> None:
+        steps[0] = next(numbers)
+
+    register_optimizer_step_post_hook(stepped)
+    return steps
+
+
+def steps_taken() -> int:
+    """The number of optimizer steps since this was first called."""
+    return _counter()[0]
