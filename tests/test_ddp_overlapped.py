@@ -87,6 +87,17 @@ class Checkpointed(nn.Linear):
         return x
 
 
+class OneOf(nn.Module):
+    """Two layers of which a forward uses one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(6, 6) for _ in range(2))
+
+    def forward(self, x: Tensor, index: int) -> Tensor:
+        return self.layers[index](x)
+
+
 def rows(step: int, rank: int) -> Tensor:
     return torch.randn(4, 6, generator=torch.Generator().manual_seed(100 * step + rank))
 
@@ -183,8 +194,19 @@ def two_forwards_and_two_losses() -> None:
     assert_same(ddp, whole)
 
 
+def each_bucket_once_in_a_backward_over_two_forwards() -> int:
+    """The second forward's layer has been reduced when backward comes to the outputs of the first."""
+    ddp = OverlappedDDP(OneOf(), bucket_cap_mb=100 / 2**20)
+    loss = sum(ddp(rows(0, 0), index).square().mean() for index in (0, 1))
+    with calls_seen() as events:
+        loss.backward()
+    assert [phase for phase, _ in events] == ["issue", "issue", "wait", "wait"]
+    return len(ddp.buckets)
+
+
 def test_a_model_called_twice() -> None:
     launch(two_forwards_and_two_losses, 2)
+    assert launch(each_bucket_once_in_a_backward_over_two_forwards, 2) == [2, 2]
 
 
 # During backward

@@ -32,8 +32,8 @@ class Reducer:
     """Fills buckets as backward makes gradients and starts their all-reduces, so that both run at the same time.
 
     The moving part is that of the lesson, its `LaunchQueue` (overlapped.py). What torch's class adds to it is here: a
-    gradient is weighed on its way into the bucket, and becomes a part of it (buckets.py); only the first backward after
-    a forward is reduced; a parameter that it has not reached is named, and the cure.
+    gradient is multiplied by 1 / N on its way into the bucket, whose memory becomes its own (buckets.py); only the
+    first backward after a forward is reduced; a parameter that it has not reached is named, with the cure.
 
     Args:
         names: the parameters to reduce, with their names for messages.
