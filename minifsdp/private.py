@@ -5,8 +5,8 @@ Not here: what whoever writes a module, an optimizer or a scaler meets in its ow
 (`_HYBRID_SHARD_ZERO2`, `_module_classes_to_ignore`, a policy's `_run_policy`, `_ddp_params_and_buffers_to_ignore`); the
 names of operators in course/machine/operators.py, and of wrappers that state dicts leave out, in fsdp/torch_api/state.
 
-Torch may change these without a word. Each has a test that says what would break (tests/test_private.py), so that a new
-version of torch that lacks one says so by its name.
+Torch may change these without a word. Each has a test that says what would break (tests/core/test_private.py), so that
+a new version of torch that lacks one says so by its name.
 """
 
 from __future__ import annotations

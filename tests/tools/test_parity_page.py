@@ -1,7 +1,7 @@
 """docs/parity.md says what is so: it has all of torch's names, what works has torch's signature, what is absent is not
 there, and every behaviour has a test that is marked with its number.
 
-`python tests/test_parity_page.py` writes the names of the tests into the page anew.
+`python tests/tools/test_parity_page.py` writes the names of the tests into the page anew.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from minifsdp.fsdp import FullyShardedDataParallel as OurFsdp
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
-TESTS = Path(__file__).parent
+TESTS = Path(__file__).parents[1]
 PAGE = TESTS.parent / "docs" / "parity.md"
 BEHAVIOURS = range(1, 46)
 MOST_EXEMPTIONS = 5
@@ -275,12 +275,12 @@ def marked(tree: ast.AST, name: str = "") -> Iterator[tuple[int, str]]:
 
 @cache
 def marked_tests() -> dict[int, list[str]]:
-    """The tests that are marked with each number, as `file.py: name`."""
+    """The tests that are marked with each number, as `folder/file.py: name`; those for GPUs show nothing here."""
     found = defaultdict(list)
-    for path in sorted(TESTS.glob("test_*.py")):
-        if path != Path(__file__):
+    for path in sorted(TESTS.glob("*/test_*.py")):
+        if path != Path(__file__) and path.parent.name != "gpu":
             for number, name in marked(ast.parse(path.read_text())):
-                if (title := f"{path.name}: {name}") not in found[number]:
+                if (title := f"{path.relative_to(TESTS)}: {name}") not in found[number]:
                     found[number].append(title)
     return found
 

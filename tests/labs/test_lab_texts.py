@@ -15,7 +15,7 @@ import pytest
 from minifsdp.course.reference.lab11 import traffic
 from minifsdp.course.workshop.catalogue import Cell, all_labs, read_cells, shipped_notebook, source_of
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 
 PREDICT = re.compile(r'^predict\(\s*"([^"]+)"', re.M)
 OUTCOME = re.compile(r"^prediction (\S+): (?:measured|computed|model) ([\d,]*\d(?:\.\d+)?)", re.M)

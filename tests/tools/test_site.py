@@ -12,7 +12,7 @@ from types import ModuleType
 
 import pytest
 
-SITE = Path(__file__).parent.parent / "docs" / "site"
+SITE = Path(__file__).parents[2] / "docs" / "site"
 
 
 @pytest.fixture(scope="module")

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", ROOT / "labs" / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 LINK = re.compile(r"\]\(([^)#\s]*)(#[^)\s]*)?\)")
 ROW = re.compile(r"^\| \[(\w+) [^]]+\]\(labs/(\S+)\) \| (\d+) \| .+ \| ([C\d, ]+) \|$", re.MULTILINE)

@@ -13,7 +13,7 @@ from minifsdp.course.bench.contestants import CONTESTANTS
 from minifsdp.course.bench.settings import Settings
 from minifsdp.course.launch.world import World
 
-PATH = Path(__file__).parent.parent / "benchmarks" / "step.py"
+PATH = Path(__file__).parents[2] / "benchmarks" / "step.py"
 SPEC = importlib.util.spec_from_file_location("benchmarks_step", PATH)
 step = importlib.util.module_from_spec(SPEC)
 SPEC.loader.exec_module(step)

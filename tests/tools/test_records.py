@@ -21,7 +21,7 @@ from tools.records import PARTS, Part, RecordError, find_records, parse_record, 
 from tools.worlds_table import NOT_RUN, SHARED_TIMES, TORCHS, WORLDS, worlds_table
 from tools.worlds_table import RUNGS as ROWS
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 SHARED = "2 ranks over NCCL, sharing cuda:0: 1 GPU here, shared as asked for"
 VERSIONS = {"python": "3", "torch": "2.stub", "cuda": "0", "nccl": "0.stub", "driver": None, "minifsdp": "0"}
 NAME = "made-up-7-x1"

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from matplotlib.figure import Figure
 
-SLIDES = Path(__file__).parent.parent / "slides"
+SLIDES = Path(__file__).parents[2] / "slides"
 sys.path.insert(0, str(SLIDES))
 
 import compose  # noqa: E402

@@ -26,7 +26,7 @@ from minifsdp.fsdp import FullyShardedDataParallel
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
-BENCHMARKS = Path(__file__).parent.parent / "benchmarks"
+BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 ABOUT = {"benchmark", "command", "when", "commit", "cpu", "cores", "versions"}
 
 

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import pytest
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", ROOT / "labs" / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 BLOCK = re.compile(r"(?:^ *<!-- needs ([\w ]+) -->\n)?^( *)```(\w*)\n(.*?)^ *```", re.MULTILINE | re.DOTALL)
 YOURS = """
@@ -61,7 +61,7 @@ def test_commands(code: Code, tmp_path: Path) -> None:
     for line in code.text.splitlines():
         if line.startswith("make "):
             lines.append(f"make -n -C {ROOT} {line.removeprefix('make ')}")
-        elif line.startswith("jupyter lab"):  # serves until it is stopped: tests/test_batch.py
+        elif line.startswith("jupyter lab"):  # serves until it is stopped: tests/labs/test_batch.py
             lines.append("jupyter lab --version")
         elif not line.startswith("source .venv"):
             lines.append(line)

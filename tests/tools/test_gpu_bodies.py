@@ -28,7 +28,7 @@ from minifsdp.course.ladder.model import Block
 from minifsdp.course.link import emulated as link
 from minifsdp.fsdp import FullyShardedDataParallel, OverlapSchedule
 
-GPU = Path(__file__).with_name("gpu")
+GPU = Path(__file__).parents[1] / "gpu"
 sys.path.append(str(GPU))  # its files import one another, as pytest lets them
 
 import test_allocated  # noqa: E402

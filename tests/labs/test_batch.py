@@ -23,7 +23,7 @@ from minifsdp.course.doctor.versions import versions
 from minifsdp.course.workshop import batch, copies
 from minifsdp.course.workshop.references import find_reference
 
-SCRIPTS = Path(__file__).parent.parent / "scripts"
+SCRIPTS = Path(__file__).parents[2] / "scripts"
 MARK = "MINIFSDP_TEST_BATCH"
 SECONDS = 120  # of patience, on a machine that is busy with much else
 
@@ -371,7 +371,7 @@ def test_rung_without_a_lab_or_without_minifsdp_says_so(submit: Submit) -> None:
 
 
 def test_ladder_sbatch_starts_the_ranks_of_two_nodes(submit: Submit, tmp_path: Path) -> None:
-    """What the ranks then make of these variables, tests/test_two_nodes.py shows."""
+    """What the ranks then make of these variables, tests/launch/test_two_nodes.py shows."""
     size = {"SLURM_JOB_NUM_NODES": "2", "SLURM_NTASKS_PER_NODE": "2", "SLURM_JOB_NODELIST": "node[1-2]"}
     (tmp_path / "tools" / "minifsdp").write_text(RANK)
     (tmp_path / "tools" / "minifsdp").chmod(0o755)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -16,7 +17,8 @@ import pytest
 from minifsdp.course import cli, doctor
 from minifsdp.course.cli.signals import ENDING, cleaning_up
 from minifsdp.course.launch.world import choose_world
-from minifsdp.course.workshop import batch, marking, saved
+from minifsdp.course.workshop import batch, catalogue, copies, marking, saved
+from minifsdp.course.workshop.references import find_reference
 
 # A signal at the import of a module; the C code of torch imports numpy, and clears what that raises.
 AT_IMPORT = """
@@ -67,13 +69,13 @@ def test_ctrl_c_always_says_interrupted(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    from test_lab_commands import COPY, RIGHT, write
-
-    from minifsdp.course.workshop.copies import start
-
     monkeypatch.chdir(tmp_path)
-    start("04", Path())
-    write(RIGHT, path=COPY)
+    copies.start("04", Path())
+    (copy,) = tmp_path.glob("*.ipynb")
+    notebook = catalogue.read_notebook(copy)
+    answer = f'@exercise("4.1")\n{find_reference("4.1").source}'
+    catalogue.cells_with(notebook["cells"], catalogue.EXERCISE + "4.1")[0]["source"] = answer
+    copy.write_text(json.dumps(notebook))
     monkeypatch.setattr(where, name, interrupt)
     monkeypatch.setattr(sys, "argv", ["minifsdp", *words])
     with pytest.raises(SystemExit) as end:
@@ -122,6 +124,8 @@ def test_what_is_heard_unwinds_and_is_as_before_afterwards() -> None:
 
 # The tests themselves
 
+CONFTEST = Path(__file__).parents[1] / "conftest.py"
+
 STARTS_AND_FAILS = """
 import subprocess, sys
 def test_it(capfd):
@@ -134,7 +138,7 @@ def test_it(capfd):
 
 def test_a_test_that_fails_ends_what_it_started(tmp_path: Path) -> None:
     (tmp_path / "test_it.py").write_text(STARTS_AND_FAILS)
-    (tmp_path / "conftest.py").write_text((Path(__file__).parent / "conftest.py").read_text())
+    (tmp_path / "conftest.py").write_text(CONFTEST.read_text())
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-c", os.devnull, str(tmp_path)]
     assert subprocess.run(command, cwd=tmp_path, capture_output=True, check=False).returncode == 1
     assert not psutil.pid_exists(int((tmp_path / "pid").read_text()))
@@ -153,7 +157,7 @@ def test_it():
 @pytest.mark.parametrize("options", [[], ["-n", "1"]], ids=["alone", "workers"])
 def test_tests_in_the_background_start_what_hears_signals(tmp_path: Path, options: list[str]) -> None:
     (tmp_path / "test_it.py").write_text(HEARS)
-    (tmp_path / "conftest.py").write_text((Path(__file__).parent / "conftest.py").read_text())
+    (tmp_path / "conftest.py").write_text(CONFTEST.read_text())
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-c", os.devnull, str(tmp_path)]
     done = subprocess.run([*command, *options], cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout
