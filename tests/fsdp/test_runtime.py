@@ -205,9 +205,7 @@ CASES = {
         [(0, 0), (0, 0), (0, 0), (0, 4)],
         step=accumulate,
     ),
-    "two forwards, one backward": Case(
-        [(8, 0), (3, 4)], [(8, 0), (0, 4)], [(0, 0), (0, 4)], step=two_forwards, as_in_torch=False
-    ),
+    "two forwards, one backward": Case([(7, 0), (3, 4)], [(4, 0), (0, 4)], [(0, 0), (0, 4)], step=two_forwards),
     # FSDP(checkpoint(m)): recomputation is inside a backward that has gathered. checkpoint(FSDP(m)): so it is, unless
     # it is reentrant, where recomputation comes first, is a forward of its own, and frees.
     "checkpoint inside": Case(*PLAIN, lambda: recomputed(False), units=(Recomputed,)),
