@@ -44,6 +44,20 @@ from minifsdp.course.workshop import exercise, outcome, predict
 from minifsdp.flat_param import FlatParameter, ParamPlaces, find_parameters
 
 # %% [markdown]
+# ## What you build
+#
+# All of FSDP in one function, as minifsdp has it. Every name in it is a piece that you write in labs 04 to 08, or the
+# glue between two of them: read it now for its shape, and again when you are done.
+
+# %%
+import inspect
+
+from minifsdp.fsdp.shard import shard
+
+signature, _, body = inspect.getsource(shard).split('"""')
+print(signature.rstrip() + body)
+
+# %% [markdown]
 # ## What hurts now
 #
 # The model of this lab is the course's GPT with odd sizes, so that nothing is divisible by anything. Each block will be

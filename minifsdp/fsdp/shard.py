@@ -3,14 +3,14 @@
     shards = shard(model, lambda module: isinstance(module, Block), group)
     optimizer = torch.optim.AdamW(shards)
 
-Read it last: each name in it is a lesson of its own. `FullyShardedDataParallel` (api.py) is the same with torch's
-arguments: a wrapper in place of the hooks, other strategies, mixed precision, offload, deferred initialisation, state
-dicts.
+See it first and read it last: each name in it is a lesson of its own. `FullyShardedDataParallel` (torch_api/api.py) is
+the same with torch's arguments: a wrapper in place of the hooks, other strategies, mixed precision, offload, deferred
+initialisation, state dicts.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from torch import nn
 
@@ -47,6 +47,19 @@ def shard(
         ValueError: parameters of a unit do not fit into one buffer, or one is used in two units.
     """
     units: dict[nn.Module, FlatUnit] = {}
+    for name, module, params in [*cut(model, is_unit)]:  # all of them, before the first loses its parameters
+        units[module] = FlatUnit(FlatParameter(params, group.rank(), group.size()), Plan(group), name)
+        units[module].is_root = module is model
+    engine = Engine([*units.values()], schedule([*units.values()]))
+    model.register_forward_pre_hook(lambda *_: engine.begin())
+    for module, unit in units.items():
+        hook_forward(module, unit, engine)
+    model.register_forward_hook(lambda *_: engine.end(), always_call=True)
+    return [p for unit in units.values() for p in unit.shards]
+
+
+def cut(model: nn.Module, is_unit: Callable[[nn.Module], bool]) -> Iterator[tuple[str, nn.Module, ParamPlaces]]:
+    """The modules that become units, outermost first, with their names and the parameters that no inner unit has."""
     taken: ParamPlaces = {}
     for name, module in model.named_modules():
         if module is model or is_unit(module):
@@ -57,17 +70,11 @@ def shard(
                 raise ValueError(f"{one} and {other} are one parameter, in two units: let the outermost unit have both")
             taken |= params
             if params:
-                units[module] = FlatUnit(FlatParameter(params, group.rank(), group.size()), Plan(group), name or "root")
-                units[module].is_root = module is model
-    engine = Engine([*units.values()], schedule([*units.values()]))
-    model.register_forward_pre_hook(lambda *_: engine.begin())
-    for module, unit in units.items():
-        hook_forward(module, unit, engine)
-    model.register_forward_hook(lambda *_: engine.end(), always_call=True)
-    return [p for unit in units.values() for p in unit.shards]
+                yield name or "root", module, params
 
 
 def hook_forward(module: nn.Module, unit: FlatUnit, engine: Engine) -> None:
+    """Let the engine know when the module is called, and when it returns."""
     modules = [*module.modules()]
     module.register_forward_pre_hook(lambda _, *inputs: engine.before(unit, inputs), with_kwargs=True)
     module.register_forward_hook(lambda _, inputs, output: engine.after(unit, output, modules))
