@@ -200,7 +200,9 @@ class FlatUnit(Unit):
         leaf = self.leaves[index]
         gradient, leaf.grad = leaf.grad, None
         assert gradient is not None
-        self.gradient.add(index, gradient, self.collected_in)
+        if self.gradient.full is None:
+            self.gradient.begin(self.collected_in)
+        self.gradient.add(index, gradient)
 
     def _reduce(self) -> Handle:
         self._is_absent = not self.has_gradient

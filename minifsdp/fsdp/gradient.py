@@ -10,7 +10,7 @@ from minifsdp.flat_param import FlatParameter
 
 
 class Gradient:
-    """A buffer [P] that is there from the first gradient that is added until its reduction has read it.
+    """A buffer [P] that is there from `begin` until its reduction has read it.
 
     Attributes:
         full: the buffer; None while nothing has been collected.
@@ -24,14 +24,15 @@ class Gradient:
     def __init__(self, flat: FlatParameter, on: torch.device) -> None:
         self.flat, self.device = flat, on
         self._spare: tuple[Tensor, list[Tensor]] | None = None  # a freed buffer and its views, to be used again
-        self._begin()
+        self._forget()
 
-    def _begin(self) -> None:
+    def _forget(self) -> None:
         self.full: Tensor | None = None
         self.views: list[Tensor] = []
         self.missing = set(range(len(self.flat.places)))
 
-    def _allocate(self, dtype: torch.dtype) -> Tensor:
+    def begin(self, dtype: torch.dtype) -> Tensor:
+        """Allocate the buffer; nothing has been collected."""
         spare, self._spare = self._spare, None
         if spare is not None and spare[0].dtype == dtype:
             self.full, self.views = spare
@@ -41,10 +42,8 @@ class Gradient:
             self.views = self.flat.unflatten(self.full)
         return self.full
 
-    def add(self, index: int, gradient: Tensor, dtype: torch.dtype) -> None:
-        """Add the gradient of parameter `index`; a buffer that this begins has `dtype`."""
-        if self.full is None:
-            self._allocate(dtype)
+    def add(self, index: int, gradient: Tensor) -> None:
+        """Add the gradient of parameter `index`."""
         if index in self.missing:
             self.missing.remove(index)
             self.views[index].copy_(gradient)
@@ -60,20 +59,20 @@ class Gradient:
         self.missing |= {index} if index is not None else set(range(len(self.flat.places)))
         if self.full is not None and len(self.missing) == len(self.flat.places):
             device.free(self.full)
-            self._begin()
+            self._forget()
 
     # A rank whose data has not reached the unit takes part in its reduction all the same. It sends -0.0, the sum over
     # nothing: x + -0.0 is x for every x, 0.0 too, and -0.0 + -0.0 is -0.0. So if nothing but -0.0 comes back, no rank
     # had a gradient, and `.grad` stays as it was, as in one process (`is_of_nobody`).
 
     def complete(self, dtype: torch.dtype) -> tuple[Tensor, list[Tensor]]:
-        """The whole gradient in `dtype`, zero where nothing was collected; the next `add` begins another.
+        """The whole gradient in `dtype`, zero where nothing was collected; the next `begin` makes another.
 
         Returns:
             the buffer [P] and its views, which the caller now has: to keep, or to give back.
         """
         if self.full is None:
-            full = self._allocate(dtype).fill_(-0.0)
+            full = self.begin(dtype).fill_(-0.0)
         else:
             full = self.full
             for index in self.missing:
@@ -84,7 +83,7 @@ class Gradient:
             low = device.empty(full.numel(), dtype, "gradients", self.device).copy_(full)
             device.free(full)
             full, views = low, self.flat.unflatten(low)
-        self._begin()
+        self._forget()
         return full, views
 
     def give_back(self, full: Tensor, views: list[Tensor]) -> None:

@@ -21,6 +21,7 @@ def made_here(output: Any, inputs: Any) -> list[Tensor]:
 
 
 _OWN = vars(nn.Module()).keys()
+_PLAIN = frozenset([bool, int, float, str, tuple, type(None)])  # the attributes that most modules have, and no tensors
 
 
 def left_on(modules: Iterable[nn.Module], nodes: int) -> list[Tensor]:
@@ -39,7 +40,12 @@ def left_on(modules: Iterable[nn.Module], nodes: int) -> list[Tensor]:
         attributes = vars(module)
         for name in attributes.keys() - _OWN:
             value = attributes[name]
-            found += takewhile(is_new, reversed(value) if isinstance(value, list) else [value])
+            if type(value) in _PLAIN:
+                continue
+            if isinstance(value, list):
+                found += takewhile(is_new, reversed(value))
+            elif is_new(value):
+                found.append(value)
     return found
 
 
