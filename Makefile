@@ -11,12 +11,14 @@ ladder: $(READY)
 
 # Three at a time, for much of a test is waiting (tests/conftest.py): each test starts ranks of its own.
 test: $(READY)
-	$(BIN)/pytest -q -m "not slow and not alone" -n 3 --durations 10 --ignore tests/labs/test_notebooks.py
+	$(BIN)/pytest -q -m "not slow and not alone and not rest" -n 3 --durations 10 --ignore tests/labs/test_notebooks.py
 	$(BIN)/pytest -q -m "not slow and alone"
 
-# All notebooks, as they are shipped, and with the reference answers written into the exercises.
+# All notebooks, as they are shipped, and with the reference answers written into the exercises; and all wrong answers, of
+# which `make test` runs a part (tests/labs/test_labs.py).
 test-labs: $(READY)
-	$(BIN)/pytest -q tests/labs/test_notebooks.py -n 3
+	$(BIN)/pytest -q tests/labs/test_notebooks.py tests/labs/test_labs.py -n 3
+	$(BIN)/python tests/labs/test_labs.py
 
 test-full: $(READY)
 	$(BIN)/pytest -q

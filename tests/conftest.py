@@ -1,8 +1,9 @@
 """What all tests share: the signals that they start with, what a failed one leaves, and how `pytest -n` shares them.
 
-Of a file the tests stay together, for they share launches; notebooks go one by one.
+Of a file the tests stay together, for they share launches; the labs' exercises go lab by lab, notebooks one by one.
 """
 
+import re
 import signal
 from collections.abc import Iterator
 from contextlib import suppress
@@ -62,6 +63,9 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     class ByFile(LoadFileScheduling):
         def _split_scope(self, nodeid: str) -> str:
             file: str = super()._split_scope(nodeid)
+            if file.endswith("test_labs.py"):
+                lab = re.search(r"\[(\d+[ab]?)[].-]", nodeid)  # of [5.1-default], [05-C8] and [10a]
+                return f"{file} {lab[1].zfill(2) if lab else ''}"
             return nodeid if file.endswith("test_notebooks.py") else file
 
     config.option.loadscopereorder = False  # by the number of tests: thousands that share a launch are no work
