@@ -32,7 +32,7 @@ _REDUCE_SCATTER = "reduce_scatter_single" if hasattr(dist, "reduce_scatter_singl
 
 
 class Link(Protocol):
-    """What may carry collectives in the backend's stead, for instance one that takes longer."""
+    """A substitute for the backend that carries collectives, for instance a slower one."""
 
     def submit(self, call: Call, collective: Callable[[], Any]) -> Any:
         """Run `collective` now or later, in order of submission; returns an object with `wait()`."""
@@ -46,7 +46,7 @@ _logs: list[list[Call]] = []
 
 
 class _Known:
-    """What is asked of a process group once, and how many calls this rank has issued on it."""
+    """Cached properties of a process group, and the number of calls that this rank has issued on it."""
 
     __slots__ = ("backends", "calls", "name", "ranks")
 
@@ -169,14 +169,14 @@ def recv(tensor: Tensor, source: int, group: Group) -> Handle:
 
 
 def gather_objects(value: Any, group: Group) -> list[Any]:
-    """What each rank has, in rank order, on all of them: small, picklable, and not in a step, for the host waits."""
+    """Every rank's object, in rank order, on all ranks: small, picklable, not inside a step, since the host waits."""
     gathered: list[Any] = [None] * group.size()
     dist.all_gather_object(gathered, value, group=group)
     return gathered
 
 
 def has_world() -> bool:
-    """Whether there is a default process group."""
+    """True if there is a default process group."""
     return dist.is_initialized()
 
 

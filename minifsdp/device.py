@@ -28,13 +28,13 @@ subscribers: list[Callable[[Tensor, Role], None]] = []
 
 
 class Command(NamedTuple):
-    """What the host asks of a device with queues, and what is nothing on CPU.
+    """A command of the host to a device with queues; on CPU it does nothing.
 
     Attributes:
         verb: "record" an event on a stream; let a stream "wait" for an event; let the host "synchronize" with one;
             "record_stream": a buffer is in use on a stream.
-        stream: whose queue it goes into; None where the host itself waits.
-        subject: the event or the buffer; the device, where the host waits for all that is queued there.
+        stream: the queue it goes into; None if the host itself waits.
+        subject: the event or the buffer; the device, if the host waits for all work queued there.
     """
 
     verb: Literal["record", "wait", "synchronize", "record_stream"]
@@ -126,7 +126,7 @@ def asked_for(wanted: Any, argument: str) -> torch.device:
 
 
 def compute_device(wanted: torch.device | None, tensors: Iterable[Tensor], group: Any) -> torch.device:
-    """Where a rank computes: where it is told to, or where its tensors are, or where its process group can.
+    """The device a rank computes on: `wanted`, else its tensors' device, else one that its process group serves.
 
     Args:
         wanted: see `asked_for`.
@@ -222,7 +222,7 @@ def copy_to_host(tensor: Tensor) -> Tensor:
 
 
 def is_allocated(buffer: Tensor) -> bool:
-    """Whether the buffer has its memory at present; a buffer of no elements always has."""
+    """True if the buffer has its memory; always true of a buffer without elements."""
     return buffer.untyped_storage().nbytes() == buffer.numel() * buffer.element_size()
 
 

@@ -20,7 +20,7 @@ from minifsdp import device
 
 
 class Place(NamedTuple):
-    """Where a parameter is used: an attribute of a module, and its qualified name for messages and state dicts."""
+    """One use of a parameter: an attribute of a module, and its qualified name for messages and state dicts."""
 
     module: nn.Module
     attribute: str
@@ -45,7 +45,7 @@ def find_parameters(module: nn.Module, skip: Iterable[nn.Module] = ()) -> ParamP
 
 
 def copy_values(views: list[Tensor], originals: list[nn.Parameter]) -> None:
-    """How a flat parameter gets its first values, unless another way is given: from the original parameters."""
+    """Copy the original parameters' values: the default first values of a flat parameter."""
     for view, p in zip(views, originals, strict=True):
         view.copy_(p)
 
@@ -139,14 +139,14 @@ class FlatParameter:
             self.padding_of(buffer).zero_()
 
     def shard_bounds(self, index: int, rank: int) -> tuple[int, int]:
-        """Which elements `[low, high)` of rank `rank`'s shard belong to parameter `index`; `low == high` if none do."""
+        """The elements `[low, high)` of rank `rank`'s shard that are parameter `index`'s; `low == high` if none are."""
         start, length = rank * self.shard.numel(), self.shard.numel()
         offset = sum(self.sizes[:index])
         low, high = (min(max(edge - start, 0), length) for edge in (offset, offset + self.sizes[index]))
         return low, high
 
     def part_of(self, index: int, values: Tensor) -> Tensor:
-        """What this rank's shard holds, 1-D, of `values` of parameter `index`, which are whole."""
+        """This rank's part, 1-D, of the whole `values` of parameter `index`."""
         low, high = self.shard_bounds(index, self.rank)
         before = [self.shard_bounds(index, rank) for rank in range(self.rank)]
         start = sum(there - here for here, there in before)

@@ -33,10 +33,10 @@ TAGS = 1 << 20  # where the tags of our sends and receives begin: a user's have 
 
 
 def choice_in(environment: Mapping[str, str]) -> str:
-    """What the variable says; or, if it is not set, what the one says that it had as a name before.
+    """The variable's value; if it is not set, that of its former name.
 
     Raises:
-        ValueError: one of them says something else than it can.
+        ValueError: one of them has a value that is not among the choices.
     """
     said = {}
     for name, choices in ((NAME, CHOICES), (OLD_NAME, OLD_CHOICES)):
@@ -48,7 +48,7 @@ def choice_in(environment: Mapping[str, str]) -> str:
 
 @cache
 def wanted() -> str:
-    """What this process was started with: to ask each time costs as much as to start a message.
+    """The choice at process start, cached: a lookup costs as much as to start a message.
 
     Raises:
         ValueError: see `choice_in`.
@@ -60,12 +60,12 @@ def wanted() -> str:
 
 
 def gathers_by_broadcasts(backend: str) -> bool:
-    """Whether an all-gather is a broadcast from every rank."""
+    """True if an all-gather is a broadcast from every rank."""
     return backend == "gloo" and wanted() != "native"
 
 
 def reduces_by_all_to_all(backend: str, ranks: int) -> bool:
-    """Whether a reduce-scatter over so many ranks is an all-to-all and a sum, with memory of ours for what arrives."""
+    """True if a reduce-scatter over so many ranks is an all-to-all, into memory of ours, and a sum."""
     return ranks > 1 and (gathers_by_broadcasts(backend) or wanted() == "alltoall")
 
 

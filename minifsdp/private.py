@@ -1,4 +1,4 @@
-"""What the course uses of torch's private functions, classes and attributes of tensors: no other module does.
+"""torch's private functions, classes and tensor attributes; no other module uses them.
 
 Not here: what whoever writes a module, an optimizer or a scaler meets in its own class (`_parameters`, `_buffers` and
 `_modules` of a module, its hooks of state dicts, `_unscale_grads_`), and names that torch's users have to write
@@ -96,7 +96,7 @@ def current_backward() -> int:
 
 
 def in_backward() -> bool:
-    """Whether this thread is inside a backward."""
+    """True if this thread is inside a backward."""
     return current_backward() != -1
 
 
@@ -106,32 +106,32 @@ def base_of(view: Tensor) -> Tensor | None:
 
 
 def nodes_so_far() -> int:
-    """How many autograd nodes this thread has made."""
+    """The number of autograd nodes that this thread has made."""
     return int(torch.autograd._get_sequence_nr())  # type: ignore[attr-defined]
 
 
 def made_since(tensor: Tensor, nodes: int) -> bool:
-    """Whether it comes from an operation that autograd recorded when this thread had made so many nodes, or later."""
+    """True if it comes from an operation that autograd recorded when this thread had made so many nodes, or later."""
     return tensor.grad_fn is not None and int(tensor.grad_fn._sequence_nr()) >= nodes
 
 
 def version_of(tensor: Tensor) -> int:
-    """How many times it was changed in place."""
+    """The number of in-place changes."""
     return tensor._version
 
 
 def hooks_of(param: Tensor) -> Mapping[int, Callable[[Tensor], Tensor | None]]:
-    """What `register_hook` has registered."""
+    """The hooks of `register_hook`."""
     return param._backward_hooks or {}
 
 
 def post_hooks_of(param: Tensor) -> Mapping[int, Callable[[Tensor], None]]:
-    """What `register_post_accumulate_grad_hook` has registered."""
+    """The hooks of `register_post_accumulate_grad_hook`."""
     return param._post_accumulate_grad_hooks or {}
 
 
 def steps_in_backward(param: Tensor) -> bool:
-    """Whether an optimizer is to step as soon as it has its gradient (`_apply_optimizer_in_backward`)."""
+    """True if an optimizer steps as soon as it has its gradient (`_apply_optimizer_in_backward`)."""
     return hasattr(param, "_in_backward_optimizers")
 
 
@@ -144,7 +144,7 @@ def foreach_copy(targets: list[Tensor], sources: list[Tensor]) -> None:
 
 
 def has_storage(tensor: Tensor) -> bool:
-    """Whether it has memory of its own kind: a sparse tensor has not."""
+    """True if it has a storage: a sparse tensor has none."""
     return torch._C._has_storage(tensor)
 
 
@@ -154,7 +154,7 @@ def identity(storage: UntypedStorage) -> int:
 
 
 def schema_of(operator: Any) -> Any:
-    """What an operator's arguments are, and which it changes."""
+    """An operator's schema: its arguments, and the ones it changes."""
     return operator._schema
 
 
@@ -170,9 +170,9 @@ def leave_uncompiled(modules: Iterable[str]) -> None:
 
 
 def backend_of(group: Any, device: torch.device) -> str:
-    """What carries messages of tensors on such a device; a RuntimeError if nothing does.
+    """The backend for tensors on such a device; a RuntimeError if there is none.
 
-    A group that is a class in Python has no backends by device, and itself decides what it carries.
+    A group that is a class in Python has no backends by device, and decides by itself which tensors it takes.
     """
     return str(group._get_backend(device).name() if group._device_types else dist.get_backend(group))
 
@@ -184,7 +184,7 @@ def device_types_of(group: Any) -> set[str]:
 
 
 def name_of(group: Any) -> str:
-    """What torch calls it; `group_name` raises for a group that is a class in Python."""
+    """torch's name for it; `group_name` raises for a group that is a class in Python."""
     names = dist.distributed_c10d._world.pg_names
     return str(names[group]) if group in names else str(group.group_name)
 
@@ -196,7 +196,7 @@ def group_named(name: str) -> Any:
 
 
 def base_store_of(group: Any) -> Any:
-    """Where its ranks leave each other notes."""
+    """The key-value store that its ranks share."""
     return dist.distributed_c10d._world.pg_map[group][1]
 
 
@@ -235,6 +235,6 @@ def record_memory_history(enabled: bool) -> None:
 
 
 def memory_snapshot() -> dict[str, Any]:
-    """What it remembers (the docstring of torch's `_snapshot` has the format)."""
+    """The recorded memory history (the docstring of torch's `_snapshot` has the format)."""
     snapshot: dict[str, Any] = torch.cuda.memory._snapshot()
     return snapshot

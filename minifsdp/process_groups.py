@@ -12,7 +12,7 @@ from minifsdp.private import base_store_of
 
 
 def wants_order_checked() -> bool:
-    """Whether torch's debug level is DETAIL: by the variable TORCH_DISTRIBUTED_DEBUG, or by `set_debug_level`."""
+    """True if torch's debug level is DETAIL: by the variable TORCH_DISTRIBUTED_DEBUG, or by `set_debug_level`."""
     level: Any = dist.get_debug_level()  # type: ignore[attr-defined]
     return "DETAIL" in (level.name, os.environ.get("TORCH_DISTRIBUTED_DEBUG", "").upper())
 

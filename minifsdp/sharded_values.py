@@ -127,7 +127,7 @@ def into_rows(local: Tensor, value: Any, group: Group) -> None:
 
 
 def storage_of(value: Any) -> int:
-    """Where a tensor's memory begins; no place if it is not one, or has no storage of its own, as a sparse one."""
+    """The address of a tensor's storage; -1 if it is no tensor, or has no storage of its own, as a sparse one."""
     has_storage = isinstance(value, Tensor) and not is_sharded(value) and value.layout is torch.strided
     return value.untyped_storage().data_ptr() if has_storage else -1
 

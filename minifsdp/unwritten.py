@@ -12,7 +12,7 @@ def mark_unwritten(tensor: Tensor) -> Tensor:
 
 
 def is_unwritten(tensor: Tensor) -> bool:
-    """Whether any element has not been written since `mark_unwritten`; the host waits for the answer.
+    """True if any element has not been written since `mark_unwritten`; the host waits for the answer.
 
     It takes no memory: the least of numbers with a NaN among them is NaN.
     """

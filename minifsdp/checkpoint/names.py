@@ -17,7 +17,7 @@ StateDict = dict[str, Any]
 
 
 def own_prefix(module: nn.Module) -> str:
-    """What a wrapper adds to its state dict's keys. (FSDP and activation checkpoints add nothing.)"""
+    """The prefix that a wrapper adds to its state dict's keys. (FSDP and activation checkpoints add nothing.)"""
     if isinstance(module, DistributedDataParallel | nn.parallel.DistributedDataParallel):
         return "module."
     return "_orig_mod." if type(module).__name__ == "OptimizedModule" else ""  # not to import the compiler
@@ -49,7 +49,7 @@ class Names:
         return key
 
     def of_submodules(self, submodules: set[nn.Module], state: StateDict, keep_prefixes: bool) -> StateDict:
-        """What of `state` is in these submodules; their own names, or the model's."""
+        """The part of `state` in these submodules, under their own names or the model's."""
         result: StateDict = {}
         for prefix in (self.outside(prefix) for prefix, module in paths(self.model) if module in submodules):
             for name in (name for name in state if name.startswith(prefix)):

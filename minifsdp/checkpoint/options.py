@@ -1,4 +1,4 @@
-"""What a user of minifsdp.checkpoint can ask for, in torch's words (torch/distributed/checkpoint/state_dict.py)."""
+"""Options of minifsdp.checkpoint, under torch's names (torch/distributed/checkpoint/state_dict.py)."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ AnyOptions: TypeAlias = Any
 
 @dataclass
 class StateDictOptions:
-    """How state is returned, or what is given to load; torch's own will do as well.
+    """The form of a state dict that is returned or loaded; torch's own class is accepted, too.
 
     Attributes:
         full_state_dict: whole tensors; otherwise FSDP's are sharded.
         cpu_offload: in host memory; with `full_state_dict`, on rank 0 only.
-        ignore_frozen_params: leave out of the model's state the parameters that are not trained.
+        ignore_frozen_params: leave frozen parameters out of the model's state.
         keep_submodule_prefixes: with `submodules`, keep the names that their parameters have in the model.
-        strict: everything is to be there that the model and the optimizers have, and nothing else.
-        broadcast_from_rank0: rank 0 is given the state, whole, and sends it on; `full_state_dict` must be set.
+        strict: refuse missing and unexpected keys.
+        broadcast_from_rank0: only rank 0 passes the state, whole, and broadcasts it; `full_state_dict` must be set.
         flatten_optimizer_state_dict: the optimizer's state is one level deep: "state.<name>.exp_avg",
             "param_groups.<name>.lr".
         dsd_fqn_modifiers: not supported; for torch's signature.

@@ -198,7 +198,7 @@ def on_host(state: StateDict, model: nn.Module) -> StateDict:
 
 @contextmanager
 def state_dict_form(model: nn.Module, options: StateDictOptions) -> Iterator[None]:
-    """What `state_dict` of the FSDP instances in `model` returns and takes inside the `with`."""
+    """Set the state dict type of the FSDP instances in `model` inside the `with`."""
     kind, config = options.form.state_dict_type, options.form.state_dict_config
     with warnings.catch_warnings(), FullyShardedDataParallel.state_dict_type(model, kind, config):
         warnings.filterwarnings("ignore", message="When using ``NO_SHARD``")  # whole values are a form of sharded ones

@@ -1,4 +1,4 @@
-"""What the arguments of `DistributedDataParallel` mean, and which of them are refused (torch's texts first)."""
+"""Arguments of `DistributedDataParallel`: their meaning, and the errors for bad ones (torch's texts first)."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def bucket_caps(bucket_cap_mb: float | None, bucket_cap_mb_list: Sequence[float]
 
 
 def when_to_sync_buffers(broadcast_buffers: bool | None, forward_sync_buffers: bool | None) -> tuple[bool, bool]:
-    """Whether buffers come from rank 0 at construction, and whether they do at a forward."""
+    """Two flags: broadcast rank 0's buffers at construction, and at each forward."""
     if broadcast_buffers is not None:
         both = (
             "Both `broadcast_buffers` and `forward_sync_buffers` were specified. `broadcast_buffers` is deprecated and "

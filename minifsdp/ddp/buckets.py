@@ -1,4 +1,4 @@
-"""What gradients are reduced in: memory that becomes theirs with each backward, or that is theirs for life."""
+"""Buffers that gradients are reduced in: allocated in each backward, or the gradients' own memory for life."""
 
 from __future__ import annotations
 
@@ -148,5 +148,5 @@ class GradientBucket(Bucket):
 
 
 def is_new(grad: Tensor, incoming: Tensor | None) -> bool:
-    """Whether `.grad` was None until autograd put `incoming` there: then no tensor of an earlier backward views it."""
+    """True if `.grad` was None until autograd put `incoming` there: no tensor of an earlier backward views it."""
     return incoming is not None and incoming.data_ptr() == grad.data_ptr()

@@ -32,7 +32,7 @@ class GradBucket:
         return self._index
 
     def is_last(self) -> bool:
-        """Whether it is the last of them."""
+        """True for the last bucket."""
         return self._is_last
 
     def buffer(self) -> Tensor:
@@ -53,7 +53,7 @@ class GradBucket:
 
 
 class HookedReduction:
-    """What a hook has started: its result replaces the bucket's content."""
+    """A reduction that a hook has started; its result replaces the bucket's content."""
 
     def __init__(self, bucket: Bucket, future: torch.futures.Future[Any], hook: Hook) -> None:
         self.bucket = bucket
@@ -125,5 +125,5 @@ def check_hook(hook: Hook) -> None:
 
 
 def is_annotated(annotation: Any, name: str) -> bool:
-    """Whether it is the class of that name, in torch or here, itself or its name in quotes; or nothing."""
+    """True if it is the class of that name, torch's or ours, its name in quotes, or missing."""
     return annotation is inspect.Parameter.empty or name in str(annotation)

@@ -224,9 +224,9 @@ class DistributedDataParallel(nn.Module):
         return joining(self, divide_by_initial_world_size, config)
 
     def join_hook(self, **kwargs: Any) -> JoinHook:
-        """What torch's `Join` runs on a rank that has finished; `divide_by_initial_world_size` as in `join`.
+        """The hook that torch's `Join` runs on a finished rank; `divide_by_initial_world_size` as in `join`.
 
-        `Join` accepts this model beside others, such as a `ZeroRedundancyOptimizer`: it has what `Joinable` asks for.
+        `Join` accepts this model beside others, such as a `ZeroRedundancyOptimizer`: it implements `Joinable`.
         """
         return JoinHook(self, kwargs.get("divide_by_initial_world_size", True))
 
@@ -260,7 +260,7 @@ class DistributedDataParallel(nn.Module):
         self._comm_hook = state, hook
 
     def _set_static_graph(self) -> None:
-        """What `static_graph=True` does at construction; before the first forward."""
+        """Turn `static_graph` on after construction, before the first forward."""
         if self.static_graph:
             warnings.warn("You've set static_graph to be True, no need to set it again.", stacklevel=2)
             return
@@ -287,7 +287,7 @@ class DistributedDataParallel(nn.Module):
 
     @property
     def is_multi_device_module(self) -> bool:
-        """Whether its parameters lie on several devices."""
+        """True if the parameters are on several devices."""
         return len({p.device for p in self._parameters_here()}) > 1
 
     @property
@@ -308,7 +308,7 @@ class DistributedDataParallel(nn.Module):
         return (p for name, p in self.module.named_parameters() if name not in self.parameters_to_ignore)
 
     def will_sync_module_buffers(self) -> bool:
-        """Whether the next forward gives all ranks rank 0's buffers."""
+        """True if the next forward broadcasts rank 0's buffers."""
         return self.require_forward_param_sync and self.forward_sync_buffers and bool(self.modules_buffers)
 
     def _get_ddp_logging_data(self) -> dict[str, str | int]:

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 class JoinConfig(NamedTuple):
-    """What a join context has told a model; torch's `Join` leaves a tuple of its own with these names."""
+    """Settings of a join context; torch's `Join` sets a tuple of its own with these names."""
 
     enable: bool = False
     throw_on_early_termination: bool = False
@@ -33,7 +33,7 @@ class JoinConfig(NamedTuple):
 
 
 class RunningRanks:
-    """How many ranks still have batches: counted anew at each forward, without the host waiting for the number."""
+    """The number of ranks that still have batches, counted at each forward without a wait of the host."""
 
     def __init__(self, group: comm.Group, device: torch.device) -> None:
         self.group = group
@@ -67,7 +67,7 @@ class MeanOfRunning:
 
 
 class JoinHook:
-    """What a rank that has finished does, with the interface of torch's `JoinHook`."""
+    """The work of a finished rank, with the interface of torch's `JoinHook`."""
 
     def __init__(self, model: DistributedDataParallel, divide_by_initial_world_size: bool) -> None:
         self.model = model

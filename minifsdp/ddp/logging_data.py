@@ -1,4 +1,4 @@
-"""What a model says of its buckets and settings, under torch's names (torch/csrc/distributed/c10d/logger.cpp)."""
+"""Logging data on a model's buckets and settings, under torch's names (torch/csrc/distributed/c10d/logger.cpp)."""
 
 from __future__ import annotations
 

@@ -132,7 +132,7 @@ class Reducer:
             self.bucket_of[param].hold(param)
 
     def is_complete(self, param: nn.Parameter) -> bool:
-        """Whether backward will add nothing more to this gradient, to which it has just added."""
+        """True if backward will add nothing more to this gradient, to which it has just added."""
         return True
 
     def mark_ready(self, param: nn.Parameter, incoming: Tensor | None = None) -> None:

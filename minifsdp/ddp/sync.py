@@ -1,4 +1,4 @@
-"""What every rung of DDP does once, before it trains: let all ranks start from rank 0's model."""
+"""Start all ranks from rank 0's model, once, before training: the first step of every rung of DDP."""
 
 from __future__ import annotations
 

@@ -55,7 +55,7 @@ class UnusedFindingReducer(Reducer):
 
 
 def used_on_any_rank(params: Sequence[Tensor], used: Set[Tensor], group: comm.Group) -> set[Tensor]:
-    """Those of `params` that some rank has among its `used`. Collective.
+    """The subset of `params` that some rank has in its `used`. Collective.
 
     One all-reduce of a count per parameter, in an int32 "communication" buffer.
     """

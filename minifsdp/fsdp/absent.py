@@ -30,7 +30,7 @@ class Absent(torch.Tensor):
 
     @property
     def device(self) -> torch.device:  # type: ignore[override]
-        """Where the parameter is when it is there."""
+        """The device of the unsharded parameter."""
         return self.unit.device
 
     @classmethod

@@ -119,5 +119,5 @@ class Contents:
         return self.shard.detach()[: max(0, self._flat.numel - before)], self._flat.numel
 
     def buffers(self) -> dict[str, Tensor]:
-        """What the parameters lie in: whole, if they are gathered in the shard's dtype, and the shard."""
+        """The parameters' buffers: the unsharded one, used if gathered in the shard's dtype, and the shard."""
         return {"parameters": self._flat.full, "shard": self.shard}

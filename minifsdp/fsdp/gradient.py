@@ -93,5 +93,5 @@ class Gradient:
 
 
 def is_of_nobody(mean: Tensor) -> bool:
-    """Whether no rank had a gradient; on CUDA the host waits for the answer."""
+    """True if no rank had a gradient; on CUDA the host waits for the answer."""
     return bool((mean.eq(0) & mean.signbit()).all())

@@ -1,4 +1,4 @@
-"""Where a unit is sharded, across what it is replicated, in which dtypes it computes and reduces, and in whose memory.
+"""A unit's layout: shard and replicate groups, dtypes of computation and reduction, and memory.
 
     inside    across    gather        reduction                                      torch's word
     group     None      all-gather    reduce-scatter                                 FULL_SHARD, SHARD_GRAD_OP

@@ -105,7 +105,7 @@ class Unit(ABC):
     @property
     @abstractmethod
     def has_gradient(self) -> bool:
-        """Whether gradients have been taken that no reduction has had yet."""
+        """True if gradients have been collected that are not yet reduced."""
 
     def start_reduce(self) -> None:
         """Start the reduction of what has been taken; leaves without a gradient count as zero."""

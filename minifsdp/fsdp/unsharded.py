@@ -52,7 +52,7 @@ class Unsharded:
     # What may change between steps, while it is freed
 
     def fits(self, exact: bool) -> bool:
-        """Whether it is still what it should be: see `remake` and `choose`.
+        """True if the buffer is still valid: see `remake` and `choose`.
 
         Raises:
             RuntimeError: the shard was moved to another device.

@@ -1,4 +1,4 @@
-"""What modules and the optimizer see of a unit: leaves or their stand-ins, and shards.
+"""A unit's tensors in modules and the optimizer: leaves or their stand-ins, and shards.
 
                    modules                                  optimizer
     sharded        stand-ins, which compute nothing         shard [P / N]
@@ -118,7 +118,7 @@ class FlatView(View):
         self.hide()
 
     def is_changed(self, index: int) -> bool:
-        """Whether a user has given parameter `index` other memory, or put another in its place."""
+        """True if a user has given parameter `index` other memory, or replaced it."""
         return False
 
     def slices(self, shard: Tensor) -> list[Tensor]:

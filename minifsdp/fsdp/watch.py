@@ -25,11 +25,11 @@ _PLAIN = frozenset([bool, int, float, str, tuple, type(None)])  # the attributes
 
 
 def left_on(modules: Iterable[nn.Module], nodes: int) -> list[Tensor]:
-    """What a call has left on its modules: an auxiliary loss of experts, say, as an attribute or appended to a list.
+    """Tensors that a call has left on its modules: an auxiliary loss of experts, say, as an attribute or in a list.
 
     Args:
         modules: whose attributes to look at.
-        nodes: how many autograd nodes there were when the call began.
+        nodes: the number of autograd nodes when the call began.
     """
 
     def is_new(value: Any) -> bool:

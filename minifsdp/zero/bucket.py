@@ -61,7 +61,7 @@ class Bucket:
 
     @property
     def is_split(self) -> bool:
-        """Whether the optimizer has a state, and a step count, for each parameter."""
+        """True if the optimizer has a state, and a step count, for each parameter."""
         return self.updated[0] is not self.shard
 
     def split_shard(self, split: bool) -> None:

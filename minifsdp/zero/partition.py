@@ -1,4 +1,4 @@
-"""What both stages share: parameters in flat buckets, one shard of each per rank, and an optimizer over the shards."""
+"""The base of both stages: parameters in flat buckets, one shard of each per rank, and an optimizer over the shards."""
 
 from __future__ import annotations
 
@@ -119,7 +119,7 @@ class ShardedOptimizer(torch.optim.Optimizer):
         self._is_reduced = True
 
     def parameters_with_gradients(self) -> Set[Tensor]:
-        """Those that this rank has a gradient for."""
+        """The parameters that this rank has a gradient for."""
         raise NotImplementedError
 
     def check_dense(self, p: Tensor) -> None:

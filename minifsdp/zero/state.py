@@ -104,7 +104,7 @@ def copy_state(state: dict[str, Any]) -> dict[str, Any]:
 
 
 def _is_elementwise(name: str, values: dict[Tensor, Any]) -> bool:
-    """Whether `name` is kept per element; for a scalar parameter the shape does not tell, so known names do."""
+    """True if `name` is kept per element; for a scalar parameter the shape is ambiguous, so known names decide."""
     if name in _ONE_PER_PARAMETER or not all(isinstance(value, Tensor) for value in values.values()):
         return False
     for p, value in values.items():

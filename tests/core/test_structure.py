@@ -1,6 +1,7 @@
 """The two floors: what is taught knows nothing of what serves the course. A lesson is short, a function a screen."""
 
 import ast
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -136,3 +137,27 @@ def test_nothing_above_a_unit_knows_what_it_is_made_of():
     above = [*PACKAGE.glob("checkpoint/*.py"), *PACKAGE.glob("course/**/*.py"), *PACKAGE.glob("fsdp/torch_api/**/*.py")]
     asking = {name(path): lines for path in above if (lines := flats_in(path))}
     assert asking.keys() == {"fsdp/torch_api/original_params.py"}  # a view, which is a part of a unit
+
+
+SUBJECT_LAST = re.compile(r"(What|Those|Whether|Which|Who|Whose|Where|When|How)\b")
+PROSE = ("checkpoint", "ddp", "fsdp", "zero")  # and the modules beside them
+PENDING = ("fsdp/engine.py", "fsdp/turns.py", "fsdp/schedules/prefetch.py")  # being rewritten
+
+
+def docstrings(path: Path) -> list[str]:
+    documented = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
+    found = [ast.get_docstring(n) for n in ast.walk(ast.parse(path.read_text())) if isinstance(n, documented)]
+    return [text for text in found if text]
+
+
+def test_docstrings_start_with_their_subject():
+    paths = [*PACKAGE.glob("*.py"), *(p for folder in PROSE for p in (PACKAGE / folder).rglob("*.py"))]
+    first_lines = [
+        f"{name(path)}: {text.splitlines()[0]}"
+        for path in paths
+        if name(path) not in PENDING
+        for text in docstrings(path)
+        if SUBJECT_LAST.match(text)
+    ]
+    assert len(paths) > 80
+    assert not first_lines

@@ -1,1 +1,1 @@
-"""When units gather, free and reduce: each schedule is the one before, and one idea."""
+"""Schedules of gathers, frees and reductions; each adds one idea to the one before."""

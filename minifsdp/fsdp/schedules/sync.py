@@ -71,11 +71,11 @@ class SyncSchedule:
     # What the events are made of
 
     def issue_forward(self, unit: Unit) -> None:
-        """What to put on the link before `unit` is waited for in forward."""
+        """Issue communication before the wait for `unit` in forward."""
         self.gather(unit)
 
     def issue_backward(self, unit: Unit) -> None:
-        """What to put on the link before `unit` is waited for in backward."""
+        """Issue communication before the wait for `unit` in backward."""
         self.gather(unit)
 
     def gather(self, unit: Unit) -> None:

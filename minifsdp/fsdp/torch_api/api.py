@@ -402,7 +402,7 @@ class FullyShardedDataParallel(Wrapped):
 
     @staticmethod
     def get_state_dict_type(module: nn.Module) -> StateDictSettings:
-        """What `state_dict` and `optim_state_dict` return at present; the defaults if nothing is wrapped.
+        """The current settings of `state_dict` and `optim_state_dict`; the defaults if nothing is wrapped.
 
         Raises:
             AssertionError: with torch's text, the instances in `module` differ.
@@ -513,7 +513,7 @@ class FullyShardedDataParallel(Wrapped):
         load_directly: bool = False,
         group: Group | None = None,
     ) -> StateDict:
-        """What `optim.load_state_dict` takes on this rank, from a state dict of `optim_state_dict` or torch's.
+        """This rank's input for `optim.load_state_dict`, from a state dict of `optim_state_dict` or torch's.
 
         Parameter groups are matched by the names in them, not by position. With FULL and `rank0_only`, rank 0 of
         `group` has the state dict, and the others' argument does not matter.

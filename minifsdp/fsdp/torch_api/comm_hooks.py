@@ -50,7 +50,7 @@ class HookReduction(Reduction):
 
 
 class DefaultState:
-    """What the hooks below need to know.
+    """The state of the hooks below.
 
     Args:
         process_group: the ranks to reduce over.

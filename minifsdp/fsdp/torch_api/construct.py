@@ -42,7 +42,7 @@ def warn_if_never_called(module: nn.Module) -> None:
 
 
 def find_device(device_id: Any, module: nn.Module, ignored: Ignored, group: Group) -> torch.device:
-    """Where the unit computes: on `device_id`, or where the module is, or where the group's backend can.
+    """The device the unit computes on: `device_id`, else the module's, else one that the group's backend serves.
 
     Args:
         device_id: a device, or the index of a CUDA device.
@@ -126,7 +126,7 @@ def errors_end_in(text: str) -> Iterator[None]:
 
 
 def check_alike(instances: list[Any]) -> None:
-    """What the units of a model have to have in common; asked when the outermost, which is first, begins to run.
+    """Check the settings that all units of a model must share, when the outermost, the first, begins to run.
 
     Raises:
         AssertionError: with torch's text: an inner one has been the outermost before.

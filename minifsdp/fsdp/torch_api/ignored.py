@@ -14,7 +14,7 @@ from minifsdp.fsdp.torch_api.wrapped import Wrapped, instances_in
 
 @dataclass(frozen=True)
 class Ignored:
-    """What to leave alone."""
+    """Modules and parameters that FSDP leaves alone."""
 
     modules: frozenset[nn.Module] = frozenset()
     params: frozenset[nn.Parameter] = frozenset()

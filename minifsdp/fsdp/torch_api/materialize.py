@@ -30,7 +30,7 @@ def own_buffers(modules: Iterable[nn.Module]) -> list[tuple[nn.Module, str, Tens
 
 
 def has_meta(module: nn.Module, params: ParamPlaces) -> bool:
-    """Whether a buffer that is the module's own is on the meta device, or a parameter that is also among `params`."""
+    """True if one of the module's own buffers, or of its own parameters in `params`, is on the meta device."""
     return any(t.is_meta and (table is module._buffers or t in params) for table, _, t in own_tensors([module]))
 
 
@@ -87,7 +87,7 @@ Fill = Callable[[list[Tensor], list[nn.Parameter]], Any]
 def filler(
     root: nn.Module, modules: list[nn.Module], params: ParamPlaces, device: torch.device, sync: Groups | None
 ) -> Fill:
-    """How a unit of these modules gets its first values.
+    """The function that gives a unit of these modules its first values.
 
     Args:
         root: the wrapped module, from which names are counted.
@@ -207,7 +207,7 @@ def reset(module: nn.Module) -> None:
 
 
 def is_source(groups: Groups | None) -> bool:
-    """Whether this rank's own values count."""
+    """True if this rank's own values count."""
     return groups is None or all(group.rank() == 0 for group in groups.outermost_first)
 
 

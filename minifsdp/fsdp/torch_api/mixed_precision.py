@@ -17,7 +17,7 @@ BufferDtypes = dict[tuple[nn.Module, str], torch.dtype]
 
 
 def computes_exactly(module: nn.Module) -> bool:
-    """Whether forward is to use the shards' own dtype, whatever the precision asked for.
+    """True if forward must use the shards' own dtype, whatever the requested precision.
 
     So it is in eval mode, with `FSDP_USE_FULL_PREC_IN_EVAL=1` in the environment.
     """

@@ -1,4 +1,4 @@
-"""What a user can ask for, in torch's words (torch/distributed/fsdp/api.py)."""
+"""Options of FullyShardedDataParallel, under torch's names (torch/distributed/fsdp/api.py)."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from minifsdp.private import AnyBatchNorm
 
 
 class ShardingStrategy(Enum):
-    """What is sharded between uses.
+    """The tensors that are sharded between uses.
 
     * FULL_SHARD: everything (ZeRO-3).
     * SHARD_GRAD_OP: everything, but parameters not from forward to backward (ZeRO-2).
@@ -39,7 +39,7 @@ class ShardingStrategy(Enum):
 
 @dataclass
 class MixedPrecision:
-    """Which dtype each stage of a step has; None leaves the parameters' own. The shards keep theirs.
+    """The dtype of each stage of a step; None leaves the parameters' own. The shards keep theirs.
 
     Attributes:
         param_dtype: of the gathered parameters, hence of computation.
@@ -61,7 +61,7 @@ class MixedPrecision:
 
     @property
     def computes_otherwise(self) -> bool:
-        """Whether units compute or reduce in another dtype than that of their shards."""
+        """True if units compute or reduce in another dtype than their shards'."""
         return self.param_dtype is not None or self.reduce_dtype is not None
 
 
@@ -73,7 +73,7 @@ class CPUOffload:
 
 
 class StateDictType(Enum):
-    """What `state_dict` returns: whole parameters, a shard of each, or the flat shard as it lies."""
+    """The form of a state dict: whole parameters, a shard of each, or the flat shard as it lies."""
 
     FULL_STATE_DICT = auto()
     LOCAL_STATE_DICT = auto()
@@ -133,7 +133,7 @@ class ShardedOptimStateDictConfig(OptimStateDictConfig):
 
 @dataclass
 class StateDictSettings:
-    """What `state_dict` and `optim_state_dict` of a model return at present."""
+    """The current settings of a model's `state_dict` and `optim_state_dict`."""
 
     state_dict_type: StateDictType = StateDictType.FULL_STATE_DICT
     state_dict_config: StateDictConfig = field(default_factory=FullStateDictConfig)
@@ -168,7 +168,7 @@ def make_settings(state_dict_type: Any, config: Any = None, optim_config: Any = 
 
 
 class OptimStateKeyType(Enum):
-    """How an optimizer state dict calls parameters: by qualified name, or by index."""
+    """The keys of parameters in an optimizer state dict: qualified names, or indices."""
 
     PARAM_NAME = auto()
     PARAM_ID = auto()

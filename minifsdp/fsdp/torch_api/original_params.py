@@ -115,7 +115,7 @@ class OriginalParams(FlatView):
         return [self.flat.shard_bounds(index, self.flat.rank) for index in range(len(self.shards))]
 
     def slices(self, shard: Tensor) -> list[Tensor]:
-        """What each parameter has of a tensor [P / N] of the shard's layout; in its own shape if that is all."""
+        """Each parameter's part of a tensor [P / N] of the shard's layout; in its own shape if whole."""
         slices = [shard[low:high] for low, high in self._bounds]
         if self.flat.ranks == 1:
             return [self.flat.shaped(index, part) for index, part in enumerate(slices)]

@@ -1,4 +1,4 @@
-"""Who holds parameters from outside: optimizers that would do nothing, or the wrong thing, without a word."""
+"""Checks for optimizers built before wrapping: without an error they would silently do nothing, or the wrong thing."""
 
 from __future__ import annotations
 

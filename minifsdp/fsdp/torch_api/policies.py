@@ -101,7 +101,7 @@ def always_wrap_policy(*args: Any, **kwargs: Any) -> bool:
 def lambda_auto_wrap_policy(
     module: nn.Module, recurse: bool, nonwrapped_numel: int, lambda_fn: Callable[[nn.Module], bool]
 ) -> bool:
-    """Those modules are units of which `lambda_fn` says so."""
+    """Wrap the modules for which `lambda_fn` returns true."""
     return recurse or lambda_fn(module)
 
 
@@ -144,5 +144,5 @@ size_based_auto_wrap_policy.EXCLUDE_WRAP_MODULES = {nn.ModuleList, nn.ModuleDict
 
 
 def _or_policy(module: nn.Module, recurse: bool, nonwrapped_numel: int, policies: Iterable[WrapPolicy]) -> bool:
-    """What any of the policies wants."""
+    """True if any of the policies returns true."""
     return any(policy(module=module, recurse=recurse, nonwrapped_numel=nonwrapped_numel) for policy in policies)

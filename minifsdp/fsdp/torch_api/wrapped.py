@@ -45,7 +45,7 @@ class Wrapped(nn.Module):
 
     @property
     def _places(self) -> list[Place]:
-        """Where the unit's parameters are used; a tied one in several places."""
+        """The places that use the unit's parameters; a tied one has several."""
         return [] if self._unit is None else [place for users in self._unit.view.places for place in users]
 
     def kind_of_state(self) -> StateDictType:

@@ -103,7 +103,7 @@ def fetch_whole(fetch: Fetch, one: Managed, place: int, key: str, states: Mappin
 
 
 def the_one_value(key: str, found: Mapping[str, Any]) -> Any:
-    """What a shard has once, from all parameters in it."""
+    """The one value of a shard, from all parameters in it."""
     values = {name: value.item() if isinstance(value, Tensor) else value for name, value in found.items()}
     (first, expected), *others = values.items()
     for name, value in others:

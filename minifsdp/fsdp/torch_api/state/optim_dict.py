@@ -92,7 +92,7 @@ def from_names(
     is_named: bool = False,
     source: Group | None = None,
 ) -> StateDict:
-    """What `optim` can load: this rank's part of `state_dict`, which has whole or sharded states by name.
+    """A state dict for `optim`: this rank's part of `state_dict`, which has whole or sharded states by name.
 
     Args:
         optim: None: one of `model.parameters()`, with the groups of `state_dict`.

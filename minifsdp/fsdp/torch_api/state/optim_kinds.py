@@ -1,4 +1,4 @@
-"""Which states an optimizer has, agreed upon by all ranks before the first of them is gathered.
+"""The schema of an optimizer's states, agreed upon by all ranks before the first of them is gathered.
 
 A rank that has no element of a parameter has no state of it (`use_orig_params`), and would not know what the others
 are about to gather.
@@ -32,7 +32,7 @@ class Managed(NamedTuple):
 
     @property
     def shards(self) -> dict[nn.Parameter, list[str]]:
-        """What the optimizer sees of the unit, and which original parameters are in it."""
+        """The unit's shards that the optimizer sees, and the original parameters in each."""
         return {p: [self.names[index] for index in inside] for p, inside in self.unit.contents.held().items()}
 
 
@@ -41,7 +41,7 @@ Kinds = dict[str, Any]
 
 
 def has_elements(key: str, value: Any, shape: torch.Size) -> bool:
-    """Whether a state's value has an element for each of its parameter's; else it has one value for all of them."""
+    """True if a state's value has an element for each of its parameter's; else it has one value for all of them."""
     if is_sharded(value):
         return True
     return isinstance(value, Tensor) and (value.dim() > 0 or (value.shape == shape and key != STEP))
@@ -52,7 +52,7 @@ def is_dtype(kind: Any) -> bool:
 
 
 def agree(managed: list[Managed], states: States) -> list[dict[nn.Parameter, Kinds]]:
-    """Which states there are of each unit's shards, the same on all ranks.
+    """The schema of each unit's shards, the same on all ranks.
 
     Raises:
         RuntimeError: some ranks lack states that others have; every rank raises.
@@ -70,7 +70,7 @@ def agree(managed: list[Managed], states: States) -> list[dict[nn.Parameter, Kin
 
 
 def kinds_of(p: nn.Parameter, state: Mapping[str, Any], name: str) -> Kinds | None:
-    """What this rank has for a parameter; None, if it has no element of it. An error, where a state is of no kind."""
+    """This rank's schema of a parameter; None if it has no element of it; an error for a state of neither kind."""
     if p.numel() == 0:
         return None
     kinds: Kinds = {}

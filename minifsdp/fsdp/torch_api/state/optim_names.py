@@ -1,4 +1,4 @@
-"""Whose state is whose: an optimizer's parameters, their numbers and their names, in state and parameter groups."""
+"""An optimizer's parameters, their numbers and their names, in state and parameter groups."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def parameters_of(optim: Optimizer) -> list[nn.Parameter]:
 
 
 class Known:
-    """What is known of an optimizer's parameters; without an optimizer, of all that the model has.
+    """An index of an optimizer's parameters; without an optimizer, of all that the model has.
 
     Attributes:
         params: they, in the order in which a state dict numbers them.
@@ -100,7 +100,7 @@ def check_not_summoned(model: nn.Module) -> None:
 
 
 def settings_of(group: Mapping[str, Any]) -> dict[str, Any]:
-    """What a parameter group says, without whom it says it of."""
+    """A parameter group's settings, without its parameters."""
     return {key: copy.deepcopy(value) for key, value in group.items() if key not in ("params", "param_names")}
 
 
@@ -138,7 +138,7 @@ def with_params(saved: Mapping[str, Any], known: Known) -> dict[str, Any]:
 
 
 def own_settings(group: Mapping[str, Any], index: int, saved: list[dict[str, Any]], known: Known) -> dict[str, Any]:
-    """Those of a group that has no saved parameter."""
+    """The settings of a group that has no saved parameter."""
     if not group["params"] and index < len(saved):
         return settings_of(saved[index])
     own = settings_of(group)

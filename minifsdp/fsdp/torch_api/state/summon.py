@@ -25,7 +25,7 @@ NO_SHARD = ShardingStrategy.NO_SHARD
 
 @dataclass(frozen=True)
 class Summon:
-    """How parameters are summoned.
+    """Options of `summon_full_params`.
 
     Attributes:
         writeback: store in the shards what is written to them.
@@ -43,7 +43,7 @@ class Summon:
         return rank == 0 or not self.rank0_only
 
     def covers(self, other: Summon) -> bool:
-        """Whether whoever asks for `other` has it already."""
+        """True if `other` asks for nothing beyond this."""
         return (
             self.rank0_only <= other.rank0_only
             and self.writeback >= other.writeback
@@ -112,7 +112,7 @@ def check_none_summoned(instances: Iterable[Wrapped]) -> None:
 
 
 def runs(instance: Wrapped) -> bool:
-    """Whether a forward or a backward is under way; one that has raised is over."""
+    """True if a forward or a backward is under way; one that has raised is over."""
     in_forward = instance._engine is not None and instance._engine.forward_runs
     return in_forward or in_backward()
 
