@@ -125,7 +125,7 @@ class Engine:
             progress.passed += before_backward_of(outputs, *hooks)
 
     def _may_be_recomputed(self, unit: Unit) -> bool:
-        """Whether a forward without grad, in a model that trains, is perhaps that of a reentrant activation checkpoint.
+        """True if a forward without grad, in a model that trains, may be that of a reentrant activation checkpoint.
 
         A unit that waits for its backward waits for the recomputation.
         """

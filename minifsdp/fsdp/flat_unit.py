@@ -73,10 +73,9 @@ class FlatUnit(Unit):
         self.reduction = reduction or Reduction()
         self.unsharded = Unsharded(flat, plan, self.device)
         self.gradient = Gradient(flat, self.device)
-        self.exact = False  # all is in the shard's dtype at present, whatever the plan says
+        self.exact = self._adds_up = False  # compute in the shard's own dtype; backwards before one that reduces
         self._gathered: list[int] = []  # the shards' versions, if the unit stays whole after forward
-        self._adds_up = False  # the backward under way is one of several before the reduction
-        self._across: Handle | None = None  # of the means of all replicas
+        self._across: Handle | None = None  # the all-reduce of the replicas' means
         self.copies = HostCopies(self.device)
         self._whose = f"unit {next_on(self.group)} of the group" if wants_order_checked() else ""
         self.view: FlatView = view(flat)

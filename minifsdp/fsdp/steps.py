@@ -1,4 +1,4 @@
-"""How often optimizers have stepped on this rank, which is as often as on any other.
+"""The number of optimizer steps on this rank, which is the same on all ranks.
 
 A parameter's version tells that it was written to, but not on every rank: an optimizer leaves one alone of which this
 rank has no gradient.

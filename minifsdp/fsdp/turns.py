@@ -34,7 +34,7 @@ _running: WeakSet[StepTurns] = WeakSet()
 
 
 class Progress:
-    """Where one unit is in a step.
+    """The progress of one unit in a step.
 
     Attributes:
         given: the inputs of the call under way.

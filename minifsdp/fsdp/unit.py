@@ -128,7 +128,7 @@ class Unit(ABC):
 
     @property
     def is_stale(self) -> bool:
-        """Whether the shards may have been written to since the unit was gathered."""
+        """True if the shards may have been written to since the unit was gathered."""
         return True
 
     def refresh(self) -> None:

@@ -21,7 +21,7 @@ from minifsdp.fsdp.unit import SHARDED, Unit
 
 
 class BackwardPrefetch(Enum):
-    """When backward gathers the next unit: before this one's gradients are computed, or after."""
+    """The moment at which backward gathers the next unit: before this one's gradients are computed, or after."""
 
     BACKWARD_PRE = auto()
     BACKWARD_POST = auto()
