@@ -155,7 +155,7 @@ def test_a_record_that_cannot_be_written_is_refused_first(
 def test_an_interrupted_benchmark_ends_in_one_line(name: str) -> None:
     """As Ctrl-C ends it: in whatever it does just then."""
     code = (
-        "import runpy, sys; from minifsdp.course.launch import resources\n"
+        "import runpy, sys; from minifsdp.course.system import resources\n"
         "def interrupted(*_): raise KeyboardInterrupt\n"
         "resources.check_writable = resources.check_writable_file = interrupted\n"
         "sys.argv = [sys.argv[1]]; runpy.run_path(sys.argv[0], run_name='__main__')"
