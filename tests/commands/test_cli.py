@@ -96,7 +96,7 @@ def test_a_stdout_that_is_full_is_said_in_one_line(words: str, tmp_path: Path) -
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
-@pytest.mark.parametrize("streams", [">&- 2>/dev/full", ">/dev/full 2>&-"])
+@pytest.mark.parametrize("streams", [">/dev/full 2>&-", pytest.param(">&- 2>/dev/full", marks=pytest.mark.slow)])
 def test_a_run_is_not_lost_for_a_message(streams: str, tmp_path: Path) -> None:
     sizes = "--layers 1 --width 16 --context 8 --batch 4 --steps 2 --no-ledger --device cpu"
     code, _ = with_streams(streams, "train", *sizes.split(), "--out", "out", cwd=tmp_path)

@@ -80,7 +80,7 @@ def keep(real: Callable[..., Any], number: int) -> Callable[..., Any]:
 
 
 def test_all_is_well_on_two_ranks(tmp_path: Path) -> None:
-    options = ["--ranks", "2", "--device", "cpu", "--seconds", "90", "--out", str(tmp_path)]
+    options = ["--ranks", "2", "--device", "cpu", "--seconds", "60", "--out", str(tmp_path)]
     doctor_command = [sys.executable, "-m", "minifsdp", "doctor", *options]
     done = subprocess.run(doctor_command, capture_output=True, text=True, timeout=150, check=False)
     assert done.returncode == 0, done.stderr

@@ -30,9 +30,9 @@ def climb(out: Path, **settings: Any) -> dict:
     return json.loads((out / "ladder.json").read_text())
 
 
-@pytest.fixture(scope="module", params=[1, 2, pytest.param(3, marks=pytest.mark.slow), 4])
+@pytest.fixture(scope="module", params=[2, *(pytest.param(n, marks=pytest.mark.slow) for n in (1, 3, 4))])
 def record(request, tmp_path_factory):
-    """Every rung on N ranks."""
+    """Every rung on N ranks. On other numbers than two, a normal run takes a few steps of a few rungs (below)."""
     return climb(tmp_path_factory.mktemp("ladder"), ranks=request.param)
 
 
@@ -128,6 +128,19 @@ def test_traffic_is_the_formulas(record):
     for name in SCHEDULES:
         assert calls(rungs[name]) == {"all_gather": 2 * count - 1, "reduce_scatter": count}
         assert wire(rungs[name]) == pytest.approx(share * (3 * sum(units) - units[0]), abs=1)
+
+
+@pytest.mark.parametrize("ranks", [1, 4])
+def test_a_few_rungs_on_other_numbers_of_ranks(ranks, tmp_path):
+    few = climb(tmp_path, ranks=ranks, steps=4, rungs=("ddp", "zero2", "fsdp", "fsdp-limit"))
+    assert len(few["rungs"]) == 4
+    test_losses_equal_one_process(few)
+    test_bytes_are_as_predicted_on_every_rank(few)
+    assert by_name(few)["fsdp"]["losses"] == by_name(few)["fsdp-limit"]["losses"]
+    count = len(padded(few))
+    for name in ("fsdp", "fsdp-limit") if ranks > 1 else ():
+        calls = {op: total["calls"] for op, total in by_name(few)[name]["collectives"].items()}
+        assert calls == {"all_gather": 2 * count - 1, "reduce_scatter": count}
 
 
 def test_link_changes_neither_losses_nor_bytes(tmp_path):

@@ -369,8 +369,8 @@ def uninterrupted(monkeypatch):
 
 
 @pytest.mark.timeout(600)
-def test_killed_three_times_it_ends_with_the_same_bits(tmp_path, uninterrupted):
-    kill_and_go_on(tmp_path, 3, uninterrupted(60))
+def test_killed_in_a_save_it_ends_with_the_same_bits(tmp_path, uninterrupted):
+    kill_and_go_on(tmp_path, 1, uninterrupted(60))
 
 
 @pytest.mark.slow
@@ -527,8 +527,15 @@ def test_half_a_job_is_named_by_its_variable(monkeypatch, capsys, tmp_path, envi
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
-@pytest.mark.parametrize("rank", ["0", "1"])
+@pytest.mark.parametrize(
+    ("rank", "number", "code"),
+    [
+        ("0", signal.SIGTERM, 143),
+        ("1", signal.SIGINT, 130),
+        pytest.param("0", signal.SIGINT, 130, marks=pytest.mark.slow),
+        pytest.param("1", signal.SIGTERM, 143, marks=pytest.mark.slow),
+    ],
+)
 def test_a_rank_that_waits_for_the_others_hears_signals(tmp_path, number, code, rank):
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
@@ -800,7 +807,9 @@ def test_a_save_that_fails_ends_in_one_line_and_leaves_nothing(tmp_path, trained
     assert {path.name for path in kept.iterdir()} == {".lock", *(["step-00000002"] if saved else [])}
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+@pytest.mark.parametrize(
+    "number", [signal.SIGTERM, *(pytest.param(n, marks=pytest.mark.slow) for n in (signal.SIGINT, signal.SIGHUP))]
+)
 def test_a_signal_in_a_save_leaves_nothing_half_written(tmp_path, number):
     kept = tmp_path / "kept"
     kept.mkdir()

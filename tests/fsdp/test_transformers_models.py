@@ -1,7 +1,8 @@
 """Architectures from `transformers` train, save and load as one process does.
 
-They are built from tiny configs, with random weights, and nothing is downloaded. One launch on two ranks trains and
-saves every model, a second one on three ranks loads what the first has saved; each finding is a test of its own.
+They are built from tiny configs, with random weights, and nothing is downloaded. A launch on two ranks trains and saves
+models, a second one on three ranks loads what the first has saved; each finding is a test of its own. A normal run
+takes one architecture, the others are marked slow.
 """
 
 from __future__ import annotations
@@ -11,9 +12,9 @@ import os
 import sys
 import traceback
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from copy import deepcopy
-from functools import partial
+from functools import cache, partial
 from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -424,27 +425,28 @@ Finding = str | None
 Cases = Iterator[tuple[str, Callable[[], None]]]
 
 
-def cases_on_two_ranks(folder: Path) -> Cases:
-    for name in MODELS:
+def cases_on_two_ranks(folder: Path, names: Sequence[str]) -> Cases:
+    for name in names:
         for run in RUNS:
             yield f"{name} trains, {run}", partial(trains_as_one_process, name, run, folder)
         yield f"{name} is asked", partial(what_a_model_is_asked_outside_forward, name)
         yield f"{name} as pretrained", partial(saved_as_pretrained, name, folder)
         yield f"{name} built on meta", partial(built_on_meta, name)
-    for name in ("llama", "mixtral", "vit"):
-        yield f"{name} initialised", partial(initialised_by_its_own_function, name)
-    for name in WITH_TEXT:
-        yield f"{name} generates", partial(generation, name)
-    yield "mixtral has unused experts", unused_experts
+        if name in ("llama", "mixtral", "vit"):
+            yield f"{name} initialised", partial(initialised_by_its_own_function, name)
+        if name in WITH_TEXT:
+            yield f"{name} generates", partial(generation, name)
+        if name == "mixtral":
+            yield "mixtral has unused experts", unused_experts
 
 
-def cases_on_three_ranks(folder: Path) -> Cases:
-    for name, run, in_shards in product(MODELS, SAVED, (False, True)):
+def cases_on_three_ranks(folder: Path, names: Sequence[str]) -> Cases:
+    for name, run, in_shards in product(names, SAVED, (False, True)):
         title = f"{name} loaded, {run}, {'sharded' if in_shards else 'full'}"
         yield title, partial(loads_on_more_ranks, name, run, in_shards, folder)
 
 
-def find(cases: Callable[[Path], Cases], folder: Path) -> dict[str, Finding]:
+def find(cases: Callable[[Path, Sequence[str]], Cases], folder: Path, names: Sequence[str]) -> dict[str, Finding]:
     """The end of the traceback of each case that fails. In float64, where nothing but a mistake makes 1e-9."""
     import transformers
 
@@ -453,7 +455,7 @@ def find(cases: Callable[[Path], Cases], folder: Path) -> dict[str, Finding]:
     warnings.simplefilter("ignore")
     torch.set_default_dtype(torch.float64)
     found: dict[str, Finding] = {}
-    for title, case in cases(folder):
+    for title, case in cases(folder, names):
         try:
             case()
             found[title] = None
@@ -462,39 +464,49 @@ def find(cases: Callable[[Path], Cases], folder: Path) -> dict[str, Finding]:
     return found
 
 
-def on_ranks(cases: Callable[[Path], Cases], ranks: int, folder: Path) -> dict[str, str]:
-    findings = launch(find, ranks, cases, folder, timeout=150)
-    return {
-        title: "\n".join(f"rank {rank}: {finding[title]}" for rank, finding in enumerate(findings) if finding[title])
-        for title in findings[0]
-    }
+CASES = {2: cases_on_two_ranks, 3: cases_on_three_ranks}
+AT_ONCE, SLOWLY = ("t5",), tuple(name for name in MODELS if name != "t5")  # t5 uses one weight in most places
+
+Findings = Callable[[int, Sequence[str]], dict[str, str]]
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("models")
+def findings(tmp_path_factory: pytest.TempPathFactory) -> Findings:
+    """What is wrong with these models on so many ranks, by title: one launch each. Three load what two have saved."""
+    folder = tmp_path_factory.mktemp("models")
+
+    @cache
+    def find_on(ranks: int, names: Sequence[str]) -> dict[str, str]:
+        if ranks == 3:
+            find_on(2, names)
+        each_rank = launch(find, ranks, CASES[ranks], folder, names, timeout=150)
+        return {
+            title: "\n".join(
+                f"rank {rank}: {finding[title]}" for rank, finding in enumerate(each_rank) if finding[title]
+            )
+            for title in each_rank[0]
+        }
+
+    return find_on
 
 
-@pytest.fixture(scope="module")
-def two_ranks(folder: Path) -> dict[str, str]:
-    return on_ranks(cases_on_two_ranks, 2, folder)
-
-
-@pytest.fixture(scope="module")
-def three_ranks(folder: Path, two_ranks: dict[str, str]) -> dict[str, str]:
-    return on_ranks(cases_on_three_ranks, 3, folder)
-
-
-NOWHERE = Path()
+def params(ranks: int) -> list[Any]:
+    return [
+        pytest.param(names, title, id=title, marks=marks)
+        for names, marks in ((AT_ONCE, ()), (SLOWLY, pytest.mark.slow))
+        for title, _ in CASES[ranks](Path(), names)
+    ]
 
 
 @pytest.mark.behaviour(4)
-@pytest.mark.parametrize("title", [title for title, _ in cases_on_two_ranks(NOWHERE)])
-def test_on_two_ranks(two_ranks: dict[str, str], title: str) -> None:
-    assert not two_ranks[title], two_ranks[title]
+@pytest.mark.parametrize(("names", "title"), params(2))
+def test_on_two_ranks(findings: Findings, names: Sequence[str], title: str) -> None:
+    wrong = findings(2, names)[title]
+    assert not wrong, wrong
 
 
 @pytest.mark.behaviour(40, 41, 42)
-@pytest.mark.parametrize("title", [title for title, _ in cases_on_three_ranks(NOWHERE)])
-def test_loaded_on_three_ranks(three_ranks: dict[str, str], title: str) -> None:
-    assert not three_ranks[title], three_ranks[title]
+@pytest.mark.parametrize(("names", "title"), params(3))
+def test_loaded_on_three_ranks(findings: Findings, names: Sequence[str], title: str) -> None:
+    wrong = findings(3, names)[title]
+    assert not wrong, wrong

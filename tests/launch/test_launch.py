@@ -610,7 +610,7 @@ except RankError as error:
 """
 
 
-@pytest.mark.parametrize("raises", [0, 1])
+@pytest.mark.parametrize("raises", [0, pytest.param(1, marks=pytest.mark.slow)])
 def test_spmd_one_rank_raises_while_another_is_stuck_outside_gloo(raises: int, tmp_path: Path) -> None:
     """It need not wait for the time-out of 60 s, nor does the other have to end first."""
     (tmp_path / "script.py").write_text(ONE_RAISES)
