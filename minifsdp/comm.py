@@ -38,10 +38,10 @@ class Link(Protocol):
         """Run `collective` now or later, in order of submission; returns an object with `wait()`."""
 
 
-Watcher = Callable[[Call, Literal["issue", "wait"]], AbstractContextManager[Any]]
+Observer = Callable[[Call, Literal["issue", "wait"]], AbstractContextManager[Any]]
 
 link: Link | None = None
-watchers: list[Watcher] = []  # each surrounds every issue and every wait, for those who count or time them
+observers: list[Observer] = []  # each surrounds every issue and every wait, for those who count or time them
 _logs: list[list[Call]] = []
 
 
@@ -84,8 +84,8 @@ class Handle:
         self.then: Callable[[], None] | None = None  # what this rank does with what has arrived
 
     def wait(self) -> None:
-        if watchers:
-            with _watched(self.call, "wait"):
+        if observers:
+            with _observed(self.call, "wait"):
                 self._work.wait()
         else:
             self._work.wait()
@@ -214,14 +214,14 @@ def _start(
         log.append(call)
     if link is not None:
         collective = partial(link.submit, call, collective)
-    if not watchers:
+    if not observers:
         return Handle(call, collective())
-    with _watched(call, "issue"):
+    with _observed(call, "issue"):
         return Handle(call, collective())
 
 
-def _watched(call: Call, phase: Literal["issue", "wait"]) -> AbstractContextManager[Any]:
+def _observed(call: Call, phase: Literal["issue", "wait"]) -> AbstractContextManager[Any]:
     with ExitStack() as stack:
-        for watch in watchers:
-            stack.enter_context(watch(call, phase))
+        for observe in observers:
+            stack.enter_context(observe(call, phase))
         return stack.pop_all()

@@ -1,12 +1,12 @@
 """One code path for CPU and CUDA: streams, events, memory, and the one place that buffers come from.
 
 On CUDA the streams and events are torch's own. On CPU every operation has finished when it returns, so a stream is no
-more than a name, waiting is nothing, and an event is a reading of the clock; but watchers hear what a device with
-queues would have been asked.
+more than a name, waiting is nothing, and an event is a reading of the clock; but `command_observers` get the commands
+that a device with queues would have been given.
 
-Buffers that communication reads or writes are allocated here and nowhere else, each with its role, so that whoever
-counts bytes can subscribe. A buffer keeps its Tensor object for life; its memory comes and goes with `allocate` and
-`free`, and every view of it sees that (as with `resize_` in torch/distributed/fsdp/_flat_param.py).
+Buffers that communication reads or writes are allocated here and nowhere else, each with its role, so that bytes can
+be counted (`buffer_observers`). A buffer keeps its Tensor object for life; its memory comes and goes with `allocate`
+and `free`, and every view of it sees that (as with `resize_` in torch/distributed/fsdp/_flat_param.py).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from minifsdp import private
 
 Role = Literal["unsharded", "gradients", "communication"]
 
-subscribers: list[Callable[[Tensor, Role], None]] = []
+buffer_observers: list[Callable[[Tensor, Role], None]] = []
 """Each is called with every buffer that `empty` hands out, and with its role."""
 
 
@@ -42,7 +42,7 @@ class Command(NamedTuple):
     subject: Any
 
 
-watchers: list[Callable[[Command], None]] = []
+command_observers: list[Callable[[Command], None]] = []
 """Each is called with every command on CPU, in the order of the program."""
 
 
@@ -81,7 +81,7 @@ class CpuStream:
         _streams.pop()
 
     def wait_stream(self, other: CpuStream) -> None:
-        if watchers:
+        if command_observers:
             event = CpuEvent()
             event.record(other)
             self.wait_event(event)
@@ -99,8 +99,8 @@ _streams = [CpuStream()]  # the compute stream, and those entered since
 
 
 def _tell(verb: Any, stream: CpuStream | None, subject: Any) -> None:
-    for watch in watchers:
-        watch(Command(verb, stream, subject))
+    for observe in command_observers:
+        observe(Command(verb, stream, subject))
 
 
 def asked_for(wanted: Any, argument: str) -> torch.device:
@@ -173,16 +173,16 @@ def synchronize(device: torch.device) -> None:
 
 
 def empty(numel: int, dtype: torch.dtype, role: Role, device: torch.device) -> Tensor:
-    """An uninitialised buffer [numel] that subscribers know by its role."""
+    """An uninitialised buffer [numel] that `buffer_observers` are called with."""
     buffer = torch.empty(numel, dtype=dtype, device=device)
-    hand_over(buffer, role)
+    retag(buffer, role)
     return buffer
 
 
-def hand_over(buffer: Tensor, role: Role) -> None:
-    """Tell the subscribers that a buffer of `empty` is used for something else from here on."""
-    for tell in subscribers:
-        tell(buffer, role)
+def retag(buffer: Tensor, role: Role) -> None:
+    """Change the role that a buffer of `empty` is counted under."""
+    for observe in buffer_observers:
+        observe(buffer, role)
 
 
 def allocate(buffer: Tensor) -> None:
@@ -198,7 +198,7 @@ def record_stream(buffer: Tensor) -> None:
     """
     if buffer.is_cuda:
         buffer.record_stream(torch.cuda.current_stream(buffer.device))
-    elif watchers:
+    elif command_observers:
         _tell("record_stream", _streams[-1], buffer)
 
 

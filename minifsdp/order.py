@@ -139,8 +139,8 @@ def _announce(op: str, label: Label, numel: int, dtype: torch.dtype, group: Grou
 
 def check_labelled_calls() -> None:
     """If torch's debug level is DETAIL: from now on compare every collective that has a label."""
-    if process_groups.wants_order_checked() and _before_issue not in comm.watchers:
-        comm.watchers.append(_before_issue)
+    if process_groups.wants_order_checked() and _before_issue not in comm.observers:
+        comm.observers.append(_before_issue)
 
 
 def _before_issue(call: Call, phase: Literal["issue", "wait"]) -> AbstractContextManager[None]:

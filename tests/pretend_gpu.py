@@ -122,12 +122,12 @@ def _is_ours(file: str) -> bool:
 def pretend() -> Iterator[Waits]:
     """Inside the `with` all new tensors are fake, on whatever device."""
     waits = Waits()
-    device.watchers.append(waits.hear)
+    device.command_observers.append(waits.hear)
     try:
         with patch.object(Absent, "like", _absent_like), FakeTensorMode(), waits:
             yield waits
     finally:
-        device.watchers.remove(waits.hear)
+        device.command_observers.remove(waits.hear)
 
 
 def waits_of_steps(build: Callable[[], Trainee], steps: int) -> list[str]:

@@ -94,12 +94,12 @@ def watching(dropped=None):
 
         return mock.patch.object(dist, name, call)
 
-    comm.watchers.append(watch)
+    comm.observers.append(watch)
     try:
         with peer_of("isend", "group_dst"), peer_of("irecv", "group_src"):
             yield seen
     finally:
-        comm.watchers.remove(watch)
+        comm.observers.remove(watch)
 
 
 @contextmanager
@@ -110,11 +110,11 @@ def handing_out():
     def keep(buffer, role):
         handed.append(buffer.fill_(float("nan")))
 
-    device.subscribers.append(keep)
+    device.buffer_observers.append(keep)
     try:
         yield handed
     finally:
-        device.subscribers.remove(keep)
+        device.buffer_observers.remove(keep)
 
 
 def origin(tensor, handed):

@@ -43,11 +43,11 @@ def phases() -> Iterator[list[str]]:
         seen.append(phase)
         yield
 
-    comm.watchers.append(watch)
+    comm.observers.append(watch)
     try:
         yield seen
     finally:
-        comm.watchers.remove(watch)
+        comm.observers.remove(watch)
 
 
 @contextmanager
@@ -59,11 +59,11 @@ def poisoned_buffers() -> Iterator[list[tuple[int, str]]]:
         buffer.fill_(torch.nan)
         seen.append((buffer.nbytes, role))
 
-    device.subscribers.append(note)
+    device.buffer_observers.append(note)
     try:
         yield seen
     finally:
-        device.subscribers.remove(note)
+        device.buffer_observers.remove(note)
 
 
 class Travelling:

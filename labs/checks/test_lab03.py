@@ -373,13 +373,13 @@ class Watch:
         return nullcontext()
 
     def __enter__(self):
-        comm.watchers.append(self)
-        device.subscribers.append(poison)
+        comm.observers.append(self)
+        device.buffer_observers.append(poison)
         return self
 
     def __exit__(self, *exc):
-        comm.watchers.remove(self)
-        device.subscribers.remove(poison)
+        comm.observers.remove(self)
+        device.buffer_observers.remove(poison)
 
 
 def freed_by_resize(ledger, tag):
@@ -1050,7 +1050,7 @@ def observe_backward(answer, seed, size):
             hooks += answer(part, shard, start, in_flight, group) or []
         watch.events.clear()
         ledger.reset_peaks()
-        device.subscribers.append(poison)
+        device.buffer_observers.append(poison)
         guard = mock.patch.object(device, "free", free_no_gradient(params, device.free))
         guard.start()
         loss_of(model, batch).backward()
@@ -1067,7 +1067,7 @@ def observe_backward(answer, seed, size):
         while in_flight:
             in_flight.pop()()
         guard.stop()
-        device.subscribers.remove(poison)
+        device.buffer_observers.remove(poison)
         seen["second"] = [None if s.grad is None else s.grad.detach().clone().cpu() for s in shards]
     seen["means"] = [mean.cpu() for mean in means]
     seen["counts"] = [len(part) for part in parts]

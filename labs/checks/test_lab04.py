@@ -212,11 +212,11 @@ def handed_out():
     def note(buffer, role):
         roles[buffer.untyped_storage().data_ptr()] = role
 
-    device.subscribers.append(note)
+    device.buffer_observers.append(note)
     try:
         yield roles
     finally:
-        device.subscribers.remove(note)
+        device.buffer_observers.remove(note)
 
 
 def check_buffer(full, values, padding, ranks, where):

@@ -242,11 +242,11 @@ def phases():
         seen.append(f"{phase} {call.op}")
         yield
 
-    comm.watchers.append(watcher)
+    comm.observers.append(watcher)
     try:
         yield seen
     finally:
-        comm.watchers.remove(watcher)
+        comm.observers.remove(watcher)
 
 
 @contextmanager

@@ -183,11 +183,11 @@ class Asked(NamedTuple):
 def asked_meanwhile():
     asked, query = Asked([], []), device.CpuEvent.query
     device.CpuEvent.query = lambda event: not asked.queries.append(event)
-    device.watchers.append(asked.commands.append)
+    device.command_observers.append(asked.commands.append)
     try:
         yield asked
     finally:
-        device.watchers.remove(asked.commands.append)
+        device.command_observers.remove(asked.commands.append)
         device.CpuEvent.query = query
 
 
@@ -749,14 +749,14 @@ def reduced_by(answer, names, before=()):
     kept: list[Any] = []
     under_way: list[Any] = [Reducing(name, log) for name in before]
     log += [(f"start {name}", stream) for name in before]
-    device.watchers.append(note)
+    device.command_observers.append(note)
     try:
         with current_stream_kept(), patch.object(device, "current_stream", of_the_units_device):
             for unit in [Reducing(name, log) for name in names]:
                 log.append((f"gradient {unit.name}", compute))
                 answer(unit, stream, under_way)
     finally:
-        device.watchers.remove(note)
+        device.command_observers.remove(note)
     said = [f"{what} @{streams.get(id(on), 'host' if on is None else 'another')}" for what, on in log]
     return said, [getattr(each, "name", "?") for each in under_way]
 

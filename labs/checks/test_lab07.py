@@ -828,7 +828,7 @@ def observe_answer(answer, group, scenario):
         phases.append(f"{phase} {call.op}")
         yield
 
-    comm.watchers.append(watcher)
+    comm.observers.append(watcher)
     link, comm.link = comm.link, wire
     try:
         with homes:
@@ -840,7 +840,7 @@ def observe_answer(answer, group, scenario):
             raise
         error = str(raised)
     finally:
-        comm.watchers.remove(watcher)
+        comm.observers.remove(watcher)
         comm.link = link
     comm.all_reduce(torch.zeros(1, device=homes.device), comm.world()).wait()
     return Said(

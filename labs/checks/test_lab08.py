@@ -705,11 +705,11 @@ def told(log):
         elif command.verb == "synchronize":
             log.append(f"wait for {numbers.get(id(command.subject))}")
 
-    device.watchers.append(watch)
+    device.command_observers.append(watch)
     try:
         yield
     finally:
-        device.watchers.remove(watch)
+        device.command_observers.remove(watch)
 
 
 def limited_log(answer, limit, program):

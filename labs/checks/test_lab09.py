@@ -31,11 +31,11 @@ def phases():
         seen.append(f"{phase} {call.op}")
         yield
 
-    comm.watchers.append(watcher)
+    comm.observers.append(watcher)
     try:
         yield seen
     finally:
-        comm.watchers.remove(watcher)
+        comm.observers.remove(watcher)
 
 
 def numbers(seed, size):
@@ -741,13 +741,13 @@ class Queues:
 
     @contextmanager
     def running(self):
-        device.watchers.append(self._watch)
+        device.command_observers.append(self._watch)
         asking = {name: self._asking(getattr(device, name)) for name in ("current_stream", "new_stream", "new_event")}
         try:
             with patch.multiple(device, copy_to_host=self._copy_to_host, **asking):
                 yield self
         finally:
-            device.watchers.remove(self._watch)
+            device.command_observers.remove(self._watch)
 
     def _copy_to_host(self, tensor):
         if not nbytes(tensor):

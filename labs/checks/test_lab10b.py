@@ -164,12 +164,12 @@ class Waited:
         self.gather = comm.all_gather
 
     def __enter__(self):
-        comm.watchers.append(self.watch)
+        comm.observers.append(self.watch)
         for each in self.patches:
             each.start()
 
     def __exit__(self, *exc):
-        comm.watchers.remove(self.watch)
+        comm.observers.remove(self.watch)
         for each in self.patches:
             each.stop()
 

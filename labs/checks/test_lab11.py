@@ -238,14 +238,14 @@ def listening(events):
     def past(name):
         return lambda *args, **kwargs: events.append(f"dist.{name}") or comm.Done()
 
-    comm.watchers.append(watcher)
+    comm.observers.append(watcher)
     try:
         with ExitStack() as patches:
             for name in DIRECT:
                 patches.enter_context(patch.object(dist, name, past(name)))
             yield
     finally:
-        comm.watchers.remove(watcher)
+        comm.observers.remove(watcher)
 
 
 def observe_start(answer, seed, size):

@@ -238,12 +238,12 @@ def follow(rung) -> tuple[str, list[comm.Call]]:
         events.append(phase[0])
         yield
 
-    comm.watchers.append(watch)
+    comm.observers.append(watch)
     with comm.record() as calls:
         loss_of(model, my_rows(0)).backward()
         events.append("|")
         after_backward()
-    comm.watchers.remove(watch)
+    comm.observers.remove(watch)
     return "".join(events), calls
 
 

@@ -225,8 +225,8 @@ plots.timeline(
 # ## 6.2 Hand over
 #
 # The order between two streams is always made in the same way: one records an event, the other waits for it. On CUDA
-# these are torch's streams and events. On a CPU a stream is a name and waiting is nothing, but whoever listens in
-# `device.watchers` hears what a GPU would have been asked; that is how the checks of this lab, and the recorder, know.
+# these are torch's streams and events. On a CPU a stream is a name and waiting is nothing, but a function in
+# `device.command_observers` is called with each command for a GPU; the checks of this lab and the recorder use it.
 #
 # Predict: `giver` has 40 ms of work queued. For how many ms does the host stand still in `hand_over`?
 
@@ -261,9 +261,9 @@ def asked_of_the_device(names: Mapping[Any, str]) -> Iterator[list[str]]:
     def listen(command: device.Command) -> None:
         said.append(f"{names.get(command.stream, 'the host')}: {command.verb}")
 
-    device.watchers.append(listen)
+    device.command_observers.append(listen)
     yield said
-    device.watchers.remove(listen)
+    device.command_observers.remove(listen)
 
 
 link_stream, compute_stream = device.new_stream(CPU), device.current_stream(CPU)

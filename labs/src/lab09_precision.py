@@ -889,12 +889,12 @@ class DeviceBytes:
         def tell(buffer: Tensor, role: str) -> None:
             self.buffers.append(weakref.ref(buffer))
 
-        device.subscribers.append(tell)
+        device.buffer_observers.append(tell)
         try:
             with patch.object(device, "copy_to_host", copying):
                 yield self
         finally:
-            device.subscribers.remove(tell)
+            device.buffer_observers.remove(tell)
 
     def now(self, optimizer: torch.optim.Optimizer) -> dict[str, int]:
         """Bytes on the device: of shards, of Adam's two moments, of the engine's buffers."""

@@ -118,7 +118,7 @@ class StagingBucket(Bucket):
     def release(self) -> None:
         super().release()
         if self.kept:
-            device.hand_over(self.flat, "gradients")
+            device.retag(self.flat, "gradients")
         else:
             device.free(self.flat)
         del self.flat

@@ -1,4 +1,4 @@
-"""On CPU streams and events do nothing, and watchers hear what a device with queues would have been asked."""
+"""On CPU streams and events do nothing, and observers get the commands for a device with queues."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ CPU = torch.device("cpu")
 @pytest.fixture
 def heard() -> Iterator[list[Command]]:
     commands: list[Command] = []
-    device.watchers.append(commands.append)
+    device.command_observers.append(commands.append)
     yield commands
-    device.watchers.remove(commands.append)
+    device.command_observers.remove(commands.append)
 
 
 def verbs(commands: list[Command]) -> list[tuple[str, Any]]:
@@ -141,9 +141,9 @@ def test_times_between_events_are_in_milliseconds() -> None:
 
 def test_every_watcher_hears_and_nobody_has_to(heard: list[Command]) -> None:
     again: list[Command] = []
-    device.watchers.append(again.append)
+    device.command_observers.append(again.append)
     CpuStream().record_event()
-    device.watchers.remove(again.append)
+    device.command_observers.remove(again.append)
     CpuStream().record_event()
     assert len(again) == 1
     assert len(heard) == 2

@@ -70,11 +70,11 @@ def handed_out() -> Iterator[list[weakref.ref[Tensor]]]:
         if role == "communication":
             buffers.append(weakref.ref(buffer))
 
-    device.subscribers.append(tell)
+    device.buffer_observers.append(tell)
     try:
         yield buffers
     finally:
-        device.subscribers.remove(tell)
+        device.buffer_observers.remove(tell)
 
 
 # Reduce-scatter: values

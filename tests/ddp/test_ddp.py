@@ -322,10 +322,10 @@ def issues_and_waits() -> dict[str, str]:
 
     for rung, wrap in RUNGS.items():
         model = wrap(chain(6, 11, 5, 3))
-        comm.watchers.append(watch)
+        comm.observers.append(watch)
         events[rung] = ""
         step_once(model, my_batch())
-        comm.watchers.remove(watch)
+        comm.observers.remove(watch)
     return events
 
 
@@ -398,11 +398,11 @@ def buffers(*roles: device.Role) -> Iterator[list[Tensor]]:
         if role in roles:
             found.append(buffer)
 
-    device.subscribers.append(note)
+    device.buffer_observers.append(note)
     try:
         yield found
     finally:
-        device.subscribers.remove(note)
+        device.buffer_observers.remove(note)
 
 
 def live_numel(found: list[Tensor]) -> list[int]:

@@ -127,11 +127,11 @@ def calls_seen() -> Iterator[list[tuple[str, int]]]:
         events.append((phase, call.payload))
         yield
 
-    comm.watchers.append(watch)
+    comm.observers.append(watch)
     try:
         yield events
     finally:
-        comm.watchers.remove(watch)
+        comm.observers.remove(watch)
 
 
 # Equal to torch and to one process
@@ -226,9 +226,9 @@ def steps_of_backward() -> tuple[list[str], list[int]]:
     loss = ddp(rows(0, dist.get_rank())).square().mean()
     for p in ddp.parameters():
         p.register_hook(lambda grad: events.append("g"))  # before it is accumulated, and so before its launch
-    comm.watchers.append(watch)
+    comm.observers.append(watch)
     loss.backward()
-    comm.watchers.remove(watch)
+    comm.observers.remove(watch)
     return [*events, "|"], [len(params) for params in ddp.buckets]
 
 
@@ -340,9 +340,9 @@ def bytes_of_a_step() -> dict[str, Any]:
             staged.append(ledger.live()["communication"])
             yield
 
-        comm.watchers.append(watch)
+        comm.observers.append(watch)
         loss.backward()
-        comm.watchers.remove(watch)
+        comm.observers.remove(watch)
         found["staged"] = staged
         found["after backward"] = ledger.live()["communication"]
         found["gradients"] = ledger.live()["gradients"] == psi
@@ -368,9 +368,9 @@ def test_no_buffer_outlives_its_use() -> None:
     def roles() -> list[str]:
         ddp = OverlappedDDP(MayRefuse(), bucket_cap_mb=CAP_MB)
         seen: list[str] = []
-        device.subscribers.append(lambda buffer, role: seen.append(role))
+        device.buffer_observers.append(lambda buffer, role: seen.append(role))
         ddp(rows(0, 0)).square().mean().backward()
-        device.subscribers.pop()
+        device.buffer_observers.pop()
         return seen
 
     assert launch(roles, 2) == [["communication"] * 2] * 2

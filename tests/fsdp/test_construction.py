@@ -120,11 +120,11 @@ def the_steps_come_in_torch_s_order() -> None:
         nn.Sequential(Layer(2, 3, device="meta"), Layer(3, 4, device="meta")), Layer(4, 5, device="meta")
     )
     seen.clear()  # of what was tried on meta
-    comm.watchers.append(lambda call, phase: seen.append(call.op) or warnings.catch_warnings())
+    comm.observers.append(lambda call, phase: seen.append(call.op) or warnings.catch_warnings())
     try:
         model = Fsdp(model, auto_wrap_policy={nn.Sequential}, sync_module_states=True)
     finally:
-        comm.watchers.pop()
+        comm.observers.pop()
     ordered = [what for what, _ in itertools.groupby(seen)]
     assert ordered == ["reset 3", "reset 4", "broadcast", "reset 5", "broadcast"], ordered
     assert model._unit.flat.shard.numel() == 13  # of 4 * 5 + 5, padded

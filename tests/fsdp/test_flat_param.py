@@ -169,11 +169,11 @@ def test_a_shard_owns_its_memory_and_nothing_else_stays(
 ) -> None:
     params = find_parameters(build(specs, dtype, requires_grad))
     made: list[tuple[Tensor, str]] = []
-    device.subscribers.append(lambda buffer, role: made.append((buffer, role)))
+    device.buffer_observers.append(lambda buffer, role: made.append((buffer, role)))
     try:
         flats = shard_over(params, ranks)
     finally:
-        device.subscribers.pop()
+        device.buffer_observers.pop()
     assert [role for _, role in made] == ["unsharded"] * ranks
     before = torch.cat([flat.shard.detach() for flat in flats])
     for (buffer, _), flat in zip(made, flats, strict=True):

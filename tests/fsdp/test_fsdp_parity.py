@@ -918,11 +918,11 @@ def watching(buffers: list[Any]) -> Iterator[None]:
     def tell(buffer: Tensor, role: str) -> None:
         buffers.append((buffer.untyped_storage(), buffer.numel(), role))
 
-    device.subscribers.append(tell)
+    device.buffer_observers.append(tell)
     try:
         yield
     finally:
-        device.subscribers.remove(tell)
+        device.buffer_observers.remove(tell)
 
 
 def train_ours(case: Case, run: Run) -> Record:

@@ -259,7 +259,7 @@ class Ours(Ranks):
 
     def wrap(self, net: Net, case: Case) -> nn.Module:
         self.buffers: list[Any] = []
-        device.subscribers.append(lambda buffer, role: self.buffers.append((buffer.untyped_storage(), role)))
+        device.buffer_observers.append(lambda buffer, role: self.buffers.append((buffer.untyped_storage(), role)))
         self.sharded = case.strategy != "NO_SHARD"
         return super().wrap(net, case)
 
@@ -277,7 +277,7 @@ def clean(name: str) -> str:
 
 def train(kind: type[OneProcess], case: Case, mesh: Any) -> Named:
     """The losses and gradients of every step, and how far each parameter has moved at the end."""
-    before = device.subscribers[:]
+    before = device.buffer_observers[:]
     ranks = dist.get_world_size()
     trainer = kind(case, mesh)
     optimizer = OPTIMIZERS[case.optimizer](trainer.model.parameters())
@@ -295,7 +295,7 @@ def train(kind: type[OneProcess], case: Case, mesh: Any) -> Named:
         trainer.check_nothing_left()
     for name, value in trainer.parameters().items():
         record[f"change of {name}"] = value - start[name]
-    device.subscribers[:] = before
+    device.buffer_observers[:] = before
     return record
 
 

@@ -189,7 +189,7 @@ def measure(settings, steps):
         trainee.optimizer.zero_grad()
         return [b[i] - a[i] for i in (0, 1) for a, b in pairwise(marks)]
 
-    comm.watchers.append(timed)
+    comm.observers.append(timed)
     for trainee in trainees.values():
         run(trainee)
     alone = [run(trainees["fsdp"]) for _ in range(10)]

@@ -192,7 +192,7 @@ def test_a_store_that_outlasts_its_process_group_does_not_mislead() -> None:
 
 def watchers_of_a_step() -> list[Any]:
     step(wrapped())
-    return comm.watchers
+    return comm.observers
 
 
 def test_it_is_there_only_on_request() -> None:

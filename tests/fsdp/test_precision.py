@@ -84,11 +84,11 @@ def buffers() -> Iterator[list[tuple[Tensor, str]]]:
     def tell(buffer: Tensor, role: str) -> None:
         found.append((buffer, role))
 
-    device.subscribers.append(tell)
+    device.buffer_observers.append(tell)
     try:
         yield found
     finally:
-        device.subscribers.remove(tell)
+        device.buffer_observers.remove(tell)
 
 
 # Checks
@@ -317,11 +317,11 @@ def without_a_collective_the_computation_waits_for_the_copy(kind: str) -> None:
 def watched_commands() -> Iterator[list[device.Command]]:
     """What a device with queues would have been asked."""
     commands: list[device.Command] = []
-    device.watchers.append(commands.append)
+    device.command_observers.append(commands.append)
     try:
         yield commands
     finally:
-        device.watchers.remove(commands.append)
+        device.command_observers.remove(commands.append)
 
 
 # Memory

@@ -420,11 +420,11 @@ def apply_sees_whole_parameters_and_keeps_what_it_writes(options: dict[str, Any]
 def everything_is_freed_that_was_allocated() -> None:
     made: list[Tensor] = []
     model = sharded()
-    device.subscribers.append(lambda buffer, role: made.append(buffer) if role == "unsharded" else None)
+    device.buffer_observers.append(lambda buffer, role: made.append(buffer) if role == "unsharded" else None)
     backward(model)
     with summon(model, with_grads=True):
         pass
-    device.subscribers.pop()
+    device.buffer_observers.pop()
     assert not any(buffer.untyped_storage().nbytes() for buffer in made)
     assert whole_bytes(model) == [0, 0]
 

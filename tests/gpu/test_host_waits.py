@@ -71,11 +71,11 @@ def _counted() -> Iterator[Counter[str]]:
         if command.verb == "synchronize":
             found[LIMITER if isinstance(command.subject, device.CpuEvent) else "cudaDeviceSynchronize"] += 1
 
-    device.watchers.append(watch)
+    device.command_observers.append(watch)
     try:
         yield found
     finally:
-        device.watchers.remove(watch)
+        device.command_observers.remove(watch)
 
 
 @check(rung=list(RUNGS))

@@ -231,13 +231,13 @@ def test_leaves_no_trace(carrier: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail() -> None:
         with Recorder():
             assert comm.link is not carrier
-            assert len(device.watchers) == 1
+            assert len(device.command_observers) == 1
             raise KeyError("mine")
 
     with pytest.raises(KeyError, match="mine"):
         fail()
     assert comm.link is carrier
-    assert device.watchers == device.subscribers == comm.watchers == []
+    assert device.command_observers == device.buffer_observers == comm.observers == []
 
 
 def test_one_at_a_time() -> None:
@@ -245,7 +245,7 @@ def test_one_at_a_time() -> None:
         for other in (Ledger, Recorder):
             with pytest.raises(RuntimeError, match="counting already"), other():
                 pass
-        assert device.watchers == [recorder._books.command]
+        assert device.command_observers == [recorder._books.command]
         x = torch.zeros(1)
         assert recorder.live()["activations"] == 4
         assert x is not None

@@ -638,7 +638,7 @@ def a_unit_is_freed_when_its_own_backward_ends() -> None:
 def everything_is_freed_that_was_allocated() -> None:
     """By its roles, over construction, a step, evaluation, saving and loading: nothing unsharded is left."""
     made: list[tuple[Tensor, str]] = []
-    device.subscribers.append(lambda buffer, role: made.append((buffer, role)))
+    device.buffer_observers.append(lambda buffer, role: made.append((buffer, role)))
     try:
         model = sharded()
         train_a_step(model)
@@ -649,7 +649,7 @@ def everything_is_freed_that_was_allocated() -> None:
             pass
         kept = [p.grad.data_ptr() for p in model.parameters()]
     finally:
-        device.subscribers.pop()
+        device.buffer_observers.pop()
     alive = [(len(buffer), role) for buffer, role in made if buffer.untyped_storage().nbytes()]
     assert len(alive) == len(kept) == 3, alive
     assert {role for _, role in alive} == {"gradients"}

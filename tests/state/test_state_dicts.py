@@ -218,9 +218,9 @@ def rank_0_alone_has_the_state_if_wanted() -> None:
             return nullcontext()
 
         with type_is(model, FULL, FullStateDictConfig(rank0_only=True, offload_to_cpu=True)), comm.record() as log:
-            comm.watchers.append(at_each_call)
+            comm.observers.append(at_each_call)
             state = model.state_dict()
-            comm.watchers.pop()
+            comm.observers.pop()
         assert [call.op for call in log] == ["all_gather"] * 2
         if dist.get_rank() == 0:
             assert_same(state, plain().state_dict())

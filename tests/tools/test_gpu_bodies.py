@@ -141,7 +141,7 @@ def sanitized() -> Iterator[None]:
         elif command.verb == "synchronize":
             handler._handle_event_synchronization(event)
 
-    device.watchers.append(follow)
+    device.command_observers.append(follow)
     current = lambda: SimpleNamespace(cuda_stream=id(device.current_stream(cpu)))  # noqa: E731
     with (
         patch.object(_sanitizer, "ArgumentHandler", Arguments),
@@ -153,7 +153,7 @@ def sanitized() -> Iterator[None]:
         try:
             yield
         finally:
-            device.watchers.remove(follow)
+            device.command_observers.remove(follow)
 
 
 def all_races() -> dict[str, list[tuple[str, str]]]:

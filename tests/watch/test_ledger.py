@@ -492,7 +492,7 @@ def test_leaves_no_trace() -> None:
     assert gc.isenabled()
     assert torch.UntypedStorage.resize_ is resize
     assert "resize_" not in vars(torch.UntypedStorage)
-    assert device.subscribers == comm.watchers == []
+    assert device.buffer_observers == comm.observers == []
     assert not any(p._post_accumulate_grad_hooks for p in model.parameters())
     assert not optimizer._optimizer_step_post_hooks
     at_exit = ledger.live()
@@ -538,7 +538,7 @@ def test_a_pause_is_this_threads_only() -> None:
     paused, go_on = threading.Event(), threading.Event()
 
     def wait_for_a_collective() -> None:
-        with comm.watchers[-1](call, "wait"):
+        with comm.observers[-1](call, "wait"):
             paused.set()
             go_on.wait(10)
 
@@ -548,7 +548,7 @@ def test_a_pause_is_this_threads_only() -> None:
         paused.wait(10)
         x = torch.zeros(3)
         assert ledger.live() == bytes_of(activations=12)
-        with comm.watchers[-1](call, "issue"):
+        with comm.observers[-1](call, "issue"):
             backends = torch.zeros(100)
             del x
         assert ledger.live() == bytes_of(), "what dies inside a collective is seen to"

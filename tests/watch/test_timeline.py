@@ -257,7 +257,7 @@ def recover(path: Path) -> bool:
         with record_trace(path):
             raise KeyError("in the step")
     except KeyError:
-        return comm.watchers == []
+        return comm.observers == []
 
 
 def trace_on_a_rank(folder: str) -> dict[str, Any]:

@@ -230,11 +230,11 @@ class Buffers:
 @contextmanager
 def watch_buffers() -> Iterator[Buffers]:
     buffers = Buffers()
-    device.subscribers.append(buffers)
+    device.buffer_observers.append(buffers)
     try:
         yield buffers
     finally:
-        device.subscribers.remove(buffers)
+        device.buffer_observers.remove(buffers)
 
 
 @contextmanager
@@ -358,11 +358,11 @@ def watch_reductions() -> Iterator[list[str]]:
             log.append(phase)
         return nullcontext()
 
-    comm.watchers.append(watch)
+    comm.observers.append(watch)
     try:
         yield log
     finally:
-        comm.watchers.remove(watch)
+        comm.observers.remove(watch)
 
 
 def check_backward_of_stage2() -> None:

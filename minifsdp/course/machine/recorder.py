@@ -53,10 +53,10 @@ class Recorder(Ledger):
     def __enter__(self) -> Self:
         super().__enter__()
         tape, link = self._books, comm.link
-        device.watchers.append(tape.command)
-        self._on_exit.callback(device.watchers.remove, tape.command)
-        comm.watchers.append(tape.waits)
-        self._on_exit.callback(comm.watchers.remove, tape.waits)
+        device.command_observers.append(tape.command)
+        self._on_exit.callback(device.command_observers.remove, tape.command)
+        comm.observers.append(tape.waits)
+        self._on_exit.callback(comm.observers.remove, tape.waits)
         comm.link = _Tap(tape, link)
         self._on_exit.callback(setattr, comm, "link", link)
         # The program is to run on a GPU, where a reduce-scatter needs no memory of ours.

@@ -202,10 +202,10 @@ def _timed_step(trainee: Trainee, batch: Batch) -> _Step:
             waited += time.perf_counter() - start
 
     align(_CPU)
-    comm.watchers.append(watch)
+    comm.observers.append(watch)
     try:
         start = time.perf_counter()
         take_step(trainee, batch, _CPU)
         return _Step(time.perf_counter() - start, waited)
     finally:
-        comm.watchers.remove(watch)
+        comm.observers.remove(watch)

@@ -20,7 +20,7 @@ Each has one tag:
 A gradient is a temporary of backward, in `activations`, until it is accumulated in `.grad` or copied into a buffer of
 role "gradients"; if a hook takes it out of `.grad` before the ledger's own hook runs, it is never anything else.
 
-Nothing is entered inside a collective (comm.watchers), so that the numbers are the same whoever carries it. Not seen:
+Nothing is entered inside a collective (comm.observers), so that the numbers are the same whoever carries it. Not seen:
 what existed before the ledger and is not watched, and memory that no operator returns, such as an operator's own
 workspace, a backend's staging (gloo's own reduce-scatter copies its input) and sparse tensors.
 
@@ -82,10 +82,10 @@ class Ledger:
             with Operators(Books()):
                 empty(0)  # the first operator under any mode imports half of torch, and leaves frames in cycles behind
             on_exit.enter_context(garbage_collected_by_us())
-            device.subscribers.append(self.tag)
-            on_exit.callback(device.subscribers.remove, self.tag)
-            comm.watchers.append(self._books.paused)
-            on_exit.callback(comm.watchers.remove, self._books.paused)
+            device.buffer_observers.append(self.tag)
+            on_exit.callback(device.buffer_observers.remove, self.tag)
+            comm.observers.append(self._books.paused)
+            on_exit.callback(comm.observers.remove, self._books.paused)
             on_exit.enter_context(patch.object(UntypedStorage, "resize_", tell_resizes(self._books)))
             on_exit.enter_context(self._make_operators())
             self._on_exit = on_exit.pop_all()

@@ -53,11 +53,11 @@ def record_trace(path: str | Path, link: EmulatedLink | HostLinks | None = None)
     activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if on_cuda else [])]
     with profile(activities=activities) as profiler:
         marked_at = _mark_clock()
-        comm.watchers.append(_named_range)
+        comm.observers.append(_named_range)
         try:
             yield
         finally:
-            comm.watchers.remove(_named_range)
+            comm.observers.remove(_named_range)
             if on_cuda:
                 torch.cuda.synchronize()
     trace = exported(profiler)

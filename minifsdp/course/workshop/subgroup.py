@@ -122,8 +122,8 @@ def _refusing(everyone: comm.Group) -> Iterator[None]:
             )
         return nullcontext()
 
-    comm.watchers.append(refuse)
+    comm.observers.append(refuse)
     try:
         yield
     finally:
-        comm.watchers.remove(refuse)
+        comm.observers.remove(refuse)

@@ -48,9 +48,9 @@ def accumulated(communicate: bool) -> list[tuple[str, int]]:
     with Ledger() as ledger:
         model = FullyShardedDataParallel(SMALL.model(), auto_wrap_policy={Block}, schedule=SyncSchedule)
         ledger.watch(model)
-        comm.watchers.append(watch)
+        comm.observers.append(watch)
         accumulate(model, batches, communicate)
-        comm.watchers.remove(watch)
+        comm.observers.remove(watch)
         return [*seen, ("", ledger.live()["gradients"])]
 
 
