@@ -45,7 +45,7 @@ observers: list[Observer] = []  # each surrounds every issue and every wait, for
 _logs: list[list[Call]] = []
 
 
-class _Known:
+class _GroupInfo:
     """Cached properties of a process group, and the number of calls that this rank has issued on it."""
 
     __slots__ = ("backends", "calls", "name", "ranks")
@@ -56,21 +56,21 @@ class _Known:
         self.backends: dict[str, str] = {}  # what carries messages, by the kind of device that tensors are on
 
     @staticmethod
-    def of(op: str, tensor: Tensor, group: Group) -> tuple[_Known, str]:
+    def of(op: str, tensor: Tensor, group: Group) -> tuple[_GroupInfo, str]:
         """Of a group, and the name of what carries its messages where the tensor is; an error if nothing does."""
-        known = _groups.get(group) or _groups.setdefault(group, _Known(group))
+        info = _groups.get(group) or _groups.setdefault(group, _GroupInfo(group))
         kind = "cpu" if tensor.is_cpu else tensor.device.type  # to ask for a device costs more than it seems
         try:
-            if kind not in known.backends:
-                known.backends[kind] = private.backend_of(group, tensor.device)
-            return known, known.backends[kind]
+            if kind not in info.backends:
+                info.backends[kind] = private.backend_of(group, tensor.device)
+            return info, info.backends[kind]
         except RuntimeError:
             served = sorted(private.device_types_of(group))
             text = f"{op} of a tensor on {tensor.device}: move it, its process group serves {served}"
             raise ValueError(text) from None
 
 
-_groups: WeakKeyDictionary[Group, _Known] = WeakKeyDictionary()
+_groups: WeakKeyDictionary[Group, _GroupInfo] = WeakKeyDictionary()
 
 
 class Handle:
@@ -113,32 +113,32 @@ def record() -> Iterator[list[Call]]:
 
 def all_reduce(tensor: Tensor, group: Group, op: Any = SUM, label: Label | None = None) -> Handle:
     """`tensor` [numel] <- its reduction over the ranks, in place, the same on all of them."""
-    known, _ = _Known.of("all_reduce", tensor, group)
+    info, _ = _GroupInfo.of("all_reduce", tensor, group)
     reduction = partial(dist.all_reduce, tensor, op=op, group=group, async_op=True)
-    return _start(known, "all_reduce", "all_reduce", tensor, reduction, label)
+    return _start(info, "all_reduce", "all_reduce", tensor, reduction, label)
 
 
 def all_gather(output: Tensor, shard: Tensor, group: Group, label: Label | None = None) -> Handle:
     """`output` [N * numel] <- every rank's `shard` [numel], in rank order. `shard` may be its own part of `output`."""
-    known, backend = _Known.of("all_gather", output, group)
+    info, backend = _GroupInfo.of("all_gather", output, group)
     if gloo.gathers_by_broadcasts(backend):
         broadcasts = partial(gloo.gather_by_broadcasts, output, shard, group)
-        return _start(known, "all_gather", "broadcast", output, broadcasts, label)
+        return _start(info, "all_gather", "broadcast", output, broadcasts, label)
     gather = partial(getattr(dist, _ALL_GATHER), output, shard, group, True)
-    return _start(known, "all_gather", _ALL_GATHER, output, gather, label)
+    return _start(info, "all_gather", _ALL_GATHER, output, gather, label)
 
 
 def reduce_scatter(output: Tensor, full: Tensor, group: Group, op: Any = SUM, label: Label | None = None) -> Handle:
     """`output` [numel] <- this rank's part of the reduction of `full` [N * numel]; may be that part of `full`."""
-    known, backend = _Known.of("reduce_scatter", full, group)
-    if not gloo.reduces_by_all_to_all(backend, known.ranks) or op not in (SUM, MEAN):
+    info, backend = _GroupInfo.of("reduce_scatter", full, group)
+    if not gloo.reduces_by_all_to_all(backend, info.ranks) or op not in (SUM, MEAN):
         reduction = partial(getattr(dist, _REDUCE_SCATTER), output, full, op, group, True)
-        return _start(known, "reduce_scatter", _REDUCE_SCATTER, full, reduction, label)
-    parts = gloo.parts_of(full, output, known.ranks)
+        return _start(info, "reduce_scatter", _REDUCE_SCATTER, full, reduction, label)
+    parts = gloo.parts_of(full, output, info.ranks)
     received = device.empty(full.numel() - output.numel(), full.dtype, "communication", full.device)
-    received = received.view(known.ranks - 1, *output.shape)
-    exchange = partial(gloo.exchange, received, parts, group, known.calls)
-    handle = _start(known, "reduce_scatter", "isend", full, exchange, label)
+    received = received.view(info.ranks - 1, *output.shape)
+    exchange = partial(gloo.exchange, received, parts, group, info.calls)
+    handle = _start(info, "reduce_scatter", "isend", full, exchange, label)
     handle.then = partial(gloo.sum_parts, output, received, parts[group.rank()], group.rank(), op == MEAN)
     return handle
 
@@ -196,20 +196,20 @@ def world(group: Group | None = None) -> Group:
 
 
 def _issue(op: str, function: str, payload: Tensor, group: Group, /, *args: Any, **kwargs: Any) -> Handle:
-    known, _ = _Known.of(op, payload, group)
-    return _start(known, op, function, payload, partial(getattr(dist, function), *args, group=group, **kwargs))
+    info, _ = _GroupInfo.of(op, payload, group)
+    return _start(info, op, function, payload, partial(getattr(dist, function), *args, group=group, **kwargs))
 
 
 def _start(
-    known: _Known,
+    info: _GroupInfo,
     op: str,
     function: str,
     payload: Tensor,
     collective: Callable[[], Any],
     label: Label | None = None,
 ) -> Handle:
-    call = Call(op, function, known.name, known.calls, payload.nbytes, known.ranks, payload.dtype, label)
-    known.calls += 1
+    call = Call(op, function, info.name, info.calls, payload.nbytes, info.ranks, payload.dtype, label)
+    info.calls += 1
     for log in _logs:
         log.append(call)
     if link is not None:

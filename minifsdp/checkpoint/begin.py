@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from minifsdp.fsdp.torch_api.state.optim_kinds import STEP
 from minifsdp.fsdp.torch_api.state.optim_names import parameters_of
+from minifsdp.fsdp.torch_api.state.optim_schema import STEP
 from minifsdp.zero.partition import ShardedOptimizer
 
 STILL = {"lr": 0.0, "weight_decay": 0.0}  # a step with these and without gradients changes nothing

@@ -11,7 +11,7 @@ from torch.optim import Optimizer
 
 from minifsdp.ddp import DistributedDataParallel
 from minifsdp.fsdp.torch_api.state.names import clean_name
-from minifsdp.fsdp.torch_api.state.optim_names import Known, find_managed, parameter_names
+from minifsdp.fsdp.torch_api.state.optim_names import OptimizerIndex, find_units, parameter_names
 
 StateDict = dict[str, Any]
 
@@ -33,7 +33,7 @@ class Names:
     def __init__(self, model: nn.Module) -> None:
         self.model = model
         self.prefixes = [(path + own, path) for path, module in paths(model) if (own := own_prefix(module))]
-        of_parameters = parameter_names(model, find_managed(model))
+        of_parameters = parameter_names(model, find_units(model))
         self.of_parameters = {p: [self.outside(name) for name in names] for p, names in of_parameters.items()}
 
     def outside(self, key: str) -> str:
@@ -62,7 +62,7 @@ class Names:
         Raises:
             RuntimeError: `strict`, and a trained parameter has no state where others have.
         """
-        params = Known(self.model, optim).params
+        params = OptimizerIndex(self.model, optim).params
         state, groups = state_dict["state"], state_dict["param_groups"]
         mine = {name for p in params for name in self.of_parameters[p]}
         for p in params if strict and state else ():

@@ -65,8 +65,8 @@ class Bucket:
         """Start to reduce what is in the buffer to its sum over the ranks."""
         return comm.all_reduce(self.flat, group)
 
-    def take(self, result: Tensor) -> None:
-        """Let the buffer hold what a communication hook has made of it."""
+    def store(self, result: Tensor) -> None:
+        """Copy the result of a communication hook to the buffer."""
         self.flat.copy_(result.view(-1))
 
     def scale(self, factor: Tensor) -> None:

@@ -66,7 +66,7 @@ class HookedReduction:
         if isinstance(result, list | tuple):  # a collective's own future holds a list of its tensors
             (result,) = result
         if result is not self.bucket.flat:
-            self.bucket.take(result)
+            self.bucket.store(result)
 
 
 class HookedReduce:

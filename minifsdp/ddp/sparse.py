@@ -87,7 +87,7 @@ class SparseBucket(Bucket):
     def start_sum(self, group: comm.Group) -> Reduction:
         return SumOfRows(self, group)
 
-    def take(self, result: Tensor) -> None:
+    def store(self, result: Tensor) -> None:
         self.flat.copy_(result)
 
     def scale(self, factor: Tensor) -> None:

@@ -81,7 +81,7 @@ class FlatUnit(Unit):
         self.view: FlatView = view(flat)
         self.view.stays = self.unsharded.is_shard
         self.contents = Contents(flat, self.view, self.group, self.device)
-        self._adopt([nn.Parameter(each, flat.shard.requires_grad) for each in self.unsharded.views])
+        self._set_leaves([nn.Parameter(each, flat.shard.requires_grad) for each in self.unsharded.views])
 
     @property
     def label(self) -> Label:

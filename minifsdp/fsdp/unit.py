@@ -165,7 +165,7 @@ class Unit(ABC):
     @abstractmethod
     def _accumulate(self) -> None: ...
 
-    def _adopt(self, leaves: list[nn.Parameter]) -> None:
+    def _set_leaves(self, leaves: list[nn.Parameter]) -> None:
         """Let `leaves` come and go where the original parameters were, as the view has it."""
         self.leaves = leaves
         self._train([leaf.requires_grad for leaf in leaves])

@@ -22,7 +22,7 @@ class BucketGradients:
     Attributes:
         missing: parameters whose gradient this backward has not made.
         waiting: parameters whose gradient is made and still in `.grad`.
-        buffer: [padded], allocated by `open` and freed by `close`; `views` are its parts in the parameters' shapes.
+        buffer: [padded], made by `allocate` and dropped by `free`; `views` are its parts in the parameters' shapes.
     """
 
     def __init__(self, bucket: Bucket) -> None:
@@ -30,12 +30,12 @@ class BucketGradients:
         self.buffer: Tensor | None = None
         self.views: dict[Tensor, Tensor] = {}
 
-    def expect(self) -> None:
+    def prepare(self) -> None:
         """Begin a backward, which reaches no frozen parameter."""
         self.missing: set[Tensor] = {p for p in self.bucket.params if p.requires_grad}
         self.waiting: list[Tensor] = []
 
-    def arrive(self, p: Tensor) -> None:
+    def mark_ready(self, p: Tensor) -> None:
         if p not in self.missing:
             raise RuntimeError(
                 f"a parameter {list(p.shape)} got two gradients in one backward, and the first may be reduced already: "
@@ -44,7 +44,7 @@ class BucketGradients:
         self.missing.remove(p)
         self.waiting.append(p)
 
-    def open(self) -> None:
+    def allocate(self) -> None:
         if self.buffer is None:
             self.buffer = self.bucket.new_gradients("gradients")
             self.views.update(zip(self.bucket.params, self.bucket.split(self.buffer), strict=True))
@@ -52,7 +52,7 @@ class BucketGradients:
     def collect(self) -> None:
         """Move the waiting gradients from `.grad` to the buffer."""
         if self.waiting:
-            self.open()
+            self.allocate()
         for p in self.waiting:
             if p.grad is None:
                 raise RuntimeError(
@@ -70,7 +70,7 @@ class BucketGradients:
     def finish_reduction(self) -> None:
         """Wait, free the buffer, and add this rank's shard of the mean [padded / N] to `shard.grad`."""
         self.reduction.wait()
-        self.close()
+        self.free()
         shard = self.bucket.shard
         if shard.grad is None:
             shard.grad = self.reduced
@@ -79,7 +79,7 @@ class BucketGradients:
             device.free(self.reduced)
         del self.reduced, self.reduction
 
-    def close(self) -> None:
+    def free(self) -> None:
         if self.buffer is not None:
             device.free(self.buffer)
             self.buffer = None
@@ -154,7 +154,7 @@ class Zero2Optimizer(ShardedOptimizer):
         super().zero_grad(set_to_none)
         self._finish_reduction()
         for gradients in self._coming:
-            gradients.close()
+            gradients.free()
         self._in_backward = self._is_reduced = False
         for bucket in self.buckets:
             if set_to_none:
@@ -171,14 +171,14 @@ class Zero2Optimizer(ShardedOptimizer):
             self._begin_backward()
         self.check_dense(p)
         self._used.add(p)
-        self._gradients_of[p].arrive(p)
+        self._gradients_of[p].mark_ready(p)
         self._advance()
 
     def _begin_backward(self) -> None:
         self._in_backward, self._is_reduced = True, False
         self._coming = list(self._gradients)
         for gradients in self._coming:
-            gradients.expect()
+            gradients.prepare()
         at_end_of_backward(self._end_backward)
 
     def _advance(self) -> None:
@@ -186,13 +186,13 @@ class Zero2Optimizer(ShardedOptimizer):
         while self._coming:
             head, *following = self._coming[:2]
             if any(gradients.waiting for gradients in following):  # a bucket early: then none may still be reducing
-                head.open()
+                head.allocate()
                 self._finish_reduction()
             for gradients in (head, *following):
                 gradients.collect()
             if head.missing:
                 return
-            head.open()  # which it is but where all of it is frozen
+            head.allocate()  # which it is but where all of it is frozen
             self._reduce(self._coming.pop(0))
 
     @torch.no_grad()
@@ -200,7 +200,7 @@ class Zero2Optimizer(ShardedOptimizer):
         """Reduce what is left, zeros where no gradient came, and wait for everything."""
         while self._coming:
             head = self._coming.pop(0)
-            head.open()
+            head.allocate()
             head.collect()
             self._reduce(head)
         self._finish_reduction()

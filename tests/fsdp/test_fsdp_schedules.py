@@ -504,7 +504,7 @@ class HoldingUnit(Unit):
             self.whole.append(whole.data)
             leaves.append(nn.Parameter(whole[: p.numel()].view(p.shape)))
         self.view = View(list(params.values()), self.parts)
-        self._adopt(leaves)
+        self._set_leaves(leaves)
         self._release()
 
     def _gather(self):

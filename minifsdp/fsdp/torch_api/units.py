@@ -17,7 +17,7 @@ from minifsdp.fsdp.torch_api.layouts import AlignedFlatParameter, StridedFlatPar
 from minifsdp.fsdp.torch_api.materialize import Fill, filler, run_param_init_fn
 from minifsdp.fsdp.torch_api.options import ShardingStrategy
 from minifsdp.fsdp.torch_api.original_params import OriginalParams
-from minifsdp.fsdp.torch_api.wrap import take
+from minifsdp.fsdp.torch_api.wrap import mark_taken
 from minifsdp.fsdp.view import FlatView
 
 MakeUnit = Callable[..., FlatUnit]
@@ -49,7 +49,7 @@ def make_unit(
         flat, view = flatten(instance, plan, params, fill)
     name, reshard = type(instance.module).__name__, instance.sharding_strategy.reshards_after_forward
     made = unit(flat, plan, name, reshard_after_forward=reshard, view=view)
-    take(own, made)
+    mark_taken(own, made)
     return made
 
 

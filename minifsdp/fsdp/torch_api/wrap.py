@@ -16,7 +16,7 @@ from torch import nn
 
 from minifsdp.flat_param import ParamPlaces, Place, find_parameters
 from minifsdp.fsdp.torch_api.ignored import Ignored
-from minifsdp.fsdp.torch_api.outsiders import TAKEN_AS, check_every_step, taken_by
+from minifsdp.fsdp.torch_api.optimizer_checks import ORIGINAL_NAME, check_every_step, owner_unit
 from minifsdp.fsdp.torch_api.policies import WrapPolicy
 from minifsdp.fsdp.torch_api.state.names import clean_name
 from minifsdp.fsdp.unit import Unit
@@ -120,17 +120,17 @@ def check_all_inside(parameters: Iterable[list[Place]], unit: nn.Module) -> None
             raise _in_two_units(within[0], outside[0])
 
 
-def take(params: ParamPlaces, unit: Unit) -> None:
+def mark_taken(params: ParamPlaces, unit: Unit) -> None:
     """Note on the parameters that `unit` has them now, for units that are wrapped by hand later, and for optimizers."""
     check_every_step()
     for p, (place, *_) in params.items():
         now = place.module._parameters.get(place.attribute)  # p with original parameters, another if it came from meta
         for taken in (p, now):
             if taken is not None:
-                taken.__dict__[TAKEN_AS] = place.name, id(place.module)
+                taken.__dict__[ORIGINAL_NAME] = place.name, id(place.module)
         check_hooks(place.name, p, is_replaced=now is not p)
         if now is not p:
-            taken_by[p] = weakref.ref(unit)
+            owner_unit[p] = weakref.ref(unit)
 
 
 def check_hooks(name: str, p: nn.Parameter, is_replaced: bool) -> None:
@@ -157,8 +157,8 @@ def check_not_taken(params: ParamPlaces, root: nn.Module) -> None:
         ValueError: names a parameter, and what it is called in the unit that has it.
     """
     for p, places in params.items():
-        if TAKEN_AS in p.__dict__:
-            name, holder = p.__dict__[TAKEN_AS]
+        if ORIGINAL_NAME in p.__dict__:
+            name, holder = p.__dict__[ORIGINAL_NAME]
             if holder in {id(place.module) for place in places}:
                 raise ValueError(
                     f"FSDP has been applied to the module of {places[0].name} already: use what it returned"

@@ -16,14 +16,14 @@ Gradients = list[Tensor | None]
 """One per shard of a unit."""
 
 
-def take(unit: FlatUnit) -> Gradients:
+def pop(unit: FlatUnit) -> Gradients:
     """The shards' gradients, which they then no longer have."""
     gradients = [p.grad for p in unit.shards]
-    give(unit, [None] * len(gradients))
+    assign(unit, [None] * len(gradients))
     return gradients
 
 
-def give(unit: FlatUnit, gradients: Gradients) -> None:
+def assign(unit: FlatUnit, gradients: Gradients) -> None:
     for p, gradient in zip(unit.shards, gradients, strict=True):
         p.grad = gradient
 

@@ -13,7 +13,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from minifsdp import device
-from minifsdp.fsdp.torch_api.state.optim_kinds import Managed, States, agree, has_elements, is_dtype
+from minifsdp.fsdp.torch_api.state.optim_schema import States, UnitNames, agree_on_schema, has_elements, is_dtype
 from minifsdp.sharded_values import copied
 
 NamedStates = dict[str, dict[str, Any]]
@@ -23,14 +23,14 @@ NamedStates = dict[str, dict[str, Any]]
 # All units of a model
 
 
-Keep = Callable[[Managed, Tensor], Any]
+Keep = Callable[[UnitNames, Tensor], Any]
 """What a result has of a whole state, which is a view of memory that is about to be given back."""
 
-Fetch = Callable[[Managed | None, Any], Tensor]
+Fetch = Callable[[UnitNames | None, Any], Tensor]
 """The whole of a saved value, on any device; may communicate: called by all ranks in the same order."""
 
 
-def gather_states(managed: Iterable[Managed], states: States, keep: Keep | None) -> NamedStates:
+def gather_states(managed: Iterable[UnitNames], states: States, keep: Keep | None) -> NamedStates:
     """The states of all units' parameters by name; to be called on every rank.
 
     Args:
@@ -44,10 +44,10 @@ def gather_states(managed: Iterable[Managed], states: States, keep: Keep | None)
     """
     managed = list(managed)
     result: NamedStates = {}
-    for one, kinds in zip(managed, agree(managed, states), strict=True):
-        kind_of = {name: kinds[p] for p, names in one.shards.items() for name in names}
+    for one, schema in zip(managed, agree_on_schema(managed, states), strict=True):
+        kind_of = {name: schema[p] for p, names in one.shards.items() for name in names}
         kept: dict[tuple[str, str], Any] = {}
-        for key, dtype in {pair: None for kind in kinds.values() for pair in kind.items() if is_dtype(pair[1])}:
+        for key, dtype in {pair: None for kind in schema.values() for pair in kind.items() if is_dtype(pair[1])}:
             parts = {p: states[p][key] for p in one.unit.shards if key in states.get(p, {})}
             buffer, wholes = one.unit.contents.gather(parts, dtype)
             for name, whole in zip(one.names, wholes, strict=True):
@@ -62,7 +62,7 @@ def gather_states(managed: Iterable[Managed], states: States, keep: Keep | None)
 
 
 def scatter_states(
-    managed: Iterable[Managed], saved: Mapping[str, Mapping[str, Any]], fetch: Fetch
+    managed: Iterable[UnitNames], saved: Mapping[str, Mapping[str, Any]], fetch: Fetch
 ) -> dict[nn.Parameter, dict[str, Any]]:
     """This rank's part of saved states: the reverse of `gather_states`.
 
@@ -92,7 +92,7 @@ def scatter_states(
     return result
 
 
-def fetch_whole(fetch: Fetch, one: Managed, place: int, key: str, states: Mapping[str, Mapping[str, Any]]) -> Tensor:
+def fetch_whole(fetch: Fetch, one: UnitNames, place: int, key: str, states: Mapping[str, Mapping[str, Any]]) -> Tensor:
     name, shape = one.names[place], one.unit.contents.shapes[place]
     whole = fetch(one, states[name][key])
     if whole.shape != shape:

@@ -20,8 +20,8 @@ from minifsdp.device import compute_device
 from minifsdp.from_rank_0 import receive
 from minifsdp.fsdp.torch_api.options import FullOptimStateDictConfig, OptimStateDictConfig
 from minifsdp.fsdp.torch_api.state.optim import gather_states, scatter_states
-from minifsdp.fsdp.torch_api.state.optim_kinds import Managed
-from minifsdp.fsdp.torch_api.state.optim_names import Known, match_groups, settings_of
+from minifsdp.fsdp.torch_api.state.optim_names import OptimizerIndex, match_groups, settings_of
+from minifsdp.fsdp.torch_api.state.optim_schema import UnitNames
 from minifsdp.fsdp.torch_api.wrapped import instances_in
 from minifsdp.sharded_values import copied, full_value, is_sharded, shard_value
 
@@ -40,11 +40,11 @@ def to_names(
             `group`; otherwise each is sharded by itself.
         group: default: the ranks that the model is sharded over; all ranks, if it is replicated too.
     """
-    known = Known(model, optim, is_named=isinstance(next(iter(state_dict["state"]), None), str))
+    known = OptimizerIndex(model, optim, is_named=isinstance(next(iter(state_dict["state"]), None), str))
     saved, to_cpu = state_dict["state"], config.offload_to_cpu
     states = {p: saved[known.keys[p]] for p in known.params if known.keys[p] in saved}
 
-    def keep(one: Managed, whole: Tensor) -> Any:
+    def keep(one: UnitNames, whole: Tensor) -> Any:
         if isinstance(config, FullOptimStateDictConfig) or one.unit.contents.ranks == 1:
             return copied(whole, to_cpu)
         return shard_value(whole, one.unit.group, one.device_mesh, to_cpu)
@@ -99,11 +99,11 @@ def from_names(
         is_named: the optimizer's own state dict has names for keys.
         source: `state_dict` comes from `outline_from_rank_0`, and rank 0 sends each state when its turn comes.
     """
-    known = Known(model, optim, is_named)
+    known = OptimizerIndex(model, optim, is_named)
     check_saved(state_dict)
     saved = state_dict["state"]
 
-    def fetch(one: Managed | None, value: Any) -> Any:
+    def fetch(one: UnitNames | None, value: Any) -> Any:
         if one is not None and is_sharded(value):
             return full_value(value, one.unit.group, one.unit.device)
         if source is None:

@@ -10,28 +10,28 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
+from minifsdp.fsdp.torch_api.optimizer_checks import ORIGINAL_NAME
 from minifsdp.fsdp.torch_api.options import OptimStateKeyType, ours
-from minifsdp.fsdp.torch_api.outsiders import TAKEN_AS
 from minifsdp.fsdp.torch_api.state.names import clean_name
-from minifsdp.fsdp.torch_api.state.optim_kinds import Managed
+from minifsdp.fsdp.torch_api.state.optim_schema import UnitNames
 from minifsdp.fsdp.torch_api.wrapped import Wrapped, instances_in
 
 ParamNames = dict[nn.Parameter, list[str]]
 """What the optimizer may see, and the original parameters in it: one, or those of a flat parameter."""
 
 
-def find_managed(model: nn.Module) -> list[Managed]:
+def find_units(model: nn.Module) -> list[UnitNames]:
     """The units in `model` with their parameters' names, in the order of its modules."""
     found = []
     for prefix, module in model.named_modules():
         if isinstance(module, Wrapped) and module._unit is not None:
             inside = f"{prefix}." if prefix else ""
             names = [clean_name(inside + name) for name in module._unit.contents.names]
-            found.append(Managed(module._unit, names, getattr(module, "_device_mesh", None)))
+            found.append(UnitNames(module._unit, names, getattr(module, "_device_mesh", None)))
     return found
 
 
-def parameter_names(model: nn.Module, managed: Iterable[Managed]) -> ParamNames:
+def parameter_names(model: nn.Module, managed: Iterable[UnitNames]) -> ParamNames:
     """All parameters of `model` that an optimizer may have: shards, and what no unit manages."""
     names = {p: names for one in managed for p, names in one.shards.items()}
     return names | {p: [clean_name(name)] for name, p in model.named_parameters() if p not in names}
@@ -51,7 +51,7 @@ def parameters_of(optim: Optimizer) -> list[nn.Parameter]:
     return [p for group in optim.param_groups for p in group["params"]]
 
 
-class Known:
+class OptimizerIndex:
     """An index of an optimizer's parameters; without an optimizer, of all that the model has.
 
     Attributes:
@@ -69,11 +69,11 @@ class Known:
     def __init__(self, model: nn.Module, optim: Optimizer | None, is_named: bool = False) -> None:
         check_not_summoned(model)
         self.params = list(model.parameters()) if optim is None else parameters_of(optim)
-        self.managed = find_managed(model)
+        self.managed = find_units(model)
         self.names = parameter_names(model, self.managed)
         for p in self.params:
             if p not in self.names:
-                name, _ = getattr(p, TAKEN_AS, ("of another model", None))
+                name, _ = getattr(p, ORIGINAL_NAME, ("of another model", None))
                 raise ValueError(
                     f"The optimizer has a parameter {tuple(p.shape)}, {name}, that the model has not: build the "
                     "optimizer from the parameters of the wrapped model, after wrapping"
@@ -104,7 +104,7 @@ def settings_of(group: Mapping[str, Any]) -> dict[str, Any]:
     return {key: copy.deepcopy(value) for key, value in group.items() if key not in ("params", "param_names")}
 
 
-def match_groups(optim: Optimizer | None, saved: list[dict[str, Any]], known: Known) -> list[dict[str, Any]]:
+def match_groups(optim: Optimizer | None, saved: list[dict[str, Any]], known: OptimizerIndex) -> list[dict[str, Any]]:
     """The optimizer's groups, each with the settings of the saved group that has the same parameters.
 
     A group without saved parameters keeps its own settings, if no unit manages one of its parameters. Without an
@@ -132,12 +132,14 @@ def match_groups(optim: Optimizer | None, saved: list[dict[str, Any]], known: Kn
     return matched
 
 
-def with_params(saved: Mapping[str, Any], known: Known) -> dict[str, Any]:
+def with_params(saved: Mapping[str, Any], known: OptimizerIndex) -> dict[str, Any]:
     """A saved group with the model's parameters instead of their names."""
     return {"params": [p for p in known.params if known.names[p][0] in saved["params"]]}
 
 
-def own_settings(group: Mapping[str, Any], index: int, saved: list[dict[str, Any]], known: Known) -> dict[str, Any]:
+def own_settings(
+    group: Mapping[str, Any], index: int, saved: list[dict[str, Any]], known: OptimizerIndex
+) -> dict[str, Any]:
     """The settings of a group that has no saved parameter."""
     if not group["params"] and index < len(saved):
         return settings_of(saved[index])
@@ -162,7 +164,7 @@ def rekey(
         raise ValueError(f"Invalid parameter keys: {state.keys()}")
     if types == {str if to_names else int}:
         return state_dict
-    known = Known(model, optim)
+    known = OptimizerIndex(model, optim)
     for in_one in known.names.values():
         if len(in_one) != 1:
             raise RuntimeError(

@@ -166,21 +166,21 @@ def _in_modules(instance: Wrapped, unit: FlatUnit, full: Tensor, how: Summon) ->
     """Parameters as views of `full` [P], in place of the flat parameter."""
     flat = instance.module._parameters.pop(FLAT_PARAM, None)
     unit.take_accumulated()  # it is neither whole nor a slice
-    slices = gradients.take(unit)
+    slices = gradients.pop(unit)
     with_grads = how.with_grads or unit.contents.ranks == 1  # where nothing is sharded they are whole at all times
     wholes: gradients.Gradients = gradients.gather(unit, slices) if with_grads else [None] * len(slices)
     unit.view.expose(full)
-    gradients.give(unit, wholes)
+    gradients.assign(unit, wholes)
     try:
         yield
         if not (with_grads and instance._use_orig_params):
             _check_no_gradients(unit)
     finally:
-        wholes = gradients.take(unit)
+        wholes = gradients.pop(unit)
         unit.view.conceal()
         if with_grads and how.writeback:
             slices = gradients.scatter(unit, wholes, slices)
-        gradients.give(unit, slices)
+        gradients.assign(unit, slices)
         if flat is not None:
             instance.module._parameters[FLAT_PARAM] = flat
         if how.writeback:

@@ -23,7 +23,7 @@ States = Mapping[nn.Parameter, Mapping[str, Any]]
 STEP = "step"  # the one key that torch.optim itself treats as a number, whatever shape the parameter has
 
 
-class Managed(NamedTuple):
+class UnitNames(NamedTuple):
     """A unit, and the names its parameters have in the model, in the order of its flat parameter."""
 
     unit: FlatUnit
@@ -36,7 +36,7 @@ class Managed(NamedTuple):
         return {p: [self.names[index] for index in inside] for p, inside in self.unit.contents.held().items()}
 
 
-Kinds = dict[str, Any]
+StateSchema = dict[str, Any]
 """Of each key of a state: the dtype, if there is a value per element; otherwise the value."""
 
 
@@ -51,50 +51,50 @@ def is_dtype(kind: Any) -> bool:
     return isinstance(kind, torch.dtype)
 
 
-def agree(managed: list[Managed], states: States) -> list[dict[nn.Parameter, Kinds]]:
+def agree_on_schema(managed: list[UnitNames], states: States) -> list[dict[nn.Parameter, StateSchema]]:
     """The schema of each unit's shards, the same on all ranks.
 
     Raises:
         RuntimeError: some ranks lack states that others have; every rank raises.
         ValueError: a state is of neither kind; every rank raises.
     """
-    mine = [[kinds_of(p, states.get(p, {}), names[0]) for p, names in one.shards.items()] for one in managed]
+    mine = [[schema_of(p, states.get(p, {}), names[0]) for p, names in one.shards.items()] for one in managed]
     groups = {one.unit.group for one in managed if one.unit.contents.ranks > 1}
     of_ranks = {group: comm.gather_objects(mine, group) for group in sorted(groups, key=name_of)}
     agreed = []
     for i, one in enumerate(managed):
-        of_unit = [kinds[i] for kinds in (of_ranks[one.unit.group] if one.unit.contents.ranks > 1 else [mine])]
+        of_unit = [schema[i] for schema in (of_ranks[one.unit.group] if one.unit.contents.ranks > 1 else [mine])]
         of_shards = zip(one.shards.items(), zip(*of_unit, strict=True), strict=True)
-        agreed.append({p: agreed_kinds(names, kinds) for (p, names), kinds in of_shards})
+        agreed.append({p: agreed_schema(names, schema) for (p, names), schema in of_shards})
     return agreed
 
 
-def kinds_of(p: nn.Parameter, state: Mapping[str, Any], name: str) -> Kinds | None:
+def schema_of(p: nn.Parameter, state: Mapping[str, Any], name: str) -> StateSchema | None:
     """This rank's schema of a parameter; None if it has no element of it; an error for a state of neither kind."""
     if p.numel() == 0:
         return None
-    kinds: Kinds = {}
+    schema: StateSchema = {}
     for key, value in state.items():
         if not has_elements(key, value, p.shape):
-            kinds[key] = copied(value, to_cpu=True)
+            schema[key] = copied(value, to_cpu=True)
         elif value.shape == p.shape:
-            kinds[key] = value.dtype
+            schema[key] = value.dtype
         else:
-            kinds[key] = ValueError(
+            schema[key] = ValueError(
                 f"Tensor optimizer state does not have same shape as its parameter: {tuple(value.shape)} "
                 f"{tuple(p.shape)}: {key} of {name}. An optimizer over shards can have states of one value per "
                 "element or one per parameter, no others."
             )
-    return kinds
+    return schema
 
 
-def agreed_kinds(names: list[str], of_ranks: Iterable[Kinds | None]) -> Kinds:
-    """The kinds of all ranks that have elements of a parameter, which must be the same."""
-    there = {rank: kinds for rank, kinds in enumerate(of_ranks) if kinds is not None}
-    union = {key: kind for kinds in there.values() for key, kind in kinds.items()}
+def agreed_schema(names: list[str], of_ranks: Iterable[StateSchema | None]) -> StateSchema:
+    """The schema of all ranks that have elements of a parameter, which must be the same."""
+    there = {rank: schema for rank, schema in enumerate(of_ranks) if schema is not None}
+    union = {key: kind for schema in there.values() for key, kind in schema.items()}
     for error in (kind for kind in union.values() if isinstance(kind, ValueError)):
         raise error
-    lacking = [rank for rank, kinds in there.items() if kinds.keys() != union.keys()]
+    lacking = [rank for rank, schema in there.items() if schema.keys() != union.keys()]
     if lacking:
         raise RuntimeError(
             "FSDP currently requires each rank to have at least the optimizer states needed by rank 0's optimizer but "

@@ -10,10 +10,10 @@ from torch import nn
 from torch.optim.optimizer import Optimizer, register_optimizer_step_pre_hook
 from torch.utils.weak import WeakIdKeyDictionary
 
-TAKEN_AS = "_fsdp_taken"
+ORIGINAL_NAME = "_fsdp_taken"
 """An original parameter's attribute: its name in the unit that has taken its place, and the id of its module."""
 
-taken_by: Any = WeakIdKeyDictionary()
+owner_unit: Any = WeakIdKeyDictionary()
 """Parameters that are in no module now, and a weak reference to the unit that has their values."""
 
 
@@ -37,8 +37,8 @@ def check_not_stale(params: list[nn.Parameter]) -> None:
     Raises:
         RuntimeError: names some parameters that are not.
     """
-    taken = {p: taken_by[p]() for p in params if p.grad is None and p in taken_by}
-    names = [p.__dict__[TAKEN_AS][0] for p, unit in taken.items() if unit is not None]
+    taken = {p: owner_unit[p]() for p in params if p.grad is None and p in owner_unit}
+    names = [p.__dict__[ORIGINAL_NAME][0] for p, unit in taken.items() if unit is not None]
     if names:
         more = f" and {len(names) - 4} more" if len(names) > 4 else ""
         raise RuntimeError(
