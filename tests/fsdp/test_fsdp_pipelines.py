@@ -22,6 +22,7 @@ from minifsdp.fsdp import (
     PrefetchSchedule,
     RateLimitedSchedule,
     ShardingStrategy,
+    StateDictType,
     SyncSchedule,
 )
 from minifsdp.fsdp.schedules.host import HostSchedule
@@ -149,6 +150,21 @@ def values_that_have_changed_are_gathered_again(how: str, orig: bool) -> None:
             q.copy_(p)
     torch.testing.assert_close(after, expected(x))
     assert not torch.equal(before, after)
+
+
+@check()
+def what_a_local_state_dict_loads_is_gathered_again() -> None:
+    """It is written to the shards past autograd, which counts no version of it."""
+    model, other = wrapped(GRAD_OP), wrapped(GRAD_OP)
+    with torch.no_grad():
+        for p in other.parameters():
+            p.mul_(2)
+    x = rows(0, 0)
+    model(x)  # with grad, and without a backward: the units stay whole
+    kind = StateDictType.LOCAL_STATE_DICT
+    with Fsdp.state_dict_type(model, kind), Fsdp.state_dict_type(other, kind):
+        model.load_state_dict(other.state_dict())
+    torch.testing.assert_close(model(x), other(x))
 
 
 @check()
