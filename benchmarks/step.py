@@ -1,6 +1,6 @@
 """A training step beside torch's, in seconds and in bytes, held to limits: `python benchmarks/step.py`.
 
-It runs `minifsdp bench` on CPU several times for each width, weighs in the first of these runs, and writes a record.
+It runs `minifsdp bench` on CPU several times for each width, measures memory in the first, and writes a record.
 Exit code 1 if a limit is missed; `--check` runs nothing and holds the record that is there to the limits of today.
 """
 
@@ -55,7 +55,7 @@ def measure(settings: Settings, runs: int) -> dict[str, Any]:
     """
     records: list[Any] = []
     with tempfile.TemporaryDirectory() as folder:
-        plans = [start.plan(replace(settings, weigh=number == 0), "cpu", Path(folder)) for number in range(runs)]
+        plans = [start.plan(replace(settings, memory=number == 0), "cpu", Path(folder)) for number in range(runs)]
         with progress_bar() as bar:
             task = bar.add_task("starting", total=None)
 

@@ -28,7 +28,7 @@ from torch.utils._pytree import tree_leaves
 import minifsdp
 from minifsdp import device
 from minifsdp.course.ladder.measure import take_step
-from minifsdp.course.ladder.rungs import Trainee
+from minifsdp.course.ladder.rungs import Trainer
 from minifsdp.course.machine.paper import _absent_like
 from minifsdp.fsdp import FullyShardedDataParallel
 from minifsdp.fsdp.absent import Absent
@@ -130,18 +130,18 @@ def pretend() -> Iterator[Waits]:
         device.command_observers.remove(waits.hear)
 
 
-def waits_of_steps(build: Callable[[], Trainee], steps: int) -> list[str]:
+def waits_of_steps(build: Callable[[], Trainer], steps: int) -> list[str]:
     """Where the host waits in some training steps; the last line is the error, if there was one."""
     with pretend() as waits:
         try:
-            trainee = build()
-            for module in FullyShardedDataParallel.fsdp_modules(trainee.model):
+            trainer = build()
+            for module in FullyShardedDataParallel.fsdp_modules(trainer.model):
                 if module._unit is not None:
                     device.free(module._unit.flat.full)  # fake views of a storage without memory give it some
             waits.seen.clear()
             tokens = torch.zeros(2, 8, dtype=torch.int64, device=GPU)
             for _ in range(steps):
-                take_step(trainee, (tokens, tokens), GPU)
+                take_step(trainer, (tokens, tokens), GPU)
         except Exception:
             waits.seen.append(traceback.format_exc())
     return waits.seen

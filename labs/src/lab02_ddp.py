@@ -266,7 +266,7 @@ print(f"{len(calls_1)} all-reduces, {sum(call.payload for call in calls_1):,} by
 
 
 # %% tags=["C7"]
-def weigh(rung) -> dict[str, object]:
+def measure_memory(rung) -> dict[str, object]:
     """Bytes of one step: by stage, over forward and backward, the peak of gradients with staging, the peak of all."""
     with Ledger() as ledger:
         model = new_model()
@@ -288,29 +288,29 @@ def weigh(rung) -> dict[str, object]:
         return {"stages": stages, "curve": curve, "peak": peak, "all": ledger.peak.total}
 
 
-def totals(weighed: dict) -> dict[str, int]:
-    return {stage: sum(sizes.values()) for stage, sizes in weighed["stages"].items()}
+def totals(usage: dict) -> dict[str, int]:
+    return {stage: sum(sizes.values()) for stage, sizes in usage["stages"].items()}
 
 
 numels = [p.numel() for p in GPT(width=64, layers=4, context=CONTEXT).parameters()]
 psi = sum(numels)
 setting = closed_form.Setting(RANKS)
 expected = closed_form.ddp(numels, setting)
-(weighed_alone,) = launch(weigh, 1, alone)
-weighed_1 = launch(weigh, RANKS, rung_1)[0]
-held = weighed_1["stages"]["step"]
+(usage_alone,) = launch(measure_memory, 1, alone)
+usage_1 = launch(measure_memory, RANKS, rung_1)[0]
+held = usage_1["stages"]["step"]
 for tag in ("parameters", "gradients", "optimizer"):
     print(f"{tag}: predicted {getattr(expected, tag):,} bytes, measured {held[tag]:,}")
     assert held[tag] == getattr(expected, tag)
 state = expected.parameters + expected.gradients + expected.optimizer
 plots.stages(
-    weighed_1["stages"],
+    usage_1["stages"],
     predicted={"built": expected.parameters, "step": state},
-    earlier={"one process": totals(weighed_alone)},
+    earlier={"one process": totals(usage_alone)},
     title=f"Model state is replicated: {state / 2**20:.1f} MiB on each of {RANKS} ranks, as in one process",
     says="Memory alive at the end of each stage; the ranks differ from one process in activations only, as each has "
-    f"half of the rows: after forward {totals(weighed_1)['forward'] / 2**20:.1f} MiB are alive on a rank, "
-    f"{totals(weighed_alone)['forward'] / 2**20:.1f} MiB in one process.",
+    f"half of the rows: after forward {totals(usage_1)['forward'] / 2**20:.1f} MiB are alive on a rank, "
+    f"{totals(usage_alone)['forward'] / 2**20:.1f} MiB in one process.",
     lab="02",
 )
 
@@ -595,8 +595,8 @@ def rung_2(model: nn.Module) -> Callable[[], None]:
     return after_backward
 
 
-(events_2, calls_2), weighed_2 = launch(lambda: (follow(rung_2), weigh(rung_2)), RANKS)[0]
-staging = weighed_2["peak"] - 4 * psi
+(events_2, calls_2), usage_2 = launch(lambda: (follow(rung_2), measure_memory(rung_2)), RANKS)[0]
+staging = usage_2["peak"] - 4 * psi
 over = "the cap: a bucket exceeds it by a part of its last parameter"
 first = {"the first bucket; the largest counts": bucket_bytes[0]}
 outcome("2.3", staging, slips={over: CAP, "all buckets at once": 4 * psi} | first)
@@ -628,8 +628,8 @@ assert sum(call.payload for call in calls_1) == sum(call.payload for call in cal
 
 # %%
 plots.curve(
-    weighed_2["curve"],
-    earlier={"rung 1": weighed_1["curve"]},
+    usage_2["curve"],
+    earlier={"rung 1": usage_1["curve"]},
     title=f"Rung 2 stages one bucket at a time: {staging:,} bytes on top of the gradients",
     says="Memory alive in forward and backward; the buckets' buffers come last, one at a time, where the activations "
     "have gone already: they do not raise the peak.",
@@ -822,22 +822,22 @@ plots.timeline(
 # Every bucket's buffer now lives from its launch to the end of backward.
 
 # %%
-weighed_3 = launch(weigh, RANKS, rung_3)[0]
-staging_3 = weighed_3["peak"] - 4 * psi
+usage_3 = launch(measure_memory, RANKS, rung_3)[0]
+staging_3 = usage_3["peak"] - 4 * psi
 largest = round(max(bucket_bytes) / (4 * psi), 2)
 outcome("2.5", round(staging_3 / (4 * psi), 2), slips={"the largest bucket: none is freed before the end": largest})
 assert staging_3 == 4 * psi
 everything = closed_form.ddp(numels, setting, staging=psi)
-print(f"gradients and staging: predicted {everything.gradients_peak:,} bytes, measured {weighed_3['peak']:,}")
+print(f"gradients and staging: predicted {everything.gradients_peak:,} bytes, measured {usage_3['peak']:,}")
 peaks = set()
-for name, weighed in {"rung 1": weighed_1, "rung 2": weighed_2, "rung 3": weighed_3}.items():
-    highest = max(map(sum, zip(*weighed["curve"]["tags"].values(), strict=True)))
-    print(f"{name}: at most {highest:,} bytes in forward and backward, {weighed['all']:,} in the whole step")
-    peaks.add((highest, weighed["all"]))
+for name, usage in {"rung 1": usage_1, "rung 2": usage_2, "rung 3": usage_3}.items():
+    highest = max(map(sum, zip(*usage["curve"]["tags"].values(), strict=True)))
+    print(f"{name}: at most {highest:,} bytes in forward and backward, {usage['all']:,} in the whole step")
+    peaks.add((highest, usage["all"]))
 assert len(peaks) == 1
 plots.curve(
-    weighed_3["curve"],
-    earlier={"rung 2": weighed_2["curve"]},
+    usage_3["curve"],
+    earlier={"rung 2": usage_2["curve"]},
     title=f"Rung 3 stages all buckets: {staging_3:,} bytes, as much as the gradients",
     says="Memory alive in forward and backward; the buffers fill while backward frees activations, and are still there "
     "when all gradients are.",
@@ -1039,12 +1039,12 @@ print("sum each time, divided by N at last:", sums)
 # the gradients.
 
 # %%
-rungs = {"one process": weighed_alone, "rung 1": weighed_1, "rung 2": weighed_2, "rung 3": weighed_3}
-for name, weighed in rungs.items():
-    held = weighed["stages"]["step"]
+rungs = {"one process": usage_alone, "rung 1": usage_1, "rung 2": usage_2, "rung 3": usage_3}
+for name, usage in rungs.items():
+    held = usage["stages"]["step"]
     kept = sum(held[tag] for tag in ("parameters", "gradients", "optimizer"))
-    print(f"{name}: {kept:,} bytes of model state on a rank; gradients and staging at most {weighed['peak']:,}")
-print(f"the most that a rank held at once: {max(w['all'] for w in (weighed_1, weighed_2, weighed_3)) / 2**20:.1f} MiB")
+    print(f"{name}: {kept:,} bytes of model state on a rank; gradients and staging at most {usage['peak']:,}")
+print(f"the most that a rank held at once: {max(w['all'] for w in (usage_1, usage_2, usage_3)) / 2**20:.1f} MiB")
 
 # %% [markdown]
 # ## What to remember

@@ -107,22 +107,22 @@ def measure(kind: Any, batches: list[tuple[Tensor, Tensor]]) -> dict[str, Any]:
     with Ledger() as ledger:
         model = GPT(**SIZES).to(where)
         ledger.watch(model)
-        trainee = kind(model)
-        ledger.watch(trainee.model, trainee.optimizer)
+        trainer = kind(model)
+        ledger.watch(trainer.model, trainer.optimizer)
         for tokens, targets in mine:
             ledger.reset_peaks()
             at = {"before": ledger.mark("before")}
             with comm.record() as calls:
-                loss = trainee.model(tokens, targets)
+                loss = trainer.model(tokens, targets)
                 at["forward"] = ledger.mark("forward")
                 loss.backward()
                 del loss
-                trainee.after_backward()
+                trainer.after_backward()
                 at["backward"] = ledger.mark("backward")
                 early = sum(call.wire for call in calls)
-                trainee.step()
+                trainer.step()
                 at["step"] = ledger.mark("step")
-            trainee.model.zero_grad()
+            trainer.model.zero_grad()
     return {
         "at": at,
         "curve": ledger.curve(),
@@ -574,21 +574,21 @@ def traced() -> dict[str, list[Span]]:
     let_communication_go_first()
     torch.manual_seed(group.rank())
     tokens, targets = torch.randint(257, (2, 40, 24), device=where)
-    trainees = {name: kind(GPT(**SIZES).to(where)) for name, kind in zip(rung_names, (DDP, Zero1, Zero2), strict=True)}
-    steps: dict[str, list[list[Span]]] = {name: [] for name in trainees}
+    trainers = {name: kind(GPT(**SIZES).to(where)) for name, kind in zip(rung_names, (DDP, Zero1, Zero2), strict=True)}
+    steps: dict[str, list[list[Span]]] = {name: [] for name in trainers}
     with parse_link("latency=1ms,bandwidth=100MB/s") as link, TemporaryDirectory() as folder:
         for name in rung_names * 5:
-            trainee, path = trainees[name], Path(folder, "trace.json")
+            trainer, path = trainers[name], Path(folder, "trace.json")
             with record_trace(path, link):
                 dist.barrier()
                 with record_function("forward"):
-                    loss = trainee.model(tokens, targets)
+                    loss = trainer.model(tokens, targets)
                 with record_function("backward"):
                     loss.backward()
-                    trainee.after_backward()
+                    trainer.after_backward()
                 with record_function("optimizer"):
-                    trainee.step()
-            trainee.model.zero_grad()
+                    trainer.step()
+            trainer.model.zero_grad()
             steps[name].append(read_trace(path))
     return {name: min(each, key=lambda spans: max(span.end for span in spans)) for name, each in steps.items()}
 
@@ -625,15 +625,15 @@ def accumulate_four(batches: list[tuple[Tensor, Tensor]]) -> dict[str, tuple[int
     group, where, seen = comm.world(), rank_device(), {}
     for kind in (Zero1, Zero2):
         with Ledger() as ledger:
-            trainee = kind(GPT(**SIZES).to(where))
-            ledger.watch(trainee.model, trainee.optimizer)
+            trainer = kind(GPT(**SIZES).to(where))
+            ledger.watch(trainer.model, trainer.optimizer)
             with comm.record() as calls:
                 for batch in (batches * 2)[:4]:
                     tokens, targets = data.shard(batch, group.rank(), group.size())
-                    (trainee.model(tokens.to(where), targets.to(where)) / 4).backward()
-                    trainee.after_backward()
+                    (trainer.model(tokens.to(where), targets.to(where)) / 4).backward()
+                    trainer.after_backward()
                 gradients = ledger.mark("accumulated")["gradients"]
-                trainee.step()
+                trainer.step()
         seen[kind.__name__] = sum(call.op == "reduce_scatter" for call in calls), gradients
     return seen
 
@@ -840,12 +840,12 @@ for name, shipped, mine in zip(
 # %%
 def shapes(batch: tuple[Tensor, Tensor]) -> str:
     group = comm.world()
-    trainee = Zero1(GPT(**SIZES).to(rank_device()))
-    up = trainee.model.blocks[0].up
+    trainer = Zero1(GPT(**SIZES).to(rank_device()))
+    up = trainer.model.blocks[0].up
     seen = []
     up.register_forward_hook(lambda module, inputs, _: seen.append((list(inputs[0].shape), list(module.weight.shape))))
-    trainee.model(*(part.to(rank_device()) for part in data.shard(batch, group.rank(), group.size())))
-    return f"computes {seen[0][0]} with a weight {seen[0][1]}, updates a shard {list(trainee.shards[0].shape)}"
+    trainer.model(*(part.to(rank_device()) for part in data.shard(batch, group.rank(), group.size())))
+    return f"computes {seen[0][0]} with a weight {seen[0][1]}, updates a shard {list(trainer.shards[0].shape)}"
 
 
 for rank, text in enumerate(launch(shapes, 2, BATCHES[0])):
@@ -896,15 +896,15 @@ print(f"{zero1[0]['at']['step']['optimizer']:,}")
 def norms(batch: tuple[Tensor, Tensor]) -> tuple[float, float]:
     group = comm.world()
     torch.manual_seed(0)
-    trainee = Zero2(GPT(**SIZES).to(rank_device()))
+    trainer = Zero2(GPT(**SIZES).to(rank_device()))
     tokens, targets = (part.to(rank_device()) for part in data.shard(batch, group.rank(), group.size()))
-    trainee.model(tokens, targets).backward()
-    trainee.after_backward()
-    local = get_total_norm([shard.grad for shard in trainee.shards])
+    trainer.model(tokens, targets).backward()
+    trainer.after_backward()
+    local = get_total_norm([shard.grad for shard in trainer.shards])
     total = local.square()
     comm.all_reduce(total, group).wait()
     total = total.sqrt()
-    clip_grads_with_norm_(trainee.shards, 0.5, total)  # right; clip_grad_norm_(trainee.shards, 0.5) takes the local one
+    clip_grads_with_norm_(trainer.shards, 0.5, total)  # right; clip_grad_norm_(trainer.shards, 0.5) takes the local one
     return float(local), float(total)
 
 
@@ -929,10 +929,10 @@ print(f"one process: {one_process:.3f}, scales by {min(1, 0.5 / one_process):.3f
 def resume_from_rank_0(batches: list[tuple[Tensor, Tensor]]) -> tuple[float, list[int]]:
     group, where = comm.world(), rank_device()
 
-    def train(trainee: Zero1, batch: tuple[Tensor, Tensor]) -> None:
-        trainee.model(*(part.to(where) for part in data.shard(batch, group.rank(), group.size()))).backward()
-        trainee.step()
-        trainee.model.zero_grad()
+    def train(trainer: Zero1, batch: tuple[Tensor, Tensor]) -> None:
+        trainer.model(*(part.to(where) for part in data.shard(batch, group.rank(), group.size()))).backward()
+        trainer.step()
+        trainer.model.zero_grad()
 
     torch.manual_seed(0)
     first = Zero1(GPT(**SIZES).to(where))
@@ -943,8 +943,8 @@ def resume_from_rank_0(batches: list[tuple[Tensor, Tensor]]) -> tuple[float, lis
     checkpoint = [deepcopy(first.optimizer.state_dict()) if group.rank() == 0 else None]
     dist.broadcast_object_list(checkpoint, src=0)
     second.optimizer.load_state_dict(checkpoint[0])  # no complaint: the shapes fit
-    for trainee in (first, second):
-        train(trainee, batches[2])
+    for trainer in (first, second):
+        train(trainer, batches[2])
     off = max(far(a.detach(), b.detach()) for a, b in zip(second.shards, first.shards, strict=True))
     return off, list(checkpoint[0]["state"][0]["exp_avg"].shape)
 

@@ -79,7 +79,7 @@ from minifsdp.course.watch.ledger import Ledger
 from minifsdp.course.link.emulated import let_communication_go_first, parse_link
 from minifsdp.course.ladder.measure import Settings
 from minifsdp.course.ladder.model import Block
-from minifsdp.course.ladder.rungs import LEARNING_RATE, RUNGS, Trainee, closed_form_setting, sizes_of
+from minifsdp.course.ladder.rungs import LEARNING_RATE, RUNGS, Trainer, closed_form_setting, sizes_of
 from minifsdp.course.watch.timeline import overlap, read_trace
 from minifsdp.course.watch.trace import record_trace
 
@@ -508,16 +508,16 @@ def attach(module: nn.Module, unit: LabUnit) -> None:
 PIECES = Pieces(gather, free, reduce_gradient, attach)
 
 
-def lab_fsdp(pieces: Pieces = PIECES, settings: Settings = SETTINGS) -> Trainee:
+def lab_fsdp(pieces: Pieces = PIECES, settings: Settings = SETTINGS) -> Trainer:
     """Your FSDP and its optimizer, built after sharding."""
     model = settings.model().to(rank_device())
     model.units = shard_model(model, pieces)  # a list, so they are no submodules
-    return Trainee(model, torch.optim.AdamW(model.parameters(), LEARNING_RATE))
+    return Trainer(model, torch.optim.AdamW(model.parameters(), LEARNING_RATE))
 
 
-def one_process() -> Trainee:
+def one_process() -> Trainer:
     model = SETTINGS.model().to(rank_device())
-    return Trainee(model, torch.optim.AdamW(model.parameters(), LEARNING_RATE))
+    return Trainer(model, torch.optim.AdamW(model.parameters(), LEARNING_RATE))
 
 
 def loss_of(model: nn.Module, batch: data.Batch) -> Tensor:
@@ -526,19 +526,19 @@ def loss_of(model: nn.Module, batch: data.Batch) -> Tensor:
     return model(tokens.to(rank_device()), targets.to(rank_device()))
 
 
-def take_step(trainee: Trainee, batch: data.Batch, tell: Callable[[str], Any] = lambda stage: None) -> Tensor:
+def take_step(trainer: Trainer, batch: data.Batch, tell: Callable[[str], Any] = lambda stage: None) -> Tensor:
     """Forward, backward, optimizer; `tell` hears when each has ended."""
     with record_function("forward"):
-        loss = loss_of(trainee.model, batch)
+        loss = loss_of(trainer.model, batch)
     tell("forward")
     with record_function("backward"):
         loss.backward()
-        trainee.after_backward()
+        trainer.after_backward()
     tell("backward")
     with record_function("optimizer"):
-        trainee.optimizer.step()
+        trainer.optimizer.step()
     tell("step")
-    trainee.optimizer.zero_grad()
+    trainer.optimizer.zero_grad()
     return loss.detach()
 
 
@@ -549,9 +549,9 @@ def take_step(trainee: Trainee, batch: data.Batch, tell: Callable[[str], Any] = 
 
 
 # %%
-def losses(build: Callable[[], Trainee]) -> list[float]:
-    trainee = build()
-    return [take_step(trainee, batch).item() for batch in BATCHES[:5]]
+def losses(build: Callable[[], Trainer]) -> list[float]:
+    trainer = build()
+    return [take_step(trainer, batch).item() for batch in BATCHES[:5]]
 
 
 (alone,) = launch(losses, 1, one_process)
@@ -727,20 +727,20 @@ assert close, f"not one process's gradients; {why}"
 
 
 # %%
-def weigh(builds: dict[str, Callable[[], Trainee]]) -> dict[str, dict[str, Any]]:
+def measure_memory(builds: dict[str, Callable[[], Trainer]]) -> dict[str, dict[str, Any]]:
     """The bytes and the collectives of the second step, of each of several rungs."""
-    return {name: weigh_one(build) for name, build in builds.items()}
+    return {name: measure_one(build) for name, build in builds.items()}
 
 
-def weigh_one(build: Callable[[], Trainee]) -> dict[str, Any]:
+def measure_one(build: Callable[[], Trainer]) -> dict[str, Any]:
     with Ledger() as ledger:
-        trainee = build()
-        ledger.watch(trainee.model, trainee.optimizer)
-        take_step(trainee, BATCHES[0])
+        trainer = build()
+        ledger.watch(trainer.model, trainer.optimizer)
+        take_step(trainer, BATCHES[0])
         ledger.reset_peaks()
         stages = {"before": ledger.mark("before")}
         with comm.record() as calls:
-            take_step(trainee, BATCHES[1], lambda stage: stages.update({stage: ledger.mark(stage)}))
+            take_step(trainer, BATCHES[1], lambda stage: stages.update({stage: ledger.mark(stage)}))
         return {
             "stages": stages,
             "peak": ledger.peak.tags,
@@ -753,15 +753,15 @@ def weigh_one(build: Callable[[], Trainee]) -> dict[str, Any]:
 
 
 EARLIER = {"DDP": "ddp", "ZeRO-1": "zero1", "ZeRO-2": "zero2"}
-builds: dict[str, Callable[[], Trainee]] = {
+builds: dict[str, Callable[[], Trainer]] = {
     name: (lambda rung=rung: SETTINGS.build(rung, rank_device())) for name, rung in EARLIER.items()
 }
-weighed = launch(weigh, RANKS, {"yours": lab_fsdp, **builds})[0]
+usage = launch(measure_memory, RANKS, {"yours": lab_fsdp, **builds})[0]
 
 # %% tags=["C4"]
 setting = closed_form_setting(RANKS)
 expected = closed_form.fsdp(SIZES.units, setting)
-mine = weighed["yours"]
+mine = usage["yours"]
 measured = {
     "shards of parameters": (expected.parameters, mine["stages"]["step"]["parameters"]),
     "shards of gradients": (expected.gradients, mine["stages"]["backward"]["gradients"]),
@@ -793,12 +793,12 @@ def without_activations(curve: dict[str, Any]) -> dict[str, Any]:
 plots.curve(
     without_activations(mine["curve"]),
     title=f"Model state of a rank peaks at {mine['state_peak'] / MIB:.2f} MiB, DDP's at "
-    f"{weighed['DDP']['state_peak'] / MIB:.2f}",
+    f"{usage['DDP']['state_peak'] / MIB:.2f}",
     says="One step of your FSDP, a gathered unit a tooth; grey: the same step under DDP, ZeRO-1 and ZeRO-2; "
     "activations are left out.",
     lab="05",
     predicted_peak=state_peak,
-    earlier={name: without_activations(weighed[name]["curve"]) for name in EARLIER},
+    earlier={name: without_activations(usage[name]["curve"]) for name in EARLIER},
 )
 
 # %% [markdown]
@@ -828,7 +828,7 @@ stages = {stage: mine["stages"][stage] for stage in ("before", "forward")}
 stages["peak"] = mine["peak"]
 stages |= {stage: mine["stages"][stage] for stage in ("backward", "step")}
 BARS = {"before": "before the step", "step": "after the optimizer"}
-peak_or = {name: {**weighed[name]["stages"], "peak": weighed[name]["peak"]} for name in EARLIER}
+peak_or = {name: {**usage[name]["stages"], "peak": usage[name]["peak"]} for name in EARLIER}
 plots.stages(
     {BARS.get(stage, stage): held for stage, held in stages.items()},
     predicted={
@@ -856,7 +856,7 @@ plots.stages(
 share = (RANKS - 1) / RANKS
 print(f"{'':8}{'parameters':>12}{'gradients':>12}{'optimizer':>12}{'sent':>12}{'expected to send':>18}")
 for name in (*EARLIER, "yours"):
-    stage, wire = weighed[name]["stages"], round(sum(call.wire for call in weighed[name]["calls"]))
+    stage, wire = usage[name]["stages"], round(sum(call.wire for call in usage[name]["calls"]))
     held = RUNGS[EARLIER.get(name, "fsdp")].predict(SIZES, setting, 2)
     moved = 3 * held.parameters * RANKS - padded[0] if name == "yours" else 2 * held.parameters
     if name.startswith("ZeRO"):
@@ -907,19 +907,19 @@ def attach_grad_op(module: nn.Module, unit: LabUnit) -> None:
 GRAD_OP = PIECES._replace(attach=attach_grad_op)
 
 
-def follow_and_weigh(pieces: Pieces) -> tuple[list[str], dict[str, Any]]:
-    return follow(pieces)[0], weigh_one(lambda: lab_fsdp(pieces))
+def follow_and_measure(pieces: Pieces) -> tuple[list[str], dict[str, Any]]:
+    return follow(pieces)[0], measure_one(lambda: lab_fsdp(pieces))
 
 
-events, weighed["SHARD_GRAD_OP"] = launch(follow_and_weigh, RANKS, GRAD_OP)[0]
-weighed["FULL_SHARD"] = mine
+events, usage["SHARD_GRAD_OP"] = launch(follow_and_measure, RANKS, GRAD_OP)[0]
+usage["FULL_SHARD"] = mine
 print_steps(events)
 slips = {"without padding": 4 * psi, "the root is whole, too": sum(padded[1:])}
-outcome("5.6", weighed["SHARD_GRAD_OP"]["stages"]["forward"]["unsharded"], ranks=RANKS, slips=slips)
-traffic = {name: sum(call.wire for call in weighed[name]["calls"]) for name in ("DDP", "FULL_SHARD", "SHARD_GRAD_OP")}
+outcome("5.6", usage["SHARD_GRAD_OP"]["stages"]["forward"]["unsharded"], ranks=RANKS, slips=slips)
+traffic = {name: sum(call.wire for call in usage[name]["calls"]) for name in ("DDP", "FULL_SHARD", "SHARD_GRAD_OP")}
 for name, forward_only in (("FULL_SHARD", padded[0]), ("SHARD_GRAD_OP", sum(padded))):
-    ops = [call.op for call in weighed[name]["calls"]]
-    held = weighed[name]["stages"]
+    ops = [call.op for call in usage[name]["calls"]]
+    held = usage[name]["stages"]
     print(
         f"{name:14} {ops.count('all_gather'):2} gathers, {ops.count('reduce_scatter')} reductions, "
         f"{traffic[name] / traffic['DDP']:.4f} of DDP's traffic; unsharded bytes after forward "
@@ -954,16 +954,16 @@ def batch_of(rows: int) -> data.Batch:
     return tokens, tokens
 
 
-def largest(build: Callable[[], Trainee]) -> dict[int, int]:
+def largest(build: Callable[[], Trainer]) -> dict[int, int]:
     """Peak bytes by rows, of the sizes that bisection has tried between 1 and 24."""
     with Ledger() as ledger:
-        trainee = build()
-        ledger.watch(trainee.model, trainee.optimizer)
-        take_step(trainee, batch_of(1))  # makes the optimizer's state
+        trainer = build()
+        ledger.watch(trainer.model, trainer.optimizer)
+        take_step(trainer, batch_of(1))  # makes the optimizer's state
 
         def peak_with(rows: int) -> int:
             ledger.reset_peaks()
-            take_step(trainee, batch_of(rows))
+            take_step(trainer, batch_of(rows))
             return ledger.peak.total
 
         peaks, low, high = {1: peak_with(1)}, 1, 24
@@ -974,7 +974,7 @@ def largest(build: Callable[[], Trainee]) -> dict[int, int]:
     return peaks
 
 
-def largest_of(builds: dict[str, Callable[[], Trainee]]) -> dict[str, dict[int, int]]:
+def largest_of(builds: dict[str, Callable[[], Trainer]]) -> dict[str, dict[int, int]]:
     return {name: largest(build) for name, build in builds.items()}
 
 
@@ -986,7 +986,7 @@ fits = {name: max(rows for rows, peak in tried.items() if peak <= BUDGET) for na
 per_row = {name: (tried[fits[name]] - tried[1]) / (fits[name] - 1) for name, tried in peaks.items()}
 for name, rows in fits.items():
     print(f"{name}: at most {rows} rows per rank in {BUDGET // MIB} MiB, {per_row[name] / MIB:.2f} MiB per row more")
-freed = weighed["DDP"]["state_peak"] - mine["state_peak"]
+freed = usage["DDP"]["state_peak"] - mine["state_peak"]
 print(f"expected: {freed / MIB:.2f} MiB less of model state, room for {freed / per_row['your FSDP']:.1f} rows at least")
 assert fits["your FSDP"] >= fits["DDP"] + int(freed / per_row["your FSDP"])
 plots.lines(
@@ -1002,18 +1002,18 @@ plots.lines(
 
 
 # %% tags=["C37", "nbval-ignore-output"]
-def time_per_row(build: Callable[[], Trainee], sizes: list[int]) -> dict[int, float]:
+def time_per_row(build: Callable[[], Trainer], sizes: list[int]) -> dict[int, float]:
     """Milliseconds per row of all ranks, the fastest of three steps, by rows per rank."""
     let_communication_go_first()
     times = {}
     with parse_link("latency=2ms,bandwidth=100MB/s"):
-        trainee = build()
-        take_step(trainee, batch_of(1))
+        trainer = build()
+        take_step(trainer, batch_of(1))
         for rows in sizes:
             batch, seconds = batch_of(rows), []
             for _ in range(3):
                 start = time.perf_counter()
-                take_step(trainee, batch)
+                take_step(trainer, batch)
                 device.synchronize(rank_device())
                 seconds.append(time.perf_counter() - start)
             times[rows] = 1e3 * min(seconds) / (rows * dist.get_world_size())
@@ -1064,16 +1064,16 @@ plots.lines(
 
 
 # %%
-def only_root() -> Trainee:
+def only_root() -> Trainer:
     model = SETTINGS.model().to(rank_device())
     shard_model(model, PIECES, blocks=[])
-    return Trainee(model, torch.optim.AdamW(model.parameters(), LEARNING_RATE))
+    return Trainer(model, torch.optim.AdamW(model.parameters(), LEARNING_RATE))
 
 
-weighed |= launch(weigh, RANKS, {"only the root": only_root})[0]
+usage |= launch(measure_memory, RANKS, {"only the root": only_root})[0]
 unit_table([SIZES.parameters], ["root"], RANKS)
 for name in ("DDP", "only the root", "yours"):
-    print(f"{name:14} peak of model state {weighed[name]['state_peak']:10,} bytes")
+    print(f"{name:14} peak of model state {usage[name]['state_peak']:10,} bytes")
 
 # %% [markdown]
 # The root is gathered before forward and stays to the end of backward, and so does its unsharded gradient: 8Ψ, and the
@@ -1156,7 +1156,7 @@ def too_early(early: bool) -> tuple[bool, int]:
     if not early:
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     before = [unit.flat.shard.detach().clone() for unit in units]
-    take_step(Trainee(model, optimizer), BATCHES[0])
+    take_step(Trainer(model, optimizer), BATCHES[0])
     changed = any(not torch.equal(a, unit.flat.shard) for a, unit in zip(before, units, strict=True))
     return changed, sum(4 * p.numel() for group in optimizer.param_groups for p in group["params"])
 
@@ -1179,15 +1179,15 @@ for early, (changed, held) in zip((False, True), launch(both, RANKS)[0], strict=
 
 
 # %% tags=["nbval-ignore-output"]
-def trace_steps(builds: dict[str, Callable[[], Trainee]], folder: Path) -> None:
+def trace_steps(builds: dict[str, Callable[[], Trainer]], folder: Path) -> None:
     let_communication_go_first()
     with parse_link("latency=1ms,bandwidth=100MB/s") as link:
         for name, build in builds.items():
-            trainee = build()
-            take_step(trainee, batch_of(12))
+            trainer = build()
+            take_step(trainer, batch_of(12))
             with record_trace(folder / f"{name}-{dist.get_rank()}.json", link):
                 comm.all_reduce(torch.zeros(1, device=rank_device()), comm.world()).wait()  # start together
-                take_step(trainee, batch_of(12))
+                take_step(trainer, batch_of(12))
 
 
 with tempfile.TemporaryDirectory() as folder:

@@ -171,7 +171,7 @@ from minifsdp.course.machine.versus import gains, versus
 from minifsdp.course.ladder.measure import Settings, align, take_step
 from minifsdp.course.ladder.model import Block
 from minifsdp.course.watch.records import show_record
-from minifsdp.course.ladder.rungs import LEARNING_RATE, Trainee, closed_form_setting, sizes_of
+from minifsdp.course.ladder.rungs import LEARNING_RATE, Trainer, closed_form_setting, sizes_of
 from minifsdp.course.watch.timeline import Span, overlap, read_trace
 from minifsdp.course.watch.trace import record_trace
 from minifsdp.flat_param import find_parameters
@@ -611,11 +611,11 @@ class LabOverlap(SyncSchedule):
 yours = partial(LabOverlap, pieces=PIECES)
 
 
-def build(schedule: Any, paper: Group | None = None, settings: Settings = SETTINGS) -> Trainee:
+def build(schedule: Any, paper: Group | None = None, settings: Settings = SETTINGS) -> Trainer:
     """The lab's model on all ranks; or on a group of paper, where tensors have no values."""
     model = settings.model().to(rank_device()) if paper is None else settings.model()
     model = FullyShardedDataParallel(model, paper, auto_wrap_policy={Block}, schedule=schedule)
-    return Trainee(model, torch.optim.AdamW(model.parameters(), LEARNING_RATE, foreach=False))
+    return Trainer(model, torch.optim.AdamW(model.parameters(), LEARNING_RATE, foreach=False))
 
 
 # %% [markdown]
@@ -627,21 +627,21 @@ def build(schedule: Any, paper: Group | None = None, settings: Settings = SETTIN
 
 
 # %%
-def train_and_weigh(schedules: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+def train_and_measure(schedules: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     """By schedule: this rank's losses of four steps, and the bytes of the second of two others."""
     where = rank_device()
     shards = [data.shard(batch, dist.get_rank(), RANKS) for batch in BATCHES[:4]]
     found = {}
     for name, schedule in schedules.items():
-        trainee = build(schedule)
-        losses = [take_step(trainee, batch, where).item() for batch in shards]
+        trainer = build(schedule)
+        losses = [take_step(trainer, batch, where).item() for batch in shards]
         with Ledger() as ledger:
-            trainee = build(schedule)
-            ledger.watch(trainee.model, trainee.optimizer)
-            take_step(trainee, shards[0], where)
+            trainer = build(schedule)
+            ledger.watch(trainer.model, trainer.optimizer)
+            take_step(trainer, shards[0], where)
             ledger.reset_peaks()
             stages: dict[str, dict[str, int]] = {}
-            loss = trainee.model(*(part.to(where) for part in shards[1]))
+            loss = trainer.model(*(part.to(where) for part in shards[1]))
             stages["forward"] = ledger.mark("forward")
             loss.backward()
             stages["peak"] = ledger.peak.tags
@@ -655,7 +655,7 @@ def train_and_weigh(schedules: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     return found
 
 
-ranks = launch(train_and_weigh, RANKS, {"lab 05": SyncSchedule, "yours": yours})
+ranks = launch(train_and_measure, RANKS, {"lab 05": SyncSchedule, "yours": yours})
 for rank, found in enumerate(ranks):
     same = found["yours"]["losses"] == found["lab 05"]["losses"]
     print(f"rank {rank}: losses {[round(loss, 4) for loss in found['yours']['losses']]}, lab 05's bit for bit: {same}")
@@ -723,9 +723,9 @@ late = partial(LateWait, pieces=PIECES)
 def losses(schedule: Any, link: Any) -> list[float]:
     """Of four steps of this rank, as measured above."""
     with carried_by(link):
-        trainee = build(schedule)
+        trainer = build(schedule)
         shards = [data.shard(batch, dist.get_rank(), RANKS) for batch in BATCHES[:4]]
-        return [round(take_step(trainee, shard, rank_device()).item(), 4) for shard in shards]
+        return [round(take_step(trainer, shard, rank_device()).item(), 4) for shard in shards]
 
 
 def losses_of_both() -> list[list[float]]:
@@ -986,14 +986,14 @@ def trace_steps(folder: Path) -> None:
         let_communication_go_first()
     shard = data.shard(next(settings.batches()), dist.get_rank(), RANKS)
     with parse_link("latency=2ms,bandwidth=50MB/s") if on_cpu else nullcontext() as link:
-        trainees = {name: build(schedule, settings=settings) for name, schedule in SCHEDULES.items()}
-        for trainee in trainees.values():
-            take_step(trainee, shard, where)
+        trainers = {name: build(schedule, settings=settings) for name, schedule in SCHEDULES.items()}
+        for trainer in trainers.values():
+            take_step(trainer, shard, where)
         for take in range(2):
-            for name, trainee in trainees.items():
+            for name, trainer in trainers.items():
                 with record_trace(folder / f"{name}-{take}-{dist.get_rank()}.json", link):
                     align(where)
-                    take_step(trainee, shard, where)
+                    take_step(trainer, shard, where)
 
 
 with tempfile.TemporaryDirectory() as folder:

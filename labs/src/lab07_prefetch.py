@@ -71,7 +71,7 @@ from minifsdp.course.machine.versus import versus
 from minifsdp.course.ladder.measure import Settings
 from minifsdp.course.ladder.model import GPT, Block
 from minifsdp.course.watch.records import show_record
-from minifsdp.course.ladder.rungs import LEARNING_RATE, Trainee, closed_form_setting, sizes_of
+from minifsdp.course.ladder.rungs import LEARNING_RATE, Trainer, closed_form_setting, sizes_of
 from minifsdp.course.watch.timeline import Span
 from minifsdp.device import current_stream
 from minifsdp.fsdp import SyncSchedule
@@ -96,9 +96,9 @@ class Unhurried(OverlapSchedule):
 def on_paper(schedule: Any, settings: Settings = TIMED) -> Program:
     """What a rank of two asks for in two training steps, recorded without ranks."""
 
-    def build(group: Any) -> Trainee:
+    def build(group: Any) -> Trainer:
         model = FullyShardedDataParallel(settings.model(), group, auto_wrap_policy={Block}, schedule=schedule)
-        return Trainee(model, torch.optim.AdamW(model.parameters(), foreach=False))
+        return Trainer(model, torch.optim.AdamW(model.parameters(), foreach=False))
 
     def batch() -> data.Batch:
         tokens = torch.zeros(settings.batch // settings.ranks, settings.context, dtype=torch.int64)

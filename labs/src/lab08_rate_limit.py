@@ -798,14 +798,14 @@ from minifsdp.course.watch.ledger import Ledger
 from minifsdp.course.ladder.measure import Settings, take_step
 from minifsdp.course.ladder.model import Block as ModelBlock
 from minifsdp.course.watch.records import show_record
-from minifsdp.course.ladder.rungs import LEARNING_RATE, Trainee, closed_form_setting, sizes_of
+from minifsdp.course.ladder.rungs import LEARNING_RATE, Trainer, closed_form_setting, sizes_of
 
 RANKS = 2
 SETTINGS = Settings(ranks=RANKS, batch=2, layers=6, width=105, context=16)
 STATE = ("parameters", "unsharded", "gradients", "optimizer", "communication")
 
 
-class Weighed(NamedTuple):
+class Usage(NamedTuple):
     unsharded: int  # bytes at most
     state: int  # the same, of all but activations
     curve: dict[str, Any]
@@ -821,24 +821,24 @@ def mark_stages(ledger: Ledger, history: MemoryHistory, begins: str) -> None:
         history.mark(begins)
 
 
-def weigh(schedules: dict[str, Callable]) -> dict[str, Weighed]:
+def measure_memory(schedules: dict[str, Callable]) -> dict[str, Usage]:
     """A second step with each schedule, by the ledger."""
-    weighed = {}
+    usage = {}
     where = rank_device()
     batch = data.shard(next(SETTINGS.batches()), dist.get_rank(), RANKS)
     for name, schedule in schedules.items():
         with Ledger() as ledger:
             model = SETTINGS.model().to(where)
             model = FullyShardedDataParallel(model, auto_wrap_policy={ModelBlock}, schedule=schedule)
-            trainee = Trainee(model, torch.optim.AdamW(model.parameters(), LEARNING_RATE))
-            ledger.watch(trainee.model, trainee.optimizer)
-            take_step(trainee, batch, where)
+            trainer = Trainer(model, torch.optim.AdamW(model.parameters(), LEARNING_RATE))
+            ledger.watch(trainer.model, trainer.optimizer)
+            take_step(trainer, batch, where)
             ledger.reset_peaks()
             with MemoryHistory(where) as history:
-                take_step(trainee, batch, where, partial(mark_stages, ledger, history))
+                take_step(trainer, batch, where, partial(mark_stages, ledger, history))
             peaks = ledger.peak_of("unsharded"), ledger.peak_of(*STATE)
-            weighed[name] = Weighed(*peaks, ledger.curve(), history.beside(ledger))
-    return weighed
+            usage[name] = Usage(*peaks, ledger.curve(), history.beside(ledger))
+    return usage
 
 
 def bounded(limit: int | None, reductions: int | None, units: Sequence[Unit]) -> PrefetchSchedule:
@@ -850,7 +850,7 @@ def bounded(limit: int | None, reductions: int | None, units: Sequence[Unit]) ->
 
 BOUNDS = {f"k = {k}": (k, 1) for k in (1, 2, 3)}
 BOUNDS |= {"no limit": (None, 1), "k = 2, any reductions": (2, None), "no limit, any reductions": (None, None)}
-weighed = launch(weigh, RANKS, {name: partial(bounded, *bounds) for name, bounds in BOUNDS.items()})[0]
+usage = launch(measure_memory, RANKS, {name: partial(bounded, *bounds) for name, bounds in BOUNDS.items()})[0]
 
 # %% tags=["C4"]
 setting = closed_form_setting(RANKS)
@@ -858,11 +858,11 @@ SIZES = sizes_of(SETTINGS.model())
 root, *blocks = (setting.padded(sum(unit)) for unit in SIZES.units)
 outcome(
     "8.7",
-    weighed["k = 3"].unsharded,
+    usage["k = 3"].unsharded,
     slips={"without the root": 3 * blocks[0], "without the limit": root + sum(blocks)},
 )
 ahead = {"forward_depth": None, "backward": "pre", "backward_depth": None}
-for name, mine in weighed.items():
+for name, mine in usage.items():
     k = BOUNDS[name][0] or len(blocks)
     expected = closed_form.fsdp(SIZES.units, setting, limit=k, **ahead).unsharded_peak
     print(f"{name:25} gathered at most: expected {expected:9,}  measured {mine.unsharded:9,}")
@@ -871,7 +871,7 @@ print(f"the whole model, 4Ψ: {4 * sum(SIZES.parameters):,}")
 
 # %% tags=["nbval-ignore-output"]
 picture = None
-if recorded := {name: mine.allocator for name, mine in weighed.items() if mine.allocator}:
+if recorded := {name: mine.allocator for name, mine in usage.items() if mine.allocator}:
     picture = plots.allocator_memory(
         recorded,
         title="What this GPU's allocator held, beside the ledger",
@@ -890,18 +890,18 @@ def without_activations(curve: dict[str, Any]) -> dict[str, Any]:
     return {"tags": tags, "marks": curve["marks"]}
 
 
-for name, mine in weighed.items():
+for name, mine in usage.items():
     print(f"{name:25} {mine.state / MIB:5.2f} MiB of model state at most")
-assert weighed["k = 2, any reductions"].state == weighed["no limit, any reductions"].state
+assert usage["k = 2, any reductions"].state == usage["no limit, any reductions"].state
 others = ("no limit", "no limit, any reductions")
 plots.curve(
-    without_activations(weighed["k = 2"].curve),
-    title=f"k = 2 holds {weighed['k = 2'].state / MIB:.2f} MiB of model state at most, a prefetch without limit "
-    f"{weighed['no limit'].state / MIB:.2f}",
+    without_activations(usage["k = 2"].curve),
+    title=f"k = 2 holds {usage['k = 2'].state / MIB:.2f} MiB of model state at most, a prefetch without limit "
+    f"{usage['no limit'].state / MIB:.2f}",
     says="Bytes of a rank over the allocations of a step, without activations; grey: the same step prefetched without "
     "a limit, which has gathered the whole model before the first block computes.",
     lab="08",
-    earlier={name: without_activations(weighed[name].curve) for name in others},
+    earlier={name: without_activations(usage[name].curve) for name in others},
 )
 
 # %% [markdown]
@@ -954,7 +954,7 @@ held_at = [
     for j in range(len(blocks))
 ]
 slip = "one block more is whole, but a block earlier in backward, when there is a gradient shard less"
-outcome("8.8", weighed["k = 2"].state - weighed["k = 1"].state, slips={slip: blocks[0]})
+outcome("8.8", usage["k = 2"].state - usage["k = 1"].state, slips={slip: blocks[0]})
 
 
 def fitting(budget: int) -> str:
@@ -965,7 +965,7 @@ def fitting(budget: int) -> str:
 
 
 for k in (1, 2, 3):
-    peak = weighed[f"k = {k}"].state
+    peak = usage[f"k = {k}"].state
     print(
         f"k = {k}: {peak:,} bytes measured at most; largest limit for {peak:,} bytes: {fitting(peak)}, "
         f"for {peak - 1:,}: {fitting(peak - 1)}"
@@ -977,7 +977,7 @@ ks = list(range(1, len(blocks) + 1))
 peaks = [max(held_at[j] + sum(blocks[max(0, j - k + 1) : j + 1]) for j in range(len(blocks))) / MIB for k in ks]
 more = [peak - peaks[0] for peak in peaks]
 plots.lines(
-    {"measured, 2 ranks": ([1, 2, 3], [weighed[f"k = {k}"].state / MIB - peaks[0] for k in (1, 2, 3)])},
+    {"measured, 2 ranks": ([1, 2, 3], [usage[f"k = {k}"].state / MIB - peaks[0] for k in (1, 2, 3)])},
     expected={"measured, 2 ranks": (ks, more)},
     xlabel="limit k",
     ylabel="MiB more than with k = 1",

@@ -396,7 +396,7 @@ for name, (ours, torchs, distance) in launch(compare, RANKS)[0].items():
 
 
 # %%
-def weigh(name: str) -> dict[str, Any]:
+def measure_memory(name: str) -> dict[str, Any]:
     """The bytes and the collectives of the second step."""
     with Ledger() as ledger:
         model = yours(PRECISIONS[name])
@@ -418,15 +418,15 @@ def weigh(name: str) -> dict[str, Any]:
         return {"stages": stages, "unsharded": ledger.peak_of("unsharded"), "calls": calls}
 
 
-def weigh_all() -> dict[str, dict[str, Any]]:
-    return {name: weigh(name) for name in list(PRECISIONS)[:3]}
+def measure_all() -> dict[str, dict[str, Any]]:
+    return {name: measure_memory(name) for name in list(PRECISIONS)[:3]}
 
 
-weighed = launch(weigh_all, RANKS)[0]
+usage = launch(measure_all, RANKS)[0]
 psi, root, block = sum(PADDED), PADDED[0], max(PADDED[1:])
 share = (RANKS - 1) / RANKS
 print(f"{'':22}{'at rest':>12}{'forward ends':>14}{'unsharded at most':>19}{'sent':>12}")
-for name, found in weighed.items():
+for name, found in usage.items():
     p = PRECISIONS[name].param_dtype.itemsize
     r = PRECISIONS[name].reduce_dtype.itemsize if PRECISIONS[name].reduce_dtype else p
     rest = {tag: size for tag, size in found["stages"]["before the step"].items() if tag in ("parameters", "optimizer")}
@@ -437,7 +437,7 @@ for name, found in weighed.items():
     for text, (rest, forward, most, wire) in (("expected", wanted), (name, row)):
         print(f"{text:22}{rest:12,}{forward:14,}{most:19,}{wire:12,}")
     assert row == wanted, f"{name}: {row}, not {wanted}"
-sent = {name: sum(call.wire for call in found["calls"]) for name, found in weighed.items()}
+sent = {name: sum(call.wire for call in found["calls"]) for name, found in usage.items()}
 slips = {
     "nothing is sent in fp32: gathers and reductions are both bf16": 5 / 6,
     "that is with reduce_dtype fp32": 2 / 3,
@@ -445,11 +445,9 @@ slips = {
 outcome("9.1", sent["bf16"] / sent["fp32"], ranks=RANKS, slips=slips)
 
 # %%
-whole = {
-    name: {stage: sum(held.values()) for stage, held in found["stages"].items()} for name, found in weighed.items()
-}
+whole = {name: {stage: sum(held.values()) for stage, held in found["stages"].items()} for name, found in usage.items()}
 plots.stages(
-    weighed["bf16"]["stages"],
+    usage["bf16"]["stages"],
     predicted={
         "before the step": 12 * psi // RANKS + 4 * UNITS,
         "backward": 16 * psi // RANKS + 4 * UNITS,
@@ -703,7 +701,7 @@ def micro_batches() -> list[tuple[Tensor, Tensor]]:
     return [mine_of(batch) for batch in BATCHES[:K]]
 
 
-def weigh_accumulation() -> dict[bool, dict[str, Any]]:
+def measure_accumulation() -> dict[bool, dict[str, Any]]:
     """By `communicate`: collectives, bytes of gradients after each backward and at most, and the gradients."""
     found = {}
     for communicate in (True, False):
@@ -730,7 +728,7 @@ def weigh_accumulation() -> dict[bool, dict[str, Any]]:
 # ### Measured: bytes and messages (C17)
 
 # %% tags=["C17"]
-accumulated = launch(weigh_accumulation, RANKS)[0]
+accumulated = launch(measure_accumulation, RANKS)[0]
 print(f"{'k = 3':24}{'gathers':>9}{'reductions':>12}{'sent':>12}{'kept between':>14}{'gradients at most':>19}")
 for communicate in (True, False):
     found = accumulated[communicate]

@@ -107,7 +107,7 @@ def take_step(model: nn.Module, optimizer: Optimizer, batch: data.Batch) -> floa
 STATE = ("parameters", "unsharded", "gradients", "optimizer", "communication")
 
 
-def weigh(build: Callable[[], nn.Module]) -> dict[str, Any]:
+def measure_memory(build: Callable[[], nn.Module]) -> dict[str, Any]:
     """Loss, collectives and peaks of a second step."""
     with Ledger() as ledger:
         model = build()
@@ -128,8 +128,8 @@ def weigh(build: Callable[[], nn.Module]) -> dict[str, Any]:
 
 def the_wrap_alone() -> tuple[int, int, list[str]]:
     """Peaks of model state under DDP and under FSDP, and what `describe` says of the latter."""
-    ddp = weigh(lambda: DistributedDataParallel(gpt().to(rank_device())))["state"]
-    wrapped = weigh(lambda: FullyShardedDataParallel(gpt().to(rank_device())))["state"]
+    ddp = measure_memory(lambda: DistributedDataParallel(gpt().to(rank_device())))["state"]
+    wrapped = measure_memory(lambda: FullyShardedDataParallel(gpt().to(rank_device())))["state"]
     return ddp, wrapped, describe(FullyShardedDataParallel(gpt().to(rank_device()))).warnings
 
 
@@ -385,7 +385,7 @@ def try_policies() -> dict[str, dict[str, Any]]:
             models.append(lab_fsdp(gpt().to(rank_device()), policy))
             return models[0]
 
-        found[name] = {**weigh(build), "units": unit_sizes(models[0])}
+        found[name] = {**measure_memory(build), "units": unit_sizes(models[0])}
     return found
 
 
@@ -976,7 +976,7 @@ def fsdp_script(build: Callable[[], nn.Module], block: type) -> tuple[nn.Module,
     return model, optimizer, model.clip_grad_norm_
 
 
-def weigh_script(script: Callable[[], Any]) -> dict[str, Any]:
+def measure_script(script: Callable[[], Any]) -> dict[str, Any]:
     with Ledger() as ledger:
         model, optimizer, clip = script()
         found: dict[str, Any] = {"construction": ledger.peak.total}
@@ -1048,7 +1048,7 @@ def change_the_script() -> dict[str, Any]:
         "no meta": no_meta,
         "nn.utils.clip_grad_norm_": old_clip,
     }
-    found: dict[str, Any] = {name: weigh_script(script) for name, script in scripts.items()}
+    found: dict[str, Any] = {name: measure_script(script) for name, script in scripts.items()}
     found["optimizer first"] = refused(lambda: train(*early_optimizer())), early_in_torch()
     found["no param_init_fn"] = refused(lambda: wrap(on_meta(), auto_wrap_policy={block}))
     found["every Linear"] = refused(lambda: wrap(on_meta(), auto_wrap_policy={nn.Linear}))

@@ -106,7 +106,7 @@ from minifsdp.course.watch.ledger import Ledger
 from minifsdp.course.link.emulated import EmulatedLink, HostLinks, let_communication_go_first
 from minifsdp.course.ladder.measure import Settings
 from minifsdp.course.ladder.model import Block
-from minifsdp.course.ladder.rungs import Trainee, sizes_of
+from minifsdp.course.ladder.rungs import Trainer, sizes_of
 from minifsdp.course.watch.timeline import read_trace
 from minifsdp.course.watch.trace import record_trace
 from minifsdp.flat_param import FlatParameter
@@ -562,34 +562,34 @@ def traffic(units: Sequence[int], ranks: int, per_host: int, factor: int) -> Tra
 
 
 # %%
-def take_step(trainee: Trainee, batch: data.Batch) -> None:
+def take_step(trainer: Trainer, batch: data.Batch) -> None:
     with record_function("forward"):
-        loss = loss_of(trainee.model, batch)
+        loss = loss_of(trainer.model, batch)
     with record_function("backward"):
         loss.backward()
     with record_function("optimizer"):
-        trainee.optimizer.step()
+        trainer.optimizer.step()
 
 
-def trainee_of(factor: int, **kwargs: Any) -> Trainee:
+def trainer_of(factor: int, **kwargs: Any) -> Trainer:
     model = fsdp_of(factor, YourHybridUnit, **kwargs)
-    return Trainee(model, torch.optim.AdamW(model.parameters(), 1e-3))
+    return Trainer(model, torch.optim.AdamW(model.parameters(), 1e-3))
 
 
-def weigh() -> dict[int, dict[str, Any]]:
-    return {factor: weigh_one(factor) for factor in (1, 2, 4)}
+def measure_memory() -> dict[int, dict[str, Any]]:
+    return {factor: measure_one(factor) for factor in (1, 2, 4)}
 
 
-def weigh_one(factor: int) -> dict[str, Any]:
+def measure_one(factor: int) -> dict[str, Any]:
     """Bytes held and sent by this rank in its second step."""
     with Ledger() as ledger:
-        trainee = trainee_of(factor, schedule=SyncSchedule)
-        ledger.watch(trainee.model, trainee.optimizer)
-        take_step(trainee, BATCHES[0])
-        trainee.optimizer.zero_grad()
+        trainer = trainer_of(factor, schedule=SyncSchedule)
+        ledger.watch(trainer.model, trainer.optimizer)
+        take_step(trainer, BATCHES[0])
+        trainer.optimizer.zero_grad()
         ledger.reset_peaks()
         with comm.record() as calls:
-            take_step(trainee, BATCHES[1])
+            take_step(trainer, BATCHES[1])
         held = ledger.mark("step")
         unsharded, peak = ledger.peak_of("unsharded"), ledger.peak.tags
     sent = {"sharding": 0.0, "replicas": 0.0, "leaves": 0.0, "messages": 0}
@@ -603,15 +603,15 @@ def weigh_one(factor: int) -> dict[str, Any]:
     return {"held": held, "peak": peak, "unsharded": unsharded, **sent}
 
 
-weighed = launch(weigh, RANKS)
+usage = launch(measure_memory, RANKS)
 
 # %% tags=["C25"]
 print(f"{'':34}" + "".join(f"{f'F = {factor}':>24}" for factor in (1, 2, 4)))
 rows: dict[str, list[tuple[int, int]]] = {}
 for factor in (1, 2, 4):
-    mine, setting = weighed[0][factor], closed_form.Setting(factor)
+    mine, setting = usage[0][factor], closed_form.Setting(factor)
     held, sent = closed_form.fsdp(SIZES.units, setting), traffic(unit_bytes(factor), RANKS, PER_HOST, factor)
-    leaves = sum(weighed[rank][factor]["leaves"] for rank in range(PER_HOST))
+    leaves = sum(usage[rank][factor]["leaves"] for rank in range(PER_HOST))
     for what, predicted, measured in (
         ("holds: parameters", held.parameters, mine["held"]["parameters"]),
         ("holds: gradients", held.gradients, mine["held"]["gradients"]),
@@ -626,7 +626,7 @@ for what, pairs in rows.items():
     print(f"{what:34}" + "".join(f"{measured:>12,} / {predicted:<9,}" for predicted, measured in pairs))
 print("bytes of rank 0, and in the last row of both ranks of its host; measured / expected")
 assert all(predicted == measured for pairs in rows.values() for predicted, measured in pairs)
-messages = [weighed[0][factor]["messages"] for factor in (1, 2, 4)]
+messages = [usage[0][factor]["messages"] for factor in (1, 2, 4)]
 outcome("11.3", messages[1], slips={"gathers stay inside": 3 * UNITS - 1, "of both replica groups": 2 * UNITS})
 print("collectives of a step that cross hosts, F = 1, 2, 4:", *messages)
 out = [measured for _, measured in rows["leaves its host"]]
@@ -650,7 +650,7 @@ print(f"out of a host full sharding sends {out[2] / out[1]:.4f} times what hybri
 # than rings over all N ranks.
 
 # %%
-peaks = {f"F = {factor}": weighed[0][factor]["held"] for factor in (1, 2, 4)}
+peaks = {f"F = {factor}": usage[0][factor]["held"] for factor in (1, 2, 4)}
 state = {name: {tag: held[tag] for tag in ("parameters", "gradients", "optimizer")} for name, held in peaks.items()}
 plots.stages(
     state,
@@ -682,20 +682,20 @@ def time_and_trace(folder: Path) -> dict[int, list[float]]:
     let_communication_go_first()
     where = rank_device()
     with HostLinks(EmulatedLink(*INSIDE), EmulatedLink(*ACROSS), PER_HOST) as links:
-        trainees = {factor: trainee_of(factor) for factor in (1, 2, 4)}
-        seconds: dict[int, list[float]] = {factor: [] for factor in trainees}
+        trainers = {factor: trainer_of(factor) for factor in (1, 2, 4)}
+        seconds: dict[int, list[float]] = {factor: [] for factor in trainers}
         for round_ in range(4):
-            for factor, trainee in trainees.items():
+            for factor, trainer in trainers.items():
                 comm.all_reduce(torch.zeros(1, device=where), comm.world()).wait()  # start together
                 start = time.perf_counter()
-                take_step(trainee, BATCHES[round_])
-                trainee.optimizer.zero_grad()
+                take_step(trainer, BATCHES[round_])
+                trainer.optimizer.zero_grad()
                 device.synchronize(where)
                 seconds[factor].append(time.perf_counter() - start)
         for factor in (2, 4):
             with record_trace(folder / f"{factor}-{dist.get_rank()}.json", links):
                 comm.all_reduce(torch.zeros(1, device=where), comm.world()).wait()
-                take_step(trainees[factor], BATCHES[0])
+                take_step(trainers[factor], BATCHES[0])
     return {factor: each[1:] for factor, each in seconds.items()}
 
 

@@ -18,7 +18,7 @@ from rich.console import Console
 
 from minifsdp import device
 from minifsdp.course import cli, plots
-from minifsdp.course.bench import compete, report, start, weigh
+from minifsdp.course.bench import compete, memory, report, start
 from minifsdp.course.bench.contestants import CONTESTANTS, Contestant
 from minifsdp.course.bench.prediction import GPUS, PREDICTED, predict
 from minifsdp.course.bench.settings import Settings
@@ -47,15 +47,15 @@ def broken(model):
 
 def noting(model, name, contestant, folder):
     """The contestant; each forward leaves its name in a file of the rank."""
-    trainee = contestant.build(model)
+    trainer = contestant.build(model)
     path = folder / f"order-{torch.distributed.get_rank()}"
 
     def note(*_):
         with path.open("a") as file:
             file.write(f"{name}\n")
 
-    trainee.model.register_forward_pre_hook(note)
-    return trainee
+    trainer.model.register_forward_pre_hook(note)
+    return trainer
 
 
 @pytest.fixture(scope="module")
@@ -86,10 +86,10 @@ def honest(record):
     return record | {"contestants": [row for row in record["contestants"] if row["name"] not in WRONG]}
 
 
-def unweighed(record):
-    """The same of `--no-weigh`."""
+def unmeasured(record):
+    """The same of `--no-memory`."""
     rows = [row | {"bytes": None} for row in record["contestants"]]
-    return record | {"contestants": rows, "memory": report.NOT_WEIGHED}
+    return record | {"contestants": rows, "memory": report.NOT_MEASURED}
 
 
 def on_gpu(record):
@@ -106,14 +106,14 @@ def on_gpu(record):
 
 
 def test_contestants_take_a_step_by_turns_in_changing_order(record, folder):
-    """The same order on all ranks. And then each is weighed, alone."""
+    """The same order on all ranks. And then the memory of each is measured, alone."""
     rounds, everybody = SMALL.warm_up + SMALL.steps, len(SMALL.only)
     order, same = ((folder / f"order-{rank}").read_text().split() for rank in range(2))
     assert order == same
     turns = [tuple(order[round * everybody :][:everybody]) for round in range(rounds)]
     assert all(sorted(turn) == sorted(SMALL.only) for turn in turns)
     assert len(set(turns)) == rounds
-    alone = [name for name in SMALL.only for _ in range(weigh.WARM_UP + weigh.WINDOWS)]
+    alone = [name for name in SMALL.only for _ in range(memory.WARM_UP + memory.WINDOWS)]
     assert order[rounds * everybody :] == alone
 
 
@@ -201,23 +201,23 @@ def test_bytes_are_those_of_the_model_and_its_state(record):
         assert states < peaks[name] < 3 * states, name
     for name in ("torch-fsdp1", "torch-fsdp2", "our-fsdp-grad-op", "fsdp-limit"):
         assert states / 2 < peaks[name] < peaks["torch-ddp-view"], name
-    assert record["memory"] == weigh.ON_CPU
+    assert record["memory"] == memory.ON_CPU
 
 
-def test_weighed_again_it_is_as_heavy():
-    """Nothing is left of those that were weighed in between."""
+def test_measured_again_it_holds_as_much():
+    """Nothing is left of those that were measured in between."""
     settings = replace(SMALL, only=("torch-ddp-view", "our-ddp", "torch-fsdp1", "fsdp"))
-    for ranks in launch(weighed_twice, 2, settings, backend="gloo"):
+    for ranks in launch(measured_twice, 2, settings, backend="gloo"):
         for first, second in ranks:
             assert second == pytest.approx(first, rel=0.03)
 
 
-def weighed_twice(settings):
+def measured_twice(settings):
     where = rank_device()
     batch = compete._shard(next(settings.batches()), torch.distributed.get_rank(), 2, where)
     rounds = [
         [
-            weigh.weigh(partial(compete._build, settings, CONTESTANTS[name], where), batch, where)
+            memory.measure_memory(partial(compete._build, settings, CONTESTANTS[name], where), batch, where)
             for name in settings.only
         ]
         for _ in range(2)
@@ -225,8 +225,8 @@ def weighed_twice(settings):
     return [(first["allocated_peak"], second["allocated_peak"]) for first, second in zip(*rounds, strict=True)]
 
 
-def test_who_is_not_to_be_weighed_is_not():
-    settings = replace(SMALL, ranks=1, only=("plain",), weigh=False)
+def test_memory_is_measured_only_if_asked():
+    settings = replace(SMALL, ranks=1, only=("plain",), memory=False)
     (rank,) = launch(compete.compete, 1, settings, CONTESTANTS, backend="gloo")
     assert rank["contestants"]["plain"]["bytes"] is None
 
@@ -246,9 +246,9 @@ def test_the_table_has_what_the_record_has(record):
         assert numbers[3:-2] == [f"{ratio:.2f}" for ratio in row["ratios"].values()]
         assert float(numbers[-2]) == pytest.approx(row["bytes"]["allocated_peak"] / 2**20, abs=0.05)
     assert "tries" not in text
-    text = shown(unweighed(record))
+    text = shown(unmeasured(record))
     assert "peak" not in text
-    assert "not weighed" in text
+    assert "not measured" in text
     text = shown(on_gpu(record))
     assert "tries" in text
     (line,) = [line for line in text.splitlines() if line.split()[:1] == ["torch-fsdp1"]]
@@ -262,7 +262,7 @@ def test_it_fits_a_terminal(record):
     assert "…" not in shown(record | {"contestants": [*rows, rows[-1] | last]}, width=80)
 
 
-@pytest.mark.parametrize("of", [unweighed, lambda record: record, on_gpu], ids=["unweighed", "cpu", "gpu"])
+@pytest.mark.parametrize("of", [unmeasured, lambda record: record, on_gpu], ids=["unmeasured", "cpu", "gpu"])
 def test_the_figure_draws_the_record(record, tmp_path, of):
     record = of(honest(record))
     rows = record["contestants"]
@@ -286,7 +286,7 @@ def test_the_figure_says_when_there_is_no_result(record, tmp_path):
     assert figure.get_suptitle() == "No result: alone, broken computed something else"
 
 
-def test_each_is_weighed_from_warm_to_warm(monkeypatch):
+def test_each_is_measured_from_warm_to_warm(monkeypatch):
     """The peak is reset after the steps that make the optimizer's state, and retries are of the steps after it."""
     events = []
     retries = iter((0, 3, 8))
@@ -305,37 +305,37 @@ def test_each_is_weighed_from_warm_to_warm(monkeypatch):
     monkeypatch.setattr(torch.cuda, "memory_stats", stats)
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: events.append("empty"))
     monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", lambda where: events.append("reset"))
-    monkeypatch.setattr(weigh, "device", SimpleNamespace(memory_stats=read, synchronize=lambda where: None))
-    monkeypatch.setattr(weigh, "take_step", lambda *_: events.append("step"))
+    monkeypatch.setattr(memory, "device", SimpleNamespace(memory_stats=read, synchronize=lambda where: None))
+    monkeypatch.setattr(memory, "take_step", lambda *_: events.append("step"))
     build = partial(compete._build, SMALL, CONTESTANTS["plain"], torch.device("cpu"))
-    weighed = weigh.weigh(build, None, torch.device("cuda"))
-    assert weighed == {"allocated_peak": 19, "reserved_peak": 19, "alloc_retries": 5}
+    measured = memory.measure_memory(build, None, torch.device("cuda"))
+    assert measured == {"allocated_peak": 19, "reserved_peak": 19, "alloc_retries": 5}
     before, after = events[: events.index("reset")], events[events.index("reset") + 1 :]
     assert before[:2] == ["empty", "read"]
-    assert before.count("step") == weigh.WARM_UP
-    assert after == ["read", *["step"] * weigh.WEIGHED, "read"]
+    assert before.count("step") == memory.WARM_UP
+    assert after == ["read", *["step"] * memory.MEASURED, "read"]
 
 
-def weighed_alone(names):
+def measured_alone(names):
     """Bytes that each has at work, and that are left when it has gone."""
     where = rank_device()
     batch = compete._shard(next(SMALL.batches()), 0, 2, where)
     found = {}
     for name in names:
         with Ledger() as ledger:
-            trainee = compete._build(SMALL, CONTESTANTS[name], where)
-            take_step(trainee, batch, where)
+            trainer = compete._build(SMALL, CONTESTANTS[name], where)
+            take_step(trainer, batch, where)
             held = ledger.live()
-            weigh.release(trainee)
-            del trainee
+            memory.release(trainer)
+            del trainer
             gc.collect()
             found[name] = sum(held.values()), sum(ledger.live().values())
     return found
 
 
-def test_nothing_is_left_for_the_next_to_be_weighed_with():
+def test_nothing_is_left_for_the_next_to_be_measured_with():
     names = ("plain", "torch-ddp-view", "torch-fsdp1", "torch-fsdp2", "our-ddp-view", "our-fsdp", "fsdp-prefetch")
-    for found in launch(weighed_alone, 2, names, backend="gloo"):
+    for found in launch(measured_alone, 2, names, backend="gloo"):
         for name, (held, left) in found.items():
             assert held > 100_000, name
             assert left < 100, name

@@ -14,19 +14,19 @@ from minifsdp.course.launch import launch
 
 def remains(name: str) -> list[str]:
     """Names of the parameters, gradients and states that outlive a rung, after one step with it."""
-    trainee = RUNGS[name].build(GPT(width=16, layers=2, context=8), 2)
+    trainer = RUNGS[name].build(GPT(width=16, layers=2, context=8), 2)
     tokens = torch.zeros(1, 8, dtype=torch.int64)
-    trainee.model(tokens, tokens).backward()
-    trainee.after_backward()
-    trainee.optimizer.step()
+    trainer.model(tokens, tokens).backward()
+    trainer.after_backward()
+    trainer.optimizer.step()
     kept: list[tuple[str, Callable[[], Any]]] = []
-    for place, p in enumerate(p for group in trainee.optimizer.param_groups for p in group["params"]):
+    for place, p in enumerate(p for group in trainer.optimizer.param_groups for p in group["params"]):
         kept += (
             [(f"{place}", weakref.ref(p)), (f"gradient of {place}", weakref.ref(p.grad))] if p.grad is not None else []
         )
-    kept += [(f"parameter {key}", weakref.ref(p)) for key, p in trainee.model.named_parameters()]
+    kept += [(f"parameter {key}", weakref.ref(p)) for key, p in trainer.model.named_parameters()]
     assert kept
-    del trainee, p
+    del trainer, p
     gc.collect()
     return [what for what, alive in kept if alive() is not None]
 

@@ -164,7 +164,7 @@ def measure(settings, steps):
     let_communication_go_first()
     where, rank = torch.device("cpu"), dist.get_rank()
     tokens, targets = data.shard(next(settings.batches()), rank, settings.ranks)
-    trainees = {name: settings.build(name, where) for name in RUNGS}
+    trainers = {name: settings.build(name, where) for name in RUNGS}
     blocked = 0.0
 
     @contextmanager
@@ -177,26 +177,26 @@ def measure(settings, steps):
             if phase == "wait":
                 blocked += time.perf_counter() - start
 
-    def run(trainee):
+    def run(trainer):
         nonlocal blocked
         comm.all_reduce(torch.zeros(1), comm.world()).wait()
         blocked, marks = 0.0, [(time.perf_counter(), 0.0)]
-        loss = trainee.model(tokens, targets)
+        loss = trainer.model(tokens, targets)
         marks.append((time.perf_counter(), blocked))
         loss.backward()
         marks.append((time.perf_counter(), blocked))
-        trainee.optimizer.step()
-        trainee.optimizer.zero_grad()
+        trainer.optimizer.step()
+        trainer.optimizer.zero_grad()
         return [b[i] - a[i] for i in (0, 1) for a, b in pairwise(marks)]
 
     comm.observers.append(timed)
-    for trainee in trainees.values():
-        run(trainee)
-    alone = [run(trainees["fsdp"]) for _ in range(10)]
+    for trainer in trainers.values():
+        run(trainer)
+    alone = [run(trainers["fsdp"]) for _ in range(10)]
     forward = torch.tensor(median(times[0] - times[2] for times in alone) / settings.layers)
     comm.all_reduce(forward, comm.world(), comm.MEAN).wait()
     root, unit = (
-        4 * u.flat.shard.numel() * (settings.ranks - 1) for u in list(trainees["fsdp"].model._engine.progress)[:2]
+        4 * u.flat.shard.numel() * (settings.ranks - 1) for u in list(trainers["fsdp"].model._engine.progress)[:2]
     )
     gather = GATHER * float(forward)
     latency, bandwidth = 0.1 * gather, unit / (0.9 * gather)
@@ -204,7 +204,7 @@ def measure(settings, steps):
         times = {name: [] for name in RUNGS}
         for _ in range(steps):
             for name in RUNGS:
-                times[name].append(run(trainees[name]))
+                times[name].append(run(trainers[name]))
     return times, gather, latency + root / bandwidth
 
 

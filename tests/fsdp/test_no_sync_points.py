@@ -26,7 +26,7 @@ from torch.utils import backend_registration
 
 from minifsdp import device, from_rank_0
 from minifsdp.course.ladder.model import GPT, Block
-from minifsdp.course.ladder.rungs import RUNGS, Trainee
+from minifsdp.course.ladder.rungs import RUNGS, Trainer
 from minifsdp.ddp import DistributedDataParallel
 from minifsdp.fsdp import CPUOffload, FullyShardedDataParallel, MixedPrecision, ShardingStrategy
 from minifsdp.grad_scaler import ShardedGradScaler
@@ -56,7 +56,7 @@ class Then(nn.Module):
         return self.run(self.model, tokens, targets)
 
 
-def rung(name: str) -> Trainee:
+def rung(name: str) -> Trainer:
     return RUNGS[name].build(gpt(), 2)
 
 
@@ -65,7 +65,7 @@ def fsdp(
     accumulate: Callable[..., Any] | None = None,
     scaled: bool = False,
     **kwargs: Any,
-) -> Trainee:
+) -> Trainer:
     """Everything that a step can have beside: clipping, a scaler, several backwards."""
     groups = None
     if strategy.is_hybrid:
@@ -83,10 +83,10 @@ def fsdp(
         wrapped.clip_grad_norm_(1.0)
 
     if scaled:
-        return Trainee(Then(wrapped, lambda model, *batch: scaler.scale(model(*batch))), optimizer, after_backward)
+        return Trainer(Then(wrapped, lambda model, *batch: scaler.scale(model(*batch))), optimizer, after_backward)
     if accumulate is not None:
-        return Trainee(Then(wrapped, partial(accumulate, optimizer)), optimizer, after_backward)
-    return Trainee(wrapped, optimizer, after_backward)
+        return Trainer(Then(wrapped, partial(accumulate, optimizer)), optimizer, after_backward)
+    return Trainer(wrapped, optimizer, after_backward)
 
 
 def four_micro_batches(optimizer: SGD, model: Any, *batch: Tensor) -> Any:
@@ -100,14 +100,14 @@ def four_micro_batches(optimizer: SGD, model: Any, *batch: Tensor) -> Any:
     return model(*batch)
 
 
-def ddp(accumulates: bool = False, **kwargs: Any) -> Trainee:
+def ddp(accumulates: bool = False, **kwargs: Any) -> Trainer:
     model = gpt()
     model.register_buffer("mean", torch.zeros(3, device=pretend_gpu.GPU))
     wrapped = DistributedDataParallel(model, bucket_cap_mb=0.05, **kwargs)
     optimizer = AdamW(wrapped.parameters())
     run = two_micro_batches if accumulates else lambda model, *batch: model(*batch)
     clip = partial(nn.utils.clip_grad_norm_, list(wrapped.parameters()), 1.0)
-    return Trainee(Then(wrapped, run), optimizer, clip)
+    return Trainer(Then(wrapped, run), optimizer, clip)
 
 
 def two_micro_batches(model: Any, *batch: Tensor) -> Any:
@@ -116,7 +116,7 @@ def two_micro_batches(model: Any, *batch: Tensor) -> Any:
     return model(*batch)
 
 
-def zero(stage: Any) -> Trainee:
+def zero(stage: Any) -> Trainer:
     model, scaler = gpt(), ShardedGradScaler()
     optimizer = stage(model.parameters(), SGD, bucket_cap_mb=0.05, lr=0.1)
 
@@ -125,10 +125,10 @@ def zero(stage: Any) -> Trainee:
         optimizer.clip_grad_norm_(1.0)
         scaler.update()
 
-    return Trainee(Then(model, lambda model, *batch: scaler.scale(model(*batch))), optimizer, after_backward)
+    return Trainer(Then(model, lambda model, *batch: scaler.scale(model(*batch))), optimizer, after_backward)
 
 
-NOWHERE: dict[str, Callable[[], Trainee]] = {
+NOWHERE: dict[str, Callable[[], Trainer]] = {
     **{name: partial(rung, name) for name in RUNGS if name != "fsdp-limit"},
     "bf16": partial(fsdp, mixed_precision=BF16),
     "fp16 with a scaler": partial(fsdp, mixed_precision=FP16, scaled=True),
@@ -145,7 +145,7 @@ NOWHERE: dict[str, Callable[[], Trainee]] = {
     "ZeRO-1 with scaler and clipping": partial(zero, Zero1Optimizer),
     "ZeRO-2 with scaler and clipping": partial(zero, Zero2Optimizer),
 }
-OFFLOADED: dict[str, Callable[[], Trainee]] = {
+OFFLOADED: dict[str, Callable[[], Trainer]] = {
     "offload": partial(fsdp, cpu_offload=CPUOffload(True)),
     "offload, bf16, original parameters": partial(
         fsdp, cpu_offload=CPUOffload(True), mixed_precision=BF16, use_orig_params=True
@@ -212,12 +212,12 @@ def test_with_cpu_offload_also_for_each_gradient_and_the_norm(elsewhere: Elsewhe
 def evaluated(name: str) -> list[str]:
     """A forward without backward, and a host that changes the shards at once."""
     with pretend() as waits:
-        trainee = OFFLOADED[name]()
+        trainer = OFFLOADED[name]()
         waits.seen.clear()
         tokens = torch.zeros(2, 8, dtype=torch.int64, device=pretend_gpu.GPU)
         with torch.no_grad():
-            trainee.model(tokens, tokens)
-            for shard in trainee.optimizer.param_groups[0]["params"]:
+            trainer.model(tokens, tokens)
+            for shard in trainer.optimizer.param_groups[0]["params"]:
                 shard.mul_(0.99)
     return waits.seen
 

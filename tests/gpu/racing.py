@@ -28,7 +28,7 @@ from torch.optim import SGD
 
 from minifsdp import comm, device
 from minifsdp.course.ladder.model import Block
-from minifsdp.course.ladder.rungs import Trainee
+from minifsdp.course.ladder.rungs import Trainer
 from minifsdp.course.launch import rank_device
 from minifsdp.fsdp import (
     FullyShardedDataParallel,
@@ -180,13 +180,13 @@ def find_races(schedule: Any, forgetting: Callable[[Any], Any], watched: Callabl
 
 def train(schedule: Any, forgetting: Callable[[Any], Any]) -> None:
     model = FullyShardedDataParallel(make_model(), auto_wrap_policy={Block}, schedule=schedule)
-    trainee = Trainee(model, SGD(model.parameters(), RATE, foreach=False))
+    trainer = Trainer(model, SGD(model.parameters(), RATE, foreach=False))
     first, *others = map(my_share, batches(3))
     comm.link = WitnessLink()
     try:
-        step(trainee, first)
+        step(trainer, first)
         with forgetting(model._engine.schedule):  # type: ignore[union-attr]
             for batch in others:
-                step(trainee, batch)
+                step(trainer, batch)
     finally:
         comm.link = None

@@ -15,13 +15,13 @@ from minifsdp.checkpoint import StateDictOptions, get_model_state_dict
 from minifsdp.course.ladder import data
 from minifsdp.course.ladder.data import Batch
 from minifsdp.course.ladder.model import GPT
-from minifsdp.course.ladder.rungs import Trainee
+from minifsdp.course.ladder.rungs import Trainer
 from minifsdp.course.launch import rank_device
 
 STEPS, BATCH, CONTEXT, LAYERS = 5, 12, 16, 2
 RATE = 0.1  # of SGD, whose steps are as large as the gradients: Adam would hide that they are a sum and no mean
 
-Step = Callable[[Trainee, Batch], Tensor]
+Step = Callable[[Trainer, Batch], Tensor]
 State = dict[str, Tensor]
 
 
@@ -42,17 +42,17 @@ def my_share(batch: Batch) -> Batch:
     return data.shard(batch, dist.get_rank(), dist.get_world_size())
 
 
-def sgd(model: nn.Module) -> Trainee:
-    return Trainee(model, SGD(model.parameters(), RATE))
+def sgd(model: nn.Module) -> Trainer:
+    return Trainer(model, SGD(model.parameters(), RATE))
 
 
-def step(trainee: Trainee, batch: Batch) -> Tensor:
+def step(trainer: Trainer, batch: Batch) -> Tensor:
     """Returns the loss, on the device: the host has no reason to wait."""
-    loss: Tensor = trainee.model(*batch)
+    loss: Tensor = trainer.model(*batch)
     loss.backward()
-    trainee.after_backward()
-    trainee.optimizer.step()
-    trainee.optimizer.zero_grad()
+    trainer.after_backward()
+    trainer.optimizer.step()
+    trainer.optimizer.zero_grad()
     return loss.detach()
 
 
@@ -64,13 +64,13 @@ class Course(NamedTuple):
     after: State
 
 
-def train(trainee: Trainee, take: Step = step, alone: bool = False) -> Course:
+def train(trainer: Trainer, take: Step = step, alone: bool = False) -> Course:
     """On this rank's share of each batch; `alone` on whole batches, as one process would."""
-    before = whole_state(trainee.model)
-    losses = torch.stack([take(trainee, batch if alone else my_share(batch)) for batch in batches()])
+    before = whole_state(trainer.model)
+    losses = torch.stack([take(trainer, batch if alone else my_share(batch)) for batch in batches()])
     if not alone:
         comm.all_reduce(losses, comm.world(), comm.MEAN).wait()
-    return Course(losses.cpu(), before, whole_state(trainee.model))
+    return Course(losses.cpu(), before, whole_state(trainer.model))
 
 
 def whole_state(model: nn.Module) -> State:

@@ -17,7 +17,7 @@ from on_gpu import ON_GPU, Figures, GpuChecks, Way
 from small_model import batches, make_model, my_share, sgd, step
 
 from minifsdp import device
-from minifsdp.course.ladder.rungs import RUNGS, Trainee
+from minifsdp.course.ladder.rungs import RUNGS, Trainer
 from minifsdp.course.launch import rank_device
 from minifsdp.course.watch.ledger import Ledger
 
@@ -54,21 +54,21 @@ def allocated(where: torch.device) -> tuple[int, int]:
 
 def train_and_drop() -> None:
     """One process's steps: what they leave allocated is no tensor."""
-    trainee = sgd(make_model())
+    trainer = sgd(make_model())
     for batch in batches(2):
-        step(trainee, batch)
+        step(trainer, batch)
 
 
-def watched(rung: str, ledger: Ledger) -> tuple[Trainee, Callable[[], None]]:
-    """A trainee that the ledger has seen made, and what takes its next step."""
-    trainee = RUNGS[rung].build(make_model(), 2)
-    ledger.watch(trainee.model, trainee.optimizer)
+def watched(rung: str, ledger: Ledger) -> tuple[Trainer, Callable[[], None]]:
+    """A trainer that the ledger has seen made, and what takes its next step."""
+    trainer = RUNGS[rung].build(make_model(), 2)
+    ledger.watch(trainer.model, trainer.optimizer)
     mine = my_share(batches(1)[0])
 
     def take_step() -> None:
-        step(trainee, mine)
+        step(trainer, mine)
 
-    return trainee, take_step
+    return trainer, take_step
 
 
 @check(rung=list(RUNGS))
@@ -79,7 +79,7 @@ def the_ledger_and_the_allocator_agree(rung: str) -> Figures:
     train_and_drop()
     workspace = allocated(where)
     with Ledger() as ledger:
-        trainee, take_step = watched(rung, ledger)
+        trainer, take_step = watched(rung, ledger)
         for _ in range(3):
             take_step()
             ledger.mark("step")
@@ -88,18 +88,18 @@ def the_ledger_and_the_allocator_agree(rung: str) -> Figures:
             spare = LARGE * sum(size > LARGE for size in sizes)
             assert sum(sizes) == requested, rung
             assert 0 <= given - sum(map(rounded, sizes)) <= spare, rung
-        del trainee, take_step
+        del trainer, take_step
     return {f"ledger.{rung}.bytes": requested, f"ledger.{rung}.allocated": given, "ledger.workspace": workspace[1]}
 
 
 def ledger_alone(rung: str) -> Figures:
     """On CPU there is no allocator to ask; the books are to be the sum of their entries at least."""
     with Ledger() as ledger:
-        trainee, take_step = watched(rung, ledger)
+        trainer, take_step = watched(rung, ledger)
         take_step()
         ledger.mark("step")
         assert sum(sizes_on(ledger, rank_device())) == sum(ledger.live().values()) > 0
-        assert sum(p.nbytes for p in trainee.model.parameters()) <= sum(ledger.live().values())
+        assert sum(p.nbytes for p in trainer.model.parameters()) <= sum(ledger.live().values())
     return {}
 
 

@@ -23,7 +23,7 @@ from trace_counts import ITEM, host_waits
 
 from minifsdp import device
 from minifsdp.course.ladder.data import Batch
-from minifsdp.course.ladder.rungs import RUNGS, Trainee
+from minifsdp.course.ladder.rungs import RUNGS, Trainer
 from minifsdp.course.launch import rank_device
 
 pytestmark = ON_GPU
@@ -42,21 +42,21 @@ def waits_of_the_limiter(rung: str) -> dict[str, int]:
     return {LIMITER: 2 * LAYERS} if rung == "fsdp-limit" else {}
 
 
-def host_waits_in_a_step(trainee: Trainee, take: Callable[[Trainee, Batch], Any] = step) -> Counter[str]:
+def host_waits_in_a_step(trainer: Trainer, take: Callable[[Trainer, Batch], Any] = step) -> Counter[str]:
     """Of this rank, in one step after `WARM_UP`, with its batch on the device already."""
     *first, last = map(my_share, batches(WARM_UP + 1))
     for batch in first:
-        step(trainee, batch)
+        step(trainer, batch)
     if rank_device().type == "cpu":
         with _counted() as found:
-            take(trainee, last)
+            take(trainer, last)
         return found
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "trace.json")
         with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as profiler:
             torch.cuda.synchronize()
             with record_function("the step"):
-                take(trainee, last)
+                take(trainer, last)
             torch.cuda.synchronize()
         profiler.export_chrome_trace(str(path))
         return host_waits(json.loads(path.read_text())["traceEvents"], "the step")
@@ -87,12 +87,12 @@ def a_step_has_no_wait_but_the_limiters(rung: str) -> dict[str, float]:
 
 @check(rung=list(RUNGS))
 def torch_reports_no_synchronisation_in_a_step(rung: str) -> None:
-    trainee = RUNGS[rung].build(make_model(), 2)
+    trainer = RUNGS[rung].build(make_model(), 2)
     *first, last = map(my_share, batches(WARM_UP + 1))
     for batch in first:
-        step(trainee, batch)
+        step(trainer, batch)
     with errors_on_synchronisation():
-        step(trainee, last)
+        step(trainer, last)
 
 
 @contextmanager
@@ -107,19 +107,19 @@ def errors_on_synchronisation() -> Iterator[None]:
         torch.cuda.set_sync_debug_mode("default")
 
 
-def nosy_step(trainee: Trainee, batch: Batch) -> None:
+def nosy_step(trainer: Trainer, batch: Batch) -> None:
     """A step that looks at its loss."""
-    step(trainee, batch).item()
+    step(trainer, batch).item()
 
 
 @check()
 def a_loss_that_is_looked_at_is_found() -> None:
-    trainee = RUNGS["fsdp"].build(make_model(), 2)
-    found = host_waits_in_a_step(trainee, nosy_step)
+    trainer = RUNGS["fsdp"].build(make_model(), 2)
+    found = host_waits_in_a_step(trainer, nosy_step)
     assert found[ITEM] == 1
     assert found["cudaStreamSynchronize"] >= 1
     with errors_on_synchronisation(), pytest.raises(RuntimeError, match="synchronizing CUDA operation"):
-        nosy_step(trainee, my_share(batches(1)[0]))
+        nosy_step(trainer, my_share(batches(1)[0]))
 
 
 @pytest.mark.parametrize(("ranks", "name"), check.params)

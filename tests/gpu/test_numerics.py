@@ -29,7 +29,7 @@ from torch.distributed.fsdp.wrap import ModuleWrapPolicy as TorchsPolicy
 from minifsdp.course.ladder import rungs
 from minifsdp.course.ladder.data import Batch
 from minifsdp.course.ladder.model import Block
-from minifsdp.course.ladder.rungs import RUNGS, Trainee, plain
+from minifsdp.course.ladder.rungs import RUNGS, Trainer, plain
 from minifsdp.course.launch import rank_device
 from minifsdp.fsdp import CPUOffload, MixedPrecision, ShardingStrategy
 from minifsdp.fsdp import FullyShardedDataParallel as Fsdp
@@ -50,11 +50,11 @@ OPTIONS: dict[str, dict[str, Any]] = {
 }
 
 
-def sharded(**options: Any) -> Trainee:
+def sharded(**options: Any) -> Trainer:
     return sgd(Fsdp(make_model(), auto_wrap_policy={Block}, **options))
 
 
-def one_process(take: Callable[[Trainee, Batch], Tensor] = step) -> Course:
+def one_process(take: Callable[[Trainer, Batch], Tensor] = step) -> Course:
     return train(sgd(make_model()), take, alone=True)
 
 
@@ -76,10 +76,10 @@ def every_rung_trains_as_one_process_with_adamw(rung: str) -> None:
 
 @check(options=OPTIONS)
 def fsdp_trains_as_one_process(options: dict[str, Any]) -> None:
-    trainee = sharded(**options)
-    assert_same(train(trainee), one_process(), LOSSES, PARAMETERS)
+    trainer = sharded(**options)
+    assert_same(train(trainer), one_process(), LOSSES, PARAMETERS)
     offloads = "cpu_offload" in options
-    assert all(p.device.type == ("cpu" if offloads else rank_device().type) for p in trainee.model.parameters())
+    assert all(p.device.type == ("cpu" if offloads else rank_device().type) for p in trainer.model.parameters())
 
 
 @check()
@@ -96,8 +96,8 @@ def bf16_is_torchs() -> Figures:
         mixed_precision=TorchsPrecision(*bf16),
         device_id=rank_device(),
     )
-    trainee = sgd(wrapped)
-    losses = torch.stack([step(trainee, my_share(batch)) for batch in batches()])
+    trainer = sgd(wrapped)
+    losses = torch.stack([step(trainer, my_share(batch)) for batch in batches()])
     dist.all_reduce(losses, dist.ReduceOp.AVG)
     torch.testing.assert_close(ours.losses, losses.cpu(), rtol=2**-8, atol=0)
     assert not torch.equal(ours.losses, one_process().losses)  # it is not fp32 that agrees with itself
@@ -108,14 +108,14 @@ def bf16_is_torchs() -> Figures:
 def the_norm_that_gradients_are_clipped_by_is_of_all_of_them(options: dict[str, Any]) -> None:
     norms: list[Tensor] = []
 
-    def clipped(trainee: Trainee, batch: Batch) -> Tensor:
-        model: Any = trainee.model
+    def clipped(trainer: Trainer, batch: Batch) -> Tensor:
+        model: Any = trainer.model
         loss: Tensor = model(*batch)
         loss.backward()
         clip = model.clip_grad_norm_ if isinstance(model, Fsdp) else partial(clip_alone, model)
         norms.append(clip(CLIP).cpu())
-        trainee.optimizer.step()
-        trainee.optimizer.zero_grad()
+        trainer.optimizer.step()
+        trainer.optimizer.zero_grad()
         return loss.detach()
 
     expected = one_process(clipped)
@@ -134,16 +134,16 @@ def accumulated_gradients_are_those_of_the_whole_batch(options: dict[str, Any], 
     """Three micro-batches; n: inside `no_sync`."""
     inside = {"inside": "nns", "outside": "sss", "mixed": "sns"}[pattern]
 
-    def accumulated(trainee: Trainee, batch: Batch) -> Tensor:
-        model: Any = trainee.model
+    def accumulated(trainer: Trainer, batch: Batch) -> Tensor:
+        model: Any = trainer.model
         losses = []
         parts = zip(*(part.chunk(3) for part in batch), strict=True)
         for how, part in zip(inside, parts, strict=True):
             with model.no_sync() if how == "n" and isinstance(model, Fsdp) else nullcontext():
                 losses.append(model(*part) / 3)
                 losses[-1].backward()
-        trainee.optimizer.step()
-        trainee.optimizer.zero_grad()
+        trainer.optimizer.step()
+        trainer.optimizer.zero_grad()
         return torch.stack(losses).sum().detach()
 
     assert_same(train(sharded(**options), accumulated), one_process(), LOSSES, PARAMETERS)
@@ -151,23 +151,23 @@ def accumulated_gradients_are_those_of_the_whole_batch(options: dict[str, Any], 
 
 @check(options=OPTIONS)
 def an_overflow_of_one_rank_skips_everybodys_step(options: dict[str, Any]) -> None:
-    trainee = sharded(**options)
+    trainer = sharded(**options)
     scaler = ShardedGradScaler(rank_device().type, init_scale=1024.0)
-    before = whole_state(trainee.model)
+    before = whole_state(trainer.model)
 
-    def scaled(trainee: Trainee, batch: Batch, overflows: bool = False) -> Tensor:
-        loss: Tensor = trainee.model(*batch)
+    def scaled(trainer: Trainer, batch: Batch, overflows: bool = False) -> Tensor:
+        loss: Tensor = trainer.model(*batch)
         scaler.scale(loss * torch.inf if overflows and dist.get_rank() == 1 else loss).backward()
-        scaler.step(trainee.optimizer)
+        scaler.step(trainer.optimizer)
         scaler.update()
-        trainee.optimizer.zero_grad()
+        trainer.optimizer.zero_grad()
         return loss.detach()
 
-    scaled(trainee, my_share(batches()[0]), overflows=True)
+    scaled(trainer, my_share(batches()[0]), overflows=True)
     assert scaler.get_scale() == 512
-    for name, value in whole_state(trainee.model).items():
+    for name, value in whole_state(trainer.model).items():
         assert torch.equal(value, before[name]), name
-    assert_same(train(trainee, scaled), one_process(), LOSSES, PARAMETERS)
+    assert_same(train(trainer, scaled), one_process(), LOSSES, PARAMETERS)
 
 
 @pytest.mark.parametrize(("ranks", "name"), check.params)

@@ -18,7 +18,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from minifsdp import comm, device, process_groups
 from minifsdp.checkpoint import StateDictOptions, get_state_dict, set_state_dict
 from minifsdp.course.ladder.model import GPT, Block
-from minifsdp.course.ladder.rungs import Trainee, plain
+from minifsdp.course.ladder.rungs import Trainer, plain
 from minifsdp.course.launch import rank_device
 from minifsdp.fsdp import FullyShardedDataParallel as Fsdp
 from minifsdp.fsdp import MixedPrecision, ShardingStrategy
@@ -36,7 +36,7 @@ def wrapped(model: nn.Module | None = None, **options: Any) -> Fsdp:
     return Fsdp(model or make_model(), auto_wrap_policy={Block}, **options)
 
 
-def adamw(**options: Any) -> Trainee:
+def adamw(**options: Any) -> Trainer:
     """As the ladder's rungs: an optimizer with a state, built on the shards."""
     return plain(wrapped(**options))  # type: ignore[arg-type]
 
@@ -76,9 +76,9 @@ def hybrid_trains_as_one_process(strategy: ShardingStrategy, groups: str) -> Non
 @check(ranks=4)
 def hybrid_in_bf16_stays_the_same_on_all_replicas() -> None:
     bf16 = MixedPrecision(torch.bfloat16, torch.bfloat16)
-    trainee = sgd(wrapped(sharding_strategy=HYBRID_SHARD, mixed_precision=bf16, **two_by_two("mesh")))
-    train(trainee)
-    for shard in trainee.model.parameters():
+    trainer = sgd(wrapped(sharding_strategy=HYBRID_SHARD, mixed_precision=bf16, **two_by_two("mesh")))
+    train(trainer)
+    for shard in trainer.model.parameters():
         everyones = [torch.empty_like(shard) for _ in range(4)]
         dist.all_gather(everyones, shard.detach())
         assert torch.equal(everyones[dist.get_rank()], everyones[(dist.get_rank() + 2) % 4])

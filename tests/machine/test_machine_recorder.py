@@ -20,7 +20,7 @@ from minifsdp.comm import Call
 from minifsdp.course.ladder import data
 from minifsdp.course.ladder.measure import Settings, take_step
 from minifsdp.course.ladder.model import Block
-from minifsdp.course.ladder.rungs import Trainee
+from minifsdp.course.ladder.rungs import Trainer
 from minifsdp.course.launch import launch
 from minifsdp.course.machine import A100, Program, Recorder, record_on_paper, record_steps, replay
 from minifsdp.course.machine.program import (
@@ -274,29 +274,29 @@ class Seen(NamedTuple):
     program: Program | None
 
 
-def build(group: Any, schedule: Any) -> Trainee:
+def build(group: Any, schedule: Any) -> Trainer:
     model = FullyShardedDataParallel(SETTINGS.model(), group, auto_wrap_policy={Block}, schedule=schedule)
-    return Trainee(model, AdamW(model.parameters(), foreach=False))
+    return Trainer(model, AdamW(model.parameters(), foreach=False))
 
 
 def watched(make_ledger: type[Ledger], schedule: Any, batch: data.Batch) -> Seen:
     with make_ledger() as ledger:
-        trainee = build(None, schedule)
-        ledger.watch(trainee.model, trainee.optimizer)
+        trainer = build(None, schedule)
+        ledger.watch(trainer.model, trainer.optimizer)
         ledger.reset_peaks()
         losses, marks = [], []
         with comm.record() as calls:
             for _ in range(STEPS):
                 marks.append(ledger.mark("step"))
-                loss = take_step(trainee, batch, CPU, lambda phase: marks.append(ledger.mark(phase)))
+                loss = take_step(trainer, batch, CPU, lambda phase: marks.append(ledger.mark(phase)))
                 losses.append(loss)
         program = ledger.program() if isinstance(ledger, Recorder) else None
         return Seen([float(loss) for loss in losses], marks, ledger.peak, calls, program)
 
 
 def train(schedule: Any, batch: data.Batch) -> list[float]:
-    trainee = build(None, schedule)
-    return [float(take_step(trainee, batch, CPU)) for _ in range(STEPS)]
+    trainer = build(None, schedule)
+    return [float(take_step(trainer, batch, CPU)) for _ in range(STEPS)]
 
 
 def on_a_rank() -> dict[str, tuple[list[float], Seen, Seen, Program]]:

@@ -17,7 +17,7 @@ from torch.utils.checkpoint import checkpoint
 
 from minifsdp import comm, process_groups
 from minifsdp.course.ladder.model import GPT, Block
-from minifsdp.course.ladder.rungs import Trainee
+from minifsdp.course.ladder.rungs import Trainer
 from minifsdp.course.machine import A100, Program, record_steps, replay
 from minifsdp.course.machine.paper import PaperGroup
 from minifsdp.course.machine.program import (
@@ -66,18 +66,18 @@ OPTIONS: dict[str, dict[str, Any]] = {
 }
 
 
-def _zero(stage: Any, model: GPT) -> Trainee:
+def _zero(stage: Any, model: GPT) -> Trainer:
     optimizer = stage(model.parameters(), AdamW, PaperGroup(2), bucket_cap_mb=0.05, foreach=False)
-    return Trainee(model, optimizer, lambda: optimizer.clip_grad_norm_(1.0))
+    return Trainer(model, optimizer, lambda: optimizer.clip_grad_norm_(1.0))
 
 
-def _ddp(model: GPT, **options: Any) -> Trainee:
+def _ddp(model: GPT, **options: Any) -> Trainer:
     group: Any = PaperGroup(2)
     ddp = DistributedDataParallel(model, process_group=group, bucket_cap_mb=0.05, init_sync=False, **options)
-    return Trainee(ddp, AdamW(ddp.parameters(), foreach=False))
+    return Trainer(ddp, AdamW(ddp.parameters(), foreach=False))
 
 
-RUNGS: dict[str, Callable[..., Trainee]] = {
+RUNGS: dict[str, Callable[..., Trainer]] = {
     "DDP": _ddp,
     "DDP, buckets are gradients": partial(_ddp, gradient_as_bucket_view=True),
     "ZeRO-1": partial(_zero, Zero1Optimizer),
@@ -134,7 +134,7 @@ class Accumulating(nn.Module):
 
 def build(
     name: str, strategy: ShardingStrategy = ShardingStrategy.FULL_SHARD, with_all: bool = False, **options: Any
-) -> Trainee:
+) -> Trainer:
     gpt = GPT(width=48, layers=4, context=8)
     if with_all:
         gpt.blocks[1] = Checkpointed(gpt.blocks[1])  # a checkpoint around a unit
@@ -150,8 +150,8 @@ def build(
         model.module.blocks[2].module.forward = _inside(model.module.blocks[2].module)  # and one within
     optimizer = AdamW(model.parameters(), foreach=False)
     if not with_all:
-        return Trainee(model, optimizer)
-    return Trainee(Accumulating(model), optimizer, lambda: model.clip_grad_norm_(1.0))
+        return Trainer(model, optimizer)
+    return Trainer(Accumulating(model), optimizer, lambda: model.clip_grad_norm_(1.0))
 
 
 def _inside(block: Block) -> Callable[[Tensor], Any]:
@@ -199,7 +199,7 @@ def test_nor_with_any_option(monkeypatch: pytest.MonkeyPatch, name: str, options
 
 
 @pytest.mark.parametrize("rung", RUNGS.values(), ids=RUNGS)
-def test_nor_have_the_rungs_before(monkeypatch: pytest.MonkeyPatch, rung: Callable[..., Trainee]) -> None:
+def test_nor_have_the_rungs_before(monkeypatch: pytest.MonkeyPatch, rung: Callable[..., Trainer]) -> None:
     monkeypatch.setattr(partition, "check_same_on_all_ranks", lambda *_: None)
     tokens = torch.zeros(2, 8, dtype=torch.int64)
     program = record_steps(partial(rung, GPT(width=48, layers=4, context=8)), (tokens, tokens), steps=2)

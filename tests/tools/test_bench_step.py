@@ -37,7 +37,7 @@ def bench_record(settings, seconds=(), heavy=()):
             "name": name,
             "median": each["median"],
             "quartiles": [each["median"]] * 2,
-            "bytes": {"allocated_peak": each["bytes"]} if settings.weigh else None,
+            "bytes": {"allocated_peak": each["bytes"]} if settings.memory else None,
             "agrees": True,
         }
         for name, each in figures.items()
@@ -71,7 +71,7 @@ def benchmark(monkeypatch, tmp_path):
 def test_it_runs_both_widths_and_weighs_once_in_each(benchmark):
     code, record, ran = benchmark("--steps", "7", runs=3)
     assert code == 0
-    assert [(each.width, each.context, each.weigh) for each in ran] == [
+    assert [(each.width, each.context, each.memory) for each in ran] == [
         *[(512, 128, True), (512, 128, False), (512, 128, False)],
         *[(256, 64, True), (256, 64, False), (256, 64, False)],
     ]

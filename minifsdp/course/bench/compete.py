@@ -1,4 +1,4 @@
-"""What each rank does in the step benchmark: time all contestants in turn, then weigh them one by one."""
+"""What each rank does in the step benchmark: time all contestants in turn, then measure their memory one by one."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ import torch.distributed as dist
 
 from minifsdp import device
 from minifsdp.course.bench.contestants import Contestant
+from minifsdp.course.bench.memory import measure_memory, release
 from minifsdp.course.bench.settings import Settings
-from minifsdp.course.bench.weigh import release, weigh
 from minifsdp.course.ladder import data
 from minifsdp.course.ladder.data import Batch
 from minifsdp.course.ladder.measure import align, take_step
-from minifsdp.course.ladder.rungs import Trainee, plain
+from minifsdp.course.ladder.rungs import Trainer, plain
 from minifsdp.course.launch import rank_device, report
 from minifsdp.course.launch.group import share_cores
 
@@ -31,17 +31,17 @@ def train_alone(settings: Settings) -> list[list[float]]:
     """
     where = rank_device()
     share_cores(settings.ranks)  # as many threads as a rank has: then its kernels sum in the same order
-    trainee = plain(settings.model().to(where))
+    trainer = plain(settings.model().to(where))
     losses = []
     for batch in settings.batches():
         parts = [_shard(batch, rank, settings.ranks, where) for rank in range(settings.ranks)]
         each = []
         for tokens, targets in parts:
-            loss = trainee.model(tokens, targets)
+            loss = trainer.model(tokens, targets)
             (loss / settings.ranks).backward()
             each.append(float(loss.detach()))
-        trainee.optimizer.step()
-        trainee.optimizer.zero_grad()
+        trainer.optimizer.step()
+        trainer.optimizer.zero_grad()
         losses.append(each)
     return losses
 
@@ -51,12 +51,12 @@ def compete(settings: Settings, contestants: Mapping[str, Contestant]) -> dict[s
 
     Returns:
         "device": its name, "threads": of this rank on CPU; and by contestant "losses" of each step on this rank's rows,
-        "step_seconds" of those that were timed, and "bytes": see `weigh`; None if nobody is to be weighed.
+        "step_seconds" of those that were timed, and "bytes": see `measure_memory`; None if nobody is to be measured.
     """
     rank, where = dist.get_rank(), rank_device()
     # On the device before anything is timed: a copy from memory that is not pinned lets the host wait.
     batches = [_shard(batch, rank, settings.ranks, where) for batch in settings.batches()]
-    done, total = 0, len(settings.only) * (len(batches) + settings.weigh)
+    done, total = 0, len(settings.only) * (len(batches) + settings.memory)
 
     def advance(name: str, what: str) -> None:
         nonlocal done
@@ -64,13 +64,13 @@ def compete(settings: Settings, contestants: Mapping[str, Contestant]) -> dict[s
         if rank == 0:
             report((f"{name}: {what}", done, total))
 
-    trainees = {name: _build(settings, contestants[name], where) for name in settings.only}
-    results = _time(trainees, batches, settings.warm_up, where, advance)
-    while trainees:
-        release(trainees.popitem()[1])
-    for name in settings.only if settings.weigh else ():
-        results[name]["bytes"] = weigh(partial(_build, settings, contestants[name], where), batches[0], where)
-        advance(name, "weighing")
+    trainers = {name: _build(settings, contestants[name], where) for name in settings.only}
+    results = _time(trainers, batches, settings.warm_up, where, advance)
+    while trainers:
+        release(trainers.popitem()[1])
+    for name in settings.only if settings.memory else ():
+        results[name]["bytes"] = measure_memory(partial(_build, settings, contestants[name], where), batches[0], where)
+        advance(name, "measuring")
     return {
         "device": torch.cuda.get_device_name(where) if where.type == "cuda" else "cpu",
         "threads": torch.get_num_threads(),
@@ -79,7 +79,7 @@ def compete(settings: Settings, contestants: Mapping[str, Contestant]) -> dict[s
 
 
 def _time(
-    trainees: Mapping[str, Trainee],
+    trainers: Mapping[str, Trainer],
     batches: list[Batch],
     warm_up: int,
     where: torch.device,
@@ -90,16 +90,16 @@ def _time(
     Each time in another order, the same on all ranks: what a step leaves in the caches and in the allocator's hands is
     the next one's luck.
     """
-    order = list(trainees.items())
+    order = list(trainers.items())
     shuffled = random.Random(0)
-    results: dict[str, dict[str, Any]] = {name: {"losses": [], "step_seconds": [], "bytes": None} for name in trainees}
+    results: dict[str, dict[str, Any]] = {name: {"losses": [], "step_seconds": [], "bytes": None} for name in trainers}
     for number, batch in enumerate(batches):
         shuffled.shuffle(order)
-        for name, trainee in order:
+        for name, trainer in order:
             align(where)
             device.synchronize(where)  # on CUDA the host would not have waited for the other ranks yet
             start = time.perf_counter()
-            loss = take_step(trainee, batch, where)
+            loss = take_step(trainer, batch, where)
             device.synchronize(where)
             seconds = time.perf_counter() - start
             if number >= warm_up:
@@ -109,7 +109,7 @@ def _time(
     return results
 
 
-def _build(settings: Settings, contestant: Contestant, where: torch.device) -> Trainee:
+def _build(settings: Settings, contestant: Contestant, where: torch.device) -> Trainer:
     return contestant.build(settings.model().to(where))
 
 

@@ -21,7 +21,7 @@ from torch.optim import AdamW
 
 from minifsdp.course.ladder import measure
 from minifsdp.course.ladder.model import GPT, Block
-from minifsdp.course.ladder.rungs import LEARNING_RATE, RUNGS, Trainee, plain
+from minifsdp.course.ladder.rungs import LEARNING_RATE, RUNGS, Trainer, plain
 from minifsdp.ddp import DistributedDataParallel
 from minifsdp.fsdp import FullyShardedDataParallel, ShardingStrategy
 
@@ -41,25 +41,25 @@ class Contestant(NamedTuple):
 
     family: Family
     what: str
-    build: Callable[[GPT], Trainee]
+    build: Callable[[GPT], Trainer]
 
 
-def _trained(model: nn.Module) -> Trainee:
+def _trained(model: nn.Module) -> Trainer:
     """With the optimizer that all contestants have, over what the wrapper has made of the parameters."""
-    return Trainee(model, AdamW(model.parameters(), LEARNING_RATE))
+    return Trainer(model, AdamW(model.parameters(), LEARNING_RATE))
 
 
-def _torch_ddp(model: GPT, **options: Any) -> Trainee:
+def _torch_ddp(model: GPT, **options: Any) -> Trainer:
     return _trained(TorchDDP(model, **options))
 
 
-def _torch_fsdp1(model: GPT, strategy: TorchStrategy) -> Trainee:
+def _torch_fsdp1(model: GPT, strategy: TorchStrategy) -> Trainer:
     where = next(model.parameters()).device
     with _one_rank_is_said():
         return _trained(TorchFSDP(model, None, strategy, auto_wrap_policy=ModuleWrapPolicy({Block}), device_id=where))
 
 
-def _torch_fsdp2(model: GPT) -> Trainee:
+def _torch_fsdp2(model: GPT) -> Trainer:
     # By itself `fully_shard` takes the accelerator, if the machine has one, whatever the model is on.
     assert dist.group.WORLD is not None
     mesh = DeviceMesh.from_group(dist.group.WORLD, next(model.parameters()).device.type)
@@ -69,23 +69,23 @@ def _torch_fsdp2(model: GPT) -> Trainee:
     return _trained(model)
 
 
-def _ddp(model: GPT, **options: Any) -> Trainee:
+def _ddp(model: GPT, **options: Any) -> Trainer:
     return _trained(DistributedDataParallel(model, **options))
 
 
-def _fsdp(model: GPT, strategy: ShardingStrategy, **options: Any) -> Trainee:
+def _fsdp(model: GPT, strategy: ShardingStrategy, **options: Any) -> Trainer:
     with _one_rank_is_said():
         return _trained(FullyShardedDataParallel(model, None, strategy, auto_wrap_policy={Block}, **options))
 
 
-def _fsdp_hybrid(model: GPT) -> Trainee:
+def _fsdp_hybrid(model: GPT) -> Trainer:
     ranks = dist.get_world_size()
     pairs = torch.arange(ranks).view(-1, ranks if ranks % 2 else 2)
     mesh = DeviceMesh(next(model.parameters()).device.type, pairs)
     return _fsdp(model, ShardingStrategy.HYBRID_SHARD, device_mesh=mesh)
 
 
-def _rung(model: GPT, name: str) -> Trainee:
+def _rung(model: GPT, name: str) -> Trainer:
     return RUNGS[name].build(model, LIMIT)
 
 

@@ -16,7 +16,7 @@ from minifsdp.comm import Group
 from minifsdp.course.bench.contestants import CONTESTANTS
 from minifsdp.course.bench.settings import Settings
 from minifsdp.course.ladder.data import Batch
-from minifsdp.course.ladder.rungs import Trainee
+from minifsdp.course.ladder.rungs import Trainer
 from minifsdp.course.machine import A100, H100, H200, DeviceMemoryError, Program, record_on_paper, replay
 
 GPUS = {"NVIDIA A100-SXM4-80GB": A100, "NVIDIA H100 80GB HBM3": H100, "NVIDIA H200": H200}
@@ -75,12 +75,12 @@ def _record(settings: Settings, name: str) -> Program:
     return record_on_paper(partial(_build, settings, name), partial(_batch, settings), settings.ranks)
 
 
-def _build(settings: Settings, name: str, group: Group) -> Trainee:
+def _build(settings: Settings, name: str, group: Group) -> Trainer:
     with _whole_world(group):
-        trainee = CONTESTANTS[name].build(settings.model())
-    for options in trainee.optimizer.param_groups:
+        trainer = CONTESTANTS[name].build(settings.model())
+    for options in trainer.optimizer.param_groups:
         options["foreach"] = True  # torch's default on CUDA; on CPU, where this is recorded, it is a kernel per tensor
-    return trainee
+    return trainer
 
 
 def _batch(settings: Settings) -> Batch:

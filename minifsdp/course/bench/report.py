@@ -13,16 +13,16 @@ from rich.console import Group
 from rich.table import Table
 
 from minifsdp.course.bench.contestants import BASELINES, Contestant
+from minifsdp.course.bench.memory import ON_CPU, ON_CUDA
 from minifsdp.course.bench.prediction import Prediction
 from minifsdp.course.bench.settings import Settings
-from minifsdp.course.bench.weigh import ON_CPU, ON_CUDA
 from minifsdp.course.launch.world import World
 
 MIB = 2**20
 TOLERANCE = 1e-4  # of a loss: rounding alone makes up to 2e-7 in 250 steps (2 layers of width 32 on CPU)
 
 SHARED = "they compute on one GPU in turns and send over loopback, so seconds compare contestants and say nothing more"
-NOT_WEIGHED = "not weighed"
+NOT_MEASURED = "not measured"
 _HELD = {"allocated_peak": "peak\nMiB", "reserved_peak": "re-\nserved", "alloc_retries": "re-\ntries"}
 
 
@@ -54,7 +54,7 @@ def make_record(
         "seed": settings.seed,
         "optimizer": "AdamW",
         "tolerance": TOLERANCE,
-        "memory": (ON_CUDA if world.gpus else ON_CPU) if settings.weigh else NOT_WEIGHED,
+        "memory": (ON_CUDA if world.gpus else ON_CPU) if settings.memory else NOT_MEASURED,
         "model_says": prediction.says,
         "reference_losses": [fmean(each) for each in reference],
         "contestants": list(rows.values()),
@@ -77,7 +77,7 @@ def disagreement(record: Mapping[str, Any]) -> str | None:
 
 
 def bench_table(record: Mapping[str, Any]) -> Group:
-    """A row per contestant: its seconds, how they compare, its memory where it was weighed, the model's prediction."""
+    """A row per contestant: its seconds, how they compare, its memory where it was measured, the model's prediction."""
     model = record["model"]
     table = Table(
         box=box.SIMPLE_HEAD,
@@ -151,5 +151,5 @@ def _row(
 
 
 def _heaviest(ranks: Sequence[Mapping[str, int] | None]) -> dict[str, int] | None:
-    weighed = [rank for rank in ranks if rank is not None]
-    return {key: max(rank[key] for rank in weighed) for key in weighed[0]} if weighed else None
+    measured = [rank for rank in ranks if rank is not None]
+    return {key: max(rank[key] for rank in measured) for key in measured[0]} if measured else None

@@ -31,9 +31,9 @@ from torch.optim import AdamW
 from minifsdp.course.ladder import closed_form
 from minifsdp.course.ladder.closed_form import Bytes
 from minifsdp.course.ladder.data import Batch
-from minifsdp.course.ladder.measure import align, take_step, weigh
+from minifsdp.course.ladder.measure import align, measure_memory, take_step
 from minifsdp.course.ladder.model import GPT
-from minifsdp.course.ladder.rungs import LEARNING_RATE, Sizes, Trainee, closed_form_setting, sizes_of
+from minifsdp.course.ladder.rungs import LEARNING_RATE, Sizes, Trainer, closed_form_setting, sizes_of
 from minifsdp.course.launch import launch, rank_device
 from minifsdp.course.launch.world import Backend, choose_world
 from minifsdp.ddp import DistributedDataParallel
@@ -128,7 +128,7 @@ class Found(NamedTuple):
     held: Bytes
 
 
-def wrap(model: GPT, way: str) -> Trainee:
+def wrap(model: GPT, way: str) -> Trainer:
     """The model in training in one of the `WAYS`, with default arguments but for DDP's buckets."""
     wrapped: nn.Module
     if way == "ddp":
@@ -139,7 +139,7 @@ def wrap(model: GPT, way: str) -> Trainee:
         if dist.get_world_size() == 1:
             strategy = ShardingStrategy.NO_SHARD
         wrapped = FullyShardedDataParallel(model, None, strategy, auto_wrap_policy={Group})
-    return Trainee(wrapped, AdamW(wrapped.parameters(), LEARNING_RATE))
+    return Trainer(wrapped, AdamW(wrapped.parameters(), LEARNING_RATE))
 
 
 def bucket_cap(sizes: Sizes) -> int:
@@ -216,20 +216,20 @@ def _plain(found: Found) -> dict[str, int]:
 
 
 def _on_rank(settings: Settings, units: Sequence[int]) -> list[dict[str, Any]]:
-    """What `measure` needs of each case, of this rank: a step of each in turn, timed; then each is weighed."""
+    """What `measure` needs of each case, of this rank: a step of each in turn, timed; then its memory."""
     torch.set_num_threads(1)
     where, rows = rank_device(), settings.rows()
     cases = [(number, way) for number in units for way in WAYS]
-    trainees = [wrap(settings.model(number).to(where), way) for number, way in cases]
+    trainers = [wrap(settings.model(number).to(where), way) for number, way in cases]
     seconds: list[list[float]] = [[] for _ in cases]
     for step in range(WARM_UP + settings.steps):
-        for trainee, times in zip(trainees, seconds, strict=True):
+        for trainer, times in zip(trainers, seconds, strict=True):
             align(where)
             start = time.perf_counter()
-            take_step(trainee, rows, where)
+            take_step(trainer, rows, where)
             if step >= WARM_UP:
                 times.append(time.perf_counter() - start)
-    del trainee, trainees
+    del trainer, trainers
     gc.collect()
     counts = [_count(settings, number, way, rows) for number, way in cases]
     return [{"seconds": times, **count} for times, count in zip(seconds, counts, strict=True)]
@@ -237,9 +237,9 @@ def _on_rank(settings: Settings, units: Sequence[int]) -> list[dict[str, Any]]:
 
 def _count(settings: Settings, number: int, way: str, rows: Batch) -> dict[str, Any]:
     where = rank_device()
-    weighed = weigh(lambda: wrap(settings.model(number).to(where), way), rows, where)
-    held = dict(weighed["bytes"])
+    measured = measure_memory(lambda: wrap(settings.model(number).to(where), way), rows, where)
+    held = dict(measured["bytes"])
     peak = held.pop("peak")
-    operations = weighed["collectives"].values()
+    operations = measured["collectives"].values()
     messages, wire = (sum(each[what] for each in operations) for what in ("calls", "wire"))
     return {"found": _plain(Found(messages, wire, Bytes(**held))), "peak": peak}

@@ -26,7 +26,7 @@ class Settings:
         heads: attention heads; None: the largest divisor of the width up to 8.
         steps: steps of each contestant that are timed.
         warm_up: steps before them.
-        weigh: whether the peaks of their memory are taken, when all have been timed.
+        memory: whether the peaks of their memory are taken, when all have been timed.
     """
 
     ranks: int = 2
@@ -39,7 +39,7 @@ class Settings:
     steps: int = 10
     warm_up: int = 3
     seed: int = 0
-    weigh: bool = True
+    memory: bool = True
 
     def model(self) -> GPT:
         """The same parameters on every rank and for every contestant."""

@@ -76,7 +76,7 @@ def plan(
 
 
 def run(plan: Plan, progress: Progress) -> dict[str, Any] | None:
-    """Time and weigh all contestants, compare their losses with one process; write `bench.json` and `bench.png`.
+    """Measure time, memory and losses of all contestants; write `bench.json` and `bench.png`.
 
     Returns:
         the content of `bench.json`; None on all but the first rank of an SPMD run.

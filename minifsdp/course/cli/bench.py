@@ -50,9 +50,9 @@ def bench(
     ] = None,
     out: Annotated[Path, typer.Option(help="Folder for bench.json and bench.png.")] = Path("results/bench"),
     seed: Annotated[int, typer.Option(help="Seed of the model and of the batches.")] = DEFAULT.seed,
-    weigh: Annotated[bool, typer.Option(help="Take the peaks of their memory too.")] = DEFAULT.weigh,
+    memory: Annotated[bool, typer.Option(help="Take the peaks of their memory too.")] = DEFAULT.memory,
 ) -> None:
-    """Time and weigh a step of torch's DDP, FSDP1 and FSDP2, of ours and of every rung: one process group, in turns.
+    """Measure a step of torch's DDP, FSDP1 and FSDP2, of ours and of every rung: one process group, in turns.
 
     Exit code 1 if one of them does not have the losses of one process that trains on the whole batch.
 
@@ -62,7 +62,7 @@ def bench(
 
     names = tuple(name.strip() for name in only.split(",") if name.strip())
     settings = Settings(
-        ranks_asked_for(ranks, DEFAULT.ranks), names, batch, layers, width, heads, context, steps, warm_up, seed, weigh
+        ranks_asked_for(ranks, DEFAULT.ranks), names, batch, layers, width, heads, context, steps, warm_up, seed, memory
     )
     try:
         plan = start.plan(settings, device, out, share_gpu, link=measured_link)  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""What each rank does on the ladder: train, weigh and trace every rung on the same model and data."""
+"""What each rank does on the ladder: train, measure and trace every rung on the same model and data."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from minifsdp.comm import Call
 from minifsdp.course.ladder import data
 from minifsdp.course.ladder.data import Batch
 from minifsdp.course.ladder.model import GPT
-from minifsdp.course.ladder.rungs import RUNGS, Trainee, plain
+from minifsdp.course.ladder.rungs import RUNGS, Trainer, plain
 from minifsdp.course.launch import rank_device, report
 from minifsdp.course.link.emulated import EmulatedLink, let_communication_go_first, parse_link
 from minifsdp.course.watch.cuda_memory import MemoryHistory, clear_cache
@@ -29,7 +29,7 @@ from minifsdp.course.watch.storages import Tag
 from minifsdp.course.watch.timeline import overlap, read_trace
 from minifsdp.course.watch.trace import record_trace
 
-WARM_UP = 1  # steps before one is weighed: the first makes the optimizer's state and learns the order of units
+WARM_UP = 1  # steps before one is measured: the first makes the optimizer's state and learns the order of units
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ class Settings:
         torch.manual_seed(self.seed)
         return GPT(width=self.width, layers=self.layers, context=self.context)
 
-    def build(self, rung: str, where: torch.device) -> Trainee:
+    def build(self, rung: str, where: torch.device) -> Trainer:
         """A fresh model on a rung."""
         return RUNGS[rung].build(self.model().to(where), self.limit)
 
@@ -65,16 +65,16 @@ class Settings:
 def train_alone(settings: Settings) -> list[float]:
     """The loss of each step in one process with the whole batch."""
     where = rank_device()
-    trainee = plain(settings.model().to(where))
-    return [float(take_step(trainee, batch, where)) for batch in settings.batches()]
+    trainer = plain(settings.model().to(where))
+    return [float(take_step(trainer, batch, where)) for batch in settings.batches()]
 
 
-def climb(settings: Settings, traces: Path) -> dict[str, dict[str, Any]]:
-    """Run all rungs on this rank, three times: timed, traced, weighed; what watches one does not disturb the other.
+def run_rungs(settings: Settings, traces: Path) -> dict[str, dict[str, Any]]:
+    """Run all rungs on this rank, three times: timed, traced, measured; what watches one does not disturb the other.
 
     Returns:
         by rung: "losses" (this rank's) and "step_seconds"; "overlap" of one traced step; "bytes", "curve",
-        "collectives" and, on a GPU, "cuda" of one weighed step. Rank 0 writes `trace-<rung>.json`, and on a GPU
+        "collectives" and, on a GPU, "cuda" of one measured step. Rank 0 writes `trace-<rung>.json`, and on a GPU
         `snapshot-<rung>.pickle`, to the folder `traces`.
     """
     link = parse_link(settings.link) if settings.link else None
@@ -92,28 +92,28 @@ def climb(settings: Settings, traces: Path) -> dict[str, dict[str, Any]]:
             report((f"{name}: {what}", done, total))
 
     with link or nullcontext():
-        trainees = {name: settings.build(name, where) for name in settings.rungs}
-        records = _train(trainees, shards, where, advance)
+        trainers = {name: settings.build(name, where) for name in settings.rungs}
+        records = _train(trainers, shards, where, advance)
         for name in settings.rungs:
-            records[name] |= _trace(trainees.pop(name), shards[0], where, traces / f"trace-{name}.json", link)
+            records[name] |= _trace(trainers.pop(name), shards[0], where, traces / f"trace-{name}.json", link)
             advance(name, "tracing")
-        for name in settings.rungs:  # once no other rung's trainee has memory
+        for name in settings.rungs:  # once no other rung's trainer has memory
             snapshot = traces / f"snapshot-{name}.pickle" if rank == 0 else None
-            records[name] |= weigh(partial(settings.build, name, where), shards[0], where, snapshot)
-            advance(name, "weighing")
+            records[name] |= measure_memory(partial(settings.build, name, where), shards[0], where, snapshot)
+            advance(name, "measuring")
     return records
 
 
 def _train(
-    trainees: dict[str, Trainee], shards: list[Batch], where: torch.device, advance: Callable[[str, str], None]
+    trainers: dict[str, Trainer], shards: list[Batch], where: torch.device, advance: Callable[[str, str], None]
 ) -> dict[str, dict[str, Any]]:
     """A step of each rung in turn, so that a machine that is busy for a while is busy for all of them."""
-    records: dict[str, dict[str, Any]] = {name: {"losses": [], "step_seconds": []} for name in trainees}
+    records: dict[str, dict[str, Any]] = {name: {"losses": [], "step_seconds": []} for name in trainers}
     for batch in shards:
-        for name, trainee in trainees.items():
+        for name, trainer in trainers.items():
             align(where)
             start = time.perf_counter()
-            loss = take_step(trainee, batch, where)
+            loss = take_step(trainer, batch, where)
             device.synchronize(where)
             records[name]["step_seconds"].append(time.perf_counter() - start)
             records[name]["losses"].append(float(loss))
@@ -122,40 +122,40 @@ def _train(
 
 
 def _trace(
-    trainee: Trainee, batch: Batch, where: torch.device, path: Path, link: EmulatedLink | None
+    trainer: Trainer, batch: Batch, where: torch.device, path: Path, link: EmulatedLink | None
 ) -> dict[str, Any]:
     """One step under the profiler; the other ranks keep rank 0 company."""
     align(where)
     if dist.get_rank() != 0:
-        take_step(trainee, batch, where)
+        take_step(trainer, batch, where)
         return {}
     with record_trace(path, link):
-        take_step(trainee, batch, where)
+        take_step(trainer, batch, where)
     return {"overlap": overlap(read_trace(path)) if dist.get_world_size() > 1 else None}
 
 
-def weigh(
-    build: Callable[[], Trainee], batch: Batch, where: torch.device, snapshot: Path | None = None
+def measure_memory(
+    build: Callable[[], Trainer], batch: Batch, where: torch.device, snapshot: Path | None = None
 ) -> dict[str, Any]:
-    """One step under the ledger, of a trainee that the ledger has seen made; a GPU's allocator keeps its own history.
+    """One step under the ledger, of a trainer that the ledger has seen made; a GPU's allocator keeps its own history.
 
     The ledger slows the host down, so that the device lags behind it less than in a step that nobody watches.
 
     Args:
-        build: makes the trainee.
+        build: makes the trainer.
         batch: this rank's.
         where: the rank's device.
         snapshot: the file for the allocator's history, if it is to be kept.
 
     Returns:
-        "bytes", "curve", "collectives" and "cuda", as `climb`.
+        "bytes", "curve", "collectives" and "cuda", as `run_rungs`.
     """
     clear_cache(where)
     with Ledger() as ledger:
-        trainee = build()
-        ledger.watch(trainee.model, trainee.optimizer)
+        trainer = build()
+        ledger.watch(trainer.model, trainer.optimizer)
         for _ in range(WARM_UP):
-            take_step(trainee, batch, where)
+            take_step(trainer, batch, where)
         rest: dict[Tag, int] = {}
         history = MemoryHistory(where, snapshot)
 
@@ -168,7 +168,7 @@ def weigh(
 
         ledger.reset_peaks()
         with history, comm.record() as calls:
-            take_step(trainee, batch, where, tell)
+            take_step(trainer, batch, where, tell)
         return {
             "bytes": {
                 "parameters": rest["parameters"],
@@ -185,22 +185,22 @@ def weigh(
 
 
 def take_step(
-    trainee: Trainee, batch: Batch, where: torch.device, tell: Callable[[str], Any] = lambda phase: None
+    trainer: Trainer, batch: Batch, where: torch.device, tell: Callable[[str], Any] = lambda phase: None
 ) -> Tensor:
     """Forward, backward, optimizer; `tell` hears when each begins, and of the rest before gradients are dropped."""
     tokens, targets = data.to_device(batch, where)
     tell("forward")
     with record_function("forward"):
-        loss: Tensor = trainee.model(tokens, targets)
+        loss: Tensor = trainer.model(tokens, targets)
     tell("backward")
     with record_function("backward"):
         loss.backward()
-        trainee.after_backward()
+        trainer.after_backward()
     tell("optimizer")
     with record_function("optimizer"):
-        trainee.optimizer.step()
+        trainer.optimizer.step()
         tell("rest")
-        trainee.optimizer.zero_grad()
+        trainer.optimizer.zero_grad()
     return loss.detach()
 
 

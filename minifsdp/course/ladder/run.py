@@ -15,7 +15,7 @@ import torch
 from minifsdp.course import plots
 from minifsdp.course.ladder import data
 from minifsdp.course.ladder.data import Corpus
-from minifsdp.course.ladder.measure import Settings, climb, train_alone
+from minifsdp.course.ladder.measure import Settings, run_rungs, train_alone
 from minifsdp.course.ladder.model import count_elements
 from minifsdp.course.ladder.rungs import RUNGS, Sizes, closed_form_setting, sizes_of
 from minifsdp.course.launch import launch
@@ -77,7 +77,7 @@ def plan(settings: Settings, device: Device, out: Path, share_gpu: bool | None =
 
 
 def run(plan: Plan, progress: Progress) -> dict[str, Any] | None:
-    """Train, weigh and trace; write `ladder.json`, `memory.png` and `.gif`, `timeline.png` and the traces.
+    """Train, measure and trace; write `ladder.json`, `memory.png` and `.gif`, `timeline.png` and the traces.
 
     On a GPU also `allocator.png` and, for torch's memory viewer (pytorch.org/memory_viz), a snapshot of each rung.
 
@@ -97,7 +97,7 @@ def run(plan: Plan, progress: Progress) -> dict[str, Any] | None:
     with tempfile.TemporaryDirectory(prefix="minifsdp-ladder-") as name:
         staging = Path(name)
         ranks = launch(
-            climb,
+            run_rungs,
             settings.ranks,
             settings,
             staging,

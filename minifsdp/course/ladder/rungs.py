@@ -33,7 +33,7 @@ BUCKET_MB = 0.5  # the course's model is small; torch's 25 would be a single buc
 
 
 @dataclass
-class Trainee:
+class Trainer:
     """A model in training: one step is forward, `backward()`, `after_backward()`, `step()`, `zero_grad()`."""
 
     model: nn.Module
@@ -58,7 +58,7 @@ class Rung(NamedTuple):
     """
 
     adds: str
-    build: Callable[[GPT, int], Trainee]
+    build: Callable[[GPT, int], Trainer]
     predict: Callable[[Sizes, Setting, int], Bytes]
 
 
@@ -83,44 +83,44 @@ def closed_form_setting(ranks: int, backend: Backend | None = None) -> Setting:
     return Setting(ranks, by_all_to_all=reduces_by_all_to_all(carried_by, ranks))
 
 
-def plain(model: GPT) -> Trainee:
+def plain(model: GPT) -> Trainer:
     """One process, no communication: what all rungs are compared with."""
-    return Trainee(model, AdamW(model.parameters(), LEARNING_RATE))
+    return Trainer(model, AdamW(model.parameters(), LEARNING_RATE))
 
 
-def _ddp_naive(model: GPT, limit: int) -> Trainee:
+def _ddp_naive(model: GPT, limit: int) -> Trainer:
     ddp = NaiveDDP(model)
-    return Trainee(ddp, AdamW(ddp.parameters(), LEARNING_RATE), ddp.sync_gradients)
+    return Trainer(ddp, AdamW(ddp.parameters(), LEARNING_RATE), ddp.sync_gradients)
 
 
-def _ddp_bucketed(model: GPT, limit: int) -> Trainee:
+def _ddp_bucketed(model: GPT, limit: int) -> Trainer:
     ddp = BucketedDDP(model, bucket_cap_mb=BUCKET_MB)
-    return Trainee(ddp, AdamW(ddp.parameters(), LEARNING_RATE), ddp.sync_gradients)
+    return Trainer(ddp, AdamW(ddp.parameters(), LEARNING_RATE), ddp.sync_gradients)
 
 
-def _ddp(model: GPT, limit: int) -> Trainee:
+def _ddp(model: GPT, limit: int) -> Trainer:
     ddp = DistributedDataParallel(model, bucket_cap_mb=BUCKET_MB, gradient_as_bucket_view=True)
-    return Trainee(ddp, AdamW(ddp.parameters(), LEARNING_RATE))
+    return Trainer(ddp, AdamW(ddp.parameters(), LEARNING_RATE))
 
 
-def _zero1(model: GPT, limit: int) -> Trainee:
-    return Trainee(model, Zero1Optimizer(model.parameters(), AdamW, bucket_cap_mb=BUCKET_MB, lr=LEARNING_RATE))
+def _zero1(model: GPT, limit: int) -> Trainer:
+    return Trainer(model, Zero1Optimizer(model.parameters(), AdamW, bucket_cap_mb=BUCKET_MB, lr=LEARNING_RATE))
 
 
-def _zero2(model: GPT, limit: int) -> Trainee:
-    return Trainee(model, Zero2Optimizer(model.parameters(), AdamW, bucket_cap_mb=BUCKET_MB, lr=LEARNING_RATE))
+def _zero2(model: GPT, limit: int) -> Trainer:
+    return Trainer(model, Zero2Optimizer(model.parameters(), AdamW, bucket_cap_mb=BUCKET_MB, lr=LEARNING_RATE))
 
 
 def _fsdp(
     model: GPT, limit: int, schedule: Any = SyncSchedule, strategy: ShardingStrategy = ShardingStrategy.FULL_SHARD
-) -> Trainee:
+) -> Trainer:
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "FSDP is switching to use `NO_SHARD`")  # one rank is a rung like the others
         fsdp = FullyShardedDataParallel(model, None, strategy, auto_wrap_policy={Block}, schedule=schedule)
-    return Trainee(fsdp, AdamW(fsdp.parameters(), LEARNING_RATE))
+    return Trainer(fsdp, AdamW(fsdp.parameters(), LEARNING_RATE))
 
 
-def _fsdp_limit(model: GPT, limit: int) -> Trainee:
+def _fsdp_limit(model: GPT, limit: int) -> Trainer:
     return _fsdp(model, limit, partial(RateLimitedSchedule, depth=None, limit=limit))
 
 

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from minifsdp import comm, device
 from minifsdp.course.ladder.data import Batch
-from minifsdp.course.ladder.rungs import Trainee
+from minifsdp.course.ladder.rungs import Trainer
 from minifsdp.course.machine.program import Program
 from minifsdp.course.machine.recorder import record_steps
 from minifsdp.fsdp import FullyShardedDataParallel
@@ -55,7 +55,7 @@ class _Nowhere:
     def wait(self) -> None: ...
 
 
-def record_on_paper(build: Callable[[Any], Trainee], batch: Callable[[], Batch], ranks: int, steps: int = 2) -> Program:
+def record_on_paper(build: Callable[[Any], Trainer], batch: Callable[[], Batch], ranks: int, steps: int = 2) -> Program:
     """The program of some steps at rank 0 of `ranks`, as `record_steps` would record it there.
 
     Args:
@@ -69,13 +69,13 @@ def record_on_paper(build: Callable[[Any], Trainee], batch: Callable[[], Batch],
         return record_steps(partial(_built, build, PaperGroup(ranks)), batch(), steps)
 
 
-def _built(build: Callable[[Any], Trainee], group: PaperGroup) -> Trainee:
+def _built(build: Callable[[Any], Trainer], group: PaperGroup) -> Trainer:
     """Frees every unit once more: fake tensors that view a storage without memory give it some."""
-    trainee = build(group)
-    for module in FullyShardedDataParallel.fsdp_modules(trainee.model):
+    trainer = build(group)
+    for module in FullyShardedDataParallel.fsdp_modules(trainer.model):
         if module._unit is not None:
             device.free(module._unit.contents.buffers()["parameters"])
-    return trainee
+    return trainer
 
 
 def _absent_like(leaf: Tensor) -> Absent:

@@ -18,7 +18,7 @@ from minifsdp import comm, device, gloo
 from minifsdp.comm import Call, Link
 from minifsdp.course.ladder.data import Batch
 from minifsdp.course.ladder.measure import take_step
-from minifsdp.course.ladder.rungs import Trainee
+from minifsdp.course.ladder.rungs import Trainer
 from minifsdp.course.machine.program import STEP, Program
 from minifsdp.course.machine.tape import Tape
 from minifsdp.course.watch.ledger import Ledger
@@ -86,7 +86,7 @@ class Recorder(Ledger):
         return self._books.program()
 
 
-def record_steps(build: Callable[[], Trainee], batch: Batch, steps: int = 2) -> Program:
+def record_steps(build: Callable[[], Trainer], batch: Batch, steps: int = 2) -> Program:
     """The program of this rank's training steps, with marks "step", "forward", "backward", "optimizer" and "rest".
 
     Args:
@@ -96,12 +96,12 @@ def record_steps(build: Callable[[], Trainee], batch: Batch, steps: int = 2) -> 
             has nothing cached in it: look at the last.
     """
     with Recorder() as recorder:
-        trainee = build()
-        recorder.watch(trainee.model, trainee.optimizer)
+        trainer = build()
+        recorder.watch(trainer.model, trainer.optimizer)
         recorder.reset_peaks()
         for _ in range(steps):
             recorder.mark(STEP)
-            take_step(trainee, batch, torch.device("cpu"), recorder.mark)
+            take_step(trainer, batch, torch.device("cpu"), recorder.mark)
     return recorder.program()
 
 

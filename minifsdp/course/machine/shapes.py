@@ -38,7 +38,7 @@ from torch import Tensor, nn
 from torch.optim import AdamW
 
 from minifsdp.comm import Group
-from minifsdp.course.ladder.rungs import Trainee
+from minifsdp.course.ladder.rungs import Trainer
 from minifsdp.course.machine.architectures import (
     Block,
     Bottleneck,
@@ -145,7 +145,7 @@ class Shape:
         )
         return here + (self.layers - self.recorded) * (here - there) / (self.recorded - half.recorded)
 
-    def build(self, schedule: MakeSchedule, group: Group) -> Trainee:
+    def build(self, schedule: MakeSchedule, group: Group) -> Trainer:
         """A fresh model with its units and its optimizer."""
         before = torch.get_default_dtype()
         torch.set_default_dtype(torch.bfloat16)
@@ -154,7 +154,7 @@ class Shape:
         finally:
             torch.set_default_dtype(before)
         model = FullyShardedDataParallel(model, group, auto_wrap_policy={Block, Bottleneck}, schedule=schedule)
-        return Trainee(model, AdamW(model.parameters(), foreach=False))
+        return Trainer(model, AdamW(model.parameters(), foreach=False))
 
 
 def seconds(run: Run) -> float:

@@ -41,7 +41,7 @@ from minifsdp.course.ladder import data
 from minifsdp.course.ladder.data import Batch
 from minifsdp.course.ladder.measure import Settings, align, take_step
 from minifsdp.course.ladder.model import Block
-from minifsdp.course.ladder.rungs import LEARNING_RATE, Trainee
+from minifsdp.course.ladder.rungs import LEARNING_RATE, Trainer
 from minifsdp.course.launch import launch
 from minifsdp.course.link.emulated import let_communication_go_first, parse_link
 from minifsdp.course.machine.hardware import Hardware, measured
@@ -157,23 +157,23 @@ def _train(
     let_communication_go_first()
     rank = dist.get_rank()
     batch = data.shard(next(settings.batches()), rank, settings.ranks)
-    trainees: dict[str, Trainee] = {}
+    trainers: dict[str, Trainer] = {}
     programs = {}
     for name, schedule in schedules.items():
-        programs[name] = record_steps(partial(_build, settings, schedule, name, trainees), batch, _RECORDED)
+        programs[name] = record_steps(partial(_build, settings, schedule, name, trainers), batch, _RECORDED)
     times: dict[str, list[_Step]] = {name: [] for name in schedules}
     with parse_link(link):
         for _ in range(steps):
-            for name, trainee in trainees.items():
-                times[name].append(_timed_step(trainee, batch))
+            for name, trainer in trainers.items():
+                times[name].append(_timed_step(trainer, batch))
     return programs if rank == 0 else {}, times
 
 
-def _build(settings: Settings, schedule: MakeSchedule, name: str, trainees: dict[str, Trainee]) -> Trainee:
-    """A fresh trainee, kept among the others: what has been recorded has also been warmed up."""
+def _build(settings: Settings, schedule: MakeSchedule, name: str, trainers: dict[str, Trainer]) -> Trainer:
+    """A fresh trainer, kept among the others: what has been recorded has also been warmed up."""
     model = FullyShardedDataParallel(settings.model(), auto_wrap_policy={Block}, schedule=schedule)
-    trainees[name] = Trainee(model, AdamW(model.parameters(), LEARNING_RATE))
-    return trainees[name]
+    trainers[name] = Trainer(model, AdamW(model.parameters(), LEARNING_RATE))
+    return trainers[name]
 
 
 def _evened(program: Program) -> Program:
@@ -190,7 +190,7 @@ def _evened(program: Program) -> Program:
     return Program(instructions, program.buffers)
 
 
-def _timed_step(trainee: Trainee, batch: Batch) -> _Step:
+def _timed_step(trainer: Trainer, batch: Batch) -> _Step:
     waited = 0.0
 
     @contextmanager
@@ -205,7 +205,7 @@ def _timed_step(trainee: Trainee, batch: Batch) -> _Step:
     comm.observers.append(watch)
     try:
         start = time.perf_counter()
-        take_step(trainee, batch, _CPU)
+        take_step(trainer, batch, _CPU)
         return _Step(time.perf_counter() - start, waited)
     finally:
         comm.observers.remove(watch)

@@ -1,4 +1,4 @@
-"""The figure of `minifsdp bench`: what a step takes, and where it was weighed, what it holds."""
+"""The figure of `minifsdp bench`: seconds per step, and bytes at the peak of a step where they were measured."""
 
 from __future__ import annotations
 
@@ -37,17 +37,19 @@ def bench_figure(record: Record, path: str | Path) -> Figure:
         path: the PNG to write.
 
     Returns:
-        The figure: the axes of the seconds, then, if contestants were weighed, that of the bytes.
+        The figure: the axes of the seconds, then, if memory was measured, that of the bytes.
     """
     rows = record["contestants"]
     places = _places(rows)
-    weighed = any(row["bytes"] for row in rows)
+    measured = any(row["bytes"] for row in rows)
     with wall_style():
         figure = Figure(figsize=(_WIDTH, 0.27 * places[-1] + 2.2), layout="constrained")
-        panels = figure.subplots(1, 2 if weighed else 1, sharey=True, squeeze=False, width_ratios=[3, 2][: weighed + 1])
+        panels = figure.subplots(
+            1, 2 if measured else 1, sharey=True, squeeze=False, width_ratios=[3, 2][: measured + 1]
+        )
         handles = _draw_seconds(panels[0, 0], record, places)
         figure.legend(handles=handles, ncols=len(handles), loc="outside lower center")
-        if weighed:
+        if measured:
             _draw_bytes(panels[0, 1], rows, places)
         for axes in panels[0]:
             axes.tick_params(axis="y", length=0)

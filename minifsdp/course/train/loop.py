@@ -38,7 +38,7 @@ def train(settings: Settings, text: str, whole: Path | None = None) -> dict[str,
     where, rank = rank_device(), dist.get_rank()
     on_gpu = where.type == "cuda"
     corpus = data.load_text(settings.data)
-    peak = _weigh(settings, where) if settings.ledger and not on_gpu else None
+    peak = _measure_memory(settings, where) if settings.ledger and not on_gpu else None
     state = begin(settings, where)
     dial = Dial(settings.steps, where) if rank == 0 else None
     with held(settings.checkpoint) if settings.checkpoint and rank == 0 else nullcontext():
@@ -85,7 +85,7 @@ def take_step(state: State, batch: Batch, settings: Settings, where: torch.devic
     return total
 
 
-def _weigh(settings: Settings, where: torch.device) -> int:
+def _measure_memory(settings: Settings, where: torch.device) -> int:
     """Peak bytes of a step, of a model that is thrown away: what counts shall not slow down what is trained."""
     tokens = torch.zeros(settings.batch // settings.ranks, settings.context, dtype=torch.int64)
     with Ledger() as ledger:

@@ -27,8 +27,8 @@ from torch.profiler import ProfilerActivity, profile
 
 from minifsdp.course.watch.trace import exported
 
-WINDOW = "weighed"
-"""What to call a `torch.profiler.record_function` around what is to be weighed."""
+WINDOW = "measured"
+"""Name of a `torch.profiler.record_function` around a step whose peak is wanted."""
 
 _CPU, _ERROR = 0, 2  # a device's type in a trace; a level of torch's log
 

@@ -16,7 +16,7 @@ from torch.optim import SGD
 from minifsdp.comm import Call
 from minifsdp.course.ladder.data import Batch
 from minifsdp.course.ladder.model import GPT
-from minifsdp.course.ladder.rungs import Trainee
+from minifsdp.course.ladder.rungs import Trainer
 from minifsdp.course.machine import A100, Program, Run, record_on_paper, replay
 from minifsdp.ddp import BucketedDDP, DistributedDataParallel, NaiveDDP, naive
 from minifsdp.ddp.bucketed import assign_buckets
@@ -38,15 +38,15 @@ def parameters() -> dict[str, nn.Parameter]:
 def recorded(kind: str, cap: float | None = None) -> Program:
     """A step of rank 0 on one sequence. Nobody is there to compare models with, so that is left out."""
 
-    def build(group: Any) -> Trainee:
+    def build(group: Any) -> Trainer:
         model = gpt2()
         if kind == "ddp":
             options: Any = {"init_sync": False, "gradient_as_bucket_view": True, "bucket_cap_mb": cap}
             ddp = DistributedDataParallel(model, process_group=group, **options)
-            return Trainee(ddp, SGD(ddp.parameters(), foreach=True))
+            return Trainer(ddp, SGD(ddp.parameters(), foreach=True))
         with patch.object(naive, "start_from_rank_0"):
             rung = {"naive": NaiveDDP, "bucketed": BucketedDDP}[kind](model, group)
-        return Trainee(rung, SGD(rung.parameters(), foreach=True), rung.sync_gradients)
+        return Trainer(rung, SGD(rung.parameters(), foreach=True), rung.sync_gradients)
 
     def batch() -> Batch:
         tokens = torch.zeros(1, 1024, dtype=torch.int64)

@@ -96,16 +96,16 @@ def run(strategy: ShardingStrategy) -> dict[str, Any]:
     }
 
 
-def weigh(rung: str) -> dict[int, int]:
+def measure_memory(rung: str) -> dict[int, int]:
     """Peak bytes of a step on this rank, by rows of its batch."""
     peaks = {}
     with Ledger() as ledger:
-        trainee = LAB.build(rung, rank_device())
-        ledger.watch(trainee.model, trainee.optimizer)
+        trainer = LAB.build(rung, rank_device())
+        ledger.watch(trainer.model, trainer.optimizer)
         for count in (1, *ROWS):
             tokens = torch.zeros(count, LAB.context, dtype=torch.long)
             ledger.reset_peaks()
-            take_step(trainee, (tokens, tokens), rank_device())
+            take_step(trainer, (tokens, tokens), rank_device())
             peaks[count] = ledger.peak.total
     return {count: peaks[count] for count in ROWS}  # the first step made the optimizer's state
 
@@ -116,6 +116,6 @@ def ranks() -> list[dict[str, Any]]:
 
     def measure() -> dict[str, Any]:
         steps = [run(strategy) for strategy in (ShardingStrategy.FULL_SHARD, ShardingStrategy.SHARD_GRAD_OP)]
-        return {"steps": steps, "rows": {name.upper(): weigh(name) for name in ("ddp", "fsdp")}}
+        return {"steps": steps, "rows": {name.upper(): measure_memory(name) for name in ("ddp", "fsdp")}}
 
     return launch(measure, 2, backend="gloo")

@@ -13,7 +13,7 @@ from torch.optim import AdamW
 from minifsdp.course.ladder.data import Batch
 from minifsdp.course.ladder.measure import Settings
 from minifsdp.course.ladder.model import Block
-from minifsdp.course.ladder.rungs import Trainee
+from minifsdp.course.ladder.rungs import Trainer
 from minifsdp.course.machine import A100, Program, Run, record_on_paper, replay
 from minifsdp.course.machine.shapes import SHAPES, Shape
 from minifsdp.fsdp import FullyShardedDataParallel
@@ -41,9 +41,9 @@ WIDE = Settings(batch=4, layers=3, width=1024, context=512)  # for `LINKED`
 def program(name: str, settings: Settings) -> Program:
     """What rank 0 asks of its device in two steps of the course's model."""
 
-    def build(group: Any) -> Trainee:
+    def build(group: Any) -> Trainer:
         model = FullyShardedDataParallel(settings.model(), group, auto_wrap_policy={Block}, schedule=SCHEDULES[name])
-        return Trainee(model, AdamW(model.parameters(), foreach=False))
+        return Trainer(model, AdamW(model.parameters(), foreach=False))
 
     def batch() -> Batch:
         tokens = torch.zeros(settings.batch // settings.ranks, settings.context, dtype=torch.int64)

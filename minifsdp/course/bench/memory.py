@@ -11,12 +11,12 @@ from torch.profiler import record_function
 from minifsdp import device
 from minifsdp.course.ladder.data import Batch
 from minifsdp.course.ladder.measure import take_step
-from minifsdp.course.ladder.rungs import Trainee
+from minifsdp.course.ladder.rungs import Trainer
 from minifsdp.course.watch.cpu_memory import WINDOW, allocator_peaks
 from minifsdp.course.watch.storages import storages_in
 
 WARM_UP = 2  # steps before the peak is taken: one makes the optimizer's state, one settles caches
-WEIGHED = 2  # steps of which it is taken on CUDA
+MEASURED = 2  # steps of which it is taken on CUDA
 WINDOWS = 6  # on CPU: steps of which each has a peak; the least counts
 
 ON_CUDA = "peaks of torch's caching allocator, the rank that holds most"
@@ -26,7 +26,7 @@ ON_CPU = (
 )
 
 
-def weigh(build: Callable[[], Trainee], batch: Batch, where: torch.device) -> dict[str, int]:
+def measure_memory(build: Callable[[], Trainer], batch: Batch, where: torch.device) -> dict[str, int]:
     """Peaks of the allocator in a step, in bytes, less what was there before the model, which is the libraries'.
 
     Args:
@@ -39,32 +39,32 @@ def weigh(build: Callable[[], Trainee], batch: Batch, where: torch.device) -> di
     return (_on_cuda if where.type == "cuda" else _on_cpu)(build, batch, where)
 
 
-def _on_cpu(build: Callable[[], Trainee], batch: Batch, where: torch.device) -> dict[str, int]:
+def _on_cpu(build: Callable[[], Trainer], batch: Batch, where: torch.device) -> dict[str, int]:
     with allocator_peaks() as peaks:
-        trainee = build()
+        trainer = build()
         for _ in range(WARM_UP):
-            take_step(trainee, batch, where)
+            take_step(trainer, batch, where)
         for _ in range(WINDOWS):
             with record_function(WINDOW):
-                take_step(trainee, batch, where)
-    release(trainee)
+                take_step(trainer, batch, where)
+    release(trainer)
     return {"allocated_peak": min(peaks)}
 
 
-def _on_cuda(build: Callable[[], Trainee], batch: Batch, where: torch.device) -> dict[str, int]:
+def _on_cuda(build: Callable[[], Trainer], batch: Batch, where: torch.device) -> dict[str, int]:
     torch.cuda.empty_cache()
     empty = device.memory_stats(where)
-    trainee = build()
+    trainer = build()
     for _ in range(WARM_UP):
-        take_step(trainee, batch, where)
+        take_step(trainer, batch, where)
     device.synchronize(where)
     torch.cuda.reset_peak_memory_stats(where)
     warm = device.memory_stats(where)
-    for _ in range(WEIGHED):
-        take_step(trainee, batch, where)
+    for _ in range(MEASURED):
+        take_step(trainer, batch, where)
     device.synchronize(where)
     full = device.memory_stats(where)
-    release(trainee)
+    release(trainer)
     return {
         "allocated_peak": full["allocated_peak"] - empty["allocated"],
         "reserved_peak": full["reserved_peak"] - empty["reserved"],
@@ -72,13 +72,13 @@ def _on_cuda(build: Callable[[], Trainee], batch: Batch, where: torch.device) ->
     }
 
 
-def release(trainee: Trainee) -> None:
+def release(trainer: Trainer) -> None:
     """Give a model's memory back, even if it lives on.
 
     Hooks on gradients refer to the FSDP units that they serve, torch's (FSDP1) and ours, in cycles through autograd
     that Python's collector does not see.
     """
-    trainee.optimizer.zero_grad()
-    for p in trainee.model.parameters():
+    trainer.optimizer.zero_grad()
+    for p in trainer.model.parameters():
         for storage in storages_in(p):
             storage.resize_(0)
