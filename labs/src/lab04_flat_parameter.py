@@ -800,7 +800,7 @@ def wrap_and_run(widths: list[int]) -> tuple[dict[str, dict[str, int]], list[str
     for unit, prefix in ((wrapped, ""), (wrapped.middle, "middle."), (wrapped.last, "last.")):
         flat = unit._unit.flat
         layouts[prefix.rstrip(".") or "root"] = {
-            **{prefix + name: size for name, size in zip(flat.names, flat.sizes, strict=False)},
+            **{prefix + name: size for name, size in zip(flat.names, flat.layout.numels, strict=True)},
             "padding": flat.padding,
         }
     return layouts, ran, [(call.op, call.payload) for call in calls]

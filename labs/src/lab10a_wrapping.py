@@ -484,7 +484,7 @@ def layouts_and_runs() -> tuple[dict[str, dict[str, int]], list[str]]:
 
     def tell(sharded: Sharded) -> None:
         flat, layout = sharded.unit.flat, dict[str, int]()
-        for (place, *_), numel in zip(flat.places, flat.sizes, strict=False):
+        for (place, *_), numel in zip(flat.places, flat.layout.numels, strict=True):
             layer = next(layer for layer in LAYERS if f"{places[place.module]}.".startswith(f"{layer}."))
             kind = f"{layer}.{'bias' if place.attribute == 'bias' else 'weights'}"
             layout[kind] = layout.get(kind, 0) + numel

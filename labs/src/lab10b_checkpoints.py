@@ -788,15 +788,15 @@ def index_of(whole: Path) -> dict[str, list[InMemory]]:
 
 def load_into_shard(flat: FlatParameter, shard: Tensor, number: int, pieces: list[InMemory], group: Group) -> None:
     """Parameter `number` of a unit: this rank's rows from the disk, the whole by a gather, and of that its slice."""
-    shape = flat.shapes[number]
+    shape = flat.layout.shapes[number]
     size = -(-shape[0] // group.size())
     first = min(group.rank() * size, shape[0])
     padded = torch.zeros(size, *shape[1:])
     fill_rows(padded[: min(size, shape[0] - first)], first, pieces)
     whole = device.empty(size * group.size() * shape[1:].numel(), torch.float32, "communication", shard.device)
     comm.all_gather(whole, padded.view(-1).to(shard.device), group).wait()
-    low, high = flat.shard_bounds(number, group.rank())
-    shard[low:high].copy_(flat.part_of(number, whole[: shape.numel()].view(shape)))
+    low, high = flat.layout.bounds(number, group.rank())
+    shard[low:high].copy_(flat.layout.part(number, whole[: shape.numel()].view(shape), group.rank()))
     device.free(whole)
 
 

@@ -11,7 +11,6 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from minifsdp.fsdp.torch_api.state.optim_names import parameters_of
-from minifsdp.fsdp.torch_api.state.optim_schema import STEP
 from minifsdp.zero.partition import ShardedOptimizer
 
 STILL = {"lr": 0.0, "weight_decay": 0.0}  # a step with these and without gradients changes nothing
@@ -43,8 +42,8 @@ def initialised(optim: Optimizer) -> Iterator[dict[str, Any]]:
         for group, before in zip(optim.param_groups, settings, strict=True):
             group |= before
     for state in live.values():
-        if STEP in state:
-            state[STEP] = state[STEP] * 0
+        if "step" in state:
+            state["step"] = state["step"] * 0
     try:
         yield optim.state_dict()
     finally:

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from minifsdp import comm, device
 from minifsdp.ddp.naive import NaiveDDP, gradients
+from minifsdp.layout import Layout
 from minifsdp.private import foreach_copy
 
 Kind = tuple[torch.dtype, torch.device]
@@ -44,27 +45,31 @@ class InFlight(NamedTuple):
     Attributes:
         params: the parameters whose gradients are in it.
         flat: the staging buffer [sum of the parameters' numel].
+        views: the part of it that belongs to each parameter, in that parameter's shape.
         reduction: its all-reduce, to be waited for before the buffer is read or freed.
     """
 
     params: list[nn.Parameter]
     flat: Tensor
+    views: list[Tensor]
     reduction: comm.Handle
 
 
 @torch.no_grad()
 def start_bucket(params: list[nn.Parameter], group: comm.Group) -> InFlight:
     """Copy the gradients into a buffer, zero where there is none, and start its all-reduce."""
-    flat = empty_bucket(params, "communication")
-    foreach_copy(bucket_views(flat, params), gradients(params))
-    return InFlight(params, flat, comm.all_reduce(flat, group, comm.MEAN))
+    layout = Layout.of(params)
+    flat = device.empty(layout.numel, params[0].dtype, "communication", params[0].device)
+    views = layout.views(flat)
+    foreach_copy(views, gradients(params))
+    return InFlight(params, flat, views, comm.all_reduce(flat, group, comm.MEAN))
 
 
 @torch.no_grad()
 def finish_bucket(bucket: InFlight) -> None:
     """Wait for the means, copy them back into the gradients, free the buffer."""
     bucket.reduction.wait()
-    foreach_copy(gradients(bucket.params), bucket_views(bucket.flat, bucket.params))
+    foreach_copy(gradients(bucket.params), bucket.views)
     device.free(bucket.flat)
 
 
@@ -92,14 +97,3 @@ def assign_buckets(params: Iterable[nn.Parameter], cap_bytes: int | Sequence[int
             del filling[kind]
             left[kind] = left[kind][1:] or left[kind]
     return buckets
-
-
-def empty_bucket(params: Sequence[nn.Parameter], role: device.Role) -> Tensor:
-    """A flat buffer [sum of the parameters' numel] for their gradients, uninitialised."""
-    return device.empty(sum(p.numel() for p in params), params[0].dtype, role, params[0].device)
-
-
-def bucket_views(flat: Tensor, params: Sequence[nn.Parameter]) -> list[Tensor]:
-    """The part of `flat` that belongs to each parameter, in that parameter's shape."""
-    parts = flat.split([p.numel() for p in params])
-    return [part.view_as(p) for part, p in zip(parts, params, strict=True)]

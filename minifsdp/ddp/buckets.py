@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from minifsdp import comm, device
-from minifsdp.ddp.bucketed import bucket_views, empty_bucket
+from minifsdp.layout import Layout
 
 
 class Reduction(Protocol):
@@ -22,6 +22,7 @@ class Bucket:
 
     Attributes:
         params: the parameters, in the order in which backward is expected to reach them.
+        layout: where their gradients lie in the buffer, in the parameters' strides.
         index: its place in the order in which buckets are launched.
     """
 
@@ -32,11 +33,12 @@ class Bucket:
 
     def __init__(self, params: list[nn.Parameter]) -> None:
         self.params = params
+        self.layout = Layout.of(params, keeps_strides=True)
         self.views: dict[nn.Parameter, Tensor] = {}
 
     def allocate(self) -> None:
-        self.flat = empty_bucket(self.params, self.role)
-        self.views = dict(zip(self.params, bucket_views(self.flat, self.params), strict=True))
+        self.flat = device.empty(self.layout.numel, self.params[0].dtype, self.role, self.params[0].device)
+        self.views = dict(zip(self.params, self.layout.views(self.flat), strict=True))
 
     def hold(self, param: nn.Parameter) -> None:
         """Autograd has just accumulated in this parameter's `.grad`, which stays there until there is more."""
@@ -75,7 +77,7 @@ class Bucket:
 
     def gradients_of(self, buffer: Tensor) -> list[Tensor]:
         """Views of a `buffer` that is like this bucket's, in the parameters' shapes."""
-        return bucket_views(buffer, self.params)
+        return self.layout.views(buffer)
 
     def of_zeros(self) -> Bucket:
         """A bucket with which a rank that has no gradients takes part."""

@@ -18,8 +18,8 @@ from torch import Tensor, nn
 
 from minifsdp import comm, device
 from minifsdp.comm import Done, Handle, Label
+from minifsdp.contents import Contents
 from minifsdp.flat_param import FlatParameter
-from minifsdp.fsdp.contents import Contents
 from minifsdp.fsdp.gradient import Gradient, is_of_nobody
 from minifsdp.fsdp.offload import HostCopies
 from minifsdp.fsdp.plan import Plan
@@ -72,20 +72,25 @@ class FlatUnit(Unit):
         self.flat, self.plan, self.group, self.device = flat, plan, plan.group, flat.full.device
         self.reduction = reduction or Reduction()
         self.unsharded = Unsharded(flat, plan, self.device)
-        self.gradient = Gradient(flat, self.device)
-        self.exact = self._adds_up = False  # compute in the shard's own dtype; backwards before one that reduces
-        self._gathered: list[int] = []  # the shards' versions, if the unit stays whole after forward
+        self.gradient = Gradient(flat.layout, self.device)
+        self.exact = False  # compute in the shard's own dtype
+        self._gathered: list[int] = []  # the shards' versions, if the unit stays whole
         self._across: Handle | None = None  # the all-reduce of the replicas' means
         self.copies = HostCopies(self.device)
         self._whose = f"unit {next_on(self.group)} of the group" if wants_order_checked() else ""
         self.view: FlatView = view(flat)
         self.view.stays = self.unsharded.is_shard
-        self.contents = Contents(flat, self.view, self.group, self.device)
+        self.contents = Contents(flat.names, flat.layout, flat.shard, self.view, self.group, self.device)
         self._set_leaves([nn.Parameter(each, flat.shard.requires_grad) for each in self.unsharded.views])
 
     @property
     def label(self) -> Label:
         return Label(self.title, self._whose)
+
+    @property
+    def buffers(self) -> dict[str, Tensor]:
+        """The parameters' buffers: the unsharded one, used if gathered in the shard's dtype, and the shard."""
+        return {"parameters": self.flat.full, "shard": self.flat.shard}
 
     # Parameters
 
@@ -108,7 +113,7 @@ class FlatUnit(Unit):
         return not self.unsharded.is_shard and self._gathered != self._version
 
     def _gather(self) -> Any:
-        if not self.freed_after_forward:
+        if not (self.freed_after_forward and self.freed_after_backward):
             self._gathered = self._version
         if self.unsharded.is_shard:
             return Done()
@@ -182,7 +187,7 @@ class FlatUnit(Unit):
         leaves' dtype, if that has more bytes, and the sum is cast before the reduction.
         """
         whole, reduced = self.unsharded.full.dtype, self.gradient_dtype
-        return whole if self._adds_up and whole.itemsize > reduced.itemsize else reduced
+        return whole if not self.reduces and whole.itemsize > reduced.itemsize else reduced
 
     @property
     def has_gradient(self) -> bool:
@@ -191,52 +196,42 @@ class FlatUnit(Unit):
     def show_accumulated(self) -> None:
         self.view.show_accumulated(self.gradient)
 
-    def take_accumulated(self, more: bool = False) -> None:
-        self._adds_up = more
-        super().take_accumulated(more)
-
     def take_gradient(self, index: int) -> None:
         leaf = self.leaves[index]
         gradient, leaf.grad = leaf.grad, None
         assert gradient is not None
-        if self.gradient.full is None:
-            self.gradient.begin(self.collected_in)
-        self.gradient.add(index, gradient)
+        self.gradient.add(index, gradient, self.collected_in)
 
     def _reduce(self) -> Handle:
         self._is_absent = not self.has_gradient
-        self._reduced, self._reduced_views = self.gradient.complete(self.gradient_dtype)
-        self._mean, handle = self.reduction.start(self._reduced, self.plan, self.label)
+        self._reduced = self.gradient.complete(self.gradient_dtype)
+        self._mean, handle = self.reduction.start(self._reduced[0], self.plan, self.label)
         return handle
 
     def _accumulate(self) -> None:
-        if self._mean is not self._reduced:
-            self.gradient.give_back(self._reduced, self._reduced_views)
-        del self._reduced, self._reduced_views
+        if self._mean is not self._reduced[0]:
+            self.gradient.give_back(*self._reduced)
+        del self._reduced
         # The all-reduce overlaps the next units' reduce-scatters. Gradients of earlier backwards are added to after it.
         self._across = self.reduction.start_across(self._mean, self.plan, self.label)
         if self._across is None:
-            self._receive()
+            self._deliver()
 
     def finish_reduce(self) -> None:
         if self._across is not None:
             self._across.wait()
             self._across = None
-            self._receive()
+            self._deliver()
         self.copies.receive(self.view.add)
 
-    def _receive(self) -> None:
-        """Deliver a mean if there is one; only a rank that has contributed nothing has to look."""
+    def _deliver(self) -> None:
+        """Give the mean [P / N] to the shard's gradient, with its memory, unless no rank had a gradient."""
         mean = self._mean
         del self._mean
-        if self._is_absent and is_of_nobody(mean):
+        if self._is_absent and is_of_nobody(mean):  # only a rank that has contributed nothing has to look
             device.free(mean)
-        else:
-            self.reduction.finish(mean, self.plan)
-            self._deliver(mean)
-
-    def _deliver(self, mean: Tensor) -> None:
-        """A mean [P / N] on its way to the shard's gradient; its memory is given away."""
+            return
+        self.reduction.finish(mean, self.plan)
         if self.plan.keep_low:
             for shard in self.shards:
                 shard.grad_dtype = None  # torch: a gradient may have another dtype

@@ -6,44 +6,46 @@ import torch
 from torch import Tensor
 
 from minifsdp import device
-from minifsdp.flat_param import FlatParameter
+from minifsdp.layout import Layout
 
 
 class Gradient:
-    """A buffer [P] that is there from `begin` until its reduction has read it.
+    """A buffer [P] that is there from the first `add` until its reduction has read it.
 
     Attributes:
         full: the buffer; None while nothing has been collected.
         missing: the parameters, by index, of which nothing has been.
 
     Args:
-        flat: the layout.
+        layout: of the buffer.
         on: device of the buffer.
     """
 
-    def __init__(self, flat: FlatParameter, on: torch.device) -> None:
-        self.flat, self.device = flat, on
+    def __init__(self, layout: Layout, on: torch.device) -> None:
+        self.layout, self.device = layout, on
         self._spare: tuple[Tensor, list[Tensor]] | None = None  # a freed buffer and its views, to be used again
         self._forget()
 
     def _forget(self) -> None:
         self.full: Tensor | None = None
         self.views: list[Tensor] = []
-        self.missing = set(range(len(self.flat.places)))
+        self.missing = set(range(len(self.layout.shapes)))
 
-    def begin(self, dtype: torch.dtype) -> Tensor:
+    def _begin(self, dtype: torch.dtype) -> Tensor:
         """Allocate the buffer; nothing has been collected."""
         spare, self._spare = self._spare, None
         if spare is not None and spare[0].dtype == dtype:
             self.full, self.views = spare
             device.allocate(self.full)
         else:
-            self.full = device.empty(self.flat.numel + self.flat.padding, dtype, "gradients", self.device)
-            self.views = self.flat.unflatten(self.full)
+            self.full = device.empty(self.layout.padded, dtype, "gradients", self.device)
+            self.views = self.layout.views(self.full)
         return self.full
 
-    def add(self, index: int, gradient: Tensor) -> None:
-        """Add the gradient of parameter `index`."""
+    def add(self, index: int, gradient: Tensor, dtype: torch.dtype) -> None:
+        """Add the gradient of parameter `index` to the buffer, which the first of them makes, in `dtype`."""
+        if self.full is None:
+            self._begin(dtype)
         if index in self.missing:
             self.missing.remove(index)
             self.views[index].copy_(gradient)
@@ -52,12 +54,12 @@ class Gradient:
 
     def collected(self) -> list[Tensor | None]:
         """The gradient of each parameter so far, as a view of the buffer."""
-        return [None if index in self.missing else self.views[index] for index in range(len(self.flat.places))]
+        return [None if index in self.missing else self.views[index] for index in range(len(self.layout.shapes))]
 
     def drop(self, index: int | None = None) -> None:
         """Forget what has been collected of parameter `index`, or of all."""
-        self.missing |= {index} if index is not None else set(range(len(self.flat.places)))
-        if self.full is not None and len(self.missing) == len(self.flat.places):
+        self.missing |= {index} if index is not None else set(range(len(self.layout.shapes)))
+        if self.full is not None and len(self.missing) == len(self.layout.shapes):
             device.free(self.full)
             self._forget()
 
@@ -66,23 +68,23 @@ class Gradient:
     # had a gradient, and `.grad` stays as it was, as in one process (`is_of_nobody`).
 
     def complete(self, dtype: torch.dtype) -> tuple[Tensor, list[Tensor]]:
-        """The whole gradient in `dtype`, zero where nothing was collected; the next `begin` makes another.
+        """The whole gradient in `dtype`, zero where nothing was collected; the next `add` makes another.
 
         Returns:
             the buffer [P] and its views, which the caller now has: to keep, or to give back.
         """
         if self.full is None:
-            full = self.begin(dtype).fill_(-0.0)
+            full = self._begin(dtype).fill_(-0.0)
         else:
             full = self.full
             for index in self.missing:
                 self.views[index].zero_()
-            self.flat.clear_padding(full)
+            self.layout.clear_gaps(full)
         views = self.views
         if full.dtype != dtype:
             low = device.empty(full.numel(), dtype, "gradients", self.device).copy_(full)
             device.free(full)
-            full, views = low, self.flat.unflatten(low)
+            full, views = low, self.layout.views(low)
         self._forget()
         return full, views
 

@@ -34,7 +34,7 @@ class Unsharded:
         elif dtype == shard.dtype:
             self._planned = self.flat.full, self.flat.views
         else:
-            full = device.empty(self.flat.numel + self.flat.padding, dtype, "unsharded", self.device)
+            full = device.empty(self.flat.layout.padded, dtype, "unsharded", self.device)
             self._planned = full, self.flat.unflatten(full)  # views can be made of memory that is there
             device.free(full)
         self._use(*self._planned)
@@ -87,7 +87,7 @@ class Unsharded:
         """
         flat = self.flat
         if not self._fits_shard:
-            flat.full = device.empty(flat.numel + flat.padding, flat.shard.dtype, "unsharded", self.device)
+            flat.full = device.empty(flat.layout.padded, flat.shard.dtype, "unsharded", self.device)
             flat.views = flat.unflatten(flat.full)
             device.free(flat.full)
             self._make()

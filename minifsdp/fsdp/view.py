@@ -132,13 +132,15 @@ class FlatView(View):
         as this rank has it. (Torch calls those of a flat parameter with the rank's own gradient, which is not reduced
         yet, and those of original parameters never.)
         """
-        for index, p in enumerate(self.shards):
-            if hooks_of(p):
-                call_hooks(p, self.slices(mean)[index])
-        self._add(mean)
-
-    def _add(self, mean: Tensor) -> None:
-        add_gradient(self.flat.shard, mean)
+        kept = False
+        for p, part in zip(self.shards, self.slices(mean), strict=True):
+            call_hooks(p, part)
+            if p.requires_grad and p.numel() and p.grad is None:
+                p.grad, kept = part, True
+            elif p.requires_grad and p.numel():
+                p.grad.add_(part)  # type: ignore[union-attr]
+        if not kept:
+            device.free(mean)
 
     # Between a backward inside `no_sync` and the next backward, the unsharded gradient [P] is the `.grad` of a shard
     # [P / N]. `zero_grad` drops it as any other; a step with it is refused. The mean of earlier backwards is put aside
@@ -171,15 +173,6 @@ class FlatView(View):
 
     def _drop(self, index: int) -> None:
         self._gradient.drop()
-
-
-def add_gradient(shard: nn.Parameter, gradient: Tensor) -> None:
-    """Accumulate `gradient` in `shard.grad`, whose memory it becomes if there is none yet."""
-    if shard.grad is None:
-        shard.grad = gradient
-    else:
-        shard.grad.add_(gradient)
-        device.free(gradient)
 
 
 def call_hooks(p: nn.Parameter, gradient: Tensor) -> None:

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from itertools import accumulate, pairwise
-
 import torch
 from torch import Tensor, nn
 
 from minifsdp import comm, device
 from minifsdp.comm import Group, Handle, Label
+from minifsdp.contents import Contents
+from minifsdp.layout import Layout
 from minifsdp.order import check_labelled_calls, next_on
 
 
 class Bucket:
-    """Parameters of one dtype in one flat buffer, cut into N shards of equal length.
+    """Parameters of one dtype in one flat buffer, cut into N shards of equal length (layout.py).
 
         flat [padded]              p0 | p1 | p2 | zeros
         shards [padded / N]      rank 0 |  rank 1  | rank 2     the cuts fall where they may
@@ -25,48 +25,50 @@ class Bucket:
         params: the parameters, in the order in which backward is expected to make their gradients.
         flat: [padded], their dtype; padded is the least multiple of N that holds them. Equal on all ranks.
         shard: [padded / N], this rank's part of `flat`; its `.grad` is all that this rank keeps of the gradients.
-        updated: what the optimizer updates: the shard, or each parameter's part of it once they have to be told apart.
+        shards: what the optimizer updates: the shard, or each parameter's part of it once they have to be told apart.
         in_use: whether some rank has a gradient, for each of the parameters; of the last reduction.
-        name: what the order check calls it.
+        contents: the parameters as the optimizer's state dict sees them.
+        label: its collectives' subject.
     """
 
-    def __init__(self, params: list[nn.Parameter], group: Group) -> None:
+    def __init__(self, params: list[nn.Parameter], names: list[str], group: Group) -> None:
         check_labelled_calls()
-        self.params = params
-        self.group = group
-        self.name = f"ZeRO's bucket {next_on(group)} ({len(params)} parameters)"
-        numel = sum(p.numel() for p in params)
-        self.padded = -(-numel // group.size()) * group.size()
-        self._sizes = [*(p.numel() for p in params), self.padded - numel]
-        self.flat = torch.empty(self.padded, dtype=params[0].dtype, device=params[0].device)
-        self.flat[numel:] = 0
+        self.params, self.names, self.group = params, names, group
+        self.label = Label(f"ZeRO's bucket {next_on(group)} ({len(params)} parameters)")
+        self.layout = Layout.of(params, group.size())
+        self.flat = torch.zeros(self.padded, dtype=params[0].dtype, device=params[0].device)
         for p, view in zip(params, self.split(self.flat), strict=True):
             p.data = view.copy_(p)
         comm.broadcast(self.flat, 0, group).wait()
-        self.shard = nn.Parameter(self.flat.chunk(group.size())[group.rank()])
-        self.updated = [self.shard]
+        self.shard = nn.Parameter(self.layout.shard(self.flat, group.rank()))
+        self.shards = [self.shard]
+        self.contents = Contents(names, self.layout, self.shard, self, group, self.flat.device)
         self.in_use = [False] * len(params)
+
+    @property
+    def padded(self) -> int:
+        return self.layout.padded
 
     def split(self, flat: Tensor) -> list[Tensor]:
         """Views of `flat` [padded] in the parameters' shapes."""
-        *pieces, _padding = flat.split(self._sizes)
-        return [piece.view(p.shape) for p, piece in zip(self.params, pieces, strict=True)]
+        return self.layout.views(flat)
 
     def cut(self, shard: Tensor) -> list[Tensor]:
         """Views of `shard` [padded / N]: each parameter's part, 1-D, empty where it lies on other ranks altogether."""
-        length, begin = self.shard.numel(), self.group.rank() * self.shard.numel()
-        cuts = [min(max(cut - begin, 0), length) for cut in accumulate(self._sizes, initial=0)]
-        parts: list[Tensor] = list(shard.split([end - start for start, end in pairwise(cuts)]))
-        return parts[:-1]  # without the padding
+        return self.layout.cut(shard, self.group.rank())
 
     @property
     def is_split(self) -> bool:
         """True if the optimizer has a state, and a step count, for each parameter."""
-        return self.updated[0] is not self.shard
+        return self.shards[0] is not self.shard
+
+    def slices(self, shard: Tensor) -> list[Tensor]:
+        """The part of each of `shards` of a tensor [padded / N]."""
+        return self.cut(shard) if self.is_split else [shard]
 
     def split_shard(self, split: bool) -> None:
         """Let the optimizer update the parts of the shard, or the shard in one."""
-        self.updated = [nn.Parameter(part) for part in self.cut(self.shard.detach())] if split else [self.shard]
+        self.shards = [nn.Parameter(part) for part in self.cut(self.shard.detach())] if split else [self.shard]
 
     def check_memory(self) -> None:
         """Raise RuntimeError where a parameter is no longer a view of `flat`: the model would see no more updates."""
@@ -84,21 +86,21 @@ class Bucket:
     def start_reduction(self, gradients: Tensor) -> tuple[Tensor, Handle]:
         """Reduce `gradients` [padded] to a new buffer [padded / N]: this rank's shard of their mean over the ranks."""
         reduced = device.empty(self.shard.numel(), self.flat.dtype, "gradients", self.flat.device)
-        return reduced, comm.reduce_scatter(reduced, gradients, self.group, comm.MEAN, Label(self.name))
+        return reduced, comm.reduce_scatter(reduced, gradients, self.group, comm.MEAN, self.label)
 
     def hand_gradients_on(self) -> None:
         """Let what the optimizer updates have its part of `shard.grad`, or None where no rank has a gradient."""
         if self.is_split and self.shard.grad is not None:
-            for part, gradient, has_one in zip(self.updated, self.cut(self.shard.grad), self.in_use, strict=True):
+            for part, gradient, has_one in zip(self.shards, self.cut(self.shard.grad), self.in_use, strict=True):
                 part.grad = gradient if has_one else None
 
     def free_gradients(self) -> None:
         """Give the shard's gradient up; the next reduction makes a new one."""
         if self.shard.grad is not None:
             device.free(self.shard.grad)
-        for each in (self.shard, *self.updated):
+        for each in (self.shard, *self.shards):
             each.grad = None
 
     def start_gather(self) -> Handle:
         """Every rank's shard into `flat`, in place: what this rank sends lies where the others receive it."""
-        return comm.all_gather(self.flat, self.shard.data, self.group, Label(self.name))
+        return comm.all_gather(self.flat, self.shard.data, self.group, self.label)

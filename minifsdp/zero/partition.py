@@ -15,7 +15,7 @@ from minifsdp.ddp.bucketed import assign_buckets
 from minifsdp.ddp.sync import broadcast_from_rank_0, check_same_on_all_ranks, describe
 from minifsdp.ddp.unused import used_on_any_rank
 from minifsdp.zero.bucket import Bucket
-from minifsdp.zero.state import copy_state, cut_state, gather_state, join_state, shard_state
+from minifsdp.zero.state import can_share, check_state, cut_state, gather_state, scatter_state
 
 _NEEDS_WHOLE_PARAMETERS = (torch.optim.Adafactor, torch.optim.LBFGS, torch.optim.Muon, torch.optim.SparseAdam)
 
@@ -114,7 +114,8 @@ class ShardedOptimizer(torch.optim.Optimizer):
                 bucket.free_gradients()
             if any(bucket.in_use) and not all(bucket.in_use) and not bucket.is_split:
                 states = cut_state(bucket, self.inner.state.get(bucket.shard, {}))
-                self._arrange(bucket, [copy_state(own) for own in states], split=True)
+                self._arrange(bucket, split=True)
+                self._set_states(zip(bucket.shards, states, strict=True))
             bucket.hand_gradients_on()
         self._is_reduced = True
 
@@ -175,22 +176,25 @@ class ShardedOptimizer(torch.optim.Optimizer):
         """
         super().load_state_dict(state_dict)  # torch checks it and hands each parameter's state to self.state
         try:
-            loaded = [shard_state(bucket, self.state) for bucket in self.buckets]
+            for bucket in self.buckets:
+                check_state(bucket, self.state)
+            for bucket in self.buckets:
+                self._arrange(bucket, split=not can_share(bucket, self.state))
+                self._set_states(scatter_state(bucket, self.state).items())
+                bucket.hand_gradients_on()
         finally:
             self.state.clear()
-        for bucket, states in zip(self.buckets, loaded, strict=True):
-            joined = join_state(bucket, states)
-            self._arrange(bucket, states if joined is None else [joined], split=joined is None)
-            bucket.hand_gradients_on()
 
-    def _arrange(self, bucket: Bucket, states: list[dict[str, Any]], split: bool) -> None:
-        """Let the inner optimizer update the bucket's shard in one, or each parameter's part, with these states."""
-        for each in bucket.updated:
-            self.inner.state.pop(each, None)
+    def _arrange(self, bucket: Bucket, split: bool) -> None:
+        """Let the inner optimizer update the bucket's shard in one, or each parameter's part; without any state."""
+        for p in bucket.shards:
+            self.inner.state.pop(p, None)
         bucket.split_shard(split)
-        self.inner.state.update({each: own for each, own in zip(bucket.updated, states, strict=True) if own})
         for group, buckets in zip(self.inner.param_groups, self._partition, strict=True):
-            group["params"] = [each for bucket in buckets for each in bucket.updated]
+            group["params"] = [p for bucket in buckets for p in bucket.shards]
+
+    def _set_states(self, states: Iterable[tuple[nn.Parameter, dict[str, Any]]]) -> None:
+        self.inner.state.update({p: state for p, state in states if state})
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """As torch, but not once the parameters are partitioned."""
@@ -217,7 +221,10 @@ class ShardedOptimizer(torch.optim.Optimizer):
     @torch.no_grad()
     def _make_buckets(self, params: list[nn.Parameter], cap_bytes: int) -> list[Bucket]:
         trainable = [p for p in params if p.requires_grad]
-        return [Bucket(part, self.process_group) for part in assign_buckets(trainable, cap_bytes)]
+        return [
+            Bucket(part, [self._names[p] for p in part], self.process_group)
+            for part in assign_buckets(trainable, cap_bytes)
+        ]
 
 
 def copy_hyperparameters(source: torch.optim.Optimizer, target: torch.optim.Optimizer) -> None:

@@ -1,52 +1,17 @@
-"""Optimizer state between shards and whole parameters, so that a checkpoint does not depend on the number of ranks."""
+"""ZeRO's optimizer state, of a bucket's shard or of each parameter's part of it, to and from whole parameters."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
 
-import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from minifsdp import comm, device
+from minifsdp.optim_state import check_shape, gather_states, has_elements, scatter_states
+from minifsdp.sharded_values import copied
 from minifsdp.zero.bucket import Bucket
 
-State = Mapping[Tensor, dict[str, Any]]
-
-_ONE_PER_PARAMETER = {"step", "eta", "mu", "mu_product"}  # state that torch.optim keeps as a scalar, not per element
-
-
-def cut_state(bucket: Bucket, shard: dict[str, Any]) -> list[dict[str, Any]]:
-    """The state of each parameter's part of the shard, from that of the shard.
-
-    What has the shard's shape [padded / N] is cut into views; anything else, such as Adam's step count, belongs to
-    each parameter alike.
-    """
-    states: list[dict[str, Any]] = [{} for _ in bucket.params]
-    for name, value in shard.items():
-        is_elementwise = isinstance(value, Tensor) and value.shape == bucket.shard.shape
-        parts = bucket.cut(value) if is_elementwise else [value] * len(states)
-        for own, part in zip(states, parts, strict=True):
-            own[name] = part
-    return states
-
-
-def join_state(bucket: Bucket, states: list[dict[str, Any]]) -> dict[str, Any] | None:
-    """The inverse of `cut_state`; None if the parameters' states differ in more than their elements."""
-    first, *others = states
-    if any(own.keys() != first.keys() for own in others):
-        return None
-    shard = {}
-    for name, value in first.items():
-        values = [own[name] for own in states]
-        if isinstance(value, Tensor) and value.dim() > 0:
-            padding = value.new_zeros(bucket.shard.numel() - sum(part.numel() for part in values))
-            shard[name] = torch.cat([*values, padding])
-        elif any(other != value for other in values):
-            return None
-        else:
-            shard[name] = value
-    return shard
+State = Mapping[Tensor, Mapping[str, Any]]
 
 
 def gather_state(bucket: Bucket, state: State) -> dict[Tensor, dict[str, Any]]:
@@ -54,64 +19,47 @@ def gather_state(bucket: Bucket, state: State) -> dict[Tensor, dict[str, Any]]:
 
     A parameter that has never had a gradient has none, as under any torch optimizer.
     """
-    if bucket.is_split:
-        states = [state.get(part, {}) for part in bucket.updated]
-    else:
-        states = cut_state(bucket, state.get(bucket.shard, {}))
-    whole: dict[Tensor, dict[str, Any]] = {p: copy_state(own) for p, own in zip(bucket.params, states, strict=True)}
-    for name in dict.fromkeys(name for own in states for name in own):
-        held = {p: own[name] for p, own in zip(bucket.params, states, strict=True) if name in own}
-        value = next(iter(held.values()))
-        if isinstance(value, Tensor) and value.dim() > 0:
-            flat = device.empty(bucket.padded, value.dtype, "communication", value.device)
-            mine = flat.chunk(bucket.group.size())[bucket.group.rank()].zero_()
-            for p, part in zip(bucket.params, bucket.cut(mine), strict=True):
-                if p in held:
-                    part.copy_(held[p])
-            comm.all_gather(flat, mine, bucket.group).wait()
-            for p, view in zip(bucket.params, bucket.split(flat), strict=True):
-                if p in held:
-                    whole[p][name] = view.clone()
-            device.free(flat)
-    return {p: own for p, own in whole.items() if own}
+    mine = {p: state.get(p, {}) for p in bucket.shards}
+    schema = {
+        p: {key: value.dtype if has_elements(key, value, p.shape) else value for key, value in own.items()}
+        for p, own in mine.items()
+    }
+    wholes = gather_states(bucket.contents, mine, schema, copied)
+    return {p: own for p, own in zip(bucket.params, wholes, strict=True) if own}
 
 
-def shard_state(bucket: Bucket, state: State) -> list[dict[str, Any]]:
-    """The state of each parameter's part of this rank's shard, cut from the `state` of whole parameters.
+def check_state(bucket: Bucket, state: State) -> None:
+    """Check the `state` of whole parameters before any of it is loaded.
 
     Raises:
         ValueError: a tensor is neither a scalar nor of its parameter's shape.
     """
+    for p, name in zip(bucket.params, bucket.names, strict=True):
+        for key, value in state.get(p, {}).items():
+            if has_elements(key, value, p.shape):
+                check_shape(value, p.shape, f"{key} of {name}")
+
+
+def scatter_state(bucket: Bucket, state: State) -> dict[nn.Parameter, dict[str, Any]]:
+    """The state of what this rank updates of the bucket, from the `state` of whole parameters."""
+    return scatter_states(bucket.contents, bucket.names, [state.get(p, {}) for p in bucket.params])
+
+
+def can_share(bucket: Bucket, state: State) -> bool:
+    """True if the bucket's parameters can have one state: the same keys, and the same step count, say."""
+    first, *others = (
+        {key: None if has_elements(key, value, p.shape) else value for key, value in state.get(p, {}).items()}
+        for p in bucket.params
+    )
+    return all(own == first for own in others)
+
+
+def cut_state(bucket: Bucket, shard: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The state of each parameter's part of the shard, from that of the shard."""
     states: list[dict[str, Any]] = [{} for _ in bucket.params]
-    for name in dict.fromkeys(name for p in bucket.params for name in state.get(p, {})):
-        held: dict[Tensor, Any] = {p: state[p][name] for p in bucket.params if name in state.get(p, {})}
-        parts = [_copy(held.get(p)) for p in bucket.params]
-        if _is_elementwise(name, held):
-            flat = next(iter(held.values())).new_zeros(bucket.padded)
-            for p, view in zip(bucket.params, bucket.split(flat), strict=True):
-                if p in held:
-                    view.copy_(held[p])
-            parts = [part.clone() for part in bucket.cut(flat.chunk(bucket.group.size())[bucket.group.rank()])]
-        for p, own, part in zip(bucket.params, states, parts, strict=True):
-            if p in held:
-                own[name] = part
+    for key, value in shard.items():
+        elementwise = has_elements(key, value, bucket.shard.shape)
+        parts = bucket.cut(value) if elementwise else [value] * len(states)
+        for own, part in zip(states, parts, strict=True):
+            own[key] = copied(part)
     return states
-
-
-def copy_state(state: dict[str, Any]) -> dict[str, Any]:
-    """The same with tensors of its own."""
-    return {name: _copy(value) for name, value in state.items()}
-
-
-def _is_elementwise(name: str, values: dict[Tensor, Any]) -> bool:
-    """True if `name` is kept per element; for a scalar parameter the shape is ambiguous, so known names decide."""
-    if name in _ONE_PER_PARAMETER or not all(isinstance(value, Tensor) for value in values.values()):
-        return False
-    for p, value in values.items():
-        if value.dim() > 0 and value.shape != p.shape:
-            raise ValueError(f"{name!r} has shape {list(value.shape)}, its parameter {list(p.shape)}: another model's?")
-    return all(value.shape == p.shape for p, value in values.items())
-
-
-def _copy(value: Any) -> Any:
-    return value.clone() if isinstance(value, Tensor) else value

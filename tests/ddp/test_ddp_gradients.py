@@ -69,6 +69,27 @@ def a_users_hook_sees_the_gradient_of_this_rank() -> None:
 
 
 @check()
+def gradients_have_their_parameters_strides() -> None:
+    """So channels-last kernels find what they want (reducer.cpp, `initialize_bucket_views`)."""
+
+    def images() -> nn.Module:
+        model = nn.Sequential(nn.Conv2d(3, 4, 2), nn.Conv2d(4, 3, 3, groups=1, bias=False), nn.Flatten())
+        model[1].weight = nn.Parameter(model[1].weight.detach().permute(1, 0, 2, 3).contiguous().permute(1, 0, 2, 3))
+        return model[:1].to(memory_format=torch.channels_last).extend(model[1:])
+
+    for views in VIEWS:
+        ours, theirs = twins(images, gradient_as_bucket_view=views)
+        for number in range(2):
+            for model in (ours, theirs):
+                x = torch.randn(2, 3, 6, 6, generator=torch.Generator().manual_seed(number + 10 * dist.get_rank()))
+                model(x).square().mean().backward()
+            assert_equal(gradients(ours), gradients(theirs))
+            if views:
+                strides = [p.stride() for p in ours.parameters()]
+                assert [g.stride() for g in gradients(ours)] == [g.stride() for g in gradients(theirs)] == strides
+
+
+@check()
 def what_a_users_hook_does_to_a_gradient_is_what_is_averaged() -> None:
     for views in VIEWS:
         both = twins(gradient_as_bucket_view=views)

@@ -12,6 +12,7 @@ import warnings
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
@@ -29,8 +30,8 @@ from minifsdp.flat_param import FlatParameter, Place, find_parameters
 from minifsdp.fsdp import CPUOffload, FullyShardedDataParallel, MixedPrecision, ShardingStrategy
 from minifsdp.fsdp.torch_api.construct import find_device
 from minifsdp.fsdp.torch_api.ignored import Ignored
-from minifsdp.fsdp.torch_api.layouts import AlignedFlatParameter, StridedFlatParameter
 from minifsdp.fsdp.torch_api.policies import CustomPolicy
+from minifsdp.layout import Layout
 from minifsdp.unwritten import is_unwritten, mark_unwritten
 
 check = Checks(__name__)
@@ -898,7 +899,7 @@ def hybrid_models_take_two_groups_a_mesh_or_a_policy() -> None:
             assert dist.get_process_group_ranks(model.process_group) == [rank // 2 * 2, rank // 2 * 2 + 1]
             assert (model.rank, model.world_size) == (rank % 2, 2)
             assert {m.process_group for m in Fsdp.fsdp_modules(model)} == {model.process_group}
-            assert model._unit.flat.ranks == 2
+            assert model._unit.flat.layout.ranks == 2
             assert dist.get_process_group_ranks(model._unit.plan.across) == [rank % 2, rank % 2 + 2]
             train(model)
         with refused(
@@ -979,7 +980,7 @@ def a_unit_of_a_hybrid_model_may_have_another_strategy() -> None:
 
     model = build(HYBRID_SHARD, SHARD_GRAD_OP, device_mesh=mesh)
     train(model, seed=dist.get_rank())
-    assert model.first._unit.flat.ranks == 2
+    assert model.first._unit.flat.layout.ranks == 2
     assert same_on_all_ranks(whole(model)["first.weight"])
     with refused(f"Manual wrapping with {HYBRID_SHARD} requires explicit"):
         build(FULL_SHARD, HYBRID_SHARD)
@@ -1052,14 +1053,16 @@ def test_on_ranks(ranks: int, name: str) -> None:
 def test_original_parameters_begin_at_16_bytes_of_the_gathered_buffer(ranks: int, gathered_in: Any) -> None:
     module = nn.ParameterList([nn.Parameter(torch.randn(numel)) for numel in (1, 8, 3, 5, 4)])
     params = find_parameters(module)
-    flat = AlignedFlatParameter(params, 0, ranks, gathered_in=gathered_in)
     size = (gathered_in or torch.float32).itemsize
-    assert [view.storage_offset() * size % 16 for view in flat.views] == [0] * 5
     step = 16 // size
+    lay_out = partial(Layout.of, alignment=step)
+    flats = [FlatParameter(params, rank, ranks, lay_out=lay_out) for rank in range(ranks)]
+    flat = flats[0]
+    assert [view.storage_offset() * size % 16 for view in flat.views] == [0] * 5
     gaps = sum(-numel % step for numel in (1, 8, 3, 5))  # behind the last one there is only padding
     assert flat.numel == 21 + gaps
     assert flat.padding == -flat.numel % ranks
-    together = torch.cat([AlignedFlatParameter(params, r, ranks, gathered_in=gathered_in).shard for r in range(ranks)])
+    together = torch.cat([flat.shard for flat in flats])
     for view, p in zip(flat.unflatten(together), params, strict=True):
         assert torch.equal(view, p)
     rest = together.detach().clone()
@@ -1074,7 +1077,7 @@ def test_without_original_parameters_there_is_trailing_padding_only() -> None:
     params = find_parameters(nn.Linear(1, 1, bias=False))
     flats = [FlatParameter(params, rank, 4) for rank in range(4)]
     assert [(flat.numel, flat.padding, flat.shard.numel()) for flat in flats] == [(1, 3, 1)] * 4
-    assert [flat.shard_bounds(0, rank) for rank, flat in enumerate(flats)] == [(0, 1), (0, 0), (0, 0), (0, 0)]
+    assert [flat.layout.bounds(0, rank) for rank, flat in enumerate(flats)] == [(0, 1), (0, 0), (0, 0), (0, 0)]
     assert not any(flat.shard.any() for flat in flats[1:])
 
 
@@ -1084,11 +1087,13 @@ def test_parts_of_a_strided_parameter_are_in_memory_order(shape: tuple[int, ...]
     for dims in itertools.permutations(range(len(shape))):
         inverse = [dims.index(d) for d in range(len(shape))]
         p = nn.Parameter(torch.randn([shape[d] for d in dims]).permute(inverse))
-        flats = [StridedFlatParameter({p: [Place(nn.Module(), "p", "p")]}, rank, 3) for rank in range(3)]
-        assert flats[0].strides == [p.stride()]
-        parts = torch.cat([flat.part_of(0, p.detach().contiguous()) for flat in flats])
+        lay_out = partial(Layout.of, keeps_strides=True)
+        flats = [FlatParameter({p: [Place(nn.Module(), "p", "p")]}, rank, 3, lay_out=lay_out) for rank in range(3)]
+        layout = flats[0].layout
+        assert layout.strides == [p.stride()]
+        parts = torch.cat([layout.part(0, p.detach().contiguous(), rank) for rank in range(3)])
         assert torch.equal(parts, torch.cat([flat.shard.detach() for flat in flats])[: p.numel()])
-        assert torch.equal(flats[0].shaped(0, parts), p)
+        assert torch.equal(layout.shaped(0, parts), p)
 
 
 @pytest.mark.parametrize(

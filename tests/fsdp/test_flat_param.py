@@ -85,7 +85,7 @@ def test_shards_are_the_parameters_in_order_and_zeros(specs: list[Spec], dtype: 
     for flat in flats:
         assert flat.numel == values.numel()
         assert 0 <= flat.padding < ranks
-        assert flat.sizes == [*(p.numel() for p in params), flat.padding]
+        assert flat.layout.numels == [p.numel() for p in params]
         assert flat.shard.shape == ((flat.numel + flat.padding) // ranks,)
         assert flat.shard.dtype == dtype
     together = torch.cat([flat.shard.detach() for flat in flats])
@@ -99,7 +99,7 @@ def test_views_are_the_parameters_once_gathered(specs: list[Spec], dtype: torch.
     flat = gather(shard_over(params, ranks))
     assert len(flat.views) == len(params)
     offset = 0
-    for p, view, shape in zip(params, flat.views, flat.shapes, strict=True):
+    for p, view, shape in zip(params, flat.views, flat.layout.shapes, strict=True):
         assert view.shape == shape == p.shape
         assert view.is_contiguous()
         assert torch.equal(view, p)
@@ -119,7 +119,7 @@ def test_unflatten_cuts_any_buffer_of_the_layout(specs: list[Spec], dtype: torch
     flat = FlatParameter(find_parameters(build(specs, dtype)), 0, ranks)
     buffer = torch.arange(flat.numel + flat.padding, dtype=torch.float64)
     pieces = flat.unflatten(buffer)
-    assert [piece.shape for piece in pieces] == flat.shapes
+    assert [piece.shape for piece in pieces] == flat.layout.shapes
     assert torch.equal(torch.cat([*(piece.reshape(-1) for piece in pieces), flat.padding_of(buffer)]), buffer)
     assert all(piece._base is pieces[0]._base for piece in pieces)
 
@@ -133,7 +133,7 @@ def test_shard_bounds_tile_each_parameter(specs: list[Spec], dtype: torch.dtype,
     for index, p in enumerate(params):
         pieces = []
         for rank, flat in enumerate(flats):
-            low, high = flats[0].shard_bounds(index, rank)
+            low, high = flats[0].layout.bounds(index, rank)
             assert 0 <= low <= high <= flat.shard.numel()
             pieces.append(flat.shard.detach()[low:high])
             owned[rank, low:high] += 1

@@ -244,7 +244,7 @@ def whole_gradients(model: nn.Module) -> dict[str, Tensor | None]:
             part.copy_(torch.zeros_like(part) if p.grad is None else p.grad)
         there = torch.tensor([p.grad is not None for p in unit.shards], dtype=torch.int32)
         dist.all_reduce(there, dist.ReduceOp.MAX)
-        full = torch.cat(gathered(mine, unit.group)) if unit.flat.ranks > 1 else mine
+        full = torch.cat(gathered(mine, unit.group)) if unit.flat.layout.ranks > 1 else mine
         for index, (users, values) in enumerate(zip(unit.view.places, unit.flat.unflatten(full), strict=True)):
             name = clean(f"{prefix}." if prefix else "") + users[0].name
             found[name] = values if there[min(index, len(there) - 1)] else None

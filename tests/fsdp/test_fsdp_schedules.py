@@ -29,7 +29,7 @@ from minifsdp.fsdp import (
 from minifsdp.fsdp.engine import Engine
 from minifsdp.fsdp.schedules.host import HostSchedule
 from minifsdp.fsdp.unit import State, Unit
-from minifsdp.fsdp.view import View, add_gradient
+from minifsdp.fsdp.view import View
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
@@ -538,7 +538,7 @@ class HoldingUnit(Unit):
 
     def _accumulate(self):
         for part, mean in zip(self.parts, self.means, strict=True):
-            add_gradient(part, mean)
+            part.grad = mean if part.grad is None else part.grad + mean
 
     def store(self): ...
 

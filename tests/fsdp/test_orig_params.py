@@ -423,7 +423,7 @@ def parameters_that_were_replaced_count(strategy: ShardingStrategy, how: str) ->
             p.data.copy_(new)
         else:
             index = inner_names(model).index(name)
-            p.data = model.module.block._unit.flat.part_of(index, new).clone()
+            p.data = model.module.block._unit.contents.part_of(index, new).clone()
     expected = plain()
     expected.block.load_state_dict(other.block.state_dict())
     assert_same(model, expected)
@@ -487,8 +487,7 @@ def a_rank_may_have_no_elements_at_all() -> None:
 def slices_are_aligned_when_gathered(precision: torch.dtype) -> None:
     model = wrapped(True, mixed_precision=MixedPrecision(precision))
     for instance in Fsdp.fsdp_modules(model):
-        flat = instance._unit.flat
-        offsets = [sum(flat.sizes[: 2 * index]) for index in range(len(flat.shapes))]
+        offsets = instance._unit.flat.layout.offsets
         assert not any(offset * precision.itemsize % 16 for offset in offsets)
     with comm.record() as calls:
         loss_of(model)

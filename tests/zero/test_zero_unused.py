@@ -124,10 +124,10 @@ def equal_counts_of_steps_are_put_together_again(stage: Any) -> None:
     model(torch.ones(2, 3, dtype=torch.float64), [0, 1]).backward()
     optimizer.step()
     (bucket,) = optimizer.buckets
-    assert len(bucket.updated) == len(bucket.params)
+    assert len(bucket.shards) == len(bucket.params)
     assert len(optimizer.state_dict()["state"]) == len(bucket.params) - 5  # expert 2, the bias of 3, never
     optimizer.load_state_dict(fresh)
-    assert len(bucket.updated) == 1
+    assert len(bucket.shards) == 1
     assert not optimizer.inner.state
 
 

@@ -74,7 +74,7 @@ def _built(build: Callable[[Any], Trainer], group: PaperGroup) -> Trainer:
     trainer = build(group)
     for module in FullyShardedDataParallel.fsdp_modules(trainer.model):
         if module._unit is not None:
-            device.free(module._unit.contents.buffers()["parameters"])
+            device.free(module._unit.buffers["parameters"])
     return trainer
 
 

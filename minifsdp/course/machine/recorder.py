@@ -78,7 +78,7 @@ class Recorder(Ledger):
 
     def name_unit(self, name: str, unit: FlatUnit) -> None:
         """What to call a unit and its memory."""
-        for what, buffer in unit.contents.buffers().items():
+        for what, buffer in unit.buffers.items():
             self._books.name(buffer, name, what)
 
     def program(self) -> Program:

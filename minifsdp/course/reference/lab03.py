@@ -12,6 +12,7 @@ from torch.utils.hooks import RemovableHandle
 
 from minifsdp import comm, device
 from minifsdp.course.workshop.references import reference
+from minifsdp.layout import Layout
 from minifsdp.zero import Zero1Optimizer, Zero2Optimizer
 from minifsdp.zero.bucket import Bucket
 from minifsdp.zero.partition import ShardedOptimizer
@@ -27,7 +28,7 @@ from minifsdp.zero.stage2 import BucketGradients
         "Make `flat` of zeros, take `flat[:numel].split(sizes)`, and for each parameter: copy its values into its "
         "piece, then let `p.data` be that piece in the parameter's shape. The shards are `flat.chunk(ranks)`.",
     ),
-    forbids=(Bucket.__init__,),
+    forbids=(Bucket.__init__, Layout.__init__),
 )
 def partition(params: list[nn.Parameter], ranks: int) -> tuple[Tensor, list[Tensor]]:
     """Move the parameters into one flat buffer, and cut that into one equal shard per rank."""

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from minifsdp import device
 from minifsdp.course.workshop.references import reference
 from minifsdp.flat_param import FlatParameter, find_parameters
+from minifsdp.layout import Layout
 
 
 @reference(
@@ -18,7 +19,7 @@ from minifsdp.flat_param import FlatParameter, find_parameters
         "`-numel % ranks` elements are missing to the next multiple of `ranks`: none if `ranks` divides `numel`.",
         "`flat.new_zeros(numel + padding)`, copy `flat` into its beginning, and `chunk(ranks)` the whole.",
     ),
-    forbids=(FlatParameter.__init__,),
+    forbids=(FlatParameter.__init__, Layout.__init__),
 )
 def pad_and_chunk(flat: Tensor, ranks: int) -> list[Tensor]:
     """Cut `flat` [numel] into one equal shard per rank, the last ones filled up with zeros."""
@@ -35,7 +36,7 @@ def pad_and_chunk(flat: Tensor, ranks: int) -> list[Tensor]:
         "Per parameter, in this order: `view.copy_(p.data)`, then `p.data = view`, which lets go of the old memory. "
         "What `device.empty` hands out holds garbage: the padding needs its own `zero_()`.",
     ),
-    forbids=(FlatParameter.__init__, FlatParameter.unflatten),
+    forbids=(FlatParameter.__init__, Layout.__init__),
 )
 def flatten_parameters(params: list[nn.Parameter], ranks: int) -> Tensor:
     """Move parameters into one buffer that `ranks` divides, and let each be a view of it."""
@@ -59,7 +60,7 @@ def flatten_parameters(params: list[nn.Parameter], ranks: int) -> Tensor:
         "Subtract the shard's start from both ends of the parameter, then clamp both into `[0, length]`: "
         "what does not overlap becomes empty by itself.",
     ),
-    forbids=(FlatParameter.__init__, FlatParameter.shard_bounds),
+    forbids=(FlatParameter.__init__, Layout.__init__),
 )
 def shard_bounds(sizes: list[int], index: int, rank: int, ranks: int) -> tuple[int, int]:
     """Which elements `[low, high)` of rank `rank`'s shard belong to parameter `index`; `low == high` if none do."""

@@ -15,7 +15,7 @@ from minifsdp.flat_param import FlatParameter
 from minifsdp.fsdp.flat_unit import FlatUnit
 from minifsdp.fsdp.gradient import Gradient
 from minifsdp.fsdp.reduction import Reduction
-from minifsdp.fsdp.view import add_gradient
+from minifsdp.fsdp.view import FlatView
 
 
 class LabUnit(Protocol):
@@ -110,7 +110,7 @@ def free(flat: FlatParameter) -> None:
         "comm.MEAN)` and wait; `device.free(gradient)`. Then `flat.shard.grad` becomes `mean`, or `mean` is added to "
         "it and freed.",
     ),
-    forbids=(FlatUnit._reduce, Reduction.start, FlatUnit._accumulate, Gradient.complete, add_gradient),
+    forbids=(FlatUnit._reduce, Reduction.start, FlatUnit._accumulate, Gradient.complete, FlatView.add),
 )
 def reduce_gradient(flat: FlatParameter, gradient: Tensor, group: Group) -> None:
     """Add the ranks' mean of `gradient` [P] to `flat.shard.grad` [P / N], and free `gradient`."""

@@ -11,10 +11,10 @@ from torch.optim import Optimizer
 
 from minifsdp import comm, device
 from minifsdp.comm import Group
+from minifsdp.contents import Contents
 from minifsdp.course.workshop.references import reference
 from minifsdp.flat_param import FlatParameter, find_parameters
-from minifsdp.fsdp.contents import Contents
-from minifsdp.fsdp.torch_api.state.optim import gather_states
+from minifsdp.optim_state import gather_states
 from minifsdp.sharded_values import shard_value
 
 

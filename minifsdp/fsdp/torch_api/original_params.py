@@ -13,7 +13,6 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from minifsdp import device
 from minifsdp.flat_param import FlatParameter
 from minifsdp.fsdp.absent import Owner, sharded_error
 from minifsdp.fsdp.gradient import Gradient
@@ -112,13 +111,13 @@ class OriginalParams(FlatView):
 
     @cached_property
     def _bounds(self) -> list[tuple[int, int]]:
-        return [self.flat.shard_bounds(index, self.flat.rank) for index in range(len(self.shards))]
+        return [self.flat.layout.bounds(index, self.flat.rank) for index in range(len(self.shards))]
 
     def slices(self, shard: Tensor) -> list[Tensor]:
         """Each parameter's part of a tensor [P / N] of the shard's layout; in its own shape if whole."""
         slices = [shard[low:high] for low, high in self._bounds]
-        if self.flat.ranks == 1:
-            return [self.flat.shaped(index, part) for index, part in enumerate(slices)]
+        if self.flat.layout.ranks == 1:
+            return [self.flat.layout.shaped(index, part) for index, part in enumerate(slices)]
         return slices
 
     def refresh(self) -> None:
@@ -131,18 +130,18 @@ class OriginalParams(FlatView):
         if len(dtypes) == 1:  # else not by `Module.to` or its like
             self.flat.shard.data = self.flat.shard.data.to(dtypes.pop())
         for index, (users, part) in enumerate(zip(self.places, self.slices(self.flat.shard.data), strict=True)):
-            p = users[0].module._parameters[users[0].attribute]
+            p, shape = users[0].module._parameters[users[0].attribute], self.flat.layout.shapes[index]
             assert p is not None
             if p is self.shards[index] and p.data_ptr() == part.data_ptr() and p.shape == part.shape:
                 continue
             if p.shape == part.shape:
                 values = p.data
-            elif p.shape == self.flat.shapes[index]:
-                values = self.flat.part_of(index, p.data)
+            elif p.shape == shape:
+                values = self.flat.layout.part(index, p.data, self.flat.rank)
             else:
                 raise RuntimeError(
                     f"Cannot writeback when the parameter shape changes\nExpects {part.shape} but got {p.shape}: "
-                    f"{users[0].name} has {tuple(self.flat.shapes[index])} as a whole and {tuple(part.shape)} on this "
+                    f"{users[0].name} has {tuple(shape)} as a whole and {tuple(part.shape)} on this "
                     "rank. To change whole values, use FullyShardedDataParallel.summon_full_params."
                 )
             part.copy_(values)
@@ -155,18 +154,6 @@ class OriginalParams(FlatView):
         low, high = self._bounds[index]
         now = place.module._parameters[place.attribute]
         return now is not p or p.data_ptr() != self.flat.shard.data[low:high].data_ptr()
-
-    def _add(self, mean: Tensor) -> None:
-        kept = False
-        for p, part in zip(self.shards, self.slices(mean), strict=True):
-            if not (p.requires_grad and p.numel()):
-                continue
-            if p.grad is None:
-                p.grad, kept = part, True
-            else:
-                p.grad.add_(part)
-        if not kept:
-            device.free(mean)
 
     def _collected(self, gradient: Gradient) -> list[Tensor | None]:
         return gradient.collected()

@@ -13,12 +13,14 @@ from minifsdp.fsdp.flat_unit import FlatUnit
 from minifsdp.fsdp.plan import Plan
 from minifsdp.fsdp.torch_api.construct import errors_end_in, managed_parameters
 from minifsdp.fsdp.torch_api.groups import Groups
-from minifsdp.fsdp.torch_api.layouts import AlignedFlatParameter, StridedFlatParameter
 from minifsdp.fsdp.torch_api.materialize import Fill, filler, run_param_init_fn
 from minifsdp.fsdp.torch_api.options import ShardingStrategy
 from minifsdp.fsdp.torch_api.original_params import OriginalParams
 from minifsdp.fsdp.torch_api.wrap import mark_taken
 from minifsdp.fsdp.view import FlatView
+from minifsdp.layout import Layout
+
+ALIGNMENT = 16  # bytes between the starts of original parameters, a multiple of it: for vectorised kernels
 
 MakeUnit = Callable[..., FlatUnit]
 """Makes a unit from what `FlatUnit` takes: a flat parameter, a plan, a name, `reshard_after_forward` and `view`."""
@@ -72,8 +74,10 @@ def flatten(
     instance: Any, plan: Plan, params: ParamPlaces, fill: Fill
 ) -> tuple[FlatParameter, Callable[[FlatParameter], FlatView]]:
     """The flat parameter of an instance, and what makes its view."""
+    original, is_sharded = instance._use_orig_params, plan.inside is not None
     rank, ranks = (plan.inside.rank(), plan.inside.size()) if plan.inside is not None else (0, 1)
-    if not instance._use_orig_params:
-        return StridedFlatParameter(params, rank, ranks, fill, instance.compute_device), FlatView
-    flat = AlignedFlatParameter(params, rank, ranks, fill, instance.compute_device, gathered_in=plan.compute)
-    return flat, partial(OriginalParams, guarded=plan.inside is not None)
+    gathered_in = plan.compute or next(iter(params)).dtype
+    alignment = max(1, ALIGNMENT // gathered_in.itemsize) if original else 1
+    lay_out = partial(Layout.of, alignment=alignment, keeps_strides=True)
+    flat = FlatParameter(params, rank, ranks, fill, instance.compute_device, lay_out, same_requires_grad=not original)
+    return flat, partial(OriginalParams, guarded=is_sharded) if original else FlatView

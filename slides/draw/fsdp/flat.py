@@ -101,7 +101,7 @@ def draw_storage() -> Figure:
     device.allocate(flat.full)
     whole = flat.full.untyped_storage().nbytes()
     device.free(flat.full)
-    freed, shape = flat.full.untyped_storage().nbytes(), list(flat.shapes[flat.names.index("qkv.weight")])
+    freed, shape = flat.full.untyped_storage().nbytes(), list(flat.layout.shapes[flat.names.index("qkv.weight")])
     for left, title, size in ((0, "while the unit computes", whole), (12.5, "in between: after free", freed)):
         gathered = size > 0
         module = f"module.qkv.weight\nits leaf, {shape}" if gathered else f"module.qkv.weight\nplaceholder, {shape}"

@@ -19,7 +19,7 @@ from minifsdp.comm import Group
 from minifsdp.device import compute_device
 from minifsdp.from_rank_0 import receive
 from minifsdp.fsdp.torch_api.options import FullOptimStateDictConfig, OptimStateDictConfig
-from minifsdp.fsdp.torch_api.state.optim import gather_states, scatter_states
+from minifsdp.fsdp.torch_api.state.optim import gather_named_states, scatter_named_states
 from minifsdp.fsdp.torch_api.state.optim_names import OptimizerIndex, match_groups, settings_of
 from minifsdp.fsdp.torch_api.state.optim_schema import UnitNames
 from minifsdp.fsdp.torch_api.wrapped import instances_in
@@ -50,7 +50,7 @@ def to_names(
         return shard_value(whole, one.unit.group, one.device_mesh, to_cpu)
 
     kept = not getattr(config, "rank0_only", False) or group_of(model, group).rank() == 0
-    gathered = gather_states(known.managed, states, keep if kept else None)
+    gathered = gather_named_states(known.managed, states, keep if kept else None)
     if not kept:
         return {}
     for p in (p for p in known.unmanaged if p in states):
@@ -111,7 +111,7 @@ def from_names(
         return receive(value, source, one.unit.device if one else compute_device(None, known.params, source))
 
     mine = [one for one in known.managed if not set(known.params).isdisjoint(one.unit.shards)]
-    states = scatter_states(mine, saved, fetch)
+    states = scatter_named_states(mine, saved, fetch)
     for p, name in ((p, known.names[p][0]) for p in known.unmanaged):
         if name in saved:
             states[p] = {key: copied(fetch(None, value)) for key, value in saved[name].items()}

@@ -9,18 +9,16 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
-import torch
-from torch import Tensor, nn
+from torch import nn
 
 from minifsdp import comm
 from minifsdp.fsdp.flat_unit import FlatUnit
+from minifsdp.optim_state import Schema, has_elements
 from minifsdp.private import name_of
-from minifsdp.sharded_values import copied, is_sharded
+from minifsdp.sharded_values import copied
 
 States = Mapping[nn.Parameter, Mapping[str, Any]]
 """What an optimizer knows of its parameters: `optimizer.state`."""
-
-STEP = "step"  # the one key that torch.optim itself treats as a number, whatever shape the parameter has
 
 
 class UnitNames(NamedTuple):
@@ -36,22 +34,7 @@ class UnitNames(NamedTuple):
         return {p: [self.names[index] for index in inside] for p, inside in self.unit.contents.held().items()}
 
 
-StateSchema = dict[str, Any]
-"""Of each key of a state: the dtype, if there is a value per element; otherwise the value."""
-
-
-def has_elements(key: str, value: Any, shape: torch.Size) -> bool:
-    """True if a state's value has an element for each of its parameter's; else it has one value for all of them."""
-    if is_sharded(value):
-        return True
-    return isinstance(value, Tensor) and (value.dim() > 0 or (value.shape == shape and key != STEP))
-
-
-def is_dtype(kind: Any) -> bool:
-    return isinstance(kind, torch.dtype)
-
-
-def agree_on_schema(managed: list[UnitNames], states: States) -> list[dict[nn.Parameter, StateSchema]]:
+def agree_on_schema(managed: list[UnitNames], states: States) -> list[dict[nn.Parameter, Schema]]:
     """The schema of each unit's shards, the same on all ranks.
 
     Raises:
@@ -69,11 +52,11 @@ def agree_on_schema(managed: list[UnitNames], states: States) -> list[dict[nn.Pa
     return agreed
 
 
-def schema_of(p: nn.Parameter, state: Mapping[str, Any], name: str) -> StateSchema | None:
+def schema_of(p: nn.Parameter, state: Mapping[str, Any], name: str) -> Schema | None:
     """This rank's schema of a parameter; None if it has no element of it; an error for a state of neither kind."""
     if p.numel() == 0:
         return None
-    schema: StateSchema = {}
+    schema: Schema = {}
     for key, value in state.items():
         if not has_elements(key, value, p.shape):
             schema[key] = copied(value, to_cpu=True)
@@ -88,7 +71,7 @@ def schema_of(p: nn.Parameter, state: Mapping[str, Any], name: str) -> StateSche
     return schema
 
 
-def agreed_schema(names: list[str], of_ranks: Iterable[StateSchema | None]) -> StateSchema:
+def agreed_schema(names: list[str], of_ranks: Iterable[Schema | None]) -> Schema:
     """The schema of all ranks that have elements of a parameter, which must be the same."""
     there = {rank: schema for rank, schema in enumerate(of_ranks) if schema is not None}
     union = {key: kind for schema in there.values() for key, kind in schema.items()}

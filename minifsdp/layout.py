@@ -1,0 +1,128 @@
+"""The layout of a flat buffer: which parameter each element belongs to, and where N ranks cut it.
+
+    buffer [P]   [ w1 ........ | b1 . | w2 .......... | padding ]     P elements, a multiple of N
+    shards       [ rank 0       | rank 1       | rank 2         ]     P / N each, wherever that cuts
+
+DDP's buckets, ZeRO's buckets and FSDP's flat parameters have one each. What has an element for each of the parameters',
+such as gradients or the moments of Adam, lies in a buffer of the same layout.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import accumulate
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Parameters one behind the other, and what is left between and behind them.
+
+    Attributes:
+        shapes: the parameters' shapes.
+        strides: their strides in the buffer, without holes or overlaps.
+        gaps: for each parameter the elements behind it that belong to none; the last gap is the padding.
+        ranks: number of shards, N.
+    """
+
+    shapes: list[torch.Size]
+    strides: list[tuple[int, ...]]
+    gaps: list[int]
+    ranks: int = 1
+
+    @classmethod
+    def of(cls, params: Iterable[Tensor], ranks: int = 1, *, alignment: int = 1, keeps_strides: bool = False) -> Layout:
+        """The layout of these parameters.
+
+        Args:
+            params: at least one; on the meta device will do.
+            ranks: number of shards, N.
+            alignment: elements; each parameter begins at a multiple of it, as vectorised kernels want.
+            keeps_strides: each parameter keeps the order that it has in memory, as channels-last kernels want, but for
+                holes and overlaps; otherwise it lies row by row.
+        """
+        order = torch.preserve_format if keeps_strides else torch.contiguous_format
+        dense = [torch.empty_like(p, device="meta", memory_format=order) for p in params]
+        *gaps, _ = (-p.numel() % alignment for p in dense)
+        padding = -(sum(p.numel() for p in dense) + sum(gaps)) % ranks
+        return cls([p.shape for p in dense], [p.stride() for p in dense], [*gaps, padding], ranks)
+
+    @cached_property
+    def numels(self) -> list[int]:
+        """Number of elements of each parameter."""
+        return [shape.numel() for shape in self.shapes]
+
+    @cached_property
+    def _sizes(self) -> list[int]:
+        return [size for pair in zip(self.numels, self.gaps, strict=True) for size in pair]
+
+    @cached_property
+    def offsets(self) -> list[int]:
+        """Index in the buffer of each parameter's first element."""
+        return list(accumulate(self._sizes, initial=0))[:-1:2]
+
+    @cached_property
+    def padded(self) -> int:
+        """Number of elements of a buffer, P."""
+        return sum(self._sizes)
+
+    @property
+    def padding(self) -> int:
+        """Number of elements at the end that belong to no parameter; fewer than `ranks`."""
+        return self.gaps[-1]
+
+    @property
+    def numel(self) -> int:
+        """Number of elements of a buffer without the padding."""
+        return self.padded - self.padding
+
+    # A whole buffer [P]
+
+    def views(self, buffer: Tensor) -> list[Tensor]:
+        """The parameters in a buffer, as views in their shapes.
+
+        By `split`, not by slices: its views share one base, and autograd and storage accounting see them as such.
+        """
+        return [self.shaped(index, part) for index, part in enumerate(torch.split(buffer, self._sizes)[::2])]
+
+    def clear_gaps(self, buffer: Tensor) -> None:
+        """Zero the elements that belong to no parameter."""
+        if any(self.gaps):
+            for gap in torch.split(buffer, self._sizes)[1::2]:
+                gap.zero_()
+
+    def shaped(self, index: int, values: Tensor) -> Tensor:
+        """A view in its shape of parameter `index`, whose values [numel] are as they lie in a buffer."""
+        return values.as_strided(self.shapes[index], self.strides[index])
+
+    def flattened(self, index: int, whole: Tensor) -> Tensor:
+        """The inverse: the values [numel] of parameter `index` as they lie in a buffer."""
+        outermost_first = sorted(range(whole.dim()), key=lambda dim: -self.strides[index][dim])
+        return whole.permute(outermost_first).reshape(-1)
+
+    # A shard [P / N]
+
+    def shard(self, buffer: Tensor, rank: int) -> Tensor:
+        """The part of a buffer that is `rank`'s shard."""
+        size = self.padded // self.ranks
+        return buffer[rank * size :][:size]
+
+    def bounds(self, index: int, rank: int) -> tuple[int, int]:
+        """The elements `[low, high)` of `rank`'s shard that are parameter `index`'s; `low == high` if none are."""
+        size, offset = self.padded // self.ranks, self.offsets[index]
+        low, high = (min(max(edge - rank * size, 0), size) for edge in (offset, offset + self.numels[index]))
+        return low, high
+
+    def cut(self, shard: Tensor, rank: int) -> list[Tensor]:
+        """Each parameter's part of `rank`'s shard, a view; empty where other ranks have all of it."""
+        return [shard[slice(*self.bounds(index, rank))] for index in range(len(self.shapes))]
+
+    def part(self, index: int, whole: Tensor, rank: int) -> Tensor:
+        """The part of parameter `index`, a tensor of its shape, that is in `rank`'s shard."""
+        low, high = self.bounds(index, rank)
+        start = max(rank * (self.padded // self.ranks) - self.offsets[index], 0)
+        return self.flattened(index, whole)[start : start + high - low]
