@@ -16,8 +16,8 @@ from __future__ import annotations
 
 import warnings
 import weakref
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any
 
@@ -27,7 +27,7 @@ from torch import Tensor, nn
 from minifsdp import private
 from minifsdp.fsdp.schedules.sync import SyncSchedule
 from minifsdp.fsdp.turns import Progress, StepTurns
-from minifsdp.fsdp.unit import SHARDED, Unit
+from minifsdp.fsdp.unit import SHARDED, Unit, reducing
 from minifsdp.fsdp.view import call_post_hooks
 from minifsdp.fsdp.watch import after_backward_to, before_backward_of, left_on, made_here
 from minifsdp.tree import tensors_in
@@ -43,11 +43,10 @@ class Engine:
 
     def __init__(self, units: Sequence[Unit], schedule: SyncSchedule) -> None:
         self.schedule = schedule
-        self.sync_gradients = True
         self.forward_runs = False
         self.trains = False  # the outermost forward is to be followed by a backward
         self.backward_runs = False
-        self.kept = False  # parameters stay whole from one micro-batch to the next: SHARD_GRAD_OP inside no_sync
+        self.accumulating: set[Unit] = set()  # the last backward has not reduced them: more micro-batches follow
         self.turns = StepTurns(self._begin, self._post_backward)
         self.progress = {unit: Progress(unit) for unit in units}
         for progress in self.progress.values():
@@ -82,7 +81,7 @@ class Engine:
             self._follow(progress)  # before the gathers are told to wait for what has been written to the shards
         self.schedule.begin_forward()
         for unit in self.progress:
-            unit.lingers &= self.kept
+            unit.lingers &= unit in self.accumulating
             if unit.state is not SHARDED and unit.is_stale:
                 self.schedule.free(unit)
 
@@ -155,7 +154,7 @@ class Engine:
         self.turns.begin_backward()
         self.schedule.begin_backward(self.turns.forward.returned())
         for unit in self.progress:
-            unit.take_accumulated(more=not self.sync_gradients)
+            unit.take_accumulated()
         private.at_end_of_backward(self._end_backward)
 
     def _pre_backward(self, progress: Progress, call: list[int], gradient: Tensor) -> None:
@@ -200,10 +199,10 @@ class Engine:
         progress.restart()
         progress.ended = True
         unit = progress.unit
-        if self.sync_gradients and (progress.owes or unit.has_gradient):
+        if unit.reduces and (progress.owes or unit.has_gradient):
             progress.owes = False
             self.schedule.post_backward(unit)
-        elif unit.reshard_after_forward or not progress.trained:
+        elif unit.freed_after_backward or not progress.trained:
             self.schedule.free(unit)
 
     def _end_backward(self) -> None:
@@ -211,39 +210,33 @@ class Engine:
         self.turns.end_backward()
         self.backward_runs = False
         for progress in self.progress.values():
-            owes = self.sync_gradients and (progress.owes or progress.unit.has_gradient)  # since one inside no_sync
+            owes = progress.unit.reduces and (progress.owes or progress.unit.has_gradient)  # since one inside no_sync
             is_late = len(progress.missing) < len(progress.trained)  # a leaf had its gradient after the unit's turn
             if progress.in_backward or is_late or (owes and not progress.ended):
                 self._post_backward(progress)
         self.schedule.end_backward()
-        self.kept = not self.sync_gradients
-        for progress in self.progress.values():
+        self.accumulating = {unit for unit in self.progress if not unit.reduces}
+        for unit, progress in self.progress.items():
             progress.restart()
             progress.ended = False
             while progress.passed:
                 progress.passed.pop().remove()
-            if progress.unit.state is not SHARDED and (progress.unit.reshard_after_forward or not self.kept):
-                self.schedule.free(progress.unit)
-            if self.sync_gradients:
-                call_post_hooks(progress.unit.shards)
+            if unit.state is not SHARDED and unit.freed_after_backward:
+                self.schedule.free(unit)
+            if unit.reduces:
+                call_post_hooks(unit.shards)
             else:
-                progress.unit.show_accumulated()
+                unit.show_accumulated()
 
     def _abandon_backward(self) -> None:
         """The last backward raised. End it, and drop the gradients: they are of some leaves only."""
         warnings.warn("the last backward raised: all gradients are dropped, older ones as well", stacklevel=5)
-        before, self.sync_gradients = self.sync_gradients, True
-        self._end_backward()
-        self.sync_gradients = before
+        with reducing(self.progress, True):
+            self._end_backward()
         for unit in self.progress:
             for shard in unit.shards:
                 shard.grad = None
 
-    @contextmanager
-    def no_sync(self) -> Iterator[None]:
+    def no_sync(self) -> AbstractContextManager[None]:
         """Gradients stay unsharded in their units; the first backward outside reduces them."""
-        before, self.sync_gradients = self.sync_gradients, False
-        try:
-            yield
-        finally:
-            self.sync_gradients = before
+        return reducing(self.progress, False)

@@ -13,6 +13,8 @@ parameters, so that an optimizer sees the shards and nothing else.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from enum import Enum
 
 import torch
@@ -43,6 +45,9 @@ class Unit(ABC):
         shards: the Parameters that the optimizer updates, 1/N of the leaves' elements.
         device: where the computation runs.
         reshard_after_forward: free the leaves after forward and gather them again for backward.
+        reduces: the next backward reduces the gradients; if not, they stay unsharded for later ones to add to.
+        reshard_after_backward: free the leaves after backward. None: yes, unless `reshard_after_forward` and `reduces`
+            are False, and more micro-batches are to come. What stays whole is not gathered again until it is stale.
         lingers: keep the memory and its values when it is freed: a backward that nothing announces may read them.
         is_root: set for the outermost unit, which stays whole from its forward to the end of its backward.
     """
@@ -57,6 +62,8 @@ class Unit(ABC):
         self.name = self.title = name
         self.state = SHARDED
         self.reshard_after_forward = reshard_after_forward
+        self.reduces = True
+        self.reshard_after_backward: bool | None = None
         self.is_root = self.lingers = False
         self._gathering: Handle | Done | None = None
         self._reducing: Handle | None = None
@@ -70,6 +77,12 @@ class Unit(ABC):
     @property
     def freed_after_forward(self) -> bool:
         return self.reshard_after_forward and not self.is_root
+
+    @property
+    def freed_after_backward(self) -> bool:
+        if self.reshard_after_backward is None:
+            return self.reshard_after_forward or self.reduces
+        return self.reshard_after_backward
 
     # The verbs
 
@@ -147,8 +160,8 @@ class Unit(ABC):
     def show_accumulated(self) -> None:  # noqa: B027
         """After a backward inside `no_sync`: let what has been taken be the shards' `.grad` until the next backward."""
 
-    def take_accumulated(self, more: bool = False) -> None:
-        """The end of `show_accumulated`: forget what is not there any longer. `more`: this backward only adds to it."""
+    def take_accumulated(self) -> None:
+        """The end of `show_accumulated`: forget what is not there any longer."""
         self.view.take_accumulated()
 
     # Subclass hooks
@@ -178,3 +191,16 @@ class Unit(ABC):
             leaf.requires_grad_(each)
         self._wanted = wanted
         self.trained = [index for index, each in enumerate(wanted) if each]
+
+
+@contextmanager
+def reducing(units: Iterable[Unit], value: bool) -> Iterator[None]:
+    """Let the backwards inside the `with` reduce the gradients of `units`, or leave it to a later one."""
+    before = [(unit, unit.reduces) for unit in units]
+    try:
+        for unit, _ in before:
+            unit.reduces = value
+        yield
+    finally:
+        for unit, each in before:
+            unit.reduces = each

@@ -110,6 +110,65 @@ def what_stays_whole_is_gathered_once_for_all_micro_batches(order: list[str], sc
     assert all(m._unit.state.name == "SHARDED" for m in Fsdp.fsdp_modules(model) if m._unit is not None)
 
 
+def units_of(model: Any) -> list[Any]:
+    return [m._unit for m in Fsdp.fsdp_modules(model) if m._unit is not None]
+
+
+@check(strategy=(FULL, GRAD_OP), schedule=SCHEDULES, use_orig_params=(False, True))
+def each_unit_reduces_now_or_later(strategy: ShardingStrategy, schedule: Any, use_orig_params: bool) -> None:
+    model, plain = wrapped(strategy, schedule=schedule, use_orig_params=use_orig_params), net()
+    for number in range(3):
+        for rank in range(dist.get_world_size()):
+            (plain(rows(number, rank)).square().mean() / dist.get_world_size()).backward()
+    reductions = []
+    for number, later in enumerate([{0, 2}, {2, 3}, {}]):
+        for index, unit in enumerate(units_of(model)):
+            unit.reduces = index not in later
+        with comm.record() as calls:
+            model(rows(number, dist.get_rank())).square().mean().backward()
+        reductions.append([call.label.what for call in calls if call.op == "reduce_scatter"])
+    names = [unit.title for unit in units_of(model)]
+    assert reductions == [[names[3], names[1]], [names[1], names[0]], names[::-1]]
+    with Fsdp.summon_full_params(model, with_grads=use_orig_params):
+        found = [p.grad for p in model.parameters()] if use_orig_params else None
+    expected = [p.grad for p in plain.parameters()]
+    if found is None:
+        shards = [torch.cat([g.flatten() for g in expected[i : i + 4]]) for i in range(0, len(expected), 4)]
+        ranks, rank = dist.get_world_size(), dist.get_rank()
+        found = [unit.shards[0].grad for unit in units_of(model)]
+        expected = [nn.functional.pad(s, (0, -len(s) % ranks)).chunk(ranks)[rank] for s in shards]
+    torch.testing.assert_close(found, expected)
+
+
+@check(schedule=SCHEDULES)
+def what_backward_leaves_whole_is_not_gathered_until_a_step(schedule: Any) -> None:
+    model = wrapped(FULL, schedule=schedule)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    kept = units_of(model)[1:3]
+    for unit in kept:
+        unit.reshard_after_backward = False
+
+    def gathered(step: Any) -> list[str]:
+        with comm.record() as calls:
+            step()
+        return [call.label.what for call in calls if call.op == "all_gather"]
+
+    def forward() -> None:
+        forward.loss = model(rows(0, dist.get_rank())).square().mean()
+
+    forward()
+    forward.loss.backward()
+    names = {unit.title for unit in kept}
+    assert [unit.state.name for unit in units_of(model)] == ["SHARDED", "UNSHARDED", "UNSHARDED", "SHARDED"]
+    assert names.isdisjoint(gathered(forward))  # the second micro-batch of a step
+    assert len(names & set(gathered(lambda: forward.loss.backward()))) == 2  # they were freed after forward
+    optimizer.step()
+    before = [float(forward.loss)]
+    assert names < set(gathered(forward))
+    before.append(float(forward.loss))
+    assert before[1] < before[0]
+
+
 @check(order=ORDERS)
 def every_backward_prefetches(order: list[str]) -> None:
     ahead: dict[int, list[bool]] = defaultdict(list)

@@ -46,7 +46,7 @@ class HostSchedule(PrefetchSchedule):
 
     def post_backward(self, unit: Unit) -> None:
         self.reductions = 0 if unit is self.first or unit.freed_after_forward else 1
-        if unit is self.first and self.backward is PRE:
+        if unit is self.first and self.backward is PRE and unit.freed_after_backward:
             self.free(unit)
             self.prefetch([each for each in self.ahead[::-1] if each is not unit])
         super().post_backward(unit)

@@ -78,7 +78,8 @@ class PrefetchSchedule(OverlapSchedule):
             self.prefetch(self.ahead[::-1])
 
     def post_backward(self, unit: Unit) -> None:
-        self.free(unit)
+        if unit.freed_after_backward:
+            self.free(unit)
         if self.backward is POST:
             self.prefetch(self.ahead[::-1])
         self.reduce(unit)

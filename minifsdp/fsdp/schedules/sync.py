@@ -60,7 +60,8 @@ class SyncSchedule:
 
     def post_backward(self, unit: Unit) -> None:
         """The unit's gradients are complete. Its parameters go first: the reduction does not read them."""
-        self.free(unit)
+        if unit.freed_after_backward:
+            self.free(unit)
         self.reduce(unit)
 
     def end_backward(self) -> None:
