@@ -1,4 +1,4 @@
-"""What serves the course: starting ranks, counting bytes, drawing, the command line. Upstairs imports nothing of it.
+"""The course's tools: starting ranks, counting bytes, drawing, the command line. Upstairs imports nothing of it.
 
 `describe` is imported when it is first asked for, so that what needs no torch can do without.
 """

@@ -140,7 +140,7 @@ def test_nothing_above_a_unit_knows_what_it_is_made_of():
 
 
 SUBJECT_LAST = re.compile(r"(What|Those|Whether|Which|Who|Whose|Where|When|How)\b")
-PROSE = ("checkpoint", "ddp", "fsdp", "zero")  # and the modules beside them
+PROSE = ("checkpoint", "course", "ddp", "fsdp", "zero")  # and the modules beside them
 
 
 def docstrings(path: Path) -> list[str]:

@@ -1,4 +1,4 @@
-"""What each rank does in the step benchmark: time all contestants in turn, then measure their memory one by one."""
+"""The step benchmark on each rank: time all contestants in turn, then measure their memory one by one."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from minifsdp.course.launch.group import share_cores
 
 
 def train_alone(settings: Settings) -> list[list[float]]:
-    """What every contestant's losses should be: one process trains on the whole batch, a rank's rows at a time.
+    """The losses that every contestant should have: one process trains on the whole batch, a rank's rows at a time.
 
     Returns:
         For each step, the loss on each rank's rows.

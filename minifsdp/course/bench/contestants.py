@@ -1,4 +1,4 @@
-"""Who takes part in the step benchmark: a way to train the course's GPT on all ranks, torch's or ours."""
+"""The contestants of the step benchmark: ways to train the course's GPT on all ranks, torch's and ours."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a contestant holds at the peak of a step, alone on the device, by a yardstick that is the same for all."""
+"""The memory of a contestant at the peak of a step, alone on the device, measured in the same way for all."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What wrapping costs the host: a model whose tensors cost nothing, in a world whose collectives return at once.
+"""The host time that wrapping costs: a model whose tensors cost nothing, in a world whose collectives return at once.
 
 Rank 0 of torch's `fake` process group runs units of two Linear and two LayerNorm of width 8 on one row, so that what a
 step takes beyond the plain module's is the Python around it. A step is forward, backward, and gradients set to None as
@@ -37,7 +37,7 @@ WARM_UP = 5  # steps: the first learns the order of units, and Python specialise
 
 
 class Part(nn.Sequential):
-    """What is a unit."""
+    """The module that is a unit."""
 
     def __init__(self) -> None:
         super().__init__(nn.LayerNorm(WIDTH), nn.Linear(WIDTH, WIDTH), nn.LayerNorm(WIDTH), nn.Linear(WIDTH, WIDTH))
@@ -79,7 +79,7 @@ class Settings(NamedTuple):
 
 
 class Cost(NamedTuple):
-    """What a contestant takes beyond the plain module, in seconds per unit and step.
+    """A contestant's host time beyond the plain module's, in seconds per unit and step.
 
     Attributes:
         median: of all steps.
@@ -115,7 +115,7 @@ def ratio(runs: Sequence[Mapping[str, Cost]], ours: str, theirs: str) -> float:
 
 
 def profile(settings: Settings, name: str, rows: int = 40) -> str:
-    """Where a contestant's time goes, by cProfile: the functions by their own time, then with what they call."""
+    """A contestant's cProfile: functions sorted by their own time, then by that of their calls as well."""
     return launch(_profile, settings.ranks, settings, name, rows, backend="fake", timeout=600)[0]
 
 

@@ -1,4 +1,4 @@
-"""What the device model says a step should take on a GPU that it knows. A model, never measured."""
+"""The duration of a step on a GPU that the device model knows. A prediction, never a measurement."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the step benchmark found: its record, and how the terminal shows it."""
+"""The result of the step benchmark: its record, and its table on the terminal."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def make_record(
 
 
 def disagreement(record: Mapping[str, Any]) -> str | None:
-    """Who computed something else, in one line; None if nobody did."""
+    """One line that names the contestants with other losses; None if there are none."""
     wrong = [
         f"{row['name']} by {'no number' if row['off'] is None else format(row['off'], '.1e')}"
         for row in record["contestants"]

@@ -1,4 +1,4 @@
-"""How a step grows with the ranks and with the units: time, bytes and messages, measured and by law.
+"""The growth of a step with the ranks and with the units: time, bytes and messages, measured and by law.
 
 The model is always the same: `blocks` blocks, cut into units of equally many neighbours. To DDP a unit is a bucket of
 that size. More ranks bring more data, so that every rank computes as much as one alone (weak scaling).
@@ -115,7 +115,7 @@ class Settings:
 
 
 class Found(NamedTuple):
-    """What a case took on one rank, or by law.
+    """The cost of a case, measured on one rank or given by law.
 
     Attributes:
         messages: collectives of a step.
@@ -148,7 +148,7 @@ def bucket_cap(sizes: Sizes) -> int:
 
 
 def law(sizes: Sizes, way: str, ranks: int) -> Found:
-    """What a step has to take, from the model's sizes."""
+    """The cost of a step by law, from the model's sizes."""
     setting, blocks = closed_form_setting(ranks, BACKEND), len(sizes.units) - 1
     psi, share = 4 * sum(sizes.parameters), (ranks - 1) / ranks
     if way == "ddp":
@@ -195,7 +195,7 @@ def measure(settings: Settings, ranks: int, units: Sequence[int]) -> list[dict[s
 
 
 def against_law(row: Mapping[str, Any]) -> list[str]:
-    """Where a row of `measure` is not what the law says, a line each."""
+    """A line for each difference between a row of `measure` and the law."""
     lines = []
     for rank, found in enumerate(row["found"]):
         for name, wanted in row["law"].items():
@@ -216,7 +216,7 @@ def _plain(found: Found) -> dict[str, int]:
 
 
 def _on_rank(settings: Settings, units: Sequence[int]) -> list[dict[str, Any]]:
-    """What `measure` needs of each case, of this rank: a step of each in turn, timed; then its memory."""
+    """This rank's part of `measure`: a step of each case in turn, timed; then its memory."""
     torch.set_num_threads(1)
     where, rows = rank_device(), settings.rows()
     cases = [(number, way) for number in units for way in WAYS]

@@ -1,4 +1,4 @@
-"""What one run of the step benchmark is asked for, and whether it can be had."""
+"""The settings of one run of the step benchmark, and their checks."""
 
 from __future__ import annotations
 

@@ -108,7 +108,7 @@ def run(plan: Plan, progress: Progress) -> dict[str, Any] | None:
 
 
 def _predict(plan: Plan, gpu: str) -> Prediction:
-    """What the device model can say of this run."""
+    """The device model's prediction of this run."""
     if plan.world.device == "cpu":
         return Prediction(None, "the device model is of GPUs: none on CPU")
     if plan.world.shares_gpu:

@@ -14,7 +14,7 @@ from minifsdp.course.cli.signals import INTERRUPTED
 
 
 class Command(NamedTuple):
-    """Where a command is, and what the screen of all commands says of it."""
+    """A command: its module, and its line on the screen of all commands."""
 
     module: str
     says: str

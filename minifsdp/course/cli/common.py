@@ -1,4 +1,4 @@
-"""What all commands share: how they are set up, how they fail, how they show that they work."""
+"""Set-up, failure and progress, alike in all commands."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ ShareOption = Annotated[
 
 
 def ranks_asked_for(ranks: int | None, default: int) -> int:
-    """What `RanksOption` says; else what torchrun has started; else the default."""
+    """The number from `RanksOption`, or else of the ranks that torchrun has started, or else the default."""
     started = os.environ.get("WORLD_SIZE", "")
     return (int(started) if started.isdecimal() else default) if ranks is None else ranks
 

@@ -35,7 +35,7 @@ Folder = Annotated[Path, typer.Argument(metavar="[DIR]", help="Folder of your no
 
 @contextmanager
 def _refusing() -> Iterator[None]:
-    """What a request asks for that cannot be ends in one line and exit code 2."""
+    """End an impossible request in one line and exit code 2."""
     try:
         yield
     except OSError as error:

@@ -1,4 +1,4 @@
-"""What Ctrl-C, SIGTERM and SIGHUP do to a command. Nothing is imported here that takes time.
+"""The effect of Ctrl-C, SIGTERM and SIGHUP on a command. Nothing is imported here that takes time.
 
 A handler that raises is not safe everywhere: where C code runs Python, as `import torch` does, the exception is lost or
 becomes another one. So a signal ends the process at once, unless there are ranks or temporary files to clean up.

@@ -34,7 +34,7 @@ APPS = {"train": app}
 
 
 def _cure(folder: Path | None, how: str) -> str:
-    """How to go on, if there are checkpoints."""
+    """The command that goes on, if there are checkpoints."""
     if folder is None:
         return ""
     with suppress(OSError):

@@ -32,7 +32,7 @@ Progress = Callable[[str, int, int], None]
 
 @dataclass(frozen=True)
 class Plan:
-    """What passed every check. `world` is None where a GPU was asked for and the driver is broken."""
+    """A plan that has passed every check. `world` is None where a GPU was asked for and the driver is broken."""
 
     world: World | None
     machine: Machine
@@ -125,7 +125,7 @@ def run(plan: Plan, progress: Progress, replaced: Mapping[str, Callable[..., Any
 
 
 def _peak(here: Machine, world: World | None, said: Ranks) -> Peak:
-    """What the link can do at most, as far as that is known."""
+    """The link's greatest bandwidth, as far as it is known."""
     if world is None or not said.measured:
         return Peak(None, "nothing was measured")
     if local_ranks(world.ranks) < world.ranks:

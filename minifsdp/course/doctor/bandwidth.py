@@ -1,4 +1,4 @@
-"""How many bytes per second collectives move between the ranks, counted as nccl-tests counts them.
+"""Bandwidth of the collectives in bytes per second, counted as nccl-tests counts them.
 
 S bytes in t seconds: the algorithm bandwidth is S / t, and the bus bandwidth is what each rank sends by a ring, over
 t, which can be held against the rate of a link whatever N is: (N - 1) / N of S / t for an all-gather and a

@@ -1,4 +1,4 @@
-"""Whether each collective gives what it should, on values that tell ranks, parts and reductions apart.
+"""A test of each collective, on values that tell ranks, parts and reductions apart.
 
 What is checked is handed in, so that a wrong one can be.
 """

@@ -27,14 +27,14 @@ _DEVICE = re.compile(r"GPU\d+|NIC\d+|mlx\w+|hfi\w+|rdma\w+")
 
 
 class Answer(NamedTuple):
-    """What a program said. `code` is None if it is not there, or did not end in time."""
+    """The output of a program. `code` is None if it is not installed, or did not end in time."""
 
     code: int | None
     text: str
 
 
 class Cuda(NamedTuple):
-    """What torch finds: its GPUs as `Gpu` has them, or why there are none."""
+    """The GPUs that torch finds, or the reason why there are none."""
 
     gpus: list[dict[str, Any]]
     why: str | None
@@ -66,7 +66,7 @@ class Gpu:
 
 
 def nvidia_smi(*arguments: str) -> Answer:
-    """What the driver's program says."""
+    """The output of the driver's program."""
     return _ask("nvidia-smi", *arguments)
 
 
@@ -88,7 +88,7 @@ def count_on_bus(devices: Path = Path("/sys/bus/pci/devices")) -> int:
 
 
 def ask_cuda() -> Cuda:
-    """What torch finds, in a process of its own."""
+    """The GPUs that torch finds in a process of its own."""
     answer = _ask(sys.executable, "-m", __name__, patience=3 * PATIENCE)  # it imports torch
     if answer.code != 0:
         last = (answer.text.strip().splitlines() or [f"the process ended with {answer.code}"])[-1]
@@ -97,7 +97,7 @@ def ask_cuda() -> Cuda:
 
 
 def gpus_of(cuda: Cuda, driver: Answer, topology: str) -> list[Gpu]:
-    """What CUDA, the driver's program and its `topo -m` say of the same GPUs, put together by their UUIDs."""
+    """The GPUs as CUDA, the driver's program and its `topo -m` describe them, matched by their UUIDs."""
     known = parse_query(driver.text) if driver.code == 0 else {}
     ways = parse_topology(topology)
     names = [f"GPU{known[gpu['uuid']]['index']}" if gpu["uuid"] in known else None for gpu in cuda.gpus]

@@ -1,4 +1,4 @@
-"""Which labs have the ranks that they start in which world here, from their notebooks; nothing is run."""
+"""The labs that this machine has enough ranks for, by their notebooks' front matter; nothing is run."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ LINKED = {"EmulatedLink", "HostLinks", "parse_link", "versus"}  # names whose us
 
 @dataclass(frozen=True)
 class Lab:
-    """What a lab's notebook starts.
+    """The ranks that a lab's notebook starts.
 
     Attributes:
         number: "10a".

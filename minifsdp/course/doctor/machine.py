@@ -1,4 +1,4 @@
-"""What this machine has, and whether it does: the driver, shared memory, a temporary folder, open files."""
+"""This machine's driver, shared memory, temporary folder and open files, each with its check."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class Finding:
 
 @dataclass(frozen=True)
 class Machine:
-    """What was seen here before a rank starts. `driver` is what nvidia-smi said, `on_bus` counts NVIDIA's GPUs."""
+    """The machine before a rank starts. `driver` is nvidia-smi's answer, `on_bus` the number of NVIDIA's GPUs."""
 
     host: str
     cores: int
@@ -102,7 +102,7 @@ def driver_version(driver: Answer) -> str | None:
 
 
 def check_driver(machine: Machine, on_cpu: bool = False, built_for: str | None = torch.version.cuda) -> Finding:
-    """Whether torch can use the GPUs that the bus or the driver's program knows of.
+    """Check that torch can use the GPUs on the bus or in the driver's list.
 
     Args:
         machine: what was seen.
@@ -133,7 +133,7 @@ def check_driver(machine: Machine, on_cpu: bool = False, built_for: str | None =
 
 
 def check_shared_memory(machine: Machine, world: World) -> Finding:
-    """Whether /dev/shm has room for what NCCL's ranks share on one host."""
+    """Check that /dev/shm has room for the buffers that NCCL's ranks share on one host."""
     name = f"{SHARED}"
     if machine.shared is None:
         return Finding(name, True, "not there, as on macOS; gloo needs none")
@@ -150,7 +150,7 @@ def check_shared_memory(machine: Machine, world: World) -> Finding:
 
 
 def check_mode(machine: Machine, world: World) -> Finding:
-    """Whether as many processes may use each of the world's GPUs as have a rank on it."""
+    """Check that each of the world's GPUs accepts as many processes as have a rank on it."""
     modes = {index: gpu.mode or "" for index, gpu in enumerate(machine.gpus) if index in world.gpus}
     alone = {index: mode for index, mode in modes.items() if mode.startswith(("Exclusive", "Prohibited"))}
     if not alone:
@@ -170,7 +170,7 @@ def check_mode(machine: Machine, world: World) -> Finding:
 
 
 def check_temporary() -> Finding:
-    """Whether `launch` can have its folder."""
+    """Check that `launch` can have its folder."""
     try:
         with tempfile.TemporaryDirectory(prefix="minifsdp-") as folder:
             (Path(folder) / "file").write_text("")
@@ -181,7 +181,7 @@ def check_temporary() -> Finding:
 
 
 def check_open_files(machine: Machine, ranks: int) -> Finding:
-    """Whether a process may open as many files as it has connections to other ranks."""
+    """Check that a process may open a file for each of its connections to other ranks."""
     need, may = FILES[0] + FILES[1] * ranks, machine.open_files
     what = f"{'any number' if may == resource.RLIM_INFINITY else may} of a process; {in_words(ranks)}: {need} needed"
     ok = may == resource.RLIM_INFINITY or may >= need

@@ -1,4 +1,4 @@
-"""How fast the link between ranks can be: per GPU and direction, which is what a bus bandwidth is compared with."""
+"""Peak bandwidth of the link between ranks, per GPU and direction: bus bandwidths are compared with it."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ SHARE_OF_TIME, SHARE_OF_MEASURING = 0.6, 0.25  # of the budget: for all that ran
 
 @dataclass
 class Ranks:
-    """What came of the ranks.
+    """The result of all ranks.
 
     Attributes:
         findings: of all machines and of the ranks.
@@ -85,7 +85,7 @@ def ask_ranks(
 def examine(
     own: Sequence[Finding], seconds: float, replaced: Mapping[str, Callable[..., Any]] | None
 ) -> dict[str, Any]:
-    """What one rank does.
+    """The work of one rank.
 
     Args:
         own: what is wrong with the machine that this rank's process was started on.
@@ -117,7 +117,7 @@ def _failure(world: World, error: Exception, steps: Sequence[str]) -> Finding:
 
 
 def _from_others(ranks: Sequence[dict[str, Any]]) -> list[Finding]:
-    """What is wrong with other machines than rank 0's, each once."""
+    """The faults of other machines than rank 0's, each once."""
     found = {(rank["host"], each.name): each for rank in ranks for each in rank["own"]}
     first = ranks[0]["host"]
     return [

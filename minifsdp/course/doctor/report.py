@@ -1,4 +1,4 @@
-"""What the doctor says on the terminal."""
+"""The doctor's report on the terminal."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which versions of what are here: for records, in which a figure without them says little.
+"""The versions of Python, torch and the rest, for records: without them a figure says little.
 
 `torch.utils.collect_env` has no field for NCCL or for this package, and runs compilers and pip to fill its own.
 """

@@ -35,7 +35,7 @@ SGD, MOMENTUM, ADAM, AMSGRAD = OptimizerState(0, 0), OptimizerState(4, 0), Optim
 
 @dataclass(frozen=True)
 class Bytes:
-    """What one rank holds, in bytes; equal on all ranks, since shards are padded to one size."""
+    """Bytes on one rank; equal on all ranks, since shards are padded to one size."""
 
     parameters: int
     gradients: int
@@ -46,7 +46,7 @@ class Bytes:
 
 @dataclass(frozen=True)
 class Setting:
-    """What the rungs have in common.
+    """The setting that all rungs share.
 
     Attributes:
         ranks: N.

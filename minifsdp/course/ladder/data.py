@@ -1,4 +1,4 @@
-"""What the course trains on: by default the source text of Python's standard library, which every learner has.
+"""Training data: by default the source text of Python's standard library, which every learner has.
 
 A token is a byte, 0 to 255; 256 marks the end of a text. Batches are drawn for the whole world, the same on every rank
 and for every number of ranks, and each rank takes its rows: so N ranks see what one process would.

@@ -1,4 +1,4 @@
-"""What each rank does on the ladder: train, measure and trace every rung on the same model and data."""
+"""The ladder on each rank: train, measure and trace every rung on the same model and data."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ WARM_UP = 1  # steps before one is measured: the first makes the optimizer's sta
 
 @dataclass(frozen=True)
 class Settings:
-    """What one run of the ladder is asked for; see `minifsdp ladder --help`."""
+    """The settings of one run of the ladder; see `minifsdp ladder --help`."""
 
     ranks: int = 2
     rungs: tuple[str, ...] = tuple(RUNGS)

@@ -70,7 +70,7 @@ def sizes_of(model: GPT) -> Sizes:
 
 
 def closed_form_setting(ranks: int, backend: Backend | None = None) -> Setting:
-    """What the closed form has to know of so many ranks as `launch` would start them here.
+    """The closed form's setting for this number of ranks, as `launch` would start them here.
 
     Args:
         ranks: N.

@@ -1,4 +1,4 @@
-"""What the ranks of an SPMD job tell one another over its rendezvous store: how many have failed, and with what result.
+"""Messages between the ranks of an SPMD job over its rendezvous store: their results, and the number that failed.
 
 Whoever reaches the store's port can write to it, and it asks for no key. So what is read from it is data and never
 code: `torch.load(weights_only=True)` makes numbers, text, tensors and containers of them, and calls nothing else.
@@ -47,7 +47,7 @@ def pack(obj: Any) -> bytes:
 
 
 def unpack(content: bytes) -> Any:
-    """What was packed.
+    """Unpack the object.
 
     Raises:
         ValueError: the bytes are not of `pack`, or hold more than data.
@@ -63,7 +63,7 @@ def unpack(content: bytes) -> Any:
 
 
 def _classes(file: io.BytesIO) -> list[str]:
-    """What a packed object names beyond what torch knows as data."""
+    """The classes in a packed object that torch does not load as data."""
     file.seek(0)
     return list(serialization.get_unsafe_globals_in_checkpoint(file))
 

@@ -1,4 +1,4 @@
-"""What went wrong in a rank, said briefly: the cause first, its line, and nothing of the launcher's own frames."""
+"""The failure of a rank in few words: the cause first, its line, and none of the launcher's own frames."""
 
 import enum
 import linecache

@@ -75,7 +75,7 @@ def prepare_to_share(rank: int, here: int, one_machine: bool, share_gpu: bool | 
 
 
 def rank_device() -> torch.device:
-    """Where this rank computes: as its process group communicates, so its GPU with nccl and the CPU with gloo."""
+    """The device of this rank, as its process group communicates: its GPU with nccl, the CPU with gloo."""
     on_gpu = dist.get_backend() == "nccl" or (dist.get_backend() == "fake" and choose_world(1, backend="fake").gpus)
     return torch.device("cuda", torch.cuda.current_device()) if on_gpu else torch.device("cpu")
 

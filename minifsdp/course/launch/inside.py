@@ -1,4 +1,4 @@
-"""What the launched function meets inside a rank: `report`, and no terminal."""
+"""The inside of a rank, for the launched function: `report`, and no terminal."""
 
 import builtins
 import contextlib
@@ -28,7 +28,7 @@ def report(obj: Any) -> None:
 
 
 def inside_rank() -> bool:
-    """Whether this process was started by `launch` as a rank."""
+    """True if `launch` has started this process as a rank."""
     return _is_rank_process
 
 

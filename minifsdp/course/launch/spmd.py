@@ -39,7 +39,7 @@ _GROUP_LIMIT = 600.0  # seconds that a collective may wait at most, as torch's o
 
 @dataclasses.dataclass
 class _Job:
-    """What lasts from launch to launch. `group` tells which world and time-out the default process group was made for
+    """State from launch to launch. `group` tells which world and time-out the default process group was made for
     (None: not by us), `sockets` which connections it opened."""
 
     store: Store

@@ -31,12 +31,12 @@ class RankProcess:
 
     @property
     def sources(self) -> "tuple[connection.Connection[Any, Any], int]":
-        """What becomes ready when the rank has sent something or is dead."""
+        """The objects that become ready when the rank has sent something or is dead."""
         return self.pipe, self.process.sentinel
 
     @property
     def running(self) -> bool:
-        """Whether this rank still owes an answer."""
+        """True if this rank still owes an answer."""
         return not self.done and self.failure is None
 
 

@@ -34,7 +34,7 @@ _told = False
 
 @dataclass(frozen=True)
 class World:
-    """What was chosen. As a string it is one line: what, and why.
+    """The chosen world. As a string it is one line: the choice and its reason.
 
     Attributes:
         ranks: N.
@@ -52,12 +52,12 @@ class World:
 
     @property
     def processes(self) -> int:
-        """How many ranks are really there."""
+        """The number of ranks that are really there."""
         return 1 if self.backend == "fake" else self.ranks
 
     @property
     def device(self) -> str:
-        """Where the ranks compute: "cpu" or "cuda"."""
+        """The ranks' device: "cpu" or "cuda"."""
         return "cuda" if self.gpus else "cpu"
 
     def __str__(self) -> str:
@@ -115,7 +115,7 @@ def choose_world(
 
 
 def forced_device() -> str:
-    """What MINIFSDP_DEVICE says; "auto" if it is not set.
+    """The value of MINIFSDP_DEVICE; "auto" if it is not set.
 
     Raises:
         ValueError: it, or another variable of ours, says what it cannot, whether it counts or not.
@@ -167,7 +167,7 @@ def _on_gpus(ranks: int, here: int, gpus: int, share_gpu: bool | None, must: boo
 
 
 def _gpus_per_task() -> int:
-    """What srun's --gpus-per-task says, as "2", "h100:2", or "h100:1,a100:1"; 0 if it says nothing."""
+    """The number in srun's --gpus-per-task, given as "2", "h100:2", or "h100:1,a100:1"; 0 if it is not set."""
     counts = [part.rpartition(":")[2] for part in os.environ.get("SLURM_GPUS_PER_TASK", "").split(",")]
     return sum(map(int, counts)) if all(count.isdecimal() for count in counts) else 0
 
@@ -193,7 +193,7 @@ def _check_job(ranks: int) -> None:
 
 
 def may_share() -> bool:
-    """Whether MINIFSDP_SHARE_GPU asks for it."""
+    """True if MINIFSDP_SHARE_GPU asks for it."""
     wish = os.environ.get(SHARES, "")
     if wish not in ("", "0", "1"):
         raise ValueError(f"{SHARES}={wish}: choose 1 or 0, or unset it")
@@ -201,13 +201,13 @@ def may_share() -> bool:
 
 
 def local_ranks(ranks: int) -> int:
-    """How many of `ranks` are this machine's, as torchrun or srun say; all, if neither does."""
+    """The number of `ranks` on this machine, by torchrun or srun; all of them without either."""
     said = os.environ.get("LOCAL_WORLD_SIZE") or os.environ.get("SLURM_NTASKS_PER_NODE") or ""
     return int(said) if said.isdecimal() and "RANK" in os.environ else ranks
 
 
 def is_first() -> bool:
-    """Whether this process speaks for the run: under torchrun there are others, which keep silent."""
+    """True if this process speaks for the run: under torchrun there are others, which keep silent."""
     return os.environ.get("RANK", "0") == "0"
 
 

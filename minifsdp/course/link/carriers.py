@@ -1,4 +1,4 @@
-"""How an emulated link carries messages on CPU: by a thread; and what it has in common with CUDA (stream_carrier.py).
+"""An emulated link's carrier on CPU, a thread; and what it shares with the one on CUDA (stream_carrier.py).
 
 Both take messages one at a time, in order of submission, and run the real collective at the end of a message's time.
 """
@@ -42,7 +42,7 @@ class Transfer(NamedTuple):
 
 
 class Costs:
-    """What the real collectives cost, learnt as they run, so that they can end when their message's time does.
+    """The cost of the real collectives, learnt as they run, so that they can end when their message's time does.
 
     The median of the last few by kind and size: a rank that waits for a late peer now and then does not mislead it. One
     that always waits comes to run its collectives early, and the peer still says when they end.

@@ -72,7 +72,7 @@ class EmulatedLink:
         self._carrier: ThreadCarrier | StreamCarrier | None = None
 
     def seconds(self, call: comm.Call) -> float:
-        """What the message takes at least. A receive takes nothing: its sender's link has paid."""
+        """The least time of a message. A receive takes none: its sender's link has paid."""
         return 0.0 if call.op == "recv" else self.latency + call.wire / self.bandwidth
 
     def submit(self, call: comm.Call, collective: Callable[[], Any]) -> Any:
@@ -122,7 +122,7 @@ class HostLinks:
 
     @property
     def transfers(self) -> list[Transfer]:
-        """What both have carried, the oldest first; `op` says what went across hosts."""
+        """All transfers of both links, the oldest first; `op` tells which went across hosts."""
         across = [each._replace(op=f"{each.op} across") for each in self.across.transfers]
         return sorted(self.inside.transfers + across, key=lambda each: each.start)
 

@@ -1,4 +1,4 @@
-"""How an emulated link carries messages on CUDA: delayed on a stream of its own, in GPU cycles.
+"""An emulated link's carrier on CUDA: a delay on a stream of its own, in GPU cycles.
 
 For each message, in the order of issue:
 

@@ -33,13 +33,13 @@ class DeviceMemoryError(MemoryError):
 
 
 class Queues(Protocol):
-    """What the allocator asks of its device: streams are numbers, events anything."""
+    """The allocator's view of its device: streams are numbers, events anything."""
 
     def record(self, stream: int) -> Any:
         """An event at the end of what is queued on a stream."""
 
     def happened(self, event: Any) -> bool:
-        """Whether the device has come to an event."""
+        """True if the device has come to an event."""
 
     def synchronize(self) -> None:
         """Let the host wait until the device has done all that is queued."""

@@ -1,4 +1,4 @@
-"""What the caching allocator's memory is made of: segments from the device, cut into blocks, and the sizes of both."""
+"""The caching allocator's memory: segments from the device, cut into blocks, and the sizes of both."""
 
 from __future__ import annotations
 
@@ -55,12 +55,12 @@ class Block:
 
     @property
     def state(self) -> Literal["in use", "waiting", "free"]:
-        """Whether it is in use, freed and waiting for events, or free."""
+        """In use, freed and waiting for events, or free."""
         return "in use" if self.requested is not None else "waiting" if self.events else "free"
 
     @property
     def is_segment(self) -> bool:
-        """Whether it is the whole of its segment."""
+        """True if it is the whole of its segment."""
         return self.before is None and self.after is None
 
 
@@ -92,7 +92,7 @@ def segment_of(head: Block) -> Segment:
 
 
 class Allocator(Protocol):
-    """What `replay` asks of an allocator; the attributes mean what `CachingAllocator`'s do, in bytes."""
+    """An allocator as `replay` uses it; the attributes mean what `CachingAllocator`'s do, in bytes."""
 
     @property
     def allocated(self) -> int: ...

@@ -1,4 +1,4 @@
-"""What a device, its link and its driver take for things: the numbers that the paper GPU runs on.
+"""Speeds and latencies of a device, its link and its driver: the numbers that the paper GPU runs on.
 
 Peaks, memory bandwidth and capacity are those of the data sheets, of the SXM modules and without sparsity (H200:
 nvidia.com/en-us/data-center/h200, whose table is with sparsity). The rest is chosen, within what others have read:

@@ -22,7 +22,7 @@ class Use(NamedTuple):
     tick: int
 
     def before(self, clock: Clock) -> bool:
-        """Whether work with this clock can be sure that the use is over."""
+        """True if work with this clock can be sure that the use is over."""
         return clock.get(self.queue, 0) >= self.tick
 
     def __str__(self) -> str:

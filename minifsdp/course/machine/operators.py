@@ -1,4 +1,4 @@
-"""What an operator does to memory, and how much it computes: from its schema, its arguments and what it returns."""
+"""An operator's reads, writes and operations, from its schema, its arguments and its results."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Work(NamedTuple):
 
 
 def work_of(func: Any, args: Any, kwargs: Any, returned: Any) -> Work:
-    """What an operator has done."""
+    """The work of one call of an operator."""
     given = _tensors((args, kwargs))
     writes: list[Tensor] = []
     unread = given if _wants_shapes_only(func) else []

@@ -1,4 +1,4 @@
-"""What a host has asked of its device, in the order in which it asked: the program that the paper GPU runs.
+"""The host's requests to its device, in their order: the program that the paper GPU runs.
 
 Streams, buffers and events are numbers; stream 0 is the compute stream. A buffer is memory from one allocation to its
 free: a tensor that is freed and allocated again is two.

@@ -91,7 +91,7 @@ class Queues:
         return self.recorded[-1]
 
     def happened(self, event: Moment) -> bool:
-        """Whether the host, now, finds the event in the past.
+        """True if the host, now, finds the event in the past.
 
         What is queued from now on comes after it, but by luck: only the block that waited for it may count on that.
         """
@@ -116,7 +116,7 @@ class Queues:
 
     @property
     def done(self) -> float:
-        """When everything that is queued will be over, in seconds."""
+        """The time in seconds at which everything in the queue will be over."""
         return max([self.host, *self._ends.values()])
 
     def _driver(self, name: str, nbytes: int) -> None:

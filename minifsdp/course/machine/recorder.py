@@ -77,12 +77,12 @@ class Recorder(Ledger):
                 self.name_unit(clean_name(path) or "root", module._unit)
 
     def name_unit(self, name: str, unit: FlatUnit) -> None:
-        """What to call a unit and its memory."""
+        """Name a unit and its memory."""
         for what, buffer in unit.buffers.items():
             self._books.name(buffer, name, what)
 
     def program(self) -> Program:
-        """What has been recorded so far."""
+        """The program recorded so far."""
         return self._books.program()
 
 

@@ -66,7 +66,7 @@ class Moments(NamedTuple):
 
 @dataclass
 class Run:
-    """What the paper GPU did.
+    """A run of the paper GPU.
 
     Attributes:
         hardware: what it ran on.

@@ -131,11 +131,11 @@ class Shape:
         return Program(first + [Synchronize(None), *again] * (steps - 1), program.buffers)
 
     def replay(self, schedule: MakeSchedule) -> Run:
-        """What the device does with some steps under a schedule."""
+        """Replay some steps under a schedule."""
         return replay(self.record(schedule), self.hardware)
 
     def in_full(self, schedule: MakeSchedule, measure: Callable[[Program, Run], float]) -> float:
-        """What the whole model's would be of what a program and its run measure: layers are alike, if memory suffices.
+        """The whole model's figures from those of a program and its run: layers are alike, if memory suffices.
 
         shape.in_full(schedule, lambda program, run: seconds(run))
         """

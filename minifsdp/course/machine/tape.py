@@ -33,7 +33,7 @@ from minifsdp.private import DisableTorchFunctionSubclass, identity
 
 
 class _Made(NamedTuple):
-    """Where a buffer was allocated, at which unit's work, and its bytes."""
+    """The birth of a buffer: its place, the unit at work, and its bytes."""
 
     stream: int
     unit: str
@@ -135,7 +135,7 @@ class Tape(Books):
                 self.instructions.append(Kernel(name, self._unit, self._stream(), *what))
 
     def _is_the_hosts(self, name: str, reads: tuple[int, ...], writes: tuple[int, ...], returned: Any) -> bool:
-        """Whether an operator makes a number of the host's, or handles nothing but such numbers."""
+        """True if an operator makes a number of the host's, or handles nothing but such numbers."""
         if name == "aten::lift_fresh":  # torch.tensor
             self._on_host.update(buffer for buffer in self._buffers(returned) if self._made[buffer].nbytes <= 8)
             return True

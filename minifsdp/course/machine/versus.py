@@ -100,12 +100,12 @@ class Versus:
 
 
 def gains(one: Versus, other: Versus) -> list[float]:
-    """What share of a step of `other` one of `one` saves, by turns and sorted: of one sign if the turns agree."""
+    """The share of a step that `one` saves over `other`, for each turn, sorted: of one sign if the turns agree."""
     return sorted(1 - mine / its for mine, its in zip(one.measured, other.measured, strict=True))
 
 
 class _Step(NamedTuple):
-    """What a rank saw of a step.
+    """A step as one rank measured it.
 
     Attributes:
         seconds: from the moment at which all ranks were there.

@@ -1,4 +1,4 @@
-"""What an allocator held over a step: how it is drawn, on paper and on a GPU, and beside the ledger."""
+"""Drawings of an allocator's memory over a step, on paper and on a GPU, and beside the ledger."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ Recorded = Mapping[str, Any]
 
 
 def allocator_figure(rungs: Sequence[Mapping[str, Any]], path: str | Path) -> Figure:
-    """What torch's allocator held over one step of rank 0 on a GPU, a row per rung, and what the ledger counted.
+    """The memory of torch's allocator over one step of rank 0 on a GPU, a row per rung, and the ledger's count.
 
     Args:
         rungs: each has `name`, and as `cuda` what `MemoryHistory.beside` returned.
@@ -156,7 +156,7 @@ def _in_words(recorded: Recorded) -> str:
 
 
 def _finding(recorded: Mapping[str, Recorded]) -> str:
-    """How much more the allocator has than the tensors, where most and where least."""
+    """The excess of the allocator's memory over the tensors', where it is greatest and where least."""
     curves = {name: each["curve"] for name, each in recorded.items()}
     times = {name: max(curve["reserved"]) / max(1, *curve["allocated"]) for name, curve in curves.items()}
     most, least = (choose(times, key=lambda name: times[name]) for choose in (max, min))

@@ -60,7 +60,7 @@ def bench_figure(record: Record, path: str | Path) -> Figure:
 
 
 def _places(rows: Sequence[Record]) -> list[float]:
-    """Where each row is, from the top: families stand apart."""
+    """Each row's place from the top: families stand apart."""
     changes = (row["family"] != before["family"] for before, row in pairwise(rows))
     return list(accumulate((1 + _APART * change for change in changes), initial=0.0))
 
@@ -123,7 +123,7 @@ def _peak(row: Record) -> float:
 
 
 def _times(rows: Sequence[Record], row: Record, amount: Callable[[Record], float]) -> str:
-    """How it compares with the first baseline that takes part."""
+    """The ratio to the first baseline that takes part."""
     baseline = next((each for each in rows if each["name"] in row["ratios"]), row)
     return "" if baseline is row else f"   {amount(row) / amount(baseline):.2f} x {baseline['name']}"
 

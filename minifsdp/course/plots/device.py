@@ -41,7 +41,7 @@ def device_memory(
     model: str,
     steps: int = 1,
 ) -> Picture:
-    """What the allocator held while the host issued the last step, a row for each run, on shared axes.
+    """The allocator's memory while the host issued the last step, a row for each run, on shared axes.
 
     The areas are stacked: allocated, freed but perhaps in use on another stream (with it: active), cached (with it:
     reserved). The time is the host's, which is through before the device is; where a host takes no time for a
@@ -140,7 +140,7 @@ def blocks(
 
 
 def _shown(run: Run, steps: int) -> tuple[float, list[Memory]]:
-    """When the host began the last steps, and the samples from then on; first, what was held at that moment."""
+    """The moments at which the host began the last steps, and the samples since; the first is of that moment."""
     begins = [mark.host for mark in run.marks if mark.name == "step"]
     begin = begins[-min(steps, len(begins))] if begins else run.memory[0].at
     before = [sample for sample in run.memory if sample.at < begin]
@@ -161,7 +161,7 @@ def _share(segments: Iterable[Segment]) -> float:
 
 
 def _placed(segments: Sequence[Segment], whole: float) -> list[tuple[Segment, float, float]]:
-    """Where each segment stands: byte of the line, and line."""
+    """Each segment's place: byte of the line, and line."""
     places: list[tuple[Segment, float, float]] = []
     line = -1.0
     for stream in sorted({segment.stream for segment in segments}):

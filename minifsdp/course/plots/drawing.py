@@ -1,4 +1,4 @@
-"""What all pictures are drawn with: a bar by tags, a curve by tags, the lanes of a timeline, the names of phases."""
+"""Parts of all pictures: a bar by tags, a curve by tags, the lanes of a timeline, the names of phases."""
 
 from __future__ import annotations
 
@@ -130,7 +130,7 @@ def _label(row: Axes, spans: Sequence[Span], height: float, longest: float) -> N
 
 
 def lane_patches(spans: Iterable[Span] | None = None) -> list[Patch]:
-    """What a timeline's legend explains: all that there may be, or what there is among `spans`."""
+    """The patches of a timeline's legend: all kinds of span, or those among `spans`."""
     named = {
         "compute": LANE_COLOURS["compute"],
         "all-gather": LANE_COLOURS["communication"],

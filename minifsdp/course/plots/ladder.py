@@ -56,7 +56,7 @@ def memory_figure(rungs: Sequence[Rung], path: str | Path) -> Figure:
 
 
 def timeline_figure(rungs: Sequence[tuple[str, Sequence[Span], float | None]], path: str | Path) -> Figure:
-    """What ran when: for each rung its lanes, all on one time axis.
+    """A timeline: the lanes of each rung, all on one time axis.
 
     Args:
         rungs: name, spans as `timeline.read_trace` gives them, and their `timeline.overlap`.

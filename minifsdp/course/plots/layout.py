@@ -1,4 +1,4 @@
-"""Where parameters lie: in a flat parameter and its shards, and in the units of a model.
+"""The layout of parameters in a flat parameter and its shards, and in the units of a model.
 
 A layer has a colour; its weight is drawn full, its bias pale, padding hatched.
 """

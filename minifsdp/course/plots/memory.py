@@ -165,7 +165,7 @@ def _folded(name: str, count: int) -> str:
 
 
 def _aligned(before: Curve, curve: Curve) -> Any:
-    """Where the events of an earlier curve stand on this one's axis."""
+    """The places of an earlier curve's events on this one's axis."""
     ends = [len(totals(each)) - 1 for each in (before, curve)]
     here, there = (
         [0, *(at for at, _ in each["marks"]), end] for each, end in zip((curve, before), reversed(ends), strict=True)

@@ -23,7 +23,7 @@ _SHOWN = 12  # as many numbers of a list are shown one by one
 
 
 class Picture:
-    """What a lab's plot returns. As the last value of a cell it shows itself.
+    """The return value of a lab's plot. As the last value of a cell it shows itself.
 
     Attributes:
         figure: the matplotlib figure.

@@ -37,7 +37,7 @@ def timeline(
     lab: str | None = None,
     model: str | None = None,
 ) -> Picture:
-    """What ran when, a row of lanes for each name, all on one time axis.
+    """A timeline: a row of lanes for each name, all on one time axis.
 
     The bars of a paper GPU bear the last part of their unit's name where there is room. A `Run` whose host runs ahead
     also has a lane of the host: which phase it is in, and where it stands still. The lines are then where the device
@@ -188,5 +188,5 @@ def _scale(axes: Axes, xs: Sequence[float], logx: bool, logy: bool) -> None:
 
 
 def _even(xs: Sequence[float]) -> bool:
-    """Whether ticks at all points keep apart."""
+    """True if ticks at all points keep apart."""
     return len(xs) < 2 or min(b - a for a, b in pairwise(xs)) > (xs[-1] - xs[0]) / 14

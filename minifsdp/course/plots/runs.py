@@ -42,7 +42,7 @@ def _host(begin: float, names: Sequence[str], moments: Sequence[float]) -> list[
 
 
 def on_paper(rows: Mapping[str, Sequence[Span] | Run]) -> str | None:
-    """What the subtitle has to say of rows that nobody measured: their hardware, and which they are if not all."""
+    """A subtitle for rows that nobody measured: their hardware, and their names if they are not all."""
     runs = {name: row.hardware.name for name, row in rows.items() if not isinstance(row, Sequence)}
     named = ", ".join(dict.fromkeys(runs.values()))
     return f"{named} ({', '.join(runs)})" if runs and len(runs) < len(rows) else named or None

@@ -63,7 +63,7 @@ def flatten_parameters(params: list[nn.Parameter], ranks: int) -> Tensor:
     forbids=(FlatParameter.__init__, Layout.__init__),
 )
 def shard_bounds(sizes: list[int], index: int, rank: int, ranks: int) -> tuple[int, int]:
-    """Which elements `[low, high)` of rank `rank`'s shard belong to parameter `index`; `low == high` if none do."""
+    """The elements `[low, high)` of rank `rank`'s shard that belong to parameter `index`; `low == high` if none do."""
     length = -(-sum(sizes) // ranks)
     begin = sum(sizes[:index]) - rank * length
     end = begin + sizes[index]

@@ -19,7 +19,7 @@ from minifsdp.fsdp.view import FlatView
 
 
 class LabUnit(Protocol):
-    """What `attach` may ask of a unit; the notebook has the class."""
+    """A unit as `attach` may use it; the notebook has the class."""
 
     leaves: list[nn.Parameter]
     is_root: bool

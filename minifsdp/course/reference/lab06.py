@@ -39,7 +39,7 @@ class Did(Protocol):
 
 
 class Reducing(Protocol):
-    """What `start_reduction` may ask of a unit."""
+    """A unit as `start_reduction` may use it."""
 
     device: torch.device
 
@@ -57,7 +57,7 @@ class Reducing(Protocol):
     ),
 )
 def finish_times(queued: list[Piece], launch: float) -> list[float]:
-    """When each piece of work is over, in seconds."""
+    """The time at which each piece of work is over, in seconds."""
     host, free, ends = 0.0, dict[str, float](), list[float]()
     for piece in queued:
         host += launch

@@ -24,7 +24,7 @@ class Order(Protocol):
 
 
 class LabSchedule(Protocol):
-    """What an answer may ask of a schedule; the notebook has the class."""
+    """A schedule as an answer may use it; the notebook has the class."""
 
     order: Order
     depth: int | None

@@ -64,7 +64,7 @@ def deliver(shard: nn.Parameter, mean: Tensor) -> None:
     ),
 )
 def divisors(dtype: torch.dtype, ranks: int) -> tuple[int, float]:
-    """What to divide gradients by before and after they are summed over the ranks."""
+    """The numbers that divide gradients before and after they are summed over the ranks."""
     before = 1
     while dtype is torch.float16 and before * before < ranks:
         before *= 2

@@ -144,7 +144,7 @@ def shard_script(
     make_init: Callable[[nn.Module], Callable[[nn.Module], None]],
     where: torch.device,
 ) -> tuple[FullyShardedDataParallel, Optimizer]:
-    """What takes the place of `model = DDP(build())` and `optimizer = AdamW(model.parameters(), lr=1e-3)`."""
+    """The lines in place of `model = DDP(build())` and `optimizer = AdamW(model.parameters(), lr=1e-3)`."""
     with torch.device("meta"):
         model = build()
     sharded = FullyShardedDataParallel(model, auto_wrap_policy=blocks, param_init_fn=make_init(model), device_id=where)

@@ -35,7 +35,7 @@ class Piece(Protocol):
 
 
 class Disk(Protocol):
-    """What a checkpoint is written to; the notebook has the class."""
+    """The disk under a checkpoint; the notebook has the class."""
 
     def make_folder(self, path: Path) -> None: ...
     def write(self, path: Path, content: bytes) -> None: ...

@@ -1,4 +1,4 @@
-"""Whose processes these are: all that the course starts carry a label, by which they are found if their starter died.
+"""Labels of processes: all that the course starts carry one, by which they are found if their starter died.
 
 The label is an environment variable that a process gets at its start and cannot lose: what it was started as, and by
 whom. It stands in the environment of the starter only while it starts something, so nothing else that runs in a
@@ -74,7 +74,7 @@ def name_process(name: str) -> None:
 
 
 def _own_name() -> str:
-    """What the user calls this process: its notebook, its script, its check."""
+    """The user's name for this process: its notebook, its script, its check."""
     if LABEL in os.environ:
         return str(json.loads(os.environ[LABEL])["what"])
     if "ipykernel" in sys.modules:
@@ -114,7 +114,7 @@ def _label_of(process: psutil.Process) -> dict[str, Any] | None:
 
 
 def _what(process: psutil.Process, said: str) -> str | None:
-    """What a labelled process is; None for multiprocessing's own, and for what others let our server fork."""
+    """The kind of a labelled process; None for multiprocessing's own, and for what others let our server fork."""
     name, command = str(process.name()), " ".join(process.cmdline())
     if "multiprocessing.resource_tracker" in command:
         return None

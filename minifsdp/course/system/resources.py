@@ -1,4 +1,4 @@
-"""What a command needs of this machine, checked before anything starts."""
+"""A command's needs of this machine, checked before anything starts."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def check_writable_file(path: Path, option: str = "--out") -> None:
 
 
 def check_names(option: str, names: Sequence[str], known: Collection[str]) -> None:
-    """What `option` names, separated by commas.
+    """The names in `option`, separated by commas.
 
     Raises:
         ValueError: it names nothing, something twice, or something that is not `known`.
@@ -58,7 +58,7 @@ def check_names(option: str, names: Sequence[str], known: Collection[str]) -> No
 
 
 def count_fault(name: str, given: int, most: int | None = None) -> str:
-    """What is wrong with a number of something; "" if nothing is."""
+    """The fault of a number of something; "" if it has none."""
     most = MOST.get(name, MOST_OF_OTHERS) if most is None else most
     if 1 <= given <= most:
         return ""
@@ -66,12 +66,12 @@ def count_fault(name: str, given: int, most: int | None = None) -> str:
 
 
 def seed_fault(given: int) -> str:
-    """What is wrong with a seed; "" if nothing is."""
+    """The fault of a seed; "" if it has none."""
     return "" if -(2**63) <= given < 2**63 else "must fit into 64 bits"
 
 
 def check_seed(given: int) -> None:
-    """What --seed says.
+    """The value of --seed, checked.
 
     Raises:
         ValueError: torch takes no such seed.
@@ -93,7 +93,7 @@ def check_counts(settings: Any, names: Iterable[str]) -> None:
 
 
 def check_host_memory(elements: int, bytes_each: int, fewer: str = "") -> None:
-    """What the ranks keep in this machine's memory, even if all of it is sharded.
+    """Check the ranks' needs of this machine's memory, even if all of it is sharded.
 
     Args:
         elements: of all parameters.

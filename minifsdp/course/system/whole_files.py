@@ -71,7 +71,7 @@ def _beside(path: Path, content: bytes) -> Iterator[Path]:
 
 @contextmanager
 def delivering(staging: Path, out: Path, record: dict[str, Any]) -> Iterator[None]:
-    """What the block writes to `staging` goes to `out` when it ends: all files, or none.
+    """Move the files that the block writes to `staging` to `out` when it ends: all of them, or none.
 
     Args:
         staging: a temporary folder.

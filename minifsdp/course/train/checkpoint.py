@@ -127,7 +127,7 @@ def check_same_task(whole: Path, settings: Settings, data: str) -> int:
 
 
 def _check_files(whole: Path, sizes: dict[str, int | None]) -> None:
-    """What the ranks will read, by its size. Random numbers are left out: another number of ranks needs none."""
+    """Check the files that the ranks will read, by size. Random numbers are left out: other ranks need none."""
     for name, size in sizes.items():
         if name.startswith("rank-"):
             continue

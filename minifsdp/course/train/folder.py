@@ -62,7 +62,7 @@ def step_of(whole: Path) -> int:
 
 
 def damage(whole: Path, what: str) -> str:
-    """What is wrong with a checkpoint, and how to go on, in one line."""
+    """The fault of a checkpoint and its cure, in one line."""
     before = [each for each in checkpoints(whole.parent) if step_of(each) < step_of(whole)]
     cure = f"--resume then takes {before[-1].name}" if before else "there is none before it: begin without --resume"
     return f"{whole} is damaged ({what}): delete it; {cure}"
@@ -81,7 +81,7 @@ def clean(folder: Path) -> None:
 
 
 def rests(folder: Path) -> list[Path]:
-    """What is half written or half deleted."""
+    """Folders that are half written or half deleted."""
     return [path for path in folder.iterdir() if _REST.fullmatch(path.name)] if folder.is_dir() else []
 
 

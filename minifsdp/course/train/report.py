@@ -1,4 +1,4 @@
-"""What a training run leaves: a record, a loss curve, a line on the terminal."""
+"""The result of a training run: a record, a loss curve, a line on the terminal."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a training run is asked for, and whether it can be had."""
+"""The settings of a training run, and their checks."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ COUNTS = ("accumulate", "replicas", "ranks", "layers", "width", "context", "batc
 
 @dataclass(frozen=True)
 class Settings:
-    """What `minifsdp train` is asked for; see its --help.
+    """The settings of `minifsdp train`; see its --help.
 
     Attributes:
         batch: sequences of an optimizer step over all ranks and micro-batches, so that neither changes what is learnt.

@@ -1,4 +1,4 @@
-"""What changes while a model is trained, and how it begins."""
+"""The state of a training run, and its beginning."""
 
 from __future__ import annotations
 

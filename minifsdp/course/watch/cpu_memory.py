@@ -1,4 +1,4 @@
-"""What torch's CPU allocator has handed out, by torch.profiler's events: a yardstick that knows no one's code.
+"""Memory of torch's CPU allocator, by torch.profiler's events: a measure that depends on nobody's code.
 
     with allocator_peaks() as peaks:
         model = ...

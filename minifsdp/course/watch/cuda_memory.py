@@ -1,4 +1,4 @@
-"""What torch's caching allocator held on a GPU over a step, from the history that it keeps itself.
+"""Memory of torch's caching allocator on a GPU over a step, from the history that it keeps itself.
 
     with MemoryHistory(where, "snapshot.pickle") as history:  # opens in pytorch.org/memory_viz
         history.mark("forward")
@@ -108,7 +108,7 @@ class MemoryHistory:
         self._marks.append((_now(), name))
 
     def beside(self, ledger: Ledger) -> dict[str, Any] | None:
-        """What was recorded, beside what a ledger counted over the same step; None where nothing was recorded.
+        """The record beside a ledger's count of the same step; None where nothing was recorded.
 
         Args:
             ledger: its last reset was just before the `with`.
@@ -179,7 +179,7 @@ def held(snapshot: Snapshot, index: int) -> list[Held]:
 
 
 def given_back(snapshot: Snapshot, index: int) -> list[int]:
-    """When cached segments had been freed, a time for each series of them; microseconds since 1970."""
+    """The times at which cached segments had been freed, one for each series of them; microseconds since 1970."""
     trace = [*snapshot["device_traces"][index], {"action": "end"}]
     return [
         one["time_us"]
@@ -200,7 +200,7 @@ def _state(snapshot: Snapshot, index: int) -> tuple[int, int, int]:
 
 
 def _is_one_free(entry: Mapping[str, Any], after: Mapping[str, Any]) -> bool:
-    """What need not wait is freed in the same call, so at once; what waits is looked after in some later `malloc`."""
+    """True if a free did not have to wait: it is completed in the same call; others are, in some later `malloc`."""
     actions = (entry["action"], after["action"])
     at_once = actions == ("free_requested", "free_completed") and after["time_us"] - entry["time_us"] <= 1
     return at_once and entry["addr"] == after["addr"]

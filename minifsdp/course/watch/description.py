@@ -1,4 +1,4 @@
-"""What wrapping has made of a model: its units in a table, the bytes that training will hold, and what looks wrong.
+"""A wrapped model described: its units in a table, the bytes that training will hold, and what looks wrong.
 
 Three disappointments with FSDP are a matter of units: one that holds everything, frozen parameters flattened with
 trained ones, padding. All of it is known before the first step.
@@ -113,7 +113,7 @@ class Description:
 
 
 def describe(model: nn.Module, optimizer: OptimizerState = ADAM) -> Description:
-    """What the units of a wrapped model are, and what a training step will hold.
+    """Describe the units of a wrapped model and the bytes of a training step.
 
     Args:
         model: a FullyShardedDataParallel; it need not have run.

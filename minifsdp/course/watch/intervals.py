@@ -22,7 +22,7 @@ def union(intervals: Iterable[Interval]) -> list[Interval]:
 
 
 def subtract(intervals: list[Interval], holes: list[Interval]) -> list[Interval]:
-    """What of `intervals` lies in none of `holes`; both disjoint and in order."""
+    """The parts of `intervals` that lie in none of `holes`; both disjoint and in order."""
     left: list[Interval] = []
     waiting = deque(holes)
     for start, end in intervals:
@@ -40,7 +40,7 @@ def subtract(intervals: list[Interval], holes: list[Interval]) -> list[Interval]
 
 
 def meets(disjoint: list[Interval], start: float, end: float) -> bool:
-    """Whether a union of intervals has anything in common with the time between `start` and `end`."""
+    """True if a union of intervals has anything in common with the time between `start` and `end`."""
     after = bisect_left(disjoint, (end, end))
     return after > 0 and disjoint[after - 1][1] > start
 

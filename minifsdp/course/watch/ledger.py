@@ -154,7 +154,7 @@ class Ledger:
 
     @property
     def events(self) -> list[Event]:
-        """What has happened since the last reset, in order."""
+        """The events since the last reset, in order."""
         return self._books.events
 
     @property

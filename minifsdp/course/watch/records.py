@@ -1,4 +1,4 @@
-"""What a GPU made of a lab's subject: the picture on record, in the lab's notebook.
+"""Records of a lab's subject on a GPU: the picture on record, in the lab's notebook.
 
 Records are in `benchmarks/records` of a checkout, where `make gpu-check` writes and checks them.
 """

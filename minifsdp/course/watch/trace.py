@@ -70,7 +70,7 @@ def record_trace(path: str | Path, link: EmulatedLink | HostLinks | None = None)
 
 
 def _named_range(call: comm.Call, phase: Literal["issue", "wait"]) -> AbstractContextManager[Any]:
-    """What surrounds each issue and each wait; `RANGE` reads the name back."""
+    """A profiler range around each issue and each wait; `RANGE` reads the name back."""
     return record_function(f"{phase} {call.op} {call.group}#{call.order} {call.payload} B")
 
 

@@ -1,4 +1,4 @@
-"""What a lab's notebook works with: exercises and their checks, predictions, hints, and answers kept from earlier labs.
+"""The tools of a lab's notebook: exercises and checks, predictions, hints, and answers kept from earlier labs.
 
 @exercise("5.2")
 def gather(flat, group):

@@ -183,7 +183,7 @@ async def _end(client: NotebookClient, manager: AsyncKernelManager) -> None:
 
 
 def _reason(error: BaseException) -> str:
-    """What went wrong, in one line."""
+    """The reason of a failure, in one line."""
     if isinstance(error, DeadKernelError):
         return "its kernel died"
     said = (

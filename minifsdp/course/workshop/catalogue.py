@@ -74,7 +74,7 @@ def setup_of(lab: str) -> str:
 
 
 def about(lab: str) -> dict[str, Any]:
-    """What a lab's notebook says of itself: "title", "minutes", "ranks"."""
+    """A lab's front matter: "title", "minutes", "ranks"."""
     return facts_of(read_notebook(shipped_notebook(lab)))
 
 
@@ -128,7 +128,7 @@ def read_cells(path: Path) -> list[Cell]:
 
 
 def facts_of(notebook: Notebook) -> dict[str, Any]:
-    """What is noted of the lab in a notebook's metadata: "lab", "title", "minutes", "ranks", "edition"."""
+    """The lab's facts in a notebook's metadata: "lab", "title", "minutes", "ranks", "edition"."""
     metadata = notebook.get("metadata")
     facts = metadata.get("minifsdp") if isinstance(metadata, dict) else None
     return dict(facts) if isinstance(facts, dict) else {}

@@ -1,4 +1,4 @@
-"""What a check is written with: ranks to run the answer on, and comparisons whose failure explains itself.
+"""The parts of a check: ranks to run the answer on, and comparisons whose failure explains itself.
 
 A check is a pytest function that takes two fixtures (labs/checks/conftest.py):
 
@@ -120,7 +120,7 @@ def _has_group(ref: Reference) -> bool:
 
 
 def _explained(error: RankError, slip: str | None) -> str:
-    """What the ranks failed with, and at which line of the learner's cell."""
+    """The ranks' failure, with the line of the learner's cell."""
     lines = [re.sub(r" \([^()]*:\d+\)$", "", str(error)).replace("AnswerError: ", "")]  # the place may be one of ours
     first = next(iter(error.failures.values()), "")
     lines += first.partition("AnswerError: ")[2].splitlines()[1:]  # what `expect` says in a rank below: the slip
@@ -155,7 +155,7 @@ def submit(answer: Callable[..., Any], variant: Variant) -> None:
 
 
 def submitted(exercise: str) -> tuple[Callable[..., Any], Variant]:
-    """What the node of `exercise` is to check, and in which setting."""
+    """The answer for the node of `exercise` to check, and its setting."""
     if _submitted is not None:
         return _submitted
     from minifsdp.course.workshop.catalogue import setup_of

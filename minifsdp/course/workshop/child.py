@@ -133,7 +133,7 @@ class _Listener:
 
 
 def last_lines(error: BaseException) -> str:
-    """What was raised, and the line of the learner's cell that did it."""
+    """The exception, and the line of the learner's cell that raised it."""
     said = "".join(traceback.format_exception_only(error)).strip().splitlines()[-1]
     if isinstance(error, SyntaxError):
         line = (error.text or "").strip()

@@ -48,7 +48,7 @@ def expect(
 
 
 def same(got: Any, wanted: Any, tolerance: float = 0.0) -> bool:
-    """Whether two values are equal: shape, dtype and type exactly, floating point within `tolerance`."""
+    """True if two values are equal: shape, dtype and type exactly, floating point within `tolerance`."""
     match wanted:
         case Tensor():
             return isinstance(got, Tensor) and _same_tensor(got, wanted, tolerance)
@@ -112,7 +112,7 @@ def _kind(tensor: Tensor) -> str:
 
 
 def _first_difference(got: Any, wanted: Any) -> str:
-    """Where two tensors of one shape, or two lists, first differ."""
+    """The first difference between two tensors of one shape, or two lists."""
     if isinstance(wanted, Tensor) and isinstance(got, Tensor) and got.shape == wanted.shape and wanted.numel() > 6:
         a, b = got.detach().flatten().double().cpu(), wanted.detach().flatten().double().cpu()
         far = ~((a - b).abs() <= 1e-6 * b.abs().max())

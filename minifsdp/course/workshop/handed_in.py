@@ -1,4 +1,4 @@
-"""What is to be marked: the answers' cells of the submissions in a folder.
+"""The answers to be marked: cells of the submissions in a folder.
 
 All of it is read before the first answer runs, so no answer changes what is marked. Each file is read once, and only
 if it is plain and of bounded size.
@@ -43,7 +43,7 @@ class Problem(NamedTuple):
 
 
 class Task(NamedTuple):
-    """What is to be marked: an exercise of a submission.
+    """An exercise of a submission, to be marked.
 
     Attributes:
         submission: the name of its folder or notebook.
@@ -61,7 +61,7 @@ class Task(NamedTuple):
 
 
 class _Notebook(NamedTuple):
-    """What is kept of a notebook that was read: of each exercise the cells' text; None if it cannot be read."""
+    """A notebook that was read: the cells' text of each exercise; None if it cannot be read."""
 
     path: Path
     lab: str

@@ -170,7 +170,7 @@ def read_variants(path: Path) -> dict[str, list[dict[str, int]]]:
 
 
 def _fault(name: str, value: object) -> str:
-    """What is wrong with a number of a variant, as the command line has it of its own; "" if nothing is."""
+    """The fault of a variant's number, worded as the command line words its own; "" if it has none."""
     if type(value) is not int:
         return "must be a whole number"
     return seed_fault(value) if name == "seed" else count_fault(name, value, MOST_RANKS if name == "ranks" else None)

@@ -118,12 +118,12 @@ def earlier(exercise_id: str) -> Callable[..., Any]:
 
 
 def has_failed(exercise_id: str) -> bool:
-    """Whether the piece that runs in this notebook is the learner's, and its check has rejected it."""
+    """True if the piece that runs in this notebook is the learner's, and its check has rejected it."""
     return _states.get(exercise_id) == FAILED
 
 
 def yours(lab: str) -> str:
-    """Which pieces of a lab are the learner's, for the subtitle of a plot: `yours 2/5`, with the failed ones named."""
+    """A subtitle that tells the learner's pieces of a lab: `yours 2/5`, with the failed ones named."""
     ids = [ref.id for ref in lab_references(lab)]
     written = [each for each in ids if _states.get(each, BLANK) != BLANK]
     failed = [each for each in written if has_failed(each)]

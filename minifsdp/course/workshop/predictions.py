@@ -89,7 +89,7 @@ def likely_slip(said: float, true: float, ranks: int, itemsize: int, slips: Mapp
 
 
 def near_miss(said: float, true: float, slips: Mapping[str, float]) -> str | None:
-    """How far off a prediction within 5 % is, and the slip that accounts for at least three quarters of it, if any."""
+    """The error of a prediction within 5 %, and the slip that accounts for at least three quarters of it, if any."""
     off = said - true
     if abs(off) > 0.05 * abs(true):
         return None

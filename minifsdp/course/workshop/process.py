@@ -38,7 +38,7 @@ LARGEST_RESULT = MIB  # bytes
 
 
 class Verdict(NamedTuple):
-    """What came of a check.
+    """The verdict of a check.
 
     Attributes:
         state: "crash" is a process that ended without a result, or was ended because it went beyond a limit.
@@ -51,7 +51,7 @@ class Verdict(NamedTuple):
 
 @dataclass(frozen=True)
 class Limits:
-    """What a check may take, with all the processes that it starts.
+    """Limits of a check, with all the processes that it starts.
 
     Attributes:
         seconds: from the start to the result, importing torch included.
@@ -126,7 +126,7 @@ def _start(folder: Path, output: IO[bytes], exercise: str, secret: str) -> subpr
 
 
 def _tree(secret: str) -> str:
-    """What the tree of a check is called; the secret itself is not for its environment."""
+    """The name of a check's process tree; the secret itself is not for its environment."""
     return secret[:8]
 
 
@@ -156,7 +156,7 @@ def _watch(process: subprocess.Popen[bytes], folder: Path, output: IO[bytes], li
 
 
 def _ended(supervisor: subprocess.Popen[bytes], output: IO[bytes]) -> str:
-    """How a supervisor has ended: by the answer's hand, or because it could not start the check."""
+    """The end of a supervisor: by the answer's hand, or because it could not start the check."""
     code = supervisor.wait(5.0)
     if code < 0:
         return f"the process that watches over it was ended by {signal.Signals(-code).name}: mark the others again"

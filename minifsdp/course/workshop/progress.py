@@ -1,4 +1,4 @@
-"""How far a learner is, from the saved notebooks and from what `.minifsdp/` keeps; nothing is run."""
+"""A learner's progress, from the saved notebooks and from what `.minifsdp/` keeps; nothing is run."""
 
 from __future__ import annotations
 

@@ -137,7 +137,7 @@ class Named(Protocol):
 
 
 def is_blank(source: str, exercise: Named) -> bool:
-    """Whether a cell's answer is still the shipped stub: the exercise's signature, and `...` for a body.
+    """True if a cell's answer is still the shipped stub: the exercise's signature, and `...` for a body.
 
     Decorators, docstrings, comments, layout and other functions in the cell do not count; `pass` or `return None` are
     answers, and so is what is not Python or does not define the function.

@@ -1,4 +1,4 @@
-"""What a run of a notebook brings back, after every cell: the notebook with its outputs, figures, traces, a record."""
+"""Results of a notebook's run, saved after every cell: the notebook with its outputs, figures, traces, a record."""
 
 from __future__ import annotations
 
@@ -132,7 +132,7 @@ class Results:
 
 
 def is_run(cell: NotebookNode) -> bool:
-    """Whether a cell has something to run."""
+    """True if a cell has something to run."""
     return bool(cell.cell_type == "code" and cell.source.strip())
 
 

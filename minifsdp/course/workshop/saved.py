@@ -13,7 +13,7 @@ from minifsdp.course.workshop.store import Store
 
 
 def check_saved(exercise: str, notebook: Path) -> tuple[str, bool]:
-    """What the notebook would print of an answer, and whether the answer has failed; one that passes is kept.
+    """The notebook's report on an answer, and whether the answer has failed; one that passes is kept.
 
     Raises:
         ValueError: no such exercise, no notebook, not one cell of that exercise in it, or a variable of ours that says

@@ -1,4 +1,4 @@
-"""What a learner has done, kept in `.minifsdp/` beside the notebooks: answers that passed, predictions, hints, reveals.
+"""A learner's work in `.minifsdp/` beside the notebooks: answers that passed, predictions, hints, reveals.
 
 One small file per exercise and kind, replaced whole, so that several kernels in one folder do not disturb each other.
 """
@@ -49,7 +49,7 @@ class Store:
 
 
 def _is_sound(kind: Kind, record: Any) -> bool:
-    """Whether a record is what `write` was given, and not what somebody else has put there."""
+    """True if a record is what `write` was given, and not what somebody else has put there."""
     match kind:
         case "answers":
             return isinstance(record, dict) and all(isinstance(record.get(key), str) for key in ("setup", "cell"))

@@ -27,14 +27,14 @@ ANSWERS_OF_THE_WORLD = ("get_rank", "get_world_size", "get_global_rank", "get_gr
 
 
 class Seen(NamedTuple):
-    """What a check's function returned on one rank, and how the cell has asked for the world there, if it has."""
+    """The value that a check's function returned on one rank, and the cell's request for the world there, if any."""
 
     returned: Any
     asked: str | None
 
 
 def has_room(ranks: int, backend: Backend | None) -> bool:
-    """Whether one rank more runs in the same kind of world: with exactly N GPUs it would be another one."""
+    """True if one rank more runs in the same kind of world: with exactly N GPUs it would be another one."""
     try:
         return choose_world(ranks, backend=backend).backend == choose_world(ranks + 1, backend=backend).backend
     except ValueError:
@@ -59,7 +59,7 @@ def in_a_part(observe: Callable[..., Any], args: tuple[Any, ...]) -> Seen | None
 
 
 def slip_of(asked: str) -> str:
-    """What a rejected answer hears that has called `asked` in its cell."""
+    """The slip of a rejected answer that has called `asked` in its cell."""
     return f"`{asked}` is about the world; the ranks that take part are those of `group`, a part of it here"
 
 

@@ -1,4 +1,4 @@
-"""What is checked: an answer as text."""
+"""A submission: an answer as text."""
 
 from typing import NamedTuple
 

@@ -39,7 +39,7 @@ def end_all(deadline: float) -> None:
 
 
 def children() -> list[int]:
-    """Those of this process, where /proc tells; the threads that they came to are listed one by one."""
+    """The children of this process, where /proc tells; the threads that they came to are listed one by one."""
     found: list[int] = []
     for thread in os.listdir("/proc/self/task") if os.path.isdir("/proc/self/task") else []:
         with contextlib.suppress(OSError), open(f"/proc/self/task/{thread}/children") as file:

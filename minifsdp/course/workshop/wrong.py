@@ -160,7 +160,7 @@ def _swaps(lines: list[str]) -> list[_Swap]:
 
 
 def _place(lines: list[str], swap: _Swap) -> int:
-    """Where in `lines` the lines are that a swap is to find."""
+    """The place in `lines` of the lines that a swap is to find."""
     found = "\n".join(swap.found)
     if not swap.found:
         raise ValueError(f"after which line of the reference does this stand?\n{swap.put[0]}")
