@@ -15,12 +15,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from minifsdp import comm, process_groups
+from minifsdp import comm
 from minifsdp.ddp import arguments
 from minifsdp.ddp.comm_hook import Hook, HookedReduce
 from minifsdp.ddp.join import JoinConfig, JoinHook, RunningRanks, announce_forward, joining
 from minifsdp.ddp.logging_data import logging_data
-from minifsdp.ddp.order_check import BucketOrder
 from minifsdp.ddp.reducer import Reducer
 from minifsdp.ddp.sparse import sparse_parameters
 from minifsdp.ddp.static_graph import StaticGraphReducer
@@ -155,8 +154,6 @@ class DistributedDataParallel(nn.Module):
         names = trainable_parameters(self.module, self.parameters_to_ignore)
         caps, sparse = self.bucket_bytes_cap_list, sparse_parameters(self.module)
         reducer = kind(names, caps, self.process_group, self.gradient_as_bucket_view, sparse)
-        if process_groups.wants_order_checked():
-            reducer.order_check = BucketOrder(names, self.process_group)
         if self._comm_hook is not None:
             reducer.leave_to(HookedReduce(*self._comm_hook))
         return reducer

@@ -1,7 +1,7 @@
 """Uneven numbers of batches: a rank that has none left takes part with zeros (torch/distributed/algorithms/join.py).
 
 A rank that is running says so at each forward, and what the others will have to take part in; a rank that has finished
-listens, does that, and listens again, until none is running.
+listens, does that, and listens again, until none is running. `model` is a DistributedDataParallel throughout.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
-from typing import TYPE_CHECKING, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -19,9 +19,6 @@ from minifsdp import comm
 from minifsdp.ddp.buckets import Bucket, Reduction
 from minifsdp.ddp.reducer import Reducer, to_sum
 from minifsdp.ddp.sync import broadcast_from, named_tensors
-
-if TYPE_CHECKING:
-    from minifsdp.ddp.distributed import DistributedDataParallel
 
 
 class JoinConfig(NamedTuple):
@@ -69,7 +66,7 @@ class MeanOfRunning:
 class JoinHook:
     """The work of a finished rank, with the interface of torch's `JoinHook`."""
 
-    def __init__(self, model: DistributedDataParallel, divide_by_initial_world_size: bool) -> None:
+    def __init__(self, model: Any, divide_by_initial_world_size: bool) -> None:
         self.model = model
         self.reduce = model.reducer.reduce
         model.has_joined = True
@@ -104,7 +101,7 @@ class JoinHook:
 
 
 @contextmanager
-def joining(model: DistributedDataParallel, divide_by_initial_world_size: bool, config: JoinConfig) -> Iterator[None]:
+def joining(model: Any, divide_by_initial_world_size: bool, config: JoinConfig) -> Iterator[None]:
     """Train inside the `with` on as many batches as this rank has, then take part in what the others still have."""
     hook = model.join_hook(divide_by_initial_world_size=divide_by_initial_world_size)
     model._join_config = config
@@ -116,7 +113,7 @@ def joining(model: DistributedDataParallel, divide_by_initial_world_size: bool, 
         hook.restore()
 
 
-def announce_forward(model: DistributedDataParallel, syncs_buffers: bool, reduces: bool) -> int:
+def announce_forward(model: Any, syncs_buffers: bool, reduces: bool) -> int:
     """Let ranks that have finished know what to take part in; returns the rank whose buffers all take."""
     config, group, running = model._join_config, model.process_group, model.running_ranks
     if reduces and model.reducer.expecting:
@@ -139,7 +136,7 @@ def announce_forward(model: DistributedDataParallel, syncs_buffers: bool, reduce
     return int(source) if syncs_buffers else 0  # read only where it matters: reading it makes the host wait
 
 
-def follow_running_ranks(model: DistributedDataParallel, hook: JoinHook) -> None:
+def follow_running_ranks(model: Any, hook: JoinHook) -> None:
     """This rank has no batch left: take part in each forward of the others, until all have finished."""
     rank, forwards = model.process_group.rank(), 0
     while model.running_ranks.are_there():
@@ -157,7 +154,7 @@ def follow_running_ranks(model: DistributedDataParallel, hook: JoinHook) -> None
     hook.post_hook(is_last_joiner=forwards == 0)
 
 
-def agree(model: DistributedDataParallel, *mine: int) -> Tensor:
+def agree(model: Any, *mine: int) -> Tensor:
     """The maximum over the ranks of each of these numbers."""
     # By fills and not by a copy from the host, for which it would wait.
     numbers = torch.cat([torch.full((1,), int(number), device=model.device) for number in mine])

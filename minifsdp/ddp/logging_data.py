@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
+from typing import Any
 
 import torch
 from torch import nn
 
 from minifsdp import private
 
-if TYPE_CHECKING:
-    from minifsdp.ddp.distributed import DistributedDataParallel
 
-
-def logging_data(ddp: DistributedDataParallel) -> dict[str, str | int]:
-    """Texts and numbers; what torch measures by the clock, and its environment variables, are not among them.
+def logging_data(ddp: Any) -> dict[str, str | int]:
+    """Texts and numbers of a DistributedDataParallel, but for those of torch's clock and environment variables.
 
     `bucket_sizes` and `rebuilt_bucket_sizes` are in bytes, in the order of the launches; buckets are built again of a
     static graph only. As in torch a truth is 0 or 1, there is no number of an iteration before the second, and

@@ -14,9 +14,9 @@ from torch.autograd.graph import get_gradient_edge
 from minifsdp import comm
 from minifsdp.ddp.bucketed import assign_buckets
 from minifsdp.ddp.buckets import Bucket, GradientBucket, Reduction, StagingBucket
-from minifsdp.ddp.order_check import BucketOrder
 from minifsdp.ddp.overlapped import LaunchQueue
 from minifsdp.ddp.sparse import SparseBucket
+from minifsdp.order import announce, next_on
 from minifsdp.private import at_end_of_backward
 
 Reduce = Callable[[Bucket, int, bool], Reduction]
@@ -46,7 +46,7 @@ class Reducer:
         params: all of them, whether or not a static graph uses them.
         queue: what says when a bucket is launched.
         reduce: how a bucket is reduced.
-        order_check: compares the launches of the ranks, if they are to be checked.
+        title: tells it from others of the group in messages.
         weight: of a gradient in its bucket, 1 / N, so that the sum there is the mean; None: gradients come as they are.
     """
 
@@ -66,7 +66,7 @@ class Reducer:
         self.group = group
         self.reduce: Reduce = partial(to_sum, group)
         self.weight: float | None = 1 / group.size()
-        self.order_check: BucketOrder | None = None
+        self.title = f"model {next_on(group)} of the group"
         self.kind = GradientBucket if gradient_as_bucket_view else StagingBucket
         self.cap_bytes = cap_bytes
         self.sparse = sparse
@@ -147,8 +147,9 @@ class Reducer:
 
     def launch(self, bucket: Bucket, index: int) -> None:
         """Start to reduce a bucket, or one that stands in for it (join.py)."""
-        if self.order_check is not None:
-            self.order_check.announce(bucket, index)
+        first, last = self.names[bucket.params[0]], self.names[bucket.params[-1]]
+        # Here and not at the collective: that of a communication hook is not ours.
+        announce("all-reduce", f"bucket {index} ({first} to {last})", bucket.flat, self.group, self.title)
         bucket.reduction = self.reduce(bucket, index, index == len(self.buckets) - 1)
 
     @torch.no_grad()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Set
 from typing import Any
 
@@ -20,7 +21,7 @@ from minifsdp.zero.state import can_share, check_state, cut_state, gather_state,
 _NEEDS_WHOLE_PARAMETERS = (torch.optim.Adafactor, torch.optim.LBFGS, torch.optim.Muon, torch.optim.SparseAdam)
 
 
-class ShardedOptimizer(torch.optim.Optimizer):
+class ShardedOptimizer(torch.optim.Optimizer, ABC):
     """An optimizer of whole parameters to the outside, of this rank's shards of them inside.
 
     Args:
@@ -119,9 +120,13 @@ class ShardedOptimizer(torch.optim.Optimizer):
             bucket.hand_gradients_on()
         self._is_reduced = True
 
+    @abstractmethod
     def parameters_with_gradients(self) -> Set[Tensor]:
         """The parameters that this rank has a gradient for."""
-        raise NotImplementedError
+
+    @abstractmethod
+    def reduce_bucket(self, bucket: Bucket) -> None:
+        """See that `bucket.shard` has its gradient."""
 
     def check_dense(self, p: Tensor) -> None:
         if p.grad is not None and p.grad.layout != torch.strided:
@@ -129,9 +134,6 @@ class ShardedOptimizer(torch.optim.Optimizer):
                 f"{self._names[p]} has a sparse gradient, and flat buffers are dense: pass sparse=False to its "
                 "embedding, or leave it to another optimizer"
             )
-
-    def reduce_bucket(self, bucket: Bucket) -> None:
-        """See that `bucket.shard` has its gradient."""
 
     def update_shards(self, **kwargs: Any) -> None:
         """The optimizer step, on this rank's 1 / N of the elements; `kwargs` go to the inner optimizer's `step`.

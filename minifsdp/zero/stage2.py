@@ -131,6 +131,9 @@ class Zero2Optimizer(ShardedOptimizer):
     def parameters_with_gradients(self) -> Set[Tensor]:
         return self._used
 
+    def reduce_bucket(self, bucket: Bucket) -> None:
+        """Nothing is left to do: backward has reduced it."""
+
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None, **kwargs: Any) -> float | None:  # type: ignore[override]
         """Update this rank's shards with their gradients, all-gather the parameters. Collective.
