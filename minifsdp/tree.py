@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import Any
 
@@ -13,17 +13,26 @@ from torch.nn.utils.rnn import PackedSequence
 from minifsdp.private import tree_leaves
 
 
-def tensors_in(tree: Any) -> Iterator[Tensor]:
+def tensors_in(tree: Any) -> list[Tensor]:
     """The tensors in any nesting of containers and dataclasses."""
-    for leaf in [tree] if isinstance(tree, Tensor) else tree_leaves(tree):
-        if isinstance(leaf, Tensor):
-            yield leaf
-        elif isinstance(leaf, Mapping):  # one that tree_leaves does not know, as a subclass of dict
-            yield from tensors_in(list(leaf.values()))
-        elif isinstance(leaf, list | tuple | set | frozenset):
-            yield from tensors_in(list(leaf))
-        elif dataclasses.is_dataclass(leaf) and not isinstance(leaf, type):
-            yield from tensors_in([getattr(leaf, field.name) for field in dataclasses.fields(leaf)])
+    if isinstance(tree, Tensor):
+        return [tree]
+    inside: Iterable[Any]
+    if isinstance(tree, list | tuple | set | frozenset):
+        inside = tree
+    elif isinstance(tree, Mapping):
+        inside = tree.values()
+    elif dataclasses.is_dataclass(tree) and not isinstance(tree, type):
+        inside = [getattr(tree, field.name) for field in dataclasses.fields(tree)]
+    else:
+        inside = [leaf for leaf in tree_leaves(tree) if leaf is not tree]  # a container that torch knows
+    found = []
+    for each in inside:
+        if isinstance(each, Tensor):
+            found.append(each)
+        elif each is not None:
+            found += tensors_in(each)
+    return found
 
 
 def map_tensors(change: Callable[[Tensor], Tensor], tree: Any) -> Any:

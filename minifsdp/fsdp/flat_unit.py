@@ -77,15 +77,11 @@ class FlatUnit(Unit):
         self._gathered: list[int] = []  # the shards' versions, if the unit stays whole
         self._across: Handle | None = None  # the all-reduce of the replicas' means
         self.copies = HostCopies(self.device)
-        self._whose = f"unit {next_on(self.group)} of the group" if wants_order_checked() else ""
+        self.label = Label(name, f"unit {next_on(self.group)} of the group" if wants_order_checked() else "")
         self.view: FlatView = view(flat)
         self.view.stays = self.unsharded.is_shard
         self.contents = Contents(flat.names, flat.layout, flat.shard, self.view, self.group, self.device)
         self._set_leaves([nn.Parameter(each, flat.shard.requires_grad) for each in self.unsharded.views])
-
-    @property
-    def label(self) -> Label:
-        return Label(self.title, self._whose)
 
     @property
     def buffers(self) -> dict[str, Tensor]:
@@ -200,7 +196,9 @@ class FlatUnit(Unit):
         leaf = self.leaves[index]
         gradient, leaf.grad = leaf.grad, None
         assert gradient is not None
-        self.gradient.add(index, gradient, self.collected_in)
+        if self.gradient.full is None:
+            self.gradient.begin(self.collected_in)
+        self.gradient.add(index, gradient)
 
     def _reduce(self) -> Handle:
         self._is_absent = not self.has_gradient

@@ -10,7 +10,7 @@ from minifsdp.layout import Layout
 
 
 class Gradient:
-    """A buffer [P] that is there from the first `add` until its reduction has read it.
+    """A buffer [P] that is there from `begin` until its reduction has read it.
 
     Attributes:
         full: the buffer; None while nothing has been collected.
@@ -31,7 +31,7 @@ class Gradient:
         self.views: list[Tensor] = []
         self.missing = set(range(len(self.layout.shapes)))
 
-    def _begin(self, dtype: torch.dtype) -> Tensor:
+    def begin(self, dtype: torch.dtype) -> Tensor:
         """Allocate the buffer; nothing has been collected."""
         spare, self._spare = self._spare, None
         if spare is not None and spare[0].dtype == dtype:
@@ -42,10 +42,8 @@ class Gradient:
             self.views = self.layout.views(self.full)
         return self.full
 
-    def add(self, index: int, gradient: Tensor, dtype: torch.dtype) -> None:
-        """Add the gradient of parameter `index` to the buffer, which the first of them makes, in `dtype`."""
-        if self.full is None:
-            self._begin(dtype)
+    def add(self, index: int, gradient: Tensor) -> None:
+        """Add the gradient of parameter `index`."""
         if index in self.missing:
             self.missing.remove(index)
             self.views[index].copy_(gradient)
@@ -68,13 +66,13 @@ class Gradient:
     # had a gradient, and `.grad` stays as it was, as in one process (`is_of_nobody`).
 
     def complete(self, dtype: torch.dtype) -> tuple[Tensor, list[Tensor]]:
-        """The whole gradient in `dtype`, zero where nothing was collected; the next `add` makes another.
+        """The whole gradient in `dtype`, zero where nothing was collected; the next `begin` makes another.
 
         Returns:
             the buffer [P] and its views, which the caller now has: to keep, or to give back.
         """
         if self.full is None:
-            full = self._begin(dtype).fill_(-0.0)
+            full = self.begin(dtype).fill_(-0.0)
         else:
             full = self.full
             for index in self.missing:

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 
@@ -47,7 +48,7 @@ class Plan:
         assert group is not None, "a plan needs ranks"
         return group
 
-    @property
+    @cached_property
     def averaged_over(self) -> int:
         """Number of ranks whose gradients a mean is made of."""
         return math.prod(group.size() for group in (self.inside, self.across) if group is not None)

@@ -20,7 +20,7 @@ from enum import Enum
 import torch
 from torch import nn
 
-from minifsdp.comm import Done, Handle
+from minifsdp.comm import Done, Handle, Label
 from minifsdp.fsdp.view import View
 
 
@@ -38,7 +38,7 @@ class Unit(ABC):
 
     Attributes:
         name: what plots call it.
-        title: what messages call it: where it is in the model, once the outermost unit is known.
+        label: its collectives' subject, of which `title` is the first half.
         leaves: the Parameters that the computation uses, whole while the unit is UNSHARDED.
         trained: which of them want a gradient.
         view: what modules and the optimizer see.
@@ -59,7 +59,8 @@ class Unit(ABC):
     device: torch.device
 
     def __init__(self, name: str, reshard_after_forward: bool = True) -> None:
-        self.name = self.title = name
+        self.name = name
+        self.label = Label(name)
         self.state = SHARDED
         self.reshard_after_forward = reshard_after_forward
         self.reduces = True
@@ -73,6 +74,15 @@ class Unit(ABC):
         elements = sum(p.numel() for p in self.shards)
         nbytes = sum(p.nbytes for p in self.shards)
         return f"<{self.title}: {self.state.name.lower()}; {elements:,} elements, {nbytes:,} bytes on this rank>"
+
+    @property
+    def title(self) -> str:
+        """The unit's name in messages: its place in the model, once the outermost unit is known."""
+        return self.label.what
+
+    @title.setter
+    def title(self, value: str) -> None:
+        self.label = self.label._replace(what=value)
 
     @property
     def freed_after_forward(self) -> bool:

@@ -16,12 +16,11 @@ from minifsdp.tree import tensors_in
 def made_here(output: Any, inputs: Any) -> list[Tensor]:
     """The outputs that require grad, but for inputs that are passed on: they tell of the backward of another module."""
     given = [t.grad_fn or t for t in tensors_in(inputs) if t.requires_grad]
-    made = [t for t in tensors_in(output) if t.requires_grad]
-    return [t for t in made if not any((t.grad_fn or t) is each for each in given)]
+    return [t for t in tensors_in(output) if t.requires_grad and not any((t.grad_fn or t) is each for each in given)]
 
 
-_OWN = vars(nn.Module()).keys()
-_PLAIN = frozenset([bool, int, float, str, tuple, type(None)])  # the attributes that most modules have, and no tensors
+# Most attributes of modules are of these types, which are no result of an operation.
+_PLAIN = frozenset([bool, int, float, str, tuple, dict, nn.Parameter, *map(type, vars(nn.Module()).values())])
 
 
 def left_on(modules: Iterable[nn.Module], nodes: int) -> list[Tensor]:
@@ -37,11 +36,10 @@ def left_on(modules: Iterable[nn.Module], nodes: int) -> list[Tensor]:
 
     found: list[Tensor] = []
     for module in modules:
-        attributes = vars(module)
-        for name in attributes.keys() - _OWN:
-            value = attributes[name]
-            if type(value) in _PLAIN:
-                continue
+        values = module.__dict__.values()
+        if _PLAIN.issuperset(map(type, values)):  # the rule, and quick to see
+            continue
+        for value in values:
             if isinstance(value, list):
                 found += takewhile(is_new, reversed(value))
             elif is_new(value):
