@@ -102,7 +102,7 @@ def test_without_jupyterlab_start_says_how_to_get_it(lab: Run, monkeypatch: pyte
     from minifsdp.course.cli import lab as module
 
     monkeypatch.setattr(module, "find_spec", lambda name: None)
-    assert "pip install jupyterlab pytest" in lab("start", "04")[1]
+    assert "pip install jupyterlab" in lab("start", "04")[1]
 
 
 @pytest.mark.parametrize(
@@ -474,5 +474,5 @@ def test_a_wheel_brings_the_labs_and_uses_its_own(tmp_path: Path) -> None:
         check=True,
     )
     assert done.stdout.splitlines() == [COPY, str(tmp_path / "lib/minifsdp/__init__.py")]
-    assert (tmp_path / "lib/minifsdp/labs/checks/test_lab04.py").exists()
+    assert (tmp_path / "lib/minifsdp/labs/checks/checks_lab04.py").exists()
     assert [path.name for path in (tmp_path / "lib").iterdir()] == ["minifsdp"]

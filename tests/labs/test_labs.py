@@ -15,7 +15,6 @@ import importlib
 import json
 import re
 import sys
-from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 from types import ModuleType
@@ -39,9 +38,8 @@ from minifsdp.course.workshop.catalogue import (
     stubs_of,
     tags_of,
 )
-from minifsdp.course.workshop.checking import AnswerError, Variant
-from minifsdp.course.workshop.checking import checking as check_of
-from minifsdp.course.workshop.child import define, last_lines
+from minifsdp.course.workshop.cells import define, last_lines
+from minifsdp.course.workshop.checking import AnswerError, Variant, examine, find_check
 from minifsdp.course.workshop.references import Reference, is_blank, lab_of, lab_references
 from minifsdp.course.workshop.wrong import Wrong
 
@@ -75,21 +73,6 @@ def module(path: Path) -> ModuleType:
     return importlib.import_module(path.stem)
 
 
-def check_for(exercise: str) -> Callable[[Any, Variant], None]:
-    """The one check of an exercise."""
-    file = checks_of(lab_of(exercise))
-    if not file.exists():
-        pytest.fail(f"there is no {file.name}")
-    marked = [f for f in vars(module(file)).values() if exercise in ids_of(f)]
-    assert len(marked) == 1, f"{len(marked)} checks are marked with {exercise}"
-    return marked[0]
-
-
-def ids_of(function: object) -> list[str]:
-    marks = getattr(function, "pytestmark", [])
-    return [mark.kwargs.get("id") for mark in marks if mark.name == "exercise"]
-
-
 @cache
 def wrong_answers(lab: str) -> list[Wrong]:
     file = labs_folder() / "wrong" / f"lab{lab}.py"
@@ -104,14 +87,13 @@ WRONG = [each for lab in LABS for each in wrong_answers(lab)]
 
 def verdict(exercise: str, source: str, variant: Variant) -> str | None:
     """What the check says of an answer, None if it passes: as a fresh process would, but in this one."""
-    check = check_for(exercise)
-    with check_of(exercise):
-        try:
-            check(define(setup_of(lab_of(exercise)), f'@exercise("{exercise}")\n{source}', exercise), variant)
-        except AnswerError as error:
-            return str(error)
-        except Exception as error:
-            return "it raises: " + last_lines(error)
+    try:
+        answer = define(setup_of(lab_of(exercise)), f'@exercise("{exercise}")\n{source}', exercise)
+        examine(exercise, answer, variant)
+    except AnswerError as error:
+        return str(error)
+    except Exception as error:
+        return "it raises: " + last_lines(error)
     return None
 
 
@@ -123,7 +105,7 @@ def rejection(number: int) -> str | None:
 
 def digest(lab: str) -> str:
     """Of what decides what is said of the lab's wrong answers, but for the package: the sample is there for that."""
-    beside = sorted(path for path in checks_of(lab).parent.glob("*.py") if not path.name.startswith("test_"))
+    beside = sorted(path for path in checks_of(lab).parent.glob("*.py") if not path.name.startswith("checks_"))
     texts = [path.read_text() for path in (checks_of(lab), *beside)]
     texts += [setup_of(lab), *(ref.source for ref in lab_references(lab))]
     texts += [text for each in wrong_answers(lab) for text in (each.words, each.source)]
@@ -177,7 +159,7 @@ class TestExercises:
     def test_two_hints_and_a_sentence_for_success(self, ref: Reference) -> None:
         assert len(ref.hints) == 2
         assert len({hint.strip() for hint in ref.hints} - {""}) == 2
-        assert (check_for(ref.id).__doc__ or "").strip().endswith(".")
+        assert (find_check(ref.id).__doc__ or "").strip().endswith(".")
 
 
 class TestOtherRightAnswers:

@@ -13,8 +13,8 @@ from minifsdp import comm
 from minifsdp.course.launch import RankError
 from minifsdp.course.workshop import comparing
 from minifsdp.course.workshop.catalogue import all_labs
+from minifsdp.course.workshop.cells import define
 from minifsdp.course.workshop.checking import AnswerError, _has_group, checking, expect, on_ranks
-from minifsdp.course.workshop.child import define
 from minifsdp.course.workshop.references import find_reference, lab_references
 from minifsdp.course.workshop.subgroup import as_in_the_group, has_room
 

@@ -69,8 +69,8 @@ def start(lab: Lab, folder: Folder = HERE) -> None:
     with _refusing():
         copy = copies.start(catalogue.as_named(lab), folder)
     print(f"{copy}: go on with   jupyter lab {copy}")
-    if find_spec("jupyterlab") is None or find_spec("pytest") is None:
-        print("JupyterLab or pytest is not installed here:   pip install jupyterlab pytest")
+    if find_spec("jupyterlab") is None:
+        print("JupyterLab is not installed here:   pip install jupyterlab")
 
 
 @app.command()

@@ -36,8 +36,8 @@ def labs_folder() -> Path:
 
 
 def checks_of(lab: str) -> Path:
-    """The pytest file with a lab's checks."""
-    return labs_folder() / "checks" / f"test_lab{lab}.py"
+    """The file with a lab's checks."""
+    return labs_folder() / "checks" / f"checks_lab{lab}.py"
 
 
 def all_labs() -> list[str]:

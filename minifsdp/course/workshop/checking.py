@@ -1,9 +1,9 @@
 """The parts of a check: ranks to run the answer on, and comparisons whose failure explains itself.
 
-A check is a pytest function that takes two fixtures (labs/checks/conftest.py):
+A check is a function of an answer and a setting (labs/checks):
 
-    @pytest.mark.exercise(id="5.2")
-    def test_gather(answer, variant):
+    @check("5.2")
+    def check_gather(answer, variant):
         \"\"\"One all-gather; every rank holds all shards in rank order.\"\"\"        # what is said when it passes
         seen = on_ranks(variant.ranks, observe_gather, answer, variant.seed)
         for rank, found in enumerate(seen):
@@ -15,7 +15,9 @@ is done here, in one place and in rank order, so that a wrong answer on one rank
 
 from __future__ import annotations
 
+import importlib
 import re
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -26,19 +28,21 @@ import torch
 from minifsdp.course.launch import RankError, launch
 from minifsdp.course.launch.world import Backend
 from minifsdp.course.workshop import comparing, subgroup
+from minifsdp.course.workshop.catalogue import checks_of
 from minifsdp.course.workshop.comparing import AnswerError, describe, expect, same
-from minifsdp.course.workshop.references import Reference, definition_in, find_reference, forbidden
+from minifsdp.course.workshop.references import Reference, definition_in, find_reference, forbidden, lab_of
 
 __all__ = [
     "AnswerError",
     "Variant",
+    "check",
     "checking",
     "describe",
+    "examine",
     "expect",
+    "find_check",
     "on_ranks",
     "same",
-    "submit",
-    "submitted",
 ]
 
 RANKS_SECONDS = 20.0  # what the ranks of a check may take before they count as stuck
@@ -58,6 +62,49 @@ class Variant:
     ranks: int = 2
     seed: int = 0
     size: int = 7
+
+
+Check = Callable[[Callable[..., Any], Variant], None]
+"""Raises AnswerError if the answer is wrong; its docstring is said of one that is right."""
+
+_checks: dict[str, Check] = {}
+
+
+def check(exercise: str) -> Callable[[Check], Check]:
+    """Register the decorated function as the check of an exercise."""
+
+    def register(function: Check) -> Check:
+        if exercise in _checks:
+            raise ValueError(f"there are two checks of {exercise}: {_checks[exercise].__name__}, {function.__name__}")
+        _checks[exercise] = function
+        return function
+
+    return register
+
+
+def find_check(exercise: str) -> Check:
+    """The check of an exercise, from its lab's file, which the ranks of `on_ranks` can import too.
+
+    Raises:
+        KeyError: there is none.
+    """
+    file = checks_of(lab_of(exercise))
+    if str(file.parent) not in sys.path:
+        sys.path.insert(0, str(file.parent))
+    importlib.import_module(file.stem)
+    return _checks[exercise]
+
+
+def examine(exercise: str, answer: Callable[..., Any], variant: Variant) -> None:
+    """Check an answer in this process.
+
+    Raises:
+        AnswerError: it is wrong.
+        BaseException: whatever it raises.
+    """
+    check = find_check(exercise)
+    with checking(exercise):
+        check(answer, variant)
 
 
 _under_check: Reference | None = None
@@ -143,24 +190,3 @@ def _observed(exercise: str | None, observe: Callable[..., Any], args: tuple[Any
         return observe(*args)
     with forbidden(find_reference(exercise)):
         return subgroup.in_a_part(observe, args) if part else observe(*args)
-
-
-_submitted: tuple[Callable[..., Any], Variant] | None = None
-
-
-def submit(answer: Callable[..., Any], variant: Variant) -> None:
-    """Let the pytest node of this process check `answer`; without a submission it checks a copy of the reference."""
-    global _submitted
-    _submitted = answer, variant
-
-
-def submitted(exercise: str) -> tuple[Callable[..., Any], Variant]:
-    """The answer for the node of `exercise` to check, and its setting."""
-    if _submitted is not None:
-        return _submitted
-    from minifsdp.course.workshop.catalogue import setup_of
-    from minifsdp.course.workshop.child import define
-    from minifsdp.course.workshop.references import lab_of
-
-    cell = f'@exercise("{exercise}")\n{find_reference(exercise).source}'
-    return define(setup_of(lab_of(exercise)), cell, exercise), Variant()

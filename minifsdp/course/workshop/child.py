@@ -1,29 +1,25 @@
 """The process in which `process.run_check` lets an answer run: `python -m minifsdp.course.workshop.child FOLDER`."""
 
 from __future__ import annotations
-import __future__
 
 import contextlib
 import fcntl
 import json
-import linecache
 import os
 import resource
 import signal
 import sys
 import threading
-import traceback
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from minifsdp.course.launch.rank_server import start_server
 from minifsdp.course.workshop.catalogue import checks_of
+from minifsdp.course.workshop.cells import define, last_lines
 from minifsdp.course.workshop.references import lab_of
 
 RANKS_NEED = ("torch", "torch._dynamo", "cloudpickle", "minifsdp.course.workshop.checking")  # but not torch's FSDP
-LAZY_ANNOTATIONS = __future__.annotations.compiler_flag  # a signature may name what only the notebook defines
 LONGEST_TEXT = 10_000  # characters of what is said of an answer, which may raise an error of any length
 F_SETSIG = 10  # fcntl(2), Linux: which signal announces that a file descriptor became readable
 
@@ -78,70 +74,15 @@ def judge(task: dict[str, Any]) -> dict[str, str]:
         return {"state": "failed", "text": "the cell itself raises: " + last_lines(error)}
     variant = checking.Variant(**task["variant"])
     variant = replace(variant, seed=variant.seed % 2**32)  # checks multiply it, and 64 bits have to hold that too
-    checking.submit(answer, variant)
-    return run_node(ref.id)
-
-
-def define(setup: str, cell: str, exercise: str) -> Callable[..., Any]:
-    """Run the two cells as a notebook would, and return the exercise's function.
-
-    Raises:
-        ValueError: the cell does not define it under `@exercise`.
-    """
-    from minifsdp.course.workshop import notebook
-
-    namespace: dict[str, Any] = {"__name__": "__main__", "__builtins__": __builtins__}
-    with notebook.collecting() as answers:
-        for name, source in (("set-up cell", setup), (f"cell of exercise {exercise}", cell)):
-            filename = f"<{name}>"
-            linecache.cache[filename] = (len(source), None, source.splitlines(keepends=True), filename)
-            exec(compile(source, filename, "exec", LAZY_ANNOTATIONS, dont_inherit=True), namespace)
-    if exercise not in answers:
-        raise ValueError(f'the cell has no function under @exercise("{exercise}")')
-    return answers[exercise]
-
-
-def run_node(exercise: str) -> dict[str, str]:
-    """Run the exercise's pytest node in this process."""
-    import pytest
-
-    listener = _Listener()
-    file = checks_of(lab_of(exercise))
-    os.environ["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"  # this node needs none of those installed, some take a second
-    options = ["-q", "-p", "no:cacheprovider", "-c", os.devnull, "--rootdir", str(file.parent)]
-    options += ["--tb=native"]  # others show arguments, and to show a tensor whose memory was freed ends the process
-    code = pytest.main([*options, "-m", f"exercise(id={exercise!r})", str(file)], plugins=[listener])
-    ended = "it ends the check: KeyboardInterrupt, or pytest.exit"
-    text = ended if code == pytest.ExitCode.INTERRUPTED else f"there is no check for {exercise}"
-    return listener.result or {"state": "failed", "text": text}
-
-
-class _Listener:
-    """Hears from pytest what came of the one node."""
-
-    result: dict[str, str] | None = None
-
-    def pytest_runtest_makereport(self, item: Any, call: Any) -> None:
-        from minifsdp.course.workshop.checking import AnswerError
-
-        if call.excinfo is not None:
-            error = call.excinfo.value
-            text = str(error) if isinstance(error, AnswerError) else "it raises: " + last_lines(error)
-            self.result = {"state": "failed", "text": text}
-        elif call.when == "call":
-            self.result = {"state": "passed", "text": " ".join((item.function.__doc__ or "").split())}
-
-
-def last_lines(error: BaseException) -> str:
-    """The exception, and the line of the learner's cell that raised it."""
-    said = "".join(traceback.format_exception_only(error)).strip().splitlines()[-1]
-    if isinstance(error, SyntaxError):
-        line = (error.text or "").strip()
-        advice = "; a check runs plain Python: leave out lines that begin with % or !" if line[:1] in "%!" else ""
-        return f"{said} (line {error.lineno} of the {(error.filename or '')[1:-1]}: {line}){advice}"
-    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename.startswith("<")]
-    where = f" (line {frames[-1].lineno} of the {frames[-1].filename[1:-1]}: {frames[-1].line})" if frames else ""
-    return said + where
+    try:
+        checking.examine(ref.id, answer, variant)
+    except checking.AnswerError as error:
+        return {"state": "failed", "text": str(error)}
+    except KeyboardInterrupt:
+        return {"state": "failed", "text": "it ends the check: KeyboardInterrupt"}
+    except BaseException as error:
+        return {"state": "failed", "text": "it raises: " + last_lines(error)}
+    return {"state": "passed", "text": " ".join((checking.find_check(ref.id).__doc__ or "").split())}
 
 
 if __name__ == "__main__":

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import inspect
 import textwrap
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any
 
+from minifsdp.course.workshop.cells import collect, define
 from minifsdp.course.workshop.process import Verdict, run_check
 from minifsdp.course.workshop.references import find_reference, is_blank, lab_of, lab_references
 from minifsdp.course.workshop.store import Store
@@ -17,7 +17,6 @@ BLANK = "not attempted, reference in use"
 PASSED = "yours: passed"
 FAILED = "yours: failed, reference not used"
 
-_collected: dict[str, Callable[..., Any]] | None = None
 _submissions: dict[str, Submission] = {}  # what this notebook's exercise cells hold, if they are not blank
 _states: dict[str, str] = {}
 
@@ -34,8 +33,7 @@ def exercise(exercise_id: str) -> Callable[[Callable[..., Any]], Callable[..., A
     ref = find_reference(exercise_id)
 
     def choose(function: Callable[..., Any]) -> Callable[..., Any]:
-        if _collected is not None:
-            _collected[exercise_id] = function
+        if collect(exercise_id, function):
             return function
         if function.__name__ != ref.name:
             raise ValueError(f"exercise {exercise_id} is called {ref.name}, not {function.__name__}")
@@ -111,8 +109,6 @@ def earlier(exercise_id: str) -> Callable[..., Any]:
     if kept is None:
         print(f"{exercise_id} {ref.name}: {BLANK}")
         return ref.function
-    from minifsdp.course.workshop.child import define
-
     print(f"{exercise_id} {ref.name}: {PASSED}, kept from lab {lab_of(exercise_id)}")
     return define(kept["setup"], kept["cell"], exercise_id)
 
@@ -128,17 +124,6 @@ def yours(lab: str) -> str:
     written = [each for each in ids if _states.get(each, BLANK) != BLANK]
     failed = [each for each in written if has_failed(each)]
     return f"yours {len(written)}/{len(ids)}" + (f", failed: {', '.join(failed)}" if failed else "")
-
-
-@contextmanager
-def collecting() -> Iterator[dict[str, Callable[..., Any]]]:
-    """While cells run for a check, `@exercise` only hands over the function."""
-    global _collected
-    before, _collected = _collected, {}
-    try:
-        yield _collected
-    finally:
-        _collected = before
 
 
 def _cell_source() -> str | None:

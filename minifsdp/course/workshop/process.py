@@ -1,4 +1,4 @@
-"""A check in a fresh process: the lab's set-up cell, the exercise's cell, then the exercise's one pytest node.
+"""A check in a fresh process: the lab's set-up cell, the exercise's cell, then the exercise's check.
 
 Between that process and this one stands a supervisor: an answer that ends or stops its parent ends or stops that.
 

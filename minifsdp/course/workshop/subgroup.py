@@ -22,7 +22,7 @@ from minifsdp.course.launch import RankError
 from minifsdp.course.launch.world import Backend, choose_world
 from minifsdp.course.workshop.comparing import AnswerError
 
-CELLS = ("<cell of exercise", "<set-up cell")  # the names under which child.define compiles what a learner has written
+CELLS = ("<cell of exercise", "<set-up cell")  # the names under which cells.define compiles what a learner has written
 ANSWERS_OF_THE_WORLD = ("get_rank", "get_world_size", "get_global_rank", "get_group_rank", "get_process_group_ranks")
 
 

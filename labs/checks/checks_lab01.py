@@ -14,13 +14,12 @@ from typing import NamedTuple
 from unittest import mock
 
 import cloudpickle
-import pytest
 import torch
 import torch.distributed as dist
 
 from minifsdp import comm, device
 from minifsdp.course.launch import rank_device
-from minifsdp.course.workshop.checking import AnswerError, expect, on_ranks
+from minifsdp.course.workshop.checking import AnswerError, check, expect, on_ranks
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
@@ -220,8 +219,8 @@ def observe_rows(answer, batch):
     return mine.cpu() if isinstance(mine, torch.Tensor) else mine, shares, [call.op for call in log], batch.cpu()
 
 
-@pytest.mark.exercise(id="1.1")
-def test_my_rows(answer, variant):
+@check("1.1")
+def check_my_rows(answer, variant):
     """Every row on exactly one rank, in rank order, no rank with more than one row above another, and no message."""
     for ranks in worlds(variant):
         batches = [numbers(variant.seed, 0, rows, 3) for rows in (4 * ranks, variant.size, 2 * ranks + 1)]
@@ -293,8 +292,8 @@ def observe_exchange(answer, seed, size, dtype):
     return plain(seen), outgoing.cpu(), memory.cpu(), moved
 
 
-@pytest.mark.exercise(id="1.2")
-def test_exchange(answer, variant):
+@check("1.2")
+def check_exchange(answer, variant):
     """One send to the right and one receive from the left, both posted before either is waited for."""
     slip = "every rank waits for a message that its neighbour has not posted yet; post both, then wait"
     for ranks in worlds(variant, least=2):
@@ -387,8 +386,8 @@ def writing(written):
         yield
 
 
-@pytest.mark.exercise(id="1.3")
-def test_reduce_while(answer, variant):
+@check("1.3")
+def check_reduce_while(answer, variant):
     """The reduction is issued, the work runs, the wait comes last, and only then is the part read."""
     size = variant.size
     issue, wait = "reduce_scatter", "wait for reduce_scatter"
@@ -516,8 +515,8 @@ def check_tree(logs, where, root, numel, arrows, once, hub, chain):
         expect(f"{where}: messages", list(map(str, issued(log))), list(map(str, wanted)), rank=rank, slip=slip)
 
 
-@pytest.mark.exercise(id="1.4")
-def test_broadcast(answer, variant):
+@check("1.4")
+def check_broadcast(answer, variant):
     """The source's tensor on every rank by N - 1 messages in ceil(log2 N) rounds, from whichever source."""
     for ranks in worlds(variant, odd=5):
         cases = tree_cases(variant, ranks)
@@ -553,8 +552,8 @@ def test_broadcast(answer, variant):
             check_tree(logs, f"over {ranks} ranks, source {root}", root, wanted.numel(), arrows, once, hub, chain)
 
 
-@pytest.mark.exercise(id="1.5")
-def test_reduce(answer, variant):
+@check("1.5")
+def check_reduce(answer, variant):
     """The sum on the target by N - 1 messages in ceil(log2 N) rounds, for whichever target."""
     for ranks in worlds(variant, odd=5):
         cases = tree_cases(variant, ranks)
@@ -649,15 +648,15 @@ def check_steps(rank, ranks, log, length):
     expect("ranks it talks to", peers, sorted({(rank + 1) % ranks, (rank - 1) % ranks} - {rank}), rank=rank)
 
 
-@pytest.mark.exercise(id="1.6")
-def test_reduce_scatter(answer, variant):
+@check("1.6")
+def check_reduce_scatter(answer, variant):
     """N - 1 sends of one chunk; rank r ends with chunk r of the sum, and the input is as it was."""
     for ranks in worlds(variant):
-        check_reduce_scatter(answer, variant, ranks, torch.float32)
-    check_reduce_scatter(answer, variant, largest(variant), NARROW)
+        check_reduce_scatter_case(answer, variant, ranks, torch.float32)
+    check_reduce_scatter_case(answer, variant, largest(variant), NARROW)
 
 
-def check_reduce_scatter(answer, variant, ranks, dtype):
+def check_reduce_scatter_case(answer, variant, ranks, dtype):
     size = variant.size
     inputs = [numbers(variant.seed, rank, ranks * size, dtype=dtype) for rank in range(ranks)]
     total = torch.stack(inputs).sum(0).view(ranks, size)
@@ -725,15 +724,15 @@ def observe_gather(answer, seed, size, dtype):
     return plain(issued(seen)), all(in_place), memory.cpu(), shard.cpu(), inside.cpu()
 
 
-@pytest.mark.exercise(id="1.7")
-def test_all_gather(answer, variant):
+@check("1.7")
+def check_all_gather(answer, variant):
     """N - 1 sends of one chunk; every rank ends with all shards in rank order."""
     for ranks in worlds(variant):
-        check_all_gather(answer, variant, ranks, torch.float32)
-    check_all_gather(answer, variant, largest(variant), NARROW)
+        check_all_gather_case(answer, variant, ranks, torch.float32)
+    check_all_gather_case(answer, variant, largest(variant), NARROW)
 
 
-def check_all_gather(answer, variant, ranks, dtype):
+def check_all_gather_case(answer, variant, ranks, dtype):
     size = variant.size
     shards = [a_shard(variant.seed, rank, size, dtype) for rank in range(ranks)]
     stuck = "all ranks must take the same number of steps"
@@ -824,8 +823,8 @@ def a_tensor(seed, rank, shape, dtype):
     return made.t().contiguous().t() if len(shape) == 2 else made
 
 
-@pytest.mark.exercise(id="1.8")
-def test_all_reduce(answer, variant):
+@check("1.8")
+def check_all_reduce(answer, variant):
     """One reduce-scatter, one all-gather of the padded tensor, in place, for any shape; sum and mean."""
     for ranks in worlds(variant):
         cases = [(shape, op, torch.float32) for shape in ((variant.size,), (), (12,)) for op in ("sum", "mean")]
@@ -834,10 +833,10 @@ def test_all_reduce(answer, variant):
         seen = run(ranks, observe_all_reduce, answer, variant.seed, cases)
         for number, case in enumerate(cases):
             for rank, results in enumerate(seen):
-                check_all_reduce(variant.seed, ranks, rank, *case, results[number])
+                check_all_reduce_case(variant.seed, ranks, rank, *case, results[number])
 
 
-def check_all_reduce(seed, ranks, rank, shape, op, dtype, got):
+def check_all_reduce_case(seed, ranks, rank, shape, op, dtype, got):
     inputs = [a_tensor(seed, each, shape, dtype) for each in range(ranks)]
     total = torch.stack(inputs).sum(0)
     numel = total.numel()

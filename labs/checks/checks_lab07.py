@@ -7,7 +7,6 @@ from functools import partial
 from types import SimpleNamespace
 from typing import NamedTuple
 
-import pytest
 import torch
 import torch.distributed as dist
 from placing import Homes
@@ -18,7 +17,7 @@ from minifsdp.course.ladder.closed_form import SGD, fsdp
 from minifsdp.course.ladder.rungs import closed_form_setting
 from minifsdp.course.launch import rank_device
 from minifsdp.course.watch.ledger import Ledger
-from minifsdp.course.workshop.checking import AnswerError, expect, on_ranks
+from minifsdp.course.workshop.checking import AnswerError, check, expect, on_ranks
 from minifsdp.fsdp import OverlapSchedule, SyncSchedule
 from minifsdp.fsdp.unit import GATHERING, SHARDED, UNSHARDED
 
@@ -220,8 +219,8 @@ RECORD_MISTAKES = {
 }
 
 
-@pytest.mark.exercise(id="7.1")
-def test_record(answer, variant):
+@check("7.1")
+def check_record(answer, variant):
     """Forward's order fixed by the first iteration, backward's from each; an evaluation leaves nothing."""
     wanted, got = states(follow), states(answer)
     where = next((each for each in wanted if got[each] != wanted[each]), None)
@@ -738,22 +737,22 @@ def check_training(answer, variant, piece, **ahead):
             expect(at + "losses beside SyncSchedule's", trained.losses, plain.losses, rank=rank, tolerance=0)
 
 
-@pytest.mark.exercise(id="7.2")
-def test_pre_forward(answer, variant):
+@check("7.2")
+def check_pre_forward(answer, variant):
     """The unit's own gather, those ahead, the wait; nothing is gathered by an order that is not known or not kept."""
     compare_runs("pre_forward", in_turn("own ahead wait", recorded), answer, FORWARD_MISTAKES)
     check_training(answer, variant, "pre_forward", forward_depth="depth")
 
 
-@pytest.mark.exercise(id="7.3")
-def test_pre_backward(answer, variant):
+@check("7.3")
+def check_pre_backward(answer, variant):
     """The next units of backward are on the link before this one's gradients are computed: one unit more is whole."""
     compare_runs("pre_backward", in_turn("own ahead wait", to_come), answer, PRE_MISTAKES)
     check_training(answer, variant, "pre_backward", backward="pre", backward_depth="depth")
 
 
-@pytest.mark.exercise(id="7.4")
-def test_post_backward(answer, variant):
+@check("7.4")
+def check_post_backward(answer, variant):
     """Freed, then the next gather, then the reduction: no byte more for one unit ahead."""
     compare_runs("post_backward", in_turn("free ahead reduce", to_come), answer, POST_MISTAKES)
     check_training(answer, variant, "post_backward", backward="post", backward_depth="depth")
@@ -904,8 +903,8 @@ def check_collective(what, said, ranks, rank):
     expect(what + "what was issued and waited for", said.phases, phases, rank=rank, slip=slip)
 
 
-@pytest.mark.exercise(id="7.5")
-def test_check_order(answer, variant):
+@check("7.5")
+def check_check_order(answer, variant):
     """One small all-gather; where the numbers differ all ranks raise, and say who differs and in what."""
     ranks = max(RANKS, variant.ranks)
     seen = on_ranks(

@@ -11,7 +11,6 @@ from types import SimpleNamespace
 from typing import Any, NamedTuple
 from unittest.mock import patch
 
-import pytest
 import torch
 from torch import nn
 
@@ -31,7 +30,7 @@ from minifsdp.course.machine.program import (
     Wait,
     WaitEvent,
 )
-from minifsdp.course.workshop.checking import AnswerError, expect, on_ranks
+from minifsdp.course.workshop.checking import AnswerError, check, expect, on_ranks
 from minifsdp.flat_param import FlatParameter, find_parameters
 
 CPU = torch.device("cpu")
@@ -125,8 +124,8 @@ def one_after_another(queued):
     return list(accumulate(piece.seconds for piece in queued))
 
 
-@pytest.mark.exercise(id="6.1")
-def test_finish_times(answer, variant):
+@check("6.1")
+def check_finish_times(answer, variant):
     """Each piece starts at the latest of host, stream and events, on seven programs and a long random one."""
     generator = random.Random(variant.seed)
     long = [
@@ -254,8 +253,8 @@ def slip_of(commands, giver, taker, again):
     return None
 
 
-@pytest.mark.exercise(id="6.2")
-def test_hand_over(answer, variant):
+@check("6.2")
+def check_hand_over(answer, variant):
     """The taker starts when the giver has done what was queued before; host, giver and compute run on."""
     giver, taker = GpuStream(), GpuStream()
     for again in ("", ", the second time"):
@@ -352,8 +351,8 @@ def number_of(recorder, stream):
     return recorder._books._number_of(stream, recorder._books._streams)
 
 
-@pytest.mark.exercise(id="6.3")
-def test_gather(answer, variant):
+@check("6.3")
+def check_gather(answer, variant):
     """Allocated and issued on the given stream, nobody waits, and the handle brings every rank's shard."""
     ranks, rank = variant.ranks, variant.ranks - 1
     shards = [flat_parameter(variant.seed, variant.size, r, ranks).shard.data + r + 1 for r in range(ranks)]
@@ -571,8 +570,8 @@ def random_log(generator, length):
     return log
 
 
-@pytest.mark.exercise(id="6.4")
-def test_missing_waits(answer, variant):
+@check("6.4")
+def check_missing_waits(answer, variant):
     """The reads that may come too early, in seventeen short logs and in long random ones, and no others."""
     for name, text in LOGS.items():
         log = log_of(text)
@@ -639,8 +638,8 @@ def freed_by(answer, size, from_a_reader, others=1):
     return Freed(instructions, readers, len(given), kept, same, run.hazards)
 
 
-@pytest.mark.exercise(id="6.5")
-def test_free(answer, variant):
+@check("6.5")
+def check_free(answer, variant):
     """The bytes are gone, nobody waits, and on the paper GPU no gather gets them before both readers are done."""
     check_freed(freed_by(answer, variant.size, from_a_reader=False), "")
     check_freed(freed_by(answer, variant.size, from_a_reader=True), ", called on a reader's own stream")
@@ -761,8 +760,8 @@ def reduced_by(answer, names, before=()):
     return said, [getattr(each, "name", "?") for each in under_way]
 
 
-@pytest.mark.exercise(id="6.6")
-def test_start_reduction(answer, variant):
+@check("6.6")
+def check_start_reduction(answer, variant):
     """Behind its gradient and behind the reduction before it, on its own stream; compute waits for neither."""
     check_reduced(*reduced_by(answer, ("2", "1", "0")), {"2": [], "1": ["2"], "0": ["1"]})
     for many in (("4", "3"), ("5", "4", "3")):

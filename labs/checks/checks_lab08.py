@@ -5,12 +5,11 @@ from contextlib import contextmanager
 from typing import Any, NamedTuple
 from unittest.mock import patch
 
-import pytest
 import torch
 
 from minifsdp import device
 from minifsdp.course.reference.lab08 import ROUND, SEGMENT, Block, Memory
-from minifsdp.course.workshop.checking import AnswerError, expect
+from minifsdp.course.workshop.checking import AnswerError, check, expect
 from minifsdp.fsdp.unit import GATHERING, SHARDED, UNSHARDED
 
 GAP = SEGMENT  # between segments, which never touch
@@ -106,8 +105,8 @@ def free_of(memory):
 # 8.1
 
 
-@pytest.mark.exercise(id="8.1")
-def test_malloc(answer, variant):
+@check("8.1")
+def check_malloc(answer, variant):
     """Rounded up to 512 bytes, the smallest block of the stream that is large enough, split; else a new segment."""
     k = variant.size * ROUND
     small, middle, more, large = 2 * k, 5 * k, 7 * k, 9 * k
@@ -277,8 +276,8 @@ def segment(memory, answer, block, size, stream, before):
 # 8.2
 
 
-@pytest.mark.exercise(id="8.2")
-def test_put_back(answer, variant):
+@check("8.2")
+def check_put_back(answer, variant):
     """Free again, and one block with the free neighbours on both sides; blocks in use stay apart."""
     a, b, c = (ROUND * (variant.size + n) for n in (1, 4, 9))
     rest = SEGMENT - a - b - c
@@ -292,17 +291,17 @@ def test_put_back(answer, variant):
     }.items():
         cut = [(size, None if free == "it" else free) for size, free in pieces]
         for turned in ("", ", in the opposite order of addresses"):
-            check_put_back(answer, name, turned, pieces, cut, (a, b))
+            check_put_back_case(answer, name, turned, pieces, cut, (a, b))
     half = SEGMENT - 2 * ROUND  # so the second block lies across 2 MiB, and the third begins beyond it
     pieces = [(half, 1), (4 * ROUND, "it"), (2 * SEGMENT - half - 4 * ROUND, 1)]
     cut = [(size, None if free == "it" else free) for size, free in pieces]
-    check_put_back(answer, LARGE, "", pieces, cut, (half, 4 * ROUND))
+    check_put_back_case(answer, LARGE, "", pieces, cut, (half, 4 * ROUND))
 
 
 LARGE = "in the middle of a segment of 4 MiB"
 
 
-def check_put_back(answer, name, turned, pieces, cut, sizes):
+def check_put_back_case(answer, name, turned, pieces, cut, sizes):
     """The block marked "it" comes back; `turned`: the free blocks are listed the other way round."""
     a, b = sizes
     memory, used = memory_of(0, [(SEGMENT, 1)], cut, [(SEGMENT, 1)])
@@ -371,8 +370,8 @@ def put_back_of(log):
     return put_back
 
 
-@pytest.mark.exercise(id="8.3")
-def test_release(answer, variant):
+@check("8.3")
+def check_release(answer, variant):
     """At once where only its own stream has used it; else with an event on each of the others, recorded now."""
     size = ROUND * variant.size
     for users, idle in ((set(), False), ({2}, False), ({2, 3}, False), ({3, 5, 2}, False), ({2}, True)):
@@ -440,8 +439,8 @@ class Soon(Event):
         return before
 
 
-@pytest.mark.exercise(id="8.4")
-def test_collect(answer, variant):
+@check("8.4")
+def check_collect(answer, variant):
     """Every block whose events have all happened is free again, wherever it stands, and the host has not waited."""
     size = ROUND * variant.size
     pasts = [[True], [True], [False], [True, False], [False, True], [True, True], [True], [False], [True]]
@@ -510,8 +509,8 @@ def test_collect(answer, variant):
 # 8.5
 
 
-@pytest.mark.exercise(id="8.5")
-def test_malloc_or_retry(answer, variant):
+@check("8.5")
+def check_malloc_or_retry(answer, variant):
     """Only when there is no room: wait, take back, give whole segments back, once more; counted; else MemoryError."""
     size = ROUND * variant.size
     log: list[str] = []
@@ -772,8 +771,8 @@ def expected_log(limit, program):
     return log
 
 
-@pytest.mark.exercise(id="8.6")
-def test_rate_limit(answer, variant):
+@check("8.6")
+def check_rate_limit(answer, variant):
     """An event for every unit that is freed, and before a gather the host waits for the oldest of `limit` of them."""
     count = 4 + variant.size % 3
     units = [FakeUnit(str(number)) for number in range(count)]
@@ -1009,8 +1008,8 @@ def prefetched_once(answer, limit, whole, units):
     return Prefetched(log, names, [unit.name for unit in units])
 
 
-@pytest.mark.exercise(id="8.7")
-def test_prefetch_within(answer, variant):
+@check("8.7")
+def check_prefetch_within(answer, variant):
     """In the order of use while there is room; the rest is put off, in order, and nothing is lost."""
     size = 3 + variant.size % 4
     got, wanted = prefetched(answer, size), prefetched(in_order, size)
@@ -1035,8 +1034,8 @@ def test_prefetch_within(answer, variant):
 # 8.8
 
 
-@pytest.mark.exercise(id="8.8")
-def test_largest_limit(answer, variant):
+@check("8.8")
+def check_largest_limit(answer, variant):
     """The largest k whose heaviest moment fits, to the byte; a ValueError if not even one unit does."""
     generator = torch.Generator().manual_seed(80 + variant.seed)
     count = 5 + variant.size % 3

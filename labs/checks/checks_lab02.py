@@ -5,14 +5,13 @@ from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import Any
 
-import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
 from minifsdp import comm, device
 from minifsdp.course.launch import rank_device
-from minifsdp.course.workshop.checking import AnswerError, expect, on_ranks
+from minifsdp.course.workshop.checking import AnswerError, check, expect, on_ranks
 
 SECONDS = 8.0
 THROUGH_COMM = "one collective through `comm`, which keeps this log; it does not see torch.distributed called directly"
@@ -140,8 +139,8 @@ def observe_average(answer: Any, size: int, seed: int) -> dict[str, Any]:
     }
 
 
-@pytest.mark.exercise(id="2.1")
-def test_average_gradient(answer, variant):
+@check("2.1")
+def check_average_gradient(answer, variant):
     """One all-reduce of the gradient, waited for; `.grad` is the mean on every rank, the parameter as it was."""
     n, size = variant.ranks, variant.size
     seen = on_ranks(n, observe_average, answer, size, variant.seed, timeout=SECONDS)
@@ -306,8 +305,8 @@ def mirrored(buckets: list[list[int]], count: int) -> list[list[int]]:
     return [[count - 1 - index for index in bucket] for bucket in buckets]
 
 
-@pytest.mark.exercise(id="2.2")
-def test_assign_buckets(answer, variant):
+@check("2.2")
+def check_assign_buckets(answer, variant):
     """Reverse order, closed at the cap, one open bucket per dtype, every parameter once, and the list as it was."""
     size = variant.size
     full, half, double = torch.float32, torch.bfloat16, torch.float64
@@ -449,8 +448,8 @@ def buffer_and_handle(result: object) -> tuple[Tensor, Any]:
     raise AnswerError(f"expected a buffer and a handle, got {type(result).__name__}")
 
 
-@pytest.mark.exercise(id="2.3")
-def test_start_bucket(answer, variant):
+@check("2.3")
+def check_start_bucket(answer, variant):
     """One buffer, one all-reduce of all its bytes, on its way when the function returns; None counts as zero."""
     n, size, seed = variant.ranks, variant.size, variant.seed
     seen = on_ranks(n, observe_start, answer, size, seed, timeout=SECONDS)
@@ -593,8 +592,8 @@ def observe_finish(answer: Any, size: int, seed: int) -> dict[str, Any]:
     }
 
 
-@pytest.mark.exercise(id="2.4")
-def test_finish_bucket(answer, variant):
+@check("2.4")
+def check_finish_bucket(answer, variant):
     """Waits first, then every gradient holds its part of the buffer in memory of its own, and the buffer is freed."""
     n, size, seed = variant.ranks, variant.size, variant.seed
     seen = on_ranks(n, observe_finish, answer, size, seed, timeout=SECONDS)
@@ -802,8 +801,8 @@ def mean_gradients(ranks: int, width: int, seed: int) -> list[Tensor]:
     return [sum(grads) / ranks for grads in zip(*each, strict=True)]
 
 
-@pytest.mark.exercise(id="2.5")
-def test_on_gradient(answer, variant):
+@check("2.5")
+def check_on_gradient(answer, variant):
     """Each bucket leaves during backward, in bucket order on all ranks, and is waited for when backward is over."""
     n, width, seed = variant.ranks, variant.size, variant.seed
     launched = on_ranks(n, observe_hook, answer, width, seed, True, timeout=SECONDS)
@@ -946,14 +945,14 @@ def gradients_of(ranks: int, size: int, seed: int, micro: int) -> list[list[Tens
     return found
 
 
-@pytest.mark.exercise(id="2.6")
-def test_accumulate(answer, variant):
+@check("2.6")
+def check_accumulate(answer, variant):
     """A backward per micro-batch, communication in the last one only, the gradient of the mean over all of them."""
     for number in (3, 1):
-        check_accumulate(answer, variant, number)
+        check_accumulate_case(answer, variant, number)
 
 
-def check_accumulate(answer: Any, variant: Any, number: int) -> None:
+def check_accumulate_case(answer: Any, variant: Any, number: int) -> None:
     n, size, seed = variant.ranks, variant.size, variant.seed
     seen = on_ranks(n, observe_accumulation, answer, size, seed, number, timeout=SECONDS)
     micro = gradients_of(n, size, seed, number)

@@ -3,18 +3,17 @@
 import gc
 import weakref
 
-import pytest
 import torch
 from torch import nn
 
-from minifsdp.course.workshop.checking import AnswerError, expect
+from minifsdp.course.workshop.checking import AnswerError, check, expect
 
 STATE_BUFFERS = {"sgd": 0, "momentum": 1, "adam": 2, "amsgrad": 3}
 STAGES = ("replicated", "stage 1", "stage 2", "stage 3")
 
 
-@pytest.mark.exercise(id="0.1")
-def test_training_bytes(answer, variant):
+@check("0.1")
+def check_training_bytes(answer, variant):
     """Exact bytes for SGD, momentum, Adam and AMSGrad, in float32, in bfloat16 and with a float32 copy."""
     few = variant.size
     numels = [few, 5 * few + 1, 64, few, few, 1]  # three of one size, one of one element, and in no order
@@ -64,8 +63,8 @@ def _expect_bytes(case, found, numels, itemsize, optimizer, copy):
     expect(f"{case}: optimizer state, bytes", found["optimizer"], state, slips=slips)
 
 
-@pytest.mark.exercise(id="0.2")
-def test_zero_stages(answer, variant):
+@check("0.2")
+def check_zero_stages(answer, variant):
     """Each stage divides one more of the three terms by the ranks, for any K and item size."""
     for psi, ranks, k, itemsize in ((48, 64, 12, 2), (100, 8, 8, 4), (100 * variant.size, variant.ranks, 12, 2)):
         by_default = (k, itemsize) == (12, 2)
@@ -110,8 +109,8 @@ def _held(stage, one, state, ranks):
     return float(sum(terms[:sharded]) / ranks + sum(terms[sharded:]))
 
 
-@pytest.mark.exercise(id="0.3")
-def test_adam_step(answer, variant):
+@check("0.3")
+def check_adam_step(answer, variant):
     """Adam's values at every step, all in place, with state made at the first step in the parameter's dtype."""
     generator = torch.Generator().manual_seed(variant.seed)
     numel = max(2, variant.size)
@@ -248,8 +247,8 @@ class Embedded(nn.Module):
         return (self.table(tokens) * self.mask @ self.mix[1:]).exp()
 
 
-@pytest.mark.exercise(id="0.4")
-def test_saved_bytes(answer, variant):
+@check("0.4")
+def check_saved_bytes(answer, variant):
     """Every storage once and whole, no parameter, one forward; backward still works, and nothing is left behind."""
     torch.manual_seed(variant.seed)
     rows, width, inner = variant.size, 5, 3

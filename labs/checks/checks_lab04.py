@@ -4,14 +4,13 @@ from collections import OrderedDict
 from contextlib import contextmanager
 from itertools import pairwise
 
-import pytest
 import torch
 from placing import garbage
 from torch import nn
 
 from minifsdp import device
 from minifsdp.course.watch.ledger import Ledger
-from minifsdp.course.workshop.checking import AnswerError, describe, expect, same
+from minifsdp.course.workshop.checking import AnswerError, check, describe, expect, same
 
 GARBAGE = "uninitialised memory, here nan, in the padding: a reduction and a norm read it, so it must be zero"
 WHOLE_N = "a whole N of padding where N divides: `-numel % N` is 0 there, `N - numel % N` is N"
@@ -26,8 +25,8 @@ def total(ledger):
     return sum(ledger.live().values())
 
 
-@pytest.mark.exercise(id="4.1")
-def test_pad_and_chunk(answer, variant):
+@check("4.1")
+def check_pad_and_chunk(answer, variant):
     """Equal shards, every element once and in order, zeros behind them, no copy but one padded buffer."""
     cases = [
         (numbers(numel, dtype), ranks)
@@ -100,8 +99,8 @@ def chunk_memory(answer, flat, ranks):
     expect(f"`flat` afterwards {where}", given, flat, slip="the input was changed")
 
 
-@pytest.mark.exercise(id="4.2")
-def test_flatten_parameters(answer, variant):
+@check("4.2")
+def check_flatten_parameters(answer, variant):
     """One buffer, and no copy beside it; zeros at its end; each parameter a view of it; the old memory is gone."""
     for ranks in (variant.ranks, 4, 16):
         for dtype in (torch.float32, torch.bfloat16):
@@ -255,8 +254,8 @@ def check_buffer(full, values, padding, ranks, where):
     )
 
 
-@pytest.mark.exercise(id="4.3")
-def test_shard_bounds(answer, variant):
+@check("4.3")
+def check_shard_bounds(answer, variant):
     """Each parameter's part of each shard, empty where they do not meet, the padding nobody's."""
     for sizes in ([variant.size, 3, 1, 2 * variant.size, 5], [12, 3], [16, 16]):
         for ranks in (variant.ranks, 4, 16):
@@ -381,8 +380,8 @@ TIED_NAMES = [
 BY_PATH = [[each[0], each[0].replace("up", "again")] if "up" in each[0] else each for each in TIED_NAMES]
 
 
-@pytest.mark.exercise(id="4.4")
-def test_place_views(answer, variant):
+@check("4.4")
+def check_place_views(answer, variant):
     """Each parameter flattened once, its view in every place, and the gradient of both places in the one buffer."""
     torch.manual_seed(variant.seed)
     tokens = torch.arange(variant.size)
@@ -552,8 +551,8 @@ def pairs_of(units):
     return [list(unit.items()) for unit in units] if ok else units
 
 
-@pytest.mark.exercise(id="4.5")
-def test_assign_units(answer, variant):
+@check("4.5")
+def check_assign_units(answer, variant):
     """Each parameter in one unit, the root's are the rest; padding once per unit; a tie between units is refused."""
     widths = [3, variant.size, 4, variant.size + 1, 2, 4, 5]
     for ranks in (variant.ranks, 16):

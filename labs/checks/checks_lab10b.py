@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 from unittest.mock import patch
 
-import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
@@ -16,7 +15,7 @@ from torch import nn
 from minifsdp import comm
 from minifsdp.course.launch import rank_device
 from minifsdp.course.watch.ledger import Ledger
-from minifsdp.course.workshop.checking import AnswerError, expect, on_ranks
+from minifsdp.course.workshop.checking import AnswerError, check, expect, on_ranks
 from minifsdp.flat_param import FlatParameter, find_parameters
 
 ITEM = 4  # bytes
@@ -244,8 +243,8 @@ KEEPERS = "every rank that has a `keep` keeps, whatever its number: ask `keep is
 EVERYBODY = "every rank takes part in every all-gather, also one that keeps nothing"
 
 
-@pytest.mark.exercise(id="10b.1")
-def test_whole_values(answer, variant):
+@check("10b.1")
+def check_whole_values(answer, variant):
     """One unit whole at a time, on every rank; kept by rank 0 alone."""
     found = seen_on(variant.ranks, observe_whole_values, answer, variant, slip=EVERYBODY)
     for number, (dtype, keeper) in enumerate(KEPT):
@@ -332,8 +331,8 @@ def expect_names(rank, result, wanted, slip):
 VIEW = "likely slip: a slice is a view and keeps the whole tensor's memory: copy it"
 
 
-@pytest.mark.exercise(id="10b.2")
-def test_my_rows(answer, variant):
+@check("10b.2")
+def check_my_rows(answer, variant):
     """Rows of dimension 0, ceil(rows / N) each, in memory of their own; the last ranks have fewer or none."""
     generator = torch.Generator().manual_seed(variant.seed)
     size = variant.size
@@ -439,8 +438,8 @@ class CountedPiece:
         return self.rows.clone()
 
 
-@pytest.mark.exercise(id="10b.3")
-def test_fill_rows(answer, variant):
+@check("10b.3")
+def check_fill_rows(answer, variant):
     """Every row from the piece that has it, for any numbers of ranks then and now; nothing else is read."""
     generator = torch.Generator().manual_seed(variant.seed)
     for rows in (variant.size, 2 * variant.size + 1, 2):
@@ -660,8 +659,8 @@ def plain(value):
     return value
 
 
-@pytest.mark.exercise(id="10b.4")
-def test_whole_states(answer, variant):
+@check("10b.4")
+def check_whole_states(answer, variant):
     """States in the parameters' shapes and under their names, the step in a copy for each, one buffer at a time."""
     slip = "every rank takes part in the same gathers, also one that keeps nothing"
     seen = seen_on(variant.ranks, observe_both, answer, variant, slip=slip)
@@ -927,14 +926,14 @@ class Over(BaseException):
 WHOLE, PART = Path("run") / "step-7", Path("run") / ".step-7.part"
 
 
-@pytest.mark.exercise(id="10b.5")
-def test_commit(answer, variant):
+@check("10b.5")
+def check_commit(answer, variant):
     """Under its name only when all is on the disk, whichever rank comes first, and never if a disk has failed."""
     for first in range(variant.ranks):
-        check_commit(answer, variant, first, "ab")
+        check_commit_case(answer, variant, first, "ab")
     for first in range(variant.ranks):
-        check_commit(answer, variant, first, "ab", "", "a")
-    check_commit(answer, replace(variant, ranks=1), 0, "ab")
+        check_commit_case(answer, variant, first, "ab", "", "a")
+    check_commit_case(answer, replace(variant, ranks=1), 0, "ab")
     for rank in reversed(range(variant.ranks)):
         for first in {rank, 0, variant.ranks - 1}:
             number = 0
@@ -1001,7 +1000,7 @@ def check_left_over(answer, variant):
         )
 
 
-def check_commit(answer, variant, first, *names):
+def check_commit_case(answer, variant, first, *names):
     turns = Turns(variant.ranks, first)
     disk = PaperDisk(lambda: turns.current)
     files, stuck = run_commit(answer, variant, disk, turns, *names)
@@ -1157,8 +1156,8 @@ def frozen_but(model, *trained):
     return model
 
 
-@pytest.mark.exercise(id="10b.6")
-def test_units_for(answer, variant):
+@check("10b.6")
+def check_units_for(answer, variant):
     """No unit mixes, and none is smaller than it has to be."""
     width, layers = variant.size, 3
     every = [f"layers.{number}" for number in range(layers)]

@@ -5,14 +5,13 @@ from types import SimpleNamespace
 from typing import Any, NamedTuple
 from unittest.mock import patch
 
-import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
 
 from minifsdp import comm
 from minifsdp.course.launch import rank_device
-from minifsdp.course.workshop.checking import AnswerError, expect, on_ranks
+from minifsdp.course.workshop.checking import AnswerError, check, expect, on_ranks
 
 # 11.1
 
@@ -23,8 +22,8 @@ def planned(ranks, factor):
     return table.tolist(), table.T.tolist()
 
 
-@pytest.mark.exercise(id="11.1")
-def test_plan_groups(answer, variant):
+@check("11.1")
+def check_plan_groups(answer, variant):
     """Neighbours shard together, the same places hold the same shard, and what leaves a remainder is refused."""
     n = variant.ranks
     for ranks, factor in ((6 * n, n), (6 * n, 3), (4, 2), (n, 1), (n, n)):
@@ -142,8 +141,8 @@ def why_made(rank, made, wanted, sharding, replicas):
     return None
 
 
-@pytest.mark.exercise(id="11.2")
-def test_make_groups(answer, variant):
+@check("11.2")
+def check_make_groups(answer, variant):
     """Every rank makes every group in the same order, and returns its own two."""
     n = variant.ranks
     for ranks, factor in ((2 * n, n), (3 * n, n), (6, 3), (n, 1), (n, n), (1, 1)):
@@ -314,8 +313,8 @@ def why_started(events):
     return None
 
 
-@pytest.mark.exercise(id="11.3")
-def test_start_across(answer, variant):
+@check("11.3")
+def check_start_across(answer, variant):
     """One all-reduce of the mean over the replicas, in place, in its dtype, under way when it returns."""
     size, count = 2 * variant.size + 1, variant.ranks + 1  # replicas of the first shard; the second has one
     seen = on_ranks(count + 1, observe_start, answer, variant.seed, size, timeout=8)
@@ -448,8 +447,8 @@ def why_finished(log, grad_kept):
     return None
 
 
-@pytest.mark.exercise(id="11.4")
-def test_finish_across(answer, variant):
+@check("11.4")
+def check_finish_across(answer, variant):
     """Waited for, delivered once, and forgotten; nothing where nothing is under way."""
     size = variant.size
     unit, grad = FakeUnit(size), torch.ones(size)
@@ -525,8 +524,8 @@ def walk(units, ranks, per_host, factor):
     return sent["sharding"][0], sent["replicas"][0], sum(sent["leaves"][:per_host])
 
 
-@pytest.mark.exercise(id="11.5")
-def test_traffic(answer, variant):
+@check("11.5")
+def check_traffic(answer, variant):
     """What a rank sends to either group, and what leaves its host, is what its rings carry, for every F."""
     shards = [3 * variant.size + 1, 3 * variant.size + 6, 3, 9 + 3 * variant.seed]  # elements; 3 does not divide all
     for ranks, per_host, factor in (
@@ -700,8 +699,8 @@ CASES = (
 )
 
 
-@pytest.mark.exercise(id="11.6")
-def test_choose(answer, variant):
+@check("11.6")
+def check_choose(answer, variant):
     """The fastest of those that fit; and where none fits, whether more ranks would help."""
     for case, unit in [(case, unit) for unit in (1.0, 8.0) for case in CASES]:
         factors = list(case.memory)

@@ -6,7 +6,6 @@ from itertools import accumulate, groupby
 from unittest import mock
 
 import cloudpickle
-import pytest
 import torch
 import torch.distributed as dist
 from placing import garbage
@@ -17,7 +16,7 @@ from minifsdp import comm, device
 from minifsdp.course.ladder.rungs import closed_form_setting
 from minifsdp.course.launch import rank_device
 from minifsdp.course.watch.ledger import Ledger
-from minifsdp.course.workshop.checking import AnswerError, expect, on_ranks, same
+from minifsdp.course.workshop.checking import AnswerError, check, expect, on_ranks, same
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # the ranks cannot import this file
 
@@ -29,14 +28,14 @@ LR = 0.05
 # --- 3.1 --------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.exercise(id="3.1")
-def test_partition(answer, variant):
+@check("3.1")
+def check_partition(answer, variant):
     """One flat buffer is the parameters' memory, cut into equal shards of it, zeros behind the last parameter."""
     for ranks in dict.fromkeys((variant.ranks, 3, 4, 16)):
-        check_partition(answer, ranks, variant)
-    check_partition(answer, 3, variant, torch.float64)
+        check_partition_case(answer, ranks, variant)
+    check_partition_case(answer, 3, variant, torch.float64)
     for ranks in dict.fromkeys((variant.ranks, 4)):
-        check_partition(answer, ranks, variant, divides=True)
+        check_partition_case(answer, ranks, variant, divides=True)
         check_transposed(answer, ranks)
 
 
@@ -66,7 +65,7 @@ def check_transposed(answer, ranks):
     expect(f"{over}: whether a write to the buffer shows in it", bool((p == 7).all()), True, slip=slip)
 
 
-def check_partition(answer, ranks, variant, dtype=torch.float32, divides=False):
+def check_partition_case(answer, ranks, variant, dtype=torch.float32, divides=False):
     shapes = [(variant.size, 3), (variant.size,), (2, 2, 3), (1,)]
     if divides:
         shapes.append((ranks - sum(torch.Size(shape).numel() for shape in shapes) % ranks,))
@@ -180,12 +179,12 @@ def pad(flat, ranks):
 # --- 3.2 --------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.exercise(id="3.2")
-def test_shard_optimizer(answer, variant):
+@check("3.2")
+def check_shard_optimizer(answer, variant):
     """Each rank's optimizer holds its own shards, as views of the flat buffers, and state for nothing else."""
     for ranks in dict.fromkeys((variant.ranks, 3)):
         for rank in range(ranks):
-            check_shard_optimizer(answer, rank, ranks, variant)
+            check_shard_optimizer_case(answer, rank, ranks, variant)
     adamw = {"lr": LR, "betas": (0.8, 0.9), "eps": 1e-6, "weight_decay": 0.1}
     for optimizer_class, defaults in (
         (AdamW, adamw),
@@ -227,7 +226,7 @@ def check_class_and_defaults(answer, optimizer_class, defaults, variant):
     expect(f"{asked}: entries of `buckets` that are as they were", same, [True] * 6, slip=slip)
 
 
-def check_shard_optimizer(answer, rank, ranks, variant):
+def check_shard_optimizer_case(answer, rank, ranks, variant):
     lengths = [variant.size, variant.size + 3]
     with Ledger() as ledger:
         flats = [torch.arange(1.0, 1 + ranks * length) for length in lengths]
@@ -390,14 +389,14 @@ def freed_by_resize(ledger, tag):
 # --- 3.3 --------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.exercise(id="3.3")
-def test_reduce_bucket(answer, variant):
+@check("3.3")
+def check_reduce_bucket(answer, variant):
     """One reduce-scatter of the padded bucket, finished later; its mean is added to shard.grad, the bucket is freed."""
     for ranks in dict.fromkeys((variant.ranks, 3)):
-        check_reduce_bucket(answer, variant, ranks)
+        check_reduce_bucket_case(answer, variant, ranks)
 
 
-def check_reduce_bucket(answer, variant, ranks):
+def check_reduce_bucket_case(answer, variant, ranks):
     seen = on_ranks(ranks, observe_reduction, answer, variant.seed, variant.size, timeout=8)
     model = Net(variant.seed, variant.size)
     params = list(model.parameters())
@@ -629,14 +628,14 @@ def observe_reduction(answer, seed, size):
 # --- 3.4 --------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.exercise(id="3.4")
-def test_update_and_gather(answer, variant):
+@check("3.4")
+def check_update_and_gather(answer, variant):
     """Three steps equal one process with the whole batch, on all ranks bit for bit; one all-gather per bucket."""
     for ranks in dict.fromkeys((variant.ranks, 3)):
-        check_update_and_gather(answer, variant, ranks)
+        check_update_and_gather_case(answer, variant, ranks)
 
 
-def check_update_and_gather(answer, variant, ranks):
+def check_update_and_gather_case(answer, variant, ranks):
     seen = on_ranks(ranks, observe_steps, answer, variant.seed, variant.size, timeout=8)
     wanted = train_alone(variant.seed, variant.size, ranks)
     for rank, found in enumerate(seen):
@@ -831,8 +830,8 @@ def reduce_plainly(parts, shards, group):
 # --- 3.5 --------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.exercise(id="3.5")
-def test_reduce_in_backward(answer, variant):
+@check("3.5")
+def check_reduce_in_backward(answer, variant):
     """Each bucket is reduced once per backward, when it is full, one in flight; then its gradients are freed."""
     ranks = variant.ranks
     seen = on_ranks(ranks, observe_backward, answer, variant.seed, variant.size, timeout=8)

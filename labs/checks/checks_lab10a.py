@@ -3,7 +3,6 @@
 from typing import ClassVar
 from zlib import crc32
 
-import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F
@@ -14,7 +13,7 @@ from torch.utils._pytree import tree_leaves
 from minifsdp import comm
 from minifsdp.course.launch import rank_device
 from minifsdp.course.watch.ledger import Ledger
-from minifsdp.course.workshop.checking import AnswerError, expect, on_ranks
+from minifsdp.course.workshop.checking import AnswerError, check, expect, on_ranks
 from minifsdp.flat_param import FlatParameter, find_parameters
 from minifsdp.fsdp import FullyShardedDataParallel
 
@@ -29,8 +28,8 @@ class Layers(nn.ModuleList):
     """The same."""
 
 
-@pytest.mark.exercise(id="10a.1")
-def test_by_size(answer, variant):
+@check("10a.1")
+def check_by_size(answer, variant):
     """Both questions, at the least number and one below it, for modules and for what is spared."""
     least = 10 * variant.size
     plain = nn.Linear(4 * least, 1, bias=False)  # inner units have the rest of its elements, as far as they are told
@@ -188,8 +187,8 @@ def units_of(model):
     return sorted(name.replace(".inside", "") for name in found), len(set(found.values()))
 
 
-@pytest.mark.exercise(id="10a.2")
-def test_wrap_where(answer, variant):
+@check("10a.2")
+def check_wrap_where(answer, variant):
     """Asked in order and once each, with what is left; wrapped innermost first; in place under every name."""
     asked, wrapped, returned, model = observe_walk(answer, variant.size)
     asked_, wrapped_, returned_, model_ = observe_walk(walk, variant.size)
@@ -345,8 +344,8 @@ def wanted_values(params, seed):
     return list(values.values())
 
 
-@pytest.mark.exercise(id="10a.3")
-def test_fill_from_meta(answer, variant):
+@check("10a.3")
+def check_fill_from_meta(answer, variant):
     """Each module's own reset, once and in place; nothing recursive, nothing left behind, no other memory."""
     Counted.order.clear()
     unit, inner = unit_on_meta(variant.size)
@@ -484,8 +483,8 @@ def seeded(module, seed):
     return {key: torch.empty(t.shape).normal_() for key, t in owned(module).items()}
 
 
-@pytest.mark.exercise(id="10a.4")
-def test_initialiser(answer, variant):
+@check("10a.4")
+def check_initialiser(answer, variant):
     """Own parameters and buffers, seeded by name, in any order, after wrapping too; what has a NaN is named."""
     seed, where = variant.seed + 11, torch.device("cpu", 0)  # not the `cpu` that an answer may think of by itself
     for start in ("meta", "partly on meta", "cpu"):
@@ -799,8 +798,8 @@ REFUSED = {
 }
 
 
-@pytest.mark.exercise(id="10a.5")
-def test_shard_script(answer, variant):
+@check("10a.5")
+def check_shard_script(answer, variant):
     """Units, bytes of construction, what the optimizer holds, and the losses of one process."""
     ranks, width = variant.ranks, 8 + variant.size
     try:

@@ -5,7 +5,6 @@ from contextlib import contextmanager
 from itertools import groupby
 from typing import Any, NamedTuple
 
-import pytest
 import torch
 from torch import nn
 from torch.autograd import Variable
@@ -14,7 +13,7 @@ from minifsdp import comm, device
 from minifsdp.course.ladder.closed_form import SGD, Setting, fsdp
 from minifsdp.course.launch import rank_device
 from minifsdp.course.watch.ledger import Ledger
-from minifsdp.course.workshop.checking import AnswerError, expect, on_ranks
+from minifsdp.course.workshop.checking import AnswerError, check, expect, on_ranks
 from minifsdp.flat_param import FlatParameter, find_parameters
 
 # 5.1 Hooks
@@ -49,8 +48,8 @@ NO_PARAMETERS = (
 )
 
 
-@pytest.mark.exercise(id="5.1")
-def test_watch(answer, variant):
+@check("5.1")
+def check_watch(answer, variant):
     """Every event in its place, in two steps, with the module called twice, and in evaluation."""
     for calls in (1, 2):
         watched, expected = Middle(), Middle()
@@ -319,8 +318,8 @@ GATHER_ERRORS = {
 }
 
 
-@pytest.mark.exercise(id="5.2")
-def test_gather(answer, variant):
+@check("5.2")
+def check_gather(answer, variant):
     """One all-gather into the memory that the views look at, waited for; nothing else is allocated."""
     try:
         seen = on_ranks(variant.ranks, observe_gather, answer, variant.seed, variant.size, timeout=8)
@@ -381,8 +380,8 @@ def test_gather(answer, variant):
         expect("`flat.shard`", found.shard, shards[rank], rank=rank, slip="gather reads the shard and leaves it alone")
 
 
-@pytest.mark.exercise(id="5.3")
-def test_free(answer, variant):
+@check("5.3")
+def check_free(answer, variant):
     """The storage has given its bytes back, and the tensors are the same objects as before."""
     with Ledger() as ledger:
         flat = flat_parameter(variant.seed, variant.size, 0, variant.ranks)
@@ -467,8 +466,8 @@ def observe_reduce(answer, seed, size):
 NO_PADDING = ", of a unit without padding"
 
 
-@pytest.mark.exercise(id="5.4")
-def test_reduce_gradient(answer, variant):
+@check("5.4")
+def check_reduce_gradient(answer, variant):
     """One reduce-scatter of the mean, zeros for the padding, accumulated; only the shard's gradient is left."""
     ranks = max(3, variant.ranks)
     sizes = {variant.size: "", 0: ", of one element in bfloat16", -1: NO_PADDING}
@@ -931,15 +930,15 @@ def check_training(answer, variant, kept_after_forward):
             expect("`flat.shard.grad` beside one process with all data", got, mine, rank=rank, tolerance=1e-4)
 
 
-@pytest.mark.exercise(id="5.5")
-def test_attach(answer, variant):
+@check("5.5")
+def check_attach(answer, variant):
     """Gathered before forward and before backward, freed after both, then reduced; the root stays from end to end."""
     check_events(answer, kept_after_forward=False)
     check_training(answer, variant, kept_after_forward=False)
 
 
-@pytest.mark.exercise(id="5.6")
-def test_attach_grad_op(answer, variant):
+@check("5.6")
+def check_attach_grad_op(answer, variant):
     """Gathered once a step, whole from forward to the end of the unit's backward, sharded between steps."""
     check_events(answer, kept_after_forward=True)
     check_training(answer, variant, kept_after_forward=True)

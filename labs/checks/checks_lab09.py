@@ -5,7 +5,6 @@ from contextlib import contextmanager
 from typing import NamedTuple
 from unittest.mock import patch
 
-import pytest
 import torch
 import torch.distributed as dist
 from placing import Homes
@@ -15,7 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from minifsdp import FullyShardedDataParallel, comm, device
 from minifsdp.course.launch import rank_device
 from minifsdp.course.watch.ledger import Ledger
-from minifsdp.course.workshop.checking import AnswerError, expect, on_ranks
+from minifsdp.course.workshop.checking import AnswerError, check, expect, on_ranks
 from minifsdp.fsdp.engine import Engine
 
 BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
@@ -107,8 +106,8 @@ def observe_gather(answer, seed, size):
     return Gathered(returned, calls, order, groups, begins, full.cpu(), shard.cpu(), peak, casts)
 
 
-@pytest.mark.exercise(id="9.1")
-def test_gather_low(answer, variant):
+@check("9.1")
+def check_gather_low(answer, variant):
     """The shard is cast straight into its place, and one all-gather in the low dtype fills the rest."""
     ranks, size = max(3, variant.ranks), variant.size
     try:
@@ -195,8 +194,8 @@ def test_gather_low(answer, variant):
 # 9.2 The mean into the shard's gradient
 
 
-@pytest.mark.exercise(id="9.2")
-def test_deliver(answer, variant):
+@check("9.2")
+def check_deliver(answer, variant):
     """Cast to the shard's dtype and added there; no memory but the shard's gradient."""
     size = variant.size
     for dtype in (BF16, FP16, FP32):
@@ -295,8 +294,8 @@ def deliver_two(answer, means, values, named):
 # 9.3 Where to divide
 
 
-@pytest.mark.exercise(id="9.3")
-def test_divisors(answer, variant):
+@check("9.3")
+def check_divisors(answer, variant):
     """fp16 is divided by about the root of N before the sum and by the rest after it; other dtypes after it only."""
     for ranks in (512, 8, 5, 1, 2, 3, 4, 6, 7, 9, 50, 64, variant.ranks):
         for dtype in (FP16, BF16, FP32):
@@ -425,8 +424,8 @@ def observe_steps(answer, seed, size):
     return found
 
 
-@pytest.mark.exercise(id="9.4")
-def test_step_together(answer, variant):
+@check("9.4")
+def check_step_together(answer, variant):
     """All ranks step with unscaled gradients, or all of them skip and halve the scale."""
     ranks = variant.ranks
     slip = "a rank waits for others that have left: all have to make the same calls"
@@ -628,8 +627,8 @@ def observe_accumulate(answer, seed):
     return found
 
 
-@pytest.mark.exercise(id="9.5")
-def test_accumulate(answer, variant):
+@check("9.5")
+def check_accumulate(answer, variant):
     """The mean of the micro-batches' gradients, reduced after each of them or once, in the last one's backward."""
     ranks = variant.ranks
     try:
@@ -783,8 +782,8 @@ def on_device(values):
     return device.empty(len(values), FP32, "gradients", torch.device("cpu")).copy_(values).as_subclass(OnDevice)
 
 
-@pytest.mark.exercise(id="9.6")
-def test_offload_gradient(answer, variant):
+@check("9.6")
+def check_offload_gradient(answer, variant):
     """The copy starts at once, the device's memory is free, and the host waits only where it reads, and adds."""
     size = variant.size
     shard = nn.Parameter(torch.zeros(size))
