@@ -32,12 +32,12 @@ class Command(NamedTuple):
 
     Attributes:
         verb: "record" an event on a stream; let a stream "wait" for an event; let the host "synchronize" with one;
-            "record_stream": a buffer is in use on a stream.
+            "record_stream": a buffer is in use on a stream; "copy_to_host": a copy is made in host memory.
         stream: the queue it goes into; None if the host itself waits.
-        subject: the event or the buffer; the device, if the host waits for all work queued there.
+        subject: the event, the buffer or the copy; the device, if the host waits for all work queued there.
     """
 
-    verb: Literal["record", "wait", "synchronize", "record_stream"]
+    verb: Literal["record", "wait", "synchronize", "record_stream", "copy_to_host"]
     stream: CpuStream | None
     subject: Any
 
@@ -217,7 +217,9 @@ def free(buffer: Tensor) -> None:
 def copy_to_host(tensor: Tensor) -> Tensor:
     """A copy in host memory; on CUDA in pinned memory, and there only once the current stream has come to it."""
     if tensor.device.type == "cpu":
-        return tensor.clone()  # `.cpu()` would be no copy
+        copy = tensor.clone()  # `.cpu()` would be none
+        _tell("copy_to_host", _streams[-1], copy)
+        return copy
     return torch.empty_like(tensor, device="cpu", pin_memory=True).copy_(tensor, non_blocking=True)
 
 

@@ -66,7 +66,6 @@ import warnings
 import weakref
 from contextlib import contextmanager
 from pathlib import Path
-from unittest.mock import patch
 
 import torch.distributed as dist
 
@@ -297,26 +296,18 @@ def note_dtypes(name: str) -> dict[str, torch.dtype]:
 
     def look(module: nn.Module, args: Any, output: Tensor) -> None:
         seen.update({"gathered": module.weight.dtype, "activation": output.dtype})
+        module.weight.register_hook(lambda gradient: seen.update({"gradient": gradient.dtype}))
 
     layer.register_forward_hook(look)
-    take, reduce = unit.take_gradient, unit._reduce
-
-    def taking(index: int) -> None:
-        seen["gradient"] = unit.leaves[index].grad.dtype
-        take(index)
-
-    def reducing() -> Handle:
-        handle = reduce()
-        seen["reduced"] = unit._reduced.dtype
-        return handle
-
-    unit.take_gradient, unit._reduce = taking, reducing
-    model(*mine_of(BATCHES[0])).backward()
+    with comm.record() as calls:
+        model(*mine_of(BATCHES[0])).backward()
+    (reduction,) = (call for call in calls if call.op == "reduce_scatter" and call.label.what == unit.title)
     optimizer.step()
     shard = shards_of(model)[1]
     return {
         "shard": shard.dtype,
         **seen,
+        "reduced": reduction.dtype,
         "shard.grad": shard.grad.dtype,
         "Adam": optimizer.state[shard]["exp_avg"].dtype,
     }
@@ -708,15 +699,10 @@ def measure_accumulation() -> dict[bool, dict[str, Any]]:
         with Ledger() as ledger:
             model = yours()
             ledger.watch(model)
-            held: list[int] = []
-            end = type(model._lazy_init())._end_backward
-
-            def ended(engine: Any, ledger: Any = ledger, held: list[int] = held, end: Any = end) -> None:
-                end(engine)
-                held.append(ledger.live()["gradients"])
-
+            held: list[int] = []  # when each forward begins
+            model.register_forward_pre_hook(lambda *_, live=ledger.live, held=held: held.append(live()["gradients"]))
             batches = micro_batches()
-            with patch.object(type(model._engine), "_end_backward", ended), comm.record() as calls:
+            with comm.record() as calls:
                 accumulate(model, batches, communicate)
             gradients = torch.cat([shard.grad.cpu() for shard in shards_of(model)])
             peak = ledger.peak_of("gradients")
@@ -738,12 +724,12 @@ for communicate in (True, False):
     kept = 4 * psi // RANKS if communicate else 4 * psi
     row = [ops.count("all_gather"), ops.count("reduce_scatter"), round(sum(call.wire for call in found["calls"]))]
     print(f"{'with' if communicate else 'without'} communication".ljust(24), end="")
-    print(f"{row[0]:9}{row[1]:12}{row[2]:12,}{found['held'][-2]:14,}{found['peak']:19,}")
+    print(f"{row[0]:9}{row[1]:12}{row[2]:12,}{found['held'][-1]:14,}{found['peak']:19,}")
     print(f"{'  expected':24}{K * (2 * UNITS - 1):9}{reductions:12}{round(wire):12,}{kept:14,}")
-    assert [*row, found["held"][-2]] == [K * (2 * UNITS - 1), reductions, round(wire), kept]
+    assert [*row, found["held"][-1]] == [K * (2 * UNITS - 1), reductions, round(wire), kept]
 slips = {"of one micro-batch": UNITS, "gathers are counted too": K * (3 * UNITS - 1)}
 outcome("9.5a", K * UNITS, slips=slips)
-outcome("9.5b", accumulated[False]["held"][-2], ranks=RANKS, slips={"of all micro-batches": K * 4 * psi})
+outcome("9.5b", accumulated[False]["held"][-1], ranks=RANKS, slips={"of all micro-batches": K * 4 * psi})
 with_communication, without = (accumulated[communicate]["gradients"] for communicate in (True, False))
 close = bool((with_communication - without).abs().max() < 1e-6 * without.abs().max() * K)
 print(f"the same gradient within rounding: {close}")
@@ -878,28 +864,27 @@ class DeviceBytes:
 
     @contextmanager
     def counting(self) -> Any:
-        copy = device.copy_to_host
-
-        def copying(tensor: Tensor) -> Tensor:
-            self.on_host.append(copy(tensor))
-            return self.on_host[-1]
-
-        def tell(buffer: Tensor, role: str) -> None:
+        def made(buffer: Tensor, role: str) -> None:
             self.buffers.append(weakref.ref(buffer))
 
-        device.buffer_observers.append(tell)
+        def asked(command: device.Command) -> None:
+            if command.verb == "copy_to_host":
+                self.on_host.append(command.subject)
+
+        device.buffer_observers.append(made)
+        device.command_observers.append(asked)
         try:
-            with patch.object(device, "copy_to_host", copying):
-                yield self
+            yield self
         finally:
-            device.buffer_observers.remove(tell)
+            device.buffer_observers.remove(made)
+            device.command_observers.remove(asked)
 
     def now(self, optimizer: torch.optim.Optimizer) -> dict[str, int]:
         """Bytes on the device: of shards, of Adam's two moments, of the engine's buffers."""
         host = {tensor.untyped_storage().data_ptr() for tensor in self.on_host}
         buffers = [buffer for each in self.buffers if (buffer := each()) is not None]
         shards = [p for group in optimizer.param_groups for p in group["params"]]
-        there = [shard for shard in shards if shard.untyped_storage().data_ptr() not in host]
+        there = [p for p in shards if p.device == rank_device() and p.untyped_storage().data_ptr() not in host]
         moments = [optimizer.state[shard][name] for shard in there for name in ("exp_avg", "exp_avg_sq")]
         return {
             "shards": sum(shard.untyped_storage().nbytes() for shard in there),

@@ -202,34 +202,38 @@ class FlatUnit(Unit):
 
     def _reduce(self) -> Handle:
         self._is_absent = not self.has_gradient
-        self._reduced = self.gradient.complete(self.gradient_dtype)
-        self._mean, handle = self.reduction.start(self._reduced[0], self.plan, self.label)
+        self._reduced, self._views = self.gradient.complete(self.gradient_dtype)
+        self._mean, handle = self.reduction.start(self._reduced, self.plan, self.label)
         return handle
 
     def _accumulate(self) -> None:
-        if self._mean is not self._reduced[0]:
-            self.gradient.give_back(*self._reduced)
-        del self._reduced
+        if self._mean is not self._reduced:
+            self.gradient.give_back(self._reduced, self._views)
+        del self._reduced, self._views
         # The all-reduce overlaps the next units' reduce-scatters. Gradients of earlier backwards are added to after it.
         self._across = self.reduction.start_across(self._mean, self.plan, self.label)
         if self._across is None:
-            self._deliver()
+            self._receive()
 
     def finish_reduce(self) -> None:
         if self._across is not None:
             self._across.wait()
             self._across = None
-            self._deliver()
+            self._receive()
         self.copies.receive(self.view.add)
 
-    def _deliver(self) -> None:
-        """Give the mean [P / N] to the shard's gradient, with its memory, unless no rank had a gradient."""
+    def _receive(self) -> None:
+        """Deliver a mean if there is one; only a rank that has contributed nothing has to look."""
         mean = self._mean
         del self._mean
-        if self._is_absent and is_of_nobody(mean):  # only a rank that has contributed nothing has to look
+        if self._is_absent and is_of_nobody(mean):
             device.free(mean)
-            return
-        self.reduction.finish(mean, self.plan)
+        else:
+            self.reduction.finish(mean, self.plan)
+            self._deliver(mean)
+
+    def _deliver(self, mean: Tensor) -> None:
+        """Give a mean [P / N] to the shard's gradient, with its memory."""
         if self.plan.keep_low:
             for shard in self.shards:
                 shard.grad_dtype = None  # torch: a gradient may have another dtype
