@@ -254,7 +254,7 @@ def slip_of(commands, giver, taker, again):
 
 
 @check("6.2")
-def check_hand_over(answer, variant):
+def check_order_streams(answer, variant):
     """The taker starts when the giver has done what was queued before; host, giver and compute run on."""
     giver, taker = GpuStream(), GpuStream()
     for again in ("", ", the second time"):

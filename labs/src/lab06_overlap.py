@@ -228,15 +228,15 @@ plots.timeline(
 # these are torch's streams and events. On a CPU a stream is a name and waiting is nothing, but a function in
 # `device.command_observers` is called with each command for a GPU; the checks of this lab and the recorder use it.
 #
-# Predict: `giver` has 40 ms of work queued. For how many ms does the host stand still in `hand_over`?
+# Predict: `giver` has 40 ms of work queued. For how many ms does the host stand still in `order_streams`?
 
 # %%
-predict("6.2", ..., "ms for which the host stands still in hand_over")
+predict("6.2", ..., "ms for which the host stands still in order_streams")
 
 
 # %% tags=["exercise-6.2"]
 @exercise("6.2")
-def hand_over(giver: Any, taker: Any) -> None:
+def order_streams(giver: Any, taker: Any) -> None:
     """Let what is queued on `taker` from now on start when `giver` has done what is queued on it up to now.
 
     The host goes on at once, and so does `giver`: nothing else is ordered by it.
@@ -268,7 +268,7 @@ def asked_of_the_device(names: Mapping[Any, str]) -> Iterator[list[str]]:
 
 link_stream, compute_stream = device.new_stream(CPU), device.current_stream(CPU)
 with asked_of_the_device({link_stream: "link", compute_stream: "compute"}) as said:
-    hand_over(link_stream, compute_stream)
+    order_streams(link_stream, compute_stream)
 print(*said, sep="\n")
 stands = 40 * sum("the host" in each for each in said)
 slips = {"that would be `synchronize`, and the end of all running ahead": 40}
@@ -340,10 +340,10 @@ def gather_a_block() -> tuple[int, bool]:
     whole = torch.cat([p.detach().flatten() for p in block.parameters()])
     flat = FlatParameter(find_parameters(block), group.rank(), group.size())
     stream = device.new_stream(where)
-    hand_over(device.current_stream(where), stream)
+    order_streams(device.current_stream(where), stream)
     with carried_by(LastMoment()):
         handle = gather(flat, group, stream)
-        hand_over(stream, device.current_stream(where))
+        order_streams(stream, device.current_stream(where))
         right = int((flat.full[: flat.numel] == whole).sum())
         handle.wait()
         return right, torch.equal(flat.full[: flat.numel], whole)
@@ -474,7 +474,7 @@ def refill(free: Callable[[Tensor, list[Any]], None]) -> Run:
         link, compute = device.new_stream(CPU), device.current_stream(CPU)
         with device.on_stream(link):
             first = device.empty(numel, torch.float32, "unsharded", CPU).fill_(1.0)
-        hand_over(link, compute)
+        order_streams(link, compute)
         first.sum()
         free(first, [compute])
         with device.on_stream(link):
@@ -567,13 +567,13 @@ def start_reduction(unit: Reducing, stream: Any, under_way: list[Reducing]) -> N
 class Pieces(NamedTuple):
     """The functions of this lab that a schedule is made of."""
 
-    hand_over: Callable[[Any, Any], None]
+    order_streams: Callable[[Any, Any], None]
     gather: Callable[[FlatParameter, Group, Any], Handle]
     free: Callable[[Tensor, list[Any]], None]
     start_reduction: Callable[[Any, Any, list[Any]], None]
 
 
-PIECES = Pieces(hand_over, gather, free, start_reduction)
+PIECES = Pieces(order_streams, gather, free, start_reduction)
 
 
 class LabOverlap(SyncSchedule):
@@ -596,7 +596,7 @@ class LabOverlap(SyncSchedule):
         self.pieces.free(unit.flat.full, [self.compute])
 
     def begin_forward(self) -> None:
-        self.pieces.hand_over(self.compute, self.gathers)  # the optimizer has written the shards
+        self.pieces.order_streams(self.compute, self.gathers)  # the optimizer has written the shards
 
     def reduce(self, unit: Unit) -> None:
         self.pieces.start_reduction(unit, self.reductions, self.under_way)
@@ -605,7 +605,7 @@ class LabOverlap(SyncSchedule):
         with device.on_stream(self.reductions):
             while self.under_way:
                 self.under_way.pop().wait_reduce()
-        self.pieces.hand_over(self.reductions, self.compute)  # the optimizer reads the shards' gradients
+        self.pieces.order_streams(self.reductions, self.compute)  # the optimizer reads the shards' gradients
 
 
 yours = partial(LabOverlap, pieces=PIECES)
@@ -792,10 +792,10 @@ print(hazards[0].text)
 # %% [markdown]
 # ### Break it: no hand-over
 #
-# The same for a schedule that leaves your `hand_over` out, where a step begins and where backward ends.
+# The same for a schedule that leaves your `order_streams` out, where a step begins and where backward ends.
 
 # %%
-unordered = program_of(partial(LabOverlap, pieces=PIECES._replace(hand_over=lambda giver, taker: None)))
+unordered = program_of(partial(LabOverlap, pieces=PIECES._replace(order_streams=lambda giver, taker: None)))
 hazards = replay(unordered, SMALL).hazards
 for begins, op in (("where a step begins", "all_gather"), ("where backward ends", "reduce_scatter")):
     print(f"{begins}: {next((hazard.text for hazard in hazards if op in hazard.text), 'nothing is missing')}")

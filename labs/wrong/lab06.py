@@ -133,7 +133,7 @@ Lets the current stream wait.
 
 
 @wrong("6.2", "waits for its own event")
-def hand_over(giver, taker):
+def order_streams(giver, taker):
     """Records and waits on one stream."""
     with device.on_stream(taker):
         event = device.new_event(torch.device("cpu"))
@@ -161,13 +161,13 @@ Goes to the taker, as if that put it behind the giver.
 """)
 wrong("6.2", "until the whole device has done all that is queued").diff("""
 Waits for the device first, to be safe.
-  def hand_over(giver, taker):
+  def order_streams(giver, taker):
 +     device.synchronize(torch.device("cpu"))
 """)
 
 
 @wrong("6.2", "the host asks until the event has happened")
-def hand_over(giver, taker):
+def order_streams(giver, taker):
     """The host waits by asking again and again."""
     event = giver.record_event()
     while not event.query():

@@ -26,7 +26,7 @@ from torch import Tensor, nn
 
 from minifsdp import private
 from minifsdp.fsdp.schedules.sync import SyncSchedule
-from minifsdp.fsdp.turns import Progress, StepTurns
+from minifsdp.fsdp.turns import StepTurns, UnitPass
 from minifsdp.fsdp.unit import SHARDED, Unit, reducing
 from minifsdp.fsdp.view import call_post_hooks
 from minifsdp.fsdp.watch import after_backward_to, before_backward_of, left_on, made_here
@@ -48,24 +48,24 @@ class Engine:
         self.backward_runs = False
         self.accumulating: set[Unit] = set()  # the last backward has not reduced them: more micro-batches follow
         self.turns = StepTurns(self._begin, self._post_backward)
-        self.progress = {unit: Progress(unit) for unit in units}
-        for progress in self.progress.values():
-            self._follow(progress)
+        self.passes = {unit: UnitPass(unit) for unit in units}
+        for unit_pass in self.passes.values():
+            self._refresh(unit_pass)
 
-    def _follow(self, progress: Progress) -> None:
+    def _refresh(self, unit_pass: UnitPass) -> None:
         """Leaves may have been frozen or thawed since the last step."""
-        progress.unit.refresh()
-        if progress.unit.trained != progress.trained:
-            progress.trained = progress.unit.trained
-            self._hook(progress)
-        progress.restart()
+        unit_pass.unit.refresh()
+        if unit_pass.unit.trained != unit_pass.trained:
+            unit_pass.trained = unit_pass.unit.trained
+            self._hook(unit_pass)
+        unit_pass.restart()
 
-    def _hook(self, progress: Progress) -> None:
-        engine, here = weakref.proxy(self), weakref.ref(progress)  # a hook that held them would hold its own leaf
-        for index in set(progress.trained) - progress.hooked:
+    def _hook(self, unit_pass: UnitPass) -> None:
+        engine, here = weakref.proxy(self), weakref.ref(unit_pass)  # a hook that held them would hold its own leaf
+        for index in set(unit_pass.trained) - unit_pass.hooked:
             hook = partial(Engine._on_gradient, engine, here, index)
-            progress.unit.leaves[index].register_post_accumulate_grad_hook(hook)
-            progress.hooked.add(index)
+            unit_pass.unit.leaves[index].register_post_accumulate_grad_hook(hook)
+            unit_pass.hooked.add(index)
 
     # Forward
 
@@ -77,51 +77,51 @@ class Engine:
             self._abandon_backward()
         self.turns.begin_forward()
         self.forward_runs, self.trains = True, torch.is_grad_enabled()
-        for progress in self.progress.values():
-            self._follow(progress)  # before the gathers are told to wait for what has been written to the shards
+        for unit_pass in self.passes.values():
+            self._refresh(unit_pass)  # before the gathers are told to wait for what has been written to the shards
         self.schedule.begin_forward()
-        for unit in self.progress:
+        for unit in self.passes:
             unit.lingers &= unit in self.accumulating
             if unit.state is not SHARDED and unit.is_stale:
                 self.schedule.free(unit)
 
     def before(self, unit: Unit, inputs: Any) -> None:
-        progress = self.progress[unit]
-        if progress.in_backward:  # an activation checkpoint inside the unit
+        unit_pass = self.passes[unit]
+        if unit_pass.in_backward:  # an activation checkpoint inside the unit
             return
         if self.backward_runs:  # an activation checkpoint around the unit
-            self.turns.recompute(progress)
+            self.turns.recompute(unit_pass)
             self.schedule.pre_recompute(unit)
         else:
             self.schedule.pre_forward(unit)
-            self.turns.forward.enter(progress)
-        progress.given, progress.nodes = inputs, private.nodes_so_far()
-        if len(progress.trained) < len(unit.leaves) and torch.is_grad_enabled():
+            self.turns.forward.enter(unit_pass)
+        unit_pass.given, unit_pass.nodes = inputs, private.nodes_so_far()
+        if len(unit_pass.trained) < len(unit.leaves) and torch.is_grad_enabled():
             # Frozen leaves have no hook, and are read until the inputs have their gradients.
-            progress.calls += after_backward_to(tensors_in(inputs), partial(self._on_inputs, progress))
+            unit_pass.calls += after_backward_to(tensors_in(inputs), partial(self._on_inputs, unit_pass))
 
     def after(self, unit: Unit, output: Any, modules: Sequence[nn.Module] = ()) -> None:
-        progress = self.progress[unit]
-        if progress.in_backward:
+        unit_pass = self.passes[unit]
+        if unit_pass.in_backward:
             return
-        outputs = made_here(output, progress.given)
+        outputs = made_here(output, unit_pass.given)
         if torch.is_grad_enabled():
-            outputs += left_on(modules, progress.nodes)
-        progress.given = None
+            outputs += left_on(modules, unit_pass.nodes)
+        unit_pass.given = None
         if self.backward_runs:
-            follows = self.turns.recomputed(progress, outputs)
+            follows = self.turns.recomputed(unit_pass, outputs)
             if unit.freed_after_forward or not (outputs or follows):
                 self.schedule.free(unit)
         else:
-            follows = self.turns.forward.leave(progress, outputs)
+            follows = self.turns.forward.leave(unit_pass, outputs)
             unit.lingers |= follows and not outputs  # an object may hide tensors, whose backward no hook announces
             if follows or not self._may_be_recomputed(unit):
                 self.schedule.post_forward(unit, follows)
         if outputs:
-            progress.unreached += 1
+            unit_pass.unreached += 1
             call = [self.turns.number]  # emptied by its first gradient
-            hooks = partial(self._pre_backward, progress, call), partial(self._pre_backward_of_base, progress, call)
-            progress.passed += before_backward_of(outputs, *hooks)
+            hooks = partial(self._pre_backward, unit_pass, call), partial(self._pre_backward_of_base, unit_pass, call)
+            unit_pass.passed += before_backward_of(outputs, *hooks)
 
     def _may_be_recomputed(self, unit: Unit) -> bool:
         """True if a forward without grad, in a model that trains, may be that of a reentrant activation checkpoint.
@@ -138,7 +138,7 @@ class Engine:
     def end(self) -> None:
         """The outermost forward ends, or has raised."""
         self.forward_runs = False
-        for unit in self.progress:
+        for unit in self.passes:
             unit.view.take_back()
         if not torch.is_grad_enabled():
             self.schedule.end_forward()
@@ -148,79 +148,81 @@ class Engine:
     def _begin_backward(self) -> None:
         if torch.is_grad_enabled():  # create_graph=True: the graph would read parameters that are freed by then
             raise RuntimeError("FSDP does not support gradients of gradients")
-        for unit in self.progress:
+        for unit in self.passes:
             unit.check_unchanged()
         self.backward_runs = True
         self.turns.begin_backward()
         self.schedule.begin_backward(self.turns.forward.returned())
-        for unit in self.progress:
+        for unit in self.passes:
             unit.take_accumulated()
         private.at_end_of_backward(self._end_backward)
 
-    def _pre_backward(self, progress: Progress, call: list[int], gradient: Tensor) -> None:
+    def _pre_backward(self, unit_pass: UnitPass, call: list[int], gradient: Tensor) -> None:
         if not self.backward_runs:
             self._begin_backward()
         if call and call.pop() == self.turns.number:
-            progress.unreached -= 1
-        if not progress.in_backward:
-            self.turns.of(progress).reach(progress)
+            unit_pass.unreached -= 1
+        if not unit_pass.in_backward:
+            self.turns.of(unit_pass).reach(unit_pass)
 
-    def _pre_backward_of_base(self, progress: Progress, call: list[int], gradient: Tensor) -> None:
-        if not progress.ended:  # or it is one of the unit's inputs, of which the unit has returned a view
-            self._pre_backward(progress, call, gradient)
+    def _pre_backward_of_base(self, unit_pass: UnitPass, call: list[int], gradient: Tensor) -> None:
+        if not unit_pass.ended:  # or it is one of the unit's inputs, of which the unit has returned a view
+            self._pre_backward(unit_pass, call, gradient)
 
-    def _begin(self, progress: Progress) -> None:
-        progress.in_backward = True
-        progress.owes = bool(progress.trained)
-        progress.unit.lingers = False
-        self.schedule.pre_backward(progress.unit)
+    def _begin(self, unit_pass: UnitPass) -> None:
+        unit_pass.in_backward = True
+        unit_pass.owes = bool(unit_pass.trained)
+        unit_pass.unit.lingers = False
+        self.schedule.pre_backward(unit_pass.unit)
 
-    def _on_gradient(self, here: weakref.ref[Progress], index: int, leaf: Tensor) -> None:
-        progress = here()
-        assert progress is not None, "the hook has outlived its unit"
+    def _on_gradient(self, here: weakref.ref[UnitPass], index: int, leaf: Tensor) -> None:
+        unit_pass = here()
+        assert unit_pass is not None, "the hook has outlived its unit"
         if not self.backward_runs:
             self._begin_backward()
-        if not (progress.in_backward or progress.ended):
-            self.turns.of(progress).reach(progress)  # no output has announced it
-        progress.unit.take_gradient(index)
-        progress.missing.discard(index)
-        if not progress.missing:
-            self._on_progress(progress)
+        if not (unit_pass.in_backward or unit_pass.ended):
+            self.turns.of(unit_pass).reach(unit_pass)  # no output has announced it
+        unit_pass.unit.take_gradient(index)
+        unit_pass.missing.discard(index)
+        if not unit_pass.missing:
+            self._end_if_complete(unit_pass)
 
-    def _on_inputs(self, progress: Progress) -> None:
-        progress.calls -= 1
-        self._on_progress(progress)
+    def _on_inputs(self, unit_pass: UnitPass) -> None:
+        unit_pass.calls -= 1
+        self._end_if_complete(unit_pass)
 
-    def _on_progress(self, progress: Progress) -> None:
-        if progress.is_complete:
-            self.turns.of(progress).complete(progress)
+    def _end_if_complete(self, unit_pass: UnitPass) -> None:
+        if unit_pass.is_complete:
+            self.turns.of(unit_pass).complete(unit_pass)
 
-    def _post_backward(self, progress: Progress) -> None:
-        progress.restart()
-        progress.ended = True
-        unit = progress.unit
-        if unit.reduces and (progress.owes or unit.has_gradient):
-            progress.owes = False
+    def _post_backward(self, unit_pass: UnitPass) -> None:
+        unit_pass.restart()
+        unit_pass.ended = True
+        unit = unit_pass.unit
+        if unit.reduces and (unit_pass.owes or unit.has_gradient):
+            unit_pass.owes = False
             self.schedule.post_backward(unit)
-        elif unit.freed_after_backward or not progress.trained:
+        elif unit.freed_after_backward or not unit_pass.trained:
             self.schedule.free(unit)
 
     def _end_backward(self) -> None:
         """Ends what is left, in one order on all ranks: units without a turn last, by their order in the model."""
         self.turns.end_backward()
         self.backward_runs = False
-        for progress in self.progress.values():
-            owes = progress.unit.reduces and (progress.owes or progress.unit.has_gradient)  # since one inside no_sync
-            is_late = len(progress.missing) < len(progress.trained)  # a leaf had its gradient after the unit's turn
-            if progress.in_backward or is_late or (owes and not progress.ended):
-                self._post_backward(progress)
+        for unit_pass in self.passes.values():
+            owes = unit_pass.unit.reduces and (
+                unit_pass.owes or unit_pass.unit.has_gradient
+            )  # since one inside no_sync
+            is_late = len(unit_pass.missing) < len(unit_pass.trained)  # a leaf had its gradient after the unit's turn
+            if unit_pass.in_backward or is_late or (owes and not unit_pass.ended):
+                self._post_backward(unit_pass)
         self.schedule.end_backward()
-        self.accumulating = {unit for unit in self.progress if not unit.reduces}
-        for unit, progress in self.progress.items():
-            progress.restart()
-            progress.ended = False
-            while progress.passed:
-                progress.passed.pop().remove()
+        self.accumulating = {unit for unit in self.passes if not unit.reduces}
+        for unit, unit_pass in self.passes.items():
+            unit_pass.restart()
+            unit_pass.ended = False
+            while unit_pass.passed:
+                unit_pass.passed.pop().remove()
             if unit.state is not SHARDED and unit.freed_after_backward:
                 self.schedule.free(unit)
             if unit.reduces:
@@ -231,12 +233,12 @@ class Engine:
     def _abandon_backward(self) -> None:
         """The last backward raised. End it, and drop the gradients: they are of some leaves only."""
         warnings.warn("the last backward raised: all gradients are dropped, older ones as well", stacklevel=5)
-        with reducing(self.progress, True):
+        with reducing(self.passes, True):
             self._end_backward()
-        for unit in self.progress:
+        for unit in self.passes:
             for shard in unit.shards:
                 shard.grad = None
 
     def no_sync(self) -> AbstractContextManager[None]:
         """Gradients stay unsharded in their units; the first backward outside reduces them."""
-        return reducing(self.progress, False)
+        return reducing(self.passes, False)

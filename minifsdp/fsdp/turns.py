@@ -33,8 +33,8 @@ _forwards = count()
 _running: WeakSet[StepTurns] = WeakSet()
 
 
-class Progress:
-    """The progress of one unit in a step.
+class UnitPass:
+    """One unit in a step: its forward and its backward so far.
 
     Attributes:
         given: the inputs of the call under way.
@@ -87,95 +87,93 @@ class Turns:
         left: turns of `forward` that the backward has not come to.
     """
 
-    def __init__(self, begin: Callable[[Progress], None], end: Callable[[Progress], None]) -> None:
+    def __init__(self, begin: Callable[[UnitPass], None], end: Callable[[UnitPass], None]) -> None:
         self.begin, self.end = begin, end
-        self.calls: dict[tuple[Progress, bool], None] = {}
-        self.expected: set[Progress] = set()
-        self.forward: list[tuple[Progress, bool]] = []
-        self.places: dict[Progress, tuple[int, int]] = {}
+        self.calls: dict[tuple[UnitPass, bool], None] = {}
+        self.expected: set[UnitPass] = set()
+        self.forward: list[tuple[UnitPass, bool]] = []
+        self.places: dict[UnitPass, tuple[int, int]] = {}
         self.left = 0
         self.is_over = True
         self.is_running = False
-        self.may_reach = (
-            False  # a unit that is expected has returned in this forward, so gradients may come to the next
-        )
+        self.may_reach = False  # an expected unit has returned in this forward: gradients may come to the next
 
     def forget(self) -> None:
         """A new forward begins; forwards before it that no backward has followed may be in the same graph."""
         if self.is_over:
-            for progress, _ in self.calls:
-                progress.unreached = 0
+            for unit_pass, _ in self.calls:
+                unit_pass.unreached = 0
             self.calls.clear()
             self.expected.clear()
             self.places.clear()
             self.is_over = False
         self.may_reach = False
 
-    def enter(self, progress: Progress) -> None:
+    def enter(self, unit_pass: UnitPass) -> None:
         """The unit is called."""
-        if torch.is_grad_enabled() and progress.trained:
-            self.expected.add(progress)
-        self.calls.setdefault((progress, False))
+        if torch.is_grad_enabled() and unit_pass.trained:
+            self.expected.add(unit_pass)
+        self.calls.setdefault((unit_pass, False))
 
-    def leave(self, progress: Progress, outputs: Sequence[Tensor]) -> bool:
+    def leave(self, unit_pass: UnitPass, outputs: Sequence[Tensor]) -> bool:
         """The unit returns; `outputs` are those that require grad. Returns whether its turns are expected."""
         if torch.is_grad_enabled() and (outputs or self.may_reach):
-            self.expected.add(progress)
-        self.may_reach |= progress in self.expected
-        self.calls.pop((progress, True), None)
-        self.calls[progress, True] = None
-        return progress in self.expected
+            self.expected.add(unit_pass)
+        self.may_reach |= unit_pass in self.expected
+        self.calls.pop((unit_pass, True), None)
+        self.calls[unit_pass, True] = None
+        return unit_pass in self.expected
 
     def restart(self) -> None:
         """A backward begins; a forward may have several."""
         self.forward = list(self.calls)
         self.left = len(self.forward)
         self.is_running = True
-        for turn, (progress, _) in enumerate(self.forward):
-            self.places[progress] = self.places.get(progress, (turn, turn))[0], turn
+        for turn, (unit_pass, _) in enumerate(self.forward):
+            self.places[unit_pass] = self.places.get(unit_pass, (turn, turn))[0], turn
 
     def returned(self) -> list[Unit]:
         """The units of `forward` whose turns are expected, in the order in which they have returned."""
-        return [progress.unit for progress, returned in self.forward if returned and progress in self.expected]
+        return [unit_pass.unit for unit_pass, returned in self.forward if returned and unit_pass in self.expected]
 
-    def reach(self, progress: Progress) -> None:
+    def reach(self, unit_pass: UnitPass) -> None:
         """The first gradient has come to the unit."""
-        self.pass_to(progress)
-        if progress in self.places:
-            self.left = max(self.left, self.places[progress][0] + 1)  # its end may have been passed without it
-        if not progress.in_backward:
-            self.begin(progress)
+        self.pass_to(unit_pass)
+        if unit_pass in self.places:
+            self.left = max(self.left, self.places[unit_pass][0] + 1)  # its end may have been passed without it
+        if not unit_pass.in_backward:
+            self.begin(unit_pass)
 
-    def pass_to(self, progress: Progress) -> None:
+    def pass_to(self, unit_pass: UnitPass) -> None:
         """Take all turns before the unit's own."""
-        if progress in self.places:
-            self._take(self.places[progress][1] + 1)
+        if unit_pass in self.places:
+            self._advance_to(self.places[unit_pass][1] + 1)
 
     def finish(self) -> None:
         """Take all turns that are left."""
-        self._take(0)
+        self._advance_to(0)
         self.is_over, self.is_running = True, False
 
-    def complete(self, progress: Progress) -> None:
+    def complete(self, unit_pass: UnitPass) -> None:
         """The unit has all of its gradients: its turn is taken if it has come, and so are those that waited for it."""
-        if progress not in self.places:  # a backward of an older forward
-            self.end(progress)
+        if unit_pass not in self.places:  # a backward of an older forward
+            self.end(unit_pass)
         while self.left and self._is_due(*self.forward[self.left - 1]):
-            self._take(self.left - 1)
+            self._advance_to(self.left - 1)
 
-    def _take(self, until: int) -> None:
+    def _advance_to(self, until: int) -> None:
         while self.left > until:
             self.left -= 1
-            progress, returned = self.forward[self.left]
-            if returned and progress in self.expected and not (progress.in_backward or progress.ended):
-                self.begin(progress)
-            elif not returned and progress.in_backward:
-                self.end(progress)
+            unit_pass, returned = self.forward[self.left]
+            if returned and unit_pass in self.expected and not (unit_pass.in_backward or unit_pass.ended):
+                self.begin(unit_pass)
+            elif not returned and unit_pass.in_backward:
+                self.end(unit_pass)
 
-    def _is_due(self, progress: Progress, returned: bool) -> bool:
+    def _is_due(self, unit_pass: UnitPass, returned: bool) -> bool:
         if returned:
-            return progress.in_backward or progress.ended
-        return progress.is_complete if progress.in_backward else True
+            return unit_pass.in_backward or unit_pass.ended
+        return unit_pass.is_complete if unit_pass.in_backward else True
 
 
 class StepTurns:
@@ -188,7 +186,7 @@ class StepTurns:
         begin, end: as for `Turns`.
     """
 
-    def __init__(self, begin: Callable[[Progress], None], end: Callable[[Progress], None]) -> None:
+    def __init__(self, begin: Callable[[UnitPass], None], end: Callable[[UnitPass], None]) -> None:
         self.forward = Turns(begin, end)
         self.segment = Turns(begin, end)
         self.number = self.backward = -1
@@ -211,21 +209,21 @@ class StepTurns:
         self.forward.finish()
         _running.discard(self)
 
-    def recompute(self, progress: Progress) -> None:
+    def recompute(self, unit_pass: UnitPass) -> None:
         """The unit is called inside the backward."""
-        if progress not in self.forward.expected:
-            self.forward.pass_to(progress)
+        if unit_pass not in self.forward.expected:
+            self.forward.pass_to(unit_pass)
             self.segment.forget()
-            self.segment.enter(progress)
-            progress.ended = False
+            self.segment.enter(unit_pass)
+            unit_pass.ended = False
 
-    def recomputed(self, progress: Progress, outputs: Sequence[Tensor]) -> bool:
+    def recomputed(self, unit_pass: UnitPass, outputs: Sequence[Tensor]) -> bool:
         """The unit returns inside the backward; whether its own backward follows at once."""
-        return progress not in self.forward.expected and self.segment.leave(progress, outputs)
+        return unit_pass not in self.forward.expected and self.segment.leave(unit_pass, outputs)
 
-    def of(self, progress: Progress) -> Turns:
+    def of(self, unit_pass: UnitPass) -> Turns:
         """The turns among which the unit's next one is."""
-        if progress not in self.segment.expected:
+        if unit_pass not in self.segment.expected:
             return self.forward
         if not self.segment.is_running:
             self.segment.restart()

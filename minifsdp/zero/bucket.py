@@ -88,7 +88,7 @@ class Bucket:
         reduced = device.empty(self.shard.numel(), self.flat.dtype, "gradients", self.flat.device)
         return reduced, comm.reduce_scatter(reduced, gradients, self.group, comm.MEAN, self.label)
 
-    def hand_gradients_on(self) -> None:
+    def assign_gradients(self) -> None:
         """Let what the optimizer updates have its part of `shard.grad`, or None where no rank has a gradient."""
         if self.is_split and self.shard.grad is not None:
             for part, gradient, has_one in zip(self.shards, self.cut(self.shard.grad), self.in_use, strict=True):

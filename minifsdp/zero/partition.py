@@ -117,7 +117,7 @@ class ShardedOptimizer(torch.optim.Optimizer, ABC):
                 states = cut_state(bucket, self.inner.state.get(bucket.shard, {}))
                 self._arrange(bucket, split=True)
                 self._set_states(zip(bucket.shards, states, strict=True))
-            bucket.hand_gradients_on()
+            bucket.assign_gradients()
         self._is_reduced = True
 
     @abstractmethod
@@ -183,7 +183,7 @@ class ShardedOptimizer(torch.optim.Optimizer, ABC):
             for bucket in self.buckets:
                 self._arrange(bucket, split=not can_share(bucket, self.state))
                 self._set_states(scatter_state(bucket, self.state).items())
-                bucket.hand_gradients_on()
+                bucket.assign_gradients()
         finally:
             self.state.clear()
 

@@ -196,7 +196,7 @@ def measure(settings, steps):
     forward = torch.tensor(median(times[0] - times[2] for times in alone) / settings.layers)
     comm.all_reduce(forward, comm.world(), comm.MEAN).wait()
     root, unit = (
-        4 * u.flat.shard.numel() * (settings.ranks - 1) for u in list(trainers["fsdp"].model._engine.progress)[:2]
+        4 * u.flat.shard.numel() * (settings.ranks - 1) for u in list(trainers["fsdp"].model._engine.passes)[:2]
     )
     gather = GATHER * float(forward)
     latency, bandwidth = 0.1 * gather, unit / (0.9 * gather)

@@ -78,7 +78,7 @@ def finish_times(queued: list[Piece], launch: float) -> list[float]:
         "`taker.wait_event(event)` comes after it. Whatever is called `synchronize` stops the host.",
     ),
 )
-def hand_over(giver: Any, taker: Any) -> None:
+def order_streams(giver: Any, taker: Any) -> None:
     """Let what is queued on `taker` from now on start when `giver` has done what is queued on it up to now."""
     taker.wait_event(giver.record_event())
 

@@ -60,10 +60,10 @@ def check(exercise_id: str) -> None:
     print(f"{exercise_id} {ref.name}: checking ...", end="\r", flush=True)  # the verdict takes its place
     verdict = run_check(submission)
     _states[exercise_id] = PASSED if verdict.state == "passed" else FAILED
-    print(settle(submission, verdict, Store()))
+    print(record_verdict(submission, verdict, Store()))
 
 
-def settle(submission: Submission, verdict: Verdict, store: Store) -> str:
+def record_verdict(submission: Submission, verdict: Verdict, store: Store) -> str:
     """Keep an answer that has passed; returns the verdict as the learner reads it."""
     if verdict.state == "passed":
         store.write("answers", submission.exercise, submission._asdict())

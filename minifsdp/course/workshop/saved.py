@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 
 from minifsdp.course.workshop.copies import answer_in
-from minifsdp.course.workshop.notebook import BLANK, settle
+from minifsdp.course.workshop.notebook import BLANK, record_verdict
 from minifsdp.course.workshop.process import run_check
 from minifsdp.course.workshop.references import find_reference, is_blank
 from minifsdp.course.workshop.store import Store
@@ -28,4 +28,4 @@ def check_saved(exercise: str, notebook: Path) -> tuple[str, bool]:
     if is_blank(submission.cell, ref):
         return f"{exercise} {ref.name}: {BLANK}", False
     verdict = run_check(submission)
-    return settle(submission, verdict, store), verdict.state != "passed"
+    return record_verdict(submission, verdict, store), verdict.state != "passed"

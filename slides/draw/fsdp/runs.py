@@ -82,7 +82,7 @@ def run(strategy: ShardingStrategy) -> dict[str, Any]:
         curve = ledger.curve()
     own_norm = torch.stack([p.grad.norm() for p in model.parameters() if p.grad is not None]).norm().item()
     look.remove()
-    units = list(model._lazy_init().progress)
+    units = list(model._lazy_init().passes)
     held = [sum(p.nbytes for group in o.param_groups for p in group["params"]) for o in (early, optimizer)]
     return {
         "log": [(verb, units.index(unit)) for verb, unit in model._lazy_init().schedule.log],
