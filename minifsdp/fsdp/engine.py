@@ -104,7 +104,7 @@ class Engine:
         unit_pass = self.passes[unit]
         if unit_pass.in_backward:
             return
-        outputs = made_here(output, unit_pass.given)
+        outputs = made_here(output, unit_pass.given, unit_pass.nodes)
         if torch.is_grad_enabled():
             outputs += left_on(modules, unit_pass.nodes)
         unit_pass.given = None

@@ -13,10 +13,20 @@ from minifsdp.private import base_of, made_since
 from minifsdp.tree import tensors_in
 
 
-def made_here(output: Any, inputs: Any) -> list[Tensor]:
-    """The outputs that require grad, but for inputs that are passed on: they tell of the backward of another module."""
-    given = [t.grad_fn or t for t in tensors_in(inputs) if t.requires_grad]
-    return [t for t in tensors_in(output) if t.requires_grad and not any((t.grad_fn or t) is each for each in given)]
+def made_here(output: Any, inputs: Any, nodes: int) -> list[Tensor]:
+    """The outputs that require grad, but for inputs that are passed on: they tell of the backward of another module.
+
+    Args:
+        output: of a call.
+        inputs: of the same.
+        nodes: the number of autograd nodes when it began.
+    """
+
+    def is_passed_on(output: Tensor) -> bool:
+        return any((t.grad_fn or t) is (output.grad_fn or output) for t in tensors_in(inputs) if t.requires_grad)
+
+    made = [t for t in tensors_in(output) if t.requires_grad]
+    return [t for t in made if made_since(t, nodes) or not is_passed_on(t)]
 
 
 # Most attributes of modules are of these types, which are no result of an operation.
