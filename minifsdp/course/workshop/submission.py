@@ -1,4 +1,4 @@
-"""What is checked: an answer as text."""
+"""An answer as text, the input of a check."""
 
 from typing import NamedTuple
 
