@@ -21,7 +21,7 @@ from minifsdp.flat_param import FlatParameter, find_parameters
     forbids=(FlatParameter.__init__,),
 )
 def pad_and_chunk(flat: Tensor, ranks: int) -> list[Tensor]:
-    """Cut `flat` [numel] into one equal shard per rank, the last ones filled up with zeros."""
+    """Cut `flat` [numel] into one equal shard per rank, padded with zeros at the end."""
     padded = flat.new_zeros(flat.numel() + -flat.numel() % ranks)
     padded[: flat.numel()] = flat
     return list(padded.chunk(ranks))
@@ -38,7 +38,7 @@ def pad_and_chunk(flat: Tensor, ranks: int) -> list[Tensor]:
     forbids=(FlatParameter.__init__, FlatParameter.unflatten),
 )
 def flatten_parameters(params: list[nn.Parameter], ranks: int) -> Tensor:
-    """Move parameters into one buffer that `ranks` divides, and let each be a view of it."""
+    """Move parameters into one buffer whose size `ranks` divides, and make each a view of it."""
     sizes = [p.numel() for p in params]
     padding = -sum(sizes) % ranks
     full = device.empty(sum(sizes) + padding, params[0].dtype, "unsharded", params[0].device)
@@ -62,7 +62,7 @@ def flatten_parameters(params: list[nn.Parameter], ranks: int) -> Tensor:
     forbids=(FlatParameter.__init__, FlatParameter.shard_bounds),
 )
 def shard_bounds(sizes: list[int], index: int, rank: int, ranks: int) -> tuple[int, int]:
-    """Which elements `[low, high)` of rank `rank`'s shard belong to parameter `index`; `low == high` if none do."""
+    """The elements `[low, high)` of rank `rank`'s shard that belong to parameter `index`; `low == high` if none do."""
     length = -(-sum(sizes) // ranks)
     begin = sum(sizes[:index]) - rank * length
     end = begin + sizes[index]

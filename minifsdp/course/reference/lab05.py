@@ -19,7 +19,7 @@ from minifsdp.fsdp.view import add_gradient
 
 
 class LabUnit(Protocol):
-    """What `attach` may ask of a unit; the notebook has the class."""
+    """The unit interface that `attach` may use; the notebook defines the class."""
 
     leaves: list[nn.Parameter]
     is_root: bool
