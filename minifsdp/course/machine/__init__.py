@@ -1,17 +1,17 @@
-"""A GPU on paper: host, streams, link and caching allocator in virtual time, and the recorded programs that run on it.
+"""A simulated GPU: host, streams, link and caching allocator in virtual time, and the recorded programs it runs.
 
     program = record_steps(build, batch)              # watch real training steps, on CPU
     run = replay(program, A100)                       # the same program, as if its host ran ahead of a GPU
     run.seconds, run.retries, run.hazards, run.spans  # a model, not measured
 
-A GPU executes what its host has queued; on CPU the host is the compute. What follows from running ahead (overlap
-without prefetching, memory that piles up, a limiter that has to hold the host back) a laptop cannot show, so it is
-worked out here from the order in which the real run asked for kernels, collectives, waits and memory.
+A GPU executes work that its host has queued; on CPU the host does the compute itself. A laptop therefore cannot show
+the effects of running ahead: overlap without prefetching, memory that piles up, a limiter that has to hold the host
+back. This package computes them from the order in which a real run issued kernels, collectives, waits and allocations.
 
-Left out: kernels and collectives that slow each other down, and the time that each takes at least; ranks that differ;
-communicators that send at the same time (there is one link, and one queue to it); that a host waits for a copy to the
-CPU or for `nonzero` (`item()` and `synchronize` are heard), and that `Event.query` may say no; workspaces of libraries,
-expandable segments and private pools of the allocator; NCCL's own `record_stream` in older versions of torch.
+Not modelled: interference between kernels and collectives, and their minimum durations; differences between ranks;
+communicators that send concurrently (there is one link with one queue); host waits for copies to the CPU or `nonzero`
+(`item()` and `synchronize` are modelled), and `Event.query` returning False; library workspaces; the allocator's
+expandable segments and private pools; NCCL's own `record_stream` in older versions of torch.
 """
 
 from minifsdp.course.machine.allocator import CachingAllocator, DeviceMemoryError

@@ -1,20 +1,19 @@
-"""The caching allocator of a GPU on paper, by the rules of torch's (c10/cuda/CUDACachingAllocator.cpp).
+"""A simulated GPU's caching allocator, following torch's rules (c10/cuda/CUDACachingAllocator.cpp).
 
-Memory comes from the device in segments, by calls that are slow, and is kept: a freed block goes back to the pool of
-the stream it was allocated on, to be handed to that stream's next request, kernels still queued or not, since a stream
-runs them in order. Another stream that uses the block has to be told of (`record_stream`): then the block comes back
-only when that stream has reached the point of the free.
+Slow driver calls get memory from the device in segments, which are cached: a freed block returns to the pool of its
+stream and may serve that stream's next request at once, even with kernels still queued, since a stream runs them in
+order. A use on another stream has to be recorded (`record_stream`): the block then becomes free only when that stream
+has reached the point of the free.
 
     request    rounded up to 512 bytes
     small      up to 1 MiB: from segments of 2 MiB, split down to 512 bytes
     large      from segments of 20 MiB, or from 10 MiB on its own size rounded up to 2 MiB; what a split leaves over is
                kept if it is more than 1 MiB
     choice     the smallest free block of the same stream and kind that is large enough
-    no memory  wait for the whole device, give every segment without a block in use back to it, try once more
+    no memory  wait for the whole device, return every segment without a block in use, try once more
 
-Of torch's, those rules are left out that are not in force unless asked for: expandable segments, a largest size to
-split, rounding to parts of powers of two, memory pools and graphs. There the wait is for the events of freed blocks
-first, and for the rest in `cudaFree`.
+torch's opt-in features are left out: expandable segments, a largest size to split, rounding to fractions of powers of
+two, memory pools and graphs. torch waits for the events of freed blocks first, and for the rest in `cudaFree`.
 """
 
 from __future__ import annotations
@@ -29,39 +28,38 @@ MOST_RESERVED, FIRST_RETRY = "peak of reserved", "first retry"  # names of snaps
 
 
 class DeviceMemoryError(MemoryError):
-    """The device has no room for a request, even with every unused segment given back."""
+    """The device has no room for a request, even after every unused segment was returned."""
 
 
 class Queues(Protocol):
-    """The allocator's view of its device: streams are numbers, events anything."""
+    """The device interface that the allocator needs. Streams are numbers; events are opaque."""
 
     def record(self, stream: int) -> Any:
-        """An event at the end of what is queued on a stream."""
+        """An event after the work queued on a stream so far."""
 
     def happened(self, event: Any) -> bool:
-        """True if the device has come to an event."""
+        """True if the device has reached an event."""
 
     def synchronize(self) -> None:
-        """Let the host wait until the device has done all that is queued."""
+        """Make the host wait until the device has finished all queued work."""
 
     def cuda_malloc(self, nbytes: int) -> None:
-        """The host's time for a segment."""
+        """Spend the host's time for allocating a segment."""
 
     def cuda_free(self, nbytes: int) -> None: ...
 
 
 class CachingAllocator:
-    """Hands out blocks of a device's memory.
+    """Allocate blocks of a device's memory.
 
     Attributes:
         capacity: bytes of the device.
         allocated: bytes of blocks in use.
-        active: those, and the freed ones whose events have not happened.
-        reserved: bytes of all segments. What is reserved and not active is cached.
-        fragmented: of the cached bytes those beside blocks that are active, which cannot be given back
-            (`inactive_split_bytes`).
-        retries: how often memory had run out and the cache was given back (`num_alloc_retries`).
-        snapshots: the segments at moments to look at: when the most was reserved, and before the first retry.
+        active: bytes of blocks in use, and of freed blocks whose events have not happened.
+        reserved: bytes of all segments; reserved bytes that are not active are cached.
+        fragmented: cached bytes in segments with active blocks, which cannot be returned (`inactive_split_bytes`).
+        retries: number of times that memory ran out and the cache was flushed (`num_alloc_retries`).
+        snapshots: the segments at the peak of reserved memory and before the first retry.
     """
 
     def __init__(self, capacity: int, queues: Queues) -> None:
@@ -72,11 +70,11 @@ class CachingAllocator:
         self._most_reserved = 0
         self._heads: dict[int, Block] = {}  # the first block of every segment, by address
         self._free: dict[tuple[int, bool], list[tuple[int, int, Block]]] = {}  # by size, then address
-        self._waiting: dict[int, deque[tuple[Any, Block]]] = {}  # freed, with the event to come, by its stream
+        self._waiting: dict[int, deque[tuple[Any, Block]]] = {}  # freed, with pending events, by the event's stream
         self._next_address = 0
 
     def malloc(self, nbytes: int, stream: int) -> Block:
-        """A block of at least `nbytes` for a stream.
+        """Allocate a block of at least `nbytes` for a stream.
 
         Raises:
             DeviceMemoryError: there is no room.
@@ -111,10 +109,10 @@ class CachingAllocator:
             block.users.add(stream)
 
     def free(self, block: Block) -> None:
-        """Take a block back: at once, or when the streams recorded on it have reached this point.
+        """Free a block, immediately or once the streams recorded on it have reached this point.
 
         Raises:
-            ValueError: it is not in use.
+            ValueError: the block is not in use.
         """
         if block.requested is None:
             raise ValueError(f"the block at address {block.start:,} is not in use: it was freed before")
@@ -128,13 +126,13 @@ class CachingAllocator:
             self._put(block)
 
     def collect(self) -> None:
-        """Take back what has waited for events that have happened."""
+        """Free the blocks whose events have happened."""
         for waiting in self._waiting.values():
             while waiting and self.queues.happened(waiting[0][0]):
                 self._happened(waiting.popleft()[1])
 
     def snapshot(self) -> list[Segment]:
-        """The segments as they are now, in order of their addresses."""
+        """The current segments, in address order."""
         return [segment_of(head) for _, head in sorted(self._heads.items())]
 
     def _take(self, size: int, stream: int) -> Block | None:
@@ -147,7 +145,7 @@ class CachingAllocator:
         return block
 
     def _put(self, block: Block) -> None:
-        """Free, and one with its free neighbours."""
+        """Put a block into its pool, merged with its free neighbours."""
         self.active -= block.size
         for other in (block.before, block.after):
             if other is not None and other.is_free:
@@ -156,7 +154,7 @@ class CachingAllocator:
         self._insert(block)
 
     def _merge(self, block: Block, other: Block) -> None:
-        """`block` takes in the neighbour `other`."""
+        """Merge the neighbour `other` into `block`."""
         if other is block.before:
             block.start, block.before = other.start, other.before
             if block.before is None:
@@ -170,7 +168,7 @@ class CachingAllocator:
         block.size += other.size
 
     def _split(self, block: Block, size: int) -> None:
-        """Cut `block` down to `size`; the rest is free."""
+        """Shrink `block` to `size`; the rest becomes free."""
         rest = Block(block.start + size, block.size - size, block.stream, block.small, None, block, block.after)
         if block.after is not None:
             block.after.before = rest
@@ -178,12 +176,12 @@ class CachingAllocator:
         self._insert(rest)
 
     def _insert(self, block: Block) -> None:
-        """Into its pool."""
+        """Insert a block into its pool."""
         insort(self._free.setdefault((block.stream, block.small), []), (block.size, block.start, block))
         self.fragmented += 0 if block.is_segment else block.size
 
     def _remove(self, block: Block) -> None:
-        """Out of its pool."""
+        """Remove a block from its pool."""
         pool = self._free[block.stream, block.small]
         del pool[bisect_left(pool, (block.size, block.start))]
         self.fragmented -= 0 if block.is_segment else block.size
@@ -199,7 +197,7 @@ class CachingAllocator:
         return block
 
     def _flush(self) -> None:
-        """Wait for the device, and give it back all segments of which nothing is in use."""
+        """Wait for the device, then return all segments without blocks in use."""
         self.queues.synchronize()
         for waiting in self._waiting.values():
             while waiting:

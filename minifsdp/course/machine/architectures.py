@@ -1,7 +1,7 @@
-"""The models of the FSDP paper's evaluation (arXiv 2304.11277, section 5), by their sizes: nothing is learned here.
+"""Models of the sizes in the FSDP paper's evaluation (arXiv 2304.11277, section 5); they are not trained to learn.
 
-Each returns its loss, as the course's GPT does. `Block` or `Bottleneck` is what becomes an FSDP unit. Left out
-are dropout, most biases, T5's position biases and DeepViT's mixing of heads. Attention is one kernel, without scores in
+Each returns its loss, as the course's GPT does. Every `Block` or `Bottleneck` becomes an FSDP unit. Dropout, most
+biases, T5's position biases and DeepViT's mixing of heads are left out. Attention is one kernel and keeps no scores in
 memory.
 """
 
@@ -13,7 +13,7 @@ from torch.utils.checkpoint import checkpoint
 
 
 class Attention(nn.Module):
-    """Queries from one sequence, keys and values from another; `inner` is heads * size of a head."""
+    """Queries from one sequence, keys and values from another; `inner` is heads * head size."""
 
     def __init__(self, width: int, heads: int, inner: int) -> None:
         super().__init__()
@@ -33,16 +33,16 @@ class Attention(nn.Module):
 
 
 class Block(nn.Module):
-    """A transformer's block: attention, attention to an encoder's output if it `crosses`, feed-forward network.
+    """A transformer block: self-attention, cross-attention if it `crosses`, and a feed-forward network.
 
     Args:
-        width: of the residual stream.
-        heads: of attention.
-        inner: heads * size of a head; by default `width`.
-        hidden: of the feed-forward network; by default 4 * `width`.
-        causal: whether attention looks back only.
-        crosses: whether it attends to an encoder's output.
-        recomputes: keep only its input for backward, and run its forward again there.
+        width: size of the residual stream.
+        heads: number of attention heads.
+        inner: heads * head size; by default `width`.
+        hidden: hidden size of the feed-forward network; by default 4 * `width`.
+        causal: mask self-attention to earlier positions.
+        crosses: attend to an encoder's output as well.
+        recomputes: keep only the input for backward, and rerun forward there (activation checkpointing).
     """
 
     def __init__(
@@ -100,7 +100,7 @@ class Decoder(nn.Module):
 
 
 class EncoderDecoder(nn.Module):
-    """A T5: `layers` blocks of an encoder, and as many of a decoder that attends to it."""
+    """A T5: `layers` encoder blocks, and as many decoder blocks that attend to the encoder's output."""
 
     def __init__(self, layers: int, width: int, heads: int, inner: int, hidden: int, vocabulary: int) -> None:
         super().__init__()
@@ -122,7 +122,7 @@ class EncoderDecoder(nn.Module):
 
 
 class VisionTransformer(nn.Module):
-    """Blocks over the patches of an image."""
+    """Transformer blocks over the patches of an image."""
 
     def __init__(self, layers: int, width: int, heads: int, patch: int, image: int, classes: int) -> None:
         super().__init__()
@@ -140,7 +140,7 @@ class VisionTransformer(nn.Module):
 
 
 class Bottleneck(nn.Module):
-    """RegNet's Y block: convolutions 1 x 1, 3 x 3 in groups, 1 x 1, with squeeze and excitation between."""
+    """RegNet's Y block: convolutions 1 x 1, 3 x 3 in groups, 1 x 1, with squeeze-and-excitation in between."""
 
     def __init__(self, width_in: int, width: int, group: int, stride: int) -> None:
         super().__init__()
@@ -163,7 +163,7 @@ class Bottleneck(nn.Module):
 
 
 class RegNet(nn.Module):
-    """Stages of Y blocks, each of its own width; the first block of a stage halves height and width of the image."""
+    """Stages of Y blocks, each with its own width; the first block of a stage halves the image's height and width."""
 
     def __init__(self, depths: tuple[int, ...], widths: tuple[int, ...], group: int, stem: int, classes: int) -> None:
         super().__init__()

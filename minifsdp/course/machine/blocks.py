@@ -1,4 +1,4 @@
-"""The caching allocator's memory: segments from the device, cut into blocks, and the sizes of both."""
+"""Blocks and segments: the caching allocator gets segments from the device and cuts them into blocks."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ MIB = 2**20
 ROUND = 512  # bytes: every block is a multiple
 SMALL = MIB  # requests up to this are small
 SMALL_SEGMENT, LARGE_SEGMENT = 2 * MIB, 20 * MIB
-OWN_SEGMENT, SEGMENT_ROUND = 10 * MIB, 2 * MIB  # from this size on a request gets a segment of its own size, rounded
+OWN_SEGMENT, SEGMENT_ROUND = 10 * MIB, 2 * MIB  # requests from this size get a segment of their own rounded size
 
 
 def rounded(nbytes: int) -> int:
-    """Bytes of the block that serves a request."""
+    """Size in bytes of the block that serves a request."""
     return max(ROUND, -(-nbytes // ROUND) * ROUND)
 
 
 def segment_size(size: int) -> int:
-    """Bytes to ask of the device for a block of `size` bytes."""
+    """Size in bytes of the segment to allocate for a block of `size` bytes."""
     if size <= SMALL:
         return SMALL_SEGMENT
     return LARGE_SEGMENT if size < OWN_SEGMENT else -(-size // SEGMENT_ROUND) * SEGMENT_ROUND
@@ -29,14 +29,14 @@ class Block:
     """A piece of a segment.
 
     Attributes:
-        start: its address in bytes; every segment has addresses of its own.
+        start: address in bytes; segments' addresses do not overlap.
         size: bytes.
         stream: the stream whose requests it serves.
-        small: which of the stream's two pools it belongs to.
-        requested: bytes asked for while it is in use; None while it is free.
+        small: True for the stream's pool of small blocks, False for its pool of large ones.
+        requested: bytes requested, while it is in use; None once it is freed.
         before, after: its neighbours in the segment.
         users: streams besides `stream` that have been recorded on it.
-        events: how many events have to happen before it is free.
+        events: number of events that must happen before it is free.
     """
 
     start: int
@@ -55,23 +55,23 @@ class Block:
 
     @property
     def state(self) -> Literal["in use", "waiting", "free"]:
-        """In use, freed and waiting for events, or free."""
+        """The state: in use, waiting for events after its free, or free."""
         return "in use" if self.requested is not None else "waiting" if self.events else "free"
 
     @property
     def is_segment(self) -> bool:
-        """True if it is the whole of its segment."""
+        """True if the block spans its whole segment."""
         return self.before is None and self.after is None
 
 
 class Segment(NamedTuple):
-    """Memory from one call of the device's, to be looked at.
+    """A snapshot of the memory from one device allocation.
 
     Attributes:
-        start: its address in bytes.
+        start: address in bytes.
         size: bytes.
-        stream, small: whose pool its blocks belong to.
-        blocks: copies, from its start to its end.
+        stream, small: the pool that its blocks belong to.
+        blocks: copies of its blocks in address order.
     """
 
     start: int
@@ -92,7 +92,7 @@ def segment_of(head: Block) -> Segment:
 
 
 class Allocator(Protocol):
-    """An allocator as `replay` uses it; the attributes mean what `CachingAllocator`'s do, in bytes."""
+    """The allocator interface that `replay` needs; the attributes are those of `CachingAllocator`."""
 
     @property
     def allocated(self) -> int: ...

@@ -1,21 +1,21 @@
-"""Speeds and latencies of a device, its link and its driver: the numbers that the paper GPU runs on.
+"""Costs of a device, its link and its driver: the numbers behind the simulated GPU.
 
-Peaks, memory bandwidth and capacity are those of the data sheets, of the SXM modules and without sparsity (H200:
-nvidia.com/en-us/data-center/h200, whose table is with sparsity). The rest is chosen, within what others have read:
+Peaks, memory bandwidth and capacity are from the data sheets of the SXM modules, without sparsity (H200:
+nvidia.com/en-us/data-center/h200, whose table is with sparsity). The rest is chosen within published measurements:
 
     efficiency   0.6: assumed; the FSDP paper's GPT-175B reaches 0.60 of peak in whole steps (arXiv 2304.11277)
     latency      50 us: assumed
-    bandwidth    hosts of 8 GPUs with 8 network cards of 100 (A100) or 200 Gb/s (H100, H200), of which NCCL makes up to
-                 12 and 24 GB/s each (NVIDIA/nccl-tests#119). A ring crosses from host to host once, on all cards
-                 together, so that this is what each rank sends
+    bandwidth    hosts of 8 GPUs with 8 network cards of 100 (A100) or 200 Gb/s (H100, H200), of which NCCL reaches up
+                 to 12 and 24 GB/s each (NVIDIA/nccl-tests#119). A ring crosses from host to host once, on all cards
+                 together, so that each rank sends at their sum
     launch       10 us: assumed; a lesson on eager PyTorch (jiahuanglin.xyz, "From PyTorch op to kernel launch") names
                  5 to 25 us of host time per operator
     issue        235 us: from the end of the limiter's wait to the all-gather, in a trace of FSDP
                  (pytorch/pytorch#108234)
-    segment      1 ms a call, and 1 ms per GiB: assumed. Read were 0.5 to 1.2 ms for 1 to 64 MiB (rtj1/cuda-mempool).
-                 For training without a cache GMLake names an overhead of 10 times (arXiv 2401.08156, A100); in the
-                 model a GPT of width 2048 with 4 x 2048 tokens takes 5 times as long, with 2048 tokens 12 times. How
-                 much hangs on this number: shapes.py
+    segment      1 ms per call, plus 1 ms per GiB: assumed. Reported are 0.5 to 1.2 ms for 1 to 64 MiB
+                 (rtj1/cuda-mempool). For training without a cache GMLake reports an overhead of 10 times (arXiv
+                 2401.08156, A100); in the model a GPT of width 2048 takes 5 times as long with 4 x 2048 tokens, and 12
+                 times with 2048. shapes.py shows the sensitivity to this number
 """
 
 from __future__ import annotations
@@ -30,27 +30,27 @@ GB, GIB = 1e9, 2**30
 
 @dataclass(frozen=True)
 class Hardware:
-    """A device by its data sheet, and what its host needs.
+    """A device's data sheet, and its host's overheads.
 
-    A kernel takes the longer of computing and moving its bytes. A collective takes latency + wire / bandwidth, one at a
-    time. Left out: that the two slow each other down, and that ranks differ.
+    A kernel takes the longer of its compute and memory times. A collective takes latency + wire / bandwidth, one at a
+    time. Interference between the two, and differences between ranks, are not modelled.
 
     Attributes:
         name: for titles.
-        flops: peak operations per second of matrix products, by bytes of an element; the least holds for other sizes.
+        flops: peak operations per second of matrix products, by element size in bytes; other sizes use the lowest.
         memory_bandwidth: bytes per second.
         capacity: bytes that the allocator may reserve.
-        latency: seconds that every collective takes.
+        latency: fixed seconds per collective.
         bandwidth: bytes per second that a rank sends.
-        efficiency: of peak and of memory bandwidth that kernels reach.
-        launch: seconds of the host for a kernel.
-        issue: seconds of the host for a collective, its bookkeeping included.
-        segment: seconds of the host for a segment of memory taken from the device, or given back; and per GiB of it.
-        runs_ahead: whether the host goes on while the device works. If not, the host is the compute, as on CPU.
-        fp32: peak of float32 products without TF32; None: `flops` holds for these too.
+        efficiency: fraction of the peak and of the memory bandwidth that kernels reach.
+        launch: host seconds per kernel.
+        issue: host seconds per collective, including bookkeeping.
+        segment: host seconds to allocate or free a segment on the device: per call, and per GiB.
+        runs_ahead: True if the host continues while the device works; False if the host computes, as on CPU.
+        fp32: peak of float32 products without TF32; None if `flops` applies to these too.
 
     Raises:
-        ValueError: a rate or the capacity is not above 0, or a time below it.
+        ValueError: a rate or the capacity is not positive, or a time is negative.
     """
 
     name: str
@@ -79,7 +79,7 @@ class Hardware:
 
     @property
     def without_tf32(self) -> Hardware:
-        """The same with float32 products in full precision, torch's default (`torch.backends.cuda.matmul`)."""
+        """The same device with float32 products in full precision, torch's default (`torch.backends.cuda.matmul`)."""
         return self if self.fp32 is None else replace(self, flops={**self.flops, 4: self.fp32})
 
     def kernel(self, kernel: Kernel) -> float:  # seconds
@@ -95,7 +95,7 @@ class Hardware:
 
 @dataclass(frozen=True)
 class Measured(Hardware):
-    """Kernels take what they took in the recorded run, times `scale`."""
+    """A device whose kernels take their recorded seconds times `scale`."""
 
     scale: float = 1.0
 
@@ -116,12 +116,12 @@ def measured(
     Args:
         program: the recorded run.
         latency, bandwidth: of the link, in seconds and bytes per second.
-        compute_seconds: what the program's kernels take together, without a recorder that looks on; by default what was
-            recorded.
-        runs_ahead: whether its host runs ahead.
+        compute_seconds: total seconds of the program's kernels without the recorder's overhead; by default the
+            recorded total.
+        runs_ahead: True if its host runs ahead.
 
     Raises:
-        ValueError: there are seconds to spread, and no kernels.
+        ValueError: `compute_seconds` is given, but the program has no kernels.
     """
     recorded = sum(each.seconds for each in program.instructions if isinstance(each, Kernel))
     if compute_seconds is not None and not recorded:

@@ -1,4 +1,4 @@
-"""Uses of memory that nothing puts in order: a read without its wait, a block reused too early."""
+"""Detect unordered uses of memory: a missing wait, or a block reused too early."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from minifsdp.course.machine.queues import LINK, Clock, Moment
 
 
 class Use(NamedTuple):
-    """One use of a buffer: which, by what, where, and as which piece of work there."""
+    """One use of a buffer: its name, the operation, the queue, and the operation's number on that queue."""
 
     buffer: str
     what: str
@@ -22,7 +22,7 @@ class Use(NamedTuple):
     tick: int
 
     def before(self, clock: Clock) -> bool:
-        """True if work with this clock can be sure that the use is over."""
+        """True if the use is known to be over for work with this clock."""
         return clock.get(self.queue, 0) >= self.tick
 
     def __str__(self) -> str:
@@ -31,14 +31,14 @@ class Use(NamedTuple):
 
 
 LastUses = dict[int, Use]
-"""The last use on each queue: when it is over, so are those before it."""
+"""The last use on each queue; all earlier ones are over when it is."""
 
 
 class Hazard(NamedTuple):
     """Attributes:
     kind: "missing wait" or "reused too early".
-    unit: whose memory it is.
-    text: one line: what, who, and what is missing.
+    unit: the unit that the memory belongs to.
+    text: one line: the buffer, the operations, and the missing ordering.
     """
 
     kind: str
@@ -48,11 +48,11 @@ class Hazard(NamedTuple):
 
 @dataclass(slots=True)
 class History:
-    """The uses of one buffer that matter to the next."""
+    """The uses of one buffer that the next use must follow."""
 
     name: str
     unit: str
-    before: LastUses  # of what had the memory before
+    before: LastUses  # of the memory's previous buffers
     written: Use | None = None
     reads: LastUses = field(default_factory=dict)  # since it was written
 
@@ -61,7 +61,7 @@ class History:
 
 
 class Ghost(NamedTuple):
-    """Freed memory, what last used it, and the events that the allocator has to see before it hands it out."""
+    """Freed memory, its last uses, and the events that must happen before the allocator may reuse it."""
 
     start: int
     end: int
@@ -69,13 +69,13 @@ class Ghost(NamedTuple):
     events: Sequence[Moment]
 
     def left(self) -> list[Use]:
-        """The uses of which no event tells that they are over."""
+        """The uses that no observed event shows to be over."""
         clocks = [event.clock for event in self.events if event.seen]
         return [use for use in self.uses.values() if not any(map(use.before, clocks))]
 
 
 class Hazards:
-    """Follows every use of every buffer.
+    """Track every use of every buffer.
 
     Attributes:
         found: the hazards, each once.
@@ -88,17 +88,17 @@ class Hazards:
         self._ghosts: list[Ghost] = []  # by address; no two overlap
 
     def allocated(self, buffer: int, name: str, unit: str, block: Block) -> None:
-        """A buffer begins, in the memory of others."""
+        """Register a new buffer, in memory that other buffers may have used."""
         self._histories[buffer] = History(name, unit, self._take(block.start, block.start + block.size))
 
     def freed(self, buffer: int, block: Block, events: Sequence[Moment]) -> None:
-        """A buffer ends; `events` are what the allocator then has recorded, to wait for."""
+        """Unregister a freed buffer; `events` are those that the allocator recorded at its free."""
         uses = self._histories.pop(buffer).uses()
         if uses:
             insort(self._ghosts, Ghost(block.start, block.start + block.size, uses, events), key=_start)
 
     def used(self, what: str, queue: int, clock: Clock, reads: tuple[int, ...], writes: tuple[int, ...]) -> None:
-        """A kernel or collective with this clock reads and writes buffers."""
+        """Register the buffers that a kernel or collective with this clock reads and writes."""
         tick = clock[queue]
         for buffer in {*reads, *writes}:
             history = self._histories[buffer]
@@ -120,7 +120,7 @@ class Hazards:
             history.written, history.reads, history.before = use, {}, {}
 
     def _take(self, start: int, end: int) -> LastUses:
-        """The last uses of this memory; what was kept of them for it is dropped."""
+        """Remove and return the last uses of this memory."""
         first = bisect_right(self._ghosts, start, key=_start)
         if first and self._ghosts[first - 1].end > start:
             first -= 1
@@ -141,7 +141,7 @@ _start = attrgetter("start")
 
 
 def _last(uses: Iterable[Use]) -> LastUses:
-    """Of each queue's uses the last."""
+    """The last use on each queue."""
     last: LastUses = {}
     for use in uses:
         if use.queue not in last or last[use.queue].tick < use.tick:

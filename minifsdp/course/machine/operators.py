@@ -1,4 +1,4 @@
-"""An operator's reads, writes and operations, from its schema, its arguments and its results."""
+"""Memory accesses and FLOPs of an operator, from its schema, arguments and return value."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ _OVERWRITES = ("aten::copy_", "aten::zero_", "aten::fill_", "aten::normal_", "at
 
 class Work(NamedTuple):
     """Attributes:
-    reads: tensors whose content it reads.
-    writes: tensors that it changes or makes.
-    runs: whether there is anything to run: not for a view, nor for memory without content.
+    reads: tensors whose content the operator reads.
+    writes: tensors that it changes or creates.
+    runs: True if it launches a kernel; False for a view or uninitialised memory.
     """
 
     reads: list[Tensor]
@@ -30,18 +30,18 @@ class Work(NamedTuple):
 
     @property
     def nbytes(self) -> int:
-        """Bytes to move. A tensor that repeats its elements has no more than its storage."""
+        """Bytes read and written. An expanded tensor counts at most its storage."""
         tensors = (*self.reads, *self.writes)
         return sum(min([t.numel() * t.element_size(), *(s.nbytes() for s in storages_in(t))]) for t in tensors)
 
     @property
     def dtype_size(self) -> int:
-        """Bytes of an element of the first output of floating-point numbers."""
+        """Element size in bytes of the first floating-point output; 4 if there is none."""
         return next((t.element_size() for t in self.writes if t.is_floating_point()), 4)
 
 
 def work_of(func: Any, args: Any, kwargs: Any, returned: Any) -> Work:
-    """The work of one call of an operator."""
+    """The work that an operator has done."""
     given = _tensors((args, kwargs))
     writes: list[Tensor] = []
     unread = given if _wants_shapes_only(func) else []
@@ -58,7 +58,7 @@ def work_of(func: Any, args: Any, kwargs: Any, returned: Any) -> Work:
 
 
 def flops_of(func: Any, args: Any, kwargs: Any, returned: Any) -> float:
-    """Floating-point operations of matrix products, convolutions and attention; 0 for all else."""
+    """Floating-point operations of matrix products, convolutions and attention; 0 for other operators."""
     count = _FLOPS.get(func._overloadpacket)
     return count(*args, **kwargs, out_val=returned) if count else 0
 
@@ -72,7 +72,7 @@ def _tensors(tree: Any) -> list[Tensor]:
 
 
 def _convolution_backward(grad: Tensor, x: Tensor, weight: Tensor, *rest: Any, out_val: Any) -> int:
-    """Forward's operations for each gradient asked for. (torch's count leaves out that the convolution has groups.)"""
+    """Forward's operations for each requested gradient. (torch's own count ignores the groups of a convolution.)"""
     needs_input, needs_weight, _ = rest[-1]
     return 2 * (grad.numel() // grad.shape[1]) * weight.numel() * (int(needs_input) + int(needs_weight))
 

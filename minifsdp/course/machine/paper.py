@@ -1,4 +1,4 @@
-"""A run at any size without the machine for it: rank 0 of N on a group of paper, with tensors that have no memory.
+"""Record a run of any size without its hardware: rank 0 of N in a fake process group, with tensors without memory.
 
 The real code runs: modules, units, schedule, autograd, optimizer. Only the values are missing.
 """
@@ -25,10 +25,10 @@ from minifsdp.private import FakeTensorMode, unset_fake_temporarily
 
 
 class PaperGroup:
-    """Rank 0 of `ranks` that are not there."""
+    """A process group of `ranks` in which only rank 0 exists."""
 
     group_name = "paper"
-    _device_types = (torch.device("cpu"),)  # that its backend would serve
+    _device_types = (torch.device("cpu"),)  # served by its backend
 
     def __init__(self, ranks: int) -> None:
         self._ranks = ranks
@@ -47,7 +47,7 @@ class PaperGroup:
 
 
 class _Nowhere:
-    """A link that carries nothing, at once."""
+    """A link that carries nothing and completes at once."""
 
     def submit(self, call: comm.Call, collective: Callable[[], Any]) -> _Nowhere:
         return self
@@ -56,13 +56,13 @@ class _Nowhere:
 
 
 def record_on_paper(build: Callable[[Any], Trainer], batch: Callable[[], Batch], ranks: int, steps: int = 2) -> Program:
-    """The program of some steps at rank 0 of `ranks`, as `record_steps` would record it there.
+    """Record the program of rank 0 of `ranks`, as `record_steps` would there.
 
     Args:
-        build: makes model and optimizer, given the process group; what it allocates has no memory behind it.
-        batch: makes a step's arguments of the model, which returns its loss.
+        build: makes model and optimizer, given the process group; its tensors have no memory.
+        batch: makes one step's arguments of the model, which returns its loss.
         ranks: N.
-        steps: how many; the first gathers without an order to follow, and makes the optimizer's state.
+        steps: number of steps; the first has no gather order to follow yet, and creates the optimizer's state.
     """
     absent = patch.object(Absent, "like", _absent_like)
     with _carried_nowhere(), absent, FakeTensorMode():
@@ -70,7 +70,7 @@ def record_on_paper(build: Callable[[Any], Trainer], batch: Callable[[], Batch],
 
 
 def _built(build: Callable[[Any], Trainer], group: PaperGroup) -> Trainer:
-    """Frees every unit once more: fake tensors that view a storage without memory give it some."""
+    """Build the trainer, then free every unit again: viewing an empty storage with a fake tensor resizes it."""
     trainer = build(group)
     for module in FullyShardedDataParallel.fsdp_modules(trainer.model):
         if module._unit is not None:
@@ -79,7 +79,7 @@ def _built(build: Callable[[Any], Trainer], group: PaperGroup) -> Trainer:
 
 
 def _absent_like(leaf: Tensor) -> Absent:
-    """A real one: fake tensors are a subclass themselves, and have none."""
+    """A real `Absent`: a fake tensor cannot have a second subclass."""
     with unset_fake_temporarily():
         return torch.empty(leaf.shape, dtype=leaf.dtype, device="meta").as_subclass(Absent)
 

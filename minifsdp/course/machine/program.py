@@ -1,7 +1,7 @@
-"""The host's requests to its device, in their order: the program that the paper GPU runs.
+"""The program that the simulated GPU runs: a host's commands to its device, in order of issue.
 
 Streams, buffers and events are numbers; stream 0 is the compute stream. A buffer is memory from one allocation to its
-free: a tensor that is freed and allocated again is two.
+free: a tensor that is freed and allocated again has two.
 """
 
 from __future__ import annotations
@@ -13,17 +13,17 @@ from typing import NamedTuple
 from minifsdp.comm import Call
 from minifsdp.course.watch.storages import Tag
 
-COMPUTE = 0  # the stream that is there from the start
-DEVICE = -1  # in place of an event: all that is queued
+COMPUTE = 0  # the default stream
+DEVICE = -1  # instead of an event: all queued work
 STEP = "step"  # the mark that begins a training step
 
 
 class Buffer(NamedTuple):
     """Attributes:
-    name: what messages call it, such as "block 2 parameters".
-    nbytes: its size in bytes.
-    tag: what it is for.
-    unit: the FSDP unit that it belongs to, or at whose work it was made.
+    name: its name in messages, such as "block 2 parameters".
+    nbytes: size in bytes.
+    tag: its purpose.
+    unit: the FSDP unit that it belongs to, or that was running when it was allocated.
     """
 
     name: str
@@ -50,14 +50,14 @@ class Kernel(NamedTuple):
     """Computation.
 
     Attributes:
-        name: of the operator.
+        name: the operator's name.
         unit: the FSDP unit whose parameters were read last.
-        stream: where it is queued.
+        stream: the stream that it is queued on.
         reads, writes: buffers.
-        flops: floating-point operations of matrix products and attention; 0 for everything else.
-        nbytes: bytes that it reads and writes.
-        dtype_size: bytes of an element of its first output of floating-point numbers.
-        seconds: what it took in the real run.
+        flops: floating-point operations of matrix products, convolutions and attention; 0 for other operators.
+        nbytes: bytes read and written.
+        dtype_size: element size in bytes of its first floating-point output.
+        seconds: its duration in the real run.
     """
 
     name: str
@@ -72,7 +72,7 @@ class Kernel(NamedTuple):
 
 
 class Issue(NamedTuple):
-    """A collective; it begins when its stream has come to this point, and the link is free."""
+    """A collective; it starts once its stream has reached this point and the link is free."""
 
     call: Call
     unit: str
@@ -99,13 +99,13 @@ class WaitEvent(NamedTuple):
 
 
 class Synchronize(NamedTuple):
-    """The host waits: for an event; with None, for a value of the compute stream (`item()`); with DEVICE, for all."""
+    """The host waits for an event; with None, for the compute stream (`item()`); with DEVICE, for all queued work."""
 
     event: int | None
 
 
 class Mark(NamedTuple):
-    """A moment with a name, such as a phase that begins."""
+    """A named moment, such as the start of a phase."""
 
     name: str
 
@@ -115,10 +115,10 @@ Instruction = Allocate | Free | RecordStream | Kernel | Issue | Wait | Record | 
 
 @dataclass
 class Program:
-    """Instructions and the buffers they speak of.
+    """Instructions and the buffers that they refer to.
 
     Attributes:
-        instructions: what was asked, in order; what was alive before comes first, as allocations.
+        instructions: in order of issue, after allocations of the buffers that were alive at the start.
         buffers: by number.
     """
 
@@ -126,11 +126,11 @@ class Program:
     buffers: dict[int, Buffer] = field(default_factory=dict)
 
     def calls(self) -> list[Call]:
-        """The collectives in order of issue."""
+        """The collectives, in order of issue."""
         return [each.call for each in self.instructions if isinstance(each, Issue)]
 
     def marked(self) -> Iterator[tuple[str, list[Instruction]]]:
-        """Each mark's name with the instructions from it to the next."""
+        """Each mark's name, with the instructions up to the next mark."""
         part: list[Instruction] = []
         name = ""
         for each in [*self.instructions, Mark("")]:

@@ -1,12 +1,12 @@
-"""Host, streams, events and link of the paper GPU, in virtual time.
+"""Host, streams, events and link of the simulated GPU, in virtual time.
 
-A stream runs what is queued on it one after the other. The host queues and goes on; it waits only where the program
-says so. So the moment at which a piece of work ends is known when it is queued:
+A stream runs its queued work in order. The host queues work and continues; it waits only where the program says so.
+The end of a piece of work is therefore known as soon as it is queued:
 
-    start = the latest of: the host has queued it, the stream is free, what the stream was told to wait for is over
+    start = the latest of: the host has queued it, the stream is free, the events that the stream waits for are over
 
-Beside the time runs a vector clock (as in torch/cuda/_sanitizer.py): what each stream, and the host, can be sure has
-happened before. Two uses of memory of which neither is sure of the other are a race, however lucky the timing.
+A vector clock (as in torch/cuda/_sanitizer.py) tracks the work that each stream, and the host, knows to be over. Two
+uses of memory that the clocks do not order are a race, even if the timing happens to be right.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from minifsdp.course.machine.hardware import Hardware
 from minifsdp.course.machine.program import COMPUTE
 from minifsdp.course.watch.timeline import Span
 
-LINK = -1  # a queue of its own: collectives run one at a time, on whichever stream they were issued
+LINK = -1  # a separate queue: collectives run one at a time, whichever stream issued them
 
 Clock = dict[int, int]
-"""By queue, how many of its pieces of work are known to have happened before."""
+"""The number of operations known to be over, by queue."""
 
 
 @dataclass(eq=False, slots=True)
@@ -30,9 +30,9 @@ class Moment:
     """An event.
 
     Attributes:
-        at: when it happens, in seconds.
-        clock: what has happened by then.
-        seen: whether the allocator has asked for it and found it in the past.
+        at: its time in seconds.
+        clock: the work over by then.
+        seen: True once the allocator has queried it and found it in the past.
     """
 
     at: float
@@ -41,11 +41,11 @@ class Moment:
 
 
 class Queues:
-    """The paper GPU's streams and the host before them.
+    """The simulated GPU's streams and host.
 
     Attributes:
-        host: where the host is, in seconds.
-        spans: what ran when, on the lanes "compute", "communication" and "wait" (the host stands still).
+        host: the host's current time in seconds.
+        spans: the work and its times, on the lanes "compute", "communication" and "wait" (the host is blocked).
         recorded: all events, in order.
     """
 
@@ -56,10 +56,10 @@ class Queues:
         self.recorded: list[Moment] = []
         self._ends: defaultdict[int, float] = defaultdict(float)
         self._clocks: defaultdict[int, Clock] = defaultdict(dict)
-        self._known: Clock = {}  # to the host, and so to all that it queues from then on
+        self._known: Clock = {}  # to the host, and so to everything that it queues afterwards
 
     def kernel(self, name: str, stream: int, seconds: float) -> Clock:
-        """Queue a kernel; returns its clock, in which it has happened itself."""
+        """Queue a kernel; returns its clock, which includes the kernel itself."""
         if self.hardware.runs_ahead:
             self.host += self.hardware.launch
         clock = self._run(stream, max(self.host, self._ends[stream]), seconds)
@@ -70,7 +70,7 @@ class Queues:
         return clock
 
     def collective(self, call: Call, name: str, stream: int) -> tuple[Clock, Moment]:
-        """Queue a collective, to begin when its stream has come to it; returns its clock and the moment it ends."""
+        """Queue a collective, which starts when its stream reaches it; returns its clock and its end."""
         self.host += self.hardware.issue
         seconds = self.hardware.message(call)
         self.wait(LINK, self._end(stream))
@@ -79,27 +79,27 @@ class Queues:
         return clock, Moment(self._ends[LINK], clock)
 
     def wait(self, stream: int, event: Moment) -> None:
-        """Let a stream wait for an event; where the host is the compute, it is the host that waits."""
+        """Make a stream wait for an event; if the host computes, the host waits instead."""
         self._ends[stream] = max(self._ends[stream], event.at)
         _merge(self._clocks[stream], event.clock)
         if not self.hardware.runs_ahead and stream != LINK:
             self.synchronize(event)
 
     def record(self, stream: int) -> Moment:
-        """The moment at which a stream has done all that is queued on it."""
+        """Record an event after the work queued on a stream so far."""
         self.recorded.append(self._end(stream))
         return self.recorded[-1]
 
     def happened(self, event: Moment) -> bool:
-        """True if the host, now, finds the event in the past.
+        """True if the event is in the host's past.
 
-        What is queued from now on comes after it, but by luck: only the block that waited for it may count on that.
+        Work queued from now on happens to follow it, but only the block that waited for it may rely on that.
         """
         event.seen = event.seen or event.at <= self.host
         return event.seen
 
     def synchronize(self, event: Moment | None = None) -> None:
-        """Let the host wait for an event, or for all that is queued."""
+        """Make the host wait for an event, or for all queued work."""
         moments = [event] if event is not None else [self._end(stream) for stream in list(self._ends)]
         for moment in moments:
             _merge(self._known, moment.clock)
@@ -116,7 +116,7 @@ class Queues:
 
     @property
     def done(self) -> float:
-        """The time in seconds at which everything in the queue will be over."""
+        """The time at which all queued work is over, in seconds."""
         return max([self.host, *self._ends.values()])
 
     def _driver(self, name: str, nbytes: int) -> None:

@@ -1,7 +1,7 @@
-"""Writes the program that a real run is: its kernels, collectives, waits, allocations and frees, in the host's order.
+"""Record a real run as a program: its kernels, collectives, waits, allocations and frees, in the host's order.
 
-It records on CPU, where streams are names and events readings of the clock (device.py), whatever carries the
-collectives: gloo, an emulated link, or nothing at all (paper.py).
+Recording is on CPU, where streams are names and events are clock readings (device.py), with any transport for the
+collectives: gloo, an emulated link, or none at all (paper.py).
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ from minifsdp.fsdp.torch_api.state.names import clean_name
 
 
 class Recorder(Ledger):
-    """A ledger that also keeps the program.
+    """A ledger that also records the program.
 
-    Open it, build the model, call `watch`, train; an emulated link, if there is to be one, has to be open before. The
-    program begins at the last `reset_peaks`, with what was alive then, or where the recorder was opened.
+    Open it, build the model, call `watch`, train; open an emulated link, if any, before the recorder. The program
+    begins at the last `reset_peaks`, with the buffers alive then, or where the recorder was opened.
 
         with Recorder() as recorder:
             model = FullyShardedDataParallel(GPT(), auto_wrap_policy={Block})
@@ -59,12 +59,12 @@ class Recorder(Ledger):
         self._on_exit.callback(comm.observers.remove, tape.waits)
         comm.link = _Tap(tape, link)
         self._on_exit.callback(setattr, comm, "link", link)
-        # The program is to run on a GPU, where a reduce-scatter needs no memory of ours.
+        # The program is for a GPU, where reduce-scatter needs no extra buffer.
         self._on_exit.enter_context(patch.object(gloo, "wanted", lambda: "native"))
         return self
 
     def watch(self, model: nn.Module, optimizer: Any = None, leaves: Any = ()) -> None:
-        """As a ledger's; also names the units of a FullyShardedDataParallel model after their modules.
+        """Watch as a ledger does; also names the units of a FullyShardedDataParallel model after their modules.
 
         Raises:
             RuntimeError: the model is not on the CPU, or the recorder is not open.
@@ -77,7 +77,7 @@ class Recorder(Ledger):
                 self.name_unit(clean_name(path) or "root", module._unit)
 
     def name_unit(self, name: str, unit: FlatUnit) -> None:
-        """Name a unit and its memory."""
+        """Set the name of a unit and its buffers."""
         for what, buffer in unit.buffers.items():
             self._books.name(buffer, name, what)
 
@@ -87,13 +87,13 @@ class Recorder(Ledger):
 
 
 def record_steps(build: Callable[[], Trainer], batch: Batch, steps: int = 2) -> Program:
-    """The program of this rank's training steps, with marks "step", "forward", "backward", "optimizer" and "rest".
+    """Record this rank's training steps, with marks "step", "forward", "backward", "optimizer" and "rest".
 
     Args:
         build: makes model and optimizer.
         batch: this rank's arguments of the model, which returns its loss; the same in every step.
-        steps: how many. The first gathers without an order to follow and makes the optimizer's state, and an allocator
-            has nothing cached in it: look at the last.
+        steps: number of steps. The first has no gather order to follow yet, creates the optimizer's state and starts
+            with an empty allocator cache, so evaluate the last.
     """
     with Recorder() as recorder:
         trainer = build()
@@ -106,7 +106,7 @@ def record_steps(build: Callable[[], Trainer], batch: Batch, steps: int = 2) -> 
 
 
 class _Kernels(Operators):
-    """Also shows the tape what ran, and how long it took."""
+    """Operators that also report each kernel and its duration to the tape."""
 
     _books: Tape
 
@@ -121,7 +121,7 @@ class _Kernels(Operators):
 
 
 class _Tap:
-    """A link that notes what is sent and hands it on."""
+    """A link that records each collective and passes it on."""
 
     def __init__(self, tape: Tape, carrier: Link | None) -> None:
         self._tape, self._carrier = tape, carrier

@@ -1,4 +1,4 @@
-"""Runs a recorded program on a paper GPU: a model, not measured."""
+"""Run a recorded program on a simulated GPU. The results are modelled, not measured."""
 
 from __future__ import annotations
 
@@ -36,15 +36,15 @@ PAST = Moment(0.0, {})  # an event, or a collective's end, from before the recor
 
 
 class Memory(NamedTuple):
-    """Bytes at a moment of the host.
+    """Bytes at one time of the host.
 
     Attributes:
         at: seconds.
-        allocated: of blocks in use.
-        active: those, and the freed ones that a stream may still be using.
-        reserved: of all segments.
-        fragmented: free, but in a segment with blocks that are not.
-        requested: what the program has asked for, before rounding.
+        allocated: bytes of blocks in use.
+        active: bytes of blocks in use, and of freed blocks that a stream may still be using.
+        reserved: bytes of all segments.
+        fragmented: free bytes in segments with active blocks.
+        requested: bytes that the program has requested, before rounding.
     """
 
     at: float
@@ -56,7 +56,7 @@ class Memory(NamedTuple):
 
 
 class Moments(NamedTuple):
-    """A mark: its name, where the host was, when the device had done all before it, and the bytes alive by tag."""
+    """A mark: its name, the host's time, the time at which all earlier work is over, and the live bytes by tag."""
 
     name: str
     host: float
@@ -66,19 +66,18 @@ class Moments(NamedTuple):
 
 @dataclass
 class Run:
-    """A run of the paper GPU.
+    """A simulated run.
 
     Attributes:
-        hardware: what it ran on.
-        spans: what ran when, in seconds.
-        memory: after every allocation and free.
-        marks: the program's.
+        hardware: the simulated device.
+        spans: the work and its times in seconds.
+        memory: a sample after every allocation and free.
+        marks: the program's marks.
         hazards: missing waits and blocks reused too early.
-        retries: how often memory had run out (`num_alloc_retries`).
-        retries_at: when the cache had been given back, in seconds of the host.
-        snapshots: the allocator's segments at the moments "peak of reserved", "first retry" (if there was one) and
-            "end".
-        done: when everything was over, in seconds.
+        retries: number of times that memory ran out (`num_alloc_retries`).
+        retries_at: the host's time in seconds after each flush of the cache.
+        snapshots: the allocator's segments at "peak of reserved", "first retry" (if there was one) and "end".
+        done: the time in seconds at which all work is over.
     """
 
     hardware: Hardware
@@ -93,13 +92,13 @@ class Run:
 
     @property
     def steps(self) -> list[float]:
-        """Seconds of each step: from the end of all work before it to the end of its own."""
+        """Seconds of each step, from the end of all earlier work to the end of its own."""
         ends = [mark.done for mark in self.marks if mark.name == STEP] + [self.done]
         return [after - before for before, after in pairwise(ends)]
 
     @property
     def seconds(self) -> float:
-        """Of the last step, when caches are warm.
+        """Seconds of the last step, when caches are warm.
 
         Raises:
             ValueError: the program has no steps.
@@ -110,21 +109,21 @@ class Run:
 
     @property
     def overlap(self) -> float | None:
-        """The part of communication that runs under compute."""
+        """The fraction of communication that overlaps with compute."""
         return overlap(self.spans)
 
     def peak(self, what: str) -> int:
-        """The most bytes "allocated", "active", "reserved", "fragmented" or "requested".
+        """The peak of "allocated", "active", "reserved", "fragmented" or "requested", in bytes.
 
         Raises:
-            ValueError: it is none of these.
+            ValueError: `what` is none of these.
         """
         if what not in Memory._fields[1:]:
             raise ValueError(f"no such count of bytes: {what}; choose from {', '.join(Memory._fields[1:])}")
         return max((int(getattr(sample, what)) for sample in self.memory), default=0)
 
     def last_step(self) -> list[Span]:
-        """The spans of the last step, from its beginning; cut where it begins."""
+        """The spans of the last step, relative to its start and clipped there."""
         begin = self.done - self.seconds
         late = [span for span in self.spans if span.end > begin]
         return [Span(s.lane, s.name, max(0.0, s.start - begin), s.end - max(s.start, begin)) for s in late]
@@ -135,12 +134,12 @@ def replay(
     hardware: Hardware,
     make_allocator: Callable[[int, Queues], Allocator] = CachingAllocator,
 ) -> Run:
-    """Run a program.
+    """Run a program on simulated hardware.
 
     Args:
-        program: what a `Recorder` has recorded.
-        hardware: what to run it on.
-        make_allocator: makes another allocator, from its capacity (bytes) and its device.
+        program: a `Recorder`'s program.
+        hardware: the device.
+        make_allocator: creates the allocator, given its capacity in bytes and its device.
 
     Raises:
         DeviceMemoryError: the program does not fit.

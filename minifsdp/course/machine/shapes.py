@@ -1,30 +1,30 @@
-"""The models of the FSDP paper's evaluation as programs: recorded on paper at their real widths, with fewer layers.
+"""The models of the FSDP paper's evaluation as programs, recorded without hardware: real widths, fewer layers.
 
     shape = SHAPES["T5-11B-like"]
     without, limited = shape.replay(without_limiter()), shape.replay(with_limiter())
     seconds(without) / seconds(limited), without.retries, limited.retries
 
-What comes out, beside the paper (arXiv 2304.11277, sections 3.3.2, 3.4 and 5), its text and its figures, which
-differ (read off a copy of them: docs/sources.md):
+Results beside the paper's (arXiv 2304.11277, sections 3.3.2, 3.4 and 5). Its text and its figures differ (the figures
+were read off a copy: docs/sources.md):
 
     T5       without the limiter 2.4 times as long near the memory limit, 2.1 once it has settled (paper: up to 5; its
-             bars: 2.23 on two machines, as here, and 3.05 on four). A retry per step: some 100 calls of cudaFree and
-             cudaMalloc, and the overlap lost. So it hangs on what a call takes: at nothing 1.03 times, at 0.5 ms 1.6,
-             at 2 ms 2.8; and on the work it is measured by: 1.7 with two samples, 1.3 with four. Memory of 1 to 1.1
-             times the need with the limiter: 2.2 to 2.4; of 1.4 times: 1.5; of twice: no retries.
-    RegNet   no difference (paper: none): nothing piles up that would not fit.
+             bars: 2.23 on two machines, as here, and 3.05 on four). Each step has a retry: about 100 calls of cudaFree
+             and cudaMalloc, and no overlap. The ratio depends on the cost of a call: 1.03 if free, 1.6 at 0.5 ms, 2.8
+             at 2 ms; and on the work per step: 1.7 with two samples, 1.3 with four. With 1 to 1.1 times the memory
+             that the limiter needs, it is 2.2 to 2.4; with 1.4 times, 1.5; with twice, there are no retries.
+    RegNet   no difference (paper: none): everything that piles up fits.
     DeepViT  3 % slower with the limiter, 4 % with 16 layers (paper: 5; its bars: 4 and 5): a unit's communication and
-             computation take about as long, and the host, having waited, issues the next gather late by its own
-             235 us. Where one of the two has time to spare, with 2 samples or with 8, nothing is lost.
+             computation take about equally long, and the host, having waited, issues the next gather 235 us late, its
+             own issue time. With 2 or 8 samples one of the two has slack, and nothing is lost.
     GPT      backward prefetch makes the whole model 24 % faster with one sample and 12 % with two (paper: 18; its
              points, with one sample: 21.8). It hides a gather and a reduction per block, so the gain falls with the
              bandwidth: 35 % and 18 % at 125 GB/s, 19 % and 10 % at 240. TFLOPS per GPU, recomputation counted: 176 and
              180 (paper: over 173 and over 186), which is no prediction: the efficiency of kernels is taken from there.
 
-Samples per GPU are not the paper's: T5's and DeepViT's are, of those tried, the ones where the limiter matters most.
-Left out: the float32 copies of mixed precision (half the memory of parameters and optimizer); that ranks differ, so
-that one's retry is another's wait; kernels and collectives that slow each other down; libraries' workspaces; the
-driver's bound on how far a host runs ahead; all else that a host does. Kernels are those of a CPU.
+Samples per GPU are not the paper's: for T5 and DeepViT they are, of those tried, the ones where the limiter matters
+most. Not modelled: the float32 copies of mixed precision (half the memory of parameters and optimizer); differences
+between ranks, where one rank's retry is another's wait; interference between kernels and collectives; library
+workspaces; the driver's limit on running ahead; any other host work. Kernels are those of a CPU.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ MakeSchedule = Callable[[Sequence[Unit]], SyncSchedule]
 class ReductionFirst(PrefetchSchedule):
     """torch's order with `backward_prefetch=None`: a unit's reduction is issued when its gradients are complete.
 
-    The next unit's gather comes after it, and behind it: a communicator has one queue (FSDP paper, 3.3.2).
+    The next unit's gather is queued behind it: a communicator has one queue (FSDP paper, 3.3.2).
     """
 
     def __init__(self, units: Sequence[Unit]) -> None:
@@ -74,7 +74,7 @@ class ReductionFirst(PrefetchSchedule):
 
 @cache
 def without_limiter() -> MakeSchedule:
-    """torch's defaults, but for `limit_all_gathers=False`."""
+    """torch's defaults, except `limit_all_gathers=False`."""
     return partial(PrefetchSchedule, forward=False, backward=PRE, depth=1)
 
 
@@ -86,20 +86,20 @@ def with_limiter(limit: int = 2) -> MakeSchedule:
 
 @dataclass(frozen=True)
 class Shape:
-    """A model with a setting to train it in, in bfloat16 with AdamW; a block is a unit.
+    """A model and its training setup, in bfloat16 with AdamW; each block is a unit.
 
     Attributes:
-        name: the paper's, "-like".
+        name: the paper's name with "-like".
         what: its sizes.
-        paper: what the paper reports of it.
+        paper: the paper's result.
         ranks: GPUs that it is sharded over.
         batch: samples per GPU.
-        model: makes it, of so many layers.
-        layers: of the whole model (T5: of encoder and decoder each).
-        recorded: layers of what is recorded.
-        inputs: makes so many samples.
-        device: what to replay it on.
-        room: the capacity to give it, in peaks of what it reserves with the limiter; None: the device's own.
+        model: makes the model, given the number of layers.
+        layers: layers of the whole model (T5: of encoder and decoder each).
+        recorded: layers of the recorded model.
+        inputs: makes a batch, given the number of samples.
+        device: the device for the replay.
+        room: capacity, as a multiple of the peak reserved memory with the limiter; None for the device's own.
     """
 
     name: str
@@ -116,14 +116,14 @@ class Shape:
 
     @property
     def hardware(self) -> Hardware:
-        """The device, with as much memory as this shape is to have."""
+        """The device, with the capacity set by `room`."""
         return self.device if self.room is None else replace(self.device, capacity=int(self.room * _need(self)))
 
     def record(self, schedule: MakeSchedule, steps: int = 6) -> Program:
         """The program of `steps` training steps, at least 2. Each schedule is recorded once, for two steps.
 
-        The second, when the optimizer has its state and the schedule knows the order, is then repeated: caches take
-        some steps to settle, or never do. After each step the host waits, as one that prints the loss.
+        The second step, with the optimizer's state created and the order known, is then repeated: caches take several
+        steps to settle, or never do. After each step the host waits, as it would to print the loss.
         """
         program = _record(self, schedule)
         begin = max(at for at, each in enumerate(program.instructions) if each == Mark(STEP))
@@ -131,11 +131,11 @@ class Shape:
         return Program(first + [Synchronize(None), *again] * (steps - 1), program.buffers)
 
     def replay(self, schedule: MakeSchedule) -> Run:
-        """Replay some steps under a schedule."""
+        """Replay the recorded steps of a schedule on the device."""
         return replay(self.record(schedule), self.hardware)
 
     def in_full(self, schedule: MakeSchedule, measure: Callable[[Program, Run], float]) -> float:
-        """The whole model's figures from those of a program and its run: layers are alike, if memory suffices.
+        """Extrapolate a measure of a program and its run to all layers, which cost the same if memory suffices.
 
         shape.in_full(schedule, lambda program, run: seconds(run))
         """
@@ -158,12 +158,12 @@ class Shape:
 
 
 def seconds(run: Run) -> float:
-    """Of a step, on average over all but the first."""
+    """Seconds per step, averaged over all steps except the first."""
     return sum(run.steps[1:]) / len(run.steps[1:])
 
 
 def flops(program: Program) -> float:
-    """Operations of a step's matrix products and attention, by what the recorder counts."""
+    """Floating-point operations of the last step, as counted by the recorder."""
     *_, last = [at for at, each in enumerate(program.instructions) if each == Mark(STEP)]
     return sum(each.flops for each in program.instructions[last:] if isinstance(each, Kernel))
 
@@ -193,7 +193,7 @@ def _regnet(layers: int) -> nn.Module:
 
 
 HOSTS = replace(A100, name="A100 80 GB, 2 Tb/s per host", bandwidth=187.5e9)
-"""The paper's: 8 GPUs and 250 GB/s of network per host, of which NCCL is taken to make three quarters, as in
+"""The paper's hosts: 8 GPUs and 250 GB/s of network each, of which NCCL is assumed to reach three quarters, as in
 NVIDIA/nccl#495 (600 of 800 Gb/s between two hosts)."""
 
 _SHAPES = (

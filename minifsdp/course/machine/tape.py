@@ -1,4 +1,4 @@
-"""The books of a recorder: they keep the order of everything."""
+"""A recorder's books, which also record the order of events."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from minifsdp.private import DisableTorchFunctionSubclass, identity
 
 
 class _Made(NamedTuple):
-    """The birth of a buffer: its place, the unit at work, and its bytes."""
+    """A buffer's allocation: its stream, the unit that was running, and its size in bytes."""
 
     stream: int
     unit: str
@@ -41,7 +41,7 @@ class _Made(NamedTuple):
 
 
 class Tape(Books):
-    """Books that remember the order of everything."""
+    """Books that also record all events as instructions, in order."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -49,13 +49,13 @@ class Tape(Books):
         self._numbers: dict[Entry, int] = {}
         self._streams: dict[int, int] = {}
         self._events: dict[int, int] = {}
-        self._kept: list[Any] = []  # events and streams, so that no two have one address
+        self._kept: list[Any] = []  # keep events and streams alive, so that ids are not reused
         self._made: dict[int, _Made] = {}  # by buffer
         self._tags: dict[int, Any] = {}
         self._names: dict[int, tuple[str, str]] = {}  # unit and what, by address of a storage
         self._named: dict[int, tuple[str, str]] = {}  # the same, by buffer
-        self._on_host: set[int] = set()  # buffers that no device would see: numbers such as Adam's counts of steps
-        self._unit = "unnamed"  # until one is named, by `watch`, and read
+        self._on_host: set[int] = set()  # buffers that stay on the host, such as Adam's step counts
+        self._unit = "unnamed"  # until a unit named by `watch` is read
         self._number_of(device.current_stream(torch.device("cpu")), self._streams)
 
     # Memory
@@ -112,14 +112,14 @@ class Tape(Books):
     # Work
 
     def begins(self, func: Any, given: Any) -> None:
-        """An operator is about to run: the unit at work is the one whose parameters it is given, not for a view."""
+        """Note the running unit before an operator: the last named unit among its arguments; views are ignored."""
         if not (self.are_paused or func.is_view or func.namespace == "prim"):
             with DisableTorchFunctionSubclass():
                 named = [buffer for buffer in self._buffers(given) if buffer in self._named]
             self._unit = self._unit_of(named[-1]) if named else self._unit
 
     def kernel(self, func: Any, args: Any, kwargs: Any, returned: Any, seconds: float) -> None:
-        """An operator has run, and its outputs are in the books."""
+        """Record an operator that has run and whose outputs are in the books."""
         if self.are_paused:
             return
         with DisableTorchFunctionSubclass():
@@ -135,14 +135,14 @@ class Tape(Books):
                 self.instructions.append(Kernel(name, self._unit, self._stream(), *what))
 
     def _is_the_hosts(self, name: str, reads: tuple[int, ...], writes: tuple[int, ...], returned: Any) -> bool:
-        """True if an operator makes a number of the host's, or handles nothing but such numbers."""
+        """True if an operator creates a host scalar or works only on host scalars."""
         if name == "aten::lift_fresh":  # torch.tensor
             self._on_host.update(buffer for buffer in self._buffers(returned) if self._made[buffer].nbytes <= 8)
             return True
         return bool(reads) and self._on_host.issuperset(reads + writes)
 
     def issue(self, call: Call, tensors: list[Tensor]) -> None:
-        """A collective begins: torch's functions take what they write first, and what they read last."""
+        """Record a collective: torch's functions take their output first and their input last."""
         writes = () if call.op == "send" else self._buffers(tensors[:1])
         reads = () if call.op == "recv" else self._buffers(tensors[-1:])
         unit = next(map(self._unit_of, reads + writes), self._unit)
@@ -152,13 +152,13 @@ class Tape(Books):
 
     @contextmanager
     def waits(self, call: Call, phase: Literal["issue", "wait"]) -> Iterator[None]:
-        """A watcher of `comm`."""
+        """An observer of `comm`."""
         yield
         if phase == "wait":
             self.instructions.append(Wait(call, self._stream()))
 
     def command(self, command: device.Command) -> None:
-        """A watcher of `device`."""
+        """An observer of `device`."""
         stream = -1 if command.stream is None else self._number_of(command.stream, self._streams)
         match command.verb:
             case "record_stream":

@@ -1,22 +1,21 @@
-"""Schedules by the clock beside what the model says of them: the one place where the model meets a measurement.
+"""Measured step times of schedules beside the model's predictions, the only place where the model is validated.
 
     results = versus(Settings(), {"sync": SyncSchedule, "overlap": OverlapSchedule})
     results["overlap"].median, results["overlap"].predicted, results["overlap"].error
 
-The ranks train on the emulated link, where the host is the compute, and a model of exactly that machine predicts their
-step. If it does, the same program on a paper GPU differs in the hardware's numbers and in a host that runs ahead,
-which nothing here can measure.
+The ranks train on the emulated link, where the host computes, and a model of exactly that machine predicts their step
+time. If the prediction holds, the same program on a simulated GPU differs only in the hardware's numbers and in a host
+that runs ahead, which cannot be measured here.
 
-The model is given the program; the link's latency and bandwidth; and the seconds for which a step computes: what the
-measured steps took less what they waited, in the median. So what it predicts is the waiting, and by that what each
-schedule hides. Kernels keep the proportions that they had while recorded, those of one kind and size the same, and
-Python between them is spread over them.
+The model's inputs are the program, the link's latency and bandwidth, and the compute seconds of a step: the median of
+the measured step times less their waits. It therefore predicts the waiting, and so the communication that each schedule
+hides. Kernels keep their recorded proportions, equal for one kind and size, and absorb the Python time between them.
 
-The seconds of computing are each schedule's own: gloo's real collectives take processor time from what computes beside
-them (carriers.py), more of it the more is hidden, and no model of the link knows of that. Left out, and so in the
-error: that a thread wakes late after each wait, and waits for the slower of the ranks; that what else runs on the
-machine slows one rank and not the other. So predictions are mostly short: where nothing else ran, by up to a tenth of
-the step, and of the waiting alone by more (`waiting_error`).
+Compute seconds are measured per schedule: gloo's real collectives take processor time from concurrent compute
+(carriers.py), the more the more is hidden, and a model of the link does not include that. Not modelled, and so part of
+the error: a thread's late wake-up after each wait, waits for the slower rank, and other processes that slow one rank
+and not the other. Predictions are therefore mostly low: on an otherwise idle machine by up to a tenth of the step, and
+by more of the waiting alone (`waiting_error`).
 """
 
 from __future__ import annotations
@@ -51,7 +50,7 @@ from minifsdp.course.machine.replay import Run, replay
 from minifsdp.fsdp import FullyShardedDataParallel
 from minifsdp.fsdp.torch_api.api import MakeSchedule
 
-_RECORDED = 2  # steps of a program; the last is replayed with an order to follow and the optimizer's state made
+_RECORDED = 2  # steps of a program; in the last the gather order is known and the optimizer's state exists
 _CPU = torch.device("cpu")
 
 
@@ -60,11 +59,11 @@ class Versus:
     """One schedule, measured and predicted.
 
     Attributes:
-        measured: seconds of each step, of the slowest rank.
-        computing: seconds of a step in which the rank that computes longest does not wait: the median.
-        program: what rank 0 asked for in two steps.
-        hardware: this machine on its link, as the model has it. With `runs_ahead` replaced by True it is the same
-            machine, if its host ran ahead: then nothing was measured.
+        measured: seconds of each step, on the slowest rank.
+        computing: median seconds per step that the longest-computing rank does not wait.
+        program: rank 0's program of two steps.
+        hardware: the model of this machine and its link. With `runs_ahead` replaced by True it is the same machine
+            with a host that runs ahead, of which there is no measurement.
     """
 
     measured: list[float]
@@ -74,42 +73,42 @@ class Versus:
 
     @property
     def median(self) -> float:
-        """Of the measured seconds."""
+        """Median of the measured seconds."""
         return median(self.measured)
 
     @cached_property
     def run(self) -> Run:
-        """The model's, for its timeline."""
+        """The simulated run, for its timeline."""
         return replay(self.program, self.hardware)
 
     @property
     def predicted(self) -> float:
-        """Seconds of a step."""
+        """Predicted seconds of a step."""
         return self.run.seconds
 
     @property
     def error(self) -> float:
-        """Of the prediction, as a part of the median: negative where it was too short."""
+        """Relative error of the prediction: negative if it was too short."""
         return self.predicted / self.median - 1
 
     @property
     def waiting_error(self) -> float:
-        """The same of what is really predicted, the waiting: what lies between a step and its computing."""
+        """Relative error of the predicted waiting, a step's time less its computing; inf without waiting."""
         waited = self.median - self.computing
         return (self.predicted - self.computing) / waited - 1 if waited > 0 else inf
 
 
 def gains(one: Versus, other: Versus) -> list[float]:
-    """The share of a step that `one` saves over `other`, for each turn, sorted: of one sign if the turns agree."""
+    """The fraction of a step of `other` that `one` saves, per turn and sorted; all of one sign if the turns agree."""
     return sorted(1 - mine / its for mine, its in zip(one.measured, other.measured, strict=True))
 
 
 class _Step(NamedTuple):
-    """A step as one rank measured it.
+    """One rank's measurement of a step.
 
     Attributes:
-        seconds: from the moment at which all ranks were there.
-        waited: seconds of it in which the host stood still until a collective was over.
+        seconds: from the barrier of all ranks to the step's end.
+        waited: seconds in which the host waited for collectives.
     """
 
     seconds: float
@@ -122,19 +121,19 @@ def versus(
     link: str = "latency=2ms,bandwidth=50MB/s",
     steps: int = 5,
 ) -> dict[str, Versus]:
-    """Train with each schedule on an emulated link, by the clock and by the model.
+    """Train with each schedule on an emulated link; measure and predict the step times.
 
-    The ranks start once. Steps of the schedules take turns, so that a machine that is busy for a while is busy for all
+    The ranks start once. The schedules take turns step by step, so that a temporary load on the machine affects all
     of them.
 
     Args:
         settings: ranks, batch, layers, width, context and seed are used; every step has the same batch.
-        schedules: by name, what `FullyShardedDataParallel` takes as its `schedule`.
-        link: as `parse_link` reads it.
-        steps: how many of each schedule are timed.
+        schedules: `schedule` arguments of `FullyShardedDataParallel`, by name.
+        link: text for `parse_link`.
+        steps: number of timed steps per schedule.
 
     Raises:
-        ValueError: the link's text is none.
+        ValueError: the link's text is invalid.
         RankError: a schedule raised.
     """
     wire = parse_link(link)
@@ -153,7 +152,7 @@ def versus(
 def _train(
     settings: Settings, schedules: Mapping[str, MakeSchedule], link: str, steps: int
 ) -> tuple[dict[str, Program], dict[str, list[_Step]]]:
-    """On each rank: record every schedule, without the link; then time them on it."""
+    """On each rank, record every schedule without the link, then time all on it."""
     let_communication_go_first()
     rank = dist.get_rank()
     batch = data.shard(next(settings.batches()), rank, settings.ranks)
@@ -170,14 +169,14 @@ def _train(
 
 
 def _build(settings: Settings, schedule: MakeSchedule, name: str, trainers: dict[str, Trainer]) -> Trainer:
-    """A fresh trainer, kept among the others: what has been recorded has also been warmed up."""
+    """A fresh trainer, stored in `trainers` for timing; recording also warms it up."""
     model = FullyShardedDataParallel(settings.model(), auto_wrap_policy={Block}, schedule=schedule)
     trainers[name] = Trainer(model, AdamW(model.parameters(), LEARNING_RATE))
     return trainers[name]
 
 
 def _evened(program: Program) -> Program:
-    """The program with the median of their seconds for all kernels of one kind and size: one may have been held up."""
+    """The program with each kernel's seconds replaced by the median of its kind and size, against outliers."""
     seconds: defaultdict[tuple[str, float, int], list[float]] = defaultdict(list)
     for each in program.instructions:
         if isinstance(each, Kernel):

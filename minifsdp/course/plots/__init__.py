@@ -2,8 +2,7 @@
 
 One style and the same colours everywhere. Equal input gives equal bytes.
 
-Matplotlib, which takes half a second, is imported when the first of them is asked for: whoever runs a check, or asks a
-command for its help, draws nothing.
+Matplotlib, whose import takes half a second, is loaded only on first use: a check, or a command's help, draws nothing.
 """
 
 from importlib import import_module

@@ -1,4 +1,4 @@
-"""Drawings of an allocator's memory over a step, on paper and on a GPU, and beside the ledger."""
+"""Plots of an allocator's memory over a step, simulated or on a GPU, beside the ledger's count."""
 
 from __future__ import annotations
 
@@ -23,20 +23,20 @@ BLOCK_WORDS = {"in use": "in use", "waiting": "freed, waiting for an event", "fr
 
 CAPACITY: dict[str, Any] = {"color": "black", "linewidth": 0.9, "linestyle": (0, (4, 3))}
 
-_WALL, _NOTEBOOK = 180, 66  # letters of a row's title
+_WALL, _NOTEBOOK = 180, 66  # characters per line of a row's title
 _OUTLINE: dict[str, Any] = {"color": "#5F6B76", "linewidth": 0.8}
 _LEDGER: dict[str, Any] = {"color": "black", "linewidth": 1.1}
 _GIVEN_BACK: dict[str, Any] = {"marker": "v", "linestyle": "", "color": "#D55E00", "markersize": 6, "clip_on": False}
 
 Recorded = Mapping[str, Any]
-"""What `MemoryHistory.beside` returns: "curve", "ledger", "alloc_retries", "peaks"."""
+"""The return value of `MemoryHistory.beside`: "curve", "ledger", "alloc_retries", "peaks"."""
 
 
 def allocator_figure(rungs: Sequence[Mapping[str, Any]], path: str | Path) -> Figure:
-    """The memory of torch's allocator over one step of rank 0 on a GPU, a row per rung, and the ledger's count.
+    """Plot the memory of torch's allocator and the ledger's count over one step of rank 0 on a GPU, a row per rung.
 
     Args:
-        rungs: each has `name`, and as `cuda` what `MemoryHistory.beside` returned.
+        rungs: each has `name`, and `cuda`, the return value of `MemoryHistory.beside`.
         path: the PNG to write.
 
     Returns:
@@ -53,16 +53,16 @@ def allocator_figure(rungs: Sequence[Mapping[str, Any]], path: str | Path) -> Fi
 
 
 def allocator_memory(recorded: Mapping[str, Recorded], *, title: str, says: str, lab: str | None = None) -> Picture:
-    """The same for a notebook: what was measured, as `device_memory` draws what was not.
+    """The same plot for a notebook; the measured counterpart of `device_memory`.
 
     Args:
-        recorded: by name, what `MemoryHistory.beside` returned.
+        recorded: return values of `MemoryHistory.beside`, by name.
         title: the finding.
         says: one sentence on how to read it.
-        lab: whose pieces ran, for the subtitle.
+        lab: the lab, for the subtitle's count of the learner's answers.
 
     Returns:
-        A picture without `data`: what is measured differs from run to run.
+        A picture without `data`: measurements differ from run to run.
     """
     with notebook_style():
         figure = page(1.5 + 1.5 * len(recorded), title, says, lab)
@@ -71,13 +71,13 @@ def allocator_memory(recorded: Mapping[str, Recorded], *, title: str, says: str,
 
 
 def held_areas(axes: Axes, at: Sequence[float], held: Mapping[str, Sequence[float]], unit: int) -> None:
-    """Stacked areas: allocated; freed but perhaps in use (with it: active); cached (with it: reserved).
+    """Draw stacked areas: allocated; freed but perhaps in use (up to active); cached (up to reserved).
 
     Args:
-        axes: where.
-        at: from when on.
-        held: by kind, bytes.
-        unit: bytes of one on the axis.
+        axes: the axes to draw on.
+        at: the time from which each sample holds.
+        held: bytes of each sample, by kind.
+        unit: bytes per unit of the axis.
     """
     bounds = [[0.0] * len(at), *([size / unit for size in held[kind]] for kind in KINDS)]
     for (low, high), colour in zip(pairwise(bounds), BLOCK_COLOURS.values(), strict=True):
@@ -86,7 +86,7 @@ def held_areas(axes: Axes, at: Sequence[float], held: Mapping[str, Sequence[floa
 
 
 def name_phases(axes: Axes, phases: Sequence[tuple[float, str]], longest: float) -> None:
-    """A line where each phase begins, and its name if it has room; `longest`: where the axis ends."""
+    """Draw a line at the start of each phase, and its name if there is room; `longest` is the end of the axis."""
     for (at, name), (after, _) in pairwise([*phases, (inf, "")]):
         if at < 0:
             continue
@@ -98,13 +98,13 @@ def name_phases(axes: Axes, phases: Sequence[tuple[float, str]], longest: float)
 
 
 def mark_given_back(axes: Axes, at: Sequence[float], highest: float) -> None:
-    """Marks where the cache was given back, at the height `highest`."""
+    """Mark the times at which the cache was flushed, at height `highest`."""
     if at:
         axes.plot(at, [highest] * len(at), **_GIVEN_BACK)
 
 
 def held_handles(*, capacity: bool = False, given_back: bool = False, ledger: bool = False) -> list[Any]:
-    """The legend, in the order in which things are seen, from the top."""
+    """Legend handles, in visual order from the top."""
     in_use, waiting, free = BLOCK_COLOURS.values()
     return [
         *([Line2D([], [], label="cache given back", **_GIVEN_BACK)] if given_back else []),
@@ -122,7 +122,7 @@ def count(number: int, one: str, several: str) -> str:
 
 
 def _draw(figure: Figure, recorded: Mapping[str, Recorded], letters: int) -> list[Any]:
-    """A row for each step, on shared axes, with `letters` in a line of its title; returns what the legend explains."""
+    """Draw a row per step on shared axes, with `letters` characters per line of title; returns legend handles."""
     rows = figure.subplots(len(recorded), 1, sharex=True, sharey=True, squeeze=False)[:, 0]
     highest = max(1, *(max(each["curve"]["reserved"]) for each in recorded.values()))
     longest = max(each["curve"]["us"][-1] for each in recorded.values()) / 1e3
@@ -156,7 +156,7 @@ def _in_words(recorded: Recorded) -> str:
 
 
 def _finding(recorded: Mapping[str, Recorded]) -> str:
-    """The excess of the allocator's memory over the tensors', where it is greatest and where least."""
+    """The largest and smallest ratios of reserved memory to allocated memory, in words."""
     curves = {name: each["curve"] for name, each in recorded.items()}
     times = {name: max(curve["reserved"]) / max(1, *curve["allocated"]) for name, curve in curves.items()}
     most, least = (choose(times, key=lambda name: times[name]) for choose in (max, min))

@@ -1,4 +1,4 @@
-"""The picture of `minifsdp doctor`: bus bandwidth over message size, against what the link can do."""
+"""The picture of `minifsdp doctor`: bus bandwidth over message size, against the link's peak."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ _GB = 1e9
 
 
 def bandwidth_picture(record: Mapping[str, Any]) -> Picture:
-    """Bus bandwidth of each operation, and the peak if one is known.
+    """Plot the bus bandwidth of each operation, and the peak if known.
 
     Args:
-        record: "world", one line; "bandwidth", by operation rows with "bytes" and "bus" (bytes per second); "peak",
+        record: "world", one line; "bandwidth", rows with "bytes" and "bus" (bytes per second) by operation; "peak",
             with "rate" (bytes per second, or None) and "says".
     """
     rows = {operation.replace("_", "-"): each for operation, each in record["bandwidth"].items() if each}
@@ -45,7 +45,7 @@ def bandwidth_picture(record: Mapping[str, Any]) -> Picture:
 
 
 def size_name(nbytes: int) -> str:
-    """64 KiB, 1 MiB; the nearest whole number of its unit."""
+    """A size in words, such as 64 KiB or 1 MiB, to three digits."""
     for unit, size in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
         if nbytes > 0.99 * size:
             return f"{nbytes / size:.3g} {unit}"

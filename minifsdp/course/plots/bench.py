@@ -1,4 +1,4 @@
-"""The figure of `minifsdp bench`: seconds per step, and bytes at the peak of a step where they were measured."""
+"""The figure of `minifsdp bench`: seconds per step, and peak bytes per step if measured."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from matplotlib.patches import Patch
 
 from minifsdp.course.plots.style import DIAMOND, EARLIER_COLOURS, SERIES_COLOURS, unit_for, wall_style
 
-_FAMILIES = {  # family: (colour, what the legend calls it)
+_FAMILIES = {  # family: (colour, legend label)
     "plain": (EARLIER_COLOURS[0], "no communication"),
     "torch": (EARLIER_COLOURS[3], "torch"),
     "minifsdp": (SERIES_COLOURS[0], "minifsdp"),
@@ -23,21 +23,21 @@ _FAMILIES = {  # family: (colour, what the legend calls it)
 }
 _PAIRS = (("our-fsdp", "torch-fsdp1"), ("our-ddp-view", "torch-ddp-view"), ("our-ddp", "torch-ddp"))
 _WIDTH = 13.0  # inches
-_APART = 0.5  # of a row, between families
+_APART = 0.5  # gap between families, in rows
 _MODEL = "device model, not measured"
 
 Record = Mapping[str, Any]
 
 
 def bench_figure(record: Record, path: str | Path) -> Figure:
-    """A bar per contestant for the median step, with its quartiles; where there are bytes, the peaks beside it.
+    """Plot each contestant's median step with quartiles, and beside it the peak memory if measured.
 
     Args:
         record: the content of `bench.json`.
         path: the PNG to write.
 
     Returns:
-        The figure: the axes of the seconds, then, if memory was measured, that of the bytes.
+        The figure: the axes of the seconds, then that of the bytes if memory was measured.
     """
     rows = record["contestants"]
     places = _places(rows)
@@ -60,13 +60,13 @@ def bench_figure(record: Record, path: str | Path) -> Figure:
 
 
 def _places(rows: Sequence[Record]) -> list[float]:
-    """Each row's place from the top: families stand apart."""
+    """The rows' positions from the top, with gaps between families."""
     changes = (row["family"] != before["family"] for before, row in pairwise(rows))
     return list(accumulate((1 + _APART * change for change in changes), initial=0.0))
 
 
 def _draw_seconds(axes: Axes, record: Record, places: Sequence[float]) -> list[Any]:
-    """Returns what the legend explains."""
+    """Draw the step times; returns legend handles."""
     rows = record["contestants"]
     highest = 1e3 * max(max(row["quartiles"][1], row["model_seconds"] or 0) for row in rows)
     for place, row in zip(places, rows, strict=True):
@@ -80,7 +80,7 @@ def _draw_seconds(axes: Axes, record: Record, places: Sequence[float]) -> list[A
         text = f"{_number(1e3 * row['median'])} ms{_times(rows, row, _seconds)}{wrong}"
         axes.text(end + 0.015 * highest, place, text, va="center", fontsize=7)
     axes.set_yticks(places, [row["name"] for row in rows])
-    axes.set_ylim(places[-1] + 0.6, -0.6)  # the first on top
+    axes.set_ylim(places[-1] + 0.6, -0.6)  # first row on top
     axes.set_xlim(0, 1.3 * highest)
     axes.set_xlabel("a step, ms: median of the slowest rank, with quartiles")
     model = record["model"]
@@ -97,7 +97,7 @@ def _draw_seconds(axes: Axes, record: Record, places: Sequence[float]) -> list[A
 
 
 def _draw_bytes(axes: Axes, rows: Sequence[Record], places: Sequence[float]) -> None:
-    """Allocated at most; on CUDA in front of what was reserved for it."""
+    """Draw peak allocated bytes; on CUDA, in front of peak reserved bytes."""
     reserved = "reserved_peak" in rows[0]["bytes"]
     outer = [row["bytes"]["reserved_peak" if reserved else "allocated_peak"] for row in rows]
     name, size = unit_for(max(outer))
@@ -123,7 +123,7 @@ def _peak(row: Record) -> float:
 
 
 def _times(rows: Sequence[Record], row: Record, amount: Callable[[Record], float]) -> str:
-    """The ratio to the first baseline that takes part."""
+    """The ratio to the first baseline in the run, as a label; "" for the baseline itself."""
     baseline = next((each for each in rows if each["name"] in row["ratios"]), row)
     return "" if baseline is row else f"   {amount(row) / amount(baseline):.2f} x {baseline['name']}"
 

@@ -1,4 +1,4 @@
-"""Memory of a GPU on paper: what its allocator held over a step, and what lies where in its segments."""
+"""Memory of a simulated GPU: its allocator over a step, and the blocks in its segments."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ if TYPE_CHECKING:
     from minifsdp.course.machine.replay import Memory, Run
 
 _MIB = 2**20
-_BAR, _GROUP = 0.8, 0.9  # height of a segment, and room between streams, in lines
-_GAP = 0.006  # between segments, of a line
+_BAR, _GROUP = 0.8, 0.9  # height of a segment, and gap between streams, in lines
+_GAP = 0.006  # between segments, as a fraction of a line
 
 
 def device_memory(
@@ -41,22 +41,22 @@ def device_memory(
     model: str,
     steps: int = 1,
 ) -> Picture:
-    """The allocator's memory while the host issued the last step, a row for each run, on shared axes.
+    """Plot the allocator's memory while the host issues the last step, a row per run, on shared axes.
 
-    The areas are stacked: allocated, freed but perhaps in use on another stream (with it: active), cached (with it:
-    reserved). The time is the host's, which is through before the device is; where a host takes no time for a
-    step, the allocations and frees of all steps are drawn in their order instead.
+    The areas are stacked: allocated; freed but perhaps in use on another stream (up to active); cached (up to
+    reserved). The time axis is the host's, which finishes before the device. If the host takes no time for a step, the
+    allocations and frees of all steps are drawn in order instead.
 
     Args:
-        runs: by name, what `replay` returned.
+        runs: return values of `replay`, by name.
         title: the finding.
         says: one sentence on how to read it.
-        lab: whose pieces ran, for the subtitle.
+        lab: the lab, for the subtitle's count of the learner's answers.
         model: the hardware's name.
-        steps: how many of the last steps to show.
+        steps: number of last steps to show.
 
     Returns:
-        A picture whose `data` has, of what is drawn, the peaks by kind (in the unit of the axis) and the retries.
+        A picture whose `data` has the plotted peaks by kind, in the axis's unit, and the retries.
     """
     shown = {name: _shown(run, steps) for name, run in runs.items()}
     timed = all(held[-1].at > begin for begin, held in shown.values())
@@ -104,20 +104,20 @@ def blocks(
     lab: str | None = None,
     model: str | None = None,
 ) -> Picture:
-    """The segments that an allocator has taken from its device, and the blocks in them, stream by stream.
+    """Plot an allocator's segments and their blocks, stream by stream.
 
-    Segments stand one after the other, on as many lines as they need.
+    Segments are laid end to end, on as many lines as necessary.
 
     Args:
-        snapshots: by name, what `CachingAllocator.snapshot()` returned.
+        snapshots: return values of `CachingAllocator.snapshot()`, by name.
         title: the finding.
         says: one sentence on how to read it.
-        lab: whose pieces ran, for the subtitle.
-        model: the hardware's name, if the allocator is on paper: the subtitle says that nothing was measured.
+        lab: the lab, for the subtitle's count of the learner's answers.
+        model: the hardware's name if the allocator is simulated; the subtitle then says that it was not measured.
 
     Returns:
-        A picture whose `data` has, for each snapshot: its segments; MiB reserved, in each state, and of the largest
-        free block.
+        A picture whose `data` has for each snapshot: the number of segments, and the MiB reserved, in each state and
+        of the largest free block.
     """
     widest = max([segment.size for segments in snapshots.values() for segment in segments], default=1)
     whole = max([widest, *(_share(segments) for segments in snapshots.values())])
@@ -140,7 +140,7 @@ def blocks(
 
 
 def _shown(run: Run, steps: int) -> tuple[float, list[Memory]]:
-    """The moments at which the host began the last steps, and the samples since; the first is of that moment."""
+    """The host's start of the last steps, and the samples from there, the first being the state at that time."""
     begins = [mark.host for mark in run.marks if mark.name == "step"]
     begin = begins[-min(steps, len(begins))] if begins else run.memory[0].at
     before = [sample for sample in run.memory if sample.at < begin]
@@ -156,12 +156,12 @@ def _step(run: Run) -> str:
 
 
 def _share(segments: Iterable[Segment]) -> float:
-    """A line long enough that a stream's segments need few of them."""
+    """A line length with which the segments need only a few lines."""
     return sum(segment.size for segment in segments) / 6
 
 
 def _placed(segments: Sequence[Segment], whole: float) -> list[tuple[Segment, float, float]]:
-    """Each segment's place: byte of the line, and line."""
+    """Each segment with its byte offset in a line, and the line."""
     places: list[tuple[Segment, float, float]] = []
     line = -1.0
     for stream in sorted({segment.stream for segment in segments}):

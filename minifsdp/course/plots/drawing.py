@@ -1,4 +1,4 @@
-"""Parts of all pictures: a bar by tags, a curve by tags, the lanes of a timeline, the names of phases."""
+"""Shared drawing functions: a bar by tags, a curve by tags, the lanes of a timeline, the names of phases."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from matplotlib.patches import Patch
 from minifsdp.course.plots.style import LANE_COLOURS, REDUCTION_COLOUR, TAG_COLOURS
 from minifsdp.course.watch.timeline import Span
 
-LETTER = 0.011  # of a phase's name, in widths of a notebook's timeline
-_LINE = 0.45  # of such names, in lanes
+LETTER = 0.011  # width of a character, as a fraction of a notebook's timeline
+_LINE = 0.45  # height of a line of phase names, in lanes
 
 Curve = Mapping[str, Any]
 """`{"tags": {tag: bytes after each event of the ledger}, "marks": [[index of an event, its name], ...]}`."""
 
 
 def stack(axes: Axes, x: float, width: float, sizes: Mapping[str, float], unit: int) -> None:
-    """A bar of `sizes` bytes by tag."""
+    """Draw a stacked bar of `sizes` bytes by tag."""
     bottom = 0.0
     for tag, size in sizes.items():
         axes.bar(x, size / unit, width, bottom / unit, color=TAG_COLOURS[tag])
@@ -27,7 +27,7 @@ def stack(axes: Axes, x: float, width: float, sizes: Mapping[str, float], unit: 
 
 
 def areas(axes: Axes, curve: Curve, unit: int) -> int:
-    """Bytes by tag over the events of a step; returns the number of events."""
+    """Draw bytes by tag over the events of a step; returns the number of events."""
     heights = [[value / unit for value in curve["tags"][tag]] for tag in TAG_COLOURS]
     events = len(heights[0])
     axes.stackplot(range(events), heights, colors=TAG_COLOURS.values(), step="post", linewidth=0)
@@ -37,27 +37,27 @@ def areas(axes: Axes, curve: Curve, unit: int) -> int:
 
 
 def totals(curve: Curve) -> list[float]:
-    """Bytes of all tags together after each event."""
+    """Total bytes of all tags after each event."""
     return [sum(values) for values in zip(*(curve["tags"][tag] for tag in TAG_COLOURS), strict=True)]
 
 
 def at_peak(curve: Curve) -> dict[str, float]:
-    """Bytes by tag at the event after which most was held."""
+    """Bytes by tag at the peak."""
     held = totals(curve)
     peak = held.index(max(held))
     return {tag: curve["tags"][tag][peak] for tag in TAG_COLOURS}
 
 
 def lanes(row: Axes, spans: Sequence[Span], longest: float, inside: bool = False, labelled: bool = False) -> None:
-    """The lanes of a step, compute on top. Where there is a lane of the host, its waiting is drawn there.
+    """Draw the lanes of a step, compute on top. If there is a host lane, the host's waits are drawn in it.
 
     Args:
-        row: where.
-        spans: what.
+        row: the axes to draw on.
+        spans: the spans of the step.
         longest: milliseconds of the axis that the rows share.
-        inside: let no phase's name stand out on the right or lie over another.
-        labelled: join a unit's kernels, and write the last part of its name into bars with room for it. A lane of
-            which nothing would be seen is left out.
+        inside: keep phase names within the axes and apart from each other.
+        labelled: merge a unit's kernels, and write the last part of its name into bars with room for it. Streams with
+            no visible kernel are left out.
     """
     if labelled:
         spans = [span for span in spans if span.lane not in _unseen(spans, longest)]
@@ -84,8 +84,8 @@ def lanes(row: Axes, spans: Sequence[Span], longest: float, inside: bool = False
 
 
 def _name_phases(row: Axes, phases: Sequence[Span], over: float, longest: float, inside: bool) -> int:
-    """A line at the start of every phase and its name over the lanes; returns on how many lines the names stand."""
-    ends = [0.0]  # where the last name of each line ends
+    """Draw a line at the start of every phase and its name above the lanes; returns the number of lines of names."""
+    ends = [0.0]  # end of the last name on each line
     for phase in phases:
         at, gap, width = phase.start * 1e3, 0.002 * longest, LETTER * len(phase.name) * longest
         row.axvline(at, color="black", linewidth=0.6)
@@ -99,7 +99,7 @@ def _name_phases(row: Axes, phases: Sequence[Span], over: float, longest: float,
 
 
 def _joined(spans: Sequence[Span], gap: float) -> list[Span]:
-    """Neighbours of one name, up to `gap` seconds apart, as one."""
+    """The spans, with neighbours of the same name merged if at most `gap` seconds apart."""
     joined: list[Span] = []
     for span in sorted(spans, key=lambda span: span.start):
         before = joined[-1] if joined else None
@@ -111,13 +111,13 @@ def _joined(spans: Sequence[Span], gap: float) -> list[Span]:
 
 
 def _unseen(spans: Sequence[Span], longest: float) -> set[str]:
-    """Streams beside the compute stream on which no kernel is as wide as a line."""
+    """Streams other than the compute stream whose kernels are all too short to be visible."""
     seen = {span.lane for span in spans if span.duration * 1e3 > 0.002 * longest}
     return {span.lane for span in spans if "stream" in span.lane} - seen
 
 
 def _label(row: Axes, spans: Sequence[Span], height: float, longest: float) -> None:
-    """`all_gather blocks.3` as `3`, in its bar. A span that takes no time is a remark."""
+    """Write `all_gather blocks.3` as `3` into its bar. A span of zero duration is a remark."""
     for span in spans:
         name = span.name.split()[-1].rpartition(".")[2] if span.duration else span.name
         look: Any = {"va": "center", "fontsize": 7}
@@ -130,7 +130,7 @@ def _label(row: Axes, spans: Sequence[Span], height: float, longest: float) -> N
 
 
 def lane_patches(spans: Iterable[Span] | None = None) -> list[Patch]:
-    """The patches of a timeline's legend: all kinds of span, or those among `spans`."""
+    """Legend patches of a timeline: all lanes, or only those among `spans`."""
     named = {
         "compute": LANE_COLOURS["compute"],
         "all-gather": LANE_COLOURS["communication"],
@@ -139,7 +139,7 @@ def lane_patches(spans: Iterable[Span] | None = None) -> list[Patch]:
         "host issues": LANE_COLOURS["host"],
         "host waits": LANE_COLOURS["wait"],
     }
-    # of a trace: there the host has no lane of its own, and few steps copy to or from it
+    # from a trace, where the host has no lane and few steps copy to or from it
     everything = set(named.values()) - {LANE_COLOURS["host"], LANE_COLOURS["copy"]}
     present = (
         everything if spans is None else {_colour(span) for span in spans if span.lane != "phase" and span.duration}

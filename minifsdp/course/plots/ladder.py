@@ -23,17 +23,17 @@ Rung = Mapping[str, Any]
 
 
 def memory_figure(rungs: Sequence[Rung], path: str | Path) -> Figure:
-    """Memory of rank 0 over one step, a panel per rung, and below the peaks beside what was predicted.
+    """Plot the memory of rank 0 over one step, a panel per rung, and below the peaks beside their predictions.
 
     Args:
         rungs: each has `name`; `curve`, with `tags` ({tag: bytes after each event of the ledger}) and `marks`
             ([[index of a phase's first event, its name], ...]); `bytes`, per rank the measured `parameters`,
-            `gradients`, `optimizer`, `unsharded_peak`, `gradients_peak` and `peak`; `predicted`, per rank all but the
-            last. All in bytes.
+            `gradients`, `optimizer`, `unsharded_peak`, `gradients_peak` and `peak`; `predicted`, the same per rank
+            except the last. All in bytes.
         path: the PNG to write.
 
     Returns:
-        The figure: an axes per rung, then that of the bars.
+        The figure: one axes per rung, then the axes of the bars.
     """
     with wall_style():
         rows = ceil(len(rungs) / 5)
@@ -56,14 +56,14 @@ def memory_figure(rungs: Sequence[Rung], path: str | Path) -> Figure:
 
 
 def timeline_figure(rungs: Sequence[tuple[str, Sequence[Span], float | None]], path: str | Path) -> Figure:
-    """A timeline: the lanes of each rung, all on one time axis.
+    """Plot the timeline lanes of each rung, all on one time axis.
 
     Args:
-        rungs: name, spans as `timeline.read_trace` gives them, and their `timeline.overlap`.
+        rungs: name, spans from `timeline.read_trace`, and their `timeline.overlap`.
         path: the PNG to write.
 
     Returns:
-        The figure, an axes per rung.
+        The figure, with one axes per rung.
     """
     with wall_style():
         figure = Figure(figsize=(_WIDTH, 1.05 * len(rungs) + 1.2), layout="constrained")
@@ -81,19 +81,19 @@ def timeline_figure(rungs: Sequence[tuple[str, Sequence[Span], float | None]], p
 
 
 def _draw_curve(panel: Axes, rung: Rung, highest: float) -> None:
-    """`highest`: MiB of the axis that the rungs share."""
+    """Draw one rung's curve; `highest` is the end of the shared axis in MiB."""
     events = areas(panel, rung["curve"], _MIB)
     panel.set_title(rung["name"])
     panel.set_ylim(0, highest)
     for number, (start, phase) in enumerate(rung["curve"]["marks"]):
         panel.axvline(start, color="black", linewidth=0.5)
         at, side = (start, "left") if start + events * len(phase) / 40 <= events else (events - 1, "right")
-        below = -0.03 - 0.1 * (number % 2)  # in turn on two lines, so that a short phase has room for its name
+        below = -0.03 - 0.1 * (number % 2)  # alternate between two lines, so that names of short phases fit
         panel.text(at, below, phase, ha=side, va="top", fontsize=7, transform=panel.get_xaxis_transform())
 
 
 def _draw_peaks(axes: Axes, rungs: Sequence[Rung]) -> None:
-    """Four bars a rung: everything at the peak; then, each with its prediction, three things that can be predicted."""
+    """Draw four bars per rung: all bytes at the peak; then the three predictable amounts, each with its prediction."""
     for place, rung in enumerate(rungs):
         measured, predicted = rung["bytes"], rung["predicted"]
         highest = at_peak(rung["curve"])
@@ -114,7 +114,7 @@ def _draw_peaks(axes: Axes, rungs: Sequence[Rung]) -> None:
         "for each rung, from the left: all at its peak; model state at rest, after the step; "
         "unsharded at most; gradients and their buffers at most"
     )
-    aside = max(0, 5 - len(rungs)) / 2  # so that few rungs do not get fat bars
+    aside = max(0, 5 - len(rungs)) / 2  # keeps the bars narrow when there are few rungs
     axes.set_xlim(-0.5 - aside, len(rungs) - 0.5 + aside)
     axes.set_ylim(0, 1.08 * axes.dataLim.ymax)
     handles = [*tag_patches(), Line2D([], [], label=PREDICTED, **DIAMOND)]

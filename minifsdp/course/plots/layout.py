@@ -1,6 +1,6 @@
-"""The layout of parameters in a flat parameter and its shards, and in the units of a model.
+"""Layout of parameters in a flat parameter and its shards, and in the units of a model.
 
-A layer has a colour; its weight is drawn full, its bias pale, padding hatched.
+Each layer has a colour: its weight is drawn solid, its bias pale, and padding hatched.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from minifsdp.course.plots.picture import Picture, page
 from minifsdp.course.plots.style import SERIES_COLOURS, notebook_style
 
 PADDING = "padding"
-_CHARACTER = 0.0105  # of the drawing's width
-_SMALL = 0.0082  # the same, in a unit's row
-_FEW = 64  # as many elements are drawn one by one
+_CHARACTER = 0.0105  # width of a character, as a fraction of the drawing
+_SMALL = 0.0082  # the same in a unit's row
+_FEW = 64  # up to this number, elements are drawn one by one
 
 Bounds = Sequence[tuple[int, int]]
 
@@ -32,20 +32,19 @@ def flat_layout(
     says: str,
     lab: str | None = None,
 ) -> Picture:
-    """A flat parameter in one row, and below it the shards that it is cut into, rank by rank.
+    """Plot a flat parameter in one row, and below it its shards, rank by rank.
 
     Args:
         sizes: elements of each parameter, in order.
-        bounds: by parameter, for each rank which elements `[low, high)` of its shard are the parameter's. What no
-            parameter has is padding.
+        bounds: by parameter, the elements `[low, high)` of each rank's shard that belong to it. The rest is padding.
         length: elements of a shard.
         title: the finding.
         says: one sentence on how to read it.
-        lab: whose pieces ran, for the subtitle.
+        lab: the lab, for the subtitle's count of the learner's answers.
 
     Returns:
-        A picture whose `data` has, as drawn: `offsets`, by parameter where it begins and ends in the flat parameter;
-        `padding`, the same; `ranks`, by parameter those that hold some of it.
+        A picture whose `data` has, as drawn: `offsets`, the start and end of each parameter in the flat parameter;
+        `padding`, likewise; `ranks`, by parameter the ranks that hold a part of it.
     """
     ranks = len(next(iter(bounds.values())))
     colours = _by_layer(sizes)
@@ -93,15 +92,15 @@ def units(
     says: str,
     lab: str | None = None,
 ) -> Picture:
-    """The layers of a model in the order in which they run, and the flat parameter of each unit under them.
+    """Plot the layers of a model in execution order, and below them the flat parameter of each unit.
 
     Args:
-        layers: names of the modules, as the parameters' names begin.
+        layers: module names, the prefixes of the parameters' names.
         layouts: by unit, elements of each of its parameters, and of its `padding` at the end.
-        ranks: how many shards each is cut into.
+        ranks: number of shards per unit.
         title: the finding.
         says: one sentence on how to read it.
-        lab: whose pieces ran, for the subtitle.
+        lab: the lab, for the subtitle's count of the learner's answers.
     """
     mine = {unit: [layer for layer in layers if _has(layout, layer)] for unit, layout in layouts.items()}
     longest = max(sum(layout.values()) for layout in layouts.values())
@@ -131,7 +130,7 @@ def units(
 
 
 def _draw_layers(axes: Axes, layers: Sequence[str], owners: Sequence[int]) -> None:
-    """The layers in a row, each in the colour of its unit."""
+    """Draw the layers in a row, each in its unit's colour."""
     arrow: Any = {"arrowstyle": "->", "linewidth": 0.8, "shrinkA": 0, "shrinkB": 0}
     for number, (layer, owner) in enumerate(zip(layers, owners, strict=True)):
         _box(axes, number, number + 0.86, 0.0, _colour(owner), "weight")
@@ -144,7 +143,7 @@ def _draw_layers(axes: Axes, layers: Sequence[str], owners: Sequence[int]) -> No
 def _draw_unit(
     axes: Axes, unit: str, layout: Mapping[str, int], number: int, height: float, ranks: int, longest: int
 ) -> None:
-    """One unit's flat parameter, under it the ranks whose shards it is cut into."""
+    """Draw one unit's flat parameter, and below it the ranks that own its shards."""
     start, whole = 0, sum(layout.values())
     length, small = whole // ranks, _SMALL * longest
     for name, size in layout.items():
@@ -167,13 +166,13 @@ def _draw_unit(
 
 
 def _widest_piece(start: int, end: int, length: int) -> tuple[int, int]:
-    """Of what shards of `length` cut `[start, end)` into, the piece with most room for a name."""
+    """The widest of the pieces into which shards of `length` cut `[start, end)`."""
     edges = [start, *range(start - start % length + length, end, length), end]
     return max(pairwise(edges), key=lambda piece: piece[1] - piece[0])
 
 
 def _box(axes: Axes, left: float, right: float, bottom: float, colour: str, name: str) -> None:
-    """A part of a row."""
+    """Draw a part of a row."""
     style: Any = {"facecolor": colour, "edgecolor": "white", "linewidth": 0.4}
     if name == PADDING:
         style |= {"facecolor": "white", "edgecolor": "#666666", "hatch": "//////"}
@@ -184,8 +183,8 @@ def _box(axes: Axes, left: float, right: float, bottom: float, colour: str, name
 
 
 def _name_spans(axes: Axes, spans: Mapping[str, tuple[int, int]], whole: int) -> int:
-    """Each span's name and offsets over it, on as many lines as keep the names apart; returns the number of lines."""
-    free: list[float] = []  # where the last name of each line ends
+    """Write each span's name and offsets above it, on enough lines to keep them apart; returns their number."""
+    free: list[float] = []  # end of the last name on each line
     for name, (start, end) in spans.items():
         if start == end:
             continue
@@ -211,7 +210,7 @@ def _by_layer(sizes: Mapping[str, int]) -> dict[str, str]:
 
 
 def _pale(colour: str) -> str:
-    """Half way to white."""
+    """A paler shade, two thirds of the way to white."""
     return "#" + "".join(f"{(int(colour[i : i + 2], 16) + 2 * 255) // 3:02x}" for i in (1, 3, 5))
 
 

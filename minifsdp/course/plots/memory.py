@@ -1,4 +1,4 @@
-"""Memory in a lab's notebook: per stage of a step, and over its allocations."""
+"""Memory plots of a lab's notebook: by stage of a step, and over its allocations."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from minifsdp.course.plots.drawing import Curve, areas, at_peak, stack, tag_patc
 from minifsdp.course.plots.picture import Picture, given, legend_beside, page
 from minifsdp.course.plots.style import DIAMOND, EARLIER_COLOURS, TAG_COLOURS, notebook_style, unit_for
 
-_DASHES: tuple[Any, ...] = ("-", (0, (5, 1.5)), (0, (1.5, 1.5)))  # of earlier rungs, whose greys are near each other
-_CHARACTERS = 100  # of a name under the axis, from its one end to the other
+_DASHES: tuple[Any, ...] = ("-", (0, (5, 1.5)), (0, (1.5, 1.5)))  # tell apart earlier rungs, whose greys are similar
+_CHARACTERS = 100  # of text that fit under the axis
 
 
 def stages(
@@ -30,19 +30,19 @@ def stages(
     earlier: Mapping[str, Mapping[str, float]] | None = None,
     ylabel: str = "memory of a rank",
 ) -> Picture:
-    """Memory at each stage of a step, a bar by tags, beside what was predicted and what earlier rungs held.
+    """Plot memory at each stage of a step as a bar by tags, beside its prediction and earlier rungs.
 
     Args:
-        measured: by stage, the bytes under each of the ledger's tags.
+        measured: by stage, the bytes of each of the ledger's tags.
         title: the finding.
         says: one sentence on how to read it.
-        lab: whose pieces ran, for the subtitle.
-        predicted: by stage, the bytes of all tags together; stages may be missing.
-        earlier: by rung, the same as `predicted`, measured.
-        ylabel: whose memory; the unit is added.
+        lab: the lab, for the subtitle's count of the learner's answers.
+        predicted: by stage, the total bytes of all tags; stages may be missing.
+        earlier: by rung, the measured total bytes by stage.
+        ylabel: the label of the axis; the unit is appended.
 
     Raises:
-        ValueError: there is no such tag, or no such stage.
+        ValueError: unknown tag or stage.
     """
     predicted, earlier = predicted or {}, earlier or {}
     for group in (predicted, *earlier.values()):
@@ -60,7 +60,7 @@ def stages(
         axes = figure.subplots()
         narrow = 0.36 / max(2, len(earlier))
         for place, (stage, sizes) in enumerate(tagged.items()):
-            own = place + (0.18 if earlier else 0.0)  # the middle of the bar by tags
+            own = place + (0.18 if earlier else 0.0)  # centre of the bar by tags
             for number, (rung, before) in enumerate(earlier.items()):
                 left = own - 0.25 - narrow * (len(earlier) - number)
                 axes.bar(left, before.get(stage, 0) / unit, 0.9 * narrow, align="edge", color=greys[rung])
@@ -69,7 +69,7 @@ def stages(
             axes.annotate(f"{over[1]:,.{decimals}f}", over, (0, 3), textcoords="offset points", ha="center")
             if stage in predicted:
                 axes.plot(own + 0.23, predicted[stage] / unit, **{**DIAMOND, "markersize": 5})
-        aside = max(0, 3 - len(tagged)) / 2  # so that a few stages do not get fat bars
+        aside = max(0, 3 - len(tagged)) / 2  # keeps the bars narrow when there are few stages
         axes.set_xlim(-0.5 - aside, len(tagged) - 0.5 + aside)
         axes.set_ylim(0, 1.12 * highest / unit)
         axes.set_xticks(range(len(tagged)), [_folded(stage, len(tagged)) for stage in tagged])
@@ -92,15 +92,15 @@ def curve(
     predicted_peak: float | None = None,
     earlier: Mapping[str, Curve] | None = None,
 ) -> Picture:
-    """Memory over the allocations and frees of a step, by tags, and the outlines of earlier rungs.
+    """Plot memory by tags over the allocations and frees of a step, with the outlines of earlier rungs.
 
     Args:
-        curve: what `Ledger.curve()` returns; each of its marks ends the stage that it names.
+        curve: return value of `Ledger.curve()`; each mark ends the stage that it names.
         title: the finding.
         says: one sentence on how to read it.
-        lab: whose pieces ran, for the subtitle.
+        lab: the lab, for the subtitle's count of the learner's answers.
         predicted_peak: bytes.
-        earlier: the curves of earlier rungs, stretched so that marks of the same names meet.
+        earlier: the curves of earlier rungs, stretched to align marks of the same name.
     """
     earlier = earlier or {}
     highest = max(max(totals(each)) for each in (curve, *earlier.values()))
@@ -138,12 +138,12 @@ def _known(what: str, names: Iterable[str], known: Iterable[str]) -> None:
 
 
 def _greys(count: int) -> list[str]:
-    """As many greys, as dark as there are, the nearest rung's the darkest."""
+    """The `count` darkest greys, the nearest rung's the darkest."""
     return [EARLIER_COLOURS[max(0, len(EARLIER_COLOURS) - count + number)] for number in range(count)]
 
 
 def _tags_in(sizes: Iterable[Mapping[str, Any]]) -> list[Any]:
-    """Patches of the tags that hold anything, in the order in which they are seen, from the top."""
+    """Patches of the nonempty tags, in visual order from the top."""
     present = {tag for each in sizes for tag, size in each.items() if np.any(size)}
     return tag_patches([tag for tag in reversed(TAG_COLOURS) if tag in present])
 
@@ -153,19 +153,19 @@ def _amount(value: float) -> str:
 
 
 def _decimals(amounts: Sequence[float]) -> int:
-    """As many for all of them as give the largest three digits, none if they are whole."""
+    """The number of decimals that gives the largest amount three digits; 0 if all are whole."""
     largest = max(amounts, default=0)
     whole = all(amount == int(amount) for amount in amounts)
     return 0 if whole or largest >= 100 else 1 if largest >= 10 else 2
 
 
 def _folded(name: str, count: int) -> str:
-    """A stage's name on lines that do not meet its neighbours'."""
+    """A stage's name, wrapped so as not to touch its neighbours."""
     return textwrap.fill(name, max(9, 72 // max(3, count)))
 
 
 def _aligned(before: Curve, curve: Curve) -> Any:
-    """The places of an earlier curve's events on this one's axis."""
+    """Positions of an earlier curve's events on this curve's axis."""
     ends = [len(totals(each)) - 1 for each in (before, curve)]
     here, there = (
         [0, *(at for at, _ in each["marks"]), end] for each, end in zip((curve, before), reversed(ends), strict=True)
@@ -176,8 +176,8 @@ def _aligned(before: Curve, curve: Curve) -> Any:
 
 
 def _name_stages(axes: Axes, marks: Sequence[tuple[int, str]], events: int) -> None:
-    """A line where each stage ends and its name under it, on as many lines as keep the names apart."""
-    ends: list[float] = []  # where the last name of each line ends, in characters
+    """Draw a line at the end of each stage, and below it its name, on enough lines to keep the names apart."""
+    ends: list[float] = []  # end of the last name on each line, in characters
     begin = 0
     for at, mark in marks:
         axes.axvline(at, color="black", linewidth=0.5)

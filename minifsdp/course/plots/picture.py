@@ -1,4 +1,4 @@
-"""A figure as the value of a notebook's cell: an image for the reader, text for whoever compares outputs."""
+"""A figure as the value of a notebook cell: an image for the reader, text for comparing outputs."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ from matplotlib.transforms import ScaledTranslation
 from minifsdp.course.plots.style import notebook_style
 
 WIDTH = 8.0  # inches
-_TITLE = 84  # characters of a line
+_TITLE = 84  # characters per line
 _SENTENCE = 118
 _NAME = 26
 _LINE = 13.5  # points
-_SHOWN = 12  # as many numbers of a list are shown one by one
+_SHOWN = 12  # up to this number, a list's numbers are shown one by one
 
 
 class Picture:
-    """The return value of a lab's plot. As the last value of a cell it shows itself.
+    """The return value of a lab's plot, displayed if it is the last value of a cell.
 
     Attributes:
         figure: the matplotlib figure.
         title: the finding.
         says: how to read it.
-        data: the numbers that are drawn, by name; empty for what differs from run to run.
+        data: the plotted numbers by name; empty if they differ from run to run.
     """
 
     def __init__(self, figure: Figure, title: str, says: str, data: Mapping[str, Any]) -> None:
@@ -48,12 +48,12 @@ class Picture:
 
 
 def page(height: float, title: str, says: str, lab: str | None, model: str | None = None) -> Figure:
-    """An empty figure: the finding, whose pieces ran (`yours 2/5`) and on which model; at the bottom the sentence."""
+    """An empty figure with the finding, a subtitle (`yours 2/5` and the model), and the sentence at the bottom."""
     figure = Figure(figsize=(WIDTH, height), layout="constrained")
     heading = textwrap.wrap(title, _TITLE) or [""]
     remarks = [f"model, not measured: {model}"] if model is not None else []
     if lab is not None:
-        from minifsdp.course.workshop import yours  # of no concern to the ladder's figures
+        from minifsdp.course.workshop import yours  # not needed by the ladder's figures
 
         remarks.append(yours(lab))
     if remarks:
@@ -62,14 +62,14 @@ def page(height: float, title: str, says: str, lab: str | None, model: str | Non
         place = figure.transFigure + below
         line = figure.text(0.012, 1, "; ".join(remarks), va="top", color="#555555", transform=place)
         line.set_in_layout(False)
-        heading.append("")  # its room
+        heading.append("")  # reserves its space
     figure.suptitle("\n".join(heading), x=0.012, ha="left", linespacing=1.2)
     figure.supxlabel(textwrap.fill(says, _SENTENCE), x=0.012, ha="left", fontsize=8.5, color="#333333")
     return figure
 
 
 def legend_beside(axes: Axes | Figure, handles: Sequence[Any]) -> None:
-    """Right of the axes, or of all of a figure's, from their top down, long names on several lines."""
+    """Draw the legend to the right of the axes or the figure, aligned at the top, with long names wrapped."""
     names = [textwrap.fill(str(handle.get_label()), _NAME) for handle in handles]
     if isinstance(axes, Figure):
         axes.legend(handles, names, loc="outside right upper")
@@ -78,12 +78,12 @@ def legend_beside(axes: Axes | Figure, handles: Sequence[Any]) -> None:
 
 
 def given(**numbers: Any) -> dict[str, Any]:
-    """The numbers that there are, under their names."""
+    """The numbers that are present, by name."""
     return {name.replace("_", " "): each for name, each in numbers.items() if each is not None and each != {}}
 
 
 def in_words(value: Any) -> str:
-    """A number, or numbers by name or in order, compactly and the same on every machine."""
+    """A number, mapping or list as compact text, identical on every machine."""
     match value:
         case Mapping():
             return "; ".join(f"{name} {_grouped(each)}" for name, each in value.items())

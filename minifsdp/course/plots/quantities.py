@@ -1,4 +1,4 @@
-"""Other pictures of a lab's notebook: what ran when, and anything measured over a quantity."""
+"""Other plots of a lab's notebook: timelines, and measurements over a quantity."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from minifsdp.course.machine.replay import Run
     from minifsdp.course.machine.versus import Versus
 
-_ROW = 78  # characters over a row of a timeline
-_FEW = 16  # as many points are shown one by one
+_ROW = 78  # characters per line of a timeline row's title
+_FEW = 16  # up to this number, points are shown one by one
 _TICKS = MaxNLocator(9, steps=[1, 2, 4, 5, 8, 10])
 
 Points = tuple[Sequence[float], Sequence[float]]
@@ -37,19 +37,18 @@ def timeline(
     lab: str | None = None,
     model: str | None = None,
 ) -> Picture:
-    """A timeline: a row of lanes for each name, all on one time axis.
+    """Plot a timeline, with a row of lanes for each name, all on one time axis.
 
-    The bars of a paper GPU bear the last part of their unit's name where there is room. A `Run` whose host runs ahead
-    also has a lane of the host: which phase it is in, and where it stands still. The lines are then where the device
-    begins a phase.
+    A simulated GPU's bars show the last part of their unit's name if there is room. A `Run` whose host runs ahead also
+    has a host lane with its phases and waits; the vertical lines then mark the device's phases.
 
     Args:
-        rungs: by name, the spans that `timeline.read_trace` or a paper GPU's `Run.last_step()` gives; or a `Run`.
+        rungs: by name, the spans from `timeline.read_trace` or a simulated GPU's `Run.last_step()`; or a `Run`.
         title: the finding.
         says: one sentence on how to read it.
-        lab: whose pieces ran, for the subtitle.
-        model: the hardware's name, if it is on paper: the subtitle says that nothing was measured. By default, that of
-            the runs there are, with their names if there are others.
+        lab: the lab, for the subtitle's count of the learner's answers.
+        model: the hardware's name if it is simulated; the subtitle then says that nothing was measured. By default
+            that of the `Run`s, with their names if other rows are measured.
     """
     if model is None:
         model = on_paper(rungs)
@@ -83,22 +82,22 @@ def lines(
     logx: bool = False,
     logy: bool = False,
 ) -> Picture:
-    """Measured points over a quantity, joined by lines, and expected ones, as diamonds.
+    """Plot measured points over a quantity, joined by lines, and expected points as diamonds.
 
-    Dashes join expected points only beyond what was measured, or where they are too many for diamonds. Those of one
-    height and with a name of their own are a level: a dashed line.
+    Dashes join expected points only outside the measured range, or if there are too many for diamonds. Expected points
+    of equal height that share no name with a series are drawn as a level, a dashed line.
 
     Args:
-        series: by name, xs and ys.
+        series: xs and ys, by name.
         xlabel: the quantity, with its unit.
-        ylabel: what was measured, with its unit.
+        ylabel: the measured quantity, with its unit.
         title: the finding.
         says: one sentence on how to read it.
-        lab: whose pieces ran, for the subtitle.
-        model: the hardware's name, if the points come from a paper GPU: the subtitle says that nothing was measured.
-        expected: the same; a name may be that of a series.
-        source: what the legend calls expected points that have a series' name.
-        stairs: the series whose values stay until the next point.
+        lab: the lab, for the subtitle's count of the learner's answers.
+        model: the hardware's name if the GPU is simulated; the subtitle then says that nothing was measured.
+        expected: the same; may share names with series.
+        source: legend label of expected points that share a series' name.
+        stairs: names of series drawn as steps, each value constant up to the next point.
         logx: logarithmic axis.
         logy: logarithmic axis.
     """
@@ -111,7 +110,7 @@ def lines(
             dots: Any = {"marker": "o" if len(xs) <= _FEW else "", "markersize": 4}
             drawn = "steps-post" if name in stairs else "default"
             axes.plot(xs, ys, color=colours[name], label=name, clip_on=False, drawstyle=drawn, **dots)
-        unnamed = [name for name in expected if name in series]  # these need one entry in the legend between them
+        unnamed = [name for name in expected if name in series]  # these share one legend entry
         measured = {x for xs, _ in series.values() for x in xs}
         for name, (xs, ys) in expected.items():
             level = name not in series and len(set(ys)) == 1
@@ -131,13 +130,13 @@ def lines(
 
 
 def versus(results: Mapping[str, Versus], *, title: str, says: str, lab: str | None = None) -> Picture:
-    """Seconds of a step by schedule: bars for the median of those measured, dots for each, diamonds for the model's.
+    """Plot step times by schedule: bars for the measured median, dots for each step, diamonds for the model.
 
     Args:
-        results: by name, what `machine.versus` returned.
+        results: return value of `machine.versus`.
         title: the finding.
         says: one sentence on how to read it.
-        lab: whose pieces ran, for the subtitle.
+        lab: the lab, for the subtitle's count of the learner's answers.
     """
     dot: Any = {"marker": "o", "linestyle": "", "color": "#5F6B76", "markersize": 3, "alpha": 0.7}
     diamond: Any = {**DIAMOND, "markersize": 6}
@@ -169,7 +168,7 @@ def versus(results: Mapping[str, Versus], *, title: str, says: str, lab: str | N
 
 
 def _scale(axes: Axes, xs: Sequence[float], logx: bool, logy: bool) -> None:
-    """Ticks at the data where they are few and have short names."""
+    """Put ticks at the data points if they are few and their labels short."""
     if logx:
         axes.set_xscale("log", base=2)
     names = [f"{x:,.7g}" for x in xs]
@@ -177,16 +176,16 @@ def _scale(axes: Axes, xs: Sequence[float], logx: bool, logy: bool) -> None:
         axes.set_xticks(xs, names)
         axes.minorticks_off()
     elif not logx:
-        whole = all(x == int(x) for x in xs)  # there are no half ranks
+        whole = all(x == int(x) for x in xs)  # no fractional ranks
         ticks = [round(float(x), 9) for x in _TICKS.tick_values(xs[0], xs[-1])]
         axes.set_xticks([x for x in ticks if xs[0] <= x <= xs[-1] and (x == int(x) or not whole)])
     if logy:
         axes.set_yscale("log")
     elif axes.dataLim.ymin >= 0:
-        axes.set_ylim(bottom=0 if axes.dataLim.ymin else -0.03 * axes.dataLim.ymax)  # a line at 0 is not the axis
+        axes.set_ylim(bottom=0 if axes.dataLim.ymin else -0.03 * axes.dataLim.ymax)  # keep a line at 0 off the axis
     axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.10g}"))
 
 
 def _even(xs: Sequence[float]) -> bool:
-    """True if ticks at all points keep apart."""
+    """True if ticks at all points are far enough apart."""
     return len(xs) < 2 or min(b - a for a, b in pairwise(xs)) > (xs[-1] - xs[0]) / 14

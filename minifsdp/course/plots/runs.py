@@ -1,4 +1,4 @@
-"""A paper GPU's run as the spans of a timeline: what its device did, the phases, and where its host was."""
+"""A simulated GPU's run as the spans of a timeline: device work, phases, and the host's phases."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ if TYPE_CHECKING:
 
 
 def step_of_run(run: Run) -> list[Span]:
-    """The spans of the last step, from the end of all work before it.
+    """The spans of the last step, from the end of all earlier work.
 
-    The phases are the device's. If the host runs ahead, so that it may be in another phase than the device, it has a
-    lane "host", with its phases; what it did earlier than the device began the step is cut off.
+    The phases are the device's. A host that runs ahead may be in another phase, so it has a lane "host" with its own
+    phases; anything before the device's start of the step is clipped.
     """
     begin = run.done - run.seconds
     spans = run.last_step()
@@ -33,7 +33,7 @@ def step_of_run(run: Run) -> list[Span]:
 
 
 def _host(begin: float, names: Sequence[str], moments: Sequence[float]) -> list[Span]:
-    """Its phases after `begin`, from moment to moment; or for how long it had been through with them."""
+    """The host's phases after `begin`, or a remark if it had already issued the whole step by then."""
     if moments[-1] <= begin:
         ahead = f"{(begin - moments[-1]) * 1e3:.1f} ms"
         return [Span("host", f"had issued the whole step {ahead} before it began", 0.0, 0.0)]
@@ -42,7 +42,7 @@ def _host(begin: float, names: Sequence[str], moments: Sequence[float]) -> list[
 
 
 def on_paper(rows: Mapping[str, Sequence[Span] | Run]) -> str | None:
-    """A subtitle for rows that nobody measured: their hardware, and their names if they are not all."""
+    """The subtitle's note on simulated rows: their hardware, and their names unless all rows are simulated."""
     runs = {name: row.hardware.name for name, row in rows.items() if not isinstance(row, Sequence)}
     named = ", ".join(dict.fromkeys(runs.values()))
     return f"{named} ({', '.join(runs)})" if runs and len(runs) < len(rows) else named or None

@@ -1,4 +1,4 @@
-"""The figure of `benchmarks/scaling.py`: how a step grows with ranks and with units, the law beside the points."""
+"""The figure of `benchmarks/scaling.py`: a step's growth with ranks and with units, beside the predicted law."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from minifsdp.course.plots.style import SERIES_COLOURS, wall_style
 
 MIB = 2**20
 _WIDTH = 13.0  # inches
-_WAYS: dict[str, tuple[str, dict[str, Any]]] = {  # way: (what the legend calls it, its points: each within the last)
+_WAYS: dict[str, tuple[str, dict[str, Any]]] = {  # way: (legend label, marker, smaller than the one before)
     "ddp": ("DDP", {"marker": "s", "markersize": 9, "fillstyle": "none", "color": SERIES_COLOURS[0]}),
     "fsdp-grad-op": ("FSDP, SHARD_GRAD_OP", {"marker": "o", "markersize": 6.5, "color": SERIES_COLOURS[4]}),
     "fsdp": ("FSDP, FULL_SHARD", {"marker": "o", "markersize": 3, "color": SERIES_COLOURS[1]}),
@@ -33,7 +33,7 @@ Row = Mapping[str, Any]
 
 
 class _Panel(NamedTuple):
-    """A quantity of which there is a law: its title, its unit, and its value in a row's `found` or `law`."""
+    """A quantity with a law: its title, its unit, and its value in a row's `found` or `law`."""
 
     title: str
     ylabel: str
@@ -49,10 +49,10 @@ _MESSAGES = _Panel("messages in a step", "collectives", lambda found: found["mes
 
 
 def scaling_figure(record: Row, path: str | Path) -> Figure:
-    """Above, over the ranks; below, over the units: time, bytes held, bytes gathered, bytes sent, messages.
+    """Plot time, bytes held, bytes gathered, bytes sent and messages, over ranks (top) and over units (bottom).
 
     Args:
-        record: what `benchmarks/scaling.py` writes.
+        record: the record written by `benchmarks/scaling.py`.
         path: the PNG to write.
 
     Returns:
@@ -76,7 +76,7 @@ def scaling_figure(record: Row, path: str | Path) -> Figure:
 
 
 def _draw_row(part: Any, rows: Sequence[Row], x: str, title: str, record: Row) -> None:
-    """Five panels over a row's "ranks" or "units"."""
+    """Draw five panels over "ranks" or "units"."""
     time, held, gathered, sent, messages = part.subplots(1, 5)
     _draw_time(time, rows, x, record)
     for axes, panel in ((held, _HELD), (gathered, _GATHERED), (sent, _SENT), (messages, _MESSAGES)):
@@ -96,7 +96,7 @@ def _draw_row(part: Any, rows: Sequence[Row], x: str, title: str, record: Row) -
 
 
 def _draw(axes: Axes, panel: _Panel, rows: Sequence[Row], x: str) -> None:
-    """Points for what every rank found, dashes for the law; a way that has nothing of it is left out."""
+    """Draw points for every rank's measurement and dashes for the law; ways whose law is 0 are left out."""
     for way, (_, look) in _WAYS.items():
         of = [row for row in rows if row["way"] == way and panel.value(row["law"])]
         axes.plot([row[x] for row in of], [panel.value(row["law"]) for row in of], color=look["color"], **_LAW)
@@ -107,7 +107,7 @@ def _draw(axes: Axes, panel: _Panel, rows: Sequence[Row], x: str) -> None:
 
 
 def _draw_time(axes: Axes, rows: Sequence[Row], x: str, record: Row) -> None:
-    """Medians with quartiles; over the units a fitted line, over the ranks what the cores would need to compute."""
+    """Draw medians with quartiles, with a fitted line over units, or the cores' compute time over ranks."""
     for way, (_, look) in _WAYS.items():
         of = [row for row in rows if row["way"] == way]
         for row in of:
@@ -129,12 +129,12 @@ def _draw_time(axes: Axes, rows: Sequence[Row], x: str, record: Row) -> None:
 
 
 def _scale(axes: Axes, ticks: Sequence[int], name: str) -> None:
-    """Logarithmic where the values spread; else from 0 up."""
+    """Set a logarithmic axis if the values spread widely, else one that starts at 0."""
     axes.set_xscale("log", base=2)
     axes.set_xticks(ticks, [str(tick) for tick in ticks])
     axes.set_xlim(0.85 * ticks[0], ticks[-1] / 0.85)
     low, high = axes.dataLim.ymin, axes.dataLim.ymax
-    if not isfinite(low):  # there is nothing: one rank alone sends nothing
+    if not isfinite(low):  # no values: a single rank sends nothing
         axes.set_ylim(0, 1)
         axes.set_yticks([0])
     elif 0 < 4 * low < high:

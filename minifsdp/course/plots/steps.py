@@ -1,4 +1,4 @@
-"""The ladder climbed before one's eyes: an animated picture, a frame for each rung."""
+"""Animated memory plot, one frame per rung."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ _TO_COME = LANE_COLOURS["host"]
 
 
 def memory_steps(rungs: Sequence[Rung], path: str | Path) -> list[Figure]:
-    """Memory of rank 0 over one step, rung after rung, beside the peaks of those that were climbed before.
+    """Animate the memory of rank 0 over one step, rung by rung, beside the peaks of earlier rungs.
 
     Args:
-        rungs: as of `plots.memory_figure`, and each with "adds", what it adds to the one before.
+        rungs: as for `plots.memory_figure`, each also with "adds", its addition to the rung before.
         path: the GIF to write. Equal input gives equal bytes.
 
     Returns:

@@ -1,4 +1,4 @@
-"""The one style of all pictures: colours that colour-blind readers tell apart (Okabe and Ito's), type, units."""
+"""The common style of all plots: colours safe for colour-blind readers (Okabe and Ito), fonts, units."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ TAG_COLOURS = {
     "activations": "#F0E442",
     "communication": "#CC79A7",
 }
-"""The ledger's tags in the order in which they are stacked, from the bottom."""
+"""Colours of the ledger's tags, in stacking order from the bottom."""
 
 LANE_COLOURS = {
     "compute": "#5F6B76",
@@ -24,19 +24,19 @@ LANE_COLOURS = {
     "host": "#CBD3DA",
     "wait": "#E69F00",
 }
-"""The timeline's lanes from the top."""
+"""Colours of the timeline's lanes, from the top."""
 
 REDUCTION_COLOUR = "#882255"
-"""Reductions in the communication lane: where they stand between the gathers is what a schedule decides."""
+"""Reductions in the communication lane; a schedule decides their positions between the gathers."""
 
 BLOCK_COLOURS = {"in use": TAG_COLOURS["parameters"], "waiting": "#E69F00", "free": "#E3E5E8"}
-"""Memory of an allocator, by the state of its blocks."""
+"""Colours of an allocator's memory, by block state."""
 
 EARLIER_COLOURS = ("#E3E5E8", "#D0D4D8", "#BCC1C7", "#A7ADB5", "#9299A2", "#7D858F")
-"""Rungs that came before, in their order: the nearer, the darker."""
+"""Greys of earlier rungs, in order: the nearer, the darker."""
 
 SERIES_COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
-"""Lines that are told apart by their names alone."""
+"""Colours of series that differ only by name."""
 
 DIAMOND: dict[str, Any] = {
     "marker": "D",
@@ -46,7 +46,7 @@ DIAMOND: dict[str, Any] = {
     "markersize": 3.5,
     "clip_on": False,
 }
-"""A predicted value."""
+"""Marker of a predicted value."""
 
 PREDICTED = "predicted before any rank starts"
 
@@ -70,17 +70,17 @@ _NOTEBOOK: dict[str, Any] = {**_COMMON, "font.size": 9, "axes.titlesize": 9, "fi
 
 
 def wall_style() -> AbstractContextManager[None]:
-    """For the ladder's figures, which fill a page."""
+    """The style of the ladder's figures, which fill a page."""
     return style.context(["default", _COMMON])
 
 
 def notebook_style() -> AbstractContextManager[None]:
-    """For pictures between the cells of a lab."""
+    """The style of plots between the cells of a lab."""
     return style.context(["default", _NOTEBOOK])
 
 
 def unit_for(largest: float) -> tuple[str, int]:
-    """The unit in which amounts up to `largest` bytes are readable, and its bytes."""
+    """A readable unit for amounts up to `largest` bytes: its name and its size in bytes."""
     for name, size in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
         if largest >= size:
             return name, size

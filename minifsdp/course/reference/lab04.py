@@ -22,7 +22,7 @@ from minifsdp.layout import Layout
     forbids=(FlatParameter.__init__, Layout.__init__),
 )
 def pad_and_chunk(flat: Tensor, ranks: int) -> list[Tensor]:
-    """Cut `flat` [numel] into one equal shard per rank, the last ones filled up with zeros."""
+    """Cut `flat` [numel] into one equal shard per rank, padded with zeros at the end."""
     padded = flat.new_zeros(flat.numel() + -flat.numel() % ranks)
     padded[: flat.numel()] = flat
     return list(padded.chunk(ranks))
@@ -39,7 +39,7 @@ def pad_and_chunk(flat: Tensor, ranks: int) -> list[Tensor]:
     forbids=(FlatParameter.__init__, Layout.__init__),
 )
 def flatten_parameters(params: list[nn.Parameter], ranks: int) -> Tensor:
-    """Move parameters into one buffer that `ranks` divides, and let each be a view of it."""
+    """Move parameters into one buffer whose size `ranks` divides, and make each a view of it."""
     sizes = [p.numel() for p in params]
     padding = -sum(sizes) % ranks
     full = device.empty(sum(sizes) + padding, params[0].dtype, "unsharded", params[0].device)

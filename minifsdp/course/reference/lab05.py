@@ -19,7 +19,7 @@ from minifsdp.fsdp.view import FlatView
 
 
 class LabUnit(Protocol):
-    """A unit as `attach` may use it; the notebook has the class."""
+    """The unit interface that `attach` may use; the notebook defines the class."""
 
     leaves: list[nn.Parameter]
     is_root: bool

@@ -15,7 +15,7 @@ from minifsdp.fsdp.flat_unit import FlatUnit
 
 
 class Piece(Protocol):
-    """A piece of work; the notebook has the class."""
+    """A piece of work; the notebook defines the class."""
 
     @property
     def stream(self) -> str: ...
@@ -28,7 +28,7 @@ class Piece(Protocol):
 
 
 class Did(Protocol):
-    """A line of the log; the notebook has the class."""
+    """A line of the log; the notebook defines the class."""
 
     @property
     def verb(self) -> str: ...
@@ -39,7 +39,7 @@ class Did(Protocol):
 
 
 class Reducing(Protocol):
-    """A unit as `start_reduction` may use it."""
+    """The unit interface that `start_reduction` may use."""
 
     device: torch.device
 
@@ -57,7 +57,7 @@ class Reducing(Protocol):
     ),
 )
 def finish_times(queued: list[Piece], launch: float) -> list[float]:
-    """The time at which each piece of work is over, in seconds."""
+    """The end time of each piece of work, in seconds."""
     host, free, ends = 0.0, dict[str, float](), list[float]()
     for piece in queued:
         host += launch
@@ -79,7 +79,7 @@ def finish_times(queued: list[Piece], launch: float) -> list[float]:
     ),
 )
 def order_streams(giver: Any, taker: Any) -> None:
-    """Let what is queued on `taker` from now on start when `giver` has done what is queued on it up to now."""
+    """Make work queued on `taker` from now on wait for the work already queued on `giver`."""
     taker.wait_event(giver.record_event())
 
 
@@ -94,7 +94,7 @@ def order_streams(giver: Any, taker: Any) -> None:
     forbids=(FlatUnit._gather,),
 )
 def gather(flat: FlatParameter, group: Group, stream: Any) -> Handle:
-    """Start to make the unit whole on `stream`; the caller waits by the handle that is returned."""
+    """Start the unit's all-gather on `stream`; the caller waits for the returned handle."""
     with device.on_stream(stream):
         device.allocate(flat.full)
         return comm.all_gather(flat.full.data, flat.shard.data, group)
@@ -144,7 +144,7 @@ def missing_waits(log: list[Did]) -> list[int]:
     forbids=(device.free,),
 )
 def free(buffer: Tensor, readers: list[Any]) -> None:
-    """Give the memory of `buffer` back at once; its bytes stay as they are until the `readers` have come here."""
+    """Free the memory of `buffer` at once; its bytes stay intact until the `readers` have reached this point."""
     for reader in readers:
         with device.on_stream(reader):
             device.record_stream(buffer)

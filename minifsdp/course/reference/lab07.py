@@ -16,7 +16,7 @@ Event = Literal["begin forward", "pre-forward", "post-forward", "pre-backward", 
 
 
 class Order(Protocol):
-    """The order of units; the notebook has the class."""
+    """The order of units; the notebook defines the class."""
 
     forward: list[Any]
     seen: list[Any]
@@ -24,7 +24,7 @@ class Order(Protocol):
 
 
 class LabSchedule(Protocol):
-    """A schedule as an answer may use it; the notebook has the class."""
+    """The schedule interface that an answer may use; the notebook defines the class."""
 
     order: Order
     depth: int | None

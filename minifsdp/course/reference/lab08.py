@@ -1,4 +1,4 @@
-"""Reference answers of lab 08, the rate limiter and the allocator that it is for."""
+"""Reference answers of lab 08, the rate limiter and the caching allocator."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Event(Protocol):
 
 
 class Device(Protocol):
-    """The device under an allocator; the notebook has the class."""
+    """The device under an allocator; the notebook defines the class."""
 
     def new_segment(self, nbytes: int) -> int | None: ...
     def give_back(self, start: int) -> None: ...
@@ -42,7 +42,7 @@ class Block:
 
 @dataclass
 class Memory:
-    """An allocator's memory, as in the notebook's set-up cell."""
+    """An allocator's state, as in the notebook's set-up cell."""
 
     device: Device
     segments: dict[int, int] = field(default_factory=dict)

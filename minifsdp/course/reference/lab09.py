@@ -64,7 +64,7 @@ def deliver(shard: nn.Parameter, mean: Tensor) -> None:
     ),
 )
 def divisors(dtype: torch.dtype, ranks: int) -> tuple[int, float]:
-    """The numbers that divide gradients before and after they are summed over the ranks."""
+    """The divisors of gradients before and after their sum over the ranks."""
     before = 1
     while dtype is torch.float16 and before * before < ranks:
         before *= 2
@@ -108,7 +108,7 @@ def step_together(optimizer: torch.optim.Optimizer, scale: float, group: Group) 
     ),
 )
 def accumulate(model: Any, micro_batches: Sequence[tuple[Tensor, ...]], communicate: bool) -> None:
-    """Let the shards' `.grad` grow by the mean gradient of the micro-batches."""
+    """Add the mean gradient of the micro-batches to the shards' `.grad`."""
     for number, micro_batch in enumerate(micro_batches, start=1):
         reduces = communicate or number == len(micro_batches)
         with nullcontext() if reduces else model.no_sync():

@@ -78,7 +78,7 @@ def wrap_where(module: nn.Module, policy: Callable[..., bool], wrap: Callable[[n
     forbids=(reset_in,),
 )
 def fill_from_meta(views: list[Tensor], params: ParamPlaces) -> None:
-    """Give the parameters of one unit, on the meta device so far, their first values in the flat buffer."""
+    """Initialise the parameters of one unit, still on the meta device, in the flat buffer."""
     modules: dict[nn.Module, None] = {}
     for view, places in zip(views, params.values(), strict=True):
         shown = nn.Parameter(view.fill_(torch.nan))
@@ -107,7 +107,7 @@ def fill_from_meta(views: list[Tensor], params: ParamPlaces) -> None:
 def initialiser(
     model: nn.Module, reset: Callable[[nn.Module], None], where: torch.device, seed: int
 ) -> Callable[[nn.Module], None]:
-    """A `param_init_fn`: a module's values depend on the seed and on its name in `model`, and on nothing else."""
+    """A `param_init_fn` whose values for a module depend only on the seed and its name in `model`."""
     names = {module: name for name, module in model.named_modules()}
 
     def own(module: nn.Module) -> dict[str, Tensor]:
@@ -144,7 +144,7 @@ def shard_script(
     make_init: Callable[[nn.Module], Callable[[nn.Module], None]],
     where: torch.device,
 ) -> tuple[FullyShardedDataParallel, Optimizer]:
-    """The lines in place of `model = DDP(build())` and `optimizer = AdamW(model.parameters(), lr=1e-3)`."""
+    """Replace `model = DDP(build())` and `optimizer = AdamW(model.parameters(), lr=1e-3)`."""
     with torch.device("meta"):
         model = build()
     sharded = FullyShardedDataParallel(model, auto_wrap_policy=blocks, param_init_fn=make_init(model), device_id=where)

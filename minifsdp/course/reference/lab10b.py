@@ -26,7 +26,7 @@ class NamedUnit(NamedTuple):
 
 
 class Piece(Protocol):
-    """Rows of a saved tensor; the notebook has the class."""
+    """Rows of a saved tensor; the notebook defines the class."""
 
     first: int
     count: int
@@ -35,7 +35,7 @@ class Piece(Protocol):
 
 
 class Disk(Protocol):
-    """The disk under a checkpoint; the notebook has the class."""
+    """The storage for a checkpoint; the notebook defines the class."""
 
     def make_folder(self, path: Path) -> None: ...
     def write(self, path: Path, content: bytes) -> None: ...

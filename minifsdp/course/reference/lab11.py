@@ -16,7 +16,7 @@ from minifsdp.fsdp.reduction import Reduction
 
 
 class Replica(Protocol):
-    """A unit as 11.3 and 11.4 may use it; the notebook's set-up cell explains it."""
+    """The unit interface that 11.3 and 11.4 may use; the notebook's set-up cell explains it."""
 
     mean: Tensor | None
     replicas: Group

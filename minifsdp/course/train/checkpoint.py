@@ -1,11 +1,11 @@
-"""Checkpoints that are whole or not there, whenever a process is killed and whenever the power goes.
+"""Atomic checkpoints: complete or absent, even if a process is killed or the power fails.
 
     DIR/step-00000050/                .metadata, *.distcp    model and optimizer, sharded (torch.distributed.checkpoint)
                                       rank-0.pt, rank-1.pt   random numbers of each rank
-                                      run.pt                 everything else, what was asked for, the files' sizes
+                                      run.pt                 everything else, the settings, the files' sizes
 
-All ranks write into the `.part`, with fsync; when all have, rank 0 gives it its name: a rename either has happened or
-has not. Only then do older ones go. With several hosts DIR has to be on a file system that they share.
+All ranks write into the `.part` folder, with fsync; once all have, rank 0 renames it, which is atomic. Only then are
+older checkpoints deleted. With several hosts DIR has to be on a shared file system.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ from minifsdp.course.train.settings import TASK, Settings
 from minifsdp.course.train.state import State, seed_rank
 
 RUN = "run.pt"
-LARGEST = 2**34  # bytes of it: a number per step
+LARGEST = 2**34  # bytes of a file; run.pt has one number per step
 
 
 def save(state: State, settings: Settings, data: str) -> None:
-    """Save everything, on all ranks together; when it returns the checkpoint is there."""
+    """Save everything; a collective call. The checkpoint is complete on return."""
     folder, rank = settings.checkpoint, dist.get_rank()
     assert folder is not None
     whole = folder / f"step-{state.step:08}"
@@ -49,7 +49,7 @@ def save(state: State, settings: Settings, data: str) -> None:
     with _unwritten(part, whole):
         state_dict_saver.save(parts, storage_writer=FileSystemWriter(part, sync_files=True))
         _write(part / f"rank-{rank}.pt", _random_states())
-    dist.barrier()  # all have written
+    dist.barrier()  # all ranks have written
     if rank == 0:
         run = {
             "step": state.step,
@@ -71,10 +71,10 @@ def save(state: State, settings: Settings, data: str) -> None:
 
 
 def restore(state: State, whole: Path) -> None:
-    """Bring a state that has just begun to where the checkpoint was; on all ranks together.
+    """Restore a fresh state from a checkpoint; a collective call.
 
-    Any number of ranks and any strategy can read model and optimizer. Random numbers go on where they were if there
-    are as many ranks as then; otherwise each rank begins new ones.
+    Any number of ranks and any strategy can read model and optimizer. Random number generators are restored if the
+    number of ranks is the same; otherwise each rank reseeds its own.
     """
     model, optimizer = get_state_dict(state.model, state.optimizer)
     try:
@@ -94,10 +94,10 @@ def restore(state: State, whole: Path) -> None:
 
 
 def _load(file: Path) -> dict[str, Any]:
-    """One of the files that `_write` wrote.
+    """Load a file written by `_write`.
 
     Raises:
-        ValueError: it is damaged.
+        ValueError: the file is damaged.
     """
     try:
         return dict(torch.load(io.BytesIO(read_plain(file, LARGEST, links=True))))
@@ -106,14 +106,14 @@ def _load(file: Path) -> dict[str, Any]:
 
 
 def check_same_task(whole: Path, settings: Settings, data: str) -> int:
-    """Raise ValueError unless `settings` can go on from this checkpoint; returns the steps that it has."""
+    """Raise ValueError unless `settings` can continue from this checkpoint; returns its number of steps."""
     if missing := next((path for path in whole.iterdir() if not path.is_file()), None):
         raise ValueError(damage(whole, f"{missing.name} is not a file"))
     run = _load(whole / RUN)
     if run["ranks"] == settings.ranks:
         for rank in range(settings.ranks):
             _load(whole / f"rank-{rank}.pt")
-    _check_files(whole, run.get("files", {".metadata": None}))  # older ones have no list
+    _check_files(whole, run.get("files", {".metadata": None}))  # older checkpoints have no list
     if run["step"] != step_of(whole):
         raise ValueError(damage(whole, f"it was renamed: it holds step {run['step']}"))
     for name, then in run["task"].items():
@@ -127,7 +127,7 @@ def check_same_task(whole: Path, settings: Settings, data: str) -> int:
 
 
 def _check_files(whole: Path, sizes: dict[str, int | None]) -> None:
-    """Check the files that the ranks will read, by size. Random numbers are left out: other ranks need none."""
+    """Check the sizes of the files to be read, except random states, which another number of ranks does not need."""
     for name, size in sizes.items():
         if name.startswith("rank-"):
             continue
@@ -143,13 +143,13 @@ def _check_files(whole: Path, sizes: dict[str, int | None]) -> None:
 
 @contextmanager
 def _unwritten(part: Path, whole: Path) -> Iterator[None]:
-    """Say in a line what the system says, and torch in the tracebacks of all ranks."""
+    """Reduce an error in saving, which torch reports with every rank's traceback, to one line with the cause."""
     try:
         yield
     except (CheckpointException, OSError) as error:
         cause = _first_cause(error) if isinstance(error, CheckpointException) else error.strerror or str(error)
         probe = part / f"is there space, asks {dist.get_rank()}"
-        try:  # of a full disk torch's zip writer says "unexpected pos": ask the disk itself
+        try:  # on a full disk torch's zip writer only says "unexpected pos", so probe the disk
             probe.write_bytes(bytes(2**16))
         except OSError as said:
             cause = said.strerror or cause
@@ -180,7 +180,7 @@ def _set_random_states(states: dict[str, Any]) -> None:
 
 
 def _write(path: Path, content: Any) -> None:
-    buffer = io.BytesIO()  # torch's zip writer hides what the disk says
+    buffer = io.BytesIO()  # torch's zip writer would hide the disk's error
     torch.save(content, buffer)
     with path.open("wb") as file:
         file.write(buffer.getbuffer())
@@ -189,7 +189,7 @@ def _write(path: Path, content: Any) -> None:
 
 
 def _sync(folder: Path) -> None:
-    """Have the names in a folder on the disk, not only the files."""
+    """Fsync a folder, so that its file names are on disk too."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)

@@ -1,11 +1,11 @@
-"""The folder of a run's checkpoints: which are there, which go, and whose it is.
+"""The folder of a run's checkpoints: list them, delete old ones, lock the folder.
 
     DIR/step-00000050/                a checkpoint
-    DIR/.step-00000100.part/          being written: worth nothing
+    DIR/.step-00000100.part/          being written, unusable
     DIR/.step-00000050.old/           being deleted
-    DIR/.lock                         held by the run that writes here
+    DIR/.lock                         held by the run that writes to DIR
 
-What else lies in DIR is its owner's: a copy under another name, a file of notes.
+Anything else in DIR belongs to the user, such as a copy under another name or a file of notes.
 """
 
 from __future__ import annotations
@@ -25,22 +25,22 @@ _FILES = re.compile(r"run\.pt|rank-[0-9]+\.pt|\.metadata|.+\.distcp")
 
 
 class CheckpointError(OSError):
-    """A checkpoint that cannot be written or read; one line that names it and the cure."""
+    """A checkpoint cannot be written or read; the message is one line with its name and the cure."""
 
 
 def checkpoints(folder: Path) -> list[Path]:
-    """All checkpoints, the oldest first: what has the name of one is whole."""
+    """All checkpoints, oldest first; a folder with a checkpoint's name is complete."""
     found = [path for path in folder.iterdir() if _WHOLE.fullmatch(path.name) and path.is_dir()]
     return sorted(found, key=step_of)
 
 
 def latest(folder: Path) -> Path | None:
-    """The last checkpoint."""
+    """The latest checkpoint, or None."""
     return max(checkpoints(folder), key=step_of, default=None)
 
 
 def in_the_way(folder: Path) -> Path | None:
-    """Something else that has the name of a checkpoint: a file, or a folder without any file of one."""
+    """A path with a checkpoint's name that is none: a file, or a folder without any checkpoint file."""
     named = (path for path in folder.iterdir() if _WHOLE.fullmatch(path.name))
     return next((path for path in named if not (path.is_dir() and any(map(_is_ours, path.iterdir())))), None)
 
@@ -50,43 +50,43 @@ def _is_ours(file: Path) -> bool:
 
 
 def check_apart(folder: Path, out: Path) -> None:
-    """Raise ValueError if results would go into a checkpoint, which is deleted with all that is in it."""
+    """Raise ValueError if the output folder is inside a checkpoint, with which it would be deleted."""
     below = os.path.relpath(out.resolve(), folder.resolve()).split(os.sep)[0]
     if _WHOLE.fullmatch(below) or _REST.fullmatch(below):
         raise ValueError(f"--out {out}: {folder / below} is for a checkpoint, and goes with it: name another folder")
 
 
 def step_of(whole: Path) -> int:
-    """The steps that a checkpoint has, by its name."""
+    """The number of steps in a checkpoint's name."""
     return int(whole.name.removeprefix("step-"))
 
 
 def damage(whole: Path, what: str) -> str:
-    """The fault of a checkpoint and its cure, in one line."""
+    """A one-line message about a damaged checkpoint, with the cure."""
     before = [each for each in checkpoints(whole.parent) if step_of(each) < step_of(whole)]
     cure = f"--resume then takes {before[-1].name}" if before else "there is none before it: begin without --resume"
     return f"{whole} is damaged ({what}): delete it; {cure}"
 
 
 def prune(folder: Path, keep: int) -> None:
-    """Delete all but the last `keep`. What is deleted loses its name first, lest half of it be taken for whole."""
+    """Delete all but the last `keep`, renaming each first so that a half-deleted one never looks complete."""
     for whole in checkpoints(folder)[:-keep]:
         _delete(whole.rename(folder / f".{whole.name}.old"))
 
 
 def clean(folder: Path) -> None:
-    """Delete what a killed run has left half written or half deleted."""
+    """Delete the half-written and half-deleted checkpoints of a killed run."""
     for rest in rests(folder):
         _delete(rest)
 
 
 def rests(folder: Path) -> list[Path]:
-    """Folders that are half written or half deleted."""
+    """All half-written and half-deleted checkpoints."""
     return [path for path in folder.iterdir() if _REST.fullmatch(path.name)] if folder.is_dir() else []
 
 
 def _delete(rest: Path) -> None:
-    """A folder, or a link to one, which is on another disk for a reason."""
+    """Delete a folder, or only the link if it is a link to a folder on another disk."""
     if rest.is_dir() and not rest.is_symlink():
         shutil.rmtree(rest)
     else:
@@ -95,15 +95,15 @@ def _delete(rest: Path) -> None:
 
 @contextmanager
 def held(folder: Path, patience: float = 5.0) -> Iterator[None]:
-    """Have the folder to oneself; the lock goes with the process that holds it.
+    """Lock the folder for this process; the lock ends with the process.
 
-    If the block raises, a file for the lock goes that was not there before.
+    If the block raises, the lock file is removed unless it existed before.
 
     Args:
-        patience: seconds to wait: ranks of a run that was killed end a moment after it.
+        patience: seconds to wait, since the ranks of a killed run end slightly later.
 
     Raises:
-        ValueError: another run has it.
+        ValueError: another run holds the lock.
     """
     file, deadline = folder / ".lock", time.monotonic() + patience
     was_there = file.exists()
@@ -122,7 +122,7 @@ def held(folder: Path, patience: float = 5.0) -> Iterator[None]:
 
 
 def _lock(file: Path) -> int | None:
-    """A descriptor of the file, locked; None if another process has it, or has just deleted it."""
+    """A descriptor of the locked file; None if another process holds the lock or has just deleted the file."""
     try:
         lock = os.open(file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
     except OSError as error:

@@ -24,16 +24,17 @@ from minifsdp.course.watch.ledger import Ledger
 
 
 def train(settings: Settings, text: str, whole: Path | None = None) -> dict[str, Any]:
-    """Train, saving on the way.
+    """Train, saving checkpoints along the way.
 
     Args:
-        text: what the checkpoints call the text that is trained on.
-        whole: the checkpoint to go on from; None: from the beginning.
+        settings: the run's settings.
+        text: name of the training text in the checkpoints.
+        whole: the checkpoint to resume from; None to begin.
 
     Returns:
-        "losses": of every step since the first, means over all ranks; "seconds" that the steps of this run took, saving
-        included; "peak": the most bytes of this rank in a step: on a GPU in blocks of its allocator, on CPU by the
-        ledger; None if nobody counted.
+        "losses": the loss of every step since the first, as means over all ranks; "seconds" of this run's steps,
+        including saves; "peak": this rank's peak bytes in a step, in blocks of the allocator on a GPU and by the ledger
+        on CPU; None if not measured.
     """
     where, rank = rank_device(), dist.get_rank()
     on_gpu = where.type == "cuda"
@@ -48,7 +49,7 @@ def train(settings: Settings, text: str, whole: Path | None = None) -> dict[str,
         while state.step < settings.steps:
             batch = data.draw(corpus, settings.batch, settings.context, state.draws)
             if on_gpu:
-                torch.cuda.reset_peak_memory_stats(where)  # of steps only: not of building, restoring and saving
+                torch.cuda.reset_peak_memory_stats(where)  # measure steps only, not building, restoring and saving
             loss = take_step(state, data.shard(batch, rank, settings.ranks), settings, where)
             if on_gpu:
                 peak = max(peak or 0, torch.cuda.max_memory_allocated(where))
@@ -67,7 +68,7 @@ def take_step(state: State, batch: Batch, settings: Settings, where: torch.devic
     """One optimizer step on this rank's rows of the batch, in micro-batches.
 
     Returns:
-        The loss before the step, the mean over all ranks: a scalar on the device, which the host has not waited for.
+        The loss before the step, averaged over all ranks: a scalar on the device, without a host wait.
     """
     parts = settings.accumulate
     micro_batches = zip(*(rows.chunk(parts) for rows in data.to_device(batch, where)), strict=True)
@@ -86,12 +87,12 @@ def take_step(state: State, batch: Batch, settings: Settings, where: torch.devic
 
 
 def _measure_memory(settings: Settings, where: torch.device) -> int:
-    """Peak bytes of a step, of a model that is thrown away: what counts shall not slow down what is trained."""
+    """Peak bytes of a step, measured on a throw-away model so that the ledger does not slow down training."""
     tokens = torch.zeros(settings.batch // settings.ranks, settings.context, dtype=torch.int64)
     with Ledger() as ledger:
         state = begin(settings, where)
         ledger.watch(state.model, state.optimizer)
-        take_step(state, (tokens, tokens), settings, where)  # makes the optimizer's state
+        take_step(state, (tokens, tokens), settings, where)  # creates the optimizer's state
         ledger.reset_peaks()
         take_step(state, (tokens, tokens), settings, where)
         return ledger.peak.total

@@ -1,4 +1,4 @@
-"""Losses on their way to the screen."""
+"""Report losses without waiting for the device."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from minifsdp.course.launch import report
 
 
 class Dial:
-    """Shows the loss of the last step that the device has finished; the host does not wait for one to finish.
+    """Report the losses of steps that the device has finished, without making the host wait.
 
     Args:
-        steps: of the whole run.
+        steps: steps of the whole run.
         where: the losses' device.
     """
 
@@ -25,7 +25,7 @@ class Dial:
         self.coming: deque[tuple[int, Tensor, Any]] = deque()
 
     def turn(self, step: int, loss: Tensor) -> None:
-        """`loss` is that of step `step`; reports (step, steps, loss) of those that have arrived."""
+        """Add the loss of step `step`, and report (step, steps, loss) for every loss that has arrived."""
         copied, event = device.copy_to_host(loss), device.new_event(self.where)
         event.record()
         self.coming.append((step, copied, event))

@@ -1,4 +1,4 @@
-"""The result of a training run: a record, a loss curve, a line on the terminal."""
+"""Results of a training run: a record, a loss curve, a line on the terminal."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ VOCABULARY = 257
 
 
 def record(settings: Settings, data: str, world: World, begun: int, ranks: list[dict[str, Any]]) -> dict[str, Any]:
-    """The content of `train.json`; `ranks` is what `train` returned on each."""
+    """The content of `train.json`; `ranks` has the return value of `train` on each rank."""
     losses, seconds = ranks[0]["losses"], max(rank["seconds"] for rank in ranks)
     tokens = (settings.steps - begun) * settings.batch * settings.context
     return {
@@ -41,14 +41,14 @@ def record(settings: Settings, data: str, world: World, begun: int, ranks: list[
 
 
 def write(record: dict[str, Any], out: Path) -> None:
-    """`train.json` and `loss.png`, each whole or as it was; raises as `delivering`."""
+    """Write `train.json` and `loss.png`, each atomically; raises as `delivering`."""
     with tempfile.TemporaryDirectory(prefix="minifsdp-train-") as name, delivering(Path(name), out, record):
         Path(name, "train.json").write_text(json.dumps(record, indent=1) + "\n")
         Path(name, "loss.png").write_bytes(loss_curve(record)._repr_png_())
 
 
 def loss_curve(record: dict[str, Any]) -> plots.Picture:
-    """The loss over the steps; what earlier runs did has a colour of its own."""
+    """Plot the loss over the steps, with the steps of earlier runs in another colour."""
     begun, losses = record["begun_at_step"], [math.nan if loss is None else loss for loss in record["losses"]]
     steps = range(1, len(losses) + 1)
     series = {"this run" if begun else "loss": (steps[max(begun - 1, 0) :], losses[max(begun - 1, 0) :])}
@@ -69,7 +69,7 @@ def loss_curve(record: dict[str, Any]) -> plots.Picture:
 
 
 def summary(record: dict[str, Any]) -> Table:
-    """One row: what was trained, how fast, with how much memory, how well."""
+    """A one-row table: the model, its speed, its memory and its loss."""
     settings = record["settings"]
     peaks = [peak for peak in record["peak_bytes"] if peak is not None]
     loss = record["final_loss"]

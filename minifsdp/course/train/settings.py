@@ -1,4 +1,4 @@
-"""The settings of a training run, and their checks."""
+"""Settings of a training run, and their validation."""
 
 from __future__ import annotations
 
@@ -28,19 +28,19 @@ STRATEGIES: dict[str, ShardingStrategy | None] = {
 PRECISIONS: dict[str, torch.dtype | None] = {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
 PREFETCHES = {"none": None, "pre": BackwardPrefetch.BACKWARD_PRE, "post": BackwardPrefetch.BACKWARD_POST}
 
-# What is trained: a checkpoint goes on as it began. All else says how, and may change at every start.
+# These define the training task and are fixed by a checkpoint. All other settings may change at every start.
 TASK = ("layers", "width", "context", "batch", "seed", "lr", "precision")
 COUNTS = ("accumulate", "replicas", "ranks", "layers", "width", "context", "batch", "steps", "every", "keep")
 
 
 @dataclass(frozen=True)
 class Settings:
-    """The settings of `minifsdp train`; see its --help.
+    """Settings of `minifsdp train`; see its --help.
 
     Attributes:
-        batch: sequences of an optimizer step over all ranks and micro-batches, so that neither changes what is learnt.
-        replicas: of a hybrid strategy, the copies of the model; each is sharded over ranks / replicas.
-        every: steps between checkpoints; the last step has one too.
+        batch: sequences per optimizer step over all ranks and micro-batches, so that neither affects the result.
+        replicas: copies of the model in a hybrid strategy, each sharded over ranks / replicas.
+        every: steps between checkpoints; the last step is saved too.
     """
 
     strategy: str = "full"
@@ -69,16 +69,16 @@ class Settings:
     time_limit: float = 86400.0
 
     def model(self) -> GPT:
-        """The same parameters on every rank and under every strategy."""
+        """The initial model, with the same parameters on every rank and under every strategy."""
         torch.manual_seed(self.seed)
         return GPT(width=self.width, layers=self.layers, context=self.context)
 
     def check(self) -> Corpus:
-        """The text to train on, if all that is asked for can be had.
+        """Validate all settings and load the training text.
 
         Raises:
-            ValueError: it cannot; one line that names it and the cure.
-            OSError: the text to train on is not there.
+            ValueError: a setting is impossible; the message is one line with its name and the cure.
+            OSError: the training text is missing.
         """
         self._check_choices()
         self._check_numbers()
@@ -89,7 +89,7 @@ class Settings:
         return corpus
 
     def check_replicas(self) -> None:
-        """Raise ValueError if the strategy has none: what is asked for would be ignored."""
+        """Raise ValueError if the strategy has no replicas, so that --replicas would be ignored."""
         self._check_choices()
         strategy = STRATEGIES[self.strategy]
         if strategy is None or not strategy.is_hybrid:
@@ -97,14 +97,14 @@ class Settings:
             raise ValueError(f"{said}: leave it out, or choose --strategy hybrid")
 
     def elements(self) -> int:
-        """Of all parameters of the model."""
+        """Number of elements of all parameters of the model."""
         return count_elements(self.layers, width=self.width, context=self.context)
 
     def saves_after(self, step: int) -> bool:
         return self.checkpoint is not None and (step % self.every == 0 or step == self.steps)
 
     def plain(self) -> dict[str, Any]:
-        """For JSON."""
+        """The settings as a dict for JSON."""
         return {name: str(value) if isinstance(value, Path) else value for name, value in asdict(self).items()}
 
     def _check_choices(self) -> None:

@@ -1,4 +1,4 @@
-"""A training run as the one who starts it sees it: from the check of what was asked for to the files that it leaves."""
+"""Validate arguments, launch the run, write the results."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ Progress = Callable[[int, int, float], None]
 
 @dataclass(frozen=True)
 class Plan:
-    """A run that has passed every check: what starts from here on can start.
+    """A run that has passed every check and can start.
 
     Attributes:
-        whole: the checkpoint to go on from.
-        step: the steps that it has.
+        whole: the checkpoint to resume from, or None.
+        step: the checkpoint's number of steps.
         data: the text's name and size.
     """
 
@@ -43,11 +43,11 @@ class Plan:
 
 
 def plan(settings: Settings, device: Device, out: Path, share_gpu: bool | None = None) -> Plan:
-    """Check everything that can be checked before a rank starts, and make the folders.
+    """Check everything that can be checked before a rank starts, and create the folders.
 
     Raises:
-        ValueError: something asked for is impossible; one line that names it and the cure.
-        OSError: the text to train on is not there.
+        ValueError: a setting is impossible; the message is one line with its name and the cure.
+        OSError: the training text is missing.
     """
     check_job()
     corpus = settings.check()
@@ -68,16 +68,16 @@ def run(plan: Plan, progress: Progress) -> dict[str, Any] | None:
     """Train; write `train.json` and `loss.png`.
 
     Args:
-        plan: what to do.
-        progress: is told the steps done, those to do, and the loss, a few of the steps in between.
+        plan: the checked run.
+        progress: called now and then with the steps done, the total steps, and the loss.
 
     Returns:
-        the content of `train.json`; None on all but the first rank of an SPMD run.
+        the content of `train.json`; None on every rank except the first of an SPMD run.
 
     Raises:
         RankError: a rank has failed.
         CheckpointError: a checkpoint cannot be written or read.
-        UndeliveredError: the output folder cannot be written any more; names the folder that has the files.
+        UndeliveredError: the output folder is no longer writable; the message names the folder that has the files.
     """
     try:
         ranks = launch(
@@ -105,7 +105,7 @@ def run(plan: Plan, progress: Progress) -> dict[str, Any] | None:
 
 
 def _tidy(folder: Path | None) -> None:
-    """Delete what ranks that have ended left half written; the next run deletes it where that cannot be."""
+    """Delete the half-written checkpoints of ranks that have ended; if that fails, the next run deletes them."""
     if folder is not None and is_first() and folders.rests(folder):
         with suppress(ValueError, OSError), folders.held(folder):
             folders.clean(folder)
@@ -113,7 +113,7 @@ def _tidy(folder: Path | None) -> None:
 
 @contextmanager
 def _having(folder: Path | None, resume: bool, out: Path) -> Iterator[None]:
-    """Have the folder for checkpoints to oneself while it is checked, without what a killed run has left in it."""
+    """Lock the checkpoint folder while it is checked, and remove the remains of a killed run from it."""
     if folder is None:
         yield
         return

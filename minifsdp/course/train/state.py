@@ -1,4 +1,4 @@
-"""The state of a training run, and its beginning."""
+"""The mutable state of a training run, and its initial value."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ from minifsdp.grad_scaler import ShardedGradScaler
 
 @dataclass
 class State:
-    """All that a checkpoint has to hold for training to go on as if it had never stopped; and the RNGs of the ranks.
+    """The state that a checkpoint must hold, besides the ranks' RNGs, for training to resume as if never interrupted.
 
     Attributes:
         model: a DistributedDataParallel or a FullyShardedDataParallel.
         optimizer: its optimizer.
-        scaler: of the loss; only fp16 needs it, for the others it does nothing.
-        draws: draws the batches, the same on every rank: where in the data training is.
+        scaler: the loss scaler; only fp16 needs it, otherwise it does nothing.
+        draws: the generator that draws the batches, the same on every rank; it marks the position in the data.
         step: steps done.
-        losses: [steps], float32 on the device; those to come are NaN.
+        losses: [steps], float32 on the device; NaN for future steps.
     """
 
     model: Any
@@ -41,7 +41,7 @@ class State:
 
 
 def begin(settings: Settings, where: torch.device) -> State:
-    """A model that has learnt nothing."""
+    """The state before the first step."""
     model = wrap(settings.model(), settings, where)
     seed_rank(settings.seed, 0)
     return State(
@@ -55,7 +55,7 @@ def begin(settings: Settings, where: torch.device) -> State:
 
 
 def wrap(model: GPT, settings: Settings, where: torch.device) -> DistributedDataParallel | FullyShardedDataParallel:
-    """The model as `settings.strategy` has it, a unit per block; gradients are reduced in fp32."""
+    """Wrap the model by `settings.strategy`, with a unit per block; gradients are reduced in fp32."""
     strategy = STRATEGIES[settings.strategy]
     if strategy is None:
         return DistributedDataParallel(model.to(where), gradient_as_bucket_view=True)
@@ -68,7 +68,7 @@ def wrap(model: GPT, settings: Settings, where: torch.device) -> DistributedData
         auto_wrap_policy={Block},
         backward_prefetch=PREFETCHES[settings.backward_prefetch],
         mixed_precision=None if dtype is None else MixedPrecision(dtype, reduce_dtype=torch.float32),
-        device_id=where,  # unit by unit: the whole model is never there
+        device_id=where,  # moved unit by unit, so that the whole model is never on it
         forward_prefetch=settings.forward_prefetch,
         limit_all_gathers=settings.limit,
         device_mesh=init_device_mesh(where.type, shape),
@@ -76,7 +76,7 @@ def wrap(model: GPT, settings: Settings, where: torch.device) -> DistributedData
 
 
 def seed_rank(seed: int, step: int) -> None:
-    """Random numbers of this rank's own, as dropout needs them: `settings.model()` has left all ranks with the same."""
+    """Seed this rank differently from the others, for dropout; `settings.model()` leaves all with the same seed."""
     own = hash((seed, step, dist.get_rank()))
     torch.manual_seed(own)
     random.seed(own)

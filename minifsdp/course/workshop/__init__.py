@@ -1,8 +1,8 @@
-"""The tools of a lab's notebook: exercises and checks, predictions, hints, and answers kept from earlier labs.
+"""The API of a lab's notebook: exercises and their checks, predictions, hints, and answers kept from earlier labs.
 
 @exercise("5.2")
 def gather(flat, group):
-    ...                         # blank: the reference stands in; written: checked at once, and used from here on
+    ...                         # blank: the reference runs instead; written: checked at once and used from here on
 """
 
 from importlib import import_module
@@ -16,7 +16,7 @@ __all__ = ["check", "earlier", "exercise", "hint", "outcome", "predict", "yours"
 
 
 def __getattr__(name: str) -> Any:
-    """Import what is asked for, so that the command line need not wait for torch."""
+    """Import names lazily, so that the command line need not wait for torch."""
     if name in __all__:
         module = "predictions" if name in ("outcome", "predict") else "notebook"
         return getattr(import_module(f"{__name__}.{module}"), name)

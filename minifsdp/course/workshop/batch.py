@@ -1,4 +1,4 @@
-"""A saved notebook, run from its first cell to its last with nobody watching: `minifsdp lab run`."""
+"""Run a saved notebook unattended, from its first cell to its last: `minifsdp lab run`."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from minifsdp.course.workshop.catalogue import Notebook, read_notebook
 from minifsdp.course.workshop.copies import find_copy, lab_of_copy
 from minifsdp.course.workshop.results import RECORD, Results, is_run
 
-RANKS = 2  # of most launches in the labs; the record tells the world for so many
+RANKS = 2  # in most launches of the labs; the record names the world chosen for this number
 
 Progress = Callable[[str, int, int], None]
 
@@ -40,9 +40,9 @@ class Plan:
     Attributes:
         lab: such as "05".
         notebook: the learner's file, which is only read.
-        out: the folder for what comes of it.
-        seconds: when the run is stopped.
-        world: where two ranks of it run.
+        out: the output folder.
+        seconds: the time limit of the run.
+        world: the backend and device for two ranks.
     """
 
     lab: str
@@ -53,17 +53,17 @@ class Plan:
 
 
 def plan(lab: str, notebook: Path | None, out: Path, seconds: float) -> Plan:
-    """Check what can be checked before a kernel starts, and make the output folder.
+    """Validate everything that can be checked before a kernel starts, and make the output folder.
 
     Args:
         lab: such as "05".
-        notebook: by default the one of that lab in the current folder.
+        notebook: by default the notebook of that lab in the current folder.
         out: a folder that holds no other run's record.
         seconds: the time limit of the whole run.
 
     Raises:
-        ValueError: no such notebook, another lab's, one that no kernel takes, an output folder in use, or a world that
-            cannot be.
+        ValueError: the notebook is missing, belongs to another lab or cannot be run; the output folder is in use; or
+            the requested world is impossible.
         OSError: the notebook cannot be read.
     """
     path = notebook or find_copy(lab, Path())
@@ -89,9 +89,9 @@ def plan(lab: str, notebook: Path | None, out: Path, seconds: float) -> Plan:
 
 
 def _check_text(path: Path, notebook: Notebook) -> None:
-    """JSON can hold halves of a character ("\\ud800"), but neither a message to a kernel nor a file can."""
+    """Reject lone surrogates: JSON can hold "\\ud800", but neither a kernel message nor a file can."""
     for number, cell in enumerate(notebook["cells"], start=1):
-        if _is_broken({key: value for key, value in cell.items() if key != "outputs"}):  # which are not kept
+        if _is_broken({key: value for key, value in cell.items() if key != "outputs"}):  # outputs are dropped anyway
             raise ValueError(f"{path}: cell {number} has half a character in it, a lone surrogate: write it again")
     if _is_broken({key: value for key, value in notebook.items() if key != "cells"}):
         raise ValueError(f"{path} has half a character in its metadata, a lone surrogate: save it again in Jupyter")
@@ -106,10 +106,10 @@ def _is_broken(content: Any) -> bool:
 
 
 def run(plan: Plan, progress: Progress) -> dict[str, Any]:
-    """Run the notebook in a kernel of its own, in its folder, and write what comes of it to `plan.out`.
+    """Run the notebook in a fresh kernel, in its own folder, and write the results to `plan.out`.
 
-    It stops at a cell that raises, at the time limit, and on SIGINT, SIGTERM or SIGHUP. However it stops, kernel and
-    ranks are ended. Results are on disk after every cell.
+    The run stops at a cell that raises, at the time limit, and on SIGINT, SIGTERM or SIGHUP. The kernel and the ranks
+    are ended in every case. Results are on disk after every cell.
 
     Returns:
         the record: "state" is "complete", or "failed" or "stopped" with the reason in "error".
@@ -121,14 +121,14 @@ async def _run(plan: Plan, progress: Progress) -> dict[str, Any]:
     reasons: list[str] = []
 
     def stop(why: str) -> None:
-        if not reasons:  # a second signal finds it stopping
+        if not reasons:  # ignore a second signal while stopping
             reasons.append(why)
             running.cancel()
 
     loop = asyncio.get_running_loop()
     loop.call_later(plan.seconds, stop, f"not done within {plan.seconds:g} s")
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        if signal.getsignal(number) is not signal.SIG_IGN:  # as it is under nohup, and in a script's background
+        if signal.getsignal(number) is not signal.SIG_IGN:  # ignored under nohup, and for a script's background jobs
             loop.add_signal_handler(number, stop, f"ended by {number.name}")
     results = Results(
         plan.lab, plan.notebook, plan.out, {"world": str(plan.world), "versions": versions(), "gpus": _gpus()}
@@ -136,7 +136,7 @@ async def _run(plan: Plan, progress: Progress) -> dict[str, Any]:
     running = asyncio.create_task(_run_cells(plan, results, progress))
     try:
         await running
-    except (asyncio.CancelledError, Exception) as error:  # nbclient turns a cancellation into an error of its own
+    except (asyncio.CancelledError, Exception) as error:  # nbclient wraps a cancellation in its own error
         results.end(*(("stopped", reasons[0]) if reasons else ("failed", _reason(error))))
     else:
         results.end("complete")
@@ -144,11 +144,11 @@ async def _run(plan: Plan, progress: Progress) -> dict[str, Any]:
 
 
 async def _run_cells(plan: Plan, results: Results, progress: Progress) -> None:
-    manager = AsyncKernelManager(kernel_name="python3")  # this very Python, whatever kernel the notebook names
+    manager = AsyncKernelManager(kernel_name="python3")  # this Python, whichever kernel the notebook names
     client = NotebookClient(
         results.notebook,
         km=manager,
-        startup_timeout=int(plan.seconds) + 1,  # the run's own limit comes first
+        startup_timeout=int(plan.seconds) + 1,  # the run's own limit expires first
         record_timing=False,
         coalesce_streams=True,
         extra_arguments=["--log-level=ERROR"],
@@ -158,8 +158,8 @@ async def _run_cells(plan: Plan, results: Results, progress: Progress) -> None:
     with tempfile.TemporaryDirectory(prefix="minifsdp-", ignore_cleanup_errors=True) as scratch:
         environ = os.environ | {
             TRACES: str(results.new_traces.resolve()),
-            "JPY_SESSION_NAME": plan.notebook.name,  # what `minifsdp ps` calls it
-            "TMPDIR": scratch,  # a kernel that is killed leaves its files
+            "JPY_SESSION_NAME": plan.notebook.name,  # the name in `minifsdp ps`
+            "TMPDIR": scratch,  # a killed kernel leaves its files behind
         }
         try:
             await client.async_start_new_kernel(cwd=str(plan.notebook.resolve().parent), env=environ)
@@ -173,7 +173,7 @@ async def _run_cells(plan: Plan, results: Results, progress: Progress) -> None:
 
 
 async def _end(client: NotebookClient, manager: AsyncKernelManager) -> None:
-    """Kill the kernel; its ranks and checks end with it, and those that do not are ended."""
+    """Kill the kernel, whose ranks and checks normally end with it, then end any that are left."""
     pid = getattr(manager.provisioner, "pid", None)
     if manager.has_kernel:
         await manager.shutdown_kernel(now=True)
@@ -183,7 +183,7 @@ async def _end(client: NotebookClient, manager: AsyncKernelManager) -> None:
 
 
 def _reason(error: BaseException) -> str:
-    """The reason of a failure, in one line."""
+    """The error in one line."""
     if isinstance(error, DeadKernelError):
         return "its kernel died"
     said = (
@@ -195,7 +195,7 @@ def _reason(error: BaseException) -> str:
 
 
 def _silent() -> logging.Logger:
-    """For nbclient, which would log what the record says."""
+    """A silent logger for nbclient, which would otherwise repeat the record."""
     logger = logging.getLogger(__name__)
     logger.addHandler(logging.NullHandler())
     logger.propagate = False

@@ -1,4 +1,4 @@
-"""The labs as they are shipped: their notebooks, set-up cells, exercises and checks. Nothing here needs torch."""
+"""The shipped labs: their notebooks, set-up cells, exercises and checks. Nothing here imports torch."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import minifsdp
 from minifsdp.course.system.plain_files import read_plain
 
 SETUP = "setup"  # the tag of a lab's set-up cell
-EXERCISE = "exercise-"  # what the tag of an exercise's cell begins with; its id follows
+EXERCISE = "exercise-"  # prefix of an exercise cell's tag; the exercise's id follows
 LARGEST = 64 * 2**20  # bytes of a notebook
 
 Notebook = dict[str, Any]
@@ -21,7 +21,7 @@ Cell = dict[str, Any]
 
 
 class Stub(NamedTuple):
-    """An exercise as it is shipped."""
+    """An exercise as shipped."""
 
     id: str
     name: str
@@ -41,17 +41,17 @@ def checks_of(lab: str) -> Path:
 
 
 def all_labs() -> list[str]:
-    """The numbers of the labs that there are: "00", "01", "10a"."""
+    """The numbers of all labs, such as "00", "01", "10a"."""
     return sorted(lab for path in labs_folder().glob("lab*.ipynb") if (lab := lab_of_file(path.name)))
 
 
 def as_named(lab: str) -> str:
-    """A lab's number as files have it: "05" of "5", "10a" of "10a"."""
+    """A lab's number as in file names: "05" for "5", "10a" for "10a"."""
     return lab and lab.zfill(3 if lab[-1:].isalpha() else 2)
 
 
 def lab_of_file(name: str) -> str | None:
-    """The lab of a file by its name: "10a" of "lab10a_wrapping.ipynb"."""
+    """The lab in a file's name: "10a" for "lab10a_wrapping.ipynb"; None if there is none."""
     named = re.match(r"lab(\d\d[a-z]?)_", name)
     return named[1] if named else None
 
@@ -60,7 +60,7 @@ def shipped_notebook(lab: str) -> Path:
     """The notebook of a lab ("05").
 
     Raises:
-        ValueError: there is no such lab; names those that there are.
+        ValueError: there is no such lab; the message lists the labs.
     """
     found = sorted(labs_folder().glob(f"lab{lab}_*.ipynb")) if lab in all_labs() else []
     if not found:
@@ -74,12 +74,12 @@ def setup_of(lab: str) -> str:
 
 
 def about(lab: str) -> dict[str, Any]:
-    """A lab's front matter: "title", "minutes", "ranks"."""
+    """The metadata of a lab's notebook: "title", "minutes", "ranks"."""
     return facts_of(read_notebook(shipped_notebook(lab)))
 
 
 def stubs_of(lab: str) -> dict[str, Stub]:
-    """The exercises of a lab by id, in the order of the notebook."""
+    """The exercises of a lab by id, in notebook order."""
     found = {}
     for cell in read_cells(shipped_notebook(lab)):
         for tag in tags_of(cell):
@@ -91,21 +91,21 @@ def stubs_of(lab: str) -> dict[str, Stub]:
 
 
 def edition_of(notebook: Notebook) -> str:
-    """Changes with the text of any cell; outputs do not count."""
+    """A digest of the types, text and tags of all cells; outputs do not count."""
     cells = [(cell.get("cell_type"), source_of(cell), tags_of(cell)) for cell in notebook["cells"]]
     return hashlib.sha256(json.dumps(cells).encode()).hexdigest()[:12]
 
 
 def read_notebook(path: Path, limit: int = LARGEST, *, links: bool = True) -> Notebook:
-    """A saved notebook; whatever its cells hold, each has text and tags.
+    """Read a saved notebook and verify that every cell has source text and well-formed tags.
 
     Args:
-        path: of the file.
-        limit: bytes.
-        links: whether it may be a link to the file.
+        path: the file.
+        limit: largest size in bytes.
+        links: accept a symbolic link to the file.
 
     Raises:
-        ValueError: the file is not a notebook, or larger.
+        ValueError: the file is missing, too large or not a notebook.
         OSError: it cannot be read.
     """
     try:
@@ -128,14 +128,14 @@ def read_cells(path: Path) -> list[Cell]:
 
 
 def facts_of(notebook: Notebook) -> dict[str, Any]:
-    """The lab's facts in a notebook's metadata: "lab", "title", "minutes", "ranks", "edition"."""
+    """The lab's entries in a notebook's metadata: "lab", "title", "minutes", "ranks", "edition"."""
     metadata = notebook.get("metadata")
     facts = metadata.get("minifsdp") if isinstance(metadata, dict) else None
     return dict(facts) if isinstance(facts, dict) else {}
 
 
 def cells_with(cells: list[Cell], tag: str) -> list[Cell]:
-    """The cells that carry a tag."""
+    """The cells with a given tag."""
     return [cell for cell in cells if tag in tags_of(cell)]
 
 

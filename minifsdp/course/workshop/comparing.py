@@ -1,4 +1,4 @@
-"""Comparisons whose failure explains itself: what was expected, what came, and the likely slip."""
+"""Comparisons with self-explanatory failures: the expected value, the actual value, and the likely slip."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from torch import Tensor
 
 
 class AnswerError(AssertionError):
-    """An answer is wrong, and this is how: one fact to a line."""
+    """A wrong answer; the message explains it, one fact per line."""
 
 
-overriding: str | None = None  # a slip that explains whatever differs, once it is known to have been made
+overriding: str | None = None  # a slip known to have been made; it explains every later difference
 
 
 def expect(
@@ -29,13 +29,13 @@ def expect(
     """Reject the answer unless it `got` what was `wanted`.
 
     Args:
-        what: names the quantity, with its unit.
-        got: number, text, bool, None, tensor, or a list, tuple or dict of them.
-        wanted: the same, right.
-        rank: whose it is.
-        slips: what a usual mistake would have given, by the words that explain it.
-        slip: words for any other mistake.
-        tolerance: how far floating point may be off, relative to the largest value wanted.
+        what: the quantity, with its unit.
+        got: the answer's value: number, text, bool, None, tensor, or a list, tuple or dict of them.
+        wanted: the correct value, of the same kind.
+        rank: the rank that `got` is from.
+        slips: the values that common mistakes give, keyed by their explanation.
+        slip: the explanation of any other mistake.
+        tolerance: largest floating-point error, relative to the largest value wanted.
     """
     if same(got, wanted, tolerance):
         return
@@ -79,7 +79,7 @@ def _same_tensor(got: Tensor, wanted: Tensor, tolerance: float) -> bool:
 
 
 def describe(value: Any) -> str:
-    """A value in a few words."""
+    """A short description of a value."""
     match value:
         case Tensor() if value.numel() <= 6:
             return f"{_rounded(value.detach().tolist())} ({_kind(value)})"
@@ -112,7 +112,7 @@ def _kind(tensor: Tensor) -> str:
 
 
 def _first_difference(got: Any, wanted: Any) -> str:
-    """The first difference between two tensors of one shape, or two lists."""
+    """The first difference between two tensors of one shape, or between two lists, in words."""
     if isinstance(wanted, Tensor) and isinstance(got, Tensor) and got.shape == wanted.shape and wanted.numel() > 6:
         a, b = got.detach().flatten().double().cpu(), wanted.detach().flatten().double().cpu()
         far = ~((a - b).abs() <= 1e-6 * b.abs().max())

@@ -1,4 +1,4 @@
-"""A learner's copies of the notebooks: starting one, finding it, and taking answers out of it."""
+"""A learner's copies of the notebooks: create one, find it, and extract its answers."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ from minifsdp.course.workshop.submission import Submission
 
 
 def start(lab: str, folder: Path) -> Path:
-    """Copy a lab's notebook into `folder`, without its outputs, which would give the predictions away.
+    """Copy a lab's notebook into `folder` without its outputs, which would give away the predictions.
 
     Raises:
-        ValueError: there is no such lab, or there is a copy already.
+        ValueError: there is no such lab, or the folder has a copy already.
         OSError: the folder cannot be written to.
     """
     target = folder / shipped_notebook(lab).name
@@ -39,7 +39,7 @@ def start(lab: str, folder: Path) -> Path:
 
 
 def fresh(lab: str) -> Notebook:
-    """A lab's notebook as it is given to learners: no outputs, and its edition noted."""
+    """A lab's notebook as learners receive it: no outputs, and its edition in the metadata."""
     notebook = read_notebook(shipped_notebook(lab))
     notebook["metadata"]["minifsdp"] = {**facts_of(notebook), "lab": lab, "edition": edition_of(notebook)}
     for cell in notebook["cells"]:
@@ -54,7 +54,7 @@ def copies(lab: str, folder: Path) -> list[Path]:
 
 
 def lab_of_copy(path: Path) -> str | None:
-    """The lab that a notebook belongs to, by what it says or else by its name."""
+    """The lab that a notebook belongs to, from its metadata or else its file name."""
     try:
         lab = facts_of(read_notebook(path)).get("lab")
     except (ValueError, OSError):
@@ -63,12 +63,12 @@ def lab_of_copy(path: Path) -> str | None:
 
 
 def find_copy(lab: str, folder: Path) -> Path:
-    """The copy of a lab in a folder; of several, the one that `start` or the last `update` has made.
+    """The copy of a lab in a folder; of several, the latest made by `start` or `update`.
 
     Raises:
-        ValueError: there is none, or it is not clear which.
+        ValueError: there is no copy, or the choice is ambiguous.
     """
-    stem = shipped_notebook(lab).stem  # an unknown lab is told first
+    stem = shipped_notebook(lab).stem  # raises first if the lab is unknown
     found = copies(lab, folder)
     ours = {path: named for path in found if (named := re.fullmatch(rf"{stem}(?:_(\d+))?", path.stem))}
     if ours:
@@ -82,7 +82,7 @@ def find_copy(lab: str, folder: Path) -> Path:
 
 
 def answer_in(path: Path, exercise: str) -> Submission:
-    """The set-up cells and the cell of an exercise in a saved notebook, whatever they hold.
+    """The set-up cells and the exercise's cell of a saved notebook, with any content.
 
     Raises:
         ValueError: there is not exactly one cell of that exercise.
@@ -98,10 +98,10 @@ def answer_in(path: Path, exercise: str) -> Submission:
 
 
 def write_new(path: Path, notebook: Notebook) -> None:
-    """Write a notebook where there is none.
+    """Write a notebook to a path that does not exist yet.
 
     Raises:
-        ValueError: there is something.
+        ValueError: the path exists.
         OSError: the folder cannot be written to.
     """
     try:

@@ -1,4 +1,4 @@
-"""A new edition of a lab beside a learner's older copy: answers and predictions are carried over by their ids."""
+"""Add a lab's new edition beside a learner's older copy, carrying over answers and predictions by id."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ def update(lab: str, folder: Path) -> tuple[Path | None, list[str]]:
     """Write the current edition beside an older copy, with the answers and predictions of that copy.
 
     Returns:
-        the new copy, None if the old one is of this edition; and a line on each thing that was carried over or was not.
+        the new copy, or None if the old one has the current edition; and one line for each item, carried over or not.
 
     Raises:
-        ValueError: there is no copy in the folder, or no such lab.
-        OSError: it cannot be read or written.
+        ValueError: there is no such lab, or no copy of it in the folder.
+        OSError: a copy cannot be read or written.
     """
     notebook = fresh(lab)
     old = find_copy(lab, folder)
@@ -66,7 +66,7 @@ def _carry_answers(old: list[Cell], new: list[Cell], stubs: dict[str, Stub]) -> 
 
 
 def _changed(source: str, stub: Stub) -> str:
-    """A remark if an answer does not have the shipped signature."""
+    """A remark if an answer's signature differs from the shipped one, else ""."""
     wanted = definition_in(stub.source, stub.name)
     try:
         parse(source)
@@ -75,7 +75,7 @@ def _changed(source: str, stub: Stub) -> str:
             return ""
     except (SyntaxError, ValueError):
         return f"; it does not define {stub.name}"
-    except RecursionError:  # the arguments are too deep to read: they are others
+    except RecursionError:  # arguments nested too deep to compare count as different
         pass
     return f"; the signature is now {stub.name}({ast.unparse(wanted.args)}), adapt it"
 
@@ -94,7 +94,7 @@ def _carry_predictions(old: list[Cell], new: list[Cell]) -> list[str]:
 
 
 def _predictions(cell: Cell) -> Iterator[tuple[str, ast.expr, str]]:
-    """The calls `predict("5.2", value)` of a cell: the name, the value, and the value's text."""
+    """Each call `predict("5.2", value)` in a cell: the name, the value's node, and the value's text."""
     if cell.get("cell_type") != "code" or "predict" not in source_of(cell):
         return
     try:
@@ -108,7 +108,7 @@ def _predictions(cell: Cell) -> Iterator[tuple[str, ast.expr, str]]:
 
 
 def _replaced(source: str, node: ast.expr, text: str) -> str:
-    """`source` with another text in the place of a node; the tree counts columns in bytes."""
+    """`source` with a node replaced by `text`; the tree counts columns in bytes."""
     lines = source.encode().splitlines(keepends=True)
     assert node.end_lineno is not None
     before = b"".join(lines[: node.lineno - 1]) + lines[node.lineno - 1][: node.col_offset]

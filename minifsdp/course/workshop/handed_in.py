@@ -1,7 +1,7 @@
-"""The answers to be marked: cells of the submissions in a folder.
+"""Collect the answers to be marked from the submissions in a folder.
 
-All of it is read before the first answer runs, so no answer changes what is marked. Each file is read once, and only
-if it is plain and of bounded size.
+Every file is read before the first answer runs, so that no answer can change another. Each file is read once, and only
+if it is a regular file of bounded size.
 """
 
 from __future__ import annotations
@@ -29,28 +29,28 @@ from minifsdp.course.workshop.catalogue import (
 from minifsdp.course.workshop.references import parse
 from minifsdp.course.workshop.store import Store
 
-_stubs = cache(stubs_of)  # they are asked for with every answer
+_stubs = cache(stubs_of)  # looked up for every answer
 
-LARGEST = 16 * 2**20  # bytes of a notebook; as Python's objects they may be 25 times as many
-LONGEST_CELL = 200_000  # characters; a syntax tree has some hundred bytes for each
+LARGEST = 16 * 2**20  # bytes of a notebook; its Python objects may take 25 times as much
+LONGEST_CELL = 200_000  # characters; a syntax tree takes about a hundred bytes per character
 
 
 class Problem(NamedTuple):
-    """Why there is no answer to run, or none that may count."""
+    """The reason for a missing answer, or for an answer that cannot count."""
 
     state: Literal["missing", "altered"]
     remark: str
 
 
 class Task(NamedTuple):
-    """An exercise of a submission, to be marked.
+    """One exercise of one submission, to be marked.
 
     Attributes:
         submission: the name of its folder or notebook.
-        lab: such as "04"; empty if it has no notebook of a lab.
-        exercise: such as "4.1"; empty likewise.
-        answer: the text of its cell, or why there is none.
-        read: whether its records say that the reference was read.
+        lab: such as "04"; empty if the submission has no notebook of a lab.
+        exercise: such as "4.1"; empty in the same case.
+        answer: the text of its cell, or the problem with it.
+        read: True if the submission's records show that the reference was revealed.
     """
 
     submission: str
@@ -61,7 +61,7 @@ class Task(NamedTuple):
 
 
 class _Notebook(NamedTuple):
-    """A notebook that was read: the cells' text of each exercise; None if it cannot be read."""
+    """A parsed notebook: the text of the cells by exercise, or None if the file cannot be read."""
 
     path: Path
     lab: str
@@ -70,10 +70,10 @@ class _Notebook(NamedTuple):
 
 
 def find_tasks(folder: Path) -> list[Task]:
-    """All that is to be marked under `folder`: its subfolders, and notebooks that lie in it, are the submissions.
+    """All tasks under `folder`; each subfolder, and each notebook directly in it, is a submission.
 
     Raises:
-        ValueError: there is nothing of the kind.
+        ValueError: there are no submissions.
         OSError: the folder cannot be read.
     """
     tasks: list[Task] = []
@@ -109,12 +109,12 @@ def _files(path: Path) -> Iterator[Path]:
 
 
 def _read(path: Path) -> _Notebook:
-    """A notebook that was handed in. Its lab is what it says, or else by its name; "" if it is none of ours."""
+    """Parse a submitted notebook. Its lab comes from its metadata, else its file name; "" for any other notebook."""
     named = lab_of_file(path.name) or ""
     try:
         notebook = read_notebook(path, LARGEST, links=False)
     except (ValueError, OSError, MemoryError):
-        plain = stat.S_ISREG(path.lstat().st_mode)  # a link to somebody else's notebook is not theirs
+        plain = stat.S_ISREG(path.lstat().st_mode)  # a link may lead to another learner's notebook
         return _Notebook(path, named if plain and named in all_labs() else "")
     facts, labs = facts_of(notebook), all_labs()
     lab = str(facts.get("lab") or named)
@@ -128,7 +128,7 @@ def _read(path: Path) -> _Notebook:
 
 def _task(submission: str, lab: str, exercise: str, notebooks: list[_Notebook]) -> Task:
     found = notebooks
-    if len(found) > 1:  # the one of the current edition
+    if len(found) > 1:  # prefer the current edition
         edition = edition_of(read_notebook(shipped_notebook(lab)))
         found = [notebook for notebook in notebooks if notebook.edition == edition]
     if len(found) != 1:
@@ -139,7 +139,7 @@ def _task(submission: str, lab: str, exercise: str, notebooks: list[_Notebook]) 
 
 
 def _answer(notebook: _Notebook, exercise: str) -> str | Problem:
-    """The answer's text, if it is one function of the exercise's name under `@exercise`."""
+    """The answer's text, if its only cell defines the exercise's function under `@exercise`; else the problem."""
     if notebook.cells is None:
         return Problem("altered", f"{notebook.path.name} cannot be read as a notebook")
     sources, stub = notebook.cells[exercise], _stubs(notebook.lab)[exercise]

@@ -1,8 +1,8 @@
-"""Marks for the answers of many learners: each is checked in a process tree of its own, under limits.
+"""Mark the answers of many learners, each in its own process tree and under resource limits.
 
-The package, the checks and the set-up cells are those of this installation; of a submission only the cells tagged with
-an exercise are run. This keeps accidents apart, it is no sandbox (docs/teaching.md). What is marked is in memory before
-the first answer runs, and so are the marks until the last has run: no answer finds another's in a file.
+The package, the checks and the set-up cells are those of this installation; only the cells tagged as exercises are run
+from a submission. This contains accidents; it is not a sandbox (docs/teaching.md). All answers are in memory before the
+first one runs, and all marks stay there until the last has run, so that no answer finds another's in a file.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class Row(NamedTuple):
 
 
 def mark(task: Task, variants: Variants, limits: Limits) -> Row:
-    """Mark one exercise of one submission; whatever a submission holds, this returns."""
+    """Mark one exercise of one submission; returns a row for any submission, never raises."""
     began = time.monotonic()
     try:
         state, remark = _mark(task, variants.get(task.exercise, ()), limits)
@@ -75,25 +75,25 @@ def _mark(task: Task, variants: Sequence[Mapping[str, int]], limits: Limits) -> 
 
 
 def _plain(text: str) -> str:
-    """One printable line that no spreadsheet takes for a formula."""
+    """Text as one printable line that no spreadsheet evaluates as a formula."""
     line = "; ".join(part.strip() for part in text.splitlines() if part.strip())
     line = "".join(char if char.isprintable() else "?" for char in line)[:LONGEST_REMARK]
     return f"'{line}" if line.startswith(("=", "+", "-", "@")) else line
 
 
 def _name(submission: str) -> str:
-    """As it is, if that is one printable line and no formula; else quoted, and no two of them alike."""
+    """The name unchanged if it is one printable line and not a formula, else quoted so that names stay distinct."""
     return submission if _plain(submission) == submission and submission[:1] not in "'\"" else _plain(ascii(submission))
 
 
 def mark_all(
     tasks: Sequence[Task], out: Path, variants: Variants, limits: Limits, show: Callable[[Row], None]
 ) -> list[Row]:
-    """Mark all tasks, then write the table; `show` is called for each row. What ends it early leaves the rows so far.
+    """Mark all tasks, then write the table; `show` is called for each row. If interrupted, write the rows so far.
 
     Raises:
-        ValueError: the table is there already, or a variable of ours says what it cannot.
-        OSError: it cannot be written; what was to be in it is then on standard output.
+        ValueError: the table exists already, or a MINIFSDP_ environment variable is invalid.
+        OSError: the table cannot be written; it is then printed to standard output.
     """
     forced_device()
     try:
@@ -114,9 +114,9 @@ def mark_all(
 
 
 def _write(rows: Sequence[Row], out: Path, made: os.stat_result) -> None:
-    """Write the table to a new file that takes the place of `out`, whatever an answer has made of that.
+    """Write the table to a new file and rename it to `out`, even if an answer has replaced `out`.
 
-    Where it cannot be written, the empty file that was `made` for it does not stay.
+    If it cannot be written, remove the empty file that was `made` at the start.
     """
     table = io.StringIO(newline="")
     csv.writer(table).writerows([Row._fields, *rows])
@@ -132,14 +132,14 @@ def _write(rows: Sequence[Row], out: Path, made: os.stat_result) -> None:
             if os.path.samestat(here := out.lstat(), made) and not here.st_size:
                 out.unlink()
         print(table.getvalue(), end="", flush=True)
-        raise OSError(error.errno, error.strerror, str(out)) from error  # of a full disk it names no file
+        raise OSError(error.errno, error.strerror, str(out)) from error  # a full disk's error names no file
 
 
 def read_variants(path: Path) -> dict[str, list[dict[str, int]]]:
-    """Further settings to check in, by exercise: `["5.2"]` with `variants = [{ranks = 3, seed = 7}]`.
+    """Read extra check settings by exercise, such as `["5.2"]` with `variants = [{ranks = 3, seed = 7}]`.
 
     Raises:
-        ValueError: in one line, what is not understood.
+        ValueError: the file is invalid; the message is one line.
         OSError: the file cannot be read.
     """
     known = [exercise for lab in all_labs() for exercise in stubs_of(lab)]
@@ -170,14 +170,14 @@ def read_variants(path: Path) -> dict[str, list[dict[str, int]]]:
 
 
 def _fault(name: str, value: object) -> str:
-    """The fault of a variant's number, worded as the command line words its own; "" if it has none."""
+    """The fault of a variant's number, in the command line's words; "" if it is valid."""
     if type(value) is not int:
         return "must be a whole number"
     return seed_fault(value) if name == "seed" else count_fault(name, value, MOST_RANKS if name == "ranks" else None)
 
 
 def _shown(value: object) -> str:
-    """A value in a few characters; Python writes no number of some thousand digits."""
+    """A value in at most 43 characters; Python refuses to print integers of several thousand digits."""
     if type(value) is int and value.bit_length() > 128:
         return f"a number of {value.bit_length():,} bits"
     text = repr(value)

@@ -1,4 +1,4 @@
-"""Exercises inside a notebook: which piece runs, the learner's or the reference, and what the check says of it."""
+"""Exercises inside a notebook: run the learner's answer or the reference, check the answer, and give hints."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ BLANK = "not attempted, reference in use"
 PASSED = "yours: passed"
 FAILED = "yours: failed, reference not used"
 
-_submissions: dict[str, Submission] = {}  # what this notebook's exercise cells hold, if they are not blank
+_submissions: dict[str, Submission] = {}  # by exercise, this notebook's answers that are not blank
 _states: dict[str, str] = {}
 
 
 def exercise(exercise_id: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Mark a function as the answer to an exercise.
 
-    If it is still the stub, the reference takes its place, and that is said. If not, it is checked in a fresh process
-    and is what runs from here on, whatever the check says.
+    A stub is replaced by the reference, and a line says so. Any other function is checked in a fresh process and used
+    from here on, whether or not it passes.
 
     Raises:
         ValueError: there is no such exercise, or the function has another name.
@@ -51,27 +51,27 @@ def exercise(exercise_id: str) -> Callable[[Callable[..., Any]], Callable[..., A
 
 
 def check(exercise_id: str) -> None:
-    """Check the answer that this notebook's cell holds, and print one of the three states."""
+    """Check the answer in this notebook's cell, and print one of the three states."""
     ref = find_reference(exercise_id)
     submission = _submissions.get(exercise_id)
     if submission is None:
         print(f"{exercise_id} {ref.name}: {BLANK}")
         return
-    print(f"{exercise_id} {ref.name}: checking ...", end="\r", flush=True)  # the verdict takes its place
+    print(f"{exercise_id} {ref.name}: checking ...", end="\r", flush=True)  # overwritten by the verdict
     verdict = run_check(submission)
     _states[exercise_id] = PASSED if verdict.state == "passed" else FAILED
     print(record_verdict(submission, verdict, Store()))
 
 
 def record_verdict(submission: Submission, verdict: Verdict, store: Store) -> str:
-    """Keep an answer that has passed; returns the verdict as the learner reads it."""
+    """Store the answer if it passed; return the verdict as text for the learner."""
     if verdict.state == "passed":
         store.write("answers", submission.exercise, submission._asdict())
     return told(submission.exercise, verdict, store)
 
 
 def told(exercise_id: str, verdict: Verdict, store: Store) -> str:
-    """A verdict as the learner reads it: the state, what is wrong, the next hint, which does not count as asked for."""
+    """A verdict as text for the learner: state, errors and the next hint, which is not counted as requested."""
     head = f"{exercise_id} {find_reference(exercise_id).name}"
     if verdict.state == "passed":
         return f"{head}: {PASSED}. {verdict.text}"
@@ -90,20 +90,20 @@ def hint(exercise_id: str) -> None:
 
 
 def count_hint(exercise_id: str, store: Store) -> None:
-    """The hint that `next_hint` gives was seen."""
+    """Record that the hint from `next_hint` was seen."""
     given = store.read("hints", exercise_id) or 0
     store.write("hints", exercise_id, min(given + 1, len(find_reference(exercise_id).hints)))
 
 
 def next_hint(exercise_id: str, store: Store) -> str:
-    """The first hint that has not been asked for; after the second, the second again."""
+    """The first hint not yet requested; once both have been, the second again."""
     hints = find_reference(exercise_id).hints
     number = min(store.read("hints", exercise_id) or 0, len(hints) - 1)
     return f"hint {number + 1} of {len(hints)}: {hints[number]}"
 
 
 def earlier(exercise_id: str) -> Callable[..., Any]:
-    """A piece of an earlier lab: the learner's answer if it has passed its check in this folder, else the reference."""
+    """An earlier lab's exercise: the learner's answer if it has passed its check in this folder, else the reference."""
     ref = find_reference(exercise_id)
     kept = Store().read("answers", exercise_id)
     if kept is None:
@@ -114,12 +114,12 @@ def earlier(exercise_id: str) -> Callable[..., Any]:
 
 
 def has_failed(exercise_id: str) -> bool:
-    """True if the piece that runs in this notebook is the learner's, and its check has rejected it."""
+    """True if this notebook runs the learner's answer and its check has rejected it."""
     return _states.get(exercise_id) == FAILED
 
 
 def yours(lab: str) -> str:
-    """A subtitle that tells the learner's pieces of a lab: `yours 2/5`, with the failed ones named."""
+    """The count of a lab's exercises answered by the learner, for a plot's subtitle: `yours 2/5, failed: 5.3`."""
     ids = [ref.id for ref in lab_references(lab)]
     written = [each for each in ids if _states.get(each, BLANK) != BLANK]
     failed = [each for each in written if has_failed(each)]
@@ -127,13 +127,13 @@ def yours(lab: str) -> str:
 
 
 def _cell_source() -> str | None:
-    """The text of the cell that runs now, or None outside IPython."""
+    """The text of the running cell, or None outside IPython."""
     history = _history()
     return history[-1] if history else None
 
 
 def _setup_source(lab: str) -> str:
-    """The set-up cell as this notebook has run it last; the shipped one if it has not."""
+    """The set-up cell that this notebook ran last, or the shipped one if it ran none."""
     from minifsdp.course.workshop.catalogue import setup_of
 
     marked = [cell for cell in _history() if cell.lstrip().startswith(SETUP_MARK)]
@@ -141,7 +141,7 @@ def _setup_source(lab: str) -> str:
 
 
 SETUP_MARK = "# set-up"
-"""What a lab's set-up cell begins with, since a kernel does not see tags."""
+"""The first words of a lab's set-up cell; a kernel does not see tags."""
 
 
 def _history() -> list[str]:

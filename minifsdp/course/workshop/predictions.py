@@ -1,4 +1,4 @@
-"""A number said before it is measured, and then set beside the measurement."""
+"""Predict a number, then compare the prediction with the measurement."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from minifsdp.course.workshop.store import Store
 
 
 def predict(name: str, value: float | EllipsisType, what: str = "") -> None:
-    """Record a prediction; `...` is none, or the one that this folder has from before.
+    """Record a prediction; `...` keeps the one already recorded in this folder, if any.
 
     Args:
-        name: the prediction's id, that of the exercise it belongs to or of its own, such as "5.2".
+        name: the prediction's id: that of its exercise, such as "5.2", or one of its own.
         value: the number.
-        what: what it is a number of, with its unit.
+        what: the quantity, with its unit.
 
     Raises:
         TypeError: the value is no number.
@@ -41,16 +41,16 @@ def outcome(
     itemsize: int = 4,
     slips: Mapping[str, float] | None = None,
 ) -> None:
-    """Print the measurement beside what was predicted, and the likely slip if they differ.
+    """Print the measurement beside the prediction, and the likely slip if they differ.
 
     Args:
         name: as given to `predict`.
         measured: the number.
-        how: where it is from; nothing that a model says is called measured.
+        how: the source of the number; a model's result is never called measured.
         ranks: N, to recognise (N - 1) / N and 1 / N.
-        itemsize: bytes of an element, to recognise elements taken for bytes.
-        slips: numbers that a usual mistake of this very question gives, by the words that explain it: an exact match
-            is explained, and so is a near prediction whose error is mostly that of a slip.
+        itemsize: bytes per element, to recognise elements confused with bytes.
+        slips: the numbers that this question's common mistakes give, by their explanation. An exact match is
+            explained, and so is a near prediction whose error is mostly due to a slip.
     """
     said = Store().read("predictions", name)
     line = f"prediction {name}: {how} {measured:,}"
@@ -67,7 +67,7 @@ def outcome(
 
 
 def likely_slip(said: float, true: float, ranks: int, itemsize: int, slips: Mapping[str, float]) -> str | None:
-    """The mistake that leads from `true` to `said`, in words; None if no usual one does."""
+    """The mistake that leads from `true` to `said`, in words; None if no common one does."""
     usual = {
         **slips,
         f"elements against bytes, an element has {itemsize} bytes": true / itemsize,
@@ -89,7 +89,7 @@ def likely_slip(said: float, true: float, ranks: int, itemsize: int, slips: Mapp
 
 
 def near_miss(said: float, true: float, slips: Mapping[str, float]) -> str | None:
-    """The error of a prediction within 5 %, and the slip that accounts for at least three quarters of it, if any."""
+    """The error of a prediction within 5 %, with the slip behind at least three quarters of it, if any; else None."""
     off = said - true
     if abs(off) > 0.05 * abs(true):
         return None

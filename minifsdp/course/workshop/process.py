@@ -1,9 +1,9 @@
 """A check in a fresh process: the lab's set-up cell, the exercise's cell, then the exercise's check.
 
-Between that process and this one stands a supervisor: an answer that ends or stops its parent ends or stops that.
+A supervisor sits between that process and this one: an answer that kills or stops its parent hits the supervisor.
 
-The notebook, the command line and the instructor's marking all come through here with the same two pieces of text, so
-they cannot come to different verdicts.
+The notebook, the command line and the instructor's marking all use this module with the same two pieces of text, so
+that they cannot reach different verdicts.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from minifsdp.course.system.plain_files import files_below, read_plain
 from minifsdp.course.workshop.submission import Submission
 
 State = Literal["passed", "failed", "timeout", "crash"]
-TREE = "MINIFSDP_CHECK"  # the variable by which all that a check has started is found, orphans too
+TREE = "MINIFSDP_CHECK"  # environment variable that marks a check's processes, orphans included
 SUPERVISOR = Path(__file__).with_name("supervisor.py")
 POLL_SECONDS = 0.1
 MIB = 2**20
@@ -38,11 +38,11 @@ LARGEST_RESULT = MIB  # bytes
 
 
 class Verdict(NamedTuple):
-    """The verdict of a check.
+    """The outcome of a check.
 
     Attributes:
-        state: "crash" is a process that ended without a result, or was ended because it went beyond a limit.
-        text: what the check says when it has passed; else what is wrong, a fact to a line.
+        state: "crash" if the process ended without a result, or was killed for exceeding a limit other than time.
+        text: the check's message if it passed; else the errors, one fact per line.
     """
 
     state: State
@@ -51,13 +51,13 @@ class Verdict(NamedTuple):
 
 @dataclass(frozen=True)
 class Limits:
-    """Limits of a check, with all the processes that it starts.
+    """Resource limits of a check, including all the processes that it starts.
 
     Attributes:
-        seconds: from the start to the result, importing torch included.
-        memory: resident bytes; None is no limit. Pages that processes share count in each of them.
+        seconds: from the start to the result, including the import of torch.
+        memory: resident bytes; None for no limit. Shared pages count once per process.
         output: bytes printed or written to temporary files.
-        processes: how many at once; they are counted only where memory is limited.
+        processes: largest number at once; counted only if memory is limited.
     """
 
     seconds: float = 90.0
@@ -70,16 +70,16 @@ LEARNER = Limits()
 
 
 def run_check(submission: Submission, limits: Limits = LEARNER, variant: Mapping[str, int] | None = None) -> Verdict:
-    """Check an answer in a process of its own, which is gone afterwards with all that it has started.
+    """Check an answer in a fresh process; afterwards the process and everything that it started are gone.
 
     Args:
-        submission: what to run.
-        limits: beyond which the process is ended.
+        submission: the answer and its set-up cell.
+        limits: the process is killed if it exceeds them.
         variant: fields of `checking.Variant` that differ from the check's own.
     """
     with (
         _new_folder() as folder,
-        tempfile.TemporaryFile() as output,  # which has no name for the answer to replace
+        tempfile.TemporaryFile() as output,  # unnamed, so that the answer cannot replace it
     ):
         secret = secrets.token_hex(16)
         settings = {"variant": dict(variant or {}), "secret": secret, "file_size": 2 * limits.output}
@@ -96,19 +96,19 @@ def run_check(submission: Submission, limits: Limits = LEARNER, variant: Mapping
 
 @contextmanager
 def _new_folder() -> Iterator[Path]:
-    """A folder that is gone afterwards, with whatever an answer has left in it."""
+    """A temporary folder, removed afterwards with anything that an answer has left in it."""
     made = tempfile.TemporaryDirectory(prefix="minifsdp-check-", ignore_cleanup_errors=True)
     try:
         yield Path(made.name)
     finally:
         with suppress(RecursionError):
             made.cleanup()
-        if os.path.lexists(made.name):  # deeper than Python's recursion
+        if os.path.lexists(made.name):  # nested deeper than Python's recursion limit
             subprocess.run(["rm", "-rf", "--", made.name], stderr=subprocess.DEVNULL, check=False)
 
 
 def _start(folder: Path, output: IO[bytes], exercise: str, secret: str) -> subprocess.Popen[bytes]:
-    """Start the check. The pipe is a lifeline: the process ends when it closes, however this one ends."""
+    """Start the check. Standard input is a lifeline: when this process ends, the pipe closes and the check ends too."""
     environ = os.environ | label(f"check {exercise}") | {TREE: _tree(secret), "TMPDIR": str(folder)}
     if "PYTHONPATH" in environ:
         parts = environ["PYTHONPATH"].split(os.pathsep)
@@ -126,12 +126,12 @@ def _start(folder: Path, output: IO[bytes], exercise: str, secret: str) -> subpr
 
 
 def _tree(secret: str) -> str:
-    """The name of a check's process tree; the secret itself is not for its environment."""
+    """The label of a check's process tree; the full secret must not appear in its environment."""
     return secret[:8]
 
 
 def _watch(process: subprocess.Popen[bytes], folder: Path, output: IO[bytes], limits: Limits) -> Verdict | int:
-    """Wait for the check to end; its exit code, or the verdict if it went beyond a limit or its supervisor is gone."""
+    """Wait for the check; returns its exit code, or a verdict if it exceeded a limit or lost its supervisor."""
     assert process.stdout is not None
     deadline, said, supervisor = time.monotonic() + limits.seconds, b"", psutil.Process(process.pid)
     while time.monotonic() < deadline:
@@ -156,7 +156,7 @@ def _watch(process: subprocess.Popen[bytes], folder: Path, output: IO[bytes], li
 
 
 def _ended(supervisor: subprocess.Popen[bytes], output: IO[bytes]) -> str:
-    """The end of a supervisor: by the answer's hand, or because it could not start the check."""
+    """The reason for a supervisor's end: killed, perhaps by an answer, or unable to start the check."""
     code = supervisor.wait(5.0)
     if code < 0:
         return f"the process that watches over it was ended by {signal.Signals(-code).name}: mark the others again"
@@ -187,15 +187,15 @@ def _sizes(supervisor: psutil.Process) -> list[int]:
 
 
 def end_tree(process: subprocess.Popen[bytes], secret: str, patience: float = 5.0, adopts: bool = False) -> None:
-    """Kill all that a process has started, its own children's orphans too; then the process, and close its lifeline.
+    """Kill everything that a process has started, orphans included; then close its lifeline and kill the process.
 
-    The process itself goes last: one that `adopts`, a supervisor, ends their orphans when its lifeline closes.
+    The process itself goes last: one that `adopts`, a supervisor, kills the remaining orphans when its lifeline closes.
     """
     root = psutil.Process(process.pid) if process.poll() is None else None
     deadline = time.monotonic() + patience
     family: set[psutil.Process] = set()
     while time.monotonic() < deadline:
-        # What dies has lost its environment before it is gone: those that were found are still asked after.
+        # A dying process loses its environment before it is gone, so keep track of the ones found earlier.
         family = {member for member in {*family, *_members(_tree(secret)), *_children(root)} if _runs(member)} - {root}
         if not family:
             break
@@ -204,7 +204,7 @@ def end_tree(process: subprocess.Popen[bytes], secret: str, patience: float = 5.
                 member.kill()
     for end in filter(None, (process.stdin, process.stdout)):
         end.close()
-    with suppress(subprocess.TimeoutExpired):  # it is stopped
+    with suppress(subprocess.TimeoutExpired):  # it is stopped (SIGSTOP)
         process.wait(patience if adopts else 0)
     if root is not None:
         with suppress(psutil.Error):
@@ -234,7 +234,7 @@ def _runs(process: psutil.Process) -> bool:
 
 
 def _verdict(folder: Path, output: IO[bytes], secret: str, code: int) -> Verdict:
-    """The result that the process has left, if it left one of ours with our secret in it."""
+    """The verdict from the result file if it holds this check's secret, else a crash."""
     with suppress(OSError, ValueError, KeyError, TypeError, RecursionError):
         result: dict[str, Any] = json.loads(read_plain(folder / "result.json", LARGEST_RESULT))
         if result["secret"] == secret:

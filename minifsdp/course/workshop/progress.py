@@ -1,4 +1,4 @@
-"""A learner's progress, from the saved notebooks and from what `.minifsdp/` keeps; nothing is run."""
+"""A learner's progress, read from the saved notebooks and the records in `.minifsdp/`; nothing is run."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ class Standing(NamedTuple):
 
     Attributes:
         state: one of the constants above.
-        hints: how many were shown.
-        read: whether the reference was.
-        prediction: the number said, None if none was.
+        hints: number of hints shown.
+        read: True if the reference was revealed.
+        prediction: the number predicted, or None.
     """
 
     exercise: str
@@ -36,7 +36,7 @@ class Standing(NamedTuple):
 
 
 def standings(folder: Path) -> dict[str, list[Standing] | str]:
-    """By lab, how each exercise stands; or why that cannot be told.
+    """The state of each exercise, by lab; or the reason that it is unknown.
 
     Raises:
         ValueError: there is no such folder.
@@ -70,7 +70,7 @@ def _lab(lab: str, folder: Path) -> list[Standing]:
 
 
 def _state(cells: list[str], stub: Stub, kept: dict[str, str] | None) -> str:
-    """`kept` is the answer that passed last."""
+    """The state of an exercise; `kept` is the answer that passed last."""
     if len(cells) != 1:
         return MISSING
     if is_blank(cells[0], stub):

@@ -1,4 +1,4 @@
-"""The reference answers: what each exercise is, its hints, and what may not be called in its place."""
+"""The reference answers: each exercise's function, its hints, and the functions that an answer may not call."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ class Reference:
 
     Attributes:
         id: lab and number, such as "5.2".
-        function: the answer. It uses no names but its lab's set-up cell's.
+        function: the answer. It uses only the names of its lab's set-up cell.
         hints: two, the second stronger.
-        forbids: functions that are the answer under another name, such as one of `minifsdp`'s.
-        source: the function as it is written, without the decorator that registers it.
+        forbids: functions that solve the exercise under another name, such as one of `minifsdp`'s.
+        source: the function's text, without the decorator that registers it.
     """
 
     id: str
@@ -66,7 +66,7 @@ def find_reference(exercise: str) -> Reference:
     """The reference answer of an exercise.
 
     Raises:
-        ValueError: there is no such exercise; names those of its lab.
+        ValueError: there is no such exercise; the message lists those of its lab.
     """
     known = {ref.id: ref for ref in lab_references(lab_of(exercise))}
     if exercise not in known:
@@ -86,10 +86,10 @@ def lab_references(lab: str) -> list[Reference]:
 
 
 def lab_of(exercise: str) -> str:
-    """The lab of an exercise: "05" of "5.2", "10a" of "10a.1".
+    """The lab of an exercise: "05" for "5.2", "10a" for "10a.1".
 
     Raises:
-        ValueError: it is not an exercise's name.
+        ValueError: not an exercise's name.
     """
     named = re.fullmatch(r"(\d{1,2}[a-z]?)\.\d{1,2}", exercise)
     if not named:
@@ -98,10 +98,10 @@ def lab_of(exercise: str) -> str:
 
 
 def parse(source: str) -> ast.Module:
-    """The syntax tree of a cell that somebody has written.
+    """The syntax tree of a cell from an untrusted notebook.
 
     Raises:
-        SyntaxError: it is not Python, or too deep to read.
+        SyntaxError: the cell is not Python, or nested too deep to parse.
     """
     try:
         with warnings.catch_warnings():
@@ -114,10 +114,10 @@ def parse(source: str) -> ast.Module:
 
 
 def definition_in(source: str, name: str) -> ast.FunctionDef:
-    """The definition of function `name` at the top level of `source`; the last, if there are several.
+    """The last definition of function `name` at the top level of `source`.
 
     Raises:
-        ValueError: there is none.
+        ValueError: there is no such definition.
         SyntaxError: the source is not Python.
     """
     for node in reversed(parse(source).body):
@@ -127,7 +127,7 @@ def definition_in(source: str, name: str) -> ast.FunctionDef:
 
 
 class Named(Protocol):
-    """A function by name and text: a reference, or a stub as it is shipped."""
+    """A function's name and text: a reference or a shipped stub."""
 
     @property
     def name(self) -> str: ...
@@ -137,10 +137,10 @@ class Named(Protocol):
 
 
 def is_blank(source: str, exercise: Named) -> bool:
-    """True if a cell's answer is still the shipped stub: the exercise's signature, and `...` for a body.
+    """True if a cell's answer is still the shipped stub: the exercise's signature with `...` as its body.
 
-    Decorators, docstrings, comments, layout and other functions in the cell do not count; `pass` or `return None` are
-    answers, and so is what is not Python or does not define the function.
+    Decorators, docstrings, comments, layout and other functions in the cell are ignored. `pass` and `return None` count
+    as answers, and so does a cell that is not Python or does not define the function.
     """
     stub = definition_in(exercise.source, exercise.name)
     stub.body = [ast.Expr(ast.Constant(...))]
@@ -159,7 +159,7 @@ def _tree(function: ast.FunctionDef) -> str:
 
 @contextmanager
 def forbidden(ref: Reference) -> Iterator[None]:
-    """Let the reference, and what else is the answer to its exercise, raise when called under whatever name."""
+    """Make the reference and every function that it `forbids` raise when called, under any name."""
     functions = {_plain(function) for function in (ref.function, *ref.forbids)}
     codes = {function: function.__code__ for function in functions}
     for function in functions:
@@ -178,7 +178,7 @@ def _plain(function: Callable[..., Any]) -> FunctionType:
 
 
 def _refusal(message: str, function: FunctionType) -> Any:
-    """Code that raises; as many free variables as the function has, or Python refuses to put it there."""
+    """A code object that raises. It needs the function's free variables, or Python rejects the assignment."""
     free = function.__code__.co_freevars
     body = f"def refuse(*args, **kwargs):\n  {'; '.join(free) or 'pass'}\n  raise RuntimeError({message!r})"
     source = f"def make({', '.join(free)}):\n" + textwrap.indent(body + "\nreturn refuse", "  ")

@@ -1,4 +1,4 @@
-"""Results of a notebook's run, saved after every cell: the notebook with its outputs, figures, traces, a record."""
+"""Results of a notebook run, saved after every cell: the notebook with its outputs, figures, traces and a record."""
 
 from __future__ import annotations
 
@@ -27,19 +27,19 @@ BLANK = "blank"
 
 
 class Results:
-    """The results of one run, in a folder: whole and readable at any time, also of a run that was killed.
+    """The results of one run, in a folder; complete files at any time, even after the run is killed.
 
     Args:
         lab: such as "05".
         source: the learner's saved notebook.
         out: the folder.
-        facts: what the record begins with.
+        facts: further entries of the record.
 
     Attributes:
-        notebook: the notebook that is run, at first without outputs.
-        names: of each cell of the notebook; its figures and traces are named so too.
-        new_traces: where a cell that runs puts its traces.
-        record: what `record.json` holds.
+        notebook: the notebook that is run, initially without outputs.
+        names: the name of each cell, also used for its figures and traces.
+        new_traces: the folder for the traces of the running cell.
+        record: the content of `record.json`.
     """
 
     def __init__(self, lab: str, source: Path, out: Path, facts: dict[str, Any]) -> None:
@@ -70,10 +70,10 @@ class Results:
 
     @contextmanager
     def running(self, index: int) -> Iterator[None]:
-        """Cell `index` runs inside the block. A block that raises leaves it "running": `end` says what came of it."""
+        """Run cell `index` inside the block. If the block raises, it stays "running" until `end` sets its state."""
         cell, begun = self._cells[index], time.monotonic()
         cell["state"] = RUNNING
-        self._save_record()  # which says what ran when all was killed
+        self._save_record()  # names the running cell if everything is killed
         try:
             yield
             cell["state"] = RAN
@@ -88,8 +88,8 @@ class Results:
         """Close the record.
 
         Args:
-            state: "complete", "failed" or "stopped"; what the last cell did, if it did not run to its end.
-            reason: why it is not complete, in one line.
+            state: "complete", "failed" or "stopped"; also the state of the last cell if it did not finish.
+            reason: the reason for an incomplete run, in one line.
         """
         last = next((cell for cell in self._cells.values() if cell["state"] == RUNNING), None)
         if last is not None:
@@ -116,7 +116,7 @@ class Results:
         write_whole(self._out / RECORD, (json.dumps(self.record, indent=1, ensure_ascii=False) + "\n").encode())
 
     def _exercises(self) -> dict[str, str]:
-        """Of each exercise whether it is the learner's, and what its check has said in this run."""
+        """The state of each exercise: "blank", or the outcome of its check in this run."""
         said = {}
         for ref in lab_references(self._lab):
             cells = [cell for cell in self.notebook.cells if EXERCISE + ref.id in tags_of(cell)]
@@ -132,12 +132,12 @@ class Results:
 
 
 def is_run(cell: NotebookNode) -> bool:
-    """True if a cell has something to run."""
+    """True if a cell has code to run."""
     return bool(cell.cell_type == "code" and cell.source.strip())
 
 
 def _name(cell: NotebookNode, index: int) -> str:
-    """The cell's id; its number where it has none that could be a file's name."""
+    """The cell's id, or its number if the id cannot be a file name."""
     name = str(cell.get("id", ""))
     return name if re.fullmatch(r"[\w-]{1,64}", name) else f"cell-{index:03d}"
 

@@ -1,4 +1,4 @@
-"""Checking an answer in a saved notebook, as the notebook itself would have."""
+"""Check an answer in a saved notebook exactly as the notebook itself does."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from minifsdp.course.workshop.store import Store
 
 
 def check_saved(exercise: str, notebook: Path) -> tuple[str, bool]:
-    """The notebook's report on an answer, and whether the answer has failed; one that passes is kept.
+    """The text that the notebook would print, and True if the answer failed. An answer that passes is stored.
 
     Raises:
-        ValueError: no such exercise, no notebook, not one cell of that exercise in it, or a variable of ours that says
-            what it cannot.
+        ValueError: no such exercise, no notebook, not exactly one cell of that exercise in it, or an invalid MINIFSDP_
+            environment variable.
         OSError: the file cannot be read.
     """
     ref, submission, store = find_reference(exercise), answer_in(notebook, exercise), Store(notebook.parent)
-    if any(name.startswith("MINIFSDP_") for name in os.environ):  # else there is no need to import torch here
+    if any(name.startswith("MINIFSDP_") for name in os.environ):  # otherwise torch need not be imported here
         from minifsdp.course.launch.world import forced_device
 
         forced_device()

@@ -1,6 +1,6 @@
-"""A learner's work in `.minifsdp/` beside the notebooks: answers that passed, predictions, hints, reveals.
+"""A learner's records in `.minifsdp/` beside the notebooks: answers that passed, predictions, hints, reveals.
 
-One small file per exercise and kind, replaced whole, so that several kernels in one folder do not disturb each other.
+One small file per exercise and kind, replaced atomically, so that several kernels in one folder do not interfere.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ class Store:
     """The records of one folder of notebooks.
 
     Args:
-        folder: where the notebooks are; by default the current folder, where a notebook's kernel runs.
+        folder: the notebooks' folder; by default the current folder, in which a notebook's kernel runs.
     """
 
     def __init__(self, folder: Path | None = None) -> None:
         self.root = (folder or Path.cwd()) / ".minifsdp"
 
     def read(self, kind: Kind, exercise: str) -> Any:
-        """The record, or None if there is none that can be read."""
+        """The record, or None if it is missing or unreadable."""
         try:
             record = json.loads(read_plain(self._file(kind, exercise), LARGEST))
         except (OSError, ValueError, RecursionError):
@@ -36,7 +36,7 @@ class Store:
         return record if _is_sound(kind, record) else None
 
     def write(self, kind: Kind, exercise: str, record: Any) -> None:
-        """Keep a record. Where the folder cannot be written to, nothing is kept, and the lab goes on."""
+        """Store a record. If the folder is not writable, print a warning once and continue without it."""
         file = self._file(kind, exercise)
         try:
             file.parent.mkdir(parents=True, exist_ok=True)
@@ -49,7 +49,7 @@ class Store:
 
 
 def _is_sound(kind: Kind, record: Any) -> bool:
-    """True if a record is what `write` was given, and not what somebody else has put there."""
+    """True if a record has the type that `write` stores for this kind."""
     match kind:
         case "answers":
             return isinstance(record, dict) and all(isinstance(record.get(key), str) for key in ("setup", "cell"))

@@ -1,8 +1,8 @@
-"""A check's ranks as a part of the world, so that an answer's `group` is never the world by chance.
+"""Run a check's ranks as a subgroup of the world, so that an answer's `group` never happens to be the world.
 
-One rank more is started, rank 0, which takes no part. To a check, and to the package, the others are the world:
-`comm.world()` and torch's default group are theirs. To the learner's cell the world is what it is, one rank larger, and
-each rank's number in it is another than in `group`.
+One extra rank is started, rank 0, which takes no part. A check and the package see the others as the world:
+`comm.world()` and torch's default group are those ranks. The learner's cell sees the real world, one rank larger, in
+which every rank's number differs from its number in `group`.
 """
 
 from __future__ import annotations
@@ -22,19 +22,19 @@ from minifsdp.course.launch import RankError
 from minifsdp.course.launch.world import Backend, choose_world
 from minifsdp.course.workshop.comparing import AnswerError
 
-CELLS = ("<cell of exercise", "<set-up cell")  # the names under which cells.define compiles what a learner has written
+CELLS = ("<cell of exercise", "<set-up cell")  # file names that child.define gives to a learner's code
 ANSWERS_OF_THE_WORLD = ("get_rank", "get_world_size", "get_global_rank", "get_group_rank", "get_process_group_ranks")
 
 
 class Seen(NamedTuple):
-    """The value that a check's function returned on one rank, and the cell's request for the world there, if any."""
+    """The return value of a check's function on one rank, and the cell's first query of the world there, if any."""
 
     returned: Any
     asked: str | None
 
 
 def has_room(ranks: int, backend: Backend | None) -> bool:
-    """True if one rank more runs in the same kind of world: with exactly N GPUs it would be another one."""
+    """True if one more rank runs with the same backend; with exactly N GPUs it would not."""
     try:
         return choose_world(ranks, backend=backend).backend == choose_world(ranks + 1, backend=backend).backend
     except ValueError:
@@ -42,7 +42,7 @@ def has_room(ranks: int, backend: Backend | None) -> bool:
 
 
 def in_a_part(observe: Callable[..., Any], args: tuple[Any, ...]) -> Seen | None:
-    """Call `observe(*args)` on every rank but the first, as if they were the world; every rank calls this."""
+    """Call `observe(*args)` on every rank except the first, as if those were the world. A collective call."""
     everyone = comm.world()
     group = dist.new_group(list(range(1, everyone.size())))
     if everyone.rank() == 0:
@@ -59,12 +59,12 @@ def in_a_part(observe: Callable[..., Any], args: tuple[Any, ...]) -> Seen | None
 
 
 def slip_of(asked: str) -> str:
-    """The slip of a rejected answer that has called `asked` in its cell."""
+    """The explanation for a rejected answer whose cell has called `asked`."""
     return f"`{asked}` is about the world; the ranks that take part are those of `group`, a part of it here"
 
 
 def as_in_the_group(error: RankError) -> RankError:
-    """The same error with the ranks' numbers in their group."""
+    """The same error with ranks numbered within their group."""
 
     def less_one(match: re.Match[str]) -> str:
         return ", ".join(str(int(rank) - 1) for rank in match[0].split(", ") if rank != "0") or "none"
@@ -76,7 +76,7 @@ def as_in_the_group(error: RankError) -> RankError:
 
 @contextmanager
 def _default(group: comm.Group) -> Iterator[None]:
-    """`group` as torch's default group."""
+    """Make `group` torch's default group."""
     before = comm.world()
     dist.group.WORLD = group
     try:
@@ -87,7 +87,7 @@ def _default(group: comm.Group) -> Iterator[None]:
 
 @contextmanager
 def _cells_see(everyone: comm.Group, asked: list[str]) -> Iterator[None]:
-    """Let what a cell asks of the world be answered for `everyone`, and noted in `asked`."""
+    """Answer a cell's queries of the world for `everyone`, and note them in `asked`."""
 
     def seeing(function: Callable[..., Any], name: str) -> Callable[..., Any]:
         @functools.wraps(function)
@@ -111,7 +111,7 @@ def _cells_see(everyone: comm.Group, asked: list[str]) -> Iterator[None]:
 
 @contextmanager
 def _refusing(everyone: comm.Group) -> Iterator[None]:
-    """Let a collective of `everyone` raise when it is issued: rank 0 would never come to it."""
+    """Make a collective on `everyone` raise when it is issued: rank 0 would never join it."""
 
     def refuse(call: comm.Call, phase: str) -> AbstractContextManager[None]:
         if call.group == everyone.group_name:

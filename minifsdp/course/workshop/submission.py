@@ -1,4 +1,4 @@
-"""A submission: an answer as text."""
+"""An answer as text, the input of a check."""
 
 from typing import NamedTuple
 

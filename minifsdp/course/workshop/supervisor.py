@@ -1,8 +1,8 @@
-"""The process between a check and the process that asked for it: `python supervisor.py COMMAND ...`.
+"""The process between a check and the process that requested it: `python supervisor.py COMMAND ...`.
 
-What an answer does to its parent, it does to this process, in a session of its own. It needs nothing of the package
-and little time to start. Its standard input is the lifeline; the exit code of the command goes to its standard output.
-The command's own output, and any word of this process, go to standard error.
+Anything that an answer does to its parent, it does to this process, which has its own session. It imports nothing from
+the package and starts quickly. Its standard input is the lifeline; the command's exit code goes to its standard output.
+The command's own output, and any output of this process, go to standard error.
 """
 
 import contextlib
@@ -19,9 +19,9 @@ PATIENCE = 3.0  # seconds
 
 
 def main(command: list[str]) -> None:
-    """Run the command and say how it ended; stay until the other end of the lifeline closes."""
-    signal.signal(signal.SIGINT, signal.SIG_DFL)  # no traceback: by the signal it is seen who has ended this
-    if sys.platform == "linux":  # orphans become children of this process: they are found, and waited for
+    """Run the command and report its exit code; stay until the other end of the lifeline closes."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # no traceback: the parent reads the signal from the exit code
+    if sys.platform == "linux":  # adopt orphans, so that they are found and waited for
         ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     check = subprocess.Popen(command, stdout=2, start_new_session=True)
     threading.Thread(target=wait_for_all, args=(check.pid,), daemon=True).start()
@@ -31,7 +31,7 @@ def main(command: list[str]) -> None:
 
 
 def end_all(deadline: float) -> None:
-    """Kill all children, adopted ones too. Some fork and end: to meet them in between, this looks without a pause."""
+    """Kill all children, adopted ones included. Poll without a pause, to catch those that fork and exit at once."""
     while (left := children()) and time.monotonic() < deadline:
         for pid in left:
             with contextlib.suppress(ProcessLookupError):
@@ -39,7 +39,7 @@ def end_all(deadline: float) -> None:
 
 
 def children() -> list[int]:
-    """The children of this process, where /proc tells; the threads that they came to are listed one by one."""
+    """Process ids of this process's children, from /proc, which lists them by thread; empty without /proc."""
     found: list[int] = []
     for thread in os.listdir("/proc/self/task") if os.path.isdir("/proc/self/task") else []:
         with contextlib.suppress(OSError), open(f"/proc/self/task/{thread}/children") as file:
@@ -48,12 +48,12 @@ def children() -> list[int]:
 
 
 def wait_for_all(check: int) -> None:
-    """Wait for each child as it ends; of the check, report the exit code, which is negative for a signal."""
+    """Reap every child as it ends; report the check's exit code, which is negative for a signal."""
     with contextlib.suppress(ChildProcessError):  # none is left
         while True:
             pid, status = os.waitpid(-1, 0)
             if pid == check:
-                with contextlib.suppress(BrokenPipeError):  # the one who asked is gone
+                with contextlib.suppress(BrokenPipeError):  # the requesting process is gone
                     os.write(1, str(os.waitstatus_to_exitcode(status)).encode())
 
 

@@ -1,4 +1,4 @@
-"""Answers kept to test the checks: wrong ones, each to be rejected with the right words, and right ones."""
+"""Answers that test the checks: wrong ones, which must be rejected with the right words, and right ones."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ class Wrong(NamedTuple):
 
     Attributes:
         exercise: its id.
-        words: what the rejection must contain.
-        name: of the function, the same as the reference's.
+        words: text that the rejection must contain.
+        name: the function's name, the same as the reference's.
         source: the function as text.
-        slip: what is wrong, its docstring.
+        slip: the mistake, which is also the docstring.
     """
 
     exercise: str
@@ -31,12 +31,12 @@ class Wrong(NamedTuple):
 
 
 class Right(NamedTuple):
-    """A right answer to an exercise that is not the reference's.
+    """A right answer to an exercise, different from the reference.
 
     Attributes:
         exercise: its id.
         source: the function as text.
-        way: what is different, its docstring.
+        way: the difference, which is also the docstring.
     """
 
     exercise: str
@@ -44,25 +44,25 @@ class Right(NamedTuple):
     way: str
 
 
-FIND, TAKE, PUT, NEXT = "  ", "- ", "+ ", ""  # what a line of a diff begins with
+FIND, TAKE, PUT, NEXT = "  ", "- ", "+ ", ""  # prefixes of a diff's lines
 
 collected: list[Wrong] = []
 accepted: list[Right] = []
 
 
 class Entry(NamedTuple):
-    """A wrong answer whose text is still to come: decorate a function, or call `diff`.
+    """A wrong answer without its text yet: decorate a function, or call `diff`.
 
     Attributes:
         exercise: its id.
-        words: what the rejection must contain.
+        words: text that the rejection must contain.
     """
 
     exercise: str
     words: str
 
     def __call__(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """Register the decorated function, for another algorithm than the reference's. Its docstring is the slip."""
+        """Register the decorated function, whose algorithm differs from the reference's. Its docstring is the slip."""
         slip = inspect.getdoc(function) or ""
         collected.append(Wrong(self.exercise, self.words, function.__name__, written(function), slip))
         return function
@@ -71,12 +71,12 @@ class Entry(NamedTuple):
         """Register the reference with some of its lines swapped.
 
         Args:
-            text: the slip in a line or more, then the swaps. Each is a run of whole lines of `bare(reference)`, at any
-                indentation: "  " before a line to find, "- " before one to take out, then "+ " before one to put
-                there. The next swap begins after the last "+ ", or after an empty line.
+            text: the slip in one or more lines, then the swaps. Each is a run of whole lines of `bare(reference)`, at
+                any indentation: "  " before a line to find, "- " before a line to remove, then "+ " before a line to
+                insert. The next swap begins after the last "+ ", or after an empty line.
 
         Raises:
-            ValueError: the lines of a swap are not in the reference, are there twice or stay as they are; or two swaps
+            ValueError: a swap's lines are missing from the reference, occur twice or stay the same; or two swaps
                 have a line in common. The message names the exercise and the slip.
         """
         given = text.strip("\n").splitlines()
@@ -103,17 +103,17 @@ class Entry(NamedTuple):
 
 
 def wrong(exercise: str, words: str) -> Entry:
-    """Begin a wrong answer: `@wrong(...)` above a function, or `wrong(...).diff(...)` for the reference with a slip."""
+    """Declare a wrong answer: `@wrong(...)` above a function, or `wrong(...).diff(...)` for an edited reference."""
     return Entry(exercise, words)
 
 
 def bare(source: str) -> str:
-    """A function as wrong answers are written: no docstring, annotations, asserts, empty lines; signatures on one line.
+    """A function without docstring, annotations, asserts and empty lines, and with its signature on one line.
 
-    The asserts are there for mypy, as the annotations are.
+    Wrong answers are written in this form. The asserts, like the annotations, serve only mypy.
 
     Raises:
-        SyntaxError: it is not Python.
+        SyntaxError: the source is not Python.
     """
     lines: list[str | None] = [line if line.strip() else None for line in source.splitlines()]
     for node in ast.walk(ast.parse(source)):
@@ -135,14 +135,14 @@ def bare(source: str) -> str:
 
 
 class _Swap(NamedTuple):
-    """Lines to find, and what stands there afterwards."""
+    """Lines to find, and the lines that replace them."""
 
     found: list[str]
     put: list[str]
 
 
 def _swaps(lines: list[str]) -> list[_Swap]:
-    """The swaps that a diff's lines are."""
+    """Parse a diff's lines into swaps."""
     swaps: list[_Swap] = []
     before = NEXT
     for line in lines:
@@ -160,7 +160,7 @@ def _swaps(lines: list[str]) -> list[_Swap]:
 
 
 def _place(lines: list[str], swap: _Swap) -> int:
-    """The place in `lines` of the lines that a swap is to find."""
+    """The index in `lines` at which a swap's lines are found."""
     found = "\n".join(swap.found)
     if not swap.found:
         raise ValueError(f"after which line of the reference does this stand?\n{swap.put[0]}")
