@@ -1,1 +1,1 @@
-"""Counting: every live byte by what it is for, every collective, every microsecond of a step."""
+"""Measurement: live bytes by purpose, collectives, and the timeline of a step."""

@@ -1,20 +1,20 @@
-"""Memory of torch's caching allocator on a GPU over a step, from the history that it keeps itself.
+"""Memory of torch's caching allocator on a GPU over a step, from the allocator's own history.
 
     with MemoryHistory(where, "snapshot.pickle") as history:  # opens in pytorch.org/memory_viz
         history.mark("forward")
         ...
     history.curve  # {"us": [0, 12, ...], "allocated": [...], ...}; None on CPU
 
-Three sizes, each of which contains the one before:
+Three sizes, each including the one before:
 
-    allocated    what tensors have
-    active       with it, what has been freed while another stream may still be using it (`record_stream`)
-    reserved     with it, what is cached: all memory that the allocator has taken from CUDA
+    allocated    memory of live tensors
+    active       and memory freed while another stream may still be using it (`record_stream`)
+    reserved     and cached memory: everything that the allocator has taken from CUDA
 
-The first two are bytes as requested, which is what the history has of each allocation, and what the ledger counts. The
-allocator rounds every block up, to a multiple of 512 bytes, and leaves it up to 1 MiB larger than that if what a split
-would leave over were no more; `torch.cuda.memory_allocated` counts these (`alloc_found_block`, `free`, `free_block`,
-`round_size` and `should_split` in torch's c10/cuda/CUDACachingAllocator.cpp). Segments are counted whole.
+The first two are bytes as requested, which the history records for each allocation and the ledger counts. The allocator
+rounds every block up to a multiple of 512 bytes, and leaves up to 1 MiB more unsplit;
+`torch.cuda.memory_allocated` counts these blocks (`alloc_found_block`, `free`, `free_block`, `round_size` and
+`should_split` in torch's c10/cuda/CUDACachingAllocator.cpp). Segments are counted whole.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from minifsdp import device
 from minifsdp.course.watch.ledger import Ledger
 from minifsdp.private import memory_snapshot, record_memory_history
 
-_CHANGES = {  # by an entry's size, of allocated, active and reserved
+_CHANGES = {  # signs of an entry's size in allocated, active and reserved
     "alloc": (1, 1, 0),
     "free_requested": (-1, 0, 0),
     "free_completed": (0, -1, 0),
@@ -47,11 +47,11 @@ _CHANGES = {  # by an entry's size, of allocated, active and reserved
 _GIVEN_BACK = ("segment_free", "segment_unmap")
 
 Snapshot = Mapping[str, Any]
-"""What `torch.cuda.memory._snapshot` returns; its docstring has the format."""
+"""The return value of `torch.cuda.memory._snapshot`, whose docstring has the format."""
 
 
 class Held(NamedTuple):
-    """Bytes from a moment on; `at` in microseconds since 1970."""
+    """Bytes from time `at` on, in microseconds since 1970."""
 
     at: int
     allocated: int
@@ -60,22 +60,22 @@ class Held(NamedTuple):
 
 
 class MemoryHistory:
-    """Records what the allocator of one GPU does in this process while its `with` runs; on CPU it does nothing.
+    """Record the allocator of one GPU in this process inside the `with`; on CPU, do nothing.
 
-    Torch records for the whole process: while one history runs there can be no other.
+    Torch records the whole process, so only one history can run at a time.
 
     Attributes:
-        began: when the `with` was entered, in microseconds since 1970.
-        curve: the allocator's sizes over time, ready for JSON, once the `with` is left: "us", microseconds since
-            `began`; "allocated", "active" and "reserved", bytes from each of these on; "marks", [[us, name], ...];
-            "given_back", when the allocator freed cached segments, as it does before it retries. None on CPU, with an
-            allocator of another kind than torch's own, and if the block raised.
-        alloc_retries: how often in that time memory had run out and the cache was given back (`num_alloc_retries`).
-        peaks: the most bytes in that time: "allocated", in blocks as rounded up, and "reserved".
+        began: start of the `with`, in microseconds since 1970.
+        curve: the allocator's sizes over time, ready for JSON, after the `with`: "us", microseconds since `began`;
+            "allocated", "active" and "reserved", bytes from each of these times on; "marks", [[us, name], ...];
+            "given_back", the times at which the allocator freed cached segments, as before a retry. None on CPU, with
+            an allocator other than torch's native one, and if the block raised.
+        alloc_retries: number of times that memory ran out and the cache was flushed (`num_alloc_retries`).
+        peaks: peak bytes: "allocated", in rounded blocks, and "reserved".
     """
 
     def __init__(self, where: torch.device, snapshot: str | Path | None = None) -> None:
-        """`where`: the device; `snapshot`: a file to write for torch's memory viewer."""
+        """Record the device `where`; write `snapshot`, if given, as a file for torch's memory viewer."""
         self._where, self._snapshot = where, snapshot
         self._records = where.type == "cuda" and torch.cuda.get_allocator_backend() == "native"
         self._marks: list[tuple[int, str]] = []
@@ -87,7 +87,7 @@ class MemoryHistory:
 
     def __enter__(self) -> Self:
         if self._records:
-            torch.cuda.synchronize(self._where)  # so that nothing of what was freed before is still in use
+            torch.cuda.synchronize(self._where)  # so that no memory freed earlier is still in use
             torch.cuda.reset_peak_memory_stats(self._where)
             self._retries = device.memory_stats(self._where)["alloc_retries"]
             record_memory_history(True)
@@ -101,21 +101,21 @@ class MemoryHistory:
             if kind is None:
                 self._read(_now())
         finally:
-            record_memory_history(False)  # which also forgets what was recorded
+            record_memory_history(False)  # also discards the recording
 
     def mark(self, name: str) -> None:
-        """A phase of this name begins."""
+        """Mark the start of a phase."""
         self._marks.append((_now(), name))
 
     def beside(self, ledger: Ledger) -> dict[str, Any] | None:
-        """The record beside a ledger's count of the same step; None where nothing was recorded.
+        """The recording beside a ledger's count of the same step; None without a recording.
 
         Args:
-            ledger: its last reset was just before the `with`.
+            ledger: a ledger last reset just before the `with`.
 
         Returns:
-            "curve", "alloc_retries" and "peaks", as the attributes; "ledger": the bytes of all tags together, as "us"
-            and "bytes".
+            "curve", "alloc_retries" and "peaks", as the attributes; "ledger": the total bytes of all tags, as "us" and
+            "bytes".
         """
         if self.curve is None:
             return None
@@ -137,9 +137,9 @@ class MemoryHistory:
 
 
 def clear_cache(where: torch.device) -> None:
-    """Let the allocator give back what nothing uses, so that what it reserves from here on is for what comes."""
+    """Free the allocator's cache, so that reserved memory from here on belongs to the following code."""
     if where.type == "cuda":
-        gc.collect()  # a model that only its own hooks refer to has memory until then
+        gc.collect()  # a model in a reference cycle with its hooks holds memory until then
         torch.cuda.empty_cache()
 
 
@@ -161,12 +161,11 @@ def curve(
 
 
 def held(snapshot: Snapshot, index: int) -> list[Held]:
-    """The allocator's sizes on GPU `index`: first, with `at` 0, those before the history, then those after its entries.
+    """The allocator's sizes on GPU `index`: before the history, with `at` 0, then after each of its entries.
 
-    The snapshot's segments are the state at its end, and from there the history leads back to its beginning, as in
-    torch's memory viewer (`simulate_memory` in torch/utils/viz/MemoryViz.js). So blocks that were there before the
-    history count from its beginning, and where it has lost its first entries the rest is right. A free that needs no
-    waiting is one change.
+    The snapshot's segments are the final state, from which the history is traced backwards, as in torch's memory viewer
+    (`simulate_memory` in torch/utils/viz/MemoryViz.js). Blocks older than the history therefore count from its start,
+    and if its first entries are lost, the rest is still correct. A free that need not wait is one change.
     """
     trace = [entry for entry in snapshot["device_traces"][index] if entry["action"] in _CHANGES]
     changes = [[sign * entry["size"] for sign in _CHANGES[entry["action"]]] for entry in trace]
@@ -179,7 +178,7 @@ def held(snapshot: Snapshot, index: int) -> list[Held]:
 
 
 def given_back(snapshot: Snapshot, index: int) -> list[int]:
-    """The times at which cached segments had been freed, one for each series of them; microseconds since 1970."""
+    """Times at which cached segments had been freed, one per run of frees, in microseconds since 1970."""
     trace = [*snapshot["device_traces"][index], {"action": "end"}]
     return [
         one["time_us"]
@@ -200,12 +199,12 @@ def _state(snapshot: Snapshot, index: int) -> tuple[int, int, int]:
 
 
 def _is_one_free(entry: Mapping[str, Any], after: Mapping[str, Any]) -> bool:
-    """True if a free did not have to wait: it is completed in the same call; others are, in some later `malloc`."""
+    """True for an immediate free, completed in the same call; a free that waits is completed in a later `malloc`."""
     actions = (entry["action"], after["action"])
     at_once = actions == ("free_requested", "free_completed") and after["time_us"] - entry["time_us"] <= 1
     return at_once and entry["addr"] == after["addr"]
 
 
 def _now() -> int:
-    """Microseconds since 1970, as torch gives the times of its entries (`snapshot` in CUDACachingAllocator.cpp)."""
+    """Microseconds since 1970, the clock of torch's entries (`snapshot` in CUDACachingAllocator.cpp)."""
     return time.time_ns() // 1000

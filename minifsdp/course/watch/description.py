@@ -1,7 +1,7 @@
-"""A wrapped model described: its units in a table, the bytes that training will hold, and what looks wrong.
+"""Describe a wrapped model: a table of its units, the predicted bytes of a step, and warnings.
 
-Three disappointments with FSDP are a matter of units: one that holds everything, frozen parameters flattened with
-trained ones, padding. All of it is known before the first step.
+Three common disappointments with FSDP come from the units: one unit that holds everything, frozen parameters flattened
+with trained ones, and padding. All are known before the first step.
 """
 
 from __future__ import annotations
@@ -32,19 +32,19 @@ class UnitRow:
     """One unit in numbers.
 
     Attributes:
-        name: where it is in the model, and its class.
+        name: its path in the model, and its class.
         strategy: its sharding strategy.
-        parameters: how many it holds, tied ones counted once.
-        numel: their elements, without padding.
+        parameters: number of parameters, tied ones counted once.
+        numel: elements of the parameters, without padding.
         padding: elements added to make shards equal and, with `use_orig_params`, to align parameters.
-        frozen: elements that get no gradient.
-        whole: bytes while it is gathered; 0 if it always is (NO_SHARD).
+        frozen: elements without gradient.
+        whole: bytes of the gathered parameters; 0 if never sharded (NO_SHARD).
         rank: bytes of this rank's shard.
-        gradient: bytes of its gradient: unsharded, beside it while it is reduced, and kept for the optimizer.
+        gradient: bytes of its gradient: unsharded, extra during the reduction, and kept for the optimizer.
         optimizer: bytes of this rank's optimizer state.
-        dtypes: of the shards, of the computation, of the reduction.
-        resharded: whether it is freed between forward and backward.
-        offloaded: whether shards, kept gradients and optimizer state are in host memory.
+        dtypes: of the shards, the computation and the reduction.
+        resharded: True if freed between forward and backward.
+        offloaded: True if shards, kept gradients and optimizer state are in host memory.
     """
 
     name: str
@@ -68,10 +68,10 @@ class Prediction:
 
     Attributes:
         parameters, gradients, optimizer: between `step()` and `zero_grad()`.
-        unsharded_peak: most bytes of gathered parameters at any moment.
-        gradients_peak: most bytes of gradients at any moment.
-        peak: parameters, optimizer state and the two peaks, which may come at different moments: at most this. What
-            is offloaded is not in it.
+        unsharded_peak: peak bytes of gathered parameters.
+        gradients_peak: peak bytes of gradients.
+        peak: an upper bound: parameters, optimizer state and the two peaks, which may occur at different times.
+            Offloaded memory is not included.
     """
 
     parameters: int
@@ -84,13 +84,13 @@ class Prediction:
 
 @dataclass(frozen=True, repr=False)
 class Description:
-    """A table to look at, and its numbers.
+    """A table of units that displays itself, and its numbers.
 
     Attributes:
-        rows: the units, the outermost module's first.
+        rows: the units, outermost module first.
         predicted: bytes of a step, if the units are used in the order of `rows`.
-        warnings: what looks wrong, one line each.
-        ranks: how many share a unit.
+        warnings: likely mistakes, one line each.
+        ranks: number of ranks that share a unit.
     """
 
     rows: list[UnitRow]
@@ -113,7 +113,7 @@ class Description:
 
 
 def describe(model: nn.Module, optimizer: OptimizerState = ADAM) -> Description:
-    """Describe the units of a wrapped model and the bytes of a training step.
+    """Describe the units of a wrapped model, and the memory of a training step.
 
     Args:
         model: a FullyShardedDataParallel; it need not have run.
@@ -172,7 +172,7 @@ def _gradient(unit: FlatUnit, keeps_low: bool) -> Gradient:
     whole = unit.contents.padded * unit.gradient_dtype.itemsize
     kept_as = unit.gradient_dtype if keeps_low else unit.contents.shard.dtype
     kept = unit.contents.shard.numel() * kept_as.itemsize
-    if unit.plan.inside is None:  # reduced in place, and kept as it is if that is its dtype
+    if unit.plan.inside is None:  # reduced in place, and kept without a cast if the dtypes match
         return Gradient(whole, 0 if kept_as is unit.gradient_dtype else kept, kept)
     by_all_to_all = reduces_by_all_to_all(backend_of(unit.group, unit.device), unit.contents.ranks)
     return Gradient(whole, whole if by_all_to_all else whole // unit.contents.ranks, kept)
@@ -235,7 +235,7 @@ def _warnings(rows: list[UnitRow]) -> Iterator[str]:
 
 
 def units_table(description: Description) -> Group:
-    """A row per unit, the bytes of a step, and what looks wrong."""
+    """A table with a row per unit, the bytes of a step, and warnings."""
     unit, size = _fitting(description.predicted.peak)
     table = plain_table(f"Units of a model on {description.ranks} ranks", f"sizes in {unit}", first="unit")
     for heading in ("para-\nmeters", "elements", "whole", "on a\nrank", "padding", "frozen"):
@@ -263,5 +263,5 @@ def _step(description: Description) -> str:
 
 
 def _fitting(nbytes: int) -> tuple[str, int]:
-    """A unit for sizes of this order: its name and its bytes."""
+    """A unit for sizes of this order: its name and its size in bytes."""
     return ("MiB", MIB) if nbytes >= MIB else ("KiB", 1024)

@@ -1,4 +1,4 @@
-"""Times as lists of disjoint intervals, in order: their union, their difference, their length."""
+"""Union, difference and length of time intervals, as sorted lists of disjoint intervals."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ Interval = tuple[float, float]
 
 
 def union(intervals: Iterable[Interval]) -> list[Interval]:
-    """The same times as disjoint intervals, in order."""
+    """The union of intervals, as disjoint intervals in order."""
     joined: list[Interval] = []
     for start, end in sorted(intervals):
         if joined and start <= joined[-1][1]:
@@ -22,7 +22,7 @@ def union(intervals: Iterable[Interval]) -> list[Interval]:
 
 
 def subtract(intervals: list[Interval], holes: list[Interval]) -> list[Interval]:
-    """The parts of `intervals` that lie in none of `holes`; both disjoint and in order."""
+    """The parts of `intervals` outside all `holes`; both must be disjoint and in order."""
     left: list[Interval] = []
     waiting = deque(holes)
     for start, end in intervals:
@@ -32,7 +32,7 @@ def subtract(intervals: list[Interval], holes: list[Interval]) -> list[Interval]
                 left.append((start, hole_start))
             start = max(start, hole_end)
             if end < hole_end:
-                break  # this hole reaches into the next interval too
+                break  # this hole may extend into the next interval
             waiting.popleft()
         if start < end:
             left.append((start, end))
@@ -40,7 +40,7 @@ def subtract(intervals: list[Interval], holes: list[Interval]) -> list[Interval]
 
 
 def meets(disjoint: list[Interval], start: float, end: float) -> bool:
-    """True if a union of intervals has anything in common with the time between `start` and `end`."""
+    """True if the disjoint intervals overlap the time from `start` to `end`."""
     after = bisect_left(disjoint, (end, end))
     return after > 0 and disjoint[after - 1][1] > start
 

@@ -1,4 +1,4 @@
-"""Exact live bytes, by what they are for.
+"""Exact live bytes, by purpose.
 
     with Ledger() as ledger:
         model = FullyShardedDataParallel(GPT())
@@ -7,25 +7,24 @@
         loss = model(tokens, targets)
         ledger.mark("forward")  # {"parameters": 2415016, "unsharded": ...}
 
-Every storage that an operator returns counts once, at its size, from the moment it is made to the moment it is freed.
-Each has one tag:
+Every storage that an operator returns counts once, at its size, from its creation to its free. Each has one tag:
 
-    parameters       the watched model's parameters and buffers, and what the optimizer updates
+    parameters       the watched model's parameters and buffers, and the tensors that the optimizer updates
     unsharded        buffers of that role (device.empty): gathered parameters
-    gradients        what is in the `.grad` of a watched leaf, and buffers of that role
-    optimizer        the tensors in the optimizer's `state`, the 4 bytes of Adam's `step` included
-    communication    buffers of that role: staging that exists only for a collective
-    activations      all else: what autograd has saved, inputs, temporaries
+    gradients        the `.grad` of watched leaves, and buffers of that role
+    optimizer        the tensors in the optimizer's `state`, including the 4 bytes of Adam's `step`
+    communication    buffers of that role: staging for a collective
+    activations      everything else: tensors saved by autograd, inputs, temporaries
 
 A gradient is a temporary of backward, in `activations`, until it is accumulated in `.grad` or copied into a buffer of
-role "gradients"; if a hook takes it out of `.grad` before the ledger's own hook runs, it is never anything else.
+role "gradients"; if a hook removes it from `.grad` before the ledger's own hook runs, it stays in `activations`.
 
-Nothing is entered inside a collective (comm.observers), so that the numbers are the same whoever carries it. Not seen:
-what existed before the ledger and is not watched, and memory that no operator returns, such as an operator's own
-workspace, a backend's staging (gloo's own reduce-scatter copies its input) and sparse tensors.
+Nothing is recorded inside a collective (comm.observers), so that the numbers do not depend on its transport. Not seen
+are unwatched storages older than the ledger, and memory that no operator returns, such as an operator's workspace,
+a backend's staging (gloo's own reduce-scatter copies its input) and sparse tensors.
 
-One thing the ledger changes: while a dispatch mode is on, autograd adds gradients that meet (at a residual connection,
-at a tied weight) out of place, so in backward `activations` can stand higher by one such gradient than without it.
+The ledger has one side effect: under a dispatch mode, autograd sums gradients that meet (at a residual connection, at a
+tied weight) out of place, so `activations` in backward can be higher by one such gradient than without the ledger.
 """
 
 from __future__ import annotations
@@ -49,17 +48,17 @@ T = TypeVar("T")
 
 
 class Peak(NamedTuple):
-    """The most bytes alive at once, and their tags at the last moment when there were so many."""
+    """The peak of live bytes, and the bytes by tag at the last time of that peak."""
 
     total: int
     tags: dict[Tag, int]
 
 
 class Ledger:
-    """Counts while its `with` runs, one at a time in a process; can be read afterwards too.
+    """Count live bytes inside the `with`, one ledger at a time per process; readable afterwards too.
 
-    Build the model inside the `with`. Meanwhile Python's cyclic garbage collector runs at marks and resets only, so the
-    same program gives the same events every time; memory that only a reference cycle keeps shows until then.
+    Build the model inside the `with`. Python's cyclic garbage collector runs only at marks and resets meanwhile, so the
+    same program always gives the same events; memory kept alive only by a reference cycle counts until then.
     """
 
     _counting: ClassVar[Ledger | None] = None
@@ -80,7 +79,7 @@ class Ledger:
             Ledger._counting = self
             on_exit.callback(self._stop)
             with Operators(Books()):
-                empty(0)  # the first operator under any mode imports half of torch, and leaves frames in cycles behind
+                empty(0)  # the first operator under a mode imports half of torch and leaves cyclic frames
             on_exit.enter_context(garbage_collected_by_us())
             device.buffer_observers.append(self.tag)
             on_exit.callback(device.buffer_observers.remove, self.tag)
@@ -101,15 +100,15 @@ class Ledger:
         self._on_exit.close()
 
     def watch(self, model: nn.Module, optimizer: Any = None, leaves: Iterable[Tensor] = ()) -> None:
-        """Tag the parameters, gradients and optimizer state of a model, now and as they come.
+        """Tag the parameters, gradients and optimizer state of a model, now and as they are created.
 
-        Call it on the finished model, whose hooks have to run before the ledger's. A `.grad` that is set by hand is
-        found at the next mark.
+        Call it on the finished model, whose hooks have to run before the ledger's. A `.grad` set by hand is found at
+        the next mark.
 
         Args:
-            model: its parameters and buffers are tagged, those of this moment and of every mark.
+            model: its parameters and buffers are tagged, now and again at every mark.
             optimizer: a `torch.optim.Optimizer`, or a wrapper that has one as `.inner` or `.optimizer`.
-            leaves: tensors outside `model.parameters()` that backward accumulates gradients in, such as an FSDP unit's.
+            leaves: tensors outside `model.parameters()` that accumulate gradients, such as those of an FSDP unit.
 
         Raises:
             RuntimeError: called outside the `with`.
@@ -129,26 +128,26 @@ class Ledger:
         self._tag_watched()
 
     def tag(self, tensor: Tensor, tag: Tag) -> None:
-        """Say what a tensor's storage is for, where the ledger cannot know.
+        """Tag a tensor's storage, if the ledger cannot infer its purpose.
 
-        The first tag that is not `activations` is for life: a buffer of a role keeps it through `device.free` and
-        `device.allocate`, and a `.grad` that views a bucket has the bucket's. Only what was staging may become the
-        memory of gradients.
+        The first tag other than `activations` is permanent: a buffer of a role keeps it through `device.free` and
+        `device.allocate`, and a `.grad` that views a bucket has the bucket's tag. Only staging (`communication`) may
+        change, to `gradients`.
         """
         self._books.tag(tensor, tag)
 
     def mark(self, name: str) -> dict[Tag, int]:
-        """Name this moment, for the curve; returns the bytes alive by tag."""
+        """Add a named mark to the curve; returns the live bytes by tag."""
         gc.collect()
         self._tag_watched()
         return self._books.mark(name)
 
     def live(self) -> dict[Tag, int]:
-        """Bytes alive now, by tag."""
+        """Live bytes by tag."""
         return dict(self._books.now)
 
     def reset_peaks(self) -> None:
-        """Begin anew: events, peaks and the curve are from here on, starting with what is alive."""
+        """Restart events, peaks and the curve from the current live bytes."""
         gc.collect()
         self._books.reset()
 
@@ -159,15 +158,15 @@ class Ledger:
 
     @property
     def peak(self) -> Peak:
-        """The most bytes that were alive since the last reset."""
+        """The peak of live bytes since the last reset."""
         level = max(reversed(list(self._levels())), key=_total)
         return Peak(_total(level), level)
 
     def peak_of(self, *tags: Tag) -> int:
-        """The most bytes that were alive under these tags together since the last reset.
+        """The peak of these tags' total live bytes since the last reset.
 
         Raises:
-            ValueError: there is no such tag.
+            ValueError: unknown tag.
         """
         if unknown := set(tags) - set(TAGS):
             raise ValueError(f"no such tag: {', '.join(sorted(unknown))}; choose from {', '.join(TAGS)}")
@@ -178,7 +177,7 @@ class Ledger:
 
         Returns:
             `{"tags": {tag: [bytes, ...]}, "marks": [[index, name], ...]}`. Entry 0 is the start, entry i the bytes
-            after event i, and a mark's index leads to its bytes.
+            after event i; a mark's index is that of its bytes.
         """
         levels = list(self._levels())
         marks = [[i, event.cause] for i, event in enumerate(self.events, start=1) if not event.changes]
@@ -204,14 +203,14 @@ class Ledger:
             self._tag_state(optimizer)
 
     def _on_gradient(self, leaf: Tensor) -> None:
-        """Tag it, but after the hooks of the node that has accumulated it: those of DDP move it into a bucket."""
+        """Tag the gradient after the hooks of its accumulation node, since DDP's hooks move it into a bucket."""
 
         def tag(*_: object) -> None:
             handle.remove()
             self._tag_grad(leaf)
 
-        handle = get_gradient_edge(leaf).node.register_hook(tag)  # anew each time: a node kept would keep the leaf
-        if len(handle.hooks_dict_ref() or ()) < 2:  # it has none, or has not run: torch's FSDP2 calls leaves' hooks
+        handle = get_gradient_edge(leaf).node.register_hook(tag)  # not stored: the node keeps the leaf alive
+        if len(handle.hooks_dict_ref() or ()) < 2:  # no hooks, or not run: torch's FSDP2 calls leaves' hooks itself
             tag()
 
     def _tag_grad(self, leaf: Tensor) -> None:
@@ -229,7 +228,7 @@ class Ledger:
 
 
 def _torch_optimizers(optimizer: Any) -> Iterator[Optimizer]:
-    """The optimizers in a wrapper, from the outside in."""
+    """The optimizers in a wrapper, outermost first."""
     while optimizer is not None:
         if isinstance(optimizer, Optimizer):
             yield optimizer

@@ -1,6 +1,6 @@
-"""Records of a lab's subject on a GPU: the picture on record, in the lab's notebook.
+"""Show recorded GPU results in a lab's notebook.
 
-Records are in `benchmarks/records` of a checkout, where `make gpu-check` writes and checks them.
+Records are in `benchmarks/records` of a checkout, written and checked by `make gpu-check`.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import minifsdp
 
 NO_RECORD = "no GPU record here: not run on a GPU yet (make gpu-check writes one)"
 
-_SHOWN = {"06": "timeline", "07": "timeline", "08": "allocator"}  # lab -> which of the ladder's pictures
+_SHOWN = {"06": "timeline", "07": "timeline", "08": "allocator"}  # lab -> name of the ladder's plot
 
 
 def records_folder() -> Path:
@@ -21,7 +21,7 @@ def records_folder() -> Path:
 
 
 def show_record(lab: str) -> None:
-    """In a notebook: the latest picture on record of a GPU that ran the ladder; or that there is none.
+    """Display the latest recorded plot of a ladder run on a GPU, or a note that there is none.
 
     Args:
         lab: "06", "07" or "08".
@@ -31,7 +31,7 @@ def show_record(lab: str) -> None:
     for path in records_folder().glob("*.json"):
         record = json.loads(path.read_text())
         ladder = record["parts"].get("ladder", {"plots": []})
-        if plot in ladder["plots"]:  # a part has pictures only if it has passed
+        if plot in ladder["plots"]:  # a part has plots only if it passed
             gpus = f"{record['gpu']} x {record['count']}"
             world, when = ladder["results"].get("world", ""), ladder["when"]
             found.append((when, path.with_suffix("") / plot, f"{gpus}, {world}, {when[:10]}:"))

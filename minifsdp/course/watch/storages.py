@@ -1,7 +1,7 @@
-"""The books under the ledger: which storages are alive, how large each is, and what it is for.
+"""The books under the ledger: the live storages, with their sizes and purposes.
 
-A storage is entered when an operator first returns it, at its size in bytes however many tensors view it, and struck
-out at the moment it dies: the books hold weak references only.
+A storage is entered when an operator first returns it, once with its size in bytes, regardless of the number of views,
+and removed when it dies: the books hold only weak references.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ TAGS: tuple[Tag, ...] = get_args(Tag)
 
 @dataclass(frozen=True)
 class Event:
-    """A change of the live bytes, or, without changes, a mark.
+    """A change of the live bytes, or a mark if there are no changes.
 
     Attributes:
-        cause: the operator or method behind it; a mark's name.
-        changes: bytes more or fewer, for each tag it touches.
-        at: microseconds since 1970, the clock of torch's memory snapshots; equal events may differ in it.
+        cause: the operator or method that caused it, or a mark's name.
+        changes: change in bytes, by affected tag.
+        at: microseconds since 1970, the clock of torch's memory snapshots; ignored in comparisons.
     """
 
     cause: str
@@ -53,7 +53,7 @@ class Entry:
     tag: Tag
     alive: weakref.ref[UntypedStorage]
     nbytes: int = 0
-    event: Event | None = None  # the last that changed its size
+    event: Event | None = None  # the last event that changed its size
 
 
 class _ThisThread(threading.local):
@@ -66,19 +66,19 @@ class Books:
     Attributes:
         start: bytes by tag at the last reset.
         now: bytes by tag.
-        events: what led from the one to the other, in order.
+        events: the changes from `start` to `now`, in order.
     """
 
     def __init__(self) -> None:
         self.start: dict[Tag, int] = dict.fromkeys(TAGS, 0)
         self.now = dict(self.start)
         self.events: list[Event] = []
-        self._entries: dict[int, Entry] = {}  # by the storage's address, which is its own as long as it lives
-        self._lock = threading.RLock()  # a storage dies on whichever thread had the last reference
+        self._entries: dict[int, Entry] = {}  # by the storage's address, unique while it lives
+        self._lock = threading.RLock()  # a storage dies on the thread that held the last reference
         self._this_thread = _ThisThread()
 
     def tag(self, tensor: Tensor, tag: Tag) -> None:
-        """Say what a tensor's storage is for: once, but that staging may become gradients (Ledger.tag)."""
+        """Tag a tensor's storage: once, except that staging may become gradients (Ledger.tag)."""
         for storage in storages_in(tensor):
             with self._lock:
                 self._see(storage, "tag", tag)
@@ -87,7 +87,7 @@ class Books:
                     self._retag(entry, tag)
 
     def mark(self, name: str) -> dict[Tag, int]:
-        """Enter a mark; returns the bytes at it."""
+        """Add a mark; returns the live bytes by tag."""
         with self._lock:
             self._book(name, {})
             return dict(self.now)
@@ -98,21 +98,21 @@ class Books:
             self.start, self.events = dict(self.now), []
 
     def close(self) -> None:
-        """Stop following storages; what is written stays."""
+        """Stop tracking storages; keep the events."""
         with self._lock:
             self._entries.clear()
 
     def resized(self, storage: UntypedStorage) -> None:
-        """A storage's `resize_` was called. Memory that an unknown one has now is new, whenever it was made."""
+        """Record a call of a storage's `resize_`. An unknown storage's memory counts as new."""
         if identity(storage) in self._entries or storage.device.type != "meta":
             self._see(storage, "resize_")
 
     def operator(self, name: str, given: Any, returned: Any) -> None:
-        """An operator has run: storages that it returns and was not given are new."""
+        """Record an operator's outputs: storages that it returns but did not receive are new."""
         if self.are_paused:
             return
         with DisableTorchFunctionSubclass():
-            # lift_fresh is how torch.tensor hands over what it has just made
+            # torch.tensor passes its new storage through lift_fresh
             old = set() if name == "aten::lift_fresh" else {identity(storage) for storage in storages_in(given)}
             for storage in storages_in(returned):
                 if identity(storage) in self._entries or identity(storage) not in old:
@@ -124,7 +124,7 @@ class Books:
 
     @contextmanager
     def paused(self, *_: Any) -> Iterator[None]:
-        """Enter nothing new that this thread makes inside the `with`. Storages die and are resized as ever."""
+        """Ignore this thread's new storages inside the `with`. Frees and resizes are still recorded."""
         self._this_thread.pauses += 1
         try:
             yield
@@ -153,7 +153,7 @@ class Books:
         if not entry.nbytes:
             return
         cause, grown = "tag", 0
-        if self.events and self.events[-1] is entry.event:  # tagged at once: what it grew by never was anything else
+        if self.events and self.events[-1] is entry.event:  # merge the growth into this event
             whole = self.events.pop()
             cause, grown = whole.cause, whole.changes[before]
             self.now[before] -= grown
@@ -171,7 +171,7 @@ class Books:
 
 
 class Operators(TorchDispatchMode):
-    """Shows the books every operator that runs on this thread, and on autograd's threads in its stead."""
+    """Report every operator on this thread, and on autograd's threads that act for it, to the books."""
 
     def __init__(self, books: Books) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -179,18 +179,18 @@ class Operators(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if any(map(is_traceable_wrapper_subclass_type, types)):
-            return NotImplemented  # a DTensor comes down to operators on its local tensor, which come here again
+            return NotImplemented  # a DTensor's operators come back here on its local tensor
         return self.run(func, args, kwargs or {})
 
     def run(self, func: Any, args: Any, kwargs: Any) -> Any:
-        """Run one operator and enter what it has returned."""
+        """Run one operator and enter its outputs."""
         returned = func(*args, **kwargs)
         self._books.operator(func.name(), (args, kwargs), returned)
         return returned
 
 
 def tell_resizes(books: Books) -> Callable[[UntypedStorage, int], Any]:
-    """`UntypedStorage.resize_`, which is no operator, in a version that tells the books."""
+    """A version of `UntypedStorage.resize_`, which is not an operator, that reports to the books."""
     resize = UntypedStorage.resize_
 
     def resize_(storage: UntypedStorage, nbytes: int) -> Any:
@@ -203,7 +203,7 @@ def tell_resizes(books: Books) -> Callable[[UntypedStorage, int], Any]:
 
 @contextmanager
 def garbage_collected_by_us() -> Iterator[None]:
-    """Inside the `with` only explicit collections run, and they are cheap: they spare what was there before."""
+    """Allow only explicit garbage collections inside the `with`; they are cheap, since older objects are frozen."""
     enabled = gc.isenabled()
     gc.freeze()
     gc.disable()
@@ -216,12 +216,12 @@ def garbage_collected_by_us() -> Iterator[None]:
 
 
 def storages_in(tree: Any) -> Iterator[UntypedStorage]:
-    """The storages in what an operator takes or returns."""
+    """The storages in an operator's inputs or outputs."""
     for leaf in tree_leaves(tree):
         if isinstance(leaf, UntypedStorage):
             yield leaf
         elif isinstance(leaf, Tensor):
-            if is_traceable_wrapper_subclass(leaf):  # a DTensor's elements are those of its local tensor
+            if is_traceable_wrapper_subclass(leaf):  # a DTensor's storage is that of its local tensor
                 yield from storages_in([getattr(leaf, name) for name in leaf.__tensor_flatten__()[0]])
-            elif leaf.device.type != "meta" and has_storage(leaf):  # sparse tensors have none of their own
+            elif leaf.device.type != "meta" and has_storage(leaf):  # sparse tensors have no storage
                 yield leaf.untyped_storage()

@@ -1,7 +1,7 @@
-"""The timeline of a step: a Chrome trace reduced to lanes, and how much communication hides behind compute.
+"""The timeline of a step: reduce a Chrome trace to lanes, and compute the overlap of communication and compute.
 
-`trace.record_trace` writes such a trace. `read_trace` reduces it to spans in a few lanes, `overlap` reduces those to
-one number, and `plots.timeline_figure` draws them.
+`trace.record_trace` writes the trace. `read_trace` reduces it to spans in a few lanes, `overlap` reduces those to one
+number, and `plots.timeline_figure` draws them.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ from typing import Any, NamedTuple
 from minifsdp.course.watch.intervals import length, meets, subtract, union
 from minifsdp.course.watch.trace import MIB, PHASES, RANGE
 
-_GAP = 200e-6  # seconds in which the interpreter may prepare the next operation, still computing
-_LAUNCHES = ("cuda_runtime", "cuda_driver")  # categories of what puts a kernel or a copy into its queue
-_ON_DEVICE = ("kernel", "gpu_memcpy", "gpu_memset")  # categories of what takes it up
+_GAP = 200e-6  # seconds between operations that still count as compute: interpreter overhead
+_LAUNCHES = ("cuda_runtime", "cuda_driver")  # categories of calls that queue a kernel or a copy
+_ON_DEVICE = ("kernel", "gpu_memcpy", "gpu_memset")  # categories of device work
 
 
 class Span(NamedTuple):
-    """Something that took time.
+    """A timed operation or phase.
 
     Attributes:
         lane: "compute", "communication", "wait" or "phase"; on CUDA also "copy", and with several compute streams
             "compute (stream 20)" and the like.
-        name: what it was, such as "all_gather 1.5 MiB".
+        name: its name, such as "all_gather 1.5 MiB".
         start: seconds from the beginning of the step.
         duration: seconds.
     """
@@ -46,30 +46,31 @@ class Span(NamedTuple):
 def read_trace(path: str | Path) -> list[Span]:
     """The spans of a trace, ordered by start, in seconds.
 
-    If phases are marked, the step is what they enclose and the rest is left out; if not, it is everything.
+    If phases are marked, the step is the time that they enclose, and the rest is left out; otherwise it is the whole
+    trace.
 
-    On CPU, where host and device are one, the lanes are
+    On CPU, where host and device are the same, the lanes are
 
-    - compute: the operations of the main thread, less all issuing of collectives and waiting for them. Neighbours are
-      merged into one span, named after the longest.
+    - compute: the operations of the main thread, except issuing collectives and waiting for them. Neighbours are merged
+      into one span, named after the longest.
     - communication: the messages of the emulated link, if there was one. Otherwise gloo's own ranges (`gloo:...`),
       one for each collective in order of issue: they run on gloo's threads, also while the main thread computes. A
       reduce-scatter is an all-reduce there: it clones its input when issued and copies its part out when waited for,
-      both on the main thread, and the span is the all-reduce between, under its proper name. A collective without such
-      a range lasts from its issue to the end of its wait.
+      both on the main thread, and the span is the all-reduce in between, named reduce-scatter. A collective without
+      such a range lasts from its issue to the end of its wait.
     - wait: the host blocked until a collective ends.
 
-    On CUDA they are what the device does:
+    On CUDA the lanes show the device's work:
 
-    - communication: the kernels named nccl*, and those that spin for the emulated link.
-    - compute: all other kernels, and what moves or sets memory of the device (`copy_` between contiguous tensors of one
-      dtype is a memcpy, `zero_` a memset). With several streams a lane for each.
-    - copy: between device and host, which takes no processor of the device; it is neither of the two.
+    - communication: the kernels named nccl*, and the spin kernels of the emulated link.
+    - compute: all other kernels, and memory operations on the device (`copy_` between contiguous tensors of one dtype
+      is a memcpy, `zero_` a memset). Several streams have a lane each.
+    - copy: copies between device and host, which occupy no multiprocessor and count as neither of the two.
 
-    There is no wait lane: the host runs ahead, and what waits is a stream.
+    There is no wait lane: the host runs ahead, and the streams wait.
 
     Args:
-        path: a Chrome trace that `record_trace` wrote, or torch.profiler alone.
+        path: a Chrome trace written by `record_trace`, or by torch.profiler alone.
 
     Raises:
         ValueError: the file is not a Chrome trace.
@@ -80,9 +81,9 @@ def read_trace(path: str | Path) -> list[Span]:
 
 
 def overlap(spans: Iterable[Span]) -> float | None:
-    """Seconds in which communication and compute both run, per second of communication; None without any.
+    """The fraction of communication time that overlaps with compute; None without communication.
 
-    1 means that all communication hides behind compute, 0 that none does. The host's waiting is not compute.
+    1 means that all communication is hidden behind compute, 0 that none is. Host waits are not compute.
     """
     spans = list(spans)
     communication = union((span.start, span.end) for span in spans if span.lane == "communication")
@@ -104,7 +105,7 @@ class _Event(NamedTuple):
 
 
 def _events(path: str | Path) -> list[_Event]:
-    """The trace's events that have a duration, ordered by start, the outer before the inner."""
+    """The trace's events with a duration, ordered by start, outer events before inner ones."""
     try:
         found = [event for event in json.loads(Path(path).read_text())["traceEvents"] if event["ph"] == "X"]
         events = [
@@ -128,7 +129,7 @@ def _host_spans(events: list[_Event]) -> list[Span]:
 
 
 def _host_compute(main: list[_Event]) -> list[Span]:
-    """The outermost operations without a collective inside; neighbours joined, but not over a collective or phase."""
+    """Outermost operations without a collective inside; neighbours are merged, but not across collectives or phases."""
     blocked = union((e.start, e.end) for e in main if _part(e.name) or e.name.startswith("c10d::"))
     edges = sorted([start for start, _ in blocked] + [event.start for event in main if event.name in PHASES] + [inf])
     runs: list[list[_Event]] = []
@@ -150,19 +151,19 @@ def _host_compute(main: list[_Event]) -> list[Span]:
 
 
 def _gloo_spans(events: list[_Event], main: list[_Event]) -> list[Span]:
-    """A span per collective of `comm`, then what gloo ran besides; a barrier carries nothing and is left out."""
+    """A span per collective of `comm`, then gloo's other ranges; barriers carry no data and are left out."""
     gloo = [e for e in events if e.name.startswith("gloo:") and e.name != "gloo:barrier"]
     ends: dict[str, float] = {}
     for event in main:
         if _part(event.name) == "wait":
-            ends.setdefault(event.name.removeprefix("wait "), event.end)  # waiting once more finds it over
+            ends.setdefault(event.name.removeprefix("wait "), event.end)  # a second wait returns at once
     started = [event.start for event in main if event.name.startswith("c10d::")]
     spans = []
     for issue in main:
         if _part(issue.name) != "issue":
             continue
         start, end = issue.start, ends.get(issue.name.removeprefix("issue "), issue.end)
-        of_it = max(1, bisect_left(started, issue.end) - bisect_left(started, start))  # a gather may be N broadcasts
+        of_it = max(1, bisect_left(started, issue.end) - bisect_left(started, start))  # one gather may be N broadcasts
         mine = [event for event in gloo if start <= event.start <= end][:of_it]
         if mine:
             gloo = [event for event in gloo if event not in mine]
@@ -184,9 +185,9 @@ def _device_spans(events: list[_Event]) -> list[Span]:
 
 
 def _device_phases(events: list[_Event], queued: list[_Event]) -> list[Span]:
-    """From the first to the last that was queued in a phase, by whatever thread: backward has one of its own.
+    """Phases on the device: from the first to the last work queued in a phase by any thread; backward has its own.
 
-    (The profiler's own `gpu_user_annotation` knows of kernels of the annotating thread only.)
+    (The profiler's own `gpu_user_annotation` covers only kernels of the annotating thread.)
     """
     launches = {e.args["correlation"]: e.start for e in events if e.category in _LAUNCHES and "correlation" in e.args}
     spans = []
@@ -214,7 +215,7 @@ def _short(kernel: str) -> str:
 
 
 def _part(name: str) -> str | None:
-    """`"issue"` or `"wait"`, if the range is one of a collective of `comm`."""
+    """`"issue"` or `"wait"` if the range belongs to a collective of `comm`, else None."""
     match = RANGE.fullmatch(name)
     return match[1] if match else None
 
@@ -226,7 +227,7 @@ def _title(name: str) -> str:
 
 
 def _within_phases(spans: list[Span]) -> list[Span]:
-    """The spans cut to the time from the first phase to the last, which becomes second 0 and on."""
+    """The spans clipped to the time from the first phase to the last, with the start at second 0."""
     frame = [span for span in spans if span.lane == "phase"] or spans
     if not frame:
         return []

@@ -1,6 +1,6 @@
-"""A Chrome trace of one rank's step: what torch.profiler saw, the collectives named, an emulated link's messages added.
+"""A Chrome trace of one rank's step: torch.profiler's events, named collectives, and an emulated link's messages.
 
-Perfetto (ui.perfetto.dev) opens it; timeline.py reads it.
+Open it in Perfetto (ui.perfetto.dev); timeline.py reads it.
 """
 
 from __future__ import annotations
@@ -23,32 +23,32 @@ from minifsdp import comm
 from minifsdp.course.link.emulated import EmulatedLink, HostLinks, Transfer
 
 PHASES = ("forward", "backward", "optimizer")
-"""What the parts of a step are called, in `torch.profiler.record_function`, to be labelled as such."""
+"""Names of a step's phases, for `torch.profiler.record_function`."""
 
 RANGE = re.compile(r"(issue|wait) (\w+) (\S+) (\d+) B")
-"""The name of the range around an issue or a wait: what, the operation, group and order, payload."""
+"""The name of the range around an issue or a wait: the phase, the operation, group and order, payload."""
 
 TRACES = "MINIFSDP_TRACES"
-"""The variable that names a folder for a copy of every trace: the labs keep theirs only until they have read them."""
+"""Environment variable with a folder for a copy of every trace; the labs delete theirs after reading."""
 
 MIB = 2**20
-_CLOCK = "clock of the link"  # a range at whose start `time.perf_counter` was read
-_LINK_LANE = 1_000_000_000  # as a thread's number in the trace: no thread has it
+_CLOCK = "clock of the link"  # a range that starts at a reading of `time.perf_counter`
+_LINK_LANE = 1_000_000_000  # thread id in the trace, used by no real thread
 
 
 @contextmanager
 def record_trace(path: str | Path, link: EmulatedLink | HostLinks | None = None) -> Iterator[None]:
-    """Profile the `with` block on this rank and write a Chrome trace to `path`; nothing if the block raises.
+    """Profile the `with` block on this rank and write a Chrome trace to `path`, unless the block raises.
 
-    Each issue and each wait of a collective is a named range in it. Wrap the parts of the step in
-    `record_function("forward")` and so on (`PHASES`) to see them labelled. Starting the profiler takes about a second
-    the first time, not the same on all ranks: enter it everywhere, meet at a barrier inside, then run the step.
+    Each issue and each wait of a collective is a named range. Wrap the phases of the step in
+    `record_function("forward")` and so on (`PHASES`) to label them. The profiler's first start takes about a second and
+    varies between ranks: enter the block on all ranks, pass a barrier inside, then run the step.
 
     Args:
-        path: the file to write, whole or not at all.
-        link: the emulated link that carries the collectives, if one does; its messages get a lane of their own.
+        path: the file, written atomically.
+        link: the emulated link that carries the collectives, if any; its messages get their own lane.
     """
-    os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # the profiler's own messages would land among the ranks' output
+    os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # keep the profiler's messages out of the ranks' output
     on_cuda = torch.cuda.is_initialized()
     activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if on_cuda else [])]
     with profile(activities=activities) as profiler:
@@ -70,13 +70,13 @@ def record_trace(path: str | Path, link: EmulatedLink | HostLinks | None = None)
 
 
 def _named_range(call: comm.Call, phase: Literal["issue", "wait"]) -> AbstractContextManager[Any]:
-    """A profiler range around each issue and each wait; `RANGE` reads the name back."""
+    """A profiler range around an issue or a wait; `RANGE` parses its name."""
     return record_function(f"{phase} {call.op} {call.group}#{call.order} {call.payload} B")
 
 
 def _mark_clock() -> float:
-    """Leave a range in the trace and return when it began, in seconds of `time.perf_counter`."""
-    with record_function("first range"):  # sets the profiler up, which takes milliseconds
+    """Add a range to the trace and return its start in seconds of `time.perf_counter`."""
+    with record_function("first range"):  # initialises the profiler, which takes milliseconds
         pass
     now = time.perf_counter()
     with record_function(_CLOCK):
@@ -84,7 +84,7 @@ def _mark_clock() -> float:
 
 
 def exported(profiler: profile) -> dict[str, Any]:
-    """The Chrome trace of a profiler that has stopped."""
+    """The Chrome trace of a stopped profiler."""
     with tempfile.TemporaryDirectory() as directory:
         file = Path(directory, "trace.json")
         profiler.export_chrome_trace(str(file))
@@ -93,7 +93,7 @@ def exported(profiler: profile) -> dict[str, Any]:
 
 
 def _add_transfers(trace: dict[str, Any], transfers: list[Transfer], marked_at: float) -> None:
-    """Add the link's messages as a thread of this process, moved from their clock (`perf_counter`) to the trace's."""
+    """Add the link's messages as a thread of this process, shifted from the `perf_counter` clock to the trace's."""
     mark = next(event for event in trace["traceEvents"] if event["name"] == _CLOCK)
     lane = {"pid": mark["pid"], "tid": _LINK_LANE}
     trace["traceEvents"].append({"ph": "M", "name": "thread_name", **lane, "args": {"name": "emulated link"}})
@@ -104,7 +104,7 @@ def _add_transfers(trace: dict[str, Any], transfers: list[Transfer], marked_at: 
 
 
 def _keep_copy(folder: Path, path: Path, text: str) -> None:
-    """Write a trace there, named after its file, its rank, and how many this rank has left there under that name."""
+    """Copy a trace to the folder, named by its file, its rank and a running number."""
     folder.mkdir(parents=True, exist_ok=True)
     rank = f"-rank{os.environ['RANK']}" if "RANK" in os.environ else ""
     names = (folder / f"{path.stem}{rank}-{number}.json" for number in count(1))
