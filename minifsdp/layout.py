@@ -91,9 +91,9 @@ class Layout:
 
     def clear_gaps(self, buffer: Tensor) -> None:
         """Zero the elements that belong to no parameter."""
-        if any(self.gaps):
-            for gap in torch.split(buffer, self._sizes)[1::2]:
-                gap.zero_()
+        for offset, numel, gap in zip(self.offsets, self.numels, self.gaps, strict=True):
+            if gap:
+                buffer[offset + numel :][:gap].zero_()
 
     def shaped(self, index: int, values: Tensor) -> Tensor:
         """A view in its shape of parameter `index`, whose values [numel] are as they lie in a buffer."""

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import re
 from types import SimpleNamespace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from minifsdp import device
 from minifsdp.flat_param import FlatParameter, ParamPlaces, find_parameters
+from minifsdp.layout import Layout
 
 DTYPES = [torch.float16, torch.bfloat16, torch.float32, torch.float64]
 CHILDREN = 3
@@ -264,3 +266,21 @@ def test_an_error_starts_as_torch_s_does_and_names_the_parameters(
 def test_nothing_to_flatten_is_an_error() -> None:
     with pytest.raises(ValueError, match=r"^Expects non-empty `params`"):
         FlatParameter({}, 0, 2)
+
+
+@pytest.mark.parametrize(("ranks", "alignment", "kernels"), [(1, 1, 0), (4, 1, 1), (1, 4, 1), (4, 4, 2)])
+def test_only_gaps_that_are_there_are_cleared(ranks: int, alignment: int, kernels: int) -> None:
+    layout = Layout.of([torch.empty(3, 2), torch.empty(8), torch.empty(1)], ranks, alignment=alignment)
+    buffer = torch.ones(layout.padded)
+    with Count() as counted:
+        layout.clear_gaps(buffer)
+    assert counted.zeroed == kernels
+    assert buffer.sum() == 15
+
+
+class Count(TorchDispatchMode):
+    zeroed = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.zeroed += func is torch.ops.aten.zero_.default
+        return func(*args, **(kwargs or {}))
