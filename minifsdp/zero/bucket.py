@@ -27,7 +27,6 @@ class Bucket:
         shard: [padded / N], this rank's part of `flat`; its `.grad` is all that this rank keeps of the gradients.
         shards: what the optimizer updates: the shard, or each parameter's part of it once they have to be told apart.
         in_use: whether some rank has a gradient, for each of the parameters; of the last reduction.
-        contents: the parameters as the optimizer's state dict sees them.
         label: its collectives' subject.
     """
 
@@ -42,12 +41,17 @@ class Bucket:
         comm.broadcast(self.flat, 0, group).wait()
         self.shard = nn.Parameter(self.layout.shard(self.flat, group.rank()))
         self.shards = [self.shard]
-        self.contents = Contents(names, self.layout, self.shard, self, group, self.flat.device)
         self.in_use = [False] * len(params)
 
     @property
     def padded(self) -> int:
+        """Number of elements of `flat`."""
         return self.layout.padded
+
+    @property
+    def contents(self) -> Contents:
+        """The parameters as the optimizer's state dict sees them."""
+        return Contents(self.names, self.layout, self.shard, self, self.group, self.flat.device)
 
     def split(self, flat: Tensor) -> list[Tensor]:
         """Views of `flat` [padded] in the parameters' shapes."""

@@ -10,6 +10,7 @@ import torch
 from minifsdp.course.ladder.model import GPT
 from minifsdp.course.ladder.rungs import RUNGS
 from minifsdp.course.launch import launch
+from minifsdp.zero import Zero1Optimizer, Zero2Optimizer
 
 
 def remains(name: str) -> list[str]:
@@ -34,3 +35,23 @@ def remains(name: str) -> list[str]:
 def test_a_rung_that_is_dropped_gives_all_its_memory_back() -> None:
     (found, _) = launch(lambda: {name: remains(name) for name in RUNGS}, 2)
     assert found == {name: [] for name in RUNGS}
+
+
+def buckets_that_wait_for_the_collector() -> list[str]:
+    model = GPT(width=16, layers=2, context=8)
+    optimizers = [kind(model.parameters(), torch.optim.AdamW) for kind in (Zero1Optimizer, Zero2Optimizer)]
+    for optimizer in optimizers:
+        optimizer.state_dict()
+    buckets = [weakref.ref(bucket) for optimizer in optimizers for bucket in optimizer.buckets]
+    gc.collect()
+    gc.disable()
+    optimizers.clear()
+    del optimizer
+    waiting = [str(bucket().label) for bucket in buckets if bucket() is not None]
+    gc.enable()
+    return waiting
+
+
+def test_zeros_buckets_go_at_once() -> None:
+    """No cycle holds their memory until Python's collector comes by."""
+    assert launch(buckets_that_wait_for_the_collector, 1) == [[]]
