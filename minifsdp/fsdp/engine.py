@@ -209,10 +209,8 @@ class Engine:
         """Ends what is left, in one order on all ranks: units without a turn last, by their order in the model."""
         self.turns.end_backward()
         self.backward_runs = False
-        for unit_pass in self.passes.values():
-            owes = unit_pass.unit.reduces and (
-                unit_pass.owes or unit_pass.unit.has_gradient
-            )  # since one inside no_sync
+        for unit, unit_pass in self.passes.items():
+            owes = unit.reduces and (unit_pass.owes or unit.has_gradient)  # since one inside no_sync
             is_late = len(unit_pass.missing) < len(unit_pass.trained)  # a leaf had its gradient after the unit's turn
             if unit_pass.in_backward or is_late or (owes and not unit_pass.ended):
                 self._post_backward(unit_pass)
