@@ -89,11 +89,15 @@ class Layout:
         """
         return [self.shaped(index, part) for index, part in enumerate(torch.split(buffer, self._sizes)[::2])]
 
+    @cached_property
+    def _between(self) -> list[slice]:
+        ends = [offset + numel for offset, numel in zip(self.offsets, self.numels, strict=True)]
+        return [slice(end, end + gap) for end, gap in zip(ends, self.gaps, strict=True) if gap]
+
     def clear_gaps(self, buffer: Tensor) -> None:
         """Zero the elements that belong to no parameter."""
-        for offset, numel, gap in zip(self.offsets, self.numels, self.gaps, strict=True):
-            if gap:
-                buffer[offset + numel :][:gap].zero_()
+        for gap in self._between:
+            buffer[gap].zero_()
 
     def shaped(self, index: int, values: Tensor) -> Tensor:
         """A view in its shape of parameter `index`, whose values [numel] are as they lie in a buffer."""

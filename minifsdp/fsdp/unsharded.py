@@ -71,8 +71,9 @@ class Unsharded:
         (torch follows them until the first forward only.)
         """
         shard = self.flat.shard
-        of_shard = identity(self._planned[0].untyped_storage()) == identity(shard.untyped_storage())
-        return self.flat.full.dtype == shard.dtype and of_shard is self.is_shard
+        if self.is_shard and identity(self._planned[0].untyped_storage()) != identity(shard.untyped_storage()):
+            return False
+        return self.flat.full.dtype == shard.dtype
 
     def _wanted(self, exact: bool) -> tuple[Tensor, list[Tensor]]:
         if exact and self._planned[0].dtype != self.flat.shard.dtype:
