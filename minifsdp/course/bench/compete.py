@@ -24,13 +24,13 @@ from minifsdp.course.launch.group import share_cores
 
 
 def train_alone(settings: Settings) -> list[list[float]]:
-    """The losses that every contestant should have: one process trains on the whole batch, a rank's rows at a time.
+    """Train in one process on the whole batch, a rank's rows at a time: every contestant must reach these losses.
 
     Returns:
         For each step, the loss on each rank's rows.
     """
     where = rank_device()
-    share_cores(settings.ranks)  # as many threads as a rank has: then its kernels sum in the same order
+    share_cores(settings.ranks)  # as many threads as a rank has, so that kernels sum in the same order
     trainer = plain(settings.model().to(where))
     losses = []
     for batch in settings.batches():
@@ -50,11 +50,11 @@ def compete(settings: Settings, contestants: Mapping[str, Contestant]) -> dict[s
     """Run all contestants on this rank.
 
     Returns:
-        "device": its name, "threads": of this rank on CPU; and by contestant "losses" of each step on this rank's rows,
-        "step_seconds" of those that were timed, and "bytes": see `measure_memory`; None if nobody is to be measured.
+        "device", its name; "threads" of this rank on CPU; and "contestants", by name: "losses" of each step on this
+        rank's rows, "step_seconds" of the timed steps, and "bytes" as of `measure_memory`, None if not measured.
     """
     rank, where = dist.get_rank(), rank_device()
-    # On the device before anything is timed: a copy from memory that is not pinned lets the host wait.
+    # Copied to the device before any step is timed: a copy from unpinned memory blocks the host.
     batches = [_shard(batch, rank, settings.ranks, where) for batch in settings.batches()]
     done, total = 0, len(settings.only) * (len(batches) + settings.memory)
 
@@ -85,10 +85,10 @@ def _time(
     where: torch.device,
     advance: Callable[[str, str], None],
 ) -> dict[str, dict[str, Any]]:
-    """A step of each contestant, so that a machine that is busy for a while is busy for all of them.
+    """Time one step of each contestant per batch, so that other load on the machine affects them all alike.
 
-    Each time in another order, the same on all ranks: what a step leaves in the caches and in the allocator's hands is
-    the next one's luck.
+    The order is shuffled for each batch, identically on all ranks: a step inherits the caches and the allocator's
+    blocks from the step before it.
     """
     order = list(trainers.items())
     shuffled = random.Random(0)

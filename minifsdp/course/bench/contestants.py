@@ -34,9 +34,9 @@ class Contestant(NamedTuple):
     """One way to train.
 
     Attributes:
-        family: whose it is. "plain" does not communicate: on several ranks each trains on its own rows, alone.
-        what: in a line.
-        build: puts it on a fresh model, which is on the device that it is to stay on.
+        family: its origin. "plain" does not communicate: each of several ranks trains alone, on its own rows.
+        what: a one-line description.
+        build: wraps a fresh model, which is already on its final device.
     """
 
     family: Family
@@ -45,7 +45,7 @@ class Contestant(NamedTuple):
 
 
 def _trained(model: nn.Module) -> Trainer:
-    """With the optimizer that all contestants have, over what the wrapper has made of the parameters."""
+    """Add the optimizer that all contestants use, over the parameters as the wrapper leaves them."""
     return Trainer(model, AdamW(model.parameters(), LEARNING_RATE))
 
 
@@ -60,7 +60,7 @@ def _torch_fsdp1(model: GPT, strategy: TorchStrategy) -> Trainer:
 
 
 def _torch_fsdp2(model: GPT) -> Trainer:
-    # By itself `fully_shard` takes the accelerator, if the machine has one, whatever the model is on.
+    # `fully_shard` defaults to the machine's accelerator, if it has one, even for a model on CPU.
     assert dist.group.WORLD is not None
     mesh = DeviceMesh.from_group(dist.group.WORLD, next(model.parameters()).device.type)
     for block in model.blocks:
@@ -91,7 +91,7 @@ def _rung(model: GPT, name: str) -> Trainer:
 
 @contextmanager
 def _one_rank_is_said() -> Iterator[None]:
-    """On one rank FSDP shards nothing, torch's and ours, and warns of it: here the number of ranks says so."""
+    """Silence the warning of FSDP, torch's and ours, that one rank shards nothing: the number of ranks says so."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "FSDP is switching to use `NO_SHARD`", UserWarning)
         yield
@@ -126,7 +126,7 @@ CONTESTANTS: Mapping[str, Contestant] = {
     "our-fsdp-hybrid": Contestant("minifsdp", "the same, HYBRID_SHARD in pairs of ranks", _fsdp_hybrid),
     **{name: Contestant("rung", rung.adds, partial(_rung, name=name)) for name, rung in RUNGS.items()},
 }
-"""By name, with default arguments where nothing is said. Rungs have the ladder's small buckets."""
+"""All contestants by name, with default arguments unless stated. Rungs use the ladder's small buckets."""
 
 BASELINES = ("plain", "torch-ddp-view", "torch-fsdp1", "torch-fsdp1-grad-op", "torch-fsdp2")
-"""What the others' seconds are divided by, as far as it takes part."""
+"""The contestants to whose seconds the others' are compared, if they take part."""

@@ -15,27 +15,27 @@ from minifsdp.course.ladder.rungs import Trainer
 from minifsdp.course.watch.cpu_memory import WINDOW, allocator_peaks
 from minifsdp.course.watch.storages import storages_in
 
-WARM_UP = 2  # steps before the peak is taken: one makes the optimizer's state, one settles caches
-MEASURED = 2  # steps of which it is taken on CUDA
-WINDOWS = 6  # on CPU: steps of which each has a peak; the least counts
+WARM_UP = 2  # steps before the measured ones: one creates the optimizer's state, one lets caches settle
+MEASURED = 2  # steps over which the peak is taken on CUDA
+WINDOWS = 6  # steps on CPU, each with a peak of its own; the lowest counts
 
-ON_CUDA = "peaks of torch's caching allocator, the rank that holds most"
+ON_CUDA = "peaks of torch's caching allocator on the rank that holds most"
 ON_CPU = (
-    "peaks of torch's CPU allocator by torch.profiler's events, the rank that holds most; "
-    f"of {WINDOWS} steps the least, for gloo's threads may let go of a buffer late"
+    "peaks of torch's CPU allocator from torch.profiler's events, on the rank that holds most; "
+    f"the lowest of {WINDOWS} steps, because gloo's threads may release a buffer late"
 )
 
 
 def measure_memory(build: Callable[[], Trainer], batch: Batch, where: torch.device) -> dict[str, int]:
-    """Peaks of the allocator in a step, in bytes, less what was there before the model, which is the libraries'.
+    """Measure the allocator's peaks in a step, in bytes, less what the libraries held before the model was built.
 
     Args:
-        build: makes the model, which nobody else has seen, and puts the contestant on it.
+        build: makes a model to which nothing else refers, and wraps it.
 
     Returns:
-        "allocated_peak"; and on CUDA "reserved_peak" and "alloc_retries", how often memory had run out.
+        "allocated_peak"; on CUDA also "reserved_peak" and "alloc_retries", the number of times that memory ran out.
     """
-    gc.collect()  # a wrapper and its module refer to each other
+    gc.collect()  # a wrapper and its module form a reference cycle
     return (_on_cuda if where.type == "cuda" else _on_cpu)(build, batch, where)
 
 
@@ -73,10 +73,10 @@ def _on_cuda(build: Callable[[], Trainer], batch: Batch, where: torch.device) ->
 
 
 def release(trainer: Trainer) -> None:
-    """Give a model's memory back, even if it lives on.
+    """Free a model's memory, even if the model stays alive.
 
-    Hooks on gradients refer to the FSDP units that they serve, torch's (FSDP1) and ours, in cycles through autograd
-    that Python's collector does not see.
+    Gradient hooks refer to the FSDP units that they serve, torch's (FSDP1) and ours, in cycles through autograd that
+    Python's garbage collector cannot see.
     """
     trainer.optimizer.zero_grad()
     for p in trainer.model.parameters():

@@ -1,7 +1,7 @@
-"""The host time that wrapping costs: a model whose tensors cost nothing, in a world whose collectives return at once.
+"""The host time that a wrapper adds, measured on tiny tensors with collectives that return at once.
 
-Rank 0 of torch's `fake` process group runs units of two Linear and two LayerNorm of width 8 on one row, so that what a
-step takes beyond the plain module's is the Python around it. A step is forward, backward, and gradients set to None as
+Rank 0 of torch's `fake` process group runs units of two Linear and two LayerNorm of width 8 on one row, so a step's
+time beyond the plain module's is the Python of the wrapper. A step is forward, backward, and gradients set to None as
 an optimizer's `zero_grad` does; there is no optimizer. The log of collectives (`comm.record`) is on. The clock is the
 CPU time of the process.
 """
@@ -33,11 +33,11 @@ from minifsdp.course.launch import launch
 from minifsdp.fsdp import FullyShardedDataParallel, ShardingStrategy
 
 WIDTH = 8
-WARM_UP = 5  # steps: the first learns the order of units, and Python specialises what it runs often
+WARM_UP = 5  # steps: the first learns the order of units, and Python specialises hot code
 
 
 class Part(nn.Sequential):
-    """The module that is a unit."""
+    """The module of one unit."""
 
     def __init__(self) -> None:
         super().__init__(nn.LayerNorm(WIDTH), nn.Linear(WIDTH, WIDTH), nn.LayerNorm(WIDTH), nn.Linear(WIDTH, WIDTH))
@@ -49,7 +49,7 @@ def _torch_fsdp1(model: nn.Module) -> nn.Module:
 
 def _torch_fsdp2(model: nn.Module) -> nn.Module:
     assert dist.group.WORLD is not None
-    mesh = DeviceMesh.from_group(dist.group.WORLD, "cpu")  # by itself it takes the accelerator, if there is one
+    mesh = DeviceMesh.from_group(dist.group.WORLD, "cpu")  # the default is the accelerator, if there is one
     for part in model.children():
         fully_shard(part, mesh=mesh)
     fully_shard(model, mesh=mesh)
@@ -67,11 +67,11 @@ CONTESTANTS: Mapping[str, Callable[[nn.Module], nn.Module]] = {
     "our-fsdp": partial(_our_fsdp, strategy=ShardingStrategy.FULL_SHARD),
     "our-fsdp-grad-op": partial(_our_fsdp, strategy=ShardingStrategy.SHARD_GRAD_OP),
 }
-"""By name: how a fresh model is wrapped, with default arguments where nothing is said. The root holds no parameters."""
+"""Wrappers of a fresh model, by name, with default arguments unless stated. The root holds no parameters."""
 
 
 class Settings(NamedTuple):
-    """`ranks`: of the world that rank 0 believes to be in. `steps`: of each contestant that are timed."""
+    """One run: `ranks` is the size of the fake world, `steps` the number of timed steps of each contestant."""
 
     units: int = 48
     ranks: int = 2
@@ -84,7 +84,7 @@ class Cost(NamedTuple):
     Attributes:
         median: of all steps.
         quartiles: the first and the third.
-        messages: collectives in a step; 0 for torch's, whose are not counted.
+        messages: collectives in a step; 0 for torch's contestants, where they are not counted.
     """
 
     median: float
@@ -93,13 +93,13 @@ class Cost(NamedTuple):
 
 
 def measure(settings: Settings) -> dict[str, Cost]:
-    """One run, in a process of its own: a step of each contestant by turns, the plain module among them."""
+    """Run once in a new process: a step of each contestant in turn, the plain module included."""
     seconds, messages = launch(_time, settings.ranks, settings, backend="fake", timeout=600)[0]
     return costs(seconds, messages, settings.units)
 
 
 def costs(seconds: Mapping[str, Sequence[float]], messages: Mapping[str, int], units: int) -> dict[str, Cost]:
-    """From the seconds of each step of each contestant."""
+    """Compute the costs from the seconds of each step of each contestant."""
     plain = median(seconds["plain"])
     found = {}
     for name, steps in seconds.items():
@@ -110,17 +110,17 @@ def costs(seconds: Mapping[str, Sequence[float]], messages: Mapping[str, int], u
 
 
 def ratio(runs: Sequence[Mapping[str, Cost]], ours: str, theirs: str) -> float:
-    """The median of all runs' ratios of medians."""
+    """The median over all runs of the ratio of `ours` to `theirs`, each a median of steps."""
     return median(run[ours].median / run[theirs].median for run in runs)
 
 
 def profile(settings: Settings, name: str, rows: int = 40) -> str:
-    """A contestant's cProfile: functions sorted by their own time, then by that of their calls as well."""
+    """A contestant's cProfile: functions sorted by own time, then by cumulative time."""
     return launch(_profile, settings.ranks, settings, name, rows, backend="fake", timeout=600)[0]
 
 
 class _Stepper:
-    """A contestant at work."""
+    """A contestant's model, parameters and input."""
 
     def __init__(self, name: str, units: int) -> None:
         self.model = CONTESTANTS[name](nn.Sequential(*(Part() for _ in range(units))))
@@ -134,13 +134,13 @@ class _Stepper:
 
 
 def _time(settings: Settings) -> tuple[dict[str, list[float]], dict[str, int]]:
-    """Seconds of each step, and messages of the last, by contestant."""
+    """Seconds of each step and messages in the last, by contestant."""
     torch.set_num_threads(1)
     steppers = {name: _Stepper(name, settings.units) for name in CONTESTANTS}
     seconds: dict[str, list[float]] = {name: [] for name in steppers}
     messages = dict.fromkeys(steppers, 0)
-    order, shuffled = list(steppers.items()), random.Random(0)  # what one leaves in the caches is the next one's luck
-    gc.freeze()  # so that it is quick to collect what a step leaves behind, between the steps
+    order, shuffled = list(steppers.items()), random.Random(0)  # a step inherits the caches of the one before
+    gc.freeze()  # keeps the collections between steps short
     gc.disable()
     with comm.record() as log:
         for number in range(WARM_UP + settings.steps):
@@ -148,7 +148,7 @@ def _time(settings: Settings) -> tuple[dict[str, list[float]], dict[str, int]]:
             for name, stepper in order:
                 gc.collect()
                 log.clear()
-                start = time.process_time()  # nothing in a step waits, and what else the machine does is left out
+                start = time.process_time()  # no step waits, and other load on the machine does not count
                 stepper.step()
                 taken = time.process_time() - start
                 messages[name] = len(log)

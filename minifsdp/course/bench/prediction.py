@@ -1,4 +1,4 @@
-"""The duration of a step on a GPU that the device model knows. A prediction, never a measurement."""
+"""The predicted duration of a step on a GPU that the device model knows. Nothing is measured."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from minifsdp.course.ladder.rungs import Trainer
 from minifsdp.course.machine import A100, H100, H200, DeviceMemoryError, Program, record_on_paper, replay
 
 GPUS = {"NVIDIA A100-SXM4-80GB": A100, "NVIDIA H100 80GB HBM3": H100, "NVIDIA H200": H200}
-"""By the name that CUDA gives them: other forms of these GPUs have other clocks and memories."""
+"""GPUs by the name that CUDA gives them: other variants have other clocks and memories."""
 
 PREDICTED = (
     "plain",
@@ -32,13 +32,15 @@ PREDICTED = (
     "fsdp-prefetch",
     "fsdp-limit",
 )
-"""Who can be recorded on paper: DDP and ZeRO read values while they are set up, and torch's have no recorder."""
+"""Contestants that can be recorded on paper: DDP and ZeRO read values during set-up, and torch's have no recorder."""
 
 
 class Prediction(NamedTuple):
-    """Attributes:
-    seconds: of a step, by contestant; None: there is no prediction.
-    says: on what, or why not.
+    """A prediction, or the reason why there is none.
+
+    Attributes:
+        seconds: of a step, by contestant; None: there is no prediction.
+        says: the basis of the prediction, or the reason.
     """
 
     seconds: dict[str, float] | None
@@ -46,16 +48,16 @@ class Prediction(NamedTuple):
 
 
 def predict(settings: Settings, gpu_name: str, bandwidth: float, latency: float) -> Prediction:
-    """Replay each contestant that the recorder supports on paper: as rank 0 of as many GPUs as there are ranks.
+    """Replay each contestant that can be recorded on paper, as rank 0 of `settings.ranks` GPUs.
 
     Args:
         settings: the run; of `only`, the contestants in `PREDICTED`.
-        gpu_name: as `torch.cuda.get_device_name()` says it.
-        bandwidth: bytes per second that a rank sends in a ring, as measured (what NCCL's tests call bus bandwidth).
+        gpu_name: as `torch.cuda.get_device_name()` returns it.
+        bandwidth: measured bytes per second that a rank sends in a ring (bus bandwidth in nccl-tests).
         latency: seconds that every collective takes.
 
     Raises:
-        ValueError: bandwidth or latency cannot be.
+        ValueError: bandwidth or latency is impossible.
     """
     known = GPUS.get(gpu_name)
     if known is None:
@@ -79,7 +81,7 @@ def _build(settings: Settings, name: str, group: Group) -> Trainer:
     with _whole_world(group):
         trainer = CONTESTANTS[name].build(settings.model())
     for options in trainer.optimizer.param_groups:
-        options["foreach"] = True  # torch's default on CUDA; on CPU, where this is recorded, it is a kernel per tensor
+        options["foreach"] = True  # torch's default on CUDA; on CPU, where this is recorded, a kernel per tensor is
     return trainer
 
 
@@ -90,6 +92,6 @@ def _batch(settings: Settings) -> Batch:
 
 @contextmanager
 def _whole_world(group: Group) -> Iterator[None]:
-    """Let `group` be the default process group of what is built meanwhile."""
+    """Make `group` the default process group inside the `with` block."""
     with patch.object(comm, "world", lambda given=None: given or group):
         yield

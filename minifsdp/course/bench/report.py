@@ -34,7 +34,7 @@ def make_record(
     ranks: Sequence[Mapping[str, Any]],
     prediction: Prediction,
 ) -> dict[str, Any]:
-    """The content of `bench.json`, from what `compete` and `train_alone` returned."""
+    """The content of `bench.json`, from the results of `compete` and `train_alone`."""
     rows = {name: _row(name, contestants[name], reference, ranks) for name in settings.only}
     for row in rows.values():
         row["ratios"] = {name: row["median"] / rows[name]["median"] for name in BASELINES if name in rows}
@@ -62,7 +62,7 @@ def make_record(
 
 
 def disagreement(record: Mapping[str, Any]) -> str | None:
-    """One line that names the contestants with other losses; None if there are none."""
+    """One line that names the contestants whose losses differ; None if all agree."""
     wrong = [
         f"{row['name']} by {'no number' if row['off'] is None else format(row['off'], '.1e')}"
         for row in record["contestants"]
@@ -77,14 +77,14 @@ def disagreement(record: Mapping[str, Any]) -> str | None:
 
 
 def bench_table(record: Mapping[str, Any]) -> Group:
-    """A row per contestant: its seconds, how they compare, its memory where it was measured, the model's prediction."""
+    """A row per contestant: seconds, ratios to the baselines, memory if measured, and the device model's prediction."""
     model = record["model"]
     table = Table(
         box=box.SIMPLE_HEAD,
         title=f"A step of {model['parameters']:,} parameters on {record['ranks']} x {record['batch']} sequences",
         caption="ms: median, of the slowest rank; below the baselines' names, this median divided by theirs",
         pad_edge=False,
-        padding=0,  # the box has a blank between columns: with all baselines it fits 80 characters
+        padding=0,  # the box puts a blank between columns, so all baselines fit into 80 characters
     )
     table.add_column("", no_wrap=True)
     rows = record["contestants"]
@@ -123,11 +123,11 @@ def _off(row: Mapping[str, Any]) -> str:
 def _row(
     name: str, contestant: Contestant, reference: list[list[float]], ranks: Sequence[Mapping[str, Any]]
 ) -> dict[str, Any]:
-    """One contestant of all ranks; the ratios and the prediction are still to come."""
+    """One contestant's row over all ranks, still without ratios and prediction."""
     each = [rank["contestants"][name] for rank in ranks]
-    losses = list(zip(*(rank["losses"] for rank in each), strict=True))  # of a step, those of all ranks
+    losses = list(zip(*(rank["losses"] for rank in each), strict=True))  # by step, then by rank
     seconds = [max(times) for times in zip(*(rank["step_seconds"] for rank in each), strict=True)]
-    # Who trains alone has only its first loss in common with ranks that train together.
+    # A rank that trains alone shares only its first loss with ranks that train together.
     compared = 1 if contestant.family == "plain" and len(ranks) > 1 else len(losses)
     offs = [
         abs(ours - theirs) / abs(theirs)

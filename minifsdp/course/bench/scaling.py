@@ -1,17 +1,17 @@
-"""The growth of a step with the ranks and with the units: time, bytes and messages, measured and by law.
+"""The growth of a step with ranks and units: time, bytes and messages, measured and by law.
 
-The model is always the same: `blocks` blocks, cut into units of equally many neighbours. To DDP a unit is a bucket of
-that size. More ranks bring more data, so that every rank computes as much as one alone (weak scaling).
+The model is always the same: `blocks` blocks, cut into units of equally many neighbours. For DDP a unit is a bucket of
+that size. The data grow with the ranks, so every rank computes as much as one alone (weak scaling).
 
-What a rank moves in a step, by law, for N ranks, Ψ bytes of parameters and U units besides the root:
+A rank's traffic in a step, by law, for N ranks, Ψ bytes of parameters and U units besides the root:
 
                       messages           bytes on the wire by a ring
     DDP               buckets            2 (N - 1) / N Ψ                an all-reduce is a reduce-scatter and a gather
     SHARD_GRAD_OP     2 (U + 1)          2 (N - 1) / N Ψ                one gather, one reduce-scatter
     FULL_SHARD        3 (U + 1) - 1      (N - 1) / N (3 Ψ - root)       two gathers; the root stays whole for backward
 
-Ψ and the root are padded in FSDP's. One rank shards nothing: it reduces a unit, or a bucket, at a time, with itself.
-What it holds, by law, is in closed_form.py. The time has no law here, for it is the machine's: a line is fitted.
+FSDP's Ψ and root include padding. One rank shards nothing: it reduces a unit, or a bucket, at a time, with itself.
+The law of a rank's memory is in closed_form.py. Time depends on the machine and has no law here: a line is fitted.
 """
 
 from __future__ import annotations
@@ -41,22 +41,22 @@ from minifsdp.fsdp import FullyShardedDataParallel, ShardingStrategy
 
 BACKEND: Backend = "gloo"
 WAYS = ("ddp", "fsdp-grad-op", "fsdp")
-WARM_UP = 1  # steps: the first makes the optimizer's state
+WARM_UP = 1  # steps: the first creates the optimizer's state
 
 
 class Group(nn.Sequential):
-    """Neighbouring blocks: a unit."""
+    """A unit: neighbouring blocks."""
 
 
 @dataclass(frozen=True)
 class Settings:
-    """One run.
+    """The settings of one run.
 
     Attributes:
-        ranks: over which the model is spread in turn, in `some_units`.
-        units: into which it is cut in turn, on `few_ranks`; divisors of the most, which is the number of blocks.
-        width, context, batch: of the model, and the sequences of each rank.
-        steps: of each that are timed.
+        ranks: world sizes, each run with `some_units`.
+        units: numbers of units, each run on `few_ranks`; divisors of the largest, which is the number of blocks.
+        width, context, batch: the model's sizes, and sequences per rank.
+        steps: timed steps of each case.
     """
 
     ranks: tuple[int, ...] = (1, 2, 4, 8)
@@ -76,31 +76,31 @@ class Settings:
 
     @property
     def few_ranks(self) -> int:
-        """The fewest between which there is something to be sent."""
+        """The smallest world size above 1, where ranks have something to send; 1 if there is none."""
         return min((ranks for ranks in self.ranks if ranks > 1), default=1)
 
     def check(self) -> None:
-        """Refuse what cannot be measured.
+        """Refuse settings that cannot be measured.
 
         Raises:
-            ValueError: no steps; units that blocks do not make, or too few for a line; more ranks than gloo serves.
+            ValueError: no steps; units that do not divide the blocks or too few for a line; too many ranks for gloo.
         """
         if self.steps < 1:
             raise ValueError(f"--steps {self.steps}: time one or more")
         if len({*self.units}) < 2:
-            raise ValueError("--units: give two numbers or more, for a line is fitted through them")
+            raise ValueError("--units: give two numbers or more: a line is fitted through them")
         for units in self.units:
             if self.blocks % units:
                 raise ValueError(f"--units: {self.blocks} blocks do not make {units} equal units: leave {units} out")
         choose_world(max(self.ranks), backend=BACKEND, here=max(self.ranks))
 
     def cases(self) -> Iterator[tuple[int, list[int]]]:
-        """Numbers of ranks, and of units to be tried on so many."""
+        """Each number of ranks, with the numbers of units to run on it."""
         for ranks in sorted({*self.ranks}):
             yield ranks, sorted({*self.units}) if ranks == self.few_ranks else [self.some_units]
 
     def model(self, units: int) -> GPT:
-        """The same parameters on every rank, in so many units."""
+        """The model in `units` units, with the same parameters on every rank."""
         torch.manual_seed(0)
         model = GPT(width=self.width, layers=self.blocks, context=self.context)
         each = self.blocks // units
@@ -115,12 +115,12 @@ class Settings:
 
 
 class Found(NamedTuple):
-    """The cost of a case, measured on one rank or given by law.
+    """The cost of a case, measured on one rank or predicted by law.
 
     Attributes:
         messages: collectives of a step.
-        wire: bytes that the rank sends for them by a ring.
-        held: between `step()` and `zero_grad()`, and at most.
+        wire: bytes that the rank sends for them in a ring.
+        held: bytes between `step()` and `zero_grad()`, and peaks.
     """
 
     messages: int
@@ -129,7 +129,7 @@ class Found(NamedTuple):
 
 
 def wrap(model: GPT, way: str) -> Trainer:
-    """The model in training in one of the `WAYS`, with default arguments but for DDP's buckets."""
+    """Wrap the model in one of the `WAYS`, with default arguments except for DDP's buckets, and add an optimizer."""
     wrapped: nn.Module
     if way == "ddp":
         cap = bucket_cap(sizes_of(model)) / 2**20
@@ -143,12 +143,12 @@ def wrap(model: GPT, way: str) -> Trainer:
 
 
 def bucket_cap(sizes: Sizes) -> int:
-    """Bytes of a unit, at which a bucket is closed."""
+    """Bytes at which a bucket is closed: those of a unit."""
     return 4 * sum(sizes.units[1])
 
 
 def law(sizes: Sizes, way: str, ranks: int) -> Found:
-    """The cost of a step by law, from the model's sizes."""
+    """Predict the cost of a step from the model's sizes."""
     setting, blocks = closed_form_setting(ranks, BACKEND), len(sizes.units) - 1
     psi, share = 4 * sum(sizes.parameters), (ranks - 1) / ranks
     if way == "ddp":
@@ -166,11 +166,11 @@ def law(sizes: Sizes, way: str, ranks: int) -> Found:
 
 
 def measure(settings: Settings, ranks: int, units: Sequence[int]) -> list[dict[str, Any]]:
-    """Run all ways on so many ranks.
+    """Run all ways on `ranks` ranks, with each of these numbers of units.
 
     Returns:
         For each way and number of units: "way", "ranks", "units"; "seconds", the median of the slowest rank's steps,
-        with "quartiles"; "found", by rank, and "law", as dicts of `Found`; "peak", the ledger's, of the rank that holds
+        with "quartiles"; "found", by rank, and "law", `Found` as dicts; "peak", the ledger's on the rank that holds
         most, activations included.
     """
     answers = launch(_on_rank, ranks, settings, list(units), timeout=300, backend=BACKEND)
@@ -206,7 +206,7 @@ def against_law(row: Mapping[str, Any]) -> list[str]:
 
 
 def fit(rows: Sequence[Mapping[str, Any]]) -> tuple[float, float]:
-    """Seconds of a step without messages, and of each message, that fit the rows best (least squares)."""
+    """Fit the seconds of a step without messages, and of each message, to the rows (least squares)."""
     slope, start = np.polyfit([row["law"]["messages"] for row in rows], [row["seconds"] for row in rows], 1)
     return float(start), float(slope)
 

@@ -18,15 +18,15 @@ COUNTS = ("ranks", "batch", "layers", "width", "heads", "context", "steps", "war
 
 @dataclass(frozen=True)
 class Settings:
-    """See `minifsdp bench --help`.
+    """The settings of one run; see `minifsdp bench --help`.
 
     Attributes:
         only: names of the contestants, in the order in which they take their steps.
         batch: sequences per step on each rank.
         heads: attention heads; None: the largest divisor of the width up to 8.
-        steps: steps of each contestant that are timed.
+        steps: timed steps of each contestant.
         warm_up: steps before them.
-        memory: whether the peaks of their memory are taken, when all have been timed.
+        memory: whether to measure peaks of memory, after all contestants have been timed.
     """
 
     ranks: int = 2
@@ -47,7 +47,7 @@ class Settings:
         return GPT(width=self.width, layers=self.layers, heads=self.heads, context=self.context)
 
     def batches(self) -> Iterator[Batch]:
-        """The batches of all ranks together, [ranks * batch, context] each: for the warm-up, then for what is timed."""
+        """The batches of all ranks together, [ranks * batch, context] each: first the warm-up's, then the timed."""
         rows, total = self.ranks * self.batch, self.warm_up + self.steps
         return data.batches(data.load_text(), rows, self.context, self.seed, total)
 
@@ -58,10 +58,10 @@ class Settings:
         return {"parameters": count_elements(self.layers, **sizes), "layers": self.layers, **sizes}
 
     def check(self, among: Mapping[str, Contestant]) -> None:
-        """Refuse what cannot be had.
+        """Check the settings.
 
         Raises:
-            ValueError: in one line, with the cure.
+            ValueError: one of them is impossible; one line with the cure.
         """
         check_names("--only", self.only, among)
         check_counts(self, COUNTS)

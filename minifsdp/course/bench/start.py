@@ -1,4 +1,4 @@
-"""The step benchmark as the one who starts it sees it: from the check of what was asked for to the files it leaves."""
+"""The step benchmark as a whole: check the request, run the ranks, write the results."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ Progress = Callable[[str, int, int], None]
 
 @dataclass(frozen=True)
 class Plan:
-    """A run that has passed every check: what starts from here on can start.
+    """A run that has passed every check.
 
     Attributes:
-        contestants: those that there are; `settings.only` names those that take part.
+        contestants: all that exist; `settings.only` names the participants.
         link: latency in seconds and bandwidth in bytes per second, for the device model.
     """
 
@@ -54,15 +54,15 @@ def plan(
     """Check everything that can be checked before a rank starts, and make the output folder.
 
     Args:
-        settings: what to run.
-        device: as `choose_world` takes it.
+        settings: of the run.
+        device: as for `choose_world`.
         out: folder for `bench.json` and `bench.png`.
-        share_gpu: whether several ranks may have one GPU, as `choose_world` takes it.
-        link: what was measured of the link between the GPUs, as `parse_link` takes it: for the device model alone.
-        contestants: what names in `settings.only` mean.
+        share_gpu: whether several ranks may share one GPU, as for `choose_world`.
+        link: measured latency and bandwidth between the GPUs, as for `parse_link`; only the device model uses it.
+        contestants: by the names that `settings.only` may hold.
 
     Raises:
-        ValueError: something asked for is impossible; one line that names it and the cure.
+        ValueError: the request is impossible; one line that names the fault and the cure.
     """
     settings.check(contestants)
     world = choose_world(settings.ranks, device, share_gpu)
@@ -83,7 +83,7 @@ def run(plan: Plan, progress: Progress) -> dict[str, Any] | None:
 
     Raises:
         RankError: a rank has failed.
-        UndeliveredError: the output folder cannot be written any more; names the folder that has the files.
+        UndeliveredError: the output folder can no longer be written; names the folder that has the files.
     """
     settings, world = plan.settings, plan.world
     where: Any = {"backend": world.backend, "share_gpu": world.shares_gpu, "timeout": TIME_LIMIT}
@@ -112,8 +112,8 @@ def _predict(plan: Plan, gpu: str) -> Prediction:
     if plan.world.device == "cpu":
         return Prediction(None, "the device model is of GPUs: none on CPU")
     if plan.world.shares_gpu:
-        return Prediction(None, "the device model knows no ranks that share a GPU")
+        return Prediction(None, "the device model does not cover ranks that share a GPU")
     if plan.link is None and plan.settings.ranks > 1:
-        return Prediction(None, "the device model needs the link's numbers: --measured-link, as `minifsdp doctor` says")
+        return Prediction(None, "the device model needs the link's numbers: --measured-link, from `minifsdp doctor`")
     latency, bandwidth = plan.link or (0.0, 1.0)  # one rank sends nothing
     return predict(plan.settings, gpu, bandwidth, latency)
