@@ -1,6 +1,6 @@
 """The command line: `minifsdp ladder`, `train`, `lab`, `doctor`, `bench`, `ps`, `clean`.
 
-Nothing is imported here that takes time: Ctrl-C is answered first.
+This module imports nothing slow, so that Ctrl-C is handled first.
 """
 
 from __future__ import annotations
@@ -10,10 +10,10 @@ from importlib import import_module
 
 
 def main(program: str = "minifsdp.course.cli.commands") -> None:
-    """Run a command line; what is wrong with a request ends in one line on standard error and exit code 2.
+    """Run a command line; a bad request ends in one line on standard error and exit code 2.
 
     Args:
-        program: the module that has it, as `app`.
+        program: the module that defines it, as `app`.
     """
     if sys.platform == "win32":
         sys.exit("minifsdp runs on Linux, macOS and WSL2, not on native Windows")
@@ -26,7 +26,7 @@ def main(program: str = "minifsdp.course.cli.commands") -> None:
             from minifsdp.course.cli.commands import run
 
             app = import_module(program).app
-        except ModuleNotFoundError as error:  # run from a checkout, by a Python that has not what it needs
+        except ModuleNotFoundError as error:  # run from a checkout, by a Python without its dependencies
             print(f"minifsdp: this Python has no {error.name}: install it, or use another Python", file=sys.stderr)
             sys.exit(2)
         run(app)

@@ -43,18 +43,18 @@ def bench(
     heads: Annotated[int | None, typer.Option(help="Attention heads; default: as many as fit, up to 8.")] = None,
     context: Annotated[int, typer.Option(help="Tokens per sequence.")] = DEFAULT.context,
     steps: Annotated[int, typer.Option(help="Timed steps of each contestant.")] = DEFAULT.steps,
-    warm_up: Annotated[int, typer.Option(help="Steps before them.")] = DEFAULT.warm_up,
+    warm_up: Annotated[int, typer.Option(help="Steps before the timed ones.")] = DEFAULT.warm_up,
     measured_link: Annotated[
         str | None,
-        typer.Option(help='As `minifsdp doctor` measured it, "latency=30us,bandwidth=300GB/s": for the model.'),
+        typer.Option(help='Link for the device model, as measured: "latency=30us,bandwidth=300GB/s".'),
     ] = None,
     out: Annotated[Path, typer.Option(help="Folder for bench.json and bench.png.")] = Path("results/bench"),
     seed: Annotated[int, typer.Option(help="Seed of the model and of the batches.")] = DEFAULT.seed,
-    memory: Annotated[bool, typer.Option(help="Take the peaks of their memory too.")] = DEFAULT.memory,
+    memory: Annotated[bool, typer.Option(help="Measure peaks of memory too.")] = DEFAULT.memory,
 ) -> None:
-    """Measure a step of torch's DDP, FSDP1 and FSDP2, of ours and of every rung: one process group, in turns.
+    """Measure a step of torch's DDP, FSDP1 and FSDP2, of ours and of every rung, in turns in one process group.
 
-    Exit code 1 if one of them does not have the losses of one process that trains on the whole batch.
+    Exit code 1 if the losses of any of them differ from those of one process that trains on the whole batch.
 
     Example: minifsdp bench --only plain,torch-fsdp1,our-fsdp --width 512 --context 128
     """

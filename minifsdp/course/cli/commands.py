@@ -1,4 +1,4 @@
-"""All commands: what they are called, where they are, and how they end."""
+"""All commands: their names, modules and exit codes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from minifsdp.course.cli.signals import INTERRUPTED
 
 
 class Command(NamedTuple):
-    """A command: its module, and its line on the screen of all commands."""
+    """A command: its module, and its line in the list of commands."""
 
     module: str
     says: str
@@ -38,9 +38,9 @@ START = {
 
 
 class _Commands(TyperGroup):
-    """Imports a command's module when it is asked for: the ladder needs torch, which takes a second."""
+    """A group that imports a command's module on demand: the ladder needs torch, which takes a second."""
 
-    _completing = False  # names, which takes no module
+    _completing = False  # names only, which needs no module
 
     def shell_complete(self, ctx: Any, incomplete: str) -> Any:
         self._completing = True
@@ -74,17 +74,17 @@ app = new_app(
 
 @app.callback()
 def _commands() -> None:
-    """Makes this a program of several commands."""
+    """Make this a program of several commands."""
 
 
 def run(app: typer.Typer) -> NoReturn:
-    """Run what the words in `sys.argv` ask for, and end with its exit code."""
+    """Run the command in `sys.argv`, and end with its exit code."""
     _refuse_empty(sys.argv[1:])
     usage_error: Any = typer.BadParameter.__mro__[1]
     try:
         code = app(standalone_mode=False) or 0
     except usage_error as error:
-        if type(error).__name__ == "NoArgsIsHelpError":  # typer has it of a click of its own, which has no public name
+        if type(error).__name__ == "NoArgsIsHelpError":  # from typer's own copy of click, which has no public name
             print(error.format_message())
             sys.exit()
         fail(error.format_message(), code=2)
@@ -96,7 +96,7 @@ def run(app: typer.Typer) -> NoReturn:
 
 
 def _refuse_empty(words: list[str]) -> None:
-    """An empty word is a variable of the shell that was never set; as a path it would be the current folder."""
+    """Refuse empty words, which come from unset shell variables; as a path they would mean the current folder."""
     for before, word in zip(["", *words], words, strict=False):
         option, _, value = word.partition("=")
         if not word:

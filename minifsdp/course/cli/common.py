@@ -1,4 +1,4 @@
-"""Set-up, failure and progress, alike in all commands."""
+"""Set-up, failure and progress, shared by all commands."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ DeviceOption = Annotated[str, typer.Option("--device", help="auto, cpu or cuda; 
 RanksOption = Annotated[int | None, typer.Option("--ranks", help="Number of ranks, N; default: 2, or torchrun's.")]
 ShareOption = Annotated[
     bool | None,
-    typer.Option("--share-gpu/--no-share-gpu", help="Several NCCL ranks on one GPU, if there are too few."),
+    typer.Option("--share-gpu/--no-share-gpu", help="Several NCCL ranks on one GPU, if there are too few GPUs."),
 ]
 
 
 def ranks_asked_for(ranks: int | None, default: int) -> int:
-    """The number from `RanksOption`, or else of the ranks that torchrun has started, or else the default."""
+    """The number from `RanksOption`, else torchrun's number of ranks, else the default."""
     started = os.environ.get("WORLD_SIZE", "")
     return (int(started) if started.isdecimal() else default) if ranks is None else ranks
 
 
 def new_app(**options: Any) -> typer.Typer:
-    """A typer application that says what is wrong in one line."""
+    """A typer application that reports errors in one line."""
     return typer.Typer(rich_markup_mode=None, pretty_exceptions_enable=False, **{"add_completion": False, **options})
 
 
@@ -45,9 +45,9 @@ def new_console(stderr: bool = False) -> Console:
 
 
 def progress_bar(shown: bool = True) -> Progress:
-    """On standard error, gone when it is done."""
+    """A progress bar on standard error that disappears at its end."""
     columns: list[Any] = [TextColumn("{task.description:<28}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()]
-    console = new_console(stderr=True)  # in a file or a pipe, all that would be left of the bar is an empty line
+    console = new_console(stderr=True)  # in a file or a pipe, the bar would leave an empty line
     return Progress(*columns, console=console, transient=True, disable=not (shown and console.is_interactive))
 
 
@@ -58,7 +58,7 @@ def fail(message: str, code: int) -> NoReturn:
 
 
 def run_script(main: Callable[[], int]) -> NoReturn:
-    """End with the exit code of a script's `main`; with one line if it is interrupted."""
+    """End with the exit code of a script's `main`, or with one line if it is interrupted."""
     try:
         sys.exit(main())
     except KeyboardInterrupt:
@@ -66,12 +66,12 @@ def run_script(main: Callable[[], int]) -> NoReturn:
 
 
 def fail_of_results(error: UndeliveredError, table: Callable[[dict[str, Any]], Any], cure: str = "") -> NoReturn:
-    """Show results that could not be written to --out, and end with the line that names where they are."""
+    """Show results that could not be written to --out, and end with the line that says where they are."""
     new_console().print(table(error.record))
     fail(f"{error}{cure}", code=1)
 
 
 def fail_of_ranks(error: RankError, cure: str = "") -> NoReturn:
-    """End with the traceback or stack of each rank that failed, and with the line that names the cause last."""
+    """Print the traceback or stack of each rank that failed, and end with the line that names the cause."""
     print(*error.__notes__, sep="\n", file=sys.stderr)
     fail(f"{error}{cure}", code=1)

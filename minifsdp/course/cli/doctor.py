@@ -27,7 +27,7 @@ from minifsdp.course.cli.signals import cleaning_up
 app = new_app()
 APPS = {"doctor": app}
 
-MARGIN = 3.0  # seconds in which what was found is still written and shown
+MARGIN = 3.0  # seconds left for writing and showing the findings
 
 
 @app.command()
@@ -38,12 +38,12 @@ def doctor(
     device: DeviceOption = "auto",
     share_gpu: ShareOption = None,
     peak: Annotated[str | None, typer.Option(help='The rate of the link, as "400GB/s".')] = None,
-    seconds: Annotated[float, typer.Option(help="That all of it may take.", min=10, max=3600)] = 60.0,
+    seconds: Annotated[float, typer.Option(help="Time limit for all of it.", min=10, max=3600)] = 60.0,
     out: Annotated[Path, typer.Option(help="Folder for doctor.json and bandwidth.png.")] = Path("results/doctor"),
 ) -> None:
-    """Say what is here, check that ranks work, measure how fast they talk, and say which labs they can run.
+    """List what is here, check that ranks work, measure their bandwidth, and list the labs that they can run.
 
-    Exit code 1 and the reason, if something is broken.
+    Exit code 1 and the reason if something is broken.
 
     Example: minifsdp doctor --ranks 4 --device cpu
     """
@@ -62,7 +62,7 @@ def doctor(
                 doing[0] = what
                 bar.update(task, description=what, completed=done, total=total)
 
-            left = max(1.0, seconds - (time.monotonic() - start) - MARGIN)  # where less is left, the timer ends it
+            left = max(1.0, seconds - (time.monotonic() - start) - MARGIN)  # with less left, the timer ends it
             try:
                 plan = course.plan(ranks, device, out, share_gpu, peak, left)  # type: ignore[arg-type]
                 if plan.world is not None:
@@ -84,7 +84,7 @@ def doctor(
 
 @contextmanager
 def _ended_after(seconds: float, doing: list[str]) -> Iterator[None]:
-    """End this process, and with it its ranks, where not even a time-out is heard: in a call that does not return."""
+    """End this process and its ranks after `seconds`, even in a call that never returns and ignores time-outs."""
 
     def end() -> None:
         print(f"minifsdp: no answer within {seconds:.0f} s while {doing[0]}; the process was ended", file=sys.stderr)

@@ -1,4 +1,4 @@
-"""`minifsdp lab`: the labs for those who learn, and marks for those who teach."""
+"""`minifsdp lab`: labs for learners, marks for instructors."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ Folder = Annotated[Path, typer.Argument(metavar="[DIR]", help="Folder of your no
 
 @contextmanager
 def _refusing() -> Iterator[None]:
-    """End an impossible request in one line and exit code 2."""
+    """End an impossible request with one line and exit code 2."""
     try:
         yield
     except OSError as error:
@@ -62,7 +62,7 @@ def list_labs() -> None:
 
 @app.command()
 def start(lab: Lab, folder: Folder = HERE) -> None:
-    """Copy a lab's notebook here, without its outputs. A copy that is there is never overwritten.
+    """Copy a lab's notebook here, without its outputs. An existing copy is never overwritten.
 
     Example: minifsdp lab start 05
     """
@@ -91,7 +91,7 @@ def check(
     exercise: Exercise,
     notebook: Annotated[Path | None, typer.Argument(help="Default: the notebook of that lab in this folder.")] = None,
 ) -> None:
-    """Check an answer as it was last saved. It runs in a fresh process, as from its notebook.
+    """Check an answer, as last saved, in a fresh process, just as its notebook does.
 
     Exit code 1 if it does not pass; 0 if it passes or is still blank.
 
@@ -126,7 +126,7 @@ def hint(exercise: Exercise) -> None:
 
 @app.command()
 def reveal(exercise: Exercise) -> None:
-    """Show the reference answer to an exercise. That it was read is noted beside your notebooks.
+    """Show the reference answer to an exercise. The reading is noted beside your notebooks.
 
     Example: minifsdp lab reveal 5.2
     """
@@ -141,7 +141,7 @@ def reveal(exercise: Exercise) -> None:
 
 @app.command("progress")
 def show_progress(folder: Folder = HERE) -> None:
-    """Show how each exercise stands. It reads the notebooks as they were last saved and runs nothing.
+    """Show the state of each exercise. This reads the notebooks as last saved and runs nothing.
 
     Example: minifsdp lab progress
     """
@@ -167,19 +167,19 @@ def show_progress(folder: Folder = HERE) -> None:
 def run(
     lab: Lab,
     notebook: Annotated[Path | None, typer.Argument(help="Default: the notebook of that lab in this folder.")] = None,
-    out: Annotated[Path, typer.Option(help="Folder for what comes of it; no other run's.")] = Path("results/lab"),
+    out: Annotated[Path, typer.Option(help="Folder for the results of this run alone.")] = Path("results/lab"),
     time_limit: Annotated[float, typer.Option(min=1, max=1e6, help="Seconds until it is stopped.")] = 600.0,
 ) -> None:
-    """Run a notebook as it was last saved. All its cells run, with nobody watching, as in a batch job.
+    """Run all cells of a notebook, as last saved, unattended, as in a batch job.
 
-    The notebook itself is not changed. Its outputs, figures and traces, and a record, go to the output folder, also if
-    a cell raises, at the time limit, and on Ctrl-C. Exit code 1 if not all cells have run.
+    The notebook itself is not changed. Its outputs, figures, traces and a record go to the output folder, even if a
+    cell raises, at the time limit, and on Ctrl-C. Exit code 1 unless all cells have run.
 
     Example: minifsdp lab run 05 --out results/lab05 --time-limit 240
     """
     if missing := [name for name in ("nbclient", "ipykernel") if find_spec(name) is None]:
         fail(f"{missing[0]} is not installed here:   pip install jupyterlab", code=2)
-    # nbformat has jsonschema build a grammar of international addresses if it can: seconds, and no notebook has any.
+    # Hidden: with it, jsonschema (for nbformat) would spend seconds on a grammar of international addresses.
     sys.modules.setdefault("rfc3987_syntax", None)  # type: ignore[arg-type]
     from minifsdp.course.workshop import batch
 
@@ -213,13 +213,13 @@ def mark(
     seconds: Annotated[float, typer.Option(min=5, max=1e6, help="Seconds that one check may take.")] = 60.0,
     memory: Annotated[
         float,
-        typer.Option(min=0.5, max=2**20, help="GiB that the processes of one check may have in use."),
+        typer.Option(min=0.5, max=2**20, help="GiB that the processes of one check may use."),
     ] = 4.0,
 ) -> None:
     """Mark the notebooks of many learners, for instructors.
 
-    Each answer is checked by itself with this installation's set-up cells and checks. This is no sandbox: see
-    docs/teaching.md before you mark what you do not trust.
+    Each answer is checked by itself with this installation's set-up cells and checks. This is not a sandbox: see
+    docs/teaching.md before you mark code that you do not trust.
 
     Example: minifsdp lab mark submissions --out marks.csv --variants ~/lab05.toml
     """

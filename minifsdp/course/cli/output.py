@@ -1,6 +1,6 @@
-"""Output that cannot be written does not stop a command, which reports it at its end.
+"""Output streams whose failure does not stop a command, but is reported at its end.
 
-Nothing of a run may fail because a message could not be written. Nothing is imported here that takes time.
+No run may fail because a message could not be written. This module imports nothing slow.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any, TextIO, cast
 
 
 class Output:
-    """A stream that takes any text, and raises no OSError: after the first, which is kept, it takes nothing."""
+    """A stream that takes any text and raises no OSError: it keeps the first one, and drops all text after it."""
 
     def __init__(self, stream: TextIO | None) -> None:
         self._stream = stream or open(os.devnull, "w")  # noqa: SIM115  # None: it was closed when Python started
@@ -24,7 +24,7 @@ class Output:
         try:
             try:
                 return self._stream.write(text)
-            except UnicodeEncodeError:  # a file's name may be no text
+            except UnicodeEncodeError:  # a file's name may be undecodable
                 encoding = self._stream.encoding
                 return self._stream.write(text.encode(encoding, "backslashreplace").decode(encoding))
         except OSError as error:
@@ -51,7 +51,7 @@ class Output:
 
 @contextmanager
 def going_on() -> Iterator[None]:
-    """Inside, a stdout or stderr that is full, closed or gone stops nothing. Exit code 1 if stdout was not written."""
+    """Keep a full, closed or lost stdout or stderr from stopping the block; exit code 1 if stdout was not written."""
     _open_closed()
     before, out, err = (sys.stdout, sys.stderr), Output(sys.stdout), Output(sys.stderr)
     sys.stdout, sys.stderr = cast(TextIO, out), cast(TextIO, err)
@@ -61,7 +61,7 @@ def going_on() -> Iterator[None]:
         out.flush()
         if out.error is None:
             raise
-        if out.error.errno != errno.EPIPE:  # the reader of a pipe has seen enough
+        if out.error.errno != errno.EPIPE:  # the reader of a pipe has closed it
             print(f"minifsdp: cannot write to stdout: {out.error.strerror}", file=sys.stderr)
         raise SystemExit(end.code or 1) from None
     finally:
@@ -70,7 +70,7 @@ def going_on() -> Iterator[None]:
 
 
 def _open_closed() -> None:
-    """The next file to be opened would have the number of a standard stream, and what is printed would go there."""
+    """Open closed standard streams on /dev/null, or the next file opened would get their number, and the output."""
     for number in range(3):
         try:
             os.fstat(number)

@@ -1,4 +1,4 @@
-"""`minifsdp ps` and `minifsdp clean`: one's own ranks, servers and checks, shown and ended."""
+"""`minifsdp ps` and `minifsdp clean`: show and end your own ranks, servers and checks."""
 
 from __future__ import annotations
 
@@ -38,9 +38,9 @@ def ps() -> None:
 def clean(
     yes: Annotated[bool, typer.Option("--yes", help="Also those whose starter still runs, without asking.")] = False,
 ) -> None:
-    """End your own processes of the course; notebooks and scripts that started them go on.
+    """End your own processes of the course; the notebooks and scripts that started them keep running.
 
-    Those whose starter is gone end at once; for the others it asks first.
+    Processes whose starter is gone end at once; for the others, the command asks first.
 
     Example: minifsdp clean
     """

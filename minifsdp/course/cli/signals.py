@@ -1,4 +1,4 @@
-"""The effect of Ctrl-C, SIGTERM and SIGHUP on a command. Nothing is imported here that takes time.
+"""The effect of Ctrl-C, SIGTERM and SIGHUP on a command. This module imports nothing slow.
 
 A handler that raises is not safe everywhere: where C code runs Python, as `import torch` does, the exception is lost or
 becomes another one. So a signal ends the process at once, unless there are ranks or temporary files to clean up.
@@ -14,11 +14,11 @@ from contextlib import contextmanager, suppress
 from types import FrameType
 
 ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-INTERRUPTED = 130  # the exit code, as shells have it
+INTERRUPTED = 130  # the exit code, as in shells
 
 
 def end_when_interrupted() -> None:
-    """From here on, Ctrl-C says so and ends the process at once; SIGTERM and SIGHUP end it anyway."""
+    """Make Ctrl-C print a line and end the process at once; SIGTERM and SIGHUP end it by default."""
     if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
         signal.signal(signal.SIGINT, _end)
 
@@ -31,9 +31,9 @@ def _end(number: int, frame: FrameType | None) -> None:
 
 @contextmanager
 def cleaning_up() -> Iterator[None]:
-    """While there is something to clean up, signals raise: KeyboardInterrupt of Ctrl-C, SystemExit of the others.
+    """Make signals raise while there is something to clean up: KeyboardInterrupt for Ctrl-C, else SystemExit.
 
-    What is ignored stays ignored: SIGHUP under nohup, SIGINT of what a script has started in the background.
+    Ignored signals stay ignored: SIGHUP under nohup, SIGINT in a background process of a script.
     """
     before = {number: signal.getsignal(number) for number in ENDING}
     heard = {number: handler for number, handler in before.items() if handler is not signal.SIG_IGN}

@@ -34,7 +34,7 @@ APPS = {"train": app}
 
 
 def _cure(folder: Path | None, how: str) -> str:
-    """The command that goes on, if there are checkpoints."""
+    """The advice on how to resume, if there are checkpoints."""
     if folder is None:
         return ""
     with suppress(OSError):
@@ -80,16 +80,16 @@ def train(
     checkpoint: Annotated[Path | None, typer.Option(help="Folder for checkpoints.")] = None,
     every: Annotated[int, typer.Option(help="Steps between checkpoints; the last step has one too.")] = DEFAULT.every,
     keep: Annotated[int, typer.Option(help="Checkpoints to keep.")] = DEFAULT.keep,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on from the last checkpoint.")] = DEFAULT.resume,
+    resume: Annotated[bool, typer.Option("--resume", help="Resume from the last checkpoint.")] = DEFAULT.resume,
     ledger: Annotated[bool, typer.Option(help="Count peak bytes on CPU: two steps before the start.")] = DEFAULT.ledger,
-    time_limit: Annotated[float, typer.Option(help="Seconds after which a run is stuck.")] = DEFAULT.time_limit,
+    time_limit: Annotated[float, typer.Option(help="Seconds after which a run counts as stuck.")] = DEFAULT.time_limit,
     out: Annotated[Path, typer.Option(help="Folder for train.json and loss.png.")] = Path("results/train"),
 ) -> None:
     """Train one model with one strategy, over any number of restarts.
 
-    A run that was killed goes on from its last checkpoint and, on the same number of ranks, ends with the same bits
-    (on CPU; a GPU may add up in another order).
-    Another number of ranks, or another strategy, can go on from it too, up to rounding.
+    A killed run resumes from its last checkpoint and, on the same number of ranks, ends with the same bits
+    (on CPU; a GPU may sum in another order).
+    Another number of ranks, or another strategy, can resume from it too, up to rounding.
 
     Example: minifsdp train --strategy full --ranks 2 --checkpoint runs/one --every 20; later the same and --resume
     """
