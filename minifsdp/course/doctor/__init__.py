@@ -1,7 +1,7 @@
-"""The doctor: what this machine has, whether ranks work on it, how fast they talk, and which labs they can run.
+"""The doctor: this machine's hardware, a test of its ranks, their bandwidth, and the labs that they can run.
 
-plan(...)   checks what is asked for
-run(...)    looks, starts the ranks, measures; writes doctor.json and bandwidth.png
+plan(...)   checks the request, looks at the machine
+run(...)    checks the machine, starts the ranks, measures; writes doctor.json and bandwidth.png
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ Progress = Callable[[str, int, int], None]
 
 @dataclass(frozen=True)
 class Plan:
-    """A plan that has passed every check. `world` is None where a GPU was asked for and the driver is broken."""
+    """A request that has passed every check. `world` is None if the driver is broken and the CPU was not asked for."""
 
     world: World | None
     machine: Machine
@@ -50,18 +50,18 @@ def plan(
     peak_rate: str | None = None,
     seconds: float = 60.0,
 ) -> Plan:
-    """Check what is asked for, look at the machine, and make the output folder.
+    """Check the request, look at the machine, and make the output folder.
 
     Args:
         ranks: N; None: torchrun's, or one for each GPU and at least 2.
         device: "auto", "cpu" or "cuda".
         out: the folder for doctor.json and bandwidth.png.
         share_gpu: whether ranks may share a GPU; None: as MINIFSDP_SHARE_GPU says.
-        peak_rate: the link's rate, such as "400GB/s", instead of what is known of it.
-        seconds: that this and `run` may take.
+        peak_rate: the link's rate, such as "400GB/s", instead of the one known here.
+        seconds: time limit for this and `run` together.
 
     Raises:
-        ValueError: it is impossible; one line that names it and the cure.
+        ValueError: the request is impossible; one line that names the fault and the cure.
     """
     if ranks is not None and ranks < 1:
         raise ValueError(f"--ranks {ranks}: must be at least 1")
@@ -81,19 +81,19 @@ def plan(
 
 
 def run(plan: Plan, progress: Progress, replaced: Mapping[str, Callable[..., Any]] | None = None) -> dict[str, Any]:
-    """Look at what there is, start the ranks, and write what came of it.
+    """Check the machine, start the ranks, and write the results.
 
     Args:
-        plan: what to do.
-        progress: is told what happens, the steps done, and those to do.
+        plan: from `plan`.
+        progress: called with the current step, the number of steps done, and their total.
         replaced: collectives to check instead of those of `minifsdp.comm`, by name.
 
     Returns:
-        the content of `doctor.json`, on every rank of an SPMD run; the first alone writes it. "ok" says whether all is.
+        the content of `doctor.json`, on every rank of an SPMD run; only the first writes it. "ok": nothing is broken.
 
     Raises:
-        ValueError: a lab does not say its ranks.
-        UndeliveredError: the output folder cannot be written any more; names the folder that has the files.
+        ValueError: a lab does not state its number of ranks.
+        UndeliveredError: the output folder can no longer be written; names the folder that has the files.
     """
     here, world = plan.machine, plan.world
     start, known = time.monotonic(), labs.read_labs()
@@ -125,13 +125,13 @@ def run(plan: Plan, progress: Progress, replaced: Mapping[str, Callable[..., Any
 
 
 def _peak(here: Machine, world: World | None, said: Ranks) -> Peak:
-    """The link's greatest bandwidth, as far as it is known."""
+    """The link's peak bandwidth, if it is known."""
     if world is None or not said.measured:
         return Peak(None, "nothing was measured")
     if local_ranks(world.ranks) < world.ranks:
-        return Peak(None, "the network between the machines is not known; --peak gives it")
+        return Peak(None, "the network between the machines is not known; give it with --peak")
     if world.shares_gpu:
-        return Peak(None, "ranks on one GPU talk by sockets over the loopback, through the host: no link to compare")
+        return Peak(None, "ranks on one GPU talk by sockets over loopback, through the host: no link to compare")
     if world.gpus:
         return peak.of_gpus(here.gpus, world.gpus)
     rate = bandwidth.copy_rate(said.measured)
@@ -140,7 +140,7 @@ def _peak(here: Machine, world: World | None, said: Ranks) -> Peak:
 
 
 def _write(record: dict[str, Any], out: Path) -> None:
-    """`doctor.json` and `bandwidth.png`; without figures an earlier run's picture goes."""
+    """Write `doctor.json` and `bandwidth.png`; if nothing was measured, delete an earlier run's picture."""
     measured = any(record["bandwidth"].values())
     with tempfile.TemporaryDirectory(prefix="minifsdp-doctor-") as name, delivering(Path(name), out, record):
         Path(name, "doctor.json").write_text(json.dumps(record, indent=1) + "\n")

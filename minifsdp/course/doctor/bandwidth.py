@@ -1,7 +1,7 @@
 """Bandwidth of the collectives in bytes per second, counted as nccl-tests counts them.
 
-S bytes in t seconds: the algorithm bandwidth is S / t, and the bus bandwidth is what each rank sends by a ring, over
-t, which can be held against the rate of a link whatever N is: (N - 1) / N of S / t for an all-gather and a
+For S bytes in t seconds, the algorithm bandwidth is S / t. The bus bandwidth divides the bytes that each rank sends in
+a ring by t, so it compares with the rate of a link for any N: (N - 1) / N of S / t for an all-gather and a
 reduce-scatter, 2 (N - 1) / N for an all-reduce (github.com/NVIDIA/nccl-tests, doc/PERFORMANCE.md). S is the whole
 tensor: all shards of a gather, the input of a reduction.
 """
@@ -27,7 +27,7 @@ GPU_SIZES = (*CPU_SIZES, 256 * MIB, 1024 * MIB)
 MOST, FEWEST = 10, 3  # repetitions
 COPY = 64 * MIB  # bytes of the plain copy
 
-Samples = dict[str, dict[int, list[float]]]  # operation -> bytes -> seconds, a repetition each
+Samples = dict[str, dict[int, list[float]]]  # operation -> bytes -> seconds of each repetition
 
 
 def rates(operation: str, payload: int, ranks: int, seconds: float) -> tuple[float, float]:
@@ -37,17 +37,17 @@ def rates(operation: str, payload: int, ranks: int, seconds: float) -> tuple[flo
 
 
 def measure(seconds: float, tell: Callable[[str], Any] = lambda name: None) -> dict[str, Any]:
-    """Time the collectives on this rank, the small sizes first, until there is no more time or memory.
+    """Time the collectives on this rank, the small sizes first, until time or memory runs out.
 
-    A repetition begins when all ranks are there and ends when this rank's device has finished; on a GPU the host's
-    time for one call is in it, which counts where messages are small.
+    A repetition begins when all ranks are ready and ends when this rank's device has finished. On a GPU it includes
+    the host's time for one call, which matters for small messages.
 
     Args:
-        seconds: that it may take; the ranks agree on when to stop.
-        tell: hears what comes next.
+        seconds: time limit; the ranks agree on when to stop.
+        tell: called with the name of each measurement before it starts.
 
     Returns:
-        "samples", and "copy": seconds of a plain copy of `COPY` bytes, on CPU.
+        "samples", and "copy": seconds of plain copies of `COPY` bytes, on CPU.
     """
     where, end = rank_device(), time.perf_counter() + seconds
     copied = [] if where.type == "cuda" else _copy(where)
@@ -58,7 +58,7 @@ def measure(seconds: float, tell: Callable[[str], Any] = lambda name: None) -> d
         full = torch.zeros(max(size // 4 // ranks, 1) * ranks, device=where)
         for operation in OPERATIONS:
             tell(f"{operation}, {size / KIB:,.0f} KiB")
-            once = max(_timed(operation, full), 1e-7)  # connects, too
+            once = max(_timed(operation, full), 1e-7)  # also connects
             time_left = -_agreed(time.perf_counter() - end)
             repetitions = int(min(MOST, time_left / (2 * len(OPERATIONS)) / _agreed(once)))
             if repetitions < FEWEST:
@@ -70,10 +70,10 @@ def measure(seconds: float, tell: Callable[[str], Any] = lambda name: None) -> d
 
 
 def results(ranks: Sequence[dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:
-    """Per operation and size the median repetition, each taken from the rank that was slowest in it.
+    """Per operation and size, the median repetition, each timed by its slowest rank.
 
     Args:
-        ranks: what `measure` returned on each.
+        ranks: the result of `measure` on each.
     """
     table: dict[str, list[dict[str, Any]]] = {}
     for operation in OPERATIONS:
@@ -93,7 +93,7 @@ def copy_rate(ranks: Sequence[dict[str, Any]]) -> float | None:
 
 
 def _timed(operation: str, full: torch.Tensor) -> float:
-    """Seconds of one collective on this rank, from when all ranks are there."""
+    """Seconds of one collective on this rank, once all ranks are ready."""
     group = comm.world()
     part = full.chunk(group.size())[group.rank()]
     _align(full.device)
@@ -118,11 +118,11 @@ def _copy(where: torch.device) -> list[float]:
         start = time.perf_counter()
         target.copy_(source)
         seconds.append(time.perf_counter() - start)
-    return seconds[1:]  # the first finds the pages
+    return seconds[1:]  # the first one faults the pages in
 
 
 def _room(where: torch.device) -> float:
-    """Bytes that this rank's tensors may have: a part of what is free, for others may be on the same device."""
+    """Bytes that this rank's tensors may take: a part of the free memory, since ranks may share the device."""
     if where.type == "cuda":
         return torch.cuda.mem_get_info(where)[0] / 2 / comm.world().size()
     return float(psutil.virtual_memory().available / 4 / comm.world().size())

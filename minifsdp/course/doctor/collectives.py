@@ -1,6 +1,6 @@
 """A test of each collective, on values that tell ranks, parts and reductions apart.
 
-What is checked is handed in, so that a wrong one can be.
+The functions to check are arguments, so that wrong ones can be checked too.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ OPERATIONS: dict[str, Callable[..., Any]] = {
     "recv": comm.recv,
     "gather_objects": comm.gather_objects,
 }
-"""What `minifsdp.comm` offers."""
+"""The operations of `minifsdp.comm`."""
 
 DTYPES = (torch.float32, torch.bfloat16)
-TOLERANCE = {torch.float32: 1e-6, torch.bfloat16: 2.0**-6}  # of reductions, relative; what is only sent must be equal
+TOLERANCE = {torch.float32: 1e-6, torch.bfloat16: 2.0**-6}  # relative, of reductions; data only sent must be equal
 _REDUCTIONS: dict[str, tuple[Any, Callable[[Tensor], Tensor]]] = {
     "sum": (comm.SUM, lambda inputs: inputs.sum(0)),
     "mean": (comm.MEAN, lambda inputs: inputs.mean(0)),
@@ -38,12 +38,12 @@ _REDUCTIONS: dict[str, tuple[Any, Callable[[Tensor], Tensor]]] = {
 }
 _PART = 4  # elements of each rank's part
 
-Outcome = tuple[Tensor, Tensor]  # what came, and what should have
+Outcome = tuple[Tensor, Tensor]  # received, expected
 
 
 @dataclass(frozen=True)
 class Rank:
-    """One rank's view: who it is, what it may call, and the values that it sends."""
+    """One rank's view: its number, the operations to check, and the values that it sends."""
 
     operations: Mapping[str, Callable[..., Any]]
     dtype: torch.dtype
@@ -57,7 +57,7 @@ class Rank:
         return comm.world().size()
 
     def do(self, operation: str, *tensors: Tensor, **options: Any) -> Any:
-        """Start one on the default group."""
+        """Start an operation on the default group."""
         return self.operations[operation](*tensors, group=comm.world(), **options)
 
     def place(self, values: Tensor) -> Tensor:
@@ -67,14 +67,14 @@ class Rank:
         return torch.full((numel,), -1.0, device=rank_device(), dtype=self.dtype)
 
     def sent(self, rank: int, other: int = 0) -> Tensor:
-        """[4]: names the rank that sends, the one that it is for, and the place; exact in bfloat16 up to 8 ranks."""
+        """[4]: each value encodes sender, receiver and position; exact in bfloat16 up to 8 ranks."""
         return 4.0 * self.ranks * rank + 4.0 * other + torch.arange(_PART)
 
     def inputs(self) -> Tensor:
-        """[N, 4 N]: row r is what rank r gives to a reduction.
+        """[N, 4 N]: row r is rank r's input to a reduction.
 
-        Each rank raises other elements than the rest, so that one that is left out is missed; each part has a value
-        of its own, so that parts which change places are found.
+        Each rank raises different elements, which exposes a rank that is left out; each part has a value of its own,
+        which exposes swapped parts.
         """
         element = torch.arange(_PART * self.ranks)
         raised = element % self.ranks == torch.arange(self.ranks).unsqueeze(1)
@@ -119,7 +119,7 @@ def _broadcast(rank: Rank) -> Outcome:
 
 
 def _send_recv(rank: Rank) -> Outcome:
-    """Once round: even ranks send first, the others receive first, so that none waits for one that waits for it."""
+    """Send once around the ring: even ranks send first, odd ranks receive first, so that there is no deadlock."""
     left, right = (rank.number - 1) % rank.ranks, (rank.number + 1) % rank.ranks
     if left == rank.number:
         return rank.room(0), rank.room(0)
@@ -150,11 +150,11 @@ CASES: dict[str, Callable[[Rank], Outcome]] = {
 def check_collectives(
     replaced: Mapping[str, Callable[..., Any]] | None = None, tell: Callable[[str], Any] = lambda name: None
 ) -> Iterator[str]:
-    """Run every case in every dtype on this rank; yields what is wrong, in one line each.
+    """Run every case in every dtype on this rank; yield a line for each wrong result.
 
     Args:
         replaced: functions to check instead of those of `minifsdp.comm`, by name.
-        tell: hears the name of each case before it runs.
+        tell: called with the name of each case before it runs.
     """
     for dtype in DTYPES:
         rank = Rank({**OPERATIONS, **(replaced or {})}, dtype)
@@ -167,7 +167,7 @@ def check_collectives(
 
 
 def compare(got: Tensor, expected: Tensor, dtype: torch.dtype, exact: bool) -> str:
-    """The first element that is not as expected, in words; "" if there is none."""
+    """Describe the first wrong element; "" if there is none."""
     ours, theirs = got.double().cpu(), expected.to(dtype).double().cpu()
     near = ours == theirs if exact else torch.isclose(ours, theirs, rtol=TOLERANCE[dtype], atol=0.0)
     if bool(near.all()):

@@ -1,10 +1,10 @@
-"""The GPUs of this machine: by the driver's program, by the PCI bus, and by CUDA, which need not agree.
+"""The GPUs of this machine according to nvidia-smi, the PCI bus, and CUDA, which may disagree.
 
-nvidia-smi comes with the driver and prints the matrix of links. NVML has no such matrix, only each link's other end, so
-that its Python bindings (nvidia-ml-py) would be one more package and no less code.
+nvidia-smi comes with the driver and prints the matrix of links. NVML has no such matrix, only each link's far end, so
+its Python bindings (nvidia-ml-py) would add a package and save no code.
 
-CUDA is asked in a process of its own (`python -m minifsdp.course.doctor.gpus`): a driver that hangs does so there, and
-the ranks find the GPUs without a context of their parent's on them.
+CUDA is queried in a process of its own (`python -m minifsdp.course.doctor.gpus`): a hanging driver hangs there, and the
+ranks' parent leaves no context on their GPUs.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-PATIENCE = 10.0  # seconds for a program that asks the driver; a broken one may never answer
-NVIDIA, DISPLAY = "0x10de", "0x03"  # PCI: the vendor, and what the classes of display controllers begin with
+PATIENCE = 10.0  # seconds for a program that queries the driver; a broken one may never answer
+NVIDIA, DISPLAY = "0x10de", "0x03"  # PCI: the vendor, and the first digits of the classes of display controllers
 
 FIELDS = ("index", "uuid", "name", "driver_version", "pcie.link.gen.max", "pcie.link.width.max", "compute_mode")
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")  # the header is underlined
@@ -42,17 +42,17 @@ class Cuda(NamedTuple):
 
 @dataclass(frozen=True)
 class Gpu:
-    """One GPU, as CUDA numbers it here.
+    """One GPU that CUDA sees.
 
     Attributes:
-        memory, free: bytes; `free` is None where CUDA would not say.
+        memory, free: bytes; `free` is None if CUDA does not report it.
         capability: compute capability, such as (9, 0).
         peers: for each GPU, whether this one can read its memory; None for itself.
-        links: for each GPU, nvidia-smi's name of the way there: "NV18" for 18 NVLinks, "PIX", "PXB", "PHB", "NODE",
-            "SYS" for PCIe; None for itself, and where that is not known.
-        pcie: generation and lanes, if they are known.
-        mode: how many processes may use it, as nvidia-smi calls that: "Default" (any number), "Exclusive_Process",
-            "Prohibited"; None where it is not known.
+        links: for each GPU, nvidia-smi's name of the connection: "NV18" for 18 NVLinks, "PIX", "PXB", "PHB", "NODE",
+            "SYS" for PCIe; None for itself, and if unknown.
+        pcie: generation and lanes; None if unknown.
+        mode: nvidia-smi's compute mode: "Default" (any number of processes), "Exclusive_Process", "Prohibited"; None if
+            unknown.
     """
 
     name: str
@@ -66,12 +66,12 @@ class Gpu:
 
 
 def nvidia_smi(*arguments: str) -> Answer:
-    """The output of the driver's program."""
+    """Run nvidia-smi, the driver's program."""
     return _ask("nvidia-smi", *arguments)
 
 
 def ask_driver() -> Answer:
-    """A line for each GPU with `FIELDS`; or what is wrong with the driver."""
+    """Query `FIELDS`, a line for each GPU; or the driver's error."""
     return nvidia_smi(f"--query-gpu={','.join(FIELDS)}", "--format=csv,noheader,nounits")
 
 
@@ -124,7 +124,7 @@ def parse_query(text: str) -> dict[str, dict[str, str]]:
 
 
 def parse_topology(text: str) -> dict[tuple[str, str], str]:
-    """The ways between GPUs in the matrix that `nvidia-smi topo -m` prints: {("GPU0", "GPU1"): "NV18"}."""
+    """The connections between GPUs in the matrix of `nvidia-smi topo -m`: {("GPU0", "GPU1"): "NV18"}."""
     columns: list[str] = []
     ways: dict[tuple[str, str], str] = {}
     for line in _COLOUR.sub("", text).splitlines():
@@ -153,7 +153,7 @@ def _ask(*command: str, patience: float = PATIENCE) -> Answer:
 
 
 def _look() -> Cuda:
-    """In the process of its own."""
+    """Query CUDA, in the process of its own."""
     import torch
 
     try:
@@ -170,7 +170,7 @@ def _describe(index: int, everyone: range) -> dict[str, Any]:
     properties = torch.cuda.get_device_properties(index)
     try:
         free: int | None = torch.cuda.mem_get_info(index)[0]
-    except RuntimeError:  # a GPU that another process has for itself
+    except RuntimeError:  # another process has exclusive use of the GPU
         free = None
     return {
         "uuid": f"GPU-{properties.uuid}",

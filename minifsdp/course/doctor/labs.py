@@ -1,4 +1,4 @@
-"""The labs that this machine has enough ranks for, by their notebooks' front matter; nothing is run."""
+"""The labs whose ranks this machine can start, from their notebooks' front matter; nothing is run."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ class Lab:
     Attributes:
         number: "10a".
         title: of the lab.
-        ranks: the most that one launch has, as its front matter says; 0: none is started.
+        ranks: the most in one launch, from its front matter; 0: it starts none.
         links: whether it emulates a link.
-        fakes: whether it uses the backend that carries nothing.
+        fakes: whether it uses the fake backend, which carries nothing.
     """
 
     number: str
@@ -34,15 +34,15 @@ class Lab:
 
 
 def read_labs() -> list[Lab]:
-    """All labs that are shipped with this minifsdp; raises as `read_lab`."""
+    """All labs shipped with this minifsdp; raises as `read_lab` does."""
     return [read_lab(number) for number in catalogue.all_labs()]
 
 
 def read_lab(number: str) -> Lab:
-    """One lab, by its notebook's front matter and by the names in its code.
+    """Read one lab from its notebook's front matter and the names in its code.
 
     Raises:
-        ValueError: the front matter says no number of ranks.
+        ValueError: the front matter gives no number of ranks.
     """
     notebook = catalogue.read_notebook(catalogue.shipped_notebook(number))
     facts = catalogue.facts_of(notebook)
@@ -57,11 +57,11 @@ def read_lab(number: str) -> Lab:
 
 
 def worlds_of(lab: Lab, gpus: int) -> dict[str, str]:
-    """By world: `HERE`; or why not; or `UNUSED`, if the lab does not ask for it.
+    """Map each world to `HERE`, to the reason why not, or to `UNUSED` if the lab does not need it.
 
     Args:
         lab: one of `read_labs`.
-        gpus: how many NCCL could have here.
+        gpus: the number that NCCL could use here.
     """
     if not lab.ranks:
         return dict.fromkeys(WORLDS, UNUSED)

@@ -30,27 +30,27 @@ from minifsdp.course.launch.world import FORCES, World, in_words
 MIB = 2**20
 SHARED = Path("/dev/shm")
 SEGMENTS = 2 * 9_637_888 + 7_340_384
-"""Bytes of /dev/shm for a rank over NCCL, at least: two channels to the next rank of the ring, and a pool.
+"""The least bytes of /dev/shm for a rank over NCCL: two channels to the next rank of the ring, and a pool.
 
-A connection has 9,637,888 bytes, the buffers of three protocols and a page (init.cc, computeBuffSizes), the proxy
-thread's pool 7,340,384 (proxy.h, ncclProxyOpsPool): the sizes that NCCL's errors name where /dev/shm is too small
-(NVIDIA/nccl#342: four GPUs and Docker's 64 MiB; pytorch/torchtitan#853: eight and 16 MiB). GPUs that reach each other
-need fewer, more process groups need more: NVIDIA asks for 1 GiB (NCCL's user guide, Troubleshooting, Shared memory).
+A connection takes 9,637,888 bytes, the buffers of three protocols and a page (init.cc, computeBuffSizes), the proxy
+thread's pool 7,340,384 (proxy.h, ncclProxyOpsPool): the sizes in NCCL's errors if /dev/shm is too small
+(NVIDIA/nccl#342: four GPUs and Docker's 64 MiB; pytorch/torchtitan#853: eight and 16 MiB). GPUs with peer access need
+less, more process groups need more: NVIDIA asks for 1 GiB (NCCL's user guide, Troubleshooting, Shared memory).
 """
 FILES = 64, 16
-"""Open files of a process, and those for each rank: more than are seen over gloo, 8 + 4 N in the process that starts N
-ranks and 17 + N in each of them; those of NCCL have not been counted."""
+"""Open files that a process needs, and those for each rank: more than seen over gloo, 8 + 4 N in the process that
+starts N ranks and 17 + N in each of them; NCCL's have not been counted."""
 
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing that was looked at.
+    """The result of one check.
 
     Attributes:
-        name: of the thing.
-        ok: whether it does.
-        what: what was seen, in one line.
-        cure: what to do about it; "" if nothing has to be done.
+        name: of the thing checked.
+        ok: whether it works.
+        what: the observation, in one line.
+        cure: the remedy; "" if none is needed.
     """
 
     name: str
@@ -61,12 +61,12 @@ class Finding:
 
 @dataclass(frozen=True)
 class Machine:
-    """The machine before a rank starts. `driver` is nvidia-smi's answer, `on_bus` the number of NVIDIA's GPUs."""
+    """The machine before a rank starts. `driver` is nvidia-smi's answer, `on_bus` the number of NVIDIA GPUs."""
 
     host: str
     cores: int
     memory: int  # bytes
-    shared: tuple[int, int] | None  # /dev/shm: bytes, and those that are free
+    shared: tuple[int, int] | None  # /dev/shm: bytes in all, and free
     open_files: int
     on_bus: int
     driver: Answer
@@ -75,7 +75,7 @@ class Machine:
 
 
 def look() -> Machine:
-    """Ask this machine; CUDA only if it may have a GPU. Of several ranks on one machine the first does that."""
+    """Inspect this machine. Only its first rank queries the driver, and CUDA if there may be a GPU."""
     first = (os.environ.get("LOCAL_RANK") or os.environ.get("SLURM_LOCALID") or "0") == "0"
     on_bus, driver = (count_on_bus(), ask_driver()) if first else (0, Answer(None, ""))
     there = first and (on_bus or driver != (None, "") or torch.cuda.device_count())
@@ -96,7 +96,7 @@ def look() -> Machine:
 
 
 def driver_version(driver: Answer) -> str | None:
-    """Of the driver, as nvidia-smi said it."""
+    """The driver's version, as nvidia-smi reported it."""
     rows = parse_query(driver.text) if driver.code == 0 else {}
     return next((row["driver_version"] for row in rows.values()), None)
 
@@ -105,7 +105,7 @@ def check_driver(machine: Machine, on_cpu: bool = False, built_for: str | None =
     """Check that torch can use the GPUs on the bus or in the driver's list.
 
     Args:
-        machine: what was seen.
+        machine: from `look`.
         on_cpu: whether the CPU was asked for, so that a GPU would not be used.
         built_for: the version of CUDA that torch was built for; None: a CPU build.
     """
@@ -150,7 +150,7 @@ def check_shared_memory(machine: Machine, world: World) -> Finding:
 
 
 def check_mode(machine: Machine, world: World) -> Finding:
-    """Check that each of the world's GPUs accepts as many processes as have a rank on it."""
+    """Check that each of the world's GPUs accepts as many processes as it has ranks."""
     modes = {index: gpu.mode or "" for index, gpu in enumerate(machine.gpus) if index in world.gpus}
     alone = {index: mode for index, mode in modes.items() if mode.startswith(("Exclusive", "Prohibited"))}
     if not alone:
@@ -170,14 +170,14 @@ def check_mode(machine: Machine, world: World) -> Finding:
 
 
 def check_temporary() -> Finding:
-    """Check that `launch` can have its folder."""
+    """Check that `launch` can make its temporary folder."""
     try:
         with tempfile.TemporaryDirectory(prefix="minifsdp-") as folder:
             (Path(folder) / "file").write_text("")
             return Finding("temporary folder", True, f"{Path(folder).parent} can be written")
     except OSError as error:
-        what = f"no file can be made: {error.strerror or error}"
-        return Finding("temporary folder", False, what, "let TMPDIR name a folder on a disk with room")
+        what = f"no file can be created: {error.strerror or error}"
+        return Finding("temporary folder", False, what, "set TMPDIR to a folder on a disk with free space")
 
 
 def check_open_files(machine: Machine, ranks: int) -> Finding:
@@ -189,7 +189,7 @@ def check_open_files(machine: Machine, ranks: int) -> Finding:
 
 
 def check_machine(machine: Machine, world: World | None, on_cpu: bool) -> list[Finding]:
-    """All of this module's findings; those that need a world only if there is one."""
+    """Run this module's checks; those that need a world, only if there is one."""
     findings = [check_driver(machine, on_cpu), check_temporary()]
     if world is not None:
         findings += [check_shared_memory(machine, world), check_open_files(machine, world.ranks)]
@@ -210,7 +210,7 @@ def _first(text: str) -> str:
 
 
 def as_plain(machine: Machine) -> dict[str, Any]:
-    """For a record."""
+    """The machine as plain data, for a record."""
     return {
         "host": machine.host,
         "cores": machine.cores,

@@ -19,18 +19,18 @@ NVLINK = {
     (10, 0): (50.0, 18),
     (10, 3): (50.0, 18),
 }
-"""By compute capability: GB/s of one NVLink in one direction, and the most links that a GPU has.
+"""GB/s of one NVLink in one direction, and the number of links that a GPU can have, by compute capability.
 
-From NVIDIA's data sheets, which give both directions of all links together: V100 300 GB/s, A100 600, A40 and RTX A6000
+From NVIDIA's data sheets, which add up all links and directions: V100 300 GB/s, A100 600, A40 and RTX A6000
 112.5, H100 and H200 900, B200 and B300 1800.
 """
 
 PCIE = {3: 0.985, 4: 1.969, 5: 3.938}
-"""GB/s of one lane in one direction by PCIe generation: 8, 16 and 32 GT/s, of which the code takes 2 bits in 130."""
+"""GB/s of one lane in one direction by PCIe generation: 8, 16 and 32 GT/s in 128b/130b encoding."""
 
 
 class Peak(NamedTuple):
-    """A rate in bytes per second, or none; and what it is, or why there is none."""
+    """A rate in bytes per second, or None; and its source, or the reason why there is none."""
 
     rate: float | None
     says: str
@@ -40,33 +40,33 @@ def asked(text: str) -> Peak:
     """The rate that `--peak` gives, such as "400GB/s".
 
     Raises:
-        ValueError: it is no rate.
+        ValueError: it is not a rate.
     """
     try:
         rate = parse_link(f"latency=0,bandwidth={text}").bandwidth
     except ValueError:
         rate = 0.0
     if not 0 < rate < float("inf") or not text.strip().endswith("/s"):
-        raise ValueError(f"--peak {text!r} is no rate: write for instance 400GB/s")
+        raise ValueError(f"--peak {text!r} is not a rate: write for instance 400GB/s")
     return Peak(rate, f"{rate / GB:,.4g} GB/s, as --peak says")
 
 
 def of_gpus(gpus: Sequence[Gpu], chosen: Sequence[int]) -> Peak:
-    """The least that one of these GPUs can send to the others: by NVLink if all have one, else by PCIe.
+    """The lowest rate at which any of these GPUs can send to the others: by NVLink if all have it, else by PCIe.
 
-    Behind a switch a GPU has all its links to each of the others; without one, those to all others together.
+    Behind a switch a GPU reaches each of the others over all its links; without one, it has some of its links to each.
 
     Args:
         gpus: of this machine.
         chosen: the index of each rank's GPU.
     """
-    if len(set(chosen)) < len(chosen):  # srun shows each rank its own, as number 0
-        return Peak(None, "each rank sees its own GPU alone, and no link; --peak gives it")
+    if len(set(chosen)) < len(chosen):  # srun shows each rank its own GPU only, as number 0
+        return Peak(None, "each rank sees its own GPU only, and no link; give it with --peak")
     if not set(chosen) <= set(range(len(gpus))):
-        return Peak(None, "what the GPUs are is not known; --peak gives it")
+        return Peak(None, "the GPUs of the ranks are not known; give the rate with --peak")
     ways = {index: [gpus[index].links[other] for other in chosen if other != index] for index in chosen}
     if not all(way for each in ways.values() for way in each):
-        return Peak(None, "the links are not known without nvidia-smi topo -m; --peak gives it")
+        return Peak(None, "the links are not known without nvidia-smi topo -m; give the rate with --peak")
     links = {index: sum(_nvlinks(way) for way in each if way) for index, each in ways.items()}
     if all(links.values()):
         return min((_by_nvlink(gpus[index], links[index]) for index in chosen), key=lambda peak: peak.rate or 0.0)
@@ -80,7 +80,7 @@ def _nvlinks(way: str) -> int:
 
 def _by_nvlink(gpu: Gpu, links: int) -> Peak:
     if gpu.capability not in NVLINK:
-        return Peak(None, f"the rate of {gpu.name}'s NVLinks is not known here; --peak gives it")
+        return Peak(None, f"the rate of {gpu.name}'s NVLinks is not known here; give it with --peak")
     one, most = NVLINK[gpu.capability]
     count = min(links, most)
     return Peak(count * one * GB, f"{count * one:,.4g} GB/s: {count} NVLinks of {gpu.name}, one direction")
@@ -88,7 +88,7 @@ def _by_nvlink(gpu: Gpu, links: int) -> Peak:
 
 def _by_pcie(gpu: Gpu) -> Peak:
     if gpu.pcie is None or gpu.pcie[0] not in PCIE:
-        return Peak(None, f"the rate of {gpu.name}'s PCIe is not known here; --peak gives it")
+        return Peak(None, f"the rate of {gpu.name}'s PCIe is not known here; give it with --peak")
     generation, lanes = gpu.pcie
     rate = lanes * PCIE[generation]
     return Peak(rate * GB, f"{rate:,.3g} GB/s: PCIe {generation}.0 x{lanes} of {gpu.name}, one direction")

@@ -1,4 +1,4 @@
-"""Starting the ranks: what each of them does, and what is found if they do not answer."""
+"""The doctor's ranks: start them, check and time their collectives, and explain a failure."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from minifsdp.course.launch import RankError, launch, report
 from minifsdp.course.launch.world import World, in_words
 
 CHECKS = "ranks and collectives"
-SHARE_OF_TIME, SHARE_OF_MEASURING = 0.6, 0.25  # of the budget: for all that ranks do, and for the second part of it
+SHARE_OF_TIME, SHARE_OF_MEASURING = 0.6, 0.25  # of the time: for all the work of the ranks, and for measuring
 
 
 @dataclass
@@ -30,7 +30,7 @@ class Ranks:
 
     Attributes:
         findings: of all machines and of the ranks.
-        measured: what `bandwidth.measure` returned on each rank; empty if it was not reached.
+        measured: the result of `bandwidth.measure` on each rank; empty if it was not reached.
     """
 
     findings: list[Finding] = field(default_factory=list)
@@ -44,13 +44,13 @@ def ask_ranks(
     progress: Callable[[str, int, int], None],
     replaced: Mapping[str, Callable[..., Any]] | None = None,
 ) -> Ranks:
-    """Start the world's ranks; let them check the collectives, then time them.
+    """Start the world's ranks, check their collectives, then time them.
 
     Args:
-        world: in which they start.
-        findings: those of this machine, to which the others' and the ranks' are added.
-        seconds: for all of it, starting included.
-        progress: is told what happens.
+        world: of the ranks.
+        findings: this machine's; those of other machines and of the ranks are added.
+        seconds: time limit, starting included.
+        progress: called with the current step, the number of steps done, and their total.
         replaced: collectives to check instead of those of `minifsdp.comm`.
     """
     steps = [""]
@@ -85,15 +85,15 @@ def ask_ranks(
 def examine(
     own: Sequence[Finding], seconds: float, replaced: Mapping[str, Callable[..., Any]] | None
 ) -> dict[str, Any]:
-    """The work of one rank.
+    """Check and time the collectives on one rank.
 
     Args:
-        own: what is wrong with the machine that this rank's process was started on.
-        seconds: for measuring.
+        own: failed checks of the machine on which this rank's process was started.
+        seconds: time limit for measuring.
         replaced: collectives to check instead of those of `minifsdp.comm`.
 
     Returns:
-        "host", "own", "wrong": what is wrong with collectives, "measured".
+        "host"; "own"; "wrong", a line for each wrong collective; "measured", from `bandwidth.measure`.
     """
     wrong = list(check_collectives(replaced, report))
     everyones = comm.gather_objects(bool(wrong), comm.world())
@@ -102,7 +102,7 @@ def examine(
 
 
 def _failure(world: World, error: Exception, steps: Sequence[str]) -> Finding:
-    """Of ranks that raised, died, or gave no answer."""
+    """The finding for ranks that raised, died, or gave no answer."""
     last = f" (last: {steps[-1]})" if steps[-1] else " (before the first collective)"
     said = str(error).splitlines()[0]
     if "busy or unavailable" in said:
@@ -128,7 +128,7 @@ def _from_others(ranks: Sequence[dict[str, Any]]) -> list[Finding]:
 
 
 def _verdict(world: World, ranks: Sequence[dict[str, Any]]) -> Finding:
-    """On the collectives' results."""
+    """The finding for the collectives' results."""
     wrong = [each for rank in ranks for each in rank["wrong"]]
     if wrong:
         more = f", and {len(wrong) - 1} more" if len(wrong) > 1 else ""
@@ -156,5 +156,5 @@ def _within(seconds: float) -> Iterator[None]:
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, handler)
-        if left:  # somebody else's alarm
+        if left:  # the caller's own alarm
             signal.setitimer(signal.ITIMER_REAL, max(left - (time.monotonic() - start), 0.01))

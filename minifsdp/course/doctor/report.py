@@ -28,7 +28,7 @@ def summary(record: dict[str, Any]) -> Group:
 
 
 def reasons(record: dict[str, Any]) -> list[str]:
-    """Why the doctor is not content, a line each."""
+    """The failed checks, a line each."""
     bad = [finding for finding in record["findings"] if not finding["ok"]]
     return [f"{each['name']}: {each['what']}{'; ' if each['cure'] else ''}{each['cure']}" for each in bad]
 
@@ -44,7 +44,7 @@ def _here(record: dict[str, Any]) -> Table:
 
 
 def _gpus(gpus: list[dict[str, Any]]) -> Table:
-    table = _table("GPUs: memory, and the way to each other", "NV18: 18 NVLinks; PIX to SYS: PCIe, ever further")
+    table = _table("GPUs: memory, and the way to each other", "NV18: 18 NVLinks; PIX to SYS: PCIe, from near to far")
     for heading in ("name", "GiB", "free", "CUDA", *(str(index) for index in range(len(gpus)))):
         table.add_column(heading)
     for index, gpu in enumerate(gpus):

@@ -1,4 +1,4 @@
-"""The versions of Python, torch and the rest, for records: without them a figure says little.
+"""Versions of Python, torch and the rest, for records: a measurement means little without them.
 
 `torch.utils.collect_env` has no field for NCCL or for this package, and runs compilers and pip to fill its own.
 """
@@ -19,9 +19,9 @@ Versions = dict[str, str | None]
 
 
 def versions(driver: str | None = None) -> Versions:
-    """Of Python, torch, CUDA, NCCL, the driver and minifsdp; None where there is none, or where it is not known.
+    """Versions of Python, torch, CUDA, NCCL, the driver and minifsdp; None if there is none, or it is unknown.
 
-    Needs no GPU: NCCL's library is asked, of which torch knows if it was built with it.
+    No GPU is needed: NCCL's version comes from its library, if torch was built with it.
     """
     nccl = ".".join(map(str, torch.cuda.nccl.version())) if dist.is_nccl_available() else None
     return {
@@ -37,6 +37,6 @@ def versions(driver: str | None = None) -> Versions:
 def _own() -> str | None:
     try:
         return version("minifsdp")
-    except PackageNotFoundError:  # a checkout that is on the path, and not installed
+    except PackageNotFoundError:  # a checkout on the path that is not installed
         project = Path(minifsdp.__file__).parent.parent / "pyproject.toml"
         return str(tomllib.loads(project.read_text())["project"]["version"]) if project.is_file() else None
