@@ -21,7 +21,7 @@ NVLINK = {
 }
 """GB/s of one NVLink in one direction, and the number of links that a GPU can have, by compute capability.
 
-From NVIDIA's data sheets, which add up all links and directions: V100 300 GB/s, A100 600, A40 and RTX A6000
+From NVIDIA's data sheets, which count all links and both directions: V100 300 GB/s, A100 600, A40 and RTX A6000
 112.5, H100 and H200 900, B200 and B300 1800.
 """
 

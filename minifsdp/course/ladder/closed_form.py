@@ -1,7 +1,7 @@
 """The bytes that every rung must hold, from plain numbers: arithmetic, no tensors.
 
 It shares no code with what it predicts. Sizes are elements of parameters (Ψ their sum), N is the number of ranks, and
-all model state is of one item size. The root is the unit of what no other unit holds; the other units are listed in
+all model state is of one item size. The root unit has the parameters of no other unit; the other units are listed in
 the order of forward.
 
     parameters, gradients, optimizer   held between `step()` and `zero_grad()`
@@ -61,12 +61,12 @@ class Setting:
     by_all_to_all: bool = False
 
     def reducing(self, size: int) -> int:
-        """Bytes beside a padded buffer (bytes) while it is reduced: its mean's shard, and what is received."""
+        """Bytes beside a padded buffer of `size` bytes in its reduction: the mean's shard and the parts received."""
         mean = size // self.ranks
-        return size if self.by_all_to_all else mean  # what is received: N - 1 parts as large as the mean's
+        return size if self.by_all_to_all else mean  # all-to-all: N - 1 received parts as large as the mean's
 
     def padded(self, numel: int) -> int:
-        """Bytes of a buffer that N divides."""
+        """Bytes of a buffer of `numel` elements, padded to a multiple of N."""
         return self.itemsize * self.ranks * -(-numel // self.ranks)
 
     def shard_state(self, buffers: Sequence[int]) -> int:
@@ -123,12 +123,12 @@ def fsdp(
 
     Args:
         units: elements of each parameter, unit by unit, the root's first.
-        reshard_after_forward: FULL_SHARD; if not, SHARD_GRAD_OP.
+        reshard_after_forward: True: FULL_SHARD; False: SHARD_GRAD_OP.
         reductions: how many units' reductions may be under way while the next one computes; None: all.
         forward_depth: how many units ahead forward gathers; None: all.
-        backward, backward_depth: when and how many units ahead backward gathers; "host": as "pre", but beside the first
-            unit nothing is gathered, and nothing computes while it is reduced.
-        limit: most units, besides the root, that are whole at once.
+        backward, backward_depth: when and how many units ahead backward gathers; "host": as "pre", but nothing is
+            gathered beside the first unit, and nothing computes while it is reduced.
+        limit: the most units, besides the root, that may be whole at once.
     """
     if setting.ranks == 1:  # nothing is sharded
         psi = setting.itemsize * sum(map(sum, units))
@@ -147,8 +147,8 @@ def accumulated(units: Sequence[Sequence[int]], setting: Setting, itemsize: int)
     """Bytes of unsharded gradients between backwards inside `no_sync`: all of them.
 
     Args:
-        units: as of `fsdp`.
-        itemsize: bytes per element of the dtype of the reduction, or of gathered parameters if that has more.
+        units: as for `fsdp`.
+        itemsize: bytes per element in the dtype of the reduction or of gathered parameters, whichever is larger.
     """
     return sum(setting.padded(sum(unit)) for unit in units) // setting.itemsize * itemsize
 
@@ -160,14 +160,14 @@ def most_whole(
     backward_depth: int | None = 1,
     limit: int | None = None,
 ) -> int:
-    """Bytes of the units, besides the root, that are whole at once at most; arguments as of `fsdp`."""
+    """The most bytes of units, besides the root, that are whole at once; arguments as for `fsdp`."""
     return _most_whole(blocks, forward_depth, backward, backward_depth, len(blocks) if limit is None else limit)
 
 
 def _most_whole(
     blocks: Sequence[int], forward_depth: int | None, backward: Backward, backward_depth: int | None, cap: int
 ) -> int:
-    """A unit that computes has those gathered ahead beside it. POST gathers after the free: they stand alone."""
+    """Units gathered ahead stand beside the one that computes, except with POST, which gathers after the free."""
     every = len(blocks)
     ahead = every if forward_depth is None else forward_depth
     behind = 0 if backward == "none" else every if backward_depth is None else backward_depth
@@ -194,12 +194,12 @@ class Gradient:
 
 
 def gradients_peak(units: Sequence[Gradient], reductions: int | None, first_alone: bool = False) -> int:
-    """Follows backward. The root's unsharded gradient is there all the time, as the head's is the first of all.
+    """The peak over backward, where the root's unsharded gradient is always there: the head's is the first of all.
 
     Args:
         units: the root's first, then the others in the order of forward.
-        reductions: as of `fsdp`.
-        first_alone: whether the first reduction of backward is waited for at once in any case.
+        reductions: as for `fsdp`.
+        first_alone: whether backward always waits for its first reduction at once.
     """
     root, *blocks = units
     peak, kept = root.unsharded, 0
@@ -220,7 +220,7 @@ def gradients_peak(units: Sequence[Gradient], reductions: int | None, first_alon
 
 
 def _finish(under_way: list[Gradient], most: int) -> int:
-    """Wait for the oldest until `most` are left; returns the bytes that this leaves in `.grad`."""
+    """Wait for the oldest until `most` are left; return the bytes that this leaves in `.grad`."""
     done = under_way[: max(0, len(under_way) - most)]
     del under_way[: len(done)]
     return sum(unit.kept for unit in done)

@@ -32,7 +32,7 @@ class Corpus:
     """Text as tokens.
 
     Attributes:
-        name: what messages and reports call it.
+        name: for messages and reports.
         tokens: [n], uint8 (one file) or int16 (several, with `END_OF_TEXT` between them).
         bytes: size of the text, without the marks.
     """
@@ -43,7 +43,7 @@ class Corpus:
 
     @property
     def checksum(self) -> str:
-        """Of 65,536 tokens from all over the text."""
+        """CRC-32 of evenly spaced tokens: all of a short text, else at least 65,536."""
         spread = self.tokens[:: max(1, self.tokens.numel() // 2**16)].contiguous()
         return f"{zlib.crc32(spread.numpy().tobytes()):08x}"
 
@@ -98,9 +98,9 @@ def shard(batch: Batch, rank: int, ranks: int) -> Batch:
 
 
 def to_device(batch: Batch, where: torch.device) -> Batch:
-    """The batch on a device, for which the host does not wait: on CUDA it is copied from pinned memory.
+    """The batch on a device, without blocking the host: on CUDA it is copied from pinned memory.
 
-    A copy from memory that is not pinned synchronises the host with the stream. What is there already is not copied.
+    A copy from unpinned memory synchronises the host with the stream. A batch already on the device is not copied.
     """
     tokens, targets = (
         rows.pin_memory().to(where, non_blocking=True) if where.type == "cuda" and not rows.is_cuda else rows

@@ -29,7 +29,7 @@ from minifsdp.course.watch.storages import Tag
 from minifsdp.course.watch.timeline import overlap, read_trace
 from minifsdp.course.watch.trace import record_trace
 
-WARM_UP = 1  # steps before one is measured: the first makes the optimizer's state and learns the order of units
+WARM_UP = 1  # steps before the measured one: the first creates the optimizer's state and learns the order of units
 
 
 @dataclass(frozen=True)
@@ -63,14 +63,14 @@ class Settings:
 
 
 def train_alone(settings: Settings) -> list[float]:
-    """The loss of each step in one process with the whole batch."""
+    """Train in one process on the whole batch; return the loss of each step."""
     where = rank_device()
     trainer = plain(settings.model().to(where))
     return [float(take_step(trainer, batch, where)) for batch in settings.batches()]
 
 
 def run_rungs(settings: Settings, traces: Path) -> dict[str, dict[str, Any]]:
-    """Run all rungs on this rank, three times: timed, traced, measured; what watches one does not disturb the other.
+    """Run all rungs on this rank three times: timed, traced, measured, so that no instrument disturbs another.
 
     Returns:
         by rung: "losses" (this rank's) and "step_seconds"; "overlap" of one traced step; "bytes", "curve",
@@ -97,7 +97,7 @@ def run_rungs(settings: Settings, traces: Path) -> dict[str, dict[str, Any]]:
         for name in settings.rungs:
             records[name] |= _trace(trainers.pop(name), shards[0], where, traces / f"trace-{name}.json", link)
             advance(name, "tracing")
-        for name in settings.rungs:  # once no other rung's trainer has memory
+        for name in settings.rungs:  # once no other rung's trainer holds memory
             snapshot = traces / f"snapshot-{name}.pickle" if rank == 0 else None
             records[name] |= measure_memory(partial(settings.build, name, where), shards[0], where, snapshot)
             advance(name, "measuring")
@@ -107,7 +107,7 @@ def run_rungs(settings: Settings, traces: Path) -> dict[str, dict[str, Any]]:
 def _train(
     trainers: dict[str, Trainer], shards: list[Batch], where: torch.device, advance: Callable[[str, str], None]
 ) -> dict[str, dict[str, Any]]:
-    """A step of each rung in turn, so that a machine that is busy for a while is busy for all of them."""
+    """Time one step of each rung in turn, so that other load on the machine affects them all alike."""
     records: dict[str, dict[str, Any]] = {name: {"losses": [], "step_seconds": []} for name in trainers}
     for batch in shards:
         for name, trainer in trainers.items():
@@ -124,7 +124,7 @@ def _train(
 def _trace(
     trainer: Trainer, batch: Batch, where: torch.device, path: Path, link: EmulatedLink | None
 ) -> dict[str, Any]:
-    """One step under the profiler; the other ranks keep rank 0 company."""
+    """Profile one step on rank 0; the other ranks take it unprofiled."""
     align(where)
     if dist.get_rank() != 0:
         take_step(trainer, batch, where)
@@ -137,18 +137,18 @@ def _trace(
 def measure_memory(
     build: Callable[[], Trainer], batch: Batch, where: torch.device, snapshot: Path | None = None
 ) -> dict[str, Any]:
-    """One step under the ledger, of a trainer that the ledger has seen made; a GPU's allocator keeps its own history.
+    """Measure one step with the ledger, which also sees the trainer built; a GPU's allocator keeps its own history.
 
-    The ledger slows the host down, so that the device lags behind it less than in a step that nobody watches.
+    The ledger slows the host down, so the device lags behind it less than in an unwatched step.
 
     Args:
         build: makes the trainer.
         batch: this rank's.
         where: the rank's device.
-        snapshot: the file for the allocator's history, if it is to be kept.
+        snapshot: file for the allocator's history; None: it is not kept.
 
     Returns:
-        "bytes", "curve", "collectives" and "cuda", as `run_rungs`.
+        "bytes", "curve", "collectives" and "cuda", as in `run_rungs`.
     """
     clear_cache(where)
     with Ledger() as ledger:
@@ -187,7 +187,7 @@ def measure_memory(
 def take_step(
     trainer: Trainer, batch: Batch, where: torch.device, tell: Callable[[str], Any] = lambda phase: None
 ) -> Tensor:
-    """Forward, backward, optimizer; `tell` hears when each begins, and of the rest before gradients are dropped."""
+    """Forward, backward, optimizer; `tell` gets the name of each as it begins, and "rest" before gradients go."""
     tokens, targets = data.to_device(batch, where)
     tell("forward")
     with record_function("forward"):
@@ -215,6 +215,6 @@ def _totals(calls: list[Call]) -> dict[str, dict[str, int]]:
 
 
 def align(where: torch.device) -> None:
-    """Let no rank start its clock before all are there."""
+    """Wait for all ranks, so that none starts its clock early."""
     comm.all_reduce(torch.zeros(1, device=where), comm.world()).wait()
-    device.synchronize(where)  # on CUDA it was the stream that waited, not the host with the clock
+    device.synchronize(where)  # on CUDA only the stream has waited, not the host with the clock

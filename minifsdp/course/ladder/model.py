@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 
 class Block(nn.Module):
-    """Attention, then a feed-forward network, each on normalised input and added to it: the unit of wrapping policies.
+    """Attention, then a feed-forward network, each pre-normalised and residual: the unit of wrapping policies.
 
     Holds 12 * width² + 13 * width elements.
     """
@@ -84,7 +84,7 @@ class GPT(nn.Module):
         self.blocks = nn.ModuleList(Block(width, heads) for _ in range(layers))
         self.norm, self.head = nn.LayerNorm(width), nn.Linear(width, vocabulary)
         for embedding in (self.embed, self.position):
-            nn.init.normal_(embedding.weight, std=0.02)  # small, so that a tied head too starts out undecided
+            nn.init.normal_(embedding.weight, std=0.02)  # small, so that even a tied head starts near uniform
         if tied:
             self.head.weight = self.embed.weight
 

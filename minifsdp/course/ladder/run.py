@@ -1,4 +1,4 @@
-"""The ladder: one model trained on every rung, from the check of what was asked for to the files that it leaves."""
+"""The ladder as a whole: check the request, train one model on every rung, write the results."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ Progress = Callable[[str, int, int], None]
 
 @dataclass(frozen=True)
 class Plan:
-    """A run that has passed every check: what starts from here on can start."""
+    """A run that has passed every check."""
 
     settings: Settings
     corpus: Corpus
@@ -52,8 +52,8 @@ def plan(settings: Settings, device: Device, out: Path, share_gpu: bool | None =
     """Check everything that can be checked before a rank starts, and make the output folder.
 
     Raises:
-        ValueError: something asked for is impossible; one line that names it and the cure.
-        OSError: the text to train on is not there.
+        ValueError: the request is impossible; one line that names the fault and the cure.
+        OSError: the text to train on is missing.
     """
     check_names("--rungs", settings.rungs, RUNGS)
     check_seed(settings.seed)
@@ -81,14 +81,14 @@ def run(plan: Plan, progress: Progress) -> dict[str, Any] | None:
 
     On a GPU also `allocator.png` and, for torch's memory viewer (pytorch.org/memory_viz), a snapshot of each rung.
 
-    Nothing is written to the output folder before everything is there; each file then appears whole.
+    Nothing is written to the output folder until every file is ready; each then appears whole.
 
     Returns:
         the content of `ladder.json`; None on all but the first rank of an SPMD run.
 
     Raises:
         RankError: a rank has failed.
-        UndeliveredError: the output folder cannot be written any more; names the folder that has the files.
+        UndeliveredError: the output folder can no longer be written; names the folder that has the files.
     """
     settings = plan.settings
     progress("one process", 0, 1)
@@ -115,7 +115,7 @@ def run(plan: Plan, progress: Progress) -> dict[str, Any] | None:
 
 
 def _draw(record: dict[str, Any], first: dict[str, dict[str, Any]], staging: Path) -> None:
-    """The pictures, from the record and from what rank 0 has found by rung."""
+    """Draw the pictures from the record and from rank 0's results by rung."""
     drawn = [(rung["name"], rung) for rung in record["rungs"]]
     rungs = [rung | {"adds": RUNGS[name].adds, "curve": first[name]["curve"]} for name, rung in drawn]
     plots.memory_figure(rungs, staging / "memory.png")
@@ -167,7 +167,7 @@ def _trace(folder: Path, rung: str) -> Path:
 
 
 def _forget_earlier(out: Path, staging: Path) -> None:
-    """Delete what only an earlier run has left."""
+    """Delete an earlier run's files that this run did not write."""
     every = {"allocator.png", *(name for rung in RUNGS for name in (f"trace-{rung}.json", f"snapshot-{rung}.pickle"))}
     for name in every - {path.name for path in staging.iterdir()}:
         (out / name).unlink(missing_ok=True)

@@ -1,4 +1,4 @@
-"""The rungs of the ladder: how each is put on the model, and what the closed form says of it."""
+"""The rungs of the ladder: the construction of each on the model, and its closed form."""
 
 from __future__ import annotations
 
@@ -52,8 +52,8 @@ class Rung(NamedTuple):
     """One way to train on N ranks.
 
     Attributes:
-        adds: what it adds to the rung before.
-        build: puts it on a fresh model; takes the model and the limiter's k.
+        adds: the difference from the rung before, in words.
+        build: wraps a fresh model; takes the model and the limiter's k.
         predict: its bytes from the model's sizes, the setting and k.
     """
 
@@ -74,7 +74,7 @@ def closed_form_setting(ranks: int, backend: Backend | None = None) -> Setting:
 
     Args:
         ranks: N.
-        backend: what carries their messages, where `launch` is not to choose.
+        backend: carries their messages; None: `launch` chooses.
 
     Raises:
         ValueError: see `choose_world`.
@@ -84,7 +84,7 @@ def closed_form_setting(ranks: int, backend: Backend | None = None) -> Setting:
 
 
 def plain(model: GPT) -> Trainer:
-    """One process, no communication: what all rungs are compared with."""
+    """One process, no communication: the baseline of all rungs."""
     return Trainer(model, AdamW(model.parameters(), LEARNING_RATE))
 
 

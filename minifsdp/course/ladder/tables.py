@@ -20,7 +20,7 @@ COLUMNS = {
 
 
 def ladder_table(record: dict[str, Any]) -> Group:
-    """Bytes by tag, measured over predicted, and what each rung costs; `record` is the content of `ladder.json`."""
+    """Bytes by tag, measured above predicted, and each rung's cost; `record` is the content of `ladder.json`."""
     return Group(_memory(record), _cost(record))
 
 
@@ -43,7 +43,7 @@ def _cell(measured: list[int], predicted: int) -> str:
 
 
 def _cost(record: dict[str, Any]) -> Table:
-    table = plain_table("Cost of a step", "bytes by the ring's formula; time is the median, nothing watching")
+    table = plain_table("Cost of a step", "bytes by the ring's formula; time is the median of unwatched steps")
     operations = list(dict.fromkeys(op for rung in record["rungs"] for op in rung["collectives"]))
     headings = [op.replace("_", "-\n") for op in operations]
     for heading in (*headings, "MiB\nsent", "over-\nlap", "step\nms", "last\nloss", "off one\nprocess"):
