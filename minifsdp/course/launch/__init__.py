@@ -2,11 +2,11 @@
 
     results = launch(fn, world_size, *args)        # one result per rank, in rank order
 
-Three roads lead to the same function running inside an initialised process group:
+The function runs inside an initialised process group in one of three ways:
 
-* `local`: N processes forked from a server that has torch imported already (0.1 s a launch after the first one);
+* `local`: N processes forked from a server that has torch imported already (0.1 s per launch after the first);
 * `spmd`: RANK and WORLD_SIZE are set (torchrun, srun): this process *is* a rank, nothing is started;
-* `inline`: one rank in this very process, for `breakpoint()`.
+* `inline`: one rank in this process, for `breakpoint()`.
 """
 
 import inspect
@@ -36,15 +36,14 @@ def launch(
     share_gpu: bool | None = None,
     on_report: Callable[[int, Any], None] | None = None,
 ) -> list[T]:
-    """Call `fn(*args)` on `world_size` ranks and return what each of them returned, in rank order.
+    """Call `fn(*args)` on `world_size` ranks and return their results in rank order.
 
-    In every rank the default process group is initialised, as `world.py` chooses: nccl with one rank per GPU
-    where there are enough GPUs, else gloo. Where there was a choice, the first launch prints what was chosen. `fn`,
-    `args` and the results travel by cloudpickle, so `fn` may be defined in a notebook cell; under torchrun the results
-    have to be data, as `torch.load(weights_only=True)` reads it. A rank sees `os.environ`,
-    `sys.path` and the source of notebook cells as they are at the call; variables that torch reads when it is imported
-    must be set before the first launch. What the ranks print is shown as `[rank r] ...` in rank order once they have
-    ended.
+    Every rank has an initialised default process group, as `world.py` chooses: nccl with one rank per GPU if there are
+    enough GPUs, else gloo. If there was a choice, the first launch prints it. `fn`, `args` and the results travel by
+    cloudpickle, so `fn` may be defined in a notebook cell; under torchrun the results must be data that
+    `torch.load(weights_only=True)` reads. Ranks see `os.environ`, `sys.path` and the source of notebook cells as of
+    the call; variables that torch reads when it is imported must be set before the first launch. The ranks' output is
+    shown as `[rank r] ...` in rank order once they have ended.
 
     Args:
         fn: the function every rank runs.
@@ -53,17 +52,17 @@ def launch(
         *args: arguments of `fn`, the same on every rank.
         timeout: seconds that the ranks may take once all of them are ready; no collective waits longer either, under
             torchrun at most ten minutes.
-        inline: run the one rank in this very process, so that `breakpoint()` and `pdb` work.
+        inline: run the one rank in this process, so that `breakpoint()` and `pdb` work.
         backend: `"gloo"` or `"nccl"` instead of the automatic choice. `"fake"` starts rank 0 alone, as one of
             `world_size`, with collectives that return at once and carry nothing: for memory and order, not for values.
-        share_gpu: let several nccl ranks have one GPU if there are too few; None: as `MINIFSDP_SHARE_GPU` says.
+        share_gpu: let several nccl ranks share one GPU if there are too few; None: as `MINIFSDP_SHARE_GPU` says.
         on_report: called as `on_report(rank, obj)` in this process, while the ranks run, for each `report(obj)`
             of a rank (under torchrun: for those of rank 0, on rank 0).
 
     Raises:
         RankError: a rank raised, died, or did not answer in time. `.failures` maps ranks to tracebacks or stacks.
-        TypeError: `fn` cannot be called so, or cannot be sent to another process.
-        ValueError: `world_size`, `timeout` or `backend` cannot be, or not on this machine.
+        TypeError: `fn` cannot be called with `args`, or cannot be sent to another process.
+        ValueError: `world_size`, `timeout` or `backend` is impossible, at all or on this machine.
         RuntimeError: on native Windows, or inside a rank of another launch.
     """
     if sys.platform == "win32":
@@ -89,7 +88,7 @@ def launch(
 
 
 def _check(fn: Callable[..., T], args: tuple[Any, ...], world_size: int, timeout: float, backend: str | None) -> int:
-    """Refuse what cannot work, in one line, before anything starts. Returns `world_size` as a plain int."""
+    """Refuse impossible arguments, in one line, before anything starts; return `world_size` as a plain int."""
     if not callable(fn):
         raise TypeError(f"launch(fn, world_size, *args): fn must be a function, not {fn!r}")
     try:

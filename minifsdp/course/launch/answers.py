@@ -1,7 +1,7 @@
 """Messages between the ranks of an SPMD job over its rendezvous store: their results, and the number that failed.
 
-Whoever reaches the store's port can write to it, and it asks for no key. So what is read from it is data and never
-code: `torch.load(weights_only=True)` makes numbers, text, tensors and containers of them, and calls nothing else.
+Anyone who reaches the store's port can write to it without a key, so its content is read as data and never as code:
+`torch.load(weights_only=True)` makes numbers, text, tensors and containers of them, and calls nothing else.
 """
 
 import dataclasses
@@ -24,7 +24,7 @@ def pack(obj: Any) -> bytes:
     """`obj` as bytes that `unpack` accepts; tensors on a GPU arrive on CPU.
 
     Raises:
-        TypeError: it is not made of data alone.
+        TypeError: it holds more than data.
     """
     kind = type(obj).__name__
     with io.BytesIO() as file:
@@ -47,10 +47,10 @@ def pack(obj: Any) -> bytes:
 
 
 def unpack(content: bytes) -> Any:
-    """Unpack the object.
+    """The object that `pack` packed.
 
     Raises:
-        ValueError: the bytes are not of `pack`, or hold more than data.
+        ValueError: the bytes are not from `pack`, or hold more than data.
     """
     with io.BytesIO(content) as file:
         try:
@@ -69,7 +69,7 @@ def _classes(file: io.BytesIO) -> list[str]:
 
 
 def _our_class(name: str) -> type | None:
-    """A class of minifsdp that holds data and does nothing."""
+    """The class of this name if it belongs to minifsdp and only holds data; else None."""
     module, _, name = name.rpartition(".")
     found = getattr(import_module(module), name, None) if module.startswith("minifsdp.") else None
     holds_data = dataclasses.is_dataclass(found) or hasattr(found, "_fields")
@@ -77,12 +77,12 @@ def _our_class(name: str) -> type | None:
 
 
 def put_result(store: Store, rank: int, result: bytes) -> None:
-    """Answer for a rank with what its function has returned, packed."""
+    """Store a rank's answer: the packed result of its function."""
     _put(store, rank, "result", result)
 
 
 def put_failure(store: Store, failure: Failure) -> None:
-    """Answer for a rank with how it has failed."""
+    """Store a rank's answer: its failure."""
     _put(store, failure.rank, "failure", pack(dataclasses.asdict(failure) | {"kind": int(failure.kind)}))
 
 

@@ -23,7 +23,7 @@ _HINTS = {
     "initialization error|driver initialization failed|re-initialize CUDA in forked": "CUDA was initialised before the"
     " ranks were forked, by something that torch imports",
     "CUDA error": "it may come from an earlier line; CUDA_LAUNCH_BLOCKING=1 names it, unless ranks share a GPU",
-}  # by what an error of CUDA says
+}  # by part of CUDA's error message
 _DUMPED_FRAME = re.compile(r'^  File "(.*)", line (\d+) in (.*)$', re.MULTILINE)
 
 
@@ -31,7 +31,7 @@ class RankError(RuntimeError):
     """One or more ranks failed, died or did not answer; the message names the rank that caused it.
 
     Attributes:
-        failures: rank -> its traceback (or stack, if it was stuck), the cause first, its consequences after it.
+        failures: rank -> its traceback (or stack, if it was stuck), the cause first, then its consequences.
     """
 
     def __init__(self, message: str, failures: dict[int, str]) -> None:
@@ -44,13 +44,16 @@ class RankError(RuntimeError):
         return str(self.args[0])
 
     def _render_traceback_(self) -> list[str]:
-        """IPython shows this in place of the frames between the cell and the launcher."""
+        """Lines that IPython shows instead of the frames between the cell and the launcher."""
         return [line for note in self.__notes__ for line in note.splitlines()] + [f"RankError: {self}"]
 
 
 class Kind(enum.IntEnum):
-    """Sorted by how likely it is the cause: a rank that dies takes its peers' connections with it, an exception
-    does not (that rank stays until the parent ends it), and a lost connection is always somebody else's doing."""
+    """Kinds of failure, the likeliest cause first.
+
+    A rank that dies takes its peers' connections with it. A rank that raises does not: it stays until the parent ends
+    it. A lost connection is always the fault of another rank.
+    """
 
     DIED = 0
     RAISED = 1
@@ -59,7 +62,7 @@ class Kind(enum.IntEnum):
 
 @dataclass(frozen=True)
 class Failure:
-    """Why one rank has no result. `when` orders the failures of one kind (seconds, or a count)."""
+    """The reason why one rank has no result. `when` orders failures of one kind (seconds, or a count)."""
 
     rank: int
     kind: Kind
@@ -84,7 +87,7 @@ class Failure:
 def _headline(error: BaseException) -> str:
     try:
         message, _, more = str(error).strip().partition("\n")
-        if "Last error:" in more:  # NCCL's cause stands in its last line, under its own source file and version
+        if "Last error:" in more:  # NCCL names the cause last, below its own source file and version
             message = f"{message} {' '.join(more.partition('Last error:')[2].split())}"
     except Exception:
         message = "(its message cannot be shown)"
@@ -96,7 +99,7 @@ def rank_error(failures: list[Failure]) -> RankError:
     failures = sorted(failures, key=lambda failure: (failure.kind, failure.when))
     first = failures[0]
     alike = [failure for failure in failures if (failure.kind, failure.headline) == (first.kind, first.headline)]
-    cause = min(alike, key=lambda failure: failure.rank)  # the same slip on every rank: no race for the blame
+    cause = min(alike, key=lambda failure: failure.rank)  # the same error on all ranks: blame the lowest one
     failures.sort(key=lambda failure: failure is not cause)
     where = f" ({cause.where[0]}:{cause.where[1]})" if cause.where else ""
     return RankError(
@@ -110,12 +113,12 @@ def _hint(headline: str) -> str:
 
 
 def stuck_stack(dump: str) -> str:
-    """The user's frames, innermost first and with their source, from what faulthandler wrote for one process."""
+    """The user's frames, innermost first and with their source, from faulthandler's dump of one process."""
     stacks: list[list[tuple[str, int, str]]] = []
     for section in dump.split("(most recent call first):\n"):
         frames = [(name, int(line), function) for name, line, function in _DUMPED_FRAME.findall(section)]
         ours = [name.startswith(_OURS) for name, _, _ in frames]
-        if any(ours):  # the rank's main thread: leave out the launcher and what started it
+        if any(ours):  # the rank's main thread: leave out the launcher and its callers
             stacks.insert(0, frames[: _last_user_frame(frames)])
         elif any(not name.startswith(_LIBRARIES) for name, _, _ in frames):
             stacks.append(frames)
@@ -140,7 +143,7 @@ def _format_frame(filename: str, line: int, function: str) -> str:
 
 
 def name_cells(text: str) -> str:
-    """Call notebook cells `Cell In[5]`, as IPython's own tracebacks do, not by the files that they pretend to be."""
+    """Replace the made-up file names of notebook cells by `Cell In[5]`, as IPython's own tracebacks do."""
     ipython: Any = sys.modules.get("IPython")
     shell = ipython.get_ipython() if ipython is not None else None
     if shell is not None:

@@ -1,4 +1,4 @@
-"""The default process group of a rank: which backend, which device, how many threads."""
+"""The default process group of a rank: its backend, device and number of threads."""
 
 import datetime
 import os
@@ -25,31 +25,31 @@ def join_group(store: Store, rank: int, local_rank: int, world: World, timeout: 
         return
     options = None
     if world.backend == "nccl":
-        # Both are as meant here; `device_id=` would quiet the first, and put sends behind all collectives.
+        # Both are intended here; `device_id=` would silence the first, but put sends behind all collectives.
         for known in (r"barrier\(\): using the device under current context", "An unbatched P2P op"):
             warnings.filterwarnings("ignore", message=known)
         torch.cuda.set_device(world.gpus[local_rank])
         if world.shares_gpu:
             set_sharing(rank, len(world.gpus) == ranks)
-        # Where kernels compete for the device, the compute stream's wait for those that communicate.
+        # Where kernels compete for the device, those that communicate go first.
         options = dist.ProcessGroupNCCL.Options(is_high_priority_stream=True)
         private.set_timeout(options, limit)  # or torch warns that the two differ
     dist.init_process_group(world.backend, store=store, rank=rank, world_size=ranks, timeout=limit, pg_options=options)
-    if world.backend == "nccl":  # NCCL connects at the first collective: who cannot be reached is found here
+    if world.backend == "nccl":  # NCCL connects at the first collective: an unreachable rank is found here
         dist.all_reduce(torch.zeros(1, device="cuda"))
         torch.cuda.synchronize()
 
 
 def set_sharing(rank: int, one_machine: bool) -> None:
-    """Set NCCL's variables with which several ranks can have one GPU; once, for it reads many of them once.
+    """Set the NCCL variables that let several ranks share one GPU; once, since NCCL reads many of them only once.
 
-    It refuses two ranks of one host on one GPU (init.cc), and takes for a rank's host what NCCL_HOSTID says (utils.cc).
-    Ranks that seem to be on different hosts talk by sockets: all that a shared host would allow is switched off. One
-    ring, one protocol and few blocks per collective, for each rank's kernels have to fit on the device together where
-    they run there together (under MPS); where processes take turns, a collective takes several of these.
+    NCCL refuses two ranks of one host on one GPU (init.cc), and takes a rank's host from NCCL_HOSTID (utils.cc). Ranks
+    on seemingly different hosts talk by sockets: every transport of a shared host is switched off. One ring, one
+    protocol and few blocks per collective, because the kernels of all ranks must fit on the device together if they run
+    together (under MPS); if processes take turns, a collective takes several turns.
 
     Args:
-        one_machine: whether all ranks of the job are on it.
+        one_machine: whether all ranks of the job are on one machine.
     """
     host = f"minifsdp-{rank}"
     if os.environ.get("NCCL_HOSTID") == host:
@@ -62,12 +62,12 @@ def set_sharing(rank: int, one_machine: bool) -> None:
 
 
 def prepare_to_share(rank: int, here: int, one_machine: bool, share_gpu: bool | None) -> None:
-    """In a job whose processes are the ranks: set those variables before its first launch, which may be of one rank.
+    """Set those variables before the first launch of an SPMD job, which may be of one rank.
 
     Args:
         here: how many ranks of the job are on this machine.
         one_machine: whether all are.
-        share_gpu: as `launch` has it.
+        share_gpu: as for `launch`.
     """
     share = may_share() if share_gpu is None else share_gpu
     if share and 0 < torch.cuda.device_count() < here:
@@ -75,17 +75,17 @@ def prepare_to_share(rank: int, here: int, one_machine: bool, share_gpu: bool | 
 
 
 def rank_device() -> torch.device:
-    """The device of this rank, as its process group communicates: its GPU with nccl, the CPU with gloo."""
+    """The device on which this rank communicates: its GPU with nccl, the CPU with gloo."""
     on_gpu = dist.get_backend() == "nccl" or (dist.get_backend() == "fake" and choose_world(1, backend="fake").gpus)
     return torch.device("cuda", torch.cuda.current_device()) if on_gpu else torch.device("cpu")
 
 
 def use_loopback() -> None:
-    """All ranks are on this machine: gloo need not ask what the host's name resolves to.
+    """Give gloo the loopback, since all ranks are on this machine: it need not resolve the host's name.
 
-    It opens a connection between two ranks for each interface that it is given, and takes them in turn. While it sends
-    on one it cannot read from it, and its thread that would asks again and again (`Pair::handleEvents` in gloo's
-    transport/tcp/pair.cc): on cores that compute, at the cost of the computation. With two, each rank sends on one and
+    Gloo opens a connection between two ranks for each interface that it is given, and takes them in turn. While it
+    sends on one it cannot read from it, and the reading thread polls (`Pair::handleEvents` in gloo's
+    transport/tcp/pair.cc), which slows down the computation on the same cores. With two, each rank sends on one and
     receives on the other.
     """
     os.environ.setdefault("GLOO_SOCKET_IFNAME", f"{_loopback()},{_loopback()}")
@@ -96,7 +96,7 @@ def _loopback() -> str:
 
 
 def share_cores(local_ranks: int, said: str = "") -> None:
-    """Give this rank its part of the machine's cores; or what OMP_NUM_THREADS says, or `said`, in this order.
+    """Set this rank's number of threads: OMP_NUM_THREADS, else `said`, else its share of the machine's cores.
 
     torch was imported before the rank got its environment, so the variable has to be applied by hand.
     """

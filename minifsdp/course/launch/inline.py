@@ -22,9 +22,9 @@ def run_inline(
     timeout: float,
     on_report: Callable[[int, Any], None] | None,
 ) -> list[T]:
-    """`[fn(*args)]` in this process, inside a one-rank process group that is destroyed afterwards.
+    """Return `[fn(*args)]`, run in this process, inside a one-rank process group that is destroyed afterwards.
 
-    Exceptions arrive as they are, so that a post-mortem debugger finds their frames.
+    Exceptions pass through unchanged, so that a post-mortem debugger finds their frames.
 
     Raises:
         ValueError: a process group is initialised already.

@@ -23,7 +23,7 @@ def report(obj: Any) -> None:
         RuntimeError: outside a launched function.
     """
     if _deliver is None:
-        raise RuntimeError("report works inside a function that launch runs; there is nobody to report to here")
+        raise RuntimeError("report works inside a function that launch runs; no launch is running here")
     _deliver(obj)
 
 
@@ -49,7 +49,7 @@ def _delivering(deliver: Callable[[Any], None]) -> Iterator[None]:
 
 
 class _ToHost(cloudpickle.Pickler):  # type: ignore[misc]
-    """Sends what is on a GPU as values: who unpickles it may have no GPU, or none to spare."""
+    """A pickler that sends GPU tensors as CPU tensors: the receiver may have no GPU, or none to spare."""
 
     def reducer_override(self, obj: Any) -> Any:
         if isinstance(obj, torch.Tensor) and obj.is_cuda:
@@ -65,7 +65,7 @@ def pickled(obj: Any) -> bytes:
 
 
 def pack_result(result: Any) -> bytes:
-    """Pickle what a rank returned.
+    """Pickle a rank's result.
 
     Raises:
         TypeError: it cannot be pickled.
@@ -78,7 +78,7 @@ def pack_result(result: Any) -> bytes:
 
 
 def become_rank() -> None:
-    """Mark this process as a rank: a breakpoint in it says one line and goes on, `input` raises that line."""
+    """Mark this process as a rank: a breakpoint in it prints one line and goes on, `input` raises that line."""
     global _is_rank_process
     _is_rank_process = True
     advice = "a rank has no terminal; use launch(fn, 1, inline=True)"

@@ -9,10 +9,10 @@ UNSET = "use torchrun, or unset RANK"
 
 
 def check_job() -> None:
-    """Do nothing where RANK is not set: this process starts its ranks itself.
+    """Check the variables if RANK is set; without it, this process starts its ranks itself.
 
     Raises:
-        ValueError: a variable is missing, or is none; one line that names it and the cure.
+        ValueError: a variable is missing or invalid; one line that names it and the cure.
     """
     said = os.environ
     if "RANK" not in said:
@@ -32,7 +32,7 @@ def check_job() -> None:
 
 
 def _check_address(host: str, port: str) -> None:
-    """Of the rank that all meet at: torch tries to reach a host that there is not for five minutes."""
+    """Check the rendezvous address: torch would try for five minutes to reach a host that does not exist."""
     if not (port.isdecimal() and 0 < int(port) < 2**16):
         raise ValueError(f"MASTER_PORT={port} is no port: set it to a number from 1 to 65535, as torchrun does")
     try:

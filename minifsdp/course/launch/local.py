@@ -1,4 +1,4 @@
-"""The parent's side of a launch on this machine: listen to the ranks, tell what went wrong, leave no process behind."""
+"""The parent's side of a launch on this machine: listen to the ranks, report failures, leave no process behind."""
 
 import contextlib
 import multiprocessing
@@ -33,7 +33,7 @@ def run_local(
     timeout: float,
     on_report: Callable[[int, Any], None] | None,
 ) -> list[Any]:
-    """`launch` by processes of our own; arguments, result and errors as there."""
+    """`launch` with processes that it starts; arguments, result and errors as there."""
     payload, environ, sources = pack(fn, args), dict(os.environ), sources_in_memory()
     with tempfile.TemporaryDirectory(prefix="minifsdp-", ignore_cleanup_errors=True) as directory:
         ranks: list[RankProcess] = []
@@ -66,7 +66,7 @@ def run_local(
 def _listen(
     ranks: list[RankProcess], timeout: float, on_report: Callable[[int, Any], None] | None
 ) -> list[RankProcess]:
-    """Hear the ranks until all have answered, one has failed, or the time is up. Returns those still running."""
+    """Listen until all ranks have answered, one has failed, or the time is up; return those still running."""
     started, deadline = False, time.monotonic() + _START_LIMIT
     while (running := [rank for rank in ranks if rank.running]) and (left := deadline - time.monotonic()) > 0:
         heard = set(connection.wait([source for rank in running for source in rank.sources], left))
@@ -101,7 +101,7 @@ def _hear(rank: RankProcess, on_report: Callable[[int, Any], None] | None) -> No
 
 
 def _death(rank: RankProcess) -> Failure:
-    """The failure of a rank whose process is gone without an answer."""
+    """The failure of a rank whose process ended without an answer."""
     rank.process.join(1.0)
     code = rank.process.exitcode
     if code is None:
@@ -115,7 +115,7 @@ def _death(rank: RankProcess) -> Failure:
 
 
 def _late_error(ranks: list[RankProcess], late: list[RankProcess], timeout: float) -> RankError:
-    """The time is up: name the ranks that are late, each with its stack."""
+    """The error for a time-out: it names the late ranks, each with its stack."""
     stacks = _stacks(late)
     names = ", ".join(map(str, stacks))
     finished = ", ".join(str(rank.task.rank) for rank in ranks if rank.done) or "none"
@@ -128,7 +128,7 @@ def _stacks(late: list[RankProcess]) -> dict[int, str]:
     """Make these ranks write their stacks, wherever they are (in C code too), and read them."""
     files = {rank.task.rank: Path(rank.task.path("stack")) for rank in late}
     for rank in late:
-        if rank.process.pid and files[rank.task.rank].exists():  # from then on it understands the signal
+        if rank.process.pid and files[rank.task.rank].exists():  # from then on the rank handles the signal
             with contextlib.suppress(ProcessLookupError):
                 os.kill(rank.process.pid, signal.SIGUSR1)
     deadline = time.monotonic() + 2.0
@@ -143,7 +143,7 @@ def _stack(rank: RankProcess, file: Path) -> str:
     if dump:
         return f"stuck here, innermost frame first:\n{stuck_stack(dump)}"
     if not file.exists():
-        return "it gives no stack: it has not come so far"
+        return "it gives no stack: it is still starting"
     with contextlib.suppress(psutil.Error):
         if psutil.Process(rank.process.pid).status() == psutil.STATUS_STOPPED:
             return "it gives no stack: the process is stopped"
@@ -151,7 +151,7 @@ def _stack(rank: RankProcess, file: Path) -> str:
 
 
 def _end(ranks: list[RankProcess]) -> None:
-    """Kill the ranks and their own children (each rank leads a process group), first all, then wait."""
+    """Kill all ranks and their children (each rank leads a process group), then wait for them."""
     for rank in ranks:
         if rank.process.pid:
             with contextlib.suppress(ProcessLookupError, PermissionError):
@@ -169,7 +169,7 @@ def _end(ranks: list[RankProcess]) -> None:
 def _replay(ranks: list[RankProcess]) -> None:
     """Print what each rank wrote to stdout and stderr, as a terminal would show it (the last state of each line).
 
-    Where it cannot be printed, what the ranks returned is not lost for that.
+    If it cannot be printed, the ranks' results are not lost.
     """
     if sys.stdout is None:  # it was closed when Python started
         return

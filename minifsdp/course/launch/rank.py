@@ -26,13 +26,13 @@ from minifsdp.course.launch.inside import become_rank, call_user, pack_result, p
 from minifsdp.course.launch.world import World
 from minifsdp.course.system.housekeeping import name_process
 
-_START_LIMIT = datetime.timedelta(seconds=300)  # the parent gives up on a rank that does not start before this
-_F_SETSIG = 10  # fcntl(2), Linux: which signal announces that a file descriptor became readable
+_START_LIMIT = datetime.timedelta(seconds=300)  # the parent gives up on a rank before this
+_F_SETSIG = 10  # fcntl(2), Linux: the signal to send when a file descriptor becomes readable
 
 
 @dataclass(frozen=True)
 class Task:
-    """All that a rank is told. `payload` is the pickled `(fn, args)`, `sources` the lines of in-memory files."""
+    """The input of a rank. `payload` is the pickled `(fn, args)`, `sources` the lines of in-memory files."""
 
     rank: int
     directory: str
@@ -45,12 +45,12 @@ class Task:
     start_method: str | None
 
     def path(self, kind: str) -> str:
-        """File of this rank in the launch's directory; kinds are output, stack and result."""
+        """This rank's file in the launch's directory; kinds are output, stack and result."""
         return os.path.join(self.directory, f"{kind}{self.rank}")
 
 
 def run_rank(task: Task, pipe: "Connection[Any, Any]", lifeline: "Connection[Any, Any]") -> None:
-    """Run the task, tell the parent over `pipe` how it went, then wait to be ended.
+    """Run the task, report the outcome to the parent over `pipe`, then wait to be ended.
 
     Messages: `("ready", None)`, `("report", bytes)`, and one of `("result", None)`, `("failure", Failure)`.
     """
@@ -74,25 +74,25 @@ def run_rank(task: Task, pipe: "Connection[Any, Any]", lifeline: "Connection[Any
         _join(task)
         tell("ready")
         result = pack_result(call_user(fn, args, deliver))
-        with open(task.path("result"), "wb") as file:  # by the pipe, the parent could wait on a half-sent message
+        with open(task.path("result"), "wb") as file:  # over the pipe, the parent could wait on a half-sent message
             file.write(result)
         outcome: tuple[str, Failure | None] = ("result", None)
     except BaseException as error:
         outcome = ("failure", Failure.of(error, task.rank))
     sys.stdout.flush()
     sys.stderr.flush()
-    ctypes.CDLL(None).fflush(None)  # what C and C++ code printed: this process ends by a signal, without any flush
+    ctypes.CDLL(None).fflush(None)  # output of C and C++ code: this process ends by a signal, without any flush
     tell(*outcome)
     # A rank that left now would turn the others' deadlock into "connection closed", so it stays until the parent
-    # has heard of everyone and ends them all.
+    # has heard from all ranks and ends them.
     while True:
         signal.pause()
 
 
 def _end_with_parent(lifeline: "Connection[Any, Any]") -> None:
-    """End this rank and its children when the parent, the only one to hold the other end of `lifeline`, is gone.
+    """End this rank and its children when the parent, the only holder of the other end of `lifeline`, is gone.
 
-    A waiting thread does it, unless C code holds the GIL; on Linux the kernel sends the signal and needs no thread.
+    A waiting thread does so unless C code holds the GIL; on Linux the kernel sends the signal and needs no thread.
     """
 
     def wait_and_end() -> None:
@@ -101,18 +101,18 @@ def _end_with_parent(lifeline: "Connection[Any, Any]") -> None:
 
     threading.Thread(target=wait_and_end, daemon=True).start()
     if sys.platform == "linux":
-        with contextlib.suppress(OSError):  # a sandbox may know nothing of it
+        with contextlib.suppress(OSError):  # a sandbox may not support it
             fcntl.fcntl(lifeline, _F_SETSIG, signal.SIGKILL)
             fcntl.fcntl(lifeline, fcntl.F_SETOWN, -os.getpgrp())
             fcntl.fcntl(lifeline, fcntl.F_SETFL, os.O_ASYNC)
 
 
 def _capture_output(task: Task) -> None:
-    """File descriptors 1 and 2 (C++ output too) go to one file per rank; SIGUSR1 writes every thread's stack."""
+    """Redirect stdout and stderr (of C++ code too) to one file; make SIGUSR1 write every thread's stack to another."""
     null = os.open(os.devnull, os.O_RDONLY)
     try:
         output = os.open(task.path("output"), os.O_WRONLY | os.O_CREAT | os.O_APPEND)
-    except FileNotFoundError:  # the launch was interrupted and its directory is gone: nobody waits for this rank
+    except FileNotFoundError:  # the launch was interrupted and its directory is gone: no one waits for this rank
         os._exit(1)
     for source, target in ((null, 0), (output, 1), (output, 2)):
         os.dup2(source, target)
@@ -123,7 +123,7 @@ def _capture_output(task: Task) -> None:
 
 
 def _adopt_surroundings(task: Task) -> None:
-    """Environment and cell sources of the parent as they were at the call (multiprocessing brings sys.path)."""
+    """Adopt the parent's environment and cell sources as of the call (multiprocessing brings sys.path)."""
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
     os.environ.clear()
     os.environ.update(task.environ)
@@ -139,7 +139,7 @@ def _adopt_surroundings(task: Task) -> None:
 def _load_function(payload: bytes) -> tuple[Callable[..., Any], tuple[Any, ...]]:
     fn, args = pickle.loads(payload)
     if isinstance(fn, FunctionType) and fn.__module__ == "__main__":
-        # Its classes and functions can then be found by plain pickle, as in torch.save and all_gather_object.
+        # Plain pickle then finds its classes and functions, as in torch.save and all_gather_object.
         vars(sys.modules["__main__"]).update(fn.__globals__)
     return fn, args
 

@@ -1,4 +1,4 @@
-"""The server that ranks are forked from: it has imported torch already, so that a rank starts in 0.1 s."""
+"""The server from which ranks are forked: it has already imported torch, so a rank starts in 0.1 s."""
 
 from __future__ import annotations
 
@@ -14,41 +14,41 @@ from multiprocessing import forkserver, resource_tracker
 
 from minifsdp.course.system.housekeeping import SERVER, labelled
 
-# What the server imports once, for all ranks. None of it may initialise CUDA's driver, which does not survive a fork.
+# Imported by the server once, for all ranks. None of it may initialise CUDA's driver, which does not survive a fork.
 PRELOAD = (
     "torch",
     "torch._dynamo",
     "torch.distributed.fsdp",
     "cloudpickle",
 )  # a first optimizer or Ledger needs _dynamo
-_BY_NVML = ("PYTORCH_NVML_BASED_CUDA_CHECK", "TRITON_NVML_BASED_CUDA_CHECK")  # or torch and Triton look by cuInit
+_BY_NVML = ("PYTORCH_NVML_BASED_CUDA_CHECK", "TRITON_NVML_BASED_CUDA_CHECK")  # or torch and Triton call cuInit
 _starting = threading.Lock()
 
 
 def start_server(preload: Sequence[str] = PRELOAD) -> None:
     """Start the server, without waiting for it, if this platform uses one and it does not run yet."""
     if start_method() == "forkserver":
-        resource_tracker.ensure_running()  # it lets Ctrl-C in again once it has started: so before that is held back
+        resource_tracker.ensure_running()  # its start unblocks Ctrl-C: so it comes before the block below
         with undisturbed(SERVER):
             multiprocessing.get_context("forkserver").set_forkserver_preload(list(preload))
             forkserver.ensure_running()
 
 
 def start_method() -> str:
-    """Apple's frameworks do not survive a fork, so macOS starts every rank from nothing (and imports torch in each)."""
+    """`multiprocessing`'s start method: Apple's frameworks do not survive a fork, so macOS spawns ranks afresh."""
     return "spawn" if sys.platform == "darwin" else "forkserver"
 
 
 @contextlib.contextmanager
 def undisturbed(what: str) -> Iterator[None]:
-    """Start one process at a time, labelled as `what` it is, without the caller's main script and without Ctrl-C."""
+    """Start one process at a time, labelled `what`, without the caller's main script and without Ctrl-C."""
     with _starting, _without_main(), _without_interrupt(), labelled(what), _asking_nvml():
         yield
 
 
 @contextlib.contextmanager
 def _asking_nvml() -> Iterator[None]:
-    """Let the server find GPUs without the driver; ranks have the caller's own environment."""
+    """Let the server find GPUs without initialising the driver; ranks have the caller's own environment."""
     missing = [name for name in _BY_NVML if name not in os.environ]
     os.environ.update(dict.fromkeys(missing, "1"))
     try:
@@ -71,7 +71,7 @@ def _without_main() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _without_interrupt() -> Iterator[None]:
-    """Hold Ctrl-C back, so that it neither ends the fork server nor finds a rank half started."""
+    """Block Ctrl-C, so that it neither ends the fork server nor hits a half-started rank."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         yield

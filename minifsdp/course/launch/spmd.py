@@ -1,7 +1,7 @@
 """Plain SPMD: torchrun or srun started the ranks, and all of them call `launch` in the same order.
 
-Nothing is started. The ranks tell one another over the rendezvous store who has failed, or with what result
-(`answers`): a process group is no help once one rank has left the others alone in a collective.
+Nothing is started. The ranks exchange results and failures over the rendezvous store (`answers`): a process group is
+no help once one rank has left the others alone in a collective.
 """
 
 import atexit
@@ -32,15 +32,17 @@ from minifsdp.course.launch.job import check_job
 from minifsdp.course.launch.world import Backend, World, choose_world, local_ranks, tell_if_chosen
 
 _CONNECT_LIMIT = datetime.timedelta(seconds=300)
-_ANSWER_SLACK = 5.0  # seconds after the time-out in which a rank whose collective timed out can still say so
+_ANSWER_SLACK = 5.0  # seconds after the time-out in which a rank whose collective timed out can still report it
 _EXIT_SLACK = 10.0  # seconds after the time-out at which a rank that is stuck elsewhere ends its process
-_GROUP_LIMIT = 600.0  # seconds that a collective may wait at most, as torch's own: a run may take a day
+_GROUP_LIMIT = 600.0  # the most seconds that a collective may wait, torch's default: a run may take a day
 
 
 @dataclasses.dataclass
 class _Job:
-    """State from launch to launch. `group` tells which world and time-out the default process group was made for
-    (None: not by us), `sockets` which connections it opened."""
+    """State between launches.
+
+    `group` is the world and time-out of the default process group (None: not made here), `sockets` its connections.
+    """
 
     store: Store
     rank: int
@@ -95,7 +97,7 @@ def run_spmd(
         raise
     finally:
         store.add("left", 1)
-        if job.rank == 0:  # which may be the one that serves the store
+        if job.rank == 0:  # it may be the one that serves the store
             await_count(store, "left", job.size, deadline)
 
 
@@ -123,7 +125,7 @@ def _connect(world_size: int) -> _Job:
 
 
 def _meet() -> Store:
-    """The store, once all ranks are there. In a thread, for C++ code that waits hears neither Ctrl-C nor SIGTERM."""
+    """The store, once all ranks have joined. A thread waits, since C++ code would ignore Ctrl-C and SIGTERM."""
     met: queue.SimpleQueue[Store | BaseException] = queue.SimpleQueue()
 
     def meet() -> None:
@@ -165,7 +167,7 @@ def _take_part(
     if failure.kind is Kind.RAISED:  # at once: the others may be stuck, and end this job before it raises
         print(f"[rank {job.rank}] {failure.text}", file=sys.stderr, flush=True)
     # The others may be waiting for this rank in a collective: closing the connections wakes them. Destroying the group
-    # would not do while anything refers to it or a collective is pending.
+    # is not enough while anything refers to it or a collective is pending.
     _hang_up(job.sockets | (_sockets() - before))
     _leave_group(job)
     put_failure(store, failure)
@@ -184,16 +186,16 @@ def _join_group(job: _Job, store: Store, group: tuple[World, float]) -> None:
         join_group(PrefixStore("group", store), job.rank, job.local_rank, world, timeout)
     finally:
         job.sockets = _sockets() - before
-    # Nobody goes on, perhaps to fail and to hang up, while others are still connecting.
+    # No rank goes on, perhaps to fail and hang up, while others are still connecting.
     store.add("joined", 1)
     await_count(store, "joined", world.ranks, time.monotonic() + timeout)
 
 
 def _agree(job: _Job, store: Store, world: World) -> None:
-    """Each rank has chosen by what its own machine has.
+    """Check that all ranks, each by its own machine's hardware, have chosen the same backend.
 
     Raises:
-        ValueError: they have not chosen the same; on every rank, in the same words.
+        ValueError: they have not; on every rank, in the same words.
     """
     store.set(f"world{job.rank}", f"{world.backend} on {socket.gethostname()} ({world.why})")
     chosen = [store.get(f"world{rank}").decode() for rank in range(world.ranks)]
@@ -225,7 +227,7 @@ def _sockets() -> set[tuple[int, int]]:
 
 
 def _hang_up(sockets: set[tuple[int, int]]) -> None:
-    """End those of the TCP connections that are still open; to the peer it looks as if this process had died."""
+    """Shut down those TCP connections that are still open; to the peers it looks as if this process had died."""
     for descriptor, _ in sockets & _sockets():
         with contextlib.suppress(OSError), socket.socket(fileno=os.dup(descriptor)) as connection:
             if connection.family in (socket.AF_INET, socket.AF_INET6) and connection.getpeername():  # not a listener

@@ -1,4 +1,4 @@
-"""Starting rank processes, and what they are sent."""
+"""Rank processes: their start and their input."""
 
 import linecache
 import multiprocessing
@@ -41,7 +41,7 @@ class RankProcess:
 
 
 def start_rank(task: Task, ranks: list[RankProcess]) -> None:
-    """Start one rank and append it to `ranks`, before the start: an interrupted start is ended like any other."""
+    """Append one rank to `ranks` and start it, in this order, so that an interrupted start is cleaned up too."""
     context: Any = multiprocessing.get_context(start_method())
     pipe, their_pipe = context.Pipe(duplex=False)
     their_lifeline, lifeline = context.Pipe(duplex=False)
@@ -53,7 +53,7 @@ def start_rank(task: Task, ranks: list[RankProcess]) -> None:
 
 
 def start(process: BaseProcess, what: str, patience: float = 5.0) -> None:
-    """Start a process by the ranks' server; by a new one, if that is just being ended, as `minifsdp clean` does."""
+    """Start a process from the ranks' server, or from a new one if that is being ended, as by `minifsdp clean`."""
     deadline = time.monotonic() + patience
     while True:
         start_server()

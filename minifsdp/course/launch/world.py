@@ -1,11 +1,11 @@
-"""The world that ranks run in: which backend carries their collectives, and which GPU each of them has.
+"""The world of the ranks: the backend that carries their collectives, and the GPU of each rank.
 
     gloo    on CPU: any machine
-    nccl    a GPU for each rank; or, if that is asked for, several ranks on one
+    nccl    a GPU for each rank; or several ranks on one, if asked for
     fake    rank 0 of any number, alone: collectives return at once and carry nothing
 
-MINIFSDP_DEVICE=cpu forces gloo, MINIFSDP_SHARE_GPU=1 asks for shared GPUs. Everything here is decided by what this
-machine has and by variables, before anything starts: CUDA is not touched, so that the ranks may be forked.
+MINIFSDP_DEVICE=cpu forces gloo, MINIFSDP_SHARE_GPU=1 asks for shared GPUs. Everything here is decided by this
+machine's hardware and by variables, before anything starts: CUDA is not initialised, so ranks may be forked.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ class World:
     Attributes:
         ranks: N.
         backend: "gloo", "nccl" or "fake".
-        gpus: index of the GPU of each of this machine's ranks, as CUDA numbers them in that rank; empty on CPU.
-        shares_gpu: whether several ranks have the same one.
+        gpus: index of the GPU of each of this machine's ranks, in that rank's numbering; empty on CPU.
+        shares_gpu: whether several ranks share one.
         why: the reason for this choice.
     """
 
@@ -52,7 +52,7 @@ class World:
 
     @property
     def processes(self) -> int:
-        """The number of ranks that are really there."""
+        """The number of ranks that really run."""
         return 1 if self.backend == "fake" else self.ranks
 
     @property
@@ -83,17 +83,17 @@ def choose_world(
     backend: Backend | None = None,
     here: int | None = None,
 ) -> World:
-    """NCCL with a GPU for each rank where there are enough, or where they are to be shared; gloo otherwise.
+    """Choose NCCL if there is a GPU for each rank, or GPUs are to be shared; gloo otherwise.
 
     Args:
         ranks: N, over all machines.
         device: "cpu" or "cuda" instead of the automatic choice.
         share_gpu: whether ranks may share a GPU if there are not enough; None: as MINIFSDP_SHARE_GPU says.
-        backend: the same by the name of the backend: "gloo" is the CPU, "nccl" is CUDA.
-        here: how many of the ranks are this machine's; by default what torchrun or srun say, or all.
+        backend: the same by the backend's name: "gloo" is the CPU, "nccl" is CUDA.
+        here: number of ranks on this machine; None: as torchrun or srun say, or all.
 
     Raises:
-        ValueError: what is asked for cannot be; in one line, with the cure.
+        ValueError: the request is impossible; one line with the cure.
     """
     if here is None:
         _check_job(ranks)
@@ -118,7 +118,7 @@ def forced_device() -> str:
     """The value of MINIFSDP_DEVICE; "auto" if it is not set.
 
     Raises:
-        ValueError: it, or another variable of ours, says what it cannot, whether it counts or not.
+        ValueError: it or another variable of minifsdp has an invalid value, even one that would have no effect.
     """
     may_share()
     gloo.choice_in(os.environ)
@@ -135,10 +135,10 @@ def _on_cpu(ranks: int, here: int, why: str) -> World:
 
 
 def _on_gpus(ranks: int, here: int, gpus: int, share_gpu: bool | None, must: bool) -> World:
-    """With CUDA if there are GPUs for it; else on CPU, unless CUDA `must` be.
+    """Choose CUDA if there are GPUs for it; else the CPU, unless it `must` be CUDA.
 
     Raises:
-        ValueError: it must be CUDA, or GPUs are to be shared, and that cannot be; a job has some GPUs, but too few.
+        ValueError: CUDA or sharing is required but impossible; or a job has some GPUs, but too few.
     """
     share = may_share() if share_gpu is None else share_gpu
     found = "no GPU" if gpus == 0 else "1 GPU" if gpus == 1 else f"{gpus} GPUs"
@@ -146,7 +146,7 @@ def _on_gpus(ranks: int, here: int, gpus: int, share_gpu: bool | None, must: boo
         if must or share:
             raise ValueError(f"{found} here, but this torch {torch.__version__} has no NCCL: install a CUDA build")
         return _on_cpu(ranks, here, f"{found} here, but this torch {torch.__version__} has no NCCL")
-    # srun with this option shows each of its ranks the rank's own GPUs only, numbered from 0
+    # with this option srun shows each rank its own GPUs only, numbered from 0
     if gpus and "RANK" in os.environ and _gpus_per_task() == gpus:
         return World(ranks, "nccl", (0,) * here, False, f"{found} for each task of this Slurm step")
     if gpus >= here:
@@ -181,7 +181,7 @@ def _shared(ranks: int, here: int, gpus: int, found: str) -> World:
 
 
 def _check_job(ranks: int) -> None:
-    """Refuse more ranks than torchrun or srun have started, and numbers of theirs that are none."""
+    """Refuse more ranks than torchrun or srun started, and variables of theirs that are not numbers."""
     if "RANK" not in os.environ:
         return
     for name in ("RANK", "WORLD_SIZE"):
@@ -201,26 +201,26 @@ def may_share() -> bool:
 
 
 def local_ranks(ranks: int) -> int:
-    """The number of `ranks` on this machine, by torchrun or srun; all of them without either."""
+    """The number of `ranks` on this machine, according to torchrun or srun; all of them without either."""
     said = os.environ.get("LOCAL_WORLD_SIZE") or os.environ.get("SLURM_NTASKS_PER_NODE") or ""
     return int(said) if said.isdecimal() and "RANK" in os.environ else ranks
 
 
 def is_first() -> bool:
-    """True if this process speaks for the run: under torchrun there are others, which keep silent."""
+    """True if this process speaks for the run; under torchrun the others keep silent."""
     return os.environ.get("RANK", "0") == "0"
 
 
 def tell(world: World) -> None:
-    """Print what was chosen, on rank 0 and once: later launches of this process are not its subject."""
+    """Print the choice, on rank 0 and once per process, not for later launches."""
     global _told
     if not _told and is_first():
-        with suppress(OSError):  # what is told is not worth a run
+        with suppress(OSError):  # a failed print must not fail a run
             print(world, file=sys.stderr)
     _told = True
 
 
 def tell_if_chosen(world: World) -> None:
-    """The same, unless there was nothing to choose: a machine without GPUs."""
+    """Print the choice if there was one: not on a machine without GPUs."""
     if torch.cuda.device_count():
         tell(world)
