@@ -1,1 +1,1 @@
-"""An emulated interconnect, for machines whose own is too fast, or no network at all."""
+"""An emulated interconnect, for machines whose own is too fast, or that have no network."""

@@ -1,4 +1,4 @@
-"""An emulated link's carrier on CPU, a thread; and what it shares with the one on CUDA (stream_carrier.py).
+"""An emulated link's carrier on CPU, a thread, and the parts shared with CUDA's (stream_carrier.py).
 
 Both take messages one at a time, in order of submission, and run the real collective at the end of a message's time.
 """
@@ -20,9 +20,9 @@ import torch
 from minifsdp.comm import Call
 
 Seconds = Callable[[Call], float]
-"""What a message takes at least."""
+"""The least time of a message."""
 
-TWO_SIDED = ("send", "recv")  # a rank has both under way at once: their peers' halves are no part of the link's order
+TWO_SIDED = ("send", "recv")  # a rank has both under way at once: their peers' halves are outside the link's order
 
 
 class Transfer(NamedTuple):
@@ -44,8 +44,8 @@ class Transfer(NamedTuple):
 class Costs:
     """The cost of the real collectives, learnt as they run, so that they can end when their message's time does.
 
-    The median of the last few by kind and size: a rank that waits for a late peer now and then does not mislead it. One
-    that always waits comes to run its collectives early, and the peer still says when they end.
+    It is the median of the last few of a kind and size, so an occasional wait for a late peer does not distort it. A
+    rank that always waits ends up running its collectives early, and the peer still determines when they end.
     """
 
     def __init__(self) -> None:
@@ -60,7 +60,7 @@ class Costs:
 
 
 class _Message:
-    """A collective on its way; `arrived` holds what is left to wait for: nothing, or a send or receive under way."""
+    """A collective on its way; `arrived` holds the rest to wait for: nothing, or a send or receive under way."""
 
     __slots__ = ("arrived", "call", "collective", "issued")
 
@@ -94,7 +94,7 @@ class ThreadCarrier:
         return message
 
     def close(self, abandon: bool) -> None:
-        """Carry what is queued and end the thread; or `abandon` it, where peers may never answer."""
+        """Carry the queued messages and end the thread; or `abandon` them, if peers may never answer."""
         if abandon:
             with suppress(Empty):
                 while True:
@@ -104,17 +104,17 @@ class ThreadCarrier:
             self._thread.join()
 
     def _carry_all(self) -> None:
-        torch.set_grad_enabled(False)  # of this thread, as the caller's was when it issued
+        torch.set_grad_enabled(False)  # for this thread, as for the caller at submission
         while (message := self._queue.get()) is not None:
             try:
                 message.arrived.set_result(self._carry(message))
             except BaseException as error:
                 self._free_at = time.perf_counter()
                 message.arrived.set_exception(error)
-            del message  # or the buffers of the last one would live until the next
+            del message  # or the last message's buffers would live until the next
 
     def _carry(self, message: _Message) -> Any:
-        """Take the message up at its time by the emulated clock: that this thread woke late delays no later one."""
+        """Start the message at its time by the emulated clock: a late wake-up of this thread delays no later one."""
         call, collective = message.call, message.collective
         seconds = self._seconds(call)
         start = max(message.issued, self._free_at)
@@ -123,7 +123,7 @@ class ThreadCarrier:
         woken = time.perf_counter()
         work, left = collective(), None
         if call.op in TWO_SIDED:
-            left = work  # a ring's ranks all send before they receive: to wait here for the peer would be to deadlock
+            left = work  # a ring's ranks all send before they receive: waiting here for the peer would deadlock
         else:
             work.wait()
         took = time.perf_counter() - woken

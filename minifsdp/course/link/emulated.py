@@ -5,12 +5,12 @@ hide it. An `EmulatedLink` carries the collectives of `minifsdp.comm` instead, a
 
     max(real, latency + wire / bandwidth)  seconds,
 
-one message at a time, first in, first out, in the order of issue, as the one stream of an NCCL communicator does. The
-real collective runs at the end of the message's time and within it, so data that nobody waited for is not there yet.
-What cannot be hidden is the processor's share of the real collective, which computing ranks feel: count it as compute.
+one message at a time, in the order of issue, as on the single stream of an NCCL communicator. The real collective runs
+at the end of the message's time and within it, so data read without a wait is not there yet. The CPU time of the real
+collective cannot be hidden and slows ranks that compute: count it as compute.
 
-On CPU a thread carries the messages, asleep most of the time; on CUDA they are delayed on a stream of their own, as the
-tests of fairscale's FSDP delay theirs. Either way the ranks must issue their collectives in the same order, and call
+On CPU a thread carries the messages, asleep most of the time; on CUDA they are delayed on a stream of their own, as in
+the tests of fairscale's FSDP. Either way the ranks must issue their collectives in the same order, and call
 `torch.distributed` directly (for a barrier, say) only while nothing is on its way.
 """
 
@@ -43,17 +43,17 @@ _NUMBER = re.compile(r"(\d+\.?\d*(?:[eE][+-]?\d+)?|\.\d+(?:[eE][+-]?\d+)?)\s*([A
 
 
 class EmulatedLink:
-    """Carries this rank's collectives while its `with` is open.
+    """A link that carries this rank's collectives while its `with` is open.
 
     A collective's exception surfaces at its `wait()`. An unopened link holds no thread and no stream: it can be made
     and checked before ranks start, and sent to them.
 
     Args:
         latency: seconds that every message takes, however short.
-        bandwidth: bytes per second; it divides `comm.Call.wire`, what the ring algorithm sends from each rank.
+        bandwidth: bytes per second; it divides `comm.Call.wire`, the bytes that each rank sends in a ring.
 
     Attributes:
-        transfers: what it has carried, oldest first. On CUDA a message is listed once it is over and the next one is
+        transfers: the messages carried, oldest first. On CUDA a message is listed once it is over and the next one is
             issued, or the link is closed.
 
     Raises:
@@ -72,11 +72,11 @@ class EmulatedLink:
         self._carrier: ThreadCarrier | StreamCarrier | None = None
 
     def seconds(self, call: comm.Call) -> float:
-        """The least time of a message. A receive takes none: its sender's link has paid."""
+        """The least time of a message; 0 for a receive, which counts on its sender's link."""
         return 0.0 if call.op == "recv" else self.latency + call.wire / self.bandwidth
 
     def submit(self, call: comm.Call, collective: Callable[[], Any]) -> Any:
-        """Put a message on the link, behind those issued before; `wait()` of the result ends when it has arrived."""
+        """Queue a message on the link; `wait()` of the result returns when it has arrived."""
         assert self._carrier is not None, "the link is not open: `with link:`"
         return self._carrier.submit(call, collective)
 
@@ -106,9 +106,9 @@ class EmulatedLink:
 class HostLinks:
     """Two emulated links at once: groups of ranks on one host use one, groups with ranks on several hosts the other.
 
-    Hosts have `per_host` ranks each, in rank order. A ring leaves a host once, over all of its network cards. Where
-    each rank of a host is in a group of its own, as in hybrid sharding, that many rings leave it at the same time and
-    share the cards: each gets its part of the bandwidth.
+    Hosts have `per_host` ranks each, in rank order. A ring leaves a host once, over all of its network cards. If
+    each rank of a host is in a group of its own, as in hybrid sharding, that many rings leave it at once and share the
+    bandwidth of the cards equally.
 
     Args:
         inside: between two ranks of a host.
@@ -122,12 +122,12 @@ class HostLinks:
 
     @property
     def transfers(self) -> list[Transfer]:
-        """All transfers of both links, the oldest first; `op` tells which went across hosts."""
+        """All transfers of both links, oldest first; `op` marks those across hosts."""
         across = [each._replace(op=f"{each.op} across") for each in self.across.transfers]
         return sorted(self.inside.transfers + across, key=lambda each: each.start)
 
     def submit(self, call: comm.Call, collective: Callable[[], Any]) -> Any:
-        """Put a message on the link of its group, behind those issued on that link before."""
+        """Queue a message on the link of its group."""
         if call.group not in self.across.rings:
             ranks = process_groups.global_ranks(group_named(call.group))
             ranks_on = Counter(rank // self.per_host for rank in ranks)
@@ -149,7 +149,7 @@ class HostLinks:
 
 
 class _SharedLink(EmulatedLink):
-    """A link on which several rings go side by side: `rings`, by group, 0 for a group that does not come here."""
+    """A link shared by several rings: `rings` is their number by group, 0 for a group that does not use it."""
 
     def __init__(self, latency: float, bandwidth: float) -> None:
         super().__init__(latency, bandwidth)
@@ -167,23 +167,23 @@ def _refuse_a_second() -> None:
 
 
 def let_communication_go_first() -> None:
-    """Make this thread give way to those that communicate, as kernels give way to NCCL's on a high-priority stream.
+    """Lower this thread's priority below those that communicate, as kernels yield to NCCL's high-priority stream.
 
-    Where ranks compute on every core, a message that has arrived would otherwise wait for a core too. It holds for the
-    life of the thread, since only root may take it back, and does something on Linux alone.
+    If ranks compute on every core, a message that has arrived would otherwise wait for a core too. The change lasts for
+    the life of the thread, since only root may undo it, and applies on Linux only.
     """
     if sys.platform == "linux":
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 10)
 
 
 def parse_link(text: str) -> EmulatedLink:
-    """The link that `latency=200us,bandwidth=1GB/s` describes; bare numbers are seconds and bytes per second.
+    """Parse a link such as `latency=200us,bandwidth=1GB/s`; bare numbers are seconds and bytes per second.
 
     Units: s, ms, us, ns; B, kB, MB, GB, TB (powers of 1000), KiB, MiB, GiB, TiB (of 1024), kbit, Mbit, Gbit, Tbit, each
     with or without `/s`.
 
     Raises:
-        ValueError: the text does not say exactly that, in one line.
+        ValueError: the text does not have exactly this form; one line.
     """
     values: dict[str, float] = {}
     for part in text.split(","):

@@ -5,9 +5,9 @@ For each message, in the order of issue:
     link     start, spin(time - expected cost of the collective), the collective, wait for floor, end
     floor    spin(time)
 
-The spin on `floor` keeps a message from being faster than the link: what a collective costs is known from earlier ones
-only, and the first of its kind connects, or waits for a late peer. A GPU counts in cycles of a clock that changes, so
-each of these spins measures that clock for the next.
+The spin on `floor` keeps a message from being faster than the link: a collective's cost is known from earlier ones
+only, and the first of its kind connects, or waits for a late peer. A GPU counts cycles of a clock that changes, so each
+of these spins measures that clock for the next.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from minifsdp.private import spin
 class _Kernels:
     """A message queued on the link's stream and on its floor, between timed events.
 
-    `collective` holds its tensors until it is waited for: NCCL lets go of them when the link's stream waits, which is
+    `collective` holds its tensors until it is waited for: NCCL releases them when the link's stream waits, which is
     too early for the caller's. `left` is a send or receive under way.
     """
 
@@ -47,7 +47,7 @@ class _Kernels:
     left: Any = None
 
     def wait(self) -> None:
-        """The current stream waits for the message, and the host runs on."""
+        """Make the current stream wait for the message; the host runs on."""
         torch.cuda.current_stream().wait_event(self.end)
         if self.left is not None:
             self.left.wait()
@@ -60,7 +60,7 @@ class StreamCarrier:
     def __init__(self, seconds: Seconds, transfers: list[Transfer]) -> None:
         self._seconds, self._transfers = seconds, transfers
         self._costs = Costs()
-        # as NCCL's, among kernels that compute
+        # NCCL's priority over kernels that compute
         self._link, self._floor = (device.new_stream(torch.device("cuda"), priority=-1) for _ in range(2))
         self._clock = _Clock()
         self._under_way: deque[_Kernels] = deque()
@@ -71,7 +71,7 @@ class StreamCarrier:
         self._collect()
         seconds = self._seconds(call)
         kernels = _Kernels(call, collective, self._clock.cycles(seconds))
-        self._link.wait_stream(torch.cuda.current_stream())  # what the collective reads is written there
+        self._link.wait_stream(torch.cuda.current_stream())  # it writes the collective's input
         with torch.cuda.stream(self._link):
             kernels.start = _event()
             self._floor.wait_stream(self._link)
@@ -83,9 +83,9 @@ class StreamCarrier:
             kernels.delayed = _event()
             work = collective()
             if call.op in TWO_SIDED:
-                kernels.left = work  # a receive behind the link's next messages would be half a duplex link
+                kernels.left = work  # waiting for a receive here would make the link half-duplex
             else:
-                work.wait()  # the link's stream waits, so that messages do not overtake
+                work.wait()  # the link's stream waits, so that no message overtakes another
             kernels.done = _event()
             self._link.wait_stream(self._floor)
             kernels.end = _event()
@@ -98,7 +98,7 @@ class StreamCarrier:
             self._collect()
 
     def _collect(self) -> None:
-        """List the messages that are over, and learn from them; the host waits for none."""
+        """List the messages that are over, and learn from them, without blocking the host."""
         while self._under_way and self._under_way[0].end.query():
             over = self._under_way.popleft()
             cost = over.delayed.elapsed_time(over.done) / 1e3
@@ -109,10 +109,10 @@ class StreamCarrier:
 
 
 class _Clock:
-    """The rate that `spin` counts by, measured at first and again in each message.
+    """The rate at which `spin` counts, measured at first and again in each message.
 
-    The fastest of the last ones, for a clock may rise from 345 MHz to 1980 once there is work, and another process's
-    turn on the GPU makes a spin long, never short. Less what an event and a launch take, which a short spin has too.
+    The fastest of the last ones counts, since a clock may rise from 345 MHz to 1980 under load, and another process's
+    turn on the GPU makes a spin long, never short. The time of an event and a launch, as in a short spin, is taken off.
     """
 
     LONG, SHORT = 2_000_000, 200_000  # cycles: about 1 ms and 0.1 ms; a turn of another process takes a few of these
@@ -148,7 +148,7 @@ class _Clock:
         return int(seconds * max(self._rates))
 
     def learn(self, cycles: int, seconds: float) -> None:
-        """From a spin of so many cycles that took so long."""
+        """Update the rate from a spin of `cycles` that took `seconds`."""
         if seconds >= self.LEAST:
             self._rates.append(cycles / (seconds - self._overhead))
 
