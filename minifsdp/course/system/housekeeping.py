@@ -1,8 +1,8 @@
-"""Labels of processes: all that the course starts carry one, by which they are found if their starter died.
+"""Labels on all processes that the course starts, by which they are found if their starter died.
 
-The label is an environment variable that a process gets at its start and cannot lose: what it was started as, and by
-whom. It stands in the environment of the starter only while it starts something, so nothing else that runs in a
-notebook inherits it. Ranks are forked, with their server's label; they add a name of their own.
+The label is an environment variable that a process gets at its start and cannot lose: its role and its starter. It is
+in the starter's environment only while a process is being started, so nothing else that runs in a notebook inherits
+it. Ranks are forked, with their server's label; they add a name of their own.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Found:
     Attributes:
         process: the process.
         what: "rank 0 of 2", "server of ranks", "check 5.2".
-        starter: who started it, such as "lab05_fsdp.ipynb".
+        starter: the program that started it, such as "lab05_fsdp.ipynb".
         starter_pid: its process id.
         in_use: whether the starter still runs.
         age: seconds since the start.
@@ -48,14 +48,14 @@ class Found:
 
 
 def label(what: str) -> dict[str, str]:
-    """The variable that labels what this process starts as its own."""
+    """The variable that labels the processes that this one starts."""
     since = psutil.Process().create_time()
     return {LABEL: json.dumps({"what": what, "starter": _own_name(), "pid": os.getpid(), "since": since})}
 
 
 @contextmanager
 def labelled(what: str) -> Iterator[None]:
-    """Label the processes that start in the meantime."""
+    """Label the processes that start inside the `with` block."""
     before = os.environ.get(LABEL)
     os.environ.update(label(what))
     try:
@@ -68,7 +68,7 @@ def labelled(what: str) -> Iterator[None]:
 
 
 def name_process(name: str) -> None:
-    """Be called so in `ps` and `top`, where the system knows names (Linux: up to 15 bytes)."""
+    """Set this process's name in `ps` and `top`, if the system has names (Linux: up to 15 bytes)."""
     with suppress(OSError):
         Path("/proc/self/comm").write_text(name)
 
@@ -114,7 +114,7 @@ def _label_of(process: psutil.Process) -> dict[str, Any] | None:
 
 
 def _what(process: psutil.Process, said: str) -> str | None:
-    """The kind of a labelled process; None for multiprocessing's own, and for what others let our server fork."""
+    """The kind of a labelled process; None for multiprocessing's own, and for other forks of our server."""
     name, command = str(process.name()), " ".join(process.cmdline())
     if "multiprocessing.resource_tracker" in command:
         return None
@@ -137,7 +137,7 @@ def _runs(pid: int, since: float) -> bool:
 
 
 def end_processes(found: list[Found], patience: float = 3.0) -> list[Found]:
-    """Ask these processes to end, kill those that do not within `patience` seconds; what is left even so."""
+    """Ask these processes to end, kill those that do not within `patience` seconds; return those still left."""
     processes = [each.process for each in found]
     for process in processes:
         _send(process, signal.SIGTERM)
@@ -154,4 +154,4 @@ def _send(process: psutil.Process, number: signal.Signals) -> None:
         if process.is_running() and os.getpgid(process.pid) == process.pid:
             os.killpg(process.pid, number)
         else:
-            process.send_signal(number)  # psutil knows a process id that was given to another process
+            process.send_signal(number)  # psutil detects a process id that was reused

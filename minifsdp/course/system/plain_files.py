@@ -1,4 +1,4 @@
-"""Files that somebody else has left: none is waited on, and none fills the memory."""
+"""Files left by others, read without waiting on a pipe and without filling the memory."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ def read_plain(path: str | os.PathLike[str], limit: int = LIMIT, *, links: bool 
         links: whether `path` may be a link to the file, as a user's own may.
 
     Raises:
-        ValueError: it is no plain file, or larger; in one line that names it.
-        OSError: it is not there, or cannot be read.
+        ValueError: it is not a plain file, or larger; one line that names it.
+        OSError: it does not exist, or cannot be read.
     """
     try:  # O_NONBLOCK: to open a pipe would otherwise wait for its writer
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | (0 if links else os.O_NOFOLLOW))
@@ -47,7 +47,7 @@ def read_plain(path: str | os.PathLike[str], limit: int = LIMIT, *, links: bool 
 
 
 def files_below(folder: Path) -> Iterator[Path]:
-    """All that lies under a folder, however deep, but for folders. Links are not followed, and are not folders."""
+    """All files under a folder, at any depth. Links are not followed and count as files."""
     folders = deque([folder])
     while folders:
         with suppress(OSError), os.scandir(folders.popleft()) as entries:

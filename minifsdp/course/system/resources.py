@@ -1,4 +1,4 @@
-"""A command's needs of this machine, checked before anything starts."""
+"""Checks of a command's settings and of its needs on this machine, before anything starts."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 import psutil
 
 ADAMW_BYTES = 12  # per parameter and between two steps: the parameter and two moments, in float32
-MOST = {"layers": 10_000, "width": 2**20}  # a block of a model is an object of Python
+MOST = {"layers": 10_000, "width": 2**20}  # a block of a model is a Python object
 MOST_OF_OTHERS = 10**8
 
 
@@ -42,7 +42,7 @@ def check_writable_file(path: Path, option: str = "--out") -> None:
 
 
 def check_names(option: str, names: Sequence[str], known: Collection[str]) -> None:
-    """The names in `option`, separated by commas.
+    """Check the names given to `option`.
 
     Raises:
         ValueError: it names nothing, something twice, or something that is not `known`.
@@ -58,7 +58,7 @@ def check_names(option: str, names: Sequence[str], known: Collection[str]) -> No
 
 
 def count_fault(name: str, given: int, most: int | None = None) -> str:
-    """The fault of a number of something; "" if it has none."""
+    """The fault of a count; "" if it has none."""
     most = MOST.get(name, MOST_OF_OTHERS) if most is None else most
     if 1 <= given <= most:
         return ""
@@ -71,20 +71,20 @@ def seed_fault(given: int) -> str:
 
 
 def check_seed(given: int) -> None:
-    """The value of --seed, checked.
+    """Check the value of --seed.
 
     Raises:
-        ValueError: torch takes no such seed.
+        ValueError: torch does not accept it.
     """
     if fault := seed_fault(given):
         raise ValueError(f"--seed {given}: {fault}")
 
 
 def check_counts(settings: Any, names: Iterable[str]) -> None:
-    """Attributes of `settings` that count something, each under the option of its name; None is none.
+    """Check attributes of `settings` that are counts, each under the option of its name; None is not checked.
 
     Raises:
-        ValueError: one is below 1, or beyond what any machine can have.
+        ValueError: one is below 1, or too large for any machine.
     """
     for name in names:
         given = getattr(settings, name)
@@ -93,15 +93,15 @@ def check_counts(settings: Any, names: Iterable[str]) -> None:
 
 
 def check_host_memory(elements: int, bytes_each: int, fewer: str = "") -> None:
-    """Check the ranks' needs of this machine's memory, even if all of it is sharded.
+    """Check that the ranks fit into this machine's memory, even if everything is sharded.
 
     Args:
         elements: of all parameters.
         bytes_each: for one of them, over all ranks.
-        fewer: what else than its size makes a model take less.
+        fewer: further advice on saving memory, for the message.
 
     Raises:
-        ValueError: it is more than there is.
+        ValueError: they need more than is free.
     """
     need, have = bytes_each * elements, psutil.virtual_memory().available
     if need > have:

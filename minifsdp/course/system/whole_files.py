@@ -1,4 +1,4 @@
-"""Files that are whole at any time: written beside, then given their name."""
+"""Files that are whole at any time: each is written beside its target, then renamed."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-NO_LINKS = (errno.EPERM, errno.ENOTSUP, errno.ENOSYS, errno.EMLINK)  # of a file system that knows no hard links
+NO_LINKS = (errno.EPERM, errno.ENOTSUP, errno.ENOSYS, errno.EMLINK)  # of a file system without hard links
 
 
 class UndeliveredError(OSError):
-    """Results that could not be put where they were asked for; one line that names where they are.
+    """Results that could not be written to the requested folder; one line that names where they are.
 
     Attributes:
-        record: what was found.
+        record: the results.
     """
 
     def __init__(self, message: str, record: dict[str, Any]) -> None:
@@ -27,7 +27,7 @@ class UndeliveredError(OSError):
 
 
 def write_whole(path: Path, content: bytes) -> None:
-    """Write a file, or leave what was there.
+    """Write a whole file, or leave the old one.
 
     Raises:
         OSError: it cannot be written; names the file.
@@ -59,10 +59,10 @@ def _beside(path: Path, content: bytes) -> Iterator[Path]:
     part = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
         with suppress(FileNotFoundError):
-            part.unlink()  # of another process that had this number, or a pipe that would be waited on
+            part.unlink()  # left by an earlier process with this id, or a pipe that would block
         part.write_bytes(content)
         yield part
-    except OSError as error:  # of a full disk it names no file
+    except OSError as error:  # for a full disk it names no file
         raise OSError(error.errno, error.strerror, str(path)) from error
     finally:
         with suppress(OSError):
@@ -75,8 +75,8 @@ def delivering(staging: Path, out: Path, record: dict[str, Any]) -> Iterator[Non
 
     Args:
         staging: a temporary folder.
-        out: it is made again if it has gone since it was checked.
-        record: what was found, for the error.
+        out: the output folder, made again if it has gone since its check.
+        record: the results, for the error.
 
     Raises:
         UndeliveredError: `out` cannot be written, and the files are kept elsewhere; or not even `staging` can.
