@@ -81,7 +81,7 @@ def _build(settings: Settings, name: str, group: Group) -> Trainer:
     with _whole_world(group):
         trainer = CONTESTANTS[name].build(settings.model())
     for options in trainer.optimizer.param_groups:
-        options["foreach"] = True  # torch's default on CUDA; on CPU, where this is recorded, a kernel per tensor is
+        options["foreach"] = True  # torch's default on CUDA; the CPU's, where this is recorded, is a kernel per tensor
     return trainer
 
 

@@ -187,7 +187,7 @@ def measure_memory(
 def take_step(
     trainer: Trainer, batch: Batch, where: torch.device, tell: Callable[[str], Any] = lambda phase: None
 ) -> Tensor:
-    """Forward, backward, optimizer; `tell` gets the name of each as it begins, and "rest" before gradients go."""
+    """Forward, backward, optimizer; `tell` gets the name of each as it begins, and "rest" before `zero_grad`."""
     tokens, targets = data.to_device(batch, where)
     tell("forward")
     with record_function("forward"):

@@ -1,4 +1,4 @@
-"""The inside of a rank, for the launched function: `report`, and no terminal."""
+"""The environment of the launched function in a rank: `report`, and no terminal."""
 
 import builtins
 import contextlib

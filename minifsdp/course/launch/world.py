@@ -89,7 +89,7 @@ def choose_world(
         ranks: N, over all machines.
         device: "cpu" or "cuda" instead of the automatic choice.
         share_gpu: whether ranks may share a GPU if there are not enough; None: as MINIFSDP_SHARE_GPU says.
-        backend: the same by the backend's name: "gloo" is the CPU, "nccl" is CUDA.
+        backend: the same choice by backend: "gloo" is the CPU, "nccl" is CUDA.
         here: number of ranks on this machine; None: as torchrun or srun say, or all.
 
     Raises:
