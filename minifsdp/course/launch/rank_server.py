@@ -35,7 +35,7 @@ def start_server(preload: Sequence[str] = PRELOAD) -> None:
 
 
 def start_method() -> str:
-    """`multiprocessing`'s start method: Apple's frameworks do not survive a fork, so macOS spawns ranks afresh."""
+    """The start method: macOS spawns ranks (each imports torch), since Apple's frameworks do not survive a fork."""
     return "spawn" if sys.platform == "darwin" else "forkserver"
 
 
