@@ -13,10 +13,11 @@ from typing import Any
 from matplotlib import style
 from matplotlib.figure import Figure
 
+from minifsdp.course.plots.palette import INK, LINE, SOFT
+
 GB, MB, KB = 10**9, 10**6, 10**3
 GIB, MIB, KIB = 2**30, 2**20, 2**10
 WIDTH, HEIGHT = 11.5, 5.0  # inches; a slide's picture is shown at 100 pixels each
-INK, SOFT, LINE, PALE = "#1b1f24", "#5f6b76", "#d0d4d8", "#eef0f2"
 
 _STYLE: dict[str, Any] = {
     "font.family": "DejaVu Sans",

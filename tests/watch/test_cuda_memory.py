@@ -15,7 +15,7 @@ from minifsdp.course import plots
 from minifsdp.course.ladder import data
 from minifsdp.course.ladder import run as ladder
 from minifsdp.course.ladder.measure import Settings
-from minifsdp.course.plots.style import BLOCK_COLOURS
+from minifsdp.course.plots.palette import BLOCK_COLOURS
 from minifsdp.course.watch.cuda_memory import MemoryHistory, curve, given_back, held
 from minifsdp.course.watch.ledger import Ledger
 

@@ -12,7 +12,7 @@ from matplotlib.colors import to_hex
 from matplotlib.patches import Rectangle
 
 from minifsdp.course import plots
-from minifsdp.course.plots.style import SERIES_COLOURS
+from minifsdp.course.plots.palette import UNIT_COLOURS
 
 SIZES = {"a.weight": 12, "a.bias": 3, "b.weight": 7}
 LAYERS = ["a", "inner.b", "inner.c", "d"]
@@ -109,7 +109,7 @@ class TestUnits:
 
     def test_layers_stand_in_the_order_in_which_they_run_in_their_unit_s_colour(self) -> None:
         axes = units().figure.axes[0]
-        assert [box.colour for box in boxes(axes)] == [SERIES_COLOURS[i].lower() for i in (0, 1, 1, 0)]
+        assert [box.colour for box in boxes(axes)] == [UNIT_COLOURS[i].lower() for i in (0, 1, 1, 0)]
         assert [name for name in texts(axes) if name] == ["a", "b", "c", "d"]
 
     def test_segments_are_the_parameters_end_to_end(self) -> None:
@@ -143,7 +143,7 @@ class TestUnits:
             names = [
                 text
                 for text in axes.texts
-                if text.get_color() == "white" and round(text.get_position()[1]) == 1 - number
+                if text.get_verticalalignment() == "center" and int(text.get_position()[1]) == 1 - number
             ]
             assert names
             for text in names:

@@ -22,16 +22,8 @@ from minifsdp.course import plots
 from minifsdp.course.machine import Block, Hardware, Program, Run, Segment, measured, replay
 from minifsdp.course.machine.program import Allocate, Buffer, Free, Issue, Kernel, Mark, RecordStream, Wait
 from minifsdp.course.machine.versus import Versus
-from minifsdp.course.plots import (
-    BLOCK_COLOURS,
-    EARLIER_COLOURS,
-    LANE_COLOURS,
-    REDUCTION_COLOUR,
-    TAG_COLOURS,
-    memory_figure,
-    memory_steps,
-    timeline_figure,
-)
+from minifsdp.course.plots import memory_figure, memory_steps, timeline_figure
+from minifsdp.course.plots.palette import BLOCK_COLOURS, EARLIER_COLOURS, GATHER, LANE_COLOURS, REDUCE, TAG_COLOURS
 from minifsdp.course.plots.picture import in_words
 from minifsdp.course.plots.style import unit_for
 from minifsdp.course.watch.timeline import Span
@@ -180,7 +172,7 @@ def test_gathers_and_reductions_are_told_apart(tmp_path: Path) -> None:
     ]
     figure = timeline_figure([("fsdp", spans, 1.0)], tmp_path / "timeline.png")
     drawn = [[to_hex(colour).upper() for colour in bars.get_facecolor()] for bars in figure.axes[0].collections]
-    assert [LANE_COLOURS["communication"], REDUCTION_COLOUR, REDUCTION_COLOUR] in drawn
+    assert [GATHER, REDUCE, REDUCE] in drawn
     assert "reduction" in [text.get_text() for text in figure.legends[0].get_texts()]
 
 

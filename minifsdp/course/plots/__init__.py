@@ -18,22 +18,8 @@ if TYPE_CHECKING:
     from minifsdp.course.plots.picture import Picture
     from minifsdp.course.plots.quantities import lines, timeline, versus
     from minifsdp.course.plots.steps import memory_steps
-    from minifsdp.course.plots.style import (
-        BLOCK_COLOURS,
-        EARLIER_COLOURS,
-        LANE_COLOURS,
-        REDUCTION_COLOUR,
-        SERIES_COLOURS,
-        TAG_COLOURS,
-    )
 
 __all__ = [
-    "BLOCK_COLOURS",
-    "EARLIER_COLOURS",
-    "LANE_COLOURS",
-    "REDUCTION_COLOUR",
-    "SERIES_COLOURS",
-    "TAG_COLOURS",
     "Picture",
     "allocator_figure",
     "allocator_memory",
@@ -52,7 +38,7 @@ __all__ = [
     "versus",
 ]
 
-_MODULES = ("style", "picture", "memory", "quantities", "layout", "allocator", "device", "bench", "ladder", "steps")
+_MODULES = ("picture", "memory", "quantities", "layout", "allocator", "device", "bench", "ladder", "steps")
 
 
 def __getattr__(name: str) -> Any:

@@ -15,8 +15,9 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
 from minifsdp.course.plots.drawing import LETTER
+from minifsdp.course.plots.palette import BLOCK_COLOURS, OUTCOME_COLOURS, SOFT
 from minifsdp.course.plots.picture import Picture, legend_beside, page
-from minifsdp.course.plots.style import BLOCK_COLOURS, notebook_style, unit_for, wall_style
+from minifsdp.course.plots.style import notebook_style, unit_for, wall_style
 
 KINDS = ("allocated", "active", "reserved")
 BLOCK_WORDS = {"in use": "in use", "waiting": "freed, waiting for an event", "free": "free"}
@@ -24,9 +25,15 @@ BLOCK_WORDS = {"in use": "in use", "waiting": "freed, waiting for an event", "fr
 CAPACITY: dict[str, Any] = {"color": "black", "linewidth": 0.9, "linestyle": (0, (4, 3))}
 
 _WALL, _NOTEBOOK = 180, 66  # characters per line of a row's title
-_OUTLINE: dict[str, Any] = {"color": "#5F6B76", "linewidth": 0.8}
+_OUTLINE: dict[str, Any] = {"color": SOFT, "linewidth": 0.8}
 _LEDGER: dict[str, Any] = {"color": "black", "linewidth": 1.1}
-_GIVEN_BACK: dict[str, Any] = {"marker": "v", "linestyle": "", "color": "#D55E00", "markersize": 6, "clip_on": False}
+_GIVEN_BACK: dict[str, Any] = {
+    "marker": "v",
+    "linestyle": "",
+    "color": OUTCOME_COLOURS["wrong"],
+    "markersize": 6,
+    "clip_on": False,
+}
 
 Recorded = Mapping[str, Any]
 """The return value of `MemoryHistory.beside`: "curve", "ledger", "alloc_retries", "peaks"."""

@@ -13,13 +13,14 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
-from minifsdp.course.plots.style import DIAMOND, EARLIER_COLOURS, SERIES_COLOURS, unit_for, wall_style
+from minifsdp.course.plots.palette import CONTESTANT_COLOURS
+from minifsdp.course.plots.style import DIAMOND, unit_for, wall_style
 
-_FAMILIES = {  # family: (colour, legend label)
-    "plain": (EARLIER_COLOURS[0], "no communication"),
-    "torch": (EARLIER_COLOURS[3], "torch"),
-    "minifsdp": (SERIES_COLOURS[0], "minifsdp"),
-    "rung": (SERIES_COLOURS[5], "minifsdp, rungs of the ladder"),
+_FAMILIES = {
+    "plain": "no communication",
+    "torch": "torch",
+    "minifsdp": "minifsdp",
+    "rung": "minifsdp, rungs of the ladder",
 }
 _PAIRS = (("our-fsdp", "torch-fsdp1"), ("our-ddp-view", "torch-ddp-view"), ("our-ddp", "torch-ddp"))
 _WIDTH = 13.0  # inches
@@ -71,7 +72,7 @@ def _draw_seconds(axes: Axes, record: Record, places: Sequence[float]) -> list[A
     highest = 1e3 * max(max(row["quartiles"][1], row["model_seconds"] or 0) for row in rows)
     for place, row in zip(places, rows, strict=True):
         low, high = (1e3 * each for each in row["quartiles"])
-        axes.barh(place, 1e3 * row["median"], 0.72, color=_FAMILIES[row["family"]][0])
+        axes.barh(place, 1e3 * row["median"], 0.72, color=CONTESTANT_COLOURS[row["family"]])
         axes.plot([low, high], [place, place], color="black", linewidth=0.9)
         if row["model_seconds"] is not None:
             axes.plot(1e3 * row["model_seconds"], place, **DIAMOND)
@@ -89,7 +90,7 @@ def _draw_seconds(axes: Axes, record: Record, places: Sequence[float]) -> list[A
         f"tokens, {record['steps']} steps each in turn, on {record['device']}\n{textwrap.fill(record['world'], 110)}"
     )
     families = dict.fromkeys(row["family"] for row in rows)
-    handles: list[Any] = [Patch(color=_FAMILIES[name][0], label=_FAMILIES[name][1]) for name in families]
+    handles: list[Any] = [Patch(color=CONTESTANT_COLOURS[name], label=_FAMILIES[name]) for name in families]
     handles.append(Line2D([], [], color="black", linewidth=0.9, label="quartiles"))
     if any(row["model_seconds"] is not None for row in rows):
         handles.append(Line2D([], [], label=_MODEL, **DIAMOND))
@@ -105,7 +106,7 @@ def _draw_bytes(axes: Axes, rows: Sequence[Record], places: Sequence[float]) -> 
         held = row["bytes"]
         if reserved:
             axes.barh(place, most / size, 0.72, color="none", edgecolor="black", linewidth=0.6)
-        axes.barh(place, held["allocated_peak"] / size, 0.72, color=_FAMILIES[row["family"]][0])
+        axes.barh(place, held["allocated_peak"] / size, 0.72, color=CONTESTANT_COLOURS[row["family"]])
         retries = f", retries: {held['alloc_retries']}" if held.get("alloc_retries") else ""
         text = f" {_number(held['allocated_peak'] / size)} {name}{_times(rows, row, _peak)}{retries}"
         axes.text(most / size, place, text, va="center", fontsize=7)

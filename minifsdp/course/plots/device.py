@@ -19,8 +19,9 @@ from minifsdp.course.plots.allocator import (
     mark_given_back,
     name_phases,
 )
+from minifsdp.course.plots.palette import BLOCK_COLOURS
 from minifsdp.course.plots.picture import Picture, legend_beside, page
-from minifsdp.course.plots.style import BLOCK_COLOURS, notebook_style, unit_for
+from minifsdp.course.plots.style import notebook_style, unit_for
 from minifsdp.course.watch.trace import PHASES
 
 if TYPE_CHECKING:

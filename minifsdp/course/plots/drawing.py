@@ -8,7 +8,7 @@ from typing import Any
 from matplotlib.axes import Axes
 from matplotlib.patches import Patch
 
-from minifsdp.course.plots.style import LANE_COLOURS, REDUCTION_COLOUR, TAG_COLOURS
+from minifsdp.course.plots.palette import GATHER, LANE_COLOURS, REDUCE, TAG_COLOURS, ink_on
 from minifsdp.course.watch.timeline import Span
 
 LETTER = 0.011  # width of a character, as a fraction of a notebook's timeline
@@ -124,7 +124,7 @@ def _label(row: Axes, spans: Sequence[Span], height: float, longest: float) -> N
         if not span.duration:
             row.text(0.005 * longest, height - 0.03, name, backgroundcolor="white", **look)
         elif span.lane != "wait" and (len(name) + 0.4) * LETTER * longest < span.duration * 1e3:
-            colour = "white" if _colour(span) in (LANE_COLOURS["compute"], REDUCTION_COLOUR) else "black"
+            colour = ink_on(_colour(span))
             middle = (span.start + span.duration / 2) * 1e3
             row.text(middle, height - 0.03, name, ha="center", color=colour, **look)
 
@@ -133,8 +133,8 @@ def lane_patches(spans: Iterable[Span] | None = None) -> list[Patch]:
     """Legend patches of a timeline: all lanes, or only those among `spans`."""
     named = {
         "compute": LANE_COLOURS["compute"],
-        "all-gather": LANE_COLOURS["communication"],
-        "reduction": REDUCTION_COLOUR,
+        "all-gather": GATHER,
+        "reduction": REDUCE,
         "copy to or from the host": LANE_COLOURS["copy"],
         "host issues": LANE_COLOURS["host"],
         "host waits": LANE_COLOURS["wait"],
@@ -164,7 +164,7 @@ def row_title(name: str, spans: Sequence[Span], overlap: float | None) -> str:
 
 def _colour(span: Span) -> str:
     reduction = _kind(span.lane) == "communication" and "reduce" in span.name.lower()
-    return REDUCTION_COLOUR if reduction else LANE_COLOURS[_kind(span.lane)]
+    return REDUCE if reduction else LANE_COLOURS[_kind(span.lane)]
 
 
 def _kind(lane: str) -> str:

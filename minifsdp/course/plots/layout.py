@@ -12,8 +12,9 @@ from typing import Any
 from matplotlib.axes import Axes
 from matplotlib.patches import Rectangle
 
+from minifsdp.course.plots.palette import SOFT, UNIT_COLOURS, ink_on
 from minifsdp.course.plots.picture import Picture, page
-from minifsdp.course.plots.style import SERIES_COLOURS, notebook_style
+from minifsdp.course.plots.style import notebook_style
 
 PADDING = "padding"
 _CHARACTER = 0.0105  # width of a character, as a fraction of the drawing
@@ -134,7 +135,8 @@ def _draw_layers(axes: Axes, layers: Sequence[str], owners: Sequence[int]) -> No
     arrow: Any = {"arrowstyle": "->", "linewidth": 0.8, "shrinkA": 0, "shrinkB": 0}
     for number, (layer, owner) in enumerate(zip(layers, owners, strict=True)):
         _box(axes, number, number + 0.86, 0.0, _colour(owner), "weight")
-        axes.text(number + 0.43, 0.21, layer.rpartition(".")[2], ha="center", va="center", color="white")
+        ink = ink_on(_colour(owner))
+        axes.text(number + 0.43, 0.21, layer.rpartition(".")[2], ha="center", va="center", color=ink)
         if number:
             axes.annotate("", (number, 0.21), (number - 0.14, 0.21), arrowprops=arrow)
     _bare(axes, len(layers) - 0.14, -0.05, 0.47)
@@ -152,7 +154,7 @@ def _draw_unit(
             label = ".".join(name.split(".")[-2:])
             left, right = _widest_piece(start, start + size, length)
             if (len(label) + 1) * small < right - left:
-                centre: Any = {"ha": "center", "va": "center", "color": "white", "fontsize": 8}
+                centre: Any = {"ha": "center", "va": "center", "color": ink_on(_colour(number)), "fontsize": 8}
                 axes.text((left + right) / 2, height + 0.21, label, **centre)
         start += size
     cuts = [rank * length for rank in range(ranks + 1)]
@@ -175,7 +177,7 @@ def _box(axes: Axes, left: float, right: float, bottom: float, colour: str, name
     """Draw a part of a row."""
     style: Any = {"facecolor": colour, "edgecolor": "white", "linewidth": 0.4}
     if name == PADDING:
-        style |= {"facecolor": "white", "edgecolor": "#666666", "hatch": "//////"}
+        style |= {"facecolor": "white", "edgecolor": SOFT, "hatch": "//////"}
     elif name.endswith("bias"):
         style["facecolor"] = _pale(colour)
     if left < right:
@@ -194,13 +196,13 @@ def _name_spans(axes: Axes, spans: Mapping[str, tuple[int, int]], whole: int) ->
         row = next((row for row, taken in enumerate(free) if taken <= centre - half), len(free))
         free[row : row + 1] = [centre + half]
         at = 1.5 + 0.2 * row
-        axes.plot([(start + end) / 2] * 2, [1.42, at], color="#666666", linewidth=0.7)
+        axes.plot([(start + end) / 2] * 2, [1.42, at], color=SOFT, linewidth=0.7)
         axes.text(centre, at, text, ha="center", va="bottom", fontsize=8.5)
     return len(free)
 
 
 def _colour(number: int) -> str:
-    return SERIES_COLOURS[number % len(SERIES_COLOURS)]
+    return UNIT_COLOURS[number % len(UNIT_COLOURS)]
 
 
 def _by_layer(sizes: Mapping[str, int]) -> dict[str, str]:

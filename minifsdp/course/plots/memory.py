@@ -13,8 +13,9 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
 from minifsdp.course.plots.drawing import Curve, areas, at_peak, stack, tag_patches, totals
+from minifsdp.course.plots.palette import EARLIER_COLOURS, TAG_COLOURS
 from minifsdp.course.plots.picture import Picture, given, legend_beside, page
-from minifsdp.course.plots.style import DIAMOND, EARLIER_COLOURS, TAG_COLOURS, notebook_style, unit_for
+from minifsdp.course.plots.style import DIAMOND, notebook_style, unit_for
 
 _DASHES: tuple[Any, ...] = ("-", (0, (5, 1.5)), (0, (1.5, 1.5)))  # tell apart earlier rungs, whose greys are similar
 _CHARACTERS = 100  # of text that fit under the axis

@@ -12,6 +12,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.transforms import ScaledTranslation
 
+from minifsdp.course.plots.palette import INK, SOFT
 from minifsdp.course.plots.style import notebook_style
 
 WIDTH = 8.0  # inches
@@ -60,11 +61,11 @@ def page(height: float, title: str, says: str, lab: str | None, model: str | Non
         figure.set_label("; ".join(remarks))
         below = ScaledTranslation(0, -(4 + _LINE * len(heading)) / 72, figure.dpi_scale_trans)
         place = figure.transFigure + below
-        line = figure.text(0.012, 1, "; ".join(remarks), va="top", color="#555555", transform=place)
+        line = figure.text(0.012, 1, "; ".join(remarks), va="top", color=SOFT, transform=place)
         line.set_in_layout(False)
         heading.append("")  # reserves its space
     figure.suptitle("\n".join(heading), x=0.012, ha="left", linespacing=1.2)
-    figure.supxlabel(textwrap.fill(says, _SENTENCE), x=0.012, ha="left", fontsize=8.5, color="#333333")
+    figure.supxlabel(textwrap.fill(says, _SENTENCE), x=0.012, ha="left", fontsize=8.5, color=INK)
     return figure
 
 

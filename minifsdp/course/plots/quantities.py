@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Mapping, Sequence
-from itertools import pairwise
+from itertools import cycle, pairwise
 from typing import TYPE_CHECKING, Any
 
 from matplotlib.axes import Axes
@@ -13,9 +13,10 @@ from matplotlib.patches import Patch
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 from minifsdp.course.plots.drawing import lane_patches, lanes, row_title, step_of
+from minifsdp.course.plots.palette import EARLIER_COLOURS, SERIES_COLOURS, SOFT, colour_of
 from minifsdp.course.plots.picture import Picture, given, legend_beside, page
 from minifsdp.course.plots.runs import on_paper, step_of_run
-from minifsdp.course.plots.style import DIAMOND, EARLIER_COLOURS, SERIES_COLOURS, notebook_style
+from minifsdp.course.plots.style import DIAMOND, notebook_style
 from minifsdp.course.watch.timeline import Span, overlap
 
 if TYPE_CHECKING:
@@ -102,7 +103,8 @@ def lines(
         logy: logarithmic axis.
     """
     expected = expected or {}
-    colours = {name: SERIES_COLOURS[number % len(SERIES_COLOURS)] for number, name in enumerate(series)}
+    others = cycle(SERIES_COLOURS)
+    colours = {name: colour_of(name) or next(others) for name in series}
     with notebook_style():
         figure = page(3.9, title, says, lab, model)
         axes = figure.subplots()
@@ -138,7 +140,7 @@ def versus(results: Mapping[str, Versus], *, title: str, says: str, lab: str | N
         says: one sentence on how to read it.
         lab: the lab, for the subtitle's count of the learner's answers.
     """
-    dot: Any = {"marker": "o", "linestyle": "", "color": "#5F6B76", "markersize": 3, "alpha": 0.7}
+    dot: Any = {"marker": "o", "linestyle": "", "color": SOFT, "markersize": 3, "alpha": 0.7}
     diamond: Any = {**DIAMOND, "markersize": 6}
     highest = max(max([each.predicted, *each.measured]) for each in results.values()) * 1e3
     with notebook_style():

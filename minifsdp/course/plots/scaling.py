@@ -15,19 +15,23 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter
 
-from minifsdp.course.plots.style import SERIES_COLOURS, wall_style
+from minifsdp.course.plots.palette import EARLIER_COLOURS, INK, LINE, STRATEGY_COLOURS
+from minifsdp.course.plots.style import wall_style
 
 MIB = 2**20
 _WIDTH = 13.0  # inches
 _WAYS: dict[str, tuple[str, dict[str, Any]]] = {  # way: (legend label, marker, smaller than the one before)
-    "ddp": ("DDP", {"marker": "s", "markersize": 9, "fillstyle": "none", "color": SERIES_COLOURS[0]}),
-    "fsdp-grad-op": ("FSDP, SHARD_GRAD_OP", {"marker": "o", "markersize": 6.5, "color": SERIES_COLOURS[4]}),
-    "fsdp": ("FSDP, FULL_SHARD", {"marker": "o", "markersize": 3, "color": SERIES_COLOURS[1]}),
+    "ddp": ("DDP", {"marker": "s", "markersize": 9, "fillstyle": "none", "color": STRATEGY_COLOURS["DDP"]}),
+    "fsdp-grad-op": (
+        "FSDP, SHARD_GRAD_OP",
+        {"marker": "o", "markersize": 6.5, "color": STRATEGY_COLOURS["SHARD_GRAD_OP"]},
+    ),
+    "fsdp": ("FSDP, FULL_SHARD", {"marker": "o", "markersize": 3, "color": STRATEGY_COLOURS["FSDP"]}),
 }
 _LAW: dict[str, Any] = {"linestyle": (0, (4, 3)), "linewidth": 0.9}
 _FIT: dict[str, Any] = {"linestyle": "-", "linewidth": 0.7}
 _PEAK: dict[str, Any] = {"linestyle": ":", "linewidth": 1.0}
-_GREY = "#7D858F"
+_GREY = EARLIER_COLOURS[-1]
 
 Row = Mapping[str, Any]
 
@@ -69,7 +73,7 @@ def scaling_figure(record: Row, path: str | Path) -> Figure:
         handles = _legend()
         parts[2].legend(handles=handles, ncols=len(handles), loc="upper center", fontsize=7.5)
         caption = textwrap.fill(_caption(record), 230)
-        parts[2].text(0.01, 0.02, caption, va="bottom", fontsize=7, color="#333333")
+        parts[2].text(0.01, 0.02, caption, va="bottom", fontsize=7, color=INK)
         figure.suptitle(_finding(record, over_ranks, over_units))
         figure.savefig(path, format="png", metadata={"Software": None})
     return figure
@@ -145,7 +149,7 @@ def _scale(axes: Axes, ticks: Sequence[int], name: str) -> None:
     axes.minorticks_off()
     axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.6g}"))
     axes.set_xlabel(name)
-    axes.grid(axis="y", color="#E3E5E8", linewidth=0.5)
+    axes.grid(axis="y", color=LINE, linewidth=0.5)
     axes.set_axisbelow(True)
 
 

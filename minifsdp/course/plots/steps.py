@@ -13,7 +13,8 @@ from PIL import Image
 
 from minifsdp.course.plots.drawing import areas, at_peak, stack, tag_patches, totals
 from minifsdp.course.plots.ladder import Rung
-from minifsdp.course.plots.style import LANE_COLOURS, wall_style
+from minifsdp.course.plots.palette import LANE_COLOURS
+from minifsdp.course.plots.style import wall_style
 
 _MIB = 2**20
 _FRAME, _LAST = 1800, 5000  # milliseconds

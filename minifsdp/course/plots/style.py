@@ -1,4 +1,4 @@
-"""The common style of all plots: colours safe for colour-blind readers (Okabe and Ito), fonts, units."""
+"""The common style of all plots: fonts, lines, markers, units."""
 
 from __future__ import annotations
 
@@ -6,37 +6,6 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 from matplotlib import style
-
-TAG_COLOURS = {
-    "parameters": "#0072B2",
-    "unsharded": "#56B4E9",
-    "gradients": "#D55E00",
-    "optimizer": "#009E73",
-    "activations": "#F0E442",
-    "communication": "#CC79A7",
-}
-"""Colours of the ledger's tags, in stacking order from the bottom."""
-
-LANE_COLOURS = {
-    "compute": "#5F6B76",
-    "communication": TAG_COLOURS["communication"],
-    "copy": "#009E73",
-    "host": "#CBD3DA",
-    "wait": "#E69F00",
-}
-"""Colours of the timeline's lanes, from the top."""
-
-REDUCTION_COLOUR = "#882255"
-"""Reductions in the communication lane; a schedule decides their positions between the gathers."""
-
-BLOCK_COLOURS = {"in use": TAG_COLOURS["parameters"], "waiting": "#E69F00", "free": "#E3E5E8"}
-"""Colours of an allocator's memory, by block state."""
-
-EARLIER_COLOURS = ("#E3E5E8", "#D0D4D8", "#BCC1C7", "#A7ADB5", "#9299A2", "#7D858F")
-"""Greys of earlier rungs, in order: the nearer, the darker."""
-
-SERIES_COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
-"""Colours of series that differ only by name."""
 
 DIAMOND: dict[str, Any] = {
     "marker": "D",

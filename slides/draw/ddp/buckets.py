@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
-from draw.canvas import MB, SOFT, canvas
+from draw.canvas import MB, canvas
 from draw.ddp.drawing import GOOD
 from draw.ddp.runs import ON_PAPER, all_reduce, backward_of, bucket_sizes, exposed, parameters, rung
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
 from minifsdp.course.machine import Run
-from minifsdp.course.plots.style import LANE_COLOURS, REDUCTION_COLOUR, TAG_COLOURS
+from minifsdp.course.plots.palette import LANE_COLOURS, REDUCE, SOFT, TAG_COLOURS
 from minifsdp.course.watch.intervals import union
 
 CAPS = (0, 1, 2, 5, 10, 25, 50, 100, 200, 400, 1000)  # MiB
@@ -36,12 +36,12 @@ def draw_buckets() -> Figure:
     for number, size in enumerate(bucket_sizes(25)):
         width = size / MB
         look: Any = {"ha": "center", "fontsize": 13}
-        box = Rectangle((left, 0), width, 0.8, facecolor=REDUCTION_COLOUR, edgecolor="white", linewidth=2)
+        box = Rectangle((left, 0), width, 0.8, facecolor=REDUCE, edgecolor="white", linewidth=2)
         axes.add_patch(box)
         axes.text(left + width / 2, 0.4, str(number), va="center", color="white", **look)
         axes.text(left + width / 2, -0.1, f"{width:.0f}", va="top", color=SOFT, **look)
         left += width
-    axes.text(0, 0.95, f"{len(bucket_sizes(25))} buckets, and their MB", color=REDUCTION_COLOUR)
+    axes.text(0, 0.95, f"{len(bucket_sizes(25))} buckets, and their MB", color=REDUCE)
     axes.axis("off")
     return figure
 
@@ -64,14 +64,14 @@ def draw_timeline() -> Figure:
         y, end = -2.6 * place, 1e3 * backward_of(rung(kind))
         axes.broken_barh(_bars(rung(kind), "compute", 0.05), (y, 0.8), facecolors=LANE_COLOURS["compute"])
         sent, edge = _bars(rung(kind), "communication", -1e-6), 1.0 if place else 0.3
-        axes.broken_barh(sent, (y - 0.95, 0.8), facecolors=REDUCTION_COLOUR, edgecolor="white", linewidth=edge)
+        axes.broken_barh(sent, (y - 0.95, 0.8), facecolors=REDUCE, edgecolor="white", linewidth=edge)
         axes.text(-0.015 * longest, y - 0.1, name, ha="right", va="center")
         axes.text(end + 0.01 * longest, y - 0.1, f"{end:.1f} ms", va="center", fontsize=17)
     for start, _ in sent:
         axes.plot([start, start], [y, y + 0.8], color="white", linewidth=1.4)
     axes.text(0.72 * longest, y - 0.1, "white lines: a bucket is full", color=SOFT, va="center")
     axes.text(0, 0.95, "backward", color=LANE_COLOURS["compute"])
-    axes.text(0.14 * longest, 0.95, "all-reduces", color=REDUCTION_COLOUR)
+    axes.text(0.14 * longest, 0.95, "all-reduces", color=REDUCE)
     axes.text(1.14 * longest, 0.95, ON_PAPER, color=SOFT, ha="right")
     axes.set(xlim=(-0.16 * longest, 1.14 * longest), ylim=(-6.4, 1.6))
     axes.axis("off")

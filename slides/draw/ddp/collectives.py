@@ -6,7 +6,7 @@ from functools import cache
 from typing import Any
 
 import torch
-from draw.canvas import INK, LINE, PALE, SOFT, canvas
+from draw.canvas import canvas
 from draw.ddp.drawing import BAD, FOUR
 from draw.ddp.traffic import sent_by
 from matplotlib.axes import Axes
@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
 from minifsdp import ring
-from minifsdp.course.plots.style import SERIES_COLOURS
+from minifsdp.course.plots.palette import INK, LINE, PALE, SERIES_COLOURS, SOFT
 
 Held = dict[tuple[int, int], set[int]]
 """By rank and chunk, whose contributions are in it."""

@@ -7,13 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from draw.canvas import LINE, canvas
+from draw.canvas import canvas
 from draw.ddp.drawing import FOUR
 from draw.ddp.traffic import group_of
 from matplotlib.figure import Figure
 from torch import Tensor, nn
 
-from minifsdp.course.plots.style import TAG_COLOURS
+from minifsdp.course.plots.palette import LINE, TAG_COLOURS
 from minifsdp.course.reference import lab01
 
 MICRO = 4

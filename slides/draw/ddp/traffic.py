@@ -12,12 +12,13 @@ from typing import Any
 from unittest.mock import patch
 
 import torch
-from draw.canvas import SOFT, canvas
+from draw.canvas import canvas
 from draw.ddp.drawing import BAD, FOUR, GOOD, OTHER
 from matplotlib.figure import Figure
 from torch import Tensor
 
 from minifsdp import comm, ring
+from minifsdp.course.plots.palette import SOFT
 from minifsdp.course.reference import lab01
 
 

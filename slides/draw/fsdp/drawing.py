@@ -4,13 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from draw.canvas import INK, SOFT
 from matplotlib.axes import Axes
 from matplotlib.patches import Rectangle
 
-from minifsdp.course.plots.style import LANE_COLOURS, REDUCTION_COLOUR
-
-GATHER, REDUCE = LANE_COLOURS["communication"], REDUCTION_COLOUR
+from minifsdp.course.plots.palette import INK, SOFT
 
 
 def box(axes: Axes, at: tuple[float, float], width: float, height: float, colour: str, **style: Any) -> None:

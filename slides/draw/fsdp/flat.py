@@ -6,14 +6,14 @@ from itertools import accumulate
 from typing import Any
 
 import torch
-from draw.canvas import INK, LINE, PALE, SOFT, canvas
-from draw.fsdp.drawing import REDUCE, bare, box, padding_box, say
+from draw.canvas import canvas
+from draw.fsdp.drawing import bare, box, padding_box, say
 from draw.fsdp.runs import LAB
 from matplotlib.figure import Figure
 from torch import nn
 
 from minifsdp import device
-from minifsdp.course.plots.style import SERIES_COLOURS, TAG_COLOURS
+from minifsdp.course.plots.palette import INK, LINE, PALE, REDUCE, SERIES_COLOURS, SOFT, TAG_COLOURS
 from minifsdp.course.reference.lab04 import pad_and_chunk, shard_bounds
 from minifsdp.flat_param import FlatParameter, find_parameters
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from draw.canvas import INK, MB, MIB, SOFT, canvas
+from draw.canvas import MB, MIB, canvas
 from draw.fsdp.drawing import named
 from draw.fsdp.runs import ROWS, ranks
 from draw.measured import rungs
@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 from minifsdp.course.ladder.closed_form import Setting
 from minifsdp.course.ladder.measure import Settings
 from minifsdp.course.ladder.rungs import sizes_of
-from minifsdp.course.plots.style import TAG_COLOURS
+from minifsdp.course.plots.palette import INK, SOFT, TAG_COLOURS
 
 BUDGET = 16 * MIB
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from draw.canvas import INK, LINE, MIB, SOFT, canvas
-from draw.fsdp.drawing import GATHER, REDUCE, bare, box, say
+from draw.canvas import MIB, canvas
+from draw.fsdp.drawing import bare, box, say
 from draw.fsdp.runs import ranks
 from matplotlib.figure import Figure
 
-from minifsdp.course.plots.style import LANE_COLOURS, TAG_COLOURS
+from minifsdp.course.plots.palette import GATHER, INK, LANE_COLOURS, LINE, REDUCE, SOFT, TAG_COLOURS
 
 
 def draw_life() -> Figure:

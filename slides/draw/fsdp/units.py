@@ -9,8 +9,8 @@ from statistics import median
 from typing import Any
 
 import torch
-from draw.canvas import GB, INK, KB, MB, PALE, SOFT, canvas
-from draw.fsdp.drawing import GATHER, bare, box, named, padding_box, say
+from draw.canvas import GB, KB, MB, canvas
+from draw.fsdp.drawing import bare, box, named, padding_box, say
 from matplotlib.figure import Figure
 from torch import nn
 
@@ -18,7 +18,7 @@ from minifsdp.course.ladder import closed_form
 from minifsdp.course.ladder.closed_form import Setting
 from minifsdp.course.ladder.model import GPT
 from minifsdp.course.ladder.rungs import sizes_of
-from minifsdp.course.plots.style import SERIES_COLOURS, TAG_COLOURS
+from minifsdp.course.plots.palette import GATHER, INK, PALE, SERIES_COLOURS, SOFT, TAG_COLOURS
 from minifsdp.course.reference.lab04 import assign_units
 from minifsdp.fsdp.torch_api.wrap import check_not_shared
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from draw.canvas import GB, INK, SOFT, canvas
+from draw.canvas import GB, canvas
 from matplotlib.figure import Figure
 
 from minifsdp.course.plots.drawing import tag_patches
-from minifsdp.course.plots.style import TAG_COLOURS
+from minifsdp.course.plots.palette import INK, SOFT, TAG_COLOURS
 from minifsdp.course.reference.lab00 import training_bytes
 
 PSI = 7_500_000_000  # of the ZeRO paper's figure 1

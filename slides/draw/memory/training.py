@@ -6,13 +6,13 @@ from functools import cache
 from typing import Any
 
 import torch
-from draw.canvas import INK, MIB, canvas
+from draw.canvas import MIB, canvas
 from matplotlib.figure import Figure
 from torch.optim import AdamW
 
 from minifsdp.course.ladder.model import GPT
 from minifsdp.course.plots.drawing import areas, tag_patches
-from minifsdp.course.plots.style import TAG_COLOURS
+from minifsdp.course.plots.palette import INK, TAG_COLOURS, as_text
 from minifsdp.course.reference.lab00 import saved_bytes, training_bytes
 from minifsdp.course.watch.ledger import Ledger
 
@@ -104,7 +104,13 @@ def draw_activations() -> Figure:
     axes = figure.subplots()
     saved = activations()
     state = sum(training_bytes([p.numel() for p in model().parameters()], 4, "adam").values()) / MIB
-    axes.plot(list(saved), [size / MIB for size in saved.values()], "o-", color="#b3a600", label="activations")
+    axes.plot(
+        list(saved),
+        [size / MIB for size in saved.values()],
+        "o-",
+        color=as_text(TAG_COLOURS["activations"], 2.0),
+        label="activations",
+    )
     axes.axhline(state, color=INK, linestyle=(0, (4, 3)), linewidth=1.6)
     axes.text(BATCHES[-1], state + 1, "parameters, gradients and Adam's state", ha="right", va="bottom")
     axes.set_xticks(BATCHES)

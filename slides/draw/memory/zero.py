@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from draw.canvas import GB, INK, LINE, PALE, SOFT, canvas
+from draw.canvas import GB, canvas
 from draw.memory.state import DEVICE, PSI, STATE
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
 from minifsdp.course.plots.drawing import tag_patches
-from minifsdp.course.plots.style import TAG_COLOURS
+from minifsdp.course.plots.palette import INK, LINE, PALE, STRATEGY_COLOURS, TAG_COLOURS, as_text
 from minifsdp.course.reference.lab00 import training_bytes, zero_stages
 
 RANKS = 64  # of the ZeRO paper's figure 1
@@ -79,12 +79,13 @@ def draw_floor() -> Figure:
     figure = canvas(4.7)
     axes = figure.subplots()
     counts = [2**power for power in range(11)]
-    colours = {"replicated": SOFT, "stage 1": "#009E73", "stage 2": "#D55E00", "stage 3": "#0072B2"}
-    for stage, colour in colours.items():
+    names = {"replicated": "DDP", "stage 1": "ZeRO-1", "stage 2": "ZeRO-2", "stage 3": "FSDP"}
+    for stage, name in names.items():
+        colour = STRATEGY_COLOURS[name]
         sizes = [zero_stages(PSI, count)[stage] / GB for count in counts]
         axes.plot(counts, sizes, color=colour)
         nudge = {"stage 1": 1.12, "stage 2": 0.9}.get(stage, 1.0)
-        axes.text(counts[-1] * 1.1, sizes[-1] * nudge, stage, va="center", color=colour)
+        axes.text(counts[-1] * 1.1, sizes[-1] * nudge, stage, va="center", color=as_text(colour))
     axes.axhline(DEVICE / GB, color=INK, linewidth=1.2, linestyle=(0, (4, 3)))
     axes.text(1.06, DEVICE / GB * 0.86, f"{DEVICE / GB:.0f} GB", va="top")
     axes.set_xscale("log", base=2)

@@ -16,7 +16,7 @@ from draw.overlap.timelines import draw_backward, draw_held_up, draw_laptop, dra
 from minifsdp.course.machine.program import STEP
 from minifsdp.course.machine.shapes import SHAPES
 from minifsdp.course.plots.drawing import step_of
-from minifsdp.course.plots.style import BLOCK_COLOURS
+from minifsdp.course.plots.palette import BLOCK_COLOURS
 from minifsdp.course.reference.lab06 import finish_times
 
 

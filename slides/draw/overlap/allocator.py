@@ -6,7 +6,7 @@ from dataclasses import replace
 from functools import cache
 from typing import Any
 
-from draw.canvas import GIB, INK, SOFT, canvas
+from draw.canvas import GIB, canvas
 from draw.overlap.drawing import bare
 from draw.overlap.runs import DEEP, GPT, PLENTY, big
 from draw.overlap.schedules import SCHEDULES
@@ -17,7 +17,7 @@ from matplotlib.patches import Patch, Rectangle
 from minifsdp.course.machine import CachingAllocator, Run, replay
 from minifsdp.course.machine.program import Allocate
 from minifsdp.course.machine.shapes import SHAPES, Shape, seconds
-from minifsdp.course.plots.style import BLOCK_COLOURS
+from minifsdp.course.plots.palette import BLOCK_COLOURS, INK, SOFT
 
 T5 = SHAPES["T5-11B-like"]
 SHORT = replace(GPT.device, name="A100 with 40 GiB", capacity=40 * GIB)

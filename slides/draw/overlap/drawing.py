@@ -5,16 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from draw.canvas import INK
 from matplotlib.axes import Axes
 from matplotlib.patches import Rectangle
 
-from minifsdp.course.plots.style import LANE_COLOURS, REDUCTION_COLOUR
+from minifsdp.course.plots.palette import GATHER, INK, LANE_COLOURS, REDUCE
 
 COLOURS = {
-    "all-gather": LANE_COLOURS["communication"],
+    "all-gather": GATHER,
     "compute": LANE_COLOURS["compute"],
-    "reduce-scatter": REDUCTION_COLOUR,
+    "reduce-scatter": REDUCE,
     "host": LANE_COLOURS["host"],
 }
 

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from draw.canvas import LINE, MIB, SOFT, canvas
+from draw.canvas import MIB, canvas
 from draw.measured import rungs
 from matplotlib.figure import Figure
 
-from minifsdp.course.plots.style import SERIES_COLOURS
+from minifsdp.course.plots.palette import LINE, STRATEGY_COLOURS, as_text
 
 
 def draw_rungs() -> Figure:
     """Milliseconds of a step and peak memory of a rank, for every rung of the ladder."""
     figure = canvas(4.7)
     axes = figure.subplots()
-    colours = {"ddp": SOFT, "zero": "#009E73", "fsdp": SERIES_COLOURS[0]}
+    colours = {"ddp": STRATEGY_COLOURS["DDP"], "zero": STRATEGY_COLOURS["ZeRO-2"], "fsdp": STRATEGY_COLOURS["FSDP"]}
     nudges = {  # points
         "fsdp": (0, 16, "center"),
         "fsdp-overlap": (-4, -16, "right"),
@@ -27,7 +27,7 @@ def draw_rungs() -> Figure:
         colour = next(colour for begin, colour in colours.items() if name.startswith(begin))
         axes.plot(*at, "o", color=colour, markersize=9)
         right, up, side = nudges.get(name, (11, 0, "left"))
-        axes.annotate(name, at, (right, up), textcoords="offset points", ha=side, va="center", color=colour)
+        axes.annotate(name, at, (right, up), textcoords="offset points", ha=side, va="center", color=as_text(colour))
     axes.grid(color=LINE)
     axes.set_xlabel("MiB of a rank at the peak of a step")
     axes.set_ylabel("ms of a step")

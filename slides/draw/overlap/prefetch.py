@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import cache
 from typing import Any
 
-from draw.canvas import INK, MIB, SOFT, canvas
+from draw.canvas import MIB, canvas
 from draw.overlap.drawing import COLOURS, bare, box
 from draw.overlap.runs import TIMED, big, layer_seconds, program
 from matplotlib.figure import Figure
@@ -16,7 +16,7 @@ from minifsdp.course.ladder.measure import Settings
 from minifsdp.course.ladder.rungs import sizes_of
 from minifsdp.course.machine.program import STEP, Allocate, Free, Issue, Kernel, Mark
 from minifsdp.course.machine.shapes import Shape
-from minifsdp.course.plots.style import SERIES_COLOURS
+from minifsdp.course.plots.palette import INK, SERIES_COLOURS, SOFT
 
 
 def prefetch_gain(shape: Shape) -> float:

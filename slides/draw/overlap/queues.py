@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from draw.canvas import INK, SOFT, canvas
+from draw.canvas import canvas
 from draw.overlap.drawing import COLOURS, bare, box
 from matplotlib.figure import Figure
 
-from minifsdp.course.plots.style import SERIES_COLOURS
+from minifsdp.course.plots.palette import INK, SERIES_COLOURS, SOFT
 from minifsdp.course.reference.lab06 import finish_times
 
 QUEUEING = 0.4e-3  # seconds of the host for a piece, in `draw_queue`

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from functools import cache
 
-from draw.canvas import INK, canvas
+from draw.canvas import canvas
 from draw.overlap.runs import GPT, LINKED, WIDE, big, laptop, layer_seconds, program, race
 from matplotlib.figure import Figure
 
 from minifsdp.course.machine import Run, replay
 from minifsdp.course.plots.drawing import lane_patches, lanes, step_of
-from minifsdp.course.plots.style import LANE_COLOURS
+from minifsdp.course.plots.palette import INK, LANE_COLOURS
 from minifsdp.course.watch.timeline import Span
 
 

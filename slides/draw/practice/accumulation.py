@@ -8,7 +8,6 @@ from functools import cache
 
 import torch.distributed as dist
 from draw.canvas import MIB, canvas
-from draw.practice.drawing import GATHER
 from draw.practice.model import RANKS
 from matplotlib.figure import Figure
 
@@ -17,7 +16,7 @@ from minifsdp.course.ladder import data
 from minifsdp.course.ladder.measure import Settings
 from minifsdp.course.ladder.model import Block
 from minifsdp.course.launch import launch
-from minifsdp.course.plots.style import REDUCTION_COLOUR, TAG_COLOURS
+from minifsdp.course.plots.palette import GATHER, REDUCE, TAG_COLOURS
 from minifsdp.course.reference.lab09 import accumulate
 from minifsdp.course.watch.ledger import Ledger
 from minifsdp.fsdp import FullyShardedDataParallel, SyncSchedule
@@ -62,7 +61,12 @@ def draw_accumulation() -> Figure:
         held = [size / MIB for _, size in log]
         row.fill_between(range(len(held)), held, step="post", color=TAG_COLOURS["gradients"], linewidth=0)
         for place, (op, _) in enumerate(log[:-1]):
-            row.plot([place] * 2, [-1.25, -0.35], color=REDUCTION_COLOUR if "reduce" in op else GATHER, linewidth=5)
+            row.plot(
+                [place] * 2,
+                [-1.25, -0.35],
+                color=REDUCE if "reduce" in op else GATHER,
+                linewidth=5,
+            )
         ops = [op for op, _ in log]
         counts = f"{ops.count('all_gather')} gathers and {ops.count('reduce_scatter')} reductions"
         row.set_title(f"{name}: {counts}")
@@ -74,7 +78,7 @@ def draw_accumulation() -> Figure:
         row.tick_params(axis="x", length=0, labelbottom=False)
     rows[1].text(39.6, 0.6, "gradients held", color=TAG_COLOURS["gradients"], va="center", fontweight="bold")
     rows[1].text(39.6, -0.3, "gather", color=GATHER, va="center", fontweight="bold")
-    rows[1].text(39.6, -1.1, "reduce-scatter", color=REDUCTION_COLOUR, va="center", fontweight="bold")
+    rows[1].text(39.6, -1.1, "reduce-scatter", color=REDUCE, va="center", fontweight="bold")
     rows[0].set_xlim(-0.7, 51.5)
     rows[0].set_ylim(-1.4, 3.8)
     return figure

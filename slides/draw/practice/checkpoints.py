@@ -8,12 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from draw.canvas import SOFT
 from draw.measured import told
 from draw.practice.drawing import bare, box
 from matplotlib.figure import Figure
 
-from minifsdp.course.plots.style import SERIES_COLOURS
+from minifsdp.course.plots.palette import SERIES_COLOURS, SOFT
 from minifsdp.course.reference.lab10b import commit, my_rows
 
 ROWS = 257  # of the GPT's embedding

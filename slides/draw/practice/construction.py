@@ -6,7 +6,7 @@ from functools import cache
 from typing import Any
 
 import torch
-from draw.canvas import INK, MIB, canvas
+from draw.canvas import MIB, canvas
 from draw.practice.drawing import BF16
 from draw.practice.model import RANKS
 from matplotlib.figure import Figure
@@ -14,6 +14,7 @@ from torch import nn
 
 from minifsdp.course.ladder.model import GPT
 from minifsdp.course.plots.drawing import areas
+from minifsdp.course.plots.palette import INK
 from minifsdp.course.reference.lab10a import fill_from_meta
 from minifsdp.course.watch.ledger import Ledger
 from minifsdp.flat_param import FlatParameter, copy_values, find_parameters

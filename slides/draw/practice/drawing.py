@@ -9,10 +9,9 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
-from minifsdp.course.plots.style import LANE_COLOURS, TAG_COLOURS
+from minifsdp.course.plots.palette import DTYPE_COLOURS
 
-FP32, BF16 = TAG_COLOURS["parameters"], TAG_COLOURS["unsharded"]
-GATHER = LANE_COLOURS["communication"]
+FP32, BF16 = DTYPE_COLOURS["fp32"], DTYPE_COLOURS["bf16"]
 
 
 def box(axes: Axes, x: float, y: float, size: tuple[float, float], colour: str, text: str = "", **style: Any) -> None:

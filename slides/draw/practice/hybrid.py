@@ -2,15 +2,25 @@
 
 from __future__ import annotations
 
-from draw.canvas import INK, LINE, PALE, SOFT, canvas
+from draw.canvas import canvas
 from draw.measured import told
-from draw.practice.drawing import BF16, FP32, GATHER, bare, box
+from draw.practice.drawing import bare, box
 from draw.practice.model import RANKS, large
 from matplotlib.figure import Figure
 from matplotlib.patches import FancyBboxPatch, Rectangle
 
 from minifsdp.course.ladder.rungs import sizes_of
-from minifsdp.course.plots.style import REDUCTION_COLOUR, SERIES_COLOURS, TAG_COLOURS
+from minifsdp.course.plots.palette import (
+    GATHER,
+    INK,
+    LINE,
+    PALE,
+    REDUCE,
+    SERIES_COLOURS,
+    SOFT,
+    STRATEGY_COLOURS,
+    ink_on,
+)
 from minifsdp.course.reference.lab11 import plan_groups, traffic
 
 
@@ -38,13 +48,27 @@ def draw_hybrid() -> Figure:
             "",
             (middle, 2.3),
             (middle, 1.87),
-            arrowprops={"arrowstyle": "<|-|>", "color": REDUCTION_COLOUR, "lw": 2.5, "shrinkA": 0, "shrinkB": 0},
+            arrowprops={
+                "arrowstyle": "<|-|>",
+                "color": REDUCE,
+                "lw": 2.5,
+                "shrinkA": 0,
+                "shrinkB": 0,
+            },
         )
-        axes.text(middle, 4.0, f"replicas\n{group}", ha="center", va="bottom", color=REDUCTION_COLOUR, fontsize=14)
+        axes.text(
+            middle,
+            4.0,
+            f"replicas\n{group}",
+            ha="center",
+            va="bottom",
+            color=REDUCE,
+            fontsize=14,
+        )
     told_inside = "1  along a row: gathers,\nreduce-scatter of P:\nthe mean of 4 ranks, P / 4"
     told_across = "2  down a column:\nall-reduce of P / 4:\nthe mean of 8 ranks"
     axes.text(4.4, 3.1, told_inside, va="center", color=INK, fontsize=16)
-    axes.text(4.4, 1.75, told_across, va="center", color=REDUCTION_COLOUR, fontsize=16)
+    axes.text(4.4, 1.75, told_across, va="center", color=REDUCE, fontsize=16)
     return figure
 
 
@@ -60,7 +84,7 @@ def draw_leaves() -> Figure:
             gathers = (sent.sharding if factor > per_host else 0.0) / sum(units)
             rest = sent.leaves / sum(units) - gathers
             panel.bar(place, gathers, 0.62, color=GATHER)
-            panel.bar(place, rest, 0.62, gathers, color=REDUCTION_COLOUR)
+            panel.bar(place, rest, 0.62, gathers, color=REDUCE)
             panel.text(place, gathers + rest + 0.05, f"{gathers + rest:.2f}", ha="center", va="bottom", fontsize=17)
         panel.set_xticks(range(len(factors)), [f"F = {factor}" for factor in factors])
         panel.tick_params(axis="x", length=0)
@@ -68,7 +92,7 @@ def draw_leaves() -> Figure:
         panel.set_ylim(0, 4.4)
     panels[0].set_ylabel("models leave a host in a step")
     panels[1].text(-0.3, 3.6, "gathers and reduce-scatters", color=GATHER, fontweight="bold")
-    panels[1].text(-0.3, 3.1, "all-reduce", color=REDUCTION_COLOUR, fontweight="bold")
+    panels[1].text(-0.3, 3.1, "all-reduce", color=REDUCE, fontweight="bold")
     return figure
 
 
@@ -76,11 +100,11 @@ def draw_decisions() -> Figure:
     """What lab 11's cost model chooses, by model and cluster."""
     head, *lines = [line for line in told("11", "C44") if line.strip()]
     colours = {
-        "data parallelism": TAG_COLOURS["optimizer"],
-        "hybrid sharding": BF16,
-        "full sharding": FP32,
-        "more ranks": "#E69F00",
-        "split layers": REDUCTION_COLOUR,
+        "data parallelism": STRATEGY_COLOURS["DDP"],
+        "hybrid sharding": STRATEGY_COLOURS["HYBRID_SHARD"],
+        "full sharding": STRATEGY_COLOURS["FSDP"],
+        "more ranks": PALE,
+        "split layers": LINE,
     }
     figure, axes = bare(5.0, 4.0, len(lines) + 0.75, left=-1.15)
     columns = [slice(30 + 25 * place, 55 + 25 * place) for place in range(4)]
@@ -92,6 +116,6 @@ def draw_decisions() -> Figure:
         for place, column in enumerate(columns):
             choice, _, factor = line[column].strip().partition(", ")
             word = choice.replace(" sharding", "") + (f", {factor}" if factor not in ("", "F = 1") else "")
-            ink = INK if choice in ("hybrid sharding", "more ranks") else "white"
-            box(axes, place, bottom + 0.04, (0.985, 0.9), colours[choice], word, color=ink)
+            colour = colours[choice]
+            box(axes, place, bottom + 0.04, (0.985, 0.9), colour, word, color=ink_on(colour))
     return figure

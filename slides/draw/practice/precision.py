@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import torch
-from draw.canvas import GB, INK, SOFT, canvas
+from draw.canvas import GB, canvas
 from draw.practice.drawing import BF16, FP32, bare, box
 from draw.practice.model import RANKS, elements
 from matplotlib.figure import Figure
 from matplotlib.patches import Polygon
 
-from minifsdp.course.plots.style import TAG_COLOURS
+from minifsdp.course.plots.palette import DTYPE_COLOURS, INK, SOFT
 
 PRECISIONS = {"fp32": (4, 4), "bf16,\nreduced in fp32": (2, 4), "bf16": (2, 2)}  # bytes computed in, reduced in
 
@@ -35,7 +35,7 @@ def draw_dtypes() -> Figure:
         bottom = 2.05 - 0.98 * row
         axes.text(-0.12, bottom + 0.4, precision, ha="right", va="center")
         for place, (size, item) in enumerate(cells):
-            colour, ink = (FP32, "white") if item == 4 else (BF16, INK)
+            colour, ink = (FP32, "white") if item == 4 else (BF16, "white")
             if names[place] in ("gathers", "reductions"):
                 edge = [(0.06, 0), (0.78, 0), (0.98, 0.4), (0.78, 0.8), (0.06, 0.8)]
                 axes.add_patch(Polygon([(place + x, bottom + y) for x, y in edge], facecolor=colour))
@@ -57,7 +57,7 @@ def draw_ranges() -> Figure:
     figure = canvas(4.3)
     axes = figure.subplots()
     gradient, scale = 2e-8, 2.0**16
-    colours = {"fp32": FP32, "bf16": TAG_COLOURS["optimizer"], "fp16": TAG_COLOURS["gradients"]}
+    colours = DTYPE_COLOURS
     dtypes = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
     for height, (name, dtype) in enumerate(reversed(dtypes.items())):
         info = torch.finfo(dtype)

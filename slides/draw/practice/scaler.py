@@ -8,7 +8,6 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from draw.canvas import PALE, SOFT
 from draw.practice.drawing import bare, box
 from matplotlib.figure import Figure
 from torch import nn
@@ -16,7 +15,7 @@ from torch.optim import SGD, Optimizer
 
 from minifsdp import comm
 from minifsdp.course.launch import launch
-from minifsdp.course.plots.style import TAG_COLOURS
+from minifsdp.course.plots.palette import PALE, SOFT, TAG_COLOURS
 from minifsdp.course.reference.lab09 import step_together
 from minifsdp.fsdp import FullyShardedDataParallel
 

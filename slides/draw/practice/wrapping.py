@@ -7,15 +7,15 @@ from itertools import groupby
 from typing import Any
 
 import torch
-from draw.canvas import GB, MIB, SOFT, canvas
-from draw.practice.drawing import BF16, FP32, bare
+from draw.canvas import GB, MIB, canvas
+from draw.practice.drawing import bare
 from draw.practice.model import RANKS, large
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 from torch import nn
 
 from minifsdp.course.ladder.model import GPT, Block
-from minifsdp.course.plots.style import TAG_COLOURS
+from minifsdp.course.plots.palette import SOFT, TAG_COLOURS, UNIT_COLOURS
 from minifsdp.course.reference.lab10a import by_size
 from minifsdp.course.reference.lab10b import units_for
 from minifsdp.flat_param import find_parameters
@@ -107,7 +107,7 @@ def draw_policies() -> Figure:
         left = 0.0
         for unit, several in groupby(params, key=lambda each: each[0]):
             width = sum(numel for _, numel in several) / whole
-            colour = (FP32, BF16, "#B9DFF5")[units.index(unit) % 3] if unit else SOFT
+            colour = UNIT_COLOURS[units.index(unit) % len(UNIT_COLOURS)] if unit else SOFT
             axes.add_patch(Rectangle((left, bottom), width, 0.6, facecolor=colour, edgecolor="white", linewidth=0.8))
             left += width
         count = len({*units, ""})
@@ -115,7 +115,7 @@ def draw_policies() -> Figure:
         for place, cell in enumerate(cells):
             axes.text(1.15 + (0.0, 0.24, 0.54)[place], bottom + 0.3, cell, ha="right", va="center", fontsize=17)
     axes.text(0, 5.0, "the root", color=SOFT, va="bottom", fontweight="bold")
-    axes.text(0.2, 5.0, "the other units", color=FP32, va="bottom", fontweight="bold")
+    axes.text(0.2, 5.0, "the other units", color=UNIT_COLOURS[0], va="bottom", fontweight="bold")
     return figure
 
 
