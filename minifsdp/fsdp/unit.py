@@ -130,6 +130,11 @@ class Unit(ABC):
     def has_gradient(self) -> bool:
         """True if gradients have been collected that are not yet reduced."""
 
+    @property
+    def is_reducing(self) -> bool:
+        """True between `start_reduce` and `wait_reduce`."""
+        return self._reducing is not None
+
     def start_reduce(self) -> None:
         """Start the reduction of what has been taken; leaves without a gradient count as zero."""
         self.wait_reduce()

@@ -22,8 +22,8 @@ from minifsdp.course.bench import compete, memory, report, start
 from minifsdp.course.bench.contestants import CONTESTANTS, Contestant
 from minifsdp.course.bench.prediction import GPUS, PREDICTED, predict
 from minifsdp.course.bench.settings import Settings
-from minifsdp.course.ladder.measure import take_step
 from minifsdp.course.ladder.rungs import RUNGS, plain
+from minifsdp.course.ladder.step import take_step
 from minifsdp.course.launch import launch, rank_device
 from minifsdp.course.launch.world import World
 from minifsdp.course.machine import A100, H200

@@ -164,7 +164,7 @@ def test_files_are_whole_and_of_this_run(tmp_path):
     done = subprocess.run([*command, "--device", "cpu", "--out", str(tmp_path)], stderr=subprocess.PIPE, check=False)
     assert done.returncode == 0, done.stderr
     names = {path.name for path in tmp_path.iterdir()}
-    pictures = {"memory.png", "memory.gif", "timeline.png"}
+    pictures = {"memory.png", "memory.gif", "timeline.png", "explore.html"}
     assert names == {"ladder.json", "trace-mine.json", "trace-fsdp-limit.json"} | pictures
     assert all((tmp_path / name).read_bytes().startswith(b"\x89PNG") for name in ("memory.png", "timeline.png"))
     assert json.loads((tmp_path / "trace-fsdp-limit.json").read_text())["traceEvents"]

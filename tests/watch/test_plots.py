@@ -22,7 +22,7 @@ from minifsdp.course import plots
 from minifsdp.course.machine import Block, Hardware, Program, Run, Segment, measured, replay
 from minifsdp.course.machine.program import Allocate, Buffer, Free, Issue, Kernel, Mark, RecordStream, Wait
 from minifsdp.course.machine.versus import Versus
-from minifsdp.course.plots import memory_figure, memory_steps, timeline_figure
+from minifsdp.course.plots import Timeline, memory_figure, memory_steps, timeline_figure
 from minifsdp.course.plots.palette import BLOCK_COLOURS, EARLIER_COLOURS, GATHER, LANE_COLOURS, REDUCE, TAG_COLOURS
 from minifsdp.course.plots.picture import in_words
 from minifsdp.course.plots.style import unit_for
@@ -55,7 +55,11 @@ SPANS = [
     Span("communication", "all_gather 1.0 MiB", 0.05, 0.04),
     Span("wait", "all_gather 1.0 MiB", 0.06, 0.03),
 ]
-TIMELINES = [("fsdp", SPANS, 0.25), ("fsdp-prefetch", SPANS[:3], 0.75), ("alone", SPANS[1:2], None)]
+TIMELINES = [
+    Timeline("fsdp", SPANS, 0.25),
+    Timeline("fsdp-prefetch", SPANS[:3], 0.75),
+    Timeline("alone", SPANS[1:2], None),
+]
 
 
 @pytest.fixture(scope="module")
@@ -170,7 +174,7 @@ def test_gathers_and_reductions_are_told_apart(tmp_path: Path) -> None:
         Span("communication", "ncclDevKernel_AllReduce_Sum_f32_RING_LL", 0.7, 0.01),
         Span("compute", "addmm", 0.0, 1.0),
     ]
-    figure = timeline_figure([("fsdp", spans, 1.0)], tmp_path / "timeline.png")
+    figure = timeline_figure([Timeline("fsdp", spans, 1.0)], tmp_path / "timeline.png")
     drawn = [[to_hex(colour).upper() for colour in bars.get_facecolor()] for bars in figure.axes[0].collections]
     assert [GATHER, REDUCE, REDUCE] in drawn
     assert "reduction" in [text.get_text() for text in figure.legends[0].get_texts()]
@@ -178,7 +182,7 @@ def test_gathers_and_reductions_are_told_apart(tmp_path: Path) -> None:
 
 def test_a_lane_of_copies_is_drawn_where_there_are_some(tmp_path: Path) -> None:
     spans = [Span("compute", "addmm", 0.0, 1.0), Span("copy", "Memcpy DtoH", 0.5, 0.2)]
-    figure = timeline_figure([("fsdp-offload", spans, None)], tmp_path / "timeline.png")
+    figure = timeline_figure([Timeline("fsdp-offload", spans, None)], tmp_path / "timeline.png")
     assert [label.get_text() for label in figure.axes[0].get_yticklabels()] == ["copy", "communication", "compute"]
 
 

@@ -17,8 +17,8 @@ from minifsdp.course.bench.memory import measure_memory, release
 from minifsdp.course.bench.settings import Settings
 from minifsdp.course.ladder import data
 from minifsdp.course.ladder.data import Batch
-from minifsdp.course.ladder.measure import align, take_step
 from minifsdp.course.ladder.rungs import Trainer, plain
+from minifsdp.course.ladder.step import align, take_step
 from minifsdp.course.launch import rank_device, report
 from minifsdp.course.launch.group import share_cores
 

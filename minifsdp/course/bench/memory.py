@@ -10,8 +10,8 @@ from torch.profiler import record_function
 
 from minifsdp import device
 from minifsdp.course.ladder.data import Batch
-from minifsdp.course.ladder.measure import take_step
 from minifsdp.course.ladder.rungs import Trainer
+from minifsdp.course.ladder.step import take_step
 from minifsdp.course.watch.cpu_memory import WINDOW, allocator_peaks
 from minifsdp.course.watch.storages import storages_in
 

@@ -31,9 +31,10 @@ from torch.optim import AdamW
 from minifsdp.course.ladder import closed_form
 from minifsdp.course.ladder.closed_form import Bytes
 from minifsdp.course.ladder.data import Batch
-from minifsdp.course.ladder.measure import align, measure_memory, take_step
+from minifsdp.course.ladder.measure import measure_memory
 from minifsdp.course.ladder.model import GPT
 from minifsdp.course.ladder.rungs import LEARNING_RATE, Sizes, Trainer, closed_form_setting, sizes_of
+from minifsdp.course.ladder.step import align, take_step
 from minifsdp.course.launch import launch, rank_device
 from minifsdp.course.launch.world import Backend, choose_world
 from minifsdp.ddp import DistributedDataParallel

@@ -86,5 +86,5 @@ def ladder(
         console = new_console()
         console.print(ladder_table(record))
         on_gpu = ", allocator.png, snapshots (pytorch.org/memory_viz opens them)" if plan.world.gpus else ""
-        pictures = f"memory.png, memory.gif, timeline.png{on_gpu}"
+        pictures = f"memory.png, memory.gif, timeline.png, explore.html (open it in a browser){on_gpu}"
         console.print(f"{out}: ladder.json, {pictures} and {len(names)} traces (ui.perfetto.dev opens them)")

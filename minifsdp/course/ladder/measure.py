@@ -2,32 +2,34 @@
 
 from __future__ import annotations
 
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
-from torch.profiler import record_function
 
 from minifsdp import comm, device
 from minifsdp.comm import Call
+from minifsdp.course.explore.holdings import holdings_of
+from minifsdp.course.explore.log import LoggedStep, StepLog
 from minifsdp.course.ladder import data
 from minifsdp.course.ladder.data import Batch
 from minifsdp.course.ladder.model import GPT
 from minifsdp.course.ladder.rungs import RUNGS, Trainer, plain
+from minifsdp.course.ladder.step import align, take_step
+from minifsdp.course.ladder.traced import NAMES, trace_step
 from minifsdp.course.launch import rank_device, report
 from minifsdp.course.link.emulated import EmulatedLink, let_communication_go_first, parse_link
 from minifsdp.course.watch.cuda_memory import MemoryHistory, clear_cache
 from minifsdp.course.watch.ledger import Ledger
 from minifsdp.course.watch.storages import Tag
-from minifsdp.course.watch.timeline import overlap, read_trace
-from minifsdp.course.watch.trace import record_trace
 
 WARM_UP = 1  # steps before the measured one: the first creates the optimizer's state and learns the order of units
 
@@ -53,9 +55,16 @@ class Settings:
         torch.manual_seed(self.seed)
         return GPT(width=self.width, layers=self.layers, context=self.context)
 
-    def build(self, rung: str, where: torch.device) -> Trainer:
-        """A fresh model on a rung."""
-        return RUNGS[rung].build(self.model().to(where), self.limit)
+    def build(self, rung: str, where: torch.device, other: str = "") -> Trainer:
+        """A fresh model on a rung, or on one of its variants."""
+        make = RUNGS[rung].others[other] if other else RUNGS[rung].build
+        return make(self.model().to(where), self.limit)
+
+    @property
+    def others(self) -> list[tuple[str, str]]:
+        """The variants of these rungs: the rung's name, and the value that it does not have itself."""
+        rungs = [(name, RUNGS[name]) for name in self.rungs]
+        return [(name, other) for name, rung in rungs for other in rung.others if other != rung.own(self.limit)]
 
     def batches(self) -> Iterator[Batch]:
         """The same whole batches on every rank."""
@@ -73,16 +82,17 @@ def run_rungs(settings: Settings, traces: Path) -> dict[str, dict[str, Any]]:
     """Run all rungs on this rank three times: timed, traced, measured, so that no instrument disturbs another.
 
     Returns:
-        by rung: "losses" (this rank's) and "step_seconds"; "overlap" of one traced step; "bytes", "curve",
-        "collectives" and, on a GPU, "cuda" of one measured step. Rank 0 writes `trace-<rung>.json`, and on a GPU
-        `snapshot-<rung>.pickle`, to the folder `traces`.
+        by rung: "losses" (this rank's) and "step_seconds"; on rank 0 "traced", a traced step; "bytes", "curve",
+        "collectives", "log" and, on a GPU, "cuda" of one measured step; "others", by the value of its variants their
+        "log" and "traced". Rank 0 writes `trace-<rung>.json`, and on a GPU `snapshot-<rung>.pickle`, to the folder
+        `traces`.
     """
     link = parse_link(settings.link) if settings.link else None
     if link is not None:
         let_communication_go_first()
     rank, where = dist.get_rank(), rank_device()
     shards = [data.to_device(data.shard(batch, rank, settings.ranks), where) for batch in settings.batches()]
-    total = len(settings.rungs) * (settings.steps + 2)
+    total = len(settings.rungs) * (settings.steps + 2) + len(settings.others)
     done = 0
 
     def advance(name: str, what: str) -> None:
@@ -95,12 +105,18 @@ def run_rungs(settings: Settings, traces: Path) -> dict[str, dict[str, Any]]:
         trainers = {name: settings.build(name, where) for name in settings.rungs}
         records = _train(trainers, shards, where, advance)
         for name in settings.rungs:
-            records[name] |= _trace(trainers.pop(name), shards[0], where, traces / f"trace-{name}.json", link)
+            usual = median(records[name]["step_seconds"])
+            path = traces / f"trace-{name}.json"
+            records[name]["traced"] = trace_step(trainers.pop(name), shards[0], where, path, link, usual)
             advance(name, "tracing")
         for name in settings.rungs:  # once no other rung's trainer holds memory
             snapshot = traces / f"snapshot-{name}.pickle" if rank == 0 else None
             records[name] |= measure_memory(partial(settings.build, name, where), shards[0], where, snapshot)
             advance(name, "measuring")
+            records[name]["others"] = {}
+        for name, other in settings.others:
+            records[name]["others"][other] = _log(partial(settings.build, name, where, other), shards[0], where, link)
+            advance(name, f"{RUNGS[name].varies} = {other}")
     return records
 
 
@@ -121,17 +137,15 @@ def _train(
     return records
 
 
-def _trace(
-    trainer: Trainer, batch: Batch, where: torch.device, path: Path, link: EmulatedLink | None
-) -> dict[str, Any]:
-    """Profile one step on rank 0; the other ranks take it unprofiled."""
-    align(where)
-    if dist.get_rank() != 0:
+def _log(build: Callable[[], Trainer], batch: Batch, where: torch.device, link: EmulatedLink | None) -> dict[str, Any]:
+    """What the explorer shows of a variant of a rung."""
+    trainer = build()
+    for _ in range(WARM_UP):
         take_step(trainer, batch, where)
-        return {}
-    with record_trace(path, link):
-        take_step(trainer, batch, where)
-    return {"overlap": overlap(read_trace(path)) if dist.get_world_size() > 1 else None}
+    with tempfile.TemporaryDirectory() as folder:
+        traced = trace_step(trainer, batch, where, Path(folder, "trace.json"), link, None)
+    del trainer
+    return {"traced": traced, "log": measure_memory(build, batch, where)["log"]}
 
 
 def measure_memory(
@@ -148,7 +162,7 @@ def measure_memory(
         snapshot: file for the allocator's history; None: it is not kept.
 
     Returns:
-        "bytes", "curve", "collectives" and "cuda", as in `run_rungs`.
+        "bytes", "curve", "collectives", "cuda" and "log", as in `run_rungs`.
     """
     clear_cache(where)
     with Ledger() as ledger:
@@ -158,6 +172,7 @@ def measure_memory(
             take_step(trainer, batch, where)
         rest: dict[Tag, int] = {}
         history = MemoryHistory(where, snapshot)
+        log = StepLog(holdings_of(trainer.model, trainer.optimizer), ledger)
 
         def tell(phase: str) -> None:
             if phase == "rest":
@@ -165,9 +180,10 @@ def measure_memory(
             else:
                 ledger.mark(phase)
                 history.mark(phase)
+            log.mark(NAMES.get(phase, phase))
 
         ledger.reset_peaks()
-        with history, comm.record() as calls:
+        with history, comm.record() as calls, log:
             take_step(trainer, batch, where, tell)
         return {
             "bytes": {
@@ -181,27 +197,8 @@ def measure_memory(
             "curve": ledger.curve(),
             "collectives": _totals(calls),
             "cuda": history.beside(ledger),
+            "log": LoggedStep.of(log),
         }
-
-
-def take_step(
-    trainer: Trainer, batch: Batch, where: torch.device, tell: Callable[[str], Any] = lambda phase: None
-) -> Tensor:
-    """Forward, backward, optimizer; `tell` gets the name of each as it begins, and "rest" before `zero_grad`."""
-    tokens, targets = data.to_device(batch, where)
-    tell("forward")
-    with record_function("forward"):
-        loss: Tensor = trainer.model(tokens, targets)
-    tell("backward")
-    with record_function("backward"):
-        loss.backward()
-        trainer.after_backward()
-    tell("optimizer")
-    with record_function("optimizer"):
-        trainer.optimizer.step()
-        tell("rest")
-        trainer.optimizer.zero_grad()
-    return loss.detach()
 
 
 def _totals(calls: list[Call]) -> dict[str, dict[str, int]]:
@@ -212,9 +209,3 @@ def _totals(calls: list[Call]) -> dict[str, dict[str, int]]:
         payload, wire = sum(call.payload for call in same), round(sum(call.wire for call in same))
         totals[op] = {"calls": len(same), "payload": payload, "wire": wire}
     return totals
-
-
-def align(where: torch.device) -> None:
-    """Wait for all ranks, so that none starts its clock early."""
-    comm.all_reduce(torch.zeros(1, device=where), comm.world()).wait()
-    device.synchronize(where)  # on CUDA only the stream has waited, not the host with the clock

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import tempfile
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
@@ -13,6 +14,8 @@ from typing import Any
 import torch
 
 from minifsdp.course import plots
+from minifsdp.course.explore.log import on_one_clock
+from minifsdp.course.explore.page import page
 from minifsdp.course.ladder import data
 from minifsdp.course.ladder.data import Corpus
 from minifsdp.course.ladder.measure import Settings, run_rungs, train_alone
@@ -30,7 +33,7 @@ from minifsdp.course.system.resources import (
     check_writable,
 )
 from minifsdp.course.system.whole_files import delivering
-from minifsdp.course.watch.timeline import read_trace
+from minifsdp.course.watch.timeline import overlap
 
 TIME_LIMIT = 3600.0  # seconds that the ranks may take together before they count as stuck
 
@@ -77,7 +80,7 @@ def plan(settings: Settings, device: Device, out: Path, share_gpu: bool | None =
 
 
 def run(plan: Plan, progress: Progress) -> dict[str, Any] | None:
-    """Train, measure and trace; write `ladder.json`, `memory.png` and `.gif`, `timeline.png` and the traces.
+    """Train, measure and trace; write `ladder.json`, the pictures, `explore.html` and the traces.
 
     On a GPU also `allocator.png` and, for torch's memory viewer (pytorch.org/memory_viz), a snapshot of each rung.
 
@@ -108,7 +111,8 @@ def run(plan: Plan, progress: Progress) -> dict[str, Any] | None:
             return None
         record = _record(plan, reference, ranks)
         with delivering(staging, plan.out, record):
-            (staging / "ladder.json").write_text(json.dumps(record, indent=1) + "\n")
+            (staging / "ladder.json").write_text(_one_line_per_list(json.dumps(record, indent=1)) + "\n")
+            (staging / "explore.html").write_text(_explorer(record, ranks))
             _draw(record, ranks[0], staging)
         _forget_earlier(plan.out, staging)
     return record
@@ -122,8 +126,13 @@ def _draw(record: dict[str, Any], first: dict[str, dict[str, Any]], staging: Pat
     plots.memory_steps(rungs, staging / "memory.gif")
     names = [rung["name"] for rung in rungs]
     sharded = [name for name in names if name.startswith("fsdp")]
-    lanes = [(name, read_trace(_trace(staging, name)), first[name]["overlap"]) for name in sharded or names]
-    plots.timeline_figure(lanes, staging / "timeline.png")
+    traced = {name: first[name]["traced"] for name in sharded or names}
+    lanes = [
+        plots.Timeline(name, each.spans, overlap(each.spans) if record["ranks"] > 1 else None, each.usual)
+        for name, each in traced.items()
+    ]
+    about = f"emulated link: {record['link']}" if record["link"] else record["world"]
+    plots.timeline_figure(lanes, staging / "timeline.png", about)
     if all(rung["cuda"] for rung in rungs):
         plots.allocator_figure(rungs, staging / "allocator.png")
 
@@ -143,8 +152,10 @@ def _record(plan: Plan, reference: list[float], ranks: list[dict[str, dict[str, 
                 "bytes": [rank["bytes"] for rank in ours],
                 "predicted": [predicted] * settings.ranks,
                 "collectives": ours[0]["collectives"],
-                "overlap": ours[0]["overlap"],
+                "overlap": overlap(ours[0]["traced"].spans) if settings.ranks > 1 else None,
+                "traced_seconds": ours[0]["traced"].seconds,
                 "cuda": ours[0]["cuda"],
+                "moments": [[[each.name, each.bytes] for each in rank["log"].moments] for rank in ours],
             }
         )
     return {
@@ -162,8 +173,29 @@ def _record(plan: Plan, reference: list[float], ranks: list[dict[str, dict[str, 
     }
 
 
-def _trace(folder: Path, rung: str) -> Path:
-    return folder / f"trace-{rung}.json"
+def _explorer(record: dict[str, Any], ranks: list[dict[str, dict[str, Any]]]) -> str:
+    """The page to scrub through a step of each rung and of its variants."""
+    rungs = []
+    for name in (rung["name"] for rung in record["rungs"]):
+        rung, logged = RUNGS[name], [rank[name] for rank in ranks]
+        steps = [(rung.own(record["limit"]), logged)]
+        steps += [(other, [rank["others"][other] for rank in logged]) for other in logged[0]["others"]]
+        variants = [
+            {"label": label, "sharded": name.startswith("fsdp")}
+            | on_one_clock([rank["log"] for rank in each], each[0]["traced"].moments, each[0]["traced"].spans)
+            for label, each in sorted(steps)
+        ]
+        own = [variant["label"] for variant in variants].index(steps[0][0])
+        rungs.append({"name": name, "adds": rung.adds, "varies": rung.varies, "own": own, "variants": variants})
+    over = f"{record['world']}, emulated link {record['link']}" if record["link"] else record["world"]
+    model = f"GPT of {record['layers']} blocks and {record['parameters']:,} parameters"
+    about = f"{model}; {over}. Each rank has its own memory; the lanes are rank 0's."
+    return page("Explore one training step", about, record["ranks"], rungs)
+
+
+def _one_line_per_list(text: str) -> str:
+    """Indented JSON with its innermost lists and mappings on one line each."""
+    return re.sub(r"([\[{])\s+([^\[\]{}]*?)\s+([\]}])", lambda m: m[1] + re.sub(r"\s+", " ", m[2]) + m[3], text)
 
 
 def _forget_earlier(out: Path, staging: Path) -> None:

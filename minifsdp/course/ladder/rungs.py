@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
@@ -55,11 +55,17 @@ class Rung(NamedTuple):
         adds: the difference from the rung before, in words.
         build: wraps a fresh model; takes the model and the limiter's k.
         predict: its bytes from the model's sizes, the setting and k.
+        varies: what `others` differ in, as a label; empty: nothing.
+        own: its own value of that, from k.
+        others: by value, the same rung built otherwise, for the explorer.
     """
 
     adds: str
     build: Callable[[GPT, int], Trainer]
     predict: Callable[[Sizes, Setting, int], Bytes]
+    varies: str = ""
+    own: Callable[[int], str] = str
+    others: Mapping[str, Callable[[GPT, int], Trainer]] = {}
 
 
 def sizes_of(model: GPT) -> Sizes:
@@ -120,8 +126,16 @@ def _fsdp(
     return Trainer(fsdp, AdamW(fsdp.parameters(), LEARNING_RATE))
 
 
+def _fsdp_prefetch(model: GPT, limit: int, depth: int | None = None) -> Trainer:
+    return _fsdp(model, limit, partial(PrefetchSchedule, depth=depth))
+
+
 def _fsdp_limit(model: GPT, limit: int) -> Trainer:
     return _fsdp(model, limit, partial(RateLimitedSchedule, depth=None, limit=limit))
+
+
+def _fsdp_limited(k: int, model: GPT, limit: int) -> Trainer:
+    return _fsdp_limit(model, k)
 
 
 _CAP = int(BUCKET_MB * 2**20)
@@ -170,8 +184,17 @@ RUNGS: dict[str, Rung] = {
     ),
     "fsdp-prefetch": Rung(
         "gathers as early as the order allows",
-        partial(_fsdp, schedule=partial(PrefetchSchedule, depth=None)),
+        _fsdp_prefetch,
         partial(_predict_fsdp, reductions=None, **_UNBOUNDED),
+        varies="depth",
+        own=lambda limit: "all",
+        others={str(depth): partial(_fsdp_prefetch, depth=depth) for depth in (1, 2)},
     ),
-    "fsdp-limit": Rung("at most k units gathered", _fsdp_limit, _predict_fsdp_limit),
+    "fsdp-limit": Rung(
+        "at most k units gathered",
+        _fsdp_limit,
+        _predict_fsdp_limit,
+        varies="k",
+        others={str(k): partial(_fsdp_limited, k) for k in (1, 2, 3)},
+    ),
 }

@@ -17,8 +17,8 @@ from torch import Tensor, nn
 from minifsdp import comm, device, gloo
 from minifsdp.comm import Call, Link
 from minifsdp.course.ladder.data import Batch
-from minifsdp.course.ladder.measure import take_step
 from minifsdp.course.ladder.rungs import Trainer
+from minifsdp.course.ladder.step import take_step
 from minifsdp.course.machine.program import STEP, Program
 from minifsdp.course.machine.tape import Tape
 from minifsdp.course.watch.ledger import Ledger

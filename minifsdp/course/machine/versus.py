@@ -38,9 +38,10 @@ from minifsdp import comm
 from minifsdp.comm import Call
 from minifsdp.course.ladder import data
 from minifsdp.course.ladder.data import Batch
-from minifsdp.course.ladder.measure import Settings, align, take_step
+from minifsdp.course.ladder.measure import Settings
 from minifsdp.course.ladder.model import Block
 from minifsdp.course.ladder.rungs import LEARNING_RATE, Trainer
+from minifsdp.course.ladder.step import align, take_step
 from minifsdp.course.launch import launch
 from minifsdp.course.link.emulated import let_communication_go_first, parse_link
 from minifsdp.course.machine.hardware import Hardware, measured

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from minifsdp.course.plots.allocator import allocator_figure, allocator_memory
     from minifsdp.course.plots.bench import bench_figure
     from minifsdp.course.plots.device import blocks, device_memory
-    from minifsdp.course.plots.ladder import memory_figure, timeline_figure
+    from minifsdp.course.plots.ladder import Timeline, memory_figure, timeline_figure
     from minifsdp.course.plots.layout import flat_layout, units
     from minifsdp.course.plots.memory import curve, stages
     from minifsdp.course.plots.picture import Picture
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Picture",
+    "Timeline",
     "allocator_figure",
     "allocator_memory",
     "bench_figure",

@@ -5,19 +5,20 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from math import ceil
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from minifsdp.course.plots.drawing import areas, at_peak, lane_patches, lanes, row_title, stack, tag_patches
+from minifsdp.course.plots.drawing import areas, at_peak, lane_patches, lanes, row_title, stack, step_of, tag_patches
 from minifsdp.course.plots.style import DIAMOND, PREDICTED, wall_style
 from minifsdp.course.watch.timeline import Span
 
 _MIB = 2**20
 _MODEL_STATE = ("parameters", "gradients", "optimizer")
 _WIDTH = 13.0  # inches
+_FAR = 1.5  # from the median
 
 Rung = Mapping[str, Any]
 
@@ -55,12 +56,29 @@ def memory_figure(rungs: Sequence[Rung], path: str | Path) -> Figure:
     return figure
 
 
-def timeline_figure(rungs: Sequence[tuple[str, Sequence[Span], float | None]], path: str | Path) -> Figure:
+class Timeline(NamedTuple):
+    """A traced step.
+
+    Attributes:
+        name: the rung's.
+        spans: from `timeline.read_trace`.
+        overlap: from `timeline.overlap`.
+        usual: seconds of the median step; None: unknown.
+    """
+
+    name: str
+    spans: Sequence[Span]
+    overlap: float | None
+    usual: float | None = None
+
+
+def timeline_figure(rungs: Sequence[Timeline], path: str | Path, about: str = "") -> Figure:
     """Plot the timeline lanes of each rung, all on one time axis.
 
     Args:
-        rungs: name, spans from `timeline.read_trace`, and their `timeline.overlap`.
+        rungs: the steps.
         path: the PNG to write.
+        about: a few words on where they were taken, for the axis.
 
     Returns:
         The figure, with one axes per rung.
@@ -68,11 +86,11 @@ def timeline_figure(rungs: Sequence[tuple[str, Sequence[Span], float | None]], p
     with wall_style():
         figure = Figure(figsize=(_WIDTH, 1.05 * len(rungs) + 1.2), layout="constrained")
         rows = figure.subplots(len(rungs), 1, sharex=True, squeeze=False)[:, 0]
-        longest = max((span.end for _, spans, _ in rungs for span in spans), default=1e-3) * 1e3
-        for row, (name, spans, overlap) in zip(rows, rungs, strict=True):
-            lanes(row, spans, longest)
-            row.set_title(row_title(name, spans, overlap))
-        rows[-1].set_xlabel("ms from the start of the step")
+        longest = max((span.end for rung in rungs for span in rung.spans), default=1e-3) * 1e3
+        for row, rung in zip(rows, rungs, strict=True):
+            lanes(row, rung.spans, longest)
+            row.set_title(row_title(rung.name, rung.spans, rung.overlap) + _unusual(rung))
+        rows[-1].set_xlabel("ms from the start of the step" + (f"; {about}" if about else ""))
         patches = lane_patches()
         figure.legend(handles=patches, loc="outside lower center", ncols=len(patches))
         figure.suptitle(_overlap_finding(rungs))
@@ -133,8 +151,15 @@ def _memory_finding(rungs: Sequence[Rung]) -> str:
     return f"Peak memory of a rank: {peaks[first]:.1f} MiB with {first}, {peaks[least]:.1f} MiB with {least}"
 
 
-def _overlap_finding(rungs: Sequence[tuple[str, Sequence[Span], float | None]]) -> str:
-    shares = {name: share for name, _, share in rungs if share is not None}
+def _unusual(rung: Timeline) -> str:
+    """A warning if the step is far from the rung's median."""
+    if rung.usual is None or 1 / _FAR < step_of(rung.spans) / (1e3 * rung.usual) < _FAR:
+        return ""
+    return f" (not a usual step: the median is {1e3 * rung.usual:.0f} ms)"
+
+
+def _overlap_finding(rungs: Sequence[Timeline]) -> str:
+    shares = {rung.name: rung.overlap for rung in rungs if rung.overlap is not None}
     if not shares:
         return "Compute and communication over one step"
     first, most = next(iter(shares)), max(shares, key=lambda name: shares[name])

@@ -31,7 +31,7 @@ from __future__ import annotations
 
 import gc
 import weakref
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack
 from typing import Any, ClassVar, NamedTuple, Self, TypeVar
 from unittest.mock import patch
@@ -155,6 +155,11 @@ class Ledger:
     def events(self) -> list[Event]:
         """The events since the last reset, in order."""
         return self._books.events
+
+    @property
+    def listeners(self) -> list[Callable[[], None]]:
+        """Each is called after every operator and resize, on its thread."""
+        return self._books.listeners
 
     @property
     def peak(self) -> Peak:

@@ -67,12 +67,14 @@ class Books:
         start: bytes by tag at the last reset.
         now: bytes by tag.
         events: the changes from `start` to `now`, in order.
+        listeners: each is called after an operator or a resize, not when a storage dies: nothing may be touched then.
     """
 
     def __init__(self) -> None:
         self.start: dict[Tag, int] = dict.fromkeys(TAGS, 0)
         self.now = dict(self.start)
         self.events: list[Event] = []
+        self.listeners: list[Callable[[], None]] = []
         self._entries: dict[int, Entry] = {}  # by the storage's address, unique while it lives
         self._lock = threading.RLock()  # a storage dies on the thread that held the last reference
         self._this_thread = _ThisThread()
@@ -106,6 +108,7 @@ class Books:
         """Record a call of a storage's `resize_`. An unknown storage's memory counts as new."""
         if identity(storage) in self._entries or storage.device.type != "meta":
             self._see(storage, "resize_")
+            self._tell()
 
     def operator(self, name: str, given: Any, returned: Any) -> None:
         """Record an operator's outputs: storages that it returns but did not receive are new."""
@@ -117,6 +120,11 @@ class Books:
             for storage in storages_in(returned):
                 if identity(storage) in self._entries or identity(storage) not in old:
                     self._see(storage, name)
+        self._tell()
+
+    def _tell(self) -> None:
+        for listen in self.listeners:
+            listen()
 
     @property
     def are_paused(self) -> bool:

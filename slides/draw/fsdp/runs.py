@@ -10,8 +10,9 @@ import torch
 from torch.optim import AdamW
 
 from minifsdp import comm
-from minifsdp.course.ladder.measure import Settings, take_step
+from minifsdp.course.ladder.measure import Settings
 from minifsdp.course.ladder.model import Block
+from minifsdp.course.ladder.step import take_step
 from minifsdp.course.launch import launch, rank_device
 from minifsdp.course.watch.ledger import Ledger
 from minifsdp.fsdp import FullyShardedDataParallel, ShardingStrategy, SyncSchedule

@@ -1,0 +1,75 @@
+"""What a rank holds of each unit, at the moment of asking."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from torch import nn
+
+from minifsdp.course.ladder.model import Block
+from minifsdp.fsdp import FullyShardedDataParallel
+from minifsdp.fsdp.unit import GATHERING, SHARDED, UNSHARDED, Unit
+
+Parameters = Literal["shard", "on its way", "whole"]
+Gradient = Literal["none", "whole", "on its way", "shard"]
+Holding = tuple[Parameters, Gradient]
+
+_PARAMETERS: dict[Any, Parameters] = {SHARDED: "shard", GATHERING: "on its way", UNSHARDED: "whole"}
+
+
+@dataclass(frozen=True)
+class Holdings:
+    """The rows of the explorer and their state.
+
+    Attributes:
+        names: by row, the unit's name.
+        look: returns what this rank holds of each; it reads states only, and may be called at any moment.
+    """
+
+    names: list[str]
+    look: Callable[[], list[Holding]]
+
+
+def holdings_of(model: nn.Module, optimizer: Any = None) -> Holdings:
+    """Those of an FSDP model's units; otherwise those of its blocks and of the rest, which are always whole."""
+    instances = [each for each in model.modules() if isinstance(each, FullyShardedDataParallel)]
+    if units := [each._unit for each in instances if each._unit is not None]:
+        return of_units(units)
+    blocks = [each for each in model.modules() if isinstance(each, Block)]
+    inside = {p for block in blocks for p in block.parameters()}
+    rows = [[p for p in model.parameters() if p not in inside], *(list(block.parameters()) for block in blocks)]
+    buckets = getattr(optimizer, "buckets", [])
+
+    def look() -> list[Holding]:
+        used = optimizer.parameters_with_gradients() if buckets else ()
+        sharded = {p for bucket in buckets if bucket.shard.grad is not None for p in bucket.params}
+        return [("whole", _gradient(row, used, sharded)) for row in rows]
+
+    return Holdings(["root", *(f"blocks.{number}" for number in range(len(blocks)))], look)
+
+
+def of_units(units: Sequence[Unit]) -> Holdings:
+    """Those of units, the learner's own too, as long as they have a unit's attributes."""
+    return Holdings([_name(unit) for unit in units], lambda: [_of_unit(unit) for unit in units])
+
+
+def _name(unit: Unit) -> str:
+    """Its path in the model, without the class: `blocks.1 (Block)` as `blocks.1`."""
+    return unit.title.split(" (")[0]
+
+
+def _of_unit(unit: Unit) -> Holding:
+    parameters = _PARAMETERS[unit.state]
+    if unit.is_reducing:
+        return parameters, "on its way"
+    if unit.has_gradient:
+        return parameters, "whole"
+    return parameters, "shard" if any(shard.grad is not None for shard in unit.shards) else "none"
+
+
+def _gradient(row: Sequence[nn.Parameter], used: Any, sharded: set[Any]) -> Gradient:
+    if any(p.grad is not None or (p in used and p not in sharded) for p in row):
+        return "whole"
+    return "shard" if any(p in sharded for p in row) else "none"
