@@ -1,4 +1,4 @@
-"""What a rank holds of each unit, at the moment of asking."""
+"""The parameters and gradients of each unit that a rank holds at this moment."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Holdings:
 
 
 def holdings_of(model: nn.Module, optimizer: Any = None) -> Holdings:
-    """Those of an FSDP model's units; otherwise those of its blocks and of the rest, which are always whole."""
+    """The holdings of an FSDP model by units; of another by its blocks and the rest, whose parameters stay whole."""
     instances = [each for each in model.modules() if isinstance(each, FullyShardedDataParallel)]
     if units := [each._unit for each in instances if each._unit is not None]:
         return of_units(units)
@@ -51,7 +51,7 @@ def holdings_of(model: nn.Module, optimizer: Any = None) -> Holdings:
 
 
 def of_units(units: Sequence[Unit]) -> Holdings:
-    """Those of units, the learner's own too, as long as they have a unit's attributes."""
+    """The holdings of units, or of anything else with a unit's state, gradient, shards and title."""
     return Holdings([_name(unit) for unit in units], lambda: [_of_unit(unit) for unit in units])
 
 

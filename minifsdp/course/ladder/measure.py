@@ -138,7 +138,7 @@ def _train(
 
 
 def _log(build: Callable[[], Trainer], batch: Batch, where: torch.device, link: EmulatedLink | None) -> dict[str, Any]:
-    """What the explorer shows of a variant of a rung."""
+    """Trace and measure a step of a variant of a rung, for the explorer."""
     trainer = build()
     for _ in range(WARM_UP):
         take_step(trainer, batch, where)
