@@ -89,8 +89,8 @@ def test_pictures_are_what_the_ladder_draws_today(picture: str, ladder: Path) ->
 @pytest.fixture(scope="module")
 def ladder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("ladder")
-    command = [Path(sys.executable).with_name("minifsdp"), "ladder", "--device", "cpu", "--out", out]
-    subprocess.run(command, check=True, capture_output=True)
+    command = [Path(sys.executable).with_name("minifsdp"), "ladder", "--ranks", "4", "--steps", "1", "--device", "cpu"]
+    subprocess.run([*command, "--out", out], check=True, capture_output=True)
     return out
 
 

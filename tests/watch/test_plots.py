@@ -80,10 +80,11 @@ def test_all_pictures_are_there_and_none_of_them_is_imported_before_it_is_asked_
         _ = plots.picture_of_nothing
 
 
-def test_a_panel_for_each_rung_and_one_for_the_bars(memory: Figure) -> None:
-    *panels, bars = memory.axes
+def test_a_panel_for_each_rung_and_two_for_the_bars(memory: Figure) -> None:
+    *panels, peaks, predictions = memory.axes
     assert [panel.get_title(loc="left") for panel in panels] == ["ddp", "zero2", "fsdp"]
-    assert [label.get_text() for label in bars.get_xticklabels()] == ["ddp", "zero2", "fsdp"]
+    for bars in (peaks, predictions):
+        assert [label.get_text() for label in bars.get_xticklabels()] == ["ddp", "zero2", "fsdp"]
     assert len({panel.get_ylim() for panel in panels}) == 1  # to be compared, all must have one axis
     assert panels[0].get_ylim()[1] > 24  # which holds the highest
 
@@ -103,14 +104,15 @@ def test_curves_are_stacked_by_tag_in_the_courses_order_and_colours(memory: Figu
 
 
 def test_bars_are_the_peaks_by_tag_and_diamonds_the_predictions(memory: Figure) -> None:
-    bars = memory.axes[-1]
-    heights = [round(patch.get_height(), 6) for patch in bars.patches]
+    peaks, bars = memory.axes[-2:]
     at_peak = [4.0, 3.0, 1.0, 0.0, 0.0, 0.0]  # the tags in order, when unsharded and gradients are both held
     at_rest, unsharded, gradients = [4.0, 1.0, 0.0], [3.0], [1.0]
-    each = at_peak + at_rest + unsharded + gradients
-    assert heights == [3 * h for h in each] + [2 * h for h in each] + each
+    for axes, each in ((peaks, at_peak), (bars, at_rest + unsharded + gradients)):
+        heights = [round(patch.get_height(), 6) for patch in axes.patches]
+        assert heights == [3 * h for h in each] + [2 * h for h in each] + each
     assert [line.get_ydata()[0] for line in bars.lines] == [15, 9, 3, 10, 6, 2, 5, 3, 1]
-    assert [text.get_text() for text in bars.texts] == ["24.0", "16.0", "8.0"]  # of the rank that holds most
+    assert [text.get_text() for text in bars.texts] == ["state", "gathered", "gradients"] * 3
+    assert [text.get_text() for text in peaks.texts] == ["24.0", "16.0", "8.0"]  # of the rank that holds most
 
 
 def test_the_title_says_what_is_found(memory: Figure, timeline: Figure) -> None:
@@ -121,23 +123,42 @@ def test_the_title_says_what_is_found(memory: Figure, timeline: Figure) -> None:
 @pytest.mark.parametrize(("count", "rows"), [(1, 1), (4, 1), (6, 2), (10, 2)])
 def test_any_number_of_rungs_has_room(count: int, rows: int, tmp_path: Path) -> None:
     figure = memory_figure([rung(f"rung {i}", 1) for i in range(count)], tmp_path / "memory.png")
-    assert len(figure.axes) == count + 1
-    tops = {round(axes.get_position().y1, 2) for axes in figure.axes[:-1]}
+    assert len(figure.axes) == count + 2
+    tops = {round(axes.get_position().y1, 2) for axes in figure.axes[:-2]}
     assert len(tops) == rows
 
 
-def test_the_animated_ladder_has_a_frame_for_each_rung_with_the_peaks_climbed_so_far(tmp_path: Path) -> None:
-    rungs = [rung(name, scale) | {"adds": f"what {name} adds"} for name, scale in (("ddp", 3), ("fsdp", 1))]
+def test_the_animated_ladder_starts_with_its_end_and_then_adds_rung_after_rung(tmp_path: Path) -> None:
+    scales = {"ddp": 3, "zero2": 1, "fsdp": 2}
+    rungs = [rung(name, scale) | {"adds": f"what {name} adds"} for name, scale in scales.items()]
     figures = memory_steps(rungs, tmp_path / "a.gif")
     memory_steps(rungs, tmp_path / "b.gif")
     assert (tmp_path / "a.gif").read_bytes() == (tmp_path / "b.gif").read_bytes()
     with Image.open(tmp_path / "a.gif") as image:
-        assert image.n_frames == len(rungs)  # type: ignore[attr-defined]
-    assert [figure.get_suptitle() for figure in figures] == ["1  ddp: what ddp adds", "2  fsdp: what fsdp adds"]
-    for place, figure in enumerate(figures):
-        bars = [bar for bar in figure.axes[1].patches if isinstance(bar, Rectangle) and bar.get_height()]
-        tops = {round(bar.get_x() + bar.get_width() / 2): bar.get_y() + bar.get_height() for bar in bars}
-        assert tops == dict(list(enumerate([24.0, 8.0]))[: place + 1])
+        assert image.n_frames == 1 + len(rungs)  # type: ignore[attr-defined]
+    assert [figure.get_suptitle() for figure in figures] == [
+        "One model, one step, 3 ways: up to 67% less memory",
+        "What ddp adds: 24.0 MiB",
+        "What zero2 adds: \N{MINUS SIGN}16.0 MiB",
+        "What fsdp adds: +8.0 MiB",
+    ]
+    for figure, count in zip(figures, (3, 1, 2, 3), strict=True):
+        axes = figure.axes[0]
+        bars = [bar for bar in axes.patches if isinstance(bar, Rectangle) and bar.get_width()]
+        ends = {round(bar.get_y() + bar.get_height() / 2): bar.get_x() + bar.get_width() for bar in bars}
+        assert ends == dict(list(enumerate([24.0, 8.0, 16.0]))[:count])
+        assert [label.get_text() for label in axes.get_yticklabels()] == ["ddp", "zero2", "fsdp"]
+        assert len(axes.child_axes) == (figure is not figures[0]), "the step of the rung that is added"
+
+
+def test_ten_rungs_loop_in_less_than_eight_seconds(tmp_path: Path) -> None:
+    memory_steps([rung(f"rung {i}", 1) | {"adds": "more"} for i in range(10)], tmp_path / "a.gif")
+    with Image.open(tmp_path / "a.gif") as image:
+        lengths = []
+        for frame in range(image.n_frames):  # type: ignore[attr-defined]
+            image.seek(frame)
+            lengths.append(image.info["duration"])
+    assert sum(lengths) < 8000
 
 
 def test_a_row_for_each_rung_with_its_lanes_from_compute_down(timeline: Figure) -> None:

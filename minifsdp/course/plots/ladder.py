@@ -24,7 +24,7 @@ Rung = Mapping[str, Any]
 
 
 def memory_figure(rungs: Sequence[Rung], path: str | Path) -> Figure:
-    """Plot the memory of rank 0 over one step, a panel per rung, and below the peaks beside their predictions.
+    """Plot the memory of rank 0 over one step, a panel per rung; below, the peaks, and what was predicted.
 
     Args:
         rungs: each has `name`; `curve`, with `tags` ({tag: bytes after each event of the ledger}) and `marks`
@@ -34,13 +34,13 @@ def memory_figure(rungs: Sequence[Rung], path: str | Path) -> Figure:
         path: the PNG to write.
 
     Returns:
-        The figure: one axes per rung, then the axes of the bars.
+        The figure: one axes per rung, then those of the peaks and of the predictions.
     """
     with wall_style():
         rows = ceil(len(rungs) / 5)
         columns = ceil(len(rungs) / rows)
-        figure = Figure(figsize=(_WIDTH, 2.0 * rows + 4.4), layout="constrained")
-        parts: Any = figure.subfigures(2, 1, height_ratios=[2.0 * rows + 0.4, 4.0])
+        figure = Figure(figsize=(_WIDTH, 2.0 * rows + 6.4), layout="constrained")
+        parts: Any = figure.subfigures(2, 1, height_ratios=[2.0 * rows + 0.4, 6.0])
         top, bottom = parts
         panels = top.subplots(rows, columns, sharey=True, squeeze=False).flatten()
         highest = max(sum(at_peak(rung["curve"]).values()) for rung in rungs) * 1.04 / _MIB
@@ -48,7 +48,11 @@ def memory_figure(rungs: Sequence[Rung], path: str | Path) -> Figure:
             _draw_curve(panel, rung, highest)
         for unused in panels[len(rungs) :]:
             unused.remove()
-        _draw_peaks(bottom.subplots(), rungs)
+        peaks, predictions = bottom.subplots(2, 1)
+        _draw_peaks(peaks, rungs)
+        _draw_predictions(predictions, rungs)
+        handles = [*tag_patches(), Line2D([], [], label=PREDICTED, **DIAMOND)]
+        bottom.legend(handles=handles, ncols=len(handles), loc="outside lower center")
         top.supylabel("memory of rank 0, MiB", fontsize=8)
         top.supxlabel("allocations and frees of one step, in order", fontsize=8)
         figure.suptitle(_memory_finding(rungs))
@@ -111,32 +115,47 @@ def _draw_curve(panel: Axes, rung: Rung, highest: float) -> None:
 
 
 def _draw_peaks(axes: Axes, rungs: Sequence[Rung]) -> None:
-    """Draw four bars per rung: all bytes at the peak; then the three predictable amounts, each with its prediction."""
+    """Draw a bar per rung: all bytes at its peak, by tags."""
+    for place, rung in enumerate(rungs):
+        highest = at_peak(rung["curve"])
+        stack(axes, place, 0.6, highest, _MIB)
+        label = f"{_most(rung['bytes'], 'peak') / _MIB:.1f}"
+        axes.text(place, sum(highest.values()) / _MIB, label, ha="center", va="bottom")
+    axes.set_title("The peak of a step, measured")
+    _name_rungs(axes, rungs)
+
+
+def _draw_predictions(axes: Axes, rungs: Sequence[Rung]) -> None:
+    """Draw three bars per rung, the amounts that can be predicted, each with its prediction."""
     for place, rung in enumerate(rungs):
         measured, predicted = rung["bytes"], rung["predicted"]
-        highest = at_peak(rung["curve"])
-        stack(axes, place - 0.22, 0.36, highest, _MIB)
-        label = f"{_most(measured, 'peak') / _MIB:.1f}"
-        axes.text(place - 0.22, sum(highest.values()) / _MIB, label, ha="center", va="bottom")
-        bars = [
-            ({tag: _most(measured, tag) for tag in _MODEL_STATE}, sum(_most(predicted, tag) for tag in _MODEL_STATE)),
-            ({"unsharded": _most(measured, "unsharded_peak")}, _most(predicted, "unsharded_peak")),
-            ({"gradients": _most(measured, "gradients_peak")}, _most(predicted, "gradients_peak")),
-        ]
-        for offset, (sizes, prediction) in zip((0.06, 0.2, 0.34), bars, strict=True):
-            stack(axes, place + offset, 0.12, sizes, _MIB)
+        bars = {
+            "state": (
+                {tag: _most(measured, tag) for tag in _MODEL_STATE},
+                sum(_most(predicted, tag) for tag in _MODEL_STATE),
+            ),
+            "gathered": ({"unsharded": _most(measured, "unsharded_peak")}, _most(predicted, "unsharded_peak")),
+            "gradients": ({"gradients": _most(measured, "gradients_peak")}, _most(predicted, "gradients_peak")),
+        }
+        for offset, (name, (sizes, prediction)) in zip((-0.26, 0.0, 0.26), bars.items(), strict=True):
+            stack(axes, place + offset, 0.22, sizes, _MIB)
             axes.plot(place + offset, prediction / _MIB, **DIAMOND)
-    axes.set_xticks(range(len(rungs)), [rung["name"] for rung in rungs])
-    axes.set_ylabel("MiB, the rank that holds most")
+            below: Any = {"transform": axes.get_xaxis_transform(), "rotation": 90, "ha": "center", "va": "top"}
+            axes.text(place + offset, -0.02, name, fontsize=7, **below)
     axes.set_title(
-        "for each rung, from the left: all at its peak; model state at rest, after the step; "
-        "unsharded at most; gradients and their buffers at most"
+        "Measured, and predicted before any rank starts: model state after step() and before zero_grad(), "
+        "the most gathered, the most gradients"
     )
+    _name_rungs(axes, rungs)
+    axes.tick_params(axis="x", length=0, pad=42)
+
+
+def _name_rungs(axes: Axes, rungs: Sequence[Rung]) -> None:
+    axes.set_xticks(range(len(rungs)), [rung["name"] for rung in rungs])
+    axes.set_ylabel("MiB, the rank that holds most", fontsize=8)
     aside = max(0, 5 - len(rungs)) / 2  # keeps the bars narrow when there are few rungs
     axes.set_xlim(-0.5 - aside, len(rungs) - 0.5 + aside)
     axes.set_ylim(0, 1.08 * axes.dataLim.ymax)
-    handles = [*tag_patches(), Line2D([], [], label=PREDICTED, **DIAMOND)]
-    axes.legend(handles=handles, ncols=len(handles), loc="upper center", bbox_to_anchor=(0.5, -0.08))
 
 
 def _most(ranks: Sequence[Mapping[str, float]], key: str) -> float:
@@ -145,10 +164,10 @@ def _most(ranks: Sequence[Mapping[str, float]], key: str) -> float:
 
 def _memory_finding(rungs: Sequence[Rung]) -> str:
     peaks = {rung["name"]: _most(rung["bytes"], "peak") / _MIB for rung in rungs}
-    first, least = next(iter(peaks)), min(peaks, key=lambda name: peaks[name])
-    if peaks[least] == peaks[first]:
-        return f"Peak memory of a rank: {peaks[first]:.1f} MiB with {first}"
-    return f"Peak memory of a rank: {peaks[first]:.1f} MiB with {first}, {peaks[least]:.1f} MiB with {least}"
+    most, least = max(peaks, key=lambda name: peaks[name]), min(peaks, key=lambda name: peaks[name])
+    if peaks[least] == peaks[most]:
+        return f"Peak memory of a rank: {peaks[most]:.1f} MiB with {most}"
+    return f"Peak memory of a rank: {peaks[most]:.1f} MiB with {most}, {peaks[least]:.1f} MiB with {least}"
 
 
 def _unusual(rung: Timeline) -> str:

@@ -7,22 +7,21 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from PIL import Image
 
-from minifsdp.course.plots.drawing import areas, at_peak, stack, tag_patches, totals
+from minifsdp.course.plots.drawing import areas, at_peak, tag_patches
 from minifsdp.course.plots.ladder import Rung
-from minifsdp.course.plots.palette import LANE_COLOURS
+from minifsdp.course.plots.palette import BLACK, INK, LINE, SOFT, TAG_COLOURS
 from minifsdp.course.plots.style import wall_style
 
 _MIB = 2**20
-_FRAME, _LAST = 1800, 5000  # milliseconds
-_TO_COME = LANE_COLOURS["host"]
+_FIRST, _FRAME = 1900, 550  # milliseconds; ten rungs take less than eight seconds
+_LARGE, _TYPE, _SMALL = 19, 16, 13  # points: on a phone the picture is shown at 40 %
 
 
 def memory_steps(rungs: Sequence[Rung], path: str | Path) -> list[Figure]:
-    """Animate the memory of rank 0 over one step, rung by rung, beside the peaks of earlier rungs.
+    """Animate the peak of each rung, with the memory of rank 0 over its step; the first frame has them all.
 
     Args:
         rungs: as for `plots.memory_figure`, each also with "adds", its addition to the rung before.
@@ -32,55 +31,82 @@ def memory_steps(rungs: Sequence[Rung], path: str | Path) -> list[Figure]:
         The frames' figures.
     """
     with wall_style():
-        figures = [_frame(rungs, place) for place in range(len(rungs))]
-        frames = [_image(figure) for figure in figures]
-    durations = [_FRAME] * (len(frames) - 1) + [_LAST]
+        figures = [_frame(rungs, place) for place in (None, *range(len(rungs)))]
+        pictures = [_image(figure) for figure in figures]
+    colours = _colours()
+    frames = [each.quantize(palette=colours, dither=Image.Dither.NONE) for each in pictures]
+    durations = [_FIRST] + [_FRAME] * len(rungs)
     frames[0].save(path, format="GIF", save_all=True, append_images=frames[1:], duration=durations, loop=0)
     return figures
 
 
-def _frame(rungs: Sequence[Rung], place: int) -> Figure:
-    rung = rungs[place]
-    highest = 1.12 * max(max(totals(each["curve"])) for each in rungs) / _MIB
-    figure = Figure(figsize=(9.6, 4.0), layout="constrained", dpi=100)
-    step, peaks = figure.subplots(1, 2, width_ratios=(1.15, 1), sharey=True)
-    areas(step, rung["curve"], _MIB)
-    step.set_ylim(0, highest)
-    step.set_ylabel("memory of rank 0, MiB", fontsize=10)
-    step.tick_params(labelsize=10)
-    _name_phases(step, rung["curve"])
-    figure.suptitle(f"{place + 1}  {rung['name']}: {rung['adds']}", x=0.012, ha="left", fontsize=13)
-    step.set_title("over a step", fontsize=10, fontweight="normal")
-    for number, each in enumerate(rungs):
-        sizes = at_peak(each["curve"])
-        if number <= place:
-            stack(peaks, number, 0.74, sizes, _MIB)
-        if number == place:
-            text = f"{sum(sizes.values()) / _MIB:.1f}"
-            peaks.text(number, sum(sizes.values()) / _MIB, text, ha="center", va="bottom", fontsize=11)
-    peaks.set_xlim(-0.6, len(rungs) - 0.4)
-    peaks.set_xticks(range(len(rungs)), [str(number + 1) for number in range(len(rungs))], fontsize=10)
-    for number, label in enumerate(peaks.get_xticklabels()):
-        label.set_color("black" if number <= place else _TO_COME)
-    peaks.tick_params(axis="x", length=0)
-    peaks.tick_params(axis="y", left=False, labelleft=False)
-    peaks.spines["left"].set_visible(False)
-    peaks.set_title("at the peak of each rung so far", fontsize=10, fontweight="normal")
-    figure.legend(handles=tag_patches(), loc="outside lower center", ncols=6, fontsize=10)
+def _frame(rungs: Sequence[Rung], place: int | None) -> Figure:
+    """The rungs up to `place`, the step of that one beside them; None: all rungs, and no step."""
+    height = 1.6 + 0.4 * len(rungs)
+    figure = Figure(figsize=(9.6, height), dpi=100)
+    axes = figure.add_axes((0.2, 0.45 / height, 0.79, 1 - 1.35 / height))
+    peaks = [sum(at_peak(rung["curve"]).values()) / _MIB for rung in rungs]
+    last = len(rungs) - 1 if place is None else place
+    for row, rung in enumerate(rungs):
+        left = 0.0
+        for tag, size in at_peak(rung["curve"]).items() if row <= last else ():
+            axes.barh(row, size / _MIB, 0.76, left, color=TAG_COLOURS[tag])
+            left += size / _MIB
+        if row <= last:
+            bold = "bold" if row == place else "normal"
+            axes.text(left + 0.012 * max(peaks), row, f"{left:.1f}", va="center", fontsize=_TYPE, fontweight=bold)
+    axes.set_yticks(range(len(rungs)), [rung["name"] for rung in rungs], fontsize=_TYPE)
+    for row, label in enumerate(axes.get_yticklabels()):
+        label.set_color(INK if row <= last else LINE)
+        label.set_fontweight("bold" if row == place else "normal")
+    axes.set_ylim(len(rungs) - 0.5, -0.5)
+    axes.set_xlim(0, 1.13 * max(peaks))
+    axes.set_xticks([])
+    axes.tick_params(axis="y", length=0)
+    axes.spines["bottom"].set_visible(False)
+    if place is not None:
+        _draw_step(axes.inset_axes((0.66, 0.03, 0.34, 0.36)), rungs[place], 1.05 * max(peaks))
+    sentence = _sentence(rungs, peaks, place)
+    at: Any = {"x": 0.012, "y": 1 - 0.12 / height, "ha": "left", "va": "top"}
+    figure.suptitle(sentence[0].upper() + sentence[1:], fontsize=_LARGE, **at)
+    axes.set_title("MiB of a rank at the peak of a step", fontsize=_SMALL, fontweight="normal", color=SOFT, pad=4)
+    style: Any = {"ncols": 6, "fontsize": _SMALL, "handlelength": 1, "columnspacing": 1.2}
+    figure.legend(handles=tag_patches(), loc="lower center", bbox_to_anchor=(0.5, 0), **style)
     return figure
 
 
-def _name_phases(axes: Axes, curve: Any) -> None:
-    begins = [start for start, _ in curve["marks"]]
-    ends = [*begins[1:], len(totals(curve))]
-    for start, end, (_, phase) in zip(begins, ends, curve["marks"], strict=True):
-        axes.axvline(start, color="black", linewidth=0.6)
-        style: Any = {"transform": axes.get_xaxis_transform(), "fontsize": 10}
-        if end - start > 0.12 * ends[-1]:
-            axes.text((start + end) / 2, -0.025, phase, ha="center", va="top", **style)
+def _draw_step(axes: Any, rung: Rung, highest: float) -> None:
+    areas(axes, rung["curve"], _MIB)
+    axes.set_ylim(0, highest)
+    axes.set_yticks([])
+    axes.spines["left"].set_visible(False)
+    axes.set_title("over its step", fontsize=_SMALL, fontweight="normal", color=SOFT)
+
+
+def _sentence(rungs: Sequence[Rung], peaks: Sequence[float], place: int | None) -> str:
+    """What the rung adds, and the difference that it makes to the peak."""
+    if place is None:
+        saved = 1 - min(peaks) / max(peaks)
+        return f"One model, one step, {len(rungs)} ways: up to {saved:.0%} less memory"
+    if place == 0:
+        return f"{rungs[0]['adds']}: {peaks[0]:.1f} MiB"
+    change = peaks[place] - peaks[place - 1]
+    number = "no change" if abs(change) < 0.05 else f"{change:+.1f} MiB".replace("-", "\N{MINUS SIGN}")
+    return f"{rungs[place]['adds']}: {number}"
+
+
+def _colours() -> Image.Image:
+    """A palette of the figure's colours, and of their edges on white."""
+    mixed = []
+    for colour in (*TAG_COLOURS.values(), BLACK, INK, SOFT, LINE):
+        parts = [int(colour[at : at + 2], 16) for at in (1, 3, 5)]
+        mixed += [255 - (255 - part) * k // 4 for k in range(1, 5) for part in parts]
+    image = Image.new("P", (1, 1))
+    image.putpalette([255, 255, 255, *mixed])
+    return image
 
 
 def _image(figure: Figure) -> Image.Image:
     pixels = io.BytesIO()
     figure.savefig(pixels, format="png", metadata={"Software": None})
-    return Image.open(pixels).convert("RGB").quantize(64, method=Image.Quantize.MEDIANCUT, dither=Image.Dither.NONE)
+    return Image.open(pixels).convert("RGB")
