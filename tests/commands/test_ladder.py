@@ -1,5 +1,6 @@
 """`minifsdp ladder`: the run as a user has it, from the record that it leaves."""
 
+import io
 import json
 import os
 import signal
@@ -11,11 +12,13 @@ from typing import Any
 
 import psutil
 import pytest
+from rich.console import Console
 
 from minifsdp.course import cli
 from minifsdp.course.ladder import run as ladder
 from minifsdp.course.ladder.measure import Settings
 from minifsdp.course.ladder.rungs import RUNGS
+from minifsdp.course.ladder.tables import ladder_table
 
 SMALL = ["--layers", "3", "--width", "35", "--context", "16"]  # no unit of this size is divisible by 2, 3 or 4
 SCHEDULES = ["fsdp", "fsdp-overlap", "fsdp-prefetch", "fsdp-limit"]
@@ -259,3 +262,23 @@ def test_interrupted_it_leaves_no_process_and_no_file(tmp_path, signum, code):
     _, left = psutil.wait_procs(ranks, timeout=10)
     assert not left
     assert not list((tmp_path / "out").iterdir())
+
+
+# The table
+
+
+def test_the_table_ticks_what_is_as_predicted_and_names_what_is_not(record):
+    def rows() -> dict[str, str]:
+        console = Console(width=80, file=io.StringIO())
+        console.print(ladder_table(changed))
+        lines = console.file.getvalue().splitlines()
+        assert max(map(len, lines)) <= 80
+        return {name: next(line for line in lines if line.split()[:1] == [name]) for name in RUNGS}
+
+    changed = json.loads(json.dumps(record))
+    assert all(line.rstrip().endswith("\N{CHECK MARK}") for line in rows().values())
+    changed["rungs"][3]["bytes"][-1]["optimizer"] += 1
+    said = rows()
+    wrong = record["rungs"][3]["name"]
+    assert [name for name, line in said.items() if "\N{CHECK MARK}" not in line] == [wrong]
+    assert "optimizer" in said[wrong]

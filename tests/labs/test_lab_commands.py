@@ -79,7 +79,15 @@ def test_list_names_labs_and_exercises(lab: Run) -> None:
     code, said = lab("list")
     assert code == 0
     assert "04 The flat parameter" in said
-    assert "4.1 pad_and_chunk" in said
+    assert "The flat parameter 45 5" in said
+    code, said = lab("list", "4")
+    assert code == 0
+    assert "4.1 Pad and chunk pad_and_chunk" in said
+    assert "5.1" not in said
+    assert lab("list", "77") == (
+        2,
+        "minifsdp: there is no lab '77': choose from " + ", ".join(catalogue.all_labs()) + "\n",
+    )
 
 
 def test_a_copy_has_no_outputs_and_its_edition_and_is_never_overwritten(lab: Run) -> None:
@@ -207,7 +215,9 @@ def test_hints_reveals_and_progress(lab: Run) -> None:
     assert lab("hint", "4.1")[1] == f"hint 1 of 2: {REFERENCE.hints[0]}"
     assert lab("hint", "4.1")[1] == f"hint 2 of 2: {REFERENCE.hints[1]}"
     assert lab("hint", "4.1")[1] == f"hint 2 of 2: {REFERENCE.hints[1]}"
-    assert "4.1 pad_and_chunk not attempted 2 hints 4.2" in lab("progress")[1]
+    said = lab("progress")[1]
+    assert "4.1 pad_and_chunk not attempted 2 hints 4.2" in said
+    assert "0 of 76 exercises passed; next: 0.1 Bytes of model state: minifsdp lab start 00" in said
     assert lab("reveal", "4.1")[1] == " ".join(REFERENCE.source.split())
     Path(".minifsdp/predictions").mkdir()
     Path(".minifsdp/predictions/4.1.json").write_text("1234")

@@ -28,8 +28,19 @@ Example: minifsdp lab start 00
 app = new_app(no_args_is_help=True, help=HELP)
 APPS = {"lab": app}
 
-Lab = Annotated[str, typer.Argument(metavar="NN", help="Number of the lab, such as 05.")]
-Exercise = Annotated[str, typer.Argument(metavar="ID", help="Lab and number of the exercise, such as 5.2.")]
+
+def _labs(incomplete: str) -> list[str]:
+    return [lab for lab in catalogue.all_labs() if lab.startswith(incomplete)]
+
+
+def _exercises(incomplete: str) -> list[str]:
+    return [each for each in catalogue.all_exercises() if each.startswith(incomplete)]
+
+
+Lab = Annotated[str, typer.Argument(metavar="NN", help="Number of the lab, such as 05.", autocompletion=_labs)]
+Exercise = Annotated[
+    str, typer.Argument(metavar="ID", help="Lab and number of the exercise, such as 5.2.", autocompletion=_exercises)
+]
 Folder = Annotated[Path, typer.Argument(metavar="[DIR]", help="Folder of your notebooks; default: this one.")]
 
 
@@ -46,17 +57,26 @@ def _refusing() -> Iterator[None]:
 
 
 @app.command("list")
-def list_labs() -> None:
-    """Show the labs, how long they take, and their exercises.
+def list_labs(
+    lab: Annotated[
+        str, typer.Argument(metavar="[NN]", help="Show the exercises of this lab.", autocompletion=_labs)
+    ] = "",
+) -> None:
+    """Show the labs and how long they take, or the exercises of one.
 
-    Example: minifsdp lab list
+    Example: minifsdp lab list 05
     """
-    table = Table("lab", "title", "minutes", "exercises", box=box.SIMPLE_HEAD)
     with _refusing():
-        for lab in catalogue.all_labs():
-            facts = catalogue.about(lab)
-            names = ", ".join(f"{stub.id} {stub.name}" for stub in catalogue.stubs_of(lab).values())
-            table.add_row(lab, str(facts.get("title", "")), str(facts.get("minutes", "")), names)
+        if lab:
+            table = Table("exercise", "title", "you write", box=box.SIMPLE_HEAD)
+            for stub in catalogue.stubs_of(catalogue.as_named(lab)).values():
+                table.add_row(stub.id, stub.title, stub.name)
+        else:
+            table = Table("lab", "title", "minutes", "exercises", box=box.SIMPLE_HEAD)
+            for each in catalogue.all_labs():
+                facts, count = catalogue.about(each), len(catalogue.stubs_of(each))
+                table.add_row(each, str(facts.get("title", "")), str(facts.get("minutes", "")), str(count))
+            table.caption = "minifsdp lab list 05 shows the exercises of lab 05"
     new_console().print(table)
 
 
@@ -141,7 +161,7 @@ def reveal(exercise: Exercise) -> None:
 
 @app.command("progress")
 def show_progress(folder: Folder = HERE) -> None:
-    """Show the state of each exercise. This reads the notebooks as last saved and runs nothing.
+    """Show the state of each exercise, and the next one. This reads the notebooks as last saved and runs nothing.
 
     Example: minifsdp lab progress
     """
@@ -160,7 +180,24 @@ def show_progress(folder: Folder = HERE) -> None:
             hints = f"{each.hints} hint{'s' * (each.hints > 1)}" if each.hints else ""
             used = ", ".join(filter(None, [hints, "reference" if each.read else ""]))
             table.add_row(f"  {each.exercise} {each.name}", each.state, used, said)
-    new_console().print(table)
+    console = new_console()
+    console.print(table)
+    console.print(_summary(standings))
+
+
+def _summary(standings: dict[str, list[progress.Standing] | str]) -> str:
+    """The number of exercises passed, and the next one."""
+    states = {each.exercise: each.state for found in standings.values() if isinstance(found, list) for each in found}
+    exercises = catalogue.all_exercises()
+    passed = sum(states.get(each) == progress.PASSED for each in exercises)
+    following = next((each for each in exercises if states.get(each) != progress.PASSED), None)
+    total = f"{passed} of {len(exercises)} exercises passed"
+    if following is None:
+        return total
+    lab = next(lab for lab in standings if following in catalogue.stubs_of(lab))
+    stub = catalogue.stubs_of(lab)[following]
+    start = "" if isinstance(standings[lab], list) else f": minifsdp lab start {lab}"
+    return f"{total}; next: {stub.id} {stub.title}{start}"
 
 
 @app.command()

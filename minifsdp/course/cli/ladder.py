@@ -28,6 +28,13 @@ from minifsdp.course.system.whole_files import UndeliveredError
 
 DEFAULT = Settings()
 
+
+def _rungs(incomplete: str) -> list[str]:
+    """The names that may follow those that have been typed."""
+    before, _, last = incomplete.rpartition(",")
+    return [f"{before},{name}".lstrip(",") for name in DEFAULT.rungs if name.startswith(last) and name not in before]
+
+
 app = new_app()
 APPS = {"ladder": app}
 
@@ -37,7 +44,9 @@ def ladder(
     ranks: RanksOption = None,
     device: DeviceOption = "auto",
     share_gpu: ShareOption = None,
-    rungs: Annotated[str, typer.Option(help="Comma-separated names; default: all.")] = ",".join(DEFAULT.rungs),
+    rungs: Annotated[str, typer.Option(help="Comma-separated names; default: all.", autocompletion=_rungs)] = ",".join(
+        DEFAULT.rungs
+    ),
     steps: Annotated[int, typer.Option(help="Optimizer steps per rung.")] = DEFAULT.steps,
     batch: Annotated[
         int | None, typer.Option(help="Sequences per step over all ranks; default: 12, or the next multiple of N.")

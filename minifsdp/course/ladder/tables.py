@@ -20,26 +20,31 @@ COLUMNS = {
 
 
 def ladder_table(record: dict[str, Any]) -> Group:
-    """Bytes by tag, measured above predicted, and each rung's cost; `record` is the content of `ladder.json`."""
+    """Bytes by tag, whether they are as predicted, and each rung's cost; `record` is the content of `ladder.json`."""
     return Group(_memory(record), _cost(record))
 
 
 def _memory(record: dict[str, Any]) -> Table:
     table = plain_table(
-        f"Memory on each of {record['ranks']} ranks, MiB: measured, and below it predicted",
-        "the first three at the end of a step; = means equal to the byte on every rank",
+        f"Memory of each of {record['ranks']} ranks, MiB",
+        "the first three after step() and before zero_grad(); \N{CHECK MARK}: as predicted, to the byte, on every rank",
     )
-    for heading in (*COLUMNS.values(), "peak"):
-        table.add_column(heading, justify="right", no_wrap=True)
+    for heading in (*COLUMNS.values(), "peak", "as pre-\ndicted"):
+        table.add_column(heading, justify="right", no_wrap=not heading.startswith("as"))
     for rung in record["rungs"]:
-        cells = [_cell([rank[key] for rank in rung["bytes"]], rung["predicted"][0][key]) for key in COLUMNS]
-        table.add_row(rung["name"], *cells, f"{max(rank['peak'] for rank in rung['bytes']) / MIB:.3f}")
+        cells = [f"{max(rank[key] for rank in rung['bytes']) / MIB:.3f}" for key in COLUMNS]
+        peak = f"{max(rank['peak'] for rank in rung['bytes']) / MIB:.3f}"
+        table.add_row(rung["name"], *cells, peak, _verdict(rung))
     return table
 
 
-def _cell(measured: list[int], predicted: int) -> str:
-    sign = "[green]=[/]" if set(measured) == {predicted} else "[red]≠[/]"
-    return f"{max(measured) / MIB:.3f}\n[dim]{sign} {predicted / MIB:.3f}[/]"
+def _verdict(rung: dict[str, Any]) -> str:
+    """A tick, or the amounts that were predicted and not met, in MiB."""
+    predicted = rung["predicted"][0]
+    wrong = [key for key in COLUMNS if {rank[key] for rank in rung["bytes"]} != {predicted[key]}]
+    if not wrong:
+        return "[green]\N{CHECK MARK}[/]"
+    return "\n".join(f"[red]{key.replace('_', ' ')} \N{NOT EQUAL TO} {predicted[key] / MIB:.3f}[/]" for key in wrong)
 
 
 def _cost(record: dict[str, Any]) -> Table:

@@ -84,7 +84,7 @@ def _draw_step(axes: Any, rung: Rung, highest: float) -> None:
 
 
 def _sentence(rungs: Sequence[Rung], peaks: Sequence[float], place: int | None) -> str:
-    """What the rung adds, and the difference that it makes to the peak."""
+    """The rung's addition, and the change of the peak."""
     if place is None:
         saved = 1 - min(peaks) / max(peaks)
         return f"One model, one step, {len(rungs)} ways: up to {saved:.0%} less memory"

@@ -21,11 +21,19 @@ Cell = dict[str, Any]
 
 
 class Stub(NamedTuple):
-    """An exercise as shipped."""
+    """An exercise as shipped.
+
+    Attributes:
+        id: such as "5.2".
+        name: the function's.
+        source: the cell's text.
+        title: its heading's, without the id.
+    """
 
     id: str
     name: str
     source: str
+    title: str = ""
 
 
 def labs_folder() -> Path:
@@ -80,14 +88,22 @@ def about(lab: str) -> dict[str, Any]:
 
 def stubs_of(lab: str) -> dict[str, Stub]:
     """The exercises of a lab by id, in notebook order."""
-    found = {}
+    found: dict[str, Stub] = {}
+    titles: dict[str, str] = {}
     for cell in read_cells(shipped_notebook(lab)):
+        if cell.get("cell_type") == "markdown":
+            titles.update(re.findall(r"^#+ (\d+[a-z]?\.\d+) (.+)$", source_of(cell), re.MULTILINE))
         for tag in tags_of(cell):
             if tag.startswith(EXERCISE):
-                source = source_of(cell)
+                source, exercise = source_of(cell), tag.removeprefix(EXERCISE)
                 name = next(node.name for node in ast.parse(source).body if isinstance(node, ast.FunctionDef))
-                found[tag.removeprefix(EXERCISE)] = Stub(tag.removeprefix(EXERCISE), name, source)
+                found[exercise] = Stub(exercise, name, source, titles.get(exercise, name).replace("`", ""))
     return found
+
+
+def all_exercises() -> list[str]:
+    """The ids of all labs' exercises."""
+    return [exercise for lab in all_labs() for exercise in stubs_of(lab)]
 
 
 def edition_of(notebook: Notebook) -> str:
