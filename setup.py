@@ -1,4 +1,4 @@
-"""Puts the labs into the wheel as `minifsdp/labs`; all else is in pyproject.toml."""
+"""Puts the labs and their pictures into the wheel, in `minifsdp/labs` and `minifsdp/slides`."""
 
 import shutil
 from pathlib import Path
@@ -13,7 +13,7 @@ class BuildWithLabs(build_py):
     def run(self) -> None:
         super().run()
         if not self.editable_mode:  # a checkout uses its own folder labs/
-            for source in [*LABS.glob("lab*.ipynb"), *LABS.glob("checks/*.py")]:
+            for source in [*LABS.glob("lab*.ipynb"), *LABS.glob("checks/*.py"), *Path("slides/figures").glob("*.svg")]:
                 target = Path(self.build_lib, "minifsdp", source)
                 target.parent.mkdir(parents=True, exist_ok=True)
                 shutil.copyfile(source, target)

@@ -23,12 +23,14 @@ from nbclient.exceptions import CellExecutionError, CellTimeoutError, DeadKernel
 from nbformat import NotebookNode
 
 import minifsdp
-from minifsdp.course.workshop.catalogue import lab_of_file
+from minifsdp.course.workshop.catalogue import EXERCISE, SETUP, lab_of_file
 
 LABS = Path(__file__).parent
 PACKAGE = Path(minifsdp.__file__).parent
 BUILT = LABS / ".built.json"
 CELL_SECONDS = 120
+LONGEST_SHOWN = 8  # lines
+FOLDED = "hide-input"  # the tag that folds a cell on the site; JupyterLab has metadata of its own
 AS_UNDER_NBVAL = "PYTEST_CURRENT_TEST"  # where this is set, a kernel leaves file descriptor 1 alone
 
 
@@ -85,9 +87,22 @@ def convert(source: Path) -> NotebookNode:
     notebook = nbformat.v4.new_notebook(metadata=metadata)
     for number, cell in enumerate(parsed.cells):
         new = nbformat.v4.new_code_cell if cell.cell_type == "code" else nbformat.v4.new_markdown_cell
-        tags = {"tags": cell.metadata["tags"]} if "tags" in cell.metadata else {}
-        notebook.cells.append(new(cell.source, metadata=tags, id=f"cell-{number:03d}"))
+        tags = cell.metadata.get("tags", [])
+        metadata = {"tags": tags} if tags else {}
+        if cell.cell_type == "code" and is_folded(cell.source, tags):
+            metadata = {"jupyter": {"source_hidden": True}, "tags": [*tags, FOLDED]}
+        notebook.cells.append(new(cell.source, metadata=metadata, id=f"cell-{number:03d}"))
     return notebook
+
+
+def is_folded(source: str, tags: list[str]) -> bool:
+    """True for set-up and measuring code, which stands in the reader's way; one click shows it.
+
+    Shown are short cells, exercises, predictions, and what the lab's text asks to read (tagged "shown").
+    """
+    if any(tag.startswith(EXERCISE) or tag == "shown" for tag in tags) or "\npredict(" in f"\n{source}":
+        return False
+    return SETUP in tags or sum(bool(line.strip()) for line in source.splitlines()) > LONGEST_SHOWN
 
 
 def build(source: Path) -> None:

@@ -3,7 +3,7 @@
 #   minifsdp:
 #     lab: "00"
 #     title: Memory
-#     minutes: 45
+#     minutes: 50
 #     ranks: 0
 # ---
 
@@ -14,6 +14,11 @@
 # one of them over the ranks, moves it, or shortens the time for which it is there. So first: how large is each, to the
 # byte, and when does it exist?
 #
+# ![Bytes of a rank under each ZeRO stage: parameters, gradients and optimizer state, sharded one after the
+# other](../slides/figures/stages.svg)
+#
+# *From [lecture 1, Where memory goes, and what ZeRO saves](../slides/memory.md), which comes before this lab.*
+#
 # **Afterwards you can**
 # - say how many bytes of parameters, gradients and optimizer state a model needs, for the usual optimizers, in float32
 #   and in mixed precision, and check it by measurement;
@@ -23,7 +28,7 @@
 #
 # **You need** PyTorch as one uses it on one device: a module, `backward`, an optimizer. Nothing about distribution.
 #
-# **Time** 45 minutes. **Worlds**: none of this lab needs ranks; it runs in this process, on the CPU or on one GPU.
+# **Time** 50 minutes. **Worlds**: none of this lab needs ranks; it runs in this process, on the CPU or on one GPU.
 # **Memory**: 9 MiB of tensors at most, by the ledger.
 #
 # **How a lab works.** An exercise is a cell with a function to write in place of its `...`. As long as it is blank, the
@@ -90,6 +95,8 @@ for name, make in OPTIMIZERS.items():
 
 # %% [markdown]
 # ## 0.1 Bytes of model state
+#
+# *5 minutes, easy*
 #
 # **The question.** A model of 7.5 billion parameters in bfloat16 fills 15 GB, and yet it cannot be trained on a device
 # of 80 GB. What else is there?
@@ -229,6 +236,8 @@ for name, state in {
 # %% [markdown]
 # ## 0.2 The stages of ZeRO
 #
+# *8 minutes, medium*
+#
 # **The question.** 16 bytes times 7.5 billion are 120 GB, on every rank: data parallelism replicates all of it, and N
 # devices hold N equal copies. What would be left on each if they did not?
 #
@@ -325,6 +334,8 @@ plots.lines(
 # %% [markdown]
 # ## 0.3 The Adam step
 #
+# *10 minutes, medium*
+#
 # **The question.** 12 of the 16 bytes belong to the optimizer. What are they for, and since when are they there?
 #
 # For one parameter θ with gradient g, at step t = 1, 2, ..., Adam computes (algorithm 1 of the paper)
@@ -373,7 +384,7 @@ def adam_step(
 # every parameter.
 
 
-# %%
+# %% tags=["shown"]
 class WrittenOutAdam(torch.optim.Optimizer):
     """What `torch.optim.Adam` does, by way of your `adam_step`."""
 
@@ -605,6 +616,8 @@ plots.lines(
 
 # %% [markdown]
 # ## 0.4 What autograd keeps
+#
+# *10 minutes, medium*
 #
 # **The question.** The forward bar had no diamond. What is in it?
 #

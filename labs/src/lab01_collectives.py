@@ -3,7 +3,7 @@
 #   minifsdp:
 #     lab: "01"
 #     title: Collectives
-#     minutes: 80
+#     minutes: 90
 #     ranks: 4
 # ---
 
@@ -14,6 +14,11 @@
 # broadcast, reduce, all-reduce, all-gather, reduce-scatter, send/receive. In this lab you write the first five from
 # the sixth, and count what they move.
 #
+# ![A ring reduce-scatter over four ranks: in each step every rank sends one chunk to the next, and adds what
+# arrives](../slides/figures/ddp-reduce-scatter.svg)
+#
+# *From [lecture 2, Collectives and DDP](../slides/ddp.md), which comes before this lab.*
+#
 # **Afterwards you can** write a program that N processes run at once; say why a group of ranks hangs, and where; write
 # broadcast and reduce as a tree, reduce-scatter and all-gather as a ring, all-reduce as the two together; say for each
 # how many bytes a rank sends and how many messages that takes; predict its time on a link.
@@ -21,7 +26,7 @@
 # | | |
 # |---|---|
 # | you need | tensors and autograd; lab 00 is not required |
-# | time | 80 minutes, in two sittings of 40; the break is marked |
+# | time | 90 minutes, in two sittings; the break is marked |
 # | runs on | CPU with gloo (default), or NCCL with one rank per GPU; 2 to 4 ranks |
 # | memory per rank | at most 12 MiB of tensors; the process takes 210 MiB, 13 of its own and the rest torch, shared |
 #
@@ -53,6 +58,8 @@ from minifsdp.course.workshop import exercise, outcome, predict
 # # Sitting one: messages
 #
 # ## 1.1 Who am I
+#
+# *5 minutes, easy*
 #
 # A distributed job is one program, started N times: *single program, multiple data*. The N processes are **ranks**, 0
 # to N - 1; N is the **world size**. Nothing else tells them apart. `launch(fn, N)` starts N processes that each run
@@ -147,12 +154,14 @@ print("weighted by the rows of each it is:", torch.allclose(weighted, whole))
 # %% [markdown]
 # ## 1.2 Exchange: a deadlock and its cure
 #
+# *10 minutes, medium*
+#
 # The primitive under all others: `comm.send(tensor, target, group)` and `comm.recv(tensor, source, group)`. Both return
 # at once, with a *handle*; `handle.wait()` returns when the message is over. Two ranks that want to swap tensors might
 # each send, and then receive:
 
 
-# %%
+# %% tags=["shown"]
 def send_then_receive():
     group = comm.world()
     other = 1 - group.rank()
@@ -201,7 +210,7 @@ def exchange(outgoing: Tensor, incoming: Tensor, group: Group) -> None:
     ...
 
 
-# %%
+# %% tags=["shown"]
 def pass_right():
     group = comm.world()
     outgoing = torch.full((2,), float(group.rank()), device=rank_device())
@@ -221,7 +230,7 @@ outcome("1.2", sum(log.count("send") for log in logs), ranks=4, slips=slips)
 # where eight are expected.
 
 
-# %%
+# %% tags=["shown"]
 def mismatched():
     group = comm.world()
     if group.rank() == 0:
@@ -244,6 +253,8 @@ except RankError as error:
 #
 # ## 1.3 Wait: what a buffer holds before `wait()`
 #
+# *5 minutes, easy*
+#
 # A collective is *started* by the call and *finished* by `wait()`. Between the two the buffer belongs to the
 # communication library: what it holds is undefined, and nobody may write to it or free it. That is the price of the
 # feature on which DDP and FSDP stand: between the two the rank can compute.
@@ -255,7 +266,7 @@ except RankError as error:
 predict("1.3", ..., "value in the output, which was filled with -1, just before wait(), on gloo")
 
 
-# %%
+# %% tags=["shown"]
 def look():
     group = comm.world()
     full = torch.full((group.size(),), group.rank() + 1.0, device=rank_device())
@@ -297,7 +308,7 @@ def reduce_while(full: Tensor, work: Callable[[], Tensor], group: Group) -> tupl
 # ms), and the work is 40 ms too.
 
 
-# %% tags=["nbval-ignore-output"]
+# %% tags=["shown", "nbval-ignore-output"]
 def work_40_ms():
     time.sleep(0.04)
     return torch.zeros(1)
@@ -325,6 +336,8 @@ print("expected 80 and 40 ms, and some more where other work shares the cores")
 
 # %% [markdown]
 # ## 1.4 Broadcast as a tree
+#
+# *10 minutes, medium*
 #
 # Rank 0 has the initial parameters; all ranks need them. Sent to one rank after the other, that takes N - 1 messages in
 # a row. But whoever has the tensor can send it on, so in each round twice as many ranks have it:
@@ -370,6 +383,8 @@ outcome("1.4", sends[1], ranks=4, slips={"N - 1: it need not send them all itsel
 
 # %% [markdown]
 # ## 1.5 Reduce: the same tree, backwards
+#
+# *10 minutes, medium*
 #
 # Turn the arrows round and start at the leaves, and the tree adds up: in each round half of the ranks that are left
 # send what they have, and their partners add it to their own.
@@ -489,6 +504,8 @@ assert yours == found[0]["reduce to 0"] == [14.0], f"rank 0 has the sum {yours};
 # All numbers are modulo N. What a rank receives in one step is what it sends in the next.
 #
 # ## 1.6 Ring reduce-scatter
+#
+# *15 minutes, hard*
 
 # %%
 predict("1.6", ..., "bytes one rank sends in a ring reduce-scatter of 1,000,000 float32 over 4 ranks")
@@ -530,6 +547,8 @@ outcome("1.6", sum(sends[0]), ranks=4, slips={"N steps; the ring needs N - 1": 4
 
 # %% [markdown]
 # ## 1.7 Ring all-gather
+#
+# *10 minutes, medium*
 
 # %%
 predict("1.7", ..., "bytes one rank sends in a ring all-gather whose output has 1 MiB (1,048,576 bytes), over 4 ranks")
@@ -618,6 +637,8 @@ for ranks in (2, 3, 4):
 
 # %% [markdown]
 # ## 1.8 All-reduce: the two together
+#
+# *10 minutes, medium*
 #
 # A reduce-scatter leaves chunk r of the sum on rank r; an all-gather brings the chunks to all. That is an all-reduce,
 # for tensors of any size: where N does not divide it, zeros fill the last chunk up.

@@ -3,7 +3,7 @@
 #   minifsdp:
 #     lab: "02"
 #     title: Distributed data parallelism
-#     minutes: 60
+#     minutes: 75
 #     ranks: 2
 # ---
 
@@ -13,6 +13,10 @@
 # One model, N copies, N parts of the batch. Each rank computes on its own rows; before the step, the gradients meet.
 # That is all of data parallelism, and one line per parameter does it. The rest of this lab makes it fast: fewer, larger
 # messages, sent while backward still runs. `torch.nn.parallel.DistributedDataParallel` is these three rungs.
+#
+# ![Gradients in buckets, filled in the order in which backward makes them](../slides/figures/ddp-buckets.svg)
+#
+# *From [lecture 2, Collectives and DDP](../slides/ddp.md), which comes before this lab.*
 #
 # **Afterwards you can**
 #
@@ -24,7 +28,7 @@
 #
 # **You need** autograd (`backward` adds to `.grad`), and from lab 01: ranks, process groups, all-reduce, `wait()`.
 #
-# **Time** 60 minutes. **To run** on a laptop (gloo, 2 processes), on one GPU, or on a GPU node (NCCL, a rank per GPU).
+# **Time** 75 minutes. **To run** on a laptop (gloo, 2 processes), on one GPU, or on a GPU node (NCCL, a rank per GPU).
 # **Memory** at most 4 MiB of tensors on a rank (measured at the end); its process has about 270 MiB resident, most of
 # them torch's code, which the ranks share.
 
@@ -128,6 +132,8 @@ assert torch.allclose(mean, whole, atol=1e-6)
 
 # %% [markdown]
 # ## 2.1 Average a gradient
+#
+# *5 minutes, easy*
 #
 # A *post-accumulate-grad hook* is a function that autograd calls with a parameter as soon as `backward` has put that
 # parameter's gradient into `.grad`. Write what the hook does: `param.grad` becomes its mean over the ranks of `group`.
@@ -472,6 +478,8 @@ print(f"rank 0's gradient of layer 0 is averaged with rank 1's gradient of layer
 #
 # ## 2.2 Assign buckets
 #
+# *12 minutes, medium*
+#
 # A message costs a latency however short it is, and bytes / bandwidth on top. Joining gradients in *buckets* saves
 # latencies. Three rules, all torch's (`_compute_bucket_assignment_by_size`):
 #
@@ -521,6 +529,8 @@ print(f"as torch assigns them: {[list(map(id, b)) for b in buckets] == [list(map
 # %% [markdown]
 # ## 2.3 Start a bucket
 #
+# *10 minutes, medium*
+#
 # A bucket is reduced in two halves. The first copies its gradients into one flat buffer and issues the all-reduce. The
 # second, exercise 2.4, waits and copies back. Between the halves anything may happen, and rung 3 will use that.
 #
@@ -557,6 +567,8 @@ def start_bucket(bucket: list[nn.Parameter], group: comm.Group) -> tuple[Tensor,
 # %% [markdown]
 # ## 2.4 Finish a bucket
 #
+# *10 minutes, medium*
+#
 # Wait, copy the parts back into the gradients that exist, free the buffer (`device.free(flat)`). What was None becomes
 # a gradient with memory of its own.
 
@@ -581,7 +593,7 @@ def finish_bucket(bucket: list[nn.Parameter], flat: Tensor, handle: comm.Handle)
 # Rung 2: after backward, one bucket after the other.
 
 
-# %%
+# %% tags=["shown"]
 def rung_2(model: nn.Module) -> Callable[[], None]:
     """An all-reduce per bucket, after backward."""
     start_equal(model)
@@ -656,6 +668,8 @@ for used in ({0: [0, 1], 1: [0]}, {0: [0], 1: [1]}):
 #
 # ## 2.5 Reduction during backward
 #
+# *12 minutes, hard*
+#
 # The last layers' gradients are there long before the first layers'. So a bucket can leave as soon as its last gradient
 # has come, and travel while backward goes on. Only the end of backward has to wait.
 #
@@ -704,7 +718,7 @@ def on_gradient(param: nn.Parameter, reducer: SimpleNamespace) -> None:
 # Rung 3 is made of all five pieces.
 
 
-# %%
+# %% tags=["shown"]
 def make_reducer(model: nn.Module, cap_bytes: int, hook=None) -> SimpleNamespace:
     """Buckets, their state, and the hook on every parameter."""
     buckets = assign_buckets(list(model.parameters()), cap_bytes)
@@ -879,65 +893,11 @@ print(same)
 assert all(all(each.values()) for each in same)
 
 # %% [markdown]
-# ### Break it: launch a bucket when it is full
-#
-# Rank 1 calls two equal layers in the other order, so its buckets fill in the other order. This hook launches each
-# bucket the moment it is full:
-
-
-# %%
-def launch_when_full(param: nn.Parameter, reducer: SimpleNamespace) -> None:
-    number = reducer.bucket_of[param]
-    reducer.missing[number] -= 1
-    if reducer.missing[number] == 0:
-        reducer.in_flight.append((number, reducer.start(reducer.buckets[number])))
-    if len(reducer.in_flight) == len(reducer.buckets):
-        reducer.in_flight = [sent for _, sent in sorted(reducer.in_flight, key=lambda each: each[0])]
-        at_end_of_backward(reducer.finish)
-
-
-def eager(model: nn.Module) -> Callable[[], None]:
-    start_equal(model)
-    make_reducer(model, 0, launch_when_full)
-    return nothing
-
-
-def in_turn(model: nn.Module) -> Callable[[], None]:
-    start_equal(model)
-    make_reducer(model, 0)
-    return nothing
-
-
-local, *launched = skipped_under([alone, eager, in_turn], {0: [0, 1], 1: [1, 0]})
-for name, grads in zip(("when full", "in turn"), launched, strict=True):
-    right = [torch.allclose(grads[0][i], (local[0][i] + local[1][i]) / RANKS) for i in (0, 1)]
-    crossed = torch.allclose(grads[0][0], (local[0][0] + local[1][1]) / RANKS)
-    print(f"launched {name}: gradients right {right}; layer 0 averaged with layer 1 of the other rank: {crossed}")
-
-# %% [markdown]
-# Equal sizes give wrong sums, different sizes an error or a hang. NCCL cannot tell either: the order of collectives is
-# the program's promise. Layers that are called in an order that depends on the data, or a branch that one rank takes
-# and another does not, break it.
-#
-# ### Break it: an unused parameter, with rung 3
-#
-# Rank 0 uses layer 0, rank 1 layer 1, and both layers are in one bucket.
-
-# %%
-own, found = skipped_under([alone, rung_3], {0: [0], 1: [1]})
-untouched = all(torch.equal(found[rank][layer], own[rank][layer]) for rank in (0, 1) for layer in (0, 1))
-print(f"each rank still has its own gradients: {untouched}")
-assert untouched
-
-# %% [markdown]
-# A parameter without a gradient never calls its hook: its bucket and all behind it never leave, here on neither rank
-# and silently. Where one rank uses all of them, it waits for ever. Rung 3 needs every parameter used on every rank.
-# torch raises an error at the next forward; with `find_unused_parameters=True` it walks through the autograd graph
-# after each forward and marks the unused ones ready, and one more all-reduce finds what *no* rank used.
-#
 # **What is still missing**: with several micro-batches per step, every backward is reduced.
 #
 # ## 2.6 Accumulate without communication
+#
+# *8 minutes, medium*
 #
 # Rows that do not fit at once go through in k micro-batches, whose gradients `backward` adds up in `.grad`. Nobody
 # needs the mean over ranks before the last of them. In torch the first k - 1 run inside `with ddp.no_sync():`; here
@@ -1000,6 +960,94 @@ assert payload == 4 * psi
 assert torch.allclose(gradient, whole_gradient, atol=1e-6)
 
 # %% [markdown]
+# ## What is still missing
+#
+# Time is hidden, memory is not touched: each rank holds all parameters, all gradients and all optimizer state, and all
+# ranks compute the same optimizer step. N devices hold 16Ψ bytes N times. Lab 03 shares out the optimizer state, then
+# the gradients.
+
+# %%
+rungs = {"one process": usage_alone, "rung 1": usage_1, "rung 2": usage_2, "rung 3": usage_3}
+for name, usage in rungs.items():
+    held = usage["stages"]["step"]
+    kept = sum(held[tag] for tag in ("parameters", "gradients", "optimizer"))
+    print(f"{name}: {kept:,} bytes of model state on a rank; gradients and staging at most {usage['peak']:,}")
+print(f"the most that a rank held at once: {max(w['all'] for w in (usage_1, usage_2, usage_3)) / 2**20:.1f} MiB")
+
+# %% [markdown]
+# ## What to remember
+#
+# 1. Equal start, mean of the gradients, equal step: then N copies stay one model, and nobody needs to check.
+# 2. The mean, not the sum; the gradient, not the parameter; and a broadcast before the first step. None of the three
+#    mistakes raises an error.
+# 3. Buckets pay a latency per bucket, not per parameter. They are filled in reverse, the order in which backward
+#    completes them.
+# 4. Overlap is two halves moved apart: launch when full and in turn, wait at the end of backward. Its price is a copy
+#    of the gradients, unless the buckets are the gradients.
+# 5. Collectives are matched by their turn. Every rank must issue the same ones in the same order, used or unused
+#    parameters, even or uneven batches, one micro-batch or many.
+#
+# ## More: break it
+#
+# The lab is complete. The rest shows three mistakes that raise no error: two give wrong gradients, the third costs
+# traffic.
+#
+# ### Break it: launch a bucket when it is full
+#
+# Rank 1 calls two equal layers in the other order, so its buckets fill in the other order. This hook launches each
+# bucket the moment it is full:
+
+
+# %%
+def launch_when_full(param: nn.Parameter, reducer: SimpleNamespace) -> None:
+    number = reducer.bucket_of[param]
+    reducer.missing[number] -= 1
+    if reducer.missing[number] == 0:
+        reducer.in_flight.append((number, reducer.start(reducer.buckets[number])))
+    if len(reducer.in_flight) == len(reducer.buckets):
+        reducer.in_flight = [sent for _, sent in sorted(reducer.in_flight, key=lambda each: each[0])]
+        at_end_of_backward(reducer.finish)
+
+
+def eager(model: nn.Module) -> Callable[[], None]:
+    start_equal(model)
+    make_reducer(model, 0, launch_when_full)
+    return nothing
+
+
+def in_turn(model: nn.Module) -> Callable[[], None]:
+    start_equal(model)
+    make_reducer(model, 0)
+    return nothing
+
+
+local, *launched = skipped_under([alone, eager, in_turn], {0: [0, 1], 1: [1, 0]})
+for name, grads in zip(("when full", "in turn"), launched, strict=True):
+    right = [torch.allclose(grads[0][i], (local[0][i] + local[1][i]) / RANKS) for i in (0, 1)]
+    crossed = torch.allclose(grads[0][0], (local[0][0] + local[1][1]) / RANKS)
+    print(f"launched {name}: gradients right {right}; layer 0 averaged with layer 1 of the other rank: {crossed}")
+
+# %% [markdown]
+# Equal sizes give wrong sums, different sizes an error or a hang. NCCL cannot tell either: the order of collectives is
+# the program's promise. Layers that are called in an order that depends on the data, or a branch that one rank takes
+# and another does not, break it.
+#
+# ### Break it: an unused parameter, with rung 3
+#
+# Rank 0 uses layer 0, rank 1 layer 1, and both layers are in one bucket.
+
+# %%
+own, found = skipped_under([alone, rung_3], {0: [0], 1: [1]})
+untouched = all(torch.equal(found[rank][layer], own[rank][layer]) for rank in (0, 1) for layer in (0, 1))
+print(f"each rank still has its own gradients: {untouched}")
+assert untouched
+
+# %% [markdown]
+# A parameter without a gradient never calls its hook: its bucket and all behind it never leave, here on neither rank
+# and silently. Where one rank uses all of them, it waits for ever. Rung 3 needs every parameter used on every rank.
+# torch raises an error at the next forward; with `find_unused_parameters=True` it walks through the autograd graph
+# after each forward and marks the unused ones ready, and one more all-reduce finds what *no* rank used.
+#
 # ### Break it: forget `no_sync`
 
 # %%
@@ -1031,33 +1079,6 @@ print("sum each time, divided by N at last:", sums)
 # %% [markdown]
 # It is also often written that accumulation *with* communication "reduces after several steps". It reduces in every
 # micro-batch. In DDP that only costs bytes; where gradients are sharded it is what saves memory (labs 03 and 09).
-#
-# ## What is still missing
-#
-# Time is hidden, memory is not touched: each rank holds all parameters, all gradients and all optimizer state, and all
-# ranks compute the same optimizer step. N devices hold 16Ψ bytes N times. Lab 03 shares out the optimizer state, then
-# the gradients.
-
-# %%
-rungs = {"one process": usage_alone, "rung 1": usage_1, "rung 2": usage_2, "rung 3": usage_3}
-for name, usage in rungs.items():
-    held = usage["stages"]["step"]
-    kept = sum(held[tag] for tag in ("parameters", "gradients", "optimizer"))
-    print(f"{name}: {kept:,} bytes of model state on a rank; gradients and staging at most {usage['peak']:,}")
-print(f"the most that a rank held at once: {max(w['all'] for w in (usage_1, usage_2, usage_3)) / 2**20:.1f} MiB")
-
-# %% [markdown]
-# ## What to remember
-#
-# 1. Equal start, mean of the gradients, equal step: then N copies stay one model, and nobody needs to check.
-# 2. The mean, not the sum; the gradient, not the parameter; and a broadcast before the first step. None of the three
-#    mistakes raises an error.
-# 3. Buckets pay a latency per bucket, not per parameter. They are filled in reverse, the order in which backward
-#    completes them.
-# 4. Overlap is two halves moved apart: launch when full and in turn, wait at the end of backward. Its price is a copy
-#    of the gradients, unless the buckets are the gradients.
-# 5. Collectives are matched by their turn. Every rank must issue the same ones in the same order, used or unused
-#    parameters, even or uneven batches, one micro-batch or many.
 #
 # ## Questions
 #

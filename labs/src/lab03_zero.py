@@ -3,7 +3,7 @@
 #   minifsdp:
 #     lab: "03"
 #     title: ZeRO-1 and ZeRO-2
-#     minutes: 60
+#     minutes: 70
 #     ranks: 4
 # ---
 
@@ -15,6 +15,11 @@
 # two: the optimizer state is divided over the ranks, then the gradients too. Nothing changes in what is computed, and
 # next to nothing in what is sent.
 #
+# ![ZeRO stage 2: every rank has all parameters, and a part of the gradients and of the optimizer
+# state](../slides/figures/partition-2.svg)
+#
+# *From [lecture 1, Where memory goes, and what ZeRO saves](../slides/memory.md), which comes before this lab.*
+#
 # **Afterwards you can**
 # - cut a model's parameters into equal shards, whatever their sizes;
 # - write the ZeRO-1 step: reduce-scatter, update a shard, all-gather;
@@ -25,7 +30,7 @@
 #
 # **You need** lab 01 (reduce-scatter, all-gather) and lab 02 (buckets, hooks on gradients).
 #
-# **Time** 60 minutes. **Worlds**: gloo on a laptop (2 and 4 processes), or NCCL with one rank per GPU; with one GPU it
+# **Time** 70 minutes. **Worlds**: gloo on a laptop (2 and 4 processes), or NCCL with one rank per GPU; with one GPU it
 # runs on gloo. **Memory per rank**: 12 MiB of tensors (measured below), about 25 for the timeline's larger batch,
 # besides what a process with torch takes.
 #
@@ -177,6 +182,8 @@ for rank, books in enumerate(ddp):
 #
 # ## 3.1 Partition
 #
+# *10 minutes, medium*
+#
 # Collectives want equal parts (lab 01), and parameters come in all sizes. So ZeRO forgets about parameters: it lays
 # those of a bucket end to end in one flat buffer, pads it to a multiple of N, and cuts it into N equal shards, wherever
 # that cuts a parameter.
@@ -244,6 +251,8 @@ outcome(
 #
 # ## 3.2 An optimizer over shards
 #
+# *5 minutes, easy*
+#
 # A torch optimizer updates the tensors that it was given, and makes state for nothing else. That is all there is to
 # stage 1's saving: give it this rank's shards. It stays a real `torch.optim.Adam`, with its learning rate, its weight
 # decay and its fused kernels; it does not know that its parameters are slices.
@@ -274,6 +283,8 @@ def shard_optimizer(
 
 # %% [markdown]
 # ## 3.3 Reduce a bucket
+#
+# *15 minutes, hard*
 #
 # To update its shard a rank needs the mean gradient of that shard, and of no other element. DDP's all-reduce would hand
 # it everything. An all-reduce is a reduce-scatter followed by an all-gather (lab 01), and here the first half is
@@ -313,6 +324,8 @@ def reduce_bucket(params: list[nn.Parameter], shard: nn.Parameter, group: comm.G
 # %% [markdown]
 # ## 3.4 Update and gather
 #
+# *10 minutes, medium*
+#
 # Between the reduce-scatter and the all-gather of an all-reduce stands nothing. ZeRO puts the update there, and gathers
 # updated parameters instead of mean gradients. The all-gather is in place: what a rank sends lies where the others
 # receive it.
@@ -344,7 +357,7 @@ def update_and_gather(optimizer: Optimizer, flats: list[Tensor], group: comm.Gro
 # the seed; a real implementation broadcasts rank 0's.
 
 
-# %%
+# %% tags=["shown"]
 class Zero1:
     def __init__(self, model: GPT) -> None:
         self.model, self.group = model, comm.world()
@@ -414,6 +427,8 @@ plots.stages(
 #
 # ## 3.5 Reduce in backward
 #
+# *15 minutes, hard*
+#
 # ZeRO-2 does not let them accumulate. As soon as a bucket's gradients are there, the hook of the last one starts the
 # reduction and frees them: the next bucket's gradients take the memory of this one's.
 #
@@ -458,7 +473,7 @@ def reduce_in_backward(
 # ### The pieces together: ZeRO-2
 
 
-# %%
+# %% tags=["shown"]
 class Zero2(Zero1):
     def __init__(self, model: GPT) -> None:
         super().__init__(model)

@@ -3,7 +3,7 @@
 #   minifsdp:
 #     lab: "04"
 #     title: The flat parameter
-#     minutes: 45
+#     minutes: 60
 #     ranks: 4
 # ---
 
@@ -14,8 +14,13 @@
 # padding there is and where, which rank has which part of a bias, what one unit's flat parameter costs in memory
 # while it is built; and to read torch's `FlatParamHandle`.
 #
-# **You need** labs 01 (collectives) and 03 (shards of optimizer state). About 45 minutes for five exercises.
+# ![The parameters of one unit end to end in a flat buffer, cut into sixteen shards](../slides/figures/fsdp-offsets.svg)
 #
+# *From [lecture 3, Flat parameters and FSDP](../slides/fsdp.md), which comes before this lab.*
+#
+# **You need** labs 01 (collectives) and 03 (shards of optimizer state).
+#
+# **Time** 60 minutes.
 # **It runs** on a laptop (gloo), on one GPU, and with NCCL, one rank per GPU. Up to 4 ranks, each with at most 0.4 MiB
 # of parameters and buffers (measured below), beside what a Python process with torch takes.
 
@@ -266,6 +271,8 @@ plots.timeline(
 # %% [markdown]
 # ## 4.1 Pad and chunk
 #
+# *5 minutes, easy*
+#
 # Start at the end of those four steps. Given a flat tensor, make it divisible by N and cut it into N equal shards.
 # The last ranks take the padding.
 #
@@ -367,6 +374,8 @@ assert abs(norms["pad_and_chunk"] - 15**0.5) < 1e-6, "the padding is not zero"
 
 # %% [markdown]
 # ## 4.2 Parameters as views
+#
+# *10 minutes, medium*
 #
 # Now the front: flatten and concatenate. If the buffer were only a copy of the parameters, every gather would have to
 # be copied out of it. Instead the parameters *become* views of the buffer: same storage, own shape and offset. Then
@@ -517,6 +526,8 @@ print(f"buffer set to zero, as an optimizer or a gather writes to it: the output
 # %% [markdown]
 # ## 4.3 Bounds of a parameter in a shard
 #
+# *8 minutes, medium*
+#
 # Collectives do not care which parameter an element belongs to. Others do: a checkpoint by names, a norm per
 # parameter, weight decay for weights but not for biases. They ask: which elements of *my* shard are those of
 # parameter i? In general there are none, or some of it, or all.
@@ -650,6 +661,8 @@ for orig, (_, _, _, numels, filling) in zip((False, True), both, strict=True):
 # %% [markdown]
 # ## 4.4 Tied weights
 #
+# *10 minutes, medium*
+#
 # `p.data = view` keeps the Parameter. FSDP goes further: it takes the original Parameters out of their modules and
 # puts views in their places, tensors that autograd follows back to the one flat Parameter. Then the optimizer sees
 # one Parameter, and its `.grad` collects all gradients, in the layout that a reduce-scatter wants. (minifsdp's own FSDP
@@ -735,6 +748,8 @@ assert not flat.grad[elements:].any()
 
 # %% [markdown]
 # ## 4.5 Units: six layers, three flat parameters
+#
+# *12 minutes, medium*
 #
 # One flat parameter for the whole model would be one large message, and also: to compute with any layer is to gather
 # all of it. One per layer is little memory and many messages. In between, layers are grouped into **units**, each

@@ -3,7 +3,7 @@
 #   minifsdp:
 #     lab: "05"
 #     title: FSDP
-#     minutes: 75
+#     minutes: 95
 #     ranks: 4
 # ---
 
@@ -13,6 +13,11 @@
 # ZeRO-2 (lab 03) shards what the optimizer and backward make. One whole copy is left on every rank: the parameters. A
 # rank needs all of them, but not all at once: while one block computes, the others may lie in shards. FSDP gathers a
 # *unit* of parameters just before it computes, in forward and again in backward, and frees it right after.
+#
+# ![A unit's life in one step: shard, gathered, freed, gathered again, gradient, reduced to a
+# shard](../slides/figures/fsdp-life.svg)
+#
+# *From [lecture 3, Flat parameters and FSDP](../slides/fsdp.md), which comes before this lab.*
 #
 # **Afterwards you can**
 #
@@ -24,7 +29,7 @@
 #
 # **You need** lab 01 (all-gather, reduce-scatter, `wait()`), lab 03 (what ZeRO shards), lab 04 (the flat parameter).
 #
-# **Time** 75 minutes. **To run** on a laptop (gloo, 2 and 4 processes), on one GPU, or on a GPU node (NCCL, a rank per
+# **Time** 95 minutes. **To run** on a laptop (gloo, 2 and 4 processes), on one GPU, or on a GPU node (NCCL, a rank per
 # GPU). **Memory** a rank's tensors take at most 18 MiB here, measured below; its process a few hundred MiB, most of
 # them torch.
 
@@ -103,6 +108,8 @@ print(f"Ψ = {psi:,} elements: parameters {4 * psi:,} bytes on every rank of DDP
 
 # %% [markdown]
 # ## 5.1 Which hook fires when
+#
+# *15 minutes, medium*
 #
 # FSDP does not change the model's code. It hears from hooks that a module is about to run, that it has run, that its
 # backward begins, that a gradient is complete, that backward is over. Write a function that reports these five:
@@ -185,7 +192,7 @@ print(f"{seen[0]} of {len(SIZES.parameters)} parameters have their gradient when
 # `record_stream` on a GPU), `device.allocate` is the way back.
 
 
-# %%
+# %% tags=["shown"]
 def bytes_behind(*tensors: Tensor) -> list[int]:
     return [tensor.untyped_storage().nbytes() for tensor in tensors]
 
@@ -216,7 +223,7 @@ print("back:   the gradient of x read what is there now:", x.grad.tolist())
 # is to write every byte, and yet no change: the values are those of before. `.data` is an alias of the same storage
 # with a *version counter* of its own:
 
-# %%
+# %% tags=["shown"]
 for how in ("full", "full.data"):
     leaf = nn.Parameter(weight)
     y = nn.functional.linear(x, leaf)
@@ -233,6 +240,8 @@ for how in ("full", "full.data"):
 
 # %% [markdown]
 # ## 5.2 Gather
+#
+# *8 minutes, medium*
 #
 # `flat` is lab 04's flat parameter (`minifsdp.FlatParameter`). Of it you need: `flat.full`, the unsharded buffer [P],
 # without memory at present; `flat.views`, the parameters as views of it; `flat.shard`, this rank's part [P / N], which
@@ -284,6 +293,8 @@ assert all(equal for _, equal in found)
 # %% [markdown]
 # ## 5.3 Free
 #
+# *5 minutes, easy*
+#
 # The shortest piece, and easy to get wrong without noticing: everything runs, the losses are right, and every rank
 # keeps the whole model. Predict what of one block's parameters is left on a rank afterwards.
 
@@ -326,6 +337,8 @@ outcome("5.3", sum(moments[-1].values()), ranks=RANKS, slips=slips)
 
 # %% [markdown]
 # ## 5.4 Reduce the gradient
+#
+# *10 minutes, medium*
 #
 # Backward makes the gradient of the whole unit on every rank, from that rank's rows: N different gradients of P
 # elements. What a rank's optimizer needs is the mean, and of that its own shard. That is a reduce-scatter.
@@ -388,6 +401,8 @@ assert all(means == [1.5, 3.0] for *_, means in reduced)
 # in its gradient goes into the optimizer's state and into the norm that clipping divides by.
 #
 # ## 5.5 The hooks in their places
+#
+# *25 minutes, hard*
 #
 # Here is the unit that your pieces make. It puts *leaves* into the modules where the parameters were: Parameters that
 # view `flat.full`, one for each original, the same objects for life. `take_gradient` is given: it moves a leaf's
@@ -873,6 +888,8 @@ for name in (*EARLIER, "yours"):
 # second time.
 #
 # ## 5.6 SHARD_GRAD_OP
+#
+# *15 minutes, hard*
 #
 # If there is memory for the parameters but not for all else, the second gather can go: keep what forward has gathered.
 # Between steps everything is still sharded. Which of your hooks changes, which one goes?

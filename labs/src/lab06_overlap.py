@@ -3,7 +3,7 @@
 #   minifsdp:
 #     lab: "06"
 #     title: Overlap
-#     minutes: 60
+#     minutes: 75
 #     ranks: 2
 # ---
 
@@ -13,6 +13,11 @@
 # The FSDP of lab 05 waits for every message. While the link is busy nothing computes, and while a unit computes the
 # link is idle: a step takes compute **plus** communication. Here communication gets streams of its own, and the two run
 # beside each other, as far as their order allows.
+#
+# ![Compute and communication of one step on streams of their own](../slides/figures/overlap-step.svg)
+#
+# *From [lecture 4, Overlap, prefetch, rate limit, and the allocator](../slides/overlap.md), which comes before this
+# lab.*
 #
 # **Afterwards you can**
 #
@@ -24,7 +29,7 @@
 #
 # **You need** lab 05 (gather, free, reduce-scatter; what a schedule decides). Streams and events are explained here.
 #
-# **Time** 60 minutes. **To run** on a laptop (gloo, 2 processes), on one GPU that the ranks share
+# **Time** 75 minutes. **To run** on a laptop (gloo, 2 processes), on one GPU that the ranks share
 # (`MINIFSDP_SHARE_GPU=1`), or on a GPU node (NCCL). **Memory** a rank's tensors take some tens of MiB, its process a
 # few hundred, most of them torch; on a GPU one cell trains a larger model.
 
@@ -73,6 +78,8 @@ from minifsdp.flat_param import FlatParameter
 #
 # ## 6.1 When is it over?
 #
+# *10 minutes, medium*
+#
 # That is all, and it fits into a dozen lines. A number first. The host queues these five in this order and needs 0.5 ms
 # to queue each, the first too:
 #
@@ -88,7 +95,7 @@ from minifsdp.flat_param import FlatParameter
 predict("6.1", ..., "ms until the last of the five is over")
 
 
-# %%
+# %% tags=["shown"]
 class Piece(NamedTuple):
     """A piece of work that the host queues.
 
@@ -224,6 +231,8 @@ plots.timeline(
 #
 # ## 6.2 Hand over
 #
+# *5 minutes, easy*
+#
 # The order between two streams is always made in the same way: one records an event, the other waits for it. On CUDA
 # these are torch's streams and events. On a CPU a stream is a name and waiting is nothing, but a function in
 # `device.command_observers` is called with each command for a GPU; the checks of this lab and the recorder use it.
@@ -276,6 +285,8 @@ outcome("6.2", stands, how="computed", slips=slips)
 
 # %% [markdown]
 # ## 6.3 Gather on the communication stream
+#
+# *8 minutes, medium*
 #
 # Lab 05's gather, on a stream of its own and without its last word. Two things are issued, and *both* belong on the
 # stream: the collective, which starts when the stream it is issued on has come to it, and the allocation. For memory is
@@ -362,6 +373,8 @@ assert after
 #
 # ## 6.4 Find the missing wait
 #
+# *15 minutes, hard*
+#
 # You will not see it by looking at values; but it can be found in the order of what was issued. A log has one line for
 # each thing that the host did:
 #
@@ -396,7 +409,7 @@ def missing_waits(log: list[Did]) -> list[int]:
     ...
 
 
-# %%
+# %% tags=["shown"]
 log = [
     Did("gather", "block 0", "link"),
     Did("gather", "block 1", "link"),
@@ -419,6 +432,8 @@ for number in missing_waits(log):
 # clocks*: of each stream, how much of it is known to be over), and so does `minifsdp/course/machine/hazards.py`.
 #
 # ## 6.5 Free without stopping
+#
+# *8 minutes, medium*
 #
 # A unit is freed when the host has *issued* its last kernel. The kernel may run a second later, and until then it reads
 # this memory. To let the host wait would be the end of running ahead. So the allocator must know who still reads: of
@@ -504,6 +519,8 @@ assert not run.hazards, "the next gather is written over what compute still read
 # between; lab 08 is about that.
 #
 # ## 6.6 Reduce on its own stream
+#
+# *10 minutes, medium*
 #
 # The gradient of a unit is complete (as far as the host has come), its parameters are freed, and its reduction is to be
 # issued. It reads what the compute stream is still writing: a hand-over. Nothing in the rest of backward reads the
@@ -1014,17 +1031,18 @@ plots.timeline(
 # On a CPU no gather is under compute in any row: the host waits for each at once. A reduction is, in the last row: no
 # gather stands behind it there. On a GPU look for what a CPU cannot show: gathers of forward under the compute of the
 # unit before, and the holes of backward that are there in the middle row and not in the last one.
-#
-# ### On a GPU
-#
-# Below is what a GPU has recorded, if such a record came with this course: a step of the ladder's rungs, of which
-# `fsdp` is lab 05's schedule and `fsdp-overlap` yours with the gather first. Compare with your own trace: is `fsdp`
-# without overlap there, too? And with the paper GPU: is forward hidden but for its first gather, and are the last
-# reductions bare? If it is not hidden, look whether compute has gaps everywhere: a small model's kernels are shorter
-# than their launches, and then no host is ahead. (Milliseconds do not compare: the paper GPU is another, slow one.)
 
 # %% tags=["nbval-ignore-output"]
-show_record("06")
+show_record(
+    "06",
+    says="""
+On record is a step of the ladder's rungs, of which `fsdp` is lab 05's schedule and `fsdp-overlap` yours with
+the gather first. Compare with your own trace: is `fsdp` without overlap there, too? And with the paper GPU: is
+forward hidden but for its first gather, and are the last reductions bare? If it is not hidden, look whether
+compute has gaps everywhere: a small model's kernels are shorter than their launches, and then no host is ahead.
+(Milliseconds do not compare: the paper GPU is another, slow one.)
+""",
+)
 
 # %% [markdown]
 # ## What is still missing

@@ -3,7 +3,7 @@
 #   minifsdp:
 #     lab: "07"
 #     title: Prefetch
-#     minutes: 60
+#     minutes: 65
 #     ranks: 2
 # ---
 
@@ -13,6 +13,12 @@
 # Communication has a stream of its own (lab 06), and still a unit's gather is issued only when the unit is reached.
 # Whoever computes then waits for it. Issue it earlier: in which order, at which moment exactly, at what cost in memory,
 # and what happens if the ranks do not agree on the order?
+#
+# ![Backward with and without prefetch: the next gather before or after the
+# reduction](../slides/figures/overlap-backward.svg)
+#
+# *From [lecture 4, Overlap, prefetch, rate limit, and the allocator](../slides/overlap.md), which comes before this
+# lab.*
 #
 # **Afterwards you can**
 #
@@ -24,7 +30,7 @@
 #
 # **You need** lab 05 (units, hooks, what a rank holds), lab 06 (streams, events, a host that runs ahead).
 #
-# **Time** 60 minutes. **To run** on a laptop (gloo, 2 processes), on one GPU that the ranks share
+# **Time** 65 minutes. **To run** on a laptop (gloo, 2 processes), on one GPU that the ranks share
 # (`MINIFSDP_SHARE_GPU=1`), or on a GPU node (NCCL, a rank per GPU). Order, bytes and values are those of your world;
 # what prefetching gains is measured over gloo on the CPU everywhere, and modelled for a host that runs ahead.
 # **Memory** a few MiB of tensors per rank; a process takes a few hundred MiB, most of them torch.
@@ -146,6 +152,8 @@ plots.timeline(
 #
 # ## 7.1 Record the order
 #
+# *12 minutes, medium*
+#
 # To gather early is to know who comes next, and a model in PyTorch is a program: nobody knows before it runs. But it
 # mostly runs as it ran before. Two records:
 #
@@ -158,7 +166,7 @@ plots.timeline(
 # follows (`no_grad`, an evaluation) must not leave anything behind that later steps would follow.
 
 
-# %%
+# %% tags=["shown"]
 @dataclass
 class Order:
     """In which order units run.
@@ -382,6 +390,8 @@ print("none:", seen["none"]["log"])
 #
 # ## 7.2 Prefetch in forward
 #
+# *10 minutes, medium*
+#
 # When a unit's forward begins, its own gather is issued first, since it is needed first and the link keeps the order.
 # Then the next units'. Then it waits, for its own. On a GPU `wait_gather` makes the compute stream wait and the host
 # goes on at once; on CPU the host itself stands still in it, so what is to be on the link meanwhile is issued before.
@@ -434,6 +444,8 @@ outcome("7.2", seen["forward"]["unsharded"], ranks=RANKS, slips=slips)
 #
 # ## 7.3 Prefetch in backward: PRE
 #
+# *8 minutes, medium*
+#
 # `BACKWARD_PRE`: when a unit's backward begins, its own gather is issued, if it is not there yet, then the next unit's,
 # *before* the gradients are computed. `ahead` says who is next. The reduction comes when the gradients are there, so it
 # stands behind that gather and not before it. The price: one unit more is whole while gradients are computed.
@@ -473,6 +485,8 @@ outcome("7.3", seen["PRE, all"]["unsharded"], ranks=RANKS, slips=slips)
 # (And as many reductions may be under way as units are gathered ahead, each with its unsharded gradient.)
 #
 # ## 7.4 Prefetch in backward: POST
+#
+# *8 minutes, medium*
 #
 # `BACKWARD_POST` waits until the unit is freed: free, gather the next, and then issue this one's reduction. Still the
 # gather stands before the reduction on the link. But it is issued when the unit has been computed, so on a host that
@@ -829,18 +843,19 @@ plots.lines(
 # Where a host that runs ahead is about as slow as its device (here at 32 us a kernel) it is hardly ahead, issues a
 # gather a little late, and prefetch gains a tenth. When it is slower still the device is idle for want of kernels, and
 # a gather finds all the time it needs.
-#
-# ### On a GPU
-#
-# Below is what a GPU has recorded, if such a record came with this course: a step of the ladder's rungs, of which
-# `fsdp-overlap` does not prefetch, and `fsdp-prefetch` gathers as far ahead as there are units. Compare with what you
-# have measured: your host computes, and gained by prefetch in forward, too; does a GPU's have any gaps there to close?
-# Compare with the model: does a gather of backward start before the reduction of the unit before it, and does compute
-# then wait for neither? (`fsdp-overlap` issues that gather first as well.) Where the ranks shared a GPU, as the first
-# line of the record would say, the order is all that can be compared.
 
 # %% tags=["nbval-ignore-output"]
-show_record("07")
+show_record(
+    "07",
+    says="""
+On record is a step of the ladder's rungs, of which `fsdp-overlap` does not prefetch, and `fsdp-prefetch`
+gathers as far ahead as there are units. Compare with what you have measured: your host computes, and gained by
+prefetch in forward, too; does a GPU's have any gaps there to close? Compare with the model: does a gather of
+backward start before the reduction of the unit before it, and does compute then wait for neither? (`fsdp-
+overlap` issues that gather first as well.) Where the ranks shared a GPU, as the first line of the record would
+say, the order is all that can be compared.
+""",
+)
 
 # %% [markdown]
 # ## What if the ranks disagree
@@ -953,6 +968,8 @@ for what, ways in (("same order", [WAYS[0]] * 2), ("one left out", [WAYS[0], [0,
 # That is what a job on hundreds of GPUs looks like for the ten minutes until its watchdog ends it.
 #
 # ## 7.5 Compare the order
+#
+# *10 minutes, medium*
 #
 # Before a unit is gathered, all ranks tell each other which one it is: its number among all units, 8 bytes. If they do
 # not agree, *all* of them raise: one that raised alone would leave the others waiting. The message says which rank is

@@ -3,7 +3,7 @@
 #   minifsdp:
 #     lab: "08"
 #     title: Rate limit
-#     minutes: 70
+#     minutes: 110
 #     ranks: 2
 # ---
 
@@ -16,6 +16,11 @@
 # ([pytorch#104509](https://github.com/pytorch/pytorch/issues/104509)): two to three times as long in the FSDP paper's
 # T5-11B (below). Nothing leaks, and every step computes the right thing. Where does the memory go, and why does it cost
 # *time*?
+#
+# ![Gathered units over a step, with at most two not yet freed](../slides/figures/overlap-limited.svg)
+#
+# *From [lecture 4, Overlap, prefetch, rate limit, and the allocator](../slides/overlap.md), which comes before this
+# lab.*
 #
 # The answer lies between two queues. A GPU's host runs ahead: it asks for memory for the next unit long before the
 # device is done with the last one. And the *caching allocator*, which stands between a program and the device's memory,
@@ -32,7 +37,8 @@
 #
 # **You need** lab 05 (units, gather, free), lab 06 (streams, events), lab 07 (prefetching).
 #
-# **Time** 70 minutes. **To run** on a laptop (gloo, 2 processes), on one GPU that the ranks share
+# **Time** 110 minutes, in two sittings; the break is marked.
+# **To run** on a laptop (gloo, 2 processes), on one GPU that the ranks share
 # (`MINIFSDP_SHARE_GPU=1`), or on a GPU node (NCCL). A laptop's host does not run ahead of its device, it *is* the
 # device. So the programs of real training steps are recorded on the CPU, whatever the machine has, and replayed in
 # virtual time on a GPU that exists on paper: kernels, collectives, streams, events and your allocator, with the numbers
@@ -116,6 +122,8 @@ class Memory:
 
 
 # %% [markdown]
+# # Sitting one: the allocator
+#
 # ## What hurts now
 #
 # A model like the paper's GPT-175B, wrapped block by block, with backward prefetch and without a limit, on 128 GPUs.
@@ -181,6 +189,8 @@ plots.device_memory(
 #
 # ## 8.1 malloc
 #
+# *15 minutes, medium*
+#
 # `cudaMalloc` and `cudaFree` are slow, and the second waits for the device. So a *caching* allocator takes memory from
 # the device in *segments*, and keeps them. A segment is cut into *blocks*. A request is served by the smallest free
 # block that is large enough (*best fit*); what is left over of it stays free.
@@ -213,7 +223,7 @@ def malloc(memory: Memory, nbytes: int, stream: int) -> Block | None:
 # A device to try it on: with room for so many bytes, and no streams that take time.
 
 
-# %%
+# %% tags=["shown"]
 @dataclass
 class Toy:
     """A device that is never busy."""
@@ -251,6 +261,8 @@ print(f"the same request of another stream: at {second.start:,}, in a segment of
 # %% [markdown]
 # ## 8.2 Put back
 #
+# *8 minutes, medium*
+#
 # Splitting makes small blocks. To undo it, a block that comes back is made one with its free neighbours: those that end
 # where it begins, or begin where it ends. Segments never touch, so neighbours are always of one segment, and of one
 # stream.
@@ -287,6 +299,8 @@ print("a request for three quarters of a segment:", malloc(memory, 3 * SEGMENT /
 #
 # ## 8.3 Free, while another stream is reading
 #
+# *8 minutes, medium*
+#
 # A unit's memory is allocated on the stream of the gathers, and read by kernels on the compute stream. When the host
 # says "free", those kernels may not even have begun. The allocator knows nothing of them, unless it is told:
 # `Tensor.record_stream(s)` notes on the block that stream `s` uses it (`block.users`). When the block is freed, an
@@ -314,6 +328,8 @@ def release(memory: Memory, block: Block, put_back: Callable[[Memory, Block], No
 # %% [markdown]
 # ## 8.4 Collect
 #
+# *8 minutes, medium*
+#
 # Nobody tells the allocator when an event has happened. It asks: before every `malloc`.
 
 
@@ -330,6 +346,8 @@ def collect(memory: Memory, put_back: Callable[[Memory, Block], None]) -> None:
 
 # %% [markdown]
 # ## 8.5 Out of memory
+#
+# *15 minutes, hard*
 #
 # No free block fits, and the device has no room for another segment. There may be memory all the same: blocks that wait
 # for an event, and free blocks of other streams. To get at them the device has to give up what it is doing. torch waits
@@ -595,7 +613,11 @@ stats = launch(lambda: device.memory_stats(rank_device()), 2)[0]
 print("this device's caching allocator:", stats or "none, memory of a CPU is not cached by torch")
 
 # %% [markdown]
+# # Break. Sitting two: the limiter
+#
 # ## 8.6 Hold the host back
+#
+# *15 minutes, hard*
 #
 # The allocator does what it must. The host is too far ahead: that is what can be changed. FSDP's limiter
 # (`limit_all_gathers`, in torch on by default) keeps a queue of events, one for each unit that was freed. Before it
@@ -644,7 +666,7 @@ def rate_limit(
 # A schedule in which your two functions stand in place of `gather` and `free`; everything else is lab 07's.
 
 
-# %%
+# %% tags=["shown"]
 from minifsdp.fsdp import PrefetchSchedule
 from minifsdp.fsdp.schedules.prefetch import PRE
 from minifsdp.course.machine.program import STEP, Mark, Synchronize
@@ -694,6 +716,8 @@ plots.device_memory(
 # always queued.
 #
 # ## 8.7 Put off what has no room
+#
+# *10 minutes, medium*
 #
 # Where the host is the compute, on a laptop, the event queue does nothing: when the host comes to the next gather,
 # every free that it has issued has happened. Units pile up there for another reason, a *deep* prefetch, which gathers
@@ -745,7 +769,7 @@ def prefetch_within(limit: int, whole: list[Unit], units: Sequence[Unit], gather
     ...
 
 
-# %%
+# %% tags=["shown"]
 class LabLimited(HeldBack):
     """Your limiter: holds the host back, and puts off what has no room."""
 
@@ -909,6 +933,8 @@ plots.curve(
 # then saves nothing at the peak, which comes when backward ends and all gradients are there. So `HeldBack` bounds both.
 #
 # ## 8.8 Choose k
+#
+# *10 minutes, medium*
 #
 # How much memory does a larger k cost? At the peak of a step not only gathered parameters are there. Look at the moment
 # when backward has computed the gradient of block j, counted from 0 as in forward. There are:
@@ -1135,17 +1161,18 @@ for name, limit in (("prefetch without a limit", None), ("your limit, k = 2", 2)
 # from the least to the most by turns. Where turns differ in sign, these steps say nothing of it, and a busy machine
 # spreads them far. On a GPU the limiter gives back the memory of a host that runs ahead. In both cases two units are
 # enough, one that computes and one that arrives.
-#
-# ### On a GPU
-#
-# Below is what a GPU has recorded, if such a record came with this course: the bytes of its allocator over a step of
-# the ladder's rungs, of which `fsdp-prefetch` has no limit and `fsdp-limit` one of k. Compare with what you have
-# measured: does the limit take as much off `allocated` as off the ledger's curve? And with the paper GPU: how far do
-# `active` and `reserved` stand above `allocated`, without a limit and with one? (The ladder's model is small: its host
-# may not be far ahead of the device, and then little waits for an event.)
 
 # %% tags=["nbval-ignore-output"]
-show_record("08")
+show_record(
+    "08",
+    says="""
+On record is the bytes of its allocator over a step of the ladder's rungs, of which `fsdp-prefetch` has no limit
+and `fsdp-limit` one of k. Compare with what you have measured: does the limit take as much off `allocated` as
+off the ledger's curve? And with the paper GPU: how far do `active` and `reserved` stand above `allocated`,
+without a limit and with one? (The ladder's model is small: its host may not be far ahead of the device, and
+then little waits for an event.)
+""",
+)
 
 # %% [markdown]
 # ## FSDP2 has no limiter

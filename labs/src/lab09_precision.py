@@ -13,6 +13,10 @@
 # A unit's values need not have one dtype, live in one memory, or be reduced in every backward. This lab changes each
 # of the three, with the engine of labs 05 to 08 as it is: what changes is the *unit*, in a handful of places.
 #
+# ![The dtypes of parameters, gradients and optimizer state in mixed precision](../slides/figures/practice-dtypes.svg)
+#
+# *From [lecture 5, FSDP in practice](../slides/practice.md), which comes before this lab.*
+#
 # **Afterwards you can**
 #
 # - name the dtype of each stage of a step in mixed precision, and say which stage cannot do without fp32;
@@ -132,6 +136,8 @@ predict("9.1", ..., "bytes sent in a step of FULL_SHARD in bf16, as a fraction o
 # %% [markdown]
 # ## 9.1 Gather in another dtype
 #
+# *8 minutes, medium*
+#
 # A collective does not cast: it moves bytes. So this rank's shard has to be cast before it is sent. torch has a
 # buffer for that, `_mp_shard` (`torch/distributed/fsdp/_flat_param.py`), P / N elements for as long as a gather lasts.
 # But there is room already. In `full`, which the gather is about to fill, one slice is this rank's own; what is to be
@@ -161,6 +167,8 @@ def gather_low(full: Tensor, shard: Tensor, group: Group) -> Handle:
 # %% [markdown]
 # ## 9.2 Back to the shard
 #
+# *8 minutes, medium*
+#
 # In backward each leaf's gradient has the dtype of `full`. The engine copies them into one unsharded gradient, whose
 # dtype is the `reduce_dtype`: that is what is sent and summed. The reduce-scatter leaves the mean of this rank's
 # part, in `reduce_dtype` as well. The optimizer wants it in the shard's dtype, and the gradients of micro-batches
@@ -183,6 +191,8 @@ def deliver(shard: nn.Parameter, mean: Tensor) -> None:
 
 # %% [markdown]
 # ## 9.3 Where to divide
+#
+# *5 minutes, easy*
 #
 # The mean over N ranks is a sum and a division. The range of fp32 and bf16 is wide enough for either order. That of
 # fp16 is not: N gradients above 65,504 / N overflow if they are summed first, and what is below 3e-8 * N becomes 0 if
@@ -462,6 +472,8 @@ plots.stages(
 #
 # ## 9.4 fp16: all step, or none
 #
+# *12 minutes, hard*
+#
 # fp16 has more mantissa than bf16, and a narrow range. Gradients are small, and below 6e-5 they lose bits, below 3e-8
 # all. *Loss scaling* multiplies the loss by a large number S, which multiplies all gradients, and divides them by S
 # again in fp32, before the optimizer. S is guessed: start high; if any gradient is an infinity or a NaN, throw the
@@ -646,6 +658,8 @@ assert scales[-1] == scales[-2], f"the guess was not corrected: {scales}"
 #
 # ## 9.5 Accumulate, with and without communication
 #
+# *8 minutes, medium*
+#
 # A batch that does not fit goes through in k *micro-batches*, whose gradients are added up. When is a gradient
 # reduced?
 #
@@ -774,6 +788,8 @@ plots.timeline(
 # %% [markdown]
 # ## 9.6 The gradient to the host
 #
+# *12 minutes, hard*
+#
 # *CPU offload* keeps shards, their gradients and the optimizer's state in host memory, and the optimizer computes
 # there. On the device there is only what a unit needs while it computes. Shards go *to* the device by your 9.1:
 # `copy_` moves as well as it casts, and with `non_blocking=True` the host does not wait. (Where it does both at once
@@ -816,7 +832,7 @@ def offload_gradient(shard: nn.Parameter, mean: Tensor) -> Callable[[], None]:
     ...
 
 
-# %%
+# %% tags=["shown"]
 class HostUnit(FlatUnit):
     """A unit whose shards live in host memory."""
 

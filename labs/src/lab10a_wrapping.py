@@ -16,6 +16,11 @@
 # train". At the end a DDP script for a Llama from `transformers` becomes an FSDP script, and
 # what that takes is counted.
 #
+# ![Memory of a rank while a model is built: whole, and unit by unit from
+# meta](../slides/figures/practice-construction.svg)
+#
+# *From [lecture 5, FSDP in practice](../slides/practice.md), which comes before this lab.*
+#
 # **Afterwards you can**
 #
 # - read and write a wrapping policy, and say from a list of units how many messages and how many bytes it costs;
@@ -145,6 +150,8 @@ print("describe:", *warned)
 #
 # ## 10a.1 A policy by size
 #
+# *5 minutes, easy*
+#
 # A policy is a function that is asked about every module below the outermost one:
 #
 # - on the way down with `recurse=True`: *shall I look into it?*
@@ -232,6 +239,8 @@ for least in (100_000, 60_000, 30_000, 16_000):
 
 # %% [markdown]
 # ## 10a.2 The walk
+#
+# *15 minutes, hard*
 #
 # Who asks? Write the walk that a policy is asked by. The order matters: the innermost first, so that an outer module's
 # unit is what its inner units have left. And a module may be in two places of the tree (layers that share all their
@@ -568,6 +577,8 @@ for classes in ((Block,), (Block, nn.LayerNorm)):
 #
 # ## 10a.3 One unit from meta
 #
+# *12 minutes, medium*
+#
 # So far each rank built the whole model first and sharded it then. For a model that no rank can hold, that is the end.
 # **Deferred initialisation** (FSDP paper, section 4.1): build the model on the `meta` device, where a tensor has a
 # shape and no memory. Then give one unit memory, initialise it, keep a shard, free it, and go on to the next.
@@ -726,6 +737,8 @@ assert both[1] > 10 * both[0]
 # That is what `param_init_fn` is for.
 #
 # ## 10a.4 A param_init_fn whose values do not depend on the wrapping
+#
+# *15 minutes, hard*
 #
 # `FullyShardedDataParallel(..., param_init_fn=f)` calls `f(module)`, instead of `reset_parameters()`, for each module
 # of a unit in which anything is on meta. `f` must give the module's own tensors memory, by
@@ -886,6 +899,8 @@ assert "sharded" in said[1]
 # `param_init_fn=lambda module: module.to_empty(device=device, recurse=False)`.)
 #
 # ## 10a.5 From DDP to FSDP
+#
+# *8 minutes, medium*
 #
 # A DDP script has these two lines:
 #

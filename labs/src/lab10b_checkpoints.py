@@ -3,7 +3,7 @@
 #   minifsdp:
 #     lab: "10b"
 #     title: Checkpoints, frozen parameters, recomputation
-#     minutes: 75
+#     minutes: 85
 #     ranks: 3
 # ---
 
@@ -15,6 +15,10 @@
 # this lab you get it out and in again, for the parameters, for the optimizer, and for a disk that may lose power.
 # Then two ways to save memory that FSDP itself does not give: freezing, and recomputation.
 #
+# ![Rows of a sharded checkpoint, written by some ranks and read by another number](../slides/figures/practice-rows.svg)
+#
+# *From [lecture 5, FSDP in practice](../slides/practice.md), which comes before this lab.*
+#
 # **Afterwards you can**
 #
 # - collect a full state dict with one unit whole at a time, and say why every rank must call it;
@@ -25,7 +29,7 @@
 #
 # **You need** lab 04 (the flat parameter), lab 05 (units, gather, free). Lab 10a says how modules become units.
 #
-# **Time** 75 minutes. **To run** on a laptop (gloo, 2-3 processes), on one GPU, or on a GPU node. **Memory** a rank's
+# **Time** 85 minutes. **To run** on a laptop (gloo, 2-3 processes), on one GPU, or on a GPU node. **Memory** a rank's
 # tensors take less than 8 MiB here.
 
 # %% tags=["setup"]
@@ -197,6 +201,8 @@ print(f"the whole model: {4 * PSI:,} bytes")
 # %% [markdown]
 # ## 10b.1 Whole values, one unit at a time
 #
+# *10 minutes, medium*
+#
 # Two things go wrong when one rank asks for the whole model: it runs out of memory, on the device or on the host
 # ([accelerate#1181](https://github.com/huggingface/accelerate/pull/1181)), or it hangs
 # ([pytorch#122903](https://github.com/pytorch/pytorch/issues/122903)). Both have their reason here. The whole model
@@ -349,6 +355,8 @@ except RankError as error:
 #
 # ## 10b.2 Rows
 #
+# *8 minutes, medium*
+#
 # If the model does not fit into one host's memory, nobody can have the whole dict. Then each rank saves its part. Parts
 # of the *flat* parameter would be useless to others: where they cut depends on N and on the units. So each original
 # tensor is cut by itself, along dimension 0: rank r has the rows from `r * ceil(rows / N)` on, as many as
@@ -410,6 +418,8 @@ print(f"together {sum(r.untyped_storage().nbytes() for s in SHARDED for _, r in 
 #
 # ## 10b.3 Another number of ranks
 #
+# *10 minutes, medium*
+#
 # Two have saved, three load. For `embed.weight`, 257 rows: saved as 129 and 128, wanted as 86, 86 and 85. Whoever loads
 # takes from every piece the rows that he wants of it. Reading everything everywhere would also work, and would read the
 # checkpoint N times: from a file system that all share, that is what makes loading slow.
@@ -438,7 +448,7 @@ def fill_rows(out: Tensor, first: int, pieces: Sequence[Piece]) -> None:
     ...
 
 
-# %%
+# %% tags=["shown"]
 @dataclass
 class InMemory:
     """A piece that counts its reads."""
@@ -473,6 +483,8 @@ print("equal to what was saved:", torch.equal(torch.cat(found), FULL["embed.weig
 # A plain process is the case of one rank: `first` is 0, and `out` the whole tensor.
 #
 # ## 10b.4 The optimizer's states
+#
+# *15 minutes, hard*
 #
 # Adam has two tensors per parameter, `exp_avg` and `exp_avg_sq`, and a number, `step`. Here its parameters are flat
 # shards, so the tensors are flat and sharded in the same way, [P / N]; and each rank has a `step` per *unit*, the same
@@ -576,6 +588,8 @@ for name, (losses, after) in zip(
 
 # %% [markdown]
 # ## 10b.5 Commit
+#
+# *12 minutes, medium*
 #
 # A job is killed when its time is up, and the disk is full when it is least welcome. Two rules keep a checkpoint from
 # being half: *what has its final name is whole*, and *a rename happens at once or not at all*. So write beside, then
@@ -994,6 +1008,10 @@ print("warning:", warning)
 predict("10b.6", ..., "bytes of gradients of a rank of 2 after backward, adapters trained, blocks are units")
 
 # %% [markdown]
+# ## 10b.6 Units that do not mix
+#
+# *15 minutes, hard*
+#
 # The cure is in the wrapping: units that do not mix. Each block is a unit. If it would mix, what is trained in it gets
 # units of its own, as large as possible, since each is a message.
 

@@ -3,7 +3,7 @@
 #   minifsdp:
 #     lab: "11"
 #     title: Hybrid sharding
-#     minutes: 60
+#     minutes: 70
 #     ranks: 4
 # ---
 
@@ -15,6 +15,10 @@
 # any further. *Hybrid sharding* shards inside groups of F ranks, usually a host's, and *replicates* across the groups:
 # FSDP inside, data parallelism outside. F is the **sharding factor**. F = 1 is data parallelism, F = N full sharding.
 #
+# ![Hybrid sharding: shards inside a group, replicas across groups](../slides/figures/practice-hybrid.svg)
+#
+# *From [lecture 5, FSDP in practice](../slides/practice.md), which comes before this lab.*
+#
 # **Afterwards you can**
 #
 # - say which ranks shard together and which hold the same shard, and make their process groups without a deadlock;
@@ -24,7 +28,7 @@
 #
 # **You need** lab 01 (all-reduce, ring, groups), lab 05 (units, gather, reduce-scatter).
 #
-# **Time** 60 minutes. **To run** on a laptop (gloo, 4 processes that stand for 2 hosts of 2 ranks), on one GPU, or on a
+# **Time** 70 minutes. **To run** on a laptop (gloo, 4 processes that stand for 2 hosts of 2 ranks), on one GPU, or on a
 # GPU node. **Memory** a rank's tensors take less than 20 MiB here. What is said of clusters comes from a cost model
 # whose assumptions are written beside it.
 
@@ -133,6 +137,8 @@ print(f"{UNITS} units, {whole:,} bytes of parameters, as many of gradients, twic
 # %% [markdown]
 # ## 11.1 Who shards with whom
 #
+# *8 minutes, medium*
+#
 # N ranks, F of them to a sharding group. Ranks are numbered host by host, so *neighbours* share a host: a sharding
 # group is F consecutive ranks. Rank number j of a group holds shard j, and so do the ranks number j of all other
 # groups: these are its *replicas*. Every rank is in one group of each sort. Drawn as a table, sharding groups are the
@@ -173,6 +179,8 @@ for factor in (1, 2, 4):
 
 # %% [markdown]
 # ## 11.2 Make them
+#
+# *10 minutes, medium*
 #
 # A process group is made by `dist.new_group(ranks)`, which is a collective of the whole *world*: the members meet under
 # a name, and the name is a count of the calls that a rank has made. So **every rank must make every group, in the same
@@ -241,6 +249,8 @@ except RankError as error:
 #
 # ## 11.3 Reduce in two stages
 #
+# *5 minutes, easy*
+#
 # After backward a rank has the gradient [P] of its own rows. Its optimizer wants the mean over *all* ranks, of its
 # shard [P / F]:
 #
@@ -275,6 +285,8 @@ def start_across(unit: Replica) -> None:
 
 # %% [markdown]
 # ## 11.4 Finish
+#
+# *8 minutes, medium*
 #
 # The other half is called for every unit at the end of backward, and before a unit's next reduction. So it is called
 # for units that have nothing under way, and more often than 11.3.
@@ -515,6 +527,8 @@ for name, what in (("never", "without the second stage"), ("yours", "yours")):
 #
 # ## 11.5 What leaves a host
 #
+# *10 minutes, medium*
+#
 # Now count. Let M be the bytes of all units, padded, R = N / F the number of replicas. All collectives run as rings
 # (lab 01): a gather or reduce-scatter of n bytes over k ranks sends (k - 1) / k · n from each, an all-reduce twice as
 # much.
@@ -734,6 +748,8 @@ plots.timeline(
 # them; with more rows per rank backward would hide them.
 #
 # ## 11.6 Choose
+#
+# *8 minutes, medium*
 #
 # The largest factor holds least. A *rank* sends least with the smallest, a *host* with F = its own ranks. So: of the
 # factors whose memory fits, the fastest. And if nothing fits, there are two quite different reasons. The *shards* may

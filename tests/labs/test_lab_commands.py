@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import tomllib
+from base64 import b64decode
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ import pytest
 import minifsdp
 from minifsdp.course import cli
 from minifsdp.course.workshop import catalogue, copies, progress, saved
-from minifsdp.course.workshop.catalogue import EXERCISE, Notebook, cells_with, read_notebook, source_of
+from minifsdp.course.workshop.catalogue import EXERCISE, Notebook, cells_with, labs_folder, read_notebook, source_of
 from minifsdp.course.workshop.process import Verdict
 from minifsdp.course.workshop.references import find_reference, is_blank
 from minifsdp.course.workshop.submission import Submission
@@ -79,10 +80,10 @@ def test_list_names_labs_and_exercises(lab: Run) -> None:
     code, said = lab("list")
     assert code == 0
     assert "04 The flat parameter" in said
-    assert "The flat parameter 45 5" in said
+    assert "The flat parameter 60 5" in said
     code, said = lab("list", "4")
     assert code == 0
-    assert "4.1 Pad and chunk pad_and_chunk" in said
+    assert "4.1 Pad and chunk pad_and_chunk 5 easy" in said
     assert "5.1" not in said
     assert lab("list", "77") == (
         2,
@@ -97,7 +98,13 @@ def test_a_copy_has_no_outputs_and_its_edition_and_is_never_overwritten(lab: Run
     code_cells = [cell for cell in notebook["cells"] if cell["cell_type"] == "code"]
     assert code_cells
     assert not any(cell["outputs"] or cell["execution_count"] for cell in code_cells)
-    assert [source_of(cell) for cell in notebook["cells"]] == [source_of(cell) for cell in shipped["cells"]]
+    texts = [source_of(cell).replace("(attachment:", "(../slides/figures/") for cell in notebook["cells"]]
+    assert texts == [source_of(cell) for cell in shipped["cells"]]
+    (pictured,) = [cell for cell in notebook["cells"] if "attachments" in cell]
+    ((name, content),) = pictured["attachments"].items()
+    assert f"](attachment:{name})" in source_of(pictured)
+    picture = labs_folder().parent / "slides" / "figures" / name
+    assert b64decode(content["image/svg+xml"]) == picture.read_bytes()
     assert notebook["metadata"]["minifsdp"]["edition"] == catalogue.edition_of(shipped)
     Path(COPY).write_text("mine")
     assert lab("start", "04") == (2, f"minifsdp: {COPY} is there already: go on with it, or name another folder\n")

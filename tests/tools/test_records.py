@@ -16,7 +16,7 @@ import pytest
 from minifsdp.course.bench.contestants import CONTESTANTS
 from minifsdp.course.ladder.rungs import RUNGS
 from minifsdp.course.watch import records
-from minifsdp.course.watch.records import NO_RECORD, show_record
+from minifsdp.course.watch.records import show_record
 from tools.records import PARTS, Part, RecordError, find_records, parse_record, read_record
 from tools.worlds_table import NOT_RUN, SHARED_TIMES, TORCHS, WORLDS, worlds_table
 from tools.worlds_table import RUNGS as ROWS
@@ -260,17 +260,16 @@ def test_the_command_writes_between_the_markers_and_tells_what_is_stale(folder: 
 
 
 @pytest.mark.parametrize("lab", ["06", "07", "08"])
-def test_without_a_record_a_lab_prints_one_fixed_line(
+def test_without_a_record_a_lab_shows_nothing(
     lab: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(records, "records_folder", lambda: tmp_path)
-    show_record(lab)
-    assert capsys.readouterr().out == f"{NO_RECORD}\n"
+    monkeypatch.setattr("IPython.display.display", lambda *_: pytest.fail("there is no record to show"))
+    show_record(lab, says="how to read it")
+    assert not capsys.readouterr().out
 
 
-def test_a_lab_shows_the_latest_picture_on_record(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_lab_shows_the_latest_picture_on_record(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     older = {**made_up(), "count": 2}
     older["parts"]["ladder"]["when"] = "1999-01-02T03:04:05Z"
     (folder / f"{NAME[:-1]}2.json").write_text(json.dumps(older))
@@ -280,9 +279,8 @@ def test_a_lab_shows_the_latest_picture_on_record(
     shown: list[Any] = []
     monkeypatch.setattr("IPython.display.display", shown.append)
     for lab in ("06", "07"):
-        show_record(lab)
-        assert capsys.readouterr().out == f"Made-up 7 x 1, {SHARED}, 2000-01-02:\n"
+        show_record(lab, says="\nhow to read it\n")
         assert shown.pop().data == b"\x89PNG"
-    show_record("08")  # the ladder has left no picture of the allocator
-    assert capsys.readouterr().out == f"{NO_RECORD}\n"
+        assert shown.pop().data == f"### On a GPU\n\nhow to read it\n\nMade-up 7 x 1, {SHARED}, 2000-01-02:"
+    show_record("08", says="")  # the ladder has left no picture of the allocator
     assert not shown

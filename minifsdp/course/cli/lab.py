@@ -68,9 +68,9 @@ def list_labs(
     """
     with _refusing():
         if lab:
-            table = Table("exercise", "title", "you write", box=box.SIMPLE_HEAD)
+            table = Table("exercise", "title", "you write", "minutes", "", box=box.SIMPLE_HEAD)
             for stub in catalogue.stubs_of(catalogue.as_named(lab)).values():
-                table.add_row(stub.id, stub.title, stub.name)
+                table.add_row(stub.id, stub.title, stub.name, str(stub.minutes or ""), stub.difficulty)
         else:
             table = Table("lab", "title", "minutes", "exercises", box=box.SIMPLE_HEAD)
             for each in catalogue.all_labs():

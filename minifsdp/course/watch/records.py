@@ -10,8 +10,6 @@ from pathlib import Path
 
 import minifsdp
 
-NO_RECORD = "no GPU record here: not run on a GPU yet (make gpu-check writes one)"
-
 _SHOWN = {"06": "timeline", "07": "timeline", "08": "allocator"}  # lab -> name of the ladder's plot
 
 
@@ -20,11 +18,12 @@ def records_folder() -> Path:
     return Path(minifsdp.__file__).parent.parent / "benchmarks" / "records"
 
 
-def show_record(lab: str) -> None:
-    """Display the latest recorded plot of a ladder run on a GPU, or a note that there is none.
+def show_record(lab: str, says: str) -> None:
+    """Display the latest recorded plot of a ladder run on a GPU; nothing, if there is none.
 
     Args:
         lab: "06", "07" or "08".
+        says: how to read it.
     """
     plot = f"ladder-{_SHOWN[lab]}.png"
     found = []
@@ -36,10 +35,9 @@ def show_record(lab: str) -> None:
             world, when = ladder["results"].get("world", ""), ladder["when"]
             found.append((when, path.with_suffix("") / plot, f"{gpus}, {world}, {when[:10]}:"))
     if not found:
-        print(NO_RECORD)
         return
-    from IPython.display import Image, display
+    from IPython.display import Image, Markdown, display
 
     _, picture, sentence = max(found)
-    print(sentence)
+    display(Markdown(f"### On a GPU\n\n{says.strip()}\n\n{sentence}"))  # type: ignore[no-untyped-call]
     display(Image(filename=str(picture), width=900))  # type: ignore[no-untyped-call]

@@ -14,6 +14,13 @@ from minifsdp.course.system.plain_files import read_plain
 
 SETUP = "setup"  # the tag of a lab's set-up cell
 EXERCISE = "exercise-"  # prefix of an exercise cell's tag; the exercise's id follows
+HEADING = re.compile(
+    r"^#+ (?P<id>\d+[a-z]?\.\d+) (?P<title>.+)$"
+    r"(?:\n\n\*(?P<minutes>\d+) minutes, (?P<difficulty>easy|medium|hard)\*$)?",
+    re.MULTILINE,
+)
+"""The heading of an exercise, and the line below it."""
+
 LARGEST = 64 * 2**20  # bytes of a notebook
 
 Notebook = dict[str, Any]
@@ -28,12 +35,16 @@ class Stub(NamedTuple):
         name: the function's.
         source: the cell's text.
         title: its heading's, without the id.
+        minutes: an estimate for somebody who does the lab for the first time; None: the lab has none.
+        difficulty: "easy", "medium" or "hard".
     """
 
     id: str
     name: str
     source: str
     title: str = ""
+    minutes: int | None = None
+    difficulty: str = ""
 
 
 def labs_folder() -> Path:
@@ -89,15 +100,17 @@ def about(lab: str) -> dict[str, Any]:
 def stubs_of(lab: str) -> dict[str, Stub]:
     """The exercises of a lab by id, in notebook order."""
     found: dict[str, Stub] = {}
-    titles: dict[str, str] = {}
+    headings: dict[str, tuple[str, int | None, str]] = {}
     for cell in read_cells(shipped_notebook(lab)):
         if cell.get("cell_type") == "markdown":
-            titles.update(re.findall(r"^#+ (\d+[a-z]?\.\d+) (.+)$", source_of(cell), re.MULTILINE))
+            for match in HEADING.finditer(source_of(cell)):
+                minutes = int(match["minutes"]) if match["minutes"] else None
+                headings[match["id"]] = match["title"].replace("`", ""), minutes, match["difficulty"] or ""
         for tag in tags_of(cell):
             if tag.startswith(EXERCISE):
                 source, exercise = source_of(cell), tag.removeprefix(EXERCISE)
                 name = next(node.name for node in ast.parse(source).body if isinstance(node, ast.FunctionDef))
-                found[exercise] = Stub(exercise, name, source, titles.get(exercise, name).replace("`", ""))
+                found[exercise] = Stub(exercise, name, source, *headings.get(exercise, (name,)))
     return found
 
 

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import json
 import re
+from base64 import b64encode
 from pathlib import Path
 
 from minifsdp.course.system import whole_files
 from minifsdp.course.workshop.catalogue import (
     EXERCISE,
     SETUP,
+    Cell,
     Notebook,
     cells_with,
     edition_of,
     facts_of,
     lab_of_file,
+    labs_folder,
     read_cells,
     read_notebook,
     shipped_notebook,
@@ -45,7 +48,20 @@ def fresh(lab: str) -> Notebook:
     for cell in notebook["cells"]:
         if cell["cell_type"] == "code":
             cell.update(outputs=[], execution_count=None)
+        else:
+            _attach_pictures(cell)
     return notebook
+
+
+def _attach_pictures(cell: Cell) -> None:
+    """Put the pictures of a Markdown cell into the notebook, which may lie anywhere from now on."""
+    text, attached = source_of(cell), {}
+    for link in re.findall(r"(?<=\]\()\.\./[\w/-]+\.svg(?=\))", text):
+        path = labs_folder() / link
+        attached[path.name] = {"image/svg+xml": b64encode(path.read_bytes()).decode()}
+        text = text.replace(f"]({link})", f"](attachment:{path.name})")
+    if attached:
+        cell.update(source=text, attachments=attached)
 
 
 def copies(lab: str, folder: Path) -> list[Path]:
