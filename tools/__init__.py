@@ -2,8 +2,8 @@
 
     gpu_check         all that the course claims of GPUs, run and put on record (`make gpu-check`)
     records.py        what a record of a GPU is: read, checked, written
-    worlds_table.py   the README's table of worlds, from the records
-    readme_table.py   writes that table into the README
+    worlds_table.py   the table of worlds in docs/gpu.md, from the records
+    gpu_table.py      writes that table into the page
     cpu_records.py    records of what benchmarks measured on a CPU
     test_versions.py  the suite on other versions of torch (`make test-versions`)
 

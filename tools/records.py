@@ -1,4 +1,4 @@
-"""Records of what has run on GPUs: read and checked, for the README's table and for the labs.
+"""Records of what has run on GPUs: read and checked, for the table of docs/gpu.md and for the labs.
 
 One file per kind of machine, `benchmarks/records/<gpu>-x<count>.json`, its pictures in a folder of the same name, both
 written by `make gpu-check`. A record claims figures only for what has passed; each of its parts says when it ran, from

@@ -1,4 +1,4 @@
-"""The README's table of worlds: what has run on GPUs, from the records and from nothing else."""
+"""The table of worlds in docs/gpu.md: what has run on GPUs, from the records and from nothing else."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Any
 from tools.records import Part, Record
 
 NOT_RUN = "not run"
+NO_RECORDS = "Nothing has run on a GPU yet: there are no records."
 _SHARE = "sharing|on one GPU"
 WORLDS = {  # name in the table -> what a line that names such a world has in it
     "NCCL, one rank per GPU": "a GPU each",
@@ -30,8 +31,10 @@ def worlds_table(records: Sequence[Record]) -> str:
     """Markdown: which worlds have run, how long a step took, and what has not passed.
 
     Args:
-        records: as `find_records` gives them. Without any, every cell says "not run".
+        records: as `find_records` gives them.
     """
+    if not records:
+        return NO_RECORDS
     parts = [_worlds(records), _steps(records)]
     if notes := [*_notes(records)]:
         parts.append("\n".join(f"* {note}" for note in notes))

@@ -1,4 +1,4 @@
-"""Write the README's table of worlds anew, from the records: `python -m tools.readme_table`.
+"""Write the table of worlds in docs/gpu.md anew, from the records: `python -m tools.gpu_table`.
 
 With `--check` nothing is written: exit code 1 if the table is not what the records say.
 """
@@ -33,23 +33,23 @@ def main() -> int:
     """The exit code: 0, 1 for a stale table, 2 for a page or a record that cannot be read."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--check", action="store_true", help="write nothing; fail if the table is stale")
-    parser.add_argument("--readme", type=Path, default=ROOT / "README.md")
+    parser.add_argument("--page", type=Path, default=ROOT / "docs" / "gpu.md")
     parser.add_argument("--records", type=Path, default=RECORDS, help="default: benchmarks/records")
     given = parser.parse_args()
     try:
-        page = given.readme.read_text()
+        page = given.page.read_text()
         wanted = filled(page, worlds_table(find_records(given.records)))
     except RecordError as error:
         print(error, file=sys.stderr)
         return 2
     except (ValueError, OSError) as error:
-        print(f"{given.readme}: {error}", file=sys.stderr)
+        print(f"{given.page}: {error}", file=sys.stderr)
         return 2
     if given.check:
         if page != wanted:
-            print(f"{given.readme}: the table of worlds is stale: python -m tools.readme_table", file=sys.stderr)
+            print(f"{given.page}: the table of worlds is stale: python -m tools.gpu_table", file=sys.stderr)
         return int(page != wanted)
-    given.readme.write_text(wanted)
+    given.page.write_text(wanted)
     return 0
 
 
