@@ -30,7 +30,7 @@ def stage(sources: Path) -> list[Path]:
     pages |= code_pages(files, linked)
     pages["lectures.md"] = lectures()
     pages["index.md"] = pages.pop("README.md") + toctree(
-        [*("labs/README", "lectures"), *sorted(name[:-3] for name in pages if name.startswith("docs/"))]
+        [*("labs/README", "lectures", "CONTRIBUTING"), *sorted(name[:-3] for name in pages if name.startswith("docs/"))]
     )
     pages["labs/README.md"] += toctree(sorted(name[5:-6] for name in pages if name.endswith(".ipynb")))
     for name, text in pages.items():
@@ -52,7 +52,7 @@ def tracked() -> list[str]:
 
 def is_page(name: str) -> bool:
     """Whether a file is a page of the site as it is."""
-    return name == "README.md" or bool(re.fullmatch(r"docs/\w+\.md|labs/README\.md|labs/lab\w+\.ipynb", name))
+    return name in ("README.md", "CONTRIBUTING.md") or bool(re.fullmatch(r"docs/\w+\.md|labs/README\.md|labs/lab\w+\.ipynb", name))
 
 
 def targets(name: str, text: str) -> Iterable[str]:
