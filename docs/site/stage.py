@@ -52,7 +52,7 @@ def tracked() -> list[str]:
 
 def is_page(name: str) -> bool:
     """Whether a file is a page of the site as it is."""
-    return name in ("README.md", "CONTRIBUTING.md") or bool(re.fullmatch(r"docs/\w+\.md|labs/README\.md|labs/lab\w+\.ipynb", name))
+    return bool(re.fullmatch(r"README\.md|CONTRIBUTING\.md|docs/\w+\.md|labs/README\.md|labs/lab\w+\.ipynb", name))
 
 
 def targets(name: str, text: str) -> Iterable[str]:
@@ -154,6 +154,7 @@ def leading(name: str, pages: Pages) -> Callable[[re.Match[str]], str]:
         path, fragment = found[1], found[2] or ""
         target = normpath(f"{name}/../{path}") if path else name
         known = {"README.md": "index.md", "slides": "lectures.md"}.get(target, target)
+        known = "lectures.md" if known in (f"slides/{deck}.md" for deck in DECKS) else known
         page = next((each for each in (known, f"{known}.md", f"{known}/index.md") if each in pages), known)
         if page.endswith(".ipynb"):  # Jupyter's names of headings, to GitHub's
             fragment = "#" * bool(fragment) + re.sub(r"[^\w-]", "", fragment.lower())

@@ -445,6 +445,12 @@ class LabUnit:
     def whole(self) -> bool:
         return device.is_allocated(self.flat.full)
 
+    @property
+    def held(self) -> tuple[str, str]:
+        """What this rank holds of the parameters and of their gradient, for the explorer."""
+        gradient = "whole" if self._gradient is not None else "none" if self.flat.shard.grad is None else "shard"
+        return "whole" if self.whole else "shard", gradient
+
     def gather(self) -> None:
         self.events.append(f"gather {self.name}")
         self.pieces.gather(self.flat, self.group)
@@ -625,6 +631,23 @@ assert (gathers, reductions, len(ops), different) == (2 * number - 1, number, 3 
 for name in UNITS:
     reduced_at = events.index(f"reduce {name}")
     assert max(at for at, event in enumerate(events) if event == f"free {name}") < reduced_at, f"{name}: freed too late"
+
+# %% [markdown]
+# The same step to scrub through: drag the slider, or step with the arrows. A row is a unit; light blue is gathered,
+# a thin line this rank's shard. Watch one block: it is whole twice, and only while it computes.
+
+# %% tags=["nbval-ignore-output"]
+from functools import partial
+
+from minifsdp.course.explore.page import show
+from minifsdp.course.ladder.measure import log_step
+
+
+def log_mine() -> dict[str, Any]:
+    return log_step(lab_fsdp, data.shard(BATCHES[0], dist.get_rank(), RANKS))
+
+
+show("One step of your FSDP", f"GPT of {psi:,} parameters on {RANKS} ranks.", {"yours": launch(log_mine, RANKS)})
 
 # %% [markdown]
 # Parameters are the same values on every rank, cut into pieces, so an all-gather puts them together. Gradients are

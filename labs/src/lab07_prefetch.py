@@ -602,6 +602,36 @@ plots.curve(
 )
 
 # %% [markdown]
+# The same steps to scrub through. Compare `none` with `PRE`: when is the next block whole, and what is on its way while
+# a block's gradient is reduced? Hatched is on its way.
+
+# %% tags=["nbval-ignore-output"]
+from minifsdp.course.explore.page import show
+
+from minifsdp.course.ladder.measure import log_step
+
+
+def build_mine(pieces: Pieces, depth: int | None) -> Trainer:
+    model = SETTINGS.model().to(rank_device())
+    schedule = partial(LabSchedule, pieces=pieces, depth=depth)
+    model = FullyShardedDataParallel(model, auto_wrap_policy={Block}, schedule=schedule)
+    return Trainer(model, torch.optim.AdamW(model.parameters(), LEARNING_RATE))
+
+
+def log_mine() -> dict[str, Any]:
+    batch = data.shard(BATCHES[0], dist.get_rank(), RANKS)
+    mine = {"none": (NONE, 1), "POST": (POST, 1), "both, all": (BOTH, None), "PRE": (PRE, 1)}
+    return {name: log_step(partial(build_mine, *variant), batch) for name, variant in mine.items()}
+
+
+logged = launch(log_mine, RANKS)
+show(
+    "One step under your schedules",
+    f"GPT of {sum(SIZES.parameters):,} parameters on {RANKS} ranks.",
+    {name: [rank[name] for rank in logged] for name in logged[0]},
+)
+
+# %% [markdown]
 # ## What it buys
 #
 # ### Measured: prefetch on an emulated link, and the model beside it (C15)

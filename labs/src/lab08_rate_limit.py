@@ -929,6 +929,33 @@ plots.curve(
 )
 
 # %% [markdown]
+# The same steps to scrub through. Count the light blue rows under `k = 2`, and under `no limit`:
+
+# %% tags=["nbval-ignore-output"]
+from minifsdp.course.explore.page import show
+from minifsdp.course.ladder.measure import log_step
+
+
+def build_bounded(name: str) -> Trainer:
+    model = SETTINGS.model().to(rank_device())
+    schedule = partial(bounded, *BOUNDS[name])
+    model = FullyShardedDataParallel(model, auto_wrap_policy={ModelBlock}, schedule=schedule)
+    return Trainer(model, torch.optim.AdamW(model.parameters(), LEARNING_RATE))
+
+
+def log_mine() -> dict[str, Any]:
+    batch = data.shard(next(SETTINGS.batches()), dist.get_rank(), RANKS)
+    return {name: log_step(partial(build_bounded, name), batch) for name in ("no limit", "k = 1", "k = 3", "k = 2")}
+
+
+logged = launch(log_mine, RANKS)
+show(
+    "One step under your limiter",
+    f"GPT of {sum(SIZES.parameters):,} parameters on {RANKS} ranks.",
+    {name: [rank[name] for rank in logged] for name in logged[0]},
+)
+
+# %% [markdown]
 # A deep prefetch lets reductions pile up too, each with its unsharded gradient (lab 07). To bound the gathers alone
 # then saves nothing at the peak, which comes when backward ends and all gradients are there. So `HeldBack` bounds both.
 #

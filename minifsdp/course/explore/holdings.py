@@ -33,10 +33,15 @@ class Holdings:
 
 
 def holdings_of(model: nn.Module, optimizer: Any = None) -> Holdings:
-    """The holdings of an FSDP model by units; of another by its blocks and the rest, whose parameters stay whole."""
+    """The holdings of an FSDP model by units; of another by its blocks and the rest, whose parameters stay whole.
+
+    A learner's model has `units`, whose members have a `name` and say in `held` what this rank holds of them.
+    """
     instances = [each for each in model.modules() if isinstance(each, FullyShardedDataParallel)]
     if units := [each._unit for each in instances if each._unit is not None]:
         return of_units(units)
+    if own := [each for each in getattr(model, "units", ()) if hasattr(each, "held")]:
+        return Holdings([each.name for each in own], lambda: [each.held for each in own])
     blocks = [each for each in model.modules() if isinstance(each, Block)]
     inside = {p for block in blocks for p in block.parameters()}
     rows = [[p for p in model.parameters() if p not in inside], *(list(block.parameters()) for block in blocks)]

@@ -6,6 +6,9 @@ const DATA = JSON.parse(document.getElementById("data").textContent);
 const byId = (id) => document.getElementById(id);
 const chosen = { rung: DATA.rungs.length - 1, variant: DATA.rungs.at(-1).own, rank: 0, place: 0 };
 const MIB = 2 ** 20;
+// Without a shard among its states, a parameter that is whole is replicated, not gathered.
+for (const rung of DATA.rungs)
+  for (const step of rung.variants) step.sharded = step.ranks[0].entries.some((entry) => entry[1] === null && entry[3] === "shard");
 const step = () => DATA.rungs[chosen.rung].variants[chosen.variant];
 const escaped = (text) => text.replace(/&/g, "&amp;").replace(/</g, "&lt;");
 
@@ -143,7 +146,7 @@ function choose() {
   const rung = DATA.rungs[chosen.rung];
   const select = (key, label, names) => names.length < 2 ? "" :
     `<label>${label}<select id="${key}">${names.map((each, i) => `<option value="${i}"${i === chosen[key] ? " selected" : ""}>${escaped(each)}</option>`).join("")}</select></label>`;
-  byId("choices").innerHTML = select("rung", "Rung", DATA.rungs.map(({ name }) => name)) + select("variant", rung.varies, rung.variants.map(({ label }) => label)) +
+  byId("choices").innerHTML = select("rung", DATA.choice, DATA.rungs.map(({ name }) => name)) + select("variant", rung.varies, rung.variants.map(({ label }) => label)) +
     select("rank", "Rank", [...Array(DATA.ranks).keys()].map(String)) + `<span class="adds">${escaped(rung.adds)}</span>`;
   for (const key of ["rung", "variant", "rank"])
     if (byId(key)) byId(key).onchange = (event) => { const time = timeOf(chosen.rank, chosen.place) / step().length; chosen[key] = +event.target.value; if (key === "rung") chosen.variant = DATA.rungs[chosen.rung].own; choose(); draw(time); };

@@ -9,26 +9,47 @@ from importlib.resources import files
 from string import Template
 from typing import Any
 
+from minifsdp.course.explore.log import on_one_clock
 from minifsdp.course.plots.palette import BLACK, INK, LANE_COLOURS, LINE, PALE, REDUCE, SOFT, TAG_COLOURS, WHITE
 
 _NEUTRAL = {"white": WHITE, "black": BLACK, "ink": INK, "soft": SOFT, "line": LINE, "pale": PALE}
+_NOTE = "Each rank has its own memory; the lanes are rank 0's."
+
+Step = Sequence[Mapping[str, Any]]
+"""By rank, what `ladder.measure.log_step` returns."""
 
 
-def page(title: str, about: str, ranks: int, rungs: Sequence[Mapping[str, Any]]) -> str:
+def explored(name: str, steps: Mapping[str, Step], own: str, adds: str = "", varies: str = "") -> dict[str, Any]:
+    """An entry of the page: a rung, with its variants.
+
+    Args:
+        name: the rung's.
+        steps: by variant.
+        own: the variant that is shown first.
+        adds: a few words on the rung.
+        varies: the name of what the variants differ in.
+    """
+    variants = []
+    for label, step in steps.items():
+        traced = step[0]["traced"]
+        variants.append({"label": label} | on_one_clock([rank["log"] for rank in step], traced.moments, traced.spans))
+    return {"name": name, "adds": adds, "varies": varies, "own": list(steps).index(own), "variants": variants}
+
+
+def page(title: str, about: str, rungs: Sequence[Mapping[str, Any]], choice: str = "Rung") -> str:
     """The page.
 
     Args:
         title: its heading.
-        about: a sentence on the model, the machine and the emulated link.
-        ranks: their number.
-        rungs: each with "name"; "adds", what it adds to the one before; "varies", the name of what its variants differ
-            in, or ""; "variants": `on_one_clock`'s steps, with "label" and "sharded", whether a parameter that is whole
-            has been gathered; and "own", the place of the run's own among them.
+        about: a sentence on the model and the machine.
+        rungs: from `explored`; the last one is shown first.
+        choice: what they are, in one word.
     """
     data = {
-        "about": about,
-        "ranks": ranks,
+        "about": f"{about} {_NOTE}",
+        "ranks": len(rungs[0]["variants"][0]["ranks"]),
         "rungs": rungs,
+        "choice": choice,
         "tags": list(TAG_COLOURS),
         "colours": {**TAG_COLOURS, **_NEUTRAL, "reduction": REDUCE},
         "lanes": LANE_COLOURS,
@@ -42,3 +63,18 @@ def page(title: str, about: str, ranks: int, rungs: Sequence[Mapping[str, Any]])
         data=text,
         script=folder.joinpath("page.js").read_text(),
     )
+
+
+def show(title: str, about: str, steps: Mapping[str, Step]) -> Any:
+    """The page in a frame, for the cell of a notebook.
+
+    Args:
+        title, about: as for `page`.
+        steps: by name; the last one is shown first.
+    """
+    from IPython.display import HTML
+
+    text = page(title, about, [explored(name, {"": step}, "") for name, step in steps.items()], "Schedule")
+    rows = max(len(step[0]["log"].units) for step in steps.values())
+    frame = f'style="width: 100%; height: {640 + 48 * rows}px; border: 0" title="{escape(title)}"'
+    return HTML(f'<iframe srcdoc="{escape(text)}" {frame}></iframe>')  # type: ignore[no-untyped-call]

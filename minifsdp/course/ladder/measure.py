@@ -115,7 +115,7 @@ def run_rungs(settings: Settings, traces: Path) -> dict[str, dict[str, Any]]:
             advance(name, "measuring")
             records[name]["others"] = {}
         for name, other in settings.others:
-            records[name]["others"][other] = _log(partial(settings.build, name, where, other), shards[0], where, link)
+            records[name]["others"][other] = log_step(partial(settings.build, name, where, other), shards[0], link)
             advance(name, f"{RUNGS[name].varies} = {other}")
     return records
 
@@ -137,9 +137,18 @@ def _train(
     return records
 
 
-def _log(build: Callable[[], Trainer], batch: Batch, where: torch.device, link: EmulatedLink | None) -> dict[str, Any]:
-    """Trace and measure a step of a variant of a rung, for the explorer."""
-    trainer = build()
+def log_step(build: Callable[[], Trainer], batch: Batch, link: EmulatedLink | None = None) -> dict[str, Any]:
+    """Trace and measure a step on this rank, for the explorer; all ranks call it.
+
+    Args:
+        build: makes a fresh trainer.
+        batch: this rank's.
+        link: the emulated link, if it is in use.
+
+    Returns:
+        "traced", a `TracedStep` on rank 0; "log", a `LoggedStep`.
+    """
+    trainer, where = build(), rank_device()
     for _ in range(WARM_UP):
         take_step(trainer, batch, where)
     with tempfile.TemporaryDirectory() as folder:

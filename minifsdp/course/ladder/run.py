@@ -14,8 +14,7 @@ from typing import Any
 import torch
 
 from minifsdp.course import plots
-from minifsdp.course.explore.log import on_one_clock
-from minifsdp.course.explore.page import page
+from minifsdp.course.explore.page import explored, page
 from minifsdp.course.ladder import data
 from minifsdp.course.ladder.data import Corpus
 from minifsdp.course.ladder.measure import Settings, run_rungs, train_alone
@@ -178,19 +177,12 @@ def _explorer(record: dict[str, Any], ranks: list[dict[str, dict[str, Any]]]) ->
     rungs = []
     for name in (rung["name"] for rung in record["rungs"]):
         rung, logged = RUNGS[name], [rank[name] for rank in ranks]
-        steps = [(rung.own(record["limit"]), logged)]
-        steps += [(other, [rank["others"][other] for rank in logged]) for other in logged[0]["others"]]
-        variants = [
-            {"label": label, "sharded": name.startswith("fsdp")}
-            | on_one_clock([rank["log"] for rank in each], each[0]["traced"].moments, each[0]["traced"].spans)
-            for label, each in sorted(steps)
-        ]
-        own = [variant["label"] for variant in variants].index(steps[0][0])
-        rungs.append({"name": name, "adds": rung.adds, "varies": rung.varies, "own": own, "variants": variants})
+        own, others = rung.own(record["limit"]), logged[0]["others"]
+        steps = {own: logged, **{other: [rank["others"][other] for rank in logged] for other in others}}
+        rungs.append(explored(name, dict(sorted(steps.items())), own, rung.adds, rung.varies))
     over = f"{record['world']}, emulated link {record['link']}" if record["link"] else record["world"]
     model = f"GPT of {record['layers']} blocks and {record['parameters']:,} parameters"
-    about = f"{model}; {over}. Each rank has its own memory; the lanes are rank 0's."
-    return page("Explore one training step", about, record["ranks"], rungs)
+    return page("Explore one training step", f"{model}; {over}.", rungs)
 
 
 def _one_line_per_list(text: str) -> str:
