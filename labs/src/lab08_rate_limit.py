@@ -1228,6 +1228,30 @@ then little waits for an event.)
 #    the device at most. With k = 2 one computes and one arrives.
 # 5. It counts frees that were issued. A free that only the waiting host could issue never comes.
 #
+# ## More: the fastest schedule in 8 GiB
+#
+# An open task without a reference answer. The model is T5-11B-like on 16 paper GPUs, where gathering takes about as
+# long as computing. Write a schedule with the shortest step whose allocator reserves at most 8 GiB. A hazard (a kernel
+# that reads what has not arrived) disqualifies it. A start:
+
+# %% tags=["shown"]
+from minifsdp.course.workshop.scores import enter
+from minifsdp.fsdp import RateLimitedSchedule
+
+
+class MySchedule(RateLimitedSchedule):
+    """Gathers two units ahead in backward and one in forward? Reduces later? Keeps the last block whole? Yours."""
+
+    def __init__(self, units: Sequence[Unit]) -> None:
+        super().__init__(units, forward=True, depth=1, limit=2)
+
+
+enter("my schedule", MySchedule)
+
+# %% [markdown]
+# torch's defaults take 66.4 ms in 7.48 GiB. Looking two units ahead with k = 3 takes 63.5 ms, but 9.23 GiB. The link
+# alone is busy for 59.0 ms. `minifsdp lab score` keeps the table of what you have tried.
+#
 # ## Questions
 #
 # **1. `reserved` is twice `allocated`, and `num_alloc_retries` is 0. Is there something to mend?**

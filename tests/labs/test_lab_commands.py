@@ -155,7 +155,7 @@ def test_requests_that_cannot_be_met(lab: Run, words: list[str], says: str) -> N
     assert says in error
 
 
-@pytest.mark.parametrize("name", ["list", "start", "update", "check", "hint", "reveal", "progress", "mark"])
+@pytest.mark.parametrize("name", ["list", "start", "update", "check", "hint", "reveal", "progress", "score", "mark"])
 def test_help_has_an_example(lab: Run, name: str) -> None:
     code, said = lab(name, "--help")
     assert code == 0

@@ -185,6 +185,24 @@ def show_progress(folder: Folder = HERE) -> None:
     console.print(_summary(standings))
 
 
+@app.command()
+def score(folder: Folder = HERE) -> None:
+    """Show your schedules for the open task of lab 08, the fastest first.
+
+    Example: minifsdp lab score
+    """
+    from minifsdp.course.workshop import scores
+
+    with _refusing():
+        if not folder.is_dir():
+            raise ValueError(f"{folder} is no folder: name the one with your notebooks")
+        table = scores.table(folder)
+    if table is None:
+        print("no schedule has been tried in this folder: the task is at the end of lab 08")
+    else:
+        new_console().print(table)
+
+
 def _summary(standings: dict[str, list[progress.Standing] | str]) -> str:
     """The number of exercises passed, and the next one."""
     states = {each.exercise: each.state for found in standings.values() if isinstance(found, list) for each in found}

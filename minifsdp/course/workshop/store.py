@@ -1,4 +1,4 @@
-"""A learner's records in `.minifsdp/` beside the notebooks: answers that passed, predictions, hints, reveals.
+"""A learner's records in `.minifsdp/` beside the notebooks: answers that passed, predictions, hints, reveals, scores.
 
 One small file per exercise and kind, replaced atomically, so that several kernels in one folder do not interfere.
 """
@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 from functools import cache
+from math import isfinite
 from pathlib import Path
 from typing import Any, Literal
 
@@ -14,7 +15,7 @@ from minifsdp.course.system.plain_files import read_plain
 from minifsdp.course.system.whole_files import write_whole
 
 LARGEST = 2**20  # bytes of a record
-Kind = Literal["answers", "predictions", "hints", "reveals"]
+Kind = Literal["answers", "predictions", "hints", "reveals", "scores"]
 
 
 class Store:
@@ -57,7 +58,16 @@ def _is_sound(kind: Kind, record: Any) -> bool:
             return type(record) in (int, float)
         case "hints":
             return type(record) is int and record >= 0
+        case "scores":
+            return isinstance(record, list) and all(map(_is_score, record))
     return record is True
+
+
+def _is_score(entry: Any) -> bool:
+    if not isinstance(entry, dict) or not isinstance(entry.get("name"), str):
+        return False
+    numbers = all(type(entry.get(key)) in (int, float) and isfinite(entry[key]) for key in ("seconds", "reserved"))
+    return numbers and isinstance(entry.get("problem", 0), str | None)
 
 
 @cache
