@@ -21,7 +21,8 @@ from typing import Any
 
 from chromium import program
 from compose import DECKS, Deck, load, problems
-from draw.canvas import draw_all
+from draw.canvas import check, draw_all
+from draw.legible import illegible
 from look import look
 
 SLIDES = Path(__file__).parent
@@ -38,7 +39,7 @@ def main() -> None:
         parser.error(f"there is no deck {', '.join(sorted(unknown))}: choose from {', '.join(DECKS)}")
     decks = [load(name) for name in DECKS if name in args.decks or not args.decks]
     if args.check:
-        found = [problem for deck in decks for problem in [*stale(deck), *problems(deck)]]
+        found = [problem for deck in decks for problem in [*stale(deck), *problems(deck), *hard_to_read(deck)]]
         found += unused(decks) if len(decks) == len(DECKS) else []
     else:
         found = [problem for deck in decks for problem in build(deck, args.out)]
@@ -54,6 +55,11 @@ def stale(deck: Deck) -> list[str]:
         elif path.read_bytes() != image:
             found.append(f"{path.name} is not what draw/{deck.name}/ draws today: make slides")
     return found
+
+
+def hard_to_read(deck: Deck) -> list[str]:
+    """Figures with type that is too small or too pale, or that waste their slide."""
+    return [f"{name}.svg: {problem}" for name, draw in deck.figures.items() for problem in check(draw, illegible)]
 
 
 def unused(decks: Sequence[Deck]) -> list[str]:

@@ -21,11 +21,11 @@ WIDTH, HEIGHT = 11.5, 5.0  # inches; a slide's picture is shown at 100 pixels ea
 
 _STYLE: dict[str, Any] = {
     "font.family": "DejaVu Sans",
-    "font.size": 15,
+    "font.size": 18,
     "axes.spines.top": False,
     "axes.spines.right": False,
     "axes.titlelocation": "left",
-    "axes.titlesize": 15,
+    "axes.titlesize": 18,
     "axes.titleweight": "bold",
     "axes.labelcolor": SOFT,
     "axes.edgecolor": SOFT,
@@ -36,7 +36,7 @@ _STYLE: dict[str, Any] = {
     "grid.linewidth": 0.8,
     "hatch.linewidth": 0.8,
     "legend.frameon": False,
-    "legend.fontsize": 14,
+    "legend.fontsize": 18,
     "lines.linewidth": 2.4,
     "svg.fonttype": "path",  # the letters are drawn: no font need be where the deck is shown
     "svg.hashsalt": "minifsdp",  # or each run would name its clip paths anew
@@ -63,6 +63,12 @@ def settled(figure: Figure) -> Figure:
     for axes in figure.axes:
         axes.set_position([round(each, 6) for each in axes.get_position(original=True).bounds])
     return figure
+
+
+def check(draw: Draw, problems: Callable[[Figure], list[str]]) -> list[str]:
+    """Problems of the figure as it is shown."""
+    with style.context(["default", _STYLE]):
+        return problems(settled(draw()))
 
 
 def draw_all(figures: Mapping[str, Draw], folder: Path) -> dict[Path, bytes]:

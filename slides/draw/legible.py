@@ -13,8 +13,8 @@ from matplotlib.collections import PathCollection, PolyCollection
 from matplotlib.colors import to_hex, to_rgb
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
+from matplotlib.path import Path
 from matplotlib.text import Text
-from matplotlib.transforms import Bbox
 
 from minifsdp.course.plots.palette import WHITE, contrast
 
@@ -50,16 +50,17 @@ def _texts(figure: Figure) -> Iterator[Text]:
             yield text
 
 
-def _filled(figure: Figure) -> Iterator[tuple[float, Bbox, str]]:
+def _filled(figure: Figure) -> Iterator[tuple[float, Path, str]]:
     """Filled shapes that text may lie on, each with its place in the order of drawing."""
     for axes in figure.axes:
         for patch in axes.patches:
             if patch.get_fill() and patch.get_visible():
-                yield patch.get_zorder(), patch.get_window_extent(), _on_white(patch.get_facecolor())
+                shape = patch.get_path().transformed(patch.get_transform())
+                yield patch.get_zorder(), shape, _on_white(patch.get_facecolor())
         for shapes in axes.collections:
             if isinstance(shapes, PolyCollection) and not isinstance(shapes, PathCollection):
                 for path, colour in zip(shapes.get_paths(), _cycled(shapes.get_facecolor()), strict=False):
-                    yield shapes.get_zorder(), path.get_extents(shapes.get_transform()), _on_white(colour)
+                    yield shapes.get_zorder(), path.transformed(shapes.get_transform()), _on_white(colour)
 
 
 def _cycled(colours: Any) -> Iterator[Any]:
@@ -67,14 +68,14 @@ def _cycled(colours: Any) -> Iterator[Any]:
         yield from colours
 
 
-def _behind(text: Text, filled: list[tuple[float, Bbox, str]]) -> str:
+def _behind(text: Text, filled: list[tuple[float, Path, str]]) -> str:
     """The colour that is drawn last where the text has its middle."""
     box = text.get_bbox_patch()
     if isinstance(box, Patch) and box.get_fill():
         return _on_white(box.get_facecolor())
     extent = text.get_window_extent()
-    x, y = (extent.x0 + extent.x1) / 2, (extent.y0 + extent.y1) / 2
-    below = [(order, number, colour) for number, (order, shape, colour) in enumerate(filled) if shape.contains(x, y)]
+    at = (extent.x0 + extent.x1) / 2, (extent.y0 + extent.y1) / 2
+    below = [(order, n, colour) for n, (order, shape, colour) in enumerate(filled) if shape.contains_point(at)]
     return max(below)[2] if below else WHITE
 
 

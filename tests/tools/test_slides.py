@@ -14,7 +14,8 @@ sys.path.insert(0, str(SLIDES))
 
 import compose  # noqa: E402
 import decks  # noqa: E402
-from draw.canvas import draw_all  # noqa: E402
+from draw.canvas import WIDTH, draw_all  # noqa: E402
+from draw.legible import illegible  # noqa: E402
 
 SLIDE = "\n# One\n\n{{ figure('one', 'one') }}\n\n<!-- What to say. -->\n"
 
@@ -61,3 +62,49 @@ def test_claims_lead_to_the_labs_that_measure_them() -> None:
 def test_a_figure_that_nobody_draws_cannot_be_shown() -> None:
     with pytest.raises(ValueError, match="there is no figure 'none'"):
         _ = compose.Deck("made-up", SLIDE.replace("'one', ", "'none', "), {"one": None}, {}).text  # type: ignore[dict-item]
+
+
+# Figures that can be read
+
+
+def page(height: float = 4.6, width: float = WIDTH) -> Figure:
+    return Figure(figsize=(width, height))
+
+
+def test_small_type_and_a_figure_that_wastes_its_slide_are_named() -> None:
+    figure = page(2.0, 9.0)
+    figure.subplots().text(0.5, 0.5, "small", fontsize=17)
+    figure.axes[0].axis("off")
+    assert illegible(figure) == [
+        "9.0 x 2.0 inches: 11.5 x 3.0 to 5.2 fill a slide",
+        "'small' has 17 pt: 18 at least",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("behind", "ink", "is_read"),
+    [("#009E73", "white", False), ("#009E73", "black", True), ("#0072B2", "white", True), ("#0072B2", "black", False)],
+)
+def test_contrast_is_that_with_what_is_drawn_behind_a_text(behind: str, ink: str, is_read: bool) -> None:
+    for fill in ("bar", "area", "label"):
+        figure = page()
+        axes = figure.subplots()
+        axes.axis("off")
+        style: Any = {"fontsize": 20, "color": ink}
+        if fill == "bar":
+            axes.bar(0, 1, color=behind)
+        elif fill == "area":
+            axes.stackplot([-1, 1], [1, 1], colors=[behind])
+        else:
+            style |= {"bbox": {"facecolor": behind}}
+        axes.text(0, 0.5, "words", **style)
+        assert (illegible(figure) == []) == is_read, fill
+
+
+def test_text_outside_a_stepped_area_is_on_white() -> None:
+    figure = page()
+    axes = figure.subplots()
+    axes.axis("off")
+    axes.stackplot([0, 1, 2], [[0, 4, 4]], colors=["#1B1F24"], step="post")
+    axes.text(0.3, 2, "black on white", fontsize=20, color="black")
+    assert illegible(figure) == []

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from draw.canvas import KIB, MB, Draw, in_units
+from draw.canvas import KIB, MIB, Draw, in_units
 from draw.ddp.buckets import draw_buckets, draw_caps, draw_timeline
 from draw.ddp.collectives import draw_primitives, draw_ring, draw_turns
 from draw.ddp.gradients import BATCHES, MICRO, counted, draw_gradients, extra_memory, step_ratio
@@ -19,7 +19,7 @@ def numbers() -> dict[str, Any]:
     sizes, buckets = [p.nbytes for p in parameters().values()], bucket_sizes(25)
     small = [size for size in sizes if size < 64 * KIB]
     return {
-        "mb": in_units("MB", MB, 0),
+        "mib": in_units("MiB", MIB, 0),
         "ms": in_units("ms", 1e-3, 1),
         "gradients": sum(sizes),
         "tensors": len(sizes),

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
-from draw.canvas import MB, canvas
+from draw.canvas import MIB, canvas
 from draw.ddp.drawing import GOOD
 from draw.ddp.runs import ON_PAPER, all_reduce, backward_of, bucket_sizes, exposed, parameters, rung
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
 from minifsdp.course.machine import Run
-from minifsdp.course.plots.palette import LANE_COLOURS, REDUCE, SOFT, TAG_COLOURS
+from minifsdp.course.plots.palette import LANE_COLOURS, REDUCE, SOFT, TAG_COLOURS, as_text, ink_on
 from minifsdp.course.watch.intervals import union
 
 CAPS = (0, 1, 2, 5, 10, 25, 50, 100, 200, 400, 1000)  # MiB
@@ -19,29 +19,31 @@ CAPS = (0, 1, 2, 5, 10, 25, 50, 100, 200, 400, 1000)  # MiB
 
 def draw_buckets() -> Figure:
     """The gradients in the order of backward, one message each, and in buckets."""
-    figure = canvas(3.5)
+    figure = canvas(4.4)
     axes = figure.subplots()
     colour, left = TAG_COLOURS["gradients"], 0.0
     for name, p in reversed(parameters().items()):
-        width, edge = p.nbytes / MB, 0.8 if p.nbytes > MB else 0
+        width, edge = p.nbytes / MIB, 0.8 if p.nbytes > MIB else 0
         axes.add_patch(Rectangle((left, 1.5), width, 0.8, facecolor=colour, edgecolor="white", linewidth=edge))
         if name.endswith("norm1.weight"):  # the last of its block
-            axes.text(left - 14, 2.36, name.split(".")[1], ha="center", va="bottom", fontsize=13, color=SOFT)
+            axes.text(left - 14, 2.36, name.split(".")[1], ha="center", va="bottom", color=SOFT)
         left += width
     middle = left - width / 2
-    axes.text(middle, 1.9, "embedding,\nwhich is the head", ha="center", va="center", color="white")
-    axes.text(0, 2.75, f"{len(parameters())} gradients in the order of backward, and their blocks", color=colour)
+    axes.text(middle, 1.9, "embedding,\nwhich is the head", ha="center", va="center", color=ink_on(colour))
+    axes.text(
+        0, 2.75, f"{len(parameters())} gradients in the order of backward, and their blocks", color=as_text(colour)
+    )
     axes.set(xlim=(0, left), ylim=(-0.6, 3.2))
     left = 0.0
     for number, size in enumerate(bucket_sizes(25)):
-        width = size / MB
-        look: Any = {"ha": "center", "fontsize": 13}
+        width = size / MIB
+        look: Any = {"ha": "center"}
         box = Rectangle((left, 0), width, 0.8, facecolor=REDUCE, edgecolor="white", linewidth=2)
         axes.add_patch(box)
         axes.text(left + width / 2, 0.4, str(number), va="center", color="white", **look)
         axes.text(left + width / 2, -0.1, f"{width:.0f}", va="top", color=SOFT, **look)
         left += width
-    axes.text(0, 0.95, f"{len(bucket_sizes(25))} buckets, and their MB", color=REDUCE)
+    axes.text(0, 0.95, f"{len(bucket_sizes(25))} buckets, and their MiB", color=REDUCE)
     axes.axis("off")
     return figure
 
@@ -56,7 +58,7 @@ def _bars(run: Run, lane: str, gap: float) -> list[tuple[float, float]]:
 
 def draw_timeline() -> Figure:
     """Backward above, reductions below, for the three rungs: after backward, in buckets, during it."""
-    figure = canvas(4.6)
+    figure = canvas(5.0)
     axes = figure.subplots()
     longest = 1e3 * backward_of(rung("naive"))
     rungs = {"naive": "one each,\nafterwards", "bucketed": "buckets,\nafterwards", "ddp": "buckets,\nduring it"}
@@ -66,21 +68,21 @@ def draw_timeline() -> Figure:
         sent, edge = _bars(rung(kind), "communication", -1e-6), 1.0 if place else 0.3
         axes.broken_barh(sent, (y - 0.95, 0.8), facecolors=REDUCE, edgecolor="white", linewidth=edge)
         axes.text(-0.015 * longest, y - 0.1, name, ha="right", va="center")
-        axes.text(end + 0.01 * longest, y - 0.1, f"{end:.1f} ms", va="center", fontsize=17)
+        axes.text(end + 0.01 * longest, y - 0.1, f"{end:.1f} ms", va="center", fontsize=20)
     for start, _ in sent:
         axes.plot([start, start], [y, y + 0.8], color="white", linewidth=1.4)
     axes.text(0.72 * longest, y - 0.1, "white lines: a bucket is full", color=SOFT, va="center")
     axes.text(0, 0.95, "backward", color=LANE_COLOURS["compute"])
-    axes.text(0.14 * longest, 0.95, "all-reduces", color=REDUCE)
-    axes.text(1.14 * longest, 0.95, ON_PAPER, color=SOFT, ha="right")
-    axes.set(xlim=(-0.16 * longest, 1.14 * longest), ylim=(-6.4, 1.6))
+    axes.text(0.19 * longest, 0.95, "all-reduces", color=REDUCE)
+    axes.text(1.14 * longest, -7.2, ON_PAPER, color=SOFT, ha="right")
+    axes.set(xlim=(-0.16 * longest, 1.14 * longest), ylim=(-7.4, 1.6))
     axes.axis("off")
     return figure
 
 
 def draw_caps() -> Figure:
     """How long the last reductions outlast backward, over the size of a bucket."""
-    figure = canvas(4.2)
+    figure = canvas(4.8)
     axes = figure.subplots()
     times = [1e3 * exposed(cap) for cap in CAPS]
     axes.plot(times, "o-", color=GOOD)
@@ -92,5 +94,5 @@ def draw_caps() -> Figure:
     axes.text(0, floor - 0.35, f"{floor:.1f} ms: the embedding alone, which comes last", va="top", color=SOFT)
     axes.text(len(CAPS) - 1, 0.4, ON_PAPER, color=SOFT, ha="right")
     axes.set_xticks(range(len(CAPS)), ["each\nalone", *map(str, CAPS[1:-1]), "all in\none"])
-    axes.set(ylim=(0, 10.5), xlabel="a bucket is closed at ... MiB", ylabel="ms after the last gradient")
+    axes.set(ylim=(0, 10.5), xlabel="a bucket is closed at ... MiB", ylabel="ms after backward")
     return figure

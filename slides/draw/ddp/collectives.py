@@ -7,14 +7,16 @@ from typing import Any
 
 import torch
 from draw.canvas import canvas
-from draw.ddp.drawing import BAD, FOUR
+from draw.ddp.drawing import FOUR
 from draw.ddp.traffic import sent_by
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
 from minifsdp import ring
-from minifsdp.course.plots.palette import INK, LINE, PALE, SERIES_COLOURS, SOFT
+from minifsdp.course.plots.palette import INK, LINE, OUTCOME_COLOURS, PALE, RANK_COLOURS, SOFT, UNIT_COLOURS, ink_on
+
+RIGHT, WRONG = OUTCOME_COLOURS.values()
 
 Held = dict[tuple[int, int], set[int]]
 """By rank and chunk, whose contributions are in it."""
@@ -47,16 +49,16 @@ def _grid(axes: Axes, left: float, held: Held, faint: Held | None = None) -> Non
         for place, owner in enumerate(owners):
             width, alpha = 0.9 / len(owners), 1.0 if strong else 0.22
             at = (corner[0] + place * width, corner[1])
-            axes.add_patch(Rectangle(at, width, 0.9, facecolor=SERIES_COLOURS[owner], alpha=alpha))
+            axes.add_patch(Rectangle(at, width, 0.9, facecolor=RANK_COLOURS[owner], alpha=alpha))
     for rank in FOUR:
-        axes.text(left + rank + 0.5, -4.12, str(rank), ha="center", va="top", fontsize=14, color=SOFT)
+        axes.text(left + rank + 0.5, -4.12, str(rank), ha="center", va="top", color=SOFT)
     axes.set_aspect("equal")
     axes.axis("off")
 
 
 def draw_primitives() -> Figure:
     """Each operation on four ranks, before and after."""
-    figure = canvas(4.9)
+    figure = canvas(5.1)
     own: Held = {(r, c): {r} for r in FOUR for c in FOUR}
     total = {*FOUR}
     cases: dict[str, tuple[Held, Held]] = {
@@ -71,9 +73,9 @@ def draw_primitives() -> Figure:
         _grid(axes, 0, before)
         _grid(axes, 5.6, after)
         axes.annotate("", (5.4, -2), (4.2, -2), arrowprops={"arrowstyle": "-|>", "color": INK, "linewidth": 1.6})
-        axes.set_title(name, loc="center", fontsize=17)
+        axes.set_title(name, loc="center", fontsize=20)
         axes.set(xlim=(-0.4, 10), ylim=(-5, 0.2))
-    figure.axes[0].text(-0.1, -4.12, "rank", ha="right", va="top", fontsize=14, color=SOFT)
+    figure.axes[0].text(-0.1, -4.12, "rank", ha="right", va="top", color=SOFT)
     return figure
 
 
@@ -82,7 +84,8 @@ def draw_ring(half: str) -> Figure:
     own: Held = {(r, c): {r} for r in FOUR for c in FOUR} if half == "reduce-scatter" else {}
     steps = ring_steps()[:3] if own else ring_steps()[3:]
     afterwards = ring_steps()[3] if own else {(r, c): {*FOUR} for r in FOUR for c in FOUR}
-    figure = canvas(3.7)
+    figure = canvas(4.4)
+    figure.set_layout_engine("constrained", rect=(0.02, 0, 0.9, 1))
     panels = figure.subplots(1, 4)
     here: Held = {}
     for number, (axes, sent) in enumerate(zip(panels, steps, strict=False)):
@@ -95,24 +98,24 @@ def draw_ring(half: str) -> Figure:
             if last:  # and in again on the left
                 axes.annotate("", (0.5, y), (-0.4, y), arrowprops=style)
         here = here | {((rank + 1) % 4, chunk): owners for (rank, chunk), owners in sent.items()}
-        axes.set_title(f"step {number}", loc="center", fontsize=17)
+        axes.set_title(f"step {number}", loc="center", fontsize=20)
     _grid(panels[-1], 0, afterwards, own)
-    panels[-1].set_title("afterwards", loc="center", fontsize=17)
-    panels[0].text(-0.1, -4.12, "rank", ha="right", va="top", fontsize=14, color=SOFT)
+    panels[-1].set_title("afterwards", loc="center", fontsize=20)
+    panels[0].text(-0.1, -4.12, "rank", ha="right", va="top", color=SOFT)
     for chunk in FOUR:
-        panels[-1].text(4.15, -chunk - 0.5, f"chunk {chunk}", va="center", fontsize=14, color=SOFT)
+        panels[-1].text(4.15, -chunk - 0.5, f"chunk {chunk}", va="center", color=SOFT)
     for axes in panels:
-        axes.set(xlim=(-0.45, 4.45), ylim=(-4.8, 0.2))
+        axes.set(xlim=(-0.55, 4.45), ylim=(-4.9, 0.2))
     return figure
 
 
 def draw_turns() -> Figure:
     """The k-th call of one rank meets the k-th of the other: in order, in another order, and with one left out."""
-    figure = canvas(4.1)
-    colours = {"A": SERIES_COLOURS[0], "B": SERIES_COLOURS[4]}
+    figure = canvas(4.6)
+    colours = {"A": UNIT_COLOURS[0], "B": UNIT_COLOURS[2]}
     cases = {
         "same order": ("AB", "AB", "right"),
-        "another order": ("AB", "BA", "equal sizes: wrong sums, no error\nother sizes: a hang or an abort"),
+        "another order": ("AB", "BA", "equal sizes: wrong sums,\nother sizes: a hang"),
         "one left out": ("AB", "A ", "rank 0 waits for ever"),
     }
     for axes, (name, (*ranks, outcome)) in zip(figure.subplots(1, 3), cases.items(), strict=True):
@@ -120,14 +123,22 @@ def draw_turns() -> Figure:
             axes.text(2.2 * rank + 0.7, 0.15, f"rank {rank}", ha="center")
             for turn, call in enumerate(calls.strip()):
                 axes.add_patch(Rectangle((2.2 * rank, -turn - 0.85), 1.4, 0.7, facecolor=colours[call]))
-                axes.text(2.2 * rank + 0.7, -turn - 0.5, call, ha="center", va="center", color="white", fontsize=17)
+                axes.text(
+                    2.2 * rank + 0.7,
+                    -turn - 0.5,
+                    call,
+                    ha="center",
+                    va="center",
+                    color=ink_on(colours[call]),
+                    fontsize=20,
+                )
         for turn, (mine, theirs) in enumerate(zip(*ranks, strict=True)):
-            line, colour = ("-", INK) if mine == theirs else (":", BAD)
+            line, colour = ("-", INK) if mine == theirs else (":", WRONG)
             axes.plot([1.45, 2.15], [-turn - 0.5] * 2, color=colour, linestyle=line)
         if " " in ranks[1]:
-            axes.text(2.9, -1.5, "?", ha="center", va="center", color=BAD, fontsize=24)
-        axes.text(1.8, -2.25, outcome, ha="center", va="top", color=INK if outcome == "right" else BAD, fontsize=14)
-        axes.set_title(name, loc="center", fontsize=17)
+            axes.text(2.9, -1.5, "?", ha="center", va="center", color=WRONG, fontsize=24)
+        axes.text(1.8, -2.25, outcome, ha="center", va="top", color=RIGHT if outcome == "right" else WRONG)
+        axes.set_title(name, loc="center", fontsize=20)
         axes.set(xlim=(-0.6, 4.2), ylim=(-3.0, 0.7))
         axes.axis("off")
     return figure

@@ -13,7 +13,7 @@ from draw.ddp.traffic import group_of
 from matplotlib.figure import Figure
 from torch import Tensor, nn
 
-from minifsdp.course.plots.palette import LINE, TAG_COLOURS
+from minifsdp.course.plots.palette import LINE, TAG_COLOURS, as_text
 from minifsdp.course.reference import lab01
 
 MICRO = 4
@@ -50,7 +50,7 @@ def extra_memory() -> dict[str, float]:
 
 def draw_gradients() -> Figure:
     """Four ranks with equal parameters and two rows each: their gradients, the mean, and the step that all take."""
-    figure = canvas(4.8)
+    figure = canvas(5.1)
     batch = torch.randn(8, 4, generator=torch.Generator().manual_seed(0))
     before = torch.full((4,), 0.1)
 
@@ -80,6 +80,8 @@ def draw_gradients() -> Figure:
             axes.axis("off")
             axes.set_ylim(1.05 * min(heights[tag]), 1.05 * max(heights[tag]))
             if row[0].get_subplotspec().is_first_row():
-                axes.set_title(f"rank {rank}: rows {2 * rank}, {2 * rank + 1}", loc="center")
-        row[0].text(-0.12, 0.5, name, ha="right", va="center", transform=row[0].transAxes, color=TAG_COLOURS[tag])
+                axes.set_title(f"rank {rank}\nrows {2 * rank}, {2 * rank + 1}", loc="center")
+        row[0].text(
+            -0.12, 0.5, name, ha="right", va="center", transform=row[0].transAxes, color=as_text(TAG_COLOURS[tag])
+        )
     return figure

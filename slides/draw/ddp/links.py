@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from draw.canvas import MB, MIB, canvas
+from draw.canvas import MIB, canvas
 from draw.ddp.drawing import BAD, GOOD
 from matplotlib.figure import Figure
 
 from minifsdp.comm import Call
 from minifsdp.course.doctor.peak import NVLINK, PCIE
 from minifsdp.course.link.emulated import EmulatedLink
-from minifsdp.course.plots.palette import SERIES_COLOURS, SOFT
+from minifsdp.course.plots.palette import SERIES_COLOURS, SOFT, as_text, ink_on
 
 LINKS = {  # lab 01's, in seconds and bytes per second: 18 links of an H100, 16 lanes, 400 and 25 Gbit/s
     "NVLink 4": (3.4e-6, NVLINK[9, 0][0] * NVLINK[9, 0][1] * 1e9),
@@ -29,14 +29,14 @@ def gathered_in(pieces: int) -> float:
 
 def draw_links() -> Figure:
     """Seconds of a message over its size, on four links; where half of it is latency."""
-    figure = canvas(4.2)
+    figure = canvas(4.8)
     axes = figure.subplots()
     sizes = [10 ** (exponent / 10) for exponent in range(30, 91)]
     for (name, (latency, bandwidth)), colour in zip(LINKS.items(), SERIES_COLOURS, strict=False):
         axes.plot(sizes, [latency + size / bandwidth for size in sizes], color=colour)
         axes.plot(latency * bandwidth, 2 * latency, "o", color=colour, markersize=10, markeredgecolor="white")
         nudge = {"PCIe 5.0 x16": 0.6, "InfiniBand NDR": 1.5}.get(name, 1.0)
-        axes.text(1.3e9, nudge * (latency + 1e9 / bandwidth), name, va="center", color=colour)
+        axes.text(1.3e9, nudge * (latency + 1e9 / bandwidth), name, va="center", color=as_text(colour))
     axes.text(1.2e3, 0.4, "dots: n = α β, half of the time is latency", color=SOFT, va="center")
     axes.text(1.2e3, 0.12, "model, not measured", color=SOFT, va="center")
     axes.set(xscale="log", yscale="log", xlim=(1e3, 4e10))
@@ -49,7 +49,7 @@ def draw_links() -> Figure:
 
 def draw_messages() -> Figure:
     """The same bytes in more messages, and in uneven shards, by the model that lab 01 measures."""
-    figure = canvas(4.2)
+    figure = canvas(4.8)
     left, right = figure.subplots(1, 2)
     times = [1e3 * gathered_in(pieces) for pieces in PIECES]
     left.plot(PIECES, times, "o-", color=GOOD)
@@ -67,9 +67,10 @@ def draw_messages() -> Figure:
     for place, (name, calls) in enumerate(cases.items()):
         logged = [Call(op, "", "", 0, nbytes, 4) for op, nbytes in calls]
         took, wire = 1e3 * sum(map(SLOW.seconds, logged)), sum(call.wire for call in logged)
-        right.barh(-place, took, 0.58, color=BAD if place else GOOD)
-        says = f"{took:.1f} ms\n{len(calls)} message{'s' * (len(calls) > 1)}, {wire / MB:.2f} MB"
-        right.text(0.4, -place, says, va="center", color="white", fontsize=13, linespacing=1.4)
+        colour = BAD if place else GOOD
+        right.barh(-place, took, 0.76, color=colour)
+        says = f"{took:.1f} ms, {wire / MIB:.2f} MiB\n{len(calls)} message{'s' * (len(calls) > 1)}"
+        right.text(0.4, -place, says, va="center", color=ink_on(colour))
         right.text(-0.5, -place, name, va="center", ha="right")
     right.set_title("1 MiB in shards, on 4 ranks", fontweight="normal")
     right.axis("off")

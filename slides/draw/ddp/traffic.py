@@ -18,7 +18,7 @@ from matplotlib.figure import Figure
 from torch import Tensor
 
 from minifsdp import comm, ring
-from minifsdp.course.plots.palette import SOFT
+from minifsdp.course.plots.palette import SOFT, as_text
 from minifsdp.course.reference import lab01
 
 
@@ -71,15 +71,15 @@ def sent_bytes(way: Callable[[Any], None], ranks: int) -> list[float]:
 
 def draw_busiest() -> Figure:
     """Bytes that the busiest rank sends in an all-reduce, over the number of ranks, for three ways."""
-    figure = canvas(4.3)
+    figure = canvas(4.8)
     axes = figure.subplots()
     counts = [2**power for power in range(1, 11)]
     axes.plot(counts, [n - 1 for n in counts], color=BAD)
-    axes.text(12, 9.6, "gather all, add: N - 1", color=BAD, va="center")
+    axes.text(12, 9.5, "gather all, add: N - 1", color=as_text(BAD), va="center")
     axes.plot(counts, [ceil(log2(n)) for n in counts], color=OTHER)
-    axes.text(180, 8.3, "reduce, broadcast as trees: log₂ N", color=OTHER, va="center", ha="right")
+    axes.text(160, 8.4, "reduce, broadcast as trees: log₂ N", color=as_text(OTHER), va="center", ha="right")
     axes.plot(counts, [2 * (n - 1) / n for n in counts], color=GOOD)
-    axes.text(1024, 1.35, "ring: 2 (N - 1) / N", color=GOOD, va="center", ha="right")
+    axes.text(1024, 1.45, "ring: 2 (N - 1) / N", color=as_text(GOOD), va="center", ha="right")
     axes.plot(
         counts[:3],
         [max(sent_bytes(ring_all_reduce, n)) for n in counts[:3]],
@@ -88,7 +88,7 @@ def draw_busiest() -> Figure:
         markersize=9,
         clip_on=False,
     )
-    axes.text(1024, 0.5, "dots: counted as minifsdp/ring.py runs", color=SOFT, ha="right", va="center")
+    axes.text(1024, 0.55, "dots: counted as minifsdp/ring.py runs", color=SOFT, ha="right", va="center")
     axes.set_xscale("log", base=2)
     axes.set_xticks(counts, [f"{count:,}" for count in counts])
     axes.set_yticks(range(0, 11, 2))
@@ -99,15 +99,17 @@ def draw_busiest() -> Figure:
 
 def draw_gather() -> Figure:
     """What each of four ranks sends for an all-gather, by the ring and by a gather and a broadcast."""
-    figure = canvas(4.3)
+    figure = canvas(4.8)
     axes = figure.subplots()
     ways = {"ring": (ring_all_gather, GOOD, -0.2), "gather, then broadcast": (gather_then_broadcast, BAD, 0.2)}
     for line, (name, (way, colour, offset)) in enumerate(ways.items()):
         sent = sent_bytes(way, 4)
         axes.bar([rank + offset for rank in FOUR], sent, 0.36, color=colour)
         for rank, size in enumerate(sent):
-            axes.text(rank + offset, size + 0.04, f"{size:g}", ha="center", color=colour)
-        axes.text(3.4, 2.1 - 0.25 * line, f"{name}: {sum(sent):g} together", ha="right", color=colour, fontsize=17)
+            axes.text(rank + offset, size + 0.04, f"{size:g}", ha="center", color=as_text(colour))
+        axes.text(
+            3.4, 2.1 - 0.25 * line, f"{name}: {sum(sent):g} together", ha="right", color=as_text(colour), fontsize=20
+        )
     axes.set_xticks(FOUR, [f"rank {rank}" for rank in FOUR])
     axes.tick_params(axis="x", length=0)
     axes.set(ylim=(0, 2.3), ylabel="sends, in sizes of the whole")

@@ -10,22 +10,23 @@ from typing import Any
 
 import torch
 from draw.canvas import GB, KB, MB, canvas
-from draw.fsdp.drawing import bare, box, named, padding_box, say
+from draw.fsdp.drawing import bare, box, inset, named, padding_box, say
 from matplotlib.figure import Figure
+from matplotlib.patches import Rectangle
 from torch import nn
 
 from minifsdp.course.ladder import closed_form
 from minifsdp.course.ladder.closed_form import Setting
 from minifsdp.course.ladder.model import GPT
 from minifsdp.course.ladder.rungs import sizes_of
-from minifsdp.course.plots.palette import GATHER, INK, PALE, SERIES_COLOURS, SOFT, TAG_COLOURS
+from minifsdp.course.plots.palette import GATHER, INK, PALE, SOFT, TAG_COLOURS, UNIT_COLOURS, as_text, ink_on
 from minifsdp.course.reference.lab04 import assign_units
 from minifsdp.fsdp.torch_api.wrap import check_not_shared
 
 LARGE: dict[str, Any] = {"vocabulary": 50257, "width": 4096, "layers": 32, "heads": 32, "context": 2048}
 LARGE_SETTING = Setting(ranks=64, itemsize=2)
 WIDTHS = [6, 10, 9, 12, 11, 8, 5]  # lab 04's six layers
-UNIT_COLOURS = dict(zip(("root", "middle", "last"), SERIES_COLOURS, strict=False))
+UNITS = dict(zip(("root", "middle", "last"), UNIT_COLOURS, strict=False))
 
 
 @cache
@@ -57,7 +58,7 @@ def layouts(ranks: int) -> dict[str, dict[str, int]]:
     """Elements by parameter, and last the padding, of the three units of the six layers."""
     model = six_layers()
     inner: list[nn.Module] = [model.get_submodule("middle"), model.get_submodule("last")]
-    return dict(zip(UNIT_COLOURS, assign_units(model, inner, ranks), strict=True))
+    return dict(zip(UNITS, assign_units(model, inner, ranks), strict=True))
 
 
 def refusal() -> str:
@@ -80,7 +81,8 @@ def readable(size: float) -> str:
 
 def draw_trade() -> Figure:
     """What is gathered at once, and how many messages a step takes, by what a unit is made of."""
-    figure = canvas(4.3)
+    figure = canvas(4.8)
+    inset(figure)
     held, sent = figure.subplots(1, 2, sharey=True, width_ratios=(1, 1))
     for place, units in enumerate(groupings().values()):
         size = closed_form.fsdp(units, LARGE_SETTING).unsharded_peak / GB
@@ -91,15 +93,14 @@ def draw_trade() -> Figure:
         sent.barh(place, messages, 0.62, color=GATHER)
         sent.text(messages + 18, place, f"{messages:,} of {readable(middle)}", va="center")
     named(held, list(groupings()))
-    held.set_title("whole at the same time")
-    sent.set_title("messages in a step, of median size")
-    held.set_xlim(0, 16.5)
-    sent.set_xlim(0, 1900)
+    held.set_title("whole at once")
+    sent.set_title("messages in a step")
+    held.set_xlim(0, 20)
+    sent.set_xlim(0, 2500)
     for axes in (held, sent):
         axes.set_xticks([])
         axes.spines["bottom"].set_visible(False)
     sent.tick_params(axis="y", length=0)
-    held.set_title("a unit is", loc="right", x=-0.03)
     return figure
 
 
@@ -109,52 +110,61 @@ def draw_units() -> Figure:
     axes = figure.subplots()
     for number in range(6):
         unit = next(name for name, layout in layouts(4).items() if any(f"layer{number}." in each for each in layout))
-        box(axes, (number * 40, 4.6), 32, 0.62, UNIT_COLOURS[unit])
-        say(axes, number * 40 + 16, 4.91, f"layer {number}", color="white", fontsize=14)
+        box(axes, (number * 40, 4.6), 32, 0.62, UNITS[unit])
+        say(axes, number * 40 + 16, 4.91, f"layer {number}", color=ink_on(UNITS[unit]))
         if number:
             arrow = {"arrowstyle": "->", "color": SOFT}
             axes.annotate("", (number * 40 - 0.5, 4.91), (number * 40 - 7.5, 4.91), arrowprops=arrow)
-    say(axes, 240, 4.91, "every rank\nruns them all", ha="left", color=SOFT, fontsize=15)
+    say(axes, 240, 4.91, "every rank\nruns them all", ha="left", color=SOFT)
     for row, (unit, layout) in enumerate(layouts(4).items()):
         bottom, left, whole = 3.0 - 1.4 * row, 0, sum(layout.values())
         for name, size in layout.items():
             if name == "padding":
                 padding_box(axes, (left, bottom), size, 0.62)
             else:
-                box(axes, (left, bottom), size, 0.62, UNIT_COLOURS[unit], alpha=0.45 if "bias" in name else 1.0)
-                say(axes, left + size / 2, bottom + 0.76, name.partition("layer")[2], fontsize=12)
+                box(axes, (left, bottom), size, 0.62, UNITS[unit], alpha=0.45 if "bias" in name else 1.0)
+                say(
+                    axes,
+                    left + size / 2,
+                    bottom + 0.76,
+                    f"{'b' if 'bias' in name else 'W'}{name.partition('layer')[2][0]}",
+                )
             left += size
         axes.vlines([whole * rank / 4 for rank in range(5)], bottom - 0.22, bottom + 0.62, color=INK, linewidth=1.4)
         for rank in range(4):
-            say(axes, whole * (rank + 0.5) / 4, bottom - 0.17, f"rank {rank}", fontsize=12, color=SOFT)
+            say(axes, whole * (rank + 0.5) / 4, bottom - 0.17, f"rank {rank}", color=SOFT)
         layers = " and ".join(name.partition("layer")[2][0] for name in layout if name.endswith("weight"))
         text = f"{unit}: layers {layers}\n{whole - layout['padding']} + {layout['padding']} = 4 × {whole // 4}"
-        say(axes, 240, bottom + 0.31, text, ha="left", color=UNIT_COLOURS[unit], fontsize=15)
-    bare(axes, (-1, 312), (-0.15, 5.3))
+        say(axes, 240, bottom + 0.31, text, ha="left", color=as_text(UNITS[unit]))
+    bare(axes, (-1, 320), (-0.15, 5.3))
     return figure
 
 
 def draw_whose() -> Figure:
-    """Who computes what: FSDP, a pipeline, tensor parallelism, on three ranks and six layers."""
-    figure = canvas(4.5)
+    """What a rank owns and what it gathers while layers 1 and 2 run: FSDP, a pipeline, tensor parallelism."""
+    figure = canvas(4.8)
     panels = {
-        "FSDP, three units": "every layer, whole,\non each rank's own rows",
-        "pipeline, three stages": "two layers each, whole,\non all rows in turn",
-        "tensor parallelism": "a part of every layer,\non all rows",
+        "FSDP": "owns a third of each unit,\ngathers the one that runs",
+        "pipeline": "owns two layers,\nand runs no other",
+        "tensor parallelism": "owns a third of each layer,\nand never gathers",
     }
-    columns = figure.subplots(1, 3, width_ratios=(7.6, 6.5, 6.5))
-    owners = [list(UNIT_COLOURS.values())[unit] for unit in (0, 1, 1, 0, 2, 2)]
+    columns = figure.subplots(1, 3, width_ratios=(7.8, 6.5, 6.5))
+    owned, gathered, third = TAG_COLOURS["parameters"], TAG_COLOURS["unsharded"], 0.3
     for axes, (title, says) in zip(columns, panels.items(), strict=True):
-        say(axes, 3, 3.95, title, fontsize=15, fontweight="bold")
-        say(axes, 3, -0.2, says, va="top", fontsize=14)
+        say(axes, 3, 4.3, title, fontweight="bold")
+        say(axes, 3, -0.2, says, va="top")
         for layer in range(6):
-            say(axes, layer + 0.5, 3.4, str(layer), color=SOFT)
-        bare(axes, (-1.5 if axes is columns[0] else -0.4, 6.1), (-1.05, 4.2))
+            say(axes, layer + 0.5, 3.45, str(layer), color=SOFT)
+        bare(axes, (-1.75 if axes is columns[0] else -0.3, 6.1), (-1.2, 4.6))
+    columns[0].add_patch(Rectangle((0.96, -0.06), 2.08, 3.3, fill=False, edgecolor=INK, linewidth=2, zorder=5))
+    say(columns[0], 2, 3.83, "now computing")
     for rank, bottom in enumerate((2.3, 1.15, 0.0)):
         say(columns[0], -0.15, bottom + 0.45, f"rank {rank}", ha="right")
         for layer in range(6):
-            box(columns[0], (layer, bottom), 1, 0.9, owners[layer])
-            box(columns[1], (layer, bottom), 1, 0.9, SOFT if layer // 2 == rank else PALE)
+            slice_of_rank = (layer, bottom + third * (2 - rank))
+            box(columns[0], (layer, bottom), 1, 0.9, gathered if layer in (1, 2) else PALE)
+            box(columns[0], slice_of_rank, 1, third, owned)
+            box(columns[1], (layer, bottom), 1, 0.9, owned if layer // 2 == rank else PALE)
             box(columns[2], (layer, bottom), 1, 0.9, PALE)
-            box(columns[2], (layer, bottom + 0.3 * (2 - rank)), 1, 0.3, SOFT)
+            box(columns[2], slice_of_rank, 1, third, owned)
     return figure

@@ -6,7 +6,7 @@ from draw.canvas import GB, canvas
 from matplotlib.figure import Figure
 
 from minifsdp.course.plots.drawing import tag_patches
-from minifsdp.course.plots.palette import INK, SOFT, TAG_COLOURS
+from minifsdp.course.plots.palette import INK, SOFT, TAG_COLOURS, ink_on
 from minifsdp.course.reference.lab00 import training_bytes
 
 PSI = 7_500_000_000  # of the ZeRO paper's figure 1
@@ -16,45 +16,48 @@ STATE = ("parameters", "gradients", "optimizer")
 
 def draw_fits() -> Figure:
     """What the parameters are, and what training them takes, beside one device."""
-    figure = canvas(4.0)
+    figure = canvas(4.4)
     axes = figure.subplots()
     mixed = training_bytes([PSI], 2, "adam", master_copy=True)
     left = 0.0
     for tag in STATE:
-        axes.barh(0, mixed[tag] / GB, 0.6, left, color=TAG_COLOURS[tag])
-        label = f"{tag}\n{mixed[tag] / GB:.0f} GB"
-        axes.text(left + mixed[tag] / GB / 2, 0, label, ha="center", va="center", color="white", fontsize=13)
+        colour = TAG_COLOURS[tag]
+        axes.barh(0, mixed[tag] / GB, 0.66, left, color=colour)
+        name = {"parameters": "para-\nmeters", "gradients": "gradi-\nents"}.get(tag, tag)
+        label = f"{name}\n{mixed[tag] / GB:.0f} GB"
+        seen = min(mixed[tag], DEVICE - left * GB) / GB  # up to the line
+        axes.text(left + seen / 2, 0, label, ha="center", va="center", color=ink_on(colour))
         left += mixed[tag] / GB
-    axes.barh(1, mixed["parameters"] / GB, 0.6, color=TAG_COLOURS["parameters"])
+    axes.barh(1, mixed["parameters"] / GB, 0.66, color=TAG_COLOURS["parameters"])
+    axes.text(mixed["parameters"] / GB + 1, 1, f"parameters: {mixed['parameters'] / GB:.0f} GB", va="center")
     axes.axvline(DEVICE / GB, color=INK, linewidth=1.6, linestyle=(0, (4, 3)))
-    axes.text(DEVICE / GB + 1, 1.25, f"one device: {DEVICE / GB:.0f} GB", va="center")
+    axes.text(DEVICE / GB + 1, 1, f"one device:\n{DEVICE / GB:.0f} GB", va="center")
     axes.set_yticks([0, 1], ["to train", "to load"])
     axes.tick_params(axis="y", length=0, labelcolor=INK)
     axes.set_xlim(0, left)
-    axes.set_xlabel("GB")
+    axes.set_xlabel(f"GB; {PSI / 1e9:.1f} billion parameters, mixed precision, Adam")
     return figure
 
 
 def draw_account() -> Figure:
     """Bytes per parameter in mixed precision with Adam, piece by piece."""
-    figure = canvas(4.2)
+    figure = canvas(4.4)
     axes = figure.subplots()
     pieces = [
-        ("parameters", "parameters\nbf16", 2),
-        ("gradients", "gradients\nbf16", 2),
-        ("optimizer", "parameters\nfp32", 4),
+        ("parameters", "para-\nmeters\nbf16", 2),
+        ("gradients", "gradi-\nents\nbf16", 2),
+        ("optimizer", "master copy\nfp32", 4),
         ("optimizer", "momentum\nfp32", 4),
         ("optimizer", "variance\nfp32", 4),
     ]
     left = 0
     for tag, name, size in pieces:
         axes.barh(0, size, 0.9, left, color=TAG_COLOURS[tag], edgecolor="white", linewidth=2)
-        axes.text(left + size / 2, 0, name, ha="center", va="center", color="white", fontsize=13)
-        axes.text(left + size / 2, 0.5, str(size), ha="center", va="bottom", fontsize=24, color=TAG_COLOURS[tag])
+        axes.text(left + size / 2, 0, name, ha="center", va="center", color=ink_on(TAG_COLOURS[tag]))
+        axes.text(left + size / 2, 0.5, str(size), ha="center", va="bottom", fontsize=28)
         left += size
-    for share, start, end in (("1", 0, 2), ("1", 2, 4), ("6", 4, 16)):
-        axes.annotate("", (start, -0.62), (end, -0.62), arrowprops={"arrowstyle": "<->", "color": SOFT})
-        axes.text((start + end) / 2, -0.7, share, ha="center", va="top", color=SOFT, fontsize=18)
+    axes.annotate("", (0, -0.58), (left, -0.58), arrowprops={"arrowstyle": "<->", "color": SOFT})
+    axes.text(left / 2, -0.66, f"{left} bytes per parameter", ha="center", va="top", fontsize=24)
     axes.set_xlim(0, left)
     axes.set_ylim(-1.0, 1.0)
     axes.axis("off")
@@ -63,7 +66,7 @@ def draw_account() -> Figure:
 
 def draw_optimizers() -> Figure:
     """Bytes per parameter in float32, by optimizer."""
-    figure = canvas(4.6)
+    figure = canvas(4.8)
     axes = figure.subplots()
     elements = 10**9  # so many that Adam's count of steps does not show
     for place, name in enumerate(("sgd", "momentum", "adam", "amsgrad")):
@@ -73,12 +76,19 @@ def draw_optimizers() -> Figure:
             height = sizes[tag] / elements
             axes.bar(place, height, 0.6, bottom, color=TAG_COLOURS[tag])
             if height:
-                axes.text(place, bottom + height / 2, f"{height:.0f}", ha="center", va="center", color="white")
+                axes.text(
+                    place,
+                    bottom + height / 2,
+                    f"{height:.0f}",
+                    ha="center",
+                    va="center",
+                    color=ink_on(TAG_COLOURS[tag]),
+                )
             bottom += height
-        axes.text(place, bottom + 0.3, f"{bottom:.0f}", ha="center", va="bottom", fontsize=18)
-    axes.set_xticks(range(4), ["SGD", "SGD with momentum", "Adam", "AMSGrad"])
+        axes.text(place, bottom + 0.3, f"{bottom:.0f}", ha="center", va="bottom", fontsize=24)
+    axes.set_xticks(range(4), ["SGD", "momentum", "Adam", "AMSGrad"])
     axes.tick_params(axis="x", length=0)
     axes.set_ylim(0, 23)
-    axes.set_ylabel("bytes per parameter, fp32")
+    axes.set_ylabel("bytes per parameter")
     axes.legend(handles=tag_patches(reversed(STATE)), loc="upper left")
     return figure

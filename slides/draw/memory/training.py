@@ -12,7 +12,7 @@ from torch.optim import AdamW
 
 from minifsdp.course.ladder.model import GPT
 from minifsdp.course.plots.drawing import areas, tag_patches
-from minifsdp.course.plots.palette import INK, TAG_COLOURS, as_text
+from minifsdp.course.plots.palette import INK, SOFT, TAG_COLOURS, as_text
 from minifsdp.course.reference.lab00 import saved_bytes, training_bytes
 from minifsdp.course.watch.ledger import Ledger
 
@@ -84,23 +84,32 @@ def draw_step() -> Figure:
     axes = figure.subplots()
     curve = step()
     events = areas(axes, curve, MIB)
-    begin = 0
+    begin, style = 0, {"transform": axes.get_xaxis_transform(), "ha": "center", "va": "top"}
+    ends: dict[str, list[int]] = {}
     for at, name in curve["marks"]:
         axes.axvline(at, color=INK, linewidth=0.8)
+        number, _, phase = name.partition(" ")
+        words = {"model built": "build"}.get(name) or {"forward": "fwd"}.get(phase, phase)
         if at - begin > events / 25:
-            words = {"model built": "build"}.get(name, name).replace(" ", "\n")
-            style: Any = {"fontsize": 13, "transform": axes.get_xaxis_transform()}
-            axes.text((begin + at) / 2, -0.02, words, ha="center", va="top", **style)
+            axes.text((begin + at) / 2, -0.02, words, **style)
+        if number in ("first", "second"):
+            ends.setdefault(number, [begin]).append(at)
         begin = at
-    axes.set_ylabel("MiB")
+    for number, (first, *_, last) in ends.items():
+        axes.text((first + last) / 2, -0.12, f"{number} step", color=SOFT, **style)
+    axes.set_ylabel(f"MiB; GPT of {_millions()}")
     present = [tag for tag in reversed(TAG_COLOURS) if any(curve["tags"][tag])]
-    axes.legend(handles=tag_patches(present), loc="upper left", bbox_to_anchor=(0.35, 1.0))
+    axes.legend(handles=tag_patches(present), loc="upper left", bbox_to_anchor=(0.33, 1.03))
     return figure
+
+
+def _millions() -> str:
+    return f"{sum(p.numel() for p in model().parameters()) / 1e6:.1f} M parameters"
 
 
 def draw_activations() -> Figure:
     """Measured: what autograd keeps, by batch, beside the model state."""
-    figure = canvas(4.6)
+    figure = canvas(4.8)
     axes = figure.subplots()
     saved = activations()
     state = sum(training_bytes([p.numel() for p in model().parameters()], 4, "adam").values()) / MIB
@@ -109,12 +118,12 @@ def draw_activations() -> Figure:
         [size / MIB for size in saved.values()],
         "o-",
         color=as_text(TAG_COLOURS["activations"], 2.0),
-        label="activations",
     )
+    axes.text(BATCHES[-2], saved[BATCHES[-2]] / MIB + 1.5, "activations", ha="right")
     axes.axhline(state, color=INK, linestyle=(0, (4, 3)), linewidth=1.6)
     axes.text(BATCHES[-1], state + 1, "parameters, gradients and Adam's state", ha="right", va="bottom")
     axes.set_xticks(BATCHES)
-    axes.set_xlabel(f"sequences of {SHAPE['context']} tokens in a batch")
+    axes.set_xlabel(f"sequences of {SHAPE['context']} tokens in a batch; GPT of {_millions()}, fp32")
     axes.set_ylabel("MiB")
     axes.set_ylim(0)
     return figure

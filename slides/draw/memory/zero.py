@@ -23,7 +23,7 @@ STAGES = {  # how many of the three are divided by the ranks: the last ones
 
 def draw_partitions(stage: str) -> Figure:
     """What each of four ranks holds of the three; what it does not, in outline."""
-    figure = canvas(4.1)
+    figure = canvas(4.6)
     axes = figure.subplots()
     ranks, heights = 4, {"parameters": 2, "gradients": 2, "optimizer": 12}
     divided = STATE[len(STATE) - STAGES[stage] :]
@@ -33,11 +33,12 @@ def draw_partitions(stage: str) -> Figure:
             height = heights[tag]
             _stripes(axes, rank * 1.25, bottom, height, ranks, rank if tag in divided else None, TAG_COLOURS[tag])
             bottom += height + 0.5
-        axes.text(rank * 1.25 + 0.5, -0.5, f"rank {rank}", ha="center", va="top")
+        held = zero_stages(PSI, ranks)[stage] / GB
+        axes.text(rank * 1.25 + 0.5, -0.4, f"rank {rank}: {held:.1f} GB", ha="center", va="top")
     middles = {"parameters": 1.0, "gradients": 3.5, "optimizer": 11.0}
     for tag, middle in middles.items():
-        axes.text(-0.1, middle, tag, ha="right", va="center", color=TAG_COLOURS[tag])
-    axes.set_xlim(-0.9, 4.9)
+        axes.text(-0.1, middle, tag, ha="right", va="center", color=as_text(TAG_COLOURS[tag]))
+    axes.set_xlim(-0.95, 4.9)
     axes.set_ylim(-1.8, 17.2)
     axes.axis("off")
     return figure
@@ -63,13 +64,13 @@ def draw_stages() -> Figure:
             height = mixed[tag] / (RANKS if tag in divided else 1) / GB
             axes.bar(place, height, 0.6, bottom, color=TAG_COLOURS[tag])
             bottom += height
-        axes.text(place, bottom + 1.5, f"{bottom:.1f} GB", ha="center", va="bottom", fontsize=19)
+        axes.text(place, bottom + 1.5, f"{bottom:.1f} GB", ha="center", va="bottom", fontsize=24)
     axes.axhline(DEVICE / GB, color=INK, linewidth=1.4, linestyle=(0, (4, 3)))
     axes.text(3.4, DEVICE / GB + 1, f"a device of {DEVICE / GB:.0f} GB", ha="right", va="bottom")
     axes.set_xticks(range(len(STAGES)), STAGES)
     axes.tick_params(axis="x", length=0)
-    axes.set_ylim(0, 138)
-    axes.set_ylabel("GB on each rank")
+    axes.set_ylim(0, 140)
+    axes.set_ylabel(f"GB on each of {RANKS} ranks")
     axes.legend(handles=tag_patches(reversed(STATE)), loc="upper right")
     return figure
 
@@ -87,14 +88,14 @@ def draw_floor() -> Figure:
         nudge = {"stage 1": 1.12, "stage 2": 0.9}.get(stage, 1.0)
         axes.text(counts[-1] * 1.1, sizes[-1] * nudge, stage, va="center", color=as_text(colour))
     axes.axhline(DEVICE / GB, color=INK, linewidth=1.2, linestyle=(0, (4, 3)))
-    axes.text(1.06, DEVICE / GB * 0.86, f"{DEVICE / GB:.0f} GB", va="top")
+    axes.text(420, DEVICE / GB * 0.9, f"a device: {DEVICE / GB:.0f} GB", va="top", ha="center")
     axes.set_xscale("log", base=2)
     axes.set_yscale("log")
     axes.set_xticks(counts, [f"{count:,}" for count in counts])
     ticks = [0.1, 1, 10, 100]
     axes.set_yticks(ticks, [f"{tick:g}" for tick in ticks])
     axes.minorticks_off()
-    axes.set_xlim(1, 2600)
-    axes.set_xlabel("ranks")
+    axes.set_xlim(1, 3000)
+    axes.set_xlabel(f"ranks; {PSI / 1e9:.1f} billion parameters")
     axes.set_ylabel("GB on each rank")
     return figure

@@ -16,7 +16,7 @@ from minifsdp.course.ladder import data
 from minifsdp.course.ladder.measure import Settings
 from minifsdp.course.ladder.model import Block
 from minifsdp.course.launch import launch
-from minifsdp.course.plots.palette import GATHER, REDUCE, TAG_COLOURS
+from minifsdp.course.plots.palette import GATHER, REDUCE, TAG_COLOURS, as_text
 from minifsdp.course.reference.lab09 import accumulate
 from minifsdp.course.watch.ledger import Ledger
 from minifsdp.fsdp import FullyShardedDataParallel, SyncSchedule
@@ -55,7 +55,7 @@ def accumulated(communicate: bool) -> list[tuple[str, int]]:
 
 def draw_accumulation() -> Figure:
     """Bytes of gradients at each message of three micro-batches, with communication and without."""
-    figure = canvas(4.7)
+    figure = canvas(5.1)
     rows = figure.subplots(2, sharex=True, sharey=True)
     for row, (name, log) in zip(rows, accumulations().items(), strict=True):
         held = [size / MIB for _, size in log]
@@ -76,8 +76,8 @@ def draw_accumulation() -> Figure:
         row.set_ylabel("MiB")
         row.spines["bottom"].set_visible(False)
         row.tick_params(axis="x", length=0, labelbottom=False)
-    rows[1].text(39.6, 0.6, "gradients held", color=TAG_COLOURS["gradients"], va="center", fontweight="bold")
-    rows[1].text(39.6, -0.3, "gather", color=GATHER, va="center", fontweight="bold")
+    rows[1].text(39.6, 0.9, "gradients", color=as_text(TAG_COLOURS["gradients"]), va="center", fontweight="bold")
+    rows[1].text(39.6, -0.15, "gather", color=GATHER, va="center", fontweight="bold")
     rows[1].text(39.6, -1.1, "reduce-scatter", color=REDUCE, va="center", fontweight="bold")
     rows[0].set_xlim(-0.7, 51.5)
     rows[0].set_ylim(-1.4, 3.8)

@@ -12,7 +12,7 @@ from draw.measured import told
 from draw.practice.drawing import bare, box
 from matplotlib.figure import Figure
 
-from minifsdp.course.plots.palette import SERIES_COLOURS, SOFT
+from minifsdp.course.plots.palette import RANK_COLOURS, as_text
 from minifsdp.course.reference.lab10b import commit, my_rows
 
 ROWS = 257  # of the GPT's embedding
@@ -45,21 +45,25 @@ def recomputed() -> dict[str, tuple[int, ...]]:
 
 def draw_rows() -> Figure:
     """The rows of one tensor as two ranks save them, and as three ranks, or a plain process, load them."""
-    figure, axes = bare(3.9, ROWS + 1, 3.75, left=-52)
+    figure, axes = bare(4.6, ROWS + 1, 3.75, left=-64)
     whole = torch.zeros(ROWS, 1)
     starts = {}
-    for name, ranks, bottom in (("2 ranks save", 2, 2.6), ("3 ranks load", 3, 1.15), ("plain torch loads", 1, 0.0)):
+    for name, ranks, bottom in (("torch loads", 1, 2.9), ("2 ranks save", 2, 1.45), ("3 ranks load", 3, 0.0)):
         axes.text(-3, bottom + 0.35, name, ha="right", va="center")
         pieces = [my_rows(whole, rank, ranks) for rank in range(ranks)]
         starts[ranks] = [first for first, _ in pieces]
         for rank, (first, rows) in enumerate(pieces):
-            colour = SERIES_COLOURS[rank] if ranks == 2 else SOFT
+            colour = RANK_COLOURS[rank] if ranks == 2 else RANK_COLOURS[2]
             word = f"rank {rank}: {len(rows)} rows" if ranks > 1 else f"{ROWS} rows"
             box(axes, first, bottom, (len(rows), 0.7), colour, word)
+    for rank in range(2):
+        middle, colour = ROWS * (2 * rank + 1) / 4, RANK_COLOURS[rank]
+        arrow = {"arrowstyle": "-|>", "color": colour, "lw": 2.5}
+        axes.annotate("", (middle, 2.85), (middle, 2.2), arrowprops=arrow)
     edges = sorted({*starts[2], *starts[3], ROWS})
     for low, high in pairwise(edges):
-        middle, colour = (low + high) / 2, SERIES_COLOURS[sum(first <= low for first in starts[2]) - 1]
+        middle, colour = (low + high) / 2, RANK_COLOURS[sum(first <= low for first in starts[2]) - 1]
         arrow = {"arrowstyle": "-|>", "color": colour, "lw": 2.5}
-        axes.annotate("", (middle, 1.9), (middle, 2.55), arrowprops=arrow)
-        axes.text(middle + 3, 2.22, f"{low} to {high - 1}", va="center", color=colour, fontsize=13)
+        axes.annotate("", (middle, 0.75), (middle, 1.4), arrowprops=arrow)
+        axes.text(middle + 3, 1.07, f"{low} to {high - 1}", va="center", color=as_text(colour))
     return figure

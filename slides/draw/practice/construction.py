@@ -7,14 +7,13 @@ from typing import Any
 
 import torch
 from draw.canvas import MIB, canvas
-from draw.practice.drawing import BF16
 from draw.practice.model import RANKS
 from matplotlib.figure import Figure
 from torch import nn
 
 from minifsdp.course.ladder.model import GPT
 from minifsdp.course.plots.drawing import areas
-from minifsdp.course.plots.palette import INK
+from minifsdp.course.plots.palette import INK, TAG_COLOURS, as_text
 from minifsdp.course.reference.lab10a import fill_from_meta
 from minifsdp.course.watch.ledger import Ledger
 from minifsdp.flat_param import FlatParameter, copy_values, find_parameters
@@ -57,19 +56,19 @@ def shard(module: nn.Module, ledger: Ledger) -> nn.Parameter:
 
 def draw_construction() -> Figure:
     """Memory of rank 0 of 8 from nothing to the last shard."""
-    figure = canvas(4.7)
+    figure = canvas(4.9)
     panels = figure.subplots(1, 2, sharey=True)
     for panel, (name, (curve, peak, whole)) in zip(panels, constructions().items(), strict=True):
         areas(panel, curve, MIB)
         panel.axhline(whole / MIB, color=INK, linestyle=(0, (4, 3)), linewidth=1.4)
-        panel.set_title(f"{name}: {peak / whole:.2f} of the model")
+        panel.set_title(f"{name}: {peak / whole:.2f} × the model")
         panel.spines["bottom"].set_visible(False)
         place: dict[str, Any] = {"transform": panel.get_yaxis_transform(), "fontweight": "bold"}
         if name == "built eagerly":
             panel.text(0.5, 1.5, "all parameters", ha="center", color="white", **place)
         else:
             panel.text(0.02, whole / MIB + 0.06, "the whole model", va="bottom", transform=panel.get_yaxis_transform())
-            panel.text(0.3, 0.95, "one unit", color=BF16, ha="center", **place)
+            panel.text(0.3, 0.95, "one unit", color=as_text(TAG_COLOURS["unsharded"]), ha="center", **place)
             panel.text(0.98, 0.12, "shards", color="white", ha="right", **place)
     panels[0].set_ylabel("MiB")
     return figure

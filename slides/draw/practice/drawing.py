@@ -9,7 +9,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
-from minifsdp.course.plots.palette import DTYPE_COLOURS
+from minifsdp.course.plots.palette import DTYPE_COLOURS, INK, ink_on
 
 FP32, BF16 = DTYPE_COLOURS["fp32"], DTYPE_COLOURS["bf16"]
 
@@ -18,7 +18,7 @@ def box(axes: Axes, x: float, y: float, size: tuple[float, float], colour: str, 
     """A box with a word in its middle; `style` is the word's."""
     width, height = size
     axes.add_patch(Rectangle((x, y), width, height, facecolor=colour, edgecolor="white", linewidth=1.5))
-    look: dict[str, Any] = {"ha": "center", "va": "center", "color": "white", "fontsize": 14}
+    look: dict[str, Any] = {"ha": "center", "va": "center", "color": ink_on(colour) if colour.startswith("#") else INK}
     axes.text(x + width / 2, y + height / 2, text, **(look | style))
 
 

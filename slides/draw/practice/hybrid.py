@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 from draw.canvas import canvas
 from draw.measured import told
 from draw.practice.drawing import bare, box
@@ -16,9 +18,10 @@ from minifsdp.course.plots.palette import (
     LINE,
     PALE,
     REDUCE,
-    SERIES_COLOURS,
     SOFT,
     STRATEGY_COLOURS,
+    UNIT_COLOURS,
+    as_text,
     ink_on,
 )
 from minifsdp.course.reference.lab11 import plan_groups, traffic
@@ -26,7 +29,7 @@ from minifsdp.course.reference.lab11 import plan_groups, traffic
 
 def draw_hybrid() -> Figure:
     """Eight ranks on two hosts: rows are sharding groups, columns are replica groups."""
-    figure, axes = bare(4.7, 6.6, 4.6, left=-0.7, bottom=0.25)
+    figure, axes = bare(5.0, 7.2, 4.75, left=-0.75, bottom=0.25)
     factor = 4
     sharding, replicas = plan_groups(RANKS, factor)
     round_corners = "round,pad=0,rounding_size=0.12"
@@ -40,7 +43,7 @@ def draw_hybrid() -> Figure:
             axes.add_patch(Rectangle((left, bottom + 0.16), 0.9, 1.18, facecolor="white", edgecolor=LINE))
             axes.text(left + 0.45, bottom + 1.06, f"rank {rank}", ha="center", va="center")
             for part in range(factor):
-                colour = SERIES_COLOURS[part] if part == place else PALE
+                colour = UNIT_COLOURS[part] if part == place else PALE
                 box(axes, left + 0.08 + 0.185 * part, bottom + 0.3, (0.185, 0.5), colour)
     for place, group in enumerate(replicas):
         middle = 0.57 + 1.04 * place
@@ -63,18 +66,17 @@ def draw_hybrid() -> Figure:
             ha="center",
             va="bottom",
             color=REDUCE,
-            fontsize=14,
         )
     told_inside = "1  along a row: gathers,\nreduce-scatter of P:\nthe mean of 4 ranks, P / 4"
     told_across = "2  down a column:\nall-reduce of P / 4:\nthe mean of 8 ranks"
-    axes.text(4.4, 3.1, told_inside, va="center", color=INK, fontsize=16)
-    axes.text(4.4, 1.75, told_across, va="center", color=REDUCE, fontsize=16)
+    axes.text(4.4, 3.1, told_inside, va="center", color=INK)
+    axes.text(4.4, 1.75, told_across, va="center", color=REDUCE)
     return figure
 
 
 def draw_leaves() -> Figure:
     """What all ranks of a host send to other hosts in a step, by sharding factor."""
-    figure = canvas(4.5)
+    figure = canvas(4.9)
     panels = figure.subplots(1, 2, sharey=True, width_ratios=(3, 6))
     units = [2 * sum(unit) for unit in sizes_of(large()).units]
     clusters = (("2 hosts of 2", 4, 2, (1, 2, 4)), ("8 hosts of 8", 64, 8, (1, 2, 4, 8, 16, 64)))
@@ -85,13 +87,13 @@ def draw_leaves() -> Figure:
             rest = sent.leaves / sum(units) - gathers
             panel.bar(place, gathers, 0.62, color=GATHER)
             panel.bar(place, rest, 0.62, gathers, color=REDUCE)
-            panel.text(place, gathers + rest + 0.05, f"{gathers + rest:.2f}", ha="center", va="bottom", fontsize=17)
+            panel.text(place, gathers + rest + 0.05, f"{gathers + rest:.2f}", ha="center", va="bottom")
         panel.set_xticks(range(len(factors)), [f"F = {factor}" for factor in factors])
         panel.tick_params(axis="x", length=0)
         panel.set_title(name)
         panel.set_ylim(0, 4.4)
     panels[0].set_ylabel("models leave a host in a step")
-    panels[1].text(-0.3, 3.6, "gathers and reduce-scatters", color=GATHER, fontweight="bold")
+    panels[1].text(-0.3, 3.6, "gathers and reduce-scatters", color=as_text(GATHER), fontweight="bold")
     panels[1].text(-0.3, 3.1, "all-reduce", color=REDUCE, fontweight="bold")
     return figure
 
@@ -106,16 +108,24 @@ def draw_decisions() -> Figure:
         "more ranks": PALE,
         "split layers": LINE,
     }
-    figure, axes = bare(5.0, 4.0, len(lines) + 0.75, left=-1.15)
+    figure, axes = bare(5.2, 4.0, len(lines) + 0.75, left=-1.05)
     columns = [slice(30 + 25 * place, 55 + 25 * place) for place in range(4)]
     for place, column in enumerate(columns):
-        axes.text(place + 0.5, len(lines) + 0.2, head[column].strip(), ha="center", color=SOFT, fontsize=13)
+        axes.text(place + 0.5, len(lines) + 0.2, _short(head[column]), ha="center", color=SOFT)
     for row, line in enumerate(lines):
         bottom = len(lines) - 1 - row
-        axes.text(-0.04, bottom + 0.5, line[:30].strip().replace(", ", ",\n"), ha="right", va="center", fontsize=13)
+        axes.text(-0.04, bottom + 0.5, _short(line[:30]), ha="right", va="center")
         for place, column in enumerate(columns):
             choice, _, factor = line[column].strip().partition(", ")
-            word = choice.replace(" sharding", "") + (f", {factor}" if factor not in ("", "F = 1") else "")
-            colour = colours[choice]
+            colour, name = colours[choice], choice.replace(" sharding", "").replace(" parallelism", "")
+            word = name + (f", {factor}" if factor not in ("", "F = 1") else "")
             box(axes, place, bottom + 0.04, (0.985, 0.9), colour, word, color=ink_on(colour))
     return figure
+
+
+def _short(text: str) -> str:
+    """A heading of the lab's table, for a narrow column."""
+    words = {" billion": " B", " parameters": "", "context 131,072": "long context", "the same, ": "8 × 8 "}
+    for word, short in words.items():
+        text = text.replace(word, short)
+    return re.sub(r"(\d+) hosts of (\d+),?", r"\1 × \2", text).strip()

@@ -9,9 +9,9 @@ from draw.practice.model import RANKS, elements
 from matplotlib.figure import Figure
 from matplotlib.patches import Polygon
 
-from minifsdp.course.plots.palette import DTYPE_COLOURS, INK, SOFT
+from minifsdp.course.plots.palette import DTYPE_COLOURS, INK, SOFT, as_text
 
-PRECISIONS = {"fp32": (4, 4), "bf16,\nreduced in fp32": (2, 4), "bf16": (2, 2)}  # bytes computed in, reduced in
+PRECISIONS = {"fp32": (4, 4), "bf16, re-\nduced fp32": (2, 4), "bf16": (2, 2)}  # bytes computed in, reduced in
 
 
 def small_steps() -> float:
@@ -24,10 +24,10 @@ def small_steps() -> float:
 
 def draw_dtypes() -> Figure:
     """By precision, what is held and what is sent on the way from a shard to its update; arrows are messages."""
-    figure, axes = bare(4.3, 7, 4.0, left=-1.15)
+    figure, axes = bare(4.8, 7, 3.85, left=-1.25, bottom=-0.5)
     psi, root, block = elements()
     share = (RANKS - 1) / RANKS
-    names = ("shards", "gathers", "a block,\nwhole", "its\ngradient", "reductions", "gradient\nshards", "Adam's\nstate")
+    names = ("shards", "gathers", "a block,\nwhole", "its\ngradient", "reductions", "grad.\nshards", "Adam's\nstate")
     for row, (precision, (p, r)) in enumerate(PRECISIONS.items()):
         sent = share * p * (2 * psi - root), share * r * psi
         held = 4 * psi / RANKS, p * block, r * block, 4 * psi / RANKS, 8 * psi / RANKS
@@ -42,19 +42,19 @@ def draw_dtypes() -> Figure:
             else:
                 box(axes, place + 0.03, bottom, (0.94, 0.8), colour)
             word = f"{size / GB:.{1 if size > GB else 2}f}"
-            axes.text(place + 0.49, bottom + 0.4, word, ha="center", va="center", color=ink, fontsize=17)
+            axes.text(place + 0.49, bottom + 0.4, word, ha="center", va="center", color=ink)
     for place, name in enumerate(names):
-        axes.text(place + 0.49, 3.02, name, ha="center", va="baseline", fontsize=14)
-    words = f"GB on one rank, {psi / 1e9:.1f} billion parameters on {RANKS}; arrows are sent in a step"
-    axes.text(0.03, 3.95, words, va="top", color=SOFT)
-    axes.text(6.43, 3.95, "fp32", va="top", ha="right", color=FP32, fontweight="bold")
-    axes.text(6.97, 3.95, "bf16", va="top", ha="right", color=BF16, fontweight="bold")
+        axes.text(place + 0.49, 3.06, name, ha="center", va="baseline")
+    words = f"GB on each of {RANKS} ranks, {psi / 1e9:.1f} billion parameters; arrows are sent"
+    axes.text(-1.2, -0.25, words, va="center", color=SOFT)
+    axes.text(6.3, -0.25, "fp32", va="center", ha="right", color=FP32, fontweight="bold")
+    axes.text(6.97, -0.25, "bf16", va="center", ha="right", color=BF16, fontweight="bold")
     return figure
 
 
 def draw_ranges() -> Figure:
     """From the smallest to the largest number of each dtype, and what a gradient is that is too small for fp16."""
-    figure = canvas(4.3)
+    figure = canvas(4.8)
     axes = figure.subplots()
     gradient, scale = 2e-8, 2.0**16
     colours = DTYPE_COLOURS
@@ -67,9 +67,9 @@ def draw_ranges() -> Figure:
         bits = round(-torch.tensor(info.eps).log2().item())
         largest = f"{info.max:,.0f}" if info.max < 1e6 else f"{info.max:.1e}"
         text = f"{bits} bits of mantissa, {least:.0e} to {largest}"
-        axes.text(least, height + 0.29, text, va="bottom", ha="left", color=colours[name])
+        axes.text(least, height + 0.29, text, va="bottom", ha="left", color=as_text(colours[name]))
     axes.plot([gradient] * 2, [-0.42, 0.25], color=INK, linewidth=2)
-    axes.text(gradient / 3, -0.36, f"a gradient of {gradient:.0e}: 0 in fp16", ha="right", va="center")
+    axes.text(gradient / 3, -0.36, f"gradient {gradient:.0e}: 0 in fp16", ha="right", va="center")
     axes.annotate(
         "", (gradient * scale, -0.36), (gradient, -0.36), arrowprops={"arrowstyle": "-|>", "color": INK, "lw": 2}
     )
@@ -79,7 +79,7 @@ def draw_ranges() -> Figure:
     axes.set_ylim(-0.6, 2.75)
     axes.set_yticks(range(3), reversed(dtypes))
     axes.tick_params(axis="y", length=0, labelcolor=INK, labelsize=18)
-    axes.set_xticks([1e-40, 1e-30, 1e-20, 1e-10, 1, 1e10, 1e20, 1e30])
+    axes.set_xticks([1e-40, 1e-20, 1, 1e20])
     axes.minorticks_off()
     axes.spines["left"].set_visible(False)
     return figure

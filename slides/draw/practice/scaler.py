@@ -15,10 +15,11 @@ from torch.optim import SGD, Optimizer
 
 from minifsdp import comm
 from minifsdp.course.launch import launch
-from minifsdp.course.plots.palette import PALE, SOFT, TAG_COLOURS
+from minifsdp.course.plots.palette import OUTCOME_COLOURS, PALE, SOFT
 from minifsdp.course.reference.lab09 import step_together
 from minifsdp.fsdp import FullyShardedDataParallel
 
+RIGHT, WRONG = OUTCOME_COLOURS.values()
 BAD = 2  # the step in which one rank's gradient is infinite
 
 
@@ -69,24 +70,24 @@ def scaled(decide: Callable[[Optimizer, float, comm.Group], float]) -> list[tupl
 
 def draw_scaler() -> Figure:
     """Steps of two ranks, one of which sees an infinity: each decides alone, or all decide together."""
-    figure, axes = bare(4.6, 12.0, 4.5, left=-1.2, bottom=-0.35)
+    figure, axes = bare(5.0, 12.0, 4.7, left=-1.35, bottom=-0.35)
     for panel, (title, ranks) in enumerate(verdicts().items()):
         left = 6.3 * panel
-        axes.text(left, 4.5, title, va="top", fontweight="bold")
+        axes.text(left, 4.7, title, va="top", fontweight="bold")
         for rank, found in enumerate(ranks):
             bottom = 2.1 - 2.0 * rank
             if not panel:
-                axes.text(-0.15, bottom + 0.65, f"rank {rank}", ha="right", va="center", fontsize=17)
-                axes.text(-0.15, bottom + 1.38, "scale", ha="right", color=SOFT, fontsize=14)
+                axes.text(-0.15, bottom + 0.65, f"rank {rank}", ha="right", va="center")
+                axes.text(-0.15, bottom + 1.38, "scale", ha="right", color=SOFT)
             for step, (scale, moved) in enumerate(found):
-                colour = {0: PALE, 1: TAG_COLOURS["optimizer"]}.get(moved, TAG_COLOURS["gradients"])
+                colour = {0: PALE, 1: RIGHT}.get(moved, WRONG)
                 style: dict[str, Any] = {"fontsize": 20, "color": "white" if moved else SOFT}
                 box(axes, left + 1.12 * step, bottom, (1.08, 1.3), colour, f"{moved:g}" if moved else "skip", **style)
                 seen = "inf " if step == BAD and rank == 1 else ""
-                look: Any = {"ha": "center", "fontsize": 14, "color": TAG_COLOURS["gradients"] if seen else SOFT}
-                axes.text(left + 1.12 * step + 0.54, bottom + 1.38, f"{seen}{scale:.0f}", **look)
+                look: Any = {"ha": "center", "color": WRONG if seen else SOFT}
+                axes.text(left + 1.12 * step + 0.54, bottom + 1.38, seen.strip() or f"{scale:.0f}", **look)
+        if not panel:
+            axes.text(-0.15, 0.0, "step", va="top", ha="right", color=SOFT)
         for step in range(5):
-            axes.text(
-                left + 1.12 * step + 0.54, 0.0, f"step {step + 1}", va="top", ha="center", color=SOFT, fontsize=13
-            )
+            axes.text(left + 1.12 * step + 0.54, 0.0, str(step + 1), va="top", ha="center", color=SOFT)
     return figure

@@ -95,10 +95,10 @@ def tuned() -> dict[str, tuple[int, int]]:
 
 def draw_policies() -> Figure:
     """The parameters of one model in the units that each policy makes of it."""
-    figure, axes = bare(4.7, 1.7, 5.6, left=-0.27)
-    heads = ("units", "messages\na step", "whole at\nthe peak")
+    figure, axes = bare(5.0, 1.82, 5.8, left=-0.3)
+    heads = ("units", "mes-\nsages", "whole at\nthe peak")
     for place, head in enumerate(heads):
-        axes.text(1.15 + (0.0, 0.24, 0.54)[place], 5.0, head, ha="right", va="bottom", color=SOFT, fontsize=14)
+        axes.text(1.13 + (0.0, 0.31, 0.67)[place], 5.0, head, ha="right", va="bottom", color=SOFT)
     for number, (name, policy) in enumerate(POLICIES.items()):
         bottom = 4.2 - number
         params, peak = cut(policy)
@@ -113,22 +113,22 @@ def draw_policies() -> Figure:
         count = len({*units, ""})
         cells = (str(count), str(3 * count - 1), f"{peak / MIB:.2f} MiB")
         for place, cell in enumerate(cells):
-            axes.text(1.15 + (0.0, 0.24, 0.54)[place], bottom + 0.3, cell, ha="right", va="center", fontsize=17)
+            axes.text(1.13 + (0.0, 0.31, 0.67)[place], bottom + 0.3, cell, ha="right", va="center")
     axes.text(0, 5.0, "the root", color=SOFT, va="bottom", fontweight="bold")
-    axes.text(0.2, 5.0, "the other units", color=UNIT_COLOURS[0], va="bottom", fontweight="bold")
+    axes.text(0.27, 5.0, "the other units", color=UNIT_COLOURS[0], va="bottom", fontweight="bold")
     return figure
 
 
 def draw_frozen() -> Figure:
     """Bytes of gradients on a rank after backward, by what is trained and in which units."""
-    figure = canvas(3.9)
+    figure = canvas(4.6)
     axes = figure.subplots()
     for place, (name, (size, _)) in enumerate(reversed(tuned().items())):
         axes.barh(place, size / GB, 0.6, color=TAG_COLOURS["gradients"])
-        axes.text(size / GB + 0.03, place, f"{size / GB:.2f} GB", va="center", fontsize=17)
+        axes.text(size / GB + 0.03, place, f"{size / GB:.2f} GB", va="center")
         axes.text(-0.04, place, name, ha="right", va="center")
     axes.set_yticks([])
     axes.set_xticks([])
     axes.spines[["bottom", "left"]].set_visible(False)
-    axes.set_xlim(-2.2, 4.0)
+    axes.set_xlim(-2.7, 4.1)
     return figure
