@@ -173,7 +173,7 @@ def synchronize(device: torch.device) -> None:
 
 
 def empty(numel: int, dtype: torch.dtype, role: Role, device: torch.device) -> Tensor:
-    """An uninitialised buffer [numel] that `buffer_observers` are called with."""
+    """An uninitialized buffer [numel] that `buffer_observers` are called with."""
     buffer = torch.empty(numel, dtype=dtype, device=device)
     retag(buffer, role)
     return buffer
@@ -186,7 +186,7 @@ def retag(buffer: Tensor, role: Role) -> None:
 
 
 def allocate(buffer: Tensor) -> None:
-    """Give a freed buffer its memory back, uninitialised; on CUDA it belongs to the current stream's pool."""
+    """Give a freed buffer its memory back, uninitialized; on CUDA it belongs to the current stream's pool."""
     buffer.untyped_storage().resize_(buffer.nbytes)
 
 

@@ -7,7 +7,7 @@ from torch import Tensor
 
 
 def mark_unwritten(tensor: Tensor) -> Tensor:
-    """Fill a tensor with what no initialisation means."""
+    """Fill a tensor with what no initialization means."""
     return tensor.fill_(_stand_in(tensor.dtype) or 0)
 
 
@@ -31,7 +31,7 @@ def check_written(tensors: dict[str, Tensor | None]) -> None:
     """
     if names := [name for name, tensor in tensors.items() if tensor is not None and is_unwritten(tensor)]:
         raise RuntimeError(
-            f"nothing has initialised {', '.join(names)}, which came from the meta device: have each module's "
+            f"nothing has initialized {', '.join(names)}, which came from the meta device: have each module's "
             "reset_parameters() write all parameters and buffers of its own, or pass param_init_fn."
         )
 

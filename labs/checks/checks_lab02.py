@@ -483,7 +483,7 @@ def check_start_bucket(answer, variant):
             slip="waiting at once leaves nothing to overlap: whoever finishes the bucket waits",
         )
         at_issue, at_return = found["unwritten"]
-        slips = {"the place of a gradient that is None must be zeroed: the buffer comes uninitialised": 2 * size}
+        slips = {"the place of a gradient that is None must be zeroed: the buffer comes uninitialized": 2 * size}
         slip = "nothing was copied into the buffer: `part = ...` only gives a name to something else, part.copy_ writes"
         if at_return < at_issue:
             slip = "the copy comes after the all-reduce was issued, which has then sent what was there before"

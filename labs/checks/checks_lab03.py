@@ -354,7 +354,7 @@ def move(params, ranks):
 
 
 def poison(buffer, role):
-    """Uninitialised memory is not zero."""
+    """Uninitialized memory is not zero."""
     buffer.fill_(float("nan"))
 
 
@@ -433,7 +433,7 @@ def check_reduce_bucket_case(answer, variant, ranks):
         first = found["first"]
         if isinstance(first, torch.Tensor) and bool(first.isnan().any()):
             raise AnswerError(
-                f"rank {rank}, shard.grad: {int(first.isnan().sum())} elements are what uninitialised memory held\n"
+                f"rank {rank}, shard.grad: {int(first.isnan().sum())} elements are what uninitialized memory held\n"
                 "likely slip: device.empty is not zero, so neither is the padding nor the place of a parameter that "
                 "has no gradient; or the mean was read before the collective had written it"
             )

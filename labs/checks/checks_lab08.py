@@ -640,7 +640,7 @@ def why_no_room(log, memory):
     if "the host waits for the device" not in log:
         return "what waits for events cannot come back before they have happened: `memory.device.synchronize()`"
     if not back and memory.waiting:
-        return "after the synchronisation every waiting block can come back: `put_back` all of them"
+        return "after the synchronization every waiting block can come back: `put_back` all of them"
     if not back:
         return "what has waited becomes one with its free neighbours, and its segment whole, only by `put_back`"
     if len(back) == 1:

@@ -365,7 +365,7 @@ def check_fill_from_meta(answer, variant):
         try:
             answer(views, params)
         except RuntimeError as error:
-            slip = "what is written may be zero: only NaN is what no initialisation writes on purpose"
+            slip = "what is written may be zero: only NaN is what no initialization writes on purpose"
             if any(view.isnan().any() or bool((view == 7.0).all()) for view in views):
                 slip = "a module was reset in other memory: its Parameter has to be one of the view, and to stay it"
             raise AnswerError(
@@ -385,7 +385,7 @@ def check_fill_from_meta(answer, variant):
         )
     slips = {
         "a module with a weight and a bias has two places, and is reset once": {"first": 2, "last": 2},
-        "a module whose weight is tied has a bias of its own to initialise": {"first": 1, "last": 0},
+        "a module whose weight is tied has a bias of its own to initialize": {"first": 1, "last": 0},
         "nobody was reset: memory alone is no value": {"first": 0, "last": 0, "head": 0},
         "a module whose only parameter is tied is a place of it, too, and writes last": {"head": 0},
     }
@@ -484,12 +484,12 @@ def seeded(module, seed):
 
 
 @check("10a.4")
-def check_initialiser(answer, variant):
+def check_initializer(answer, variant):
     """Own parameters and buffers, seeded by name, in any order, after wrapping too; what has a NaN is named."""
     seed, where = variant.seed + 11, torch.device("cpu", 0)  # not the `cpu` that an answer may think of by itself
     for start in ("meta", "partly on meta", "cpu"):
         for backwards in (False, True):
-            initialised(answer, variant.size, seed, where, start, backwards)
+            initialized(answer, variant.size, seed, where, start, backwards)
     forgotten(answer, variant.size, seed, where)
     kept(answer, variant.size, seed, where)
 
@@ -569,7 +569,7 @@ def forgotten(answer, size, seed, where):
         expect(f"names in the error of module {name!r}", got, wanted, slips=slips, slip=slip)
 
 
-def initialised(answer, size, seed, where, start, backwards):
+def initialized(answer, size, seed, where, start, backwards):
     with torch.device("cpu" if start == "cpu" else "meta"):
         model = nested(size)
     if start == "partly on meta":
@@ -603,7 +603,7 @@ def initialised(answer, size, seed, where, start, backwards):
         if not torch.is_grad_enabled():
             torch.set_grad_enabled(True)
             raise AnswerError(
-                f"gradients after {names[module] or 'the model'} was initialised: expected switched on as before, "
+                f"gradients after {names[module] or 'the model'} was initialized: expected switched on as before, "
                 "got switched off\nlikely slip: `set_grad_enabled` stays: `with torch.no_grad():` ends"
             )
         if on_meta and devices.named and str(where) not in devices.named:
@@ -615,7 +615,7 @@ def initialised(answer, size, seed, where, start, backwards):
         now = {id(p) for m in modules if m is not module for p in m._parameters.values() if p is not None}
         if others != now:
             raise AnswerError(
-                f"parameters of other modules after {names[module] or 'the model'} was initialised: expected the same, "
+                f"parameters of other modules after {names[module] or 'the model'} was initialized: expected the same, "
                 "got others\nlikely slip: `to_empty` goes down into the children unless `recurse=False`"
             )
         for key, t in owned(module).items():
@@ -628,7 +628,7 @@ def initialised(answer, size, seed, where, start, backwards):
     where_from += ", last module first" if backwards else ", in order"
     slips = {
         "a module that has nothing of its own is none of its business": sorted(names[module] for module in modules),
-        "a module that has a buffer and no parameters is initialised too": OWNERS[:-1],
+        "a module that has a buffer and no parameters is initialized too": OWNERS[:-1],
     }
     expect(
         f"modules that were reset, {where_from}",
@@ -845,7 +845,7 @@ def check_shard_script(answer, variant):
             raise AnswerError(
                 f"rank {rank}, bytes at the peak of construction: expected at most {most:,} (shards and two units), "
                 f"got {found['peak']:,}\nlikely slip: the whole model, {4 * whole:,} bytes, was in memory: build it on "
-                "meta and let FSDP materialise one unit at a time"
+                "meta and let FSDP materialize one unit at a time"
             )
         slip = "every rank computes the same values from `make_init`: there is nothing to send"
         expect("bytes broadcast by the wrapping", found["sent"], 0, rank=rank, slip=slip)
@@ -860,6 +860,6 @@ def check_shard_script(answer, variant):
         expect("devices other than `where` that units compute on", found["where"], [], rank=rank, slip=slip)
         expect("three steps change the parameters", found["trains"], True, rank=rank, slip=BEFORE)
         slip = (
-            "other values at the start: `reset_parameters` is not how this model is initialised, `make_init` says how"
+            "other values at the start: `reset_parameters` is not how this model is initialized, `make_init` says how"
         )
         expect("mean losses of three steps", found["losses"], losses, rank=rank, slip=slip, tolerance=1e-5)

@@ -10,7 +10,7 @@ from torch.utils._pytree import tree_leaves
 
 @contextmanager
 def garbage():
-    """Uninitialised memory holds nan, instead of zeros on a lucky day."""
+    """Uninitialized memory holds nan, instead of zeros on a lucky day."""
     before = torch.are_deterministic_algorithms_enabled()
     torch.use_deterministic_algorithms(True, warn_only=True)
     try:

@@ -31,11 +31,11 @@
 # **Time** 50 minutes. **Worlds**: none of this lab needs ranks; it runs in this process, on the CPU or on one GPU.
 # **Memory**: 9 MiB of tensors at most, by the ledger.
 #
-# **How a lab works.** An exercise is a cell with a function to write in place of its `...`. As long as it is blank, the
+# **How a lab works.** An exercise is a cell with a function to write instead of its `...`. As long as it is blank, the
 # reference stands in, so that everything below runs; as soon as you write something, it is checked in a process of its
 # own, and it is what runs from there on, right or wrong. A check that fails says what it expected, and gives a hint;
 # `minifsdp lab hint 0.1` gives one too. Each plot says how many of the lab's pieces are yours. Before a measurement you
-# are asked for a prediction: put a number in place of the dots. A wrong one teaches more than none.
+# are asked for a prediction: put a number instead of the dots. A wrong one teaches more than none.
 #
 # Throughout, Ψ is the number of elements of all parameters, N the number of ranks, and K the bytes of optimizer state
 # per element. KiB, MiB and GiB are powers of 1,024; GB is 10⁹ bytes, as in the papers.
@@ -719,7 +719,7 @@ assert abs(per_token / width - 32) < 2
 # 32 bytes are 16 elements of bfloat16 for each of the `width` channels: the inputs of two norms (2), their outputs,
 # which are the inputs of `qkv` and `up` (2), q, k and v (3), the attention's output (1), the input of the GELU (4) and
 # its output (4). The rest, 40 bytes per token, is the 0.62: mean and deviation of the norms (8), and one float32 for
-# each of 8 heads (32) in place of the matrix of attention weights, which a fused attention does not keep. Korthikanti
+# each of 8 heads (32) instead of the matrix of attention weights, which a fused attention does not keep. Korthikanti
 # et al. count 34, two of them for dropout masks, which this model has not; the ZeRO paper (3.2) takes 12 elements, 24
 # bytes.
 #

@@ -688,10 +688,10 @@ outcome("1.8", sent[0], ranks=4, slips={"the padding travels too: 12 elements, n
 # %% [markdown]
 # ### Measured: an all-reduce is a reduce-scatter and an all-gather, 2 (N - 1) / N of the data per rank (C5)
 #
-# The number to remember: it hardly depends on N. Patarasuk and Yuan (2009) show that no algorithm sends less, as long
-# as only the ranks add. Where switches add as well (SHARP on InfiniBand, NVLS on NVLink 4), a rank sends its tensor
-# once and receives the sum once: 1 instead of 2 (N - 1) / N, half of it for many ranks. Beside the ring, reduce to rank
-# 0 and broadcast from there, and the laziest way: every rank gathers all tensors and adds them up.
+# The number to remember: it hardly depends on N. Patarasuk and Yuan (2009) show that no algorithm in which only the
+# ranks add sends less. Where switches add as well (SHARP on InfiniBand, NVLS on NVLink 4), a rank sends its tensor once
+# and receives the sum once: 1 instead of 2 (N - 1) / N, half of it for many ranks. Beside the ring, reduce to rank 0
+# and broadcast from there, and the laziest way: every rank gathers all tensors and adds them up.
 
 
 # %% tags=["C5"]

@@ -24,7 +24,7 @@
 # - say what a bucket is for, what it costs in memory, and why buckets are filled from the last layer on;
 # - read from a log of collectives, or a timeline, whether communication overlaps with backward;
 # - accumulate gradients over micro-batches without paying for each;
-# - recognise the usual bugs, most of which raise no error.
+# - recognize the usual bugs, most of which raise no error.
 #
 # **You need** autograd (`backward` adds to `.grad`), and from lab 01: ranks, process groups, all-reduce, `wait()`.
 #
@@ -51,8 +51,8 @@ RANKS, ROWS, CONTEXT = 2, 8, 32  # N; rows of a whole batch, tokens of a row
 # %% [markdown]
 # ## What hurts now
 #
-# A batch takes as long as one device needs for it. Two devices could each take half of the rows, but then there are two
-# gradients, and two models that drift apart with the first step.
+# One device takes twice as long for a batch as two that take half of its rows each. But two devices compute two
+# gradients, and after the first step they hold two different models.
 #
 # What follows trains a small GPT to count: rows like 41, 42, 43, ... The whole batch of a step is the same in every
 # world; each rank takes its rows of it. Every rank makes its weights from a seed of its own, as separate programs do,
@@ -534,7 +534,7 @@ print(f"as torch assigns them: {[list(map(id, b)) for b in buckets] == [list(map
 # A bucket is reduced in two halves. The first copies its gradients into one flat buffer and issues the all-reduce. The
 # second, exercise 2.4, waits and copies back. Between the halves anything may happen, and rung 3 will use that.
 #
-# `device.empty(numel, dtype, "communication", where)` allocates the buffer, uninitialised, and tells the ledger what it
+# `device.empty(numel, dtype, "communication", where)` allocates the buffer, uninitialized, and tells the ledger what it
 # is for; `where` is a parameter's `.device`. `flat.split([n, m, ...])` gives its parts, which are views.
 #
 # A parameter whose `.grad` is None on this rank takes part *as zero*. Then all ranks have the same buckets whatever

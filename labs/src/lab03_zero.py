@@ -25,7 +25,7 @@
 # - write the ZeRO-1 step: reduce-scatter, update a shard, all-gather;
 # - reduce and free gradients while backward runs, as ZeRO-2 does;
 # - say what each stage holds and sends per step, to the byte;
-# - recognise three mistakes that train without an error message: an optimizer over the wrong tensors, clipping by a
+# - recognize three mistakes that train without an error message: an optimizer over the wrong tensors, clipping by a
 #   local norm, a checkpoint of one rank's shard.
 #
 # **You need** lab 01 (reduce-scatter, all-gather) and lab 02 (buckets, hooks on gradients).
@@ -81,7 +81,7 @@ ADAM = {"lr": 1e-3, "eps": 1e-4}
 # The model is a small GPT, and the batches are random tokens: this lab is about bytes. `measure` takes a way to train,
 # runs three steps of it on this rank and returns the books of the third. Before the step the optimizer has its state
 # already; "backward" and "step" are the moments after these two. Adam's `eps` is larger than usual, 1e-4: with 1e-8 its
-# first steps hardly depend on a gradient's size, and a sum in place of a mean over the ranks would go unnoticed.
+# first steps hardly depend on a gradient's size, and a sum instead of a mean over the ranks would go unnoticed.
 
 # %%
 SIZES = {"width": 105, "layers": 4}
@@ -305,7 +305,7 @@ def reduce_bucket(params: list[nn.Parameter], shard: nn.Parameter, group: comm.G
     The gradients are copied into a bucket buffer [N * shard.numel()] in the layout of `partition`. A `.grad` that is
     None, and the padding, count as zeros. Every `.grad` stays as it is: it may be freed as soon as this returns.
 
-    Both buffers come from `device.empty(numel, dtype, role, device)`, uninitialised: the bucket with the role
+    Both buffers come from `device.empty(numel, dtype, role, device)`, uninitialized: the bucket with the role
     "communication", the mean [shard.numel()] with the role "gradients".
 
     Args:

@@ -346,7 +346,7 @@ drawn
 # ### Break it: garbage in the padding
 #
 # `torch.empty` often hands out zeros, so a padding that nobody wrote to works for weeks. With deterministic algorithms
-# on, uninitialised memory holds nan. A gradient of ones, padded in both ways, and its norm from the shards, which
+# on, uninitialized memory holds nan. A gradient of ones, padded in both ways, and its norm from the shards, which
 # clipping divides by:
 
 
@@ -386,7 +386,7 @@ assert abs(norms["pad_and_chunk"] - 15**0.5) < 1e-6, "the padding is not zero"
 # exchanges the tensor and leaves the object, so every module that uses `p` sees the view. (Assigning to a variable
 # named `p` exchanges nothing.) What `p.data` was before is then referred to by nobody, and freed.
 #
-# The buffer comes from `device.empty(numel, dtype, "unsharded", device)`: uninitialised, and known to the ledger by
+# The buffer comes from `device.empty(numel, dtype, "unsharded", device)`: uninitialized, and known to the ledger by
 # its role.
 
 # %%
@@ -655,7 +655,7 @@ for orig, (_, _, _, numels, filling) in zip((False, True), both, strict=True):
 # By default (`use_orig_params=False`) torch lays out what we lay out: parameters back to back, and zeros at the end
 # of the last shards. It does not pad the buffer and cut it, it cuts and pads what is too short (`_get_shard`), which
 # comes to the same. With `use_orig_params=True` it also pads *between* parameters, so that each begins at a multiple
-# of 16 bytes, and it fills that padding with 42, to be recognised. "At most N - 1 elements of padding", which is said
+# of 16 bytes, and it fills that padding with 42, to be recognized. "At most N - 1 elements of padding", which is said
 # of FSDP in general, holds for the first layout alone: here 2 ranks have 3.
 
 # %% [markdown]

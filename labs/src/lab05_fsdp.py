@@ -183,7 +183,7 @@ with warnings.catch_warnings():
 print(f"{seen[0]} of {len(SIZES.parameters)} parameters have their gradient when the root's full backward hook runs")
 
 # %% [markdown]
-# Who reduced there would reduce nothing.
+# A reduction issued there would reduce nothing.
 #
 # ### A storage that comes and goes
 #
@@ -486,7 +486,7 @@ def shard_model(model: nn.Module, pieces: Pieces, blocks: list[nn.Module] | None
 
 
 # %% [markdown]
-# What is missing is *when*. Over one step this shall happen, here for a root and two blocks:
+# The pieces still lack their *times*. One step, for a root and two blocks, looks like this:
 #
 #     forward    gather root | gather 0, compute, free 0 | gather 1, compute, free 1
 #     backward   gather 1, compute, free 1, reduce 1 | gather 0, compute, free 0, reduce 0 | free root, reduce root
@@ -757,9 +757,9 @@ assert close, f"not one process's gradients; {why}"
 #   unsharded gradient: at most R + B + all blocks' shards. On gloo minifsdp also receives the other ranks' parts of the
 #   block, (N - 1) / N · B, and sums them itself; NCCL needs no such memory;
 # - the peak comes just before: when the gradient of the block that backward reaches last (block 0) is complete, with
-#   its parameters still there: shards + 2 (R + B) + the other blocks' gradient shards. Freed after the reduction, they
-#   would meet the fifth shard, too (and what gloo's ranks receive: as they are freed before, that takes their place).
-#   Never 4Ψ of parameters or of gradients, even at the peak.
+#   its parameters still there: shards + 2 (R + B) + the other blocks' gradient shards. If they were freed only after
+#   the reduction, they would coincide with the fifth gradient shard. Never 4Ψ of parameters or of gradients, even at
+#   the peak.
 #
 # Activations come on top, as in every rung; the curve leaves them out.
 
@@ -878,7 +878,7 @@ plots.stages(
     earlier={
         name: {BARS.get(stage, stage): sum(each[stage].values()) for stage in stages} for name, each in peak_or.items()
     },
-    title=f"Before a step {rest / MIB:.2f} MiB in place of DDP's {sum(peak_or['DDP']['before'].values()) / MIB:.2f}: "
+    title=f"Before a step {rest / MIB:.2f} MiB instead of DDP's {sum(peak_or['DDP']['before'].values()) / MIB:.2f}: "
     f"all of it is sharded",
     says="Bytes of a rank at the end of each stage of a step, before zero_grad, and at its peak; grey: earlier rungs, "
     "each at its own.",
@@ -1034,7 +1034,7 @@ plots.lines(
     expected={"budget": ([1, max(peaks["your FSDP"])], [BUDGET / MIB] * 2)},
     xlabel="rows per rank",
     ylabel="peak of a rank, MiB",
-    title=f"In the same memory {fits['your FSDP']} rows per rank fit in place of {fits['DDP']}",
+    title=f"In the same memory {fits['your FSDP']} rows per rank fit instead of {fits['DDP']}",
     says=f"The ledger's peak of a step on {RANKS} ranks, at the sizes that were tried. With many rows it lies where "
     "backward begins: DDP's gradient buckets are always there, most of FSDP's gradients not yet; hence the extra room.",
     lab="05",
@@ -1279,9 +1279,9 @@ plots.timeline(
 #
 # **4. A parameter is not used in a step. What does your `attach` do with its unit?**
 # <details><summary>Answer</summary>Its gradient never comes, so the unit is neither freed nor reduced. The next step is
-# worse: it finds the rest of this one's list or count, ends the unit too early, and reduces an incomplete gradient
-# without a word. minifsdp and torch end such units in the end-of-backward callback of 5.1, the missing gradient
-# counting as zero.</details>
+# worse: it starts with the leftover count of this one, ends the unit too early, and silently reduces an incomplete
+# gradient. minifsdp and torch end such units in the end-of-backward callback of 5.1, the missing gradient counting as
+# zero.</details>
 #
 # **5. Why the hook on the output, and not one on the gradient of the input of the next module?**
 # <details><summary>Answer</summary>It is the same tensor where modules form a chain, and a different one where they do

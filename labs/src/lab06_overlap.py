@@ -291,7 +291,7 @@ outcome("6.2", stands, how="computed", slips=slips)
 # Lab 05's gather, on a stream of its own and without its last word. Two things are issued, and *both* belong on the
 # stream: the collective, which starts when the stream it is issued on has come to it, and the allocation. For memory is
 # handed out by stream: a piece that was freed may be handed out at once to the stream that it belongs to, since
-# whatever still uses it stands in that queue before. What is of the compute stream's pool may still be in use by
+# whatever still uses it stands in that queue before. A block from the compute stream's pool may still be in use by
 # compute.
 #
 # The gather reads this rank's shard, which the optimizer has written on the compute stream. That order is made once per
@@ -436,8 +436,8 @@ for number in missing_waits(log):
 # *8 minutes, medium*
 #
 # A unit is freed when the host has *issued* its last kernel. The kernel may run a second later, and until then it reads
-# this memory. To let the host wait would be the end of running ahead. So the allocator must know who still reads: of
-# the stream on which the memory was allocated it knows, and of every other it has to be told, by
+# this memory. A waiting host could no longer run ahead. So the allocator must know which streams still read the memory.
+# It knows the stream that allocated it; every other one must be recorded:
 #
 #     device.record_stream(buffer)        # the *current* stream uses this buffer; torch: Tensor.record_stream
 #
@@ -757,10 +757,10 @@ assert right == [round(loss, 4) for loss in mine["losses"]]
 print(f"as it is, with the late wait: {plausible}")
 
 # %% [markdown]
-# NaN, because the link is so bad and so honest. Without it block 2 computes with whatever is in its memory: a part of
-# the gather, or what was there before. A loss may be right, plausible or NaN, and differently each time. So ask the
-# order, not the values. Here is the program of one rank, recorded, in the words of 6.4; beside your detector what the
-# paper GPU says of every buffer.
+# The loss is NaN because the emulated link fills memory with NaN until the data arrives. Without it block 2 computes
+# with whatever is in its memory: a part of the gather, or older values. A loss may be right, plausible or NaN, and
+# differently each time. So check the order, not the values. Here is the program of one rank, recorded, in the words of
+# 6.4; beside your detector what the paper GPU says of every buffer.
 
 
 # %%
@@ -1091,7 +1091,7 @@ assert runs["yours"].peak("active") / MIB > runs["lab 05"].peak("active") / MIB 
 # the next optimizer step nobody writes them, and the stream keeps its order: what is queued after the wait is behind
 # it.</details>
 #
-# **3. Why not let the gathers' stream wait for compute before each free block is used again, in place of
+# **3. Why not let the gathers' stream wait for compute before each free block is used again, instead of
 # `record_stream`?**
 # <details><summary>Answer</summary>It would be right, and the next gather would start when all compute queued so far is
 # over: no overlap. FSDP2 does without `record_stream` all the same. It copies what was gathered into the parameters, on

@@ -10,9 +10,9 @@
 # %% [markdown]
 # # Lab 07: prefetch
 #
-# Communication has a stream of its own (lab 06), and still a unit's gather is issued only when the unit is reached.
-# Whoever computes then waits for it. Issue it earlier: in which order, at which moment exactly, at what cost in memory,
-# and what happens if the ranks do not agree on the order?
+# Communication has a stream of its own (lab 06), and still a unit's gather is issued only when the unit is reached. The
+# computation then waits for it. Issue it earlier: in which order, at which moment exactly, at what cost in memory, and
+# what happens if the ranks do not agree on the order?
 #
 # ![Backward with and without prefetch: the next gather before or after the
 # reduction](../slides/figures/overlap-backward.svg)
@@ -154,8 +154,8 @@ plots.timeline(
 #
 # *12 minutes, medium*
 #
-# To gather early is to know who comes next, and a model in PyTorch is a program: nobody knows before it runs. But it
-# mostly runs as it ran before. Two records:
+# Gathering early requires knowing which unit comes next. A PyTorch model is a program, so its order is unknown before
+# it runs. But it mostly runs as it ran before. Two records:
 #
 # - **forward**: the order of the *first iteration*, an iteration being a forward and its backward. It is kept for good
 #   and taken for *static*, as torch takes it (which notes a unit's first use only).
@@ -401,8 +401,7 @@ print("none:", seen["none"]["log"])
 # Nothing is gathered ahead while there is no record, and nothing once this forward has gone another way than the
 # recorded one: a guess costs a message and memory, and gains nothing.
 #
-# A parameter's bytes, once more: how many bytes of gathered parameters does a rank hold at most in forward, with
-# depth 1? The units' sizes:
+# How many bytes of gathered parameters does a rank hold at most in forward, with depth 1? The units' sizes:
 
 # %%
 padded = [closed_form.Setting(RANKS).padded(sum(unit)) for unit in SIZES.units]
@@ -979,7 +978,7 @@ assert all(abs(found - should) > 1e-3 for _, _, losses in disorder for found, sh
 
 # %% [markdown]
 # No error, no warning, and losses that look like training: what trains is a model whose blocks are one half of one and
-# one half of another. Who has no reference beside it will not notice.
+# one half of another. Without a reference run to compare with, the error goes unnoticed.
 #
 # If the blocks differ in size, gloo ends one process at once ("Received data size doesn't match expected size") and the
 # other loses its connection; NCCL by itself checks nothing. And if one rank leaves a block out (a layer that is dropped

@@ -199,7 +199,7 @@ plots.device_memory(
 # stream*, even while kernels that read it are still queued: whatever the new owner does there comes after them in the
 # same queue. For another stream that does not hold, so it gets nothing of it.
 #
-# Sizes are multiples of 512 bytes. How many bytes has the block for a request of 1,000,000?
+# Sizes are multiples of 512 bytes. How large is the block that serves a request of 1,000,000 bytes?
 
 # %%
 predict("8.1", ..., "bytes of the block that serves a request of 1,000,000 bytes")
@@ -384,7 +384,7 @@ def malloc_or_retry(
 # ### Your allocator under a real program
 #
 # `LabAllocator` puts your five pieces where the paper GPU expects an allocator. What it asks of its device goes to the
-# paper GPU's queues: events, synchronisation, and the host's time for `cudaMalloc` and `cudaFree`.
+# paper GPU's queues: events, synchronization, and the host's time for `cudaMalloc` and `cudaFree`.
 
 
 # %%
@@ -585,14 +585,14 @@ plots.timeline(
 
 # %% [markdown]
 # Two things come together. What the compute stream may still read cannot be handed out (orange), and what is free
-# belongs to another stream, or lies in pieces that are too small (grey). The FSDP paper (section 5.4) has GPT-175B with
-# two samples on 128 GPUs, whose backward was spent with such retries: 90.5 TFLOPS per GPU where 192 GPUs reach 186, as
-# read off a copy of figure 7(b). Here they cost 6 % of a step, much less.
+# belongs to another stream, or lies in pieces that are too small (grey). The FSDP paper (section 5.4) reports such
+# retries in the backward of GPT-175B with two samples on 128 GPUs: 90.5 TFLOPS per GPU, against 186 on 192 GPUs (read
+# off a copy of figure 7(b)). Here they cost 6 % of a step, much less.
 #
 # What the model leaves out: kernels that slow each other down, and NCCL's own kernels among them; that a real launch
 # queue is full after about a thousand kernels, and the host waits anyway; the host's jitter; the other ranks, which
-# wait in their next collective for the one that retries; `expandable_segments`. And what a call of the driver takes no
-# data sheet tells: 1 ms, and 1 ms per GiB, are assumed. How much hangs on that:
+# wait in their next collective for the one that retries; `expandable_segments`. No data sheet gives the duration of a
+# driver call: 1 ms, plus 1 ms per GiB, is an assumption. Its effect:
 
 # %%
 print("a call, and a GiB of it   a step without a limit (model, not measured)")
@@ -644,7 +644,7 @@ predict("8.6", ..., "events that the host waits for in a later step, 6 blocks an
 def rate_limit(
     gather: Callable[[Unit], None], free: Callable[[Unit], None], limit: int
 ) -> tuple[Callable[[Unit], None], Callable[[Unit], None]]:
-    """Two functions to be called in place of `gather` and `free`, which hold the host back; they share one queue.
+    """Two functions to be called instead of `gather` and `free`, which hold the host back; they share one queue.
 
     Args:
         gather: starts a unit's gather; nothing if that was done before.
@@ -663,7 +663,7 @@ def rate_limit(
 
 
 # %% [markdown]
-# A schedule in which your two functions stand in place of `gather` and `free`; everything else is lab 07's.
+# A schedule in which your two functions stand instead of `gather` and `free`; everything else is lab 07's.
 
 
 # %% tags=["shown"]
@@ -1084,9 +1084,9 @@ assert factors["DeepViT-8B-like"] < 0.99 < factors["RegNet-9B-like"]
 
 # %% [markdown]
 # Retries are counted over 6 steps. The direction is the paper's in all three. The size is not to be had from a model
-# that leaves out what this one does, and whose settings were chosen: samples per GPU are, for T5 and DeepViT, of those
-# tried the ones where the limiter matters most (DeepViT with 2 or 8 in place of 4: no difference), and T5's device has
-# 5 % more than the step needs with k = 2.
+# that leaves out what this one does, and whose settings were chosen: for T5 and DeepViT, of the batch sizes tried, the
+# one where the limiter matters most (DeepViT with 2 or 8 samples instead of 4: no difference), and T5's device has 5 %
+# more than the step needs with k = 2.
 #
 # - **It helps** where memory is short and the host far ahead. The retries cost more than the waits.
 # - **It does nothing** where memory is plentiful and computing takes longer than gathering, as for RegNet: what is held

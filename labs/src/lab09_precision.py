@@ -48,7 +48,7 @@ from minifsdp.course.workshop import exercise, outcome, predict
 # ## What hurts now
 #
 # FSDP's remaining costs are the unsharded units and the wire, and both are counted in bytes. With 2 bytes for an
-# element in place of 4, both are halved. And a GPU's matrix units are faster: 312 TFLOP/s in bf16 and fp16, 156 in
+# element instead of 4, both are halved. And a GPU's matrix units are faster: 312 TFLOP/s in bf16 and fp16, 156 in
 # TF32, against 19.5 in fp32 (NVIDIA's data sheet of the A100). Messages are only halved, so they are harder to hide.
 # Why not make the whole model bf16?
 #
@@ -233,7 +233,7 @@ for gradient in (2_000.0, 2e-6):
     print(f"gradient {gradient:g}: after the sum {found[0]:g}, before {found[1]:g}, split {found[2]:g}")
 
 # %% [markdown]
-# The split gives up √N of the range at either end, in place of N at one: beyond 65,504 / √N it overflows, too, and
+# The split gives up √N of the range at either end, instead of N at one: beyond 65,504 / √N it overflows, too, and
 # 2e-6 / 32 has lost bits. What else is to be done in so narrow a range comes with the scale of the loss, in 9.4.
 #
 # ## Your unit in the engine
@@ -751,10 +751,10 @@ assert close
 
 # %% [markdown]
 # The reductions fall from kU to U; the gathers stay, since parameters are sharded again after every backward. With
-# FULL_SHARD these are two thirds of the traffic, and the 4Ψ are what users of `no_sync` run out of memory by. (With
-# SHARD_GRAD_OP parameters stay whole inside `no_sync`, so that their gathers are saved as well, for another 4Ψ:
-# `kept` in `minifsdp/fsdp/engine.py`.) minifsdp accumulates unsharded gradients in `reduce_dtype`; torch leaves them
-# in autograd's `.grad`, in `param_dtype`.
+# FULL_SHARD these are two thirds of the traffic, and the additional 4Ψ are why `no_sync` runs out of memory. (With
+# SHARD_GRAD_OP parameters stay whole inside `no_sync`, so that their gathers are saved as well, for another 4Ψ: `kept`
+# in `minifsdp/fsdp/engine.py`.) minifsdp accumulates unsharded gradients in `reduce_dtype`; torch leaves them in
+# autograd's `.grad`, in `param_dtype`.
 #
 # On an emulated link (1 ms latency, 100 MB/s), both:
 
@@ -779,7 +779,7 @@ with tempfile.TemporaryDirectory() as folder:
 spans = {each: min(takes[each], key=lambda take: max(span.end for span in take)) for each in takes}
 plots.timeline(
     {"with communication": spans[True], "without (no_sync)": spans[False]},
-    title=f"no_sync issues {UNITS} reductions in place of {K * UNITS}, and the same {K * (2 * UNITS - 1)} gathers",
+    title=f"no_sync issues {UNITS} reductions instead of {K * UNITS}, and the same {K * (2 * UNITS - 1)} gathers",
     says="Lanes of one rank, three micro-batches. With communication every backward reduces; without, only the last. "
     "The quickest of three takes each; a busy machine stretches spans, a reduction's most.",
     lab="09",
@@ -944,9 +944,9 @@ for name, stages in on_device.items():
 outcome("9.6", sum(on_device["offloaded"]["between steps"].values()), slips={"the shards alone": shard})
 
 # %% [markdown]
-# All of the model state is in the host's memory, 16Ψ / N bytes with the gradients. The price is the way: in every
-# step 4Ψ / N bytes go to the device twice (the root's once) and 4Ψ / N bytes come back, over the bus between the two,
-# and the optimizer runs at the speed of the host. How long that takes a CPU cannot tell.
+# All of the model state is in the host's memory, 16Ψ / N bytes with the gradients. The price is the way: in every step
+# 4Ψ / N bytes go to the device twice (the root's once) and 4Ψ / N bytes come back, over the bus between the two, and
+# the optimizer runs at the speed of the host. A CPU-only run cannot measure how long that takes.
 #
 # ### Measured: the same gradient, accumulated too
 #

@@ -2,13 +2,13 @@
 # jupyter:
 #   minifsdp:
 #     lab: "10a"
-#     title: Wrapping and initialisation
+#     title: Wrapping and initialization
 #     minutes: 70
 #     ranks: 2
 # ---
 
 # %% [markdown]
-# # Lab 10a: wrapping and initialisation
+# # Lab 10a: wrapping and initialization
 #
 # The engine of labs 05 to 09 runs whatever units it is given. Which units are those, and how does a model that no rank
 # can hold come into being in the first place? Both are decided in the few lines that wrap the model, before the first
@@ -24,7 +24,7 @@
 # **Afterwards you can**
 #
 # - read and write a wrapping policy, and say from a list of units how many messages and how many bytes it costs;
-# - build a model on the `meta` device and materialise it unit by unit, at a peak of the shards and one unit;
+# - build a model on the `meta` device and materialize it unit by unit, at a peak of the shards and one unit;
 # - get the values of an eager model all the same, whatever the units and the number of ranks;
 # - turn a DDP script into an FSDP script, and name the places where such scripts go wrong without an error.
 #
@@ -216,7 +216,7 @@ outcome("10a.1", 1 + len(units), how="computed", slips=slips)
 # %% [markdown]
 # At torch's default, a hundred million elements, a small model is nothing but the root. At 100,000 the `ModuleList`
 # would be the only unit, if it were not spared. At 16,000 `up` is a unit and `down` is not: a bias more or less
-# decides. Sizes know nothing of what runs together.
+# decides. A size says nothing about which modules run together.
 #
 # The policy is also torch's: handed to torch's own wrapping it must name the same modules as
 # `size_based_auto_wrap_policy` does.
@@ -242,9 +242,9 @@ for least in (100_000, 60_000, 30_000, 16_000):
 #
 # *15 minutes, hard*
 #
-# Who asks? Write the walk that a policy is asked by. The order matters: the innermost first, so that an outer module's
-# unit is what its inner units have left. And a module may be in two places of the tree (layers that share all their
-# weights, as in ALBERT): it becomes one unit, in both.
+# Write the walk that applies a policy to a tree of modules. The order matters: the innermost first, so that an outer
+# module's unit is what its inner units have left. And a module may be in two places of the tree (layers that share all
+# their weights, as in ALBERT): it becomes one unit, in both.
 #
 # In a step of U units (the root's among them; each called once, and each with something to train) how many messages
 # does a rank issue? Lab 05 counted: the root is gathered once, every other unit twice, and each is reduced once. Say it
@@ -572,7 +572,7 @@ for classes in ((Block,), (Block, nn.LayerNorm)):
 
 # %% [markdown]
 # A unit of its own is the cure where few modules differ, an adapter for instance. Thirteen norms become thirteen small
-# units with three messages each, 59 a step in place of 20: there it is better to store everything in one dtype, and to
+# units with three messages each, 59 a step instead of 20: there it is better to store everything in one dtype, and to
 # compute in another by `MixedPrecision` (lab 09).
 #
 # ## 10a.3 One unit from meta
@@ -580,14 +580,14 @@ for classes in ((Block,), (Block, nn.LayerNorm)):
 # *12 minutes, medium*
 #
 # So far each rank built the whole model first and sharded it then. For a model that no rank can hold, that is the end.
-# **Deferred initialisation** (FSDP paper, section 4.1): build the model on the `meta` device, where a tensor has a
-# shape and no memory. Then give one unit memory, initialise it, keep a shard, free it, and go on to the next.
+# **Deferred initialization** (FSDP paper, section 4.1): build the model on the `meta` device, where a tensor has a
+# shape and no memory. Then give one unit memory, initialize it, keep a shard, free it, and go on to the next.
 #
 # torch's convention: a module with parameters of its own has a method `reset_parameters()` that writes *them*, and not
 # its children's, in place. The memory that it should write to is there already: `FlatParameter` makes its buffer, hands
 # out a view for each parameter to be filled, and takes the shard from that. So nothing else is needed. Fill them.
 #
-# Unwritten memory is the trap: it has values, just not yours. No initialisation writes NaN on purpose, so write that
+# Unwritten memory is the trap: it has values, just not yours. No initialization writes NaN on purpose, so write that
 # first, and look afterwards.
 #
 # The model's parameters take 4Ψ = 1,297,820 bytes. Predict the peak of a rank of 2 while it shards the model block by
@@ -708,8 +708,8 @@ plots.curve(
 )
 
 # %% [markdown]
-# torch holds two units at a time: it materialises the modules and then copies them into a flat buffer
-# (`_materialize_meta_module` in `torch/distributed/fsdp/_init_utils.py`). minifsdp initialises in the flat buffer, as
+# torch holds two units at a time: it materializes the modules and then copies them into a flat buffer
+# (`_materialize_meta_module` in `torch/distributed/fsdp/_init_utils.py`). minifsdp initializes in the flat buffer, as
 # you did.
 #
 # ### Break it: reset_parameters is not what your model does
@@ -733,7 +733,7 @@ assert both[1] > 10 * both[0]
 
 # %% [markdown]
 # Fifty times too large, and neither an error nor a NaN. And models from
-# `transformers` have no `reset_parameters` in their own layers at all; they initialise in `_init_weights(module)`.
+# `transformers` have no `reset_parameters` in their own layers at all; they initialize in `_init_weights(module)`.
 # That is what `param_init_fn` is for.
 #
 # ## 10a.4 A param_init_fn whose values do not depend on the wrapping
@@ -746,7 +746,7 @@ assert both[1] > 10 * both[0]
 #
 # Buffers are in no flat parameter, but on meta like the rest, and those with `persistent=False` are in no checkpoint
 # either. A Llama's RoPE frequencies `inv_freq` are such a buffer, computed in a constructor: on meta that was in vain,
-# so the initialiser has to do it again (`_init_weights` of transformers 5 does).
+# so the initializer has to do it again (`_init_weights` of transformers 5 does).
 #
 # There is one more catch. Eager code draws all values from one generator, in the order of construction. From meta the
 # order is that of the units, innermost first, and a rank that has drawn a number more is out of step from then on. So
@@ -762,7 +762,7 @@ predict("10a.4", ..., "bytes at the peak of construction with a param_init_fn, b
 
 # %% tags=["exercise-10a.4"]
 @exercise("10a.4")
-def initialiser(
+def initializer(
     model: nn.Module, reset: Callable[[nn.Module], None], where: torch.device, seed: int
 ) -> Callable[[nn.Module], None]:
     """A `param_init_fn`: a module's values depend on the seed and on its name in `model`, and on nothing else.
@@ -793,10 +793,10 @@ def reset_gpt(module: nn.Module) -> None:
         nn.init.normal_(module.weight, std=0.02)
 
 
-def eager_values(model: nn.Module, initialise: Callable[[nn.Module], None]) -> nn.Module:
-    """The whole model, initialised in one process. The first place of a tied weight comes last: its values count."""
+def eager_values(model: nn.Module, initialize: Callable[[nn.Module], None]) -> nn.Module:
+    """The whole model, initialized in one process. The first place of a tied weight comes last: its values count."""
     for module in reversed(list(model.modules())):
-        initialise(module)
+        initialize(module)
     return model
 
 
@@ -805,11 +805,11 @@ def from_meta(policy: Any) -> tuple[int, bool]:
     with Ledger() as ledger:
         with torch.device("meta"):
             model = gpt()
-        init = initialiser(model, reset_gpt, rank_device(), seed=7)
+        init = initializer(model, reset_gpt, rank_device(), seed=7)
         sharded = FullyShardedDataParallel(model, auto_wrap_policy=policy, param_init_fn=init, device_id=rank_device())
         peak = ledger.peak.total
     whole = gpt().to(rank_device())
-    whole = dict(eager_values(whole, initialiser(whole, reset_gpt, rank_device(), seed=7)).named_parameters())
+    whole = dict(eager_values(whole, initializer(whole, reset_gpt, rank_device(), seed=7)).named_parameters())
     with FullyShardedDataParallel.summon_full_params(sharded):
         return peak, all(torch.equal(p, whole[name]) for name, p in sharded.named_parameters())
 
@@ -839,11 +839,11 @@ def calibrated() -> nn.Module:
 
 
 def refusals() -> list[str]:
-    """What happens when something stays unwritten, and when an initialiser needs another unit's parameter."""
+    """What happens when something stays unwritten, and when an initializer needs another unit's parameter."""
     said = []
     with torch.device("meta"):
         model, needs = gpt(), calibrated()
-    init = initialiser(model, forgetful, rank_device(), seed=7)
+    init = initializer(model, forgetful, rank_device(), seed=7)
     attempts = [
         lambda: FullyShardedDataParallel(model, param_init_fn=init, device_id=rank_device()),
         lambda: FullyShardedDataParallel(needs, auto_wrap_policy={nn.Embedding, Calibrated}, device_id=rank_device()),
@@ -885,12 +885,12 @@ assert "sharded" in said[1]
 
 # %% [markdown]
 # Two consequences of the seeds. After construction torch's generator is in the same state on every rank, so dropout
-# would be the same everywhere: seed again by rank, or seed the initialiser inside `torch.random.fork_rng()`. And the
+# would be the same everywhere: seed again by rank, or seed the initializer inside `torch.random.fork_rng()`. And the
 # values are those of an eager model on the same kind of device: CPU and CUDA draw other numbers from one seed.
 #
-# The last line is the limit of deferred initialisation that the paper names: an initialiser sees one unit. The
-# embedding is a unit of its own here, sharded by the time that the head is initialised. Two ways out: put both into
-# one unit; or initialise such modules after wrapping, inside `FullyShardedDataParallel.summon_full_params(model)`,
+# The last line is the limit of deferred initialization that the paper names: an initializer sees one unit. The
+# embedding is a unit of its own here, sharded by the time that the head is initialized. Two ways out: put both into
+# one unit; or initialize such modules after wrapping, inside `FullyShardedDataParallel.summon_full_params(model)`,
 # which writes back what changed and gathers the whole model for it.
 #
 # (A third recipe: rank 0 builds eagerly, the others on meta, and `sync_module_states=True` sends each unit's values.
@@ -963,7 +963,7 @@ def llama() -> tuple[Callable[[], nn.Module], type[nn.Module]]:
 
 
 def make_init(model: nn.Module) -> Callable[[nn.Module], None]:
-    return initialiser(model, model._init_weights, rank_device(), seed=7)
+    return initializer(model, model._init_weights, rank_device(), seed=7)
 
 
 def train(model: nn.Module, optimizer: Optimizer, clip: Callable[[float], Tensor]) -> list[tuple[float, float]]:
@@ -1098,14 +1098,14 @@ PSI_LLAMA = 4 * of["DDP"]["elements"]
 norms = {name: [rank[name]["history"][0][1] for rank in per_rank] for name in ("DDP", "nn.utils.clip_grad_norm_")}
 local = norms["nn.utils.clip_grad_norm_"]
 changes = {
-    "the policy": f"without: {of['no policy']['unsharded']:,} bytes of unsharded parameters in place of "
+    "the policy": f"without: {of['no policy']['unsharded']:,} bytes of unsharded parameters instead of "
     f"{of['FSDP']['unsharded']:,}; the model has {PSI_LLAMA:,}",
-    "build on meta": f"without: {of['no meta']['construction']:,} bytes at the peak of construction in place of "
+    "build on meta": f"without: {of['no meta']['construction']:,} bytes at the peak of construction instead of "
     f"{of['FSDP']['construction']:,}",
     "param_init_fn": f"without: {of['no param_init_fn'].split(' with error ')[1].partition('.')[0]}",
     "the optimizer after wrapping": f"before: torch's FSDP trains: {of['optimizer first'][1]}, and "
     f"says nothing; minifsdp: {of['optimizer first'][0].partition(':')[0]}",
-    "model.clip_grad_norm_": f"nn.utils': norms {local[0]:.4f} and {local[1]:.4f} on the ranks in place of "
+    "model.clip_grad_norm_": f"nn.utils': norms {local[0]:.4f} and {local[1]:.4f} on the ranks instead of "
     f"{norms['DDP'][0]:.4f}",
     "generate()": f"{of['generate'].partition(';')[0]}",
     "tied weights in one unit": f"every Linear: {of['every Linear'].partition(',')[0]}",
@@ -1143,7 +1143,7 @@ assert of["keys"]
 #
 # torch's FSDP2, `fully_shard(module)`, is called by hand, block by block and on the model last, and shards each
 # parameter by itself. From meta it shards first, then `model.to_empty(device=...)` gives memory to the shards alone,
-# and then they are initialised. `torch.nn.utils.clip_grad_norm_` is right there; the optimizer still comes last.
+# and then they are initialized. `torch.nn.utils.clip_grad_norm_` is right there; the optimizer still comes last.
 
 
 # %%
@@ -1151,7 +1151,7 @@ peaks = {name: of[name]["peak"] for name in ("DDP", "no policy", "FSDP")}
 most = {name: sum(held.values()) / 2**20 for name, held in peaks.items()}
 plots.stages(
     peaks,
-    title=f"A rank that trains the Llama peaks at {most['FSDP']:.2f} MiB in place of DDP's {most['DDP']:.2f}; without "
+    title=f"A rank that trains the Llama peaks at {most['FSDP']:.2f} MiB instead of DDP's {most['DDP']:.2f}; without "
     f"a policy at {most['no policy']:.2f}",
     says="What a rank of 2 holds at the peak of three steps, activations included: the DDP script (whose bucket is "
     "allocated whole with the first gradient), FSDP with the root as its only unit, and with a unit for each "
@@ -1175,9 +1175,9 @@ plots.stages(
 # 3. From meta, unit by unit: shards and one unit at the peak if values are written in the flat buffer, shards and two
 #    with `param_init_fn` or torch.
 # 4. `reset_parameters` is each module's own, never its children's. What it does not do, a constructor's own
-#    initialisation for instance, has to come from a `param_init_fn`, seeded so that order and ranks do not matter; and
+#    initialization for instance, has to come from a `param_init_fn`, seeded so that order and ranks do not matter; and
 #    it has to write the buffers.
-# 5. From DDP to FSDP: wrap, policy, meta, initialisation, the optimizer *after* wrapping, the model's own clipping, no
+# 5. From DDP to FSDP: wrap, policy, meta, initialization, the optimizer *after* wrapping, the model's own clipping, no
 #    method but `forward`, and the checkpoint.
 #
 # ## Questions
@@ -1194,7 +1194,7 @@ plots.stages(
 #
 # **3. Why may `reset_parameters` of a module with wrapped children not be recursive?**
 # <details><summary>Answer</summary>The children are sharded by then: their parameters are not there. Were they there,
-# they would be initialised twice, and a parent that draws numbers for its children draws others on other
+# they would be initialized twice, and a parent that draws numbers for its children draws others on other
 # wrappings.</details>
 #
 # **4. `sync_module_states=True` and a model from meta on every rank: what does it cost, what does it give?**
@@ -1202,14 +1202,14 @@ plots.stages(
 # anything. Shards of different random models would otherwise be put together: every rank keeps its part of *its own*
 # draw.</details>
 #
-# **5. With 4 ranks in place of 2, which numbers of the table of policies change?**
+# **5. With 4 ranks instead of 2, which numbers of the table of policies change?**
 # <details><summary>Answer</summary>Messages and unsharded peak do not, but for padding. The shards do: parameters,
 # gradients and optimizer state at rest are half of what they were.</details>
 #
 # ## Further reading
 #
 # - FSDP: [arXiv 2304.11277](https://arxiv.org/abs/2304.11277), sections 3.2.1 (units) and 4.1 (deferred
-#   initialisation, and its limits).
+#   initialization, and its limits).
 # - torch: `torch/distributed/fsdp/wrap.py` (policies, `_recursive_wrap`), `torch/distributed/fsdp/_init_utils.py`
 #   (`_materialize_meta_module`, `_materialize_with_param_init_fn`).
 # - minifsdp: `wrap.py`, `policies.py`, `auto_wrap.py`, `materialize.py` in `fsdp/torch_api`; `unwritten.py`.

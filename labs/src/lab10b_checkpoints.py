@@ -309,8 +309,7 @@ def only(curve: dict[str, Any], tag: str) -> dict[str, Any]:
 at_once = launch(save_full, RANKS, True)[1]
 plots.curve(
     only(saved[1]["curve"], "unsharded"),
-    title=f"One unit at a time: {saved[1]['peak'] / MIB:.2f} MiB whole at most, in place of "
-    f"{at_once['peak'] / MIB:.2f}",
+    title=f"One unit at a time: {saved[1]['peak'] / MIB:.2f} MiB whole at most, instead of {at_once['peak'] / MIB:.2f}",
     says="Unsharded parameters of rank 1, which keeps nothing, while rank 0 saves; grey: the same with everything "
     "gathered first and freed last.",
     lab="10b",
@@ -420,8 +419,8 @@ print(f"together {sum(r.untyped_storage().nbytes() for s in SHARDED for _, r in 
 #
 # *10 minutes, medium*
 #
-# Two have saved, three load. For `embed.weight`, 257 rows: saved as 129 and 128, wanted as 86, 86 and 85. Whoever loads
-# takes from every piece the rows that he wants of it. Reading everything everywhere would also work, and would read the
+# Two have saved, three load. For `embed.weight`, 257 rows: saved as 129 and 128, wanted as 86, 86 and 85. A loading
+# rank takes the rows that it needs from every piece. Reading everything everywhere would also work, and would read the
 # checkpoint N times: from a file system that all share, that is what makes loading slow.
 #
 # How often is a piece of `embed.weight` read, by all three ranks together?

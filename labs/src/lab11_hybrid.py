@@ -1071,7 +1071,7 @@ plots.lines(
 #
 # **5. A model fits with F = 4 on hosts of 8. Why might F = 8 be the better choice?**
 # <details><summary>Answer</summary>It holds half as much, which buys batch, and a host sends a little less: (R - 1) / R
-# of 2 M with half as many replicas. It costs 7/8 in place of 3/4 of each gather, inside.</details>
+# of 2 M with half as many replicas. It costs 7/8 instead of 3/4 of each gather, inside.</details>
 #
 # ## Further reading
 #

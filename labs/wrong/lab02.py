@@ -348,7 +348,7 @@ def start_bucket(bucket, group):
     return flat, handle
 
 
-@wrong("2.3", "the buffer comes uninitialised")
+@wrong("2.3", "the buffer comes uninitialized")
 def start_bucket(bucket, group):
     """Passes over gradients that are None, whose places in the buffer hold garbage."""
     flat = device.empty(sum(p.numel() for p in bucket), bucket[0].dtype, "communication", bucket[0].device)

@@ -90,7 +90,7 @@ Makes the buffer of the default type.
 + flat = torch.zeros(numel + -numel % ranks)
 """)
 wrong("3.1", "behind the last element the buffer must be zero").diff("""
-Leaves the padding uninitialised.
+Leaves the padding uninitialized.
 - flat = torch.zeros(numel + -numel % ranks, dtype=params[0].dtype, device=params[0].device)
 + flat = torch.empty(numel + -numel % ranks, dtype=params[0].dtype, device=params[0].device)
 """)
@@ -297,7 +297,7 @@ Averages the parameters, which picotron's naive data parallelism once did.
 + bucket[start : start + p.numel()] = p.data.flatten()
 """)
 wrong("3.3", "device.empty is not zero").diff("""
-Leaves the padding, and the place of a missing gradient, uninitialised.
+Leaves the padding, and the place of a missing gradient, uninitialized.
 - bucket = device.empty(shard.numel() * group.size(), shard.dtype, "communication", shard.device).zero_()
 + bucket = device.empty(shard.numel() * group.size(), shard.dtype, "communication", shard.device)
 """)

@@ -19,7 +19,7 @@ def pad_and_chunk(flat, ranks):
     return list(torch.cat([flat, flat.new_zeros(ranks - flat.numel() % ranks)]).chunk(ranks))
 
 
-wrong("4.1", "uninitialised memory").diff("""
+wrong("4.1", "uninitialized memory").diff("""
 Leaves in the padding what was in memory.
 - padded = flat.new_zeros(flat.numel() + -flat.numel() % ranks)
 + padded = torch.empty(flat.numel() + -flat.numel() % ranks, dtype=flat.dtype)
@@ -112,7 +112,7 @@ def flatten_parameters(params, ranks):
     return full
 
 
-@wrong("4.2", "uninitialised memory")
+@wrong("4.2", "uninitialized memory")
 def flatten_parameters(params, ranks):
     """Forgets the padding, which holds what was in memory."""
     sizes = [p.numel() for p in params]

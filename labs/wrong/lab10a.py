@@ -218,7 +218,7 @@ Trusts every `reset_parameters`.
 - shown = nn.Parameter(view.fill_(torch.nan))
 + shown = nn.Parameter(view)
 - if left := [places[0].name for view, places in zip(views, params.values(), strict=True) if view.isnan().any()]:
--     raise RuntimeError(f"nothing has initialised {', '.join(left)}")
+-     raise RuntimeError(f"nothing has initialized {', '.join(left)}")
 """)
 wrong("10a.3", "the modules keep Parameters of the buffer").diff("""
 Leaves the views in the modules.
@@ -239,7 +239,7 @@ Lets the modules have memory of their own, and copies.
 + for view, p in zip(views, made, strict=True):
 +     view.copy_(p)
 """)
-wrong("10a.3", "has a bias of its own to initialise").diff("""
+wrong("10a.3", "has a bias of its own to initialize").diff("""
 Knows the first place of a tied weight, and skips the modules of the others.
 - modules = {}
 + modules, tied = {}, {place.module for places in params.values() for place in places[1:]}
@@ -249,7 +249,7 @@ Knows the first place of a tied weight, and skips the modules of the others.
 + if module not in tied:
 +     module.reset_parameters()
 - if left := [places[0].name for view, places in zip(views, params.values(), strict=True) if view.isnan().any()]:
--     raise RuntimeError(f"nothing has initialised {', '.join(left)}")
+-     raise RuntimeError(f"nothing has initialized {', '.join(left)}")
 """)
 
 
@@ -280,8 +280,8 @@ Takes zero for the sign of what was not written.
 """)
 wrong("10a.3", "all of them, not the first alone").diff("""
 Names one of those that were not written.
-- raise RuntimeError(f"nothing has initialised {', '.join(left)}")
-+ raise RuntimeError(f"nothing has initialised {left[0]}")
+- raise RuntimeError(f"nothing has initialized {', '.join(left)}")
++ raise RuntimeError(f"nothing has initialized {left[0]}")
 """)
 wrong("10a.3", "was reset in other memory").diff("""
 Gives each module memory before its reset, and so takes the view from it.
@@ -330,7 +330,7 @@ Gives the whole subtree memory, and takes away what the children had.
 +         if t is not None:
 +             t.fill_(torch.nan)
 - if left := [f"{names[module]}.{name}".lstrip(".") for name, t in own(module).items() if t.isnan().any()]:
--     raise RuntimeError(f"nothing has initialised {', '.join(left)}")
+-     raise RuntimeError(f"nothing has initialized {', '.join(left)}")
 """)
 wrong("10a.4", "the same seed for every module").diff("""
 Seeds, and forgets the name.
@@ -401,7 +401,7 @@ Does not look whether everything was written.
 -     t.fill_(torch.nan)
 
 - if left := [f"{names[module]}.{name}".lstrip(".") for name, t in own(module).items() if t.isnan().any()]:
--     raise RuntimeError(f"nothing has initialised {', '.join(left)}")
+-     raise RuntimeError(f"nothing has initialized {', '.join(left)}")
 """)
 wrong("10a.4", "whether on meta or not").diff("""
 Leaves a module alone that has values, so that an eager model keeps others.
@@ -424,11 +424,11 @@ Leaves a module alone that has values, so that an eager model keeps others.
 
 
 @wrong("10a.4", "it raises: KeyError")
-def initialiser(model, reset, where, seed):
+def initializer(model, reset, where, seed):
     """Asks for the names when the model has been wrapped already."""
 
     @torch.no_grad()
-    def initialise(module):
+    def initialize(module):
         names = {each: name for name, each in model.named_modules() if "." not in name}
         own = {k: t for k, t in {**module._parameters, **module._buffers}.items() if t is not None}
         if not own:
@@ -438,11 +438,11 @@ def initialiser(model, reset, where, seed):
         torch.manual_seed(seed + crc32(names[module].encode()))
         reset(module)
 
-    return initialise
+    return initialize
 
 
 wrong("10a.4", "is nothing to differentiate").diff("""
-Lets autograd watch the initialisation.
+Lets autograd watch the initialization.
 - def own(module):
 -     return {name: t for name, t in {**module._parameters, **module._buffers}.items() if t is not None}
 - @torch.no_grad()
@@ -459,7 +459,7 @@ Lets autograd watch the initialisation.
 - if left := [f"{names[module]}.{name}".lstrip(".") for name, t in own(module).items() if t.isnan().any()]:
 + if left := [f"{names[module]}.{k}" for k in own if getattr(module, k).isnan().any()]:
 """)
-wrong("10a.4", "has a buffer and no parameters is initialised too").diff("""
+wrong("10a.4", "has a buffer and no parameters is initialized too").diff("""
 Returns early when there is no parameter.
 - if not own(module):
 + if not any(p is not None for p in module._parameters.values()):
@@ -483,9 +483,9 @@ Looks for tensors of which nothing was written.
 wrong("10a.4", "all that is not written").diff("""
 Names one of those that were not written.
 - if left := [f"{names[module]}.{name}".lstrip(".") for name, t in own(module).items() if t.isnan().any()]:
--     raise RuntimeError(f"nothing has initialised {', '.join(left)}")
+-     raise RuntimeError(f"nothing has initialized {', '.join(left)}")
 + if left := [f"{names[module]}.{name}" for name, t in own(module).items() if t.isnan().any()]:
-+     raise RuntimeError(f"nothing has initialised {left[0]}")
++     raise RuntimeError(f"nothing has initialized {left[0]}")
 """)
 wrong("10a.4", "if any of them is on meta").diff("""
 Gives memory only when everything is on meta.
@@ -547,7 +547,7 @@ wrong("10a.4", "`set_grad_enabled` stays").diff("""
 Switches gradients off for ever.
 - @torch.no_grad()
 
-  def initialise(module):
+  def initialize(module):
 +     torch.set_grad_enabled(False)
 """)
 
@@ -570,7 +570,7 @@ The wrap alone.
 
 @wrong("10a.5", "was in memory: build it on meta")
 def shard_script(build, blocks, make_init, where):
-    """Builds and initialises the whole model first."""
+    """Builds and initializes the whole model first."""
     model = build().to(where)
     init = make_init(model)
     for module in reversed(list(model.modules())):
@@ -579,7 +579,7 @@ def shard_script(build, blocks, make_init, where):
     return sharded, AdamW(sharded.parameters(), lr=1e-3)
 
 
-wrong("10a.5", "is not how this model is initialised").diff("""
+wrong("10a.5", "is not how this model is initialized").diff("""
 Leaves the values to `reset_parameters`.
 - sharded = FullyShardedDataParallel(model, auto_wrap_policy=blocks, param_init_fn=make_init(model), device_id=where)
 + sharded = FullyShardedDataParallel(model, auto_wrap_policy=blocks, device_id=where)

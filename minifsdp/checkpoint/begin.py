@@ -17,7 +17,7 @@ STILL = {"lr": 0.0, "weight_decay": 0.0}  # a step with these and without gradie
 
 
 @contextmanager
-def initialised(optim: Optimizer) -> Iterator[dict[str, Any]]:
+def initialized(optim: Optimizer) -> Iterator[dict[str, Any]]:
     """The optimizer's state dict; if it has no state yet, one as after a step that changes nothing, counted as none.
 
     Outside the `with` the optimizer is what it was (torch/distributed/checkpoint/state_dict.py, `_init_optim_state`,

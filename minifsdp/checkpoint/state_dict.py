@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from minifsdp import comm
-from minifsdp.checkpoint.begin import initialised
+from minifsdp.checkpoint.begin import initialized
 from minifsdp.checkpoint.names import Names, StateDict, flattened, rename_groups, unflattened
 from minifsdp.checkpoint.options import AnyOptions, StateDictOptions, checked
 from minifsdp.device import compute_device
@@ -93,7 +93,7 @@ def get_optimizer_state_dict(
     result: StateDict = {"state": {}, "param_groups": []}
     rank0_only, config = options.on_rank_0_only, options.form.optim_state_dict_config
     for optim in optimizers:
-        with initialised(optim) as state_dict:
+        with initialized(optim) as state_dict:
             part = to_names(model, optim, state_dict, config, comm.world() if rank0_only else None)
         if part:
             result["state"] |= {names.outside(name): state for name, state in part["state"].items()}

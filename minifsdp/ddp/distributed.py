@@ -67,7 +67,7 @@ class DistributedDataParallel(nn.Module):
         gradient_as_bucket_view: let `.grad` be views of buckets that live as long as the model. Otherwise each backward
             has buckets of its own.
         static_graph: every backward is like the first: rely on what that has shown (static_graph.py).
-        device_mesh: a mesh of one dimension in place of a process group.
+        device_mesh: a mesh of one dimension instead of a process group.
         skip_all_reduce_unused_params: part of `static_graph`.
         bucket_cap_mb_list: sizes of the buckets one by one, in the order of backward; the last holds for the rest.
         forward_sync_buffers: as `broadcast_buffers`, but at forwards only.

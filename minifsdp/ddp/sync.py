@@ -18,7 +18,7 @@ def trainable_parameters(module: nn.Module, ignored: Collection[str] = ()) -> di
     Those whose names are `ignored` are left out.
 
     Raises:
-        RuntimeError: there is none, or one is not initialised yet (torch's texts).
+        RuntimeError: there is none, or one is not initialized yet (torch's texts).
     """
     named = {name: p for name, p in module.named_parameters() if name not in ignored}
     if any(isinstance(p, nn.UninitializedParameter) for p in named.values()):

@@ -4,8 +4,8 @@
     optimizer = torch.optim.AdamW(shards)
 
 See it first and read it last: each name in it is a lesson of its own. `FullyShardedDataParallel` (torch_api/api.py) is
-the same with torch's arguments: a wrapper in place of the hooks, other strategies, mixed precision, offload, deferred
-initialisation, state dicts.
+the same with torch's arguments: a wrapper instead of the hooks, other strategies, mixed precision, offload, deferred
+initialization, state dicts.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@
     unsharded      leaves: views of `full` [P]              shard [P / N]
     exposed        parameters: views of a buffer [P]        nothing of it, it is outside forward and backward
 
-(The original parameters in place of the shard: torch_api/original_params.py.)
+(The original parameters instead of the shard: torch_api/original_params.py.)
 """
 
 from __future__ import annotations

@@ -104,7 +104,7 @@ def test_events_go_to_the_current_stream_or_to_the_one_that_is_named(heard: list
     assert heard[-1] == Command("record", there, own)
 
 
-def test_a_host_that_synchronises_is_on_no_stream(heard: list[Command]) -> None:
+def test_a_host_that_synchronizes_is_on_no_stream(heard: list[Command]) -> None:
     event = CpuEvent()
     event.synchronize()
     assert heard == [Command("synchronize", None, event)]

@@ -184,7 +184,7 @@ class Case:
     """A model and how it is trained.
 
     Attributes:
-        steps: for each optimizer step, for each backward in it, whether gradients are synchronised.
+        steps: for each optimizer step, for each backward in it, whether gradients are synchronized.
         args: what forward gets besides its batch, by step and rank.
     """
 

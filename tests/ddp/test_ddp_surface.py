@@ -223,7 +223,7 @@ def a_static_graph_equals_torchs_and_one_process() -> None:
 
 
 @check()
-def a_static_graph_may_begin_without_synchronisation() -> None:
+def a_static_graph_may_begin_without_synchronization() -> None:
     """Where torch's ends in an internal assertion."""
     ddp = Ddp(Crossed(), static_graph=True)
     whole = copy.deepcopy(ddp.module)
@@ -412,7 +412,7 @@ COUNTS = [4, 1, 3]
 def in_uneven_steps(model: nn.Module, counts: list[int], how: dict[str, Any], *args: Any) -> list[Tensor]:
     """Train on this rank's number of batches; the losses.
 
-    A step has two backwards, the first of them unsynchronised, but that torch's static graph cannot begin with one.
+    A step has two backwards, the first of them unsynchronized, but that torch's static graph cannot begin with one.
     """
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     losses = []

@@ -221,7 +221,7 @@ def the_device_is_the_one_asked_for_or_the_module_s_or_the_group_s() -> None:
 
 
 class Counted(nn.Linear):
-    """Counts how often it is initialised, and has a buffer."""
+    """Counts how often it is initialized, and has a buffer."""
 
     resets = 0
 
@@ -246,7 +246,7 @@ def counted(device: str | None = None) -> nn.Module:
 
 
 @check(behaviour=12)
-def each_module_is_initialised_once_by_itself() -> None:
+def each_module_is_initialized_once_by_itself() -> None:
     """By `reset_parameters` or by `param_init_fn`, buffers too; never a child through its parent."""
     for policy in (None, {nn.Sequential}, {Counted}, {Counted, nn.Sequential}):
         seen: list[nn.Module] = []
@@ -271,7 +271,7 @@ def each_module_is_initialised_once_by_itself() -> None:
 
 @check(behaviour=12)
 def values_from_meta_are_torch_s() -> None:
-    """The same seed gives the same values: modules are initialised in the same order."""
+    """The same seed gives the same values: modules are initialized in the same order."""
     from torch.distributed.fsdp import FullyShardedDataParallel as Torchs
     from torch.distributed.fsdp.wrap import ModuleWrapPolicy
 
@@ -285,7 +285,7 @@ def values_from_meta_are_torch_s() -> None:
 
 @check()
 def what_has_values_keeps_them_beside_meta() -> None:
-    """torch resets them: it initialises all of a unit if anything in it is on meta."""
+    """torch resets them: it initializes all of a unit if anything in it is on meta."""
     for use_orig_params in (False, True):
         model, expected = nn.Sequential(Counted(3, 3), Counted(3, 3, device="meta"), Counted(3, 3)), {}
         model[2].bias = nn.Parameter(torch.empty(3, device="meta"))
@@ -302,7 +302,7 @@ def what_has_values_keeps_them_beside_meta() -> None:
 
 @check()
 def rank_0_may_have_the_values_and_the_others_only_meta() -> None:
-    """Also modules that cannot initialise themselves: nobody asks them to."""
+    """Also modules that cannot initialize themselves: nobody asks them to."""
 
     class Odd(nn.Module):
         def __init__(self, device: str | None) -> None:
@@ -319,7 +319,7 @@ def rank_0_may_have_the_values_and_the_others_only_meta() -> None:
 
 
 @check()
-def a_module_that_cannot_initialise_itself_is_an_error_with_the_cure() -> None:
+def a_module_that_cannot_initialize_itself_is_an_error_with_the_cure() -> None:
     class Odd(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -336,13 +336,13 @@ def a_module_that_cannot_initialise_itself_is_an_error_with_the_cure() -> None:
     for make in (Odd, lambda: Forgetful("weight")):
         model = make()  # a second try starts where the first one did
         for _ in range(2):
-            with pytest.raises(RuntimeError, match=r"Unable to call|nothing has initialised"):
+            with pytest.raises(RuntimeError, match=r"Unable to call|nothing has initialized"):
                 Fsdp(model)
             assert all(t.is_meta for t in model.state_dict().values())
 
 
 class Forgetful(nn.Module):
-    """Initialises `forgets`-less."""
+    """Initializes `forgets`-less."""
 
     def __init__(self, forgets: str) -> None:
         super().__init__()
@@ -361,7 +361,7 @@ class Forgetful(nn.Module):
 
 
 @check(behaviour=12)
-def what_nobody_initialised_is_named() -> None:
+def what_nobody_initialized_is_named() -> None:
     """A single element is enough; torch would train on whatever the memory held."""
     for name, said in {
         "weight": "inner.weight",
@@ -371,7 +371,7 @@ def what_nobody_initialised_is_named() -> None:
     }.items():
         for use_orig_params in (False, True):
             model = nn.ModuleDict({"inner": Forgetful(name), "fine": Forgetful("nothing")})
-            with refused(f"nothing has initialised {said}, which came from the meta device", RuntimeError) as error:
+            with refused(f"nothing has initialized {said}, which came from the meta device", RuntimeError) as error:
                 Fsdp(model, use_orig_params=use_orig_params)
             assert "fine" not in str(error.value)
     for harmless in ("nothing", "mask"):  # of True and False neither can stand for neither
@@ -551,7 +551,7 @@ def init_linear(module: nn.Module) -> None:
 
 @check(behaviour=12)
 def from_meta_the_peak_is_the_shards_and_one_unit_or_two() -> None:
-    """To the byte: one unit if it is initialised in the buffer that is sharded, two with `param_init_fn`."""
+    """To the byte: one unit if it is initialized in the buffer that is sharded, two with `param_init_fn`."""
     expected = expected_peaks(dist.get_world_size())
     assert peak_of(lambda: layers("meta")) == expected["shards + one unit"]
     assert peak_of(lambda: layers("meta"), sync_module_states=True) == expected["shards + one unit"]
@@ -611,7 +611,7 @@ def rank_0_s_values_reach_all_groups_of_a_hybrid_model() -> None:
 
 @check(behaviour=2)
 def ignored_states_are_left_alone() -> None:
-    """Inside units too, by module or by parameter: not sharded, not cast, not initialised, not reduced."""
+    """Inside units too, by module or by parameter: not sharded, not cast, not initialized, not reduced."""
     for argument, pick in {
         "ignored_modules": lambda m: [m[1].norm],
         "ignored_states": lambda m: [m[1].norm],
@@ -1017,7 +1017,7 @@ def a_world_of_one_is_replicated_with_a_warning() -> None:
 
 @check()
 def everything_combines_with_meta() -> None:
-    """Deferred initialisation reaches each kind of unit."""
+    """Deferred initialization reaches each kind of unit."""
     kinds = itertools.product((FULL_SHARD, NO_SHARD), (None, torch.bfloat16), (False, True), (False, True))
     for strategy, dtype, offload, use_orig_params in kinds:
         options = {

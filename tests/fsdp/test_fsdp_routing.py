@@ -474,7 +474,7 @@ def a_unit_that_no_loss_depends_on_has_no_gradient(strategy: ShardingStrategy, u
 
 @check(dtype=(torch.float64, torch.float32, torch.bfloat16, torch.float16))
 def a_sum_over_nothing_is_minus_zero(dtype: torch.dtype) -> None:
-    """What a rank without a gradient sends changes no sum, and is recognised where there is no other."""
+    """What a rank without a gradient sends changes no sum, and is recognized where there is no other."""
     for op in (comm.SUM, comm.MEAN):
         parts = torch.full((2 * dist.get_world_size(),), -0.0, dtype=dtype)
         mean = torch.empty(2, dtype=dtype)

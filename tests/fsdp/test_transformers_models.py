@@ -389,7 +389,7 @@ def give_memory(module: nn.Module) -> None:
     module.to_empty(device="cpu", recurse=False)
 
 
-def initialised_by_its_own_function(name: str) -> None:
+def initialized_by_its_own_function(name: str) -> None:
     """`_init_weights` of the model is a `param_init_fn`, once the module has memory."""
     example = MODELS[name]()
     with torch.device("meta"):
@@ -433,7 +433,7 @@ def cases_on_two_ranks(folder: Path, names: Sequence[str]) -> Cases:
         yield f"{name} as pretrained", partial(saved_as_pretrained, name, folder)
         yield f"{name} built on meta", partial(built_on_meta, name)
         if name in ("llama", "mixtral", "vit"):
-            yield f"{name} initialised", partial(initialised_by_its_own_function, name)
+            yield f"{name} initialized", partial(initialized_by_its_own_function, name)
         if name in WITH_TEXT:
             yield f"{name} generates", partial(generation, name)
         if name == "mixtral":

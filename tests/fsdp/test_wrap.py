@@ -53,7 +53,7 @@ class Block(nn.Module):
 
 
 class Model(nn.Module):
-    """Blocks in a list, a layer in a dictionary, a module in two places, and batch normalisation."""
+    """Blocks in a list, a layer in a dictionary, a module in two places, and batch normalization."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -211,7 +211,7 @@ def torchs_units(model: nn.Module) -> list[tuple[str, list[str], int]]:
 
 @check()
 def torch_s_policies_give_the_units_that_they_give_in_torch() -> None:
-    """Also with mixed precision, where batch normalisation is a unit of its own."""
+    """Also with mixed precision, where batch normalization is a unit of its own."""
     of_torch = policies(torchs_wrap) | {"custom": torchs_wrap.CustomPolicy(lambda m: type(m) is Block)}
     of_ours = policies(ours_wrap) | {"custom": CustomPolicy(lambda m: type(m) is Block)}
     for name, precision in [(name, False) for name in of_torch] + [("size 1", True), ("classes", True)]:
@@ -375,7 +375,7 @@ def normed() -> Normed:
 
 
 @check(behaviour=36)
-def batch_normalisation_keeps_its_precision() -> None:
+def batch_normalization_keeps_its_precision() -> None:
     """In a unit of its own, with any policy: its parameters, buffers and inputs are in fp32, its output is not."""
     low = torchs.MixedPrecision(torch.bfloat16, buffer_dtype=torch.bfloat16)
     made = {

@@ -1,7 +1,7 @@
 """The host waits for the device nowhere in a step, but for the rate limiter, and there as often as its rule says.
 
 Counted in a trace; and with `torch.cuda.set_sync_debug_mode("error")`, which makes torch's own copies and reads that
-synchronise raise (not `synchronize()` itself, nor what torch.distributed does).
+synchronize raise (not `synchronize()` itself, nor what torch.distributed does).
 """
 
 from __future__ import annotations
@@ -86,17 +86,17 @@ def a_step_has_no_wait_but_the_limiters(rung: str) -> dict[str, float]:
 
 
 @check(rung=list(RUNGS))
-def torch_reports_no_synchronisation_in_a_step(rung: str) -> None:
+def torch_reports_no_synchronization_in_a_step(rung: str) -> None:
     trainer = RUNGS[rung].build(make_model(), 2)
     *first, last = map(my_share, batches(WARM_UP + 1))
     for batch in first:
         step(trainer, batch)
-    with errors_on_synchronisation():
+    with errors_on_synchronization():
         step(trainer, last)
 
 
 @contextmanager
-def errors_on_synchronisation() -> Iterator[None]:
+def errors_on_synchronization() -> Iterator[None]:
     if rank_device().type == "cpu":
         yield
         return
@@ -118,7 +118,7 @@ def a_loss_that_is_looked_at_is_found() -> None:
     found = host_waits_in_a_step(trainer, nosy_step)
     assert found[ITEM] == 1
     assert found["cudaStreamSynchronize"] >= 1
-    with errors_on_synchronisation(), pytest.raises(RuntimeError, match="synchronizing CUDA operation"):
+    with errors_on_synchronization(), pytest.raises(RuntimeError, match="synchronizing CUDA operation"):
         nosy_step(trainer, my_share(batches(1)[0]))
 
 

@@ -148,7 +148,7 @@ def a_model_on_meta_gets_its_values_on_the_device() -> None:
 
 
 @check()
-def a_model_on_meta_initialises_itself_alike_on_all_ranks() -> None:
+def a_model_on_meta_initializes_itself_alike_on_all_ranks() -> None:
     class Net(nn.Sequential):
         """Modules that can reset themselves; GPT draws its embeddings in a way of its own."""
 

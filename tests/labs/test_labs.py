@@ -1,4 +1,4 @@
-"""The labs' exercises: references pass, blanks are recognised, wrong answers are rejected with the right words.
+"""The labs' exercises: references pass, blanks are recognized, wrong answers are rejected with the right words.
 
 And their notebooks: what each must have, and the cell in which each statement is measured.
 

@@ -44,7 +44,7 @@ def cell(*body: str) -> str:
 
 
 def hand_in(folder: Path, *sources: str | None, tag: str = "exercise-4.1") -> Path:
-    """A notebook of lab 04 with these cells in place of exercise 4.1's; None is the stub."""
+    """A notebook of lab 04 with these cells instead of exercise 4.1's; None is the stub."""
     notebook = fresh("04")
     (stub,) = cells_with(notebook["cells"], "exercise-4.1")
     at = notebook["cells"].index(stub)

@@ -131,7 +131,7 @@ class TestExpect:
         [
             ([*range(9), 0, 10], "number 9 is 0 instead of 9"),
             ([0, 2, 1], "number 1 is 2 instead of 1"),
-            ([*range(8)], "alike as far as both go, 8 in place of 11"),
+            ([*range(8)], "alike as far as both go, 8 instead of 11"),
         ],
     )
     def test_long_lists_are_described_by_their_first_difference(self, got, words):
@@ -229,7 +229,7 @@ class TestPredictions:
         ]
 
     def test_what_is_no_number_is_refused(self):
-        with pytest.raises(TypeError, match="put a number in place of the dots"):
+        with pytest.raises(TypeError, match="put a number instead of the dots"):
             predict("4.1", "many")  # type: ignore[arg-type]
 
 

@@ -77,7 +77,7 @@ def test_ranks_see_group_arguments_environment_and_path(monkeypatch: Any, tmp_pa
             "environ": [os.environ[name] for name in names],
             "group": (dist.get_backend(), dist.get_rank(), dist.get_world_size(), total.item()),
             "threads": torch.get_num_threads(),
-            "initialised cuda": torch.cuda.is_initialized() or torch.cuda._is_in_bad_fork(),
+            "initialized cuda": torch.cuda.is_initialized() or torch.cuda._is_in_bad_fork(),
         }
 
     seen = launch(look, 3, "word ", backend="gloo")
@@ -87,7 +87,7 @@ def test_ranks_see_group_arguments_environment_and_path(monkeypatch: Any, tmp_pa
             "environ": [str(rank), str(rank), "3", "yes"],
             "group": ("gloo", rank, 3, 3.0),
             "threads": max(1, len(os.sched_getaffinity(0)) // 3) if sys.platform == "linux" else view["threads"],
-            "initialised cuda": False,
+            "initialized cuda": False,
         }
     monkeypatch.setenv("OMP_NUM_THREADS", "3")
     assert launch(torch.get_num_threads, 1) == [3]
@@ -109,7 +109,7 @@ def test_a_server_that_is_still_importing_does_not_hear_ctrl_c() -> None:
 
 
 def test_preloading_does_not_touch_cuda() -> None:
-    """What initialises the driver in the server ends it in all ranks: a fork does not survive that."""
+    """What initializes the driver in the server ends it in all ranks: a fork does not survive that."""
     script = f"""
         import torch, torch.utils._triton as triton
         asked = []

@@ -31,7 +31,7 @@ def bare(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def forbidden(*args: Any) -> None:
-    raise AssertionError("CUDA was initialised: what is forked from this process could not use it")
+    raise AssertionError("CUDA was initialized: what is forked from this process could not use it")
 
 
 def have(monkeypatch: pytest.MonkeyPatch, gpus: int, **environment: str) -> None:
@@ -166,7 +166,7 @@ def test_joining_with_nccl(monkeypatch, shares):
         done.append((backend, options["rank"], nccl.is_high_priority_stream, shared))
 
     monkeypatch.setattr(torch.cuda, "set_device", lambda index: done.append(index))
-    monkeypatch.setattr(torch.cuda, "synchronize", lambda: done.append("synchronised"))
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: done.append("synchronized"))
     monkeypatch.setattr(torch, "zeros", lambda *size, device: f"zeros on {device}")
     monkeypatch.setattr(dist, "ProcessGroupNCCL", SimpleNamespace(Options=SimpleNamespace), raising=False)
     monkeypatch.setattr(dist, "init_process_group", init)
@@ -183,7 +183,7 @@ def test_joining_with_nccl(monkeypatch, shares):
             warnings.warn(said, stacklevel=1)
         warnings.warn("a barrier that is new", stacklevel=1)
     assert [str(each.message) for each in shown] == ["a barrier that is new"]  # the others are as meant
-    assert [done[0], *done[2:]] == [gpus[1], "zeros on cuda", "synchronised"]
+    assert [done[0], *done[2:]] == [gpus[1], "zeros on cuda", "synchronized"]
     assert done[1][:3] == ("nccl", 1, True)
     variables = done[1][3]
     if shares:

@@ -99,7 +99,7 @@ def test_an_event_that_nobody_recorded_is_past() -> None:
     ]
 
 
-def test_a_host_that_synchronises_stands_still_until_the_event() -> None:
+def test_a_host_that_synchronizes_stands_still_until_the_event() -> None:
     """What a rate limiter does: nothing is queued in the meantime, on whatever stream."""
     ran = run(kernel(4), Record(0, COMPUTE), kernel(4), Synchronize(0), kernel(1, SIDE), Mark("after"))
     assert times(ran) == [(0, 4), (4, 8), (4, 5)]
@@ -114,7 +114,7 @@ def test_a_value_is_waited_for_on_the_compute_stream_alone() -> None:
 
 
 def test_the_whole_device_is_waited_for_on_every_queue() -> None:
-    ran = run(kernel(3), issue(message(0, 9)), kernel(8, SIDE), Synchronize(DEVICE), Mark("synchronised"))
+    ran = run(kernel(3), issue(message(0, 9)), kernel(8, SIDE), Synchronize(DEVICE), Mark("synchronized"))
     assert ran.marks[0].host == 9
 
 

@@ -235,7 +235,7 @@ def test_a_block_that_is_used_again_waits_for_its_new_users_only(allocator: Cach
 # No memory
 
 
-def test_release_cached_blocks_whole_segments_go_back_after_a_synchronisation() -> None:
+def test_release_cached_blocks_whole_segments_go_back_after_a_synchronization() -> None:
     device = Device()
     allocator = CachingAllocator(64 * MIB, device)
     whole = [allocator.malloc(20 * MIB, stream) for stream in (HERE, THERE)]

@@ -100,7 +100,7 @@ def shard(batch: Batch, rank: int, ranks: int) -> Batch:
 def to_device(batch: Batch, where: torch.device) -> Batch:
     """The batch on a device, without blocking the host: on CUDA it is copied from pinned memory.
 
-    A copy from unpinned memory synchronises the host with the stream. A batch already on the device is not copied.
+    A copy from unpinned memory synchronizes the host with the stream. A batch already on the device is not copied.
     """
     tokens, targets = (
         rows.pin_memory().to(where, non_blocking=True) if where.type == "cuda" and not rows.is_cuda else rows

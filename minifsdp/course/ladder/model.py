@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 
 class Block(nn.Module):
-    """Attention, then a feed-forward network, each pre-normalised and residual: the unit of wrapping policies.
+    """Attention, then a feed-forward network, each pre-normalized and residual: the unit of wrapping policies.
 
     Holds 12 * width² + 13 * width elements.
     """

@@ -2,7 +2,7 @@
 
     results = launch(fn, world_size, *args)        # one result per rank, in rank order
 
-The function runs inside an initialised process group in one of three ways:
+The function runs inside an initialized process group in one of three ways:
 
 * `local`: N processes forked from a server that has torch imported already (0.1 s per launch after the first);
 * `spmd`: RANK and WORLD_SIZE are set (torchrun, srun): this process *is* a rank, nothing is started;
@@ -38,7 +38,7 @@ def launch(
 ) -> list[T]:
     """Call `fn(*args)` on `world_size` ranks and return their results in rank order.
 
-    Every rank has an initialised default process group, as `world.py` chooses: nccl with one rank per GPU if there are
+    Every rank has an initialized default process group, as `world.py` chooses: nccl with one rank per GPU if there are
     enough GPUs, else gloo. If there was a choice, the first launch prints it. `fn`, `args` and the results travel by
     cloudpickle, so `fn` may be defined in a notebook cell; under torchrun the results must be data that
     `torch.load(weights_only=True)` reads. Ranks see `os.environ`, `sys.path` and the source of notebook cells as of

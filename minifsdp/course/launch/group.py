@@ -14,7 +14,7 @@ from minifsdp.course.launch.world import World, choose_world, may_share
 
 
 def join_group(store: Store, rank: int, local_rank: int, world: World, timeout: float) -> None:
-    """Initialise the default process group over `store`; with nccl, this rank's GPU becomes the current device.
+    """Initialize the default process group over `store`; with nccl, this rank's GPU becomes the current device.
 
     Args:
         timeout: seconds a collective may wait for its peers.

@@ -27,7 +27,7 @@ def run_inline(
     Exceptions pass through unchanged, so that a post-mortem debugger finds their frames.
 
     Raises:
-        ValueError: a process group is initialised already.
+        ValueError: a process group is initialized already.
     """
     if dist.is_initialized():
         raise ValueError("inline needs this process to itself: call torch.distributed.destroy_process_group() first")

@@ -14,7 +14,7 @@ from multiprocessing import forkserver, resource_tracker
 
 from minifsdp.course.system.housekeeping import SERVER, labelled
 
-# Imported by the server once, for all ranks. None of it may initialise CUDA's driver, which does not survive a fork.
+# Imported by the server once, for all ranks. None of it may initialize CUDA's driver, which does not survive a fork.
 PRELOAD = (
     "torch",
     "torch._dynamo",
@@ -48,7 +48,7 @@ def undisturbed(what: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _asking_nvml() -> Iterator[None]:
-    """Let the server find GPUs without initialising the driver; ranks have the caller's own environment."""
+    """Let the server find GPUs without initializing the driver; ranks have the caller's own environment."""
     missing = [name for name in _BY_NVML if name not in os.environ]
     os.environ.update(dict.fromkeys(missing, "1"))
     try:

@@ -79,7 +79,7 @@ def run_spmd(
     prepare_to_share(job.rank, job.local_size, job.local_size == job.size, share_gpu)
     if dist.is_initialized() and job.group is None and dist.get_world_size() != world_size:
         raise ValueError(
-            f"launch asks for {world_size} ranks, but this script initialised a process group of"
+            f"launch asks for {world_size} ranks, but this script initialized a process group of"
             f" {dist.get_world_size()}: leave that to launch"
         )
     job.launches += 1

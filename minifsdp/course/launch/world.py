@@ -5,7 +5,7 @@
     fake    rank 0 of any number, alone: collectives return at once and carry nothing
 
 MINIFSDP_DEVICE=cpu forces gloo, MINIFSDP_SHARE_GPU=1 asks for shared GPUs. Everything here is decided by this
-machine's hardware and by variables, before anything starts: CUDA is not initialised, so ranks may be forked.
+machine's hardware and by variables, before anything starts: CUDA is not initialized, so ranks may be forked.
 """
 
 from __future__ import annotations

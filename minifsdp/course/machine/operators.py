@@ -21,7 +21,7 @@ class Work(NamedTuple):
     """Attributes:
     reads: tensors whose content the operator reads.
     writes: tensors that it changes or creates.
-    runs: True if it launches a kernel; False for a view or uninitialised memory.
+    runs: True if it launches a kernel; False for a view or uninitialized memory.
     """
 
     reads: list[Tensor]

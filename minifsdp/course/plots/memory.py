@@ -13,7 +13,7 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
 from minifsdp.course.plots.drawing import Curve, areas, at_peak, stack, tag_patches, totals
-from minifsdp.course.plots.palette import EARLIER_COLOURS, TAG_COLOURS
+from minifsdp.course.plots.palette import EARLIER_COLOURS, TAG_COLOURS, colour_of
 from minifsdp.course.plots.picture import Picture, given, legend_beside, page
 from minifsdp.course.plots.style import DIAMOND, notebook_style, unit_for
 
@@ -55,7 +55,7 @@ def stages(
     highest = max([1.0, *sums.values(), *(size for group in (predicted, *earlier.values()) for size in group.values())])
     name, unit = unit_for(highest)
     decimals = _decimals([size / unit for size in sums.values()])
-    greys = dict(zip(earlier, _greys(len(earlier)), strict=True))
+    greys = _colours(list(earlier))
     with notebook_style():
         figure = page(3.9, title, says, lab)
         axes = figure.subplots()
@@ -107,7 +107,7 @@ def curve(
     highest = max(max(totals(each)) for each in (curve, *earlier.values()))
     highest = max(1.0, highest, predicted_peak or 0)
     name, unit = unit_for(highest)
-    greys = dict(zip(earlier, _greys(len(earlier)), strict=True))
+    greys = _colours(list(earlier))
     with notebook_style():
         figure = page(3.9, title, says, lab)
         axes = figure.subplots()
@@ -138,9 +138,10 @@ def _known(what: str, names: Iterable[str], known: Iterable[str]) -> None:
         raise ValueError(f"no such {what}: {', '.join(unknown)}; choose from {', '.join(known)}")
 
 
-def _greys(count: int) -> list[str]:
-    """The `count` darkest greys, the nearest rung's the darkest."""
-    return [EARLIER_COLOURS[max(0, len(EARLIER_COLOURS) - count + number)] for number in range(count)]
+def _colours(rungs: Sequence[str]) -> dict[str, str]:
+    """The colours of earlier rungs: their own, or else greys, the nearest rung's the darkest."""
+    greys = EARLIER_COLOURS[max(0, len(EARLIER_COLOURS) - len(rungs)) :]
+    return {rung: colour_of(rung) or grey for rung, grey in zip(rungs, cycle(greys))}
 
 
 def _tags_in(sizes: Iterable[Mapping[str, Any]]) -> list[Any]:

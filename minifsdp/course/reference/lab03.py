@@ -61,7 +61,7 @@ def shard_optimizer(
     "3.3",
     hints=(
         "Three buffers: the `.grad`s, a bucket [padded] laid out as `partition` laid out the parameters, and the mean "
-        "[padded / N]. `device.empty` is uninitialised. What must still be there until the collective has ended?",
+        "[padded / N]. `device.empty` is uninitialized. What must still be there until the collective has ended?",
         "Zero the bucket, copy each `.grad` that is not None into its piece of it, start "
         "`comm.reduce_scatter(mean, bucket, group, comm.MEAN)`. The inner function `finish` waits, frees the bucket "
         "with `device.free`, and sets `shard.grad` to `mean`, or adds `mean` to it and frees `mean`.",

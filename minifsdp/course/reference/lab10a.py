@@ -1,4 +1,4 @@
-"""Reference answers of lab 10a, wrapping and initialisation."""
+"""Reference answers of lab 10a, wrapping and initialization."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def wrap_where(module: nn.Module, policy: Callable[..., bool], wrap: Callable[[n
     forbids=(reset_in,),
 )
 def fill_from_meta(views: list[Tensor], params: ParamPlaces) -> None:
-    """Initialise the parameters of one unit, still on the meta device, in the flat buffer."""
+    """Initialize the parameters of one unit, still on the meta device, in the flat buffer."""
     modules: dict[nn.Module, None] = {}
     for view, places in zip(views, params.values(), strict=True):
         shown = nn.Parameter(view.fill_(torch.nan))
@@ -91,7 +91,7 @@ def fill_from_meta(views: list[Tensor], params: ParamPlaces) -> None:
         for place in places:
             place.module._parameters[place.attribute] = p
     if left := [places[0].name for view, places in zip(views, params.values(), strict=True) if view.isnan().any()]:
-        raise RuntimeError(f"nothing has initialised {', '.join(left)}")
+        raise RuntimeError(f"nothing has initialized {', '.join(left)}")
 
 
 @reference(
@@ -104,7 +104,7 @@ def fill_from_meta(views: list[Tensor], params: ParamPlaces) -> None:
         "seed; `reset(module)`; look for NaN.",
     ),
 )
-def initialiser(
+def initializer(
     model: nn.Module, reset: Callable[[nn.Module], None], where: torch.device, seed: int
 ) -> Callable[[nn.Module], None]:
     """A `param_init_fn` whose values for a module depend only on the seed and its name in `model`."""
@@ -114,7 +114,7 @@ def initialiser(
         return {name: t for name, t in {**module._parameters, **module._buffers}.items() if t is not None}
 
     @torch.no_grad()
-    def initialise(module: nn.Module) -> None:
+    def initialize(module: nn.Module) -> None:
         if not own(module):
             return
         if any(t.is_meta for t in own(module).values()):
@@ -124,9 +124,9 @@ def initialiser(
         torch.manual_seed(seed + crc32(names[module].encode()))
         reset(module)
         if left := [f"{names[module]}.{name}".lstrip(".") for name, t in own(module).items() if t.isnan().any()]:
-            raise RuntimeError(f"nothing has initialised {', '.join(left)}")
+            raise RuntimeError(f"nothing has initialized {', '.join(left)}")
 
-    return initialise
+    return initialize
 
 
 @reference(

@@ -76,7 +76,7 @@ def _named_range(call: comm.Call, phase: Literal["issue", "wait"]) -> AbstractCo
 
 def _mark_clock() -> float:
     """Add a range to the trace and return its start in seconds of `time.perf_counter`."""
-    with record_function("first range"):  # initialises the profiler, which takes milliseconds
+    with record_function("first range"):  # initializes the profiler, which takes milliseconds
         pass
     now = time.perf_counter()
     with record_function(_CLOCK):

@@ -27,7 +27,7 @@ def predict(name: str, value: float | EllipsisType, what: str = "") -> None:
         print(f"prediction {name}{of}: none yet" if before is None else f"prediction {name}{of}: {before:,}, as before")
         return
     if isinstance(value, bool) or not isinstance(value, (int, float)):
-        raise TypeError(f"predict({name!r}, ...): put a number in place of the dots, not {value!r}")
+        raise TypeError(f"predict({name!r}, ...): put a number instead of the dots, not {value!r}")
     Store().write("predictions", name, value)
     print(f"prediction {name}{of}: {value:,}")
 
@@ -47,8 +47,8 @@ def outcome(
         name: as given to `predict`.
         measured: the number.
         how: the source of the number; a model's result is never called measured.
-        ranks: N, to recognise (N - 1) / N and 1 / N.
-        itemsize: bytes per element, to recognise elements confused with bytes.
+        ranks: N, to recognize (N - 1) / N and 1 / N.
+        itemsize: bytes per element, to recognize elements confused with bytes.
         slips: the numbers that this question's common mistakes give, by their explanation. An exact match is
             explained, and so is a near prediction whose error is mostly due to a slip.
     """

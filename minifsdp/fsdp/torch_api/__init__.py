@@ -1,1 +1,1 @@
-"""All that a drop-in for torch's FSDP needs beside the lesson: arguments, policies, deferred initialisation, state."""
+"""All that a drop-in for torch's FSDP needs beside the lesson: arguments, policies, deferred initialization, state."""

@@ -83,7 +83,7 @@ class FullyShardedDataParallel(Wrapped):
         use_orig_params: let the optimizer see the original parameters, and a module's own forward whole ones.
         ignored_states: parameters or modules to leave alone.
         device_mesh: shard over its dimension; of a hybrid strategy, replicate over the first and shard over the second.
-        schedule: makes the schedule from all units, in place of the one that the prefetch and limit arguments choose.
+        schedule: makes the schedule from all units, instead of the one that the prefetch and limit arguments choose.
         unit: makes a unit of its flat parameter and its plan (units.py): `FlatUnit`, or one of your own.
 
     Raises:
@@ -249,7 +249,7 @@ class FullyShardedDataParallel(Wrapped):
         return clip_grad_norm(sharded, others, float(max_norm), float(norm_type), self.compute_device)
 
     def register_comm_hook(self, state: Any, hook: CommHook) -> None:
-        """Let `hook` reduce the gradients of all units, in place of their strategy's reduction (comm_hooks.py).
+        """Let `hook` reduce the gradients of all units, instead of their strategy's reduction (comm_hooks.py).
 
         Raises:
             AssertionError: with torch's texts: not the outermost instance; a hybrid strategy; there is a hook already.

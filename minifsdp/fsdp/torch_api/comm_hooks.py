@@ -1,4 +1,4 @@
-"""Communication hooks: a user's function in place of the reduction, and two that compress gradients.
+"""Communication hooks: a user's function instead of the reduction, and two that compress gradients.
 
 (torch/distributed/algorithms/_comm_hooks/default_hooks.py.)
 """

@@ -1,4 +1,4 @@
-"""Modules and parameters that FSDP leaves alone: not flattened, not moved, not initialised, not reduced."""
+"""Modules and parameters that FSDP leaves alone: not flattened, not moved, not initialized, not reduced."""
 
 from __future__ import annotations
 

@@ -44,7 +44,7 @@ def run_param_init_fn(modules: list[nn.Module], params: ParamPlaces, param_init_
     Args:
         modules: those of one unit, the outermost first.
         params: their parameters.
-        param_init_fn: gets a module and initialises what is that module's own.
+        param_init_fn: gets a module and initializes what is that module's own.
 
     Raises:
         ValueError: it is not callable.
@@ -155,7 +155,7 @@ def reset_in(
     blank_buffers: list[tuple[nn.Module, str]],
     sync: Groups | None,
 ) -> None:
-    """Have modules initialise what was on the meta device, in the memory that it will be sharded from.
+    """Have modules initialize what was on the meta device, in the memory that it will be sharded from.
 
     What had values keeps them: a module that was built on meta only in part resets all of it.
 
@@ -188,7 +188,7 @@ def reset_in(
 
 
 def reset(module: nn.Module) -> None:
-    """Let a module initialise the parameters and buffers that are its own.
+    """Let a module initialize the parameters and buffers that are its own.
 
     Raises:
         RuntimeError: it has no `reset_parameters`, or that failed.

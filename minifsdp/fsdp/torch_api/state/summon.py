@@ -163,7 +163,7 @@ def _check_no_gradients(unit: FlatUnit) -> None:
 
 @contextmanager
 def _in_modules(instance: Wrapped, unit: FlatUnit, full: Tensor, how: Summon) -> Iterator[None]:
-    """Parameters as views of `full` [P], in place of the flat parameter."""
+    """Parameters as views of `full` [P], instead of the flat parameter."""
     flat = instance.module._parameters.pop(FLAT_PARAM, None)
     unit.take_accumulated()  # it is neither whole nor a slice
     slices = gradients.pop(unit)
