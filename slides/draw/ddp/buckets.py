@@ -11,7 +11,15 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
 from minifsdp.course.machine import Run
-from minifsdp.course.plots.palette import LANE_COLOURS, REDUCE, SOFT, TAG_COLOURS, as_text, ink_on
+from minifsdp.course.plots.palette import (
+    COLLECTIVE_COLOURS,
+    LANE_COLOURS,
+    SOFT,
+    TAG_COLOURS,
+    UNIT_COLOURS,
+    as_text,
+    ink_on,
+)
 from minifsdp.course.watch.intervals import union
 
 CAPS = (0, 1, 2, 5, 10, 25, 50, 100, 200, 400, 1000)  # MiB
@@ -19,31 +27,29 @@ CAPS = (0, 1, 2, 5, 10, 25, 50, 100, 200, 400, 1000)  # MiB
 
 def draw_buckets() -> Figure:
     """The gradients in the order of backward, one message each, and in buckets."""
-    figure = canvas(4.4)
+    figure = canvas(3.6)
     axes = figure.subplots()
     colour, left = TAG_COLOURS["gradients"], 0.0
     for name, p in reversed(parameters().items()):
         width, edge = p.nbytes / MIB, 0.8 if p.nbytes > MIB else 0
-        axes.add_patch(Rectangle((left, 1.5), width, 0.8, facecolor=colour, edgecolor="white", linewidth=edge))
+        axes.add_patch(Rectangle((left, 1.6), width, 0.8, facecolor=colour, edgecolor="white", linewidth=edge))
         if name.endswith("norm1.weight"):  # the last of its block
-            axes.text(left - 14, 2.36, name.split(".")[1], ha="center", va="bottom", color=SOFT)
+            axes.text(left - 13, 2.45, name.split(".")[1], ha="center", va="bottom", color=SOFT)
         left += width
     middle = left - width / 2
-    axes.text(middle, 1.9, "embedding,\nwhich is the head", ha="center", va="center", color=ink_on(colour))
-    axes.text(
-        0, 2.75, f"{len(parameters())} gradients in the order of backward, and their blocks", color=as_text(colour)
-    )
-    axes.set(xlim=(0, left), ylim=(-0.6, 3.2))
+    axes.text(middle, 2.0, "embedding", ha="center", va="center", color=ink_on(colour))
+    says = f"{len(parameters())} gradients of GPT-2, by block, last first"
+    axes.text(0, 2.92, says, color=as_text(colour), fontweight="bold")
+    axes.set(xlim=(0, left), ylim=(-0.6, 3.35))
     left = 0.0
     for number, size in enumerate(bucket_sizes(25)):
-        width = size / MIB
-        look: Any = {"ha": "center"}
-        box = Rectangle((left, 0), width, 0.8, facecolor=REDUCE, edgecolor="white", linewidth=2)
-        axes.add_patch(box)
-        axes.text(left + width / 2, 0.4, str(number), va="center", color="white", **look)
-        axes.text(left + width / 2, -0.1, f"{width:.0f}", va="top", color=SOFT, **look)
+        width, shade = size / MIB, UNIT_COLOURS[number % 2]
+        axes.add_patch(Rectangle((left, 0), width, 0.8, facecolor=shade, edgecolor="white", linewidth=2))
+        look: Any = {"ha": "center", "va": "center"}
+        axes.text(left + width / 2, 0.4, f"{width:.0f}", color=ink_on(shade), **look)
         left += width
-    axes.text(0, 0.95, f"{len(bucket_sizes(25))} buckets, and their MiB", color=REDUCE)
+    says = f"{len(bucket_sizes(25))} buckets, MiB"
+    axes.text(0, 0.92, says, color=UNIT_COLOURS[0], fontweight="bold")
     axes.axis("off")
     return figure
 
@@ -58,41 +64,43 @@ def _bars(run: Run, lane: str, gap: float) -> list[tuple[float, float]]:
 
 def draw_timeline() -> Figure:
     """Backward above, reductions below, for the three rungs: after backward, in buckets, during it."""
-    figure = canvas(5.0)
+    figure = canvas(4.7)
     axes = figure.subplots()
-    longest = 1e3 * backward_of(rung("naive"))
-    rungs = {"naive": "one each,\nafterwards", "bucketed": "buckets,\nafterwards", "ddp": "buckets,\nduring it"}
-    for place, (kind, name) in enumerate(rungs.items()):
-        y, end = -2.6 * place, 1e3 * backward_of(rung(kind))
-        axes.broken_barh(_bars(rung(kind), "compute", 0.05), (y, 0.8), facecolors=LANE_COLOURS["compute"])
+    longest, reduce = 1e3 * backward_of(rung("naive")), COLLECTIVE_COLOURS["all-reduce"]
+    for place, (kind, when) in enumerate({"naive": "after", "bucketed": "after", "ddp": "during"}.items()):
+        y, end = -2.5 * place, 1e3 * backward_of(rung(kind))
+        backward, *copies = _bars(rung(kind), "compute", 0.05)
+        axes.broken_barh([backward], (y, 0.9), facecolors=LANE_COLOURS["compute"])
+        axes.text(backward[1] / 2, y + 0.43, "backward", color="white", ha="center", va="center")
+        axes.broken_barh(copies, (y, 0.9), facecolors=LANE_COLOURS["copy"])
         sent, edge = _bars(rung(kind), "communication", -1e-6), 1.0 if place else 0.3
-        axes.broken_barh(sent, (y - 0.95, 0.8), facecolors=REDUCE, edgecolor="white", linewidth=edge)
-        axes.text(-0.015 * longest, y - 0.1, name, ha="right", va="center")
-        axes.text(end + 0.01 * longest, y - 0.1, f"{end:.1f} ms", va="center", fontsize=20)
-    for start, _ in sent:
-        axes.plot([start, start], [y, y + 0.8], color="white", linewidth=1.4)
-    axes.text(0.72 * longest, y - 0.1, "white lines: a bucket is full", color=SOFT, va="center")
-    axes.text(0, 0.95, "backward", color=LANE_COLOURS["compute"])
-    axes.text(0.19 * longest, 0.95, "all-reduces", color=REDUCE)
-    axes.text(1.14 * longest, -7.2, ON_PAPER, color=SOFT, ha="right")
-    axes.set(xlim=(-0.16 * longest, 1.14 * longest), ylim=(-7.4, 1.6))
+        axes.broken_barh(sent, (y - 0.95, 0.9), facecolors=reduce, edgecolor="white", linewidth=edge)
+        name = f"{len(sent)} all-reduces\n{when} backward"
+        axes.text(-0.015 * longest, y - 0.03, name, ha="right", va="center")
+        axes.text(end + 0.01 * longest, y - 0.03, f"{end:.1f} ms", va="center", fontweight="bold")
+        for start, width in copies[5:6]:
+            axes.text(start + width / 2, y + 1.02, "copies", ha="center", color=as_text(LANE_COLOURS["copy"]))
+    axes.text(9.3, -0.52, "all-reduces", ha="right", va="center", color=reduce)
+    axes.text(1.12 * longest, -6.75, f"GPT-2, {ON_PAPER}", color=SOFT, ha="right")
+    axes.set(xlim=(-0.24 * longest, 1.12 * longest), ylim=(-6.9, 1.0))
     axes.axis("off")
     return figure
 
 
 def draw_caps() -> Figure:
     """How long the last reductions outlast backward, over the size of a bucket."""
-    figure = canvas(4.8)
+    figure = canvas(5.0)
     axes = figure.subplots()
-    times = [1e3 * exposed(cap) for cap in CAPS]
-    axes.plot(times, "o-", color=GOOD)
-    torchs = CAPS.index(25)
-    line = {"arrowstyle": "-", "color": SOFT}
-    axes.annotate("torch's default", (torchs, times[torchs] + 0.2), (torchs, 5.6), ha="center", arrowprops=line)
+    times, torchs = [1e3 * exposed(cap) for cap in CAPS], CAPS.index(25)
+    axes.plot(times, "o-", color=GOOD, markersize=9)
+    axes.plot(torchs, times[torchs], "o", color=GOOD, markersize=18)
+    axes.text(torchs, times[torchs] + 0.75, "torch's default", ha="center", color=GOOD, fontweight="bold")
+    axes.text(0.25, times[0], f"{len(parameters())} latencies", va="center")
+    axes.text(len(CAPS) - 1, times[-1] + 0.5, "nothing is hidden", ha="right")
     floor = 1e3 * all_reduce(max(p.nbytes for p in parameters().values()))
     axes.axhline(floor, color=SOFT, linewidth=1.4, linestyle=(0, (4, 3)))
-    axes.text(0, floor - 0.35, f"{floor:.1f} ms: the embedding alone, which comes last", va="top", color=SOFT)
-    axes.text(len(CAPS) - 1, 0.4, ON_PAPER, color=SOFT, ha="right")
+    axes.text(0, floor - 0.35, f"{floor:.1f} ms: the embedding alone, which comes last", va="top")
+    axes.text(len(CAPS) - 1, 0.25, f"GPT-2, {ON_PAPER}", color=SOFT, ha="right")
     axes.set_xticks(range(len(CAPS)), ["each\nalone", *map(str, CAPS[1:-1]), "all in\none"])
-    axes.set(ylim=(0, 10.5), xlabel="a bucket is closed at ... MiB", ylabel="ms after backward")
+    axes.set(ylim=(0, 10.8), xlabel="MiB at which a bucket is closed", ylabel="ms after the last gradient")
     return figure

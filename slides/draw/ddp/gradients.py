@@ -50,7 +50,7 @@ def extra_memory() -> dict[str, float]:
 
 def draw_gradients() -> Figure:
     """Four ranks with equal parameters and two rows each: their gradients, the mean, and the step that all take."""
-    figure = canvas(5.1)
+    figure = canvas(5.2)
     batch = torch.randn(8, 4, generator=torch.Generator().manual_seed(0))
     before = torch.full((4,), 0.1)
 
@@ -81,7 +81,6 @@ def draw_gradients() -> Figure:
             axes.set_ylim(1.05 * min(heights[tag]), 1.05 * max(heights[tag]))
             if row[0].get_subplotspec().is_first_row():
                 axes.set_title(f"rank {rank}\nrows {2 * rank}, {2 * rank + 1}", loc="center")
-        row[0].text(
-            -0.12, 0.5, name, ha="right", va="center", transform=row[0].transAxes, color=as_text(TAG_COLOURS[tag])
-        )
+        ink = as_text(TAG_COLOURS[tag])
+        row[0].text(-0.12, 0.5, name, ha="right", va="center", transform=row[0].transAxes, color=ink)
     return figure

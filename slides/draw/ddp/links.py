@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 from minifsdp.comm import Call
 from minifsdp.course.doctor.peak import NVLINK, PCIE
 from minifsdp.course.link.emulated import EmulatedLink
-from minifsdp.course.plots.palette import SERIES_COLOURS, SOFT, as_text, ink_on
+from minifsdp.course.plots.palette import SERIES_COLOURS, SOFT, as_text
 
 LINKS = {  # lab 01's, in seconds and bytes per second: 18 links of an H100, 16 lanes, 400 and 25 Gbit/s
     "NVLink 4": (3.4e-6, NVLINK[9, 0][0] * NVLINK[9, 0][1] * 1e9),
@@ -18,29 +18,28 @@ LINKS = {  # lab 01's, in seconds and bytes per second: 18 links of an H100, 16 
     "Ethernet 25G": (30e-6, 25e9 / 8),
 }
 SLOW = EmulatedLink(latency=2e-3, bandwidth=100e6)  # lab 01's
-PIECES = (1, 2, 4, 8, 16, 32, 64)
-SHARES = (104_858, 78_643, 52_429, 26_214)  # elements of uneven shards, 1 MiB together
+SHARES = (0.4, 0.3, 0.2, 0.1)  # of uneven shards
 
 
-def gathered_in(pieces: int) -> float:
-    """Seconds for 4 MiB on two ranks in so many messages."""
-    return pieces * SLOW.seconds(Call("all_gather", "", "", 0, 4 * MIB // pieces, 2))
+def milliseconds(op: str, *sizes: float) -> float:
+    """Of collectives on four ranks, one after the other, on lab 01's link."""
+    return 1e3 * sum(SLOW.seconds(Call(op, "", "", 0, round(size), 4)) for size in sizes)
 
 
 def draw_links() -> Figure:
     """Seconds of a message over its size, on four links; where half of it is latency."""
-    figure = canvas(4.8)
+    figure = canvas(4.4)
     axes = figure.subplots()
     sizes = [10 ** (exponent / 10) for exponent in range(30, 91)]
     for (name, (latency, bandwidth)), colour in zip(LINKS.items(), SERIES_COLOURS, strict=False):
         axes.plot(sizes, [latency + size / bandwidth for size in sizes], color=colour)
-        axes.plot(latency * bandwidth, 2 * latency, "o", color=colour, markersize=10, markeredgecolor="white")
-        nudge = {"PCIe 5.0 x16": 0.6, "InfiniBand NDR": 1.5}.get(name, 1.0)
+        axes.plot(latency * bandwidth, 2 * latency, "o", color=colour, markersize=14, markeredgecolor="white")
+        nudge = {"PCIe 5.0 x16": 0.5, "InfiniBand NDR": 2.0, "NVLink 4": 0.7}.get(name, 1.0)
         axes.text(1.3e9, nudge * (latency + 1e9 / bandwidth), name, va="center", color=as_text(colour))
-    axes.text(1.2e3, 0.4, "dots: n = α β, half of the time is latency", color=SOFT, va="center")
-    axes.text(1.2e3, 0.12, "model, not measured", color=SOFT, va="center")
-    axes.set(xscale="log", yscale="log", xlim=(1e3, 4e10))
-    axes.set_xticks([1e3, 1e4, 1e5, 1e6, 1e7, 1e8, 1e9], ["1 kB", "10", "100", "1 MB", "10", "100", "1 GB"])
+    axes.text(1.2e3, 0.3, "dots: n = α β, half of the time is latency", va="center")
+    axes.text(1.2e3, 0.05, "model, not measured", color=SOFT, va="center")
+    axes.set(xscale="log", yscale="log", xlim=(1e3, 6e10), ylabel="time of a message")
+    axes.set_xticks([1e3, 1e6, 1e9], ["1 kB", "1 MB", "1 GB"])
     axes.set_yticks([1e-5, 1e-3, 1e-1], ["10 µs", "1 ms", "100 ms"])
     axes.minorticks_off()
     axes.spines["bottom"].set_bounds(1e3, 1e9)
@@ -49,29 +48,25 @@ def draw_links() -> Figure:
 
 def draw_messages() -> Figure:
     """The same bytes in more messages, and in uneven shards, by the model that lab 01 measures."""
-    figure = canvas(4.8)
-    left, right = figure.subplots(1, 2)
-    times = [1e3 * gathered_in(pieces) for pieces in PIECES]
-    left.plot(PIECES, times, "o-", color=GOOD)
-    left.text(PIECES[0], times[0] + 7, f"{times[0]:.0f} ms", color=GOOD)
-    left.text(PIECES[-1], times[-1] + 7, f"{times[-1]:.0f} ms", ha="right", color=GOOD)
-    left.set_xscale("log", base=2)
-    left.set_xticks(PIECES, PIECES)
-    left.set(ylim=(0, 175), xlabel="messages", ylabel="ms")
-    left.set_title("4 MiB, gathered on 2 ranks", fontweight="normal")
-    cases = {
-        "even": [("all_gather", 4 * sum(SHARES))],
-        "uneven,\npadded": [("all_gather", 4 * 4 * max(SHARES))],
-        "uneven,\nbroadcasts": [("broadcast", 4 * share) for share in SHARES],
+    figure = canvas(4.2)
+    whole = 4 * MIB
+    left = {f"{n}\nmessage{'s' * (n > 1)}": milliseconds("all_gather", *[whole / n] * n) for n in (1, 4, 16, 64)}
+    right = {
+        "even": milliseconds("all_gather", whole),
+        "uneven,\npadded": milliseconds("all_gather", 4 * max(SHARES) * whole),
+        "uneven, 4\nbroadcasts": milliseconds("broadcast", *(share * whole for share in SHARES)),
     }
-    for place, (name, calls) in enumerate(cases.items()):
-        logged = [Call(op, "", "", 0, nbytes, 4) for op, nbytes in calls]
-        took, wire = 1e3 * sum(map(SLOW.seconds, logged)), sum(call.wire for call in logged)
-        colour = BAD if place else GOOD
-        right.barh(-place, took, 0.76, color=colour)
-        says = f"{took:.1f} ms, {wire / MIB:.2f} MiB\n{len(calls)} message{'s' * (len(calls) > 1)}"
-        right.text(0.4, -place, says, va="center", color=ink_on(colour))
-        right.text(-0.5, -place, name, va="center", ha="right")
-    right.set_title("1 MiB in shards, on 4 ranks", fontweight="normal")
-    right.axis("off")
+    titles = "more messages", "uneven shards"
+    panels = figure.subplots(1, 2, sharey=True)
+    for axes, cases, title in zip(panels, (left, right), titles, strict=True):
+        colours = [BAD if number else GOOD for number in range(len(cases))]
+        axes.bar(range(len(cases)), list(cases.values()), 0.7, color=colours)
+        for place, took in enumerate(cases.values()):
+            axes.text(place, took + 3, f"{took:.0f} ms", ha="center")
+        axes.set_xticks(range(len(cases)), list(cases))
+        axes.set_title(title, loc="center")
+        axes.tick_params(length=0)
+        axes.set(ylim=(0, 1.12 * max(left.values())), yticks=[])
+        axes.spines["left"].set_visible(False)
+    panels[0].set_ylabel("to gather 4 MiB on 4 ranks")
     return figure

@@ -71,46 +71,42 @@ def sent_bytes(way: Callable[[Any], None], ranks: int) -> list[float]:
 
 def draw_busiest() -> Figure:
     """Bytes that the busiest rank sends in an all-reduce, over the number of ranks, for three ways."""
-    figure = canvas(4.8)
+    figure = canvas(4.3)
     axes = figure.subplots()
     counts = [2**power for power in range(1, 11)]
     axes.plot(counts, [n - 1 for n in counts], color=BAD)
-    axes.text(12, 9.5, "gather all, add: N - 1", color=as_text(BAD), va="center")
+    axes.text(11.5, 9.6, "gather all, add: N - 1", color=as_text(BAD), va="center")
     axes.plot(counts, [ceil(log2(n)) for n in counts], color=OTHER)
-    axes.text(160, 8.4, "reduce, broadcast as trees: log₂ N", color=as_text(OTHER), va="center", ha="right")
-    axes.plot(counts, [2 * (n - 1) / n for n in counts], color=GOOD)
-    axes.text(1024, 1.45, "ring: 2 (N - 1) / N", color=as_text(GOOD), va="center", ha="right")
-    axes.plot(
-        counts[:3],
-        [max(sent_bytes(ring_all_reduce, n)) for n in counts[:3]],
-        "o",
-        color=GOOD,
-        markersize=9,
-        clip_on=False,
-    )
-    axes.text(1024, 0.55, "dots: counted as minifsdp/ring.py runs", color=SOFT, ha="right", va="center")
+    axes.text(120, 8.3, "trees: log₂ N", color=as_text(OTHER), va="center", ha="right")
+    axes.plot(counts, [2 * (n - 1) / n for n in counts], color=GOOD, linewidth=5)
+    axes.text(1024, 2.75, "ring: 2 (N - 1) / N, below 2", color=GOOD, va="center", ha="right", fontweight="bold")
+    sent = [max(sent_bytes(ring_all_reduce, n)) for n in counts[:3]]
+    axes.plot(counts[:3], sent, "o", color=GOOD, markersize=13, clip_on=False)
+    axes.text(1024, 0.85, "dots: counted as minifsdp/ring.py runs", color=SOFT, ha="right", va="center")
     axes.set_xscale("log", base=2)
-    axes.set_xticks(counts, [f"{count:,}" for count in counts])
+    shown = [2, 4, 8, 16, 64, 256, 1024]
+    axes.set_xticks(shown, [f"{count:,}" for count in shown])
+    axes.minorticks_off()
     axes.set_yticks(range(0, 11, 2))
     axes.set(xlim=(2, 1100), ylim=(0, 10.4), xlabel="ranks N")
-    axes.set_ylabel("the busiest rank sends,\nin sizes of the tensor")
+    axes.set_ylabel("the busiest rank sends\n(times the tensor)")
     return figure
 
 
 def draw_gather() -> Figure:
     """What each of four ranks sends for an all-gather, by the ring and by a gather and a broadcast."""
-    figure = canvas(4.8)
-    axes = figure.subplots()
-    ways = {"ring": (ring_all_gather, GOOD, -0.2), "gather, then broadcast": (gather_then_broadcast, BAD, 0.2)}
-    for line, (name, (way, colour, offset)) in enumerate(ways.items()):
+    figure = canvas(4.6)
+    ways = {"ring all-gather": (ring_all_gather, GOOD), "gather, then broadcast": (gather_then_broadcast, BAD)}
+    panels = figure.subplots(1, 2, sharey=True)
+    for axes, (name, (way, colour)) in zip(panels, ways.items(), strict=True):
         sent = sent_bytes(way, 4)
-        axes.bar([rank + offset for rank in FOUR], sent, 0.36, color=colour)
+        axes.bar(FOUR, sent, 0.72, color=colour)
         for rank, size in enumerate(sent):
-            axes.text(rank + offset, size + 0.04, f"{size:g}", ha="center", color=as_text(colour))
-        axes.text(
-            3.4, 2.1 - 0.25 * line, f"{name}: {sum(sent):g} together", ha="right", color=as_text(colour), fontsize=20
-        )
-    axes.set_xticks(FOUR, [f"rank {rank}" for rank in FOUR])
-    axes.tick_params(axis="x", length=0)
-    axes.set(ylim=(0, 2.3), ylabel="sends, in sizes of the whole")
+            axes.text(rank, size + 0.05, f"{size:g}", ha="center", fontweight="bold" if size == max(sent) else "normal")
+        axes.set_xticks(FOUR, [f"rank {rank}" for rank in FOUR])
+        axes.set_title(name, loc="center", color=as_text(colour))
+        axes.tick_params(length=0)
+        axes.set(ylim=(0, 2.3), yticks=[])
+        axes.spines["left"].set_visible(False)
+    panels[0].set_ylabel("each rank sends\n(times the whole tensor)")
     return figure
