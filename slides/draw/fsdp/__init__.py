@@ -9,7 +9,8 @@ from draw.fsdp.flat import draw_gradients, draw_offsets, draw_steps, draw_storag
 from draw.fsdp.ladder import draw_batch, draw_rungs, ladder_units, most_rows
 from draw.fsdp.runs import ranks, whole_hook
 from draw.fsdp.step import draw_life, draw_log, draw_strategies
-from draw.fsdp.units import LARGE_SETTING, draw_trade, draw_units, draw_whose, groupings, refusal
+from draw.fsdp.units import LARGE_SETTING, draw_trade, draw_units, groupings, refusal
+from draw.fsdp.whose import draw_whose
 from draw.measured import rungs
 
 from minifsdp.course.ladder import closed_form

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
 from minifsdp.course.plots.palette import INK, SOFT
@@ -21,7 +20,7 @@ def padding_box(axes: Axes, at: tuple[float, float], width: float, height: float
 
 
 def say(axes: Axes, x: float, y: float, text: str, **style: Any) -> None:
-    look: dict[str, Any] = {"ha": "center", "va": "center", "fontsize": 18}
+    look: dict[str, Any] = {"ha": "center", "va": "center"}
     axes.text(x, y, text, **look | style)
 
 
@@ -29,11 +28,6 @@ def bare(axes: Axes, x: tuple[float, float], y: tuple[float, float]) -> None:
     axes.set_xlim(*x)
     axes.set_ylim(*y)
     axes.axis("off")
-
-
-def inset(figure: Figure, left: float = 0.05) -> None:
-    """Leave room at the left for long names of rows."""
-    figure.set_layout_engine("constrained", rect=(left, 0, 1 - left, 1))
 
 
 def named(axes: Axes, names: list[str]) -> None:

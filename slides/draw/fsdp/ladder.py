@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from draw.canvas import MIB, canvas
-from draw.fsdp.drawing import inset, named
-from draw.fsdp.runs import ROWS, ranks
+from draw.fsdp.drawing import named
+from draw.fsdp.runs import LAB, ROWS, ranks
 from draw.measured import rungs
 from matplotlib.figure import Figure
 
 from minifsdp.course.ladder.closed_form import Setting
 from minifsdp.course.ladder.measure import Settings
 from minifsdp.course.ladder.rungs import sizes_of
-from minifsdp.course.plots.palette import INK, STRATEGY_COLOURS, TAG_COLOURS, as_text
+from minifsdp.course.plots.palette import INK, SOFT, STRATEGY_COLOURS, TAG_COLOURS, as_text
 
 BUDGET = 16 * MIB
 
@@ -29,7 +31,7 @@ def ladder_units() -> dict[str, int]:
 
 def draw_rungs() -> Figure:
     """Bytes of each rung by what they are for: measured, and what the closed form says."""
-    figure = canvas(4.8)
+    figure = canvas(4.2)
     shown = {"ddp": "DDP", "zero1": "ZeRO-1", "zero2": "ZeRO-2", "fsdp-grad-op": "SHARD_GRAD_OP", "fsdp": "FULL_SHARD"}
     columns = {
         "parameters": ("parameters", "parameters\nat rest"),
@@ -37,37 +39,38 @@ def draw_rungs() -> Figure:
         "gradients_peak": ("gradients", "gradients\nat most"),
         "optimizer": ("optimizer", "optimizer\nstate"),
     }
-    inset(figure)
     for axes, (key, (tag, title)) in zip(figure.subplots(1, 4, sharex=True, sharey=True), columns.items(), strict=True):
         for place, rung in enumerate(rungs()[name] for name in shown):
             size, predicted = rung["bytes"][key] / MIB, rung["predicted"][key] / MIB
-            axes.barh(place, size, 0.6, color=TAG_COLOURS[tag])
-            axes.plot(predicted, place, "D", color=INK, markerfacecolor="white", markersize=7, clip_on=False)
-            axes.text(max(size, predicted) + 1.3, place, f"{size:.1f}", va="center")
+            axes.barh(place, size, 0.64, color=TAG_COLOURS[tag])
+            axes.plot(predicted, place, "D", color=INK, markerfacecolor="white", markersize=8, clip_on=False)
+            axes.text(max(size, predicted) + 1.6, place, f"{size:.1f}" if size else "0", va="center")
         axes.set_title(title)
         axes.set_xticks([])
         axes.spines["bottom"].set_visible(False)
         axes.tick_params(axis="y", length=0, labelcolor=INK)
-        axes.set_xlim(0, 29)
+        axes.set_xlim(0, 27)
     named(axes, list(shown.values()))
+    figure.supxlabel("MiB on each of 2 ranks, GPT of 6 blocks; diamonds: predicted", color=SOFT, fontsize=18)
     return figure
 
 
 def draw_batch() -> Figure:
     """Peak of a rank over the rows of its batch, and what fits into a budget."""
-    figure = canvas(4.8)
+    figure = canvas(5.0)
     axes = figure.subplots()
-    for (name, tried), colour in zip(
-        ranks()[0]["rows"].items(), (STRATEGY_COLOURS["DDP"], STRATEGY_COLOURS["FSDP"]), strict=True
-    ):
-        axes.plot(list(tried), [size / MIB for size in tried.values()], "o-", color=colour)
-        axes.text(ROWS[-1] + 0.4, tried[ROWS[-1]] / MIB, name, va="center", color=as_text(colour))
+    for name, tried in ranks()[0]["rows"].items():
+        colour = STRATEGY_COLOURS[name]
+        look: dict[str, Any] = {"color": as_text(colour), "fontweight": "bold"}
+        axes.plot(list(tried), [size / MIB for size in tried.values()], "o-", color=colour, linewidth=4, markersize=9)
+        axes.text(ROWS[-1] + 0.4, tried[ROWS[-1]] / MIB, name, va="center", **look)
         fits = most_rows(tried)
-        axes.vlines(fits, 0, tried[fits] / MIB, color=colour, linewidth=1.4, linestyle=(0, (4, 3)))
-        axes.text(fits + 0.2, 1.2, f"{fits} rows", color=as_text(colour))
-    axes.axhline(BUDGET / MIB, color=INK, linewidth=1.4, linestyle=(0, (4, 3)))
+        axes.vlines(fits, 0, tried[fits] / MIB, color=colour, linewidth=2, linestyle=(0, (4, 3)))
+        axes.text(fits + 0.2, 1.2, f"{fits} rows", **look)
+    axes.axhline(BUDGET / MIB, color=INK, linewidth=2, linestyle=(0, (4, 3)))
     axes.text(0.3, BUDGET / MIB + 0.4, f"budget: {BUDGET // MIB} MiB", va="bottom")
-    axes.set_xlim(0, 25.5)
+    axes.text(0.3, 24.6, f"GPT of {LAB.layers} blocks, 2 ranks, measured", color=SOFT, va="center")
+    axes.set_xlim(0, 24.5)
     axes.set_ylim(0, 26)
     axes.set_xlabel("rows per rank")
     axes.set_ylabel("peak of a rank, MiB")

@@ -7,6 +7,7 @@ from functools import cache
 from typing import Any
 
 import torch
+from torch import Tensor, nn
 from torch.optim import AdamW
 
 from minifsdp import comm
@@ -34,9 +35,9 @@ def whole_hook() -> dict[str, int]:
 
 
 class LoggedSchedule(SyncSchedule):
-    """The first schedule, which notes what it does to which unit."""
+    """The first schedule, which notes what it does to which unit; in `log` others may note what computes."""
 
-    log: list[tuple[str, Unit]]
+    log: list[tuple[str, Unit | int]]
 
     def begin_forward(self) -> None:
         self.log = []
@@ -56,17 +57,36 @@ class LoggedSchedule(SyncSchedule):
         super().reduce(unit)
 
 
+def log_compute(model: FullyShardedDataParallel, parts: list[nn.Module]) -> None:
+    """From now on the log also has what computes, with its place among the parts."""
+
+    def watch(place: int, part: nn.Module) -> None:
+        def note(*_: Any) -> None:
+            model._lazy_init().schedule.log.append(("compute", place))
+
+        def note_both(_: nn.Module, __: Any, output: Tensor) -> None:
+            note()
+            output.register_hook(note)
+
+        part.register_forward_hook(note_both)
+
+    for place, part in enumerate(parts):
+        watch(place, part)
+
+
 def run(strategy: ShardingStrategy) -> dict[str, Any]:
     """The second step of a small GPT, on this rank: its log, its memory, its collectives."""
     shapes: dict[str, list[int]] = {}
     batch = [part[comm.world().rank() :][:1] for part in next(SMALL.batches())]
     with Ledger() as ledger:
         gpt = SMALL.model()
+        parts = [gpt.embed, *(block.qkv for block in gpt.blocks), gpt.head]
         early = AdamW(gpt.parameters())
         look = gpt.blocks[0].qkv.register_forward_pre_hook(
             lambda module, args: shapes.update(input=list(args[0].shape), weight=list(module.weight.shape))
         )
         model = FullyShardedDataParallel(gpt, None, strategy, auto_wrap_policy={Block}, schedule=LoggedSchedule)
+        log_compute(model, parts)
         optimizer = AdamW(model.parameters())
         ledger.watch(model, optimizer)
         for step in range(2):
@@ -86,7 +106,10 @@ def run(strategy: ShardingStrategy) -> dict[str, Any]:
     units = list(model._lazy_init().passes)
     held = [sum(p.nbytes for group in o.param_groups for p in group["params"]) for o in (early, optimizer)]
     return {
-        "log": [(verb, units.index(unit)) for verb, unit in model._lazy_init().schedule.log],
+        "log": [
+            (verb, unit % len(units) if isinstance(unit, int) else units.index(unit))  # the head is in the root, too
+            for verb, unit in model._lazy_init().schedule.log
+        ],
         "ops": [call.op for call in calls],
         "of_ddp": sum(call.wire for call in calls) / held[0],  # of 2 ranks each sends 2 (N - 1) / N of it: all
         "curve": curve,

@@ -6,18 +6,30 @@ from typing import Any
 
 from draw.canvas import MIB, canvas
 from draw.fsdp.drawing import bare, box, say
-from draw.fsdp.runs import ranks
+from draw.fsdp.runs import SMALL, ranks
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from minifsdp.course.plots.palette import GATHER, INK, LANE_COLOURS, LINE, REDUCE, SOFT, TAG_COLOURS, ink_on
+from minifsdp.course.plots.palette import (
+    BLACK,
+    GATHER,
+    INK,
+    LANE_COLOURS,
+    LINE,
+    REDUCE,
+    SOFT,
+    TAG_COLOURS,
+    WHITE,
+    ink_on,
+)
 
 
 def draw_life() -> Figure:
     """One unit over a step: its memory, and under it what computes and what travels."""
-    figure = canvas(5.0)
-    memory, lanes = figure.subplots(2, 1, sharex=True, height_ratios=(2.7, 1))
-    shard, times = 0.34, [0.0, 0.6, 4.0, 6.1, 8.8, 10.9, 13.0, 14.4]
-    _, first, freed, second, _, last, reduced, end = times
+    figure = canvas(4.7)
+    memory, lanes = figure.subplots(2, 1, sharex=True, height_ratios=(2.6, 1))
+    shard, times = 0.27, [0.0, 0.4, 4.9, 7.9, 11.0, 13.2, 16.9, 17.6]
+    _, first, freed, second, grown, last, reduced, end = times
     layers = {
         "parameters": [shard] * 8,
         "mean": [0, 0, 0, 0, 0, shard, shard, shard],
@@ -26,35 +38,33 @@ def draw_life() -> Figure:
     }
     colours = [TAG_COLOURS["gradients" if name == "mean" else name] for name in layers]
     memory.stackplot(times, *layers.values(), colors=colours, step="post", linewidth=0)
-    memory.step(
-        times, [sum(values) for values in zip(*layers.values(), strict=True)], where="post", color="white", lw=1
-    )
-    say(memory, 5.05, shard / 2, "the shard: P / N", color="white")
-    say(memory, 2.3, 0.84, "parameters: P")
-    say(memory, 8.5, 0.84, "parameters: P")
-    say(memory, 9.85, 1.84, "gradient: P", color=ink_on(TAG_COLOURS["gradients"]))
-    memory.hlines(2 * shard, last, reduced, color="white", linewidth=1)
-    say(memory, 13.7, 0.51, "shard", color=ink_on(TAG_COLOURS["gradients"]))
+    heights = [sum(values) for values in zip(*layers.values(), strict=True)]
+    memory.step(times, heights, where="post", color="white", lw=1)
+    say(memory, (first + freed) / 2, shard / 2, "the shard", color=ink_on(colours[0]))
+    say(memory, (first + freed) / 2, 0.75, "parameters\nwhole", color=BLACK)
+    say(memory, (second + grown) / 2, 0.75, "parameters\nwhole", color=BLACK)
+    say(memory, (grown + last) / 2, 1.75, "gradient\nwhole", color=ink_on(colours[3]))
+    memory.hlines(2 * shard, last, reduced, color="white", linewidth=1.4)
+    say(memory, (last + end) / 2, 1.5 * shard, "its shard", color=ink_on(colours[3]))
     for x, name in ((first, "pre-forward"), (freed, "post-forward"), (second, "pre-backward"), (last, "post-backward")):
-        memory.axvline(x, color=INK, linewidth=1, linestyle=(0, (3, 3)))
-        lanes.axvline(x, color=INK, linewidth=1, linestyle=(0, (3, 3)))
-        y = 2.45 if name == "post-forward" else 2.76
-        memory.text(x + 0.08, y, name, ha="left", va="center", color=SOFT)
-    memory.set_ylim(0, 2.95)
-    memory.set_yticks([0, shard, 1 + shard, 2 + shard], ["0", "P / N", "P + P / N", "2P + P / N"])
+        for axes in (memory, lanes):
+            axes.axvline(x, color=INK, linewidth=1.4, linestyle=(0, (3, 3)))
+        say(memory, x + 0.1, 2.55, name, ha="left")
+    memory.set_ylim(0, 2.75)
+    memory.set_yticks([0, shard, 1 + shard, 2 + shard], ["0", "P/N", "P + P/N", "2P + P/N"])
     for start, stop, lane, colour, text in (
-        (first, 2.1, 0, GATHER, "gather"),
-        (2.1, freed, 1, LANE_COLOURS["compute"], "forward"),
-        (second, 7.6, 0, GATHER, "gather"),
-        (7.6, last, 1, LANE_COLOURS["compute"], "backward"),
-        (last, reduced, 0, REDUCE, "reduce"),
+        (first, 2.9, 0, GATHER, "all-gather"),
+        (2.9, freed, 1, LANE_COLOURS["compute"], "forward"),
+        (second, 10.4, 0, GATHER, "all-gather"),
+        (10.4, last, 1, LANE_COLOURS["compute"], "backward"),
+        (last, reduced, 0, REDUCE, "reduce-scatter"),
     ):
-        box(lanes, (start, lane), stop - start, 0.86, colour)
-        say(lanes, (start + stop) / 2, lane + 0.42, text, color=ink_on(colour))
-    say(lanes, (freed + second) / 2, 1.42, "other units", color=SOFT)
+        box(lanes, (start, lane), stop - start, 0.9, colour)
+        say(lanes, (start + stop) / 2, lane + 0.43, text, color=ink_on(colour))
+    say(lanes, (freed + second) / 2, 1.43, "other units", color=SOFT)
     lanes.set_yticks([0.43, 1.43], ["link", "compute"])
     lanes.tick_params(axis="y", length=0, labelcolor=INK)
-    lanes.set_ylim(-0.1, 2.0)
+    lanes.set_ylim(-0.05, 2.0)
     lanes.set_xlim(0, end)
     lanes.set_xticks([])
     for axes in (memory, lanes):
@@ -63,49 +73,53 @@ def draw_life() -> Figure:
     return figure
 
 
+LOOKS: dict[str, dict[str, Any]] = {
+    "gather": {"facecolor": GATHER},
+    "compute": {"facecolor": LANE_COLOURS["compute"]},
+    "free": {"facecolor": WHITE, "edgecolor": TAG_COLOURS["unsharded"], "linewidth": 2.4},
+    "reduce": {"facecolor": REDUCE},
+}
+
+
+def _event(axes: Axes, x: float, y: float, verb: str) -> None:
+    """A box in a row of events, with the verb's first letter."""
+    box(axes, (x + 0.04, y - 0.36), 0.92, 0.72, "white", **LOOKS[verb])
+    say(axes, x + 0.5, y - 0.02, verb[0].upper(), color=ink_on(LOOKS[verb]["facecolor"]))
+
+
 def draw_log() -> Figure:
     """What a step did to each of four units, in order, and how long each stayed whole."""
     figure = canvas(4.8)
     axes = figure.subplots()
     log = ranks()[0]["steps"][0]["log"]
-    blue = TAG_COLOURS["unsharded"]
-    looks: dict[str, dict[str, Any]] = {
-        "gather": {"facecolor": GATHER},
-        "free": {"edgecolor": blue, "linewidth": 2.4},
-        "reduce": {"facecolor": REDUCE},
-    }
-
-    def event(x: float, y: float, verb: str) -> None:
-        box(axes, (x + 0.08, y - 0.34), 0.84, 0.68, "white", **looks[verb])
-        say(axes, x + 0.5, y, verb[0].upper(), color={"gather": ink_on(GATHER), "reduce": "white"}.get(verb, INK))
-
     since: dict[int, int] = {}
-    for at, (verb, unit) in enumerate(log):
+    for at, (verb, unit) in enumerate(log):  # below the events, how long a unit is whole
         if verb == "gather":
             since[unit] = at
         if verb == "free":
-            box(axes, (since[unit] + 0.5, 3.28 - unit), at - since[unit], 0.24, blue)
-            event(since[unit], 3.4 - unit, "gather")
-        event(at, 3.4 - unit, verb)
+            box(axes, (since[unit] + 0.5, 2.96 - unit), at - since[unit], 0.88, TAG_COLOURS["unsharded"])
+    for at, (verb, unit) in enumerate(log):
+        _event(axes, at, 3.4 - unit, verb)
     for unit, name in enumerate(("root", "block 0", "block 1", "block 2")):
-        say(axes, -0.3, 3.4 - unit, name, ha="right")
-        axes.axhline(2.9 - unit, color=LINE, linewidth=0.8)
-    turn = log.index(("free", 3)) + 1
-    axes.vlines(turn, -0.1, 4.3, color=INK, linewidth=1.2, linestyle=(0, (3, 3)))
-    say(axes, turn - 0.2, 4.2, "forward", ha="right", color=SOFT)
-    say(axes, turn + 0.2, 4.2, "backward", ha="left", color=SOFT)
-    for x, verb, text in ((0, "gather", "all-gather"), (5.0, "free", "free"), (8.0, "reduce", "reduce-scatter")):
-        event(x, -0.71, verb)
-        say(axes, x + 1.2, -0.71, text, ha="left")
-    box(axes, (14.3, -0.83), 1.1, 0.24, blue)
-    say(axes, 15.6, -0.71, "whole", ha="left")
-    bare(axes, (-2.4, len(log) + 1.2), (-1.1, 4.45))
+        say(axes, -0.4, 3.4 - unit, name, ha="right")
+        axes.axhline(2.9 - unit, color=LINE, linewidth=1, zorder=0)
+    turn = [at for at, event in enumerate(log) if event == ("compute", 0)][1] + 1  # the head, and the loss
+    axes.vlines(turn, -0.1, 4.4, color=INK, linewidth=1.6, linestyle=(0, (3, 3)))
+    say(axes, turn - 0.3, 4.2, "forward", ha="right", fontweight="bold")
+    say(axes, turn + 0.3, 4.2, "backward", ha="left", fontweight="bold")
+    names = {"gather": "all-gather", "compute": "compute", "free": "free", "reduce": "reduce-scatter"}
+    for x, (verb, text) in zip((-1.5, 4.5, 9.7, 13.1), names.items(), strict=True):
+        _event(axes, x, -0.75, verb)
+        say(axes, x + 1.3, -0.77, text, ha="left")
+    box(axes, (20.6, -1.11), 1.5, 0.72, TAG_COLOURS["unsharded"])
+    say(axes, 22.4, -0.77, "whole", ha="left")
+    bare(axes, (-3.4, len(log) + 0.2), (-1.2, 4.45))
     return figure
 
 
 def draw_strategies() -> Figure:
     """Parameters on a rank over a step, under both strategies."""
-    figure = canvas(4.9)
+    figure = canvas(5.0)
     panels = figure.subplots(1, 2, sharey=True)
     for axes, name, record in zip(panels, ("FULL_SHARD", "SHARD_GRAD_OP"), ranks()[0]["steps"], strict=True):
         curve = record["curve"]
@@ -113,16 +127,17 @@ def draw_strategies() -> Figure:
         colours = [TAG_COLOURS["parameters"], TAG_COLOURS["unsharded"]]
         axes.stackplot(range(len(heights[0])), *heights, colors=colours, step="post", linewidth=0)
         (turn, _), (end, _) = curve["marks"]
-        axes.axvline(turn, color=INK, linewidth=1, linestyle=(0, (3, 3)))
+        axes.axvline(turn, color=INK, linewidth=1.6, linestyle=(0, (3, 3)))
         axes.set_xticks([turn / 2, (turn + end) / 2], ["forward", "backward"])
         axes.tick_params(axis="x", length=0)
         axes.set_xlim(0, end)
-        ops = record["ops"]
-        sent = f"{ops.count('all_gather')} gathers, {ops.count('reduce_scatter')} reductions"
-        axes.set_title(f"{name}: {record['of_ddp']:.2f} × DDP\n{sent}", pad=12)
-        say(axes, 0.02 * end, heights[0][0] / 2, "the shards", color="white", ha="left")
+        gathers = f"{record['ops'].count('all_gather')} gathers, {record['of_ddp']:.2f} × DDP's bytes"
+        axes.set_title(name, fontsize=20, pad=38)
+        say(axes, 0, 3.12, gathers, ha="left")
+        say(axes, end / 2, heights[0][0] / 2, "the shards", color=ink_on(colours[0]))
         kept = max(curve["tags"]["unsharded"]) / MIB
-        say(axes, 0.98 * end, heights[0][0] + kept, f"{kept:.2f} MiB gathered", ha="right", va="bottom")
+        say(axes, 0.98 * end, heights[0][0] + kept + 0.03, f"{kept:.2f} MiB gathered", ha="right", va="bottom")
     panels[0].set_ylabel("parameters, MiB")
     panels[0].set_ylim(0, 2.95)
+    figure.supxlabel(f"GPT of {SMALL.layers} blocks and a root, 2 ranks, measured", color=SOFT, fontsize=18)
     return figure
