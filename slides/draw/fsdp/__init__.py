@@ -8,6 +8,7 @@ from draw.canvas import GB, MIB, Draw, in_units
 from draw.fsdp.flat import draw_gradients, draw_offsets, draw_steps, draw_storage, torch_padding
 from draw.fsdp.ladder import draw_batch, draw_rungs, ladder_units, most_rows
 from draw.fsdp.runs import ranks, whole_hook
+from draw.fsdp.scaling import MEASURED, draw_scaling, modelled
 from draw.fsdp.step import draw_life, draw_log, draw_strategies
 from draw.fsdp.units import LARGE_SETTING, draw_trade, draw_units, groupings, refusal
 from draw.fsdp.whose import draw_whose
@@ -42,6 +43,7 @@ def numbers() -> dict[str, Any]:
         "ladder": ladder_units(),
         "fits": {name: most_rows(tried) for name, tried in ranks()[0]["rows"].items()},
         "shapes": full["shapes"],
+        "per_gpu": {"measured": MEASURED, "modelled": {n: modelled(n) for n in (8, 512)}},
     }
 
 
@@ -58,4 +60,5 @@ FIGURES: dict[str, Draw] = {
     "fsdp-rungs": draw_rungs,
     "fsdp-gradients": draw_gradients,
     "fsdp-batch": draw_batch,
+    "fsdp-scaling": draw_scaling,
 }
