@@ -40,7 +40,7 @@ def draw_buckets() -> Figure:
     axes.text(middle, 2.0, "embedding", ha="center", va="center", color=ink_on(colour))
     says = f"{len(parameters())} gradients of GPT-2, by block, last first"
     axes.text(0, 2.92, says, color=as_text(colour), fontweight="bold")
-    axes.set(xlim=(0, left), ylim=(-0.6, 3.35))
+    axes.set(xlim=(0, left), ylim=(-0.1, 3.35))
     left = 0.0
     for number, size in enumerate(bucket_sizes(25)):
         width, shade = size / MIB, UNIT_COLOURS[number % 2]

@@ -82,7 +82,7 @@ def draw_primitives() -> Figure:
         _grid(axes, 5.4, after)
         axes.annotate("", (5.3, -2), (4.1, -2), arrowprops={"arrowstyle": "-|>", "color": INK, "linewidth": 2})
         axes.set_title(name, loc="center")
-        axes.set(xlim=(-0.1, 9.5), ylim=(-4.9, 0.1), aspect="equal")
+        axes.set(xlim=(-0.5, 9.9), ylim=(-4.9, 0.1), aspect="equal")
         axes.axis("off")
 
     for axes, x, says in ((figure.axes[0], 0, "a column is a rank"), (figure.axes[4], 5.4, "four stripes are a sum")):

@@ -56,7 +56,7 @@ def draw_messages() -> Figure:
         "uneven,\npadded": milliseconds("all_gather", 4 * max(SHARES) * whole),
         "uneven, 4\nbroadcasts": milliseconds("broadcast", *(share * whole for share in SHARES)),
     }
-    titles = "more messages", "uneven shards"
+    titles = "more messages", "shards of " + ", ".join(f"{100 * share:.0f}" for share in SHARES) + " %"
     panels = figure.subplots(1, 2, sharey=True)
     for axes, cases, title in zip(panels, (left, right), titles, strict=True):
         colours = [BAD if number else GOOD for number in range(len(cases))]

@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 from minifsdp.course.plots.palette import INK, SOFT, TAG_COLOURS
 
 LAYERS, RANKS = range(6), range(3)
-IN_USE = 1, 2  # the layers of the unit that is whole
+IN_USE = 2, 3  # the layers of the unit that is whole; the other units are 0, 1 and 4, 5
 NOW = 2
 CELL, TALL = 0.5, 0.8  # inches
 OWNED, GATHERED = TAG_COLOURS["parameters"], TAG_COLOURS["unsharded"]
@@ -38,9 +38,9 @@ def draw_whose() -> Figure:
     figure = canvas(4.8)
     axes = figure.subplots()
     panels = {
-        "FSDP": "whole layers,\nown rows",
-        "pipeline": "its own layers,\nall rows",
-        "tensor parallelism": "its slice of each,\nall rows",
+        "FSDP": "owns a third of each,\nruns it whole",
+        "pipeline": "owns two layers,\nruns only those",
+        "tensor parallelism": "owns a third of each,\nruns that third",
     }
     for place, (kind, says) in enumerate(panels.items()):
         left = 3.45 * place
@@ -52,7 +52,7 @@ def draw_whose() -> Figure:
     say(axes, -0.15, 1.03, "layer", ha="right", color=SOFT)
     for rank in RANKS:
         say(axes, -0.15, TALL / 2 - (TALL + 0.14) * rank, f"rank {rank}", ha="right")
-    keys = {"stored": OWNED, "gathered for now": GATHERED, "computing now": "white"}
+    keys = {"owned": OWNED, "gathered for now": GATHERED, "computing now": "white"}
     for x, (text, colour) in zip((1.1, 3.2, 6.6), keys.items(), strict=True):
         edge, line = (INK, 4) if colour == "white" else (SOFT, 1)
         box(axes, (x, -3.26), 0.4, 0.3, colour, edgecolor=edge, linewidth=line)
