@@ -6,12 +6,13 @@ from typing import Any
 
 from draw.canvas import GIB, MIB, Draw, in_units
 from draw.measured import ladder_run, rungs
-from draw.overlap.allocator import before_retry, draw_blocks, draw_lives, draw_stall, limiter, short
+from draw.overlap.allocator import before_retry, draw_blocks, draw_lives, limiter, short
 from draw.overlap.ladder import draw_rungs
 from draw.overlap.prefetch import draw_issue, draw_unbounded, prefetch_gain
 from draw.overlap.queues import QUEUEING, draw_queue, draw_waits, forward_pieces
 from draw.overlap.runs import DEEP, GPT, big, laptop, race
-from draw.overlap.timelines import draw_backward, draw_held_up, draw_laptop, draw_race, draw_step, forwards
+from draw.overlap.stall import draw_stall
+from draw.overlap.timelines import draw_backward, draw_frame, draw_held_up, draw_laptop, draw_race, draw_step, forwards
 
 from minifsdp.course.machine.program import STEP
 from minifsdp.course.machine.shapes import SHAPES
@@ -70,5 +71,6 @@ FIGURES: dict[str, Draw] = {
     "overlap-blocks": draw_blocks,
     "overlap-stall": draw_stall,
     "overlap-limited": lambda: draw_lives("k = 2"),
+    "overlap-frame": draw_frame,
     "overlap-rungs": draw_rungs,
 }

@@ -10,7 +10,6 @@ from draw.canvas import GIB, canvas
 from draw.overlap.drawing import bare
 from draw.overlap.runs import DEEP, GPT, PLENTY, big
 from draw.overlap.schedules import SCHEDULES
-from draw.overlap.timelines import last_step, timeline
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch, Rectangle
 
@@ -127,11 +126,3 @@ def draw_blocks() -> Figure:
     handles = [Patch(color=BLOCK_COLOURS[state], label=label) for state, label in STATES.items()]
     figure.legend(handles=handles, loc="outside upper right", ncols=3)
     return figure
-
-
-def draw_stall() -> Figure:
-    """A step with memory enough, and the same program where a retry stops the device."""
-    recorded = T5.record(SCHEDULES["BACKWARD_PRE"])
-    runs = {"memory enough": replay(recorded, PLENTY), "memory short, one retry": replay(recorded, T5.hardware)}
-    rows = {f"{name}: {1e3 * run.seconds:.0f} ms": last_step(run, waits=True) for name, run in runs.items()}
-    return timeline(rows, 4.7, T5.device.name)

@@ -16,7 +16,7 @@ from minifsdp.course.ladder.measure import Settings
 from minifsdp.course.ladder.rungs import sizes_of
 from minifsdp.course.machine.program import STEP, Allocate, Free, Issue, Kernel, Mark
 from minifsdp.course.machine.shapes import Shape
-from minifsdp.course.plots.palette import INK, SERIES_COLOURS, SOFT
+from minifsdp.course.plots.palette import INK, SERIES_COLOURS, SOFT, as_text
 
 
 def prefetch_gain(shape: Shape) -> float:
@@ -70,7 +70,7 @@ def draw_issue() -> Figure:
         held = fsdp(sizes, Setting(2), reductions=1, backward=backward).unsharded_peak / MIB
         axes.text(9.3, -line, f"{held:.1f} MiB", va="center")
     axes.text(0, 0.62, "the host issues", color=SOFT, va="center")
-    axes.text(9.3, 0.62, "gathered at most", color=SOFT, va="center")
+    axes.text(9.3, 0.62, "gathered", color=SOFT, va="center")
     bare(axes, {"no prefetch": 0, "BACKWARD_POST": -1, "BACKWARD_PRE": -2}, 11.4, -2.5, 0.9)
     words = {"all-gather": "all-gather", "compute": "gradients", "reduce-scatter": "reduce-scatter"}
     handles = [Patch(color=COLOURS[what], label=label) for what, label in words.items()]
@@ -83,9 +83,9 @@ def draw_unbounded() -> Figure:
     figure = canvas(4.5)
     axes = figure.subplots()
     names = {  # with the place of the label, as a part of the step, and its colour
-        "all ahead": ("as early as the order allows", 0.34, SERIES_COLOURS[1]),
+        "all ahead": ("as early as the order allows", 0.34, as_text(SERIES_COLOURS[1])),
         "all, limited": ("at most two blocks", 0.73, SERIES_COLOURS[0]),
-        "sync": ("no prefetch", 0.84, SOFT),
+        "sync": ("no prefetch", 0.82, SOFT),
     }
     for name, (label, place, colour) in names.items():
         sizes, begins = whole(name)
@@ -94,7 +94,7 @@ def draw_unbounded() -> Figure:
         axes.text(len(sizes) * place, most, f"{label}: {most:.1f} MiB", color=colour, va="center")
     for phase in ("forward", "backward", "optimizer"):
         axes.text(begins[phase], -0.02, phase, va="top", transform=axes.get_xaxis_transform())
-    axes.set_xlim(0, 1.02 * len(sizes))
+    axes.set_xlim(0, 1.08 * len(sizes))
     axes.set_ylim(0, 9.6)
     axes.set_xticks([begins["backward"], begins["optimizer"]], ["", ""])
     axes.grid(axis="x")

@@ -35,7 +35,7 @@ def forward_pieces() -> list[Any]:
 
 def draw_queue() -> Figure:
     """The host queues eight pieces at once; each begins when its stream has come to it."""
-    figure = canvas(4.3)
+    figure = canvas(4.8)
     axes = figure.subplots()
     pieces, heights = forward_pieces(), {"host": 2.6, "all-gather": 1.3, "compute": 0.0}
     ends = finish_times(pieces, QUEUEING)
@@ -52,14 +52,14 @@ def draw_queue() -> Figure:
 
 def draw_waits() -> Figure:
     """Three streams over a step of two units, and the four kinds of places at which one waits for another."""
-    figure = canvas(3.2)
+    figure = canvas(4.6)
     axes = figure.subplots()
     pieces: list[Any] = [
         Piece("step", "compute", 1.5),
         Piece("0", "all-gather", 1.5, (0,)),
-        Piece("forward 0", "compute", 2.0, (1,)),
+        Piece("fwd 0", "compute", 2.0, (1,)),
         Piece("1", "all-gather", 1.5),
-        Piece("forward 1", "compute", 2.0, (3,)),
+        Piece("fwd 1", "compute", 2.0, (3,)),
         Piece("1", "all-gather", 1.5),
         Piece("backward 1", "compute", 3.0, (5,)),
         Piece("0", "all-gather", 1.5),

@@ -4,93 +4,98 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import cache
+from typing import Any
 
-from draw.canvas import canvas
+from draw.canvas import GIB
+from draw.overlap.lanes import LANES, mark, timeline
 from draw.overlap.runs import GPT, LINKED, WIDE, big, laptop, layer_seconds, program, race
 from matplotlib.figure import Figure
 
 from minifsdp.course.machine import Run, replay
-from minifsdp.course.plots.drawing import lane_patches, lanes, step_of
-from minifsdp.course.plots.palette import INK, LANE_COLOURS
+from minifsdp.course.plots.drawing import step_of
+from minifsdp.course.plots.palette import OUTCOME_COLOURS
+from minifsdp.course.watch.intervals import subtract, union
 from minifsdp.course.watch.timeline import Span
 
+GPT_ON = f"{GPT.recorded} blocks of {GPT.name}, A100"
 
-def last_step(run: Run, waits: bool = False) -> list[Span]:
-    """With the names of its two long phases; the host's waits only if wanted."""
-    begin, middle = run.done - run.seconds, {mark.name: mark.done for mark in run.marks}["backward"]
-    phases = [Span("phase", "forward", 0, middle - begin), Span("phase", "backward", middle - begin, run.done - middle)]
-    return phases + [span for span in run.last_step() if waits or span.lane != "wait"]
+
+def last_step(run: Run) -> list[Span]:
+    """The device's and the host's, from the end of all earlier work."""
+    return cut(run, run.done - run.seconds, run.done)
 
 
 def forward_of(run: Run) -> list[Span]:
     """The last forward, until the device has done all of it."""
     done = {mark.name: mark.done for mark in run.marks}
-    return cut(run.spans, done["forward"], done["backward"])
+    return cut(run, done["forward"], done["backward"])
 
 
-def cut(spans: Sequence[Span], begin: float, end: float) -> list[Span]:
-    """What lies between two moments, in seconds, without the host's waits; the first moment becomes 0."""
-    parts = [(span, max(span.start, begin), min(span.end, end)) for span in spans if span.lane != "wait"]
+def cut(run: Run, begin: float, end: float) -> list[Span]:
+    """What lies between two moments, in seconds; the first becomes 0. The host is busy unless it waits, to its end."""
+    waits = union((span.start, span.end) for span in run.spans if span.lane == "wait")
+    busy = subtract([(0.0, run.memory[-1].at)], waits)
+    spans = run.spans + [Span("host", "host", start, stop - start) for start, stop in busy]
+    parts = [(span, max(span.start, begin), min(span.end, end)) for span in spans]
     return [Span(span.lane, span.name, first - begin, last - first) for span, first, last in parts if first < last]
+
+
+def gaps(spans: Sequence[Span]) -> list[tuple[float, float]]:
+    """When nothing computes, in seconds."""
+    busy = union((span.start, span.end) for span in spans if span.lane == "compute")
+    return subtract([(0.0, max(span.end for span in spans))], busy)
 
 
 @cache
 def forwards() -> dict[str, list[Span]]:
     """By host, the forward of three equal blocks."""
     names = {
-        "held up in every unit": "held up",
-        "runs ahead": "BACKWARD_PRE",
-        "held up, with forward prefetch": "held up, both ways",
+        "host held up in every unit": "held up",
+        "host runs ahead": "BACKWARD_PRE",
+        "host held up, forward prefetch": "held up, both ways",
     }
     return {label: forward_of(replay(program(name, WIDE), LINKED)) for label, name in names.items()}
 
 
-def timeline(rows: Mapping[str, Sequence[Span]], height: float, model: str) -> Figure:
-    """Lanes on one axis of time, a row for each run, units by their numbers."""
-    figure = canvas(height)
-    panels = figure.subplots(len(rows), 1, sharex=True, squeeze=False)[:, 0]
-    longest = max(map(step_of, rows.values()))
-    for panel, (name, spans) in zip(panels, rows.items(), strict=True):
-        lanes(panel, spans, longest, labelled=True)
-        for text in panel.texts:
-            text.set_fontsize(12)
-        panel.set_title(name)
-        panel.tick_params(axis="y", labelcolor=INK)
-    panels[-1].set_xlabel(f"ms; a model, not measured: {model}")
-    patches = lane_patches(span for spans in rows.values() for span in spans)
-    figure.legend(handles=patches, loc="outside upper right", ncols=len(patches))
+def draw_step() -> Figure:
+    """A step of four blocks, without overlap and with it."""
+    runs = {"one stream for all": big(GPT, "sync"), "streams of its own for communication": big(GPT, "BACKWARD_PRE")}
+    figure = timeline(titled(runs), 4.9, GPT_ON)
+    slow, fast = (1e3 * run.seconds for run in runs.values())
+    mark(figure.axes[1], fast, slow, 0.5, f"{fast / slow - 1:.0%}".replace("-", "\u2212"), fontsize=24)
     return figure
 
 
-def draw_step() -> Figure:
-    """A step of four blocks, without overlap and with it."""
-    runs = {"all on one stream": big(GPT, "sync"), "communication on streams of its own": big(GPT, "BACKWARD_PRE")}
-    rows = {f"{name}: {1e3 * run.seconds:.0f} ms": last_step(run) for name, run in runs.items()}
-    return timeline(rows, 4.9, GPT.device.name)
+def titled(runs: Mapping[str, Run]) -> dict[str, list[Span]]:
+    """The last step of each, with its milliseconds in its name."""
+    return {f"{name}: {1e3 * run.seconds:.0f} ms": last_step(run) for name, run in runs.items()}
 
 
 def draw_race() -> Figure:
     """The same program without one wait on two links: it reads too early on one of them, and is wrong on both."""
-    rows = {"a fast link": forward_of(race(0.25e9)), "a slow link": forward_of(race(20e6))}
-    figure = timeline(rows, 4.0, "a GPU of 20 GFLOP/s")
-    spans, panel = rows["a slow link"], figure.axes[1]
-    arrives = next(span.end for span in spans if span.name == "all_gather blocks.2")
-    reads = [span for span in spans if (span.lane, span.name) == ("compute", "blocks.2")]
-    begin, end = 1e3 * reads[0].start, 1e3 * min(reads[-1].end, arrives)
-    panel.broken_barh([(begin, end - begin)], (0.6, 0.8), facecolor=LANE_COLOURS["wait"], zorder=4)
-    panel.text((begin + end) / 2, 0.97, "2: too early", ha="center", va="center", fontsize=12, zorder=5)
+    rows = {"fast link": forward_of(race(0.25e9)), "slow link": forward_of(race(20e6))}
+    figure = timeline(rows, 4.0, "a GPU of 20 GFLOP/s", messages=["all-gather"])
+    for panel, spans in zip(figure.axes, rows.values(), strict=True):
+        gather = next(span for span in spans if span.name == "all_gather blocks.2")
+        read = next(span for span in spans if (span.lane, span.name) == ("compute", "blocks.2"))
+        early = read.start < gather.end
+        colour = OUTCOME_COLOURS["wrong" if early else "right"]
+        says = "is read {:.0f} ms before it is there" if early else "is there {:.0f} ms before it is read"
+        arrow: Any = {"arrowstyle": "-|>,head_width=0.4,head_length=0.7", "color": colour, "linewidth": 4, "shrinkA": 0}
+        panel.annotate("", (1e3 * read.start, 0.6), (1e3 * gather.end, 0.36), arrowprops={**arrow, "shrinkB": 0})
+        title = f"{panel.get_title('left')}: block 2 {says.format(1e3 * abs(read.start - gather.end))}"
+        panel.set_title(title, color=colour)
     return figure
 
 
 def draw_laptop() -> Figure:
     """One program on a host that runs ahead, on one that computes, and what prefetch makes of the second."""
     runs = {
-        "overlap, if the host ran ahead": laptop("overlap", runs_ahead=True),
-        "overlap, the host computes": laptop("overlap"),
-        "overlap and prefetch, the host computes": laptop("both ways"),
+        "a host that runs ahead": laptop("overlap", runs_ahead=True),
+        "a host that computes": laptop("overlap"),
+        "a host that computes, and prefetch": laptop("both ways"),
     }
-    rows = {f"{name}: {1e3 * run.seconds:.0f} ms": last_step(run) for name, run in runs.items()}
-    return timeline(rows, 4.6, "a laptop of 20 GFLOP/s on a link of 2 ms and 50 MB/s")
+    return timeline(titled(runs), 5.0, "20 GFLOP/s, a link of 50 MB/s and 2 ms")
 
 
 def draw_backward() -> Figure:
@@ -98,13 +103,29 @@ def draw_backward() -> Figure:
     rows = {}
     for name in ("no prefetch", "BACKWARD_PRE"):
         run = big(GPT, name)
-        spans, each = run.last_step(), layer_seconds(run)[1]
-        begin = min(span.start for span in spans if "reduce_scatter blocks" in span.name)
-        rows[f"{name}: {1e3 * each:.0f} ms a block"] = cut(spans, begin, begin + 2 * each)
-    return timeline(rows, 3.6, GPT.device.name)
+        begin, each = run.done - run.seconds, layer_seconds(run)[1]
+        begin = min(span.start for span in run.spans if span.start > begin and "reduce_scatter blocks" in span.name)
+        rows[f"{name}: {1e3 * each:.0f} ms a block"] = cut(run, begin, begin + 2 * each)
+    figure = timeline(rows, 4.0, f"backward of {GPT_ON}")
+    for begin, end in gaps(next(iter(rows.values()))):
+        look: Any = {"facecolor": "none", "edgecolor": OUTCOME_COLOURS["wrong"], "linestyle": "--", "linewidth": 1.8}
+        figure.axes[0].broken_barh([(1e3 * begin, 1e3 * (end - begin))], (0.6, 0.8), **look)
+        figure.axes[0].text(500 * (begin + end), 1, "idle", ha="center", va="center_baseline")
+    return figure
 
 
 def draw_held_up() -> Figure:
     """A forward whose host is held up in every unit, beside one that runs ahead, and with forward prefetch."""
     rows = {f"{name}: {step_of(spans):.2f} ms": spans for name, spans in forwards().items()}
-    return timeline(rows, 4.6, LINKED.name)
+    return timeline(rows, 5.2, f"the course's model, {LINKED.name}", ["host", *LANES], ["all-gather"])
+
+
+def draw_frame() -> Figure:
+    """What prefetch and the limit each do to host, compute and communication of one step."""
+    runs = {"no prefetch": "no prefetch", "prefetch": "BACKWARD_PRE", "prefetch, limit of two": "k = 2"}
+    figure = timeline({name: last_step(big(GPT, run)) for name, run in runs.items()}, 5.2, GPT_ON, ["host", *LANES])
+    for panel, name in zip(figure.axes, runs.values(), strict=True):
+        run = big(GPT, name)
+        costs = f"{1e3 * run.seconds:.0f} ms, {run.peak('reserved') / GIB:.0f} GiB"
+        panel.set_title(f"{panel.get_title('left')}: {costs} reserved")
+    return figure

@@ -1,0 +1,106 @@
+"""A retry: memory has run out, and the whole device waits while the host gives cached memory back."""
+
+from __future__ import annotations
+
+from itertools import groupby
+from typing import Any
+
+from draw.canvas import GIB, canvas
+from draw.overlap.allocator import T5
+from draw.overlap.lanes import LANES, draw_lanes, name_messages
+from draw.overlap.runs import PLENTY
+from draw.overlap.schedules import SCHEDULES
+from draw.overlap.timelines import last_step
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from minifsdp.course.machine import Run, replay
+from minifsdp.course.plots.palette import BLOCK_COLOURS, INK, LANE_COLOURS, OUTCOME_COLOURS, ink_on
+from minifsdp.course.watch.timeline import Span
+
+WRONG = OUTCOME_COLOURS["wrong"]
+
+
+def draw_stall() -> Figure:
+    """A step with memory enough, the same program where a retry stops the device, and the memory of the second."""
+    recorded = T5.record(SCHEDULES["BACKWARD_PRE"])
+    enough, short = replay(recorded, PLENTY), replay(recorded, T5.hardware)
+    figure = canvas(5.2)
+    panels = figure.subplots(3, 1, sharex=True, height_ratios=(3, 3, 3))
+    for panel, run in zip(panels, (enough, short), strict=False):
+        draw_lanes(panel, merged(last_step(run)), 1e3 * short.seconds, ["host", *LANES], numbered=False)
+        panel.spines["bottom"].set_visible(False)
+        panel.tick_params(axis="x", length=0)
+    panels[0].set_title(f"{enough.peak('reserved') / GIB:.1f} GiB: {1e3 * enough.seconds:.0f} ms")
+    panels[1].set_title(f"{T5.hardware.capacity / GIB:.1f} GiB, a retry: {1e3 * short.seconds:.0f} ms")
+    name_messages(panels[0])
+    name_waits(panels[1], short)
+    draw_memory(panels[2], short)
+    for panel in panels[1:]:
+        panel.axvline(1e3 * flush(short)[0], color=WRONG, linewidth=2.4, linestyle="--")
+    panels[2].set_xlabel(f"ms; a model, not measured: {T5.recorded} + {T5.recorded} blocks of {T5.name}, A100")
+    return figure
+
+
+def merged(spans: list[Span]) -> list[Span]:
+    """The host's waits of one kind, one after the other, as one."""
+    waits = groupby((span for span in spans if span.lane == "wait"), key=lambda span: span.name)
+    runs = [(name, list(group)) for name, group in waits]
+    long = [Span("wait", name, each[0].start, each[-1].end - each[0].start) for name, each in runs]
+    return [span for span in spans if span.lane != "wait"] + long
+
+
+def flush(run: Run) -> tuple[float, float]:
+    """When the last step's allocation fails, and when the cached memory has been given back, in its seconds."""
+    waits = [span for span in last_step(run) if span.lane == "wait"]
+    begin = next(span.start for span in waits if span.name == "host waits")
+    return begin, max(span.end for span in waits if span.name == "cudaFree")
+
+
+def name_waits(panel: Axes, run: Run) -> None:
+    """What holds up the host, how often, and what the device does meanwhile."""
+    spans = last_step(run)
+    for wait in (span for span in merged(spans) if span.lane == "wait"):
+        calls = sum(span.name == wait.name and wait.start <= span.start < wait.end for span in spans)
+        text = "waits" if wait.name == "host waits" else f"{calls} {wait.name}"
+        if 1e3 * wait.duration > 0.019 * len(text) * 1e3 * run.seconds * 0.7:
+            middle = 1e3 * (wait.start + wait.duration / 2)
+            panel.text(middle, 2, text, ha="center", va="center_baseline", color=ink_on(LANE_COLOURS["wait"]))
+    begin, end = (1e3 * each for each in flush(run))
+    panel.annotate("", (begin, 1.36), (end, 1.36), arrowprops={"arrowstyle": "|-|,widthA=0.3,widthB=0.3", "color": INK})
+    idle = 1e3 * max(span.end for span in spans if span.lane != "wait" and 1e3 * span.end < end)
+    says = "device synchronised,\ncached memory given\nback, host waits"
+    panel.text((idle + end) / 2, 0.5, says, ha="center", va="center", linespacing=1.05)
+
+
+def draw_memory(panel: Axes, run: Run) -> None:
+    """Reserved and allocated GiB over the host's last step."""
+    begin = run.done - run.seconds
+    held = [sample for sample in run.memory if sample.at >= begin]
+    at = [1e3 * (sample.at - begin) for sample in held] + [1e3 * run.seconds]
+    allocated = [sample.allocated / GIB for sample in held] + [held[-1].allocated / GIB]
+    panel.fill_between(at, allocated, step="post", color=BLOCK_COLOURS["in use"], linewidth=0)
+    times, sizes = reserved(run)
+    panel.plot(times, sizes, drawstyle="steps-post", color=INK)
+    capacity = run.hardware.capacity / GIB
+    panel.axhline(capacity, color=WRONG, linewidth=1.2)
+    look: Any = {"color": INK, "va": "bottom"}
+    panel.text(2, sizes[0] + 0.3, "reserved", **look)
+    panel.text(15, 0.2, "allocated", **{**look, "color": ink_on(BLOCK_COLOURS["in use"])})
+    panel.text(1e3 * flush(run)[0] + 1, 3.6, "allocation fails", **{**look, "color": WRONG}, fontweight="bold")
+    panel.set_yticks([0, capacity], ["0 GiB", f"{capacity:.1f} GiB"])
+    panel.set_ylim(0, 1.15 * capacity)
+
+
+def reserved(run: Run) -> tuple[list[float], list[float]]:
+    """Milliseconds and GiB of the last step: how long a call of the driver takes says how much it is for."""
+    begin = run.done - run.seconds
+    size = [sample.reserved for sample in run.memory if sample.at < begin][-1] / GIB
+    times, sizes = [0.0], [size]
+    each_call, each_gib = run.hardware.segment
+    for span in last_step(run):
+        if span.name in ("cudaMalloc", "cudaFree"):
+            size += (span.duration - each_call) / each_gib * (1 if span.name == "cudaMalloc" else -1)
+            times.append(1e3 * span.end)
+            sizes.append(size)
+    return [*times, 1e3 * run.seconds], [*sizes, size]
