@@ -29,8 +29,9 @@ def _cells(axes: Axes, left: float, kind: str) -> None:
         box(axes, (x, y), CELL, TALL, "none", edgecolor=SOFT, linewidth=1)
     for rank in RANKS:
         layer = 2 * rank if kind == "pipeline" else NOW
-        at = left + CELL * layer, -(TALL + 0.14) * rank
-        box(axes, at, CELL, TALL, "none", edgecolor=INK, linewidth=4, zorder=3)
+        x, y = left + CELL * layer, -(TALL + 0.14) * rank
+        low, part = (TALL * (2 - rank) / 3, TALL / 3) if kind == "tensor parallelism" else (0, TALL)
+        box(axes, (x, y + low), CELL, part, "none", edgecolor=INK, linewidth=4, zorder=3)
 
 
 def draw_whose() -> Figure:
