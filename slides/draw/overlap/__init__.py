@@ -8,6 +8,7 @@ from draw.canvas import GIB, MIB, Draw, in_units
 from draw.measured import ladder_run, rungs
 from draw.overlap.allocator import before_retry, draw_blocks, draw_lives, limiter, short
 from draw.overlap.ladder import draw_rungs
+from draw.overlap.pools import draw_pools
 from draw.overlap.prefetch import draw_issue, draw_unbounded, prefetch_gain
 from draw.overlap.queues import QUEUEING, draw_queue, draw_waits, forward_pieces
 from draw.overlap.runs import DEEP, GPT, big, laptop, race
@@ -67,6 +68,7 @@ FIGURES: dict[str, Draw] = {
     "overlap-backward": draw_backward,
     "overlap-held-up": draw_held_up,
     "overlap-unbounded": draw_unbounded,
+    "overlap-pools": draw_pools,
     "overlap-lives": lambda: draw_lives("BACKWARD_PRE"),
     "overlap-blocks": draw_blocks,
     "overlap-stall": draw_stall,

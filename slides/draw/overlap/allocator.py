@@ -16,27 +16,35 @@ from matplotlib.patches import Patch, Rectangle
 from minifsdp.course.machine import CachingAllocator, Run, replay
 from minifsdp.course.machine.program import Allocate
 from minifsdp.course.machine.shapes import SHAPES, Shape, seconds
-from minifsdp.course.plots.palette import BLOCK_COLOURS, INK, SOFT
+from minifsdp.course.plots.palette import BLOCK_COLOURS, INK, SOFT, TAG_COLOURS, as_text
 
 T5 = SHAPES["T5-11B-like"]
 SHORT = replace(GPT.device, name="A100 with 40 GiB", capacity=40 * GIB)
-STATES = {"in use": "in use", "waiting": "freed, waiting for an event", "free": "free, for this stream alone"}
+STATES = {"in use": "in use", "waiting": "freed, waiting for events", "free": "free, for this stream only"}
+STILL_READ: dict[str, Any] = {
+    "facecolor": "white",
+    "edgecolor": TAG_COLOURS["unsharded"],
+    "hatch": "///",
+    "linewidth": 1.4,
+}
 
 
 class Watched(CachingAllocator):
-    """Notes of each block when the host asked for it, when it freed it, and when its readers had passed."""
+    """Notes of each block its address, when the host asked for it, when it freed it, and when readers had passed."""
 
     queues: Any
 
     def __init__(self, capacity: int, queues: Any) -> None:
         super().__init__(capacity, queues)
         self.lives: list[list[float]] = []
+        self.places: list[int] = []
         self._number: dict[Any, int] = {}
 
     def malloc(self, nbytes: int, stream: int) -> Any:
         block = super().malloc(nbytes, stream)
         self._number[block] = len(self.lives)
         self.lives.append([self.queues.host])
+        self.places.append(block.start)
         return block
 
     def free(self, block: Any) -> None:
@@ -83,46 +91,54 @@ def lives(name: str) -> list[tuple[str, list[float]]]:
 
 def draw_lives(name: str) -> Figure:
     """Of each gathered block the time in which the host holds it, and in which it is freed and not free."""
-    figure = canvas(4.6)
+    figure = canvas(4.8)
     axes = figure.subplots()
     found = lives(name)
+    longest = 1e3 * big(DEEP, name).seconds
     for row, (_, (asked, freed, free)) in enumerate(found):
-        axes.barh(-row, 1e3 * (free - freed), 0.66, 1e3 * freed, color=BLOCK_COLOURS["waiting"])
-        axes.barh(-row, max(1e3 * (freed - asked), 6), 0.66, 1e3 * asked, color=BLOCK_COLOURS["in use"])
+        axes.barh(-row, 1e3 * (free - freed), 0.7, 1e3 * freed, **STILL_READ)
+        axes.barh(-row, max(1e3 * (freed - asked), 0.004 * longest), 0.7, 1e3 * asked, color=TAG_COLOURS["unsharded"])
     axes.set_yticks([-row for row in range(len(found))], [unit for unit, _ in found])
-    for part, text in ((1, "forward"), (3, "backward")):
-        middle = 0.5 - part * len(found) / 4
-        axes.text(-0.045, middle, text, transform=axes.get_yaxis_transform(), ha="center", va="center", rotation=90)
+    axes.set_ylabel("backward      forward", color=INK)
     axes.tick_params(axis="y", length=0, labelcolor=INK)
-    axes.set_xlim(0, 1e3 * big(DEEP, name).seconds)
-    axes.set_xlabel(f"ms of the step; a model, not measured: {GPT.device.name}")
-    words = {"in use": "gathered, not freed by the host", "waiting": "freed by the host, still to be read"}
-    axes.legend(handles=[Patch(color=BLOCK_COLOURS[state], label=label) for state, label in words.items()])
+    axes.spines["left"].set_visible(False)
+    axes.set_xlim(0, longest)
+    axes.set_xlabel(f"ms; a model, not measured: {DEEP.recorded} blocks of {GPT.name}, A100")
+    last = 1e3 * max(freed for _, (_, freed, _) in found)
+    handles = [Patch(color=TAG_COLOURS["unsharded"]), Patch(**STILL_READ)]
+    words = [f"held by the host, the last until {last:,.0f} ms", "freed, still to be read"]
+    axes.legend(handles, words, loc="upper right", borderaxespad=0, handlelength=1.4)
     return figure
 
 
 def draw_blocks() -> Figure:
     """What lies where, stream by stream, just before memory had run out."""
-    figure = canvas(3.9)
+    figure = canvas(4.4)
     axes = figure.subplots()
-    heights = {"compute": 1.2, "gathers": 0.0}  # streams 0 and 1; that of the reductions has next to nothing
+    heights = {
+        "compute\nstream": 1.7,
+        "gathers'\nstream": 0.0,
+    }  # streams 0 and 1; that of the reductions has next to nothing
     for stream, height in enumerate(heights.values()):
         left, held = 0.0, dict.fromkeys(BLOCK_COLOURS, 0.0)
         for segment in (each for each in before_retry() if each.stream == stream):
             begin = left
             for block in segment.blocks:
                 size = block.size / GIB
-                axes.add_patch(Rectangle((left, height - 0.3), size, 0.6, facecolor=BLOCK_COLOURS[block.state]))
+                axes.add_patch(Rectangle((left, height - 0.4), size, 0.8, facecolor=BLOCK_COLOURS[block.state]))
                 left, held[block.state] = left + size, held[block.state] + size
-            frame: Any = {"fill": False, "edgecolor": INK, "linewidth": 1}
-            axes.add_patch(Rectangle((begin, height - 0.3), left - begin, 0.6, **frame))
+            frame: Any = {"fill": False, "edgecolor": INK, "linewidth": 1.4}
+            axes.add_patch(Rectangle((begin, height - 0.4), left - begin, 0.8, **frame))
             left += 0.06
-        says = ", ".join(f"{size:.1f} GiB {STATES[state]}" for state, size in held.items() if size > 0.1)
-        axes.text(0, height - 0.36, says, va="top", color=SOFT)
-    bare(axes, heights, 30.5, -0.75, 1.6)
+        at = 0.0
+        for state, size in ((state, size) for state, size in held.items() if size > 0.1):
+            colour = SOFT if state == "free" else as_text(BLOCK_COLOURS[state])
+            text = f"{size:.1f} GiB {STATES[state]}"
+            axes.text(at, height - 0.5, text, va="top", color=colour, fontweight="bold")
+            at += 0.43 * len(text) + 0.8
+    bare(axes, heights, 30.5, -1.0, 2.15)
+    axes.text(12.5, 1.7, "a frame is a segment", color=SOFT, va="center")
     axes.spines["bottom"].set_visible(True)
     axes.set_xticks(range(0, 31, 5))
-    axes.set_xlabel(f"GiB; a frame is a segment; a model, not measured: {SHORT.name}")
-    handles = [Patch(color=BLOCK_COLOURS[state], label=label) for state, label in STATES.items()]
-    figure.legend(handles=handles, loc="outside upper right", ncols=3)
+    axes.set_xlabel(f"GiB; a model, not measured: {DEEP.recorded} blocks of {GPT.name}, {SHORT.name}")
     return figure

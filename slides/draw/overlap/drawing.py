@@ -19,6 +19,7 @@ COLOURS = {
 
 
 def box(axes: Axes, left: float, middle: float, width: float, kind: str, text: str) -> None:
+    """A piece of work, from `left` on."""
     look: Any = {"facecolor": COLOURS[kind], "edgecolor": "white", "linewidth": 1.5}
     axes.add_patch(Rectangle((left, middle - 0.32), width, 0.64, **look))
     axes.text(left + width / 2, middle, text, ha="center", va="center_baseline", color=ink_on(COLOURS[kind]))
@@ -26,7 +27,6 @@ def box(axes: Axes, left: float, middle: float, width: float, kind: str, text: s
 
 def bare(axes: Axes, names: Mapping[str, float], right: float, low: float, high: float) -> None:
     """No frame; the lanes' names on the left."""
-    axes.figure.set_layout_engine("constrained", rect=(0.04, 0, 0.96, 1))  # type: ignore[union-attr]
     axes.set_yticks(list(names.values()), names)
     axes.set_xlim(0, right)
     axes.set_ylim(low, high)

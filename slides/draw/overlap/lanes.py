@@ -27,7 +27,6 @@ def timeline(
 ) -> Figure:
     """A panel for each run, on one axis of milliseconds; bars have the numbers of their blocks."""
     figure = canvas(height)
-    figure.set_layout_engine("constrained", rect=(0.02, 0, 0.98, 1))  # a lane's name is longer than its axis knows
     panels = figure.subplots(len(rows), 1, sharex=True, squeeze=False)[:, 0]
     longest = max(map(step_of, rows.values()))
     for panel, (name, spans) in zip(panels, rows.items(), strict=True):

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from functools import cache
+from itertools import pairwise
 from typing import Any
 
 from draw.canvas import MIB, canvas
 from draw.overlap.drawing import COLOURS, bare, box
 from draw.overlap.runs import TIMED, big, layer_seconds, program
 from matplotlib.figure import Figure
-from matplotlib.patches import Patch, Rectangle
+from matplotlib.patches import Rectangle
 
 from minifsdp.course.ladder.closed_form import Setting, fsdp
 from minifsdp.course.ladder.measure import Settings
@@ -57,46 +58,53 @@ def whole(name: str) -> tuple[list[int], dict[str, int]]:
 
 def draw_issue() -> Figure:
     """In which order the host issues gathers, gradients and reductions; and what that costs in memory."""
-    figure = canvas(4.2)
+    figure = canvas(4.4)
     axes = figure.subplots()
     sizes = sizes_of(Settings().model()).units
     costs: dict[str, Any] = {"no prefetch": "none", "BACKWARD_POST": "post", "BACKWARD_PRE": "pre"}
+    marked = list[tuple[float, float]]()
     for line, (name, backward) in enumerate(costs.items()):
         for place, (what, unit) in enumerate(issued(name)):
             box(axes, place, -line, 1, what, unit)
             if (what, unit) == ("all-gather", "1"):
-                frame: Any = {"fill": False, "edgecolor": INK, "linewidth": 3, "zorder": 3}
-                axes.add_patch(Rectangle((place + 0.03, -line - 0.29), 0.94, 0.58, **frame))
+                marked.append((place + 0.5, -line))
+                axes.add_patch(
+                    Rectangle((place, -line - 0.32), 1, 0.64, fill=False, edgecolor=INK, linewidth=4, zorder=3)
+                )
         held = fsdp(sizes, Setting(2), reductions=1, backward=backward).unsharded_peak / MIB
-        axes.text(9.3, -line, f"{held:.1f} MiB", va="center")
-    axes.text(0, 0.62, "the host issues", color=SOFT, va="center")
-    axes.text(9.3, 0.62, "gathered", color=SOFT, va="center")
-    bare(axes, {"no prefetch": 0, "BACKWARD_POST": -1, "BACKWARD_PRE": -2}, 11.4, -2.5, 0.9)
-    words = {"all-gather": "all-gather", "compute": "gradients", "reduce-scatter": "reduce-scatter"}
-    handles = [Patch(color=COLOURS[what], label=label) for what, label in words.items()]
-    figure.legend(handles=handles, loc="outside lower center", ncols=3)
+        axes.text(10.1, -line, f"{held:.1f} MiB", va="center", ha="center")
+    for (right, above), (left, below) in pairwise(marked):
+        arrow: Any = {"arrowstyle": "-|>", "color": INK, "linewidth": 2.4, "shrinkA": 0, "shrinkB": 0}
+        axes.annotate("", (left, below + 0.34), (right, above - 0.34), arrowprops=arrow, zorder=4)
+    words = {"all-gather": (0, "all-gather"), "compute": (2.4, "gradients"), "reduce-scatter": (4.7, "reduce-scatter")}
+    for what, (left, word) in words.items():
+        axes.text(left, 0.7, word, color=as_text(COLOURS[what]), fontweight="bold", va="center")
+    axes.text(10.1, 0.78, "gathered\nat most", color=SOFT, va="center", ha="center")
+    axes.text(0, -2.72, "backward, in the host's order; MiB of the ladder's model, 2 ranks", color=SOFT, va="center")
+    bare(axes, {name: -line for line, name in enumerate(costs)}, 11.1, -2.95, 1.2)
     return figure
 
 
 def draw_unbounded() -> Figure:
     """Gathered parameters over the kernels of a step: all of them at once, or as many as the limit lets."""
-    figure = canvas(4.5)
+    figure = canvas(4.6)
     axes = figure.subplots()
     names = {  # with the place of the label, as a part of the step, and its colour
-        "all ahead": ("as early as the order allows", 0.34, as_text(SERIES_COLOURS[1])),
-        "all, limited": ("at most two blocks", 0.73, SERIES_COLOURS[0]),
-        "sync": ("no prefetch", 0.82, SOFT),
+        "all ahead": ("without a bound", 0.36, SERIES_COLOURS[1]),
+        "all, limited": ("two blocks at most", 0.735, SERIES_COLOURS[0]),
+        "sync": ("no prefetch", 0.86, SOFT),
     }
     for name, (label, place, colour) in names.items():
         sizes, begins = whole(name)
-        axes.plot([size / MIB for size in sizes], drawstyle="steps-post", color=colour)
+        axes.plot([size / MIB for size in sizes], drawstyle="steps-post", color=colour, linewidth=3)
         most = max(sizes) / MIB
-        axes.text(len(sizes) * place, most, f"{label}: {most:.1f} MiB", color=colour, va="center")
+        says = f"{label}: {most:.1f} MiB"
+        axes.text(len(sizes) * place, most, says, color=as_text(colour), va="center", fontweight="bold")
     for phase in ("forward", "backward", "optimizer"):
-        axes.text(begins[phase], -0.02, phase, va="top", transform=axes.get_xaxis_transform())
-    axes.set_xlim(0, 1.08 * len(sizes))
+        axes.text(begins[phase], -0.03, phase, va="top", transform=axes.get_xaxis_transform())
+    axes.set_xlim(0, 1.14 * len(sizes))
     axes.set_ylim(0, 9.6)
     axes.set_xticks([begins["backward"], begins["optimizer"]], ["", ""])
     axes.grid(axis="x")
-    axes.set_ylabel("MiB of gathered parameters")
+    axes.set_ylabel("MiB gathered")
     return figure

@@ -26,7 +26,7 @@ def draw_stall() -> Figure:
     recorded = T5.record(SCHEDULES["BACKWARD_PRE"])
     enough, short = replay(recorded, PLENTY), replay(recorded, T5.hardware)
     figure = canvas(5.2)
-    panels = figure.subplots(3, 1, sharex=True, height_ratios=(3, 3, 3))
+    panels = figure.subplots(3, 1, sharex=True, height_ratios=(3, 3.6, 3))
     for panel, run in zip(panels, (enough, short), strict=False):
         draw_lanes(panel, merged(last_step(run)), 1e3 * short.seconds, ["host", *LANES], numbered=False)
         panel.spines["bottom"].set_visible(False)
@@ -43,11 +43,12 @@ def draw_stall() -> Figure:
 
 
 def merged(spans: list[Span]) -> list[Span]:
-    """The host's waits of one kind, one after the other, as one."""
+    """The host's waits of one kind, one after the other, as one; what it does in between is not seen."""
     waits = groupby((span for span in spans if span.lane == "wait"), key=lambda span: span.name)
     runs = [(name, list(group)) for name, group in waits]
     long = [Span("wait", name, each[0].start, each[-1].end - each[0].start) for name, each in runs]
-    return [span for span in spans if span.lane != "wait"] + long
+    hidden = [span for span in spans if any(wait.start <= span.start < wait.end for wait in long)]
+    return [span for span in spans if span.lane not in ("host", "wait") or span not in hidden] + long
 
 
 def flush(run: Run) -> tuple[float, float]:
@@ -63,14 +64,16 @@ def name_waits(panel: Axes, run: Run) -> None:
     for wait in (span for span in merged(spans) if span.lane == "wait"):
         calls = sum(span.name == wait.name and wait.start <= span.start < wait.end for span in spans)
         text = "waits" if wait.name == "host waits" else f"{calls} {wait.name}"
-        if 1e3 * wait.duration > 0.019 * len(text) * 1e3 * run.seconds * 0.7:
+        if wait.duration > 0.014 * len(text) * run.seconds:
             middle = 1e3 * (wait.start + wait.duration / 2)
             panel.text(middle, 2, text, ha="center", va="center_baseline", color=ink_on(LANE_COLOURS["wait"]))
     begin, end = (1e3 * each for each in flush(run))
-    panel.annotate("", (begin, 1.36), (end, 1.36), arrowprops={"arrowstyle": "|-|,widthA=0.3,widthB=0.3", "color": INK})
-    idle = 1e3 * max(span.end for span in spans if span.lane != "wait" and 1e3 * span.end < end)
+    bracket = {"arrowstyle": "|-|,widthA=0.35,widthB=0.35", "color": INK, "linewidth": 2, "shrinkA": 0, "shrinkB": 0}
+    panel.annotate("", (begin, 2.62), (end, 2.62), arrowprops=bracket)
+    idle = 1e3 * max(span.end for span in spans if span.lane in LANES and 1e3 * span.end < end)
     says = "device synchronised,\ncached memory given\nback, host waits"
-    panel.text((idle + end) / 2, 0.5, says, ha="center", va="center", linespacing=1.05)
+    panel.text((idle + end) / 2, 0.53, says, ha="center", va="center", linespacing=1)
+    panel.set_ylim(-0.5, 2.75)
 
 
 def draw_memory(panel: Axes, run: Run) -> None:
@@ -85,9 +88,10 @@ def draw_memory(panel: Axes, run: Run) -> None:
     capacity = run.hardware.capacity / GIB
     panel.axhline(capacity, color=WRONG, linewidth=1.2)
     look: Any = {"color": INK, "va": "bottom"}
-    panel.text(2, sizes[0] + 0.3, "reserved", **look)
+    boxed: Any = {"fontweight": "bold", "bbox": {"facecolor": "white", "edgecolor": "none", "pad": 1}}
+    panel.text(15, sizes[0] + 1.2, "reserved", **look)
     panel.text(15, 0.2, "allocated", **{**look, "color": ink_on(BLOCK_COLOURS["in use"])})
-    panel.text(1e3 * flush(run)[0] + 1, 3.6, "allocation fails", **{**look, "color": WRONG}, fontweight="bold")
+    panel.text(1e3 * flush(run)[0] + 1, 3.9, "allocation fails", **{**look, "color": WRONG}, **boxed)
     panel.set_yticks([0, capacity], ["0 GiB", f"{capacity:.1f} GiB"])
     panel.set_ylim(0, 1.15 * capacity)
 
