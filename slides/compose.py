@@ -4,10 +4,11 @@ In a deck's Markdown stand, beside Marp's own directives,
 
     {{ figure("stages", "what is to be seen, for who cannot see it") }}
     {{ claim("C2") }}              which labs measure what this slide states
+    {{ rung("fsdp") }}             where on the ladder this slide and those after it are: at the top right
     {{ gb(psi) }}                  a number: any name of the deck's `numbers()`, written by one of its functions
 
-Rules: 15 to 25 slides; each but the title has a heading and notes for the speaker; every figure that is drawn is shown;
-every claim is one of labs/claims.toml.
+Rules: 15 to 25 slides; each has a heading and notes for the speaker, and each but the title its place on the ladder;
+every figure that is drawn is shown; every claim is one of labs/claims.toml.
 """
 
 from __future__ import annotations
@@ -23,12 +24,13 @@ from typing import Any
 
 from draw.canvas import Draw
 from jinja2 import Environment, StrictUndefined
+from minifsdp.course.ladder.rungs import RUNGS
 
 SLIDES = Path(__file__).parent
 LABS = SLIDES.parent / "labs"
 DECKS = ("memory", "ddp", "fsdp", "overlap", "practice")
 FEWEST, MOST = 15, 25
-DIRECTIVE = re.compile(r"\s*_?[a-z]+: *\S+\s*$", re.IGNORECASE)  # of Marp's, in a comment as notes are
+DIRECTIVE = re.compile(r"\s*(_?[a-z]+: *\S+|header: .*)\s*$", re.IGNORECASE)  # of Marp's, in a comment as notes are
 
 
 @dataclass(frozen=True)
@@ -51,7 +53,11 @@ class Deck:
     def text(self) -> str:
         """The Markdown that Marp is given."""
         environment = Environment(undefined=StrictUndefined, keep_trailing_newline=True)
-        helpers: dict[str, Callable[..., str]] = {"figure": partial(_figure, self.figures), "claim": _claim}
+        helpers: dict[str, Callable[..., str]] = {
+            "figure": partial(_figure, self.figures),
+            "claim": _claim,
+            "rung": _rung,
+        }
         return environment.from_string(self.source).render(**helpers, **self.numbers)
 
     @cached_property
@@ -76,6 +82,8 @@ def problems(deck: Deck) -> list[str]:
             found.append(f"{deck.name}.md, slide {number}: no heading")
         if not any(not DIRECTIVE.match(note) for note in re.findall(r"<!--(.*?)-->", slide, re.DOTALL)):
             found.append(f"{deck.name}.md, slide {number}: no notes for the speaker")
+    if len(deck.slides) > 1 and "<!-- header:" not in deck.slides[1]:
+        found.append(f"{deck.name}.md, slide 2: no {{{{ rung(...) }}}}")
     hidden = [name for name in deck.figures if f"(figures/{name}.svg)" not in deck.text]
     return found + [f"{deck.name}.md does not show {name}" for name in hidden]
 
@@ -84,6 +92,14 @@ def _figure(known: Mapping[str, Draw], name: str, says: str) -> str:
     if name not in known:
         raise ValueError(f"there is no figure {name!r}: {', '.join(known)}")
     return f"![{says}](figures/{name}.svg)"
+
+
+def _rung(name: str, where: str = "") -> str:
+    """Marp's header, with the ladder's rungs as a strip: on the rung `name`, or `where`, "towards" or "after" it."""
+    at = list(RUNGS).index(name)
+    reached = at + (where != "towards")
+    strip = "".join(f'<i class="{"done" if each < reached else "ahead"}"></i>' for each in range(len(RUNGS)))
+    return f"<!-- header: '{strip} {where} rung {at + 1} of {len(RUNGS)}: <b>{name}</b>' -->"
 
 
 def _claim(*numbers: str) -> str:
