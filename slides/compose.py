@@ -24,6 +24,7 @@ from typing import Any
 
 from draw.canvas import Draw
 from jinja2 import Environment, StrictUndefined
+
 from minifsdp.course.ladder.rungs import RUNGS
 
 SLIDES = Path(__file__).parent

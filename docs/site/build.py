@@ -1,7 +1,7 @@
-"""README, docs, labs with their outputs, code and slides -> a site: `python docs/site/build.py [--out FOLDER]`.
+"""Build a site from README, docs, labs with their outputs, code and slides: `python docs/site/build.py [--out FOLDER]`.
 
-It needs no server and asks the network for nothing. Chromium goes through every page (look_around.py): exit code 1 if
-one misses something, asks for anything elsewhere or is wider than a phone. Pictures of some go to FOLDER-looks.
+The site needs no server and no network. Chromium opens every page (look_around.py): exit code 1 if a page lacks an
+image, makes a network request or is wider than a phone. Screenshots of some pages go to FOLDER-looks.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from stage import stage  # noqa: E402
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=ROOT / "build" / "site", help="default: build/site")
-    parser.add_argument("--slides", type=Path, default=ROOT / "build" / "slides", help="where `make slides` left them")
+    parser.add_argument("--slides", type=Path, default=ROOT / "build" / "slides", help="the output of `make slides`")
     args = parser.parse_args()
     missing = [path for path in (MATHJAX, *(args.slides / f"{deck}.pdf" for deck in DECKS)) if not path.exists()]
     if missing:
-        sys.exit(f"{missing[0]} is not here: `make slides` makes it")
+        sys.exit(f"{missing[0]} is missing: run `make slides`")
     shutil.rmtree(args.out, ignore_errors=True)
     with tempfile.TemporaryDirectory() as folder:
         sources = Path(folder)
@@ -43,11 +43,11 @@ def main() -> None:
         where = ["-c", str(SITE), "-D", f"html_static_path={static}", str(sources), str(args.out)]
         done = subprocess.run([sys.executable, "-m", "sphinx", "-b", "html", "-W", "--keep-going", "-q", *where])
         if done.returncode:
-            sys.exit("Sphinx found something wrong in the pages")
+            sys.exit("Sphinx reported errors in the pages")
         images = {f"labs/{path.stem}.html": path.read_text().count('"image/png"') for path in notebooks}
     copy_slides(args.slides, args.out / "slides")
     found = look_around(args.out, images, args.out.with_name(f"{args.out.name}-looks"))
-    print(f"{len(list(args.out.rglob('*.html')))} pages, begin with {args.out / 'index.html'}")
+    print(f"{len(list(args.out.rglob('*.html')))} pages, start at {args.out / 'index.html'}")
     sys.exit("\n".join(found) or None)
 
 

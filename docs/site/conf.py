@@ -1,4 +1,4 @@
-"""Sphinx's settings; the sources are what stage.py makes of README, docs, labs and the code that these lead to."""
+"""Sphinx's settings; stage.py makes the sources from README, docs, labs and the linked code."""
 
 project = "minifsdp"
 html_title = "minifsdp"
@@ -15,6 +15,6 @@ html_copy_source = False
 html_show_sphinx = False
 pygments_style = "tango"
 pygments_dark_style = "monokai"
-mathjax_path = "mathjax.js"  # everything is here: a page asks the network for nothing
+mathjax_path = "mathjax.js"  # included, so that no page needs the network
 
 exclude_patterns = ["_static"]

@@ -1,4 +1,4 @@
-"""Chromium goes through a site, on a phone's width and on a screen's, with the network cut."""
+"""Open every page of a site in Chromium, at phone and screen width, without a network."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ LOST = "() => [...document.images].filter(each => !each.naturalWidth).map(each =
 
 
 def look_around(site: Path, plots: Mapping[str, int], pictures: Path) -> list[str]:
-    """What is wrong with the pages.
+    """List the faults of the pages.
 
     Args:
         site: the folder with `index.html`.
-        plots: how many a page has to show, for those with a notebook's.
-        pictures: a folder for some pages as seen, in light and dark.
+        plots: the number of plots on each page made from a notebook.
+        pictures: a folder for screenshots of some pages, in light and dark.
     """
     shutil.rmtree(pictures, ignore_errors=True)
     found: list[str] = []
@@ -34,9 +34,9 @@ def look_around(site: Path, plots: Mapping[str, int], pictures: Path) -> list[st
             name = path.relative_to(site).as_posix()
             before = len(found)
             page.goto(path.as_uri(), wait_until="load")
-            found += [f"{each} is not shown" for each in page.evaluate(LOST)]
+            found += [f"{each} did not load" for each in page.evaluate(LOST)]
             if (shown := page.evaluate(PLOTS)) != plots.get(name, 0):
-                found.append(f"{shown} plots can be seen, of {plots.get(name, 0)}")
+                found.append(f"{shown} of {plots.get(name, 0)} plots are visible")
             for size in (SCREEN, PHONE) if not name.startswith("slides/") else ():
                 page.set_viewport_size(size)
                 if (wider := page.evaluate(WIDER)) > 0:

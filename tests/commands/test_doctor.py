@@ -97,7 +97,7 @@ def test_all_is_well_on_two_ranks(tmp_path: Path) -> None:
     assert "copy" in record["peak"]["says"]
     assert (tmp_path / "bandwidth.png").read_bytes().startswith(b"\x89PNG")
     assert [lab["number"] for lab in record["labs"]][:2] == ["00", "01"]
-    assert "every result is right" in " ".join(done.stdout.split())
+    assert "all results are correct" in " ".join(done.stdout.split())
 
 
 def test_one_rank_has_nobody_to_talk_to(tmp_path: Path) -> None:
@@ -114,7 +114,7 @@ def test_under_torchrun_one_speaks(tmp_path: Path) -> None:
     options = ["doctor", "--device", "cpu", "--seconds", "60", "--out", str(tmp_path)]
     done = subprocess.run([*torchrun, *options], capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stderr
-    assert done.stdout.count("What is here") == 1
+    assert done.stdout.count("This machine") == 1
     assert json.loads((tmp_path / "doctor.json").read_text())["ranks"] == 2
 
 
@@ -494,7 +494,7 @@ def test_what_torch_says_of_gpus_reaches_the_record(monkeypatch: pytest.MonkeyPa
     here = seen(cuda=cuda, driver=driver, gpus=gpus.gpus_of(cuda, driver, TOPOLOGY))
     assert [each.free for each in here.gpus] == [100 * 2**30, None]
     took = {"samples": {name: {2**20: [1e-3] * 3} for name in bandwidth.OPERATIONS}, "copy": []}
-    well = machine.Finding(ranks.CHECKS, True, "every result is right")
+    well = machine.Finding(ranks.CHECKS, True, "all results are correct")
     monkeypatch.setattr(doctor, "ask_ranks", lambda _, findings, *rest: ranks.Ranks([*findings, well], [took] * 2))
     world = World(2, "nccl", (0, 1), False, "2 GPUs here")
     found = doctor.run(doctor.Plan(world, here, False, None, 50.0, tmp_path), no_progress)

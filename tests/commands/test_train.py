@@ -628,7 +628,7 @@ def test_a_damaged_checkpoint_is_named_with_the_cure(monkeypatch, capsys, tmp_pa
     assert line.endswith(
         "delete it; --resume then takes step-00000001"
         if before
-        else "delete it; there is none before it: begin without --resume"
+        else "delete it; there is no earlier one: begin without --resume"
     )
 
 
@@ -693,7 +693,7 @@ def test_random_numbers_of_other_ranks_are_not_asked_for(monkeypatch, tmp_path, 
 def test_a_file_with_the_name_of_a_checkpoint_is_refused(monkeypatch, capsys, tmp_path):
     (tmp_path / "step-00000004").write_text("notes")
     line = refused(monkeypatch, capsys, *OPTIONS, f"--checkpoint={tmp_path}", f"--out={tmp_path}")
-    assert line.endswith("step-00000004 has the name of a checkpoint and is none: rename it")
+    assert line.endswith("step-00000004 has a checkpoint's name but is not one: rename it")
 
 
 def test_a_folder_of_notes_with_the_name_of_a_checkpoint_is_refused(monkeypatch, capsys, tmp_path):
@@ -702,7 +702,7 @@ def test_a_folder_of_notes_with_the_name_of_a_checkpoint_is_refused(monkeypatch,
     (kept / "step-00000004" / "notes.txt").write_text("notes")
     for options in ([], ["--resume"]):
         line = refused(monkeypatch, capsys, *OPTIONS, f"--checkpoint={kept}", f"--out={tmp_path}", *options)
-        assert line.endswith("step-00000004 has the name of a checkpoint and is none: rename it")
+        assert line.endswith("step-00000004 has a checkpoint's name but is not one: rename it")
         assert [path.name for path in kept.iterdir()] == ["step-00000004"], "no lock is left"
 
 
@@ -761,7 +761,7 @@ def test_damaged_shards_are_named_with_the_cure(monkeypatch, tmp_path, trained):
     monkeypatch.setenv("MINIFSDP_DEVICE", "cpu")
     whole = Path(shutil.copytree(trained, tmp_path / "kept")) / "step-00000002"
     (whole / "__0_0.distcp").write_bytes(b"not this")
-    with pytest.raises(OSError, match=r"step-00000002 is damaged \(.*\): delete it; there is none before it"):
+    with pytest.raises(OSError, match=r"step-00000002 is damaged \(.*\): delete it; there is no earlier one"):
         launch(losses, 1, Settings(**TINY, ranks=1, strategy="ddp", steps=3), whole, inline=True)
 
 
@@ -801,7 +801,7 @@ def test_a_save_that_fails_ends_in_one_line_and_leaves_nothing(tmp_path, trained
     done = subprocess.run(run, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 1
     (line,) = [line for line in done.stderr.splitlines() if line and not line.startswith("1 rank over")]
-    cure = "step-00000002 is kept, and --resume goes on from it" if saved else "nothing is saved yet"
+    cure = "step-00000002 is kept, and --resume continues from it" if saved else "nothing is saved yet"
     assert line == f"minifsdp: {kept / 'step-00000003'} cannot be saved (file too large); {cure}"
     assert not done.stdout
     assert {path.name for path in kept.iterdir()} == {".lock", *(["step-00000002"] if saved else [])}

@@ -107,7 +107,7 @@ def test_a_copy_has_no_outputs_and_its_edition_and_is_never_overwritten(lab: Run
     assert b64decode(content["image/svg+xml"]) == picture.read_bytes()
     assert notebook["metadata"]["minifsdp"]["edition"] == catalogue.edition_of(shipped)
     Path(COPY).write_text("mine")
-    assert lab("start", "04") == (2, f"minifsdp: {COPY} is there already: go on with it, or name another folder\n")
+    assert lab("start", "04") == (2, f"minifsdp: {COPY} already exists: go on with it, or name another folder\n")
     assert Path(COPY).read_text() == "mine"
     assert lab("start", "04", "new/folder")[0] == 0
     assert Path("new/folder", COPY).exists()
@@ -139,7 +139,7 @@ def test_without_jupyterlab_start_says_how_to_get_it(lab: Run, monkeypatch: pyte
         (["check", "4.1"], "no notebook of lab 04 in this folder: minifsdp lab start 04"),
         (["check", "4.1", "nowhere.ipynb"], "there is no file nowhere.ipynb"),
         (["check", "4.77"], "there is no exercise '4.77': lab 04 has 4.1"),
-        (["check", "four"], "'four' is no exercise: give lab and number, such as 5.2"),
+        (["check", "four"], "'four' is not an exercise: give lab and number, such as 5.2"),
         (["hint", "4.77"], "there is no exercise '4.77'"),
         (["reveal", "77.1"], "there is no exercise '77.1'"),
         (["chekc", "4.1"], "No such command 'chekc'"),
@@ -303,7 +303,7 @@ def age(path: str, change: Callable[[Notebook], None] = lambda notebook: None) -
 
 def test_update_carries_answers_and_predictions_over(lab: Run) -> None:
     lab("start", "04")
-    assert lab("update", "04") == (0, "yours is the newest edition")
+    assert lab("update", "04") == (0, "you have the newest edition")
     one, other = list(catalogue.stubs_of("04"))[1:3]
     write(RIGHT)
     changed = f'@exercise("{one}")\ndef {catalogue.stubs_of("04")[one].name}(of_old):\n    return "é"'
@@ -330,7 +330,7 @@ def test_update_carries_answers_and_predictions_over(lab: Run) -> None:
     assert "prediction 4.1: carried over" in said
     age(COPY, lambda _: None)
     assert copies.find_copy("04", Path()) == Path(new), "the one of this edition"
-    assert lab("update", "04") == (0, "yours is the newest edition")
+    assert lab("update", "04") == (0, "you have the newest edition")
 
 
 def test_update_leaves_what_is_not_clear_to_its_owner(lab: Run) -> None:
@@ -453,7 +453,7 @@ def no_space(path: Path, content: bytes) -> None:
 
 
 def test_progress_of_what_is_no_folder(lab: Run) -> None:
-    assert lab("progress", "nowhere") == (2, "minifsdp: nowhere is no folder: name the one with your notebooks\n")
+    assert lab("progress", "nowhere") == (2, "minifsdp: nowhere is not a folder: name the one with your notebooks\n")
 
 
 # Installed

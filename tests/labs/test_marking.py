@@ -251,7 +251,7 @@ def test_a_notebook_that_is_no_plain_file_is_said_to_be_none(kind: str, tmp_path
 def test_an_answer_that_stops_a_process_of_its_check_has_a_remark_that_says_so() -> None:
     stops = cell("import os, signal", "os.kill(os.getpid(), signal.SIGSTOP)")
     found = run_check(Submission("4.1", SETUP, stops), Limits(seconds=20.0))
-    assert found == Verdict("timeout", "no result after 20 s: a process of it was stopped")
+    assert found == Verdict("timeout", "no result after 20 s: one of its processes was stopped")
 
 
 SIGNALS = {"kill": "SIGKILL", "interrupt": "SIGINT", "stop": "SIGSTOP"}
@@ -271,7 +271,7 @@ def test_an_answer_that_ends_or_stops_its_parent_costs_its_own_row(name: str, tm
     ada, bert = (row for row in csv.DictReader(out.open()) if row["exercise"] == "4.1")
     was = "stopped" if name == "stop" else f"ended by {SIGNALS[name]}: mark the others again"
     assert ada["state"] == "crash"
-    assert ada["remark"].startswith(f"the process that watches over it was {was}")
+    assert ada["remark"].startswith(f"its supervisor was {was}")
     assert bert["state"] == "own-fail"
 
 
@@ -627,7 +627,7 @@ def test_bad_requests_end_in_one_line(
     hand_in(tmp_path / "in/ada", None)
     out.write_text("mine")
     assert command(monkeypatch, str(tmp_path / "in"), "--out", str(out)) == 2
-    assert "is there already" in capsys.readouterr().err
+    assert "already exists" in capsys.readouterr().err
     assert out.read_text() == "mine"
 
 

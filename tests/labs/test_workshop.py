@@ -55,7 +55,7 @@ class TestReferences:
 
     @pytest.mark.parametrize("name", ["", "4", "4.1.2", "four", "-1.2"])
     def test_what_is_no_exercise_is_refused(self, name):
-        with pytest.raises(ValueError, match=r"is no exercise: give lab and number, such as 5\.2"):
+        with pytest.raises(ValueError, match=r"is not an exercise: give lab and number, such as 5\.2"):
             lab_of(name)
 
     @pytest.mark.parametrize(("exercise", "lab"), [("5.2", "05"), ("11.1", "11"), ("10a.3", "10a"), ("9b.12", "09b")])
@@ -131,7 +131,7 @@ class TestExpect:
         [
             ([*range(9), 0, 10], "number 9 is 0 instead of 9"),
             ([0, 2, 1], "number 1 is 2 instead of 1"),
-            ([*range(8)], "alike as far as both go, 8 instead of 11"),
+            ([*range(8)], "equal as far as both go, 8 values instead of 11"),
         ],
     )
     def test_long_lists_are_described_by_their_first_difference(self, got, words):
@@ -229,7 +229,7 @@ class TestPredictions:
         ]
 
     def test_what_is_no_number_is_refused(self):
-        with pytest.raises(TypeError, match="put a number instead of the dots"):
+        with pytest.raises(TypeError, match="replace the dots with a number"):
             predict("4.1", "many")  # type: ignore[arg-type]
 
 

@@ -137,7 +137,7 @@ def test_what_a_killed_script_leaves_is_found_and_ended_without_asking(
     )
     assert len(command(monkeypatch, capsys, marker, "clean")) == 2
     assert not marked(marker)
-    assert command(monkeypatch, capsys, marker, "ps") == ["no process of minifsdp is yours"]
+    assert command(monkeypatch, capsys, marker, "ps") == ["you have no minifsdp processes"]
     assert command(monkeypatch, capsys, marker, "clean") == ["nothing was ended"]
 
 

@@ -27,6 +27,6 @@ def main(program: str = "minifsdp.course.cli.commands") -> None:
 
             app = import_module(program).app
         except ModuleNotFoundError as error:  # run from a checkout, by a Python without its dependencies
-            print(f"minifsdp: this Python has no {error.name}: install it, or use another Python", file=sys.stderr)
+            print(f"minifsdp: this Python lacks {error.name}: install it, or use another Python", file=sys.stderr)
             sys.exit(2)
         run(app)

@@ -46,15 +46,15 @@ def bench(
     warm_up: Annotated[int, typer.Option(help="Steps before the timed ones.")] = DEFAULT.warm_up,
     measured_link: Annotated[
         str | None,
-        typer.Option(help='Link for the device model, as measured: "latency=30us,bandwidth=300GB/s".'),
+        typer.Option(help='Measured link, for the device model: "latency=30us,bandwidth=300GB/s".'),
     ] = None,
     out: Annotated[Path, typer.Option(help="Folder for bench.json and bench.png.")] = Path("results/bench"),
     seed: Annotated[int, typer.Option(help="Seed of the model and of the batches.")] = DEFAULT.seed,
     memory: Annotated[bool, typer.Option(help="Measure peaks of memory too.")] = DEFAULT.memory,
 ) -> None:
-    """Measure a step of torch's DDP, FSDP1 and FSDP2, of ours and of every rung, in turns in one process group.
+    """Measure a step of torch's DDP, FSDP1 and FSDP2, of our versions and of every rung, interleaved in one group.
 
-    Exit code 1 if the losses of any of them differ from those of one process that trains on the whole batch.
+    Exit code 1 if any losses differ from those of one process that trains on the whole batch.
 
     Example: minifsdp bench --only plain,torch-fsdp1,our-fsdp --width 512 --context 128
     """

@@ -24,16 +24,16 @@ COMMANDS = {
     "ladder": Command("ladder", "one model on every rung: memory, time and traffic of each"),
     "lab": Command("lab", "the labs: start one, check an answer, get a hint, mark"),
     "train": Command("train", "train with any strategy, precision and schedule; checkpoints"),
-    "bench": Command("bench", "a step of ours and of torch's, in seconds and bytes"),
-    "doctor": Command("doctor", "what this machine can do, and what is broken on it"),
+    "bench": Command("bench", "our step against torch's, in seconds and bytes"),
+    "doctor": Command("doctor", "check this machine: hardware, ranks, bandwidth"),
     "ps": Command("processes", "your own ranks and servers"),
-    "clean": Command("processes", "end those that are left"),
+    "clean": Command("processes", "end leftover ranks and servers"),
 }
 START = {
     "minifsdp ladder": "half a minute: tables, pictures, traces",
     "minifsdp lab start 00": "the first notebook, in this folder",
-    "minifsdp COMMAND --help": "what can be varied, and an example",
-    "minifsdp --install-completion": "Tab completes commands in your shell",
+    "minifsdp COMMAND --help": "options, and an example",
+    "minifsdp --install-completion": "Tab completion for commands in your shell",
 }
 
 

@@ -37,11 +37,11 @@ def doctor(
     ] = None,
     device: DeviceOption = "auto",
     share_gpu: ShareOption = None,
-    peak: Annotated[str | None, typer.Option(help='The rate of the link, as "400GB/s".')] = None,
-    seconds: Annotated[float, typer.Option(help="Time limit for all of it.", min=10, max=3600)] = 60.0,
+    peak: Annotated[str | None, typer.Option(help='Rate of the link, such as "400GB/s".')] = None,
+    seconds: Annotated[float, typer.Option(help="Time limit for the whole command.", min=10, max=3600)] = 60.0,
     out: Annotated[Path, typer.Option(help="Folder for doctor.json and bandwidth.png.")] = Path("results/doctor"),
 ) -> None:
-    """List what is here, check that ranks work, measure their bandwidth, and list the labs that they can run.
+    """List the hardware, check the ranks, measure their bandwidth, and list the labs that can run here.
 
     Exit code 1 and the reason if something is broken.
 

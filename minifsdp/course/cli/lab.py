@@ -21,7 +21,7 @@ from minifsdp.course.workshop import catalogue, copies, editions, progress
 
 GIB = 2**30
 HERE = Path()
-HELP = """Labs 00 to 11: copy one, check answers, get hints, see how far you are.
+HELP = """Labs 00 to 11: copy one, check answers, get hints, see your progress.
 
 Example: minifsdp lab start 00
 """
@@ -95,13 +95,13 @@ def start(lab: Lab, folder: Folder = HERE) -> None:
 
 @app.command()
 def update(lab: Lab, folder: Folder = HERE) -> None:
-    """Put the newest edition of a lab beside your copy. Your answers and predictions are in it.
+    """Write the newest edition of a lab next to your copy, with your answers and predictions.
 
     Example: minifsdp lab update 05
     """
     with _refusing():
         copy, remarks = editions.update(catalogue.as_named(lab), folder)
-    print(f"{copy}: go on with   jupyter lab {copy}" if copy else "yours is the newest edition")
+    print(f"{copy}: go on with   jupyter lab {copy}" if copy else "you have the newest edition")
     for remark in remarks:
         print(f"    {remark}")
 
@@ -146,7 +146,7 @@ def hint(exercise: Exercise) -> None:
 
 @app.command()
 def reveal(exercise: Exercise) -> None:
-    """Show the reference answer to an exercise. The reading is noted beside your notebooks.
+    """Show the reference answer to an exercise. A note next to your notebooks records it.
 
     Example: minifsdp lab reveal 5.2
     """
@@ -223,7 +223,7 @@ def run(
     lab: Lab,
     notebook: Annotated[Path | None, typer.Argument(help="Default: the notebook of that lab in this folder.")] = None,
     out: Annotated[Path, typer.Option(help="Folder for the results of this run alone.")] = Path("results/lab"),
-    time_limit: Annotated[float, typer.Option(min=1, max=1e6, help="Seconds until it is stopped.")] = 600.0,
+    time_limit: Annotated[float, typer.Option(min=1, max=1e6, help="Time limit in seconds.")] = 600.0,
 ) -> None:
     """Run all cells of a notebook, as last saved, unattended, as in a batch job.
 
@@ -262,19 +262,19 @@ def run(
 
 @app.command()
 def mark(
-    folder: Annotated[Path, typer.Argument(metavar="DIR", help="A subfolder for each learner, with notebooks in it.")],
-    out: Annotated[Path, typer.Option(help="The table to write; it must not be there yet.")],
-    variants: Annotated[Path | None, typer.Option(help="TOML with further settings to check in, by exercise.")] = None,
-    seconds: Annotated[float, typer.Option(min=5, max=1e6, help="Seconds that one check may take.")] = 60.0,
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="Folder with a subfolder of notebooks per learner.")],
+    out: Annotated[Path, typer.Option(help="Table to write; the file must not exist yet.")],
+    variants: Annotated[Path | None, typer.Option(help="TOML file with further check settings, by exercise.")] = None,
+    seconds: Annotated[float, typer.Option(min=5, max=1e6, help="Time limit of one check in seconds.")] = 60.0,
     memory: Annotated[
         float,
-        typer.Option(min=0.5, max=2**20, help="GiB that the processes of one check may use."),
+        typer.Option(min=0.5, max=2**20, help="Memory limit of one check's processes in GiB."),
     ] = 4.0,
 ) -> None:
     """Mark the notebooks of many learners, for instructors.
 
     Each answer is checked by itself with this installation's set-up cells and checks. This is not a sandbox: see
-    docs/teaching.md before you mark code that you do not trust.
+    docs/teaching.md before you mark untrusted code.
 
     Example: minifsdp lab mark submissions --out marks.csv --variants ~/lab05.toml
     """

@@ -25,7 +25,7 @@ def ps() -> None:
     """
     found = find_processes()
     if not found:
-        print("no process of minifsdp is yours")
+        print("you have no minifsdp processes")
         return
     table = Table("pid", "what", "started by", "age", "memory", box=box.SIMPLE_HEAD)
     for each in found:
@@ -36,7 +36,9 @@ def ps() -> None:
 
 @clean_app.command()
 def clean(
-    yes: Annotated[bool, typer.Option("--yes", help="Also those whose starter still runs, without asking.")] = False,
+    yes: Annotated[
+        bool, typer.Option("--yes", help="Also end those whose starter still runs, without asking.")
+    ] = False,
 ) -> None:
     """End your own processes of the course; the notebooks and scripts that started them keep running.
 
@@ -56,7 +58,7 @@ def clean(
         if each not in left:
             print(f"ended {_line(each)}")
     if left:
-        fail(f"still there: {', '.join(str(each.process.pid) for each in left)}", code=1)
+        fail(f"still running: {', '.join(str(each.process.pid) for each in left)}", code=1)
     if not found:
         print(f"nothing was ended{': minifsdp clean --yes ends those in use too' if used else ''}")
 

@@ -73,15 +73,15 @@ def train(
     width: Annotated[int, typer.Option(help="Size of the residual stream.")] = DEFAULT.width,
     context: Annotated[int, typer.Option(help="Tokens per sequence.")] = DEFAULT.context,
     batch: Annotated[int, typer.Option(help="Sequences per optimizer step, over all ranks.")] = DEFAULT.batch,
-    steps: Annotated[int, typer.Option(help="Optimizer steps in all, those before a restart too.")] = DEFAULT.steps,
+    steps: Annotated[int, typer.Option(help="Total optimizer steps, including those of earlier runs.")] = DEFAULT.steps,
     lr: Annotated[float, typer.Option(help="AdamW's learning rate.")] = DEFAULT.lr,
     seed: Annotated[int, typer.Option(help="Seed of the model and of the batches.")] = DEFAULT.seed,
     data: Annotated[Path | None, typer.Option(help="Text to train on; default: Python's standard library.")] = None,
     checkpoint: Annotated[Path | None, typer.Option(help="Folder for checkpoints.")] = None,
-    every: Annotated[int, typer.Option(help="Steps between checkpoints; the last step has one too.")] = DEFAULT.every,
+    every: Annotated[int, typer.Option(help="Steps between checkpoints; the last step is saved too.")] = DEFAULT.every,
     keep: Annotated[int, typer.Option(help="Checkpoints to keep.")] = DEFAULT.keep,
     resume: Annotated[bool, typer.Option("--resume", help="Resume from the last checkpoint.")] = DEFAULT.resume,
-    ledger: Annotated[bool, typer.Option(help="Count peak bytes on CPU: two steps before the start.")] = DEFAULT.ledger,
+    ledger: Annotated[bool, typer.Option(help="Count peak bytes on CPU, in two extra steps first.")] = DEFAULT.ledger,
     time_limit: Annotated[float, typer.Option(help="Seconds after which a run counts as stuck.")] = DEFAULT.time_limit,
     out: Annotated[Path, typer.Option(help="Folder for train.json and loss.png.")] = Path("results/train"),
 ) -> None:
@@ -89,9 +89,9 @@ def train(
 
     A killed run resumes from its last checkpoint and, on the same number of ranks, ends with the same bits
     (on CPU; a GPU may sum in another order).
-    Another number of ranks, or another strategy, can resume from it too, up to rounding.
+    It can also resume on another number of ranks or with another strategy, up to rounding.
 
-    Example: minifsdp train --strategy full --ranks 2 --checkpoint runs/one --every 20; later the same and --resume
+    Example: minifsdp train --strategy full --ranks 2 --checkpoint runs/one --every 20; later the same with --resume
     """
     from minifsdp.course import train as course
     from minifsdp.course.train.report import summary
@@ -140,10 +140,10 @@ def train(
         try:
             record = course.run(plan, show)
         except KeyboardInterrupt:
-            fail(f"interrupted{_cure(checkpoint, '--resume goes on')}", code=130)
+            fail(f"interrupted{_cure(checkpoint, '--resume continues')}", code=130)
         except RankError as error:
             which = ", which is --time-limit" if f"within {time_limit:g} s" in str(error) else ""
-            fail_of_ranks(error, f"{which}{_cure(checkpoint, '--resume goes on')}")
+            fail_of_ranks(error, f"{which}{_cure(checkpoint, '--resume continues')}")
         except CheckpointError as error:  # it has a cure of its own
             fail(str(error), code=1)
         except UndeliveredError as error:

@@ -166,7 +166,7 @@ def check_mode(machine: Machine, world: World) -> Finding:
         return Finding(
             "GPU mode", False, f"{what}one process at a time, so ranks cannot share it", f"{cure}; or a rank each"
         )
-    return Finding("GPU mode", True, f"{what}one process at a time, so no rank beside a notebook that uses it", cure)
+    return Finding("GPU mode", True, f"{what}one process at a time, so no rank while a notebook uses it", cure)
 
 
 def check_temporary() -> Finding:

@@ -47,7 +47,7 @@ def asked(text: str) -> Peak:
     except ValueError:
         rate = 0.0
     if not 0 < rate < float("inf") or not text.strip().endswith("/s"):
-        raise ValueError(f"--peak {text!r} is not a rate: write for instance 400GB/s")
+        raise ValueError(f"--peak {text!r} is not a rate: write it like 400GB/s")
     return Peak(rate, f"{rate / GB:,.4g} GB/s, as --peak says")
 
 

@@ -109,10 +109,10 @@ def _failure(world: World, error: Exception, steps: Sequence[str]) -> Finding:
         cure = "the GPU is in exclusive mode, and another process has it (nvidia-smi -q -d COMPUTE): end that one, or"
         return Finding(CHECKS, False, f"{said}{last}", f"{cure} let an administrator run `nvidia-smi -c DEFAULT`")
     cures = [
-        "every rank must reach the others: see its interface (NCCL_SOCKET_IFNAME, GLOO_SOCKET_IFNAME) and firewall"
+        "every rank must reach the others: check its interface (NCCL_SOCKET_IFNAME, GLOO_SOCKET_IFNAME) and firewall"
     ]
     if world.gpus:
-        cures.append("NCCL_DEBUG=INFO says what NCCL tries")
+        cures.append("NCCL_DEBUG=INFO shows each step of NCCL")
     return Finding(CHECKS, False, f"{said}{last}", "; ".join(cures))
 
 
@@ -132,10 +132,10 @@ def _verdict(world: World, ranks: Sequence[dict[str, Any]]) -> Finding:
     wrong = [each for rank in ranks for each in rank["wrong"]]
     if wrong:
         more = f", and {len(wrong) - 1} more" if len(wrong) > 1 else ""
-        cure = "the installation of torch is at fault: install it again, or try another version"
+        cure = "torch's installation is at fault: reinstall it, or try another version"
         return Finding(CHECKS, False, f"{wrong[0]}{more}", cure)
     names = sorted({str(dtype).removeprefix("torch.") for dtype in DTYPES}, reverse=True)
-    what = f"{in_words(world.ranks)}, {len(CASES)} operations in {' and '.join(names)}: every result is right"
+    what = f"{in_words(world.ranks)}, {len(CASES)} operations in {' and '.join(names)}: all results are correct"
     return Finding(CHECKS, True, what)
 
 

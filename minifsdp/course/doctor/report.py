@@ -34,7 +34,7 @@ def reasons(record: dict[str, Any]) -> list[str]:
 
 
 def _here(record: dict[str, Any]) -> Table:
-    table = _table("What is here")
+    table = _table("This machine")
     machine, versions = record["machine"], record["versions"]
     table.add_row("versions", ", ".join(f"{name} {each or 'none'}" for name, each in versions.items()))
     table.add_row("machine", f"{machine['host']}: {machine['cores']} cores, {_gib(machine['memory_bytes'])} of memory")
@@ -44,7 +44,7 @@ def _here(record: dict[str, Any]) -> Table:
 
 
 def _gpus(gpus: list[dict[str, Any]]) -> Table:
-    table = _table("GPUs: memory, and the way to each other", "NV18: 18 NVLinks; PIX to SYS: PCIe, from near to far")
+    table = _table("GPUs: memory and links", "NV18: 18 NVLinks; PIX to SYS: PCIe, from near to far")
     for heading in ("name", "GiB", "free", "CUDA", *(str(index) for index in range(len(gpus)))):
         table.add_column(heading)
     for index, gpu in enumerate(gpus):
@@ -73,7 +73,7 @@ def _bandwidth(record: dict[str, Any]) -> Table:
     rate = record["peak"]["rate"]
     table = _table(
         "Bandwidth, GB/s: algorithm (bus)",
-        f"of S bytes in t seconds: S / t, and what a rank sends by a ring / t, as nccl-tests counts\n"
+        f"for S bytes in t seconds: S / t (bytes that a rank sends in a ring / t), as in nccl-tests\n"
         f"peak: {record['peak']['says']}",
         first="S",
     )
@@ -93,7 +93,7 @@ def _bandwidth(record: dict[str, Any]) -> Table:
 
 def _labs(labs: list[dict[str, Any]]) -> Table:
     table = _table(
-        "Labs and worlds here", "whether the ranks that a lab starts have room; nothing was run", first="lab"
+        "Labs and worlds here", "whether this machine has room for a lab's ranks; nothing was run", first="lab"
     )
     table.add_column("ranks", justify="right")
     for world in WORLDS:

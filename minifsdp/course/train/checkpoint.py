@@ -158,7 +158,7 @@ def _unwritten(part: Path, whole: Path) -> Iterator[None]:
                 probe.unlink(missing_ok=True)
         cause = cause[:1].lower() + cause[1:]
         kept = latest(whole.parent)
-        cure = f"{kept.name} is kept, and --resume goes on from it" if kept else "nothing is saved yet"
+        cure = f"{kept.name} is kept, and --resume continues from it" if kept else "nothing is saved yet"
         raise CheckpointError(f"{whole} cannot be saved ({cause}); {cure}") from error
 
 

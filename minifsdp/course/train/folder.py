@@ -53,7 +53,7 @@ def check_apart(folder: Path, out: Path) -> None:
     """Raise ValueError if the output folder is inside a checkpoint, with which it would be deleted."""
     below = os.path.relpath(out.resolve(), folder.resolve()).split(os.sep)[0]
     if _WHOLE.fullmatch(below) or _REST.fullmatch(below):
-        raise ValueError(f"--out {out}: {folder / below} is for a checkpoint, and goes with it: name another folder")
+        raise ValueError(f"--out {out}: {folder / below} is a checkpoint's, deleted with it: name another folder")
 
 
 def step_of(whole: Path) -> int:
@@ -64,7 +64,7 @@ def step_of(whole: Path) -> int:
 def damage(whole: Path, what: str) -> str:
     """A one-line message about a damaged checkpoint, with the cure."""
     before = [each for each in checkpoints(whole.parent) if step_of(each) < step_of(whole)]
-    cure = f"--resume then takes {before[-1].name}" if before else "there is none before it: begin without --resume"
+    cure = f"--resume then takes {before[-1].name}" if before else "there is no earlier one: begin without --resume"
     return f"{whole} is damaged ({what}): delete it; {cure}"
 
 

@@ -57,7 +57,7 @@ def loss_curve(record: dict[str, Any]) -> plots.Picture:
     lost = sum(math.isnan(loss) for loss in losses)
     title = f"The loss goes from {losses[0]:.2f} nats per token at step 1 to {losses[-1]:.2f} at step {len(losses)}"
     if lost:
-        title = f"The loss is no number at {lost} of {len(losses)} steps: try a smaller --lr"
+        title = f"The loss is not a number at {lost} of {len(losses)} steps: try a smaller --lr"
     return plots.lines(
         series,
         xlabel="optimizer step",
@@ -85,6 +85,6 @@ def summary(record: dict[str, Any]) -> Table:
         f"{begun}{settings['steps'] - record['begun_at_step']}",
         f"{record['tokens_per_second']:,.0f}",
         f"{max(peaks) / MIB:.1f} MiB" if peaks else "not counted",
-        "no number" if loss is None else f"{loss:.6f}",
+        "not a number" if loss is None else f"{loss:.6f}",
     )
     return table

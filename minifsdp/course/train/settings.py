@@ -149,7 +149,7 @@ class Settings:
                 if getattr(self, name) != getattr(usual, name):
                     raise ValueError(
                         f"--strategy ddp has no {_option(name)}: it gathers nothing and computes in the parameters' "
-                        "dtype; --strategy no-shard replicates too, and has it"
+                        "dtype; --strategy no-shard replicates too, and supports it"
                     )
         if self.no_sync and self.accumulate == 1:
             raise ValueError("--no-sync: a single micro-batch is always reduced; add --accumulate 2 or more")

@@ -131,7 +131,7 @@ def _having(folder: Path | None, resume: bool, out: Path) -> Iterator[None]:
 
 def _find_checkpoint(folder: Path, resume: bool) -> Path | None:
     if other := folders.in_the_way(folder):
-        raise ValueError(f"{other} has the name of a checkpoint and is none: rename it")
+        raise ValueError(f"{other} has a checkpoint's name but is not one: rename it")
     whole = folders.latest(folder)
     if resume and whole is None:
         raise ValueError(f"--resume: {folder} holds no checkpoint; leave --resume out to begin")

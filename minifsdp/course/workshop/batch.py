@@ -72,7 +72,7 @@ def plan(lab: str, notebook: Path | None, out: Path, seconds: float) -> Plan:
     try:
         cells = nbformat.read(path, as_version=4).cells  # type: ignore[no-untyped-call]
     except Exception as error:
-        raise ValueError(f"{path} is not a notebook that can be run ({type(error).__name__}): save it again") from None
+        raise ValueError(f"{path} is not a runnable notebook ({type(error).__name__}): save it again") from None
     if not any(cell.cell_type == "code" for cell in cells):
         raise ValueError(f"{path} has no cell to run as nbformat {saved.get('nbformat')}: save it again in Jupyter")
     if (belongs := lab_of_copy(path)) not in (lab, None):
@@ -92,9 +92,9 @@ def _check_text(path: Path, notebook: Notebook) -> None:
     """Reject lone surrogates: JSON can hold "\\ud800", but neither a kernel message nor a file can."""
     for number, cell in enumerate(notebook["cells"], start=1):
         if _is_broken({key: value for key, value in cell.items() if key != "outputs"}):  # outputs are dropped anyway
-            raise ValueError(f"{path}: cell {number} has half a character in it, a lone surrogate: write it again")
+            raise ValueError(f"{path}: cell {number} contains half a character, a lone surrogate: write it again")
     if _is_broken({key: value for key, value in notebook.items() if key != "cells"}):
-        raise ValueError(f"{path} has half a character in its metadata, a lone surrogate: save it again in Jupyter")
+        raise ValueError(f"{path} has half a character, a lone surrogate, in its metadata: save it again in Jupyter")
 
 
 def _is_broken(content: Any) -> bool:

@@ -48,7 +48,7 @@ class Stub(NamedTuple):
 
 
 def labs_folder() -> Path:
-    """The folder `labs`: inside an installed package, beside the package in a checkout."""
+    """The folder `labs`: inside an installed package, next to the package in a checkout."""
     package = Path(minifsdp.__file__).parent
     inside = package / "labs"
     return inside if inside.is_dir() else package.parent / "labs"

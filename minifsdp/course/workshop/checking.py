@@ -10,7 +10,7 @@ A check is a function of an answer and a setting (labs/checks):
             expect("the gathered buffer", found.buffer, wanted, rank=rank, slips={"rank order": reversed_order})
 
 The function given to `on_ranks` runs the answer and returns what it saw: values, bytes, the collective log. Comparing
-is done here, in one place and in rank order, so that a wrong answer on one rank leaves nobody waiting for it.
+is done here, in one place and in rank order, so that a wrong answer on one rank leaves no other rank waiting.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ __all__ = [
     "same",
 ]
 
-RANKS_SECONDS = 20.0  # what the ranks of a check may take before they count as stuck
+RANKS_SECONDS = 20.0  # seconds after which the ranks of a check count as stuck
 ON_GPUS = 4  # times as long: fresh processes load kernels and libraries, and NCCL connects each new group
 
 
@@ -65,7 +65,7 @@ class Variant:
 
 
 Check = Callable[[Callable[..., Any], Variant], None]
-"""Raises AnswerError if the answer is wrong; its docstring is said of one that is right."""
+"""Raises AnswerError if the answer is wrong; its docstring is the message for a right answer."""
 
 _checks: dict[str, Check] = {}
 
@@ -141,7 +141,7 @@ def on_ranks(
         observe: runs the answer inside a rank; a function of the check's module.
         *args: its arguments.
         timeout: seconds after which the ranks count as stuck; `ON_GPUS` times as many on a machine with GPUs.
-        slip: what the ranks are stuck for most likely, if they are.
+        slip: the likely reason why the ranks are stuck, if they are.
         backend: as in `launch`; a check with a `Recorder` needs "gloo", which is where it can record.
 
     Raises:
@@ -181,7 +181,7 @@ def _explained(error: RankError, slip: str | None) -> str:
     if slip and stuck:
         lines.append(f"likely slip: {slip}")
     if "SIGSEGV" in lines[0]:  # a freed buffer has no memory behind its address
-        lines.append("likely slip: memory that `device.free` has taken was used again: let nothing refer to it")
+        lines.append("likely slip: memory freed by `device.free` was used again: keep no reference to it")
     return "\n".join(lines)
 
 

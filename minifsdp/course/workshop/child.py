@@ -20,7 +20,7 @@ from minifsdp.course.workshop.cells import define, last_lines
 from minifsdp.course.workshop.references import lab_of
 
 RANKS_NEED = ("torch", "torch._dynamo", "cloudpickle", "minifsdp.course.workshop.checking")  # but not torch's FSDP
-LONGEST_TEXT = 10_000  # characters of what is said of an answer, which may raise an error of any length
+LONGEST_TEXT = 10_000  # characters of a check's message; an answer may raise an error of any length
 F_SETSIG = 10  # fcntl(2), Linux: which signal announces that a file descriptor became readable
 
 

@@ -124,5 +124,5 @@ def _first_difference(got: Any, wanted: Any) -> str:
             if not same(a, b, 1e-6):
                 return f": number {at} is {describe(a)} instead of {describe(b)}"
         if len(got) != len(wanted):
-            return f": alike as far as both go, {len(got)} instead of {len(wanted)}"
+            return f": equal as far as both go, {len(got)} values instead of {len(wanted)}"
     return ""

@@ -35,7 +35,7 @@ def start(lab: str, folder: Path) -> Path:
     """
     target = folder / shipped_notebook(lab).name
     if found := copies(lab, folder):
-        raise ValueError(f"{found[0]} is there already: go on with it, or name another folder")
+        raise ValueError(f"{found[0]} already exists: go on with it, or name another folder")
     folder.mkdir(parents=True, exist_ok=True)
     write_new(target, fresh(lab))
     return target
@@ -125,4 +125,4 @@ def write_new(path: Path, notebook: Notebook) -> None:
             path, (json.dumps(notebook, indent=1, ensure_ascii=False) + "\n").encode(errors="backslashreplace")
         )
     except FileExistsError:
-        raise ValueError(f"{path} is there already: nothing was written") from None
+        raise ValueError(f"{path} already exists: nothing was written") from None

@@ -1,4 +1,4 @@
-"""Add a lab's new edition beside a learner's older copy, carrying over answers and predictions by id."""
+"""Add a lab's new edition next to a learner's older copy, carrying over answers and predictions by id."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from minifsdp.course.workshop.references import definition_in, is_blank, parse
 
 
 def update(lab: str, folder: Path) -> tuple[Path | None, list[str]]:
-    """Write the current edition beside an older copy, with the answers and predictions of that copy.
+    """Write the current edition next to an older copy, with the answers and predictions of that copy.
 
     Returns:
         the new copy, or None if the old one has the current edition; and one line for each item, carried over or not.
@@ -37,7 +37,7 @@ def update(lab: str, folder: Path) -> tuple[Path | None, list[str]]:
     if facts_of(read_notebook(old)).get("edition") == facts_of(notebook)["edition"]:
         return None, []
     cells = read_cells(old)
-    remarks = [f"answers come from {old.name}, which stays as it is"]
+    remarks = [f"answers come from {old.name}, which is unchanged"]
     remarks += _carry_answers(cells, notebook["cells"], stubs_of(lab))
     remarks += _carry_predictions(cells, notebook["cells"])
     stem, number = shipped_notebook(lab).stem, 2

@@ -100,7 +100,7 @@ def mark_all(
         with out.open("x") as file:
             made = os.fstat(file.fileno())
     except FileExistsError:
-        raise ValueError(f"{out} is there already: name another file") from None
+        raise ValueError(f"{out} already exists: name another file") from None
     rows: list[Row] = []
     try:
         for task in tasks:

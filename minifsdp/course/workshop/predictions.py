@@ -19,7 +19,7 @@ def predict(name: str, value: float | EllipsisType, what: str = "") -> None:
         what: the quantity, with its unit.
 
     Raises:
-        TypeError: the value is no number.
+        TypeError: the value is not a number.
     """
     of = f" ({what})" if what else ""
     if value is ...:
@@ -27,7 +27,7 @@ def predict(name: str, value: float | EllipsisType, what: str = "") -> None:
         print(f"prediction {name}{of}: none yet" if before is None else f"prediction {name}{of}: {before:,}, as before")
         return
     if isinstance(value, bool) or not isinstance(value, (int, float)):
-        raise TypeError(f"predict({name!r}, ...): put a number instead of the dots, not {value!r}")
+        raise TypeError(f"predict({name!r}, ...): replace the dots with a number, not {value!r}")
     Store().write("predictions", name, value)
     print(f"prediction {name}{of}: {value:,}")
 
@@ -41,7 +41,7 @@ def outcome(
     itemsize: int = 4,
     slips: Mapping[str, float] | None = None,
 ) -> None:
-    """Print the measurement beside the prediction, and the likely slip if they differ.
+    """Print the measurement next to the prediction, and the likely slip if they differ.
 
     Args:
         name: as given to `predict`.
@@ -55,7 +55,7 @@ def outcome(
     said = Store().read("predictions", name)
     line = f"prediction {name}: {how} {measured:,}"
     if notebook.has_failed(name):
-        print(f"{line}, with an answer that failed its check: mend it, and this says how good your prediction is")
+        print(f"{line}, with an answer that failed its check: fix it to compare your prediction")
         return
     if said is None:
         print(f"{line}, nothing was predicted")

@@ -144,14 +144,14 @@ def _watch(process: subprocess.Popen[bytes], folder: Path, output: IO[bytes], li
         if said:
             return int(said)
         if _is_stopped(supervisor):
-            return Verdict("crash", "the process that watches over it was stopped")
+            return Verdict("crash", "its supervisor was stopped")
         if limits.memory is not None:
             sizes = _sizes(supervisor)
             if sum(sizes) > limits.memory:
-                return Verdict("crash", f"it took more than {limits.memory / MIB:.0f} MiB of memory")
+                return Verdict("crash", f"it used more than {limits.memory / MIB:.0f} MiB of memory")
             if len(sizes) > limits.processes:
                 return Verdict("crash", f"it started more than {limits.processes} processes")
-    stopped = ": a process of it was stopped" if any(map(_is_stopped, _children(supervisor))) else ""
+    stopped = ": one of its processes was stopped" if any(map(_is_stopped, _children(supervisor))) else ""
     return Verdict("timeout", f"no result after {limits.seconds:.0f} s{stopped}")
 
 
@@ -159,8 +159,8 @@ def _ended(supervisor: subprocess.Popen[bytes], output: IO[bytes]) -> str:
     """The reason for a supervisor's end: killed, perhaps by an answer, or unable to start the check."""
     code = supervisor.wait(5.0)
     if code < 0:
-        return f"the process that watches over it was ended by {signal.Signals(-code).name}: mark the others again"
-    return "\n".join([f"the process that watches over it ended with code {code}", *_last_line(output)])
+        return f"its supervisor was ended by {signal.Signals(-code).name}: mark the others again"
+    return "\n".join([f"its supervisor ended with code {code}", *_last_line(output)])
 
 
 def _is_stopped(process: psutil.Process) -> bool:
@@ -239,7 +239,7 @@ def _verdict(folder: Path, output: IO[bytes], secret: str, code: int) -> Verdict
         result: dict[str, Any] = json.loads(read_plain(folder / "result.json", LARGEST_RESULT))
         if result["secret"] == secret:
             if result["state"] not in ("passed", "failed"):
-                return Verdict("crash", f"its result has a state that is none: {result['state']!r}")
+                return Verdict("crash", f"its result has an unknown state: {result['state']!r}")
             return Verdict(result["state"], str(result["text"]))
     return Verdict(
         "crash", "\n".join([f"the process ended with code {code} and without a result", *_last_line(output)])

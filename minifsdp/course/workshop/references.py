@@ -93,7 +93,7 @@ def lab_of(exercise: str) -> str:
     """
     named = re.fullmatch(r"(\d{1,2}[a-z]?)\.\d{1,2}", exercise)
     if not named:
-        raise ValueError(f"{exercise!r} is no exercise: give lab and number, such as 5.2")
+        raise ValueError(f"{exercise!r} is not an exercise: give lab and number, such as 5.2")
     return as_named(named[1])
 
 

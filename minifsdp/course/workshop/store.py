@@ -1,4 +1,4 @@
-"""A learner's records in `.minifsdp/` beside the notebooks: answers that passed, predictions, hints, reveals, scores.
+"""A learner's records in `.minifsdp/` next to the notebooks: passed answers, predictions, hints, reveals, scores.
 
 One small file per exercise and kind, replaced atomically, so that several kernels in one folder do not interfere.
 """
