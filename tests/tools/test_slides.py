@@ -17,7 +17,7 @@ import decks  # noqa: E402
 from draw.canvas import WIDTH, draw_all  # noqa: E402
 from draw.legible import illegible  # noqa: E402
 
-SLIDE = "\n# One\n\n{{ figure('one', 'one') }}\n\n<!-- What to say. -->\n"
+SLIDE = "\n# One\n\n{{ rung('ddp') }}\n\n{{ figure('one', 'one') }}\n\n<!-- What to say. -->\n"
 
 
 @pytest.mark.parametrize(
@@ -27,6 +27,7 @@ SLIDE = "\n# One\n\n{{ figure('one', 'one') }}\n\n<!-- What to say. -->\n"
         ([SLIDE] * 14, {"one"}, "has 14 slides: 15 to 25"),
         ([SLIDE] * 26, {"one"}, "has 26 slides: 15 to 25"),
         ([SLIDE] * 15, {"one", "two"}, "does not show two"),
+        ([SLIDE.replace("{{ rung('ddp') }}", "")] * 2 + [SLIDE] * 13, {"one"}, "slide 2: no {{ rung(...) }}"),
         ([SLIDE] * 14 + ["\nno heading\n\n<!-- What to say. -->\n"], {"one"}, "slide 15: no heading"),
         ([SLIDE] * 14 + ["\n# One\n\n<!-- _class: title -->\n"], {"one"}, "slide 15: no notes for the speaker"),
     ],
@@ -37,6 +38,15 @@ def test_a_rule_that_is_broken_is_named(slides: list[str], figures: set[str], sa
     assert len(deck.slides) == len(slides)
     found = compose.problems(deck)
     assert [says in each for each in found] == [True] if says else found == []
+
+
+def test_a_slide_says_how_far_up_the_ladder_it_is() -> None:
+    deck = compose.Deck(
+        "made-up", "---\nmarp: true\n---\n---\n{{ rung('zero1') }}\n---\n{{ rung('zero1', 'towards') }}", {}, {}
+    )
+    on, towards = deck.slides
+    assert (on.count('"done"'), on.count('"ahead"')) == (4, 6) and "rung 4 of 10: <b>zero1</b>" in on
+    assert (towards.count('"done"'), towards.count('"ahead"')) == (3, 7) and "towards rung 4 of 10" in towards
 
 
 def test_a_figure_that_is_not_what_its_code_draws_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
