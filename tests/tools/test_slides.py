@@ -41,12 +41,12 @@ def test_a_rule_that_is_broken_is_named(slides: list[str], figures: set[str], sa
 
 
 def test_a_slide_says_how_far_up_the_ladder_it_is() -> None:
-    deck = compose.Deck(
-        "made-up", "---\nmarp: true\n---\n---\n{{ rung('zero1') }}\n---\n{{ rung('zero1', 'towards') }}", {}, {}
-    )
-    on, towards = deck.slides
-    assert (on.count('"done"'), on.count('"ahead"')) == (4, 6) and "rung 4 of 10: <b>zero1</b>" in on
-    assert (towards.count('"done"'), towards.count('"ahead"')) == (3, 7) and "towards rung 4 of 10" in towards
+    source = "---\nmarp: true\n---\n{{ rung('zero1') }}\n---\n{{ rung('zero1', 'towards') }}\n"
+    on, towards = compose.Deck("made-up", source, {}, {}).slides
+    assert "rung 4 of 10: <b>zero1</b>" in on
+    assert (on.count('"done"'), on.count('"ahead"')) == (4, 6)
+    assert "towards rung 4 of 10" in towards
+    assert (towards.count('"done"'), towards.count('"ahead"')) == (3, 7)
 
 
 def test_a_figure_that_is_not_what_its_code_draws_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
