@@ -1,4 +1,4 @@
-"""The site's sources: README, docs and labs as they are, and a page for each file of code that they lead to."""
+"""The site's sources: README, docs and labs unchanged, and a page for each linked file of code."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SHOWN = {".py": "python", ".toml": "toml", ".sbatch": "bash", ".json": "json", "
 PICTURES = (".png", ".gif", ".svg")
 
 Pages = dict[str, str]
-"""What is to be written, by its path in the sources; all paths are relative, to the sources or to the checkout."""
+"""Page contents by path; all paths are relative to the sources or the checkout."""
 
 
 def stage(sources: Path) -> list[Path]:
@@ -45,18 +45,18 @@ def stage(sources: Path) -> list[Path]:
 
 
 def tracked() -> list[str]:
-    """The checkout's files."""
+    """The files that git tracks."""
     listed = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True)
     return listed.stdout.splitlines()
 
 
 def is_page(name: str) -> bool:
-    """Whether a file is a page of the site as it is."""
-    return bool(re.fullmatch(r"README\.md|CONTRIBUTING\.md|docs/\w+\.md|labs/README\.md|labs/lab\w+\.ipynb", name))
+    """True if a file is a page of the site without conversion."""
+    return bool(re.fullmatch(r"(README|CONTRIBUTING)\.md|docs/\w+\.md|labs/README\.md|labs/lab\w+\.ipynb", name))
 
 
 def targets(name: str, text: str) -> Iterable[str]:
-    """What a page links to in this checkout."""
+    """The files in this checkout that a page links to."""
     return (normpath(f"{name}/../{path}") for path, _ in LINK.findall(prose(name, text)) if path)
 
 
@@ -70,7 +70,7 @@ def prose(name: str, text: str) -> str:
 
 
 def code_pages(files: Iterable[str], linked: Iterable[str]) -> Pages:
-    """A page for each file and folder among `linked`, and for all that such a folder holds."""
+    """A page for each file and folder in `linked`, and for everything in such a folder."""
     pages: Pages = {}
     folders = {target for target in linked if (ROOT / target).is_dir() and target != "slides"}
     wanted = {*linked, *(name for name in files if any(name.startswith(f"{folder}/") for folder in folders))}
@@ -84,12 +84,12 @@ def code_pages(files: Iterable[str], linked: Iterable[str]) -> Pages:
 
 
 def above(name: str) -> list[str]:
-    """The folders that a file lies in, from the inside out."""
+    """The folders that contain a file, innermost first."""
     return [str(parent) for parent in Path(name).parents if parent.name]
 
 
 def trail(name: str) -> str:
-    """Where a file lies."""
+    """The path of a file's folders, for its heading."""
     return " / ".join(reversed([f"`{Path(folder).name}`" for folder in above(name)]))
 
 
@@ -98,7 +98,7 @@ def fenced(name: str, text: str) -> str:
 
 
 def listing(folder: str, names: list[str]) -> str:
-    """A folder's page: its files with what each says of itself, and its folders."""
+    """A folder's page: its files with the first line of each docstring, and its folders."""
     rows, inner = [], set()
     for name in names:
         first, *rest = Path(name).relative_to(folder).parts
@@ -134,7 +134,7 @@ def lectures() -> str:
 
 
 def relinked(name: str, text: str, pages: Pages) -> str:
-    """The page's text, with its links leading to pages."""
+    """The page's text with its links rewritten to site pages."""
     if not name.endswith(".ipynb"):
         return LINK.sub(leading(name, pages), text)
     notebook = json.loads(text)
@@ -148,7 +148,7 @@ def relinked(name: str, text: str, pages: Pages) -> str:
 
 
 def leading(name: str, pages: Pages) -> Callable[[re.Match[str]], str]:
-    """What a link in `name` becomes."""
+    """A function that rewrites a link in `name`."""
 
     def link(found: re.Match[str]) -> str:
         path, fragment = found[1], found[2] or ""

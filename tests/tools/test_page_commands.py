@@ -53,7 +53,7 @@ def at(code: Code) -> str:
 RUN = [code for code in blocks() if not code.needs]
 
 
-@pytest.mark.parametrize("code", [code for code in RUN if code.language == ""], ids=at)
+@pytest.mark.parametrize("code", [code for code in RUN if code.language == "bash"], ids=at)
 def test_commands(code: Code, tmp_path: Path) -> None:
     """In an empty folder. This suite is itself what `make` runs, so of it only the target has to be there."""
     shutil.copy(ROOT / "README.md", tmp_path)
@@ -96,7 +96,7 @@ def ladder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_all_kinds_are_known() -> None:
     """What is neither run nor needs something is output, or a file's content."""
-    assert {code.language for code in RUN} <= {"", "python", "text", "toml"}
+    assert {code.language for code in RUN} <= {"bash", "python", "text", "toml"}
     assert {code.needs for code in blocks()} <= {
         *("", "a GPU", "GPUs", "several nodes", "Slurm", "Docker", "a record of a GPU")
     }
