@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: ladder test test-labs test-full lint labs labs-check slides slides-check site test-versions gpu-check clean
+.PHONY: ladder test test-labs test-full lint labs labs-check slides slides-check release site test-versions gpu-check clean
 
 ladder: $(READY)
 	$(BIN)/minifsdp ladder
@@ -39,17 +39,28 @@ labs: $(READY)
 labs-check: $(READY)
 	$(BIN)/python labs/build.py --check
 
+# A deck is made of its text, its figures' code and the package that its numbers come from.
+DECK_SOURCES := labs/claims.toml $(wildcard slides/*.*) $(shell find slides/draw minifsdp -name '*.py')
+
 # The decks as HTML and PDF in build/slides, and a look at every slide. Needs npm and Chromium (apt install npm chromium).
-slides: $(VENV)/.slides slides/node_modules/.ready
+slides: build/slides/.ready
+
+build/slides/.ready: $(VENV)/.slides slides/node_modules/.ready $(DECK_SOURCES)
 	$(BIN)/python slides/decks.py
+	@touch $@
 
 # Without either: the figures drawn again, byte for byte, and the decks' rules. Not in `.ci/run`: another kind of processor
 # may round a drawn gradient otherwise.
 slides-check: $(READY)
 	$(BIN)/python slides/decks.py --check
 
+# The lectures' PDFs, numbered, in build/release: what to attach to a release.
+release: build/slides/.ready
+	@mkdir -p build/release
+	n=0; for deck in memory ddp fsdp overlap practice; do n=$$((n + 1)); cp build/slides/$$deck.pdf build/release/lecture-$$n-$$deck.pdf; done
+
 # The course as a site in build/site, to read without a network; Chromium goes through every page. It needs what `slides` needs.
-site: slides
+site: build/slides/.ready
 	$(BIN)/python docs/site/build.py
 
 # All that is claimed of GPUs, on this machine's, with the packages that are here: nothing is installed.

@@ -21,7 +21,7 @@ sys.path.insert(0, str(SLIDES))
 
 from compose import DECKS  # noqa: E402
 from look_around import look_around  # noqa: E402
-from stage import stage  # noqa: E402
+from stage import TERMS, stage  # noqa: E402
 
 
 def main() -> None:
@@ -46,7 +46,7 @@ def main() -> None:
             sys.exit("Sphinx reported errors in the pages")
         images = {f"labs/{path.stem}.html": path.read_text().count('"image/png"') for path in notebooks}
     copy_slides(args.slides, args.out / "slides")
-    found = look_around(args.out, images, args.out.with_name(f"{args.out.name}-looks"))
+    found = look_around(args.out, images, TERMS, args.out.with_name(f"{args.out.name}-looks"))
     print(f"{len(list(args.out.rglob('*.html')))} pages, start at {args.out / 'index.html'}")
     sys.exit("\n".join(found) or None)
 

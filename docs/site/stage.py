@@ -7,16 +7,22 @@ import json
 import re
 import shutil
 import subprocess
+import tomllib
 from collections.abc import Callable, Iterable
 from os.path import normpath, relpath
 from pathlib import Path
 
 from compose import DECKS  # of slides/
 
-ROOT = Path(__file__).parents[2]
+SITE = Path(__file__).parent
+ROOT = SITE.parents[1]
+TERMS: dict[str, str] = tomllib.loads((SITE / "terms.toml").read_text())["terms"]
+RUNG = re.compile(r"^\| `([\w-]+)` \| \[[^]]+\]\(\.\./([^)]+)\)", re.MULTILINE)  # a row of the table in docs/code.md
 LINK = re.compile(r"(?<=\]\()(?!\w+://|#)([^)#\s]*)(#(?:[^()]|\([^()]*\))*)?(?=\))")
 SHOWN = {".py": "python", ".toml": "toml", ".sbatch": "bash", ".json": "json", ".cff": "yaml"}
 PICTURES = (".png", ".gif", ".svg")
+
+HEAD = "---\norphan: true\nhide-toc: true\n---\n"
 
 Pages = dict[str, str]
 """Page contents by path; all paths are relative to the sources or the checkout."""
@@ -29,8 +35,16 @@ def stage(sources: Path) -> list[Path]:
     linked = {target for name, text in pages.items() for target in targets(name, text)}
     pages |= code_pages(files, linked)
     pages["lectures.md"] = lectures()
-    pages["index.md"] = pages.pop("README.md") + toctree(
-        [*("labs/README", "lectures", "CONTRIBUTING"), *sorted(name[:-3] for name in pages if name.startswith("docs/"))]
+    documents = ["CONTRIBUTING", *sorted(name[:-3] for name in pages if name.startswith("docs/"))]
+    rungs = [f"{rung} <{name}>" for rung, name in RUNG.findall(pages["docs/code.md"])]
+    pages["index.md"] = "".join(
+        [
+            pages.pop("README.md"),
+            toctree(["labs/README", "lectures"], "Course"),
+            toctree(rungs, "Rungs"),
+            toctree(["minifsdp/index"], "Code"),
+            toctree(documents, "Documents"),
+        ]
     )
     pages["labs/README.md"] += toctree(sorted(name[5:-6] for name in pages if name.endswith(".ipynb")))
     for name, text in pages.items():
@@ -70,14 +84,14 @@ def prose(name: str, text: str) -> str:
 
 
 def code_pages(files: Iterable[str], linked: Iterable[str]) -> Pages:
-    """A page for each file and folder in `linked`, and for everything in such a folder."""
+    """A page for each file and folder in `linked`, for everything in such a folder, and for the package."""
     pages: Pages = {}
-    folders = {target for target in linked if (ROOT / target).is_dir() and target != "slides"}
+    folders = {target for target in linked if (ROOT / target).is_dir() and target != "slides"} | {"minifsdp"}
     wanted = {*linked, *(name for name in files if any(name.startswith(f"{folder}/") for folder in folders))}
     shown = sorted(name for name in wanted if Path(name).suffix in SHOWN)
     for name in shown:
         text = (ROOT / name).read_text()
-        pages[f"{name}.md"] = f"---\norphan: true\n---\n{trail(name)}\n\n# `{Path(name).name}`\n\n{fenced(name, text)}"
+        pages[f"{name}.md"] = f"{HEAD}# `{name}`\n\n{found_by(name)}{fenced(name, text)}"
     for folder in {parent for name in shown for parent in above(name) if any(map(parent.startswith, folders))}:
         pages[f"{folder}/index.md"] = listing(folder, [name for name in shown if name.startswith(f"{folder}/")])
     return pages
@@ -88,9 +102,9 @@ def above(name: str) -> list[str]:
     return [str(parent) for parent in Path(name).parents if parent.name]
 
 
-def trail(name: str) -> str:
-    """The path of a file's folders, for its heading."""
-    return " / ".join(reversed([f"`{Path(folder).name}`" for folder in above(name)]))
+def found_by(name: str) -> str:
+    """Entries of the index that a search for one of the file's terms finds before any text."""
+    return "".join(f"```{{index}} ! single: {term}\n```\n\n" for term, file in TERMS.items() if file == name)
 
 
 def fenced(name: str, text: str) -> str:
@@ -105,9 +119,11 @@ def listing(folder: str, names: list[str]) -> str:
         if rest:
             inner.add(first)
         else:
-            rows.append(f"| [`{first}`]({first}.md) | {says(name)} |")
+            rows.append((first, says(name)))
     folders = [f"| [`{each}/`]({each}/index.md) | |" for each in sorted(inner)]
-    return "\n".join([f"---\norphan: true\n---\n# `{folder}`\n", "| file | |", "|---|---|", *folders, *rows, ""])
+    files = [f"| [`{file}`]({file}.md) | {line} |" for file, line in rows]
+    pages = [*(f"{each}/ <{each}/index>" for each in sorted(inner)), *(f"{file} <{file}>" for file, _ in rows)]
+    return "\n".join([f"{HEAD}# `{folder}/`\n", "| file | |", "|---|---|", *folders, *files, toctree(pages)])
 
 
 def says(name: str) -> str:
@@ -116,8 +132,9 @@ def says(name: str) -> str:
     return text.partition("\n")[0].replace("|", "\\|")
 
 
-def toctree(names: Iterable[str]) -> str:
-    return "\n\n```{toctree}\n:hidden:\n:titlesonly:\n\n" + "\n".join(names) + "\n```\n"
+def toctree(names: Iterable[str], caption: str = "") -> str:
+    options = [":hidden:", ":titlesonly:", *([f":caption: {caption}"] if caption else [])]
+    return "\n".join(["\n\n```{toctree}", *options, "", *names, "```\n"])
 
 
 def lectures() -> str:

@@ -12,6 +12,8 @@ from types import ModuleType
 
 import pytest
 
+from minifsdp.course.ladder.rungs import RUNGS
+
 SITE = Path(__file__).parents[2] / "docs" / "site"
 
 
@@ -54,7 +56,9 @@ def test_every_page_can_be_reached(sources: Path) -> None:
             continue
         reached.add(path)
         text = path.read_text()
-        listed = re.findall(r"^(\S+)$", "".join(re.findall(r"```\{toctree\}(.*?)```", text, re.DOTALL)), re.MULTILINE)
+        listed = re.findall(
+            r"([^\s<>]+)>?$", "".join(re.findall(r"```\{toctree\}(.*?)```", text, re.DOTALL)), re.MULTILINE
+        )
         names = [
             *re.findall(r"\]\(([^)#:\s]+)", text),
             *(f"{each}{kind}" for each in listed for kind in (".md", ".ipynb")),
@@ -71,6 +75,19 @@ def test_code_stands_on_its_page_as_it_is(sources: Path) -> None:
     listing = (sources / "minifsdp" / "fsdp" / "index.md").read_text()
     assert "| [`engine.py`](engine.py.md) | From autograd's hooks to the schedule's events. |" in listing
     assert "[`schedules/`](schedules/index.md)" in listing
+
+
+def test_the_sidebar_has_the_ladder_and_the_code(sources: Path) -> None:
+    text = (sources / "index.md").read_text()
+    assert re.findall(r"^([\w-]+) <minifsdp/", text, re.MULTILINE) == list(RUNGS)
+    assert ":caption: Code\n\nminifsdp/index\n" in text
+
+
+def test_a_term_leads_to_a_file_that_is_there(stage: ModuleType, sources: Path) -> None:
+    """`make site` searches for each in Chromium."""
+    for term, file in stage.TERMS.items():
+        assert f"single: {term}\n" in (sources / f"{file}.md").read_text()
+    assert stage.TERMS["limiter"] == "minifsdp/fsdp/schedules/rate_limit.py"
 
 
 def test_a_lab_in_two_sittings_is_one_page_with_one_title(sources: Path) -> None:
