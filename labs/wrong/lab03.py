@@ -471,7 +471,7 @@ Clears the gradients before the update.
 -     device.free(shard.grad)
 -     shard.grad = None
 """)
-wrong("3.4", "memory that `device.free` has taken was used again").diff("""
+wrong("3.4", "memory freed by `device.free` was used again").diff("""
 Frees the gradient's memory, and leaves the gradient there.
 - shard.grad = None
 """)
