@@ -192,8 +192,8 @@ def by_size(module: nn.Module, recurse: bool, nonwrapped_numel: int, least: int)
 
     Returns:
         False for either value of `recurse` if it has fewer than `least` elements. Otherwise True,
-        with two exceptions: the walk does not enter an `nn.MultiheadAttention`, and an
-        `nn.ModuleList` or `nn.ModuleDict` is not a unit.
+        with two exceptions: False with `recurse=True` for an `nn.MultiheadAttention`, and False
+        with `recurse=False` for an `nn.ModuleList` or `nn.ModuleDict`.
     """
     ...
 
@@ -270,12 +270,12 @@ def wrap_where(module: nn.Module, policy: Callable[..., bool], wrap: Callable[[n
     Args:
         module: the walk covers the modules below it; the policy is not called for it, and it is
             not replaced itself.
-        policy: called as `policy(module=..., recurse=..., nonwrapped_numel=...)` for each module
-            below `module`, once each way. First with `recurse=True` and the elements of all its
-            parameters, frozen or not, a tied one counted once. If the answer is True, its children
-            are walked, and the policy is called again with `recurse=False` and the elements
-            outside the units inside it. If the first answer is False, the walk does not enter the
-            module, and it is not a unit.
+        policy: the walk visits each module below `module` once and calls
+            `policy(module=..., recurse=..., nonwrapped_numel=...)`, first with `recurse=True` and
+            the elements of all its parameters, frozen or not, a tied one counted once. If the
+            answer is True, the walk covers its children and then calls the policy again with
+            `recurse=False` and the elements that are in no unit inside it. If the first answer is
+            False, the walk does not enter the module, and it is not a unit.
         wrap: returns the module's replacement. The walk does not look below the replacement again.
             The parameters of the wrapped module may be shards from then on: count before the call.
 
@@ -485,8 +485,8 @@ plots.timeline(
 # A message costs its latency and some work on the host (on a CPU that also computes, the work is
 # the larger part). The single unit is the fastest, and the right choice for a model that fits
 # whole. Otherwise a transformer's block is the usual unit: it runs as a whole, all blocks have one
-# size, and their messages are large. Overlap and prefetch (labs 06 and 07) hide messages behind
-# compute, as far as there is enough compute.
+# size, and their messages are large. Overlap and prefetch (labs 06 and 07) hide as many messages
+# as the compute can cover.
 #
 # ### Measured: a unit is no pipeline stage (C9)
 #
@@ -927,9 +927,9 @@ assert "sharded" in said[1]
 #
 # (In a third recipe rank 0 builds eagerly, the others build on meta, and `sync_module_states=True`
 # sends each unit's values. Rank 0 then has the whole model in memory. External checkpoints are
-# often loaded this way. minifsdp needs no function for it. torch's FSDP1 still calls
-# `reset_parameters` on meta ranks, so they need `param_init_fn=lambda module:
-# module.to_empty(device=device, recurse=False)`.)
+# often loaded this way. minifsdp needs no function for it. Even then torch's FSDP1 calls
+# `reset_parameters` on meta ranks, so they need
+# `param_init_fn=lambda module: module.to_empty(device=device, recurse=False)`.)
 #
 # ## 10a.5 From DDP to FSDP
 #
@@ -945,7 +945,7 @@ assert "sharded" in said[1]
 # classes; torch requires a `ModuleWrapPolicy` around it. `device_id` is the device for compute and
 # shards.)
 #
-# First predict: how many elements does the optimizer of each of 2 ranks update, if the model has
+# First predict: how many elements does the optimizer on each of 2 ranks update, if the model has
 # 158,112 and needs no padding?
 
 # %%
@@ -960,7 +960,7 @@ def shard_script(
     make_init: Callable[[nn.Module], Callable[[nn.Module], None]],
     where: torch.device,
 ) -> tuple[FullyShardedDataParallel, Optimizer]:
-    """Replaces `model = DDP(build())` and `optimizer = AdamW(model.parameters(), lr=1e-3)`.
+    """Replace `model = DDP(build())` and `optimizer = AdamW(model.parameters(), lr=1e-3)`.
 
     Args:
         build: makes the model on the default device (`with torch.device(...)`); call it once.

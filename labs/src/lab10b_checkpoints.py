@@ -330,7 +330,7 @@ plots.curve(
 # %% [markdown]
 # The *largest unit* sets the peak on the device. On the host rank 0 holds the whole model, once.
 # Without `rank0_only` each rank of a machine has such a copy: 8 GPUs, 8 copies in one host's
-# memory. This causes the errors on the host.
+# memory. This causes the out-of-memory errors on the host.
 #
 # ### Break it: a `keep` that keeps nothing, and a rank that stays away
 
@@ -588,7 +588,7 @@ assert equal
 assert theirs.keys() == STATES.keys()
 
 # %% [markdown]
-# Without the states the model also trains, with slightly different losses. A checkpoint that
+# Without the states, the model also trains, with slightly different losses. A checkpoint that
 # leaves out the optimizer raises no error.
 #
 # ### Break it: one `step` for all
@@ -798,9 +798,9 @@ for without in range(4):
 #
 # ### Measured: from two ranks to three, and to none (C22)
 #
-# This uses all five functions. Two ranks commit model and optimizer to the disk, each its rows.
-# Three ranks load them, and so does a plain process. Both are compared with the full state dict
-# from above.
+# This test uses all five functions. Two ranks commit model and optimizer to the disk, each its
+# rows. Three ranks load them, and so does a plain process. Both are compared with the full state
+# dict from above.
 
 
 # %%
@@ -957,15 +957,15 @@ assert all(abs(each - expected) <= 8 for each in more)
 assert not agree
 
 # %% [markdown]
-# Without the broadcast half of each unit comes from one seed and half from another. Independent
+# Without the broadcast, half of each unit comes from one seed and half from another. Independent
 # random numbers are still valid initial values, but no seed reproduces this model, and a different
 # N gives a different one. *Loaded* weights are ruined: if rank 0 alone has loaded a checkpoint,
 # the other half is noise. The broadcast costs the model's bytes, once, here one tensor at a time;
 # torch packs tensors into messages of 250 MiB (`fsdp/_init_utils.py`).
 #
 # An ignored module is not sharded, not gathered, and *not reduced*. Each rank trains its own head,
-# and the heads drift apart without an error, unless your code averages those gradients. Only
-# ignore a module that is frozen, or that you reduce by other means.
+# and the heads drift apart without an error, unless your code averages those gradients. Ignore a
+# module only if it is frozen, or if you reduce its gradients by other means.
 #
 # ## Frozen parameters
 #
@@ -1031,8 +1031,8 @@ print("warning:", warning)
 
 # %% [markdown]
 # With `use_orig_params=True` this is allowed, with that warning: the optimizer sees the original
-# parameters, each as a slice of the shard, and frozen slices get no `.grad`. The gradient shard
-# behind the slices is another matter. Predict the bytes of gradients on one of 2 ranks after
+# parameters, each as a slice of the shard, and frozen slices get no `.grad`. But the memory behind
+# the frozen slices may still be allocated. Predict the bytes of gradients on one of 2 ranks after
 # backward, with the blocks as units: 4 blocks of 68,475 elements, and an adapted block has 2,700
 # more.
 
@@ -1171,7 +1171,7 @@ plots.stages(
 )
 
 # %% [markdown]
-# In mixed units freezing saves no gradient bytes compared with training the blocks, and the
+# In mixed units, freezing saves no gradient bytes compared with training the blocks, and the
 # gradients of frozen parameters are reduced and sent too (pytorch#91167, PR 104967). Like torch,
 # minifsdp warns when it wraps such a unit. Your units cost more collectives, and small ones (last
 # column). Adapters of several layers could share a unit if one module held them.
@@ -1413,13 +1413,13 @@ plots.timeline(
 #
 # **1. A model of 70 billion parameters in fp32 trains on 64 GPUs, 8 to a host. How much memory
 # does a host need for a full state dict with `offload_to_cpu`, with `rank0_only` and without?**
-# <details><summary>Answer</summary>The dict has 280 GB. With `rank0_only` one host needs this
+# <details><summary>Answer</summary>The dict takes 280 GB. With `rank0_only` one host needs this
 # much, the others nothing. Without it, each host needs 8 x 280 GB = 2.2 TB. With a sharded dict a
 # rank keeps 4.4 GB, a host 35 GB.</details>
 #
 # **2. Why does 10b.2 not save the flat shards themselves, which needs no communication at all?**
-# <details><summary>Answer</summary>torch's LOCAL_STATE_DICT does. Then only the same number of
-# ranks with the same units, in the same version, can load it. It is the fastest way to resume
+# <details><summary>Answer</summary>torch's LOCAL_STATE_DICT saves them. But only the same number
+# of ranks with the same units, in the same version, can load it. It is the fastest way to resume
 # after a crash, but not a format to keep.</details>
 #
 # **3. How do you delete an old checkpoint so that a half-deleted one never looks complete?**

@@ -381,7 +381,7 @@ def shard_gradients(model: FullyShardedDataParallel) -> dict[int, Tensor]:
 # %% [markdown]
 # ### Measured: the same gradients
 #
-# This compares yours, minifsdp's HYBRID_SHARD, torch's HYBRID_SHARD, full sharding, and one
+# This test compares yours, minifsdp's HYBRID_SHARD, torch's HYBRID_SHARD, full sharding, and one
 # process with all rows, after one batch, and after three accumulated batches with a reduction
 # each. The mean of two means of two takes only additions and halvings, so your result and
 # minifsdp's are equal bit for bit.
@@ -589,10 +589,10 @@ def traffic(units: Sequence[int], ranks: int, per_host: int, factor: int) -> Tra
 # %% [markdown]
 # ### Measured: F = 1, 2 and 4 (C25)
 #
-# This measures the second step of each, with the ledger and the log of the collectives. A call's
-# `wire` is the number of bytes that its rank sends in the ring algorithm. They count for the
-# rank's sharding group or for its replicas, and leave the host if the next rank of the ring is on
-# the other host.
+# The next cells measure the second step of each, with the ledger and the log of the collectives. A
+# call's `wire` is the number of bytes that its rank sends in the ring algorithm. They count for
+# the rank's sharding group or for its replicas, and leave the host if the next rank of the ring is
+# on the other host.
 
 
 # %%
@@ -706,8 +706,8 @@ plots.stages(
 #
 # `HostLinks` emulates two links: a fast one between ranks of a host (1 GB/s, 50 µs), and a slow
 # one shared by a host's ranks (16 MB/s, 2 ms). A message takes at least its time on its link.
-# Steps of F = 1, 2 and 4 take turns, and the output gives the median. Next to it is the time of
-# the slower link for the bytes from your `traffic`, without latency, as if the two links never
+# Steps of F = 1, 2 and 4 take turns, and the output gives the median. Next to it is the longer of
+# the two links' times for the bytes from your `traffic`, without latency, as if the links never
 # waited for each other.
 
 
@@ -1075,10 +1075,10 @@ plots.lines(
 # the same shards, and would be counted R times (`minifsdp/clip_grad.py`). A checkpoint also needs
 # only one replica.
 #
-# Other hybrids exist. Here the optimizer's 12 of 16 bytes are held R times; ZeRO++ ([arXiv
-# 2306.10209](https://arxiv.org/abs/2306.10209), hpZ) shards them over all ranks and keeps a copy
-# of the weights inside each host, for backward's gathers. torch's `_HYBRID_SHARD_ZERO2` is lab
-# 05's SHARD_GRAD_OP inside the groups.
+# There are other hybrids. Here the optimizer's 12 of 16 bytes are held R times; ZeRO++
+# ([arXiv 2306.10209](https://arxiv.org/abs/2306.10209), hpZ) shards them over all ranks and keeps
+# a copy of the weights inside each host, for backward's gathers. torch's `_HYBRID_SHARD_ZERO2` is
+# lab 05's SHARD_GRAD_OP inside the groups.
 #
 # ## What to remember
 #
@@ -1090,12 +1090,12 @@ plots.lines(
 #    start equal.
 # 4. A rank sends 1/F of the gradients to other hosts; a host sends all of them. The gathers stay
 #    inside.
-# 5. Choose the smallest F that fits, unless a measurement or a model says otherwise. The layer in
-#    computation and the activations cannot be sharded, and set the limit.
+# 5. Choose the smallest F that fits, unless a measurement or a model says otherwise. The running
+#    layer and the activations cannot be sharded, and set the limit.
 #
 # ## Questions
 #
-# **1. One rank of 2 hosts of 8 fails, with F = 8. How many shards are lost?**
+# **1. With 2 hosts of 8 and F = 8, one rank fails. How many shards are lost?**
 # <details><summary>Answer</summary>None: its replica on the other host has the same shard. The
 # process groups are still broken, and the job restarts from a checkpoint, unless something
 # rebuilds them.</details>
@@ -1112,8 +1112,8 @@ plots.lines(
 # `set_requires_all_reduce`.</details>
 #
 # **4. Which numbers in 11.5's table would change if the two groups were swapped?**
-# <details><summary>Answer</summary>Here none of the bytes held, because 2 x 2 is the same both
-# ways. The bytes that leave the host would change: gathers would leave it, in two rings at
+# <details><summary>Answer</summary>The bytes held would not change here, because 2 x 2 is the same
+# both ways. The bytes that leave the host would change: gathers would leave it, in two rings at
 # once.</details>
 #
 # **5. A model fits with F = 4 on hosts of 8. Why might F = 8 be the better choice?**
