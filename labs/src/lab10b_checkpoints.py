@@ -1064,9 +1064,10 @@ def units_for(model: nn.Module, block: type[nn.Module]) -> set[nn.Module]:
     the parameters outside all blocks. (`find_parameters(module, skip=inner)` gives a dict of the
     parameters in `module`, without those in a module of `inner`; the dict is empty if `module`
     itself is in `inner`.) If the unit's parameters are all trained, or all frozen, make no further
-    units inside it. If they are mixed, consider the modules inside it, except blocks, and each
-    module's parameters outside any block inside it. A module becomes a unit if it has such
-    parameters and all of them are trained. Of nested modules, only the *outermost* becomes a unit.
+    units inside it. If they are mixed, consider the modules inside it (in the model: only those
+    outside all blocks, the blocks themselves excluded), and each module's parameters outside any
+    block inside it. A module becomes a unit if it has such parameters and all of them are trained.
+    Of nested modules, only the *outermost* becomes a unit.
     """
     ...
 

@@ -80,7 +80,7 @@ class Traffic(NamedTuple):
 
 
 class Choice(NamedTuple):
-    """A strategy: "data parallelism", "hybrid sharding", "full sharding" or another; its factor."""
+    """Strategy: "data parallelism", "hybrid sharding", "full sharding" or another; its factor."""
 
     name: str
     factor: int | None
