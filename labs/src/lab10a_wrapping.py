@@ -10,11 +10,11 @@
 # %% [markdown]
 # # Lab 10a: wrapping and initialization
 #
-# The engine of labs 05 to 09 runs whatever units it is given. Which units are those, and how does a model that no rank
-# can hold come into being in the first place? Both are decided in the few lines that wrap the model, before the first
-# step, and so are some disappointments with FSDP: "memory is hardly lower", "the loss starts at NaN", "it does not
-# train". At the end a DDP script for a Llama from `transformers` becomes an FSDP script, and
-# what that takes is counted.
+# The engine of labs 05 to 09 runs any units. This lab chooses them, and builds a model that is too
+# large for any one rank. Both happen in the few lines that wrap the model, before the first step.
+# Those lines also cause some disappointments with FSDP: "memory is hardly lower", "the loss starts
+# at NaN", "it does not train". At the end you turn a DDP script for a Llama from `transformers`
+# into an FSDP script and count the changes.
 #
 # ![Memory of a rank while a model is built: whole, and unit by unit from
 # meta](../slides/figures/practice-construction.svg)
@@ -23,15 +23,18 @@
 #
 # **Afterwards you can**
 #
-# - read and write a wrapping policy, and say from a list of units how many messages and how many bytes it costs;
+# - read and write a wrapping policy, and compute its cost in messages and bytes from a list of
+#   units;
 # - build a model on the `meta` device and materialize it unit by unit, at a peak of the shards and one unit;
-# - get the values of an eager model all the same, whatever the units and the number of ranks;
-# - turn a DDP script into an FSDP script, and name the places where such scripts go wrong without an error.
+# - reproduce the values of an eager model, whatever the units and the number of ranks;
+# - turn a DDP script into an FSDP script, and name the mistakes in such scripts that raise no
+#   error.
 #
-# **You need** lab 04 (flat parameter, units), lab 05 (who is gathered when).
+# **You need** lab 04 (flat parameter, units), lab 05 (when each unit is gathered).
 #
-# **Time** 70 minutes. **To run** on a laptop (gloo, 2 processes), on one GPU, or on a GPU node (NCCL, a rank per GPU).
-# The last part needs `transformers`; its model is made from a configuration, and nothing is downloaded.
+# **Time** 70 minutes. **To run** on a laptop (gloo, 2 processes), on one GPU, or on a GPU node
+# (NCCL, a rank per GPU). The last part needs `transformers`. It builds its model from a
+# configuration and downloads nothing.
 
 # %% tags=["setup"]
 # set-up
@@ -49,8 +52,9 @@ from minifsdp.fsdp import FullyShardedDataParallel
 # %% [markdown]
 # ## What hurts now
 #
-# "From DDP to FSDP it is two changes: the wrap, and the checkpoint." Here is the first of them, by itself, on the
-# course's GPT. Its six blocks lie in three pairs (an `nn.Sequential` each), to have something to group.
+# "From DDP to FSDP it is two changes: the wrap, and the checkpoint." The next cell makes only the
+# first change, on the course's GPT. The six blocks lie in three pairs (an `nn.Sequential` each),
+# so that a policy can group them.
 
 # %%
 import tempfile
@@ -81,7 +85,7 @@ RANKS, WIDTH, CONTEXT = 2, 63, 16
 
 
 def gpt(tied: bool = False) -> GPT:
-    """Six blocks in three pairs, on the device that is the default; the same values on every rank."""
+    """Six blocks in three pairs, on the default device; the same values on every rank."""
     torch.manual_seed(0)
     model = GPT(width=WIDTH, layers=6, context=CONTEXT, tied=tied)
     named = [(f"block{number}", block) for number, block in enumerate(model.blocks)]
@@ -132,7 +136,7 @@ def measure_memory(build: Callable[[], nn.Module]) -> dict[str, Any]:
 
 
 def the_wrap_alone() -> tuple[int, int, list[str]]:
-    """Peaks of model state under DDP and under FSDP, and what `describe` says of the latter."""
+    """Peaks of model state under DDP and FSDP, and the warnings of `describe` for FSDP."""
     ddp = measure_memory(lambda: DistributedDataParallel(gpt().to(rank_device())))["state"]
     wrapped = measure_memory(lambda: FullyShardedDataParallel(gpt().to(rank_device())))["state"]
     return ddp, wrapped, describe(FullyShardedDataParallel(gpt().to(rank_device()))).warnings
@@ -143,25 +147,27 @@ print(f"model state at its peak: DDP {ddp_peak:,} bytes, FSDP(model) {wrapped_pe
 print("describe:", *warned)
 
 # %% [markdown]
-# So much for the wrap. Parameters at rest and the optimizer's state are shards, 12 bytes per element over N ranks. But
-# at the peak all parameters and all gradients are whole, 8 bytes more, whatever N (DDP: 16). For the
-# model is *one unit*, gathered before anything runs and freed when all of backward is over.
-# `minifsdp.course.describe(model)` says so before the first step. What is missing is a **wrapping policy**.
+# The wrap alone shards the resting parameters and the optimizer's state: 12 bytes per element over
+# N ranks. At the peak, however, all parameters and all gradients are whole, 8 bytes more, whatever
+# N (DDP: 16). The reason is that the model is *one unit*: it is gathered before the first layer
+# runs and freed after the last step of backward. `minifsdp.course.describe(model)` warns of this
+# before the first step. The model needs a **wrapping policy**.
 #
 # ## 10a.1 A policy by size
 #
 # *5 minutes, easy*
 #
-# A policy is a function that is asked about every module below the outermost one:
+# A policy is a function. The wrapper calls it for every module below the outermost one:
 #
-# - on the way down with `recurse=True`: *shall I look into it?*
-# - on the way up, if so, with `recurse=False`: *shall it be a unit?*
+# - on the way down with `recurse=True`: *should the walk enter this module?*
+# - on the way up, if it was entered, with `recurse=False`: *should this module be a unit?*
 #
-# `nonwrapped_numel` is how many elements of parameters it has: on the way down all of them, on the way up those that no
-# unit inside it has taken by then. The simplest policy knows nothing of the model: a module is a unit as soon as it has
-# `least` elements left. Two kinds of class are spared. `nn.MultiheadAttention` uses its children's weights without
-# calling them, so nothing in it may be a unit. `nn.ModuleList` and `nn.ModuleDict` are never called themselves, so a
-# unit of theirs would never be gathered; what is in them may be units.
+# `nonwrapped_numel` is the number of parameter elements in the module: on the way down all of
+# them, on the way up those outside the units already made inside it. The simplest policy looks
+# only at sizes: a module becomes a unit as soon as it has `least` elements left. Two kinds of
+# class are exempt. `nn.MultiheadAttention` uses its children's weights without calling them, so no
+# module inside it may be a unit. `nn.ModuleList` and `nn.ModuleDict` are never called themselves,
+# so a unit made of one would never be gathered; their children may be units.
 
 # %%
 SIZES = {name: sum(p.numel() for p in m.parameters()) for name, m in gpt().named_modules() if name}
@@ -176,24 +182,25 @@ predict("10a.1", ..., "units by size, least = 16,000, the root's included")
 # %% tags=["exercise-10a.1"]
 @exercise("10a.1")
 def by_size(module: nn.Module, recurse: bool, nonwrapped_numel: int, least: int) -> bool:
-    """A module is a unit as soon as it has `least` elements of parameters that are in no unit yet.
+    """A module is a unit as soon as it has `least` parameter elements outside any unit.
 
     Args:
         module: the module in question.
-        recurse: True: shall it be looked into? False: shall it be a unit?
-        nonwrapped_numel: elements of its parameters, of those that are in no unit yet.
+        recurse: True: should the walk enter it? False: should it be a unit?
+        nonwrapped_numel: elements of its parameters that are in no unit yet.
         least: the least number of elements of a unit.
 
     Returns:
-        To either question no, if it has fewer than `least`. Otherwise yes, but: into an `nn.MultiheadAttention` nobody
-        looks, and an `nn.ModuleList` or `nn.ModuleDict` is no unit.
+        False for either value of `recurse` if it has fewer than `least` elements. Otherwise True,
+        with two exceptions: False with `recurse=True` for an `nn.MultiheadAttention`, and False
+        with `recurse=False` for an `nn.ModuleList` or `nn.ModuleDict`.
     """
     ...
 
 
 # %%
 class Marked(nn.Module):
-    """Stands for a unit where there is nobody to shard with."""
+    """Stands for a unit where there is no other rank to shard with."""
 
     def __init__(self, module: nn.Module) -> None:
         super().__init__()
@@ -214,11 +221,11 @@ slips = {"without the root's": len(units), "`down` has 189 elements fewer than `
 outcome("10a.1", 1 + len(units), how="computed", slips=slips)
 
 # %% [markdown]
-# At torch's default, a hundred million elements, a small model is nothing but the root. At 100,000 the `ModuleList`
-# would be the only unit, if it were not spared. At 16,000 `up` is a unit and `down` is not: a bias more or less
-# decides. A size says nothing about which modules run together.
+# At torch's default, a hundred million elements, a small model is only the root. At 100,000 the
+# `ModuleList` would be the only unit, were it not exempt. At 16,000 `up` is a unit and `down` is
+# not: the size of a bias decides. Size alone does not show which modules run together.
 #
-# The policy is also torch's: handed to torch's own wrapping it must name the same modules as
+# torch has the same policy. Passed to torch's own wrapping, yours must name the same modules as
 # `size_based_auto_wrap_policy` does.
 
 # %%
@@ -242,13 +249,14 @@ for least in (100_000, 60_000, 30_000, 16_000):
 #
 # *15 minutes, hard*
 #
-# Write the walk that applies a policy to a tree of modules. The order matters: the innermost first, so that an outer
-# module's unit is what its inner units have left. And a module may be in two places of the tree (layers that share all
-# their weights, as in ALBERT): it becomes one unit, in both.
+# Write the walk that applies a policy to a tree of modules. The order matters. Inner modules come
+# first, and an outer module's unit gets the remaining parameters. A module may also appear in two
+# places of the tree (layers that share all their weights, as in ALBERT). It then becomes one unit,
+# in both places.
 #
-# In a step of U units (the root's among them; each called once, and each with something to train) how many messages
-# does a rank issue? Lab 05 counted: the root is gathered once, every other unit twice, and each is reduced once. Say it
-# for a policy that makes a unit of each *block*.
+# Take a step with U units, including the root. Each unit runs once and has trained parameters. How
+# many messages does a rank issue? Lab 05 counted: the root is gathered once, every other unit
+# twice, and each is reduced once. Predict the number for a policy that makes each *block* a unit.
 
 # %%
 predict("10a.2", ..., "messages of one step, each of the 6 blocks a unit")
@@ -260,29 +268,34 @@ def wrap_where(module: nn.Module, policy: Callable[..., bool], wrap: Callable[[n
     """Replace the submodules that `policy` names by `wrap(submodule)`, innermost first.
 
     Args:
-        module: below it the walk goes; it is not asked about and not replaced itself.
-        policy: called as `policy(module=..., recurse=..., nonwrapped_numel=...)`. For each module below `module`, and
-            once each: first with `recurse=True` and the elements of all its parameters, frozen or not, a tied one once;
-            if the answer is yes, then its children are walked, and it is asked about again with `recurse=False` and
-            the elements that no unit inside it has. If the first answer is no, nothing in it is looked at, and it is no
-            unit.
-        wrap: returns what takes a module's place. Below what it returns nobody looks any more, and the parameters of
-            what it took may be shards from then on: count before.
+        module: the walk covers the modules below it; the policy is not called for it, and it is
+            not replaced itself.
+        policy: the walk visits each module below `module` once and calls
+            `policy(module=..., recurse=..., nonwrapped_numel=...)`, first with `recurse=True` and
+            the elements of all its parameters, frozen or not, a tied one counted once. If the
+            answer is True, the walk covers its children and then calls the policy again with
+            `recurse=False` and the elements that are in no unit inside it. If the first answer is
+            False, the walk does not enter the module, and it is not a unit.
+        wrap: returns the module's replacement. The walk does not look below the replacement again.
+            The parameters of the wrapped module may be shards from then on: count before the call.
 
-    A module that the tree holds under several names, in one parent or in several, is asked about and wrapped once, and
-    what `wrap` returned is then under each of them. Children stand in `parent._modules`, by name; a child may be None.
+    A module that the tree holds under several names, in one parent or in several, goes to the
+    policy and to `wrap` once, and its replacement is then under each name. Children are in
+    `parent._modules`, by name; a child may be None.
 
     Returns:
-        how many elements of parameters the units below `module` hold. A unit under two names of a parent counts once;
-        one in two parents in each of them, as in torch (then what is left above may be negative), or once in all.
+        the number of parameter elements that the units below `module` hold. A unit under two names
+        of one parent counts once. A unit in two parents counts in each of them, as in torch (the
+        remainder above may then be negative), or once in all.
     """
     ...
 
 
 # %% [markdown]
-# Here is what your walk and your policy become: an FSDP in 40 lines. `Sharded` is a unit around a module, `lab_fsdp`
-# puts it everywhere where the policy says so. The engine, the flat parameter and the unit are minifsdp's, those of
-# labs 04 and 05. `fill` writes the first values into the flat buffer: for now it copies the module's.
+# Your walk and your policy become an FSDP in 40 lines. `Sharded` is a unit around a module.
+# `lab_fsdp` puts one around each module that the policy names. The engine, the flat parameter and
+# the unit are minifsdp's, from labs 04 and 05. `fill` writes the first values into the flat
+# buffer. For now it copies the module's.
 
 
 # %%
@@ -294,7 +307,7 @@ def copied(views: list[Tensor], params: ParamPlaces) -> None:
 
 
 class Sharded(nn.Module):
-    """One unit: the parameters of `module` that no `Sharded` inside it has."""
+    """One unit: the parameters of `module` outside any inner `Sharded`."""
 
     engine: Engine
 
@@ -325,7 +338,7 @@ def lab_fsdp(
     fill: Fill = copied,
     tell: Callable[[Sharded], Any] = lambda unit: None,
 ) -> Sharded:
-    """Your FSDP; `tell` hears of each unit as soon as it is sharded."""
+    """Your FSDP; `tell` is called with each unit as soon as it is sharded."""
 
     def wrap(module: nn.Module) -> Sharded:
         check_not_shared(model, module)  # a tied parameter belongs in one unit
@@ -346,7 +359,7 @@ def lab_fsdp(
 
 
 def instances_of(*classes: type[nn.Module]) -> Callable[..., bool]:
-    """The policy that transformers are wrapped with: look everywhere, every instance of a class is a unit."""
+    """The usual policy for transformers: each instance of a class is a unit."""
     return lambda module, recurse, nonwrapped_numel: recurse or isinstance(module, classes)
 
 
@@ -361,9 +374,10 @@ POLICIES = {
 # %% [markdown]
 # ### Measured: units, messages and peak of five policies (C20)
 #
-# The prediction needs nothing but the list of units. Messages: 3 U - 1. Unsharded parameters: the root is whole all
-# the time, and beside it the unit that runs, with the units that it lies in (by size, `up` lies in a unit that is its
-# block without `up`). Each in padded bytes. (Prefetch, lab 07, would add the unit that runs next.)
+# The prediction needs only the list of units. There are 3 U - 1 messages. Unsharded parameters are
+# the root, which stays whole, the unit that runs, and the units around that one (by size, `up`
+# lies in a unit that is its block without `up`). Count each in padded bytes. (Prefetch, lab 07,
+# would add the unit that runs next.)
 
 
 # %% tags=["C20"]
@@ -378,7 +392,7 @@ def unit_sizes(model: Sharded) -> dict[str, tuple[int, int]]:
 
 
 def predicted_unsharded(units: dict[str, tuple[int, int]]) -> int:
-    """Bytes of the root, and of the unit that is largest together with those around it."""
+    """Bytes of the root plus the largest unit, counted with the units around it."""
     whole = {name: 4 * sum(size) for name, size in units.items()}
     root = whole.pop("root")
     around = {name: [outer for outer in whole if name == outer or name.startswith(f"{outer}.")] for name in whole}
@@ -430,8 +444,9 @@ plots.stages(
 )
 
 # %% [markdown]
-# Small units save memory, and cost messages. Why not a unit for every Linear, then? A message has a latency of its own,
-# whatever its size (lab 01). On an emulated link with 1 ms latency and 100 MB/s:
+# Small units save memory, and cost messages. Making every Linear a unit costs time, because each
+# message has a latency, whatever its size (lab 01). On an emulated link with 1 ms latency and 100
+# MB/s:
 
 
 # %% tags=["nbval-ignore-output"]
@@ -467,15 +482,16 @@ plots.timeline(
 )
 
 # %% [markdown]
-# A message costs its latency, and work on the host besides (on a CPU that also computes, the larger part). The single
-# unit is the fastest, and the choice for a model that fits as a whole. Otherwise a transformer's block is the usual
-# unit: it runs as a whole, there are many of one size, and its messages are large. Overlap and prefetch (labs 06 and
-# 07) hide messages behind computing, as far as there is enough of it.
+# A message costs its latency and some work on the host (on a CPU that also computes, the work is
+# the larger part). The single unit is the fastest, and the right choice for a model that fits
+# whole. Otherwise a transformer's block is the usual unit: it runs as a whole, all blocks have one
+# size, and their messages are large. Overlap and prefetch (labs 06 and 07) hide as many messages
+# as the compute can cover.
 #
 # ### Measured: a unit is no pipeline stage (C9)
 #
-# Six layers, three pairs, four units; drawn from what the wrapped model says. Each rank writes down which blocks it
-# runs: all of them, as lab 04 found.
+# Six layers in three pairs make four units, drawn here from the wrapped model. Each rank records
+# the blocks that it runs: all of them, as lab 04 found.
 
 
 # %% tags=["C9"]
@@ -484,7 +500,7 @@ LAYERS = ["embed", "position", *BLOCKS, "norm", "head"]
 
 
 def layouts_and_runs() -> tuple[dict[str, dict[str, int]], list[str]]:
-    """Elements by layer of each unit's flat parameter, and the blocks that this rank ran."""
+    """Elements by layer of each unit's flat parameter; the blocks that this rank ran."""
     model, ran = gpt().to(rank_device()), list[str]()
     for name in BLOCKS:
         model.get_submodule(name).register_forward_hook(lambda *_, name=name: ran.append(name))
@@ -524,8 +540,9 @@ plots.units(
 # %% [markdown]
 # ### Break it: the tied head
 #
-# Most language models use one matrix twice: as the embedding, and as the head. In two units it would be sharded twice,
-# and nobody would add its two gradients. Two policies that look harmless, on the tied GPT:
+# Most language models use one matrix twice: as the embedding, and as the head. In two units it
+# would be sharded twice, and its two gradients would never be added. Two policies that look
+# harmless make this mistake on the tied GPT:
 
 # %% tags=["C9"]
 for name in ("every Linear", "by size"):
@@ -538,21 +555,22 @@ for name in ("every Linear", "by size"):
     assert {"head.weight", "embed.weight"} <= set(said.replace(",", "").split())
 
 # %% [markdown]
-# Both names, and the cure. (torch's FSDP1 shards the matrix twice without a word, and trains two copies that drift
-# apart.) With `{Block}` both places stay in the root, and all is well. That root is large then: in a model with a large
-# vocabulary the embedding *is* the largest unit.
+# The message gives both names and the cure. (torch's FSDP1 shards the matrix twice without a
+# warning, and trains two copies that drift apart.) With `{Block}` both places stay in the root,
+# and training is correct. The root is then large: with a large vocabulary the embedding *is* the
+# largest unit.
 #
 # ### Break it: one module of another dtype
 #
-# A flat parameter has one dtype. Norms in float32 while the rest is in bfloat16, or a float32 adapter beside a bfloat16
-# base ([peft#484](https://github.com/huggingface/peft/issues/484),
-# [axolotl#1494](https://github.com/axolotl-ai-cloud/axolotl/issues/1494)), end in a message. Here with the names that
-# torch leaves out:
+# A flat parameter has one dtype. Norms in float32 in a bfloat16 model raise an error, and so does
+# a float32 adapter on a bfloat16 base ([peft#484](https://github.com/huggingface/peft/issues/484),
+# [axolotl#1494](https://github.com/axolotl-ai-cloud/axolotl/issues/1494)). minifsdp's error names
+# the parameters; torch's does not:
 
 
 # %%
 def flattened(module: nn.Module) -> Marked:
-    """A unit as far as flattening goes."""
+    """Flatten a unit's parameters, and do nothing more with them."""
     inner = [m for m in module.modules() if isinstance(m, Marked)]
     FlatParameter(find_parameters(module, skip=inner), rank=0, ranks=RANKS)
     return Marked(module)
@@ -571,28 +589,31 @@ for classes in ((Block,), (Block, nn.LayerNorm)):
         print(f"{{{names}}}: {error}")
 
 # %% [markdown]
-# A unit of its own is the cure where few modules differ, an adapter for instance. Thirteen norms become thirteen small
-# units with three messages each, 59 a step instead of 20: there it is better to store everything in one dtype, and to
-# compute in another by `MixedPrecision` (lab 09).
+# If few modules differ, an adapter for instance, give them units of their own. Thirteen norms
+# would become thirteen small units with three messages each, 59 a step instead of 20. It is then
+# better to store everything in one dtype and to compute in another with `MixedPrecision` (lab 09).
 #
 # ## 10a.3 One unit from meta
 #
 # *12 minutes, medium*
 #
-# So far each rank built the whole model first and sharded it then. For a model that no rank can hold, that is the end.
-# **Deferred initialization** (FSDP paper, section 4.1): build the model on the `meta` device, where a tensor has a
-# shape and no memory. Then give one unit memory, initialize it, keep a shard, free it, and go on to the next.
+# So far each rank has built the whole model and then sharded it. That fails for a model too large
+# for one rank. **Deferred initialization** (FSDP paper, section 4.1) builds the model on the
+# `meta` device, where a tensor has a shape and no memory. Then, for one unit at a time, it
+# allocates memory, initializes the unit, keeps a shard and frees the rest.
 #
-# torch's convention: a module with parameters of its own has a method `reset_parameters()` that writes *them*, and not
-# its children's, in place. The memory that it should write to is there already: `FlatParameter` makes its buffer, hands
-# out a view for each parameter to be filled, and takes the shard from that. So nothing else is needed. Fill them.
+# By torch's convention a module with parameters of its own has a method `reset_parameters()` that
+# writes *them* in place, and not its children's. The memory is already there: `FlatParameter`
+# allocates its buffer, hands out a view for each parameter, and cuts the shard from the buffer.
+# Fill these views.
 #
-# Unwritten memory is the trap: it has values, just not yours. No initialization writes NaN on purpose, so write that
-# first, and look afterwards.
+# Unwritten memory is the trap: it holds values, but not yours. No initialization writes NaN on
+# purpose, so fill the memory with NaN first, and check for NaN afterwards.
 #
-# The model's parameters take 4Ψ = 1,297,820 bytes. Predict the peak of a rank of 2 while it shards the model block by
-# block, the root last: all shards so far, its own included, and the unit that is being sharded. (A block has 48,447
-# elements, the root 33,773; for two ranks a flat parameter is padded to an even number.)
+# The model's parameters take 4Ψ = 1,297,820 bytes. Predict the peak on one of 2 ranks while it
+# shards the model block by block, the root last. The rank then holds all shards so far, the
+# current unit's shard included, and the current unit whole. (A block has 48,447 elements, the root
+# 33,773; for two ranks a flat parameter is padded to an even number.)
 
 # %%
 predict("10a.3", ..., "bytes at the peak of construction from meta, blocks as units, 2 ranks")
@@ -601,20 +622,23 @@ predict("10a.3", ..., "bytes at the peak of construction from meta, blocks as un
 # %% tags=["exercise-10a.3"]
 @exercise("10a.3")
 def fill_from_meta(views: list[Tensor], params: ParamPlaces) -> None:
-    """Give the parameters of one unit, on the meta device so far, their first values in the flat buffer.
+    """Write the first values of one unit's parameters, now on meta, into the flat buffer.
 
     Args:
-        views: for each parameter, in the order of `params`, its memory in its shape; holds anything so far.
+        views: for each parameter, in the order of `params`, its memory in its shape; the contents
+            are arbitrary.
         params: `{parameter: places}`. A place has `module`, `attribute` ("weight") and `name` ("blocks.0.qkv.weight");
             a tied parameter has several. `place.module._parameters[place.attribute]` is the parameter, on meta.
 
-    Every module that is a place of one of the parameters has its `reset_parameters()` called once (they all have it),
-    in the order in which they come in `params`, while it has a Parameter in the view's memory at each of its places. No
-    other module's is called: there may be children that are another unit's. Afterwards, unless it raises, the modules
-    have the meta parameters again, the same objects. No memory but that of the views is used.
+    Call `reset_parameters()` once on every module that is a place of one of the parameters (they
+    all have the method), in the order of `params`. During the call each of the module's places
+    holds a Parameter in the view's memory. Call it on no other module: a child may belong to
+    another unit. Afterwards, unless it raises, the modules have the meta parameters again, the
+    same objects. Use no memory but that of the views.
 
     Raises:
-        RuntimeError: some element has not been written; names all such parameters, by their first places' names.
+        RuntimeError: an element is unwritten; names all such parameters, by their first places'
+            names.
     """
     ...
 
@@ -622,8 +646,8 @@ def fill_from_meta(views: list[Tensor], params: ParamPlaces) -> None:
 # %% [markdown]
 # ### Measured: shards and one unit at the peak (C19)
 #
-# The ledger, from before the model is built to the last shard: eager, from meta with your function, and torch's FSDP
-# from meta.
+# The ledger runs from before the model is built to the last shard, for three constructions: eager,
+# from meta with your function, and torch's FSDP from meta.
 
 
 # %% tags=["C19"]
@@ -676,7 +700,7 @@ PADDED = [numel + numel % RANKS for numel in NUMELS]  # as two ranks need it
 
 
 def peak_of_construction(*beside: list[int]) -> int:
-    """Bytes of the shards so far, and of what there is beside them of the unit under way; all in elements."""
+    """Bytes of the shards so far plus the buffers of the current unit; arguments in elements."""
     return 4 * max(sum(PADDED[: i + 1]) // RANKS + sum(each[i] for each in beside) for i in range(len(PADDED)))
 
 
@@ -708,14 +732,15 @@ plots.curve(
 )
 
 # %% [markdown]
-# torch holds two units at a time: it materializes the modules and then copies them into a flat buffer
-# (`_materialize_meta_module` in `torch/distributed/fsdp/_init_utils.py`). minifsdp initializes in the flat buffer, as
-# you did.
+# torch holds two units at a time: it materializes the modules and then copies them into a flat
+# buffer (`_materialize_meta_module` in `torch/distributed/fsdp/_init_utils.py`). minifsdp
+# initializes in the flat buffer, like your function.
 #
 # ### Break it: reset_parameters is not what your model does
 #
-# Is the model from meta the model that you meant? The course's GPT draws its embeddings small, `std=0.02`, in *its own*
-# constructor. On meta that wrote nothing, and what ran afterwards is `nn.Embedding.reset_parameters`:
+# The model from meta may differ from the eager one. The course's GPT draws small embeddings,
+# `std=0.02`, in *its own* constructor. On meta the constructor wrote nothing, and
+# `nn.Embedding.reset_parameters` ran afterwards:
 
 
 # %%
@@ -732,29 +757,31 @@ print(f"standard deviation of the embedding: eager {both[0]:.2f}, from meta {bot
 assert both[1] > 10 * both[0]
 
 # %% [markdown]
-# Fifty times too large, and neither an error nor a NaN. And models from
-# `transformers` have no `reset_parameters` in their own layers at all; they initialize in `_init_weights(module)`.
-# That is what `param_init_fn` is for.
+# The embedding is fifty times too large, and there is neither an error nor a NaN. Models from
+# `transformers` have no `reset_parameters` in their own layers at all; they initialize in
+# `_init_weights(module)`. `param_init_fn` covers both cases.
 #
 # ## 10a.4 A param_init_fn whose values do not depend on the wrapping
 #
 # *15 minutes, hard*
 #
-# `FullyShardedDataParallel(..., param_init_fn=f)` calls `f(module)`, instead of `reset_parameters()`, for each module
-# of a unit in which anything is on meta. `f` must give the module's own tensors memory, by
-# `module.to_empty(device=..., recurse=False)`, and values.
+# If any tensor of a unit is on meta, `FullyShardedDataParallel(..., param_init_fn=f)` calls
+# `f(module)`, instead of `reset_parameters()`, for each module of the unit. `f` must allocate the
+# module's own tensors with `module.to_empty(device=..., recurse=False)` and write their values.
 #
-# Buffers are in no flat parameter, but on meta like the rest, and those with `persistent=False` are in no checkpoint
-# either. A Llama's RoPE frequencies `inv_freq` are such a buffer, computed in a constructor: on meta that was in vain,
-# so the initializer has to do it again (`_init_weights` of transformers 5 does).
+# Buffers are on meta too, but not in the flat parameter, and those with `persistent=False` are in
+# no checkpoint either. A Llama's RoPE frequencies `inv_freq` are such a buffer. The constructor
+# computes them, which has no effect on meta, so the initializer must compute them again
+# (`_init_weights` of transformers 5 does).
 #
-# There is one more catch. Eager code draws all values from one generator, in the order of construction. From meta the
-# order is that of the units, innermost first, and a rank that has drawn a number more is out of step from then on. So
-# that policy, ranks and order make no difference, each module gets a seed of its own, made from its name. (Python's
-# `hash()` of a string will not do: it differs from process to process. `crc32(name.encode())` does not.)
+# There is one more catch. Eager code draws all values from one generator, in the order of
+# construction. From meta the order is that of the units, innermost first, and one extra draw on a
+# rank shifts all its later values. Each module therefore gets a seed of its own, made from its
+# name: then policy, ranks and order make no difference. (Python's `hash()` of a string differs
+# from process to process. `crc32(name.encode())` does not.)
 #
-# `to_empty` makes memory of its own, without padding, which is then copied into the flat buffer. So what is the peak
-# now, in the setting of 10a.3?
+# `to_empty` allocates separate memory, without padding, which is then copied into the flat buffer.
+# What is the peak now, in the setting of 10a.3?
 
 # %%
 predict("10a.4", ..., "bytes at the peak of construction with a param_init_fn, blocks as units, 2 ranks")
@@ -765,29 +792,32 @@ predict("10a.4", ..., "bytes at the peak of construction with a param_init_fn, b
 def initializer(
     model: nn.Module, reset: Callable[[nn.Module], None], where: torch.device, seed: int
 ) -> Callable[[nn.Module], None]:
-    """A `param_init_fn`: a module's values depend on the seed and on its name in `model`, and on nothing else.
+    """A `param_init_fn`: a module's values depend only on the seed and its name in `model`.
 
     Args:
-        model: the whole model before anything is wrapped (wrapping changes names, and replaces modules by wrappers). A
-            module that is in it several times has the first of its names, which is what `named_modules()` tells.
-        reset: writes values into the parameters and buffers of a module that are its own, not its children's.
+        model: the whole model before anything is wrapped (wrapping changes names, and replaces
+            modules by wrappers). A module that is in it several times has the first of its names,
+            the one that `named_modules()` yields.
+        reset: writes values into a module's own parameters and buffers, not its children's.
         where: the device on which meta tensors get memory.
         seed: of the model.
 
     Returns:
-        A function of a module of `model`. It deals with the parameters and buffers that are the module's own
-        (`module._parameters`, `module._buffers`; an entry may be None) and touches no child. If there are none, it does
-        nothing. If any is on meta, it gives them memory on `where`, filled with NaN. Then it sets torch's seed to
-        `seed + crc32(name.encode())`, and calls `reset(module)`, without gradients being recorded; also for a module
-        that is not on meta. All of the model's parameters and buffers are floating point.
-        It raises RuntimeError if any of them still has a NaN, and names all that have: "blocks.0.block0.qkv.weight".
+        A function of a module of `model`. It handles the module's own parameters and buffers
+        (`module._parameters`, `module._buffers`; an entry may be None) and touches no child. If
+        there are none, it does nothing. If any is on meta, it gives them memory on `where`, filled
+        with NaN. Then it sets torch's seed to `seed + crc32(name.encode())` and calls
+        `reset(module)` without recording gradients; it does both for a module that is not on meta,
+        too. All of the model's parameters and buffers are floating point. It raises RuntimeError
+        if any of them still contains a NaN, and names every such tensor:
+        "blocks.0.block0.qkv.weight".
     """
     ...
 
 
 # %%
 def reset_gpt(module: nn.Module) -> None:
-    """What the course's GPT does in its constructors, for one module."""
+    """The initialization from the course's GPT constructors, for one module."""
     module.reset_parameters()
     if isinstance(module, nn.Embedding):
         nn.init.normal_(module.weight, std=0.02)
@@ -801,7 +831,7 @@ def eager_values(model: nn.Module, initialize: Callable[[nn.Module], None]) -> n
 
 
 def from_meta(policy: Any) -> tuple[int, bool]:
-    """Peak of construction, and whether all values are those of an eager model."""
+    """Peak of construction; True if all values equal those of an eager model."""
     with Ledger() as ledger:
         with torch.device("meta"):
             model = gpt()
@@ -815,7 +845,7 @@ def from_meta(policy: Any) -> tuple[int, bool]:
 
 
 def forgetful(module: nn.Module) -> None:
-    """Forgets what is in no Linear."""
+    """Initializes only Linear layers."""
     if isinstance(module, nn.Linear):
         module.reset_parameters()
 
@@ -839,7 +869,7 @@ def calibrated() -> nn.Module:
 
 
 def refusals() -> list[str]:
-    """What happens when something stays unwritten, and when an initializer needs another unit's parameter."""
+    """The errors for unwritten values and for a parameter of another unit."""
     said = []
     with torch.device("meta"):
         model, needs = gpt(), calibrated()
@@ -884,18 +914,21 @@ assert "embed.weight" in said[0]
 assert "sharded" in said[1]
 
 # %% [markdown]
-# Two consequences of the seeds. After construction torch's generator is in the same state on every rank, so dropout
-# would be the same everywhere: seed again by rank, or seed the initializer inside `torch.random.fork_rng()`. And the
-# values are those of an eager model on the same kind of device: CPU and CUDA draw other numbers from one seed.
+# The seeds have two consequences. After construction torch's generator is in the same state on
+# every rank, so dropout would be the same everywhere: seed again by rank, or seed the initializer
+# inside `torch.random.fork_rng()`. The values equal an eager model's only on the same kind of
+# device: CPU and CUDA draw different numbers from one seed.
 #
-# The last line is the limit of deferred initialization that the paper names: an initializer sees one unit. The
-# embedding is a unit of its own here, sharded by the time that the head is initialized. Two ways out: put both into
-# one unit; or initialize such modules after wrapping, inside `FullyShardedDataParallel.summon_full_params(model)`,
-# which writes back what changed and gathers the whole model for it.
+# The last line shows the limit of deferred initialization that the paper names: an initializer
+# sees one unit. The embedding is a unit of its own here, and is already sharded when the head is
+# initialized. There are two ways out. Put both into one unit, or initialize such modules after
+# wrapping, inside `FullyShardedDataParallel.summon_full_params(model)`, which gathers the whole
+# model and writes the changes back.
 #
-# (A third recipe: rank 0 builds eagerly, the others on meta, and `sync_module_states=True` sends each unit's values.
-# Rank 0 has the whole model in memory then; that is how checkpoints from elsewhere are often loaded. minifsdp needs no
-# function for it. torch's FSDP1 calls `reset_parameters` on meta ranks all the same, so there they get
+# (In a third recipe rank 0 builds eagerly, the others build on meta, and `sync_module_states=True`
+# sends each unit's values. Rank 0 then has the whole model in memory. External checkpoints are
+# often loaded this way. minifsdp needs no function for it. Even then torch's FSDP1 calls
+# `reset_parameters` on meta ranks, so they need
 # `param_init_fn=lambda module: module.to_empty(device=device, recurse=False)`.)
 #
 # ## 10a.5 From DDP to FSDP
@@ -907,12 +940,13 @@ assert "sharded" in said[1]
 #     model = DistributedDataParallel(build().to(device))
 #     optimizer = AdamW(model.parameters(), lr=1e-3)
 #
-# Write what takes their place. Then your function turns a script for a small Llama from `transformers`, whose head is
-# tied to its embedding. (`auto_wrap_policy` also takes a set of classes, which torch wants in a `ModuleWrapPolicy`.
-# `device_id` is where units compute and shards lie.)
+# Write their replacement. The lab then applies your function to a script for a small Llama from
+# `transformers` with its head tied to its embedding. (`auto_wrap_policy` also takes a set of
+# classes; torch requires a `ModuleWrapPolicy` around it. `device_id` is the device for compute and
+# shards.)
 #
-# Before that: how many elements does the optimizer of each of 2 ranks update, if the model has 158,112 and pads
-# nothing?
+# First predict: how many elements does the optimizer on each of 2 ranks update, if the model has
+# 158,112 and needs no padding?
 
 # %%
 predict("10a.5", ..., "elements that one rank's optimizer updates, 158,112 in the model, 2 ranks")
@@ -926,17 +960,17 @@ def shard_script(
     make_init: Callable[[nn.Module], Callable[[nn.Module], None]],
     where: torch.device,
 ) -> tuple[FullyShardedDataParallel, Optimizer]:
-    """What takes the place of `model = DDP(build())` and `optimizer = AdamW(model.parameters(), lr=1e-3)`.
+    """Replace `model = DDP(build())` and `optimizer = AdamW(model.parameters(), lr=1e-3)`.
 
     Args:
-        build: makes the model, on the device that is the default (`with torch.device(...)`); to be called once.
-        blocks: classes of the modules that are units. Tied parameters are all outside of them.
+        build: makes the model on the default device (`with torch.device(...)`); call it once.
+        blocks: classes of the modules that become units. All tied parameters are outside them.
         make_init: given the model, before it is wrapped, returns its `param_init_fn`.
         where: the device to compute on.
 
     Returns:
-        The model under FULL_SHARD and its AdamW with lr=1e-3. At no time does a rank hold the whole model: at its peak
-        its shards and two units.
+        The model under FULL_SHARD and its AdamW with lr=1e-3. A rank never holds the whole model:
+        its peak is its shards and two units.
     """
     ...
 
@@ -944,8 +978,8 @@ def shard_script(
 # %% [markdown]
 # ### Measured: what the change takes (C21)
 #
-# One launch does it all, since each rank has to import `transformers`: the DDP script, yours, and yours with one thing
-# forgotten at a time.
+# Each rank has to import `transformers`, so one launch runs everything: the DDP script, yours, and
+# yours with one change left out at a time.
 
 
 # %%
@@ -1027,7 +1061,7 @@ def change_the_script() -> dict[str, Any]:
         return model, optimizer, model.clip_grad_norm_
 
     def early_in_torch() -> bool:
-        """Whether a step of an optimizer that was built before torch's FSDP changes anything."""
+        """True if an optimizer that was built before torch's FSDP changes any parameter."""
         import warnings
 
         from torch.distributed.fsdp import FullyShardedDataParallel as TorchFSDP
@@ -1124,26 +1158,31 @@ assert of["generates"]
 assert of["keys"]
 
 # %% [markdown]
-# Five of these say nothing when they are forgotten, under torch's FSDP1. Without *build on meta* it is only memory,
-# *tied weights* drift apart (above), and:
+# Under torch's FSDP1 five of these raise no error when you forget them. Without *build on meta*
+# you lose only memory, *tied weights* drift apart (above), and:
 #
-# - **No policy** trains, and has all parameters and all gradients of the model whole at the peak, whatever N.
-# - **The optimizer built first** has the parameters of before, with which nobody computes any more. They get no
-#   gradient, so it skips them, and the loss stays where it is. It also keeps them in memory. (With
-#   `use_orig_params=True` torch keeps the Parameters, and it trains. minifsdp looks at each `step()` whether somebody
-#   still computes with what it is to update.)
-# - **`torch.nn.utils.clip_grad_norm_`** sees this rank's shards, so it gets the norm of *a part*, another one on each
-#   rank, and each rank scales its shards by its own factor: the direction of the gradient changes, not only its length.
-#   Squared they add up to the true one, which is what the model's own `clip_grad_norm_` computes, with one all-reduce.
+# - **No policy**: the model trains, and holds all its parameters and gradients whole at the peak,
+#   whatever N.
+# - **The optimizer built first** has the old parameters, which the model no longer uses. They get
+#   no gradient, so the optimizer skips them, and the loss does not change. It also keeps them in
+#   memory. (With `use_orig_params=True` torch keeps the Parameters, and the model trains. minifsdp
+#   checks at each `step()` that the model still uses the optimizer's parameters.)
+# - **`torch.nn.utils.clip_grad_norm_`** sees only this rank's shards, so it computes the norm of
+#   *a part*, a different one on each rank. Each rank scales its shards by its own factor, which
+#   changes the direction of the gradient as well as its length. The squares of these norms add up
+#   to the square of the true norm. The model's own `clip_grad_norm_` computes it, with one
+#   all-reduce.
 #
-# `generate()` is a method that is not `forward`, so nobody gathers the root. Inside `summon_full_params` it works, and
-# gives the tokens of the whole model; `register_fsdp_forward_method(model, "generate")` makes it gather as a forward
-# does (torch has that for FSDP2 only). And the checkpoint, the folklore's second change: `model.state_dict()` has the
-# names of the plain model, and gathers the whole of it on every rank. What to do about that is lab 10b.
+# `generate()` is not `forward`, so the root is not gathered. Inside `summon_full_params` it works,
+# and gives the tokens of the whole model. `register_fsdp_forward_method(model, "generate")` makes
+# it gather as a forward does (torch has this for FSDP2 only). The checkpoint, the folklore's
+# second change, needs work too: `model.state_dict()` has the names of the plain model, and gathers
+# the whole model on every rank. Lab 10b avoids this.
 #
-# torch's FSDP2, `fully_shard(module)`, is called by hand, block by block and on the model last, and shards each
-# parameter by itself. From meta it shards first, then `model.to_empty(device=...)` gives memory to the shards alone,
-# and then they are initialized. `torch.nn.utils.clip_grad_norm_` is right there; the optimizer still comes last.
+# torch's FSDP2, `fully_shard(module)`, is called by hand, block by block and on the model last,
+# and shards each parameter by itself. From meta it shards first, then `model.to_empty(device=...)`
+# allocates the shards alone, and then they are initialized. `torch.nn.utils.clip_grad_norm_` is
+# correct under FSDP2; the optimizer still comes last.
 
 
 # %%
@@ -1162,49 +1201,54 @@ plots.stages(
 # %% [markdown]
 # ## What is still missing
 #
-# The model trains; what it has learnt is in N shards of 7 flat parameters, and so is the optimizer's state. A
-# checkpoint should not care about N, and should not need the whole model in one memory. That is **lab 10b**.
+# The model trains. Its parameters and the optimizer's state are in N shards of 7 flat parameters.
+# A checkpoint should not depend on N, and should not need the whole model in one memory. **Lab
+# 10b** builds one.
 #
 # ## What to remember
 #
-# 1. Wrapping decides everything: print the table of units (`minifsdp.course.describe(model)`), always. With one unit
-#    for everything the peak has whole parameters and whole gradients, whatever N.
-# 2. A policy is asked on the way down and on the way up. U units cost 3 U - 1 messages a step; the unsharded peak is
-#    the root, the largest unit, and what is prefetched (lab 07; by default one unit more). Blocks are the usual choice;
-#    tied parameters must stay in one unit.
-# 3. From meta, unit by unit: shards and one unit at the peak if values are written in the flat buffer, shards and two
-#    with `param_init_fn` or torch.
-# 4. `reset_parameters` is each module's own, never its children's. What it does not do, a constructor's own
-#    initialization for instance, has to come from a `param_init_fn`, seeded so that order and ranks do not matter; and
-#    it has to write the buffers.
-# 5. From DDP to FSDP: wrap, policy, meta, initialization, the optimizer *after* wrapping, the model's own clipping, no
-#    method but `forward`, and the checkpoint.
+# 1. Wrapping decides memory and messages: always print the table of units
+#    (`minifsdp.course.describe(model)`). With a single unit the peak has whole parameters and
+#    whole gradients, whatever N.
+# 2. A policy is called on the way down and on the way up. U units cost 3 U - 1 messages a step;
+#    the unsharded peak is the root, the largest unit, and the prefetched units (lab 07; by default
+#    one). Blocks are the usual choice; tied parameters must stay in one unit.
+# 3. From meta, unit by unit, the peak is the shards and one unit if values are written in the flat
+#    buffer, the shards and two units with `param_init_fn` or torch.
+# 4. `reset_parameters` writes a module's own parameters, never its children's. Any other
+#    initialization, a constructor's for instance, needs a `param_init_fn`, seeded so that order
+#    and ranks do not matter. It must also write the buffers.
+# 5. From DDP to FSDP you change: the wrap, the policy, meta, initialization, the optimizer *after*
+#    wrapping, the model's own clipping, no method but `forward`, and the checkpoint.
 #
 # ## Questions
 #
-# **1. A model of 80 equal blocks, an embedding as large as 4 blocks, the head tied to it. Wrapped by block: what limits
-# the peak?**
-# <details><summary>Answer</summary>The root: it holds the embedding, it is whole from forward's start to backward's
-# end, and so is its gradient in backward. Unsharded parameters peak at 4 + 1 blocks, with prefetch at 4 + 2. Untied,
-# the embedding and the head could be units of their own.</details>
+# **1. A model has 80 equal blocks and an embedding as large as 4 blocks, with the head tied to it.
+# It is wrapped by block. What limits the peak?**
+# <details><summary>Answer</summary>The root holds the embedding and is whole from the start of
+# forward to the end of backward. Its gradient is also whole in backward. Unsharded parameters peak
+# at 4 + 1 blocks, with prefetch at 4 + 2. Untied, the embedding and the head could be units of
+# their own.</details>
 #
 # **2. Why does the walk go innermost first?**
-# <details><summary>Answer</summary>A unit's flat parameter is what its inner units have left. Outermost first, the
-# outer unit would take everything, and there would be nothing for the inner ones.</details>
+# <details><summary>Answer</summary>A unit's flat parameter holds the parameters outside its inner
+# units. If outer modules came first, an outer unit would take everything and leave nothing for the
+# inner ones.</details>
 #
 # **3. Why may `reset_parameters` of a module with wrapped children not be recursive?**
-# <details><summary>Answer</summary>The children are sharded by then: their parameters are not there. Were they there,
-# they would be initialized twice, and a parent that draws numbers for its children draws others on other
-# wrappings.</details>
+# <details><summary>Answer</summary>The children are already sharded, and their whole parameters
+# are gone. Otherwise they would be initialized twice, and a parent that draws numbers for its
+# children would draw different ones under a different wrapping.</details>
 #
-# **4. `sync_module_states=True` and a model from meta on every rank: what does it cost, what does it give?**
-# <details><summary>Answer</summary>A broadcast of every unit, and equal values on all ranks although no rank seeded
-# anything. Shards of different random models would otherwise be put together: every rank keeps its part of *its own*
-# draw.</details>
+# **4. What does `sync_module_states=True` cost, and what does it give, if every rank builds the
+# model from meta?**
+# <details><summary>Answer</summary>It costs a broadcast of every unit, and gives equal values on
+# all ranks without seeds. Otherwise every rank keeps its part of *its own* draw, and the model is
+# put together from shards of different random models.</details>
 #
 # **5. With 4 ranks instead of 2, which numbers of the table of policies change?**
-# <details><summary>Answer</summary>Messages and unsharded peak do not, but for padding. The shards do: parameters,
-# gradients and optimizer state at rest are half of what they were.</details>
+# <details><summary>Answer</summary>Messages and the unsharded peak stay the same, apart from
+# padding. The shards change: resting parameters, gradients and optimizer state halve.</details>
 #
 # ## Further reading
 #

@@ -10,10 +10,10 @@
 # %% [markdown]
 # # Lab 10b: checkpoints, frozen parameters, recomputation
 #
-# A sharded model trains, and then somebody wants it: to save it, to go on with more GPUs tomorrow, to run it in a
-# program that has never heard of FSDP, to fine-tune one per cent of it. Nothing on any rank looks like the model. In
-# this lab you get it out and in again, for the parameters, for the optimizer, and for a disk that may lose power.
-# Then two ways to save memory that FSDP itself does not give: freezing, and recomputation.
+# After training a sharded model you want to save it, continue on more GPUs, run it in a program
+# without FSDP, or fine-tune one per cent of it. Yet no rank holds the plain model's parameters. In
+# this lab you save and load the parameters and the optimizer's state, on a disk that may lose
+# power. Then you save memory in two further ways, freezing and recomputation.
 #
 # ![Rows of a sharded checkpoint, written by some ranks and read by another number](../slides/figures/practice-rows.svg)
 #
@@ -21,13 +21,17 @@
 #
 # **Afterwards you can**
 #
-# - collect a full state dict with one unit whole at a time, and say why every rank must call it;
-# - cut tensors so that any number of ranks can load what another number has saved;
-# - give optimizer states their parameters' names, and commit a checkpoint that is whole or not there;
-# - say what a frozen parameter in a flat parameter costs, and choose units that make it cost nothing;
-# - put an activation checkpoint where it costs no all-gather, and say what it does not save.
+# - collect a full state dict with one unit whole at a time, and explain why every rank must call
+#   it;
+# - cut tensors so that any number of ranks can load a checkpoint from any other number;
+# - store optimizer states under their parameters' names, and commit a checkpoint that is complete
+#   or absent;
+# - compute the cost of a frozen parameter in a flat parameter, and choose units that avoid it;
+# - place an activation checkpoint so that it costs no all-gather, and name the memory that it does
+#   not save.
 #
-# **You need** lab 04 (the flat parameter), lab 05 (units, gather, free). Lab 10a says how modules become units.
+# **You need** lab 04 (the flat parameter), lab 05 (units, gather, free). Lab 10a shows how modules
+# become units.
 #
 # **Time** 85 minutes. **To run** on a laptop (gloo, 2-3 processes), on one GPU, or on a GPU node. **Memory** a rank's
 # tensors take less than 8 MiB here.
@@ -49,12 +53,13 @@ from minifsdp.flat_param import FlatParameter, find_parameters
 
 
 class NamedUnit(NamedTuple):
-    """A unit's flat parameter, and what its parameters are called in the plain module.
+    """A unit's flat parameter, and the names of its parameters in the plain module.
 
     Attributes:
         flat: `flat.full` [P] is freed, `flat.views` are the parameters as views of it, `flat.shard` [P / N] is this
             rank's part.
-        names: for each of `flat.views` its names; more than one if it is tied, that is, used in several places.
+        names: for each of `flat.views`, its names; more than one if it is tied, i.e. used in
+            several places.
     """
 
     flat: FlatParameter
@@ -65,8 +70,8 @@ class Piece(Protocol):
     """Some rows of a saved tensor.
 
     Attributes:
-        first: the number of the first of them in the tensor.
-        count: how many there are; may be 0.
+        first: the number of the first row in the tensor.
+        count: the number of rows; may be 0.
     """
 
     first: int
@@ -77,25 +82,25 @@ class Piece(Protocol):
 
 
 class Disk(Protocol):
-    """What a checkpoint is written to."""
+    """The destination of a checkpoint."""
 
     def make_folder(self, path: Path) -> None:
-        """A new folder; raises FileExistsError if it is there."""
+        """Make a new folder; raises FileExistsError if it exists."""
 
     def write(self, path: Path, content: bytes) -> None:
-        """A new file in a folder. Its bytes, and its name in the folder, may be in the system's cache only."""
+        """Write a new file. Its bytes and its name may be only in the system's cache."""
 
     def sync(self, path: Path) -> None:
-        """Have on the disk what has been written to a file so far; or, of a folder, the names that are in it."""
+        """Flush a file's written bytes to the disk; for a folder, flush the names in it."""
 
     def rename(self, old: Path, new: Path) -> None:
-        """Another name for a file or folder, at once or not at all; on the disk when the folder around it is synced."""
+        """Rename a file or folder atomically; on the disk after its parent folder is synced."""
 
 
 # %% [markdown]
 # ## What hurts now
 #
-# A GPT with a unit per block, trained for two steps on two ranks. What does a rank have?
+# Train a GPT with a unit per block for two steps on two ranks. What does a rank hold?
 
 # %%
 import io
@@ -172,9 +177,9 @@ print("\nloaded into a plain model:", said.splitlines()[0], "...")
 print(f"missing keys {said.count('weight') + said.count('bias')}, unexpected ones {said.count('flat_param')}")
 
 # %% [markdown]
-# Five anonymous vectors, half of the elements of each. A checkpoint made of these could be read by two ranks, with the
-# same units, and by nobody else. What we want has the *names* and *shapes* of the plain model. `units_of` says which
-# names belong to a unit's flat parameter:
+# A rank holds half the elements of five anonymous vectors. Only two ranks with the same units
+# could read a checkpoint made of these. A checkpoint should have the *names* and *shapes* of the
+# plain model. `units_of` gives the names that belong to a unit's flat parameter:
 
 
 # %%
@@ -203,13 +208,15 @@ print(f"the whole model: {4 * PSI:,} bytes")
 #
 # *10 minutes, medium*
 #
-# Two things go wrong when one rank asks for the whole model: it runs out of memory, on the device or on the host
-# ([accelerate#1181](https://github.com/huggingface/accelerate/pull/1181)), or it hangs
-# ([pytorch#122903](https://github.com/pytorch/pytorch/issues/122903)). Both have their reason here. The whole model
-# need never be on a device: gather a unit, copy it to where it shall be kept (the host's memory, on rank 0), free it,
-# go on. And a gather is a collective: *every* rank takes part in every one of them, whether it keeps anything or not.
+# Two things go wrong when one rank asks for the whole model: it runs out of memory, on the device
+# or on the host ([accelerate#1181](https://github.com/huggingface/accelerate/pull/1181)), or it
+# hangs ([pytorch#122903](https://github.com/pytorch/pytorch/issues/122903)). You can avoid both.
+# The whole model need never be on a device: gather a unit, copy it to its destination (the host's
+# memory, on rank 0), free it, and go on to the next. And a gather is a collective: *every* rank
+# takes part in every gather, even if it keeps nothing.
 #
-# How many bytes of unsharded parameters does a rank hold at the worst moment? The table above has what you need.
+# How many bytes of unsharded parameters does a rank hold at its peak? The table above has the
+# sizes.
 
 # %%
 predict("10b.1", ..., "bytes of unsharded parameters at the peak, on any rank")
@@ -218,15 +225,16 @@ predict("10b.1", ..., "bytes of unsharded parameters at the peak, on any rank")
 # %% tags=["exercise-10b.1"]
 @exercise("10b.1")
 def whole_values(units: Sequence[NamedUnit], group: Group, keep: Callable[[Tensor], Any] | None) -> dict[str, Any]:
-    """By name, what `keep` makes of each parameter's whole value; called on every rank of the group.
+    """Apply `keep` to each parameter's whole value; results by name. Every rank of the group calls
+    this.
 
     Args:
         units: pairs `(flat, names)`. `flat.full` [P] gets memory by `device.allocate(flat.full)`, and its values by
             `comm.all_gather(flat.full.data, flat.shard.data, group)`, which returns a handle: `wait()` before you read.
         group: the ranks.
-        keep: called once per parameter, with its whole value, a tensor in the parameter's shape whose memory is about
-            to go; what it returns is kept, under *all* names of the parameter. None: this rank keeps nothing, and its
-            result is an empty dict.
+        keep: called once per parameter, with its whole value, a tensor in the parameter's shape.
+            Its memory is freed soon after the call. The result is stored under *all* names of the
+            parameter. None: this rank keeps nothing and returns an empty dict.
 
     One unit is whole at a time: `device.free(flat.full)` before the next one is gathered, on every rank.
     """
@@ -234,9 +242,11 @@ def whole_values(units: Sequence[NamedUnit], group: Group, keep: Callable[[Tenso
 
 
 # %% [markdown]
-# The notebook's `to_host` is what rank 0 keeps. Compare: `FullyShardedDataParallel.state_dict` with torch's usual
-# settings for this, `FullStateDictConfig(offload_to_cpu=True, rank0_only=True)`. (torch 2.13 deprecates
-# `state_dict_type` in favour of `get_state_dict` in torch.distributed.checkpoint. What goes on beneath is the same.)
+# Rank 0 uses the notebook's `to_host` as `keep`. The result is compared with
+# `FullyShardedDataParallel.state_dict` under torch's usual settings,
+# `FullStateDictConfig(offload_to_cpu=True, rank0_only=True)`. (torch 2.13 deprecates
+# `state_dict_type` in favour of `get_state_dict` in torch.distributed.checkpoint. The work
+# underneath is the same.)
 
 
 # %%
@@ -249,7 +259,7 @@ def nbytes_of(state: Mapping[str, Tensor]) -> int:
 
 
 def save_full(at_once: bool = False) -> dict[str, Any]:
-    """The full state dict of a trained model; what the ledger saw meanwhile; the same by minifsdp's own means."""
+    """A trained model's full state dict, the ledger's record of it, and minifsdp's own."""
     group = comm.world()
     with Ledger() as ledger:
         model, optimizer = trained()
@@ -257,7 +267,7 @@ def save_full(at_once: bool = False) -> dict[str, Any]:
         units = units_of(model)
         keep = to_host if group.rank() == 0 else None
         ledger.reset_peaks()
-        if at_once:  # as it is often done: everything whole, and then a copy
+        if at_once:  # everything whole, and then a copy
             for flat, _ in units:
                 device.allocate(flat.full)
                 comm.all_gather(flat.full.data, flat.shard.data, group).wait()
@@ -318,9 +328,9 @@ plots.curve(
 )
 
 # %% [markdown]
-# On the device it is the *largest unit* that counts; on the host the whole model, once, on rank 0. Without
-# `rank0_only` each rank of a machine has such a copy: 8 GPUs, 8 copies in one host's memory. That is the other half of
-# the reports.
+# The *largest unit* sets the peak on the device. On the host rank 0 holds the whole model, once.
+# Without `rank0_only` each rank of a machine has such a copy: 8 GPUs, 8 copies in one host's
+# memory. This causes the out-of-memory errors on the host.
 #
 # ### Break it: a `keep` that keeps nothing, and a rank that stays away
 
@@ -349,19 +359,21 @@ except RankError as error:
     print(where[0].strip().rpartition(",")[2].strip() if where else "")
 
 # %% [markdown]
-# Rank 0 waits in the first gather, and nobody comes. On NCCL that is a hang until the watchdog's timeout, minutes
-# later. So: `if rank == 0:` belongs around the *writing* of the file, never around the state dict.
+# Rank 0 waits in the first gather, and no other rank joins it. With NCCL it hangs until the
+# watchdog's timeout, minutes later. Put `if rank == 0:` around the *writing* of the file, never
+# around the state dict.
 #
 # ## 10b.2 Rows
 #
 # *8 minutes, medium*
 #
-# If the model does not fit into one host's memory, nobody can have the whole dict. Then each rank saves its part. Parts
-# of the *flat* parameter would be useless to others: where they cut depends on N and on the units. So each original
-# tensor is cut by itself, along dimension 0: rank r has the rows from `r * ceil(rows / N)` on, as many as
-# `ceil(rows / N)`. The last ranks have fewer, or none.
+# If the model does not fit into one host's memory, no rank can hold the whole dict. Each rank then
+# saves its part. Parts of the *flat* parameter would be useless elsewhere, because the cuts depend
+# on N and on the units. Instead, cut each original tensor by itself, along dimension 0: rank r has
+# the rows from `r * ceil(rows / N)` on, as many as `ceil(rows / N)`. The last ranks have fewer, or
+# none.
 #
-# A tensor with 5 rows on 4 ranks: how many rows has rank 3?
+# How many rows does rank 3 have, of a tensor with 5 rows on 4 ranks?
 
 # %%
 predict("10b.2", ..., "rows of rank 3 of 4, of a tensor with 5 rows")
@@ -370,15 +382,16 @@ predict("10b.2", ..., "rows of rank 3 of 4, of a tensor with 5 rows")
 # %% tags=["exercise-10b.2"]
 @exercise("10b.2")
 def my_rows(whole: Tensor, rank: int, ranks: int) -> tuple[int, Tensor]:
-    """The number of a rank's first row, and its rows, in memory of their own.
+    """The number of a rank's first row, and a copy of its rows.
 
     Args:
-        whole: [rows, ...]; or a number, [], which cannot be cut: every rank has it, and its first row is 0.
-        rank, ranks: whose rows, of how many ranks.
+        whole: [rows, ...]; or a scalar, [], which cannot be cut: every rank has it, and its first
+            row is 0.
+        rank, ranks: the rank, and the number of ranks.
 
     Returns:
-        `(first, rows)`. A rank without rows has `first == len(whole)` and a tensor [0, ...]. The result keeps none of
-        `whole`'s memory, and no more bytes than its own.
+        `(first, rows)`. A rank without rows has `first == len(whole)` and a tensor [0, ...]. The
+        result shares no memory with `whole`, and its storage has only its own bytes.
     """
     ...
 
@@ -392,7 +405,7 @@ for ranks, rows in layout.items():
 
 
 def rows_to_host(whole: Tensor) -> tuple[int, Tensor]:
-    """What each rank keeps: its rows; cut on the device, so that only these travel to the host."""
+    """Keep this rank's rows, cut on the device, so that only these travel to the host."""
     first, rows = my_rows(whole.detach(), dist.get_rank(), dist.get_world_size())
     return first, to_host(rows)
 
@@ -411,19 +424,20 @@ for rank, state in enumerate(SHARDED):
 print(f"together {sum(r.untyped_storage().nbytes() for s in SHARDED for _, r in s.values()):,} of {4 * PSI:,} bytes")
 
 # %% [markdown]
-# What a rank keeps is a part; it sees one unit whole for a moment, as it does in every forward. torch calls this
-# SHARDED_STATE_DICT; its values are `ShardedTensor` or `DTensor`, which say where their rows belong. Here the pair
-# (first row, rows) does.
+# A rank keeps a part, and holds one unit whole for a moment, as in every forward. torch calls this
+# SHARDED_STATE_DICT; its values are `ShardedTensor` or `DTensor`, which record the position of
+# their rows. Here the pair (first row, rows) does.
 #
 # ## 10b.3 Another number of ranks
 #
 # *10 minutes, medium*
 #
-# Two have saved, three load. For `embed.weight`, 257 rows: saved as 129 and 128, wanted as 86, 86 and 85. A loading
-# rank takes the rows that it needs from every piece. Reading everything everywhere would also work, and would read the
-# checkpoint N times: from a file system that all share, that is what makes loading slow.
+# Two ranks have saved, and three load. `embed.weight` has 257 rows: saved as 129 and 128, loaded
+# as 86, 86 and 85. A loading rank takes the rows that it needs from every piece. It would also
+# work to read everything on every rank, but that reads the checkpoint N times, and makes loading
+# slow on a shared file system.
 #
-# How often is a piece of `embed.weight` read, by all three ranks together?
+# How many times do the three ranks together read a piece of `embed.weight`?
 
 # %%
 predict("10b.3", ..., "reads of pieces of embed.weight, saved by 2 ranks, by 3 ranks together")
@@ -432,14 +446,15 @@ predict("10b.3", ..., "reads of pieces of embed.weight, saved by 2 ranks, by 3 r
 # %% tags=["exercise-10b.3"]
 @exercise("10b.3")
 def fill_rows(out: Tensor, first: int, pieces: Sequence[Piece]) -> None:
-    """Fill `out` in place: the rows from `first` to `first + len(out)` of a tensor of which `pieces` are saved.
+    """Fill `out` in place with the rows `first` to `first + len(out)` of the tensor saved in
+    `pieces`.
 
     Args:
         out: [rows, ...], at least one dimension; may have no rows. The caller has switched gradients off.
-        first: the number of its first row in the tensor.
+        first: the number of the first row of `out` in the tensor.
         pieces: each has `first`, `count` and `read()`; in any order; none overlaps another.
 
-    A piece is read once if it has rows of `out`, else not at all.
+    A piece is read once if it has rows of `out`, otherwise not at all.
 
     Raises:
         ValueError: a row of `out` is in no piece.
@@ -479,17 +494,19 @@ outcome("10b.3", sum(piece.reads for piece in pieces), how="computed", slips=sli
 print("equal to what was saved:", torch.equal(torch.cat(found), FULL["embed.weight"]))
 
 # %% [markdown]
-# A plain process is the case of one rank: `first` is 0, and `out` the whole tensor.
+# A plain process is the case of one rank: `first` is 0, and `out` is the whole tensor.
 #
 # ## 10b.4 The optimizer's states
 #
 # *15 minutes, hard*
 #
-# Adam has two tensors per parameter, `exp_avg` and `exp_avg_sq`, and a number, `step`. Here its parameters are flat
-# shards, so the tensors are flat and sharded in the same way, [P / N]; and each rank has a `step` per *unit*, the same
-# on all ranks. In a checkpoint they shall stand under the parameters' names, in their shapes, with a `step` for each.
+# Adam has two tensors per parameter, `exp_avg` and `exp_avg_sq`, and a number, `step`. Here its
+# parameters are flat shards, so the tensors are flat and sharded in the same way, [P / N]. Each
+# rank has a `step` per *unit*, the same on all ranks. A checkpoint must store them under the
+# parameters' names, in their shapes, with a `step` for each.
 #
-# How many all-gathers does it take? Think of the units that the table has, and of what is on every rank already.
+# How many all-gathers does it take? Count the units in the table, and leave out the state that
+# every rank has already.
 
 # %%
 predict("10b.4", ..., "all-gathers for the states of Adam, 5 units")
@@ -500,26 +517,30 @@ predict("10b.4", ..., "all-gathers for the states of Adam, 5 units")
 def whole_states(
     units: Sequence[NamedUnit], optimizer: Optimizer, group: Group, keep: Callable[[Tensor], Any] | None
 ) -> dict[str, dict[str, Any]]:
-    """By a parameter's first name and by key, the optimizer's states; called on every rank of the group.
+    """The optimizer's states, by parameter (its first name) and key. Every rank of the group calls
+    this.
 
     Args:
-        units: pairs `(flat, names)`. `optimizer.state.get(flat.shard, {})` has the unit's states by key, on all ranks
-            the same keys; none if the unit is frozen, and then its names are not in the result.
+        units: pairs `(flat, names)`. `optimizer.state.get(flat.shard, {})` has the unit's states
+            by key, with the same keys on all ranks. It is empty if the unit is frozen, and then
+            its names are not in the result.
         optimizer: its parameters are the units' `flat.shard`.
         group: the ranks.
-        keep: called with each whole state in its parameter's shape, as in 10b.1; None: an empty dict.
+        keep: called with each whole state in its parameter's shape, as in 10b.1; None: return an
+            empty dict.
 
-    A state of the shard's shape [P / N] is gathered, into a buffer [P] of
-    `device.empty(flat.full.numel(), dtype, "communication", device)`, of which `flat.unflatten(buffer)` makes one
-    tensor per parameter, without the padding. The buffer is given back by `device.free` before the next state is
-    gathered. Any other state, such as `step`, is a tensor that all ranks have: each parameter gets a `clone()` of it,
-    and nothing is communicated.
+    Gather a state of the shard's shape [P / N] into a buffer [P] from
+    `device.empty(flat.full.numel(), dtype, "communication", device)`. `flat.unflatten(buffer)`
+    splits it into one tensor per parameter, without the padding. Release the buffer with
+    `device.free` before the next state is gathered. Any other state, such as `step`, is a tensor
+    that all ranks have: each parameter gets a `clone()` of it, without communication.
     """
     ...
 
 
 # %% [markdown]
-# The proof is the next step: a plain model with a plain AdamW takes over model and states, and goes on.
+# The next step is the test: a plain model with a plain AdamW loads the model and the states, and
+# continues training.
 
 
 # %%
@@ -535,7 +556,7 @@ def save_optimizer() -> dict[str, Any]:
 
 
 def go_on(states: Mapping[str, Mapping[str, Tensor]]) -> tuple[list[float], set[float]]:
-    """Three steps of a plain model that takes over everything: its losses, and the parameters' `step` afterwards."""
+    """Losses of three steps of a plain model that loads everything; the `step` values after."""
     model = SETTINGS.model()
     model.load_state_dict(FULL)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
@@ -567,13 +588,13 @@ assert equal
 assert theirs.keys() == STATES.keys()
 
 # %% [markdown]
-# Without the states it trains too, somewhat differently, and nobody notices: a checkpoint that forgets the optimizer
-# raises no error.
+# Without the states, the model also trains, with slightly different losses. A checkpoint that
+# leaves out the optimizer raises no error.
 #
 # ### Break it: one `step` for all
 #
-# If all parameters of a unit get the *same* tensor for `step`, each parameter's update adds 1 to it. The next state
-# dict shows it:
+# If all parameters of a unit get the *same* tensor for `step`, each parameter's update adds 1 to
+# it. The next state dict shows the error:
 
 # %%
 shared = {name: dict(state) for name, state in STATES.items()}
@@ -590,16 +611,17 @@ for name, (losses, after) in zip(
 #
 # *12 minutes, medium*
 #
-# A job is killed when its time is up, and the disk is full when it is least welcome. Two rules keep a checkpoint from
-# being half: *what has its final name is whole*, and *a rename happens at once or not at all*. So write beside, then
-# rename. Between the two lie the traps:
+# A job can be killed, or the disk can fill up, in the middle of a checkpoint. Two rules prevent a
+# partial checkpoint: *a checkpoint with its final name is complete*, and *a rename is atomic*. So
+# write under a temporary name, then rename. Two traps lie between the write and the rename:
 #
-# - `write` leaves bytes in the system's cache. If a process is killed they still reach the disk; if the *power* goes,
-#   they do not. `fsync` has them written. A folder is a file with names in it, and wants the same.
-# - Several ranks write. Who renames must know that the others have finished: that is what a barrier is for. A barrier
-#   is passed by nobody before all have come to it.
+# - `write` leaves bytes in the system's cache. If a process is killed they still reach the disk;
+#   if the *power* fails, they are lost. `fsync` writes them to the disk. A folder is a file of
+#   names, and needs `fsync` too.
+# - Several ranks write. The rank that renames must wait until the others have finished. A barrier
+#   does this: no rank passes it before all have reached it.
 #
-# Count: at how many calls of `Disk` can rank 0 be killed, if it has one file to write?
+# Rank 0 has one file to write. At how many calls of `Disk` can it be killed?
 
 # %%
 predict("10b.5", ..., "calls of Disk by rank 0, which has one file")
@@ -610,26 +632,30 @@ predict("10b.5", ..., "calls of Disk by rank 0, which has one file")
 def commit(
     disk: Disk, folder: Path, name: str, files: Mapping[str, bytes], rank: int, barrier: Callable[[], None]
 ) -> None:
-    """Write the checkpoint `folder / name`, which is whole or not there, whenever power is lost; on all ranks.
+    """Write the checkpoint `folder / name`; a power cut leaves it complete or absent. On all
+    ranks.
 
     Args:
         disk: `make_folder`, `write`, `sync` and `rename` (see the set-up cell); raises OSError.
-        folder: exists, and is seen by all ranks.
-        name: of the checkpoint; a part that is being written is the folder `folder / f".{name}.part"`.
-        files: this rank's, contents by name; the ranks' names differ, and so may their numbers, down to none.
-        rank: rank 0 makes the part and gives it its name.
-        barrier: waits until all ranks have come to it.
+        folder: exists, and is visible to all ranks.
+        name: of the checkpoint; until it is complete, its folder is `folder / f".{name}.part"`.
+        files: this rank's files, contents by name. Names differ between ranks; numbers may differ,
+            down to none.
+        rank: rank 0 makes the `.part` folder and renames it.
+        barrier: waits until all ranks have reached it.
 
-    When the name is there, all ranks' files are on the disk, with their bytes and their names. When `commit` returns,
-    on any rank, the name is on the disk too: the caller may then delete the checkpoint before it. A rank whose disk
-    raises lets the error go up at once and comes to no other barrier; the others wait until the launcher ends them.
+    Once the final name exists, all ranks' files are on the disk, with their bytes and their names.
+    When `commit` returns, on any rank, the final name is on the disk too, so the caller may delete
+    the previous checkpoint. If a rank's disk raises, the rank raises the error at once and reaches
+    no other barrier; the others wait until the launcher ends them.
     """
     ...
 
 
 # %% [markdown]
-# The disk of this machine, and a fuse that burns at call k. `os._exit` is as good as `kill -9`: no `finally`, no
-# `except`. A real rank 0 dies at each of its calls in turn; then somebody looks at the folder.
+# The next cell uses this machine's disk, and kills rank 0 at call k. `os._exit` is as abrupt as
+# `kill -9`: no `finally`, no `except`. A real rank 0 dies at each of its calls in turn, and the
+# cell then lists the folder.
 
 
 # %%
@@ -671,7 +697,7 @@ class Fused:
 
 def write_checkpoint(folder: Path, name: str, last: int | None) -> int:
     rank = dist.get_rank()
-    dist.barrier()  # all are connected: nobody is killed before
+    dist.barrier()  # all are connected before any rank is killed
     disk = Fused(RealDisk(), last if rank == 0 else None)
     commit(disk, folder, name, {f"rank-{rank}.pt": bytes([rank]) * 1000}, rank, dist.barrier)
     return disk.calls
@@ -705,18 +731,18 @@ assert len(found) == calls
 assert not [text for there in found.values() for text in there if "HALF" in text]
 
 # %% [markdown]
-# Killing does not show whether the syncs are where they belong: the system survives, and its cache with it. No program
-# can show that on a real disk without pulling the plug. On a paper disk one can: it notes which bytes and names have
-# been synced, and says what may be missing if power fails at the end.
+# Killing the process does not test the syncs, because the system survives with its cache. On a
+# real disk only a power cut would test them. A simulated disk can: it records the synced bytes and
+# names, and lists what a power cut at the end may lose.
 
 
 # %%
 class PaperDisk:
-    """What a power cut would leave: everything that was synced, and of the rest nothing, but a rename."""
+    """Simulates a power cut: of unsynced operations only renames survive."""
 
     def __init__(self) -> None:
-        self.written: dict[Path, bool] = {}  # files: whether their bytes are on the disk
-        self.named: dict[Path, bool] = {}  # names of files and folders: whether they are
+        self.written: dict[Path, bool] = {}  # by file: True if its bytes are on the disk
+        self.named: dict[Path, bool] = {}  # by file or folder: True if its name is on the disk
 
     def make_folder(self, path: Path) -> None:
         self.named[path] = False
@@ -737,7 +763,7 @@ class PaperDisk:
         self.named = {moved(each): done for each, done in self.named.items() if each != old} | {new: False}
 
     def missing(self) -> str:
-        """What a checkpoint may lack after a power cut."""
+        """The losses that a power cut may cause."""
         lost = [f"the bytes of {each.name}" for each, done in self.written.items() if not done]
         lost += [f"the name {each.name}" for each, done in self.named.items() if not done]
         return ", ".join(lost) or "nothing"
@@ -762,16 +788,19 @@ for without in range(4):
     print(f"{f'without sync number {without}' if without else 'with all syncs':24} may be missing: {disk.missing()}")
 
 # %% [markdown]
-# The first two are the bad ones: a checkpoint with its final name, and without its contents. After the third the job
-# has been told that there is a new checkpoint, has deleted the old one, and after the power cut there is none.
+# The first two omissions leave a checkpoint with its final name, but without its contents. Without
+# the third sync the job deletes the old checkpoint once `commit` returns, and after the power cut
+# there is none.
 #
-# An object store has no rename. There a file that comes last can be the commit: torch.distributed.checkpoint writes
-# `.metadata` when all ranks have written, and what has none is no checkpoint (`checkpoint/filesystem.py`, `finish`).
+# An object store has no rename. The last file can serve as the commit:
+# torch.distributed.checkpoint writes `.metadata` after all ranks have written, and a folder
+# without it is not a checkpoint (`checkpoint/filesystem.py`, `finish`).
 #
 # ### Measured: from two ranks to three, and to none (C22)
 #
-# All five pieces: two ranks commit model and optimizer to the disk, each its rows. Three ranks load them, and a plain
-# process does. What both are compared with is the full state dict, gathered before.
+# This test uses all five functions. Two ranks commit model and optimizer to the disk, each its
+# rows. Three ranks load them, and so does a plain process. Both are compared with the full state
+# dict from above.
 
 
 # %%
@@ -788,9 +817,9 @@ def save_checkpoint(folder: Path, name: str) -> None:
 
 
 def index_of(whole: Path) -> dict[str, list[InMemory]]:
-    """Which file has which rows. (torch.distributed.checkpoint writes this down, in `.metadata`.)
+    """The file of each row. (torch.distributed.checkpoint stores this in `.metadata`.)
 
-    The files are mapped (`mmap`): a piece has its rows in memory as soon as they are read, and not before.
+    The files are mapped (`mmap`): a piece's rows enter memory only when they are read.
     """
     index: dict[str, list[InMemory]] = {}
     for file in sorted(whole.glob("rank-*.pt")):
@@ -800,7 +829,7 @@ def index_of(whole: Path) -> dict[str, list[InMemory]]:
 
 
 def load_into_shard(flat: FlatParameter, shard: Tensor, number: int, pieces: list[InMemory], group: Group) -> None:
-    """Parameter `number` of a unit: this rank's rows from the disk, the whole by a gather, and of that its slice."""
+    """Parameter `number` of a unit: read this rank's rows, gather the whole, keep its slice."""
     shape = flat.layout.shapes[number]
     size = -(-shape[0] // group.size())
     first = min(group.rank() * size, shape[0])
@@ -814,7 +843,7 @@ def load_into_shard(flat: FlatParameter, shard: Tensor, number: int, pieces: lis
 
 
 def load_checkpoint(whole: Path) -> dict[str, Any]:
-    """Load on however many ranks there are; the full state dicts of what is there then, and the next loss."""
+    """Load on any number of ranks; the full state dicts afterwards, and the next loss."""
     model, optimizer = build()
     group, units, index = comm.world(), units_of(model), index_of(whole)
     for flat, names in units:
@@ -865,22 +894,23 @@ print(", ".join(f"{loss:.4f}" for loss in PLAIN[:2]))
 assert all(same.values())
 
 # %% [markdown]
-# 3 Ψ elements and a `step` per parameter and rank, for there is one in each file. On its device no rank has held more
-# than one tensor or one unit whole. (The full dicts, on the host, are for the comparison alone.)
+# The files hold 3 Ψ elements and a `step` per parameter and rank, one in each file. On its device
+# no rank has held more than one tensor or one unit whole. (The full dicts, on the host, are only
+# for the comparison.)
 #
 # ## What a model starts with
 #
 # ### Measured: sync_module_states, ignored modules (C41)
 #
-# Loading and starting have a question in common: do the ranks agree? If every rank builds the model with its own random
-# numbers, each keeps *its* part of *its* model. `sync_module_states=True` has rank 0 broadcast everything first. And a
-# module that FSDP is told to ignore stays whole on each rank; what does that change? (What `cpu_offload` changes was
-# lab 09.)
+# After loading, and at the start, all ranks must hold the same model. If every rank builds the
+# model with its own random numbers, each keeps *its* part of *its* model. With
+# `sync_module_states=True` rank 0 broadcasts everything first. A module in `ignored_modules` stays
+# whole on each rank. This section measures the effect of both. (Lab 09 covers `cpu_offload`.)
 
 
 # %% tags=["C41"]
 def start(sync: bool) -> tuple[float, int, int]:
-    """Ranks with different random numbers: share of elements that are rank 0's, broadcasts, their bytes."""
+    """Different random numbers by rank: share of rank 0's elements, broadcasts, bytes."""
     torch.manual_seed(dist.get_rank())
     mine = GPT(width=SETTINGS.width, layers=SETTINGS.layers, context=SETTINGS.context).to(rank_device())
     original = {name: to_host(p) for name, p in mine.named_parameters()}
@@ -888,13 +918,13 @@ def start(sync: bool) -> tuple[float, int, int]:
         model = FullyShardedDataParallel(mine, auto_wrap_policy={Block}, sync_module_states=sync)
     sent = [call.payload for call in calls if call.op == "broadcast"]
     full = whole_values(units_of(model), comm.world(), to_host)
-    random = [name for name in full if full[name].dim() == 2]  # biases and norms begin with what all have
+    random = [name for name in full if full[name].dim() == 2]  # biases and norms start equal
     equal = sum((full[name] == original[name]).sum().item() for name in random)
     return equal / sum(full[name].numel() for name in random), len(sent), sum(sent)
 
 
 def ignoring(ignore: bool) -> tuple[int, int, Tensor]:
-    """Bytes of parameters and gradients of a rank after backward, and its gradient of the head's bias."""
+    """A rank's bytes of parameters and gradients after backward; its head bias gradient."""
     with Ledger() as ledger:
         module = SETTINGS.model().to(rank_device())
         head = module.head
@@ -927,20 +957,22 @@ assert all(abs(each - expected) <= 8 for each in more)
 assert not agree
 
 # %% [markdown]
-# Without the broadcast the model is patchwork: half of each unit from one seed, half from another. Random numbers that
-# are drawn one by one do not mind; but no seed gives this model, and another N gives another. What it ruins is *loaded*
-# weights: if rank 0 alone has loaded a checkpoint, the other half is noise. The broadcast costs the model's bytes,
-# once, here one tensor at a time; torch packs tensors into messages of 250 MiB (`fsdp/_init_utils.py`).
+# Without the broadcast, half of each unit comes from one seed and half from another. Independent
+# random numbers are still valid initial values, but no seed reproduces this model, and a different
+# N gives a different one. *Loaded* weights are ruined: if rank 0 alone has loaded a checkpoint,
+# the other half is noise. The broadcast costs the model's bytes, once, here one tensor at a time;
+# torch packs tensors into messages of 250 MiB (`fsdp/_init_utils.py`).
 #
-# An ignored module is nobody's business: not sharded, not gathered, and *not reduced*. Each rank trains its own head,
-# and they drift apart without a word, unless somebody averages those gradients. What is ignored on purpose is either
-# frozen, or reduced by other means.
+# An ignored module is not sharded, not gathered, and *not reduced*. Each rank trains its own head,
+# and the heads drift apart without an error, unless your code averages those gradients. Ignore a
+# module only if it is frozen, or if you reduce its gradients by other means.
 #
 # ## Frozen parameters
 #
-# Fine-tuning with adapters (LoRA, [arXiv 2106.09685](https://arxiv.org/abs/2106.09685)) trains a pair of thin matrices
-# beside a frozen one. Without FSDP only those have gradients. In a unit with one flat parameter there is one
-# gradient, as long as the whole unit, frozen ones included.
+# Fine-tuning with adapters (LoRA, [arXiv 2106.09685](https://arxiv.org/abs/2106.09685)) trains a
+# pair of thin matrices next to a frozen one. Without FSDP only the pair has gradients. In a unit
+# with one flat parameter there is one gradient, as long as the whole unit, frozen parameters
+# included.
 
 
 # %%
@@ -998,9 +1030,10 @@ print("error:  ", error)
 print("warning:", warning)
 
 # %% [markdown]
-# With `use_orig_params=True` it is allowed, with that warning: the optimizer sees the original parameters, each as a
-# slice of the shard, and frozen slices get no `.grad`. But what is under them? Predict the bytes of gradients that a
-# rank of 2 holds after backward, with the blocks as units: 4 blocks of 68,475 elements, and an adapted block has 2,700
+# With `use_orig_params=True` this is allowed, with that warning: the optimizer sees the original
+# parameters, each as a slice of the shard, and frozen slices get no `.grad`. But the memory behind
+# the frozen slices may still be allocated. Predict the bytes of gradients on one of 2 ranks after
+# backward, with the blocks as units: 4 blocks of 68,475 elements, and an adapted block has 2,700
 # more.
 
 # %%
@@ -1011,33 +1044,37 @@ predict("10b.6", ..., "bytes of gradients of a rank of 2 after backward, adapter
 #
 # *15 minutes, hard*
 #
-# The cure is in the wrapping: units that do not mix. Each block is a unit. If it would mix, what is trained in it gets
-# units of its own, as large as possible, since each is a message.
+# The wrapping can avoid this: no unit may mix frozen and trained parameters. Each block is a unit.
+# If a block would mix, its trained parameters get units of their own, as large as possible, since
+# each unit is a message.
 
 
 # %% tags=["exercise-10b.6"]
 @exercise("10b.6")
 def units_for(model: nn.Module, block: type[nn.Module]) -> set[nn.Module]:
-    """The submodules that shall be units, so that no unit has frozen parameters beside trained ones.
+    """The submodules to make units, so that no unit mixes frozen and trained parameters.
 
     Args:
-        model: the outermost module: a unit in any case, so it is not in the result. Its parameters are trained or
-            frozen (`p.requires_grad`) one by one; those that a module holds *directly* are all trained or all frozen.
+        model: the outermost module; always a unit, so it is not in the result. Each parameter is
+            trained or frozen (`p.requires_grad`); those that a module holds *directly* are all
+            trained or all frozen.
         block: the class of its blocks; no block lies inside another.
 
-    Every block is a unit. A unit has the parameters that no unit inside it has: of a block all, of the model those in
-    no block (`find_parameters(module, skip=inner)` gives a dict of the parameters in `module`, without those in a
-    module of `inner`; if `module` itself is in `inner`, there is none left). If they are all trained, or all frozen,
-    nothing inside it is separated. If they are mixed, those modules in it, other than blocks, are units too whose
-    parameters outside blocks inside them are all trained: the *outermost* such ones. A module without such parameters
-    is none.
+    Every block is a unit. A block's unit starts with all parameters of the block, the model's with
+    the parameters outside all blocks. (`find_parameters(module, skip=inner)` gives a dict of the
+    parameters in `module`, without those in a module of `inner`; the dict is empty if `module`
+    itself is in `inner`.) If the unit's parameters are all trained, or all frozen, make no further
+    units inside it. If they are mixed, consider the modules inside it (in the model: only those
+    outside all blocks, the blocks themselves excluded), and each module's parameters outside any
+    block inside it. A module becomes a unit if it has such parameters and all of them are trained.
+    Of nested modules, only the *outermost* becomes a unit.
     """
     ...
 
 
 # %%
 class Tuned(NamedTuple):
-    """What a rank held after a backward, and what it sent for that backward's gradients."""
+    """Gradient bytes on a rank after backward and at the peak, and bytes sent."""
 
     left: int
     peak: int
@@ -1092,7 +1129,8 @@ def tune_all() -> dict[str, Tuned]:
 # %% [markdown]
 # ### Measured: gradients of what is frozen (C23)
 #
-# Expected: after backward every unit that trains anything has left a gradient shard [P / N], all of it.
+# Expected: after backward every unit with a trained parameter has a full-length gradient shard
+# [P / N].
 
 # %% tags=["C23"]
 tuned = launch(tune_all, RANKS)[0]
@@ -1117,7 +1155,7 @@ assert mixed.left > 20 * separate.left
 
 # %%
 def gradients_at_peak(units: list[int]) -> int:
-    """Bytes, of units in the order of forward: the last of backward come first."""
+    """Bytes; units in the order of forward, so the last in backward come first."""
     finished = units[1:] or units
     return 4 * (sum(units[:2]) + sum(finished) // RANKS)
 
@@ -1134,26 +1172,27 @@ plots.stages(
 )
 
 # %% [markdown]
-# In the mixed units freezing saves no byte of gradients over training the blocks, and they are reduced and sent, too
-# (pytorch#91167, PR 104967); minifsdp warns, as torch does, when it wraps such a unit. The price of your units is in
-# the last column: more collectives, and small ones. Adapters of several layers could share a unit if a module held them
-# together.
+# In mixed units, freezing saves no gradient bytes compared with training the blocks, and the
+# gradients of frozen parameters are reduced and sent too (pytorch#91167, PR 104967). Like torch,
+# minifsdp warns when it wraps such a unit. Your units cost more collectives, and small ones (last
+# column). Adapters of several layers could share a unit if one module held them.
 #
-# A unit that is frozen through and through has no gradient at all ("last block only"): FSDP follows `requires_grad`,
-# in every forward.
+# A fully frozen unit has no gradient at all ("last block only"): FSDP reads `requires_grad` in
+# every forward.
 #
 # ## Recomputation
 #
-# Model state is sharded, activations are not (lab 00: often they outweigh it). An **activation checkpoint**
-# (`torch.utils.checkpoint`) keeps only a module's inputs, and runs its forward once more when backward comes. With
-# FSDP the parameters must be whole for that second forward. They are whole in backward anyway, if the unit's backward
-# has begun by then. It has, if the checkpoint lies *inside* the unit. *Around* the unit it depends: torch's checkpoint
-# comes in two kinds, with `use_reentrant=True` (the old one) and `False`. The old one first recomputes, and then runs
-# a backward of its own. The price is one more forward of what is recomputed: of everything, a third more compute, for
+# Model state is sharded, activations are not (lab 00: they often outweigh it). An **activation
+# checkpoint** (`torch.utils.checkpoint`) keeps only a module's inputs, and runs its forward again
+# in backward. With FSDP the parameters must be whole for that second forward. They already are, if
+# the unit's backward has begun. That is the case if the checkpoint lies *inside* the unit. If it
+# lies *around* the unit, the kind matters: torch has `use_reentrant=True` (the old kind) and
+# `False`. The old kind first recomputes, and then runs a backward of its own. Recomputation costs
+# one more forward of the module. For the whole model that is a third more compute, because
 # backward costs about two forwards.
 #
-# FULL_SHARD issues 2 U - 1 = 9 all-gathers for the 5 units here. How many with reentrant checkpoints *around* the four
-# blocks?
+# FULL_SHARD issues 2 U - 1 = 9 all-gathers for the 5 units here. How many does it issue with
+# reentrant checkpoints *around* the four blocks?
 
 # %%
 predict("10b.7", ..., "all-gathers of a step, reentrant checkpoints around the 4 blocks' units")
@@ -1161,7 +1200,7 @@ predict("10b.7", ..., "all-gathers of a step, reentrant checkpoints around the 4
 
 # %%
 class Recomputed(nn.Module):
-    """A module under an activation checkpoint; its attribute has the name that state dicts leave out (`clean_name`)."""
+    """A module under an activation checkpoint; `clean_name` drops its attribute's name."""
 
     def __init__(self, module: nn.Module, reentrant: bool) -> None:
         super().__init__()
@@ -1255,12 +1294,13 @@ plots.stages(
 )
 
 # %% [markdown]
-# "A checkpoint around the unit costs a third gather" is told of both kinds. Measured it is one kind: the old one, which
-# gathers for the recomputation, frees, and gathers again. (Its model state peaks half a block lower: as nothing is
-# gathered ahead of a recomputation, one block less is whole, while one more block's gradient shard is there.) With
-# `use_reentrant=False` the recomputation begins when backward asks for the first saved tensor, and by then the hook on
-# the unit's output has run. Inside the unit costs no gather in either kind. Is it the same in torch's FSDP? And how
-# does it look over a link?
+# The rule "a checkpoint around the unit costs a third gather" holds for one kind only. The old
+# kind gathers for the recomputation, frees, and gathers again. (Its model state peaks half a block
+# lower: nothing is prefetched during a recomputation, so one block fewer is whole, but one more
+# block's gradient shard is present.) With `use_reentrant=False` the recomputation begins when
+# backward needs the first saved tensor, after the hook on the unit's output has run. A checkpoint
+# inside the unit costs no gather in either kind. The next cells count torch's gathers and trace
+# steps over an emulated link.
 
 
 # %%
@@ -1321,7 +1361,7 @@ def trace_steps(folder: Path) -> None:
 
 
 def fastest(folder: Path, name: str) -> list[Span]:
-    """The step that other programs on this machine have disturbed least."""
+    """The step least disturbed by other programs on this machine."""
     steps = [read_trace(folder / f"{name}-{number}-0.json") for number in range(STEPS)]
     return min(steps, key=lambda spans: max(span.end for span in spans))
 
@@ -1341,62 +1381,73 @@ plots.timeline(
 )
 
 # %% [markdown]
-# Reversible layers ([arXiv 1707.04585](https://arxiv.org/abs/1707.04585)) go one further and compute a layer's input
-# from its output, so that not even the inputs are kept. They too save activations, and nothing else: parameters,
-# gradients and optimizer states are what sharding is for.
+# Reversible layers ([arXiv 1707.04585](https://arxiv.org/abs/1707.04585)) go one step further:
+# they compute a layer's input from its output, and do not keep even the inputs. They too save only
+# activations. Parameters, gradients and optimizer states need sharding.
 #
 # ## What is still missing
 #
-# Your checkpoint reads and writes while training stands still. torch.distributed.checkpoint can write from a copy in
-# the background (`async_save`), which costs that copy in host memory. Parts that a killed run has left (`.step-2.part`)
-# want to be deleted by the next one, and only one run may write into a folder at a time: `minifsdp/course/train/
-# checkpoint.py` does both. Buffers, random numbers, the position in the data and the learning rate schedule belong into
-# a checkpoint as well, and 10b.1 has none of them.
+# Training stops while your checkpoint is read or written. torch.distributed.checkpoint can write
+# from a copy in the background (`async_save`), which costs that copy in host memory. The next run
+# must delete the parts of a killed one (`.step-2.part`), and only one run may write into a folder
+# at a time: `minifsdp/course/train/checkpoint.py` does both. A checkpoint also needs buffers,
+# random number states, the position in the data and the learning rate schedule; 10b.1 saves none
+# of these.
 #
 # ## What to remember
 #
-# 1. A state dict is collective. Every rank calls it; who keeps nothing takes part. `if rank == 0` is for the file.
-# 2. Full: one unit whole at a time on the device, the whole model on the host of rank 0. Sharded: rows of each original
-#    tensor, so that any number of ranks can load them.
-# 3. The optimizer's states are flat and sharded like the parameters. Under names and in shapes, with a `step` for each,
-#    anybody can go on with them.
-# 4. Write beside, sync files, barrier, sync the folder, rename, sync the folder around it, barrier. What has its name
-#    is whole.
-# 5. A flat parameter has one gradient, for frozen ones too: give what is trained units of its own. Recomputation saves
-#    activations and no model state; inside the unit it costs no gather.
+# 1. A state dict is a collective. Every rank calls it, even one that keeps nothing. `if rank == 0`
+#    is for the file.
+# 2. A full state dict needs one unit whole at a time on the device, and the whole model on the
+#    host of rank 0. A sharded one holds rows of each original tensor, and any number of ranks can
+#    load them.
+# 3. The optimizer's states are flat and sharded like the parameters. Stored by name and in the
+#    original shapes, with a `step` for each, they work with any number of ranks and in a plain
+#    process.
+# 4. Write under a temporary name, sync files, barrier, sync the folder, rename, sync its parent
+#    folder, barrier. A checkpoint with its final name is complete.
+# 5. A flat parameter has one gradient, which covers frozen parameters too: give trained parameters
+#    units of their own. Recomputation saves activations and no model state; inside the unit it
+#    costs no gather.
 #
 # ## Questions
 #
-# **1. A model of 70 billion parameters in fp32 on 64 GPUs, 8 to a host. Full state dicts with `offload_to_cpu`: what
-# does a host need, with `rank0_only` and without?**
-# <details><summary>Answer</summary>The dict has 280 GB. With `rank0_only` one host needs that, the others nothing.
-# Without, each host needs 8 x 280 GB = 2.2 TB. Sharded, a rank keeps 4.4 GB, a host 35 GB.</details>
+# **1. A model of 70 billion parameters in fp32 trains on 64 GPUs, 8 to a host. How much memory
+# does a host need for a full state dict with `offload_to_cpu`, with `rank0_only` and without?**
+# <details><summary>Answer</summary>The dict takes 280 GB. With `rank0_only` one host needs this
+# much, the others nothing. Without it, each host needs 8 x 280 GB = 2.2 TB. With a sharded dict a
+# rank keeps 4.4 GB, a host 35 GB.</details>
 #
 # **2. Why does 10b.2 not save the flat shards themselves, which needs no communication at all?**
-# <details><summary>Answer</summary>It can be done: torch's LOCAL_STATE_DICT. Then only as many ranks with the same
-# units can load it, in the same version. It is the fastest way to go on after a crash, and no format to keep.</details>
+# <details><summary>Answer</summary>torch's LOCAL_STATE_DICT saves them. But only the same number
+# of ranks with the same units, in the same version, can load it. It is the fastest way to resume
+# after a crash, but not a format to keep.</details>
 #
-# **3. How is an old checkpoint deleted so that half of it is never taken for whole?**
-# <details><summary>Answer</summary>The other way round: rename it to `.step-1.old` first, sync the folder, and delete
-# that. What has lost its name may be in any state. And only after the new one is committed.</details>
+# **3. How do you delete an old checkpoint so that a half-deleted one never looks complete?**
+# <details><summary>Answer</summary>Reverse the order: rename it to `.step-1.old`, sync the folder,
+# then delete it. Without its final name it may be in any state. Do this only after the new
+# checkpoint is committed.</details>
 #
 # **4. You thaw a frozen block after 1,000 steps. What happens to its unit, its optimizer state, its checkpoint?**
-# <details><summary>Answer</summary>The unit follows `requires_grad` at the next forward, and from then on has
-# gradients. The optimizer must have its parameter, and makes a state at its first step, with `step` 1 where the others
-# have 1,001. Checkpoints before that have no state under these names. In a unit mixed by a flat parameter one `step`
-# could not say both; with original parameters each has its own.</details>
+# <details><summary>Answer</summary>The unit re-reads `requires_grad` at the next forward, and has
+# gradients from then on. The optimizer must have its parameter, and makes a state at its first
+# step, with `step` 1 while the others have 1,001. Earlier checkpoints have no state under these
+# names. In a mixed unit with one flat parameter a single `step` could not hold both values; with
+# original parameters each has its own.</details>
 #
-# **5. Somebody adds activation checkpoints and peak memory does not fall. Name two reasons.**
-# <details><summary>Answer</summary>The peak lies where model state peaks, not activations: a few rows, a large model.
-# Or one checkpoint surrounds everything: then the recomputation brings all activations back at once, at the beginning
-# of backward. A checkpoint per block holds one block's at a time.</details>
+# **5. You add activation checkpoints and peak memory does not fall. Name two reasons.**
+# <details><summary>Answer</summary>With few rows and a large model, the peak comes from model
+# state, not activations. Or one checkpoint surrounds the whole model: the recomputation then
+# restores all activations at once, at the beginning of backward. A checkpoint per block holds one
+# block's activations at a time.</details>
 #
 # ## Further reading
 #
-# - torch: `torch/distributed/fsdp/_state_dict_utils.py`, `_optim_utils.py`; `torch/distributed/checkpoint/` (planner:
-#   which rows come from which file); `torch/utils/checkpoint.py` (both kinds, explained at length).
-# - All file systems are not created equal (Pillai and others, OSDI 2014): what a power cut may leave, and why programs
-#   get it wrong.
+# - torch: `torch/distributed/fsdp/_state_dict_utils.py`, `_optim_utils.py`;
+#   `torch/distributed/checkpoint/` (the planner maps rows to files); `torch/utils/checkpoint.py`
+#   (both kinds, explained at length).
+# - All file systems are not created equal (Pillai and others, OSDI 2014): the state of files after
+#   a power cut, and common programming mistakes.
 # - Training deep nets with sublinear memory cost: [arXiv 1604.06174](https://arxiv.org/abs/1604.06174). LoRA:
 #   [arXiv 2106.09685](https://arxiv.org/abs/2106.09685).
 # - minifsdp: `fsdp/torch_api/state/saving.py`, `loading.py`, `optim.py`, `sharded_values.py` (your pieces),

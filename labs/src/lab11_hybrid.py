@@ -10,10 +10,11 @@
 # %% [markdown]
 # # Lab 11: hybrid sharding
 #
-# Full sharding cuts a model over *all* ranks, so every gather goes to all of them: also over the network between
-# hosts, which is far slower than what connects the GPUs of one host. If a model fits into one host, it need not be cut
-# any further. *Hybrid sharding* shards inside groups of F ranks, usually a host's, and *replicates* across the groups:
-# FSDP inside, data parallelism outside. F is the **sharding factor**. F = 1 is data parallelism, F = N full sharding.
+# Full sharding cuts a model over *all* ranks, so every gather also crosses the network between
+# hosts, which is far slower than the links between the GPUs of one host. A model that fits into
+# one host needs no further cuts. *Hybrid sharding* shards inside groups of F ranks, usually one
+# host, and *replicates* across the groups: FSDP inside, data parallelism outside. F is the
+# **sharding factor**. F = 1 is data parallelism, F = N full sharding.
 #
 # ![Hybrid sharding: shards inside a group, replicas across groups](../slides/figures/practice-hybrid.svg)
 #
@@ -21,16 +22,18 @@
 #
 # **Afterwards you can**
 #
-# - say which ranks shard together and which hold the same shard, and make their process groups without a deadlock;
-# - reduce a gradient in two stages, and say why it is accumulated after the second one and not in between;
-# - predict what a rank holds and sends for every F, and what leaves a host;
-# - choose F for a model and a cluster, and say when none will do.
+# - list the ranks that shard together and those that hold the same shard, and make their process
+#   groups without a deadlock;
+# - reduce a gradient in two stages, and explain why it is accumulated after the second one and not
+#   in between;
+# - predict, for every F, the bytes that a rank holds and sends, and the traffic out of a host;
+# - choose F for a model and a cluster, and recognize when no F works.
 #
 # **You need** lab 01 (all-reduce, ring, groups), lab 05 (units, gather, reduce-scatter).
 #
-# **Time** 70 minutes. **To run** on a laptop (gloo, 4 processes that stand for 2 hosts of 2 ranks), on one GPU, or on a
-# GPU node. **Memory** a rank's tensors take less than 20 MiB here. What is said of clusters comes from a cost model
-# whose assumptions are written beside it.
+# **Time** 70 minutes. **To run** on a laptop (gloo, 4 processes that stand for 2 hosts of 2
+# ranks), on one GPU, or on a GPU node. **Memory** a rank's tensors take less than 20 MiB here. The
+# results for clusters come from a cost model, with its assumptions listed next to it.
 
 # %% tags=["setup"]
 # set-up
@@ -46,12 +49,12 @@ from minifsdp.course.workshop import exercise, outcome, predict
 
 
 class Replica(Protocol):
-    """A unit whose shard other ranks have, too: what 11.3 and 11.4 need of it.
+    """A unit with replicas of its shard on other ranks, as 11.3 and 11.4 use it.
 
     Attributes:
         mean: the gradient [P / F], reduce-scattered: the mean over the sharding group; None if there is none.
         replicas: the process group of the ranks that hold the same shard.
-        across: the reduction over the replicas that is under way; None if there is none.
+        across: the handle of the current reduction over the replicas; None if there is none.
     """
 
     mean: Tensor | None
@@ -59,16 +62,16 @@ class Replica(Protocol):
     across: Handle | None
 
     def deliver(self, mean: Tensor) -> None:
-        """Add `mean` [P / F] to the shard's `.grad`, and give its memory away."""
+        """Add `mean` [P / F] to the shard's `.grad`, and release its memory."""
 
 
 class Traffic(NamedTuple):
     """Bytes of one step.
 
     Attributes:
-        sharding: that a rank sends in its sharding group.
-        replicas: that a rank sends to its replicas.
-        leaves: that leave a host, all of its ranks together.
+        sharding: sent by a rank in its sharding group.
+        replicas: sent by a rank to its replicas.
+        leaves: sent out of a host by all of its ranks together.
     """
 
     sharding: float
@@ -77,7 +80,7 @@ class Traffic(NamedTuple):
 
 
 class Choice(NamedTuple):
-    """What to do: "data parallelism", "hybrid sharding" or "full sharding" with a factor, or another way without."""
+    """Strategy: "data parallelism", "hybrid sharding", "full sharding" or another; its factor."""
 
     name: str
     factor: int | None
@@ -86,10 +89,10 @@ class Choice(NamedTuple):
 # %% [markdown]
 # ## What hurts now
 #
-# The course's GPT on 4 ranks, fully sharded, where ranks 0 and 1 stand for one host and ranks 2 and 3 for another. The
-# ring of a collective goes 0 → 1 → 2 → 3 → 0: of its four connections two are inside a host and two between hosts.
-# Every connection of a ring carries the same number of bytes, so the slowest one decides, and a gather that somebody
-# waits for waits for the network.
+# The course's GPT is fully sharded over 4 ranks. Ranks 0 and 1 stand for one host and ranks 2 and
+# 3 for another. The ring of a collective goes 0 → 1 → 2 → 3 → 0: two of its four connections are
+# inside a host and two between hosts. Every connection of a ring carries the same number of bytes,
+# so the slowest one sets the pace, and each gather waits for the network.
 
 # %%
 import statistics
@@ -120,7 +123,7 @@ from minifsdp.fsdp.plan import Plan
 
 RANKS, PER_HOST = 4, 2
 SETTINGS = Settings(ranks=RANKS, batch=4, layers=5, width=105, context=16)
-BATCHES = list(SETTINGS.batches())  # the same on every rank, which takes its rows
+BATCHES = list(SETTINGS.batches())  # the same on every rank; each takes its rows
 SIZES = sizes_of(SETTINGS.model())  # elements of each parameter, and by unit, the root first
 UNITS = len(SIZES.units)
 MIB, GB = 2**20, 1e9
@@ -139,12 +142,13 @@ print(f"{UNITS} units, {whole:,} bytes of parameters, as many of gradients, twic
 #
 # *8 minutes, medium*
 #
-# N ranks, F of them to a sharding group. Ranks are numbered host by host, so *neighbours* share a host: a sharding
-# group is F consecutive ranks. Rank number j of a group holds shard j, and so do the ranks number j of all other
-# groups: these are its *replicas*. Every rank is in one group of each sort. Drawn as a table, sharding groups are the
-# rows and replica groups the columns; `DeviceMesh` calls that a 2-D mesh.
+# N ranks form sharding groups of F. Ranks are numbered host by host, so *neighbours* share a host:
+# a sharding group is F consecutive ranks. Rank number j of a group holds shard j, like rank number
+# j of every other group. These ranks are its *replicas*. Every rank is in one group of each kind.
+# In a table, sharding groups are the rows and replica groups the columns; `DeviceMesh` calls this
+# a 2-D mesh.
 #
-# Predict: 64 ranks, F = 8. How many process groups are there, of both sorts together?
+# Predict: with 64 ranks and F = 8, how many process groups are there, of both kinds together?
 
 # %%
 predict("11.1", ..., "process groups of 64 ranks with F = 8")
@@ -160,8 +164,8 @@ def plan_groups(ranks: int, factor: int) -> tuple[list[list[int]], list[list[int
         factor: F, the size of a sharding group, from 1 to N.
 
     Returns:
-        The sharding groups, and the replica groups: ranks that have the same place in their sharding groups. Groups
-        stand in the order of their lowest ranks, and so do the ranks in each.
+        The sharding groups, and the replica groups: ranks with the same position in their sharding
+        groups. Groups are ordered by their lowest ranks, and the ranks in each group ascend.
 
     Raises:
         ValueError: `factor` is below 1, or does not divide `ranks`.
@@ -182,13 +186,14 @@ for factor in (1, 2, 4):
 #
 # *10 minutes, medium*
 #
-# A process group is made by `dist.new_group(ranks)`, which is a collective of the whole *world*: the members meet under
-# a name, and the name is a count of the calls that a rank has made. So **every rank must make every group, in the same
-# order**, also those that it is not in. A rank that skips some counts differently from the others. Then ranks wait for
-# each other in different groups under the same name, or find the wrong peers, and the program hangs where it is made,
-# or much later, in the first collective. (`use_local_synchronization=True` names a group by its ranks, and members
-# alone call. Groups that overlap, as these do, can deadlock then, unless all ranks keep to one order:
-# torch's docstring of `new_group`.)
+# `dist.new_group(ranks)` makes a process group. It is a collective of the whole *world*: the
+# members meet under a name, and the name is the number of calls that a rank has made. So **every
+# rank must make every group, in the same order**, including groups that it is not in. If a rank
+# skips some, its count differs from the others'. Ranks then wait for each other in different
+# groups under the same name, or find the wrong peers, and the program hangs in `new_group`, or
+# much later, in the first collective. (With `use_local_synchronization=True` the name comes from
+# the group's ranks, and only members call. Overlapping groups, like these, can then deadlock,
+# unless all ranks keep to one order: torch's docstring of `new_group`.)
 
 
 # %% tags=["exercise-11.2"]
@@ -199,15 +204,16 @@ def make_groups(sharding: list[list[int]], replicas: list[list[int]]) -> tuple[G
     Args:
         sharding, replicas: as from `plan_groups`.
 
-    Use `dist.new_group(ranks)` for every list of both sorts, the sharding groups first, each once and in the order
-    given. It returns the group on a member, and elsewhere a marker that is of no use. `dist.get_rank()` is this rank.
+    Call `dist.new_group(ranks)` once for every list of both kinds, the sharding groups first, in
+    the order given. It returns the group on a member, and an unusable marker elsewhere.
+    `dist.get_rank()` is this rank.
     """
     ...
 
 
 # %%
 def meet(factor: int) -> tuple[list[int], list[int], bool]:
-    """The ranks of this rank's groups, and whether a DeviceMesh has the same."""
+    """The ranks of this rank's groups; True if a DeviceMesh has the same."""
     from torch.distributed.device_mesh import init_device_mesh
 
     mine = [process_groups.global_ranks(group) for group in make_groups(*plan_groups(dist.get_world_size(), factor))]
@@ -219,13 +225,13 @@ for rank, (together, same_shard, as_mesh) in enumerate(launch(meet, RANKS, PER_H
     print(f"rank {rank}: shards with {together}, has replicas {same_shard}, a 2-D mesh has the same: {as_mesh}")
 
 # %% [markdown]
-# `FullyShardedDataParallel` takes the pair as `process_group`, or a mesh as `device_mesh`. With neither, and with a
-# wrapping policy, it makes groups of its own: `LOCAL_WORLD_SIZE` ranks per sharding group
-# (`minifsdp/fsdp/torch_api/groups.py`).
+# `FullyShardedDataParallel` takes the pair as `process_group`, or a mesh as `device_mesh`. With
+# neither, and with a wrapping policy, it makes its own groups: `LOCAL_WORLD_SIZE` ranks per
+# sharding group (`minifsdp/fsdp/torch_api/groups.py`).
 #
 # ### Break it: make one's own groups only
 #
-# It looks right: two calls on every rank, each for a group that it is in.
+# It looks right: every rank makes two calls, each for a group that it is in.
 
 
 # %% tags=["nbval-ignore-output"]
@@ -243,28 +249,30 @@ except RankError as error:
     print(str(error).splitlines()[0])
 
 # %% [markdown]
-# Ranks 0 and 1 make [0, 1] under the first name, ranks 2 and 3 make [2, 3] under the same, and all four leave their
-# addresses under the same keys of one store. Who finds whose depends on who was first: run it again and others are
-# stuck, in `new_group` or only in the first collective, in a place that has nothing to do with the mistake.
+# Ranks 0 and 1 make [0, 1] under the first name, ranks 2 and 3 make [2, 3] under the same name,
+# and all four leave their addresses under the same keys of one store. Timing decides which address
+# a rank finds. Run it again, and other ranks hang, in `new_group` or in the first collective, far
+# from the mistake.
 #
 # ## 11.3 Reduce in two stages
 #
 # *5 minutes, easy*
 #
-# After backward a rank has the gradient [P] of its own rows. Its optimizer wants the mean over *all* ranks, of its
-# shard [P / F]:
+# After backward a rank has the gradient [P] of its own rows. Its optimizer needs the mean over
+# *all* ranks, for its shard [P / F]:
 #
 #     gradient [P] --reduce-scatter in the sharding group--> mean of F ranks [P / F]
 #                  --all-reduce over the replicas----------> mean of N ranks [P / F] --> added to the shard's .grad
 #
-# The first stage is lab 05's. The second is what hybrid sharding adds, and all that goes to the other hosts. Nothing
-# in the rest of backward reads its result, so it need not be waited for at once: it starts when the reduce-scatter is
-# over, and ends before gradients are read (by clipping, by the optimizer), or before the unit's next reduction. On a
-# GPU it goes on a stream of its own, beside the next reduce-scatters, and its buffer must outlive both (`_reduce_grad`
-# in torch has `_all_reduce_stream` and `record_stream` for that).
+# The first stage is lab 05's. Hybrid sharding adds the second, the only traffic to other hosts.
+# Nothing in the rest of backward reads its result, so the wait can come later: the all-reduce
+# starts after the reduce-scatter, and ends before gradients are read (by clipping, by the
+# optimizer), or before the unit's next reduction. On a GPU it runs on its own stream, alongside
+# the next reduce-scatters, and its buffer must outlive both (`_reduce_grad` in torch uses
+# `_all_reduce_stream` and `record_stream`).
 #
-# Predict: in how many collectives that go from host to host does a *rank* take part in one step of the model's 6 units,
-# F = 2 on 2 hosts of 2? (11.5 counts them.)
+# Predict: the model has 6 units, with F = 2 on 2 hosts of 2. In one step, how many of a *rank's*
+# collectives cross hosts? (11.5 counts them.)
 
 # %%
 predict("11.3", ..., "collectives of a rank in one step that cross hosts, 6 units")
@@ -275,8 +283,8 @@ predict("11.3", ..., "collectives of a rank in one step that cross hosts, 6 unit
 def start_across(unit: Replica) -> None:
     """Start the reduction of `unit.mean` [P / F] over the replicas, in place, and leave its handle in `unit.across`.
 
-    Afterwards, once that handle has been waited for, `unit.mean` is the mean of the replicas' means. It is not waited
-    for here, and nothing is delivered.
+    After a wait on that handle, `unit.mean` is the mean of the replicas' means. Do not wait here,
+    and deliver nothing.
 
     Use `comm.all_reduce(tensor, group, op)`, which returns a handle; `op` is `comm.SUM` by default, or `comm.MEAN`.
     """
@@ -288,31 +296,35 @@ def start_across(unit: Replica) -> None:
 #
 # *8 minutes, medium*
 #
-# The other half is called for every unit at the end of backward, and before a unit's next reduction. So it is called
-# for units that have nothing under way, and more often than 11.3.
+# The engine calls the other half for every unit at the end of backward, and before a unit's next
+# reduction. It is therefore also called for units without a reduction under way, and more often
+# than 11.3.
 
 
 # %% tags=["exercise-11.4"]
 @exercise("11.4")
 def finish_across(unit: Replica) -> None:
-    """Wait for what `start_across` has started, and deliver the mean to the shard's gradient, once.
+    """Wait for the reduction from `start_across`, and deliver the mean to the shard's gradient,
+    once.
 
-    `unit.deliver(mean)` adds to what is in `.grad` already. Afterwards the unit has neither a mean nor a reduction
-    under way: `unit.mean` and `unit.across` are None. If nothing was under way, nothing happens.
+    `unit.deliver(mean)` adds to the current `.grad`. Afterwards the unit has neither a mean nor a
+    reduction under way: `unit.mean` and `unit.across` are None. If no reduction was under way, do
+    nothing.
     """
     ...
 
 
 # %% [markdown]
-# The engine of minifsdp does the rest. A unit is made of a flat parameter and a plan, which names the ranks that it is
-# sharded over (`plan.inside`) and those that hold the same shard (`plan.across`). `_accumulate` is called when its
-# reduce-scatter has ended, `finish_reduce` at the end of backward and before its next reduction. The class below puts
-# your functions there, and `fsdp_of` hands it to FSDP (`unit=`), which makes its units of it.
+# The engine of minifsdp does the rest. A unit has a flat parameter and a plan, which names the
+# ranks of its sharding group (`plan.inside`) and the ranks with the same shard (`plan.across`).
+# The engine calls `_accumulate` after the unit's reduce-scatter, and `finish_reduce` at the end of
+# backward and before its next reduction. The class below calls your functions there, and `fsdp_of`
+# passes it to FSDP as the class of its units (`unit=`).
 
 
 # %%
 class YourHybridUnit(FlatUnit):
-    """A unit whose shard exists on several ranks, made of your functions."""
+    """A unit with replicas, made of your functions."""
 
     start, finish = staticmethod(start_across), staticmethod(finish_across)
 
@@ -337,7 +349,7 @@ class YourHybridUnit(FlatUnit):
 
 
 def fsdp_of(factor: int, unit: type[FlatUnit] = FlatUnit, **kwargs: Any) -> FullyShardedDataParallel:
-    """The lab's model with sharding factor F. `unit`: makes the units, if they have replicas."""
+    """The lab's model with sharding factor F. `unit`: the class of units with replicas."""
     model = SETTINGS.model().to(rank_device())
     ranks = dist.get_world_size()
     strategy, group = ShardingStrategy.HYBRID_SHARD, None
@@ -369,9 +381,10 @@ def shard_gradients(model: FullyShardedDataParallel) -> dict[int, Tensor]:
 # %% [markdown]
 # ### Measured: the same gradients
 #
-# Yours, minifsdp's HYBRID_SHARD, torch's HYBRID_SHARD, full sharding, and one process with all rows: after one batch,
-# and after three that are accumulated with a reduction each. The mean of two means of two is computed by additions and
-# halvings, so your result and minifsdp's are the same to the last bit.
+# This test compares yours, minifsdp's HYBRID_SHARD, torch's HYBRID_SHARD, full sharding, and one
+# process with all rows, after one batch, and after three accumulated batches with a reduction
+# each. The mean of two means of two takes only additions and halvings, so your result and
+# minifsdp's are equal bit for bit.
 
 
 # %%
@@ -410,7 +423,7 @@ def alone() -> dict[int, list[Tensor]]:
 
 
 def my_shards(units: list[Tensor], factor: int, place: int) -> Tensor:
-    """What the rank at `place` of a sharding group has of them."""
+    """The shards of the rank at `place` in a sharding group."""
     padded = [torch.nn.functional.pad(unit, (0, -unit.numel() % factor)) for unit in units]
     return torch.cat([unit.chunk(factor)[place] for unit in padded])
 
@@ -433,12 +446,13 @@ for count in (1, 3):
 # %% [markdown]
 # ### Break it: accumulate before the second stage
 #
-# Adding to `.grad` first and then all-reducing `.grad` looks equivalent, and saves a buffer. Over the replicas it can
-# be a *sum*, as in torch, which sums in both stages and divides by N on the way (`_reduce_grad` in
-# `torch/distributed/fsdp/_runtime_utils.py`). Then what is in `.grad` from earlier micro-batches has been summed
-# already, and is summed again.
+# Adding to `.grad` first and then all-reducing `.grad` looks equivalent, and saves a buffer. The
+# reduction over the replicas can be a *sum*: torch sums in both stages and divides by N on the way
+# (`_reduce_grad` in `torch/distributed/fsdp/_runtime_utils.py`). Gradients from earlier
+# micro-batches, already summed in `.grad`, are then summed again.
 #
-# Predict: three micro-batches, two replicas. How many times is the *first* micro-batch's gradient in the end?
+# Predict: with three micro-batches and two replicas, how many times does the final gradient count
+# the *first* micro-batch?
 
 # %%
 predict("11.4", ..., "times that the first of 3 micro-batches is counted on 2 replicas")
@@ -446,7 +460,7 @@ predict("11.4", ..., "times that the first of 3 micro-batches is counted on 2 re
 
 # %%
 def sum_of_grad(unit: Any, divide: bool) -> None:
-    """Accumulate, then reduce `.grad` over the replicas: a sum of what is divided by their number, or a mean."""
+    """Accumulate, then reduce `.grad` over the replicas: a sum of divided values, or a mean."""
     if divide:
         unit.mean /= unit.replicas.size()
     unit.deliver(unit.mean)
@@ -476,7 +490,7 @@ class NeverAcross(YourHybridUnit):
 
 
 def broken() -> dict[str, Any]:
-    """Gradients of three micro-batches, and of a model that forgets the second stage its losses."""
+    """Gradients of three micro-batches; parameters with and without the second stage."""
     kinds_of = {"a sum of what is divided": SumFirst, "a mean": MeanFirst}
     found: dict[str, Any] = {name: shard_gradients(fsdp_of(PER_HOST, unit))[3] for name, unit in kinds_of.items()}
     for name, unit in (("never", NeverAcross), ("yours", YourHybridUnit)):
@@ -501,14 +515,14 @@ print(f"accumulated before a mean: equal to one process: {close}")
 assert torch.allclose(weights, torch.tensor([4.0, 2.0, 1.0], dtype=torch.float64), atol=1e-2)
 
 # %% [markdown]
-# With one micro-batch nothing is wrong; with three the first counts 4 times, the second twice. With a *mean* it happens
-# to come out right, because the mean of equal numbers is that number. It is no bargain all the same: what goes to the
-# other hosts is then `.grad`, in float32 where the mean would be in bf16 (mixed precision), and from wherever it is
-# kept, with CPU offload from the host's memory.
+# With one micro-batch the result is correct; with three the first counts 4 times, the second
+# twice. With a *mean* the result is correct, because the mean of equal numbers is that number. It
+# still costs more: the all-reduce then sends `.grad`, which is in float32 even if the mean is in
+# bf16 (mixed precision). With CPU offload it sends from the host's memory.
 #
 # ### Break it: forget the second stage
 #
-# Every host trains on its own rows alone. Nothing hangs, every loss goes down.
+# Every host trains on its own rows alone. Nothing hangs, and every loss goes down.
 
 # %%
 for name, what in (("never", "without the second stage"), ("yours", "yours")):
@@ -516,34 +530,38 @@ for name, what in (("never", "without the second stage"), ("yours", "yours")):
     print(f"{what}: the hosts' parameters are {'the same' if apart == 0 else 'different'} after 3 steps")
 
 # %% [markdown]
-# There are as many models as hosts, and a checkpoint saves the first. Nothing tells but a comparison of replicas: now
-# and then all-reduce a checksum of the shards over the replica group, its minimum and its maximum, which must be equal.
+# There are as many models as hosts, and a checkpoint saves the first. Only a comparison of
+# replicas reveals it: now and then compute a checksum of the shards and all-reduce its minimum and
+# its maximum over the replica group. They must be equal.
 #
-# Replicas that **start** differently, by other seeds or buffers, drift apart in the same way. With `sync_module_states`
-# torch broadcasts across the hosts first and then inside each (`torch/distributed/fsdp/_init_utils.py`). Both orders
-# end with rank 0's values everywhere: across first, every host's first rank has them when it passes them on; inside
-# first, the other hosts pass on values of their own, which the second broadcast overwrites. And all **N** ranks are
-# data-parallel, not R: a sampler's `num_replicas` is the world's size, or the ranks of a host read the same rows.
+# Replicas that **start** with different seeds or buffers drift apart in the same way. With
+# `sync_module_states` torch broadcasts across the hosts first and then inside each
+# (`torch/distributed/fsdp/_init_utils.py`). Both orders end with rank 0's values everywhere. If
+# the broadcast across hosts comes first, every host's first rank already has them for the second.
+# If the broadcast inside comes first, the other hosts receive values of their own, and the second
+# broadcast overwrites these. All **N** ranks are data-parallel, not R: a sampler's `num_replicas`
+# must be the world's size, otherwise the ranks of a host read the same rows.
 #
 # ## 11.5 What leaves a host
 #
 # *10 minutes, medium*
 #
-# Now count. Let M be the bytes of all units, padded, R = N / F the number of replicas. All collectives run as rings
-# (lab 01): a gather or reduce-scatter of n bytes over k ranks sends (k - 1) / k · n from each, an all-reduce twice as
-# much.
+# Let M be the bytes of all units, padded, and R = N / F the number of replicas. All collectives
+# run as rings (lab 01). In a gather or reduce-scatter of n bytes over k ranks each rank sends
+# (k - 1) / k · n bytes, in an all-reduce twice as many.
 #
-# - In the sharding group, per step: each unit is gathered twice, but for the root, which stays whole from forward to
-#   backward and is gathered once; each gradient is reduce-scattered once.
+# - In the sharding group, per step: each unit is gathered twice, except the root, which stays
+#   whole from forward to backward and is gathered once; each gradient is reduce-scattered once.
 # - To the replicas: an all-reduce of every unit's mean, a buffer of 1/F of the unit.
 #
-# What leaves a *host* is another matter, and often confused with it. A ring in rank order enters a host once and leaves
-# it once, however many of its ranks are there. So it carries out of the host what **one** rank sends. But there may be
-# several rings at once: replica groups of different places each have one. (NCCL lays a collective in several rings over
-# a host's network cards, each with a part of the bytes. Their sum is the same.)
+# The traffic out of a *host* is a different number. A ring in rank order enters a host once and
+# leaves it once, however many of its ranks are there. So it carries the bytes of **one** rank out
+# of the host. But several rings may run at once: each replica group has its own. (NCCL splits a
+# collective into several rings over a host's network cards, each with a part of the bytes. Their
+# sum is the same.)
 #
-# Predict, for this lab's model on 2 hosts of 2: by what factor does full sharding (F = 4) send more bytes out of a host
-# than hybrid sharding (F = 2)? Leave the root's exception aside.
+# Predict, for this lab's model on 2 hosts of 2: how many times as many bytes does full sharding (F
+# = 4) send out of a host as hybrid sharding (F = 2)? Ignore the root's exception.
 
 # %%
 predict("11.5", ..., "bytes that leave a host, full sharding over hybrid, 2 hosts of 2")
@@ -561,8 +579,9 @@ def traffic(units: Sequence[int], ranks: int, per_host: int, factor: int) -> Tra
         factor: F, which divides N, and either divides G or is a multiple of it.
 
     Returns:
-        What a rank sends in its sharding group, what it sends to its replicas, and what leaves a host: each ring that
-        has ranks both on the host and elsewhere leaves it once, with what one of its ranks sends.
+        The bytes that a rank sends in its sharding group, the bytes that it sends to its replicas,
+        and the bytes that leave a host. Each ring with ranks both on the host and elsewhere leaves
+        the host once, with the bytes of one of its ranks.
     """
     ...
 
@@ -570,9 +589,10 @@ def traffic(units: Sequence[int], ranks: int, per_host: int, factor: int) -> Tra
 # %% [markdown]
 # ### Measured: F = 1, 2 and 4 (C25)
 #
-# The second step of each, with the ledger and the log of the collectives. A call's `wire` is what its rank sends by the
-# ring algorithm. It is counted for the rank's sharding group or for its replicas, and leaves the host if the next rank
-# of the ring is on the other one.
+# The next cells measure the second step of each, with the ledger and the log of the collectives. A
+# call's `wire` is the number of bytes that its rank sends in the ring algorithm. They count for
+# the rank's sharding group or for its replicas, and leave the host if the next rank of the ring is
+# on the other host.
 
 
 # %%
@@ -650,18 +670,21 @@ outcome("11.5", ratio, how="computed", slips=slips)
 print(f"out of a host full sharding sends {out[2] / out[1]:.4f} times what hybrid does; but for the root {ratio}")
 
 # %% [markdown]
-# The sharding factor spans the whole range: F = 1 holds and sends what DDP does, F = 4 what full sharding does.
+# The sharding factor spans the whole range: F = 1 holds and sends as much as DDP, F = 4 as much as
+# full sharding.
 #
-# The last row deserves a second look. **Per rank** hybrid sharding sends to other hosts 2 (R - 1) / R · M / F, which is
-# roughly 1/F of what a rank of DDP sends, and with F = 8 it looks like a twelfth of full sharding. That is how section
-# 3.2.2 of the FSDP paper makes its case, per GPU. (Its volume for W ranks on hosts of G, 2 M (W - 1) / (G W), is an
-# upper estimate: the replica group of a rank has W / G members, so 2 M (W - G) / (G W), the formula above with F = G.
-# And its F = W / G cannot be meant to keep a sharding group inside a host, with F its number of ranks: that is F = G.)
-# But a host's ranks send at the same time, and share its network cards: **per host** it is F rings of 1/F each,
-# 2 (R - 1) / R · M, about as much as DDP's one ring. Full sharding's 3 M are 1.5 times that for many hosts. So what
-# hybrid sharding saves on the network is a third of the bytes, and, as important, *which*: a gather is waited for by
-# the computation; an all-reduce only when backward has ended. And rings over R hosts have fewer steps, so less latency,
-# than rings over all N ranks.
+# Compare the last row per rank and per host. **Per rank** hybrid sharding sends 2
+# (R - 1) / R · M / F to other hosts. This is roughly 1/F of a DDP rank's traffic, and with F = 8
+# it looks like a twelfth of full sharding. Section 3.2.2 of the FSDP paper argues this way, per
+# GPU. (Its volume for W ranks on hosts of G, 2 M (W - 1) / (G W), is an upper estimate: the
+# replica group of a rank has W / G members, which gives 2 M (W - G) / (G W), the formula above
+# with F = G. Its F = W / G cannot keep a sharding group inside a host if F is the number of ranks
+# in the group: that needs F = G.) But a host's ranks send at the same time, and share its network
+# cards. **Per host** there are F rings of 1/F each, 2 (R - 1) / R · M, about as much as DDP's one
+# ring. Full sharding's 3 M are 1.5 times that for many hosts. Hybrid sharding therefore saves a
+# third of the bytes on the network. It also matters *which* bytes remain: the computation waits
+# for each gather, but for an all-reduce only at the end of backward. And rings over R hosts have
+# fewer steps, so less latency, than rings over all N ranks.
 
 # %%
 peaks = {f"F = {factor}": usage[0][factor]["held"] for factor in (1, 2, 4)}
@@ -681,10 +704,11 @@ plots.stages(
 # %% [markdown]
 # ### Measured: a step on two sorts of link
 #
-# `HostLinks` emulates two links: a fast one between ranks of a host (1 GB/s, 50 µs), and a slow one that a host's ranks
-# share (16 MB/s, 2 ms). A message takes at least its time there. Steps of F = 1, 2 and 4 take turns, and a median is
-# shown. Beside it stands what the two links need by your `traffic`, bytes only: the time of the one that needs longer,
-# as if the two never waited for each other.
+# `HostLinks` emulates two links: a fast one between ranks of a host (1 GB/s, 50 µs), and a slow
+# one shared by a host's ranks (16 MB/s, 2 ms). A message takes at least its time on its link.
+# Steps of F = 1, 2 and 4 take turns, and the output gives the median. Next to it is the longer of
+# the two links' times for the bytes from your `traffic`, without latency, as if the links never
+# waited for each other.
 
 
 # %% tags=["nbval-ignore-output"]
@@ -714,7 +738,7 @@ def time_and_trace(folder: Path) -> dict[int, list[float]]:
 
 
 def by_link(spans: list[Any]) -> list[Any]:
-    """What stays inside the host in a lane of its own; on a GPU a kernel does not tell."""
+    """Put traffic inside the host in its own lane; a GPU's kernel names do not separate it."""
     if not any(" across " in span.name for span in spans):
         return spans
     return [
@@ -743,19 +767,20 @@ plots.timeline(
 )
 
 # %% [markdown]
-# Full sharding waits for the slow link before every unit, twice. Hybrid sharding's forward does not see it. But with so
-# little compute its step is as long as its six all-reduces, and most of it is spent at the end of backward, waiting for
-# them; with more rows per rank backward would hide them.
+# Full sharding waits for the slow link before every unit, twice. Hybrid sharding's forward does
+# not use it. But with so little compute its step is as long as its six all-reduces, and is mostly
+# a wait for them at the end of backward. With more rows per rank backward would hide them.
 #
 # ## 11.6 Choose
 #
 # *8 minutes, medium*
 #
-# The largest factor holds least. A *rank* sends least with the smallest, a *host* with F = its own ranks. So: of the
-# factors whose memory fits, the fastest. And if nothing fits, there are two quite different reasons. The *shards* may
-# be too large: then more ranks help. Or what is left when everything is sharded without end, the units that are whole
-# while they compute and the activations, may be too large by itself. Then no number of ranks helps, and the layers have
-# to be split: tensor or pipeline parallelism, or recomputation where it is the activations.
+# The largest factor needs the least memory. A *rank* sends least with the smallest factor, a
+# *host* with F = its own ranks. So choose the fastest of the factors that fit in memory. If none
+# fits, there are two different reasons. The *shards* may be too large: then more ranks help. Or
+# the part that sharding cannot reduce, the whole units during their computation and the
+# activations, may be too large by itself. Then no number of ranks helps, and the layers must be
+# split by tensor or pipeline parallelism. If the activations are too large, recomputation helps.
 
 
 # %% tags=["exercise-11.6"]
@@ -767,19 +792,21 @@ def choose(
     seconds: Callable[[int], float],
     rest: float,
 ) -> Choice:
-    """The fastest sharding factor that fits, or what to do if none does.
+    """The fastest sharding factor that fits, or the alternative if none fits.
 
     Args:
-        factors: those possible, in any order, from 1 to the number of ranks.
-        capacity: bytes that a device has.
-        memory: bytes that a rank needs at most, by factor; it fits if these are not more than `capacity`.
+        factors: the possible factors, in any order, from 1 to the number of ranks.
+        capacity: bytes of a device's memory.
+        memory: a rank's peak bytes, by factor; a factor fits if these are not more than
+            `capacity`.
         seconds: of a step, by factor.
-        rest: what `memory` comes down to when the factor grows without end.
+        rest: the limit of `memory` as the factor grows.
 
     Returns:
-        Of factors that fit the fastest; of equally fast ones the smallest, which sends fewest messages. Its name is
-        "data parallelism" for factor 1, "full sharding" for the largest factor there is, "hybrid sharding" for any
-        other. If none fits: ("more ranks", None) if `rest` is less than `capacity`, else ("split layers", None).
+        The fastest of the factors that fit; of equally fast ones the smallest, because it sends
+        the fewest messages. Its name is "data parallelism" for factor 1, "full sharding" for the
+        largest of all `factors`, and "hybrid sharding" for any other. If none fits: ("more ranks",
+        None) if `rest` is less than `capacity`, otherwise ("split layers", None).
     """
     ...
 
@@ -787,27 +814,31 @@ def choose(
 # %% [markdown]
 # ### Modelled: when to choose what (C44)
 #
-# The cost model. Everything in it is an assumption, so change it:
+# Everything in the cost model is an assumption, so change it:
 #
-# - Memory: 16 bytes of model state per parameter (lab 00), over F. If F > 1, also whole in bf16: two units and the root
-#   (lab 08's limit of 2), and one unit's and the root's gradient. Activations of a row, with recomputation: 2 bytes
-#   times context · width for each layer, and 40 bytes for the one that is being recomputed.
+# - Memory: 16 bytes of model state per parameter (lab 00), over F. If F > 1, two units and the
+#   root (lab 08's limit of 2) are also whole in bf16, and so are one unit's and the root's
+#   gradient. Activations of a row, with recomputation: 2 bytes times context · width for each
+#   layer, and 40 bytes for the layer under recomputation.
 # - Compute: 8 operations per parameter and token (2 forward, 4 backward, 2 for recomputation), at 40 % of peak.
-# - Links: your `traffic` in bf16. What leaves a host takes its time on the host's network; what a rank sends takes its
-#   time inside, and a ring over several hosts goes at the pace of the slower of its links. 50 µs per message.
-# - Everything that can overlap does: a step takes as long as the busiest of the device, the links inside, the network.
-# - Left out: bf16 copies of parameters and gradients with F = 1, which flatters it where it is close; the logits, 4
-#   bytes times 50,000 for each token unless the loss is taken in slices; attention's operations, which long contexts
-#   feel.
+# - Links: your `traffic` in bf16. Bytes out of a host take time on the host's network; bytes sent
+#   by a rank take time on the links inside. A ring over several hosts runs at the pace of its
+#   slower link. 50 µs per message.
+# - Overlap is perfect: a step takes as long as the busiest of the device, the links inside, and
+#   the network.
+# - Left out: bf16 copies of parameters and gradients with F = 1, which favours F = 1 in close
+#   cases; the logits, 4 bytes times 50,000 for each token unless the loss is computed in slices;
+#   attention's operations, which grow with the context.
 #
-# A100 hosts: 8 GPUs of 80 GB, 312 TFLOP/s in bf16, NVLink with 300 GB/s in each direction (data sheet). Assumed: 8
-# network cards of 100 Gb/s each, 100 GB/s a host. "Ethernet" is the same host with one card of 100 Gb/s. "PCIe" hosts
-# have 4 GPUs of 24 GB and 165 TFLOP/s, that card too, and only 10 GB/s between two GPUs, as of cards that share PCIe.
+# A100 hosts: 8 GPUs of 80 GB, 312 TFLOP/s in bf16, NVLink with 300 GB/s in each direction (data
+# sheet). Assumed: 8 network cards of 100 Gb/s each, 100 GB/s a host. "Ethernet" is the same host
+# with one card of 100 Gb/s. "PCIe" hosts have 4 GPUs of 24 GB and 165 TFLOP/s, the same single
+# card, and only 10 GB/s between two GPUs, because the GPUs share PCIe.
 
 
 # %%
 class Cluster(NamedTuple):
-    """Hosts and GPUs of each; of a GPU bytes, operations and bytes per second; bytes per second of a host's network."""
+    """Hosts; per host GPUs and network bytes/s; per GPU memory, operations/s, bytes/s."""
 
     hosts: int
     per_host: int
@@ -822,7 +853,7 @@ class Cluster(NamedTuple):
 
     @property
     def factors(self) -> list[int]:
-        """Divisors of a host, and multiples of it."""
+        """Divisors and multiples of a host's number of ranks."""
         inside = [f for f in range(1, self.per_host + 1) if self.per_host % f == 0]
         return inside + [self.per_host * k for k in range(2, self.hosts + 1) if self.hosts % k == 0]
 
@@ -846,7 +877,7 @@ class Job(NamedTuple):
 
     @property
     def gathered(self) -> float:
-        """Bytes of what is whole while it computes, in bf16: two units and the root, a gradient and the root's."""
+        """Whole bytes in bf16: two units and the root; gradients of one unit and the root."""
         root, block = self.units[:2]
         return 2 * (2 * block + root) + 2 * (block + root)
 
@@ -894,8 +925,8 @@ def decide(job: Job, cluster: Cluster) -> Choice:
 
 
 # %% [markdown]
-# Predict: a model with 30 billion parameters, 16 bytes each, on hosts of 8 GPUs. What is the smallest *divisor of 8*
-# (or 8 itself) over which its state fits into less than 80 GB per GPU?
+# Predict: a model has 30 billion parameters, 16 bytes each, on hosts of 8 GPUs. What is the
+# smallest F that divides 8 (8 included) and brings its state below 80 GB per GPU?
 
 # %%
 predict("11.6", ..., "smallest of 1, 2, 4, 8 over which 30 billion parameters' state fits in 80 GB")
@@ -933,21 +964,22 @@ assert decisions["175 billion"][0] == Choice("full sharding", 64), "too large fo
 assert decisions["layers of 20 billion"][2] == Choice("split layers", None), "more ranks do not help"
 
 # %% [markdown]
-# Read the first column from the top: **data parallelism** while the model fits, **hybrid** when it is too large for one
-# device but not for a few, **full sharding** when it takes all ranks to hold it, and **splitting layers** (tensor or
-# pipeline parallelism) when what cannot be sharded is too large. That is the usual advice, and the table says where it
-# is not so simple:
+# Read the first column from the top: **data parallelism** while the model fits, **hybrid** when it
+# is too large for one device but not for a few, **full sharding** when it needs all ranks, and
+# **splitting layers** (tensor or pipeline parallelism) when the unsharded part is too large. This
+# is the usual advice, and the table shows its exceptions:
 #
-# - Hybrid sharding need not stop at the host. 7 billion parameters are content with F = 2 where the network is fast,
-#   and 70 billion take F = 16: groups of two hosts, whose gathers do cross. Such groups send *more* out of a host than
-#   full sharding, 15/16 of 3 M and the all-reduces besides, so on the slow network full sharding is chosen.
-# - On a slow network F = 8 is chosen though F = 1 or 2 would fit. Rings over 8 ranks, one per host, send 7/8 of what is
-#   to be sent, rings over all 64 ranks 63/64: a ninth less out of each host. (Libraries that lay out an all-reduce in
-#   two stages by themselves gain the same for data parallelism.)
+# - A sharding group need not be one host. On the fast network 7 billion parameters need only F =
+#   2, and 70 billion take F = 16: groups of two hosts, with gathers across hosts. Such groups send
+#   *more* out of a host than full sharding, 15/16 of 3 M plus the all-reduces, so on the slow
+#   network the model chooses full sharding.
+# - On a slow network the model chooses F = 8 although F = 1 or 2 would fit. Rings over 8 ranks,
+#   one per host, send 7/8 of the data, rings over all 64 ranks 63/64: a ninth less out of each
+#   host. (Libraries that run an all-reduce in two stages gain the same for data parallelism.)
 #
 # ### "Hybrid sharding is always faster"
 #
-# It is not. In the model:
+# It is not always faster. In the model:
 
 # %%
 pcie, a100 = CLUSTERS["2 hosts of 4, PCIe"], CLUSTERS["8 hosts of 8 A100"]
@@ -965,14 +997,16 @@ assert step_seconds(small, pcie, 1) < step_seconds(small, pcie, 4), "gathers cos
 assert step_seconds(large, a100, 8) == step_seconds(large, a100, 64), "where the device is busiest, links do not matter"
 
 # %% [markdown]
-# Where the links *inside* are the slow ones, two gathers and a reduce-scatter inside cost more than one all-reduce over
-# everything, so data parallelism is faster if it fits. And where the device is the busiest, all factors are equally
-# fast, and the larger ones hold less, which buys batch (lab 05).
+# If the links *inside* a host are the slow ones, two gathers and a reduce-scatter inside cost more
+# than one all-reduce over everything, so data parallelism is faster if it fits. If the device is
+# the busiest, all factors are equally fast, and the larger ones need less memory, which allows a
+# larger batch (lab 05).
 #
 # ### "If tensor parallelism stays in a node, data parallelism need not cross nodes"
 #
-# With tensor parallelism the ranks of a host hold different parts of each layer. Who has the *same* parameters, so that
-# their gradients are to be averaged? The groups are those of 11.1, with F = 8 for the tensor axis:
+# With tensor parallelism the ranks of a host hold different parts of each layer. Gradients are
+# averaged over the ranks with the *same* parameters. The groups are those of 11.1, with F = 8 for
+# the tensor axis:
 
 # %%
 tensor, data_parallel = plan_groups(64, 8)
@@ -986,14 +1020,16 @@ print(f"{without / size:.4f}")
 assert crossing == len(data_parallel)
 
 # %% [markdown]
-# The opposite is the case. If tensor parallelism fills the node, *every* data-parallel group crosses nodes, and all
-# gradients with it: a rank sends 1/8 of them, 8 ranks all. It holds only where both axes fit into a node together, and
-# there is one node, or a third axis (pipeline parallelism) is what crosses nodes.
+# The opposite is true. If tensor parallelism fills the node, *every* data-parallel group crosses
+# nodes, and so do all gradients: a rank sends 1/8 of them, 8 ranks send all. The statement holds
+# only if both axes fit into a node together, and there is one node, or only a third axis (pipeline
+# parallelism) crosses nodes.
 #
 # ### One cannot split without end
 #
-# Seven billion parameters and 512 rows per step, over more and more hosts of 8 on Ethernet. The work of a rank halves
-# with every doubling. What it sends does not. (Seconds only: whether 64 rows fit on one host's ranks is not asked.)
+# The next plot distributes seven billion parameters and 512 rows per step over more and more hosts
+# of 8 on Ethernet. A rank's work halves with every doubling. Its traffic does not. (The plot shows
+# only seconds, and does not check that 64 rows fit on one host's ranks.)
 
 # %%
 job, hosts = JOBS["7 billion"], [1, 2, 4, 8, 16, 32, 64]
@@ -1029,49 +1065,61 @@ plots.lines(
 # %% [markdown]
 # ## What is still missing
 #
-# The model overlaps everything and lets every ring run at the data sheet's pace; latency of long rings, congestion and
-# stragglers are left out, all of which grow with the number of ranks and speak for smaller groups. Nothing here was
-# measured on a GPU. And F is chosen once for the whole model, where a policy may choose it per module
-# (`minifsdp/fsdp/torch_api/groups.py` hands groups down).
+# The model overlaps everything and runs every ring at the data sheet's pace. It leaves out the
+# latency of long rings, congestion and stragglers. These all grow with the number of ranks and
+# favour smaller groups. Nothing here was measured on a GPU. Also, F is chosen once for the whole
+# model, but a policy may choose it per module (`minifsdp/fsdp/torch_api/groups.py` passes groups
+# down).
 #
-# Gradients are clipped by their norm over *one* sharding group, not over the world: replicas hold the same shards, and
-# would be counted R times (`minifsdp/clip_grad.py`). The same goes for checkpoints: one replica has everything.
+# Gradients are clipped by their norm over *one* sharding group, not over the world: replicas hold
+# the same shards, and would be counted R times (`minifsdp/clip_grad.py`). A checkpoint also needs
+# only one replica.
 #
-# And this is not the only hybrid. The optimizer's 12 of 16 bytes are held R times here; ZeRO++
-# ([arXiv 2306.10209](https://arxiv.org/abs/2306.10209), hpZ) shards them over all ranks and keeps a copy of the weights
-# inside each host, for backward's gathers. torch's `_HYBRID_SHARD_ZERO2` is lab 05's SHARD_GRAD_OP inside the groups.
+# There are other hybrids. Here the optimizer's 12 of 16 bytes are held R times; ZeRO++
+# ([arXiv 2306.10209](https://arxiv.org/abs/2306.10209), hpZ) shards them over all ranks and keeps
+# a copy of the weights inside each host, for backward's gathers. torch's `_HYBRID_SHARD_ZERO2` is
+# lab 05's SHARD_GRAD_OP inside the groups.
 #
 # ## What to remember
 #
-# 1. Sharding groups are neighbours, replica groups the ranks of one place in each. Every rank makes every group.
-# 2. Reduce-scatter inside, all-reduce of 1/F across, then accumulate. Only what reads gradients waits for the second.
-# 3. Memory goes with F, not with N. F = 1 is data parallelism, F = N full sharding. Replicas must start equal.
-# 4. Per rank the other hosts get 1/F of the gradients; per host all of them. What stays inside are the gathers.
-# 5. The smallest F that fits, unless a measurement or a model says otherwise. What cannot be sharded, the layer that
-#    computes and the activations, sets the end.
+# 1. Sharding groups are neighbours; a replica group has the ranks at one position in each. Every
+#    rank makes every group.
+# 2. Reduce-scatter inside, all-reduce 1/F across, then accumulate. Only readers of gradients wait
+#    for the second stage.
+# 3. Memory depends on F, not on N. F = 1 is data parallelism, F = N full sharding. Replicas must
+#    start equal.
+# 4. A rank sends 1/F of the gradients to other hosts; a host sends all of them. The gathers stay
+#    inside.
+# 5. Choose the smallest F that fits, unless a measurement or a model says otherwise. The running
+#    layer and the activations cannot be sharded, and set the limit.
 #
 # ## Questions
 #
-# **1. With 2 hosts of 8 and F = 8, one rank dies. How many shards are lost?**
-# <details><summary>Answer</summary>None: its replica on the other host has the same shard. The process groups are
-# broken all the same, and the job starts again from a checkpoint, unless something rebuilds them.</details>
+# **1. With 2 hosts of 8 and F = 8, one rank fails. How many shards are lost?**
+# <details><summary>Answer</summary>None: its replica on the other host has the same shard. The
+# process groups are still broken, and the job restarts from a checkpoint, unless something
+# rebuilds them.</details>
 #
 # **2. Why are the sharding groups consecutive ranks, and not the replica groups?**
-# <details><summary>Answer</summary>The sharding group has the larger traffic, 3 M against 2 M / F, and the urgent part:
-# gathers. Consecutive ranks share a host. The other way round all gathers would cross hosts.</details>
+# <details><summary>Answer</summary>The sharding group has more traffic, 3 M against 2 M / F,
+# including the urgent part, the gathers. Consecutive ranks share a host. With the two kinds
+# swapped, all gathers would cross hosts.</details>
 #
-# **3. Under `no_sync`, which of the two stages are left out, and could one be kept?**
-# <details><summary>Answer</summary>Both: the unsharded gradient [P] is kept. One could reduce-scatter every micro-batch
-# inside the host, accumulate a shard [P / F], and all-reduce the last sum only. That saves the memory and the slow
-# link. FSDP2 has it as `set_requires_all_reduce`.</details>
+# **3. Under `no_sync`, which of the two stages is left out, and could one be kept?**
+# <details><summary>Answer</summary>Both are left out, and the unsharded gradient [P] is kept. You
+# could instead reduce-scatter every micro-batch inside the host, accumulate a shard [P / F], and
+# all-reduce only the last sum. That saves memory and traffic on the slow link. FSDP2 offers it as
+# `set_requires_all_reduce`.</details>
 #
-# **4. Where would you see in 11.5's table that somebody swapped the two groups?**
-# <details><summary>Answer</summary>Here nowhere in what is held, as 2 x 2 is the same both ways. In what leaves the
-# host: gathers would leave it, and in two rings at once.</details>
+# **4. Which numbers in 11.5's table would change if the two groups were swapped?**
+# <details><summary>Answer</summary>The bytes held would not change here, because 2 x 2 is the same
+# both ways. The bytes that leave the host would change: gathers would leave it, in two rings at
+# once.</details>
 #
 # **5. A model fits with F = 4 on hosts of 8. Why might F = 8 be the better choice?**
-# <details><summary>Answer</summary>It holds half as much, which buys batch, and a host sends a little less: (R - 1) / R
-# of 2 M with half as many replicas. It costs 7/8 instead of 3/4 of each gather, inside.</details>
+# <details><summary>Answer</summary>Each rank holds half as much, which allows a larger batch, and
+# a host sends a little less: (R - 1) / R of 2 M with half as many replicas. The cost is 7/8
+# instead of 3/4 of each gather, inside the host.</details>
 #
 # ## Further reading
 #
