@@ -598,7 +598,7 @@ for classes in ((Block,), (Block, nn.LayerNorm)):
 # *12 minutes, medium*
 #
 # So far each rank has built the whole model and then sharded it. That fails for a model too large
-# for one rank. **Deferred initialization** (FSDP paper, section 4.1) builds the model on the
+# for one rank. **Deferred initialization** (FSDP paper, section 3.1) builds the model on the
 # `meta` device, where a tensor has a shape and no memory. Then, for one unit at a time, it
 # allocates memory, initializes the unit, keeps a shard and frees the rest.
 #
@@ -1252,7 +1252,7 @@ plots.stages(
 #
 # ## Further reading
 #
-# - FSDP: [arXiv 2304.11277](https://arxiv.org/abs/2304.11277), sections 3.2.1 (units) and 4.1 (deferred
+# - FSDP: [arXiv 2304.11277](https://arxiv.org/abs/2304.11277), sections 3.2.1 (units) and 3.1 (deferred
 #   initialization, and its limits).
 # - torch: `torch/distributed/fsdp/wrap.py` (policies, `_recursive_wrap`), `torch/distributed/fsdp/_init_utils.py`
 #   (`_materialize_meta_module`, `_materialize_with_param_init_fn`).
