@@ -164,6 +164,11 @@ def new_event(device: torch.device) -> Any:
     return torch.cuda.Event(enable_timing=True) if device.type == "cuda" else CpuEvent()
 
 
+def runs_behind(device: torch.device) -> bool:
+    """True if the host only queues work there: on CUDA, and on CPU while someone follows its commands."""
+    return device.type == "cuda" or bool(command_observers)
+
+
 def synchronize(device: torch.device) -> None:
     """Let the host wait until the device has done all that is queued."""
     if device.type == "cuda":

@@ -25,7 +25,10 @@ from torch.distributed._shard.metadata import ShardMetadata
 from torch.distributed._shard.sharded_tensor.api import ShardedTensor
 from torch.distributed._shard.sharded_tensor.metadata import ShardedTensorMetadata, TensorProperties
 from torch.distributed._shard.sharded_tensor.shard import Shard
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.remote_device import _remote_device as remote_device
+from torch.distributed.tensor import DTensor
+from torch.distributed.tensor.placement_types import _StridedShard as StridedShard
 from torch.nn.modules.batchnorm import _BatchNorm as AnyBatchNorm
 from torch.utils._python_dispatch import (
     TorchDispatchMode,
@@ -43,12 +46,14 @@ __all__ = [
     "ShardMetadata",
     "ShardedTensor",
     "ShardedTensorMetadata",
+    "StridedShard",
     "TensorProperties",
     "TorchDispatchMode",
     "at_end_of_backward",
     "backend_of",
     "base_of",
     "base_store_of",
+    "chunk_cat",
     "current_backward",
     "device_index",
     "device_types_of",
@@ -61,7 +66,9 @@ __all__ = [
     "in_backward",
     "is_traceable_wrapper_subclass",
     "is_traceable_wrapper_subclass_type",
+    "join_meshes",
     "leave_uncompiled",
+    "local_of",
     "made_since",
     "memory_snapshot",
     "name_of",
@@ -71,12 +78,15 @@ __all__ = [
     "remote_device",
     "schema_of",
     "set_timeout",
+    "spec_of",
     "spin",
+    "split_copy",
     "steps_in_backward",
     "tensor_of_shards",
     "tree_leaves",
     "unset_fake_temporarily",
     "version_of",
+    "with_spec",
 ]
 
 ASKED_BY_STATE_DICT_FUNCTIONS = "_fqn_modifiers"
@@ -143,6 +153,16 @@ def foreach_copy(targets: list[Tensor], sources: list[Tensor]) -> None:
     torch._foreach_copy_(targets, sources)
 
 
+def chunk_cat(tensors: list[Tensor], ranks: int, out: Tensor) -> None:
+    """Row r of `out` [N, S] <- part r of each tensor, cut along dimension 0 as by `torch.chunk`, padded with zeros."""
+    torch._chunk_cat(tensors, 0, ranks, out=out)
+
+
+def split_copy(rows: Tensor, sizes: list[int], out: list[Tensor]) -> None:
+    """Copy the columns of `rows` [N, S], so many elements wide, to `out`: on CUDA in one kernel."""
+    torch.split_with_sizes_copy(rows, sizes, dim=1, out=out)
+
+
 def has_storage(tensor: Tensor) -> bool:
     """True if it has a storage: a sparse tensor has none."""
     return torch._C._has_storage(tensor)
@@ -151,6 +171,26 @@ def has_storage(tensor: Tensor) -> bool:
 def identity(storage: UntypedStorage) -> int:
     """Of the memory behind it: torch makes a Python object for it more than once."""
     return int(storage._cdata)
+
+
+def local_of(tensor: DTensor) -> Tensor:
+    """This rank's part, not a view of it: `to_local()` makes one, an operation of autograd's."""
+    return tensor._local_tensor
+
+
+def spec_of(tensor: Any) -> Any:
+    """A DTensor's mesh, placements, whole shape and dtype."""
+    return tensor._spec
+
+
+def with_spec(local: Tensor, spec: Any) -> DTensor:
+    """A DTensor made of this rank's part; `from_local` would check and compute what is known."""
+    return DTensor(local, spec, requires_grad=False)
+
+
+def join_meshes(meshes: list[DeviceMesh]) -> DeviceMesh:
+    """One mesh of the dimensions of several, which are parts of one."""
+    return DeviceMesh._concatenate(meshes)
 
 
 def schema_of(operator: Any) -> Any:

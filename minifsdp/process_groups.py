@@ -32,6 +32,15 @@ def mesh_group(mesh: Any, dim: int) -> Group:
     return mesh.get_group(mesh_dim=dim)  # type: ignore[no-any-return]
 
 
+def part_of_mesh(mesh: Any, size: int) -> Group:
+    """A new group: this rank's among parts of so many ranks of the last dimension of a `DeviceMesh`.
+
+    To be called on every rank of the mesh.
+    """
+    rows = mesh.mesh.view(-1, size).tolist()
+    return _new_group(rows)
+
+
 def host_groups() -> tuple[Group, Group]:
     """New groups: the ranks of this rank's host, and those of its place on all hosts.
 

@@ -1,15 +1,13 @@
 """From autograd's hooks to the schedule's events.
 
-    event          hook
-    pre_forward    the module is called
-    post_forward   the module returns
-    end_forward    the outermost module returns, and no backward will follow
-    pre_backward   a hook on each output, and on each loss that the module leaves on itself: the unit's first gradient
-    post_backward  a hook on each leaf, run once per backward when its gradient is complete, however often the
-                   module was called; the last of the unit's leaves is the unit's end, in its turn (turns.py)
-    end_backward   a callback that the autograd engine runs when this backward is over
-
-(torch/distributed/fsdp/_runtime_utils.py.)
+event          hook
+pre_forward    the module is called
+post_forward   the module returns
+end_forward    the outermost module returns, and no backward will follow
+pre_backward   a hook on each output, and on each loss that the module leaves on itself: the unit's first gradient
+post_backward  a hook on each leaf, run once per backward when its gradient is complete, however often the
+               module was called; the last of the unit's leaves is the unit's end, in its turn (turns.py)
+end_backward   a callback that the autograd engine runs when this backward is over (torch: _runtime_utils.py)
 """
 
 from __future__ import annotations
@@ -43,9 +41,9 @@ class Engine:
 
     def __init__(self, units: Sequence[Unit], schedule: SyncSchedule) -> None:
         self.schedule = schedule
-        self.forward_runs = False
+        self.forward_runs = self.backward_runs = False
         self.trains = False  # the outermost forward is to be followed by a backward
-        self.backward_runs = False
+        self.is_last_backward = True  # if not, it leaves reductions under way
         self.accumulating: set[Unit] = set()  # the last backward has not reduced them: more micro-batches follow
         self.turns = StepTurns(self._begin, self._post_backward)
         self.passes = {unit: UnitPass(unit) for unit in units}
@@ -117,10 +115,19 @@ class Engine:
             unit.lingers |= follows and not outputs  # an object may hide tensors, whose backward no hook announces
             if follows or not self._may_be_recomputed(unit):
                 self.schedule.post_forward(unit, follows)
+        self._await(unit_pass, outputs)
+
+    def after_part(self, unit: Unit, output: Any) -> None:
+        """One of the unit's modules returns, others are still to run."""
+        unit_pass = self.passes[unit]
+        self._await(unit_pass, made_here(output, unit_pass.given, unit_pass.nodes))
+
+    def _await(self, unit_pass: UnitPass, outputs: list[Tensor]) -> None:
+        """The first gradient that reaches one of these begins the unit's backward."""
         if outputs:
             unit_pass.unreached += 1
             call = [self.turns.number]  # emptied by its first gradient
-            hooks = partial(self._pre_backward, unit_pass, call), partial(self._pre_backward_of_base, unit_pass, call)
+            hooks = (partial(hook, unit_pass, call) for hook in (self._pre_backward, self._pre_backward_of_base))
             unit_pass.passed += before_backward_of(outputs, *hooks)
 
     def _may_be_recomputed(self, unit: Unit) -> bool:
@@ -146,7 +153,7 @@ class Engine:
     # Backward
 
     def _begin_backward(self) -> None:
-        if torch.is_grad_enabled():  # create_graph=True: the graph would read parameters that are freed by then
+        if torch.is_grad_enabled():  # create_graph=True would read parameters that are freed by then
             raise RuntimeError("FSDP does not support gradients of gradients")
         for unit in self.passes:
             unit.check_unchanged()
@@ -214,7 +221,8 @@ class Engine:
             is_late = len(unit_pass.missing) < len(unit_pass.trained)  # a leaf had its gradient after the unit's turn
             if unit_pass.in_backward or is_late or (owes and not unit_pass.ended):
                 self._post_backward(unit_pass)
-        self.schedule.end_backward()
+        if self.is_last_backward:
+            self.schedule.end_backward()
         self.accumulating = {unit for unit in self.passes if not unit.reduces}
         for unit, unit_pass in self.passes.items():
             unit_pass.restart()

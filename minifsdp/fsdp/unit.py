@@ -108,6 +108,7 @@ class Unit(ABC):
             assert self._gathering is not None, "the gather has returned no handle"
             self._gathering.wait()
             self._gathering = None
+            self._arrived()
             self.view.show()
             self.state = UNSHARDED
 
@@ -134,6 +135,9 @@ class Unit(ABC):
     def is_reducing(self) -> bool:
         """True between `start_reduce` and `wait_reduce`."""
         return self._reducing is not None
+
+    def pack_gradient(self) -> None:  # noqa: B027
+        """Bring what has been taken into one buffer; called where the computation is queued, before `start_reduce`."""
 
     def start_reduce(self) -> None:
         """Start the reduction of what has been taken; leaves without a gradient count as zero."""
@@ -183,6 +187,9 @@ class Unit(ABC):
 
     @abstractmethod
     def _gather(self) -> Handle | Done: ...
+
+    def _arrived(self) -> None:  # noqa: B027
+        """The gather is over: what computes next may read what it has written."""
 
     @abstractmethod
     def _release(self) -> None: ...

@@ -14,6 +14,8 @@ import torch
 import torch.distributed as dist
 from on_ranks import Checks
 from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import Shard, distribute_tensor
 from torch.utils.checkpoint import checkpoint
 
 from minifsdp import private
@@ -218,6 +220,20 @@ def test_foreach_copy() -> None:
     assert all(map(torch.equal, targets, sources))
 
 
+def test_chunk_cat() -> None:
+    """Without it FSDP2 packs its gradients one by one: on a GPU a kernel for each."""
+    out = torch.empty(2, 5)
+    private.chunk_cat([torch.arange(3.0), torch.arange(5.0, 8.0).view(3, 1), torch.zeros(2, 1)], 2, out)
+    assert out.tolist() == [[0, 1, 5, 6, 0], [2, 0, 7, 0, 0]]
+
+
+def test_split_copy() -> None:
+    """Without it FSDP2 copies what it has gathered out parameter by parameter: on a GPU a kernel for each."""
+    out = [torch.empty(2, 1), torch.empty(2, 2)]
+    private.split_copy(torch.arange(6.0).view(2, 3), [1, 2], out)
+    assert [each.tolist() for each in out] == [[[0], [3]], [[1, 2], [4, 5]]]
+
+
 def test_has_storage() -> None:
     """Without it the ledger fails on a sparse tensor, which has no memory of its own to ask for."""
     assert private.has_storage(torch.ones(2))
@@ -302,6 +318,33 @@ def test_unset_fake_temporarily() -> None:
         assert torch.ones(2).tolist() == [1, 1]
 
 
+# DTensors
+
+
+@check()
+def local_of() -> None:
+    """Without it FSDP2 asks autograd for a view of each parameter's piece at each gather."""
+    placed = distribute_tensor(torch.ones(4), init_device_mesh("cpu", (2,)), [Shard(0)])
+    assert private.local_of(placed) is private.local_of(placed)
+    assert private.local_of(placed).shape == (2,)
+
+
+@check()
+def with_spec() -> None:
+    """Without it FSDP2 computes each gradient's shape and placement anew, and cannot say that it is its parameter's."""
+    placed = distribute_tensor(torch.ones(5), init_device_mesh("cpu", (2,)), [Shard(0)])
+    gradient = private.with_spec(torch.zeros_like(private.local_of(placed)), private.spec_of(placed))
+    assert (gradient.shape, gradient.placements) == (placed.shape, placed.placements)
+
+
+@check(ranks=4)
+def join_meshes() -> None:
+    """Without it FSDP2 cannot cut what tensor parallelism has cut: the two meshes stay two."""
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
+    assert private.join_meshes([mesh["dp"], mesh["tp"]]).shape == (2, 2)
+    assert private.StridedShard(0, split_factor=2).split_factor == 2
+
+
 # Process groups
 
 
@@ -361,7 +404,7 @@ def tensor_of_shards() -> None:
 
 TOGETHER = dict.fromkeys(
     ("Shard", "ShardMetadata", "ShardedTensor", "ShardedTensorMetadata", "TensorProperties"), "tensor_of_shards"
-) | {"nodes_so_far": "made_since"}
+) | {"nodes_so_far": "made_since", "StridedShard": "join_meshes", "spec_of": "with_spec"}
 
 
 @pytest.mark.parametrize(("ranks", "name"), check.params)

@@ -47,7 +47,7 @@ def test_what_is_installed_does_without_what_only_maintainers_run():
 LESSONS = (
     *("comm.py", "device.py", "flat_param.py", "ring.py"),
     *("ddp/naive.py", "ddp/bucketed.py", "ddp/overlapped.py", "ddp/reducer.py"),
-    *("zero", "fsdp", "fsdp/schedules"),
+    *("zero", "fsdp", "fsdp/schedules", "fsdp2"),
 )
 LESSON_LINES = 250
 
@@ -79,7 +79,7 @@ def test_functions_fit_a_screen():
     assert not [(function, lines) for function, lines in functions if lines > LONGER.get(function, FUNCTION_LINES)]
 
 
-CALLERS = ("comm.py", "gloo.py", "private.py", "process_groups.py", "sharded_values.py")
+CALLERS = ("comm.py", "fsdp2/dtensors.py", "gloo.py", "private.py", "process_groups.py", "sharded_values.py")
 
 
 def test_few_call_torch_distributed():

@@ -43,7 +43,11 @@ class OverlapSchedule(SyncSchedule):
 
     def begin_forward(self) -> None:
         super().begin_forward()
-        self.gather_stream.wait_stream(current_stream(self.device))  # the optimizer's writes to the shards come first
+        self.follow_optimizer()
+
+    def follow_optimizer(self) -> None:
+        """Gathers from now on come after what is queued so far, such as the optimizer's writes to the shards."""
+        self.gather_stream.wait_stream(current_stream(self.device))
 
     def gather(self, unit: Unit) -> None:
         if unit.state is SHARDED:
@@ -65,6 +69,7 @@ class OverlapSchedule(SyncSchedule):
         while self.reducing and self.reductions is not None and len(self.reducing) >= self.reductions:
             self.finish_reduction()
         unit, self.due = self.due, None
+        unit.pack_gradient()
         self.reduce_stream.wait_stream(current_stream(self.device))  # the gradient is computed first
         with on_stream(self.reduce_stream):
             unit.start_reduce()

@@ -31,6 +31,9 @@ class SyncSchedule:
     def begin_forward(self) -> None:
         """The outermost forward begins: the optimizer has finished with the shards."""
 
+    def follow_optimizer(self) -> None:
+        """Gathers from now on read what has been written to the shards."""
+
     def pre_forward(self, unit: Unit) -> None:
         self.issue_forward(unit)
         unit.wait_gather()

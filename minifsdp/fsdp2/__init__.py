@@ -1,0 +1,9 @@
+"""FSDP2: parameters sharded one by one, which stay in their modules under their names."""
+
+from minifsdp.fsdp2.api import CPUOffloadPolicy as CPUOffloadPolicy
+from minifsdp.fsdp2.api import MixedPrecisionPolicy as MixedPrecisionPolicy
+from minifsdp.fsdp2.api import OffloadPolicy as OffloadPolicy
+from minifsdp.fsdp2.api import fully_shard as fully_shard
+from minifsdp.fsdp2.module import FSDPModule as FSDPModule
+from minifsdp.fsdp2.module import UnshardHandle as UnshardHandle
+from minifsdp.fsdp2.module import register_fsdp_forward_method as register_fsdp_forward_method

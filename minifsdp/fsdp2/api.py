@@ -1,0 +1,193 @@
+"""`fully_shard`: a module's parameters become DTensors in place (torch/distributed/fsdp/_fully_shard)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import torch
+from torch import nn
+
+from minifsdp import comm, process_groups
+from minifsdp.device import compute_device
+from minifsdp.flat_param import ParamPlaces, find_parameters
+from minifsdp.fsdp.plan import Plan
+from minifsdp.fsdp2 import dtensors
+from minifsdp.fsdp2.cut import Cut
+from minifsdp.fsdp2.hooks import State, has_state
+from minifsdp.fsdp2.module import FSDPModule
+from minifsdp.fsdp2.unit import ParamUnit
+
+
+@dataclass(frozen=True)
+class MixedPrecisionPolicy:
+    """Dtypes of one `fully_shard`.
+
+    Attributes:
+        param_dtype: of gathers and computation; None: the parameters' own.
+        reduce_dtype: of reductions, and of gradients that add up without them; None: `param_dtype`.
+        output_dtype: floating-point outputs of forward are cast to it; None: they are not.
+        cast_forward_inputs: cast floating-point inputs of forward to `param_dtype`.
+    """
+
+    param_dtype: torch.dtype | None = None
+    reduce_dtype: torch.dtype | None = None
+    output_dtype: torch.dtype | None = None
+    cast_forward_inputs: bool = True
+
+
+@dataclass
+class OffloadPolicy:
+    """Sharded parameters, gradients and optimizer state stay on the device."""
+
+
+@dataclass
+class CPUOffloadPolicy(OffloadPolicy):
+    """They stay in host memory.
+
+    Attributes:
+        pin_memory: in pinned memory, which copies of the device need to run beside the computation.
+    """
+
+    pin_memory: bool = True
+
+
+NO_POLICY, ON_DEVICE = MixedPrecisionPolicy(), OffloadPolicy()
+
+
+def fully_shard(
+    module: Any,
+    *,
+    mesh: Any = None,
+    reshard_after_forward: bool | int | None = None,
+    shard_placement_fn: Callable[[nn.Parameter], Any] | None = None,
+    mp_policy: Any = NO_POLICY,
+    offload_policy: Any = ON_DEVICE,
+    ignored_params: Collection[nn.Parameter] | None = None,
+) -> Any:
+    """Shard the parameters of `module` that no earlier call has taken, as one unit: call it from the inside out.
+
+    Args:
+        module: a module, or a list of modules that are gathered together.
+        mesh: 1-D to shard over; 2-D with named dimensions to replicate over the first and shard over the second;
+            default: all ranks.
+        reshard_after_forward: free parameters after forward; an integer k: keep a part of them on each of k ranks,
+            among which backward gathers; None: True, but for the outermost module.
+        shard_placement_fn: for a parameter the `Shard(dim)` to place it by; None, or if it returns None: `Shard(0)`.
+        mp_policy: dtypes, a `MixedPrecisionPolicy`, ours or torch's.
+        offload_policy: where sharded parameters are, an `OffloadPolicy` or `CPUOffloadPolicy`, ours or torch's.
+        ignored_params: parameters to leave alone.
+
+    Returns:
+        `module`, whose class is an `FSDPModule` now, too.
+
+    Raises:
+        ValueError: a module was sharded before or has no forward; a parameter is a scalar; the mesh has 3 dimensions.
+        NotImplementedError: a parameter is not contiguous, or is cut unevenly along another dimension than 0.
+    """
+    modules: list[nn.Module] = list(module) if isinstance(module, list | tuple) else [module]
+    for each in modules:
+        _check(each)
+    group = comm.world()
+    params = _params_of(modules, ignored_params or ())
+    device = compute_device(None, params, group)
+    mesh = mesh if mesh is not None else dtensors.default_mesh(device, group)
+    _check_mesh(mesh)
+    _move(modules, params, device)
+    inside = process_groups.mesh_group(mesh, mesh.ndim - 1)
+    across = process_groups.mesh_group(mesh, 0) if mesh.ndim == 2 else None
+    offload = type(offload_policy).__name__ == "CPUOffloadPolicy"
+    plan = Plan(inside, across, mp_policy.param_dtype, mp_policy.reduce_dtype, offload=offload)
+    smaller = _smaller(reshard_after_forward, mesh)
+    unit = None
+    if params:
+        cuts = [_cut(p, places[0].name, shard_placement_fn, inside.size()) for p, places in params.items()]
+        name = type(modules[0]).__name__
+        unit = ParamUnit(params, cuts, mesh, plan, device, name, reshard_after_forward is not False, smaller)
+    State(modules, unit, mp_policy, reshard_after_forward is None, device)
+    for each in modules:
+        each.__class__ = _sharded(type(each))  # type: ignore[arg-type]
+    return module
+
+
+def _check(module: Any) -> None:
+    if isinstance(module, nn.ModuleList | nn.ModuleDict):
+        raise ValueError(f"fully_shard does not support containers that do not implement forward: {module}")
+    if has_state(module):
+        raise ValueError(f"fully_shard was applied to this {type(module).__name__} before: apply it once to a module")
+
+
+def _check_mesh(mesh: Any) -> None:
+    if mesh.ndim not in (1, 2):
+        raise ValueError(f"fully_shard expects a 1D or 2D DeviceMesh but got {mesh}")
+    if mesh.ndim == 2 and mesh.mesh_dim_names is None:
+        raise AssertionError("Please init the 2D mesh for HSDP with mesh_dim_names specified")
+
+
+def _params_of(modules: Sequence[nn.Module], ignored: Collection[nn.Parameter]) -> ParamPlaces:
+    """The parameters that no inner call has taken, with every place that uses them."""
+    taken = {inner for outer in modules for inner in outer.modules() if has_state(inner)}
+    left_out = {id(p) for p in ignored}
+    params: ParamPlaces = {}
+    for each in modules:
+        for p, places in find_parameters(each, taken).items():
+            if id(p) not in left_out:
+                params.setdefault(p, []).extend(places)
+    for p, places in params.items():
+        name = places[0].name
+        if p.ndim == 0:
+            raise ValueError(
+                f"fully_shard does not support scalar parameters. Change {name} to a 1D tensor with numel 1."
+            )
+        if not p.is_contiguous():
+            raise NotImplementedError(f"fully_shard does not support non-contiguous parameters: {name} is {p.stride()}")
+    dtypes = {p.dtype: places[0].name for p, places in params.items()}
+    if len(dtypes) > 1:
+        named = ", ".join(f"{name} is {dtype}" for dtype, name in dtypes.items())
+        raise ValueError(
+            f"fully_shard gathers parameters of one dtype together: {named}. Shard their modules separately."
+        )
+    return params
+
+
+def _move(modules: Sequence[nn.Module], params: ParamPlaces, device: torch.device) -> None:
+    """Buffers come to the device; what is on meta stays there. Parameters come when they are cut."""
+    for module in {inner for outer in modules for inner in outer.modules()}:
+        for name, buffer in module._buffers.items():
+            if buffer is not None and buffer.device.type != "meta":
+                module._buffers[name] = buffer.to(device)
+
+
+def _cut(p: nn.Parameter, name: str, place: Callable[[nn.Parameter], Any] | None, ranks: int) -> Cut:
+    dim = dtensors.dim_of(place(p) if place else None, p, name)
+    cut = Cut(dtensors.local_of(p).shape, dim, ranks)
+    if dim and cut.shape[dim] % ranks:
+        raise NotImplementedError(
+            f"FSDP does not support uneven sharding on dim {dim}: {name} is {list(cut.shape)}, over {ranks} ranks"
+        )
+    return cut
+
+
+def _smaller(reshard_after_forward: Any, mesh: Any) -> Any:
+    """The ranks among which backward gathers; None: those of forward."""
+    if reshard_after_forward is None or isinstance(reshard_after_forward, bool):
+        return None
+    ranks = mesh.shape[-1]
+    if not isinstance(reshard_after_forward, int):
+        raise ValueError(
+            f"reshard_after_forward={reshard_after_forward!r}: give True, False, None or a number of ranks"
+        )
+    if reshard_after_forward < 1 or ranks % reshard_after_forward:
+        raise ValueError(
+            f"If reshard_after_forward is an int, it should be a factor of {ranks}, not {reshard_after_forward}"
+        )
+    if reshard_after_forward == ranks:
+        return None
+    return process_groups.part_of_mesh(mesh, reshard_after_forward)
+
+
+@cache
+def _sharded(cls: Any) -> type[Any]:
+    return type(f"FSDP{cls.__name__}", (FSDPModule, cls), {})

@@ -1,0 +1,111 @@
+"""Parameters cut one by one, and the buffer in which their pieces travel together.
+
+    w [5, d], b [4] on 2 ranks        gathered [N, S]                      whole [N * S]
+    rank 0   w 0-2 | b 0-1            w 0-2      | b 0-1 | gap             w 0-2 w 3-4 pad | b 0-1 b 2-3 | gap
+    rank 1   w 3-4 | b 2-3            w 3-4, pad | b 2-3 | gap
+
+A collective needs *rank order*: row r holds what rank r has of every parameter. A computation needs *parameter order*:
+each parameter's pieces together. One is a transposition of the other. Sharding parameter by parameter pays for it with
+a copy before each collective and one after; a flat parameter has views instead (layout.py), and pieces that begin and
+end anywhere (torch/distributed/fsdp/_fully_shard/_fsdp_collectives.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from math import prod
+
+import torch
+from torch import Tensor
+
+ALIGNMENT = 16  # bytes: where a rank's share is no multiple of it, NCCL falls back to slower copies (NCCL issue 413)
+
+
+@dataclass(frozen=True)
+class Cut:
+    """How one parameter is cut over N ranks along a dimension: as by `torch.chunk`, the last ranks' pieces padded.
+
+    Attributes:
+        shape: of the whole parameter.
+        dim: the dimension that is cut; any but 0 has to divide evenly.
+        ranks: N.
+    """
+
+    shape: torch.Size
+    dim: int
+    ranks: int
+
+    @cached_property
+    def rows(self) -> int:
+        """The length of a piece along `dim`, padding included."""
+        return -(-self.shape[self.dim] // self.ranks)
+
+    @cached_property
+    def piece(self) -> torch.Size:
+        """The shape of a rank's piece, padding included: the same on all ranks."""
+        return torch.Size([*self.shape[: self.dim], self.rows, *self.shape[self.dim + 1 :]])
+
+    @cached_property
+    def size(self) -> int:
+        """The elements of a piece, padding included."""
+        return prod(self.piece)
+
+    def local(self, rank: int) -> torch.Size:
+        """The shape of `rank`'s piece without padding: perhaps it is empty."""
+        length = min(max(self.shape[self.dim] - rank * self.rows, 0), self.rows)
+        return torch.Size([*self.shape[: self.dim], length, *self.shape[self.dim + 1 :]])
+
+    def of(self, whole: Tensor, rank: int) -> Tensor:
+        """`rank`'s piece of a tensor of the whole parameter's shape, without padding, as a view."""
+        start = min(rank * self.rows, self.shape[self.dim])
+        return whole.narrow(self.dim, start, self.local(rank)[self.dim])
+
+    def whole(self, memory: Tensor) -> Tensor:
+        """The parameter as a view of its memory [N * size] in parameter order."""
+        if self.dim:
+            return memory.view(self.shape)
+        return memory.view(self.ranks * self.rows, *self.shape[1:])[: self.shape[0]]
+
+    def by_rank(self, whole: Tensor) -> Tensor:
+        """A tensor of the parameter's shape as its pieces [N, *piece], for a `dim` that divides evenly."""
+        split: Tensor = whole.unflatten(self.dim, (self.ranks, self.rows))
+        return split.movedim(self.dim, 0)
+
+
+class Rows:
+    """Buffers [N * S] in rank order.
+
+    Attributes:
+        cuts: of each parameter.
+        sizes: elements of each in a row, and of the gap that makes a row a multiple of 16 bytes.
+        row: their sum, S.
+        numel: N * S.
+    """
+
+    def __init__(self, cuts: Sequence[Cut], ranks: int, itemsize: int) -> None:
+        self.cuts, self.ranks = cuts, ranks
+        used = sum(cut.size for cut in cuts)
+        self.gap = -used % max(1, ALIGNMENT // itemsize)
+        self.sizes = [*(cut.size for cut in cuts), self.gap]
+        self.row = used + self.gap
+        self.numel = ranks * self.row
+
+    def columns(self, buffer: Tensor) -> list[Tensor]:
+        """Each parameter's pieces [N, size] in a buffer in rank order, and the gaps [N, gap]."""
+        return list(buffer.view(self.ranks, self.row).split(self.sizes, 1))
+
+    def memories(self, buffer: Tensor) -> list[Tensor]:
+        """Each parameter's memory [N * size] in a buffer in parameter order, and the gaps [N * gap]."""
+        return list(buffer.split([self.ranks * size for size in self.sizes]))
+
+    def local(self, row: Tensor, rank: int) -> list[Tensor]:
+        """`rank`'s piece of each parameter, without padding and in its shape, as views of its row [S]."""
+        shapes = [cut.local(rank) for cut in self.cuts]
+        return [part[: prod(shape)].view(shape) for part, shape in zip(row.split(self.sizes), shapes, strict=False)]
+
+    @property
+    def transposes(self) -> bool:
+        """True if a parameter is cut along another dimension than 0, so that its pieces interleave."""
+        return any(cut.dim for cut in self.cuts)

@@ -1,0 +1,85 @@
+"""Sharded parameters as torch's DTensors: made, taken apart, and cut once more if tensor parallelism has cut them.
+
+Optimizers, state dicts, checkpoints and clipping work on DTensors by themselves, because each knows its whole shape,
+its mesh and its placement.
+"""
+
+from __future__ import annotations
+
+from math import prod
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.tensor import DTensor, Replicate, Shard
+
+from minifsdp import private
+from minifsdp.comm import Group
+from minifsdp.fsdp2.cut import Cut
+
+
+def local_of(sharded: Tensor) -> Tensor:
+    """This rank's part, the tensor itself: no autograd, no wait."""
+    return private.local_of(sharded) if isinstance(sharded, DTensor) else sharded
+
+
+def spec_of(p: Tensor) -> Any:
+    """How a tensor-parallel style has placed a parameter already; None if it has not."""
+    return private.spec_of(p) if isinstance(p, DTensor) else None
+
+
+def like(local: Tensor, sharded: Tensor) -> Tensor:
+    """`local` as this rank's part of a tensor that lies as `sharded` does, such as its gradient."""
+    return private.with_spec(local, private.spec_of(sharded))
+
+
+def whole_like(whole: Tensor, spec: Any) -> Tensor:
+    """A tensor that is whole for the data-parallel ranks, as a tensor-parallel style has placed it (`spec_of`)."""
+    return whole if spec is None else private.with_spec(whole, spec)
+
+
+def as_placed(gradient: Tensor, spec: Any) -> Tensor:
+    """The local part of a gradient, in its parameter's placement over the tensor-parallel ranks."""
+    if spec is None:
+        return gradient
+    return local_of(gradient.redistribute(placements=spec.placements))  # type: ignore[attr-defined]
+
+
+def shard(p: nn.Parameter, cut: Cut, mesh: DeviceMesh, rank: int, to: torch.device) -> nn.Parameter:
+    """The parameter as a DTensor that is cut over the last dimension of `mesh`, and replicated over one before it."""
+    spec = spec_of(p)
+    values = local_of(p.detach())
+    if values.device.type != "meta":
+        values = values.to(to)
+    local = cut.of(values, rank).clone(memory_format=torch.contiguous_format)
+    placements: list[Any] = [*[Replicate()] * (mesh.ndim - 1), Shard(cut.dim)]
+    if spec is not None:
+        inner = prod(spec.mesh.size(dim) for dim, each in enumerate(spec.placements) if each.is_shard(cut.dim))
+        if inner > 1:  # cut by both: this cut is the outer one of the mesh and the inner one of the tensor
+            placements[-1] = private.StridedShard(cut.dim, split_factor=inner)
+        placements += spec.placements
+        mesh = private.join_meshes([mesh, spec.mesh])
+    stride = torch.empty(p.shape, device="meta").stride()
+    sharded = DTensor.from_local(local, mesh, placements, run_check=False, shape=p.shape, stride=stride)
+    return nn.Parameter(sharded, p.requires_grad)
+
+
+def default_mesh(device: torch.device, group: Group) -> DeviceMesh:
+    """All ranks in one dimension."""
+    return init_device_mesh(device.type, (group.size(),))
+
+
+def dim_of(placement: Any, p: nn.Parameter, name: str) -> int:
+    """The dimension that a placement function wants cut: 0, if it returns None.
+
+    Raises:
+        ValueError: it returns something else than a `Shard`, or a dimension that the parameter lacks.
+    """
+    if placement is None:
+        return 0
+    if not isinstance(placement, Shard):
+        raise ValueError(f"shard_placement_fn returned {placement!r} for {name}: return Shard(dim) or None")
+    if not -p.ndim <= placement.dim < p.ndim:
+        raise ValueError(f"shard_placement_fn wants {placement} of {name}, which has {p.ndim} dimensions")
+    return placement.dim % p.ndim

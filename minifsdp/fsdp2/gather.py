@@ -1,0 +1,76 @@
+"""Whole parameters from the ranks' pieces: copy in, all-gather, copy out.
+
+    pieces --cast, copy--> my row of gathered [N, S] --all-gather--> gathered --transpose--> whole [N * S]
+
+The gather works in place: a rank's row is where its pieces are packed. The copy in and the collective are queued where
+gathers are, the copy out where the computation is, and the gathered buffer is given back after it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from minifsdp import comm, device, private
+from minifsdp.comm import Group, Label
+from minifsdp.fsdp2.cut import Cut, Rows
+from minifsdp.fsdp2.held import Held, Recorded
+
+
+class Gather:
+    """One way to fill the memory of a unit's whole parameters.
+
+    Args:
+        cuts: of the parameters over the ranks of `group`.
+        group: the ranks, N.
+        memories: of each parameter, at least N * size elements of it, in the dtype of the computation.
+        on: device of the buffers.
+
+    Attributes:
+        gathered: the buffer [N * S] in rank order, freed at first.
+        keeper: what becomes of it after the copy out.
+    """
+
+    def __init__(self, cuts: Sequence[Cut], group: Group, memories: Sequence[Tensor], on: torch.device) -> None:
+        self.group, self.device = group, on
+        ranks, dtype = group.size(), memories[0].dtype
+        self.rows = Rows(cuts, ranks, dtype.itemsize)
+        self.gathered = device.empty(self.rows.numel, dtype, "communication", on)
+        self.my_row = self.gathered.view(ranks, -1)[group.rank()]
+        self.my_pieces = self.rows.local(self.my_row, group.rank())
+        self.columns = self.rows.columns(self.gathered)
+        self.gaps = torch.empty(ranks, self.rows.gap, dtype=dtype, device=on)
+        # Aliases with version counters of their own: to gather is not to modify what autograd has saved.
+        targets = [m.data[: ranks * cut.size] for m, cut in zip(memories, cuts, strict=True)]
+        self.targets = [
+            cut.by_rank(cut.whole(target)) if cut.dim else target.view(ranks, -1)
+            for target, cut in zip(targets, cuts, strict=True)
+        ]
+        if self.rows.transposes:
+            *columns, _ = self.columns
+            self.columns = [c.view(t.shape) for c, t in zip(columns, self.targets, strict=True)]
+        self.keeper: Held | Recorded = Held()
+        device.free(self.gathered)
+
+    @torch.no_grad()
+    def start(self, pieces: list[Tensor], label: Label) -> Any:
+        """Pack this rank's pieces, cast on the way, and gather; returns what to wait for before `copy_out`."""
+        self.keeper.give_back()
+        device.allocate(self.gathered)
+        private.foreach_copy(self.my_pieces, pieces)
+        if self.group.size() == 1:  # the copy is waited for as a collective would be
+            return device.current_stream(self.device).record_event()
+        return comm.all_gather(self.gathered, self.my_row, self.group, label)
+
+    @torch.no_grad()
+    def copy_out(self) -> None:
+        """Give each parameter its values; called where the computation is queued."""
+        if self.rows.transposes:
+            private.foreach_copy(self.targets, self.columns)
+        else:
+            by_rank = self.gathered.view(self.group.size(), self.rows.row)
+            private.split_copy(by_rank, self.rows.sizes, [*self.targets, self.gaps])
+        self.keeper.keep(self.gathered)

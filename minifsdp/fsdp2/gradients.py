@@ -1,0 +1,83 @@
+"""Gradients of a unit's parameters, held as autograd has made them, and packed once they are all there.
+
+    leaf.grad, leaf.grad, ... --chunk, pad, concatenate--> gradient [N, S'] --reduce-scatter--> mean [S']
+
+Row r is what rank r keeps: of each parameter that is trained the piece that `torch.chunk` would give it. Frozen ones
+have no column, so they cost no memory here and no bytes on the link.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from minifsdp import device, private
+from minifsdp.fsdp2.cut import Cut, Rows
+
+
+class Gradients:
+    """What backward has made so far.
+
+    Args:
+        cuts: of all parameters, by index.
+        on: device of the gradients.
+    """
+
+    def __init__(self, cuts: Sequence[Cut], on: torch.device) -> None:
+        self.cuts, self.device = cuts, on
+        self.held: dict[int, Tensor] = {}
+
+    def add(self, index: int, gradient: Tensor, dtype: torch.dtype) -> None:
+        """Add the gradient of parameter `index`; it is kept in `dtype`."""
+        if index in self.held:
+            self.held[index].add_(gradient)
+        else:
+            self.held[index] = gradient.to(dtype)
+
+    # As in gradient.py of fsdp/: a rank sends -0.0 where it has no gradient, in the padding too, which otherwise is
+    # +0.0. So where nothing but -0.0 comes back, no rank had one.
+
+    @torch.no_grad()
+    def pack(self, trained: list[int], ranks: int, dtype: torch.dtype) -> tuple[Tensor, Rows, list[int]]:
+        """Everything in one buffer, which the caller now has; nothing is held any longer.
+
+        Args:
+            trained: the parameters that have a column.
+            ranks: number of rows, N.
+            dtype: of the reduction.
+
+        Returns:
+            the buffer [N * S'], its layout, and the parameters of which nothing was held.
+        """
+        rows = Rows([self.cuts[index] for index in trained], ranks, dtype.itemsize)
+        held, self.held = self.held, {}
+        absent = [index for index in trained if index not in held]
+        packed = device.empty(rows.numel, dtype, "gradients", self.device)
+        if len(absent) == len(trained):
+            return packed.fill_(-0.0), rows, absent
+        parts = [self._by_rank(index, held, dtype) for index in trained]
+        gaps = parts[0].new_zeros(ranks, rows.gap, dtype=dtype)
+        private.chunk_cat([*parts, gaps] if rows.gap else parts, ranks, packed.view(ranks, rows.row))
+        if absent:
+            columns = rows.columns(packed)
+            for index in absent:
+                columns[trained.index(index)].fill_(-0.0)
+        return packed, rows, absent
+
+    def _by_rank(self, index: int, held: dict[int, Tensor], dtype: torch.dtype) -> Tensor:
+        """The gradient of parameter `index`, of which equal parts along dimension 0 are the ranks' pieces."""
+        cut = self.cuts[index]
+        if index not in held:
+            return torch.zeros(cut.shape[0] if not cut.dim else cut.ranks, 1, dtype=dtype, device=self.device).expand(
+                -1, cut.size // max(1, cut.rows) if not cut.dim else cut.size
+            )
+        gradient = held[index].to(dtype)
+        return cut.by_rank(gradient).reshape(cut.ranks, cut.size) if cut.dim else gradient
+
+
+def of_nobody(mean: Tensor, rows: Rows, columns: list[int]) -> list[bool]:
+    """For these columns of a mean [S'] whether no rank had a gradient; on CUDA the host waits for the answer."""
+    parts = mean.split(rows.sizes)
+    return torch.stack([(parts[each].eq(0) & parts[each].signbit()).all() for each in columns]).tolist()

@@ -1,0 +1,48 @@
+"""Buffers that one stream allocates and another reads last: two ways to give them back.
+
+The caching allocator hands a freed block to the next request on the stream that allocated it. `record_stream` makes it
+wait for the reader, by an event that it looks at when it is next asked for memory: a host that runs ahead finds the
+block still taken, takes new memory, and needs a limiter (fsdp/schedules/rate_limit.py). The other way is to keep a
+reference until the owning stream has been told to wait for the reader, and to free the buffer then. What that stream
+is given next comes later in its queue, so the block serves again at once, however far the host is ahead
+(torch/distributed/fsdp/_fully_shard/_fsdp_param_group.py, `AllGatherState` and `ReduceScatterState`).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor
+
+from minifsdp import device
+
+
+class Recorded:
+    """Freed at once, with `record_stream`."""
+
+    def keep(self, buffer: Tensor) -> None:
+        """The current stream has queued the last reader of `buffer`."""
+        device.free(buffer)
+
+    def give_back(self) -> None:
+        """The current stream, which owns these buffers, is about to allocate another."""
+
+
+class Held:
+    """Kept by reference until the stream that owns them waits for their last reader."""
+
+    def __init__(self) -> None:
+        self._kept: list[tuple[Tensor, Any]] = []
+
+    def keep(self, buffer: Tensor) -> None:
+        """The current stream has queued the last reader of `buffer`."""
+        self._kept.append((buffer, device.current_stream(buffer.device).record_event()))
+        if not device.runs_behind(buffer.device):
+            self.give_back()
+
+    def give_back(self) -> None:
+        """The current stream, which owns these buffers, is about to allocate another."""
+        for buffer, read in self._kept:
+            device.current_stream(buffer.device).wait_event(read)
+            buffer.untyped_storage().resize_(0)
+        self._kept.clear()

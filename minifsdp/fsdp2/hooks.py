@@ -1,0 +1,187 @@
+"""From the hooks of modules that stay what they are to the engine's events.
+
+A group of parameters is gathered before the first forward of its modules and freed after the last. The root is the
+outermost module, which is known when the first forward runs: then units, schedule and engine are put together
+(torch/distributed/fsdp/_fully_shard/_fsdp_state.py, `FSDPState`).
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from minifsdp.fsdp.engine import Engine
+from minifsdp.fsdp.schedules.sync import SyncSchedule
+from minifsdp.fsdp.torch_api.mixed_precision import cast_inputs
+from minifsdp.fsdp.unit import SHARDED, Unit
+from minifsdp.fsdp2.held import Held
+from minifsdp.fsdp2.prefetch import ListedHost, ListedPrefetch, Lists
+from minifsdp.fsdp2.unit import ParamUnit
+from minifsdp.tree import map_tensors
+
+_KEY = "_minifsdp_state"
+
+
+class State:
+    """One call of `fully_shard`: some modules, and a unit if they have parameters that no inner call has taken.
+
+    Attributes:
+        unit: of their parameters; None if there are none.
+        engine: of the whole tree; None until it runs first.
+        root: of the whole tree; None until it runs first.
+        forward_list, backward_list: which groups to gather before this one computes; None: as the order says.
+
+    Args:
+        modules: gathered together.
+        unit: of their parameters.
+        policy: dtypes of inputs and outputs.
+        decides: `reshard_after_forward` was left to us: the root stays whole.
+        device: of the computation.
+    """
+
+    def __init__(
+        self, modules: Sequence[nn.Module], unit: ParamUnit | None, policy: Any, decides: bool, device: torch.device
+    ) -> None:
+        self.modules, self.unit, self.policy, self.decides, self.device = modules, unit, policy, decides, device
+        self.engine: Engine | None = None
+        self.root: State | None = None
+        self.forward_list: list[State] | None = None
+        self.backward_list: list[State] | None = None
+        self._to_run = set(modules)
+        for module in modules:
+            module.__dict__[_KEY] = self
+            module.register_forward_pre_hook(self.before, prepend=True, with_kwargs=True)
+            module.register_forward_hook(self.after, always_call=True)
+            module.register_state_dict_pre_hook(self._shard)
+            module.register_load_state_dict_pre_hook(self._shard)
+
+    def _shard(self, *_: Any) -> None:
+        """State dicts show the shards."""
+        if self.unit is not None:
+            self.unit.free()
+
+    def tree(self) -> list[State]:
+        """The states of these modules and of all inside, this one first, each once."""
+        found = {m.__dict__[_KEY]: None for root in self.modules for m in root.modules() if _KEY in m.__dict__}
+        return [self, *(state for state in found if state is not self)]
+
+    def start(self) -> Engine:
+        """Put the tree under this one together, if that has not been done."""
+        if self.engine is not None:
+            return self.engine
+        states = self.tree()
+        for inner in states[1:]:
+            if inner.engine is not None:
+                name = type(inner.modules[0]).__name__
+                raise RuntimeError(
+                    f"FSDP state has already been lazily initialized for {name}: the outermost module runs first, and "
+                    f"it ran by itself before {type(self.modules[0]).__name__} around it"
+                )
+        if self.decides and self.unit is not None:
+            self.unit.reshard_after_forward = False
+        gathers, reductions = Held(), Held()
+        for state in states:
+            if state.unit is not None:
+                state.unit.gathers, state.unit.reductions = gathers, reductions
+        self._name(states)
+        self.engine = Engine(units_of(states), self.schedule())
+        for state in states:
+            state.engine, state.root = self.engine, self
+        if self.unit is not None:
+            self.unit.is_root = self.decides
+        return self.engine
+
+    def _name(self, states: Sequence[State]) -> None:
+        names = {m: name for root in self.modules for name, m in root.named_modules()}
+        for state in states:
+            if state.unit is not None:
+                state.unit.title = f"{names.get(state.modules[0]) or 'root'} ({state.unit.name})"
+
+    @property
+    def is_root(self) -> bool:
+        """True if these are the outermost modules, known once they have run."""
+        return self.root is self
+
+    def schedule(self) -> SyncSchedule:
+        """A schedule of the tree's units; where the host computes, on CPU, another than on a device with queues."""
+        states = self.tree()
+        units = units_of(states)
+        if not units:
+            return SyncSchedule(units)
+        forward: Lists = {s.unit: units_of(s.forward_list) for s in states if s.unit and s.forward_list is not None}
+        backward: Lists = {s.unit: units_of(s.backward_list) for s in states if s.unit and s.backward_list is not None}
+        kind = ListedHost if units[0].device.type == "cpu" else ListedPrefetch
+        return kind(units, forward, backward)
+
+    # Hooks
+
+    def before(self, module: nn.Module, args: Any, kwargs: Any) -> Any:
+        """The module is called."""
+        engine = self.engine or self.start()
+        if engine.backward_runs:  # a checkpoint runs one module again, by itself
+            self._to_run = {module}
+        is_first = engine.backward_runs or len(self._to_run) == len(self.modules)
+        if self.is_root and is_first:
+            engine.begin()
+        dtype = self.policy.param_dtype if self.policy.cast_forward_inputs else None
+        if self.is_root or dtype is not None:
+            args, kwargs = cast_inputs((args, kwargs), dtype, self.device)
+        if self.unit is not None and is_first:
+            engine.before(self.unit, (args, kwargs))
+        self._to_run.discard(module)
+        return args, kwargs
+
+    def after(self, module: nn.Module, inputs: Any, output: Any) -> Any:
+        """The module returns, or has raised."""
+        engine = self.engine
+        raised = output is None and sys.exc_info()[0] is not None
+        if engine is None:  # `before` has raised
+            return output
+        if self.policy.output_dtype is not None:
+            output = map_tensors(lambda t: t.to(self.policy.output_dtype) if t.is_floating_point() else t, output)
+        if self._to_run and not raised:  # others of the group have yet to run
+            if self.unit is not None:
+                engine.after_part(self.unit, output)
+            return output
+        self._to_run = set(self.modules)
+        if self.unit is not None and not raised:
+            self.unit.keep()
+            engine.after(self.unit, output)
+        if self.is_root:
+            engine.end()
+            if raised:  # modules show their shards again
+                for unit in engine.passes:
+                    if unit.state is not SHARDED:
+                        engine.schedule.free(unit)
+        return output
+
+
+def units_of(states: Sequence[State]) -> list[Unit]:
+    """The units of those states that have one."""
+    return [state.unit for state in states if state.unit is not None]
+
+
+def state_of(module: Any) -> State:
+    """The state of the `fully_shard` that took this module."""
+    return module.__dict__[_KEY]  # type: ignore[no-any-return]
+
+
+def has_state(module: nn.Module) -> bool:
+    """True if `fully_shard` has been applied to this very module."""
+    return _KEY in module.__dict__
+
+
+def running(call: Callable[..., Any], module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+    """`call(*args, **kwargs)` with the module's parameters whole, as in its forward."""
+    state = state_of(module)
+    args, kwargs = state.before(module, args, kwargs)
+    output = None
+    try:
+        output = call(*args, **kwargs)
+    finally:
+        output = state.after(module, args, output)
+    return output

@@ -1,0 +1,168 @@
+"""The methods that a sharded module has besides its own (torch/distributed/fsdp/_fully_shard/_fully_shard.py)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from functools import partial, wraps
+from typing import Any, NoReturn
+
+from torch import nn
+
+from minifsdp.fsdp2.hooks import State, has_state, running, state_of
+from minifsdp.fsdp2.reduction import DividedReduction
+from minifsdp.fsdp2.unit import ParamUnit
+
+
+class UnshardHandle:
+    """A gather under way."""
+
+    def __init__(self, unit: ParamUnit | None) -> None:
+        self._unit = unit
+
+    def wait(self) -> None:
+        """After this the module's parameters are whole; on CUDA the current stream waits, not the host."""
+        if self._unit is not None:
+            self._unit.wait_gather()
+            self._unit = None
+
+
+class FSDPModule:
+    """Stands before the module's own class in a class of the name "FSDP" + its name, which `fully_shard` gives it."""
+
+    def __new__(cls, *args: Any, **kwargs: Any) -> Any:
+        """An object of the original class: indexing a container makes one of its own class."""
+        original: Any = cls.__mro__[2]
+        made = original.__new__(original)
+        made.__init__(*args, **kwargs)
+        return made
+
+    def __deepcopy__(self, memo: Any) -> NoReturn:
+        raise AssertionError("FSDP does not support deepcopy. Please use state dict for serialization.")
+
+    # Gathering by hand
+
+    def unshard(self, async_op: bool = False) -> UnshardHandle | None:
+        """Gather this module's own parameters, without those of sharded modules inside.
+
+        They stay whole until `reshard`, or until the next forward or backward frees them.
+
+        Args:
+            async_op: return a handle instead of waiting.
+        """
+        state = state_of(self)
+        handle = UnshardHandle(state.unit)
+        if state.unit is not None:
+            schedule = (state.engine or state.start()).schedule
+            state.unit.refresh()
+            schedule.follow_optimizer()
+            schedule.gather(state.unit)
+        if async_op:
+            return handle
+        handle.wait()
+        return None
+
+    def reshard(self) -> None:
+        """Free this module's own parameters."""
+        for unit in self._units(False):
+            unit.free()
+
+    # What a backward does
+
+    def set_requires_gradient_sync(self, requires_gradient_sync: bool, *, recurse: bool = True) -> None:
+        """Let backward reduce gradients, or keep them unsharded for later ones to add to."""
+        for unit in self._units(recurse):
+            unit.reduces = unit.all_reduces = requires_gradient_sync
+
+    def set_requires_all_reduce(self, requires_all_reduce: bool, *, recurse: bool = True) -> None:
+        """On a 2-D mesh: let an all-reduce over the replicas follow, or keep the means inside for later ones."""
+        for unit in self._units(recurse):
+            unit.all_reduces = requires_all_reduce
+
+    def set_reshard_after_forward(self, reshard_after_forward: bool, recurse: bool = True) -> None:
+        """Free parameters after forward and gather them again, or keep them whole until backward."""
+        if not isinstance(reshard_after_forward, bool):
+            raise ValueError(f"reshard_after_forward={reshard_after_forward!r}: give True or False")
+        for state in self._states(recurse):
+            state.decides = False
+            if state.unit is not None:
+                state.unit.reshard_after_forward, state.unit.smaller, state.unit.is_root = (
+                    reshard_after_forward,
+                    None,
+                    False,
+                )
+
+    def set_reshard_after_backward(self, reshard_after_backward: bool, *, recurse: bool = True) -> None:
+        """Free parameters after backward, or keep them whole for the next micro-batch."""
+        for unit in self._units(recurse):
+            unit.reshard_after_backward = reshard_after_backward
+
+    def set_reduce_scatter_unused_params(self, reduce_scatter_unused_params: bool, *, recurse: bool = True) -> None:
+        """Give zero gradients to parameters that no rank has used, or none."""
+        for unit in self._units(recurse):
+            unit.reduces_unused = reduce_scatter_unused_params
+
+    def set_gradient_divide_factor(self, factor: float) -> None:
+        """Divide the sum of this module's gradients by `factor` instead of the number of ranks."""
+        for unit in self._units(False):
+            unit.reduction = DividedReduction(factor)
+
+    def set_reduce_scatter_divide_factor(self, factor: float) -> None:
+        """The former name of `set_gradient_divide_factor`."""
+        self.set_gradient_divide_factor(factor)
+
+    def set_is_last_backward(self, is_last_backward: bool) -> None:
+        """Several backwards are to come: wait for reductions at the end of the last one only."""
+        state = state_of(self)
+        (state.engine or state.start()).is_last_backward = is_last_backward
+
+    def set_unshard_in_backward(self, unshard_in_backward: bool) -> None:
+        """Gather in backward, or not: for parameters whose values backward does not read, such as an embedding's."""
+        for unit in self._units(False):
+            unit.gathers_in_backward = unshard_in_backward
+
+    # Order
+
+    def set_modules_to_forward_prefetch(self, modules: list[nn.Module]) -> None:
+        """Gather these before this module computes in forward."""
+        state_of(self).forward_list = _states_of(modules)
+        self._order_anew()
+
+    def set_modules_to_backward_prefetch(self, modules: list[nn.Module]) -> None:
+        """Gather these before this module computes in backward, instead of the one that the order would have."""
+        state_of(self).backward_list = _states_of(modules)
+        self._order_anew()
+
+    def _order_anew(self) -> None:
+        state = state_of(self)
+        if state.engine is not None and state.root is not None:
+            state.engine.schedule = state.root.schedule()
+
+    # Parts
+
+    def _states(self, recurse: bool) -> list[State]:
+        own = state_of(self)
+        return own.tree() if recurse else [own]
+
+    def _units(self, recurse: bool) -> list[ParamUnit]:
+        return [state.unit for state in self._states(recurse) if state.unit is not None]
+
+
+def _states_of(modules: Iterable[Any]) -> list[State]:
+    wrong = [type(module).__name__ for module in modules if not isinstance(module, FSDPModule)]
+    if wrong:
+        raise ValueError(f"Expects FSDPModule but got {', '.join(wrong)}: apply fully_shard to it first")
+    return [state_of(module) for module in modules]
+
+
+def register_fsdp_forward_method(module: nn.Module, method_name: str) -> None:
+    """Let a method gather and free as forward does; nothing is done for a module that is not sharded.
+
+    Raises:
+        ValueError: there is no such method.
+    """
+    if not (isinstance(module, FSDPModule) and has_state(module)):
+        return
+    method = getattr(module, method_name, None)
+    if method is None:
+        raise ValueError(f"{type(module)} does not have a method {method_name}")
+    setattr(module, method_name, wraps(method)(partial(running, method, module)))

@@ -1,0 +1,240 @@
+"""A unit whose parameters are sharded one by one and stay in their modules (FSDP2).
+
+Buffers and who holds them, S padded elements per rank, S' of those that are trained:
+
+    gathered [N * S]   from `start_gather` to the copy out in `wait_gather`    in rank order, of the gathers' stream
+    whole [N * S]      from there to `free`                                    in parameter order, of compute's
+    leaf gradients     from autograd to `start_reduce`                         as autograd has made them
+    gradient [N * S']  from `start_reduce` to `wait_reduce`                    in rank order, packed
+    mean [S']          from `start_reduce`; becomes the memory of the parameters' `.grad`
+
+(torch/distributed/fsdp/_fully_shard/_fsdp_param_group.py, `FSDPParamGroup`.)
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from minifsdp import device
+from minifsdp.comm import Group, Handle, Label
+from minifsdp.flat_param import ParamPlaces
+from minifsdp.fsdp.offload import HostCopies
+from minifsdp.fsdp.plan import Plan
+from minifsdp.fsdp.reduction import Reduction
+from minifsdp.fsdp.steps import steps_taken
+from minifsdp.fsdp.unit import UNSHARDED, Unit
+from minifsdp.fsdp2 import dtensors
+from minifsdp.fsdp2.cut import Cut
+from minifsdp.fsdp2.gradients import Gradients, of_nobody
+from minifsdp.fsdp2.held import Held, Recorded
+from minifsdp.fsdp2.unsharded import Unsharded
+from minifsdp.fsdp2.view import InPlaceView
+from minifsdp.order import check_labelled_calls, next_on
+from minifsdp.private import in_backward, version_of
+from minifsdp.process_groups import wants_order_checked
+
+
+class ParamUnit(Unit):
+    """One group of parameters' life.
+
+    Args:
+        params: what to shard, with every place that uses it.
+        cuts: how to cut each over the ranks of `plan.inside`, the last dimension of `mesh`.
+        mesh: what the sharded parameters are placed on.
+        plan: ranks, dtypes, memory.
+        on: device of the computation.
+        name: the unit's name in plots.
+        reshard_after_forward: free it after forward.
+        smaller: ranks of `plan.inside` among which backward gathers what forward has kept; None: all of them.
+
+    Attributes:
+        reduction: how gradients become their mean.
+        all_reduces: the means inside are reduced over the replicas; if not, they are kept for later ones to add to.
+        gathers_in_backward: backward reads the parameters' values.
+        reduces_unused: give zeros to a parameter of which no rank has a gradient, instead of none.
+        gathers, reductions: what becomes of buffers that another stream reads last.
+    """
+
+    view: InPlaceView
+
+    def __init__(
+        self,
+        params: ParamPlaces,
+        cuts: list[Cut],
+        mesh: Any,
+        plan: Plan,
+        on: torch.device,
+        name: str = "unit",
+        reshard_after_forward: bool = True,
+        smaller: Group | None = None,
+    ) -> None:
+        super().__init__(name, reshard_after_forward)
+        assert plan.inside is not None, "a unit is sharded over ranks"
+        self.plan, self.group, self.device, self.cuts, self.smaller = plan, plan.inside, on, cuts, smaller
+        check_labelled_calls()
+        self.label = Label(name, f"unit {next_on(self.group)} of the group" if wants_order_checked() else "")
+        self.inner = [dtensors.spec_of(p) for p in params]  # tensor parallelism's, if it has cut them before
+        home = torch.device("cpu") if plan.offload else on
+        shards = [dtensors.shard(p, cut, mesh, self.group.rank(), home) for p, cut in zip(params, cuts, strict=True)]
+        self.view = InPlaceView(list(params.values()), shards)
+        self.shards, self.leaves = shards, []
+        self._train([])
+        self.gathers: Held | Recorded = Held()
+        self.reductions: Held | Recorded = Held()
+        self.reduction, self.copies, self.gradients = Reduction(), HostCopies(on), Gradients(cuts, on)
+        self.all_reduces, self.reduces_unused, self.gathers_in_backward = True, False, True
+        self._gathered: list[int] = []  # the versions that were
+        self._packed: Tensor | None = None
+        self._across: Handle | None = None
+        self._partial: Tensor | None = None  # a mean inside that the replicas have not added to
+        self._arriving: deque[list[int]] = deque()
+
+    # Parameters
+
+    @property
+    def names(self) -> list[str]:
+        """The parameters' qualified names, a tied one's first."""
+        return [users[0].name for users in self.view.places]
+
+    def refresh(self) -> None:
+        """A step begins. The first makes the leaves: until then parameters may be on meta."""
+        self.view.refresh()
+        self.shards = self.view.shards
+        dtype = self.plan.compute or self.shards[0].dtype
+        if not self.leaves or self.leaves[0].dtype != dtype:
+            self.free()
+            self._make_leaves(dtype)
+        self.unsharded.forget()
+        super().refresh()
+        self.view.attach(self)
+
+    def _make_leaves(self, dtype: torch.dtype) -> None:
+        on_meta = [name for name, p in zip(self.names, self.shards, strict=True) if p.device.type == "meta"]
+        if on_meta:
+            raise RuntimeError(
+                f"FSDP parameters should be materialized from meta device before training: {', '.join(on_meta)} of "
+                f"{self.title} are on meta. Call model.to_empty(device=...) and initialize them."
+            )
+        self.unsharded = Unsharded(self.cuts, self.inner, dtype, self.group, self.smaller, self.device)
+        leaves = [nn.Parameter(view, False) for view in self.unsharded.views]
+        if self.leaves:  # of another dtype: the objects stay, for the hooks on them
+            for leaf, new in zip(self.leaves, leaves, strict=True):
+                leaf.data = new.data
+        else:
+            self.leaves = leaves
+
+    @property
+    def _versions(self) -> list[int]:
+        return [steps_taken(), *(version_of(dtensors.local_of(p)) for p in self.shards)]
+
+    @property
+    def is_stale(self) -> bool:
+        return self._gathered != self._versions
+
+    def keep(self) -> None:
+        """Forward is over: backward may gather what is kept here of it."""
+        if self.state is UNSHARDED and self.freed_after_forward:
+            self.unsharded.keep()
+
+    def start_gather(self) -> None:
+        if self.gathers_in_backward or not in_backward():
+            super().start_gather()
+
+    def _gather(self) -> Any:
+        self._gathered = self._versions
+        handle = self.unsharded.start(self.shards, self.gathers, self.label)
+        if self.plan.offload:
+            self.copies.note_sent()
+        return handle
+
+    def _arrived(self) -> None:
+        self.unsharded.arrive()
+
+    def _release(self) -> None:
+        self.unsharded.free()
+
+    def release_shards(self) -> None:
+        self.copies.wait_sent()
+
+    # Gradients: held, packed, reduced, delivered
+
+    @property
+    def gradient_dtype(self) -> torch.dtype:
+        """The dtype of the reduction."""
+        return self.plan.reduce or self.plan.compute or self.shards[0].dtype
+
+    @property
+    def has_gradient(self) -> bool:
+        return bool(self.gradients.held) or self._packed is not None
+
+    def take_gradient(self, index: int) -> None:
+        leaf = self.leaves[index]
+        gradient, leaf.grad = leaf.grad, None
+        assert gradient is not None
+        local = dtensors.as_placed(gradient, self.inner[index])
+        # Those of several micro-batches add up in the reduction's dtype.
+        self.gradients.add(index, local, local.dtype if self.reduces else self.gradient_dtype)
+
+    def pack_gradient(self) -> None:
+        if self._packed is None:
+            self.reductions.give_back()
+            ranks, dtype = self.group.size(), self.gradient_dtype
+            self._packed, self._rows, self._absent = self.gradients.pack(self.trained, ranks, dtype)
+
+    def _reduce(self) -> Handle:
+        self.pack_gradient()
+        assert self._packed is not None
+        self._mean, handle = self.reduction.start(self._packed, self.plan, self.label)
+        return handle
+
+    def _accumulate(self) -> None:
+        assert self._packed is not None
+        self.reductions.keep(self._packed)
+        self._packed = None
+        if self.plan.across is None:
+            self._receive()
+            return
+        if self._partial is not None:
+            self._mean.add_(self._partial)
+            self._partial = None
+        if self.all_reduces:
+            self._across = self.reduction.start_across(self._mean, self.plan, self.label)
+        else:
+            self._partial = self._mean
+
+    def finish_reduce(self) -> None:
+        if self._across is not None:
+            self._across.wait()
+            self._across = None
+            self._receive()
+        self.copies.receive(self._deliver)
+
+    def _receive(self) -> None:
+        """Take a mean apart; only a rank that has contributed nothing to a parameter has to look."""
+        mean, delivered = self._mean, self.trained
+        del self._mean
+        if self._absent and not self.reduces_unused:
+            columns = [self.trained.index(index) for index in self._absent]
+            nobody = {i for i, none in zip(self._absent, of_nobody(mean, self._rows, columns), strict=True) if none}
+            delivered = [index for index in delivered if index not in nobody]
+        self.reduction.finish(mean, self.plan)
+        dtype = self.shards[0].dtype
+        if mean.dtype != dtype:
+            low, mean = mean, device.empty(mean.numel(), dtype, "gradients", self.device)
+            mean.copy_(low)
+            device.free(low)
+        self._arriving.append(delivered)
+        if self.plan.offload:
+            self.copies.send(mean)
+        else:
+            self._deliver(mean)
+
+    def _deliver(self, mean: Tensor) -> None:
+        """Give each parameter its piece of a mean [S'], with its memory."""
+        delivered = set(self._arriving.popleft())
+        pieces = zip(self.trained, self._rows.local(mean, self.group.rank()), strict=True)
+        self.view.add([(index, piece) for index, piece in pieces if index in delivered])

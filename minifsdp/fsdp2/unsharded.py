@@ -1,0 +1,88 @@
+"""The memory of a unit's whole parameters, and what fills it: the shards, or the parts that forward has kept."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from minifsdp import device
+from minifsdp.comm import Group, Label
+from minifsdp.fsdp2 import dtensors
+from minifsdp.fsdp2.cut import Cut, Rows
+from minifsdp.fsdp2.gather import Gather
+from minifsdp.fsdp2.held import Held, Recorded
+
+
+class Unsharded:
+    """A buffer [N * S] in parameter order, freed at first, and views of it in the parameters' shapes.
+
+    With `smaller` a rank keeps after forward what is its own among fewer ranks, and backward gathers that: more memory
+    between the two, and a gather that stays among those ranks.
+
+    Args:
+        cuts: of the parameters over the ranks of `group`.
+        inner: for each how tensor parallelism has placed it, or None.
+        dtype: of the computation.
+        group: the ranks, N.
+        smaller: some of them; None: backward gathers from all.
+        on: device of the buffer.
+
+    Attributes:
+        views: the whole parameters.
+    """
+
+    def __init__(
+        self,
+        cuts: Sequence[Cut],
+        inner: Sequence[Any],
+        dtype: torch.dtype,
+        group: Group,
+        smaller: Group | None,
+        on: torch.device,
+    ) -> None:
+        self.smaller, self.device = smaller, on
+        rows = Rows(cuts, group.size(), dtype.itemsize)
+        self.full = device.empty(rows.numel, dtype, "unsharded", on)
+        *memories, _ = rows.memories(self.full)
+        wholes = [cut.whole(memory) for cut, memory in zip(cuts, memories, strict=True)]
+        self.views = [dtensors.whole_like(each, spec) for each, spec in zip(wholes, inner, strict=True)]
+        self._gathers = [Gather(cuts, group, memories, on)]
+        if smaller is not None:
+            fewer = [Cut(cut.shape, cut.dim, smaller.size()) for cut in cuts]
+            self._gathers.append(Gather(fewer, smaller, memories, on))
+        self._gather = self._gathers[0]
+        self._kept: list[Tensor] = []
+        device.free(self.full)
+
+    def keep(self) -> None:
+        """Forward is over: keep this rank's parts among `smaller`."""
+        if self.smaller is not None:
+            rank, cuts = self.smaller.rank(), self._gathers[1].rows.cuts
+            whole = [dtensors.local_of(view) for view in self.views]
+            self._kept = [cut.of(each, rank).clone() for cut, each in zip(cuts, whole, strict=True)]
+            self._copied = device.current_stream(self.device).record_event()
+
+    def forget(self) -> None:
+        """What forward has kept is out of date."""
+        self._kept = []
+
+    def start(self, shards: Sequence[nn.Parameter], keeper: Held | Recorded, label: Label) -> Any:
+        """Start to fill the buffer; returns what to wait for before `arrive`."""
+        self._gather, pieces = self._gathers[0], [dtensors.local_of(p) for p in shards]
+        if self._kept:
+            self._gather, pieces = self._gathers[1], self._kept
+            device.current_stream(self.device).wait_event(self._copied)
+        self._gather.keeper = keeper
+        return self._gather.start(pieces, label)
+
+    def arrive(self) -> None:
+        """Give the parameters their values; the computation is queued after it, on the same stream."""
+        device.allocate(self.full)
+        self._gather.copy_out()
+        self._kept = []  # this stream has waited for their last reader
+
+    def free(self) -> None:
+        device.free(self.full)

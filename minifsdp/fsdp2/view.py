@@ -1,0 +1,64 @@
+"""Parameters that stay where they are: a DTensor in its module while sharded, a plain Parameter while whole."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from minifsdp.flat_param import Place
+from minifsdp.fsdp.absent import Owner
+from minifsdp.fsdp.view import View
+from minifsdp.fsdp2 import dtensors
+
+
+class InPlaceView(View):
+    """Leaves and sharded parameters take turns in their modules, under one name.
+
+    Args:
+        places: where each parameter is used.
+        shards: the sharded parameters.
+    """
+
+    def __init__(self, places: list[list[Place]], shards: list[nn.Parameter]) -> None:
+        super().__init__(places, shards)
+        self.is_shown = False
+        self._put(shards)
+
+    def _put(self, parameters: list[nn.Parameter]) -> None:
+        for p, users in zip(parameters, self.places, strict=True):
+            for place in users:
+                place.module._parameters[place.attribute] = p
+
+    def attach(self, unit: Owner) -> None:
+        """Let the unit's leaves come and go."""
+        found: dict[nn.Module, tuple[dict[str, Any], dict[str, Any]]] = {}
+        for leaf, p, users in zip(unit.leaves, self.shards, self.places, strict=True):
+            for place in users:
+                whole, sharded = found.setdefault(place.module, ({}, {}))
+                whole[place.attribute], sharded[place.attribute] = leaf, p
+        self._users = [(module._parameters, *both) for module, both in found.items()]
+
+    def show(self) -> None:
+        super().show()
+        self.is_shown = True
+
+    def hide(self) -> None:
+        super().hide()
+        self.is_shown = False
+
+    def refresh(self) -> None:
+        """Parameters may have been replaced: `to_empty`, `load_state_dict(assign=True)`, by hand."""
+        if not self.is_shown:
+            self.shards = [users[0].module._parameters[users[0].attribute] for users in self.places]  # type: ignore[misc]
+
+    def add(self, parts: list[tuple[int, Tensor]]) -> None:
+        """Add pieces of a mean gradient to `.grad` of their parameters, by index; their memory is given away."""
+        for index, part in parts:
+            p = self.shards[index]
+            if p.grad is None:
+                p.grad = dtensors.like(part, p)
+            else:
+                with torch.no_grad():
+                    dtensors.local_of(p.grad).add_(part)

@@ -1,0 +1,527 @@
+"""`fully_shard` trains as torch's does, to the last bit where two ranks add up, to 1e-12 on three and four."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from beside_torch import assert_same, batch, compare, gpt, ours, shard_blocks, theirs, tolerance, train, whole
+from on_ranks import Checks
+from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor, Shard
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+from torch.utils.checkpoint import checkpoint
+
+from minifsdp import comm
+from minifsdp.course.ladder.model import Block
+from minifsdp.course.watch.ledger import Ledger
+from minifsdp.fsdp import FullyShardedDataParallel
+
+check = Checks(__name__)
+ANY, ALL = (2, 3), (2, 3, 4)
+
+
+# Wrapping
+
+
+@check(ranks=ALL)
+def blocks_and_the_rest() -> None:
+    mine, reference = compare(gpt, shard_blocks)
+    for (name, p), q in zip(mine.named_parameters(), reference.parameters(), strict=True):
+        assert (p.placements, p.shape, p.stride(), p.dtype) == (q.placements, q.shape, q.stride(), q.dtype), name
+        assert p.to_local().shape == q.to_local().shape, name
+
+
+@check(ranks=ANY)
+def the_flat_unit_trains_alike() -> None:
+    mine, flat = shard_blocks(ours, gpt()), FullyShardedDataParallel(gpt(), auto_wrap_policy={Block})
+    optimizers = [torch.optim.AdamW(model.parameters(), 1e-2) for model in (mine, flat)]
+    for step in range(4):
+        losses = [model(*batch(step)) for model in (mine, flat)]
+        assert losses[0].item() == losses[1].item()
+        for loss, optimizer in zip(losses, optimizers, strict=True):
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+
+@check(ranks=ANY)
+def the_root_alone() -> None:
+    compare(gpt, lambda lib, model: lib.fully_shard(model))
+
+
+@check(ranks=ANY)
+def nested_units_and_a_list_of_modules() -> None:
+    def nest(lib: Any, model: Any) -> Any:
+        for block in model.blocks:
+            lib.fully_shard(block.up)
+            lib.fully_shard([block.down, block.norm2])
+            lib.fully_shard(block)
+        lib.fully_shard([model.norm, model.head])
+        return lib.fully_shard(model)
+
+    compare(gpt, nest)
+
+
+@check(ranks=ANY)
+def a_tied_parameter_is_one() -> None:
+    mine, _ = compare(lambda: gpt(tied=True), shard_blocks)
+    assert mine.head.weight is mine.embed.weight
+    mine.unshard()
+    assert mine.head.weight is mine.embed.weight
+    assert not isinstance(mine.head.weight, DTensor)
+    mine.reshard()
+    assert mine.head.weight is mine.embed.weight
+
+
+@check(ranks=ALL, dim={"last": -1, "second": 1})
+def a_dimension_of_the_user_s(dim: int) -> None:
+    ranks = dist.get_world_size()
+
+    def place(p: nn.Parameter) -> Shard | None:
+        return Shard(dim) if p.ndim == 2 and p.shape[dim] % ranks == 0 else None
+
+    def apply(lib: Any, model: Any) -> Any:
+        return shard_blocks(lib, model, shard_placement_fn=place)
+
+    mine, _ = compare(lambda: gpt(width=12, heads=2), apply)
+    assert mine.blocks[0].down.weight.placements == (Shard(1),)
+    mine(*batch(7)).backward()
+    assert all(p.to_local().is_contiguous() and p.grad.to_local().is_contiguous() for p in mine.parameters())
+
+
+@check(ranks=ANY)
+def ignored_parameters_stay_plain_and_are_not_reduced() -> None:
+    mine = gpt()
+    head = mine.head.weight
+    ours.fully_shard(mine, ignored_params={head})
+    assert mine.head.weight is head
+    mine(*batch(0)).backward()
+    gradients = comm.gather_objects(head.grad, comm.world())
+    assert any(not torch.equal(gradients[0], other) for other in gradients[1:])
+
+
+# Memory
+
+
+@check(ranks=ANY, after={"True": True, "False": False, "None": None})
+def after_forward(after: bool | None) -> None:
+    mine, reference = compare(gpt, lambda lib, model: shard_blocks(lib, model, reshard_after_forward=after))
+    for model in (mine, reference):
+        model(*batch(5))
+    for (name, p), q in zip(mine.named_parameters(), reference.parameters(), strict=True):
+        assert isinstance(p, DTensor) == isinstance(q, DTensor), f"{name} between forward and backward"
+
+
+@check(ranks=4)
+def backward_gathers_among_fewer_ranks() -> None:
+    """An integer: one gather a unit over all ranks in forward, one over two of them in backward."""
+    mine, _ = compare(gpt, lambda lib, model: shard_blocks(lib, model, reshard_after_forward=2))
+    with comm.record() as log:
+        loss = mine(*batch(5))
+    assert [call.ranks for call in log if call.op == "all_gather"] == [4] * 4
+    with comm.record() as log:
+        loss.backward()
+    assert [call.ranks for call in log if call.op == "all_gather"] == [2] * 4
+
+
+@check(ranks=ANY)
+def freed_memory_is_freed() -> None:
+    mine = shard_blocks(ours, gpt())
+    for _ in train(mine):
+        pass
+    for module in mine.modules():
+        if isinstance(module, ours.FSDPModule):
+            (unit,) = module._units(False)
+            assert unit.unsharded.full.untyped_storage().nbytes() == 0
+            assert not unit.gradients.held
+
+
+@check(ranks=2)
+def frozen_parameters_cost_no_gradient_memory_and_no_bytes() -> None:
+    sent, peaks = [], []
+    for frozen in (False, True):
+        with Ledger() as ledger:
+            model = gpt()
+            for name, p in model.named_parameters():
+                p.requires_grad_(not frozen or "up.weight" in name)
+            shard_blocks(ours, model)
+            ledger.watch(model)
+            with comm.record() as log:
+                model(*batch(0)).backward()
+            sent.append([call.payload for call in log if call.op == "reduce_scatter"])
+            peaks.append(ledger.peak_of("gradients"))
+    assert sent[1] == [8 * 40 * 10] * 3
+    assert len(sent[0]) == 4
+    assert peaks[1] < peaks[0] / 2
+
+
+# Runs
+
+
+@check(ranks=ALL, sync={"reduced once": True, "reduced each time": False})
+def micro_batches(sync: bool) -> None:
+    def between(model: Any, micro: int) -> None:
+        model.set_requires_gradient_sync(micro == 2 or not sync)
+
+    compare(gpt, shard_blocks, micros=3, between=between)
+    mine = shard_blocks(ours, gpt())
+    with comm.record() as log:
+        for _ in train(mine, steps=1, micros=3, between=between, optimizer=lambda params: torch.optim.SGD(params, 0.1)):
+            pass
+    reductions = sum(call.op == "reduce_scatter" for call in log)
+    assert reductions == (4 if sync else 12)
+
+
+@check(ranks=ANY)
+def only_some_modules_sync() -> None:
+    def between(model: Any, micro: int) -> None:
+        model.blocks[1].set_requires_gradient_sync(micro == 1)
+
+    compare(gpt, shard_blocks, micros=2, between=between)
+
+
+@check(ranks=ANY)
+def whole_from_micro_batch_to_micro_batch() -> None:
+    def between(model: Any, micro: int) -> None:
+        model.set_reshard_after_backward(micro == 2)
+        model.set_is_last_backward(micro == 2)
+
+    compare(gpt, lambda lib, m: shard_blocks(lib, m, reshard_after_forward=False), micros=3, between=between)
+    mine = shard_blocks(ours, gpt(), reshard_after_forward=False)
+    for micro in range(3):
+        between(mine, micro)
+        with comm.record() as log:
+            mine(*batch(0, micro)).backward()
+        assert sum(call.op == "all_gather" for call in log) == (0 if micro else 4)
+
+
+@check(ranks=ANY)
+def backwards_of_two_forwards_in_the_other_order() -> None:
+    gradients = []
+    for lib in (ours, theirs):
+        model: Any = shard_blocks(lib, gpt())
+        one, two = model(*batch(1)), model(*batch(2))
+        two.backward()
+        one.backward()
+        gradients.append([whole(p.grad) for p in model.parameters()])
+    for mine, reference in zip(*gradients, strict=True):
+        assert (mine - reference).abs().max() <= tolerance()
+
+
+class Twice(nn.Module):
+    """A unit called twice, once more without grad, and one that is not used at all."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.a, self.b, self.unused = (nn.Linear(5, 5, dtype=torch.float64) for _ in range(3))
+
+    def forward(self, x: Tensor) -> Any:
+        with torch.no_grad():
+            scale = self.a(x).norm()
+        return self.b(self.a(self.a(x))).square().sum() / scale
+
+
+def shard_parts(lib: Any, model: Any) -> Any:
+    for part in (model.a, model.b, model.unused):
+        lib.fully_shard(part)
+    return lib.fully_shard(model)
+
+
+def rows(step: int, micro: int) -> tuple[Tensor]:
+    generator = torch.Generator().manual_seed(100 * step + 10 * micro + dist.get_rank())
+    return (torch.randn(3, 5, generator=generator, dtype=torch.float64),)
+
+
+@check(ranks=ANY)
+def called_twice_and_unused() -> None:
+    compare(Twice, shard_parts, data=rows)
+
+
+class Routed(nn.Module):
+    """Each rank uses the expert of its number, so that no two ranks reach the same units."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.experts = nn.ModuleList(nn.Linear(5, 5, dtype=torch.float64) for _ in range(3))
+        self.gate = nn.Linear(5, 5, dtype=torch.float64)
+
+    def forward(self, x: Tensor, expert: int) -> Tensor:
+        outputs = [each(self.gate(x)) for each in self.experts]
+        return outputs[expert].square().mean()
+
+
+@check(ranks=ALL)
+def ranks_that_use_other_units_train_as_one_process() -> None:
+    mine = Routed()
+    for expert in mine.experts:
+        ours.fully_shard(expert)
+    ours.fully_shard(mine)
+    alone, ranks = Routed(), dist.get_world_size()
+    optimizers = [torch.optim.AdamW(model.parameters(), 1e-2) for model in (mine, alone)]
+    for step in range(3):
+        inputs = [torch.randn(3, 5, dtype=torch.float64) for _ in range(ranks)]
+        mine(inputs[dist.get_rank()], (dist.get_rank() + step) % 2).backward()
+        (sum(alone(x, (rank + step) % 2) for rank, x in enumerate(inputs)) / ranks).backward()
+        for (name, p), q in zip(mine.named_parameters(), alone.parameters(), strict=True):
+            assert (p.grad is None) == (q.grad is None), f"{name} in step {step}"
+            if q.grad is not None:
+                assert (whole(p.grad) - q.grad).abs().max() < 1e-14, f"{name} in step {step}"
+        for optimizer in optimizers:
+            optimizer.step()
+            optimizer.zero_grad()
+
+
+@check(ranks=ANY)
+def parameters_unused_in_a_used_unit() -> None:
+    class Half(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            torch.manual_seed(0)
+            self.a, self.b = nn.Linear(5, 5), nn.Linear(5, 1)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.a(x).sum()
+
+    found = []
+    for lib in (ours, theirs):
+        model = lib.fully_shard(Half())
+        model(torch.ones(2, 5)).backward()
+        found.append([p.grad is None for p in model.parameters()])
+    assert found[0] == found[1] == [False, False, True, True]
+    model = ours.fully_shard(Half())
+    model.set_reduce_scatter_unused_params(True)
+    model(torch.ones(2, 5)).backward()
+    assert all(p.grad is not None for p in model.parameters())
+
+
+@check(ranks=ANY)
+def frozen_mixed_in_a_unit_and_thawed() -> None:
+    def make() -> Any:
+        model = gpt()
+        for name, p in model.named_parameters():
+            p.requires_grad_(not ("blocks.1" in name or "norm1" in name or "up.bias" in name))
+        return model
+
+    mine, reference = compare(make, shard_blocks)
+    for model in (mine, reference):
+        for p in model.parameters():
+            p.requires_grad_(True)
+    assert_same(train(mine), train(reference), tolerance())
+
+
+@check(ranks=ANY, kind={"reentrant": True, "not reentrant": False})
+def activation_checkpoints_inside(kind: bool) -> None:
+    def apply(lib: Any, model: Any) -> Any:
+        for block in model.blocks:
+            attend = block.attend
+            block.attend = lambda x, attend=attend: checkpoint(attend, x, use_reentrant=kind)
+        return shard_blocks(lib, model)
+
+    compare(gpt, apply)
+
+
+@check(ranks=ANY)
+def activation_checkpoints_around() -> None:
+    from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import apply_activation_checkpointing
+
+    def apply(lib: Any, model: Any) -> Any:
+        apply_activation_checkpointing(model, check_fn=lambda module: isinstance(module, Block))
+        return shard_blocks(lib, model)
+
+    compare(gpt, apply)
+
+
+@check(ranks=ANY)
+def forwards_without_grad_and_in_eval() -> None:
+    def between(model: Any, micro: int) -> None:
+        model.eval()
+        with torch.no_grad():
+            model(*batch(3))
+        model.train()
+
+    mine, _ = compare(gpt, shard_blocks, between=between)
+    between(mine, 0)
+    assert all(isinstance(p, DTensor) for p in mine.parameters())  # torch leaves the root whole
+
+
+@check(ranks=ANY)
+def a_forward_that_raises_leaves_shards_in_place() -> None:
+    mine = shard_blocks(ours, gpt())
+    with pytest.raises(IndexError):
+        mine(torch.full((2, 8), 99), torch.zeros(2, 8, dtype=torch.long))
+    assert all(isinstance(p, DTensor) for p in mine.parameters())
+    assert_same(train(mine), train(shard_blocks(ours, gpt())), 0.0)
+
+
+# Optimizers, norms, precision
+
+
+@check(
+    ranks=ANY,
+    optimizer={
+        "SGD": lambda params: torch.optim.SGD(params, 0.1, momentum=0.9),
+        "Adam, foreach": lambda params: torch.optim.Adam(params, 1e-2, eps=1e-3, foreach=True),
+        "AdamW, fused": lambda params: torch.optim.AdamW(params, 1e-2, eps=1e-3, fused=True),
+    },
+)
+def optimizers(optimizer: Any) -> None:
+    compare(gpt, shard_blocks, optimizer=optimizer)
+
+
+@check(ranks=ANY)
+def clipped_by_torch() -> None:
+    compare(gpt, shard_blocks, most=max(tolerance(), 1e-12), clip=0.3)
+
+
+@check(ranks=ANY, factor={"3": 3.0, "0.5": 0.5})
+def a_divisor_of_the_user_s(factor: float) -> None:
+    def apply(lib: Any, model: Any) -> Any:
+        shard_blocks(lib, model)
+        for module in (model, *model.blocks):
+            module.set_gradient_divide_factor(factor)
+        return model
+
+    compare(gpt, apply, most=1e-12)
+
+
+MIXED: dict[str, dict[str, Any]] = {
+    "bf16": {"param_dtype": torch.bfloat16},
+    "bf16, reduced in fp32": {"param_dtype": torch.bfloat16, "reduce_dtype": torch.float32},
+    "fp16": {"param_dtype": torch.float16},
+    "fp32, reduced in bf16": {"reduce_dtype": torch.bfloat16},
+}
+
+
+@check(ranks=2, policy=MIXED)
+def mixed_precision(policy: dict[str, Any]) -> None:
+    def apply(lib: Any, model: Any) -> Any:
+        return shard_blocks(lib, model, mp_policy=lib.MixedPrecisionPolicy(**policy))
+
+    def between(model: Any, micro: int) -> None:
+        model.set_requires_gradient_sync(micro == 2)
+
+    compare(lambda: gpt(torch.float32), apply)
+    compare(lambda: gpt(torch.float32), apply, micros=3, between=between)
+
+
+@check(ranks=2)
+def outputs_are_cast() -> None:
+    policy = ours.MixedPrecisionPolicy(torch.bfloat16, output_dtype=torch.float32)
+    model = ours.fully_shard(nn.Linear(4, 4), mp_policy=policy)
+    assert model(torch.ones(2, 4)).dtype == torch.float32
+
+
+@check(ranks=2)
+def inputs_are_cast_or_not() -> None:
+    seen = []
+
+    class Look(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.ones(4))
+
+        def forward(self, x: Tensor) -> Tensor:
+            seen.append(x.dtype)
+            return x * self.weight
+
+    for cast in (True, False):
+        policy = ours.MixedPrecisionPolicy(torch.bfloat16, cast_forward_inputs=cast)
+        ours.fully_shard(Look(), mp_policy=policy)(torch.ones(4))
+    assert seen == [torch.bfloat16, torch.float32]
+
+
+@check(ranks=ANY)
+def offloaded_to_the_host() -> None:
+    def apply(lib: Any, model: Any) -> Any:
+        return shard_blocks(lib, model, offload_policy=lib.CPUOffloadPolicy(pin_memory=False))
+
+    mine, _ = compare(gpt, apply)
+    assert all(p.device.type == "cpu" for p in mine.parameters())
+
+
+# Meshes
+
+
+@check(ranks=4)
+def hybrid_on_a_named_mesh() -> None:
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("replicate", "shard"))
+    mine, reference = compare(gpt, lambda lib, model: shard_blocks(lib, model, mesh=mesh))
+    assert mine.head.weight.placements == reference.head.weight.placements
+    compare(
+        gpt,
+        lambda lib, model: shard_blocks(lib, model, mesh=mesh),
+        micros=2,
+        between=lambda model, micro: model.set_requires_all_reduce(micro == 1),
+    )
+    with comm.record() as log:
+        mine(*batch(5)).backward()
+    assert sum(call.op == "all_reduce" for call in log) == sum(call.op == "reduce_scatter" for call in log) == 4
+
+
+class MLP(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down, self.norm = nn.Linear(10, 14), nn.Linear(14, 10), nn.LayerNorm(10)
+
+    def forward(self, x: Tensor) -> Tensor:
+        change: Tensor = self.down(torch.relu(self.up(self.norm(x))))
+        return x + change
+
+
+@check(ranks=4)
+def parameters_that_tensor_parallelism_has_cut() -> None:
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
+    models: list[Any] = []
+    for lib in (ours, theirs):
+        torch.manual_seed(0)
+        model = nn.Sequential(MLP(), MLP()).to(torch.float64)
+        for mlp in model:
+            parallelize_module(mlp, mesh["tp"], {"up": ColwiseParallel(), "down": RowwiseParallel()})
+            lib.fully_shard(mlp, mesh=mesh["dp"])
+        models.append(lib.fully_shard(model, mesh=mesh["dp"]))
+    for (name, p), q in zip(models[0].named_parameters(), models[1].parameters(), strict=True):
+        assert p.placements == q.placements, name
+        assert torch.equal(p.to_local(), q.to_local()), name
+    optimizers = [torch.optim.AdamW(model.parameters(), 1e-2, foreach=False) for model in models]
+    for step in range(3):
+        torch.manual_seed(10 * step + mesh.get_local_rank("dp"))
+        x = torch.randn(3, 10, dtype=torch.float64)
+        losses = [model(x).square().mean() for model in models]
+        assert abs(losses[0] - losses[1]) < 1e-12
+        for loss, optimizer in zip(losses, optimizers, strict=True):
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+
+# Collectives
+
+
+@check(ranks=ALL)
+def collectives_of_a_step() -> None:
+    """Four units: a gather each in forward, again in backward but for the root; a reduction each; nothing else."""
+    mine = shard_blocks(ours, gpt())
+    for step in range(2):
+        with comm.record() as log:
+            mine(*batch(step)).backward()
+        counts = {op: sum(call.op == op for call in log) for op in {call.op for call in log}}
+        assert counts == {"all_gather": 7, "reduce_scatter": 4}
+
+
+@check(ranks=ANY)
+def rows_are_multiples_of_16_bytes() -> None:
+    mine = shard_blocks(ours, gpt(torch.float32))
+    with comm.record() as log:
+        mine(*batch(0)).backward()
+    assert all(call.payload % (16 * call.ranks) == 0 for call in log)
+
+
+@pytest.mark.parametrize(("ranks", "name"), check.params)
+def test_on_ranks(ranks: int, name: str) -> None:
+    check.assert_passed(ranks, name)
