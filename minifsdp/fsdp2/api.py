@@ -143,7 +143,9 @@ def _params_of(modules: Sequence[nn.Module], ignored: Collection[nn.Parameter]) 
             )
         if not p.is_contiguous():
             raise NotImplementedError(f"fully_shard does not support non-contiguous parameters: {name} is {p.stride()}")
-    dtypes = {p.dtype: places[0].name for p, places in params.items()}
+    dtypes: dict[torch.dtype, str] = {}
+    for p, places in params.items():
+        dtypes.setdefault(p.dtype, places[0].name)
     if len(dtypes) > 1:
         named = ", ".join(f"{name} is {dtype}" for dtype, name in dtypes.items())
         raise ValueError(

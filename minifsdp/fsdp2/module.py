@@ -52,10 +52,12 @@ class FSDPModule:
         state = state_of(self)
         handle = UnshardHandle(state.unit)
         if state.unit is not None:
-            schedule = (state.engine or state.start()).schedule
             state.unit.refresh()
-            schedule.follow_optimizer()
-            schedule.gather(state.unit)
+            if state.engine is None:  # the root has not run yet
+                state.unit.start_gather()
+            else:
+                state.engine.schedule.follow_optimizer()
+                state.engine.schedule.gather(state.unit)
         if async_op:
             return handle
         handle.wait()

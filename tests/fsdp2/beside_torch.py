@@ -105,8 +105,9 @@ def assert_same(
     one: Iterator[tuple[str, Tensor | None]], other: Iterator[tuple[str, Tensor | None]], most: float
 ) -> None:
     """Both yield the same names, and values no further apart than `most`."""
-    count = 0
-    for (name, a), (other_name, b) in zip(one, other, strict=True):
+    pairs = list(zip([*one], [*other], strict=True))  # all collectives are over before a rank may fail
+    assert len(pairs) > 10
+    for (name, a), (other_name, b) in pairs:
         assert name == other_name
         assert (a is None) == (b is None), f"{name}: {a} and {b}"
         if a is not None and b is not None:
@@ -114,8 +115,6 @@ def assert_same(
             assert a.shape == b.shape, f"{name} has shapes {a.shape} and {b.shape}"
             furthest = (a.double() - b.double()).abs().max().item() if a.numel() else 0.0
             assert furthest <= most, f"{name} differs by {furthest}"
-        count += 1
-    assert count > 10
 
 
 def compare(make: Callable[[], nn.Module], apply: Apply, most: float | None = None, **training: Any) -> tuple[Any, Any]:
