@@ -10,9 +10,10 @@
 # %% [markdown]
 # # Lab 02: distributed data parallelism
 #
-# One model, N copies, N parts of the batch. Each rank computes on its own rows; before the step, the gradients meet.
-# That is all of data parallelism, and one line per parameter does it. The rest of this lab makes it fast: fewer, larger
-# messages, sent while backward still runs. `torch.nn.parallel.DistributedDataParallel` is these three rungs.
+# One model, N copies, N parts of the batch. Each rank computes on its own rows and averages its gradients with the
+# others before the step. That is all of data parallelism, and it takes one line per parameter. The rest of this lab
+# makes it fast: fewer, larger messages, sent while backward still runs. `torch.nn.parallel.DistributedDataParallel`
+# consists of these three rungs.
 #
 # ![Gradients in buckets, filled in the order in which backward makes them](../slides/figures/ddp-buckets.svg)
 #
@@ -20,10 +21,10 @@
 #
 # **Afterwards you can**
 #
-# - write a DDP from autograd hooks and one collective, and say why it equals training in one process;
-# - say what a bucket is for, what it costs in memory, and why buckets are filled from the last layer on;
+# - write DDP from autograd hooks and one collective, and explain why it equals training in one process;
+# - explain the purpose of a bucket, its cost in memory, and why buckets are filled from the last layer on;
 # - read from a log of collectives, or a timeline, whether communication overlaps with backward;
-# - accumulate gradients over micro-batches without paying for each;
+# - accumulate gradients over micro-batches with one reduction;
 # - recognize the usual bugs, most of which raise no error.
 #
 # **You need** autograd (`backward` adds to `.grad`), and from lab 01: ranks, process groups, all-reduce, `wait()`.
@@ -51,12 +52,12 @@ RANKS, ROWS, CONTEXT = 2, 8, 32  # N; rows of a whole batch, tokens of a row
 # %% [markdown]
 # ## What hurts now
 #
-# One device takes twice as long for a batch as two that take half of its rows each. But two devices compute two
-# gradients, and after the first step they hold two different models.
+# Two devices that share a batch finish it in half the time. But they compute two gradients, and after the first step
+# they hold two different models.
 #
-# What follows trains a small GPT to count: rows like 41, 42, 43, ... The whole batch of a step is the same in every
-# world; each rank takes its rows of it. Every rank makes its weights from a seed of its own, as separate programs do,
-# and takes rank 0's before it trains (`start_equal`: a broadcast per parameter, lab 01).
+# The next cell trains a small GPT to count: rows like 41, 42, 43, ... The whole batch of a step is the same in every
+# world; each rank takes its share of the rows. Every rank initializes its weights from its own seed, as separate
+# programs do, and receives rank 0's before training (`start_equal`: a broadcast per parameter, lab 01).
 
 # %%
 import contextlib
@@ -105,9 +106,9 @@ def loss_of(model: nn.Module, rows: Tensor) -> Tensor:
 # %% [markdown]
 # ### Measured: equal parameters, different data, different gradients (C40)
 #
-# After the broadcast both ranks hold the same parameters. Their rows differ, so their gradients do. Each rank's loss is
-# the mean over its rows and all ranks have equally many, so the mean of the ranks' gradients is the gradient of the
-# mean over the whole batch: that of one process.
+# After the broadcast both ranks hold the same parameters. Their rows differ, so their gradients differ. Each rank's
+# loss is the mean over its rows and all ranks have equally many, so the mean of the ranks' gradients is the gradient of
+# the mean over the whole batch: that of one process.
 
 
 # %% tags=["C40"]
@@ -136,12 +137,12 @@ assert torch.allclose(mean, whole, atol=1e-6)
 # *5 minutes, easy*
 #
 # A *post-accumulate-grad hook* is a function that autograd calls with a parameter as soon as `backward` has put that
-# parameter's gradient into `.grad`. Write what the hook does: `param.grad` becomes its mean over the ranks of `group`.
+# parameter's gradient into `.grad`. Write the hook: it replaces `param.grad` by its mean over the ranks of `group`.
 #
 # Use `comm.all_reduce(tensor, group, op)`: it reduces `tensor` in place, the same on all ranks, and returns a handle;
 # the result may be read after `handle.wait()`. `comm.SUM` and `comm.MEAN` are operations, `group.size()` is N.
 #
-# First a number: how many all-reduces will one step of this GPT then make?
+# First a prediction: how many all-reduces will one step of this GPT then issue?
 
 # %%
 predict("2.1", ..., "all-reduces in one step of one rank, one per parameter tensor")
@@ -162,8 +163,9 @@ def average_gradient(param: nn.Parameter, group: comm.Group) -> None:
 
 
 # %% [markdown]
-# Rung 1 registers it on every parameter. The training loop is that of one process: a *rung* is a function that prepares
-# a model and returns what the loop must call between `backward` and `step`, for rung 1 nothing.
+# Rung 1 registers it on every parameter. The training loop is the same as for one process: a *rung* is a function that
+# prepares a model and returns a function for the loop to call between `backward` and `step`. For rung 1 that function
+# does nothing.
 
 
 # %%
@@ -217,7 +219,7 @@ def close(mine: list[float], theirs: list[float]) -> bool:
 # %% [markdown]
 # ### Measured: the loss of one process (C7)
 #
-# The mean of the ranks' losses, step by step, beside the loss of one process that sees all rows. Equal parameters,
+# The mean of the ranks' losses, step by step, next to the loss of one process that sees all rows. Equal parameters,
 # equal gradients and equal optimizers make equal steps, so the copies never have to be compared again.
 
 # %% tags=["C7"]
@@ -227,8 +229,8 @@ for step, (one, two) in enumerate(zip(one_process, two_ranks, strict=True)):
 assert close(one_process, two_ranks), "the ranks have left the path of one process"
 
 # %% [markdown]
-# `follow` writes down what happens in one step, in order, a letter each: `g` a gradient is made, `i` an all-reduce is
-# issued, `w` the host waits for it, `|` `backward` has returned. It also keeps the log of collectives.
+# `follow` records one step as a string, one letter per event: `g` a gradient is complete, `i` an all-reduce is issued,
+# `w` the host waits for it, `|` `backward` has returned. It also keeps the log of collectives.
 
 
 # %%
@@ -323,7 +325,7 @@ plots.stages(
 # %% [markdown]
 # ### Measured: what the sum does (C40)
 #
-# Here the hook sums and forgets to divide, on purpose: how much longer is the first step than with the mean?
+# This hook sums without dividing. How much larger is its first step than with the mean?
 
 
 # %% tags=["C40"]
@@ -351,14 +353,14 @@ assert abs(longer["SGD"] - RANKS) < 1e-3
 assert abs(longer["Adam"] - 1) < 0.02
 
 # %% [markdown]
-# With SGD the learning rate is N times what you set, so one that was tuned on 8 ranks is 8 times as large on 64. Adam
-# divides the gradient by its own size: but for `eps` it sees no factor, neither 8 nor 64, and the slip hardly shows
-# until gradients are clipped. Their norm is N times as large, so clipping begins at an Nth of the bound you meant.
+# With SGD the effective learning rate is N times the one you set, so a rate tuned on 8 ranks is 8 times too large on
+# 64. Adam divides the gradient by its own size and so cancels the factor, except in `eps`. There the mistake hardly
+# shows until gradients are clipped: their norm is N times as large, so clipping starts at 1/N of the bound you meant.
 #
 # ### Break it: reduce the parameter
 #
-# Other hooks of tensors receive a gradient; a post-accumulate-grad hook receives the *parameter*. Here it is a function
-# whose argument is called `grad`. Nothing fails:
+# Other tensor hooks receive a gradient; a post-accumulate-grad hook receives the *parameter*. The hook below names its
+# argument `grad` and reduces it. Nothing fails:
 
 
 # %%
@@ -397,8 +399,8 @@ assert max(differences) == 0.0
 # %% [markdown]
 # ### Break it: forget the broadcast
 #
-# Without `start_equal` the ranks average gradients of two different models. It is often said that such ranks drift
-# apart. What does the difference do?
+# Without `start_equal` the ranks average gradients of two different models. Many texts say that such ranks drift apart.
+# What happens to the difference?
 
 
 # %%
@@ -414,16 +416,16 @@ print(f"largest difference from rank 0 after step 0: {differences[0]:.4f}, after
 assert abs(differences[0] - differences[-1]) < 1e-4
 
 # %% [markdown]
-# It stays, to the last digit shown: equal gradients make equal steps, and equal steps carry a difference along as it
-# was (with SGD; weight decay shrinks it slowly). But each gradient is the mean of two models', which neither would
-# follow alone. No rank's loss curve shows it, nor does the checkpoint, which is rank 0's; only a comparison between
+# It stays, to the last digit shown: equal gradients make equal steps, and equal steps preserve the difference (with
+# SGD; weight decay shrinks it slowly). But each gradient is the mean of two models' gradients, which fits neither. No
+# rank's loss curve shows this, and neither does the checkpoint, which comes from rank 0; only a comparison between
 # ranks does. `DistributedDataParallel` compares the shapes when it is built, and broadcasts rank 0's parameters and
 # buffers.
 #
 # ### Break it: a parameter that one rank does not use
 #
 # Rank 0 goes through both layers, rank 1 through the first only (a router, a modality that is missing in this batch, an
-# early exit). Hooks fire for gradients that are made, so the ranks issue different numbers of all-reduces.
+# early exit). Hooks fire only for parameters that get a gradient, so the ranks issue different numbers of all-reduces.
 
 
 # %%
@@ -454,7 +456,8 @@ except RankError as error:
 # %% [markdown]
 # Rank 0's second all-reduce has no partner. An uneven number of batches ends the same way: the rank with one more waits
 # in its first all-reduce. Read the stuck rank's stack for *where*, and the log of the others for what they did instead.
-# (With NCCL it is not in `wait`, which holds a stream and not the host, but where it needs a gradient's value.)
+# (With NCCL the rank is not stuck in `wait`, which blocks a stream and not the host, but where the host needs a
+# gradient's value.)
 #
 # A hang is the good case. Let rank 0 use layer 0 and rank 1 use layer 1, one all-reduce each:
 
@@ -471,8 +474,8 @@ mixed = torch.allclose(found[0][0], (own[0][0] + own[1][1]) / RANKS)
 print(f"rank 0's gradient of layer 0 is averaged with rank 1's gradient of layer 1: {mixed}")
 
 # %% [markdown]
-# No error, no hang, and numbers without meaning: a collective has no name, it is matched by its turn. The cure comes
-# with exercise 2.3.
+# No error, no hang, and meaningless numbers: a collective has no name; it is matched by its position in the order.
+# Exercise 2.3 brings the cure.
 #
 # **What is still missing**: 54 messages, most of them tiny, and the host waits for each.
 #
@@ -480,19 +483,19 @@ print(f"rank 0's gradient of layer 0 is averaged with rank 1's gradient of layer
 #
 # *12 minutes, medium*
 #
-# A message costs a latency however short it is, and bytes / bandwidth on top. Joining gradients in *buckets* saves
-# latencies. Three rules, all torch's (`_compute_bucket_assignment_by_size`):
+# Every message costs one latency plus bytes / bandwidth. Joining gradients in *buckets* saves latencies. Three rules,
+# all torch's (`_compute_bucket_assignment_by_size`):
 #
 # - Walk through the parameters in *reverse* order of registration. Backward begins at the last layer, so the first
 #   bucket is the first to be complete.
 # - Add parameters to a bucket until it holds at least `cap_bytes`; the one that reaches the cap still belongs to it
 #   (parameters are never split).
-# - A buffer has one dtype, so each dtype has an open bucket of its own: a parameter joins that of its dtype, whatever
-#   came in between. Buckets stand in the order in which they begin.
+# - A buffer has one dtype, so each dtype has its own open bucket: a parameter joins the bucket of its dtype, whatever
+#   came in between. Buckets are ordered by their first parameter.
 #
-# Whatever is left at the end is a bucket too. The GPT has Ψ = 235,265 elements of 4 bytes: from the end, the head and
-# its LayerNorm 67 kB, four blocks of 200 kB each, the embeddings 74 kB; no tensor is larger than 66 kB. The cap below
-# is 256 KiB, or 262 kB. How many buckets?
+# The remainder at the end is a bucket too. The GPT has Ψ = 235,265 elements of 4 bytes: from the end, the head and its
+# LayerNorm 67 kB, four blocks of 200 kB each, the embeddings 74 kB; no tensor is larger than 66 kB. The cap below is
+# 256 KiB, or 262 kB. How many buckets?
 
 # %%
 CAP = 256 * 2**10
@@ -532,16 +535,16 @@ print(f"as torch assigns them: {[list(map(id, b)) for b in buckets] == [list(map
 # *10 minutes, medium*
 #
 # A bucket is reduced in two halves. The first copies its gradients into one flat buffer and issues the all-reduce. The
-# second, exercise 2.4, waits and copies back. Between the halves anything may happen, and rung 3 will use that.
+# second, exercise 2.4, waits and copies back. Rung 3 will put other work between the halves.
 #
 # `device.empty(numel, dtype, "communication", where)` allocates the buffer, uninitialized, and tells the ledger what it
 # is for; `where` is a parameter's `.device`. `flat.split([n, m, ...])` gives its parts, which are views.
 #
-# A parameter whose `.grad` is None on this rank takes part *as zero*. Then all ranks have the same buckets whatever
-# they used, and the mean over the ranks is still a sum divided by N.
+# A parameter whose `.grad` is None on this rank counts *as zero*. Then all ranks have the same buckets, whichever
+# parameters they used, and the mean over the ranks is still a sum divided by N.
 #
-# If each bucket is started and finished before the next: how many bytes of staging are alive at the most? (The
-# buckets' elements are printed above.)
+# If each bucket is started and finished before the next: how many bytes of staging are alive at most? (The buckets'
+# elements are printed above.)
 
 # %%
 predict("2.3", ..., "bytes of staging at the peak, one bucket after the other")
@@ -569,8 +572,8 @@ def start_bucket(bucket: list[nn.Parameter], group: comm.Group) -> tuple[Tensor,
 #
 # *10 minutes, medium*
 #
-# Wait, copy the parts back into the gradients that exist, free the buffer (`device.free(flat)`). What was None becomes
-# a gradient with memory of its own.
+# Wait, copy the parts back into the gradients that exist, free the buffer (`device.free(flat)`). A gradient that was
+# None gets its own memory.
 
 
 # %% tags=["exercise-2.4"]
@@ -590,7 +593,7 @@ def finish_bucket(bucket: list[nn.Parameter], flat: Tensor, handle: comm.Handle)
 
 
 # %% [markdown]
-# Rung 2: after backward, one bucket after the other.
+# Rung 2 reduces one bucket after another, after backward.
 
 
 # %% tags=["shown"]
@@ -636,7 +639,7 @@ assert (len(calls_1), len(calls_2)) == (len(params), len(buckets))
 assert sum(call.payload for call in calls_1) == sum(call.payload for call in calls_2) == 4 * psi
 
 # %% [markdown]
-# The price is staging: the largest bucket, for as long as it is reduced.
+# The price is staging memory: the largest bucket, while it is reduced.
 
 # %%
 plots.curve(
@@ -651,7 +654,7 @@ plots.curve(
 # %% [markdown]
 # ### The cure for unused parameters
 #
-# The same two cases as above, with rung 2: every rank reduces every bucket, and zeros stand in for what it did not use.
+# The same two cases as above, with rung 2: every rank reduces every bucket, with zeros for the parameters that it did not use.
 
 # %%
 for used in ({0: [0, 1], 1: [0]}, {0: [0], 1: [1]}):
@@ -662,7 +665,7 @@ for used in ({0: [0, 1], 1: [0]}, {0: [0], 1: [1]}):
     assert right
 
 # %% [markdown]
-# Rung 3 will lose this cure: its hooks are called for gradients that are made.
+# Rung 3 loses this cure, because its hooks fire only for parameters that get a gradient.
 #
 # **What is still missing**: all of backward is over before the first message leaves.
 #
@@ -670,12 +673,12 @@ for used in ({0: [0, 1], 1: [0]}, {0: [0], 1: [1]}):
 #
 # *12 minutes, hard*
 #
-# The last layers' gradients are there long before the first layers'. So a bucket can leave as soon as its last gradient
-# has come, and travel while backward goes on. Only the end of backward has to wait.
+# The last layers' gradients are complete long before the first layers'. So a bucket can leave as soon as its last
+# gradient is complete, and travel while backward continues. Only the end of backward has to wait.
 #
-# One thing must hold: **all ranks launch the buckets in the same order**. Which gradient comes when is this rank's own
-# affair (its graph may differ). A collective, however, is matched with the other ranks' by its turn. So bucket i leaves
-# when it is full *and* buckets 0 to i - 1 have left.
+# One thing must hold: **all ranks launch the buckets in the same order**. The order of gradients may differ from rank
+# to rank, because their graphs may. A collective, however, is matched with the other ranks' by its position. So bucket
+# i leaves when it is full *and* buckets 0 to i - 1 have left.
 #
 # The hook's state is in `reducer`:
 #
@@ -689,10 +692,10 @@ for used in ({0: [0, 1], 1: [0]}, {0: [0], 1: [1]}):
 # | `start` | `start(bucket)` copies in and launches, returns a buffer and a handle |
 # | `finish` | `finish()` finishes all that is in flight and makes `missing` and `in_flight` what they were |
 #
-# Autograd's engine has a queue for what must run when all gradients are made and before `backward` returns:
-# `at_end_of_backward(function)`, callable from within a hook.
+# Autograd's engine has a queue of functions to run after the last gradient and before `backward` returns. A hook adds
+# to it with `at_end_of_backward(function)`.
 #
-# How much staging is alive at the most, now that nothing is finished before the end of backward?
+# How much staging is alive at most, now that nothing is finished before the end of backward?
 
 # %%
 predict("2.5", ..., "staging at the peak, as a multiple of the gradients' bytes, two decimals")
@@ -715,7 +718,7 @@ def on_gradient(param: nn.Parameter, reducer: SimpleNamespace) -> None:
 
 
 # %% [markdown]
-# Rung 3 is made of all five pieces.
+# Rung 3 uses all five pieces.
 
 
 # %% tags=["shown"]
@@ -754,8 +757,8 @@ def rung_3(model: nn.Module) -> Callable[[], None]:
 # ### Measured: reductions leave before backward has ended (C7)
 #
 # The three rungs' steps, in order: `g` gradient, `i` issue, `w` wait, `|` backward has returned. Rung 1 issues early
-# too, but the host waits at once (`giw`): backward goes on only when the message has arrived. What overlaps is what is
-# under way while there are gradients still to come.
+# too, but the host waits at once (`giw`): backward continues only after the message has arrived. Overlap means a
+# message under way while gradients are still to come.
 
 # %% tags=["C7"]
 seen = launch(follow, RANKS, rung_3)
@@ -775,12 +778,12 @@ assert most == len(buckets), "rung 3 waits before all of its buckets have left"
 assert seen[0][1] == seen[1][1]
 
 # %% [markdown]
-# The last bucket leaves with the last gradient and hides behind nothing: that much of the communication always shows.
-# Torch's first step has one bucket, by default. From the second on they are cut in the order in which gradients really
-# came: 1 MiB for the first, so that it leaves early, and 25 MiB for the others.
+# The last bucket leaves with the last gradient and overlaps with nothing: that part of the communication always shows.
+# By default torch's first step has one bucket. From the second step on, torch cuts buckets in the order in which
+# gradients arrived: 1 MiB for the first, so that it leaves early, and 25 MiB for the others.
 #
-# Now the time: a step of each rung on rank 0, on the emulated link, with more rows, so that there is something to hide
-# behind.
+# Now the time: a step of each rung on rank 0, on the emulated link, with more rows, so that there is enough compute to
+# overlap with.
 
 
 # %% tags=["C7", "nbval-ignore-output"]
@@ -859,11 +862,11 @@ plots.curve(
 )
 
 # %% [markdown]
-# Neither peak has moved from rung to rung: the buffers fill the room that backward frees. Where activations are few,
-# as with checkpointing or one row per rank, they do raise it. `gradient_as_bucket_view=True` saves the second
-# memory: the buckets live for ever and every `.grad` is a view of one. In `minifsdp/ddp/buckets.py` the two are
-# `StagingBucket` and `GradientBucket`, some thirty lines each; there the first is not copied back: gradients move in as
-# they come.
+# Neither peak has moved from rung to rung: the buffers fit into the memory that backward frees. With few activations,
+# as with checkpointing or one row per rank, they do raise the peak. `gradient_as_bucket_view=True` saves this second
+# copy: the buckets are permanent and every `.grad` is a view of one. `minifsdp/ddp/buckets.py` has both,
+# `StagingBucket` and `GradientBucket`, some thirty lines each; there the first does not copy back: gradients move in as
+# they arrive.
 #
 # ### Compared with torch
 #
@@ -899,12 +902,12 @@ assert all(all(each.values()) for each in same)
 #
 # *8 minutes, medium*
 #
-# Rows that do not fit at once go through in k micro-batches, whose gradients `backward` adds up in `.grad`. Nobody
-# needs the mean over ranks before the last of them. In torch the first k - 1 run inside `with ddp.no_sync():`; here
-# `reducer.sync` says whether a backward communicates, and your hook looks at it.
+# A batch that does not fit in memory runs as k micro-batches, whose gradients `backward` adds up in `.grad`. The mean
+# over the ranks is needed only after the last one. In torch the first k - 1 run inside `with ddp.no_sync():`; here
+# `reducer.sync` says whether a backward communicates, and your hook checks it.
 #
 # After your function, `.grad` is the gradient of the *mean* loss over all micro-batches and ranks, and `reducer.sync`
-# is True, as it was. How much is all-reduced in a step of k = 4 micro-batches?
+# is True again. How much is all-reduced in a step of k = 4 micro-batches?
 
 # %%
 predict("2.6", ..., "payload of a step of 4 micro-batches, as a multiple of the gradients' bytes, two decimals")
@@ -962,9 +965,9 @@ assert torch.allclose(gradient, whole_gradient, atol=1e-6)
 # %% [markdown]
 # ## What is still missing
 #
-# Time is hidden, memory is not touched: each rank holds all parameters, all gradients and all optimizer state, and all
-# ranks compute the same optimizer step. N devices hold 16Ψ bytes N times. Lab 03 shares out the optimizer state, then
-# the gradients.
+# Communication is hidden, but memory is unchanged: each rank holds all parameters, all gradients and all optimizer
+# state, and all ranks compute the same optimizer step. N devices hold 16Ψ bytes N times. Lab 03 shards the optimizer
+# state, then the gradients.
 
 # %%
 rungs = {"one process": usage_alone, "rung 1": usage_1, "rung 2": usage_2, "rung 3": usage_3}
@@ -977,15 +980,15 @@ print(f"the most that a rank held at once: {max(w['all'] for w in (usage_1, usag
 # %% [markdown]
 # ## What to remember
 #
-# 1. Equal start, mean of the gradients, equal step: then N copies stay one model, and nobody needs to check.
-# 2. The mean, not the sum; the gradient, not the parameter; and a broadcast before the first step. None of the three
-#    mistakes raises an error.
+# 1. With an equal start, averaged gradients and equal steps, N copies stay one model.
+# 2. Take the mean, not the sum; of the gradient, not the parameter; and broadcast before the first step. None of these
+#    three mistakes raises an error.
 # 3. Buckets pay a latency per bucket, not per parameter. They are filled in reverse, the order in which backward
 #    completes them.
 # 4. Overlap is two halves moved apart: launch when full and in turn, wait at the end of backward. Its price is a copy
 #    of the gradients, unless the buckets are the gradients.
-# 5. Collectives are matched by their turn. Every rank must issue the same ones in the same order, used or unused
-#    parameters, even or uneven batches, one micro-batch or many.
+# 5. Collectives are matched by their order. Every rank must issue the same ones in the same order, whatever its data:
+#    with unused parameters, uneven batches, one micro-batch or many.
 #
 # ## More: break it
 #
@@ -1028,9 +1031,9 @@ for name, grads in zip(("when full", "in turn"), launched, strict=True):
     print(f"launched {name}: gradients right {right}; layer 0 averaged with layer 1 of the other rank: {crossed}")
 
 # %% [markdown]
-# Equal sizes give wrong sums, different sizes an error or a hang. NCCL cannot tell either: the order of collectives is
-# the program's promise. Layers that are called in an order that depends on the data, or a branch that one rank takes
-# and another does not, break it.
+# Equal sizes give wrong sums, different sizes an error or a hang. NCCL cannot detect this either: the program has to
+# guarantee the order of collectives. Layers whose order depends on the data, or a branch that only some ranks take,
+# break it.
 #
 # ### Break it: an unused parameter, with rung 3
 #
@@ -1043,10 +1046,10 @@ print(f"each rank still has its own gradients: {untouched}")
 assert untouched
 
 # %% [markdown]
-# A parameter without a gradient never calls its hook: its bucket and all behind it never leave, here on neither rank
-# and silently. Where one rank uses all of them, it waits for ever. Rung 3 needs every parameter used on every rank.
-# torch raises an error at the next forward; with `find_unused_parameters=True` it walks through the autograd graph
-# after each forward and marks the unused ones ready, and one more all-reduce finds what *no* rank used.
+# A parameter without a gradient never calls its hook: its bucket and all later ones never leave, here silently and on
+# both ranks. A rank that uses all of its parameters would wait forever. Rung 3 needs every parameter used on every
+# rank. torch raises an error at the next forward; with `find_unused_parameters=True` it walks through the autograd
+# graph after each forward and marks the unused ones ready, and one more all-reduce finds what *no* rank used.
 #
 # ### Break it: forget `no_sync`
 
@@ -1057,9 +1060,9 @@ print(f"{messages} all-reduces, {forgotten:,} bytes: {forgotten / payload:.0f} t
 assert forgotten == MICRO * payload
 
 # %% [markdown]
-# The gradient is right all the same: what is equal on all ranks has itself as its mean, so the part that was reduced
-# before passes unchanged. With a *sum* that is divided at the end it does not: each reduction multiplies what is in
-# `.grad` already by N. A gradient whose element i comes from micro-batch i alone shows how often each is counted:
+# The gradient is right all the same: the mean of equal values is that value, so the part that was reduced before passes
+# unchanged. With a *sum* that is divided at the end it does not: each reduction multiplies the accumulated part of
+# `.grad` by N. A gradient whose element i comes from micro-batch i alone shows how often each is counted:
 
 
 # %%
@@ -1077,8 +1080,8 @@ print("mean each time:                     ", means)
 print("sum each time, divided by N at last:", sums)
 
 # %% [markdown]
-# It is also often written that accumulation *with* communication "reduces after several steps". It reduces in every
-# micro-batch. In DDP that only costs bytes; where gradients are sharded it is what saves memory (labs 03 and 09).
+# Many texts also say that accumulation *with* communication "reduces after several steps". It reduces in every
+# micro-batch. In DDP that only costs bytes; with sharded gradients it saves memory (labs 03 and 09).
 #
 # ## Questions
 #
@@ -1087,9 +1090,8 @@ print("sum each time, divided by N at last:", sums)
 #
 # Rank 0 waits in the first all-reduce of its last backward until the time-out. Cures: drop the last batch (a sampler
 # that gives all ranks equally many); let the ranks agree on whether to go on (an all-reduce of one number per step); or
-# let the finished rank answer every collective of the others with zeros, as torch's `Join` does, and divide by the
-# number of ranks that still have data.
-# </details>
+# let the finished rank join every collective with zeros, as torch's `Join` does, and divide by the number of ranks that
+# still have data. </details>
 #
 # <details><summary>2. The rows are padded sentences and the loss is the mean over real tokens. Is the mean of the
 # ranks' gradients still that of the whole batch?</summary>
@@ -1101,24 +1103,21 @@ print("sum each time, divided by N at last:", sums)
 #
 # <details><summary>3. Why are buckets not simply as large as possible?</summary>
 #
-# One bucket of everything leaves with the last gradient: one latency, no overlap. Buckets of one parameter leave as
-# early as can be, and pay a latency each. In between there is a best size, which grows with the latency and with N;
-# 25 MiB is torch's guess.
-# </details>
+# A single bucket leaves with the last gradient: one latency, no overlap. Buckets of one parameter leave as early as
+# possible and pay a latency each. The best size lies in between and grows with the latency and with N; 25 MiB is
+# torch's default. </details>
 #
 # <details><summary>4. Under `no_sync`, is it enough to put the backward inside the `with`?</summary>
 #
 # Not in torch: `DistributedDataParallel.forward` decides whether the backward that follows is to be reduced, so the
-# forward must be inside too. It is the usual reason why `no_sync` seems to do nothing.
-# </details>
+# forward must be inside too. This is the usual reason why `no_sync` seems to have no effect. </details>
 #
 # <details><summary>5. gloo's all-reduce blocks in `wait()`, NCCL's does not. What does rung 3's `finish` do on a
 # GPU?</summary>
 #
 # `wait()` makes the compute stream wait for the communication stream, and the host runs on: it issues the copies back
 # and the optimizer's kernels, which start when the reductions have ended. So the host's order of issue is the schedule,
-# and the timeline is the device's.
-# </details>
+# and the device decides the timing. </details>
 #
 # ## Further reading
 #

@@ -10,9 +10,9 @@
 # %% [markdown]
 # # Lab 05: fully sharded data parallelism
 #
-# ZeRO-2 (lab 03) shards what the optimizer and backward make. One whole copy is left on every rank: the parameters. A
-# rank needs all of them, but not all at once: while one block computes, the others may lie in shards. FSDP gathers a
-# *unit* of parameters just before it computes, in forward and again in backward, and frees it right after.
+# ZeRO-2 (lab 03) shards optimizer state and gradients. Every rank still holds one whole copy of the parameters. It
+# needs all of them, but not all at once: while one block computes, the others can stay sharded. FSDP gathers a *unit*
+# of parameters just before it computes, in forward and again in backward, and frees it right after.
 #
 # ![A unit's life in one step: shard, gathered, freed, gathered again, gradient, reduced to a
 # shard](../slides/figures/fsdp-life.svg)
@@ -21,11 +21,11 @@
 #
 # **Afterwards you can**
 #
-# - say which autograd hook fires when, and put a gather, a free and a reduction where they belong;
-# - take a tensor's memory away under views and saved tensors, and give it back, without autograd objecting;
-# - predict, to the byte, what a rank holds at its peak, and how many collectives a step issues;
-# - choose between FULL_SHARD and SHARD_GRAD_OP, and say what each costs on the wire;
-# - explain the four usual failures of FSDP users from how it works.
+# - say when each autograd hook fires, and place a gather, a free and a reduction;
+# - free the memory under views and saved tensors, and give it back, without an error from autograd;
+# - predict a rank's peak to the byte, and the number of collectives in a step;
+# - choose between FULL_SHARD and SHARD_GRAD_OP, and compute the traffic of each;
+# - explain the four usual mistakes of FSDP users.
 #
 # **You need** lab 01 (all-gather, reduce-scatter, `wait()`), lab 03 (what ZeRO shards), lab 04 (the flat parameter).
 #
@@ -51,8 +51,8 @@ from minifsdp.flat_param import FlatParameter, ParamPlaces, find_parameters
 # %% [markdown]
 # ## What you build
 #
-# All of FSDP in one function, as minifsdp has it. Every name in it is a piece that you write in labs 04 to 08, or the
-# glue between two of them: read it now for its shape, and again when you are done.
+# This is all of FSDP in one function, from minifsdp. You write every piece in it in labs 04 to 08, except the glue
+# between them. Read it now for its shape, and again at the end.
 
 # %%
 import inspect
@@ -66,8 +66,8 @@ print(signature.rstrip() + body)
 # ## What hurts now
 #
 # The model of this lab is the course's GPT with odd sizes, so that nothing is divisible by anything. Each block will be
-# a unit, and what no block holds (embeddings, the last norm, the head) is the *root* unit. Lab 04's flat parameter
-# makes one buffer of each, padded to a multiple of N and cut into N shards.
+# a unit; the parameters outside all blocks (embeddings, the last norm, the head) form the *root* unit. Lab 04's flat
+# parameter makes one buffer of each, padded to a multiple of N and cut into N shards.
 
 # %%
 import tempfile
@@ -111,8 +111,8 @@ print(f"Ψ = {psi:,} elements: parameters {4 * psi:,} bytes on every rank of DDP
 #
 # *15 minutes, medium*
 #
-# FSDP does not change the model's code. It hears from hooks that a module is about to run, that it has run, that its
-# backward begins, that a gradient is complete, that backward is over. Write a function that reports these five:
+# FSDP does not change the model's code. Hooks report that a module is about to run, that it has run, that its backward
+# begins, that a gradient is complete, and that backward is over. Write a function that reports these five events:
 #
 # | event | when | told by |
 # |---|---|---|
@@ -122,11 +122,11 @@ print(f"Ψ = {psi:,} elements: parameters {4 * psi:,} bytes on every rank of DDP
 # | `gradient of NAME` | complete, in `.grad` | `p.register_post_accumulate_grad_hook(f)`, `f(p)` |
 # | `end of backward` | the whole model's is over | `Variable._execution_engine.queue_callback(f)`, `f()` |
 #
-# The last is not a hook but a callback, for one backward; it can be queued only while that backward runs. What a module
-# or tensor hook returns takes the place of its input, output or gradient, unless it is None.
+# The last is not a hook but a callback for one backward; it can be queued only while that backward runs. The return
+# value of a module or tensor hook replaces its input, output or gradient, unless it is None.
 #
-# A number first: a module with 2 linear layers, weight and bias each, is called **twice** in one forward. How many
-# times will it report `gradient of ...` in the backward?
+# First a prediction: a module with 2 linear layers, each with weight and bias, is called **twice** in one forward. How
+# many times will it report `gradient of ...` in the backward?
 
 # %%
 predict("5.1", ..., "reports of `gradient of ...` in one backward, 4 parameters, module called twice")
@@ -164,13 +164,13 @@ print(*events, sep="\n")
 # %% [markdown]
 # The two outputs get their gradients at different times, the last call's first. Each parameter's gradient comes once,
 # when both calls have contributed. So the unit's backward *begins* with the gradient of an output and *ends* with the
-# last of its leaves. A module's own backward hook promises neither:
+# gradient of the last of its leaves. A module's own backward hook marks neither:
 #
 # ### Break it: a hook on the module's backward
 #
 # `register_full_backward_hook` runs when the gradients of the module's *inputs* are there. A model's inputs are tokens,
-# which have no gradient, and then torch runs the hook when the gradients of its *outputs* are there. How many
-# parameters have their gradient by then?
+# which have no gradient; torch then runs the hook when the gradients of its *outputs* are there. How many parameters
+# have their gradient at that point?
 
 # %%
 import warnings
@@ -183,13 +183,13 @@ with warnings.catch_warnings():
 print(f"{seen[0]} of {len(SIZES.parameters)} parameters have their gradient when the root's full backward hook runs")
 
 # %% [markdown]
-# A reduction issued there would reduce nothing.
+# A reduction issued at that point would reduce nothing.
 #
 # ### A storage that comes and goes
 #
-# A tensor is a description (shape, strides) of a *storage*. Views share it, so does what autograd saves for backward.
-# `untyped_storage().resize_(0)` takes its bytes away under all of them; `device.free` does just that (and
-# `record_stream` on a GPU), `device.allocate` is the way back.
+# A tensor is a description (shape, strides) of a *storage*. Views share it, and so do the tensors that autograd saves
+# for backward. `untyped_storage().resize_(0)` frees its bytes under all of them; `device.free` does exactly that (and
+# `record_stream` on a GPU), and `device.allocate` reverses it.
 
 
 # %% tags=["shown"]
@@ -216,12 +216,13 @@ y.sum().backward()
 print("back:   the gradient of x read what is there now:", x.grad.tolist())
 
 # %% [markdown]
-# Some operators check that there is memory, as this one; others read address 0 and the process dies. Nothing but the
-# schedule keeps a freed parameter from being used, which is why minifsdp puts a placeholder there that says so.
+# Some operators check that there is memory, as this one does; others read address 0 and the process dies. Only the
+# schedule prevents the use of a freed parameter. minifsdp therefore puts a placeholder in its place, which raises a
+# clear error.
 #
-# Why `full.data`? Autograd counts changes of what it has saved, and refuses a backward over changed values. To gather
-# is to write every byte, and yet no change: the values are those of before. `.data` is an alias of the same storage
-# with a *version counter* of its own:
+# Why `full.data`? Autograd counts the in-place changes of saved tensors, and refuses a backward over changed values. A
+# gather writes every byte but changes nothing: the values are the same as before. `.data` is an alias of the same
+# storage with its own *version counter*:
 
 # %% tags=["shown"]
 for how in ("full", "full.data"):
@@ -243,12 +244,12 @@ for how in ("full", "full.data"):
 #
 # *8 minutes, medium*
 #
-# `flat` is lab 04's flat parameter (`minifsdp.FlatParameter`). Of it you need: `flat.full`, the unsharded buffer [P],
-# without memory at present; `flat.views`, the parameters as views of it; `flat.shard`, this rank's part [P / N], which
-# is what the optimizer updates. It is a Parameter, so autograd watches what is done with it, while a collective is
-# nothing to differentiate: `.data` is what you pass, of the shard too. Make the unit whole.
+# `flat` is lab 04's flat parameter (`minifsdp.FlatParameter`). You need three of its attributes: `flat.full`, the
+# unsharded buffer [P], at present without memory; `flat.views`, the parameters as views of it; `flat.shard`, this
+# rank's part [P / N], which the optimizer updates. The shard is a Parameter, so autograd records operations on it, but
+# a collective must not be recorded: pass `.data` of the shard too. Make the unit whole.
 #
-# How many bytes will `flat.full` of one block have?
+# How many bytes will one block's `flat.full` have?
 
 # %%
 predict("5.2", ..., "bytes of one block's `flat.full` on 2 ranks, while it is gathered")
@@ -295,8 +296,8 @@ assert all(equal for _, equal in found)
 #
 # *5 minutes, easy*
 #
-# The shortest piece, and easy to get wrong without noticing: everything runs, the losses are right, and every rank
-# keeps the whole model. Predict what of one block's parameters is left on a rank afterwards.
+# This is the shortest piece, and a mistake in it is easy to miss: everything runs, the losses are right, and every rank
+# keeps the whole model. Predict how many bytes of one block's parameters a rank holds afterwards.
 
 # %%
 predict("5.3", ..., "bytes of one block's parameters that a rank of 2 holds while the block is freed")
@@ -340,8 +341,8 @@ outcome("5.3", sum(moments[-1].values()), ranks=RANKS, slips=slips)
 #
 # *10 minutes, medium*
 #
-# Backward makes the gradient of the whole unit on every rank, from that rank's rows: N different gradients of P
-# elements. What a rank's optimizer needs is the mean, and of that its own shard. That is a reduce-scatter.
+# On every rank, backward computes the gradient of the whole unit from that rank's rows: N different gradients of P
+# elements. A rank's optimizer needs its own shard of their mean. That is a reduce-scatter.
 #
 # By the ring algorithm (lab 01), how many bytes does a rank of **four** send for one block's gradient?
 
@@ -397,16 +398,16 @@ for rank, (_, own, means) in enumerate(reduced):
 assert all(means == [1.5, 3.0] for *_, means in reduced)
 
 # %% [markdown]
-# Two reductions add up, as two backwards on one device do. The padding matters although no parameter reads it: what is
-# in its gradient goes into the optimizer's state and into the norm that clipping divides by.
+# Two reductions add up, as two backwards on one device do. The padding matters although no parameter uses it: its
+# gradient enters the optimizer's state and the norm that clipping divides by.
 #
 # ## 5.5 The hooks in their places
 #
 # *25 minutes, hard*
 #
-# Here is the unit that your pieces make. It puts *leaves* into the modules where the parameters were: Parameters that
-# view `flat.full`, one for each original, the same objects for life. `take_gradient` is given: it moves a leaf's
-# gradient into the unit's unsharded gradient.
+# Here is a unit built from your pieces. It replaces the modules' parameters by *leaves*: Parameters that view
+# `flat.full`, one for each original, the same objects throughout. `take_gradient` is given: it moves a leaf's gradient
+# into the unit's unsharded gradient.
 
 
 # %%
@@ -486,23 +487,23 @@ def shard_model(model: nn.Module, pieces: Pieces, blocks: list[nn.Module] | None
 
 
 # %% [markdown]
-# The pieces still lack their *times*. One step, for a root and two blocks, looks like this:
+# Now the pieces need their *times*. One step, for a root and two blocks, looks like this:
 #
 #     forward    gather root | gather 0, compute, free 0 | gather 1, compute, free 1
 #     backward   gather 1, compute, free 1, reduce 1 | gather 0, compute, free 0, reduce 0 | free root, reduce root
 #
-# - A block is freed after forward, and gathered again when its backward begins: the gradient of its output.
-# - Its end in backward is the last of its leaves' gradients, and not before: until then something may read its
-#   parameters. Each leaf's gradient is handed over by `unit.take_gradient(leaf)` when it is complete.
-# - The root's backward begins where its forward ends, so it stays whole in between. It is still a unit like the others:
-#   the last of its leaves ends it.
-# - **The parameters go before the gradient is reduced.** "Backward: gather, compute, reduce-scatter, free" is how it is
-#   often told, and it is not what happens: the reduction reads the gradient alone, and the parameters would wait for
-#   the wire. torch frees first too (`_post_backward_hook` in `torch/distributed/fsdp/_runtime_utils.py` calls
+# - A block is freed after forward, and gathered again when its backward begins, with the gradient of its output.
+# - Its backward ends with the last of its leaves' gradients; until then something may read its parameters. Hand over
+#   each complete gradient with `unit.take_gradient(leaf)`.
+# - The root's backward begins where its forward ends, so it stays whole in between. Otherwise it is a unit like the
+#   others: its last leaf gradient ends it.
+# - **The parameters go before the gradient is reduced.** Many texts give the order "gather, compute, reduce-scatter,
+#   free". That is wrong: the reduction reads only the gradient, and in that order the parameters would occupy memory
+#   until it ends. torch frees first too (`_post_backward_hook` in `torch/distributed/fsdp/_runtime_utils.py` calls
 #   `_post_backward_reshard`, then `_reduce_grad`).
-# - A forward under `torch.no_grad()` has no backward: whatever it gathered is freed after it, the root too.
+# - A forward under `torch.no_grad()` has no backward: afterwards all units are freed, the root too.
 #
-# How many all-gathers does a step of the lab's model issue, with its 6 units?
+# How many all-gathers does one step of the lab's model issue, with its 6 units?
 
 # %%
 predict("5.5", ..., "all-gathers of one step, 6 units")
@@ -566,7 +567,7 @@ def take_step(trainer: Trainer, batch: data.Batch, tell: Callable[[str], Any] = 
 # %% [markdown]
 # ### Measured: it trains like one process
 #
-# The mean of the ranks' losses beside one process with all rows.
+# The mean of the ranks' losses next to one process with all rows.
 
 
 # %%
@@ -584,7 +585,7 @@ assert all(abs(a - b) < 1e-4 for a, b in zip(alone, ours, strict=True)), "it doe
 # %% [markdown]
 # ### Measured: gathered twice, freed twice, reduce-scattered (C11)
 #
-# The log of one step: your hooks' events, and beside them the collectives that were issued.
+# The log of one step: your hooks' events, and next to them the collectives.
 
 
 # %% tags=["C11"]
@@ -633,8 +634,8 @@ for name in UNITS:
     assert max(at for at, event in enumerate(events) if event == f"free {name}") < reduced_at, f"{name}: freed too late"
 
 # %% [markdown]
-# The same step to scrub through: drag the slider, or step with the arrows. A row is a unit; light blue is gathered,
-# a thin line this rank's shard. Watch one block: it is whole twice, and only while it computes.
+# The same step in the explorer: drag the slider, or step with the arrow keys. Each row is a unit; light blue means
+# gathered, the thin line is this rank's shard. Watch one block: it is whole twice, and only while it computes.
 
 # %% tags=["nbval-ignore-output"]
 from functools import partial
@@ -650,14 +651,14 @@ def log_mine() -> dict[str, Any]:
 show("One step of your FSDP", f"GPT of {psi:,} parameters on {RANKS} ranks.", {"yours": launch(log_mine, RANKS)})
 
 # %% [markdown]
-# Parameters are the same values on every rank, cut into pieces, so an all-gather puts them together. Gradients are
-# *different* values on every rank, of the same elements, so they must be reduced, and since a rank keeps a shard
-# only, the reduction is a reduce-scatter.
+# Parameters have the same values on every rank, cut into pieces, so an all-gather puts them together. Gradients have
+# *different* values on every rank for the same elements, so they must be reduced. Since a rank keeps only a shard, the
+# reduction is a reduce-scatter.
 #
 # ### Measured: still data parallelism (C13)
 #
 # FSDP shards *storage*. A rank computes on its own rows with whole parameters, as in DDP; no matrix product is split.
-# Tensor parallelism would leave the weight in shards and compute with those, on the same rows.
+# Tensor parallelism would keep the weight sharded and compute with the shards, on the same rows.
 
 
 # %% tags=["C13"]
@@ -750,18 +751,18 @@ assert close, f"not one process's gradients; {why}"
 #
 # The prediction, with R the root's and B the largest block's padded bytes:
 #
-# - at rest: shards of parameters, and of the optimizer's state, which nobody ever gathers;
+# - at rest: shards of parameters, and of the optimizer's state, which is never gathered;
 # - unsharded parameters: at most R + B;
-# - gradients: the unsharded ones of the root, since the head's comes first of all and the embedding's last, and of one
-#   block, and the shards of those that are reduced already. While a block reduces, its own shard lies beside its
+# - gradients: the unsharded gradients of the root (the head's comes first of all and the embedding's last) and of one
+#   block, and the shards of the blocks already reduced. While a block is reduced, its shard exists next to its
 #   unsharded gradient: at most R + B + all blocks' shards. On gloo minifsdp also receives the other ranks' parts of the
 #   block, (N - 1) / N · B, and sums them itself; NCCL needs no such memory;
 # - the peak comes just before: when the gradient of the block that backward reaches last (block 0) is complete, with
 #   its parameters still there: shards + 2 (R + B) + the other blocks' gradient shards. If they were freed only after
-#   the reduction, they would coincide with the fifth gradient shard. Never 4Ψ of parameters or of gradients, even at
-#   the peak.
+#   the reduction, they would coincide with the fifth gradient shard. Even at the peak there are never 4Ψ of parameters
+#   or of gradients.
 #
-# Activations come on top, as in every rung; the curve leaves them out.
+# Activations come on top, as on every rung; the curve omits them.
 
 
 # %%
@@ -840,12 +841,12 @@ plots.curve(
 )
 
 # %% [markdown]
-# Read the teeth from the left: five in forward, one per block, on top of the root; in backward each comes with its
-# gradient beside it, and leaves a shard of it behind.
+# Read the peaks from the left: five in forward, one per block, on top of the root; in backward each comes with its
+# gradient, and leaves a shard of it behind.
 #
 # The same by stage, with activations. The prediction adds to the model state the activations that one process with this
-# rank's rows holds after its forward. It leaves the peak out: what backward has freed of them by then, and what it
-# needs for a moment, is the model's affair.
+# rank's rows holds after its forward. It omits the peak, which depends on the model: on the activations freed by then
+# and on temporary tensors.
 
 
 # %%
@@ -888,7 +889,7 @@ plots.stages(
 # %% [markdown]
 # ### Measured: ZeRO-3 among its sisters (C8)
 #
-# What FSDP does to model state is ZeRO's stage 3: parameters sharded too. Per rank and step, held and sent:
+# For model state, FSDP is ZeRO's stage 3: parameters are sharded too. Bytes held and sent per rank and step:
 
 # %% tags=["C8"]
 share = (RANKS - 1) / RANKS
@@ -914,10 +915,10 @@ for name in (*EARLIER, "yours"):
 #
 # *15 minutes, hard*
 #
-# If there is memory for the parameters but not for all else, the second gather can go: keep what forward has gathered.
-# Between steps everything is still sharded. Which of your hooks changes, which one goes?
+# If there is memory for the parameters but not for everything else, keep the gathered parameters and drop the second
+# gather. Between steps everything is still sharded. Which of your hooks changes, and which one goes?
 #
-# Predict: when forward ends, how many bytes of unsharded parameters does a rank hold?
+# Predict how many bytes of unsharded parameters a rank holds when forward ends.
 
 # %%
 predict("5.6", ..., "bytes of unsharded parameters when forward ends, SHARD_GRAD_OP, 2 ranks")
@@ -972,16 +973,16 @@ assert abs(traffic["FULL_SHARD"] / traffic["DDP"] - ratio) < 1e-6
 assert abs(traffic["SHARD_GRAD_OP"] / traffic["DDP"] - 1) < 1e-4
 
 # %% [markdown]
-# The 1.5 is ZeRO's count. It says nothing of time: DDP's all-reduce can hide behind backward, a gather that the next
-# computation waits for cannot, unless somebody issues it earlier (`minifsdp/fsdp/schedules/prefetch.py`).
+# The 1.5 is ZeRO's count. It says nothing about time: DDP's all-reduce can overlap with backward; a gather that the
+# next computation waits for cannot, unless the schedule issues it earlier (`minifsdp/fsdp/schedules/prefetch.py`).
 #
 # ## What it buys
 #
 # ### Measured: memory buys batch, and a larger batch thins the traffic out (C37)
 #
-# The lab's model, and a budget of 16 MiB per rank. The largest number of rows per rank whose step stays within
-# it is found by bisection over real steps, with the ledger's peak. Then every size is timed, over an emulated link
-# (2 ms latency, 100 MB/s) that makes traffic cost what it costs between machines.
+# The lab's model, and a budget of 16 MiB per rank. A bisection over real steps, with the ledger's peak, finds the
+# largest number of rows per rank that fits. Then every size is timed over an emulated link (2 ms latency, 100 MB/s),
+# where traffic costs what it costs between machines.
 
 
 # %%
@@ -1087,12 +1088,12 @@ plots.lines(
 )
 
 # %% [markdown]
-# (On a machine that is busy with other things single points go astray; the shape stays.)
+# (On a busy machine single points are off; the shape remains.)
 #
-# That is the bargain: at the same batch FSDP costs time, and it makes larger batches, or larger models, possible. The
-# larger batch wins most of that time back, row by row. Whether all of it depends on the link and on what a row
-# computes: this FSDP hides nothing, and 1.5 times the bytes over twice the rows is about a draw. Where DDP's batch fits
-# with room to spare, there is nothing to buy.
+# This is the trade: at the same batch FSDP costs time, and it makes larger batches or larger models possible. Per row,
+# the larger batch regains most of that time. Whether it regains all depends on the link and on the compute per row:
+# this FSDP overlaps nothing, and 1.5 times the bytes over twice the rows is about even. If DDP's batch fits with memory
+# to spare, FSDP gains nothing.
 #
 # ## Break it
 #
@@ -1116,14 +1117,14 @@ for name in ("DDP", "only the root", "yours"):
     print(f"{name:14} peak of model state {usage[name]['state_peak']:10,} bytes")
 
 # %% [markdown]
-# The root is gathered before forward and stays to the end of backward, and so does its unsharded gradient: 8Ψ, and the
-# shards on top. Between steps everything is sharded, so a look at memory *between* steps shows nothing wrong. Print the
-# table of units, always.
+# The root is gathered before forward and stays whole to the end of backward, and so does its unsharded gradient: 8Ψ,
+# plus the shards. Between steps everything is sharded, so memory *between* steps looks right. Always print the table of
+# units.
 #
 # ### A method that is not forward
 #
-# Hooks run when a module is *called*. Another method of a sharded module, `generate()` or an access to a submodule,
-# finds what is there between steps:
+# Hooks run when a module is *called*. Another method of a sharded module, such as `generate()`, or an access to a
+# submodule, finds the parameters as they are between steps:
 
 
 # %%
@@ -1152,15 +1153,15 @@ print("torch's FSDP:", said["torch"])
 print("minifsdp:", said["minifsdp"])
 
 # %% [markdown]
-# torch's FSDP (here with `use_orig_params=True`) has a piece of its flat shard there, which is 1-D. Its message does
-# not say so ([pytorch#124019](https://github.com/pytorch/pytorch/issues/124019),
-# [transformers#39186](https://github.com/huggingface/transformers/issues/39186)). minifsdp puts a placeholder where the
-# parameter was (`Absent` in `minifsdp/fsdp/unit.py`) that has the shape and says why there are no values.
+# In torch's FSDP (here with `use_orig_params=True`) the parameter is then a 1-D piece of the flat shard. Its message
+# does not say so ([pytorch#124019](https://github.com/pytorch/pytorch/issues/124019),
+# [transformers#39186](https://github.com/huggingface/transformers/issues/39186)). minifsdp replaces the parameter by a
+# placeholder (`Absent` in `minifsdp/fsdp/absent.py`), which has the shape and says why there are no values.
 #
 # ### State read outside forward
 #
-# For the same reason a norm, a histogram or a checkpoint taken from `model.blocks[0].qkv.weight` cannot work, and
-# `state_dict()` of your FSDP holds what it has, a shard per unit:
+# For the same reason a norm, a histogram or a checkpoint of `model.blocks[0].qkv.weight` cannot work, and the
+# `state_dict()` of your FSDP holds one shard per unit:
 
 
 # %%
@@ -1209,13 +1210,13 @@ for early, (changed, held) in zip((False, True), launch(both, RANKS)[0], strict=
     print(f"optimizer built {'before' if early else 'after'} sharding: trains {changed}, holds {held:,} bytes")
 
 # %% [markdown]
-# It updates the original parameters, which nobody computes with any more, finds no gradient on them, and skips them
-# all without a word. It keeps their memory, too: the whole model. Build the optimizer after wrapping.
+# It holds the original parameters, which the model no longer uses, finds no gradients on them, and silently skips them
+# all. It also keeps their memory: the whole model. Build the optimizer after wrapping.
 #
 # ## What is still missing
 #
-# A step with 12 rows per rank over an emulated link (1 ms latency, 100 MB/s), traced. Before you look: while the link
-# is busy, what does the processor do?
+# A step with 12 rows per rank over an emulated link (1 ms latency, 100 MB/s), traced. Predict first: what does the
+# processor do while the link is busy?
 
 
 # %% tags=["nbval-ignore-output"]
@@ -1242,12 +1243,12 @@ plots.timeline(
 )
 
 # %% [markdown]
-# (A busy machine stretches spans, a reduction's most: it needs the processor for its additions.)
+# (A busy machine lengthens the spans, a reduction's most, because its additions need the processor.)
 #
-# Every gather is on the critical path, every reduction too: compute and link take turns. Nothing in the mathematics
-# wants that. The reduction of a block could run while the next one computes, the gather of the next block while this
-# one does. That needs streams, events, and a decision when to issue what: `overlap.py`, `prefetch.py` and
-# `rate_limit.py` in `minifsdp/fsdp/schedules`, the next rungs of `minifsdp ladder`.
+# Every gather and every reduction is on the critical path: compute and link take turns. Nothing requires that. A
+# block's reduction could run while the next block computes, and so could the next block's gather while this one
+# computes. That needs streams, events, and an order of issue: `overlap.py`, `prefetch.py` and `rate_limit.py` in
+# `minifsdp/fsdp/schedules`, the next rungs of `minifsdp ladder`.
 #
 # ## What to remember
 #
@@ -1255,22 +1256,20 @@ plots.timeline(
 #    gradient is reduced. The root stays whole from its forward to the end of backward.
 # 2. Peak = shards + root + largest unit, parameters and gradients, + activations. The optimizer's state is never
 #    gathered. One unit for everything peaks like DDP.
-# 3. Freeing means that the *storage* shrinks to 0 bytes. Names, views and autograd do not matter then; gather back into
-#    the same storage, through an alias with its own version counter.
+# 3. Freeing shrinks the *storage* to 0 bytes, whatever names, views and saved tensors refer to it. Gather back into the
+#    same storage, through an alias with its own version counter.
 # 4. FULL_SHARD: 2U - 1 gathers, U reduce-scatters, 1.5 times DDP's traffic. SHARD_GRAD_OP: U and U, DDP's traffic, all
 #    parameters whole when forward ends.
-# 5. It is data parallelism: whole parameters compute, on this rank's rows. Sharded is what is stored.
+# 5. FSDP is data parallelism: each rank computes with whole parameters on its own rows. Only storage is sharded.
 #
 # ## Questions
 #
 # **1. Your model has one layer that holds half of all parameters. What does FSDP save?**
-# <details><summary>Answer</summary>At rest all but 1/N of everything. But at the peak that layer is whole, and so is
-# its gradient: 4Ψ bytes together. Only splitting the layer, or its computation (tensor parallelism), goes
-# below.</details>
+# <details><summary>Answer</summary>At rest it saves all but 1/N. But at the peak that layer is whole, and so is its
+# gradient: 4Ψ bytes together. Only splitting the layer, or its computation (tensor parallelism), needs less.</details>
 #
-# **2. Why is the root not freed after its forward?**
-# <details><summary>Answer</summary>Its forward ends when the loss is there, and its backward begins with the loss. It
-# would be gathered again at once, with nothing gained in between.</details>
+# **2. Why is the root not freed after its forward?** <details><summary>Answer</summary>Its forward ends with the loss,
+# and its backward begins there. It would be gathered again at once, and nothing would be gained.</details>
 #
 # **3. Gradients are accumulated over 4 micro-batches. What do 5.4 and 5.5 send, and what could be saved?**
 # <details><summary>Answer</summary>Everything four times: each micro-batch gathers twice and reduces, and adds to the
@@ -1279,13 +1278,13 @@ plots.timeline(
 #
 # **4. A parameter is not used in a step. What does your `attach` do with its unit?**
 # <details><summary>Answer</summary>Its gradient never comes, so the unit is neither freed nor reduced. The next step is
-# worse: it starts with the leftover count of this one, ends the unit too early, and silently reduces an incomplete
-# gradient. minifsdp and torch end such units in the end-of-backward callback of 5.1, the missing gradient counting as
+# worse: it starts with this step's leftover count, ends the unit too early, and silently reduces an incomplete
+# gradient. minifsdp and torch end such units in the end-of-backward callback of 5.1 and count the missing gradient as
 # zero.</details>
 #
 # **5. Why the hook on the output, and not one on the gradient of the input of the next module?**
-# <details><summary>Answer</summary>It is the same tensor where modules form a chain, and a different one where they do
-# not: a residual connection, a second output, a head. The unit knows its own outputs only.</details>
+# <details><summary>Answer</summary>It is the same tensor if modules form a chain, and a different one otherwise: with a
+# residual connection, a second output, a head. The unit knows only its own outputs.</details>
 #
 # ## Further reading
 #

@@ -14,36 +14,34 @@
 # ([pytorch#82001](https://github.com/pytorch/pytorch/issues/82001)), `num_alloc_retries` in `torch.cuda.memory_stats()`
 # is no longer 0, and steps take longer than they should
 # ([pytorch#104509](https://github.com/pytorch/pytorch/issues/104509)): two to three times as long in the FSDP paper's
-# T5-11B (below). Nothing leaks, and every step computes the right thing. Where does the memory go, and why does it cost
-# *time*?
+# T5-11B (below). Nothing leaks, and every step is correct. Where does the memory go, and why does it cost *time*?
 #
 # ![Gathered units over a step, with at most two not yet freed](../slides/figures/overlap-limited.svg)
 #
 # *From [lecture 4, Overlap, prefetch, rate limit, and the allocator](../slides/overlap.md), which comes before this
 # lab.*
 #
-# The answer lies between two queues. A GPU's host runs ahead: it asks for memory for the next unit long before the
-# device is done with the last one. And the *caching allocator*, which stands between a program and the device's memory,
-# must not hand out what a stream may still be reading. You build that allocator, see it run out of memory, and build
-# the remedy: a limit on the units that are gathered and not yet freed.
+# The answer involves two queues. A GPU's host runs ahead: it requests memory for the next unit long before the device
+# has finished the last one. And the *caching allocator*, which manages the device's memory for the program, must not
+# reuse memory that a stream may still be reading. You build that allocator, see it run out of memory, and build the
+# remedy: a limit on the number of units that are gathered and not yet freed.
 #
 # **Afterwards you can**
 #
-# - say what `allocated`, `active` and `reserved` count, and why they part;
-# - explain why memory that one stream has given back is of no use to another, and what `record_stream` costs;
-# - say what happens at an allocation retry, and why the device stands still meanwhile;
-# - bound the gathered units by a limit k, and choose k for a number of bytes;
-# - tell when the limiter helps, when it does nothing, and when it costs.
+# - say what `allocated`, `active` and `reserved` count, and why they differ;
+# - explain why memory freed on one stream cannot serve another, and what `record_stream` costs;
+# - say what happens during an allocation retry, and why the device is idle meanwhile;
+# - bound the gathered units by a limit k, and choose k for a budget in bytes;
+# - predict when the limiter helps, when it has no effect, and when it costs time.
 #
 # **You need** lab 05 (units, gather, free), lab 06 (streams, events), lab 07 (prefetching).
 #
-# **Time** 110 minutes, in two sittings; the break is marked.
-# **To run** on a laptop (gloo, 2 processes), on one GPU that the ranks share
-# (`MINIFSDP_SHARE_GPU=1`), or on a GPU node (NCCL). A laptop's host does not run ahead of its device, it *is* the
-# device. So the programs of real training steps are recorded on the CPU, whatever the machine has, and replayed in
-# virtual time on a GPU that exists on paper: kernels, collectives, streams, events and your allocator, with the numbers
-# of a data sheet, and assumed ones for what it does not tell. Whatever comes from there says "model, not measured". A
-# GPU's own allocator is asked where your ranks have one.
+# **Time** 110 minutes, in two sittings; the break is marked. **To run** on a laptop (gloo, 2 processes), on one GPU
+# that the ranks share (`MINIFSDP_SHARE_GPU=1`), or on a GPU node (NCCL). A laptop's host does not run ahead of its
+# device: it *is* the device. So this lab records the programs of real training steps on the CPU, on every machine, and
+# replays them in virtual time on a GPU that exists on paper: kernels, collectives, streams, events and your allocator,
+# with the numbers of a data sheet and assumptions where it has none. Every result of it says "model, not measured". If
+# your ranks have a GPU, its own allocator is measured as well.
 
 # %% tags=["setup"]
 # set-up
@@ -128,8 +126,8 @@ class Memory:
 #
 # A model like the paper's GPT-175B, wrapped block by block, with backward prefetch and without a limit, on 128 GPUs.
 # `record` runs real training steps of rank 0 (modules, units, schedule, autograd, optimizer) with tensors that have no
-# memory, and notes what the host asks for; 6 of the 96 blocks will do. `replay` works out what a GPU makes of it. First
-# of a GPU with more memory than it can ever need. Three counts of bytes, as in `torch.cuda.memory_stats()`:
+# memory, and logs the host's requests; 6 of the 96 blocks are enough. `replay` computes how a GPU executes them, at
+# first a GPU with more memory than the program can ever need. Three counts of bytes, as in `torch.cuda.memory_stats()`:
 #
 # | count | bytes that |
 # |---|---|
@@ -178,13 +176,12 @@ plots.device_memory(
 )
 
 # %% [markdown]
-# Look at the axis: the host has issued the step in a small part of the time that the device needs for it. It has
-# gathered and freed one unit after the other, so that `allocated` never has more than two of them and what computes
-# with them. But the memory of a freed unit cannot be handed out before the device has *computed* with it, and so every
-# unit gets memory of its own. The shape's own device has 80 GB, enough for 6 of the 96 blocks. So that memory is short
-# here, too, we give it 40 GiB.
+# Look at the axis: the host issues the step in a small part of the time that the device needs for it. It gathers and
+# frees one unit after another, so `allocated` never contains more than two units and their activations. But a freed
+# unit's memory cannot be reused before the device has *computed* with it, so every unit gets new memory. The model's
+# usual device has 80 GB, enough for 6 of the 96 blocks. To make memory short here too, we give it 40 GiB.
 #
-# Who decides that a freed block cannot be used again? The allocator. You build one, by torch's rules
+# The allocator decides that a freed block cannot be reused yet. You build one by torch's rules
 # (`c10/cuda/CUDACachingAllocator.cpp`), with fewer special cases.
 #
 # ## 8.1 malloc
@@ -192,12 +189,12 @@ plots.device_memory(
 # *15 minutes, medium*
 #
 # `cudaMalloc` and `cudaFree` are slow, and the second waits for the device. So a *caching* allocator takes memory from
-# the device in *segments*, and keeps them. A segment is cut into *blocks*. A request is served by the smallest free
-# block that is large enough (*best fit*); what is left over of it stays free.
+# the device in *segments*, and keeps them. A segment is cut into *blocks*. A request gets the smallest free block that
+# is large enough (*best fit*); the remainder stays free.
 #
-# Every block belongs to the stream that it was first asked for. Freed, it is handed to the next request *of that
-# stream*, even while kernels that read it are still queued: whatever the new owner does there comes after them in the
-# same queue. For another stream that does not hold, so it gets nothing of it.
+# Every block belongs to the stream that first requested it. Once freed, it serves the next request *of that stream*,
+# even while kernels that read it are still queued: the new owner's kernels come after them in the same queue. No such
+# order holds for another stream, so the block is never given to one.
 #
 # Sizes are multiples of 512 bytes. How large is the block that serves a request of 1,000,000 bytes?
 
@@ -220,7 +217,7 @@ def malloc(memory: Memory, nbytes: int, stream: int) -> Block | None:
 
 
 # %% [markdown]
-# A device to try it on: with room for so many bytes, and no streams that take time.
+# A device for tests: it has room for a given number of bytes, and its streams take no time.
 
 
 # %% tags=["shown"]
@@ -263,9 +260,8 @@ print(f"the same request of another stream: at {second.start:,}, in a segment of
 #
 # *8 minutes, medium*
 #
-# Splitting makes small blocks. To undo it, a block that comes back is made one with its free neighbours: those that end
-# where it begins, or begin where it ends. Segments never touch, so neighbours are always of one segment, and of one
-# stream.
+# Splitting makes small blocks. To undo it, a returned block is merged with its free neighbours: those that end where it
+# begins, or begin where it ends. Segments never touch, so neighbours always belong to one segment and one stream.
 #
 # A segment is full of four equal blocks, 0 to 3. Blocks 0, 2 and 3 are freed. How many free blocks are there?
 
@@ -294,18 +290,16 @@ print("free:", sorted((block.start, block.size) for block in memory.free))
 print("a request for three quarters of a segment:", malloc(memory, 3 * SEGMENT // 4, stream=0))
 
 # %% [markdown]
-# Three quarters of the segment are free, and the request cannot be served, since there is no one piece of that size.
-# That is *fragmentation*.
+# Three quarters of the segment are free, but no single piece is large enough for the request. This is *fragmentation*.
 #
 # ## 8.3 Free, while another stream is reading
 #
 # *8 minutes, medium*
 #
-# A unit's memory is allocated on the stream of the gathers, and read by kernels on the compute stream. When the host
-# says "free", those kernels may not even have begun. The allocator knows nothing of them, unless it is told:
-# `Tensor.record_stream(s)` notes on the block that stream `s` uses it (`block.users`). When the block is freed, an
-# *event* is recorded on each of those streams, behind everything that is queued there. The block waits until the device
-# has come to all of them.
+# A unit's memory is allocated on the gathers' stream and read by kernels on the compute stream. When the host frees it,
+# those kernels may not even have begun. The allocator does not know about them without `Tensor.record_stream(s)`, which
+# marks the block as used by stream `s` (`block.users`). When the block is freed, an *event* is recorded on each of
+# those streams, behind everything queued there. The block waits until the device has reached all of them.
 
 
 # %% tags=["exercise-8.3"]
@@ -330,7 +324,7 @@ def release(memory: Memory, block: Block, put_back: Callable[[Memory, Block], No
 #
 # *8 minutes, medium*
 #
-# Nobody tells the allocator when an event has happened. It asks: before every `malloc`.
+# The allocator is not notified of events. It queries them before every `malloc`.
 
 
 # %% tags=["exercise-8.4"]
@@ -349,10 +343,10 @@ def collect(memory: Memory, put_back: Callable[[Memory, Block], None]) -> None:
 #
 # *15 minutes, hard*
 #
-# No free block fits, and the device has no room for another segment. There may be memory all the same: blocks that wait
-# for an event, and free blocks of other streams. To get at them the device has to give up what it is doing. torch waits
-# until all of the events have happened, returns every segment that is free from end to end, and tries once more. This
-# is a *retry*, and `num_alloc_retries` counts them.
+# No free block fits, and the device has no room for another segment. Some memory may still be recoverable: blocks that
+# wait for an event, and free blocks of other streams. To recover it, torch waits for the device until all events have
+# happened, returns every segment that is entirely free, and tries once more. This is a *retry*, and `num_alloc_retries`
+# counts them.
 
 
 # %% tags=["exercise-8.5"]
@@ -383,8 +377,8 @@ def malloc_or_retry(
 # %% [markdown]
 # ### Your allocator under a real program
 #
-# `LabAllocator` puts your five pieces where the paper GPU expects an allocator. What it asks of its device goes to the
-# paper GPU's queues: events, synchronization, and the host's time for `cudaMalloc` and `cudaFree`.
+# `LabAllocator` plugs your five pieces into the paper GPU. Its device calls go to the paper GPU's queues: events,
+# synchronization, and the host's time for `cudaMalloc` and `cudaFree`.
 
 
 # %%
@@ -502,15 +496,15 @@ table({"your allocator": yours, "by torch's rules": replay(unlimited, A100)})
 print(f"hazards: {len(yours.hazards)}")
 
 # %% [markdown]
-# With 40 GiB your allocator does what the course's own does, which follows torch's rules more
-# closely (small and large requests apart, segments of at least 20 MiB). The peaks differ by what those round.
+# With 40 GiB your allocator behaves like the course's own, which follows torch's rules more closely (separate pools for
+# small and large requests, segments of at least 20 MiB). The peaks differ by the rounding.
 #
-# No hazards means: of any two uses of the same bytes one is certain to come after the other. The replay keeps a vector
-# clock for every stream, as torch's `_sanitizer` does.
+# No hazards means that any two uses of the same bytes have a guaranteed order. The replay keeps a vector clock for
+# every stream, as torch's `_sanitizer` does.
 #
 # ### Break it: free at once
 #
-# An allocator that is not told of other streams, or does not care, needs far less memory:
+# An allocator that ignores other streams needs far less memory:
 
 
 # %%
@@ -525,15 +519,15 @@ print(f"{len(early)} hazards, such as", early[0].text)
 assert early, "nothing went wrong, which it should"
 
 # %% [markdown]
-# On a GPU nothing would be said. The next unit's parameters arrive in memory that a matrix product is still reading, or
-# they arrive just after it, depending on the load of the network; and now and then a loss goes wrong.
+# A GPU would report nothing. The next unit's parameters arrive in memory that a matrix product is still reading, or
+# just after it, depending on the load of the network; now and then a loss is wrong.
 #
 # ## What a retry costs
 #
 # ### Modelled: fragments, and a retry that stalls the device (C43)
 #
-# The same run, with your allocator, on a device with 40 GiB. First the memory, with a mark where the cache
-# was given back; then what lay where just before.
+# The same run, with your allocator, on a device with 40 GiB. First the memory over time, with a mark where the cache
+# was given back; then the layout of memory just before.
 
 
 # %% tags=["C43"]
@@ -584,15 +578,15 @@ plots.timeline(
 )
 
 # %% [markdown]
-# Two things come together. What the compute stream may still read cannot be handed out (orange), and what is free
-# belongs to another stream, or lies in pieces that are too small (grey). The FSDP paper (section 5.4) reports such
-# retries in the backward of GPT-175B with two samples on 128 GPUs: 90.5 TFLOPS per GPU, against 186 on 192 GPUs (read
-# off a copy of figure 7(b)). Here they cost 6 % of a step, much less.
+# Two causes combine. Memory that the compute stream may still read cannot be reused (orange), and free memory belongs
+# to another stream or is in pieces that are too small (grey). The FSDP paper (section 5.4) reports such retries in the
+# backward of GPT-175B with two samples on 128 GPUs: 90.5 TFLOPS per GPU, against 186 on 192 GPUs (read off a copy of
+# figure 7(b)). Here they cost 6 % of a step, much less.
 #
-# What the model leaves out: kernels that slow each other down, and NCCL's own kernels among them; that a real launch
-# queue is full after about a thousand kernels, and the host waits anyway; the host's jitter; the other ranks, which
-# wait in their next collective for the one that retries; `expandable_segments`. No data sheet gives the duration of a
-# driver call: 1 ms, plus 1 ms per GiB, is an assumption. Its effect:
+# The model omits several things: kernels that slow each other down, NCCL's among them; the launch queue, which is full
+# after about a thousand kernels, so that the host waits anyway; the host's jitter; the other ranks, which wait in their
+# next collective for the one that retries; `expandable_segments`. No data sheet gives the duration of a driver call: 1
+# ms, plus 1 ms per GiB, is an assumption. Its effect:
 
 # %%
 print("a call, and a GiB of it   a step without a limit (model, not measured)")
@@ -602,7 +596,7 @@ for call, run in {**quicker, A100.segment[0]: yours}.items():
     print(f"{1e3 * call:19.1f} ms{run.seconds:25.3f} s, {longer:.1%} longer, {run.retries} retries")
 
 # %% [markdown]
-# A record of a GPU stands further down, if this course came with one. What counts retries on your own is this:
+# To count the retries on your own GPU:
 
 # %% tags=["nbval-ignore-output"]
 import torch
@@ -619,21 +613,20 @@ print("this device's caching allocator:", stats or "none, memory of a CPU is not
 #
 # *15 minutes, hard*
 #
-# The allocator does what it must. The host is too far ahead: that is what can be changed. FSDP's limiter
-# (`limit_all_gathers`, in torch on by default) keeps a queue of events, one for each unit that was freed. Before it
-# gathers another, and finds `limit` events or more in the queue, the *host* waits for the oldest,
-# `event.synchronize()`. By then that unit's memory is free, on the right stream and of the right size, and the gather
-# gets it.
+# The allocator has no choice. The host is too far ahead, and that can be changed. FSDP's limiter (`limit_all_gathers`,
+# on by default in torch) keeps a queue of events, one for each freed unit. Before another gather, if the queue has
+# `limit` events or more, the *host* waits for the oldest with `event.synchronize()`. Then that unit's memory is free,
+# on the right stream and of the right size, and the gather gets it.
 #
-# A schedule calls `gather(unit)` and `free(unit)` more often than something happens: `gather` of a unit that was
-# gathered ahead, `free` of all units when backward ends. `unit.state` tells: a unit is `SHARDED` until its gather is
-# started, and again when it is freed. And some units stay whole from their forward to the end of their backward, the
-# root always, with SHARD_GRAD_OP all; `unit.freed_after_forward` is False for them. Their free is far off, and no
-# reason to wait or to be waited for. (torch counts every free, theirs too, and waits for one event before a gather,
-# however many there are.)
+# A schedule also calls `gather(unit)` and `free(unit)` when there is nothing to do: `gather` for a unit that was
+# gathered ahead, `free` for all units when backward ends. Check `unit.state`: a unit is `SHARDED` until its gather
+# starts, and again once it is freed. Some units stay whole from their forward to the end of their backward: the root
+# always, and all units with SHARD_GRAD_OP; for them `unit.freed_after_forward` is False. They are freed late, so their
+# gathers do not wait and their frees are not counted. (torch counts every free, theirs too, and waits for one event
+# before a gather, however many there are.)
 #
-# Of the GPT 6 blocks and a root were recorded. For how many events does the host wait in one step, with a
-# limit of 2, once it has made a step before?
+# The recorded GPT has 6 blocks and a root. With a limit of 2, for how many events does the host wait in one step that
+# is not the first?
 
 # %%
 predict("8.6", ..., "events that the host waits for in a later step, 6 blocks and a root, limit 2")
@@ -663,7 +656,7 @@ def rate_limit(
 
 
 # %% [markdown]
-# A schedule in which your two functions stand instead of `gather` and `free`; everything else is lab 07's.
+# A schedule that uses your two functions instead of `gather` and `free`; everything else comes from lab 07.
 
 
 # %% tags=["shown"]
@@ -711,18 +704,18 @@ plots.device_memory(
 )
 
 # %% [markdown]
-# `allocated` was never the trouble, and has not changed. The limit bounds what stands *between* allocated and reserved.
-# The step is as fast as it was with memory enough: the device never runs out of work, since that of a unit at least is
-# always queued.
+# `allocated` was never the problem, and has not changed. The limit bounds the difference *between* allocated and
+# reserved. The step is as fast as with enough memory: the device never runs out of work, because the work of at least
+# one unit is always queued.
 #
 # ## 8.7 Put off what has no room
 #
 # *10 minutes, medium*
 #
-# Where the host is the compute, on a laptop, the event queue does nothing: when the host comes to the next gather,
-# every free that it has issued has happened. Units pile up there for another reason, a *deep* prefetch, which gathers
-# all units that the order names (`depth=None`, lab 07). What would a limiter that waits do? Suppose two units may be
-# whole, both are, and the prefetch wants a third:
+# On a laptop, where the host computes, the event queue has no effect: when the host reaches the next gather, every
+# issued free has happened. Units accumulate there for another reason, a *deep* prefetch, which gathers all units of the
+# order (`depth=None`, lab 07). What would a waiting limiter do? Suppose two units may be whole, both are, and the
+# prefetch wants a third:
 
 # %%
 import threading
@@ -741,12 +734,12 @@ print("limit 3:", waits_for_a_free(3))
 print("limit 2:", waits_for_a_free(2))
 
 # %% [markdown]
-# So torch's limiter counts frees that have been *issued*, as yours in 8.6 does, and waits for those alone: a free that
-# the host has yet to issue is nothing to wait for. The remedy for a deep prefetch is another one: what has no room is
-# *put off*, and gathered when a unit has been freed.
+# So torch's limiter, like yours in 8.6, counts only *issued* frees and waits only for those: waiting for a free that
+# the host has yet to issue would never end. A deep prefetch needs another remedy: a unit that exceeds the limit is
+# *postponed*, and gathered once another unit has been freed.
 #
 # The lab's own model again, 6 blocks of 534,664 bytes each and a root of 224,472 (unsharded, on 2 ranks). How many
-# bytes of gathered parameters does a rank hold at most, with a limit of 3?
+# bytes of gathered parameters does a rank hold at most with a limit of 3?
 
 # %%
 predict("8.7", ..., "most bytes of gathered parameters, limit 3, blocks of 534,664 and a root of 224,472")
@@ -929,7 +922,7 @@ plots.curve(
 )
 
 # %% [markdown]
-# The same steps to scrub through. Count the light blue rows under `k = 2`, and under `no limit`:
+# The same steps in the explorer. Count the light blue rows under `k = 2`, and under `no limit`:
 
 # %% tags=["nbval-ignore-output"]
 from minifsdp.course.explore.page import show
@@ -956,21 +949,21 @@ show(
 )
 
 # %% [markdown]
-# A deep prefetch lets reductions pile up too, each with its unsharded gradient (lab 07). To bound the gathers alone
-# then saves nothing at the peak, which comes when backward ends and all gradients are there. So `HeldBack` bounds both.
+# A deep prefetch lets reductions accumulate too, each with its unsharded gradient (lab 07). Then a bound on the gathers
+# alone saves nothing at the peak, which comes when backward ends and all gradients exist. So `HeldBack` bounds both.
 #
 # ## 8.8 Choose k
 #
 # *10 minutes, medium*
 #
-# How much memory does a larger k cost? At the peak of a step not only gathered parameters are there. Look at the moment
-# when backward has computed the gradient of block j, counted from 0 as in forward. There are:
+# How much memory does a larger k cost? The peak of a step contains more than gathered parameters. When backward has
+# computed the gradient of block j, counted from 0 as in forward, a rank holds:
 #
-# - the blocks j, j - 1, j - 2, ..., gathered ahead, as many as the limit lets, down to block 0;
-# - `held[j]`: all else, which does not depend on k: shards and the optimizer's state, the root and its unsharded
-#   gradient, the unsharded gradients of block j and of block j + 1, whose reduction is under way (on gloo with what
-#   it receives of the other ranks, (N - 1) / N of a block, which minifsdp sums; NCCL needs no such memory), and the
-#   shards of the gradients of the blocks after j.
+# - the blocks j, j - 1, j - 2, ..., gathered ahead, as many as the limit allows, down to block 0;
+# - `held[j]`: everything else, which does not depend on k: shards and the optimizer's state, the root and its unsharded
+#   gradient, the unsharded gradients of block j and of block j + 1, whose reduction is under way (on gloo with what it
+#   receives of the other ranks, (N - 1) / N of a block, which minifsdp sums; NCCL needs no such memory), and the shards
+#   of the gradients of the blocks after j.
 #
 # The heaviest of these moments is the peak. All blocks here have B bytes. By how many bytes does the peak rise from
 # k = 1 to k = 2?
@@ -1083,19 +1076,19 @@ for name in ("T5-11B-like", "RegNet-9B-like", "DeepViT-8B-like"):
 assert factors["DeepViT-8B-like"] < 0.99 < factors["RegNet-9B-like"]
 
 # %% [markdown]
-# Retries are counted over 6 steps. The direction is the paper's in all three. The size is not to be had from a model
-# that leaves out what this one does, and whose settings were chosen: for T5 and DeepViT, of the batch sizes tried, the
-# one where the limiter matters most (DeepViT with 2 or 8 samples instead of 4: no difference), and T5's device has 5 %
+# Retries are counted over 6 steps. The direction agrees with the paper in all three cases. The size is beyond this
+# model: it omits too much, and its settings were chosen. For T5 and DeepViT they are, among the batch sizes tried, the
+# ones where the limiter matters most (DeepViT with 2 or 8 samples instead of 4: no difference), and T5's device has 5 %
 # more than the step needs with k = 2.
 #
-# - **It helps** where memory is short and the host far ahead. The retries cost more than the waits.
-# - **It does nothing** where memory is plentiful and computing takes longer than gathering, as for RegNet: what is held
-#   back still comes in time.
-# - **It costs** where memory would have sufficed and gathering takes about as long as computing, as for DeepViT. The
-#   next gather is issued only when a unit has been freed on the device. If the link was through before that, it has
-#   nothing to do, and no gather in store for later.
+# - **It helps** if memory is short and the host far ahead: the retries cost more than the waits.
+# - **It has no effect** if memory is plentiful and computing takes longer than gathering, as for RegNet: the delayed
+#   gathers still arrive in time.
+# - **It costs time** if memory would have sufficed and gathering takes about as long as computing, as for DeepViT. The
+#   next gather is issued only when a unit has been freed on the device. If the link has finished before that, it is
+#   idle.
 #
-# What k = 1 would do, and what the factor hangs on, for the first of them:
+# The effect of k = 1, and the assumptions that the factor depends on, for the first model:
 
 # %% tags=["C16"]
 T5, T5_DEVICE = SHAPES["T5-11B-like"], devices["T5-11B-like"]
@@ -1136,14 +1129,14 @@ plots.lines(
 )
 
 # %% [markdown]
-# torch has k = 2 ("empirically chosen", says `_limiter_utils.py`), the least with which a gather can run while a unit
-# computes. It does not adapt to `num_alloc_retries`.
+# torch uses k = 2 ("empirically chosen", says `_limiter_utils.py`), the smallest limit that lets a gather run while a
+# unit computes. It does not adapt to `num_alloc_retries`.
 #
 # ## By the clock
 #
-# What a laptop can measure is the other half: what a limit takes of the speed of a deep prefetch. Real training on 2
-# ranks over gloo and an emulated link (2 ms latency, 50 MB/s), on the CPU even where there are GPUs, the two schedules
-# taking turns, and what the model of this very machine, whose host does *not* run ahead, says of each.
+# A laptop can measure the other half: how much speed a limit takes from a deep prefetch. The next cell trains on 2
+# ranks over gloo and an emulated link (2 ms latency, 50 MB/s), on the CPU even if there are GPUs. The two schedules
+# take turns, and a model of this machine, whose host does *not* run ahead, predicts each.
 
 
 # %% tags=["nbval-ignore-output"]
@@ -1184,10 +1177,10 @@ for name, limit in (("prefetch without a limit", None), ("your limit, k = 2", 2)
     print(f"{name:26}{whole / MIB:5.2f} MiB of gathered parameters at most")
 
 # %% [markdown]
-# On a laptop the limiter gives back what a deep prefetch has gathered. What it does to the speed is in the title above,
-# from the least to the most by turns. Where turns differ in sign, these steps say nothing of it, and a busy machine
-# spreads them far. On a GPU the limiter gives back the memory of a host that runs ahead. In both cases two units are
-# enough, one that computes and one that arrives.
+# On a laptop the limiter saves the memory that a deep prefetch gathers. The title above has its effect on speed, as a
+# range over the turns. If the turns differ in sign, these steps do not decide it; a busy machine widens the range. On a
+# GPU the limiter saves the memory of a host that runs ahead. In both cases two units are enough: one computes and one
+# arrives.
 
 # %% tags=["nbval-ignore-output"]
 show_record(
@@ -1204,29 +1197,30 @@ then little waits for an event.)
 # %% [markdown]
 # ## FSDP2 has no limiter
 #
-# `record_stream` leaves it to the allocator when memory is free, which depends on the moment at which the allocator
-# happens to ask. FSDP2 (`fully_shard`) does without. It keeps a *reference* to a gathered buffer as long as somebody is
-# to read it, and before it drops the reference it lets the streams of the gathers wait for an event behind the last
-# reader (`torch/distributed/fsdp/_fully_shard/_fsdp_param_group.py`). Whatever those streams do next with the memory
-# comes after it. So the block goes straight back to the pool of its own stream, at the host's free, however far ahead
-# the host is: memory is the same in every step, and there is nothing to limit.
+# With `record_stream`, the moment of reuse depends on when the allocator happens to query its events. FSDP2
+# (`fully_shard`) does without it. It keeps a *reference* to each gathered buffer, and before it drops the reference it
+# makes the gathers' stream wait for an event after the last reader
+# (`torch/distributed/fsdp/_fully_shard/_fsdp_param_group.py`). The next use of the memory on that stream comes after
+# it. So the block returns to its own stream's pool at the host's free, however far ahead the host is: memory use is the
+# same in every step, and there is nothing to limit.
 #
 # ## What is still missing
 #
 # - `expandable_segments:True` lets a segment grow, which ends most fragmentation within a stream. It does nothing for
 #   blocks that wait for an event.
 # - A limit counts units, not bytes. With units of different sizes 8.8 is the way to choose it.
-# - Whatever says "model" was not measured on a GPU, and a record shows only what it names.
+# - Results marked "model" were not measured on a GPU, and a record covers only what it names.
 #
 # ## What to remember
 #
-# 1. `allocated` is what the program holds, `active` also what a stream may still read, `reserved` what was taken from
-#    the device. The host runs ahead, so freed memory waits, and `active` leaves `allocated` behind.
-# 2. A freed block belongs to its stream. Recorded on others, it comes back when they have reached the free.
-# 3. A retry waits for the device, gives the cache back and begins anew. The device has nothing to do meanwhile.
-# 4. The limiter lets the host wait for the oldest of k frees. When a gather is issued, k - 1 freed units still wait for
-#    the device at most. With k = 2 one computes and one arrives.
-# 5. It counts frees that were issued. A free that only the waiting host could issue never comes.
+# 1. `allocated` counts the program's tensors, `active` also memory that a stream may still read, `reserved` all memory
+#    taken from the device. The host runs ahead, so freed memory waits, and `active` exceeds `allocated`.
+# 2. A freed block belongs to its stream. If other streams were recorded on it, it returns once they have reached the
+#    free.
+# 3. A retry waits for the device, gives the cache back and tries again. The device is idle meanwhile.
+# 4. The limiter makes the host wait for the oldest of k frees. When a gather is issued, at most k - 1 freed units still
+#    wait for the device. With k = 2 one unit computes and one arrives.
+# 5. It counts only issued frees. A waiting host would never issue the next one.
 #
 # ## More: the fastest schedule in 8 GiB
 #
@@ -1250,30 +1244,29 @@ enter("my schedule", MySchedule)
 
 # %% [markdown]
 # torch's defaults take 66.4 ms in 7.48 GiB. Looking two units ahead with k = 3 takes 63.5 ms, but 9.23 GiB. The link
-# alone is busy for 59.0 ms. `minifsdp lab score` keeps the table of what you have tried.
+# alone is busy for 59.0 ms. `minifsdp lab score` keeps a table of your attempts.
 #
 # ## Questions
 #
-# **1. `reserved` is twice `allocated`, and `num_alloc_retries` is 0. Is there something to mend?**
-# <details><summary>Answer</summary>No. Cached memory costs nothing until somebody else wants it: another process on the
-# same device, or a library that asks the driver itself, as NCCL does. Retries are what costs time.</details>
+# **1. `reserved` is twice `allocated`, and `num_alloc_retries` is 0. Should you fix something?**
+# <details><summary>Answer</summary>No. Cached memory costs nothing until another user needs it: another process on the
+# same device, or a library that calls the driver directly, as NCCL does. Only retries cost time.</details>
 #
-# **2. `torch.cuda.empty_cache()` in every step makes the retries go away. Why is that no remedy?**
-# <details><summary>Answer</summary>It does what a retry does, in every step: wait for the device, and return the
-# segments, which have to be taken again. And it can return only what is free from end to end.</details>
+# **2. `torch.cuda.empty_cache()` in every step ends the retries. Why is it not a remedy?**
+# <details><summary>Answer</summary>It does in every step what a retry does: it waits for the device and returns the
+# segments, which then have to be allocated again. And it can return only segments that are entirely free.</details>
 #
-# **3. What does a limiter with k = 1 do to prefetching?**
-# <details><summary>Answer</summary>It ends it. The next gather is issued when the unit before it has been computed and
-# freed: compute and link take turns, and the memory is that of the synchronous schedule.</details>
+# **3. What does a limiter with k = 1 do to prefetching?** <details><summary>Answer</summary>It disables it. The next
+# gather is issued after the unit before it has been computed and freed: compute and link take turns, with the memory of
+# the synchronous schedule.</details>
 #
-# **4. Your ranks have the same program, and one of them retries. What do the others do?**
+# **4. All ranks run the same program, and one of them retries. What do the others do?**
 # <details><summary>Answer</summary>They wait for it, in the next collective. A retry on one of 128 GPUs stalls all of
 # them.</details>
 #
-# **5. With SHARD_GRAD_OP, what does the limiter do?**
-# <details><summary>Answer</summary>Here nothing: no unit is freed after forward, so none counts. All of them are whole
-# when forward ends anyway. torch counts the frees of backward, so its host waits for some of them in the next
-# forward.</details>
+# **5. With SHARD_GRAD_OP, what does the limiter do?** <details><summary>Answer</summary>Here nothing: no unit is freed
+# after forward, so none counts. All units are whole when forward ends anyway. torch counts the frees of backward, so
+# its host waits for some of them in the next forward.</details>
 #
 # **6. Why must the event of 8.3 be recorded when the block is freed, and not when `record_stream` is called?**
 # <details><summary>Answer</summary>Between the two the stream may be given more kernels that read the block. An event
