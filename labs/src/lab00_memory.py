@@ -11,8 +11,8 @@
 # # Lab 00: memory
 #
 # Training holds four things: parameters, gradients, optimizer state and activations. Every rung of this course divides
-# one of them over the ranks, moves it, or shortens the time for which it is there. So first: how large is each, to the
-# byte, and when does it exist?
+# one of them over the ranks, moves it, or shortens its lifetime. So first: how large is each, to the byte, and when
+# does it exist?
 #
 # ![Bytes of a rank under each ZeRO stage: parameters, gradients and optimizer state, sharded one after the
 # other](../slides/figures/stages.svg)
@@ -22,20 +22,20 @@
 # **Afterwards you can**
 # - say how many bytes of parameters, gradients and optimizer state a model needs, for the usual optimizers, in float32
 #   and in mixed precision, and check it by measurement;
-# - derive what the three stages of ZeRO leave on each rank;
+# - derive the bytes that the three stages of ZeRO leave on each rank;
 # - write the Adam step, and say which of its tensors appears when;
-# - count what autograd keeps for backward, and say at which batch it outgrows all the rest.
+# - count the bytes that autograd keeps for backward, and find the batch at which they exceed everything else.
 #
-# **You need** PyTorch as one uses it on one device: a module, `backward`, an optimizer. Nothing about distribution.
+# **You need** PyTorch on one device: a module, `backward`, an optimizer. No distributed training.
 #
-# **Time** 50 minutes. **Worlds**: none of this lab needs ranks; it runs in this process, on the CPU or on one GPU.
+# **Time** 50 minutes. **Worlds**: this lab needs no ranks; it runs in this process, on the CPU or on one GPU.
 # **Memory**: 9 MiB of tensors at most, by the ledger.
 #
-# **How a lab works.** An exercise is a cell with a function to write instead of its `...`. As long as it is blank, the
-# reference stands in, so that everything below runs; as soon as you write something, it is checked in a process of its
-# own, and it is what runs from there on, right or wrong. A check that fails says what it expected, and gives a hint;
-# `minifsdp lab hint 0.1` gives one too. Each plot says how many of the lab's pieces are yours. Before a measurement you
-# are asked for a prediction: put a number instead of the dots. A wrong one teaches more than none.
+# **How a lab works.** An exercise is a cell with a function whose `...` you replace. While it is blank, the reference
+# answer stands in, so everything below runs. Once you write something, it is checked in a separate process, and the
+# rest of the lab uses it, right or wrong. A failing check says what it expected and gives a hint; `minifsdp lab hint
+# 0.1` gives one too. Each plot says how many of the lab's pieces are yours. Before a measurement the lab asks for a
+# prediction: replace the dots with a number. A wrong prediction teaches more than none.
 #
 # Throughout, Ψ is the number of elements of all parameters, N the number of ranks, and K the bytes of optimizer state
 # per element. KiB, MiB and GiB are powers of 1,024; GB is 10⁹ bytes, as in the papers.
@@ -59,9 +59,9 @@ DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 # %% [markdown]
 # ## The ledger
 #
-# All bytes in this course come from one instrument. While a `Ledger` counts, every piece of memory that an operator
-# returns is entered once, at its size, until it is freed, under a tag that says what it is for. Here it watches one
-# linear layer with 15 + 5 elements of 4 bytes.
+# All bytes in this course come from one instrument. While a `Ledger` counts, it enters every piece of memory that an
+# operator returns, once and at its size, until it is freed, under a tag for its purpose. Here it watches one linear
+# layer with 15 + 5 elements of 4 bytes.
 
 # %%
 with Ledger() as ledger, DEVICE:
@@ -75,8 +75,8 @@ print({tag: size for tag, size in built.items() if size})
 print({tag: size for tag, size in trained.items() if size})
 
 # %% [markdown]
-# Before you count what an optimizer keeps, look at it. `optimizer.state` maps each parameter to what belongs to it;
-# here it is shown for the layer's weight, after one step.
+# Before you count an optimizer's state, look at it. `optimizer.state` maps each parameter to its buffers; the next cell
+# shows it for the layer's weight, after one step.
 
 # %%
 OPTIMIZERS = {
@@ -99,17 +99,17 @@ for name, make in OPTIMIZERS.items():
 # *5 minutes, easy*
 #
 # **The question.** A model of 7.5 billion parameters in bfloat16 fills 15 GB, and yet it cannot be trained on a device
-# of 80 GB. What else is there?
+# of 80 GB. What else takes memory?
 #
 # - Gradients have the shape and dtype of the parameters they belong to.
 # - An optimizer keeps the buffers that you have just seen, each with the shape and dtype of *the tensor it updates*.
 #   Adam counts its steps in a float32 of its own for every parameter tensor.
 # - In mixed precision with a **float32 copy** (*master weights*), forward and backward use parameters of 2 bytes, and
-#   the optimizer updates a copy of them of 4 bytes, which is then rounded into the parameters. The copy is counted as
-#   optimizer state, and all of the optimizer's buffers are float32. Why one does this you will see below.
+#   the optimizer updates a copy of them of 4 bytes, which is then rounded into the parameters. The copy counts as
+#   optimizer state, and all of the optimizer's buffers are float32. The reason follows below.
 #
-# First a number. `nn.Linear(300, 100)` has a weight and a bias, in float32: how many bytes of state does Adam keep for
-# it? Replace the dots.
+# First a prediction. `nn.Linear(300, 100)` has a weight and a bias, in float32: how many bytes of state does Adam keep
+# for it? Replace the dots.
 
 # %%
 predict("0.1", ..., "bytes of Adam's state for nn.Linear(300, 100) in float32")
@@ -156,7 +156,7 @@ outcome(
 # ### Measured: what each optimizer keeps (C3)
 #
 # Now for a whole model: the course's GPT, small, under torch's own optimizers. `stages_of` runs its first training step
-# and reads the ledger at the end of each stage; it serves for the rest of the lab.
+# and reads the ledger at the end of each stage; the rest of the lab uses it.
 
 # %%
 STAGES = ("built", "optimizer made", "forward", "backward", "step", "zero_grad")
@@ -221,10 +221,10 @@ for dtype in (torch.float32, torch.bfloat16):
 # To the byte. Read K off the columns: 0 for SGD, one buffer for momentum, two for Adam, three for AMSGrad, and behind
 # the decimal point of Adam's the step counts, which no paper mentions and which here are 120 bytes.
 #
-# Two things follow that are often told otherwise. K is not a property of Adam: in float32 it is 8, in bfloat16
-# throughout it is 4, and the 12 of the ZeRO paper belongs to mixed precision with a float32 copy. And "mixed precision
-# halves the memory" is wrong for model state: float32 throughout takes 4 + 4 + 8 = 16 bytes per element, and mixed
-# precision takes 2 + 2 + 12, the same 16; without gradients, as between two steps, 12 stand against 14.
+# Two common statements are wrong. K is not a property of Adam: in float32 it is 8, in bfloat16 throughout it is 4, and
+# the 12 of the ZeRO paper belongs to mixed precision with a float32 copy. And mixed precision does not halve the memory
+# of model state: float32 throughout takes 4 + 4 + 8 = 16 bytes per element, and mixed precision takes 2 + 2 + 12, the
+# same 16; without gradients, as between two steps, 12 stand against 14.
 
 # %%
 for name, state in {
@@ -239,12 +239,12 @@ for name, state in {
 # *8 minutes, medium*
 #
 # **The question.** 16 bytes times 7.5 billion are 120 GB, on every rank: data parallelism replicates all of it, and N
-# devices hold N equal copies. What would be left on each if they did not?
+# devices hold N equal copies. How much would each hold without the copies?
 #
-# ZeRO (*Zero Redundancy Optimizer*) shards, that is, it cuts a thing into N equal parts of which each rank keeps one.
-# Stage 1 shards the optimizer state, stage 2 the gradients as well, stage 3 the parameters as well. Computation is not
-# divided: every rank still runs the whole model on its own data. (ZeRO is therefore not a kind of tensor parallelism,
-# although one reads that.)
+# ZeRO (*Zero Redundancy Optimizer*) shards: it cuts a tensor into N equal parts, and each rank keeps one. Stage 1
+# shards the optimizer state, stage 2 the gradients as well, stage 3 the parameters as well. Computation is not divided:
+# every rank still runs the whole model on its own data. (So ZeRO is not a kind of tensor parallelism, although some
+# texts say so.)
 
 # %%
 predict("0.2", ..., "GB on each rank in stage 2, to one decimal: Ψ = 7.5 billion, N = 64, K = 12, 2 bytes per element")
@@ -270,8 +270,8 @@ def zero_stages(psi: int, ranks: int, k: int = 12, itemsize: int = 2) -> dict[st
 # %% [markdown]
 # ### Derived: 120, 31.4, 16.6, 1.9 GB (C2)
 #
-# Beside it the numbers of table 1 of the ZeRO paper, to one decimal, for all the N that it lists, and the course's own
-# closed form, which predicts the measurements from lab 03 on.
+# Next to your result: table 1 of the ZeRO paper, to one decimal, for all its N, and the course's own closed form, which
+# predicts the measurements from lab 03 on.
 
 # %% tags=["C2"]
 paper = {
@@ -325,18 +325,18 @@ plots.lines(
 )
 
 # %% [markdown]
-# The paper's GB are 10⁹ bytes. `nvidia-smi` and torch print MiB and GiB, so that 120 GB stand there as 111.8: a
-# difference of 7 %, enough for something to fit on paper only.
+# The paper's GB are 10⁹ bytes. `nvidia-smi` and torch print MiB and GiB, so 120 GB appear there as 111.8: a difference
+# of 7 %, enough to decide whether a model fits.
 #
-# This is arithmetic so far: it says what must be held between steps, not what is held at the peak, and nothing about
-# what is sent. Lab 03 builds stages 1 and 2 and measures both, lab 05 builds stage 3.
+# So far this is arithmetic: bytes held between steps, not at the peak, and nothing about traffic. Lab 03 builds stages
+# 1 and 2 and measures both, lab 05 builds stage 3.
 
 # %% [markdown]
 # ## 0.3 The Adam step
 #
 # *10 minutes, medium*
 #
-# **The question.** 12 of the 16 bytes belong to the optimizer. What are they for, and since when are they there?
+# **The question.** 12 of the 16 bytes belong to the optimizer. What are they for, and when do they appear?
 #
 # For one parameter θ with gradient g, at step t = 1, 2, ..., Adam computes (algorithm 1 of the paper)
 #
@@ -380,8 +380,7 @@ def adam_step(
 
 
 # %% [markdown]
-# An optimizer around it needs no more than a loop. `Optimizer` brings the rest: `state` is a dict that begins empty for
-# every parameter.
+# The optimizer around it is a loop. `Optimizer` has the rest: `state` is a dict that starts empty for every parameter.
 
 
 # %% tags=["shown"]
@@ -454,10 +453,10 @@ plots.stages(
 )
 
 # %% [markdown]
-# Making the optimizer allocates nothing: it keeps references to the parameters. The gradients come with `backward`,
-# which at the same time frees what forward had left for it; `exp_avg` and `exp_avg_sq` come with the first `step`. That
-# is why a job may run out of memory in its *second* forward: the first had 8 bytes per element less beside it. One
-# training step that succeeds is no proof that the next will.
+# Building the optimizer allocates nothing: it keeps references to the parameters. The gradients appear in `backward`,
+# which also frees the activations; `exp_avg` and `exp_avg_sq` appear in the first `step`. So a job may run out of
+# memory in its *second* forward: the first had 8 bytes per element more room. One successful training step does not
+# prove that the next will succeed.
 #
 # **Break it.** Ask for a gradient before there is one, and zero the gradients instead of dropping them.
 
@@ -472,10 +471,10 @@ for set_to_none in (True, False):
     print(f"zero_grad(set_to_none={set_to_none}) leaves {left:,} bytes of gradients")
 
 # %% [markdown]
-# With `set_to_none=False`, the default until torch 2.0, gradients are never gone: forward's activations, which reach
-# their peak at the end of forward, pile up on top of them. With `None` the two are hardly there at the same time.
+# With `set_to_none=False`, the default until torch 2.0, gradients are never gone: activations, which peak at the end of
+# forward, come on top of them. With `None` the two hardly coexist.
 #
-# **Break it.** An optimizer holds references, so what becomes of it if the parameters change after it was made?
+# **Break it.** An optimizer holds references. What happens if the parameters change after it was built?
 
 # %%
 with Ledger() as ledger, DEVICE:
@@ -494,10 +493,9 @@ with Ledger() as ledger, DEVICE:
     print(f"parameters: {ledger.mark('step')['parameters']:,} bytes, for a weight of {model.weight.nbytes:,}")
 
 # %% [markdown]
-# `Module.to` converts a parameter where it is, so that an optimizer made before it goes on working; only state that is
-# there already would not be converted with it. But a parameter that is *replaced* leaves the optimizer with the old
-# one: no error, nothing learned, and the old weight's 8,192 bytes stay. Whatever replaces parameters, and sharding does
-# (lab 05), comes before the optimizer.
+# `Module.to` converts a parameter in place, so an optimizer built before it keeps working; only existing state is not
+# converted. But a *replaced* parameter leaves the optimizer with the old one: no error, nothing learned, and the old
+# weight's 8,192 bytes stay. Build the optimizer after everything that replaces parameters, such as sharding (lab 05).
 
 # %% [markdown]
 # ### Measured: 2 + 2 + 12 bytes (C1)
@@ -550,13 +548,13 @@ plots.stages(
 )
 
 # %% [markdown]
-# 1 : 1 : 6, and 16 bytes per element. This is the number that is quoted everywhere, and it is a **lower bound** of what
-# is held from the end of backward to `zero_grad`, activations and temporaries left out; between steps 14 remain.
-# Frameworks that accumulate gradients in float32 hold 18 (Megatron-LM's own table has 16, 18 and 20). And the step
-# itself needs room. Every operator that does not work in place makes a temporary as large as the parameter: the
-# denominator takes two, the root of `exp_avg_sq` and its quotient, which are there at once. So with `foreach=False`,
-# and in the reference, the peak is higher by two of the largest parameter. torch's default on a GPU, `foreach=True`,
-# updates all parameters with a few large operators, and has temporaries as large as all of them.
+# 1 : 1 : 6, and 16 bytes per element. This is the number quoted everywhere. It is a **lower bound** for the time from
+# the end of backward to `zero_grad`, without activations and temporaries; between steps 14 remain. Frameworks that
+# accumulate gradients in float32 hold 18 (Megatron-LM's own table has 16, 18 and 20). The step itself needs memory too.
+# Every operator that does not work in place makes a temporary as large as the parameter: the denominator takes two at
+# once, the root of `exp_avg_sq` and its quotient. So with `foreach=False`, and in the reference, the peak is higher by
+# two of the largest parameter. torch's default on a GPU, `foreach=True`, updates all parameters with a few large
+# operators, and has temporaries as large as all of them.
 
 # %%
 for name, make in {
@@ -576,8 +574,8 @@ for name, make in {
 print(f"two temporaries of the largest parameter: {2 * 4 * max(NUMELS) / PSI:.2f} bytes per element of all")
 
 # %% [markdown]
-# **Break it: leave out the copy.** Why 4 bytes for a copy of what is there already? Let one weight begin at 1 and have
-# the gradient 1 at every step, so that Adam moves it by its learning rate, 0.001, a hundred times.
+# **Break it: leave out the copy.** Why spend 4 bytes on a copy? Let one weight start at 1 with gradient 1 in every
+# step, so that Adam moves it by its learning rate, 0.001, a hundred times.
 
 # %%
 steps, lr = 100, 1e-3
@@ -610,9 +608,9 @@ plots.lines(
 )
 
 # %% [markdown]
-# The copy is not there for accuracy in some last digit: without it the weight does not move at all. The same happens to
-# an `exp_avg_sq` in bfloat16, which is to move by a thousandth of what is missing at every step. (Stochastic rounding
-# and compensated summation are ways to do without the copy; they cost noise or another buffer.)
+# The copy does more than add a digit: without it the weight does not move at all. The same happens to an `exp_avg_sq`
+# in bfloat16, which moves by a thousandth of the remaining difference in each step. (Stochastic rounding and
+# compensated summation are ways to do without the copy; they cost noise or another buffer.)
 
 # %% [markdown]
 # ## 0.4 What autograd keeps
@@ -621,20 +619,20 @@ plots.lines(
 #
 # **The question.** The forward bar had no diamond. What is in it?
 #
-# To compute gradients, backward needs values from forward: a linear layer its input, a GELU its input, a softmax its
-# result. An operator *saves* them as it runs, and they stay until backward has used them. These are the activations,
-# and model state says nothing about them: they grow with the number of tokens.
+# Backward needs values from forward: a linear layer its input, a GELU its input, a softmax its result. An operator
+# *saves* them as it runs, and they stay until backward has used them. These are the activations, and model state says
+# nothing about them: they grow with the number of tokens.
 #
 # torch shows every saved tensor to a pair of hooks: inside `with torch.autograd.graph.saved_tensors_hooks(pack,
 # unpack):` it calls `pack(tensor)` for each one and keeps what that returns, and at backward it calls `unpack` on it,
 # which has to give the tensor back.
 #
 # Count bytes of memory, not of tensors: two operators may save the same tensor, and a view keeps alive all of the
-# memory that it looks into. `tensor.untyped_storage()` is that memory. And mind what `pack` returns: the graph keeps
-# it, and the result of an operator refers to the graph in its turn. Handed back as it is, such a result closes a circle
-# and is not freed with the loss.
+# memory that it looks into. `tensor.untyped_storage()` is that memory. Be careful with the return value of `pack`: the
+# graph keeps it, and an operator's result refers to the graph. Returned unchanged, such a result closes a reference
+# cycle and is not freed with the loss.
 #
-# The prediction can be worked out: what 2 sequences leave in bfloat16 was printed above, under the table of 2 + 2 + 12.
+# You can compute the prediction: the bytes of 2 sequences in bfloat16 are printed above, under the table of 2 + 2 + 12.
 
 # %%
 predict("0.4", ..., "sequences of 24 tokens, the fewest whose saved bytes exceed the 16Ψ of mixed precision")
@@ -662,8 +660,8 @@ def saved_bytes(forward: Callable[[], Tensor], model: nn.Module) -> int:
 # %% [markdown]
 # ### Measured: activations beside model state (C35)
 #
-# The ledger is the second opinion: after forward, whatever is alive and neither parameter nor gradient. What you
-# count for the first two batches predicts the others.
+# The ledger checks your count: after forward, everything alive that is neither parameter nor gradient. Your counts for
+# the first two batches predict the others.
 
 
 # %% tags=["C35"]
@@ -706,7 +704,7 @@ plots.lines(
 )
 
 # %% [markdown]
-# So "16 bytes per parameter" is not what a step needs. What does a block save? Count one layer more.
+# So a step needs more than "16 bytes per parameter". What does a block save? Count one more layer.
 
 # %%
 tokens, width = batch_of(rows=2), 64
@@ -719,9 +717,8 @@ assert abs(per_token / width - 32) < 2
 # 32 bytes are 16 elements of bfloat16 for each of the `width` channels: the inputs of two norms (2), their outputs,
 # which are the inputs of `qkv` and `up` (2), q, k and v (3), the attention's output (1), the input of the GELU (4) and
 # its output (4). The rest, 40 bytes per token, is the 0.62: mean and deviation of the norms (8), and one float32 for
-# each of 8 heads (32) instead of the matrix of attention weights, which a fused attention does not keep. Korthikanti
-# et al. count 34, two of them for dropout masks, which this model has not; the ZeRO paper (3.2) takes 12 elements, 24
-# bytes.
+# each of 8 heads (32) instead of the matrix of attention weights, which a fused attention does not keep. Korthikanti et
+# al. count 34, two of them for dropout masks, which this model lacks; the ZeRO paper (3.2) takes 12 elements, 24 bytes.
 #
 # A block has about 12 width² parameters, so 192 width² bytes of model state, against 32 width per token: **activations
 # overtake model state at about 6 × width tokens on a rank**, whatever the number of layers; with model state sharded
@@ -734,9 +731,9 @@ for name, width, ranks in (("this lab's", 64, 1), ("width 4,096", 4096, 1), ("wi
 
 # %% [markdown]
 # For our GPT that would be 384 tokens, 16 sequences; embeddings and head, which the rule leaves out, add to both sides.
-# The last line is the reason why sharding alone does not end the search for memory: at stage 3 on 64 ranks a tenth of
-# one sequence of 4,096 tokens outweighs the model state. Against activations there are other means: smaller batches
-# with accumulated gradients (lab 02), recomputation, and cutting them by tensor or pipeline parallelism.
+# The last line shows why sharding alone is not enough: at stage 3 on 64 ranks a tenth of one sequence of 4,096 tokens
+# outweighs the model state. Other methods reduce activations: smaller batches with accumulated gradients (lab 02),
+# recomputation, and cutting them by tensor or pipeline parallelism.
 
 # %% [markdown]
 # ## What is still missing

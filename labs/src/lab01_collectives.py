@@ -256,8 +256,8 @@ except RankError as error:
 # *5 minutes, easy*
 #
 # A collective is *started* by the call and *finished* by `wait()`. Between the two the buffer belongs to the
-# communication library: what it holds is undefined, and nobody may write to it or free it. That is the price of the
-# feature on which DDP and FSDP stand: between the two the rank can compute.
+# communication library: its content is undefined, and you must not write to it or free it. In exchange the rank can
+# compute in the meantime, which DDP and FSDP rely on.
 #
 # Below, a buffer of -1 is the output of a reduce-scatter: each rank contributes two elements, and rank r gets element r
 # of the sum. Read it before the wait, and after.
@@ -283,10 +283,10 @@ print(f"before wait(): {before}   after: {after}")
 outcome("1.3", before, slips={"the sum, which is there only after wait()": after})
 
 # %% [markdown]
-# On gloo a rank receives the other ranks' parts, and `comm` adds them up inside `wait()`: so here the mistake shows
-# every time. All-gather and all-reduce write as soon as the data arrive: a program that forgets the wait there is right
-# on a quiet machine and wrong on a busy one. On NCCL `wait()` does not even block the host: it makes the current
-# *stream* wait, and the host runs on.
+# On gloo a rank receives the other ranks' parts, and `comm` adds them up inside `wait()`, so here the mistake shows
+# every time. All-gather and all-reduce write as soon as data arrive: there a program without the wait is right on a
+# quiet machine and wrong on a busy one. On NCCL `wait()` does not even block the host: it makes the current *stream*
+# wait, and the host runs on.
 #
 # Now use the time in between.
 
@@ -339,8 +339,8 @@ print("expected 80 and 40 ms, and some more where other work shares the cores")
 #
 # *10 minutes, medium*
 #
-# Rank 0 has the initial parameters; all ranks need them. Sent to one rank after the other, that takes N - 1 messages in
-# a row. But whoever has the tensor can send it on, so in each round twice as many ranks have it:
+# Rank 0 has the initial parameters; all ranks need them. Sending them to one rank after another takes N - 1 messages in
+# a row. But every rank that has the tensor can send it on, so the number of ranks that have it doubles each round:
 #
 # ```
 # N = 8, from rank 0        round 1     0 → 1
@@ -386,8 +386,8 @@ outcome("1.4", sends[1], ranks=4, slips={"N - 1: it need not send them all itsel
 #
 # *10 minutes, medium*
 #
-# Turn the arrows round and start at the leaves, and the tree adds up: in each round half of the ranks that are left
-# send what they have, and their partners add it to their own.
+# With the arrows reversed, starting at the leaves, the tree adds up: in each round half of the remaining ranks send
+# their partial sums, and their partners add them to their own.
 #
 # ```
 # N = 8, to rank 0          round 1     1 → 0   3 → 2   5 → 4   7 → 6
@@ -428,8 +428,8 @@ outcome("1.5", sent[1], ranks=4)
 # %% [markdown]
 # ### Measured: the primitives and their results (C5)
 #
-# What torch and NCCL call by these names, on four ranks. Rank r holds the number r + 2, or the vector (10 r, 10 r + 1,
-# 10 r + 2, 10 r + 3) where there are parts. Your broadcast and reduce stand beside torch's.
+# The operations that torch and NCCL call by these names, on four ranks. Rank r holds the number r + 2, or the vector
+# (10 r, 10 r + 1, 10 r + 2, 10 r + 3) if the operation has parts. Your broadcast and reduce appear next to torch's.
 
 
 # %% tags=["C5"]
@@ -476,19 +476,18 @@ yours = found[0]["your reduce to 0"]
 assert yours == found[0]["reduce to 0"] == [14.0], f"rank 0 has the sum {yours}; has a check above failed?"
 
 # %% [markdown]
-# **What is still missing.** Reduce to one rank, broadcast from it: an all-reduce, and the gradients of 1.1 can be
-# averaged. But the root sends and receives the whole tensor ceil(log2 N) times while most ranks idle, and the more
-# ranks there are, the longer it takes. Can all links be busy all the time?
+# **What is still missing.** A reduce to one rank and a broadcast from it make an all-reduce, which averages the
+# gradients of 1.1. But the root sends and receives the whole tensor ceil(log2 N) times while most ranks are idle, and
+# the time grows with the number of ranks. Can all links be busy all the time?
 #
 # ---
 # # Break. Sitting two: the ring
 #
 # (If you come back to a fresh kernel, run all cells above; your answers are in them.)
 #
-# Cut the tensor into N chunks and let every rank be the root of one. The partial sum of chunk c sets out from rank
-# c + 1, goes once round the ring, takes up one rank's chunk at each stop, and is complete on rank c. All N travel at
-# once: in each step every rank sends one chunk to the right and receives one from the left. For N = 4 the chunk that
-# each rank sends:
+# Cut the tensor into N chunks, and make every rank the root of one. The partial sum of chunk c starts at rank c + 1,
+# goes once round the ring, adds one rank's chunk at each stop, and is complete on rank c. All N travel at once: in each
+# step every rank sends one chunk to the right and receives one from the left. For N = 4 the chunk that each rank sends:
 #
 # ```
 #                        rank     0   1   2   3
@@ -501,7 +500,7 @@ assert yours == found[0]["reduce to 0"] == [14.0], f"rank 0 has the sum {yours};
 #                  step 2         2   3   0   1        at the end every rank holds every chunk
 # ```
 #
-# All numbers are modulo N. What a rank receives in one step is what it sends in the next.
+# All numbers are modulo N. A rank sends in each step the chunk that it received in the step before.
 #
 # ## 1.6 Ring reduce-scatter
 #
@@ -587,7 +586,7 @@ outcome("1.7", sent[0], ranks=4)
 # %% [markdown]
 # ### Measured: gather and broadcast moves more than the ring (C39)
 #
-# Another way to all-gather: everybody sends its shard to rank 0, which then broadcasts the whole. It is correct. Let S
+# Another way to all-gather: every rank sends its shard to rank 0, which then broadcasts the whole. It is correct. Let S
 # be the bytes of the whole. All ranks together send (N - 1) S / N to rank 0 and then (N - 1) S in the broadcast; the
 # ring sends (N - 1) S in all. And rank 0 alone sends ceil(log2 N) S, where each rank of the ring sends (N - 1) / N S.
 
@@ -640,8 +639,8 @@ for ranks in (2, 3, 4):
 #
 # *10 minutes, medium*
 #
-# A reduce-scatter leaves chunk r of the sum on rank r; an all-gather brings the chunks to all. That is an all-reduce,
-# for tensors of any size: where N does not divide it, zeros fill the last chunk up.
+# A reduce-scatter leaves chunk r of the sum on rank r; an all-gather brings the chunks to all. Together they are an
+# all-reduce, for tensors of any size: if N does not divide it, zeros fill up the last chunk.
 
 # %%
 predict("1.8", ..., "bytes one rank sends in a ring all-reduce of 10 float32 over 4 ranks")
@@ -690,8 +689,8 @@ outcome("1.8", sent[0], ranks=4, slips={"the padding travels too: 12 elements, n
 #
 # The number to remember: it hardly depends on N. Patarasuk and Yuan (2009) show that no algorithm in which only the
 # ranks add sends less. Where switches add as well (SHARP on InfiniBand, NVLS on NVLink 4), a rank sends its tensor once
-# and receives the sum once: 1 instead of 2 (N - 1) / N, half of it for many ranks. Beside the ring, reduce to rank 0
-# and broadcast from there, and the laziest way: every rank gathers all tensors and adds them up.
+# and receives the sum once: 1 instead of 2 (N - 1) / N, half of it for many ranks. Next to the ring: a reduce to rank 0
+# and a broadcast from there, and the simplest way, in which every rank gathers all tensors and adds them up.
 
 
 # %% tags=["C5"]
@@ -754,8 +753,8 @@ plots.lines(
 )
 
 # %% [markdown]
-# Now the gradients of 1.1 can be averaged where they are. This is data parallelism, and it is complete: every rank ends
-# with the gradient of the whole batch, so equal parameters stay equal.
+# Now you can average the gradients of 1.1 in place. This is complete data parallelism: every rank ends with the
+# gradient of the whole batch, so equal parameters stay equal.
 
 
 # %%
@@ -842,7 +841,7 @@ plots.stages(
 # directions together). PCIe 5.0 x16: 32 GT/s x 16 lanes x 128/130. InfiniBand NDR: 400 Gbit/s. Ethernet: 25 Gbit/s. The
 # latencies are those that NCCL's own cost model gives a step of the ring (`hwLat` in `src/graph/tuning.cc`, protocol
 # Simple: 3.4, 5.7 and 14 µs for NVLink, PCI and network); for TCP over Ethernet 30 µs, the order of magnitude of the
-# kernel's network stack. Your own cluster's figures: measure them, `nccl-tests` does.
+# kernel's network stack. For your own cluster, measure them, for example with `nccl-tests`.
 #
 # The emulated link is a thousand times slower: microseconds become milliseconds, and the measured column is real time.
 
@@ -891,8 +890,9 @@ for name, (latency, bandwidth) in LINKS.items():
 #
 # Every message costs α. That is why NCCL uses trees for small tensors, and why DDP collects gradients in buckets and
 # FSDP parameters in flat parameters. FSDP's paper (figure 2) gathers the same volume in ever smaller pieces: below some
-# 33 million elements a piece the total time soars. Here 4 MiB are gathered on two ranks in 1 to 64 messages; the bytes
-# are the same, the latencies are not. In α + n / β, n are the bytes that a rank sends: half of what two ranks gather.
+# 33 million elements a piece the total time rises steeply. Here 4 MiB are gathered on two ranks in 1 to 64 messages;
+# the bytes are the same, the latencies are not. In α + n / β, n are the bytes that a rank sends: half of what two ranks
+# gather.
 #
 # The paper's other finding is that shards should be **even**. Neither NCCL nor gloo gathers uneven ones in one
 # operation: torch broadcasts each rank's shard with NCCL (N messages) and refuses with gloo; or everybody pads to the
@@ -976,9 +976,9 @@ assert [wire for _, wire, _ in found.values()] == [3 * 2**18, 2**20, 3 * 4 * max
 assert min(found, key=lambda name: found[name][2]) == "even shards"
 
 # %% [markdown]
-# The same messages in real time, over the emulated link and over gloo as it is on this machine. Inside one machine
-# gloo's α is small and changes with whatever else runs: the many small messages show; of the shards even the order may
-# be reversed. On the link both show.
+# The same messages in real time, over the emulated link and over plain gloo on this machine. Inside one machine gloo's
+# α is small and varies with other load: the many small messages show, but the order of the shards' times may even be
+# reversed. On the link both effects show.
 
 # %% tags=["nbval-ignore-output"]
 per_message = [TOTAL / pieces / 1024 for pieces in PIECES]
@@ -1006,8 +1006,8 @@ plots.lines(
 # ## Break it on purpose
 #
 # **A rank that does not call.** A collective is a contract: all ranks of the group call it, in the same order. The
-# usual breach is an `if rank == 0:` around something that communicates (a checkpoint, a metric), or one rank whose data
-# end a batch earlier.
+# usual mistake is an `if rank == 0:` around something that communicates (a checkpoint, a metric), or a rank whose data
+# end one batch earlier.
 
 
 # %%
@@ -1025,8 +1025,7 @@ except RankError as error:
     show(error)
 
 # %% [markdown]
-# The rank that is *named* is the one that did right; look for the fault on a rank that has finished, or stands
-# elsewhere.
+# The *named* rank did the right thing; look for the fault on a rank that has finished or waits elsewhere.
 #
 # **Another order.** Two gradients of the same shape, reduced in a different order on rank 1, say because it iterates
 # over a set. Nothing hangs and nothing is reported:
@@ -1058,7 +1057,7 @@ for rank, (first, second) in enumerate(launch(another_order, 2)):
 #
 # ## What to remember
 #
-# 1. All ranks run one program; `rank` and `world size` are all that tells them apart.
+# 1. All ranks run one program; only `rank` differs between them.
 # 2. A collective is started, and finished by `wait()`; in between its buffers are not yours.
 # 3. All-reduce = reduce-scatter + all-gather. In a ring each sends (N - 1) / N of the data per rank, whatever N is.
 # 4. A message takes α + n / β: few, large and even messages.

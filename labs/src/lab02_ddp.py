@@ -654,7 +654,7 @@ plots.curve(
 # %% [markdown]
 # ### The cure for unused parameters
 #
-# The same two cases as above, with rung 2: every rank reduces every bucket, with zeros for parameters that it did not use.
+# The same two cases as above, with rung 2: every rank reduces every bucket, with zeros for what it did not use.
 
 # %%
 for used in ({0: [0, 1], 1: [0]}, {0: [0], 1: [1]}):

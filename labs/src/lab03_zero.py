@@ -12,8 +12,8 @@
 #
 # Under DDP every rank holds all the parameters, all the gradients and all the optimizer state, and all ranks compute
 # the same update. ZeRO (Zero Redundancy Optimizer) removes that redundancy in three stages. This lab builds the first
-# two: the optimizer state is divided over the ranks, then the gradients too. Nothing changes in what is computed, and
-# next to nothing in what is sent.
+# two: it divides the optimizer state over the ranks, then the gradients too. The computation stays the same, and so
+# does almost all of the traffic.
 #
 # ![ZeRO stage 2: every rank has all parameters, and a part of the gradients and of the optimizer
 # state](../slides/figures/partition-2.svg)
@@ -78,10 +78,11 @@ ADAM = {"lr": 1e-3, "eps": 1e-4}
 # %% [markdown]
 # ## The question: what do N ranks hold N times?
 #
-# The model is a small GPT, and the batches are random tokens: this lab is about bytes. `measure` takes a way to train,
-# runs three steps of it on this rank and returns the books of the third. Before the step the optimizer has its state
-# already; "backward" and "step" are the moments after these two. Adam's `eps` is larger than usual, 1e-4: with 1e-8 its
-# first steps hardly depend on a gradient's size, and a sum instead of a mean over the ranks would go unnoticed.
+# The model is a small GPT, and the batches are random tokens: this lab is about bytes. `measure` takes a training
+# function, runs three steps of it on this rank and returns the ledger of the third. Before that step the optimizer
+# already has its state; "backward" and "step" are the moments after these two. Adam's `eps` is larger than usual, 1e-4:
+# with 1e-8 its first steps hardly depend on a gradient's size, and a sum instead of a mean over the ranks would go
+# unnoticed.
 
 # %%
 SIZES = {"width": 105, "layers": 4}
@@ -174,28 +175,28 @@ for rank, books in enumerate(ddp):
 
 # %% [markdown]
 # Both ranks hold the same 16Ψ bytes: 4Ψ parameters, 4Ψ gradients, 8Ψ optimizer state (and 4 bytes per parameter for
-# Adam's step count). Half of it is optimizer state, in mixed precision three quarters (lab 00), and it is read and
-# written at one moment only, in `optimizer.step()`, where every rank computes the same numbers from the same numbers.
+# Adam's step count). Half of it is optimizer state, in mixed precision three quarters (lab 00), and it is used only in
+# `optimizer.step()`, where every rank computes the same numbers from the same numbers.
 #
-# But Adam works element by element: it needs no neighbours. So let rank r update only the r-th part of the elements,
-# keep state for that part, and get the rest from those who updated it. Which elements are whose?
+# But Adam works element by element. So rank r can update only the r-th part of the elements, keep state for that part,
+# and get the rest from the other ranks. How are the elements divided?
 #
 # ## 3.1 Partition
 #
 # *10 minutes, medium*
 #
-# Collectives want equal parts (lab 01), and parameters come in all sizes. So ZeRO forgets about parameters: it lays
-# those of a bucket end to end in one flat buffer, pads it to a multiple of N, and cuts it into N equal shards, wherever
-# that cuts a parameter.
+# Collectives need equal parts (lab 01), but parameters have all sizes. So ZeRO ignores their boundaries: it lays the
+# parameters of a bucket end to end in one flat buffer, pads it to a multiple of N, and cuts it into N equal shards,
+# possibly in the middle of a parameter.
 #
 # ```
 # flat [padded]              p0 | p1 | p2 | zeros
 # shards [padded / N]      rank 0 |  rank 1  | rank 2
 # ```
 #
-# The buffer is no copy: it becomes the parameters' memory. Each `p.data` is a view of it, and each shard is a view of
-# it, so what an optimizer writes to a shard the model sees at once. (`p` itself stays the same object: the model, the
-# optimizer and the hooks hold on to it.)
+# The buffer is not a copy: it becomes the parameters' memory. Each `p.data` and each shard is a view of it, so the
+# model sees at once what an optimizer writes to a shard. (`p` itself stays the same object, because the model, the
+# optimizer and the hooks refer to it.)
 #
 # The buckets are those of your lab 02, in the order in which backward makes their gradients.
 
@@ -253,9 +254,9 @@ outcome(
 #
 # *5 minutes, easy*
 #
-# A torch optimizer updates the tensors that it was given, and makes state for nothing else. That is all there is to
-# stage 1's saving: give it this rank's shards. It stays a real `torch.optim.Adam`, with its learning rate, its weight
-# decay and its fused kernels; it does not know that its parameters are slices.
+# A torch optimizer updates only the tensors that it was given, and makes state only for them. This is all that stage 1
+# needs: give it this rank's shards. It stays a real `torch.optim.Adam`, with its learning rate, its weight decay and
+# its fused kernels; it does not know that its parameters are slices.
 
 # %%
 predict("3.2", ..., "bytes of Adam's state on one rank, 2 ranks")
@@ -286,11 +287,10 @@ def shard_optimizer(
 #
 # *15 minutes, hard*
 #
-# To update its shard a rank needs the mean gradient of that shard, and of no other element. DDP's all-reduce would hand
-# it everything. An all-reduce is a reduce-scatter followed by an all-gather (lab 01), and here the first half is
-# enough.
+# To update its shard, a rank needs the mean gradient of that shard only. DDP's all-reduce would deliver everything. An
+# all-reduce is a reduce-scatter followed by an all-gather (lab 01), and here the first half is enough.
 #
-# `reduce_bucket` only *starts* the reduction and returns a function that finishes it. That split costs nothing now, and
+# `reduce_bucket` only *starts* the reduction and returns a function that finishes it. The split costs nothing, and it
 # lets ZeRO-2 compute while the bucket travels.
 
 # %%
@@ -326,9 +326,8 @@ def reduce_bucket(params: list[nn.Parameter], shard: nn.Parameter, group: comm.G
 #
 # *10 minutes, medium*
 #
-# Between the reduce-scatter and the all-gather of an all-reduce stands nothing. ZeRO puts the update there, and gathers
-# updated parameters instead of mean gradients. The all-gather is in place: what a rank sends lies where the others
-# receive it.
+# ZeRO puts the update between the reduce-scatter and the all-gather, and gathers updated parameters instead of mean
+# gradients. The all-gather is in place: a rank sends from the same part of the buffer in which the others receive it.
 
 # %%
 predict("3.4", ..., "bytes one rank sends in a whole ZeRO-1 step, as a multiple of DDP's, two decimals")
@@ -352,9 +351,9 @@ def update_and_gather(optimizer: Optimizer, flats: list[Tensor], group: comm.Gro
 # %% [markdown]
 # ### The pieces together: ZeRO-1
 #
-# Backward is left alone and leaves whole gradients of this rank's rows in `.grad`. Everything happens in `step`: bucket
-# by bucket a reduction, then the update, then the gathers. All ranks start with equal parameters because they share
-# the seed; a real implementation broadcasts rank 0's.
+# Backward is unchanged and leaves whole gradients of this rank's rows in `.grad`. Everything happens in `step`: a
+# reduction per bucket, then the update, then the gathers. All ranks start with equal parameters because they share the
+# seed; a real implementation broadcasts rank 0's.
 
 
 # %% tags=["shown"]
@@ -394,8 +393,8 @@ outcome("3.4", round(zero1[0]["sent"] / ddp[0]["sent"], 2), slips={"the paramete
 #
 # ### Measured: the state of a rank under ZeRO-1
 #
-# The prediction is `closed_form.zero1`: 4Ψ + 4Ψ + 8Ψ/N, padding and step counts included. The grey bars are DDP. Under
-# a plot's title stands how many of the lab's five pieces are yours so far.
+# The prediction is `closed_form.zero1`: 4Ψ + 4Ψ + 8Ψ/N, padding and step counts included. The grey bars are DDP. The
+# line under each plot's title counts your pieces among the lab's five.
 
 
 # %%
@@ -423,14 +422,14 @@ plots.stages(
 
 # %% [markdown]
 # The gradients are the next redundancy. After the reduction a rank needs 1 / N of them, yet all of `.grad` stays to the
-# end of the step, and while `step` reduces, a bucket comes on top.
+# end of the step, and during the reduction a bucket comes on top.
 #
 # ## 3.5 Reduce in backward
 #
 # *15 minutes, hard*
 #
-# ZeRO-2 does not let them accumulate. As soon as a bucket's gradients are there, the hook of the last one starts the
-# reduction and frees them: the next bucket's gradients take the memory of this one's.
+# ZeRO-2 does not let them accumulate. Once a bucket's gradients are complete, the hook of the last one starts the
+# reduction and frees them: the next bucket's gradients reuse their memory.
 #
 # - Which gradient is the last? The order is autograd's, not that of the list, so count.
 # - One reduction may be in flight while backward goes on: finish it when the next bucket is full. `in_flight` is shared
@@ -516,9 +515,9 @@ plots.stages(
 # %% [markdown]
 # ### Measured: the peak of a step
 #
-# What is left after backward is one thing, what was there in between another. A reduction needs a bucket's `.grad`s
-# and their copy at once, beside the shards reduced so far; while the next bucket fills, the copy is still travelling.
-# So, with $n_b$ elements in bucket b, $s_b$ in the shards of buckets 0 to b, and $r_b$ received while b is reduced,
+# Memory after backward is one thing, the peak during backward another. A reduction needs a bucket's `.grad`s and their
+# copy at once, in addition to the shards reduced so far; while the next bucket fills, the copy is still in flight. So,
+# with $n_b$ elements in bucket b, $s_b$ in the shards of buckets 0 to b, and $r_b$ received while b is reduced,
 # gradients and buckets take at most
 #
 # $$4 \max_b\; \bigl(\max(n_b, n_{b+1}) + \mathrm{padded}(n_b) + r_b + s_b\bigr)$$
@@ -556,14 +555,14 @@ plots.curve(
 )
 
 # %% [markdown]
-# The buckets are large beside this small model, so they show. Beside a model of gigabytes, 25 MiB do not.
+# The buckets are large compared with this small model, so they show. Next to gigabytes, 25 MiB do not.
 # `minifsdp.zero.Zero2Optimizer` copies each gradient into its bucket's buffer the moment it is made, and so never holds
 # a bucket twice; it gains little here, because one bucket in flight beside one that fills remains.
 #
 # ### Measured: when the reductions travel
 #
-# Behind backward can hide what is sent during backward, and nothing else. So count first: of the bytes that a step
-# sends, which part has left when backward is over?
+# Only traffic sent during backward can overlap with backward. So count first: which part of a step's bytes has left
+# when backward ends?
 
 # %%
 rung_names = ("DDP", "ZeRO-1", "ZeRO-2")
@@ -577,7 +576,7 @@ assert [round(part, 3) for part in early.values()] == [1, 0, 0.5]
 
 # %% [markdown]
 # ZeRO-1, as written here, sends everything in the step. ZeRO-2 can hide half as much as DDP: its reductions leave
-# during backward, its gathers after the update, with nothing to hide behind. How much really hides, the clock says. The
+# during backward, its gathers after the update, with nothing to overlap. The clock shows how much really overlaps. The
 # link is emulated: every message takes at least 1 ms and its bytes at 100 MB/s, whatever the rung; longer if the other
 # rank issues it late. The batch is larger than above, so that there is something to hide behind.
 
@@ -625,13 +624,13 @@ plots.timeline(
 # leaves with the last gradient, in every rung. What a step reaches depends on the two ranks as well: where the other
 # one lags, a message takes longer, and part of that is a wait that nothing hides. So on a busy machine DDP's share may
 # fall below ZeRO-2's; the bytes above do not change. (On a slower link ZeRO-2 would also wait, for it allows one
-# reduction in flight; DDP lets them pile up, since it holds all gradients anyway.) What can hide the gathers is the
-# next forward, layer by layer: FSDP will do that (labs 05 and 06).
+# reduction in flight; DDP lets them pile up, since it holds all gradients anyway.) The gathers can overlap with the
+# next forward, layer by layer, as in FSDP (labs 05 and 06).
 #
 # ### What ZeRO-2 pays for it
 #
-# Gradients that are freed in backward cannot wait for the next micro-batch: they are reduced each time. ZeRO-1
-# accumulates in `.grad` and reduces once a step.
+# Gradients freed in backward cannot wait for the next micro-batch: they are reduced each time. ZeRO-1 accumulates in
+# `.grad` and reduces once a step.
 
 
 # %%
@@ -659,13 +658,13 @@ for name, (messages, gradients) in launch(accumulate_four, 2, BATCHES)[0].items(
 # %% [markdown]
 # ## Measured: what each stage holds and sends (C8)
 #
-# Per rank: model state after backward, and bytes sent per step by the ring algorithm, N = 2. Each number stands beside
-# the closed form; `zero_stages` is the paper's table from your lab 00, without padding and step counts. Stage 3 shards
-# the parameters too. Lab 05 builds it; here it is `minifsdp.FullyShardedDataParallel`, a unit per block.
+# Per rank: model state after backward, and bytes sent per step by the ring algorithm, N = 2. Each number appears next
+# to the closed form; `zero_stages` is the paper's table from your lab 00, without padding and step counts. Stage 3
+# shards the parameters too. Lab 05 builds it; here it is `minifsdp.FullyShardedDataParallel`, a unit per block.
 #
-# What is to be sent (section 7 of the paper), in multiples of (N - 1) / N · 4Ψ bytes per rank:
+# Traffic (section 7 of the paper), in multiples of (N - 1) / N · 4Ψ bytes per rank:
 #
-# | | reduce-scatter of gradients | all-gather | sum | beside DDP |
+# | | reduce-scatter of gradients | all-gather | sum | relative to DDP |
 # |---|---|---|---|---|
 # | DDP | 1 | 1, of gradients | 2 | 1 |
 # | stages 1 and 2 | 1 | 1, of updated parameters | 2 | 1 |
@@ -753,11 +752,11 @@ plots.lines(
 # %% [markdown]
 # ## Beside torch, and beside minifsdp
 #
-# `torch.distributed.optim.ZeroRedundancyOptimizer` is stage 1, with two differences. It gives whole parameters to
-# ranks, the largest first, each to the rank that has least so far; so it needs no flat buffer and no padding, and
+# `torch.distributed.optim.ZeroRedundancyOptimizer` is stage 1, with two differences. It assigns whole parameters to
+# ranks, the largest first, each to the rank with the least so far. So it needs no flat buffer and no padding, but
 # balances only as well as the sizes allow. And it leaves the gradients to DDP, which all-reduces them, then broadcasts
-# every parameter from its owner. As the table above counts, that is 3 instead of 2: the parameters travel on top of a
-# whole all-reduce.
+# every parameter from its owner. In the units of the table above that is 3 instead of 2: the parameters travel on top
+# of a whole all-reduce.
 
 
 # %%
@@ -847,9 +846,9 @@ for name, shipped, mine in zip(
 # %% [markdown]
 # ### "ZeRO-1 is a kind of tensor parallelism"
 #
-# One meets that sentence; it is wrong. Tensor parallelism splits the computation: a rank multiplies with its part of a
-# weight. ZeRO splits state. Every rank runs the whole model on its own rows, in stage 3 too, and a shard has not even
-# the shape of anything that could be multiplied.
+# This sentence is common and wrong. Tensor parallelism splits the computation: a rank multiplies with its part of a
+# weight. ZeRO splits state. Every rank runs the whole model on its own rows, in stage 3 too, and a shard does not even
+# have the shape of a matrix.
 
 
 # %%
@@ -871,8 +870,7 @@ for rank, text in enumerate(launch(shapes, 2, BATCHES[0])):
 #
 # ### The optimizer sees the parameters, not the shards
 #
-# A script that was written for one device builds `Adam(model.parameters())`. Everything else is ZeRO-1 as above. Will
-# it raise?
+# A script for one device builds `Adam(model.parameters())`. Everything else is ZeRO-1 as above. Will it raise?
 
 
 # %%

@@ -273,12 +273,12 @@ plots.timeline(
 #
 # *5 minutes, easy*
 #
-# Start at the end of those four steps. Given a flat tensor, make it divisible by N and cut it into N equal shards.
-# The last ranks take the padding.
+# Start at the end of those four steps. Pad a flat tensor to a multiple of N and cut it into N equal shards. The last
+# ranks hold the padding.
 #
-# - However many elements there are, the fewest zeros that do it: none where N divides.
-# - Zeros, not what happened to be in memory: the padding is reduced, squared into gradient norms and updated by the
-#   optimizer along with everything else.
+# - Use as few zeros as possible: none if N divides the number of elements.
+# - Use zeros, not uninitialized memory: the padding is reduced, enters gradient norms and is updated by the optimizer
+#   like everything else.
 # - `chunk` gives views. All shards are views of one buffer, and `flat` stays as it is.
 #
 # The FSDP paper's own example (section 3.2.1) is a 4 x 3 linear layer on 16 GPUs.
@@ -339,15 +339,15 @@ assert drawn.data["padding"] == [15, 16]
 drawn
 
 # %% [markdown]
-# No rank has a whole weight, and a rank need not know whether its element is one of the weight's or of the bias's.
-# Sharding takes no notice of parameters. It is not tensor parallelism: nothing is ever computed with a shard.
+# No rank has a whole weight, and a rank need not know whether an element belongs to the weight or to the bias. Sharding
+# ignores parameters. It is not tensor parallelism: nothing is ever computed with a shard.
 
 # %% [markdown]
 # ### Break it: garbage in the padding
 #
-# `torch.empty` often hands out zeros, so a padding that nobody wrote to works for weeks. With deterministic algorithms
-# on, uninitialized memory holds nan. A gradient of ones, padded in both ways, and its norm from the shards, which
-# clipping divides by:
+# `torch.empty` often returns zeros, so uninitialized padding can work for weeks. With deterministic algorithms on,
+# uninitialized memory holds nan. The next cell pads a gradient of ones in both ways, and computes its norm from the
+# shards, which clipping divides by:
 
 
 # %%
@@ -377,14 +377,13 @@ assert abs(norms["pad_and_chunk"] - 15**0.5) < 1e-6, "the padding is not zero"
 #
 # *10 minutes, medium*
 #
-# Now the front: flatten and concatenate. If the buffer were only a copy of the parameters, every gather would have to
-# be copied out of it. Instead the parameters *become* views of the buffer: same storage, own shape and offset. Then
-# an all-gather into the buffer is at once in all of them, and memory that the buffer gives back they have given back,
-# too.
+# Now the first two steps: flatten and concatenate. If the buffer were only a copy, every gather would have to be copied
+# out of it. Instead the parameters *become* views of the buffer: same storage, own shape and offset. Then an all-gather
+# into the buffer fills all of them at once, and freeing the buffer frees all of them.
 #
 # A Parameter is an object that modules and optimizers refer to, and its `.data` is the tensor in it. Setting `p.data`
-# exchanges the tensor and leaves the object, so every module that uses `p` sees the view. (Assigning to a variable
-# named `p` exchanges nothing.) What `p.data` was before is then referred to by nobody, and freed.
+# replaces the tensor and keeps the object, so every module that uses `p` sees the view. (Assigning to a variable named
+# `p` replaces nothing.) The former `p.data` then has no reference left and is freed.
 #
 # The buffer comes from `device.empty(numel, dtype, "unsharded", device)`: uninitialized, and known to the ledger by
 # its role.
@@ -484,15 +483,14 @@ for stage, kinds in zip(STAGES, KINDS, strict=True):
     assert bytes_held == predicted[stage], f"{stage}: a rank should hold {kinds}, and nothing else"
 
 # %% [markdown]
-# The buffer and the originals are there together: that is the price of one large buffer, paid once. If the whole
-# model is one unit, it is 2Ψ, more than the model needed before anybody sharded anything. Units, in 4.5, make it
-# smaller.
+# The buffer and the originals coexist: this is the price of one large buffer, paid once. If the whole model is one
+# unit, it is 2Ψ, more than the model needed before sharding. Units, in 4.5, make it smaller.
 
 # %% [markdown]
 # ### Break it: replace `.data` behind the buffer's back
 #
-# Views hold as long as nobody exchanges them. To change a value in place goes through the view into the buffer; to
-# set `p.data` leaves it, and so does whatever does that in silence: `model.double()`, `.half()`, `.to(device)`,
+# Views work as long as they are not replaced. An in-place change goes through the view into the buffer; setting
+# `p.data` leaves the buffer, and so do the calls that set it silently: `model.double()`, `.half()`, `.to(device)`,
 # `vector_to_parameters`.
 
 
@@ -518,9 +516,9 @@ unchanged = torch.equal(model(data), before)
 print(f"buffer set to zero, as an optimizer or a gather writes to it: the output is as before: {unchanged}")
 
 # %% [markdown]
-# No error anywhere. The buffer goes on being gathered, reduced and updated, and the model computes with something
-# else. This is why FSDP moves modules *before* it flattens them (`device_id`) and casts for mixed precision on its
-# own, and why torch, with `use_orig_params=True`, compares data pointers before each use (`_writeback_orig_params` in
+# There is no error. The buffer is still gathered, reduced and updated, but the model computes with other memory. This
+# is why FSDP moves modules *before* it flattens them (`device_id`) and casts for mixed precision on its own, and why
+# torch, with `use_orig_params=True`, compares data pointers before each use (`_writeback_orig_params` in
 # `_flat_param.py`).
 
 # %% [markdown]
@@ -528,12 +526,11 @@ print(f"buffer set to zero, as an optimizer or a gather writes to it: the output
 #
 # *8 minutes, medium*
 #
-# Collectives do not care which parameter an element belongs to. Others do: a checkpoint by names, a norm per
-# parameter, weight decay for weights but not for biases. They ask: which elements of *my* shard are those of
-# parameter i? In general there are none, or some of it, or all.
+# Collectives ignore which parameter an element belongs to. Other code needs to know: a checkpoint by names, a norm per
+# parameter, weight decay for weights but not for biases. Which elements of *this* rank's shard belong to parameter i?
+# There may be none, some, or all.
 #
-# The unit that we look at holds layers 0 and 3: parameters of 60, 10, 132 and 11 elements, 213 together. Over 16
-# ranks.
+# This unit holds layers 0 and 3: parameters of 60, 10, 132 and 11 elements, 213 together, over 16 ranks.
 
 # %%
 predict("4.3", ..., "of the 16 ranks, how many hold elements of the last bias, those at [202, 213)")
@@ -588,9 +585,9 @@ drawn
 
 # %% [markdown]
 # Rank 4 holds four elements of a weight and a whole bias, rank 15 three elements of a bias and all of the padding. No
-# code has to know that these ranks are special.
+# code treats these ranks specially.
 #
-# What the bounds are good for: the norm of one weight, while nobody holds it.
+# One use of the bounds: the norm of one weight that no rank holds as a whole.
 
 
 # %%
@@ -652,29 +649,29 @@ for orig, (_, _, _, numels, filling) in zip((False, True), both, strict=True):
     print(f"use_orig_params={orig}, 2 ranks: flattened {numels}, {padding} of padding, filled with {filling}")
 
 # %% [markdown]
-# By default (`use_orig_params=False`) torch lays out what we lay out: parameters back to back, and zeros at the end
-# of the last shards. It does not pad the buffer and cut it, it cuts and pads what is too short (`_get_shard`), which
-# comes to the same. With `use_orig_params=True` it also pads *between* parameters, so that each begins at a multiple
-# of 16 bytes, and it fills that padding with 42, to be recognized. "At most N - 1 elements of padding", which is said
-# of FSDP in general, holds for the first layout alone: here 2 ranks have 3.
+# By default (`use_orig_params=False`) torch lays out what we lay out: parameters back to back, and zeros at the end of
+# the last shards. It cuts first and pads short shards afterwards (`_get_shard`), with the same result. With
+# `use_orig_params=True` it also pads *between* parameters, so that each begins at a multiple of 16 bytes, and fills
+# that padding with the recognizable value 42. The rule "at most N - 1 elements of padding" holds only for the first
+# layout: here 2 ranks have 3.
 
 # %% [markdown]
 # ## 4.4 Tied weights
 #
 # *10 minutes, medium*
 #
-# `p.data = view` keeps the Parameter. FSDP goes further: it takes the original Parameters out of their modules and
-# puts views in their places, tensors that autograd follows back to the one flat Parameter. Then the optimizer sees
-# one Parameter, and its `.grad` collects all gradients, in the layout that a reduce-scatter wants. (minifsdp's own FSDP
-# gives each view a leaf instead and copies its gradient into that layout: so a unit knows when its last one has come.)
+# `p.data = view` keeps the Parameter. FSDP goes further: it takes the original Parameters out of their modules and puts
+# views in their places, tensors that autograd follows back to the one flat Parameter. Then the optimizer sees one
+# Parameter, and its `.grad` collects all gradients, in the layout that a reduce-scatter wants. (minifsdp's own FSDP
+# gives each view a leaf instead and copies its gradient into that layout, so that a unit knows when its last gradient
+# is complete.)
 #
 # But one Parameter may have several places: a language model whose head uses the embedding's weight. It must be
-# flattened **once**, and the view must come to **both** places. Two things are not what they seem here:
-# `module.named_parameters()` tells one place of each, and two Parameters are not tied because their values are equal
-# (at the start all LayerNorms are).
+# flattened **once**, and the view must come to **both** places. Beware of two things: `module.named_parameters()`
+# yields only one place of each, and two Parameters with equal values need not be tied (all LayerNorms start equal).
 #
-# A module keeps its own Parameters in the dict `_parameters`; a tensor can be set under the same name once the
-# Parameter is deleted there.
+# A module keeps its own Parameters in the dict `_parameters`; once a Parameter is deleted there, you can set a tensor
+# under the same name.
 
 # %%
 predict("4.4", ..., "elements, padding included, of a tied GPT on 16 ranks: names list 15,457, two of them 4,112")
@@ -730,8 +727,8 @@ print("both places have the one view:", model.embed.weight is model.head.weight)
 print("Parameters that the model registers:", len(list(model.parameters())))
 
 # %% [markdown]
-# Does autograd find its way? The embedding's use and the head's use of the weight each have a gradient; both must be
-# in the buffer's, added.
+# Does autograd still work? The embedding and the head each produce a gradient of the weight; the buffer's gradient must
+# contain their sum.
 
 # %%
 tokens, targets = torch.randint(257, (2, 8)), torch.randint(257, (2, 8))
@@ -751,14 +748,15 @@ assert not flat.grad[elements:].any()
 #
 # *12 minutes, medium*
 #
-# One flat parameter for the whole model would be one large message, and also: to compute with any layer is to gather
-# all of it. One per layer is little memory and many messages. In between, layers are grouped into **units**, each
-# with a flat parameter of its own. Units follow from wrapping: what is wrapped is a unit, and all that no inner unit
-# holds belongs to the root's. So a root unit may hold layers that are no neighbours. Here `middle` (layers 1 and 2)
-# and `last` (4 and 5) are wrapped, and layers 0 and 3 are left for the root, as in figure 1 of the FSDP paper.
+# One flat parameter for the whole model would be one large message, but any layer's computation would need all of it.
+# One per layer needs little memory and many messages. In between, layers are grouped into **units**, each with its own
+# flat parameter. Units follow from wrapping: each wrapped module is a unit, and all parameters outside inner units
+# belong to the root's. So a root unit may hold layers that are not adjacent. Here `middle` (layers 1 and 2) and `last`
+# (4 and 5) are wrapped, and layers 0 and 3 are left for the root, as in figure 1 of the FSDP paper.
 #
-# A tied parameter belongs in one unit. In two, it would be sharded twice and updated twice, and nobody would add its
-# two gradients. There is no right answer but to refuse. (`named_parameters(remove_duplicate=False)` tells all places.)
+# A tied parameter belongs in one unit. In two units it would be sharded twice and updated twice, and its two gradients
+# would never be added. The only right answer is to refuse. (`named_parameters(remove_duplicate=False)` yields all
+# places.)
 
 # %%
 predict(
@@ -790,9 +788,8 @@ def assign_units(model: nn.Module, inner: list[nn.Module], ranks: int) -> list[d
 # %% [markdown]
 # ### Measured: units of a model that is really wrapped (C9)
 #
-# On four ranks the six layers are wrapped with `FullyShardedDataParallel`, by hand and from the inside out. The
-# drawing is of what the wrapped model says; your layouts must be equal to it. And each rank writes down which layers
-# it runs.
+# On four ranks the six layers are wrapped with `FullyShardedDataParallel`, by hand and from the inside out. The drawing
+# shows the wrapped model's own layouts; yours must be equal. Each rank also logs the layers that it runs.
 
 # %% tags=["C9"]
 from minifsdp.fsdp import FullyShardedDataParallel
@@ -848,17 +845,17 @@ plots.units(
 )
 
 # %% [markdown]
-# **A unit is no pipeline stage.** Pictures of FSDP that draw units side by side are often read that way. With a
-# pipeline of three stages a rank would run two of the six layers; here all four ranks run all six, each on its own
-# data. A unit groups parameters for communication, and for nothing else: it decides what is gathered together and
-# freed together.
+# **A unit is no pipeline stage.** Pictures of FSDP with units side by side suggest one. With a pipeline of three stages
+# a rank would run two of the six layers; here all four ranks run all six, each on its own data. A unit only groups
+# parameters for communication: they are gathered together and freed together.
 
 # %% [markdown]
 # ### Break it: a tie between two units, mixed dtypes, frozen beside trained (C9)
 #
-# Three ways in which a flat parameter cannot be made, and how `minifsdp` says so. The last two begin in torch's words;
-# which parameters it means, torch does not say. The dtypes meet where adapters are trained
-# ([peft#484](https://github.com/huggingface/peft/issues/484), [trl#1723](https://github.com/huggingface/trl/issues/1723),
+# Three cases in which a flat parameter is impossible, and minifsdp's error messages. The last two begin with torch's
+# text, which does not name the parameters. The dtypes meet where adapters are trained
+# ([peft#484](https://github.com/huggingface/peft/issues/484),
+# [trl#1723](https://github.com/huggingface/trl/issues/1723),
 # [axolotl#1494](https://github.com/axolotl-ai-cloud/axolotl/issues/1494)).
 
 # %% tags=["C9"]
@@ -891,14 +888,14 @@ frozen.middle.requires_grad_(False)
 print(refusal(lambda: FlatParameter(find_parameters(frozen), rank=0, ranks=4)))
 
 # %% [markdown]
-# One buffer has one dtype, and one flat Parameter either has a gradient or has none. A LoRA adapter in float32 beside
-# a frozen base in bfloat16 breaks both at once. The cure is in the messages: a unit of its own for what is different.
+# One buffer has one dtype, and one flat Parameter either has a gradient or has none. A LoRA adapter in float32 with a
+# frozen base in bfloat16 violates both. The messages name the cure: a separate unit.
 
 # %% [markdown]
 # ### Measured: unit by unit, the peak is smaller
 #
-# 4.2 needed 2Ψ at its peak. Unit by unit, a rank has the model and one unit's buffer, and what was sharded is already
-# gone. From the pieces of this lab:
+# 4.2 needed 2Ψ at its peak. Unit by unit, a rank holds the model and one unit's buffer, and the units already sharded
+# are gone. With the pieces of this lab:
 
 
 # %%
@@ -943,18 +940,17 @@ plots.curve(
 # %% [markdown]
 # ## What is still missing
 #
-# The shards are there, evenly cut, and the buffers are freed; and the model cannot compute any more, because its
-# parameters are views of memory that is gone. Nobody gathers before a layer runs, nobody frees after it, and
-# gradients have nowhere to go. That is **lab 05**: gather, compute, free; gather, compute, free, reduce-scatter.
+# The shards exist, evenly cut, and the buffers are freed. But the model cannot compute any more, because its parameters
+# are views of freed memory. Nothing gathers them before a layer runs or frees them after it, and gradients have nowhere
+# to go. That is **lab 05**: gather, compute, free; gather, compute, free, reduce-scatter.
 
 # %% [markdown]
 # ## What to remember
 #
 # 1. Collectives want even shards and large messages. A flat parameter gives both: flatten, concatenate, pad, chunk.
 # 2. Padding is `-numel % N` zeros at the end of the unit, at most N - 1 elements, and never garbage.
-# 3. Parameters are views of the buffer. To write through them is fine; to exchange `.data` breaks them without an
-#    error.
-# 4. A parameter's part of a shard is an intersection of two intervals; it may be empty, and it knows nothing of rows.
+# 3. Parameters are views of the buffer. Writing through them is fine; replacing `.data` breaks them without an error.
+# 4. A parameter's part of a shard is an intersection of two intervals; it may be empty, and it ignores rows.
 # 5. A unit groups parameters for communication alone. Every rank runs every layer; tied parameters are in one unit,
 #    once.
 #
@@ -962,14 +958,13 @@ plots.curve(
 #
 # <details><summary>How many bytes does padding cost a model of 80 units in bfloat16 on 512 ranks, at most?</summary>
 #
-# Per unit 511 elements, so 80 x 511 x 2 = 81,760 bytes over all ranks together: next to nothing, and that is why even
-# shards are worth it. It would be another matter with padding per parameter, or for units of a few hundred elements.
-# </details>
+# Per unit 511 elements, so 80 x 511 x 2 = 81,760 bytes over all ranks together: a negligible price for even shards.
+# With padding per parameter, or units of a few hundred elements, it would not be negligible. </details>
 #
 # <details><summary>Why must padding be zero, if no parameter ever looks at it?</summary>
 #
-# Others look at it: a gradient norm over the shard adds its square, a scaler searches it for infinities, and the
-# reduction adds it over all ranks. A nan in it makes the norm nan, and clipping then makes every gradient nan.
+# Other code reads it: a gradient norm over the shard adds its square, a scaler searches it for infinities, and the
+# reduction sums it over all ranks. A nan in it makes the norm nan, and clipping then makes every gradient nan.
 # </details>
 #
 # <details><summary>What does <code>model.half()</code> break, if parameters are views as in 4.2?</summary>
@@ -986,9 +981,8 @@ plots.curve(
 #
 # <details><summary>Why does the root's unit hold layers 0 and 3, and not 0 and 1?</summary>
 #
-# Because 1 and 2 were wrapped, and it holds what is left. It is the one unit whose layers need not be neighbours, and
-# it is whole from the beginning of the forward to the end of the backward (lab 05): keep it small.
-# </details>
+# Because 1 and 2 were wrapped, and the root holds the rest. It is the one unit whose layers need not be adjacent, and
+# it is whole from the beginning of forward to the end of backward (lab 05): keep it small. </details>
 #
 # ## Further reading
 #

@@ -11,8 +11,8 @@
 # # Lab 06: overlap
 #
 # The FSDP of lab 05 waits for every message. While the link is busy nothing computes, and while a unit computes the
-# link is idle: a step takes compute **plus** communication. Here communication gets streams of its own, and the two run
-# beside each other, as far as their order allows.
+# link is idle: a step takes compute **plus** communication. Here communication gets its own streams, and the two
+# overlap as far as their order allows.
 #
 # ![Compute and communication of one step on streams of their own](../slides/figures/overlap-step.svg)
 #
@@ -21,11 +21,11 @@
 #
 # **Afterwards you can**
 #
-# - say when a piece of work starts on a device whose host runs ahead, from streams, events and the host's own pace;
-# - issue a gather and a reduction beside compute, and name the one place where compute has to wait for each;
-# - find a missing wait in a log, and say why nothing fails when there is one;
-# - free memory that a queued kernel still reads, without stopping anybody;
-# - predict what overlap gains on a GPU, and why, in this order, it gains next to nothing on a CPU.
+# - compute when a piece of work starts on a device whose host runs ahead, from streams, events and the host's pace;
+# - overlap a gather and a reduction with compute, and name the one place where compute has to wait for each;
+# - find a missing wait in a log, and explain why nothing fails without it;
+# - free memory that a queued kernel still reads, without stopping the host or a stream;
+# - predict the gain of overlap on a GPU, and explain why this order gains almost nothing on a CPU.
 #
 # **You need** lab 05 (gather, free, reduce-scatter; what a schedule decides). Streams and events are explained here.
 #
@@ -49,13 +49,13 @@ from minifsdp.flat_param import FlatParameter
 # ## Who waits for whom
 #
 # A GPU does not run your program. Your program, the **host**, runs on the processor and puts *kernels* (one operation
-# each: a matrix product, an addition) into queues; the GPU works the queues off. To queue a kernel takes the host some
-# microseconds, whatever the kernel takes. So the host is soon far ahead, and does not notice.
+# each: a matrix product, an addition) into queues; the GPU works through the queues. Queuing a kernel takes the host
+# some microseconds, however long the kernel runs. So the host is soon far ahead.
 #
-# - A **stream** is such a queue: first in, first out. Two streams run side by side.
-# - An **event** is a mark that the host puts into a stream's queue. It has *happened* when the stream has come to it.
-# - **A stream waits for an event**: what is queued on it from then on starts when the event has happened. The host puts
-#   this order into the queue, too, and goes on.
+# - A **stream** is such a queue: first in, first out. Two streams run concurrently.
+# - An **event** is a mark that the host puts into a stream's queue. It has *happened* when the stream has reached it.
+# - **A stream waits for an event**: everything queued on it afterwards starts only once the event has happened. The
+#   host puts this wait into the queue, too, and goes on.
 # - **The host waits** (`synchronize`): it issues nothing more until the event has happened. It also waits wherever it
 #   needs a value, as in `loss.item()`.
 #
@@ -71,17 +71,17 @@ from minifsdp.flat_param import FlatParameter
 # | two ranks on one GPU, NCCL | the stream | the host | kernels | none: see below |
 # | a GPU for each rank, NCCL | the stream | the host | kernels | these GPUs and their links |
 #
-# On the laptop the host computes, and messages are carried by other threads. On a shared GPU streams, events and the
-# order of kernels are real, but the ranks take turns on the GPU and talk by sockets: what overlap *gains* is not to be
-# read off there. Some parts are the same everywhere: programs for the paper GPU are recorded on the CPU, and where a
+# On the laptop the host computes, and other threads carry the messages. On a shared GPU streams, events and the order
+# of kernels are real, but the ranks take turns on the GPU and communicate by sockets, so you cannot measure the *gain*
+# of overlap there. Some parts are the same everywhere: programs for the paper GPU are recorded on the CPU, and where a
 # cell says `versus`, its ranks run over gloo. Everything else runs in your world.
 #
 # ## 6.1 When is it over?
 #
 # *10 minutes, medium*
 #
-# That is all, and it fits into a dozen lines. A number first. The host queues these five in this order and needs 0.5 ms
-# to queue each, the first too:
+# These rules fit into a dozen lines of code. First a prediction. The host queues these five pieces in this order and
+# needs 0.5 ms to queue each, including the first:
 #
 # | number | stream | takes | after |
 # |---|---|---|---|
@@ -148,11 +148,11 @@ outcome("6.1", round(1e3 * finish_times(FIVE, 0.5e-3)[-1], 3), how="computed", s
 # Now the forward of six units, three times with the same kernels and messages:
 #
 # - **lab 05 on a GPU**: everything is issued on one stream, so a gather starts when the compute before it is over;
-# - **on two streams**: a gather starts when the link is free, compute waits for its gather;
-# - **on two streams, on a CPU**: the same, but the host *is* the compute. While it computes it issues nothing, which is
-#   as if it waited for every kernel.
+# - **on two streams**: a gather starts when the link is free, and compute waits for its gather;
+# - **on two streams, on a CPU**: the same, but the host computes. It issues nothing meanwhile, as if it waited for
+#   every kernel.
 #
-# Before you look: which of them takes as long as which?
+# Predict first: which two take equally long?
 
 # %%
 import statistics
@@ -223,21 +223,21 @@ plots.timeline(
 )
 
 # %% [markdown]
-# `minifsdp.course.machine` is your function grown up. A `Recorder` writes down what a real training step asks for
+# `minifsdp.course.machine` is a full version of your function. A `Recorder` logs the requests of a real training step
 # (kernels with their operations and bytes, collectives, waits, allocations, frees, each with its stream), and `replay`
-# works out when each would run on given hardware. It is what this lab uses where a laptop has nothing to show, and
-# every picture from it says *model, not measured*. It leaves out that kernels and collectives slow each other down,
-# that NCCL needs some of the GPU's multiprocessors itself, and the host's jitter.
+# computes when each would run on given hardware. This lab uses it where a laptop cannot measure, and every picture from
+# it says *model, not measured*. It leaves out that kernels and collectives slow each other down, that NCCL needs some
+# of the GPU's multiprocessors itself, and the host's jitter.
 #
 # ## 6.2 Hand over
 #
 # *5 minutes, easy*
 #
-# The order between two streams is always made in the same way: one records an event, the other waits for it. On CUDA
-# these are torch's streams and events. On a CPU a stream is a name and waiting is nothing, but a function in
+# Two streams are always ordered in the same way: one records an event, the other waits for it. On CUDA these are
+# torch's streams and events. On a CPU a stream is a name and waiting is nothing, but a function in
 # `device.command_observers` is called with each command for a GPU; the checks of this lab and the recorder use it.
 #
-# Predict: `giver` has 40 ms of work queued. For how many ms does the host stand still in `order_streams`?
+# Predict: `giver` has 40 ms of work queued. For how many ms does `order_streams` block the host?
 
 # %%
 predict("6.2", ..., "ms for which the host stands still in order_streams")
@@ -288,18 +288,17 @@ outcome("6.2", stands, how="computed", slips=slips)
 #
 # *8 minutes, medium*
 #
-# Lab 05's gather, on a stream of its own and without its last word. Two things are issued, and *both* belong on the
-# stream: the collective, which starts when the stream it is issued on has come to it, and the allocation. For memory is
-# handed out by stream: a piece that was freed may be handed out at once to the stream that it belongs to, since
-# whatever still uses it stands in that queue before. A block from the compute stream's pool may still be in use by
-# compute.
+# This is lab 05's gather, on its own stream and without the final wait. Two things are issued, and *both* belong on
+# that stream: the collective, which starts when its stream reaches it, and the allocation. The allocator manages memory
+# per stream: a freed block may serve its own stream again at once, because its last user comes earlier in the same
+# queue. A block from the compute stream's pool may still be in use by compute.
 #
-# The gather reads this rank's shard, which the optimizer has written on the compute stream. That order is made once per
-# step (6.2, before the first gather), and not in here: a gather that waited for the compute queued so far would start
-# when that is over, and hide nothing.
+# The gather reads this rank's shard, which the optimizer has written on the compute stream. One wait per step
+# establishes that order (6.2, before the first gather). It does not belong in this function: a gather that waited for
+# all compute queued so far would overlap nothing.
 #
-# The cell below runs it on the worst link there is: on it nothing arrives before somebody waits for it, and until then
-# the buffer holds NaN. How many elements of `flat.full` are right when your function returns?
+# The cell below runs it on a worst-case link: nothing arrives before a wait, and until then the buffer holds NaN. How
+# many elements of `flat.full` are right when your function returns?
 
 # %%
 predict("6.3", ..., "elements of a block's `flat.full` that are right when gather returns")
@@ -368,15 +367,14 @@ print(f"of {block_elements:,} elements {right} are right when gather returns; al
 assert after
 
 # %% [markdown]
-# A handle that nobody waits for is the bug of this lab. It has no message: the shapes are right, the memory is there,
+# A handle without a wait is the typical bug of this lab. It raises no error: the shapes are right, the memory is there,
 # and the values may look right. With gloo the host then races gloo's threads, with NCCL one stream races another.
 #
 # ## 6.4 Find the missing wait
 #
 # *15 minutes, hard*
 #
-# You will not see it by looking at values; but it can be found in the order of what was issued. A log has one line for
-# each thing that the host did:
+# Values do not reveal it, but the order of issue does. A log has one line for each action of the host:
 #
 # | verb | what | stream | means |
 # |---|---|---|---|
@@ -435,13 +433,13 @@ for number in missing_waits(log):
 #
 # *8 minutes, medium*
 #
-# A unit is freed when the host has *issued* its last kernel. The kernel may run a second later, and until then it reads
-# this memory. A waiting host could no longer run ahead. So the allocator must know which streams still read the memory.
-# It knows the stream that allocated it; every other one must be recorded:
+# A unit is freed when the host has *issued* its last kernel. The kernel may run a second later, and still reads this
+# memory. A host that waited for it could not run ahead. So the allocator must know which streams still read the memory.
+# It knows the stream that allocated it; every other stream must be recorded before the memory is freed:
 #
 #     device.record_stream(buffer)        # the *current* stream uses this buffer; torch: Tensor.record_stream
 #
-# before the memory goes. It then records an event on that stream, and hands the memory out when the event has happened.
+# At the free the allocator records an event on that stream, and reuses the memory once the event has happened.
 #
 # Here a "gather" of 12 MiB is written on the link's stream and summed on the compute stream, which takes long; it is
 # freed at once, and the next 12 MiB are asked for. The sum's result takes 2 MiB, the least that the allocator takes
@@ -515,16 +513,16 @@ for name, each in (("yours", run), ("without record_stream", refill(without_reco
 assert not run.hazards, "the next gather is written over what compute still reads: the allocator was not told"
 
 # %% [markdown]
-# Memory that was freed is not yet memory to allocate. The farther the host runs ahead, the more of it there is in
-# between; lab 08 is about that.
+# Freed memory is not yet available memory. The farther the host runs ahead, the more memory is in between; lab 08 is
+# about that.
 #
 # ## 6.6 Reduce on its own stream
 #
 # *10 minutes, medium*
 #
 # The gradient of a unit is complete (as far as the host has come), its parameters are freed, and its reduction is to be
-# issued. It reads what the compute stream is still writing: a hand-over. Nothing in the rest of backward reads the
-# result, so nobody waits for it now. Who waits, and when?
+# issued. It reads what the compute stream is still writing, so the streams must be ordered. Nothing in the rest of
+# backward reads the result, so nothing waits for it now. Who waits, and when?
 #
 # - the optimizer, at the end of backward;
 # - the next reduction, so that only one unsharded gradient is held for it: the one before is finished first (in the
@@ -576,8 +574,8 @@ def start_reduction(unit: Reducing, stream: Any, under_way: list[Reducing]) -> N
 # ## The schedule
 #
 # In minifsdp a unit knows *how* (allocate, gather, free, reduce), a schedule *when*. Here your pieces are the units'
-# how, and a `SyncSchedule` with four changes is the when. What `SyncSchedule` does otherwise stays: before a unit
-# computes, `pre_forward` and `pre_backward` issue its gather and wait for it, on the compute stream.
+# how, and a `SyncSchedule` with four changes is the when. The rest of `SyncSchedule` stays: before a unit computes,
+# `pre_forward` and `pre_backward` issue its gather and wait for it, on the compute stream.
 
 
 # %%
@@ -638,9 +636,9 @@ def build(schedule: Any, paper: Group | None = None, settings: Settings = SETTIN
 # %% [markdown]
 # ### Measured: the same losses, and one gradient more at the peak
 #
-# Nothing is computed differently, so the losses of every rank are those of lab 05's schedule, bit for bit. Held is a
-# little more. (The ledger counts in the host's order: what the program holds. On a GPU what it has freed may still be
-# read; that is counted further down, on paper.)
+# The computation is unchanged, so the losses of every rank equal those of lab 05's schedule, bit for bit. Memory is
+# slightly higher. (The ledger counts in the host's order: what the program holds. On a GPU what it has freed may still
+# be read; that is counted further down, on paper.)
 
 
 # %%
@@ -714,8 +712,8 @@ plots.stages(
 # %% [markdown]
 # ## Break it: a wait that comes too late
 #
-# One line is moved: the wait for block 2's gather stands after its computation in forward. Run on the link on which
-# everything arrives at the last moment, and then as it is.
+# One line is moved: the wait for block 2's gather comes after its computation in forward. The cell runs it on the link
+# where everything arrives at the last moment, and then unchanged.
 
 
 # %%
@@ -759,8 +757,8 @@ print(f"as it is, with the late wait: {plausible}")
 # %% [markdown]
 # The loss is NaN because the emulated link fills memory with NaN until the data arrives. Without it block 2 computes
 # with whatever is in its memory: a part of the gather, or older values. A loss may be right, plausible or NaN, and
-# differently each time. So check the order, not the values. Here is the program of one rank, recorded, in the words of
-# 6.4; beside your detector what the paper GPU says of every buffer.
+# differently each time. So check the order, not the values. Here is the recorded program of one rank in the notation of
+# 6.4, with the verdict of your detector and that of the paper GPU for every buffer.
 
 
 # %%
@@ -809,7 +807,7 @@ print(hazards[0].text)
 # %% [markdown]
 # ### Break it: no hand-over
 #
-# The same for a schedule that leaves your `order_streams` out, where a step begins and where backward ends.
+# The same for a schedule that omits your `order_streams` at the beginning of a step and at the end of backward.
 
 # %%
 unordered = program_of(partial(LabOverlap, pieces=PIECES._replace(order_streams=lambda giver, taker: None)))
@@ -821,7 +819,7 @@ assert {hazard.kind for hazard in hazards} == {"missing wait"}
 # %% [markdown]
 # ### Break it: freed and not told
 #
-# Your schedule, but nobody tells the allocator that compute reads what the gathers' stream has allocated.
+# Your schedule, but without telling the allocator that compute reads memory of the gathers' stream.
 
 # %%
 untold = program_of(partial(LabOverlap, pieces=PIECES._replace(free=without_record_stream)))
@@ -833,8 +831,8 @@ for name, program in (("yours", programs["yours"]), ("without record_stream", un
 assert reused, "the next gather should have got memory that is still read"
 
 # %% [markdown]
-# The gather of block 1 is written over block 0, whose kernels have not run yet. On a CPU, where the host is the
-# compute, this cannot happen, which is why such a bug is found on the cluster.
+# The gather of block 1 overwrites block 0, whose kernels have not run yet. On a CPU, where the host computes, this
+# cannot happen; such bugs appear only on the cluster.
 #
 # ## What it gains
 #
@@ -938,9 +936,9 @@ plots.timeline(
 # ### Measured: on a machine whose host computes (C14)
 #
 # The same schedules by the wall clock: two ranks on an emulated link of 2 ms and 50 MB/s, the schedules taking turns.
-# They run over gloo on the CPU, even where there are GPUs: a host that computes is what is looked at. Beside each what
-# the model says of this machine. It is given the seconds that each schedule computed, as measured: what it predicts is
-# the waiting. It leaves out that threads wake late.
+# They run over gloo on the CPU, even if there are GPUs, because the subject is a host that computes. Next to each is
+# the model's prediction for this machine. The model gets the measured compute seconds of each schedule and predicts the
+# waiting. It ignores the delay of waking threads.
 
 
 # %% tags=["C14", "nbval-ignore-output"]
@@ -968,8 +966,8 @@ plots.versus(
 )
 
 # %% [markdown]
-# And what waiting alone would make of the three programs, all computing for as long as lab 05's, on this machine and on
-# one like it whose host runs ahead:
+# The effect of waiting alone on the three programs, if all compute as long as lab 05's, on this machine and on one like
+# it whose host runs ahead:
 
 # %% tags=["nbval-ignore-output"]
 for name, each in results.items():
@@ -1028,9 +1026,9 @@ plots.timeline(
 )
 
 # %% [markdown]
-# On a CPU no gather is under compute in any row: the host waits for each at once. A reduction is, in the last row: no
-# gather stands behind it there. On a GPU look for what a CPU cannot show: gathers of forward under the compute of the
-# unit before, and the holes of backward that are there in the middle row and not in the last one.
+# On a CPU no gather overlaps compute in any row: the host waits for each at once. In the last row a reduction does,
+# because no gather stands behind it. On a GPU look for effects that a CPU cannot show: gathers of forward under the
+# compute of the unit before, and the holes of backward that are there in the middle row and not in the last one.
 
 # %% tags=["nbval-ignore-output"]
 show_record(
@@ -1047,9 +1045,9 @@ compute has gaps everywhere: a small model's kernels are shorter than their laun
 # %% [markdown]
 # ## What is still missing
 #
-# Two things, and you have seen both. Where the host computes, no gather is issued early in forward, and in backward
-# only if somebody says so: the next unit's has to be issued *before* this unit computes, on purpose. That is
-# prefetching, lab 07. And a host that runs ahead gathers as fast as the link goes, whoever needs it when:
+# Two things, and you have seen both. On a host that computes, no gather is issued early in forward, and none in
+# backward unless the schedule issues the next unit's gather *before* this unit computes. That is prefetching, lab 07.
+# And a host that runs ahead gathers as fast as the link allows, far before the units are needed:
 
 # %%
 for name, run in runs.items():
@@ -1069,22 +1067,20 @@ assert runs["yours"].peak("active") / MIB > runs["lab 05"].peak("active") / MIB 
 # ## What to remember
 #
 # 1. A piece of work starts when it is queued, its stream is free, and the events its stream waits for have happened.
-# 2. Between two streams: one records an event, the other waits for it. The host waits for nothing, or it stops running
-#    ahead.
+# 2. To order two streams, one records an event and the other waits for it. A host that waits no longer runs ahead.
 # 3. A collective is ordered twice: behind the stream on which it is issued, and before the stream that waits for its
 #    handle. Waiting belongs just before the use, and once per gather.
-# 4. A missing wait has no message. Order is checked, not values.
-# 5. Memory belongs to the stream that allocated it. What another stream reads is recorded on that stream before it is
-#    freed, and comes back only when the reader has passed.
-# 6. A communicator is one queue to the link. What is issued first goes first, however urgent the next one is.
+# 4. A missing wait raises no error. Check the order, not the values.
+# 5. Memory belongs to the stream that allocated it. Memory that another stream reads is recorded on that stream before
+#    it is freed, and becomes available only after the reader has finished.
+# 6. A communicator is one queue to the link: messages go in the order of issue, however urgent the next one is.
 #
 # ## Questions
 #
 # **1. Your overlapped FSDP is no faster than lab 05's on a GPU, and a profile shows the host waiting in every step's
-# middle. What do you look for?**
-# <details><summary>Answer</summary>For something that needs a value: `.item()`, `print(loss)`, a comparison of tensors
-# in an `if`, `nonzero`, a copy to the CPU. Each lets the host stand still until the device has caught up, and
-# everything that would have been issued meanwhile comes late.</details>
+# middle. What do you look for?** <details><summary>Answer</summary>Look for code that needs a value: `.item()`,
+# `print(loss)`, a comparison of tensors in an `if`, `nonzero`, a copy to the CPU. Each blocks the host until the device
+# has caught up, and everything issued afterwards comes late.</details>
 #
 # **2. Why does `begin_forward` let the gathers' stream wait for the compute stream, and why is once per step enough?**
 # <details><summary>Answer</summary>The optimizer writes the shards on the compute stream, and gathers read them. Until

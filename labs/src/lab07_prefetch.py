@@ -10,9 +10,9 @@
 # %% [markdown]
 # # Lab 07: prefetch
 #
-# Communication has a stream of its own (lab 06), and still a unit's gather is issued only when the unit is reached. The
-# computation then waits for it. Issue it earlier: in which order, at which moment exactly, at what cost in memory, and
-# what happens if the ranks do not agree on the order?
+# Communication has its own stream (lab 06), but a unit's gather is still issued only when the unit is reached, and the
+# computation then waits for it. This lab issues it earlier. In which order, at which moment, at what cost in memory?
+# And what happens if the ranks do not agree on the order?
 #
 # ![Backward with and without prefetch: the next gather before or after the
 # reduction](../slides/figures/overlap-backward.svg)
@@ -23,10 +23,10 @@
 # **Afterwards you can**
 #
 # - record in which order a model uses its units, in forward and in backward, and say when that order may be trusted;
-# - put the next unit's gather where it hides, in forward, before a unit's backward (PRE) and after it (POST);
-# - predict to the byte what each of them costs, and how much of it depth adds;
-# - say why torch prefetches in backward although its host runs ahead anyway, and why it does not in forward;
-# - tell silent wrong values from a hang when ranks gather in different orders, and turn both into an error.
+# - place the next unit's gather where it overlaps: in forward, before a unit's backward (PRE) and after it (POST);
+# - predict to the byte the cost of each, and of more depth;
+# - explain why torch prefetches in backward although its host runs ahead, and why it does not in forward;
+# - predict whether ranks that gather in different orders get wrong values or hang, and turn both into an error.
 #
 # **You need** lab 05 (units, hooks, what a rank holds), lab 06 (streams, events, a host that runs ahead).
 #
@@ -51,10 +51,10 @@ from minifsdp.fsdp.unit import Unit
 # %% [markdown]
 # ## What hurts now
 #
-# A *schedule* decides when a unit gathers, frees and reduces; it hears of six events: begin of forward, before and
-# after a unit's forward, before and after its backward, end of backward. Here is torch's order without any prefetch, on
-# top of minifsdp's `OverlapSchedule` (which knows the streams): a gather is issued when its unit is reached, a
-# reduction as soon as the unit's gradients are complete; it is waited for when the next one is to be issued.
+# A *schedule* decides when a unit gathers, frees and reduces. It gets six events: begin of forward, before and after a
+# unit's forward, before and after its backward, end of backward. Here is torch's order without any prefetch, on top of
+# minifsdp's `OverlapSchedule` (which knows the streams): a gather is issued when its unit is reached, a reduction as
+# soon as the unit's gradients are complete; it is waited for when the next one is to be issued.
 
 # %%
 import dataclasses
@@ -114,9 +114,9 @@ def on_paper(schedule: Any, settings: Settings = TIMED) -> Program:
 
 
 # %% [markdown]
-# To see what is lost without the noise of a busy machine, the program that this code is (its kernels, collectives and
-# waits, in order) runs on paper: in virtual time, on a laptop with 20 GFLOP/s whose host is the compute, and a link of
-# 2 ms latency and 50 MB/s. A model, not measured; the same is measured further down, beside the model.
+# To see the loss without a busy machine's noise, the program of this code (its kernels, collectives and waits, in
+# order) runs on paper: in virtual time, on a laptop with 20 GFLOP/s whose host is the compute, and a link of 2 ms
+# latency and 50 MB/s. This is a model, not measured; the measurement follows further down, next to the model.
 
 # %%
 LAPTOP = Hardware(
@@ -147,8 +147,8 @@ plots.timeline(
 # %% [markdown]
 # Look at backward: the reduction of a unit stands on the link *before* the gather of the next one. A link, and the
 # queue of an NCCL communicator, carries one message after the other. So the next unit waits for two messages, although
-# it needs one. (minifsdp's `OverlapSchedule` puts the reduction off until the next gather is issued. torch's does not,
-# so here it is left as it is.)
+# it needs one. (minifsdp's `OverlapSchedule` postpones the reduction until the next gather is issued. torch does not,
+# so this lab does not either.)
 #
 # ## 7.1 Record the order
 #
@@ -157,13 +157,13 @@ plots.timeline(
 # Gathering early requires knowing which unit comes next. A PyTorch model is a program, so its order is unknown before
 # it runs. But it mostly runs as it ran before. Two records:
 #
-# - **forward**: the order of the *first iteration*, an iteration being a forward and its backward. It is kept for good
-#   and taken for *static*, as torch takes it (which notes a unit's first use only).
+# - **forward**: the order of the *first iteration*, an iteration being a forward and its backward. It is kept
+#   permanently and assumed to be *static*, as in torch (which notes a unit's first use only).
 # - **backward**: the units whose backward is to come, in the order in which their forwards ended, of *this* iteration.
 #   Backward runs through it from its end.
 #
-# The order must hold for a unit that is called twice in a forward (each call counts), and a forward that no backward
-# follows (`no_grad`, an evaluation) must not leave anything behind that later steps would follow.
+# The order must hold for a unit that is called twice in a forward (each call counts), and a forward without a backward
+# (`no_grad`, an evaluation) must not leave entries that affect later steps.
 
 
 # %% tags=["shown"]
@@ -193,9 +193,8 @@ Event = Literal["begin forward", "pre-forward", "post-forward", "pre-backward", 
 # | `pre-backward` | its backward begins: its **last** place in `ahead`, and all behind it, go (none, if it has none) |
 # | `end backward` | `ahead` is empty; `forward`, if it is empty yet, becomes what was seen |
 #
-# Why all behind it: those units have been passed over by this backward (nothing that they put out was used), or they
-# would have come first. The backward of a unit that was called twice is told once, when it begins, and it begins with
-# its last call.
+# Why all behind it? This backward has skipped those units (their outputs were not used); otherwise they would have come
+# first. A unit that was called twice reports its backward once, when it begins, with its last call.
 #
 # Predict: a root, 5 blocks in it, block 2 called twice in a row. How long is `ahead` when forward ends?
 
@@ -243,9 +242,9 @@ print("forward's order:", *order.forward)
 # %% [markdown]
 # ## The schedule that your pieces make
 #
-# It is `Unhurried` with four places to fill. The plain pieces below are what has happened so far; yours take their
-# place. `gather` starts a unit's gather on the stream for gathers, and does nothing if that was done already: a gather
-# is never issued for a unit that is whole or on its way.
+# It is `Unhurried` with four pieces to fill in. The plain pieces below keep the present behaviour; yours replace them.
+# `gather` starts a unit's gather on the stream for gathers, and does nothing if that was done already: a gather is
+# never issued for a unit that is whole or on its way.
 
 
 # %%
@@ -392,14 +391,14 @@ print("none:", seen["none"]["log"])
 #
 # *10 minutes, medium*
 #
-# When a unit's forward begins, its own gather is issued first, since it is needed first and the link keeps the order.
-# Then the next units'. Then it waits, for its own. On a GPU `wait_gather` makes the compute stream wait and the host
-# goes on at once; on CPU the host itself stands still in it, so what is to be on the link meanwhile is issued before.
-# (torch prefetches after the wait, `_pre_forward_unshard` in `torch/distributed/fsdp/_runtime_utils.py`: there the wait
-# holds a stream and not the host.)
+# When a unit's forward begins, its own gather is issued first, because it is needed first and the link keeps the order.
+# Then come the next units' gathers, then the wait for its own. On a GPU `wait_gather` makes the compute stream wait and
+# the host goes on at once; on CPU it blocks the host, so the next gathers must be issued before. (torch prefetches
+# after the wait, `_pre_forward_unshard` in `torch/distributed/fsdp/_runtime_utils.py`: there the wait holds a stream
+# and not the host.)
 #
-# Nothing is gathered ahead while there is no record, and nothing once this forward has gone another way than the
-# recorded one: a guess costs a message and memory, and gains nothing.
+# Nothing is gathered ahead without a record, or once this forward has departed from the recorded order: a wrong guess
+# costs a message and memory, and gains nothing.
 #
 # How many bytes of gathered parameters does a rank hold at most in forward, with depth 1? The units' sizes:
 
@@ -438,16 +437,16 @@ slips = {
 outcome("7.2", seen["forward"]["unsharded"], ranks=RANKS, slips=slips)
 
 # %% [markdown]
-# The root's gather is followed by block 0's at once, before anything has been computed, and block 0's by block 1's:
-# while a block computes, the next one is on its way. Two blocks are whole where one was.
+# The root's gather is followed at once by block 0's, before any computation, and block 0's by block 1's: while a block
+# computes, the next one is on its way. Two blocks are whole instead of one.
 #
 # ## 7.3 Prefetch in backward: PRE
 #
 # *8 minutes, medium*
 #
 # `BACKWARD_PRE`: when a unit's backward begins, its own gather is issued, if it is not there yet, then the next unit's,
-# *before* the gradients are computed. `ahead` says who is next. The reduction comes when the gradients are there, so it
-# stands behind that gather and not before it. The price: one unit more is whole while gradients are computed.
+# *before* the gradients are computed. `ahead` has the next units. The reduction is issued once the gradients are
+# complete, so it stands behind that gather. The price: one more unit is whole while gradients are computed.
 #
 # A `depth` of None gathers all there are. How many bytes of gathered parameters is that, at most?
 
@@ -480,16 +479,16 @@ slips = {"depth 1": padded[0] + 2 * padded[1], "the root is whole, too": sum(pad
 outcome("7.3", seen["PRE, all"]["unsharded"], ranks=RANKS, slips=slips)
 
 # %% [markdown]
-# With depth None all parameters are whole when backward begins: what sharding saved of them is gone for that moment.
+# With depth None all parameters are whole when backward begins: for that moment sharding saves no parameter memory.
 # (And as many reductions may be under way as units are gathered ahead, each with its unsharded gradient.)
 #
 # ## 7.4 Prefetch in backward: POST
 #
 # *8 minutes, medium*
 #
-# `BACKWARD_POST` waits until the unit is freed: free, gather the next, and then issue this one's reduction. Still the
-# gather stands before the reduction on the link. But it is issued when the unit has been computed, so on a host that
-# computes nothing is left for it to hide behind. What it saves is the wait for the reduction.
+# `BACKWARD_POST` waits until the unit is freed: free, gather the next, and then issue this one's reduction. The gather
+# still precedes the reduction on the link. But it is issued after the unit's computation, so on a host that computes it
+# has nothing to overlap with. It saves only the wait for the reduction.
 #
 # How many bytes more of gathered parameters does POST with depth 1 hold at most, compared with no prefetch at all?
 
@@ -528,8 +527,8 @@ outcome("7.4", added, ranks=RANKS, slips={"that is PRE": padded[1]})
 # %% [markdown]
 # ### Measured: the same values
 #
-# When a message is issued changes nothing of what it carries. The losses of three steps, bit for bit, beside the first
-# schedule of all, which does one thing at a time (`SyncSchedule`):
+# The time of issue does not change a message's content. The losses of three steps, bit for bit, next to those of the
+# first schedule, which does one thing at a time (`SyncSchedule`):
 
 # %%
 for name, each in seen.items():
@@ -539,11 +538,11 @@ assert all(each["losses"] == reference for each in seen.values()), "a schedule m
 # %% [markdown]
 # ### Measured: what it costs (C15)
 #
-# The closed form knows nothing of schedules. A unit that computes has those gathered ahead beside it, so without
-# prefetch R + B (root and largest block), with depth d R and the largest d + 1 neighbours; with POST the unit itself is
-# gone by then, so d of them. Of gradients there are the root's, the unit's, and those whose reduction is under way: at
-# most as many as units are gathered ahead. (On gloo each of these also receives the other ranks' parts, (N - 1) / N of
-# its unit, which minifsdp sums; NCCL needs no such memory.)
+# The closed form is independent of the schedules' code. The unit that computes and the units gathered ahead are whole:
+# without prefetch R + B (root and largest block), with depth d R and the largest d + 1 neighbours; with POST the unit
+# itself is already freed, so d of them. The gradients are the root's, the unit's, and those under reduction: at most as
+# many as units are gathered ahead. (On gloo each of these also receives the other ranks' parts, (N - 1) / N of its
+# unit, which minifsdp sums; NCCL needs no such memory.)
 
 # %% tags=["C15"]
 AHEAD: dict[str, dict[str, Any]] = {
@@ -601,8 +600,8 @@ plots.curve(
 )
 
 # %% [markdown]
-# The same steps to scrub through. Compare `none` with `PRE`: when is the next block whole, and what is on its way while
-# a block's gradient is reduced? Hatched is on its way.
+# The same steps in the explorer. Compare `none` with `PRE`: when is the next block whole, and which gather is under way
+# (hatched) while a block's gradient is reduced?
 
 # %% tags=["nbval-ignore-output"]
 from minifsdp.course.explore.page import show
@@ -635,9 +634,9 @@ show(
 #
 # ### Measured: prefetch on an emulated link, and the model beside it (C15)
 #
-# Two ranks over gloo on an emulated link of 2 ms and 50 MB/s, on the CPU even where there are GPUs. Steps of all
-# schedules take turns. The model gets the programs, the link's two numbers and, measured, each schedule's own seconds
-# of computing. What it predicts is the waiting.
+# Two ranks over gloo on an emulated link of 2 ms and 50 MB/s, on the CPU even where there are GPUs. The schedules take
+# turns, step by step. The model gets the programs, the link's two numbers and each schedule's measured compute seconds,
+# and predicts the waiting.
 
 # %% tags=["C15", "nbval-ignore-output"]
 schedules = {name: partial(LabSchedule, pieces=pieces) for name, pieces in (("none", NONE), ("both", BOTH))}
@@ -658,8 +657,8 @@ plots.versus(
 )
 
 # %% [markdown]
-# (Medians of a few steps; a machine that is busy with other things shifts them, and the model more, since it gets its
-# kernels from one recorded step. What else it leaves out is named in `minifsdp/course/machine/versus.py`.)
+# (These are medians of a few steps. A busy machine shifts them, and the model's even more, because its kernels come
+# from one recorded step. `minifsdp/course/machine/versus.py` lists its other omissions.)
 #
 # The same without the noise, on the laptop on paper, and on one whose host runs ahead of a device of the same speed:
 
@@ -694,10 +693,10 @@ plots.timeline(
 )
 
 # %% [markdown]
-# One unit ahead closes the bubble. Depth helps where units differ in size, so that a large gather needs more than one
-# unit's computation to hide behind, and it costs what 7.3 has shown. torch's depth is 1. And with a host that runs
-# ahead POST is as fast as PRE, since it issues POST's gather long before the device has come there. (Nor is the memory
-# of the freed unit free by then, on the device. That is lab 08's matter.)
+# One unit ahead closes the gap. More depth helps if units differ in size and a large gather needs more than one unit's
+# computation to overlap with; 7.3 shows its cost. torch's depth is 1. With a host that runs ahead POST is as fast as
+# PRE, because the host issues POST's gather long before the device gets there. (But on the device the freed unit's
+# memory is not available by then; lab 08 explains this.)
 #
 # ### Break it: the same lines in another order
 #
@@ -716,22 +715,21 @@ BEHIND = NONE._replace(post_backward=behind_the_reduction)
 in_milliseconds({"POST behind the reduction": on_paper(partial(LabSchedule, pieces=BEHIND))})
 
 # %% [markdown]
-# One line lower, and it is as if nothing had been prefetched, on either host. Values and bytes are right; only the
-# order of events tells.
+# One line lower, and prefetching has no effect, on either host. Values and bytes are right; only the order of events
+# shows the mistake.
 #
 # ### Why prefetch at all, if the host runs ahead? (C15)
 #
 # Without any prefetch a host that runs ahead reaches the next unit long before the device does, and issues its gather
-# then. In forward that is early enough. In backward something stands in between: the reduction of the unit before it.
-# It is issued first, it cannot start before that unit's gradients are computed, and a communicator's collectives run in
-# order of issue on one stream (FSDP paper, 3.3.2). So the gather waits for the reduction, and the reduction for the
-# computation, and the computation of the next unit for the gather. To change the *order of issue* is what backward
-# prefetch is for.
+# then. In forward that is early enough. In backward the reduction of the previous unit stands in between. It is issued
+# first, it cannot start before that unit's gradients are computed, and a communicator's collectives run in order of
+# issue on one stream (FSDP paper, 3.3.2). So the gather waits for the reduction, the reduction for the computation, and
+# the next unit's computation for the gather. Backward prefetch changes this *order of issue*.
 #
 # The paper's text reports about 18 % for GPT-175B (section 5). Its points, read off a copy of figure 6(b), are 142.4
-# and 173.5 TFLOPS per GPU on 128 GPUs, without prefetch and with it: 21.8 % more with it, or 18 % less without. No such
-# machine here: the program of a model of that width is recorded on paper, as rank 0 of a large world, and runs in
-# virtual time on the numbers of a data sheet.
+# and 173.5 TFLOPS per GPU on 128 GPUs, without prefetch and with it: 21.8 % more with it, or 18 % less without. Without
+# such a machine, this lab records the program of a model of that width on paper, as rank 0 of a large world, and runs
+# it in virtual time with the numbers of a data sheet.
 
 # %% tags=["C15"]
 shape = SHAPES["GPT-175B-like"]
@@ -791,15 +789,15 @@ plots.timeline(
 # The line of the whole model adds the layers that were not recorded, each like layer 2. What the model leaves out:
 # NCCL's kernels take multiprocessors and memory bandwidth from those that compute; a network that many share does not
 # give everyone its nominal bandwidth; ranks wait for the slowest. Kernels are taken to reach 60 % of the peak. The gain
-# is what two messages of a layer take beside what the layer computes, so it follows from the bandwidth that was put in:
-# sign and reason are the model's, the size is the hardware's.
+# is the time of a layer's two messages relative to its computation, so it follows from the assumed bandwidth: the model
+# gives its sign and reason, the hardware its size.
 #
 # ### And in forward? (C15)
 #
 # torch has `forward_prefetch`, off by default: "only useful for CPU-bound workloads", says its documentation. Three
-# blocks of width 1024 on 2 ranks, on an A100 with a link of 100 GB/s. Once the host runs ahead; once it is held up in
-# every block by a value that it needs from the device (a loss that is logged, a routing decision: `.item()`). And the
-# host becomes slower and slower: `launch` is what it needs for one kernel.
+# blocks of width 1024 on 2 ranks, on an A100 with a link of 100 GB/s. In one case the host runs ahead; in the other it
+# waits in every block for a value from the device (a logged loss, a routing decision: `.item()`). From column to column
+# the host is slower: `launch` is its time for one kernel.
 
 
 # %% tags=["C15"]
@@ -868,10 +866,9 @@ plots.lines(
 # %% [markdown]
 # A host that runs ahead issues the gather of a block while the block before it computes, with or without forward
 # prefetch; there is no reduction in forward to stand in between. On a host that is held up in every block, as on CPU,
-# prefetching gains what computing hides of a gather: with these blocks 0.83 of the 0.91 ms that three gathers take.
-# Where a host that runs ahead is about as slow as its device (here at 32 us a kernel) it is hardly ahead, issues a
-# gather a little late, and prefetch gains a tenth. When it is slower still the device is idle for want of kernels, and
-# a gather finds all the time it needs.
+# prefetching gains what computing hides of a gather: with these blocks 0.83 of the 0.91 ms that three gathers take. A
+# host about as slow as its device (here at 32 us a kernel) is hardly ahead, issues gathers slightly late, and prefetch
+# gains a tenth. With an even slower host the device waits for kernels, and every gather has enough time.
 
 # %% tags=["nbval-ignore-output"]
 show_record(
@@ -890,9 +887,9 @@ say, the order is all that can be compared.
 # ## What if the ranks disagree
 #
 # A collective has no name. The third all-gather of one rank meets the third all-gather of the others, whatever it is
-# for. So all ranks must gather in the same order, and prefetching changes orders. Take a model in which a rank chooses
-# the order of its blocks by itself (a data-dependent branch, a random order from a seed that differs, a set that is
-# iterated). All blocks have the same size.
+# for. So all ranks must gather in the same order, and prefetching changes orders. Take a model in which each rank
+# chooses its own order of blocks (a data-dependent branch, a random order from differing seeds, iteration over a set).
+# All blocks have the same size.
 #
 # Block 0 has 133,665 elements, 133,666 with padding. Rank 0 gathers it while rank 1 gathers block 1. How many of the
 # elements that rank 0 then has as block 0's are block 0's?
@@ -977,14 +974,14 @@ for rank, (said, right, losses) in enumerate(disorder):
 assert all(abs(found - should) > 1e-3 for _, _, losses in disorder for found, should in losses)
 
 # %% [markdown]
-# No error, no warning, and losses that look like training: what trains is a model whose blocks are one half of one and
-# one half of another. Without a reference run to compare with, the error goes unnoticed.
+# No error, no warning, and losses that look like training: each trained block consists of halves of two different
+# blocks. Without a reference run the error goes unnoticed.
 #
 # If the blocks differ in size, gloo ends one process at once ("Received data size doesn't match expected size") and the
-# other loses its connection; NCCL by itself checks nothing. And if one rank leaves a block out (a layer that is dropped
-# at random), it has a message less than the other, and sooner or later both wait for each other for ever: with gloo the
-# hosts do, in `wait()`; with NCCL the streams do, and each host runs on to where it needs a value, here the loss. One
-# step, with 5 seconds for it in both cases:
+# other loses its connection; NCCL by itself checks nothing. And if one rank skips a block (a layer dropped at random),
+# it has one message fewer than the other, and sooner or later both wait for each other forever: with gloo the hosts
+# wait, in `wait()`; with NCCL the streams do, and each host runs on until it needs a value, here the loss. One step of
+# each case, with a limit of 5 seconds:
 
 # %% tags=["nbval-ignore-output"]
 for what, ways in (("same order", [WAYS[0]] * 2), ("one left out", [WAYS[0], [0, 1, 2, 4]])):
@@ -994,15 +991,15 @@ for what, ways in (("same order", [WAYS[0]] * 2), ("one left out", [WAYS[0], [0,
         print(f"{what}: {error}")
 
 # %% [markdown]
-# That is what a job on hundreds of GPUs looks like for the ten minutes until its watchdog ends it.
+# A job on hundreds of GPUs looks like this for ten minutes, until its watchdog ends it.
 #
 # ## 7.5 Compare the order
 #
 # *10 minutes, medium*
 #
-# Before a unit is gathered, all ranks tell each other which one it is: its number among all units, 8 bytes. If they do
-# not agree, *all* of them raise: one that raised alone would leave the others waiting. The message says which rank is
-# the first to differ from rank 0, and what the two are about to gather. (torch does this in the first iteration under
+# Before a gather, all ranks exchange the unit's number among all units, 8 bytes. If they disagree, *all* of them raise:
+# a single rank that raised would leave the others waiting. The message names the first rank that differs from rank 0,
+# and the units that the two are about to gather. (torch does this in the first iteration under
 # `TORCH_DISTRIBUTED_DEBUG=DETAIL`, and in later ones only warns if a rank leaves its own order:
 # `torch/distributed/fsdp/_exec_order_utils.py`.)
 
@@ -1050,27 +1047,28 @@ for rank, ran in enumerate(launch(run_cases, RANKS, CASES)):
         print(f"rank {rank}, {what}: {said}, after {steps} steps")
 
 # %% [markdown]
-# In the first iteration both the silent and the endless case end in a sentence, at the first unit that differs. Later
-# nobody compares: ranks that part in step 2 train on wrong values again, and one that leaves a block out then hangs
-# again. To compare always costs a small message per unit and a host that waits for it: that is for debugging.
+# In the first iteration both the silent case and the hang become an error, at the first unit that differs. Later
+# nothing is compared: ranks that diverge in step 2 train on wrong values, and a rank that skips a block hangs.
+# Comparing in every step costs a small message per unit and blocks the host, so it is for debugging.
 #
 # ## What is still missing
 #
-# Nothing here holds prefetching back. With depth None the whole model is gathered, and a host that runs ahead does the
-# same without any prefetch: it issues one gather after another, long before the device has freed what it needs the
-# memory of. On CPU this cannot happen, on a GPU it is what out-of-memory errors, or many times slower steps, come
-# from. The next lab holds the host back (`minifsdp/fsdp/schedules/rate_limit.py`).
+# Nothing here limits prefetching. With depth None the whole model is gathered, and a host that runs ahead does the same
+# without any prefetch: it issues one gather after another, long before the device has released older memory. On CPU
+# this cannot happen; on a GPU it causes out-of-memory errors or steps many times slower. The next lab holds the host
+# back (`minifsdp/fsdp/schedules/rate_limit.py`).
 #
 # ## What to remember
 #
-# 1. Order of issue is what a schedule decides. A link carries one message after the other, so what stands before a
-#    gather delays the computation that waits for it.
-# 2. Forward's order is recorded once and taken for static; backward's comes anew from every forward. Nothing is
+# 1. A schedule decides the order of issue. A link carries one message at a time, so every message before a gather
+#    delays the computation that waits for it.
+# 2. Forward's order is recorded once and assumed to be static; backward's comes from every forward anew. Nothing is
 #    gathered on a guess.
 # 3. PRE: own gather, the next one's, compute. One unit more. POST: free, the next gather, then the reduction. No byte
 #    more, for depth 1 and on a host that computes. More than one ahead rarely pays.
-# 4. Well ahead, a host needs no prefetch in forward; in backward it does, because of the reduction in the one queue.
-# 5. Collectives have no names: all ranks in the same order, or wrong values without a word, or a hang.
+# 4. A host that is well ahead needs no prefetch in forward; in backward it does, because of the reduction in the
+#    same queue.
+# 5. Collectives have no names: without the same order on all ranks you get silent wrong values or a hang.
 #
 # ## Questions
 #

@@ -10,8 +10,8 @@
 # %% [markdown]
 # # Lab 09: precision, accumulation, offload
 #
-# A unit's values need not have one dtype, live in one memory, or be reduced in every backward. This lab changes each
-# of the three, with the engine of labs 05 to 08 as it is: what changes is the *unit*, in a handful of places.
+# A unit's values can have several dtypes, live in two memories, and be reduced less often than once per backward. This
+# lab changes all three. The engine of labs 05 to 08 stays; only the *unit* changes, in a few places.
 #
 # ![The dtypes of parameters, gradients and optimizer state in mixed precision](../slides/figures/practice-dtypes.svg)
 #
@@ -20,10 +20,10 @@
 # **Afterwards you can**
 #
 # - name the dtype of each stage of a step in mixed precision, and say which stage cannot do without fp32;
-# - predict what bf16 saves, in memory and on the wire, and what it does not;
+# - predict the savings of bf16, in memory and on the wire, and their limits;
 # - scale the loss of fp16 so that sharded ranks agree, and say why bf16 needs nothing of the kind;
 # - choose between accumulating shards and accumulating unsharded gradients by their bytes and messages;
-# - move shards, gradients and the optimizer to the host without reading what has not arrived.
+# - move shards, gradients and the optimizer to the host without reading values that have not arrived.
 #
 # **You need** lab 05 (units, gather, reduce-scatter), lab 06 (streams and events).
 #
@@ -47,10 +47,10 @@ from minifsdp.course.workshop import exercise, outcome, predict
 # %% [markdown]
 # ## What hurts now
 #
-# FSDP's remaining costs are the unsharded units and the wire, and both are counted in bytes. With 2 bytes for an
-# element instead of 4, both are halved. And a GPU's matrix units are faster: 312 TFLOP/s in bf16 and fp16, 156 in
-# TF32, against 19.5 in fp32 (NVIDIA's data sheet of the A100). Messages are only halved, so they are harder to hide.
-# Why not make the whole model bf16?
+# FSDP's remaining costs are the unsharded units and the wire, both in bytes. With 2 bytes per element instead of 4,
+# both are halved. And a GPU's matrix units are faster: 312 TFLOP/s in bf16 and fp16, 156 in TF32, against 19.5 in fp32
+# (NVIDIA's data sheet of the A100). Messages are only halved, so they are harder to overlap. Why not make the whole
+# model bf16?
 #
 # | dtype | bytes | exponent | mantissa | largest | smallest above 0 |
 # |---|---|---|---|---|---|
@@ -58,8 +58,8 @@ from minifsdp.course.workshop import exercise, outcome, predict
 # | bf16 | 2 | 8 bits | 7 bits | 3.4e38 | 9.2e-41 |
 # | fp16 | 2 | 5 bits | 10 bits | 65,504 | 6.0e-8 |
 #
-# Just below 1 the numbers of bf16 are 1/256 apart. A parameter is 1.0, and an optimizer subtracts 0.001 from it, 500
-# times. Predict what is in the parameter then.
+# Just below 1 the numbers of bf16 are 1/256 apart. An optimizer subtracts 0.001 from a parameter of 1.0, 500 times.
+# Predict the result.
 
 # %%
 predict("9.0", ..., "a bf16 parameter of 1.0 after 500 updates of -0.001")
@@ -100,8 +100,8 @@ print(f"fp32: {high.item():.4f}; bf16: {low.item():.4f}, for 1.0 - 0.001 rounds 
 
 # %% [markdown]
 # And in a model? Adam's first step moves *every* element by about the learning rate, in either direction. Count the
-# elements of this lab's model that such a step leaves where they are, if they are kept in bf16. (Elements that are 0
-# at first can take any step, and those that are 1, the norms' weights, hardly any.)
+# elements of this lab's model that such a step leaves unchanged if they are kept in bf16. (Elements that are 0 at first
+# can take any step, and those that are 1, the norms' weights, hardly any.)
 
 # %%
 RANKS = 2
@@ -118,8 +118,8 @@ for rate in (1e-2, 1e-3, 1e-4, 1e-5):
     print(f"learning rate {rate:g}: unchanged in bf16 {lost[0] / len(start):6.1%}, in fp32 {lost[1] / len(start):.1%}")
 
 # %% [markdown]
-# That is why the *shards*, which the optimizer updates, stay in fp32: they are called *master weights*. bf16 is for
-# what is made from them and thrown away again:
+# So the *shards*, which the optimizer updates, stay in fp32: they are called *master weights*. Only the tensors made
+# from them temporarily are bf16:
 #
 #     shard (fp32) --cast--> full (param_dtype) --compute--> gradient (param_dtype)
 #     shard.grad (fp32) <--cast-- mean (reduce_dtype) <--reduce-scatter-- gradient (reduce_dtype)
@@ -127,8 +127,8 @@ for rate in (1e-2, 1e-3, 1e-4, 1e-5):
 # FSDP has an advantage here (FSDP paper, section 4.4): the master weights are sharded. One device with mixed
 # precision has 4 + 2 bytes per element all the time, FSDP 4/N, and 2 for the units that are whole at the moment.
 #
-# A number first: the shards stay in fp32, so what has changed on the wire? FULL_SHARD in bf16, reduced in bf16 too:
-# bytes that a rank of 2 sends in a step, as a fraction of those in fp32.
+# First a prediction: the shards stay in fp32, so what has changed on the wire? With FULL_SHARD in bf16, reduced in bf16
+# too: the bytes that one of 2 ranks sends in a step, as a fraction of those in fp32.
 
 # %%
 predict("9.1", ..., "bytes sent in a step of FULL_SHARD in bf16, as a fraction of fp32's")
@@ -138,11 +138,11 @@ predict("9.1", ..., "bytes sent in a step of FULL_SHARD in bf16, as a fraction o
 #
 # *8 minutes, medium*
 #
-# A collective does not cast: it moves bytes. So this rank's shard has to be cast before it is sent. torch has a
-# buffer for that, `_mp_shard` (`torch/distributed/fsdp/_flat_param.py`), P / N elements for as long as a gather lasts.
-# But there is room already. In `full`, which the gather is about to fill, one slice is this rank's own; what is to be
-# sent can lie there, and nowhere else in `full`: then the all-gather works *in place*. It is non-blocking: what it
-# returns is waited for by whoever computes.
+# A collective does not cast: it moves bytes. So this rank's shard has to be cast before it is sent. torch has a buffer
+# for that, `_mp_shard` (`torch/distributed/fsdp/_flat_param.py`), P / N elements for as long as a gather lasts. But
+# this memory exists already. One slice of `full`, which the gather is about to fill, belongs to this rank; the cast
+# shard can be written there, and the all-gather then works *in place*. It is non-blocking: the caller waits for the
+# returned handle before it computes.
 
 
 # %% tags=["exercise-9.1"]
@@ -170,9 +170,9 @@ def gather_low(full: Tensor, shard: Tensor, group: Group) -> Handle:
 # *8 minutes, medium*
 #
 # In backward each leaf's gradient has the dtype of `full`. The engine copies them into one unsharded gradient, whose
-# dtype is the `reduce_dtype`: that is what is sent and summed. The reduce-scatter leaves the mean of this rank's
-# part, in `reduce_dtype` as well. The optimizer wants it in the shard's dtype, and the gradients of micro-batches
-# have to be added in that: small terms are lost in a low one just as small updates are.
+# dtype is the `reduce_dtype`: that is what is sent and summed. The reduce-scatter leaves the mean of this rank's part,
+# in `reduce_dtype` as well. The optimizer needs it in the shard's dtype, and the gradients of micro-batches must be
+# added in that dtype: a low one loses small terms just as it loses small updates.
 
 
 # %% tags=["exercise-9.2"]
@@ -196,8 +196,8 @@ def deliver(shard: nn.Parameter, mean: Tensor) -> None:
 #
 # The mean over N ranks is a sum and a division. The range of fp32 and bf16 is wide enough for either order. That of
 # fp16 is not: N gradients above 65,504 / N overflow if they are summed first, and what is below 3e-8 * N becomes 0 if
-# all is divided first. So a part before and the rest after: about √N each. To divide by a power of two changes the
-# exponent only, and rounds nothing above 6e-5; below, fp16 loses bits. (torch's FSDP1 splits in every dtype,
+# all is divided first. So divide by about √N before and by the rest after. Division by a power of two changes only the
+# exponent, and rounds nothing above 6e-5; below, fp16 loses bits. (torch's FSDP1 splits in every dtype,
 # `_get_gradient_predivide_factor` in `torch/distributed/algorithms/_comm_hooks/default_hooks.py`, and only by powers
 # that divide N. FSDP2 splits in fp16; otherwise the reduction divides, `ReduceOp.AVG`, as in minifsdp's own unit:
 # `_get_gradient_divide_factors` in `_fully_shard/_fsdp_collectives.py`.)
@@ -233,14 +233,14 @@ for gradient in (2_000.0, 2e-6):
     print(f"gradient {gradient:g}: after the sum {found[0]:g}, before {found[1]:g}, split {found[2]:g}")
 
 # %% [markdown]
-# The split gives up √N of the range at either end, instead of N at one: beyond 65,504 / √N it overflows, too, and
-# 2e-6 / 32 has lost bits. What else is to be done in so narrow a range comes with the scale of the loss, in 9.4.
+# The split gives up √N of the range at either end, instead of N at one: beyond 65,504 / √N it overflows, too, and 2e-6
+# / 32 has lost bits. Loss scaling, in 9.4, is the other measure against the narrow range.
 #
 # ## Your unit in the engine
 #
 # `FlatUnit` is the unit of labs 05 to 08: a flat parameter, and a plan that says over which ranks and in which dtypes.
-# What the plan asks for, your functions do: the class below calls them where `FlatUnit` has its own, and a `Reduction`
-# divides as yours says. FSDP is handed both (`unit=`); the engine and the schedules do not notice.
+# Your functions carry the plan out: the class below calls them instead of `FlatUnit`'s own code, and a `Reduction` uses
+# your divisors. Both are passed to FSDP (`unit=`); the engine and the schedules stay unchanged.
 
 
 # %%
@@ -294,7 +294,7 @@ def shards_of(model: FullyShardedDataParallel) -> list[nn.Parameter]:
 # %% [markdown]
 # ### Measured: the dtype of each stage
 #
-# Noted where each is: in a linear layer of a block when it computes, in the engine's buffers, in the optimizer.
+# Noted in three places: in a linear layer of a block when it computes, in the engine's buffers, in the optimizer.
 
 
 # %%
@@ -339,8 +339,8 @@ for name, dtypes in noted.items():
 # ### Measured: the same gradients as torch's FSDP
 #
 # The gradient shards of a step: yours, minifsdp's own unit, torch's `FullyShardedDataParallel` with the same
-# `mixed_precision`. On two ranks a sum is one addition, and to halve it is exact (far from fp16's two ends), so there
-# is nothing to round differently.
+# `mixed_precision`. On two ranks a sum is one addition, and halving is exact (far from the ends of fp16's range), so
+# rounding cannot differ.
 
 
 # %%
@@ -466,8 +466,8 @@ plots.stages(
 
 # %% [markdown]
 # So bf16 halves unsharded parameters and gradients, the wire, and nearly the activations (logits and loss are fp32):
-# nothing at rest. In this small model the optimizer's state is most of what there is. To reduce in fp32 costs unsharded
-# gradients and their messages twice as large, and spares the sum over the ranks bf16's 7 bits of mantissa: on 2 ranks
+# nothing at rest. In this small model the optimizer's state is most of what there is. Reducing in fp32 doubles the
+# unsharded gradients and their messages, and avoids bf16's 7 bits of mantissa in the sum over the ranks: on 2 ranks
 # that is one rounding, on 512 more.
 #
 # ## 9.4 fp16: all step, or none
@@ -476,15 +476,15 @@ plots.stages(
 #
 # fp16 has more mantissa than bf16, and a narrow range. Gradients are small, and below 6e-5 they lose bits, below 3e-8
 # all. *Loss scaling* multiplies the loss by a large number S, which multiplies all gradients, and divides them by S
-# again in fp32, before the optimizer. S is guessed: start high; if any gradient is an infinity or a NaN, throw the
-# step away and halve S. (After 2,000 good steps torch doubles it again; that we leave out. Neither has a floor: a NaN
-# in the data halves S for ever, and the run should stop.) Clipping belongs between unscaling and the step: its norm is
-# that of all shards (`model.clip_grad_norm_`).
+# again in fp32, before the optimizer. S is guessed: start high; if any gradient is an infinity or a NaN, skip the step
+# and halve S. (After 2,000 good steps torch doubles it again, which this lab omits. Neither has a lower limit: with a
+# NaN in the data S halves forever, and the run should stop.) Clipping belongs between unscaling and the step: its norm
+# is that of all shards (`model.clip_grad_norm_`).
 #
-# A *sharded* rank sees its own shards' gradients. An overflow in one of them is seen by one rank. What do the others
-# do?
+# A *sharded* rank sees only its own shards' gradients, so only one rank sees an overflow in one of them. What do the
+# others do?
 #
-# Predict: a scale of 2**24 is a bad guess if 2**20 is the largest without overflow. How many steps are thrown away?
+# Predict: a scale of 2**24 is a bad guess if 2**20 is the largest without overflow. How many steps are skipped?
 
 # %%
 predict("9.4", ..., "steps thrown away from a scale of 2**24 to one of 2**20")
@@ -513,9 +513,8 @@ def step_together(optimizer: torch.optim.Optimizer, scale: float, group: Group) 
 # %% [markdown]
 # ### Measured: agreed on all ranks (C18)
 #
-# Two ranks, fp16, your unit. In the third step one element of rank 1's gradients is set to infinity. Beside your
-# function: minifsdp's `ShardedGradScaler`, and a scaler that looks at its own rank only, which is what torch's plain
-# `GradScaler` does.
+# Two ranks, fp16, your unit. In the third step one element of rank 1's gradients is set to infinity. Next to your
+# function: minifsdp's `ShardedGradScaler`, and a scaler that checks only its own rank, like torch's plain `GradScaler`.
 
 
 # %%
@@ -581,10 +580,10 @@ print(f"expected: steps {expected[1]}; your parameters equal ShardedGradScaler's
 assert same
 
 # %% [markdown]
-# Alone, rank 0 has updated its half of the model with a step that rank 1 has refused. And the scales have parted:
-# from then on rank 0 multiplies its loss by 1024, rank 1 by 512, and the reduce-scatter averages gradients of two
-# different scales. Nothing raises, and no rank can see it.
-# (torch has a `ShardedGradScaler` too; without CUDA it switches itself off, so it is not beside yours here.)
+# With the local check, rank 0 has updated its half of the model in a step that rank 1 skipped. The scales now differ:
+# rank 0 multiplies its loss by 1024, rank 1 by 512, and the reduce-scatter averages gradients of two different scales.
+# Nothing raises, and no rank can see it. (torch has a `ShardedGradScaler` too; without CUDA it switches itself off, so
+# it is missing here.)
 #
 # ### Measured: why to scale, and what a bad guess costs (C18)
 #
@@ -653,23 +652,23 @@ assert scales[0] == 2.0**29, f"the first guess was too high, and is halved: {sca
 assert scales[-1] == scales[-2], f"the guess was not corrected: {scales}"
 
 # %% [markdown]
-# Each halving costs a whole forward and backward. And the infinities come back whenever S has grown too far: with
-# fp16 that is a part of training. bf16 has taken its place where the hardware has it.
+# Each halving costs a whole forward and backward. And infinities return whenever S has grown too far: with fp16 this is
+# part of training. bf16 has replaced it where the hardware supports it.
 #
 # ## 9.5 Accumulate, with and without communication
 #
 # *8 minutes, medium*
 #
-# A batch that does not fit goes through in k *micro-batches*, whose gradients are added up. When is a gradient
+# A batch that does not fit in memory runs as k *micro-batches*, whose gradients are added up. When is a gradient
 # reduced?
 #
 # - **with communication**: after every micro-batch. Every backward reduce-scatters, and adds to the shard's gradient.
-#   What stays between micro-batches is a shard, 4Ψ / N bytes in fp32.
-# - **without**: inside `model.no_sync()` gradients stay where backward has left them, in the unsharded gradient of
-#   each unit. The first backward outside reduces the sum. What stays between micro-batches is 4Ψ: as much as DDP has.
+#   Between micro-batches a rank keeps a shard, 4Ψ / N bytes in fp32.
+# - **without**: inside `model.no_sync()` gradients stay unsharded, in the unsharded gradient of each unit. The first
+#   backward outside reduces the sum. Between micro-batches a rank keeps 4Ψ bytes, as much as DDP.
 #
-# "Accumulation with communication reduces after several steps" is often said, and wrong: it reduce-scatters in
-# **every** micro-batch. That is why it saves memory, and why it sends more.
+# Many texts say that accumulation with communication reduces after several steps. That is wrong: it reduce-scatters in
+# **every** micro-batch. So it saves memory and sends more.
 #
 # Predict, for k = 3 micro-batches of this lab's model with its 6 units: reduce-scatters with communication, and bytes
 # of gradients that a rank of 2 keeps between micro-batches without (the model has `psi` elements with its padding; an
@@ -750,11 +749,11 @@ print(f"the same gradient within rounding: {close}")
 assert close
 
 # %% [markdown]
-# The reductions fall from kU to U; the gathers stay, since parameters are sharded again after every backward. With
-# FULL_SHARD these are two thirds of the traffic, and the additional 4Ψ are why `no_sync` runs out of memory. (With
-# SHARD_GRAD_OP parameters stay whole inside `no_sync`, so that their gathers are saved as well, for another 4Ψ: `kept`
-# in `minifsdp/fsdp/engine.py`.) minifsdp accumulates unsharded gradients in `reduce_dtype`; torch leaves them in
-# autograd's `.grad`, in `param_dtype`.
+# The reductions fall from kU to U; the gathers stay, because parameters are sharded again after every backward. With
+# FULL_SHARD they are two thirds of the traffic, and the additional 4Ψ bytes are the reason why `no_sync` runs out of
+# memory. (With SHARD_GRAD_OP parameters stay whole inside `no_sync`, so that their gathers are saved as well, for
+# another 4Ψ: `kept` in `minifsdp/fsdp/engine.py`.) minifsdp accumulates unsharded gradients in `reduce_dtype`; torch
+# leaves them in autograd's `.grad`, in `param_dtype`.
 #
 # On an emulated link (1 ms latency, 100 MB/s), both:
 
@@ -791,19 +790,19 @@ plots.timeline(
 # *12 minutes, hard*
 #
 # *CPU offload* keeps shards, their gradients and the optimizer's state in host memory, and the optimizer computes
-# there. On the device there is only what a unit needs while it computes. Shards go *to* the device by your 9.1:
-# `copy_` moves as well as it casts, and with `non_blocking=True` the host does not wait. (Where it does both at once
-# torch makes a temporary on the device, of the shard's size: `aten/src/ATen/native/cuda/Copy.cu`.) Gradients go back,
-# and that way has a trap. A copy from a GPU to pinned (page-locked) host memory is only *started* by the host; the
-# optimizer, on the host, would read before it has arrived. Who waits when?
+# there. The device holds only the units that compute. Shards go *to* the device by your 9.1: `copy_` moves as well as
+# casts, and with `non_blocking=True` the host does not wait. (To do both at once torch makes a temporary on the device,
+# of the shard's size: `aten/src/ATen/native/cuda/Copy.cu`.) Gradients go back, and that direction has a trap. A copy
+# from a GPU to pinned (page-locked) host memory is only *started* by the host; the optimizer, on the host, would read
+# before it has arrived. Who waits when?
 #
-# - not at once: the host would stand still after every unit, and issue nothing;
+# - not at once: the host would be blocked after every unit, and issue nothing;
 # - at the end of backward, before the optimizer, and for this copy: by an *event* recorded behind it. (torch waits
 #   once, for all that the stream holds: `_post_backward_final_callback` in `_runtime_utils.py`.)
 #
-# And what is there already is added to. torch's FSDP overwrites it (`_offload_grad` in
-# `torch/distributed/fsdp/_runtime_utils.py` copies into `_cpu_grad`), so that its documentation (of the class)
-# excludes accumulation outside `no_sync()`.
+# The gradient is added to an existing one. torch's FSDP overwrites it (`_offload_grad` in
+# `torch/distributed/fsdp/_runtime_utils.py` copies into `_cpu_grad`), so that its documentation (of the class) excludes
+# accumulation outside `no_sync()`.
 #
 # Predict: between steps, after `zero_grad`, how many bytes of parameters and Adam's state has a *device* with
 # offload?
@@ -865,9 +864,9 @@ def offloaded(unit: type[FlatUnit] = HostUnit) -> FullyShardedDataParallel:
 # %% [markdown]
 # ### Counted: bytes on the device, before and after (C41)
 #
-# On a GPU `tensor.device` tells where a tensor is. On a CPU both memories are one, so we keep account: the engine's
-# buffers (`device.empty`) are on the device; what `device.copy_to_host` returns is on the host; gradients and Adam's
-# state are where their shards are.
+# On a GPU `tensor.device` says where a tensor is. On a CPU both memories are one, so the lab keeps account: the
+# engine's buffers (`device.empty`) are on the device; what `device.copy_to_host` returns is on the host; gradients and
+# Adam's state are where their shards are.
 
 
 # %%
@@ -944,19 +943,19 @@ for name, stages in on_device.items():
 outcome("9.6", sum(on_device["offloaded"]["between steps"].values()), slips={"the shards alone": shard})
 
 # %% [markdown]
-# All of the model state is in the host's memory, 16Ψ / N bytes with the gradients. The price is the way: in every step
-# 4Ψ / N bytes go to the device twice (the root's once) and 4Ψ / N bytes come back, over the bus between the two, and
-# the optimizer runs at the speed of the host. A CPU-only run cannot measure how long that takes.
+# All of the model state is in the host's memory, 16Ψ / N bytes with the gradients. The price is the transfer: in every
+# step 4Ψ / N bytes go to the device twice (the root's once) and 4Ψ / N bytes come back over the bus, and the optimizer
+# runs at the speed of the host. A CPU-only run cannot measure how long that takes.
 #
 # ### Measured: the same gradient, accumulated too
 #
-# Offload changes where things are, no value. Two micro-batches with communication: your offloaded unit, minifsdp's,
-# and no offload at all. torch's FSDP is missing from this comparison: without a CUDA device its offload fails at
-# `pin_memory`.
+# Offload changes the location of tensors, not their values. Two micro-batches with communication: your offloaded unit,
+# minifsdp's, and no offload at all. torch's FSDP is missing from this comparison: without a CUDA device its offload
+# fails at `pin_memory`.
 #
 # ### Break it: the gradient overwritten
 #
-# Beside them a unit that does what torch's does.
+# Next to them a unit that behaves like torch's.
 
 
 # %%
@@ -997,8 +996,8 @@ assert torch.equal(found["yours"], found["no offload"]), "offload has changed th
 assert half
 
 # %% [markdown]
-# No error: each step has the gradient of its last micro-batch, and what the others hold no longer matters. That is how
-# to find it. The other break of this exercise, not to wait for the copy, cannot be shown on a CPU, where a copy is over
+# There is no error: each step has the gradient of its last micro-batch, and the others have no effect. This is how to
+# detect it. The other break of this exercise, not to wait for the copy, cannot be shown on a CPU, where a copy is over
 # when the call returns; on a GPU the optimizer would read whatever was in the pinned memory before.
 #
 # ### Break it: the sum in bf16
@@ -1016,24 +1015,24 @@ print(f"1 + 64/512: in fp32 {shard.grad.item():.4f}, in bf16 {in_bf16.item():.4f
 assert shard.grad.item() == 1.125
 
 # %% [markdown]
-# It is the lost update again. Wherever many small terms are added to something that stays, the sum wants fp32:
-# weights, accumulated gradients, the optimizer's moments, and with many ranks also the reduction.
+# This is the lost update again. Sums of many small terms need fp32: weights, accumulated gradients, the optimizer's
+# moments, and with many ranks also the reduction.
 #
 # ## What is still missing
 #
 # Buffers (running means) have a dtype of their own, `buffer_dtype`; inputs of a forward are cast, too; modules such as
 # BatchNorm are better left in fp32 (`_module_classes_to_ignore`): `param_dtype` casts all of a unit, norms too, where
 # `torch.autocast` keeps norms, softmax and losses in fp32. minifsdp has all of that in `fsdp/torch_api`
-# (`mixed_precision.py`, `exempt.py`). What is left alone altogether, modules to be ignored and the first values of all
-# ranks (`sync_module_states`), belongs to construction, and to lab 10.
+# (`mixed_precision.py`, `exempt.py`). Ignored modules and equal initial values on all ranks (`sync_module_states`)
+# belong to construction, in lab 10a.
 #
 # ## What to remember
 #
 # 1. bf16 halves what is unsharded and what is sent (a third less is sent if reduced in fp32). The shards, their
 #    gradients and the optimizer's state stay in fp32: 16Ψ / N bytes whatever the precision.
-# 2. The cast has no buffer of its own: the shard is cast into its own slice of what is gathered.
-# 3. fp16 needs its loss scaled, its division split, and a verdict on infinities that all ranks share: all step, or
-#    none. bf16 needs none of it.
+# 2. The cast needs no buffer: the shard is cast into its own slice of the gathered buffer.
+# 3. fp16 needs loss scaling, a split division, and a common verdict on infinities: all ranks step, or none. bf16 needs
+#    none of this.
 # 4. Accumulation with communication reduce-scatters every micro-batch and keeps shards. `no_sync` reduces once and
 #    keeps whole gradients, N times the bytes. The gathers are the same.
 # 5. Offload: start the copy, record an event, wait for it at the end of backward, then add.
@@ -1060,9 +1059,9 @@ assert shard.grad.item() == 1.125
 # `reduce_dtype=bfloat16` it just would, and sums of micro-batches in bf16 lose small terms.</details>
 #
 # **5. Nobody waits for the copies of 9.6. Which unit's gradient is read too early first?**
-# <details><summary>Answer</summary>That of the unit that backward ends with, the root: its copy is the last to
-# start, and the optimizer follows at once, with the root's parameters, which come first. A large root takes longer. It
-# need not fail in every step, which is what makes it hard to find.</details>
+# <details><summary>Answer</summary>The root's, with which backward ends: its copy starts last, and the optimizer
+# follows at once, with the root's parameters first. A large root takes longer. It need not fail in every step, which
+# makes it hard to find.</details>
 #
 # ## Further reading
 #
