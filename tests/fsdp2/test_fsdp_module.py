@@ -87,7 +87,7 @@ def what_is_refused() -> None:
         (scalar, {}, ValueError, "scale to a 1D tensor"),
         (noncontiguous, {}, NotImplementedError, "non-contiguous parameters: weight"),
         (two_dtypes, {}, ValueError, "0.weight is torch.float32, 1.weight is torch.float16"),
-        (nn.Linear(5, 4), PLACED, ValueError, "bias, which has 1 dimension"),
+        (nn.Linear(4, 4), PLACED, ValueError, "bias, which has 1 dimension"),
         (
             nn.Linear(5, 4, bias=False),
             {"shard_placement_fn": lambda p: Shard(1)},
