@@ -10,9 +10,9 @@
 # %% [markdown]
 # # Lab 00: memory
 #
-# Training holds four things: parameters, gradients, optimizer state and activations. Every rung of this course divides
-# one of them over the ranks, moves it, or shortens its lifetime. So first: how large is each, to the byte, and when
-# does it exist?
+# A training step holds four things in memory: parameters, gradients, optimizer state and
+# activations. Every rung of this course divides one of them among the ranks, moves it, or shortens
+# its lifetime. This lab measures the size of each, to the byte, and when it exists.
 #
 # ![Bytes of a rank under each ZeRO stage: parameters, gradients and optimizer state, sharded one after the
 # other](../slides/figures/stages.svg)
@@ -20,21 +20,23 @@
 # *From [lecture 1, Where memory goes, and what ZeRO saves](../slides/memory.md), which comes before this lab.*
 #
 # **Afterwards you can**
-# - say how many bytes of parameters, gradients and optimizer state a model needs, for the usual optimizers, in float32
-#   and in mixed precision, and check it by measurement;
-# - derive the bytes that the three stages of ZeRO leave on each rank;
-# - write the Adam step, and say which of its tensors appears when;
-# - count the bytes that autograd keeps for backward, and find the batch at which they exceed everything else.
+# - compute the bytes of parameters, gradients and optimizer state that a model needs, for the
+#   usual optimizers, in float32 and in mixed precision, and check them by measurement;
+# - derive the memory per rank in the three stages of ZeRO;
+# - write the Adam step, and name the moment at which each of its tensors appears;
+# - count the bytes that autograd keeps for backward, and find the batch size at which they exceed
+#   everything else.
 #
 # **You need** PyTorch on one device: a module, `backward`, an optimizer. No distributed training.
 #
-# **Time** 50 minutes. **Worlds**: this lab needs no ranks; it runs in this process, on the CPU or on one GPU.
-# **Memory**: 9 MiB of tensors at most, by the ledger.
+# **Time** 50 minutes. **Worlds**: this lab needs no ranks; it runs in this process, on the CPU or
+# on one GPU. **Memory**: 9 MiB of tensors at most, by the ledger.
 #
-# **How a lab works.** An exercise is a cell with a function whose `...` you replace. While it is blank, the reference
-# answer stands in, so everything below runs. Once you write something, it is checked in a separate process, and the
-# rest of the lab uses it, right or wrong. A failing check says what it expected and gives a hint; `minifsdp lab hint
-# 0.1` gives one too. Each plot says how many of the lab's pieces are yours. Before a measurement the lab asks for a
+# **How a lab works.** An exercise is a cell with a function; write its body instead of `...`.
+# While it is blank, the reference stands in, so that everything below runs. As soon as you write
+# something, it is checked in a separate process, and the cells below use it, right or wrong. A
+# failed check shows the expected result and a hint; `minifsdp lab hint 0.1` gives one too. Each
+# plot shows how many of the lab's pieces are yours. Before a measurement you are asked for a
 # prediction: replace the dots with a number. A wrong prediction teaches more than none.
 #
 # Throughout, Ψ is the number of elements of all parameters, N the number of ranks, and K the bytes of optimizer state
@@ -59,9 +61,9 @@ DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 # %% [markdown]
 # ## The ledger
 #
-# All bytes in this course come from one instrument. While a `Ledger` counts, it enters every piece of memory that an
-# operator returns, once and at its size, until it is freed, under a tag for its purpose. Here it watches one linear
-# layer with 15 + 5 elements of 4 bytes.
+# All byte counts in this course come from one instrument. While a `Ledger` is active, it records
+# every piece of memory that an operator returns: once, at its size, until it is freed, under a tag
+# for its purpose. Here it watches one linear layer with 15 + 5 elements of 4 bytes.
 
 # %%
 with Ledger() as ledger, DEVICE:
@@ -75,8 +77,8 @@ print({tag: size for tag, size in built.items() if size})
 print({tag: size for tag, size in trained.items() if size})
 
 # %% [markdown]
-# Before you count an optimizer's state, look at it. `optimizer.state` maps each parameter to its buffers; the next cell
-# shows it for the layer's weight, after one step.
+# Before you count an optimizer's state, look at it. `optimizer.state` maps each parameter to its
+# buffers; the cell shows those of the layer's weight, after one step.
 
 # %%
 OPTIMIZERS = {
@@ -98,18 +100,19 @@ for name, make in OPTIMIZERS.items():
 #
 # *5 minutes, easy*
 #
-# **The question.** A model of 7.5 billion parameters in bfloat16 fills 15 GB, and yet it cannot be trained on a device
-# of 80 GB. What else takes memory?
+# **The question.** A model of 7.5 billion parameters in bfloat16 fills 15 GB, yet it cannot be
+# trained on a device of 80 GB. What takes the rest?
 #
-# - Gradients have the shape and dtype of the parameters they belong to.
-# - An optimizer keeps the buffers that you have just seen, each with the shape and dtype of *the tensor it updates*.
-#   Adam counts its steps in a float32 of its own for every parameter tensor.
-# - In mixed precision with a **float32 copy** (*master weights*), forward and backward use parameters of 2 bytes, and
-#   the optimizer updates a copy of them of 4 bytes, which is then rounded into the parameters. The copy counts as
-#   optimizer state, and all of the optimizer's buffers are float32. The reason follows below.
+# - Each gradient has the shape and dtype of its parameter.
+# - An optimizer keeps the buffers that you have just seen, each with the shape and dtype of *the
+#   tensor it updates*. Adam also keeps one float32 step count for each parameter tensor.
+# - In mixed precision with a **float32 copy** (*master weights*), forward and backward use
+#   parameters of 2 bytes. The optimizer updates a copy of 4 bytes, which is then rounded into the
+#   parameters. The copy counts as optimizer state, and all the optimizer's buffers are float32.
+#   The reason for the copy follows below.
 #
-# First a prediction. `nn.Linear(300, 100)` has a weight and a bias, in float32: how many bytes of state does Adam keep
-# for it? Replace the dots.
+# First a prediction. `nn.Linear(300, 100)` has a weight and a bias, in float32: how many bytes of
+# state does Adam keep for it? Replace the dots.
 
 # %%
 predict("0.1", ..., "bytes of Adam's state for nn.Linear(300, 100) in float32")
@@ -118,7 +121,7 @@ predict("0.1", ..., "bytes of Adam's state for nn.Linear(300, 100) in float32")
 # %% tags=["exercise-0.1"]
 @exercise("0.1")
 def training_bytes(numels: list[int], itemsize: int, optimizer: str, master_copy: bool = False) -> dict[str, int]:
-    """Bytes of parameters, gradients and optimizer state, once a model has been trained for a step.
+    """Bytes of parameters, gradients and optimizer state after a model's first training step.
 
     Args:
         numels: elements of each parameter tensor of the model.
@@ -155,8 +158,8 @@ outcome(
 # %% [markdown]
 # ### Measured: what each optimizer keeps (C3)
 #
-# Now for a whole model: the course's GPT, small, under torch's own optimizers. `stages_of` runs its first training step
-# and reads the ledger at the end of each stage; the rest of the lab uses it.
+# Now a whole model: the course's GPT, small, under torch's own optimizers. `stages_of` runs its
+# first training step and reads the ledger at the end of each stage; the rest of the lab uses it.
 
 # %%
 STAGES = ("built", "optimizer made", "forward", "backward", "step", "zero_grad")
@@ -169,7 +172,7 @@ def build(dtype: torch.dtype = torch.float32, layers: int = 2) -> GPT:
 
 
 def batch_of(rows: int) -> Tensor:
-    """[rows, 24] tokens; as targets they will do too, for nothing here depends on the values."""
+    """[rows, 24] tokens, used as targets too, since nothing here depends on the values."""
     return torch.arange(rows * 24, device=DEVICE).view(rows, 24) % 257
 
 
@@ -218,13 +221,15 @@ for dtype in (torch.float32, torch.bfloat16):
         assert model_state == expected, f"{name}: measured {model_state}, expected {expected}"
 
 # %% [markdown]
-# To the byte. Read K off the columns: 0 for SGD, one buffer for momentum, two for Adam, three for AMSGrad, and behind
-# the decimal point of Adam's the step counts, which no paper mentions and which here are 120 bytes.
+# Measured and expected agree to the byte. The columns show K: 0 for SGD, one buffer for momentum,
+# two for Adam, three for AMSGrad. The decimals of Adam's K are the step counts, 120 bytes here; no
+# paper mentions them.
 #
-# Two common statements are wrong. K is not a property of Adam: in float32 it is 8, in bfloat16 throughout it is 4, and
-# the 12 of the ZeRO paper belongs to mixed precision with a float32 copy. And mixed precision does not halve the memory
-# of model state: float32 throughout takes 4 + 4 + 8 = 16 bytes per element, and mixed precision takes 2 + 2 + 12, the
-# same 16; without gradients, as between two steps, 12 stand against 14.
+# This corrects two common mistakes. K is not a property of Adam: it is 8 in float32, 4 in bfloat16
+# throughout, and the 12 of the ZeRO paper belongs to mixed precision with a float32 copy. And
+# "mixed precision halves the memory" is wrong for model state: float32 throughout takes 4 + 4 + 8
+# = 16 bytes per element, and mixed precision takes 2 + 2 + 12, the same 16. Without gradients, as
+# between two steps, they take 12 and 14.
 
 # %%
 for name, state in {
@@ -238,13 +243,14 @@ for name, state in {
 #
 # *8 minutes, medium*
 #
-# **The question.** 16 bytes times 7.5 billion are 120 GB, on every rank: data parallelism replicates all of it, and N
-# devices hold N equal copies. How much would each hold without the copies?
+# **The question.** 16 bytes times 7.5 billion are 120 GB, on every rank: data parallelism
+# replicates all of it, and N devices hold N equal copies. How much would each hold without the
+# copies?
 #
-# ZeRO (*Zero Redundancy Optimizer*) shards: it cuts a tensor into N equal parts, and each rank keeps one. Stage 1
-# shards the optimizer state, stage 2 the gradients as well, stage 3 the parameters as well. Computation is not divided:
-# every rank still runs the whole model on its own data. (So ZeRO is not a kind of tensor parallelism, although some
-# texts say so.)
+# ZeRO (*Zero Redundancy Optimizer*) shards: it cuts a tensor into N equal parts, and each rank
+# keeps one. Stage 1 shards the optimizer state, stage 2 the gradients as well, stage 3 the
+# parameters as well. Computation is not divided: every rank still runs the whole model on its own
+# data. (ZeRO is therefore not a kind of tensor parallelism.)
 
 # %%
 predict("0.2", ..., "GB on each rank in stage 2, to one decimal: Ψ = 7.5 billion, N = 64, K = 12, 2 bytes per element")
@@ -253,12 +259,14 @@ predict("0.2", ..., "GB on each rank in stage 2, to one decimal: Ψ = 7.5 billio
 # %% tags=["exercise-0.2"]
 @exercise("0.2")
 def zero_stages(psi: int, ranks: int, k: int = 12, itemsize: int = 2) -> dict[str, float]:
-    """Bytes of model state on each rank, replicated and in the three stages of ZeRO; activations are left out.
+    """Bytes of model state on each rank, replicated and in the three stages of ZeRO.
+
+    Activations do not count.
 
     Args:
         psi: elements of all parameters, Ψ.
-        ranks: N. Padding is left out too: a shard has exactly 1 / N of the bytes.
-        k: bytes of optimizer state per element, K, a float32 copy included.
+        ranks: N. Padding is ignored: a shard has exactly 1 / N of the bytes.
+        k: bytes of optimizer state per element, K, including a float32 copy.
         itemsize: bytes per element of parameters and of gradients.
 
     Returns:
@@ -270,8 +278,8 @@ def zero_stages(psi: int, ranks: int, k: int = 12, itemsize: int = 2) -> dict[st
 # %% [markdown]
 # ### Derived: 120, 31.4, 16.6, 1.9 GB (C2)
 #
-# Next to your result: table 1 of the ZeRO paper, to one decimal, for all its N, and the course's own closed form, which
-# predicts the measurements from lab 03 on.
+# The cell compares your numbers with table 1 of the ZeRO paper, to one decimal, for every N that
+# it lists, and with the course's own closed form, which predicts the measurements from lab 03 on.
 
 # %% tags=["C2"]
 paper = {
@@ -325,18 +333,19 @@ plots.lines(
 )
 
 # %% [markdown]
-# The paper's GB are 10⁹ bytes. `nvidia-smi` and torch print MiB and GiB, so 120 GB appear there as 111.8: a difference
-# of 7 %, enough to decide whether a model fits.
+# The paper's GB are 10⁹ bytes. `nvidia-smi` and torch print MiB and GiB, so that they show 120 GB
+# as 111.8. The difference of 7 % is enough for a model to fit on paper only.
 #
-# So far this is arithmetic: bytes held between steps, not at the peak, and nothing about traffic. Lab 03 builds stages
-# 1 and 2 and measures both, lab 05 builds stage 3.
+# So far this is arithmetic: it covers the memory between steps, but neither the peak nor the
+# traffic. Lab 03 builds stages 1 and 2 and measures both, lab 05 builds stage 3.
 
 # %% [markdown]
 # ## 0.3 The Adam step
 #
 # *10 minutes, medium*
 #
-# **The question.** 12 of the 16 bytes belong to the optimizer. What are they for, and when do they appear?
+# **The question.** 12 of the 16 bytes belong to the optimizer. What are they for, and when are
+# they allocated?
 #
 # For one parameter θ with gradient g, at step t = 1, 2, ..., Adam computes (algorithm 1 of the paper)
 #
@@ -346,8 +355,8 @@ plots.lines(
 #
 # m and v begin at zero. ε stands outside the root. torch calls m `exp_avg` and v `exp_avg_sq`.
 #
-# Before you write it: take the GPT from above in float32, under Adam, after its first `step()` and a `zero_grad()`.
-# How many bytes of parameters, gradients and optimizer state are there?
+# Before you write it, take the GPT from above in float32, under Adam, after its first `step()` and
+# a `zero_grad()`. How many bytes of parameters, gradients and optimizer state does it hold?
 
 # %%
 predict("0.3", ..., f"bytes of model state after the first zero_grad: Ψ = {PSI:,} in {len(NUMELS)} tensors, float32")
@@ -366,12 +375,12 @@ def adam_step(
 ) -> None:
     """One step of Adam on one parameter. Called under `torch.no_grad()`.
 
-    Everything is updated in place, so that whoever holds these tensors sees it and no second copy of them exists.
+    Update every tensor in place: other references must see the change, without a second copy.
 
     Args:
         param: [any shape], updated.
-        grad: [the same shape], read only; may be of lower precision than param: compute in param's dtype.
-        state: empty at the parameter's first step, and to be filled then; afterwards as the last step left it:
+        grad: [the same shape], read only; its precision may be lower: compute in param's dtype.
+        state: empty at the parameter's first step, which fills it; later as the last step left it:
             "step": scalar float32 on the CPU, the number of steps taken, this one included;
             "exp_avg", "exp_avg_sq": shape, dtype and device of param.
         lr, beta1, beta2, eps: as in the formulas.
@@ -380,12 +389,13 @@ def adam_step(
 
 
 # %% [markdown]
-# The optimizer around it is a loop. `Optimizer` has the rest: `state` is a dict that starts empty for every parameter.
+# The optimizer around it is only a loop. `Optimizer` supplies the rest: `state` is a dict, empty
+# at first for every parameter.
 
 
 # %% tags=["shown"]
 class WrittenOutAdam(torch.optim.Optimizer):
-    """What `torch.optim.Adam` does, by way of your `adam_step`."""
+    """`torch.optim.Adam`, computed by your `adam_step`."""
 
     def __init__(self, params):
         super().__init__(params, {})
@@ -401,13 +411,13 @@ class WrittenOutAdam(torch.optim.Optimizer):
 # %% [markdown]
 # ### Measured: when each tensor appears (C36)
 #
-# The same gradients go to yours and to torch's for five steps; yours works on views of one long tensor, as it will in
-# lab 04. Then the ledger is read at every stage of a first step.
+# Your Adam and torch's get the same gradients for five steps; yours works on views of one long
+# tensor, as it will in lab 04. The ledger is then read at every stage of a first step.
 
 # %% tags=["C36"]
 model, tokens = build(), batch_of(rows=2)
 flat = torch.cat([p.detach().flatten() for p in model.parameters()])
-views = [nn.Parameter(part) for part in flat.split(NUMELS)]  # what is written into a view, the whole sees
+views = [nn.Parameter(part) for part in flat.split(NUMELS)]  # a write into a view changes flat
 theirs, mine = torch.optim.Adam(model.parameters(), foreach=False), WrittenOutAdam(views)
 for _ in range(5):
     theirs.zero_grad()
@@ -453,12 +463,14 @@ plots.stages(
 )
 
 # %% [markdown]
-# Building the optimizer allocates nothing: it keeps references to the parameters. The gradients appear in `backward`,
-# which also frees the activations; `exp_avg` and `exp_avg_sq` appear in the first `step`. So a job may run out of
-# memory in its *second* forward: the first had 8 bytes per element more room. One successful training step does not
-# prove that the next will succeed.
+# Making the optimizer allocates nothing: it keeps references to the parameters. `backward`
+# allocates the gradients and at the same time frees the activations that forward saved; the first
+# `step` allocates `exp_avg` and `exp_avg_sq`. That is why a job may run out of memory in its
+# *second* forward: during the first, memory held 8 bytes per element less. One successful training
+# step does not prove that the next will succeed.
 #
-# **Break it.** Ask for a gradient before there is one, and zero the gradients instead of dropping them.
+# **Break it.** Ask for a gradient before backward, and zero the gradients instead of dropping
+# them.
 
 # %%
 try:
@@ -471,10 +483,12 @@ for set_to_none in (True, False):
     print(f"zero_grad(set_to_none={set_to_none}) leaves {left:,} bytes of gradients")
 
 # %% [markdown]
-# With `set_to_none=False`, the default until torch 2.0, gradients are never gone: activations, which peak at the end of
-# forward, come on top of them. With `None` the two hardly coexist.
+# With `set_to_none=False`, the default until torch 2.0, gradients are never freed, and
+# activations, which peak at the end of forward, come on top of them. With `None` the two hardly
+# overlap in time.
 #
-# **Break it.** An optimizer holds references. What happens if the parameters change after it was built?
+# **Break it.** An optimizer holds references. What happens if the parameters change after it was
+# made?
 
 # %%
 with Ledger() as ledger, DEVICE:
@@ -493,15 +507,17 @@ with Ledger() as ledger, DEVICE:
     print(f"parameters: {ledger.mark('step')['parameters']:,} bytes, for a weight of {model.weight.nbytes:,}")
 
 # %% [markdown]
-# `Module.to` converts a parameter in place, so an optimizer built before it keeps working; only existing state is not
-# converted. But a *replaced* parameter leaves the optimizer with the old one: no error, nothing learned, and the old
-# weight's 8,192 bytes stay. Build the optimizer after everything that replaces parameters, such as sharding (lab 05).
+# `Module.to` converts a parameter in place, so that an optimizer made earlier still works; only
+# optimizer state that exists already would not be converted. But if a parameter is *replaced*, the
+# optimizer keeps the old one: no error, no learning, and the old weight's 8,192 bytes stay
+# allocated. Replace parameters before you make the optimizer; sharding (lab 05) replaces them.
 
 # %% [markdown]
 # ### Measured: 2 + 2 + 12 bytes (C1)
 #
-# Mixed precision as in the ZeRO paper: parameters and gradients in bfloat16, and for each parameter a float32 copy that
-# your `adam_step` updates. The copy is made with the optimizer, the moments at its first step.
+# Mixed precision as in the ZeRO paper: parameters and gradients are bfloat16, and your `adam_step`
+# updates a float32 copy of each parameter. The copy is made with the optimizer, the moments at its
+# first step.
 
 
 # %%
@@ -548,13 +564,15 @@ plots.stages(
 )
 
 # %% [markdown]
-# 1 : 1 : 6, and 16 bytes per element. This is the number quoted everywhere. It is a **lower bound** for the time from
-# the end of backward to `zero_grad`, without activations and temporaries; between steps 14 remain. Frameworks that
-# accumulate gradients in float32 hold 18 (Megatron-LM's own table has 16, 18 and 20). The step itself needs memory too.
-# Every operator that does not work in place makes a temporary as large as the parameter: the denominator takes two at
-# once, the root of `exp_avg_sq` and its quotient. So with `foreach=False`, and in the reference, the peak is higher by
-# two of the largest parameter. torch's default on a GPU, `foreach=True`, updates all parameters with a few large
-# operators, and has temporaries as large as all of them.
+# The ratio is 1 : 1 : 6, and the sum 16 bytes per element. This well-known number is a **lower
+# bound** on the memory from the end of backward to `zero_grad`, without activations and
+# temporaries; between steps 14 remain. Frameworks that accumulate gradients in float32 hold 18
+# (Megatron-LM's own table has 16, 18 and 20). The step itself needs memory too. Every operator
+# that does not work in place makes a temporary as large as the parameter. The denominator takes
+# two at once, the root of `exp_avg_sq` and its quotient. So with `foreach=False`, and in the
+# reference, the peak is higher by two temporaries of the largest parameter. torch's default on a
+# GPU, `foreach=True`, updates all parameters with a few large operators, and its temporaries are
+# as large as all the parameters.
 
 # %%
 for name, make in {
@@ -574,8 +592,9 @@ for name, make in {
 print(f"two temporaries of the largest parameter: {2 * 4 * max(NUMELS) / PSI:.2f} bytes per element of all")
 
 # %% [markdown]
-# **Break it: leave out the copy.** Why spend 4 bytes on a copy? Let one weight start at 1 with gradient 1 in every
-# step, so that Adam moves it by its learning rate, 0.001, a hundred times.
+# **Break it: leave out the copy.** Why spend 4 bytes on a copy of an existing weight? Let one
+# weight start at 1 with a gradient of 1 at every step, so that Adam moves it by its learning rate,
+# 0.001, a hundred times.
 
 # %%
 steps, lr = 100, 1e-3
@@ -608,31 +627,35 @@ plots.lines(
 )
 
 # %% [markdown]
-# The copy does more than add a digit: without it the weight does not move at all. The same happens to an `exp_avg_sq`
-# in bfloat16, which moves by a thousandth of the remaining difference in each step. (Stochastic rounding and
-# compensated summation are ways to do without the copy; they cost noise or another buffer.)
+# The copy does more than improve the last digit: without it the weight does not move at all. The
+# same happens to an `exp_avg_sq` in bfloat16, which should close a thousandth of the remaining gap
+# at every step. (Stochastic rounding and compensated summation avoid the copy; they cost noise or
+# another buffer.)
 
 # %% [markdown]
 # ## 0.4 What autograd keeps
 #
 # *10 minutes, medium*
 #
-# **The question.** The forward bar had no diamond. What is in it?
+# **The question.** The forward bar had no diamond. What does it contain?
 #
-# Backward needs values from forward: a linear layer its input, a GELU its input, a softmax its result. An operator
-# *saves* them as it runs, and they stay until backward has used them. These are the activations, and model state says
-# nothing about them: they grow with the number of tokens.
+# To compute gradients, backward needs values from forward: a linear layer needs its input, a GELU
+# its input, a softmax its result. An operator *saves* them as it runs, and they stay until
+# backward has used them. These are the activations. They are not part of model state, and they
+# grow with the number of tokens.
 #
-# torch shows every saved tensor to a pair of hooks: inside `with torch.autograd.graph.saved_tensors_hooks(pack,
-# unpack):` it calls `pack(tensor)` for each one and keeps what that returns, and at backward it calls `unpack` on it,
-# which has to give the tensor back.
+# torch passes every saved tensor to a pair of hooks. Inside `with
+# torch.autograd.graph.saved_tensors_hooks(pack, unpack):` it calls `pack(tensor)` for each one and
+# keeps the result; at backward it calls `unpack` on that result, which must return the tensor.
 #
-# Count bytes of memory, not of tensors: two operators may save the same tensor, and a view keeps alive all of the
-# memory that it looks into. `tensor.untyped_storage()` is that memory. Be careful with the return value of `pack`: the
-# graph keeps it, and an operator's result refers to the graph. Returned unchanged, such a result closes a reference
-# cycle and is not freed with the loss.
+# Count bytes of memory, not of tensors: two operators may save the same tensor, and a view keeps
+# its whole storage alive. `tensor.untyped_storage()` is that storage. Take care with the value
+# that `pack` returns: the graph keeps it, and the result of an operator refers back to the graph.
+# If `pack` returns such a result unchanged, it closes a reference cycle, and the memory is not
+# freed with the loss.
 #
-# You can compute the prediction: the bytes of 2 sequences in bfloat16 are printed above, under the table of 2 + 2 + 12.
+# You can work out the prediction: the bytes that 2 sequences save in bfloat16 are printed above,
+# under the table of 2 + 2 + 12.
 
 # %%
 predict("0.4", ..., "sequences of 24 tokens, the fewest whose saved bytes exceed the 16Ψ of mixed precision")
@@ -643,13 +666,13 @@ predict("0.4", ..., "sequences of 24 tokens, the fewest whose saved bytes exceed
 def saved_bytes(forward: Callable[[], Tensor], model: nn.Module) -> int:
     """Bytes that autograd keeps for backward when `forward` runs.
 
-    Every storage that holds a saved tensor counts once, and whole. The parameters, which autograd saves too, do not
-    count: they are there anyway. A backward through the result has to work as ever, and when the result is gone,
-    everything that was saved has to be gone too.
+    Every storage that holds a saved tensor counts once, at its full size. The parameters, which
+    autograd also saves, do not count: they exist anyway. A backward through the result must work
+    as usual, and once the result is gone, everything that was saved must be gone too.
 
     Args:
         forward: runs the model and returns its loss; call it once.
-        model: whose parameters are left out.
+        model: the model; its parameters do not count.
 
     Returns:
         Bytes.
@@ -660,8 +683,8 @@ def saved_bytes(forward: Callable[[], Tensor], model: nn.Module) -> int:
 # %% [markdown]
 # ### Measured: activations beside model state (C35)
 #
-# The ledger checks your count: after forward, everything alive that is neither parameter nor gradient. Your counts for
-# the first two batches predict the others.
+# The ledger is the second opinion: it counts all memory alive after forward that is neither
+# parameter nor gradient. Your counts for the first two batches predict the others.
 
 
 # %% tags=["C35"]
@@ -704,7 +727,8 @@ plots.lines(
 )
 
 # %% [markdown]
-# So a step needs more than "16 bytes per parameter". What does a block save? Count one more layer.
+# So a step needs more than "16 bytes per parameter". How much does a block save? Add one layer and
+# count again.
 
 # %%
 tokens, width = batch_of(rows=2), 64
@@ -714,11 +738,13 @@ print(f"a block saves {per_token:.0f} bytes per token, {per_token / width:.2f} b
 assert abs(per_token / width - 32) < 2
 
 # %% [markdown]
-# 32 bytes are 16 elements of bfloat16 for each of the `width` channels: the inputs of two norms (2), their outputs,
-# which are the inputs of `qkv` and `up` (2), q, k and v (3), the attention's output (1), the input of the GELU (4) and
-# its output (4). The rest, 40 bytes per token, is the 0.62: mean and deviation of the norms (8), and one float32 for
-# each of 8 heads (32) instead of the matrix of attention weights, which a fused attention does not keep. Korthikanti et
-# al. count 34, two of them for dropout masks, which this model lacks; the ZeRO paper (3.2) takes 12 elements, 24 bytes.
+# 32 bytes are 16 elements of bfloat16 for each of the `width` channels: the inputs of two norms
+# (2), their outputs, which are the inputs of `qkv` and `up` (2), q, k and v (3), the attention's
+# output (1), the input of the GELU (4) and its output (4). The rest, 40 bytes per token, is the
+# 0.62: mean and deviation of the norms (8), and one float32 for each of 8 heads (32) instead of
+# the matrix of attention weights, which a fused attention does not keep. Korthikanti et al. count
+# 34, two of them for dropout masks, which this model lacks; the ZeRO paper (3.2) takes 12
+# elements, 24 bytes.
 #
 # A block has about 12 width² parameters, so 192 width² bytes of model state, against 32 width per token: **activations
 # overtake model state at about 6 × width tokens on a rank**, whatever the number of layers; with model state sharded
@@ -730,61 +756,66 @@ for name, width, ranks in (("this lab's", 64, 1), ("width 4,096", 4096, 1), ("wi
     print(f"{name:21} N = {ranks:2}: {block / (32 * width):8,.0f} tokens")
 
 # %% [markdown]
-# For our GPT that would be 384 tokens, 16 sequences; embeddings and head, which the rule leaves out, add to both sides.
-# The last line shows why sharding alone is not enough: at stage 3 on 64 ranks a tenth of one sequence of 4,096 tokens
-# outweighs the model state. Other methods reduce activations: smaller batches with accumulated gradients (lab 02),
-# recomputation, and cutting them by tensor or pipeline parallelism.
+# For our GPT that would be 384 tokens, 16 sequences; embeddings and head, which the rule leaves
+# out, add to both sides. The last line shows why sharding alone is not enough: at stage 3 on 64
+# ranks a tenth of one sequence of 4,096 tokens outweighs the model state. Other methods reduce
+# activations: smaller batches with accumulated gradients (lab 02), recomputation, and tensor or
+# pipeline parallelism.
 
 # %% [markdown]
 # ## What is still missing
 #
-# All this was one process. To leave the 16Ψ of a replica, ranks must exchange what they do not hold: the next lab
-# builds the collectives for that, lab 02 the data parallelism that still replicates everything, lab 03 the first two
-# stages of the table above.
+# This lab ran in one process. To hold less than the 16Ψ of a replica, ranks must exchange the
+# parts that they do not hold. Lab 01 builds the collectives for that, lab 02 the data parallelism
+# that still replicates everything, lab 03 the first two stages of the table above.
 #
 # ## What to remember
 #
-# 1. Mixed-precision Adam holds 2Ψ + 2Ψ + 12Ψ bytes, float32 throughout 4Ψ + 4Ψ + 8Ψ: 16Ψ while there are gradients,
-#    activations and temporaries left out; between steps 14Ψ and 12Ψ.
-# 2. K depends on the optimizer and on the dtype of what it updates: 0, 4, 8, 12 in float32 for SGD, momentum, Adam,
-#    AMSGrad.
-# 3. Gradients appear in `backward`, optimizer state in the first `step`; making the optimizer allocates nothing, a
-#    float32 copy aside.
+# 1. Mixed-precision Adam holds 2Ψ + 2Ψ + 12Ψ bytes, float32 throughout 4Ψ + 4Ψ + 8Ψ: 16Ψ while
+#    gradients exist, without activations and temporaries; between steps 14Ψ and 12Ψ.
+# 2. K depends on the optimizer and on the dtype of the tensors that it updates: 0, 4, 8, 12 in
+#    float32 for SGD, momentum, Adam, AMSGrad.
+# 3. Gradients appear in `backward`, optimizer state in the first `step`; making the optimizer
+#    allocates nothing except a float32 copy.
 # 4. ZeRO: stage 1 divides K by N, stage 2 the gradients too, stage 3 everything; only stage 3 has no floor.
-# 5. Activations are in none of this. They grow with tokens and overtake model state at some 6 × width of them.
+# 5. None of this includes activations. They grow with the number of tokens and overtake model
+#    state at about 6 × width tokens.
 #
 # ## Questions
 #
-# <details><summary>A model of 1.5 billion parameters, trained with Adam in mixed precision: how much model state? Why
-# can a device of 32 GB still be too small?</summary>
+# <details><summary>A model of 1.5 billion parameters is trained with Adam in mixed precision. How
+# large is its model state? Why can a device of 32 GB still be too small?</summary>
 #
-# 16 × 1.5 = 24 GB. With 1,024 tokens a sequence and a batch of 32 the ZeRO paper counts about 60 GB of activations on
-# top; then come temporaries, communication buffers and fragmentation.
+# 16 × 1.5 = 24 GB. At 1,024 tokens per sequence and a batch of 32, the ZeRO paper adds about 60 GB
+# of activations; temporaries, communication buffers and fragmentation come on top.
 # </details>
 #
-# <details><summary>The first step of a job succeeds and the second runs out of memory. What came in between?</summary>
+# <details><summary>The first step of a job succeeds and the second runs out of memory. What
+# changed in between?</summary>
 #
-# The first `optimizer.step()` made the optimizer state, 8 bytes per element in float32, which the second forward and
-# backward have beside them.
+# The first `optimizer.step()` made the optimizer state, 8 bytes per element in float32. It stays
+# in memory during the second forward and backward.
 # </details>
 #
-# <details><summary>Under `torch.autocast` the parameters stay float32 and operators cast them as they need. What is the
-# model state of Adam?</summary>
+# <details><summary>Under `torch.autocast` the parameters stay float32 and operators cast them as
+# they need. How large is the model state under Adam?</summary>
 #
-# Parameters, gradients and state are all float32: 4 + 4 + 8 = 16 bytes per element again. The casts to bfloat16 are
-# cached while autocast is on, and come on top.
+# Parameters, gradients and state are all float32: 4 + 4 + 8 = 16 bytes per element again. The
+# casts to bfloat16, cached while autocast is on, come on top.
 # </details>
 #
 # <details><summary>What does stage 1 of ZeRO save with SGD without momentum?</summary>
 #
-# In float32 nothing: K is 0, there is no state to shard. In mixed precision K is 4, for the float32 copy.
+# In float32 it saves nothing: K is 0, so there is no state to shard. In mixed precision K is 4,
+# for the float32 copy.
 # </details>
 #
-# <details><summary>Half of a model's parameters is frozen (`requires_grad=False`). Which terms shrink?</summary>
+# <details><summary>Half of a model's parameters are frozen (`requires_grad=False`). Which terms
+# shrink?</summary>
 #
-# Gradients and optimizer state of that half disappear: they are made by backward and by a step with a gradient. Its
-# parameters stay. Activations shrink less: a frozen linear layer no longer saves its input, but gradients still pass
-# through it to trained layers before it.
+# The gradients and optimizer state of that half disappear: backward makes the former, and a step
+# with a gradient makes the latter. Its parameters stay. Activations shrink less: a frozen linear
+# layer no longer saves its input, but gradients still pass through it to trained layers before it.
 # </details>
 #
 # ## Further reading

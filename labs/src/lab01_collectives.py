@@ -10,18 +10,19 @@
 # %% [markdown]
 # # Lab 01: collectives
 #
-# Everything in data parallelism, ZeRO and FSDP that crosses from one GPU to another is one of six operations:
-# broadcast, reduce, all-reduce, all-gather, reduce-scatter, send/receive. In this lab you write the first five from
-# the sixth, and count what they move.
+# Data parallelism, ZeRO and FSDP move data between GPUs by six operations: broadcast, reduce,
+# all-reduce, all-gather, reduce-scatter, send/receive. In this lab you write the first five from
+# the sixth, and count the bytes that they move.
 #
 # ![A ring reduce-scatter over four ranks: in each step every rank sends one chunk to the next, and adds what
 # arrives](../slides/figures/ddp-reduce-scatter.svg)
 #
 # *From [lecture 2, Collectives and DDP](../slides/ddp.md), which comes before this lab.*
 #
-# **Afterwards you can** write a program that N processes run at once; say why a group of ranks hangs, and where; write
-# broadcast and reduce as a tree, reduce-scatter and all-gather as a ring, all-reduce as the two together; say for each
-# how many bytes a rank sends and how many messages that takes; predict its time on a link.
+# **Afterwards you can** write a program that N processes run at once; explain why a group of ranks
+# hangs, and where; write broadcast and reduce as a tree, reduce-scatter and all-gather as a ring,
+# all-reduce from these two; count the bytes and the messages that a rank sends in each; predict
+# its time on a link.
 #
 # | | |
 # |---|---|
@@ -30,9 +31,9 @@
 # | runs on | CPU with gloo (default), or NCCL with one rank per GPU; 2 to 4 ranks |
 # | memory per rank | at most 12 MiB of tensors; the process takes 210 MiB, 13 of its own and the rest torch, shared |
 #
-# An exercise is a cell with `...` for a body. Left blank, the reference answer takes its place, and the lab says so.
-# Written, it is checked at once and used from there on, right or wrong; a failed check gives a
-# hint, and so does `minifsdp lab hint 1.2`.
+# An exercise is a cell with `...` for a body. While it is blank, the lab uses the reference answer
+# and prints a note. Your own answer is checked at once, and the cells below use it, right or
+# wrong. A failed check gives a hint, and so does `minifsdp lab hint 1.2`.
 
 # %% tags=["setup"]
 # set-up
@@ -61,10 +62,11 @@ from minifsdp.course.workshop import exercise, outcome, predict
 #
 # *5 minutes, easy*
 #
-# A distributed job is one program, started N times: *single program, multiple data*. The N processes are **ranks**, 0
-# to N - 1; N is the **world size**. Nothing else tells them apart. `launch(fn, N)` starts N processes that each run
-# `fn` inside a process group, and returns what each of them returned. Every collective names its **group**;
-# `comm.world()` is the group of all ranks.
+# A distributed job is one program, started N times: *single program, multiple data*. The N
+# processes are **ranks**, 0 to N - 1; N is the **world size**. The rank is the only difference
+# between them. `launch(fn, N)` starts N processes that each run `fn` inside a process group, and
+# returns their N results. Every collective names its **group**; `comm.world()` is the group of all
+# ranks.
 
 
 # %%
@@ -76,9 +78,10 @@ def who_am_i():
 launch(who_am_i, 4)
 
 # %% [markdown]
-# **The question.** Every rank holds the same batch. Which rows are its own, if all rows are to be used, none twice, and
-# no message may be sent to agree on it? N need not divide the number of rows; the slowest rank sets the pace, so no
-# rank may have more than one row above another.
+# **The question.** Every rank holds the same batch. Which rows should each rank take, so that
+# every row is used exactly once and the ranks need no message to agree? N need not divide the
+# number of rows. The slowest rank sets the pace, so the ranks' shares may differ by one row at
+# most.
 
 # %%
 predict("1.1", ..., "the most rows that any of 4 ranks has, if the batch has 10 rows")
@@ -89,8 +92,9 @@ predict("1.1", ..., "the most rows that any of 4 ranks has, if the batch has 10 
 def my_rows(batch: Tensor, group: Group) -> Tensor:
     """This rank's block of the rows of `batch` [rows, ...], as a view.
 
-    The blocks of ranks 0, 1, ..., N - 1, put together in this order, are the batch. Their sizes differ by one row at
-    most. Nothing is copied and no message is sent: `group.rank()` and `group.size()` are enough.
+    The blocks of ranks 0, 1, ..., N - 1, concatenated in this order, are the batch. Their sizes
+    differ by one row at most. Copy nothing and send no message: `group.rank()` and `group.size()`
+    are enough.
     """
     ...
 
@@ -107,10 +111,11 @@ outcome("1.1", max(shares), ranks=4, slips={"10 // 4 rows on every rank leaves t
 # %% [markdown]
 # ### Measured: equal parameters, different gradients (C40)
 #
-# Data parallelism in its smallest form: every rank builds the same model (same seed), takes its rows, and computes a
-# gradient. The parameters are equal; the gradients are not, because the data are not. Their **mean** is the gradient of
-# the whole batch, if the ranks' rows are equally many and the loss is a mean over rows. Their **sum** is N times that:
-# a learning rate N times larger.
+# Data parallelism in its smallest form: every rank builds the same model (same seed), takes its
+# rows, and computes a gradient. The parameters are equal; the gradients differ, because the data
+# differ. The **mean** of the gradients is the gradient of the whole batch, if all ranks have the
+# same number of rows and the loss is a mean over rows. Their **sum** is N times that, which acts
+# like a learning rate N times larger.
 
 
 # %% tags=["C40"]
@@ -142,7 +147,8 @@ assert torch.allclose(mean, whole)
 assert torch.allclose(total, 2 * whole)
 
 # %% [markdown]
-# **Break it.** Seven rows: one rank takes three, the other four, and the mean of the two means is no longer the mean.
+# **Break it.** With seven rows one rank takes three and the other four. The mean of the two means
+# is no longer the mean.
 
 # %%
 _, gradients, shares = zip(*launch(local_gradient, 2, batch[:7]), strict=True)
@@ -156,9 +162,9 @@ print("weighted by the rows of each it is:", torch.allclose(weighted, whole))
 #
 # *10 minutes, medium*
 #
-# The primitive under all others: `comm.send(tensor, target, group)` and `comm.recv(tensor, source, group)`. Both return
-# at once, with a *handle*; `handle.wait()` returns when the message is over. Two ranks that want to swap tensors might
-# each send, and then receive:
+# All other operations build on `comm.send(tensor, target, group)` and `comm.recv(tensor, source,
+# group)`. Both return a *handle* at once; `handle.wait()` returns when the message has completed.
+# To swap tensors, two ranks might each send, and then receive:
 
 
 # %% tags=["shown"]
@@ -172,7 +178,7 @@ def send_then_receive():
 
 
 def show(error):
-    """The error, and for every rank that is stuck the line of this notebook at which it waits."""
+    """Print the error, and for every blocked rank the line of this notebook at which it waits."""
     print(error)
     for rank, stack in sorted(error.failures.items()):
         at = [source.strip() for frame, source in pairwise(stack.splitlines()) if "Cell In" in frame]
@@ -185,15 +191,17 @@ except RankError as error:
     show(error)
 
 # %% [markdown]
-# Both ranks stand in the same line. Rank 0's send is over when rank 1 has received it, rank 1 receives when its own
-# send is over, and that is over when rank 0 has received it: a circle. On gloo every send waits for its receive,
-# however small the message. MPI and NCCL may copy a small message into a buffer of theirs and let the sender go: there
-# the same program runs with small tensors and hangs with large ones, and tests with small tensors do not find it.
+# Both ranks wait at the same line. Rank 0's send completes once rank 1 receives it, rank 1
+# receives once its own send completes, and that send completes once rank 0 receives it: a circular
+# wait. On gloo every send waits for its receive, however small the message. MPI and NCCL may copy
+# a small message into an internal buffer and release the sender: there the same program runs with
+# small tensors and hangs with large ones, and tests with small tensors miss the fault.
 #
-# **The cure**: nobody waits before both messages are *posted*. Now a step that the rings of sitting two are made of.
-# The ranks stand in a ring; the right neighbour of rank r is r + 1, the left one r - 1, modulo N. Each sends to the
-# right and receives from the left. One more precaution: on NCCL the two messages may share a stream, where they run in
-# the order of posting, and the circle is back. So even ranks post the send first, odd ranks the receive.
+# **The cure**: no rank waits before both messages are *posted*. You now write the step that the
+# rings of sitting two repeat. The ranks form a ring; the right neighbour of rank r is r + 1, the
+# left one r - 1, modulo N. Each rank sends to the right and receives from the left. NCCL needs one
+# more precaution. The two messages may share a stream and run there in the order of posting, which
+# brings the circular wait back. So even ranks post the send first, odd ranks the receive.
 
 # %%
 predict("1.2", ..., "messages in all, if each of 4 ranks passes one tensor to its right neighbour")
@@ -204,8 +212,9 @@ predict("1.2", ..., "messages in all, if each of 4 ranks passes one tensor to it
 def exchange(outgoing: Tensor, incoming: Tensor, group: Group) -> None:
     """Send `outgoing` to the right neighbour, r + 1, and receive `incoming` from the left one, r - 1, modulo N.
 
-    Both are [numel], contiguous, of one dtype; `outgoing` is only read. Both messages are posted before either is
-    waited for, on even ranks the send first and on odd ranks the receive; both are over when this returns.
+    Both are [numel], contiguous, of one dtype; `outgoing` is only read. Post both messages before
+    you wait for either: even ranks the send first, odd ranks the receive first. Both messages have
+    completed when this returns.
     """
     ...
 
@@ -226,8 +235,8 @@ slips = {"a ring is closed: the last rank sends to the first": 3, "sends and rec
 outcome("1.2", sum(log.count("send") for log in logs), ranks=4, slips=slips)
 
 # %% [markdown]
-# **Break it.** Sender and receiver must agree on the size, and nothing checks that they do. Here four elements are sent
-# where eight are expected.
+# **Break it.** Sender and receiver must agree on the size, and nothing checks this. Here one rank
+# sends four elements, and the other expects eight.
 
 
 # %% tags=["shown"]
@@ -247,20 +256,20 @@ except RankError as error:
     show(error)
 
 # %% [markdown]
-# On gloo there is no error: half of the buffer is what it was. (The other way round, eight elements into a buffer of
-# four, gloo ends the process with "Is there a distributed collective mismatch in your code?"; on NCCL sizes that differ
-# are undefined behaviour, most often a hang.)
+# gloo raises no error: half of the buffer is unchanged. (The other way round, eight elements into
+# a buffer of four, gloo ends the process with "Is there a distributed collective mismatch in your
+# code?". On NCCL different sizes are undefined behaviour, most often a hang.)
 #
 # ## 1.3 Wait: what a buffer holds before `wait()`
 #
 # *5 minutes, easy*
 #
-# A collective is *started* by the call and *finished* by `wait()`. Between the two the buffer belongs to the
-# communication library: its content is undefined, and you must not write to it or free it. In exchange the rank can
-# compute in the meantime, which DDP and FSDP rely on.
+# The call *starts* a collective, and `wait()` *finishes* it. In between the buffer belongs to the
+# communication library: its contents are undefined, and you must not write to it or free it. In
+# return the rank can compute during that time. DDP and FSDP depend on this.
 #
-# Below, a buffer of -1 is the output of a reduce-scatter: each rank contributes two elements, and rank r gets element r
-# of the sum. Read it before the wait, and after.
+# Below, a buffer filled with -1 is the output of a reduce-scatter: each rank contributes two
+# elements, and rank r gets element r of the sum. The cell reads it before the wait, and after.
 
 # %%
 predict("1.3", ..., "value in the output, which was filled with -1, just before wait(), on gloo")
@@ -283,12 +292,12 @@ print(f"before wait(): {before}   after: {after}")
 outcome("1.3", before, slips={"the sum, which is there only after wait()": after})
 
 # %% [markdown]
-# On gloo a rank receives the other ranks' parts, and `comm` adds them up inside `wait()`, so here the mistake shows
-# every time. All-gather and all-reduce write as soon as data arrive: there a program without the wait is right on a
-# quiet machine and wrong on a busy one. On NCCL `wait()` does not even block the host: it makes the current *stream*
-# wait, and the host runs on.
+# On gloo a rank receives the other ranks' parts, and `comm` adds them up inside `wait()`, so the
+# mistake shows every time here. All-gather and all-reduce write as soon as the data arrive: a
+# program without the wait is right on a quiet machine and wrong on a busy one. On NCCL `wait()`
+# does not even block the host: it makes the current *stream* wait, and the host runs on.
 #
-# Now use the time in between.
+# Now use the time between start and wait.
 
 
 # %% tags=["exercise-1.3"]
@@ -296,16 +305,17 @@ outcome("1.3", before, slips={"the sum, which is there only after wait()": after
 def reduce_while(full: Tensor, work: Callable[[], Tensor], group: Group) -> tuple[Tensor, Tensor]:
     """Reduce-scatter `full` [N * numel] by `comm.reduce_scatter` while `work()` runs.
 
-    Returns this rank's part of the sum, [numel], and what `work()` returned. The order is: issue the collective, call
-    `work` once, wait. `full`, of any dtype, is not changed. Buffers for communication come from
-    `device.empty(numel, dtype, "communication", device)`, in this lab always, so that they can be counted.
+    Returns this rank's part of the sum, [numel], and the result of `work()`. The order is: issue
+    the collective, call `work` once, wait. `full`, of any dtype, is not changed. In this lab all
+    buffers for communication come from `device.empty(numel, dtype, "communication", device)`, so
+    that the ledger can count them.
     """
     ...
 
 
 # %% [markdown]
-# How much does it save? An **emulated link** makes each collective take as long as it would on a given wire (here 40
-# ms), and the work is 40 ms too.
+# How much time does this save? An **emulated link** makes each collective take as long as on a
+# given wire (here 40 ms), and the work takes 40 ms too.
 
 
 # %% tags=["shown", "nbval-ignore-output"]
@@ -321,7 +331,7 @@ def timed_overlap():
     with EmulatedLink(latency=0.04, bandwidth=1e12):
         start = time.perf_counter()
         reduce_while(full, work_40_ms, group)
-        device.synchronize(where)  # on NCCL `wait` holds a stream, and the host has to be held, too
+        device.synchronize(where)  # on NCCL `wait` blocks only a stream; block the host too
         together = time.perf_counter() - start
         start = time.perf_counter()
         comm.reduce_scatter(torch.empty(500, device=where), full, group).wait()
@@ -339,8 +349,9 @@ print("expected 80 and 40 ms, and some more where other work shares the cores")
 #
 # *10 minutes, medium*
 #
-# Rank 0 has the initial parameters; all ranks need them. Sending them to one rank after another takes N - 1 messages in
-# a row. But every rank that has the tensor can send it on, so the number of ranks that have it doubles each round:
+# Rank 0 has the initial parameters; all ranks need them. To send it to one rank after the other
+# takes N - 1 messages in a row. But every rank that has the tensor can send it on, so each round
+# doubles the number of ranks that have it:
 #
 # ```
 # N = 8, from rank 0        round 1     0 → 1
@@ -348,9 +359,9 @@ print("expected 80 and 40 ms, and some more where other work shares the cores")
 #                           round 3     0 → 4   1 → 5   2 → 6   3 → 7
 # ```
 #
-# ceil(log2 N) rounds, and N - 1 messages all the same. In the round with distance d = 1, 2, 4, ... place p < d sends to
-# place p + d, if there is one. The *place* of a rank is counted from the source: the source has place 0, the rank after
-# it place 1, and so on round the ring.
+# This takes ceil(log2 N) rounds, still with N - 1 messages in all. In the round with distance d =
+# 1, 2, 4, ... place p < d sends to place p + d, if that place exists. The *place* of a rank is
+# counted from the source: the source has place 0, the next rank place 1, and so on round the ring.
 
 # %%
 predict("1.4", ..., "messages that the source sends, if there are 4 ranks")
@@ -361,9 +372,10 @@ predict("1.4", ..., "messages that the source sends, if there are 4 ranks")
 def broadcast(tensor: Tensor, source: int, group: Group) -> None:
     """`tensor` on every rank <- `tensor` of rank `source`, in place, by `comm.send` and `comm.recv`.
 
-    `tensor` has the same shape and dtype on all ranks and is contiguous. N - 1 messages in all, in ceil(log2 N) rounds:
-    in the round with distance d = 1, then 2, 4, ... the rank at place p < d sends to the one at place p + d, if that is
-    below N, where place p is rank (source + p) % N. All of this rank's messages are over when this returns.
+    `tensor` has the same shape and dtype on all ranks and is contiguous. There are N - 1 messages
+    in all, in ceil(log2 N) rounds: in the round with distance d = 1, then 2, 4, ... the rank at
+    place p < d sends to the one at place p + d, if p + d is below N. Place p is rank
+    (source + p) % N. All of this rank's messages have completed when this returns.
     """
     ...
 
@@ -386,8 +398,8 @@ outcome("1.4", sends[1], ranks=4, slips={"N - 1: it need not send them all itsel
 #
 # *10 minutes, medium*
 #
-# With the arrows reversed, starting at the leaves, the tree adds up: in each round half of the remaining ranks send
-# their partial sums, and their partners add them to their own.
+# Reverse the arrows and start at the leaves, and the tree computes a sum: in each round half of
+# the remaining ranks send their partial sum, and their partners add it to their own.
 #
 # ```
 # N = 8, to rank 0          round 1     1 → 0   3 → 2   5 → 4   7 → 6
@@ -404,10 +416,11 @@ predict("1.5", ..., "bytes that one rank other than the target sends, to reduce 
 def reduce(tensor: Tensor, target: int, group: Group) -> None:
     """`tensor` on rank `target` <- the sum of all ranks' `tensor`, in place, by `comm.send` and `comm.recv`.
 
-    On the other ranks `tensor` may be left with partial sums. It has the same shape and dtype on all ranks and is
-    contiguous. N - 1 messages in all, in ceil(log2 N) rounds: in the round with distance d = 1, then 2, 4, ... the
-    places that are odd multiples of d send to the place d below, and are done; place p is rank (target + p) % N. What
-    arrives needs a buffer of its own: `device.empty(numel, dtype, "communication", device)`, which is [numel].
+    On the other ranks `tensor` may end with partial sums. It has the same shape and dtype on all
+    ranks and is contiguous. There are N - 1 messages in all, in ceil(log2 N) rounds: in the round
+    with distance d = 1, then 2, 4, ... the places that are odd multiples of d send to the place d
+    below, and are done. Place p is rank (target + p) % N. An incoming tensor needs its own buffer,
+    `device.empty(numel, dtype, "communication", device)`, [numel].
     """
     ...
 
@@ -428,8 +441,9 @@ outcome("1.5", sent[1], ranks=4)
 # %% [markdown]
 # ### Measured: the primitives and their results (C5)
 #
-# The operations that torch and NCCL call by these names, on four ranks. Rank r holds the number r + 2, or the vector
-# (10 r, 10 r + 1, 10 r + 2, 10 r + 3) if the operation has parts. Your broadcast and reduce appear next to torch's.
+# The cell runs the primitives of torch and NCCL on four ranks. Rank r holds the number r + 2, or,
+# for an operation with parts, the vector (10 r, 10 r + 1, 10 r + 2, 10 r + 3). Your broadcast and
+# reduce follow torch's.
 
 
 # %% tags=["C5"]
@@ -476,18 +490,20 @@ yours = found[0]["your reduce to 0"]
 assert yours == found[0]["reduce to 0"] == [14.0], f"rank 0 has the sum {yours}; has a check above failed?"
 
 # %% [markdown]
-# **What is still missing.** A reduce to one rank and a broadcast from it make an all-reduce, which averages the
-# gradients of 1.1. But the root sends and receives the whole tensor ceil(log2 N) times while most ranks are idle, and
-# the time grows with the number of ranks. Can all links be busy all the time?
+# **What is still missing.** A reduce to one rank and a broadcast from it make an all-reduce, which
+# can average the gradients of 1.1. But the root sends and receives the whole tensor ceil(log2 N)
+# times while most ranks idle, and the time grows with the number of ranks. Can all links be busy
+# all the time?
 #
 # ---
 # # Break. Sitting two: the ring
 #
-# (If you come back to a fresh kernel, run all cells above; your answers are in them.)
+# (In a fresh kernel, run all cells above; they hold your answers.)
 #
-# Cut the tensor into N chunks, and make every rank the root of one. The partial sum of chunk c starts at rank c + 1,
-# goes once round the ring, adds one rank's chunk at each stop, and is complete on rank c. All N travel at once: in each
-# step every rank sends one chunk to the right and receives one from the left. For N = 4 the chunk that each rank sends:
+# Cut the tensor into N chunks and let every rank be the root of one. The partial sum of chunk c
+# starts at rank c + 1, goes once round the ring, adds one rank's chunk at each stop, and is
+# complete on rank c. All N travel at once: in each step every rank sends one chunk to the right
+# and receives one from the left. For N = 4 each rank sends these chunks:
 #
 # ```
 #                        rank     0   1   2   3
@@ -500,7 +516,8 @@ assert yours == found[0]["reduce to 0"] == [14.0], f"rank 0 has the sum {yours};
 #                  step 2         2   3   0   1        at the end every rank holds every chunk
 # ```
 #
-# All numbers are modulo N. A rank sends in each step the chunk that it received in the step before.
+# All numbers are modulo N. A rank sends in each step the chunk that it received in the step
+# before.
 #
 # ## 1.6 Ring reduce-scatter
 #
@@ -517,10 +534,10 @@ def reduce_scatter(
 ) -> None:
     """`output` [numel] <- chunk r of the sum over the ranks of `full` [N * numel], which is only read.
 
-    N - 1 steps, in each of which `exchange(outgoing, incoming, group)` of 1.2 passes one chunk [numel] on. A chunk that
-    arrives needs a buffer other than the one that is sent: `device.empty(numel, dtype, "communication", device)`.
-    `output` may be chunk r of `full` itself, so it is written last. With one rank there is no step, and `output` is
-    `full`.
+    There are N - 1 steps; in each, `exchange(outgoing, incoming, group)` of 1.2 passes one chunk
+    [numel] on. An incoming chunk needs a different buffer from the outgoing one:
+    `device.empty(numel, dtype, "communication", device)`. `output` may be chunk r of `full`
+    itself, so write it last. With one rank there is no step, and `output` is `full`.
     """
     ...
 
@@ -558,8 +575,9 @@ predict("1.7", ..., "bytes one rank sends in a ring all-gather whose output has 
 def all_gather(output: Tensor, shard: Tensor, group: Group, exchange: Callable[[Tensor, Tensor, Group], None]) -> None:
     """`output` [N * numel] <- every rank's `shard` [numel], in rank order; `shard` is only read.
 
-    N - 1 steps, in each of which `exchange(outgoing, incoming, group)` of 1.2 passes one chunk on; chunks of `output`
-    are sent and received in place, so no other buffer is needed. `shard` may be chunk r of `output` itself.
+    There are N - 1 steps; in each, `exchange(outgoing, incoming, group)` of 1.2 passes one chunk
+    on. Send and receive chunks of `output` in place, without another buffer. `shard` may be chunk
+    r of `output` itself.
     """
     ...
 
@@ -586,9 +604,11 @@ outcome("1.7", sent[0], ranks=4)
 # %% [markdown]
 # ### Measured: gather and broadcast moves more than the ring (C39)
 #
-# Another way to all-gather: every rank sends its shard to rank 0, which then broadcasts the whole. It is correct. Let S
-# be the bytes of the whole. All ranks together send (N - 1) S / N to rank 0 and then (N - 1) S in the broadcast; the
-# ring sends (N - 1) S in all. And rank 0 alone sends ceil(log2 N) S, where each rank of the ring sends (N - 1) / N S.
+# An all-gather can also gather and broadcast: every rank sends its shard to rank 0, and rank 0
+# broadcasts the whole tensor. The result is correct. Let S be the bytes of the whole tensor. All
+# ranks together send (N - 1) S / N to rank 0 and then (N - 1) S in the broadcast; the ring sends
+# (N - 1) S in all. Rank 0 alone sends ceil(log2 N) S, while each rank of the ring sends (N - 1) /
+# N S.
 
 
 # %% tags=["C39"]
@@ -639,8 +659,9 @@ for ranks in (2, 3, 4):
 #
 # *10 minutes, medium*
 #
-# A reduce-scatter leaves chunk r of the sum on rank r; an all-gather brings the chunks to all. Together they are an
-# all-reduce, for tensors of any size: if N does not divide it, zeros fill up the last chunk.
+# A reduce-scatter leaves chunk r of the sum on rank r; an all-gather brings the chunks to all
+# ranks. Together they are an all-reduce, for tensors of any size: if N does not divide the size,
+# zeros pad the last chunk.
 
 # %%
 predict("1.8", ..., "bytes one rank sends in a ring all-reduce of 10 float32 over 4 ranks")
@@ -657,10 +678,11 @@ def all_reduce(
 ) -> None:
     """`tensor` [any shape, contiguous or not] <- its sum or mean over the ranks, in place.
 
-    Copy it to the front of a zeroed buffer of N chunks of ceil(numel / N) elements each, from `device.empty` as before;
-    `reduce_scatter(output, full, group)` once, with chunk r of the buffer as the output; for a mean divide that chunk
-    by N; `all_gather(output, shard, group)` once, back into the buffer; copy it back without the padding. Both pieces
-    have finished when they return.
+    Copy it to the front of a zeroed buffer of N chunks of ceil(numel / N) elements each, from
+    `device.empty` as before. Call `reduce_scatter(output, full, group)` once, with chunk r of the
+    buffer as the output. For a mean divide that chunk by N. Call
+    `all_gather(output, shard, group)` once, back into the buffer, and copy it back without the
+    padding. Both calls have finished when they return.
     """
     ...
 
@@ -687,10 +709,11 @@ outcome("1.8", sent[0], ranks=4, slips={"the padding travels too: 12 elements, n
 # %% [markdown]
 # ### Measured: an all-reduce is a reduce-scatter and an all-gather, 2 (N - 1) / N of the data per rank (C5)
 #
-# The number to remember: it hardly depends on N. Patarasuk and Yuan (2009) show that no algorithm in which only the
-# ranks add sends less. Where switches add as well (SHARP on InfiniBand, NVLS on NVLink 4), a rank sends its tensor once
-# and receives the sum once: 1 instead of 2 (N - 1) / N, half of it for many ranks. Next to the ring: a reduce to rank 0
-# and a broadcast from there, and the simplest way, in which every rank gathers all tensors and adds them up.
+# Remember this number: it hardly depends on N. Patarasuk and Yuan (2009) show that no algorithm in
+# which only the ranks add sends less. If switches add as well (SHARP on InfiniBand, NVLS on NVLink
+# 4), a rank sends its tensor once and receives the sum once: 1 instead of 2 (N - 1) / N, half of
+# it for many ranks. The cell compares the ring with two other algorithms: reduce to rank 0 and
+# broadcast from there; or gather all tensors on every rank and add them up.
 
 
 # %% tags=["C5"]
@@ -721,7 +744,7 @@ def bytes_of_ways(numel):
 
 
 def expected_bytes(name, ranks):
-    """Of the rank that sends most, for a tensor of one byte."""
+    """Bytes sent by the busiest rank, for a tensor of one byte."""
     return {
         "ring": 2 * (ranks - 1) / ranks,
         "reduce, broadcast": ceil(log2(ranks)),
@@ -753,8 +776,8 @@ plots.lines(
 )
 
 # %% [markdown]
-# Now you can average the gradients of 1.1 in place. This is complete data parallelism: every rank ends with the
-# gradient of the whole batch, so equal parameters stay equal.
+# Your all-reduce can now average the gradients of 1.1 in place. This completes data parallelism:
+# every rank ends with the gradient of the whole batch, so equal parameters stay equal.
 
 
 # %%
@@ -778,9 +801,10 @@ for op, factor in {"mean": 1, "sum": 4}.items():
 # %% [markdown]
 # ### Measured: the memory of an all-reduce, stage by stage
 #
-# A `Ledger` counts live bytes by what they are for. Per rank, for a tensor of S bytes on four ranks, predicted: S at
-# rest; the padded buffer and two chunks on their way in the reduce-scatter, S + S + 2 S / 4; the buffer alone in the
-# all-gather, S + S. Gathering all tensors takes N S on top, and S for their sum.
+# A `Ledger` counts live bytes by purpose. For a tensor of S bytes on four ranks, the prediction
+# per rank is: S at rest; S + S + 2 S / 4 in the reduce-scatter, with the padded buffer and two
+# chunks in transit; S + S in the all-gather, with the buffer alone. Gathering all tensors takes
+# another N S, and S for their sum.
 
 
 # %%
@@ -834,14 +858,15 @@ plots.stages(
 #
 # ### Measured: what a message costs on different links (C38)
 #
-# A link has a latency α and a bandwidth β, and a message of n bytes takes about α + n / β. At n = α β half of that is
-# latency; shorter messages waste the link.
+# A link has a latency α and a bandwidth β, and a message of n bytes takes about α + n / β. At n =
+# α β latency is half of that time; shorter messages waste the link.
 #
-# The bandwidths below are per direction. NVLink 4: 18 links of 25 GB/s on an H100 (data sheet: 900 GB/s, both
-# directions together). PCIe 5.0 x16: 32 GT/s x 16 lanes x 128/130. InfiniBand NDR: 400 Gbit/s. Ethernet: 25 Gbit/s. The
-# latencies are those that NCCL's own cost model gives a step of the ring (`hwLat` in `src/graph/tuning.cc`, protocol
-# Simple: 3.4, 5.7 and 14 µs for NVLink, PCI and network); for TCP over Ethernet 30 µs, the order of magnitude of the
-# kernel's network stack. For your own cluster, measure them, for example with `nccl-tests`.
+# The bandwidths below are per direction. NVLink 4: 18 links of 25 GB/s on an H100 (data sheet: 900
+# GB/s, both directions together). PCIe 5.0 x16: 32 GT/s x 16 lanes x 128/130. InfiniBand NDR: 400
+# Gbit/s. Ethernet: 25 Gbit/s. The latencies are those of a ring step in NCCL's own cost model
+# (`hwLat` in `src/graph/tuning.cc`, protocol Simple: 3.4, 5.7 and 14 µs for NVLink, PCI and
+# network); for TCP over Ethernet 30 µs, the order of magnitude of the kernel's network stack.
+# Measure your own cluster with `nccl-tests`.
 #
 # The emulated link is a thousand times slower: microseconds become milliseconds, and the measured column is real time.
 
@@ -888,20 +913,22 @@ for name, (latency, bandwidth) in LINKS.items():
 # %% [markdown]
 # ### Measured: few large messages, and even ones (C6)
 #
-# Every message costs α. That is why NCCL uses trees for small tensors, and why DDP collects gradients in buckets and
-# FSDP parameters in flat parameters. FSDP's paper (figure 2) gathers the same volume in ever smaller pieces: below some
-# 33 million elements a piece the total time rises steeply. Here 4 MiB are gathered on two ranks in 1 to 64 messages;
-# the bytes are the same, the latencies are not. In α + n / β, n are the bytes that a rank sends: half of what two ranks
-# gather.
+# Every message costs α. That is why NCCL uses trees for small tensors, why DDP collects gradients
+# in buckets, and why FSDP collects parameters in flat parameters. The FSDP paper (figure 2)
+# gathers the same volume in ever smaller pieces: below about 33 million elements per piece the
+# total time rises steeply. Here two ranks gather 4 MiB in 1 to 64 messages, with the same bytes
+# but more latencies. In α + n / β, n is the number of bytes that a rank sends: half of the
+# gathered bytes on two ranks.
 #
-# The paper's other finding is that shards should be **even**. Neither NCCL nor gloo gathers uneven ones in one
-# operation: torch broadcasts each rank's shard with NCCL (N messages) and refuses with gloo; or everybody pads to the
-# longest (one message, more bytes). Here the shards are 40, 30, 20 and 10 percent of 1 MiB.
+# The paper also finds that shards should be **even**. Neither NCCL nor gloo gathers uneven shards
+# in one operation: with NCCL torch broadcasts each rank's shard (N messages), and with gloo it
+# refuses. The alternative is to pad every shard to the longest (one message, more bytes). Here the
+# shards are 40, 30, 20 and 10 percent of 1 MiB.
 
 
 # %% tags=["C6"]
 def timed(start_all):
-    """The log of some collectives, and the seconds that they took."""
+    """Run some collectives; return their log and their time in seconds."""
     dist.barrier()
     start = time.perf_counter()
     with comm.record() as log:
@@ -911,7 +938,7 @@ def timed(start_all):
 
 
 def in_pieces(total, pieces):
-    """Gather `total` bytes in so many messages."""
+    """Gather `total` bytes in `pieces` messages."""
     group = comm.world()
     shards = torch.zeros(pieces, total // 4 // pieces // group.size(), device=rank_device())
     outputs = torch.empty(pieces, total // 4 // pieces, device=rank_device())
@@ -919,7 +946,7 @@ def in_pieces(total, pieces):
 
 
 def in_shards(shares):
-    """Gather shards of so many elements: as many but even, by broadcasts, and padded."""
+    """Gather shards of these sizes by broadcasts and padded, and even shards of the same total."""
     group = comm.world()
     parts = [torch.zeros(numel, device=rank_device()) for numel in shares]
     even = torch.zeros(sum(shares) // group.size(), device=rank_device())
@@ -937,7 +964,7 @@ PIECES = (1, 2, 4, 8, 16, 32, 64)
 
 
 def every_case(shares=None):
-    """Pieces, or shards where `shares` are given: on the bare backend and on LINK, the better of two each."""
+    """Pieces, or shards if given `shares`, on the bare backend and on LINK; the better of two."""
 
     def cases():
         return in_shards(shares) if shares else {pieces: in_pieces(TOTAL, pieces) for pieces in PIECES}
@@ -976,9 +1003,10 @@ assert [wire for _, wire, _ in found.values()] == [3 * 2**18, 2**20, 3 * 4 * max
 assert min(found, key=lambda name: found[name][2]) == "even shards"
 
 # %% [markdown]
-# The same messages in real time, over the emulated link and over plain gloo on this machine. Inside one machine gloo's
-# α is small and varies with other load: the many small messages show, but the order of the shards' times may even be
-# reversed. On the link both effects show.
+# The cell times the same messages over the emulated link and over plain gloo on this machine.
+# Within one machine gloo's α is small and varies with the machine's other load: the cost of many
+# small messages shows, but the ranking of the three shard layouts may even be reversed. On the
+# link both effects show.
 
 # %% tags=["nbval-ignore-output"]
 per_message = [TOTAL / pieces / 1024 for pieces in PIECES]
@@ -1005,9 +1033,9 @@ plots.lines(
 # %% [markdown]
 # ## Break it on purpose
 #
-# **A rank that does not call.** A collective is a contract: all ranks of the group call it, in the same order. The
-# usual mistake is an `if rank == 0:` around something that communicates (a checkpoint, a metric), or a rank whose data
-# end one batch earlier.
+# **A rank that does not call.** All ranks of the group must call a collective, in the same order.
+# The usual breach is an `if rank == 0:` around code that communicates (a checkpoint, a metric), or
+# one rank whose data end a batch earlier.
 
 
 # %%
@@ -1025,10 +1053,11 @@ except RankError as error:
     show(error)
 
 # %% [markdown]
-# The *named* rank did the right thing; look for the fault on a rank that has finished or waits elsewhere.
+# The error *names* the correct rank; look for the fault on a rank that has finished or waits
+# elsewhere.
 #
-# **Another order.** Two gradients of the same shape, reduced in a different order on rank 1, say because it iterates
-# over a set. Nothing hangs and nothing is reported:
+# **Another order.** Rank 1 reduces two gradients of the same shape in a different order, for
+# example because it iterates over a set. There is no hang and no error:
 
 
 # %%
@@ -1045,61 +1074,70 @@ for rank, (first, second) in enumerate(launch(another_order, 2)):
     print(f"rank {rank}: first {first}, expected [3.0, 3.0]; second {second}, expected [30.0, 30.0]")
 
 # %% [markdown]
-# Collectives carry no names: the k-th call of one rank meets the k-th call of the others. If kind or size differ, you
-# get a hang or an abort; if they agree, wrong numbers. Compare the logs (`comm.record()`) of the ranks when you suspect
-# it; `TORCH_DISTRIBUTED_DEBUG=DETAIL` makes torch compare them at every call.
+# Collectives carry no names: the k-th call of one rank meets the k-th call of the others. If kind
+# or size differ, you get a hang or an abort; if they agree, wrong numbers. If you suspect this,
+# compare the ranks' logs (`comm.record()`); `TORCH_DISTRIBUTED_DEBUG=DETAIL` makes torch compare
+# the calls of all ranks.
 #
 # ## What is still missing
 #
-# You can average the gradients of a model with one all-reduce per parameter. A model has hundreds of parameters, most
-# of them small: C6 says what that costs. And all of it happens after backward, while 1.3 says that it need not. Both
-# are lab 02: buckets, and reduction during backward.
+# You can average the gradients of a model with one all-reduce per parameter. A model has hundreds
+# of parameters, most of them small; C6 shows the cost of small messages. All reductions also wait
+# for the end of backward, and 1.3 shows that they need not. Lab 02 solves both: buckets, and
+# reduction during backward.
 #
 # ## What to remember
 #
-# 1. All ranks run one program; only `rank` differs between them.
-# 2. A collective is started, and finished by `wait()`; in between its buffers are not yours.
-# 3. All-reduce = reduce-scatter + all-gather. In a ring each sends (N - 1) / N of the data per rank, whatever N is.
-# 4. A message takes α + n / β: few, large and even messages.
-# 5. All ranks call the same collectives in the same order, or hang, or are silently wrong.
+# 1. All ranks run one program with the same `world size`; only `rank` differs.
+# 2. The call starts a collective and `wait()` finishes it; in between do not touch its buffers.
+# 3. All-reduce = reduce-scatter + all-gather. In a ring each of the two sends (N - 1) / N of the
+#    data per rank, for every N.
+# 4. A message takes α + n / β, so send few, large and even messages.
+# 5. All ranks must call the same collectives in the same order; otherwise they hang or are
+#    silently wrong.
 #
 # ## Questions
 #
-# <details><summary>A ring all-reduce of 1 GiB, over 8 GPUs and over 64: how much does one GPU send?</summary>
+# <details><summary>How much does one GPU send in a ring all-reduce of 1 GiB, over 8 GPUs and over
+# 64?</summary>
 #
-# 2 x 7/8 = 1.75 GiB in 14 messages, and 2 x 63/64 = 1.97 GiB in 126. The bytes hardly grow; the number of messages, and
-# so the share of latency, grows with N, and each message is smaller: 128 MiB against 16 MiB.
+# 2 x 7/8 = 1.75 GiB in 14 messages, and 2 x 63/64 = 1.97 GiB in 126. The bytes hardly grow. The
+# number of messages grows with N, and so does the share of latency; each message is smaller, 128
+# MiB against 16 MiB.
 # </details>
 #
 # <details><summary>When is the tree better than the ring?</summary>
 #
-# When n is small. Reduce and broadcast as trees take 2 log2 N (α + n / β), the ring takes 2 (N - 1) (α + n / (N β)):
-# for n → 0 that is 2 log2 N against 2 (N - 1) latencies. NCCL chooses by size, and its trees work on pieces of the
-# tensor in a pipeline, so that they lose little bandwidth on large ones.
+# The tree is better when n is small. Reduce and broadcast as trees take 2 log2 N (α + n / β), the
+# ring takes 2 (N - 1) (α + n / (N β)): for n → 0 these are 2 log2 N and 2 (N - 1) latencies. NCCL
+# chooses by size, and its trees work on pieces of the tensor in a pipeline, so that they lose
+# little bandwidth on large ones.
 # </details>
 #
 # <details><summary>Your job hangs, and the time-out names ranks 0 to 6 of 8, all in the same all-reduce. Where do you
 # look?</summary>
 #
-# On rank 7: it is the one that did not call. It has finished, raised, or waits somewhere else.
+# Look on rank 7: it did not call the all-reduce. It has finished, has raised, or waits somewhere
+# else.
 # </details>
 #
-# <details><summary>The loss of a data-parallel run diverges unless the learning rate is divided by the number of GPUs.
-# What is the likely slip?</summary>
+# <details><summary>The loss of a data-parallel run diverges unless the learning rate is divided by
+# the number of GPUs. What is the likely mistake?</summary>
 #
-# Gradients are summed instead of averaged: the step is N times too long.
+# The gradients are summed instead of averaged, so the step is N times too long.
 # </details>
 #
 # <details><summary>Why may the output of a reduce-scatter be chunk r of its own input?</summary>
 #
-# Chunk r of rank r is read in the last step only, when the complete sum is about to be written. ZeRO and FSDP use this
-# to save a buffer.
+# Rank r reads its chunk r only in the last step, just before it writes the complete sum. ZeRO and
+# FSDP use this to save a buffer.
 # </details>
 #
 # ## Further reading
 #
-# - Patarasuk and Yuan, "Bandwidth optimal all-reduce algorithms for clusters of workstations", J. Parallel Distrib.
-#   Comput. 2009: the ring, and why no algorithm of the ranks alone sends less.
+# - Patarasuk and Yuan, "Bandwidth optimal all-reduce algorithms for clusters of workstations", J.
+#   Parallel Distrib. Comput. 2009: the ring, and the proof that no algorithm of the ranks alone
+#   sends less.
 # - Graham et al., "Scalable Hierarchical Aggregation Protocol (SHArP)", COMHPC 2016: switches that reduce; in NCCL the
 #   algorithms `NVLS` and `CollNet`.
 # - Thakur, Rabenseifner and Gropp, "Optimization of collective communication operations in MPICH", 2005: trees, rings,

@@ -10,10 +10,10 @@
 # %% [markdown]
 # # Lab 02: distributed data parallelism
 #
-# One model, N copies, N parts of the batch. Each rank computes on its own rows and averages its gradients with the
-# others before the step. That is all of data parallelism, and it takes one line per parameter. The rest of this lab
-# makes it fast: fewer, larger messages, sent while backward still runs. `torch.nn.parallel.DistributedDataParallel`
-# consists of these three rungs.
+# One model, N copies, N parts of the batch. Each rank computes on its own rows, and the ranks
+# average their gradients before the step. That is all of data parallelism, and it takes one line
+# per parameter. The rest of this lab makes it fast: fewer and larger messages, sent while backward
+# still runs. `torch.nn.parallel.DistributedDataParallel` consists of these three rungs.
 #
 # ![Gradients in buckets, filled in the order in which backward makes them](../slides/figures/ddp-buckets.svg)
 #
@@ -21,17 +21,19 @@
 #
 # **Afterwards you can**
 #
-# - write DDP from autograd hooks and one collective, and explain why it equals training in one process;
-# - explain the purpose of a bucket, its cost in memory, and why buckets are filled from the last layer on;
-# - read from a log of collectives, or a timeline, whether communication overlaps with backward;
-# - accumulate gradients over micro-batches with one reduction;
-# - recognize the usual bugs, most of which raise no error.
+# - write DDP with autograd hooks and one collective, and explain why it equals training in one
+#   process;
+# - explain the purpose of a bucket, its cost in memory, and why buckets are filled from the last
+#   layer backwards;
+# - see in a log of collectives or a timeline whether communication overlaps with backward;
+# - accumulate gradients over micro-batches without communicating in each one;
+# - recognize the usual bugs; most of them raise no error.
 #
 # **You need** autograd (`backward` adds to `.grad`), and from lab 01: ranks, process groups, all-reduce, `wait()`.
 #
-# **Time** 75 minutes. **To run** on a laptop (gloo, 2 processes), on one GPU, or on a GPU node (NCCL, a rank per GPU).
-# **Memory** at most 4 MiB of tensors on a rank (measured at the end); its process has about 270 MiB resident, most of
-# them torch's code, which the ranks share.
+# **Time** 75 minutes. **To run** on a laptop (gloo, 2 processes), on one GPU, or on a GPU node
+# (NCCL, one rank per GPU). **Memory** at most 4 MiB of tensors on a rank (measured at the end).
+# The process has about 270 MiB resident, most of it torch's code, which the ranks share.
 
 # %% tags=["setup"]
 # set-up
@@ -52,12 +54,13 @@ RANKS, ROWS, CONTEXT = 2, 8, 32  # N; rows of a whole batch, tokens of a row
 # %% [markdown]
 # ## What hurts now
 #
-# Two devices that share a batch finish it in half the time. But they compute two gradients, and after the first step
-# they hold two different models.
+# Two devices that take half of the rows each need half the time for a batch. But they compute two
+# different gradients, and after the first step they hold two different models.
 #
-# The next cell trains a small GPT to count: rows like 41, 42, 43, ... The whole batch of a step is the same in every
-# world; each rank takes its share of the rows. Every rank initializes its weights from its own seed, as separate
-# programs do, and receives rank 0's before training (`start_equal`: a broadcast per parameter, lab 01).
+# This lab trains a small GPT to count, on rows like 41, 42, 43, ... The whole batch of a step is
+# the same for any number of ranks, and each rank takes its rows from it. Every rank initializes
+# its weights from its own seed, as separate programs do, and receives rank 0's weights before
+# training (`start_equal`: one broadcast per parameter, lab 01).
 
 # %%
 import contextlib
@@ -106,9 +109,10 @@ def loss_of(model: nn.Module, rows: Tensor) -> Tensor:
 # %% [markdown]
 # ### Measured: equal parameters, different data, different gradients (C40)
 #
-# After the broadcast both ranks hold the same parameters. Their rows differ, so their gradients differ. Each rank's
-# loss is the mean over its rows and all ranks have equally many, so the mean of the ranks' gradients is the gradient of
-# the mean over the whole batch: that of one process.
+# After the broadcast both ranks hold the same parameters. Their rows differ, so their gradients
+# differ. Each rank's loss is the mean over its rows, and all ranks have the same number of rows.
+# The mean of the ranks' gradients is therefore the gradient of the mean loss over the whole batch,
+# the gradient of one process.
 
 
 # %% tags=["C40"]
@@ -136,13 +140,15 @@ assert torch.allclose(mean, whole, atol=1e-6)
 #
 # *5 minutes, easy*
 #
-# A *post-accumulate-grad hook* is a function that autograd calls with a parameter as soon as `backward` has put that
-# parameter's gradient into `.grad`. Write the hook: it replaces `param.grad` by its mean over the ranks of `group`.
+# A *post-accumulate-grad hook* is a function that autograd calls with a parameter as soon as
+# `backward` has accumulated the gradient into `.grad`. Write the body of the hook: it replaces
+# `param.grad` by its mean over the ranks of `group`.
 #
-# Use `comm.all_reduce(tensor, group, op)`: it reduces `tensor` in place, the same on all ranks, and returns a handle;
-# the result may be read after `handle.wait()`. `comm.SUM` and `comm.MEAN` are operations, `group.size()` is N.
+# Use `comm.all_reduce(tensor, group, op)`: it reduces `tensor` in place, with the same result on
+# all ranks, and returns a handle. The result may be read after `handle.wait()`. `comm.SUM` and
+# `comm.MEAN` are operations; `group.size()` is N.
 #
-# First a prediction: how many all-reduces will one step of this GPT then issue?
+# First predict: how many all-reduces does one step of this GPT then issue?
 
 # %%
 predict("2.1", ..., "all-reduces in one step of one rank, one per parameter tensor")
@@ -157,15 +163,15 @@ def average_gradient(param: nn.Parameter, group: comm.Group) -> None:
         param: a parameter with its gradient, any shape, floating point. The parameter itself stays as it is.
         group: the ranks to average over.
 
-    One all-reduce of `param.grad`'s bytes, waited for before this returns. No other memory.
+    Make one all-reduce of `param.grad`'s bytes and wait for it. Use no other memory.
     """
     ...
 
 
 # %% [markdown]
-# Rung 1 registers it on every parameter. The training loop is the same as for one process: a *rung* is a function that
-# prepares a model and returns a function for the loop to call between `backward` and `step`. For rung 1 that function
-# does nothing.
+# Rung 1 registers the hook on every parameter. The training loop is the loop of one process. A
+# *rung* is a function that prepares a model and returns the function that the loop calls between
+# `backward` and `step`. For rung 1 this function does nothing.
 
 
 # %%
@@ -219,8 +225,9 @@ def close(mine: list[float], theirs: list[float]) -> bool:
 # %% [markdown]
 # ### Measured: the loss of one process (C7)
 #
-# The mean of the ranks' losses, step by step, next to the loss of one process that sees all rows. Equal parameters,
-# equal gradients and equal optimizers make equal steps, so the copies never have to be compared again.
+# The mean of the ranks' losses at each step, next to the loss of one process that sees all rows.
+# Equal parameters, equal gradients and equal optimizers make equal steps, so the copies never need
+# to be compared again.
 
 # %% tags=["C7"]
 one_process, two_ranks = mean_losses(alone, 1), mean_losses(rung_1, RANKS)
@@ -229,8 +236,9 @@ for step, (one, two) in enumerate(zip(one_process, two_ranks, strict=True)):
 assert close(one_process, two_ranks), "the ranks have left the path of one process"
 
 # %% [markdown]
-# `follow` records one step as a string, one letter per event: `g` a gradient is complete, `i` an all-reduce is issued,
-# `w` the host waits for it, `|` `backward` has returned. It also keeps the log of collectives.
+# `follow` records the events of one step in order, one letter each: `g` a gradient is computed,
+# `i` an all-reduce is issued, `w` the host waits for it, `|` `backward` has returned. It also
+# keeps the log of collectives.
 
 
 # %%
@@ -267,15 +275,16 @@ print(brief(events_1))
 print(f"{len(calls_1)} all-reduces, {sum(call.payload for call in calls_1):,} bytes together")
 
 # %% [markdown]
-# ### Measured: every rank holds everything (C7)
+# ### Measured: every rank holds the whole model state (C7)
 #
-# The ledger counts exact bytes at the end of each stage of a step. Prediction: parameters and gradients 4Ψ each, AdamW
-# 8Ψ and a counter of 4 bytes per tensor. Grey: one process.
+# The ledger counts exact bytes at the end of each stage of a step. The prediction: 4Ψ each for
+# parameters and gradients, 8Ψ for AdamW and a counter of 4 bytes per tensor. Grey shows one
+# process.
 
 
 # %% tags=["C7"]
 def measure_memory(rung) -> dict[str, object]:
-    """Bytes of one step: by stage, over forward and backward, the peak of gradients with staging, the peak of all."""
+    """Bytes of one step: per stage, over forward and backward, peak with staging, total peak."""
     with Ledger() as ledger:
         model = new_model()
         after_backward = rung(model)
@@ -323,14 +332,15 @@ plots.stages(
 )
 
 # %% [markdown]
-# ### Measured: what the sum does (C40)
+# ### Measured: a sum instead of a mean (C40)
 #
-# This hook sums without dividing. How much larger is its first step than with the mean?
+# Here the hook deliberately sums without dividing. How much longer is the first step than with the
+# mean?
 
 
 # %% tags=["C40"]
 def first_step(op, optimizer_class) -> float:
-    """Length of the first step, as the norm of what it adds to the parameters."""
+    """Length of the first step: the norm of the change in the parameters."""
     model = new_model()
     start_equal(model)
     for p in model.parameters():
@@ -353,14 +363,15 @@ assert abs(longer["SGD"] - RANKS) < 1e-3
 assert abs(longer["Adam"] - 1) < 0.02
 
 # %% [markdown]
-# With SGD the effective learning rate is N times the one you set, so a rate tuned on 8 ranks is 8 times too large on
-# 64. Adam divides the gradient by its own size and so cancels the factor, except in `eps`. There the mistake hardly
-# shows until gradients are clipped: their norm is N times as large, so clipping starts at 1/N of the bound you meant.
+# With SGD the learning rate is in effect N times the value you set, so a rate tuned on 8 ranks is
+# 8 times as large on 64. Adam divides the gradient by its own size: apart from `eps` it sees no
+# factor, neither 8 nor 64. The mistake hardly shows until gradients are clipped. Their norm is
+# then N times as large, so clipping begins at an Nth of the bound you meant.
 #
 # ### Break it: reduce the parameter
 #
-# Other tensor hooks receive a gradient; a post-accumulate-grad hook receives the *parameter*. The hook below names its
-# argument `grad` and reduces it. Nothing fails:
+# Other tensor hooks receive a gradient; a post-accumulate-grad hook receives the *parameter*. Here
+# the argument of the hook is called `grad`, and nothing fails:
 
 
 # %%
@@ -399,8 +410,8 @@ assert max(differences) == 0.0
 # %% [markdown]
 # ### Break it: forget the broadcast
 #
-# Without `start_equal` the ranks average gradients of two different models. Many texts say that such ranks drift apart.
-# What happens to the difference?
+# Without `start_equal` the ranks average the gradients of two different models. A common claim is
+# that such ranks drift apart. How does the difference change from step to step?
 
 
 # %%
@@ -416,16 +427,18 @@ print(f"largest difference from rank 0 after step 0: {differences[0]:.4f}, after
 assert abs(differences[0] - differences[-1]) < 1e-4
 
 # %% [markdown]
-# It stays, to the last digit shown: equal gradients make equal steps, and equal steps preserve the difference (with
-# SGD; weight decay shrinks it slowly). But each gradient is the mean of two models' gradients, which fits neither. No
-# rank's loss curve shows this, and neither does the checkpoint, which comes from rank 0; only a comparison between
-# ranks does. `DistributedDataParallel` compares the shapes when it is built, and broadcasts rank 0's parameters and
-# buffers.
+# The difference stays the same to the last digit shown: equal gradients make equal steps, and
+# equal steps leave a difference unchanged (with SGD; weight decay shrinks it slowly). But each
+# gradient is the mean over two models, and neither model would follow it alone. The loss curves do
+# not show the mistake, and neither does the checkpoint, which is rank 0's. Only a comparison
+# between ranks shows it. `DistributedDataParallel` compares the shapes when it is built, and
+# broadcasts rank 0's parameters and buffers.
 #
 # ### Break it: a parameter that one rank does not use
 #
-# Rank 0 goes through both layers, rank 1 through the first only (a router, a modality that is missing in this batch, an
-# early exit). Hooks fire only for parameters that get a gradient, so the ranks issue different numbers of all-reduces.
+# Rank 0 uses both layers, rank 1 only the first (because of a router, a modality missing from this
+# batch, or an early exit). A hook fires only for a gradient that exists, so the ranks issue
+# different numbers of all-reduces.
 
 
 # %%
@@ -435,7 +448,7 @@ def two_layers() -> nn.ModuleList:
 
 
 def one_rank_skips(rung, used: dict[int, list[int]]) -> list[Tensor]:
-    """The gradients of two layers, of which each rank uses those that it is told to."""
+    """The gradients of two layers; each rank uses the layers that `used` lists for it."""
     model = two_layers()
     after_backward = rung(model)
     x = torch.ones(1, 4, device=rank_device()) * (1 + dist.get_rank())
@@ -454,17 +467,19 @@ except RankError as error:
     print("rank 0 is in", " <- ".join(name for name in functions if name in ("wait", "average_gradient")))
 
 # %% [markdown]
-# Rank 0's second all-reduce has no partner. An uneven number of batches ends the same way: the rank with one more waits
-# in its first all-reduce. Read the stuck rank's stack for *where*, and the log of the others for what they did instead.
-# (With NCCL the rank is not stuck in `wait`, which blocks a stream and not the host, but where the host needs a
+# Rank 0's second all-reduce has no partner. An uneven number of batches ends the same way: the
+# rank with one extra batch waits in that batch's first all-reduce. The stuck rank's stack shows
+# *where* it waits; the log of the other ranks shows what they did instead. (With NCCL the rank is
+# not stuck in `wait`, which blocks a stream and not the host, but at the point where it needs a
 # gradient's value.)
 #
-# A hang is the good case. Let rank 0 use layer 0 and rank 1 use layer 1, one all-reduce each:
+# A hang is the good case. Now rank 0 uses layer 0 and rank 1 uses layer 1, with one all-reduce
+# each:
 
 
 # %%
 def skipped_under(rungs: list, used: dict[int, list[int]]) -> list[tuple[list[Tensor], ...]]:
-    """What `one_rank_skips` gives under each rung: the gradients of rank 0, of rank 1, ..."""
+    """The result of `one_rank_skips` under each rung: the gradients of rank 0, of rank 1, ..."""
     each_rank = launch(lambda: [one_rank_skips(rung, used) for rung in rungs], RANKS)
     return list(zip(*each_rank, strict=True))
 
@@ -474,28 +489,31 @@ mixed = torch.allclose(found[0][0], (own[0][0] + own[1][1]) / RANKS)
 print(f"rank 0's gradient of layer 0 is averaged with rank 1's gradient of layer 1: {mixed}")
 
 # %% [markdown]
-# No error, no hang, and meaningless numbers: a collective has no name; it is matched by its position in the order.
-# Exercise 2.3 brings the cure.
+# There is no error and no hang, and the numbers are meaningless. Collectives have no names; they
+# are matched by the order in which they are issued. Exercise 2.3 brings the cure.
 #
-# **What is still missing**: 54 messages, most of them tiny, and the host waits for each.
+# **What is still missing**: a step sends 54 messages, most of them tiny, and the host waits for
+# each one.
 #
 # ## 2.2 Assign buckets
 #
 # *12 minutes, medium*
 #
-# Every message costs one latency plus bytes / bandwidth. Joining gradients in *buckets* saves latencies. Three rules,
-# all torch's (`_compute_bucket_assignment_by_size`):
+# Every message costs one latency, however short it is, plus bytes / bandwidth. Joining gradients
+# in *buckets* saves latencies. The three rules are torch's (`_compute_bucket_assignment_by_size`):
 #
-# - Walk through the parameters in *reverse* order of registration. Backward begins at the last layer, so the first
-#   bucket is the first to be complete.
-# - Add parameters to a bucket until it holds at least `cap_bytes`; the one that reaches the cap still belongs to it
-#   (parameters are never split).
-# - A buffer has one dtype, so each dtype has its own open bucket: a parameter joins the bucket of its dtype, whatever
-#   came in between. Buckets are ordered by their first parameter.
+# - Walk through the parameters in *reverse* order of registration. Backward begins at the last
+#   layer, so the first bucket is complete first.
+# - Add parameters to a bucket until it holds at least `cap_bytes`. The parameter that reaches the
+#   cap still belongs to the bucket (parameters are never split).
+# - A buffer has one dtype, so each dtype has its own open bucket. A parameter joins the open
+#   bucket of its dtype, whatever came in between. The buckets are listed in the order in which
+#   they are opened.
 #
-# The remainder at the end is a bucket too. The GPT has Ψ = 235,265 elements of 4 bytes: from the end, the head and its
-# LayerNorm 67 kB, four blocks of 200 kB each, the embeddings 74 kB; no tensor is larger than 66 kB. The cap below is
-# 256 KiB, or 262 kB. How many buckets?
+# The remainder at the end forms a bucket too. The GPT has Ψ = 235,265 elements of 4 bytes. From
+# the end: 67 kB for the head and its LayerNorm, 200 kB for each of four blocks, 74 kB for the
+# embeddings. No tensor is larger than 66 kB. The cap below is 256 KiB, or 262 kB. How many buckets
+# result?
 
 # %%
 CAP = 256 * 2**10
@@ -509,11 +527,12 @@ def assign_buckets(params: list[nn.Parameter], cap_bytes: int) -> list[list[nn.P
 
     Args:
         params: in order of registration.
-        cap_bytes: a bucket that holds at least this many bytes of parameters is closed; 0 gives each its own.
+        cap_bytes: a bucket is closed when it holds at least this many bytes of parameters;
+            0 puts each parameter in its own bucket.
 
     Returns:
-        The buckets in the order in which they begin: all of `params` in reverse order, each once, one dtype to a bucket
-        and one open bucket to a dtype. `params` itself is only read.
+        The buckets in the order in which they are opened: all of `params` in reverse order, each
+        once, with one dtype per bucket and one open bucket per dtype. `params` is only read.
     """
     ...
 
@@ -534,17 +553,19 @@ print(f"as torch assigns them: {[list(map(id, b)) for b in buckets] == [list(map
 #
 # *10 minutes, medium*
 #
-# A bucket is reduced in two halves. The first copies its gradients into one flat buffer and issues the all-reduce. The
-# second, exercise 2.4, waits and copies back. Rung 3 will put other work between the halves.
+# Reducing a bucket has two halves. The first copies its gradients into one flat buffer and issues
+# the all-reduce. The second, exercise 2.4, waits and copies the means back. Other work can run
+# between the two halves; rung 3 will use this.
 #
-# `device.empty(numel, dtype, "communication", where)` allocates the buffer, uninitialized, and tells the ledger what it
-# is for; `where` is a parameter's `.device`. `flat.split([n, m, ...])` gives its parts, which are views.
+# `device.empty(numel, dtype, "communication", where)` allocates the buffer, uninitialized, and
+# records its role in the ledger; `where` is a parameter's `.device`. `flat.split([n, m, ...])`
+# returns its parts as views.
 #
-# A parameter whose `.grad` is None on this rank counts *as zero*. Then all ranks have the same buckets, whichever
-# parameters they used, and the mean over the ranks is still a sum divided by N.
+# A parameter whose `.grad` is None on this rank counts *as zero*. All ranks then have the same
+# buckets, whichever parameters they used, and the mean over the ranks is still a sum divided by N.
 #
-# If each bucket is started and finished before the next: how many bytes of staging are alive at most? (The buckets'
-# elements are printed above.)
+# Suppose each bucket is finished before the next one is started. How many bytes of staging are
+# alive at the peak? (The number of elements in each bucket is printed above.)
 
 # %%
 predict("2.3", ..., "bytes of staging at the peak, one bucket after the other")
@@ -560,9 +581,9 @@ def start_bucket(bucket: list[nn.Parameter], group: comm.Group) -> tuple[Tensor,
         group: the ranks to average over.
 
     Returns:
-        The buffer `flat` [sum of numel], one of role "communication" that holds the gradients in the bucket's order,
-        and the handle of the one all-reduce that replaces it by its mean over the ranks. Nothing has been waited for,
-        and the gradients themselves are as they were.
+        The buffer `flat` [sum of numel], of role "communication", with the gradients in the
+        bucket's order, and the handle of the one all-reduce that replaces it by its mean over the
+        ranks. Wait for nothing, and leave the gradients themselves unchanged.
     """
     ...
 
@@ -572,8 +593,8 @@ def start_bucket(bucket: list[nn.Parameter], group: comm.Group) -> tuple[Tensor,
 #
 # *10 minutes, medium*
 #
-# Wait, copy the parts back into the gradients that exist, free the buffer (`device.free(flat)`). A gradient that was
-# None gets its own memory.
+# Wait, copy the parts back into the existing gradients, and free the buffer (`device.free(flat)`).
+# A gradient that was None becomes a tensor with its own memory.
 
 
 # %% tags=["exercise-2.4"]
@@ -582,18 +603,19 @@ def finish_bucket(bucket: list[nn.Parameter], flat: Tensor, handle: comm.Handle)
     """Wait for the bucket's all-reduce, copy the means back into the gradients, free the buffer.
 
     Args:
-        bucket: as given to `start_bucket`.
-        flat: [sum of numel], the means once `handle` has been waited for. Freed afterwards (`device.free`).
-        handle: of the all-reduce under way.
+        bucket: the bucket that `start_bucket` received.
+        flat: [sum of numel], the means after `handle.wait()`. Free it at the end (`device.free`).
+        handle: of the all-reduce in flight.
 
-    Every parameter's `.grad` is then its part of `flat`, in the parameter's shape, in memory that is not `flat`'s. A
-    gradient that exists is written in place; only what was None gets memory of its own.
+    Every parameter's `.grad` then equals its part of `flat`, in the parameter's shape, in memory
+    that is not `flat`'s. Write existing gradients in place; allocate memory only for those that
+    were None.
     """
     ...
 
 
 # %% [markdown]
-# Rung 2 reduces one bucket after another, after backward.
+# Rung 2 reduces after backward, one bucket after the other.
 
 
 # %% tags=["shown"]
@@ -619,11 +641,12 @@ print(brief(events_2))
 assert staging == max(bucket_bytes), f"{staging:,} bytes on top of the gradients, the largest bucket has less"
 
 # %% [markdown]
-# ### Measured: why buckets (C7)
+# ### Measured: buckets save latency (C7)
 #
-# Both rungs move the same bytes. On a link with a latency of 1 ms and 25 MB/s per direction (an emulated one, slow
-# enough for a laptop's model), a message of `wire` bytes takes latency + wire / bandwidth. In a ring of N ranks an
-# all-reduce of b bytes has 2 (N - 1) / N * b bytes on the wire of each.
+# Both rungs move the same bytes. The link is emulated, and slow enough for a model that fits a
+# laptop: 1 ms of latency and 25 MB/s per direction. A message of `wire` bytes takes latency + wire
+# / bandwidth. In a ring of N ranks, an all-reduce of b bytes puts 2 (N - 1) / N * b bytes on each
+# rank's wire.
 
 # %% tags=["C7"]
 LINK = "latency=1ms,bandwidth=25MB/s"
@@ -639,7 +662,7 @@ assert (len(calls_1), len(calls_2)) == (len(params), len(buckets))
 assert sum(call.payload for call in calls_1) == sum(call.payload for call in calls_2) == 4 * psi
 
 # %% [markdown]
-# The price is staging memory: the largest bucket, while it is reduced.
+# The price is staging: a buffer as large as the largest bucket while a bucket is reduced.
 
 # %%
 plots.curve(
@@ -654,7 +677,8 @@ plots.curve(
 # %% [markdown]
 # ### The cure for unused parameters
 #
-# The same two cases as above, with rung 2: every rank reduces every bucket, with zeros for what it did not use.
+# These are the two cases from above, with rung 2. Every rank reduces every bucket, with zeros for
+# the parameters that it did not use.
 
 # %%
 for used in ({0: [0, 1], 1: [0]}, {0: [0], 1: [1]}):
@@ -665,20 +689,22 @@ for used in ({0: [0, 1], 1: [0]}, {0: [0], 1: [1]}):
     assert right
 
 # %% [markdown]
-# Rung 3 loses this cure, because its hooks fire only for parameters that get a gradient.
+# Rung 3 will lose this cure, because its hooks fire only for gradients that exist.
 #
-# **What is still missing**: all of backward is over before the first message leaves.
+# **What is still missing**: the first message leaves only when all of backward is over.
 #
 # ## 2.5 Reduction during backward
 #
 # *12 minutes, hard*
 #
-# The last layers' gradients are complete long before the first layers'. So a bucket can leave as soon as its last
-# gradient is complete, and travel while backward continues. Only the end of backward has to wait.
+# The gradients of the last layers are ready long before those of the first layers. So a bucket can
+# leave as soon as its last gradient is ready, and travel while backward continues. Only the end of
+# backward has to wait.
 #
-# One thing must hold: **all ranks launch the buckets in the same order**. The order of gradients may differ from rank
-# to rank, because their graphs may. A collective, however, is matched with the other ranks' by its position. So bucket
-# i leaves when it is full *and* buckets 0 to i - 1 have left.
+# One condition must hold: **all ranks launch the buckets in the same order**. The order of the
+# gradients may differ from rank to rank, because the graphs may differ. But collectives are
+# matched across ranks by the order of issue. So bucket i leaves when it is full *and* buckets 0 to
+# i - 1 have left.
 #
 # The hook's state is in `reducer`:
 #
@@ -686,16 +712,16 @@ for used in ({0: [0, 1], 1: [0]}, {0: [0], 1: [1]}):
 # |---|---|
 # | `buckets` | list of buckets, each a list of parameters |
 # | `bucket_of` | the number of a parameter's bucket: `reducer.bucket_of[param]` |
-# | `missing` | for each bucket, how many of its gradients have not come in this backward; begins at their number |
-# | `in_flight` | what `start` returned for buckets 0, 1, ... that have left in this backward |
-# | `sync` | whether this backward communicates; if not, the hook has nothing to do and nothing to count |
-# | `start` | `start(bucket)` copies in and launches, returns a buffer and a handle |
-# | `finish` | `finish()` finishes all that is in flight and makes `missing` and `in_flight` what they were |
+# | `missing` | per bucket, its gradients still missing in this backward; starts at their number |
+# | `in_flight` | results of `start` for the buckets 0, 1, ... launched in this backward |
+# | `sync` | whether this backward communicates; if False, the hook returns at once |
+# | `start` | `start(bucket)` copies in, launches, and returns a buffer and a handle |
+# | `finish` | `finish()` finishes every bucket in flight, then resets `missing` and `in_flight` |
 #
-# Autograd's engine has a queue of functions to run after the last gradient and before `backward` returns. A hook adds
-# to it with `at_end_of_backward(function)`.
+# Autograd's engine has a queue of functions that run after all gradients are computed and before
+# `backward` returns. A hook adds to it with `at_end_of_backward(function)`.
 #
-# How much staging is alive at most, now that nothing is finished before the end of backward?
+# How much staging is alive at the peak, now that no bucket is finished before the end of backward?
 
 # %%
 predict("2.5", ..., "staging at the peak, as a multiple of the gradients' bytes, two decimals")
@@ -704,15 +730,15 @@ predict("2.5", ..., "staging at the peak, as a multiple of the gradients' bytes,
 # %% tags=["exercise-2.5"]
 @exercise("2.5")
 def on_gradient(param: nn.Parameter, reducer: SimpleNamespace) -> None:
-    """The hook of every parameter: count its gradient, launch the buckets that are full and whose turn it is.
+    """The hook of every parameter: count its gradient, launch full buckets in turn.
 
     Args:
         param: `.grad` has just been accumulated.
         reducer: fields `buckets`, `bucket_of`, `missing`, `in_flight`, `sync`, `start`, `finish` as in the table.
 
-    Buckets leave in the order 0, 1, 2, ... whatever order they fill in. Nothing is waited for here. When the last
-    bucket has left, `reducer.finish` is queued for the end of backward, once. If `reducer.sync` is False nothing
-    happens.
+    Buckets leave in the order 0, 1, 2, ... whatever order they fill in. Wait for nothing here.
+    When the last bucket has left, queue `reducer.finish` for the end of backward, once. If
+    `reducer.sync` is False, do nothing.
     """
     ...
 
@@ -756,9 +782,10 @@ def rung_3(model: nn.Module) -> Callable[[], None]:
 # %% [markdown]
 # ### Measured: reductions leave before backward has ended (C7)
 #
-# The three rungs' steps, in order: `g` gradient, `i` issue, `w` wait, `|` backward has returned. Rung 1 issues early
-# too, but the host waits at once (`giw`): backward continues only after the message has arrived. Overlap means a
-# message under way while gradients are still to come.
+# One step of each rung, in order: `g` gradient, `i` issue, `w` wait, `|` backward has returned.
+# Rung 1 issues early too, but the host waits at once (`giw`), and backward continues only when the
+# message has arrived. A message overlaps with backward only if it is in flight while gradients are
+# still to come.
 
 # %% tags=["C7"]
 seen = launch(follow, RANKS, rung_3)
@@ -778,12 +805,13 @@ assert most == len(buckets), "rung 3 waits before all of its buckets have left"
 assert seen[0][1] == seen[1][1]
 
 # %% [markdown]
-# The last bucket leaves with the last gradient and overlaps with nothing: that part of the communication always shows.
-# By default torch's first step has one bucket. From the second step on, torch cuts buckets in the order in which
-# gradients arrived: 1 MiB for the first, so that it leaves early, and 25 MiB for the others.
+# The last bucket leaves with the last gradient and cannot be hidden, so that part of the
+# communication always shows. By default, torch's first step has one bucket. From the second step
+# on, torch assigns buckets in the order in which the gradients actually arrived: 1 MiB for the
+# first bucket, so that it leaves early, and 25 MiB for the others.
 #
-# Now the time: a step of each rung on rank 0, on the emulated link, with more rows, so that there is enough compute to
-# overlap with.
+# The next figure shows the time of one step of each rung on rank 0, on the emulated link. The
+# batch has more rows, so that there is enough compute to hide behind.
 
 
 # %% tags=["C7", "nbval-ignore-output"]
@@ -791,7 +819,7 @@ TRACED_ROWS = 64
 
 
 def trace_rungs(rungs: dict, text: str) -> dict[str, list]:
-    """The spans of a step of each rung on this rank, the fastest of three; the rungs take turns."""
+    """The spans of one step of each rung on this rank, the fastest of three; rungs alternate."""
     let_communication_go_first()
     models = {name: new_model() for name in rungs}
     after = {name: rung(models[name]) for name, rung in rungs.items()}
@@ -834,9 +862,9 @@ plots.timeline(
 )
 
 # %% [markdown]
-# ### Measured: what overlap costs in memory
+# ### Measured: overlap costs a copy of the gradients
 #
-# Every bucket's buffer now lives from its launch to the end of backward.
+# Every bucket's buffer now stays alive from its launch to the end of backward.
 
 # %%
 usage_3 = launch(measure_memory, RANKS, rung_3)[0]
@@ -862,15 +890,17 @@ plots.curve(
 )
 
 # %% [markdown]
-# Neither peak has moved from rung to rung: the buffers fit into the memory that backward frees. With few activations,
-# as with checkpointing or one row per rank, they do raise the peak. `gradient_as_bucket_view=True` saves this second
-# copy: the buckets are permanent and every `.grad` is a view of one. `minifsdp/ddp/buckets.py` has both,
-# `StagingBucket` and `GradientBucket`, some thirty lines each; there the first does not copy back: gradients move in as
-# they arrive.
+# Neither peak changes from rung to rung: the buffers fill the space that backward frees. With few
+# activations, as with checkpointing or one row per rank, the buffers do raise the peak.
+# `gradient_as_bucket_view=True` saves this copy: the buckets are permanent, and every `.grad` is a
+# view of one. In `minifsdp/ddp/buckets.py` the two kinds are `StagingBucket` and `GradientBucket`,
+# some thirty lines each. That `StagingBucket` is not copied back: gradients move into the buffer
+# as they arrive.
 #
 # ### Compared with torch
 #
-# Gradients of one backward under torch's `DistributedDataParallel`, under `minifsdp`'s, and under yours, bit for bit.
+# The next cell compares the gradients of one backward bit for bit: yours against torch's
+# `DistributedDataParallel` and `minifsdp`'s.
 
 
 # %%
@@ -896,18 +926,20 @@ print(same)
 assert all(all(each.values()) for each in same)
 
 # %% [markdown]
-# **What is still missing**: with several micro-batches per step, every backward is reduced.
+# **What is still missing**: with several micro-batches per step, every backward communicates.
 #
 # ## 2.6 Accumulate without communication
 #
 # *8 minutes, medium*
 #
-# A batch that does not fit in memory runs as k micro-batches, whose gradients `backward` adds up in `.grad`. The mean
-# over the ranks is needed only after the last one. In torch the first k - 1 run inside `with ddp.no_sync():`; here
-# `reducer.sync` says whether a backward communicates, and your hook checks it.
+# A batch that does not fit into memory is processed in k micro-batches, and `backward` adds up
+# their gradients in `.grad`. The mean over ranks is needed only after the last micro-batch. In
+# torch the first k - 1 run inside `with ddp.no_sync():`; here `reducer.sync` decides whether a
+# backward communicates, and your hook reads it.
 #
-# After your function, `.grad` is the gradient of the *mean* loss over all micro-batches and ranks, and `reducer.sync`
-# is True again. How much is all-reduced in a step of k = 4 micro-batches?
+# When your function returns, `.grad` is the gradient of the *mean* loss over all micro-batches and
+# ranks, and `reducer.sync` is True again. How much data is all-reduced in a step of k = 4
+# micro-batches?
 
 # %%
 predict("2.6", ..., "payload of a step of 4 micro-batches, as a multiple of the gradients' bytes, two decimals")
@@ -916,14 +948,14 @@ predict("2.6", ..., "payload of a step of 4 micro-batches, as a multiple of the 
 # %% tags=["exercise-2.6"]
 @exercise("2.6")
 def accumulate(micro_batches: list[Tensor], loss_of: Callable[[Tensor], Tensor], reducer: SimpleNamespace) -> None:
-    """The gradient of the mean loss over the micro-batches, communicated once.
+    """Compute the gradient of the mean loss over the micro-batches, communicated once.
 
     Args:
         micro_batches: k of them, equally large.
-        loss_of: forward of one micro-batch, returns its mean loss; one call and one backward for each.
-        reducer: a backward communicates if its `sync` is True. It must be True again when this returns.
+        loss_of: forward of one micro-batch; returns its mean loss. One call and one backward each.
+        reducer: a backward communicates if its `sync` is True. It must be True again on return.
 
-    Gradients are zero or None before. The only backward that communicates is the last.
+    Gradients are zero or None before. Only the last backward communicates.
     """
     ...
 
@@ -933,7 +965,7 @@ MICRO = 4
 
 
 def accumulated(how) -> tuple[Tensor, int, int]:
-    """The head's gradient after four micro-batches, and how many all-reduces of how many bytes that took."""
+    """The head's gradient after four micro-batches, the number of all-reduces, their bytes."""
     model = new_model()
     start_equal(model)
     reducer = make_reducer(model, CAP)
@@ -949,7 +981,7 @@ def one_batch() -> Tensor:
 
 
 def every_time(micro_batches, loss_of, reducer) -> None:
-    """What happens if one forgets no_sync."""
+    """Accumulation without no_sync."""
     for batch in micro_batches:
         (loss_of(batch) / len(micro_batches)).backward()
 
@@ -965,9 +997,9 @@ assert torch.allclose(gradient, whole_gradient, atol=1e-6)
 # %% [markdown]
 # ## What is still missing
 #
-# Communication is hidden, but memory is unchanged: each rank holds all parameters, all gradients and all optimizer
-# state, and all ranks compute the same optimizer step. N devices hold 16Ψ bytes N times. Lab 03 shards the optimizer
-# state, then the gradients.
+# Overlap hides time but saves no memory. Each rank holds all parameters, all gradients and all
+# optimizer state, and all ranks compute the same optimizer step. Each of the N devices holds 16Ψ
+# bytes. Lab 03 shards the optimizer state, then the gradients.
 
 # %%
 rungs = {"one process": usage_alone, "rung 1": usage_1, "rung 2": usage_2, "rung 3": usage_3}
@@ -980,25 +1012,26 @@ print(f"the most that a rank held at once: {max(w['all'] for w in (usage_1, usag
 # %% [markdown]
 # ## What to remember
 #
-# 1. With an equal start, averaged gradients and equal steps, N copies stay one model.
-# 2. Take the mean, not the sum; of the gradient, not the parameter; and broadcast before the first step. None of these
-#    three mistakes raises an error.
-# 3. Buckets pay a latency per bucket, not per parameter. They are filled in reverse, the order in which backward
-#    completes them.
-# 4. Overlap is two halves moved apart: launch when full and in turn, wait at the end of backward. Its price is a copy
-#    of the gradients, unless the buckets are the gradients.
-# 5. Collectives are matched by their order. Every rank must issue the same ones in the same order, whatever its data:
-#    with unused parameters, uneven batches, one micro-batch or many.
+# 1. With equal initial weights, averaged gradients and equal steps, N copies stay one model
+#    without any further comparison.
+# 2. Take the mean, not the sum. Reduce the gradient, not the parameter. Broadcast before the first
+#    step. None of the three mistakes raises an error.
+# 3. With buckets you pay one latency per bucket, not per parameter. Buckets are filled in reverse
+#    order, the order in which backward completes them.
+# 4. Overlap separates the two halves: launch a full bucket in turn, wait at the end of backward.
+#    It costs a copy of the gradients, unless the buckets are the gradients.
+# 5. Collectives are matched by order. Every rank must issue the same collectives in the same
+#    order, with used or unused parameters, even or uneven batches, one micro-batch or many.
 #
 # ## More: break it
 #
-# The lab is complete. The rest shows three mistakes that raise no error: two give wrong gradients, the third costs
-# traffic.
+# The lab is complete. This section shows three mistakes that raise no error. Two give wrong
+# gradients; the third costs traffic.
 #
 # ### Break it: launch a bucket when it is full
 #
-# Rank 1 calls two equal layers in the other order, so its buckets fill in the other order. This hook launches each
-# bucket the moment it is full:
+# Rank 1 calls two equal layers in the opposite order, so its buckets also fill in the opposite
+# order. This hook launches each bucket as soon as it is full:
 
 
 # %%
@@ -1031,13 +1064,13 @@ for name, grads in zip(("when full", "in turn"), launched, strict=True):
     print(f"launched {name}: gradients right {right}; layer 0 averaged with layer 1 of the other rank: {crossed}")
 
 # %% [markdown]
-# Equal sizes give wrong sums, different sizes an error or a hang. NCCL cannot detect this either: the program has to
-# guarantee the order of collectives. Layers whose order depends on the data, or a branch that only some ranks take,
-# break it.
+# Buckets of equal size give wrong sums; different sizes give an error or a hang. NCCL cannot
+# detect the mistake either: the program guarantees the order of collectives. Layers called in a
+# data-dependent order break this guarantee, and so does a branch that only some ranks take.
 #
 # ### Break it: an unused parameter, with rung 3
 #
-# Rank 0 uses layer 0, rank 1 layer 1, and both layers are in one bucket.
+# Rank 0 uses layer 0, rank 1 uses layer 1, and both layers are in one bucket.
 
 # %%
 own, found = skipped_under([alone, rung_3], {0: [0], 1: [1]})
@@ -1046,10 +1079,11 @@ print(f"each rank still has its own gradients: {untouched}")
 assert untouched
 
 # %% [markdown]
-# A parameter without a gradient never calls its hook: its bucket and all later ones never leave, here silently and on
-# both ranks. A rank that uses all of its parameters would wait forever. Rung 3 needs every parameter used on every
-# rank. torch raises an error at the next forward; with `find_unused_parameters=True` it walks through the autograd
-# graph after each forward and marks the unused ones ready, and one more all-reduce finds what *no* rank used.
+# The hook of a parameter without a gradient never fires. Its bucket and all later buckets never
+# leave, here silently on both ranks. If one rank uses all its parameters, it waits for ever. Rung
+# 3 needs every parameter to be used on every rank. torch raises an error at the next forward. With
+# `find_unused_parameters=True`, torch walks through the autograd graph after each forward and
+# marks unused parameters as ready. One more all-reduce finds the parameters that *no* rank used.
 #
 # ### Break it: forget `no_sync`
 
@@ -1060,9 +1094,10 @@ print(f"{messages} all-reduces, {forgotten:,} bytes: {forgotten / payload:.0f} t
 assert forgotten == MICRO * payload
 
 # %% [markdown]
-# The gradient is right all the same: the mean of equal values is that value, so the part that was reduced before passes
-# unchanged. With a *sum* that is divided at the end it does not: each reduction multiplies the accumulated part of
-# `.grad` by N. A gradient whose element i comes from micro-batch i alone shows how often each is counted:
+# The gradient is right all the same: the mean of equal values is that value, so the part that was
+# already reduced does not change. A *sum* that is divided only at the end goes wrong: each
+# reduction multiplies the earlier contents of `.grad` by N. In the next cell, element i of the
+# gradient comes from micro-batch i alone, so it shows how often each micro-batch is counted:
 
 
 # %%
@@ -1080,44 +1115,50 @@ print("mean each time:                     ", means)
 print("sum each time, divided by N at last:", sums)
 
 # %% [markdown]
-# Many texts also say that accumulation *with* communication "reduces after several steps". It reduces in every
-# micro-batch. In DDP that only costs bytes; with sharded gradients it saves memory (labs 03 and 09).
+# Another common claim is that accumulation *with* communication "reduces after several steps". It
+# reduces in every micro-batch. In DDP that only costs bytes; with sharded gradients it saves
+# memory (labs 03 and 09).
 #
 # ## Questions
 #
-# <details><summary>1. Rank 1's data loader has one batch less than rank 0's. What happens, and what are three
-# cures?</summary>
+# <details><summary>1. Rank 1's data loader has one batch fewer than rank 0's. What happens, and
+# what are three cures?</summary>
 #
-# Rank 0 waits in the first all-reduce of its last backward until the time-out. Cures: drop the last batch (a sampler
-# that gives all ranks equally many); let the ranks agree on whether to go on (an all-reduce of one number per step); or
-# let the finished rank join every collective with zeros, as torch's `Join` does, and divide by the number of ranks that
-# still have data. </details>
+# Rank 0 waits in the first all-reduce of its last backward until the time-out. There are three
+# cures. Drop the last batch, with a sampler that gives all ranks the same number. Let the ranks
+# agree on whether to continue, with an all-reduce of one number per step. Or let the finished rank
+# answer every collective of the others with zeros, as torch's `Join` does, and divide by the
+# number of ranks that still have data.
+# </details>
 #
-# <details><summary>2. The rows are padded sentences and the loss is the mean over real tokens. Is the mean of the
-# ranks' gradients still that of the whole batch?</summary>
+# <details><summary>2. The rows are padded sentences and the loss is the mean over real tokens. Is
+# the mean of the ranks' gradients still the gradient of the whole batch?</summary>
 #
-# No. It is the mean of means: a rank with few real tokens counts as much as one with many. Divide the summed loss by
-# the number of real tokens of all ranks (one more all-reduce, of a number), and multiply it by N, since the hook takes
-# the mean. The same holds over micro-batches in 2.6.
+# No. It is a mean of means: a rank with few real tokens counts as much as a rank with many. Divide
+# the summed loss by the number of real tokens on all ranks (one more all-reduce, of one number),
+# and multiply it by N, because the hook takes the mean. The same holds over micro-batches in 2.6.
 # </details>
 #
 # <details><summary>3. Why are buckets not simply as large as possible?</summary>
 #
-# A single bucket leaves with the last gradient: one latency, no overlap. Buckets of one parameter leave as early as
-# possible and pay a latency each. The best size lies in between and grows with the latency and with N; 25 MiB is
-# torch's default. </details>
+# A single bucket leaves with the last gradient: one latency, no overlap. Buckets of one parameter
+# leave as early as possible, and each pays a latency. The best size lies in between and grows with
+# the latency and with N; 25 MiB is torch's guess.
+# </details>
 #
 # <details><summary>4. Under `no_sync`, is it enough to put the backward inside the `with`?</summary>
 #
-# Not in torch: `DistributedDataParallel.forward` decides whether the backward that follows is to be reduced, so the
-# forward must be inside too. This is the usual reason why `no_sync` seems to have no effect. </details>
+# Not in torch. `DistributedDataParallel.forward` decides whether the following backward reduces,
+# so the forward must be inside too. This is the usual reason why `no_sync` seems to do nothing.
+# </details>
 #
 # <details><summary>5. gloo's all-reduce blocks in `wait()`, NCCL's does not. What does rung 3's `finish` do on a
 # GPU?</summary>
 #
-# `wait()` makes the compute stream wait for the communication stream, and the host runs on: it issues the copies back
-# and the optimizer's kernels, which start when the reductions have ended. So the host's order of issue is the schedule,
-# and the device decides the timing. </details>
+# `wait()` makes the compute stream wait for the communication stream, and the host runs ahead. It
+# issues the copies back and the optimizer's kernels, which start when the reductions have ended.
+# So the host's order of issue is the schedule, and the timeline belongs to the device.
+# </details>
 #
 # ## Further reading
 #
@@ -1125,7 +1166,8 @@ print("sum each time, divided by N at last:", sums)
 #   (buckets, overlap, accumulation) and 4.2 (the reducer).
 # - torch: `torch/nn/parallel/distributed.py`; `torch/csrc/distributed/c10d/reducer.cpp`, `mark_variable_ready` and
 #   `finalize_backward`.
-# - A. Sergeev, M. Del Balso, *Horovod: fast and easy distributed deep learning in TensorFlow*, 2018, on tensor fusion:
-#   buckets by another name.
-# - Here: `minifsdp/ddp/naive.py`, `bucketed.py`, `overlapped.py`, in this order: rungs 1 to 3, the last with a cure for
-#   unused parameters. The drop-in (`distributed.py`) need not be read; its search for them is in `unused.py`.
+# - A. Sergeev, M. Del Balso, *Horovod: fast and easy distributed deep learning in TensorFlow*,
+#   2018, on tensor fusion, another name for buckets.
+# - Here: `minifsdp/ddp/naive.py`, `bucketed.py`, `overlapped.py`, in this order: rungs 1 to 3, the
+#   last with a cure for unused parameters. You do not need the drop-in (`distributed.py`); its
+#   search for unused parameters is in `unused.py`.

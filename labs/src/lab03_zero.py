@@ -10,10 +10,10 @@
 # %% [markdown]
 # # Lab 03: ZeRO-1 and ZeRO-2
 #
-# Under DDP every rank holds all the parameters, all the gradients and all the optimizer state, and all ranks compute
-# the same update. ZeRO (Zero Redundancy Optimizer) removes that redundancy in three stages. This lab builds the first
-# two: it divides the optimizer state over the ranks, then the gradients too. The computation stays the same, and so
-# does almost all of the traffic.
+# Under DDP every rank holds all the parameters, all the gradients and all the optimizer state, and
+# all ranks compute the same update. ZeRO (Zero Redundancy Optimizer) removes that redundancy in
+# three stages. This lab builds the first two: it shards the optimizer state over the ranks, then
+# the gradients too. The computation stays the same, and the traffic almost the same.
 #
 # ![ZeRO stage 2: every rank has all parameters, and a part of the gradients and of the optimizer
 # state](../slides/figures/partition-2.svg)
@@ -21,18 +21,18 @@
 # *From [lecture 1, Where memory goes, and what ZeRO saves](../slides/memory.md), which comes before this lab.*
 #
 # **Afterwards you can**
-# - cut a model's parameters into equal shards, whatever their sizes;
+# - cut a model's parameters of any size into equal shards;
 # - write the ZeRO-1 step: reduce-scatter, update a shard, all-gather;
 # - reduce and free gradients while backward runs, as ZeRO-2 does;
-# - say what each stage holds and sends per step, to the byte;
-# - recognize three mistakes that train without an error message: an optimizer over the wrong tensors, clipping by a
-#   local norm, a checkpoint of one rank's shard.
+# - compute the bytes that each stage holds and sends per step;
+# - recognize three mistakes that raise no error: an optimizer over the wrong tensors, clipping by
+#   a local norm, a checkpoint of one rank's shard.
 #
 # **You need** lab 01 (reduce-scatter, all-gather) and lab 02 (buckets, hooks on gradients).
 #
-# **Time** 70 minutes. **Worlds**: gloo on a laptop (2 and 4 processes), or NCCL with one rank per GPU; with one GPU it
-# runs on gloo. **Memory per rank**: 12 MiB of tensors (measured below), about 25 for the timeline's larger batch,
-# besides what a process with torch takes.
+# **Time** 70 minutes. **Worlds**: gloo on a laptop (2 and 4 processes), or NCCL with one rank per
+# GPU; with one GPU it runs on gloo. **Memory per rank**: 12 MiB of tensors (measured below), about
+# 25 for the timeline's larger batch, plus the memory of a process with torch.
 #
 # Ψ is the number of elements of all parameters, N the number of ranks. Everything is float32, so an element has
 # 4 bytes, and Adam's two moments have 8 per element.
@@ -78,11 +78,11 @@ ADAM = {"lr": 1e-3, "eps": 1e-4}
 # %% [markdown]
 # ## The question: what do N ranks hold N times?
 #
-# The model is a small GPT, and the batches are random tokens: this lab is about bytes. `measure` takes a training
-# function, runs three steps of it on this rank and returns the ledger of the third. Before that step the optimizer
-# already has its state; "backward" and "step" are the moments after these two. Adam's `eps` is larger than usual, 1e-4:
-# with 1e-8 its first steps hardly depend on a gradient's size, and a sum instead of a mean over the ranks would go
-# unnoticed.
+# The model is a small GPT, and the batches are random tokens: this lab is about bytes. `measure`
+# takes a trainer, runs three of its steps on this rank and returns the measurements of the third.
+# The optimizer has its state before that step; "backward" and "step" are the moments after these
+# two. Adam's `eps` is larger than usual, 1e-4: with 1e-8 its first steps hardly depend on a
+# gradient's size, and a sum instead of a mean over the ranks would go unnoticed.
 
 # %%
 SIZES = {"width": 105, "layers": 4}
@@ -94,7 +94,7 @@ BATCHES = [tuple(torch.randint(257, (2, 8, 24), generator=numbers)) for _ in ran
 
 
 class DDP:
-    """The rung below (lab 02): gradients averaged during backward, the whole update on every rank."""
+    """The rung below (lab 02): average gradients during backward, update all on every rank."""
 
     def __init__(self, model: GPT) -> None:
         self.model = DistributedDataParallel(model, bucket_cap_mb=CAP / MIB, gradient_as_bucket_view=True)
@@ -146,7 +146,7 @@ def measure_each(kinds: list[Any], batches: list[tuple[Tensor, Tensor]]) -> list
 
 
 def alone(batches: list[tuple[Tensor, Tensor]]) -> tuple[Tensor, list[float]]:
-    """One process with the whole batches: the parameters that every rung must arrive at, and each gradient's norm."""
+    """The parameters that every rung must reach, and the gradients' norms, from one process."""
     torch.manual_seed(0)
     model, norms = GPT(**SIZES).to(rank_device()), []
     optimizer = Adam(model.parameters(), **ADAM)
@@ -174,29 +174,30 @@ for rank, books in enumerate(ddp):
     print(f"rank {rank} after backward:", {tag: f"{size:,}" for tag, size in held(books["at"]["backward"]).items()})
 
 # %% [markdown]
-# Both ranks hold the same 16Ψ bytes: 4Ψ parameters, 4Ψ gradients, 8Ψ optimizer state (and 4 bytes per parameter for
-# Adam's step count). Half of it is optimizer state, in mixed precision three quarters (lab 00), and it is used only in
-# `optimizer.step()`, where every rank computes the same numbers from the same numbers.
+# Both ranks hold the same 16Ψ bytes: 4Ψ parameters, 4Ψ gradients, 8Ψ optimizer state (and 4 bytes
+# per parameter for Adam's step count). Half of it is optimizer state, three quarters in mixed
+# precision (lab 00). Only `optimizer.step()` reads and writes this state, and there every rank
+# computes the same result from the same input.
 #
-# But Adam works element by element. So rank r can update only the r-th part of the elements, keep state for that part,
-# and get the rest from the other ranks. How are the elements divided?
+# But Adam works element by element. So let rank r update only the r-th part of the elements, keep
+# state for that part, and get the rest from the other ranks. Which elements belong to which rank?
 #
 # ## 3.1 Partition
 #
 # *10 minutes, medium*
 #
-# Collectives need equal parts (lab 01), but parameters have all sizes. So ZeRO ignores their boundaries: it lays the
-# parameters of a bucket end to end in one flat buffer, pads it to a multiple of N, and cuts it into N equal shards,
-# possibly in the middle of a parameter.
+# Collectives need equal parts (lab 01), but parameters come in all sizes. So ZeRO ignores
+# parameter boundaries: it concatenates the parameters of a bucket in one flat buffer, pads it to a
+# multiple of N, and cuts it into N equal shards, even in the middle of a parameter.
 #
 # ```
 # flat [padded]              p0 | p1 | p2 | zeros
 # shards [padded / N]      rank 0 |  rank 1  | rank 2
 # ```
 #
-# The buffer is not a copy: it becomes the parameters' memory. Each `p.data` and each shard is a view of it, so the
-# model sees at once what an optimizer writes to a shard. (`p` itself stays the same object, because the model, the
-# optimizer and the hooks refer to it.)
+# The buffer is not a copy: it becomes the parameters' memory. Each `p.data` and each shard is a
+# view of it, so the model sees an optimizer's write to a shard at once. (`p` itself stays the same
+# object, because the model, the optimizer and the hooks refer to it.)
 #
 # The buckets are those of your lab 02, in the order in which backward makes their gradients.
 
@@ -216,15 +217,16 @@ predict("3.1", ..., "bytes of parameters in one rank's shards of these buckets, 
 def partition(params: list[nn.Parameter], ranks: int) -> tuple[Tensor, list[Tensor]]:
     """Move the parameters into one flat buffer, and cut that into one equal shard per rank.
 
-    Afterwards each `p.data` is a view of the buffer in the parameter's shape, with the values it had, and nothing else
-    holds their old memory.
+    Afterwards each `p.data` is a view of the buffer in the parameter's shape, with its old values,
+    and no reference to the old memory remains.
 
     Args:
         params: of one dtype and device, in this order in the buffer.
         ranks: N, which need not divide the number of elements.
 
     Returns:
-        flat [padded], where padded is the least multiple of N that holds all elements; zeros behind the last one.
+        flat [padded], where padded is the least multiple of N that holds all elements; zeros after
+        the last one.
         The N shards, each a view of `flat` [padded / N]; shard r is rank r's.
     """
     ...
@@ -248,15 +250,16 @@ outcome(
 )
 
 # %% [markdown]
-# Padding costs at most N - 1 elements per bucket, whatever the model.
+# Padding costs at most N - 1 elements per bucket, for every model.
 #
 # ## 3.2 An optimizer over shards
 #
 # *5 minutes, easy*
 #
-# A torch optimizer updates only the tensors that it was given, and makes state only for them. This is all that stage 1
-# needs: give it this rank's shards. It stays a real `torch.optim.Adam`, with its learning rate, its weight decay and
-# its fused kernels; it does not know that its parameters are slices.
+# A torch optimizer updates its own list of tensors, and makes state only for these. Stage 1 gets
+# its saving from this: it gives the optimizer only this rank's shards. The optimizer is still a
+# real `torch.optim.Adam`, with its learning rate, its weight decay and its fused kernels; it does
+# not know that its parameters are slices.
 
 # %%
 predict("3.2", ..., "bytes of Adam's state on one rank, 2 ranks")
@@ -271,13 +274,13 @@ def shard_optimizer(
 
     Args:
         buckets: for each bucket its N shards, views of a flat buffer as `partition` returns them.
-        rank: whose optimizer it is.
+        rank: the rank that owns the optimizer.
         optimizer_class: such as `torch.optim.Adam`; takes a list of leaf tensors.
         **defaults: for `optimizer_class`, such as `lr`.
 
     Returns:
-        The optimizer. Its one parameter group holds one `nn.Parameter` per bucket, in the order of the buckets, which
-        shares its memory with this rank's shard.
+        The optimizer. Its one parameter group holds one `nn.Parameter` per bucket, in the order of
+        the buckets. Each shares its memory with this rank's shard.
     """
     ...
 
@@ -287,11 +290,12 @@ def shard_optimizer(
 #
 # *15 minutes, hard*
 #
-# To update its shard, a rank needs the mean gradient of that shard only. DDP's all-reduce would deliver everything. An
-# all-reduce is a reduce-scatter followed by an all-gather (lab 01), and here the first half is enough.
+# To update its shard a rank needs the mean gradient of that shard only. DDP's all-reduce would
+# deliver the whole gradient. An all-reduce is a reduce-scatter followed by an all-gather (lab 01),
+# and here the first half is enough.
 #
-# `reduce_bucket` only *starts* the reduction and returns a function that finishes it. The split costs nothing, and it
-# lets ZeRO-2 compute while the bucket travels.
+# `reduce_bucket` only *starts* the reduction and returns a function that finishes it. The split
+# costs nothing now, and lets ZeRO-2 compute during the transfer.
 
 # %%
 predict("3.3", ..., "bytes one rank sends to reduce all gradients of a step, 2 ranks")
@@ -300,23 +304,25 @@ predict("3.3", ..., "bytes one rank sends to reduce all gradients of a step, 2 r
 # %% tags=["exercise-3.3"]
 @exercise("3.3")
 def reduce_bucket(params: list[nn.Parameter], shard: nn.Parameter, group: comm.Group) -> Callable[[], None]:
-    """Start to reduce-scatter the gradients of a bucket; return the function that finishes it.
+    """Start the reduce-scatter of a bucket's gradients; return the function that finishes it.
 
-    The gradients are copied into a bucket buffer [N * shard.numel()] in the layout of `partition`. A `.grad` that is
-    None, and the padding, count as zeros. Every `.grad` stays as it is: it may be freed as soon as this returns.
+    Copy the gradients into a bucket buffer [N * shard.numel()] in the layout of `partition`. A
+    `.grad` of None counts as zeros, and so does the padding. Leave every `.grad` unchanged; the
+    caller may free it as soon as this returns.
 
     Both buffers come from `device.empty(numel, dtype, role, device)`, uninitialized: the bucket with the role
     "communication", the mean [shard.numel()] with the role "gradients".
 
     Args:
-        params: the bucket's parameters, as `partition` had them.
-        shard: this rank's shard [padded / N], whose `.grad` takes the result.
+        params: the bucket's parameters, in the same order as for `partition`.
+        shard: this rank's shard [padded / N]; its `.grad` takes the result.
         group: the ranks; `group.size()` is N.
 
     Returns:
-        A function without arguments, to be called once. It waits for the reduction, frees the bucket with
-        `device.free`, and lets `shard.grad` be the mean over the ranks [padded / N]. If there is a `shard.grad`
-        already, from an earlier micro-batch, the mean is added to it and then freed.
+        A function without arguments, called once. It waits for the reduction, frees the bucket
+        with `device.free`, and sets `shard.grad` to the mean over the ranks [padded / N]. If
+        `shard.grad` exists already, from an earlier micro-batch, it adds the mean to it and then
+        frees the mean.
     """
     ...
 
@@ -326,8 +332,9 @@ def reduce_bucket(params: list[nn.Parameter], shard: nn.Parameter, group: comm.G
 #
 # *10 minutes, medium*
 #
-# ZeRO puts the update between the reduce-scatter and the all-gather, and gathers updated parameters instead of mean
-# gradients. The all-gather is in place: a rank sends from the same part of the buffer in which the others receive it.
+# In an all-reduce the all-gather follows the reduce-scatter directly. ZeRO puts the update between
+# them, and gathers updated parameters instead of mean gradients. The all-gather is in place: each
+# rank sends its shard from the same position in the buffer at which the others receive it.
 
 # %%
 predict("3.4", ..., "bytes one rank sends in a whole ZeRO-1 step, as a multiple of DDP's, two decimals")
@@ -339,10 +346,11 @@ def update_and_gather(optimizer: Optimizer, flats: list[Tensor], group: comm.Gro
     """Update this rank's shards, free their gradients, and gather the updated parameters from all ranks.
 
     Args:
-        optimizer: over this rank's shards, one per bucket, as `shard_optimizer` returns it. Their `.grad` [padded / N]
-            is there; between update and gathers `device.free` gives its memory away, and it is set to None.
-        flats: the buckets' flat buffers [padded], of which the shards are views. When this returns they are the same
-            on all ranks. One all-gather each, in place, from the shard's `.data`.
+        optimizer: over this rank's shards, one per bucket, as `shard_optimizer` returns it. Each
+            shard has a `.grad` [padded / N]. Between update and gathers, free its memory with
+            `device.free` and set it to None.
+        flats: the buckets' flat buffers [padded]; the shards are views of them. When this returns
+            they are equal on all ranks. One all-gather each, in place, from the shard's `.data`.
         group: the ranks.
     """
     ...
@@ -351,9 +359,9 @@ def update_and_gather(optimizer: Optimizer, flats: list[Tensor], group: comm.Gro
 # %% [markdown]
 # ### The pieces together: ZeRO-1
 #
-# Backward is unchanged and leaves whole gradients of this rank's rows in `.grad`. Everything happens in `step`: a
-# reduction per bucket, then the update, then the gathers. All ranks start with equal parameters because they share the
-# seed; a real implementation broadcasts rank 0's.
+# Backward is unchanged and leaves whole gradients of this rank's rows in `.grad`. `step` does the
+# rest: it reduces bucket by bucket, then updates, then gathers. All ranks start with equal
+# parameters because they share the seed; a real implementation broadcasts rank 0's.
 
 
 # %% tags=["shown"]
@@ -388,13 +396,14 @@ outcome("3.3", int(reductions), ranks=2, slips=unpadded | there_and_back)
 outcome("3.4", round(zero1[0]["sent"] / ddp[0]["sent"], 2), slips={"the parameters come on top of an all-reduce": 1.5})
 
 # %% [markdown]
-# (Values count as equal up to 0.0001 of the largest: N ranks, or other buckets, add the same gradients in another
-# order.)
+# (Values count as equal if they differ by at most 0.0001 of the largest: N ranks, or other
+# buckets, add the same gradients in another order.)
 #
 # ### Measured: the state of a rank under ZeRO-1
 #
-# The prediction is `closed_form.zero1`: 4Ψ + 4Ψ + 8Ψ/N, padding and step counts included. The grey bars are DDP. The
-# line under each plot's title counts your pieces among the lab's five.
+# The prediction is `closed_form.zero1`: 4Ψ + 4Ψ + 8Ψ/N, including padding and step counts. The
+# grey bars are DDP. The line under a plot's title counts how many of the lab's five pieces are
+# yours so far.
 
 
 # %%
@@ -403,7 +412,7 @@ def totals(books: dict[str, Any]) -> dict[str, int]:
 
 
 def at_rest(form: closed_form.Bytes) -> dict[str, int]:
-    """Model state at the moments without activations, where gradients are freed in or after the step."""
+    """Model state at moments without activations, if gradients are freed in or after the step."""
     rest = form.parameters + form.optimizer
     return {"before": rest, "backward": rest + form.gradients}
 
@@ -421,21 +430,23 @@ plots.stages(
 )
 
 # %% [markdown]
-# The gradients are the next redundancy. After the reduction a rank needs 1 / N of them, yet all of `.grad` stays to the
-# end of the step, and during the reduction a bucket comes on top.
+# The gradients are the next redundancy. After the reduction a rank needs 1 / N of them, yet all of
+# `.grad` stays until the end of the step, and during each reduction in `step` a bucket comes on
+# top.
 #
 # ## 3.5 Reduce in backward
 #
 # *15 minutes, hard*
 #
-# ZeRO-2 does not let them accumulate. Once a bucket's gradients are complete, the hook of the last one starts the
-# reduction and frees them: the next bucket's gradients reuse their memory.
+# ZeRO-2 frees them as they come. As soon as a bucket's gradients are complete, the hook of the
+# last one starts the reduction and frees them; the next bucket's gradients reuse the memory.
 #
-# - Which gradient is the last? The order is autograd's, not that of the list, so count.
-# - One reduction may be in flight while backward goes on: finish it when the next bucket is full. `in_flight` is shared
-#   by all buckets for that purpose; the training loop finishes what is left in it.
-# - Order inside the hook: finish the one before (its buffer is freed), start this one (its gradients are copied),
-#   only then clear.
+# - Which gradient is the last? Autograd sets the order, not the list, so count.
+# - One reduction may be in flight while backward goes on: finish it when the next bucket is full.
+#   All buckets share `in_flight` for this purpose; the training loop finishes the last reduction
+#   in it.
+# - In the hook, finish the previous reduction (this frees its buffer), start this one (this copies
+#   its gradients), and only then clear the gradients.
 
 # %%
 predict("3.5", ..., "bytes of gradients on one rank after a ZeRO-2 backward, 2 ranks")
@@ -452,14 +463,15 @@ def reduce_in_backward(
 ) -> list[RemovableHandle]:
     """Hooks that reduce a bucket during backward, as soon as it is full, and free its gradients.
 
-    The hooks serve any number of backwards, and each of them reduces the bucket once. All its parameters are used.
+    The hooks serve any number of backwards. Each backward uses all the bucket's parameters and
+    reduces the bucket once.
 
     Args:
         params: the bucket's parameters.
         shard: this rank's shard of it.
         start: `reduce_bucket`; `start(params, shard, group)` returns the function that finishes the reduction.
-        in_flight: the reduction under way, of whatever bucket: empty or one such function. Before this bucket's is
-            started, that is called and taken out; then this one's is put in.
+        in_flight: the reduction under way, of any bucket: empty or one such function. Before you
+            start this bucket's reduction, call that function and remove it; then add this one's.
         group: the ranks.
 
     Returns:
@@ -515,17 +527,18 @@ plots.stages(
 # %% [markdown]
 # ### Measured: the peak of a step
 #
-# Memory after backward is one thing, the peak during backward another. A reduction needs a bucket's `.grad`s and their
-# copy at once, in addition to the shards reduced so far; while the next bucket fills, the copy is still in flight. So,
-# with $n_b$ elements in bucket b, $s_b$ in the shards of buckets 0 to b, and $r_b$ received while b is reduced,
-# gradients and buckets take at most
+# The peak during backward is higher than the memory after it. A reduction needs a bucket's
+# `.grad`s and their copy at once, on top of the shards reduced so far; while the next bucket
+# fills, the copy is still in transit. So, with $n_b$ elements in bucket b, $s_b$ in the shards of
+# buckets 0 to b, and $r_b$ received during the reduction of b, gradients and buckets take at most
 #
 # $$4 \max_b\; \bigl(\max(n_b, n_{b+1}) + \mathrm{padded}(n_b) + r_b + s_b\bigr)$$
 #
-# and a little more. On gloo minifsdp receives the other ranks' parts of a bucket, $r_b = (N - 1) / N \;
-# \mathrm{padded}(n_b)$, and sums them itself; NCCL needs no such memory, $r_b = 0$. A bucket's end may fall inside a
-# block, and a block's gradients do not come in the exact reverse of its parameters: the two gradients of `norm2` come
-# before those of `qkv` and `out`, and wait in `.grad` for a bucket that is not yet its turn.
+# and a little more. On gloo minifsdp receives the other ranks' parts of a bucket, $r_b = (N - 1) /
+# N \; \mathrm{padded}(n_b)$, and sums them itself; NCCL needs no such memory, $r_b = 0$. A bucket
+# may end inside a block, and a block's gradients do not come in the exact reverse order of its
+# parameters: the two gradients of `norm2` come before those of `qkv` and `out`, and wait in
+# `.grad` until their bucket fills.
 
 
 # %%
@@ -555,14 +568,15 @@ plots.curve(
 )
 
 # %% [markdown]
-# The buckets are large compared with this small model, so they show. Next to gigabytes, 25 MiB do not.
-# `minifsdp.zero.Zero2Optimizer` copies each gradient into its bucket's buffer the moment it is made, and so never holds
-# a bucket twice; it gains little here, because one bucket in flight beside one that fills remains.
+# The buckets are large compared with this small model, so they show. Compared with a model of
+# gigabytes, 25 MiB do not. `minifsdp.zero.Zero2Optimizer` copies each gradient into its bucket's
+# buffer as soon as it is made, and so never holds a bucket twice. It gains little here, because it
+# still holds one bucket in flight and one that fills.
 #
 # ### Measured: when the reductions travel
 #
-# Only traffic sent during backward can overlap with backward. So count first: which part of a step's bytes has left
-# when backward ends?
+# Backward can hide only the bytes sent during backward. So count first: which part of a step's
+# bytes has left by the end of backward?
 
 # %%
 rung_names = ("DDP", "ZeRO-1", "ZeRO-2")
@@ -575,15 +589,16 @@ for name, part in early.items():
 assert [round(part, 3) for part in early.values()] == [1, 0, 0.5]
 
 # %% [markdown]
-# ZeRO-1, as written here, sends everything in the step. ZeRO-2 can hide half as much as DDP: its reductions leave
-# during backward, its gathers after the update, with nothing to overlap. The clock shows how much really overlaps. The
-# link is emulated: every message takes at least 1 ms and its bytes at 100 MB/s, whatever the rung; longer if the other
-# rank issues it late. The batch is larger than above, so that there is something to hide behind.
+# ZeRO-1, as written here, sends everything in the step. ZeRO-2 can hide half as much as DDP: its
+# reductions leave during backward, but its gathers leave after the update, with no compute to hide
+# behind. The clock shows how much really hides. The link is emulated: in every rung a message
+# takes at least 1 ms and its bytes at 100 MB/s, longer if the other rank issues it late. The batch
+# is larger than above, so that there is enough compute to hide behind.
 
 
 # %%
 def traced() -> dict[str, list[Span]]:
-    """The spans of a step of each rung on this rank, the fastest of five; the rungs take turns."""
+    """The spans of each rung's step on this rank, the fastest of five; the rungs take turns."""
     group, where = comm.world(), rank_device()
     let_communication_go_first()
     torch.manual_seed(group.rank())
@@ -620,22 +635,23 @@ plots.timeline(
 )
 
 # %% [markdown]
-# DDP and ZeRO-2 do not reach what they can, and ZeRO-1 hides nothing, for it reduces in the step: the last bucket
-# leaves with the last gradient, in every rung. What a step reaches depends on the two ranks as well: where the other
-# one lags, a message takes longer, and part of that is a wait that nothing hides. So on a busy machine DDP's share may
-# fall below ZeRO-2's; the bytes above do not change. (On a slower link ZeRO-2 would also wait, for it allows one
-# reduction in flight; DDP lets them pile up, since it holds all gradients anyway.) The gathers can overlap with the
-# next forward, layer by layer, as in FSDP (labs 05 and 06).
+# DDP and ZeRO-2 do not reach their limits, because the last bucket leaves with the last gradient.
+# ZeRO-1 hides nothing, because it reduces in the step. The result also depends on both ranks: if
+# the other rank lags, a message takes longer, and part of that time is a wait that nothing hides.
+# So on a busy machine DDP's share may fall below ZeRO-2's; the bytes above do not change. (On a
+# slower link ZeRO-2 would also wait, because it allows one reduction in flight; DDP queues them,
+# since it holds all gradients anyway.) The next forward can hide the gathers, layer by layer: FSDP
+# does that (labs 05 and 06).
 #
 # ### What ZeRO-2 pays for it
 #
-# Gradients freed in backward cannot wait for the next micro-batch: they are reduced each time. ZeRO-1 accumulates in
-# `.grad` and reduces once a step.
+# ZeRO-2 frees the gradients in backward, so they cannot wait for the next micro-batch: it reduces
+# them each time. ZeRO-1 accumulates in `.grad` and reduces once per step.
 
 
 # %%
 def accumulate_four(batches: list[tuple[Tensor, Tensor]]) -> dict[str, tuple[int, int]]:
-    """Reduce-scatters of a step of four micro-batches, and bytes of gradients at its end."""
+    """Reduce-scatters in a step of four micro-batches, and bytes of gradients at its end."""
     group, where, seen = comm.world(), rank_device(), {}
     for kind in (Zero1, Zero2):
         with Ledger() as ledger:
@@ -658,11 +674,12 @@ for name, (messages, gradients) in launch(accumulate_four, 2, BATCHES)[0].items(
 # %% [markdown]
 # ## Measured: what each stage holds and sends (C8)
 #
-# Per rank: model state after backward, and bytes sent per step by the ring algorithm, N = 2. Each number appears next
-# to the closed form; `zero_stages` is the paper's table from your lab 00, without padding and step counts. Stage 3
-# shards the parameters too. Lab 05 builds it; here it is `minifsdp.FullyShardedDataParallel`, a unit per block.
+# The table shows, per rank, the model state after backward and the bytes sent per step by the ring
+# algorithm, N = 2. Under each measurement is the closed form; `zero_stages` is the paper's table
+# from your lab 00, without padding and step counts. Stage 3 shards the parameters too. Lab 05
+# builds it; here it is `minifsdp.FullyShardedDataParallel`, a unit per block.
 #
-# Traffic (section 7 of the paper), in multiples of (N - 1) / N · 4Ψ bytes per rank:
+# The expected traffic (section 7 of the paper), in multiples of (N - 1) / N · 4Ψ bytes per rank:
 #
 # | | reduce-scatter of gradients | all-gather | sum | relative to DDP |
 # |---|---|---|---|---|
@@ -709,8 +726,8 @@ for name, (books, form, sent) in rungs.items():
     assert books["sent"] == sent
 
 # %% [markdown]
-# Stages 1 and 2 send what DDP sends, but for a few bytes of padding. Stage 3 stays below 1.5 because the root unit, the
-# embedding and the head, is gathered once and kept until backward ends.
+# Stages 1 and 2 send as much as DDP, apart from a few bytes of padding. Stage 3 stays below 1.5
+# because the root unit, the embedding and the head, is gathered once and kept until backward ends.
 
 
 # %% tags=["C8"]
@@ -750,13 +767,13 @@ plots.lines(
 )
 
 # %% [markdown]
-# ## Beside torch, and beside minifsdp
+# ## Compared with torch and with minifsdp
 #
-# `torch.distributed.optim.ZeroRedundancyOptimizer` is stage 1, with two differences. It assigns whole parameters to
-# ranks, the largest first, each to the rank with the least so far. So it needs no flat buffer and no padding, but
-# balances only as well as the sizes allow. And it leaves the gradients to DDP, which all-reduces them, then broadcasts
-# every parameter from its owner. In the units of the table above that is 3 instead of 2: the parameters travel on top
-# of a whole all-reduce.
+# `torch.distributed.optim.ZeroRedundancyOptimizer` is stage 1, with two differences. It assigns
+# whole parameters to ranks, the largest first, each to the rank that has least so far. So it needs
+# no flat buffer and no padding, but balances only as well as the sizes allow. And it leaves the
+# all-reduce of the gradients to DDP, then broadcasts every parameter from its owner. In the units
+# of the table above that is 3 instead of 2: the parameters come on top of a whole all-reduce.
 
 
 # %%
@@ -783,7 +800,7 @@ def with_torch(batches: list[tuple[Tensor, Tensor]]) -> dict[str, Any]:
 
 
 def large_vocabulary(sharded: type[Optimizer]) -> int:
-    """Bytes of state where two parameters, the embedding and the head, are most of the model."""
+    """Bytes of state for a model that consists mostly of two parameters, embedding and head."""
     model = GPT(vocabulary=4000, width=105, layers=2).to(rank_device())
     optimizer = sharded(model.parameters(), optimizer_class=Adam, **ADAM)
     for p in model.parameters():
@@ -808,10 +825,10 @@ for name, sizes in (("this model", numels), ("4,000 tokens", wide)):
     print(f"    the fullest rank holds {max(states) / even:.2f} of an equal shard")
 
 # %% [markdown]
-# Every rank needs a device as large as the fullest rank's. Blocks of equal layers balance well; one large embedding
-# does not.
+# Every rank needs a device large enough for the fullest rank. Blocks of equal layers balance well;
+# one large embedding does not.
 #
-# `minifsdp.zero` cuts as you did, over the same buckets:
+# `minifsdp.zero` cuts the same buckets in the same way as you did:
 
 
 # %%
@@ -846,9 +863,9 @@ for name, shipped, mine in zip(
 # %% [markdown]
 # ### "ZeRO-1 is a kind of tensor parallelism"
 #
-# This sentence is common and wrong. Tensor parallelism splits the computation: a rank multiplies with its part of a
-# weight. ZeRO splits state. Every rank runs the whole model on its own rows, in stage 3 too, and a shard does not even
-# have the shape of a matrix.
+# This sentence is wrong. Tensor parallelism splits the computation: a rank multiplies with its
+# part of a weight. ZeRO splits state. Every rank runs the whole model on its own rows, in stage 3
+# too, and a shard does not even have the shape of a matrix.
 
 
 # %%
@@ -870,7 +887,8 @@ for rank, text in enumerate(launch(shapes, 2, BATCHES[0])):
 #
 # ### The optimizer sees the parameters, not the shards
 #
-# A script for one device builds `Adam(model.parameters())`. Everything else is ZeRO-1 as above. Will it raise?
+# A script for one device builds `Adam(model.parameters())`. The rest is ZeRO-1 as above. Will it
+# raise?
 
 
 # %%
@@ -895,14 +913,16 @@ print(f"bytes of optimizer state: {broken[0]['at']['step']['optimizer']:,}, with
 print(f"{zero1[0]['at']['step']['optimizer']:,}")
 
 # %% [markdown]
-# Nothing raises. Adam finds the `.grad`s of whole parameters, which are this rank's own, and never looks at the reduced
-# ones. Each rank updates all elements with its own gradient, the gather then overwrites all but its shard, and so the
-# ranks even agree: part r of the model is trained on rank r's rows alone. Two numbers give it away, and the loss curve
-# is neither of them: the state has not shrunk, and the result is not that of one process.
+# Nothing raises. Adam uses the `.grad`s of whole parameters, this rank's own, and never looks at
+# the reduced ones. Each rank updates all elements with its own gradient, and the gather then
+# overwrites all but its shard. So the ranks even agree: part r of the model is trained on rank r's
+# rows alone. The loss curve does not show the fault. Two numbers do: the state has not shrunk, and
+# the result differs from that of one process.
 #
 # ### Clipping by a local norm
 #
-# After a ZeRO-2 backward a rank has the gradients of its shards. `clip_grad_norm_` over them computes their norm.
+# After a ZeRO-2 backward a rank has the gradients of its shards. `clip_grad_norm_` computes the
+# norm of these only.
 
 
 # %%
@@ -917,7 +937,7 @@ def norms(batch: tuple[Tensor, Tensor]) -> tuple[float, float]:
     total = local.square()
     comm.all_reduce(total, group).wait()
     total = total.sqrt()
-    clip_grads_with_norm_(trainer.shards, 0.5, total)  # right; clip_grad_norm_(trainer.shards, 0.5) takes the local one
+    clip_grads_with_norm_(trainer.shards, 0.5, total)  # right; clip_grad_norm_(trainer.shards, 0.5) uses the local one
     return float(local), float(total)
 
 
@@ -928,14 +948,15 @@ for rank, (local, total) in enumerate(launch(norms, 2, BATCHES[0])):
 print(f"one process: {one_process:.3f}, scales by {min(1, 0.5 / one_process):.3f}")
 
 # %% [markdown]
-# With the local norm every rank scales its part of the model by a factor of its own: the clipped gradient points
-# elsewhere, differently for every N. The total norm is the root of the summed squares, one all-reduce of one number.
-# (Under ZeRO-1 the trap is one step earlier: every `.grad` is there, whole and not yet averaged.)
+# With the local norm every rank scales its part of the model by a different factor, so the clipped
+# gradient changes direction, differently for every N. The total norm is the root of the summed
+# squares, one all-reduce of one number. (Under ZeRO-1 the trap is one step earlier: every `.grad`
+# is whole, but not yet averaged.)
 #
 # ### A checkpoint of one rank's shard
 #
-# "Only rank 0 saves" is the habit from DDP, where all ranks have the same state. Here rank 0's `state_dict` is loaded
-# on both ranks after two steps, and both go on.
+# "Only rank 0 saves" is a habit from DDP, where all ranks have the same state. Here both ranks
+# load rank 0's `state_dict` after two steps, and go on.
 
 
 # %%
@@ -966,61 +987,71 @@ for rank, (off, shape) in enumerate(launch(resume_from_rank_0, 2, BATCHES)):
     print(f"rank {rank}: its shards as without the interruption: {off == 0}; exp_avg of bucket 0 is {shape}")
 
 # %% [markdown]
-# Rank 1 goes on with the moments of other elements, and nothing complains. On another N it would at least fail, for the
-# shapes would not fit. The optimizer's state is all shards together, so saving is collective: either every rank saves
-# its own, with N noted, or the shards are gathered and cut into the parameters' shapes, as `Zero1Optimizer.state_dict`
-# does. That can be loaded on any number of ranks, and by a plain Adam.
+# Rank 1 goes on with the moments of other elements, without an error. On another N it would at
+# least fail, because the shapes would not fit. All shards together are the optimizer's state, so
+# saving is collective: either every rank saves its own shard and records N, or the shards are
+# gathered and cut into the parameters' shapes, as in `Zero1Optimizer.state_dict`. Any number of
+# ranks can load that checkpoint, and so can a plain Adam.
 #
 # ## What is still missing
 #
-# The parameters are whole on every rank, 4Ψ bytes, before, during and after the step. No number of ranks changes that
-# (the floor of the last plot), and a model whose parameters alone do not fit cannot be trained so. To shard
-# them too, something must bring each layer's parameters when the layer computes, and take them away again. Lab 04 makes
-# the unit that is brought and taken, the flat parameter; lab 05 does it.
+# The parameters are whole on every rank, 4Ψ bytes, before, during and after the step. No number of
+# ranks changes that (the floor of the last plot), and ZeRO-2 cannot train a model if its
+# parameters alone do not fit. To shard them too, the ranks must gather each layer's parameters
+# before the layer computes, and free them afterwards. Lab 04 builds the unit of gathering, the
+# flat parameter; lab 05 gathers and frees it.
 #
-# Left out here, done in `minifsdp/zero`: parameters that a backward does not use (their bucket never fills), several
-# parameter groups, rank 0's values at the start, state that loads on any N.
+# This lab leaves out some cases that `minifsdp/zero` covers: parameters that a backward does not
+# use (their bucket never fills), several parameter groups, rank 0's values at the start, state
+# that loads on any N.
 #
 # ## What to remember
 #
-# 1. DDP's ranks all compute the same update. ZeRO-1 lets each compute 1 / N of it: Adam's 8Ψ bytes become 8Ψ/N.
+# 1. Under DDP all ranks compute the same update. Under ZeRO-1 each computes 1 / N of it: Adam's 8Ψ
+#    bytes become 8Ψ/N.
 # 2. ZeRO-2 also keeps only 1 / N of the gradients, and must reduce them in backward, in every micro-batch.
-# 3. Both send what DDP sends: its all-reduce is taken apart, and the update stands between the halves.
-# 4. A shard is a piece of a padded flat buffer, cut without regard to parameters; the buffer is the parameters' memory.
-# 5. Whatever looks at all gradients or all state, a norm or a checkpoint, must now ask all ranks.
+# 3. Both send as much as DDP: they split its all-reduce in two, with the update between the
+#    halves.
+# 4. A shard is a piece of a padded flat buffer, cut without regard to parameter boundaries; the
+#    buffer is the parameters' memory.
+# 5. A norm of all gradients and a checkpoint of all state now need communication between all
+#    ranks.
 #
 # ## Questions
 #
-# <details><summary>Why is the update the place to shard, and not, say, the norm of a layer?</summary>
+# <details><summary>Why does ZeRO shard the update, and not, say, the norm of a layer?</summary>
 #
-# Adam, SGD and most others treat each element by itself, so any cut gives the same result. LayerNorm needs all elements
-# of a row. An optimizer that looks at whole matrices, such as Muon or Shampoo, cannot be given arbitrary shards either.
+# Adam, SGD and most other optimizers treat each element by itself, so any cut gives the same
+# result. LayerNorm needs all elements of a row. An optimizer over whole matrices, such as Muon or
+# Shampoo, cannot work on arbitrary shards either.
 # </details>
 #
-# <details><summary>Mixed precision: bf16 parameters and gradients, a float32 master copy and Adam. What does each stage
-# leave per rank, for large N?</summary>
+# <details><summary>Take mixed precision: bf16 parameters and gradients, a float32 master copy and
+# Adam. How much memory per rank remains in each stage, for large N?</summary>
 #
-# 2Ψ + 2Ψ + 12Ψ = 16Ψ under DDP. The master copy belongs to the state, so stage 1 leaves 4Ψ, stage 2 leaves 2Ψ, stage 3
-# nothing that does not shrink with N.
+# 2Ψ + 2Ψ + 12Ψ = 16Ψ under DDP. The master copy belongs to the state, so stage 1 leaves 4Ψ, stage
+# 2 leaves 2Ψ, and in stage 3 everything shrinks with N.
 # </details>
 #
 # <details><summary>Could ZeRO-1 start its gathers before all buckets are updated?</summary>
 #
-# Yes: bucket b can be gathered as soon as its shard is updated, while the next shards are updated. The gathers could
-# even go on during the next forward, if each layer waits for its own. What may not overlap is the update of a bucket
-# and its gather.
+# Yes: bucket b can be gathered as soon as its shard is updated, during the update of the next
+# shards. The gathers could even continue during the next forward, if each layer waits for its own.
+# Only the update of a bucket and its own gather must not overlap.
 # </details>
 #
-# <details><summary>With accumulation over 8 micro-batches, how much does ZeRO-2 send beside ZeRO-1?</summary>
+# <details><summary>With accumulation over 8 micro-batches, how much does ZeRO-2 send compared with
+# ZeRO-1?</summary>
 #
-# 8 reduce-scatters and 1 all-gather of 4Ψ against 1 and 1: 9 to 2, 4.5 times. That is why pipelines, which live on
-# micro-batches, are combined with stage 1.
+# ZeRO-2 sends 8 reduce-scatters and 1 all-gather of 4Ψ, ZeRO-1 1 and 1: 9 to 2, or 4.5 times as
+# much. That is why pipelines, which depend on micro-batches, are combined with stage 1.
 # </details>
 #
 # <details><summary>Why does the embedding's bucket come last, and what if backward made its gradient first?</summary>
 #
-# Buckets are filled in the reverse order of the parameters, which is roughly the order of their gradients. A gradient
-# that comes early waits in `.grad` until its bucket is full. The values stay right, the peak rises.
+# Buckets fill in the reverse order of the parameters, which is roughly the order of their
+# gradients. An early gradient waits in `.grad` until its bucket is full. The values stay right,
+# but the peak rises.
 # </details>
 #
 # ## Further reading
@@ -1029,4 +1060,5 @@ for rank, (off, shape) in enumerate(launch(resume_from_rank_0, 2, BATCHES)):
 #   1910.02054. Section 3 (what the memory is for), 5.1 and 5.2 (the two stages of this lab), 7 (communication).
 # - `torch/distributed/optim/zero_redundancy_optimizer.py`: stage 1 by whole parameters; `_partition_parameters`.
 # - `deepspeed/runtime/zero/stage_1_and_2.py` in DeepSpeed: the same with CUDA streams, offload and overlapping buckets.
-# - `minifsdp/zero/stage1.py`, `stage2.py` and `partition.py`: this lab with what it leaves out.
+# - `minifsdp/zero/stage1.py`, `stage2.py` and `partition.py`: this lab, including the cases that
+#   it leaves out.

@@ -10,9 +10,9 @@
 # %% [markdown]
 # # Lab 04: the flat parameter
 #
-# **You will be able to** say from a list of parameters, on paper, what each of N ranks holds of them: how much
-# padding there is and where, which rank has which part of a bias, what one unit's flat parameter costs in memory
-# while it is built; and to read torch's `FlatParamHandle`.
+# **You will be able to** derive on paper, from a list of parameters, the shard of each of N ranks:
+# the amount and the position of the padding, the ranks that hold a bias, and the memory cost of
+# building one unit's flat parameter; and to read torch's `FlatParamHandle`.
 #
 # ![The parameters of one unit end to end in a flat buffer, cut into sixteen shards](../slides/figures/fsdp-offsets.svg)
 #
@@ -20,9 +20,9 @@
 #
 # **You need** labs 01 (collectives) and 03 (shards of optimizer state).
 #
-# **Time** 60 minutes.
-# **It runs** on a laptop (gloo), on one GPU, and with NCCL, one rank per GPU. Up to 4 ranks, each with at most 0.4 MiB
-# of parameters and buffers (measured below), beside what a Python process with torch takes.
+# **Time** 60 minutes. **It runs** on a laptop (gloo), on one GPU, and with NCCL, one rank per GPU.
+# Up to 4 ranks, each with at most 0.4 MiB of parameters and buffers (measured below), plus the
+# memory of a Python process with torch.
 
 # %% tags=["setup"]
 # set-up
@@ -45,7 +45,7 @@ WIDTHS = [6, 10, 9, 12, 11, 8, 5]  # of the activations between the six layers
 
 
 def six_layers(widths: list[int]) -> nn.Sequential:
-    """Six linear layers; 1 and 2 are in a module of their own, and so are 4 and 5."""
+    """Six linear layers; 1 and 2 are in one submodule, 4 and 5 in another."""
     layers = [nn.Linear(before, after) for before, after in pairwise(widths)]
     middle = nn.Sequential(OrderedDict(layer1=layers[1], layer2=layers[2]))
     last = nn.Sequential(OrderedDict(layer4=layers[4], layer5=layers[5]))
@@ -55,14 +55,15 @@ def six_layers(widths: list[int]) -> nn.Sequential:
 # %% [markdown]
 # ## The question: what should travel?
 #
-# After ZeRO-2 every rank still holds all parameters, Ψ elements. The next rung shards them too, and that changes what
-# has to travel: before a layer computes, its parameters must be gathered from all ranks. A layer has a weight and a
-# bias, a model hundreds of each, and N divides none of them in general. So, what is the message?
+# After ZeRO-2 every rank still holds all parameters, Ψ elements. The next rung shards them too,
+# and that changes the traffic: before a layer computes, its parameters must be gathered from all
+# ranks. A layer has a weight and a bias, a model has hundreds of each, and in general N divides
+# none of them. So which messages should carry them?
 #
-# - one gather **per parameter**, or one for many together?
-# - **uneven** shards, of which the last is shorter, or even ones with padding?
+# - one gather **per parameter**, or one gather for many parameters?
+# - **uneven** shards with a shorter last one, or even shards with padding?
 #
-# Six linear layers stand for the model here: 12 parameters. First count, then look at the clock.
+# The model here is six linear layers, with 12 parameters. Count first, then measure the time.
 
 # %%
 predict(
@@ -72,7 +73,7 @@ predict(
 
 # %%
 def gather_three_ways(widths: list[int]) -> dict[str, tuple[int, int]]:
-    """By way: messages, and bytes that this rank sends."""
+    """For each way: messages, and bytes that this rank sends."""
     group, where = comm.world(), rank_device()
     ranks = group.size()
     sizes = [p.numel() for p in six_layers(widths).parameters()]
@@ -103,16 +104,16 @@ def gather_three_ways(widths: list[int]) -> dict[str, tuple[int, int]]:
 # %% [markdown]
 # ### Measured: even shards want one message, uneven ones a broadcast from each rank (C6)
 #
-# An all-gather takes equal shards from all ranks; that is part of its contract. What does gloo say to a shorter last
-# shard? What is left for uneven shards is a broadcast from each rank in turn, which is also what NCCL's backend makes
-# of a `torch.distributed.all_gather` with a list of unequal tensors.
+# An all-gather takes equal shards from all ranks; this is part of its contract. How does gloo
+# respond to a shorter last shard? Uneven shards need a broadcast from each rank in turn. torch's
+# NCCL backend does the same for a `torch.distributed.all_gather` with a list of unequal tensors.
 
 # %% tags=["C6"]
 WIDE = [60, 100, 90, 120, 110, 80, 50]
 
 
 def gather_uneven() -> str:
-    """What the backend says of a shard that is shorter on the last rank."""
+    """The backend's response to a shorter shard on the last rank."""
     group = comm.world()
     ranks, rank, where = group.size(), group.rank(), rank_device()
     lengths = [4] * (ranks - 1) + [3]
@@ -137,15 +138,16 @@ assert counted["even shards, all in one"][1] == padded * 3 // 4
 print(f"expected: 48, 12, 1 messages; one all-gather of {padded:,} bytes sends 3/4 of them: {padded * 3 // 4:,}")
 
 # %% [markdown]
-# Even shards of all parameters together are one message, and the fewest bytes. (Bytes are nominal, by the ring
-# algorithm: in a broadcast a rank passes on the whole message, in an all-gather (N-1)/N of it.)
+# Even shards of all parameters together need one message and the fewest bytes. (Bytes are nominal,
+# by the ring algorithm: in a broadcast a rank passes on the whole message, in an all-gather
+# (N-1)/N of it.)
 
 # %% [markdown]
 # ### Measured: the same bytes in fewer messages (C6)
 #
-# A link costs a latency per message and a time per byte. The processes here are on one machine, so an emulated link
-# carries the messages: 2 ms each, and 50 MB/s. The same 512 KiB travel as 1, 4, 16 and 64 all-gathers: fig. 2(b) of
-# the FSDP paper on a laptop.
+# A link costs a latency per message and a time per byte. The processes here run on one machine, so
+# an emulated link carries the messages: 2 ms each, and 50 MB/s. It carries the same 512 KiB in 1,
+# 4, 16 and 64 all-gathers, as in fig. 2(b) of the FSDP paper, on a laptop.
 
 # %% tags=["C6", "nbval-ignore-output"]
 from minifsdp.course import plots
@@ -153,7 +155,7 @@ from minifsdp.course.link.emulated import EmulatedLink, let_communication_go_fir
 
 
 def gather_in_pieces(link: EmulatedLink, numel: int, counts: list[int]) -> list[float]:
-    """Milliseconds to gather `numel` elements in so many messages, the best of three."""
+    """Milliseconds to gather `numel` elements, for each number of messages; the best of three."""
     group, where = comm.world(), rank_device()
     full = torch.empty(numel, device=where)
 
@@ -190,8 +192,8 @@ plots.lines(
 )
 
 # %% [markdown]
-# And on the clock, with the forward of all six layers after it. (Above, "uneven" was each parameter, in 48 broadcasts;
-# here it is all in one buffer, in 4.)
+# The next cell times the gather and then the forward of all six layers. (Above, the "uneven"
+# gather sent each parameter separately, in 48 broadcasts; here it sends one buffer, in 4.)
 
 # %% tags=["nbval-ignore-output"]
 from torch.profiler import record_function
@@ -201,7 +203,7 @@ from minifsdp.course.watch.trace import record_trace
 
 
 def trace_gathers(link: EmulatedLink, widths: list[int]) -> dict[str, tuple[list, float]]:
-    """By way: the spans of a gather of all parameters and the forward that waits for it; the link's own seconds."""
+    """For each way: the spans of a gather and the forward after it, and the link's own seconds."""
     let_communication_go_first()
     group, where = comm.world(), rank_device()
     model = six_layers(widths).to(where)
@@ -230,7 +232,7 @@ def trace_gathers(link: EmulatedLink, widths: list[int]) -> dict[str, tuple[list
         takes = []
         with tempfile.TemporaryDirectory() as folder:
             with comm.record() as calls:
-                forward(name, buffers)  # to warm up
+                forward(name, buffers)  # warm-up
             for _ in range(3):
                 with link, record_trace(Path(folder, "trace.json"), link):
                     torch.distributed.barrier()
@@ -265,21 +267,21 @@ plots.timeline(
 )
 
 # %% [markdown]
-# So: **many parameters in one buffer, cut evenly.** That is the flat parameter, and it takes four steps: flatten,
-# concatenate, pad, chunk. The rest of the lab writes them.
+# The result: **many parameters in one buffer, cut evenly.** That is the flat parameter, and it
+# takes four steps: flatten, concatenate, pad, chunk. You write them in the rest of the lab.
 
 # %% [markdown]
 # ## 4.1 Pad and chunk
 #
 # *5 minutes, easy*
 #
-# Start at the end of those four steps. Pad a flat tensor to a multiple of N and cut it into N equal shards. The last
-# ranks hold the padding.
+# Start with the last two of those four steps. Pad a flat tensor until N divides it, and cut it
+# into N equal shards. The last ranks hold the padding.
 #
-# - Use as few zeros as possible: none if N divides the number of elements.
-# - Use zeros, not uninitialized memory: the padding is reduced, enters gradient norms and is updated by the optimizer
-#   like everything else.
-# - `chunk` gives views. All shards are views of one buffer, and `flat` stays as it is.
+# - Add the fewest zeros for any number of elements: none if N divides it.
+# - Write zeros over the old memory contents: the padding is reduced, squared into gradient norms
+#   and updated by the optimizer like all other elements.
+# - `chunk` returns views. All shards are views of one buffer, and `flat` stays unchanged.
 #
 # The FSDP paper's own example (section 3.2.1) is a 4 x 3 linear layer on 16 GPUs.
 
@@ -290,10 +292,10 @@ predict("4.1", ..., "elements of padding for the weight and bias of nn.Linear(4,
 # %% tags=["exercise-4.1"]
 @exercise("4.1")
 def pad_and_chunk(flat: Tensor, ranks: int) -> list[Tensor]:
-    """Cut a flat tensor into one equal shard per rank, in order, with zeros behind the last element.
+    """Cut a flat tensor into one equal shard per rank, in order, with zeros at the end.
 
     Args:
-        flat: [numel], of any dtype; is not changed.
+        flat: [numel], of any dtype; not changed.
         ranks: N.
 
     Returns:
@@ -305,8 +307,8 @@ def pad_and_chunk(flat: Tensor, ranks: int) -> list[Tensor]:
 # %% [markdown]
 # ### Measured: padding is at most N - 1 elements (C10)
 #
-# Below, the elements of the weight are marked 1 and those of the bias 2, and your function cuts them; the drawing
-# shows where the marks have gone.
+# Below, the elements of the weight are marked 1 and those of the bias 2. Your function cuts them,
+# and the drawing shows the positions of the marks.
 
 # %% tags=["C10"]
 sizes = {"weight": 12, "bias": 3}
@@ -315,7 +317,7 @@ shards = pad_and_chunk(marks, 16)
 
 
 def marked(shards: list[Tensor], mark: int) -> list[tuple[int, int]]:
-    """For each shard, where the elements with a mark are."""
+    """For each shard, the interval of the elements with a mark."""
     places = [(shard == mark).nonzero().flatten().tolist() for shard in shards]
     return [(place[0], place[-1] + 1) if place else (0, 0) for place in places]
 
@@ -339,20 +341,21 @@ assert drawn.data["padding"] == [15, 16]
 drawn
 
 # %% [markdown]
-# No rank has a whole weight, and a rank need not know whether an element belongs to the weight or to the bias. Sharding
-# ignores parameters. It is not tensor parallelism: nothing is ever computed with a shard.
+# No rank has a whole weight, and a rank need not know whether its element belongs to the weight or
+# to the bias. Sharding ignores parameter boundaries. It is not tensor parallelism: no layer ever
+# computes with a shard.
 
 # %% [markdown]
 # ### Break it: garbage in the padding
 #
-# `torch.empty` often returns zeros, so uninitialized padding can work for weeks. With deterministic algorithms on,
-# uninitialized memory holds nan. The next cell pads a gradient of ones in both ways, and computes its norm from the
-# shards, which clipping divides by:
+# `torch.empty` often returns zeros, so uninitialized padding may work for weeks. With
+# deterministic algorithms on, such memory holds nan. The cell pads a gradient of ones in both ways
+# and computes its norm from the shards; clipping divides by this norm:
 
 
 # %%
 def pad_with_garbage(flat: Tensor, ranks: int) -> list[Tensor]:
-    """`pad_and_chunk`, with whatever was in memory for padding."""
+    """`pad_and_chunk`, but with uninitialized padding."""
     padded = flat.new_empty(flat.numel() + -flat.numel() % ranks)
     padded[: flat.numel()] = flat
     return list(padded.chunk(ranks))
@@ -370,23 +373,25 @@ torch.use_deterministic_algorithms(False)
 assert abs(norms["pad_and_chunk"] - 15**0.5) < 1e-6, "the padding is not zero"
 
 # %% [markdown]
-# One nan on the last rank, and after clipping every parameter of every rank is nan.
+# One nan on the last rank is enough: after clipping every parameter of every rank is nan.
 
 # %% [markdown]
 # ## 4.2 Parameters as views
 #
 # *10 minutes, medium*
 #
-# Now the first two steps: flatten and concatenate. If the buffer were only a copy, every gather would have to be copied
-# out of it. Instead the parameters *become* views of the buffer: same storage, own shape and offset. Then an all-gather
-# into the buffer fills all of them at once, and freeing the buffer frees all of them.
+# Now the first two steps: flatten and concatenate. If the buffer were only a copy of the
+# parameters, every gather would need a copy back into them. Instead the parameters *become* views
+# of the buffer: same storage, own shape and offset. Then an all-gather into the buffer fills all
+# of them at once, and freeing the buffer frees their memory too.
 #
-# A Parameter is an object that modules and optimizers refer to, and its `.data` is the tensor in it. Setting `p.data`
-# replaces the tensor and keeps the object, so every module that uses `p` sees the view. (Assigning to a variable named
-# `p` replaces nothing.) The former `p.data` then has no reference left and is freed.
+# Modules and optimizers refer to a Parameter object, and its `.data` is the tensor in it. Setting
+# `p.data` replaces the tensor and keeps the object, so every module that uses `p` sees the view.
+# (Assigning to a variable named `p` replaces nothing.) The old tensor of `p.data` then has no
+# reference left, and is freed.
 #
-# The buffer comes from `device.empty(numel, dtype, "unsharded", device)`: uninitialized, and known to the ledger by
-# its role.
+# The buffer comes from `device.empty(numel, dtype, "unsharded", device)`: it is uninitialized, and
+# the ledger counts it under its role.
 
 # %%
 predict("4.2", ..., "bytes at the peak while the six layers (52,350 elements of float32, over 4 ranks) are flattened")
@@ -395,19 +400,20 @@ predict("4.2", ..., "bytes at the peak while the six layers (52,350 elements of 
 # %% tags=["exercise-4.2"]
 @exercise("4.2")
 def flatten_parameters(params: list[nn.Parameter], ranks: int) -> Tensor:
-    """Move parameters into one buffer that `ranks` divides, and let each be a view of it.
+    """Move parameters into one buffer that `ranks` divides, and make each a view of it.
 
-    Afterwards each `p.data` is a view of the buffer, contiguous and with p's shape and values, and nothing is left of
-    the old memory. At no time is there more than the buffer beside the originals: no second buffer, no copy of a
-    parameter.
+    Afterwards each `p.data` is a view of the buffer, contiguous and with p's shape and values, and
+    the old memory is freed. The buffer is the only allocation besides the originals: make no
+    second buffer and no copy of a parameter.
 
     Args:
         params: of one dtype and device, each once; any shapes and strides.
         ranks: N.
 
     Returns:
-        The buffer [numel + padding], from `device.empty` as "unsharded", of the parameters' dtype, without
-        requires_grad: their elements in order, each in row-major order of its shape, and zeros at the end.
+        The buffer [numel + padding], from `device.empty` as "unsharded", of the parameters' dtype,
+        without requires_grad. It holds their elements in order, each parameter in row-major order
+        of its shape, and zeros at the end.
     """
     ...
 
@@ -425,15 +431,15 @@ print("written to the buffer, read from the layer:", model.layer0.bias.data.uniq
 # %% [markdown]
 # ### Measured: memory while a rank flattens and shards
 #
-# A rank builds the model, flattens it, keeps its shard and frees the buffer. Your `flatten_parameters` runs on four
-# ranks; the ledger counts.
+# A rank builds the model, flattens it, keeps its shard and frees the buffer. Your
+# `flatten_parameters` runs on four ranks, and the ledger counts the bytes.
 
 # %%
 STAGES = ["built", "flattening, peak", "flattened", "sharding, peak", "sharded"]
 
 
 def flatten_and_shard(widths: list[int]) -> dict[str, dict[str, int]]:
-    """By stage, this rank's bytes by tag."""
+    """This rank's bytes by tag, for each stage."""
     group, found = comm.world(), []
     with Ledger() as ledger:
         model = six_layers(widths).to(rank_device())
@@ -446,7 +452,7 @@ def flatten_and_shard(widths: list[int]) -> dict[str, dict[str, int]]:
         shard = full.chunk(group.size())[group.rank()].clone()
         ledger.tag(shard, "parameters")
         found.append(ledger.peak.tags)
-        device.free(full)  # and with it all parameters, whose views have no memory any more
+        device.free(full)  # frees all parameters too: their views lose their memory
         found.append(ledger.mark("sharded"))
     return dict(zip(STAGES, found, strict=True))
 
@@ -483,20 +489,21 @@ for stage, kinds in zip(STAGES, KINDS, strict=True):
     assert bytes_held == predicted[stage], f"{stage}: a rank should hold {kinds}, and nothing else"
 
 # %% [markdown]
-# The buffer and the originals coexist: this is the price of one large buffer, paid once. If the whole model is one
-# unit, it is 2Ψ, more than the model needed before sharding. Units, in 4.5, make it smaller.
+# The buffer and the originals exist at the same time: one large buffer costs this much once. If
+# the whole model is one unit, the peak is 2Ψ, more than the model needed before sharding. The
+# units in 4.5 make it smaller.
 
 # %% [markdown]
 # ### Break it: replace `.data` behind the buffer's back
 #
-# Views work as long as they are not replaced. An in-place change goes through the view into the buffer; setting
-# `p.data` leaves the buffer, and so do the calls that set it silently: `model.double()`, `.half()`, `.to(device)`,
-# `vector_to_parameters`.
+# Views work until something replaces them. A change in place goes through the view into the
+# buffer. Setting `p.data` detaches the parameter from the buffer, and some calls do so silently:
+# `model.double()`, `.half()`, `.to(device)`, `vector_to_parameters`.
 
 
 # %%
 def in_buffer(model: nn.Module, full: Tensor) -> int:
-    """How many parameters are views of the buffer."""
+    """Count the parameters that are views of the buffer."""
     return sum(p.untyped_storage().data_ptr() == full.untyped_storage().data_ptr() for p in model.parameters())
 
 
@@ -516,21 +523,23 @@ unchanged = torch.equal(model(data), before)
 print(f"buffer set to zero, as an optimizer or a gather writes to it: the output is as before: {unchanged}")
 
 # %% [markdown]
-# There is no error. The buffer is still gathered, reduced and updated, but the model computes with other memory. This
-# is why FSDP moves modules *before* it flattens them (`device_id`) and casts for mixed precision on its own, and why
-# torch, with `use_orig_params=True`, compares data pointers before each use (`_writeback_orig_params` in
-# `_flat_param.py`).
+# There is no error. The ranks still gather, reduce and update the buffer, but the model computes
+# with other memory. This is why FSDP moves modules *before* it flattens them (`device_id`) and
+# does its own casts for mixed precision, and why torch, with `use_orig_params=True`, compares data
+# pointers before each use (`_writeback_orig_params` in `_flat_param.py`).
 
 # %% [markdown]
 # ## 4.3 Bounds of a parameter in a shard
 #
 # *8 minutes, medium*
 #
-# Collectives ignore which parameter an element belongs to. Other code needs to know: a checkpoint by names, a norm per
-# parameter, weight decay for weights but not for biases. Which elements of *this* rank's shard belong to parameter i?
-# There may be none, some, or all.
+# Collectives need not know which parameter an element belongs to. Other code must: a checkpoint by
+# names, a norm per parameter, weight decay for weights but not for biases. It needs the elements
+# of *its own* shard that belong to parameter i. The shard may hold none of the parameter, a part,
+# or all of it.
 #
-# This unit holds layers 0 and 3: parameters of 60, 10, 132 and 11 elements, 213 together, over 16 ranks.
+# The unit in this section holds layers 0 and 3: parameters of 60, 10, 132 and 11 elements, 213
+# together, sharded over 16 ranks.
 
 # %%
 predict("4.3", ..., "of the 16 ranks, how many hold elements of the last bias, those at [202, 213)")
@@ -539,16 +548,17 @@ predict("4.3", ..., "of the 16 ranks, how many hold elements of the last bias, t
 # %% tags=["exercise-4.3"]
 @exercise("4.3")
 def shard_bounds(sizes: list[int], index: int, rank: int, ranks: int) -> tuple[int, int]:
-    """Which elements `[low, high)` of a rank's shard belong to a parameter.
+    """The elements `[low, high)` of a rank's shard that belong to a parameter.
 
     Args:
         sizes: elements of each parameter in the flat parameter, in order, without padding.
-        index: of the parameter.
-        rank: whose shard.
-        ranks: N; a shard has ceil(sum(sizes) / N) elements, the padding is at the end of the last ones.
+        index: the parameter's index in `sizes`.
+        rank: the rank that holds the shard.
+        ranks: N; a shard has ceil(sum(sizes) / N) elements, the last ones with padding at the end.
 
     Returns:
-        Positions in the shard, `0 <= low <= high <=` its length; `low == high` if none of the parameter is there.
+        Positions in the shard, `0 <= low <= high <=` its length; `low == high` if the shard holds
+        none of the parameter.
     """
     ...
 
@@ -578,21 +588,21 @@ assert drawn.data["offsets"] == {
     "layer3.bias": [202, 213],
 }
 assert drawn.data["padding"] == [213, 16 * length]
-for name, (start, end) in drawn.data["offsets"].items():  # the drawn pieces, put together, are the parameter
+for name, (start, end) in drawn.data["offsets"].items():  # the drawn pieces make up the parameter
     pieces = [rank * length + at for rank, (low, high) in enumerate(bounds[name]) for at in range(low, high)]
     assert pieces == list(range(start, end)), f"the pieces of {name}, put together, are not {name}"
 drawn
 
 # %% [markdown]
-# Rank 4 holds four elements of a weight and a whole bias, rank 15 three elements of a bias and all of the padding. No
-# code treats these ranks specially.
+# Rank 4 holds four elements of a weight and a whole bias, rank 15 three elements of a bias and all
+# of the padding. These ranks need no special code.
 #
-# One use of the bounds: the norm of one weight that no rank holds as a whole.
+# With the bounds you can compute the norm of one weight although no rank holds the whole weight.
 
 
 # %%
 def norm_of(index: int) -> tuple[float, float]:
-    """The norm of one parameter from the shards, and from the whole parameter."""
+    """The norm of one parameter, from the shards and from the whole parameter."""
     torch.manual_seed(0)
     group = comm.world()
     params = list(six_layers(WIDTHS).to(rank_device()).parameters())
@@ -611,18 +621,19 @@ assert abs(from_shards - whole) < 1e-5
 # %% [markdown]
 # ### Compare with torch: where its padding is
 #
-# The same two layers under `torch.distributed.fsdp`, on 4 ranks. Its flat parameter keeps, per rank,
-# `_shard_numel_padded` and for each parameter a `_shard_param_infos`: is it here, where in the shard, how long.
+# The cell wraps the same two layers with `torch.distributed.fsdp`, on 4 ranks. Its flat parameter
+# keeps, per rank, `_shard_numel_padded` and for each parameter an entry of `_shard_param_infos`:
+# whether it is in the shard, its position there, and its length.
 
 
 # %%
 def torch_layout(orig: bool = False) -> tuple[bool, int, list, list, list]:
-    """Of torch's shard: is it that of 4.1; its padding; its parts; what was flattened; the values of padding."""
+    """torch's shard: equal to that of 4.1 or not, padding, parts, numels, and padding values."""
     import warnings
 
     from torch.distributed.fsdp import FullyShardedDataParallel
 
-    warnings.simplefilter("ignore")  # FSDP1 is in maintenance, it says
+    warnings.simplefilter("ignore")  # it warns that FSDP1 is in maintenance
     torch.manual_seed(0)
     group = comm.world()
     model = nn.Sequential(OrderedDict(layer0=nn.Linear(6, 10), layer3=nn.Linear(12, 11))).to(rank_device())
@@ -649,29 +660,31 @@ for orig, (_, _, _, numels, filling) in zip((False, True), both, strict=True):
     print(f"use_orig_params={orig}, 2 ranks: flattened {numels}, {padding} of padding, filled with {filling}")
 
 # %% [markdown]
-# By default (`use_orig_params=False`) torch lays out what we lay out: parameters back to back, and zeros at the end of
-# the last shards. It cuts first and pads short shards afterwards (`_get_shard`), with the same result. With
-# `use_orig_params=True` it also pads *between* parameters, so that each begins at a multiple of 16 bytes, and fills
-# that padding with the recognizable value 42. The rule "at most N - 1 elements of padding" holds only for the first
-# layout: here 2 ranks have 3.
+# By default (`use_orig_params=False`) torch uses our layout: parameters back to back, and zeros at
+# the end of the last shards. Instead of padding the buffer before the cut, it cuts first and pads
+# the short shards (`_get_shard`), with the same result. With `use_orig_params=True` it also pads
+# *between* parameters, so that each begins at a multiple of 16 bytes, and it fills that padding
+# with 42, which is easy to recognize. So "at most N - 1 elements of padding" holds for the first
+# layout only: here 2 ranks have 3.
 
 # %% [markdown]
 # ## 4.4 Tied weights
 #
 # *10 minutes, medium*
 #
-# `p.data = view` keeps the Parameter. FSDP goes further: it takes the original Parameters out of their modules and puts
-# views in their places, tensors that autograd follows back to the one flat Parameter. Then the optimizer sees one
-# Parameter, and its `.grad` collects all gradients, in the layout that a reduce-scatter wants. (minifsdp's own FSDP
-# gives each view a leaf instead and copies its gradient into that layout, so that a unit knows when its last gradient
-# is complete.)
+# `p.data = view` keeps the Parameter. FSDP goes further: it removes the original Parameters from
+# their modules and puts views there instead, and autograd traces these views back to the one flat
+# Parameter. Then the optimizer sees one Parameter, and its `.grad` collects all gradients, in the
+# layout that a reduce-scatter needs. (minifsdp's own FSDP gives each view a leaf instead and
+# copies its gradient into that layout, so that a unit can detect its last gradient.)
 #
-# But one Parameter may have several places: a language model whose head uses the embedding's weight. It must be
-# flattened **once**, and the view must come to **both** places. Beware of two things: `module.named_parameters()`
-# yields only one place of each, and two Parameters with equal values need not be tied (all LayerNorms start equal).
+# But one Parameter may have several places, as in a language model whose head uses the embedding's
+# weight. It must be flattened **once**, and the view must go to **both** places. Two traps:
+# `module.named_parameters()` lists only one place of each Parameter, and equal values do not make
+# two Parameters tied (all LayerNorms start equal).
 #
-# A module keeps its own Parameters in the dict `_parameters`; once a Parameter is deleted there, you can set a tensor
-# under the same name.
+# A module keeps its own Parameters in the dict `_parameters`; after you delete a Parameter there,
+# you can set a tensor under the same name.
 
 # %%
 predict("4.4", ..., "elements, padding included, of a tied GPT on 16 ranks: names list 15,457, two of them 4,112")
@@ -682,16 +695,17 @@ predict("4.4", ..., "elements, padding included, of a tied GPT on 16 ranks: name
 def place_views(module: nn.Module, flatten: Callable[[list[nn.Parameter]], list[Tensor]]) -> list[list[str]]:
     """Replace every parameter of `module` by a view, in each place that uses it.
 
-    Afterwards no module registers a Parameter; where one was, the view is an attribute of the same name.
+    Afterwards no module registers a Parameter; in its place the view is an attribute of that name.
 
     Args:
         module: any tree of modules; a parameter may be used in several places, and a module may have None for one.
-        flatten: to be called once with all parameters, each once, in the order of `module.named_parameters()`; returns
-            a view for each.
+        flatten: call it once with all parameters, each once, in the order of
+            `module.named_parameters()`; it returns a view for each.
 
     Returns:
-        For each parameter the qualified names of its places, in the order of `module.named_modules()`, where a module
-        that is reached by two paths stands once: `[["embed.weight", "head.weight"], ["head.bias"]]`.
+        For each parameter the qualified names of its places, in the order of
+        `module.named_modules()`, which lists a module once even if two paths reach it:
+        `[["embed.weight", "head.weight"], ["head.bias"]]`.
     """
     ...
 
@@ -709,7 +723,7 @@ flats: list[nn.Parameter] = []
 
 
 def flatten(params: list[nn.Parameter]) -> list[Tensor]:
-    """Views of a new flat Parameter, which remains in `flats`."""
+    """Make a flat Parameter, append it to `flats`, and return views of it."""
     sizes, shapes = [p.numel() for p in params], [p.shape for p in params]
     flat = nn.Parameter(flatten_parameters(params, 16))
     flats.append(flat)
@@ -727,8 +741,8 @@ print("both places have the one view:", model.embed.weight is model.head.weight)
 print("Parameters that the model registers:", len(list(model.parameters())))
 
 # %% [markdown]
-# Does autograd still work? The embedding and the head each produce a gradient of the weight; the buffer's gradient must
-# contain their sum.
+# Does autograd reach the flat Parameter? The embedding and the head each produce a gradient of the
+# weight; the buffer's gradient must hold their sum.
 
 # %%
 tokens, targets = torch.randint(257, (2, 8)), torch.randint(257, (2, 8))
@@ -748,15 +762,16 @@ assert not flat.grad[elements:].any()
 #
 # *12 minutes, medium*
 #
-# One flat parameter for the whole model would be one large message, but any layer's computation would need all of it.
-# One per layer needs little memory and many messages. In between, layers are grouped into **units**, each with its own
-# flat parameter. Units follow from wrapping: each wrapped module is a unit, and all parameters outside inner units
-# belong to the root's. So a root unit may hold layers that are not adjacent. Here `middle` (layers 1 and 2) and `last`
-# (4 and 5) are wrapped, and layers 0 and 3 are left for the root, as in figure 1 of the FSDP paper.
+# One flat parameter for the whole model would need one large message, but every layer would have
+# to gather all of it. One per layer needs little memory but many messages. A compromise groups
+# layers into **units**, each with its own flat parameter. Units follow from wrapping: each wrapped
+# module is a unit, and the root unit holds all parameters that no inner unit holds. So a root unit
+# may hold layers that are not neighbours. Here `middle` (layers 1 and 2) and `last` (4 and 5) are
+# wrapped, and layers 0 and 3 remain for the root, as in figure 1 of the FSDP paper.
 #
-# A tied parameter belongs in one unit. In two units it would be sharded twice and updated twice, and its two gradients
-# would never be added. The only right answer is to refuse. (`named_parameters(remove_duplicate=False)` yields all
-# places.)
+# A tied parameter belongs in one unit. In two, it would be sharded twice and updated twice, and
+# its two gradients would not be added. The only right answer is an error.
+# (`named_parameters(remove_duplicate=False)` lists all places.)
 
 # %%
 predict(
@@ -770,17 +785,17 @@ def assign_units(model: nn.Module, inner: list[nn.Module], ranks: int) -> list[d
     """The layout of each unit's flat parameter, the root's first.
 
     Args:
-        model: the whole.
-        inner: modules in it that are units of their own; none of them is inside another.
+        model: the whole model.
+        inner: modules in it that are units themselves; none of them is inside another.
         ranks: N.
 
     Returns:
-        For the root, then for each of `inner` in order: elements by parameter, under its name in `model`, in the order
-        of `model.named_parameters()`, and last `"padding"`. A parameter that is tied within its unit is there once,
-        under its first name.
+        For the root, then for each of `inner` in order: the elements of each parameter, under its
+        name in `model`, in the order of `model.named_parameters()`, and last `"padding"`. A
+        parameter that is tied within its unit appears once, under its first name.
 
     Raises:
-        ValueError: a parameter is used in two units; names both places.
+        ValueError: two units use the same parameter; the message names both places.
     """
     ...
 
@@ -788,8 +803,9 @@ def assign_units(model: nn.Module, inner: list[nn.Module], ranks: int) -> list[d
 # %% [markdown]
 # ### Measured: units of a model that is really wrapped (C9)
 #
-# On four ranks the six layers are wrapped with `FullyShardedDataParallel`, by hand and from the inside out. The drawing
-# shows the wrapped model's own layouts; yours must be equal. Each rank also logs the layers that it runs.
+# On four ranks the cell wraps the six layers with `FullyShardedDataParallel`, by hand and from the
+# inside out. The drawing shows the layouts of the wrapped model; yours must be equal to them. Each
+# rank also records the layers that it runs.
 
 # %% tags=["C9"]
 from minifsdp.fsdp import FullyShardedDataParallel
@@ -845,16 +861,17 @@ plots.units(
 )
 
 # %% [markdown]
-# **A unit is no pipeline stage.** Pictures of FSDP with units side by side suggest one. With a pipeline of three stages
-# a rank would run two of the six layers; here all four ranks run all six, each on its own data. A unit only groups
-# parameters for communication: they are gathered together and freed together.
+# **A unit is not a pipeline stage.** Pictures of FSDP with units next to each other suggest this
+# mistake. In a pipeline of three stages a rank would run two of the six layers; here all four
+# ranks run all six, each on its own data. A unit groups parameters for communication only: its
+# parameters are gathered together and freed together.
 
 # %% [markdown]
 # ### Break it: a tie between two units, mixed dtypes, frozen beside trained (C9)
 #
-# Three cases in which a flat parameter is impossible, and minifsdp's error messages. The last two begin with torch's
-# text, which does not name the parameters. The dtypes meet where adapters are trained
-# ([peft#484](https://github.com/huggingface/peft/issues/484),
+# In three cases a flat parameter is impossible, and `minifsdp` raises an error. The last two
+# messages begin in torch's words; torch does not name the parameters. Mixed dtypes occur when
+# adapters are trained ([peft#484](https://github.com/huggingface/peft/issues/484),
 # [trl#1723](https://github.com/huggingface/trl/issues/1723),
 # [axolotl#1494](https://github.com/axolotl-ai-cloud/axolotl/issues/1494)).
 
@@ -864,7 +881,7 @@ from minifsdp.fsdp.torch_api.wrap import check_not_shared
 
 
 def refusal(attempt: Callable[[], object]) -> str:
-    """The error that an attempt ends in."""
+    """The error message of a failed attempt."""
     try:
         attempt()
     except ValueError as error:
@@ -888,19 +905,20 @@ frozen.middle.requires_grad_(False)
 print(refusal(lambda: FlatParameter(find_parameters(frozen), rank=0, ranks=4)))
 
 # %% [markdown]
-# One buffer has one dtype, and one flat Parameter either has a gradient or has none. A LoRA adapter in float32 with a
-# frozen base in bfloat16 violates both. The messages name the cure: a separate unit.
+# One buffer has one dtype, and one flat Parameter either has a gradient or has none. A LoRA
+# adapter in float32 with a frozen base in bfloat16 breaks both rules at once. The messages name
+# the cure: put the different parameters in a separate unit.
 
 # %% [markdown]
 # ### Measured: unit by unit, the peak is smaller
 #
-# 4.2 needed 2Ψ at its peak. Unit by unit, a rank holds the model and one unit's buffer, and the units already sharded
-# are gone. With the pieces of this lab:
+# 4.2 needed 2Ψ at its peak. Unit by unit, a rank holds the model and one unit's buffer, and the
+# parameters of earlier units are already sharded and freed. The cell uses the pieces of this lab:
 
 
 # %%
 def shard_units(widths: list[int], one_unit: bool) -> dict:
-    """This rank's memory while it shards, as one unit or as three."""
+    """This rank's memory during sharding, as one unit or as three."""
     group, shards = comm.world(), []
     with Ledger() as ledger:
         model = six_layers(widths).to(rank_device())
@@ -940,49 +958,61 @@ plots.curve(
 # %% [markdown]
 # ## What is still missing
 #
-# The shards exist, evenly cut, and the buffers are freed. But the model cannot compute any more, because its parameters
-# are views of freed memory. Nothing gathers them before a layer runs or frees them after it, and gradients have nowhere
-# to go. That is **lab 05**: gather, compute, free; gather, compute, free, reduce-scatter.
+# The shards are cut evenly and the buffers are freed, but the model can no longer compute, because
+# its parameters are views of freed memory. Nothing gathers parameters before a layer runs or frees
+# them after it, and nothing reduces gradients. **Lab 05** adds this: gather, compute, free;
+# gather, compute, free, reduce-scatter.
 
 # %% [markdown]
 # ## What to remember
 #
-# 1. Collectives want even shards and large messages. A flat parameter gives both: flatten, concatenate, pad, chunk.
+# 1. Collectives need even shards and large messages. A flat parameter provides both: flatten,
+#    concatenate, pad, chunk.
 # 2. Padding is `-numel % N` zeros at the end of the unit, at most N - 1 elements, and never garbage.
-# 3. Parameters are views of the buffer. Writing through them is fine; replacing `.data` breaks them without an error.
-# 4. A parameter's part of a shard is an intersection of two intervals; it may be empty, and it ignores rows.
-# 5. A unit groups parameters for communication alone. Every rank runs every layer; tied parameters are in one unit,
-#    once.
+# 3. Parameters are views of the buffer. Writing through them is safe; replacing `.data` breaks
+#    them without an error.
+# 4. A parameter's part of a shard is an intersection of two intervals; it may be empty, and it
+#    ignores row boundaries.
+# 5. A unit groups parameters for communication only. Every rank runs every layer; a tied parameter
+#    is in one unit, once.
 #
 # ## Questions
 #
-# <details><summary>How many bytes does padding cost a model of 80 units in bfloat16 on 512 ranks, at most?</summary>
+# <details><summary>How many bytes at most does padding cost for a model of 80 units in bfloat16 on
+# 512 ranks?</summary>
 #
-# Per unit 511 elements, so 80 x 511 x 2 = 81,760 bytes over all ranks together: a negligible price for even shards.
-# With padding per parameter, or units of a few hundred elements, it would not be negligible. </details>
+# Each unit has at most 511 elements of padding, so it costs 80 x 511 x 2 = 81,760 bytes over all
+# ranks together. This cost of even shards is negligible. With padding per parameter, or units of a
+# few hundred elements, it would not be.
+# </details>
 #
-# <details><summary>Why must padding be zero, if no parameter ever looks at it?</summary>
+# <details><summary>Why must padding be zero, if no parameter contains it?</summary>
 #
-# Other code reads it: a gradient norm over the shard adds its square, a scaler searches it for infinities, and the
-# reduction sums it over all ranks. A nan in it makes the norm nan, and clipping then makes every gradient nan.
+# Other code reads it: a gradient norm over the shard adds its square, a scaler searches it for
+# infinities, and the reduction adds it over all ranks. A nan in it makes the norm nan, and
+# clipping then makes every gradient nan.
 # </details>
 #
 # <details><summary>What does <code>model.half()</code> break, if parameters are views as in 4.2?</summary>
 #
-# `half` sets `p.data` to new tensors: the parameters leave the buffer, the buffer stays float32, a gather writes
-# where no module reads. Cast before flattening, or let FSDP's mixed precision cast the shard as it is gathered.
+# `half` sets `p.data` to new tensors: the parameters leave the buffer, the buffer stays float32,
+# and a gather writes to memory that no module reads. Cast before flattening, or let FSDP's mixed
+# precision cast the shard for the gather.
 # </details>
 #
 # <details><summary>With 16 ranks and a unit of 10 elements, what do ranks 10 to 15 hold?</summary>
 #
-# One zero each. A shard has ceil(10 / 16) = 1 element, and the padding of 6 elements fills six whole shards.
-# `torch.chunk` alone would give ten chunks and nothing at all for these ranks, and their all-gather would fail.
+# They hold one zero each. A shard has ceil(10 / 16) = 1 element, and the padding of 6 elements
+# fills six whole shards. `torch.chunk` alone would return ten chunks and none for these ranks, and
+# their all-gather would fail.
 # </details>
 #
 # <details><summary>Why does the root's unit hold layers 0 and 3, and not 0 and 1?</summary>
 #
-# Because 1 and 2 were wrapped, and the root holds the rest. It is the one unit whose layers need not be adjacent, and
-# it is whole from the beginning of forward to the end of backward (lab 05): keep it small. </details>
+# Layers 1 and 2 were wrapped, and the root unit holds the remaining layers. It is the one unit
+# whose layers need not be neighbours, and it stays gathered from the beginning of the forward to
+# the end of the backward (lab 05), so keep it small.
+# </details>
 #
 # ## Further reading
 #
@@ -990,4 +1020,4 @@ plots.curve(
 # - ZeRO (arXiv 1910.02054), section 5: partitioning parameters.
 # - torch/distributed/fsdp/_flat_param.py: `FlatParamHandle._init_flat_param_and_metadata`, `_get_shard`,
 # `_get_shard_metadata`, `_get_unflat_views_unaligned`.
-# - minifsdp/flat_param.py: this lab in 130 lines.
+# - minifsdp/flat_param.py: this lab in 150 lines.

@@ -10,9 +10,10 @@
 # %% [markdown]
 # # Lab 05: fully sharded data parallelism
 #
-# ZeRO-2 (lab 03) shards optimizer state and gradients. Every rank still holds one whole copy of the parameters. It
-# needs all of them, but not all at once: while one block computes, the others can stay sharded. FSDP gathers a *unit*
-# of parameters just before it computes, in forward and again in backward, and frees it right after.
+# ZeRO-2 (lab 03) shards the optimizer state and the gradients. One whole copy is left on every
+# rank: the parameters. A rank needs all of them, but not all at once. While one block computes,
+# the others can stay sharded. FSDP gathers a *unit* of parameters just before the unit computes,
+# in forward and again in backward, and frees it right after.
 #
 # ![A unit's life in one step: shard, gathered, freed, gathered again, gradient, reduced to a
 # shard](../slides/figures/fsdp-life.svg)
@@ -21,17 +22,19 @@
 #
 # **Afterwards you can**
 #
-# - say when each autograd hook fires, and place a gather, a free and a reduction;
-# - free the memory under views and saved tensors, and give it back, without an error from autograd;
-# - predict a rank's peak to the byte, and the number of collectives in a step;
-# - choose between FULL_SHARD and SHARD_GRAD_OP, and compute the traffic of each;
-# - explain the four usual mistakes of FSDP users.
+# - explain when each autograd hook fires, and place a gather, a free and a reduction correctly;
+# - free a tensor's memory under views and saved tensors, and allocate it again, without an
+#   autograd error;
+# - predict a rank's peak memory to the byte, and the number of collectives in a step;
+# - choose between FULL_SHARD and SHARD_GRAD_OP, and state the traffic of each;
+# - explain the four usual mistakes of FSDP users from the way FSDP works.
 #
-# **You need** lab 01 (all-gather, reduce-scatter, `wait()`), lab 03 (what ZeRO shards), lab 04 (the flat parameter).
+# **You need** lab 01 (all-gather, reduce-scatter, `wait()`), lab 03 (ZeRO's sharding), lab 04 (the
+# flat parameter).
 #
-# **Time** 95 minutes. **To run** on a laptop (gloo, 2 and 4 processes), on one GPU, or on a GPU node (NCCL, a rank per
-# GPU). **Memory** a rank's tensors take at most 18 MiB here, measured below; its process a few hundred MiB, most of
-# them torch.
+# **Time** 95 minutes. **To run** on a laptop (gloo, 2 and 4 processes), on one GPU, or on a GPU
+# node (NCCL, one rank per GPU). **Memory** a rank's tensors take at most 18 MiB here, measured
+# below. Its process takes a few hundred MiB, mostly torch.
 
 # %% tags=["setup"]
 # set-up
@@ -51,8 +54,9 @@ from minifsdp.flat_param import FlatParameter, ParamPlaces, find_parameters
 # %% [markdown]
 # ## What you build
 #
-# This is all of FSDP in one function, from minifsdp. You write every piece in it in labs 04 to 08, except the glue
-# between them. Read it now for its shape, and again at the end.
+# This function is all of FSDP in minifsdp. Every name in it is a piece that you write in labs 04
+# to 08, or glue between two pieces. Read it now for its structure, and again when you have
+# finished.
 
 # %%
 import inspect
@@ -65,9 +69,10 @@ print(signature.rstrip() + body)
 # %% [markdown]
 # ## What hurts now
 #
-# The model of this lab is the course's GPT with odd sizes, so that nothing is divisible by anything. Each block will be
-# a unit; the parameters outside all blocks (embeddings, the last norm, the head) form the *root* unit. Lab 04's flat
-# parameter makes one buffer of each, padded to a multiple of N and cut into N shards.
+# The model of this lab is the course's GPT with odd sizes, so that nothing is divisible by
+# anything. Each block becomes a unit. The parameters outside the blocks (embeddings, the last
+# norm, the head) form the *root* unit. Lab 04's flat parameter turns each unit into one buffer,
+# padded to a multiple of N and cut into N shards.
 
 # %%
 import tempfile
@@ -90,13 +95,13 @@ from minifsdp.course.watch.trace import record_trace
 
 RANKS = 2
 SETTINGS = Settings(ranks=RANKS, batch=2, layers=5, width=105, context=16)
-BATCHES = list(SETTINGS.batches())  # the same on every rank, which takes its rows
+BATCHES = list(SETTINGS.batches())  # the same on every rank; each takes its rows
 SIZES = sizes_of(SETTINGS.model())  # elements of each parameter, and by unit, the root first
 UNITS = ["root", *(f"block {number}" for number in range(SETTINGS.layers))]
 
 
 def unit_table(units: list[list[int]], names: list[str], ranks: int) -> None:
-    """Elements of each unit, and the padding that makes them divisible."""
+    """Elements of each unit, and the padding that makes their number divisible by N."""
     print(f"{'unit':9}{'elements':>11}{'padding':>9}")
     for name, unit in zip(names, units, strict=True):
         print(f"{name:9}{sum(unit):11,}{-sum(unit) % ranks:9}")
@@ -111,22 +116,24 @@ print(f"Ψ = {psi:,} elements: parameters {4 * psi:,} bytes on every rank of DDP
 #
 # *15 minutes, medium*
 #
-# FSDP does not change the model's code. Hooks report that a module is about to run, that it has run, that its backward
-# begins, that a gradient is complete, and that backward is over. Write a function that reports these five events:
+# FSDP does not change the model's code. Hooks report five events: a module is about to run, it has
+# run, its backward begins, a gradient is complete, backward is over. Write a function that records
+# these five:
 #
-# | event | when | told by |
+# | event | time | registered with |
 # |---|---|---|
 # | `pre-forward` | the module is called | `module.register_forward_pre_hook(f)`, `f(module, args)` |
 # | `post-forward` | it returns | `module.register_forward_hook(f)`, `f(module, args, output)` |
-# | `output gradient` | the first thing of its backward | `output.register_hook(f)`, `f(gradient)` |
+# | `output gradient` | its backward begins | `output.register_hook(f)`, `f(gradient)` |
 # | `gradient of NAME` | complete, in `.grad` | `p.register_post_accumulate_grad_hook(f)`, `f(p)` |
-# | `end of backward` | the whole model's is over | `Variable._execution_engine.queue_callback(f)`, `f()` |
+# | `end of backward` | backward ends | `Variable._execution_engine.queue_callback(f)`, `f()` |
 #
-# The last is not a hook but a callback for one backward; it can be queued only while that backward runs. The return
-# value of a module or tensor hook replaces its input, output or gradient, unless it is None.
+# The last row is not a hook but a callback for one backward of the whole model. It can be queued
+# only while that backward runs. If a module or tensor hook returns a value other than None, this
+# value replaces the input, output or gradient.
 #
-# First a prediction: a module with 2 linear layers, each with weight and bias, is called **twice** in one forward. How
-# many times will it report `gradient of ...` in the backward?
+# First predict: a module with 2 linear layers, weight and bias each, is called **twice** in one
+# forward. How many times is `gradient of ...` recorded in the backward?
 
 # %%
 predict("5.1", ..., "reports of `gradient of ...` in one backward, 4 parameters, module called twice")
@@ -135,20 +142,22 @@ predict("5.1", ..., "reports of `gradient of ...` in one backward, 4 parameters,
 # %% tags=["exercise-5.1"]
 @exercise("5.1")
 def watch(module: nn.Module, record: Callable[[str], None]) -> None:
-    """Register hooks on `module` that tell `record` what happens in every forward and backward, when it happens.
+    """Register hooks on `module` that call `record` at each event of every forward and backward.
 
     Args:
-        module: returns one tensor; may be called several times in a forward, or under `torch.no_grad()`.
-        record: called with "pre-forward" and "post-forward" at each call, with "output gradient" for each output that
-            gets a gradient, with "gradient of NAME" once NAME's gradient is in its `.grad` (NAME as in
-            `module.named_parameters()`), and with "end of backward" once per backward that reaches the module.
+        module: returns one tensor; it may run several times per forward, or under
+            `torch.no_grad()`.
+        record: call it with "pre-forward" and "post-forward" at each call, with "output gradient"
+            for each output that gets a gradient, with "gradient of NAME" once NAME's gradient is
+            in its `.grad` (NAME as in `module.named_parameters()`), and with "end of backward"
+            once per backward that reaches the module.
     """
     ...
 
 
 # %%
 def twice() -> list[str]:
-    """What a module called twice reports."""
+    """The events of a module called twice."""
     events: list[str] = []
     module = nn.Sequential(nn.Linear(3, 5), nn.Linear(5, 3))
     watch(module, events.append)
@@ -162,15 +171,16 @@ outcome("5.1", sum(event.startswith("gradient of") for event in events), slips=s
 print(*events, sep="\n")
 
 # %% [markdown]
-# The two outputs get their gradients at different times, the last call's first. Each parameter's gradient comes once,
-# when both calls have contributed. So the unit's backward *begins* with the gradient of an output and *ends* with the
-# gradient of the last of its leaves. A module's own backward hook marks neither:
+# The two outputs receive their gradients at different times, the last call first. Each parameter
+# receives its gradient once, after both calls have contributed. So the unit's backward *begins*
+# with the gradient of an output and *ends* with the gradient of its last leaf. A module's own
+# backward hook marks neither point reliably:
 #
 # ### Break it: a hook on the module's backward
 #
-# `register_full_backward_hook` runs when the gradients of the module's *inputs* are there. A model's inputs are tokens,
-# which have no gradient; torch then runs the hook when the gradients of its *outputs* are there. How many parameters
-# have their gradient at that point?
+# `register_full_backward_hook` runs when the gradients of the module's *inputs* are ready. A
+# model's inputs are tokens and have no gradient. In this case torch runs the hook when the
+# gradients of the *outputs* are ready. How many parameters have their gradient by then?
 
 # %%
 import warnings
@@ -178,18 +188,19 @@ import warnings
 model, seen = SETTINGS.model(), []
 model.register_full_backward_hook(lambda *_: seen.append(sum(p.grad is not None for p in model.parameters())))
 with warnings.catch_warnings():
-    warnings.simplefilter("ignore")  # torch says so too
+    warnings.simplefilter("ignore")  # torch warns about it too
     model(*BATCHES[0]).backward()
 print(f"{seen[0]} of {len(SIZES.parameters)} parameters have their gradient when the root's full backward hook runs")
 
 # %% [markdown]
-# A reduction issued at that point would reduce nothing.
+# A reduction issued there would reduce nothing.
 #
-# ### A storage that comes and goes
+# ### A storage can be emptied and filled again
 #
-# A tensor is a description (shape, strides) of a *storage*. Views share it, and so do the tensors that autograd saves
-# for backward. `untyped_storage().resize_(0)` frees its bytes under all of them; `device.free` does exactly that (and
-# `record_stream` on a GPU), and `device.allocate` reverses it.
+# A tensor describes a *storage* by shape and strides. Its views share the storage, and so do the
+# tensors that autograd saves for backward. `untyped_storage().resize_(0)` frees the bytes under
+# all of them. `device.free` does just that (plus `record_stream` on a GPU), and `device.allocate`
+# allocates the bytes again.
 
 
 # %% tags=["shown"]
@@ -216,13 +227,13 @@ y.sum().backward()
 print("back:   the gradient of x read what is there now:", x.grad.tolist())
 
 # %% [markdown]
-# Some operators check that there is memory, as this one does; others read address 0 and the process dies. Only the
-# schedule prevents the use of a freed parameter. minifsdp therefore puts a placeholder in its place, which raises a
-# clear error.
+# Some operators, like this one, check for memory; others read address 0, and the process dies.
+# Only the schedule prevents the use of a freed parameter, so minifsdp replaces the parameter with
+# a placeholder that raises an error.
 #
-# Why `full.data`? Autograd counts the in-place changes of saved tensors, and refuses a backward over changed values. A
-# gather writes every byte but changes nothing: the values are the same as before. `.data` is an alias of the same
-# storage with its own *version counter*:
+# Why `full.data`? Autograd counts the changes to its saved tensors, and refuses a backward over
+# changed values. A gather writes every byte, but the values are the same as before. `.data` is an
+# alias of the same storage with its own *version counter*:
 
 # %% tags=["shown"]
 for how in ("full", "full.data"):
@@ -244,12 +255,13 @@ for how in ("full", "full.data"):
 #
 # *8 minutes, medium*
 #
-# `flat` is lab 04's flat parameter (`minifsdp.FlatParameter`). You need three of its attributes: `flat.full`, the
-# unsharded buffer [P], at present without memory; `flat.views`, the parameters as views of it; `flat.shard`, this
-# rank's part [P / N], which the optimizer updates. The shard is a Parameter, so autograd records operations on it, but
-# a collective must not be recorded: pass `.data` of the shard too. Make the unit whole.
+# `flat` is lab 04's flat parameter (`minifsdp.FlatParameter`). You need three attributes:
+# `flat.full`, the unsharded buffer [P], without memory at present; `flat.views`, the parameters as
+# views of it; `flat.shard`, this rank's part [P / N], updated by the optimizer. The shard is a
+# Parameter, so autograd records operations on it, but a collective must not be differentiated.
+# Pass `.data`, also for the shard. Make the unit whole.
 #
-# How many bytes will one block's `flat.full` have?
+# How many bytes does `flat.full` of one block have?
 
 # %%
 predict("5.2", ..., "bytes of one block's `flat.full` on 2 ranks, while it is gathered")
@@ -258,11 +270,12 @@ predict("5.2", ..., "bytes of one block's `flat.full` on 2 ranks, while it is ga
 # %% tags=["exercise-5.2"]
 @exercise("5.2")
 def gather(flat: FlatParameter, group: Group) -> None:
-    """Make the unit whole: `flat.full` [P] gets memory, and in it every rank's `flat.shard` [P / N], in rank order.
+    """Make the unit whole: fill `flat.full` [P] with the ranks' `flat.shard` [P / N], in order.
 
-    One all-gather straight into `flat.full`, waited for before this returns, and no other memory. `flat.views` and what
-    autograd has saved look at `flat.full`, so it stays the same tensor, and no change is counted on it. `flat.shard` is
-    a Parameter: pass `flat.shard.data` (and `flat.full.data`), or autograd records the collective.
+    Allocate `flat.full`, issue one all-gather straight into it, and wait for it before returning.
+    Use no other memory. `flat.views` and autograd's saved tensors refer to `flat.full`, so it must
+    stay the same tensor with the same version. `flat.shard` is a Parameter: pass `flat.shard.data`
+    (and `flat.full.data`), otherwise autograd records the collective.
 
     Use `device.allocate(buffer)` and `comm.all_gather(output, shard, group)`, which returns a handle.
     """
@@ -271,7 +284,7 @@ def gather(flat: FlatParameter, group: Group) -> None:
 
 # %%
 def gather_a_block() -> tuple[int, bool]:
-    """The bytes that a gather makes, and whether every parameter has its values again, on this rank."""
+    """Bytes that a gather allocates on this rank; whether all parameters have their values."""
     group = comm.world()
     block = SETTINGS.model().to(rank_device()).blocks[0]
     originals = [p.detach().clone() for p in block.parameters()]
@@ -296,8 +309,9 @@ assert all(equal for _, equal in found)
 #
 # *5 minutes, easy*
 #
-# This is the shortest piece, and a mistake in it is easy to miss: everything runs, the losses are right, and every rank
-# keeps the whole model. Predict how many bytes of one block's parameters a rank holds afterwards.
+# This piece is the shortest, and a mistake in it is easy to miss: everything runs, the losses are
+# right, and every rank keeps the whole model. Predict how many bytes of one block's parameters
+# remain on a rank afterwards.
 
 # %%
 predict("5.3", ..., "bytes of one block's parameters that a rank of 2 holds while the block is freed")
@@ -306,17 +320,18 @@ predict("5.3", ..., "bytes of one block's parameters that a rank of 2 holds whil
 # %% tags=["exercise-5.3"]
 @exercise("5.3")
 def free(flat: FlatParameter) -> None:
-    """Give the memory of `flat.full` [P] away, whoever still refers to it.
+    """Free the memory of `flat.full` [P], even if other tensors still refer to it.
 
-    Afterwards no bytes are behind `flat.full`, its views and what autograd has saved of them; all of them are the same
-    tensors as before, with their shapes. `flat.shard` [P / N] stays: the unit is gathered from it.
+    Afterwards no bytes are behind `flat.full`, its views and autograd's saved tensors. All of them
+    remain the same tensors, with their shapes. `flat.shard` [P / N] stays, because the next gather
+    reads it.
     """
     ...
 
 
 # %%
 def there_and_back() -> list[dict[str, int]]:
-    """Bytes of a block's parameters: at first, gathered, freed, gathered, freed."""
+    """Bytes of a block's parameters: initially, gathered, freed, gathered, freed."""
     group, seen = comm.world(), []
     with Ledger() as ledger:
         block = SETTINGS.model().to(rank_device()).blocks[0]
@@ -341,10 +356,12 @@ outcome("5.3", sum(moments[-1].values()), ranks=RANKS, slips=slips)
 #
 # *10 minutes, medium*
 #
-# On every rank, backward computes the gradient of the whole unit from that rank's rows: N different gradients of P
-# elements. A rank's optimizer needs its own shard of their mean. That is a reduce-scatter.
+# Backward computes the gradient of the whole unit on every rank, from that rank's rows: N
+# different gradients of P elements. A rank's optimizer needs only its own shard of their mean. The
+# collective is a reduce-scatter.
 #
-# By the ring algorithm (lab 01), how many bytes does a rank of **four** send for one block's gradient?
+# With the ring algorithm (lab 01), how many bytes does each of **four** ranks send for one block's
+# gradient?
 
 # %%
 predict("5.4", ..., "bytes that a rank of 4 sends to reduce-scatter one block's gradient")
@@ -356,13 +373,14 @@ def reduce_gradient(flat: FlatParameter, gradient: Tensor, group: Group) -> None
     """Add the ranks' mean of `gradient` [P] to `flat.shard.grad` [P / N], and free `gradient`.
 
     Args:
-        flat: the unit's flat parameter; `flat.padding_of(buffer)` is the end of a buffer that belongs to no parameter.
-        gradient: this rank's unsharded gradient, in the layout of `flat.full`. What is in its padding is undefined; it
-            has to be 0 in `flat.shard.grad`.
+        flat: the unit's flat parameter; `flat.padding_of(buffer)` is the padding at its end.
+        gradient: this rank's unsharded gradient, in the layout of `flat.full`. Its padding is
+            undefined, but must be 0 in `flat.shard.grad`.
         group: the ranks.
 
-    One reduce-scatter, waited for. `flat.shard.grad` is None at first, and what is in it is added to. Afterwards of
-    `gradient` and of any buffer of your own no bytes are left, whoever refers to them; `flat.shard.grad` is all.
+    Issue one reduce-scatter and wait for it. `flat.shard.grad` is None at first; later results are
+    added to it. Afterwards free `gradient` and any buffer of your own, even if other tensors refer
+    to them; only `flat.shard.grad` remains.
 
     Use `device.empty(numel, dtype, "gradients", device)`, `comm.reduce_scatter(output, full, group, op)` with
     `comm.MEAN`, and `device.free(buffer)`.
@@ -372,7 +390,7 @@ def reduce_gradient(flat: FlatParameter, gradient: Tensor, group: Group) -> None
 
 # %%
 def reduce_a_block() -> tuple[int, float, list[float]]:
-    """Bytes sent; the first element of this rank's own gradient, and of its shard's after one and two reductions."""
+    """Bytes sent; first elements: own gradient, shard's gradient after one and two reductions."""
     group = comm.world()
     block = SETTINGS.model().to(rank_device()).blocks[0]
     flat = FlatParameter(find_parameters(block), group.rank(), group.size())
@@ -398,21 +416,22 @@ for rank, (_, own, means) in enumerate(reduced):
 assert all(means == [1.5, 3.0] for *_, means in reduced)
 
 # %% [markdown]
-# Two reductions add up, as two backwards on one device do. The padding matters although no parameter uses it: its
-# gradient enters the optimizer's state and the norm that clipping divides by.
+# Two reductions add up, like two backwards on one device. The padding matters although no
+# parameter reads it: its gradient enters the optimizer's state and the norm used for clipping.
 #
 # ## 5.5 The hooks in their places
 #
 # *25 minutes, hard*
 #
-# Here is a unit built from your pieces. It replaces the modules' parameters by *leaves*: Parameters that view
-# `flat.full`, one for each original, the same objects throughout. `take_gradient` is given: it moves a leaf's gradient
-# into the unit's unsharded gradient.
+# The next cell defines the unit that uses your pieces. It replaces the parameters in the modules
+# by *leaves*: Parameters that are views of `flat.full`, one for each original, the same objects
+# throughout training. `take_gradient` is given. It moves a leaf's gradient into the unit's
+# unsharded gradient.
 
 
 # %%
 class Pieces(NamedTuple):
-    """The functions of this lab that a unit is made of."""
+    """Your functions from this lab that a unit calls."""
 
     gather: Callable[[FlatParameter, Group], None]
     free: Callable[[FlatParameter], None]
@@ -424,10 +443,10 @@ class LabUnit:
     """Parameters that are gathered, freed and reduced together.
 
     Attributes:
-        flat: the flat parameter; its shard is what the optimizer updates.
-        leaves: what the modules compute with, each a view of `flat.full`.
-        is_root: the outermost unit.
-        events: what has been done to it, shared by all units of a model.
+        flat: the flat parameter; the optimizer updates its shard.
+        leaves: the Parameters that the modules compute with, each a view of `flat.full`.
+        is_root: whether this is the outermost unit.
+        events: log of all calls, shared by all units of a model.
     """
 
     def __init__(self, name: str, params: ParamPlaces, pieces: Pieces, events: list[str], is_root: bool) -> None:
@@ -448,7 +467,7 @@ class LabUnit:
 
     @property
     def held(self) -> tuple[str, str]:
-        """What this rank holds of the parameters and of their gradient, for the explorer."""
+        """This rank's part of the parameters and of their gradient, for the explorer."""
         gradient = "whole" if self._gradient is not None else "none" if self.flat.shard.grad is None else "shard"
         return "whole" if self.whole else "shard", gradient
 
@@ -474,7 +493,7 @@ class LabUnit:
 
 
 def shard_model(model: nn.Module, pieces: Pieces, blocks: list[nn.Module] | None = None) -> list[LabUnit]:
-    """Make every block a unit, and the rest of the model the root; their shards are the model's parameters."""
+    """Make every block a unit and the rest the root; the shards become the model's parameters."""
     blocks = list(model.blocks) if blocks is None else blocks
     events: list[str] = []
     units = [LabUnit("root", find_parameters(model, skip=blocks), pieces, events, is_root=True)]
@@ -487,23 +506,27 @@ def shard_model(model: nn.Module, pieces: Pieces, blocks: list[nn.Module] | None
 
 
 # %% [markdown]
-# Now the pieces need their *times*. One step, for a root and two blocks, looks like this:
+# The pieces still lack a *schedule*. One step, for a root and two blocks, looks like this:
 #
 #     forward    gather root | gather 0, compute, free 0 | gather 1, compute, free 1
 #     backward   gather 1, compute, free 1, reduce 1 | gather 0, compute, free 0, reduce 0 | free root, reduce root
 #
-# - A block is freed after forward, and gathered again when its backward begins, with the gradient of its output.
-# - Its backward ends with the last of its leaves' gradients; until then something may read its parameters. Hand over
-#   each complete gradient with `unit.take_gradient(leaf)`.
-# - The root's backward begins where its forward ends, so it stays whole in between. Otherwise it is a unit like the
-#   others: its last leaf gradient ends it.
-# - **The parameters go before the gradient is reduced.** Many texts give the order "gather, compute, reduce-scatter,
-#   free". That is wrong: the reduction reads only the gradient, and in that order the parameters would occupy memory
-#   until it ends. torch frees first too (`_post_backward_hook` in `torch/distributed/fsdp/_runtime_utils.py` calls
+# - A block is freed after forward, and gathered again when its backward begins, with the gradient
+#   of its output.
+# - Its backward ends with the gradient of its last leaf. Until then an operation may still read
+#   its parameters. Hand over each leaf's gradient with `unit.take_gradient(leaf)` when it is
+#   complete.
+# - The root's backward begins where its forward ends, so the root stays whole in between.
+#   Otherwise it is a unit like the others: its backward ends with its last leaf.
+# - **The parameters are freed before the gradient is reduced.** A common mistake is "Backward:
+#   gather, compute, reduce-scatter, free". The reduction reads only the gradient, so the
+#   parameters would occupy memory while the wire is busy. torch frees first too
+#   (`_post_backward_hook` in `torch/distributed/fsdp/_runtime_utils.py` calls
 #   `_post_backward_reshard`, then `_reduce_grad`).
-# - A forward under `torch.no_grad()` has no backward: afterwards all units are freed, the root too.
+# - A forward under `torch.no_grad()` has no backward, so all units are freed after it, including
+#   the root.
 #
-# How many all-gathers does one step of the lab's model issue, with its 6 units?
+# How many all-gathers does one step of this lab's model with its 6 units issue?
 
 # %%
 predict("5.5", ..., "all-gathers of one step, 6 units")
@@ -512,16 +535,16 @@ predict("5.5", ..., "all-gathers of one step, 6 units")
 # %% tags=["exercise-5.5"]
 @exercise("5.5")
 def attach(module: nn.Module, unit: LabUnit) -> None:
-    """FULL_SHARD: hook `unit`'s verbs to the forward and backward of `module`.
+    """FULL_SHARD: call `unit`'s methods from hooks on the forward and backward of `module`.
 
     Args:
         module: the unit's module; its `forward` returns one tensor.
-        unit: has `leaves` (list of Parameters), `is_root`, `whole` (whether it is gathered at present), and the verbs
-            `gather()`, `free()`, `take_gradient(leaf)` and `reduce_gradient()`.
+        unit: has `leaves` (list of Parameters), `is_root`, `whole` (whether it is gathered now),
+            and the methods `gather()`, `free()`, `take_gradient(leaf)` and `reduce_gradient()`.
 
-    A unit is gathered before forward; freed after it, unless it is the root and a backward follows; gathered before
-    its backward, unless it is whole; after the last gradient of its leaves freed, and then reduced. Once per step, in
-    every step.
+    Gather a unit before its forward. Free it afterwards, unless it is the root and a backward
+    follows. Gather it before its backward, unless it is whole. After the last gradient of its
+    leaves, free it and then reduce its gradient. Do this once per step, in every step.
     """
     ...
 
@@ -549,7 +572,7 @@ def loss_of(model: nn.Module, batch: data.Batch) -> Tensor:
 
 
 def take_step(trainer: Trainer, batch: data.Batch, tell: Callable[[str], Any] = lambda stage: None) -> Tensor:
-    """Forward, backward, optimizer; `tell` hears when each has ended."""
+    """Forward, backward, optimizer; calls `tell` after each."""
     with record_function("forward"):
         loss = loss_of(trainer.model, batch)
     tell("forward")
@@ -567,7 +590,7 @@ def take_step(trainer: Trainer, batch: data.Batch, tell: Callable[[str], Any] = 
 # %% [markdown]
 # ### Measured: it trains like one process
 #
-# The mean of the ranks' losses next to one process with all rows.
+# The mean of the ranks' losses, next to the loss of one process with all rows.
 
 
 # %%
@@ -585,7 +608,7 @@ assert all(abs(a - b) < 1e-4 for a, b in zip(alone, ours, strict=True)), "it doe
 # %% [markdown]
 # ### Measured: gathered twice, freed twice, reduce-scattered (C11)
 #
-# The log of one step: your hooks' events, and next to them the collectives.
+# The log of one step: the events from your hooks, and the collectives issued.
 
 
 # %% tags=["C11"]
@@ -634,8 +657,9 @@ for name in UNITS:
     assert max(at for at, event in enumerate(events) if event == f"free {name}") < reduced_at, f"{name}: freed too late"
 
 # %% [markdown]
-# The same step in the explorer: drag the slider, or step with the arrow keys. Each row is a unit; light blue means
-# gathered, the thin line is this rank's shard. Watch one block: it is whole twice, and only while it computes.
+# The next cell shows the same step with a slider: drag it, or use the arrow keys. Each row is a
+# unit. Light blue marks a gathered unit, a thin line this rank's shard. Watch one block: it is
+# whole twice, and only while it computes.
 
 # %% tags=["nbval-ignore-output"]
 from functools import partial
@@ -651,19 +675,20 @@ def log_mine() -> dict[str, Any]:
 show("One step of your FSDP", f"GPT of {psi:,} parameters on {RANKS} ranks.", {"yours": launch(log_mine, RANKS)})
 
 # %% [markdown]
-# Parameters have the same values on every rank, cut into pieces, so an all-gather puts them together. Gradients have
-# *different* values on every rank for the same elements, so they must be reduced. Since a rank keeps only a shard, the
-# reduction is a reduce-scatter.
+# Each rank holds a different part of the same parameters, so an all-gather puts them together.
+# Each rank has *different* gradients for the same elements, so they must be reduced. A rank keeps
+# only a shard, so the reduction is a reduce-scatter.
 #
 # ### Measured: still data parallelism (C13)
 #
-# FSDP shards *storage*. A rank computes on its own rows with whole parameters, as in DDP; no matrix product is split.
-# Tensor parallelism would keep the weight sharded and compute with the shards, on the same rows.
+# FSDP shards *storage*. A rank computes on its own rows with whole parameters, as in DDP; no
+# matrix product is split. Tensor parallelism would keep the weight in shards and compute with the
+# shards, on the same rows on all ranks.
 
 
 # %% tags=["C13"]
 def look_inside() -> dict[str, tuple[int, ...]]:
-    """Shapes at a linear layer, when it computes."""
+    """Shapes at a linear layer while it computes."""
     seen = {}
     model = SETTINGS.model().to(rank_device())
     shard_model(model, PIECES)
@@ -693,8 +718,9 @@ assert inside["weight inside forward"] == (3 * width, width)
 # %% [markdown]
 # ### Measured: the same gradients as torch's FSDP
 #
-# The first step's gradient shards, unit by unit: yours, minifsdp's `FullyShardedDataParallel`, torch's, one process.
-# On two ranks a mean is one addition and one halving, so there is nothing to round differently: bit for bit.
+# The next cell compares the first step's gradient shards of each unit: yours, minifsdp's
+# `FullyShardedDataParallel`, torch's, one process. On two ranks a mean is one addition and one
+# halving. Nothing can be rounded differently, so the three FSDPs agree bit for bit.
 
 
 # %%
@@ -747,27 +773,29 @@ print(f"equal to one process within 1e-5 of the largest gradient: {close}")
 assert close, f"not one process's gradients; {why}"
 
 # %% [markdown]
-# ### Measured: what a rank holds at its peak (C4)
+# ### Measured: a rank never holds the whole model, even at its peak (C4)
 #
-# The prediction, with R the root's and B the largest block's padded bytes:
+# The prediction, where R is the padded size of the root in bytes and B that of the largest block:
 #
-# - at rest: shards of parameters, and of the optimizer's state, which is never gathered;
+# - at rest: the shards of the parameters and of the optimizer's state, which is never gathered;
 # - unsharded parameters: at most R + B;
-# - gradients: the unsharded gradients of the root (the head's comes first of all and the embedding's last) and of one
-#   block, and the shards of the blocks already reduced. While a block is reduced, its shard exists next to its
-#   unsharded gradient: at most R + B + all blocks' shards. On gloo minifsdp also receives the other ranks' parts of the
-#   block, (N - 1) / N · B, and sums them itself; NCCL needs no such memory;
-# - the peak comes just before: when the gradient of the block that backward reaches last (block 0) is complete, with
-#   its parameters still there: shards + 2 (R + B) + the other blocks' gradient shards. If they were freed only after
-#   the reduction, they would coincide with the fifth gradient shard. Even at the peak there are never 4Ψ of parameters
+# - gradients: at most R + B + all blocks' shards. The root's gradient stays unsharded throughout,
+#   because the head's gradient comes first of all and the embedding's last. One block's gradient
+#   is unsharded at a time; the blocks already reduced hold a shard each. During its reduction, a
+#   block holds its unsharded gradient and its shard. On gloo minifsdp also receives the other
+#   ranks' parts of the block, (N - 1) / N · B, and sums them itself; NCCL needs no such memory;
+# - the total: shards + 2 (R + B) + the other blocks' gradient shards. This peak comes just before
+#   backward reduces its last block (block 0), when the block's gradient is complete and its
+#   parameters are still whole. If the parameters were freed only after the reduction, they would
+#   coincide with the fifth gradient shard. Even at the peak, a rank never holds 4Ψ of parameters
 #   or of gradients.
 #
-# Activations come on top, as on every rung; the curve omits them.
+# Activations come on top, as in every rung; the curve omits them.
 
 
 # %%
 def measure_memory(builds: dict[str, Callable[[], Trainer]]) -> dict[str, dict[str, Any]]:
-    """The bytes and the collectives of the second step, of each of several rungs."""
+    """The bytes and the collectives of the second step, for each of several rungs."""
     return {name: measure_one(build) for name, build in builds.items()}
 
 
@@ -841,17 +869,17 @@ plots.curve(
 )
 
 # %% [markdown]
-# Read the peaks from the left: five in forward, one per block, on top of the root; in backward each comes with its
-# gradient, and leaves a shard of it behind.
+# Read the teeth from the left. Forward has five, one per block, on top of the root. In backward
+# each block's parameters and gradient are alive together, and a shard of the gradient remains.
 #
-# The same by stage, with activations. The prediction adds to the model state the activations that one process with this
-# rank's rows holds after its forward. It omits the peak, which depends on the model: on the activations freed by then
-# and on temporary tensors.
+# The next figure shows the same by stage, with activations. The prediction adds to the model state
+# the activations of one process with this rank's rows after its forward. It omits the peak,
+# because the activations alive by then, and backward's temporary buffers, depend on the model.
 
 
 # %%
 def activations_alone() -> int:
-    """Bytes that autograd has saved after the forward of one rank's rows, without any FSDP."""
+    """Bytes saved by autograd after the forward of one rank's rows, without FSDP."""
     with Ledger() as ledger:
         model = SETTINGS.model().to(rank_device())
         ledger.watch(model)
@@ -887,9 +915,10 @@ plots.stages(
 )
 
 # %% [markdown]
-# ### Measured: ZeRO-3 among its sisters (C8)
+# ### Measured: ZeRO-3 holds the least and sends the most (C8)
 #
-# For model state, FSDP is ZeRO's stage 3: parameters are sharded too. Bytes held and sent per rank and step:
+# FSDP's sharding of the model state is ZeRO's stage 3: the parameters are sharded too. Bytes held
+# and sent per rank and step:
 
 # %% tags=["C8"]
 share = (RANKS - 1) / RANKS
@@ -906,17 +935,18 @@ for name in (*EARLIER, "yours"):
     assert wire == round(share * moved)
 
 # %% [markdown]
-# Bytes held after the optimizer's step, before `zero_grad`. DDP sends 2(N - 1)/N of the gradient: an all-reduce. ZeRO-1
-# and 2 send as much, a reduce-scatter of gradients and an all-gather of parameters, and 4 bytes per parameter tensor by
-# which the ranks agree on those that have a gradient. ZeRO-3 gathers the parameters twice: 3(N - 1)/N, less the root's
-# second time.
+# The bytes held are counted after the optimizer's step, before `zero_grad`. DDP sends 2(N - 1)/N
+# of the gradient, in an all-reduce. ZeRO-1 and 2 send as much, in a reduce-scatter of gradients
+# and an all-gather of parameters, plus 4 bytes per parameter tensor to agree on the tensors with a
+# gradient. ZeRO-3 gathers the parameters twice: 3(N - 1)/N, minus the root's second gather.
 #
 # ## 5.6 SHARD_GRAD_OP
 #
 # *15 minutes, hard*
 #
-# If there is memory for the parameters but not for everything else, keep the gathered parameters and drop the second
-# gather. Between steps everything is still sharded. Which of your hooks changes, and which one goes?
+# If there is enough memory for the whole parameters, the second gather is unnecessary: keep the
+# parameters gathered in forward. Between steps everything is still sharded. Which of your hooks
+# changes, and which one disappears?
 #
 # Predict how many bytes of unsharded parameters a rank holds when forward ends.
 
@@ -927,22 +957,23 @@ predict("5.6", ..., "bytes of unsharded parameters when forward ends, SHARD_GRAD
 # %% tags=["exercise-5.6"]
 @exercise("5.6")
 def attach_grad_op(module: nn.Module, unit: LabUnit) -> None:
-    """SHARD_GRAD_OP: as `attach`, but the parameters stay whole from forward to the end of the unit's backward.
+    """SHARD_GRAD_OP: as `attach`, but a unit stays whole from forward to the end of its backward.
 
     Args:
         module: the unit's module; its `forward` returns one tensor.
         unit: as for `attach`.
 
-    A unit is gathered before forward and at no other time; freed after forward only if no backward follows; after the
-    last gradient of its leaves freed, and then reduced.
+    Gather a unit before its forward and at no other time. Free it after forward only if no
+    backward follows. After the last gradient of its leaves, free it and then reduce its gradient.
     """
     ...
 
 
 # %% [markdown]
-# ### Measured: memory against traffic (C12)
+# ### Measured: SHARD_GRAD_OP spends memory to save traffic (C12)
 #
-# The same pieces, another `attach`. DDP's all-reduce is the measure of traffic.
+# The pieces are the same, with a different `attach`. Traffic is given as a multiple of DDP's
+# all-reduce.
 
 # %% tags=["C12"]
 GRAD_OP = PIECES._replace(attach=attach_grad_op)
@@ -973,16 +1004,18 @@ assert abs(traffic["FULL_SHARD"] / traffic["DDP"] - ratio) < 1e-6
 assert abs(traffic["SHARD_GRAD_OP"] / traffic["DDP"] - 1) < 1e-4
 
 # %% [markdown]
-# The 1.5 is ZeRO's count. It says nothing about time: DDP's all-reduce can overlap with backward; a gather that the
-# next computation waits for cannot, unless the schedule issues it earlier (`minifsdp/fsdp/schedules/prefetch.py`).
+# The factor 1.5 is ZeRO's count of bytes, not of time. DDP's all-reduce can hide behind backward.
+# A gather that the next computation waits for cannot, unless it is issued earlier
+# (`minifsdp/fsdp/schedules/prefetch.py`).
 #
 # ## What it buys
 #
-# ### Measured: memory buys batch, and a larger batch thins the traffic out (C37)
+# ### Measured: memory buys a larger batch, and a larger batch spreads the traffic (C37)
 #
-# The lab's model, and a budget of 16 MiB per rank. A bisection over real steps, with the ledger's peak, finds the
-# largest number of rows per rank that fits. Then every size is timed over an emulated link (2 ms latency, 100 MB/s),
-# where traffic costs what it costs between machines.
+# The next cells give this lab's model a budget of 16 MiB per rank. Bisection over real steps, with
+# the ledger's peak, finds the largest number of rows per rank within the budget. Every size is
+# then timed over an emulated link (2 ms latency, 100 MB/s), where traffic is as expensive as
+# between machines.
 
 
 # %%
@@ -990,13 +1023,13 @@ BUDGET = 16 * MIB
 
 
 def batch_of(rows: int) -> data.Batch:
-    """`rows` random rows for each rank: only sizes matter here."""
+    """`rows` random rows for each rank; only sizes matter here."""
     tokens = torch.randint(257, (rows * dist.get_world_size(), SETTINGS.context))
     return tokens, tokens
 
 
 def largest(build: Callable[[], Trainer]) -> dict[int, int]:
-    """Peak bytes by rows, of the sizes that bisection has tried between 1 and 24."""
+    """Peak bytes by number of rows, for the sizes that bisection tries between 1 and 24."""
     with Ledger() as ledger:
         trainer = build()
         ledger.watch(trainer.model, trainer.optimizer)
@@ -1044,7 +1077,7 @@ plots.lines(
 
 # %% tags=["C37", "nbval-ignore-output"]
 def time_per_row(build: Callable[[], Trainer], sizes: list[int]) -> dict[int, float]:
-    """Milliseconds per row of all ranks, the fastest of three steps, by rows per rank."""
+    """Milliseconds per row (all ranks' rows) in the fastest of three steps, by rows per rank."""
     let_communication_go_first()
     times = {}
     with parse_link("latency=2ms,bandwidth=100MB/s"):
@@ -1088,20 +1121,23 @@ plots.lines(
 )
 
 # %% [markdown]
-# (On a busy machine single points are off; the shape remains.)
+# (On a busy machine single points are off; the shape stays the same.)
 #
-# This is the trade: at the same batch FSDP costs time, and it makes larger batches or larger models possible. Per row,
-# the larger batch regains most of that time. Whether it regains all depends on the link and on the compute per row:
-# this FSDP overlaps nothing, and 1.5 times the bytes over twice the rows is about even. If DDP's batch fits with memory
-# to spare, FSDP gains nothing.
+# This is the trade-off: at the same batch FSDP costs time, and it makes larger batches or larger
+# models possible. The larger batch wins most of that time back, row by row. Winning back all of it
+# depends on the link and on the compute per row: this FSDP hides nothing, and 1.5 times the bytes
+# over twice the rows is about a draw. If DDP's batch fits with memory to spare, FSDP gains
+# nothing.
 #
 # ## Break it
 #
 # ### One unit for everything
 #
-# "FSDP, and memory is no lower than with DDP", as in [fairscale#1050](https://github.com/facebookresearch/fairscale/issues/1050)
-# and [Lightning#15976](https://github.com/Lightning-AI/pytorch-lightning/issues/15976). One cause is a wrapping policy
-# that matched nothing, so that the root is the only unit. `shard_model` without blocks does the same:
+# "With FSDP, memory is no lower than with DDP", as in
+# [fairscale#1050](https://github.com/facebookresearch/fairscale/issues/1050) and
+# [Lightning#15976](https://github.com/Lightning-AI/pytorch-lightning/issues/15976). One cause is a
+# wrapping policy that matches no module, so that the root is the only unit. `shard_model` without
+# blocks does the same:
 
 
 # %%
@@ -1117,19 +1153,19 @@ for name in ("DDP", "only the root", "yours"):
     print(f"{name:14} peak of model state {usage[name]['state_peak']:10,} bytes")
 
 # %% [markdown]
-# The root is gathered before forward and stays whole to the end of backward, and so does its unsharded gradient: 8Ψ,
-# plus the shards. Between steps everything is sharded, so memory *between* steps looks right. Always print the table of
-# units.
+# The root is gathered before forward and stays whole to the end of backward. Its unsharded
+# gradient is as large: 8Ψ together, with the shards on top. Between steps everything is sharded,
+# so a measurement *between* steps shows nothing wrong. Always print the table of units.
 #
-# ### A method that is not forward
+# ### A method other than forward
 #
-# Hooks run when a module is *called*. Another method of a sharded module, such as `generate()`, or an access to a
-# submodule, finds the parameters as they are between steps:
+# Hooks run when a module is *called*. Any other access to a sharded module, by `generate()` or
+# through a submodule, finds the parameters in their state between steps:
 
 
 # %%
 def bypass() -> dict[str, str]:
-    """What the root's embedding says while the root is sharded."""
+    """The error of the root's embedding while the root is sharded."""
     warnings.simplefilter("ignore", FutureWarning)
     from torch.distributed.fsdp import FullyShardedDataParallel as TorchFSDP
 
@@ -1153,15 +1189,17 @@ print("torch's FSDP:", said["torch"])
 print("minifsdp:", said["minifsdp"])
 
 # %% [markdown]
-# In torch's FSDP (here with `use_orig_params=True`) the parameter is then a 1-D piece of the flat shard. Its message
-# does not say so ([pytorch#124019](https://github.com/pytorch/pytorch/issues/124019),
-# [transformers#39186](https://github.com/huggingface/transformers/issues/39186)). minifsdp replaces the parameter by a
-# placeholder (`Absent` in `minifsdp/fsdp/absent.py`), which has the shape and says why there are no values.
+# With torch's FSDP (here with `use_orig_params=True`) the parameter is a piece of the flat shard,
+# a 1-D tensor. The message does not mention this
+# ([pytorch#124019](https://github.com/pytorch/pytorch/issues/124019),
+# [transformers#39186](https://github.com/huggingface/transformers/issues/39186)). minifsdp
+# replaces the parameter with a placeholder (`Absent` in `minifsdp/fsdp/absent.py`). It has the
+# parameter's shape, and its error explains why there are no values.
 #
 # ### State read outside forward
 #
-# For the same reason a norm, a histogram or a checkpoint of `model.blocks[0].qkv.weight` cannot work, and the
-# `state_dict()` of your FSDP holds one shard per unit:
+# For the same reason a norm, a histogram or a checkpoint of `model.blocks[0].qkv.weight` cannot
+# work, and `state_dict()` of your FSDP contains only one shard per unit:
 
 
 # %%
@@ -1190,7 +1228,7 @@ print(f"inside summon_full_params, which gathers: shape {list(shape)}")
 
 # %%
 def too_early(early: bool) -> tuple[bool, int]:
-    """Whether a step has changed the shards, and how many bytes of parameters the optimizer holds."""
+    """Whether a step changes the shards, and the bytes of parameters that the optimizer holds."""
     model = SETTINGS.model().to(rank_device())
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     units = shard_model(model, PIECES)
@@ -1210,13 +1248,14 @@ for early, (changed, held) in zip((False, True), launch(both, RANKS)[0], strict=
     print(f"optimizer built {'before' if early else 'after'} sharding: trains {changed}, holds {held:,} bytes")
 
 # %% [markdown]
-# It holds the original parameters, which the model no longer uses, finds no gradients on them, and silently skips them
-# all. It also keeps their memory: the whole model. Build the optimizer after wrapping.
+# An optimizer built before sharding holds the original parameters. The model no longer computes
+# with them, so they have no gradient, and the optimizer silently skips them all. It also keeps
+# their memory: the whole model. Build the optimizer after wrapping.
 #
 # ## What is still missing
 #
-# A step with 12 rows per rank over an emulated link (1 ms latency, 100 MB/s), traced. Predict first: what does the
-# processor do while the link is busy?
+# The next cell traces a step with 12 rows per rank over an emulated link (1 ms latency, 100 MB/s).
+# Before you look: what does the processor do while the link is busy?
 
 
 # %% tags=["nbval-ignore-output"]
@@ -1243,48 +1282,56 @@ plots.timeline(
 )
 
 # %% [markdown]
-# (A busy machine lengthens the spans, a reduction's most, because its additions need the processor.)
+# (A busy machine stretches the spans, reductions most of all, because their additions need the
+# processor.)
 #
-# Every gather and every reduction is on the critical path: compute and link take turns. Nothing requires that. A
-# block's reduction could run while the next block computes, and so could the next block's gather while this one
-# computes. That needs streams, events, and an order of issue: `overlap.py`, `prefetch.py` and `rate_limit.py` in
+# Every gather and every reduction is on the critical path: compute and link take turns. The
+# mathematics does not require this. A block could be reduced while the next one computes, and the
+# next block could be gathered while this one computes. This takes streams, events, and a schedule
+# for issuing the collectives: `overlap.py`, `prefetch.py` and `rate_limit.py` in
 # `minifsdp/fsdp/schedules`, the next rungs of `minifsdp ladder`.
 #
 # ## What to remember
 #
-# 1. A unit's life: gather, compute, free; gather, compute, free, reduce-scatter. The parameters are freed before the
-#    gradient is reduced. The root stays whole from its forward to the end of backward.
-# 2. Peak = shards + root + largest unit, parameters and gradients, + activations. The optimizer's state is never
-#    gathered. One unit for everything peaks like DDP.
-# 3. Freeing shrinks the *storage* to 0 bytes, whatever names, views and saved tensors refer to it. Gather back into the
-#    same storage, through an alias with its own version counter.
-# 4. FULL_SHARD: 2U - 1 gathers, U reduce-scatters, 1.5 times DDP's traffic. SHARD_GRAD_OP: U and U, DDP's traffic, all
-#    parameters whole when forward ends.
-# 5. FSDP is data parallelism: each rank computes with whole parameters on its own rows. Only storage is sharded.
+# 1. The cycle of a unit is gather, compute, free in forward, and gather, compute, free,
+#    reduce-scatter in backward. The parameters are freed before the gradient is reduced. The root
+#    stays whole from its forward to the end of backward.
+# 2. The peak is shards + root + largest unit, parameters and gradients, + activations. The
+#    optimizer's state is never gathered. A single unit peaks like DDP.
+# 3. Freeing shrinks the *storage* to 0 bytes, whatever names, views and saved tensors refer to it.
+#    Gather back into the same storage, through an alias with its own version counter.
+# 4. FULL_SHARD: 2U - 1 gathers, U reduce-scatters, 1.5 times DDP's traffic. SHARD_GRAD_OP: U
+#    gathers, U reduce-scatters, DDP's traffic, and all parameters whole when forward ends.
+# 5. FSDP is data parallelism: each rank computes with whole parameters on its own rows. Only the
+#    storage is sharded.
 #
 # ## Questions
 #
 # **1. Your model has one layer that holds half of all parameters. What does FSDP save?**
-# <details><summary>Answer</summary>At rest it saves all but 1/N. But at the peak that layer is whole, and so is its
-# gradient: 4Ψ bytes together. Only splitting the layer, or its computation (tensor parallelism), needs less.</details>
+# <details><summary>Answer</summary>At rest it saves all but 1/N of everything. But at the peak
+# that layer is whole, and so is its gradient: 4Ψ bytes together. To go lower, split the layer or
+# its computation (tensor parallelism).</details>
 #
-# **2. Why is the root not freed after its forward?** <details><summary>Answer</summary>Its forward ends with the loss,
-# and its backward begins there. It would be gathered again at once, and nothing would be gained.</details>
+# **2. Why is the root not freed after its forward?**
+# <details><summary>Answer</summary>Its forward ends with the loss, and its backward begins with
+# the loss. It would be gathered again at once, and nothing would be gained.</details>
 #
 # **3. Gradients are accumulated over 4 micro-batches. What do 5.4 and 5.5 send, and what could be saved?**
-# <details><summary>Answer</summary>Everything four times: each micro-batch gathers twice and reduces, and adds to the
-# shard's gradient. Reducing only the last one saves three reductions, and keeps the unsharded gradients of the whole
-# model in the meantime (`no_sync`).</details>
+# <details><summary>Answer</summary>They send everything four times: each micro-batch gathers twice
+# and reduces, and adds to the shard's gradient. Reducing only after the last one saves three
+# reductions, but keeps the unsharded gradients of the whole model in the meantime
+# (`no_sync`).</details>
 #
 # **4. A parameter is not used in a step. What does your `attach` do with its unit?**
-# <details><summary>Answer</summary>Its gradient never comes, so the unit is neither freed nor reduced. The next step is
-# worse: it starts with this step's leftover count, ends the unit too early, and silently reduces an incomplete
-# gradient. minifsdp and torch end such units in the end-of-backward callback of 5.1 and count the missing gradient as
-# zero.</details>
+# <details><summary>Answer</summary>Its gradient never arrives, so the unit is neither freed nor
+# reduced. The next step is worse: it starts with this step's leftover count, ends the unit too
+# early, and silently reduces an incomplete gradient. minifsdp and torch end such units in the
+# end-of-backward callback of 5.1 and count the missing gradient as zero.</details>
 #
-# **5. Why the hook on the output, and not one on the gradient of the input of the next module?**
-# <details><summary>Answer</summary>It is the same tensor if modules form a chain, and a different one otherwise: with a
-# residual connection, a second output, a head. The unit knows only its own outputs.</details>
+# **5. Why is the hook on the output, and not on the gradient of the next module's input?**
+# <details><summary>Answer</summary>In a chain of modules the two are the same tensor. With a
+# residual connection, a second output or a head they are not. A unit knows only its own
+# outputs.</details>
 #
 # ## Further reading
 #
@@ -1292,5 +1339,5 @@ plots.timeline(
 # - ZeRO: [arXiv 1910.02054](https://arxiv.org/abs/1910.02054), section 5 (stages) and 7 (communication volume).
 # - torch: `torch/distributed/fsdp/_runtime_utils.py` (the hooks), `torch/distributed/fsdp/_flat_param.py` (`unshard`,
 #   `reshard`, `resize_` of storages).
-# - minifsdp: `fsdp/unit.py`, `fsdp/flat_unit.py`, `fsdp/schedules/sync.py`, `fsdp/engine.py`: your pieces, for every
-#   model.
+# - minifsdp: `fsdp/unit.py`, `fsdp/flat_unit.py`, `fsdp/schedules/sync.py`, `fsdp/engine.py`: your
+#   pieces, generalized to every model.

@@ -11,37 +11,41 @@
 # # Lab 08: the rate limit
 #
 # A symptom: `torch.cuda.memory_reserved()` is far above `torch.cuda.memory_allocated()`
-# ([pytorch#82001](https://github.com/pytorch/pytorch/issues/82001)), `num_alloc_retries` in `torch.cuda.memory_stats()`
-# is no longer 0, and steps take longer than they should
-# ([pytorch#104509](https://github.com/pytorch/pytorch/issues/104509)): two to three times as long in the FSDP paper's
-# T5-11B (below). Nothing leaks, and every step is correct. Where does the memory go, and why does it cost *time*?
+# ([pytorch#82001](https://github.com/pytorch/pytorch/issues/82001)), `num_alloc_retries` in
+# `torch.cuda.memory_stats()` is no longer 0, and steps take longer than expected
+# ([pytorch#104509](https://github.com/pytorch/pytorch/issues/104509)): two to three times as long
+# in the FSDP paper's T5-11B (below). Nothing leaks, and every step computes the right result.
+# Where does the memory go, and why does it cost *time*?
 #
 # ![Gathered units over a step, with at most two not yet freed](../slides/figures/overlap-limited.svg)
 #
 # *From [lecture 4, Overlap, prefetch, rate limit, and the allocator](../slides/overlap.md), which comes before this
 # lab.*
 #
-# The answer involves two queues. A GPU's host runs ahead: it requests memory for the next unit long before the device
-# has finished the last one. And the *caching allocator*, which manages the device's memory for the program, must not
-# reuse memory that a stream may still be reading. You build that allocator, see it run out of memory, and build the
-# remedy: a limit on the number of units that are gathered and not yet freed.
+# The answer lies between two queues. A GPU's host runs ahead: it requests memory for the next unit
+# long before the device has finished with the previous one. The *caching allocator* manages the
+# device's memory for the program, and must not hand out memory that a stream may still be reading.
+# You build that allocator, see it run out of memory, and build the remedy: a limit on the number
+# of units that are gathered and not yet freed.
 #
 # **Afterwards you can**
 #
-# - say what `allocated`, `active` and `reserved` count, and why they differ;
-# - explain why memory freed on one stream cannot serve another, and what `record_stream` costs;
-# - say what happens during an allocation retry, and why the device is idle meanwhile;
-# - bound the gathered units by a limit k, and choose k for a budget in bytes;
+# - define `allocated`, `active` and `reserved`, and explain why they differ;
+# - explain why memory freed by one stream is useless to another, and the cost of `record_stream`;
+# - describe an allocation retry, and explain why the device is idle during it;
+# - bound the gathered units by a limit k, and choose k for a memory budget;
 # - predict when the limiter helps, when it has no effect, and when it costs time.
 #
 # **You need** lab 05 (units, gather, free), lab 06 (streams, events), lab 07 (prefetching).
 #
-# **Time** 110 minutes, in two sittings; the break is marked. **To run** on a laptop (gloo, 2 processes), on one GPU
-# that the ranks share (`MINIFSDP_SHARE_GPU=1`), or on a GPU node (NCCL). A laptop's host does not run ahead of its
-# device: it *is* the device. So this lab records the programs of real training steps on the CPU, on every machine, and
-# replays them in virtual time on a GPU that exists on paper: kernels, collectives, streams, events and your allocator,
-# with the numbers of a data sheet and assumptions where it has none. Every result of it says "model, not measured". If
-# your ranks have a GPU, its own allocator is measured as well.
+# **Time** 110 minutes, in two sittings; the break is marked. **To run** on a laptop (gloo, 2
+# processes), on one GPU that the ranks share (`MINIFSDP_SHARE_GPU=1`), or on a GPU node (NCCL). A
+# laptop's host does not run ahead of its device; it *is* the device. So this lab records the
+# programs of real training steps on the CPU, on any machine, and replays them in virtual time on a
+# GPU that exists only on paper. The replay models kernels, collectives, streams, events and your
+# allocator. Its numbers come from a data sheet, or are assumed where the data sheet has none. All
+# its results are marked "model, not measured". If your ranks have a GPU, its own allocator is
+# queried too.
 
 # %% tags=["setup"]
 # set-up
@@ -61,14 +65,14 @@ class Event(Protocol):
     """A mark in a stream's queue."""
 
     def query(self) -> bool:
-        """Whether the device has come to it; answers at once."""
+        """Whether the device has reached it; returns at once."""
 
 
 class Device(Protocol):
-    """What lies under an allocator."""
+    """The device under an allocator."""
 
     def new_segment(self, nbytes: int) -> int | None:
-        """Take memory from the device (cudaMalloc), slow: its address, or None if there is no room.
+        """Take memory from the device (cudaMalloc), slow. Returns its address, or None if full.
 
         Segments never touch one another.
         """
@@ -77,10 +81,10 @@ class Device(Protocol):
         """Return the segment at this address (cudaFree), slow."""
 
     def record(self, stream: int) -> Event:
-        """An event behind all that is queued on a stream by now."""
+        """An event behind all work queued on a stream so far."""
 
     def synchronize(self) -> None:
-        """Let the host wait until the device has done all that is queued."""
+        """Make the host wait until the device has finished all queued work."""
 
 
 @dataclass(eq=False)
@@ -90,8 +94,8 @@ class Block:
     Attributes:
         start: its address.
         size: bytes.
-        stream: whose requests it serves.
-        users: the other streams that have been recorded on it since it was handed out.
+        stream: the stream whose requests it serves.
+        users: the other streams recorded on it since it was handed out.
     """
 
     start: int
@@ -102,14 +106,14 @@ class Block:
 
 @dataclass
 class Memory:
-    """What an allocator has in hand. A block that is in use is on neither list.
+    """The state of an allocator. A block in use is on neither list.
 
     Attributes:
-        device: where segments come from.
+        device: the source of segments.
         segments: bytes of each segment, by its address.
-        free: blocks to be handed out, in any order.
-        waiting: freed blocks that other streams may still be reading, each with the events that have to happen.
-        retries: how often memory had run out.
+        free: blocks available for requests, in any order.
+        waiting: freed blocks that other streams may still be reading, each with its events.
+        retries: number of allocation retries.
     """
 
     device: Device
@@ -124,16 +128,18 @@ class Memory:
 #
 # ## What hurts now
 #
-# A model like the paper's GPT-175B, wrapped block by block, with backward prefetch and without a limit, on 128 GPUs.
-# `record` runs real training steps of rank 0 (modules, units, schedule, autograd, optimizer) with tensors that have no
-# memory, and logs the host's requests; 6 of the 96 blocks are enough. `replay` computes how a GPU executes them, at
-# first a GPU with more memory than the program can ever need. Three counts of bytes, as in `torch.cuda.memory_stats()`:
+# The model is like the paper's GPT-175B, wrapped block by block, with backward prefetch and
+# without a limit, on 128 GPUs. `record` runs real training steps of rank 0 (modules, units,
+# schedule, autograd, optimizer) with tensors that have no memory, and logs the host's requests; 6
+# of the 96 blocks suffice. `replay` computes how a GPU executes them. The first GPU has more
+# memory than it can ever need. The table has three counts of bytes, as in
+# `torch.cuda.memory_stats()`:
 #
-# | count | bytes that |
+# | count | bytes |
 # |---|---|
-# | `allocated` | tensors hold |
-# | `active` | the same, and those that were freed while another stream may still be using them |
-# | `reserved` | the allocator has taken from the device: `active`, and what lies in its cache |
+# | `allocated` | held by tensors |
+# | `active` | `allocated`, and freed memory that another stream may still be using |
+# | `reserved` | taken from the device by the allocator: `active`, and its cache |
 
 # %%
 from dataclasses import replace
@@ -145,7 +151,7 @@ from minifsdp.course.machine import Run, replay
 from minifsdp.course.machine.shapes import SHAPES, seconds, without_limiter
 
 GIB, MIB = 2**30, 2**20
-STEPS = 3  # of which the last is looked at
+STEPS = 3  # the last one is examined
 GPT_175B = replace(SHAPES["GPT-175B-like"], recorded=6, batch=2)
 A100 = replace(GPT_175B.device, name="A100 with 40 GiB", capacity=40 * GIB)
 PLENTY = replace(A100, name="A100 with memory without end", capacity=2**50)
@@ -176,27 +182,31 @@ plots.device_memory(
 )
 
 # %% [markdown]
-# Look at the axis: the host issues the step in a small part of the time that the device needs for it. It gathers and
-# frees one unit after another, so `allocated` never contains more than two units and their activations. But a freed
-# unit's memory cannot be reused before the device has *computed* with it, so every unit gets new memory. The model's
-# usual device has 80 GB, enough for 6 of the 96 blocks. To make memory short here too, we give it 40 GiB.
+# Look at the axis: the host issues the step in a small fraction of the time that the device needs
+# for it. It gathers and frees one unit after the other, so `allocated` never contains more than
+# two units and the tensors used with them. But the memory of a freed unit cannot be reused
+# before the device has *computed* with it, so every unit gets its own memory. The original device
+# has 80 GB, enough for 6 of the 96 blocks. To make memory scarce here too, we give it 40 GiB.
 #
-# The allocator decides that a freed block cannot be reused yet. You build one by torch's rules
+# The allocator decides when a freed block can be used again. You build one by torch's rules
 # (`c10/cuda/CUDACachingAllocator.cpp`), with fewer special cases.
 #
 # ## 8.1 malloc
 #
 # *15 minutes, medium*
 #
-# `cudaMalloc` and `cudaFree` are slow, and the second waits for the device. So a *caching* allocator takes memory from
-# the device in *segments*, and keeps them. A segment is cut into *blocks*. A request gets the smallest free block that
-# is large enough (*best fit*); the remainder stays free.
+# `cudaMalloc` and `cudaFree` are slow, and `cudaFree` also waits for the device. So a *caching*
+# allocator takes memory from the device in *segments*, and keeps them. It cuts a segment into
+# *blocks*. It serves a request from the smallest free block that is large enough (*best fit*); the
+# rest of that block stays free.
 #
-# Every block belongs to the stream that first requested it. Once freed, it serves the next request *of that stream*,
-# even while kernels that read it are still queued: the new owner's kernels come after them in the same queue. No such
-# order holds for another stream, so the block is never given to one.
+# Every block belongs to the stream that first requested it. After it is freed, it can serve the
+# next request *of that stream*, even while kernels that read it are still queued: the new owner's
+# work comes after them in the same queue. Another stream has no such guarantee, so it cannot use
+# the block.
 #
-# Sizes are multiples of 512 bytes. How large is the block that serves a request of 1,000,000 bytes?
+# Block sizes are multiples of 512 bytes. How large is the block that serves a request of 1,000,000
+# bytes?
 
 # %%
 predict("8.1", ..., "bytes of the block that serves a request of 1,000,000 bytes")
@@ -205,19 +215,21 @@ predict("8.1", ..., "bytes of the block that serves a request of 1,000,000 bytes
 # %% tags=["exercise-8.1"]
 @exercise("8.1")
 def malloc(memory: Memory, nbytes: int, stream: int) -> Block | None:
-    """A block for a request of `nbytes` bytes, at least 1, of a stream; None if there is no room.
+    """Return a block for a stream's request of `nbytes` bytes (at least 1), or None if full.
 
-    Its size is `nbytes` rounded up to a multiple of ROUND. It is the beginning of the smallest block of the same stream
-    on `memory.free` that is large enough; that one leaves the list, and what it has more goes on the list, as a block
-    of the same stream. If there is none, `memory.device.new_segment(...)` is asked for the size rounded up to a
-    multiple of SEGMENT: the segment is entered in `memory.segments`, and is cut in the same way. If that returns None,
-    so does `malloc`, and `memory` is as it was.
+    The block's size is `nbytes` rounded up to a multiple of ROUND. Cut it from the beginning of
+    the smallest block of the same stream on `memory.free` that is large enough. Remove that block
+    from the list, and put any remainder on the list as a block of the same stream. If no block
+    fits, call `memory.device.new_segment(...)` with the size rounded up to a multiple of SEGMENT,
+    enter the segment in `memory.segments`, and cut it in the same way. If that call returns None,
+    return None and leave `memory` unchanged.
     """
     ...
 
 
 # %% [markdown]
-# A device for tests: it has room for a given number of bytes, and its streams take no time.
+# `Toy` is a device to try it on. It has room for a given number of bytes, and its streams take no
+# time.
 
 
 # %% tags=["shown"]
@@ -260,10 +272,12 @@ print(f"the same request of another stream: at {second.start:,}, in a segment of
 #
 # *8 minutes, medium*
 #
-# Splitting makes small blocks. To undo it, a returned block is merged with its free neighbours: those that end where it
-# begins, or begin where it ends. Segments never touch, so neighbours always belong to one segment and one stream.
+# Splitting creates small blocks. To undo it, the allocator merges a returned block with its free
+# neighbours, the blocks that end where it begins or begin where it ends. Segments never touch, so
+# neighbours always belong to one segment and one stream.
 #
-# A segment is full of four equal blocks, 0 to 3. Blocks 0, 2 and 3 are freed. How many free blocks are there?
+# A segment consists of four equal blocks, 0 to 3. Blocks 0, 2 and 3 are freed. How many free
+# blocks are there?
 
 # %%
 predict("8.2", ..., "free blocks after blocks 0, 2 and 3 of a segment of 4 are freed")
@@ -272,10 +286,11 @@ predict("8.2", ..., "free blocks after blocks 0, 2 and 3 of a segment of 4 are f
 # %% tags=["exercise-8.2"]
 @exercise("8.2")
 def put_back(memory: Memory, block: Block) -> None:
-    """Put a block on `memory.free`, made one with the free neighbours before and after it.
+    """Put a block on `memory.free`, merged with the free neighbours before and after it.
 
-    Neighbours are blocks on `memory.free`; blocks on `memory.waiting` are not free. The joined block begins where the
-    first of its parts began, and has the bytes of all of them; the parts are no longer on the list.
+    Neighbours are blocks on `memory.free`; blocks on `memory.waiting` are not free. The merged
+    block begins where the first of its parts began and has the bytes of all of them. Remove the
+    parts from the list.
     """
     ...
 
@@ -290,31 +305,34 @@ print("free:", sorted((block.start, block.size) for block in memory.free))
 print("a request for three quarters of a segment:", malloc(memory, 3 * SEGMENT // 4, stream=0))
 
 # %% [markdown]
-# Three quarters of the segment are free, but no single piece is large enough for the request. This is *fragmentation*.
+# Three quarters of the segment are free, but the request fails because no single piece is that
+# large. This is *fragmentation*.
 #
 # ## 8.3 Free, while another stream is reading
 #
 # *8 minutes, medium*
 #
-# A unit's memory is allocated on the gathers' stream and read by kernels on the compute stream. When the host frees it,
-# those kernels may not even have begun. The allocator does not know about them without `Tensor.record_stream(s)`, which
-# marks the block as used by stream `s` (`block.users`). When the block is freed, an *event* is recorded on each of
-# those streams, behind everything queued there. The block waits until the device has reached all of them.
+# A unit's memory is allocated on the gather stream, and read by kernels on the compute stream.
+# When the host frees it, those kernels may not even have started. The allocator learns of them
+# only from `Tensor.record_stream(s)`, which adds stream `s` to the block's users (`block.users`).
+# When the block is freed, the allocator records an *event* on each of those streams, behind all
+# queued work. The block waits until the device has reached all of these events.
 
 
 # %% tags=["exercise-8.3"]
 @exercise("8.3")
 def release(memory: Memory, block: Block, put_back: Callable[[Memory, Block], None]) -> None:
-    """Free a block: at once, or when all other streams that use it have come to this point.
+    """Free a block: at once, or when all other streams that use it have reached this point.
 
     Args:
-        memory: whose block it is.
-        block: in use; `block.users` are the numbers of the streams, besides its own, that use it.
+        memory: the allocator's state.
+        block: in use; `block.users` are the numbers of the other streams that use it.
         put_back: your 8.2.
 
-    If no other stream uses it, `put_back(memory, block)`. If some do, `memory.device.record(stream)` gives an event
-    for each of them; the block goes on `memory.waiting`, once, as `(block, events)`, and to no other place; and
-    `block.users` is emptied, for the block's next owner. The host goes on at once.
+    If no other stream uses it, call `put_back(memory, block)`. Otherwise record an event on each
+    of these streams with `memory.device.record(stream)`, put the block on `memory.waiting`, once,
+    as `(block, events)`, and nowhere else, and empty `block.users` for the next owner. The host
+    does not wait.
     """
     ...
 
@@ -324,16 +342,17 @@ def release(memory: Memory, block: Block, put_back: Callable[[Memory, Block], No
 #
 # *8 minutes, medium*
 #
-# The allocator is not notified of events. It queries them before every `malloc`.
+# The allocator receives no notification when an event has happened. It polls the events before
+# every `malloc`.
 
 
 # %% tags=["exercise-8.4"]
 @exercise("8.4")
 def collect(memory: Memory, put_back: Callable[[Memory, Block], None]) -> None:
-    """Put back the blocks on `memory.waiting` of which all events have happened; the others stay.
+    """Put back the blocks on `memory.waiting` whose events have all happened; keep the others.
 
-    `event.query()` says at once whether an event has happened. The host does not wait. Any block may be ready, wherever
-    it stands on the list.
+    `event.query()` returns at once whether an event has happened. The host does not wait. Any
+    block may be ready, whatever its position on the list.
     """
     ...
 
@@ -343,10 +362,10 @@ def collect(memory: Memory, put_back: Callable[[Memory, Block], None]) -> None:
 #
 # *15 minutes, hard*
 #
-# No free block fits, and the device has no room for another segment. Some memory may still be recoverable: blocks that
-# wait for an event, and free blocks of other streams. To recover it, torch waits for the device until all events have
-# happened, returns every segment that is entirely free, and tries once more. This is a *retry*, and `num_alloc_retries`
-# counts them.
+# No free block fits, and the device has no room for another segment. Some memory may still be
+# recoverable: blocks that wait for an event, and free blocks of other streams. Recovering it
+# drains the device. torch waits until all events have happened, returns every segment that is
+# entirely free, and tries once more. This is a *retry*, and `num_alloc_retries` counts them.
 
 
 # %% tags=["exercise-8.5"]
@@ -358,15 +377,16 @@ def malloc_or_retry(
     malloc: Callable[[Memory, int, int], Block | None],
     put_back: Callable[[Memory, Block], None],
 ) -> Block:
-    """A block for a request; if there is no room, after the device has been waited for and has got back what is free.
+    """Return a block for a request; if there is none, wait for the device and retry once.
 
     Args:
         memory, nbytes, stream: as for `malloc`.
         malloc, put_back: your 8.1 and 8.2.
 
-    Only if `malloc` returns None: count it in `memory.retries`; `memory.device.synchronize()`; put back all that waits,
-    which empties `memory.waiting`; return every segment that is free from end to end, by
-    `memory.device.give_back(start)`, off `memory.free` and out of `memory.segments`; `malloc` once more.
+    Only if `malloc` returns None: count it in `memory.retries`; call
+    `memory.device.synchronize()`; put back all waiting blocks, which empties `memory.waiting`;
+    return every segment that is entirely free with `memory.device.give_back(start)`, and remove it
+    from `memory.free` and `memory.segments`; call `malloc` once more.
 
     Raises:
         MemoryError: there is no room even then.
@@ -377,8 +397,9 @@ def malloc_or_retry(
 # %% [markdown]
 # ### Your allocator under a real program
 #
-# `LabAllocator` plugs your five pieces into the paper GPU. Its device calls go to the paper GPU's queues: events,
-# synchronization, and the host's time for `cudaMalloc` and `cudaFree`.
+# `LabAllocator` combines your five pieces into an allocator for the paper GPU. Its device calls go
+# to the paper GPU's queues: events, synchronization, and the host's time for `cudaMalloc` and
+# `cudaFree`.
 
 
 # %%
@@ -420,7 +441,7 @@ class PaperDevice(Toy):
 
 
 class Pieces(NamedTuple):
-    """The functions that an allocator is made of."""
+    """The functions of an allocator."""
 
     malloc: Callable = malloc
     put_back: Callable = put_back
@@ -430,7 +451,7 @@ class Pieces(NamedTuple):
 
 
 class LabAllocator:
-    """Your allocator; counts as torch's does."""
+    """Your allocator, with torch's counts."""
 
     def __init__(self, capacity: int, queues: Any, pieces: Pieces | None = None) -> None:
         self.pieces, self.memory = pieces or Pieces(), Memory(PaperDevice(capacity, queues))
@@ -479,7 +500,7 @@ class LabAllocator:
         return sum(block.size for block in self.memory.free if whole.get(block.start) != block.size)
 
     def snapshot(self) -> list[Segment]:
-        """The segments and their blocks, to be drawn."""
+        """The segments and their blocks, for the figures."""
         blocks = [Shown(b.start, b.size, b.stream, False) for b in self.memory.free]
         blocks += [Shown(b.start, b.size, b.stream, False, events=1) for b, _ in self.memory.waiting]
         blocks += [Shown(b.start, b.size, b.stream, False, requested=b.size) for b in self.used]
@@ -496,11 +517,12 @@ table({"your allocator": yours, "by torch's rules": replay(unlimited, A100)})
 print(f"hazards: {len(yours.hazards)}")
 
 # %% [markdown]
-# With 40 GiB your allocator behaves like the course's own, which follows torch's rules more closely (separate pools for
-# small and large requests, segments of at least 20 MiB). The peaks differ by the rounding.
+# With 40 GiB your allocator behaves like the course's own, which follows torch's rules more
+# closely (separate pools for small and large requests, segments of at least 20 MiB). The peaks
+# differ by the rounding of these rules.
 #
-# No hazards means that any two uses of the same bytes have a guaranteed order. The replay keeps a vector clock for
-# every stream, as torch's `_sanitizer` does.
+# No hazards means that any two uses of the same bytes have a guaranteed order. The replay keeps a
+# vector clock for every stream, like torch's `_sanitizer`.
 #
 # ### Break it: free at once
 #
@@ -519,20 +541,22 @@ print(f"{len(early)} hazards, such as", early[0].text)
 assert early, "nothing went wrong, which it should"
 
 # %% [markdown]
-# A GPU would report nothing. The next unit's parameters arrive in memory that a matrix product is still reading, or
-# just after it, depending on the load of the network; now and then a loss is wrong.
+# A GPU would report no error. Depending on the load of the network, the next unit's parameters
+# arrive in memory that a matrix product is still reading, or just after it has finished. Now and
+# then a loss is wrong.
 #
 # ## What a retry costs
 #
-# ### Modelled: fragments, and a retry that stalls the device (C43)
+# ### Modelled: memory fragments, and a retry stalls the device (C43)
 #
-# The same run, with your allocator, on a device with 40 GiB. First the memory over time, with a mark where the cache
-# was given back; then the layout of memory just before.
+# This is the same run, with your allocator, on a device with 40 GiB. The first figure shows the
+# memory, with a mark at each return of the cache. The second shows the blocks just before the
+# first retry.
 
 
 # %% tags=["C43"]
 def pauses(run: Run) -> float:
-    """Seconds of the last step in which the device computes nothing."""
+    """Seconds of the last step without computation on the device."""
     return run.seconds - sum(span.duration for span in run.last_step() if span.lane == "compute")
 
 
@@ -578,15 +602,17 @@ plots.timeline(
 )
 
 # %% [markdown]
-# Two causes combine. Memory that the compute stream may still read cannot be reused (orange), and free memory belongs
-# to another stream or is in pieces that are too small (grey). The FSDP paper (section 5.4) reports such retries in the
-# backward of GPT-175B with two samples on 128 GPUs: 90.5 TFLOPS per GPU, against 186 on 192 GPUs (read off a copy of
-# figure 7(b)). Here they cost 6 % of a step, much less.
+# Two causes combine. Memory that the compute stream may still read cannot be reused (orange), and
+# the free memory belongs to another stream, or consists of pieces that are too small (grey). The
+# FSDP paper (section 5.4) reports such retries in the backward of GPT-175B with two samples on 128
+# GPUs: 90.5 TFLOPS per GPU, against 186 on 192 GPUs (read off a copy of figure 7(b)). Here the
+# retries cost only 6 % of a step.
 #
-# The model omits several things: kernels that slow each other down, NCCL's among them; the launch queue, which is full
-# after about a thousand kernels, so that the host waits anyway; the host's jitter; the other ranks, which wait in their
-# next collective for the one that retries; `expandable_segments`. No data sheet gives the duration of a driver call: 1
-# ms, plus 1 ms per GiB, is an assumption. Its effect:
+# The model omits several effects. Kernels slow each other down, including NCCL's own kernels. A
+# real launch queue is full after about a thousand kernels, and then the host waits anyway. The
+# host has jitter. The other ranks wait in their next collective for the rank that retries.
+# `expandable_segments` is not modelled. No data sheet gives the duration of a driver call: 1 ms,
+# plus 1 ms per GiB, is an assumption. The next cell shows its effect:
 
 # %%
 print("a call, and a GiB of it   a step without a limit (model, not measured)")
@@ -596,7 +622,8 @@ for call, run in {**quicker, A100.segment[0]: yours}.items():
     print(f"{1e3 * call:19.1f} ms{run.seconds:25.3f} s, {longer:.1%} longer, {run.retries} retries")
 
 # %% [markdown]
-# To count the retries on your own GPU:
+# If this course came with the record of a GPU, it is shown further down. The next cell reads the
+# retry counter of your own device:
 
 # %% tags=["nbval-ignore-output"]
 import torch
@@ -613,20 +640,22 @@ print("this device's caching allocator:", stats or "none, memory of a CPU is not
 #
 # *15 minutes, hard*
 #
-# The allocator has no choice. The host is too far ahead, and that can be changed. FSDP's limiter (`limit_all_gathers`,
-# on by default in torch) keeps a queue of events, one for each freed unit. Before another gather, if the queue has
-# `limit` events or more, the *host* waits for the oldest with `event.synchronize()`. Then that unit's memory is free,
-# on the right stream and of the right size, and the gather gets it.
+# The allocator cannot do better, but the host need not run so far ahead. FSDP's limiter
+# (`limit_all_gathers`, on by default in torch) keeps a queue of events, one for each freed unit.
+# If the queue contains `limit` or more events before a gather, the *host* waits for the oldest,
+# with `event.synchronize()`. After the wait that unit's memory is free, on the right stream and of
+# the right size, and the gather reuses it.
 #
-# A schedule also calls `gather(unit)` and `free(unit)` when there is nothing to do: `gather` for a unit that was
-# gathered ahead, `free` for all units when backward ends. Check `unit.state`: a unit is `SHARDED` until its gather
-# starts, and again once it is freed. Some units stay whole from their forward to the end of their backward: the root
-# always, and all units with SHARD_GRAD_OP; for them `unit.freed_after_forward` is False. They are freed late, so their
-# gathers do not wait and their frees are not counted. (torch counts every free, theirs too, and waits for one event
-# before a gather, however many there are.)
+# Some calls of `gather(unit)` and `free(unit)` have no effect: a schedule also calls `gather` for
+# a prefetched unit, and `free` for all units at the end of backward. Check `unit.state`: a unit is
+# `SHARDED` until its gather starts, and again after it is freed. Some units stay whole from their
+# forward to the end of their backward: always the root, and with SHARD_GRAD_OP all units. Their
+# `unit.freed_after_forward` is False. Their free comes much later, so these units neither wait nor
+# enter the queue. (torch counts every free, including theirs, and waits for one event before a
+# gather, however many are in the queue.)
 #
-# The recorded GPT has 6 blocks and a root. With a limit of 2, for how many events does the host wait in one step that
-# is not the first?
+# The recording of the GPT has 6 blocks and a root. With a limit of 2, for how many events does the
+# host wait in a step after the first?
 
 # %%
 predict("8.6", ..., "events that the host waits for in a later step, 6 blocks and a root, limit 2")
@@ -637,26 +666,28 @@ predict("8.6", ..., "events that the host waits for in a later step, 6 blocks an
 def rate_limit(
     gather: Callable[[Unit], None], free: Callable[[Unit], None], limit: int
 ) -> tuple[Callable[[Unit], None], Callable[[Unit], None]]:
-    """Two functions to be called instead of `gather` and `free`, which hold the host back; they share one queue.
+    """Return replacements for `gather` and `free` that hold the host back; they share one queue.
 
     Args:
-        gather: starts a unit's gather; nothing if that was done before.
-        free: frees a unit; nothing if it is sharded.
+        gather: starts a unit's gather; does nothing if it was started before.
+        free: frees a unit; does nothing if the unit is sharded.
         limit: at least 1.
 
     Returns:
-        `limited_gather(unit)`: before it calls `gather(unit)`, and only if that will start a gather of a unit that is
-        freed after forward, it waits for the oldest event in the queue, `event.synchronize()`, as long as there are
-        `limit` or more in it; an event that was waited for leaves the queue.
-        `limited_free(unit)`: calls `free(unit)`; if the unit was not sharded before, and is freed after forward, an
-        event goes to the queue's end: `device.current_stream(unit.device).record_event()`, of the stream that is
-        current then.
+        `limited_gather(unit)`: if `gather(unit)` will start a gather of a unit that is freed after
+        forward, first wait for the oldest event in the queue, `event.synchronize()`, and remove
+        it, as long as the queue contains `limit` or more events. Then call `gather(unit)` in any
+        case.
+        `limited_free(unit)`: call `free(unit)`. If the unit was not sharded before, and is freed
+        after forward, append an event to the queue:
+        `device.current_stream(unit.device).record_event()`, of the stream that is current then.
     """
     ...
 
 
 # %% [markdown]
-# A schedule that uses your two functions instead of `gather` and `free`; everything else comes from lab 07.
+# This schedule calls your two functions instead of `gather` and `free`; the rest is lab 07's
+# schedule.
 
 
 # %% tags=["shown"]
@@ -666,7 +697,7 @@ from minifsdp.course.machine.program import STEP, Mark, Synchronize
 
 
 class HeldBack(PrefetchSchedule):
-    """Prefetches as torch does by default: in backward, one unit ahead; and does not run ahead without bound."""
+    """Prefetches one unit ahead in backward, torch's default; a limit holds the host back."""
 
     def __init__(self, units: Sequence[Unit], limit: int = 2, forward: bool = False, depth: int | None = 1) -> None:
         super().__init__(units, forward, PRE, depth)
@@ -704,25 +735,26 @@ plots.device_memory(
 )
 
 # %% [markdown]
-# `allocated` was never the problem, and has not changed. The limit bounds the difference *between* allocated and
-# reserved. The step is as fast as with enough memory: the device never runs out of work, because the work of at least
-# one unit is always queued.
+# `allocated` was never the problem, and it is unchanged. The limit bounds the memory *between*
+# allocated and reserved. The step is as fast as with enough memory: the device never runs out of
+# work, because the work of at least one unit is always queued.
 #
 # ## 8.7 Put off what has no room
 #
 # *10 minutes, medium*
 #
-# On a laptop, where the host computes, the event queue has no effect: when the host reaches the next gather, every
-# issued free has happened. Units accumulate there for another reason, a *deep* prefetch, which gathers all units of the
-# order (`depth=None`, lab 07). What would a waiting limiter do? Suppose two units may be whole, both are, and the
-# prefetch wants a third:
+# On a laptop the host itself computes, and the event queue has no effect: when the host reaches
+# the next gather, every free it has issued has already happened. There, units accumulate for
+# another reason: a *deep* prefetch gathers all units in the order (`depth=None`, lab 07). What
+# would a limiter do that simply waits? Suppose two units may be whole, both are, and the prefetch
+# requests a third:
 
 # %%
 import threading
 
 
 def waits_for_a_free(limit: int, seconds: float = 0.2) -> str:
-    """Gathers three units ahead of the first computation, and waits while `limit` are whole."""
+    """Gathers three units before the first computation; waits while `limit` units are whole."""
     room = threading.Semaphore(limit)
     for number in range(3):
         if not room.acquire(timeout=seconds):
@@ -734,12 +766,12 @@ print("limit 3:", waits_for_a_free(3))
 print("limit 2:", waits_for_a_free(2))
 
 # %% [markdown]
-# So torch's limiter, like yours in 8.6, counts only *issued* frees and waits only for those: waiting for a free that
-# the host has yet to issue would never end. A deep prefetch needs another remedy: a unit that exceeds the limit is
-# *postponed*, and gathered once another unit has been freed.
+# So torch's limiter, like yours in 8.6, counts only frees that have been *issued*, and waits only
+# for those. The host must never wait for a free that it has yet to issue. A deep prefetch needs
+# another remedy: a unit without room is *put off*, and gathered when another unit has been freed.
 #
-# The lab's own model again, 6 blocks of 534,664 bytes each and a root of 224,472 (unsharded, on 2 ranks). How many
-# bytes of gathered parameters does a rank hold at most with a limit of 3?
+# The lab's own model has 6 blocks of 534,664 bytes each and a root of 224,472 (unsharded, on 2
+# ranks). How many bytes of gathered parameters does a rank hold at most, with a limit of 3?
 
 # %%
 predict("8.7", ..., "most bytes of gathered parameters, limit 3, blocks of 534,664 and a root of 224,472")
@@ -748,12 +780,13 @@ predict("8.7", ..., "most bytes of gathered parameters, limit 3, blocks of 534,6
 # %% tags=["exercise-8.7"]
 @exercise("8.7")
 def prefetch_within(limit: int, whole: list[Unit], units: Sequence[Unit], gather: Callable[[Unit], None]) -> list[Unit]:
-    """Gather units ahead as long as fewer than `limit` are whole; returns those that are put off.
+    """Gather units ahead while fewer than `limit` are whole; return the units put off.
 
     Args:
         limit: at least 1.
-        whole: the units that are gathered and not freed; can be more than `limit` where units are nested.
-        units: what to gather, the next to be used first; those whose `state` is not SHARDED are gathered already.
+        whole: the units gathered and not freed; can be more than `limit` if units are nested.
+        units: the units to gather, in order of use; those whose `state` is not SHARDED are
+            gathered already.
         gather: gathers a unit, and puts it on `whole`.
 
     Returns:
@@ -764,7 +797,7 @@ def prefetch_within(limit: int, whole: list[Unit], units: Sequence[Unit], gather
 
 # %% tags=["shown"]
 class LabLimited(HeldBack):
-    """Your limiter: holds the host back, and puts off what has no room."""
+    """Your limiter: holds the host back, and puts off units without room."""
 
     def __init__(self, units: Sequence[Unit], limit: int = 2, forward: bool = True, depth: int | None = None) -> None:
         super().__init__(units, limit, forward, depth)
@@ -800,9 +833,10 @@ class LabLimited(HeldBack):
 # %% [markdown]
 # ### Measured: k units at a time, to the byte (C4)
 #
-# Real training on 2 ranks, with your limiter and prefetching as deep as it goes. The ledger counts the bytes of the
-# second step in the host's order, so they are the same in every world: `allocated`, as the program sees it. Expected:
-# the root, and the k largest neighbouring blocks.
+# This is real training on 2 ranks, with your limiter and unlimited prefetch depth. The ledger
+# counts the bytes of the second step in the host's order, so the result is the same on every
+# device: `allocated`, from the program's point of view. The expected peak is the root and the k
+# largest neighbouring blocks.
 
 # %%
 from typing import NamedTuple
@@ -830,7 +864,7 @@ class Usage(NamedTuple):
 
 
 def mark_stages(ledger: Ledger, history: MemoryHistory, begins: str) -> None:
-    """Mark the stage that has ended when another begins, and on a GPU the one that begins."""
+    """Mark the stage that ends when another begins, and on a GPU also the one that begins."""
     ended = {"backward": "forward", "optimizer": "backward", "rest": "optimizer"}
     if begins in ended:
         ledger.mark(ended[begins])
@@ -859,7 +893,7 @@ def measure_memory(schedules: dict[str, Callable]) -> dict[str, Usage]:
 
 
 def bounded(limit: int | None, reductions: int | None, units: Sequence[Unit]) -> PrefetchSchedule:
-    """A deep prefetch under a limit or none, and so many reductions under way at most; None: any number."""
+    """A deep prefetch with a limit on whole units and reductions in flight; None: no limit."""
     schedule = PrefetchSchedule(units, depth=None) if limit is None else LabLimited(units, limit)
     schedule.reductions = reductions
     return schedule
@@ -922,7 +956,8 @@ plots.curve(
 )
 
 # %% [markdown]
-# The same steps in the explorer. Count the light blue rows under `k = 2`, and under `no limit`:
+# The next cell shows the same steps with a slider. Count the light blue rows under `k = 2`, and
+# under `no limit`:
 
 # %% tags=["nbval-ignore-output"]
 from minifsdp.course.explore.page import show
@@ -949,24 +984,27 @@ show(
 )
 
 # %% [markdown]
-# A deep prefetch lets reductions accumulate too, each with its unsharded gradient (lab 07). Then a bound on the gathers
-# alone saves nothing at the peak, which comes when backward ends and all gradients exist. So `HeldBack` bounds both.
+# With a deep prefetch, reductions accumulate too, each with its unsharded gradient (lab 07). The
+# peak then comes at the end of backward, when all gradients are alive, and a bound on the gathers
+# alone does not lower it. So `HeldBack` bounds both.
 #
 # ## 8.8 Choose k
 #
 # *10 minutes, medium*
 #
-# How much memory does a larger k cost? The peak of a step contains more than gathered parameters. When backward has
-# computed the gradient of block j, counted from 0 as in forward, a rank holds:
+# How much memory does a larger k cost? The peak of a step includes more than gathered parameters.
+# Consider the moment when backward has computed the gradient of block j, counted from 0 as in
+# forward. Alive at this moment are:
 #
 # - the blocks j, j - 1, j - 2, ..., gathered ahead, as many as the limit allows, down to block 0;
-# - `held[j]`: everything else, which does not depend on k: shards and the optimizer's state, the root and its unsharded
-#   gradient, the unsharded gradients of block j and of block j + 1, whose reduction is under way (on gloo with what it
-#   receives of the other ranks, (N - 1) / N of a block, which minifsdp sums; NCCL needs no such memory), and the shards
-#   of the gradients of the blocks after j.
+# - `held[j]`, the rest, independent of k: the shards and the optimizer's state; the root and its
+#   unsharded gradient; the unsharded gradients of block j and of block j + 1, whose reduction is
+#   in flight; and the gradient shards of the blocks after j. (On gloo this reduction also holds
+#   the parts received from the other ranks, (N - 1) / N of a block, and minifsdp sums them; NCCL
+#   needs no such memory.)
 #
-# The heaviest of these moments is the peak. All blocks here have B bytes. By how many bytes does the peak rise from
-# k = 1 to k = 2?
+# The peak is the largest of these totals over all j. All blocks here have B bytes. By how many
+# bytes does the peak rise from k = 1 to k = 2?
 
 # %%
 predict("8.8", ..., "bytes by which the peak rises from k = 1 to k = 2, blocks of 534,664 bytes on 2 ranks")
@@ -975,12 +1013,12 @@ predict("8.8", ..., "bytes by which the peak rises from k = 1 to k = 2, blocks o
 # %% tags=["exercise-8.8"]
 @exercise("8.8")
 def largest_limit(budget: int, blocks: Sequence[int], held: Sequence[int]) -> int:
-    """The largest limit k with which the peak of a step is at most `budget` bytes.
+    """The largest limit k for which the peak of a step is at most `budget` bytes.
 
     Args:
         budget: bytes.
         blocks: unsharded bytes of each block, in the order of forward; at least one.
-        held: for each block the bytes that are there besides gathered blocks when its gradient is complete.
+        held: for each block, the bytes besides gathered blocks when its gradient is complete.
 
     Returns:
         From 1 to `len(blocks)`; a larger k changes nothing.
@@ -1034,23 +1072,24 @@ plots.lines(
 )
 
 # %% [markdown]
-# ## When it helps, when it does nothing, when it costs
+# ## The limiter helps only where memory is scarce
 #
 # ### Modelled: three of the paper's models (C16)
 #
-# The FSDP paper (section 5.3) trains with the limiter and without. Its text: T5-11B becomes up to five times as fast,
-# RegNet-9B does not change, DeepViT-8B becomes 5 % slower. Its bars, read off a copy of figure 6(c), in seconds per
-# batch without and with the limiter: T5-11B 18.61 and 8.36 on two machines, 15.33 and 5.02 on four, so 2.23 and 3.05
-# times as fast; RegNet-9B 14.80 and 14.81, 21.81 and 21.70; DeepViT-8B 18.00 and 18.78, 21.64 and 22.79, so 4 and 5 %
-# slower. No bar shows the five. Here are models of those shapes on 16 GPUs, two machines, recorded with your limiter
-# and without one, and replayed:
+# The FSDP paper (section 5.3) trains with the limiter and without it. According to its text,
+# T5-11B becomes up to five times as fast, RegNet-9B does not change, and DeepViT-8B becomes 5 %
+# slower. Its bars, read off a copy of figure 6(c), show seconds per batch without and with the
+# limiter: T5-11B 18.61 and 8.36 on two machines, 15.33 and 5.02 on four, so 2.23 and 3.05 times as
+# fast; RegNet-9B 14.80 and 14.81, 21.81 and 21.70; DeepViT-8B 18.00 and 18.78, 21.64 and 22.79, so
+# 4 and 5 % slower. No bar shows the factor five. The next cell records models of those shapes on
+# 16 GPUs, two machines, with and without your limiter, and replays them:
 
 # %% tags=["C16"]
 from minifsdp.course.machine.shapes import Shape
 
 
 def device_of(shape: Shape, program: Any) -> Any:
-    """What to replay a shape on: its device, with as much memory as the shape is to have."""
+    """The device for a shape's replay, with the memory that the shape specifies."""
     if shape.room is None:
         return shape.device
     need = replay(program, replace(shape.device, capacity=2**50)).peak("reserved")
@@ -1076,19 +1115,22 @@ for name in ("T5-11B-like", "RegNet-9B-like", "DeepViT-8B-like"):
 assert factors["DeepViT-8B-like"] < 0.99 < factors["RegNet-9B-like"]
 
 # %% [markdown]
-# Retries are counted over 6 steps. The direction agrees with the paper in all three cases. The size is beyond this
-# model: it omits too much, and its settings were chosen. For T5 and DeepViT they are, among the batch sizes tried, the
-# ones where the limiter matters most (DeepViT with 2 or 8 samples instead of 4: no difference), and T5's device has 5 %
-# more than the step needs with k = 2.
+# Retries are counted over 6 steps. The direction agrees with the paper in all three cases. The
+# model cannot predict the size of the effect: it omits too much, and its settings were chosen. For
+# T5 and DeepViT the batch size is the one, of those tried, where the limiter matters most (DeepViT
+# with 2 or 8 samples instead of 4: no difference), and T5's device has 5 % more memory than the
+# step needs with k = 2.
 #
-# - **It helps** if memory is short and the host far ahead: the retries cost more than the waits.
-# - **It has no effect** if memory is plentiful and computing takes longer than gathering, as for RegNet: the delayed
-#   gathers still arrive in time.
-# - **It costs time** if memory would have sufficed and gathering takes about as long as computing, as for DeepViT. The
-#   next gather is issued only when a unit has been freed on the device. If the link has finished before that, it is
-#   idle.
+# - **It helps** where memory is scarce and the host runs far ahead. The retries cost more than the
+#   waits.
+# - **It does nothing** where memory is plentiful and computing takes longer than gathering, as for
+#   RegNet: the delayed gathers still finish in time.
+# - **It costs** where memory would have sufficed and gathering takes about as long as computing,
+#   as for DeepViT. The next gather is issued only when a unit has been freed on the device. If the
+#   link finishes before that, it is idle and cannot work ahead.
 #
-# The effect of k = 1, and the assumptions that the factor depends on, for the first model:
+# For T5-11B, the next cell shows the effect of k = 1, and the quantities that determine the
+# factor:
 
 # %% tags=["C16"]
 T5, T5_DEVICE = SHAPES["T5-11B-like"], devices["T5-11B-like"]
@@ -1103,11 +1145,11 @@ assert seconds(need[1]) > seconds(need[2]) == seconds(need[None])
 
 
 def factor(room: float = T5.room, call: float = T5_DEVICE.segment[0]) -> float:
-    """How many times as long a step takes without a limit as with k = 2, which retries nowhere here.
+    """Duration of a step without a limit, divided by that with k = 2, which never retries here.
 
     Args:
-        room: memory of the device, over the need with k = 2.
-        call: seconds for a segment, and for a GiB of it.
+        room: memory of the device, divided by the need with k = 2.
+        call: seconds per segment, and per GiB of it.
     """
     where = replace(T5_DEVICE, capacity=int(room * need[2].peak("reserved")), segment=(call, call))
     return seconds(replay(by_limit[None], where)) / seconds(need[2])
@@ -1129,14 +1171,15 @@ plots.lines(
 )
 
 # %% [markdown]
-# torch uses k = 2 ("empirically chosen", says `_limiter_utils.py`), the smallest limit that lets a gather run while a
-# unit computes. It does not adapt to `num_alloc_retries`.
+# torch uses k = 2 ("empirically chosen", according to `_limiter_utils.py`), the smallest limit
+# that lets a gather run while a unit computes. It does not adapt to `num_alloc_retries`.
 #
 # ## By the clock
 #
-# A laptop can measure the other half: how much speed a limit takes from a deep prefetch. The next cell trains on 2
-# ranks over gloo and an emulated link (2 ms latency, 50 MB/s), on the CPU even if there are GPUs. The two schedules
-# take turns, and a model of this machine, whose host does *not* run ahead, predicts each.
+# A laptop can measure the other half: the effect of a limit on the speed of a deep prefetch. The
+# next cell trains on 2 ranks over gloo and an emulated link (2 ms latency, 50 MB/s), on the CPU
+# even where there are GPUs. The two schedules take turns. The figure also shows the prediction for
+# each from the model of this machine, whose host does *not* run ahead.
 
 
 # %% tags=["nbval-ignore-output"]
@@ -1177,10 +1220,10 @@ for name, limit in (("prefetch without a limit", None), ("your limit, k = 2", 2)
     print(f"{name:26}{whole / MIB:5.2f} MiB of gathered parameters at most")
 
 # %% [markdown]
-# On a laptop the limiter saves the memory that a deep prefetch gathers. The title above has its effect on speed, as a
-# range over the turns. If the turns differ in sign, these steps do not decide it; a busy machine widens the range. On a
-# GPU the limiter saves the memory of a host that runs ahead. In both cases two units are enough: one computes and one
-# arrives.
+# On a laptop the limiter saves the memory of a deep prefetch. The title above shows its effect on
+# speed, as a range over the turns. If the turns differ in sign, the measurement is inconclusive;
+# on a busy machine the range is wide. On a GPU the limiter saves the memory of a host that runs
+# ahead. In both cases two units are enough, one that computes and one that arrives.
 
 # %% tags=["nbval-ignore-output"]
 show_record(
@@ -1197,36 +1240,42 @@ then little waits for an event.)
 # %% [markdown]
 # ## FSDP2 has no limiter
 #
-# With `record_stream`, the moment of reuse depends on when the allocator happens to query its events. FSDP2
-# (`fully_shard`) does without it. It keeps a *reference* to each gathered buffer, and before it drops the reference it
-# makes the gathers' stream wait for an event after the last reader
-# (`torch/distributed/fsdp/_fully_shard/_fsdp_param_group.py`). The next use of the memory on that stream comes after
-# it. So the block returns to its own stream's pool at the host's free, however far ahead the host is: memory use is the
-# same in every step, and there is nothing to limit.
+# With `record_stream`, memory becomes free when the allocator happens to poll. FSDP2
+# (`fully_shard`) does not use it. It keeps a *reference* to a gathered buffer as long as a later
+# operation reads the buffer. Before dropping the reference, FSDP2 makes the gather streams wait
+# for an event behind the last such operation
+# (`torch/distributed/fsdp/_fully_shard/_fsdp_param_group.py`). All later work of those streams on
+# this memory comes after the event. So at the host's free the block goes straight back to the pool
+# of its own stream, however far ahead the host is. Memory is the same in every step, and there is
+# nothing to limit.
 #
 # ## What is still missing
 #
-# - `expandable_segments:True` lets a segment grow, which ends most fragmentation within a stream. It does nothing for
-#   blocks that wait for an event.
-# - A limit counts units, not bytes. With units of different sizes 8.8 is the way to choose it.
-# - Results marked "model" were not measured on a GPU, and a record covers only what it names.
+# - `expandable_segments:True` lets a segment grow, and so avoids most fragmentation within a
+#   stream. It does nothing for blocks that wait for an event.
+# - A limit counts units, not bytes. With units of different sizes, choose it as in 8.8.
+# - Results marked "model" were not measured on a GPU, and a record shows only the quantities that
+#   it names.
 #
 # ## What to remember
 #
-# 1. `allocated` counts the program's tensors, `active` also memory that a stream may still read, `reserved` all memory
-#    taken from the device. The host runs ahead, so freed memory waits, and `active` exceeds `allocated`.
-# 2. A freed block belongs to its stream. If other streams were recorded on it, it returns once they have reached the
-#    free.
-# 3. A retry waits for the device, gives the cache back and tries again. The device is idle meanwhile.
-# 4. The limiter makes the host wait for the oldest of k frees. When a gather is issued, at most k - 1 freed units still
-#    wait for the device. With k = 2 one unit computes and one arrives.
-# 5. It counts only issued frees. A waiting host would never issue the next one.
+# 1. `allocated` counts the bytes that the program holds. `active` adds freed memory that a stream
+#    may still read. `reserved` counts all memory taken from the device. The host runs ahead, so
+#    freed memory waits, and `active` rises above `allocated`.
+# 2. A freed block belongs to its stream. If other streams were recorded on it, it becomes free
+#    when they have reached the event of its free.
+# 3. A retry waits for the device, returns the cache and allocates again. The device is idle
+#    meanwhile.
+# 4. The limiter makes the host wait for the oldest of k frees. When a gather is issued, the device
+#    still uses at most k - 1 freed units. With k = 2 one unit computes and one arrives.
+# 5. The limiter counts issued frees. A free that only the waiting host could issue never comes.
 #
 # ## More: the fastest schedule in 8 GiB
 #
-# An open task without a reference answer. The model is T5-11B-like on 16 paper GPUs, where gathering takes about as
-# long as computing. Write a schedule with the shortest step whose allocator reserves at most 8 GiB. A hazard (a kernel
-# that reads what has not arrived) disqualifies it. A start:
+# This is an open task without a reference answer. The model is T5-11B-like on 16 paper GPUs, where
+# gathering takes about as long as computing. Write the schedule with the shortest step whose
+# allocator reserves at most 8 GiB. A hazard (a kernel that reads data before its arrival)
+# disqualifies it. You can start from this schedule:
 
 # %% tags=["shown"]
 from minifsdp.course.workshop.scores import enter
@@ -1243,40 +1292,47 @@ class MySchedule(RateLimitedSchedule):
 enter("my schedule", MySchedule)
 
 # %% [markdown]
-# torch's defaults take 66.4 ms in 7.48 GiB. Looking two units ahead with k = 3 takes 63.5 ms, but 9.23 GiB. The link
-# alone is busy for 59.0 ms. `minifsdp lab score` keeps a table of your attempts.
+# torch's defaults take 66.4 ms in 7.48 GiB. Prefetching two units ahead with k = 3 takes 63.5 ms,
+# but 9.23 GiB. The link alone is busy for 59.0 ms. `minifsdp lab score` keeps a table of your
+# attempts.
 #
 # ## Questions
 #
-# **1. `reserved` is twice `allocated`, and `num_alloc_retries` is 0. Should you fix something?**
-# <details><summary>Answer</summary>No. Cached memory costs nothing until another user needs it: another process on the
-# same device, or a library that calls the driver directly, as NCCL does. Only retries cost time.</details>
+# **1. `reserved` is twice `allocated`, and `num_alloc_retries` is 0. Is there anything to fix?**
+# <details><summary>Answer</summary>No. Cached memory costs nothing until another consumer needs
+# it: a second process on the same device, or a library that allocates from the driver, like NCCL.
+# Only retries cost time.</details>
 #
-# **2. `torch.cuda.empty_cache()` in every step ends the retries. Why is it not a remedy?**
-# <details><summary>Answer</summary>It does in every step what a retry does: it waits for the device and returns the
-# segments, which then have to be allocated again. And it can return only segments that are entirely free.</details>
+# **2. `torch.cuda.empty_cache()` in every step makes the retries go away. Why is that no remedy?**
+# <details><summary>Answer</summary>It does the work of a retry in every step: it waits for the
+# device and returns segments that must then be allocated again. And it can return only segments
+# that are entirely free.</details>
 #
-# **3. What does a limiter with k = 1 do to prefetching?** <details><summary>Answer</summary>It disables it. The next
-# gather is issued after the unit before it has been computed and freed: compute and link take turns, with the memory of
-# the synchronous schedule.</details>
+# **3. What does a limiter with k = 1 do to prefetching?**
+# <details><summary>Answer</summary>It disables prefetching. The next gather is issued only when
+# the previous unit has been computed and freed. Compute and link take turns, and the memory equals
+# that of the synchronous schedule.</details>
 #
 # **4. All ranks run the same program, and one of them retries. What do the others do?**
-# <details><summary>Answer</summary>They wait for it, in the next collective. A retry on one of 128 GPUs stalls all of
-# them.</details>
+# <details><summary>Answer</summary>They wait for it in the next collective. A retry on one of 128
+# GPUs stalls all of them.</details>
 #
-# **5. With SHARD_GRAD_OP, what does the limiter do?** <details><summary>Answer</summary>Here nothing: no unit is freed
-# after forward, so none counts. All units are whole when forward ends anyway. torch counts the frees of backward, so
+# **5. With SHARD_GRAD_OP, what does the limiter do?**
+# <details><summary>Answer</summary>Here it does nothing: no unit is freed after forward, so none
+# counts. All units are whole at the end of forward anyway. torch counts the frees of backward, so
 # its host waits for some of them in the next forward.</details>
 #
-# **6. Why must the event of 8.3 be recorded when the block is freed, and not when `record_stream` is called?**
-# <details><summary>Answer</summary>Between the two the stream may be given more kernels that read the block. An event
-# recorded at the call would have happened before them.</details>
+# **6. Why must the event of 8.3 be recorded when the block is freed, and not when `record_stream`
+# is called?**
+# <details><summary>Answer</summary>Between the two, more kernels that read the block may be queued
+# on the stream. An event recorded at the call would happen before them.</details>
 #
 # ## Further reading
 #
 # - FSDP: [arXiv 2304.11277](https://arxiv.org/abs/2304.11277), sections 3.4 (memory) and 5.3, figure 7b.
 # - torch: `c10/cuda/CUDACachingAllocator.cpp` (`malloc`, `free_block`, `process_events`, `release_cached_blocks`),
 #   `torch/distributed/fsdp/_limiter_utils.py`, `_unshard` and `_reshard` in `_runtime_utils.py`.
-# - [FSDP & CUDACachingAllocator](https://dev-discuss.pytorch.org/t/1486): the same story on torch's developer forum.
+# - [FSDP & CUDACachingAllocator](https://dev-discuss.pytorch.org/t/1486): the same topic on
+#   torch's developer forum.
 # - minifsdp: `fsdp/schedules/rate_limit.py` (8.6 and 8.7 for every model), `course/machine/allocator.py` (8.1 to 8.5
 #   with torch's pools).
