@@ -5,7 +5,9 @@
 
 See it first and read it last: each name in it is a lesson of its own. `FullyShardedDataParallel` (torch_api/api.py) is
 the same with torch's arguments: a wrapper instead of the hooks, other strategies, mixed precision, offload, deferred
-initialization, state dicts.
+initialization, state dicts, and on CPU another schedule (schedules/host.py). Ranks, dtypes and memory of a unit are in
+its `Plan`; whether it is freed after forward, and how far ahead it is gathered, are arguments of `FlatUnit` and of the
+schedule.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The memory that a gather fills and the computation reads."""
+"""The memory that a gather fills and the computation reads: the flat parameter's own, if the dtypes agree."""
 
 from __future__ import annotations
 

@@ -31,8 +31,11 @@ class RateLimitedSchedule(PrefetchSchedule):
     Units that stay whole from forward to backward (the root, SHARD_GRAD_OP) do not count: no free is to be expected
     of them.
 
-    Args:
-        limit: units gathered and not yet freed, at most. Nested units that compute at the same time may exceed it.
+        Args:
+        forward, backward, depth: as for `PrefetchSchedule`.
+        limit: units gathered and not yet freed, at most, the one that computes included: `depth` units ahead need a
+            limit of depth + 1, or the last of them are put off. Nested units that compute at the same time may exceed
+            it.
     """
 
     def __init__(
