@@ -69,11 +69,8 @@ class Gradients:
     def _by_rank(self, index: int, held: dict[int, Tensor], dtype: torch.dtype) -> Tensor:
         """The gradient of parameter `index`, of which equal parts along dimension 0 are the ranks' pieces."""
         cut = self.cuts[index]
-        if index not in held:
-            return torch.zeros(cut.shape[0] if not cut.dim else cut.ranks, 1, dtype=dtype, device=self.device).expand(
-                -1, cut.size // max(1, cut.rows) if not cut.dim else cut.size
-            )
-        gradient = held[index].to(dtype)
+        shape = cut.shape
+        gradient = held[index].to(dtype) if index in held else torch.zeros(shape, dtype=dtype, device=self.device)
         return cut.by_rank(gradient).reshape(cut.ranks, cut.size) if cut.dim else gradient
 
 
