@@ -6,6 +6,7 @@ busy machine, and contradicts its own text, fails here.
 
 from __future__ import annotations
 
+import json
 import re
 from functools import cache
 from pathlib import Path
@@ -55,6 +56,13 @@ def stored(lab: str, pattern: str) -> list[tuple[float, ...]]:
     found = re.findall(pattern, "\n".join(shown(cell) for cell in cells(lab)))
     assert found, f"lab {lab} prints nothing like {pattern}"
     return [tuple(map(float, (each,) if isinstance(each, str) else each)) for each in found]
+
+
+@pytest.mark.parametrize("lab", all_labs())
+def test_a_notebook_ships_no_warnings_and_no_paths(lab: str) -> None:
+    outputs = [output for cell in cells(lab) for output in cell.get("outputs", [])]
+    assert [output for output in outputs if output.get("name") == "stderr"] == []
+    assert [path for path in ("site-packages", f"{ROOT}/minifsdp") if path in json.dumps(outputs)] == []
 
 
 @pytest.mark.parametrize("lab", all_labs())

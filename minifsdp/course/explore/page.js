@@ -176,7 +176,7 @@ document.onkeydown = (event) => {
 };
 window.onresize = () => draw(timeOf(chosen.rank, chosen.place) / step().length);
 byId("about").textContent = DATA.about;
-byId("legend").innerHTML = [["parameters", C.parameters, DATA.ranks > 1 ? "thin: this rank's shard" : ""], ["on its way", hatch(C.unsharded), ""], ["gathered", C.unsharded, ""], ["gradient", C.gradients, "thin: this rank's shard"], ["being reduced", hatch(C.gradients), ""],
+byId("legend").innerHTML = [["parameters", C.parameters, DATA.ranks > 1 ? "thin: this rank's shard" : ""], ["on its way", hatch(C.unsharded), ""], ["unsharded", C.unsharded, ""], ["gradient", C.gradients, "thin: this rank's shard"], ["being reduced", hatch(C.gradients), ""],
   ["all-gather", DATA.lanes.communication, ""], ["reduction", C.reduction, ""]]
   .map(([what, colour, more]) => `<span><span class="swatch" style="background:${colour}"></span>${what}${more && ` (${more})`}</span>`).join("");
 choose(); draw(0.4);

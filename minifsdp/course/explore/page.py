@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from html import escape
 from importlib.resources import files
 from string import Template
@@ -65,16 +66,31 @@ def page(title: str, about: str, rungs: Sequence[Mapping[str, Any]], choice: str
     )
 
 
-def show(title: str, about: str, steps: Mapping[str, Step]) -> Any:
+@dataclass(frozen=True)
+class Frame:
+    """What a notebook's cell shows of a page: a frame as high as the page needs.
+
+    (`IPython.display.HTML` warns of every frame, and of this machine's paths with it.)
+    """
+
+    title: str
+    page: str = field(repr=False)
+    height: int
+    """In pixels, where the output's scripts do not run."""
+
+    def _repr_html_(self) -> str:
+        fit = "this.style.height = this.contentDocument.documentElement.offsetHeight + 8 + 'px'"
+        style = f"width: 100%; height: {self.height}px; border: 0"
+        return f'<iframe srcdoc="{escape(self.page)}" style="{style}" title="{escape(self.title)}" onload="{fit}"></iframe>'
+
+
+def show(title: str, about: str, steps: Mapping[str, Step]) -> Frame:
     """The page in a frame, for the cell of a notebook.
 
     Args:
         title, about: as for `page`.
         steps: by name; the last one is shown first.
     """
-    from IPython.display import HTML
-
     text = page(title, about, [explored(name, {"": step}, "") for name, step in steps.items()], "Schedule")
     rows = max(len(step[0]["log"].units) for step in steps.values())
-    frame = f'style="width: 100%; height: {640 + 48 * rows}px; border: 0" title="{escape(title)}"'
-    return HTML(f'<iframe srcdoc="{escape(text)}" {frame}></iframe>')  # type: ignore[no-untyped-call]
+    return Frame(title, text, 760 + 56 * rows)
