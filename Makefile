@@ -61,6 +61,7 @@ release: build/slides/.ready
 
 # The course as a site in build/site, to read without a network; Chromium goes through every page. It needs what `slides` needs.
 site: build/slides/.ready
+	$(BIN)/minifsdp ladder --ranks 4 --device cpu --out build/ladder
 	$(BIN)/python docs/site/build.py
 
 # All that is claimed of GPUs, on this machine's, with the packages that are here: nothing is installed.

@@ -28,10 +28,16 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=ROOT / "build" / "site", help="default: build/site")
     parser.add_argument("--slides", type=Path, default=ROOT / "build" / "slides", help="the output of `make slides`")
+    parser.add_argument(
+        "--ladder", type=Path, default=ROOT / "build" / "ladder", help="the output of `minifsdp ladder`"
+    )
     args = parser.parse_args()
-    missing = [path for path in (MATHJAX, *(args.slides / f"{deck}.pdf" for deck in DECKS)) if not path.exists()]
+    explorer = args.ladder / "explore.html"
+    missing = [
+        path for path in (MATHJAX, *(args.slides / f"{deck}.pdf" for deck in DECKS), explorer) if not path.exists()
+    ]
     if missing:
-        sys.exit(f"{missing[0]} is missing: run `make slides`")
+        sys.exit(f"{missing[0]} is missing: run `make site`")
     shutil.rmtree(args.out, ignore_errors=True)
     with tempfile.TemporaryDirectory() as folder:
         sources = Path(folder)
@@ -46,18 +52,18 @@ def main() -> None:
             sys.exit("Sphinx reported errors in the pages")
         images = {f"labs/{path.stem}.html": path.read_text().count('"image/png"') for path in notebooks}
     copy_slides(args.slides, args.out / "slides")
+    shutil.copy(explorer, args.out)
     found = look_around(args.out, images, TERMS, args.out.with_name(f"{args.out.name}-looks"))
     print(f"{len(list(args.out.rglob('*.html')))} pages, start at {args.out / 'index.html'}")
     sys.exit("\n".join(found) or None)
 
 
 def copy_slides(slides: Path, out: Path) -> None:
-    """The decks, their figures, and the first slide of each as its picture."""
+    """The decks and their figures."""
     shutil.copytree(slides / "figures", out / "figures")
     for deck in DECKS:
         for ending in ("html", "pdf"):
             shutil.copy(slides / f"{deck}.{ending}", out)
-        shutil.copy(slides / deck / "01.png", out / f"{deck}.png")
 
 
 if __name__ == "__main__":

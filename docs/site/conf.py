@@ -13,6 +13,7 @@ html_theme = "furo"
 html_css_files = ["site.css"]
 html_copy_source = False
 html_show_sphinx = False
+html_show_copyright = False
 html_show_search_summary = False  # it is fetched, which a page opened from disk cannot do
 pygments_style = "tango"
 pygments_dark_style = "monokai"

@@ -13,7 +13,7 @@ from playwright.sync_api import ViewportSize
 PHONE: ViewportSize = {"width": 390, "height": 844}
 LAPTOP: ViewportSize = {"width": 1366, "height": 768}
 SCREEN: ViewportSize = {"width": 1440, "height": 900}
-PICTURED = ("index", "lectures", "labs/README", "labs/lab05_fsdp", "docs/parity", "minifsdp/fsdp/index")
+PICTURED = ("index", "lectures", "explorer", "labs/README", "labs/lab05_fsdp", "docs/parity", "minifsdp/fsdp/index")
 PLOTS = (
     "() => [...document.querySelectorAll('.cell_output img')].filter(each => each.naturalWidth && each.width).length"
 )

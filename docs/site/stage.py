@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable
 from os.path import normpath, relpath
 from pathlib import Path
 
+import yaml
 from compose import DECKS  # of slides/
 
 SITE = Path(__file__).parent
@@ -22,6 +23,16 @@ LINK = re.compile(r"(?<=\]\()(?!\w+://|#)([^)#\s]*)(#(?:[^()]|\([^()]*\))*)?(?=\
 SHOWN = {".py": "python", ".toml": "toml", ".sbatch": "bash", ".json": "json", ".cff": "yaml"}
 PICTURES = (".png", ".gif", ".svg")
 
+EXPLORER = """---
+hide-toc: true
+---
+# Explorer
+
+One step of each rung on four ranks, from the log of a run: `minifsdp ladder --ranks 4` writes this page.
+<a href="explore.html">Open it alone</a>.
+
+<iframe src="explore.html" class="explorer" title="The explorer"></iframe>
+"""
 HEAD = "---\norphan: true\nhide-toc: true\n---\n"
 
 Pages = dict[str, str]
@@ -35,12 +46,13 @@ def stage(sources: Path) -> list[Path]:
     linked = {target for name, text in pages.items() for target in targets(name, text)}
     pages |= code_pages(files, linked)
     pages["lectures.md"] = lectures()
+    pages["explorer.md"] = EXPLORER
     documents = ["CONTRIBUTING", *sorted(name[:-3] for name in pages if name.startswith("docs/"))]
     rungs = [f"{rung} <{name}>" for rung, name in RUNG.findall(pages["docs/code.md"])]
     pages["index.md"] = "".join(
         [
             pages.pop("README.md"),
-            toctree(["labs/README", "lectures"], "Course"),
+            toctree(["labs/README", "lectures", "explorer"], "Course"),
             toctree(rungs, "Rungs"),
             toctree(["minifsdp/index"], "Code"),
             toctree(documents, "Documents"),
@@ -138,15 +150,16 @@ def toctree(names: Iterable[str], caption: str = "") -> str:
 
 
 def lectures() -> str:
-    """The page of the lectures, each with its first slide."""
+    """The page of the lectures: of each its title, its best picture, and what it is about (the front matter has them)."""
     card = (
-        '<p><a href="slides/{0}.html"><img src="slides/{0}.png" alt="the first slide of {1}"/></a><br/>'
-        '{2}. <a href="slides/{0}.html">{1}</a> (<a href="slides/{0}.pdf">PDF, with notes</a>)</p>'
+        '<p><a href="slides/{0}.html"><img src="slides/{image}" alt="a figure of lecture {1}"/></a><br/>'
+        '<b>{1}. <a href="slides/{0}.html">{title}</a></b><br/>'
+        '{description} 50 minutes. <a href="slides/{0}.pdf">PDF, with notes</a></p>'
     )
     cards = []
     for number, deck in enumerate(DECKS, 1):
-        (heading, *_) = re.findall(r"^# (.+)", (ROOT / "slides" / f"{deck}.md").read_text(), re.MULTILINE)
-        cards.append(card.format(deck, heading, number))
+        _, head, _ = (ROOT / "slides" / f"{deck}.md").read_text().split("---\n", 2)
+        cards.append(card.format(deck, number, **yaml.safe_load(head)))
     return "\n".join(["# Lectures\n", '<div class="lectures">', *cards, "</div>\n"])
 
 

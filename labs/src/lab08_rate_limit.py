@@ -17,7 +17,8 @@
 # in the FSDP paper's T5-11B (below). Nothing leaks, and every step computes the right result.
 # Where does the memory go, and why does it cost *time*?
 #
-# ![Gathered units over a step, with at most two not yet freed](../slides/figures/overlap-limited.svg)
+# ![Memory of gathered units: freed by the host at once, usable again only when compute has read
+# it](../slides/figures/overlap-lives.svg)
 #
 # *From [lecture 4, Overlap, prefetch, rate limit, and the allocator](../slides/overlap.md), which comes before this
 # lab.*
