@@ -150,7 +150,7 @@ def toctree(names: Iterable[str], caption: str = "") -> str:
 
 
 def lectures() -> str:
-    """The page of the lectures: of each its title, its best picture, and what it is about (the front matter has them)."""
+    """The page of the lectures: of each a picture, its title, and its subject, from the front matter."""
     card = (
         '<p><a href="slides/{0}.html"><img src="slides/{image}" alt="a figure of lecture {1}"/></a><br/>'
         '<b>{1}. <a href="slides/{0}.html">{title}</a></b><br/>'

@@ -81,7 +81,8 @@ class Frame:
     def _repr_html_(self) -> str:
         fit = "this.style.height = this.contentDocument.documentElement.offsetHeight + 8 + 'px'"
         style = f"width: 100%; height: {self.height}px; border: 0"
-        return f'<iframe srcdoc="{escape(self.page)}" style="{style}" title="{escape(self.title)}" onload="{fit}"></iframe>'
+        about = f'style="{style}" title="{escape(self.title)}" onload="{fit}"'
+        return f'<iframe srcdoc="{escape(self.page)}" {about}></iframe>'
 
 
 def show(title: str, about: str, steps: Mapping[str, Step]) -> Frame:
