@@ -111,7 +111,7 @@ def test_bars_are_the_peaks_by_tag_and_diamonds_the_predictions(memory: Figure) 
         heights = [round(patch.get_height(), 6) for patch in axes.patches]
         assert heights == [3 * h for h in each] + [2 * h for h in each] + each
     assert [line.get_ydata()[0] for line in bars.lines] == [15, 9, 3, 10, 6, 2, 5, 3, 1]
-    assert [text.get_text() for text in bars.texts] == ["state", "gathered", "gradients"] * 3
+    assert [text.get_text() for text in bars.texts] == ["state", "unsharded", "gradients"] * 3
     assert [text.get_text() for text in peaks.texts] == ["24.0", "16.0", "8.0"]  # of the rank that holds most
 
 

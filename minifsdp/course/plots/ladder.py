@@ -134,20 +134,20 @@ def _draw_predictions(axes: Axes, rungs: Sequence[Rung]) -> None:
                 {tag: _most(measured, tag) for tag in _MODEL_STATE},
                 sum(_most(predicted, tag) for tag in _MODEL_STATE),
             ),
-            "gathered": ({"unsharded": _most(measured, "unsharded_peak")}, _most(predicted, "unsharded_peak")),
+            "unsharded": ({"unsharded": _most(measured, "unsharded_peak")}, _most(predicted, "unsharded_peak")),
             "gradients": ({"gradients": _most(measured, "gradients_peak")}, _most(predicted, "gradients_peak")),
         }
         for offset, (name, (sizes, prediction)) in zip((-0.26, 0.0, 0.26), bars.items(), strict=True):
             stack(axes, place + offset, 0.22, sizes, _MIB)
             axes.plot(place + offset, prediction / _MIB, **DIAMOND)
             below: Any = {"transform": axes.get_xaxis_transform(), "rotation": 90, "ha": "center", "va": "top"}
-            axes.text(place + offset, -0.02, name, fontsize=7, **below)
+            axes.text(place + offset, -0.06, name, fontsize=7, **below)
     axes.set_title(
         "Measured, and predicted before any rank starts: model state after step() and before zero_grad(), "
-        "the most gathered, the most gradients"
+        "the most unsharded, the most gradients"
     )
     _name_rungs(axes, rungs)
-    axes.tick_params(axis="x", length=0, pad=42)
+    axes.tick_params(axis="x", length=0, pad=54)
 
 
 def _name_rungs(axes: Axes, rungs: Sequence[Rung]) -> None:
