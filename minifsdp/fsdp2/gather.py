@@ -58,7 +58,7 @@ class Gather:
     @torch.no_grad()
     def start(self, pieces: list[Tensor], label: Label) -> Any:
         """Pack this rank's pieces, cast on the way, and gather; returns what to wait for before `copy_out`."""
-        self.keeper.give_back()
+        self.keeper.give_back(self.device)
         device.allocate(self.gathered)
         private.foreach_copy(self.my_pieces, pieces)
         if self.group.size() == 1:  # the copy is waited for as a collective would be

@@ -35,6 +35,7 @@ class Gradients:
             self.held[index].add_(gradient)
         else:
             self.held[index] = gradient.to(dtype)
+            device.retag(self.held[index], "gradients")
 
     # As in gradient.py of fsdp/: a rank sends -0.0 where it has no gradient, in the padding too, which otherwise is
     # +0.0. So where nothing but -0.0 comes back, no rank had one.

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from minifsdp import device
@@ -24,8 +25,11 @@ class Recorded:
         """The current stream has queued the last reader of `buffer`."""
         device.free(buffer)
 
-    def give_back(self) -> None:
+    def give_back(self, on: torch.device) -> None:
         """The current stream, which owns these buffers, is about to allocate another."""
+
+    def clear(self) -> None:
+        """No other will be allocated for the time being."""
 
 
 class Held:
@@ -33,16 +37,22 @@ class Held:
 
     def __init__(self) -> None:
         self._kept: list[tuple[Tensor, Any]] = []
+        self._owner: Any = None
 
     def keep(self, buffer: Tensor) -> None:
         """The current stream has queued the last reader of `buffer`."""
         self._kept.append((buffer, device.current_stream(buffer.device).record_event()))
         if not device.runs_behind(buffer.device):
-            self.give_back()
+            self.clear()
 
-    def give_back(self) -> None:
+    def give_back(self, on: torch.device) -> None:
         """The current stream, which owns these buffers, is about to allocate another."""
+        self._owner = device.current_stream(on)
+        self.clear()
+
+    def clear(self) -> None:
+        """No other will be allocated for the time being."""
         for buffer, read in self._kept:
-            device.current_stream(buffer.device).wait_event(read)
+            self._owner.wait_event(read)
             buffer.untyped_storage().resize_(0)
         self._kept.clear()

@@ -18,7 +18,7 @@ from minifsdp.fsdp.engine import Engine
 from minifsdp.fsdp.schedules.sync import SyncSchedule
 from minifsdp.fsdp.torch_api.mixed_precision import cast_inputs
 from minifsdp.fsdp.unit import SHARDED, Unit
-from minifsdp.fsdp2.held import Held
+from minifsdp.fsdp2.held import Held, Recorded
 from minifsdp.fsdp2.prefetch import ListedHost, ListedPrefetch, Lists
 from minifsdp.fsdp2.unit import ParamUnit
 from minifsdp.tree import map_tensors
@@ -33,6 +33,8 @@ class State:
         unit: of their parameters; None if there are none.
         engine: of the whole tree; None until it runs first.
         root: of the whole tree; None until it runs first.
+        make_schedule: for the tree under this one; None: `ListedPrefetch`, and `ListedHost` where the host computes.
+        keeper: what becomes of buffers in the tree under this one that another stream reads last.
         forward_list, backward_list: which groups to gather before this one computes; None: as the order says.
 
     Args:
@@ -49,6 +51,8 @@ class State:
         self.modules, self.unit, self.policy, self.decides, self.device = modules, unit, policy, decides, device
         self.engine: Engine | None = None
         self.root: State | None = None
+        self.make_schedule: Callable[[Sequence[Unit]], SyncSchedule] | None = None
+        self.keeper: type[Held] | type[Recorded] = Held
         self.forward_list: list[State] | None = None
         self.backward_list: list[State] | None = None
         self._to_run = set(modules)
@@ -66,7 +70,7 @@ class State:
 
     def tree(self) -> list[State]:
         """The states of these modules and of all inside, this one first, each once."""
-        found = {m.__dict__[_KEY]: None for root in self.modules for m in root.modules() if _KEY in m.__dict__}
+        found = dict.fromkeys(state for root in self.modules for state in states_in(root))
         return [self, *(state for state in found if state is not self)]
 
     def start(self) -> Engine:
@@ -83,7 +87,7 @@ class State:
                 )
         if self.decides and self.unit is not None:
             self.unit.reshard_after_forward = False
-        gathers, reductions = Held(), Held()
+        gathers, reductions = self.keeper(), self.keeper()
         for state in states:
             if state.unit is not None:
                 state.unit.gathers, state.unit.reductions = gathers, reductions
@@ -112,6 +116,8 @@ class State:
         units = units_of(states)
         if not units:
             return SyncSchedule(units)
+        if self.make_schedule is not None:
+            return self.make_schedule(units)
         forward: Lists = {s.unit: units_of(s.forward_list) for s in states if s.unit and s.forward_list is not None}
         backward: Lists = {s.unit: units_of(s.backward_list) for s in states if s.unit and s.backward_list is not None}
         kind = ListedHost if units[0].device.type == "cpu" else ListedPrefetch
@@ -160,6 +166,11 @@ class State:
         return output
 
 
+def states_in(module: nn.Module) -> list[State]:
+    """Those of a module and of all inside, each once."""
+    return list(dict.fromkeys(m.__dict__[_KEY] for m in module.modules() if _KEY in m.__dict__))
+
+
 def units_of(states: Sequence[State]) -> list[Unit]:
     """The units of those states that have one."""
     return [state.unit for state in states if state.unit is not None]
@@ -173,6 +184,22 @@ def state_of(module: Any) -> State:
 def has_state(module: nn.Module) -> bool:
     """True if `fully_shard` has been applied to this very module."""
     return _KEY in module.__dict__
+
+
+def use_schedule(
+    module: nn.Module,
+    schedule: Callable[[Sequence[Unit]], SyncSchedule],
+    keeper: type[Held] | type[Recorded] = Held,
+) -> None:
+    """Let the outermost module's tree run by another schedule: those of FSDP1 know units of this kind, too.
+
+    Args:
+        module: the outermost one, before its first forward.
+        schedule: makes one for the tree's units, such as `RateLimitedSchedule`.
+        keeper: `Recorded` gives buffers back by `record_stream`, which needs a limiter on a device with queues.
+    """
+    state = state_of(module)
+    state.make_schedule, state.keeper = schedule, keeper
 
 
 def running(call: Callable[..., Any], module: nn.Module, *args: Any, **kwargs: Any) -> Any:

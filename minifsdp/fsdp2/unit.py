@@ -181,7 +181,7 @@ class ParamUnit(Unit):
 
     def pack_gradient(self) -> None:
         if self._packed is None:
-            self.reductions.give_back()
+            self.reductions.give_back(self.device)
             ranks, dtype = self.group.size(), self.gradient_dtype
             self._packed, self._rows, self._absent = self.gradients.pack(self.trained, ranks, dtype)
 
@@ -212,6 +212,8 @@ class ParamUnit(Unit):
             self._across = None
             self._receive()
         self.copies.receive(self._deliver)
+        self.gathers.clear()
+        self.reductions.clear()
 
     def _receive(self) -> None:
         """Take a mean apart; only a rank that has contributed nothing to a parameter has to look."""

@@ -11,6 +11,7 @@ from torch import nn
 from minifsdp.course.ladder.model import Block
 from minifsdp.fsdp import FullyShardedDataParallel
 from minifsdp.fsdp.unit import GATHERING, SHARDED, UNSHARDED, Unit
+from minifsdp.fsdp2.hooks import states_in, units_of
 
 Parameters = Literal["shard", "on its way", "whole"]
 Gradient = Literal["none", "whole", "on its way", "shard"]
@@ -38,7 +39,7 @@ def holdings_of(model: nn.Module, optimizer: Any = None) -> Holdings:
     A learner's model has `units`, whose members have a `name` and say in `held` what this rank holds of them.
     """
     instances = [each for each in model.modules() if isinstance(each, FullyShardedDataParallel)]
-    if units := [each._unit for each in instances if each._unit is not None]:
+    if units := [each._unit for each in instances if each._unit is not None] or units_of(states_in(model)):
         return of_units(units)
     if own := [each for each in getattr(model, "units", ()) if hasattr(each, "held")]:
         return Holdings([each.name for each in own], lambda: [each.held for each in own])

@@ -35,7 +35,7 @@ SGD, MOMENTUM, ADAM, AMSGRAD = OptimizerState(0, 0), OptimizerState(4, 0), Optim
 
 @dataclass(frozen=True)
 class Bytes:
-    """Bytes on one rank; equal on all ranks, since shards are padded to one size."""
+    """Bytes on one rank; equal on all ranks where shards are padded to one size."""
 
     parameters: int
     gradients: int
@@ -53,12 +53,16 @@ class Setting:
         itemsize: bytes per element.
         optimizer: its state.
         by_all_to_all: whether a reduce-scatter receives the others' parts and sums them, as on gloo (gloo.py).
+        rank: whose bytes they are; only where parameters are sharded one by one do they differ.
+        runs_behind: the host only queues work: buffers that are held are given back later (fsdp2/held.py).
     """
 
     ranks: int
     itemsize: int = 4
     optimizer: OptimizerState = ADAM
     by_all_to_all: bool = False
+    rank: int = 0
+    runs_behind: bool = False
 
     def reducing(self, size: int) -> int:
         """Bytes beside a padded buffer of `size` bytes in its reduction: the mean's shard and the parts received."""

@@ -6,7 +6,7 @@ import json
 import re
 import tempfile
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -142,14 +142,15 @@ def _record(plan: Plan, reference: list[float], ranks: list[dict[str, dict[str, 
     rungs = []
     for name in settings.rungs:
         ours = [rank[name] for rank in ranks]
-        predicted = asdict(RUNGS[name].predict(plan.sizes, setting, settings.limit))
+        predict = RUNGS[name].predict
+        predicted = [predict(plan.sizes, replace(setting, rank=rank), settings.limit) for rank in range(len(ranks))]
         rungs.append(
             {
                 "name": name,
                 "losses": [fmean(losses) for losses in zip(*(rank["losses"] for rank in ours), strict=True)],
                 "step_seconds": [max(times) for times in zip(*(rank["step_seconds"] for rank in ours), strict=True)],
                 "bytes": [rank["bytes"] for rank in ours],
-                "predicted": [predicted] * settings.ranks,
+                "predicted": [asdict(each) for each in predicted],
                 "collectives": ours[0]["collectives"],
                 "overlap": overlap(ours[0]["traced"].spans) if settings.ranks > 1 else None,
                 "traced_seconds": ours[0]["traced"].seconds,

@@ -6,6 +6,7 @@ import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
+from math import prod
 from typing import Any, NamedTuple
 
 from torch import nn
@@ -14,6 +15,7 @@ from torch.optim import AdamW, Optimizer
 from minifsdp.course.ladder import closed_form
 from minifsdp.course.ladder.closed_form import Bytes, Setting
 from minifsdp.course.ladder.model import GPT, Block
+from minifsdp.course.ladder.per_parameter import fsdp2 as fsdp2_bytes
 from minifsdp.course.launch.world import Backend, choose_world
 from minifsdp.ddp import BucketedDDP, DistributedDataParallel, NaiveDDP
 from minifsdp.flat_param import find_parameters
@@ -25,6 +27,7 @@ from minifsdp.fsdp import (
     ShardingStrategy,
     SyncSchedule,
 )
+from minifsdp.fsdp2 import Held, Recorded, fully_shard, use_schedule
 from minifsdp.gloo import reduces_by_all_to_all
 from minifsdp.zero import Zero1Optimizer, Zero2Optimizer
 
@@ -42,10 +45,22 @@ class Trainer:
 
 
 class Sizes(NamedTuple):
-    """A model in plain numbers: elements of each parameter, in their order and unit by unit, the root's first."""
+    """A model in plain numbers.
+
+    Attributes:
+        parameters: elements of each, in their order.
+        shapes: of each, unit by unit, the root's first.
+        head: how many of the root's, its last ones, are used after the blocks.
+    """
 
     parameters: list[int]
-    units: list[list[int]]
+    shapes: list[list[tuple[int, ...]]]
+    head: int
+
+    @property
+    def units(self) -> list[list[int]]:
+        """Elements of each parameter, unit by unit."""
+        return [[prod(shape) for shape in unit] for unit in self.shapes]
 
 
 class Rung(NamedTuple):
@@ -70,9 +85,10 @@ class Rung(NamedTuple):
 
 def sizes_of(model: GPT) -> Sizes:
     """The numbers that the closed form takes; a model on the meta device will do."""
-    blocks = [[p.numel() for p in block.parameters()] for block in model.blocks]
-    root = [p.numel() for p in find_parameters(model, skip=model.blocks)]
-    return Sizes([p.numel() for p in model.parameters()], [root, *blocks])
+    root = list(find_parameters(model, skip=model.blocks))
+    units = [root, *(list(block.parameters()) for block in model.blocks)]
+    last = {*model.norm.parameters(), *model.head.parameters()} - {model.embed.weight}
+    return Sizes([p.numel() for p in model.parameters()], [[tuple(p.shape) for p in unit] for unit in units], len(last))
 
 
 def closed_form_setting(ranks: int, backend: Backend | None = None) -> Setting:
@@ -86,7 +102,8 @@ def closed_form_setting(ranks: int, backend: Backend | None = None) -> Setting:
         ValueError: see `choose_world`.
     """
     carried_by = backend or choose_world(ranks).backend
-    return Setting(ranks, by_all_to_all=reduces_by_all_to_all(carried_by, ranks))
+    on_gpus = bool(choose_world(ranks).gpus)
+    return Setting(ranks, by_all_to_all=reduces_by_all_to_all(carried_by, ranks), runs_behind=on_gpus)
 
 
 def plain(model: GPT) -> Trainer:
@@ -138,6 +155,14 @@ def _fsdp_limited(k: int, model: GPT, limit: int) -> Trainer:
     return _fsdp_limit(model, k)
 
 
+def _fsdp2(model: GPT, limit: int, schedule: Any = None, keeper: Any = Recorded) -> Trainer:
+    for block in model.blocks:
+        fully_shard(block)
+    fully_shard(model)
+    use_schedule(model, schedule or partial(RateLimitedSchedule, depth=None, limit=limit), keeper)
+    return Trainer(model, AdamW(model.parameters(), LEARNING_RATE))
+
+
 _CAP = int(BUCKET_MB * 2**20)
 
 
@@ -163,6 +188,14 @@ def _predict_fsdp(sizes: Sizes, setting: Setting, limit: int, **schedule: Any) -
 
 def _predict_fsdp_limit(sizes: Sizes, setting: Setting, limit: int) -> Bytes:
     return closed_form.fsdp(sizes.units, setting, reductions=1, limit=limit, **_UNBOUNDED)
+
+
+def _predict_fsdp2(sizes: Sizes, setting: Setting, limit: int) -> Bytes:
+    return fsdp2_bytes(sizes.shapes, sizes.head, setting, ahead=limit - 1, limited=True, holds=False)
+
+
+def _predict_fsdp2_hold(sizes: Sizes, setting: Setting, limit: int) -> Bytes:
+    return fsdp2_bytes(sizes.shapes, sizes.head, setting, ahead=1, limited=False, holds=setting.runs_behind)
 
 
 _UNBOUNDED: dict[str, Any] = {"forward_depth": None, "backward": "pre", "backward_depth": None}
@@ -196,5 +229,11 @@ RUNGS: dict[str, Rung] = {
         _predict_fsdp_limit,
         varies="k",
         others={str(k): partial(_fsdp_limited, k) for k in (1, 2, 3)},
+    ),
+    "fsdp2": Rung("parameters sharded one by one, in place", _fsdp2, _predict_fsdp2),
+    "fsdp2-hold": Rung(
+        "buffers held until their stream has waited, no limiter",
+        partial(_fsdp2, schedule=PrefetchSchedule, keeper=Held),
+        _predict_fsdp2_hold,
     ),
 }

@@ -40,11 +40,11 @@ def _memory(record: dict[str, Any]) -> Table:
 
 def _verdict(rung: dict[str, Any]) -> str:
     """A tick, or the amounts that were predicted and not met, in MiB."""
-    predicted = rung["predicted"][0]
-    wrong = [key for key in COLUMNS if {rank[key] for rank in rung["bytes"]} != {predicted[key]}]
+    ranks = list(zip(rung["bytes"], rung["predicted"], strict=True))
+    wrong = {key: p[key] / MIB for key in COLUMNS for measured, p in ranks if measured[key] != p[key]}
     if not wrong:
         return "[green]\N{CHECK MARK}[/]"
-    return "\n".join(f"[red]{key.replace('_', ' ')} \N{NOT EQUAL TO} {predicted[key] / MIB:.3f}[/]" for key in wrong)
+    return "\n".join(f"[red]{key.replace('_', ' ')} \N{NOT EQUAL TO} {most:.3f}[/]" for key, most in wrong.items())
 
 
 def _cost(record: dict[str, Any]) -> Table:

@@ -1,0 +1,104 @@
+"""The bytes of FSDP2, whose parameters are sharded one by one: arithmetic, no tensors.
+
+As in closed_form.py. Of a parameter [d, ...] on N ranks each has ceil(d / N) rows in every buffer, and keeps those that
+there are: the last ranks have fewer. A rank's share of a buffer is a multiple of 16 bytes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from math import prod
+
+from minifsdp.course.ladder.closed_form import Bytes, Setting
+
+Shape = tuple[int, ...]
+ALIGNMENT = 16
+
+
+@dataclass(frozen=True)
+class Buffers:
+    """Bytes of a unit's buffers on one rank.
+
+    Attributes:
+        whole: its parameters in rank order, in parameter order, or its gradients packed: all of one size.
+        leaves: its gradients as autograd makes them, without padding.
+        reducing: what a reduction needs beside the packed gradients.
+        mean: what it leaves in `.grad`.
+    """
+
+    whole: int
+    leaves: int
+    reducing: int
+    mean: int
+
+    @staticmethod
+    def of(shapes: Sequence[Shape], setting: Setting) -> Buffers:
+        used = setting.itemsize * sum(-(-shape[0] // setting.ranks) * prod(shape[1:]) for shape in shapes)
+        share = -(-used // ALIGNMENT) * ALIGNMENT
+        whole = setting.ranks * share
+        return Buffers(whole, setting.itemsize * sum(map(prod, shapes)), setting.reducing(whole), share)
+
+
+def fsdp2(
+    units: Sequence[Sequence[Shape]], head: int, setting: Setting, ahead: int, limited: bool, holds: bool
+) -> Bytes:
+    """Parameters, gradients and optimizer state sharded, a parameter at a time.
+
+    Args:
+        units: shapes of each parameter, unit by unit, the root's first.
+        head: how many of the root's parameters, its last ones, are used after all other units.
+        setting: that of all rungs; `rank` matters here.
+        ahead: how many units are gathered ahead of the one that computes, in forward and in backward.
+        limited: a free lets another be gathered, so that `ahead + 1` are whole or on their way at all times.
+        holds: buffers that another stream reads last are kept until their own stream allocates the next.
+    """
+    local = [_local(shape, setting) for unit in units for shape in unit]
+    root, *blocks = [Buffers.of(unit, setting) for unit in units]
+    early = setting.itemsize * sum(map(prod, units[0][len(units[0]) - head :]))
+    peak = max(_moments(root, blocks, early, ahead, limited, holds))
+    return Bytes(
+        setting.itemsize * sum(local),
+        sum(unit.mean for unit in (root, *blocks)),
+        setting.optimizer.bytes(local),
+        root.whole + max((block.whole for block in blocks), default=0),
+        peak,
+    )
+
+
+def _local(shape: Shape, setting: Setting) -> int:
+    """Elements that the rank keeps of a parameter."""
+    rows = -(-shape[0] // setting.ranks)
+    return min(max(shape[0] - setting.rank * rows, 0), rows) * prod(shape[1:])
+
+
+def _moments(
+    root: Buffers, blocks: Sequence[Buffers], early: int, ahead: int, limited: bool, holds: bool
+) -> Iterator[int]:
+    """Bytes of gradients, and of gathers under way, at the moments of a step at which there may be most."""
+    window = ahead + limited
+    yield root.whole + _whole(blocks[: max(1, window)])  # forward begins
+    for place in range(len(blocks)):
+        yield _whole(blocks[place : place + max(ahead + 1, window)])
+    means = under_way = 0
+    backwards = blocks[::-1]
+    for place, unit in enumerate(backwards):
+        yield (
+            early + means + under_way + _whole(backwards[place : place + 1 + ahead])
+        )  # not copied out yet
+        held = unit.whole if holds else 0
+        gathers = _whole(backwards[place + 1 : place + 1 + window])
+        yield early + means + under_way + unit.leaves + held + gathers  # freed, its gradient complete
+        if place:  # the reduction before it is waited for
+            means += backwards[place - 1].mean
+        yield early + means + unit.leaves + unit.whole + held + gathers  # packed
+        under_way = unit.whole + unit.reducing
+        yield early + means + under_way + gathers
+    yield root.leaves + means + under_way
+    means = sum(block.mean for block in blocks)
+    yield root.leaves + root.whole + means
+    yield root.whole + root.reducing + means
+
+
+def _whole(units: Sequence[Buffers]) -> int:
+    return sum(unit.whole for unit in units)
