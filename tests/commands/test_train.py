@@ -63,7 +63,9 @@ def losses(settings: Settings, whole: Path | None = None) -> list[float]:
 # Restarts, on ranks
 
 FOR_ALL_RANKS = [
-    *({"strategy": name} for name, strategy in STRATEGIES.items() if strategy is None or not strategy.is_hybrid),
+    *({"strategy": name} for name in STRATEGIES if name not in ("hybrid", "hybrid-grad-op")),
+    {"strategy": "fsdp2", "precision": "fp16", "accumulate": 2},
+    {"strategy": "fsdp2", "offload": True, "accumulate": 3, "no_sync": True},
     {"precision": "bf16", "forward_prefetch": True},
     {"precision": "fp16", "backward_prefetch": "post", "accumulate": 2},
     {"offload": True, "accumulate": 3, "no_sync": True, "limit": False},
@@ -131,16 +133,24 @@ def test_on_ranks(monkeypatch, ranks, name):
 def test_other_ranks_and_strategies_go_on_from_it(monkeypatch, tmp_path):
     monkeypatch.setenv("MINIFSDP_DEVICE", "cpu")
     whole = Settings(**TINY, steps=6)
-    others = [replace(whole, ranks=ranks, strategy=name) for ranks, name in ((2, "no-shard"), (3, "full"), (1, "ddp"))]
+    flat, each = tmp_path / "flat" / "step-00000003", tmp_path / "each" / "step-00000003"
 
     def on_two_ranks() -> list[list[float]]:
         expected = losses(whole)
-        losses(replace(whole, steps=3, checkpoint=tmp_path))
-        return [expected, losses(others[0], tmp_path / "step-00000003")]
+        for folder, strategy in ((flat, "full"), (each, "fsdp2")):
+            folder.parent.mkdir(exist_ok=True)
+            losses(replace(whole, steps=3, strategy=strategy, checkpoint=folder.parent))
+        goes_on = [(flat, "no-shard"), (flat, "fsdp2"), (each, "full"), (each, "ddp")]
+        return [expected, *(losses(replace(whole, strategy=name), folder) for folder, name in goes_on)]
 
     expected, *given = launch(on_two_ranks, 2)[0]
-    given.append(launch(losses, 3, others[1], tmp_path / "step-00000003")[0])
-    given += launch(losses, 1, others[2], tmp_path / "step-00000003", inline=True)
+
+    def on_three_ranks() -> list[list[float]]:
+        goes_on = [(flat, "full"), (flat, "fsdp2"), (each, "full"), (each, "fsdp2")]
+        return [losses(replace(whole, ranks=3, strategy=name), folder) for folder, name in goes_on]
+
+    given += launch(on_three_ranks, 3)[0]
+    given += launch(losses, 1, replace(whole, ranks=1, strategy="ddp"), flat, inline=True)
     for each in given:
         assert each[:3] == expected[:3]
         assert each == pytest.approx(expected, rel=1e-5)
@@ -450,6 +460,9 @@ def refused(monkeypatch, capsys, *options: str) -> str:
         (["--backward-prefetch", "early"], "--backward-prefetch early: choose from none, pre, post"),
         (["--strategy", "ddp", "--precision", "bf16"], "--strategy ddp has no --precision"),
         (["--strategy", "ddp", "--offload"], "--strategy ddp has no --offload"),
+        (["--strategy", "fsdp2", "--no-limit"], "--strategy fsdp2 has no --limit: it gathers one unit ahead"),
+        (["--strategy", "fsdp2", "--forward-prefetch"], "--strategy fsdp2 has no --forward-prefetch"),
+        (["--strategy", "fsdp2", "--replicas", "2"], "--replicas 2: --strategy fsdp2 has no replicas"),
         (["--strategy", "hybrid", "--ranks", "3"], "3 ranks do not make 2 replicas of two or more"),
         (["--strategy", "hybrid"], "2 ranks do not make 2 replicas of two or more"),
         (["--batch", "13"], "--batch 13 cannot be shared equally by 2 ranks: choose a multiple of 2"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 from typing import Annotated
@@ -43,19 +44,19 @@ def _cure(folder: Path | None, how: str) -> str:
     return f"; {folder} holds no checkpoint"
 
 
-def _choices(known: dict[str, object]) -> str:
+def _choices(known: Iterable[str]) -> str:
     return ", ".join(known) + "."
 
 
 @app.command()
 def train(
-    strategy: Annotated[str, typer.Option(help=_choices({**STRATEGIES}))] = DEFAULT.strategy,
-    precision: Annotated[str, typer.Option(help=_choices({**PRECISIONS}))] = DEFAULT.precision,
+    strategy: Annotated[str, typer.Option(help=_choices(STRATEGIES))] = DEFAULT.strategy,
+    precision: Annotated[str, typer.Option(help=_choices(PRECISIONS))] = DEFAULT.precision,
     forward_prefetch: Annotated[
         bool, typer.Option("--forward-prefetch", help="Gather the next unit before this one computes.")
     ] = DEFAULT.forward_prefetch,
     backward_prefetch: Annotated[
-        str, typer.Option(help=f"The same in backward: {_choices({**PREFETCHES})}")
+        str, typer.Option(help=f"The same in backward: {_choices(PREFETCHES)}")
     ] = DEFAULT.backward_prefetch,
     limit: Annotated[bool, typer.Option(help="At most two units gathered and not yet freed.")] = DEFAULT.limit,
     accumulate: Annotated[int, typer.Option(help="Micro-batches per optimizer step.")] = DEFAULT.accumulate,

@@ -83,9 +83,7 @@ def _moments(
     means = under_way = 0
     backwards = blocks[::-1]
     for place, unit in enumerate(backwards):
-        yield (
-            early + means + under_way + _whole(backwards[place : place + 1 + ahead])
-        )  # not copied out yet
+        yield (early + means + under_way + _whole(backwards[place : place + 1 + ahead]))  # not copied out yet
         held = unit.whole if holds else 0
         gathers = _whole(backwards[place + 1 : place + 1 + window])
         yield early + means + under_way + unit.leaves + held + gathers  # freed, its gradient complete

@@ -19,7 +19,7 @@ from minifsdp.course.train.checkpoint import restore, save
 from minifsdp.course.train.folder import held
 from minifsdp.course.train.progress import Dial
 from minifsdp.course.train.settings import Settings
-from minifsdp.course.train.state import State, begin
+from minifsdp.course.train.state import State, begin, without_sync
 from minifsdp.course.watch.ledger import Ledger
 
 
@@ -75,7 +75,7 @@ def take_step(state: State, batch: Batch, settings: Settings, where: torch.devic
     total = torch.zeros((), device=where)
     for part, (tokens, targets) in enumerate(micro_batches):
         last = part == parts - 1
-        with state.model.no_sync() if settings.no_sync and not last else nullcontext():
+        with without_sync(state.model) if settings.no_sync and not last else nullcontext():
             loss = state.model(tokens, targets) / parts
             state.scaler.scale(loss).backward()
         total += loss.detach()

@@ -17,14 +17,25 @@ from minifsdp.course.ladder.model import GPT, count_elements
 from minifsdp.course.system.resources import check_counts, check_seed
 from minifsdp.fsdp import BackwardPrefetch, ShardingStrategy
 
-STRATEGIES: dict[str, ShardingStrategy | None] = {
-    "ddp": None,
+FLAT: dict[str, ShardingStrategy] = {
     "no-shard": ShardingStrategy.NO_SHARD,
     "grad-op": ShardingStrategy.SHARD_GRAD_OP,
     "full": ShardingStrategy.FULL_SHARD,
     "hybrid": ShardingStrategy.HYBRID_SHARD,
     "hybrid-grad-op": ShardingStrategy._HYBRID_SHARD_ZERO2,
 }
+STRATEGIES = ("ddp", *FLAT, "fsdp2")
+ABSENT = {
+    "ddp": (
+        ("precision", "forward_prefetch", "backward_prefetch", "limit", "offload"),
+        "it gathers nothing and computes in the parameters' dtype; --strategy no-shard replicates too, and supports it",
+    ),
+    "fsdp2": (
+        ("forward_prefetch", "backward_prefetch", "limit"),
+        "it gathers one unit ahead by itself and needs no limiter; leave it out, or choose --strategy full",
+    ),
+}
+"""By strategy, the options that it lacks, and why."""
 PRECISIONS: dict[str, torch.dtype | None] = {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
 PREFETCHES = {"none": None, "pre": BackwardPrefetch.BACKWARD_PRE, "post": BackwardPrefetch.BACKWARD_POST}
 
@@ -91,7 +102,7 @@ class Settings:
     def check_replicas(self) -> None:
         """Raise ValueError if the strategy has no replicas, so that --replicas would be ignored."""
         self._check_choices()
-        strategy = STRATEGIES[self.strategy]
+        strategy = FLAT.get(self.strategy)
         if strategy is None or not strategy.is_hybrid:
             said = f"--replicas {self.replicas}: --strategy {self.strategy} has no replicas"
             raise ValueError(f"{said}: leave it out, or choose --strategy hybrid")
@@ -135,7 +146,7 @@ class Settings:
         if self.batch % parts:
             shared = f"{self.ranks} ranks" + (f" in {self.accumulate} micro-batches" if self.accumulate > 1 else "")
             raise ValueError(f"--batch {self.batch} cannot be shared equally by {shared}: choose a multiple of {parts}")
-        strategy = STRATEGIES[self.strategy]
+        strategy = FLAT.get(self.strategy)
         if strategy is not None and strategy.is_hybrid and (self.ranks % self.replicas or self.ranks == self.replicas):
             raise ValueError(
                 f"--strategy {self.strategy}: {self.ranks} ranks do not make {self.replicas} replicas of two or more "
@@ -144,13 +155,10 @@ class Settings:
 
     def _check_combinations(self) -> None:
         usual = Settings()
-        if self.strategy == "ddp":
-            for name in ("precision", "forward_prefetch", "backward_prefetch", "limit", "offload"):
-                if getattr(self, name) != getattr(usual, name):
-                    raise ValueError(
-                        f"--strategy ddp has no {_option(name)}: it gathers nothing and computes in the parameters' "
-                        "dtype; --strategy no-shard replicates too, and supports it"
-                    )
+        absent, reason = ABSENT.get(self.strategy, ((), ""))
+        for name in absent:
+            if getattr(self, name) != getattr(usual, name):
+                raise ValueError(f"--strategy {self.strategy} has no {_option(name)}: {reason}")
         if self.no_sync and self.accumulate == 1:
             raise ValueError("--no-sync: a single micro-batch is always reduced; add --accumulate 2 or more")
         if self.checkpoint is None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,8 +14,9 @@ from torch import Tensor
 from torch.distributed.device_mesh import init_device_mesh
 from torch.optim import AdamW, Optimizer
 
+from minifsdp import fsdp2
 from minifsdp.course.ladder.model import GPT, Block
-from minifsdp.course.train.settings import PRECISIONS, PREFETCHES, STRATEGIES, Settings
+from minifsdp.course.train.settings import FLAT, PRECISIONS, PREFETCHES, Settings
 from minifsdp.ddp import DistributedDataParallel
 from minifsdp.fsdp import CPUOffload, FullyShardedDataParallel, MixedPrecision
 from minifsdp.grad_scaler import ShardedGradScaler
@@ -24,7 +27,7 @@ class State:
     """The state that a checkpoint must hold, besides the ranks' RNGs, for training to resume as if never interrupted.
 
     Attributes:
-        model: a DistributedDataParallel or a FullyShardedDataParallel.
+        model: a DistributedDataParallel, a FullyShardedDataParallel or an FSDPModule.
         optimizer: its optimizer.
         scaler: the loss scaler; only fp16 needs it, otherwise it does nothing.
         draws: the generator that draws the batches, the same on every rank; it marks the position in the data.
@@ -54,12 +57,19 @@ def begin(settings: Settings, where: torch.device) -> State:
     )
 
 
-def wrap(model: GPT, settings: Settings, where: torch.device) -> DistributedDataParallel | FullyShardedDataParallel:
+def wrap(model: GPT, settings: Settings, where: torch.device) -> Any:
     """Wrap the model by `settings.strategy`, with a unit per block; gradients are reduced in fp32."""
-    strategy = STRATEGIES[settings.strategy]
-    if strategy is None:
-        return DistributedDataParallel(model.to(where), gradient_as_bucket_view=True)
     dtype = PRECISIONS[settings.precision]
+    if settings.strategy == "ddp":
+        return DistributedDataParallel(model.to(where), gradient_as_bucket_view=True)
+    if settings.strategy == "fsdp2":
+        policy = fsdp2.MixedPrecisionPolicy(dtype, torch.float32 if dtype else None)
+        home = fsdp2.CPUOffloadPolicy() if settings.offload else fsdp2.OffloadPolicy()
+        mesh = init_device_mesh(where.type, (settings.ranks,))
+        for module in (*model.blocks, model):
+            fsdp2.fully_shard(module, mesh=mesh, mp_policy=policy, offload_policy=home)
+        return model
+    strategy = FLAT[settings.strategy]
     shape = (settings.replicas, settings.ranks // settings.replicas) if strategy.is_hybrid else (settings.ranks,)
     return FullyShardedDataParallel(
         model,
@@ -73,6 +83,20 @@ def wrap(model: GPT, settings: Settings, where: torch.device) -> DistributedData
         limit_all_gathers=settings.limit,
         device_mesh=init_device_mesh(where.type, shape),
     )
+
+
+@contextmanager
+def without_sync(model: Any) -> Iterator[None]:
+    """Backwards inside the `with` leave gradients unsharded, for a later one to reduce."""
+    if not isinstance(model, fsdp2.FSDPModule):
+        with model.no_sync():
+            yield
+        return
+    model.set_requires_gradient_sync(False)
+    try:
+        yield
+    finally:
+        model.set_requires_gradient_sync(True)
 
 
 def seed_rank(seed: int, step: int) -> None:
