@@ -22,6 +22,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.distributed.device_mesh import init_device_mesh
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
@@ -32,9 +33,10 @@ from minifsdp.course.ladder.rungs import Trainer
 from minifsdp.course.machine.paper import _absent_like
 from minifsdp.fsdp import FullyShardedDataParallel
 from minifsdp.fsdp.absent import Absent
+from minifsdp.fsdp2 import dtensors
 
 RANKS = 4
-GPU = torch.device("cpu")  # until `register`
+GPU, MESH = torch.device("cpu"), None  # until `register`
 
 
 def register() -> None:
@@ -42,11 +44,12 @@ def register() -> None:
     from torch.testing._internal.distributed.fake_pg import FakeStore
     from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
 
-    global GPU
+    global GPU, MESH
     os.environ["CUDA_VISIBLE_DEVICES"] = ""  # a real one would be in the way
     _setup_privateuseone_for_python_backend("pretend")
     GPU = torch.device("pretend", 0)
     dist.init_process_group("cpu:fake,pretend:fake", store=FakeStore(), rank=0, world_size=RANKS)
+    MESH = init_device_mesh("pretend", (RANKS,))  # of real tensors
 
 
 class Waits(TorchDispatchMode):
@@ -124,7 +127,8 @@ def pretend() -> Iterator[Waits]:
     waits = Waits()
     device.command_observers.append(waits.hear)
     try:
-        with patch.object(Absent, "like", _absent_like), FakeTensorMode(), waits:
+        mesh = patch.object(dtensors, "default_mesh", lambda *_: MESH)
+        with patch.object(Absent, "like", _absent_like), mesh, FakeTensorMode(), waits:
             yield waits
     finally:
         device.command_observers.remove(waits.hear)

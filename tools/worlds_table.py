@@ -20,6 +20,7 @@ TORCHS = ("torch-ddp", "torch-fsdp1", "torch-fsdp2")
 RUNGS = (  # of minifsdp.course.ladder.rungs, which needs torch
     "ddp-naive", "ddp-bucketed", "ddp", "zero1", "zero2",
     "fsdp-grad-op", "fsdp", "fsdp-overlap", "fsdp-prefetch", "fsdp-limit",
+    "fsdp2", "fsdp2-hold",
 )  # fmt: skip
 
 SHARED_TIMES = (

@@ -75,7 +75,7 @@ def test_losses_equal_one_process(record):
 
 def test_schedules_are_equal_bit_for_bit(record):
     rungs = by_name(record)
-    for name in SCHEDULES:
+    for name in (*SCHEDULES, "fsdp2", "fsdp2-hold"):
         assert rungs[name]["losses"] == rungs["fsdp"]["losses"]
 
 
@@ -126,6 +126,9 @@ def test_traffic_is_the_formulas(record):
         assert wire(rungs[name]) == pytest.approx(share * (sum(payload.values()) + 2 * used), abs=2)
     if n == 1:
         return
+    for name in ("fsdp2", "fsdp2-hold"):
+        assert calls(rungs[name]) == {"all_gather": 2 * count - 1, "reduce_scatter": count}
+        assert wire(rungs["fsdp"]) < wire(rungs[name]) < 1.1 * wire(rungs["fsdp"])  # padded to whole rows
     assert calls(rungs["fsdp-grad-op"]) == {"all_gather": count, "reduce_scatter": count}
     assert wire(rungs["fsdp-grad-op"]) == pytest.approx(2 * share * sum(units), abs=1)
     for name in SCHEDULES:
@@ -135,8 +138,8 @@ def test_traffic_is_the_formulas(record):
 
 @pytest.mark.parametrize("ranks", [1, 4])
 def test_a_few_rungs_on_other_numbers_of_ranks(ranks, tmp_path):
-    few = climb(tmp_path, ranks=ranks, steps=4, rungs=("ddp", "zero2", "fsdp", "fsdp-limit"))
-    assert len(few["rungs"]) == 4
+    few = climb(tmp_path, ranks=ranks, steps=4, rungs=("ddp", "zero2", "fsdp", "fsdp-limit", "fsdp2", "fsdp2-hold"))
+    assert len(few["rungs"]) == 6
     test_losses_equal_one_process(few)
     test_bytes_are_as_predicted_on_every_rank(few)
     assert by_name(few)["fsdp"]["losses"] == by_name(few)["fsdp-limit"]["losses"]

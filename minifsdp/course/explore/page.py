@@ -68,7 +68,7 @@ def page(title: str, about: str, rungs: Sequence[Mapping[str, Any]], choice: str
 
 @dataclass(frozen=True)
 class Frame:
-    """What a notebook's cell shows of a page: a frame as high as the page needs.
+    """A page in a notebook's cell: a frame as high as the page needs.
 
     (`IPython.display.HTML` warns of every frame, and of this machine's paths with it.)
     """

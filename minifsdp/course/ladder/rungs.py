@@ -232,7 +232,7 @@ RUNGS: dict[str, Rung] = {
     ),
     "fsdp2": Rung("parameters sharded one by one, in place", _fsdp2, _predict_fsdp2),
     "fsdp2-hold": Rung(
-        "buffers held until their stream has waited, no limiter",
+        "buffers held by reference, no limiter",
         partial(_fsdp2, schedule=PrefetchSchedule, keeper=Held),
         _predict_fsdp2_hold,
     ),

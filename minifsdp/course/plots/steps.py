@@ -16,7 +16,7 @@ from minifsdp.course.plots.palette import BLACK, INK, LINE, SOFT, TAG_COLOURS
 from minifsdp.course.plots.style import wall_style
 
 _MIB = 2**20
-_FIRST, _FRAME = 1900, 550  # milliseconds; ten rungs take less than eight seconds
+_FIRST, _FRAME = 1900, 500  # milliseconds; twelve rungs take less than eight seconds
 _LARGE, _TYPE, _SMALL = 19, 16, 13  # points: on a phone the picture is shown at 40 %
 
 
