@@ -1,0 +1,75 @@
+"""FSDP2 on a GPU on paper: two ways to give buffers back, without a hazard, and what each lets pile up."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from unittest.mock import patch
+
+import pytest
+
+from minifsdp.course.ladder.measure import Settings
+from minifsdp.course.ladder.rungs import RUNGS, Trainer, _fsdp2
+from minifsdp.course.launch import launch
+from minifsdp.course.machine import A100, record_steps, replay
+from minifsdp.course.machine.program import Program
+from minifsdp.course.machine.replay import Run
+from minifsdp.fsdp import PrefetchSchedule
+from minifsdp.fsdp2 import Held, Recorded
+
+SETTINGS = Settings(ranks=2, layers=8, width=128)
+SLOW = replace(  # so that the host runs far ahead
+    A100, flops={each: flops / 400 for each, flops in A100.flops.items()}, memory_bandwidth=A100.memory_bandwidth / 80
+)
+
+
+class Careless(Held):
+    """Gives back without a wait."""
+
+    def clear(self) -> None:
+        for buffer, _ in self._kept:
+            buffer.untyped_storage().resize_(0)
+        self._kept.clear()
+
+
+WAYS: dict[str, Callable[..., Trainer]] = {
+    "recorded, limited": RUNGS["fsdp2"].build,
+    "recorded": partial(_fsdp2, schedule=PrefetchSchedule, keeper=Recorded),
+    "held": RUNGS["fsdp2-hold"].build,
+    "careless": partial(_fsdp2, schedule=PrefetchSchedule, keeper=Careless),
+}
+
+
+def record() -> dict[str, Program]:
+    batch = next(SETTINGS.batches())
+    return {name: record_steps(partial(build, SETTINGS.model(), 2), batch) for name, build in WAYS.items()}
+
+
+@pytest.fixture(scope="module")
+def runs() -> dict[str, Run]:
+    with patch.dict("os.environ", MINIFSDP_DEVICE="cpu"):
+        programs = launch(record, 2, backend="gloo")[0]
+    return {name: replay(program, SLOW) for name, program in programs.items()}
+
+
+@pytest.mark.parametrize("name", ["recorded, limited", "recorded", "held"])
+def test_no_wait_is_missing(runs: dict[str, Run], name: str) -> None:
+    assert runs[name].hazards == []
+
+
+def test_memory_given_back_without_a_wait_is_overwritten(runs: dict[str, Run]) -> None:
+    assert runs["careless"].hazards != []
+
+
+def test_what_is_held_is_all_that_is_active(runs: dict[str, Run]) -> None:
+    """What is recorded stays active after its free, and piles up unless the host is stopped."""
+    behind = {name: run.peak("active") - run.peak("allocated") for name, run in runs.items()}
+    assert behind["held"] == 0
+    assert behind["recorded"] > behind["recorded, limited"] > 0
+    assert runs["held"].peak("reserved") < runs["recorded"].peak("reserved")
+    assert runs["held"].peak("active") <= runs["recorded, limited"].peak("active")
+
+
+def test_neither_costs_time(runs: dict[str, Run]) -> None:
+    assert runs["held"].seconds == pytest.approx(runs["recorded"].seconds, rel=0.02)
