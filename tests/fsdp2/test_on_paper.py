@@ -20,7 +20,10 @@ from minifsdp.fsdp2 import Held, Recorded
 
 SETTINGS = Settings(ranks=2, layers=8, width=128)
 SLOW = replace(  # so that the host runs far ahead
-    A100, flops={each: flops / 400 for each, flops in A100.flops.items()}, memory_bandwidth=A100.memory_bandwidth / 80
+    A100,
+    flops={each: flops / 400 for each, flops in A100.flops.items()},
+    memory_bandwidth=A100.memory_bandwidth / 40,
+    issue=20e-6,
 )
 
 
