@@ -13,7 +13,8 @@
 # One model, N copies, N parts of the batch. Each rank computes on its own rows, and the ranks
 # average their gradients before the step. That is all of data parallelism, and it takes one line
 # per parameter. The rest of this lab makes it fast: fewer and larger messages, sent while backward
-# still runs. `torch.nn.parallel.DistributedDataParallel` consists of these three rungs.
+# still runs. These three steps, called *rungs* here, make up
+# `torch.nn.parallel.DistributedDataParallel`.
 #
 # ![Gradients in buckets, filled in the order in which backward makes them](../slides/figures/ddp-buckets.svg)
 #
@@ -61,6 +62,10 @@ RANKS, ROWS, CONTEXT = 2, 8, 32  # N; rows of a whole batch, tokens of a row
 # the same for any number of ranks, and each rank takes its rows from it. Every rank initializes
 # its weights from its own seed, as separate programs do, and receives rank 0's weights before
 # training (`start_equal`: one broadcast per parameter, lab 01).
+#
+# The GPT has two embeddings (tokens and positions), four blocks of 12 parameter tensors each (two
+# LayerNorms and four linear layers, each with a weight and a bias), and at the end a LayerNorm and
+# a linear layer.
 
 # %%
 import contextlib
@@ -233,7 +238,7 @@ def close(mine: list[float], theirs: list[float]) -> bool:
 one_process, two_ranks = mean_losses(alone, 1), mean_losses(rung_1, RANKS)
 for step, (one, two) in enumerate(zip(one_process, two_ranks, strict=True)):
     print(f"step {step}: one process {one:.4f}, two ranks {two:.4f}")
-assert close(one_process, two_ranks), "the ranks have left the path of one process"
+assert close(one_process, two_ranks), "the ranks' losses differ from those of one process"
 
 # %% [markdown]
 # `follow` records the events of one step in order, one letter each: `g` a gradient is computed,
@@ -490,7 +495,7 @@ print(f"rank 0's gradient of layer 0 is averaged with rank 1's gradient of layer
 
 # %% [markdown]
 # There is no error and no hang, and the numbers are meaningless. Collectives have no names; they
-# are matched by the order in which they are issued. Exercise 2.3 brings the cure.
+# are matched by the order in which they are issued. Exercise 2.3 solves it.
 #
 # **What is still missing**: a step sends 54 messages, most of them tiny, and the host waits for
 # each one.
@@ -564,8 +569,9 @@ print(f"as torch assigns them: {[list(map(id, b)) for b in buckets] == [list(map
 # A parameter whose `.grad` is None on this rank counts *as zero*. All ranks then have the same
 # buckets, whichever parameters they used, and the mean over the ranks is still a sum divided by N.
 #
-# Suppose each bucket is finished before the next one is started. How many bytes of staging are
-# alive at the peak? (The number of elements in each bucket is printed above.)
+# These buffers are the *staging*. Suppose each bucket is finished before the next one is started.
+# How many bytes of staging are alive at the peak? (The number of elements in each bucket is
+# printed above.)
 
 # %%
 predict("2.3", ..., "bytes of staging at the peak, one bucket after the other")
@@ -712,7 +718,7 @@ for used in ({0: [0, 1], 1: [0]}, {0: [0], 1: [1]}):
 # |---|---|
 # | `buckets` | list of buckets, each a list of parameters |
 # | `bucket_of` | the number of a parameter's bucket: `reducer.bucket_of[param]` |
-# | `missing` | per bucket, its gradients still missing in this backward; starts at their number |
+# | `missing` | per bucket, the number of gradients still missing in this backward |
 # | `in_flight` | results of `start` for the buckets 0, 1, ... launched in this backward |
 # | `sync` | whether this backward communicates; if False, the hook returns at once |
 # | `start` | `start(bucket)` copies in, launches, and returns a buffer and a handle |

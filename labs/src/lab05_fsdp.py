@@ -274,7 +274,7 @@ def gather(flat: FlatParameter, group: Group) -> None:
 
     Allocate `flat.full`, issue one all-gather straight into it, and wait for it before returning.
     Use no other memory. `flat.views` and autograd's saved tensors refer to `flat.full`, so it must
-    stay the same tensor with the same version. `flat.shard` is a Parameter: pass `flat.shard.data`
+    stay the same tensor, and its version counter must not change. `flat.shard` is a Parameter: pass `flat.shard.data`
     (and `flat.full.data`), otherwise autograd records the collective.
 
     Use `device.allocate(buffer)` and `comm.all_gather(output, shard, group)`, which returns a handle.
@@ -378,9 +378,9 @@ def reduce_gradient(flat: FlatParameter, gradient: Tensor, group: Group) -> None
             undefined, but must be 0 in `flat.shard.grad`.
         group: the ranks.
 
-    Issue one reduce-scatter and wait for it. `flat.shard.grad` is None at first; later results are
-    added to it. Afterwards free `gradient` and any buffer of your own, even if other tensors refer
-    to them; only `flat.shard.grad` remains.
+    Issue one reduce-scatter and wait for it. `flat.shard.grad` is None at first, and the output
+    buffer may become it; later results are added to it. Afterwards free `gradient` and every other
+    buffer of your own, even if other tensors refer to them: only `flat.shard.grad` remains.
 
     Use `device.empty(numel, dtype, "gradients", device)`, `comm.reduce_scatter(output, full, group, op)` with
     `comm.MEAN`, and `device.free(buffer)`.
@@ -542,9 +542,10 @@ def attach(module: nn.Module, unit: LabUnit) -> None:
         unit: has `leaves` (list of Parameters), `is_root`, `whole` (whether it is gathered now),
             and the methods `gather()`, `free()`, `take_gradient(leaf)` and `reduce_gradient()`.
 
-    Gather a unit before its forward. Free it afterwards, unless it is the root and a backward
-    follows. Gather it before its backward, unless it is whole. After the last gradient of its
-    leaves, free it and then reduce its gradient. Do this once per step, in every step.
+    Gather a unit before its forward, unless it is whole. Free it afterwards, unless it is the root
+    and a backward follows (then the output requires a gradient). Gather it before its backward,
+    unless it is whole. After the last gradient of its leaves, free it and then reduce its gradient.
+    Do this once per step, in every step: count the leaves anew each time.
     """
     ...
 
@@ -787,8 +788,8 @@ assert close, f"not one process's gradients; {why}"
 # - the total: shards + 2 (R + B) + the other blocks' gradient shards. This peak comes just before
 #   backward reduces its last block (block 0), when the block's gradient is complete and its
 #   parameters are still whole. If the parameters were freed only after the reduction, they would
-#   coincide with the fifth gradient shard. Even at the peak, a rank never holds 4Ψ of parameters
-#   or of gradients.
+#   still be there when the fifth gradient shard is allocated, and the peak would be higher. Even at
+#   the peak, a rank never holds 4Ψ of parameters or of gradients.
 #
 # Activations come on top, as in every rung; the curve omits them.
 
@@ -861,15 +862,15 @@ plots.curve(
     without_activations(mine["curve"]),
     title=f"Model state of a rank peaks at {mine['state_peak'] / MIB:.2f} MiB, DDP's at "
     f"{usage['DDP']['state_peak'] / MIB:.2f}",
-    says="One step of your FSDP, a gathered unit a tooth; grey: the same step under DDP, ZeRO-1 and ZeRO-2; "
-    "activations are left out.",
+    says="One step of your FSDP: each tooth is a gathered unit. Grey: the same step under DDP, ZeRO-1 and ZeRO-2. "
+    "Without activations.",
     lab="05",
     predicted_peak=state_peak,
     earlier={name: without_activations(usage[name]["curve"]) for name in EARLIER},
 )
 
 # %% [markdown]
-# Read the teeth from the left. Forward has five, one per block, on top of the root. In backward
+# From left to right: forward has five teeth, one per block, on top of the root. In backward
 # each block's parameters and gradient are alive together, and a shard of the gradient remains.
 #
 # The next figure shows the same by stage, with activations. The prediction adds to the model state
@@ -937,8 +938,8 @@ for name in (*EARLIER, "yours"):
 # %% [markdown]
 # The bytes held are counted after the optimizer's step, before `zero_grad`. DDP sends 2(N - 1)/N
 # of the gradient, in an all-reduce. ZeRO-1 and 2 send as much, in a reduce-scatter of gradients
-# and an all-gather of parameters, plus 4 bytes per parameter tensor to agree on the tensors with a
-# gradient. ZeRO-3 gathers the parameters twice: 3(N - 1)/N, minus the root's second gather.
+# and an all-gather of parameters. They also all-reduce 4 bytes per parameter tensor, by which the
+# ranks agree on the tensors that have a gradient. ZeRO-3 gathers the parameters twice: 3(N - 1)/N, minus the root's second gather.
 #
 # ## 5.6 SHARD_GRAD_OP
 #
@@ -1069,8 +1070,8 @@ plots.lines(
     xlabel="rows per rank",
     ylabel="peak of a rank, MiB",
     title=f"In the same memory {fits['your FSDP']} rows per rank fit instead of {fits['DDP']}",
-    says=f"The ledger's peak of a step on {RANKS} ranks, at the sizes that were tried. With many rows it lies where "
-    "backward begins: DDP's gradient buckets are always there, most of FSDP's gradients not yet; hence the extra room.",
+    says=f"The ledger's peak of a step on {RANKS} ranks, at the sizes that were tried. With many rows it is at the "
+    "beginning of backward, when DDP already holds its gradient buckets and FSDP hardly any gradients.",
     lab="05",
 )
 

@@ -23,7 +23,7 @@
 # *From [lecture 4, Overlap, prefetch, rate limit, and the allocator](../slides/overlap.md), which comes before this
 # lab.*
 #
-# The answer lies between two queues. A GPU's host runs ahead: it requests memory for the next unit
+# The answer lies in how far the host is ahead of its device. A GPU's host runs ahead: it requests memory for the next unit
 # long before the device has finished with the previous one. The *caching allocator* manages the
 # device's memory for the program, and must not hand out memory that a stream may still be reading.
 # You build that allocator, see it run out of memory, and build the remedy: a limit on the number
@@ -176,8 +176,8 @@ plots.device_memory(
     {"without a limit": plenty},
     title=f"The program holds {plenty.peak('allocated') / GIB:.0f} GiB at most, and its allocator "
     f"{plenty.peak('reserved') / GIB:.0f}",
-    says="Bytes over the host's time. What lies over `allocated` has been freed by the program and is not free yet: "
-    "the device has not come so far.",
+    says="Bytes over the host's time. Memory above `allocated` has been freed by the program but cannot be reused yet: "
+    "the device still has to read it.",
     lab="08",
     model=PLENTY.name,
 )
@@ -186,8 +186,9 @@ plots.device_memory(
 # Look at the axis: the host issues the step in a small fraction of the time that the device needs
 # for it. It gathers and frees one unit after the other, so `allocated` never contains more than
 # two units and the tensors used with them. But the memory of a freed unit cannot be reused
-# before the device has *computed* with it, so every unit gets its own memory. The original device
-# has 80 GB, enough for 6 of the 96 blocks. To make memory scarce here too, we give it 40 GiB.
+# before the device has *computed* with it, so every unit gets its own memory. The device of
+# the table above has 80 GB, which is enough for 6 of the 96 blocks. To make memory scarce here too,
+# we give it 40 GiB.
 #
 # The allocator decides when a freed block can be used again. You build one by torch's rules
 # (`c10/cuda/CUDACachingAllocator.cpp`), with fewer special cases.
@@ -520,7 +521,7 @@ print(f"hazards: {len(yours.hazards)}")
 # %% [markdown]
 # With 40 GiB your allocator behaves like the course's own, which follows torch's rules more
 # closely (separate pools for small and large requests, segments of at least 20 MiB). The peaks
-# differ by the rounding of these rules.
+# differ slightly because torch's rules round sizes up.
 #
 # No hazards means that any two uses of the same bytes have a guaranteed order. The replay keeps a
 # vector clock for every stream, like torch's `_sanitizer`.
@@ -539,7 +540,7 @@ careless = replay(unlimited, A100, partial(LabAllocator, pieces=Pieces(release=a
 table({"freed at once": careless})
 early = [hazard for hazard in careless.hazards if hazard.kind == "reused too early"]
 print(f"{len(early)} hazards, such as", early[0].text)
-assert early, "nothing went wrong, which it should"
+assert early, "this allocator should cause hazards, and none were found"
 
 # %% [markdown]
 # A GPU would report no error. Depending on the load of the network, the next unit's parameters
@@ -655,7 +656,8 @@ print("this device's caching allocator:", stats or "none, memory of a CPU is not
 # enter the queue. (torch counts every free, including theirs, and waits for one event before a
 # gather, however many are in the queue.)
 #
-# The recording of the GPT has 6 blocks and a root. With a limit of 2, for how many events does the
+# The recording of the GPT has 6 blocks and a root. Every block, the last one included, is freed
+# after forward and once more after backward. With a limit of 2, for how many events does the
 # host wait in a step after the first?
 
 # %%
@@ -681,7 +683,7 @@ def rate_limit(
         case.
         `limited_free(unit)`: call `free(unit)`. If the unit was not sharded before, and is freed
         after forward, append an event to the queue:
-        `device.current_stream(unit.device).record_event()`, of the stream that is current then.
+        `device.current_stream(unit.device).record_event()`.
     """
     ...
 
@@ -729,8 +731,8 @@ assert held.retries == 0
 plots.device_memory(
     {"without a limit": yours, "your limit, k = 2": held},
     title=f"With a limit {held.peak('reserved') / GIB:.0f} GiB are enough, and nothing is given back",
-    says="Before a gather the host waits for the older of two freed units: both are orange meanwhile, and one when it "
-    "goes on. What waits besides are gradients that are being reduced.",
+    says="Before a gather the host waits for the older of two freed units: both are orange until then, and one "
+    "afterwards. The remaining orange is gradients under reduction.",
     lab="08",
     model=A100.name,
 )
@@ -740,14 +742,14 @@ plots.device_memory(
 # allocated and reserved. The step is as fast as with enough memory: the device never runs out of
 # work, because the work of at least one unit is always queued.
 #
-# ## 8.7 Put off what has no room
+# ## 8.7 Postpone gathers without room
 #
 # *10 minutes, medium*
 #
 # On a laptop the host itself computes, and the event queue has no effect: when the host reaches
 # the next gather, every free it has issued has already happened. There, units accumulate for
 # another reason: a *deep* prefetch gathers all units in the order (`depth=None`, lab 07). What
-# would a limiter do that simply waits? Suppose two units may be whole, both are, and the prefetch
+# would happen if a limiter simply waited? Suppose two units may be whole, both are, and the prefetch
 # requests a third:
 
 # %%

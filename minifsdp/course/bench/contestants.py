@@ -14,7 +14,7 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FullyShardedDataParallel as TorchFSDP
 from torch.distributed.fsdp import ShardingStrategy as TorchStrategy
-from torch.distributed.fsdp import fully_shard
+from torch.distributed.fsdp import fully_shard as torch_fully_shard
 from torch.distributed.fsdp.wrap import ModuleWrapPolicy
 from torch.nn.parallel import DistributedDataParallel as TorchDDP
 from torch.optim import AdamW
@@ -24,6 +24,7 @@ from minifsdp.course.ladder.model import GPT, Block
 from minifsdp.course.ladder.rungs import LEARNING_RATE, RUNGS, Trainer, plain
 from minifsdp.ddp import DistributedDataParallel
 from minifsdp.fsdp import FullyShardedDataParallel, ShardingStrategy
+from minifsdp.fsdp2 import fully_shard
 
 LIMIT = measure.Settings().limit  # of the rung fsdp-limit
 
@@ -59,8 +60,8 @@ def _torch_fsdp1(model: GPT, strategy: TorchStrategy) -> Trainer:
         return _trained(TorchFSDP(model, None, strategy, auto_wrap_policy=ModuleWrapPolicy({Block}), device_id=where))
 
 
-def _torch_fsdp2(model: GPT) -> Trainer:
-    # `fully_shard` defaults to the machine's accelerator, if it has one, even for a model on CPU.
+def _fsdp2(model: GPT, fully_shard: Callable[..., Any]) -> Trainer:
+    # torch's defaults to the machine's accelerator, if it has one, even for a model on CPU.
     assert dist.group.WORLD is not None
     mesh = DeviceMesh.from_group(dist.group.WORLD, next(model.parameters()).device.type)
     for block in model.blocks:
@@ -109,7 +110,9 @@ CONTESTANTS: Mapping[str, Contestant] = {
     "torch-fsdp1-grad-op": Contestant(
         "torch", "the same, SHARD_GRAD_OP", partial(_torch_fsdp1, strategy=TorchStrategy.SHARD_GRAD_OP)
     ),
-    "torch-fsdp2": Contestant("torch", "fully_shard, a block at a time", _torch_fsdp2),
+    "torch-fsdp2": Contestant(
+        "torch", "fully_shard, a block at a time", partial(_fsdp2, fully_shard=torch_fully_shard)
+    ),
     "our-ddp": Contestant("minifsdp", "DistributedDataParallel", _ddp),
     "our-ddp-view": Contestant(
         "minifsdp", "the same, gradient_as_bucket_view=True", partial(_ddp, gradient_as_bucket_view=True)
@@ -123,6 +126,7 @@ CONTESTANTS: Mapping[str, Contestant] = {
     "our-fsdp-no-shard": Contestant(
         "minifsdp", "the same, NO_SHARD", partial(_fsdp, strategy=ShardingStrategy.NO_SHARD)
     ),
+    "our-fsdp2": Contestant("minifsdp", "fully_shard, a block at a time", partial(_fsdp2, fully_shard=fully_shard)),
     "our-fsdp-hybrid": Contestant("minifsdp", "the same, HYBRID_SHARD in pairs of ranks", _fsdp_hybrid),
     **{name: Contestant("rung", rung.adds, partial(_rung, name=name)) for name, rung in RUNGS.items()},
 }
