@@ -49,7 +49,7 @@ def step() -> Any:
             optimizer.step()
             ledger.mark(f"{number} step")
             optimizer.zero_grad()
-        ledger.mark("zero_grad")
+            ledger.mark(f"{number} zero_grad")
     return _from_the_first(ledger.curve(), {"model built": "parameters", "first step": "optimizer"})
 
 
@@ -94,12 +94,20 @@ def draw_step() -> Figure:
             axes.text((begin + at) / 2, -0.02, words, **style)
         if number in ("first", "second"):
             ends.setdefault(number, [begin]).append(at)
+        if phase == "zero_grad":
+            arrow = {"arrowstyle": "-|>", "color": INK, "shrinkA": 0, "shrinkB": 0}
+            axes.annotate(
+                "zero_grad()", ((begin + at) / 2, 8.0), (begin - events / 90, 10.5), ha="right", arrowprops=arrow
+            )
         begin = at
     for number, (first, *_, last) in ends.items():
         axes.text((first + last) / 2, -0.12, f"{number} step", color=SOFT, **style)
-    axes.set_ylabel(f"MiB; GPT of {_millions()}")
+    axes.set_xlabel(f"allocations and frees, in order; GPT of {_millions()}, fp32", labelpad=58)
+    axes.set_ylabel("MiB")
+    axes.set(ylim=(0, 15), yticks=(0, 5, 10, 15))
+    look: Any = {"labelspacing": 0.25, "framealpha": 1.0, "edgecolor": "white"}
     present = [tag for tag in reversed(TAG_COLOURS) if any(curve["tags"][tag])]
-    axes.legend(handles=tag_patches(present), loc="upper left", bbox_to_anchor=(0.33, 1.03))
+    axes.legend(handles=tag_patches(present), loc="upper left", bbox_to_anchor=(0.0, 1.06), frameon=True, **look)
     return figure
 
 

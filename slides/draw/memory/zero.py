@@ -9,9 +9,10 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
 from minifsdp.course.plots.drawing import tag_patches
-from minifsdp.course.plots.palette import INK, LINE, PALE, STRATEGY_COLOURS, TAG_COLOURS, as_text
+from minifsdp.course.plots.palette import INK, LINE, PALE, SOFT, STRATEGY_COLOURS, TAG_COLOURS, as_text
 from minifsdp.course.reference.lab00 import training_bytes, zero_stages
 
+OF_WHAT = f"model state of {PSI / 1e9:.1f} billion parameters, mixed precision, Adam"
 RANKS = 64  # of the ZeRO paper's figure 1
 STAGES = {  # how many of the three are divided by the ranks: the last ones
     "replicated": 0,
@@ -23,7 +24,7 @@ STAGES = {  # how many of the three are divided by the ranks: the last ones
 
 def draw_partitions(stage: str) -> Figure:
     """What each of four ranks holds of the three; what it does not, in outline."""
-    figure = canvas(4.6)
+    figure = canvas(4.9)
     axes = figure.subplots()
     ranks, heights = 4, {"parameters": 2, "gradients": 2, "optimizer": 12}
     divided = STATE[len(STATE) - STAGES[stage] :]
@@ -38,8 +39,9 @@ def draw_partitions(stage: str) -> Figure:
     middles = {"parameters": 1.0, "gradients": 3.5, "optimizer": 11.0}
     for tag, middle in middles.items():
         axes.text(-0.1, middle, tag, ha="right", va="center", color=as_text(TAG_COLOURS[tag]))
+    axes.text(2.4, -2.3, OF_WHAT, ha="center", va="top", color=SOFT)
     axes.set_xlim(-0.95, 4.9)
-    axes.set_ylim(-1.8, 17.2)
+    axes.set_ylim(-3.6, 17.2)
     axes.axis("off")
     return figure
 
@@ -70,6 +72,7 @@ def draw_stages() -> Figure:
     axes.set_xticks(range(len(STAGES)), STAGES)
     axes.tick_params(axis="x", length=0)
     axes.set_ylim(0, 140)
+    axes.set_xlabel(OF_WHAT)
     axes.set_ylabel(f"GB on each of {RANKS} ranks")
     axes.legend(handles=tag_patches(reversed(STATE)), loc="upper right")
     return figure
@@ -96,6 +99,6 @@ def draw_floor() -> Figure:
     axes.set_yticks(ticks, [f"{tick:g}" for tick in ticks])
     axes.minorticks_off()
     axes.set_xlim(1, 3000)
-    axes.set_xlabel(f"ranks; {PSI / 1e9:.1f} billion parameters")
-    axes.set_ylabel("GB on each rank")
+    axes.set_xlabel(f"ranks; {PSI / 1e9:.1f} billion parameters, mixed precision, Adam")
+    axes.set_ylabel("GB of model state\non each rank")
     return figure
