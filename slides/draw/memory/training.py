@@ -97,7 +97,12 @@ def draw_step() -> Figure:
         if phase == "zero_grad":
             arrow = {"arrowstyle": "-|>", "color": INK, "shrinkA": 0, "shrinkB": 0}
             axes.annotate(
-                "zero_grad()", ((begin + at) / 2, 8.0), (begin - events / 90, 10.5), ha="right", arrowprops=arrow
+                "zero_grad()",
+                ((begin + at) / 2, 8.0),
+                (begin - events / 90, 10.5),
+                ha="right",
+                arrowprops=arrow,
+                backgroundcolor="white",
             )
         begin = at
     for number, (first, *_, last) in ends.items():
