@@ -7,7 +7,7 @@ from typing import Any
 from draw.canvas import KIB, MIB, Draw, in_units
 from draw.ddp.buckets import draw_buckets, draw_caps, draw_timeline
 from draw.ddp.collectives import draw_primitives, draw_ring, draw_turns
-from draw.ddp.gradients import BATCHES, MICRO, counted, draw_gradients, extra_memory, step_ratio
+from draw.ddp.gradients import MICRO, counted, draw_gradients, draw_join, extra_memory, step_ratio
 from draw.ddp.links import LINKS, draw_links, draw_messages
 from draw.ddp.runs import CAP, PAPER, all_reduce, bucket_sizes, exposed, parameters, rung
 from draw.ddp.traffic import draw_busiest, draw_gather, gather_then_broadcast, ring_all_gather, sent_bytes
@@ -37,8 +37,6 @@ def numbers() -> dict[str, Any]:
         "longer": {ranks: (step_ratio(SGD, ranks), step_ratio(Adam, ranks)) for ranks in (2, 8, 64)},
         "counted": counted(2),
         "micro": MICRO,
-        "batches": BATCHES,
-        "running": [sum(step < batches for batches in BATCHES) for step in range(max(BATCHES))],
         "extra": extra_memory(),
         "sent": {"ring": sent_bytes(ring_all_gather, 4), "gather": sent_bytes(gather_then_broadcast, 4)},
         "half": {name: latency * bandwidth for name, (latency, bandwidth) in LINKS.items()},
@@ -58,4 +56,5 @@ FIGURES: dict[str, Draw] = {
     "ddp-timeline": draw_timeline,
     "ddp-caps": draw_caps,
     "ddp-turns": draw_turns,
+    "ddp-join": draw_join,
 }

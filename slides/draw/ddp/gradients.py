@@ -11,9 +11,10 @@ from draw.canvas import canvas
 from draw.ddp.drawing import FOUR
 from draw.ddp.traffic import group_of
 from matplotlib.figure import Figure
+from matplotlib.patches import Rectangle
 from torch import Tensor, nn
 
-from minifsdp.course.plots.palette import LINE, TAG_COLOURS, as_text
+from minifsdp.course.plots.palette import LINE, PALE, SOFT, TAG_COLOURS, as_text, ink_on
 from minifsdp.course.reference import lab01
 
 MICRO = 4
@@ -83,4 +84,31 @@ def draw_gradients() -> Figure:
                 axes.set_title(f"rank {rank}\nrows {2 * rank}, {2 * rank + 1}", loc="center")
         ink = as_text(TAG_COLOURS[tag])
         row[0].text(-0.12, 0.5, name, ha="right", va="center", transform=row[0].transAxes, color=ink)
+    return figure
+
+
+def draw_join() -> Figure:
+    """Steps of four ranks with unequal numbers of batches, and the weight of a batch by what the sum is divided by."""
+    figure = canvas(5.0)
+    axes = figure.subplots()
+    steps, colour = range(max(BATCHES)), TAG_COLOURS["gradients"]
+    running = [sum(step < batches for batches in BATCHES) for step in steps]
+    centre: Any = {"ha": "center", "va": "center"}
+    for step in steps:
+        axes.text(step + 0.5, 0.15, f"step {step}", ha="center", color=SOFT)
+        for rank, batches in enumerate(BATCHES):
+            has = step < batches
+            face, ink = (colour, ink_on(colour)) if has else (PALE, SOFT)
+            axes.add_patch(Rectangle((step + 0.03, -rank - 0.92), 0.94, 0.84, facecolor=face))
+            axes.text(step + 0.5, -rank - 0.5, "batch" if has else "zeros", color=ink, **centre)
+        for row, divisor in enumerate((len(BATCHES), running[step])):
+            look = {"fontsize": 22, "fontweight": "bold"} if divisor < len(BATCHES) else {}
+            axes.text(step + 0.5, -4.85 - 0.62 * row, f"1/{divisor}", **centre, **look)
+    for rank in range(len(BATCHES)):
+        axes.text(-0.08, -rank - 0.5, f"rank {rank}", ha="right", va="center")
+    axes.plot([-1.85, len(steps)], [-4.3, -4.3], color=LINE, linewidth=1)
+    axes.text(-0.08, -4.85, "weight, mean over all", ha="right", va="center")
+    axes.text(-0.08, -5.47, "over those running", ha="right", va="center")
+    axes.set(xlim=(-1.9, len(steps)), ylim=(-5.8, 0.6))
+    axes.axis("off")
     return figure

@@ -7,7 +7,7 @@ from typing import Any
 from draw.canvas import GB, MIB, Draw, in_units
 from draw.memory.state import PSI, draw_account, draw_fits, draw_optimizers
 from draw.memory.training import activations, draw_activations, draw_step, kept, model
-from draw.memory.zero import STAGES, draw_floor, draw_partitions, draw_stages
+from draw.memory.zero import STAGES, draw_floor, draw_partitions, draw_sent, draw_stages
 
 from minifsdp.course.reference.lab00 import training_bytes
 
@@ -37,4 +37,5 @@ FIGURES: dict[str, Draw] = {
     **{f"partition-{count}": lambda stage=stage: draw_partitions(stage) for stage, count in STAGES.items()},
     "stages": draw_stages,
     "floor": draw_floor,
+    "sent": draw_sent,
 }
