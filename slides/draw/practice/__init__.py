@@ -6,7 +6,7 @@ from typing import Any
 
 from draw.canvas import GB, MIB, Draw, in_units
 from draw.practice.accumulation import draw_accumulation
-from draw.practice.checkpoints import commit_calls, draw_rows, recomputed
+from draw.practice.checkpoints import commit_calls, draw_recomputed, draw_rows
 from draw.practice.construction import draw_construction
 from draw.practice.hybrid import draw_decisions, draw_hybrid, draw_leaves
 from draw.practice.model import RANKS, elements
@@ -33,7 +33,6 @@ def numbers() -> dict[str, Any]:
         "full": 4 * sum(units),
         "unit": 4 * max(units),
         "trained": tuned(),
-        "recomputed": recomputed(),
     }
 
 
@@ -46,6 +45,7 @@ FIGURES: dict[str, Draw] = {
     "practice-policies": draw_policies,
     "practice-rows": draw_rows,
     "practice-frozen": draw_frozen,
+    "practice-recomputed": draw_recomputed,
     "practice-hybrid": draw_hybrid,
     "practice-leaves": draw_leaves,
     "practice-decisions": draw_decisions,
