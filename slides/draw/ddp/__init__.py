@@ -7,11 +7,10 @@ from typing import Any
 from draw.canvas import KIB, MIB, Draw, in_units
 from draw.ddp.buckets import draw_buckets, draw_caps, draw_timeline
 from draw.ddp.collectives import draw_primitives, draw_ring, draw_turns
-from draw.ddp.gradients import MICRO, counted, draw_gradients, draw_join, extra_memory, step_ratio
+from draw.ddp.gradients import MICRO, counted, draw_extra, draw_gradients, draw_join, draw_longer
 from draw.ddp.links import LINKS, draw_links, draw_messages
 from draw.ddp.runs import CAP, PAPER, all_reduce, bucket_sizes, exposed, parameters, rung
 from draw.ddp.traffic import draw_busiest, draw_gather, gather_then_broadcast, ring_all_gather, sent_bytes
-from torch.optim import SGD, Adam
 
 
 def numbers() -> dict[str, Any]:
@@ -34,10 +33,8 @@ def numbers() -> dict[str, Any]:
         "latency": PAPER.latency,
         "overlap": rung("ddp").overlap,
         "exposed": exposed,
-        "longer": {ranks: (step_ratio(SGD, ranks), step_ratio(Adam, ranks)) for ranks in (2, 8, 64)},
         "counted": counted(2),
         "micro": MICRO,
-        "extra": extra_memory(),
         "sent": {"ring": sent_bytes(ring_all_gather, 4), "gather": sent_bytes(gather_then_broadcast, 4)},
         "half": {name: latency * bandwidth for name, (latency, bandwidth) in LINKS.items()},
     }
@@ -57,4 +54,6 @@ FIGURES: dict[str, Draw] = {
     "ddp-caps": draw_caps,
     "ddp-turns": draw_turns,
     "ddp-join": draw_join,
+    "ddp-extra": draw_extra,
+    "ddp-longer": draw_longer,
 }

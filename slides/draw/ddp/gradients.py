@@ -13,8 +13,19 @@ from draw.ddp.traffic import group_of
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 from torch import Tensor, nn
+from torch.optim import SGD, Adam
 
-from minifsdp.course.plots.palette import LINE, PALE, SOFT, TAG_COLOURS, as_text, ink_on
+from minifsdp.course.plots.palette import (
+    CONTESTANT_COLOURS,
+    INK,
+    LINE,
+    PALE,
+    SERIES_COLOURS,
+    SOFT,
+    TAG_COLOURS,
+    as_text,
+    ink_on,
+)
 from minifsdp.course.reference import lab01
 
 MICRO = 4
@@ -111,4 +122,45 @@ def draw_join() -> Figure:
     axes.text(-0.08, -5.47, "over those running", ha="right", va="center")
     axes.set(xlim=(-1.9, len(steps)), ylim=(-5.8, 0.6))
     axes.axis("off")
+    return figure
+
+
+def draw_extra() -> Figure:
+    """What DDP adds to the peak of one process, in sizes of the gradients."""
+    figure = canvas(3.3)
+    axes = figure.subplots()
+    names = {
+        "torch-ddp": ("torch's DDP", "torch"),
+        "torch-ddp-view": ("the same, gradient_\nas_bucket_view", "torch"),
+        "our-ddp": ("minifsdp: buckets of\none backward each", "minifsdp"),
+    }
+    for place, (name, (_, who)) in enumerate(names.items()):
+        size = extra_memory()[name]
+        axes.barh(place, size, 0.66, color=CONTESTANT_COLOURS[who])
+        axes.text(size + 0.01, place, f"{size:.2f}", va="center", fontweight="bold")
+    axes.set_yticks(range(len(names)), [label for label, _ in names.values()])
+    axes.tick_params(axis="y", length=0, labelcolor=INK)
+    axes.invert_yaxis()
+    axes.set(xlim=(0, 1.12), xticks=(0, 0.5, 1), xlabel="peak of a step above one process's, in sizes of the gradients")
+    axes.spines["left"].set_visible(False)
+    return figure
+
+
+def draw_longer() -> Figure:
+    """The first step with summed gradients, in lengths of that with their mean, over the ranks."""
+    figure = canvas(3.6)
+    axes = figure.subplots()
+    counts = 2, 8, 64
+    for kind, number, colour in ((SGD, 0, SERIES_COLOURS[1]), (Adam, 1, SERIES_COLOURS[0])):
+        for place, ranks in enumerate(counts):
+            ratio = step_ratio(kind, ranks)
+            at = place + 0.46 * number
+            axes.bar(at, ratio, 0.36, color=colour)
+            axes.text(at, 1.1 * ratio, f"{kind.__name__}: {ratio:.3g} ×", ha="center", color=as_text(colour))
+    axes.set(yscale="log", ylim=(0.5, 130), ylabel="first step with a sum,\nagainst the mean")
+    axes.axhline(1, color=SOFT, linewidth=1.2, linestyle=(0, (4, 3)))
+    axes.set_yticks([1, 10, 100], ["1 ×", "10 ×", "100 ×"])
+    axes.minorticks_off()
+    axes.set_xticks([place + 0.23 for place in range(len(counts))], [f"{ranks} ranks" for ranks in counts])
+    axes.tick_params(axis="x", length=0)
     return figure

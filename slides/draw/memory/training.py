@@ -12,7 +12,7 @@ from torch.optim import AdamW
 
 from minifsdp.course.ladder.model import GPT
 from minifsdp.course.plots.drawing import areas, tag_patches
-from minifsdp.course.plots.palette import INK, SOFT, TAG_COLOURS, as_text
+from minifsdp.course.plots.palette import INK, SOFT, TAG_COLOURS, as_text, ink_on
 from minifsdp.course.reference.lab00 import saved_bytes, training_bytes
 from minifsdp.course.watch.ledger import Ledger
 
@@ -139,4 +139,32 @@ def draw_activations() -> Figure:
     axes.set_xlabel(f"sequences of {SHAPE['context']} tokens in a batch; GPT of {_millions()}, fp32")
     axes.set_ylabel("MiB")
     axes.set_ylim(0)
+    return figure
+
+
+def draw_kept() -> Figure:
+    """Model state after each of the first phases, by tag."""
+    figure = canvas(4.3)
+    axes = figure.subplots()
+    tags = "parameters", "gradients", "optimizer"
+    phases = {
+        "model built": "model\nbuilt",
+        "optimizer built": "optimizer\nbuilt",
+        "first backward": "first\nbackward",
+        "first step": "first\nstep()",
+        "first zero_grad": "zero_grad()",
+    }
+    for place, phase in enumerate(phases):
+        bottom = 0.0
+        for tag in tags:
+            size = kept()[phase][tag] / MIB
+            axes.bar(place, size, 0.62, bottom, color=TAG_COLOURS[tag])
+            if size > 0.05:
+                look: dict[str, Any] = {"ha": "center", "va": "center", "color": ink_on(TAG_COLOURS[tag])}
+                axes.text(place, bottom + size / 2, f"{size:.1f}", **look)
+            bottom += size
+    axes.set_xticks(range(len(phases)), list(phases.values()))
+    axes.tick_params(axis="x", length=0)
+    axes.set(ylim=(0, 8.4), ylabel=f"MiB; GPT of {_millions()}".replace("M ", "M\n"))
+    axes.legend(handles=tag_patches(reversed(tags)), loc="upper left")
     return figure
