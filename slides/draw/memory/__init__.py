@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from draw.canvas import GB, MIB, Draw, in_units
+from draw.memory.parallel import draw_parallel
 from draw.memory.state import PSI, draw_account, draw_fits, draw_optimizers
 from draw.memory.training import activations, draw_activations, draw_kept, draw_step, model
 from draw.memory.zero import STAGES, draw_floor, draw_partitions, draw_sent, draw_stages
@@ -38,4 +39,5 @@ FIGURES: dict[str, Draw] = {
     "stages": draw_stages,
     "floor": draw_floor,
     "sent": draw_sent,
+    "parallel": draw_parallel,
 }
