@@ -23,7 +23,7 @@ from minifsdp.course.machine import Block, Hardware, Program, Run, Segment, meas
 from minifsdp.course.machine.program import Allocate, Buffer, Free, Issue, Kernel, Mark, RecordStream, Wait
 from minifsdp.course.machine.versus import Versus
 from minifsdp.course.plots import Timeline, memory_figure, memory_steps, timeline_figure
-from minifsdp.course.plots.palette import BLOCK_COLOURS, EARLIER_COLOURS, GATHER, LANE_COLOURS, REDUCE, TAG_COLOURS
+from minifsdp.course.plots.palette import BLOCK_COLOURS, COLLECTIVE_COLOURS, EARLIER_COLOURS, LANE_COLOURS, TAG_COLOURS
 from minifsdp.course.plots.picture import in_words
 from minifsdp.course.plots.style import unit_for
 from minifsdp.course.watch.timeline import Span
@@ -188,7 +188,7 @@ def test_bars_are_the_spans_in_milliseconds_and_the_lanes_colours(timeline: Figu
     assert drawn["wait"] == pytest.approx((60, 90))
 
 
-def test_gathers_and_reductions_are_told_apart(tmp_path: Path) -> None:
+def test_each_collective_has_its_declared_colour(tmp_path: Path) -> None:
     spans = [
         Span("communication", "all_gather 1.0 MiB", 0.0, 0.5),
         Span("communication", "reduce_scatter 1.0 MiB", 0.5, 0.09),
@@ -197,8 +197,8 @@ def test_gathers_and_reductions_are_told_apart(tmp_path: Path) -> None:
     ]
     figure = timeline_figure([Timeline("fsdp", spans, 1.0)], tmp_path / "timeline.png")
     drawn = [[to_hex(colour).upper() for colour in bars.get_facecolor()] for bars in figure.axes[0].collections]
-    assert [GATHER, REDUCE, REDUCE] in drawn
-    assert "reduction" in [text.get_text() for text in figure.legends[0].get_texts()]
+    assert [*COLLECTIVE_COLOURS.values()][:3] in drawn
+    assert {"reduce-scatter", "all-reduce"} <= {text.get_text() for text in figure.legends[0].get_texts()}
 
 
 def test_a_lane_of_copies_is_drawn_where_there_are_some(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 from matplotlib.axes import Axes
 from matplotlib.patches import Patch
 
-from minifsdp.course.plots.palette import GATHER, LANE_COLOURS, REDUCE, TAG_COLOURS, ink_on
+from minifsdp.course.plots.palette import COLLECTIVE_COLOURS, LANE_COLOURS, TAG_COLOURS, ink_on
 from minifsdp.course.watch.timeline import Span
 
 LETTER = 0.011  # width of a character, as a fraction of a notebook's timeline
@@ -133,8 +133,7 @@ def lane_patches(spans: Iterable[Span] | None = None) -> list[Patch]:
     """Legend patches of a timeline: all lanes, or only those among `spans`."""
     named = {
         "compute": LANE_COLOURS["compute"],
-        "all-gather": GATHER,
-        "reduction": REDUCE,
+        **{op: COLLECTIVE_COLOURS[op] for op in ("all-gather", "reduce-scatter", "all-reduce")},
         "copy to or from the host": LANE_COLOURS["copy"],
         "host issues": LANE_COLOURS["host"],
         "host waits": LANE_COLOURS["wait"],
@@ -163,8 +162,11 @@ def row_title(name: str, spans: Sequence[Span], overlap: float | None) -> str:
 
 
 def _colour(span: Span) -> str:
-    reduction = _kind(span.lane) == "communication" and "reduce" in span.name.lower()
-    return REDUCE if reduction else LANE_COLOURS[_kind(span.lane)]
+    kind, name = _kind(span.lane), span.name.lower()
+    if kind != "communication" or "reduce" not in name:
+        return LANE_COLOURS[kind]
+    whole = "allreduce" in name.replace("_", "").replace("-", "")  # NCCL's kernels: AllReduce
+    return COLLECTIVE_COLOURS["all-reduce" if whole else "reduce-scatter"]
 
 
 def _kind(lane: str) -> str:

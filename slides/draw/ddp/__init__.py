@@ -7,16 +7,15 @@ from typing import Any
 from draw.canvas import KIB, MIB, Draw, in_units
 from draw.ddp.buckets import draw_buckets, draw_caps, draw_timeline
 from draw.ddp.collectives import draw_primitives, draw_ring, draw_turns
-from draw.ddp.gradients import BATCHES, MICRO, counted, draw_gradients, extra_memory, step_ratio
+from draw.ddp.gradients import MICRO, counted, draw_extra, draw_gradients, draw_join, draw_longer
 from draw.ddp.links import LINKS, draw_links, draw_messages
-from draw.ddp.runs import PAPER, all_reduce, bucket_sizes, exposed, parameters, rung
+from draw.ddp.runs import CAP, PAPER, all_reduce, bucket_sizes, exposed, parameters, rung
 from draw.ddp.traffic import draw_busiest, draw_gather, gather_then_broadcast, ring_all_gather, sent_bytes
-from torch.optim import SGD, Adam
 
 
 def numbers() -> dict[str, Any]:
     """What the deck's text says in numbers."""
-    sizes, buckets = [p.nbytes for p in parameters().values()], bucket_sizes(25)
+    sizes, buckets = [p.nbytes for p in parameters().values()], bucket_sizes(CAP)
     small = [size for size in sizes if size < 64 * KIB]
     return {
         "mib": in_units("MiB", MIB, 0),
@@ -28,17 +27,14 @@ def numbers() -> dict[str, Any]:
         "small_share": sum(small) / sum(sizes),
         "embedding": max(sizes),
         "buckets": buckets,
+        "torchs_first": bucket_sizes(1, CAP)[0],
         "one_each": sum(map(all_reduce, sizes)),
         "in_buckets": sum(map(all_reduce, buckets)),
         "latency": PAPER.latency,
         "overlap": rung("ddp").overlap,
         "exposed": exposed,
-        "longer": {ranks: (step_ratio(SGD, ranks), step_ratio(Adam, ranks)) for ranks in (2, 8, 64)},
         "counted": counted(2),
         "micro": MICRO,
-        "batches": BATCHES,
-        "running": [sum(step < batches for batches in BATCHES) for step in range(max(BATCHES))],
-        "extra": extra_memory(),
         "sent": {"ring": sent_bytes(ring_all_gather, 4), "gather": sent_bytes(gather_then_broadcast, 4)},
         "half": {name: latency * bandwidth for name, (latency, bandwidth) in LINKS.items()},
     }
@@ -57,4 +53,7 @@ FIGURES: dict[str, Draw] = {
     "ddp-timeline": draw_timeline,
     "ddp-caps": draw_caps,
     "ddp-turns": draw_turns,
+    "ddp-join": draw_join,
+    "ddp-extra": draw_extra,
+    "ddp-longer": draw_longer,
 }

@@ -6,7 +6,7 @@ from typing import Any
 
 from draw.canvas import MIB, canvas
 from draw.ddp.drawing import GOOD
-from draw.ddp.runs import ON_PAPER, all_reduce, backward_of, bucket_sizes, exposed, parameters, rung
+from draw.ddp.runs import CAP, ON_PAPER, all_reduce, backward_of, bucket_sizes, exposed, parameters, rung
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
@@ -42,13 +42,13 @@ def draw_buckets() -> Figure:
     axes.text(0, 2.92, says, color=as_text(colour), fontweight="bold")
     axes.set(xlim=(0, left), ylim=(-0.1, 3.35))
     left = 0.0
-    for number, size in enumerate(bucket_sizes(25)):
+    for number, size in enumerate(bucket_sizes(CAP)):
         width, shade = size / MIB, UNIT_COLOURS[number % 2]
         axes.add_patch(Rectangle((left, 0), width, 0.8, facecolor=shade, edgecolor="white", linewidth=2))
         look: Any = {"ha": "center", "va": "center"}
-        axes.text(left + width / 2, 0.4, f"{width:.0f}", color=ink_on(shade), **look)
+        axes.text(left + width / 2, 0.4, f"{width:.0f}" + " MiB" * (width > 50), color=ink_on(shade), **look)
         left += width
-    says = f"{len(bucket_sizes(25))} buckets, MiB"
+    says = f"{len(bucket_sizes(CAP))} buckets, closed at {CAP} MiB or more"
     axes.text(0, 0.92, says, color=UNIT_COLOURS[0], fontweight="bold")
     axes.axis("off")
     return figure
@@ -75,9 +75,12 @@ def draw_timeline() -> Figure:
         axes.broken_barh(copies, (y, 0.9), facecolors=LANE_COLOURS["copy"])
         sent, edge = _bars(rung(kind), "communication", -1e-6), 1.0 if place else 0.3
         axes.broken_barh(sent, (y - 0.95, 0.9), facecolors=reduce, edgecolor="white", linewidth=edge)
-        name = f"{len(sent)} all-reduces\n{when} backward"
+        name = f"rung {place + 1}: {len(sent)} sent\n{when} backward"
         axes.text(-0.015 * longest, y - 0.03, name, ha="right", va="center")
         axes.text(end + 0.01 * longest, y - 0.03, f"{end:.1f} ms", va="center", fontweight="bold")
+        if kind == "ddp":
+            start, width = sent[-1]
+            axes.text(start + width / 2, y - 0.5, f"{width:.1f} ms", ha="center", va="center", color="white")
         for start, width in copies[5:6]:
             axes.text(start + width / 2, y + 1.02, "copies", ha="center", color=as_text(LANE_COLOURS["copy"]))
     axes.text(9.3, -0.52, "all-reduces", ha="right", va="center", color=reduce)
@@ -91,15 +94,16 @@ def draw_caps() -> Figure:
     """How long the last reductions outlast backward, over the size of a bucket."""
     figure = canvas(5.0)
     axes = figure.subplots()
-    times, torchs = [1e3 * exposed(cap) for cap in CAPS], CAPS.index(25)
+    times, torchs = [1e3 * exposed(cap) for cap in CAPS], CAPS.index(CAP)
     axes.plot(times, "o-", color=GOOD, markersize=9)
     axes.plot(torchs, times[torchs], "o", color=GOOD, markersize=18)
-    axes.text(torchs, times[torchs] + 0.75, "torch's default", ha="center", color=GOOD, fontweight="bold")
+    says = f"{times[torchs]:.1f} ms at torch's cap,\nthat of the slide before"
+    axes.text(torchs, times[torchs] + 1.6, says, ha="center", color=GOOD, fontweight="bold")
     axes.text(0.25, times[0], f"{len(parameters())} latencies", va="center")
     axes.text(len(CAPS) - 1, times[-1] + 0.5, "nothing is hidden", ha="right")
     floor = 1e3 * all_reduce(max(p.nbytes for p in parameters().values()))
     axes.axhline(floor, color=SOFT, linewidth=1.4, linestyle=(0, (4, 3)))
-    axes.text(0, floor - 0.35, f"{floor:.1f} ms: the embedding alone, which comes last", va="top")
+    axes.text(0, floor - 0.35, f"{floor:.1f} ms: the embedding, which comes last", va="top")
     axes.text(len(CAPS) - 1, 0.25, f"GPT-2, {ON_PAPER}", color=SOFT, ha="right")
     axes.set_xticks(range(len(CAPS)), ["each\nalone", *map(str, CAPS[1:-1]), "all in\none"])
     axes.set(ylim=(0, 10.8), xlabel="MiB at which a bucket is closed", ylabel="ms after the last gradient")

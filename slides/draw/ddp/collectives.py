@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from functools import cache
-from math import cos, pi, sin
 from typing import Any
 
 import torch
@@ -12,7 +11,7 @@ from draw.ddp.drawing import FOUR
 from draw.ddp.traffic import sent_by
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.patches import Circle, Rectangle
+from matplotlib.patches import Rectangle
 
 from minifsdp import ring
 from minifsdp.course.plots.palette import (
@@ -24,7 +23,6 @@ from minifsdp.course.plots.palette import (
     RANK_COLOURS,
     SOFT,
     UNIT_COLOURS,
-    WHITE,
     ink_on,
 )
 
@@ -85,74 +83,62 @@ def draw_primitives() -> Figure:
         axes.set(xlim=(-0.5, 9.9), ylim=(-4.9, 0.1), aspect="equal")
         axes.axis("off")
 
-    for axes, x, says in ((figure.axes[0], 0, "a column is a rank"), (figure.axes[4], 5.4, "four stripes are a sum")):
+    words = (figure.axes[0], 0, "a column is a rank, a row a chunk"), (figure.axes[4], 5.4, "four stripes are a sum")
+    for axes, x, says in words:
         axes.text(x, -4.15, says, va="top", color=SOFT, in_layout=False)
     return figure
 
 
-def _at(turn: float) -> tuple[float, float]:
-    """A place on the ring, so many ranks clockwise from the top; inches."""
-    return 1.1 * sin(turn * pi / 2), 1.45 * cos(turn * pi / 2)
+def _held(half: str, steps: list[Held]) -> list[Held]:
+    """By rank and chunk, before each step of a half of the ring and after its last: whose contributions are there.
 
-
-def _packet(axes: Axes, at: tuple[float, float], chunk: int, owners: set[int]) -> None:
-    """A chunk: its number, and a stripe for each rank whose contribution is in it, as they joined."""
-    number, stripe, height = 0.26, 0.12, 0.38
-    width = number + stripe * len(owners)
-    left, bottom = at[0] - width / 2, at[1] - height / 2
-    axes.add_patch(Rectangle((left, bottom), width, height, facecolor=WHITE, zorder=3))
-    for place, owner in enumerate(sorted(owners, key=lambda rank: (rank - chunk - 1) % 4)):
-        corner, colour = (left + number + place * stripe, bottom), RANK_COLOURS[owner]
-        axes.add_patch(Rectangle(corner, stripe, height, facecolor=colour, zorder=4))
-    axes.add_patch(Rectangle((left, bottom), width, height, fill=False, edgecolor=INK, linewidth=1.4, zorder=5))
-    axes.text(left + number / 2, at[1] - 0.01, str(chunk), ha="center", va="center_baseline", zorder=6)
-
-
-def _ring(axes: Axes, colour: str) -> None:
-    """Four ranks on a ring, and the arrows between them."""
-    shape: dict[str, Any] = {"connectionstyle": "arc3,rad=-0.2", "shrinkA": 0, "shrinkB": 0}
-    for rank in FOUR:
-        (x, y), ink = _at(rank), ink_on(RANK_COLOURS[rank])
-        axes.add_patch(Circle((x, y), 0.29, facecolor=RANK_COLOURS[rank], zorder=3))
-        axes.text(x, y - 0.01, str(rank), ha="center", va="center_baseline", color=ink, zorder=4)
-        look = {"arrowstyle": "-|>", "color": colour, "linewidth": 3, "mutation_scale": 24} | shape
-        axes.annotate("", _at(rank + 0.82), _at(rank + 0.2), arrowprops=look)
-    axes.set(xlim=(-1.43, 1.43), ylim=(-2.15, 1.8), aspect="equal")
-    axes.axis("off")
-
-
-def _inside(rank: int) -> tuple[float, float]:
-    """The place next to a rank, towards the middle of the ring."""
-    return 0.42 * sin(rank * pi / 2), 0.93 * cos(rank * pi / 2)
-
-
-def _slots(axes: Axes, rank: int, chunks: set[int]) -> None:
-    """Which chunks a rank has."""
-    x, y = _inside(rank)
-    for chunk in FOUR:
-        colour = INK if chunk in chunks else WHITE
-        axes.add_patch(Rectangle((x - 0.36 + 0.18 * chunk, y - 0.09), 0.18, 0.18, facecolor=colour, edgecolor=SOFT))
+    Of chunks that were sent in the first half nothing is needed any more, so they are left out.
+    """
+    adds = half == "reduce-scatter"
+    total = {*FOUR}
+    holds: list[Held] = []
+    for number in range(len(steps) + 1):
+        held: Held = {}
+        for rank in FOUR:
+            if adds:
+                own = [(rank - 1 - back) % 4 for back in range(number + 1, 4)]
+                held |= {(rank, chunk): {rank} for chunk in own}
+            else:
+                held |= {(rank, (rank - back) % 4): total for back in range(number + 1)}
+        holds.append(held | (steps[number] if number < len(steps) else {}))
+    if adds:
+        holds[-1] = {(rank, rank): total for rank in FOUR}
+    return holds
 
 
 def draw_ring(half: str) -> Figure:
     """Which chunk goes where in each step of a half of a ring: partial sums that grow first, then whole chunks."""
     adds = half == "reduce-scatter"
-    steps: list[Held] = [*(ring_steps()[:3] if adds else ring_steps()[3:]), {}]
-    figure = canvas(4.6)
-    for number, (axes, sent) in enumerate(zip(figure.subplots(1, 4), steps, strict=True)):
-        _ring(axes, COLLECTIVE_COLOURS[half] if sent else LINE)
-        for (rank, chunk), owners in sent.items():
-            _packet(axes, _at(rank + 0.5), chunk, owners)
+    steps = ring_steps()[:3] if adds else ring_steps()[3:]
+    colour = COLLECTIVE_COLOURS[half]
+    figure = canvas(4.7)
+    shape: dict[str, Any] = {"arrowstyle": "-|>", "color": colour, "linewidth": 3, "mutation_scale": 20}
+    shape |= {"shrinkA": 0, "shrinkB": 0}
+    axes = figure.subplots()
+    for number, held in enumerate(_held(half, steps)):
+        left, sent = number * 5.15, steps[number] if number < len(steps) else {}
+        _grid(axes, left, held)
+        axes.text(left + 2, 0.75, f"step {number}" if sent else "afterwards", ha="center", fontweight="bold")
         for rank in FOUR:
-            if not adds:
-                _slots(axes, rank, {(rank - back) % 4 for back in range(number + 1)})
-            elif not sent:
-                _packet(axes, _inside(rank), rank, {*FOUR})
-        axes.set_title(f"step {number}" if sent else "afterwards", loc="center")
-        says = f"sums of {number + 1}" if number else "one rank's part"
-        axes.text(0, -2, says if adds else f"each has {number + 1} of 4", ha="center", color=SOFT)
-    if adds:
-        figure.axes[0].text(0, 0, "a box is\na chunk", ha="center", va="center", color=SOFT)
+            axes.text(left + rank + 0.5, 0.1, str(rank), ha="center", color=SOFT)
+        for rank, chunk in sent:
+            corner = left + rank + 0.05, -chunk - 0.95
+            axes.add_patch(Rectangle(corner, 0.9, 0.9, fill=False, edgecolor=colour, linewidth=4, zorder=3))
+            axes.annotate("", (left + rank + 1.24, -chunk - 0.5), (left + rank + 0.85, -chunk - 0.5), arrowprops=shape)
+            if rank == 3:  # the other end of its arrow
+                axes.annotate("", (left + 0.22, -chunk - 0.5), (left - 0.35, -chunk - 0.5), arrowprops=shape)
+    for chunk in FOUR:
+        axes.text(-0.5, -chunk - 0.5, f"chunk {chunk}", ha="right", va="center", color=SOFT)
+    axes.text(-0.5, 0.1, "rank", ha="right", color=SOFT)
+    says = "stripes: ranks whose parts are in the sum; framed: sent to the next rank"
+    axes.text(9.7, -4.75, says, ha="center", va="center", color=SOFT)
+    axes.set(xlim=(-2.3, 19.6), ylim=(-5.1, 1.3))
+    axes.axis("off")
     return figure
 
 

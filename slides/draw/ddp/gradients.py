@@ -11,9 +11,21 @@ from draw.canvas import canvas
 from draw.ddp.drawing import FOUR
 from draw.ddp.traffic import group_of
 from matplotlib.figure import Figure
+from matplotlib.patches import Rectangle
 from torch import Tensor, nn
+from torch.optim import SGD, Adam
 
-from minifsdp.course.plots.palette import LINE, TAG_COLOURS, as_text
+from minifsdp.course.plots.palette import (
+    CONTESTANT_COLOURS,
+    INK,
+    LINE,
+    PALE,
+    SERIES_COLOURS,
+    SOFT,
+    TAG_COLOURS,
+    as_text,
+    ink_on,
+)
 from minifsdp.course.reference import lab01
 
 MICRO = 4
@@ -83,4 +95,72 @@ def draw_gradients() -> Figure:
                 axes.set_title(f"rank {rank}\nrows {2 * rank}, {2 * rank + 1}", loc="center")
         ink = as_text(TAG_COLOURS[tag])
         row[0].text(-0.12, 0.5, name, ha="right", va="center", transform=row[0].transAxes, color=ink)
+    return figure
+
+
+def draw_join() -> Figure:
+    """Steps of four ranks with unequal numbers of batches, and the weight of a batch by what the sum is divided by."""
+    figure = canvas(5.0)
+    axes = figure.subplots()
+    steps, colour = range(max(BATCHES)), TAG_COLOURS["gradients"]
+    running = [sum(step < batches for batches in BATCHES) for step in steps]
+    centre: Any = {"ha": "center", "va": "center"}
+    for step in steps:
+        axes.text(step + 0.5, 0.15, f"step {step}", ha="center", color=SOFT)
+        for rank, batches in enumerate(BATCHES):
+            has = step < batches
+            face, ink = (colour, ink_on(colour)) if has else (PALE, SOFT)
+            axes.add_patch(Rectangle((step + 0.03, -rank - 0.92), 0.94, 0.84, facecolor=face))
+            axes.text(step + 0.5, -rank - 0.5, "batch" if has else "zeros", color=ink, **centre)
+        for row, divisor in enumerate((len(BATCHES), running[step])):
+            look = {"fontsize": 22, "fontweight": "bold"} if divisor < len(BATCHES) else {}
+            axes.text(step + 0.5, -4.85 - 0.62 * row, f"1/{divisor}", **centre, **look)
+    for rank in range(len(BATCHES)):
+        axes.text(-0.08, -rank - 0.5, f"rank {rank}", ha="right", va="center")
+    axes.plot([-1.85, len(steps)], [-4.3, -4.3], color=LINE, linewidth=1)
+    axes.text(-0.08, -4.85, "weight, mean over all", ha="right", va="center")
+    axes.text(-0.08, -5.47, "over those running", ha="right", va="center")
+    axes.set(xlim=(-1.9, len(steps)), ylim=(-5.8, 0.6))
+    axes.axis("off")
+    return figure
+
+
+def draw_extra() -> Figure:
+    """What DDP adds to the peak of one process, in sizes of the gradients."""
+    figure = canvas(3.3)
+    axes = figure.subplots()
+    names = {
+        "torch-ddp": ("torch's DDP", "torch"),
+        "torch-ddp-view": ("the same, gradient_\nas_bucket_view", "torch"),
+        "our-ddp": ("minifsdp: buckets of\none backward each", "minifsdp"),
+    }
+    for place, (name, (_, who)) in enumerate(names.items()):
+        size = extra_memory()[name]
+        axes.barh(place, size, 0.66, color=CONTESTANT_COLOURS[who])
+        axes.text(size + 0.01, place, f"{size:.2f}", va="center", fontweight="bold")
+    axes.set_yticks(range(len(names)), [label for label, _ in names.values()])
+    axes.tick_params(axis="y", length=0, labelcolor=INK)
+    axes.invert_yaxis()
+    axes.set(xlim=(0, 1.12), xticks=(0, 0.5, 1), xlabel="peak of a step above one process's, in sizes of the gradients")
+    axes.spines["left"].set_visible(False)
+    return figure
+
+
+def draw_longer() -> Figure:
+    """The first step with summed gradients, in lengths of that with their mean, over the ranks."""
+    figure = canvas(3.6)
+    axes = figure.subplots()
+    counts = 2, 8, 64
+    for kind, number, colour in ((SGD, 0, SERIES_COLOURS[1]), (Adam, 1, SERIES_COLOURS[0])):
+        for place, ranks in enumerate(counts):
+            ratio = step_ratio(kind, ranks)
+            at = place + 0.46 * number
+            axes.bar(at, ratio, 0.36, color=colour)
+            axes.text(at, 1.1 * ratio, f"{kind.__name__}: {ratio:.3g} ×", ha="center", color=as_text(colour))
+    axes.set(yscale="log", ylim=(0.5, 130), ylabel="first step with a sum,\nagainst the mean")
+    axes.axhline(1, color=SOFT, linewidth=1.2, linestyle=(0, (4, 3)))
+    axes.set_yticks([1, 10, 100], ["1 ×", "10 ×", "100 ×"])
+    axes.minorticks_off()
+    axes.set_xticks([place + 0.23 for place in range(len(counts))], [f"{ranks} ranks" for ranks in counts])
+    axes.tick_params(axis="x", length=0)
     return figure

@@ -17,6 +17,7 @@ LINKS = {  # lab 01's, in seconds and bytes per second: 18 links of an H100, 16 
     "InfiniBand NDR": (14e-6, 400e9 / 8),
     "Ethernet 25G": (30e-6, 25e9 / 8),
 }
+PLACES = {"inside a host": SERIES_COLOURS[3], "between hosts": SERIES_COLOURS[6]}
 SLOW = EmulatedLink(latency=2e-3, bandwidth=100e6)  # lab 01's
 SHARES = (0.4, 0.3, 0.2, 0.1)  # of uneven shards
 
@@ -28,17 +29,21 @@ def milliseconds(op: str, *sizes: float) -> float:
 
 def draw_links() -> Figure:
     """Seconds of a message over its size, on four links; where half of it is latency."""
-    figure = canvas(4.4)
+    figure = canvas(4.7)
     axes = figure.subplots()
     sizes = [10 ** (exponent / 10) for exponent in range(30, 91)]
-    for (name, (latency, bandwidth)), colour in zip(LINKS.items(), SERIES_COLOURS, strict=False):
-        axes.plot(sizes, [latency + size / bandwidth for size in sizes], color=colour)
+    for number, (name, (latency, bandwidth)) in enumerate(LINKS.items()):
+        colour, line = PLACES["between hosts" if number > 1 else "inside a host"], ("-", "--")[number % 2]
+        axes.plot(sizes, [latency + size / bandwidth for size in sizes], color=colour, linestyle=line)
         axes.plot(latency * bandwidth, 2 * latency, "o", color=colour, markersize=14, markeredgecolor="white")
         nudge = {"PCIe 5.0 x16": 0.5, "InfiniBand NDR": 2.0, "NVLink 4": 0.7}.get(name, 1.0)
         axes.text(1.3e9, nudge * (latency + 1e9 / bandwidth), name, va="center", color=as_text(colour))
-    axes.text(1.2e3, 0.3, "dots: n = α β, half of the time is latency", va="center")
-    axes.text(1.2e3, 0.05, "model, not measured", color=SOFT, va="center")
-    axes.set(xscale="log", yscale="log", xlim=(1e3, 6e10), ylabel="time of a message")
+    axes.text(1.2e3, 0.4, "time = α + n / β; α: latency, β: bandwidth", va="center", fontweight="bold")
+    axes.text(1.2e3, 0.07, "dots: n = α β, half of the time is latency", va="center")
+    axes.text(1.2e3, 0.0125, "model, not measured", color=SOFT, va="center")
+    for number, (place, colour) in enumerate(PLACES.items()):
+        axes.text(1.3e9, (4e-5, 1.2e-5)[number], place, va="center", color=as_text(colour), fontweight="bold")
+    axes.set(xscale="log", yscale="log", xlim=(1e3, 6e10), ylabel="time of a message", xlabel="n: size of a message")
     axes.set_xticks([1e3, 1e6, 1e9], ["1 kB", "1 MB", "1 GB"])
     axes.set_yticks([1e-5, 1e-3, 1e-1], ["10 µs", "1 ms", "100 ms"])
     axes.minorticks_off()
@@ -50,13 +55,13 @@ def draw_messages() -> Figure:
     """The same bytes in more messages, and in uneven shards, by the model that lab 01 measures."""
     figure = canvas(4.2)
     whole = 4 * MIB
-    left = {f"{n}\nmessage{'s' * (n > 1)}": milliseconds("all_gather", *[whole / n] * n) for n in (1, 4, 16, 64)}
+    left = {f"{n}": milliseconds("all_gather", *[whole / n] * n) for n in (1, 4, 16, 64)}
     right = {
         "even": milliseconds("all_gather", whole),
         "uneven,\npadded": milliseconds("all_gather", 4 * max(SHARES) * whole),
         "uneven, 4\nbroadcasts": milliseconds("broadcast", *(share * whole for share in SHARES)),
     }
-    titles = "more messages", "shards of " + ", ".join(f"{100 * share:.0f}" for share in SHARES) + " %"
+    titles = "in so many collectives", "shards of " + ", ".join(f"{100 * share:.0f}" for share in SHARES) + " %"
     panels = figure.subplots(1, 2, sharey=True)
     for axes, cases, title in zip(panels, (left, right), titles, strict=True):
         colours = [BAD if number else GOOD for number in range(len(cases))]

@@ -5,9 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from draw.canvas import GB, MIB, Draw, in_units
+from draw.memory.parallel import draw_parallel
 from draw.memory.state import PSI, draw_account, draw_fits, draw_optimizers
-from draw.memory.training import activations, draw_activations, draw_step, kept, model
-from draw.memory.zero import STAGES, draw_floor, draw_partitions, draw_stages
+from draw.memory.training import activations, draw_activations, draw_kept, draw_step, model
+from draw.memory.zero import STAGES, draw_floor, draw_partitions, draw_sent, draw_stages
 
 from minifsdp.course.reference.lab00 import training_bytes
 
@@ -24,7 +25,6 @@ def numbers() -> dict[str, Any]:
         "total": sum(mixed.values()),
         "state": state,
         "outgrown": next(batch for batch, size in saved.items() if size > state),
-        "kept": kept(),
     }
 
 
@@ -32,9 +32,12 @@ FIGURES: dict[str, Draw] = {
     "fits": draw_fits,
     "account": draw_account,
     "step": draw_step,
+    "kept": draw_kept,
     "optimizers": draw_optimizers,
     "activations": draw_activations,
     **{f"partition-{count}": lambda stage=stage: draw_partitions(stage) for stage, count in STAGES.items()},
     "stages": draw_stages,
     "floor": draw_floor,
+    "sent": draw_sent,
+    "parallel": draw_parallel,
 }

@@ -89,6 +89,6 @@ def draw_optimizers() -> Figure:
     axes.set_xticks(range(4), ["SGD", "momentum", "Adam", "AMSGrad"])
     axes.tick_params(axis="x", length=0)
     axes.set_ylim(0, 23)
-    axes.set_ylabel("bytes per parameter")
+    axes.set_ylabel("bytes per parameter, all fp32")
     axes.legend(handles=tag_patches(reversed(STATE)), loc="upper left")
     return figure

@@ -12,7 +12,7 @@ from torch.optim import AdamW
 
 from minifsdp.course.ladder.model import GPT
 from minifsdp.course.plots.drawing import areas, tag_patches
-from minifsdp.course.plots.palette import INK, SOFT, TAG_COLOURS, as_text
+from minifsdp.course.plots.palette import INK, SOFT, TAG_COLOURS, as_text, ink_on
 from minifsdp.course.reference.lab00 import saved_bytes, training_bytes
 from minifsdp.course.watch.ledger import Ledger
 
@@ -49,7 +49,7 @@ def step() -> Any:
             optimizer.step()
             ledger.mark(f"{number} step")
             optimizer.zero_grad()
-        ledger.mark("zero_grad")
+            ledger.mark(f"{number} zero_grad")
     return _from_the_first(ledger.curve(), {"model built": "parameters", "first step": "optimizer"})
 
 
@@ -94,12 +94,25 @@ def draw_step() -> Figure:
             axes.text((begin + at) / 2, -0.02, words, **style)
         if number in ("first", "second"):
             ends.setdefault(number, [begin]).append(at)
+        if phase == "zero_grad":
+            arrow = {"arrowstyle": "-|>", "color": INK, "shrinkA": 0, "shrinkB": 0}
+            axes.annotate(
+                "zero_grad()",
+                ((begin + at) / 2, 8.0),
+                (begin - events / 90, 10.5),
+                ha="right",
+                arrowprops=arrow,
+                backgroundcolor="white",
+            )
         begin = at
     for number, (first, *_, last) in ends.items():
         axes.text((first + last) / 2, -0.12, f"{number} step", color=SOFT, **style)
-    axes.set_ylabel(f"MiB; GPT of {_millions()}")
+    axes.set_xlabel(f"allocations and frees, in order; GPT of {_millions()}, fp32", labelpad=58)
+    axes.set_ylabel("MiB")
+    axes.set(ylim=(0, 15), yticks=(0, 5, 10, 15))
+    look: Any = {"labelspacing": 0.25, "framealpha": 1.0, "edgecolor": "white"}
     present = [tag for tag in reversed(TAG_COLOURS) if any(curve["tags"][tag])]
-    axes.legend(handles=tag_patches(present), loc="upper left", bbox_to_anchor=(0.33, 1.03))
+    axes.legend(handles=tag_patches(present), loc="upper left", bbox_to_anchor=(0.0, 1.06), frameon=True, **look)
     return figure
 
 
@@ -126,4 +139,32 @@ def draw_activations() -> Figure:
     axes.set_xlabel(f"sequences of {SHAPE['context']} tokens in a batch; GPT of {_millions()}, fp32")
     axes.set_ylabel("MiB")
     axes.set_ylim(0)
+    return figure
+
+
+def draw_kept() -> Figure:
+    """Model state after each of the first phases, by tag."""
+    figure = canvas(4.3)
+    axes = figure.subplots()
+    tags = "parameters", "gradients", "optimizer"
+    phases = {
+        "model built": "model\nbuilt",
+        "optimizer built": "optimizer\nbuilt",
+        "first backward": "first\nbackward",
+        "first step": "first\nstep()",
+        "first zero_grad": "zero_grad()",
+    }
+    for place, phase in enumerate(phases):
+        bottom = 0.0
+        for tag in tags:
+            size = kept()[phase][tag] / MIB
+            axes.bar(place, size, 0.62, bottom, color=TAG_COLOURS[tag])
+            if size > 0.05:
+                look: dict[str, Any] = {"ha": "center", "va": "center", "color": ink_on(TAG_COLOURS[tag])}
+                axes.text(place, bottom + size / 2, f"{size:.1f}", **look)
+            bottom += size
+    axes.set_xticks(range(len(phases)), list(phases.values()))
+    axes.tick_params(axis="x", length=0)
+    axes.set(ylim=(0, 8.4), ylabel=f"MiB; GPT of {_millions()}".replace("M ", "M\n"))
+    axes.legend(handles=tag_patches(reversed(tags)), loc="upper left")
     return figure

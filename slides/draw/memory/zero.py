@@ -9,9 +9,20 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
 from minifsdp.course.plots.drawing import tag_patches
-from minifsdp.course.plots.palette import INK, LINE, PALE, STRATEGY_COLOURS, TAG_COLOURS, as_text
+from minifsdp.course.plots.palette import (
+    COLLECTIVE_COLOURS,
+    INK,
+    LINE,
+    PALE,
+    SOFT,
+    STRATEGY_COLOURS,
+    TAG_COLOURS,
+    as_text,
+    ink_on,
+)
 from minifsdp.course.reference.lab00 import training_bytes, zero_stages
 
+OF_WHAT = f"model state of {PSI / 1e9:.1f} billion parameters, mixed precision, Adam"
 RANKS = 64  # of the ZeRO paper's figure 1
 STAGES = {  # how many of the three are divided by the ranks: the last ones
     "replicated": 0,
@@ -23,7 +34,7 @@ STAGES = {  # how many of the three are divided by the ranks: the last ones
 
 def draw_partitions(stage: str) -> Figure:
     """What each of four ranks holds of the three; what it does not, in outline."""
-    figure = canvas(4.6)
+    figure = canvas(4.9)
     axes = figure.subplots()
     ranks, heights = 4, {"parameters": 2, "gradients": 2, "optimizer": 12}
     divided = STATE[len(STATE) - STAGES[stage] :]
@@ -38,8 +49,9 @@ def draw_partitions(stage: str) -> Figure:
     middles = {"parameters": 1.0, "gradients": 3.5, "optimizer": 11.0}
     for tag, middle in middles.items():
         axes.text(-0.1, middle, tag, ha="right", va="center", color=as_text(TAG_COLOURS[tag]))
+    axes.text(2.4, -2.3, OF_WHAT, ha="center", va="top", color=SOFT)
     axes.set_xlim(-0.95, 4.9)
-    axes.set_ylim(-1.8, 17.2)
+    axes.set_ylim(-3.6, 17.2)
     axes.axis("off")
     return figure
 
@@ -70,6 +82,7 @@ def draw_stages() -> Figure:
     axes.set_xticks(range(len(STAGES)), STAGES)
     axes.tick_params(axis="x", length=0)
     axes.set_ylim(0, 140)
+    axes.set_xlabel(OF_WHAT)
     axes.set_ylabel(f"GB on each of {RANKS} ranks")
     axes.legend(handles=tag_patches(reversed(STATE)), loc="upper right")
     return figure
@@ -96,6 +109,35 @@ def draw_floor() -> Figure:
     axes.set_yticks(ticks, [f"{tick:g}" for tick in ticks])
     axes.minorticks_off()
     axes.set_xlim(1, 3000)
-    axes.set_xlabel(f"ranks; {PSI / 1e9:.1f} billion parameters")
-    axes.set_ylabel("GB on each rank")
+    axes.set_xlabel(f"ranks; {PSI / 1e9:.1f} billion parameters, mixed precision, Adam")
+    axes.set_ylabel("GB of model state\non each rank")
+    return figure
+
+
+def draw_sent() -> Figure:
+    """Elements that a rank sends in a step under each stage, collective by collective."""
+    figure = canvas(4.9)
+    axes = figure.subplots()
+    scatter, after = ("reduce-scatter", "gradients"), ("all-gather", "updated parameters")
+    sent = {
+        "replicated": [("all-reduce", "gradients: a reduce-scatter, an all-gather")],
+        "stage 1": [scatter, after],
+        "stage 2": [scatter, after],
+        "stage 3": [("all-gather", "parameters: forward"), ("all-gather", "again: backward"), scatter],
+    }
+    for place, (stage, messages) in enumerate(sent.items()):
+        left = 0
+        for op, what in messages:
+            colour, width = COLLECTIVE_COLOURS[op], 2 if op == "all-reduce" else 1
+            axes.barh(-place, width, 0.74, left, color=colour, edgecolor="white", linewidth=2)
+            axes.text(left + width / 2, -place, f"{op}\n{what}", ha="center", va="center", color=ink_on(colour))
+            left += width
+        axes.text(left + 0.04, -place, f"{left} Ψ", va="center", fontsize=24, fontweight="bold")
+        axes.text(-0.04, -place, stage, ha="right", va="center")
+    axes.set_xlim(-0.45, 3.3)
+    axes.set_yticks([])
+    axes.set_xticks(range(4), ["0", "Ψ", "2 Ψ", "3 Ψ"])
+    axes.set_xlabel("elements that each rank sends in a step, times (N - 1) / N in a ring; Ψ: of the model")
+    axes.spines["left"].set_visible(False)
+    axes.spines["bottom"].set_bounds(0, 3)
     return figure

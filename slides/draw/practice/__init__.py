@@ -6,10 +6,11 @@ from typing import Any
 
 from draw.canvas import GB, MIB, Draw, in_units
 from draw.practice.accumulation import draw_accumulation
-from draw.practice.checkpoints import commit_calls, draw_rows, recomputed
+from draw.practice.checkpoints import commit_calls, draw_recomputed, draw_rows
 from draw.practice.construction import draw_construction
 from draw.practice.hybrid import draw_decisions, draw_hybrid, draw_leaves
 from draw.practice.model import RANKS, elements
+from draw.practice.offload import draw_offload
 from draw.practice.precision import draw_dtypes, draw_ranges, small_steps
 from draw.practice.scaler import draw_scaler
 from draw.practice.wrapping import draw_frozen, draw_policies, tuned
@@ -17,8 +18,7 @@ from draw.practice.wrapping import draw_frozen, draw_policies, tuned
 
 def numbers() -> dict[str, Any]:
     """What the deck's text says in numbers."""
-    psi, root, _ = elements()
-    shard = 4 * psi // RANKS
+    psi, _, _ = elements()
     units = [50_000 * 8448, *[12 * 8448**2] * 80]  # lab 11's model of 70 billion parameters
     return {
         "gb": in_units("GB", GB, 1),
@@ -26,14 +26,10 @@ def numbers() -> dict[str, Any]:
         "psi": psi,
         "ranks": RANKS,
         "lost": small_steps(),
-        "shard": shard,
-        "root": 4 * root,
-        "bus": (4 * (2 * psi - root) // RANKS, shard),
         "commit": commit_calls(),
         "full": 4 * sum(units),
         "unit": 4 * max(units),
         "trained": tuned(),
-        "recomputed": recomputed(),
     }
 
 
@@ -42,10 +38,12 @@ FIGURES: dict[str, Draw] = {
     "practice-ranges": draw_ranges,
     "practice-scaler": draw_scaler,
     "practice-accumulation": draw_accumulation,
+    "practice-offload": draw_offload,
     "practice-construction": draw_construction,
     "practice-policies": draw_policies,
     "practice-rows": draw_rows,
     "practice-frozen": draw_frozen,
+    "practice-recomputed": draw_recomputed,
     "practice-hybrid": draw_hybrid,
     "practice-leaves": draw_leaves,
     "practice-decisions": draw_decisions,

@@ -68,7 +68,7 @@ def draw_accumulation() -> Figure:
                 linewidth=5,
             )
         ops = [op for op, _ in log]
-        counts = f"{ops.count('all_gather')} gathers and {ops.count('reduce_scatter')} reductions"
+        counts = f"{ops.count('all_gather')} all-gathers, {ops.count('reduce_scatter')} reduce-scatters"
         row.set_title(f"{name}: {counts}")
         second = len(log) // MICRO_BATCHES
         row.text(second + 0.5, 3.65, f"{held[second]:.2f} MiB between micro-batches", va="top")
@@ -77,8 +77,10 @@ def draw_accumulation() -> Figure:
         row.spines["bottom"].set_visible(False)
         row.tick_params(axis="x", length=0, labelbottom=False)
     rows[1].text(39.6, 0.9, "gradients", color=as_text(TAG_COLOURS["gradients"]), va="center", fontweight="bold")
-    rows[1].text(39.6, -0.15, "gather", color=GATHER, va="center", fontweight="bold")
+    rows[1].text(39.6, -0.15, "all-gather", color=GATHER, va="center", fontweight="bold")
     rows[1].text(39.6, -1.1, "reduce-scatter", color=REDUCE, va="center", fontweight="bold")
+    psi = sum(p.numel() for p in SMALL.model().parameters())
+    rows[1].set_xlabel(f"messages in order; rank 0 of {RANKS}, GPT of {psi / 1e6:.1f} M parameters, fp32")
     rows[0].set_xlim(-0.7, 51.5)
     rows[0].set_ylim(-1.4, 3.8)
     return figure

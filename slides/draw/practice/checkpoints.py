@@ -8,11 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from draw.canvas import MIB, canvas
 from draw.measured import told
 from draw.practice.drawing import bare, box
 from matplotlib.figure import Figure
 
-from minifsdp.course.plots.palette import RANK_COLOURS, as_text
+from minifsdp.course.plots.palette import COLLECTIVE_COLOURS, INK, RANK_COLOURS, SOFT, TAG_COLOURS, as_text
 from minifsdp.course.reference.lab10b import commit, my_rows
 
 ROWS = 257  # of the GPT's embedding
@@ -66,4 +67,37 @@ def draw_rows() -> Figure:
         arrow = {"arrowstyle": "-|>", "color": colour, "lw": 2.5}
         axes.annotate("", (middle, 0.75), (middle, 1.4), arrowprops=arrow)
         axes.text(middle + 3, 1.07, f"{low} to {high - 1}", va="center", color=as_text(colour))
+    return figure
+
+
+def draw_recomputed() -> Figure:
+    """By where the activation checkpoints lie: what forward keeps, the peak of model state, the all-gathers."""
+    figure = canvas(4.5)
+    places = {
+        "none": "no checkpoint",
+        "inside": "inside the units",
+        "around": "around, non-reentrant",
+        "around, reentrant": "around, reentrant",
+    }
+    found = recomputed()
+    kinds = (
+        ("activations kept\nby forward", 1, MIB, TAG_COLOURS["activations"]),
+        ("model state\nat its peak", 2, MIB, SOFT),
+        ("all-gathers\nin a step", 0, 1, COLLECTIVE_COLOURS["all-gather"]),
+    )
+    panels = figure.subplots(1, 3, sharey=True)
+    for panel, (title, column, unit, colour) in zip(panels, kinds, strict=True):
+        sizes = [found[name][column] / unit for name in places]
+        panel.barh(range(len(places)), sizes, 0.66, color=colour)
+        for place, size in enumerate(sizes):
+            says = f"{size:.2f} MiB" if unit > 1 else f"{size:.0f}"
+            more = column == 0 and size > sizes[0]
+            panel.text(size + 0.03 * max(sizes), place, says, va="center", fontweight="bold" if more else "normal")
+        panel.set_title(title)
+        panel.set_yticks(range(len(places)), list(places.values()))
+        panel.tick_params(axis="y", length=0, labelcolor=INK)
+        panel.set(xticks=[], xlim=(0, 1.75 * max(sizes)))
+        panel.spines["bottom"].set_visible(False)
+    panels[0].invert_yaxis()
+    figure.supxlabel("measured in lab 10b: a step of a GPT of 4 blocks, 5 units, on 2 ranks", fontsize=18, color=SOFT)
     return figure

@@ -13,7 +13,7 @@ from torch import nn
 
 from minifsdp.course.ladder.model import GPT
 from minifsdp.course.plots.drawing import areas
-from minifsdp.course.plots.palette import INK, TAG_COLOURS, as_text
+from minifsdp.course.plots.palette import INK, SOFT, TAG_COLOURS, as_text
 from minifsdp.course.reference.lab10a import fill_from_meta
 from minifsdp.course.watch.ledger import Ledger
 from minifsdp.flat_param import FlatParameter, copy_values, find_parameters
@@ -70,5 +70,8 @@ def draw_construction() -> Figure:
             panel.text(0.02, whole / MIB + 0.06, "the whole model", va="bottom", transform=panel.get_yaxis_transform())
             panel.text(0.3, 0.95, "one unit", color=as_text(TAG_COLOURS["unsharded"]), ha="center", **place)
             panel.text(0.98, 0.12, "shards", color="white", ha="right", **place)
+    psi = next(iter(constructions().values()))[2] // 4
+    says = f"allocations and frees, in order; rank 0 of {RANKS}, GPT of {psi / 1e6:.1f} M parameters, fp32"
+    figure.supxlabel(says, fontsize=18, color=SOFT)
     panels[0].set_ylabel("MiB")
     return figure

@@ -13,11 +13,10 @@ from matplotlib.patches import FancyBboxPatch, Rectangle
 
 from minifsdp.course.ladder.rungs import sizes_of
 from minifsdp.course.plots.palette import (
-    GATHER,
+    COLLECTIVE_COLOURS,
     INK,
     LINE,
     PALE,
-    REDUCE,
     SOFT,
     STRATEGY_COLOURS,
     UNIT_COLOURS,
@@ -25,6 +24,9 @@ from minifsdp.course.plots.palette import (
     ink_on,
 )
 from minifsdp.course.reference.lab11 import plan_groups, traffic
+
+OPS = "all-gather", "reduce-scatter", "all-reduce"
+ALL_REDUCE = COLLECTIVE_COLOURS["all-reduce"]
 
 
 def draw_hybrid() -> Figure:
@@ -53,7 +55,7 @@ def draw_hybrid() -> Figure:
             (middle, 1.87),
             arrowprops={
                 "arrowstyle": "<|-|>",
-                "color": REDUCE,
+                "color": ALL_REDUCE,
                 "lw": 2.5,
                 "shrinkA": 0,
                 "shrinkB": 0,
@@ -65,12 +67,12 @@ def draw_hybrid() -> Figure:
             f"replicas\n{group}",
             ha="center",
             va="bottom",
-            color=REDUCE,
+            color=ALL_REDUCE,
         )
-    told_inside = "1  along a row: gathers,\nreduce-scatter of P:\nthe mean of 4 ranks, P / 4"
+    told_inside = "1  along a row: all-gather,\nreduce-scatter of P:\nthe mean of 4 ranks, P / 4"
     told_across = "2  down a column:\nall-reduce of P / 4:\nthe mean of 8 ranks"
     axes.text(4.4, 3.1, told_inside, va="center", color=INK)
-    axes.text(4.4, 1.75, told_across, va="center", color=REDUCE)
+    axes.text(4.4, 1.75, told_across, va="center", color=ALL_REDUCE)
     return figure
 
 
@@ -83,18 +85,21 @@ def draw_leaves() -> Figure:
     for panel, (name, ranks, per_host, factors) in zip(panels, clusters, strict=True):
         for place, factor in enumerate(factors):
             sent = traffic(units, ranks, per_host, factor)
-            gathers = (sent.sharding if factor > per_host else 0.0) / sum(units)
-            rest = sent.leaves / sum(units) - gathers
-            panel.bar(place, gathers, 0.62, color=GATHER)
-            panel.bar(place, rest, 0.62, gathers, color=REDUCE)
-            panel.text(place, gathers + rest + 0.05, f"{gathers + rest:.2f}", ha="center", va="bottom")
+            sharding = sent.sharding * (factor > per_host)  # two gathers but one of the root, and a reduce-scatter
+            scatters = sharding * sum(units) / (3 * sum(units) - units[0])
+            bottom, parts = 0.0, (sharding - scatters, scatters, sent.leaves - sharding)
+            for part, op in zip(parts, OPS, strict=True):
+                panel.bar(place, part / sum(units), 0.62, bottom, color=COLLECTIVE_COLOURS[op])
+                bottom += part / sum(units)
+            panel.text(place, bottom + 0.05, f"{bottom:.2f}", ha="center", va="bottom")
         panel.set_xticks(range(len(factors)), [f"F = {factor}" for factor in factors])
         panel.tick_params(axis="x", length=0)
-        panel.set_title(name)
+        panel.set_title(f"{name} ranks")
         panel.set_ylim(0, 4.4)
-    panels[0].set_ylabel("models leave a host in a step")
-    panels[1].text(-0.3, 3.6, "gathers and reduce-scatters", color=as_text(GATHER), fontweight="bold")
-    panels[1].text(-0.3, 3.1, "all-reduce", color=REDUCE, fontweight="bold")
+    panels[0].set_ylabel("out of a host per step\n(times the model)")
+    for place, op in enumerate(OPS):
+        look = {"color": as_text(COLLECTIVE_COLOURS[op]), "fontweight": "bold"}
+        panels[1].text(-0.3, 3.9 - 0.45 * place, op, **look)
     return figure
 
 

@@ -11,7 +11,8 @@ from matplotlib.patches import Polygon
 
 from minifsdp.course.plots.palette import DTYPE_COLOURS, INK, SOFT, as_text
 
-PRECISIONS = {"fp32": (4, 4), "bf16, re-\nduced fp32": (2, 4), "bf16": (2, 2)}  # bytes computed in, reduced in
+PRECISIONS = {"fp32": (4, 4), "bf16, reduced\nin fp32": (2, 4), "bf16": (2, 2)}  # bytes computed in, reduced in
+GATHERS, SCATTERS = "all-\ngathers", "reduce-\nscatters"
 
 
 def small_steps() -> float:
@@ -24,10 +25,10 @@ def small_steps() -> float:
 
 def draw_dtypes() -> Figure:
     """By precision, what is held and what is sent on the way from a shard to its update; arrows are messages."""
-    figure, axes = bare(4.8, 7, 3.85, left=-1.25, bottom=-0.5)
+    figure, axes = bare(4.8, 7, 3.85, left=-1.65, bottom=-0.5)
     psi, root, block = elements()
     share = (RANKS - 1) / RANKS
-    names = ("shards", "gathers", "a block,\nwhole", "its\ngradient", "reductions", "grad.\nshards", "Adam's\nstate")
+    names = ("shards", GATHERS, "unsharded\nblock", "its\ngradient", SCATTERS, "grad.\nshards", "Adam's\nstate")
     for row, (precision, (p, r)) in enumerate(PRECISIONS.items()):
         sent = share * p * (2 * psi - root), share * r * psi
         held = 4 * psi / RANKS, p * block, r * block, 4 * psi / RANKS, 8 * psi / RANKS
@@ -36,7 +37,7 @@ def draw_dtypes() -> Figure:
         axes.text(-0.12, bottom + 0.4, precision, ha="right", va="center")
         for place, (size, item) in enumerate(cells):
             colour, ink = (FP32, "white") if item == 4 else (BF16, "white")
-            if names[place] in ("gathers", "reductions"):
+            if names[place] in (GATHERS, SCATTERS):
                 edge = [(0.06, 0), (0.78, 0), (0.98, 0.4), (0.78, 0.8), (0.06, 0.8)]
                 axes.add_patch(Polygon([(place + x, bottom + y) for x, y in edge], facecolor=colour))
             else:
@@ -46,7 +47,7 @@ def draw_dtypes() -> Figure:
     for place, name in enumerate(names):
         axes.text(place + 0.49, 3.06, name, ha="center", va="baseline")
     words = f"GB on each of {RANKS} ranks, {psi / 1e9:.1f} billion parameters; arrows are sent"
-    axes.text(-1.2, -0.25, words, va="center", color=SOFT)
+    axes.text(-1.6, -0.25, words, va="center", color=SOFT)
     axes.text(6.3, -0.25, "fp32", va="center", ha="right", color=FP32, fontweight="bold")
     axes.text(6.97, -0.25, "bf16", va="center", ha="right", color=BF16, fontweight="bold")
     return figure
@@ -80,6 +81,7 @@ def draw_ranges() -> Figure:
     axes.set_yticks(range(3), reversed(dtypes))
     axes.tick_params(axis="y", length=0, labelcolor=INK, labelsize=18)
     axes.set_xticks([1e-40, 1e-20, 1, 1e20])
+    axes.set_xlabel("size of a number; pale: subnormal, with fewer bits of mantissa")
     axes.minorticks_off()
     axes.spines["left"].set_visible(False)
     return figure

@@ -15,7 +15,7 @@ from matplotlib.patches import Rectangle
 from torch import nn
 
 from minifsdp.course.ladder.model import GPT, Block
-from minifsdp.course.plots.palette import SOFT, TAG_COLOURS, UNIT_COLOURS
+from minifsdp.course.plots.palette import INK, SOFT, TAG_COLOURS, UNIT_COLOURS
 from minifsdp.course.reference.lab10a import by_size
 from minifsdp.course.reference.lab10b import units_for
 from minifsdp.flat_param import find_parameters
@@ -31,10 +31,14 @@ class Unit(nn.Module):
         self.module = module
 
 
+def lab10as() -> GPT:
+    with torch.device("meta"):
+        return GPT(width=63, layers=6, context=16)
+
+
 def cut(policy: Any) -> tuple[list[tuple[str, int]], int]:
     """Lab 10a's GPT: each parameter's unit and elements, in order, and the bytes unsharded at the peak of 2 ranks."""
-    with torch.device("meta"):
-        model = GPT(width=63, layers=6, context=16)
+    model = lab10as()
     model.blocks = nn.ModuleList(nn.Sequential(*model.blocks[first : first + 2]) for first in (0, 2, 4))
     wrap_children(model, policy, Unit)
     units = [f"{name}." for name, module in model.named_modules() if isinstance(module, Unit)]
@@ -95,8 +99,8 @@ def tuned() -> dict[str, tuple[int, int]]:
 
 def draw_policies() -> Figure:
     """The parameters of one model in the units that each policy makes of it."""
-    figure, axes = bare(5.0, 1.82, 5.8, left=-0.3)
-    heads = ("units", "mes-\nsages", "whole at\nthe peak")
+    figure, axes = bare(5.0, 1.82, 5.8, left=-0.3, bottom=-0.6)
+    heads = ("units", "mes-\nsages", "unsharded\nat the peak")
     for place, head in enumerate(heads):
         axes.text(1.13 + (0.0, 0.31, 0.67)[place], 5.0, head, ha="right", va="bottom", color=SOFT)
     for number, (name, policy) in enumerate(POLICIES.items()):
@@ -114,6 +118,9 @@ def draw_policies() -> Figure:
         cells = (str(count), str(3 * count - 1), f"{peak / MIB:.2f} MiB")
         for place, cell in enumerate(cells):
             axes.text(1.13 + (0.0, 0.31, 0.67)[place], bottom + 0.3, cell, ha="right", va="center")
+    psi = sum(p.numel() for p in lab10as().parameters())
+    about = f"GPT of {psi / 1e6:.1f} M parameters, fp32, 2 ranks; messages of a step"
+    axes.text(0.76, -0.4, about, ha="center", va="center", color=SOFT)
     axes.text(0, 5.0, "the root", color=SOFT, va="bottom", fontweight="bold")
     axes.text(0.27, 5.0, "the other units", color=UNIT_COLOURS[0], va="bottom", fontweight="bold")
     return figure
@@ -123,12 +130,13 @@ def draw_frozen() -> Figure:
     """Bytes of gradients on a rank after backward, by what is trained and in which units."""
     figure = canvas(4.6)
     axes = figure.subplots()
-    for place, (name, (size, _)) in enumerate(reversed(tuned().items())):
+    for place, (size, _) in enumerate(reversed(tuned().values())):
         axes.barh(place, size / GB, 0.6, color=TAG_COLOURS["gradients"])
         axes.text(size / GB + 0.03, place, f"{size / GB:.2f} GB", va="center")
-        axes.text(-0.04, place, name, ha="right", va="center")
-    axes.set_yticks([])
-    axes.set_xticks([])
-    axes.spines[["bottom", "left"]].set_visible(False)
-    axes.set_xlim(-2.7, 4.1)
+    axes.set_yticks(range(len(tuned())), [*reversed(tuned())])
+    axes.tick_params(axis="y", length=0, labelcolor=INK)
+    axes.set_xticks(range(4))
+    axes.set_xlabel(f"GB of gradients (fp32) on each of {RANKS} ranks after backward")
+    axes.spines["left"].set_visible(False)
+    axes.set_xlim(0, 4.1)
     return figure
