@@ -26,6 +26,7 @@ from draw.canvas import Draw
 from jinja2 import Environment, StrictUndefined
 
 from minifsdp.course.ladder.rungs import RUNGS
+from minifsdp.course.workshop.catalogue import about
 
 SLIDES = Path(__file__).parent
 LABS = SLIDES.parent / "labs"
@@ -106,5 +107,6 @@ def _rung(name: str, where: str = "") -> str:
 def _claim(*numbers: str) -> str:
     """Where the labs measure it."""
     claims = tomllib.loads((LABS / "claims.toml").read_text())
-    parts = [f"{number}: " + ", ".join(f"<b>lab {lab}</b>" for lab in claims[number]["labs"]) for number in numbers]
-    return f'<div class="claim">{" &emsp; ".join(parts)}</div>'
+    labs = sorted({lab for number in numbers for lab in claims[number]["labs"]})
+    parts = [f"<b>lab {lab}</b>, {about(lab)['title']}" for lab in labs]
+    return f'<div class="claim">You measure it in {"; ".join(parts)}</div>'

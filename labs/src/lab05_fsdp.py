@@ -939,7 +939,8 @@ for name in (*EARLIER, "yours"):
 # The bytes held are counted after the optimizer's step, before `zero_grad`. DDP sends 2(N - 1)/N
 # of the gradient, in an all-reduce. ZeRO-1 and 2 send as much, in a reduce-scatter of gradients
 # and an all-gather of parameters. They also all-reduce 4 bytes per parameter tensor, by which the
-# ranks agree on the tensors that have a gradient. ZeRO-3 gathers the parameters twice: 3(N - 1)/N, minus the root's second gather.
+# ranks agree on the tensors that have a gradient. ZeRO-3 gathers the parameters twice:
+# 3(N - 1)/N, minus the root's second gather.
 #
 # ## 5.6 SHARD_GRAD_OP
 #

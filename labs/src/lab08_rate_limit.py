@@ -23,7 +23,7 @@
 # *From [lecture 4, Overlap, prefetch, rate limit, and the allocator](../slides/overlap.md), which comes before this
 # lab.*
 #
-# The answer lies in how far the host is ahead of its device. A GPU's host runs ahead: it requests memory for the next unit
+# The answer lies in how far the host is ahead of its device. It requests memory for the next unit
 # long before the device has finished with the previous one. The *caching allocator* manages the
 # device's memory for the program, and must not hand out memory that a stream may still be reading.
 # You build that allocator, see it run out of memory, and build the remedy: a limit on the number

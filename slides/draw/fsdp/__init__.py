@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from draw.canvas import GB, MIB, Draw, in_units
+from draw.canvas import GIB, MIB, Draw, in_units
 from draw.fsdp.flat import draw_gradients, draw_offsets, draw_steps, draw_storage, torch_padding
 from draw.fsdp.ladder import draw_batch, draw_rungs, ladder_units, most_rows
 from draw.fsdp.runs import ranks, whole_hook
@@ -27,7 +27,7 @@ def numbers() -> dict[str, Any]:
     peaks = {name: closed_form.fsdp(units, LARGE_SETTING).unsharded_peak for name, units in groups.items()}
     return {
         "billion": lambda size: f"{size / 1e9:.1f} billion",
-        "gb": in_units("GB", GB, 1),
+        "gib": in_units("GiB", GIB, 1),
         "mib": in_units("MiB", MIB, 1),
         "large": sum(map(sum, groups["a block"])),
         "whole": peaks,

@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 from minifsdp.course.plots.palette import INK, SOFT, TAG_COLOURS
 
 LAYERS, RANKS = range(6), range(3)
-IN_USE = 2, 3  # the layers of the unit that is whole; the other units are 0, 1 and 4, 5
+IN_USE = 0, 1, 2, 3  # whole now: the unit of 1 and 2, and the root, 0 and 3; 4 and 5 are the third unit
 NOW = 2
 CELL, TALL = 0.5, 0.8  # inches
 OWNED, GATHERED = TAG_COLOURS["parameters"], TAG_COLOURS["unsharded"]
@@ -53,7 +53,7 @@ def draw_whose() -> Figure:
     say(axes, -0.15, 1.03, "layer", ha="right", color=SOFT)
     for rank in RANKS:
         say(axes, -0.15, TALL / 2 - (TALL + 0.14) * rank, f"rank {rank}", ha="right")
-    keys = {"owned": OWNED, "gathered for now": GATHERED, "computing now": "white"}
+    keys = {"owned": OWNED, "unsharded for now": GATHERED, "computing now": "white"}
     for x, (text, colour) in zip((1.1, 3.2, 6.6), keys.items(), strict=True):
         edge, line = (INK, 4) if colour == "white" else (SOFT, 1)
         box(axes, (x, -3.26), 0.4, 0.3, colour, edgecolor=edge, linewidth=line)

@@ -39,7 +39,7 @@ def numbers() -> dict[str, Any]:
         "queued": QUEUEING * len(forward_pieces()),
         "ran": finish_times(forward_pieces(), QUEUEING)[-1],
         "one_stream": big(GPT, "sync").seconds,
-        "own_streams": big(GPT, "BACKWARD_PRE"),
+        "own_streams": big(GPT, "no prefetch"),
         "hazard": race(0.25e9).hazards[0].text,
         "laptop": {name: laptop(name).seconds for name in ("overlap", "both ways")},
         "gain": {shape.batch: prefetch_gain(shape) for shape in (GPT, DEEP)},

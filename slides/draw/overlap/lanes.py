@@ -100,10 +100,3 @@ def joined(spans: Iterable[Span], gap: float) -> list[Span]:
         found.append(span)
         last = last if span.lane in ("communication", "wait") else {**last, span.lane: span}
     return found
-
-
-def mark(panel: Axes, begin: float, end: float, height: float, text: str, **look: Any) -> None:
-    """A double arrow between two moments, in milliseconds, and what it says."""
-    arrow: Any = {"arrowstyle": "<->", "color": INK, "linewidth": 1.8, "shrinkA": 0, "shrinkB": 0}
-    panel.annotate("", (begin, height), (end, height), arrowprops=arrow)
-    panel.text((begin + end) / 2, height + 0.12, text, **{"ha": "center", "va": "bottom", "color": SOFT, **look})
