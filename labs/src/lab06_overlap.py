@@ -30,8 +30,8 @@
 # **You need** lab 05 (gather, free, reduce-scatter; what a schedule decides). Streams and events are explained here.
 #
 # **Time** 75 minutes. **To run** on a laptop (gloo, 2 processes), on one GPU that the ranks share
-# (`MINIFSDP_SHARE_GPU=1`), or on a GPU node (NCCL). **Memory** a rank's tensors take some tens of MiB, its process a
-# few hundred, most of them torch; on a GPU one cell trains a larger model.
+# (`MINIFSDP_SHARE_GPU=1`), or on a GPU node (NCCL). **Memory** a rank's tensors take a few tens of MiB and its
+# process a few hundred, mostly for torch itself; on a GPU one cell trains a larger model.
 
 # %% tags=["setup"]
 # set-up
@@ -50,7 +50,7 @@ from minifsdp.flat_param import FlatParameter
 #
 # A GPU does not run your program. Your program, the **host**, runs on the processor and puts *kernels* (one operation
 # each: a matrix product, an addition) into queues; the GPU works through the queues. Queuing a kernel takes the host
-# some microseconds, however long the kernel runs. So the host is soon far ahead.
+# a few microseconds, however long the kernel runs. So the host is soon far ahead.
 #
 # - A **stream** is such a queue: first in, first out. Two streams run concurrently.
 # - An **event** is a mark that the host puts into a stream's queue. It has *happened* when the stream has reached it.
@@ -61,20 +61,20 @@ from minifsdp.flat_param import FlatParameter
 #
 # PyTorch computes on one stream, the *compute stream*, unless told otherwise. NCCL's collectives, if issued with
 # `async_op=True` as here, run on a stream of their communicator, one after the other, in the order of issue. A
-# collective starts when the stream on which it was *issued* has come to that point; `handle.wait()` makes the stream on
-# which it is *called* wait for it. With gloo on a CPU it is the host that waits. So what you can see depends on the
-# world that your ranks run in:
+# collective starts when the stream on which it was *issued* reaches it; `handle.wait()` makes the stream on which it is
+# *called* wait for it. With gloo on a CPU it is the host that waits. So what you can see depends on the world that your
+# ranks run in:
 #
-# | world | `wait()` holds | who runs ahead | a timeline shows | what its times mean |
+# | world | `wait()` blocks | who runs ahead | a timeline shows | what its times mean |
 # |---|---|---|---|---|
 # | laptop, gloo | the host | nobody | operations, waits, messages | this processor, and an emulated link |
 # | two ranks on one GPU, NCCL | the stream | the host | kernels | none: see below |
 # | a GPU for each rank, NCCL | the stream | the host | kernels | these GPUs and their links |
 #
 # On the laptop the host computes, and other threads carry the messages. On a shared GPU streams, events and the order
-# of kernels are real, but the ranks take turns on the GPU and communicate by sockets, so you cannot measure the *gain*
-# of overlap there. Some parts are the same everywhere: programs for the paper GPU are recorded on the CPU, and where a
-# cell says `versus`, its ranks run over gloo. Everything else runs in your world.
+# of kernels are real, but the ranks take turns on the GPU and communicate over sockets, so you cannot measure the
+# *gain* of overlap there. Some parts are the same everywhere: programs for the paper GPU are recorded on the CPU, and
+# where a cell says `versus`, its ranks run over gloo. Everything else runs in your world.
 #
 # ## 6.1 When is it over?
 #
@@ -121,9 +121,9 @@ def finish_times(queued: list[Piece], launch: float) -> list[float]:
         queued: the pieces in the order in which the host queues them, on any number of streams.
         launch: seconds that the host needs to queue a piece.
 
-    The host begins at 0 and queues one piece after the other, each in `launch` seconds; behind a piece with
-    `host_waits` it goes on when that piece is over. A piece starts at the latest of: it is queued; what was queued on
-    its stream before is over; the pieces in its `after` are over.
+    The host begins at 0 and queues one piece after the other, each in `launch` seconds; after a piece with
+    `host_waits`, it continues only when that piece is over. A piece starts as soon as it has been queued, all
+    earlier pieces on its stream are over, and all pieces in its `after` are over.
     """
     ...
 
@@ -152,7 +152,7 @@ outcome("6.1", round(1e3 * finish_times(FIVE, 0.5e-3)[-1], 3), how="computed", s
 # - **on two streams, on a CPU**: the same, but the host computes. It issues nothing meanwhile, as if it waited for
 #   every kernel.
 #
-# Predict first: which two take equally long?
+# Predict first: which two take the same time?
 
 # %%
 import statistics
@@ -226,15 +226,15 @@ plots.timeline(
 # `minifsdp.course.machine` is a full version of your function. A `Recorder` logs the requests of a real training step
 # (kernels with their operations and bytes, collectives, waits, allocations, frees, each with its stream), and `replay`
 # computes when each would run on given hardware. This lab uses it where a laptop cannot measure, and every picture from
-# it says *model, not measured*. It leaves out that kernels and collectives slow each other down, that NCCL needs some
-# of the GPU's multiprocessors itself, and the host's jitter.
+# it says *model, not measured*. It ignores the host's jitter, the slowdown that kernels and collectives cause each
+# other, and the multiprocessors that NCCL occupies.
 #
 # ## 6.2 Hand over
 #
 # *5 minutes, easy*
 #
 # Two streams are always ordered in the same way: one records an event, the other waits for it. On CUDA these are
-# torch's streams and events. On a CPU a stream is a name and waiting is nothing, but a function in
+# torch's streams and events. On a CPU a stream is only a name and a wait does nothing, but a function in
 # `device.command_observers` is called with each command for a GPU; the checks of this lab and the recorder use it.
 #
 # Predict: `giver` has 40 ms of work queued. For how many ms does `order_streams` block the host?
@@ -246,9 +246,9 @@ predict("6.2", ..., "ms for which the host stands still in order_streams")
 # %% tags=["exercise-6.2"]
 @exercise("6.2")
 def order_streams(giver: Any, taker: Any) -> None:
-    """Let what is queued on `taker` from now on start when `giver` has done what is queued on it up to now.
+    """Make all work queued on `taker` from now on wait for all work queued on `giver` so far.
 
-    The host goes on at once, and so does `giver`: nothing else is ordered by it.
+    Neither the host nor `giver` waits, and no other order is imposed.
 
     Args:
         giver, taker: streams (`torch.cuda.Stream` or minifsdp's `CpuStream`). A stream has `record_event()`, which puts
@@ -307,10 +307,10 @@ predict("6.3", ..., "elements of a block's `flat.full` that are right when gathe
 # %% tags=["exercise-6.3"]
 @exercise("6.3")
 def gather(flat: FlatParameter, group: Group, stream: Any) -> Handle:
-    """Start to make the unit whole on `stream`; the caller waits by the handle that is returned.
+    """Start gathering the unit on `stream`; the caller waits on the returned handle.
 
     `flat.full` [P] gets its memory from the pool of `stream`, and one all-gather of every rank's `flat.shard` [P / N]
-    into it is issued there. Nobody waits: not the host, not a stream.
+    into it is issued there. Neither the host nor any stream waits.
 
     Use `with device.on_stream(stream):`, in which `stream` is the current one, `device.allocate(buffer)`, and
     `comm.all_gather(output, shard, group)` with `flat.full.data` and `flat.shard.data`, which returns the handle.
@@ -385,7 +385,8 @@ assert after
 # | `read` | unit | a kernel on it | computes with the unit's parameters |
 #
 # A stream can be *sure* of a gather if it has waited for it itself, or has waited for an event of a stream that was
-# sure of it when it recorded the event, and so on. A wait belongs to one gather: the unit's next one is another.
+# sure of it when it recorded the event, and so on. A wait covers one gather only: the next gather of the same unit
+# needs its own.
 
 
 # %%
@@ -400,9 +401,9 @@ class Did(NamedTuple):
 def missing_waits(log: list[Did]) -> list[int]:
     """The numbers of the lines that read a unit whose last gather may still be under way.
 
-    A `read` is in order if its stream is sure of the unit's last gather before it. A unit that was never gathered is
-    not there to be read, either. Lines count from 0; every `wait` and `wait event` comes after a gather or record that
-    it can be for.
+    A `read` is correct if its stream is sure of the unit's most recent gather at that point. Reading a unit that was
+    never gathered is an error too. Lines count from 0; every `wait` and `wait event` comes after a matching `gather`
+    or `record`.
     """
     ...
 
@@ -426,8 +427,9 @@ for number in missing_waits(log):
     print(f"line {number}: {log[number].stream} reads {log[number].what} too early")
 
 # %% [markdown]
-# `torch.cuda._sanitizer` does this for every tensor of a program, with numbers in the place of your sets (*vector
-# clocks*: of each stream, how much of it is known to be over), and so does `minifsdp/course/machine/hazards.py`.
+# `torch.cuda._sanitizer` does this for every tensor of a program, with numbers instead of your sets (*vector
+# clocks*: for each stream, how far it is known to have progressed), and so does
+# `minifsdp/course/machine/hazards.py`.
 #
 # ## 6.5 Free without stopping
 #
@@ -441,9 +443,9 @@ for number in missing_waits(log):
 #
 # At the free the allocator records an event on that stream, and reuses the memory once the event has happened.
 #
-# Here a "gather" of 12 MiB is written on the link's stream and summed on the compute stream, which takes long; it is
-# freed at once, and the next 12 MiB are asked for. The sum's result takes 2 MiB, the least that the allocator takes
-# from the device at a time. How many MiB does it take in all?
+# Here a "gather" of 12 MiB is written on the link's stream and summed on the compute stream, which takes a long
+# time; it is freed at once, and the next 12 MiB are requested. The result of the sum takes 2 MiB, the smallest
+# amount that the allocator requests from the device. How many MiB does the allocator request in all?
 
 # %%
 predict("6.5", ..., "MiB reserved: two gathers of 12 MiB, the first freed while it is read, and 2 MiB")
@@ -452,14 +454,14 @@ predict("6.5", ..., "MiB reserved: two gathers of 12 MiB, the first freed while 
 # %% tags=["exercise-6.5"]
 @exercise("6.5")
 def free(buffer: Tensor, readers: list[Any]) -> None:
-    """Give the memory of `buffer` back at once; its bytes stay as they are until the `readers` have come here.
+    """Free the memory of `buffer` at once; its contents stay intact until the `readers` have reached this point.
 
     Args:
         buffer: a gathered unit; views and autograd share its storage, which shrinks to 0 bytes, while the tensor and
             its shape stay.
-        readers: the streams on which kernels that read the buffer may be queued; the current stream may be any.
+        readers: the streams that may have kernels queued that read the buffer; any stream may be current.
 
-    Nobody waits: not the host, not a stream. The allocator is told of each of the readers.
+    Neither the host nor any stream waits. The allocator is told about every reader.
 
     Use `device.record_stream(buffer)`, `with device.on_stream(stream):` and `untyped_storage().resize_(nbytes)`.
     """
@@ -513,8 +515,8 @@ for name, each in (("yours", run), ("without record_stream", refill(without_reco
 assert not run.hazards, "the next gather is written over what compute still reads: the allocator was not told"
 
 # %% [markdown]
-# Freed memory is not yet available memory. The farther the host runs ahead, the more memory is in between; lab 08 is
-# about that.
+# Freed memory is not yet available memory. The farther the host runs ahead, the more memory is in this in-between
+# state, which is the subject of lab 08.
 #
 # ## 6.6 Reduce on its own stream
 #
@@ -525,15 +527,16 @@ assert not run.hazards, "the next gather is written over what compute still read
 # backward reads the result, so nothing waits for it now. Who waits, and when?
 #
 # - the optimizer, at the end of backward;
-# - the next reduction, so that only one unsharded gradient is held for it: the one before is finished first (in the
-#   host's order, which on a CPU is all there is; on a GPU what is freed waits for its event, and several may be live);
+# - the next reduction, which first finishes the previous one, so that only one unsharded gradient is held (in the
+#   host's order, the only order on a CPU; on a GPU, freed gradients wait for their events, so several may be live);
 # - and `unit.wait_reduce()` does more than wait: it adds the mean to the shard's `.grad` and frees the unsharded
 #   gradient, on the current stream. That belongs on the reductions' stream as well.
 #
 # Predict, for the lab's model (5 blocks of 133,665 elements, 2 ranks): how many bytes more than in lab 05, where every
-# reduction was waited for at once, does a rank hold at the peak of a step? There it was when the gradient of block 0,
-# the last in backward, was complete and its parameters still there. On gloo count what a reduction under way receives,
-# too: the other ranks' parts, (N - 1) / N of a block, which minifsdp sums itself; NCCL needs no such memory.
+# reduction was waited for at once, does a rank hold at the peak of a step? In lab 05 the peak came when the gradient
+# of block 0, the last in backward, was complete and its parameters were not yet freed. On gloo, also count the receive
+# buffers of a reduction in flight: the other ranks' parts, (N - 1) / N of a block, which minifsdp sums itself; NCCL
+# needs no such memory.
 
 # %%
 predict("6.6", ..., "bytes more at the peak of a step than without overlap, 2 ranks")
@@ -551,21 +554,22 @@ class Reducing(NamedTuple):
 # %% tags=["exercise-6.6"]
 @exercise("6.6")
 def start_reduction(unit: Reducing, stream: Any, under_way: list[Reducing]) -> None:
-    """Issue the reduction of `unit`'s gradient on `stream`, one at a time, while the current stream computes on.
+    """Issue the reduction of `unit`'s gradient on `stream`, one at a time, while the current stream keeps computing.
 
     Args:
         unit: has `device`; `start_reduce()`, which allocates the shard's gradient and issues the reduce-scatter, all of
-            it on the current stream; and `wait_reduce()`, after which the current stream finds the mean added to the
-            shard's `.grad` and the unsharded gradient freed.
+            it on the current stream; and `wait_reduce()`, which on the current stream adds the mean to the shard's
+            `.grad` and frees the unsharded gradient.
         stream: the reductions'.
-        under_way: units whose reduction was started and not waited for, from the calls before this one; afterwards
-            `unit`, and no other.
+        under_way: units whose reductions earlier calls started and nobody has waited for yet. On return it
+            contains only `unit`.
 
-    First, on `stream`, all that is under way is waited for, so that its gradients need not stay until this unit has
-    computed. Then `stream` waits for what is queued on the current stream, where the gradient is computed, and the
-    reduction is started on `stream`. The current stream, `device.current_stream(unit.device)`, waits for nothing.
+    First wait, on `stream`, for every reduction in `under_way`, so that those gradients are not held until this
+    unit has been computed. Then `stream` waits for what is queued on the current stream, where the gradient is
+    computed, and the reduction is started on `stream`. The current stream, `device.current_stream(unit.device)`,
+    waits for nothing.
 
-    Use `stream.wait_stream(other)`, which is 6.2 in one call: a check sees no other cell.
+    Use `stream.wait_stream(other)`, which does what 6.2 does in one call (a check cannot see other cells).
     """
     ...
 
@@ -637,8 +641,8 @@ def build(schedule: Any, paper: Group | None = None, settings: Settings = SETTIN
 # ### Measured: the same losses, and one gradient more at the peak
 #
 # The computation is unchanged, so the losses of every rank equal those of lab 05's schedule, bit for bit. Memory is
-# slightly higher. (The ledger counts in the host's order: what the program holds. On a GPU what it has freed may still
-# be read; that is counted further down, on paper.)
+# slightly higher. (The ledger counts in the host's order: what the program holds. On a GPU, freed memory may still be
+# in use; the paper GPU further down counts that too.)
 
 
 # %%
@@ -712,8 +716,8 @@ plots.stages(
 # %% [markdown]
 # ## Break it: a wait that comes too late
 #
-# One line is moved: the wait for block 2's gather comes after its computation in forward. The cell runs it on the link
-# where everything arrives at the last moment, and then unchanged.
+# One line is moved: the wait for block 2's gather comes after its computation in forward. The cell runs the changed
+# schedule on the worst-case link, and then the unchanged one.
 
 
 # %%
@@ -756,9 +760,9 @@ print(f"as it is, with the late wait: {plausible}")
 
 # %% [markdown]
 # The loss is NaN because the emulated link fills memory with NaN until the data arrives. Without it block 2 computes
-# with whatever is in its memory: a part of the gather, or older values. A loss may be right, plausible or NaN, and
-# differently each time. So check the order, not the values. Here is the recorded program of one rank in the notation of
-# 6.4, with the verdict of your detector and that of the paper GPU for every buffer.
+# with whatever is in its memory: a part of the gather, or older values. A loss may be right, wrong but plausible, or
+# NaN, and may differ from run to run. So check the order, not the values. Here is the recorded program of one rank in
+# the notation of 6.4, with the verdict of your detector and that of the paper GPU for every buffer.
 
 
 # %%
@@ -817,7 +821,7 @@ for begins, op in (("where a step begins", "all_gather"), ("where backward ends"
 assert {hazard.kind for hazard in hazards} == {"missing wait"}
 
 # %% [markdown]
-# ### Break it: freed and not told
+# ### Break it: free without telling the allocator
 #
 # Your schedule, but without telling the allocator that compute reads memory of the gathers' stream.
 
@@ -923,15 +927,15 @@ plots.timeline(
 # %% [markdown]
 # This is figure 5 of the FSDP paper (arXiv 2304.11277, sections 3.3.1 and 3.3.2) from your own program. In forward the
 # host has issued all gathers before the first unit has computed, and each starts when the link is free. In backward the
-# middle row is what the paper has without prefetching: the gather of block 3 stands behind the reduction of block 4,
-# which waits for a gradient. In the last row the host runs ahead of backward as well, and what is left uncovered are
-# the first gather and the last reductions: there is nothing to compute meanwhile. (Block 4 is gathered twice in a row:
-# it is freed after forward, and its backward is the first.)
+# middle row is the paper's case without prefetching: the gather of block 3 stands behind the reduction of block 4,
+# which waits for a gradient. In the last row the host runs ahead of backward as well, and only the first gather and the
+# last reductions remain exposed, because there is nothing to compute meanwhile. (Block 4 is gathered twice in a row: it
+# is freed after forward, and its backward is the first.)
 #
 # Your program is the same on every host: it issues a gather and then waits for it at once, with no kernel in between.
-# If the wait is a stream's, the host goes on to the next unit; if it is the host's, nothing hides, and a machine whose
-# host computes takes as long as before. Reductions have kernels in between on any host. But the next gather stands
-# behind them on the link, and compute waits for that: next to nothing is gained, unless the gather goes first.
+# If a stream waits, the host goes on to the next unit. If the host waits, nothing is hidden, and a machine whose host
+# computes takes as long as before. Reductions have kernels in between on any host. But the next gather stands behind
+# them on the link, and compute waits for that: next to nothing is gained, unless the gather goes first.
 #
 # ### Measured: on a machine whose host computes (C14)
 #
@@ -966,8 +970,8 @@ plots.versus(
 )
 
 # %% [markdown]
-# The effect of waiting alone on the three programs, if all compute as long as lab 05's, on this machine and on one like
-# it whose host runs ahead:
+# The effect of waiting alone: the three programs, each with lab 05's compute time, on this machine and on a similar one
+# whose host runs ahead:
 
 # %% tags=["nbval-ignore-output"]
 for name, each in results.items():
@@ -981,11 +985,12 @@ for name, each in results.items():
 # %% [markdown]
 # ### Traced: a step in your world
 #
-# Now the three schedules where your ranks run. On a CPU that is the machine just measured, a step of it. On a GPU its
-# streams, events and `record_stream` are torch's, the links are the real ones, and the model is larger, so that its
-# kernels outlast their launches. What the trace shows there as communication is NCCL's own kernels. They run on a
-# stream of the process group; your two streams carry the order and the memory. (`launch` has made it one of high
-# priority, `ProcessGroupNCCL.Options(is_high_priority_stream=True)`: its kernels get free multiprocessors first.)
+# Now a step of each of the three schedules, where your ranks run. On a CPU this is the machine just measured. On a
+# GPU its streams, events and `record_stream` are torch's, the links are the real ones, and the model is larger, so
+# that its kernels outlast their launches. What the trace shows there as communication is NCCL's own kernels. They run
+# on a stream of the process group; your two streams carry the order and the memory. (`launch` gives the process
+# group's stream high priority, `ProcessGroupNCCL.Options(is_high_priority_stream=True)`, so its kernels get free
+# multiprocessors first.)
 
 
 # %% tags=["nbval-ignore-output"]
@@ -1027,8 +1032,8 @@ plots.timeline(
 
 # %% [markdown]
 # On a CPU no gather overlaps compute in any row: the host waits for each at once. In the last row a reduction does,
-# because no gather stands behind it. On a GPU look for effects that a CPU cannot show: gathers of forward under the
-# compute of the unit before, and the holes of backward that are there in the middle row and not in the last one.
+# because no gather stands behind it. On a GPU look for effects that a CPU cannot show: forward gathers that overlap
+# the previous unit's compute, and gaps in backward that appear in the middle row but not in the last one.
 
 # %% tags=["nbval-ignore-output"]
 show_record(
@@ -1047,7 +1052,7 @@ compute has gaps everywhere: a small model's kernels are shorter than their laun
 #
 # Two things, and you have seen both. On a host that computes, no gather is issued early in forward, and none in
 # backward unless the schedule issues the next unit's gather *before* this unit computes. That is prefetching, lab 07.
-# And a host that runs ahead gathers as fast as the link allows, far before the units are needed:
+# And a host that runs ahead gathers as fast as the link allows, long before the units are needed:
 
 # %%
 for name, run in runs.items():
@@ -1060,9 +1065,9 @@ assert runs["lab 05"].peak("active") == runs["lab 05"].peak("allocated") == runs
 assert runs["yours"].peak("active") / MIB > runs["lab 05"].peak("active") / MIB + whole
 
 # %% [markdown]
-# *Active* is what is allocated, and what was freed and waits for an event. No more is allocated at a time than in lab
-# 05; but the host is so far ahead that freed gathers and gradients pile up: the 10.8 MiB on top are nearly four times
-# all units whole. That is what the rate limiter is for, lab 08.
+# *Active* memory is allocated memory plus freed memory that still waits for an event. No more is allocated at a time
+# than in lab 05; but the host is so far ahead that freed gathers and gradients pile up: the additional 10.8 MiB are
+# nearly four times the size of the whole unsharded model. That is what the rate limiter is for, lab 08.
 #
 # ## What to remember
 #
@@ -1077,30 +1082,31 @@ assert runs["yours"].peak("active") / MIB > runs["lab 05"].peak("active") / MIB 
 #
 # ## Questions
 #
-# **1. Your overlapped FSDP is no faster than lab 05's on a GPU, and a profile shows the host waiting in every step's
-# middle. What do you look for?** <details><summary>Answer</summary>Look for code that needs a value: `.item()`,
+# **1. Your overlapped FSDP is no faster than lab 05's on a GPU, and a profile shows the host waiting in the middle of
+# every step. What do you look for?** <details><summary>Answer</summary>Look for code that needs a value: `.item()`,
 # `print(loss)`, a comparison of tensors in an `if`, `nonzero`, a copy to the CPU. Each blocks the host until the device
 # has caught up, and everything issued afterwards comes late.</details>
 #
 # **2. Why does `begin_forward` let the gathers' stream wait for the compute stream, and why is once per step enough?**
-# <details><summary>Answer</summary>The optimizer writes the shards on the compute stream, and gathers read them. Until
-# the next optimizer step nobody writes them, and the stream keeps its order: what is queued after the wait is behind
-# it.</details>
+# <details><summary>Answer</summary>The optimizer writes the shards on the compute stream, and gathers read them.
+# Nothing writes them until the next optimizer step, and a stream runs in order, so everything queued after the wait
+# runs after it.</details>
 #
 # **3. Why not let the gathers' stream wait for compute before each free block is used again, instead of
 # `record_stream`?**
-# <details><summary>Answer</summary>It would be right, and the next gather would start when all compute queued so far is
-# over: no overlap. FSDP2 does without `record_stream` all the same. It copies what was gathered into the parameters, on
-# the compute stream; then the gathers' streams wait for an event behind that copy, and the reference to the gathered
-# buffer is dropped (`_wait_all_gather_streams_on_event`). So they wait for what was queued before the unit computes,
-# and not for the unit; and when memory comes back does not depend on timing.</details>
+# <details><summary>Answer</summary>That would be correct, but the next gather would start only when all compute queued
+# so far is over: no overlap. FSDP2 does without `record_stream` all the same. It copies what was gathered into the
+# parameters, on the compute stream; then the gathers' streams wait for an event behind that copy, and the reference to
+# the gathered buffer is dropped (`_wait_all_gather_streams_on_event`). So the gathers' streams wait for the work queued
+# before the unit's computation, but not for the computation itself, and the point at which memory is reusable does not
+# depend on timing.</details>
 #
 # **4. With two communicators, one for gathers and one for reductions, would the order of issue still matter?**
 # <details><summary>Answer</summary>Less: each has a queue of its own, and a gather need not stand behind a reduction.
 # They still share the wire (and the GPU's multiprocessors), so both become slower while they run at once. And the order
 # of the two on different ranks must not lead to a deadlock.</details>
 #
-# **5. On a CPU, who runs the messages while the host computes?**
+# **5. On a CPU, what carries the messages while the host computes?**
 # <details><summary>Answer</summary>gloo's threads, or here the emulated link's. So messages do run beside compute, once
 # they are issued; a host that computes just issues them late. And real gloo messages need the processor that computes,
 # which the model leaves out.</details>

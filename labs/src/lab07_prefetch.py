@@ -33,7 +33,7 @@
 # **Time** 65 minutes. **To run** on a laptop (gloo, 2 processes), on one GPU that the ranks share
 # (`MINIFSDP_SHARE_GPU=1`), or on a GPU node (NCCL, a rank per GPU). Order, bytes and values are those of your world;
 # what prefetching gains is measured over gloo on the CPU everywhere, and modelled for a host that runs ahead.
-# **Memory** a few MiB of tensors per rank; a process takes a few hundred MiB, most of them torch.
+# **Memory** a few MiB of tensors per rank; a process takes a few hundred MiB, mostly for torch itself.
 
 # %% tags=["setup"]
 # set-up
@@ -51,10 +51,11 @@ from minifsdp.fsdp.unit import Unit
 # %% [markdown]
 # ## What hurts now
 #
-# A *schedule* decides when a unit gathers, frees and reduces. It gets six events: begin of forward, before and after a
-# unit's forward, before and after its backward, end of backward. Here is torch's order without any prefetch, on top of
-# minifsdp's `OverlapSchedule` (which knows the streams): a gather is issued when its unit is reached, a reduction as
-# soon as the unit's gradients are complete; it is waited for when the next one is to be issued.
+# A *schedule* decides when a unit gathers, frees and reduces. It receives six events: the start of forward, before and
+# after a unit's forward, before and after its backward, and the end of backward. Here is torch's order without any
+# prefetch, on top of minifsdp's `OverlapSchedule` (which knows the streams): a gather is issued when its unit is
+# reached, a reduction as soon as the unit's gradients are complete. Each reduction is waited for just before the next
+# one is issued.
 
 # %%
 import dataclasses
@@ -114,9 +115,10 @@ def on_paper(schedule: Any, settings: Settings = TIMED) -> Program:
 
 
 # %% [markdown]
-# To see the loss without a busy machine's noise, the program of this code (its kernels, collectives and waits, in
-# order) runs on paper: in virtual time, on a laptop with 20 GFLOP/s whose host is the compute, and a link of 2 ms
-# latency and 50 MB/s. This is a model, not measured; the measurement follows further down, next to the model.
+# To show the lost time without the noise of a busy machine, we run this program (its kernels, collectives and
+# waits, in order) on paper: in virtual time, on a 20 GFLOP/s laptop whose host does the computing, over a link
+# with 2 ms latency and 50 MB/s. This is a model, not measured; the measurement follows further down, next to the
+# model.
 
 # %%
 LAPTOP = Hardware(
@@ -145,10 +147,10 @@ plots.timeline(
 )
 
 # %% [markdown]
-# Look at backward: the reduction of a unit stands on the link *before* the gather of the next one. A link, and the
-# queue of an NCCL communicator, carries one message after the other. So the next unit waits for two messages, although
-# it needs one. (minifsdp's `OverlapSchedule` postpones the reduction until the next gather is issued. torch does not,
-# so this lab does not either.)
+# Look at backward: a unit's reduction is queued on the link *before* the next unit's gather. A link, and the queue of
+# an NCCL communicator, carries one message after the other. So the next unit waits for two messages, although it needs
+# one. (minifsdp's `OverlapSchedule` postpones the reduction until the next gather is issued. torch does not, so this
+# lab does not either.)
 #
 # ## 7.1 Record the order
 #
@@ -159,8 +161,8 @@ plots.timeline(
 #
 # - **forward**: the order of the *first iteration*, an iteration being a forward and its backward. It is kept
 #   permanently and assumed to be *static*, as in torch (which notes a unit's first use only).
-# - **backward**: the units whose backward is to come, in the order in which their forwards ended, of *this* iteration.
-#   Backward runs through it from its end.
+# - **backward**: the units of *this* iteration whose backward is still to come, in the order in which their forwards
+#   ended. Backward runs through it from its end.
 #
 # The order must hold for a unit that is called twice in a forward (each call counts), and a forward without a backward
 # (`no_grad`, an evaluation) must not leave entries that affect later steps.
@@ -190,8 +192,8 @@ Event = Literal["begin forward", "pre-forward", "post-forward", "pre-backward", 
 # | `begin forward` | `seen` and `ahead` begin empty, whatever was left in them (a backward may have raised) |
 # | `pre-forward` | a call of `unit` begins: it is the last in `seen` |
 # | `post-forward` | a call of `unit` ends: it is the last in `ahead`, if `backward_follows` |
-# | `pre-backward` | its backward begins: its **last** place in `ahead`, and all behind it, go (none, if it has none) |
-# | `end backward` | `ahead` is empty; `forward`, if it is empty yet, becomes what was seen |
+# | `pre-backward` | its backward begins: remove its **last** entry in `ahead`, if it has one, and all after it |
+# | `end backward` | `ahead` is empty; `forward`, if it is still empty, becomes a copy of `seen` |
 #
 # Why all behind it? This backward has skipped those units (their outputs were not used); otherwise they would have come
 # first. A unit that was called twice reports its backward once, when it begins, with its last call.
@@ -209,9 +211,9 @@ def record(order: Order, event: Event, unit: Unit | None = None, backward_follow
 
     Args:
         order: three lists of units (`forward`, `seen`, `ahead`); change them, or put others in their place.
-        event: one of the five of the table.
+        event: one of the five events in the table.
         unit: whose event it is; None for those of the whole model.
-        backward_follows: of `post-forward`: False in a forward under `no_grad`.
+        backward_follows: used for `post-forward` only; False if the forward runs under `no_grad`.
     """
     ...
 
@@ -384,8 +386,8 @@ seen = {"none": launch(train, RANKS, NONE, 1)[0]}
 print("none:", seen["none"]["log"])
 
 # %% [markdown]
-# The log of one step, forward and backward apart: `g2` unit 2's gather is issued, `[2]` it computes, `f2` it is freed,
-# `r2` its reduction is issued; R is the root.
+# The log of one step, with forward and backward shown separately: `g2` unit 2's gather is issued, `[2]` it computes,
+# `f2` it is freed, `r2` its reduction is issued; R is the root.
 #
 # ## 7.2 Prefetch in forward
 #
@@ -394,8 +396,8 @@ print("none:", seen["none"]["log"])
 # When a unit's forward begins, its own gather is issued first, because it is needed first and the link keeps the order.
 # Then come the next units' gathers, then the wait for its own. On a GPU `wait_gather` makes the compute stream wait and
 # the host goes on at once; on CPU it blocks the host, so the next gathers must be issued before. (torch prefetches
-# after the wait, `_pre_forward_unshard` in `torch/distributed/fsdp/_runtime_utils.py`: there the wait holds a stream
-# and not the host.)
+# after the wait, `_pre_forward_unshard` in `torch/distributed/fsdp/_runtime_utils.py`: there the wait blocks a stream,
+# not the host.)
 #
 # Nothing is gathered ahead without a record, or once this forward has departed from the recorded order: a wrong guess
 # costs a message and memory, and gains nothing.
@@ -415,8 +417,8 @@ def pre_forward(schedule: LabSchedule, unit: Unit) -> None:
     """A call of `unit` begins: issue its gather, then those of the next units of forward, then wait for it alone.
 
     Args:
-        schedule: has `gather(unit)`, `depth` (how many calls ahead, two of one unit being two; None: all there are),
-            and `order` with the lists `forward` and `seen`, of which `seen` ends with this very call.
+        schedule: has `gather(unit)`, `depth` (how many calls ahead, where two calls of one unit count as two; None:
+            all), and `order` with the lists `forward` and `seen`, of which `seen` ends with this very call.
         unit: has `wait_gather()`.
 
     The next ones are those that follow in `order.forward`, provided that all calls seen so far are those recorded, in
@@ -479,7 +481,7 @@ slips = {"depth 1": padded[0] + 2 * padded[1], "the root is whole, too": sum(pad
 outcome("7.3", seen["PRE, all"]["unsharded"], ranks=RANKS, slips=slips)
 
 # %% [markdown]
-# With depth None all parameters are whole when backward begins: for that moment sharding saves no parameter memory.
+# With depth None all parameters are whole when backward begins: at that moment sharding saves no parameter memory.
 # (And as many reductions may be under way as units are gathered ahead, each with its unsharded gradient.)
 #
 # ## 7.4 Prefetch in backward: POST
@@ -490,7 +492,8 @@ outcome("7.3", seen["PRE, all"]["unsharded"], ranks=RANKS, slips=slips)
 # still precedes the reduction on the link. But it is issued after the unit's computation, so on a host that computes it
 # has nothing to overlap with. It saves only the wait for the reduction.
 #
-# How many bytes more of gathered parameters does POST with depth 1 hold at most, compared with no prefetch at all?
+# At most, how many more bytes of gathered parameters does POST with depth 1 hold than no
+# prefetch at all?
 
 # %%
 predict("7.4", ..., "bytes of gathered parameters at the peak that POST, depth 1, adds to no prefetch")
@@ -507,7 +510,8 @@ def post_backward(schedule: LabSchedule, unit: Unit) -> None:
             whose backward is to come, the next one last.
         unit: the unit.
 
-    In an order in which no two units are whole at once on account of it, and no gather stands behind this reduction.
+    Choose the order so that this function never makes two units whole at once, and no gather is
+    queued behind this reduction.
     """
     ...
 
@@ -786,9 +790,9 @@ plots.timeline(
 )
 
 # %% [markdown]
-# The line of the whole model adds the layers that were not recorded, each like layer 2. What the model leaves out:
-# NCCL's kernels take multiprocessors and memory bandwidth from those that compute; a network that many share does not
-# give everyone its nominal bandwidth; ranks wait for the slowest. Kernels are taken to reach 60 % of the peak. The gain
+# The whole-model line adds the layers that were not recorded, each taken to be like layer 2. What the model leaves out:
+# NCCL's kernels take multiprocessors and memory bandwidth from the compute kernels; a shared network does not deliver
+# its nominal bandwidth to every user; ranks wait for the slowest. Kernels are taken to reach 60 % of the peak. The gain
 # is the time of a layer's two messages relative to its computation, so it follows from the assumed bandwidth: the model
 # gives its sign and reason, the hardware its size.
 #
@@ -796,8 +800,8 @@ plots.timeline(
 #
 # torch has `forward_prefetch`, off by default: "only useful for CPU-bound workloads", says its documentation. Three
 # blocks of width 1024 on 2 ranks, on an A100 with a link of 100 GB/s. In one case the host runs ahead; in the other it
-# waits in every block for a value from the device (a logged loss, a routing decision: `.item()`). From column to column
-# the host is slower: `launch` is its time for one kernel.
+# waits in every block for a value from the device (a logged loss, a routing decision: `.item()`). The host gets slower
+# from column to column; `launch` is its time per kernel.
 
 
 # %% tags=["C15"]
@@ -866,9 +870,10 @@ plots.lines(
 # %% [markdown]
 # A host that runs ahead issues the gather of a block while the block before it computes, with or without forward
 # prefetch; there is no reduction in forward to stand in between. On a host that is held up in every block, as on CPU,
-# prefetching gains what computing hides of a gather: with these blocks 0.83 of the 0.91 ms that three gathers take. A
-# host about as slow as its device (here at 32 us a kernel) is hardly ahead, issues gathers slightly late, and prefetch
-# gains a tenth. With an even slower host the device waits for kernels, and every gather has enough time.
+# prefetching gains the part of each gather that compute can hide: with these blocks 0.83 of the 0.91 ms that three
+# gathers take. A host about as slow as its device (here at 32 us a kernel) is hardly ahead, issues gathers slightly
+# late, and prefetch gains a tenth. With an even slower host the device waits for kernels, and every gather has enough
+# time.
 
 # %% tags=["nbval-ignore-output"]
 show_record(
@@ -892,7 +897,7 @@ say, the order is all that can be compared.
 # All blocks have the same size.
 #
 # Block 0 has 133,665 elements, 133,666 with padding. Rank 0 gathers it while rank 1 gathers block 1. How many of the
-# elements that rank 0 then has as block 0's are block 0's?
+# elements in rank 0's buffer for block 0 then really belong to block 0?
 
 # %%
 predict("7.5", ..., "elements of block 0, of 133,666 gathered on rank 0, that are right")
@@ -1012,16 +1017,16 @@ def check_order(number: int, names: list[str], group: Group, device: torch.devic
     Args:
         number: this rank's unit, as an index into `names`.
         names: of all units, the same on every rank.
-        group: the ranks that take part, all that there are or some of them; `group.size()` is their number.
+        group: the participating ranks, either all ranks or a subset; `group.size()` is their number.
         device: where tensors must be for a collective of this group.
 
-    One all-gather, waited for, of one int64 of each rank: `comm.all_gather(output, shard, group)`, output [N], shard
+    Use a single blocking all-gather of one int64 per rank: `comm.all_gather(output, shard, group)`, output [N], shard
     [1], both of the same dtype. Afterwards every rank knows all numbers.
 
     Raises:
-        RuntimeError: on all ranks, with the same sentence. It has `rank r` in it, r being the first rank whose number
-            differs from rank 0's, the name of the unit that rank r is about to gather, and of the one that rank 0 is;
-            nothing of other ranks. Ranks are counted in the group.
+        RuntimeError: on all ranks, with the same message. The message contains `rank r`, where r is the first rank
+            whose number differs from rank 0's, and the names of the units that ranks r and 0 are about to gather. It
+            mentions no other rank. Ranks are counted in the group.
     """
     ...
 
@@ -1062,31 +1067,31 @@ for rank, ran in enumerate(launch(run_cases, RANKS, CASES)):
 #
 # 1. A schedule decides the order of issue. A link carries one message at a time, so every message before a gather
 #    delays the computation that waits for it.
-# 2. Forward's order is recorded once and assumed to be static; backward's comes from every forward anew. Nothing is
-#    gathered on a guess.
-# 3. PRE: own gather, the next one's, compute. One unit more. POST: free, the next gather, then the reduction. No byte
-#    more, for depth 1 and on a host that computes. More than one ahead rarely pays.
-# 4. A host that is well ahead needs no prefetch in forward; in backward it does, because of the reduction in the
-#    same queue.
+# 2. Forward's order is recorded once and assumed to be static; backward's order is recorded afresh in every
+#    forward. Nothing is gathered on a guess.
+# 3. PRE: own gather, the next one's, compute. One unit more. POST: free, the next gather, then the reduction. With
+#    depth 1, on a host that computes, not one byte more. More than one ahead rarely pays.
+# 4. A host that is well ahead needs no prefetch in forward, but does need it in backward, because of the
+#    reduction in the same queue.
 # 5. Collectives have no names: without the same order on all ranks you get silent wrong values or a hang.
 #
 # ## Questions
 #
 # **1. Layers are dropped at random, drawn anew in every step, from the same seed on all ranks. What does forward
-# prefetch do, what backward prefetch?**
+# prefetch do, and what does backward prefetch do?**
 # <details><summary>Answer</summary>All ranks agree, so nothing is wrong. Forward's record is the first iteration's:
-# from the first layer on that is missing, or new, nothing is gathered ahead in that forward (in torch, whose record is
-# looked up by unit, a dropped layer is gathered for nothing). Backward follows this iteration's forward, and prefetches
+# from the first missing or new layer on, nothing is gathered ahead in that forward (in torch, whose record is looked up
+# by unit, a dropped layer is gathered for nothing). Backward follows this iteration's forward, and prefetches
 # well.</details>
 #
 # **2. Why does the record for backward have the units in the order in which their forwards *end*?**
-# <details><summary>Answer</summary>Units may lie in each other: the root's forward begins first and ends last, and its
+# <details><summary>Answer</summary>Units may be nested: the root's forward begins first and ends last, and its
 # backward begins first. For a chain of blocks both orders are the same.</details>
 #
 # **3. With PRE and depth 1, how many units are whole while the last block's gradients are computed, how many while the
 # first block's are?**
 # <details><summary>Answer</summary>The root, the last block and the one before it: three. While the first block's
-# are computed there is nothing to come: root and block, two.</details>
+# gradients are computed, no unit is left to prefetch, so only the root and that block are whole: two.</details>
 #
 # **4. Two communicators, one for gathers, one for reductions: is backward prefetch needed then?**
 # <details><summary>Answer</summary>The queue is the reason: with two of them, the gather of a host that runs ahead
@@ -1104,7 +1109,7 @@ for rank, ran in enumerate(launch(run_cases, RANKS, CASES)):
 #   section 5 (what it gains).
 # - torch: `torch/distributed/fsdp/_exec_order_utils.py` (the records and the check), `_prefetch_handle` in
 #   `torch/distributed/fsdp/_runtime_utils.py`.
-# - minifsdp: `fsdp/schedules/prefetch.py`, a schedule like yours, but for four things: it follows the last forward and
-#   not the first iteration's, compares with it this call alone, has backward's order from the engine (which knows of
-#   several forwards before a backward, as pipelines have them), and puts reductions off until the next gather is
-#   issued; `fsdp/schedules/overlap.py`; `course/machine/`, the GPU on paper.
+# - minifsdp: `fsdp/schedules/prefetch.py`, a schedule like yours, but for four things: it follows the previous forward
+#   rather than the first iteration's; it checks only the current call against that record; it gets backward's order
+#   from the engine, which handles several forwards before a backward, as in pipelines; and it postpones each reduction
+#   until the next gather has been issued; `fsdp/schedules/overlap.py`; `course/machine/`, the GPU on paper.

@@ -624,7 +624,7 @@ for call, run in {**quicker, A100.segment[0]: yours}.items():
     print(f"{1e3 * call:19.1f} ms{run.seconds:25.3f} s, {longer:.1%} longer, {run.retries} retries")
 
 # %% [markdown]
-# If this course came with the record of a GPU, it is shown further down. The next cell reads the
+# If this course came with a GPU record, it is shown further down. The next cell reads the
 # retry counter of your own device:
 
 # %% tags=["nbval-ignore-output"]
@@ -678,9 +678,8 @@ def rate_limit(
 
     Returns:
         `limited_gather(unit)`: if `gather(unit)` will start a gather of a unit that is freed after
-        forward, first wait for the oldest event in the queue, `event.synchronize()`, and remove
-        it, as long as the queue contains `limit` or more events. Then call `gather(unit)` in any
-        case.
+        forward, then, while the queue contains `limit` or more events, first wait for the oldest
+        with `event.synchronize()` and remove it. Then call `gather(unit)` in any case.
         `limited_free(unit)`: call `free(unit)`. If the unit was not sharded before, and is freed
         after forward, append an event to the queue:
         `device.current_stream(unit.device).record_event()`.
@@ -1084,7 +1083,7 @@ plots.lines(
 # slower. Its bars, read off a copy of figure 6(c), show seconds per batch without and with the
 # limiter: T5-11B 18.61 and 8.36 on two machines, 15.33 and 5.02 on four, so 2.23 and 3.05 times as
 # fast; RegNet-9B 14.80 and 14.81, 21.81 and 21.70; DeepViT-8B 18.00 and 18.78, 21.64 and 22.79, so
-# 4 and 5 % slower. No bar shows the factor five. The next cell records models of those shapes on
+# 4 and 5 % slower. No bar shows a factor of five. The next cell records models of those shapes on
 # 16 GPUs, two machines, with and without your limiter, and replays them:
 
 # %% tags=["C16"]
@@ -1248,9 +1247,9 @@ then little waits for an event.)
 # operation reads the buffer. Before dropping the reference, FSDP2 makes the gather streams wait
 # for an event behind the last such operation
 # (`torch/distributed/fsdp/_fully_shard/_fsdp_param_group.py`). All later work of those streams on
-# this memory comes after the event. So at the host's free the block goes straight back to the pool
-# of its own stream, however far ahead the host is. Memory is the same in every step, and there is
-# nothing to limit.
+# this memory comes after the event. So when the host frees the block, it goes straight back to the
+# pool of its own stream, however far ahead the host is. Memory is the same in every step, and
+# there is nothing to limit.
 #
 # ## What is still missing
 #

@@ -29,7 +29,7 @@
 #
 # **Time** 70 minutes. **To run** on a laptop (gloo, 2 processes), on one GPU, or on a GPU node. **Memory** a rank's
 # tensors take less than 20 MiB here. On a CPU, host and device memory are one; the copies between them are made all
-# the same, so their bytes can be counted, and their speed cannot.
+# the same, so their bytes can be counted, but their speed cannot be measured.
 
 # %% tags=["setup"]
 # set-up
@@ -124,11 +124,12 @@ for rate in (1e-2, 1e-3, 1e-4, 1e-5):
 #     shard (fp32) --cast--> full (param_dtype) --compute--> gradient (param_dtype)
 #     shard.grad (fp32) <--cast-- mean (reduce_dtype) <--reduce-scatter-- gradient (reduce_dtype)
 #
-# FSDP has an advantage here (FSDP paper, section 4.4): the master weights are sharded. One device with mixed
-# precision has 4 + 2 bytes per element all the time, FSDP 4/N, and 2 for the units that are whole at the moment.
+# FSDP has an advantage here (FSDP paper, section 4.4): the master weights are sharded. Mixed precision on a
+# single device holds 4 + 2 bytes per element at all times; FSDP holds 4/N, plus 2 for each unit that is
+# currently whole.
 #
-# First a prediction: the shards stay in fp32, so what has changed on the wire? With FULL_SHARD in bf16, reduced in bf16
-# too: the bytes that one of 2 ranks sends in a step, as a fraction of those in fp32.
+# First a prediction: the shards stay in fp32, so what has changed on the wire? With FULL_SHARD in bf16, and reductions
+# in bf16 too, what fraction of the fp32 bytes does each of 2 ranks send in a step?
 
 # %%
 predict("9.1", ..., "bytes sent in a step of FULL_SHARD in bf16, as a fraction of fp32's")
@@ -151,11 +152,12 @@ def gather_low(full: Tensor, shard: Tensor, group: Group) -> Handle:
     """Start to fill `full` [P] with every rank's `shard` [P / N], in the dtype of `full`; returns the handle.
 
     Args:
-        full: has its memory, of a dtype such as bf16; rank r's shard goes to its elements from r * P / N on.
+        full: already allocated, in a dtype such as bf16; rank r's shard belongs at elements r * P / N onwards.
         shard: this rank's, in fp32, perhaps in host memory. It stays as it is.
         group: the ranks; `group.rank()` is this one.
 
-    One all-gather of elements that are cast already, and no memory but `full`. The host waits neither for the copy nor
+    Issue one all-gather of already cast elements, and use no memory besides `full`. The host
+    waits neither for the copy nor
     for the gather: the caller does that.
 
     Use `Tensor.copy_`, which casts (and moves; with `non_blocking=True` the host does not wait for a move), and
@@ -180,11 +182,11 @@ def gather_low(full: Tensor, shard: Tensor, group: Group) -> Handle:
 def deliver(shard: nn.Parameter, mean: Tensor) -> None:
     """Add `mean` [P / N], of any floating dtype, to `shard.grad` in the shard's dtype (fp32), and free `mean`.
 
-    `shard.grad` is None at first. After that it stays the same tensor, and is added to in place. No other memory is
-    needed, and none but that of `shard.grad` is left.
+    `shard.grad` is None at first. Once created, it stays the same tensor, and later means are added in place. No
+    other memory is needed, and only `shard.grad` remains afterwards.
 
-    Use `device.empty(numel, dtype, "gradients", device)` for what stays, so that it is accounted for (it holds
-    anything), and `device.free(buffer)`.
+    Use `device.empty(numel, dtype, "gradients", device)` to allocate `shard.grad`, so that it is accounted for
+    (its initial contents are arbitrary), and `device.free(buffer)`.
     """
     ...
 
@@ -195,9 +197,9 @@ def deliver(shard: nn.Parameter, mean: Tensor) -> None:
 # *5 minutes, easy*
 #
 # The mean over N ranks is a sum and a division. The range of fp32 and bf16 is wide enough for either order. That of
-# fp16 is not: N gradients above 65,504 / N overflow if they are summed first, and what is below 3e-8 * N becomes 0 if
-# all is divided first. So divide by about √N before and by the rest after. Division by a power of two changes only the
-# exponent, and rounds nothing above 6e-5; below, fp16 loses bits. (torch's FSDP1 splits in every dtype,
+# fp16 is not: N gradients above 65,504 / N overflow if they are summed first, and values below 3e-8 * N become 0 if
+# they are divided first. So divide by about √N before and by the rest after. Division by a power of two changes only
+# the exponent, and rounds nothing above 6e-5; below, fp16 loses bits. (torch's FSDP1 splits in every dtype,
 # `_get_gradient_predivide_factor` in `torch/distributed/algorithms/_comm_hooks/default_hooks.py`, and only by powers
 # that divide N. FSDP2 splits in fp16; otherwise the reduction divides, `ReduceOp.AVG`, as in minifsdp's own unit:
 # `_get_gradient_divide_factors` in `_fully_shard/_fsdp_collectives.py`.)
@@ -211,11 +213,11 @@ predict("9.3", ..., "divisor of fp16 gradients before the sum over 512 ranks")
 # %% tags=["exercise-9.3"]
 @exercise("9.3")
 def divisors(dtype: torch.dtype, ranks: int) -> tuple[int, float]:
-    """What to divide gradients by, before and after they are summed over `ranks` ranks: together the mean.
+    """The divisors to apply before and after gradients are summed over `ranks` ranks; together they give the mean.
 
     For `torch.float16` the first is the smallest power of two (1, 2, 4, ...) that is not below the square root of
     `ranks`. For any other dtype it is 1: dividing is a pass over P elements before the reduction, and over P / N after
-    it. The second is what is left to divide by, and need not be whole.
+    it. The second is the remaining factor, and need not be an integer.
     """
     ...
 
@@ -233,14 +235,14 @@ for gradient in (2_000.0, 2e-6):
     print(f"gradient {gradient:g}: after the sum {found[0]:g}, before {found[1]:g}, split {found[2]:g}")
 
 # %% [markdown]
-# The split gives up √N of the range at either end, instead of N at one: beyond 65,504 / √N it overflows, too, and 2e-6
-# / 32 has lost bits. Loss scaling, in 9.4, is the other measure against the narrow range.
+# The split gives up √N of the range at either end, instead of N at one: gradients above 65,504 / √N still overflow,
+# and 2e-6 / 32 has lost bits. Loss scaling, in 9.4, is the other measure against the narrow range.
 #
 # ## Your unit in the engine
 #
-# `FlatUnit` is the unit of labs 05 to 08: a flat parameter, and a plan that says over which ranks and in which dtypes.
-# Your functions carry the plan out: the class below calls them instead of `FlatUnit`'s own code, and a `Reduction` uses
-# your divisors. Both are passed to FSDP (`unit=`); the engine and the schedules stay unchanged.
+# `FlatUnit` is the unit of labs 05 to 08: a flat parameter, and a plan that specifies the ranks and the dtypes. Your
+# functions carry the plan out: the class below calls them instead of `FlatUnit`'s own code, and a `Reduction` uses your
+# divisors. Both are passed to FSDP (`unit=`); the engine and the schedules stay unchanged.
 
 
 # %%
@@ -465,21 +467,21 @@ plots.stages(
 )
 
 # %% [markdown]
-# So bf16 halves unsharded parameters and gradients, the wire, and nearly the activations (logits and loss are fp32):
-# nothing at rest. In this small model the optimizer's state is most of what there is. Reducing in fp32 doubles the
-# unsharded gradients and their messages, and avoids bf16's 7 bits of mantissa in the sum over the ranks: on 2 ranks
-# that is one rounding, on 512 more.
+# So bf16 halves unsharded parameters and gradients and the bytes on the wire, and almost halves the activations
+# (logits and loss are fp32). It saves nothing at rest. In this small model the optimizer's state dominates. Reducing
+# in fp32 doubles the unsharded gradients and their messages, and avoids bf16's 7 bits of mantissa in the sum over
+# the ranks: on 2 ranks that is a single rounding, on 512 ranks many.
 #
-# ## 9.4 fp16: all step, or none
+# ## 9.4 fp16: all ranks step, or none do
 #
 # *12 minutes, hard*
 #
-# fp16 has more mantissa than bf16, and a narrow range. Gradients are small, and below 6e-5 they lose bits, below 3e-8
-# all. *Loss scaling* multiplies the loss by a large number S, which multiplies all gradients, and divides them by S
-# again in fp32, before the optimizer. S is guessed: start high; if any gradient is an infinity or a NaN, skip the step
-# and halve S. (After 2,000 good steps torch doubles it again, which this lab omits. Neither has a lower limit: with a
-# NaN in the data S halves forever, and the run should stop.) Clipping belongs between unscaling and the step: its norm
-# is that of all shards (`model.clip_grad_norm_`).
+# fp16 has more mantissa than bf16, and a narrow range. Gradients are small: below 6e-5 they lose bits, and below 3e-8
+# they vanish. *Loss scaling* multiplies the loss by a large number S, which multiplies all gradients, and divides them
+# by S again in fp32, before the optimizer. S is guessed: start high; if any gradient is an infinity or a NaN, skip the
+# step and halve S. (After 2,000 good steps torch doubles it again, which this lab omits. Neither torch nor this lab
+# sets a lower limit: with a NaN in the data, S would halve forever, and the run should stop instead.) Clipping belongs
+# between unscaling and the step: its norm is that of all shards (`model.clip_grad_norm_`).
 #
 # A *sharded* rank sees only its own shards' gradients, so only one rank sees an overflow in one of them. What do the
 # others do?
@@ -502,7 +504,7 @@ def step_together(optimizer: torch.optim.Optimizer, scale: float, group: Group) 
         group: the ranks that have to agree: all that hold a part of the model.
 
     If all gradients of all ranks are finite: they are divided by `scale`, the optimizer steps, and `scale` is returned.
-    If one of them is an infinity or a NaN, on whatever rank: no rank steps, and all return `scale / 2`.
+    If any gradient on any rank is infinite or NaN, no rank steps, and all ranks return `scale / 2`.
 
     Communicate one number, and in every step: a tensor [1] on the parameters' device,
     `comm.all_reduce(tensor, group, comm.MAX).wait()`.
@@ -587,11 +589,12 @@ assert same
 #
 # ### Measured: why to scale, and what a bad guess costs (C18)
 #
-# A rank has 32 tokens here, each with 1/32 of the mean loss. With 65,536 tokens a rank it would be 1/2,048 of that, and
-# so would be what backward sends through the layers for each. The loss is divided by 2,048 to show this range, and then
-# scaled. (A weight's gradient, a sum over the tokens, shrinks with it here, and would not there: a large batch loses
-# less.) How far are the gradients from those of fp32, all differences together, relative to all gradients? Then nine
-# steps from a guess that is far too high. In bf16 the scale is 1: its exponent has as many bits as fp32's.
+# A rank has 32 tokens here, each with 1/32 of the mean loss. With 65,536 tokens per rank, that share would be 2,048
+# times smaller, and so would the gradient that backward propagates for each token. The loss is divided by 2,048 to show
+# this range, and then scaled. (Here the gradient of a weight, a sum over tokens, shrinks as well. With a batch that
+# large it would not, so a real large batch loses less.) How large is the norm of the difference from the fp32
+# gradients, relative to the norm of the gradients? Then nine steps from a guess that is far too high. In bf16 the scale
+# is 1: its exponent has as many bits as fp32's.
 
 
 # %% tags=["C18", "nbval-ignore-output"]
@@ -670,9 +673,9 @@ assert scales[-1] == scales[-2], f"the guess was not corrected: {scales}"
 # Many texts say that accumulation with communication reduces after several steps. That is wrong: it reduce-scatters in
 # **every** micro-batch. So it saves memory and sends more.
 #
-# Predict, for k = 3 micro-batches of this lab's model with its 6 units: reduce-scatters with communication, and bytes
-# of gradients that a rank of 2 keeps between micro-batches without (the model has `psi` elements with its padding; an
-# expression will do).
+# Predict, for k = 3 micro-batches of this lab's model with its 6 units: reduce-scatters with communication, and the
+# bytes of gradients that each of 2 ranks keeps between micro-batches without it (the model has `psi` elements
+# including padding; an expression will do).
 
 # %%
 predict("9.5a", ..., "reduce-scatters of 3 micro-batches with communication, 6 units")
@@ -687,11 +690,11 @@ def accumulate(model: Any, micro_batches: Sequence[tuple[Tensor, ...]], communic
     Args:
         model: an FSDP model that returns a loss, the mean over its rows: `model(*micro_batch)`. `model.no_sync()` is a
             context manager; a backward inside it does not reduce. (In DDP the forward decides: keep both inside.)
-        micro_batches: k of them, equally many rows in each. Their gradients count 1/k each.
+        micro_batches: k micro-batches with equal numbers of rows. The gradient of each counts 1/k.
         communicate: True: every micro-batch's gradient is reduced in its own backward. False: all of them are reduced
             together, in the last one's backward.
 
-    One forward and one backward each, in turn. What was in `.grad` before is added to. One micro-batch may be given
+    One forward and one backward each, in turn. Gradients already in `.grad` are added to. One micro-batch may be given
     more than once.
     """
     ...
@@ -794,18 +797,18 @@ plots.timeline(
 # casts, and with `non_blocking=True` the host does not wait. (To do both at once torch makes a temporary on the device,
 # of the shard's size: `aten/src/ATen/native/cuda/Copy.cu`.) Gradients go back, and that direction has a trap. A copy
 # from a GPU to pinned (page-locked) host memory is only *started* by the host; the optimizer, on the host, would read
-# before it has arrived. Who waits when?
+# before it has arrived. Who waits, and when?
 #
 # - not at once: the host would be blocked after every unit, and issue nothing;
 # - at the end of backward, before the optimizer, and for this copy: by an *event* recorded behind it. (torch waits
 #   once, for all that the stream holds: `_post_backward_final_callback` in `_runtime_utils.py`.)
 #
 # The gradient is added to an existing one. torch's FSDP overwrites it (`_offload_grad` in
-# `torch/distributed/fsdp/_runtime_utils.py` copies into `_cpu_grad`), so that its documentation (of the class) excludes
+# `torch/distributed/fsdp/_runtime_utils.py` copies into `_cpu_grad`), which is why the class's documentation rules out
 # accumulation outside `no_sync()`.
 #
-# Predict: between steps, after `zero_grad`, how many bytes of parameters and Adam's state has a *device* with
-# offload?
+# Predict: between steps, after `zero_grad`, how many bytes of parameters and Adam's state does a *device*
+# hold with offload?
 
 # %%
 predict("9.6", ..., "bytes of parameters and Adam's state on the device between steps, with offload")
@@ -817,16 +820,17 @@ def offload_gradient(shard: nn.Parameter, mean: Tensor) -> Callable[[], None]:
     """Start to move `mean` [P / N] to the host; returns the function that adds it to `shard.grad` there.
 
     Args:
-        shard: in host memory. `shard.grad` is None, or of an earlier micro-batch, and is then added to in place.
-        mean: on the device, of the shard's dtype. When `offload_gradient` returns, its memory has been given away; what
-            is queued on the device by then may still read it, `device.free` takes care of that.
+        shard: in host memory. `shard.grad` is None, or holds an earlier micro-batch's gradient,
+        to which the new one is added in place.
+        mean: on the device, of the shard's dtype. When `offload_gradient` returns, this memory has been freed. Work
+            already queued on the device may still read it; `device.free` takes care of that.
 
     `offload_gradient` does not wait and does not touch `shard.grad`. The function that it returns is called once, after
-    backward: it lets the host wait for this copy, and for nothing else, and then touches `shard.grad`.
+    backward: it makes the host wait for this copy only, and then updates `shard.grad`.
 
     Use `device.copy_to_host(tensor)`, which starts a copy and returns it, `device.current_stream(tensor.device)`, its
-    `record_event()`, the event's `synchronize()`, which lets the host wait for it (a CPU's stream has none), and
-    `device.free(buffer)`. Several may be on their way to one shard at once.
+    `record_event()`, the event's `synchronize()`, which makes the host wait for it (on a CPU it does nothing), and
+    `device.free(buffer)`. Several copies to the same shard may be in flight at once.
     """
     ...
 
@@ -864,9 +868,9 @@ def offloaded(unit: type[FlatUnit] = HostUnit) -> FullyShardedDataParallel:
 # %% [markdown]
 # ### Counted: bytes on the device, before and after (C41)
 #
-# On a GPU `tensor.device` says where a tensor is. On a CPU both memories are one, so the lab keeps account: the
-# engine's buffers (`device.empty`) are on the device; what `device.copy_to_host` returns is on the host; gradients and
-# Adam's state are where their shards are.
+# On a GPU `tensor.device` says where a tensor is. On a CPU the two memories are the same, so the lab keeps its own
+# count: the engine's buffers (`device.empty`) are on the device; what `device.copy_to_host` returns is on the host;
+# gradients and Adam's state are where their shards are.
 
 
 # %%
@@ -997,8 +1001,8 @@ assert half
 
 # %% [markdown]
 # There is no error: each step has the gradient of its last micro-batch, and the others have no effect. This is how to
-# detect it. The other break of this exercise, not to wait for the copy, cannot be shown on a CPU, where a copy is over
-# when the call returns; on a GPU the optimizer would read whatever was in the pinned memory before.
+# detect it. The other way to break this exercise, omitting the wait for the copy, cannot be shown on a CPU, where a
+# copy is complete when the call returns; on a GPU the optimizer would read whatever was in the pinned memory before.
 #
 # ### Break it: the sum in bf16
 #
@@ -1021,8 +1025,8 @@ assert shard.grad.item() == 1.125
 # ## What is still missing
 #
 # Buffers (running means) have a dtype of their own, `buffer_dtype`; inputs of a forward are cast, too; modules such as
-# BatchNorm are better left in fp32 (`_module_classes_to_ignore`): `param_dtype` casts all of a unit, norms too, where
-# `torch.autocast` keeps norms, softmax and losses in fp32. minifsdp has all of that in `fsdp/torch_api`
+# BatchNorm are better left in fp32 (`_module_classes_to_ignore`): `param_dtype` casts everything in a unit, including
+# norms, whereas `torch.autocast` keeps norms, softmax and losses in fp32. minifsdp has all of that in `fsdp/torch_api`
 # (`mixed_precision.py`, `exempt.py`). Ignored modules and equal initial values on all ranks (`sync_module_states`)
 # belong to construction, in lab 10a.
 #
@@ -1047,18 +1051,21 @@ assert shard.grad.item() == 1.125
 # **2. The rows of bf16 show no fp32 activation. Why is the loss fp32 all the same?**
 # <details><summary>Answer</summary>A layer computes in the dtype of its weights and inputs, bf16. The course's GPT
 # casts its logits to fp32 before the cross-entropy (`minifsdp/course/ladder/model.py`), since a sum over the vocabulary
-# wants mantissa.</details>
+# needs more mantissa bits.</details>
 #
 # **3. May each replica of a data-parallel model (DDP) have its own verdict on infinities?**
-# <details><summary>Answer</summary>It has the same one without asking: after the all-reduce every rank holds the same
-# gradients, and an infinity of one is in everybody's mean. Only where gradients are sharded afterwards does each rank
-# see a part.</details>
+# <details><summary>Answer</summary>Every replica reaches the same verdict anyway: after the all-reduce all ranks hold
+# the same gradients, so an infinity on one rank appears in every rank's mean. Only where gradients are sharded
+# afterwards does each rank see a part.</details>
 #
-# **4. A model in FULL_SHARD on 64 ranks has room for 2 bytes per parameter more. Is that enough for `no_sync`?**
+# **4. A model in FULL_SHARD on 64 ranks has room for 2 more bytes per parameter. Is that enough
+# for `no_sync`?**
 # <details><summary>Answer</summary>Not with gradients in fp32: they take 4Ψ bytes unsharded. With
-# `reduce_dtype=bfloat16` it just would, and sums of micro-batches in bf16 lose small terms.</details>
+# `reduce_dtype=bfloat16` it would just be enough, but sums of micro-batches in bf16 lose small
+# terms.</details>
 #
-# **5. Nobody waits for the copies of 9.6. Which unit's gradient is read too early first?**
+# **5. Suppose nobody waits for the copies of 9.6. Which unit's gradient is most likely to be
+# read too early?**
 # <details><summary>Answer</summary>The root's, with which backward ends: its copy starts last, and the optimizer
 # follows at once, with the root's parameters first. A large root takes longer. It need not fail in every step, which
 # makes it hard to find.</details>

@@ -148,10 +148,10 @@ print("describe:", *warned)
 
 # %% [markdown]
 # The wrap alone shards the resting parameters and the optimizer's state: 12 bytes per element over
-# N ranks. At the peak, however, all parameters and all gradients are whole, 8 bytes more, whatever
-# N (DDP: 16). The reason is that the model is *one unit*: it is gathered before the first layer
-# runs and freed after the last step of backward. `minifsdp.course.describe(model)` warns of this
-# before the first step. The model needs a **wrapping policy**.
+# N ranks. At the peak, however, all parameters and all gradients are whole, another 8 bytes
+# regardless of N (DDP: 16). The reason is that the model is *one unit*: it is gathered before the
+# first layer runs and freed after the last step of backward. `minifsdp.course.describe(model)`
+# warns of this before the first step. The model needs a **wrapping policy**.
 #
 # ## 10a.1 A policy by size
 #
@@ -488,7 +488,7 @@ plots.timeline(
 # size, and their messages are large. Overlap and prefetch (labs 06 and 07) hide as many messages
 # as the compute can cover.
 #
-# ### Measured: a unit is no pipeline stage (C9)
+# ### Measured: a unit is not a pipeline stage (C9)
 #
 # Six layers in three pairs make four units, drawn here from the wrapped model. Each rank records
 # the blocks that it runs: all of them, as lab 04 found.
@@ -637,8 +637,8 @@ def fill_from_meta(views: list[Tensor], params: ParamPlaces) -> None:
     same objects. Use no memory but that of the views.
 
     Raises:
-        RuntimeError: an element is unwritten; names all such parameters, by their first places'
-            names.
+        RuntimeError: an element is unwritten; the message names every such parameter by the
+            name of its first place.
     """
     ...
 
@@ -1158,11 +1158,12 @@ assert of["generates"]
 assert of["keys"]
 
 # %% [markdown]
-# Under torch's FSDP1 five of these raise no error when you forget them. Without *build on meta*
-# you lose only memory, *tied weights* drift apart (above), and:
+# Under torch's FSDP1 five of these raise no error when you forget them. Forgetting *build on
+# meta* costs only memory, and forgotten *tied weights* drift apart (see above). The other
+# three:
 #
-# - **No policy**: the model trains, and holds all its parameters and gradients whole at the peak,
-#   whatever N.
+# - **No policy**: the model trains, but holds all its parameters and gradients unsharded at the
+#   peak, regardless of N.
 # - **The optimizer built first** has the old parameters, which the model no longer uses. They get
 #   no gradient, so the optimizer skips them, and the loss does not change. It also keeps them in
 #   memory. (With `use_orig_params=True` torch keeps the Parameters, and the model trains. minifsdp
@@ -1208,8 +1209,8 @@ plots.stages(
 # ## What to remember
 #
 # 1. Wrapping decides memory and messages: always print the table of units
-#    (`minifsdp.course.describe(model)`). With a single unit the peak has whole parameters and
-#    whole gradients, whatever N.
+#    (`minifsdp.course.describe(model)`). With a single unit, the peak includes all parameters
+#    and all gradients unsharded, regardless of N.
 # 2. A policy is called on the way down and on the way up. U units cost 3 U - 1 messages a step;
 #    the unsharded peak is the root, the largest unit, and the prefetched units (lab 07; by default
 #    one). Blocks are the usual choice; tied parameters must stay in one unit.
@@ -1219,7 +1220,8 @@ plots.stages(
 #    initialization, a constructor's for instance, needs a `param_init_fn`, seeded so that order
 #    and ranks do not matter. It must also write the buffers.
 # 5. From DDP to FSDP you change: the wrap, the policy, meta, initialization, the optimizer *after*
-#    wrapping, the model's own clipping, no method but `forward`, and the checkpoint.
+#    wrapping, the model's own clipping, and the checkpoint. Methods other than `forward` need
+#    extra care.
 #
 # ## Questions
 #
@@ -1235,7 +1237,7 @@ plots.stages(
 # units. If outer modules came first, an outer unit would take everything and leave nothing for the
 # inner ones.</details>
 #
-# **3. Why may `reset_parameters` of a module with wrapped children not be recursive?**
+# **3. Why must `reset_parameters` not recurse into wrapped children?**
 # <details><summary>Answer</summary>The children are already sharded, and their whole parameters
 # are gone. Otherwise they would be initialized twice, and a parent that draws numbers for its
 # children would draw different ones under a different wrapping.</details>
@@ -1246,7 +1248,7 @@ plots.stages(
 # all ranks without seeds. Otherwise every rank keeps its part of *its own* draw, and the model is
 # put together from shards of different random models.</details>
 #
-# **5. With 4 ranks instead of 2, which numbers of the table of policies change?**
+# **5. With 4 ranks instead of 2, which numbers in the policy table change?**
 # <details><summary>Answer</summary>Messages and the unsharded peak stay the same, apart from
 # padding. The shards change: resting parameters, gradients and optimizer state halve.</details>
 #

@@ -10,7 +10,7 @@
 # %% [markdown]
 # # Lab 11: hybrid sharding
 #
-# Full sharding cuts a model over *all* ranks, so every gather also crosses the network between
+# Full sharding splits a model across *all* ranks, so every gather also crosses the network between
 # hosts, which is far slower than the links between the GPUs of one host. A model that fits into
 # one host needs no further cuts. *Hybrid sharding* shards inside groups of F ranks, usually one
 # host, and *replicates* across the groups: FSDP inside, data parallelism outside. F is the
@@ -182,7 +182,7 @@ for factor in (1, 2, 4):
     print(f"F = {factor}: sharding groups: {len(sharding)}, of {factor}; replica groups: {factor}, of {len(sharding)}")
 
 # %% [markdown]
-# ## 11.2 Make them
+# ## 11.2 Make the groups
 #
 # *10 minutes, medium*
 #
@@ -193,7 +193,7 @@ for factor in (1, 2, 4):
 # groups under the same name, or find the wrong peers, and the program hangs in `new_group`, or
 # much later, in the first collective. (With `use_local_synchronization=True` the name comes from
 # the group's ranks, and only members call. Overlapping groups, like these, can then deadlock,
-# unless all ranks keep to one order: torch's docstring of `new_group`.)
+# unless all ranks keep to one order; see torch's docstring of `new_group`.)
 
 
 # %% tags=["exercise-11.2"]
@@ -229,7 +229,7 @@ for rank, (together, same_shard, as_mesh) in enumerate(launch(meet, RANKS, PER_H
 # neither, and with a wrapping policy, it makes its own groups: `LOCAL_WORLD_SIZE` ranks per
 # sharding group (`minifsdp/fsdp/torch_api/groups.py`).
 #
-# ### Break it: make one's own groups only
+# ### Break it: make only your own groups
 #
 # It looks right: every rank makes two calls, each for a group that it is in.
 
@@ -590,9 +590,9 @@ def traffic(units: Sequence[int], ranks: int, per_host: int, factor: int) -> Tra
 # ### Measured: F = 1, 2 and 4 (C25)
 #
 # The next cells measure the second step of each, with the ledger and the log of the collectives. A
-# call's `wire` is the number of bytes that its rank sends in the ring algorithm. They count for
-# the rank's sharding group or for its replicas, and leave the host if the next rank of the ring is
-# on the other host.
+# call's `wire` is the number of bytes that its rank sends in the ring algorithm. These bytes are
+# attributed to the rank's sharding group or to its replica group; they leave the host if the next
+# rank in the ring is on the other host.
 
 
 # %%
@@ -812,7 +812,7 @@ def choose(
 
 
 # %% [markdown]
-# ### Modelled: when to choose what (C44)
+# ### Modelled: which to choose when (C44)
 #
 # Everything in the cost model is an assumption, so change it:
 #
@@ -1025,7 +1025,7 @@ assert crossing == len(data_parallel)
 # only if both axes fit into a node together, and there is one node, or only a third axis (pipeline
 # parallelism) crosses nodes.
 #
-# ### One cannot split without end
+# ### Splitting has a limit
 #
 # The next plot distributes seven billion parameters and 512 rows per step over more and more hosts
 # of 8 on Ethernet. A rank's work halves with every doubling. Its traffic does not. (The plot shows
@@ -1100,7 +1100,7 @@ plots.lines(
 # process groups are still broken, and the job restarts from a checkpoint, unless something
 # rebuilds them.</details>
 #
-# **2. Why are the sharding groups consecutive ranks, and not the replica groups?**
+# **2. Why do the sharding groups, and not the replica groups, consist of consecutive ranks?**
 # <details><summary>Answer</summary>The sharding group has more traffic, 3 M against 2 M / F,
 # including the urgent part, the gathers. Consecutive ranks share a host. With the two kinds
 # swapped, all gathers would cross hosts.</details>
