@@ -143,15 +143,7 @@ def _params_of(modules: Sequence[nn.Module], ignored: Collection[nn.Parameter]) 
             )
         if not p.is_contiguous():
             raise NotImplementedError(f"fully_shard does not support non-contiguous parameters: {name} is {p.stride()}")
-    dtypes: dict[torch.dtype, str] = {}
-    for p, places in params.items():
-        dtypes.setdefault(p.dtype, places[0].name)
-    if len(dtypes) > 1:
-        named = ", ".join(f"{name} is {dtype}" for dtype, name in dtypes.items())
-        raise ValueError(
-            f"fully_shard gathers parameters of one dtype together: {named}. Shard their modules separately."
-        )
-    return params
+    return dict(sorted(params.items(), key=lambda item: -item[0].itemsize))  # wide dtypes first (cut.py, Rows)
 
 
 def _move(modules: Sequence[nn.Module], params: ParamPlaces, device: torch.device) -> None:

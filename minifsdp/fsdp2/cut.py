@@ -77,18 +77,23 @@ class Cut:
 class Rows:
     """Buffers [N * S] in rank order.
 
+    Parameters of several dtypes travel as bytes, those of wide dtypes first, so that each begins where its dtype may.
+
     Attributes:
-        cuts: of each parameter.
-        sizes: elements of each in a row, and of the gap that makes a row a multiple of 16 bytes.
+        cuts, dtypes: of each parameter.
+        dtype: of the buffers.
+        sizes: elements of a buffer for each in a row, and for the gap that makes a row a multiple of 16 bytes.
         row: their sum, S.
         numel: N * S.
     """
 
-    def __init__(self, cuts: Sequence[Cut], ranks: int, itemsize: int) -> None:
-        self.cuts, self.ranks = cuts, ranks
-        used = sum(cut.size for cut in cuts)
-        self.gap = -used % max(1, ALIGNMENT // itemsize)
-        self.sizes = [*(cut.size for cut in cuts), self.gap]
+    def __init__(self, cuts: Sequence[Cut], ranks: int, dtypes: Sequence[torch.dtype]) -> None:
+        self.cuts, self.ranks, self.dtypes = cuts, ranks, dtypes
+        self.dtype = dtypes[0] if len(set(dtypes)) == 1 else torch.uint8
+        self.sizes = [cut.size * each.itemsize // self.dtype.itemsize for cut, each in zip(cuts, dtypes, strict=True)]
+        used = sum(self.sizes)
+        self.gap = -used % max(1, ALIGNMENT // self.dtype.itemsize)
+        self.sizes.append(self.gap)
         self.row = used + self.gap
         self.numel = ranks * self.row
 
@@ -103,7 +108,10 @@ class Rows:
     def local(self, row: Tensor, rank: int) -> list[Tensor]:
         """`rank`'s piece of each parameter, without padding and in its shape, as views of its row [S]."""
         shapes = [cut.local(rank) for cut in self.cuts]
-        return [part[: prod(shape)].view(shape) for part, shape in zip(row.split(self.sizes), shapes, strict=False)]
+        *parts, _ = row.split(self.sizes)
+        if len(set(self.dtypes)) > 1:
+            parts = [part.view(dtype) for part, dtype in zip(parts, self.dtypes, strict=True)]
+        return [part[: prod(shape)].view(shape) for part, shape in zip(parts, shapes, strict=True)]
 
     @property
     def transposes(self) -> bool:

@@ -26,7 +26,8 @@ class Gather:
     Args:
         cuts: of the parameters over the ranks of `group`.
         group: the ranks, N.
-        memories: of each parameter, at least N * size elements of it, in the dtype of the computation.
+        memories: of each parameter, at least N * size elements of it, as a buffer of these parameters has them.
+        dtypes: of each in the computation.
         on: device of the buffers.
 
     Attributes:
@@ -34,24 +35,34 @@ class Gather:
         keeper: what becomes of it after the copy out.
     """
 
-    def __init__(self, cuts: Sequence[Cut], group: Group, memories: Sequence[Tensor], on: torch.device) -> None:
+    def __init__(
+        self,
+        cuts: Sequence[Cut],
+        group: Group,
+        memories: Sequence[Tensor],
+        dtypes: Sequence[torch.dtype],
+        on: torch.device,
+    ) -> None:
         self.group, self.device = group, on
-        ranks, dtype = group.size(), memories[0].dtype
-        self.rows = Rows(cuts, ranks, dtype.itemsize)
-        self.gathered = device.empty(self.rows.numel, dtype, "communication", on)
+        ranks = group.size()
+        self.rows = Rows(cuts, ranks, dtypes)
+        self.gathered = device.empty(self.rows.numel, self.rows.dtype, "communication", on)
         self.my_row = self.gathered.view(ranks, -1)[group.rank()]
         self.my_pieces = self.rows.local(self.my_row, group.rank())
         self.columns = self.rows.columns(self.gathered)
-        self.gaps = torch.empty(ranks, self.rows.gap, dtype=dtype, device=on)
+        self.gaps = torch.empty(ranks, self.rows.gap, dtype=self.rows.dtype, device=on)
         # Aliases with version counters of their own: to gather is not to modify what autograd has saved.
-        targets = [m.data[: ranks * cut.size] for m, cut in zip(memories, cuts, strict=True)]
-        self.targets = [
-            cut.by_rank(cut.whole(target)) if cut.dim else target.view(ranks, -1)
-            for target, cut in zip(targets, cuts, strict=True)
-        ]
+        targets = [m.data[: ranks * size] for m, size in zip(memories, self.rows.sizes, strict=False)]
         if self.rows.transposes:
             *columns, _ = self.columns
-            self.columns = [c.view(t.shape) for c, t in zip(columns, self.targets, strict=True)]
+            typed = [target.view(dtype) for target, dtype in zip(targets, dtypes, strict=True)]
+            self.targets = [
+                cut.by_rank(cut.whole(target)) if cut.dim else target.view(ranks, -1)
+                for target, cut in zip(typed, cuts, strict=True)
+            ]
+            self.columns = [c.view(t.dtype).view(t.shape) for c, t in zip(columns, self.targets, strict=True)]
+        else:
+            self.targets = [target.view(ranks, -1) for target in targets]
         self.keeper: Held | Recorded = Held()
         device.free(self.gathered)
 

@@ -52,7 +52,7 @@ class Gradients:
         Returns:
             the buffer [N * S'], its layout, and the parameters of which nothing was held.
         """
-        rows = Rows([self.cuts[index] for index in trained], ranks, dtype.itemsize)
+        rows = Rows([self.cuts[index] for index in trained], ranks, [dtype] * len(trained))
         held, self.held = self.held, {}
         absent = [index for index in trained if index not in held]
         packed = device.empty(rows.numel, dtype, "gradients", self.device)

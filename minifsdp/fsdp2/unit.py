@@ -97,29 +97,34 @@ class ParamUnit(Unit):
 
     @property
     def names(self) -> list[str]:
-        """The parameters' qualified names, a tied one's first."""
+        """The parameters' qualified names."""
         return [users[0].name for users in self.view.places]
 
     def refresh(self) -> None:
         """A step begins. The first makes the leaves: until then parameters may be on meta."""
         self.view.refresh()
         self.shards = self.view.shards
-        dtype = self.plan.compute or self.shards[0].dtype
-        if not self.leaves or self.leaves[0].dtype != dtype:
+        dtypes = [(self.plan.compute if p.is_floating_point() else None) or p.dtype for p in self.shards]
+        if [leaf.dtype for leaf in self.leaves] != dtypes:
             self.free()
-            self._make_leaves(dtype)
+            self._make_leaves(dtypes)
         self.unsharded.forget()
         super().refresh()
+        if len(found := {self.shards[index].dtype for index in self.trained}) > 1:
+            raise AssertionError(
+                f"FSDP expects uniform original parameter dtype but got {found} among what {self.title} trains: shard "
+                "modules of other dtypes separately"
+            )
         self.view.attach(self)
 
-    def _make_leaves(self, dtype: torch.dtype) -> None:
+    def _make_leaves(self, dtypes: list[torch.dtype]) -> None:
         on_meta = [name for name, p in zip(self.names, self.shards, strict=True) if p.device.type == "meta"]
         if on_meta:
             raise RuntimeError(
                 f"FSDP parameters should be materialized from meta device before training: {', '.join(on_meta)} of "
                 f"{self.title} are on meta. Call model.to_empty(device=...) and initialize them."
             )
-        self.unsharded = Unsharded(self.cuts, self.inner, dtype, self.group, self.smaller, self.device)
+        self.unsharded = Unsharded(self.cuts, self.inner, dtypes, self.group, self.smaller, self.device)
         leaves = [nn.Parameter(view, False) for view in self.unsharded.views]
         if self.leaves:  # of another dtype: the objects stay, for the hooks on them
             for leaf, new in zip(self.leaves, leaves, strict=True):
@@ -164,8 +169,11 @@ class ParamUnit(Unit):
 
     @property
     def gradient_dtype(self) -> torch.dtype:
-        """The dtype of the reduction."""
-        return self.plan.reduce or self.plan.compute or self.shards[0].dtype
+        return self.plan.reduce or self.plan.compute or self._trained_dtype
+
+    @property
+    def _trained_dtype(self) -> torch.dtype:
+        return self.shards[self.trained[0]].dtype
 
     @property
     def has_gradient(self) -> bool:
@@ -224,7 +232,7 @@ class ParamUnit(Unit):
             nobody = {i for i, none in zip(self._absent, of_nobody(mean, self._rows, columns), strict=True) if none}
             delivered = [index for index in delivered if index not in nobody]
         self.reduction.finish(mean, self.plan)
-        dtype = self.shards[0].dtype
+        dtype = self._trained_dtype
         if mean.dtype != dtype:
             low, mean = mean, device.empty(mean.numel(), dtype, "gradients", self.device)
             mean.copy_(low)

@@ -25,7 +25,7 @@ class Unsharded:
     Args:
         cuts: of the parameters over the ranks of `group`.
         inner: for each how tensor parallelism has placed it, or None.
-        dtype: of the computation.
+        dtypes: of each in the computation.
         group: the ranks, N.
         smaller: some of them; None: backward gathers from all.
         on: device of the buffer.
@@ -38,21 +38,21 @@ class Unsharded:
         self,
         cuts: Sequence[Cut],
         inner: Sequence[Any],
-        dtype: torch.dtype,
+        dtypes: Sequence[torch.dtype],
         group: Group,
         smaller: Group | None,
         on: torch.device,
     ) -> None:
         self.smaller, self.device = smaller, on
-        rows = Rows(cuts, group.size(), dtype.itemsize)
-        self.full = device.empty(rows.numel, dtype, "unsharded", on)
+        rows = Rows(cuts, group.size(), dtypes)
+        self.full = device.empty(rows.numel, rows.dtype, "unsharded", on)
         *memories, _ = rows.memories(self.full)
-        wholes = [cut.whole(memory) for cut, memory in zip(cuts, memories, strict=True)]
+        wholes = [cut.whole(m.view(dtype)) for cut, m, dtype in zip(cuts, memories, dtypes, strict=True)]
         self.views = [dtensors.whole_like(each, spec) for each, spec in zip(wholes, inner, strict=True)]
-        self._gathers = [Gather(cuts, group, memories, on)]
+        self._gathers = [Gather(cuts, group, memories, dtypes, on)]
         if smaller is not None:
             fewer = [Cut(cut.shape, cut.dim, smaller.size()) for cut in cuts]
-            self._gathers.append(Gather(fewer, smaller, memories, on))
+            self._gathers.append(Gather(fewer, smaller, memories, dtypes, on))
         self._gather = self._gathers[0]
         self._kept: list[Tensor] = []
         device.free(self.full)

@@ -75,7 +75,6 @@ def what_is_refused() -> None:
     noncontiguous.weight = nn.Parameter(torch.ones(4, 6).t())
     scalar = nn.Module()
     scalar.register_parameter("scale", nn.Parameter(torch.tensor(1.0)))
-    two_dtypes = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4).half())
     unnamed = init_device_mesh("cpu", (1, world))
     cube = init_device_mesh("cpu", (1, 1, world), mesh_dim_names=("a", "b", "c"))
     refused: list[tuple[Any, dict[str, Any], type[Exception], str]] = [
@@ -86,7 +85,6 @@ def what_is_refused() -> None:
         (nn.Linear(4, 4), {"mesh": unnamed}, AssertionError, "mesh_dim_names"),
         (scalar, {}, ValueError, "scale to a 1D tensor"),
         (noncontiguous, {}, NotImplementedError, "non-contiguous parameters: weight"),
-        (two_dtypes, {}, ValueError, "0.weight is torch.float32, 1.weight is torch.float16"),
         (nn.Linear(4, 4), PLACED, ValueError, "bias, which has 1 dimension"),
         (
             nn.Linear(5, 4, bias=False),

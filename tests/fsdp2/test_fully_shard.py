@@ -104,6 +104,61 @@ def ignored_parameters_stay_plain_and_are_not_reduced() -> None:
     assert any(not torch.equal(gradients[0], other) for other in gradients[1:])
 
 
+class Adapted(nn.Module):
+    """A frozen base in bf16, of odd sizes, a table of integers, and an adapter that is trained: three dtypes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.table = nn.Parameter(torch.randint(0, 5, (7, 3)), requires_grad=False)
+        self.base = nn.Linear(12, 11, dtype=torch.bfloat16).requires_grad_(False)
+        self.adapter = nn.Linear(12, 11, dtype=torch.float64)
+
+    def forward(self, x: Tensor) -> Tensor:
+        frozen = nn.functional.linear(x.to(self.base.weight.dtype), self.base.weight, self.base.bias)
+        return (frozen.double() + self.adapter(x.to(self.adapter.weight.dtype))).pow(2).mean() * self.table.sum()
+
+
+def some_rows(step: int, micro: int) -> tuple[Tensor]:
+    return (
+        torch.randn(3, 12, dtype=torch.float64, generator=torch.Generator().manual_seed(10 * step + dist.get_rank())),
+    )
+
+
+@check(ranks=ALL, cut={"rows": None, "columns": lambda p: Shard(1) if p.shape == (11, 12) else None})
+def several_dtypes_travel_together(cut: Any) -> None:
+    """As bytes, in one gather; what is trained has one dtype."""
+
+    def apply(lib: Any, model: Any) -> Any:
+        return lib.fully_shard(model, shard_placement_fn=cut, reshard_after_forward=True)
+
+    if cut is not None and 12 % dist.get_world_size():
+        return
+    mine, _ = compare(Adapted, apply, data=some_rows)
+    with comm.record() as calls:
+        mine(*some_rows(0, 0))
+    assert [call.op for call in calls] == ["all_gather"]
+    assert [p.dtype for p in mine.parameters()] == [torch.int64, *[torch.bfloat16] * 2, *[torch.float64] * 2]
+
+
+@check()
+def several_dtypes_in_mixed_precision() -> None:
+    """Integers are not cast."""
+
+    def apply(lib: Any, model: Any) -> Any:
+        return lib.fully_shard(model, mp_policy=lib.MixedPrecisionPolicy(torch.bfloat16, torch.float32))
+
+    compare(Adapted, apply, data=some_rows)
+
+
+@check()
+def trained_parameters_have_one_dtype() -> None:
+    for lib in (ours, theirs):
+        model = lib.fully_shard(nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4, dtype=torch.float64)))
+        with pytest.raises(AssertionError, match="uniform original parameter dtype"):
+            model(torch.ones(2, 4))
+
+
 # Memory
 
 
