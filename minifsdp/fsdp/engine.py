@@ -72,7 +72,7 @@ class Engine:
         if private.in_backward():  # an activation checkpoint around the outermost module
             return
         if self.backward_runs:
-            self._abandon_backward()
+            self.abandon_backward()
         self.turns.begin_forward()
         self.forward_runs, self.trains = True, torch.is_grad_enabled()
         for unit_pass in self.passes.values():
@@ -236,7 +236,7 @@ class Engine:
             else:
                 unit.show_accumulated()
 
-    def _abandon_backward(self) -> None:
+    def abandon_backward(self) -> None:
         """The last backward raised. End it, and drop the gradients: they are of some leaves only."""
         warnings.warn("the last backward raised: all gradients are dropped, older ones as well", stacklevel=5)
         with reducing(self.passes, True):

@@ -123,6 +123,12 @@ class State:
         kind = ListedHost if units[0].device.type == "cpu" else ListedPrefetch
         return kind(units, forward, backward)
 
+    def restart(self) -> None:
+        """Nothing of an earlier forward is left."""
+        self._to_run = set(self.modules)
+        if self.unit is not None and self.engine is not None:
+            self.engine.schedule.free(self.unit)
+
     # Hooks
 
     def before(self, module: nn.Module, args: Any, kwargs: Any) -> Any:

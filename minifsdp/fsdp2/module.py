@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from functools import partial, wraps
 from typing import Any, NoReturn
 
-from torch import nn
+from torch import Tensor, nn
 
+from minifsdp.device import runs_behind
+from minifsdp.fsdp.schedules.overlap import OverlapSchedule
 from minifsdp.fsdp2.hooks import State, has_state, running, state_of
-from minifsdp.fsdp2.reduction import DividedReduction
 from minifsdp.fsdp2.unit import ParamUnit
 
 
@@ -106,7 +107,7 @@ class FSDPModule:
     def set_gradient_divide_factor(self, factor: float) -> None:
         """Divide the sum of this module's gradients by `factor` instead of the number of ranks."""
         for unit in self._units(False):
-            unit.reduction = DividedReduction(factor)
+            unit.reduction.factor = factor
 
     def set_reduce_scatter_divide_factor(self, factor: float) -> None:
         """The former name of `set_gradient_divide_factor`."""
@@ -122,7 +123,52 @@ class FSDPModule:
         for unit in self._units(False):
             unit.gathers_in_backward = unshard_in_backward
 
+    def set_force_sum_reduction_for_comms(self, enable: bool) -> None:
+        """Let this module's collectives add up, and divide ourselves."""
+        for unit in self._units(False):
+            unit.reduction.sums = enable
+
+    def set_all_reduce_hook(self, hook: Callable[[Tensor], Any], *, stream: Any = None) -> None:
+        """Call `hook` with this module's reduced gradients [S'], one tensor per backward, before they are delivered.
+
+        Args:
+            hook: may change the tensor in place, such as by an all-reduce over replicas that are not on the mesh.
+            stream: where to call it.
+
+        Raises:
+            ValueError: a stream is given, and the mesh has replicas, whose all-reduce has a stream already.
+        """
+        for unit in self._units(False):
+            if stream is not None and unit.plan.across is not None:
+                raise ValueError("stream cannot be set when using native HSDP")
+            unit.reduction.hook, unit.reduction.stream = hook, stream
+
     # Order
+
+    def set_post_optim_event(self, event: Any) -> None:
+        """Let the next forward's gathers wait for this event instead of all that is queued by then.
+
+        Args:
+            event: recorded after the optimizer's step; good for one forward.
+        """
+        state = state_of(self)
+        engine = state.engine or state.start()
+        if isinstance(engine.schedule, OverlapSchedule) and runs_behind(state.device):
+            engine.schedule.written = event
+
+    def reset_iter_state(self) -> None:
+        """A forward or backward has raised, on all ranks: end it, drop all gradients, and free what is whole.
+
+        Raises:
+            RuntimeError: this is not the outermost module, or it has not run.
+        """
+        root = state_of(self)
+        if root.engine is None or not root.is_root:
+            raise RuntimeError("reset_iter_state: call it on the root, the outermost module that has run")
+        if root.engine.backward_runs:
+            root.engine.abandon_backward()
+        for state in root.tree():
+            state.restart()
 
     def set_modules_to_forward_prefetch(self, modules: list[nn.Module]) -> None:
         """Gather these before this module computes in forward."""
@@ -147,6 +193,25 @@ class FSDPModule:
 
     def _units(self, recurse: bool) -> list[ParamUnit]:
         return [state.unit for state in self._states(recurse) if state.unit is not None]
+
+
+def _refuse(name: str, why: str) -> None:
+    def refuse(self: Any, *args: Any, **kwargs: Any) -> NoReturn:
+        raise NotImplementedError(f"{name}: {why}; leave it out, or use torch's fully_shard")
+
+    refuse.__name__, refuse.__doc__ = name, f"Absent: {why}."
+    setattr(FSDPModule, name, refuse)
+
+
+for _name, _why in {
+    "set_custom_all_gather": "gathers go through minifsdp.comm, into buffers that stay the same tensors",
+    "set_custom_reduce_scatter": "reductions go through minifsdp.comm",
+    "set_allocate_memory_from_process_group_for_comm": "buffers come from torch's allocator alone",
+    "set_symm_mem_for_comm": "buffers come from torch's allocator alone",
+    "set_separate_reduce_scatter_group": "gathers and reductions share a communicator, which keeps their order",
+    "set_reduce_scatter_max_input_buffers": "one packed gradient is under way at a time",
+}.items():
+    _refuse(_name, _why)
 
 
 def _states_of(modules: Iterable[Any]) -> list[State]:

@@ -24,13 +24,13 @@ from minifsdp.comm import Group, Handle, Label
 from minifsdp.flat_param import ParamPlaces
 from minifsdp.fsdp.offload import HostCopies
 from minifsdp.fsdp.plan import Plan
-from minifsdp.fsdp.reduction import Reduction
 from minifsdp.fsdp.steps import steps_taken
 from minifsdp.fsdp.unit import UNSHARDED, Unit
 from minifsdp.fsdp2 import dtensors
 from minifsdp.fsdp2.cut import Cut
 from minifsdp.fsdp2.gradients import Gradients, of_nobody
 from minifsdp.fsdp2.held import Held, Recorded
+from minifsdp.fsdp2.reduction import ChosenReduction
 from minifsdp.fsdp2.unsharded import Unsharded
 from minifsdp.fsdp2.view import InPlaceView
 from minifsdp.order import check_labelled_calls, next_on
@@ -85,7 +85,7 @@ class ParamUnit(Unit):
         self._train([])
         self.gathers: Held | Recorded = Held()
         self.reductions: Held | Recorded = Held()
-        self.reduction, self.copies, self.gradients = Reduction(), HostCopies(on), Gradients(cuts, on)
+        self.reduction, self.copies, self.gradients = ChosenReduction(), HostCopies(on), Gradients(cuts, on)
         self.all_reduces, self.reduces_unused, self.gathers_in_backward = True, False, True
         self._gathered: list[int] = []  # the versions that were
         self._packed: Tensor | None = None

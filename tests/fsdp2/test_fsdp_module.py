@@ -9,7 +9,7 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
-from beside_torch import assert_same, batch, gpt, local, ours, shard_blocks, theirs, train, whole
+from beside_torch import assert_same, batch, compare, gpt, local, ours, shard_blocks, theirs, train, whole
 from on_ranks import Checks, shared_folder
 from torch import Tensor, nn
 from torch.distributed.checkpoint.state_dict import (
@@ -22,7 +22,7 @@ from torch.distributed.checkpoint.state_dict import (
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Shard
 
-from minifsdp import comm
+from minifsdp import comm, device
 
 check = Checks(__name__)
 ANY = (2, 3)
@@ -365,6 +365,111 @@ def saved_loaded_and_moved_to_torch_and_to_a_plain_model() -> None:
     options = StateDictOptions(full_state_dict=True, broadcast_from_rank0=True)
     set_model_state_dict(target, full if dist.get_rank() == 0 else {}, options=options)
     assert all(torch.equal(local(p), local(q)) for p, q in zip(model.parameters(), target.parameters(), strict=True))
+
+
+# What torch's module can do
+
+
+ABSENT = {  # named in docs/parity.md
+    "set_allocate_memory_from_process_group_for_comm",
+    "set_custom_all_gather",
+    "set_custom_reduce_scatter",
+    "set_reduce_scatter_max_input_buffers",
+    "set_separate_reduce_scatter_group",
+    "set_symm_mem_for_comm",
+}
+
+
+def test_methods_are_torch_s() -> None:
+    names = {name for name in dir(theirs.FSDPModule) if not name.startswith("_")}
+    assert names - {name for name in dir(ours.FSDPModule) if not name.startswith("_")} - ABSENT == set()
+
+
+@pytest.mark.parametrize("name", sorted(ABSENT))
+def test_what_is_absent_says_so(name: str) -> None:
+    with pytest.raises(NotImplementedError, match=f"{name}: .*;"):
+        getattr(ours.FSDPModule, name)(None, 1)
+
+
+@check(ranks=ANY, how={"sum": 1, "factor": 2, "hook": 3})
+def reductions_of_the_user_s(how: int) -> None:
+    """A hook that halves, a sum instead of a mean, another divisor."""
+
+    def apply(lib: Any, model: Any) -> Any:
+        shard_blocks(lib, model)
+        block = model.blocks[1]
+        if how == 1:
+            block.set_force_sum_reduction_for_comms(True)
+        elif how == 2:
+            block.set_gradient_divide_factor(3.0)
+        else:
+            block.set_all_reduce_hook(lambda gradients: gradients.mul_(0.5))
+        return model
+
+    compare(gpt, apply)
+
+
+@check()
+def a_hook_is_called_once_a_backward() -> None:
+    model = shard_blocks(ours, gpt())
+    seen: list[int] = []
+    model.blocks[0].set_all_reduce_hook(lambda gradients: seen.append(gradients.numel()))
+    for step in range(2):
+        model(*batch(step)).backward()
+    kept = sum(-(-p.shape[0] // 2) * p[0].numel() for p in gpt().blocks[0].parameters())
+    assert seen == 2 * [kept + kept % 2]  # to 16 bytes
+
+
+@check()
+def gathers_wait_for_the_event_of_the_user_s() -> None:
+    """In place of all that is queued; once."""
+    model = shard_blocks(ours, gpt())
+    model(*batch(0)).backward()
+    event, seen = device.CpuEvent(), list[device.Command]()
+    device.command_observers.append(seen.append)
+    try:
+        model.set_post_optim_event(event)
+        model(*batch(1)).backward()
+        waits = sum(each.verb == "wait" and each.subject is event for each in seen)
+        model(*batch(1)).backward()
+    finally:
+        device.command_observers.pop()
+    assert waits == 1 == sum(each.verb == "wait" and each.subject is event for each in seen)
+
+
+class Raises(torch.autograd.Function):
+    """A backward that raises."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Any) -> Any:
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Any) -> Any:
+        raise ArithmeticError("in the middle")
+
+
+@check(ranks=ANY)
+def it_goes_on_after_an_exception() -> None:
+    """In forward and in backward: as if the iteration had not been."""
+
+    def raise_in_forward(*_: Any) -> None:
+        raise ArithmeticError("in the middle")
+
+    def raise_in_backward(module: Any, inputs: Any, output: Any) -> Any:
+        return Raises.apply(output)
+
+    mine, reference = shard_blocks(ours, gpt()), shard_blocks(ours, gpt())
+    for hook in (raise_in_forward, raise_in_backward):
+        handle = mine.blocks[1].norm1.register_forward_hook(hook)
+        with pytest.raises(ArithmeticError, match="in the middle"):
+            mine(*batch(0)).backward()
+        handle.remove()
+        with pytest.raises(RuntimeError, match="call it on the root"):
+            mine.blocks[0].reset_iter_state()
+        mine.reset_iter_state()
+        assert all(isinstance(p, DTensor) and p.grad is None for p in mine.parameters())
+    assert_same(train(mine), train(reference), 0.0)
 
 
 @pytest.mark.parametrize(("ranks", "name"), check.params)

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
+from typing import Any
 
 from minifsdp.device import current_stream, new_stream, on_stream
 from minifsdp.fsdp.schedules.sync import SyncSchedule
@@ -38,6 +39,7 @@ class OverlapSchedule(SyncSchedule):
         self.device = units[0].device
         self.gather_stream = new_stream(self.device, priority=-1)
         self.reduce_stream = new_stream(self.device, priority=-1)
+        self.written: Any = None  # an event after what the optimizer queues; None: there is more to wait for
         self.due: Unit | None = None  # its gradient is complete, its reduction not issued
         self.reducing: deque[Unit] = deque()  # issued and not waited for, the oldest first
 
@@ -47,7 +49,11 @@ class OverlapSchedule(SyncSchedule):
 
     def follow_optimizer(self) -> None:
         """Gathers from now on come after what is queued so far, such as the optimizer's writes to the shards."""
-        self.gather_stream.wait_stream(current_stream(self.device))
+        if self.written is None:
+            self.gather_stream.wait_stream(current_stream(self.device))
+        else:
+            self.gather_stream.wait_event(self.written)
+            self.written = None
 
     def gather(self, unit: Unit) -> None:
         if unit.state is SHARDED:
