@@ -215,8 +215,30 @@ def test_options_have_the_members_and_defaults_of_torchs() -> None:
             for one, other in zip(dataclasses.fields(ours), dataclasses.fields(theirs), strict=True):
                 is_required = other.default is other.default_factory is dataclasses.MISSING
                 assert is_required or same_default(one.default, other.default), f"{name}.{one.name}"
-    for row in rows("FSDP2"):
-        assert hasattr(minifsdp.fsdp, row.name) == row.works, row.name
+
+
+@of_torch_213
+def test_fsdp2_has_torchs_names_and_signatures() -> None:
+    from torch.distributed import fsdp as theirs
+
+    import minifsdp.fsdp2 as ours
+
+    public = {name for name in vars(theirs.FSDPModule) if not name.startswith("_")}
+    here = {row.name: row for row in rows("FSDP2")}
+    assert public <= here.keys()
+    for name, row in here.items():
+        of = (ours.FSDPModule, theirs.FSDPModule) if name in public else (ours, theirs)
+        mine, torchs = (getattr(each, name, None) for each in of)
+        assert (mine is not None) == (row.status != "absent"), name
+        if row.works and row.arguments is not None:
+            assert row.arguments == [*arguments_of(torchs)], name
+            if name == "fully_shard":  # its defaults are objects of each library
+                assert [*arguments_of(mine), "dp_mesh_dims"] == row.arguments
+            else:
+                assert differences(mine, torchs) == [], name
+        if row.status == "refused":
+            with pytest.raises(NotImplementedError, match=name):
+                mine(None)
 
 
 def test_wrapping_functions_have_torchs_signatures() -> None:
