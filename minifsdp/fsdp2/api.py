@@ -106,6 +106,7 @@ def fully_shard(
         cuts = [_cut(p, places[0].name, shard_placement_fn, inside.size()) for p, places in params.items()]
         name = type(modules[0]).__name__
         unit = ParamUnit(params, cuts, mesh, plan, device, name, reshard_after_forward is not False, smaller)
+        unit.policy = mp_policy
     State(modules, unit, mp_policy, reshard_after_forward is None, device)
     for each in modules:
         each.__class__ = _sharded(type(each))  # type: ignore[arg-type]

@@ -43,7 +43,7 @@ class Unsharded:
         smaller: Group | None,
         on: torch.device,
     ) -> None:
-        self.smaller, self.device = smaller, on
+        self.dtypes, self.smaller, self.device = dtypes, smaller, on
         rows = Rows(cuts, group.size(), dtypes)
         self.full = device.empty(rows.numel, rows.dtype, "unsharded", on)
         *memories, _ = rows.memories(self.full)
