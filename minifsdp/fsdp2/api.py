@@ -99,7 +99,8 @@ def fully_shard(
     inside = process_groups.mesh_group(mesh, mesh.ndim - 1)
     across = process_groups.mesh_group(mesh, 0) if mesh.ndim == 2 else None
     offload = type(offload_policy).__name__ == "CPUOffloadPolicy"
-    plan = Plan(inside, across, mp_policy.param_dtype, mp_policy.reduce_dtype, offload=offload)
+    pin = offload and offload_policy.pin_memory
+    plan = Plan(inside, across, mp_policy.param_dtype, mp_policy.reduce_dtype, offload=offload, pin=pin)
     smaller = _smaller(reshard_after_forward, mesh)
     unit = None
     if params:

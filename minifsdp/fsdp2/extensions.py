@@ -97,7 +97,7 @@ class Extended:
     @torch.no_grad()
     def start(self, shards: Sequence[nn.Parameter], keeper: Held | Recorded, label: Label) -> Any:
         """Ask the parameters what to send, and start to gather it; returns what to wait for before `arrive`."""
-        self._locals = [dtensors.local_of(p) for p in shards]
+        self.shards = shards
         sent = [(i, place, each) for i in range(len(shards)) for place, each in enumerate(self._inputs(i))]
         sent.sort(key=lambda item: -self._dtype(item[0], item[2]).itemsize)  # wide dtypes first (cut.py, Rows)
         shapes = [(i, place, None if i in self._plain else (t.shape, t.dtype)) for i, place, t in sent]
@@ -112,10 +112,10 @@ class Extended:
 
     def _inputs(self, index: int) -> Sequence[Tensor]:
         """What a parameter sends."""
-        local = self._locals[index]
+        local = dtensors.local_on(self.device, self.shards[index])
         if index in self._plain:
             return (local,)
-        ask: Any = local.to(self.device).fsdp_pre_all_gather  # type: ignore[attr-defined]
+        ask: Any = local.fsdp_pre_all_gather  # type: ignore[attr-defined]
         wanted = len(inspect.signature(ask).parameters)
         if wanted not in (1, 5):
             raise AssertionError(
@@ -165,7 +165,7 @@ class Extended:
                 self._rebuild(index)
 
     def _rebuild(self, index: int) -> None:
-        build: Any = self._locals[index].fsdp_post_all_gather  # type: ignore[attr-defined]
+        build: Any = dtensors.local_of(self.shards[index]).fsdp_post_all_gather  # type: ignore[attr-defined]
         outputs = tuple(self.outputs[each] for each in sorted(self.outputs) if each[0] == index)
         arguments = outputs, self.metadata[index], self.dtypes[index]
         for each in self._with_it[index]:

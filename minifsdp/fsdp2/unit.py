@@ -82,12 +82,12 @@ class ParamUnit(Unit):
         self.inner = [dtensors.spec_of(p) for p in params]  # tensor parallelism's, if it has cut them before
         home = torch.device("cpu") if plan.offload else on
         shards = [dtensors.shard(p, cut, mesh, self.group.rank(), home) for p, cut in zip(params, cuts, strict=True)]
-        self.view = InPlaceView(list(params.values()), shards)
+        self.view = InPlaceView(list(params.values()), shards, plan.pin and plan.offload and on.type == "cuda")
         self.shards, self.leaves, self.mesh = shards, [], mesh
         self._train([])
         self.gathers: Held | Recorded = Held()
         self.reductions: Held | Recorded = Held()
-        self.reduction, self.copies, self.gradients = ChosenReduction(), HostCopies(on), Gradients(cuts, on)
+        self.reduction, self.copies, self.gradients = ChosenReduction(), HostCopies(on, plan.pin), Gradients(cuts, on)
         self.all_reduces, self.reduces_unused, self.gathers_in_backward = True, False, True
         self._gathered: list[int] = []  # the versions that were
         self._packed: Tensor | None = None
