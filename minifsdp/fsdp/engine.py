@@ -56,7 +56,7 @@ class Engine:
         if unit_pass.unit.trained != unit_pass.trained:
             unit_pass.trained = unit_pass.unit.trained
             self._hook(unit_pass)
-        unit_pass.restart()
+        unit_pass.begin()
 
     def _hook(self, unit_pass: UnitPass) -> None:
         engine, here = weakref.proxy(self), weakref.ref(unit_pass)  # a hook that held them would hold its own leaf

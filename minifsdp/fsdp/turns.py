@@ -61,10 +61,14 @@ class UnitPass:
         self.ended = self.owes = False
         self.restart()
 
-    def restart(self) -> None:
+    def begin(self) -> None:
+        """A forward begins; the backward of an earlier one may still be to come."""
         self.missing = set(self.trained)
-        self.calls = 0
         self.in_backward = False
+
+    def restart(self) -> None:
+        self.begin()
+        self.calls = 0
 
     @property
     def is_complete(self) -> bool:
@@ -102,7 +106,7 @@ class Turns:
         """A new forward begins; forwards before it that no backward has followed may be in the same graph."""
         if self.is_over:
             for unit_pass, _ in self.calls:
-                unit_pass.unreached = 0
+                unit_pass.unreached = unit_pass.calls = 0
             self.calls.clear()
             self.expected.clear()
             self.places.clear()

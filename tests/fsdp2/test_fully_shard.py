@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import Any
 from unittest import mock
 
@@ -159,6 +160,49 @@ def trained_parameters_have_one_dtype() -> None:
         model = lib.fully_shard(nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4, dtype=torch.float64)))
         with pytest.raises(AssertionError, match="uniform original parameter dtype"):
             model(torch.ones(2, 4))
+
+
+class FrozenFirst(nn.Module):
+    """Whose frozen weight is read last in backward, after the trained one has its gradient."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.frozen = nn.Linear(3, 3, bias=False).requires_grad_(False)
+        self.trained = nn.Linear(3, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.trained(torch.tanh(self.frozen(x)))
+
+
+def two_forwards_of_frozen(wrap: Any) -> list[Tensor]:
+    torch.manual_seed(0)
+    model = wrap(nn.Sequential(*(FrozenFirst() for _ in range(3))).double())
+    x = torch.full((2, 3), 1.0 + dist.get_rank(), dtype=torch.float64)
+    (model(x).pow(2).sum() + model(x + 1).pow(2).sum()).backward()
+    return [p.grad for p in model.parameters() if p.requires_grad]
+
+
+@check(ranks=ANY)
+def two_forwards_and_a_backward_read_frozen_parameters() -> None:
+    """Each call of a unit waits for its inputs' gradients: those of the first forward count, too."""
+
+    def by(lib: Any) -> Any:
+        def wrap(model: Any) -> Any:
+            for each in model:
+                lib.fully_shard(each)
+            return lib.fully_shard(model)
+
+        return wrap
+
+    def flat(model: Any) -> Any:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # that frozen parameters cost gradient memory
+            return FullyShardedDataParallel(model, auto_wrap_policy={FrozenFirst}, use_orig_params=True)
+
+    mine, torchs = (two_forwards_of_frozen(by(lib)) for lib in (ours, theirs))
+    for one, other in zip(mine, torchs, strict=True):
+        assert torch.allclose(one.to_local(), other.to_local(), rtol=1e-12)
+    assert len(two_forwards_of_frozen(flat)) == 6
 
 
 # Memory
