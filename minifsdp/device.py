@@ -219,13 +219,13 @@ def free(buffer: Tensor) -> None:
         storage.resize_(0)
 
 
-def copy_to_host(tensor: Tensor) -> Tensor:
-    """A copy in host memory; on CUDA in pinned memory, and there only once the current stream has come to it."""
+def copy_to_host(tensor: Tensor, pin: bool = True) -> Tensor:
+    """A copy in host memory; of CUDA's in pinned memory, if `pin`, and there once the current stream has come to it."""
     if tensor.device.type == "cpu":
         copy = tensor.clone()  # `.cpu()` would be none
         _tell("copy_to_host", _streams[-1], copy)
         return copy
-    return torch.empty_like(tensor, device="cpu", pin_memory=True).copy_(tensor, non_blocking=True)
+    return torch.empty_like(tensor, device="cpu", pin_memory=pin).copy_(tensor, non_blocking=True)
 
 
 def is_allocated(buffer: Tensor) -> bool:

@@ -74,6 +74,7 @@ __all__ = [
     "name_of",
     "nodes_so_far",
     "post_hooks_of",
+    "put_local",
     "record_memory_history",
     "remote_device",
     "schema_of",
@@ -176,6 +177,11 @@ def identity(storage: UntypedStorage) -> int:
 def local_of(tensor: DTensor) -> Tensor:
     """This rank's part, not a view of it: `to_local()` makes one, an operation of autograd's."""
     return tensor._local_tensor
+
+
+def put_local(tensor: Any, local: Tensor) -> None:
+    """Let another tensor of the same shape and values be this rank's part."""
+    tensor._local_tensor = local
 
 
 def spec_of(tensor: Any) -> Any:

@@ -26,10 +26,11 @@ class HostCopies:
 
     Args:
         on: the device.
+        pin: gradients arrive in pinned memory.
     """
 
-    def __init__(self, on: torch.device) -> None:
-        self.device = on
+    def __init__(self, on: torch.device, pin: bool = True) -> None:
+        self.device, self.pin = on, pin
         self._sent: Any = None
         self._arriving: list[tuple[Tensor, Any]] = []
 
@@ -45,7 +46,7 @@ class HostCopies:
 
     def send(self, mean: Tensor) -> None:
         """Start to copy a gradient to the host; its memory on the device is given away."""
-        on_host = device.copy_to_host(mean)
+        on_host = device.copy_to_host(mean, self.pin)
         self._arriving.append((on_host, device.current_stream(self.device).record_event()))
         device.free(mean)
 

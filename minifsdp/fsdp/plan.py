@@ -31,7 +31,8 @@ class Plan:
         compute: dtype of the gathered parameters; None: the shard's.
         reduce: dtype of the gradients that are reduced; None: `compute`.
         keep_low: leave the shard's gradient in `reduce`.
-        offload: shard and gradient are in host memory, pinned on CUDA, whatever device computes.
+        offload: shard and gradient are in host memory, whatever device computes.
+        pin: that memory is pinned where the device is CUDA, so that copies run beside the computation.
     """
 
     inside: Group | None
@@ -40,6 +41,7 @@ class Plan:
     reduce: torch.dtype | None = None
     keep_low: bool = False
     offload: bool = False
+    pin: bool = True
 
     @property
     def group(self) -> Group:

@@ -99,13 +99,15 @@ def fully_shard(
     inside = process_groups.mesh_group(mesh, mesh.ndim - 1)
     across = process_groups.mesh_group(mesh, 0) if mesh.ndim == 2 else None
     offload = type(offload_policy).__name__ == "CPUOffloadPolicy"
-    plan = Plan(inside, across, mp_policy.param_dtype, mp_policy.reduce_dtype, offload=offload)
+    pin = offload and offload_policy.pin_memory
+    plan = Plan(inside, across, mp_policy.param_dtype, mp_policy.reduce_dtype, offload=offload, pin=pin)
     smaller = _smaller(reshard_after_forward, mesh)
     unit = None
     if params:
         cuts = [_cut(p, places[0].name, shard_placement_fn, inside.size()) for p, places in params.items()]
         name = type(modules[0]).__name__
         unit = ParamUnit(params, cuts, mesh, plan, device, name, reshard_after_forward is not False, smaller)
+        unit.policy = mp_policy
     State(modules, unit, mp_policy, reshard_after_forward is None, device)
     for each in modules:
         each.__class__ = _sharded(type(each))  # type: ignore[arg-type]

@@ -24,6 +24,11 @@ def local_of(sharded: Tensor) -> Tensor:
     return private.local_of(sharded) if isinstance(sharded, DTensor) else sharded
 
 
+def local_on(device: torch.device, sharded: Tensor) -> Tensor:
+    """This rank's part, copied to the device if it is in host memory; on CUDA the copy is queued."""
+    return local_of(sharded).to(device, non_blocking=True)
+
+
 def spec_of(p: Tensor) -> Any:
     """How a tensor-parallel style has placed a parameter already; None if it has not."""
     return private.spec_of(p) if isinstance(p, DTensor) else None
@@ -63,6 +68,13 @@ def shard(p: nn.Parameter, cut: Cut, mesh: DeviceMesh, rank: int, to: torch.devi
     stride = torch.empty(p.shape, device="meta").stride()
     sharded = DTensor.from_local(local, mesh, placements, run_check=False, shape=p.shape, stride=stride)
     return nn.Parameter(sharded, p.requires_grad)
+
+
+def pin(sharded: Tensor) -> None:
+    """Let this rank's part, which is in host memory, be in pinned memory, if it is not on meta still."""
+    local = local_of(sharded)
+    if local.numel() and local.device.type == "cpu" and not local.is_pinned():
+        private.put_local(sharded, local.pin_memory())
 
 
 def default_mesh(device: torch.device, group: Group) -> DeviceMesh:

@@ -28,10 +28,10 @@ from minifsdp.fsdp.steps import steps_taken
 from minifsdp.fsdp.unit import UNSHARDED, Unit
 from minifsdp.fsdp2 import dtensors
 from minifsdp.fsdp2.cut import Cut
+from minifsdp.fsdp2.extensions import Extended, renewed, unsharded_of
 from minifsdp.fsdp2.gradients import Gradients, of_nobody
 from minifsdp.fsdp2.held import Held, Recorded
 from minifsdp.fsdp2.reduction import ChosenReduction
-from minifsdp.fsdp2.unsharded import Unsharded
 from minifsdp.fsdp2.view import InPlaceView
 from minifsdp.order import check_labelled_calls, next_on
 from minifsdp.private import in_backward, version_of
@@ -52,6 +52,7 @@ class ParamUnit(Unit):
         smaller: ranks of `plan.inside` among which backward gathers what forward has kept; None: all of them.
 
     Attributes:
+        policy: what extensions of the gather are told of it (extensions.py).
         reduction: how gradients become their mean.
         all_reduces: the means inside are reduced over the replicas; if not, they are kept for later ones to add to.
         gathers_in_backward: backward reads the parameters' values.
@@ -60,6 +61,7 @@ class ParamUnit(Unit):
     """
 
     view: InPlaceView
+    policy: Any = None
 
     def __init__(
         self,
@@ -80,12 +82,12 @@ class ParamUnit(Unit):
         self.inner = [dtensors.spec_of(p) for p in params]  # tensor parallelism's, if it has cut them before
         home = torch.device("cpu") if plan.offload else on
         shards = [dtensors.shard(p, cut, mesh, self.group.rank(), home) for p, cut in zip(params, cuts, strict=True)]
-        self.view = InPlaceView(list(params.values()), shards)
-        self.shards, self.leaves = shards, []
+        self.view = InPlaceView(list(params.values()), shards, plan.pin and plan.offload and on.type == "cuda")
+        self.shards, self.leaves, self.mesh = shards, [], mesh
         self._train([])
         self.gathers: Held | Recorded = Held()
         self.reductions: Held | Recorded = Held()
-        self.reduction, self.copies, self.gradients = ChosenReduction(), HostCopies(on), Gradients(cuts, on)
+        self.reduction, self.copies, self.gradients = ChosenReduction(), HostCopies(on, plan.pin), Gradients(cuts, on)
         self.all_reduces, self.reduces_unused, self.gathers_in_backward = True, False, True
         self._gathered: list[int] = []  # the versions that were
         self._packed: Tensor | None = None
@@ -105,7 +107,7 @@ class ParamUnit(Unit):
         self.view.refresh()
         self.shards = self.view.shards
         dtypes = [(self.plan.compute if p.is_floating_point() else None) or p.dtype for p in self.shards]
-        if [leaf.dtype for leaf in self.leaves] != dtypes:
+        if not self.leaves or self.unsharded.dtypes != dtypes:
             self.free()
             self._make_leaves(dtypes)
         self.unsharded.forget()
@@ -124,13 +126,9 @@ class ParamUnit(Unit):
                 f"FSDP parameters should be materialized from meta device before training: {', '.join(on_meta)} of "
                 f"{self.title} are on meta. Call model.to_empty(device=...) and initialize them."
             )
-        self.unsharded = Unsharded(self.cuts, self.inner, dtypes, self.group, self.smaller, self.device)
+        self.unsharded = unsharded_of(self, dtypes)
         leaves = [nn.Parameter(view, False) for view in self.unsharded.views]
-        if self.leaves:  # of another dtype: the objects stay, for the hooks on them
-            for leaf, new in zip(self.leaves, leaves, strict=True):
-                leaf.data = new.data
-        else:
-            self.leaves = leaves
+        self.leaves = [renewed(*pair) for pair in zip(self.leaves, leaves, strict=True)] if self.leaves else leaves
 
     @property
     def _versions(self) -> list[int]:
@@ -158,6 +156,8 @@ class ParamUnit(Unit):
 
     def _arrived(self) -> None:
         self.unsharded.arrive()
+        if isinstance(self.unsharded, Extended) and self.unsharded.renew(self.leaves):
+            self.view.attach(self)
 
     def _release(self) -> None:
         self.unsharded.free()

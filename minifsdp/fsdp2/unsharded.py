@@ -43,7 +43,7 @@ class Unsharded:
         smaller: Group | None,
         on: torch.device,
     ) -> None:
-        self.smaller, self.device = smaller, on
+        self.dtypes, self.smaller, self.device = dtypes, smaller, on
         rows = Rows(cuts, group.size(), dtypes)
         self.full = device.empty(rows.numel, rows.dtype, "unsharded", on)
         *memories, _ = rows.memories(self.full)
@@ -71,7 +71,7 @@ class Unsharded:
 
     def start(self, shards: Sequence[nn.Parameter], keeper: Held | Recorded, label: Label) -> Any:
         """Start to fill the buffer; returns what to wait for before `arrive`."""
-        self._gather, pieces = self._gathers[0], [dtensors.local_of(p) for p in shards]
+        self._gather, pieces = self._gathers[0], [dtensors.local_on(self.device, p) for p in shards]
         if self._kept:
             self._gather, pieces = self._gathers[1], self._kept
             device.current_stream(self.device).wait_event(self._copied)

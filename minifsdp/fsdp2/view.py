@@ -19,12 +19,14 @@ class InPlaceView(View):
     Args:
         places: where each parameter is used.
         shards: the sharded parameters.
+        pins: keep them in pinned memory.
     """
 
-    def __init__(self, places: list[list[Place]], shards: list[nn.Parameter]) -> None:
+    def __init__(self, places: list[list[Place]], shards: list[nn.Parameter], pins: bool = False) -> None:
         super().__init__(places, shards)
-        self.is_shown = False
+        self.is_shown, self.pins = False, pins
         self._put(shards)
+        self._pin()
 
     def _put(self, parameters: list[nn.Parameter]) -> None:
         for p, users in zip(parameters, self.places, strict=True):
@@ -52,6 +54,11 @@ class InPlaceView(View):
         """Parameters may have been replaced: `to_empty`, `load_state_dict(assign=True)`, by hand."""
         if not self.is_shown:
             self.shards = [users[0].module._parameters[users[0].attribute] for users in self.places]  # type: ignore[misc]
+            self._pin()
+
+    def _pin(self) -> None:
+        for p in self.shards if self.pins else []:
+            dtensors.pin(p)
 
     def add(self, parts: list[tuple[int, Tensor]]) -> None:
         """Add pieces of a mean gradient to `.grad` of their parameters, by index; their memory is given away."""

@@ -330,6 +330,16 @@ def local_of() -> None:
 
 
 @check()
+def put_local() -> None:
+    """Without it the parameters of FSDP2 that are loaded by assignment are not in pinned memory."""
+    placed = distribute_tensor(torch.ones(4), init_device_mesh("cpu", (2,)), [Shard(0)])
+    local = torch.zeros(2)
+    private.put_local(placed, local)
+    assert private.local_of(placed) is local
+    assert placed.full_tensor().sum() == 0
+
+
+@check()
 def with_spec() -> None:
     """Without it FSDP2 computes each gradient's shape and placement anew, and cannot say that it is its parameter's."""
     placed = distribute_tensor(torch.ones(5), init_device_mesh("cpu", (2,)), [Shard(0)])

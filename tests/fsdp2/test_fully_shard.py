@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -20,6 +21,7 @@ from minifsdp import comm
 from minifsdp.course.ladder.model import Block
 from minifsdp.course.watch.ledger import Ledger
 from minifsdp.fsdp import FullyShardedDataParallel
+from minifsdp.fsdp2.view import InPlaceView
 
 check = Checks(__name__)
 ANY, ALL = (2, 3), (2, 3, 4)
@@ -542,6 +544,34 @@ def offloaded_to_the_host() -> None:
 
     mine, _ = compare(gpt, apply)
     assert all(p.device.type == "cpu" for p in mine.parameters())
+    assert all(value.device.type == "cpu" for value in mine.state_dict().values())
+    pinned = shard_blocks(ours, gpt(), offload_policy=ours.CPUOffloadPolicy())  # where there is no CUDA: nothing to pin
+    assert_same(train(pinned), train(shard_blocks(ours, gpt())), 0.0)
+
+
+@check()
+def what_is_on_the_host_is_in_pinned_memory() -> None:
+    """From the beginning, and once parameters are replaced: where there is CUDA, so memory only calls itself pinned."""
+    pinned: list[Tensor] = []
+
+    def pin_memory(tensor: Tensor) -> Tensor:
+        pinned.append(tensor.clone())
+        return pinned[-1]
+
+    model: Any = ours.fully_shard(nn.Linear(4, 4), offload_policy=ours.CPUOffloadPolicy())
+    (unit,) = model._units(False)
+    with (
+        mock.patch.object(Tensor, "pin_memory", pin_memory),
+        mock.patch.object(Tensor, "is_pinned", lambda tensor: any(tensor is each for each in pinned)),
+    ):
+        view = InPlaceView(unit.view.places, unit.view.shards, pins=True)
+        assert all(p._local_tensor.is_pinned() for p in model.parameters())
+        view.refresh()
+        assert len(pinned) == 2
+        model.load_state_dict({name: 2 * p.detach() for name, p in model.state_dict().items()}, assign=True)
+        view.refresh()
+        assert len(pinned) == 4
+        assert all(p._local_tensor.is_pinned() for p in model.parameters())
 
 
 # Meshes

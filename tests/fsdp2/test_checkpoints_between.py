@@ -1,0 +1,103 @@
+"""A checkpoint of any kind of model is loaded into every other: flat, sharded by parameter, torch's, plain.
+
+Saved on two ranks by torch.distributed.checkpoint, model and optimizer; loaded on three.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import cloudpickle
+import pytest
+import torch
+import torch.distributed.checkpoint as dcp
+from beside_torch import gpt, ours, shard_blocks, theirs
+from torch.distributed.checkpoint import state_dict as torch_s
+
+from minifsdp import checkpoint as our_s
+from minifsdp.course.ladder.model import Block
+from minifsdp.course.launch import launch
+from minifsdp.fsdp import FullyShardedDataParallel as Fsdp
+
+cloudpickle.register_pickle_by_value(sys.modules[__name__])
+
+KINDS: dict[str, tuple[Callable[[Any], Any], Any]] = {  # how it is made, and whose functions know its state
+    "flat": (partial(Fsdp, auto_wrap_policy={Block}), our_s),
+    "flat, original parameters": (partial(Fsdp, auto_wrap_policy={Block}, use_orig_params=True), our_s),
+    "by parameter": (partial(shard_blocks, ours), torch_s),
+    "by parameter, our functions": (partial(shard_blocks, ours), our_s),
+    "torch's by parameter": (partial(shard_blocks, theirs), torch_s),
+    "plain": (lambda model: model, torch_s),
+}
+SAVED = ("flat", "by parameter", "torch's by parameter", "plain")  # the others' state has one of these forms
+
+
+def tokens(step: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """The same on all ranks, whose mean is that of one process."""
+    rows = torch.randint(0, 37, (2, 9), generator=torch.Generator().manual_seed(step))
+    return rows[:, :-1], rows[:, 1:]
+
+
+def made(kind: str) -> tuple[Any, Any, Any]:
+    """A model, its optimizer, and the functions."""
+    wrap, functions = KINDS[kind]
+    model = wrap(gpt(layers=2))
+    return model, torch.optim.AdamW(model.parameters(), 1e-2, eps=1e-3), functions
+
+
+def steps(model: Any, optimizer: Any, numbers: range) -> list[float]:
+    losses = []
+    for step in numbers:
+        loss = model(*tokens(step))
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(loss.item())
+    return losses
+
+
+def state_of(model: Any, optimizer: Any, functions: Any) -> dict[str, Any]:
+    return dict(zip(("model", "optimizer"), functions.get_state_dict(model, optimizer), strict=True))
+
+
+def save(folder: Path) -> dict[str, list[float]]:
+    """By kind, the losses of what goes on without a checkpoint."""
+    found = {}
+    for kind in SAVED:
+        model, optimizer, functions = made(kind)
+        steps(model, optimizer, range(2))
+        dcp.save(state_of(model, optimizer, functions), checkpoint_id=folder / kind)
+        found[kind] = steps(model, optimizer, range(2, 5))
+    return found
+
+
+def load(folder: Path) -> dict[tuple[str, str], list[float]]:
+    """By kind saved and kind loaded into, the losses of what goes on."""
+    found = {}
+    for source in SAVED:
+        for kind in KINDS:
+            model, optimizer, functions = made(kind)
+            with torch.no_grad():
+                for p in model.parameters():
+                    p.zero_()
+            state = state_of(model, optimizer, functions)
+            dcp.load(state, checkpoint_id=folder / source)
+            functions.set_state_dict(
+                model, optimizer, model_state_dict=state["model"], optim_state_dict=state["optimizer"]
+            )
+            found[source, kind] = steps(model, optimizer, range(2, 5))
+    return found
+
+
+def test_every_kind_loads_what_every_kind_has_saved(tmp_path: Path) -> None:
+    model, optimizer, _ = made("plain")
+    expected = steps(model, optimizer, range(5))[2:]
+    assert launch(save, 2, tmp_path, timeout=100)[0] == {kind: pytest.approx(expected, rel=1e-12) for kind in SAVED}
+    loaded = launch(load, 3, tmp_path, timeout=100)[0]
+    assert len(loaded) == len(SAVED) * len(KINDS)
+    for (source, kind), losses in loaded.items():
+        assert losses == pytest.approx(expected, rel=1e-12), f"{source} -> {kind}"
