@@ -192,11 +192,8 @@ def what_is_refused() -> None:
             one_of_two(lib)(torch.ones(2, 4))
         with pytest.raises(AssertionError, match="Invalid fsdp_pre_all_gather"):
             patched(lib.fully_shard(nn.Linear(4, 4)), of_two_arguments, cast)(torch.ones(2, 4))
-    model: Any = patched(ours.fully_shard(nn.Linear(4, 4), reshard_after_forward=1), sent_in_bf16, cast)
-    with pytest.raises(NotImplementedError, match="reshard_after_forward has to be True or False"):
-        model(torch.ones(2, 4))
     if dist.get_rank() == 1:  # the other rank's piece is as long as the padded one
-        model = patched(ours.fully_shard(nn.Linear(4, 3)), not_padded, cast)
+        model: Any = patched(ours.fully_shard(nn.Linear(4, 3)), not_padded, cast)
         with pytest.raises(AssertionError, match="When a parameter is unevenly sharded"):
             model(torch.ones(2, 4))
     else:
