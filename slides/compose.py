@@ -3,7 +3,7 @@
 In a deck's Markdown stand, beside Marp's own directives,
 
     {{ figure("stages", "what is to be seen, for who cannot see it") }}
-    {{ claim("C2") }}              which labs measure what this slide states
+    {{ claim("C2") }}              at the bottom left: the labs that measure what this slide states
     {{ rung("fsdp") }}             where on the ladder this slide and those after it are: at the top right
     {{ gb(psi) }}                  a number: any name of the deck's `numbers()`, written by one of its functions
 
@@ -13,11 +13,12 @@ every figure that is drawn is shown; every claim is one of labs/claims.toml.
 
 from __future__ import annotations
 
+import json
 import re
 import tomllib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import cache, cached_property, partial
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -26,12 +27,12 @@ from draw.canvas import Draw
 from jinja2 import Environment, StrictUndefined
 
 from minifsdp.course.ladder.rungs import RUNGS
-from minifsdp.course.workshop.catalogue import about
 
 SLIDES = Path(__file__).parent
 LABS = SLIDES.parent / "labs"
 DECKS = ("memory", "ddp", "fsdp", "overlap", "practice")
 FEWEST, MOST = 15, 25
+TITLES_ROOM = 76  # characters of the labs that a slide names at its bottom left
 DIRECTIVE = re.compile(r"\s*(_?[a-z]+: *\S+|header: .*)\s*$", re.IGNORECASE)  # of Marp's, in a comment as notes are
 
 
@@ -105,8 +106,21 @@ def _rung(name: str, where: str = "") -> str:
 
 
 def _claim(*numbers: str) -> str:
-    """Where the labs measure it."""
-    claims = tomllib.loads((LABS / "claims.toml").read_text())
+    """In which labs it is measured: their numbers, and their titles while the line has room."""
+    claims, titles = tomllib.loads((LABS / "claims.toml").read_text()), _lab_titles()
     labs = sorted({lab for number in numbers for lab in claims[number]["labs"]})
-    parts = [f"<b>lab {lab}</b>, {about(lab)['title']}" for lab in labs]
-    return f'<div class="claim">You measure it in {"; ".join(parts)}</div>'
+    roomy = sum(len(titles[lab]) + 10 for lab in labs) <= TITLES_ROOM
+    parts = [f"<b>lab {lab}</b>" + (f" ({titles[lab]})" if roomy else "") for lab in labs]
+    return f'<div class="claim">Measured in {_listed(parts)}</div>'
+
+
+@cache
+def _lab_titles() -> dict[str, str]:
+    """By number."""
+    about = [json.loads(path.read_text())["metadata"]["minifsdp"] for path in LABS.glob("lab*.ipynb")]
+    return {each["lab"]: each["title"] for each in about}
+
+
+def _listed(parts: list[str]) -> str:
+    *most, last = parts
+    return f"{', '.join(most)} and {last}" if most else last

@@ -40,6 +40,9 @@ def numbers() -> dict[str, Any]:
         "ran": finish_times(forward_pieces(), QUEUEING)[-1],
         "one_stream": big(GPT, "sync").seconds,
         "own_streams": big(GPT, "no prefetch"),
+        "gather_first": big(GPT, "overlap"),
+        "prefetched": big(GPT, "BACKWARD_PRE"),
+        "limited": big(GPT, "k = 2"),
         "hazard": race(0.25e9).hazards[0].text,
         "laptop": {name: laptop(name).seconds for name in ("overlap", "both ways")},
         "gain": {shape.batch: prefetch_gain(shape) for shape in (GPT, DEEP)},
@@ -73,6 +76,7 @@ FIGURES: dict[str, Draw] = {
     "overlap-blocks": draw_blocks,
     "overlap-stall": draw_stall,
     "overlap-limited": lambda: draw_lives("k = 2"),
+    "overlap-gaps": lambda: draw_frame(2),
     "overlap-frame": draw_frame,
     "overlap-rungs": draw_rungs,
 }

@@ -10,12 +10,12 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from minifsdp.course.plots.drawing import step_of
-from minifsdp.course.plots.palette import GATHER, INK, LANE_COLOURS, REDUCE, SOFT, as_text, ink_on
+from minifsdp.course.plots.palette import GATHER, INK, LANE_COLOURS, PALE, REDUCE, SOFT, as_text, ink_on
 from minifsdp.course.watch.timeline import Span
 
 LANES = "compute", "communication"
 MESSAGES = {"all-gather": GATHER, "reduce-scatter": REDUCE}
-_DIGIT = 0.019  # of a panel's width: room for one, in bars with a number
+_LETTER, _EDGES = 0.0165, 0.007  # of a panel's width: room for one, and beside the text of a bar
 
 
 def timeline(
@@ -25,7 +25,7 @@ def timeline(
     lanes: Sequence[str] = LANES,
     messages: Iterable[str] = MESSAGES,
 ) -> Figure:
-    """A panel for each run, on one axis of milliseconds; bars have the numbers of their blocks."""
+    """A panel for each run, on one axis of milliseconds; wide bars have the numbers of their blocks."""
     figure = canvas(height)
     panels = figure.subplots(len(rows), 1, sharex=True, squeeze=False)[:, 0]
     longest = max(map(step_of, rows.values()))
@@ -49,7 +49,9 @@ def draw_lanes(
         lane = "host" if span.lane == "wait" else span.lane
         if lane in heights:
             text = label(span) if numbered else ""
-            bar(panel, span, heights[lane], text if 1e3 * span.duration > _DIGIT * len(text) * longest else "")
+            room = 1e3 * span.duration / longest
+            apart = room > _EDGES and (numbered or lane == "host")
+            bar(panel, span, heights[lane], text if room > _LETTER * len(text) + _EDGES else "", 1.2 if apart else 0)
     if numbered and "host" in lanes:
         over = 1e3 * max(span.end for span in spans if span.lane in ("host", "wait"))
         if over < 0.9 * step_of(spans):
@@ -62,14 +64,16 @@ def draw_lanes(
 
 
 def label(span: Span) -> str:
-    """`all_gather blocks.3` as `3`; nothing for the root, and for the host's own work."""
-    return "waits" if span.lane == "wait" else span.name.rpartition(".")[2] if "." in span.name else ""
+    """`all_gather blocks.3` as `3`, and what the host does; nothing for the root."""
+    if span.lane in ("wait", "host"):
+        return "waits" if span.lane == "wait" else "issues"
+    return span.name.rpartition(".")[2] if "." in span.name else ""
 
 
-def bar(panel: Axes, span: Span, height: float, text: str) -> None:
-    """One span in its colour, with a white edge if it is wide enough."""
+def bar(panel: Axes, span: Span, height: float, text: str, edge: float) -> None:
+    """One span in its colour."""
     colour = colour_of(span)
-    look: Any = {"facecolor": colour, "edgecolor": "white", "linewidth": 1.2 if text or span.lane == "wait" else 0}
+    look: Any = {"facecolor": colour, "edgecolor": "white", "linewidth": edge}
     panel.broken_barh([(1e3 * span.start, 1e3 * span.duration)], (height - 0.42, 0.84), **look)
     middle = 1e3 * (span.start + span.duration / 2)
     panel.text(middle, height, text, ha="center", va="center_baseline", color=ink_on(colour))
@@ -77,6 +81,20 @@ def bar(panel: Axes, span: Span, height: float, text: str) -> None:
 
 def colour_of(span: Span) -> str:
     return REDUCE if "reduce" in span.name else LANE_COLOURS[span.lane]
+
+
+def name_phases(panel: Axes, turn: float, end: float) -> None:
+    """A strip below the lanes: forward until `turn`, backward until `end`, in milliseconds."""
+    low = panel.get_ylim()[0] - 0.86
+    for name, begin, over in (("forward", 0.0, turn), ("backward", turn, end)):
+        look: Any = {"facecolor": PALE, "edgecolor": "white", "linewidth": 2}
+        panel.broken_barh([(begin, over - begin)], (low, 0.86), **look)
+        panel.text((begin + over) / 2, low + 0.42, name, ha="center", va="center_baseline", color=SOFT)
+    panel.axvline(turn, color=INK, linewidth=1.6, linestyle=(0, (3, 3)))
+    panel.set_ylim(low - 0.08)
+    rows = [each.get_ylim() for each in panel.figure.axes]
+    grid: Any = panel.get_gridspec()
+    grid.set_height_ratios([high - low for low, high in rows])  # lanes of one height
 
 
 def name_messages(panel: Axes, messages: Iterable[str] = MESSAGES) -> None:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from functools import cache
 from typing import Any
 
 from draw.canvas import GIB
-from draw.overlap.lanes import LANES, timeline
+from draw.overlap.lanes import LANES, name_phases, timeline
 from draw.overlap.runs import GPT, LINKED, WIDE, big, laptop, layer_seconds, program, race
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from minifsdp.course.machine import Run, replay
@@ -57,12 +59,21 @@ def forwards() -> dict[str, list[Span]]:
     return {label: forward_of(replay(program(name, WIDE), LINKED)) for label, name in names.items()}
 
 
+def turn(run: Run) -> tuple[float, float]:
+    """When the device has done the last forward, and the backward, in milliseconds of the step."""
+    done = {mark.name: 1e3 * (mark.done - run.done + run.seconds) for mark in run.marks}
+    return done["backward"], done["optimizer"]
+
+
 def draw_step() -> Figure:
-    """A step of four blocks, without overlap and with it."""
+    """A step of four blocks, on one stream, and with streams of its own for communication."""
     runs = {"one stream for all": big(GPT, "sync"), "streams of its own for communication": big(GPT, "no prefetch")}
-    slow, fast = (run.seconds for run in runs.values())
-    (first, alone), (second, beside) = titled(runs).items()
-    return timeline({first: alone, f"{second}, {1 - fast / slow:.0%} less": beside}, 4.9, GPT_ON)
+    figure = timeline(titled(runs), 5.2, GPT_ON)
+    for panel, run in zip(figure.axes, runs.values(), strict=True):
+        name_phases(panel, *turn(run))
+    slow, fast = (1e3 * run.seconds for run in runs.values())
+    figure.axes[1].text((slow + fast) / 2, 0.5, f"{1 - fast / slow:.0%}\nless", ha="center", va="center", fontsize=22)
+    return figure
 
 
 def titled(runs: Mapping[str, Run]) -> dict[str, list[Span]]:
@@ -106,11 +117,23 @@ def draw_backward() -> Figure:
         begin = min(span.start for span in run.spans if span.start > begin and "reduce_scatter blocks" in span.name)
         rows[f"{name}: {1e3 * each:.0f} ms a block"] = cut(run, begin, begin + 2 * each)
     figure = timeline(rows, 4.0, f"backward of {GPT_ON}")
-    for begin, end in gaps(next(iter(rows.values()))):
-        look: Any = {"facecolor": "none", "edgecolor": OUTCOME_COLOURS["wrong"], "linestyle": "--", "linewidth": 1.8}
-        figure.axes[0].broken_barh([(1e3 * begin, 1e3 * (end - begin))], (0.6, 0.8), **look)
-        figure.axes[0].text(500 * (begin + end), 1, "idle", ha="center", va="center_baseline")
+    mark_gaps(figure.axes[0], next(iter(rows.values())), 1)
     return figure
+
+
+def mark_gaps(panel: Axes, spans: Sequence[Span], lane: int, since: float = 0.0, until: float = math.inf) -> None:
+    """Dashed frames where nothing computes, between two moments in milliseconds."""
+    for begin, end in gaps(spans):
+        if since <= 1e3 * begin and 1e3 * end < until and end - begin > 1e-3:
+            look: Any = {
+                "facecolor": "none",
+                "edgecolor": OUTCOME_COLOURS["wrong"],
+                "linestyle": "--",
+                "linewidth": 1.8,
+            }
+            panel.broken_barh([(1e3 * begin, 1e3 * (end - begin))], (lane - 0.4, 0.8), **look)
+            if end - begin > 0.1 * step_of(spans) / 1e3:
+                panel.text(500 * (begin + end), lane, "idle", ha="center", va="center_baseline")
 
 
 def draw_held_up() -> Figure:
@@ -119,12 +142,16 @@ def draw_held_up() -> Figure:
     return timeline(rows, 5.2, f"the course's model, {LINKED.name}", ["host", *LANES], ["all-gather"])
 
 
-def draw_frame() -> Figure:
-    """What prefetch and the limit each do to host, compute and communication of one step."""
-    runs = {"no prefetch": "no prefetch", "prefetch": "BACKWARD_PRE", "prefetch, limit of two": "k = 2"}
-    figure = timeline({name: last_step(big(GPT, run)) for name, run in runs.items()}, 5.2, GPT_ON, ["host", *LANES])
-    for panel, name in zip(figure.axes, runs.values(), strict=True):
-        run = big(GPT, name)
-        costs = f"{1e3 * run.seconds:.0f} ms, {run.peak('reserved') / GIB:.0f} GiB"
-        panel.set_title(f"{panel.get_title('left')}: {costs} reserved")
+def draw_frame(shown: int = 3) -> Figure:
+    """What prefetch and the limit each do to host, compute and communication of one step: so many of three rows."""
+    names = {"no prefetch": "no prefetch", "prefetch": "BACKWARD_PRE", "prefetch, limit of two": "k = 2"}
+    runs = {name: big(GPT, schedule) for name, schedule in list(names.items())[:shown]}
+    figure = timeline({name: last_step(run) for name, run in runs.items()}, 5.2, GPT_ON, ["host", *LANES])
+    for panel, (name, run) in zip(figure.axes, runs.items(), strict=True):
+        panel.set_title(f"{name}: {1e3 * run.seconds:.0f} ms, {run.peak('reserved') / GIB:.0f} GiB reserved")
+        if panel is figure.axes[-1] or shown < 3:
+            name_phases(panel, *turn(run))
+    first = runs["no prefetch"]
+    begin, end = turn(first)
+    mark_gaps(figure.axes[0], last_step(first), 1, begin, end - 1)  # the last reductions are no gap
     return figure
