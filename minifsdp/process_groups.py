@@ -41,6 +41,13 @@ def part_of_mesh(mesh: Any, size: int) -> Group:
     return _new_group(rows)
 
 
+def twin_of(group: Group) -> Group:
+    """A new group of the same ranks, with a communicator of its own; to be called on each of them."""
+    options = _options()
+    ranks = global_ranks(group)
+    return dist.new_group(ranks, pg_options=options, use_local_synchronization=True)  # type: ignore[no-any-return]
+
+
 def host_groups() -> tuple[Group, Group]:
     """New groups: the ranks of this rank's host, and those of its place on all hosts.
 
@@ -58,6 +65,10 @@ def host_groups() -> tuple[Group, Group]:
 
 
 def _new_group(of_all: list[list[int]]) -> Group:
-    """This rank's of new groups. On NCCL, where kernels of both compete, those of the group go before computation."""
-    options = dist.ProcessGroupNCCL.Options(is_high_priority_stream=True) if dist.get_backend() == "nccl" else None
-    return dist.new_subgroups_by_enumeration(of_all, pg_options=options)[0]  # type: ignore[no-any-return]
+    """This rank's of new groups."""
+    return dist.new_subgroups_by_enumeration(of_all, pg_options=_options())[0]  # type: ignore[no-any-return]
+
+
+def _options() -> Any:
+    """On NCCL, where kernels of both compete, those of a group go before computation."""
+    return dist.ProcessGroupNCCL.Options(is_high_priority_stream=True) if dist.get_backend() == "nccl" else None

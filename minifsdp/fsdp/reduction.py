@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from minifsdp import comm, device
-from minifsdp.comm import Handle, Label
+from minifsdp.comm import Group, Handle, Label
 from minifsdp.fsdp.plan import Plan
 
 
@@ -46,7 +46,11 @@ class Reduction:
             return gradient, comm.all_reduce(gradient, plan.across, op, label)
         size = gradient.numel() // plan.inside.size()
         result = device.empty(size, gradient.dtype, "gradients", gradient.device)
-        return result, comm.reduce_scatter(result, gradient, plan.inside, op, label)
+        return result, self.reduce_scatter(result, gradient, plan.inside, op, label)
+
+    def reduce_scatter(self, result: Tensor, gradient: Tensor, group: Group, op: Any, label: Label | None) -> Any:
+        """Start the collective; returns what to wait for."""
+        return comm.reduce_scatter(result, gradient, group, op, label)
 
     def start_across(self, result: Tensor, plan: Plan, label: Label | None = None) -> Handle | None:
         """Reduce the result of `start` [P / N] over the replicas, in place; None if there are none."""

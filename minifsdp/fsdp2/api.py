@@ -74,7 +74,7 @@ def fully_shard(
         mesh: 1-D to shard over; 2-D with named dimensions to replicate over the first and shard over the second;
             default: all ranks.
         reshard_after_forward: free parameters after forward; an integer k: keep a part of them on each of k ranks,
-            among which backward gathers; None: True, but for the outermost module.
+            among which backward gathers; 1: keep them whole; None: True, but for the outermost module.
         shard_placement_fn: for a parameter the `Shard(dim)` to place it by; None, or if it returns None: `Shard(0)`.
         mp_policy: dtypes, a `MixedPrecisionPolicy`, ours or torch's.
         offload_policy: where sharded parameters are, an `OffloadPolicy` or `CPUOffloadPolicy`, ours or torch's.
@@ -102,6 +102,8 @@ def fully_shard(
     pin = offload and offload_policy.pin_memory
     plan = Plan(inside, across, mp_policy.param_dtype, mp_policy.reduce_dtype, offload=offload, pin=pin)
     smaller = _smaller(reshard_after_forward, mesh)
+    if reshard_after_forward == 1 and not isinstance(reshard_after_forward, bool):
+        reshard_after_forward = False
     unit = None
     if params:
         cuts = [_cut(p, places[0].name, shard_placement_fn, inside.size()) for p, places in params.items()]
@@ -179,7 +181,7 @@ def _smaller(reshard_after_forward: Any, mesh: Any) -> Any:
         raise ValueError(
             f"If reshard_after_forward is an int, it should be a factor of {ranks}, not {reshard_after_forward}"
         )
-    if reshard_after_forward == ranks:
+    if reshard_after_forward in (1, ranks):
         return None
     return process_groups.part_of_mesh(mesh, reshard_after_forward)
 

@@ -95,7 +95,7 @@ class Extended:
         """Nothing was kept."""
 
     @torch.no_grad()
-    def start(self, shards: Sequence[nn.Parameter], keeper: Held | Recorded, label: Label) -> Any:
+    def start(self, shards: Sequence[nn.Parameter], keeper: Held | Recorded, custom: Any, label: Label) -> Any:
         """Ask the parameters what to send, and start to gather it; returns what to wait for before `arrive`."""
         self.shards = shards
         sent = [(i, place, each) for i in range(len(shards)) for place, each in enumerate(self._inputs(i))]
@@ -104,7 +104,7 @@ class Extended:
         if shapes != self._shapes:
             self._prepare(sent)
             self._shapes = shapes
-        self._gather.keeper = keeper
+        self._gather.keeper, self._gather.custom = keeper, custom
         return self._gather.start([each.view(1) if not each.ndim else each for *_, each in sent], label)
 
     def _dtype(self, index: int, sent: Tensor) -> torch.dtype:

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from minifsdp import comm, device, private
 from minifsdp.comm import Group, Label
+from minifsdp.fsdp2 import custom
 from minifsdp.fsdp2.cut import Cut, Rows
 from minifsdp.fsdp2.held import Held, Recorded
 
@@ -33,6 +34,7 @@ class Gather:
     Attributes:
         gathered: the buffer [N * S] in rank order, freed at first.
         keeper: what becomes of it after the copy out.
+        custom: the user's all-gather (custom.py); None: that of comm.py.
     """
 
     def __init__(
@@ -64,6 +66,7 @@ class Gather:
         else:
             self.targets = [target.view(ranks, -1) for target in targets]
         self.keeper: Held | Recorded = Held()
+        self.custom: Any = None
         device.free(self.gathered)
 
     @torch.no_grad()
@@ -74,6 +77,8 @@ class Gather:
         private.foreach_copy(self.my_pieces, pieces)
         if self.group.size() == 1:  # the copy is waited for as a collective would be
             return device.current_stream(self.device).record_event()
+        if self.custom is not None:
+            return custom.all_gather(self.custom, self.gathered, self.my_row, self.group)
         return comm.all_gather(self.gathered, self.my_row, self.group, label)
 
     @torch.no_grad()

@@ -15,6 +15,7 @@ import torch
 from torch import nn
 
 from minifsdp.fsdp.engine import Engine
+from minifsdp.fsdp.schedules.overlap import OverlapSchedule
 from minifsdp.fsdp.schedules.sync import SyncSchedule
 from minifsdp.fsdp.torch_api.mixed_precision import cast_inputs
 from minifsdp.fsdp.unit import SHARDED, Unit
@@ -35,6 +36,7 @@ class State:
         root: of the whole tree; None until it runs first.
         make_schedule: for the tree under this one; None: `ListedPrefetch`, and `ListedHost` where the host computes.
         keeper: what becomes of buffers in the tree under this one that another stream reads last.
+        reductions: how many may be under way in the tree, at least.
         forward_list, backward_list: which groups to gather before this one computes; None: as the order says.
 
     Args:
@@ -53,6 +55,7 @@ class State:
         self.root: State | None = None
         self.make_schedule: Callable[[Sequence[Unit]], SyncSchedule] | None = None
         self.keeper: type[Held] | type[Recorded] = Held
+        self.reductions = 1
         self.forward_list: list[State] | None = None
         self.backward_list: list[State] | None = None
         self._to_run = set(modules)
@@ -116,6 +119,13 @@ class State:
         units = units_of(states)
         if not units:
             return SyncSchedule(units)
+        made = self._schedule(states, units)
+        reductions = max(state.reductions for state in states)
+        if reductions > 1 and isinstance(made, OverlapSchedule):
+            made.reductions = reductions
+        return made
+
+    def _schedule(self, states: Sequence[State], units: Sequence[Unit]) -> SyncSchedule:
         if self.make_schedule is not None:
             return self.make_schedule(units)
         forward: Lists = {s.unit: units_of(s.forward_list) for s in states if s.unit and s.forward_list is not None}
@@ -206,15 +216,3 @@ def use_schedule(
     """
     state = state_of(module)
     state.make_schedule, state.keeper = schedule, keeper
-
-
-def running(call: Callable[..., Any], module: nn.Module, *args: Any, **kwargs: Any) -> Any:
-    """`call(*args, **kwargs)` with the module's parameters whole, as in its forward."""
-    state = state_of(module)
-    args, kwargs = state.before(module, args, kwargs)
-    output = None
-    try:
-        output = call(*args, **kwargs)
-    finally:
-        output = state.after(module, args, output)
-    return output

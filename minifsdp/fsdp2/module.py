@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from functools import partial, wraps
 from typing import Any, NoReturn
 
 from torch import Tensor, nn
 
+from minifsdp.comm import Group
 from minifsdp.device import runs_behind
 from minifsdp.fsdp.schedules.overlap import OverlapSchedule
-from minifsdp.fsdp2.hooks import State, has_state, running, state_of
+from minifsdp.fsdp2.hooks import State, state_of
 from minifsdp.fsdp2.unit import ParamUnit
+from minifsdp.process_groups import global_ranks, twin_of
+
+_NO_MEMORY = "buffers come from torch's allocator alone; leave it out, or use torch's fully_shard"
 
 
 class UnshardHandle:
@@ -143,7 +146,50 @@ class FSDPModule:
                 raise ValueError("stream cannot be set when using native HSDP")
             unit.reduction.hook, unit.reduction.stream = hook, stream
 
+    def set_custom_all_gather(self, comm: Any) -> None:
+        """Gather this module's parameters by `comm`: its `allocate` and the object itself, as custom.py has it."""
+        for unit in self._units(False):
+            unit.all_gather = comm
+
+    def set_custom_reduce_scatter(self, comm: Any) -> None:
+        """Reduce this module's gradients by `comm`: its `allocate` and the object itself, as custom.py has it."""
+        for unit in self._units(False):
+            unit.reduction.custom = comm
+
+    def set_separate_reduce_scatter_group(self, enable: bool = True, *, recurse: bool = True) -> None:
+        """Reduce through a communicator of its own, which need not wait for the gathers'; to be called on all ranks."""
+        made: dict[tuple[int, ...], Group] = {}
+        for unit in self._units(recurse):
+            own, ranks = unit.reduction.group, tuple(global_ranks(unit.group))
+            if enable and ranks not in made:
+                made[ranks] = own or twin_of(unit.group)
+            unit.reduction.group = made[ranks] if enable else None
+
+    def set_allocate_memory_from_process_group_for_comm(self, enable: Any = None) -> NoReturn:
+        """Absent, as is the next one: buffers come from torch's allocator alone."""
+        raise NotImplementedError(f"set_allocate_memory_from_process_group_for_comm: {_NO_MEMORY}")
+
+    def set_symm_mem_for_comm(self, backend: Any = "NCCL") -> NoReturn:
+        raise NotImplementedError(f"set_symm_mem_for_comm: {_NO_MEMORY}")
+
     # Order
+
+    def set_reduce_scatter_max_input_buffers(self, max_input_buffers: int, *, recurse: bool = True) -> None:
+        """Let so many reductions be under way, each with its packed gradient; the largest of a tree counts.
+
+        Where the host computes, on CPU, memory alone decides (fsdp/schedules/host.py).
+
+        Raises:
+            TypeError: it is no integer.
+            ValueError: it is less than 1.
+        """
+        if isinstance(max_input_buffers, bool) or not isinstance(max_input_buffers, int):
+            raise TypeError(f"max_input_buffers must be an int, got {type(max_input_buffers).__name__}")
+        if max_input_buffers < 1:
+            raise ValueError(f"max_input_buffers must be a positive int, got {max_input_buffers}")
+        for state in self._states(recurse):
+            state.reductions = max_input_buffers
+        self._order_anew()
 
     def set_post_optim_event(self, event: Any) -> None:
         """Let the next forward's gathers wait for this event instead of all that is queued by then.
@@ -195,41 +241,8 @@ class FSDPModule:
         return [state.unit for state in self._states(recurse) if state.unit is not None]
 
 
-def _refuse(name: str, why: str) -> None:
-    def refuse(self: Any, *args: Any, **kwargs: Any) -> NoReturn:
-        raise NotImplementedError(f"{name}: {why}; leave it out, or use torch's fully_shard")
-
-    refuse.__name__, refuse.__doc__ = name, f"Absent: {why}."
-    setattr(FSDPModule, name, refuse)
-
-
-for _name, _why in {
-    "set_custom_all_gather": "gathers go through minifsdp.comm, into buffers that stay the same tensors",
-    "set_custom_reduce_scatter": "reductions go through minifsdp.comm",
-    "set_allocate_memory_from_process_group_for_comm": "buffers come from torch's allocator alone",
-    "set_symm_mem_for_comm": "buffers come from torch's allocator alone",
-    "set_separate_reduce_scatter_group": "gathers and reductions share a communicator, which keeps their order",
-    "set_reduce_scatter_max_input_buffers": "one packed gradient is under way at a time",
-}.items():
-    _refuse(_name, _why)
-
-
 def _states_of(modules: Iterable[Any]) -> list[State]:
     wrong = [type(module).__name__ for module in modules if not isinstance(module, FSDPModule)]
     if wrong:
         raise ValueError(f"Expects FSDPModule but got {', '.join(wrong)}: apply fully_shard to it first")
     return [state_of(module) for module in modules]
-
-
-def register_fsdp_forward_method(module: nn.Module, method_name: str) -> None:
-    """Let a method gather and free as forward does; nothing is done for a module that is not sharded.
-
-    Raises:
-        ValueError: there is no such method.
-    """
-    if not (isinstance(module, FSDPModule) and has_state(module)):
-        return
-    method = getattr(module, method_name, None)
-    if method is None:
-        raise ValueError(f"{type(module)} does not have a method {method_name}")
-    setattr(module, method_name, wraps(method)(partial(running, method, module)))

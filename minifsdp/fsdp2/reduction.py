@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from minifsdp import comm, device
+from minifsdp.comm import Group, Handle, Label
 from minifsdp.fsdp.plan import Plan
 from minifsdp.fsdp.reduction import Reduction
+from minifsdp.fsdp2 import custom
 
 
 @dataclass
@@ -23,12 +25,16 @@ class ChosenReduction(Reduction):
         sums: the collective adds up, and the division is ours.
         hook: called with each result [S'] after the last collective, before the rest of the division.
         stream: where the hook is called; None: where the reduction is queued.
+        group: ranks inside, with a communicator of their own; None: they gather and reduce by one.
+        custom: the user's reduce-scatter (custom.py).
     """
 
     factor: float | None = None
     sums: bool = False
     hook: Callable[[Tensor], Any] | None = None
     stream: Any = None
+    group: Group | None = None
+    custom: Any = None
 
     def scaling(self, dtype: torch.dtype, ranks: int) -> tuple[Any, float, float]:
         """In fp16 part of the division comes before the sum, so that it does not overflow."""
@@ -37,6 +43,14 @@ class ChosenReduction(Reduction):
         divisor = ranks if self.factor is None else self.factor
         _, before, _ = super().scaling(dtype, max(1, round(divisor)))
         return comm.SUM, before, divisor / before
+
+    def start(self, gradient: Tensor, plan: Plan, label: Label | None = None) -> tuple[Tensor, Handle]:
+        return super().start(gradient, plan if self.group is None else replace(plan, inside=self.group), label)
+
+    def reduce_scatter(self, result: Tensor, gradient: Tensor, group: Group, op: Any, label: Label | None) -> Any:
+        if self.custom is not None:
+            return custom.reduce_scatter(self.custom, result, gradient, group, op)
+        return super().reduce_scatter(result, gradient, group, op, label)
 
     def finish(self, result: Tensor, plan: Plan) -> None:
         if self.hook is not None:

@@ -53,6 +53,7 @@ class ParamUnit(Unit):
 
     Attributes:
         policy: what extensions of the gather are told of it (extensions.py).
+        all_gather: the user's (custom.py); None: that of comm.py.
         reduction: how gradients become their mean.
         all_reduces: the means inside are reduced over the replicas; if not, they are kept for later ones to add to.
         gathers_in_backward: backward reads the parameters' values.
@@ -62,6 +63,7 @@ class ParamUnit(Unit):
 
     view: InPlaceView
     policy: Any = None
+    all_gather: Any = None
 
     def __init__(
         self,
@@ -120,12 +122,7 @@ class ParamUnit(Unit):
         self.view.attach(self)
 
     def _make_leaves(self, dtypes: list[torch.dtype]) -> None:
-        on_meta = [name for name, p in zip(self.names, self.shards, strict=True) if p.device.type == "meta"]
-        if on_meta:
-            raise RuntimeError(
-                f"FSDP parameters should be materialized from meta device before training: {', '.join(on_meta)} of "
-                f"{self.title} are on meta. Call model.to_empty(device=...) and initialize them."
-            )
+        self.view.check_materialized(self.title)
         self.unsharded = unsharded_of(self, dtypes)
         leaves = [nn.Parameter(view, False) for view in self.unsharded.views]
         self.leaves = [renewed(*pair) for pair in zip(self.leaves, leaves, strict=True)] if self.leaves else leaves
@@ -149,7 +146,7 @@ class ParamUnit(Unit):
 
     def _gather(self) -> Any:
         self._gathered = self._versions
-        handle = self.unsharded.start(self.shards, self.gathers, self.label)
+        handle = self.unsharded.start(self.shards, self.gathers, self.all_gather, self.label)
         if self.plan.offload:
             self.copies.note_sent()
         return handle

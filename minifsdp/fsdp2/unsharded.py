@@ -69,13 +69,13 @@ class Unsharded:
         """What forward has kept is out of date."""
         self._kept = []
 
-    def start(self, shards: Sequence[nn.Parameter], keeper: Held | Recorded, label: Label) -> Any:
+    def start(self, shards: Sequence[nn.Parameter], keeper: Held | Recorded, custom: Any, label: Label) -> Any:
         """Start to fill the buffer; returns what to wait for before `arrive`."""
         self._gather, pieces = self._gathers[0], [dtensors.local_on(self.device, p) for p in shards]
         if self._kept:
             self._gather, pieces = self._gathers[1], self._kept
             device.current_stream(self.device).wait_event(self._copied)
-        self._gather.keeper = keeper
+        self._gather.keeper, self._gather.custom = keeper, custom
         return self._gather.start(pieces, label)
 
     def arrive(self) -> None:

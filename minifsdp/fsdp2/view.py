@@ -56,6 +56,19 @@ class InPlaceView(View):
             self.shards = [users[0].module._parameters[users[0].attribute] for users in self.places]  # type: ignore[misc]
             self._pin()
 
+    def check_materialized(self, whose: str) -> None:
+        """
+        Raises:
+            RuntimeError: parameters are on meta.
+        """
+        names = [users[0].name for users in self.places]
+        on_meta = [name for name, p in zip(names, self.shards, strict=True) if p.device.type == "meta"]
+        if on_meta:
+            raise RuntimeError(
+                f"FSDP parameters should be materialized from meta device before training: {', '.join(on_meta)} of "
+                f"{whose} are on meta. Call model.to_empty(device=...) and initialize them."
+            )
+
     def _pin(self) -> None:
         for p in self.shards if self.pins else []:
             dtensors.pin(p)

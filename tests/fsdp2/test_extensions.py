@@ -112,6 +112,36 @@ def several_tensors_and_metadata() -> None:
     assert {call.dtype for call in log} == {torch.uint8}
 
 
+def frozen_in_part() -> nn.Module:
+    model = gpt(torch.float32, **EVEN)
+    for name, p in model.named_parameters():
+        p.requires_grad_("up" in name or "norm" in name)
+    return model
+
+
+def whole_for_three_micro_batches(model: Any, micro: int) -> None:
+    model.set_requires_gradient_sync(micro == 2)
+    model.set_reshard_after_backward(micro == 2)
+
+
+@check(ranks=2, kind=("frozen in part", "offloaded", "whole from micro-batch to micro-batch"))
+def beside_what_else_there_is(kind: str) -> None:
+    def apply(lib: Any, model: Any) -> Any:
+        options: dict[str, Any] = {}
+        if kind == "offloaded":
+            options["offload_policy"] = lib.CPUOffloadPolicy(pin_memory=False)
+        elif kind != "frozen in part":
+            options["reshard_after_forward"] = False
+        return patched(shard_blocks(lib, model, **options), sent_in_bf16, cast)
+
+    if kind == "frozen in part":
+        compare(frozen_in_part, apply)
+    elif kind == "offloaded":
+        compare(lambda: gpt(torch.float32, **EVEN), apply)
+    else:
+        compare(lambda: gpt(torch.float32, **EVEN), apply, micros=3, between=whole_for_three_micro_batches)
+
+
 @check(ranks=2)
 def only_the_mesh_of_the_shards_is_passed() -> None:
     mesh = init_device_mesh("cpu", (1, 2), mesh_dim_names=("replicate", "shard"))
@@ -192,11 +222,8 @@ def what_is_refused() -> None:
             one_of_two(lib)(torch.ones(2, 4))
         with pytest.raises(AssertionError, match="Invalid fsdp_pre_all_gather"):
             patched(lib.fully_shard(nn.Linear(4, 4)), of_two_arguments, cast)(torch.ones(2, 4))
-    model: Any = patched(ours.fully_shard(nn.Linear(4, 4), reshard_after_forward=1), sent_in_bf16, cast)
-    with pytest.raises(NotImplementedError, match="reshard_after_forward has to be True or False"):
-        model(torch.ones(2, 4))
     if dist.get_rank() == 1:  # the other rank's piece is as long as the padded one
-        model = patched(ours.fully_shard(nn.Linear(4, 3)), not_padded, cast)
+        model: Any = patched(ours.fully_shard(nn.Linear(4, 3)), not_padded, cast)
         with pytest.raises(AssertionError, match="When a parameter is unevenly sharded"):
             model(torch.ones(2, 4))
     else:

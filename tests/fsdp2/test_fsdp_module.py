@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from functools import partial
 from typing import Any
 
 import pytest
@@ -23,6 +24,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Shard
 
 from minifsdp import comm, device
+from minifsdp.fsdp2.prefetch import ListedPrefetch
 
 check = Checks(__name__)
 ANY = (2, 3)
@@ -372,10 +374,6 @@ def saved_loaded_and_moved_to_torch_and_to_a_plain_model() -> None:
 
 ABSENT = {  # named in docs/parity.md
     "set_allocate_memory_from_process_group_for_comm",
-    "set_custom_all_gather",
-    "set_custom_reduce_scatter",
-    "set_reduce_scatter_max_input_buffers",
-    "set_separate_reduce_scatter_group",
     "set_symm_mem_for_comm",
 }
 
@@ -418,6 +416,95 @@ def a_hook_is_called_once_a_backward() -> None:
         model(*batch(step)).backward()
     kept = sum(-(-p.shape[0] // 2) * p[0].numel() for p in gpt().blocks[0].parameters())
     assert seen == 2 * [kept + kept % 2]  # to 16 bytes
+
+
+class OneBuffer:
+    """A user's memory: the same for every collective of a size, if it `serves_again`; and a count."""
+
+    def __init__(self, serves_again: bool) -> None:
+        self.buffers: dict[Any, Tensor] = {}
+        self.serves_again, self.calls = serves_again, 0
+
+    def allocate(self, size: Any, *, dtype: torch.dtype, device: torch.device) -> Tensor:
+        key = tuple(size), dtype
+        if key not in self.buffers or not self.serves_again:
+            self.buffers[key] = torch.empty(*size, dtype=dtype, device=device)
+        return self.buffers[key]
+
+
+class GathersByLists(OneBuffer):
+    def __call__(self, output_tensor: Tensor, input_tensor: Tensor, group: Any, async_op: bool = False) -> Any:
+        self.calls += 1
+        parts = list(output_tensor.view(group.size(), -1).unbind())
+        return dist.all_gather(parts, input_tensor.clone(), group=group, async_op=async_op)
+
+
+class ReducesByAllReduce(OneBuffer):
+    def __call__(self, output_tensor: Tensor, input_tensor: Tensor, group: Any, op: Any, async_op: bool = False) -> Any:
+        self.calls += 1
+        dist.all_reduce(input_tensor, group=group)
+        rows = input_tensor.view(group.size(), -1)
+        output_tensor.copy_(rows[group.rank()])
+        if op == dist.ReduceOp.AVG:
+            output_tensor.div_(group.size())
+
+
+@check(ranks=ANY)
+def collectives_of_the_user_s() -> None:
+    used: dict[Any, list[OneBuffer]] = {ours: [], theirs: []}
+
+    def apply(lib: Any, model: Any) -> Any:
+        shard_blocks(lib, model)
+        used[lib] = [GathersByLists(True), ReducesByAllReduce(lib is ours)]  # torch's gradients are views of it
+        for module in (model, *model.blocks[1:]):
+            module.set_custom_all_gather(used[lib][0])
+            module.set_custom_reduce_scatter(used[lib][1])
+        return model
+
+    mine, _ = compare(lambda: gpt(torch.float32), apply, most=1e-6)
+    assert [each.calls for each in used[ours]] == [each.calls for each in used[theirs]] == [15, 9]
+    with comm.record() as log:
+        mine(*batch(5)).backward()
+    assert [call.op for call in log] == ["all_gather", "all_gather", "reduce_scatter"]  # of the block that has none
+
+
+@check(ranks=ANY)
+def reductions_by_a_communicator_of_their_own() -> None:
+    def apply(lib: Any, model: Any) -> Any:
+        shard_blocks(lib, model)
+        if lib is ours:  # torch has it since 2.13
+            model.set_separate_reduce_scatter_group()
+        return model
+
+    mine, _ = compare(gpt, apply)
+    groups: list[dict[str, set[str]]] = []
+    for enable in (True, False):
+        mine.set_separate_reduce_scatter_group(enable)
+        with comm.record() as log:
+            mine(*batch(5)).backward()
+        groups.append({op: {call.group for call in log if call.op == op} for op in ("all_gather", "reduce_scatter")})
+    assert all(len(each) == 1 for found in groups for each in found.values())
+    assert groups[0]["all_gather"] != groups[0]["reduce_scatter"]
+    assert groups[1]["all_gather"] == groups[1]["reduce_scatter"] == groups[0]["all_gather"]
+
+
+@check(most=(1, 2, 3))
+def as_many_packed_gradients_as_allowed(most: int) -> None:
+    """On a device with queues."""
+    model = shard_blocks(ours, gpt())
+    ours.use_schedule(model, partial(ListedPrefetch, forward_lists={}, backward_lists={}))
+    model.blocks[0].set_reduce_scatter_max_input_buffers(most)
+    units, under_way = model._units(True), []
+    model(*batch(0)).backward()
+    for unit in units:
+        issue = unit._reduce
+        unit._reduce = lambda issue=issue: (issue(), under_way.append(1 + sum(each.is_reducing for each in units)))[0]
+    model(*batch(1)).backward()
+    assert max(under_way) == most
+    with pytest.raises(ValueError, match="must be a positive int, got 0"):
+        model.set_reduce_scatter_max_input_buffers(0)
+    with pytest.raises(TypeError, match="must be an int, got bool"):
+        model.set_reduce_scatter_max_input_buffers(True)
 
 
 @check()

@@ -217,6 +217,25 @@ def after_forward(after: bool | None) -> None:
         assert isinstance(p, DTensor) == isinstance(q, DTensor), f"{name} between forward and backward"
 
 
+@check(ranks=ANY)
+def among_one_rank_is_not_at_all() -> None:
+    """The integer 1: whole from forward to backward."""
+    mine, reference = compare(gpt, lambda lib, model: shard_blocks(lib, model, reshard_after_forward=1))
+    with comm.record() as log:
+        losses = [model(*batch(5)) for model in (mine, reference)]
+        assert not any(isinstance(p, DTensor) for model in (mine, reference) for p in model.parameters())
+        losses[0].backward()
+    assert sum(call.op == "all_gather" for call in log) == 4
+
+
+@check(ranks=4)
+def parameters_that_extend_the_gather_are_gathered_from_all() -> None:
+    model = ours.fully_shard(nn.Linear(4, 4), reshard_after_forward=2)
+    model.weight._local_tensor.fsdp_pre_all_gather = model.weight._local_tensor.fsdp_post_all_gather = None
+    with pytest.raises(NotImplementedError, match="reshard_after_forward has to be True or False"):
+        model(torch.ones(2, 4))
+
+
 @check(ranks=4)
 def backward_gathers_among_fewer_ranks() -> None:
     """An integer: one gather a unit over all ranks in forward, one over two of them in backward."""

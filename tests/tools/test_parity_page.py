@@ -189,7 +189,7 @@ def test_what_works_is_as_in_torch_and_what_is_absent_is_not_there(name: str, at
 
 
 @pytest.mark.parametrize(
-    "title", ["FullyShardedDataParallel", "Options", "Wrapping", "FSDP2", "DistributedDataParallel"]
+    "title", ["FullyShardedDataParallel", "Options", "Wrapping", "FSDP2", "fully_shard", "DistributedDataParallel"]
 )
 def test_what_is_absent_has_a_reason(title: str) -> None:
     assert [row.name for row in rows(title) if not row.works and not row.note] == []
@@ -239,6 +239,17 @@ def test_fsdp2_has_torchs_names_and_signatures() -> None:
         if row.status == "refused":
             with pytest.raises(NotImplementedError, match=name):
                 mine(None)
+
+
+@of_torch_213
+def test_fully_shard_has_torchs_arguments() -> None:
+    from torch.distributed.fsdp import fully_shard as theirs
+
+    from minifsdp.fsdp2 import fully_shard as ours
+
+    here = rows("fully_shard")
+    assert [row.name for row in here] == [*arguments_of(theirs)]
+    assert [row.name for row in here if row.works] == [*arguments_of(ours)]
 
 
 def test_wrapping_functions_have_torchs_signatures() -> None:
