@@ -26,14 +26,19 @@ from minifsdp.course.cli.common import run_script  # noqa: E402
 from minifsdp.course.system.resources import check_writable_file  # noqa: E402
 from tools.cpu_records import about, cpu_records_folder, write_record  # noqa: E402
 
-LIMITS = {"torch-fsdp1": 0.25, "torch-fsdp2": 0.15}
-"""At most so many times what this one costs, for FullyShardedDataParallel as it is by default."""
+UNITS = {8: 48, 32: 6, 256: 6}  # by width
+LIMITS = {  # by width: ours, torch's, and how many times it ours costs at most
+    8: (("our-fsdp", "torch-fsdp1", 0.25), ("our-fsdp", "torch-fsdp2", 0.15)),
+    32: (("our-fsdp2", "torch-fsdp2", 0.35),),
+    256: (("our-fsdp2", "torch-fsdp2", 0.50),),
+}
+TORCHS = ("torch-fsdp1", "torch-fsdp2")
 
 Runs = Sequence[Mapping[str, Cost]]
 
 
-def make_record(settings: Settings, runs: Runs) -> dict[str, Any]:
-    """What is written; times in microseconds per unit and step, beyond the plain module's."""
+def of_shape(settings: Settings, runs: Runs) -> dict[str, Any]:
+    """What the record has of one shape; times in microseconds per unit and step, beyond the plain module's."""
     rows = []
     for name in runs[0]:
         of_runs = [run[name] for run in runs]
@@ -45,31 +50,34 @@ def make_record(settings: Settings, runs: Runs) -> dict[str, Any]:
                     {"median": _us(cost.median), "quartiles": [_us(each) for each in cost.quartiles]}
                     for cost in of_runs
                 ],
-                "ratios": {theirs: round(overhead.ratio(runs, name, theirs), 4) for theirs in LIMITS},
+                "ratios": {theirs: round(overhead.ratio(runs, name, theirs), 4) for theirs in TORCHS},
                 "messages": of_runs[0].messages,
             }
         )
-    model = {"units": settings.units, "width": overhead.WIDTH, "ranks": settings.ranks, "steps": settings.steps}
-    return {**about("overhead"), **model, "limits": LIMITS, "contestants": rows}
+    return {**settings._asdict(), "limits": LIMITS[settings.width], "contestants": rows}
 
 
 def _us(seconds: float) -> float:
     return round(1e6 * seconds, 2)
 
 
-def missed(record: Mapping[str, Any]) -> list[str]:
+def missed(shape: Mapping[str, Any]) -> list[str]:
     """The limits that are exceeded, a line each."""
-    (ours,) = (row["ratios"] for row in record["contestants"] if row["name"] == "our-fsdp")
-    over = [name for name, limit in record["limits"].items() if ours[name] > limit]
-    return [f"our-fsdp costs {ours[name]:.3f} x {name}, more than {record['limits'][name]:g}" for name in over]
+    ratios = {row["name"]: row["ratios"] for row in shape["contestants"]}
+    return [
+        f"width {shape['width']}: {ours} costs {ratios[ours][theirs]:.3f} x {theirs}, more than {limit:g}"
+        for ours, theirs, limit in shape["limits"]
+        if ratios[ours][theirs] > limit
+    ]
 
 
-def table(record: Mapping[str, Any]) -> Table:
+def table(shape: Mapping[str, Any]) -> Table:
     """As the terminal shows it."""
-    shown = Table(title="host time per unit and step beyond the plain module's", box=box.SIMPLE_HEAD, pad_edge=False)
-    for heading in ("", "us", "quartiles", *(f"x {name}" for name in LIMITS), "calls"):
+    title = f"host time per unit and step beyond the plain module's, {shape['units']} units of width {shape['width']}"
+    shown = Table(title=title, box=box.SIMPLE_HEAD, pad_edge=False)
+    for heading in ("", "us", "quartiles", *(f"x {name}" for name in TORCHS), "calls"):
         shown.add_column(heading, justify="right" if heading else "left", no_wrap=True)
-    for row in record["contestants"]:
+    for row in shape["contestants"]:
         spread = "\n".join("{:.0f}-{:.0f}".format(*run["quartiles"]) for run in row["runs"])
         ratios = [f"{ratio:.3f}" for ratio in row["ratios"].values()]
         shown.add_row(row["name"], f"{row['microseconds']:.1f}", spread, *ratios, str(row["messages"] or ""))
@@ -90,26 +98,28 @@ def at_least(least: int) -> Any:
 def main() -> int:
     """The exit code: 1 for a limit that is exceeded, 2 for a run that cannot be."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--units", type=at_least(1), default=48, help="default: %(default)s")
+    parser.add_argument("--width", type=int, nargs="+", choices=UNITS, default=list(UNITS), help="default: all")
+    parser.add_argument("--units", type=at_least(1), help="default: 48 of width 8, 6 of the others")
     parser.add_argument("--ranks", type=at_least(2), default=2, help="of the pretended world; default: %(default)s")
     parser.add_argument("--runs", type=at_least(1), default=3, help="default: %(default)s")
     parser.add_argument("--steps", type=at_least(1), default=40, help="of each in a run; default: %(default)s")
     parser.add_argument("--out", type=Path, default=cpu_records_folder() / "overhead.json", help="the record")
     parser.add_argument("--profile", nargs="?", const="our-fsdp", choices=list(overhead.CONTESTANTS), metavar="WHOSE")
     given = parser.parse_args()
-    settings = Settings(given.units, given.ranks, given.steps)
+    shapes = [Settings(given.units or UNITS[width], given.ranks, given.steps, width) for width in given.width]
     if given.profile:
-        print(overhead.profile(settings, given.profile))
+        print(overhead.profile(shapes[0], given.profile))
         return 0
     try:
         check_writable_file(given.out)
     except ValueError as error:
         print(error, file=sys.stderr)
         return 2
-    record = make_record(settings, [overhead.measure(settings) for _ in range(given.runs)])
-    write_record(record, given.out)
-    Console().print(table(record))
-    for line in (lines := missed(record)):
+    found = [of_shape(settings, [overhead.measure(settings) for _ in range(given.runs)]) for settings in shapes]
+    write_record({**about("overhead"), "shapes": found}, given.out)
+    for shape in found:
+        Console().print(table(shape))
+    for line in (lines := [line for shape in found for line in missed(shape)]):
         print(line, file=sys.stderr)
     return int(bool(lines))
 

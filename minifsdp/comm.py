@@ -48,12 +48,21 @@ _logs: list[list[Call]] = []
 class _GroupInfo:
     """Cached properties of a process group, and the number of calls that this rank has issued on it."""
 
-    __slots__ = ("backends", "calls", "name", "ranks")
+    __slots__ = ("_connections", "backends", "calls", "name", "ranks")
 
     def __init__(self, group: Group) -> None:
         self.name, self.ranks, self.calls = private.name_of(group), group.size(), 0
+        self._connections: gloo.Connections | None = None
         gloo.wanted()  # to refuse what it cannot be at the first collective, of whatever kind
         self.backends: dict[str, str] = {}  # what carries messages, by the kind of device that tensors are on
+
+    def connections(self, group: Group, backend: str) -> gloo.Connections:
+        """What messages of ours take; on gloo the first call makes a group, on all ranks of this one."""
+        if backend != "gloo":
+            return gloo.Connections(group, group)
+        if self._connections is None:
+            self._connections = gloo.Connections.of(group)
+        return self._connections
 
     @staticmethod
     def of(op: str, tensor: Tensor, group: Group) -> tuple[_GroupInfo, str]:
@@ -122,7 +131,7 @@ def all_gather(output: Tensor, shard: Tensor, group: Group, label: Label | None 
     """`output` [N * numel] <- every rank's `shard` [numel], in rank order. `shard` may be its own part of `output`."""
     info, backend = _GroupInfo.of("all_gather", output, group)
     if gloo.gathers_by_broadcasts(backend):
-        broadcasts = partial(gloo.gather_by_broadcasts, output, shard, group)
+        broadcasts = partial(gloo.gather_by_broadcasts, output, shard, info.connections(group, backend))
         return _start(info, "all_gather", "broadcast", output, broadcasts, label)
     gather = partial(getattr(dist, _ALL_GATHER), output, shard, group, True)
     return _start(info, "all_gather", _ALL_GATHER, output, gather, label)
@@ -137,7 +146,7 @@ def reduce_scatter(output: Tensor, full: Tensor, group: Group, op: Any = SUM, la
     parts = gloo.parts_of(full, output, info.ranks)
     received = device.empty(full.numel() - output.numel(), full.dtype, "communication", full.device)
     received = received.view(info.ranks - 1, *output.shape)
-    exchange = partial(gloo.exchange, received, parts, group, info.calls)
+    exchange = partial(gloo.exchange, received, parts, info.connections(group, backend), info.calls)
     handle = _start(info, "reduce_scatter", "isend", full, exchange, label)
     handle.then = partial(gloo.sum_parts, output, received, parts[group.rank()], group.rank(), op == MEAN)
     return handle

@@ -18,14 +18,15 @@ from __future__ import annotations
 import os
 import warnings
 from collections.abc import Mapping, Sequence
-from functools import cache
+from dataclasses import dataclass
+from functools import cache, partial
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from minifsdp import device
+from minifsdp import device, private
 
 NAME, CHOICES = "MINIFSDP_COLLECTIVES", ("auto", "native")
 OLD_NAME, OLD_CHOICES = "MINIFSDP_REDUCE_SCATTER", ("auto", "native", "alltoall")  # for one release; the last: on NCCL
@@ -99,26 +100,58 @@ def parts_of(full: Tensor, part: Tensor, ranks: int) -> Tensor:
     return full.view(ranks, *part.shape)
 
 
-def gather_by_broadcasts(output: Tensor, shard: Tensor, group: dist.ProcessGroup) -> Works:
+@dataclass(frozen=True)
+class Connections:
+    """Two between any two ranks of a group: the group's own, and those of a twin.
+
+    A gloo connection is locked during a send: meanwhile it is not read, and the thread that would read it polls, on a
+    core that computes (`Pair::handleEvents` in gloo's transport/tcp/pair.cc). So what two ranks send each other at the
+    same time takes two.
+
+    Attributes:
+        group: the group that the user knows.
+        twin: the same ranks; for even sources of a broadcast the group, for odd ones the twin.
+    """
+
+    group: dist.ProcessGroup
+    twin: dist.ProcessGroup
+
+    @classmethod
+    def of(cls, group: dist.ProcessGroup) -> Connections:
+        """Connect the ranks a second time; to be called on each of them, as late as their first collective."""
+        ranks, timeout = dist.get_process_group_ranks(group), private.timeout_of(group)
+        return cls(group, dist.new_group(ranks, timeout, "gloo", use_local_synchronization=True))
+
+    def of_source(self, rank: int) -> dist.ProcessGroup:
+        """What broadcasts from this rank take: another than from the next."""
+        return self.twin if rank % 2 else self.group
+
+    def between(self, source: int, target: int) -> dist.ProcessGroup:
+        """What a message takes: another than one that goes the other way."""
+        return self.twin if source > target else self.group
+
+
+def gather_by_broadcasts(output: Tensor, shard: Tensor, ways: Connections) -> Works:
     """`output` [N * numel] <- every rank's `shard` [numel], see `comm.all_gather`."""
+    group = ways.group
     parts = parts_of(output, shard, group.size()).unbind()
     mine = parts[group.rank()]
     if mine.data_ptr() != shard.data_ptr():
         mine.copy_(shard)
-    return Works([dist.broadcast(part, group=group, group_src=r, async_op=True) for r, part in enumerate(parts)])
+    send = partial(dist.broadcast, async_op=True)
+    return Works([send(part, group=ways.of_source(r), group_src=r) for r, part in enumerate(parts)])
 
 
-def exchange(received: Tensor, parts: Tensor, group: dist.ProcessGroup, order: int) -> Works:
+def exchange(received: Tensor, parts: Tensor, ways: Connections, order: int) -> Works:
     """`received` [N - 1, numel] <- this rank's part of every other rank's `parts` [N, numel], in rank order.
 
     `order` is the same on all ranks, and another next time, so that a message that nobody waits for goes to no other.
-    Gloo chooses a connection by the tag, if it has several: with the sender's rank in it, what two ranks send each
-    other takes two of them.
     """
-    me, others = group.rank(), [r for r in range(group.size()) if r != group.rank()]
-    tag = TAGS + order * group.size() % TAGS
-    arriving = [dist.irecv(row, group=group, group_src=r, tag=tag + r) for row, r in zip(received, others, strict=True)]
-    works = Works([*arriving, *(dist.isend(parts[r], group=group, group_dst=r, tag=tag + me) for r in others)])
+    me, tag = ways.group.rank(), TAGS + order % TAGS
+    others = [r for r in range(ways.group.size()) if r != me]
+    receive, send = partial(dist.irecv, tag=tag), partial(dist.isend, tag=tag)
+    arriving = [receive(row, group=ways.between(r, me), group_src=r) for row, r in zip(received, others, strict=True)]
+    works = Works([*arriving, *(send(parts[r], group=ways.between(me, r), group_dst=r) for r in others)])
     _exchanges.add(works)
     return works
 

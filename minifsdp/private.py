@@ -84,6 +84,7 @@ __all__ = [
     "split_copy",
     "steps_in_backward",
     "tensor_of_shards",
+    "timeout_of",
     "tree_leaves",
     "unset_fake_temporarily",
     "version_of",
@@ -249,6 +250,12 @@ def base_store_of(group: Any) -> Any:
 def set_timeout(options: Any, timeout: datetime.timedelta) -> None:
     """Of a process group's options; where it differs from the group's, torch warns."""
     options._timeout = timeout
+
+
+def timeout_of(group: Any) -> datetime.timedelta:
+    """How long its collectives of tensors in host memory wait for the other ranks."""
+    found: datetime.timedelta = group._get_backend(torch.device("cpu")).options._timeout
+    return found
 
 
 def tensor_of_shards(mine: list[Shard], metadata: ShardedTensorMetadata, group: Any) -> ShardedTensor:

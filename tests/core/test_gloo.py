@@ -252,6 +252,57 @@ def it_is_one_call_by_the_function_that_is_wanted(wanted: str) -> None:
     assert len(buffers) == (not native)
 
 
+@contextmanager
+def groups_taken(*functions: str) -> Iterator[list[tuple[Any, ...]]]:
+    """Of each call of these: its name, and its group."""
+    taken: list[tuple[Any, ...]] = []
+
+    def watched(name: str, call: Callable[..., Any]) -> Callable[..., Any]:
+        def issue(*args: Any, **given: Any) -> Any:
+            taken.append((name, given["group"]))
+            return call(*args, **given)
+
+        return issue
+
+    with ExitStack() as stack:
+        for name in functions:
+            stack.enter_context(patch.object(dist, name, watched(name, getattr(dist, name))))
+        yield taken
+
+
+@check()
+def what_two_ranks_send_each_other_takes_two_connections() -> None:
+    with groups_taken("broadcast", "isend", "irecv") as taken:
+        comm.all_gather(torch.empty(4), torch.ones(2), comm.world()).wait()
+        comm.reduce_scatter(torch.empty(2), torch.ones(4), comm.world()).wait()
+    assert [name for name, _ in taken] == ["broadcast", "broadcast", "irecv", "isend"]
+    groups = [group for _, group in taken]
+    assert groups[0] is not groups[1]  # from rank 0, from rank 1
+    assert groups[2] is not groups[3]
+    assert [dist.get_process_group_ranks(group) for group in groups] == [[0, 1]] * 4
+    assert {dist.get_backend(group) for group in groups} == {"gloo"}
+
+
+@check()
+def a_group_is_connected_once_more_and_only_once() -> None:
+    group = dist.new_group()
+    before = len(dist.distributed_c10d._world.pg_map)
+    for _ in range(3):
+        comm.reduce_scatter(torch.empty(2), torch.ones(4), group).wait()
+        comm.all_gather(torch.empty(4), torch.ones(2), group).wait()
+    assert len(dist.distributed_c10d._world.pg_map) == before + 1
+
+
+@check()
+def torchs_own_collectives_need_no_second_connection() -> None:
+    group = dist.new_group()
+    before = len(dist.distributed_c10d._world.pg_map)
+    comm.all_reduce(torch.ones(2), group).wait()
+    with told("native"):
+        comm.all_gather(torch.empty(4), torch.ones(2), group).wait()
+    assert len(dist.distributed_c10d._world.pg_map) == before
+
+
 @check(ranks=1)
 def one_rank_has_nobody_to_exchange_with() -> None:
     full = inputs(FP32)[0]

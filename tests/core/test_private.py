@@ -402,6 +402,13 @@ def base_store_of() -> None:
 
 
 @check()
+def timeout_of() -> None:
+    """Without it a rank waits half an hour on the second connection for one that is gone."""
+    brief = dist.new_group(timeout=datetime.timedelta(seconds=77))
+    assert private.timeout_of(brief) == datetime.timedelta(seconds=77)
+
+
+@check()
 def tensor_of_shards() -> None:
     """Without it, and the five names that it takes, there are no sharded state dicts as torch's FSDP1 has them."""
     pieces = [private.ShardMetadata([2 * rank], [2], f"rank:{rank}/cpu") for rank in range(2)]

@@ -2,6 +2,7 @@
 
 import importlib.util
 import json
+import os
 import sys
 from functools import cache
 from pathlib import Path
@@ -50,30 +51,38 @@ def bench_record(settings, seconds=(), heavy=()):
 def benchmark(monkeypatch, tmp_path):
     """Run it on made-up records of `minifsdp bench`; returns the exit code, the record and the settings of each run."""
 
-    def run(*options, runs=1, of=bench_record):
+    interfaces = []
+
+    def run(*options, runs=1, of=bench_record, connections=(1,)):
         ran = []
+        interfaces.clear()
 
         def answer(plan, show):
             show("plain: timing", 1, 2)
             ran.append(plan.settings)
+            interfaces.append(os.environ["GLOO_SOCKET_IFNAME"].split(","))
             return of(plan.settings)
 
         out = tmp_path / "step.json"
         monkeypatch.setattr(start, "run", answer)
         monkeypatch.setattr(start, "choose_world", lambda ranks, *_: World(ranks, "gloo", (), False, ""))
         monkeypatch.setattr(sys, "argv", ["step.py", "--out", str(out), "--runs", str(runs), *options])
+        if connections:
+            sys.argv += ["--connections", *map(str, connections)]
         code = step.main()
         return code, json.loads(out.read_text()) if out.exists() else None, ran
 
+    run.interfaces = interfaces
     return run
 
 
-def test_it_runs_both_widths_and_weighs_once_in_each(benchmark):
+def test_it_runs_all_widths_and_weighs_once_in_each(benchmark):
     code, record, ran = benchmark("--steps", "7", runs=3)
     assert code == 0
     assert [(each.width, each.context, each.memory) for each in ran] == [
         *[(512, 128, True), (512, 128, False), (512, 128, False)],
         *[(256, 64, True), (256, 64, False), (256, 64, False)],
+        *[(32, 16, True), (32, 16, False), (32, 16, False)],
     ]
     for each in ran:
         shape = each.shape()
@@ -81,12 +90,24 @@ def test_it_runs_both_widths_and_weighs_once_in_each(benchmark):
     assert ran[0].shape()["parameters"] == pytest.approx(25.5e6, rel=0.01)
     assert [each for each in CONTESTANTS if each in step.ONLY] == list(step.ONLY)
     assert {name for _, ours, theirs, _ in step.LIMITS for name in (ours, theirs)} <= set(step.ONLY)
-    assert [size["model"]["width"] for size in record["sizes"]] == [512, 256]
+    assert [size["model"]["width"] for size in record["sizes"]] == [512, 256, 32]
     for size in record["sizes"]:
         assert [row["name"] for row in size["rows"]] == list(step.ONLY)
         assert all(len(row["seconds"]) == len(row["quartiles"]) == 3 and row["bytes"] for row in size["rows"])
-    assert len(record["verdicts"]) == 2 * len(step.LIMITS)
+    held = [limit for *_, limits in step.LIMITS for limit in limits if limit is not None]
+    assert sorted(each["limit"] for each in record["verdicts"]) == sorted(held)
     assert {"benchmark", "command", "when", "commit", "cpu", "cores", "versions"} <= record.keys()
+
+
+def test_with_one_connection_and_with_two(benchmark):
+    """Each is held to every limit; gloo opens a connection for each interface that it is given."""
+    before = os.environ.get("GLOO_SOCKET_IFNAME")
+    _, record, _ = benchmark("--width", "512", runs=2, connections=())
+    assert [len(each) for each in benchmark.interfaces] == [1, 1, 2, 2]
+    assert {len(set(each)) for each in benchmark.interfaces} == {1}
+    assert [size["connections"] for size in record["sizes"]] == [1, 2]
+    assert [each["connections"] for each in record["verdicts"]] == [1] * len(step.LIMITS) + [2] * len(step.LIMITS)
+    assert os.environ.get("GLOO_SOCKET_IFNAME") == before
 
 
 @pytest.mark.parametrize("text", ["seconds: 3", "[]", '{"benchmark": "scaling"}'])
@@ -100,11 +121,13 @@ def test_a_file_that_is_no_record_is_not_checked(benchmark, tmp_path, capsys, te
 @pytest.mark.parametrize(
     ("figures", "missed"),
     [
-        ({"seconds": {"our-ddp": 1.02}}, []),
-        ({"seconds": {"our-ddp": 1.021}}, [("seconds", "our-ddp", "torch-ddp-view")]),
+        ({"seconds": {"our-ddp": 1.0}}, []),
+        ({"seconds": {"our-ddp": 1.001}}, [("seconds", "our-ddp", "torch-ddp-view")]),
         ({"seconds": {"our-fsdp": 0.7}}, [("seconds", "our-fsdp", "torch-fsdp2")]),
+        ({"seconds": {"our-fsdp2": 0.53}}, [("seconds", "our-fsdp2", "our-fsdp")]),
         ({"seconds": {"our-fsdp-grad-op": 0.83}}, [("seconds", "our-fsdp-grad-op", "torch-fsdp1-grad-op")]),
         ({"heavy": {"our-fsdp": 100}}, []),
+        ({"heavy": {"our-fsdp2": 51}}, [("bytes", "our-fsdp2", "our-fsdp")]),
         ({"heavy": {"our-fsdp": 100, "torch-fsdp1": 99}}, [("bytes", "our-fsdp", "torch-fsdp1")]),
         ({"heavy": {"our-fsdp-grad-op": 101}}, [("bytes", "our-fsdp-grad-op", "torch-fsdp1-grad-op")]),
     ],
@@ -118,7 +141,7 @@ def test_a_limit_is_met_or_missed(benchmark, capsys, figures, missed):
 
 
 def test_widths_have_limits_of_their_own(benchmark):
-    slower = {"our-fsdp": 1.18, "torch-fsdp1": 9.0, "torch-fsdp2": 9.0}
+    slower = {"our-fsdp": 1.1, "torch-fsdp1": 9.0, "torch-fsdp2": 9.0}
     _, record, _ = benchmark(of=lambda settings: bench_record(settings, slower))
     assert [(each["width"], each["theirs"]) for each in record["verdicts"] if not each["met"]] == [
         (512, "torch-ddp-view")
@@ -143,7 +166,9 @@ def test_a_record_is_held_to_the_limits_of_today(benchmark, monkeypatch):
     """`--check` believes neither its verdicts nor its widths."""
     assert benchmark()[0] == 0
     assert benchmark("--check")[0] == 0
-    monkeypatch.setattr(step, "LIMITS", [(what, ours, theirs, (0.4, 0.4)) for what, ours, theirs, _ in step.LIMITS])
+    monkeypatch.setattr(
+        step, "LIMITS", [(what, ours, theirs, (0.4, 0.4, 0.4)) for what, ours, theirs, _ in step.LIMITS]
+    )
     code, _, ran = benchmark("--check")
     assert (code, ran) == (1, [])
 
@@ -160,7 +185,7 @@ def test_wrong_losses_are_no_record(benchmark, tmp_path):
         record["contestants"][-1] |= {"agrees": False, "off": 0.5}
         return record
 
-    with pytest.raises(SystemExit, match=r"our-fsdp-grad-op by 5.0e-01"):
+    with pytest.raises(SystemExit, match=r"our-fsdp2 by 5.0e-01"):
         benchmark(of=of)
     assert not (tmp_path / "step.json").exists()
 

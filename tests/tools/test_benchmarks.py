@@ -14,7 +14,7 @@ from typing import Any
 import cloudpickle
 import pytest
 import torch
-from torch.distributed.fsdp import FSDPModule
+from torch.distributed.fsdp import FSDPModule as TorchFSDPModule
 from torch.distributed.fsdp import FullyShardedDataParallel as TorchFSDP
 
 from minifsdp.course.bench import overhead, scaling
@@ -23,6 +23,7 @@ from minifsdp.course.bench.scaling import Settings
 from minifsdp.course.launch import launch
 from minifsdp.course.plots.scaling import scaling_figure
 from minifsdp.fsdp import FullyShardedDataParallel
+from minifsdp.fsdp2 import FSDPModule
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
@@ -58,13 +59,16 @@ def test_a_cost_is_what_a_step_takes_beyond_the_plain_module() -> None:
     assert costs == {"torch-fsdp1": Cost(2.0, (1.6, 2.4), 0), "our-fsdp": Cost(0.4, (0.4, 0.4), 15)}
 
 
+OURS = ("our-fsdp", "our-fsdp-grad-op", "our-fsdp2")
+
+
 def made_up_runs(*ours: float) -> list[dict[str, Cost]]:
-    """Of each run what `our-fsdp` costs; torch's FSDP1 costs 4 and FSDP2 8 seconds, in the last run ten times that."""
+    """Of each run what ours cost; torch's FSDP1 costs 4 and FSDP2 8 seconds, in the last run ten times that."""
     times = [1.0] * (len(ours) - 1) + [10.0]
     return [
         {
             name: Cost(cost * slow, (0.0, 9.0), 3)
-            for name, cost in (("torch-fsdp1", 4.0), ("torch-fsdp2", 8.0), ("our-fsdp", us), ("our-fsdp-grad-op", us))
+            for name, cost in {"torch-fsdp1": 4.0, "torch-fsdp2": 8.0, **dict.fromkeys(OURS, us)}.items()
         }
         for us, slow in zip(ours, times, strict=True)
     ]
@@ -80,27 +84,41 @@ def test_a_ratio_is_the_median_of_the_ratios_of_the_runs() -> None:
     [(0.8, []), (1.0, []), (1.1, ["torch-fsdp1"]), (1.3, ["torch-fsdp1", "torch-fsdp2"])],
 )
 def test_limits_are_held_against_the_default_strategy(ours: float, over: list[str]) -> None:
-    record = script("overhead").make_record(overhead.Settings(), made_up_runs(9.0, ours, ours / 2))
-    lines = script("overhead").missed(record)
+    shape = script("overhead").of_shape(overhead.Settings(), made_up_runs(9.0, ours, ours / 2))
+    lines = script("overhead").missed(shape)
     assert [line.split(",")[0].split()[-1] for line in lines] == over
-    worse = deepcopy(record)
-    worse["contestants"][-1]["ratios"] = dict.fromkeys(worse["limits"], 9.0)
-    assert script("overhead").missed(worse) == lines  # SHARD_GRAD_OP, for which there is no limit
+    worse = deepcopy(shape)
+    (row,) = (row for row in worse["contestants"] if row["name"] == "our-fsdp-grad-op")
+    row["ratios"] = dict.fromkeys(row["ratios"], 9.0)
+    assert script("overhead").missed(worse) == lines  # there is no limit for SHARD_GRAD_OP
+
+
+def test_each_width_has_limits_of_its_own() -> None:
+    shapes = [
+        script("overhead").of_shape(overhead.Settings(width=width), made_up_runs(*[3.6] * 3)) for width in (8, 32, 256)
+    ]
+    assert [[line.split(",")[0] for line in script("overhead").missed(shape)] for shape in shapes] == [
+        ["width 8: our-fsdp costs 0.900 x torch-fsdp1", "width 8: our-fsdp costs 0.450 x torch-fsdp2"],
+        ["width 32: our-fsdp2 costs 0.450 x torch-fsdp2"],
+        [],
+    ]
 
 
 def test_the_overhead_of_three_units(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "new" / "overhead.json"
-    code = run("overhead", "--units", "3", "--runs", "2", "--steps", "2", "--out", str(path))
+    code = run("overhead", "--width", "8", "--units", "3", "--runs", "2", "--steps", "2", "--out", str(path))
     record = json.loads(path.read_text())
     assert set(record) >= ABOUT
-    assert (record["benchmark"], record["units"], record["steps"], record["ranks"]) == ("overhead", 3, 2, 2)
-    rows = {row["name"]: row for row in record["contestants"]}
+    (shape,) = record["shapes"]
+    assert (record["benchmark"], shape["units"], shape["steps"], shape["ranks"]) == ("overhead", 3, 2, 2)
+    rows = {row["name"]: row for row in shape["contestants"]}
     assert list(rows) == [name for name in overhead.CONTESTANTS if name != "plain"]
     assert {name: row["messages"] for name, row in rows.items()} == {
         "torch-fsdp1": 0,
         "torch-fsdp2": 0,
         "our-fsdp": 9,  # two gathers and a reduction a unit, and the root holds nothing
         "our-fsdp-grad-op": 6,
+        "our-fsdp2": 9,
     }
     for name, row in rows.items():
         assert len(row["runs"]) == 2
@@ -112,8 +130,8 @@ def test_the_overhead_of_three_units(tmp_path: Path, capsys: pytest.CaptureFixtu
 
 
 def units_of_all(units: int) -> dict[str, int]:
-    kinds = (TorchFSDP, FSDPModule, FullyShardedDataParallel)
-    models = {name: overhead._Stepper(name, units).model for name in overhead.CONTESTANTS}
+    kinds = (TorchFSDP, TorchFSDPModule, FullyShardedDataParallel, FSDPModule)
+    models = {name: overhead._Stepper(name, overhead.Settings(units)).model for name in overhead.CONTESTANTS}
     return {name: sum(isinstance(m, kinds) for m in model.modules()) for name, model in models.items()}
 
 

@@ -1,6 +1,6 @@
 """The host time that a wrapper adds, measured on tiny tensors with collectives that return at once.
 
-Rank 0 of torch's `fake` process group runs units of two Linear and two LayerNorm of width 8 on one row, so a step's
+Rank 0 of torch's `fake` process group runs units of two Linear and two LayerNorm, on one row, so narrow that a step's
 time beyond the plain module's is the Python of the wrapper. A step is forward, backward, and gradients set to None as
 an optimizer's `zero_grad` does; there is no optimizer. The log of collectives (`comm.record`) is on. The clock is the
 CPU time of the process.
@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from statistics import median
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -25,29 +25,29 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FullyShardedDataParallel as TorchFSDP
-from torch.distributed.fsdp import fully_shard
+from torch.distributed.fsdp import fully_shard as torch_fully_shard
 from torch.distributed.fsdp.wrap import ModuleWrapPolicy
 
 from minifsdp import comm
 from minifsdp.course.launch import launch
 from minifsdp.fsdp import FullyShardedDataParallel, ShardingStrategy
+from minifsdp.fsdp2 import fully_shard
 
-WIDTH = 8
 WARM_UP = 5  # steps: the first learns the order of units, and Python specialises hot code
 
 
 class Part(nn.Sequential):
     """The module of one unit."""
 
-    def __init__(self) -> None:
-        super().__init__(nn.LayerNorm(WIDTH), nn.Linear(WIDTH, WIDTH), nn.LayerNorm(WIDTH), nn.Linear(WIDTH, WIDTH))
+    def __init__(self, width: int) -> None:
+        super().__init__(nn.LayerNorm(width), nn.Linear(width, width), nn.LayerNorm(width), nn.Linear(width, width))
 
 
 def _torch_fsdp1(model: nn.Module) -> nn.Module:
     return TorchFSDP(model, auto_wrap_policy=ModuleWrapPolicy({Part}), device_id=torch.device("cpu"))
 
 
-def _torch_fsdp2(model: nn.Module) -> nn.Module:
+def _fsdp2(model: nn.Module, fully_shard: Callable[..., Any]) -> nn.Module:
     assert dist.group.WORLD is not None
     mesh = DeviceMesh.from_group(dist.group.WORLD, "cpu")  # the default is the accelerator, if there is one
     for part in model.children():
@@ -63,9 +63,10 @@ def _our_fsdp(model: nn.Module, strategy: ShardingStrategy) -> nn.Module:
 CONTESTANTS: Mapping[str, Callable[[nn.Module], nn.Module]] = {
     "plain": lambda model: model,
     "torch-fsdp1": _torch_fsdp1,
-    "torch-fsdp2": _torch_fsdp2,
+    "torch-fsdp2": partial(_fsdp2, fully_shard=torch_fully_shard),
     "our-fsdp": partial(_our_fsdp, strategy=ShardingStrategy.FULL_SHARD),
     "our-fsdp-grad-op": partial(_our_fsdp, strategy=ShardingStrategy.SHARD_GRAD_OP),
+    "our-fsdp2": partial(_fsdp2, fully_shard=fully_shard),
 }
 """Wrappers of a fresh model, by name, with default arguments unless stated. The root holds no parameters."""
 
@@ -76,6 +77,7 @@ class Settings(NamedTuple):
     units: int = 48
     ranks: int = 2
     steps: int = 120
+    width: int = 8
 
 
 class Cost(NamedTuple):
@@ -122,10 +124,10 @@ def profile(settings: Settings, name: str, rows: int = 40) -> str:
 class _Stepper:
     """A contestant's model, parameters and input."""
 
-    def __init__(self, name: str, units: int) -> None:
-        self.model = CONTESTANTS[name](nn.Sequential(*(Part() for _ in range(units))))
+    def __init__(self, name: str, settings: Settings) -> None:
+        self.model = CONTESTANTS[name](nn.Sequential(*(Part(settings.width) for _ in range(settings.units))))
         self.params = list(self.model.parameters())
-        self.row = torch.ones(1, WIDTH)
+        self.row = torch.ones(1, settings.width)
 
     def step(self) -> None:
         self.model(self.row).sum().backward()
@@ -136,7 +138,7 @@ class _Stepper:
 def _time(settings: Settings) -> tuple[dict[str, list[float]], dict[str, int]]:
     """Seconds of each step and messages in the last, by contestant."""
     torch.set_num_threads(1)
-    steppers = {name: _Stepper(name, settings.units) for name in CONTESTANTS}
+    steppers = {name: _Stepper(name, settings) for name in CONTESTANTS}
     seconds: dict[str, list[float]] = {name: [] for name in steppers}
     messages = dict.fromkeys(steppers, 0)
     order, shuffled = list(steppers.items()), random.Random(0)  # a step inherits the caches of the one before
@@ -159,7 +161,7 @@ def _time(settings: Settings) -> tuple[dict[str, list[float]], dict[str, int]]:
 
 def _profile(settings: Settings, name: str, rows: int) -> str:
     torch.set_num_threads(1)
-    stepper, profiler, text = _Stepper(name, settings.units), cProfile.Profile(), io.StringIO()
+    stepper, profiler, text = _Stepper(name, settings), cProfile.Profile(), io.StringIO()
     with comm.record():
         for _ in range(WARM_UP):
             stepper.step()

@@ -81,14 +81,8 @@ def rank_device() -> torch.device:
 
 
 def use_loopback() -> None:
-    """Give gloo the loopback, since all ranks are on this machine: it need not resolve the host's name.
-
-    Gloo opens a connection between two ranks for each interface that it is given, and takes them in turn. While it
-    sends on one it cannot read from it, and the reading thread polls (`Pair::handleEvents` in gloo's
-    transport/tcp/pair.cc), which slows down the computation on the same cores. With two, each rank sends on one and
-    receives on the other.
-    """
-    os.environ.setdefault("GLOO_SOCKET_IFNAME", f"{_loopback()},{_loopback()}")
+    """Give gloo the loopback, since all ranks are on this machine: it need not resolve the host's name."""
+    os.environ.setdefault("GLOO_SOCKET_IFNAME", _loopback())
 
 
 def _loopback() -> str:
