@@ -57,7 +57,7 @@ slides-check: $(READY)
 # The lectures' PDFs, numbered, in build/release: what to attach to a release.
 release: build/slides/.ready
 	@mkdir -p build/release
-	n=0; for deck in memory ddp fsdp overlap practice; do n=$$((n + 1)); cp build/slides/$$deck.pdf build/release/lecture-$$n-$$deck.pdf; done
+	n=0; for deck in memory ddp fsdp overlap practice scale; do n=$$((n + 1)); cp build/slides/$$deck.pdf build/release/lecture-$$n-$$deck.pdf; done
 
 # The course as a site in build/site, to read without a network; Chromium goes through every page. It needs what `slides` needs.
 site: build/slides/.ready

@@ -30,7 +30,7 @@ from minifsdp.course.ladder.rungs import RUNGS
 
 SLIDES = Path(__file__).parent
 LABS = SLIDES.parent / "labs"
-DECKS = ("memory", "ddp", "fsdp", "overlap", "practice")
+DECKS = ("memory", "ddp", "fsdp", "overlap", "practice", "scale")
 FEWEST, MOST = 15, 25
 TITLES_ROOM = 76  # characters of the labs that a slide names at its bottom left
 DIRECTIVE = re.compile(r"\s*(_?[a-z]+: *\S+|header: .*)\s*$", re.IGNORECASE)  # of Marp's, in a comment as notes are

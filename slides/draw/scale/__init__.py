@@ -1,0 +1,59 @@
+"""Figures and numbers of deck 6: beyond the flat parameter."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from draw.canvas import Draw
+from draw.measured import told
+from draw.scale.cuts import draw_chunks, draw_padding, starts
+from draw.scale.held import draw_held, draw_queues, peaks
+from draw.scale.life import draw_life, draw_reshard
+from draw.scale.rows import draw_pack, draw_rows
+
+from minifsdp.course.ladder import closed_form
+from minifsdp.course.ladder.measure import Settings
+from minifsdp.course.ladder.per_parameter import fsdp2
+from minifsdp.course.ladder.rungs import sizes_of
+from minifsdp.fsdp2.cut import Cut
+
+SETTINGS = Settings()  # the ladder's model
+
+
+def numbers() -> dict[str, Any]:
+    """What the deck's text says in numbers."""
+    sizes, setting = sizes_of(SETTINGS.model()), closed_form.Setting(2)
+    each = fsdp2(sizes.shapes, sizes.head, setting, ahead=1, limited=True, holds=False)
+    head = SETTINGS.model().head.weight.shape
+    return {
+        "head": {"whole": list(head), "mine": list(Cut(head, 0, 2).local(0))},
+        "count": lambda value: f"{value:,}",
+        "starts": starts(),
+        "lab": _flat_and_yours(),
+        "flat": closed_form.fsdp(sizes.units, setting),
+        "each": each,
+        "peaks": peaks(),
+    }
+
+
+def _flat_and_yours() -> dict[str, dict[str, str]]:
+    """What lab 12 prints of a step of both units."""
+    found = {}
+    for line in told("12", "C26"):
+        name, _, rest = line.partition(" ")
+        if name in ("flat", "yours") and "gathers" in rest:
+            sent, copied = (part.split()[0] for part in rest.split(",  ")[-2:])
+            found[name] = {"sent": sent, "copied": copied}
+    return found
+
+
+FIGURES: dict[str, Draw] = {
+    "scale-chunks": draw_chunks,
+    "scale-life": draw_life,
+    "scale-rows": draw_rows,
+    "scale-pack": draw_pack,
+    "scale-padding": draw_padding,
+    "scale-queues": draw_queues,
+    "scale-held": draw_held,
+    "scale-reshard": draw_reshard,
+}

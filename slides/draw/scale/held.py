@@ -1,0 +1,126 @@
+"""Two ways to give a buffer back: who waits for whom, and what that keeps busy on a GPU on paper."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import cache, partial
+from typing import Any
+from unittest.mock import patch
+
+from draw.canvas import MIB, canvas
+from draw.fsdp.drawing import bare, box, say
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from torch import nn
+from torch.optim import AdamW
+
+from minifsdp.course.ladder.measure import Settings
+from minifsdp.course.ladder.rungs import LEARNING_RATE, RUNGS, Trainer
+from minifsdp.course.launch import launch
+from minifsdp.course.machine import A100, record_steps, replay
+from minifsdp.course.plots.palette import BLOCK_COLOURS, GATHER, INK, LANE_COLOURS, SOFT, ink_on
+from minifsdp.fsdp import PrefetchSchedule
+from minifsdp.fsdp2 import Held, Recorded, fully_shard, use_schedule
+
+SETTINGS = Settings(ranks=2, layers=8, width=128)
+SLOW = replace(  # so that the host of a small model runs far ahead
+    A100,
+    flops={dtype: flops / 400 for dtype, flops in A100.flops.items()},
+    memory_bandwidth=A100.memory_bandwidth / 40,
+    issue=20e-6,
+)
+
+
+def _build(model: Any, keeper: Any) -> Trainer:
+    for block in model.blocks:
+        fully_shard(block)
+    fully_shard(model)
+    use_schedule(model, PrefetchSchedule, keeper)
+    assert isinstance(model, nn.Module)
+    return Trainer(model, AdamW(model.parameters(), LEARNING_RATE))
+
+
+def _limited(model: Any) -> Trainer:
+    return RUNGS["fsdp2"].build(model, 2)
+
+
+def _record() -> dict[str, Any]:
+    batch = next(SETTINGS.batches())
+    ways = {
+        "record_stream": partial(_build, keeper=Recorded),
+        "record_stream, k = 2": _limited,
+        "held": partial(_build, keeper=Held),
+    }
+    return {name: record_steps(partial(build, SETTINGS.model()), batch) for name, build in ways.items()}
+
+
+@cache
+def peaks() -> dict[str, dict[str, float]]:
+    """MiB by way: allocated, active and reserved, each at most; and the step's seconds."""
+    with patch.dict("os.environ", MINIFSDP_DEVICE="cpu"):
+        programs = launch(_record, 2, backend="gloo")[0]
+    found = {}
+    for name, program in programs.items():
+        run = replay(program, SLOW)
+        assert not run.hazards
+        found[name] = {what: run.peak(what) / MIB for what in ("allocated", "active", "reserved")}
+        found[name]["seconds"] = run.seconds
+    return found
+
+
+def draw_held() -> Figure:
+    """Memory that waits for a reader, and what the allocator has reserved, for three ways."""
+    figure = canvas(4.4)
+    panels = figure.subplots(1, 2, sharey=True)
+    found = peaks()
+    for axes, title, values in (
+        (panels[0], "freed, still in use, MiB", [row["active"] - row["allocated"] for row in found.values()]),
+        (panels[1], "reserved, MiB", [row["reserved"] for row in found.values()]),
+    ):
+        colour = BLOCK_COLOURS["waiting" if axes is panels[0] else "in use"]
+        axes.barh(range(len(values)), values, 0.56, color=colour)
+        for place, value in enumerate(values):
+            say(
+                axes,
+                value + max(values) * 0.02,
+                place,
+                f"{value:.2f}" if axes is panels[0] else f"{value:.0f}",
+                ha="left",
+            )
+        axes.set_title(title, pad=14)
+        axes.set_xlim(0, max(values) * 1.25)
+        axes.set_xticks([])
+        axes.spines["bottom"].set_visible(False)
+        axes.tick_params(axis="y", length=0, labelcolor=INK)
+    panels[0].set_yticks(range(len(found)), list(found))
+    panels[0].invert_yaxis()
+    return figure
+
+
+def _row(axes: Axes, y: float, title: str, last: str, colour: str, waits: bool) -> None:
+    """A gather, its reader, and what the owner's stream does next."""
+    say(axes, -0.3, y + 1.9, title, ha="left", fontweight="bold")
+    for lane, name in ((1.0, "gathers"), (0.0, "compute")):
+        say(axes, 2.0, y + lane + 0.35, name, ha="right", color=SOFT)
+    box(axes, (2.3, y + 1.0), 3.2, 0.7, GATHER)
+    say(axes, 3.9, y + 1.35, "gather A", color=ink_on(GATHER))
+    compute = LANE_COLOURS["compute"]
+    box(axes, (5.6, y), 2.6, 0.7, compute)
+    say(axes, 6.9, y + 0.35, "copy out A", color=ink_on(compute))
+    start = 8.3 if waits else 5.6
+    box(axes, (start, y + 1.0), 3.2, 0.7, GATHER)
+    say(axes, start + 1.6, y + 1.35, "gather B", color=ink_on(GATHER))
+    say(axes, start + 3.5, y + 1.35, last, ha="left", color=colour)
+
+
+def draw_queues() -> Figure:
+    """The same two gathers: with record_stream B takes new memory, held it waits for A's reader and takes A's."""
+    figure = canvas(4.6)
+    axes = figure.subplots()
+    _row(axes, 3.0, "record_stream: the host finds A's block still in use", "in a new block", INK, False)
+    _row(axes, 0.0, "held: the stream waits for the event, the host does not", "in A's block", INK, True)
+    look = {"arrowstyle": "-|>", "color": INK, "lw": 2.2, "shrinkA": 0, "shrinkB": 0}
+    axes.annotate("", (8.3, 1.0), (8.2, 0.7), arrowprops=look)
+    say(axes, 8.6, 0.35, "event", ha="left", color=SOFT)
+    bare(axes, (-0.4, 15.5), (-0.2, 5.4))
+    return figure

@@ -1,0 +1,98 @@
+"""A per-parameter unit over a step, and what `reshard_after_forward` keeps between forward and backward."""
+
+from __future__ import annotations
+
+from draw.canvas import canvas
+from draw.fsdp.drawing import box, say
+from matplotlib.figure import Figure
+
+from minifsdp.course.plots.palette import (
+    BLACK,
+    GATHER,
+    INK,
+    LANE_COLOURS,
+    REDUCE,
+    SOFT,
+    TAG_COLOURS,
+    ink_on,
+)
+
+
+def draw_life() -> Figure:
+    """One unit over a step: its memory, and under it what computes and what travels."""
+    figure = canvas(4.9)
+    memory, lanes = figure.subplots(2, 1, sharex=True, height_ratios=(2.6, 1))
+    piece = 0.27
+    times = [0.0, 0.3, 2.3, 2.9, 4.9, 6.9, 8.9, 9.5, 10.1, 12.7, 13.4, 17.2, 17.6]
+    steps = {  # from each time on: rows, whole, leaf gradients, packed gradients, mean
+        "rows": [0, 1, 1, 0, 0, 1, 1, 0, 0, 0, 0, 0, 0],
+        "whole": [0, 0, 1, 1, 0, 0, 1, 1, 1, 0, 0, 0, 0],
+        "leaves": [0, 0, 0, 0, 0, 0, 0, 0, 1, 1, 0, 0, 0],
+        "packed": [0, 0, 0, 0, 0, 0, 0, 0, 0, 1, 1, 0, 0],
+        "mean": [0, 0, 0, 0, 0, 0, 0, 0, 0, piece, piece, piece, piece],
+    }
+    layers = {"pieces": [piece] * len(times), **steps}
+    tags = ("parameters", "communication", "unsharded", "gradients", "gradients", "gradients")
+    colours = [TAG_COLOURS[tag] for tag in tags]
+    order = ["pieces", "mean", "whole", "rows", "leaves", "packed"]
+    shades = dict(zip(layers, colours, strict=True))
+    memory.stackplot(
+        times, *(layers[name] for name in order), colors=[shades[name] for name in order], step="post", linewidth=0
+    )
+    running = [0.0] * len(times)
+    for name in order:
+        running = [low + high for low, high in zip(running, layers[name], strict=True)]
+        memory.step(times, running, where="post", color="white", lw=1)
+    say(memory, 1.3, 0.78, "rows", color=ink_on(shades["rows"]))
+    say(memory, 3.9, 0.78, "whole", color=BLACK)
+    say(memory, 5.9, piece / 2, "the pieces", color=ink_on(shades["pieces"]))
+    say(memory, 7.9, 0.78, "rows", color=ink_on(shades["rows"]))
+    say(memory, 11.1, 0.78, "whole", color=BLACK)
+    say(memory, 11.4, 1.78, "gradients", color=ink_on(shades["leaves"]))
+    say(memory, 15.3, 1.04, "packed", color=ink_on(shades["packed"]))
+    for x, text in ((2.6, "copy\nout"), (9.2, "copy\nout"), (13.05, "pack")):
+        say(memory, x, 2.92, text)
+    memory.set_ylim(0, 3.3)
+    memory.set_yticks([piece, 1 + piece, 2 + piece], ["P/N", "P + P/N", "2P + P/N"])
+    for start, stop, lane, colour, text in (
+        (0.3, 2.3, 0, GATHER, "gather"),
+        (2.9, 4.9, 1, LANE_COLOURS["compute"], "forward"),
+        (6.9, 8.9, 0, GATHER, "gather"),
+        (9.5, 12.7, 1, LANE_COLOURS["compute"], "backward"),
+        (13.4, 17.2, 0, REDUCE, "reduce-scatter"),
+    ):
+        box(lanes, (start, lane), stop - start, 0.9, colour)
+        say(lanes, (start + stop) / 2, lane + 0.43, text, color=ink_on(colour))
+    say(lanes, 5.9, 0.43, "other\nunits", color=SOFT)
+    lanes.set_yticks([0.43, 1.43], ["link", "compute"])
+    lanes.tick_params(axis="y", length=0, labelcolor=INK)
+    lanes.set_ylim(-0.05, 2.0)
+    lanes.set_xlim(0, 17.6)
+    lanes.set_xticks([])
+    for axes in (memory, lanes):
+        axes.spines["bottom"].set_visible(axes is memory)
+    lanes.spines["left"].set_visible(False)
+    return figure
+
+
+def draw_reshard() -> Figure:
+    """On 64 ranks in hosts of 8: parameters kept from forward to backward, and where backward gathers from."""
+    figure = canvas(4.2)
+    axes = figure.subplots()
+    ranks = 64
+    choices = {"True": 1 / ranks, "8": 1 / ranks + 1 / 8, "False": 1 / ranks + 1}
+    notes = {"True": "gathers from 64 ranks", "8": "gathers from 8, inside the host", "False": "gathers nothing"}
+    for place, (name, kept) in enumerate(choices.items()):
+        axes.barh(place, 1 / ranks, 0.56, color=TAG_COLOURS["parameters"])
+        axes.barh(place, kept - 1 / ranks, 0.56, left=1 / ranks, color=TAG_COLOURS["unsharded"])
+        inside = kept > 0.9
+        if inside:
+            say(axes, 0.5, place, f"{kept:.3f}; backward {notes[name]}", color=ink_on(TAG_COLOURS["unsharded"]))
+        else:
+            say(axes, kept + 0.01, place, f"{kept:.3f}; backward {notes[name]}", ha="left")
+    axes.set_yticks(range(len(choices)), list(choices))
+    axes.invert_yaxis()
+    axes.set_xlabel("parameters of a unit on a rank between forward and backward (1: whole)")
+    axes.tick_params(axis="y", length=0, labelcolor=INK)
+    axes.set_xlim(0, 1.05)
+    return figure
