@@ -57,7 +57,7 @@ class _GroupInfo:
         self.backends: dict[str, str] = {}  # what carries messages, by the kind of device that tensors are on
 
     def connections(self, group: Group, backend: str) -> gloo.Connections:
-        """What messages of ours take; on gloo the first call makes a group, on all ranks of this one."""
+        """The groups that messages of ours take; on gloo the first call makes one, on all ranks of this one."""
         if backend != "gloo":
             return gloo.Connections(group, group)
         if self._connections is None:

@@ -123,11 +123,11 @@ class Connections:
         return cls(group, dist.new_group(ranks, timeout, "gloo", use_local_synchronization=True))
 
     def of_source(self, rank: int) -> dist.ProcessGroup:
-        """What broadcasts from this rank take: another than from the next."""
+        """The group for broadcasts from this rank: another than for those from the next."""
         return self.twin if rank % 2 else self.group
 
     def between(self, source: int, target: int) -> dist.ProcessGroup:
-        """What a message takes: another than one that goes the other way."""
+        """The group for a message: another than for one that goes the other way."""
         return self.twin if source > target else self.group
 
 

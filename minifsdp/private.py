@@ -253,7 +253,7 @@ def set_timeout(options: Any, timeout: datetime.timedelta) -> None:
 
 
 def timeout_of(group: Any) -> datetime.timedelta:
-    """How long its collectives of tensors in host memory wait for the other ranks."""
+    """The time that its collectives of tensors in host memory wait for the other ranks."""
     found: datetime.timedelta = group._get_backend(torch.device("cpu")).options._timeout
     return found
 

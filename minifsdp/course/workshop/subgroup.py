@@ -47,6 +47,8 @@ def in_a_part(observe: Callable[..., Any], args: tuple[Any, ...]) -> Seen | None
     group = dist.new_group(list(range(1, everyone.size())))
     if everyone.rank() == 0:
         return None
+    on = rank_device()
+    comm.all_gather(torch.empty(group.size(), device=on), torch.zeros(1, device=on), group).wait()  # connects its ranks
     asked: list[str] = []
     with _default(group), _cells_see(everyone, asked), _refusing(everyone):
         try:
