@@ -57,6 +57,7 @@ CLAIMS = {
     "10a": ["C9", "C19", "C20", "C21"],
     "10b": ["C22", "C23", "C41", "C42"],
     "11": ["C25", "C44"],
+    "12": ["C26"],
 }
 LABS = sorted({*CLAIMS, *all_labs()})
 REFERENCES = [ref for lab in LABS for ref in lab_references(lab)]
