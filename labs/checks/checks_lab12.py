@@ -325,18 +325,19 @@ def check_chunk_cat(answer, variant):
 
 def chunked(packed, wanted, gradients, group, place, columns, where):
     ranks, gap, fill = place
+    what, before = f"the packed gradients {where}", packed.isnan() if fill != fill else packed == fill
     tight = packed_tight(gradients, group, ranks, gap, wanted.dtype, 0.0)
-    slips = {
-        "columns are equally wide on all ranks: what is short is padded by itself, not behind all": tight,
-        "nothing was written: the buffer is filled in place": torch.full_like(wanted, fill),
-        "added to what the memory held before: it is uninitialized": wanted + fill,
-    }
-    slips = {text: wrong for text, wrong in slips.items() if not same(wrong, wanted)}
-    if bool((packed == fill).any() if fill == fill else packed.isnan().any()):
-        slip = "padding has to be zero: a reduction reads it, in a chunk's end, for ranks without a chunk, in the gap"
-        if bool((packed[:, sum(columns[0][:-1]) :] == 0).all()) and gap:
+    if bool(before.all()):
+        expect(what, packed, wanted, slip="nothing was written: the buffer is filled in place")
+    if bool(before.any()):
+        slip = "padding has to be zero, since it is reduced: in a chunk's end, for ranks without a chunk, in the gap"
+        if gap and bool((packed[:, -gap:] == 0).all()):
             slip = "the gap is zero, and the ends of short columns are not: they are padding as well"
-        expect(f"the packed gradients {where}", packed, wanted, slips=slips, slip=slip)
+        expect(what, packed, wanted, slip=slip)
+    if same(packed, tight) and not same(tight, wanted):
+        expect(what, packed, wanted, slip="columns are equally wide on all ranks: what is short is padded by itself")
+    if fill == fill and same(packed, wanted + fill):
+        expect(what, packed, wanted, slip="added to what the memory held before: it is uninitialized")
     for (shape, dim), gradient, start, size in zip(group, gradients, columns[1], columns[0], strict=False):
         column, right = packed[:, start : start + size], wanted[:, start : start + size]
         slip = "row r has the gradient's chunk r, at the front of its column"
@@ -348,8 +349,8 @@ def chunked(packed, wanted, gradients, group, place, columns, where):
             slip = "cut by elements: a chunk has whole rows, or the optimizer's shards get other elements' gradients"
         elif same(column, right / ranks):
             slip = "the mean is taken by the reduction, over the ranks; here nothing is divided"
-        expect(f"gradient {list(shape)} in the buffer {where}", column, right, slips=slips, slip=slip)
-    expect(f"the packed gradients {where}", packed, wanted, slips=slips, slip="the gap's elements are zero")
+        expect(f"gradient {list(shape)} in the buffer {where}", column, right, slip=slip)
+    expect(f"the packed gradients {where}", packed, wanted, slip="the gap's elements are zero")
 
 
 def spread(parts, like):
@@ -518,7 +519,7 @@ def flat_share(shapes, ranks):
 @check("12.6")
 def check_columns_of(answer, variant):
     """Equal columns on all ranks, and rows of whole multiples of 16 bytes."""
-    size = variant.size
+    size, rows = variant.size, []
     groups = (
         *GROUPS,
         (((size, 3), 0), ((size,), 0)),
@@ -532,44 +533,42 @@ def check_columns_of(answer, variant):
             if any(dim and shape[dim] % ranks for shape, dim in group):
                 continue
             for itemsize in (4, 2, 8, 1, 16):
-                one_row(answer, list(shapes), list(dims), ranks, itemsize)
+                rows.append(one_row(answer, shapes, dims, ranks, itemsize))
+    for what, got, wanted, slips in rows:  # a mistake explains all rows
+        always = [text for text in slips if all(each[1] == each[3][text] for each in rows)]
+        expect(what, got, wanted, slip=next(iter(always), "a row's columns, then its gap, all in elements"))
 
 
 def one_row(answer, shapes, dims, ranks, itemsize):
+    """The setting in words, what was wanted and got, and the usual mistakes."""
     where = f"{', '.join(map(str, map(list, shapes)))} over {ranks} ranks, {itemsize} bytes per element"
     wanted = wanted_columns(shapes, dims, ranks, itemsize)
     got = answer(list(shapes), list(dims), ranks, itemsize)
     if not isinstance(got, list | tuple):
         raise AnswerError(f"{where}: expected a list of sizes, got {describe(got)}")
-    *sizes, gap = wanted
+    sizes = wanted[:-1]
     used, step = sum(sizes), max(1, 16 // itemsize)
-    whole = [*sizes, step - used % step]
+
+    def closed(widths):
+        return [*widths, -sum(widths) % step]
+
     slips = {
         "the gap is the last entry, 0 if there is none": sizes,
-        "a row that is a multiple of 16 bytes already needs no gap": whole,
+        "a row that is a multiple of 16 bytes already needs no gap": [*sizes, step - used % step],
         "sizes are in elements, 16 bytes are four of float32": [*sizes, -(used * itemsize) % 16],
         "a multiple of 16 *bytes*, not of 16 elements": [*sizes, -used % 16],
         "4 elements are 16 bytes for float32 alone": [*sizes, -used % 4],
-        "one gap at the end is enough: columns begin where the one before ends": [
-            *(n + -n % step for n in sizes),
-            0,
-        ],
+        "one gap at the end is enough: columns begin where the one before ends": [*(n + -n % step for n in sizes), 0],
         "each rank's share is to be a multiple of 16 bytes; the whole buffer may be one by chance": [
             *sizes,
-            (-(used * ranks) % step),
+            -(used * ranks) % step,
         ],
-        "a column is as wide as the *largest* piece, the first rank's": [
-            *(prod(s) // s[d] * (s[d] // ranks) for s, d in zip(shapes, dims, strict=True)),
-            gap,
-        ],
-        "rows stay whole: ceil(length / N) of them, not ceil(elements / N)": [
-            *(-(-prod(s) // ranks) for s in shapes),
-            -sum(-(-prod(s) // ranks) for s in shapes) % step,
-        ],
-        "the parameter is cut along `dim`": [
-            *(width_of(s, ranks, 0) for s in shapes),
-            -sum(width_of(s, ranks, 0) for s in shapes) % step,
-        ],
+        "a column is as wide as the *largest* piece, the first rank's": closed(
+            [prod(s) // s[d] * (s[d] // ranks) for s, d in zip(shapes, dims, strict=True)]
+        ),
+        "rows stay whole: ceil(length / N) of them, not ceil(elements / N)": closed(
+            [-(-prod(s) // ranks) for s in shapes]
+        ),
+        "the parameter is cut along `dim`": closed([width_of(s, ranks, 0) for s in shapes]),
     }
-    slips = {text: wrong for text, wrong in slips.items() if wrong != wanted}
-    expect(f"a row of {where}", list(got), wanted, slips=slips)
+    return f"a row of {where}", list(got), wanted, slips

@@ -62,8 +62,8 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from functools import partial
-from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
 from unittest.mock import patch
 
 import torch.distributed as dist
@@ -76,7 +76,9 @@ from minifsdp.course.ladder.measure import Settings
 from minifsdp.course.ladder.model import GPT, Block
 from minifsdp.course.ladder.rungs import Trainer
 from minifsdp.course.launch import launch, rank_device
-from minifsdp.course.machine import A100, Run, record_steps, replay
+from minifsdp.course.ladder.step import take_step as take_step_of
+from minifsdp.course.machine import A100, Recorder, Run, replay
+from minifsdp.course.machine.program import STEP
 from minifsdp.course.watch.ledger import Ledger
 from minifsdp.fsdp import PrefetchSchedule, SyncSchedule
 from minifsdp.fsdp2 import Held, Recorded, fully_shard, use_schedule
@@ -394,9 +396,9 @@ WAYS: dict[str, Callable[[Any], Any]] = {
 # %% [markdown]
 # ### Measured: the same losses
 #
-# Three ways on 2 and on 3 ranks, and one process with all rows. A mean over ranks takes the same
-# additions in the same order however its buffer is laid out, so the first three are equal bit for
-# bit.
+# Three ways on 2 and on 3 ranks, and one process with all rows. A sum of two numbers has one order,
+# so on 2 ranks the three ways are equal bit for bit. On 3 the order is the backend's: gloo's here goes
+# by rank, and they are equal again; NCCL's depends on an element's place in the buffer.
 
 
 # %%
@@ -424,8 +426,8 @@ for ranks in (2, 3):
     equal = all(each == means["flat"] for each in means.values())
     near = all(abs(a / b - 1) < 1e-5 for a, b in zip(means["yours"], alone, strict=True))
     print(f"{ranks} ranks, 4 steps: three ways equal bit for bit: {equal}; equal to one process within 1e-5: {near}")
-    assert equal
     assert near
+    assert equal or ranks > 2
 
 # %% [markdown]
 # ### Measured: what a gather holds
@@ -590,10 +592,10 @@ plots.stages(
         "flat": 4 * sum(flat_bytes) + 4 * len(flat_bytes),
         "yours": 3 * 4 * sum(mine) + sum(shares) + 4 * sum(map(len, SHAPES)),
     },
-    title=f"Padding parameter by parameter costs {sum(state['yours'].values()) / sum(state['flat'].values()) - 1:.1%} "
-    "of the model state on 2 ranks",
-    says="Bytes of rank 0 after the optimizer's step. Diamonds: 16 bytes for each element of its shards, where gradients "
-    "are padded; Adam's step counters are 4 bytes per parameter, of which a flat unit has one.",
+    title="Rows stay whole, so rank 0 of 2 holds "
+    f"{sum(state['yours'].values()) / sum(state['flat'].values()) - 1:.1%} more model state than with flat shards",
+    says="Bytes of rank 0 after the optimizer's step. Diamonds: 16 bytes for each element of its shards, where "
+    "gradients are padded; Adam's step counters are 4 bytes per parameter, of which a flat unit has one.",
     lab="12",
 )
 
@@ -686,10 +688,11 @@ def biases_alone(wrap: Callable[[Any], Any]) -> dict[str, int]:
 
 tuned = launch(with_biases_alone, RANKS)[0]
 ratio = tuned["flat"]["sent"] / tuned["yours"]["sent"]
-outcome("12.4", ratio, slips={"the same bytes, as if all were trained": 1})
+outcome("12.4", round(ratio), slips={"the same bytes, as if all were trained": 1})
 for name, each in tuned.items():
     print(
-        f"{name:6} at the peak {each['peak']:9,} bytes of gradients, after backward {each['left']:9,}, sent {each['sent']:9,}"
+        f"{name:6} bytes of gradients: {each['peak']:9,} at the peak, {each['left']:9,} after backward, "
+        f"{each['sent']:9,} sent"
     )
 biases = [[prod(p.shape) for n, p in m.named_parameters() if n.endswith("bias")] for m in SETTINGS.model().blocks]
 print(f"all biases' gradients, whole: {4 * (sum(map(sum, biases)) + 105 + 257):,} bytes")
@@ -743,9 +746,8 @@ def hold() -> tuple[Callable[[Tensor], None], Callable[[torch.device], None]]:
 # ### Modelled: what each way holds
 #
 # Real training steps, recorded, are replayed on a paper GPU that is slow enough for the host to run
-# far ahead. The schedule gathers one unit ahead; there is no limiter. The copies are the package's,
-# one kernel each. Three ways to give gathered buffers and packed gradients back: yours,
-# `record_stream`, and no wait at all.
+# far ahead. There is no limiter. The copies are the package's, one kernel each. Three ways to give
+# gathered buffers and packed gradients back: yours, `record_stream`, and no wait at all.
 
 
 # %%
@@ -793,14 +795,24 @@ KEEPERS = {"yours, held": YourHeld, "record_stream": Recorded, "no wait": Carele
 
 
 def record_all() -> dict[str, Any]:
-    """The programs of two steps on this rank."""
+    return {name: record(keeper) for name, keeper in KEEPERS.items()}
+
+
+def record(keeper: Any, steps: int = 4) -> Any:
+    """This rank's program; by the last step the allocator's cache is as large as it gets."""
     batch = next(LARGER.batches())
-    return {name: record_steps(partial(trainer_with, keeper), batch) for name, keeper in KEEPERS.items()}
-
-
-def trainer_with(keeper: Any) -> Trainer:
-    model = by_parameter(LARGER.model(), {}, PrefetchSchedule, keeper)
-    return Trainer(model, torch.optim.AdamW(model.parameters(), 1e-3))
+    with Recorder() as recorder:
+        model = by_parameter(LARGER.model(), {}, PrefetchSchedule, keeper)
+        trainer = Trainer(model, torch.optim.AdamW(model.parameters(), 1e-3))
+        recorder.watch(model, trainer.optimizer)
+        for number, state in enumerate(state_of(model).tree()):
+            name = f"block {number - 1}" if number else "root"
+            recorder.name_unit(name, SimpleNamespace(buffers={"parameters": state.unit.unsharded.full}))
+        recorder.reset_peaks()
+        for _ in range(steps):
+            recorder.mark(STEP)
+            take_step_of(trainer, batch, torch.device("cpu"), recorder.mark)
+    return recorder.program()
 
 
 with patch.dict("os.environ", MINIFSDP_DEVICE="cpu"):
@@ -819,8 +831,9 @@ plots.device_memory(
     {name: runs[name] for name in ("yours, held", "record_stream")},
     title=f"Held by reference {runs['yours, held'].peak('reserved') / MIB:.0f} MiB are reserved, with record_stream "
     f"{runs['record_stream'].peak('reserved') / MIB:.0f}",
-    says="Bytes over the host's time, which ends long before the device's. Orange is freed and held back. What is held "
-    "by reference counts as allocated, and serves again as soon as the owner's stream has been told to wait.",
+    says="Bytes over the host's time, which ends long before the device's. What is held by reference counts as "
+    "allocated, and serves again as soon as the owner's stream has been told to wait. What another stream was "
+    "recorded on stays active after its free.",
     lab="12",
     model=SLOW.name,
 )
@@ -828,16 +841,20 @@ plots.device_memory(
 # %%
 plots.timeline(
     {name: runs[name] for name in ("yours, held", "record_stream")},
-    title=f"The wait costs nothing: {runs['yours, held'].seconds * 1e3:.1f} ms a step, "
-    f"{runs['record_stream'].seconds * 1e3:.1f} with record_stream",
-    says="One step. The gather of the next unit waits for the copy out of an earlier one, which is over by then.",
+    title=f"Waits in the queue cost no time, {runs['yours, held'].seconds * 1e3:.1f} ms a step against "
+    f"{runs['record_stream'].seconds * 1e3:.1f}, and spread gathers out",
+    says="One step. Yours: in forward each gather waits on its stream until an earlier buffer was read. With "
+    "record_stream nothing holds gathers back, and all of forward's travel at once, into memory of their own.",
     lab="12",
 )
 
 # %% [markdown]
-# The third way, a free without a wait, takes no memory and no time either, and it is wrong: the next
-# gather is handed memory that the link may still be writing to. On a GPU nothing would raise; losses
-# would be off now and then.
+# In the second row the *host* has to be stopped, as lab 08's limiter does. In the first the streams
+# stop themselves, and the host queues the whole step at once.
+#
+# The third way, a free without a wait, needs no more memory and no time, and it is wrong: a packing
+# kernel is handed memory that the link may still be using. On a GPU nothing would raise; losses would be
+# off now and then.
 #
 # ## 12.6 Pad to 16 bytes
 #
@@ -890,8 +907,9 @@ YOURS |= {f"minifsdp.fsdp2.{name}.Rows": YourRows for name in ("unsharded", "gat
 WAYS["yours"] = partial(by_parameter, keeper=YourHeld)  # all six
 seen = launch(all_losses, 3)
 means = {name: [statistics.fmean(each) for each in zip(*(s[name] for s in seen), strict=True)] for name in WAYS}
-print("all six of your pieces on 3 ranks, losses equal to flat ones bit for bit:", means["yours"] == means["flat"])
-assert means["yours"] == means["flat"]
+near = all(abs(a / b - 1) < 1e-5 for a, b in zip(means["yours"], alone, strict=True))
+print("all six of your pieces on 3 ranks, losses equal to one process within 1e-5:", near)
+assert near
 
 # %% [markdown]
 # ### Computed: what padding costs and saves (C26)
@@ -904,49 +922,48 @@ assert means["yours"] == means["flat"]
 # %% tags=["C26"]
 with torch.device("meta"):
     REAL = units_of(GPT(vocabulary=50_257, width=768, layers=12, context=1024))
-WORLDS = [2, 3, 4, 7, 8, 16, 24, 64, 96, 256, 1000]
+WORLDS = [2, 3, 4, 6, 7, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1000]
 psi = sum(prod(shape) for unit in REAL for shape in unit)
-costs: dict[str, list[float]] = {"flat": [], "rows alone": [], "rows and gap": []}
-odd: dict[str, list[int]] = {"flat": [], "rows alone": [], "rows and gap": []}
-largest = 0
-print(f"{'':6}{'padding, % of the parameters':^42}{'units of 13 whose share is no multiple of 16 bytes':>52}")
-print(f"{'ranks':6}" + "".join(f"{name:>14}" for name in [*costs, *odd]))
+costs: dict[str, dict[int, float]] = {"flat": {}, "whole rows": {}, "the gap": {}}
+print(f"{'':6}{'padding, % of the parameters':^42}{'shares of 13 units, no multiple of 16 bytes':>48}")
+print(f"{'ranks':6}" + "".join(f"{name:>14}" for name in [*costs, "flat", "without gap", "with"]))
 for n in WORLDS:
     columns = [columns_of(unit, [0] * len(unit), n, 2) for unit in REAL]
-    shares = {
-        "flat": [-(-sum(map(prod, unit)) // n) for unit in REAL],
-        "rows alone": [sum(sizes[:-1]) for sizes in columns],
-        "rows and gap": [sum(sizes) for sizes in columns],
-    }
-    for name, each in shares.items():
-        costs[name].append(100 * (n * sum(each) / psi - 1))
-        odd[name].append(sum(2 * share % 16 != 0 for share in each))
-    print(f"{n:<6}" + "".join(f"{c[-1]:14.4f}" for c in costs.values()) + "".join(f"{o[-1]:14}" for o in odd.values()))
-largest = max(columns_of([(length,)], [0], n, 4)[-1] for length in range(1, 200) for n in (2, 3, 64))
-outcome(
-    "12.6",
-    4 * largest,
-    how="computed",
-    slips={"elements have 4 bytes: 15 is no number of them": 15, "none is needed then": 16},
-)
-assert max(odd["rows and gap"]) == 0, "a share is no multiple of 16 bytes"
+    even = [-(-sum(map(prod, unit)) // n) for unit in REAL]
+    without = [sum(sizes[:-1]) for sizes in columns]
+    padded = [sum(sizes) for sizes in columns]
+    costs["flat"][n] = 100 * (n * sum(even) / psi - 1)
+    costs["whole rows"][n] = 100 * (n * sum(without) / psi - 1)
+    costs["the gap"][n] = 100 * n * (sum(padded) - sum(without)) / psi
+    odd = [sum(2 * share % 16 != 0 for share in each) for each in (even, without, padded)]
+    assert odd[-1] == 0, "a share is no multiple of 16 bytes"
+    if n in (2, 3, 7, 8, 16, 64, 256, 1000):
+        print(
+            f"{n:<6}" + "".join(f"{each[n]:14.4f}" for each in costs.values()) + "".join(f"{each:14}" for each in odd)
+        )
+most = max(columns_of([(length,)], [0], n, 4)[-1] for length in range(1, 200) for n in (2, 3, 64))
+slips = {"elements have 4 bytes: 15 is no number of them": 15, "none is needed then": 16}
+outcome("12.6", 4 * most, how="computed", slips=slips)
 
 # %%
 plots.lines(
-    {name: (WORLDS, values) for name, values in costs.items()},
+    {name: ([n for n in each if each[n] > 0], [v for v in each.values() if v > 0]) for name, each in costs.items()},
     xlabel="ranks (logarithmic)",
-    ylabel="padding, % of the parameters",
-    title=f"Rows cost {costs['rows and gap'][-1]:.0f}% of padding on 1,000 ranks, the gap nothing to speak of",
-    says="A GPT with 12 blocks of width 768 in bf16. Whole rows are what costs: 768 rows over 1,000 ranks fill 768 of "
-    "them, over 256 ranks they divide evenly. `rows alone` lies under `rows and gap`.",
+    ylabel="padding, % of the parameters (logarithmic)",
+    title=f"Whole rows cost {costs['whole rows'][1000]:.0f}% of padding on 1,000 ranks, the gap "
+    f"{costs['the gap'][1000]:.2f}%",
+    says="A GPT with 12 blocks of width 768 in bf16; points at zero are left out. A parameter with 768 rows divides "
+    "evenly over 768 ranks, and leaves 232 of 1,000 with padding alone.",
     lab="12",
     logx=True,
+    logy=True,
 )
 
 # %% [markdown]
-# What the gap saves is a matter of luck: with a power of two of ranks and a width that it divides,
-# shares are aligned already. Three ranks, or an odd vocabulary, and they are not; flat shares
-# are no better off. Its cost is bounded: 15 bytes per rank and unit.
+# What the gap saves depends on luck: over 8 or 16 ranks this model's blocks have aligned shares
+# anyway, and only the root has not, because of its odd vocabulary. Over 7, 64 or 256 ranks hardly
+# any unit has, neither flat nor by parameter (on 64: a LayerNorm's 768 elements leave 12 each, 24
+# bytes). The cost is bounded by 15 bytes per rank and unit.
 #
 # ### Measured: names and checkpoints unchanged
 #
