@@ -71,7 +71,7 @@ def check_cut(answer, variant):
         raise AnswerError(
             f"{list(shape)} over {ranks} ranks along dimension {dim}: expected a ValueError, got {describe(got)}\n"
             "likely slip: along another dimension than 0 pieces of different lengths are refused, as in torch: pieces "
-            "interleave in memory there, and no view could leave the padding out"
+            "interleave in memory there, and padding would leave no contiguous view"
         )
 
 

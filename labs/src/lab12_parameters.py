@@ -33,7 +33,7 @@
 # 06 (streams, events).
 #
 # **Time** 60 minutes. **To run** on a laptop (gloo, 2 and 3 processes), on one GPU, or on a GPU
-# node. **Memory** a rank's tensors take less than 10 MiB here. Streams are examined on a GPU that
+# node. **Memory** a rank's tensors take less than 40 MiB here. Streams are examined on a GPU that
 # exists only on paper, as in lab 08; those results are marked "model".
 
 # %% tags=["setup"]
@@ -103,11 +103,11 @@ def flat(model: nn.Module, **kwargs: Any) -> nn.Module:
 
 def names() -> dict[str, list[str]]:
     """The first parameters that an optimizer gets, with their shapes on this rank."""
-    model = SETTINGS.model()
+    model, other = SETTINGS.model().to(rank_device()), SETTINGS.model().to(rank_device())
     for block in model.blocks:
         fully_shard(block)
     fully_shard(model)
-    found = {"flat": list(flat(SETTINGS.model()).named_parameters()), "by parameter": list(model.named_parameters())}
+    found = {"flat": list(flat(other).named_parameters()), "by parameter": list(model.named_parameters())}
     local = {"flat": lambda p: p, "by parameter": lambda p: p.to_local()}
     return {
         kind: [f"{name}: {list(local[kind](p).shape)} of {list(p.shape)}" for name, p in each[1:4]] + [f"{len(each)}"]
@@ -169,9 +169,9 @@ for shape, ranks, dim in (([5, 3], 2, 0), ([4], 3, 0), ([4, 6], 2, 1)):
     print(shape, "over", ranks, "ranks:", [list(cut(torch.zeros(shape), ranks, r, dim).shape) for r in range(ranks)])
 
 # %% [markdown]
-# A small first dimension leaves ranks without work to store. `shard_placement_fn` may then choose
-# another dimension, which has to divide evenly: padding at the end of *each row* could not be left
-# out by a view.
+# A small first dimension leaves ranks with nothing to store. `shard_placement_fn` may then choose
+# another dimension, which has to divide evenly: padding at the end of *each row* would leave no
+# contiguous view of the parameter.
 #
 # ## 12.2 Copy in
 #
@@ -495,9 +495,13 @@ class Copies(torch.utils._python_dispatch.TorchDispatchMode):
         self.paused = False
 
 
-def take_step(model: Any, optimizer: Any, batch: data.Batch) -> None:
-    model(*my_rows(batch)).backward()
+def take_step(model: Any, optimizer: Any, batch: data.Batch, mark: Callable[[str], Any] = str) -> None:
+    loss = model(*my_rows(batch))
+    mark("forward")
+    loss.backward()
+    mark("backward")
     optimizer.step()
+    mark("optimizer")
 
 
 def watched_step(wrap: Callable[[Any], Any]) -> dict[str, Any]:
@@ -510,10 +514,10 @@ def watched_step(wrap: Callable[[Any], Any]) -> dict[str, Any]:
         optimizer.zero_grad()
         ledger.reset_peaks()
         with comm.record() as calls:
-            take_step(model, optimizer, BATCHES[1])
-        held, peak = ledger.mark("step"), ledger.peak.total
+            take_step(model, optimizer, BATCHES[1], ledger.mark)
+        held, peak, curve = ledger.live(), ledger.peak.total, ledger.curve()
     sent = {op: round(sum(call.wire for call in calls if call.op == op)) for op in ("all_gather", "reduce_scatter")}
-    return {"held": held, "peak": peak, "messages": Counter(call.op for call in calls), "sent": sent}
+    return {"held": held, "peak": peak, "curve": curve, "messages": Counter(call.op for call in calls), "sent": sent}
 
 
 def count_copies(wrap: Callable[[Any], Any]) -> tuple[int, int]:
@@ -573,13 +577,25 @@ assert lines_of["reduce-scatters"] == [len(rows)] * 3
 assert lines_of["bytes sent"][1:] == [sent] * 2
 
 # %% [markdown]
-# What it costs: two more buffers, and copies. Flat units copy each gradient once, into the flat
-# gradient; per-parameter units copy parameters twice per gather as well. The number of *kernels* is
-# the smaller problem: on a GPU the package's three multi-tensor operators replace hundreds of `copy_`
-# (last two columns). Messages are the same. Bytes sent differ only by padding.
+# What it costs: a second buffer in each gather, and copies. Flat units copy each gradient once, into
+# the flat gradient; per-parameter units also copy parameters into and out of each gather. The number
+# of *kernels* is the smaller problem: the package's three multi-tensor operators replace hundreds of
+# `copy_` (last two columns). Messages are the same. Bytes sent differ only by padding.
 #
-# What it does not cost is peak memory, which is even lower here: autograd's gradients are whole only
-# until they are packed, parameter by parameter, and a flat gradient is whole from the first of them.
+# What it does not cost here is peak memory. A flat gradient is as large as its unit from the first
+# parameter on, the root's from the start of backward to its end. Yours are what autograd has made so
+# far: of the root, at first, the head's.
+
+# %%
+plots.curve(
+    usage["yours"]["curve"],
+    earlier={"flat": usage["flat"]["curve"]},
+    title=f"At its peak yours holds {usage['yours']['peak'] / MIB:.2f} MiB, a flat one {usage['flat']['peak'] / MIB:.2f}: "
+    "buffers in rank order are gone before gradients are many",
+    says="Bytes of rank 0 over the second step, in the order of allocations and frees. Communication: gathered buffers "
+    "in rank order, until they are copied out.",
+    lab="12",
+)
 
 # %%
 state = {
@@ -849,8 +865,8 @@ plots.timeline(
 )
 
 # %% [markdown]
-# In the second row the *host* has to be stopped, as lab 08's limiter does. In the first the streams
-# stop themselves, and the host queues the whole step at once.
+# In the second row only the *host* could hold gathers back, which is what lab 08's limiter does. In
+# the first row the streams do, and the host queues the whole step at once.
 #
 # The third way, a free without a wait, needs no more memory and no time, and it is wrong: a packing
 # kernel is handed memory that the link may still be using. On a GPU nothing would raise; losses would be
@@ -860,13 +876,13 @@ plots.timeline(
 #
 # *5 minutes, easy*
 #
-# Each column is as wide as the largest piece. The row is then a sum of odd numbers, and row r begins
-# at r times that. If it is no multiple of 16 bytes, all rows but the first begin at addresses at
-# which NCCL cannot load 16 bytes at once, and the collective becomes several times slower:
+# Each column is as wide as the largest piece, so a row can have any number of elements, and row r
+# begins at r times that. If a row is no multiple of 16 bytes, other rows begin at addresses at which
+# NCCL cannot load 16 bytes at once, and the collective becomes much slower:
 # [pytorch#195450](https://github.com/pytorch/pytorch/issues/195450) reports it for FSDP2's layout,
 # [nccl#413](https://github.com/NVIDIA/nccl/issues/413) and
-# [nccl-tests#97](https://github.com/NVIDIA/nccl-tests/issues/97) explain it. torch does not pad.
-# minifsdp adds a gap to each row.
+# [nccl-tests#97](https://github.com/NVIDIA/nccl-tests/issues/97) explain it. torch 2.13 does not pad
+# rows. minifsdp adds a gap to each.
 #
 # Predict: how many bytes of gap has a row of float32 at most?
 

@@ -66,7 +66,7 @@ def cut(whole, ranks, rank, dim=0):
     return whole.flatten()[rank * size : (rank + 1) * size]
 
 
-wrong("12.1", "no view could leave the padding out").diff("""
+wrong("12.1", "padding would leave no contiguous view").diff("""
 Refuses nothing.
 - if dim and length % ranks:
 -     raise ValueError(f"{length} rows along dimension {dim} do not make {ranks} equal pieces")
