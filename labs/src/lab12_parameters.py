@@ -590,7 +590,7 @@ assert lines_of["bytes sent"][1:] == [sent] * 2
 plots.curve(
     usage["yours"]["curve"],
     earlier={"flat": usage["flat"]["curve"]},
-    title=f"At its peak yours holds {usage['yours']['peak'] / MIB:.2f} MiB, a flat one {usage['flat']['peak'] / MIB:.2f}: "
+    title=f"A peak of {usage['yours']['peak'] / MIB:.2f} MiB, {usage['flat']['peak'] / MIB:.2f} with flat units: "
     "buffers in rank order are gone before gradients are many",
     says="Bytes of rank 0 over the second step, in the order of allocations and frees. Communication: gathered buffers "
     "in rank order, until they are copied out.",
