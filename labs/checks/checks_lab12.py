@@ -113,7 +113,7 @@ def piece_of(answer, whole, ranks, rank, dim):
     if wanted.numel() and not shares_memory(got, whole):
         raise AnswerError(
             f"rank {rank}, piece of {where}: expected a view of the parameter, got a copy\n"
-            "likely slip: whoever copies to the piece writes to the parameter (12.3): `narrow`, `chunk` and slices are "
+            "likely slip: a copy to the piece has to reach the parameter (12.3): `narrow`, `chunk` and slices are "
             "views"
         )
 
@@ -292,7 +292,7 @@ def values_of(got, whole, gathered, place, where):
         slips["along another dimension pieces interleave: the parameter's chunk r along `dim` is row r"] = as_rows
     slip = "chunk r of the parameter is the front of row r of its column"
     if bool((got == POISON).any()):
-        slip = "the padding was copied, too: a row's last elements, and the gap, are nobody's"
+        slip = "the padding was copied, too: a row's last elements, and the gap, belong to no parameter"
     elif bool((got == POISON + 1).any()):
         slip = "some of the parameter was never written"
     if whole.dtype == got.dtype and same(got, slips.get(next(reversed(slips)))):
@@ -413,7 +413,7 @@ def pair_of(answer):
 
 @check("12.5")
 def check_hold(answer, variant):
-    """Memory stays until the stream of its owner waits for the last reader, and the host waits for nobody."""
+    """Memory stays until the stream of its owner waits for the last reader, and the host never waits."""
     reader, owner = device.new_stream(HOST), device.new_stream(HOST)
     first, second, third = [torch.zeros(variant.size, device="cpu") for _ in range(3)]
     views = [buffer[:2] for buffer in (first, second, third)]  # a reference that is dropped frees nothing
@@ -470,7 +470,7 @@ def kept(log, buffer):
         "`record_stream` is what this replaces: the allocator would hold the memory back until it polls": [
             "record_stream on the reader"
         ],
-        "without an event nobody can know when the reader is done": [],
+        "without an event the reader's end cannot be waited for": [],
         "the owner is to wait, and later: the reader goes on": [recorded, "the reader waits for event 1"],
         "the host must not wait: it runs ahead": [recorded, "the host waits"],
     }

@@ -129,7 +129,7 @@ for kind, (*some, number) in launch(names, RANKS)[0].items():
 # *8 minutes, medium*
 #
 # A flat parameter is cut anywhere, even inside a row. FSDP2 cuts each parameter along a dimension,
-# dimension 0 unless told otherwise, as `torch.chunk` does: the first pieces have ceil(length / N)
+# dimension 0 by default, as `torch.chunk` does: the first pieces have ceil(length / N)
 # rows, the next one has what is left, and ranks behind that have **nothing**: a piece with 0 rows.
 # Rows stay together, which block-wise quantization and optimizers that work on matrices need.
 #
@@ -729,8 +729,8 @@ assert ratio > 100
 # ahead finds memory still taken and needs a limiter.
 #
 # FSDP2 does without both. It *keeps a reference* to the buffer. Before the owner's stream allocates
-# the next buffer, that stream is told to wait for an event behind the last reader; then the memory
-# is freed. What the owner gets next comes later in its own queue, so the block may be reused at once,
+# the next buffer, a wait for an event behind the last reader goes into that stream's queue; then the
+# memory is freed. What the owner gets next comes later in its own queue, so the block may be reused at once,
 # however far ahead the host is. The host never waits.
 #
 # Predict: `active - allocated` counts bytes that the program has freed and the allocator must hold
@@ -848,8 +848,8 @@ plots.device_memory(
     title=f"Held by reference {runs['yours, held'].peak('reserved') / MIB:.0f} MiB are reserved, with record_stream "
     f"{runs['record_stream'].peak('reserved') / MIB:.0f}",
     says="Bytes over the host's time, which ends long before the device's. What is held by reference counts as "
-    "allocated, and serves again as soon as the owner's stream has been told to wait. What another stream was "
-    "recorded on stays active after its free.",
+    "allocated, and serves again once a wait for its last reader is in the owner's queue. What another stream "
+    "was recorded on stays active after its free.",
     lab="12",
     model=SLOW.name,
 )
@@ -1066,8 +1066,8 @@ assert all(equal)
 # `shard_placement_fn`: 512 columns each.</details>
 #
 # **2. Why must unused places be zero in 12.4, and not in 12.2?**
-# <details><summary>Answer</summary>Nobody reads a gathered row's unused places: the copy out leaves them
-# behind. A reduction adds all places up; the sum is left out when it is delivered, but hooks and
+# <details><summary>Answer</summary>A gathered row's unused places are never read: the copy out leaves
+# them behind. A reduction adds all places up; the sum is left out when it is delivered, but hooks and
 # checks for infinities see it, and nan is contagious there.</details>
 #
 # **3. Flat parameters need a limiter with `record_stream`. Could they be held by reference, too?**

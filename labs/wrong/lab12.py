@@ -393,7 +393,7 @@ def hold():
     return keep, give_back
 
 
-@wrong("12.5", "without an event nobody can know")
+@wrong("12.5", "without an event the reader's end")
 def hold():
     """Keeps the buffer, and waits for the reader's stream later."""
     kept = []
