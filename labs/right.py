@@ -54,3 +54,47 @@ def rate_limit(gather, free, limit):
         free(unit)
 
     return limited_gather, limited_free
+
+
+@right("12.1")
+def cut(whole, ranks, rank, dim=0):
+    """Asks `chunk` itself."""
+    if dim and whole.shape[dim] % ranks:
+        raise ValueError
+    parts = whole.chunk(ranks, dim)
+    return parts[rank] if rank < len(parts) else whole.narrow(dim, whole.shape[dim], 0)
+
+
+@right("12.3")
+def copy_out(gathered, params, dims, sizes, ranks):
+    """Concatenates, leaves the padding behind, and copies once."""
+    for whole, dim, column in zip(params, dims, gathered.view(ranks, -1).split(sizes, 1), strict=False):
+        shape = list(whole.shape)
+        shape[dim] = -(-shape[dim] // ranks)
+        whole.copy_(torch.cat([row.view(shape) for row in column], dim).narrow(dim, 0, whole.shape[dim]))
+
+
+@right("12.4")
+def chunk_cat(packed, gradients, dims, sizes):
+    """Goes by torch's own kernel where dimension 0 is cut."""
+    ranks = packed.shape[0]
+    parts = [torch.stack(g.chunk(ranks, dim)).flatten(1) if dim else g for g, dim in zip(gradients, dims, strict=True)]
+    parts += [packed.new_zeros(ranks, sizes[-1])] if sizes[-1] else []
+    torch._chunk_cat([part.to(packed.dtype) for part in parts], 0, ranks, out=packed)
+
+
+@right("12.5")
+def hold():
+    """Lets the stream wait for all before it frees any."""
+    kept = []
+
+    def keep(buffer):
+        kept.append((buffer, device.current_stream(buffer.device).record_event()))
+
+    def give_back(on):
+        for _, read in kept:
+            read.wait(device.current_stream(on))
+        while kept:
+            kept.pop()[0].untyped_storage().resize_(0)
+
+    return keep, give_back

@@ -1,432 +1,574 @@
 """The checks of lab 12."""
 
-import math
 from contextlib import contextmanager
-from unittest.mock import patch
+from itertools import accumulate
+from math import prod
 
 import torch
+from torch import Tensor
 
 from minifsdp import device
-from minifsdp.course.workshop.checking import AnswerError, check, expect
+from minifsdp.course.workshop.checking import AnswerError, check, describe, expect, same
 
-POISON = -77.0  # stands wherever an answer must not write, and where it must
+POISON = -77.0  # of memory that nobody has written to yet: every dtype holds it
+
+
+def numbers(shape, dtype=torch.float32, first=1):
+    """Small whole numbers, such that every dtype holds them exactly."""
+    return ((torch.arange(prod(shape)) + first) % 113 + 1).to(dtype).view(shape)
+
+
+def pieces_of(whole, ranks, dim):
+    """Each rank's piece, as `torch.chunk` cuts it, and empty ones for ranks that it has none for."""
+    found = list(whole.chunk(ranks, dim))
+    empty = whole.narrow(dim, whole.shape[dim], 0)
+    return [*found, *[empty] * (ranks - len(found))]
+
+
+def width_of(shape, ranks, dim):
+    """Elements of a piece, padding included."""
+    return prod(shape) // max(1, shape[dim]) * -(-shape[dim] // ranks)
+
+
+def shares_memory(part, whole):
+    return part.untyped_storage().data_ptr() == whole.untyped_storage().data_ptr()
+
 
 # 12.1
 
 
-def rows_of(shape, ranks):
-    """How many rows each rank has, counted row by row."""
-    longest = math.ceil(shape[0] / ranks)
-    return [sum(row // longest == rank for row in range(shape[0])) for rank in range(ranks)]
-
-
-def numbered(shape, seed=0):
-    return torch.arange(math.prod(shape), dtype=torch.float32).view(shape) + 1000 * seed
-
-
-def shapes_of(variant):
-    n = variant.ranks
-    return ((5, 3), (2 * n, 4), (1,), (n + 1, 2), (variant.size,), (3, 2, 2), (2 * n + 1,))
+def cut_cases(variant):
+    """(shape, ranks, dim): with short pieces, with ranks that get nothing, and along other dimensions."""
+    n, size = variant.ranks, variant.size
+    return (
+        ((5, 3), 2, 0),
+        ((6, 2), 3, 0),
+        ((7, 2), 4, 0),
+        ((size * n + 1, 3), n, 0),
+        ((9, 2), 8, 0),
+        ((4,), 3, 0),
+        ((1, 4), n, 0),
+        ((4, 6), 2, 1),
+        ((3, 2, 3 * n), n, 2),
+        ((3, 5), 1, 1),
+        ((3, 5), 1, 0),
+    )
 
 
 @check("12.1")
 def check_cut(answer, variant):
-    """Equal pieces but for the last ranks', which are shorter or empty, as views: nothing is copied."""
-    for ranks in dict.fromkeys((2, variant.ranks, 4, 1)):
-        for shape in shapes_of(variant):
-            whole, counts = numbered(shape, variant.seed), rows_of(shape, ranks)
-            even, rest = divmod(shape[0], ranks)
-            balanced = [even + (rank < rest) for rank in range(ranks)]
-            before, views = whole.clone(), []
-            setting = f"a parameter of shape {list(shape)} over {ranks} ranks"
-            for rank in range(ranks):
-                got = answer(whole, rank, ranks)
-                if not isinstance(got, torch.Tensor):
-                    raise AnswerError(f"{setting}: rank {rank}, expected a tensor, got {type(got).__name__}")
-                start = sum(counts[:rank])
-                wanted = whole[start : start + counts[rank]]
-                flat = whole.flatten()
-                piece = -(-flat.numel() // ranks)
-                slips = {
-                    "a rank that has no rows has an empty tensor [0, ...], of the parameter's other dimensions": (
-                        whole.new_empty(0)
-                    ),
-                    "cut dimension 0, not the flattened parameter: a row stays in one piece": flat[
-                        rank * piece : (rank + 1) * piece
-                    ],
-                    "`torch.chunk` makes all pieces as long as the first; only the last are shorter": whole[
-                        sum(balanced[:rank]) : sum(balanced[: rank + 1])
-                    ],
-                    "round up: with `//` the last rows belong to nobody": whole[even * rank : even * (rank + 1)],
-                    "a piece is what is there, without padding": torch.cat(
-                        [wanted, wanted.new_zeros(max(counts) - len(wanted), *shape[1:])]
-                    ),
-                }
-                expect(f"{setting}: piece", got, wanted, rank=rank, slips=slips)
-                views.append(got)
-            if any(
-                got.numel() and got.untyped_storage().data_ptr() != whole.untyped_storage().data_ptr() for got in views
-            ):
-                raise AnswerError(
-                    f"{setting}: expected views of the parameter, got memory of its own\n"
-                    "likely slip: slicing and `narrow` make views; whoever wants a copy can make one"
-                )
-            expect(f"a parameter of shape {list(shape)} afterwards", whole, before, slip="only look at the parameter")
+    """Pieces as `torch.chunk` cuts them, views of the parameter, and empty ones on ranks that are left without."""
+    for shape, ranks, dim in cut_cases(variant):
+        whole = numbers(shape)
+        for rank in range(ranks):
+            piece_of(answer, whole, ranks, rank, dim)
+        expect(f"{list(shape)} over {ranks} ranks, the parameter afterwards", whole, numbers(shape))
+    for shape, ranks, dim in (((4, 5), 2, 1), ((2, 3, 4), 3, 2)):
+        try:
+            got = answer(numbers(shape), ranks, ranks - 1, dim)
+        except ValueError:
+            continue
+        raise AnswerError(
+            f"{list(shape)} over {ranks} ranks along dimension {dim}: expected a ValueError, got {describe(got)}\n"
+            "likely slip: along another dimension than 0 pieces of different lengths are refused, as in torch: pieces "
+            "interleave in memory there, and padding would leave no contiguous view"
+        )
 
 
-# 12.2
+def piece_of(answer, whole, ranks, rank, dim):
+    shape, length = list(whole.shape), whole.shape[dim]
+    where = f"{shape} over {ranks} ranks" + (f" along dimension {dim}" if dim else "")
+    wanted = pieces_of(whole, ranks, dim)[rank]
+    try:
+        got = answer(whole, ranks, rank, dim)
+    except Exception as error:
+        slip = "a rank behind the end has a piece of no elements; `chunk` returns fewer than N parts then"
+        if dim == 0 and length % ranks and isinstance(error, ValueError):
+            slip = "along dimension 0 any length will do: only other dimensions have to divide evenly"
+        elif wanted.numel():
+            slip = "this piece is there, and `narrow` or a slice gets it"
+        raise AnswerError(f"rank {rank}, {where}: it raises {error!r}\nlikely slip: {slip}") from error
+    rows, flat = -(-length // ranks), whole.flatten()
+    each = length // ranks
+    rest = whole.narrow(dim, min(rank * each, length), each if rank < ranks - 1 else length - rank * each)
+    padded = torch.cat([wanted, wanted.new_zeros(*shape[:dim], rows - wanted.shape[dim], *shape[dim + 1 :])], dim)
+    elements = flat[rank * -(-flat.numel() // ranks) :][: -(-flat.numel() // ranks)]
+    slips = {
+        "`tensor_split` evens lengths out; `chunk` gives every rank ceil(length / N) rows as long as there are any": (
+            whole.tensor_split(ranks, dim)[rank]
+        ),
+        "the rows that are left over make the *first* pieces longer, not the last one": rest,
+        "the padding is no part of the piece: it is put in where pieces travel": padded,
+        "every N-th row: a piece is contiguous along the dimension that is cut": whole[rank::ranks],
+        "cut by elements, as a flat parameter is: here a row stays together": elements,
+        "an empty piece has the other dimensions of the parameter, too": whole.new_empty(0),
+        "it is to be cut along `dim`": pieces_of(whole, ranks, 0)[rank],
+    }
+    slip = "a rank behind the end has a piece of no elements, and not the last rows once more"
+    if wanted.numel():
+        slip = "rank r begins at row r · ceil(length / N)"
+    if not isinstance(got, Tensor):
+        raise AnswerError(f"rank {rank}, {where}: expected a tensor, got {describe(got)}\nlikely slip: {slip}")
+    expect(f"piece of {where}", got, wanted, rank=rank, slips=slips, slip=slip)
+    if wanted.numel() and not shares_memory(got, whole):
+        raise AnswerError(
+            f"rank {rank}, piece of {where}: expected a view of the parameter, got a copy\n"
+            "likely slip: a copy to the piece has to reach the parameter (12.3): `narrow`, `chunk` and slices are "
+            "views"
+        )
 
 
-def columns_of(shapes, ranks):
-    return [max(rows_of(shape, ranks)) * math.prod(shape[1:]) for shape in shapes]
+# 12.2, 12.3, 12.4: buffers in rank order
+
+GROUPS = (  # shapes and dims of a group's parameters
+    (((5, 3), 0), ((5,), 0)),
+    (((7, 2), 0), ((4, 6), 1), ((1,), 0), ((6,), 0)),
+    (((2, 12, 2), 1), ((3, 2), 0), ((6, 6), 1)),
+)
+
+
+def layout(group, ranks, gap):
+    """Sizes of the columns of a row, the gap's last, and where each begins."""
+    sizes = [*(width_of(shape, ranks, dim) for shape, dim in group), gap]
+    return sizes, [0, *accumulate(sizes)][:-1]
+
+
+def packed_by_rank(wholes, group, ranks, gap, dtype, fill):
+    """What a buffer [N, S] should hold, `fill` between the pieces."""
+    sizes, starts = layout(group, ranks, gap)
+    buffer = torch.full((ranks, sum(sizes)), fill, dtype=dtype)
+    for whole, (_, dim), start in zip(wholes, group, starts, strict=False):
+        for rank, piece in enumerate(pieces_of(whole, ranks, dim)):
+            buffer[rank, start : start + piece.numel()] = piece.flatten().to(dtype)
+    return buffer
+
+
+def packed_tight(wholes, group, ranks, gap, dtype, fill):
+    """The same without padding between the pieces."""
+    sizes, _ = layout(group, ranks, gap)
+    buffer = torch.full((ranks, sum(sizes)), fill, dtype=dtype)
+    for rank in range(ranks):
+        row = torch.cat([pieces_of(w, ranks, dim)[rank].flatten() for w, (_, dim) in zip(wholes, group, strict=True)])
+        buffer[rank, : row.numel()] = row.to(dtype)
+    return buffer
+
+
+def settings(variant):
+    for ranks in (variant.ranks, 4, 1, 6):
+        for number, group in enumerate(GROUPS):
+            if all(dim == 0 or shape[dim] % ranks == 0 for shape, dim in group):
+                dtypes = (torch.float32, torch.bfloat16) if ranks == variant.ranks else (torch.float32,)
+                for dtype in dtypes:
+                    yield ranks, group, (3, 0, 1)[number], dtype
+
+
+def wholes_of(group, variant, dtype=torch.float32):
+    return [numbers(shape, dtype, 17 * i + variant.seed) for i, (shape, _) in enumerate(group)]
+
+
+def named(group, ranks):
+    texts = [f"{list(shape)}" + (f" cut along {dim}" if dim else "") for shape, dim in group]
+    return f"{', '.join(texts)}, {ranks} ranks"
 
 
 @check("12.2")
-def check_plan_row(answer, variant):
-    """A column for the longest piece of each parameter, and a gap to a multiple of 16 bytes: the same on every rank."""
-    groups = (shapes_of(variant), ((5, 3), (4,)), ((8, 4), (8,)), ((3,),), ((1,), (1,), (1,)), ((7, 7), (7,), (2, 5)))
-    for shapes in groups:
-        for ranks in dict.fromkeys((2, variant.ranks, 4, 1)):
-            for itemsize in (4, 2, 8):
-                given = [torch.Size(shape) for shape in shapes]
-                sizes = columns_of(shapes, ranks)
-                used = sum(sizes) * itemsize
-                wanted = [*sizes, (math.ceil(used / 16) * 16 - used) // itemsize]
-                got = answer(given, ranks, itemsize)
-                setting = f"shapes {[list(shape) for shape in shapes]}, {ranks} ranks, {itemsize} bytes an element"
-                if not isinstance(got, list | tuple):
-                    raise AnswerError(f"{setting}: expected a list of numbers, got {type(got).__name__}")
-                evenly = [math.ceil(math.prod(shape) / ranks) for shape in shapes]
-                whole = [math.prod(shape) for shape in shapes]
-                slips = {
-                    "the gap is the last column of all, also where it is 0": sizes,
-                    "a full row needs no gap": [
-                        *sizes,
-                        16 // itemsize - sum(sizes) % (16 // itemsize),
-                    ],
-                    "16 bytes, not 16 elements: divide by `itemsize`": [*sizes, -sum(sizes) % 16],
-                    "the gap is counted in elements, like the columns": [*sizes, -used % 16],
-                    "rows stay whole: ceil(d / N) of them, times the elements of a row": [
-                        *evenly,
-                        -sum(evenly) % (16 // itemsize),
-                    ],
-                    "a column holds a rank's piece, not the whole parameter": [*whole, -sum(whole) % (16 // itemsize)],
-                    "the columns are as wide on every rank: the longest piece decides, so round up": [
-                        *(short := [shape[0] // ranks * math.prod(shape[1:]) for shape in shapes]),
-                        -sum(short) % (16 // itemsize),
-                    ],
-                    "one gap, at the end of the row: parameters need no alignment of their own": [
-                        *(wide := [-(-size * itemsize // 16) * 16 // itemsize for size in sizes]),
-                        -sum(wide) % (16 // itemsize),
-                    ],
-                }
-                expect(f"{setting}: columns and gap", list(got), wanted, slips=slips)
+def check_copy_in(answer, variant):
+    """Each piece at the front of its column, in this rank's row and nowhere else; the row goes into the gather."""
+    for ranks, group, gap, dtype in settings(variant):
+        wholes = wholes_of(group, variant)
+        sizes, starts = layout(group, ranks, gap)
+        wanted = packed_by_rank(wholes, group, ranks, gap, dtype, POISON)
+        tight = packed_tight(wholes, group, ranks, gap, dtype, POISON)
+        for rank in range(ranks):
+            packed_row(answer, (ranks, rank), group, wholes, sizes, starts, wanted, tight)
 
 
-# 12.3
-
-
-def laid_out(variant, ranks):
-    """Parameters in fp32, their columns in a row, and the gap: one that is never 0."""
-    shapes = [(5, 3), (4,), (ranks + 1, 2), (1,), (variant.size, 2)]
-    sizes = columns_of(shapes, ranks)
-    return [numbered(shape, seed) for seed, shape in enumerate(shapes, variant.seed)], [*sizes, 3]
-
-
-def pieces_of(whole, ranks):
-    return list(whole.split(rows_of(whole.shape, ranks)))
+def packed_row(answer, place, group, wholes, sizes, starts, wanted, tight):
+    ranks, rank = place
+    where = f"({named(group, ranks)}, {str(wanted.dtype).removeprefix('torch.')})"
+    gathered = torch.full((wanted.numel(),), POISON, dtype=wanted.dtype)
+    pieces = [pieces_of(whole, ranks, dim)[rank].contiguous() for whole, (_, dim) in zip(wholes, group, strict=True)]
+    given = [piece.clone() for piece in pieces]
+    with torch.no_grad():
+        row = answer(gathered, pieces, list(sizes), ranks, rank)
+    buffer = gathered.view(ranks, -1)
+    others = [other for other in range(ranks) if other != rank]
+    if touched := [other for other in others if bool((buffer[other] != POISON).any())]:
+        raise AnswerError(
+            f"rank {rank}, the row of rank {touched[0]} {where}: expected it untouched\n"
+            "likely slip: rank r packs into row r; the other rows are filled by the collective"
+        )
+    for (shape, _), start, size, piece in zip(group, starts, sizes, pieces, strict=False):
+        column, n = buffer[rank, start : start + size], piece.numel()
+        slips = {
+            "columns are as wide as the first rank's piece, on all ranks: a short piece leaves the end of its column": (
+                tight[rank, start : start + n]
+            ),
+            "nothing has been written here: an assignment to a name copies nothing": torch.full_like(
+                column[:n], POISON
+            ),
+        }
+        if 0 < n < size and same(column[size - n :], wanted[rank, start : start + n]):
+            slips["padding comes after the piece, not before it"] = column[:n].clone()
+        slip = "a piece's elements go in row-major order to the front of its column, in the buffer's dtype"
+        expect(
+            f"piece of {list(shape)} in the buffer {where}",
+            column[:n],
+            wanted[rank, start : start + n],
+            rank=rank,
+            slips=slips,
+            slip=slip,
+        )
+    if not isinstance(row, Tensor):
+        raise AnswerError(f"rank {rank} {where}: expected the row [S], got {describe(row)}")
+    expect(
+        f"elements of the row {where}",
+        row.numel(),
+        sum(sizes),
+        rank=rank,
+        slips={"the gap travels, too: it makes the share a multiple of 16 bytes": sum(sizes[:-1])},
+        slip="ranks send equal shares: the whole row, padding included",
+    )
+    if not shares_memory(row, gathered) or row.storage_offset() != rank * sum(sizes):
+        raise AnswerError(
+            f"rank {rank} {where}: expected a view of the buffer's row {rank}, got other memory\n"
+            "likely slip: the gather works in place, so that its input is a part of its output"
+        )
+    expect(
+        f"pieces afterwards {where}", pieces, given, rank=rank, slip="the shards are the optimizer's: read them only"
+    )
 
 
 @check("12.3")
-def check_copy_in(answer, variant):
-    """Each piece at the beginning of its column, cast on the way; the padding and the gap are left alone."""
-    for ranks in dict.fromkeys((2, variant.ranks, 4)):
-        wholes, sizes = laid_out(variant, ranks)
-        for dtype in (torch.float32, torch.bfloat16):
-            for rank in reversed(range(ranks)):  # the last has less
-                pieces = [pieces_of(whole, ranks)[rank] for whole in wholes]
-                before = [piece.clone() for piece in pieces]
-                row = torch.full((sum(sizes),), POISON, dtype=dtype)
-                wanted, tight, at, dense = row.clone(), row.clone(), 0, 0
-                for piece, size in zip(pieces, sizes, strict=False):
-                    wanted[at : at + piece.numel()] = piece.flatten().to(dtype)
-                    tight[dense : dense + piece.numel()] = piece.flatten().to(dtype)
-                    at, dense = at + size, dense + piece.numel()
-                zeroed, cleared = wanted.clone(), wanted.clone()
-                zeroed[wanted == POISON] = 0
-                cleared[-sizes[-1] :] = 0
-                given = [*sizes]
-                got = answer(row, pieces, given)
-                setting = f"rank {rank} of {ranks}, row of {dtype}"
-                if got is not None and got is not row:
-                    raise AnswerError(f"{setting}: write to `row`, and return nothing: got {type(got).__name__}")
-                slips = {
-                    "nothing has arrived in `row`: `copy_` writes to it, `=` does not": torch.full_like(row, POISON),
-                    "each begins at its column, also after a shorter piece: columns are alike on all ranks": tight,
-                    "the gap is no column of a parameter's: leave it alone": cleared,
-                    "leave the padding alone: nobody reads it, and to write it costs": zeroed,
-                }
-                expect(f"{setting}: the row", row, wanted, slips=slips)
-                expect(f"{setting}: the pieces afterwards", pieces, before, slip="the pieces are the optimizer's")
-                expect("`sizes` afterwards", given, sizes, slip="the list is the caller's, who needs it again")
+def check_copy_out(answer, variant):
+    """Every parameter has its values, at its own address, without padding, however it was cut."""
+    for ranks, group, gap, dtype in settings(variant):
+        wholes = wholes_of(group, variant, dtype)
+        sizes, starts = layout(group, ranks, gap)
+        gathered = packed_by_rank(wholes, group, ranks, gap, dtype, POISON).flatten()
+        memory = [torch.full((ranks * size,), POISON + 1, dtype=dtype) for size in sizes[:-1]]
+        params = [each[: prod(shape)].view(shape) for each, (shape, _) in zip(memory, group, strict=True)]
+        given, places, before = list(params), [p.data_ptr() for p in params], gathered.clone()
+        dims = [dim for _, dim in group]
+        where = f"({named(group, ranks)})"
+        try:
+            with torch.no_grad():
+                answer(gathered, params, dims, list(sizes), ranks)
+        except RuntimeError as error:
+            slip = "the last pieces are short, or not there at all: copy the first elements of a row, as many as fit"
+            raise AnswerError(f"{where}: it raises {error}\nlikely slip: {slip}") from error
+        for i, (whole, start, dim) in enumerate(zip(wholes, starts, dims, strict=False)):
+            values_of(given[i], whole, gathered, (ranks, start, sizes[i], dim), where)
+        moved = [i for i, p in enumerate(given) if p.data_ptr() != places[i]]
+        moved += [i for i, (p, q) in enumerate(zip(params, given, strict=False)) if p is not q and i not in moved]
+        if moved:
+            raise AnswerError(
+                f"parameter {moved[0]} {where}: expected it at its own address, got other memory\n"
+                "likely slip: autograd and modules hold these very tensors: copy into them"
+            )
+        behind = [m[p.numel() :] for m, p in zip(memory, given, strict=True)]
+        expect(
+            f"the memory behind the parameters {where}",
+            [bool((each == POISON + 1).all()) for each in behind],
+            [True] * len(behind),
+            slip="copied more than the parameter has",
+        )
+        expect(f"the buffer afterwards {where}", gathered, before, slip="it is read here, not written to")
 
 
-# 12.4
-
-
-def gathered_from(wholes, sizes, ranks, dtype):
-    """What the all-gather leaves, with poison as padding."""
-    buffer = torch.full((ranks, sum(sizes)), POISON, dtype=dtype)
-    for rank in range(ranks):
-        at = 0
-        for whole, size in zip(wholes, sizes, strict=False):
-            piece = pieces_of(whole, ranks)[rank].flatten()
-            buffer[rank, at : at + piece.numel()] = piece.to(dtype)
-            at += size
-    return buffer.flatten()
+def values_of(got, whole, gathered, place, where):
+    """One parameter's values, and the usual mistakes."""
+    ranks, start, size, dim = place
+    column = gathered.view(ranks, -1)[:, start : start + size]
+    as_rows = column.flatten()[: whole.numel()].view(whole.shape)
+    parameter_order = gathered[ranks * start :][: whole.numel()]
+    slips = {
+        "nothing has arrived: `=` gives a name to another tensor, `copy_` writes": torch.full_like(whole, POISON + 1),
+        "the buffer is in rank order: row r has rank r's piece of *every* parameter": (
+            parameter_order.view(whole.shape) if parameter_order.numel() == whole.numel() else None
+        ),
+    }
+    if dim:
+        slips["along another dimension pieces interleave: the parameter's chunk r along `dim` is row r"] = as_rows
+    slip = "chunk r of the parameter is the front of row r of its column"
+    if bool((got == POISON).any()):
+        slip = "the padding was copied, too: a row's last elements, and the gap, belong to no parameter"
+    elif bool((got == POISON + 1).any()):
+        slip = "some of the parameter was never written"
+    if whole.dtype == got.dtype and same(got, slips.get(next(reversed(slips)))):
+        slip = None
+    slips = {text: wrong for text, wrong in slips.items() if wrong is not None and not same(wrong, whole)}
+    expect(f"a parameter {list(whole.shape)} {where}", got, whole, slips=slips, slip=slip)
 
 
 @check("12.4")
-def check_copy_out(answer, variant):
-    """Each parameter's pieces together, in rank order, straight into its memory."""
-    for ranks in dict.fromkeys((2, variant.ranks, 4, 1)):
-        wholes, sizes = laid_out(variant, ranks)
-        for dtype in (torch.float32, torch.bfloat16):
-            gathered = gathered_from(wholes, sizes, ranks, dtype)
-            before = gathered.clone()
-            memories = [torch.full((ranks * size,), POISON - 1, dtype=dtype) for size in sizes[:-1]]
-            given, pointers = [*sizes], [memory.data_ptr() for memory in memories]
-            got = answer(gathered, memories, given, ranks)
-            setting = f"{ranks} ranks, {dtype}"
-            if got is not None:
-                raise AnswerError(f"{setting}: write to the memories, and return nothing: got {type(got).__name__}")
-            if [memory.data_ptr() for memory in memories] != pointers:
-                raise AnswerError(
-                    f"{setting}: a memory has moved\nlikely slip: the parameters are views of it: copy into it"
-                )
-            expect("`gathered` afterwards", gathered, before, slip="the buffer is only read")
-            expect("`sizes` afterwards", given, sizes, slip="the list is the caller's, who needs it again")
-            table, at = gathered.view(ranks, -1), 0
-            for number, (whole, size, memory) in enumerate(zip(wholes, sizes, memories, strict=False)):
-                wanted = table[:, at : at + size].flatten()
-                what = f"{setting}: memory of parameter {number}, of shape {list(whole.shape)}"
-                start = ranks * at
-                slips = {
-                    "nothing has arrived: `copy_` writes to a memory, `=` to a name": torch.full_like(
-                        wanted, POISON - 1
-                    ),
-                    "the buffer is in rank order: a parameter's pieces are in N places of it": gathered[
-                        start : start + ranks * size
-                    ],
-                    "element by element, not piece by piece: rank 0's piece comes whole, then rank 1's": table[
-                        :, at : at + size
-                    ].T.flatten(),
-                    "only the first row was copied: every rank has a piece": torch.cat(
-                        [wanted[:size], torch.full_like(wanted[size:], POISON - 1)]
-                    ),
-                    "the ranks are in reverse order": table.flip(0)[:, at : at + size].flatten(),
-                    "without the gap a row seems shorter than it is, and the ranks' columns shift": gathered[
-                        : ranks * (sum(sizes) - sizes[-1])
-                    ]
-                    .view(ranks, -1)[:, at : at + size]
-                    .flatten(),
-                }
-                expect(what, memory, wanted, slips=slips)
-                rows = memory.view(-1, *whole.shape[1:])[: whole.shape[0]]
-                expect(f"{what}, as the parameter", rows, whole.to(dtype))
-                at += size
+def check_chunk_cat(answer, variant):
+    """Row r has chunk r of every gradient, in the buffer's dtype, and zeros elsewhere."""
+    for ranks, group, gap, dtype in settings(variant):
+        gradients = wholes_of(group, variant)
+        sizes, starts = layout(group, ranks, gap)
+        dims = [dim for _, dim in group]
+        wanted = packed_by_rank(gradients, group, ranks, gap, dtype, 0.0)
+        where = f"({named(group, ranks)})"
+        for fill in (float("nan"), POISON):
+            packed = torch.full_like(wanted, fill)
+            given = [gradient.clone() for gradient in gradients]
+            try:
+                with torch.no_grad():
+                    answer(packed, given, list(dims), list(sizes))
+            except RuntimeError as error:
+                slip = "the last chunks are short, or not there at all: they fill the front of their row"
+                raise AnswerError(f"{where}: it raises {error}\nlikely slip: {slip}") from error
+            chunked(packed, wanted, gradients, group, (ranks, gap, fill), (sizes, starts), where)
+            expect(f"gradients afterwards {where}", given, gradients, slip="gradients are read, not written to")
+
+
+def chunked(packed, wanted, gradients, group, place, columns, where):
+    ranks, gap, fill = place
+    what, before = f"the packed gradients {where}", packed.isnan() if fill != fill else packed == fill
+    tight = packed_tight(gradients, group, ranks, gap, wanted.dtype, 0.0)
+    if bool(before.all()):
+        expect(what, packed, wanted, slip="nothing was written: the buffer is filled in place")
+    if bool(before.any()):
+        slip = "padding has to be zero, since it is reduced: in a chunk's end, for ranks without a chunk, in the gap"
+        if gap and bool((packed[:, -gap:] == 0).all()):
+            slip = "the gap is zero, and the ends of short columns are not: they are padding as well"
+        expect(what, packed, wanted, slip=slip)
+    if same(packed, tight) and not same(tight, wanted):
+        expect(what, packed, wanted, slip="columns are equally wide on all ranks: what is short is padded by itself")
+    if fill == fill and same(packed, wanted + fill):
+        expect(what, packed, wanted, slip="added to what the memory held before: it is uninitialized")
+    for (shape, dim), gradient, start, size in zip(group, gradients, columns[1], columns[0], strict=False):
+        column, right = packed[:, start : start + size], wanted[:, start : start + size]
+        slip = "row r has the gradient's chunk r, at the front of its column"
+        if dim and same(column.flatten(), gradient.flatten().to(column.dtype)):
+            slip = "a gradient that is cut along `dim` has its chunks along it: they are not contiguous"
+        elif not dim and same(column, spread(gradient.tensor_split(ranks), right)):
+            slip = "`tensor_split` evens lengths out, and the pieces of parameters and gradients have to agree"
+        elif not dim and same(column, spread(list(gradient.flatten().chunk(ranks)), right)):
+            slip = "cut by elements: a chunk has whole rows, or the optimizer's shards get other elements' gradients"
+        elif same(column, right / ranks):
+            slip = "the mean is taken by the reduction, over the ranks; here nothing is divided"
+        expect(f"gradient {list(shape)} in the buffer {where}", column, right, slip=slip)
+    expect(f"the packed gradients {where}", packed, wanted, slip="the gap's elements are zero")
+
+
+def spread(parts, like):
+    """Parts at the front of the rows, zeros behind."""
+    found = torch.zeros_like(like)
+    for row, part in zip(found, parts, strict=False):
+        n = min(part.numel(), row.numel())
+        row[:n] = part.flatten()[:n].to(row.dtype)
+    return found
 
 
 # 12.5
 
-
-def plain_cut(whole, rank, ranks):
-    return pieces_of(whole, ranks)[rank]
+HOST = torch.device("cpu", 0)  # not the `cpu` that an answer may think of by itself
 
 
-@check("12.5")
-def check_pack(answer, variant):
-    """Rank r's rows of every gradient in row r, zeros in the padding, the gap, and where there is no gradient."""
-    for ranks in dict.fromkeys((2, variant.ranks, 4, 1)):
-        wholes, sizes = laid_out(variant, ranks)
-        for missing in ((), (1,), (0, 3)):
-            for dtype in (torch.float32, torch.bfloat16):
-                gradients = [None if i in missing else whole + 1 for i, whole in enumerate(wholes)]
-                if not missing:
-                    gradients[0] = gradients[0].T.contiguous().T  # as autograd may make it
-                before = [None if each is None else each.clone() for each in gradients]
-                packed = torch.full((ranks * sum(sizes),), POISON, dtype=dtype)
-                wanted = torch.zeros(ranks, sum(sizes), dtype=dtype)
-                dirty = torch.full((ranks, sum(sizes)), POISON, dtype=dtype)
-                shifted, at, dense = wanted.clone(), 0, 0
-                for gradient, size in zip(gradients, sizes, strict=False):
-                    for rank in range(ranks):
-                        piece = torch.empty(0) if gradient is None else pieces_of(gradient, ranks)[rank].flatten()
-                        wanted[rank, at : at + len(piece)] = dirty[rank, at : at + len(piece)] = piece.to(dtype)
-                        shifted[rank, dense : dense + len(piece)] = piece.to(dtype)
-                    at, dense = at + size, dense + size * (gradient is not None)
-                absent_dirty, at = wanted.clone(), 0
-                for gradient, size in zip(gradients, sizes, strict=False):
-                    if gradient is None:
-                        absent_dirty[:, at : at + size] = POISON
-                    at += size
-                gap_dirty = wanted.clone()
-                gap_dirty[:, -sizes[-1] :] = POISON
-                in_order = torch.cat([
-                    torch.cat([
-                        torch.zeros(ranks * size) if g is None
-                        else torch.cat([g.flatten(), torch.zeros(ranks * size - g.numel())])
-                        for g, size in zip(gradients, sizes, strict=False)
-                    ]),
-                    torch.zeros(ranks * sizes[-1]),
-                ]).to(dtype)  # fmt: skip
-                given = [*sizes]
-                setting = f"{ranks} ranks, {dtype}" + f", no gradient for {list(missing)}" * bool(missing)
-                got = answer(gradients, packed, given, ranks, plain_cut)
-                if got is not None and got is not packed:
-                    raise AnswerError(f"{setting}: write to `packed`, and return nothing: got {type(got).__name__}")
-                slips = {
-                    "nothing has arrived in `packed`: `copy_` writes to it, `=` does not": torch.full_like(
-                        packed, POISON
-                    ),
-                    "in rank order, not in parameter order: rank r keeps row r": in_order,
-                    "the columns of what has no gradient stay where they are, as zeros": shifted.flatten(),
-                    "what has no gradient on this rank still adds to the others' sum: zeros": absent_dirty.flatten(),
-                    "the gap is summed, too: garbage there may overflow": gap_dirty.flatten(),
-                    "the padding is summed, too, and becomes memory of `.grad`: zeros": dirty.flatten(),
-                }
-                expect(f"{setting}: the packed gradients", packed, wanted.flatten(), slips=slips)
-                for after, was in zip(gradients, before, strict=True):
-                    if after is not None:
-                        expect("a gradient afterwards", after, was, slip="gradients are only read")
-                expect("`sizes` afterwards", given, sizes, slip="the list is the caller's, who needs it again")
+class Told:
+    """What a device with queues would have been told, in words, and which buffers were freed by then."""
 
+    def __init__(self, streams, buffers):
+        self.streams, self.buffers = streams, buffers
+        self.log, self.events, self.kept = [], {}, []
 
-# 12.6
+    def __call__(self, command):
+        stream = next((name for name, each in self.streams.items() if each is command.stream), "another stream")
+        self.kept.append(command.subject)  # so that no other object gets its id
+        if command.verb == "record":
+            name = self.events[id(command.subject)] = f"event {len(self.events) + 1}"
+            self.log.append(f"{stream} records {name}")
+        elif command.verb == "wait":
+            event = self.events.get(id(command.subject), "another event")
+            buffer = self.buffers.get(event)
+            freed = buffer is not None and not device.is_allocated(buffer)
+            self.log.append(f"{stream} waits for {event}" + (", with its buffer freed" if freed else ""))
+        else:
+            self.log.append("the host waits" if command.verb == "synchronize" else f"{command.verb} on {stream}")
 
-READER, OWNER = "the reader's stream", "the owner's stream"
+    def since(self):
+        """The log since the last call."""
+        said, self.log = self.log, []
+        return said
 
 
 @contextmanager
-def followed(log, streams):
-    """What is queued on which stream, and the events by their number."""
-    numbers, kept = {}, []
-
-    def watch(command):
-        where = next((name for name, stream in streams.items() if stream is command.stream), "another stream")
-        if command.verb == "record":
-            kept.append(command.subject)
-            numbers[id(command.subject)] = len(kept)
-            log.append(f"event {len(kept)} on {where}")
-        elif command.verb == "wait":
-            log.append(f"{where} waits for event {numbers.get(id(command.subject))}")
-        elif command.verb == "synchronize":
-            log.append("the host waits")
-        else:
-            log.append(f"{command.verb} on {where}")
-
+def told(streams, buffers):
+    watch = Told(streams, buffers)
     device.command_observers.append(watch)
     try:
-        yield
+        yield watch
     finally:
         device.command_observers.remove(watch)
 
 
-def freed(buffers):
-    return [not buffer.untyped_storage().nbytes() for buffer in buffers]
-
-
-WHERE = torch.device("cpu", 0)  # not the `cpu` that an answer may think of by itself
-
-
-@check("12.6")
-def check_hold(answer, variant):
-    """Kept until the owner's stream waits for the reader's event, then freed; the host waits for nothing."""
-    streams = {OWNER: device.new_stream(WHERE), READER: device.new_stream(WHERE)}
-    current_stream = device.current_stream
-
-    def of_device(where):
-        if where != WHERE:
-            raise AnswerError(
-                f"whose current stream it is: expected that of `where`, got that of {where}\n"
-                "likely slip: a rank may have several devices: `device.current_stream(where)`"
-            )
-        return current_stream(where)
-
-    pairs = [pair_of(answer), pair_of(answer)]
-    for count in (1, 2, 2 + variant.size % 3):
-        for keep, give_back in pairs:  # the second pair must not share what the first one keeps
-            log: list[str] = []
-            buffers = [torch.zeros(variant.size + 4) for _ in range(count)]
-            with patch.object(device, "current_stream", of_device), followed(log, streams):
-                for buffer in buffers:
-                    with device.on_stream(streams[READER]):
-                        keep(buffer)
-                wanted = [f"event {number} on {READER}" for number in range(1, count + 1)]
-                expect(f"after `keep` of {count}: queued", log, wanted, slip=why_kept(log))
-                expect(
-                    f"after `keep` of {count}: freed",
-                    freed(buffers),
-                    [False] * count,
-                    slip="the reader's kernels are queued, not done: the memory stays until the owner waits for them",
-                )
-                with device.on_stream(streams[OWNER]):
-                    give_back()
-                waits = [f"{OWNER} waits for event {number}" for number in range(1, count + 1)]
-                last = [f"{OWNER} waits for event {count}"]
-                if log[count:] != last:  # the last event of one stream comes after all before it
-                    expect(
-                        f"`give_back` of {count}: queued", log[count:], waits, slip=why_given_back(log[count:], count)
-                    )
-                slip = "after the wait the memory is the owner's again: `buffer.untyped_storage().resize_(0)`"
-                expect(f"after `give_back` of {count}: freed", freed(buffers), [True] * count, slip=slip)
-                log.clear()
-                with device.on_stream(streams[OWNER]):
-                    give_back()
-                slip = "what has been given back is no longer kept: clear the list, or every later call waits again"
-                expect("a second `give_back`: queued", log, [], slip=slip)
-    keep, give_back = pairs[0]
-    buffer, log = torch.zeros(4), []
-    with patch.object(device, "current_stream", of_device), followed(log, streams):
-        with device.on_stream(streams[READER]):
-            keep(buffer)
-        pairs[1][1]()
-    expect(
-        "freed by another pair's `give_back`",
-        freed([buffer]),
-        [False],
-        slip="each call of `hold` makes a list of its own: two owners' buffers must not mix",
-    )
-    with patch.object(device, "current_stream", of_device), device.on_stream(streams[OWNER]):
-        give_back()
-
-
 def pair_of(answer):
-    pair = answer(WHERE)
+    pair = answer()
     if not (isinstance(pair, tuple | list) and len(pair) == 2 and all(map(callable, pair))):
-        raise AnswerError(f"expected two functions, `keep` and `give_back`, got {type(pair).__name__}")
+        raise AnswerError(f"expected two functions, `keep` and `give_back`, got {describe(pair)}")
     return pair
 
 
-def why_kept(log):
-    if not log:
-        return "nothing says when the reader will be done: record an event on its stream, which is current"
-    if any("record_stream" in each for each in log):
-        return "`device.free` calls `record_stream`: that is the other way, whose memory comes back later"
-    if any("host" in each for each in log):
-        return "the host has to run ahead: it queues a wait, and waits for nothing itself"
-    return "one event for each buffer, on the stream that is current when `keep` is called"
+@check("12.5")
+def check_hold(answer, variant):
+    """Memory stays until the stream of its owner waits for the last reader, and the host never waits."""
+    reader, owner = device.new_stream(HOST), device.new_stream(HOST)
+    first, second, third = [torch.zeros(variant.size, device="cpu") for _ in range(3)]
+    views = [buffer[:2] for buffer in (first, second, third)]  # a reference that is dropped frees nothing
+    streams = {"the reader": reader, "the owner": owner}
+    keep, give_back = pair_of(answer)
+    other_keep, other_back = pair_of(answer)
+    with told(streams, {"event 1": first, "event 2": second, "event 3": third}) as watch:
+        with device.on_stream(owner):
+            give_back(HOST)
+        expect(
+            "commands of a `give_back` before any `keep`",
+            watch.since(),
+            [],
+            slip="nothing is kept, nothing to wait for",
+        )
+        with device.on_stream(reader):
+            keep(first)
+            kept(watch.since(), first)
+            keep(second)
+            expect(
+                "commands of a second `keep`", watch.since(), ["the reader records event 2"], slip="an event for each"
+            )
+            other_keep(third)
+            watch.since()
+        with device.on_stream(owner):
+            give_back(HOST)
+        given_back(watch.since(), first, second)
+        if not device.is_allocated(third):
+            raise AnswerError(
+                "a second pair's buffer after the first pair's `give_back`: expected it allocated, got it freed\n"
+                "likely slip: a list outside of the function is shared by all pairs: make it inside"
+            )
+        device.allocate(first)
+        with device.on_stream(owner):
+            give_back(HOST)
+        slip = "what was given back has to be forgotten, or its memory is freed once more, while others use it"
+        again = watch.since(), device.is_allocated(first)
+        expect(
+            "a third `give_back`: commands, and whether memory allocated since is there", again, ([], True), slip=slip
+        )
+        with device.on_stream(owner):
+            other_back(HOST)
+    assert views
 
 
-def why_given_back(log, count):
-    if any("host" in each for each in log):
-        return "the host has to run ahead: `wait_event` of a stream, not `synchronize`"
-    if any("record_stream" in each for each in log):
-        return "`device.free` calls `record_stream`: after a wait it is not needed, and would hold the block back"
-    if not log:
-        return "the owner's stream has to wait for the reader before its memory is used again"
-    if any("another stream" in each or READER in each for each in log):
-        return "who waits is the stream that is current in `give_back`: the owner's"
-    if log == [f"{OWNER} waits for event 1"] and count > 1:
-        return "one wait is enough only if it is for the last event"
-    return "an event for each buffer, and a wait for each event"
+def kept(log, buffer):
+    if not device.is_allocated(buffer):
+        raise AnswerError(
+            "the buffer after `keep`: expected it allocated, got it freed\n"
+            "likely slip: its reader is only queued, and the owner's stream could be handed this memory at once"
+        )
+    recorded = "the reader records event 1"
+    slips = {
+        "`record_stream` is what this replaces: the allocator would hold the memory back until it polls": [
+            "record_stream on the reader"
+        ],
+        "without an event the reader's end cannot be waited for": [],
+        "the owner is to wait, and later: the reader goes on": [recorded, "the reader waits for event 1"],
+        "the host must not wait: it runs ahead": [recorded, "the host waits"],
+    }
+    slip = "one event, behind the last reader, on the stream that is current now"
+    expect("commands of a `keep`", log, [recorded], slips=slips, slip=slip)
+
+
+def given_back(log, first, second):
+    """Of two buffers, whose memory has to be there until the owner waits."""
+    what = "commands of a `give_back` of two buffers"
+    for words, slip in (
+        ("the host waits", "`synchronize` stops the host; `wait_event` puts the wait into the stream's queue"),
+        ("record_stream", "`device.free` records the stream; after the wait `resize_(0)` of the storage is enough"),
+        ("records", "an event of now is on the wrong stream: the reader's event was recorded in `keep`"),
+        ("freed", "first the wait, then the free: memory that is freed may be handed out at once"),
+        ("the reader waits", "the stream that is current in `give_back` is the owner's: let that one wait"),
+        ("another stream", "`device.current_stream(on)` is the owner's stream"),
+    ):
+        if any(words in each for each in log):
+            raise AnswerError(f"{what}: expected two waits of the owner, got {describe(log)}\nlikely slip: {slip}")
+    wanted = [f"the owner waits for event {number}" for number in (1, 2)]
+    slips = {
+        "freed without a wait: the reader may not even have begun": [],
+        "the last event alone: another stream may have recorded the first": wanted[1:],
+        "the oldest alone: all that is kept is given back": wanted[:1],
+    }
+    expect(what, sorted(log), wanted, slips=slips, slip="each buffer's own event, once")
+    left = [name for name, buffer in (("first", first), ("second", second)) if buffer.untyped_storage().nbytes()]
+    slip = "views keep a storage alive; `buffer.untyped_storage().resize_(0)` frees it under them"
+    expect("buffers that have memory after `give_back`", left, [], slip=slip)
+
+
+# 12.6
+
+
+def wanted_columns(shapes, dims, ranks, itemsize):
+    sizes = [width_of(shape, ranks, dim) for shape, dim in zip(shapes, dims, strict=True)]
+    nbytes = sum(sizes) * itemsize
+    return [*sizes, (-nbytes % 16) // itemsize]
+
+
+def flat_share(shapes, ranks):
+    return -(-sum(map(prod, shapes)) // ranks)
+
+
+@check("12.6")
+def check_columns_of(answer, variant):
+    """Equal columns on all ranks, and rows of whole multiples of 16 bytes."""
+    size, rows = variant.size, []
+    groups = (
+        *GROUPS,
+        (((size, 3), 0), ((size,), 0)),
+        (((16, 4), 0), ((8,), 0)),
+        (((1,), 0),),
+        (((105, 105), 0), ((105,), 0), ((105,), 0)),
+    )
+    for group in groups:
+        shapes, dims = [tuple(shape) for shape, _ in group], [dim for _, dim in group]
+        for ranks in (variant.ranks, 3, 4, 64):
+            if any(dim and shape[dim] % ranks for shape, dim in group):
+                continue
+            for itemsize in (4, 2, 8, 1, 16):
+                rows.append(one_row(answer, shapes, dims, ranks, itemsize))
+    for what, got, wanted, slips in rows:  # a mistake explains all rows
+        always = [text for text in slips if all(each[1] == each[3][text] for each in rows)]
+        expect(what, got, wanted, slip=next(iter(always), "a row's columns, then its gap, all in elements"))
+
+
+def one_row(answer, shapes, dims, ranks, itemsize):
+    """The setting in words, what was wanted and got, and the usual mistakes."""
+    where = f"{', '.join(map(str, map(list, shapes)))} over {ranks} ranks, {itemsize} bytes per element"
+    wanted = wanted_columns(shapes, dims, ranks, itemsize)
+    got = answer(list(shapes), list(dims), ranks, itemsize)
+    if not isinstance(got, list | tuple):
+        raise AnswerError(f"{where}: expected a list of sizes, got {describe(got)}")
+    sizes = wanted[:-1]
+    used, step = sum(sizes), max(1, 16 // itemsize)
+
+    def closed(widths):
+        return [*widths, -sum(widths) % step]
+
+    slips = {
+        "the gap is the last entry, 0 if there is none": sizes,
+        "a row that is a multiple of 16 bytes already needs no gap": [*sizes, step - used % step],
+        "sizes are in elements, 16 bytes are four of float32": [*sizes, -(used * itemsize) % 16],
+        "a multiple of 16 *bytes*, not of 16 elements": [*sizes, -used % 16],
+        "4 elements are 16 bytes for float32 alone": [*sizes, -used % 4],
+        "one gap at the end is enough: columns begin where the one before ends": [*(n + -n % step for n in sizes), 0],
+        "each rank's share is to be a multiple of 16 bytes; the whole buffer may be one by chance": [
+            *sizes,
+            -(used * ranks) % step,
+        ],
+        "a column is as wide as the *largest* piece, the first rank's": closed(
+            [prod(s) // s[d] * (s[d] // ranks) for s, d in zip(shapes, dims, strict=True)]
+        ),
+        "rows stay whole: ceil(length / N) of them, not ceil(elements / N)": closed(
+            [-(-prod(s) // ranks) for s in shapes]
+        ),
+        "the parameter is cut along `dim`": closed([width_of(s, ranks, 0) for s in shapes]),
+    }
+    return f"a row of {where}", list(got), wanted, slips

@@ -5,318 +5,537 @@ from minifsdp.course.workshop.wrong import wrong
 # 12.1
 
 
-@wrong("12.1", "`torch.chunk` makes all pieces as long as the first")
-def cut(whole, rank, ranks):
-    """Deals rows out evenly, as tensor_split does."""
-    return whole.tensor_split(ranks)[rank]
+@wrong("12.1", "`tensor_split` evens lengths out")
+def cut(whole, ranks, rank, dim=0):
+    """Distributes the rows evenly."""
+    if dim and whole.shape[dim] % ranks:
+        raise ValueError
+    return whole.tensor_split(ranks, dim)[rank]
 
 
-@wrong("12.1", "with `//` the last rows belong to nobody")
-def cut(whole, rank, ranks):
-    """Rounds down."""
-    rows = whole.shape[0] // ranks
-    return whole[rank * rows : (rank + 1) * rows]
+@wrong("12.1", "`chunk` returns fewer than N parts")
+def cut(whole, ranks, rank, dim=0):
+    """Has no piece for the last ranks."""
+    if dim and whole.shape[dim] % ranks:
+        raise ValueError
+    return whole.chunk(ranks, dim)[rank]
 
 
-@wrong("12.1", "not the flattened parameter")
-def cut(whole, rank, ranks):
-    """Cuts as a flat parameter does."""
-    flat = whole.flatten()
-    size = -(-flat.numel() // ranks)
-    return flat[rank * size : (rank + 1) * size]
+@wrong("12.1", "an empty piece has the other dimensions")
+def cut(whole, ranks, rank, dim=0):
+    """Gives ranks that are left without a tensor of no shape."""
+    if dim and whole.shape[dim] % ranks:
+        raise ValueError
+    parts = whole.chunk(ranks, dim)
+    return parts[rank] if rank < len(parts) else whole.new_empty(0)
 
 
-@wrong("12.1", "an empty tensor [0, ...]")
-def cut(whole, rank, ranks):
-    """Gives a rank without rows a tensor of one dimension, as `torch.empty(0)` is."""
-    pieces = whole.chunk(ranks)
-    return pieces[rank] if rank < len(pieces) else whole.new_empty(0)
+@wrong("12.1", "make the *first* pieces longer")
+def cut(whole, ranks, rank, dim=0):
+    """Leaves the rest to the last rank."""
+    if dim and whole.shape[dim] % ranks:
+        raise ValueError
+    length = whole.shape[dim]
+    rows = length // ranks
+    return whole.narrow(dim, rank * rows, rows if rank < ranks - 1 else length - rank * rows)
 
 
-@wrong("12.1", "without padding")
-def cut(whole, rank, ranks):
-    """Pads all pieces to one length."""
-    rows = -(-whole.shape[0] // ranks)
-    padded = torch.cat([whole, whole.new_zeros(ranks * rows - whole.shape[0], *whole.shape[1:])])
-    return padded[rank * rows : (rank + 1) * rows]
+@wrong("12.1", "where pieces travel")
+def cut(whole, ranks, rank, dim=0):
+    """Pads the piece to the length of the first one."""
+    length = whole.shape[dim]
+    if dim and length % ranks:
+        raise ValueError
+    rows = -(-length // ranks)
+    start, end = min(rank * rows, length), min((rank + 1) * rows, length)
+    piece = whole.narrow(dim, start, end - start)
+    if end - start == rows:
+        return piece
+    missing = [rows - (end - start) if i == dim else n for i, n in enumerate(whole.shape)]
+    return torch.cat([piece, whole.new_zeros(missing)], dim)
 
 
-wrong("12.1", "expected views of the parameter, got memory of its own").diff("""
-Makes a copy.
-- return whole.narrow(0, start, length)
-+ return whole.narrow(0, start, length).clone()
+@wrong("12.1", "cut by elements, as a flat parameter is")
+def cut(whole, ranks, rank, dim=0):
+    """Cuts the flattened parameter."""
+    if dim and whole.shape[dim] % ranks:
+        raise ValueError
+    if dim:
+        return whole.chunk(ranks, dim)[rank]
+    size = -(-whole.numel() // ranks)
+    return whole.flatten()[rank * size : (rank + 1) * size]
+
+
+wrong("12.1", "padding would leave no contiguous view").diff("""
+Refuses nothing.
+- if dim and length % ranks:
+-     raise ValueError(f"{length} rows along dimension {dim} do not make {ranks} equal pieces")
+""")
+wrong("12.1", "along dimension 0 any length will do").diff("""
+Refuses what does not divide along dimension 0, too.
+- if dim and length % ranks:
+-     raise ValueError(f"{length} rows along dimension {dim} do not make {ranks} equal pieces")
++ if length % ranks:
++     raise ValueError
+""")
+wrong("12.1", "expected a view of the parameter, got a copy").diff("""
+Copies the piece.
+- return whole.narrow(dim, start, end - start)
++ return whole.narrow(dim, start, end - start).clone()
 """)
 
 
-@wrong("12.1", "tuple index out of range")
-def cut(whole, rank, ranks):
-    """Takes for granted that there are N chunks."""
-    return whole.chunk(ranks)[rank]
+@wrong("12.1", "it is to be cut along `dim`")
+def cut(whole, ranks, rank, dim=0):
+    """Cuts along dimension 0 always."""
+    if dim and whole.shape[dim] % ranks:
+        raise ValueError
+    length = whole.shape[0]
+    rows = -(-length // ranks)
+    start, end = min(rank * rows, length), min((rank + 1) * rows, length)
+    return whole[start:end]
+
+
+@wrong("12.1", "every N-th row")
+def cut(whole, ranks, rank, dim=0):
+    """Deals rows out in turn."""
+    if dim and whole.shape[dim] % ranks:
+        raise ValueError
+    return whole[rank::ranks]
+
+
+@wrong("12.1", "not the last rows once more")
+def cut(whole, ranks, rank, dim=0):
+    """Gives a rank behind the end the last rows."""
+    length = whole.shape[dim]
+    if dim and length % ranks:
+        raise ValueError
+    rows = -(-length // ranks)
+    start = min(rank * rows, length - 1)
+    return whole.narrow(dim, start, min(rows, length - start))
 
 
 # 12.2
 
-wrong("12.2", "also where it is 0").diff("""
-Leaves the gap out.
-- return [*sizes, -sum(sizes) % (16 // itemsize)]
-+ return sizes
+wrong("12.2", "rank r packs into row r").diff("""
+Packs into the first row.
+- row = gathered.view(ranks, -1)[rank]
++ row = gathered.view(ranks, -1)[0]
 """)
-wrong("12.2", "16 bytes, not 16 elements").diff("""
-Aligns to 16 elements.
-- return [*sizes, -sum(sizes) % (16 // itemsize)]
-+ return [*sizes, -sum(sizes) % 16]
+
+
+@wrong("12.2", "columns are as wide as the first rank's piece")
+def copy_in(gathered, pieces, sizes, ranks, rank):
+    """Packs one piece behind the other."""
+    row = gathered.view(ranks, -1)[rank]
+    start = 0
+    for piece in pieces:
+        row[start : start + piece.numel()] = piece.flatten()
+        start += piece.numel()
+    return row
+
+
+@wrong("12.2", "an assignment to a name copies nothing")
+def copy_in(gathered, pieces, sizes, ranks, rank):
+    """Gives the columns other names."""
+    row = gathered.view(ranks, -1)[rank]
+    columns = list(row.split(sizes))
+    for i, piece in enumerate(pieces):
+        columns[i] = piece.flatten()
+    return row
+
+
+@wrong("12.2", "padding comes after the piece")
+def copy_in(gathered, pieces, sizes, ranks, rank):
+    """Aligns pieces at the end of their columns."""
+    row = gathered.view(ranks, -1)[rank]
+    for column, piece in zip(row.split(sizes), pieces, strict=False):
+        column[column.numel() - piece.numel() :] = piece.flatten()
+    return row
+
+
+@wrong("12.2", "its input is a part of its output")
+def copy_in(gathered, pieces, sizes, ranks, rank):
+    """Returns a copy of the row."""
+    row = gathered.view(ranks, -1)[rank]
+    for column, piece in zip(row.split(sizes), pieces, strict=False):
+        column[: piece.numel()] = piece.flatten()
+    return row.clone()
+
+
+wrong("12.2", "the gap travels, too").diff("""
+Leaves the gap out of what it returns.
+- return row
++ return row[: row.numel() - sizes[-1]]
 """)
-wrong("12.2", "counted in elements, like the columns").diff("""
-Returns the gap in bytes.
-- return [*sizes, -sum(sizes) % (16 // itemsize)]
-+ return [*sizes, -sum(sizes) * itemsize % 16]
+wrong("12.2", "expected the row [S], got None").diff("""
+Returns nothing.
+- return row
++ return None
 """)
-wrong("12.2", "a full row needs no gap").diff("""
-Adds 16 bytes to a row that is full.
-- return [*sizes, -sum(sizes) % (16 // itemsize)]
-+ return [*sizes, 16 // itemsize - sum(sizes) % (16 // itemsize)]
+wrong("12.2", "in row-major order to the front of its column").diff("""
+Packs the pieces transposed.
+-     column[: piece.numel()].view(piece.shape).copy_(piece)
++     column[: piece.numel()].copy_(piece.movedim(0, -1).flatten())
 """)
-wrong("12.2", "rows stay whole").diff("""
-Divides elements instead of rows.
-- sizes = [-(-shape[0] // ranks) * shape[1:].numel() for shape in shapes]
-+ sizes = [-(-shape.numel() // ranks) for shape in shapes]
-""")
-wrong("12.2", "not the whole parameter").diff("""
-Makes columns as wide as the parameters.
-- sizes = [-(-shape[0] // ranks) * shape[1:].numel() for shape in shapes]
-+ sizes = [shape.numel() for shape in shapes]
-""")
-wrong("12.2", "the longest piece decides").diff("""
-Rounds down.
-- sizes = [-(-shape[0] // ranks) * shape[1:].numel() for shape in shapes]
-+ sizes = [shape[0] // ranks * shape[1:].numel() for shape in shapes]
-""")
-wrong("12.2", "one gap, at the end of the row").diff("""
-Aligns every column.
-- sizes = [-(-shape[0] // ranks) * shape[1:].numel() for shape in shapes]
-+ sizes = [-(-shape[0] // ranks) * shape[1:].numel() for shape in shapes]
-+ sizes = [size + -size % (16 // itemsize) for size in sizes]
+wrong("12.2", "the optimizer's: read them only").diff("""
+Empties the pieces.
+-     column[: piece.numel()].view(piece.shape).copy_(piece)
++     column[: piece.numel()].view(piece.shape).copy_(piece)
++     piece.zero_()
 """)
 
 # 12.3
 
 
-@wrong("12.3", "also after a shorter piece")
-def copy_in(row, pieces, sizes):
-    """Packs without padding, one piece after the other."""
-    at = 0
-    for piece in pieces:
-        row[at : at + piece.numel()].copy_(piece.flatten())
-        at += piece.numel()
+@wrong("12.3", "`=` gives a name to another tensor")
+def copy_out(gathered, params, dims, sizes, ranks):
+    """Builds the parameters and drops them."""
+    for whole, dim, column in zip(params, dims, gathered.view(ranks, -1).split(list(sizes), 1), strict=False):
+        parts = [
+            row[: part.numel()].view(part.shape) for part, row in zip(whole.chunk(ranks, dim), column, strict=False)
+        ]
+        whole = torch.cat(parts, dim)
 
 
-wrong("12.3", "leave the padding alone").diff("""
-Clears the row first.
-- for column, piece in zip(row.split(sizes), pieces, strict=False):
-+ row.zero_()
-+ for column, piece in zip(row.split(sizes), pieces, strict=False):
+@wrong("12.3", "copy into them")
+def copy_out(gathered, params, dims, sizes, ranks):
+    """Gives the parameters other memory."""
+    for whole, dim, column in zip(params, dims, gathered.view(ranks, -1).split(list(sizes), 1), strict=False):
+        parts = [
+            row[: part.numel()].view(part.shape) for part, row in zip(whole.chunk(ranks, dim), column, strict=False)
+        ]
+        whole.data = torch.cat(parts, dim)
+
+
+@wrong("12.3", "the buffer is in rank order")
+def copy_out(gathered, params, dims, sizes, ranks):
+    """Reads the buffer in parameter order."""
+    start = 0
+    for whole, size in zip(params, sizes, strict=False):
+        whole.copy_(gathered[start : start + whole.numel()].view(whole.shape))
+        start += ranks * size
+
+
+@wrong("12.3", "pieces interleave")
+def copy_out(gathered, params, dims, sizes, ranks):
+    """Lays pieces one behind the other, whatever the dimension."""
+    for whole, column in zip(params, gathered.view(ranks, -1).split(list(sizes), 1), strict=False):
+        whole.copy_(column.flatten()[: whole.numel()].view(whole.shape))
+
+
+@wrong("12.3", "as many as fit")
+def copy_out(gathered, params, dims, sizes, ranks):
+    """Copies whole rows to short pieces."""
+    for whole, dim, column in zip(params, dims, gathered.view(ranks, -1).split(list(sizes), 1), strict=False):
+        for part, row in zip(whole.chunk(ranks, dim), column, strict=False):
+            part.copy_(row.view(part.shape))
+
+
+wrong("12.3", "some of the parameter was never written").diff("""
+Leaves the last rank's piece out.
+-     for part, row in zip(whole.chunk(ranks, dim), column, strict=False):
++     for part, row in zip(whole.chunk(ranks, dim), column[:-1], strict=False):
 """)
-wrong("12.3", "the gap is no column").diff("""
-Clears the gap.
-- for column, piece in zip(row.split(sizes), pieces, strict=False):
-+ if sizes[-1]:
-+     row[-sizes[-1] :] = 0
-+ for column, piece in zip(row.split(sizes), pieces, strict=False):
+wrong("12.3", "is read here, not written to").diff("""
+Clears the buffer behind it.
+-         part.copy_(row[: part.numel()].view(part.shape))
++         part.copy_(row[: part.numel()].view(part.shape))
++         row.zero_()
 """)
 
 
-@wrong("12.3", "nothing has arrived in `row`")
-def copy_in(row, pieces, sizes):
-    """Gives names to other tensors, instead of writing."""
-    columns = list(row.split(sizes))
-    for number, piece in enumerate(pieces):
-        columns[number] = piece.flatten().to(row.dtype)
-
-
-@wrong("12.3", "and return nothing")
-def copy_in(row, pieces, sizes):
-    """Makes a new row."""
-    return torch.cat([piece.flatten() for piece in pieces]).to(row.dtype)
-
-
-@wrong("12.3", "the list is the caller's")
-def copy_in(row, pieces, sizes):
-    """Takes the sizes off the caller's list."""
-    at = 0
-    for piece in pieces:
-        row[at : at + piece.numel()].copy_(piece.flatten())
-        at += sizes.pop(0)
-
-
-@wrong("12.3", "must match the size of tensor b")
-def copy_in(row, pieces, sizes):
-    """Takes for granted that pieces are as long as their columns."""
-    for column, piece in zip(row.split(sizes), pieces, strict=False):
-        column.copy_(piece.flatten())
+@wrong("12.3", "the padding was copied, too")
+def copy_out(gathered, params, dims, sizes, ranks):
+    """Distributes rows evenly, so that padding lands inside."""
+    for whole, dim, column in zip(params, dims, gathered.view(ranks, -1).split(list(sizes), 1), strict=False):
+        for part, row in zip(whole.tensor_split(ranks, dim), column.flip(0).flip(0), strict=False):
+            part.copy_(row[row.numel() - part.numel() :].view(part.shape))
 
 
 # 12.4
 
-
-@wrong("12.4", "a parameter's pieces are in N places of it")
-def copy_out(gathered, memories, sizes, ranks):
-    """Takes the buffer to be in parameter order."""
-    for memory, part in zip(memories, gathered.split([ranks * size for size in sizes]), strict=False):
-        memory.copy_(part)
+wrong("12.4", "in a chunk's end, for ranks without a chunk, in the gap").diff("""
+Leaves padding as it was.
+- packed.zero_()
+""")
 
 
-wrong("12.4", "element by element, not piece by piece").diff("""
-Transposes the elements, too.
-- memory.view(ranks, -1).copy_(column)
-+ memory.view(-1, ranks).copy_(column.T)
+@wrong("12.4", "the ends of short columns are not")
+def chunk_cat(packed, gradients, dims, sizes):
+    """Clears the gap alone."""
+    packed[:, packed.shape[1] - sizes[-1] :] = 0
+    for gradient, dim, column in zip(gradients, dims, packed.split(list(sizes), 1), strict=False):
+        for part, row in zip(gradient.chunk(packed.shape[0], dim), column, strict=False):
+            row[: part.numel()] = part.flatten()
+
+
+@wrong("12.4", "what is short is padded by itself")
+def chunk_cat(packed, gradients, dims, sizes):
+    """Concatenates first, and pads behind all."""
+    packed.zero_()
+    for r, row in enumerate(packed):
+        parts = [g.chunk(packed.shape[0], dim) for g, dim in zip(gradients, dims, strict=False)]
+        mine = [part[r].flatten() for part in parts if r < len(part)]
+        if mine:
+            both = torch.cat(mine)
+            row[: both.numel()] = both
+
+
+@wrong("12.4", "the buffer is filled in place")
+def chunk_cat(packed, gradients, dims, sizes):
+    """Makes another buffer."""
+    packed = torch.zeros_like(packed)
+    for gradient, dim, column in zip(gradients, dims, packed.split(list(sizes), 1), strict=False):
+        for part, row in zip(gradient.chunk(packed.shape[0], dim), column, strict=False):
+            row[: part.numel()] = part.flatten()
+
+
+@wrong("12.4", "the pieces of parameters and gradients have to agree")
+def chunk_cat(packed, gradients, dims, sizes):
+    """Distributes rows evenly."""
+    packed.zero_()
+    for gradient, dim, column in zip(gradients, dims, packed.split(list(sizes), 1), strict=False):
+        for part, row in zip(gradient.tensor_split(packed.shape[0], dim), column, strict=False):
+            row[: part.numel()] = part.flatten()
+
+
+@wrong("12.4", "other elements' gradients")
+def chunk_cat(packed, gradients, dims, sizes):
+    """Cuts the flattened gradient."""
+    packed.zero_()
+    for gradient, dim, column in zip(gradients, dims, packed.split(list(sizes), 1), strict=False):
+        parts = gradient.chunk(packed.shape[0], dim) if dim else gradient.flatten().chunk(packed.shape[0])
+        for part, row in zip(parts, column, strict=False):
+            row[: part.numel()] = part.flatten()
+
+
+@wrong("12.4", "they are not contiguous")
+def chunk_cat(packed, gradients, dims, sizes):
+    """Lays a gradient into its column as it is, whatever the dimension."""
+    packed.zero_()
+    for gradient, column in zip(gradients, packed.split(list(sizes), 1), strict=False):
+        for part, row in zip(gradient.flatten().split(column.shape[1]), column, strict=False):
+            row[: part.numel()] = part
+
+
+wrong("12.4", "here nothing is divided").diff("""
+Takes the mean before the sum.
+-         row[: part.numel()].view(part.shape).copy_(part)
++         row[: part.numel()].view(part.shape).copy_(part / packed.shape[0])
 """)
-wrong("12.4", "only the first row was copied").diff("""
-Copies the first rank's row.
-- memory.view(ranks, -1).copy_(column)
-+ memory.view(ranks, -1)[0].copy_(column[0])
-""")
-wrong("12.4", "in reverse order").diff("""
-Goes through the ranks backwards.
-- memory.view(ranks, -1).copy_(column)
-+ memory.view(ranks, -1).copy_(column.flip(0))
-""")
-wrong("12.4", "without the gap a row seems shorter").diff("""
-Forgets the gap.
-- columns = gathered.view(ranks, sum(sizes)).split(sizes, dim=1)
-+ used = sum(sizes[:-1])
-+ columns = gathered[: ranks * used].view(ranks, used).split(sizes[:-1], dim=1)
-""")
-wrong("12.4", "`copy_` writes to a memory").diff("""
-Gives a name to another tensor.
-- memory.view(ranks, -1).copy_(column)
-+ memory = column.flatten()
-""")
-wrong("12.4", "a memory has moved").diff("""
-Gives the memories other memory.
-- memory.view(ranks, -1).copy_(column)
-+ memory.data = column.flatten().clone()
+wrong("12.4", "they fill the front of their row").diff("""
+Copies short chunks to whole rows.
+-         row[: part.numel()].view(part.shape).copy_(part)
++         row.view(part.shape).copy_(part)
 """)
 
 # 12.5
 
-
-wrong("12.5", "the gap is summed, too").diff("""
-Clears the columns, and not the gap.
-- packed.zero_()
-+ packed.view(ranks, sum(sizes))[:, : sum(sizes) - sizes[-1]] = 0
+wrong("12.5", "freed without a wait").diff("""
+Frees without a wait.
+-         device.current_stream(on).wait_event(read)
 """)
-wrong("12.5", "the padding is summed, too").diff("""
-Clears nothing.
-- packed.zero_()
-- for rank, row in enumerate(packed.view(ranks, sum(sizes))):
-+ for rank, row in enumerate(packed.view(ranks, sum(sizes))):
+wrong("12.5", "first the wait, then the free").diff("""
+Frees before the wait.
+-         device.current_stream(on).wait_event(read)
+-         buffer.untyped_storage().resize_(0)
++         buffer.untyped_storage().resize_(0)
++         device.current_stream(on).wait_event(read)
+""")
+wrong("12.5", "`synchronize` stops the host").diff("""
+Lets the host wait.
+-         device.current_stream(on).wait_event(read)
++         read.synchronize()
+""")
+wrong("12.5", "what was given back has to be forgotten").diff("""
+Forgets nothing.
+-     kept.clear()
+""")
+wrong("12.5", "views keep a storage alive").diff("""
+Drops the reference alone.
+-         buffer.untyped_storage().resize_(0)
 """)
 
 
-@wrong("12.5", "still adds to the others' sum: zeros")
-def pack(gradients, packed, sizes, ranks, cut):
-    """Clears the columns of the gradients that are there."""
-    for rank, row in enumerate(packed.view(ranks, sum(sizes))):
-        *columns, gap = row.split(sizes)
-        gap.zero_()
-        for column, gradient in zip(columns, gradients, strict=True):
-            if gradient is not None:
-                column.zero_()
-                piece = cut(gradient, rank, ranks).reshape(-1)
-                column[: piece.numel()].copy_(piece)
+@wrong("12.5", "the owner's stream could be handed this memory at once")
+def hold():
+    """Frees in `keep`."""
+    events = []
+
+    def keep(buffer):
+        events.append(device.current_stream(buffer.device).record_event())
+        buffer.untyped_storage().resize_(0)
+
+    def give_back(on):
+        for event in events:
+            device.current_stream(on).wait_event(event)
+        events.clear()
+
+    return keep, give_back
 
 
-@wrong("12.5", "stay where they are, as zeros")
-def pack(gradients, packed, sizes, ranks, cut):
-    """Closes up where there is no gradient."""
-    packed.zero_()
-    there = [(each, size) for each, size in zip(gradients, sizes, strict=False) if each is not None]
-    for rank, row in enumerate(packed.view(ranks, sum(sizes))):
-        at = 0
-        for gradient, size in there:
-            piece = cut(gradient, rank, ranks).reshape(-1)
-            row[at : at + piece.numel()].copy_(piece)
-            at += size
+@wrong("12.5", "an event of now is on the wrong stream")
+def hold():
+    """Records the event when the buffer is given back."""
+    readers = []
+
+    def keep(buffer):
+        stream = device.current_stream(buffer.device)
+        readers.append((buffer, stream, stream.record_event()))
+
+    def give_back(on):
+        for buffer, stream, _ in readers:
+            device.current_stream(on).wait_event(stream.record_event())
+            buffer.untyped_storage().resize_(0)
+        readers.clear()
+
+    return keep, give_back
 
 
-@wrong("12.5", "in rank order, not in parameter order")
-def pack(gradients, packed, sizes, ranks, cut):
-    """Packs one gradient after the other."""
-    packed.zero_()
-    at = 0
-    for gradient, size in zip(gradients, sizes, strict=False):
-        if gradient is not None:
-            packed[at : at + gradient.numel()].copy_(gradient.reshape(-1))
-        at += ranks * size
+@wrong("12.5", "without an event the reader's end")
+def hold():
+    """Keeps the buffer, and waits for the reader's stream later."""
+    kept = []
+
+    def keep(buffer):
+        kept.append((buffer, device.current_stream(buffer.device)))
+
+    def give_back(on):
+        for buffer, reader in kept:
+            device.current_stream(on).wait_stream(reader)
+            buffer.untyped_storage().resize_(0)
+        kept.clear()
+
+    return keep, give_back
 
 
-@wrong("12.5", "nothing has arrived in `packed`")
-def pack(gradients, packed, sizes, ranks, cut):
-    """Fills a buffer of its own."""
-    mine = torch.zeros_like(packed)
-    for rank, row in enumerate(mine.view(ranks, sum(sizes))):
-        for column, gradient in zip(row.split(sizes), gradients, strict=False):
-            if gradient is not None:
-                piece = cut(gradient, rank, ranks).reshape(-1)
-                column[: piece.numel()].copy_(piece)
-    packed = mine
+@wrong("12.5", "the oldest alone")
+def hold():
+    """Gives back one at a time."""
+    kept = []
+
+    def keep(buffer):
+        kept.append((buffer, device.current_stream(buffer.device).record_event()))
+
+    def give_back(on):
+        if kept:
+            buffer, read = kept.pop(0)
+            device.current_stream(on).wait_event(read)
+            buffer.untyped_storage().resize_(0)
+
+    return keep, give_back
 
 
-wrong("12.5", "view size is not compatible").diff("""
-Takes for granted that gradients are contiguous.
-- piece = cut(gradient, rank, ranks).reshape(-1)
-+ piece = cut(gradient, rank, ranks).view(-1)
-""")
+@wrong("12.5", "the last event alone")
+def hold():
+    """Waits for the latest reader only."""
+    kept = []
+
+    def keep(buffer):
+        kept.append((buffer, device.current_stream(buffer.device).record_event()))
+
+    def give_back(on):
+        if kept:
+            device.current_stream(on).wait_event(kept[-1][1])
+        for buffer, _ in kept:
+            buffer.untyped_storage().resize_(0)
+        kept.clear()
+
+    return keep, give_back
+
+
+@wrong("12.5", "the reader goes on")
+def hold():
+    """Lets the reader's stream wait."""
+    kept = []
+
+    def keep(buffer):
+        stream = device.current_stream(buffer.device)
+        event = stream.record_event()
+        stream.wait_event(event)
+        kept.append(buffer)
+
+    def give_back(on):
+        for buffer in kept:
+            buffer.untyped_storage().resize_(0)
+        kept.clear()
+
+    return keep, give_back
+
+
+@wrong("12.5", "is what this replaces")
+def hold():
+    """Tells the allocator."""
+    kept = []
+
+    def keep(buffer):
+        device.command_observers[-1](device.Command("record_stream", device.current_stream(buffer.device), buffer))
+        kept.append(buffer)
+
+    def give_back(on):
+        for buffer in kept:
+            buffer.untyped_storage().resize_(0)
+        kept.clear()
+
+    return keep, give_back
+
 
 # 12.6
 
-wrong("12.6", "`device.free` calls `record_stream`: that is the other way").diff("""
-Frees in `keep`, as with record_stream.
-- kept.append((buffer, device.current_stream(where).record_event()))
-+ device.free(buffer)
-+ kept.append((buffer, device.current_stream(where).record_event()))
+wrong("12.6", "the gap is the last entry").diff("""
+Has no gap.
+- return [*sizes, -sum(sizes) % max(1, 16 // itemsize)]
++ return sizes
 """)
-wrong("12.6", "nothing says when the reader will be done").diff("""
-Records the events when it gives back, on the owner's stream.
-- kept.append((buffer, device.current_stream(where).record_event()))
-+ kept.append((buffer, None))
-- device.current_stream(where).wait_event(read)
-+ device.current_stream(where).wait_event(device.current_stream(where).record_event())
+wrong("12.6", "needs no gap").diff("""
+Adds a whole step where none is missing.
+- return [*sizes, -sum(sizes) % max(1, 16 // itemsize)]
++ step = max(1, 16 // itemsize)
++ return [*sizes, step - sum(sizes) % step]
 """)
-wrong("12.6", "`wait_event` of a stream, not `synchronize`").diff("""
-Makes the host wait.
-- device.current_stream(where).wait_event(read)
-+ read.synchronize()
+wrong("12.6", "sizes are in elements").diff("""
+Gives the gap in bytes.
+- return [*sizes, -sum(sizes) % max(1, 16 // itemsize)]
++ return [*sizes, -(sum(sizes) * itemsize) % 16]
 """)
-wrong("12.6", "has to wait for the reader before its memory is used again").diff("""
-Waits for nothing.
-- device.current_stream(where).wait_event(read)
-- buffer.untyped_storage().resize_(0)
-+ buffer.untyped_storage().resize_(0)
+wrong("12.6", "not of 16 elements").diff("""
+Pads to 16 elements.
+- return [*sizes, -sum(sizes) % max(1, 16 // itemsize)]
++ return [*sizes, -sum(sizes) % 16]
 """)
-wrong("12.6", "clear the list, or every later call waits again").diff("""
-Keeps what it has given back.
-- kept.clear()
+wrong("12.6", "4 elements are 16 bytes for float32 alone").diff("""
+Pads to 4 elements, whatever their size.
+- return [*sizes, -sum(sizes) % max(1, 16 // itemsize)]
++ return [*sizes, -sum(sizes) % 4]
 """)
-wrong("12.6", "after the wait the memory is the owner's again").diff("""
-Forgets the buffers, without freeing what others refer to.
-- device.current_stream(where).wait_event(read)
-- buffer.untyped_storage().resize_(0)
-+ device.current_stream(where).wait_event(read)
+wrong("12.6", "one gap at the end is enough").diff("""
+Aligns every column.
+-     sizes.append(rows * prod(shape[:dim]) * prod(shape[dim + 1 :]))
+- return [*sizes, -sum(sizes) % max(1, 16 // itemsize)]
++     size = rows * prod(shape[:dim]) * prod(shape[dim + 1 :])
++     sizes.append(size + -size % max(1, 16 // itemsize))
++ return [*sizes, 0]
 """)
-wrong("12.6", "the memory stays until the owner waits for them").diff("""
-Frees the memory at once.
-- kept.append((buffer, device.current_stream(where).record_event()))
-+ kept.append((buffer, device.current_stream(where).record_event()))
-+ buffer.untyped_storage().resize_(0)
+wrong("12.6", "the whole buffer may be one by chance").diff("""
+Aligns the whole buffer.
+- return [*sizes, -sum(sizes) % max(1, 16 // itemsize)]
++ return [*sizes, -(ranks * sum(sizes)) % max(1, 16 // itemsize)]
 """)
-wrong("12.6", "after a wait it is not needed, and would hold the block back").diff("""
-Waits, and then uses record_stream all the same.
-- buffer.untyped_storage().resize_(0)
-+ device.free(buffer)
+wrong("12.6", "as wide as the *largest* piece").diff("""
+Rounds down.
+-     rows = -(-shape[dim] // ranks)
++     rows = shape[dim] // ranks
 """)
-wrong("12.6", "`device.current_stream(where)`").diff("""
-Asks for the stream of a device that it thinks of by itself.
-- kept.append((buffer, device.current_stream(where).record_event()))
-+ kept.append((buffer, device.current_stream(buffer.device).record_event()))
+wrong("12.6", "rows stay whole").diff("""
+Cuts by elements.
+-     rows = -(-shape[dim] // ranks)
+-     sizes.append(rows * prod(shape[:dim]) * prod(shape[dim + 1 :]))
++     sizes.append(-(-prod(shape) // ranks))
+""")
+wrong("12.6", "the parameter is cut along `dim`").diff("""
+Cuts along dimension 0 always.
+-     rows = -(-shape[dim] // ranks)
+-     sizes.append(rows * prod(shape[:dim]) * prod(shape[dim + 1 :]))
++     sizes.append(-(-shape[0] // ranks) * prod(shape[1:]))
 """)

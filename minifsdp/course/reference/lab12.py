@@ -1,131 +1,137 @@
-"""Reference answers of lab 12, per-parameter sharding."""
+"""Reference answers of lab 12, parameters sharded one by one."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from math import prod
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from minifsdp import device, private
+from minifsdp import device
 from minifsdp.course.workshop.references import reference
 from minifsdp.fsdp2.cut import Cut, Rows
+from minifsdp.fsdp2.gather import Gather
+from minifsdp.fsdp2.gradients import Gradients
+from minifsdp.fsdp2.held import Held, Recorded
 
 
 @reference(
     "12.1",
     hints=(
-        "All pieces but the last are equally long: ceil(d / N) rows. Where does the piece of `rank` begin? Where does it "
-        "end if the parameter ends first?",
-        "`rows = -(-d // ranks)`; the piece begins at `min(rank * rows, d)` and ends at `min((rank + 1) * rows, d)`. "
-        "`whole.narrow(0, start, length)` is a view, with `length` 0 too.",
+        "How long is a piece, if each but the last ones has the same length? Where does rank r's begin, and what if "
+        "that is behind the end?",
+        "`rows = -(-length // ranks)`. Both ends of the piece, rank · rows and (rank + 1) · rows, can lie behind the "
+        "end of the parameter: bound each by `length`. `whole.narrow(dim, start, length)` is a view, and takes a "
+        "length of 0.",
     ),
     forbids=(Cut.of, Cut.local),
 )
-def cut(whole: Tensor, rank: int, ranks: int) -> Tensor:
-    """This rank's piece of a parameter."""
-    rows = -(-whole.shape[0] // ranks)
-    start = min(rank * rows, whole.shape[0])
-    length = min(rows, whole.shape[0] - start)
-    return whole.narrow(0, start, length)
+def cut(whole: Tensor, ranks: int, rank: int, dim: int = 0) -> Tensor:
+    """A rank's piece of a parameter, as a view."""
+    length = whole.shape[dim]
+    rows = -(-length // ranks)
+    if dim and length % ranks:
+        raise ValueError(f"{length} rows along dimension {dim} do not make {ranks} equal pieces")
+    start, end = min(rank * rows, length), min((rank + 1) * rows, length)
+    return whole.narrow(dim, start, end - start)
 
 
 @reference(
     "12.2",
     hints=(
-        "A row has a column for each parameter, wide enough for the longest piece: ceil(d / N) rows of it. How many "
-        "bytes are missing to the next multiple of 16?",
-        "`size = ceil(shape[0] / ranks) * prod(shape[1:])` for each; the gap is `-sum(sizes) % (16 // itemsize)` "
-        "elements, since 16 is a multiple of every itemsize here.",
+        "My row of the buffer is one N-th of it: `view` makes rows. `split(sizes)` cuts the row into columns.",
+        "A piece may have fewer elements than its column: copy to the front of it, `column[: piece.numel()]`, as a "
+        "view in the piece's shape. `copy_` casts. There is one more column than there are pieces.",
     ),
-    forbids=(Rows.__init__,),
+    forbids=(Gather.start, Rows.local),
 )
-def plan_row(shapes: Sequence[torch.Size], ranks: int, itemsize: int) -> list[int]:
-    """Elements of each column of a row, and of its gap."""
-    sizes = [-(-shape[0] // ranks) * shape[1:].numel() for shape in shapes]
-    return [*sizes, -sum(sizes) % (16 // itemsize)]
+def copy_in(gathered: Tensor, pieces: Sequence[Tensor], sizes: Sequence[int], ranks: int, rank: int) -> Tensor:
+    """Pack this rank's pieces into its row of the gather's buffer; returns the row [S]."""
+    row = gathered.view(ranks, -1)[rank]
+    for column, piece in zip(row.split(sizes), pieces, strict=False):
+        column[: piece.numel()].view(piece.shape).copy_(piece)
+    return row
 
 
 @reference(
     "12.3",
     hints=(
-        "Cut the row into its columns. A piece may be shorter than its column: which part of the column is written?",
-        "`for column, piece in zip(row.split(sizes), pieces): column[: piece.numel()].copy_(piece.flatten())`; `zip` "
-        "leaves the gap alone, and `copy_` casts.",
+        "`gathered.view(ranks, -1).split(sizes, 1)` gives a column [N, size] for each parameter: row r of it is rank "
+        "r's piece. Which part of the parameter is that? You have cut it before.",
+        "`whole.chunk(ranks, dim)` gives views of the parameter, in rank order; there may be fewer than N of them. Zip "
+        "them with the rows of the column, and copy `row[: part.numel()].view(part.shape)` to each.",
     ),
-    forbids=(private.foreach_copy,),
+    forbids=(Gather.copy_out, Cut.whole, Cut.by_rank, Rows.columns),
 )
-def copy_in(row: Tensor, pieces: Sequence[Tensor], sizes: list[int]) -> None:
-    """Pack this rank's pieces into its row."""
-    for column, piece in zip(row.split(sizes), pieces, strict=False):
-        column[: piece.numel()].copy_(piece.view(-1))
+def copy_out(gathered: Tensor, params: Sequence[Tensor], dims: Sequence[int], sizes: Sequence[int], ranks: int) -> None:
+    """Give whole parameters their values from a buffer in rank order."""
+    columns = gathered.view(ranks, -1).split(list(sizes), 1)
+    for whole, dim, column in zip(params, dims, columns, strict=False):
+        for part, row in zip(whole.chunk(ranks, dim), column, strict=False):
+            part.copy_(row[: part.numel()].view(part.shape))
 
 
 @reference(
     "12.4",
     hints=(
-        "As a table [N, S] the buffer has a row for each rank and a column block for each parameter. Which part of the "
-        "table belongs to one parameter, and in which order does its memory want it?",
-        "`columns = gathered.view(ranks, -1).split(sizes, dim=1)`; column block i has shape [N, size], and "
-        "`memories[i].view(ranks, -1)` too: `copy_` one to the other.",
+        "It is the way back: row r of a column gets the gradient's r-th chunk. What stays of the column is padding, "
+        "and a reduction reads it.",
+        "Fill `packed` with zeros first. Then, for each gradient and its column [N, size], zip `gradient.chunk(ranks, "
+        "dim)` with the rows, and copy each chunk to the front of its row.",
     ),
-    forbids=(private.split_copy,),
+    forbids=(Gradients.pack, Gradients._by_rank, Cut.by_rank, Rows.columns),
 )
-def copy_out(gathered: Tensor, memories: Sequence[Tensor], sizes: list[int], ranks: int) -> None:
-    """From rank order to parameter order."""
-    columns = gathered.view(ranks, sum(sizes)).split(sizes, dim=1)
-    for memory, column in zip(memories, columns, strict=False):
-        memory.view(ranks, -1).copy_(column)
+def chunk_cat(packed: Tensor, gradients: Sequence[Tensor], dims: Sequence[int], sizes: Sequence[int]) -> None:
+    """Pack whole gradients into a buffer [N, S] in rank order, zeros between them."""
+    packed.zero_()
+    for gradient, dim, column in zip(gradients, dims, packed.split(list(sizes), 1), strict=False):
+        for part, row in zip(gradient.chunk(packed.shape[0], dim), column, strict=False):
+            row[: part.numel()].view(part.shape).copy_(part)
 
 
 @reference(
     "12.5",
     hints=(
-        "The way back of copy-out: gradient i fills columns of the table [N, S'], rank r's rows of it in row r. What "
-        "stands where a rank has fewer rows than the longest piece, or a gradient is None?",
-        "Zero `packed` first. Then for every rank and parameter: take the rank's rows of the gradient with `cut`, flat, "
-        "and write them to the beginning of `packed.view(ranks, -1)[rank]`'s column.",
+        "Two streams: the reader's is current when `keep` is called, the owner's when `give_back` is. What must stand "
+        "in the owner's queue before the memory may be written to again?",
+        "`keep` records an event on the current stream, and stores it with the buffer. `give_back` lets the current "
+        "stream `wait_event` for each, then `buffer.untyped_storage().resize_(0)`, and forgets all of them. Nothing "
+        "makes the host wait.",
     ),
-    forbids=(private.chunk_cat,),
+    forbids=(Held.keep, Held.give_back, Held.clear, Recorded.keep, device.free, device.record_stream),
 )
-def pack(
-    gradients: Sequence[Tensor | None],
-    packed: Tensor,
-    sizes: list[int],
-    ranks: int,
-    cut: Callable[[Tensor, int, int], Tensor],
-) -> None:
-    """Concatenate the ranks' rows of all gradients."""
-    packed.zero_()
-    for rank, row in enumerate(packed.view(ranks, sum(sizes))):
-        for column, gradient in zip(row.split(sizes), gradients, strict=False):
-            if gradient is not None:
-                piece = cut(gradient, rank, ranks).reshape(-1)
-                column[: piece.numel()].copy_(piece)
+def hold() -> tuple[Callable[[Tensor], None], Callable[[torch.device], None]]:
+    """Return `keep` and `give_back`, which share what is kept."""
+    kept: list[tuple[Tensor, Any]] = []
+
+    def keep(buffer: Tensor) -> None:
+        kept.append((buffer, device.current_stream(buffer.device).record_event()))
+
+    def give_back(on: torch.device) -> None:
+        for buffer, read in kept:
+            device.current_stream(on).wait_event(read)
+            buffer.untyped_storage().resize_(0)
+        kept.clear()
+
+    return keep, give_back
 
 
 @reference(
     "12.6",
     hints=(
-        "Two streams: one owns the buffer and allocates the next one, the other reads it last. `keep` runs on the "
-        "reader's, `give_back` on the owner's. What must the owner's queue hold before the memory is used again?",
-        "`keep` appends the buffer and `device.current_stream(where).record_event()` to a list. `give_back` calls "
-        "`device.current_stream(where).wait_event(event)` for each, then `resize_(0)` on its storage, and clears the "
-        "list.",
+        "A column is as wide as the largest piece, the first rank's. What the gap has to be is a matter of bytes, and "
+        "what you return are elements.",
+        "`ceil(shape[dim] / ranks)` times the product of the other lengths, for each. Then with `step = max(1, 16 // "
+        "itemsize)` the gap is `-sum(sizes) % step`.",
     ),
+    forbids=(Rows.__init__,),
 )
-def hold(where: torch.device) -> tuple[Callable[[Tensor], None], Callable[[], None]]:
-    """Two functions: keep a buffer until its owner's stream waits for its last reader; give back what is kept."""
-    kept: list[tuple[Tensor, Any]] = []
-
-    def keep(buffer: Tensor) -> None:
-        kept.append((buffer, device.current_stream(where).record_event()))
-
-    def give_back() -> None:
-        for buffer, read in kept:
-            device.current_stream(where).wait_event(read)
-            buffer.untyped_storage().resize_(0)
-        kept.clear()
-
-    return keep, give_back
+def columns_of(shapes: Sequence[Sequence[int]], dims: Sequence[int], ranks: int, itemsize: int) -> list[int]:
+    """Elements of each parameter in a rank's row, and of the gap that makes the row a multiple of 16 bytes."""
+    sizes = []
+    for shape, dim in zip(shapes, dims, strict=True):
+        rows = -(-shape[dim] // ranks)
+        sizes.append(rows * prod(shape[:dim]) * prod(shape[dim + 1 :]))
+    return [*sizes, -sum(sizes) % max(1, 16 // itemsize)]

@@ -15,10 +15,11 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager, nullco
 from typing import Any, NamedTuple
 from unittest import mock
 
+import torch
 import torch.distributed as dist
 
 from minifsdp import comm
-from minifsdp.course.launch import RankError
+from minifsdp.course.launch import RankError, rank_device
 from minifsdp.course.launch.world import Backend, choose_world
 from minifsdp.course.workshop.comparing import AnswerError
 

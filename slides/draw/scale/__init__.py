@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 from draw.canvas import Draw
@@ -37,14 +38,13 @@ def numbers() -> dict[str, Any]:
 
 
 def _flat_and_yours() -> dict[str, dict[str, str]]:
-    """What lab 12 prints of a step of both units."""
-    found = {}
+    """Rows of the table that lab 12 prints of a step: of the flat unit, and of the learner's."""
+    rows = {}
     for line in told("12", "C26"):
-        name, _, rest = line.partition(" ")
-        if name in ("flat", "yours") and "gathers" in rest:
-            sent, copied = (part.split()[0] for part in rest.split(",  ")[-2:])
-            found[name] = {"sent": sent, "copied": copied}
-    return found
+        name, *values = re.split(r"\s{2,}", line.strip())
+        if len(values) == 3:
+            rows[name] = dict(zip(("flat", "yours"), values, strict=False))
+    return rows
 
 
 FIGURES: dict[str, Draw] = {

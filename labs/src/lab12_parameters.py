@@ -1,0 +1,1088 @@
+# ---
+# jupyter:
+#   minifsdp:
+#     lab: "12"
+#     title: Per-parameter FSDP
+#     minutes: 60
+#     ranks: 3
+# ---
+
+# %% [markdown]
+# # Lab 12: per-parameter FSDP
+#
+# A flat parameter travels well: one buffer, even shards, no copies. It also hides the parameters in
+# it. An optimizer sees one long vector per unit. A frozen weight gets a gradient because its
+# neighbour is trained. A checkpoint needs code that knows offsets. FSDP2 (`fully_shard` in torch)
+# keeps each parameter under its own name in its own module, and shards it by itself. One message per
+# unit is still the rule, so the pieces have to be *copied* into one buffer and out of it.
+#
+# ![A unit whose parameters stay themselves over one step: pieces, a buffer in rank order, whole parameters, packed
+# gradients, pieces again](../slides/figures/scale-life.svg)
+#
+# *From [lecture 6, Beyond the flat parameter](../slides/scale.md), which comes before this lab.*
+#
+# **Afterwards you can**
+#
+# - state the piece of a parameter that each rank holds, also if rows are few or do not divide;
+# - explain rank order and parameter order, and the copies between them;
+# - free a buffer that another stream still reads without `record_stream` and without a limiter;
+# - compute what per-parameter sharding costs against a flat parameter, in bytes, copies and padding;
+# - say what becomes simpler: names, frozen parameters, checkpoints.
+#
+# **You need** lab 04 (the flat parameter), lab 05 (units, gather, reduce-scatter), and for 12.5 lab
+# 06 (streams, events).
+#
+# **Time** 60 minutes. **To run** on a laptop (gloo, 2 and 3 processes), on one GPU, or on a GPU
+# node. **Memory** a rank's tensors take less than 40 MiB here. Streams are examined on a GPU that
+# exists only on paper, as in lab 08; those results are marked "model".
+
+# %% tags=["setup"]
+# set-up
+from collections.abc import Callable, Sequence
+from math import prod
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from minifsdp import device
+from minifsdp.course.workshop import exercise, outcome, predict
+
+# %% [markdown]
+# ## What hurts now
+#
+# The course's GPT, once with flat parameters and once with `minifsdp.fsdp2.fully_shard`, which you
+# rebuild here. What does an optimizer, or a rule such as "no weight decay for biases", find?
+
+# %%
+import statistics
+import time
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from types import SimpleNamespace
+from unittest.mock import patch
+
+import torch.distributed as dist
+from torch import nn
+
+from minifsdp import FullyShardedDataParallel, comm
+from minifsdp.course import plots
+from minifsdp.course.ladder import data
+from minifsdp.course.ladder.measure import Settings
+from minifsdp.course.ladder.model import GPT, Block
+from minifsdp.course.ladder.rungs import Trainer
+from minifsdp.course.launch import launch, rank_device
+from minifsdp.course.ladder.step import take_step as take_step_of
+from minifsdp.course.machine import A100, Recorder, Run, replay
+from minifsdp.course.machine.program import STEP
+from minifsdp.course.watch.ledger import Ledger
+from minifsdp.fsdp import PrefetchSchedule, SyncSchedule
+from minifsdp.fsdp2 import Held, Recorded, fully_shard, use_schedule
+from minifsdp.fsdp2 import gradients as gradients_module
+from minifsdp.fsdp2.cut import Cut, Rows
+from minifsdp.fsdp2.gather import Gather
+from minifsdp.fsdp2.gradients import Gradients
+from minifsdp.fsdp2.hooks import state_of
+
+RANKS, MIB = 2, 2**20
+SETTINGS = Settings(ranks=RANKS, batch=6, layers=5, width=105, context=16)
+BATCHES = list(SETTINGS.batches())  # the same on every rank; each takes its rows
+
+
+def my_rows(batch: data.Batch) -> data.Batch:
+    return data.to_device(data.shard(batch, dist.get_rank(), dist.get_world_size()), rank_device())
+
+
+def flat(model: nn.Module, **kwargs: Any) -> nn.Module:
+    return FullyShardedDataParallel(model, auto_wrap_policy={Block}, schedule=SyncSchedule, **kwargs)
+
+
+def names() -> dict[str, list[str]]:
+    """The first parameters that an optimizer gets, with their shapes on this rank."""
+    model, other = SETTINGS.model().to(rank_device()), SETTINGS.model().to(rank_device())
+    for block in model.blocks:
+        fully_shard(block)
+    fully_shard(model)
+    found = {"flat": list(flat(other).named_parameters()), "by parameter": list(model.named_parameters())}
+    local = {"flat": lambda p: p, "by parameter": lambda p: p.to_local()}
+    return {
+        kind: [f"{name}: {list(local[kind](p).shape)} of {list(p.shape)}" for name, p in each[1:4]] + [f"{len(each)}"]
+        for kind, each in found.items()
+    }
+
+
+for kind, (*some, number) in launch(names, RANKS)[0].items():
+    print(f"{kind}: {number} parameters, such as", *some, sep="\n    ")
+
+# %% [markdown]
+# With flat parameters there are six vectors; with `fully_shard` every parameter is there. Each is a
+# *DTensor*: this rank's piece, plus the whole shape and the placement, here `Shard(0)` on a mesh of
+# 2 ranks. Optimizers, gradient clipping and checkpoints of torch work with DTensors, so none of them
+# needs code of ours.
+#
+# ## 12.1 Cut
+#
+# *8 minutes, medium*
+#
+# A flat parameter is cut anywhere, even inside a row. FSDP2 cuts each parameter along a dimension,
+# dimension 0 by default, as `torch.chunk` does: the first pieces have ceil(length / N)
+# rows, the next one has what is left, and ranks behind that have **nothing**: a piece with 0 rows.
+# Rows stay together, which block-wise quantization and optimizers that work on matrices need.
+#
+# Predict: the weight of a LayerNorm has 105 elements. How many of 64 ranks hold nothing of it?
+
+# %%
+predict("12.1", ..., "ranks of 64 that hold nothing of a parameter with 105 rows")
+
+
+# %% tags=["exercise-12.1"]
+@exercise("12.1")
+def cut(whole: Tensor, ranks: int, rank: int, dim: int = 0) -> Tensor:
+    """A rank's piece of a parameter, as a view.
+
+    Args:
+        whole: the parameter, of any shape, unchanged.
+        ranks: N.
+        rank: whose piece, from 0 to N - 1.
+        dim: the dimension that is cut, from 0 to `whole.ndim` - 1.
+
+    Returns:
+        The part that `torch.chunk` would give this rank. On ranks for which `chunk` has no part: a
+        view with length 0 along `dim` and the parameter's other lengths.
+
+    Raises:
+        ValueError: `dim` is not 0, and N does not divide the length along it.
+    """
+    ...
+
+
+# %%
+norm = torch.arange(105)
+lengths = [cut(norm, 64, rank).numel() for rank in range(64)]
+slips = {"ceil(105 / 64) = 2 rows for each; 52 ranks have two, one has the last": 12, "64 ranks share 105 rows": 0}
+outcome("12.1", lengths.count(0), how="computed", slips=slips)
+for shape, ranks, dim in (([5, 3], 2, 0), ([4], 3, 0), ([4, 6], 2, 1)):
+    print(shape, "over", ranks, "ranks:", [list(cut(torch.zeros(shape), ranks, r, dim).shape) for r in range(ranks)])
+
+# %% [markdown]
+# A small first dimension leaves ranks with nothing to store. `shard_placement_fn` may then choose
+# another dimension, which has to divide evenly: padding at the end of *each row* would leave no
+# contiguous view of the parameter.
+#
+# ## 12.2 Copy in
+#
+# *5 minutes, easy*
+#
+# One all-gather serves the whole unit. Its buffer [N · S] has a row of S elements for each rank, and
+# each row has a column for each parameter. A column is as wide on every rank as the first rank's
+# piece; a shorter piece leaves the end of its column unused. A last column, the *gap*, belongs to
+# no parameter (12.6).
+#
+#     w [5, d], b [4] on 2 ranks       gathered [N, S]
+#     rank 0   w 0-2 | b 0-1           w 0-2      | b 0-1 | gap
+#     rank 1   w 3-4 | b 2-3           w 3-4, pad | b 2-3 | gap
+#
+# The gather works in place: the input of rank r is row r of its output. So a rank packs its pieces
+# right there. If the computation is in bf16, the copy also casts.
+
+
+# %% tags=["exercise-12.2"]
+@exercise("12.2")
+def copy_in(gathered: Tensor, pieces: Sequence[Tensor], sizes: Sequence[int], ranks: int, rank: int) -> Tensor:
+    """Pack this rank's pieces into its row of the gather's buffer. Autograd is off.
+
+    Args:
+        gathered: the buffer [N * S], uninitialized, in the dtype of the computation.
+        pieces: this rank's piece of each parameter, contiguous, without padding; perhaps empty,
+            perhaps of another dtype.
+        sizes: widths of the columns, in elements: one for each parameter, then the gap's. Their
+            sum is S.
+        ranks, rank: N, and this rank.
+
+    Returns:
+        Row `rank` of the buffer [S], a view. Each piece is at the front of its column, in row-major
+        order. Other rows are untouched; what is left over in this row may hold anything.
+    """
+    ...
+
+
+# %%
+w, b = torch.arange(15.0).view(5, 3), 100 + torch.arange(4.0)
+toy = torch.full((2 * 12,), -1.0)
+for rank in range(2):
+    copy_in(toy, [cut(w, 2, rank), cut(b, 2, rank)], [9, 2, 1], 2, rank)
+print("w [5, 3] and b [4], packed by both ranks; -1 was never written:")
+print(*toy.view(2, 12).int().tolist(), sep="\n")
+
+# %% [markdown]
+# ## 12.3 Copy out
+#
+# *10 minutes, medium*
+#
+# The buffer is now in *rank order*: row r has rank r's piece of every parameter. A layer needs
+# *parameter order*: all pieces of one parameter together. One is the transposition of the other.
+# With a flat parameter both are the same, because the pieces follow each other, so its parameters
+# are views of the gathered buffer. Here a copy is inevitable, and so is a second buffer. Gathered
+# buffer and whole parameters exist together while the copy runs.
+#
+# Predict: at the peak of a gather, how many bytes of gathered parameters does a rank hold, for each
+# byte of the unit's parameters? (With a flat parameter: 1.)
+
+# %%
+predict("12.3", ..., "buffers as large as the unit that a rank holds during the copy out")
+
+
+# %% tags=["exercise-12.3"]
+@exercise("12.3")
+def copy_out(gathered: Tensor, params: Sequence[Tensor], dims: Sequence[int], sizes: Sequence[int], ranks: int) -> None:
+    """Give whole parameters their values from a buffer in rank order, in place. Autograd is off.
+
+    Args:
+        gathered: the buffer [N * S] after the all-gather, as `copy_in` has packed it on each rank.
+        params: the whole parameters, contiguous, of the buffer's dtype, uninitialized. Modules hold
+            these very tensors: write into them.
+        dims: the dimension along which each was cut.
+        sizes: widths of the columns, the gap's last.
+        ranks: N.
+    """
+    ...
+
+
+# %%
+whole = [torch.full_like(w, -1), torch.full_like(b, -1)]
+copy_out(toy, whole, [0, 0], [9, 2, 1], 2)
+print("copied out: w", whole[0].int().tolist(), "b", whole[1].int().tolist())
+
+# %% [markdown]
+# ## 12.4 Chunk and concatenate
+#
+# *8 minutes, medium*
+#
+# Backward leaves one whole gradient per parameter, made by autograd wherever it likes. One
+# reduce-scatter takes all of a unit's: its input [N, S] has in row r what rank r will keep. So each
+# gradient is chunked, each chunk padded, and the chunks of a rank concatenated. The unused places
+# must be zero this time: a sum reads every element, and a communication hook or a check for
+# infinities reads the result.
+#
+# A parameter that is frozen gets no column. Flat parameters cannot do that: their gradient has the
+# shape of the whole unit.
+#
+# Predict: of this GPT only the biases are trained. A block with 134 thousand elements has about 1,200
+# in its six biases. How many times as many bytes do flat units reduce as yours?
+
+# %%
+predict("12.4", ..., "bytes of gradients sent, flat over per-parameter, if only the biases are trained")
+
+
+# %% tags=["exercise-12.4"]
+@exercise("12.4")
+def chunk_cat(packed: Tensor, gradients: Sequence[Tensor], dims: Sequence[int], sizes: Sequence[int]) -> None:
+    """Pack whole gradients into the input of a reduce-scatter. Autograd is off.
+
+    Args:
+        packed: [N, S], uninitialized, in the dtype of the reduction. Afterwards row r has, at the
+            front of each column, chunk r of the gradient, and zeros everywhere else.
+        gradients: one for each column but the gap's, of their parameters' shapes; perhaps of
+            another dtype; unchanged.
+        dims: the dimension along which each is cut.
+        sizes: widths of the columns, the gap's last.
+    """
+    ...
+
+
+# %% [markdown]
+# ### Your unit in the engine
+#
+# minifsdp's engine decides *when* to gather, free and reduce, as in labs 05 to 08. Your functions
+# take the places of the package's: `Cut.of`, `Gather.start`, `Gather.copy_out` and
+# `Gradients.pack`. The package does the same with one kernel per group and step:
+# `torch._foreach_copy_`, `torch.split_with_sizes_copy` and `torch._chunk_cat`.
+
+
+# %%
+class YourCut(Cut):
+    def of(self, whole: Tensor, rank: int) -> Tensor:
+        return cut(whole, self.ranks, rank, self.dim)
+
+
+class YourGather(Gather):
+    """A gather between your two copies."""
+
+    def __init__(self, cuts: Sequence[Cut], group: Any, memories: Any, dtypes: Any, on: torch.device) -> None:
+        super().__init__(cuts, group, memories, dtypes, on)
+        self.dims = [each.dim for each in cuts]
+        # `.data`: to gather is not to modify what autograd has saved.
+        wholes = zip(cuts, memories, self.rows.sizes, strict=False)
+        self.params = [each.whole(memory.data[: group.size() * size]) for each, memory, size in wholes]
+
+    @torch.no_grad()
+    def start(self, pieces: list[Tensor], label: Any) -> Any:
+        self.keeper.give_back(self.device)
+        device.allocate(self.gathered)
+        row = copy_in(self.gathered, pieces, self.rows.sizes, self.group.size(), self.group.rank())
+        return comm.all_gather(self.gathered, row, self.group, label)
+
+    @torch.no_grad()
+    def copy_out(self) -> None:
+        copy_out(self.gathered, self.params, self.dims, self.rows.sizes, self.group.size())
+        self.keeper.keep(self.gathered)
+
+
+class YourGradients(Gradients):
+    """Gradients packed by your function."""
+
+    def __init__(self, cuts: Sequence[Cut], on: torch.device) -> None:
+        super().__init__(cuts, on)
+        self.rows_of = gradients_module.Rows
+
+    @torch.no_grad()
+    def pack(self, trained: list[int], ranks: int, dtype: torch.dtype) -> tuple[Tensor, Rows, list[int]]:
+        if self.held.keys() != set(trained):  # some had no gradient this time
+            return super().pack(trained, ranks, dtype)
+        cuts = [self.cuts[index] for index in trained]
+        rows = self.rows_of(cuts, ranks, [dtype] * len(trained))
+        held, self.held = self.held, {}
+        packed = device.empty(rows.numel, dtype, "gradients", self.device)
+        dims = [each.dim for each in cuts]
+        chunk_cat(packed.view(ranks, -1), [held[index] for index in trained], dims, rows.sizes)
+        return packed, rows, []
+
+
+YOURS: dict[str, Any] = {  # what takes the place of what
+    "minifsdp.fsdp2.api.Cut": YourCut,
+    "minifsdp.fsdp2.unsharded.Gather": YourGather,
+    "minifsdp.fsdp2.unit.Gradients": YourGradients,
+}
+
+
+@contextmanager
+def made_of(parts: dict[str, Any]) -> Iterator[None]:
+    with ExitStack() as patches:
+        for name, part in parts.items():
+            patches.enter_context(patch(name, part))
+        yield
+
+
+def each_sharded(model: nn.Module, modules: Sequence[nn.Module], parts: dict[str, Any]) -> nn.Module:
+    """Shard these modules and the model around them, by units made of `parts`."""
+    with made_of(parts):
+        for module in modules:
+            fully_shard(module)
+        fully_shard(model)
+        for state in state_of(model).tree():
+            if state.unit is not None:
+                state.unit.refresh()  # makes the buffers
+    return model
+
+
+def by_parameter(
+    model: Any, parts: dict[str, Any] | None = None, schedule: Any = SyncSchedule, keeper: Any = Held
+) -> Any:
+    each_sharded(model, list(model.blocks), YOURS if parts is None else parts)
+    use_schedule(model, schedule, keeper)
+    return model
+
+
+WAYS: dict[str, Callable[[Any], Any]] = {
+    "flat": flat,
+    "yours": by_parameter,
+    "minifsdp.fsdp2": partial(by_parameter, parts={}),
+}
+
+# %% [markdown]
+# ### Measured: the same losses
+#
+# Three ways on 2 and on 3 ranks, and one process with all rows. A sum of two numbers has one order,
+# so on 2 ranks the three ways are equal bit for bit. On 3 the order is the backend's: gloo's here goes
+# by rank, and they are equal again; NCCL's depends on an element's place in the buffer.
+
+
+# %%
+def losses(wrap: Callable[[Any], Any]) -> list[float]:
+    model = wrap(SETTINGS.model().to(rank_device()))
+    optimizer = torch.optim.AdamW(model.parameters(), 1e-3)
+    found = []
+    for batch in BATCHES[:4]:
+        loss = model(*my_rows(batch))
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        found.append(loss.item())
+    return found
+
+
+def all_losses() -> dict[str, list[float]]:
+    return {name: losses(wrap) for name, wrap in WAYS.items()}
+
+
+(alone,) = launch(partial(losses, lambda model: model), 1)
+for ranks in (2, 3):
+    seen = launch(all_losses, ranks)
+    means = {name: [statistics.fmean(each) for each in zip(*(s[name] for s in seen), strict=True)] for name in WAYS}
+    equal = all(each == means["flat"] for each in means.values())
+    near = all(abs(a / b - 1) < 1e-5 for a, b in zip(means["yours"], alone, strict=True))
+    print(f"{ranks} ranks, 4 steps: three ways equal bit for bit: {equal}; equal to one process within 1e-5: {near}")
+    assert near
+    assert equal or ranks > 2
+
+# %% [markdown]
+# ### Measured: what a gather holds
+#
+# One block on 2 ranks, a forward without gradients. The ledger counts the whole parameters as
+# "unsharded" and the buffer in rank order as "communication".
+
+
+# %%
+def one_block(wrap: Callable[[Block], Any]) -> tuple[int, int]:
+    """The most bytes of gathered parameters, and those of one whole buffer."""
+    with Ledger() as ledger:
+        module = wrap(Block(SETTINGS.width, 7).to(rank_device()))
+        ledger.reset_peaks()
+        with torch.no_grad():
+            module(torch.ones(1, 4, SETTINGS.width, device=rank_device()))
+        return ledger.peak_of("unsharded", "communication"), ledger.peak_of("unsharded")
+
+
+def both_blocks() -> dict[str, tuple[int, int]]:
+    flat_block = partial(FullyShardedDataParallel, schedule=SyncSchedule)
+    return {"flat": one_block(flat_block), "yours": one_block(partial(each_sharded, modules=[], parts=YOURS))}
+
+
+gathers = launch(both_blocks, RANKS)[0]
+outcome("12.3", gathers["yours"][0] / gathers["yours"][1], slips={"as with views of one buffer": 1})
+for name, (most, one) in gathers.items():
+    print(f"{name:6} {most:10,} bytes at most, {one:9,} bytes when the gather is over")
+assert gathers["flat"][0] == gathers["flat"][1]
+
+# %% [markdown]
+# The second buffer lives only until the copy out. Over a whole step its cost is small, because the
+# peak is in backward, where activations and gradients are.
+#
+# ### Measured: flat against per-parameter (C26)
+#
+# The second step of each. Copies are calls of torch's copying operators outside of collectives, with
+# the bytes that they write. Expected are the messages (per unit two gathers and a reduction, one
+# gather less for the root), and the bytes copied: into each gather this rank's pieces, out of it all
+# parameters, and each gradient once.
+
+
+# %%
+class Copies(torch.utils._python_dispatch.TorchDispatchMode):
+    """Counts copying operators, and the bytes they write, while no collective runs."""
+
+    NAMES = ("copy_", "_foreach_copy_", "split_with_sizes_copy", "_chunk_cat", "cat")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls, self.nbytes, self.paused = 0, 0, False
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        made = func(*args, **(kwargs or {}))
+        if func.overloadpacket.__name__ in self.NAMES and not self.paused:
+            written = (kwargs or {}).get("out", args[0])
+            self.calls += 1
+            self.nbytes += sum(each.nbytes for each in (written if isinstance(written, list | tuple) else [written]))
+        return made
+
+    @contextmanager
+    def pause(self, call: comm.Call, phase: str) -> Iterator[None]:
+        self.paused = True
+        yield
+        self.paused = False
+
+
+def take_step(model: Any, optimizer: Any, batch: data.Batch, mark: Callable[[str], Any] = str) -> None:
+    loss = model(*my_rows(batch))
+    mark("forward")
+    loss.backward()
+    mark("backward")
+    optimizer.step()
+    mark("optimizer")
+
+
+def watched_step(wrap: Callable[[Any], Any]) -> dict[str, Any]:
+    """Bytes held after the second step and at its peak, messages, bytes sent."""
+    with Ledger() as ledger:
+        model = wrap(SETTINGS.model().to(rank_device()))
+        optimizer = torch.optim.AdamW(model.parameters(), 1e-3)
+        ledger.watch(model, optimizer)
+        take_step(model, optimizer, BATCHES[0])
+        optimizer.zero_grad()
+        ledger.reset_peaks()
+        with comm.record() as calls:
+            take_step(model, optimizer, BATCHES[1], ledger.mark)
+        held, peak, curve = ledger.live(), ledger.peak.total, ledger.curve()
+    sent = {op: round(sum(call.wire for call in calls if call.op == op)) for op in ("all_gather", "reduce_scatter")}
+    return {"held": held, "peak": peak, "curve": curve, "messages": Counter(call.op for call in calls), "sent": sent}
+
+
+def count_copies(wrap: Callable[[Any], Any]) -> tuple[int, int]:
+    model = wrap(SETTINGS.model().to(rank_device()))
+    model(*my_rows(BATCHES[0])).backward()
+    batch, counted = my_rows(BATCHES[1]), Copies()
+    comm.observers.append(counted.pause)
+    with counted:
+        loss = model(*batch)
+        loss.backward()
+    comm.observers.remove(counted.pause)
+    return counted.calls, counted.nbytes
+
+
+def compare() -> dict[str, dict[str, Any]]:
+    found = {name: {**watched_step(wrap), "copies": count_copies(wrap)} for name, wrap in WAYS.items()}
+    plain = count_copies(lambda model: model)  # the model's own
+    return {
+        name: {**each, "copies": [a - b for a, b in zip(each["copies"], plain, strict=True)]}
+        for name, each in found.items()
+    }
+
+
+def units_of(model: GPT) -> list[list[torch.Size]]:
+    """Shapes of each unit's parameters, the root's first."""
+    inside = {p for block in model.blocks for p in block.parameters()}
+    blocks = [[p.shape for p in block.parameters()] for block in model.blocks]
+    return [[p.shape for p in model.parameters() if p not in inside], *blocks]
+
+
+usage = launch(compare, RANKS)[0]
+
+# %% tags=["C26"]
+SHAPES = units_of(SETTINGS.model())
+rows = [Rows([Cut(shape, 0, RANKS) for shape in unit], RANKS, [torch.float32] * len(unit)) for unit in SHAPES]
+mine = [sum(prod(each.local(0)) for each in row.cuts) for row in rows]  # elements of rank 0's pieces
+elements = [sum(map(prod, unit)) for unit in SHAPES]
+gathers_of = [1, *[2] * SETTINGS.layers]
+copied = sum(4 * (n * (m + w) + w) for n, m, w in zip(gathers_of, mine, elements, strict=True))
+lines_of = {
+    "all-gathers": [each["messages"]["all_gather"] for each in usage.values()],
+    "reduce-scatters": [each["messages"]["reduce_scatter"] for each in usage.values()],
+    "bytes sent": [sum(each["sent"].values()) for each in usage.values()],
+    "bytes held after the step": [sum(each["held"].values()) for each in usage.values()],
+    "bytes at the peak": [each["peak"] for each in usage.values()],
+    "copies": [each["copies"][0] for each in usage.values()],
+    "bytes copied": [each["copies"][1] for each in usage.values()],
+}
+print(f"{'':28}" + "".join(f"{name:>16}" for name in usage))
+for what, values in lines_of.items():
+    print(f"{what:28}" + "".join(f"{value:16,}" for value in values))
+shares = [4 * row.row for row in rows]
+sent = sum(n * share for n, share in zip([g + 1 for g in gathers_of], shares, strict=True)) * (RANKS - 1)
+print(f"expected of yours: {sum(gathers_of)} and {len(rows)} messages, {sent:,} bytes sent, {copied:,} bytes copied")
+assert lines_of["all-gathers"] == [sum(gathers_of)] * 3
+assert lines_of["reduce-scatters"] == [len(rows)] * 3
+assert lines_of["bytes sent"][1:] == [sent] * 2
+
+# %% [markdown]
+# What it costs: a second buffer in each gather, and copies. Flat units copy each gradient once, into
+# the flat gradient; per-parameter units also copy parameters into and out of each gather. The number
+# of *kernels* is the smaller problem: the package's three multi-tensor operators replace hundreds of
+# `copy_` (last two columns). Messages are the same. Bytes sent differ only by padding.
+#
+# What it does not cost here is peak memory. A flat gradient is as large as its unit from the first
+# parameter on, the root's from the start of backward to its end. Yours are what autograd has made so
+# far: of the root, at first, the head's.
+
+# %%
+plots.curve(
+    usage["yours"]["curve"],
+    earlier={"flat": usage["flat"]["curve"]},
+    title=f"A peak of {usage['yours']['peak'] / MIB:.2f} MiB, {usage['flat']['peak'] / MIB:.2f} with flat units: "
+    "buffers in rank order are gone before gradients are many",
+    says="Bytes of rank 0 over the second step, in the order of allocations and frees. Communication: gathered buffers "
+    "in rank order, until they are copied out.",
+    lab="12",
+)
+
+# %%
+state = {
+    name: {tag: each["held"][tag] for tag in ("parameters", "gradients", "optimizer")} for name, each in usage.items()
+}
+flat_bytes = [4 * -(-sum(map(prod, unit)) // RANKS) for unit in SHAPES]
+plots.stages(
+    state,
+    predicted={
+        "flat": 4 * sum(flat_bytes) + 4 * len(flat_bytes),
+        "yours": 3 * 4 * sum(mine) + sum(shares) + 4 * sum(map(len, SHAPES)),
+    },
+    title="Rows stay whole, so rank 0 of 2 holds "
+    f"{sum(state['yours'].values()) / sum(state['flat'].values()) - 1:.1%} more model state than with flat shards",
+    says="Bytes of rank 0 after the optimizer's step. Diamonds: 16 bytes for each element of its shards, where "
+    "gradients are padded; Adam's step counters are 4 bytes per parameter, of which a flat unit has one.",
+    lab="12",
+)
+
+
+# %% [markdown]
+# ### Measured: host time
+#
+# How much Python does a unit cost? 16 units of four parameters each, rank 0 of 2 with collectives
+# that return at once, CPU seconds beyond those of the plain module. Numbers are this machine's.
+
+
+# %% tags=["nbval-ignore-output"]
+class Part(nn.Sequential):
+    def __init__(self) -> None:
+        super().__init__(nn.LayerNorm(8), nn.Linear(8, 8), nn.LayerNorm(8), nn.Linear(8, 8))
+
+
+def torchs(model: nn.Module) -> nn.Module:
+    from torch.distributed.device_mesh import DeviceMesh
+    from torch.distributed.fsdp import fully_shard as torch_fully_shard
+
+    mesh = DeviceMesh.from_group(dist.group.WORLD, "cpu")
+    for module in [*model, model]:
+        torch_fully_shard(module, mesh=mesh)
+    return model
+
+
+def host_seconds(units: int = 16, steps: int = 40) -> dict[str, float]:
+    """Median CPU seconds of a step, by turns."""
+    torch.set_num_threads(1)
+    ways: dict[str, Callable[[Any], Any]] = {
+        "plain": lambda model: model,
+        "flat": partial(FullyShardedDataParallel, auto_wrap_policy={Part}),
+        "yours": lambda model: each_sharded(model, list(model), YOURS),
+        "minifsdp.fsdp2": lambda model: each_sharded(model, list(model), {}),
+        "torch's fully_shard": torchs,
+    }
+    models = {name: wrap(nn.Sequential(*(Part() for _ in range(units)))) for name, wrap in ways.items()}
+    seconds: dict[str, list[float]] = {name: [] for name in models}
+    for _ in range(steps):
+        for name, model in models.items():
+            start = time.process_time()
+            model(torch.ones(1, 8)).sum().backward()
+            model.zero_grad()
+            seconds[name].append(time.process_time() - start)
+    return {name: statistics.median(each[5:]) for name, each in seconds.items()}
+
+
+host = launch(host_seconds, RANKS, backend="fake", timeout=120)[0]
+for name in list(host)[1:]:
+    print(f"{name:20} {(host[name] - host['plain']) / 16 * 1e6:6.0f} µs per unit and step beyond the plain module")
+
+# %% [markdown]
+# More names mean more Python: a unit has as many leaves, hooks and pieces as it has parameters. The
+# host pays this while it queues work. It matters only if a unit computes for less time than that.
+#
+# ### Measured: frozen parameters without gradient memory
+#
+# Only biases are trained. The flat units keep original parameters (`use_orig_params=True`), without
+# which frozen and trained ones cannot meet in one unit (lab 10b).
+
+
+# %%
+def with_biases_alone() -> dict[str, dict[str, int]]:
+    import warnings
+
+    warnings.simplefilter("ignore", UserWarning)  # about just this
+    return {
+        name: biases_alone(wrap)
+        for name, wrap in (("flat", partial(flat, use_orig_params=True)), ("yours", by_parameter))
+    }
+
+
+def biases_alone(wrap: Callable[[Any], Any]) -> dict[str, int]:
+    """Bytes of gradients at the peak and after backward, and sent to reduce them."""
+    model = SETTINGS.model().to(rank_device())
+    for name, p in model.named_parameters():
+        p.requires_grad_(name.endswith("bias"))
+    with Ledger() as ledger:
+        model = wrap(model)
+        ledger.watch(model)
+        for batch in BATCHES[:2]:
+            model.zero_grad()
+            ledger.reset_peaks()
+            with comm.record() as calls:
+                model(*my_rows(batch)).backward()
+        left, peak = ledger.mark("backward")["gradients"], ledger.peak_of("gradients")
+    return {"peak": peak, "left": left, "sent": round(sum(each.wire for each in calls if each.op == "reduce_scatter"))}
+
+
+tuned = launch(with_biases_alone, RANKS)[0]
+ratio = tuned["flat"]["sent"] / tuned["yours"]["sent"]
+outcome("12.4", round(ratio), slips={"the same bytes, as if all were trained": 1})
+for name, each in tuned.items():
+    print(
+        f"{name:6} bytes of gradients: {each['peak']:9,} at the peak, {each['left']:9,} after backward, "
+        f"{each['sent']:9,} sent"
+    )
+biases = [[prod(p.shape) for n, p in m.named_parameters() if n.endswith("bias")] for m in SETTINGS.model().blocks]
+print(f"all biases' gradients, whole: {4 * (sum(map(sum, biases)) + 105 + 257):,} bytes")
+assert ratio > 100
+
+# %% [markdown]
+# In a flat unit one trained bias makes the whole unit's gradient travel. Here frozen parameters are
+# gathered, since the computation needs them, and nothing else. LoRA needs no wrapping tricks.
+#
+# ## 12.5 Hold, without `record_stream`
+#
+# *10 minutes, medium*
+#
+# On a GPU, the gather's stream allocates the buffer, and the *compute* stream reads it last, in the
+# copy out. The caching allocator gives a freed block to the next request on the stream that
+# allocated it, at once. Lab 08's way is `record_stream`: the allocator holds the block back until an
+# event behind the reader has happened, and looks only when it is asked for memory. A host that runs
+# ahead finds memory still taken and needs a limiter.
+#
+# FSDP2 does without both. It *keeps a reference* to the buffer. Before the owner's stream allocates
+# the next buffer, a wait for an event behind the last reader goes into that stream's queue; then the
+# memory is freed. What the owner gets next comes later in its own queue, so the block may be reused at once,
+# however far ahead the host is. The host never waits.
+#
+# Predict: `active - allocated` counts bytes that the program has freed and the allocator must hold
+# back. How many are there at most in a step with your pair?
+
+# %%
+predict("12.5", ..., "bytes that are freed and held back, at most, with your `keep` and `give_back`")
+
+
+# %% tags=["exercise-12.5"]
+@exercise("12.5")
+def hold() -> tuple[Callable[[Tensor], None], Callable[[torch.device], None]]:
+    """Return two functions that share what is kept; another call returns an independent pair.
+
+    `keep(buffer)`: the current stream has just queued the last reader of `buffer`, which another
+    stream allocated. Its memory stays.
+
+    `give_back(on)`: the current stream of device `on` owns these buffers, and is about to allocate.
+    Make it wait until each buffer kept so far has been read, and free that buffer's memory:
+    `buffer.untyped_storage().resize_(0)`, since views keep the storage. Then forget them.
+
+    Use `device.current_stream(where)`, and of a stream `record_event()` and `wait_event(event)`.
+    The host must not wait. `device.free` calls `record_stream`, so it is of no use here.
+    """
+    ...
+
+
+# %% [markdown]
+# ### Modelled: what each way holds
+#
+# Real training steps, recorded, are replayed on a paper GPU that is slow enough for the host to run
+# far ahead. There is no limiter. The copies are the package's, one kernel each. Three ways to give
+# gathered buffers and packed gradients back: yours, `record_stream`, and no wait at all.
+
+
+# %%
+class YourHeld(Held):
+    """Your pair. Where the host computes, a buffer is read when `keep` is called, and need not stay."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._keep, self._give_back = hold()
+
+    def keep(self, buffer: Tensor) -> None:
+        self._keep(buffer)
+        if not device.runs_behind(buffer.device):
+            self.clear()
+
+    def give_back(self, on: torch.device) -> None:
+        self._on, self._owner = on, device.current_stream(on)
+        self._give_back(on)
+
+    def clear(self) -> None:
+        """No other buffer will be allocated for the time being."""
+        if self._owner is not None:
+            with device.on_stream(self._owner):
+                self._give_back(self._on)
+
+
+class Careless(Held):
+    """Gives back without a wait."""
+
+    def clear(self) -> None:
+        for buffer, _ in self._kept:
+            buffer.untyped_storage().resize_(0)
+        self._kept.clear()
+
+
+LARGER = Settings(ranks=RANKS, layers=8, width=128)
+SLOW = replace(
+    A100,
+    name="a slow A100",
+    flops={each: flops / 400 for each, flops in A100.flops.items()},
+    memory_bandwidth=A100.memory_bandwidth / 40,
+    issue=20e-6,
+)
+KEEPERS = {"yours, held": YourHeld, "record_stream": Recorded, "no wait": Careless}
+
+
+def record_all() -> dict[str, Any]:
+    return {name: record(keeper) for name, keeper in KEEPERS.items()}
+
+
+def record(keeper: Any, steps: int = 4) -> Any:
+    """This rank's program; by the last step the allocator's cache is as large as it gets."""
+    batch = next(LARGER.batches())
+    with Recorder() as recorder:
+        model = by_parameter(LARGER.model(), {}, PrefetchSchedule, keeper)
+        trainer = Trainer(model, torch.optim.AdamW(model.parameters(), 1e-3))
+        recorder.watch(model, trainer.optimizer)
+        for number, state in enumerate(state_of(model).tree()):
+            name = f"block {number - 1}" if number else "root"
+            recorder.name_unit(name, SimpleNamespace(buffers={"parameters": state.unit.unsharded.full}))
+        recorder.reset_peaks()
+        for _ in range(steps):
+            recorder.mark(STEP)
+            take_step_of(trainer, batch, torch.device("cpu"), recorder.mark)
+    return recorder.program()
+
+
+with patch.dict("os.environ", MINIFSDP_DEVICE="cpu"):
+    programs = launch(record_all, RANKS, backend="gloo", timeout=120)[0]
+runs: dict[str, Run] = {name: replay(program, SLOW) for name, program in programs.items()}
+behind = {name: run.peak("active") - run.peak("allocated") for name, run in runs.items()}
+outcome("12.5", behind["yours, held"], how="model", slips={"as with record_stream": behind["record_stream"]})
+print(f"{'MiB, model, not measured':26}{'allocated':>10}{'active':>8}{'reserved':>10}{'step, ms':>10}  hazards")
+for name, run in runs.items():
+    peaks = [run.peak(what) / MIB for what in ("allocated", "active", "reserved")]
+    print(f"{name:26}{peaks[0]:10.1f}{peaks[1]:8.1f}{peaks[2]:10.1f}{run.seconds * 1e3:10.2f}  {len(run.hazards)}")
+print("no wait:", runs["no wait"].hazards[0].text)
+
+# %%
+plots.device_memory(
+    {name: runs[name] for name in ("yours, held", "record_stream")},
+    title=f"Held by reference {runs['yours, held'].peak('reserved') / MIB:.0f} MiB are reserved, with record_stream "
+    f"{runs['record_stream'].peak('reserved') / MIB:.0f}",
+    says="Bytes over the host's time, which ends long before the device's. What is held by reference counts as "
+    "allocated, and serves again once a wait for its last reader is in the owner's queue. What another stream "
+    "was recorded on stays active after its free.",
+    lab="12",
+    model=SLOW.name,
+)
+
+# %%
+plots.timeline(
+    {name: runs[name] for name in ("yours, held", "record_stream")},
+    title=f"Waits in the queue cost no time, {runs['yours, held'].seconds * 1e3:.1f} ms a step against "
+    f"{runs['record_stream'].seconds * 1e3:.1f}, and spread gathers out",
+    says="One step. Yours: in forward each gather waits on its stream until an earlier buffer was read. With "
+    "record_stream nothing holds gathers back, and all of forward's travel at once, into memory of their own.",
+    lab="12",
+)
+
+# %% [markdown]
+# In the second row only the *host* could hold gathers back, which is what lab 08's limiter does. In
+# the first row the streams do, and the host queues the whole step at once.
+#
+# The third way, a free without a wait, needs no more memory and no time, and it is wrong: a packing
+# kernel is handed memory that the link may still be using. On a GPU nothing would raise; losses would be
+# off now and then.
+#
+# ## 12.6 Pad to 16 bytes
+#
+# *5 minutes, easy*
+#
+# Each column is as wide as the largest piece, so a row can have any number of elements, and row r
+# begins at r times that. If a row is no multiple of 16 bytes, other rows begin at addresses at which
+# NCCL cannot load 16 bytes at once, and the collective becomes much slower:
+# [pytorch#195450](https://github.com/pytorch/pytorch/issues/195450) reports it for FSDP2's layout,
+# [nccl#413](https://github.com/NVIDIA/nccl/issues/413) and
+# [nccl-tests#97](https://github.com/NVIDIA/nccl-tests/issues/97) explain it. torch 2.13 does not pad
+# rows. minifsdp adds a gap to each.
+#
+# Predict: how many bytes of gap has a row of float32 at most?
+
+# %%
+predict("12.6", ..., "bytes of the largest gap in rows of float32")
+
+
+# %% tags=["exercise-12.6"]
+@exercise("12.6")
+def columns_of(shapes: Sequence[Sequence[int]], dims: Sequence[int], ranks: int, itemsize: int) -> list[int]:
+    """Elements of each parameter in a rank's row, and of the gap behind them.
+
+    Args:
+        shapes: of the whole parameters, at least one element each.
+        dims: the dimension along which each is cut, as in 12.1.
+        ranks: N.
+        itemsize: bytes of an element: 1, 2, 4, 8 or 16.
+
+    Returns:
+        For each parameter the elements of the first rank's piece, which is the largest. Then the
+        fewest elements that make the row a multiple of 16 bytes.
+    """
+    ...
+
+
+# %%
+class YourRows(Rows):
+    """Rows as wide as you say."""
+
+    def __init__(self, cuts: Sequence[Cut], ranks: int, dtypes: Sequence[torch.dtype]) -> None:
+        super().__init__(cuts, ranks, dtypes)
+        self.sizes = columns_of([c.shape for c in cuts], [c.dim for c in cuts], ranks, self.dtype.itemsize)
+        self.gap, self.row = self.sizes[-1], sum(self.sizes)
+        self.numel = ranks * self.row
+
+
+YOURS |= {f"minifsdp.fsdp2.{name}.Rows": YourRows for name in ("unsharded", "gather", "gradients")}
+WAYS["yours"] = partial(by_parameter, keeper=YourHeld)  # all six
+seen = launch(all_losses, 3)
+means = {name: [statistics.fmean(each) for each in zip(*(s[name] for s in seen), strict=True)] for name in WAYS}
+near = all(abs(a / b - 1) < 1e-5 for a, b in zip(means["yours"], alone, strict=True))
+print("all six of your pieces on 3 ranks, losses equal to one process within 1e-5:", near)
+assert near
+
+# %% [markdown]
+# ### Computed: what padding costs and saves (C26)
+#
+# Two kinds of padding. *Rows*: a parameter's length is rounded up to a multiple of N. It grows with
+# N, and hurts where rows are long and few. The *gap*: at most 15 bytes for each rank and unit. A flat
+# unit has only its own kind, at most N - 1 elements (lab 04). The table is for this GPT with the
+# width of a small real one, in bf16.
+
+# %% tags=["C26"]
+with torch.device("meta"):
+    REAL = units_of(GPT(vocabulary=50_257, width=768, layers=12, context=1024))
+WORLDS = [2, 3, 4, 6, 7, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1000]
+psi = sum(prod(shape) for unit in REAL for shape in unit)
+costs: dict[str, dict[int, float]] = {"flat": {}, "whole rows": {}, "the gap": {}}
+print(f"{'':6}{'padding, % of the parameters':^42}{'shares of 13 units, no multiple of 16 bytes':>48}")
+print(f"{'ranks':6}" + "".join(f"{name:>14}" for name in [*costs, "flat", "without gap", "with"]))
+for n in WORLDS:
+    columns = [columns_of(unit, [0] * len(unit), n, 2) for unit in REAL]
+    even = [-(-sum(map(prod, unit)) // n) for unit in REAL]
+    without = [sum(sizes[:-1]) for sizes in columns]
+    padded = [sum(sizes) for sizes in columns]
+    costs["flat"][n] = 100 * (n * sum(even) / psi - 1)
+    costs["whole rows"][n] = 100 * (n * sum(without) / psi - 1)
+    costs["the gap"][n] = 100 * n * (sum(padded) - sum(without)) / psi
+    odd = [sum(2 * share % 16 != 0 for share in each) for each in (even, without, padded)]
+    assert odd[-1] == 0, "a share is no multiple of 16 bytes"
+    if n in (2, 3, 7, 8, 16, 64, 256, 1000):
+        print(
+            f"{n:<6}" + "".join(f"{each[n]:14.4f}" for each in costs.values()) + "".join(f"{each:14}" for each in odd)
+        )
+most = max(columns_of([(length,)], [0], n, 4)[-1] for length in range(1, 200) for n in (2, 3, 64))
+slips = {"elements have 4 bytes: 15 is no number of them": 15, "none is needed then": 16}
+outcome("12.6", 4 * most, how="computed", slips=slips)
+
+# %%
+plots.lines(
+    {name: ([n for n in each if each[n] > 0], [v for v in each.values() if v > 0]) for name, each in costs.items()},
+    xlabel="ranks (logarithmic)",
+    ylabel="padding, % of the parameters (logarithmic)",
+    title=f"Whole rows cost {costs['whole rows'][1000]:.0f}% of padding on 1,000 ranks, the gap "
+    f"{costs['the gap'][1000]:.2f}%",
+    says="A GPT with 12 blocks of width 768 in bf16; points at zero are left out. A parameter with 768 rows divides "
+    "evenly over 768 ranks, and leaves 232 of 1,000 with padding alone.",
+    lab="12",
+    logx=True,
+    logy=True,
+)
+
+# %% [markdown]
+# What the gap saves depends on luck: over 8 or 16 ranks this model's blocks have aligned shares
+# anyway, and only the root has not, because of its odd vocabulary. Over 7, 64 or 256 ranks hardly
+# any unit has, neither flat nor by parameter (on 64: a LayerNorm's 768 elements leave 12 each, 24
+# bytes). The cost is bounded by 15 bytes per rank and unit.
+#
+# ### Measured: names and checkpoints unchanged
+#
+# After three steps on 2 ranks: the keys of `state_dict()` against the plain model's; whole values into a
+# plain model with `torch.save`; the sharded state through `torch.distributed.checkpoint`, loaded on 3
+# ranks into freshly sharded models.
+
+# %%
+import tempfile
+
+
+def save(folder: Path) -> dict[str, Any]:
+    import torch.distributed.checkpoint as dcp
+
+    model = WAYS["yours"](SETTINGS.model().to(rank_device()))
+    optimizer = torch.optim.AdamW(model.parameters(), 1e-2)
+    for batch in BATCHES[:3]:
+        take_step(model, optimizer, batch)
+        optimizer.zero_grad()
+    state = model.state_dict()
+    dcp.save(state, checkpoint_id=folder / "sharded")
+    whole = {name: each.full_tensor().cpu() for name, each in state.items()}  # collectives: on every rank
+    if dist.get_rank() == 0:
+        torch.save(whole, folder / "whole.pt")
+    return {"keys": list(state), "kind": type(state["head.weight"]).__name__}
+
+
+def load(folder: Path) -> dict[str, Tensor]:
+    import torch.distributed.checkpoint as dcp
+
+    with torch.no_grad():
+        model = SETTINGS.model().to(rank_device())
+        for p in model.parameters():
+            p.zero_()
+    state = WAYS["yours"](model).state_dict()
+    dcp.load(state, checkpoint_id=folder / "sharded")
+    return {name: each.full_tensor().cpu() for name, each in state.items()}
+
+
+with tempfile.TemporaryDirectory() as temporary:
+    folder = Path(temporary)
+    saved = launch(save, RANKS, folder)[0]
+    plain = SETTINGS.model()
+    keys = list(plain.state_dict())
+    plain.load_state_dict(torch.load(folder / "whole.pt"))
+    loaded = launch(load, 3, folder)
+equal = [all(torch.equal(each[name], value) for name, value in plain.state_dict().items()) for each in loaded]
+print(f"keys as in the plain model: {saved['keys'] == keys}, {len(keys)} of them, each a {saved['kind']}")
+print("torch.save on 2 ranks, plain load_state_dict: loaded, strict")
+print("torch.distributed.checkpoint, 2 ranks to 3: equal to the plain model's on each rank:", equal)
+assert saved["keys"] == keys
+assert all(equal)
+
+# %% [markdown]
+# Nothing of this is FSDP's code. A DTensor knows its whole shape and its place, and that is all a
+# checkpoint asks. Compare lab 10b, where you wrote it.
+#
+# ## What is still missing
+#
+# - Mixed dtypes in one unit: the package gathers them as bytes, wide ones first
+#   (`minifsdp/fsdp2/cut.py`).
+# - A parameter without a gradient on some rank: its column is -0.0, so that a rank can tell "no rank
+#   had one" from zero (`minifsdp/fsdp2/gradients.py`).
+# - Replicas on a 2-D mesh, gathers in backward inside a smaller group, float8 gathers through
+#   extensions: `fully_shard`'s arguments, all in the package.
+# - Results on the paper GPU are a model's. Copies took no time worth mentioning there; a report with
+#   measured ones needs a GPU.
+#
+# ## What to remember
+#
+# 1. Each parameter is cut by `torch.chunk` on dimension 0. The last ranks may hold less, or nothing.
+# 2. Collectives need rank order, computation parameter order. Per-parameter sharding pays with a copy
+#    in, a copy out, and a second buffer during the gather.
+# 3. Messages stay one per unit. Gradients are packed once they are all there; frozen ones never are.
+# 4. Keep a reference, let the owner's stream wait, free: no `record_stream`, no limiter.
+# 5. Padding comes from whole rows; 16-byte shares are nearly free.
+# 6. Names, checkpoints and optimizers are unchanged, which is why FSDP2 exists.
+#
+# ## Questions
+#
+# **1. A Linear has a weight [3, 4096] on 8 ranks. Who holds what, and what could you do?**
+# <details><summary>Answer</summary>Ranks 0 to 2 hold a row each, the others nothing, and the column
+# is a row wide on all 8: most of the traffic is padding. Cut it along dimension 1 with
+# `shard_placement_fn`: 512 columns each.</details>
+#
+# **2. Why must unused places be zero in 12.4, and not in 12.2?**
+# <details><summary>Answer</summary>A gathered row's unused places are never read: the copy out leaves
+# them behind. A reduction adds all places up; the sum is left out when it is delivered, but hooks and
+# checks for infinities see it, and nan is contagious there.</details>
+#
+# **3. Flat parameters need a limiter with `record_stream`. Could they be held by reference, too?**
+# <details><summary>Answer</summary>Yes: nothing in 12.5 depends on the layout. The last reader of a flat
+# buffer is the unit's computation, so its owner waits longer than for a copy out.</details>
+#
+# **4. With which optimizer would cutting by elements, as a flat parameter does, be wrong?**
+# <details><summary>Answer</summary>One that looks at a matrix, or at rows: Muon, Shampoo, Adafactor.
+# Adam works element by element. Even whole rows are not a whole matrix: such optimizers gather first.
+# </details>
+#
+# ## Further reading
+#
+# - torch: `torch/distributed/fsdp/_fully_shard/_fsdp_collectives.py` (12.2 to 12.4),
+#   `torch/distributed/fsdp/_fully_shard/_fsdp_param_group.py` (12.5),
+#   `torch/distributed/fsdp/_fully_shard/_fsdp_param.py` (12.1).
+# - minifsdp: `fsdp2/cut.py` (12.1 and 12.6), `fsdp2/gather.py`, `fsdp2/gradients.py`, `fsdp2/held.py`, `fsdp2/unit.py`.
+# - [RFC of per-parameter FSDP](https://github.com/pytorch/pytorch/issues/114299).
