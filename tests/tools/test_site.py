@@ -108,7 +108,7 @@ def test_each_lecture_has_its_card(stage: ModuleType, sources: Path) -> None:
     """With a figure of the deck, and what it is about."""
     text = (sources / "lectures.md").read_text()
     figures = re.findall(r'src="slides/(figures/[^"]*)"', text)
-    assert len(figures) == 5
+    assert len(figures) == 6
     for deck, figure in zip(stage.DECKS, figures, strict=True):
         assert f'slides/{deck}.html"><img src="slides/{figure}"' in text
         assert (

@@ -15,7 +15,6 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager, nullco
 from typing import Any, NamedTuple
 from unittest import mock
 
-import torch
 import torch.distributed as dist
 
 from minifsdp import comm
@@ -46,10 +45,10 @@ def in_a_part(observe: Callable[..., Any], args: tuple[Any, ...]) -> Seen | None
     """Call `observe(*args)` on every rank except the first, as if those were the world. A collective call."""
     everyone = comm.world()
     group = dist.new_group(list(range(1, everyone.size())))
+    comm.connect(everyone, rank_device())  # both, while the default group is still the one that knows all ranks
     if everyone.rank() == 0:
         return None
-    on = rank_device()
-    comm.all_gather(torch.empty(group.size(), device=on), torch.zeros(1, device=on), group).wait()  # connects its ranks
+    comm.connect(group, rank_device())
     asked: list[str] = []
     with _default(group), _cells_see(everyone, asked), _refusing(everyone):
         try:
