@@ -17,7 +17,7 @@ from unittest import mock
 
 import torch.distributed as dist
 
-from minifsdp import comm
+from minifsdp import comm, gloo
 from minifsdp.course.launch import RankError, rank_device
 from minifsdp.course.launch.world import Backend, choose_world
 from minifsdp.course.workshop.comparing import AnswerError
@@ -45,10 +45,9 @@ def in_a_part(observe: Callable[..., Any], args: tuple[Any, ...]) -> Seen | None
     """Call `observe(*args)` on every rank except the first, as if those were the world. A collective call."""
     everyone = comm.world()
     group = dist.new_group(list(range(1, everyone.size())))
-    comm.connect(everyone, rank_device())  # both, while the default group is still the one that knows all ranks
     if everyone.rank() == 0:
         return None
-    comm.connect(group, rank_device())
+    comm.connect(group, rank_device())  # while the default group is still the one that knows all ranks
     asked: list[str] = []
     with _default(group), _cells_see(everyone, asked), _refusing(everyone):
         try:
@@ -113,19 +112,29 @@ def _cells_see(everyone: comm.Group, asked: list[str]) -> Iterator[None]:
 
 @contextmanager
 def _refusing(everyone: comm.Group) -> Iterator[None]:
-    """Make a collective on `everyone` raise when it is issued: rank 0 would never join it."""
+    """Make a collective on `everyone` raise when it is issued or connects ranks: rank 0 would never join it."""
 
     def refuse(call: comm.Call, phase: str) -> AbstractContextManager[None]:
         if call.group == everyone.group_name:
-            raise AnswerError(
-                f"the group of the {call.op}: expected `group`, got the world\n"
-                "likely slip: `group` need not be the world: the ranks outside of it take no part, and a collective of "
-                "the world waits for them"
-            )
+            raise refused(call.op)
         return nullcontext()
 
+    def refused(op: str) -> AnswerError:
+        return AnswerError(
+            f"the group of the {op}: expected `group`, got the world\n"
+            "likely slip: `group` need not be the world: the ranks outside of it take no part, and a collective of "
+            "the world waits for them"
+        )
+
+    def of(group: comm.Group) -> gloo.Connections:
+        if group is everyone:
+            raise refused("collective")
+        return connections(group)
+
+    connections = gloo.Connections.of
     comm.observers.append(refuse)
     try:
-        yield
+        with mock.patch.object(gloo.Connections, "of", of):
+            yield
     finally:
         comm.observers.remove(refuse)
