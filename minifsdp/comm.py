@@ -16,7 +16,6 @@ from functools import partial
 from typing import Any, Literal, Protocol
 from weakref import WeakKeyDictionary
 
-import torch
 import torch.distributed as dist
 from torch import Tensor
 
@@ -119,13 +118,6 @@ def record() -> Iterator[list[Call]]:
         yield log
     finally:
         _logs[:] = [other for other in _logs if other is not log]
-
-
-def connect(group: Group, on: torch.device) -> None:
-    """Make now what messages between the group's ranks take, instead of at the first; called on each of them."""
-    info, backend = _GroupInfo.of("connection", torch.empty(0, device=on), group)
-    if gloo.gathers_by_broadcasts(backend):
-        info.connections(group, backend)
 
 
 def all_reduce(tensor: Tensor, group: Group, op: Any = SUM, label: Label | None = None) -> Handle:

@@ -118,9 +118,13 @@ class Connections:
 
     @classmethod
     def of(cls, group: dist.ProcessGroup) -> Connections:
-        """Connect the ranks a second time; to be called on each of them, as late as their first collective."""
-        ranks, timeout = dist.get_process_group_ranks(group), private.timeout_of(group)
-        return cls(group, dist.new_group(ranks, timeout, "gloo", use_local_synchronization=True))
+        """Connect the ranks a second time; to be called on each of them, as late as their first collective.
+
+        Not by `new_group`: for a part of the world it takes the number of groups that a rank is in for its name, and
+        ranks that are in more of them than others would wait for each other for ever.
+        """
+        store = dist.PrefixStore("minifsdp/twin", private.base_store_of(group))  # type: ignore[attr-defined]
+        return cls(group, private.gloo_group(store, group.rank(), group.size(), private.timeout_of(group)))
 
     def of_source(self, rank: int) -> dist.ProcessGroup:
         """The group for broadcasts from this rank: another than for those from the next."""

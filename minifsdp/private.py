@@ -59,6 +59,7 @@ __all__ = [
     "device_types_of",
     "fake_store",
     "foreach_copy",
+    "gloo_group",
     "group_named",
     "has_storage",
     "hooks_of",
@@ -250,6 +251,11 @@ def base_store_of(group: Any) -> Any:
 def set_timeout(options: Any, timeout: datetime.timedelta) -> None:
     """Of a process group's options; where it differs from the group's, torch warns."""
     options._timeout = timeout
+
+
+def gloo_group(store: Any, rank: int, ranks: int, timeout: datetime.timedelta) -> Any:
+    """A process group of gloo's that torch.distributed has no list of, connected when it returns."""
+    return dist.ProcessGroupGloo(store, rank, ranks, timeout)
 
 
 def timeout_of(group: Any) -> datetime.timedelta:

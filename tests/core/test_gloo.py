@@ -279,28 +279,49 @@ def what_two_ranks_send_each_other_takes_two_connections() -> None:
     groups = [group for _, group in taken]
     assert groups[0] is not groups[1]  # from rank 0, from rank 1
     assert groups[2] is not groups[3]
-    assert [dist.get_process_group_ranks(group) for group in groups] == [[0, 1]] * 4
-    assert {dist.get_backend(group) for group in groups} == {"gloo"}
+    assert [group.size() for group in groups] == [2] * 4
+
+
+@contextmanager
+def connected() -> Iterator[list[Any]]:
+    """The groups that are connected once more."""
+    made: list[Any] = []
+    of = gloo.Connections.of
+    with patch.object(gloo.Connections, "of", lambda group: made.append(group) or of(group)):
+        yield made
 
 
 @check()
 def a_group_is_connected_once_more_and_only_once() -> None:
     group = dist.new_group()
-    before = len(dist.distributed_c10d._world.pg_map)
-    for _ in range(3):
-        comm.reduce_scatter(torch.empty(2), torch.ones(4), group).wait()
-        comm.all_gather(torch.empty(4), torch.ones(2), group).wait()
-    assert len(dist.distributed_c10d._world.pg_map) == before + 1
+    with connected() as made:
+        for _ in range(3):
+            comm.reduce_scatter(torch.empty(2), torch.ones(4), group).wait()
+            comm.all_gather(torch.empty(4), torch.ones(2), group).wait()
+    assert made == [group]
 
 
 @check()
 def torchs_own_collectives_need_no_second_connection() -> None:
     group = dist.new_group()
-    before = len(dist.distributed_c10d._world.pg_map)
-    comm.all_reduce(torch.ones(2), group).wait()
-    with told("native"):
+    with connected() as made, told("native"):
+        comm.all_reduce(torch.ones(2), group).wait()
         comm.all_gather(torch.empty(4), torch.ones(2), group).wait()
-    assert len(dist.distributed_c10d._world.pg_map) == before
+    assert made == []
+
+
+@check(ranks=3)
+def ranks_may_be_in_different_numbers_of_groups() -> None:
+    """torch's own way to make a group of a part of the world hangs there."""
+    part = dist.new_group([1, 2])
+    group = dist.new_group()
+    gathered = torch.empty(3)
+    comm.all_gather(gathered, torch.tensor([float(dist.get_rank())]), group).wait()
+    assert gathered.tolist() == [0, 1, 2]
+    if dist.get_rank():
+        pair = torch.empty(2)
+        comm.all_gather(pair, torch.tensor([float(dist.get_rank())]), part).wait()
+        assert pair.tolist() == [1, 2]
 
 
 @check(ranks=1)

@@ -401,6 +401,18 @@ def base_store_of() -> None:
     assert isinstance(private.base_store_of(dist.group.WORLD), dist.Store)
 
 
+@check(ranks=3)
+def gloo_group() -> None:
+    """Without it ranks that are in different numbers of groups cannot connect once more: `new_group` hangs."""
+    dist.new_group([1, 2])  # rank 0 is in one group fewer
+    store = dist.PrefixStore("test", private.base_store_of(dist.group.WORLD))
+    rank = dist.get_rank()
+    group = private.gloo_group(store, rank, 3, datetime.timedelta(seconds=7))
+    number = torch.tensor([rank])
+    dist.broadcast(number, group=group, group_src=2)
+    assert number.item() == 2
+
+
 @check()
 def timeout_of() -> None:
     """Without it a rank waits half an hour on the second connection for one that is gone."""

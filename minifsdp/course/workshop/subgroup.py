@@ -18,7 +18,7 @@ from unittest import mock
 import torch.distributed as dist
 
 from minifsdp import comm, gloo
-from minifsdp.course.launch import RankError, rank_device
+from minifsdp.course.launch import RankError
 from minifsdp.course.launch.world import Backend, choose_world
 from minifsdp.course.workshop.comparing import AnswerError
 
@@ -47,7 +47,6 @@ def in_a_part(observe: Callable[..., Any], args: tuple[Any, ...]) -> Seen | None
     group = dist.new_group(list(range(1, everyone.size())))
     if everyone.rank() == 0:
         return None
-    comm.connect(group, rank_device())  # while the default group is still the one that knows all ranks
     asked: list[str] = []
     with _default(group), _cells_see(everyone, asked), _refusing(everyone):
         try:
