@@ -57,7 +57,9 @@ class _GroupInfo:
         self.backends: dict[str, str] = {}  # what carries messages, by the kind of device that tensors are on
 
     def connections(self, group: Group, backend: str) -> gloo.Connections:
-        """The groups that messages of ours take; on gloo the first call makes one, on all ranks of this one."""
+        """The groups that messages of ours take. On gloo the first call makes one and waits for all ranks of this one:
+        to be called as a part of a collective, so that who checks their order has seen before that all ranks come.
+        """
         if backend != "gloo":
             return gloo.Connections(group, group)
         if self._connections is None:
@@ -131,7 +133,10 @@ def all_gather(output: Tensor, shard: Tensor, group: Group, label: Label | None 
     """`output` [N * numel] <- every rank's `shard` [numel], in rank order. `shard` may be its own part of `output`."""
     info, backend = _GroupInfo.of("all_gather", output, group)
     if gloo.gathers_by_broadcasts(backend):
-        broadcasts = partial(gloo.gather_by_broadcasts, output, shard, info.connections(group, backend))
+
+        def broadcasts() -> Any:
+            return gloo.gather_by_broadcasts(output, shard, info.connections(group, backend))
+
         return _start(info, "all_gather", "broadcast", output, broadcasts, label)
     gather = partial(getattr(dist, _ALL_GATHER), output, shard, group, True)
     return _start(info, "all_gather", _ALL_GATHER, output, gather, label)
@@ -146,7 +151,11 @@ def reduce_scatter(output: Tensor, full: Tensor, group: Group, op: Any = SUM, la
     parts = gloo.parts_of(full, output, info.ranks)
     received = device.empty(full.numel() - output.numel(), full.dtype, "communication", full.device)
     received = received.view(info.ranks - 1, *output.shape)
-    exchange = partial(gloo.exchange, received, parts, info.connections(group, backend), info.calls)
+    order = info.calls
+
+    def exchange() -> Any:
+        return gloo.exchange(received, parts, info.connections(group, backend), order)
+
     handle = _start(info, "reduce_scatter", "isend", full, exchange, label)
     handle.then = partial(gloo.sum_parts, output, received, parts[group.rank()], group.rank(), op == MEAN)
     return handle

@@ -222,8 +222,8 @@ for dtype in (torch.float32, torch.bfloat16):
 
 # %% [markdown]
 # Measured and expected agree to the byte. The columns show K: 0 for SGD, one buffer for momentum,
-# two for Adam, three for AMSGrad. The decimals of Adam's K are the step counts, 120 bytes here; no
-# paper mentions them.
+# two for Adam, three for AMSGrad. The decimals of Adam's K come from the step counts, 120 bytes
+# here; no paper mentions them.
 #
 # This corrects two common mistakes. K is not a property of Adam: it is 8 in float32, 4 in bfloat16
 # throughout, and the 12 of the ZeRO paper belongs to mixed precision with a float32 copy. And

@@ -231,8 +231,8 @@ def close(mine: list[float], theirs: list[float]) -> bool:
 # ### Measured: the loss of one process (C7)
 #
 # The mean of the ranks' losses at each step, next to the loss of one process that sees all rows.
-# Equal parameters, equal gradients and equal optimizers make equal steps, so the copies never need
-# to be compared again.
+# Equal parameters, gradients and optimizers produce equal steps, so the copies never need to be
+# compared again.
 
 # %% tags=["C7"]
 one_process, two_ranks = mean_losses(alone, 1), mean_losses(rung_1, RANKS)

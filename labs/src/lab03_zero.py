@@ -988,18 +988,18 @@ for rank, (off, shape) in enumerate(launch(resume_from_rank_0, 2, BATCHES)):
 
 # %% [markdown]
 # Rank 1 goes on with the moments of other elements, without an error. On another N it would at
-# least fail, because the shapes would not fit. All shards together are the optimizer's state, so
-# saving is collective: either every rank saves its own shard and records N, or the shards are
+# least fail, because the shapes would not fit. Together the shards make up the optimizer's state,
+# so saving is collective: either every rank saves its own shard and records N, or the shards are
 # gathered and cut into the parameters' shapes, as in `Zero1Optimizer.state_dict`. Any number of
 # ranks can load that checkpoint, and so can a plain Adam.
 #
 # ## What is still missing
 #
 # The parameters are whole on every rank, 4Ψ bytes, before, during and after the step. No number of
-# ranks changes that (the floor of the last plot), and ZeRO-2 cannot train a model if its
-# parameters alone do not fit. To shard them too, the ranks must gather each layer's parameters
-# before the layer computes, and free them afterwards. Lab 04 builds the unit of gathering, the
-# flat parameter; lab 05 gathers and frees it.
+# ranks changes that (the floor of the last plot), and ZeRO-2 cannot train a model whose parameters
+# alone do not fit. To shard them too, the ranks must gather each layer's parameters before the
+# layer computes, and free them afterwards. Lab 04 builds the unit of gathering, the flat parameter;
+# lab 05 gathers and frees it.
 #
 # This lab leaves out some cases that `minifsdp/zero` covers: parameters that a backward does not
 # use (their bucket never fills), several parameter groups, rank 0's values at the start, state

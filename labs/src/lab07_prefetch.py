@@ -531,8 +531,8 @@ outcome("7.4", added, ranks=RANKS, slips={"that is PRE": padded[1]})
 # %% [markdown]
 # ### Measured: the same values
 #
-# The time of issue does not change a message's content. The losses of three steps, bit for bit, next to those of the
-# first schedule, which does one thing at a time (`SyncSchedule`):
+# When a message is issued does not change its content. The losses of three steps, bit for bit, next
+# to those of the first schedule, which does one thing at a time (`SyncSchedule`):
 
 # %%
 for name, each in seen.items():

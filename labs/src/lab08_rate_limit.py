@@ -344,8 +344,7 @@ def release(memory: Memory, block: Block, put_back: Callable[[Memory, Block], No
 #
 # *8 minutes, medium*
 #
-# The allocator receives no notification when an event has happened. It polls the events before
-# every `malloc`.
+# The allocator is not notified when an event happens. It polls the events before every `malloc`.
 
 
 # %% tags=["exercise-8.4"]

@@ -294,7 +294,7 @@ def wrap_where(module: nn.Module, policy: Callable[..., bool], wrap: Callable[[n
 # %% [markdown]
 # Your walk and your policy become an FSDP in 40 lines. `Sharded` is a unit around a module.
 # `lab_fsdp` puts one around each module that the policy names. The engine, the flat parameter and
-# the unit are minifsdp's, from labs 04 and 05. `fill` writes the first values into the flat
+# the unit are minifsdp's, from labs 04 and 05. `fill` writes the initial values into the flat
 # buffer. For now it copies the module's.
 
 
@@ -1165,9 +1165,9 @@ assert of["keys"]
 # - **No policy**: the model trains, but holds all its parameters and gradients unsharded at the
 #   peak, regardless of N.
 # - **The optimizer built first** has the old parameters, which the model no longer uses. They get
-#   no gradient, so the optimizer skips them, and the loss does not change. It also keeps them in
-#   memory. (With `use_orig_params=True` torch keeps the Parameters, and the model trains. minifsdp
-#   checks at each `step()` that the model still uses the optimizer's parameters.)
+#   no gradient, so the optimizer skips them, and the loss does not change. The optimizer also keeps
+#   them in memory. (With `use_orig_params=True` torch keeps the Parameters, and the model trains.
+#   minifsdp checks at each `step()` that the model still uses the optimizer's parameters.)
 # - **`torch.nn.utils.clip_grad_norm_`** sees only this rank's shards, so it computes the norm of
 #   *a part*, a different one on each rank. Each rank scales its shards by its own factor, which
 #   changes the direction of the gradient as well as its length. The squares of these norms add up

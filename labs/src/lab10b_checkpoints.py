@@ -1396,19 +1396,18 @@ plots.timeline(
 #
 # ## What to remember
 #
-# 1. A state dict is a collective. Every rank calls it, even one that keeps nothing. `if rank == 0`
-#    is for the file.
-# 2. A full state dict needs one unit whole at a time on the device, and the whole model on the
-#    host of rank 0. A sharded one holds rows of each original tensor, and any number of ranks can
-#    load them.
+# 1. A state dict is a collective. Every rank calls it, even one that keeps nothing. Use
+#    `if rank == 0` only around writing the file.
+# 2. A full state dict needs one whole unit at a time on the device, and the whole model on rank 0's
+#    host. A sharded one holds rows of each original tensor, and any number of ranks can load them.
 # 3. The optimizer's states are flat and sharded like the parameters. Stored by name and in the
 #    original shapes, with a `step` for each, they work with any number of ranks and in a plain
 #    process.
 # 4. Write under a temporary name, sync files, barrier, sync the folder, rename, sync its parent
 #    folder, barrier. A checkpoint with its final name is complete.
 # 5. A flat parameter has one gradient, which covers frozen parameters too: give trained parameters
-#    units of their own. Recomputation saves activations and no model state; inside the unit it
-#    costs no gather.
+#    units of their own. Recomputation saves activation memory but no model state; inside the unit
+#    it costs no gather.
 #
 # ## Questions
 #
@@ -1419,8 +1418,8 @@ plots.timeline(
 # rank keeps 4.4 GB, a host 35 GB.</details>
 #
 # **2. Why does 10b.2 not save the flat shards themselves, which needs no communication at all?**
-# <details><summary>Answer</summary>torch's LOCAL_STATE_DICT saves them. But only the same number
-# of ranks with the same units, in the same version, can load it. It is the fastest way to resume
+# <details><summary>Answer</summary>torch's LOCAL_STATE_DICT saves them. But only the same number of
+# ranks with the same units, in the same version, can load them. It is the fastest way to resume
 # after a crash, but not a format to keep.</details>
 #
 # **3. How do you delete an old checkpoint so that a half-deleted one never looks complete?**
@@ -1430,10 +1429,10 @@ plots.timeline(
 #
 # **4. You thaw a frozen block after 1,000 steps. What happens to its unit, its optimizer state, its checkpoint?**
 # <details><summary>Answer</summary>The unit re-reads `requires_grad` at the next forward, and has
-# gradients from then on. The optimizer must have its parameter, and makes a state at its first
-# step, with `step` 1 while the others have 1,001. Earlier checkpoints have no state under these
-# names. In a mixed unit with one flat parameter a single `step` could not hold both values; with
-# original parameters each has its own.</details>
+# gradients from then on. The optimizer must have the unit's parameter, and creates a state for it
+# at its first step, with `step` 1 while the others have 1,001. Earlier checkpoints have no state
+# under these names. In a mixed unit with one flat parameter a single `step` could not hold both
+# values; with original parameters each has its own.</details>
 #
 # **5. You add activation checkpoints and peak memory does not fall. Name two reasons.**
 # <details><summary>Answer</summary>With few rows and a large model, the peak comes from model

@@ -11,9 +11,10 @@
 # # Lab 11: hybrid sharding
 #
 # Full sharding splits a model across *all* ranks, so every gather also crosses the network between
-# hosts, which is far slower than the links between the GPUs of one host. A model that fits into
-# one host needs no further cuts. *Hybrid sharding* shards inside groups of F ranks, usually one
-# host, and *replicates* across the groups: FSDP inside, data parallelism outside. F is the
+# hosts, which is far slower than the links between the GPUs of one host. A model that fits on one
+# host does not need to be split any further. *Hybrid sharding* shards inside groups of F ranks,
+# usually one host, and *replicates* across the groups: FSDP inside, data parallelism outside. F is
+# the
 # **sharding factor**. F = 1 is data parallelism, F = N full sharding.
 #
 # ![Hybrid sharding: shards inside a group, replicas across groups](../slides/figures/practice-hybrid.svg)
