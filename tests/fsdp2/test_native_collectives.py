@@ -28,7 +28,7 @@ NAMES = [  # of everything that sends; two have another name as well, from torch
     )
     and callable(getattr(dist, name))
 ]
-SAME = {  # their names from torch 2.13 on
+SAME = {  # their newer names
     "all_gather_single": "all_gather_into_tensor",
     "reduce_scatter_single": "reduce_scatter_tensor",
 }
