@@ -90,7 +90,7 @@ def draw_race() -> Figure:
         read = next(span for span in spans if (span.lane, span.name) == ("compute", "blocks.2"))
         early = read.start < gather.end
         colour = OUTCOME_COLOURS["wrong" if early else "right"]
-        says = "is read {:.0f} ms before it is there" if early else "is there {:.0f} ms before it is read"
+        says = "is read {:.0f} ms before it arrives" if early else "arrives {:.0f} ms before it is read"
         arrow: Any = {"arrowstyle": "-|>,head_width=0.4,head_length=0.7", "color": colour, "linewidth": 4, "shrinkA": 0}
         panel.annotate("", (1e3 * read.start, 0.6), (1e3 * gather.end, 0.36), arrowprops={**arrow, "shrinkB": 0})
         title = f"{panel.get_title('left')}: block 2 {says.format(1e3 * abs(read.start - gather.end))}"
