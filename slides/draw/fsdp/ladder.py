@@ -35,8 +35,8 @@ def draw_rungs() -> Figure:
     shown = {"ddp": "DDP", "zero1": "ZeRO-1", "zero2": "ZeRO-2", "fsdp-grad-op": "SHARD_GRAD_OP", "fsdp": "FULL_SHARD"}
     columns = {
         "parameters": ("parameters", "parameters\nat rest"),
-        "unsharded_peak": ("unsharded", "gathered\nat most"),
-        "gradients_peak": ("gradients", "gradients\nat most"),
+        "unsharded_peak": ("unsharded", "gathered\nat the peak"),
+        "gradients_peak": ("gradients", "gradients\nat the peak"),
         "optimizer": ("optimizer", "optimizer\nstate"),
     }
     for axes, (key, (tag, title)) in zip(figure.subplots(1, 4, sharex=True, sharey=True), columns.items(), strict=True):

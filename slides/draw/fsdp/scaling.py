@@ -48,7 +48,7 @@ def draw_scaling() -> Figure:
     axes.plot(MODELLED, slow, color=model, linewidth=4, linestyle=(0, (3, 2)))
     axes.plot(list(MEASURED), list(MEASURED.values()), "o", color=paper, markersize=12)
     say(axes, 512, fast[-1] + 12, "2 Tb/s per host: modelled", ha="right", color=model)
-    say(axes, 512, MEASURED[512] - 18, "2 Tb/s a host: FSDP paper, measured", ha="right", color=as_text(paper))
+    say(axes, 512, MEASURED[512] - 18, "2 Tb/s per host: FSDP paper, measured", ha="right", color=as_text(paper))
     say(axes, 512, slow[-1] + 14, "100 Gb/s per host: modelled", ha="right", color=model)
     say(axes, 8, 8, "T5-11B, full sharding, bf16, 8 sequences of 512 per A100", ha="left", color=SOFT)
     axes.set_xscale("log", base=2)

@@ -67,7 +67,7 @@ def turn(run: Run) -> tuple[float, float]:
 
 def draw_step() -> Figure:
     """A step of four blocks, on one stream, and with streams of its own for communication."""
-    runs = {"one stream for all": big(GPT, "sync"), "streams of its own for communication": big(GPT, "no prefetch")}
+    runs = {"one stream for all": big(GPT, "sync"), "separate streams": big(GPT, "no prefetch")}
     figure = timeline(titled(runs), 5.2, GPT_ON)
     for panel, run in zip(figure.axes, runs.values(), strict=True):
         name_phases(panel, *turn(run))
@@ -115,7 +115,7 @@ def draw_backward() -> Figure:
         run = big(GPT, name)
         begin, each = run.done - run.seconds, layer_seconds(run)[1]
         begin = min(span.start for span in run.spans if span.start > begin and "reduce_scatter blocks" in span.name)
-        rows[f"{name}: {1e3 * each:.0f} ms a block"] = cut(run, begin, begin + 2 * each)
+        rows[f"{name}: {1e3 * each:.0f} ms per block"] = cut(run, begin, begin + 2 * each)
     figure = timeline(rows, 4.0, f"backward of {GPT_ON}")
     mark_gaps(figure.axes[0], next(iter(rows.values())), 1)
     return figure
