@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import datetime
 from collections.abc import Callable, Iterable, Mapping
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -21,6 +22,7 @@ from torch import Tensor, UntypedStorage
 from torch._C import DisableTorchFunctionSubclass
 from torch._subclasses.fake_tensor import FakeTensorMode, unset_fake_temporarily
 from torch._utils import _get_device_index as device_index
+from torch.distributed import device_mesh
 from torch.distributed._shard.metadata import ShardMetadata
 from torch.distributed._shard.sharded_tensor.api import ShardedTensor
 from torch.distributed._shard.sharded_tensor.metadata import ShardedTensorMetadata, TensorProperties
@@ -28,8 +30,10 @@ from torch.distributed._shard.sharded_tensor.shard import Shard
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.remote_device import _remote_device as remote_device
 from torch.distributed.tensor import DTensor
+from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
 from torch.distributed.tensor.placement_types import _StridedShard as StridedShard
 from torch.nn.modules.batchnorm import _BatchNorm as AnyBatchNorm
+from torch.nn.modules.dropout import _DropoutNd as AnyDropout
 from torch.utils._python_dispatch import (
     TorchDispatchMode,
     is_traceable_wrapper_subclass,
@@ -40,6 +44,7 @@ from torch.utils._pytree import tree_leaves
 __all__ = [
     "ASKED_BY_STATE_DICT_FUNCTIONS",
     "AnyBatchNorm",
+    "AnyDropout",
     "DisableTorchFunctionSubclass",
     "FakeTensorMode",
     "Shard",
@@ -55,6 +60,7 @@ __all__ = [
     "base_store_of",
     "chunk_cat",
     "current_backward",
+    "current_mesh",
     "device_index",
     "device_types_of",
     "fake_store",
@@ -80,6 +86,7 @@ __all__ = [
     "remote_device",
     "schema_of",
     "set_timeout",
+    "spec",
     "spec_of",
     "spin",
     "split_copy",
@@ -194,6 +201,18 @@ def spec_of(tensor: Any) -> Any:
 def with_spec(local: Tensor, spec: Any) -> DTensor:
     """A DTensor made of this rank's part; `from_local` would check and compute what is known."""
     return DTensor(local, spec, requires_grad=False)
+
+
+@lru_cache(maxsize=4096)
+def spec(mesh: DeviceMesh, placement: Any, shape: torch.Size, dtype: torch.dtype) -> Any:
+    """The specification of a contiguous DTensor of this shape on a mesh of one dimension."""
+    stride = torch.empty(shape, device="meta").stride()
+    return DTensorSpec(mesh, (placement,), TensorMeta(shape, stride, dtype))
+
+
+def current_mesh() -> DeviceMesh:
+    """That of the surrounding `with mesh:`; a RuntimeError, if there is none."""
+    return device_mesh._mesh_resources.get_current_mesh()
 
 
 def join_meshes(meshes: list[DeviceMesh]) -> DeviceMesh:

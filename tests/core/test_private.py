@@ -213,6 +213,11 @@ def test_anybatchnorm() -> None:
     assert all(issubclass(kind, private.AnyBatchNorm) for kind in (nn.BatchNorm1d, nn.BatchNorm3d, nn.SyncBatchNorm))
 
 
+def test_anydropout() -> None:
+    """Without it a dropout on a part of the sequence has the same mask on every rank."""
+    assert all(issubclass(kind, private.AnyDropout) for kind in (nn.Dropout, nn.Dropout2d, nn.AlphaDropout))
+
+
 def test_foreach_copy() -> None:
     """Without it rung 2 of DDP copies its gradients one by one: on a GPU a kernel for each."""
     targets, sources = [torch.zeros(2), torch.zeros(3)], [torch.ones(2), torch.ones(3)]
@@ -347,6 +352,24 @@ def with_spec() -> None:
     assert (gradient.shape, gradient.placements) == (placed.shape, placed.placements)
 
 
+@check()
+def spec() -> None:
+    """Without it a tensor-parallel layer's outputs are made by `from_local`, which computes what is known."""
+    mesh = init_device_mesh("cpu", (2,))
+    placed = distribute_tensor(torch.ones(5, 3), mesh, [Shard(0)])
+    made = private.spec(mesh, Shard(0), placed.shape, placed.dtype)
+    assert made == private.spec_of(placed)
+    assert made is private.spec(mesh, Shard(0), placed.shape, placed.dtype)
+
+
+@check()
+def current_mesh() -> None:
+    """Without it `parallelize_module` without a mesh does not know the one that surrounds it."""
+    mesh = init_device_mesh("cpu", (2,))
+    with mesh:
+        assert private.current_mesh() is mesh
+
+
 @check(ranks=4)
 def join_meshes() -> None:
     """Without it FSDP2 cannot cut what tensor parallelism has cut: the two meshes stay two."""
@@ -433,7 +456,13 @@ def tensor_of_shards() -> None:
 
 TOGETHER = dict.fromkeys(
     ("Shard", "ShardMetadata", "ShardedTensor", "ShardedTensorMetadata", "TensorProperties"), "tensor_of_shards"
-) | {"nodes_so_far": "made_since", "StridedShard": "join_meshes", "spec_of": "with_spec"}
+) | {
+    "nodes_so_far": "made_since",
+    "StridedShard": "join_meshes",
+    "spec_of": "with_spec",
+    "DTensorSpec": "spec",
+    "TensorMeta": "spec",
+}
 
 
 @pytest.mark.parametrize(("ranks", "name"), check.params)

@@ -96,7 +96,7 @@ class GPT(nn.Module):
             targets: [batch, context] int64, the token that follows each of `tokens`.
 
         Returns:
-            A float32 scalar, in nats per token.
+            A scalar in nats per token, in float32 or the parameters' wider dtype.
 
         Raises:
             ValueError: the sequences are longer than the model's context.
@@ -107,4 +107,5 @@ class GPT(nn.Module):
         x = self.embed(tokens) + self.position(torch.arange(length, device=tokens.device))
         for block in self.blocks:
             x = block(x)
-        return F.cross_entropy(self.head(self.norm(x)).flatten(0, 1).float(), targets.flatten())
+        logits = self.head(self.norm(x)).flatten(0, 1)
+        return F.cross_entropy(logits.to(torch.promote_types(logits.dtype, torch.float32)), targets.flatten())

@@ -1,0 +1,76 @@
+"""The course's GPT over tensor-parallel ranks: to be read last."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import Replicate, Shard
+
+from minifsdp.tensor_parallel.columns import ColwiseParallel
+from minifsdp.tensor_parallel.layer import LayerStyle, Run
+from minifsdp.tensor_parallel.layouts import Layout
+from minifsdp.tensor_parallel.loss import loss_parallel
+from minifsdp.tensor_parallel.parallelize import divide, parallelize_module
+from minifsdp.tensor_parallel.parameters import local_part
+from minifsdp.tensor_parallel.prepare import PrepareModuleInput
+from minifsdp.tensor_parallel.rows import RowwiseParallel
+from minifsdp.tensor_parallel.sequence import Replicated, SequenceParallel
+
+
+def parallelize_gpt(model: Any, mesh: DeviceMesh, sequence: bool = False, regather: bool = False) -> Any:
+    """Cut a `minifsdp.course.ladder.model.GPT` in place; it is called as before, with the same batch on every rank.
+
+    Per block and micro-batch two collectives forward and two backward move b s h elements each: all-reduces, or with
+    sequence parallelism all-gathers and reduce-scatters, two of each in each direction.
+
+    Args:
+        model: whole, on every rank.
+        mesh: of one dimension, the tensor-parallel ranks, which divide the number of heads.
+        sequence: cut what lies between the blocks' cut layers along the sequence.
+        regather: then keep for backward only parts of the inputs of layers by columns, and gather them there again.
+
+    Raises:
+        ValueError: the ranks do not divide the heads; in forward, with `sequence`: the length of the sequences.
+    """
+    for block in model.blocks:
+        divide(block, mesh, "heads")
+    stream: Layout = Shard(1) if sequence else Replicate()
+    norm = SequenceParallel(use_local_output=True) if sequence else Replicated()
+    columns: dict[str, Any] = {"input_layouts": stream, "regather": regather and sequence}
+    if sequence:
+        cut = PrepareModuleInput(input_layouts=Replicate(), desired_input_layouts=Shard(0), use_local_output=True)
+        parallelize_module(model.position, mesh, cut)
+    plan = {
+        "": _WholeModel(sequence),
+        "embed": RowwiseParallel(input_layouts=Replicate(), output_layouts=stream),
+        "position": SequenceParallel(sequence_dim=0, use_local_output=True) if sequence else Replicated(),
+        "blocks.*.norm1": norm,
+        "blocks.*.qkv": ColwiseParallel(parts=3, **columns),
+        "blocks.*.out": RowwiseParallel(output_layouts=stream),
+        "blocks.*.norm2": norm,
+        "blocks.*.up": ColwiseParallel(**columns),
+        "blocks.*.down": RowwiseParallel(output_layouts=stream),
+        "norm": norm,
+        "head": ColwiseParallel(input_layouts=stream, use_local_output=False),
+    }
+    return parallelize_module(model, mesh, plan)
+
+
+@dataclass
+class _WholeModel(LayerStyle):
+    """Tokens [batch, context] -> the loss, of logits that stay cut."""
+
+    sequence: bool
+
+    def layouts(self, module: nn.Module) -> dict[str, Layout]:
+        return {}
+
+    def run(self, module: nn.Module, x: Tensor, mesh: DeviceMesh) -> Run:
+        if self.sequence and x.shape[1] % mesh.size():
+            raise ValueError(f"sequences of {x.shape[1]} tokens cannot be cut for {mesh.size()} ranks: pad them")
+        with loss_parallel():
+            loss = yield x, {}
+        return local_part(loss)

@@ -1,0 +1,115 @@
+"""`parallelize_module`: styles for modules, by patterns of their names (torch/distributed/tensor/parallel/api.py)."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator, Mapping
+from fnmatch import fnmatch
+from typing import Any
+
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor.parallel import ParallelStyle
+
+from minifsdp import private
+from minifsdp.tensor_parallel.columns import ColwiseParallel
+from minifsdp.tensor_parallel.layer import LayerStyle
+
+_FUSED = {"qkv", "qkv_proj", "Wqkv", "c_attn", "in_proj", "gate_up_proj"}
+
+
+def parallelize_module(
+    module: nn.Module,
+    device_mesh: DeviceMesh | None = None,
+    parallelize_plan: ParallelStyle | Mapping[str, ParallelStyle] | None = None,
+    *,
+    src_data_rank: int | None = 0,
+) -> nn.Module:
+    """Apply styles to a module in place, and return it.
+
+    Args:
+        module: a module with whole parameters.
+        device_mesh: of one dimension, the tensor-parallel ranks; None: that of the surrounding `with mesh:`.
+        parallelize_plan: a style for the module, or styles by dotted names of its submodules; each part of a name may
+            be a pattern with `*`, `?` and `[]`, and "" is the module itself.
+        src_data_rank: the rank of the mesh whose values all ranks get; None: each keeps its own.
+
+    Raises:
+        ValueError: the mesh has several dimensions; a style does not fit; the weight is one of several that are fused,
+            or tied to one that the plan does not name.
+    """
+    mesh = private.current_mesh() if device_mesh is None else device_mesh
+    if mesh.ndim != 1:
+        raise ValueError(f"a mesh of {mesh.ndim} dimensions: give parallelize_module one of them, such as mesh['tp']")
+    if parallelize_plan is None:
+        warnings.warn("parallelize_module without a plan changes nothing", stacklevel=2)
+        return module
+    if isinstance(parallelize_plan, ParallelStyle):
+        parallelize_plan.src_data_rank = src_data_rank
+        return parallelize_plan._apply(module, mesh)
+    if not isinstance(parallelize_plan, Mapping):
+        raise TypeError(f"a plan is a style or a dict of them by name, not a {type(parallelize_plan).__name__}")
+    targets = list(_targets(module, parallelize_plan))
+    _check_fused(targets)
+    _check_tied(module, targets)
+    for _, target, style in targets:
+        parallelize_module(target, mesh, style, src_data_rank=src_data_rank)
+    return module
+
+
+def divide(module: nn.Module, mesh: DeviceMesh, *names: str) -> None:
+    """Let counts that the module keeps, such as that of its heads, be those of one rank.
+
+    Raises:
+        ValueError: the ranks do not divide one of them.
+    """
+    ranks = mesh.size()
+    for name in names:
+        count = getattr(module, name)
+        if count % ranks:
+            kind = type(module).__name__
+            raise ValueError(
+                f"{name} = {count} of {kind} cannot be shared by {ranks} ranks: choose a divisor of {count}"
+            )
+    for name in names:
+        setattr(module, name, getattr(module, name) // ranks)
+
+
+def _targets(module: nn.Module, plan: Mapping[str, Any]) -> Iterator[tuple[str, nn.Module, ParallelStyle]]:
+    """Name, module and style of all that a plan names."""
+    for pattern, style in plan.items():
+        found = list(_matches(module, pattern.split(".") if pattern else []))
+        if not found:
+            warnings.warn(f"no submodule is called {pattern!r}: this entry of the plan changes nothing", stacklevel=3)
+        for name, target in found:
+            yield name, target, style
+
+
+def _matches(module: nn.Module, patterns: list[str], prefix: str = "") -> Iterator[tuple[str, nn.Module]]:
+    if not patterns:
+        yield prefix, module
+        return
+    for name, child in module.named_children():
+        if fnmatch(name, patterns[0]):
+            yield from _matches(child, patterns[1:], f"{prefix}.{name}" if prefix else name)
+
+
+def _check_fused(targets: list[tuple[str, nn.Module, ParallelStyle]]) -> None:
+    """Rows of a fused weight, dealt out in order, would give one rank the queries and another the values."""
+    for name, _, style in targets:
+        if name.rpartition(".")[2] in _FUSED and isinstance(style, ColwiseParallel) and style.parts is None:
+            raise ValueError(
+                f"{name} looks like several matrices in one, each of which must be cut: say how many, as in "
+                "ColwiseParallel(parts=3); parts=1 if it is a single one, or one head's rows lie together"
+            )
+
+
+def _check_tied(module: nn.Module, targets: list[tuple[str, nn.Module, ParallelStyle]]) -> None:
+    layers = {id(target) for _, target, style in targets if isinstance(style, LayerStyle)}
+    cut = {p: name for name, target, _ in targets if id(target) in layers for p in target.parameters(recurse=False)}
+    for name, other in module.named_modules():
+        if id(other) in layers:
+            continue
+        for p in other.parameters(recurse=False):
+            if p in cut:
+                raise ValueError(f"{name} and {cut[p]} share a parameter, and the plan names {cut[p]} only: name both")

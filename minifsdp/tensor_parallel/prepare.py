@@ -1,0 +1,167 @@
+"""Inputs and outputs of a module whose layers are cut: moved to other layouts (torch/.../parallel/style.py).
+
+A plain tensor is taken to lie as it is said to; a DTensor knows.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor
+from torch.distributed.tensor.parallel import ParallelStyle
+from torch.distributed.tensor.placement_types import Placement
+
+from minifsdp.tensor_parallel.layer import left
+from minifsdp.tensor_parallel.layouts import Layout, from_front, layout_of
+from minifsdp.tensor_parallel.parameters import local_part
+
+Layouts: TypeAlias = Layout | tuple[Layout | None, ...] | None
+
+
+@dataclass(kw_only=True)
+class PrepareModuleInput(ParallelStyle):
+    """Moves a module's inputs.
+
+    Attributes:
+        input_layouts: of positional inputs, if plain; None in place of a layout leaves the input alone.
+        desired_input_layouts: those that the module is to get; as many.
+        input_kwarg_layouts, desired_input_kwarg_layouts: of inputs by name.
+        use_local_output: hand over this rank's parts; False: DTensors.
+
+    Raises:
+        ValueError: there are more or fewer desired layouts than given ones; at forward, than inputs.
+    """
+
+    input_layouts: Layouts = None
+    desired_input_layouts: Layouts = None
+    input_kwarg_layouts: dict[str, Layout] | None = None
+    desired_input_kwarg_layouts: dict[str, Layout] | None = None
+    use_local_output: bool = False
+
+    def __post_init__(self) -> None:
+        self.input_layouts, self.desired_input_layouts = (
+            _several(self.input_layouts),
+            _several(self.desired_input_layouts),
+        )
+        if self.input_layouts is not None:
+            _check_lengths("input_layouts", self.input_layouts, "desired_input_layouts", self.desired_input_layouts)
+        given, desired = self.input_kwarg_layouts or {}, self.desired_input_kwarg_layouts or {}
+        if given.keys() != desired.keys():
+            names = sorted(given.keys() ^ desired.keys())
+            raise ValueError(f"input_kwarg_layouts and desired_input_kwarg_layouts differ in {names}: give both")
+
+    def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
+        def before(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+            if self.input_layouts is not None:
+                given, desired = self.input_layouts, self.desired_input_layouts
+                args = _moved(args, given, desired, device_mesh, self.use_local_output, "input")
+            return args, {**kwargs, **self._moved_by_name(kwargs, device_mesh)}
+
+        module.register_forward_pre_hook(before, with_kwargs=True)
+        return module
+
+    def _moved_by_name(self, kwargs: dict[str, Any], mesh: DeviceMesh) -> dict[str, Any]:
+        given, desired = self.input_kwarg_layouts or {}, self.desired_input_kwarg_layouts or {}
+        return {
+            name: _laid(kwargs[name], layout, desired[name], mesh, self.use_local_output)
+            for name, layout in given.items()
+            if name in kwargs
+        }
+
+
+@dataclass(kw_only=True)
+class PrepareModuleOutput(ParallelStyle):
+    """Moves a module's outputs.
+
+    Attributes:
+        output_layouts: of outputs that are plain; None in place of a layout leaves the output alone.
+        desired_output_layouts: those that the caller is to get; as many.
+        use_local_output: return this rank's parts; False: DTensors.
+
+    Raises:
+        ValueError: there are more or fewer desired layouts than given ones; at forward, than outputs.
+    """
+
+    output_layouts: Layouts
+    desired_output_layouts: Layouts
+    use_local_output: bool = True
+
+    def __post_init__(self) -> None:
+        self.output_layouts, desired = _several(self.output_layouts), _several(self.desired_output_layouts)
+        self.desired_output_layouts = desired
+        _check_lengths("output_layouts", self.output_layouts, "desired_output_layouts", desired)
+
+    def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
+        def after(module: nn.Module, args: Any, output: Any) -> Any:
+            outputs = output if isinstance(output, tuple) else (output,)
+            given, desired = self.output_layouts, self.desired_output_layouts
+            moved = _moved(outputs, given, desired, device_mesh, self.use_local_output, "output")
+            return moved[0] if len(moved) == 1 else moved
+
+        module.register_forward_hook(after)
+        return module
+
+
+@dataclass(kw_only=True)
+class PrepareModuleInputOutput(ParallelStyle):
+    """Both of the above; `use_local_input` is the first one's `use_local_output`."""
+
+    input_layouts: Layouts = None
+    desired_input_layouts: Layouts = None
+    input_kwarg_layouts: dict[str, Layout] | None = None
+    desired_input_kwarg_layouts: dict[str, Layout] | None = None
+    use_local_input: bool = False
+    output_layouts: Layouts
+    desired_output_layouts: Layouts
+    use_local_output: bool = True
+
+    def __post_init__(self) -> None:
+        self.prepare_module_input = PrepareModuleInput(
+            input_layouts=self.input_layouts,
+            desired_input_layouts=self.desired_input_layouts,
+            input_kwarg_layouts=self.input_kwarg_layouts,
+            desired_input_kwarg_layouts=self.desired_input_kwarg_layouts,
+            use_local_output=self.use_local_input,
+        )
+        self.prepare_module_output = PrepareModuleOutput(
+            output_layouts=self.output_layouts,
+            desired_output_layouts=self.desired_output_layouts,
+            use_local_output=self.use_local_output,
+        )
+
+    def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
+        self.prepare_module_input._apply(module, device_mesh)
+        return self.prepare_module_output._apply(module, device_mesh)
+
+
+def _several(layouts: Layouts) -> Any:
+    return (layouts,) if isinstance(layouts, Placement) else layouts
+
+
+def _check_lengths(name: str, these: Any, other: str, those: Any) -> None:
+    if those is None or len(these) != len(those):
+        raise ValueError(f"{name} has {len(these)} layouts and {other} {len(those or ())}: give as many")
+
+
+def _moved(tensors: tuple[Any, ...], given: Any, desired: Any, mesh: DeviceMesh, local: bool, what: str) -> Any:
+    if len(tensors) != len(given):
+        raise ValueError(f"the module has {len(tensors)} {what}s and {what}_layouts {len(given)}: give one for each")
+    return tuple(_laid(*each, mesh, local) for each in zip(tensors, given, desired, strict=True))
+
+
+def _laid(x: Any, given: Layout | None, desired: Layout | None, mesh: DeviceMesh, local: bool) -> Any:
+    """`x` in the desired layout, as this rank's part or as a DTensor; itself, if no layout is given."""
+    if given is None:
+        return x
+    if not isinstance(x, Tensor):
+        raise ValueError(f"a layout is given for {x!r}, which is not a tensor: give None in its place")
+    shape = x.shape
+    if isinstance(x, DTensor):
+        given, x = layout_of(x), local_part(x)
+    elif (given := from_front(given, x.ndim)).is_shard():
+        shape = torch.Size(n * (mesh.size() if dim == given.dim else 1) for dim, n in enumerate(shape))
+    return left(x, given, given if desired is None else desired, mesh, local, shape)

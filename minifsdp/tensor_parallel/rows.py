@@ -1,0 +1,76 @@
+"""A layer by rows: each rank makes a summand of all features.
+
+x W^T + b with W [out, in]: rank r has columns W_r [out, in / N] and makes x_r W_r^T of its features of x. The sum over
+the ranks is the result; the first rank adds b to its summand. An embedding by rows has V / N tokens of the vocabulary:
+for others it makes zeros.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import Partial, Replicate, Shard
+
+from minifsdp.process_groups import mesh_group
+from minifsdp.tensor_parallel.layer import LayerStyle, Run, arrived, left, local_parameters
+from minifsdp.tensor_parallel.layouts import Layout, first_of, move
+
+
+@dataclass(kw_only=True)
+class RowwiseParallel(LayerStyle):
+    """An `nn.Linear` or `nn.Embedding` of which each rank makes a summand of all features.
+
+    Attributes:
+        input_layouts: of an input that is a plain tensor; default: `Shard(-1)`.
+        output_layouts: default: `Replicate()`.
+        use_local_output: return this rank's part; False: a DTensor.
+    """
+
+    input_layouts: Layout = None
+    output_layouts: Layout = None
+    use_local_output: bool = True
+
+    def __post_init__(self) -> None:
+        self.input_layouts = self.input_layouts or Shard(-1)
+        self.output_layouts = self.output_layouts or Replicate()
+
+    def layouts(self, module: nn.Module) -> dict[str, Layout]:
+        if isinstance(module, nn.Linear):
+            return {name: Shard(1) if name == "weight" else Replicate() for name, _ in module.named_parameters()}
+        if not isinstance(module, nn.Embedding):
+            raise TypeError(f"RowwiseParallel is for nn.Linear and nn.Embedding, not {type(module).__name__}")
+        if module.max_norm is not None or module.sparse or module.scale_grad_by_freq:
+            options = "max_norm, sparse gradients or scale_grad_by_freq"
+            raise ValueError(f"RowwiseParallel cannot cut an nn.Embedding with {options}: unset them")
+        return {"weight": Shard(0)}
+
+    def run(self, module: Any, x: Tensor, mesh: DeviceMesh) -> Run:
+        y = yield from (_multiplied if isinstance(module, nn.Linear) else _looked_up)(self, module, x, mesh)
+        return left(y, Partial(), self.output_layouts, mesh, self.use_local_output)
+
+
+def _multiplied(style: RowwiseParallel, module: Any, x: Tensor, mesh: DeviceMesh) -> Run:
+    part = arrived(x, style.input_layouts, Shard(-1), mesh)
+    parameters = local_parameters(module)
+    if module.bias is not None:  # a summand like others, which the first rank has: so its gradient is whole on all
+        bias = move(parameters["bias"], Replicate(), Partial(), mesh_group(mesh, 0))
+        parameters = {**parameters, "bias": bias}
+    return (yield part, {"_parameters": parameters})
+
+
+def _looked_up(style: RowwiseParallel, module: Any, x: Tensor, mesh: DeviceMesh) -> Run:
+    tokens = arrived(x, style.input_layouts, Replicate(), mesh)
+    parameters = local_parameters(module)
+    mine = parameters["weight"].shape[0]
+    first = first_of(module.num_embeddings, mesh_group(mesh, 0))
+    index = tokens - first
+    here = (index >= 0) & (index < mine)
+    padding = module.padding_idx
+    if padding is not None:
+        padding = padding - first if 0 <= padding - first < mine else None
+    y = yield torch.where(here, index, 0), {"_parameters": parameters, "padding_idx": padding}
+    return y.masked_fill(~here[..., None], 0)

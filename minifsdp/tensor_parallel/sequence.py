@@ -1,0 +1,72 @@
+"""Layers with whole parameters: on a part of the sequence, or on all of it (arXiv 2205.05198, section 4.2.2).
+
+Norms and dropout treat every token by itself. On whole activations all ranks do the same work and keep the same
+tensors; on a part of the sequence each does and keeps 1/N, and its gradients of the parameters are summands.
+"""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
+
+from minifsdp.process_groups import mesh_group
+from minifsdp.tensor_parallel.dropout import drops, own_random_numbers
+from minifsdp.tensor_parallel.layer import LayerStyle, Run, arrived, left, local_parameters
+from minifsdp.tensor_parallel.layouts import Layout, from_front
+
+
+@dataclass(kw_only=True)
+class SequenceParallel(LayerStyle):
+    """A module that treats tokens one by one, on this rank's part of them.
+
+    Gradients of its parameters are `Partial`: no collective sums them in backward.
+
+    Attributes:
+        sequence_dim: the dimension that is cut; a plain input is this rank's part.
+        use_local_output: return this rank's part; False: a DTensor.
+    """
+
+    sequence_dim: int = 1
+    use_local_output: bool = False
+
+    def layouts(self, module: nn.Module) -> dict[str, Layout]:
+        return _replicated(self, module)
+
+    def run(self, module: nn.Module, x: Tensor, mesh: DeviceMesh) -> Run:
+        part = arrived(x, Shard(self.sequence_dim), Shard(self.sequence_dim), mesh)
+        with own_random_numbers(mesh_group(mesh, 0), x.device) if drops(module) else nullcontext():
+            y = yield part, {"_parameters": local_parameters(module, Partial())}
+        layout, shape = from_front(Shard(self.sequence_dim), y.ndim), list(y.shape)
+        shape[layout.dim] = x.shape[layout.dim] if isinstance(x, DTensor) else mesh.size() * y.shape[layout.dim]
+        return left(y, layout, layout, mesh, self.use_local_output, torch.Size(shape))
+
+
+@dataclass(kw_only=True)
+class Replicated(LayerStyle):
+    """A module that does the same on every rank; so that its parameters, too, are DTensors on the mesh.
+
+    Attributes:
+        use_local_output: return a plain tensor; False: a DTensor.
+    """
+
+    use_local_output: bool = True
+
+    def layouts(self, module: nn.Module) -> dict[str, Layout]:
+        return _replicated(self, module)
+
+    def run(self, module: nn.Module, x: Tensor, mesh: DeviceMesh) -> Run:
+        y = yield arrived(x, Replicate(), Replicate(), mesh), {"_parameters": local_parameters(module)}
+        return left(y, Replicate(), Replicate(), mesh, self.use_local_output)
+
+
+def _replicated(style: LayerStyle, module: nn.Module) -> dict[str, Layout]:
+    inner = [name for name, _ in module.named_parameters() if "." in name]
+    if inner:
+        kind = type(style).__name__
+        raise ValueError(f"{kind} of a {type(module).__name__} that has {inner[0]}: give {kind} to its submodules")
+    return {name: Replicate() for name, _ in module.named_parameters()}

@@ -1,0 +1,187 @@
+"""The course's GPT on tensor-parallel ranks trains as on one process; what it sends is what the papers say."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from on_ranks import Checks
+from torch import Tensor
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import Partial, Replicate, Shard
+from torch.nn.utils import clip_grad_norm_
+from torch.utils.checkpoint import checkpoint
+
+from minifsdp import comm
+from minifsdp.course.ladder.model import GPT, Block
+from minifsdp.course.watch.ledger import Ledger
+from minifsdp.fsdp2 import fully_shard
+from minifsdp.tensor_parallel import parallelize_gpt
+
+check = Checks(__name__)
+VOCABULARY, WIDTH, HEADS, LENGTH = 61, 48, 12, 24  # 12 heads and 24 tokens: for 2, 3 and 4 ranks; 61 for none
+OPTIONS = {"tp": {}, "sequence": {"sequence": True}, "regather": {"sequence": True, "regather": True}}
+
+
+def gpt(**sizes: Any) -> GPT:
+    torch.manual_seed(0)
+    sizes = {"vocabulary": VOCABULARY, "width": WIDTH, "layers": 2, "heads": HEADS, "context": LENGTH, **sizes}
+    return GPT(**sizes).to(torch.float64)
+
+
+def batch(step: int, row: int = 0) -> tuple[Tensor, Tensor]:
+    tokens = torch.randint(VOCABULARY, (2, LENGTH + 1), generator=torch.Generator().manual_seed(100 * step + row))
+    return tokens[:, :-1], tokens[:, 1:]
+
+
+def plain(name: str, t: Any, like: Tensor) -> Tensor:
+    """The whole tensor in the shape that it has on one process: a fused q, k, v is [3, width, ..] here."""
+    whole: Tensor = t.full_tensor()
+    assert whole.shape == like.shape or "qkv" in name
+    return whole.view(like.shape)
+
+
+def assert_trains_as_one_process(
+    model: Any,
+    alone: GPT,
+    rows: int,
+    row: int,
+    steps: int = 5,
+    optimizer: Any = torch.optim.AdamW,
+    clip: float | None = None,
+) -> None:
+    """Losses, gradients and parameters; the process alone has the mean of all rows' losses."""
+    optimizers = [torch.optim.AdamW(m.parameters(), 1e-2) for m in (model, alone)]
+    for step in range(steps):
+        mine = model(*batch(step, row))
+        expected = torch.stack([alone(*batch(step, each)) for each in range(rows)])
+        assert abs(mine.item() - expected[row].item()) < 1e-9
+        mine.backward()
+        expected.mean().backward()
+        for (name, p), q in zip(model.named_parameters(), alone.parameters(), strict=True):
+            torch.testing.assert_close(plain(name, p.grad, q), q.grad, rtol=0, atol=1e-9)
+        if clip is not None:
+            norms = [clip_grad_norm_(m.parameters(), clip) for m in (model, alone)]
+            assert norms[1] > clip
+            assert abs(norms[0].full_tensor() - norms[1]) < 1e-9
+        for each in optimizers:
+            each.step()
+            each.zero_grad()
+    for (name, p), q in zip(model.named_parameters(), alone.parameters(), strict=True):
+        torch.testing.assert_close(plain(name, p, q).data, q.data, rtol=0, atol=1e-9)
+
+
+@check(ranks=(2, 3, 4), options=OPTIONS, tied=(False, True))
+def it_trains_as_one_process_does(options: dict[str, bool], tied: bool) -> None:
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    alone = gpt(tied=tied)
+    model = parallelize_gpt(copy.deepcopy(alone), mesh, **options)
+    assert (model.head.weight is model.embed.weight) == tied
+    assert_trains_as_one_process(model, alone, 1, 0)
+
+
+@check(ranks=2, options=OPTIONS)
+def it_trains_with_the_memory_ledger_and_clipping(options: dict[str, bool]) -> None:
+    alone = gpt()
+    model = parallelize_gpt(copy.deepcopy(alone), init_device_mesh("cpu", (2,)), **options)
+    with Ledger():
+        assert_trains_as_one_process(model, alone, 1, 0, steps=2, clip=0.1)
+
+
+@check(ranks=4, options=OPTIONS, tied=(False, True))
+def it_trains_with_fsdp2_outside(options: dict[str, bool], tied: bool) -> None:
+    """[dp, tp]: both cut dimension 0 of most; clipping goes over both."""
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
+    alone = gpt(tied=tied)
+    model = parallelize_gpt(copy.deepcopy(alone), mesh["tp"], **options)
+    for block in model.blocks:
+        fully_shard(block, mesh=mesh["dp"])
+    fully_shard(model, mesh=mesh["dp"])
+    assert all(p.device_mesh.mesh_dim_names == ("dp", "tp") for p in model.parameters())
+    assert_trains_as_one_process(model, alone, 2, mesh.get_local_rank("dp"), clip=0.1)
+
+
+@check(ranks=2, options=OPTIONS)
+def it_trains_with_recomputation(options: dict[str, bool]) -> None:
+    mesh = init_device_mesh("cpu", (2,))
+    alone = gpt()
+    model = parallelize_gpt(copy.deepcopy(alone), mesh, **options)
+    for block in model.blocks:
+        block.forward = recomputed(block)
+    assert_trains_as_one_process(model, alone, 1, 0, steps=2)
+
+
+def recomputed(block: Block) -> Any:
+    forward = block.forward
+    return lambda x: checkpoint(forward, x, use_reentrant=False)
+
+
+@check(ranks=(2, 3, 4), options=OPTIONS)
+def what_a_block_sends(options: dict[str, bool]) -> None:
+    """Two collectives forward and two backward, 8 b s h (t - 1) / t elements: with sequence parallelism as many.
+
+    To gather again sends another half of a ring's all-reduce for each of the two inputs.
+    """
+    t = dist.get_world_size()
+    model = parallelize_gpt(gpt(layers=1), init_device_mesh("cpu", (t,)), **options)
+    (block,) = model.blocks
+    part = LENGTH // t if options else LENGTH
+    x = torch.randn(2, part, WIDTH, dtype=torch.float64, requires_grad=True)
+    with comm.record() as forward:
+        y = block(x)
+    with comm.record() as backward:
+        y.sum().backward()
+    gathers, reductions = ("all_gather", "reduce_scatter") if options else ("all_reduce", "all_reduce")
+    assert [call.op for call in forward] == [gathers, reductions] * 2 if options else [reductions] * 2
+    again = [call for call in backward if call.op == "all_gather"][2:] if options.get("regather") else []
+    assert len(again) == (2 if options.get("regather") else 0)
+    assert len(backward) == len(forward) + len(again)
+    share = 2 * LENGTH * WIDTH * 8 * (t - 1) // t
+    assert sum(call.wire for call in forward + backward) == (8 + len(again)) * share
+
+
+@check(ranks=2, sequence=(False, True))
+def how_parameters_lie(sequence: bool) -> None:
+    model = parallelize_gpt(gpt(), init_device_mesh("cpu", (2,)), sequence)
+    expected = {"qkv": Shard(1), "up": Shard(0), "head": Shard(0), "embed": Shard(0)}
+    for name, p in model.named_parameters():
+        layer, kind = name.split(".")[-2:]
+        rows = Shard(1) if kind == "weight" else Replicate()
+        wanted = rows if layer in ("out", "down") else expected.get(layer, Replicate())
+        assert p.placements == (wanted,), name
+    model(*batch(0)).backward()
+    summands = {name for name, p in model.named_parameters() if p.grad.placements == (Partial(),)}
+    norms = {name for name, _ in model.named_parameters() if "norm" in name or "position" in name}
+    assert summands == (norms if sequence else set())
+
+
+@check(ranks=(2, 3))
+def what_cannot_be_cut_is_refused_in_a_line() -> None:
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    with pytest.raises(ValueError, match="heads = 1 of Block cannot be shared by"):
+        parallelize_gpt(gpt(heads=1), mesh)
+    model = parallelize_gpt(gpt(), mesh, sequence=True)
+    with pytest.raises(ValueError, match="sequences of 19 tokens cannot be cut"):
+        model(*(t[:, :19] for t in batch(0)))
+    model(*batch(0)).backward()  # as if nothing had been
+
+
+@check(ranks=2, sequence=(False, True))
+def an_error_in_forward_leaves_the_model_as_it_was(sequence: bool) -> None:
+    model = parallelize_gpt(gpt(), init_device_mesh("cpu", (2,)), sequence)
+    before = {name: id(p) for name, p in model.named_parameters()}
+    raising = model.blocks[1].down.register_forward_pre_hook(lambda *_: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        model(*batch(0))
+    raising.remove()
+    assert {name: id(p) for name, p in model.named_parameters()} == before
+    first = model(*batch(0)).item()
+    assert first == parallelize_gpt(gpt(), init_device_mesh("cpu", (2,)), sequence)(*batch(0)).item()
+
+
+@pytest.mark.parametrize(("ranks", "name"), check.params)
+def test_on_ranks(ranks: int, name: str) -> None:
+    check.assert_passed(ranks, name)
