@@ -139,7 +139,7 @@ def _of_dtensor(
     classes = input.shape[dim]
     logits = local_part(input).movedim(dim, -1)  # [batch, .., V / N]
     rows = cross_entropy(
-        logits.reshape(-1, logits.shape[-1]),
+        logits.flatten(0, -2) if logits.ndim > 1 else logits[None],
         local_part(target).reshape(-1),
         classes,
         mesh_group(mesh, 0),

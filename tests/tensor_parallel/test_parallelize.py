@@ -1,0 +1,288 @@
+"""Plans: names and patterns, tied and fused parameters, copies, and what is refused."""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from on_ranks import Checks
+from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor, Replicate, Shard
+from torch.distributed.tensor import parallel as theirs
+
+from minifsdp import comm
+from minifsdp.tensor_parallel import (
+    ColwiseParallel,
+    PrepareModuleInput,
+    Replicated,
+    RowwiseParallel,
+    SequenceParallel,
+    parallelize_module,
+)
+
+check = Checks(__name__)
+
+
+def mesh() -> Any:
+    return init_device_mesh("cpu", (dist.get_world_size(),))
+
+
+class MLP(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(6, 12), nn.Linear(12, 6)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.down(torch.relu(self.up(x)))
+        return y
+
+
+class Nested(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(MLP() for _ in range(12))
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.layers:
+            x = x + layer(x)
+        return x
+
+
+def cut(model: nn.Module) -> set[str]:
+    return {name for name, p in model.named_parameters() if isinstance(p, DTensor)}
+
+
+@check(ranks=2)
+def patterns() -> None:
+    expected = {
+        "layers.*.up": range(12),
+        "layers.?.up": range(10),
+        "layers.[13].up": (1, 3),
+        "layers.1?.up": (10, 11),
+        "layers.7.up": (7,),
+        "*.7.u*": (7,),
+    }
+    for pattern, numbers in expected.items():
+        model = parallelize_module(Nested(), mesh(), {pattern: ColwiseParallel()})
+        assert cut(model) == {f"layers.{i}.up.{name}" for i in numbers for name in ("weight", "bias")}, pattern
+    nested = Nested()
+    parallelize_module(nested, mesh(), {"layers": PrepareModuleInput(), "layers.0": PrepareModuleInput()})
+    assert not cut(nested)
+
+
+@check(ranks=2)
+def calls_one_after_another_and_inside_a_mesh() -> None:
+    torch.manual_seed(0)
+    model, x = Nested(), torch.randn(3, 6)
+    expected = model(x)
+    with mesh():
+        for layer in model.layers:
+            parallelize_module(layer, parallelize_plan={"up": ColwiseParallel()})
+            parallelize_module(layer.down, parallelize_plan=RowwiseParallel())
+    torch.testing.assert_close(model(x), expected)
+
+
+@check(ranks=2)
+def nothing_to_do_is_said() -> None:
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        model = parallelize_module(Nested(), mesh())
+        parallelize_module(model, mesh(), {"layers.*.across": ColwiseParallel()})
+    assert ["changes nothing" in str(each.message) for each in caught] == [True, True]
+    assert "layers.*.across" in str(caught[1].message)
+    assert not cut(model)
+
+
+@check(ranks=2)
+def values_are_the_first_rank_s_or_each_rank_s_own() -> None:
+    for source, equal in ((0, True), (None, False)):
+        torch.manual_seed(dist.get_rank())
+        norm = nn.LayerNorm(4)
+        nn.init.normal_(norm.weight)
+        mine = norm.weight.detach().clone()
+        parallelize_module(norm, mesh(), Replicated(), src_data_rank=source)
+        other = mine.clone()
+        dist.broadcast(other, 0)
+        assert torch.equal(norm.weight.to_local(), other if equal else mine)
+
+
+@check(ranks=2)
+def styles_are_torch_s_too() -> None:
+    """Ours in torch's `parallelize_module`, and torch's in ours."""
+    torch.manual_seed(0)
+    model, x = MLP(), torch.randn(3, 6)
+    expected = model(x)
+    ours = {"up": ColwiseParallel(), "down": RowwiseParallel()}
+    torch.testing.assert_close(theirs.parallelize_module(copy.deepcopy(model), mesh(), ours)(x), expected)
+    torchs = {"up": theirs.ColwiseParallel(), "down": theirs.RowwiseParallel()}
+    torch.testing.assert_close(parallelize_module(copy.deepcopy(model), mesh(), torchs)(x), expected)
+
+
+@check(ranks=2)
+def a_copy_is_one_of_its_own() -> None:
+    torch.manual_seed(0)
+    model = parallelize_module(MLP(), mesh(), {"up": ColwiseParallel(), "down": RowwiseParallel()})
+    other, x = copy.deepcopy(model), torch.randn(3, 6)
+    with torch.no_grad():
+        for p in other.parameters():
+            p.zero_()
+    assert other(x).abs().max() == 0
+    assert model(x).abs().max() > 0
+
+
+class Tied(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed, self.head = nn.Embedding(10, 4), nn.Linear(4, 10, bias=False)
+        self.head.weight = self.embed.weight
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        y: Tensor = self.head(self.embed(tokens))
+        return y
+
+
+@check(ranks=(2, 3))
+def tied_parameters_stay_tied() -> None:
+    torch.manual_seed(0)
+    model, tokens = Tied(), torch.arange(10)
+    expected = model(tokens)
+    expected.square().sum().backward()
+    gradient = model.embed.weight.grad
+    whole = {"input_layouts": Replicate()}
+    plan = {"embed": RowwiseParallel(**whole), "head": ColwiseParallel(output_layouts=Replicate())}
+    parallelize_module(model, mesh(), plan)
+    assert model.head.weight is model.embed.weight
+    y = model(tokens)
+    torch.testing.assert_close(y, expected)
+    y.square().sum().backward()
+    torch.testing.assert_close(model.embed.weight.grad.full_tensor(), gradient)
+
+
+@check(ranks=(2, 3))
+def a_padding_token_has_no_gradient() -> None:
+    for padding in (0, 4, 9):
+        torch.manual_seed(0)
+        embed = nn.Embedding(10, 4, padding_idx=padding)
+        with torch.no_grad():
+            embed.weight[padding] = 1.0  # a value, but no gradient
+        alone = copy.deepcopy(embed)
+        parallelize_module(embed, mesh(), RowwiseParallel(input_layouts=Replicate()))
+        tokens = torch.arange(10)
+        assert torch.equal(embed(tokens), alone(tokens))
+        embed(tokens).sum().backward()
+        alone(tokens).sum().backward()
+        assert torch.equal(embed.weight.grad.full_tensor(), alone.weight.grad)
+        assert embed.padding_idx == padding
+
+
+@check(ranks=(2, 3))
+def a_fused_weight_is_cut_in_each_of_its_parts() -> None:
+    torch.manual_seed(0)
+    fused = nn.Linear(6, 3 * 12)
+    q, k, v = fused.weight.detach().chunk(3)
+    parallelize_module(fused, mesh(), ColwiseParallel(parts=3))
+    rank, ranks = dist.get_rank(), dist.get_world_size()
+    mine = torch.cat([each.chunk(ranks)[rank] for each in (q, k, v)])
+    assert torch.equal(fused.weight.to_local().flatten(0, 1), mine)
+    x = torch.randn(2, 6)
+    expected = x @ mine.T + fused.bias.to_local().flatten()
+    torch.testing.assert_close(fused(x), expected)
+
+
+@check(ranks=2)
+def dropout_has_one_mask_on_the_whole_and_another_on_each_part() -> None:
+    """And afterwards all ranks draw the same numbers again."""
+    torch.manual_seed(0)
+    drop, cut_drop = nn.Dropout(), parallelize_module(nn.Dropout(), mesh(), SequenceParallel(use_local_output=True))
+    x = torch.ones(2, 50)
+    for _ in range(2):
+        whole, part, after = drop(x), cut_drop(x), torch.rand(3)
+        for mine, equal in ((whole, True), (part, False), (after, True)):
+            first = mine.clone()
+            dist.broadcast(first, 0)
+            assert torch.equal(first, mine) or (not equal and dist.get_rank() > 0)
+            assert equal or dist.get_rank() == 0 or not torch.equal(first, mine)
+
+
+@check(ranks=2)
+def recomputation_repeats_the_masks() -> None:
+    torch.manual_seed(0)
+    drop = parallelize_module(nn.Dropout(), mesh(), SequenceParallel(use_local_output=True))
+    x = torch.ones(2, 50, requires_grad=True)
+    y = torch.utils.checkpoint.checkpoint(lambda x: drop(x) * drop(x) * x, x, use_reentrant=False)
+    y.sum().backward()
+    assert torch.equal((x.grad > 0), (y > 0))
+    assert 0 < (y > 0).sum() < y.numel()
+
+
+@check(ranks=2)
+def a_frozen_or_evaluated_model_records_nothing() -> None:
+    model = parallelize_module(MLP(), mesh(), {"up": ColwiseParallel(), "down": RowwiseParallel()})
+    for context in (torch.no_grad(), torch.inference_mode()):
+        with context, comm.record() as log:
+            assert model(torch.ones(2, 6)).grad_fn is None
+        assert [call.op for call in log] == ["all_reduce"]
+
+
+def refused_plan() -> Any:
+    return parallelize_module(MLP(), mesh(), [ColwiseParallel()])
+
+
+def refused_mesh() -> Any:
+    return parallelize_module(MLP(), init_device_mesh("cpu", (1, 2)), {})
+
+
+def columns(module: nn.Module, **options: Any) -> Any:
+    return lambda: parallelize_module(module, mesh(), ColwiseParallel(**options))
+
+
+def rows(module: nn.Module) -> Any:
+    return lambda: parallelize_module(module, mesh(), RowwiseParallel())
+
+
+def by_name(module: nn.Module, name: str) -> Any:
+    return lambda: parallelize_module(module, mesh(), {name: ColwiseParallel()})
+
+
+def two_layouts_for_one() -> Any:
+    return PrepareModuleInput(input_layouts=(Shard(0), None), desired_input_layouts=Shard(0))
+
+
+def one_layout_for_two_inputs() -> None:
+    prepare = PrepareModuleInput(input_layouts=Shard(0), desired_input_layouts=Replicate())
+    parallelize_module(nn.Bilinear(2, 2, 2), mesh(), prepare)(torch.ones(2, 2), torch.ones(2, 2))
+
+
+REFUSED = {
+    "mesh": (refused_mesh, ValueError, "2 dimensions"),
+    "plan": (refused_plan, TypeError, "not a list"),
+    "columns": (columns(MLP()), TypeError, "not MLP"),
+    "rows": (rows(nn.ReLU()), TypeError, "not ReLU"),
+    "norm": (columns(nn.Embedding(4, 4, max_norm=1.0)), ValueError, "max_norm"),
+    "sparse": (rows(nn.Embedding(4, 4, sparse=True)), ValueError, "sparse"),
+    "parts": (columns(nn.Linear(2, 4), parts=3), ValueError, "3 equal parts"),
+    "fused": (by_name(nn.ModuleDict({"qkv": nn.Linear(2, 6)}), "qkv"), ValueError, "parts=3"),
+    "tied": (by_name(Tied(), "head"), ValueError, "embed and head share"),
+    "inner": (lambda: parallelize_module(MLP(), mesh(), SequenceParallel()), ValueError, "has up.weight"),
+    "layouts": (two_layouts_for_one, ValueError, "give as many"),
+    "names": (lambda: PrepareModuleInput(input_kwarg_layouts={"x": Shard(0)}), ValueError, "differ in"),
+    "inputs": (one_layout_for_two_inputs, ValueError, "the module has 2 inputs"),
+}
+
+
+@check(ranks=2, case=REFUSED)
+def what_it_does_not_take_is_refused_in_a_line(case: tuple[Any, type[Exception], str]) -> None:
+    run, kind, text = case
+    with pytest.raises(kind, match=text) as caught:
+        run()
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(("ranks", "name"), check.params)
+def test_on_ranks(ranks: int, name: str) -> None:
+    check.assert_passed(ranks, name)
