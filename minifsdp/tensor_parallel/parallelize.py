@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from fnmatch import fnmatch
-from typing import Any
+from typing import Any, TypeAlias
 
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
@@ -14,6 +14,9 @@ from torch.distributed.tensor.parallel import ParallelStyle
 from minifsdp import private
 from minifsdp.tensor_parallel.columns import ColwiseParallel
 from minifsdp.tensor_parallel.layer import LayerStyle
+
+Target: TypeAlias = tuple[str, nn.Module, ParallelStyle]
+"""A module that a plan names: its name, itself, and what to do to it."""
 
 _FUSED = {"qkv", "qkv_proj", "Wqkv", "c_attn", "in_proj", "gate_up_proj"}
 
@@ -49,7 +52,7 @@ def parallelize_module(
         return parallelize_plan._apply(module, mesh)
     if not isinstance(parallelize_plan, Mapping):
         raise TypeError(f"a plan is a style or a dict of them by name, not a {type(parallelize_plan).__name__}")
-    targets = list(_targets(module, parallelize_plan))
+    targets = list(_once(_targets(module, parallelize_plan)))
     _check_fused(targets)
     _check_tied(module, targets)
     for _, target, style in targets:
@@ -75,7 +78,7 @@ def divide(module: nn.Module, mesh: DeviceMesh, *names: str) -> None:
         setattr(module, name, getattr(module, name) // ranks)
 
 
-def _targets(module: nn.Module, plan: Mapping[str, Any]) -> Iterator[tuple[str, nn.Module, ParallelStyle]]:
+def _targets(module: nn.Module, plan: Mapping[str, Any]) -> Iterator[Target]:
     """Name, module and style of all that a plan names."""
     for pattern, style in plan.items():
         found = list(_matches(module, pattern.split(".") if pattern else []))
@@ -83,6 +86,19 @@ def _targets(module: nn.Module, plan: Mapping[str, Any]) -> Iterator[tuple[str, 
             warnings.warn(f"no submodule is called {pattern!r}: this entry of the plan changes nothing", stacklevel=3)
         for name, target in found:
             yield name, target, style
+
+
+def _once(targets: Iterable[Target]) -> Iterator[Target]:
+    """One layer style for each module, under however many names it is called."""
+    styles: dict[int, tuple[str, ParallelStyle]] = {}
+    for name, target, style in targets:
+        if isinstance(style, LayerStyle):
+            first, earlier = styles.setdefault(id(target), (name, style))
+            if earlier != style:
+                raise ValueError(f"{first} and {name} are one module, with two styles: give it one")
+            if name != first:
+                continue
+        yield name, target, style
 
 
 def _matches(module: nn.Module, patterns: list[str], prefix: str = "") -> Iterator[tuple[str, nn.Module]]:
@@ -94,7 +110,7 @@ def _matches(module: nn.Module, patterns: list[str], prefix: str = "") -> Iterat
             yield from _matches(child, patterns[1:], f"{prefix}.{name}" if prefix else name)
 
 
-def _check_fused(targets: list[tuple[str, nn.Module, ParallelStyle]]) -> None:
+def _check_fused(targets: list[Target]) -> None:
     """Rows of a fused weight, dealt out in order, would give one rank the queries and another the values."""
     for name, _, style in targets:
         if name.rpartition(".")[2] in _FUSED and isinstance(style, ColwiseParallel) and style.parts is None:
@@ -104,7 +120,7 @@ def _check_fused(targets: list[tuple[str, nn.Module, ParallelStyle]]) -> None:
             )
 
 
-def _check_tied(module: nn.Module, targets: list[tuple[str, nn.Module, ParallelStyle]]) -> None:
+def _check_tied(module: nn.Module, targets: list[Target]) -> None:
     layers = {id(target) for _, target, style in targets if isinstance(style, LayerStyle)}
     cut = {p: name for name, target, _ in targets if id(target) in layers for p in target.parameters(recurse=False)}
     for name, other in module.named_modules():
