@@ -18,9 +18,9 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import Partial, Replicate, Shard
 
 from minifsdp.comm import Group
-from minifsdp.process_groups import mesh_group
 from minifsdp.tensor_parallel.layer import LayerStyle, Run, arrived, left, local_parameters
 from minifsdp.tensor_parallel.layouts import Layout, from_front, relaid
+from minifsdp.tensor_parallel.parameters import Ranks
 
 
 @dataclass(kw_only=True)
@@ -60,9 +60,9 @@ class ColwiseParallel(LayerStyle):
             as_parts(cast(nn.Linear, module), self.parts)
         return super()._apply(module, device_mesh)
 
-    def run(self, module: Any, x: Tensor, mesh: DeviceMesh) -> Run:
-        group = mesh_group(mesh, 0)
-        whole = arrived(x, self.input_layouts, Replicate(), mesh, gradient=Partial())
+    def run(self, module: Any, x: Tensor, ranks: Ranks) -> Run:
+        group = ranks.group
+        whole = arrived(x, self.input_layouts, Replicate(), ranks, gradient=Partial())
         parameters = local_parameters(module)
         if self.parts not in (None, 1):
             parameters = {name: None if p is None else p.flatten(0, 1) for name, p in parameters.items()}
@@ -70,7 +70,7 @@ class ColwiseParallel(LayerStyle):
             y = yield whole, {"_parameters": parameters}
         features = module.out_features if isinstance(module, nn.Linear) else module.embedding_dim
         shape = torch.Size((*y.shape[:-1], features))
-        return left(y, Shard(-1), self.output_layouts, mesh, self.use_local_output, shape)
+        return left(y, Shard(-1), self.output_layouts, ranks, self.use_local_output, shape)
 
 
 def as_parts(module: nn.Linear, parts: int) -> None:

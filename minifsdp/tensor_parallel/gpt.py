@@ -14,7 +14,7 @@ from minifsdp.tensor_parallel.layer import LayerStyle, Run
 from minifsdp.tensor_parallel.layouts import Layout
 from minifsdp.tensor_parallel.loss import loss_parallel
 from minifsdp.tensor_parallel.parallelize import divide, parallelize_module
-from minifsdp.tensor_parallel.parameters import local_part
+from minifsdp.tensor_parallel.parameters import Ranks, local_part
 from minifsdp.tensor_parallel.prepare import PrepareModuleInput
 from minifsdp.tensor_parallel.rows import RowwiseParallel
 from minifsdp.tensor_parallel.sequence import Replicated, SequenceParallel
@@ -68,9 +68,9 @@ class _WholeModel(LayerStyle):
     def layouts(self, module: nn.Module) -> dict[str, Layout]:
         return {}
 
-    def run(self, module: nn.Module, x: Tensor, mesh: DeviceMesh) -> Run:
-        if self.sequence and x.shape[1] % mesh.size():
-            raise ValueError(f"sequences of {x.shape[1]} tokens cannot be cut for {mesh.size()} ranks: pad them")
+    def run(self, module: nn.Module, x: Tensor, ranks: Ranks) -> Run:
+        if self.sequence and x.shape[1] % ranks.group.size():
+            raise ValueError(f"sequences of {x.shape[1]} tokens cannot be cut for {ranks.group.size()} ranks: pad them")
         with loss_parallel():
             loss = yield x, {}
         return local_part(loss)

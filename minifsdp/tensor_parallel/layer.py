@@ -12,9 +12,8 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.parallel import ParallelStyle
 
-from minifsdp.process_groups import mesh_group
 from minifsdp.tensor_parallel.layouts import Layout, from_front, layout_of, move
-from minifsdp.tensor_parallel.parameters import distribute, local_part, placed
+from minifsdp.tensor_parallel.parameters import Ranks, distribute, local_part, local_parts, placed
 
 Run: TypeAlias = Generator[tuple[Tensor, dict[str, Any]], Tensor, Tensor]
 """Yields the module's input and its attributes meanwhile; is sent the module's output, returns the layer's."""
@@ -34,7 +33,7 @@ class LayerStyle(ParallelStyle):
         """
 
     @abstractmethod
-    def run(self, module: nn.Module, x: Tensor, mesh: DeviceMesh) -> Run:
+    def run(self, module: nn.Module, x: Tensor, ranks: Ranks) -> Run:
         """One forward: what comes before the module's own, `yield`, what follows."""
 
     def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
@@ -42,9 +41,11 @@ class LayerStyle(ParallelStyle):
             p = module.get_parameter(name)
             module.register_parameter(name, distribute(p, device_mesh, layout, self.src_data_rank))
 
+        ranks = Ranks.of(device_mesh)
+
         def before(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
             name = None if args else next(iter(kwargs))  # its first argument, if that was given by name
-            run = self.run(module, kwargs[name] if name else args[0], device_mesh)
+            run = self.run(module, kwargs[name] if name else args[0], ranks)
             x = _begin(module, run)
             return (args, {**kwargs, name: x}) if name else ((x, *args[1:]), kwargs)
 
@@ -79,27 +80,29 @@ def _end(module: nn.Module, args: Any, output: Any) -> Any:
 
 def local_parameters(module: nn.Module, gradient: Layout | None = None) -> dict[str, Any]:
     """This rank's parts of the module's parameters, whose gradients all lie as `gradient`; None: as the parameters."""
-    return {name: None if p is None else local_part(p, gradient) for name, p in module._parameters.items()}
+    names = [name for name, p in module._parameters.items() if p is not None]
+    parts = local_parts([module._parameters[name] for name in names], gradient)
+    return {**module._parameters, **dict(zip(names, parts, strict=True))}
 
 
-def arrived(x: Tensor, layout: Layout, wanted: Layout, mesh: DeviceMesh, gradient: Layout | None = None) -> Tensor:
+def arrived(x: Tensor, layout: Layout, wanted: Layout, ranks: Ranks, gradient: Layout | None = None) -> Tensor:
     """This rank's part, as `wanted`, of an input that is a DTensor, or a plain tensor that lies as `layout`.
 
     Args:
         gradient: the layout of its gradient; None: as `wanted`. That of a DTensor is not moved if it need not be: the
-            gradients of several users are summed first.
+            gradients of all its users are summed first.
     """
     if not isinstance(x, DTensor):
-        return move(x, layout, wanted, mesh_group(mesh, 0), gradient)
+        return move(x, layout, wanted, ranks.group, gradient)
     found, wanted = layout_of(x), from_front(wanted, x.ndim)
     if found == wanted:
         return local_part(x, gradient)
     size = x.shape[found.dim] if found.is_shard() else None
-    return move(local_part(x), found, wanted, mesh_group(mesh, 0), gradient, size)
+    return move(local_part(x), found, wanted, ranks.group, gradient, size)
 
 
 def left(
-    y: Tensor, source: Layout, target: Layout, mesh: DeviceMesh, local: bool, shape: torch.Size | None = None
+    y: Tensor, source: Layout, target: Layout, ranks: Ranks, local: bool, shape: torch.Size | None = None
 ) -> Tensor:
     """An output that lies as `source`, moved to `target`: this rank's part if `local`, otherwise a DTensor.
 
@@ -108,6 +111,6 @@ def left(
     """
     shape = y.shape if shape is None else shape
     if not local:
-        return placed(y, source, target, mesh, shape)
+        return placed(y, source, target, ranks, shape)
     source = from_front(source, y.ndim)
-    return move(y, source, target, mesh_group(mesh, 0), size=shape[source.dim] if source.is_shard() else None)
+    return move(y, source, target, ranks.group, size=shape[source.dim] if source.is_shard() else None)

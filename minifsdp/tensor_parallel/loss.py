@@ -22,9 +22,8 @@ from torch.overrides import TorchFunctionMode
 
 from minifsdp import comm
 from minifsdp.comm import Group
-from minifsdp.process_groups import mesh_group
 from minifsdp.tensor_parallel.layouts import first_of, part_of
-from minifsdp.tensor_parallel.parameters import local_part, placed
+from minifsdp.tensor_parallel.parameters import Ranks, local_part, placed
 
 
 def cross_entropy(
@@ -135,18 +134,18 @@ def _of_dtensor(
         raise ValueError(f"loss_parallel takes logits on a mesh of one dimension, not {input.placements}")
     if target.is_floating_point():
         raise ValueError("loss_parallel takes class indices as targets, not probabilities")
-    mesh, dim = input.device_mesh, min(1, input.ndim - 1)
+    ranks, dim = Ranks.of(input.device_mesh), min(1, input.ndim - 1)
     classes = input.shape[dim]
     logits = local_part(input).movedim(dim, -1)  # [batch, .., V / N]
     rows = cross_entropy(
         logits.flatten(0, -2) if logits.ndim > 1 else logits[None],
         local_part(target).reshape(-1),
         classes,
-        mesh_group(mesh, 0),
+        ranks.group,
         None if weight is None else local_part(weight),
         ignore_index,
         reduction,
         label_smoothing,
     )
     loss = rows.reshape(target.shape) if reduction == "none" else rows
-    return placed(loss, Replicate(), Replicate(), mesh, loss.shape)
+    return placed(loss, Replicate(), Replicate(), ranks, loss.shape)

@@ -7,7 +7,8 @@ compute on local parts, and only name the layout of each gradient.
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -16,10 +17,27 @@ from torch.distributed.tensor import DTensor
 from torch.utils.weak import WeakIdKeyDictionary
 
 from minifsdp import comm, private
+from minifsdp.comm import Group
 from minifsdp.process_groups import mesh_group
 from minifsdp.tensor_parallel.layouts import Layout, from_front, layout_of, of_gradient, part_of, relaid
 
 _cut: Any = WeakIdKeyDictionary()  # by the parameter that was: a tied one is found again, and stays tied
+
+
+class Ranks(NamedTuple):
+    """The ranks that share a layer.
+
+    Attributes:
+        mesh: of one dimension.
+        group: that of the mesh, which takes a while to ask for.
+    """
+
+    mesh: DeviceMesh
+    group: Group
+
+    @staticmethod
+    def of(mesh: DeviceMesh) -> Ranks:
+        return Ranks(mesh, mesh_group(mesh, 0))
 
 
 def distribute(p: nn.Parameter, mesh: DeviceMesh, layout: Layout, source: int | None) -> nn.Parameter:
@@ -53,44 +71,59 @@ def distribute(p: nn.Parameter, mesh: DeviceMesh, layout: Layout, source: int | 
 
 
 def local_part(t: Tensor, gradient: Layout | None = None) -> Tensor:
-    """This rank's part of a DTensor, for a computation after which its gradient lies so; None: as `t` does."""
-    if not isinstance(t, DTensor):
-        return t
+    """This rank's part of a DTensor, or the plain tensor itself; see `local_parts`."""
+    return local_parts([t], gradient)[0]
+
+
+def local_parts(tensors: Sequence[Any], gradient: Layout | None = None) -> Sequence[Tensor]:
+    """This rank's parts of DTensors, for a computation; plain tensors are left alone.
+
+    Args:
+        gradient: how the gradients lie that come back; None: as the tensors do.
+    """
+    if not all(isinstance(t, DTensor) for t in tensors):
+        return [local_parts([t], gradient)[0] if isinstance(t, DTensor) else t for t in tensors]
+    parts: Sequence[Tensor] = _LocalParts.apply([_spec(t, gradient) for t in tensors], *tensors)  # type: ignore[no-untyped-call]
+    return parts
+
+
+def _spec(t: Any, layout: Layout | None) -> Any:
+    """Of the gradient of a DTensor."""
     spec = private.spec_of(t)
-    gradient = of_gradient(t.placements[0]) if gradient is None else gradient
-    if (gradient,) != spec.placements:
-        spec = private.spec(spec.mesh, gradient, t.shape, t.dtype)
-    part: Tensor = _LocalPart.apply(t, spec)  # type: ignore[no-untyped-call]
-    return part
+    layout = of_gradient(spec.placements[0]) if layout is None else layout
+    return spec if layout == spec.placements[0] else private.spec(spec.mesh, layout, spec.shape, t.dtype)
 
 
-class _LocalPart(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, t: Any, spec: Any) -> Tensor:
-        ctx.spec = spec
-        local = private.local_of(t)
-        return local.view_as(local)
+class _LocalParts(torch.autograd.Function):
+    """Of several tensors at once: an autograd function costs more than what this one does."""
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> Any:
-        return private.with_spec(gradient, ctx.spec), None
+    def forward(ctx: Any, specs: Sequence[Any], *tensors: Any) -> tuple[Tensor, ...]:
+        ctx.specs = specs
+        ctx.set_materialize_grads(False)
+        return tuple(private.local_of(t).detach() for t in tensors)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor | None) -> Any:
+        made = (None if g is None else private.with_spec(g, spec) for g, spec in zip(gradients, ctx.specs, strict=True))
+        return None, *made
 
 
-def placed(x: Tensor, source: Layout, target: Layout, mesh: DeviceMesh, shape: torch.Size) -> Tensor:
+def placed(x: Tensor, source: Layout, target: Layout, ranks: Ranks, shape: torch.Size) -> Tensor:
     """A DTensor that lies as `target`, of this rank's `x`, which lies as `source`; its gradient may lie in any way.
 
     Args:
         shape: of the whole.
     """
     source, target = from_front(source, x.ndim), from_front(target, x.ndim)
-    dtensor: Tensor = _Placed.apply(x, source, private.spec(mesh, target, shape, x.dtype))  # type: ignore[no-untyped-call]
+    dtensor: Tensor = _Placed.apply(x, source, private.spec(ranks.mesh, target, shape, x.dtype), ranks.group)  # type: ignore[no-untyped-call]
     return dtensor
 
 
 class _Placed(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, source: Layout, spec: Any) -> Any:
-        group, size = mesh_group(spec.mesh, 0), spec.shape[source.dim] if source.is_shard() else None
+    def forward(ctx: Any, x: Tensor, source: Layout, spec: Any, group: Group) -> Any:
+        size = spec.shape[source.dim] if source.is_shard() else None
         ctx.back, ctx.group = of_gradient(source), group
         return private.with_spec(relaid(x.detach(), source, spec.placements[0], group, size), spec)
 
@@ -98,4 +131,4 @@ class _Placed(torch.autograd.Function):
     def backward(ctx: Any, gradient: Any) -> Any:
         found = layout_of(gradient)
         size = gradient.shape[found.dim] if found.is_shard() else None
-        return relaid(private.local_of(gradient), found, ctx.back, ctx.group, size), None, None
+        return relaid(private.local_of(gradient), found, ctx.back, ctx.group, size), None, None, None

@@ -17,7 +17,7 @@ from torch.distributed.tensor.placement_types import Placement
 
 from minifsdp.tensor_parallel.layer import left
 from minifsdp.tensor_parallel.layouts import Layout, from_front, layout_of
-from minifsdp.tensor_parallel.parameters import local_part
+from minifsdp.tensor_parallel.parameters import Ranks, local_part
 
 Layouts: TypeAlias = Layout | tuple[Layout | None, ...] | None
 
@@ -55,19 +55,21 @@ class PrepareModuleInput(ParallelStyle):
             raise ValueError(f"input_kwarg_layouts and desired_input_kwarg_layouts differ in {names}: give both")
 
     def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
+        ranks = Ranks.of(device_mesh)
+
         def before(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
             if self.input_layouts is not None:
                 given, desired = self.input_layouts, self.desired_input_layouts
-                args = _moved(args, given, desired, device_mesh, self.use_local_output, "input")
-            return args, {**kwargs, **self._moved_by_name(kwargs, device_mesh)}
+                args = _moved(args, given, desired, ranks, self.use_local_output, "input")
+            return args, {**kwargs, **self._moved_by_name(kwargs, ranks)}
 
         module.register_forward_pre_hook(before, with_kwargs=True)
         return module
 
-    def _moved_by_name(self, kwargs: dict[str, Any], mesh: DeviceMesh) -> dict[str, Any]:
+    def _moved_by_name(self, kwargs: dict[str, Any], ranks: Ranks) -> dict[str, Any]:
         given, desired = self.input_kwarg_layouts or {}, self.desired_input_kwarg_layouts or {}
         return {
-            name: _laid(kwargs[name], layout, desired[name], mesh, self.use_local_output)
+            name: _laid(kwargs[name], layout, desired[name], ranks, self.use_local_output)
             for name, layout in given.items()
             if name in kwargs
         }
@@ -96,10 +98,12 @@ class PrepareModuleOutput(ParallelStyle):
         _check_lengths("output_layouts", self.output_layouts, "desired_output_layouts", desired)
 
     def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
+        ranks = Ranks.of(device_mesh)
+
         def after(module: nn.Module, args: Any, output: Any) -> Any:
             outputs = output if isinstance(output, tuple) else (output,)
             given, desired = self.output_layouts, self.desired_output_layouts
-            moved = _moved(outputs, given, desired, device_mesh, self.use_local_output, "output")
+            moved = _moved(outputs, given, desired, ranks, self.use_local_output, "output")
             return moved[0] if len(moved) == 1 else moved
 
         module.register_forward_hook(after)
@@ -147,13 +151,13 @@ def _check_lengths(name: str, these: Any, other: str, those: Any) -> None:
         raise ValueError(f"{name} has {len(these)} layouts and {other} {len(those or ())}: give as many")
 
 
-def _moved(tensors: tuple[Any, ...], given: Any, desired: Any, mesh: DeviceMesh, local: bool, what: str) -> Any:
+def _moved(tensors: tuple[Any, ...], given: Any, desired: Any, ranks: Ranks, local: bool, what: str) -> Any:
     if len(tensors) != len(given):
         raise ValueError(f"the module has {len(tensors)} {what}s and {what}_layouts {len(given)}: give one for each")
-    return tuple(_laid(*each, mesh, local) for each in zip(tensors, given, desired, strict=True))
+    return tuple(_laid(*each, ranks, local) for each in zip(tensors, given, desired, strict=True))
 
 
-def _laid(x: Any, given: Layout | None, desired: Layout | None, mesh: DeviceMesh, local: bool) -> Any:
+def _laid(x: Any, given: Layout | None, desired: Layout | None, ranks: Ranks, local: bool) -> Any:
     """`x` in the desired layout, as this rank's part or as a DTensor; itself, if no layout is given."""
     if given is None:
         return x
@@ -163,5 +167,5 @@ def _laid(x: Any, given: Layout | None, desired: Layout | None, mesh: DeviceMesh
     if isinstance(x, DTensor):
         given, x = layout_of(x), local_part(x)
     elif (given := from_front(given, x.ndim)).is_shard():
-        shape = torch.Size(n * (mesh.size() if dim == given.dim else 1) for dim, n in enumerate(shape))
-    return left(x, given, given if desired is None else desired, mesh, local, shape)
+        shape = torch.Size(n * (ranks.group.size() if dim == given.dim else 1) for dim, n in enumerate(shape))
+    return left(x, given, given if desired is None else desired, ranks, local, shape)

@@ -12,12 +12,11 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import Partial, Replicate, Shard
 
-from minifsdp.process_groups import mesh_group
 from minifsdp.tensor_parallel.layer import LayerStyle, Run, arrived, left, local_parameters
 from minifsdp.tensor_parallel.layouts import Layout, first_of, move
+from minifsdp.tensor_parallel.parameters import Ranks
 
 
 @dataclass(kw_only=True)
@@ -48,25 +47,25 @@ class RowwiseParallel(LayerStyle):
             raise ValueError(f"RowwiseParallel cannot cut an nn.Embedding with {options}: unset them")
         return {"weight": Shard(0)}
 
-    def run(self, module: Any, x: Tensor, mesh: DeviceMesh) -> Run:
-        y = yield from (_multiplied if isinstance(module, nn.Linear) else _looked_up)(self, module, x, mesh)
-        return left(y, Partial(), self.output_layouts, mesh, self.use_local_output)
+    def run(self, module: Any, x: Tensor, ranks: Ranks) -> Run:
+        y = yield from (_multiplied if isinstance(module, nn.Linear) else _looked_up)(self, module, x, ranks)
+        return left(y, Partial(), self.output_layouts, ranks, self.use_local_output)
 
 
-def _multiplied(style: RowwiseParallel, module: Any, x: Tensor, mesh: DeviceMesh) -> Run:
-    part = arrived(x, style.input_layouts, Shard(-1), mesh)
+def _multiplied(style: RowwiseParallel, module: Any, x: Tensor, ranks: Ranks) -> Run:
+    part = arrived(x, style.input_layouts, Shard(-1), ranks)
     parameters = local_parameters(module)
     if module.bias is not None:  # a summand like others, which the first rank has: so its gradient is whole on all
-        bias = move(parameters["bias"], Replicate(), Partial(), mesh_group(mesh, 0))
+        bias = move(parameters["bias"], Replicate(), Partial(), ranks.group)
         parameters = {**parameters, "bias": bias}
     return (yield part, {"_parameters": parameters})
 
 
-def _looked_up(style: RowwiseParallel, module: Any, x: Tensor, mesh: DeviceMesh) -> Run:
-    tokens = arrived(x, style.input_layouts, Replicate(), mesh)
+def _looked_up(style: RowwiseParallel, module: Any, x: Tensor, ranks: Ranks) -> Run:
+    tokens = arrived(x, style.input_layouts, Replicate(), ranks)
     parameters = local_parameters(module)
     mine = parameters["weight"].shape[0]
-    first = first_of(module.num_embeddings, mesh_group(mesh, 0))
+    first = first_of(module.num_embeddings, ranks.group)
     index = tokens - first
     here = (index >= 0) & (index < mine)
     padding = module.padding_idx

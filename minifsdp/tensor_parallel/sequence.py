@@ -11,13 +11,12 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 
-from minifsdp.process_groups import mesh_group
 from minifsdp.tensor_parallel.dropout import drops, own_random_numbers
 from minifsdp.tensor_parallel.layer import LayerStyle, Run, arrived, left, local_parameters
 from minifsdp.tensor_parallel.layouts import Layout, from_front
+from minifsdp.tensor_parallel.parameters import Ranks
 
 
 @dataclass(kw_only=True)
@@ -37,13 +36,13 @@ class SequenceParallel(LayerStyle):
     def layouts(self, module: nn.Module) -> dict[str, Layout]:
         return _replicated(self, module)
 
-    def run(self, module: nn.Module, x: Tensor, mesh: DeviceMesh) -> Run:
-        part = arrived(x, Shard(self.sequence_dim), Shard(self.sequence_dim), mesh)
-        with own_random_numbers(mesh_group(mesh, 0), x.device) if drops(module) else nullcontext():
+    def run(self, module: nn.Module, x: Tensor, ranks: Ranks) -> Run:
+        part = arrived(x, Shard(self.sequence_dim), Shard(self.sequence_dim), ranks)
+        with own_random_numbers(ranks.group, x.device) if drops(module) else nullcontext():
             y = yield part, {"_parameters": local_parameters(module, Partial())}
         layout, shape = from_front(Shard(self.sequence_dim), y.ndim), list(y.shape)
-        shape[layout.dim] = x.shape[layout.dim] if isinstance(x, DTensor) else mesh.size() * y.shape[layout.dim]
-        return left(y, layout, layout, mesh, self.use_local_output, torch.Size(shape))
+        shape[layout.dim] = x.shape[layout.dim] if isinstance(x, DTensor) else ranks.group.size() * y.shape[layout.dim]
+        return left(y, layout, layout, ranks, self.use_local_output, torch.Size(shape))
 
 
 @dataclass(kw_only=True)
@@ -59,9 +58,9 @@ class Replicated(LayerStyle):
     def layouts(self, module: nn.Module) -> dict[str, Layout]:
         return _replicated(self, module)
 
-    def run(self, module: nn.Module, x: Tensor, mesh: DeviceMesh) -> Run:
-        y = yield arrived(x, Replicate(), Replicate(), mesh), {"_parameters": local_parameters(module)}
-        return left(y, Replicate(), Replicate(), mesh, self.use_local_output)
+    def run(self, module: nn.Module, x: Tensor, ranks: Ranks) -> Run:
+        y = yield arrived(x, Replicate(), Replicate(), ranks), {"_parameters": local_parameters(module)}
+        return left(y, Replicate(), Replicate(), ranks, self.use_local_output)
 
 
 def _replicated(style: LayerStyle, module: nn.Module) -> dict[str, Layout]:
