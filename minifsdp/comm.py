@@ -133,10 +133,7 @@ def all_gather(output: Tensor, shard: Tensor, group: Group, label: Label | None 
     """`output` [N * numel] <- every rank's `shard` [numel], in rank order. `shard` may be its own part of `output`."""
     info, backend = _GroupInfo.of("all_gather", output, group)
     if gloo.gathers_by_broadcasts(backend):
-
-        def broadcasts() -> Any:
-            return gloo.gather_by_broadcasts(output, shard, info.connections(group, backend))
-
+        broadcasts = partial(gloo.gather_by_broadcasts, output, shard, partial(info.connections, group, backend))
         return _start(info, "all_gather", "broadcast", output, broadcasts, label)
     gather = partial(getattr(dist, _ALL_GATHER), output, shard, group, True)
     return _start(info, "all_gather", _ALL_GATHER, output, gather, label)
@@ -151,11 +148,7 @@ def reduce_scatter(output: Tensor, full: Tensor, group: Group, op: Any = SUM, la
     parts = gloo.parts_of(full, output, info.ranks)
     received = device.empty(full.numel() - output.numel(), full.dtype, "communication", full.device)
     received = received.view(info.ranks - 1, *output.shape)
-    order = info.calls
-
-    def exchange() -> Any:
-        return gloo.exchange(received, parts, info.connections(group, backend), order)
-
+    exchange = partial(gloo.exchange, received, parts, partial(info.connections, group, backend), info.calls)
     handle = _start(info, "reduce_scatter", "isend", full, exchange, label)
     handle.then = partial(gloo.sum_parts, output, received, parts[group.rank()], group.rank(), op == MEAN)
     return handle

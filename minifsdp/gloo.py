@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
 from typing import Any
@@ -135,8 +135,9 @@ class Connections:
         return self.twin if source > target else self.group
 
 
-def gather_by_broadcasts(output: Tensor, shard: Tensor, ways: Connections) -> Works:
+def gather_by_broadcasts(output: Tensor, shard: Tensor, connect: Callable[[], Connections]) -> Works:
     """`output` [N * numel] <- every rank's `shard` [numel], see `comm.all_gather`."""
+    ways = connect()
     group = ways.group
     parts = parts_of(output, shard, group.size()).unbind()
     mine = parts[group.rank()]
@@ -146,11 +147,12 @@ def gather_by_broadcasts(output: Tensor, shard: Tensor, ways: Connections) -> Wo
     return Works([send(part, group=ways.of_source(r), group_src=r) for r, part in enumerate(parts)])
 
 
-def exchange(received: Tensor, parts: Tensor, ways: Connections, order: int) -> Works:
+def exchange(received: Tensor, parts: Tensor, connect: Callable[[], Connections], order: int) -> Works:
     """`received` [N - 1, numel] <- this rank's part of every other rank's `parts` [N, numel], in rank order.
 
     `order` is the same on all ranks, and another next time, so that a message that nobody waits for goes to no other.
     """
+    ways = connect()
     me, tag = ways.group.rank(), TAGS + order % TAGS
     others = [r for r in range(ways.group.size()) if r != me]
     receive, send = partial(dist.irecv, tag=tag), partial(dist.isend, tag=tag)

@@ -9,7 +9,8 @@ it has loaded, on any number of ranks. The others are for a model or its optimiz
 
 They are the functions of torch.distributed.checkpoint.state_dict, with their signatures, for this package's FSDP and
 DDP, for torch's DDP and for plain modules; `options` may be torch's. Torch's own functions know no FSDP but torch's: on
-a model with an instance of this package's they would take a rank's shards for the whole, and are refused.
+a model with an instance of this package's they would take a rank's shards for the whole, and are refused. Models under
+`fully_shard` have DTensors for parameters, which torch's functions do know; here they are left to them.
 
 Names are those of the model without wrappers. All functions are collective.
 """

@@ -12,6 +12,7 @@ from torch.optim import Optimizer
 
 from minifsdp import comm
 from minifsdp.checkpoint.begin import initialized
+from minifsdp.checkpoint.dtensors import left_to_torch_if_dtensors
 from minifsdp.checkpoint.names import Names, StateDict, flattened, rename_groups, unflattened
 from minifsdp.checkpoint.options import AnyOptions, StateDictOptions, checked
 from minifsdp.device import compute_device
@@ -36,6 +37,7 @@ def get_state_dict(
     return model_state, get_optimizer_state_dict(model, optimizers, options=options) if optimizers else {}
 
 
+@left_to_torch_if_dtensors
 def get_model_state_dict(
     model: nn.Module, *, submodules: set[nn.Module] | None = None, options: AnyOptions = None
 ) -> StateDict:
@@ -67,6 +69,7 @@ def get_model_state_dict(
     return on_host(state, model) if options.cpu_offload else state
 
 
+@left_to_torch_if_dtensors
 def get_optimizer_state_dict(
     model: nn.Module,
     optimizers: Optimizers,
@@ -122,6 +125,7 @@ def set_state_dict(
     return set_model_state_dict(model, model_state_dict, options=options)
 
 
+@left_to_torch_if_dtensors
 def set_model_state_dict(model: nn.Module, model_state_dict: StateDict, *, options: AnyOptions = None) -> Any:
     """Load a model's state: whole values, or sharded ones for this number of ranks.
 
@@ -150,6 +154,7 @@ def set_model_state_dict(model: nn.Module, model_state_dict: StateDict, *, optio
         return model.load_state_dict(state, strict=options.strict)
 
 
+@left_to_torch_if_dtensors
 def set_optimizer_state_dict(
     model: nn.Module,
     optimizers: Optimizers,

@@ -14,6 +14,7 @@ from typing import Any
 import cloudpickle
 import pytest
 import torch
+import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from beside_torch import gpt, ours, shard_blocks, theirs
 from torch.distributed.checkpoint import state_dict as torch_s
@@ -101,3 +102,44 @@ def test_every_kind_loads_what_every_kind_has_saved(tmp_path: Path) -> None:
     assert len(loaded) == len(SAVED) * len(KINDS)
     for (source, kind), losses in loaded.items():
         assert losses == pytest.approx(expected, rel=1e-12), f"{source} -> {kind}"
+
+
+def whole_state_of(kind: str) -> dict[str, Any]:
+    """What rank 0 writes to a file."""
+    model, optimizer, _ = made(kind)
+    steps(model, optimizer, range(2))
+    options = our_s.StateDictOptions(full_state_dict=True, cpu_offload=True)
+    state = our_s.get_state_dict(model, optimizer, options=options)
+    if dist.get_rank():
+        assert state == ({}, {})
+    return state[0]
+
+
+def load_from_rank_0(kind: str) -> list[float]:
+    plain, optimizer, _ = made("plain")
+    steps(plain, optimizer, range(2))
+    options = our_s.StateDictOptions(full_state_dict=True, broadcast_from_rank0=True)
+    model_state, optim_state = our_s.get_state_dict(plain, optimizer)
+    if dist.get_rank():
+        model_state, optim_state = {}, {}
+    model, optimizer, _ = made(kind)
+    our_s.set_state_dict(model, optimizer, model_state_dict=model_state, optim_state_dict=optim_state, options=options)
+    return steps(model, optimizer, range(2, 5))
+
+
+def whole_states() -> None:
+    plain, optimizer, _ = made("plain")
+    steps(plain, optimizer, range(2))
+    expected = steps(plain, optimizer, range(2, 5))
+    plain, optimizer, _ = made("plain")
+    steps(plain, optimizer, range(2))
+    for kind in ("flat", "by parameter"):
+        state = whole_state_of(kind)
+        for name, value in state.items():
+            assert type(value) is torch.Tensor, (kind, name)
+            torch.testing.assert_close(value, plain.state_dict()[name], rtol=1e-12, atol=0)
+        assert load_from_rank_0(kind) == pytest.approx(expected, rel=1e-12)
+
+
+def test_whole_states_are_rank_0_s_of_every_kind() -> None:
+    launch(whole_states, 2)

@@ -39,7 +39,7 @@ def waits_of_the_limiter(rung: str) -> dict[str, int]:
     Once its queue is full each free makes one wait due, and each block is freed twice a step: after its forward and
     after its backward. The root stays whole in between and does not count.
     """
-    return {LIMITER: 2 * LAYERS} if rung == "fsdp-limit" else {}
+    return {LIMITER: 2 * LAYERS} if rung in ("fsdp-limit", "fsdp2") else {}
 
 
 def host_waits_in_a_step(trainer: Trainer, take: Callable[[Trainer, Batch], Any] = step) -> Counter[str]:

@@ -187,9 +187,9 @@ def optimizers_and_other_models() -> None:
     assert describe(model, SGD).predicted.optimizer == 0
     assert describe(model, MOMENTUM).predicted.optimizer == 4 * shards
     assert not model._is_root  # describing a model does not make it a root
-    with pytest.raises(ValueError, match="Linear is no FullyShardedDataParallel: wrap it"):
+    with pytest.raises(ValueError, match="Linear is not sharded: wrap it"):
         describe(nn.Linear(2, 2))
-    with pytest.raises(ValueError, match="ModuleDict is no FullyShardedDataParallel: describe its encoder"):
+    with pytest.raises(ValueError, match="ModuleDict is not sharded itself: describe its encoder"):
         describe(nn.ModuleDict({"encoder": model}))
 
 

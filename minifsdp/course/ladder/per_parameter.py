@@ -21,14 +21,16 @@ class Buffers:
     """Bytes of a unit's buffers on one rank.
 
     Attributes:
-        whole: its parameters in rank order, in parameter order, or its gradients packed: all of one size.
+        whole: its parameters, in rank order or in parameter order.
         leaves: its gradients as autograd makes them, without padding.
+        packed: its gradients in rank order.
         reducing: what a reduction needs beside the packed gradients.
         mean: what it leaves in `.grad`.
     """
 
     whole: int
     leaves: int
+    packed: int
     reducing: int
     mean: int
 
@@ -37,7 +39,8 @@ class Buffers:
         used = setting.itemsize * sum(-(-shape[0] // setting.ranks) * prod(shape[1:]) for shape in shapes)
         share = -(-used // ALIGNMENT) * ALIGNMENT
         whole = setting.ranks * share
-        return Buffers(whole, setting.itemsize * sum(map(prod, shapes)), setting.reducing(whole), share)
+        leaves = setting.itemsize * sum(map(prod, shapes))
+        return Buffers(whole, leaves, whole, setting.reducing(whole), share)
 
 
 def fsdp2(
@@ -56,7 +59,7 @@ def fsdp2(
     local = [_local(shape, setting) for unit in units for shape in unit]
     root, *blocks = [Buffers.of(unit, setting) for unit in units]
     early = setting.itemsize * sum(map(prod, units[0][len(units[0]) - head :]))
-    peak = max(_moments(root, blocks, early, ahead, limited, holds))
+    peak = max(gradient_moments(root, blocks, early, ahead, limited, holds))
     return Bytes(
         setting.itemsize * sum(local),
         sum(unit.mean for unit in (root, *blocks)),
@@ -72,7 +75,7 @@ def _local(shape: Shape, setting: Setting) -> int:
     return min(max(shape[0] - setting.rank * rows, 0), rows) * prod(shape[1:])
 
 
-def _moments(
+def gradient_moments(
     root: Buffers, blocks: Sequence[Buffers], early: int, ahead: int, limited: bool, holds: bool
 ) -> Iterator[int]:
     """Bytes of gradients, and of gathers under way, at the moments of a step at which there may be most."""
@@ -83,19 +86,19 @@ def _moments(
     means = under_way = 0
     backwards = blocks[::-1]
     for place, unit in enumerate(backwards):
-        yield (early + means + under_way + _whole(backwards[place : place + 1 + ahead]))  # not copied out yet
-        held = unit.whole if holds else 0
+        yield early + means + under_way + _whole(backwards[place : place + 1 + ahead])  # not copied out yet
+        held = unit.packed if holds else 0
         gathers = _whole(backwards[place + 1 : place + 1 + window])
         yield early + means + under_way + unit.leaves + held + gathers  # freed, its gradient complete
         if place:  # the reduction before it is waited for
             means += backwards[place - 1].mean
-        yield early + means + unit.leaves + unit.whole + held + gathers  # packed
-        under_way = unit.whole + unit.reducing
+        yield early + means + unit.leaves + unit.packed + held + gathers  # packed
+        under_way = unit.packed + unit.reducing
         yield early + means + under_way + gathers
     yield root.leaves + means + under_way
     means = sum(block.mean for block in blocks)
-    yield root.leaves + root.whole + means
-    yield root.whole + root.reducing + means
+    yield root.leaves + root.packed + means
+    yield root.packed + root.reducing + means
 
 
 def _whole(units: Sequence[Buffers]) -> int:

@@ -97,14 +97,14 @@ def draw_caps() -> Figure:
     times, torchs = [1e3 * exposed(cap) for cap in CAPS], CAPS.index(CAP)
     axes.plot(times, "o-", color=GOOD, markersize=9)
     axes.plot(torchs, times[torchs], "o", color=GOOD, markersize=18)
-    says = f"{times[torchs]:.1f} ms at torch's cap,\nthat of the slide before"
+    says = f"{times[torchs]:.1f} ms at torch's cap,\nas on the last slides"
     axes.text(torchs, times[torchs] + 1.6, says, ha="center", color=GOOD, fontweight="bold")
     axes.text(0.25, times[0], f"{len(parameters())} latencies", va="center")
-    axes.text(len(CAPS) - 1, times[-1] + 0.5, "nothing is hidden", ha="right")
+    axes.text(len(CAPS) - 1, times[-1] + 0.5, "no overlap", ha="right")
     floor = 1e3 * all_reduce(max(p.nbytes for p in parameters().values()))
     axes.axhline(floor, color=SOFT, linewidth=1.4, linestyle=(0, (4, 3)))
     axes.text(0, floor - 0.35, f"{floor:.1f} ms: the embedding, which comes last", va="top")
     axes.text(len(CAPS) - 1, 0.25, f"GPT-2, {ON_PAPER}", color=SOFT, ha="right")
     axes.set_xticks(range(len(CAPS)), ["each\nalone", *map(str, CAPS[1:-1]), "all in\none"])
-    axes.set(ylim=(0, 10.8), xlabel="MiB at which a bucket is closed", ylabel="ms after the last gradient")
+    axes.set(ylim=(0, 10.8), xlabel="bucket cap, MiB", ylabel="ms after the last gradient")
     return figure

@@ -149,8 +149,8 @@ def draw_turns() -> Figure:
     right, wrong = OUTCOME_COLOURS["right"], OUTCOME_COLOURS["wrong"]
     cases = {
         "same order": ("AB", "AB", "A meets A,\nB meets B", right),
-        "another order": ("AB", "BA", "same size: wrong sums\nother size: hang or abort", wrong),
-        "one left out": ("AB", "A ", "rank 0 waits\nfor ever", wrong),
+        "different order": ("AB", "BA", "same size: wrong sums\nother size: hang or abort", wrong),
+        "one left out": ("AB", "A ", "rank 0 waits\nforever", wrong),
     }
     for axes, (name, (*ranks, outcome, colour)) in zip(figure.subplots(1, 3), cases.items(), strict=True):
         for rank, calls in enumerate(ranks):

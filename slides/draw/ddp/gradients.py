@@ -119,7 +119,7 @@ def draw_join() -> Figure:
         axes.text(-0.08, -rank - 0.5, f"rank {rank}", ha="right", va="center")
     axes.plot([-1.85, len(steps)], [-4.3, -4.3], color=LINE, linewidth=1)
     axes.text(-0.08, -4.85, "weight, mean over all", ha="right", va="center")
-    axes.text(-0.08, -5.47, "over those running", ha="right", va="center")
+    axes.text(-0.08, -5.47, "over running ranks", ha="right", va="center")
     axes.set(xlim=(-1.9, len(steps)), ylim=(-5.8, 0.6))
     axes.axis("off")
     return figure
@@ -141,7 +141,9 @@ def draw_extra() -> Figure:
     axes.set_yticks(range(len(names)), [label for label, _ in names.values()])
     axes.tick_params(axis="y", length=0, labelcolor=INK)
     axes.invert_yaxis()
-    axes.set(xlim=(0, 1.12), xticks=(0, 0.5, 1), xlabel="peak of a step above one process's, in sizes of the gradients")
+    axes.set(
+        xlim=(0, 1.12), xticks=(0, 0.5, 1), xlabel="peak of a step above one process's, in multiples of the gradients"
+    )
     axes.spines["left"].set_visible(False)
     return figure
 

@@ -40,7 +40,7 @@ def draw_links() -> Figure:
         axes.text(1.3e9, nudge * (latency + 1e9 / bandwidth), name, va="center", color=as_text(colour))
     axes.text(1.2e3, 0.4, "time = α + n / β; α: latency, β: bandwidth", va="center", fontweight="bold")
     axes.text(1.2e3, 0.07, "dots: n = α β, half of the time is latency", va="center")
-    axes.text(1.2e3, 0.0125, "model, not measured", color=SOFT, va="center")
+    axes.text(1.2e3, 0.0125, "modelled, not measured", color=SOFT, va="center")
     for number, (place, colour) in enumerate(PLACES.items()):
         axes.text(1.3e9, (4e-5, 1.2e-5)[number], place, va="center", color=as_text(colour), fontweight="bold")
     axes.set(xscale="log", yscale="log", xlim=(1e3, 6e10), ylabel="time of a message", xlabel="n: size of a message")
@@ -61,7 +61,7 @@ def draw_messages() -> Figure:
         "uneven,\npadded": milliseconds("all_gather", 4 * max(SHARES) * whole),
         "uneven, 4\nbroadcasts": milliseconds("broadcast", *(share * whole for share in SHARES)),
     }
-    titles = "in so many collectives", "shards of " + ", ".join(f"{100 * share:.0f}" for share in SHARES) + " %"
+    titles = "number of collectives", "shards of " + ", ".join(f"{100 * share:.0f}" for share in SHARES) + " %"
     panels = figure.subplots(1, 2, sharey=True)
     for axes, cases, title in zip(panels, (left, right), titles, strict=True):
         colours = [BAD if number else GOOD for number in range(len(cases))]

@@ -35,8 +35,8 @@ def draw_rungs() -> Figure:
     shown = {"ddp": "DDP", "zero1": "ZeRO-1", "zero2": "ZeRO-2", "fsdp-grad-op": "SHARD_GRAD_OP", "fsdp": "FULL_SHARD"}
     columns = {
         "parameters": ("parameters", "parameters\nat rest"),
-        "unsharded_peak": ("unsharded", "gathered\nat most"),
-        "gradients_peak": ("gradients", "gradients\nat most"),
+        "unsharded_peak": ("unsharded", "gathered\nat the peak"),
+        "gradients_peak": ("gradients", "gradients\nat the peak"),
         "optimizer": ("optimizer", "optimizer\nstate"),
     }
     for axes, (key, (tag, title)) in zip(figure.subplots(1, 4, sharex=True, sharey=True), columns.items(), strict=True):
@@ -51,7 +51,7 @@ def draw_rungs() -> Figure:
         axes.tick_params(axis="y", length=0, labelcolor=INK)
         axes.set_xlim(0, 27)
     named(axes, list(shown.values()))
-    figure.supxlabel("MiB on each of 2 ranks, GPT of 6 blocks; diamonds: predicted", color=SOFT, fontsize=18)
+    figure.supxlabel("MiB per rank on 2 ranks, GPT of 6 blocks; diamonds: predicted", color=SOFT, fontsize=18)
     return figure
 
 
@@ -73,5 +73,5 @@ def draw_batch() -> Figure:
     axes.set_xlim(0, 24.5)
     axes.set_ylim(0, 26)
     axes.set_xlabel("rows per rank")
-    axes.set_ylabel("peak of a rank, MiB")
+    axes.set_ylabel("peak per rank, MiB")
     return figure

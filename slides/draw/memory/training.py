@@ -136,7 +136,7 @@ def draw_activations() -> Figure:
     axes.axhline(state, color=INK, linestyle=(0, (4, 3)), linewidth=1.6)
     axes.text(BATCHES[-1], state + 1, "parameters, gradients and Adam's state", ha="right", va="bottom")
     axes.set_xticks(BATCHES)
-    axes.set_xlabel(f"sequences of {SHAPE['context']} tokens in a batch; GPT of {_millions()}, fp32")
+    axes.set_xlabel(f"sequences of {SHAPE['context']} tokens per batch; GPT of {_millions()}, fp32")
     axes.set_ylabel("MiB")
     axes.set_ylim(0)
     return figure

@@ -83,7 +83,7 @@ def draw_stages() -> Figure:
     axes.tick_params(axis="x", length=0)
     axes.set_ylim(0, 140)
     axes.set_xlabel(OF_WHAT)
-    axes.set_ylabel(f"GB on each of {RANKS} ranks")
+    axes.set_ylabel(f"GB per rank on {RANKS} ranks")
     axes.legend(handles=tag_patches(reversed(STATE)), loc="upper right")
     return figure
 
@@ -110,7 +110,7 @@ def draw_floor() -> Figure:
     axes.minorticks_off()
     axes.set_xlim(1, 3000)
     axes.set_xlabel(f"ranks; {PSI / 1e9:.1f} billion parameters, mixed precision, Adam")
-    axes.set_ylabel("GB of model state\non each rank")
+    axes.set_ylabel("GB of model state\nper rank")
     return figure
 
 
@@ -137,7 +137,7 @@ def draw_sent() -> Figure:
     axes.set_xlim(-0.45, 3.3)
     axes.set_yticks([])
     axes.set_xticks(range(4), ["0", "Ψ", "2 Ψ", "3 Ψ"])
-    axes.set_xlabel("elements that each rank sends in a step, times (N - 1) / N in a ring; Ψ: of the model")
+    axes.set_xlabel("elements sent per rank in a step, times (N - 1) / N in a ring; Ψ: model size")
     axes.spines["left"].set_visible(False)
     axes.spines["bottom"].set_bounds(0, 3)
     return figure

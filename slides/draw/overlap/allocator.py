@@ -103,7 +103,7 @@ def draw_lives(name: str) -> Figure:
     axes.tick_params(axis="y", length=0, labelcolor=INK)
     axes.spines["left"].set_visible(False)
     axes.set_xlim(0, longest)
-    axes.set_xlabel(f"ms; a model, not measured: {DEEP.recorded} blocks of {GPT.name}, A100")
+    axes.set_xlabel(f"ms; modelled, not measured: {DEEP.recorded} blocks of {GPT.name}, A100")
     last = 1e3 * max(freed for _, (_, freed, _) in found)
     handles = [Patch(color=TAG_COLOURS["unsharded"]), Patch(**STILL_READ)]
     words = [f"held by the host, the last until {last:,.0f} ms", "freed, still to be read"]
@@ -140,5 +140,5 @@ def draw_blocks() -> Figure:
     axes.text(12.5, 1.7, "a frame is a segment", color=SOFT, va="center")
     axes.spines["bottom"].set_visible(True)
     axes.set_xticks(range(0, 31, 5))
-    axes.set_xlabel(f"GiB; a model, not measured: {DEEP.recorded} blocks of {GPT.name}, {SHORT.name}")
+    axes.set_xlabel(f"GiB; modelled, not measured: {DEEP.recorded} blocks of {GPT.name}, {SHORT.name}")
     return figure

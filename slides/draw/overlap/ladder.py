@@ -41,8 +41,8 @@ def draw_rungs() -> Figure:
         24.3, 4, f"no GPU: a CPU of {ladder_run()['cores']} cores, 2 ranks, the ladder's model", color=SOFT, va="bottom"
     )
     axes.grid(color=LINE)
-    axes.set_xlabel("MiB of a rank at the peak of a step")
-    axes.set_ylabel("ms of a step")
+    axes.set_xlabel("peak MiB per rank in a step")
+    axes.set_ylabel("ms per step")
     axes.set_ylim(0, 165)
     axes.set_xlim(24, 48)
     return figure

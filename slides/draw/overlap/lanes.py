@@ -36,7 +36,7 @@ def timeline(
         panel.tick_params(axis="x", length=0)
         panel.spines["bottom"].set_visible(False)
     name_messages(panels[0], messages)
-    panels[-1].set_xlabel(f"ms; a model, not measured: {model}")
+    panels[-1].set_xlabel(f"ms; modelled, not measured: {model}")
     return figure
 
 
@@ -55,7 +55,7 @@ def draw_lanes(
     if numbered and "host" in lanes:
         over = 1e3 * max(span.end for span in spans if span.lane in ("host", "wait"))
         if over < 0.9 * step_of(spans):
-            panel.text(over + 0.008 * longest, heights["host"], "all is queued", va="center_baseline", color=SOFT)
+            panel.text(over + 0.008 * longest, heights["host"], "all queued", va="center_baseline", color=SOFT)
     panel.set_yticks(list(heights.values()), list(heights))
     panel.tick_params(axis="y", length=0, labelcolor=INK)
     panel.spines["left"].set_visible(False)

@@ -49,7 +49,7 @@ def draw_queue() -> Figure:
         box(axes, each * number, heights["host"], each, piece.stream, piece.name)
         box(axes, start, middle, 1e3 * piece.seconds, piece.stream, piece.name)
     queued, over = each * len(pieces), ends[-1]
-    for at, middle, text in ((queued, 1.3, "has queued all"), (over, -0.55, "has run all")):
+    for at, middle, text in ((queued, 1.3, "all queued"), (over, -0.55, "all done")):
         side = "left" if middle > 0 else "right"
         axes.text(at + (0.15 if middle > 0 else 0), middle, f"{text} after {at:.1f} ms", va="center", ha=side)
     bare(axes, {"gathers": 2.6, "host": 1.3, "compute": 0.0}, over, -0.8, 3.0)

@@ -38,7 +38,7 @@ def draw_stall() -> Figure:
     draw_memory(panels[2], short)
     for panel in panels[1:]:
         panel.axvline(1e3 * flush(short)[0], color=WRONG, linewidth=2.4, linestyle="--")
-    panels[2].set_xlabel(f"ms; a model, not measured: {T5.recorded} + {T5.recorded} blocks of {T5.name}, A100")
+    panels[2].set_xlabel(f"ms; modelled, not measured: {T5.recorded} + {T5.recorded} blocks of {T5.name}, A100")
     return figure
 
 
@@ -71,7 +71,7 @@ def name_waits(panel: Axes, run: Run) -> None:
     bracket = {"arrowstyle": "|-|,widthA=0.35,widthB=0.35", "color": INK, "linewidth": 2, "shrinkA": 0, "shrinkB": 0}
     panel.annotate("", (begin, 2.62), (end, 2.62), arrowprops=bracket)
     idle = 1e3 * max(span.end for span in spans if span.lane in LANES and 1e3 * span.end < end)
-    says = "device synchronised,\ncached memory given\nback, host waits"
+    says = "device synchronized,\ncached memory given\nback, host waits"
     panel.text((idle + end) / 2, 0.53, says, ha="center", va="center", linespacing=1)
     panel.set_ylim(-0.5, 2.75)
 

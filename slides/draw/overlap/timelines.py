@@ -67,7 +67,7 @@ def turn(run: Run) -> tuple[float, float]:
 
 def draw_step() -> Figure:
     """A step of four blocks, on one stream, and with streams of its own for communication."""
-    runs = {"one stream for all": big(GPT, "sync"), "streams of its own for communication": big(GPT, "no prefetch")}
+    runs = {"one stream for all": big(GPT, "sync"), "separate streams": big(GPT, "no prefetch")}
     figure = timeline(titled(runs), 5.2, GPT_ON)
     for panel, run in zip(figure.axes, runs.values(), strict=True):
         name_phases(panel, *turn(run))
@@ -90,7 +90,7 @@ def draw_race() -> Figure:
         read = next(span for span in spans if (span.lane, span.name) == ("compute", "blocks.2"))
         early = read.start < gather.end
         colour = OUTCOME_COLOURS["wrong" if early else "right"]
-        says = "is read {:.0f} ms before it is there" if early else "is there {:.0f} ms before it is read"
+        says = "is read {:.0f} ms before it arrives" if early else "arrives {:.0f} ms before it is read"
         arrow: Any = {"arrowstyle": "-|>,head_width=0.4,head_length=0.7", "color": colour, "linewidth": 4, "shrinkA": 0}
         panel.annotate("", (1e3 * read.start, 0.6), (1e3 * gather.end, 0.36), arrowprops={**arrow, "shrinkB": 0})
         title = f"{panel.get_title('left')}: block 2 {says.format(1e3 * abs(read.start - gather.end))}"
@@ -115,7 +115,7 @@ def draw_backward() -> Figure:
         run = big(GPT, name)
         begin, each = run.done - run.seconds, layer_seconds(run)[1]
         begin = min(span.start for span in run.spans if span.start > begin and "reduce_scatter blocks" in span.name)
-        rows[f"{name}: {1e3 * each:.0f} ms a block"] = cut(run, begin, begin + 2 * each)
+        rows[f"{name}: {1e3 * each:.0f} ms per block"] = cut(run, begin, begin + 2 * each)
     figure = timeline(rows, 4.0, f"backward of {GPT_ON}")
     mark_gaps(figure.axes[0], next(iter(rows.values())), 1)
     return figure

@@ -83,7 +83,7 @@ def draw_recomputed() -> Figure:
     kinds = (
         ("activations kept\nby forward", 1, MIB, TAG_COLOURS["activations"]),
         ("model state\nat its peak", 2, MIB, SOFT),
-        ("all-gathers\nin a step", 0, 1, COLLECTIVE_COLOURS["all-gather"]),
+        ("all-gathers\nper step", 0, 1, COLLECTIVE_COLOURS["all-gather"]),
     )
     panels = figure.subplots(1, 3, sharey=True)
     for panel, (title, column, unit, colour) in zip(panels, kinds, strict=True):

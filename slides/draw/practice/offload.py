@@ -36,7 +36,7 @@ def draw_offload() -> Figure:
         says = " + ".join(f"{size / GB:.1f}" for size, _ in bus[way])
         panel.text(left + 0.2, 3.2, f"{says} GB" if says else "0", va="center")
         panel.set_title(way)
-        panel.set_yticks([0, 1, 2, 3.2], [*moments, "over the bus\nin a step"])
+        panel.set_yticks([0, 1, 2, 3.2], [*moments, "over the bus\nper step"])
         panel.tick_params(axis="y", length=0, labelcolor=INK)
         panel.set(xlim=(0, 19), xticks=[])
         panel.spines["bottom"].set_visible(False)

@@ -46,7 +46,7 @@ def draw_dtypes() -> Figure:
             axes.text(place + 0.49, bottom + 0.4, word, ha="center", va="center", color=ink)
     for place, name in enumerate(names):
         axes.text(place + 0.49, 3.06, name, ha="center", va="baseline")
-    words = f"GB on each of {RANKS} ranks, {psi / 1e9:.1f} billion parameters; arrows are sent"
+    words = f"GB per rank on {RANKS} ranks, {psi / 1e9:.1f} billion parameters; arrows: sent"
     axes.text(-1.6, -0.25, words, va="center", color=SOFT)
     axes.text(6.3, -0.25, "fp32", va="center", ha="right", color=FP32, fontweight="bold")
     axes.text(6.97, -0.25, "bf16", va="center", ha="right", color=BF16, fontweight="bold")

@@ -119,7 +119,7 @@ def draw_policies() -> Figure:
         for place, cell in enumerate(cells):
             axes.text(1.13 + (0.0, 0.31, 0.67)[place], bottom + 0.3, cell, ha="right", va="center")
     psi = sum(p.numel() for p in lab10as().parameters())
-    about = f"GPT of {psi / 1e6:.1f} M parameters, fp32, 2 ranks; messages of a step"
+    about = f"GPT of {psi / 1e6:.1f} M parameters, fp32, 2 ranks; messages per step"
     axes.text(0.76, -0.4, about, ha="center", va="center", color=SOFT)
     axes.text(0, 5.0, "the root", color=SOFT, va="bottom", fontweight="bold")
     axes.text(0.27, 5.0, "the other units", color=UNIT_COLOURS[0], va="bottom", fontweight="bold")
@@ -136,7 +136,7 @@ def draw_frozen() -> Figure:
     axes.set_yticks(range(len(tuned())), [*reversed(tuned())])
     axes.tick_params(axis="y", length=0, labelcolor=INK)
     axes.set_xticks(range(4))
-    axes.set_xlabel(f"GB of gradients (fp32) on each of {RANKS} ranks after backward")
+    axes.set_xlabel(f"GB of gradients (fp32) per rank on {RANKS} ranks after backward")
     axes.spines["left"].set_visible(False)
     axes.set_xlim(0, 4.1)
     return figure

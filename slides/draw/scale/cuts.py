@@ -47,7 +47,7 @@ def draw_chunks() -> Figure:
     cut = -(-rows // RANKS)
     for left, title, weight, bias in (
         (0, "one flat parameter", flat, flat_bias),
-        (13, "each parameter", [[row // cut] * columns for row in range(rows)], [[row // cut] for row in range(rows)]),
+        (13, "per parameter", [[row // cut] * columns for row in range(rows)], [[row // cut] for row in range(rows)]),
     ):
         say(axes, left + 4.2, 2.1, title, fontweight="bold")
         _cells(axes, left, weight)

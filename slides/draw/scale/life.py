@@ -92,7 +92,7 @@ def draw_reshard() -> Figure:
             say(axes, kept + 0.01, place, f"{kept:.3f}; backward {notes[name]}", ha="left")
     axes.set_yticks(range(len(choices)), list(choices))
     axes.invert_yaxis()
-    axes.set_xlabel("parameters of a unit on a rank between forward and backward (1: whole)")
+    axes.set_xlabel("a unit's parameters per rank between forward and backward (1: whole)")
     axes.tick_params(axis="y", length=0, labelcolor=INK)
     axes.set_xlim(0, 1.05)
     return figure

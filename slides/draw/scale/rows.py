@@ -60,7 +60,7 @@ def draw_rows() -> Figure:
     end = _cells(axes, 4.4, 0.55, (*ROWS[0][0], *ROWS[1][0]))
     _cells(axes, end + 0.6, 0.55, (*ROWS[0][1], *ROWS[1][1]))
     say(axes, 4.1, 0.95, "parameter order", ha="right")
-    say(axes, 7.0, 0.1, "w, and padding behind it", color=SOFT)
+    say(axes, 7.0, 0.1, "w, then its padding", color=SOFT)
     say(axes, end + 2.6, 0.1, "b", color=SOFT)
     bare(axes, (-2.2, 17.0), (-0.3, 8.1))
     return figure

@@ -1,0 +1,43 @@
+"""Describe a sharded model: a table of its units, the predicted bytes of a step, and warnings.
+
+Three common disappointments with FSDP come from the units: one unit that holds everything, frozen parameters flattened
+with trained ones, and padding. All are known before the first step.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import nn
+
+from minifsdp.course.ladder.closed_form import ADAM, OptimizerState
+from minifsdp.course.watch.description.flat import describe_flat
+from minifsdp.course.watch.description.per_parameter import describe_per_parameter
+from minifsdp.course.watch.description.report import Description, Prediction, UnitRow
+from minifsdp.fsdp import FullyShardedDataParallel
+from minifsdp.fsdp.torch_api.state.names import clean_name
+from minifsdp.fsdp2 import FSDPModule
+
+__all__ = ["Description", "Prediction", "UnitRow", "describe"]
+
+
+def describe(model: nn.Module, optimizer: OptimizerState = ADAM) -> Description:
+    """Describe the units of a sharded model, and the memory of a training step.
+
+    Args:
+        model: wrapped in FullyShardedDataParallel, or sharded by `fully_shard`; it need not have run.
+        optimizer: bytes of state per element (of a float32 parameter) and per parameter.
+
+    Raises:
+        ValueError: `model` is not sharded, or only modules inside it are.
+    """
+    if isinstance(model, FullyShardedDataParallel):
+        return describe_flat(model, optimizer)
+    if isinstance(model, FSDPModule):
+        return describe_per_parameter(model, optimizer)
+    modules: Any = model.named_modules() if isinstance(model, nn.Module) else []
+    inside = [clean_name(name) for name, m in modules if isinstance(m, (FullyShardedDataParallel, FSDPModule))]
+    name = type(model).__name__
+    if inside:
+        raise ValueError(f"{name} is not sharded itself: describe its {inside[0]}, or shard the whole model as well")
+    raise ValueError(f"{name} is not sharded: wrap it in FullyShardedDataParallel, or apply fully_shard, first")
