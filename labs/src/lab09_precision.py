@@ -10,8 +10,8 @@
 # %% [markdown]
 # # Lab 09: precision, accumulation, offload
 #
-# A unit's values can have several dtypes, live in two memories, and be reduced less often than once per backward. This
-# lab changes all three. The engine of labs 05 to 08 stays; only the *unit* changes, in a few places.
+# A unit's values can have several dtypes, live in host or device memory, and be reduced less often than once per
+# backward. This lab covers all three. The engine of labs 05 to 08 stays; only the *unit* changes, in a few places.
 #
 # ![The dtypes of parameters, gradients and optimizer state in mixed precision](../slides/figures/practice-dtypes.svg)
 #
@@ -19,17 +19,17 @@
 #
 # **Afterwards you can**
 #
-# - name the dtype of each stage of a step in mixed precision, and say which stage cannot do without fp32;
+# - name the dtype of each stage of a step in mixed precision, and say which stages need fp32;
 # - predict the savings of bf16, in memory and on the wire, and their limits;
-# - scale the loss of fp16 so that sharded ranks agree, and say why bf16 needs nothing of the kind;
-# - choose between accumulating shards and accumulating unsharded gradients by their bytes and messages;
+# - scale the loss in fp16 so that sharded ranks agree, and say why bf16 needs no scaling;
+# - choose between accumulating sharded and unsharded gradients by comparing bytes and messages;
 # - move shards, gradients and the optimizer to the host without reading values that have not arrived.
 #
 # **You need** lab 05 (units, gather, reduce-scatter), lab 06 (streams and events).
 #
-# **Time** 70 minutes. **To run** on a laptop (gloo, 2 processes), on one GPU, or on a GPU node. **Memory** a rank's
-# tensors take less than 20 MiB here. On a CPU, host and device memory are one; the copies between them are made all
-# the same, so their bytes can be counted, but their speed cannot be measured.
+# **Time** 70 minutes. **To run** on a laptop (gloo, 2 processes), on one GPU, or on a GPU node. **Memory** less than 20
+# MiB of tensors per rank. On a CPU, host and device memory are the same; the copies between them are still made, so
+# their bytes can be counted, but their speed cannot be measured.
 
 # %% tags=["setup"]
 # set-up
@@ -47,10 +47,10 @@ from minifsdp.course.workshop import exercise, outcome, predict
 # %% [markdown]
 # ## What hurts now
 #
-# FSDP's remaining costs are the unsharded units and the wire, both in bytes. With 2 bytes per element instead of 4,
-# both are halved. And a GPU's matrix units are faster: 312 TFLOP/s in bf16 and fp16, 156 in TF32, against 19.5 in fp32
-# (NVIDIA's data sheet of the A100). Messages are only halved, so they are harder to overlap. Why not make the whole
-# model bf16?
+# FSDP's remaining costs are the memory of the unsharded units and the bytes on the wire. With 2 bytes per element
+# instead of 4, both are halved. A GPU's matrix units are also faster: 312 TFLOP/s in bf16 and fp16, 156 in TF32,
+# against 19.5 in fp32 (NVIDIA's A100 data sheet). Compute speeds up by more than messages shrink, so messages are
+# harder to overlap. Why not make the whole model bf16?
 #
 # | dtype | bytes | exponent | mantissa | largest | smallest above 0 |
 # |---|---|---|---|---|---|
@@ -58,7 +58,7 @@ from minifsdp.course.workshop import exercise, outcome, predict
 # | bf16 | 2 | 8 bits | 7 bits | 3.4e38 | 9.2e-41 |
 # | fp16 | 2 | 5 bits | 10 bits | 65,504 | 6.0e-8 |
 #
-# Just below 1 the numbers of bf16 are 1/256 apart. An optimizer subtracts 0.001 from a parameter of 1.0, 500 times.
+# Just below 1, bf16 numbers are 1/256 apart. An optimizer subtracts 0.001 from a parameter of 1.0, 500 times.
 # Predict the result.
 
 # %%
@@ -100,14 +100,14 @@ print(f"fp32: {high.item():.4f}; bf16: {low.item():.4f}, for 1.0 - 0.001 rounds 
 
 # %% [markdown]
 # And in a model? Adam's first step moves *every* element by about the learning rate, in either direction. Count the
-# elements of this lab's model that such a step leaves unchanged if they are kept in bf16. (Elements that are 0 at first
-# can take any step, and those that are 1, the norms' weights, hardly any.)
+# elements of this lab's model that such a step leaves unchanged if they are kept in bf16. (Elements that start at 0 can
+# take a step of any size; those that start at 1, the norms' weights, lose almost every step.)
 
 # %%
 RANKS = 2
 SETTINGS = Settings(ranks=RANKS, batch=4, layers=5, width=105, context=16)
-BATCHES = list(SETTINGS.batches())  # the same on every rank, which takes its rows
-SIZES = sizes_of(SETTINGS.model())  # elements of each parameter, and by unit, the root first
+BATCHES = list(SETTINGS.batches())  # the same on every rank; each takes its own rows
+SIZES = sizes_of(SETTINGS.model())  # elements of each parameter, grouped by unit, the root first
 PADDED = [RANKS * -(-sum(unit) // RANKS) for unit in SIZES.units]  # elements of each unit, padded for the ranks
 UNITS, MIB = len(PADDED), 2**20
 
@@ -118,8 +118,8 @@ for rate in (1e-2, 1e-3, 1e-4, 1e-5):
     print(f"learning rate {rate:g}: unchanged in bf16 {lost[0] / len(start):6.1%}, in fp32 {lost[1] / len(start):.1%}")
 
 # %% [markdown]
-# So the *shards*, which the optimizer updates, stay in fp32: they are called *master weights*. Only the tensors made
-# from them temporarily are bf16:
+# So the *shards*, which the optimizer updates, stay in fp32: they are called *master weights*. Only the temporary
+# tensors made from them are bf16:
 #
 #     shard (fp32) --cast--> full (param_dtype) --compute--> gradient (param_dtype)
 #     shard.grad (fp32) <--cast-- mean (reduce_dtype) <--reduce-scatter-- gradient (reduce_dtype)
@@ -128,37 +128,36 @@ for rate in (1e-2, 1e-3, 1e-4, 1e-5):
 # single device holds 4 + 2 bytes per element at all times; FSDP holds 4/N, plus 2 for each unit that is
 # currently whole.
 #
-# First a prediction: the shards stay in fp32, so what has changed on the wire? With FULL_SHARD in bf16, and reductions
-# in bf16 too, what fraction of the fp32 bytes does each of 2 ranks send in a step?
+# First a prediction: the shards stay in fp32, so what changes on the wire? With FULL_SHARD in bf16, and reductions in
+# bf16 too, what fraction of the fp32 bytes does each of 2 ranks send in a step?
 
 # %%
 predict("9.1", ..., "bytes sent in a step of FULL_SHARD in bf16, as a fraction of fp32's")
 
 # %% [markdown]
-# ## 9.1 Gather in another dtype
+# ## 9.1 Gather in a different dtype
 #
 # *8 minutes, medium*
 #
 # A collective does not cast: it moves bytes. So this rank's shard has to be cast before it is sent. torch has a buffer
-# for that, `_mp_shard` (`torch/distributed/fsdp/_flat_param.py`), P / N elements for as long as a gather lasts. But
-# this memory exists already. One slice of `full`, which the gather is about to fill, belongs to this rank; the cast
-# shard can be written there, and the all-gather then works *in place*. It is non-blocking: the caller waits for the
-# returned handle before it computes.
+# for that, `_mp_shard` (`torch/distributed/fsdp/_flat_param.py`), which holds P / N elements for the duration of a
+# gather. But memory for the cast shard exists already: one slice of `full`, which the gather is about to fill, belongs
+# to this rank. The cast shard can be written there, and the all-gather then works *in place*. The gather is
+# non-blocking: the caller waits for the returned handle before it computes.
 
 
 # %% tags=["exercise-9.1"]
 @exercise("9.1")
 def gather_low(full: Tensor, shard: Tensor, group: Group) -> Handle:
-    """Start to fill `full` [P] with every rank's `shard` [P / N], in the dtype of `full`; returns the handle.
+    """Start filling `full` [P] with every rank's `shard` [P / N], in the dtype of `full`; returns the handle.
 
     Args:
         full: already allocated, in a dtype such as bf16; rank r's shard belongs at elements r * P / N onwards.
-        shard: this rank's, in fp32, perhaps in host memory. It stays as it is.
+        shard: this rank's shard, in fp32, possibly in host memory. It is not modified.
         group: the ranks; `group.rank()` is this one.
 
-    Issue one all-gather of already cast elements, and use no memory besides `full`. The host
-    waits neither for the copy nor
-    for the gather: the caller does that.
+    Issue one all-gather of elements that are already cast, and use no memory besides `full`. Do not wait for the copy
+    or for the gather: the caller does that.
 
     Use `Tensor.copy_`, which casts (and moves; with `non_blocking=True` the host does not wait for a move), and
     `comm.all_gather(output, part, group)`, whose `part` may be this rank's own part of `output`.
@@ -171,10 +170,10 @@ def gather_low(full: Tensor, shard: Tensor, group: Group) -> Handle:
 #
 # *8 minutes, medium*
 #
-# In backward each leaf's gradient has the dtype of `full`. The engine copies them into one unsharded gradient, whose
-# dtype is the `reduce_dtype`: that is what is sent and summed. The reduce-scatter leaves the mean of this rank's part,
-# in `reduce_dtype` as well. The optimizer needs it in the shard's dtype, and the gradients of micro-batches must be
-# added in that dtype: a low one loses small terms just as it loses small updates.
+# In backward each leaf's gradient has the dtype of `full`. The engine copies these gradients into one unsharded
+# gradient in `reduce_dtype`, which is then sent and summed. The reduce-scatter leaves this rank's part of the mean,
+# also in `reduce_dtype`. The optimizer needs it in the shard's dtype, and the gradients of micro-batches must be added
+# in that dtype: low precision loses small terms just as it loses small updates.
 
 
 # %% tags=["exercise-9.2"]
@@ -182,8 +181,8 @@ def gather_low(full: Tensor, shard: Tensor, group: Group) -> Handle:
 def deliver(shard: nn.Parameter, mean: Tensor) -> None:
     """Add `mean` [P / N], of any floating dtype, to `shard.grad` in the shard's dtype (fp32), and free `mean`.
 
-    `shard.grad` is None at first. Once created, it stays the same tensor, and later means are added in place. No
-    other memory is needed, and only `shard.grad` remains afterwards.
+    `shard.grad` is None at first. Once created, it stays the same tensor, and later means are added in place. Use no
+    other memory; only `shard.grad` remains afterwards.
 
     Use `device.empty(numel, dtype, "gradients", device)` to allocate `shard.grad`, so that it is accounted for
     (its initial contents are arbitrary), and `device.free(buffer)`.
@@ -196,13 +195,13 @@ def deliver(shard: nn.Parameter, mean: Tensor) -> None:
 #
 # *5 minutes, easy*
 #
-# The mean over N ranks is a sum and a division. The range of fp32 and bf16 is wide enough for either order. That of
-# fp16 is not: N gradients above 65,504 / N overflow if they are summed first, and values below 3e-8 * N become 0 if
-# they are divided first. So divide by about √N before and by the rest after. Division by a power of two changes only
-# the exponent, and rounds nothing above 6e-5; below, fp16 loses bits. (torch's FSDP1 splits in every dtype,
-# `_get_gradient_predivide_factor` in `torch/distributed/algorithms/_comm_hooks/default_hooks.py`, and only by powers
-# that divide N. FSDP2 splits in fp16; otherwise the reduction divides, `ReduceOp.AVG`, as in minifsdp's own unit:
-# `_get_gradient_divide_factors` in `_fully_shard/_fsdp_collectives.py`.)
+# The mean over N ranks is a sum and a division. The range of fp32 and bf16 is wide enough for either order. The range
+# of fp16 is not: N gradients above 65,504 / N overflow if they are summed first, and values below 3e-8 * N become 0 if
+# they are divided first. So divide by about √N before the sum and by the rest after it. Division by a power of two
+# changes only the exponent, and is exact above 6e-5; below that, fp16 loses bits. (torch's FSDP1 splits in every dtype,
+# `_get_gradient_predivide_factor` in `torch/distributed/algorithms/_comm_hooks/default_hooks.py`, and only by powers of
+# two that divide N. FSDP2 splits only in fp16; otherwise the reduction itself divides (`ReduceOp.AVG`), as in
+# minifsdp's own unit: `_get_gradient_divide_factors` in `_fully_shard/_fsdp_collectives.py`.)
 #
 # Predict: by what are fp16 gradients divided *before* they are summed over 512 ranks?
 
@@ -215,9 +214,9 @@ predict("9.3", ..., "divisor of fp16 gradients before the sum over 512 ranks")
 def divisors(dtype: torch.dtype, ranks: int) -> tuple[int, float]:
     """The divisors to apply before and after gradients are summed over `ranks` ranks; together they give the mean.
 
-    For `torch.float16` the first is the smallest power of two (1, 2, 4, ...) that is not below the square root of
-    `ranks`. For any other dtype it is 1: dividing is a pass over P elements before the reduction, and over P / N after
-    it. The second is the remaining factor, and need not be an integer.
+    For `torch.float16` the first is the smallest power of two (1, 2, 4, ...) that is at least the square root of
+    `ranks`. For any other dtype it is 1: dividing before the reduction is a pass over P elements, dividing after it a
+    pass over P / N. The second is the remaining factor, which need not be an integer.
     """
     ...
 
@@ -230,24 +229,24 @@ for gradient in (2_000.0, 2e-6):
     found = []
     for first, rest in ((1, 512), (512, 1), (before, after)):
         divided = torch.full((512,), gradient, dtype=FP16) / first
-        summed = divided.sum(dtype=FP32).to(FP16)  # rounded once, so that it is the range that shows
+        summed = divided.sum(dtype=FP32).to(FP16)  # rounded once, so that only the range matters
         found.append((summed / rest).item())
     print(f"gradient {gradient:g}: after the sum {found[0]:g}, before {found[1]:g}, split {found[2]:g}")
 
 # %% [markdown]
-# The split gives up √N of the range at either end, instead of N at one: gradients above 65,504 / √N still overflow,
-# and 2e-6 / 32 has lost bits. Loss scaling, in 9.4, is the other measure against the narrow range.
+# The split gives up a factor of √N at each end of the range, instead of N at one end: gradients above 65,504 / √N still
+# overflow, and 2e-6 / 32 has lost bits. Loss scaling, in 9.4, is the other remedy for the narrow range.
 #
 # ## Your unit in the engine
 #
 # `FlatUnit` is the unit of labs 05 to 08: a flat parameter, and a plan that specifies the ranks and the dtypes. Your
-# functions carry the plan out: the class below calls them instead of `FlatUnit`'s own code, and a `Reduction` uses your
+# functions carry out the plan: the class below calls them instead of `FlatUnit`'s own code, and a `Reduction` uses your
 # divisors. Both are passed to FSDP (`unit=`); the engine and the schedules stay unchanged.
 
 
 # %%
 class SplitDivision(Reduction):
-    """Sums gradients, divided as `divisors` says."""
+    """Sums gradients, with the divisions given by `divisors`."""
 
     def scaling(self, dtype: torch.dtype, ranks: int) -> tuple[Any, float, float]:
         return comm.SUM, *divisors(dtype, ranks)
@@ -277,7 +276,7 @@ PRECISIONS = {
 
 
 def yours(precision: MixedPrecision = PRECISIONS["fp32"], **options: Any) -> FullyShardedDataParallel:
-    """The lab's model in minifsdp's FSDP with your unit: FULL_SHARD, one thing at a time, a block a unit."""
+    """The lab's model in minifsdp's FSDP with your unit: FULL_SHARD, no overlap, one unit per block."""
     model = SETTINGS.model().to(rank_device())
     options = {"schedule": SyncSchedule, "auto_wrap_policy": {Block}, **options}
     return FullyShardedDataParallel(model, mixed_precision=precision, unit=LowPrecisionUnit, **options)
@@ -296,7 +295,8 @@ def shards_of(model: FullyShardedDataParallel) -> list[nn.Parameter]:
 # %% [markdown]
 # ### Measured: the dtype of each stage
 #
-# Noted in three places: in a linear layer of a block when it computes, in the engine's buffers, in the optimizer.
+# The dtypes are recorded in three places: in a linear layer of a block as it computes, in the engine's buffers, and in
+# the optimizer.
 
 
 # %%
@@ -340,14 +340,14 @@ for name, dtypes in noted.items():
 # %% [markdown]
 # ### Measured: the same gradients as torch's FSDP
 #
-# The gradient shards of a step: yours, minifsdp's own unit, torch's `FullyShardedDataParallel` with the same
-# `mixed_precision`. On two ranks a sum is one addition, and halving is exact (far from the ends of fp16's range), so
-# rounding cannot differ.
+# Compare the gradient shards of one step: from your unit, from minifsdp's own, and from torch's
+# `FullyShardedDataParallel` with the same `mixed_precision`. On two ranks a sum is one addition, and halving is exact
+# (far from the ends of fp16's range), so rounding cannot differ.
 
 
 # %%
 def gradients_with(kind: str, name: str) -> Tensor:
-    """This rank's gradient shards, one after the other."""
+    """This rank's gradient shards, concatenated."""
     if kind == "yours":
         model = yours(PRECISIONS[name])
         shards = shards_of(model)
@@ -372,7 +372,8 @@ def gradients_with(kind: str, name: str) -> Tensor:
 
 
 def compare() -> dict[str, tuple[bool, bool, float]]:
-    """By precision: equal to minifsdp's, to torch's, and the distance from fp32, relative to the largest."""
+    """For each precision: equal to minifsdp's, equal to torch's, and the largest distance from fp32, relative to the
+    largest gradient."""
     found, exact = {}, gradients_with("yours", "fp32")
     for name in PRECISIONS:
         mine, ours, torchs = (gradients_with(kind, name) for kind in ("yours", "minifsdp", "torch"))
@@ -387,15 +388,15 @@ for name, (ours, torchs, distance) in launch(compare, RANKS)[0].items():
     assert torchs, f"{name}: not the gradients of torch's FSDP"
 
 # %% [markdown]
-# ### Measured: bytes of each stage
+# ### Measured: bytes at each stage
 #
-# The prediction, with p and r the bytes of an element of `param_dtype` and `reduce_dtype`, R and B the padded
-# elements of the root and the largest block, and Ψ all of them:
+# The prediction, where p and r are the bytes per element in `param_dtype` and `reduce_dtype`, R and B the padded
+# elements of the root and of the largest block, and Ψ those of the whole model:
 #
-# - at rest: (4 + 8) Ψ / N, the shards and Adam's state in fp32 (and 4 bytes a unit, Adam's counter), **whatever the
-#   precision**;
-# - unsharded parameters: p R when forward ends, at most p (R + B);
-# - sent: (N - 1) / N of p (2Ψ - R) in gathers, and of r Ψ in reductions.
+# - at rest: (4 + 8) Ψ / N, the shards and Adam's state in fp32 (plus 4 bytes per unit for Adam's counter), **whatever
+#   the precision**;
+# - unsharded parameters: p R when forward ends, p (R + B) at the peak;
+# - sent: (N - 1) / N times p (2Ψ - R) in gathers and r Ψ in reductions.
 
 
 # %%
@@ -467,24 +468,24 @@ plots.stages(
 )
 
 # %% [markdown]
-# So bf16 halves unsharded parameters and gradients and the bytes on the wire, and almost halves the activations
-# (logits and loss are fp32). It saves nothing at rest. In this small model the optimizer's state dominates. Reducing
-# in fp32 doubles the unsharded gradients and their messages, and avoids bf16's 7 bits of mantissa in the sum over
-# the ranks: on 2 ranks that is a single rounding, on 512 ranks many.
+# So bf16 halves unsharded parameters, unsharded gradients and the bytes on the wire, and almost halves the activations
+# (logits and loss are fp32). It saves nothing at rest. In this small model the optimizer's state dominates. Reducing in
+# fp32 doubles the unsharded gradients and their messages, and avoids bf16's 7 bits of mantissa in the sum over the
+# ranks: a single rounding on 2 ranks, many on 512.
 #
 # ## 9.4 fp16: all ranks step, or none do
 #
 # *12 minutes, hard*
 #
-# fp16 has more mantissa than bf16, and a narrow range. Gradients are small: below 6e-5 they lose bits, and below 3e-8
-# they vanish. *Loss scaling* multiplies the loss by a large number S, which multiplies all gradients, and divides them
-# by S again in fp32, before the optimizer. S is guessed: start high; if any gradient is an infinity or a NaN, skip the
-# step and halve S. (After 2,000 good steps torch doubles it again, which this lab omits. Neither torch nor this lab
-# sets a lower limit: with a NaN in the data, S would halve forever, and the run should stop instead.) Clipping belongs
-# between unscaling and the step: its norm is that of all shards (`model.clip_grad_norm_`).
+# fp16 has more mantissa bits than bf16, but a narrow range. Gradients are small: below 6e-5 they lose bits, and below
+# 3e-8 they vanish. *Loss scaling* multiplies the loss, and thereby all gradients, by a large number S, and divides the
+# gradients by S again in fp32, before the optimizer step. S is found by trial: start high; if any gradient is infinite
+# or NaN, skip the step and halve S. (After 2,000 good steps torch doubles it again, which this lab omits. Neither torch
+# nor this lab sets a lower limit: with a NaN in the data, S would halve forever, and the run should stop instead.)
+# Clipping belongs between unscaling and the step, and needs the norm over all shards (`model.clip_grad_norm_`).
 #
-# A *sharded* rank sees only its own shards' gradients, so only one rank sees an overflow in one of them. What do the
-# others do?
+# With *sharding*, a rank sees only its own shards' gradients, so an overflow in one shard is visible on only one rank.
+# What do the others do?
 #
 # Predict: a scale of 2**24 is a bad guess if 2**20 is the largest without overflow. How many steps are skipped?
 
@@ -498,15 +499,15 @@ def step_together(optimizer: torch.optim.Optimizer, scale: float, group: Group) 
     """Unscale the gradients and step, unless one of them on any rank is not finite; returns the next scale.
 
     Args:
-        optimizer: of this rank's shards, `p for each in optimizer.param_groups for p in each["params"]`. A `p.grad` may
-            be None. The gradients are `scale` times too large.
-        scale: the present scale, the same on all ranks.
-        group: the ranks that have to agree: all that hold a part of the model.
+        optimizer: the optimizer of this rank's shards, `p for each in optimizer.param_groups for p in each["params"]`.
+            A `p.grad` may be None. The gradients are `scale` times too large.
+        scale: the current scale, the same on all ranks.
+        group: the ranks that have to agree: all ranks that hold a part of the model.
 
     If all gradients of all ranks are finite: they are divided by `scale`, the optimizer steps, and `scale` is returned.
     If any gradient on any rank is infinite or NaN, no rank steps, and all ranks return `scale / 2`.
 
-    Communicate one number, and in every step: a tensor [1] on the parameters' device,
+    Communicate exactly one number in every step: a tensor [1] on the parameters' device,
     `comm.all_reduce(tensor, group, comm.MAX).wait()`.
     """
     ...
@@ -515,8 +516,9 @@ def step_together(optimizer: torch.optim.Optimizer, scale: float, group: Group) 
 # %% [markdown]
 # ### Measured: agreed on all ranks (C18)
 #
-# Two ranks, fp16, your unit. In the third step one element of rank 1's gradients is set to infinity. Next to your
-# function: minifsdp's `ShardedGradScaler`, and a scaler that checks only its own rank, like torch's plain `GradScaler`.
+# Two ranks, fp16, your unit. In the third step one element of rank 1's gradients is set to infinity. Your function is
+# compared with minifsdp's `ShardedGradScaler` and with a scaler that checks only its own rank, like torch's plain
+# `GradScaler`.
 
 
 # %%
@@ -530,7 +532,7 @@ def alone(optimizer: torch.optim.Optimizer, scale: float, group: Group) -> float
 
 
 class Library:
-    """minifsdp's scaler in the same words."""
+    """minifsdp's scaler with the signature of `step_together`."""
 
     def __init__(self, scale: float) -> None:
         self.scaler = ShardedGradScaler(rank_device().type, init_scale=scale)
@@ -543,7 +545,7 @@ class Library:
 
 
 def with_an_infinity(how: str) -> tuple[list[float], list[bool], Tensor]:
-    """The scale and whether this rank has stepped, by step; and its shards in the end."""
+    """For each step the scale and whether this rank has stepped; then its final shards."""
     steps = {"your step_together": step_together, "each alone": alone, "ShardedGradScaler": Library(1024.0)}
     model, group = yours(PRECISIONS["fp16"]), comm.world()
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
@@ -583,18 +585,18 @@ assert same
 
 # %% [markdown]
 # With the local check, rank 0 has updated its half of the model in a step that rank 1 skipped. The scales now differ:
-# rank 0 multiplies its loss by 1024, rank 1 by 512, and the reduce-scatter averages gradients of two different scales.
-# Nothing raises, and no rank can see it. (torch has a `ShardedGradScaler` too; without CUDA it switches itself off, so
-# it is missing here.)
+# rank 0 multiplies its loss by 1024, rank 1 by 512, and the reduce-scatter averages gradients with two different
+# scales. No error is raised, and neither rank can detect the mismatch. (torch has a `ShardedGradScaler` too; without
+# CUDA it switches itself off, so it is missing here.)
 #
-# ### Measured: why to scale, and what a bad guess costs (C18)
+# ### Measured: why scaling helps, and what a bad guess costs (C18)
 #
-# A rank has 32 tokens here, each with 1/32 of the mean loss. With 65,536 tokens per rank, that share would be 2,048
-# times smaller, and so would the gradient that backward propagates for each token. The loss is divided by 2,048 to show
-# this range, and then scaled. (Here the gradient of a weight, a sum over tokens, shrinks as well. With a batch that
-# large it would not, so a real large batch loses less.) How large is the norm of the difference from the fp32
-# gradients, relative to the norm of the gradients? Then nine steps from a guess that is far too high. In bf16 the scale
-# is 1: its exponent has as many bits as fp32's.
+# A rank has 32 tokens here, and each contributes 1/32 of the mean loss. With 65,536 tokens per rank, that share would
+# be 2,048 times smaller, and so would the gradient that backward propagates for each token. The loss is divided by
+# 2,048 to show this range, and then scaled. (Here the gradient of a weight, a sum over tokens, shrinks as well. With a
+# batch of that size it would not, so a real large batch loses less.) How large is the norm of the difference from the
+# fp32 gradients, relative to the norm of the gradients? Next come nine steps from an initial scale that is far too
+# high. In bf16 the scale can stay at 1: its exponent has as many bits as fp32's.
 
 
 # %% tags=["C18", "nbval-ignore-output"]
@@ -621,7 +623,7 @@ def guess_badly(name: str, scale: float) -> list[float]:
 
 
 def too_high() -> int:
-    """Steps thrown away from 2**24, if what is above 2**20 overflows on one rank."""
+    """Steps skipped from a scale of 2**24, if scales above 2**20 overflow on one rank."""
     group, scale, thrown = comm.world(), 2.0**24, 0
     shard = nn.Parameter(torch.zeros(1, device=rank_device()))
     while True:
@@ -655,27 +657,27 @@ assert scales[0] == 2.0**29, f"the first guess was too high, and is halved: {sca
 assert scales[-1] == scales[-2], f"the guess was not corrected: {scales}"
 
 # %% [markdown]
-# Each halving costs a whole forward and backward. And infinities return whenever S has grown too far: with fp16 this is
-# part of training. bf16 has replaced it where the hardware supports it.
+# Each halving costs a whole forward and backward. Infinities return whenever S has grown too large: with fp16 this is a
+# normal part of training. bf16 has replaced fp16 where the hardware supports it.
 #
 # ## 9.5 Accumulate, with and without communication
 #
 # *8 minutes, medium*
 #
-# A batch that does not fit in memory runs as k *micro-batches*, whose gradients are added up. When is a gradient
+# A batch that does not fit in memory is run as k *micro-batches*, whose gradients are added up. When is a gradient
 # reduced?
 #
-# - **with communication**: after every micro-batch. Every backward reduce-scatters, and adds to the shard's gradient.
-#   Between micro-batches a rank keeps a shard, 4Ψ / N bytes in fp32.
-# - **without**: inside `model.no_sync()` gradients stay unsharded, in the unsharded gradient of each unit. The first
-#   backward outside reduces the sum. Between micro-batches a rank keeps 4Ψ bytes, as much as DDP.
+# - **with communication**: after every micro-batch. Every backward reduce-scatters the gradient and adds the result to
+#   the shard's gradient. Between micro-batches a rank keeps sharded gradients, 4Ψ / N bytes in fp32.
+# - **without**: inside `model.no_sync()` each unit keeps its unsharded gradient. The first backward outside `no_sync`
+#   reduces the sum. Between micro-batches a rank keeps 4Ψ bytes, as much as DDP.
 #
 # Many texts say that accumulation with communication reduces after several steps. That is wrong: it reduce-scatters in
-# **every** micro-batch. So it saves memory and sends more.
+# **every** micro-batch. So it saves memory but sends more.
 #
-# Predict, for k = 3 micro-batches of this lab's model with its 6 units: reduce-scatters with communication, and the
-# bytes of gradients that each of 2 ranks keeps between micro-batches without it (the model has `psi` elements
-# including padding; an expression will do).
+# For k = 3 micro-batches of this lab's model with its 6 units, predict the number of reduce-scatters with
+# communication, and the bytes of gradients that each of 2 ranks keeps between micro-batches without it (the model has
+# `psi` elements including padding; an expression will do).
 
 # %%
 predict("9.5a", ..., "reduce-scatters of 3 micro-batches with communication, 6 units")
@@ -690,12 +692,12 @@ def accumulate(model: Any, micro_batches: Sequence[tuple[Tensor, ...]], communic
     Args:
         model: an FSDP model that returns a loss, the mean over its rows: `model(*micro_batch)`. `model.no_sync()` is a
             context manager; a backward inside it does not reduce. (In DDP the forward decides: keep both inside.)
-        micro_batches: k micro-batches with equal numbers of rows. The gradient of each counts 1/k.
+        micro_batches: k micro-batches with equal numbers of rows. Each gradient has weight 1/k.
         communicate: True: every micro-batch's gradient is reduced in its own backward. False: all of them are reduced
-            together, in the last one's backward.
+            together, in the backward of the last one.
 
-    One forward and one backward each, in turn. Gradients already in `.grad` are added to. One micro-batch may be given
-    more than once.
+    Run one forward and one backward per micro-batch, in turn. Add to any gradients already in `.grad`. The same
+    micro-batch may appear more than once.
     """
     ...
 
@@ -709,13 +711,14 @@ def micro_batches() -> list[tuple[Tensor, Tensor]]:
 
 
 def measure_accumulation() -> dict[bool, dict[str, Any]]:
-    """By `communicate`: collectives, bytes of gradients after each backward and at most, and the gradients."""
+    """For each value of `communicate`: collectives, bytes of gradients after each backward and at the peak, and the
+    gradients."""
     found = {}
     for communicate in (True, False):
         with Ledger() as ledger:
             model = yours()
             ledger.watch(model)
-            held: list[int] = []  # when each forward begins
+            held: list[int] = []  # at the start of each forward
             model.register_forward_pre_hook(lambda *_, live=ledger.live, held=held: held.append(live()["gradients"]))
             batches = micro_batches()
             with comm.record() as calls:
@@ -752,13 +755,13 @@ print(f"the same gradient within rounding: {close}")
 assert close
 
 # %% [markdown]
-# The reductions fall from kU to U; the gathers stay, because parameters are sharded again after every backward. With
-# FULL_SHARD they are two thirds of the traffic, and the additional 4Ψ bytes are the reason why `no_sync` runs out of
-# memory. (With SHARD_GRAD_OP parameters stay whole inside `no_sync`, so that their gathers are saved as well, for
-# another 4Ψ: `kept` in `minifsdp/fsdp/engine.py`.) minifsdp accumulates unsharded gradients in `reduce_dtype`; torch
-# leaves them in autograd's `.grad`, in `param_dtype`.
+# The number of reductions falls from kU to U; the gathers remain, because parameters are resharded after every
+# backward. With FULL_SHARD the gathers are two thirds of the traffic, and the additional 4Ψ bytes are why `no_sync`
+# runs out of memory. (With SHARD_GRAD_OP parameters stay whole inside `no_sync`, which saves the gathers as well, for
+# another 4Ψ bytes: `kept` in `minifsdp/fsdp/engine.py`.) minifsdp accumulates unsharded gradients in `reduce_dtype`;
+# torch leaves them in autograd's `.grad`, in `param_dtype`.
 #
-# On an emulated link (1 ms latency, 100 MB/s), both:
+# Both on an emulated link (1 ms latency, 100 MB/s):
 
 
 # %% tags=["nbval-ignore-output"]
@@ -788,22 +791,22 @@ plots.timeline(
 )
 
 # %% [markdown]
-# ## 9.6 The gradient to the host
+# ## 9.6 Moving the gradient to the host
 #
 # *12 minutes, hard*
 #
-# *CPU offload* keeps shards, their gradients and the optimizer's state in host memory, and the optimizer computes
-# there. The device holds only the units that compute. Shards go *to* the device by your 9.1: `copy_` moves as well as
-# casts, and with `non_blocking=True` the host does not wait. (To do both at once torch makes a temporary on the device,
-# of the shard's size: `aten/src/ATen/native/cuda/Copy.cu`.) Gradients go back, and that direction has a trap. A copy
-# from a GPU to pinned (page-locked) host memory is only *started* by the host; the optimizer, on the host, would read
-# before it has arrived. Who waits, and when?
+# *CPU offload* keeps shards, their gradients and the optimizer's state in host memory, and the optimizer runs there.
+# The device holds only the units that are computing. Your function from 9.1 already moves shards *to* the device:
+# `copy_` moves as well as casts, and with `non_blocking=True` the host does not wait. (To do both at once torch makes a
+# temporary copy on the device, the size of the shard: `aten/src/ATen/native/cuda/Copy.cu`.) Gradients go back, and that
+# direction has a trap. A copy from a GPU to pinned (page-locked) host memory is only *started* by the host; the
+# optimizer, on the host, would read the memory before the gradient has arrived. Where must the host wait?
 #
-# - not at once: the host would be blocked after every unit, and issue nothing;
-# - at the end of backward, before the optimizer, and for this copy: by an *event* recorded behind it. (torch waits
-#   once, for all that the stream holds: `_post_backward_final_callback` in `_runtime_utils.py`.)
+# - not immediately: the host would block after every unit and could issue no further work;
+# - at the end of backward, before the optimizer, and for this copy only: on an *event* recorded after it. (torch waits
+#   once, for all work on the stream: `_post_backward_final_callback` in `_runtime_utils.py`.)
 #
-# The gradient is added to an existing one. torch's FSDP overwrites it (`_offload_grad` in
+# The new gradient is added to the existing one. torch's FSDP overwrites the existing one (`_offload_grad` in
 # `torch/distributed/fsdp/_runtime_utils.py` copies into `_cpu_grad`), which is why the class's documentation rules out
 # accumulation outside `no_sync()`.
 #
@@ -817,7 +820,7 @@ predict("9.6", ..., "bytes of parameters and Adam's state on the device between 
 # %% tags=["exercise-9.6"]
 @exercise("9.6")
 def offload_gradient(shard: nn.Parameter, mean: Tensor) -> Callable[[], None]:
-    """Start to move `mean` [P / N] to the host; returns the function that adds it to `shard.grad` there.
+    """Start moving `mean` [P / N] to the host; returns the function that adds it to `shard.grad` there.
 
     Args:
         shard: in host memory. `shard.grad` is None, or holds an earlier micro-batch's gradient,
@@ -825,7 +828,7 @@ def offload_gradient(shard: nn.Parameter, mean: Tensor) -> Callable[[], None]:
         mean: on the device, of the shard's dtype. When `offload_gradient` returns, this memory has been freed. Work
             already queued on the device may still read it; `device.free` takes care of that.
 
-    `offload_gradient` does not wait and does not touch `shard.grad`. The function that it returns is called once, after
+    `offload_gradient` does not wait and does not touch `shard.grad`. The returned function is called once, after
     backward: it makes the host wait for this copy only, and then updates `shard.grad`.
 
     Use `device.copy_to_host(tensor)`, which starts a copy and returns it, `device.current_stream(tensor.device)`, its
@@ -850,7 +853,7 @@ class HostUnit(FlatUnit):
         self.under_way.append(self.start(self.flat.shard, mean))
 
     def finish_reduce(self) -> None:
-        """The end of backward."""
+        """Called at the end of backward."""
         super().finish_reduce()
         for arrive in self.under_way:
             arrive()
@@ -869,13 +872,13 @@ def offloaded(unit: type[FlatUnit] = HostUnit) -> FullyShardedDataParallel:
 # ### Counted: bytes on the device, before and after (C41)
 #
 # On a GPU `tensor.device` says where a tensor is. On a CPU the two memories are the same, so the lab keeps its own
-# count: the engine's buffers (`device.empty`) are on the device; what `device.copy_to_host` returns is on the host;
-# gradients and Adam's state are where their shards are.
+# count: the engine's buffers (`device.empty`) count as device memory, and tensors returned by `device.copy_to_host` as
+# host memory; gradients and Adam's state are where their shards are.
 
 
 # %%
 class DeviceBytes:
-    """Counts what is on the device."""
+    """Counts the bytes on the device."""
 
     def __init__(self) -> None:
         self.buffers: list[weakref.ref[Tensor]] = []
@@ -913,13 +916,13 @@ class DeviceBytes:
 
 
 def follow_device() -> dict[str, dict[str, dict[str, int]]]:
-    """By kind and moment of the second step, the bytes on the device."""
+    """The bytes on the device, by kind and by moment in the second step."""
     found = {}
     for name, build in (("on the device", yours), ("offloaded", offloaded)):
         with DeviceBytes().counting() as count:
             model = build()
             optimizer = torch.optim.AdamW(model.parameters(), 1e-3)
-            model(*mine_of(BATCHES[0])).backward()  # makes Adam's state
+            model(*mine_of(BATCHES[0])).backward()  # creates Adam's state
             optimizer.step()
             optimizer.zero_grad()
             stages = {"between steps": count.now(optimizer)}
@@ -947,19 +950,19 @@ for name, stages in on_device.items():
 outcome("9.6", sum(on_device["offloaded"]["between steps"].values()), slips={"the shards alone": shard})
 
 # %% [markdown]
-# All of the model state is in the host's memory, 16Ψ / N bytes with the gradients. The price is the transfer: in every
-# step 4Ψ / N bytes go to the device twice (the root's once) and 4Ψ / N bytes come back over the bus, and the optimizer
-# runs at the speed of the host. A CPU-only run cannot measure how long that takes.
+# All of the model state is in host memory, 16Ψ / N bytes including the gradients. The price is the transfer: in every
+# step 4Ψ / N bytes go to the device twice (the root's share once) and 4Ψ / N bytes come back over the bus, and the
+# optimizer runs at host speed. A CPU-only run cannot measure how long that takes.
 #
-# ### Measured: the same gradient, accumulated too
+# ### Measured: the same gradient, also when accumulated
 #
-# Offload changes the location of tensors, not their values. Two micro-batches with communication: your offloaded unit,
-# minifsdp's, and no offload at all. torch's FSDP is missing from this comparison: without a CUDA device its offload
-# fails at `pin_memory`.
+# Offload changes the location of tensors, not their values. The comparison runs two micro-batches with communication,
+# with your offloaded unit, with minifsdp's, and with no offload at all. torch's FSDP is left out: without a CUDA device
+# its offload fails at `pin_memory`.
 #
 # ### Break it: the gradient overwritten
 #
-# Next to them a unit that behaves like torch's.
+# The same cell also runs a unit that behaves like torch's.
 
 
 # %%
@@ -1000,13 +1003,14 @@ assert torch.equal(found["yours"], found["no offload"]), "offload has changed th
 assert half
 
 # %% [markdown]
-# There is no error: each step has the gradient of its last micro-batch, and the others have no effect. This is how to
-# detect it. The other way to break this exercise, omitting the wait for the copy, cannot be shown on a CPU, where a
-# copy is complete when the call returns; on a GPU the optimizer would read whatever was in the pinned memory before.
+# There is no error: each step uses only the gradient of its last micro-batch, and the others have no effect. A
+# comparison like this one reveals it. The other way to break this exercise, omitting the wait for the copy, cannot be
+# shown on a CPU, where a copy is complete when the call returns; on a GPU the optimizer would read whatever was in the
+# pinned memory before.
 #
 # ### Break it: the sum in bf16
 #
-# A small gradient is added to a large one, 64 times: in 9.2's fp32, and in bf16.
+# A small gradient is added to a large one 64 times, once in fp32 (your 9.2) and once in bf16.
 
 # %%
 shard = nn.Parameter(torch.zeros(1))
@@ -1020,55 +1024,53 @@ assert shard.grad.item() == 1.125
 
 # %% [markdown]
 # This is the lost update again. Sums of many small terms need fp32: weights, accumulated gradients, the optimizer's
-# moments, and with many ranks also the reduction.
+# moments, and, with many ranks, the reduction.
 #
 # ## What is still missing
 #
-# Buffers (running means) have a dtype of their own, `buffer_dtype`; inputs of a forward are cast, too; modules such as
-# BatchNorm are better left in fp32 (`_module_classes_to_ignore`): `param_dtype` casts everything in a unit, including
-# norms, whereas `torch.autocast` keeps norms, softmax and losses in fp32. minifsdp has all of that in `fsdp/torch_api`
-# (`mixed_precision.py`, `exempt.py`). Ignored modules and equal initial values on all ranks (`sync_module_states`)
-# belong to construction, in lab 10a.
+# Buffers (such as running means) have a dtype of their own, `buffer_dtype`; the inputs of a forward are also cast;
+# modules such as BatchNorm are better left in fp32 (`_module_classes_to_ignore`). `param_dtype` casts everything in a
+# unit, including norms, whereas `torch.autocast` keeps norms, softmax and losses in fp32. minifsdp implements all of
+# this in `fsdp/torch_api` (`mixed_precision.py`, `exempt.py`). Ignored modules and equal initial values on all ranks
+# (`sync_module_states`) are part of construction, in lab 10a.
 #
 # ## What to remember
 #
-# 1. bf16 halves what is unsharded and what is sent (a third less is sent if reduced in fp32). The shards, their
-#    gradients and the optimizer's state stay in fp32: 16Ψ / N bytes whatever the precision.
+# 1. bf16 halves the unsharded bytes and the bytes sent (with reductions in fp32, a third fewer bytes are sent). The
+#    shards, their gradients and the optimizer's state stay in fp32: 16Ψ / N bytes whatever the precision.
 # 2. The cast needs no buffer: the shard is cast into its own slice of the gathered buffer.
-# 3. fp16 needs loss scaling, a split division, and a common verdict on infinities: all ranks step, or none. bf16 needs
+# 3. fp16 needs loss scaling, a split division, and agreement on infinities: all ranks step, or none. bf16 needs
 #    none of this.
-# 4. Accumulation with communication reduce-scatters every micro-batch and keeps shards. `no_sync` reduces once and
-#    keeps whole gradients, N times the bytes. The gathers are the same.
-# 5. Offload: start the copy, record an event, wait for it at the end of backward, then add.
+# 4. Accumulation with communication reduce-scatters in every micro-batch and keeps sharded gradients. `no_sync` reduces
+#    once and keeps whole gradients, N times the bytes. The gathers are the same.
+# 5. Offload: start the copy, record an event, wait for the event at the end of backward, then add the gradient.
 #
 # ## Questions
 #
 # **1. A model is cast with `model.to(torch.bfloat16)` before it is wrapped. What does mixed precision do then?**
-# <details><summary>Answer</summary>The shards take the parameters' dtype: bf16. There are no master weights, Adam's
+# <details><summary>Answer</summary>The shards take the parameters' dtype, bf16. There are no master weights, Adam's
 # state is bf16 as well, and small updates are lost. Wrap an fp32 model and pass
 # `MixedPrecision(param_dtype=torch.bfloat16)`.</details>
 #
-# **2. The rows of bf16 show no fp32 activation. Why is the loss fp32 all the same?**
-# <details><summary>Answer</summary>A layer computes in the dtype of its weights and inputs, bf16. The course's GPT
+# **2. The bf16 rows show no fp32 activation. Why is the loss still fp32?**
+# <details><summary>Answer</summary>A layer computes in the dtype of its weights and inputs, here bf16. The course's GPT
 # casts its logits to fp32 before the cross-entropy (`minifsdp/course/ladder/model.py`), since a sum over the vocabulary
 # needs more mantissa bits.</details>
 #
-# **3. May each replica of a data-parallel model (DDP) have its own verdict on infinities?**
-# <details><summary>Answer</summary>Every replica reaches the same verdict anyway: after the all-reduce all ranks hold
-# the same gradients, so an infinity on one rank appears in every rank's mean. Only where gradients are sharded
-# afterwards does each rank see a part.</details>
+# **3. Can each replica of a data-parallel model (DDP) check for infinities on its own?**
+# <details><summary>Answer</summary>Yes, every replica reaches the same conclusion: after the all-reduce all ranks hold
+# the same gradients, so an infinity on one rank appears in every rank's mean. Only when gradients are sharded does each
+# rank see just a part.</details>
 #
 # **4. A model in FULL_SHARD on 64 ranks has room for 2 more bytes per parameter. Is that enough
 # for `no_sync`?**
 # <details><summary>Answer</summary>Not with gradients in fp32: they take 4Ψ bytes unsharded. With
-# `reduce_dtype=bfloat16` it would just be enough, but sums of micro-batches in bf16 lose small
-# terms.</details>
+# `reduce_dtype=bfloat16` the room would be just enough, but sums of micro-batches in bf16 lose small terms.</details>
 #
-# **5. Suppose nobody waits for the copies of 9.6. Which unit's gradient is most likely to be
-# read too early?**
-# <details><summary>Answer</summary>The root's, with which backward ends: its copy starts last, and the optimizer
-# follows at once, with the root's parameters first. A large root takes longer. It need not fail in every step, which
-# makes it hard to find.</details>
+# **5. Suppose the host does not wait for the copies of 9.6. Which unit's gradient is most likely to be read too
+# early?** <details><summary>Answer</summary>The root's: backward ends with it, so its copy starts last, and the
+# optimizer follows at once, starting with the root's parameters. A large root takes longer to copy. The race does not
+# occur in every step, which makes it hard to find.</details>
 #
 # ## Further reading
 #
@@ -1079,5 +1081,5 @@ assert shard.grad.item() == 1.125
 # - torch: `torch/distributed/fsdp/_flat_param.py` (`_mp_shard`), `_runtime_utils.py` (`_reduce_grad`,
 #   `_offload_grad`), `sharded_grad_scaler.py`. In FSDP2 (`fully_shard`): `MixedPrecisionPolicy`, `CPUOffloadPolicy`,
 #   `set_requires_gradient_sync` for `no_sync`.
-# - minifsdp: `fsdp/plan.py`, `fsdp/flat_unit.py`, `fsdp/reduction.py`, `grad_scaler.py`: your pieces, for
-#   every model.
+# - minifsdp: `fsdp/plan.py`, `fsdp/flat_unit.py`, `fsdp/reduction.py`, `grad_scaler.py`: the same pieces, for any
+#   model.

@@ -10,31 +10,28 @@
 # %% [markdown]
 # # Lab 10a: wrapping and initialization
 #
-# The engine of labs 05 to 09 runs any units. This lab chooses them, and builds a model that is too
-# large for any one rank. Both happen in the few lines that wrap the model, before the first step.
-# Those lines also cause some disappointments with FSDP: "memory is hardly lower", "the loss starts
-# at NaN", "it does not train". At the end you turn a DDP script for a Llama from `transformers`
-# into an FSDP script and count the changes.
+# The engine of labs 05 to 09 runs with any choice of units. In this lab you choose them, and build a model that is too
+# large for any one rank. Both happen in the few lines that wrap the model, before the first step. Those lines are also
+# behind some common complaints about FSDP: "memory is hardly lower", "the loss starts at NaN", "it does not train". At
+# the end you turn a DDP script for a Llama from `transformers` into an FSDP script and count the changes.
 #
-# ![Memory of a rank while a model is built: whole, and unit by unit from
+# ![Memory of a rank while a model is built: all at once, and unit by unit from
 # meta](../slides/figures/practice-construction.svg)
 #
 # *From [lecture 5, FSDP in practice](../slides/practice.md), which comes before this lab.*
 #
 # **Afterwards you can**
 #
-# - read and write a wrapping policy, and compute its cost in messages and bytes from a list of
-#   units;
-# - build a model on the `meta` device and materialize it unit by unit, at a peak of the shards and one unit;
-# - reproduce the values of an eager model, whatever the units and the number of ranks;
-# - turn a DDP script into an FSDP script, and name the mistakes in such scripts that raise no
-#   error.
+# - read and write a wrapping policy, and compute its cost in messages and bytes from the list of units;
+# - build a model on the `meta` device and materialize it unit by unit, with a peak of the shards plus one unit;
+# - reproduce the values of an eagerly built model, whatever the units and the number of ranks;
+# - turn a DDP script into an FSDP script, and name the mistakes that raise no error.
 #
 # **You need** lab 04 (flat parameter, units), lab 05 (when each unit is gathered).
 #
 # **Time** 70 minutes. **To run** on a laptop (gloo, 2 processes), on one GPU, or on a GPU node
-# (NCCL, a rank per GPU). The last part needs `transformers`. It builds its model from a
-# configuration and downloads nothing.
+# (NCCL, one rank per GPU). The last part needs `transformers`; it builds its model from a configuration and downloads
+# nothing.
 
 # %% tags=["setup"]
 # set-up
@@ -52,9 +49,9 @@ from minifsdp.fsdp import FullyShardedDataParallel
 # %% [markdown]
 # ## What hurts now
 #
-# "From DDP to FSDP it is two changes: the wrap, and the checkpoint." The next cell makes only the
-# first change, on the course's GPT. The six blocks lie in three pairs (an `nn.Sequential` each),
-# so that a policy can group them.
+# "Going from DDP to FSDP takes two changes: the wrap and the checkpoint." The next cell makes only the first change, on
+# the course's GPT. The six blocks are grouped in three pairs (each an `nn.Sequential`), so that a policy can select the
+# pairs.
 
 # %%
 import tempfile
@@ -117,7 +114,7 @@ STATE = ("parameters", "unsharded", "gradients", "optimizer", "communication")
 
 
 def measure_memory(build: Callable[[], nn.Module]) -> dict[str, Any]:
-    """Loss, collectives and peaks of a second step."""
+    """Loss, collectives and peaks of the second step."""
     with Ledger() as ledger:
         model = build()
         optimizer = AdamW(model.parameters(), lr=1e-3)
@@ -147,11 +144,11 @@ print(f"model state at its peak: DDP {ddp_peak:,} bytes, FSDP(model) {wrapped_pe
 print("describe:", *warned)
 
 # %% [markdown]
-# The wrap alone shards the resting parameters and the optimizer's state: 12 bytes per element over
-# N ranks. At the peak, however, all parameters and all gradients are whole, another 8 bytes
-# regardless of N (DDP: 16). The reason is that the model is *one unit*: it is gathered before the
-# first layer runs and freed after the last step of backward. `minifsdp.course.describe(model)`
-# warns of this before the first step. The model needs a **wrapping policy**.
+# The wrap alone shards the parameters at rest and the optimizer's state: 12 bytes per element, divided by N. At the
+# peak, however, all parameters and all gradients are whole, another 8 bytes per element regardless of N (DDP: 16 in
+# total). The reason is that the model is *one unit*: it is gathered before the first layer runs and freed after the
+# last step of backward. `minifsdp.course.describe(model)` warns about this before the first step. The model needs a
+# **wrapping policy**.
 #
 # ## 10a.1 A policy by size
 #
@@ -162,12 +159,11 @@ print("describe:", *warned)
 # - on the way down with `recurse=True`: *should the walk enter this module?*
 # - on the way up, if it was entered, with `recurse=False`: *should this module be a unit?*
 #
-# `nonwrapped_numel` is the number of parameter elements in the module: on the way down all of
-# them, on the way up those outside the units already made inside it. The simplest policy looks
-# only at sizes: a module becomes a unit as soon as it has `least` elements left. Two kinds of
-# class are exempt. `nn.MultiheadAttention` uses its children's weights without calling them, so no
-# module inside it may be a unit. `nn.ModuleList` and `nn.ModuleDict` are never called themselves,
-# so a unit made of one would never be gathered; their children may be units.
+# `nonwrapped_numel` is the number of parameter elements in the module: on the way down, all of them; on the way up,
+# those outside the units already made inside it. The simplest policy looks only at sizes: a module becomes a unit as
+# soon as it has `least` elements left. Two kinds of class are exempt. `nn.MultiheadAttention` uses its children's
+# weights without calling the children, so no module inside it may be a unit. `nn.ModuleList` and `nn.ModuleDict` are
+# never called themselves, so such a unit would never be gathered; their children may be units.
 
 # %%
 SIZES = {name: sum(p.numel() for p in m.parameters()) for name, m in gpt().named_modules() if name}
@@ -182,13 +178,13 @@ predict("10a.1", ..., "units by size, least = 16,000, the root's included")
 # %% tags=["exercise-10a.1"]
 @exercise("10a.1")
 def by_size(module: nn.Module, recurse: bool, nonwrapped_numel: int, least: int) -> bool:
-    """A module is a unit as soon as it has `least` parameter elements outside any unit.
+    """A module becomes a unit as soon as it has `least` parameter elements outside any unit.
 
     Args:
         module: the module in question.
         recurse: True: should the walk enter it? False: should it be a unit?
-        nonwrapped_numel: elements of its parameters that are in no unit yet.
-        least: the least number of elements of a unit.
+        nonwrapped_numel: the number of its parameter elements that are in no unit yet.
+        least: the minimum number of elements in a unit.
 
     Returns:
         False for either value of `recurse` if it has fewer than `least` elements. Otherwise True,
@@ -200,7 +196,7 @@ def by_size(module: nn.Module, recurse: bool, nonwrapped_numel: int, least: int)
 
 # %%
 class Marked(nn.Module):
-    """Stands for a unit where there is no other rank to shard with."""
+    """Stands in for a unit where there is no other rank to shard with."""
 
     def __init__(self, module: nn.Module) -> None:
         super().__init__()
@@ -208,7 +204,7 @@ class Marked(nn.Module):
 
 
 def named_units(policy: Callable[..., bool]) -> list[str]:
-    """Names of the modules that a policy would make units of."""
+    """Names of the modules that a policy would turn into units."""
     model = gpt()
     wrap_children(model, policy, Marked)
     return [name.replace(".module", "") for name, m in model.named_modules() if isinstance(m, Marked)]
@@ -221,12 +217,12 @@ slips = {"without the root's": len(units), "`down` has 189 elements fewer than `
 outcome("10a.1", 1 + len(units), how="computed", slips=slips)
 
 # %% [markdown]
-# At torch's default, a hundred million elements, a small model is only the root. At 100,000 the
-# `ModuleList` would be the only unit, were it not exempt. At 16,000 `up` is a unit and `down` is
-# not: the size of a bias decides. Size alone does not show which modules run together.
+# At torch's default, a hundred million elements, a small model is a single unit, the root. At 100,000 the `ModuleList`
+# would be the only other unit, were it not exempt. At 16,000 `up` is a unit and `down` is not: the size of a bias makes
+# the difference. Size alone does not show which modules run together.
 #
-# torch has the same policy. Passed to torch's own wrapping, yours must name the same modules as
-# `size_based_auto_wrap_policy` does.
+# torch has the same policy. In torch's own wrapping, yours must select the same modules as
+# `size_based_auto_wrap_policy`.
 
 # %%
 from torch.distributed.fsdp.wrap import _recursive_wrap, size_based_auto_wrap_policy
@@ -249,14 +245,13 @@ for least in (100_000, 60_000, 30_000, 16_000):
 #
 # *15 minutes, hard*
 #
-# Write the walk that applies a policy to a tree of modules. The order matters. Inner modules come
-# first, and an outer module's unit gets the remaining parameters. A module may also appear in two
-# places of the tree (layers that share all their weights, as in ALBERT). It then becomes one unit,
-# in both places.
+# Write the walk that applies a policy to a tree of modules. The order matters. Inner modules come first, and an outer
+# module's unit gets the remaining parameters. A module may also appear in two places in the tree (layers that share all
+# their weights, as in ALBERT). It then becomes a single unit that appears in both places.
 #
-# Take a step with U units, including the root. Each unit runs once and has trained parameters. How
-# many messages does a rank issue? Lab 05 counted: the root is gathered once, every other unit
-# twice, and each is reduced once. Predict the number for a policy that makes each *block* a unit.
+# Consider a step with U units, including the root. Each unit runs once and has trained parameters. How many messages
+# does a rank issue? From lab 05: the root is gathered once, every other unit twice, and each unit is reduced once.
+# Predict the number for a policy that makes each *block* a unit.
 
 # %%
 predict("10a.2", ..., "messages of one step, each of the 6 blocks a unit")
@@ -265,37 +260,35 @@ predict("10a.2", ..., "messages of one step, each of the 6 blocks a unit")
 # %% tags=["exercise-10a.2"]
 @exercise("10a.2")
 def wrap_where(module: nn.Module, policy: Callable[..., bool], wrap: Callable[[nn.Module], nn.Module]) -> int:
-    """Replace the submodules that `policy` names by `wrap(submodule)`, innermost first.
+    """Replace the submodules that `policy` selects with `wrap(submodule)`, innermost first.
 
     Args:
-        module: the walk covers the modules below it; the policy is not called for it, and it is
-            not replaced itself.
+        module: the walk covers the modules below it; `module` itself is not passed to the policy and is not replaced.
         policy: the walk visits each module below `module` once and calls
-            `policy(module=..., recurse=..., nonwrapped_numel=...)`, first with `recurse=True` and
-            the elements of all its parameters, frozen or not, a tied one counted once. If the
-            answer is True, the walk covers its children and then calls the policy again with
-            `recurse=False` and the elements that are in no unit inside it. If the first answer is
-            False, the walk does not enter the module, and it is not a unit.
-        wrap: returns the module's replacement. The walk does not look below the replacement again.
-            The parameters of the wrapped module may be shards from then on: count before the call.
+            `policy(module=..., recurse=..., nonwrapped_numel=...)`, first with `recurse=True` and the number of
+            elements in all its parameters, frozen or not, tied ones counted once. If the answer is True, the walk
+            covers the module's children and then calls the policy again with `recurse=False` and the number of elements
+            in no unit inside it. If the first answer is False, the walk does not enter the module, and the module is
+            not a unit.
+        wrap: returns the module's replacement. The walk does not enter the replacement. The parameters of the wrapped
+            module may be shards from then on, so count them before the call.
 
-    A module that the tree holds under several names, in one parent or in several, goes to the
-    policy and to `wrap` once, and its replacement is then under each name. Children are in
-    `parent._modules`, by name; a child may be None.
+    A module that the tree holds under several names, in one parent or in several, is passed to the policy and to `wrap`
+    once, and its replacement then appears under each name. Children are in `parent._modules`, by name; a child may be
+    None.
 
     Returns:
         the number of parameter elements that the units below `module` hold. A unit under two names
-        of one parent counts once. A unit in two parents counts in each of them, as in torch (the
-        remainder above may then be negative), or once in all.
+        of one parent counts once. A unit in two parents counts either in each of them, as in torch (the remainder above
+        may then be negative), or once in total.
     """
     ...
 
 
 # %% [markdown]
-# Your walk and your policy become an FSDP in 40 lines. `Sharded` is a unit around a module.
-# `lab_fsdp` puts one around each module that the policy names. The engine, the flat parameter and
-# the unit are minifsdp's, from labs 04 and 05. `fill` writes the initial values into the flat
-# buffer. For now it copies the module's.
+# With your walk and your policy, FSDP takes 40 lines. `Sharded` wraps a module as a unit. `lab_fsdp` wraps each module
+# that the policy selects. The engine, the flat parameter and the unit are minifsdp's, from labs 04 and 05. `fill`
+# writes the initial values into the flat buffer. For now it copies the module's values.
 
 
 # %%
@@ -359,7 +352,7 @@ def lab_fsdp(
 
 
 def instances_of(*classes: type[nn.Module]) -> Callable[..., bool]:
-    """The usual policy for transformers: each instance of a class is a unit."""
+    """The usual policy for transformers: each instance of the given classes is a unit."""
     return lambda module, recurse, nonwrapped_numel: recurse or isinstance(module, classes)
 
 
@@ -372,17 +365,16 @@ POLICIES = {
 }
 
 # %% [markdown]
-# ### Measured: units, messages and peak of five policies (C20)
+# ### Measured: units, messages and peak memory of five policies (C20)
 #
-# The prediction needs only the list of units. There are 3 U - 1 messages. Unsharded parameters are
-# the root, which stays whole, the unit that runs, and the units around that one (by size, `up`
-# lies in a unit that is its block without `up`). Count each in padded bytes. (Prefetch, lab 07,
-# would add the unit that runs next.)
+# The prediction needs only the list of units. There are 3 U - 1 messages. The unsharded parameters are those of the
+# root, which stays whole, of the running unit, and of the units around it (by size, `up` is inside a unit that consists
+# of the rest of its block). Count each in padded bytes. (Prefetch, lab 07, would add the unit that runs next.)
 
 
 # %% tags=["C20"]
 def unit_sizes(model: Sharded) -> dict[str, tuple[int, int]]:
-    """Elements and padding of each unit by its name, the root's first."""
+    """Elements and padding of each unit by name, the root first."""
     named = [(name.replace("module.", "").removesuffix("module"), m) for name, m in model.named_modules()]
     return {
         name.rstrip(".") or "root": (m.unit.flat.numel, m.unit.flat.padding)
@@ -392,7 +384,7 @@ def unit_sizes(model: Sharded) -> dict[str, tuple[int, int]]:
 
 
 def predicted_unsharded(units: dict[str, tuple[int, int]]) -> int:
-    """Bytes of the root plus the largest unit, counted with the units around it."""
+    """Bytes of the root plus the largest unit together with the units around it."""
     whole = {name: 4 * sum(size) for name, size in units.items()}
     root = whole.pop("root")
     around = {name: [outer for outer in whole if name == outer or name.startswith(f"{outer}.")] for name in whole}
@@ -444,9 +436,8 @@ plots.stages(
 )
 
 # %% [markdown]
-# Small units save memory, and cost messages. Making every Linear a unit costs time, because each
-# message has a latency, whatever its size (lab 01). On an emulated link with 1 ms latency and 100
-# MB/s:
+# Small units save memory but cost messages. Making every Linear a unit costs time, because each message has a latency,
+# whatever its size (lab 01). On an emulated link with 1 ms latency and 100 MB/s:
 
 
 # %% tags=["nbval-ignore-output"]
@@ -482,16 +473,15 @@ plots.timeline(
 )
 
 # %% [markdown]
-# A message costs its latency and some work on the host (on a CPU that also computes, the work is
-# the larger part). The single unit is the fastest, and the right choice for a model that fits
-# whole. Otherwise a transformer's block is the usual unit: it runs as a whole, all blocks have one
-# size, and their messages are large. Overlap and prefetch (labs 06 and 07) hide as many messages
-# as the compute can cover.
+# A message costs its latency and some work on the host (on a CPU that also does the computing, the work is the larger
+# part). A single unit is the fastest, and the right choice for a model that fits whole. Otherwise a transformer's block
+# is the usual unit: it runs as a whole, all blocks have the same size, and their messages are large. Overlap and
+# prefetch (labs 06 and 07) hide as many messages as the compute can cover.
 #
 # ### Measured: a unit is not a pipeline stage (C9)
 #
-# Six layers in three pairs make four units, drawn here from the wrapped model. Each rank records
-# the blocks that it runs: all of them, as lab 04 found.
+# Six blocks in three pairs make four units, including the root, drawn here from the wrapped model. Each rank records
+# the blocks that it runs: all of them, as in lab 04.
 
 
 # %% tags=["C9"]
@@ -500,7 +490,7 @@ LAYERS = ["embed", "position", *BLOCKS, "norm", "head"]
 
 
 def layouts_and_runs() -> tuple[dict[str, dict[str, int]], list[str]]:
-    """Elements by layer of each unit's flat parameter; the blocks that this rank ran."""
+    """For each unit's flat parameter, elements per layer; then the blocks that this rank ran."""
     model, ran = gpt().to(rank_device()), list[str]()
     for name in BLOCKS:
         model.get_submodule(name).register_forward_hook(lambda *_, name=name: ran.append(name))
@@ -540,9 +530,8 @@ plots.units(
 # %% [markdown]
 # ### Break it: the tied head
 #
-# Most language models use one matrix twice: as the embedding, and as the head. In two units it
-# would be sharded twice, and its two gradients would never be added. Two policies that look
-# harmless make this mistake on the tied GPT:
+# Many language models use one matrix twice: as the embedding and as the head. In two units it would be sharded twice,
+# and its two gradients would never be added. Two harmless-looking policies make this mistake on the tied GPT:
 
 # %% tags=["C9"]
 for name in ("every Linear", "by size"):
@@ -555,17 +544,16 @@ for name in ("every Linear", "by size"):
     assert {"head.weight", "embed.weight"} <= set(said.replace(",", "").split())
 
 # %% [markdown]
-# The message gives both names and the cure. (torch's FSDP1 shards the matrix twice without a
-# warning, and trains two copies that drift apart.) With `{Block}` both places stay in the root,
-# and training is correct. The root is then large: with a large vocabulary the embedding *is* the
-# largest unit.
+# The message gives both names and the fix. (torch's FSDP1 shards the matrix twice without a
+# warning, and trains two copies that drift apart.) With `{Block}` both places stay in the root, and training is
+# correct. The root may then be large: with a large vocabulary, the root with its embedding *is* the largest unit.
 #
-# ### Break it: one module of another dtype
+# ### Break it: one module with a different dtype
 #
-# A flat parameter has one dtype. Norms in float32 in a bfloat16 model raise an error, and so does
-# a float32 adapter on a bfloat16 base ([peft#484](https://github.com/huggingface/peft/issues/484),
-# [axolotl#1494](https://github.com/axolotl-ai-cloud/axolotl/issues/1494)). minifsdp's error names
-# the parameters; torch's does not:
+# A flat parameter has one dtype. Norms in float32 inside a bfloat16 model raise an error, and so does a float32 adapter
+# on a bfloat16 base ([peft#484](https://github.com/huggingface/peft/issues/484),
+# [axolotl#1494](https://github.com/axolotl-ai-cloud/axolotl/issues/1494)). minifsdp's error names the parameters;
+# torch's does not:
 
 
 # %%
@@ -589,31 +577,30 @@ for classes in ((Block,), (Block, nn.LayerNorm)):
         print(f"{{{names}}}: {error}")
 
 # %% [markdown]
-# If few modules differ, an adapter for instance, give them units of their own. Thirteen norms
-# would become thirteen small units with three messages each, 59 a step instead of 20. It is then
-# better to store everything in one dtype and to compute in another with `MixedPrecision` (lab 09).
+# If only a few modules differ, such as an adapter, give them units of their own. Thirteen norms would become thirteen
+# small units with three messages each, making 59 per step instead of 20. It is then better to store everything in one
+# dtype and compute in a different one with `MixedPrecision` (lab 09).
 #
 # ## 10a.3 One unit from meta
 #
 # *12 minutes, medium*
 #
 # So far each rank has built the whole model and then sharded it. That fails for a model too large
-# for one rank. **Deferred initialization** (FSDP paper, section 3.1) builds the model on the
-# `meta` device, where a tensor has a shape and no memory. Then, for one unit at a time, it
-# allocates memory, initializes the unit, keeps a shard and frees the rest.
+# for one rank. **Deferred initialization** (FSDP paper, section 3.1) builds the model on the `meta` device, where a
+# tensor has a shape but no memory. Then it takes one unit at a time, allocates memory for it, initializes it, keeps a
+# shard and frees the rest.
 #
-# By torch's convention a module with parameters of its own has a method `reset_parameters()` that
-# writes *them* in place, and not its children's. The memory is already there: `FlatParameter`
-# allocates its buffer, hands out a view for each parameter, and cuts the shard from the buffer.
-# Fill these views.
+# By torch's convention a module with parameters of its own has a method `reset_parameters()` that writes *these* in
+# place, but not its children's. The memory is already there: `FlatParameter` allocates its buffer, provides a view for
+# each parameter, and cuts the shard from the buffer. Fill these views.
 #
-# Unwritten memory is the trap: it holds values, but not yours. No initialization writes NaN on
-# purpose, so fill the memory with NaN first, and check for NaN afterwards.
+# Unwritten memory is the trap: it holds values, but arbitrary ones. No initialization writes NaN on purpose, so fill
+# the memory with NaN first, and check for NaN afterwards.
 #
 # The model's parameters take 4Ψ = 1,297,820 bytes. Predict the peak on one of 2 ranks while it
-# shards the model block by block, the root last. The rank then holds all shards so far, the
-# current unit's shard included, and the current unit whole. (A block has 48,447 elements, the root
-# 33,773; for two ranks a flat parameter is padded to an even number.)
+# shards the model block by block, the root last. While it shards a unit, the rank holds that unit whole and all shards
+# so far, including that unit's own. (A block has 48,447 elements, the root 33,773; for two ranks a flat parameter is
+# padded to an even number.)
 
 # %%
 predict("10a.3", ..., "bytes at the peak of construction from meta, blocks as units, 2 ranks")
@@ -622,37 +609,35 @@ predict("10a.3", ..., "bytes at the peak of construction from meta, blocks as un
 # %% tags=["exercise-10a.3"]
 @exercise("10a.3")
 def fill_from_meta(views: list[Tensor], params: ParamPlaces) -> None:
-    """Write the first values of one unit's parameters, now on meta, into the flat buffer.
+    """Write the initial values of one unit's parameters, now on meta, into the flat buffer.
 
     Args:
-        views: for each parameter, in the order of `params`, its memory in its shape; the contents
-            are arbitrary.
+        views: for each parameter, in the order of `params`, a view of its memory in its shape; the contents are
+            arbitrary.
         params: `{parameter: places}`. A place has `module`, `attribute` ("weight") and `name` ("blocks.0.qkv.weight");
             a tied parameter has several. `place.module._parameters[place.attribute]` is the parameter, on meta.
 
-    Call `reset_parameters()` once on every module that is a place of one of the parameters (they
-    all have the method), in the order of `params`. During the call each of the module's places
-    holds a Parameter in the view's memory. Call it on no other module: a child may belong to
-    another unit. Afterwards, unless it raises, the modules have the meta parameters again, the
-    same objects. Use no memory but that of the views.
+    Call `reset_parameters()` once on every module that holds one of the parameters (all these modules have the method),
+    in the order of `params`. During the call each of the module's places holds a Parameter in the view's memory. Call
+    it on no other module: a child may belong to a different unit. Afterwards, unless an error is raised, the modules
+    hold the same meta parameter objects again. Use no memory besides the views.
 
     Raises:
-        RuntimeError: an element is unwritten; the message names every such parameter by the
-            name of its first place.
+        RuntimeError: an element is unwritten; the message gives every such parameter by the name of its first place.
     """
     ...
 
 
 # %% [markdown]
-# ### Measured: shards and one unit at the peak (C19)
+# ### Measured: shards plus one unit at the peak (C19)
 #
-# The ledger runs from before the model is built to the last shard, for three constructions: eager,
-# from meta with your function, and torch's FSDP from meta.
+# The ledger records from before the model is built until the last shard is cut, for three constructions: eager, from
+# meta with your function, and torch's FSDP from meta.
 
 
 # %% tags=["C19"]
 def construct(build: Callable[[Callable[..., None]], None]) -> dict[str, Any]:
-    """Peak and curve of a construction."""
+    """Peak and curve of memory during construction."""
     with Ledger() as ledger:
 
         def sharded(shard: Tensor, name: str = "") -> None:
@@ -732,15 +717,14 @@ plots.curve(
 )
 
 # %% [markdown]
-# torch holds two units at a time: it materializes the modules and then copies them into a flat
-# buffer (`_materialize_meta_module` in `torch/distributed/fsdp/_init_utils.py`). minifsdp
-# initializes in the flat buffer, like your function.
+# torch holds one unit twice: it materializes the modules and then copies them into a flat buffer
+# (`_materialize_meta_module` in `torch/distributed/fsdp/_init_utils.py`). minifsdp initializes in the flat buffer, like
+# your function.
 #
-# ### Break it: reset_parameters is not what your model does
+# ### Break it: reset_parameters differs from your model's own initialization
 #
-# The model from meta may differ from the eager one. The course's GPT draws small embeddings,
-# `std=0.02`, in *its own* constructor. On meta the constructor wrote nothing, and
-# `nn.Embedding.reset_parameters` ran afterwards:
+# A model built from meta may differ from the eager one. The course's GPT draws small embeddings, `std=0.02`, in *its
+# own* constructor. On meta the constructor writes nothing, and `nn.Embedding.reset_parameters` runs afterwards:
 
 
 # %%
@@ -757,31 +741,29 @@ print(f"standard deviation of the embedding: eager {both[0]:.2f}, from meta {bot
 assert both[1] > 10 * both[0]
 
 # %% [markdown]
-# The embedding is fifty times too large, and there is neither an error nor a NaN. Models from
-# `transformers` have no `reset_parameters` in their own layers at all; they initialize in
-# `_init_weights(module)`. `param_init_fn` covers both cases.
+# The embedding is fifty times too large, with neither an error nor a NaN. Models from `transformers` have no
+# `reset_parameters` in their own layers at all; they are initialized in `_init_weights(module)`. `param_init_fn` covers
+# both cases.
 #
 # ## 10a.4 A param_init_fn whose values do not depend on the wrapping
 #
 # *15 minutes, hard*
 #
-# If any tensor of a unit is on meta, `FullyShardedDataParallel(..., param_init_fn=f)` calls
-# `f(module)`, instead of `reset_parameters()`, for each module of the unit. `f` must allocate the
-# module's own tensors with `module.to_empty(device=..., recurse=False)` and write their values.
+# If any tensor of a unit is on meta, `FullyShardedDataParallel(..., param_init_fn=f)` calls `f(module)` instead of
+# `reset_parameters()` for each module of the unit. `f` must allocate the module's own tensors with
+# `module.to_empty(device=..., recurse=False)` and write their values.
 #
-# Buffers are on meta too, but not in the flat parameter, and those with `persistent=False` are in
-# no checkpoint either. A Llama's RoPE frequencies `inv_freq` are such a buffer. The constructor
-# computes them, which has no effect on meta, so the initializer must compute them again
-# (`_init_weights` of transformers 5 does).
+# Buffers are on meta too, but they are not in the flat parameter, and those with `persistent=False` are not in any
+# checkpoint either. A Llama's RoPE frequencies, `inv_freq`, are one such buffer. The constructor computes them, which
+# has no effect on meta, so the initializer must compute them again (`_init_weights` of transformers 5 does).
 #
-# There is one more catch. Eager code draws all values from one generator, in the order of
-# construction. From meta the order is that of the units, innermost first, and one extra draw on a
-# rank shifts all its later values. Each module therefore gets a seed of its own, made from its
-# name: then policy, ranks and order make no difference. (Python's `hash()` of a string differs
-# from process to process. `crc32(name.encode())` does not.)
+# There is one more catch. Eager code draws all values from one generator, in the order of construction. From meta the
+# order is that of the units, innermost first, and one extra draw on a rank shifts all its later values. Each module
+# therefore gets its own seed, derived from its name, so that policy, ranks and order make no difference. (Python's
+# `hash()` of a string differs from process to process; `crc32(name.encode())` does not.)
 #
-# `to_empty` allocates separate memory, without padding, which is then copied into the flat buffer.
-# What is the peak now, in the setting of 10a.3?
+# `to_empty` allocates separate memory, without padding, whose contents are then copied into the flat buffer. What is
+# the peak now, in the setting of 10a.3?
 
 # %%
 predict("10a.4", ..., "bytes at the peak of construction with a param_init_fn, blocks as units, 2 ranks")
@@ -795,22 +777,19 @@ def initializer(
     """A `param_init_fn`: a module's values depend only on the seed and its name in `model`.
 
     Args:
-        model: the whole model before anything is wrapped (wrapping changes names, and replaces
-            modules by wrappers). A module that is in it several times has the first of its names,
-            the one that `named_modules()` yields.
+        model: the whole model before any wrapping (wrapping changes names and replaces modules with wrappers). A module
+            that appears several times goes by the first of its names, the one that `named_modules()` yields.
         reset: writes values into a module's own parameters and buffers, not its children's.
         where: the device on which meta tensors get memory.
-        seed: of the model.
+        seed: the model's seed.
 
     Returns:
-        A function of a module of `model`. It handles the module's own parameters and buffers
-        (`module._parameters`, `module._buffers`; an entry may be None) and touches no child. If
-        there are none, it does nothing. If any is on meta, it gives them memory on `where`, filled
-        with NaN. Then it sets torch's seed to `seed + crc32(name.encode())` and calls
-        `reset(module)` without recording gradients; it does both for a module that is not on meta,
-        too. All of the model's parameters and buffers are floating point. It raises RuntimeError
-        if any of them still contains a NaN, and names every such tensor:
-        "blocks.0.block0.qkv.weight".
+        A function that takes a module of `model`. It handles the module's own parameters and buffers
+        (`module._parameters`, `module._buffers`; an entry may be None) and touches no child. If there are none, it does
+        nothing. If any is on meta, it gives them memory on `where`, filled with NaN. Then it sets torch's seed to `seed
+        + crc32(name.encode())` and calls `reset(module)` without recording gradients; it does both even for a module
+        that is not on meta. All of the model's parameters and buffers are floating point. If any of the module's own
+        still contains a NaN, it raises RuntimeError and names every such tensor: "blocks.0.block0.qkv.weight".
     """
     ...
 
@@ -824,14 +803,15 @@ def reset_gpt(module: nn.Module) -> None:
 
 
 def eager_values(model: nn.Module, initialize: Callable[[nn.Module], None]) -> nn.Module:
-    """The whole model, initialized in one process. The first place of a tied weight comes last: its values count."""
+    """The whole model, initialized in one process. The first place of a tied weight comes last, so its values are
+    kept."""
     for module in reversed(list(model.modules())):
         initialize(module)
     return model
 
 
 def from_meta(policy: Any) -> tuple[int, bool]:
-    """Peak of construction; True if all values equal those of an eager model."""
+    """The peak during construction, and whether all values equal those of an eager model."""
     with Ledger() as ledger:
         with torch.device("meta"):
             model = gpt()
@@ -854,7 +834,7 @@ class Calibrated(nn.Linear):
     """A head whose scale is set by the embedding: a parameter of another unit."""
 
     def __init__(self, embed: nn.Embedding) -> None:
-        self.source = [embed]  # in a list, so that it is no submodule
+        self.source = [embed]  # in a list, so that it is not registered as a submodule
         super().__init__(embed.embedding_dim, embed.num_embeddings, bias=False)
 
     def reset_parameters(self) -> None:
@@ -914,21 +894,18 @@ assert "embed.weight" in said[0]
 assert "sharded" in said[1]
 
 # %% [markdown]
-# The seeds have two consequences. After construction torch's generator is in the same state on
-# every rank, so dropout would be the same everywhere: seed again by rank, or seed the initializer
-# inside `torch.random.fork_rng()`. The values equal an eager model's only on the same kind of
-# device: CPU and CUDA draw different numbers from one seed.
+# The seeds have two consequences. After construction torch's generator is in the same state on every rank, so dropout
+# would be the same everywhere: reseed with the rank, or seed the initializer inside `torch.random.fork_rng()`. The
+# values equal an eager model's only on the same kind of device: CPU and CUDA draw different numbers from the same seed.
 #
-# The last line shows the limit of deferred initialization that the paper names: an initializer
-# sees one unit. The embedding is a unit of its own here, and is already sharded when the head is
-# initialized. There are two ways out. Put both into one unit, or initialize such modules after
-# wrapping, inside `FullyShardedDataParallel.summon_full_params(model)`, which gathers the whole
-# model and writes the changes back.
+# The last line shows a limit of deferred initialization that the paper mentions: an initializer sees only one unit.
+# Here the embedding is a unit of its own, and is already sharded when the head is initialized. There are two solutions.
+# Put both into one unit, or initialize such modules after wrapping, inside
+# `FullyShardedDataParallel.summon_full_params(model)`, which gathers the whole model and writes the changes back.
 #
-# (In a third recipe rank 0 builds eagerly, the others build on meta, and `sync_module_states=True`
-# sends each unit's values. Rank 0 then has the whole model in memory. External checkpoints are
-# often loaded this way. minifsdp needs no function for it. Even then torch's FSDP1 calls
-# `reset_parameters` on meta ranks, so they need
+# (A third recipe: rank 0 builds eagerly, the others build on meta, and `sync_module_states=True` sends each unit's
+# values. Rank 0 then has the whole model in memory. External checkpoints are often loaded this way. In minifsdp the
+# meta ranks need no `param_init_fn`. torch's FSDP1 calls `reset_parameters` on meta ranks even then, so there they need
 # `param_init_fn=lambda module: module.to_empty(device=device, recurse=False)`.)
 #
 # ## 10a.5 From DDP to FSDP
@@ -940,13 +917,12 @@ assert "sharded" in said[1]
 #     model = DistributedDataParallel(build().to(device))
 #     optimizer = AdamW(model.parameters(), lr=1e-3)
 #
-# Write their replacement. The lab then applies your function to a script for a small Llama from
-# `transformers` with its head tied to its embedding. (`auto_wrap_policy` also takes a set of
-# classes; torch requires a `ModuleWrapPolicy` around it. `device_id` is the device for compute and
-# shards.)
+# Write their replacement. The lab then uses your function in a script that trains a small Llama from `transformers`,
+# with its head tied to its embedding. (In minifsdp `auto_wrap_policy` also accepts a set of classes; torch requires a
+# `ModuleWrapPolicy` around it. `device_id` is the device for compute and shards.)
 #
-# First predict: how many elements does the optimizer on each of 2 ranks update, if the model has
-# 158,112 and needs no padding?
+# First predict: how many elements does the optimizer on each of 2 ranks update if the model has 158,112 elements and
+# needs no padding?
 
 # %%
 predict("10a.5", ..., "elements that one rank's optimizer updates, 158,112 in the model, 2 ranks")
@@ -963,28 +939,28 @@ def shard_script(
     """Replace `model = DDP(build())` and `optimizer = AdamW(model.parameters(), lr=1e-3)`.
 
     Args:
-        build: makes the model on the default device (`with torch.device(...)`); call it once.
-        blocks: classes of the modules that become units. All tied parameters are outside them.
-        make_init: given the model, before it is wrapped, returns its `param_init_fn`.
+        build: creates the model on the default device (`with torch.device(...)`); call it once.
+        blocks: the classes of the modules that become units. All tied parameters are outside these modules.
+        make_init: takes the model before it is wrapped and returns its `param_init_fn`.
         where: the device to compute on.
 
     Returns:
-        The model under FULL_SHARD and its AdamW with lr=1e-3. A rank never holds the whole model:
-        its peak is its shards and two units.
+        The model under FULL_SHARD and its AdamW with lr=1e-3. A rank never holds the whole model: it peaks at its
+        shards plus two units.
     """
     ...
 
 
 # %% [markdown]
-# ### Measured: what the change takes (C21)
+# ### Measured: the changes required (C21)
 #
-# Each rank has to import `transformers`, so one launch runs everything: the DDP script, yours, and
-# yours with one change left out at a time.
+# Each rank has to import `transformers`, so a single launch runs everything: the DDP script, your script, and your
+# script with one change left out at a time.
 
 
 # %%
 def llama() -> tuple[Callable[[], nn.Module], type[nn.Module]]:
-    """How to build a small Llama with a tied head, and the class of its blocks."""
+    """A function that builds a small Llama with a tied head, and the class of its blocks."""
     import os
 
     os.environ["HF_HUB_OFFLINE"] = "1"
@@ -1001,7 +977,7 @@ def make_init(model: nn.Module) -> Callable[[nn.Module], None]:
 
 
 def train(model: nn.Module, optimizer: Optimizer, clip: Callable[[float], Tensor]) -> list[tuple[float, float]]:
-    """The training loop of either script: three steps with clipping; loss and norm of each."""
+    """The training loop of either script: three steps with clipping; returns the loss and norm of each."""
     history = []
     for batch in BATCHES[:3]:
         tokens, _ = mine(batch)
@@ -1158,32 +1134,29 @@ assert of["generates"]
 assert of["keys"]
 
 # %% [markdown]
-# Under torch's FSDP1 five of these raise no error when you forget them. Forgetting *build on
-# meta* costs only memory, and forgotten *tied weights* drift apart (see above). The other
-# three:
+# Under torch's FSDP1 five of these raise no error when you forget them. Forgetting to *build on meta* costs only
+# memory, and *tied weights* in separate units drift apart (see above). The other three:
 #
 # - **No policy**: the model trains, but holds all its parameters and gradients unsharded at the
 #   peak, regardless of N.
-# - **The optimizer built first** has the old parameters, which the model no longer uses. They get
-#   no gradient, so the optimizer skips them, and the loss does not change. The optimizer also keeps
-#   them in memory. (With `use_orig_params=True` torch keeps the Parameters, and the model trains.
-#   minifsdp checks at each `step()` that the model still uses the optimizer's parameters.)
-# - **`torch.nn.utils.clip_grad_norm_`** sees only this rank's shards, so it computes the norm of
-#   *a part*, a different one on each rank. Each rank scales its shards by its own factor, which
-#   changes the direction of the gradient as well as its length. The squares of these norms add up
-#   to the square of the true norm. The model's own `clip_grad_norm_` computes it, with one
-#   all-reduce.
+# - **An optimizer built before wrapping** holds the old parameters, which the model no longer uses. They get no
+#   gradient, so the optimizer skips them, and the parameters in use never change. The optimizer also keeps the old ones
+#   in memory. (With `use_orig_params=True` torch keeps the original Parameters, and the model trains. minifsdp checks
+#   at each `step()` that the model still uses the optimizer's parameters.)
+# - **`torch.nn.utils.clip_grad_norm_`** sees only this rank's shards, so each rank computes the norm of a different
+#   *part*. Each rank scales its shards by its own factor, which changes the direction of the gradient as well as its
+#   length. The squares of these norms add up to the square of the true norm. The model's own `clip_grad_norm_` computes
+#   the true norm with one all-reduce.
 #
-# `generate()` is not `forward`, so the root is not gathered. Inside `summon_full_params` it works,
-# and gives the tokens of the whole model. `register_fsdp_forward_method(model, "generate")` makes
-# it gather as a forward does (torch has this for FSDP2 only). The checkpoint, the folklore's
-# second change, needs work too: `model.state_dict()` has the names of the plain model, and gathers
-# the whole model on every rank. Lab 10b avoids this.
+# `generate()` is not `forward`, so it does not gather the root. Inside `summon_full_params` it works, and returns the
+# same tokens as the plain model. `register_fsdp_forward_method(model, "generate")` makes it gather as a forward does
+# (torch has this for FSDP2 only). The checkpoint, the second change in the quotation above, needs work too:
+# `model.state_dict()` uses the names of the plain model, and gathers the whole model on every rank. Lab 10b avoids
+# this.
 #
-# torch's FSDP2, `fully_shard(module)`, is called by hand, block by block and on the model last,
-# and shards each parameter by itself. From meta it shards first, then `model.to_empty(device=...)`
-# allocates the shards alone, and then they are initialized. `torch.nn.utils.clip_grad_norm_` is
-# correct under FSDP2; the optimizer still comes last.
+# torch's FSDP2, `fully_shard(module)`, is called explicitly, on each block and finally on the model, and shards each
+# parameter separately. From meta it shards first; then `model.to_empty(device=...)` allocates only the shards, which
+# are then initialized. `torch.nn.utils.clip_grad_norm_` is correct under FSDP2; the optimizer still comes last.
 
 
 # %%
@@ -1202,51 +1175,46 @@ plots.stages(
 # %% [markdown]
 # ## What is still missing
 #
-# The model trains. Its parameters and the optimizer's state are in N shards of 7 flat parameters.
-# A checkpoint should not depend on N, and should not need the whole model in one memory. **Lab
-# 10b** builds one.
+# The model trains. Its parameters and the optimizer's state are in N shards of 7 flat parameters. A checkpoint should
+# not depend on N, and should not need the whole model in one device's memory. **Lab 10b** builds such a checkpoint.
 #
 # ## What to remember
 #
-# 1. Wrapping decides memory and messages: always print the table of units
+# 1. Wrapping determines memory and messages: always print the table of units
 #    (`minifsdp.course.describe(model)`). With a single unit, the peak includes all parameters
 #    and all gradients unsharded, regardless of N.
-# 2. A policy is called on the way down and on the way up. U units cost 3 U - 1 messages a step;
-#    the unsharded peak is the root, the largest unit, and the prefetched units (lab 07; by default
-#    one). Blocks are the usual choice; tied parameters must stay in one unit.
-# 3. From meta, unit by unit, the peak is the shards and one unit if values are written in the flat
-#    buffer, the shards and two units with `param_init_fn` or torch.
-# 4. `reset_parameters` writes a module's own parameters, never its children's. Any other
-#    initialization, a constructor's for instance, needs a `param_init_fn`, seeded so that order
-#    and ranks do not matter. It must also write the buffers.
-# 5. From DDP to FSDP you change: the wrap, the policy, meta, initialization, the optimizer *after*
-#    wrapping, the model's own clipping, and the checkpoint. Methods other than `forward` need
-#    extra care.
+# 2. A policy is called on the way down and on the way up. U units cost 3 U - 1 messages per step; the unsharded peak is
+#    the root, the largest unit, and the prefetched units (lab 07; one by default). Blocks are the usual choice; tied
+#    parameters must stay in one unit.
+# 3. From meta, unit by unit, the peak is the shards plus one unit if values are written in the flat buffer, and the
+#    shards plus two units with `param_init_fn` or torch.
+# 4. `reset_parameters` writes a module's own parameters, never its children's. Any other initialization, such as a
+#    constructor's, needs a `param_init_fn`, seeded so that order and ranks do not matter. It must also write the
+#    buffers.
+# 5. Going from DDP to FSDP takes these changes: the wrap, the policy, building on meta, initialization, the optimizer
+#    *after* wrapping, the model's own clipping, and the checkpoint. Methods other than `forward` need extra care.
 #
 # ## Questions
 #
-# **1. A model has 80 equal blocks and an embedding as large as 4 blocks, with the head tied to it.
-# It is wrapped by block. What limits the peak?**
-# <details><summary>Answer</summary>The root holds the embedding and is whole from the start of
-# forward to the end of backward. Its gradient is also whole in backward. Unsharded parameters peak
-# at 4 + 1 blocks, with prefetch at 4 + 2. Untied, the embedding and the head could be units of
-# their own.</details>
+# **1. A model has 80 equal blocks and an embedding as large as 4 blocks, with the head tied to it. Each block is a
+# unit. What determines the peak?** <details><summary>Answer</summary>The root holds the embedding and is whole from the
+# start of forward to the end of backward. Its gradient is also whole during backward. Unsharded parameters peak at 4 +
+# 1 blocks, or 4 + 2 with prefetch. Untied, the embedding and the head could be units of their own.</details>
 #
-# **2. Why does the walk go innermost first?**
+# **2. Why does the walk wrap the innermost modules first?**
 # <details><summary>Answer</summary>A unit's flat parameter holds the parameters outside its inner
 # units. If outer modules came first, an outer unit would take everything and leave nothing for the
 # inner ones.</details>
 #
 # **3. Why must `reset_parameters` not recurse into wrapped children?**
 # <details><summary>Answer</summary>The children are already sharded, and their whole parameters
-# are gone. Otherwise they would be initialized twice, and a parent that draws numbers for its
-# children would draw different ones under a different wrapping.</details>
+# are gone. Even if they were not, they would be initialized twice, and a parent that draws numbers for its children
+# would draw different ones under a different wrapping.</details>
 #
-# **4. What does `sync_module_states=True` cost, and what does it give, if every rank builds the
-# model from meta?**
-# <details><summary>Answer</summary>It costs a broadcast of every unit, and gives equal values on
-# all ranks without seeds. Otherwise every rank keeps its part of *its own* draw, and the model is
-# put together from shards of different random models.</details>
+# **4. What does `sync_module_states=True` cost, and what does it achieve, if every rank builds the model from meta?**
+# <details><summary>Answer</summary>It costs a broadcast of every unit, and makes the values equal on all ranks without
+# seeds. Otherwise every rank keeps its part of *its own* draw, and the model is assembled from shards of different
+# random models.</details>
 #
 # **5. With 4 ranks instead of 2, which numbers in the policy table change?**
 # <details><summary>Answer</summary>Messages and the unsharded peak stay the same, apart from

@@ -10,31 +10,30 @@
 # %% [markdown]
 # # Lab 10b: checkpoints, frozen parameters, recomputation
 #
-# After training a sharded model you want to save it, continue on more GPUs, run it in a program
-# without FSDP, or fine-tune one per cent of it. Yet no rank holds the plain model's parameters. In
-# this lab you save and load the parameters and the optimizer's state, on a disk that may lose
-# power. Then you save memory in two further ways, freezing and recomputation.
+# After training a sharded model you want to save it, continue on more GPUs, run it in a program without FSDP, or
+# fine-tune one per cent of it. Yet no rank holds the plain model's parameters. In this lab you save and load the
+# parameters and the optimizer's state, safely even if the power fails. Then you save memory in two more ways, freezing
+# and recomputation.
 #
-# ![Rows of a sharded checkpoint, written by some ranks and read by another number](../slides/figures/practice-rows.svg)
+# ![Rows of a sharded checkpoint, written by some ranks and read by a different
+# number](../slides/figures/practice-rows.svg)
 #
 # *From [lecture 5, FSDP in practice](../slides/practice.md), which comes before this lab.*
 #
 # **Afterwards you can**
 #
-# - collect a full state dict with one unit whole at a time, and explain why every rank must call
-#   it;
-# - cut tensors so that any number of ranks can load a checkpoint from any other number;
-# - store optimizer states under their parameters' names, and commit a checkpoint that is complete
-#   or absent;
-# - compute the cost of a frozen parameter in a flat parameter, and choose units that avoid it;
-# - place an activation checkpoint so that it costs no all-gather, and name the memory that it does
-#   not save.
+# - collect a full state dict with one unit whole at a time, and explain why every rank must take part;
+# - cut tensors so that a checkpoint saved by any number of ranks can be loaded by any other number;
+# - store optimizer states under their parameters' names, and commit a checkpoint so that it is either complete or
+#   absent;
+# - compute the cost of a frozen parameter inside a flat parameter, and choose units that avoid it;
+# - place an activation checkpoint so that it costs no all-gather, and name the memory it does not save.
 #
 # **You need** lab 04 (the flat parameter), lab 05 (units, gather, free). Lab 10a shows how modules
 # become units.
 #
-# **Time** 85 minutes. **To run** on a laptop (gloo, 2-3 processes), on one GPU, or on a GPU node. **Memory** a rank's
-# tensors take less than 8 MiB here.
+# **Time** 85 minutes. **To run** on a laptop (gloo, 2-3 processes), on one GPU, or on a GPU node. **Memory** less than
+# 8 MiB of tensors per rank.
 
 # %% tags=["setup"]
 # set-up
@@ -56,10 +55,10 @@ class NamedUnit(NamedTuple):
     """A unit's flat parameter, and the names of its parameters in the plain module.
 
     Attributes:
-        flat: `flat.full` [P] is freed, `flat.views` are the parameters as views of it, `flat.shard` [P / N] is this
-            rank's part.
-        names: for each of `flat.views`, its names; more than one if it is tied, i.e. used in
-            several places.
+        flat: `flat.full` [P] is currently freed; `flat.views` are the parameters as views of it; `flat.shard` [P / N]
+            is this rank's part.
+        names: for each of `flat.views`, the parameter's names; more than one if it is tied, i.e. used in several
+            places.
     """
 
     flat: FlatParameter
@@ -78,29 +77,29 @@ class Piece(Protocol):
     count: int
 
     def read(self) -> Tensor:
-        """Read them from the disk: [count, ...]."""
+        """Read the rows from disk: [count, ...]."""
 
 
 class Disk(Protocol):
     """The destination of a checkpoint."""
 
     def make_folder(self, path: Path) -> None:
-        """Make a new folder; raises FileExistsError if it exists."""
+        """Create a folder; raises FileExistsError if it exists."""
 
     def write(self, path: Path, content: bytes) -> None:
-        """Write a new file. Its bytes and its name may be only in the system's cache."""
+        """Write a new file. Its bytes and its name may still be only in the system's cache."""
 
     def sync(self, path: Path) -> None:
-        """Flush a file's written bytes to the disk; for a folder, flush the names in it."""
+        """Flush a file's written bytes to disk; for a folder, flush the names in it."""
 
     def rename(self, old: Path, new: Path) -> None:
-        """Rename a file or folder atomically; on the disk after its parent folder is synced."""
+        """Rename a file or folder atomically; the new name is on disk once the parent folder is synced."""
 
 
 # %% [markdown]
 # ## What hurts now
 #
-# Train a GPT with a unit per block for two steps on two ranks. What does a rank hold?
+# Train a GPT with one unit per block for two steps on two ranks. What does a rank hold?
 
 # %%
 import io
@@ -137,7 +136,7 @@ PSI = sum(p.numel() for p in SETTINGS.model().parameters())
 
 
 def step(model: nn.Module, optimizer: Optimizer, batch: data.Batch) -> float:
-    """One step on this rank's rows; the loss before it."""
+    """Take one step on this rank's rows; returns the loss before it."""
     world = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
     tokens, targets = (part.to(next(model.parameters()).device) for part in data.shard(batch, *world))
     loss = model(tokens, targets)
@@ -177,9 +176,9 @@ print("\nloaded into a plain model:", said.splitlines()[0], "...")
 print(f"missing keys {said.count('weight') + said.count('bias')}, unexpected ones {said.count('flat_param')}")
 
 # %% [markdown]
-# A rank holds half the elements of five anonymous vectors. Only two ranks with the same units
-# could read a checkpoint made of these. A checkpoint should have the *names* and *shapes* of the
-# plain model. `units_of` gives the names that belong to a unit's flat parameter:
+# A rank holds half the elements of five anonymous vectors. A checkpoint of these vectors could be read only by two
+# ranks with the same units. A checkpoint should have the *names* and *shapes* of the plain model. `units_of` gives the
+# names that belong to a unit's flat parameter:
 
 
 # %%
@@ -211,9 +210,9 @@ print(f"the whole model: {4 * PSI:,} bytes")
 # Two things go wrong when one rank asks for the whole model: it runs out of memory, on the device
 # or on the host ([accelerate#1181](https://github.com/huggingface/accelerate/pull/1181)), or it
 # hangs ([pytorch#122903](https://github.com/pytorch/pytorch/issues/122903)). You can avoid both.
-# The whole model need never be on a device: gather a unit, copy it to its destination (the host's
-# memory, on rank 0), free it, and go on to the next. And a gather is a collective: *every* rank
-# takes part in every gather, even if it keeps nothing.
+# The whole model never needs to be on one device: gather a unit, copy it to its destination (the host's memory, on rank
+# 0), free it, and go on to the next. And because a gather is a collective, *every* rank takes part in every gather,
+# even if it keeps nothing.
 #
 # How many bytes of unsharded parameters does a rank hold at its peak? The table above has the
 # sizes.
@@ -225,18 +224,18 @@ predict("10b.1", ..., "bytes of unsharded parameters at the peak, on any rank")
 # %% tags=["exercise-10b.1"]
 @exercise("10b.1")
 def whole_values(units: Sequence[NamedUnit], group: Group, keep: Callable[[Tensor], Any] | None) -> dict[str, Any]:
-    """Apply `keep` to each parameter's whole value; results by name. Every rank of the group calls
-    this.
+    """Apply `keep` to each parameter's whole value; returns the results by name. Every rank of the group calls this.
 
     Args:
-        units: pairs `(flat, names)`. `flat.full` [P] gets memory by `device.allocate(flat.full)`, and its values by
-            `comm.all_gather(flat.full.data, flat.shard.data, group)`, which returns a handle: `wait()` before you read.
+        units: pairs `(flat, names)`. `device.allocate(flat.full)` gives `flat.full` [P] its memory, and
+            `comm.all_gather(flat.full.data, flat.shard.data, group)` its values. The latter returns a handle: `wait()`
+            before you read.
         group: the ranks.
-        keep: called once per parameter, with its whole value, a tensor in the parameter's shape.
-            Its memory is freed soon after the call. The result is stored under *all* names of the
-            parameter. None: this rank keeps nothing and returns an empty dict.
+        keep: called once per parameter with the whole value, a tensor in the parameter's shape. The tensor's memory is
+            freed soon after the call. The result is stored under *all* names of the parameter. None: this rank keeps
+            nothing and returns an empty dict.
 
-    One unit is whole at a time: `device.free(flat.full)` before the next one is gathered, on every rank.
+    Only one unit is whole at a time: call `device.free(flat.full)` before the next one is gathered, on every rank.
     """
     ...
 
@@ -244,9 +243,8 @@ def whole_values(units: Sequence[NamedUnit], group: Group, keep: Callable[[Tenso
 # %% [markdown]
 # Rank 0 uses the notebook's `to_host` as `keep`. The result is compared with
 # `FullyShardedDataParallel.state_dict` under torch's usual settings,
-# `FullStateDictConfig(offload_to_cpu=True, rank0_only=True)`. (torch 2.13 deprecates
-# `state_dict_type` in favour of `get_state_dict` in torch.distributed.checkpoint. The work
-# underneath is the same.)
+# `FullStateDictConfig(offload_to_cpu=True, rank0_only=True)`. (torch 2.13 deprecates `state_dict_type` in favour of
+# `get_state_dict` in torch.distributed.checkpoint. The underlying work is the same.)
 
 
 # %%
@@ -259,7 +257,7 @@ def nbytes_of(state: Mapping[str, Tensor]) -> int:
 
 
 def save_full(at_once: bool = False) -> dict[str, Any]:
-    """A trained model's full state dict, the ledger's record of it, and minifsdp's own."""
+    """A trained model's full state dict, the ledger's record of saving it, and minifsdp's own state dict."""
     group = comm.world()
     with Ledger() as ledger:
         model, optimizer = trained()
@@ -267,7 +265,7 @@ def save_full(at_once: bool = False) -> dict[str, Any]:
         units = units_of(model)
         keep = to_host if group.rank() == 0 else None
         ledger.reset_peaks()
-        if at_once:  # everything whole, and then a copy
+        if at_once:  # gather everything, then copy it
             for flat, _ in units:
                 device.allocate(flat.full)
                 comm.all_gather(flat.full.data, flat.shard.data, group).wait()
@@ -328,11 +326,11 @@ plots.curve(
 )
 
 # %% [markdown]
-# The *largest unit* sets the peak on the device. On the host rank 0 holds the whole model, once.
-# Without `rank0_only` each rank of a machine has such a copy: 8 GPUs, 8 copies in one host's
-# memory. This causes the out-of-memory errors on the host.
+# The *largest unit* sets the peak on the device. On the host, rank 0 holds one copy of the whole model. Without
+# `rank0_only` every rank on a machine has such a copy: 8 GPUs, 8 copies in one host's memory. This causes the
+# out-of-memory errors on the host.
 #
-# ### Break it: a `keep` that keeps nothing, and a rank that stays away
+# ### Break it: a `keep` that copies nothing, and a rank that does not take part
 
 
 # %%
@@ -359,21 +357,19 @@ except RankError as error:
     print(where[0].strip().rpartition(",")[2].strip() if where else "")
 
 # %% [markdown]
-# Rank 0 waits in the first gather, and no other rank joins it. With NCCL it hangs until the
-# watchdog's timeout, minutes later. Put `if rank == 0:` around the *writing* of the file, never
-# around the state dict.
+# Rank 0 waits in the first gather, and no other rank joins it. With NCCL it hangs until the watchdog times out, minutes
+# later. Put `if rank == 0:` around the *writing* of the file, never around the state dict.
 #
 # ## 10b.2 Rows
 #
 # *8 minutes, medium*
 #
-# If the model does not fit into one host's memory, no rank can hold the whole dict. Each rank then
-# saves its part. Parts of the *flat* parameter would be useless elsewhere, because the cuts depend
-# on N and on the units. Instead, cut each original tensor by itself, along dimension 0: rank r has
-# the rows from `r * ceil(rows / N)` on, as many as `ceil(rows / N)`. The last ranks have fewer, or
-# none.
+# If the model does not fit in one host's memory, no rank can hold the whole dict. Each rank then saves its own part.
+# Parts of the *flat* parameter would be useless elsewhere, because the cuts depend on N and on the units. Instead, cut
+# each original tensor separately, along dimension 0: rank r gets `ceil(rows / N)` rows, starting at row `r * ceil(rows
+# / N)`. The last ranks get fewer, or none.
 #
-# How many rows does rank 3 have, of a tensor with 5 rows on 4 ranks?
+# If a tensor with 5 rows is cut for 4 ranks, how many rows does rank 3 get?
 
 # %%
 predict("10b.2", ..., "rows of rank 3 of 4, of a tensor with 5 rows")
@@ -385,13 +381,12 @@ def my_rows(whole: Tensor, rank: int, ranks: int) -> tuple[int, Tensor]:
     """The number of a rank's first row, and a copy of its rows.
 
     Args:
-        whole: [rows, ...]; or a scalar, [], which cannot be cut: every rank has it, and its first
-            row is 0.
+        whole: [rows, ...]; or a scalar, [], which cannot be cut: every rank gets all of it, and its first row is 0.
         rank, ranks: the rank, and the number of ranks.
 
     Returns:
         `(first, rows)`. A rank without rows has `first == len(whole)` and a tensor [0, ...]. The
-        result shares no memory with `whole`, and its storage has only its own bytes.
+        result shares no memory with `whole`, and its storage holds only these rows.
     """
     ...
 
@@ -405,13 +400,13 @@ for ranks, rows in layout.items():
 
 
 def rows_to_host(whole: Tensor) -> tuple[int, Tensor]:
-    """Keep this rank's rows, cut on the device, so that only these travel to the host."""
+    """Keep this rank's rows, cut on the device so that only they are copied to the host."""
     first, rows = my_rows(whole.detach(), dist.get_rank(), dist.get_world_size())
     return first, to_host(rows)
 
 
 def save_rows() -> dict[str, tuple[int, Tensor]]:
-    """Your two pieces together: each rank's rows of every parameter."""
+    """Your two functions together: each rank's rows of every parameter."""
     model, _ = trained()
     return whole_values(units_of(model), comm.world(), rows_to_host)
 
@@ -424,20 +419,19 @@ for rank, state in enumerate(SHARDED):
 print(f"together {sum(r.untyped_storage().nbytes() for s in SHARDED for _, r in s.values()):,} of {4 * PSI:,} bytes")
 
 # %% [markdown]
-# A rank keeps a part, and holds one unit whole for a moment, as in every forward. torch calls this
-# SHARDED_STATE_DICT; its values are `ShardedTensor` or `DTensor`, which record the position of
-# their rows. Here the pair (first row, rows) does.
+# A rank keeps only its part, and briefly holds one whole unit at a time, as in every forward. torch calls this
+# SHARDED_STATE_DICT; its values are `ShardedTensor` or `DTensor`, which record the position of their rows. Here the
+# pair (first row, rows) records it.
 #
-# ## 10b.3 Another number of ranks
+# ## 10b.3 A different number of ranks
 #
 # *10 minutes, medium*
 #
-# Two ranks have saved, and three load. `embed.weight` has 257 rows: saved as 129 and 128, loaded
-# as 86, 86 and 85. A loading rank takes the rows that it needs from every piece. It would also
-# work to read everything on every rank, but that reads the checkpoint N times, and makes loading
-# slow on a shared file system.
+# Two ranks have saved a checkpoint, and three load it. `embed.weight` has 257 rows: saved as 129 and 128, loaded as 86,
+# 86 and 85. A loading rank takes the rows it needs from every piece. Reading everything on every rank would also work,
+# but that reads the checkpoint N times, which is slow on a shared file system.
 #
-# How many times do the three ranks together read a piece of `embed.weight`?
+# How many reads of pieces of `embed.weight` do the three ranks make together?
 
 # %%
 predict("10b.3", ..., "reads of pieces of embed.weight, saved by 2 ranks, by 3 ranks together")
@@ -450,11 +444,11 @@ def fill_rows(out: Tensor, first: int, pieces: Sequence[Piece]) -> None:
     `pieces`.
 
     Args:
-        out: [rows, ...], at least one dimension; may have no rows. The caller has switched gradients off.
+        out: [rows, ...], with at least one dimension; may have no rows. The caller has disabled gradients.
         first: the number of the first row of `out` in the tensor.
-        pieces: each has `first`, `count` and `read()`; in any order; none overlaps another.
+        pieces: each has `first`, `count` and `read()`; they come in any order and do not overlap.
 
-    A piece is read once if it has rows of `out`, otherwise not at all.
+    Each piece is read once if it holds rows of `out`, otherwise not at all.
 
     Raises:
         ValueError: a row of `out` is in no piece.
@@ -494,19 +488,19 @@ outcome("10b.3", sum(piece.reads for piece in pieces), how="computed", slips=sli
 print("equal to what was saved:", torch.equal(torch.cat(found), FULL["embed.weight"]))
 
 # %% [markdown]
-# A plain process is the case of one rank: `first` is 0, and `out` is the whole tensor.
+# Loading in a plain process is the one-rank case: `first` is 0, and `out` is the whole tensor.
 #
 # ## 10b.4 The optimizer's states
 #
 # *15 minutes, hard*
 #
-# Adam has two tensors per parameter, `exp_avg` and `exp_avg_sq`, and a number, `step`. Here its
-# parameters are flat shards, so the tensors are flat and sharded in the same way, [P / N]. Each
-# rank has a `step` per *unit*, the same on all ranks. A checkpoint must store them under the
-# parameters' names, in their shapes, with a `step` for each.
+# Adam keeps two tensors per parameter, `exp_avg` and `exp_avg_sq`, and a number, `step`. Here its parameters are flat
+# shards, so the tensors are flat and sharded in the same way, [P / N]. Each rank has one `step` per *unit*, the same on
+# all ranks. A checkpoint must store the states under the parameters' names, in the parameters' shapes, with a `step`
+# for each parameter.
 #
-# How many all-gathers does it take? Count the units in the table, and leave out the state that
-# every rank has already.
+# How many all-gathers does this take? Count the units in the table, and leave out the state that every rank already
+# has.
 
 # %%
 predict("10b.4", ..., "all-gathers for the states of Adam, 5 units")
@@ -517,30 +511,26 @@ predict("10b.4", ..., "all-gathers for the states of Adam, 5 units")
 def whole_states(
     units: Sequence[NamedUnit], optimizer: Optimizer, group: Group, keep: Callable[[Tensor], Any] | None
 ) -> dict[str, dict[str, Any]]:
-    """The optimizer's states, by parameter (its first name) and key. Every rank of the group calls
-    this.
+    """The optimizer's states, by parameter (under its first name) and key. Every rank of the group calls this.
 
     Args:
-        units: pairs `(flat, names)`. `optimizer.state.get(flat.shard, {})` has the unit's states
-            by key, with the same keys on all ranks. It is empty if the unit is frozen, and then
-            its names are not in the result.
+        units: pairs `(flat, names)`. `optimizer.state.get(flat.shard, {})` has the unit's states by key, with the same
+            keys on all ranks. It is empty if the unit is frozen; the unit's names are then not in the result.
         optimizer: its parameters are the units' `flat.shard`.
         group: the ranks.
-        keep: called with each whole state in its parameter's shape, as in 10b.1; None: return an
-            empty dict.
+        keep: called with each whole state in its parameter's shape, as in 10b.1. None: return an empty dict.
 
     Gather a state of the shard's shape [P / N] into a buffer [P] from
     `device.empty(flat.full.numel(), dtype, "communication", device)`. `flat.unflatten(buffer)`
     splits it into one tensor per parameter, without the padding. Release the buffer with
-    `device.free` before the next state is gathered. Any other state, such as `step`, is a tensor
-    that all ranks have: each parameter gets a `clone()` of it, without communication.
+    `device.free` before the next state is gathered. Any other state, such as `step`, is a tensor that all ranks already
+    have: each parameter gets a `clone()` of it, without communication.
     """
     ...
 
 
 # %% [markdown]
-# The next step is the test: a plain model with a plain AdamW loads the model and the states, and
-# continues training.
+# Now the test: a plain model with a plain AdamW loads the parameters and the states, and continues training.
 
 
 # %%
@@ -556,20 +546,20 @@ def save_optimizer() -> dict[str, Any]:
 
 
 def go_on(states: Mapping[str, Mapping[str, Tensor]]) -> tuple[list[float], set[float]]:
-    """Losses of three steps of a plain model that loads everything; the `step` values after."""
+    """Losses of three steps of a plain model that loads everything, and the `step` values afterwards."""
     model = SETTINGS.model()
     model.load_state_dict(FULL)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     numbers = {name: number for number, (name, _) in enumerate(model.named_parameters())}
     groups = optimizer.state_dict()["param_groups"]
-    mine = deepcopy(states)  # load_state_dict keeps the tensors that it is given
+    mine = deepcopy(states)  # load_state_dict keeps the tensors passed to it
     optimizer.load_state_dict({"state": {numbers[name]: state for name, state in mine.items()}, "param_groups": groups})
     losses = [step(model, optimizer, batch) for batch in BATCHES[2:5]]
     return losses, {state["step"].item() for state in optimizer.state.values()}
 
 
 def go_on_each(*states: Mapping[str, Mapping[str, Tensor]]) -> list[tuple[list[float], set[float]]]:
-    torch.set_num_threads(1)  # as each of the two ranks has; for tensors of this size a second one is no help
+    torch.set_num_threads(1)  # like each of the two ranks; for tensors of this size a second thread does not help
     return [go_on(each) for each in states]
 
 
@@ -588,8 +578,8 @@ assert equal
 assert theirs.keys() == STATES.keys()
 
 # %% [markdown]
-# Without the states, the model also trains, with slightly different losses. A checkpoint that
-# leaves out the optimizer raises no error.
+# Without the states, the model still trains, with slightly different losses. A checkpoint without the optimizer's
+# states raises no error.
 #
 # ### Break it: one `step` for all
 #
@@ -612,16 +602,15 @@ for name, (losses, after) in zip(
 # *12 minutes, medium*
 #
 # A job can be killed, or the disk can fill up, in the middle of a checkpoint. Two rules prevent a
-# partial checkpoint: *a checkpoint with its final name is complete*, and *a rename is atomic*. So
-# write under a temporary name, then rename. Two traps lie between the write and the rename:
+# partial checkpoint: *a checkpoint with its final name is complete*, and *a rename is atomic*. So write under a
+# temporary name, then rename. There are two traps between the write and the rename:
 #
-# - `write` leaves bytes in the system's cache. If a process is killed they still reach the disk;
-#   if the *power* fails, they are lost. `fsync` writes them to the disk. A folder is a file of
-#   names, and needs `fsync` too.
-# - Several ranks write. The rank that renames must wait until the others have finished. A barrier
-#   does this: no rank passes it before all have reached it.
+# - `write` leaves bytes in the system's cache. If the process is killed they still reach the disk; if the *power*
+#   fails, they are lost. `fsync` forces them to disk. A folder is a file of names, and needs `fsync` too.
+# - Several ranks write. The rank that renames must wait until the others have finished. A barrier ensures this: no rank
+#   passes it before all have reached it.
 #
-# Rank 0 has one file to write. At how many calls of `Disk` can it be killed?
+# Rank 0 has one file to write. At how many calls to `Disk` can it be killed?
 
 # %%
 predict("10b.5", ..., "calls of Disk by rank 0, which has one file")
@@ -632,30 +621,28 @@ predict("10b.5", ..., "calls of Disk by rank 0, which has one file")
 def commit(
     disk: Disk, folder: Path, name: str, files: Mapping[str, bytes], rank: int, barrier: Callable[[], None]
 ) -> None:
-    """Write the checkpoint `folder / name`; a power cut leaves it complete or absent. On all
-    ranks.
+    """Write the checkpoint `folder / name`; a power cut leaves it complete or absent. Every rank calls this.
 
     Args:
         disk: `make_folder`, `write`, `sync` and `rename` (see the set-up cell); raises OSError.
         folder: exists, and is visible to all ranks.
-        name: of the checkpoint; until it is complete, its folder is `folder / f".{name}.part"`.
-        files: this rank's files, contents by name. Names differ between ranks; numbers may differ,
-            down to none.
-        rank: rank 0 makes the `.part` folder and renames it.
+        name: the checkpoint's name; until it is complete, its folder is `folder / f".{name}.part"`.
+        files: this rank's files, as contents by name. Names differ between ranks; the number of files may also differ,
+            and may be 0.
+        rank: this rank; rank 0 creates the `.part` folder and renames it.
         barrier: waits until all ranks have reached it.
 
-    Once the final name exists, all ranks' files are on the disk, with their bytes and their names.
-    When `commit` returns, on any rank, the final name is on the disk too, so the caller may delete
-    the previous checkpoint. If a rank's disk raises, the rank raises the error at once and reaches
-    no other barrier; the others wait until the launcher ends them.
+    Once the final name exists, all ranks' files are on disk, both their bytes and their names. When `commit` returns,
+    on any rank, the final name is on disk too, so the caller may delete the previous checkpoint. If a rank's disk
+    raises an error, the rank re-raises it at once and reaches no further barrier; the others wait until the launcher
+    ends them.
     """
     ...
 
 
 # %% [markdown]
-# The next cell uses this machine's disk, and kills rank 0 at call k. `os._exit` is as abrupt as
-# `kill -9`: no `finally`, no `except`. A real rank 0 dies at each of its calls in turn, and the
-# cell then lists the folder.
+# The next cell uses this machine's disk, and kills rank 0 just before call k. `os._exit` is as abrupt as `kill -9`: no
+# `finally` or `except` runs. A real rank 0 is killed at each of its calls in turn, and the cell then lists the folder.
 
 
 # %%
@@ -680,7 +667,7 @@ class RealDisk:
 
 
 class Fused:
-    """A disk whose user is killed just before call number `last + 1`."""
+    """A disk that kills the calling process just before call number `last + 1`."""
 
     def __init__(self, disk: Disk, last: int | None) -> None:
         self.disk, self.left, self.calls = disk, last, 0
@@ -731,14 +718,14 @@ assert len(found) == calls
 assert not [text for there in found.values() for text in there if "HALF" in text]
 
 # %% [markdown]
-# Killing the process does not test the syncs, because the system survives with its cache. On a
-# real disk only a power cut would test them. A simulated disk can: it records the synced bytes and
-# names, and lists what a power cut at the end may lose.
+# Killing the process does not test the syncs, because the system and its cache survive. With a real disk only a power
+# cut would test them. A simulated disk can test them as well: it records the synced bytes and names, and lists what a
+# power cut at the end may lose.
 
 
 # %%
 class PaperDisk:
-    """Simulates a power cut: of unsynced operations only renames survive."""
+    """Simulates a power cut: the only unsynced operations that survive are renames."""
 
     def __init__(self) -> None:
         self.written: dict[Path, bool] = {}  # by file: True if its bytes are on the disk
@@ -763,7 +750,7 @@ class PaperDisk:
         self.named = {moved(each): done for each, done in self.named.items() if each != old} | {new: False}
 
     def missing(self) -> str:
-        """The losses that a power cut may cause."""
+        """What a power cut may lose."""
         lost = [f"the bytes of {each.name}" for each, done in self.written.items() if not done]
         lost += [f"the name {each.name}" for each, done in self.named.items() if not done]
         return ", ".join(lost) or "nothing"
@@ -788,19 +775,18 @@ for without in range(4):
     print(f"{f'without sync number {without}' if without else 'with all syncs':24} may be missing: {disk.missing()}")
 
 # %% [markdown]
-# The first two omissions leave a checkpoint with its final name, but without its contents. Without
-# the third sync the job deletes the old checkpoint once `commit` returns, and after the power cut
-# there is none.
+# Omitting either of the first two syncs leaves a checkpoint with its final name but without its contents. Without the
+# third, the job deletes the old checkpoint once `commit` returns, and after the power cut there is no checkpoint at
+# all.
 #
-# An object store has no rename. The last file can serve as the commit:
+# An object store has no rename. The last file written can serve as the commit:
 # torch.distributed.checkpoint writes `.metadata` after all ranks have written, and a folder
 # without it is not a checkpoint (`checkpoint/filesystem.py`, `finish`).
 #
-# ### Measured: from two ranks to three, and to none (C22)
+# ### Measured: from two ranks to three, and to a plain process (C22)
 #
-# This test uses all five functions. Two ranks commit model and optimizer to the disk, each its
-# rows. Three ranks load them, and so does a plain process. Both are compared with the full state
-# dict from above.
+# This test uses all five functions. Two ranks commit the model and the optimizer to disk, each rank its own rows. Three
+# ranks load them, and so does a plain process. Both are compared with the full state dict from above.
 
 
 # %%
@@ -817,9 +803,9 @@ def save_checkpoint(folder: Path, name: str) -> None:
 
 
 def index_of(whole: Path) -> dict[str, list[InMemory]]:
-    """The file of each row. (torch.distributed.checkpoint stores this in `.metadata`.)
+    """Which file holds each row. (torch.distributed.checkpoint stores this in `.metadata`.)
 
-    The files are mapped (`mmap`): a piece's rows enter memory only when they are read.
+    The files are memory-mapped (`mmap`): a piece's rows enter memory only when they are read.
     """
     index: dict[str, list[InMemory]] = {}
     for file in sorted(whole.glob("rank-*.pt")):
@@ -829,7 +815,7 @@ def index_of(whole: Path) -> dict[str, list[InMemory]]:
 
 
 def load_into_shard(flat: FlatParameter, shard: Tensor, number: int, pieces: list[InMemory], group: Group) -> None:
-    """Parameter `number` of a unit: read this rank's rows, gather the whole, keep its slice."""
+    """Load parameter `number` of a unit: read this rank's rows, gather the whole tensor, keep this rank's slice."""
     shape = flat.layout.shapes[number]
     size = -(-shape[0] // group.size())
     first = min(group.rank() * size, shape[0])
@@ -843,7 +829,7 @@ def load_into_shard(flat: FlatParameter, shard: Tensor, number: int, pieces: lis
 
 
 def load_checkpoint(whole: Path) -> dict[str, Any]:
-    """Load on any number of ranks; the full state dicts afterwards, and the next loss."""
+    """Load on any number of ranks; returns the full state dicts afterwards, and the next losses."""
     model, optimizer = build()
     group, units, index = comm.world(), units_of(model), index_of(whole)
     for flat, names in units:
@@ -894,23 +880,22 @@ print(", ".join(f"{loss:.4f}" for loss in PLAIN[:2]))
 assert all(same.values())
 
 # %% [markdown]
-# The files hold 3 Ψ elements and a `step` per parameter and rank, one in each file. On its device
-# no rank has held more than one tensor or one unit whole. (The full dicts, on the host, are only
-# for the comparison.)
+# The files hold 3 Ψ elements, plus one `step` per parameter in each file. No rank has held more than one whole tensor
+# or one whole unit on its device. (The full dicts, on the host, are only for the comparison.)
 #
-# ## What a model starts with
+# ## Equal values at the start
 #
 # ### Measured: sync_module_states, ignored modules (C41)
 #
-# After loading, and at the start, all ranks must hold the same model. If every rank builds the
-# model with its own random numbers, each keeps *its* part of *its* model. With
-# `sync_module_states=True` rank 0 broadcasts everything first. A module in `ignored_modules` stays
-# whole on each rank. This section measures the effect of both. (Lab 09 covers `cpu_offload`.)
+# At the start, and after loading, all ranks must hold the same model. If every rank builds the model with its own
+# random numbers, each keeps its part of *its own* model. With `sync_module_states=True` rank 0 broadcasts all values
+# first. A module in `ignored_modules` stays whole on each rank. This section measures the effect of both. (Lab 09
+# covers `cpu_offload`.)
 
 
 # %% tags=["C41"]
 def start(sync: bool) -> tuple[float, int, int]:
-    """Different random numbers by rank: share of rank 0's elements, broadcasts, bytes."""
+    """Start each rank with different random numbers: the share of rank 0's elements, broadcasts, bytes."""
     torch.manual_seed(dist.get_rank())
     mine = GPT(width=SETTINGS.width, layers=SETTINGS.layers, context=SETTINGS.context).to(rank_device())
     original = {name: to_host(p) for name, p in mine.named_parameters()}
@@ -924,7 +909,7 @@ def start(sync: bool) -> tuple[float, int, int]:
 
 
 def ignoring(ignore: bool) -> tuple[int, int, Tensor]:
-    """A rank's bytes of parameters and gradients after backward; its head bias gradient."""
+    """A rank's bytes of parameters and gradients after backward, and its gradient of the head's bias."""
     with Ledger() as ledger:
         module = SETTINGS.model().to(rank_device())
         head = module.head
@@ -957,22 +942,20 @@ assert all(abs(each - expected) <= 8 for each in more)
 assert not agree
 
 # %% [markdown]
-# Without the broadcast, half of each unit comes from one seed and half from another. Independent
-# random numbers are still valid initial values, but no seed reproduces this model, and a different
-# N gives a different one. *Loaded* weights are ruined: if rank 0 alone has loaded a checkpoint,
-# the other half is noise. The broadcast costs the model's bytes, once, here one tensor at a time;
-# torch packs tensors into messages of 250 MiB (`fsdp/_init_utils.py`).
+# Without the broadcast, half of each unit comes from one seed and half from another. Independent random numbers are
+# still valid initial values, but no single seed reproduces this model, and a different N gives a different model.
+# *Loaded* weights are ruined: if only rank 0 has loaded a checkpoint, the other half is noise. The broadcast sends the
+# model's bytes once, here one tensor at a time; torch packs tensors into messages of 250 MiB (`fsdp/_init_utils.py`).
 #
-# An ignored module is not sharded, not gathered, and *not reduced*. Each rank trains its own head,
-# and the heads drift apart without an error, unless your code averages those gradients. Ignore a
-# module only if it is frozen, or if you reduce its gradients by other means.
+# An ignored module is not sharded or gathered, and its gradients are *not reduced*. Each rank trains its own head, and
+# the heads drift apart without an error unless your code averages these gradients. Ignore a module only if it is
+# frozen, or if you reduce its gradients yourself.
 #
 # ## Frozen parameters
 #
-# Fine-tuning with adapters (LoRA, [arXiv 2106.09685](https://arxiv.org/abs/2106.09685)) trains a
-# pair of thin matrices next to a frozen one. Without FSDP only the pair has gradients. In a unit
-# with one flat parameter there is one gradient, as long as the whole unit, frozen parameters
-# included.
+# Fine-tuning with adapters (LoRA, [arXiv 2106.09685](https://arxiv.org/abs/2106.09685)) trains a pair of thin matrices
+# next to a frozen one. Without FSDP only the pair has gradients. A unit with one flat parameter has one gradient, as
+# long as the whole unit, frozen parameters included.
 
 
 # %%
@@ -999,7 +982,7 @@ class Adapted(nn.Module):
 
 
 def adapted() -> nn.Module:
-    """The GPT, frozen, with adapters at two layers of each block."""
+    """The GPT, frozen, with adapters on two layers of each block."""
     model = SETTINGS.model().requires_grad_(False)
     torch.manual_seed(1)
     for each in model.blocks:
@@ -1030,11 +1013,10 @@ print("error:  ", error)
 print("warning:", warning)
 
 # %% [markdown]
-# With `use_orig_params=True` this is allowed, with that warning: the optimizer sees the original
-# parameters, each as a slice of the shard, and frozen slices get no `.grad`. But the memory behind
-# the frozen slices may still be allocated. Predict the bytes of gradients on one of 2 ranks after
-# backward, with the blocks as units: 4 blocks of 68,475 elements, and an adapted block has 2,700
-# more.
+# With `use_orig_params=True` this is allowed, with the warning above: the optimizer sees the original parameters, each
+# as a slice of the shard, and frozen slices get no `.grad`. But memory for the frozen slices' gradients may still be
+# allocated. Predict the bytes of gradients on one of 2 ranks after backward, with the blocks as units: 4 blocks of
+# 68,475 elements each, plus 2,700 per block for its adapters.
 
 # %%
 predict("10b.6", ..., "bytes of gradients of a rank of 2 after backward, adapters trained, blocks are units")
@@ -1044,9 +1026,8 @@ predict("10b.6", ..., "bytes of gradients of a rank of 2 after backward, adapter
 #
 # *15 minutes, hard*
 #
-# The wrapping can avoid this: no unit may mix frozen and trained parameters. Each block is a unit.
-# If a block would mix, its trained parameters get units of their own, as large as possible, since
-# each unit is a message.
+# Wrapping can avoid this if no unit mixes frozen and trained parameters. Each block is a unit. If a block would mix
+# them, its trained parameters get units of their own, as large as possible, since each unit costs messages.
 
 
 # %% tags=["exercise-10b.6"]
@@ -1056,18 +1037,17 @@ def units_for(model: nn.Module, block: type[nn.Module]) -> set[nn.Module]:
 
     Args:
         model: the outermost module; always a unit, so it is not in the result. Each parameter is
-            trained or frozen (`p.requires_grad`); those that a module holds *directly* are all
-            trained or all frozen.
-        block: the class of its blocks; no block lies inside another.
+            trained or frozen (`p.requires_grad`); the parameters that a module holds *directly* are either all trained
+            or all frozen.
+        block: the class of the model's blocks; no block lies inside another.
 
-    Every block is a unit. A block's unit starts with all parameters of the block, the model's with
-    the parameters outside all blocks. (`find_parameters(module, skip=inner)` gives a dict of the
-    parameters in `module`, without those in a module of `inner`; the dict is empty if `module`
-    itself is in `inner`.) If the unit's parameters are all trained, or all frozen, make no further
-    units inside it. If they are mixed, consider the modules inside it (in the model: only those
-    outside all blocks, the blocks themselves excluded), and each module's parameters outside any
-    block inside it. A module becomes a unit if it has such parameters and all of them are trained.
-    Of nested modules, only the *outermost* becomes a unit.
+    Every block is a unit. A block's unit starts with all parameters of the block, the model's unit with the parameters
+    outside all blocks. (`find_parameters(module, skip=inner)` gives a dict of the parameters in `module`, without those
+    in a module of `inner`; the dict is empty if `module` itself is in `inner`.) If the unit's parameters are all
+    trained, or all frozen, make no further units inside it. If they are mixed, consider the modules inside it (in the
+    model: only those outside all blocks, the blocks themselves excluded), and each module's parameters outside any
+    block inside it. A module becomes a unit if it has such parameters and all of them are trained. Of nested modules,
+    only the *outermost* becomes a unit.
     """
     ...
 
@@ -1080,7 +1060,7 @@ class Tuned(NamedTuple):
     peak: int
     wire: int
     messages: int
-    units: list[int]  # elements of the units that train
+    units: list[int]  # elements of each unit with trained parameters
 
 
 def tune(make: Callable[[], nn.Module], units: Callable[[nn.Module], set[nn.Module]]) -> Tuned:
@@ -1122,15 +1102,14 @@ WAYS: dict[str, tuple[Callable[[], nn.Module], Callable[[nn.Module], set[nn.Modu
 
 
 def tune_all() -> dict[str, Tuned]:
-    warnings.simplefilter("ignore")  # the one above, for each block
+    warnings.simplefilter("ignore")  # the warning above, once per block
     return {name: tune(*way) for name, way in WAYS.items()}
 
 
 # %% [markdown]
-# ### Measured: gradients of what is frozen (C23)
+# ### Measured: gradients of frozen parameters (C23)
 #
-# Expected: after backward every unit with a trained parameter has a full-length gradient shard
-# [P / N].
+# Expected: after backward, every unit with a trained parameter has a full-length gradient shard [P / N].
 
 # %% tags=["C23"]
 tuned = launch(tune_all, RANKS)[0]
@@ -1155,7 +1134,7 @@ assert mixed.left > 20 * separate.left
 
 # %%
 def gradients_at_peak(units: list[int]) -> int:
-    """Bytes; units in the order of forward, so the last in backward come first."""
+    """Peak bytes of gradients. `units` are in forward order, so the last in backward come first."""
     finished = units[1:] or units
     return 4 * (sum(units[:2]) + sum(finished) // RANKS)
 
@@ -1172,27 +1151,26 @@ plots.stages(
 )
 
 # %% [markdown]
-# In mixed units, freezing saves no gradient bytes compared with training the blocks, and the
-# gradients of frozen parameters are reduced and sent too (pytorch#91167, PR 104967). Like torch,
-# minifsdp warns when it wraps such a unit. Your units cost more collectives, and small ones (last
-# column). Adapters of several layers could share a unit if one module held them.
+# In mixed units, freezing saves no gradient bytes compared with training the blocks, and the gradients of frozen
+# parameters are also reduced and sent (pytorch#91167, PR 104967). Like torch, minifsdp warns when it wraps such a unit.
+# Your units need more collectives, all of them small (last column). The adapters of several layers could share a unit
+# if one module held them.
 #
 # A fully frozen unit has no gradient at all ("last block only"): FSDP reads `requires_grad` in
 # every forward.
 #
 # ## Recomputation
 #
-# Model state is sharded, activations are not (lab 00: they often outweigh it). An **activation
-# checkpoint** (`torch.utils.checkpoint`) keeps only a module's inputs, and runs its forward again
-# in backward. With FSDP the parameters must be whole for that second forward. They already are, if
-# the unit's backward has begun. That is the case if the checkpoint lies *inside* the unit. If it
-# lies *around* the unit, the kind matters: torch has `use_reentrant=True` (the old kind) and
-# `False`. The old kind first recomputes, and then runs a backward of its own. Recomputation costs
-# one more forward of the module. For the whole model that is a third more compute, because
-# backward costs about two forwards.
+# Model state is sharded; activations are not (lab 00: they often take more memory than model state). An **activation
+# checkpoint** (`torch.utils.checkpoint`) keeps only a module's inputs, and runs its forward again during backward. With
+# FSDP the parameters must be whole for that second forward. They already are if the unit's backward has begun, which is
+# the case if the checkpoint is *inside* the unit. If it is *around* the unit, the kind matters: torch has
+# `use_reentrant=True` (the old kind) and `False`. The old kind first recomputes, and then runs a backward of its own.
+# Recomputation costs one more forward of the module. For the whole model that is a third more compute, because backward
+# costs about as much as two forwards.
 #
-# FULL_SHARD issues 2 U - 1 = 9 all-gathers for the 5 units here. How many does it issue with
-# reentrant checkpoints *around* the four blocks?
+# FULL_SHARD issues 2 U - 1 = 9 all-gathers per step for the 5 units here. How many does it issue with reentrant
+# checkpoints *around* the four blocks?
 
 # %%
 predict("10b.7", ..., "all-gathers of a step, reentrant checkpoints around the 4 blocks' units")
@@ -1200,7 +1178,7 @@ predict("10b.7", ..., "all-gathers of a step, reentrant checkpoints around the 4
 
 # %%
 class Recomputed(nn.Module):
-    """A module under an activation checkpoint; `clean_name` drops its attribute's name."""
+    """A module under an activation checkpoint; `clean_name` drops the attribute's name."""
 
     def __init__(self, module: nn.Module, reentrant: bool) -> None:
         super().__init__()
@@ -1262,7 +1240,7 @@ def recompute_all() -> dict[str, dict[str, Any]]:
 
 
 # %% [markdown]
-# ### Measured: activations go, model state stays (C42)
+# ### Measured: fewer activations, the same model state (C42)
 
 # %% tags=["C42"]
 again = launch(recompute_all, RANKS)[0]
@@ -1294,18 +1272,17 @@ plots.stages(
 )
 
 # %% [markdown]
-# The rule "a checkpoint around the unit costs a third gather" holds for one kind only. The old
-# kind gathers for the recomputation, frees, and gathers again. (Its model state peaks half a block
-# lower: nothing is prefetched during a recomputation, so one block fewer is whole, but one more
-# block's gradient shard is present.) With `use_reentrant=False` the recomputation begins when
-# backward needs the first saved tensor, after the hook on the unit's output has run. A checkpoint
-# inside the unit costs no gather in either kind. The next cells count torch's gathers and trace
-# steps over an emulated link.
+# The rule "a checkpoint around the unit costs a third gather" holds only for the old kind, which gathers for the
+# recomputation, frees, and gathers again. (Its model state peaks half a block lower: nothing is prefetched during a
+# recomputation, so one fewer block is whole, but one more block's gradient shard is present.) With
+# `use_reentrant=False` the recomputation begins when backward needs the first saved tensor, after the hook on the
+# unit's output has run. A checkpoint inside the unit costs no extra gather with either kind. The next cells count
+# torch's gathers and trace steps over an emulated link.
 
 
 # %%
 def torchs_gathers(reentrant: bool) -> int:
-    """All-gathers of a step of torch's FSDP, checkpoints around its units."""
+    """All-gathers in a step of torch's FSDP, with checkpoints around its units."""
     from torch.distributed.fsdp import FullyShardedDataParallel as TorchFSDP
     from torch.distributed.fsdp.wrap import ModuleWrapPolicy
 
@@ -1381,18 +1358,17 @@ plots.timeline(
 )
 
 # %% [markdown]
-# Reversible layers ([arXiv 1707.04585](https://arxiv.org/abs/1707.04585)) go one step further:
-# they compute a layer's input from its output, and do not keep even the inputs. They too save only
-# activations. Parameters, gradients and optimizer states need sharding.
+# Reversible layers ([arXiv 1707.04585](https://arxiv.org/abs/1707.04585)) go one step further: they compute a layer's
+# input from its output, and so do not keep even the inputs. They too save only activations. Parameters, gradients and
+# optimizer states still need sharding.
 #
 # ## What is still missing
 #
-# Training stops while your checkpoint is read or written. torch.distributed.checkpoint can write
-# from a copy in the background (`async_save`), which costs that copy in host memory. The next run
-# must delete the parts of a killed one (`.step-2.part`), and only one run may write into a folder
-# at a time: `minifsdp/course/train/checkpoint.py` does both. A checkpoint also needs buffers,
-# random number states, the position in the data and the learning rate schedule; 10b.1 saves none
-# of these.
+# Training stops while your checkpoint is read or written. torch.distributed.checkpoint can write from a copy in the
+# background (`async_save`), at the cost of that copy in host memory. The next run must delete what a killed run left
+# behind (`.step-2.part`), and only one run may write into a folder at a time: `minifsdp/course/train/checkpoint.py`
+# handles both. A checkpoint also needs buffers, random number generator states, the position in the data and the
+# learning rate schedule; 10b.1 saves none of these.
 #
 # ## What to remember
 #
@@ -1400,9 +1376,8 @@ plots.timeline(
 #    `if rank == 0` only around writing the file.
 # 2. A full state dict needs one whole unit at a time on the device, and the whole model on rank 0's
 #    host. A sharded one holds rows of each original tensor, and any number of ranks can load them.
-# 3. The optimizer's states are flat and sharded like the parameters. Stored by name and in the
-#    original shapes, with a `step` for each, they work with any number of ranks and in a plain
-#    process.
+# 3. The optimizer's states are flat and sharded like the parameters. Stored by name in the original shapes, with a
+#    `step` for each parameter, they work with any number of ranks and in a plain process.
 # 4. Write under a temporary name, sync files, barrier, sync the folder, rename, sync its parent
 #    folder, barrier. A checkpoint with its final name is complete.
 # 5. A flat parameter has one gradient, which covers frozen parameters too: give trained parameters
@@ -1411,44 +1386,41 @@ plots.timeline(
 #
 # ## Questions
 #
-# **1. A model of 70 billion parameters in fp32 trains on 64 GPUs, 8 to a host. How much memory
-# does a host need for a full state dict with `offload_to_cpu`, with `rank0_only` and without?**
-# <details><summary>Answer</summary>The dict takes 280 GB. With `rank0_only` one host needs this
-# much, the others nothing. Without it, each host needs 8 x 280 GB = 2.2 TB. With a sharded dict a
-# rank keeps 4.4 GB, a host 35 GB.</details>
+# **1. A model of 70 billion parameters in fp32 trains on 64 GPUs, 8 to a host. How much memory does a host need for a
+# full state dict with `offload_to_cpu`, with and without `rank0_only`?** <details><summary>Answer</summary>The dict
+# takes 280 GB. With `rank0_only` one host needs this much, the others none. Without it, each host needs 8 x 280 GB =
+# 2.2 TB. With a sharded dict each rank keeps 4.4 GB and each host 35 GB.</details>
 #
-# **2. Why does 10b.2 not save the flat shards themselves, which needs no communication at all?**
+# **2. Why does 10b.2 not save the flat shards themselves, which would need no communication at all?**
 # <details><summary>Answer</summary>torch's LOCAL_STATE_DICT saves them. But only the same number of
-# ranks with the same units, in the same version, can load them. It is the fastest way to resume
-# after a crash, but not a format to keep.</details>
+# ranks with the same units, in the same version, can load them. This is the fastest way to resume after a crash, but
+# not a format to keep.</details>
 #
 # **3. How do you delete an old checkpoint so that a half-deleted one never looks complete?**
 # <details><summary>Answer</summary>Reverse the order: rename it to `.step-1.old`, sync the folder,
-# then delete it. Without its final name it may be in any state. Do this only after the new
-# checkpoint is committed.</details>
+# then delete it. Without its final name it may be incomplete. Do this only after the new checkpoint is
+# committed.</details>
 #
-# **4. You thaw a frozen block after 1,000 steps. What happens to its unit, its optimizer state, its checkpoint?**
-# <details><summary>Answer</summary>The unit re-reads `requires_grad` at the next forward, and has
-# gradients from then on. The optimizer must have the unit's parameter, and creates a state for it
-# at its first step, with `step` 1 while the others have 1,001. Earlier checkpoints have no state
-# under these names. In a mixed unit with one flat parameter a single `step` could not hold both
-# values; with original parameters each has its own.</details>
+# **4. You unfreeze a frozen block after 1,000 steps. What happens to its unit, its optimizer state and its
+# checkpoints?** <details><summary>Answer</summary>The unit re-reads `requires_grad` at the next forward, and has
+# gradients from then on. The optimizer must have the unit's parameter, and creates a state for it at its first step,
+# with `step` 1 while the others have 1,001. Earlier checkpoints have no state under these names. In a mixed unit with
+# one flat parameter, a single `step` could not hold both values; with original parameters, each has its own.</details>
 #
-# **5. You add activation checkpoints and peak memory does not fall. Name two reasons.**
-# <details><summary>Answer</summary>With few rows and a large model, the peak comes from model
-# state, not activations. Or one checkpoint surrounds the whole model: the recomputation then
-# restores all activations at once, at the beginning of backward. A checkpoint per block holds one
-# block's activations at a time.</details>
+# **5. You add activation checkpoints, but peak memory does not fall. Name two possible reasons.**
+# <details><summary>Answer</summary>With few rows and a large model, the peak comes from model state, not activations.
+# Or a single checkpoint surrounds the whole model, so that recomputation restores all activations at once, at the
+# beginning of backward. With one checkpoint per block, only one block's activations are restored at a time.</details>
 #
 # ## Further reading
 #
 # - torch: `torch/distributed/fsdp/_state_dict_utils.py`, `_optim_utils.py`;
-#   `torch/distributed/checkpoint/` (the planner maps rows to files); `torch/utils/checkpoint.py`
-#   (both kinds, explained at length).
+#   `torch/distributed/checkpoint/` (its planner maps rows to files); `torch/utils/checkpoint.py`
+#   (both kinds, explained in detail).
 # - All file systems are not created equal (Pillai and others, OSDI 2014): the state of files after
 #   a power cut, and common programming mistakes.
 # - Training deep nets with sublinear memory cost: [arXiv 1604.06174](https://arxiv.org/abs/1604.06174). LoRA:
 #   [arXiv 2106.09685](https://arxiv.org/abs/2106.09685).
 # - minifsdp: `fsdp/torch_api/state/saving.py`, `loading.py`, `optim.py`, `sharded_values.py` (your pieces),
 #   `fsdp/torch_api/original_params.py`, `fsdp/engine.py` (`before`, `after`: recomputation),
-#   `course/train/checkpoint.py` (10b.5, with what it leaves out).
+#   `course/train/checkpoint.py` (10b.5, with the parts it leaves out).
