@@ -1,0 +1,123 @@
+"""What one rank of a pipeline does next: an action, written as torch.distributed.pipelining writes it.
+
+    2F0   forward of micro-batch 0 through stage 2
+    2B0   its backward
+    2I0   the part of its backward that the stage before waits for: the gradient of the input
+    2W0   the rest: the gradients of the weights
+
+A plan has one list of actions for each rank. It says nothing about messages: an action's inputs arrive before it, and
+its output leaves after it.
+"""
+
+from __future__ import annotations
+
+import csv
+import re
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Literal, NamedTuple, TypeAlias, cast
+
+Kind: TypeAlias = Literal["F", "B", "I", "W"]
+
+_ACTION = re.compile(r"(\d+)([FBIW])(\d+)")
+_OVERLAPPED = re.compile(r"\(([^()]*)\)OVERLAP_F_B")
+_ELSE = re.compile(r"\d+(UNSHARD|RESHARD|REDUCE_GRAD|(SEND|RECV)_[FB]\d+)")
+
+
+class Action(NamedTuple):
+    """One computation on one micro-batch."""
+
+    stage: int
+    kind: Kind
+    micro: int
+
+    def __str__(self) -> str:
+        return f"{self.stage}{self.kind}{self.micro}"
+
+    __repr__ = __str__
+
+
+Plan: TypeAlias = Sequence[Sequence[Action]]
+"""The actions of each rank, in order."""
+
+Slots: TypeAlias = Sequence[Sequence[Action | None]]
+"""A plan with idle time: of each rank the action in each slot, or None."""
+
+
+def parse(text: str) -> list[Action]:
+    """The actions in one cell of a table; none if the cell is empty, or says something else than what to compute.
+
+    Raises:
+        ValueError: it is no action.
+    """
+    text = text.strip()
+    if overlapped := _OVERLAPPED.fullmatch(text):  # torch computes both at the same time, we one after the other
+        return [action for part in overlapped[1].split(";") for action in parse(part)]
+    if found := _ACTION.fullmatch(text):
+        return [Action(int(found[1]), cast(Kind, found[2]), int(found[3]))]
+    if text and not _ELSE.fullmatch(text):
+        raise ValueError(f"{text!r} is no action: write the stage, one of F, B, I, W, and the micro-batch, as in 2F0")
+    return []
+
+
+def read_csv(path: Path) -> list[list[Action]]:
+    """Read a plan: one row for each rank, one action in a cell, empty cells for idle slots.
+
+    Raises:
+        ValueError: a cell holds no action; names its row and column.
+    """
+    with path.open(newline="") as file:
+        return [list(_row(cells, f"{path.name}, rank {rank}")) for rank, cells in enumerate(csv.reader(file))]
+
+
+def _row(cells: Iterable[str], where: str) -> Iterable[Action]:
+    for column, cell in enumerate(cells):
+        try:
+            yield from parse(cell)
+        except ValueError as error:
+            raise ValueError(f"{where}, slot {column}: {error}") from None
+
+
+def write_csv(slots: Slots, path: Path) -> None:
+    """Write a plan, with or without idle slots, so that `read_csv` and torch's schedules read it."""
+    with path.open("w", newline="") as file:
+        csv.writer(file).writerows([str(action or "") for action in row] for row in slots)
+
+
+def stages_of(actions: Iterable[Action]) -> list[int]:
+    """The stages on a rank."""
+    return sorted({action.stage for action in actions})
+
+
+def check_complete(plan: Plan, stages: int, micros: int) -> None:
+    """
+    Raises:
+        ValueError: a stage is on no rank or on two, or does not do each micro-batch exactly once; names the action.
+    """
+    home: dict[int, int] = {}
+    for rank, actions in enumerate(plan):
+        for stage in stages_of(actions):
+            if home.setdefault(stage, rank) != rank:
+                raise ValueError(f"stage {stage} is on rank {home[stage]} and on rank {rank}: a stage has one rank")
+    if home.keys() != set(range(stages)):
+        wrong = sorted(home.keys() ^ set(range(stages)))
+        raise ValueError(f"the plan has stages {sorted(home)}, the model has {stages}: look at {wrong}")
+    for rank, actions in enumerate(plan):
+        _check_rank(rank, actions, micros)
+
+
+def _check_rank(rank: int, actions: Sequence[Action], micros: int) -> None:
+    counts = {action: actions.count(action) for action in actions}
+    twice = [action for action, count in counts.items() if count > 1]
+    beyond = [action for action in actions if action.micro >= micros]
+    if twice or beyond:
+        why = "twice" if twice else f"of a micro-batch that is not one of {micros}"
+        raise ValueError(f"rank {rank} does {(twice or beyond)[0]} {why}")
+    for stage in stages_of(actions):
+        for micro in range(micros):
+            did = "".join(kind for kind in "FBIW" if Action(stage, cast(Kind, kind), micro) in counts)
+            if did not in ("FB", "FIW"):
+                raise ValueError(
+                    f"rank {rank} does {did or 'nothing'} for micro-batch {micro} of stage {stage}: it has to do F and "
+                    "B, or F, I and W"
+                )

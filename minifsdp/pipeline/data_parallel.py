@@ -1,0 +1,64 @@
+"""Data parallelism inside a stage: gradients add up over the micro-batches, and are reduced once, at the end.
+
+A backward that reduced what it has made would send every gradient once for each micro-batch (ZeRO-2 and ZeRO-3 would
+have to: they keep no whole gradients). So replicas stay silent during the step. The optimizer of ZeRO-1 reduces in its
+own step, and needs nothing here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack, contextmanager
+
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel as TorchDDP
+
+from minifsdp.ddp import DistributedDataParallel
+from minifsdp.fsdp2 import FSDPModule
+from minifsdp.pipeline.stage import PipelineStage
+
+
+def check_wrapped(module: nn.Module) -> None:
+    """
+    Raises:
+        TypeError: a stage is wrapped by torch's DDP, which reduces in backward only.
+    """
+    if any(isinstance(child, TorchDDP) for child in module.modules()):
+        raise TypeError(
+            "a stage is wrapped by torch's DistributedDataParallel: use minifsdp.ddp's, whose gradients can be reduced "
+            "after the last micro-batch"
+        )
+
+
+@contextmanager
+def reduced_once(stages: Iterable[PipelineStage]) -> Iterator[None]:
+    """Backwards inside leave gradients unreduced; afterwards each stage's are reduced, in the order of the stages."""
+    replicas = [module for stage in stages for module in _replicas(stage.submod)]
+    with ExitStack() as silent:
+        for module in replicas:
+            silent.enter_context(_silent(module))
+        yield
+    for module in replicas:
+        module.reduce_accumulated()
+
+
+def _replicas(module: nn.Module) -> list[DistributedDataParallel | FSDPModule]:
+    """The outermost modules in a stage that reduce gradients."""
+    if isinstance(module, (DistributedDataParallel, FSDPModule)):
+        return [module]
+    return [found for child in module.children() for found in _replicas(child)]
+
+
+@contextmanager
+def _silent(module: DistributedDataParallel | FSDPModule) -> Iterator[None]:
+    if isinstance(module, DistributedDataParallel):
+        with module.no_sync():
+            yield
+        return
+    module.set_requires_gradient_sync(False)
+    module.set_reshard_after_backward(False)
+    try:
+        yield
+    finally:
+        module.set_requires_gradient_sync(True)
+        module.set_reshard_after_backward(True)

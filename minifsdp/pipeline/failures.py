@@ -1,0 +1,85 @@
+"""One error on all ranks: a rank that fails leaves word of it and hangs up; the others notice, and pass it on.
+
+A pipeline's ranks wait for each other's messages, most of the time in turn. When a rank raises, its neighbours would
+wait for ever for what it does not send. So it writes the cause into the group's key-value store and closes its
+channels: gloo's end of a connection fails at once when the other one closes, as it does when a process dies. Each rank
+that is waiting then raises with the cause from the store, and closes its own.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from minifsdp.comm import Group
+from minifsdp.order import next_on
+from minifsdp.process_groups import store_of
+
+PATIENCE = 1.0  # seconds for which a rank looks for the word of another, once its connection is closed
+
+
+class PipelineError(RuntimeError):
+    """Another rank of the pipeline has failed; says which, where and why."""
+
+
+class Failures:
+    """What the ranks of one pipeline tell each other of their failures."""
+
+    def __init__(self, group: Group) -> None:
+        self.rank, self.failed = group.rank(), ""
+        self._store: Any = store_of(group, f"pipeline {next_on(group)}")
+
+    @contextmanager
+    def shared(self, hang_up: Any, where: Any) -> Iterator[None]:
+        """What is raised inside is raised on every rank.
+
+        Args:
+            hang_up: closes this rank's channels.
+            where: returns what this rank is at.
+
+        Raises:
+            PipelineError: another rank has failed, now or before.
+        """
+        if self.failed:
+            raise PipelineError(f"this pipeline has failed before, and its channels are closed: {self.failed}")
+        try:
+            yield
+        except Exception as error:
+            cause = self._cause_of(error, where())
+            hang_up()
+            if cause is None:
+                raise
+            raise PipelineError(cause) from None
+
+    def _cause_of(self, error: Exception, where: str) -> str | None:
+        """The failure of another rank that is behind this error; None if it is this rank's own."""
+        if _is_broken(error):
+            self.failed = self._found() or f"another rank has gone away, while rank {self.rank} was at {where}"
+            return self.failed
+        self.failed = f"rank {self.rank} at {where}: {type(error).__name__}: {error}"
+        try:
+            if self._store.add("failures", 1) == 1:
+                self._store.set("cause", self.failed)
+        except RuntimeError:  # whoever kept the store is gone, too
+            pass
+        return None
+
+    def _found(self) -> str:
+        """What the first rank that failed has left."""
+        end = time.monotonic() + PATIENCE
+        try:
+            while time.monotonic() < end:
+                if self._store.check(["cause"]):
+                    return str(self._store.get("cause").decode())
+                time.sleep(0.02)
+        except RuntimeError:
+            pass
+        return ""
+
+
+def _is_broken(error: Exception) -> bool:
+    """True for the error of a connection that the other end has closed."""
+    words = ("closed by peer", "connection reset", "broken pipe", "connection refused", "socket timeout")
+    return isinstance(error, RuntimeError) and any(word in str(error).lower() for word in words)

@@ -1,0 +1,72 @@
+"""Backward in two parts: gradients of inputs at once, those of weights later.
+
+A stage before waits for the gradient of the input. No other rank waits for the gradients of the weights, so they can
+fill idle time (arXiv 2401.10241, section 2). An `nn.Linear` is where most of them come from: while a backward is split,
+its part of the graph computes the gradient of its input and puts the rest off. All other parameters (norms, embeddings)
+get their gradients with those of the inputs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+Later = Callable[[], None]
+
+_postponed: list[Later] | None = None  # of the backward under way, if it is split
+
+
+def split_linears(module: nn.Module) -> None:
+    """Let the backward of every `nn.Linear` in a module be one that can be split. Its parameters stay where they are."""
+    for child in module.modules():
+        if type(child) is nn.Linear:
+            child.forward = partial(_forward, child)  # type: ignore[method-assign]
+
+
+def _forward(linear: nn.Linear, x: Tensor) -> Tensor:
+    y: Tensor = _Linear.apply(x, linear.weight, linear.bias)  # type: ignore[no-untyped-call]
+    return y
+
+
+@contextmanager
+def splitting() -> Iterator[list[Later]]:
+    """A backward inside leaves the gradients of weights to the functions in this list."""
+    global _postponed
+    before, _postponed = _postponed, []
+    try:
+        yield _postponed
+    finally:
+        _postponed = before
+
+
+class _Linear(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        ctx.save_for_backward(x, weight)
+        ctx.bias = bias
+        return F.linear(x, weight, bias)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Any:
+        x, weight = ctx.saved_tensors
+        of_x, of_weight, of_bias = ctx.needs_input_grad
+        x_gradient = gradient @ weight if of_x else None
+        rows, x_rows = gradient.flatten(0, -2), x.flatten(0, -2)
+        if _postponed is None:
+            return x_gradient, rows.T @ x_rows if of_weight else None, rows.sum(0) if of_bias else None
+        if of_weight:
+            _postponed.append(partial(_accumulate, weight, lambda: rows.T @ x_rows))
+        if of_bias:
+            _postponed.append(partial(_accumulate, ctx.bias, lambda: rows.sum(0)))
+        return x_gradient, None, None
+
+
+def _accumulate(p: Tensor, gradient: Callable[[], Tensor]) -> None:
+    """Add a gradient to `.grad` by autograd's own node, so that a data-parallel wrapper's hooks run."""
+    torch.autograd.backward(p, gradient())
