@@ -196,6 +196,13 @@ class DistributedDataParallel(nn.Module):
         finally:
             self.require_backward_grad_sync = before
 
+    def reduce_accumulated(self) -> None:
+        """Reduce what backwards inside `no_sync` have accumulated, without another backward; on all ranks.
+
+        For pipelines, whose last micro-batch may end its backward in parts.
+        """
+        self.reducer.reduce_accumulated()
+
     def join(
         self,
         divide_by_initial_world_size: bool = True,

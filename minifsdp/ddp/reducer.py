@@ -17,7 +17,7 @@ from minifsdp.ddp.buckets import Bucket, GradientBucket, Reduction, StagingBucke
 from minifsdp.ddp.overlapped import LaunchQueue
 from minifsdp.ddp.sparse import SparseBucket
 from minifsdp.order import announce, next_on
-from minifsdp.private import at_end_of_backward
+from minifsdp.private import at_end_of_backward, in_backward
 
 Reduce = Callable[[Bucket, int, bool], Reduction]
 """Starts the reduction of a full bucket; of its place in the order of launches, and whether it is the last."""
@@ -142,8 +142,15 @@ class Reducer:
         missing[bucket.index] -= 1
         if not missing[bucket.index]:
             self.queue.launch_full(lambda index: self.launch(self.buckets[index], index))
-        if len(self.ready) == len(self.names):
+        if len(self.ready) == len(self.names) and in_backward():
             at_end_of_backward(self.finish)
+
+    def reduce_accumulated(self) -> None:
+        """Reduce all gradients as they are, without a backward; on all ranks."""
+        self.prepare(())
+        for p in reversed(self.names):
+            self.mark_ready(p)
+        self.finish()
 
     def launch(self, bucket: Bucket, index: int) -> None:
         """Start to reduce a bucket, or one that stands in for it (join.py)."""

@@ -236,6 +236,13 @@ class Engine:
             else:
                 unit.show_accumulated()
 
+    def reduce_accumulated(self) -> None:
+        """Reduce what backwards inside `no_sync` have left unsharded, without another backward; on all ranks."""
+        for unit_pass in self.passes.values():
+            unit_pass.owes = bool(unit_pass.trained)  # all of them: another rank may have gradients that this one lacks
+        with reducing(self.passes, True):
+            self._end_backward()
+
     def abandon_backward(self) -> None:
         """The last backward raised. End it, and drop the gradients: they are of some leaves only."""
         warnings.warn("the last backward raised: all gradients are dropped, older ones as well", stacklevel=5)

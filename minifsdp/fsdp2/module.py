@@ -79,6 +79,15 @@ class FSDPModule:
         for unit in self._units(recurse):
             unit.reduces = unit.all_reduces = requires_gradient_sync
 
+    def reduce_accumulated(self) -> None:
+        """Reduce what backwards without gradient sync have accumulated, as if another one followed; on all ranks.
+
+        For pipelines, whose last micro-batch may end its backward in parts.
+        """
+        state = state_of(self)
+        if state.engine is not None:
+            state.engine.reduce_accumulated()
+
     def set_requires_all_reduce(self, requires_all_reduce: bool, *, recurse: bool = True) -> None:
         """On a 2-D mesh: let an all-reduce over the replicas follow, or keep the means inside for later ones."""
         for unit in self._units(recurse):
