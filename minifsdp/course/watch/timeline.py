@@ -181,7 +181,10 @@ def _operation(issue: _Event) -> str:
 def _carries(op: str, event: _Event) -> bool:
     """True if gloo's range may be one of the messages of such a collective (gloo.py)."""
     message = event.name.removeprefix("gloo:")
-    made_of = {"all_gather": ("broadcast", "all_gather"), "reduce_scatter": ("send", "recv", "all_to_all", "all_reduce")}
+    made_of = {
+        "all_gather": ("broadcast", "all_gather"),
+        "reduce_scatter": ("send", "recv", "all_to_all", "all_reduce"),
+    }
     return message.startswith(made_of.get(op, (op,)))
 
 
