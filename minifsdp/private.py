@@ -199,8 +199,11 @@ def spec_of(tensor: Any) -> Any:
 
 
 def with_spec(local: Tensor, spec: Any) -> DTensor:
-    """A DTensor made of this rank's part; `from_local` would check and compute what is known."""
-    return DTensor(local, spec, requires_grad=False)
+    """A DTensor made of this rank's part; `from_local` would check and compute what is known.
+
+    `DTensor.__init__` does nothing but leave and enter the compiler, which takes longer than all the rest.
+    """
+    return DTensor.__new__(DTensor, local, spec, requires_grad=False)
 
 
 @lru_cache(maxsize=4096)

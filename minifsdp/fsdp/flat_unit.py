@@ -195,7 +195,8 @@ class FlatUnit(Unit):
     def take_gradient(self, index: int) -> None:
         leaf = self.leaves[index]
         gradient, leaf.grad = leaf.grad, None
-        assert gradient is not None
+        if gradient is None:  # a function's backward has withheld it
+            return
         if self.gradient.full is None:
             self.gradient.begin(self.collected_in)
         self.gradient.add(index, gradient)

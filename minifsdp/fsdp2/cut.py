@@ -96,6 +96,7 @@ class Rows:
         self.sizes.append(self.gap)
         self.row = used + self.gap
         self.numel = ranks * self.row
+        self._pieces: dict[int, list[tuple[torch.Size, bool]]] = {}  # by rank: shapes, and whether without padding
 
     def columns(self, buffer: Tensor) -> list[Tensor]:
         """Each parameter's pieces [N, size] in a buffer in rank order, and the gaps [N, gap]."""
@@ -107,11 +108,15 @@ class Rows:
 
     def local(self, row: Tensor, rank: int) -> list[Tensor]:
         """`rank`'s piece of each parameter, without padding and in its shape, as views of its row [S]."""
-        shapes = [cut.local(rank) for cut in self.cuts]
-        *parts, _ = row.split(self.sizes)
-        if len(set(self.dtypes)) > 1:
+        *parts, _ = row.split_with_sizes(self.sizes)
+        if self.dtype is torch.uint8:
             parts = [part.view(dtype) for part, dtype in zip(parts, self.dtypes, strict=True)]
-        return [part[: prod(shape)].view(shape) for part, shape in zip(parts, shapes, strict=True)]
+        if rank not in self._pieces:
+            self._pieces[rank] = [(cut.local(rank), cut.local(rank) == cut.piece) for cut in self.cuts]
+        return [
+            part.view(shape) if is_full else part[: prod(shape)].view(shape)
+            for part, (shape, is_full) in zip(parts, self._pieces[rank], strict=True)
+        ]
 
     @property
     def transposes(self) -> bool:

@@ -26,7 +26,8 @@ def local_of(sharded: Tensor) -> Tensor:
 
 def local_on(device: torch.device, sharded: Tensor) -> Tensor:
     """This rank's part, copied to the device if it is in host memory; on CUDA the copy is queued."""
-    return local_of(sharded).to(device, non_blocking=True)
+    local = local_of(sharded)
+    return local if local.device == device else local.to(device, non_blocking=True)
 
 
 def spec_of(p: Tensor) -> Any:

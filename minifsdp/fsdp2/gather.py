@@ -49,10 +49,11 @@ class Gather:
         ranks = group.size()
         self.rows = Rows(cuts, ranks, dtypes)
         self.gathered = device.empty(self.rows.numel, self.rows.dtype, "communication", on)
-        self.my_row = self.gathered.view(ranks, -1)[group.rank()]
+        self.by_rank = self.gathered.view(ranks, self.rows.row)
+        self.my_row = self.by_rank[group.rank()]
         self.my_pieces = self.rows.local(self.my_row, group.rank())
         self.columns = self.rows.columns(self.gathered)
-        self.gaps = torch.empty(ranks, self.rows.gap, dtype=self.rows.dtype, device=on)
+        gaps = torch.empty(ranks, self.rows.gap, dtype=self.rows.dtype, device=on)
         # Aliases with version counters of their own: to gather is not to modify what autograd has saved.
         targets = [m.data[: ranks * size] for m, size in zip(memories, self.rows.sizes, strict=False)]
         if self.rows.transposes:
@@ -64,7 +65,7 @@ class Gather:
             ]
             self.columns = [c.view(t.dtype).view(t.shape) for c, t in zip(columns, self.targets, strict=True)]
         else:
-            self.targets = [target.view(ranks, -1) for target in targets]
+            self.targets = [*(target.view(ranks, -1) for target in targets), gaps]
         self.keeper: Held | Recorded = Held()
         self.custom: Any = None
         device.free(self.gathered)
@@ -81,12 +82,10 @@ class Gather:
             return custom.all_gather(self.custom, self.gathered, self.my_row, self.group)
         return comm.all_gather(self.gathered, self.my_row, self.group, label)
 
-    @torch.no_grad()
     def copy_out(self) -> None:
         """Give each parameter its values; called where the computation is queued."""
         if self.rows.transposes:
             private.foreach_copy(self.targets, self.columns)
         else:
-            by_rank = self.gathered.view(self.group.size(), self.rows.row)
-            private.split_copy(by_rank, self.rows.sizes, [*self.targets, self.gaps])
+            private.split_copy(self.by_rank, self.rows.sizes, self.targets)
         self.keeper.keep(self.gathered)

@@ -9,6 +9,7 @@ have no column, so they cost no memory here and no bytes on the link.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -28,19 +29,19 @@ class Gradients:
     def __init__(self, cuts: Sequence[Cut], on: torch.device) -> None:
         self.cuts, self.device = cuts, on
         self.held: dict[int, Tensor] = {}
+        self._rows: dict[Any, Rows] = {}  # by what they depend on
 
     def add(self, index: int, gradient: Tensor, dtype: torch.dtype) -> None:
         """Add the gradient of parameter `index`; it is kept in `dtype`."""
         if index in self.held:
             self.held[index].add_(gradient)
         else:
-            self.held[index] = gradient.to(dtype)
+            self.held[index] = gradient if gradient.dtype is dtype else gradient.to(dtype)
             device.retag(self.held[index], "gradients")
 
     # As in gradient.py of fsdp/: a rank sends -0.0 where it has no gradient, in the padding too, which otherwise is
     # +0.0. So where nothing but -0.0 comes back, no rank had one.
 
-    @torch.no_grad()
     def pack(self, trained: list[int], ranks: int, dtype: torch.dtype) -> tuple[Tensor, Rows, list[int]]:
         """Everything in one buffer, which the caller now has; nothing is held any longer.
 
@@ -52,7 +53,7 @@ class Gradients:
         Returns:
             the buffer [N * S'], its layout, and the parameters of which nothing was held.
         """
-        rows = Rows([self.cuts[index] for index in trained], ranks, [dtype] * len(trained))
+        rows = self._rows_of(tuple(trained), ranks, dtype)
         held, self.held = self.held, {}
         absent = [index for index in trained if index not in held]
         packed = device.empty(rows.numel, dtype, "gradients", self.device)
@@ -67,11 +68,19 @@ class Gradients:
                 columns[trained.index(index)].fill_(-0.0)
         return packed, rows, absent
 
+    def _rows_of(self, trained: tuple[int, ...], ranks: int, dtype: torch.dtype) -> Rows:
+        key = trained, ranks, dtype
+        if key not in self._rows:
+            self._rows[key] = Rows([self.cuts[index] for index in trained], ranks, [dtype] * len(trained))
+        return self._rows[key]
+
     def _by_rank(self, index: int, held: dict[int, Tensor], dtype: torch.dtype) -> Tensor:
         """The gradient of parameter `index`, of which equal parts along dimension 0 are the ranks' pieces."""
-        cut = self.cuts[index]
-        shape = cut.shape
-        gradient = held[index].to(dtype) if index in held else torch.zeros(shape, dtype=dtype, device=self.device)
+        cut, gradient = self.cuts[index], held.get(index)
+        if gradient is None:
+            gradient = torch.zeros(cut.shape, dtype=dtype, device=self.device)
+        elif gradient.dtype is not dtype:
+            gradient = gradient.to(dtype)
         return cut.by_rank(gradient).reshape(cut.ranks, cut.size) if cut.dim else gradient
 
 

@@ -106,12 +106,15 @@ class ParamUnit(Unit):
 
     def refresh(self) -> None:
         """A step begins. The first makes the leaves: until then parameters may be on meta."""
-        self.view.refresh()
+        replaced = self.view.find_replaced()
         self.shards = self.view.shards
         dtypes = [(self.plan.compute if p.is_floating_point() else None) or p.dtype for p in self.shards]
         if not self.leaves or self.unsharded.dtypes != dtypes:
             self.free()
             self._make_leaves(dtypes)
+            replaced = True
+        if replaced:
+            self.view.attach(self)
         self.unsharded.forget()
         super().refresh()
         if len(found := {self.shards[index].dtype for index in self.trained}) > 1:
@@ -119,7 +122,6 @@ class ParamUnit(Unit):
                 f"FSDP expects uniform original parameter dtype but got {found} among what {self.title} trains: shard "
                 "modules of other dtypes separately"
             )
-        self.view.attach(self)
 
     def _make_leaves(self, dtypes: list[torch.dtype]) -> None:
         self.view.check_materialized(self.title)
@@ -129,7 +131,7 @@ class ParamUnit(Unit):
 
     @property
     def _versions(self) -> list[int]:
-        return [steps_taken(), *(version_of(dtensors.local_of(p)) for p in self.shards)]
+        return [steps_taken(), *map(version_of, map(dtensors.local_of, self.shards))]
 
     @property
     def is_stale(self) -> bool:
@@ -179,7 +181,8 @@ class ParamUnit(Unit):
     def take_gradient(self, index: int) -> None:
         leaf = self.leaves[index]
         gradient, leaf.grad = leaf.grad, None
-        assert gradient is not None
+        if gradient is None:  # a function's backward has withheld it
+            return
         local = dtensors.as_placed(gradient, self.inner[index])
         # Those of several micro-batches add up in the reduction's dtype.
         self.gradients.add(index, local, local.dtype if self.reduces else self.gradient_dtype)

@@ -50,11 +50,14 @@ class InPlaceView(View):
         super().hide()
         self.is_shown = False
 
-    def refresh(self) -> None:
-        """Parameters may have been replaced: `to_empty`, `load_state_dict(assign=True)`, by hand."""
-        if not self.is_shown:
-            self.shards = [users[0].module._parameters[users[0].attribute] for users in self.places]  # type: ignore[misc]
-            self._pin()
+    def find_replaced(self) -> bool:
+        """True if the modules have other parameters since: `to_empty`, `load_state_dict(assign=True)`, by hand."""
+        if self.is_shown:
+            return False
+        before = self.shards
+        self.shards = [users[0].module._parameters[users[0].attribute] for users in self.places]  # type: ignore[misc]
+        self._pin()
+        return any(p is not shard for p, shard in zip(self.shards, before, strict=True))
 
     def check_materialized(self, whose: str) -> None:
         """

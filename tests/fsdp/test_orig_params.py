@@ -494,6 +494,46 @@ def slices_are_aligned_when_gathered(precision: torch.dtype) -> None:
     assert sum(c.op == "all_gather" for c in calls) == 2
 
 
+class Withholding(torch.autograd.Function):
+    """x + shift, whose backward gives the shift no gradient."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, shift: Tensor) -> Tensor:
+        return x + shift
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Any:
+        return gradient, None
+
+
+class Withheld(Block):
+    def __init__(self) -> None:
+        super().__init__()
+        self.shift = nn.Parameter(torch.randn(WIDTH))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(Withholding.apply(x, self.shift))
+
+
+@check(orig=(False, True), strategy={each.name: each for each in STRATEGIES})
+def a_function_may_give_a_parameter_no_gradient(orig: bool, strategy: ShardingStrategy) -> None:
+    torch.manual_seed(0)
+    alone = nn.Sequential(Withheld(), nn.Linear(WIDTH, WIDTH))
+    model: Any = Fsdp(
+        copy.deepcopy(alone), None, strategy, auto_wrap_policy=ModuleWrapPolicy({Withheld}), use_orig_params=orig
+    )
+    x = torch.randn(3, WIDTH)
+    for net in (alone, model):
+        optimizer = torch.optim.SGD(net.parameters(), 0.1)
+        for _ in range(2):
+            net(x).sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    with Fsdp.summon_full_params(model):
+        for p, q in zip(model.parameters(), alone.parameters(), strict=True):
+            torch.testing.assert_close(p.view_as(q), q)
+
+
 @pytest.mark.parametrize(("ranks", "name"), check.params)
 def test_on_ranks(ranks: int, name: str) -> None:
     check.assert_passed(ranks, name)

@@ -585,12 +585,44 @@ def what_is_on_the_host_is_in_pinned_memory() -> None:
     ):
         view = InPlaceView(unit.view.places, unit.view.shards, pins=True)
         assert all(p._local_tensor.is_pinned() for p in model.parameters())
-        view.refresh()
+        view.find_replaced()
         assert len(pinned) == 2
         model.load_state_dict({name: 2 * p.detach() for name, p in model.state_dict().items()}, assign=True)
-        view.refresh()
+        view.find_replaced()
         assert len(pinned) == 4
         assert all(p._local_tensor.is_pinned() for p in model.parameters())
+
+
+class Withholding(torch.autograd.Function):
+    """x W^T, whose backward gives W no gradient."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor) -> Tensor:
+        ctx.save_for_backward(weight)
+        return x @ weight.T
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Any:
+        (weight,) = ctx.saved_tensors
+        return gradient @ weight, None
+
+
+class Withheld(nn.Module):
+    """One weight goes through the function; with `also` it is used once more, and has a gradient from there."""
+
+    def __init__(self, also: bool) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.first, self.last, self.also = nn.Linear(12, 12).double(), nn.Linear(12, 5).double(), also
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.first(x) if self.also else x + self.first.bias
+        return self.last(Withholding.apply(x, self.first.weight)).pow(2).mean()
+
+
+@check(ranks=ANY, also=(False, True))
+def a_function_may_give_a_parameter_no_gradient(also: bool) -> None:
+    compare(lambda: Withheld(also), lambda lib, model: lib.fully_shard(model), data=some_rows)
 
 
 # Meshes

@@ -152,24 +152,40 @@ def _host_compute(main: list[_Event]) -> list[Span]:
 
 def _gloo_spans(events: list[_Event], main: list[_Event]) -> list[Span]:
     """A span per collective of `comm`, then gloo's other ranges; barriers carry no data and are left out."""
-    gloo = [e for e in events if e.name.startswith("gloo:") and e.name != "gloo:barrier"]
+    left = [e for e in events if e.name.startswith("gloo:") and e.name != "gloo:barrier"]
     ends: dict[str, float] = {}
     for event in main:
         if _part(event.name) == "wait":
             ends.setdefault(event.name.removeprefix("wait "), event.end)  # a second wait returns at once
-    started = [event.start for event in main if event.name.startswith("c10d::")]
-    spans = []
-    for issue in main:
-        if _part(issue.name) != "issue":
-            continue
-        start, end = issue.start, ends.get(issue.name.removeprefix("issue "), issue.end)
-        of_it = max(1, bisect_left(started, issue.end) - bisect_left(started, start))  # one gather may be N broadcasts
-        mine = [event for event in gloo if start <= event.start <= end][:of_it]
+    issued = [event for event in main if _part(event.name) == "issue"]
+    operations = Counter(_operation(issue) for issue in issued)
+    messages = {op: sum(_carries(op, event) for event in left) // count for op, count in operations.items()}
+    spans, taken = [], []
+    for issue in issued:
+        op, start, end = _operation(issue), issue.start, ends.get(issue.name.removeprefix("issue "), issue.end)
+        taken.append((start, end))
+        mine = [event for event in left if _carries(op, event) and start <= event.start <= end][: max(1, messages[op])]
         if mine:
-            gloo = [event for event in gloo if event not in mine]
+            left = [event for event in left if event not in mine]
             start, end = min(event.start for event in mine), max(event.end for event in mine)
         spans.append(Span("communication", _title(issue.name), start, end - start))
-    return spans + [event.span("communication", event.name.removeprefix("gloo:")) for event in gloo]
+    others = [event for event in left if not any(start <= event.start <= end for start, end in taken)]
+    return spans + [event.span("communication", event.name.removeprefix("gloo:")) for event in others]
+
+
+def _operation(issue: _Event) -> str:
+    """`all_gather` of the range `issue all_gather 0#12 1048576 B`."""
+    return issue.name.split()[1]
+
+
+def _carries(op: str, event: _Event) -> bool:
+    """True if gloo's range may be one of the messages of such a collective (gloo.py)."""
+    message = event.name.removeprefix("gloo:")
+    made_of = {
+        "all_gather": ("broadcast", "all_gather"),
+        "reduce_scatter": ("send", "recv", "all_to_all", "all_reduce"),
+    }
+    return message.startswith(made_of.get(op, (op,)))
 
 
 def _device_spans(events: list[_Event]) -> list[Span]:
