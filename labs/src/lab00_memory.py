@@ -30,16 +30,16 @@
 # **You need** to know PyTorch on one device: modules, `backward` and optimizers. You need no
 # experience with distributed training.
 #
-# **Time** 50 minutes. **Worlds**: this lab needs no ranks; it runs in this process, on the CPU or
-# on one GPU. **Memory**: at most 9 MiB of tensors, as counted by the ledger.
+# **Time** 50 minutes. **Ranks**: none; the lab runs in this process, on the CPU or on one GPU.
+# **Memory**: at most 9 MiB of tensors, as counted by the ledger.
 #
-# **How a lab works.** An exercise is a cell with a function: replace the `...` with its body. Until
-# you do, the reference answer stands in, so that everything below runs. As soon as you write an
-# answer, it is checked in a separate process, and the cells below use it, right or wrong. A failed
-# check shows the expected result and a hint; `minifsdp lab hint 0.1` also gives a hint. Each plot
-# shows how many of the lab's functions are yours. Before a measurement, you are asked for a
-# prediction: replace the dots with a number. A wrong prediction teaches you more than no
-# prediction.
+# **How a lab works.** An exercise is a cell with a function whose body is `...`: replace the dots
+# with your code. Until you do, the reference answer stands in, so that everything below runs. As
+# soon as you write an answer, it is checked in a separate process, and the cells below use it,
+# right or wrong. A failed check shows the expected result and a hint; `minifsdp lab hint 0.1` also
+# gives a hint. Each plot shows how many of the lab's functions are yours. Before a measurement, you
+# are asked for a prediction: replace the dots with a number. A wrong prediction teaches you more
+# than no prediction.
 #
 # Throughout, Ψ is the total number of parameter elements, N is the number of ranks, and K is the
 # number of bytes of optimizer state per element. KiB, MiB and GiB are powers of 1,024; GB is 10⁹
@@ -226,9 +226,9 @@ for dtype in (torch.float32, torch.bfloat16):
         assert model_state == expected, f"{name}: measured {model_state}, expected {expected}"
 
 # %% [markdown]
-# Measured and expected agree to the byte. The column K shows the size of the optimizer's buffers:
-# no buffer for SGD, one for momentum, two for Adam and three for AMSGrad. The decimals of Adam's K
-# come from the step counts, 120 bytes here; no paper mentions them.
+# Measured and expected agree to the byte. Column K reflects the optimizer's buffers: none for SGD,
+# one for momentum, two for Adam and three for AMSGrad. The decimals of Adam's K come from the step
+# counts, 120 bytes here; no paper mentions them.
 #
 # This corrects two common mistakes. First, K is not a constant of Adam: it is 8 in float32
 # throughout and 4 in bfloat16 throughout, and the 12 of the ZeRO paper applies to mixed precision
@@ -343,8 +343,7 @@ plots.lines(
 # 111.8 GiB. The difference of 7 % can decide whether a model fits on a device or only on paper.
 #
 # So far this is arithmetic. It covers model state, but neither the peak of memory nor the traffic.
-# Lab 03 builds stages 1 and 2 and measures their peak and traffic; lab 05 does the same for stage
-# 3.
+# Both are measured in lab 03, which builds stages 1 and 2, and in lab 05, which builds stage 3.
 
 # %% [markdown]
 # ## 0.3 The Adam step
@@ -362,9 +361,9 @@ plots.lines(
 #
 # m and v start at zero. ε is added outside the root. torch calls m `exp_avg` and v `exp_avg_sq`.
 #
-# Before you write this step, make a prediction. The GPT from above, in float32 and trained with
-# Adam, has completed its first `step()` and a `zero_grad()`. How many bytes of parameters,
-# gradients and optimizer state does it hold?
+# Before you write this step, make a prediction. Take the GPT from above in float32, train it with
+# Adam, and stop after the first `step()` and a `zero_grad()`. How many bytes of parameters,
+# gradients and optimizer state are there now?
 
 # %%
 predict("0.3", ..., f"bytes of model state after the first zero_grad: Ψ = {PSI:,} in {len(NUMELS)} tensors, float32")
@@ -578,8 +577,8 @@ plots.stages(
 # hold 18 bytes (Megatron-LM's own table has 16, 18 and 20). The step itself needs memory too. Every
 # operator that does not work in place allocates a temporary as large as the parameter. The
 # denominator needs two temporaries at once: the root of `exp_avg_sq`, and the quotient computed
-# from this root. So with `foreach=False`, and in the reference answer, the peak is higher by two
-# temporaries the size of the largest parameter. With `foreach=True`, torch's default on a GPU, a
+# from this root. So with `foreach=False`, and in the reference answer, two temporaries of the size
+# of the largest parameter are added at the peak. With `foreach=True`, torch's default on a GPU, a
 # few large operators update all parameters, and the temporaries are as large as all parameters
 # together.
 
@@ -637,9 +636,9 @@ plots.lines(
 
 # %% [markdown]
 # The copy does more than improve the last digit: without it the weight does not move at all. The
-# same happens to an `exp_avg_sq` in bfloat16, which should close a thousandth of the remaining gap
-# at every step. (Stochastic rounding and compensated summation avoid the copy, at the cost of noise
-# and of another buffer, respectively.)
+# same happens to an `exp_avg_sq` in bfloat16, which should move by a thousandth of the remaining
+# gap at every step. (Stochastic rounding and compensated summation avoid the copy, at the cost of
+# noise and of another buffer, respectively.)
 
 # %% [markdown]
 # ## 0.4 What autograd keeps
