@@ -63,10 +63,10 @@ from minifsdp.course.workshop import exercise, outcome, predict
 # *5 minutes, easy*
 #
 # A distributed job is one program, started N times: *single program, multiple data*. The N
-# processes are called **ranks** and are numbered 0 to N - 1; N is the **world size**. Their number
-# is the only difference between them. `launch(fn, N)` starts N processes that each run `fn` inside
-# a process group, and returns their N results. Every collective names its **group**; `comm.world()`
-# is the group of all ranks.
+# processes are called **ranks** and are numbered 0 to N - 1; N is the **world size**. Only its rank
+# distinguishes a process from the others. `launch(fn, N)` starts N processes that each run `fn`
+# inside a process group, and returns their N results. Every collective names its **group**;
+# `comm.world()` is the group of all ranks.
 
 
 # %%
@@ -115,7 +115,8 @@ outcome("1.1", max(shares), ranks=4, slips={"10 // 4 rows on every rank leaves t
 # initial parameters, takes its rows, and computes a gradient. The parameters are equal, but the
 # gradients differ because the data differ. The **mean** of the gradients is the gradient of the
 # whole batch if all ranks have the same number of rows and the loss is a mean over rows. The
-# **sum** of the gradients is N times their mean, which acts like a learning rate N times larger.
+# **sum** of the gradients is N times their mean, so summing acts like a learning rate N times
+# larger.
 
 
 # %% tags=["C40"]
@@ -419,7 +420,7 @@ predict("1.5", ..., "bytes that one rank other than the target sends, to reduce 
 # %% tags=["exercise-1.5"]
 @exercise("1.5")
 def reduce(tensor: Tensor, target: int, group: Group) -> None:
-    """Sum `tensor` over all ranks, in place on rank `target`, using `comm.send` and `comm.recv`.
+    """Overwrite `tensor` on rank `target` with the sum of all ranks' `tensor`, using `comm.send` and `comm.recv`.
 
     On the other ranks, `tensor` may end up with partial sums. It has the same shape and dtype on
     all ranks and is contiguous. There are N - 1 messages in total, in ceil(log2 N) rounds: in the
@@ -446,9 +447,9 @@ outcome("1.5", sent[1], ranks=4)
 # %% [markdown]
 # ### Measured: the primitives and their results (C5)
 #
-# The cell runs torch's collectives, which NCCL has too, on four ranks. Rank r holds the number r +
-# 2 or, for an operation that works on parts, the vector (10 r, 10 r + 1, 10 r + 2, 10 r + 3). The
-# results of your broadcast and reduce are printed next to those of torch.
+# On four ranks, the cell runs the primitives that torch and NCCL provide. Rank r holds the number
+# r + 2 or, for an operation that works on parts, the vector (10 r, 10 r + 1, 10 r + 2, 10 r + 3).
+# The results of your broadcast and reduce are printed next to those of torch.
 
 
 # %% tags=["C5"]
@@ -1102,7 +1103,7 @@ for rank, (first, second) in enumerate(launch(another_order, 2)):
 # 1. All ranks run one program with the same `world size`; only `rank` differs.
 # 2. The call starts a collective and `wait()` finishes it; in between, do not touch its buffers.
 # 3. All-reduce = reduce-scatter + all-gather. In a ring, each rank sends (N - 1) / N of the data in
-#    each of the two, for every N.
+#    each of these two, for every N.
 # 4. A message takes α + n / β, so send few, large and even messages.
 # 5. All ranks must call the same collectives in the same order; otherwise the job hangs or silently
 #    computes wrong numbers.
