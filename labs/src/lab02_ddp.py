@@ -13,8 +13,8 @@
 # Data parallelism trains N copies of one model on N parts of the batch. Each rank computes on its
 # own rows, and the ranks average their gradients before the optimizer step. That is all there is to
 # data parallelism, and it takes one all-reduce per parameter. The rest of this lab makes it fast,
-# first with fewer and larger messages, then by sending them while backward is still running. These
-# three stages, called *rungs* here, make up `torch.nn.parallel.DistributedDataParallel`.
+# first by sending fewer and larger messages, then by sending them while backward is still running.
+# These three stages, called *rungs* here, make up `torch.nn.parallel.DistributedDataParallel`.
 #
 # ![Gradients collected in buckets, in the order in which backward computes them](../slides/figures/ddp-buckets.svg)
 #
@@ -33,9 +33,9 @@
 # **You need** to know autograd (`backward` adds to `.grad`) and, from lab 01, ranks, process
 # groups, all-reduce and `wait()`.
 #
-# **Time** 75 minutes. **Runs** on a laptop (gloo, 2 processes), on one GPU, or on a GPU node
-# (NCCL, one rank per GPU). **Memory** at most 4 MiB of tensors on a rank (measured at the end). A
-# process has about 270 MiB resident, most of which is torch's code, which the ranks share.
+# **Time** 75 minutes. **Runs** on a laptop (gloo, 2 processes), on one GPU, or on a GPU node (NCCL,
+# one rank per GPU). **Memory**: at most 4 MiB of tensors on a rank (measured at the end). A process
+# has about 270 MiB resident, most of which is torch's code, which the ranks share.
 
 # %% tags=["setup"]
 # set-up
@@ -534,7 +534,7 @@ def assign_buckets(params: list[nn.Parameter], cap_bytes: int) -> list[list[nn.P
     """Cut `params` into buckets, each a list of parameters.
 
     Args:
-        params: in order of registration.
+        params: the parameters, in order of registration.
         cap_bytes: a bucket is closed when it holds at least this many bytes of parameters;
             0 puts each parameter in its own bucket.
 
@@ -562,9 +562,9 @@ print(f"as torch assigns them: {[list(map(id, b)) for b in buckets] == [list(map
 #
 # *10 minutes, medium*
 #
-# Reducing a bucket has two halves. The first copies its gradients into one flat buffer and issues
-# the all-reduce. The second, which is exercise 2.4, waits and copies the means back. Other work can
-# run between the two halves, and rung 3 will make use of this.
+# The reduction of a bucket has two halves. The first copies its gradients into one flat buffer and
+# issues the all-reduce. The second, which is exercise 2.4, waits and copies the means back. Other
+# work can run between the two halves, and rung 3 will make use of this.
 #
 # `device.empty(numel, dtype, "communication", where)` allocates the buffer without initializing it,
 # and records its role in the ledger; `where` is a parameter's `.device`. `flat.split([n, m, ...])`
@@ -700,7 +700,7 @@ for used in ({0: [0, 1], 1: [0]}, {0: [0], 1: [1]}):
     assert right
 
 # %% [markdown]
-# Rung 3 will lose this fix, because its hooks fire only for gradients that exist.
+# Rung 3 will not have this fix, because its hooks fire only for gradients that exist.
 #
 # **What is still missing**: the first message leaves only when the whole of backward is over.
 #
@@ -907,13 +907,14 @@ plots.curve(
 # activation checkpointing or with one row per rank, the buffers do raise the peak.
 # `gradient_as_bucket_view=True` saves this copy of the gradients: the buckets are permanent, and
 # every `.grad` is a view of a bucket. In `minifsdp/ddp/buckets.py`, the two kinds of bucket are
-# `StagingBucket` and `GradientBucket`, of about thirty lines each. Unlike yours, that
-# `StagingBucket` is not copied back: gradients move into the buffer as they arrive.
+# `StagingBucket` and `GradientBucket`, of about thirty lines each. `StagingBucket`, unlike your
+# functions, copies nothing back: each gradient moves into the buffer as soon as it has been
+# computed, and stays there.
 #
 # ### Compared with torch
 #
-# The next cell compares your gradients after one backward, bit for bit, with those of torch's
-# `DistributedDataParallel` and of `minifsdp`'s.
+# The next cell compares your gradients after one backward, bit for bit, with those of
+# `DistributedDataParallel` in torch and in `minifsdp`.
 
 
 # %%
@@ -1081,7 +1082,7 @@ for name, grads in zip(("when full", "in turn"), launched, strict=True):
 # %% [markdown]
 # If the buckets have equal sizes, the sums are wrong; if the sizes differ, there is an error or a
 # hang. NCCL cannot detect the mistake either: it relies on the program for the order of
-# collectives. Layers called in a data-dependent order violate this order, and so does a branch that
+# collectives. Calling layers in a data-dependent order breaks this order, and so does a branch that
 # only some ranks take.
 #
 # ### Break it: an unused parameter, with rung 3
@@ -1168,8 +1169,8 @@ print("sum each time, divided by N at last:", sums)
 # <details><summary>4. Is it enough to put only the backward inside `with ddp.no_sync():`?</summary>
 #
 # Not in torch. `DistributedDataParallel.forward` decides whether the following backward reduces, so
-# the forward must be inside too. A forward outside it is the usual reason why `no_sync` seems to
-# have no effect.
+# the forward must be inside too. A forward outside the `with` block is the usual reason why
+# `no_sync` seems to have no effect.
 # </details>
 #
 # <details><summary>5. gloo's all-reduce blocks the host in `wait()`, whereas NCCL's does not. What
