@@ -30,8 +30,8 @@
 #
 # **You need** lab 01 (reduce-scatter, all-gather) and lab 02 (buckets, hooks on gradients).
 #
-# **Time** 70 minutes. **Worlds**: gloo on a laptop (2 and 4 processes), or NCCL with one rank per
-# GPU; with a single GPU, the lab runs on gloo. **Memory per rank**: 12 MiB of tensors (measured
+# **Time** 70 minutes. **Runs** with gloo on a laptop (2 and 4 processes), or with NCCL and one rank
+# per GPU; with a single GPU, it runs with gloo. **Memory per rank**: 12 MiB of tensors (measured
 # below), or about 25 MiB for the larger batch of the timeline, plus the memory of a process that
 # has imported torch.
 #
@@ -260,10 +260,10 @@ outcome(
 #
 # *5 minutes, easy*
 #
-# A torch optimizer updates the tensors that it was given, and allocates state only for these. Stage
-# 1 saves memory in this way: it gives the optimizer only this rank's shards. The optimizer is still
-# a real `torch.optim.Adam`, with its learning rate, its weight decay and its fused kernels; it does
-# not know that its parameters are slices.
+# A torch optimizer updates the tensors that it was given, and allocates state only for these. This
+# is how stage 1 saves memory: it gives the optimizer only this rank's shards. The optimizer is
+# still a real `torch.optim.Adam`, with its learning rate, its weight decay and its fused kernels;
+# it does not know that its parameters are slices.
 
 # %%
 predict("3.2", ..., "bytes of Adam's state on one rank, 2 ranks")
@@ -477,9 +477,9 @@ def reduce_in_backward(
         params: the bucket's parameters.
         shard: this rank's shard of the bucket.
         start: `reduce_bucket`; `start(params, shard, group)` returns the function that finishes the reduction.
-        in_flight: empty, or holds one such function, for the reduction of any bucket that is under
-            way. Before you start this bucket's reduction, call that function and remove it; then
-            add the function that `start` returns.
+        in_flight: holds at most one such function, for the reduction that is under way, whichever
+            bucket it belongs to. Before you start this bucket's reduction, call that function and
+            remove it; then add the function that `start` returns.
         group: the ranks.
 
     Returns:
@@ -539,15 +539,16 @@ plots.stages(
 # and their copy at the same time, in addition to the shards reduced so far. The copy is still in
 # transit while the next bucket is being filled. Let $n_b$ be the number of elements in bucket b,
 # $s_b$ the number in the shards of buckets 0 to b, and $r_b$ the number received during the
-# reduction of bucket b. Then the bytes of gradients and buckets are at most
+# reduction of bucket b. Then gradients and buckets take at most the following number of bytes, plus
+# a little more:
 #
 # $$4 \max_b\; \bigl(\max(n_b, n_{b+1}) + \mathrm{padded}(n_b) + r_b + s_b\bigr)$$
 #
-# and a little more. On gloo, minifsdp receives the other ranks' parts of a bucket, $r_b = (N - 1) /
-# N \; \mathrm{padded}(n_b)$, and sums them itself; NCCL needs no such memory, so $r_b = 0$. The
-# little more has this reason: a bucket may end inside a block, and backward does not compute a
-# block's gradients in the exact reverse order of its parameters. The two gradients of `norm2` come
-# before those of `qkv` and `out`, and wait in `.grad` until their bucket is full.
+# On gloo, minifsdp receives the other ranks' parts of a bucket, $r_b = (N - 1) / N \;
+# \mathrm{padded}(n_b)$, and sums them itself; NCCL needs no such memory, so $r_b = 0$. The extra
+# bytes have this cause: a bucket may end inside a block, and backward does not compute a block's
+# gradients in the exact reverse order of its parameters. The two gradients of `norm2` come before
+# those of `qkv` and `out`, and wait in `.grad` until their bucket is full.
 
 
 # %%
@@ -686,7 +687,7 @@ for name, (messages, gradients) in launch(accumulate_four, 2, BATCHES)[0].items(
 # ## Measured: what each stage holds and sends (C8)
 #
 # The table shows the model state of a rank after backward and the bytes that it sends per step with
-# the ring algorithm, for N = 2. Below each measurement stand the closed form and the paper's value,
+# the ring algorithm, for N = 2. Below each measurement are the closed form and the paper's value,
 # which your `zero_stages` from lab 00 computes without padding and step counts. Stage 3 shards the
 # parameters too. Lab 05 builds it; here it is `minifsdp.FullyShardedDataParallel` with one unit per
 # block.
@@ -783,11 +784,11 @@ plots.lines(
 # ## Compared with torch and with minifsdp
 #
 # `torch.distributed.optim.ZeroRedundancyOptimizer` is stage 1, with two differences. First, it
-# assigns whole parameters to ranks, the largest first, each to the rank that has the least so far.
-# So it needs no flat buffer and no padding, but the ranks are balanced only as well as the sizes
-# allow. Second, it leaves the all-reduce of the gradients to DDP, and then broadcasts every
-# parameter from its owner. In the units of the table above, it sends 3 instead of 2, because the
-# parameters are sent in addition to a whole all-reduce.
+# assigns whole parameters to ranks, the largest first, each to the rank that has the fewest
+# elements so far. So it needs no flat buffer and no padding, but the ranks are balanced only as
+# well as the sizes allow. Second, it leaves the all-reduce of the gradients to DDP, and then
+# broadcasts every parameter from its owner. In the units of the table above, it sends 3 instead of
+# 2, because the parameters are sent in addition to a whole all-reduce.
 
 
 # %%
@@ -901,8 +902,8 @@ for rank, text in enumerate(launch(shapes, 2, BATCHES[0])):
 #
 # ### The optimizer sees the parameters, not the shards
 #
-# A script for one device creates `Adam(model.parameters())`. Here this line stays, and the rest is
-# ZeRO-1 as above. Will there be an error?
+# A script for one device creates `Adam(model.parameters())`. Here we keep this line, and the rest
+# is ZeRO-1 as above. Will there be an error?
 
 
 # %%
