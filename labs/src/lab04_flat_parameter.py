@@ -59,7 +59,7 @@ def six_layers(widths: list[int]) -> nn.Sequential:
 # With ZeRO-2, every rank still holds all parameters, Ψ elements. The next rung shards the
 # parameters too, and this changes the traffic: before a layer computes, its parameters must be
 # gathered from all ranks. A layer has a weight and a bias, a model has hundreds of each, and in
-# general the size of none of them is divisible by N. So which messages should carry them?
+# general none of their sizes is divisible by N. So which messages should carry them?
 #
 # - one gather **per parameter**, or one gather for many parameters?
 # - **uneven** shards, of which the last is shorter, or even shards with padding?
@@ -498,9 +498,9 @@ for stage, kinds in zip(STAGES, KINDS, strict=True):
     assert bytes_held == predicted[stage], f"{stage}: a rank should hold {kinds}, and nothing else"
 
 # %% [markdown]
-# The buffer and the original parameters exist at the same time, so building a large buffer has this
-# cost once. If the whole model is one unit, the peak is 2Ψ, which is more than the model needed
-# before sharding. The units in 4.5 reduce this peak.
+# The buffer and the original parameters exist at the same time, so a rank needs the memory for both
+# once, while it builds the buffer. If the whole model is one unit, the peak is 2Ψ, which is more
+# than the model needed before sharding. The units in 4.5 reduce this peak.
 
 # %% [markdown]
 # ### Break it: replace `.data` behind the buffer's back
@@ -645,7 +645,7 @@ def torch_layout(orig: bool = False) -> tuple[bool, int, list, list, list]:
 
     from torch.distributed.fsdp import FullyShardedDataParallel
 
-    warnings.simplefilter("ignore")  # it warns that FSDP1 is in maintenance
+    warnings.simplefilter("ignore")  # torch warns that FSDP1 is in maintenance mode
     torch.manual_seed(0)
     group = comm.world()
     model = nn.Sequential(OrderedDict(layer0=nn.Linear(6, 10), layer3=nn.Linear(12, 11))).to(rank_device())
@@ -672,10 +672,10 @@ for orig, (_, _, _, numels, filling) in zip((False, True), both, strict=True):
     print(f"use_orig_params={orig}, 2 ranks: flattened {numels}, {padding} of padding, filled with {filling}")
 
 # %% [markdown]
-# By default (`use_orig_params=False`), torch uses our layout: the parameters stand back to back,
-# and zeros fill the end of the last shards. Instead of padding the buffer before the cut, it cuts
-# first and pads the short shards (`_get_shard`), with the same result. With `use_orig_params=True`,
-# it also pads *between* parameters, so that each of them begins at a multiple of 16 bytes, and it
+# By default (`use_orig_params=False`), torch uses our layout: the parameters lie back to back, and
+# zeros fill the end of the last shards. Instead of padding the buffer before the cut, it cuts first
+# and pads the short shards (`_get_shard`), with the same result. With `use_orig_params=True`, it
+# also pads *between* parameters, so that each of them begins at a multiple of 16 bytes, and it
 # fills this padding with 42, which is easy to recognize. So "at most N - 1 elements of padding"
 # holds only for the first layout: in the second, there are 3 elements of padding on 2 ranks here.
 
@@ -776,7 +776,7 @@ assert not flat.grad[elements:].any()
 # *12 minutes, medium*
 #
 # With one flat parameter for the whole model, a single large message would be enough, but no layer
-# could compute before the whole model has been gathered. With one flat parameter per layer, a rank
+# could compute before the whole model had been gathered. With one flat parameter per layer, a rank
 # needs little memory but many messages. The compromise is to group layers into **units**, each with
 # its own flat parameter. Units follow from wrapping: each wrapped module is a unit, and the root
 # unit holds all parameters that no inner unit holds. So a root unit may hold layers that are not
@@ -804,7 +804,7 @@ def assign_units(model: nn.Module, inner: list[nn.Module], ranks: int) -> list[d
         ranks: N.
 
     Returns:
-        A dict for the root, then one for each of `inner`, in order. It maps each parameter's name in
+        A dict for the root, then one for each of `inner`, in order. Each maps a parameter's name in
         `model` to its number of elements, in the order of `model.named_parameters()`; its last key
         is `"padding"`. A parameter that is tied within its unit appears once, under its first name.
 
