@@ -173,8 +173,8 @@ print(*events, sep="\n")
 # %% [markdown]
 # The two outputs receive their gradients at different times, that of the last call first. Each
 # parameter receives its gradient once, after both calls have contributed. So a unit's backward
-# *begins* with the gradient of an output and *ends* with the gradient of its last *leaf*, as
-# autograd calls a parameter. A module's own backward hook marks neither point reliably:
+# *begins* with the gradient of an output and *ends* with the gradient of its last parameter, or
+# *leaf* in autograd's terms. A module's own backward hook marks neither point reliably:
 #
 # ### Break it: a hook on the module's backward
 #
@@ -691,7 +691,7 @@ show("One step of your FSDP", f"GPT of {psi:,} parameters on {RANKS} ranks.", {"
 
 # %% tags=["C13"]
 def look_inside() -> dict[str, tuple[int, ...]]:
-    """Shapes at a linear layer while it computes."""
+    """Shapes at a linear layer while it is computing."""
     seen = {}
     model = SETTINGS.model().to(rank_device())
     shard_model(model, PIECES)
@@ -761,7 +761,7 @@ def alone() -> Tensor:
 
 
 def joined(ranks: list[list[Tensor]]) -> Tensor:
-    """All units' gradients one after the other, without padding."""
+    """All units' gradients one after another, without padding."""
     units = [torch.cat(shards) for shards in zip(*ranks, strict=True)]
     return torch.cat([unit[: sum(sizes)] for unit, sizes in zip(units, SIZES.units, strict=True)])
 
@@ -935,7 +935,7 @@ for name in (*EARLIER, "yours"):
     held = RUNGS[EARLIER.get(name, "fsdp")].predict(SIZES, setting, 2)
     moved = 3 * held.parameters * RANKS - padded[0] if name == "yours" else 2 * held.parameters
     if name.startswith("ZeRO"):
-        moved += 2 * 4 * sum(map(len, SIZES.units))  # an int32 per parameter, all-reduced: which have a gradient
+        moved += 2 * 4 * sum(map(len, SIZES.units))  # an all-reduced int32 per parameter: has it a gradient?
     found = [stage["step"][tag] for tag in ("parameters", "gradients", "optimizer")]
     print(f"{name:8}" + "".join(f"{size:12,}" for size in (*found, wire)) + f"{round(share * moved):18,}")
     assert found == [held.parameters, held.gradients, held.optimizer]
@@ -1311,8 +1311,8 @@ plots.timeline(
 # 3. Freeing shrinks the *storage* to 0 bytes, whatever names, views and saved tensors refer to it.
 #    Gather back into the same storage, through an alias with its own version counter.
 # 4. FULL_SHARD takes 2U - 1 gathers, U reduce-scatters and 1.5 times DDP's traffic. SHARD_GRAD_OP
-#    takes U gathers, U reduce-scatters and only DDP's traffic, but all parameters are whole when
-#    forward ends.
+#    takes U gathers, U reduce-scatters and no more than DDP's traffic, but all parameters are whole
+#    when forward ends.
 # 5. FSDP is data parallelism: each rank computes with whole parameters on its own rows. Only the
 #    storage is sharded.
 #
