@@ -180,7 +180,7 @@ class ParamUnit(Unit):
         leaf = self.leaves[index]
         gradient, leaf.grad = leaf.grad, None
         assert gradient is not None
-        local = dtensors.as_placed(gradient, self.inner[index])
+        local = dtensors.as_placed(gradient, self.inner[index], self.label)
         # Those of several micro-batches add up in the reduction's dtype.
         self.gradients.add(index, local, local.dtype if self.reduces else self.gradient_dtype)
 

@@ -82,7 +82,7 @@ def as_parts(module: nn.Linear, parts: int) -> None:
 
 @contextmanager
 def _gathered_again(whole: Tensor, part: Tensor, layout: Layout, ranks: Ranks) -> Iterator[None]:
-    """What autograd saves of `whole` is `part`, which is `_kept`, and `whole` is gathered again when backward asks for it.
+    """Autograd saves `part`, which is `_kept`, instead of `whole`, and gathers `whole` again when backward asks for it.
 
     Megatron-LM does so (megatron/core/tensor_parallel/layers.py): one all-gather more, and no rank keeps the whole.
     """
