@@ -1,4 +1,4 @@
-"""What forward keeps for backward, from plain numbers: arithmetic, no tensors.
+"""Bytes that forward keeps for backward, from plain numbers: arithmetic, no tensors.
 
 b sequences of s tokens, width h, a heads, t tensor-parallel ranks. Korthikanti et al. (arXiv 2205.05198, sections 4.1
 and 4.2) count the bytes of a block in fp16, with dropout, where attention keeps its softmax. The course's block keeps,
@@ -62,7 +62,7 @@ class Sizes:
 
 @dataclass(frozen=True)
 class Cut:
-    """How tensor parallelism cuts a block.
+    """A block over tensor-parallel ranks.
 
     Attributes:
         ranks: t.

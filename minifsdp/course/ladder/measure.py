@@ -221,7 +221,7 @@ def measure_memory(
             if phase == "rest":
                 rest.update(ledger.live())
             else:
-                _let_go(ledger)
+                let_go(ledger)
                 activations[phase] = ledger.mark(phase)["activations"]
                 history.mark(phase)
             log.mark(NAMES.get(phase, phase))
@@ -246,7 +246,7 @@ def measure_memory(
         }
 
 
-def _let_go(ledger: Ledger, quiet: float = 0.02) -> None:
+def let_go(ledger: Ledger, quiet: float = 0.02) -> None:
     """Wait until nothing has been freed for so many seconds: gloo's threads keep a message a little beyond its wait."""
     before = -1
     while len(ledger.events) != before:

@@ -18,6 +18,7 @@ COLUMNS = {
     "gradients_peak": "gradients\npeak",
 }
 _HEADINGS = {**COLUMNS, "activations": "activa-\ntions"}
+_MANY = 5  # columns that fit with space between them
 
 
 def ladder_table(record: dict[str, Any]) -> Group:
@@ -33,6 +34,8 @@ def _memory(record: dict[str, Any]) -> Table:
     columns = [key for key in _HEADINGS if key in record["rungs"][0]["predicted"][0]]
     for heading in (*(_HEADINGS[key] for key in columns), "peak", "as pre-\ndicted"):
         table.add_column(heading, justify="right", no_wrap=not heading.startswith("as"))
+    if len(columns) > _MANY:
+        table.padding = (0, 0, 0, 0)
     for rung in record["rungs"]:
         cells = [f"{max(rank[key] for rank in rung['bytes']) / MIB:.3f}" for key in columns]
         peak = f"{max(rank['peak'] for rank in rung['bytes']) / MIB:.3f}"
