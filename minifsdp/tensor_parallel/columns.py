@@ -86,8 +86,8 @@ def _gathered_again(whole: Tensor, part: Tensor, layout: Layout, ranks: Ranks) -
 
     Megatron-LM does so (megatron/core/tensor_parallel/layers.py): one all-gather more, and no rank keeps the whole.
     """
-    memory, keeper = whole.untyped_storage().data_ptr(), part.grad_fn
-    alone = part if keeper is None else None  # not part of a graph: nothing else keeps it
+    memory, keeper = whole.untyped_storage().data_ptr(), cast(Any, part.grad_fn)
+    alone = cast(Any, part if keeper is None else None)  # not part of a graph: nothing else keeps it
 
     def pack(saved: Tensor) -> Any:
         return saved.shape if saved.untyped_storage().data_ptr() == memory else saved
