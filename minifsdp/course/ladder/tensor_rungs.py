@@ -97,30 +97,30 @@ def _mesh_fault(sizes: Sizes, ranks: int) -> str:
 
 
 TENSOR_RUNGS: dict[str, Rung] = {
-    "ddp": RUNGS["ddp"]._replace(adds="every rank has the whole model, and its own rows", predict=_predict_ddp),
+    "ddp": RUNGS["ddp"]._replace(adds="rows divided, layers whole", predict=_predict_ddp),
     "tp": Rung(
-        "layers cut over ranks, which all have the same rows",
+        "layers cut over ranks, rows whole",
         _tp,
         _predict_tp,
         replicas=lambda ranks: 1,
         fault=_heads_fault,
     ),
     "tp-sp": Rung(
-        "what lies between the layers cut along the sequence",
+        "norms cut along the sequence",
         partial(_tp, sequence=True),
         _predict_tp_sequence,
         replicas=lambda ranks: 1,
         fault=_sequence_fault,
     ),
     "tp-sp-regather": Rung(
-        "inputs of layers by columns kept as parts, gathered again",
+        "inputs kept as parts, gathered again",
         partial(_tp, sequence=True, regather=True),
         partial(_predict_tp_sequence, regather=True),
         replicas=lambda ranks: 1,
         fault=_sequence_fault,
     ),
     "tp-fsdp2": Rung(
-        "tp-sp inside, FSDP2 outside: state over all ranks, rows over dp",
+        "FSDP2 outside, tp-sp inside",
         _tp_fsdp2,
         _predict_tp_fsdp2,
         replicas=lambda ranks: mesh_sizes(ranks)[0],
