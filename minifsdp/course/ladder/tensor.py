@@ -75,9 +75,10 @@ def tp_sequence(units: Sequence[Sequence[Shape]], setting: Setting, stream: int)
         stream: bytes of the activations between two layers, whole: a reduce-scatter may receive parts of them.
     """
     held = tp(units, setting)
-    mine = parts(units, setting.ranks, setting.rank)
-    summands = setting.itemsize * sum(map(prod, [*_of_tokens(mine[0]), *(p for unit in mine[1:] for p in unit[:4])]))
-    after = setting.itemsize * sum(map(prod, [*mine[0][:2], *mine[1][:2]]))  # the last reduction is of qkv's input
+    root, *blocks = parts(units, setting.ranks, setting.rank)
+    norms = [p for block in blocks for p in block[:4]]
+    summands = setting.itemsize * sum(map(prod, [*root[1:4], *norms]))  # root: positions and the last norm
+    after = setting.itemsize * sum(map(prod, [*root[:2], *blocks[0][:2]]))  # the last reduction is of qkv's input
     peak = max(held.gradients + summands, held.gradients - after + received(stream, setting.ranks, setting))
     return replace(held, gradients_peak=peak)
 
@@ -85,11 +86,6 @@ def tp_sequence(units: Sequence[Sequence[Shape]], setting: Setting, stream: int)
 def received(size: int, ranks: int, setting: Setting) -> int:
     """Bytes that a reduce-scatter of `size` bytes receives in a buffer of its own."""
     return size - size // ranks if setting.by_all_to_all else 0
-
-
-def _of_tokens(root: Sequence[Shape]) -> Sequence[Shape]:
-    """position, and weight and bias of norm."""
-    return root[1:4]
 
 
 def tp_fsdp2(
@@ -104,9 +100,9 @@ def tp_fsdp2(
         limit: k of the limiter.
     """
     outer = replace(setting, ranks=setting.ranks // tp_ranks, rank=setting.rank // tp_ranks)
-    mine = parts(units, tp_ranks, setting.rank % tp_ranks)
+    root, *blocks = mine = parts(units, tp_ranks, setting.rank % tp_ranks)
     arriving = received(stream, tp_ranks, setting)
-    inside = arriving - setting.itemsize * sum(map(prod, mine[1][:2]))  # qkv's is the last, before norm1
+    inside = arriving - setting.itemsize * sum(map(prod, blocks[0][:2]))  # the last is qkv's, before norm1's gradients
     held = fsdp2_bytes(mine, head, outer, ahead=limit - 1, limited=True, holds=False, inside=inside)
-    begins = setting.itemsize * sum(map(prod, mine[0][-2:])) + arriving + Buffers.of(mine[-1], outer).whole
-    return replace(held, gradients_peak=max(held.gradients_peak, begins))  # only with a single block the second
+    begins = setting.itemsize * sum(map(prod, root[-2:])) + arriving + Buffers.of(blocks[-1], outer).whole
+    return replace(held, gradients_peak=max(held.gradients_peak, begins))  # the head's, which counts with one block
