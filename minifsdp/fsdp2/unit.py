@@ -188,7 +188,7 @@ class ParamUnit(Unit):
         gradient, leaf.grad = leaf.grad, None
         if gradient is None or not self.shards[index].requires_grad:  # withheld by a function; frozen since forward
             return
-        local = dtensors.as_placed(gradient, self.inner[index])
+        local = dtensors.as_placed(gradient, self.inner[index], self.label)
         # Those of several micro-batches add up in the reduction's dtype.
         self.gradients.add(index, local, local.dtype if self.reduces else self.gradient_dtype)
 
