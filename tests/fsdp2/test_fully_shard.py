@@ -702,6 +702,60 @@ def frozen_before_its_gradients_are_reduced() -> None:
         model(*some_rows(1, 0))
 
 
+@check(ranks=2, around=("blocks", "root"))
+def a_checkpoint_around_an_outermost_module(around: str) -> None:
+    """Its recomputation ends by an error of torch's, as soon as backward has what it needs."""
+
+    class Block(nn.Sequential):
+        def forward(self, x: Tensor) -> Tensor:
+            return x + super().forward(x)
+
+    def make() -> nn.Module:
+        torch.manual_seed(0)
+        blocks = [Block(nn.Linear(12, 12), nn.GELU(), nn.Linear(12, 12)).double() for _ in range(2)]
+        return nn.Sequential(*blocks)
+
+    class Checkpointed(nn.Module):
+        def __init__(self, lib: Any, model: Any) -> None:
+            super().__init__()
+            for block in model:
+                lib.fully_shard(block)
+            self.model = lib.fully_shard(model) if around == "root" else model
+
+        def forward(self, x: Tensor) -> Tensor:
+            for module in self.model if around == "blocks" else [self.model]:
+                x = checkpoint(module, x, use_reentrant=False)
+            return x.pow(2).mean()
+
+    compare(make, Checkpointed, data=some_rows)
+
+
+@check(ranks=2)
+def a_group_of_modules_of_which_one_does_not_run() -> None:
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            torch.manual_seed(0)
+            self.body, self.norm, self.head = nn.Linear(12, 8), nn.LayerNorm(8), nn.Linear(8, 3)
+
+        def forward(self, x: Tensor, features: bool = False) -> Tensor:
+            h = self.norm(self.body(x))
+            return h if features else self.head(h).pow(2).mean()
+
+    class Features(nn.Module):
+        def __init__(self, lib: Any, model: Any) -> None:
+            super().__init__()
+            lib.fully_shard([model.norm, model.head])
+            self.model = lib.fully_shard(model)
+
+        def forward(self, x: Tensor) -> Tensor:
+            with torch.no_grad():
+                self.model(x, features=True)
+            return self.model(x)
+
+    compare(lambda: Net().double(), Features, data=some_rows)
+
+
 # Meshes
 
 
