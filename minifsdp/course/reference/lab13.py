@@ -120,8 +120,8 @@ def cross_entropy(logits: Tensor, targets: Tensor, first: int, group: Group, g: 
     index = targets - first
     here = (index >= 0) & (index < logits.shape[1])
     wanted = shifted.gather(1, torch.where(here, index, 0)[:, None])[:, 0] * here
-    total, target = g(torch.stack([shifted.exp().sum(-1), wanted]))
-    return (total.log() - target).mean()
+    sums = g(torch.stack([shifted.exp().sum(-1), wanted]))
+    return (sums[0].log() - sums[1]).mean()
 
 
 @reference(
