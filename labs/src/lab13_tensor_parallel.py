@@ -10,10 +10,10 @@
 # %% [markdown]
 # # Lab 13: tensor parallelism
 #
-# FSDP shards what is *stored*. When a layer computes, its parameters are whole, and each rank has its
-# own rows of the batch. Tensor parallelism shards what is *computed*: a rank keeps its part of a
-# matrix, multiplies with that part alone, and all ranks work on the same rows. No parameter ever
-# travels. Activations do.
+# FSDP shards the *storage*. When a layer computes, its parameters are whole, and each rank has its own
+# rows of the batch. Tensor parallelism shards the *computation*: a rank keeps its part of a matrix,
+# multiplies with that part alone, and all ranks work on the same rows. Parameters never travel.
+# Activations do.
 #
 # ![One product of a 2 by 3 and a 3 by 2 matrix, cut by columns, where the parts are put side by side, and by rows,
 # where the summands are added](../slides/figures/scale-product.svg)
@@ -81,7 +81,7 @@ def multiply(x: Tensor, w: Tensor, by: Literal["columns", "rows"], group: Group)
 
     Args:
         x: [rows, in], the same on every rank of `group`.
-        w: [in, out], the same on every rank, of which a rank uses its part alone.
+        w: [in, out], the same on every rank; a rank multiplies with its part alone.
         by: along which dimension w is cut. Parts are those of `torch.chunk`: ceil(length / t) columns
             or rows each, the last ones fewer, perhaps none.
         group: the t ranks, perhaps a part of the world.
@@ -111,7 +111,7 @@ from minifsdp.course.ladder.model import GPT, Block
 from minifsdp.course.launch import launch, rank_device
 from minifsdp.course.link.emulated import let_communication_go_first, parse_link
 from minifsdp.course.watch.ledger import Ledger
-from minifsdp.course.watch.timeline import overlap, read_trace
+from minifsdp.course.watch.timeline import Span, overlap, read_trace
 from minifsdp.course.watch.trace import record_trace
 from minifsdp.fsdp import SyncSchedule
 from minifsdp.tensor_parallel.dropout import own_random_numbers
@@ -163,8 +163,8 @@ outcome("13.1", sent["rows"] / sent["columns"], ranks=2, slips=slips)
 # | f | nothing | all-reduce |
 # | g | all-reduce | nothing |
 #
-# Predict: somebody lets g all-reduce in backward as well, "since it is a collective". The model is two
-# such pairs of layers, one after the other, on 2 ranks. By which factor are the gradients of the
+# Predict: a g that all-reduces in backward as well is a common slip. The model is two such pairs of
+# layers, one after the other, on 2 ranks. By which factor are the gradients of the
 # *first* pair's weights wrong?
 
 # %%
@@ -208,7 +208,7 @@ predict("13.3", ..., "messages of [b, s, h] in a step, 4 blocks, embedding and h
 # %% tags=["exercise-13.3"]
 @exercise("13.3")
 def mlp(x: Tensor, up: Tensor, up_bias: Tensor, down: Tensor, down_bias: Tensor, f: Crossing, g: Crossing) -> Tensor:
-    """gelu(x up^T + up_bias) down^T + down_bias, on t ranks of which each calls this with its parts.
+    """gelu(x up^T + up_bias) down^T + down_bias, on t ranks, each with its parts.
 
     One message forward, g's, and one backward, f's.
 
@@ -328,13 +328,13 @@ outcome("13.2", round(factors[0], 6), slips={"every g on the way back multiplies
 # *10 minutes, hard*
 #
 # The head is a matrix like others: by columns, each rank makes the logits of its part of the
-# vocabulary. With 128,256 tokens (Llama 3) logits are the largest tensor of a model, so nobody wants
-# to gather them. Cross-entropy needs little of them:
+# vocabulary. With 128,256 tokens (Llama 3) logits are the largest tensor of a model: too large
+# to gather. Cross-entropy needs little of them:
 #
 # $$\text{loss} = \log \sum_v e^{x_v - m} - (x_\text{target} - m), \qquad m = \max_v x_v$$
 #
-# Three numbers per token come from all ranks: the maximum m, without which $e^x$ overflows, the sum,
-# and the target's logit, which one rank has.
+# Three numbers per token come from all ranks: the maximum m, against overflow of $e^x$; the sum; and
+# the target's logit, from the one rank that has it.
 #
 # Predict: 1,024 classes in float32 on 2 ranks. How many times as many bytes as yours does an
 # all-gather of the logits send? 5 % off is fine.
@@ -662,8 +662,8 @@ def sequence_f_and_g(group: Group) -> tuple[Crossing, Crossing]:
 # *4 minutes, easy*
 #
 # A norm's weight and bias are whole on every rank, and meet s / t tokens there. What does that do to
-# their gradients? If nobody adds them up, each rank updates its copy in its own way, and no error says
-# so: the copies drift apart. Megatron-LM sums these gradients after backward, in one message. Here one of your
+# their gradients? Left as they are, each rank updates its copy in its own way: the copies
+# drift apart, without an error. Megatron-LM sums these gradients after backward, in one message. Here one of your
 # functions does it.
 #
 # Predict: how many of a block's 12 parameters are in this position, the norms' included?
@@ -765,41 +765,48 @@ plots.lines(
 # whole. Megatron-LM keeps the part and gathers once more in backward. `minifsdp.tensor_parallel` does so
 # with `regather=True`: two gathers more for each block.
 #
-# ### Measured: memory at the peak of a step
+# ### Measured: the memory of a step, stage by stage
+#
+# On 4 ranks with the sequence cut, next to one process and to tensor parallelism alone.
 
 
 # %%
-def step_with(way: MakeWay | None) -> dict[str, int]:
-    """Bytes by tag at the peak of the second step."""
+STAGES = ("at rest", "after forward", "after backward", "after the optimizer's step")
+
+
+def step_with(way: MakeWay | None) -> dict[str, dict[Any, int]]:
+    """Bytes by tag at the end of each stage of the second step."""
     with Ledger() as ledger:
         model = build(way)
         optimizer = torch.optim.AdamW(model.parameters(), 1e-3)
         ledger.watch(model, optimizer)
         for number in range(2):
-            ledger.reset_peaks()
-            model(*batch(number)).backward()
-            optimizer.step()
             optimizer.zero_grad()
-        return dict(ledger.peak.tags)
+            found = [ledger.mark("at rest")]
+            loss = model(*batch(number))
+            found.append(ledger.mark("forward"))
+            loss.backward()
+            found.append(ledger.mark("backward"))
+            optimizer.step()
+            found.append(ledger.mark("step"))
+    return dict(zip(STAGES, found, strict=True))
 
 
-ways: dict[str, tuple[MakeWay | None, int]] = {
-    "one process": (None, 1),
-    "t = 2": (tensor_parallel, 2),
-    "t = 2, sequence": (sequence_parallel, 2),
-    "t = 4": (tensor_parallel, 4),
-    "t = 4, sequence": (sequence_parallel, 4),
+held = {
+    "one process": launch(step_with, 1, None)[0],
+    "t = 4": launch(step_with, 4, tensor_parallel)[0],
+    "t = 4, sequence": launch(step_with, 4, sequence_parallel)[0],
 }
-peaks = {name: launch(step_with, ranks, way)[0] for name, (way, ranks) in ways.items()}
-totals = {name: sum(each.values()) / 2**20 for name, each in peaks.items()}
+totals = {name: {stage: sum(tags.values()) for stage, tags in each.items()} for name, each in held.items()}
+forward = {name: each["after forward"] / 2**20 for name, each in totals.items()}
 plots.stages(
-    peaks,
-    title=f"A rank's peak: {totals['one process']:.1f} MiB on one process, {totals['t = 4']:.1f} on four ranks, "
-    f"{totals['t = 4, sequence']:.1f} with the sequence cut",
-    says="Bytes of rank 0 by tag at the peak of the second step, 8 sequences of 24 tokens on every rank. FSDP would "
-    "divide activations, too, by giving each rank fewer sequences.",
+    held["t = 4, sequence"],
+    earlier={name: totals[name] for name in ("one process", "t = 4")},
+    title=f"After forward {forward['one process']:.1f} MiB on one process, {forward['t = 4']:.1f} on a rank of four, "
+    f"{forward['t = 4, sequence']:.1f} with the sequence cut",
+    says="Bytes of rank 0 in the second step; colours: t = 4 with the sequence cut. All ranks work on the same 8 "
+    "sequences. Norms, positions and two biases per block are whole, all other parameters a quarter.",
     lab="13",
-    ylabel="peak of a rank",
 )
 
 # %% [markdown]
@@ -896,28 +903,40 @@ plots.lines(
 
 
 # %% tags=["nbval-ignore-output"]
+STEPS = 8
+
+
 def trace_steps(folder: Path) -> None:
     let_communication_go_first()
+    rows = tuple(t.repeat(4, 1) for t in batch())  # 32 sequences, so that there is something to compute
     with parse_link("latency=1ms,bandwidth=100MB/s") as link:
-        ways = {"yours": build(tensor_parallel), "sequence": build(sequence_parallel)}
-        for name, model in ways.items():
-            model(*batch()).backward()
-            with record_trace(folder / f"{name}-{dist.get_rank()}.json", link):
-                comm.all_reduce(torch.zeros(1, device=rank_device()), comm.world()).wait()  # start together
-                with torch.profiler.record_function("forward"):
-                    loss = model(*batch())
-                with torch.profiler.record_function("backward"):
-                    loss.backward()
+        for way in (tensor_parallel, sequence_parallel):
+            model = build(way)
+            model(*rows).backward()
+            for number in range(STEPS):
+                with record_trace(folder / f"{way.__name__}-{number}-{dist.get_rank()}.json", link):
+                    comm.all_reduce(torch.zeros(1, device=rank_device()), comm.world()).wait()  # start together
+                    with torch.profiler.record_function("forward"):
+                        loss = model(*rows)
+                    with torch.profiler.record_function("backward"):
+                        loss.backward()
+
+
+def fastest(folder: Path, name: str) -> list[Span]:
+    """The step least disturbed by other programs on this machine."""
+    steps = [read_trace(folder / f"{name}-{number}-0.json") for number in range(STEPS)]
+    return min(steps, key=lambda spans: max(span.end for span in spans))
 
 
 with tempfile.TemporaryDirectory() as folder:
     launch(trace_steps, 2, Path(folder))
-    spans = {name: read_trace(Path(folder, f"{name}-0.json")) for name in ("yours", "sequence")}
+    spans = {way.__name__: fastest(Path(folder), way.__name__) for way in (tensor_parallel, sequence_parallel)}
+hidden = {name: overlap(each) or 0.0 for name, each in spans.items()}
 plots.timeline(
-    {"your tensor parallelism": spans["yours"], "with sequence parallelism": spans["sequence"]},
-    title=f"{overlap(spans['yours']) or 0:.0%} of tensor parallelism's communication is under compute",
-    says="Lanes of rank 0 of 2. Each message is on the critical path, four per block and step; eight of half the size "
-    "with sequence parallelism. Latency, here 1 ms, counts for each.",
+    {"your tensor parallelism": spans["tensor_parallel"], "with sequence parallelism": spans["sequence_parallel"]},
+    title=f"{hidden['tensor_parallel']:.0%} of tensor parallelism's communication is under compute",
+    says="Lanes of rank 0 of 2. Each message is on the critical path: four per block and step, or eight of half the "
+    "size with sequence parallelism, and small ones for gradients of whole parameters. Each pays the latency.",
     lab="13",
 )
 
@@ -953,10 +972,10 @@ for name, own in {
 print(f"expected, if independent: {0.9**2 + 0.1**2:.0%}; if one mask: 100%")
 
 # %% [markdown]
-# With one seed, features i and i + 192 of the hidden layer live and die together: a weaker
-# regularization, without an error. With a seed for each rank the ranks' copies of the residual stream
-# are different tensors: x is no longer the same in front of f, and the model that trains exists nowhere
-# whole. minifsdp draws a seed for parts from the common generator (`tensor_parallel/dropout.py`);
+# With one seed, features i and i + 192 of the hidden layer are dropped together: a weaker
+# regularization, without an error. With a seed for each rank, the copies of the residual stream differ
+# between ranks: x is no longer the same in front of f, and the summed gradients belong to no single
+# model. minifsdp draws a seed for parts from the common generator (`tensor_parallel/dropout.py`);
 # Megatron-LM keeps a second generator.
 #
 # ## What is still missing
@@ -973,7 +992,7 @@ print(f"expected, if independent: {0.9**2 + 0.1**2:.0%}; if one mask: 100%")
 #    input, output summed. A pair of them needs one sum in each direction.
 # 2. f copies and sums backward, g sums and copies backward. A row-parallel bias comes behind g.
 # 3. The loss takes three numbers per token. Logits stay cut.
-# 4. Activations fall to 4 + 12 / t of 16; with the sequence cut what is left falls, too, for the same bytes.
+# 4. Activations fall to 4 + 12 / t of 16; with the sequence cut the 4 fall, too, for the same bytes.
 #    Parameters that meet a part of the tokens need their gradients summed.
 # 5. 8 b s h (t - 1) / t elements per block, on the critical path: on the fastest link there is.
 #

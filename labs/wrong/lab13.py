@@ -467,7 +467,7 @@ Pads g's gradient with zeros.
 +         return torch.cat(parts, 1)
 """)
 wrong("13.5", "a mean divides by t").diff("""
-Averages what is reduced.
+Takes the mean in the reduce-scatter.
 -     comm.reduce_scatter(part.view(-1), whole.view(-1), group).wait()
 +     comm.reduce_scatter(part.view(-1), whole.view(-1), group, comm.MEAN).wait()
 """)

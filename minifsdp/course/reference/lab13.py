@@ -127,9 +127,9 @@ def cross_entropy(logits: Tensor, targets: Tensor, first: int, group: Group, g: 
 @reference(
     "13.5",
     hints=(
-        "Forward and backward are each other's transposes: the transpose of a gather, after which every rank goes its "
-        "own way, is a sum of which each rank gets its part. Collectives join and cut along the first dimension, and "
-        "the sequence is the second one.",
+        "Forward and backward are each other's transposes: the transpose of a gather, if every rank then uses "
+        "the whole in its own way, is a sum that leaves each rank its part. Collectives join and cut along the first "
+        "dimension, and the sequence is the second one.",
         "Two helpers: `gathered(x)` takes `x.movedim(1, 0).contiguous()` [s / t, b, h], gathers it into [s, b, h], and "
         "moves the dimension back; `scattered(x)` does the same with a reduce-scatter, from s to s / t. One function "
         "has gathered forward and scattered backward, the other one the other way round.",
