@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
 from minifsdp import comm
+from minifsdp.course.launch import rank_device
 from minifsdp.course.workshop.checking import AnswerError, check, describe, expect, on_ranks
 from minifsdp.tensor_parallel import layouts
 
@@ -19,6 +20,11 @@ EXACT = partial(expect, tolerance=1e-12)
 def randn(*shape, seed=0, rank=0):
     """The same on every rank that gives the same `rank`."""
     return torch.randn(*shape, dtype=torch.float64, generator=torch.Generator().manual_seed(1000 * seed + rank))
+
+
+def here(*tensors):
+    """The tensors where this rank communicates."""
+    return [tensor.to(rank_device()) for tensor in tensors]
 
 
 def kinds(calls):
@@ -55,7 +61,8 @@ def observe_multiply(answer, cases):
     """Of each case and way: the product, the messages, the floating-point operations, and whether x and w changed."""
     found = []
     for by in ("columns", "rows"):
-        for x, w in cases:
+        for case in cases:
+            x, w = here(*case)
             given = x.clone(), w.clone()
             try:
                 with comm.record() as calls, FlopCounterMode(display=False) as counter:
@@ -66,7 +73,8 @@ def observe_multiply(answer, cases):
                     "fewer than t parts if there are few: the last ranks then have a part of no columns, or no rows"
                 ) from error
             unchanged = torch.equal(x, given[0]) and torch.equal(w, given[1])
-            found.append((by, x, w, got, kinds(calls), counter.get_total_flops(), unchanged))
+            got = got.cpu() if isinstance(got, Tensor) else got
+            found.append((by, *case, got, kinds(calls), counter.get_total_flops(), unchanged))
     return found
 
 
@@ -203,7 +211,7 @@ def in_other_order(x, rank):
 
 def observe_pair(answer, inputs):
     group = comm.world()
-    x, gradient = inputs[group.rank()]
+    x, gradient = here(*inputs[group.rank()])
     f, g = pair_of(answer, group)
     found = {name: crossed(each, x, gradient) for name, each in (("f", f), ("g", g))}
     found["f"]["later"] = summed_later(f, x, gradient)
@@ -319,7 +327,7 @@ def one_mlp(leaves, gradient, add_bias=True):
 
 
 def observe_mlp(answer, whole):
-    group = comm.world()
+    group, whole = comm.world(), here(*whole)
     leaves = [leaf.clone().requires_grad_() for leaf in parts_on(whole, group.size(), group.rank())]
     before = [leaf.detach().clone() for leaf in leaves]
     f, g = (partial(each, group=group) for each in (layouts.f, layouts.g))
@@ -429,7 +437,8 @@ def losses_of(variant):
 def observe_losses(answer, cases):
     group = comm.world()
     t, rank, found = group.size(), group.rank(), []
-    for name, logits, targets in cases:
+    for name, *case in cases:
+        logits, targets = here(*case)
         mine = part(logits, 1, t, rank).clone().requires_grad_()
         first = min(rank * -(-logits.shape[1] // t), logits.shape[1])
         given = mine.detach().clone(), targets.clone()
@@ -561,7 +570,7 @@ def inputs_of_sequence(t, variant):
 
 def observe_sequence(answer, inputs):
     group = comm.world()
-    mine, whole = inputs[group.rank()]
+    mine, whole = here(*inputs[group.rank()])
     f, g = pair_of(answer, group)
     found = {"f": crossed(f, mine, whole), "g": crossed(g, whole, mine)}
     turned = whole.movedim(1, 0).contiguous().movedim(0, 1)
@@ -652,16 +661,19 @@ def dear(size):
 
 def observe_norm(answer, seed, size):
     group = comm.world()
-    mine = randn(2, size, 5, seed=seed, rank=group.rank()).requires_grad_()
-    weight, bias = (randn(5, seed=seed + number).requires_grad_() for number in (11, 12))
-    gradient = randn(2, size, 5, seed=seed + 1, rank=group.rank())
+    mine, weight, bias, gradient = here(
+        randn(2, size, 5, seed=seed, rank=group.rank()),
+        *(randn(5, seed=seed + number) for number in (11, 12)),
+        randn(2, size, 5, seed=seed + 1, rank=group.rank()),
+    )
+    leaves = [leaf.requires_grad_() for leaf in (mine, weight, bias)]
     with comm.record() as forward:
         y = answer(mine, weight, bias, partial(layouts.f, group=group))
     if not (isinstance(y, Tensor) and y.requires_grad):
         raise AnswerError(f"expected a tensor with a gradient, got {describe(y)}")
     with comm.record() as backward:
         y.backward(gradient)
-    return y.detach(), [mine.grad, weight.grad, bias.grad], kinds(forward), kinds(backward)
+    return y.detach(), [leaf.grad for leaf in leaves], kinds(forward), kinds(backward)
 
 
 @check("13.6")

@@ -163,9 +163,9 @@ outcome("13.1", sent["rows"] / sent["columns"], ranks=2, slips=slips)
 # | f | nothing | all-reduce |
 # | g | all-reduce | nothing |
 #
-# Predict: a g that all-reduces in backward as well is a common slip. The model is two such pairs of
-# layers, one after the other, on 2 ranks. By which factor are the gradients of the
-# *first* pair's weights wrong?
+# Predict: a g that all-reduces in backward as well is an easy slip. The model is two such pairs of
+# layers, one after the other, on 2 ranks. By which factor are the gradients of the *first* pair's
+# weights wrong?
 
 # %%
 predict("13.2", ..., "factor in the first pair's gradients, of two, on 2 ranks")
@@ -264,7 +264,7 @@ for ranks in (1, 2, 3):
     assert yours < 1e-9 < abs(slipped - (ranks - 1)) + 1e-6
 
 # %% [markdown]
-# The slip is right on one rank, where most code is tested first. On t ranks the bias counts t times,
+# On one rank, where code is tested first, the slip is right. On t ranks the bias counts t times,
 # training adapts to that, and the checkpoint is wrong everywhere else.
 #
 # ### Break it: an all-reduce in both directions
@@ -319,17 +319,17 @@ for name, doubled in (("yours", False), ("both ways", True)):
 outcome("13.2", round(factors[0], 6), slips={"every g on the way back multiplies by t, the second pair's, too": 2})
 
 # %% [markdown]
-# The loss says nothing: forward is right. AdamW divides a gradient by its own size, so the model even
-# trains. Clipping sees a norm that is too large, and weight decay and SGD weigh wrongly. Compare
-# *gradients* with one process, not losses.
+# The loss does not show it: forward is right. AdamW divides a gradient by its own size, so the model
+# even trains. Clipping sees a norm that is too large, and SGD takes steps that are too long. So
+# compare *gradients* with one process, not the first loss.
 #
 # ## 13.4 The loss, of logits that are cut
 #
 # *10 minutes, hard*
 #
 # The head is a matrix like others: by columns, each rank makes the logits of its part of the
-# vocabulary. With 128,256 tokens (Llama 3) logits are the largest tensor of a model: too large
-# to gather. Cross-entropy needs little of them:
+# vocabulary. With 128,256 tokens (Llama 3) the logits are a model's largest activation, too large to
+# gather. Cross-entropy needs little of them:
 #
 # $$\text{loss} = \log \sum_v e^{x_v - m} - (x_\text{target} - m), \qquad m = \max_v x_v$$
 #
@@ -524,8 +524,8 @@ def difference(way: MakeWay, ranks: int) -> float:
 print("one process:", *(f"{loss:.6f}" for loss in alone))
 for ranks in (2, 3, 4):
     far = difference(tensor_parallel, ranks)
-    print(f"your tensor parallelism on {ranks} ranks: equal within 1e-12: {far < 1e-12}")
-    assert far < 1e-12
+    print(f"your tensor parallelism on {ranks} ranks: equal within 1e-9: {far < 1e-9}")
+    assert far < 1e-9
 
 
 def messages(way: MakeWay, layers: int = 4) -> list[comm.Call]:
@@ -609,16 +609,16 @@ SBH = 24 * 8 * 96 * 4  # bytes of a tensor [b, s, h]
 activations = {"tensor parallel": {1: one}}
 for ranks in (2, 3, 4):
     activations["tensor parallel"][ranks] = launch(of_a_block, ranks, tensor_parallel)[0]
-small = {ranks: 4 * 24 * 8 * (4 + 12 / ranks) for ranks in (1, 2, 3, 4)}  # 4 numbers per token, 1 per token and head
 for ranks, held in activations["tensor parallel"].items():
     print(f"t = {ranks}: {held:9,.0f} bytes, {held / SBH:6.3f} s b h; expected {4 + 12 / ranks:6.3f}, and some sums")
-    assert held == SBH * (4 + 12 / ranks) + small[ranks]
+    assert 1 <= held / (SBH * (4 + 12 / ranks)) < 1.03
 slips = {"whole on every rank: the inputs of norms and of cut layers": 1 / 4}
 outcome("activations", activations["tensor parallel"][4] / one, ranks=4, slips=slips)
 
 # %% [markdown]
-# Korthikanti et al. count the same in bytes of fp16, with dropout: [s b h (10 + 24 / t)](https://arxiv.org/abs/2205.05198).
-# 10 is your 4 in fp16, and two masks of a byte. However many ranks there are, the 10 stay.
+# [Korthikanti et al.](https://arxiv.org/abs/2205.05198) count the same in bytes of fp16, with dropout:
+# s b h (10 + 24 / t). 10 is your 4 in fp16, and two masks of a byte. However many ranks there are, the
+# 10 stay.
 #
 # ## 13.5 Cut the sequence
 #
@@ -662,8 +662,8 @@ def sequence_f_and_g(group: Group) -> tuple[Crossing, Crossing]:
 # *4 minutes, easy*
 #
 # A norm's weight and bias are whole on every rank, and meet s / t tokens there. What does that do to
-# their gradients? Left as they are, each rank updates its copy in its own way: the copies
-# drift apart, without an error. Megatron-LM sums these gradients after backward, in one message. Here one of your
+# their gradients? Left as they are, each rank updates its copy in its own way: the copies drift apart,
+# without an error. Megatron-LM sums these gradients after backward, in one message. Here one of your
 # functions does it.
 #
 # Predict: how many of a block's 12 parameters are in this position, the norms' included?
@@ -721,8 +721,8 @@ def block_bytes(way: MakeWay) -> tuple[list[str], float]:
 # %%
 for ranks in (2, 3, 4):
     far = difference(sequence_parallel, ranks)
-    print(f"your sequence parallelism on {ranks} ranks: losses equal to one process's within 1e-12: {far < 1e-12}")
-    assert far < 1e-12
+    print(f"your sequence parallelism on {ranks} ranks: losses equal to one process's within 1e-9: {far < 1e-9}")
+    assert far < 1e-9
 sent = {way.__name__: launch(block_bytes, 4, way)[0] for way in (tensor_parallel, sequence_parallel)}
 for name, (counts, nbytes) in sent.items():
     print(
@@ -802,7 +802,7 @@ forward = {name: each["after forward"] / 2**20 for name, each in totals.items()}
 plots.stages(
     held["t = 4, sequence"],
     earlier={name: totals[name] for name in ("one process", "t = 4")},
-    title=f"After forward {forward['one process']:.1f} MiB on one process, {forward['t = 4']:.1f} on a rank of four, "
+    title=f"After forward: {forward['one process']:.1f} MiB on one process, {forward['t = 4']:.1f} with t = 4, "
     f"{forward['t = 4, sequence']:.1f} with the sequence cut",
     says="Bytes of rank 0 in the second step; colours: t = 4 with the sequence cut. All ranks work on the same 8 "
     "sequences. Norms, positions and two biases per block are whole, all other parameters a quarter.",
@@ -818,8 +818,8 @@ plots.stages(
 # size, so at some batch they are equal. Take the same t ranks and the same tokens in all: with FSDP
 # each rank has 1/t of them, with tensor parallelism all ranks have all.
 #
-# Predict: a block of this model has 111,840 parameters, and h is 96. From how many tokens in a step on does FSDP
-# send fewer bytes? 5 % off is fine.
+# Predict: a block of this model has 111,840 parameters, and h is 96. At how many tokens in a step do
+# both send as many bytes? 5 % off is fine.
 
 # %%
 predict("13.7", ..., "tokens in a step at which both send as many bytes")
@@ -879,8 +879,8 @@ outcome("13.7", round(even[1] / even[0]), how="computed", slips=slips)
 # %%
 plots.lines(
     {
-        "tensor parallel": ([24 * n for n in counts], [each[0] / 1e6 for each in measured.values()]),
-        "FSDP": ([24 * n for n in counts], [each[1] / 1e6 for each in measured.values()]),
+        "activations, tensor parallel": ([24 * n for n in counts], [each[0] / 1e6 for each in measured.values()]),
+        "parameters, FSDP": ([24 * n for n in counts], [each[1] / 1e6 for each in measured.values()]),
     },
     xlabel="tokens in a step, on both ranks together",
     ylabel="sent by a rank for a block, MB",
