@@ -32,7 +32,7 @@ def stage() -> ModuleType:
 def sources(stage: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("site")
     notebooks = stage.stage(folder)
-    assert len(notebooks) == 14
+    assert len(notebooks) == 15
     return folder
 
 
