@@ -389,9 +389,9 @@ assert after
 # | verb | what | stream | means |
 # |---|---|---|---|
 # | `gather` | unit | the stream of issue | the unit's data is under way from here on; the stream itself does not wait |
-# | `wait` | unit | the waiting stream | the stream waits for the unit's most recent gather |
-# | `record` | event | the recording stream | the event stands for everything of which the stream is sure at this point |
-# | `wait event` | event | the waiting stream | the stream waits for the event's last `record`, and is then sure of the same |
+# | `wait` | unit | the waiting stream | it waits for the unit's most recent gather |
+# | `record` | event | the recording stream | the event stands for everything that the stream is sure of at this point |
+# | `wait event` | event | the waiting stream | it waits for the event's last `record`, and is then sure of the same |
 # | `read` | unit | the kernel's stream | a kernel computes with the unit's parameters |
 #
 # A stream is *sure* of a gather if it has waited for that gather itself, or if it has waited for an event that another
