@@ -194,7 +194,7 @@ Event = Literal["begin forward", "pre-forward", "post-forward", "pre-backward", 
 # | `begin forward` | `seen` and `ahead` become empty, whatever was left in them (a backward may have raised an error) |
 # | `pre-forward` | a call of `unit` begins: `unit` becomes the last entry of `seen` |
 # | `post-forward` | a call of `unit` ends: `unit` becomes the last entry of `ahead`, if `backward_follows` |
-# | `pre-backward` | the backward of `unit` begins: remove its **last** entry in `ahead`, if any, and all those after it |
+# | `pre-backward` | the backward of `unit` begins: remove its **last** entry in `ahead`, if any, and all after it |
 # | `end backward` | `ahead` becomes empty; `forward`, if it is still empty, becomes a copy of `seen` |
 #
 # Why are all entries after it removed? Backward has skipped those units (their outputs were not used); otherwise they

@@ -380,7 +380,7 @@ def malloc_or_retry(
     `memory.device.give_back(start)`, and remove it from `memory.free` and `memory.segments`; call `malloc` once more.
 
     Raises:
-        MemoryError: there is no room even then.
+        MemoryError: if there is no room even then.
     """
     ...
 
@@ -1005,7 +1005,7 @@ def largest_limit(budget: int, blocks: Sequence[int], held: Sequence[int]) -> in
         A limit from 1 to `len(blocks)`; a larger k changes nothing.
 
     Raises:
-        ValueError: not even k = 1 fits.
+        ValueError: if not even k = 1 fits.
     """
     ...
 
