@@ -1155,7 +1155,7 @@ plots.lines(
 #
 # ## Measured by the clock
 #
-# A laptop can measure the other half: the effect of a limit on the speed of a deep prefetch. next cell trains on 2
+# A laptop can measure the other half: the effect of a limit on the speed of a deep prefetch. The next cell trains on 2
 # ranks over gloo and an emulated link (2 ms latency, 50 MB/s), on the CPU even where there are GPUs. The two schedules
 # take turns. The figure also shows the prediction for each schedule by a model of this machine, whose host does *not*
 # run ahead.
