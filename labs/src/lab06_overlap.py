@@ -158,7 +158,7 @@ outcome("6.1", round(1e3 * finish_times(FIVE, 0.5e-3)[-1], 3), how="computed", s
 # - **two streams on a CPU**: the same, but the host computes. While it computes, it issues nothing, as if it waited for
 #   every kernel.
 #
-# Predict first: which two take the same time?
+# Predict first: in which two settings does the forward pass take the same time?
 
 # %%
 import statistics
@@ -390,7 +390,7 @@ assert after
 # |---|---|---|---|
 # | `gather` | unit | the stream of issue | the unit's data is under way from here on; the stream itself does not wait |
 # | `wait` | unit | the waiting stream | it waits for the unit's most recent gather |
-# | `record` | event | the recording stream | the event stands for everything that the stream is sure of at this point |
+# | `record` | event | the recording stream | the event stands for all that the stream is sure of at this point |
 # | `wait event` | event | the waiting stream | it waits for the event's last `record`, and is then sure of the same |
 # | `read` | unit | the kernel's stream | a kernel computes with the unit's parameters |
 #
@@ -534,10 +534,10 @@ assert not run.hazards, "the next gather is written over what compute still read
 #
 # *10 minutes, medium*
 #
-# The host has now issued all kernels that compute a unit's gradient and has freed the unit's parameters. Next it issues
-# the reduction. The reduction reads what the compute stream is still writing, so the two streams must be ordered.
-# Nothing in the rest of backward reads the result, so nothing needs to wait for the reduction now. What does wait for
-# it, and when?
+# Suppose that the host has issued all kernels that compute a unit's gradient and has freed the unit's parameters. Next,
+# it issues the reduction. The reduction reads what the compute stream is still writing, so the two streams must be
+# ordered. Nothing in the rest of backward reads the result, so nothing needs to wait for the reduction now. What does
+# wait for it, and when?
 #
 # - The optimizer waits for it, at the end of backward.
 # - The next reduction waits for it, so that only one unsharded gradient is held at a time. (This is true in the host's
@@ -1073,9 +1073,9 @@ compute has gaps everywhere: a small model's kernels are shorter than their laun
 # %% [markdown]
 # ## What is still missing
 #
-# Two things are missing, and you have seen both. First, on a host that computes, no gather is issued early, neither in
-# forward nor in backward, unless the schedule issues the next unit's gather *before* it computes the current unit. That
-# is prefetching, the subject of lab 07. Second, if the host runs ahead, units are gathered as fast as the link allows,
+# Two things are missing, and you have seen both. First, on a host that computes, no gather is issued early, in forward
+# or in backward, unless the schedule issues the next unit's gather *before* it computes the current unit. That is
+# prefetching, the subject of lab 07. Second, if the host runs ahead, units are gathered as fast as the link allows,
 # long before they are needed:
 
 # %%
