@@ -400,7 +400,7 @@ print("none:", seen["none"]["log"])
 # keeps the order. Then the gathers of the next units are issued, and only then comes the wait for the unit's own
 # gather. On a GPU, `wait_gather` makes the compute stream wait, and the host goes on at once. On a CPU it blocks the
 # host, so the next gathers must be issued before the wait. (torch prefetches after the wait, in `_pre_forward_unshard`
-# of `torch/distributed/fsdp/_runtime_utils.py`, because its wait blocks a stream, not the host.)
+# of `torch/distributed/fsdp/_runtime_utils.py`. This works because the wait there blocks a stream, not the host.)
 #
 # No unit is gathered ahead as long as there is no record, or once the current forward has departed from the recorded
 # order: a wrong guess costs a message and memory, and gains nothing.
@@ -499,7 +499,7 @@ outcome("7.3", seen["PRE, all"]["unsharded"], ranks=RANKS, slips=slips)
 # *8 minutes, medium*
 #
 # `BACKWARD_POST` prefetches only after the unit has been freed: it frees the unit, gathers the next one, and then
-# issues the first unit's reduction. The gather still precedes the reduction on the link. But it is issued after the
+# issues the freed unit's reduction. The gather still precedes the reduction on the link. But it is issued after the
 # unit's computation, so on a host that computes, it has nothing to overlap with. POST saves only the wait for the
 # reduction.
 #
@@ -551,7 +551,7 @@ for name, each in seen.items():
 assert all(each["losses"] == reference for each in seen.values()), "a schedule may change when, not what"
 
 # %% [markdown]
-# ### Measured: the memory cost of each piece (C15)
+# ### Measured: the memory cost of each kind of prefetch (C15)
 #
 # The closed form is independent of the schedules' code. The unit being computed and the units gathered ahead are whole.
 # Without prefetch these are the root and the largest block, R + B; with depth d, they are R and the largest d + 1
@@ -745,8 +745,8 @@ in_milliseconds({"POST behind the reduction": on_paper(partial(LabSchedule, piec
 # for the computation, and the next unit's computation waits for the gather. Backward prefetch changes this *order of
 # issue*.
 #
-# The paper's text reports a gain of about 18 % for GPT-175B (section 5). The points in a copy of its figure 6(b) are at
-# 142.4 TFLOPS per GPU without prefetch and 173.5 with it, on 128 GPUs. That is 21.8 % more with prefetch, or 18 % less
+# The paper's text reports a gain of about 18 % for GPT-175B (section 5). Its figure 6(b), read off a copy, shows 142.4
+# TFLOPS per GPU without prefetch and 173.5 with it, on 128 GPUs. That is 21.8 % more with prefetch, or 18 % less
 # without it. This lab has no such machine. Instead, it records the program of a model of that width on paper, as rank 0
 # of a large world, and runs it in virtual time with the numbers from a data sheet.
 
@@ -805,12 +805,12 @@ plots.timeline(
 )
 
 # %% [markdown]
-# The seconds for the whole model include the layers that were not recorded, each of which is assumed to behave like
-# layer 2. The model leaves out three effects: NCCL's kernels take multiprocessors and memory bandwidth away from the
-# compute kernels, a shared network does not deliver its nominal bandwidth to every user, and ranks wait for the slowest
-# one. Kernels are assumed to reach 60 % of the peak. The gain depends on how long a layer's two messages take relative
-# to its computation, and therefore on the assumed bandwidth. So the model shows that there is a gain, and why; the size
-# of the gain depends on the hardware.
+# The time printed for the whole model includes the layers that were not recorded, each of which is assumed to behave
+# like layer 2. The model leaves out three effects: NCCL's kernels take multiprocessors and memory bandwidth away from
+# the compute kernels, a shared network does not deliver its nominal bandwidth to every user, and ranks wait for the
+# slowest one. Kernels are assumed to reach 60 % of the peak. The gain depends on how long a layer's two messages take
+# relative to its computation, and therefore on the assumed bandwidth. So the model shows that there is a gain, and why;
+# the size of the gain depends on the hardware.
 #
 # ### And in forward? (C15)
 #
@@ -995,8 +995,9 @@ for rank, (said, right, losses) in enumerate(disorder):
 assert all(abs(found - should) > 1e-3 for _, _, losses in disorder for found, should in losses)
 
 # %% [markdown]
-# There is no error and no warning, and the losses look like those of normal training. But what each rank gathered as
-# block 0 and block 1 consists of halves of two different blocks. Without a reference run, the mistake goes unnoticed.
+# There is no error and no warning, and the losses look like those of normal training. But the parameters that each rank
+# gathered for blocks 0 and 1 consist of halves of two different blocks. Without a reference run, the mistake goes
+# unnoticed.
 #
 # If the blocks differ in size, gloo ends one process at once ("Received data size doesn't match expected size"), and
 # the other loses its connection; NCCL itself checks nothing. If one rank skips a block (a layer dropped at random), it
