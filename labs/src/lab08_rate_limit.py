@@ -129,8 +129,8 @@ class Memory:
 # The model in the next cell resembles the paper's GPT-175B. It is wrapped block by block and trained with backward
 # prefetch and without a limit, on 128 GPUs. `record` runs real training steps of rank 0 (modules, units, schedule,
 # autograd, optimizer) with tensors that have no memory, and logs the host's requests; 6 of the 96 blocks suffice.
-# `replay` computes how a GPU would execute these requests. The first GPU has more memory than the program can ever
-# need. The table shows three counts of bytes, as in `torch.cuda.memory_stats()`:
+# `replay` computes how a GPU would execute these requests. The GPU in this first run has more memory than the program
+# can ever need. The table shows three counts of bytes, as in `torch.cuda.memory_stats()`:
 #
 # | count | bytes |
 # |---|---|
@@ -185,7 +185,7 @@ plots.device_memory(
 # its own memory. The paper's GPUs have 80 GB, which is enough for 6 of the 96 blocks. To make memory scarce here too,
 # we give our GPU 40 GiB.
 #
-# The allocator decides when a freed block can be used again. You build one by torch's rules
+# The allocator decides when a freed block can be used again. You build one that follows torch's rules
 # (`c10/cuda/CUDACachingAllocator.cpp`), with fewer special cases.
 #
 # ## 8.1 malloc
@@ -321,7 +321,7 @@ def release(memory: Memory, block: Block, put_back: Callable[[Memory, Block], No
     Args:
         memory: the allocator's state.
         block: a block in use; `block.users` contains the numbers of the other streams that use it.
-        put_back: your 8.2.
+        put_back: your function from 8.2.
 
     If no other stream uses it, call `put_back(memory, block)`. Otherwise record an event on each of these streams with
     `memory.device.record(stream)`, put the block on `memory.waiting` as `(block, events)` (once, and on no other list),
@@ -343,8 +343,8 @@ def release(memory: Memory, block: Block, put_back: Callable[[Memory, Block], No
 def collect(memory: Memory, put_back: Callable[[Memory, Block], None]) -> None:
     """Put back the blocks on `memory.waiting` whose events have all happened; keep the others.
 
-    `event.query()` returns at once whether an event has happened. The host does not wait. Any
-    block may be ready, whatever its position on the list.
+    `event.query()` returns whether the event has happened, without waiting for it. The host does not wait. Any block
+    may be ready, whatever its position on the list.
     """
     ...
 
@@ -356,8 +356,8 @@ def collect(memory: Memory, put_back: Callable[[Memory, Block], None]) -> None:
 #
 # Suppose that no free block fits, and that the device has no room for another segment. Some memory may still be
 # recoverable: blocks that wait for an event, and free blocks of other streams. Recovering it drains the device of work.
-# torch waits until all events have happened, returns every segment that is entirely free to the device, and tries once
-# more. This is a *retry*, and `num_alloc_retries` counts them.
+# torch waits until all events have happened, gives every segment that is entirely free back to the device, and tries
+# once more. This is a *retry*, and `num_alloc_retries` counts them.
 
 
 # %% tags=["exercise-8.5"]
@@ -373,7 +373,7 @@ def malloc_or_retry(
 
     Args:
         memory, nbytes, stream: as for `malloc`.
-        malloc, put_back: your 8.1 and 8.2.
+        malloc, put_back: your functions from 8.1 and 8.2.
 
     Only if `malloc` returns None, count a retry in `memory.retries`; call `memory.device.synchronize()`; put back all
     waiting blocks, which empties `memory.waiting`; return every segment that is entirely free with
@@ -629,15 +629,15 @@ print("this device's caching allocator:", stats or "none, memory of a CPU is not
 #
 # The allocator cannot do better, but the host need not run so far ahead. FSDP's limiter (`limit_all_gathers`, on by
 # default in torch) keeps a queue of events, one for each freed unit. If the queue contains `limit` or more events
-# before a gather, the *host* waits for the oldest, with `event.synchronize()`. After the wait, the memory of that
-# event's unit is free, on the right stream and of the right size, and the gather reuses it.
+# before a gather, the *host* waits for the oldest, with `event.synchronize()`. After the wait, the memory of the
+# corresponding unit is free, on the right stream and of the right size, and the gather reuses it.
 #
 # Some calls of `gather(unit)` and `free(unit)` have no effect, because a schedule also calls `gather` for a unit that
 # has already been prefetched, and `free` for all units at the end of backward. So check `unit.state`: a unit is
 # `SHARDED` until its gather starts, and again after it is freed. Some units stay whole from their forward to the end of
 # their backward: the root always does, and with SHARD_GRAD_OP all units do. Their `unit.freed_after_forward` is False.
-# They are freed much later, so they neither wait nor enter the queue. (torch counts every free, including theirs, and
-# waits for one event before a gather, however many are in the queue.)
+# They are freed much later, so their gathers do not wait, and their frees do not enter the queue. (torch counts every
+# free, including theirs, and waits for one event before a gather, however many are in the queue.)
 #
 # The recording of the GPT has 6 blocks and a root. Every block, the last one included, is freed
 # after forward and once more after backward. With a limit of 2, for how many events does the
@@ -781,7 +781,7 @@ def prefetch_within(limit: int, whole: list[Unit], units: Sequence[Unit], gather
 
 # %% tags=["shown"]
 class LabLimited(HeldBack):
-    """Your limiter: holds the host back, and puts off units without room."""
+    """Your limiter: holds the host back, and puts off units for which there is no room."""
 
     def __init__(self, units: Sequence[Unit], limit: int = 2, forward: bool = True, depth: int | None = None) -> None:
         super().__init__(units, limit, forward, depth)
@@ -994,7 +994,7 @@ predict("8.8", ..., "bytes by which the peak rises from k = 1 to k = 2, blocks o
 # %% tags=["exercise-8.8"]
 @exercise("8.8")
 def largest_limit(budget: int, blocks: Sequence[int], held: Sequence[int]) -> int:
-    """The largest limit k for which the peak of a step is at most `budget` bytes.
+    """Return the largest limit k for which the peak of a step is at most `budget` bytes.
 
     Args:
         budget: the number of bytes available.
@@ -1058,12 +1058,12 @@ plots.lines(
 # ### Modelled: three of the paper's models (C16)
 #
 # The FSDP paper (section 5.3) trains with the limiter and without it. According to its text, T5-11B becomes up to five
-# times as fast, RegNet-9B does not change, and DeepViT-8B becomes 5 % slower. The bars in a copy of its figure 6(c)
-# show seconds per batch, without the limiter and with it, on two machines and on four. T5-11B takes 18.61 and 8.36 s on
-# two machines, and 15.33 and 5.02 s on four, so it is 2.23 and 3.05 times as fast. RegNet-9B takes 14.80 and 14.81 s,
-# then 21.81 and 21.70 s. DeepViT-8B takes 18.00 and 18.78 s, then 21.64 and 22.79 s, so it is 4 and 5 % slower. No bar
-# shows a factor of five. The next cell records models of those shapes on 16 GPUs (two machines), with and without your
-# limiter, and replays them:
+# times as fast, RegNet-9B does not change, and DeepViT-8B becomes 5 % slower. The bars of its figure 6(c), read off a
+# copy, show seconds per batch, without the limiter and with it, on two machines and on four. T5-11B takes 18.61 and
+# 8.36 s on two machines, and 15.33 and 5.02 s on four, so it is 2.23 and 3.05 times as fast. RegNet-9B takes 14.80 and
+# 14.81 s, then 21.81 and 21.70 s. DeepViT-8B takes 18.00 and 18.78 s, then 21.64 and 22.79 s, so it is 4 and 5 %
+# slower. No bar shows a factor of five. The next cell records models of those shapes on 16 GPUs (two machines), with
+# and without your limiter, and replays them:
 
 # %% tags=["C16"]
 from minifsdp.course.machine.shapes import Shape
@@ -1269,7 +1269,7 @@ enter("my schedule", MySchedule)
 
 # %% [markdown]
 # With torch's defaults, a step takes 66.4 ms, and the allocator reserves 7.48 GiB. Prefetching two units ahead with k =
-# 3 takes 63.5 ms, but 9.23 GiB. The link alone is busy for 59.0 ms. `minifsdp lab score` keeps a table of your
+# 3 takes 63.5 ms, but needs 9.23 GiB. The link alone is busy for 59.0 ms. `minifsdp lab score` keeps a table of your
 # attempts.
 #
 # ## Questions
