@@ -1016,7 +1016,7 @@ assert half
 #
 # ### Break it: the sum in bf16
 #
-# A small gradient is added to a large one 64 times, once in fp32 (your 9.2) and once in bf16.
+# A small gradient is added to a large one 64 times, once in fp32 (with your function from 9.2) and once in bf16.
 
 # %%
 shard = nn.Parameter(torch.zeros(1))
@@ -1045,8 +1045,8 @@ assert shard.grad.item() == 1.125
 # 1. bf16 halves the unsharded bytes and the bytes sent (with reductions in fp32, a third fewer bytes are sent). The
 #    shards, their gradients and the optimizer's state stay in fp32: 16Ψ / N bytes whatever the precision.
 # 2. The cast needs no buffer: the shard is cast into its own slice of the gathered buffer.
-# 3. fp16 needs loss scaling, a split division, and agreement on infinities: all ranks step, or none does. bf16 needs
-#    none of this.
+# 3. fp16 needs loss scaling, a split division, and agreement on infinities: all ranks step, or none do. bf16 needs none
+#    of this.
 # 4. Accumulation with communication reduce-scatters in every micro-batch and keeps sharded gradients. `no_sync` reduces
 #    once and keeps whole gradients, N times the bytes. The gathers are the same.
 # 5. Offload: start the copy, record an event, wait for the event at the end of backward, then add the gradient.
