@@ -183,8 +183,8 @@ def by_size(module: nn.Module, recurse: bool, nonwrapped_numel: int, least: int)
 
     Args:
         module: the module in question.
-        recurse: if True, whether the walk should enter the module is asked; if False, whether the module should be a
-            unit.
+        recurse: the question: True for whether the walk should enter the module, False for whether the module should be
+            a unit.
         nonwrapped_numel: the number of its parameter elements that are in no unit yet.
         least: the minimum number of elements in a unit.
 
@@ -223,7 +223,7 @@ outcome("10a.1", 1 + len(units), how="computed", slips=slips)
 # `ModuleList` would be the only other unit if it were not exempt. At 16,000, `up` is a unit and `down` is not: the size
 # of a bias makes the difference. Size alone does not show which modules run together.
 #
-# torch has the same policy, `size_based_auto_wrap_policy`. When it is used in torch's own wrapping, your policy must
+# torch has the same policy, `size_based_auto_wrap_policy`. When your policy is used in torch's own wrapping, it must
 # select the same modules.
 
 # %%
@@ -549,8 +549,8 @@ for name in ("every Linear", "by size"):
 
 # %% [markdown]
 # The message gives both names and the fix. (torch's FSDP1 shards the matrix twice without a warning, and trains two
-# copies that drift apart.) With `{Block}`, both places stay in the root, and training is correct. The root may then be
-# large: with a large vocabulary, the root with its embedding *is* the largest unit.
+# copies that drift apart.) With the policy `{Block}`, both places stay in the root, and training is correct. The root
+# may then be large: with a large vocabulary, the root with its embedding *is* the largest unit.
 #
 # ### Break it: one module with a different dtype
 #
