@@ -27,7 +27,7 @@
 # - store optimizer states under their parameters' names, and commit a checkpoint so that it is either complete or
 #   absent;
 # - compute the cost of a frozen parameter inside a flat parameter, and choose units that avoid it;
-# - place an activation checkpoint so that it costs no all-gather, and name the memory it does not save.
+# - place an activation checkpoint so that it costs no extra all-gather, and name the memory that it does not save.
 #
 # **You need** lab 04 (the flat parameter) and lab 05 (units, gather, free). Lab 10a shows how modules become units.
 #
@@ -1383,8 +1383,8 @@ plots.timeline(
 #
 # ## Questions
 #
-# **1. A model of 70 billion parameters in fp32 trains on 64 GPUs, 8 to a host. How much memory does a host need for a
-# full state dict with `offload_to_cpu`, with and without `rank0_only`?** <details><summary>Answer</summary>The dict
+# **1. A model of 70 billion parameters in fp32 is trained on 64 GPUs, 8 to a host. How much memory does a host need for
+# a full state dict with `offload_to_cpu`, with and without `rank0_only`?** <details><summary>Answer</summary>The dict
 # takes 280 GB. With `rank0_only`, one host needs this much, and the others need none. Without it, each host needs 8 x
 # 280 GB = 2.2 TB. With a sharded dict, each rank keeps 4.4 GB, and each host keeps 35 GB.</details>
 #
