@@ -221,8 +221,8 @@ for rank, (together, same_shard, as_mesh) in enumerate(launch(meet, RANKS, PER_H
     print(f"rank {rank}: shards with {together}, has replicas {same_shard}, a 2-D mesh has the same: {as_mesh}")
 
 # %% [markdown]
-# `FullyShardedDataParallel` takes the pair as `process_group`, or a mesh as `device_mesh`. If it gets neither, but a
-# wrapping policy, it makes its own groups, with `LOCAL_WORLD_SIZE` ranks in each sharding group
+# `FullyShardedDataParallel` takes the pair as `process_group`, or a mesh as `device_mesh`. If it is given neither of
+# these, but a wrapping policy, it makes its own groups, with `LOCAL_WORLD_SIZE` ranks in each sharding group
 # (`minifsdp/fsdp/torch_api/groups.py`).
 #
 # ### Break it: make only your own groups
@@ -291,7 +291,7 @@ def start_across(unit: Replica) -> None:
 #
 # *8 minutes, medium*
 #
-# The other half of the second stage waits for the result. The engine calls it for every unit at the end of backward,
+# Your next function is the other half of the second stage. The engine calls it for every unit at the end of backward,
 # and before a unit's next reduction. It is therefore also called for units without a reduction under way, and more
 # often than your function from 11.3.
 
@@ -538,7 +538,7 @@ for name, what in (("never", "without the second stage"), ("yours", "yours")):
 # All **N** ranks are data-parallel, not only one per host: a sampler's `num_replicas` must be the world size, because
 # otherwise the ranks of a host read the same rows.
 #
-# ## 11.5 What leaves a host
+# ## 11.5 The traffic out of a host
 #
 # *10 minutes, medium*
 #
@@ -570,7 +570,7 @@ def traffic(units: Sequence[int], ranks: int, per_host: int, factor: int) -> Tra
     Args:
         units: bytes of each unit, padded, the root first.
         ranks: N.
-        per_host: ranks of a host, G, which divides N.
+        per_host: G, the number of ranks on a host, which divides N.
         factor: F, which divides N, and either divides G or is a multiple of it.
 
     Returns:
@@ -699,9 +699,9 @@ plots.stages(
 # ### Measured: a step on two kinds of link
 #
 # `HostLinks` emulates two links: a fast one between ranks of a host (1 GB/s, 50 µs), and a slow one shared by a host's
-# ranks (16 MB/s, 2 ms). A message takes at least as long as its link needs for it. Steps of F = 1, 2 and 4 take turns,
-# and the output gives the median. Next to the median is the time that the slower of the two links needs for the bytes
-# from your `traffic`, without latency, as if the links never waited for each other.
+# ranks (16 MB/s, 2 ms). A message takes at least the time that its link needs for it. Steps of F = 1, 2 and 4 take
+# turns, and the output gives the median. Next to the median is the longer of the two times that the links need for the
+# bytes from your `traffic`, without latency, as if the links never waited for each other.
 
 
 # %% tags=["nbval-ignore-output"]
