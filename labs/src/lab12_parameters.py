@@ -463,9 +463,9 @@ assert gathers["flat"][0] == gathers["flat"][1]
 # ### Measured: flat against per-parameter (C26)
 #
 # The next cells measure the second step of each way. Copies are calls of torch's copying operators outside of
-# collectives, and they count with the bytes that they write. We expect two gathers and one reduction per unit, with one
-# gather less for the root. We also expect that this rank's pieces are copied into each gather, all parameters out of
-# each gather, and each gradient once.
+# collectives, and we count the bytes that they write. We expect two gathers and one reduction per unit, with one gather
+# less for the root. We also expect that this rank's pieces are copied into each gather, that all parameters are copied
+# out of each gather, and that each gradient is copied once.
 
 
 # %%
@@ -718,14 +718,15 @@ assert ratio > 100
 # are gathered, because the computation needs them, but no gradients are stored or sent for them. LoRA needs no wrapping
 # tricks.
 #
-# ## 12.5 Hold, without `record_stream`
+# ## 12.5 Hold a buffer without `record_stream`
 #
 # *10 minutes, medium*
 #
-# On a GPU, the gather's stream allocates the buffer, and the *compute* stream reads it last, in the copy out. The caching
-# allocator gives a freed block at once to the next request on the stream that allocated it. Lab 08's solution is
-# `record_stream`: the allocator holds the block back until an event behind the reader has happened, and it checks for
-# the event only when memory is requested. A host that runs ahead finds the memory still taken, and so needs a limiter.
+# On a GPU, the gather's stream allocates the buffer, and the *compute* stream reads it last, in the copy out. The
+# caching allocator gives a freed block at once to the next request on the stream that allocated the block. Lab 08's
+# solution is `record_stream`: the allocator holds the block back until an event behind the reader has happened, and it
+# checks for the event only when memory is requested. A host that runs ahead finds the memory still taken, and so needs
+# a limiter.
 #
 # FSDP2 does without `record_stream` and without a limiter. It *keeps a reference* to the buffer. Before the stream that
 # owns the buffer allocates the next one, a wait for an event behind the last reader is put into that stream's queue;
@@ -875,7 +876,7 @@ plots.timeline(
 # *5 minutes, easy*
 #
 # Each column is as wide as the largest piece, so a row can have any number of elements, and row r begins at r times
-# that number. If the size of a row is not a multiple of 16 bytes, other rows begin at addresses from which NCCL cannot
+# that number. If the size of a row is not a multiple of 16 bytes, some rows begin at addresses from which NCCL cannot
 # load 16 bytes at once, and the collective becomes much slower:
 # [pytorch#195450](https://github.com/pytorch/pytorch/issues/195450) reports this for FSDP2's layout, and
 # [nccl#413](https://github.com/NVIDIA/nccl/issues/413) and
@@ -975,9 +976,9 @@ plots.lines(
 
 # %% [markdown]
 # The benefit of the gap depends on luck. Over 8 or 16 ranks, this model's blocks have aligned shares anyway; only the
-# root does not, because of its odd vocabulary. Over 7, 64 or 256 ranks, hardly any unit has aligned shares, either flat
-# or per-parameter. (On 64 ranks, a LayerNorm's 768 elements leave 12 for each rank, which is 24 bytes.) The cost is at
-# most 15 bytes per rank and unit.
+# root does not, because of its odd vocabulary. Over 7, 64 or 256 ranks, hardly any unit has aligned shares, whether
+# flat or per-parameter. (On 64 ranks, a LayerNorm's 768 elements leave 12 for each rank, which is 24 bytes.) The cost
+# is at most 15 bytes per rank and unit.
 #
 # ### Measured: names and checkpoints unchanged
 #
@@ -1041,9 +1042,9 @@ assert all(equal)
 # - A parameter may have no gradient on some rank. The package then fills its column with -0.0, so that a rank can
 #   distinguish "no rank had a gradient" from a gradient of zero (`minifsdp/fsdp2/gradients.py`).
 # - Your functions do not support replicas on a 2-D mesh, gathers in backward inside a smaller group, or float8 gathers
-#   through extensions. In `fully_shard`, these are arguments; the package has all of them.
-# - The results on the paper GPU come from a model, in which copies took negligible time. To report measured times of
-#   copies, one needs a GPU.
+#   through extensions. These are arguments of `fully_shard`, and the package has all of them.
+# - The results on the paper GPU come from a model, in which copies took negligible time. A report of measured copy
+#   times needs a GPU.
 #
 # ## What to remember
 #
