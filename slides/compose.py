@@ -7,7 +7,7 @@ In a deck's Markdown stand, beside Marp's own directives,
     {{ rung("fsdp") }}             where on the ladder this slide and those after it are: at the top right
     {{ gb(psi) }}                  a number: any name of the deck's `numbers()`, written by one of its functions
 
-Rules: 15 to 25 slides; each has a heading and notes for the speaker, and each but the title its place on the ladder;
+Rules: 15 to 30 slides; each has a heading and notes for the speaker, and each but the title its place on the ladder;
 every figure that is drawn is shown; every claim is one of labs/claims.toml.
 """
 
@@ -31,7 +31,7 @@ from minifsdp.course.ladder.rungs import RUNGS
 SLIDES = Path(__file__).parent
 LABS = SLIDES.parent / "labs"
 DECKS = ("memory", "ddp", "fsdp", "overlap", "practice", "scale")
-FEWEST, MOST = 15, 25
+FEWEST, MOST = 15, 30
 TITLES_ROOM = 76  # characters of the labs that a slide names at its bottom left
 DIRECTIVE = re.compile(r"\s*(_?[a-z]+: *\S+|header: .*)\s*$", re.IGNORECASE)  # of Marp's, in a comment as notes are
 

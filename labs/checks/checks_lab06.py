@@ -154,7 +154,7 @@ def check_finish_times(answer, variant):
         expect(f"{name}, pieces on the list afterwards", len(given), len(queued), slip=THE_CALLERS)
 
 
-# 6.2 Hand over
+# 6.2 Order two streams
 
 
 class GpuEvent(device.CpuEvent):

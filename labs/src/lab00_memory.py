@@ -12,35 +12,38 @@
 #
 # A training step holds four things in memory: parameters, gradients, optimizer state and
 # activations. Every rung of this course divides one of them among the ranks, moves it, or shortens
-# its lifetime. This lab measures the size of each, to the byte, and when it exists.
+# its lifetime. This lab measures the size of each, to the byte, and shows when it exists.
 #
-# ![Bytes of a rank under each ZeRO stage: parameters, gradients and optimizer state, sharded one after the
-# other](../slides/figures/stages.svg)
+# ![Bytes per rank in each stage of ZeRO: the stages shard the optimizer state, then the gradients,
+# then the parameters](../slides/figures/stages.svg)
 #
 # *From [lecture 1, Where memory goes, and what ZeRO saves](../slides/memory.md), which comes before this lab.*
 #
 # **Afterwards you can**
-# - compute the bytes of parameters, gradients and optimizer state that a model needs, for the
-#   usual optimizers, in float32 and in mixed precision, and check them by measurement;
-# - derive the memory per rank in the three stages of ZeRO;
-# - write the Adam step, and name the moment at which each of its tensors appears;
+# - compute the bytes of parameters, gradients and optimizer state that a model needs, for the usual
+#   optimizers, in float32 and in mixed precision, and check your results by measurement;
+# - derive the memory per rank in each of the three stages of ZeRO;
+# - write the Adam step, and say when each of its tensors is allocated;
 # - count the bytes that autograd keeps for backward, and find the batch size at which they exceed
-#   everything else.
+#   all the rest.
 #
-# **You need** PyTorch on one device: a module, `backward`, an optimizer. No distributed training.
+# **You need** to know PyTorch on one device: modules, `backward` and optimizers. You need no
+# experience with distributed training.
 #
-# **Time** 50 minutes. **Worlds**: this lab needs no ranks; it runs in this process, on the CPU or
-# on one GPU. **Memory**: 9 MiB of tensors at most, by the ledger.
+# **Time** 50 minutes. **Ranks**: none; the lab runs in this process, on the CPU or on one GPU.
+# **Memory**: at most 9 MiB of tensors, as counted by the ledger.
 #
-# **How a lab works.** An exercise is a cell with a function; write its body instead of `...`.
-# While it is blank, the reference stands in, so that everything below runs. As soon as you write
-# something, it is checked in a separate process, and the cells below use it, right or wrong. A
-# failed check shows the expected result and a hint; `minifsdp lab hint 0.1` gives one too. Each
-# plot shows how many of the lab's pieces are yours. Before a measurement you are asked for a
-# prediction: replace the dots with a number. A wrong prediction teaches more than none.
+# **How a lab works.** An exercise is a cell with a function whose body is `...`: replace the dots
+# with your code. Until you do, the reference answer stands in, so that everything below runs. As
+# soon as you write an answer, it is checked in a separate process, and the cells below use it,
+# right or wrong. A failed check shows the expected result and a hint; `minifsdp lab hint 0.1` also
+# gives a hint. Each plot shows how many of the lab's functions are yours. Before a measurement, you
+# are asked for a prediction: replace the dots with a number. A wrong prediction teaches you more
+# than no prediction.
 #
-# Throughout, Ψ is the number of elements of all parameters, N the number of ranks, and K the bytes of optimizer state
-# per element. KiB, MiB and GiB are powers of 1,024; GB is 10⁹ bytes, as in the papers.
+# Throughout, Ψ is the total number of parameter elements, N is the number of ranks, and K is the
+# number of bytes of optimizer state per element. KiB, MiB and GiB are powers of 1,024; GB is 10⁹
+# bytes, as in the papers.
 
 # %% tags=["setup"]
 # set-up
@@ -55,15 +58,16 @@ from minifsdp.course.watch.ledger import Ledger
 from minifsdp.course.ladder.model import GPT
 from minifsdp.course.workshop import exercise, outcome, predict
 
-torch.set_num_threads(1)  # tensors as small as here are not worth sharing out
+torch.set_num_threads(1)  # tensors this small are not worth splitting among threads
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 # %% [markdown]
 # ## The ledger
 #
 # All byte counts in this course come from one instrument. While a `Ledger` is active, it records
-# every piece of memory that an operator returns: once, at its size, until it is freed, under a tag
-# for its purpose. Here it watches one linear layer with 15 + 5 elements of 4 bytes.
+# every block of memory that an operator returns. Each block counts once, at its full size, under a
+# tag for its purpose, until it is freed. Here the ledger watches one linear layer with 15 + 5
+# elements of 4 bytes.
 
 # %%
 with Ledger() as ledger, DEVICE:
@@ -78,7 +82,7 @@ print({tag: size for tag, size in trained.items() if size})
 
 # %% [markdown]
 # Before you count an optimizer's state, look at it. `optimizer.state` maps each parameter to its
-# buffers; the cell shows those of the layer's weight, after one step.
+# buffers; the cell shows the buffers of the layer's weight after one step.
 
 # %%
 OPTIMIZERS = {
@@ -100,19 +104,19 @@ for name, make in OPTIMIZERS.items():
 #
 # *5 minutes, easy*
 #
-# **The question.** A model of 7.5 billion parameters in bfloat16 fills 15 GB, yet it cannot be
-# trained on a device of 80 GB. What takes the rest?
+# **The question.** A model of 7.5 billion parameters takes 15 GB in bfloat16, yet it cannot be
+# trained on a device with 80 GB. What takes up the rest?
 #
 # - Each gradient has the shape and dtype of its parameter.
 # - An optimizer keeps the buffers that you have just seen, each with the shape and dtype of *the
 #   tensor it updates*. Adam also keeps one float32 step count for each parameter tensor.
-# - In mixed precision with a **float32 copy** (*master weights*), forward and backward use
-#   parameters of 2 bytes. The optimizer updates a copy of 4 bytes, which is then rounded into the
-#   parameters. The copy counts as optimizer state, and all the optimizer's buffers are float32.
-#   The reason for the copy follows below.
+# - In mixed precision with a **float32 copy** (*master weights*), forward and backward use 2-byte
+#   parameters. The optimizer updates a 4-byte copy, which is then rounded into the parameters. The
+#   copy counts as optimizer state, and all the optimizer's buffers are float32. Section 0.3 shows
+#   why the copy is needed.
 #
-# First a prediction. `nn.Linear(300, 100)` has a weight and a bias, in float32: how many bytes of
-# state does Adam keep for it? Replace the dots.
+# First, a prediction. `nn.Linear(300, 100)` has a weight and a bias, both in float32. How many
+# bytes of state does Adam keep for this layer? Replace the dots.
 
 # %%
 predict("0.1", ..., "bytes of Adam's state for nn.Linear(300, 100) in float32")
@@ -158,8 +162,9 @@ outcome(
 # %% [markdown]
 # ### Measured: what each optimizer keeps (C3)
 #
-# Now a whole model: the course's GPT, small, under torch's own optimizers. `stages_of` runs its
-# first training step and reads the ledger at the end of each stage; the rest of the lab uses it.
+# Now for a whole model: a small version of the course's GPT, trained with torch's own optimizers.
+# `stages_of` runs the model's first training step and reads the ledger at the end of each stage;
+# the rest of the lab uses this function.
 
 # %%
 STAGES = ("built", "optimizer made", "forward", "backward", "step", "zero_grad")
@@ -172,7 +177,7 @@ def build(dtype: torch.dtype = torch.float32, layers: int = 2) -> GPT:
 
 
 def batch_of(rows: int) -> Tensor:
-    """[rows, 24] tokens, used as targets too, since nothing here depends on the values."""
+    """[rows, 24] tokens, also used as targets, because nothing here depends on their values."""
     return torch.arange(rows * 24, device=DEVICE).view(rows, 24) % 257
 
 
@@ -221,15 +226,15 @@ for dtype in (torch.float32, torch.bfloat16):
         assert model_state == expected, f"{name}: measured {model_state}, expected {expected}"
 
 # %% [markdown]
-# Measured and expected agree to the byte. The columns show K: 0 for SGD, one buffer for momentum,
-# two for Adam, three for AMSGrad. The decimals of Adam's K come from the step counts, 120 bytes
-# here; no paper mentions them.
+# Measured and expected agree to the byte. Column K reflects the optimizer's buffers: none for SGD,
+# one for momentum, two for Adam and three for AMSGrad. The decimals of Adam's K come from the step
+# counts, 120 bytes here; no paper mentions them.
 #
-# This corrects two common mistakes. K is not a property of Adam: it is 8 in float32, 4 in bfloat16
-# throughout, and the 12 of the ZeRO paper belongs to mixed precision with a float32 copy. And
-# "mixed precision halves the memory" is wrong for model state: float32 throughout takes 4 + 4 + 8
-# = 16 bytes per element, and mixed precision takes 2 + 2 + 12, the same 16. Without gradients, as
-# between two steps, they take 12 and 14.
+# This corrects two common mistakes. First, K is not a constant of Adam: it is 8 in float32
+# throughout and 4 in bfloat16 throughout, and the 12 of the ZeRO paper applies to mixed precision
+# with a float32 copy. Second, "mixed precision halves the memory" is wrong for model state: float32
+# throughout takes 4 + 4 + 8 = 16 bytes per element, and mixed precision takes 2 + 2 + 12, the
+# same 16. Between two steps, when there are no gradients, they take 12 and 14.
 
 # %%
 for name, state in {
@@ -243,14 +248,14 @@ for name, state in {
 #
 # *8 minutes, medium*
 #
-# **The question.** 16 bytes times 7.5 billion are 120 GB, on every rank: data parallelism
-# replicates all of it, and N devices hold N equal copies. How much would each hold without the
-# copies?
+# **The question.** 16 bytes times 7.5 billion is 120 GB, and every rank needs that much: data
+# parallelism replicates all of it, so N devices hold N identical copies. How much would each device
+# hold if nothing were stored twice?
 #
-# ZeRO (*Zero Redundancy Optimizer*) shards: it cuts a tensor into N equal parts, and each rank
-# keeps one. Stage 1 shards the optimizer state, stage 2 the gradients as well, stage 3 the
-# parameters as well. Computation is not divided: every rank still runs the whole model on its own
-# data. (ZeRO is therefore not a kind of tensor parallelism.)
+# ZeRO (*Zero Redundancy Optimizer*) *shards* tensors: it cuts a tensor into N equal parts, and each
+# rank keeps one of them. Stage 1 shards the optimizer state, stage 2 also shards the gradients, and
+# stage 3 also shards the parameters. The computation is not divided: every rank still runs the
+# whole model on its own data. (ZeRO is therefore not a kind of tensor parallelism.)
 
 # %%
 predict("0.2", ..., "GB on each rank in stage 2, to one decimal: Ψ = 7.5 billion, N = 64, K = 12, 2 bytes per element")
@@ -261,10 +266,10 @@ predict("0.2", ..., "GB on each rank in stage 2, to one decimal: Ψ = 7.5 billio
 def zero_stages(psi: int, ranks: int, k: int = 12, itemsize: int = 2) -> dict[str, float]:
     """Bytes of model state on each rank, replicated and in the three stages of ZeRO.
 
-    Activations do not count.
+    Activations are not counted.
 
     Args:
-        psi: elements of all parameters, Ψ.
+        psi: total number of parameter elements, Ψ.
         ranks: N. Padding is ignored: a shard has exactly 1 / N of the bytes.
         k: bytes of optimizer state per element, K, including a float32 copy.
         itemsize: bytes per element of parameters and of gradients.
@@ -278,8 +283,9 @@ def zero_stages(psi: int, ranks: int, k: int = 12, itemsize: int = 2) -> dict[st
 # %% [markdown]
 # ### Derived: 120, 31.4, 16.6, 1.9 GB (C2)
 #
-# The cell compares your numbers with table 1 of the ZeRO paper, to one decimal, for every N that
-# it lists, and with the course's own closed form, which predicts the measurements from lab 03 on.
+# The cell compares your numbers with table 1 of the ZeRO paper, to one decimal, for every N in that
+# table. It also compares them with the course's own closed form, which predicts the measurements
+# from lab 03 onwards.
 
 # %% tags=["C2"]
 paper = {
@@ -333,11 +339,11 @@ plots.lines(
 )
 
 # %% [markdown]
-# The paper's GB are 10⁹ bytes. `nvidia-smi` and torch print MiB and GiB, so that they show 120 GB
-# as 111.8. The difference of 7 % is enough for a model to fit on paper only.
+# A GB in the paper is 10⁹ bytes. `nvidia-smi` and torch print MiB and GiB, so they show 120 GB as
+# 111.8 GiB. The difference of 7 % can decide whether a model fits on a device or only on paper.
 #
-# So far this is arithmetic: it covers the memory between steps, but neither the peak nor the
-# traffic. Lab 03 builds stages 1 and 2 and measures both, lab 05 builds stage 3.
+# So far this is arithmetic. It covers model state, but neither the peak of memory nor the traffic.
+# Both are measured in lab 03, which builds stages 1 and 2, and in lab 05, which builds stage 3.
 
 # %% [markdown]
 # ## 0.3 The Adam step
@@ -353,10 +359,11 @@ plots.lines(
 # $$\hat m = \frac{m}{1 - \beta_1^t} \qquad \hat v = \frac{v}{1 - \beta_2^t} \qquad
 # \theta \leftarrow \theta - \text{lr}\,\frac{\hat m}{\sqrt{\hat v} + \epsilon}$$
 #
-# m and v begin at zero. ε stands outside the root. torch calls m `exp_avg` and v `exp_avg_sq`.
+# m and v start at zero. ε is added outside the root. torch calls m `exp_avg` and v `exp_avg_sq`.
 #
-# Before you write it, take the GPT from above in float32, under Adam, after its first `step()` and
-# a `zero_grad()`. How many bytes of parameters, gradients and optimizer state does it hold?
+# Before you write this step, make a prediction. Take the GPT from above in float32, train it with
+# Adam, and stop after the first `step()` and a `zero_grad()`. How many bytes of parameters,
+# gradients and optimizer state are there now?
 
 # %%
 predict("0.3", ..., f"bytes of model state after the first zero_grad: Ψ = {PSI:,} in {len(NUMELS)} tensors, float32")
@@ -375,12 +382,12 @@ def adam_step(
 ) -> None:
     """One step of Adam on one parameter. Called under `torch.no_grad()`.
 
-    Update every tensor in place: other references must see the change, without a second copy.
+    Update every tensor in place and make no second copy, because other references to it must see the change.
 
     Args:
         param: [any shape], updated.
-        grad: [the same shape], read only; its precision may be lower: compute in param's dtype.
-        state: empty at the parameter's first step, which fills it; later as the last step left it:
+        grad: [the same shape], only read; its precision may be lower, so compute in param's dtype.
+        state: empty at the parameter's first step, which fills it; later, as the previous step left it:
             "step": scalar float32 on the CPU, the number of steps taken, this one included;
             "exp_avg", "exp_avg_sq": shape, dtype and device of param.
         lr, beta1, beta2, eps: as in the formulas.
@@ -389,8 +396,8 @@ def adam_step(
 
 
 # %% [markdown]
-# The optimizer around it is only a loop. `Optimizer` supplies the rest: `state` is a dict, empty
-# at first for every parameter.
+# The optimizer around this function is only a loop. The base class `Optimizer` supplies the rest:
+# `self.state[p]` is a dict, initially empty, for every parameter.
 
 
 # %% tags=["shown"]
@@ -412,12 +419,12 @@ class WrittenOutAdam(torch.optim.Optimizer):
 # ### Measured: when each tensor appears (C36)
 #
 # Your Adam and torch's get the same gradients for five steps; yours works on views of one long
-# tensor, as it will in lab 04. The ledger is then read at every stage of a first step.
+# tensor, as it will in lab 04. Then the ledger is read at the end of every stage of a first step.
 
 # %% tags=["C36"]
 model, tokens = build(), batch_of(rows=2)
 flat = torch.cat([p.detach().flatten() for p in model.parameters()])
-views = [nn.Parameter(part) for part in flat.split(NUMELS)]  # a write into a view changes flat
+views = [nn.Parameter(part) for part in flat.split(NUMELS)]  # writing to a view changes flat
 theirs, mine = torch.optim.Adam(model.parameters(), foreach=False), WrittenOutAdam(views)
 for _ in range(5):
     theirs.zero_grad()
@@ -463,14 +470,13 @@ plots.stages(
 )
 
 # %% [markdown]
-# Making the optimizer allocates nothing: it keeps references to the parameters. `backward`
+# Creating the optimizer allocates nothing: it only keeps references to the parameters. `backward`
 # allocates the gradients and at the same time frees the activations that forward saved; the first
 # `step` allocates `exp_avg` and `exp_avg_sq`. That is why a job may run out of memory in its
-# *second* forward: during the first, memory held 8 bytes per element less. One successful training
-# step does not prove that the next will succeed.
+# *second* forward: during the first forward, 8 bytes per element were not yet allocated. One
+# successful training step does not prove that the next will succeed.
 #
-# **Break it.** Ask for a gradient before backward, and zero the gradients instead of dropping
-# them.
+# **Break it.** Read a gradient before backward; then zero the gradients instead of freeing them.
 
 # %%
 try:
@@ -483,12 +489,12 @@ for set_to_none in (True, False):
     print(f"zero_grad(set_to_none={set_to_none}) leaves {left:,} bytes of gradients")
 
 # %% [markdown]
-# With `set_to_none=False`, the default until torch 2.0, gradients are never freed, and
-# activations, which peak at the end of forward, come on top of them. With `None` the two hardly
-# overlap in time.
+# With `set_to_none=False`, the default before torch 2.0, gradients are never freed, so the
+# activations, which peak at the end of forward, are added to them. With `set_to_none=True`,
+# gradients and activations hardly overlap in time.
 #
-# **Break it.** An optimizer holds references. What happens if the parameters change after it was
-# made?
+# **Break it.** An optimizer holds references to the parameters. What happens if the parameters
+# change after the optimizer has been created?
 
 # %%
 with Ledger() as ledger, DEVICE:
@@ -507,17 +513,18 @@ with Ledger() as ledger, DEVICE:
     print(f"parameters: {ledger.mark('step')['parameters']:,} bytes, for a weight of {model.weight.nbytes:,}")
 
 # %% [markdown]
-# `Module.to` converts a parameter in place, so that an optimizer made earlier still works; only
-# optimizer state that exists already would not be converted. But if a parameter is *replaced*, the
-# optimizer keeps the old one: no error, no learning, and the old weight's 8,192 bytes stay
-# allocated. Replace parameters before you make the optimizer; sharding (lab 05) replaces them.
+# `Module.to` converts a parameter in place, so an optimizer created earlier still works; however,
+# optimizer state that already exists is not converted. But if a parameter is *replaced*, the
+# optimizer keeps the old one: there is no error, the model does not learn, and the old weight's
+# 8,192 bytes stay allocated. So replace parameters before you create the optimizer. Sharding
+# (lab 05) is such a replacement.
 
 # %% [markdown]
 # ### Measured: 2 + 2 + 12 bytes (C1)
 #
-# Mixed precision as in the ZeRO paper: parameters and gradients are bfloat16, and your `adam_step`
-# updates a float32 copy of each parameter. The copy is made with the optimizer, the moments at its
-# first step.
+# This is mixed precision as in the ZeRO paper: parameters and gradients are bfloat16, and your
+# `adam_step` updates a float32 copy of each parameter. The copies are allocated when the optimizer
+# is created, and the moments in its first step.
 
 
 # %%
@@ -564,15 +571,16 @@ plots.stages(
 )
 
 # %% [markdown]
-# The ratio is 1 : 1 : 6, and the sum 16 bytes per element. This well-known number is a **lower
-# bound** on the memory from the end of backward to `zero_grad`, without activations and
-# temporaries; between steps 14 remain. Frameworks that accumulate gradients in float32 hold 18
-# (Megatron-LM's own table has 16, 18 and 20). The step itself needs memory too. Every operator
-# that does not work in place makes a temporary as large as the parameter. The denominator takes
-# two at once, the root of `exp_avg_sq` and its quotient. So with `foreach=False`, and in the
-# reference, the peak is higher by two temporaries of the largest parameter. torch's default on a
-# GPU, `foreach=True`, updates all parameters with a few large operators, and its temporaries are
-# as large as all the parameters.
+# The ratio is 1 : 1 : 6, and the sum is 16 bytes per element. This well-known number is a **lower
+# bound** on the memory from the end of backward to `zero_grad`, because it leaves out activations
+# and temporaries; between steps, 14 bytes remain. Frameworks that accumulate gradients in float32
+# hold 18 bytes (Megatron-LM's own table has 16, 18 and 20). The step itself needs memory too. Every
+# operator that does not work in place allocates a temporary as large as the parameter. The
+# denominator needs two temporaries at once: the root of `exp_avg_sq`, and the quotient computed
+# from this root. So with `foreach=False`, and in the reference answer, two temporaries of the size
+# of the largest parameter are added at the peak. With `foreach=True`, torch's default on a GPU, a
+# few large operators update all parameters, and the temporaries are as large as all parameters
+# together.
 
 # %%
 for name, make in {
@@ -592,9 +600,9 @@ for name, make in {
 print(f"two temporaries of the largest parameter: {2 * 4 * max(NUMELS) / PSI:.2f} bytes per element of all")
 
 # %% [markdown]
-# **Break it: leave out the copy.** Why spend 4 bytes on a copy of an existing weight? Let one
-# weight start at 1 with a gradient of 1 at every step, so that Adam moves it by its learning rate,
-# 0.001, a hundred times.
+# **Break it: leave out the copy.** Why spend 4 bytes on a copy of an existing weight? Let a weight
+# start at 1 and receive a gradient of 1 at each of a hundred steps, so that Adam moves it by the
+# learning rate, 0.001, every time.
 
 # %%
 steps, lr = 100, 1e-3
@@ -628,34 +636,36 @@ plots.lines(
 
 # %% [markdown]
 # The copy does more than improve the last digit: without it the weight does not move at all. The
-# same happens to an `exp_avg_sq` in bfloat16, which should close a thousandth of the remaining gap
-# at every step. (Stochastic rounding and compensated summation avoid the copy; they cost noise or
-# another buffer.)
+# same happens to an `exp_avg_sq` in bfloat16, which should move by a thousandth of the remaining
+# gap at every step. (Stochastic rounding and compensated summation avoid the copy, at the cost of
+# noise and of another buffer, respectively.)
 
 # %% [markdown]
 # ## 0.4 What autograd keeps
 #
 # *10 minutes, medium*
 #
-# **The question.** The forward bar had no diamond. What does it contain?
+# **The question.** In the first plot of 0.3, the bar for forward had no diamond. What does this bar
+# contain?
 #
-# To compute gradients, backward needs values from forward: a linear layer needs its input, a GELU
-# its input, a softmax its result. An operator *saves* them as it runs, and they stay until
-# backward has used them. These are the activations. They are not part of model state, and they
-# grow with the number of tokens.
+# To compute gradients, backward needs values from forward: a linear layer or a GELU needs its
+# input, a softmax needs its result. An operator *saves* these values as it runs, and they stay in
+# memory until backward has used them. These are the activations. They are not part of model state,
+# and they grow with the number of tokens.
 #
-# torch passes every saved tensor to a pair of hooks. Inside `with
-# torch.autograd.graph.saved_tensors_hooks(pack, unpack):` it calls `pack(tensor)` for each one and
-# keeps the result; at backward it calls `unpack` on that result, which must return the tensor.
+# A pair of hooks can intercept every saved tensor. Inside `with
+# torch.autograd.graph.saved_tensors_hooks(pack, unpack):`, torch calls `pack(tensor)` for each
+# saved tensor and keeps the result. In backward, it calls `unpack` on that result, and `unpack`
+# must return the tensor.
 #
-# Count bytes of memory, not of tensors: two operators may save the same tensor, and a view keeps
-# its whole storage alive. `tensor.untyped_storage()` is that storage. Take care with the value
-# that `pack` returns: the graph keeps it, and the result of an operator refers back to the graph.
-# If `pack` returns such a result unchanged, it closes a reference cycle, and the memory is not
-# freed with the loss.
+# Count the bytes of storages, not of tensors: two operators may save the same tensor, and a view
+# keeps its whole storage alive. `tensor.untyped_storage()` returns this storage. Take care with the
+# value that `pack` returns, because the graph keeps it alive. The result of an operator refers back
+# to the graph, so if `pack` returns such a result unchanged, it closes a reference cycle, and the
+# memory is not freed when the loss is.
 #
-# You can work out the prediction: the bytes that 2 sequences save in bfloat16 are printed above,
-# under the table of 2 + 2 + 12.
+# You can work out the prediction from a number printed above, under the table of 2 + 2 + 12: the
+# bytes that 2 sequences save in bfloat16.
 
 # %%
 predict("0.4", ..., "sequences of 24 tokens, the fewest whose saved bytes exceed the 16Ψ of mixed precision")
@@ -667,8 +677,8 @@ def saved_bytes(forward: Callable[[], Tensor], model: nn.Module) -> int:
     """Bytes that autograd keeps for backward when `forward` runs.
 
     Every storage that holds a saved tensor counts once, at its full size. The parameters, which
-    autograd also saves, do not count: they exist anyway. A backward through the result must work
-    as usual, and once the result is gone, everything that was saved must be gone too.
+    autograd also saves, do not count: they exist anyway. Backward through the result must work as
+    usual, and once the result is deleted, everything that was saved must be freed too.
 
     Args:
         forward: runs the model and returns its loss; call it once.
@@ -681,10 +691,11 @@ def saved_bytes(forward: Callable[[], Tensor], model: nn.Module) -> int:
 
 
 # %% [markdown]
-# ### Measured: activations beside model state (C35)
+# ### Measured: activations compared with model state (C35)
 #
-# The ledger is the second opinion: it counts all memory alive after forward that is neither
-# parameter nor gradient. Your counts for the first two batches predict the others.
+# The ledger gives a second opinion: it counts all memory that is alive after forward and belongs to
+# neither parameters nor gradients. Your counts for the first two batch sizes predict the counts for
+# the others.
 
 
 # %% tags=["C35"]
@@ -727,8 +738,8 @@ plots.lines(
 )
 
 # %% [markdown]
-# So a step needs more than "16 bytes per parameter". How much does a block save? Add one layer and
-# count again.
+# So a step needs more than "16 bytes per parameter". How much does one transformer block save? Add
+# a layer and count again.
 
 # %%
 tokens, width = batch_of(rows=2), 64
@@ -738,17 +749,18 @@ print(f"a block saves {per_token:.0f} bytes per token, {per_token / width:.2f} b
 assert abs(per_token / width - 32) < 2
 
 # %% [markdown]
-# 32 bytes are 16 elements of bfloat16 for each of the `width` channels: the inputs of two norms
-# (2), their outputs, which are the inputs of `qkv` and `up` (2), q, k and v (3), the attention's
-# output (1), the input of the GELU (4) and its output (4). The rest, 40 bytes per token, is the
-# 0.62: mean and deviation of the norms (8), and one float32 for each of 8 heads (32) instead of
-# the matrix of attention weights, which a fused attention does not keep. Korthikanti et al. count
-# 34, two of them for dropout masks, which this model lacks; the ZeRO paper (3.2) takes 12
-# elements, 24 bytes.
+# Of these, 32 bytes are 16 bfloat16 elements for each of the `width` channels: the inputs of two
+# norms (2), their outputs, which are the inputs of `qkv` and `up` (2), q, k and v (3), the
+# attention's output (1), the input of the GELU (4) and its output (4). The remaining 0.62 amounts
+# to 40 bytes per token: the means and deviations of the norms (8), and one float32 for each of 8
+# heads (32), which fused attention keeps instead of the matrix of attention weights. Korthikanti et
+# al. count 34 bytes, two of which are dropout masks, which this model does not have; the ZeRO paper
+# (section 3.2) assumes 12 elements, or 24 bytes.
 #
-# A block has about 12 width² parameters, so 192 width² bytes of model state, against 32 width per token: **activations
-# overtake model state at about 6 × width tokens on a rank**, whatever the number of layers; with model state sharded
-# over N ranks, at 6 × width / N.
+# A block has about 12 width² parameters, and so 192 width² bytes of model state, compared with 32
+# width bytes of activations per token. So **activations overtake model state at about 6 × width
+# tokens on a rank**, whatever the number of layers. If model state is sharded over N ranks,
+# activations overtake it at 6 × width / N tokens.
 
 # %%
 for name, width, ranks in (("this lab's", 64, 1), ("width 4,096", 4096, 1), ("width 4,096, stage 3", 4096, 64)):
@@ -756,28 +768,31 @@ for name, width, ranks in (("this lab's", 64, 1), ("width 4,096", 4096, 1), ("wi
     print(f"{name:21} N = {ranks:2}: {block / (32 * width):8,.0f} tokens")
 
 # %% [markdown]
-# For our GPT that would be 384 tokens, 16 sequences; embeddings and head, which the rule leaves
-# out, add to both sides. The last line shows why sharding alone is not enough: at stage 3 on 64
-# ranks a tenth of one sequence of 4,096 tokens outweighs the model state. Other methods reduce
-# activations: smaller batches with accumulated gradients (lab 02), recomputation, and tensor or
-# pipeline parallelism.
+# For our GPT this rule gives 384 tokens, or 16 sequences; the embeddings and the head, which the
+# rule leaves out, add to both sides. The last line shows why sharding alone is not enough: in stage
+# 3 on 64 ranks, the activations of a tenth of a 4,096-token sequence outweigh the model state.
+# Activations are reduced by other methods: smaller batches with accumulated gradients (lab 02),
+# recomputation, and tensor or pipeline parallelism.
 
 # %% [markdown]
 # ## What is still missing
 #
-# This lab ran in one process. To hold less than the 16Ψ of a replica, ranks must exchange the
-# parts that they do not hold. Lab 01 builds the collectives for that, lab 02 the data parallelism
-# that still replicates everything, lab 03 the first two stages of the table above.
+# This lab ran in one process. If a rank is to hold less than a replica's 16Ψ, the ranks must
+# exchange the parts that they do not hold. Lab 01 builds the collectives for this exchange, lab 02
+# builds data parallelism, which still replicates everything, and lab 03 builds the first two stages
+# of ZeRO.
 #
 # ## What to remember
 #
-# 1. Mixed-precision Adam holds 2Ψ + 2Ψ + 12Ψ bytes, float32 throughout 4Ψ + 4Ψ + 8Ψ: 16Ψ while
-#    gradients exist, without activations and temporaries; between steps 14Ψ and 12Ψ.
-# 2. K depends on the optimizer and on the dtype of the tensors that it updates: 0, 4, 8, 12 in
-#    float32 for SGD, momentum, Adam, AMSGrad.
-# 3. Gradients appear in `backward`, optimizer state in the first `step`; making the optimizer
-#    allocates nothing except a float32 copy.
-# 4. ZeRO: stage 1 divides K by N, stage 2 the gradients too, stage 3 everything; only stage 3 has no floor.
+# 1. With Adam, model state takes 2Ψ + 2Ψ + 12Ψ bytes in mixed precision and 4Ψ + 4Ψ + 8Ψ bytes in
+#    float32 throughout: 16Ψ in both cases while gradients exist, not counting activations and
+#    temporaries. Between steps, 14Ψ and 12Ψ remain.
+# 2. K depends on the optimizer and on the dtype of the tensors that it updates: in float32, K is 0
+#    for SGD, 4 for momentum, 8 for Adam and 12 for AMSGrad.
+# 3. Gradients appear in `backward`, optimizer state in the first `step`; creating the optimizer
+#    allocates nothing except, in mixed precision, the float32 copy.
+# 4. Stage 1 of ZeRO divides the optimizer state by N, stage 2 also divides the gradients, and stage
+#    3 divides everything; only in stage 3 does the memory per rank have no floor.
 # 5. None of this includes activations. They grow with the number of tokens and overtake model
 #    state at about 6 × width tokens.
 #
@@ -787,35 +802,37 @@ for name, width, ranks in (("this lab's", 64, 1), ("width 4,096", 4096, 1), ("wi
 # large is its model state? Why can a device of 32 GB still be too small?</summary>
 #
 # 16 × 1.5 = 24 GB. At 1,024 tokens per sequence and a batch of 32, the ZeRO paper adds about 60 GB
-# of activations; temporaries, communication buffers and fragmentation come on top.
+# of activations; temporaries, communication buffers and fragmentation are extra.
 # </details>
 #
 # <details><summary>The first step of a job succeeds and the second runs out of memory. What
 # changed in between?</summary>
 #
-# The first `optimizer.step()` made the optimizer state, 8 bytes per element in float32. It stays
-# in memory during the second forward and backward.
+# The first `optimizer.step()` allocated the optimizer state, 8 bytes per element in float32. It
+# stays in memory during the second forward and backward.
 # </details>
 #
-# <details><summary>Under `torch.autocast` the parameters stay float32 and operators cast them as
-# they need. How large is the model state under Adam?</summary>
+# <details><summary>Under `torch.autocast`, the parameters stay float32 and operators cast them as
+# needed. How large is the model state with Adam?</summary>
 #
 # Parameters, gradients and state are all float32: 4 + 4 + 8 = 16 bytes per element again. The
-# casts to bfloat16, cached while autocast is on, come on top.
+# bfloat16 casts, which are cached while autocast is on, are extra.
 # </details>
 #
-# <details><summary>What does stage 1 of ZeRO save with SGD without momentum?</summary>
+# <details><summary>How much does stage 1 of ZeRO save if the optimizer is SGD without
+# momentum?</summary>
 #
-# In float32 it saves nothing: K is 0, so there is no state to shard. In mixed precision K is 4,
-# for the float32 copy.
+# In float32 it saves nothing: K is 0, so there is no state to shard. In mixed precision, K is 4
+# because of the float32 copy, and stage 1 shards this copy.
 # </details>
 #
 # <details><summary>Half of a model's parameters are frozen (`requires_grad=False`). Which terms
 # shrink?</summary>
 #
-# The gradients and optimizer state of that half disappear: backward makes the former, and a step
-# with a gradient makes the latter. Its parameters stay. Activations shrink less: a frozen linear
-# layer no longer saves its input, but gradients still pass through it to trained layers before it.
+# The gradients and optimizer state of that half disappear: backward computes no gradients for
+# frozen parameters, and the optimizer keeps no state for a parameter without a gradient. The frozen
+# parameters themselves stay. Activations shrink less: a frozen linear layer no longer saves its
+# input, but gradients still pass through it to the trainable layers before it.
 # </details>
 #
 # ## Further reading

@@ -10,30 +10,30 @@
 # %% [markdown]
 # # Lab 01: collectives
 #
-# Data parallelism, ZeRO and FSDP move data between GPUs by six operations: broadcast, reduce,
-# all-reduce, all-gather, reduce-scatter, send/receive. In this lab you write the first five from
+# Data parallelism, ZeRO and FSDP move data between GPUs with six operations: broadcast, reduce,
+# all-reduce, all-gather, reduce-scatter and send/receive. In this lab you build the first five from
 # the sixth, and count the bytes that they move.
 #
-# ![A ring reduce-scatter over four ranks: in each step every rank sends one chunk to the next, and adds what
-# arrives](../slides/figures/ddp-reduce-scatter.svg)
+# ![A ring reduce-scatter over four ranks: in each step, every rank sends one chunk to the next rank
+# and adds the chunk that arrives to its own](../slides/figures/ddp-reduce-scatter.svg)
 #
 # *From [lecture 2, Collectives and DDP](../slides/ddp.md), which comes before this lab.*
 #
-# **Afterwards you can** write a program that N processes run at once; explain why a group of ranks
-# hangs, and where; write broadcast and reduce as a tree, reduce-scatter and all-gather as a ring,
-# all-reduce from these two; count the bytes and the messages that a rank sends in each; predict
-# its time on a link.
+# **Afterwards you can** write a program that runs in N processes at once; explain why and where a
+# group of ranks hangs; write broadcast and reduce as trees, reduce-scatter and all-gather as rings,
+# and all-reduce as the sequence of these two rings; count the bytes and the messages that a rank
+# sends in each operation; predict how long an operation takes on a link.
 #
 # | | |
 # |---|---|
 # | you need | tensors and autograd; lab 00 is not required |
 # | time | 90 minutes, in two sittings; the break is marked |
 # | runs on | CPU with gloo (default), or NCCL with one rank per GPU; 2 to 4 ranks |
-# | memory per rank | at most 12 MiB of tensors; the process takes 210 MiB, 13 of its own and the rest torch, shared |
+# | memory per rank | at most 12 MiB of tensors; a process takes 210 MiB: 13 of its own and 197 of shared torch code |
 #
-# An exercise is a cell with `...` for a body. While it is blank, the lab uses the reference answer
-# and prints a note. Your own answer is checked at once, and the cells below use it, right or
-# wrong. A failed check gives a hint, and so does `minifsdp lab hint 1.2`.
+# An exercise is a cell with a function whose body is `...`. Until you replace these dots, the lab
+# uses the reference answer and prints a note. Your own answer is checked at once, and the cells
+# below use it, right or wrong. A failed check gives a hint, and so does `minifsdp lab hint 1.2`.
 
 # %% tags=["setup"]
 # set-up
@@ -63,10 +63,10 @@ from minifsdp.course.workshop import exercise, outcome, predict
 # *5 minutes, easy*
 #
 # A distributed job is one program, started N times: *single program, multiple data*. The N
-# processes are **ranks**, 0 to N - 1; N is the **world size**. The rank is the only difference
-# between them. `launch(fn, N)` starts N processes that each run `fn` inside a process group, and
-# returns their N results. Every collective names its **group**; `comm.world()` is the group of all
-# ranks.
+# processes are called **ranks** and are numbered 0 to N - 1; N is the **world size**. Only its rank
+# distinguishes a process from the others. `launch(fn, N)` starts N processes that each run `fn`
+# inside a process group, and returns their N results. Every collective names its **group**;
+# `comm.world()` is the group of all ranks.
 
 
 # %%
@@ -78,10 +78,10 @@ def who_am_i():
 launch(who_am_i, 4)
 
 # %% [markdown]
-# **The question.** Every rank holds the same batch. Which rows should each rank take, so that
-# every row is used exactly once and the ranks need no message to agree? N need not divide the
-# number of rows. The slowest rank sets the pace, so the ranks' shares may differ by one row at
-# most.
+# **The question.** Every rank holds the same batch. Which rows should each rank take, so that every
+# row is used exactly once and the ranks agree without exchanging a message? The number of rows need
+# not be divisible by N. The slowest rank sets the pace, so the ranks' shares may differ by at most
+# one row.
 
 # %%
 predict("1.1", ..., "the most rows that any of 4 ranks has, if the batch has 10 rows")
@@ -92,8 +92,8 @@ predict("1.1", ..., "the most rows that any of 4 ranks has, if the batch has 10 
 def my_rows(batch: Tensor, group: Group) -> Tensor:
     """This rank's block of the rows of `batch` [rows, ...], as a view.
 
-    The blocks of ranks 0, 1, ..., N - 1, concatenated in this order, are the batch. Their sizes
-    differ by one row at most. Copy nothing and send no message: `group.rank()` and `group.size()`
+    The blocks of ranks 0, 1, ..., N - 1, concatenated in this order, give the batch. Their sizes
+    differ by at most one row. Copy nothing and send no message: `group.rank()` and `group.size()`
     are enough.
     """
     ...
@@ -111,11 +111,12 @@ outcome("1.1", max(shares), ranks=4, slips={"10 // 4 rows on every rank leaves t
 # %% [markdown]
 # ### Measured: equal parameters, different gradients (C40)
 #
-# Data parallelism in its smallest form: every rank builds the same model (same seed), takes its
-# rows, and computes a gradient. The parameters are equal; the gradients differ, because the data
-# differ. The **mean** of the gradients is the gradient of the whole batch, if all ranks have the
-# same number of rows and the loss is a mean over rows. Their **sum** is N times that, which acts
-# like a learning rate N times larger.
+# This is data parallelism in its smallest form: every rank builds the same model with the same
+# initial parameters, takes its rows, and computes a gradient. The parameters are equal, but the
+# gradients differ because the data differ. The **mean** of the gradients is the gradient of the
+# whole batch if all ranks have the same number of rows and the loss is a mean over rows. The
+# **sum** of the gradients is N times their mean, so summing acts like a learning rate N times
+# larger.
 
 
 # %% tags=["C40"]
@@ -147,8 +148,8 @@ assert torch.allclose(mean, whole)
 assert torch.allclose(total, 2 * whole)
 
 # %% [markdown]
-# **Break it.** With seven rows one rank takes three and the other four. The mean of the two means
-# is no longer the mean.
+# **Break it.** With seven rows, one rank takes three and the other four. The mean of the two ranks'
+# means is then no longer the mean over all rows.
 
 # %%
 _, gradients, shares = zip(*launch(local_gradient, 2, batch[:7]), strict=True)
@@ -158,13 +159,13 @@ print("mean of the ranks' gradients is the whole batch's:", torch.allclose(sum(g
 print("weighted by the rows of each it is:", torch.allclose(weighted, whole))
 
 # %% [markdown]
-# ## 1.2 Exchange: a deadlock and its cure
+# ## 1.2 Exchange: a deadlock and its fix
 #
 # *10 minutes, medium*
 #
 # All other operations build on `comm.send(tensor, target, group)` and `comm.recv(tensor, source,
-# group)`. Both return a *handle* at once; `handle.wait()` returns when the message has completed.
-# To swap tensors, two ranks might each send, and then receive:
+# group)`. Both return a *handle* immediately; `handle.wait()` returns when the message has
+# completed. To swap tensors, two ranks might each send first and then receive:
 
 
 # %% tags=["shown"]
@@ -191,17 +192,19 @@ except RankError as error:
     show(error)
 
 # %% [markdown]
-# Both ranks wait at the same line. Rank 0's send completes once rank 1 receives it, rank 1
-# receives once its own send completes, and that send completes once rank 0 receives it: a circular
-# wait. On gloo every send waits for its receive, however small the message. MPI and NCCL may copy
-# a small message into an internal buffer and release the sender: there the same program runs with
-# small tensors and hangs with large ones, and tests with small tensors miss the fault.
+# Both ranks wait at the same line. Rank 0's send completes only when rank 1 receives the message.
+# Rank 1 receives only after its own send has completed, and that send completes only when rank 0
+# receives it. This is a circular wait. On gloo, every send waits for the matching receive, however
+# small the message is. MPI and NCCL may copy a small message into an internal buffer and release
+# the sender. With them, the same program runs with small tensors and hangs with large ones, so
+# tests with small tensors miss the fault.
 #
-# **The cure**: no rank waits before both messages are *posted*. You now write the step that the
-# rings of sitting two repeat. The ranks form a ring; the right neighbour of rank r is r + 1, the
-# left one r - 1, modulo N. Each rank sends to the right and receives from the left. NCCL needs one
-# more precaution. The two messages may share a stream and run there in the order of posting, which
-# brings the circular wait back. So even ranks post the send first, odd ranks the receive.
+# **The fix**: no rank waits until it has *posted* both of its messages. You now write the step that
+# the rings of sitting two repeat. The ranks form a ring: the right neighbour of rank r is rank r +
+# 1, and its left neighbour is rank r - 1, modulo N. Each rank sends to the right and receives from
+# the left. NCCL needs one more precaution. The two messages may share a stream, which runs them in
+# the order in which they were posted, and this brings the circular wait back. So even ranks post
+# the send first, and odd ranks post the receive first.
 
 # %%
 predict("1.2", ..., "messages in all, if each of 4 ranks passes one tensor to its right neighbour")
@@ -212,9 +215,9 @@ predict("1.2", ..., "messages in all, if each of 4 ranks passes one tensor to it
 def exchange(outgoing: Tensor, incoming: Tensor, group: Group) -> None:
     """Send `outgoing` to the right neighbour, r + 1, and receive `incoming` from the left one, r - 1, modulo N.
 
-    Both are [numel], contiguous, of one dtype; `outgoing` is only read. Post both messages before
-    you wait for either: even ranks the send first, odd ranks the receive first. Both messages have
-    completed when this returns.
+    Both tensors are [numel], contiguous and of the same dtype; `outgoing` is only read. Post both
+    messages before you wait for either: even ranks post the send first, odd ranks the receive.
+    Return when both messages have completed.
     """
     ...
 
@@ -235,8 +238,8 @@ slips = {"a ring is closed: the last rank sends to the first": 3, "sends and rec
 outcome("1.2", sum(log.count("send") for log in logs), ranks=4, slips=slips)
 
 # %% [markdown]
-# **Break it.** Sender and receiver must agree on the size, and nothing checks this. Here one rank
-# sends four elements, and the other expects eight.
+# **Break it.** Sender and receiver must agree on the size of the message, but nothing checks that
+# they do. Here, one rank sends four elements, and the other expects eight.
 
 
 # %% tags=["shown"]
@@ -256,20 +259,21 @@ except RankError as error:
     show(error)
 
 # %% [markdown]
-# gloo raises no error: half of the buffer is unchanged. (The other way round, eight elements into
-# a buffer of four, gloo ends the process with "Is there a distributed collective mismatch in your
-# code?". On NCCL different sizes are undefined behaviour, most often a hang.)
+# gloo raises no error: half of the buffer is unchanged. (In the opposite case, with eight elements
+# for a buffer of four, gloo ends the process with "Is there a distributed collective mismatch in
+# your code?". On NCCL, the behaviour with different sizes is undefined; usually the ranks hang.)
 #
-# ## 1.3 Wait: what a buffer holds before `wait()`
+# ## 1.3 Wait: the contents of a buffer before `wait()`
 #
 # *5 minutes, easy*
 #
-# The call *starts* a collective, and `wait()` *finishes* it. In between the buffer belongs to the
+# The call *starts* a collective, and `wait()` *finishes* it. In between, the buffer belongs to the
 # communication library: its contents are undefined, and you must not write to it or free it. In
-# return the rank can compute during that time. DDP and FSDP depend on this.
+# return, the rank can compute while the message travels. DDP and FSDP depend on this overlap.
 #
 # Below, a buffer filled with -1 is the output of a reduce-scatter: each rank contributes two
-# elements, and rank r gets element r of the sum. The cell reads it before the wait, and after.
+# elements, and rank r gets element r of the sum. The cell reads this buffer before and after the
+# wait.
 
 # %%
 predict("1.3", ..., "value in the output, which was filled with -1, just before wait(), on gloo")
@@ -292,21 +296,22 @@ print(f"before wait(): {before}   after: {after}")
 outcome("1.3", before, slips={"the sum, which is there only after wait()": after})
 
 # %% [markdown]
-# On gloo a rank receives the other ranks' parts, and `comm` adds them up inside `wait()`, so the
-# mistake shows every time here. All-gather and all-reduce write as soon as the data arrive: a
-# program without the wait is right on a quiet machine and wrong on a busy one. On NCCL `wait()`
-# does not even block the host: it makes the current *stream* wait, and the host runs on.
+# On gloo, a rank receives the other ranks' parts, and `comm` adds them up inside `wait()`, so
+# reading too early gives a wrong value every time here. All-gather and all-reduce write to the
+# output as soon as data arrive, so a program that forgets the wait is right on an idle machine and
+# wrong on a busy one. On NCCL, `wait()` does not even block the host: it makes the current *stream*
+# wait, and the host carries on.
 #
-# Now use the time between start and wait.
+# Now make use of the time between the call and the wait.
 
 
 # %% tags=["exercise-1.3"]
 @exercise("1.3")
 def reduce_while(full: Tensor, work: Callable[[], Tensor], group: Group) -> tuple[Tensor, Tensor]:
-    """Reduce-scatter `full` [N * numel] by `comm.reduce_scatter` while `work()` runs.
+    """Reduce-scatter `full` [N * numel] with `comm.reduce_scatter` while `work()` runs.
 
-    Returns this rank's part of the sum, [numel], and the result of `work()`. The order is: issue
-    the collective, call `work` once, wait. `full`, of any dtype, is not changed. In this lab all
+    Returns this rank's part of the sum, [numel], and the result of `work()`. Issue the collective,
+    call `work` once, then wait. `full` may have any dtype and is not changed. In this lab, all
     buffers for communication come from `device.empty(numel, dtype, "communication", device)`, so
     that the ledger can count them.
     """
@@ -314,8 +319,8 @@ def reduce_while(full: Tensor, work: Callable[[], Tensor], group: Group) -> tupl
 
 
 # %% [markdown]
-# How much time does this save? An **emulated link** makes each collective take as long as on a
-# given wire (here 40 ms), and the work takes 40 ms too.
+# How much time does this save? An **emulated link** makes each collective take as long as it would
+# on a given wire (here 40 ms), and the work also takes 40 ms.
 
 
 # %% tags=["shown", "nbval-ignore-output"]
@@ -349,9 +354,9 @@ print("expected 80 and 40 ms, and some more where other work shares the cores")
 #
 # *10 minutes, medium*
 #
-# Rank 0 has the initial parameters; all ranks need them. To send it to one rank after the other
-# takes N - 1 messages in a row. But every rank that has the tensor can send it on, so each round
-# doubles the number of ranks that have it:
+# Rank 0 has the initial parameters, and all ranks need them. Sending a tensor to one rank after
+# another takes N - 1 messages in sequence. But every rank that has the tensor can pass it on, so
+# each round doubles the number of ranks that have it:
 #
 # ```
 # N = 8, from rank 0        round 1     0 → 1
@@ -359,9 +364,10 @@ print("expected 80 and 40 ms, and some more where other work shares the cores")
 #                           round 3     0 → 4   1 → 5   2 → 6   3 → 7
 # ```
 #
-# This takes ceil(log2 N) rounds, still with N - 1 messages in all. In the round with distance d =
-# 1, 2, 4, ... place p < d sends to place p + d, if that place exists. The *place* of a rank is
-# counted from the source: the source has place 0, the next rank place 1, and so on round the ring.
+# This tree takes ceil(log2 N) rounds, and still N - 1 messages in total. In the round with distance
+# d = 1, 2, 4, ..., the rank at place p < d sends to the rank at place p + d, if that place exists.
+# The *place* of a rank is counted from the source: the source is at place 0, the next rank is at
+# place 1, and so on round the ring.
 
 # %%
 predict("1.4", ..., "messages that the source sends, if there are 4 ranks")
@@ -370,12 +376,12 @@ predict("1.4", ..., "messages that the source sends, if there are 4 ranks")
 # %% tags=["exercise-1.4"]
 @exercise("1.4")
 def broadcast(tensor: Tensor, source: int, group: Group) -> None:
-    """`tensor` on every rank <- `tensor` of rank `source`, in place, by `comm.send` and `comm.recv`.
+    """Overwrite `tensor` on every rank with that of rank `source`, using `comm.send` and `comm.recv`.
 
     `tensor` has the same shape and dtype on all ranks and is contiguous. There are N - 1 messages
-    in all, in ceil(log2 N) rounds: in the round with distance d = 1, then 2, 4, ... the rank at
-    place p < d sends to the one at place p + d, if p + d is below N. Place p is rank
-    (source + p) % N. All of this rank's messages have completed when this returns.
+    in total, in ceil(log2 N) rounds: in the round with distance d = 1, then 2, 4, ..., the rank at
+    place p < d sends to the rank at place p + d, if p + d is below N. Place p is rank
+    (source + p) % N. Return when all of this rank's messages have completed.
     """
     ...
 
@@ -398,8 +404,8 @@ outcome("1.4", sends[1], ranks=4, slips={"N - 1: it need not send them all itsel
 #
 # *10 minutes, medium*
 #
-# Reverse the arrows and start at the leaves, and the tree computes a sum: in each round half of
-# the remaining ranks send their partial sum, and their partners add it to their own.
+# If you reverse the arrows and start at the leaves, the tree computes a sum: in each round, half of
+# the remaining ranks send their partial sums, and their partners add these to their own.
 #
 # ```
 # N = 8, to rank 0          round 1     1 → 0   3 → 2   5 → 4   7 → 6
@@ -414,13 +420,13 @@ predict("1.5", ..., "bytes that one rank other than the target sends, to reduce 
 # %% tags=["exercise-1.5"]
 @exercise("1.5")
 def reduce(tensor: Tensor, target: int, group: Group) -> None:
-    """`tensor` on rank `target` <- the sum of all ranks' `tensor`, in place, by `comm.send` and `comm.recv`.
+    """Overwrite `tensor` on rank `target` with the sum of all ranks' `tensor`, using `comm.send` and `comm.recv`.
 
-    On the other ranks `tensor` may end with partial sums. It has the same shape and dtype on all
-    ranks and is contiguous. There are N - 1 messages in all, in ceil(log2 N) rounds: in the round
-    with distance d = 1, then 2, 4, ... the places that are odd multiples of d send to the place d
-    below, and are done. Place p is rank (target + p) % N. An incoming tensor needs its own buffer,
-    `device.empty(numel, dtype, "communication", device)`, [numel].
+    On the other ranks, `tensor` may end up with partial sums. It has the same shape and dtype on
+    all ranks and is contiguous. There are N - 1 messages in total, in ceil(log2 N) rounds: in the
+    round with distance d = 1, then 2, 4, ..., the ranks at places that are odd multiples of d send
+    to the rank d places below, and are then done. Place p is rank (target + p) % N. An incoming
+    tensor needs its own buffer, `device.empty(numel, dtype, "communication", device)`, [numel].
     """
     ...
 
@@ -441,9 +447,9 @@ outcome("1.5", sent[1], ranks=4)
 # %% [markdown]
 # ### Measured: the primitives and their results (C5)
 #
-# The cell runs the primitives of torch and NCCL on four ranks. Rank r holds the number r + 2, or,
-# for an operation with parts, the vector (10 r, 10 r + 1, 10 r + 2, 10 r + 3). Your broadcast and
-# reduce follow torch's.
+# On four ranks, the cell runs the primitives that torch and NCCL provide. Rank r holds the number
+# r + 2 or, for an operation that works on parts, the vector (10 r, 10 r + 1, 10 r + 2, 10 r + 3).
+# The results of your broadcast and reduce are printed next to those of torch.
 
 
 # %% tags=["C5"]
@@ -490,20 +496,21 @@ yours = found[0]["your reduce to 0"]
 assert yours == found[0]["reduce to 0"] == [14.0], f"rank 0 has the sum {yours}; has a check above failed?"
 
 # %% [markdown]
-# **What is still missing.** A reduce to one rank and a broadcast from it make an all-reduce, which
-# can average the gradients of 1.1. But the root sends and receives the whole tensor ceil(log2 N)
-# times while most ranks idle, and the time grows with the number of ranks. Can all links be busy
-# all the time?
+# **What is still missing.** A reduce to one rank and a broadcast from that rank make an all-reduce,
+# which can average the gradients of 1.1. But the root sends and receives the whole tensor ceil(log2
+# N) times while most ranks are idle, and the time grows with the number of ranks. Can all links be
+# kept busy all the time?
 #
 # ---
 # # Break. Sitting two: the ring
 #
-# (In a fresh kernel, run all cells above; they hold your answers.)
+# (In a fresh kernel, first run all cells above, because they hold your answers.)
 #
-# Cut the tensor into N chunks and let every rank be the root of one. The partial sum of chunk c
-# starts at rank c + 1, goes once round the ring, adds one rank's chunk at each stop, and is
-# complete on rank c. All N travel at once: in each step every rank sends one chunk to the right
-# and receives one from the left. For N = 4 each rank sends these chunks:
+# Cut the tensor into N chunks and let every rank be the root for one of them. The partial sum of
+# chunk c starts at rank c + 1 and goes once round the ring. Every rank that it reaches adds its own
+# chunk, and the sum is complete on rank c. All N partial sums travel at once: in each step, every
+# rank sends one chunk to the right and receives one from the left. For N = 4, the ranks send these
+# chunks:
 #
 # ```
 #                        rank     0   1   2   3
@@ -516,8 +523,8 @@ assert yours == found[0]["reduce to 0"] == [14.0], f"rank 0 has the sum {yours};
 #                  step 2         2   3   0   1        at the end every rank holds every chunk
 # ```
 #
-# All numbers are modulo N. A rank sends in each step the chunk that it received in the step
-# before.
+# All numbers are modulo N. In each step after the first, a rank sends the chunk that it received in
+# the previous step.
 #
 # ## 1.6 Ring reduce-scatter
 #
@@ -532,12 +539,12 @@ predict("1.6", ..., "bytes one rank sends in a ring reduce-scatter of 1,000,000 
 def reduce_scatter(
     output: Tensor, full: Tensor, group: Group, exchange: Callable[[Tensor, Tensor, Group], None]
 ) -> None:
-    """`output` [numel] <- chunk r of the sum over the ranks of `full` [N * numel], which is only read.
+    """Sum `full` [N * numel], which is only read, over the ranks, and write chunk r of the sum to `output` [numel].
 
-    There are N - 1 steps; in each, `exchange(outgoing, incoming, group)` of 1.2 passes one chunk
-    [numel] on. An incoming chunk needs a different buffer from the outgoing one:
+    There are N - 1 steps; in each of them, `exchange(outgoing, incoming, group)` of 1.2 passes on
+    one chunk [numel]. An incoming chunk needs a different buffer from the outgoing one:
     `device.empty(numel, dtype, "communication", device)`. `output` may be chunk r of `full`
-    itself, so write it last. With one rank there is no step, and `output` is `full`.
+    itself, so write it last. With one rank there are no steps, and `output` is equal to `full`.
     """
     ...
 
@@ -573,10 +580,10 @@ predict("1.7", ..., "bytes one rank sends in a ring all-gather whose output has 
 # %% tags=["exercise-1.7"]
 @exercise("1.7")
 def all_gather(output: Tensor, shard: Tensor, group: Group, exchange: Callable[[Tensor, Tensor, Group], None]) -> None:
-    """`output` [N * numel] <- every rank's `shard` [numel], in rank order; `shard` is only read.
+    """Gather every rank's `shard` [numel], which is only read, into `output` [N * numel], in rank order.
 
-    There are N - 1 steps; in each, `exchange(outgoing, incoming, group)` of 1.2 passes one chunk
-    on. Send and receive chunks of `output` in place, without another buffer. `shard` may be chunk
+    There are N - 1 steps; in each of them, `exchange(outgoing, incoming, group)` of 1.2 passes on
+    one chunk. Send and receive chunks of `output` in place, without another buffer. `shard` may be chunk
     r of `output` itself.
     """
     ...
@@ -602,13 +609,13 @@ print("equal to torch's on every rank:", all(same), "  bytes sent by each rank:"
 outcome("1.7", sent[0], ranks=4)
 
 # %% [markdown]
-# ### Measured: gather and broadcast moves more than the ring (C39)
+# ### Measured: a gather and a broadcast move more bytes than the ring (C39)
 #
-# An all-gather can also gather and broadcast: every rank sends its shard to rank 0, and rank 0
-# broadcasts the whole tensor. The result is correct. Let S be the bytes of the whole tensor. All
-# ranks together send (N - 1) S / N to rank 0 and then (N - 1) S in the broadcast; the ring sends
-# (N - 1) S in all. Rank 0 alone sends ceil(log2 N) S, while each rank of the ring sends (N - 1) /
-# N S.
+# An all-gather can also be built from a gather and a broadcast: every rank sends its shard to rank
+# 0, and rank 0 broadcasts the whole tensor. The result is correct. Let S be the number of bytes of
+# the whole tensor. All ranks together send (N - 1) S / N to rank 0 and then (N - 1) S in the
+# broadcast; the ring sends (N - 1) S in total. Rank 0 alone sends ceil(log2 N) S, whereas each rank
+# of the ring sends (N - 1) S / N.
 
 
 # %% tags=["C39"]
@@ -655,13 +662,13 @@ for ranks in (2, 3, 4):
         assert (together, most) == (together_expected, most_expected), "has a check above failed?"
 
 # %% [markdown]
-# ## 1.8 All-reduce: the two together
+# ## 1.8 All-reduce: the two rings together
 #
 # *10 minutes, medium*
 #
 # A reduce-scatter leaves chunk r of the sum on rank r; an all-gather brings the chunks to all
-# ranks. Together they are an all-reduce, for tensors of any size: if N does not divide the size,
-# zeros pad the last chunk.
+# ranks. Together they make an all-reduce. It works for tensors of any size: if the size is not
+# divisible by N, the last chunk is padded with zeros.
 
 # %%
 predict("1.8", ..., "bytes one rank sends in a ring all-reduce of 10 float32 over 4 ranks")
@@ -676,13 +683,13 @@ def all_reduce(
     reduce_scatter: Callable[[Tensor, Tensor, Group], None],
     all_gather: Callable[[Tensor, Tensor, Group], None],
 ) -> None:
-    """`tensor` [any shape, contiguous or not] <- its sum or mean over the ranks, in place.
+    """Replace `tensor` [any shape, contiguous or not] in place by its sum or mean over the ranks.
 
-    Copy it to the front of a zeroed buffer of N chunks of ceil(numel / N) elements each, from
-    `device.empty` as before. Call `reduce_scatter(output, full, group)` once, with chunk r of the
-    buffer as the output. For a mean divide that chunk by N. Call
-    `all_gather(output, shard, group)` once, back into the buffer, and copy it back without the
-    padding. Both calls have finished when they return.
+    Copy it to the front of a zeroed buffer of N chunks of ceil(numel / N) elements each, which
+    comes from `device.empty` as before. Call `reduce_scatter(output, full, group)` once, with chunk
+    r of the buffer as the output. For a mean, divide that chunk by N. Call
+    `all_gather(output, shard, group)` once, with the buffer as the output, and copy the result back
+    without the padding. Neither call returns a handle: both have finished when they return.
     """
     ...
 
@@ -707,13 +714,14 @@ print("equal to torch's on every rank:", all(same), "  bytes sent by each rank:"
 outcome("1.8", sent[0], ranks=4, slips={"the padding travels too: 12 elements, not 10": 60})
 
 # %% [markdown]
-# ### Measured: an all-reduce is a reduce-scatter and an all-gather, 2 (N - 1) / N of the data per rank (C5)
+# ### Measured: an all-reduce is a reduce-scatter and an all-gather, and a rank sends 2 (N - 1) / N of the data (C5)
 #
-# Remember this number: it hardly depends on N. Patarasuk and Yuan (2009) show that no algorithm in
-# which only the ranks add sends less. If switches add as well (SHARP on InfiniBand, NVLS on NVLink
-# 4), a rank sends its tensor once and receives the sum once: 1 instead of 2 (N - 1) / N, half of
-# it for many ranks. The cell compares the ring with two other algorithms: reduce to rank 0 and
-# broadcast from there; or gather all tensors on every rank and add them up.
+# Remember this factor: it hardly depends on N. Patarasuk and Yuan (2009) show that no algorithm in
+# which only the ranks add sends less. If the switches add as well (SHARP on InfiniBand, NVLS on
+# NVLink 4), a rank sends its tensor once and receives the sum once: the factor is 1 instead of 2
+# (N - 1) / N, which is about half for many ranks. The cell compares the ring with two other
+# algorithms: reduce to rank 0 and broadcast from there; or gather all tensors on every rank and add
+# them up.
 
 
 # %% tags=["C5"]
@@ -777,7 +785,8 @@ plots.lines(
 
 # %% [markdown]
 # Your all-reduce can now average the gradients of 1.1 in place. This completes data parallelism:
-# every rank ends with the gradient of the whole batch, so equal parameters stay equal.
+# every rank ends up with the gradient of the whole batch, so parameters that start equal stay
+# equal.
 
 
 # %%
@@ -801,10 +810,10 @@ for op, factor in {"mean": 1, "sum": 4}.items():
 # %% [markdown]
 # ### Measured: the memory of an all-reduce, stage by stage
 #
-# A `Ledger` counts live bytes by purpose. For a tensor of S bytes on four ranks, the prediction
-# per rank is: S at rest; S + S + 2 S / 4 in the reduce-scatter, with the padded buffer and two
-# chunks in transit; S + S in the all-gather, with the buffer alone. Gathering all tensors takes
-# another N S, and S for their sum.
+# A `Ledger` counts live bytes by purpose. For a tensor of S bytes on four ranks, the prediction per
+# rank is: S at rest; S + S + 2 S / 4 in the reduce-scatter, for the tensor, the padded buffer and
+# two chunks in transit; S + S in the all-gather, for the tensor and the buffer. Gathering all
+# tensors takes N S in addition to the tensor, and another S for the sum.
 
 
 # %%
@@ -856,19 +865,22 @@ plots.stages(
 # %% [markdown]
 # ## Links
 #
-# ### Measured: what a message costs on different links (C38)
+# ### Measured: the cost of a message on different links (C38)
 #
-# A link has a latency α and a bandwidth β, and a message of n bytes takes about α + n / β. At n =
-# α β latency is half of that time; shorter messages waste the link.
+# A link has a latency α and a bandwidth β, and a message of n bytes takes about α + n / β. At n = α
+# β, the latency accounts for half of that time; shorter messages waste most of the link's
+# bandwidth.
 #
-# The bandwidths below are per direction. NVLink 4: 18 links of 25 GB/s on an H100 (data sheet: 900
-# GB/s, both directions together). PCIe 5.0 x16: 32 GT/s x 16 lanes x 128/130. InfiniBand NDR: 400
-# Gbit/s. Ethernet: 25 Gbit/s. The latencies are those of a ring step in NCCL's own cost model
-# (`hwLat` in `src/graph/tuning.cc`, protocol Simple: 3.4, 5.7 and 14 µs for NVLink, PCI and
-# network); for TCP over Ethernet 30 µs, the order of magnitude of the kernel's network stack.
-# Measure your own cluster with `nccl-tests`.
+# The bandwidths below are per direction. NVLink 4 has 18 links of 25 GB/s on an H100 (the data
+# sheet gives 900 GB/s for both directions together). PCIe 5.0 x16 has 32 GT/s x 16 lanes x 128/130,
+# InfiniBand NDR has 400 Gbit/s, and the Ethernet has 25 Gbit/s. The latencies are those of a ring
+# step in NCCL's own cost model (`hwLat` in `src/graph/tuning.cc`, protocol Simple: 3.4, 5.7 and 14
+# µs for NVLink, PCI and network). For TCP over Ethernet, the table assumes 30 µs, the order of
+# magnitude of the latency of the kernel's network stack. Measure your own cluster with
+# `nccl-tests`.
 #
-# The emulated link is a thousand times slower: microseconds become milliseconds, and the measured column is real time.
+# Each emulated link is a thousand times slower than the real one, so microseconds become
+# milliseconds. The measured column is real time.
 
 # %% tags=["C38", "nbval-ignore-output"]
 LINKS = {  # seconds, bytes per second
@@ -911,19 +923,19 @@ for name, (latency, bandwidth) in LINKS.items():
         assert took[name, size] > 0.99 * predicted * SLOWER
 
 # %% [markdown]
-# ### Measured: few large messages, and even ones (C6)
+# ### Measured: few, large and even messages are the fastest (C6)
 #
 # Every message costs α. That is why NCCL uses trees for small tensors, why DDP collects gradients
-# in buckets, and why FSDP collects parameters in flat parameters. The FSDP paper (figure 2)
-# gathers the same volume in ever smaller pieces: below about 33 million elements per piece the
-# total time rises steeply. Here two ranks gather 4 MiB in 1 to 64 messages, with the same bytes
-# but more latencies. In α + n / β, n is the number of bytes that a rank sends: half of the
-# gathered bytes on two ranks.
+# in buckets, and why FSDP collects parameters in flat parameters. The FSDP paper (figure 2) gathers
+# the same volume in ever smaller pieces: below about 33 million elements per piece, the total time
+# rises steeply. Here two ranks gather 4 MiB in 1 to 64 messages: the number of bytes stays the
+# same, but every message adds a latency. In α + n / β, n is the number of bytes that a rank sends;
+# on two ranks, it is half of the gathered bytes.
 #
 # The paper also finds that shards should be **even**. Neither NCCL nor gloo gathers uneven shards
-# in one operation: with NCCL torch broadcasts each rank's shard (N messages), and with gloo it
-# refuses. The alternative is to pad every shard to the longest (one message, more bytes). Here the
-# shards are 40, 30, 20 and 10 percent of 1 MiB.
+# in one operation: with NCCL, torch broadcasts each rank's shard (N messages), and with gloo, torch
+# refuses the call. The alternative is to pad every shard to the length of the longest (one message,
+# more bytes). Here the shards are 40, 30, 20 and 10 percent of 1 MiB.
 
 
 # %% tags=["C6"]
@@ -946,7 +958,7 @@ def in_pieces(total, pieces):
 
 
 def in_shards(shares):
-    """Gather shards of these sizes by broadcasts and padded, and even shards of the same total."""
+    """Gather shards of these sizes by broadcasts and with padding, and even shards of the same total size."""
     group = comm.world()
     parts = [torch.zeros(numel, device=rank_device()) for numel in shares]
     even = torch.zeros(sum(shares) // group.size(), device=rank_device())
@@ -964,7 +976,7 @@ PIECES = (1, 2, 4, 8, 16, 32, 64)
 
 
 def every_case(shares=None):
-    """Pieces, or shards if given `shares`, on the bare backend and on LINK; the better of two."""
+    """Gather pieces, or shards if `shares` is given, on the bare backend and on LINK; keep the faster of two runs."""
 
     def cases():
         return in_shards(shares) if shares else {pieces: in_pieces(TOTAL, pieces) for pieces in PIECES}
@@ -1004,9 +1016,9 @@ assert min(found, key=lambda name: found[name][2]) == "even shards"
 
 # %% [markdown]
 # The cell times the same messages over the emulated link and over plain gloo on this machine.
-# Within one machine gloo's α is small and varies with the machine's other load: the cost of many
-# small messages shows, but the ranking of the three shard layouts may even be reversed. On the
-# link both effects show.
+# Within one machine, gloo's α is small and varies with the other load on the machine: the cost of
+# many small messages is visible, but the ranking of the three shard layouts may even be reversed.
+# On the emulated link, both effects are visible.
 
 # %% tags=["nbval-ignore-output"]
 per_message = [TOTAL / pieces / 1024 for pieces in PIECES]
@@ -1033,9 +1045,9 @@ plots.lines(
 # %% [markdown]
 # ## Break it on purpose
 #
-# **A rank that does not call.** All ranks of the group must call a collective, in the same order.
-# The usual breach is an `if rank == 0:` around code that communicates (a checkpoint, a metric), or
-# one rank whose data end a batch earlier.
+# **A rank that does not call.** All ranks of a group must call the same collectives in the same
+# order. The usual violation is an `if rank == 0:` around code that communicates (a checkpoint, a
+# metric), or a rank that runs out of data one batch early.
 
 
 # %%
@@ -1053,10 +1065,10 @@ except RankError as error:
     show(error)
 
 # %% [markdown]
-# The error *names* the correct rank; look for the fault on a rank that has finished or waits
-# elsewhere.
+# The rank that the error *names* is the correct one; look for the fault on a rank that has finished
+# or is waiting elsewhere.
 #
-# **Another order.** Rank 1 reduces two gradients of the same shape in a different order, for
+# **A different order.** Rank 1 reduces two gradients of the same shape in a different order, for
 # example because it iterates over a set. There is no hang and no error:
 
 
@@ -1074,57 +1086,57 @@ for rank, (first, second) in enumerate(launch(another_order, 2)):
     print(f"rank {rank}: first {first}, expected [3.0, 3.0]; second {second}, expected [30.0, 30.0]")
 
 # %% [markdown]
-# Collectives carry no names: the k-th call of one rank meets the k-th call of the others. If kind
-# or size differ, you get a hang or an abort; if they agree, wrong numbers. If you suspect this,
-# compare the ranks' logs (`comm.record()`); `TORCH_DISTRIBUTED_DEBUG=DETAIL` makes torch compare
-# the calls of all ranks.
+# Collectives carry no names: the k-th call of one rank is matched with the k-th call of the others.
+# If the calls differ in kind or size, the job hangs or aborts; if they do not, the numbers are
+# wrong. If you suspect such a mismatch, compare the ranks' logs (`comm.record()`);
+# `TORCH_DISTRIBUTED_DEBUG=DETAIL` makes torch compare the calls of all ranks.
 #
 # ## What is still missing
 #
-# You can average the gradients of a model with one all-reduce per parameter. A model has hundreds
-# of parameters, most of them small; C6 shows the cost of small messages. All reductions also wait
-# for the end of backward, and 1.3 shows that they need not. Lab 02 solves both: buckets, and
-# reduction during backward.
+# You can now average the gradients of a model with one all-reduce per parameter. But a model has
+# hundreds of parameters, most of them small, and C6 shows the cost of small messages. Also, all
+# reductions wait for the end of backward, although 1.3 shows that they need not. Lab 02 solves both
+# problems: it collects gradients in buckets, and it reduces the buckets during backward.
 #
 # ## What to remember
 #
 # 1. All ranks run one program with the same `world size`; only `rank` differs.
-# 2. The call starts a collective and `wait()` finishes it; in between do not touch its buffers.
-# 3. All-reduce = reduce-scatter + all-gather. In a ring each of the two sends (N - 1) / N of the
-#    data per rank, for every N.
+# 2. The call starts a collective and `wait()` finishes it; in between, do not touch its buffers.
+# 3. All-reduce = reduce-scatter + all-gather. In a ring, each rank sends (N - 1) / N of the data in
+#    each of these two, for every N.
 # 4. A message takes α + n / β, so send few, large and even messages.
-# 5. All ranks must call the same collectives in the same order; otherwise they hang or are
-#    silently wrong.
+# 5. All ranks must call the same collectives in the same order; otherwise the job hangs or silently
+#    computes wrong numbers.
 #
 # ## Questions
 #
 # <details><summary>How much does one GPU send in a ring all-reduce of 1 GiB, over 8 GPUs and over
 # 64?</summary>
 #
-# 2 x 7/8 = 1.75 GiB in 14 messages, and 2 x 63/64 = 1.97 GiB in 126. The bytes hardly grow. The
-# number of messages grows with N, and so does the share of latency; each message is smaller, 128
-# MiB against 16 MiB.
+# 2 x 7/8 = 1.75 GiB in 14 messages, and 2 x 63/64 = 1.97 GiB in 126 messages. The number of bytes
+# hardly grows. The number of messages grows with N, and so does the share of latency in the total
+# time, because each message is smaller: 16 MiB instead of 128 MiB.
 # </details>
 #
 # <details><summary>When is the tree better than the ring?</summary>
 #
-# The tree is better when n is small. Reduce and broadcast as trees take 2 log2 N (α + n / β), the
-# ring takes 2 (N - 1) (α + n / (N β)): for n → 0 these are 2 log2 N and 2 (N - 1) latencies. NCCL
-# chooses by size, and its trees work on pieces of the tensor in a pipeline, so that they lose
-# little bandwidth on large ones.
+# The tree is better when n is small. A reduce and a broadcast as trees take 2 log2 N (α + n / β),
+# and the ring takes 2 (N - 1) (α + n / (N β)). For n → 0, these become 2 log2 N and 2 (N - 1)
+# latencies. NCCL chooses by size. Its trees process pieces of the tensor in a pipeline, so they
+# lose little bandwidth on large tensors.
 # </details>
 #
-# <details><summary>Your job hangs, and the time-out names ranks 0 to 6 of 8, all in the same all-reduce. Where do you
-# look?</summary>
+# <details><summary>Your job hangs, and the timeout message names ranks 0 to 6 of 8, all in the same
+# all-reduce. Where do you look?</summary>
 #
-# Look on rank 7: it did not call the all-reduce. It has finished, has raised, or waits somewhere
-# else.
+# Look at rank 7: it did not call the all-reduce. It has finished, has raised an exception, or is
+# waiting somewhere else.
 # </details>
 #
 # <details><summary>The loss of a data-parallel run diverges unless the learning rate is divided by
 # the number of GPUs. What is the likely mistake?</summary>
 #
-# The gradients are summed instead of averaged, so the step is N times too long.
+# The gradients are summed instead of averaged, so the step is N times too large.
 # </details>
 #
 # <details><summary>Why may the output of a reduce-scatter be chunk r of its own input?</summary>
@@ -1136,8 +1148,8 @@ for rank, (first, second) in enumerate(launch(another_order, 2)):
 # ## Further reading
 #
 # - Patarasuk and Yuan, "Bandwidth optimal all-reduce algorithms for clusters of workstations", J.
-#   Parallel Distrib. Comput. 2009: the ring, and the proof that no algorithm of the ranks alone
-#   sends less.
+#   Parallel Distrib. Comput. 2009: the ring, and the proof that no algorithm in which only the
+#   ranks add sends less.
 # - Graham et al., "Scalable Hierarchical Aggregation Protocol (SHArP)", COMHPC 2016: switches that reduce; in NCCL the
 #   algorithms `NVLS` and `CollNet`.
 # - Thakur, Rabenseifner and Gropp, "Optimization of collective communication operations in MPICH", 2005: trees, rings,

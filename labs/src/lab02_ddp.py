@@ -10,31 +10,32 @@
 # %% [markdown]
 # # Lab 02: distributed data parallelism
 #
-# One model, N copies, N parts of the batch. Each rank computes on its own rows, and the ranks
-# average their gradients before the step. That is all of data parallelism, and it takes one line
-# per parameter. The rest of this lab makes it fast: fewer and larger messages, sent while backward
-# still runs. These three steps, called *rungs* here, make up
-# `torch.nn.parallel.DistributedDataParallel`.
+# Data parallelism trains N copies of one model on N parts of the batch. Each rank computes on its
+# own rows, and the ranks average their gradients before the optimizer step. That is all there is to
+# data parallelism, and it takes one all-reduce per parameter. The rest of this lab makes it fast,
+# first by sending fewer and larger messages, then by sending them while backward is still running.
+# These three stages, called *rungs* here, make up `torch.nn.parallel.DistributedDataParallel`.
 #
-# ![Gradients in buckets, filled in the order in which backward makes them](../slides/figures/ddp-buckets.svg)
+# ![Gradients collected in buckets, in the order in which backward computes them](../slides/figures/ddp-buckets.svg)
 #
 # *From [lecture 2, Collectives and DDP](../slides/ddp.md), which comes before this lab.*
 #
 # **Afterwards you can**
 #
-# - write DDP with autograd hooks and one collective, and explain why it equals training in one
-#   process;
+# - write DDP with autograd hooks and one collective, and explain why its result equals that of
+#   training in one process;
 # - explain the purpose of a bucket, its cost in memory, and why buckets are filled from the last
 #   layer backwards;
-# - see in a log of collectives or a timeline whether communication overlaps with backward;
-# - accumulate gradients over micro-batches without communicating in each one;
-# - recognize the usual bugs; most of them raise no error.
+# - tell from a log of collectives or from a timeline whether communication overlaps with backward;
+# - accumulate gradients over micro-batches without communicating in each of them;
+# - recognize the usual bugs, most of which raise no error.
 #
-# **You need** autograd (`backward` adds to `.grad`), and from lab 01: ranks, process groups, all-reduce, `wait()`.
+# **You need** to know autograd (`backward` adds to `.grad`) and, from lab 01, ranks, process
+# groups, all-reduce and `wait()`.
 #
-# **Time** 75 minutes. **To run** on a laptop (gloo, 2 processes), on one GPU, or on a GPU node
-# (NCCL, one rank per GPU). **Memory** at most 4 MiB of tensors on a rank (measured at the end).
-# The process has about 270 MiB resident, most of it torch's code, which the ranks share.
+# **Time** 75 minutes. **Runs** on a laptop (gloo, 2 processes), on one GPU, or on a GPU node (NCCL,
+# one rank per GPU). **Memory**: at most 4 MiB of tensors on a rank (measured at the end). A process
+# has about 270 MiB resident, most of which is torch's code, which the ranks share.
 
 # %% tags=["setup"]
 # set-up
@@ -50,22 +51,22 @@ from minifsdp.course.launch import RankError, launch, rank_device
 from minifsdp.course.workshop import exercise, outcome, predict
 from minifsdp.private import at_end_of_backward
 
-RANKS, ROWS, CONTEXT = 2, 8, 32  # N; rows of a whole batch, tokens of a row
+RANKS, ROWS, CONTEXT = 2, 8, 32  # N; rows per global batch; tokens per row
 
 # %% [markdown]
 # ## What hurts now
 #
-# Two devices that take half of the rows each need half the time for a batch. But they compute two
+# Two devices that each take half of the rows need half the time for a batch. But they compute two
 # different gradients, and after the first step they hold two different models.
 #
-# This lab trains a small GPT to count, on rows like 41, 42, 43, ... The whole batch of a step is
-# the same for any number of ranks, and each rank takes its rows from it. Every rank initializes
-# its weights from its own seed, as separate programs do, and receives rank 0's weights before
-# training (`start_equal`: one broadcast per parameter, lab 01).
+# This lab trains a small GPT to count, on rows like 41, 42, 43, ... The global batch of a step is
+# the same for any number of ranks, and each rank takes its rows from it. Every rank initializes its
+# weights from its own seed, as separate programs would, and receives rank 0's weights before
+# training (in `start_equal`, with one broadcast per parameter, as in lab 01).
 #
 # The GPT has two embeddings (tokens and positions), four blocks of 12 parameter tensors each (two
-# LayerNorms and four linear layers, each with a weight and a bias), and at the end a LayerNorm and
-# a linear layer.
+# LayerNorms and four linear layers, each with a weight and a bias), and a final LayerNorm and
+# linear layer.
 
 # %%
 import contextlib
@@ -96,7 +97,7 @@ def start_equal(model: nn.Module) -> None:
 
 
 def whole_batch(step: int, rows: int = ROWS) -> Tensor:
-    """[rows, CONTEXT + 1] tokens that count upwards from anywhere."""
+    """[rows, CONTEXT + 1] tokens that count upwards from a random start."""
     first = torch.randint(257, (rows, 1), generator=torch.Generator().manual_seed(step))
     return (first + torch.arange(CONTEXT + 1)) % 257
 
@@ -114,10 +115,10 @@ def loss_of(model: nn.Module, rows: Tensor) -> Tensor:
 # %% [markdown]
 # ### Measured: equal parameters, different data, different gradients (C40)
 #
-# After the broadcast both ranks hold the same parameters. Their rows differ, so their gradients
+# After the broadcast, both ranks hold the same parameters. Their rows differ, so their gradients
 # differ. Each rank's loss is the mean over its rows, and all ranks have the same number of rows.
 # The mean of the ranks' gradients is therefore the gradient of the mean loss over the whole batch,
-# the gradient of one process.
+# which is the gradient that one process would compute.
 
 
 # %% tags=["C40"]
@@ -146,14 +147,14 @@ assert torch.allclose(mean, whole, atol=1e-6)
 # *5 minutes, easy*
 #
 # A *post-accumulate-grad hook* is a function that autograd calls with a parameter as soon as
-# `backward` has accumulated the gradient into `.grad`. Write the body of the hook: it replaces
-# `param.grad` by its mean over the ranks of `group`.
+# `backward` has accumulated this parameter's gradient into `.grad`. Write the body of the hook,
+# which replaces `param.grad` by its mean over the ranks of `group`.
 #
 # Use `comm.all_reduce(tensor, group, op)`: it reduces `tensor` in place, with the same result on
-# all ranks, and returns a handle. The result may be read after `handle.wait()`. `comm.SUM` and
-# `comm.MEAN` are operations; `group.size()` is N.
+# all ranks, and returns a handle. The result may be read after `handle.wait()`. The operation `op`
+# is `comm.SUM` or `comm.MEAN`; `group.size()` is N.
 #
-# First predict: how many all-reduces does one step of this GPT then issue?
+# First, a prediction: how many all-reduces does one training step of this GPT then issue?
 
 # %%
 predict("2.1", ..., "all-reduces in one step of one rank, one per parameter tensor")
@@ -165,18 +166,18 @@ def average_gradient(param: nn.Parameter, group: comm.Group) -> None:
     """Replace `param.grad` by its mean over the ranks, in place.
 
     Args:
-        param: a parameter with its gradient, any shape, floating point. The parameter itself stays as it is.
+        param: a floating-point parameter of any shape, with its gradient. The parameter itself is not changed.
         group: the ranks to average over.
 
-    Make one all-reduce of `param.grad`'s bytes and wait for it. Use no other memory.
+    Issue one all-reduce of `param.grad`'s bytes and wait for it. Allocate no other memory.
     """
     ...
 
 
 # %% [markdown]
-# Rung 1 registers the hook on every parameter. The training loop is the loop of one process. A
-# *rung* is a function that prepares a model and returns the function that the loop calls between
-# `backward` and `step`. For rung 1 this function does nothing.
+# Rung 1 registers the hook on every parameter. The training loop is the same as in one process. In
+# the code, a *rung* is a function that prepares a model and returns the function that the loop
+# calls between `backward` and `step`. For rung 1, the returned function does nothing.
 
 
 # %%
@@ -230,9 +231,9 @@ def close(mine: list[float], theirs: list[float]) -> bool:
 # %% [markdown]
 # ### Measured: the loss of one process (C7)
 #
-# The mean of the ranks' losses at each step, next to the loss of one process that sees all rows.
-# Equal parameters, gradients and optimizers produce equal steps, so the copies never need to be
-# compared again.
+# The cell prints the mean of the ranks' losses at each step next to the loss of one process that
+# sees all rows. Equal parameters, gradients and optimizers produce equal steps, so the copies never
+# need to be compared again.
 
 # %% tags=["C7"]
 one_process, two_ranks = mean_losses(alone, 1), mean_losses(rung_1, RANKS)
@@ -241,9 +242,9 @@ for step, (one, two) in enumerate(zip(one_process, two_ranks, strict=True)):
 assert close(one_process, two_ranks), "the ranks' losses differ from those of one process"
 
 # %% [markdown]
-# `follow` records the events of one step in order, one letter each: `g` a gradient is computed,
-# `i` an all-reduce is issued, `w` the host waits for it, `|` `backward` has returned. It also
-# keeps the log of collectives.
+# `follow` records the events of one step in order, with one letter for each: `g` means that a
+# gradient has been computed, `i` that an all-reduce has been issued, `w` that the host waits for
+# it, and `|` that `backward` has returned. It also keeps the log of collectives.
 
 
 # %%
@@ -269,7 +270,7 @@ def follow(rung) -> tuple[str, list[comm.Call]]:
 
 
 def brief(events: str) -> str:
-    """Repetitions as `iw*4`."""
+    """The events, with repetitions written as `iw*4`."""
     runs = re.finditer(r"(giw|iw(?!w)|[giw|])\1*", events)
     return " ".join(run[1] + f"*{len(run[0]) // len(run[1])}" * (run[0] != run[1]) for run in runs)
 
@@ -282,14 +283,14 @@ print(f"{len(calls_1)} all-reduces, {sum(call.payload for call in calls_1):,} by
 # %% [markdown]
 # ### Measured: every rank holds the whole model state (C7)
 #
-# The ledger counts exact bytes at the end of each stage of a step. The prediction: 4Ψ each for
-# parameters and gradients, 8Ψ for AdamW and a counter of 4 bytes per tensor. Grey shows one
-# process.
+# The ledger counts the exact bytes at the end of each stage of a step. The prediction is 4Ψ each
+# for parameters and gradients, and 8Ψ for AdamW plus a step counter of 4 bytes per tensor. The
+# values for one process are drawn in grey.
 
 
 # %% tags=["C7"]
 def measure_memory(rung) -> dict[str, object]:
-    """Bytes of one step: per stage, over forward and backward, peak with staging, total peak."""
+    """Bytes in one step: at each stage, over time, and two peaks, of gradients with staging and of everything."""
     with Ledger() as ledger:
         model = new_model()
         after_backward = rung(model)
@@ -339,8 +340,8 @@ plots.stages(
 # %% [markdown]
 # ### Measured: a sum instead of a mean (C40)
 #
-# Here the hook deliberately sums without dividing. How much longer is the first step than with the
-# mean?
+# Here the hook deliberately sums without dividing. How much longer is the first step than it is
+# with the mean?
 
 
 # %% tags=["C40"]
@@ -368,10 +369,11 @@ assert abs(longer["SGD"] - RANKS) < 1e-3
 assert abs(longer["Adam"] - 1) < 0.02
 
 # %% [markdown]
-# With SGD the learning rate is in effect N times the value you set, so a rate tuned on 8 ranks is
-# 8 times as large on 64. Adam divides the gradient by its own size: apart from `eps` it sees no
-# factor, neither 8 nor 64. The mistake hardly shows until gradients are clipped. Their norm is
-# then N times as large, so clipping begins at an Nth of the bound you meant.
+# With SGD, the learning rate is in effect N times the value you set, so a rate tuned on 8 ranks is
+# 8 times as large on 64 ranks. Adam divides the gradient by its own size, so apart from `eps`, a
+# factor in the gradient makes no difference, whether it is 8 or 64. With Adam, the mistake is
+# hardly visible until gradients are clipped. The norm of the summed gradients is N times as large,
+# so clipping begins at an Nth of the bound you meant.
 #
 # ### Break it: reduce the parameter
 #
@@ -415,7 +417,7 @@ assert max(differences) == 0.0
 # %% [markdown]
 # ### Break it: forget the broadcast
 #
-# Without `start_equal` the ranks average the gradients of two different models. A common claim is
+# Without `start_equal`, the ranks average the gradients of two different models. A common claim is
 # that such ranks drift apart. How does the difference change from step to step?
 
 
@@ -432,18 +434,18 @@ print(f"largest difference from rank 0 after step 0: {differences[0]:.4f}, after
 assert abs(differences[0] - differences[-1]) < 1e-4
 
 # %% [markdown]
-# The difference stays the same to the last digit shown: equal gradients make equal steps, and
-# equal steps leave a difference unchanged (with SGD; weight decay shrinks it slowly). But each
-# gradient is the mean over two models, and neither model would follow it alone. The loss curves do
-# not show the mistake, and neither does the checkpoint, which is rank 0's. Only a comparison
-# between ranks shows it. `DistributedDataParallel` compares the shapes when it is built, and
-# broadcasts rank 0's parameters and buffers.
+# The difference stays the same to the last digit shown: equal gradients make equal steps, and equal
+# steps leave a difference unchanged (with SGD; weight decay shrinks it slowly). But each gradient
+# is a mean over two different models, and so it is the gradient of neither. The loss curves do not
+# reveal the mistake, and neither does the checkpoint, which is rank 0's. Only a comparison between
+# ranks reveals it. When `DistributedDataParallel` is constructed, it compares the shapes of the
+# parameters and broadcasts rank 0's parameters and buffers.
 #
 # ### Break it: a parameter that one rank does not use
 #
-# Rank 0 uses both layers, rank 1 only the first (because of a router, a modality missing from this
-# batch, or an early exit). A hook fires only for a gradient that exists, so the ranks issue
-# different numbers of all-reduces.
+# Rank 0 uses both layers, but rank 1 uses only the first (because of a router, a modality missing
+# from this batch, or an early exit). A hook fires only for a gradient that exists, so the ranks
+# issue different numbers of all-reduces.
 
 
 # %%
@@ -472,14 +474,14 @@ except RankError as error:
     print("rank 0 is in", " <- ".join(name for name in functions if name in ("wait", "average_gradient")))
 
 # %% [markdown]
-# Rank 0's second all-reduce has no partner. An uneven number of batches ends the same way: the
-# rank with one extra batch waits in that batch's first all-reduce. The stuck rank's stack shows
-# *where* it waits; the log of the other ranks shows what they did instead. (With NCCL the rank is
-# not stuck in `wait`, which blocks a stream and not the host, but at the point where it needs a
+# Rank 0's second all-reduce has no partner. An uneven number of batches ends the same way: the rank
+# with one extra batch waits in that batch's first all-reduce. The stuck rank's stack shows *where*
+# it is waiting; the logs of the other ranks show what they did instead. (With NCCL, the rank is not
+# stuck in `wait`, which blocks a stream and not the host, but at the point where the host needs a
 # gradient's value.)
 #
-# A hang is the good case. Now rank 0 uses layer 0 and rank 1 uses layer 1, with one all-reduce
-# each:
+# A hang is the better outcome. Now rank 0 uses layer 0 and rank 1 uses layer 1, so each rank issues
+# one all-reduce:
 
 
 # %%
@@ -494,31 +496,32 @@ mixed = torch.allclose(found[0][0], (own[0][0] + own[1][1]) / RANKS)
 print(f"rank 0's gradient of layer 0 is averaged with rank 1's gradient of layer 1: {mixed}")
 
 # %% [markdown]
-# There is no error and no hang, and the numbers are meaningless. Collectives have no names; they
-# are matched by the order in which they are issued. Exercise 2.3 solves it.
+# There is neither an error nor a hang, but the numbers are meaningless. Collectives have no names;
+# they are matched by the order in which they are issued. Exercise 2.3 solves this problem.
 #
 # **What is still missing**: a step sends 54 messages, most of them tiny, and the host waits for
-# each one.
+# each of them.
 #
 # ## 2.2 Assign buckets
 #
 # *12 minutes, medium*
 #
-# Every message costs one latency, however short it is, plus bytes / bandwidth. Joining gradients
-# in *buckets* saves latencies. The three rules are torch's (`_compute_bucket_assignment_by_size`):
+# Every message costs one latency, however short it is, plus bytes / bandwidth. Collecting gradients
+# in *buckets* saves latencies. Buckets are assigned by three rules, which are torch's
+# (`_compute_bucket_assignment_by_size`):
 #
 # - Walk through the parameters in *reverse* order of registration. Backward begins at the last
 #   layer, so the first bucket is complete first.
 # - Add parameters to a bucket until it holds at least `cap_bytes`. The parameter that reaches the
 #   cap still belongs to the bucket (parameters are never split).
-# - A buffer has one dtype, so each dtype has its own open bucket. A parameter joins the open
-#   bucket of its dtype, whatever came in between. The buckets are listed in the order in which
-#   they are opened.
+# - A buffer has one dtype, so each dtype has its own open bucket. A parameter joins the open bucket
+#   of its dtype, even if parameters of another dtype came in between. The buckets are listed in the
+#   order in which they are opened.
 #
-# The remainder at the end forms a bucket too. The GPT has Ψ = 235,265 elements of 4 bytes. From
-# the end: 67 kB for the head and its LayerNorm, 200 kB for each of four blocks, 74 kB for the
-# embeddings. No tensor is larger than 66 kB. The cap below is 256 KiB, or 262 kB. How many buckets
-# result?
+# The remainder at the end forms a bucket too. The GPT has Ψ = 235,265 elements of 4 bytes. Counted
+# from the end, the head and its LayerNorm take 67 kB, each of the four blocks takes 200 kB, and the
+# embeddings take 74 kB. No tensor is larger than 66 kB. The cap below is 256 KiB, or 262 kB. How
+# many buckets result?
 
 # %%
 CAP = 256 * 2**10
@@ -531,13 +534,14 @@ def assign_buckets(params: list[nn.Parameter], cap_bytes: int) -> list[list[nn.P
     """Cut `params` into buckets, each a list of parameters.
 
     Args:
-        params: in order of registration.
+        params: the parameters, in order of registration.
         cap_bytes: a bucket is closed when it holds at least this many bytes of parameters;
             0 puts each parameter in its own bucket.
 
     Returns:
-        The buckets in the order in which they are opened: all of `params` in reverse order, each
-        once, with one dtype per bucket and one open bucket per dtype. `params` is only read.
+        The buckets in the order in which they are opened. Together they contain all of `params`, each
+        once and in reverse order, with one dtype per bucket and one open bucket per dtype.
+        `params` is only read.
     """
     ...
 
@@ -558,20 +562,20 @@ print(f"as torch assigns them: {[list(map(id, b)) for b in buckets] == [list(map
 #
 # *10 minutes, medium*
 #
-# Reducing a bucket has two halves. The first copies its gradients into one flat buffer and issues
-# the all-reduce. The second, exercise 2.4, waits and copies the means back. Other work can run
-# between the two halves; rung 3 will use this.
+# The reduction of a bucket has two halves. The first copies its gradients into one flat buffer and
+# issues the all-reduce. The second, which is exercise 2.4, waits and copies the means back. Other
+# work can run between the two halves, and rung 3 will make use of this.
 #
-# `device.empty(numel, dtype, "communication", where)` allocates the buffer, uninitialized, and
-# records its role in the ledger; `where` is a parameter's `.device`. `flat.split([n, m, ...])`
+# `device.empty(numel, dtype, "communication", where)` allocates the buffer without initializing it,
+# and records its role in the ledger; `where` is a parameter's `.device`. `flat.split([n, m, ...])`
 # returns its parts as views.
 #
-# A parameter whose `.grad` is None on this rank counts *as zero*. All ranks then have the same
-# buckets, whichever parameters they used, and the mean over the ranks is still a sum divided by N.
+# A gradient that is None on this rank counts *as zero*. All ranks then have the same buckets,
+# whichever parameters they used, and the mean over the ranks is still a sum divided by N.
 #
-# These buffers are the *staging*. Suppose each bucket is finished before the next one is started.
-# How many bytes of staging are alive at the peak? (The number of elements in each bucket is
-# printed above.)
+# These buffers are called *staging*. Suppose that each bucket is finished before the next one is
+# started. How many bytes of staging are alive at the peak? (The number of elements in each bucket
+# is printed above.)
 
 # %%
 predict("2.3", ..., "bytes of staging at the peak, one bucket after the other")
@@ -587,9 +591,9 @@ def start_bucket(bucket: list[nn.Parameter], group: comm.Group) -> tuple[Tensor,
         group: the ranks to average over.
 
     Returns:
-        The buffer `flat` [sum of numel], of role "communication", with the gradients in the
-        bucket's order, and the handle of the one all-reduce that replaces it by its mean over the
-        ranks. Wait for nothing, and leave the gradients themselves unchanged.
+        The buffer `flat` [sum of numel], with role "communication", which holds the gradients in the
+        bucket's order, and the handle of the one all-reduce that replaces its contents by their
+        mean over the ranks. Do not wait for anything, and leave the gradients themselves unchanged.
     """
     ...
 
@@ -599,29 +603,29 @@ def start_bucket(bucket: list[nn.Parameter], group: comm.Group) -> tuple[Tensor,
 #
 # *10 minutes, medium*
 #
-# Wait, copy the parts back into the existing gradients, and free the buffer (`device.free(flat)`).
-# A gradient that was None becomes a tensor with its own memory.
+# Wait for the all-reduce, copy the parts back into the existing gradients, and free the buffer
+# (`device.free(flat)`). A gradient that was None becomes a tensor with its own storage.
 
 
 # %% tags=["exercise-2.4"]
 @exercise("2.4")
 def finish_bucket(bucket: list[nn.Parameter], flat: Tensor, handle: comm.Handle) -> None:
-    """Wait for the bucket's all-reduce, copy the means back into the gradients, free the buffer.
+    """Wait for the bucket's all-reduce, copy the means back into the gradients, and free the buffer.
 
     Args:
         bucket: the bucket that `start_bucket` received.
-        flat: [sum of numel], the means after `handle.wait()`. Free it at the end (`device.free`).
-        handle: of the all-reduce in flight.
+        flat: [sum of numel], which holds the means after `handle.wait()`. Free it at the end (`device.free`).
+        handle: the handle of the all-reduce in flight.
 
-    Every parameter's `.grad` then equals its part of `flat`, in the parameter's shape, in memory
-    that is not `flat`'s. Write existing gradients in place; allocate memory only for those that
-    were None.
+    Afterwards every parameter's `.grad` equals its part of `flat`, in the parameter's shape and in
+    storage other than that of `flat`. Overwrite existing gradients in place; allocate memory only
+    for those that were None.
     """
     ...
 
 
 # %% [markdown]
-# Rung 2 reduces after backward, one bucket after the other.
+# Rung 2 reduces the buckets after backward, one after another.
 
 
 # %% tags=["shown"]
@@ -649,10 +653,10 @@ assert staging == max(bucket_bytes), f"{staging:,} bytes on top of the gradients
 # %% [markdown]
 # ### Measured: buckets save latency (C7)
 #
-# Both rungs move the same bytes. The link is emulated, and slow enough for a model that fits a
-# laptop: 1 ms of latency and 25 MB/s per direction. A message of `wire` bytes takes latency + wire
-# / bandwidth. In a ring of N ranks, an all-reduce of b bytes puts 2 (N - 1) / N * b bytes on each
-# rank's wire.
+# Both rungs move the same number of bytes. The link is emulated, with a latency of 1 ms and 25 MB/s
+# per direction, which is slow enough to matter for a model that fits on a laptop. A message of
+# `wire` bytes takes latency + wire / bandwidth. In a ring of N ranks, an all-reduce of b bytes puts
+# 2 (N - 1) / N * b bytes on each rank's wire.
 
 # %% tags=["C7"]
 LINK = "latency=1ms,bandwidth=25MB/s"
@@ -668,7 +672,8 @@ assert (len(calls_1), len(calls_2)) == (len(params), len(buckets))
 assert sum(call.payload for call in calls_1) == sum(call.payload for call in calls_2) == 4 * psi
 
 # %% [markdown]
-# The price is staging: a buffer as large as the largest bucket while a bucket is reduced.
+# The price is staging: while a bucket is being reduced, it occupies a buffer of its own size, so
+# the peak is the size of the largest bucket.
 
 # %%
 plots.curve(
@@ -681,10 +686,10 @@ plots.curve(
 )
 
 # %% [markdown]
-# ### The cure for unused parameters
+# ### The fix for unused parameters
 #
-# These are the two cases from above, with rung 2. Every rank reduces every bucket, with zeros for
-# the parameters that it did not use.
+# These are the two cases from above, now with rung 2. Every rank reduces every bucket, with zeros
+# for the parameters that it did not use.
 
 # %%
 for used in ({0: [0, 1], 1: [0]}, {0: [0], 1: [1]}):
@@ -695,22 +700,22 @@ for used in ({0: [0, 1], 1: [0]}, {0: [0], 1: [1]}):
     assert right
 
 # %% [markdown]
-# Rung 3 will lose this cure, because its hooks fire only for gradients that exist.
+# Rung 3 will not have this fix, because its hooks fire only for gradients that exist.
 #
-# **What is still missing**: the first message leaves only when all of backward is over.
+# **What is still missing**: the first message leaves only when the whole of backward is over.
 #
 # ## 2.5 Reduction during backward
 #
 # *12 minutes, hard*
 #
 # The gradients of the last layers are ready long before those of the first layers. So a bucket can
-# leave as soon as its last gradient is ready, and travel while backward continues. Only the end of
-# backward has to wait.
+# leave as soon as its last gradient is ready, and travel while backward continues. The host has to
+# wait only at the end of backward.
 #
-# One condition must hold: **all ranks launch the buckets in the same order**. The order of the
-# gradients may differ from rank to rank, because the graphs may differ. But collectives are
-# matched across ranks by the order of issue. So bucket i leaves when it is full *and* buckets 0 to
-# i - 1 have left.
+# One condition must hold: **all ranks launch the buckets in the same order**. The order in which
+# gradients become ready may differ from rank to rank, because the graphs may differ. But
+# collectives are matched across ranks by the order in which they are issued. So bucket i leaves
+# when it is full *and* buckets 0 to i - 1 have left.
 #
 # The hook's state is in `reducer`:
 #
@@ -720,12 +725,12 @@ for used in ({0: [0, 1], 1: [0]}, {0: [0], 1: [1]}):
 # | `bucket_of` | the number of a parameter's bucket: `reducer.bucket_of[param]` |
 # | `missing` | per bucket, the number of gradients still missing in this backward |
 # | `in_flight` | results of `start` for the buckets 0, 1, ... launched in this backward |
-# | `sync` | whether this backward communicates; if False, the hook returns at once |
-# | `start` | `start(bucket)` copies in, launches, and returns a buffer and a handle |
+# | `sync` | whether this backward communicates; if False, the hook returns immediately |
+# | `start` | `start(bucket)` copies the gradients in, launches the all-reduce, and returns a buffer and a handle |
 # | `finish` | `finish()` finishes every bucket in flight, then resets `missing` and `in_flight` |
 #
 # Autograd's engine has a queue of functions that run after all gradients are computed and before
-# `backward` returns. A hook adds to it with `at_end_of_backward(function)`.
+# `backward` returns. A hook adds a function to this queue with `at_end_of_backward(function)`.
 #
 # How much staging is alive at the peak, now that no bucket is finished before the end of backward?
 
@@ -736,21 +741,21 @@ predict("2.5", ..., "staging at the peak, as a multiple of the gradients' bytes,
 # %% tags=["exercise-2.5"]
 @exercise("2.5")
 def on_gradient(param: nn.Parameter, reducer: SimpleNamespace) -> None:
-    """The hook of every parameter: count its gradient, launch full buckets in turn.
+    """The hook of every parameter: count its gradient, and launch full buckets in order.
 
     Args:
         param: `.grad` has just been accumulated.
         reducer: fields `buckets`, `bucket_of`, `missing`, `in_flight`, `sync`, `start`, `finish` as in the table.
 
-    Buckets leave in the order 0, 1, 2, ... whatever order they fill in. Wait for nothing here.
-    When the last bucket has left, queue `reducer.finish` for the end of backward, once. If
-    `reducer.sync` is False, do nothing.
+    Buckets leave in the order 0, 1, 2, ..., whatever the order in which they fill. Do not wait for
+    anything here. When the last bucket has left, queue `reducer.finish` once for the end of
+    backward. If `reducer.sync` is False, do nothing.
     """
     ...
 
 
 # %% [markdown]
-# Rung 3 uses all five pieces.
+# Rung 3 combines the functions of exercises 2.2 to 2.5.
 
 
 # %% tags=["shown"]
@@ -788,10 +793,11 @@ def rung_3(model: nn.Module) -> Callable[[], None]:
 # %% [markdown]
 # ### Measured: reductions leave before backward has ended (C7)
 #
-# One step of each rung, in order: `g` gradient, `i` issue, `w` wait, `|` backward has returned.
-# Rung 1 issues early too, but the host waits at once (`giw`), and backward continues only when the
-# message has arrived. A message overlaps with backward only if it is in flight while gradients are
-# still to come.
+# The cell prints the events of one step of each rung, in order and with the letters from above: `g`
+# gradient, `i` issue, `w` wait, `|` backward has returned. Rung 1 also issues its messages early,
+# but the host waits for each one immediately (`giw`), and backward continues only when the message
+# has arrived. A message overlaps with backward only if it is in flight while gradients are still
+# being computed.
 
 # %% tags=["C7"]
 seen = launch(follow, RANKS, rung_3)
@@ -811,13 +817,13 @@ assert most == len(buckets), "rung 3 waits before all of its buckets have left"
 assert seen[0][1] == seen[1][1]
 
 # %% [markdown]
-# The last bucket leaves with the last gradient and cannot be hidden, so that part of the
-# communication always shows. By default, torch's first step has one bucket. From the second step
-# on, torch assigns buckets in the order in which the gradients actually arrived: 1 MiB for the
+# The last bucket leaves only with the last gradient, so this part of the communication can never be
+# hidden. By default, torch uses a single bucket in the first step. From the second step on, torch
+# assigns buckets in the order in which the gradients actually arrived. The cap is 1 MiB for the
 # first bucket, so that it leaves early, and 25 MiB for the others.
 #
-# The next figure shows the time of one step of each rung on rank 0, on the emulated link. The
-# batch has more rows, so that there is enough compute to hide behind.
+# The next figure shows one step of each rung over time, on rank 0 and on the emulated link. The
+# batch has more rows here, so that there is enough compute to hide the messages behind.
 
 
 # %% tags=["C7", "nbval-ignore-output"]
@@ -835,7 +841,7 @@ def trace_rungs(rungs: dict, text: str) -> dict[str, list]:
     with parse_link(text) as link, tempfile.TemporaryDirectory() as folder:
         for name in [*rungs] * 3:
             with record_trace(f"{folder}/trace.json", link):
-                comm.all_reduce(torch.zeros(1, device=rank_device()), comm.world()).wait()  # all begin together
+                comm.all_reduce(torch.zeros(1, device=rank_device()), comm.world()).wait()  # all ranks begin together
                 with record_function("forward"):
                     loss = loss_of(models[name], rows)
                 with record_function("backward"):
@@ -896,17 +902,19 @@ plots.curve(
 )
 
 # %% [markdown]
-# Neither peak changes from rung to rung: the buffers fill the space that backward frees. With few
-# activations, as with checkpointing or one row per rank, the buffers do raise the peak.
-# `gradient_as_bucket_view=True` saves this copy: the buckets are permanent, and every `.grad` is a
-# view of one. In `minifsdp/ddp/buckets.py` the two kinds are `StagingBucket` and `GradientBucket`,
-# some thirty lines each. That `StagingBucket` is not copied back: gradients move into the buffer
-# as they arrive.
+# Neither the peak of forward and backward nor that of the whole step changes from rung to rung,
+# because the buffers fill the space that backward frees. If there are few activations, as with
+# activation checkpointing or with one row per rank, the buffers do raise the peak.
+# `gradient_as_bucket_view=True` saves this copy of the gradients: the buckets are permanent, and
+# every `.grad` is a view of a bucket. In `minifsdp/ddp/buckets.py`, the two kinds of bucket are
+# `StagingBucket` and `GradientBucket`, of about thirty lines each. `StagingBucket`, unlike your
+# functions, copies nothing back: each gradient moves into the buffer as soon as it has been
+# computed, and stays there.
 #
 # ### Compared with torch
 #
-# The next cell compares the gradients of one backward bit for bit: yours against torch's
-# `DistributedDataParallel` and `minifsdp`'s.
+# The next cell compares your gradients after one backward, bit for bit, with those of
+# `DistributedDataParallel` in torch and in `minifsdp`.
 
 
 # %%
@@ -940,8 +948,8 @@ assert all(all(each.values()) for each in same)
 #
 # A batch that does not fit into memory is processed in k micro-batches, and `backward` adds up
 # their gradients in `.grad`. The mean over ranks is needed only after the last micro-batch. In
-# torch the first k - 1 run inside `with ddp.no_sync():`; here `reducer.sync` decides whether a
-# backward communicates, and your hook reads it.
+# torch, the first k - 1 micro-batches run inside `with ddp.no_sync():`. Here, `reducer.sync`
+# decides whether a backward communicates, and your hook reads this flag.
 #
 # When your function returns, `.grad` is the gradient of the *mean* loss over all micro-batches and
 # ranks, and `reducer.sync` is True again. How much data is all-reduced in a step of k = 4
@@ -954,14 +962,14 @@ predict("2.6", ..., "payload of a step of 4 micro-batches, as a multiple of the 
 # %% tags=["exercise-2.6"]
 @exercise("2.6")
 def accumulate(micro_batches: list[Tensor], loss_of: Callable[[Tensor], Tensor], reducer: SimpleNamespace) -> None:
-    """Compute the gradient of the mean loss over the micro-batches, communicated once.
+    """Compute the gradient of the mean loss over the micro-batches, and communicate only once.
 
     Args:
-        micro_batches: k of them, equally large.
-        loss_of: forward of one micro-batch; returns its mean loss. One call and one backward each.
-        reducer: a backward communicates if its `sync` is True. It must be True again on return.
+        micro_batches: k micro-batches of equal size.
+        loss_of: runs forward on a micro-batch and returns its mean loss. Call it and backward once for each.
+        reducer: a backward communicates if `reducer.sync` is True. It must be True again on return.
 
-    Gradients are zero or None before. Only the last backward communicates.
+    Gradients are zero or None before the call. Only the last backward communicates.
     """
     ...
 
@@ -1003,9 +1011,9 @@ assert torch.allclose(gradient, whole_gradient, atol=1e-6)
 # %% [markdown]
 # ## What is still missing
 #
-# Overlap hides time but saves no memory. Each rank holds all parameters, all gradients and all
-# optimizer state, and all ranks compute the same optimizer step. Each of the N devices holds 16Ψ
-# bytes. Lab 03 shards the optimizer state, then the gradients.
+# Overlap hides communication but saves no memory. Each rank holds all parameters, all gradients and
+# all optimizer state, and all ranks compute the same optimizer step. Each of the N devices holds
+# 16Ψ bytes. Lab 03 shards the optimizer state, then the gradients.
 
 # %%
 rungs = {"one process": usage_alone, "rung 1": usage_1, "rung 2": usage_2, "rung 3": usage_3}
@@ -1018,16 +1026,18 @@ print(f"the most that a rank held at once: {max(w['all'] for w in (usage_1, usag
 # %% [markdown]
 # ## What to remember
 #
-# 1. With equal initial weights, averaged gradients and equal steps, N copies stay one model
-#    without any further comparison.
+# 1. With equal initial weights, averaged gradients and equal steps, N copies remain one model, and
+#    need never be compared again.
 # 2. Take the mean, not the sum. Reduce the gradient, not the parameter. Broadcast before the first
 #    step. None of the three mistakes raises an error.
-# 3. With buckets you pay one latency per bucket, not per parameter. Buckets are filled in reverse
+# 3. With buckets, you pay one latency per bucket, not per parameter. Buckets are filled in reverse
 #    order, the order in which backward completes them.
-# 4. Overlap separates the two halves: launch a full bucket in turn, wait at the end of backward.
-#    It costs a copy of the gradients, unless the buckets are the gradients.
-# 5. Collectives are matched by order. Every rank must issue the same collectives in the same
-#    order, with used or unused parameters, even or uneven batches, one micro-batch or many.
+# 4. Overlap separates the two halves of a reduction: launch every full bucket when its turn comes,
+#    and wait at the end of backward. It costs a copy of the gradients, unless the gradients are
+#    views of the buckets.
+# 5. Collectives are matched by order. Every rank must issue the same collectives in the same order,
+#    whether or not it uses all parameters, has as many batches as the others, or accumulates over
+#    micro-batches.
 #
 # ## More: break it
 #
@@ -1036,8 +1046,8 @@ print(f"the most that a rank held at once: {max(w['all'] for w in (usage_1, usag
 #
 # ### Break it: launch a bucket when it is full
 #
-# Rank 1 calls two equal layers in the opposite order, so its buckets also fill in the opposite
-# order. This hook launches each bucket as soon as it is full:
+# Rank 1 calls two layers of the same size in the opposite order, so its buckets also fill in the
+# opposite order. This hook launches each bucket as soon as it is full:
 
 
 # %%
@@ -1070,9 +1080,10 @@ for name, grads in zip(("when full", "in turn"), launched, strict=True):
     print(f"launched {name}: gradients right {right}; layer 0 averaged with layer 1 of the other rank: {crossed}")
 
 # %% [markdown]
-# Buckets of equal size give wrong sums; different sizes give an error or a hang. NCCL cannot
-# detect the mistake either: the program guarantees the order of collectives. Layers called in a
-# data-dependent order break this guarantee, and so does a branch that only some ranks take.
+# If the buckets have equal sizes, the sums are wrong; if the sizes differ, there is an error or a
+# hang. NCCL cannot detect the mistake either: it relies on the program for the order of
+# collectives. Calling layers in a data-dependent order breaks this order, and so does a branch that
+# only some ranks take.
 #
 # ### Break it: an unused parameter, with rung 3
 #
@@ -1086,10 +1097,11 @@ assert untouched
 
 # %% [markdown]
 # The hook of a parameter without a gradient never fires. Its bucket and all later buckets never
-# leave, here silently on both ranks. If one rank uses all its parameters, it waits for ever. Rung
-# 3 needs every parameter to be used on every rank. torch raises an error at the next forward. With
-# `find_unused_parameters=True`, torch walks through the autograd graph after each forward and
-# marks unused parameters as ready. One more all-reduce finds the parameters that *no* rank used.
+# leave, and here this happens on both ranks without an error. If one rank uses all its parameters,
+# that rank waits for ever. So rung 3 needs every parameter to be used on every rank. torch's DDP
+# needs this too, and otherwise raises an error at the next forward. With
+# `find_unused_parameters=True`, torch walks through the autograd graph after each forward and marks
+# unused parameters as ready. One more all-reduce finds the parameters that *no* rank used.
 #
 # ### Break it: forget `no_sync`
 
@@ -1100,10 +1112,11 @@ print(f"{messages} all-reduces, {forgotten:,} bytes: {forgotten / payload:.0f} t
 assert forgotten == MICRO * payload
 
 # %% [markdown]
-# The gradient is right all the same: the mean of equal values is that value, so the part that was
-# already reduced does not change. A *sum* that is divided only at the end goes wrong: each
-# reduction multiplies the earlier contents of `.grad` by N. In the next cell, element i of the
-# gradient comes from micro-batch i alone, so it shows how often each micro-batch is counted:
+# The gradient is nevertheless right: the mean of equal values is that value, so the part that has
+# already been reduced does not change. But a *sum* that is divided only at the end is wrong,
+# because each reduction multiplies the earlier contents of `.grad` by N. In the next cell, element
+# i of the gradient comes from micro-batch i alone, so it shows how often this micro-batch is
+# counted:
 
 
 # %%
@@ -1121,20 +1134,20 @@ print("mean each time:                     ", means)
 print("sum each time, divided by N at last:", sums)
 
 # %% [markdown]
-# Another common claim is that accumulation *with* communication "reduces after several steps". It
-# reduces in every micro-batch. In DDP that only costs bytes; with sharded gradients it saves
-# memory (labs 03 and 09).
+# Another common claim is that accumulation *with* communication "reduces after several steps". In
+# fact it reduces in every micro-batch. In DDP this only costs traffic; with sharded gradients it
+# saves memory (labs 03 and 09).
 #
 # ## Questions
 #
 # <details><summary>1. Rank 1's data loader has one batch fewer than rank 0's. What happens, and
-# what are three cures?</summary>
+# what are three ways to fix it?</summary>
 #
-# Rank 0 waits in the first all-reduce of its last backward until the time-out. There are three
-# cures. Drop the last batch, with a sampler that gives all ranks the same number. Let the ranks
-# agree on whether to continue, with an all-reduce of one number per step. Or let the finished rank
-# answer every collective of the others with zeros, as torch's `Join` does, and divide by the
-# number of ranks that still have data.
+# Rank 0 waits in the first all-reduce of its last backward until the timeout. There are three
+# fixes. Drop the last batch, with a sampler that gives all ranks the same number of batches. Let
+# the ranks agree on whether to continue, with an all-reduce of one number per step. Or let the rank
+# that has finished answer every collective of the others with zeros, as torch's `Join` does, and
+# divide by the number of ranks that still have data.
 # </details>
 #
 # <details><summary>2. The rows are padded sentences and the loss is the mean over real tokens. Is
@@ -1142,28 +1155,30 @@ print("sum each time, divided by N at last:", sums)
 #
 # No. It is a mean of means: a rank with few real tokens counts as much as a rank with many. Divide
 # the summed loss by the number of real tokens on all ranks (one more all-reduce, of one number),
-# and multiply it by N, because the hook takes the mean. The same holds over micro-batches in 2.6.
+# and multiply it by N, because the hook takes the mean. The same applies to the micro-batches in
+# 2.6.
 # </details>
 #
 # <details><summary>3. Why are buckets not simply as large as possible?</summary>
 #
-# A single bucket leaves with the last gradient: one latency, no overlap. Buckets of one parameter
-# leave as early as possible, and each pays a latency. The best size lies in between and grows with
-# the latency and with N; 25 MiB is torch's guess.
+# A single bucket leaves with the last gradient, so there is only one latency, but no overlap.
+# Buckets of one parameter leave as early as possible, but each pays a latency. The best size lies
+# in between and grows with the latency and with N; 25 MiB is torch's guess.
 # </details>
 #
-# <details><summary>4. Under `no_sync`, is it enough to put the backward inside the `with`?</summary>
+# <details><summary>4. Is it enough to put only the backward inside `with ddp.no_sync():`?</summary>
 #
-# Not in torch. `DistributedDataParallel.forward` decides whether the following backward reduces,
-# so the forward must be inside too. This is the usual reason why `no_sync` seems to do nothing.
+# Not in torch. `DistributedDataParallel.forward` decides whether the following backward reduces, so
+# the forward must be inside too. A forward outside the `with` block is the usual reason why
+# `no_sync` seems to have no effect.
 # </details>
 #
-# <details><summary>5. gloo's all-reduce blocks in `wait()`, NCCL's does not. What does rung 3's `finish` do on a
-# GPU?</summary>
+# <details><summary>5. gloo's all-reduce blocks the host in `wait()`, whereas NCCL's does not. What
+# does rung 3's `finish` do on a GPU?</summary>
 #
 # `wait()` makes the compute stream wait for the communication stream, and the host runs ahead. It
-# issues the copies back and the optimizer's kernels, which start when the reductions have ended.
-# So the host's order of issue is the schedule, and the timeline belongs to the device.
+# issues the copies back and the optimizer's kernels, which start when the reductions have ended. So
+# the host determines the order of the work, and the device determines when it runs.
 # </details>
 #
 # ## Further reading
@@ -1174,6 +1189,6 @@ print("sum each time, divided by N at last:", sums)
 #   `finalize_backward`.
 # - A. Sergeev, M. Del Balso, *Horovod: fast and easy distributed deep learning in TensorFlow*,
 #   2018, on tensor fusion, another name for buckets.
-# - Here: `minifsdp/ddp/naive.py`, `bucketed.py`, `overlapped.py`, in this order: rungs 1 to 3, the
-#   last with a cure for unused parameters. You do not need the drop-in (`distributed.py`); its
-#   search for unused parameters is in `unused.py`.
+# - In this repository: `minifsdp/ddp/naive.py`, `bucketed.py` and `overlapped.py` are rungs 1 to 3,
+#   and the last has a fix for unused parameters. You do not need to read the drop-in replacement
+#   for torch's class (`distributed.py`); its search for unused parameters is in `unused.py`.

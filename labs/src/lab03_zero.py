@@ -10,32 +10,33 @@
 # %% [markdown]
 # # Lab 03: ZeRO-1 and ZeRO-2
 #
-# Under DDP every rank holds all the parameters, all the gradients and all the optimizer state, and
-# all ranks compute the same update. ZeRO (Zero Redundancy Optimizer) removes that redundancy in
-# three stages. This lab builds the first two: it shards the optimizer state over the ranks, then
-# the gradients too. The computation stays the same, and the traffic almost the same.
+# With DDP, every rank holds all the parameters, all the gradients and all the optimizer state, and
+# all ranks compute the same update. ZeRO (Zero Redundancy Optimizer) removes this redundancy in
+# three stages. This lab builds the first two: it shards the optimizer state over the ranks, and
+# then the gradients as well. The computation stays the same, and the traffic is almost the same.
 #
-# ![ZeRO stage 2: every rank has all parameters, and a part of the gradients and of the optimizer
-# state](../slides/figures/partition-2.svg)
+# ![ZeRO stage 2: every rank has all the parameters, but only a part of the gradients and of the
+# optimizer state](../slides/figures/partition-2.svg)
 #
 # *From [lecture 1, Where memory goes, and what ZeRO saves](../slides/memory.md), which comes before this lab.*
 #
 # **Afterwards you can**
-# - cut a model's parameters of any size into equal shards;
-# - write the ZeRO-1 step: reduce-scatter, update a shard, all-gather;
-# - reduce and free gradients while backward runs, as ZeRO-2 does;
+# - cut a model's parameters, whatever their sizes, into equal shards;
+# - write the ZeRO-1 step: reduce-scatter the gradients, update a shard, all-gather the parameters;
+# - reduce and free gradients while backward is running, as ZeRO-2 does;
 # - compute the bytes that each stage holds and sends per step;
-# - recognize three mistakes that raise no error: an optimizer over the wrong tensors, clipping by
-#   a local norm, a checkpoint of one rank's shard.
+# - recognize three mistakes that raise no error: an optimizer over the wrong tensors, clipping by a
+#   local norm, and a checkpoint of only one rank's shard.
 #
 # **You need** lab 01 (reduce-scatter, all-gather) and lab 02 (buckets, hooks on gradients).
 #
-# **Time** 70 minutes. **Worlds**: gloo on a laptop (2 and 4 processes), or NCCL with one rank per
-# GPU; with one GPU it runs on gloo. **Memory per rank**: 12 MiB of tensors (measured below), about
-# 25 for the timeline's larger batch, plus the memory of a process with torch.
+# **Time** 70 minutes. **Runs** with gloo on a laptop (2 and 4 processes), or with NCCL and one rank
+# per GPU; with a single GPU, it runs with gloo. **Memory per rank**: 12 MiB of tensors (measured
+# below), or about 25 MiB for the larger batch of the timeline, plus the memory of a process that
+# has imported torch.
 #
-# Ψ is the number of elements of all parameters, N the number of ranks. Everything is float32, so an element has
-# 4 bytes, and Adam's two moments have 8 per element.
+# Ψ is the total number of parameter elements, and N is the number of ranks. Everything is float32,
+# so an element takes 4 bytes, and Adam's two moments take 8 bytes per element.
 
 # %% tags=["setup"]
 # set-up
@@ -78,11 +79,12 @@ ADAM = {"lr": 1e-3, "eps": 1e-4}
 # %% [markdown]
 # ## The question: what do N ranks hold N times?
 #
-# The model is a small GPT, and the batches are random tokens: this lab is about bytes. `measure`
-# takes a trainer, runs three of its steps on this rank and returns the measurements of the third.
-# The optimizer has its state before that step; "backward" and "step" are the moments after these
-# two. Adam's `eps` is larger than usual, 1e-4: with 1e-8 its first steps hardly depend on a
-# gradient's size, and a sum instead of a mean over the ranks would go unnoticed.
+# The model is a small GPT, and the batches are random tokens, because this lab is about bytes.
+# `measure` takes a trainer, runs three of its steps on this rank and returns the measurements of
+# the third. The optimizer already has its state before the third step; the marks "backward" and
+# "step" are set after backward and after the step. Adam's `eps` is 1e-4, which is larger than
+# usual. With 1e-8, Adam's first steps would hardly depend on the size of a gradient, and a sum over
+# the ranks instead of a mean would go unnoticed.
 
 # %%
 SIZES = {"width": 105, "layers": 4}
@@ -94,7 +96,7 @@ BATCHES = [tuple(torch.randint(257, (2, 8, 24), generator=numbers)) for _ in ran
 
 
 class DDP:
-    """The rung below (lab 02): average gradients during backward, update all on every rank."""
+    """The rung below (lab 02): average gradients during backward, update all parameters on every rank."""
 
     def __init__(self, model: GPT) -> None:
         self.model = DistributedDataParallel(model, bucket_cap_mb=CAP / MIB, gradient_as_bucket_view=True)
@@ -174,32 +176,34 @@ for rank, books in enumerate(ddp):
     print(f"rank {rank} after backward:", {tag: f"{size:,}" for tag, size in held(books["at"]["backward"]).items()})
 
 # %% [markdown]
-# Both ranks hold the same 16Ψ bytes: 4Ψ parameters, 4Ψ gradients, 8Ψ optimizer state (and 4 bytes
-# per parameter for Adam's step count). Half of it is optimizer state, three quarters in mixed
-# precision (lab 00). Only `optimizer.step()` reads and writes this state, and there every rank
-# computes the same result from the same input.
+# Both ranks hold the same 16Ψ bytes: 4Ψ of parameters, 4Ψ of gradients and 8Ψ of optimizer state
+# (plus 4 bytes per parameter tensor for Adam's step count). Half of this memory is optimizer state;
+# in mixed precision it is three quarters (lab 00). The optimizer state is read and written only by
+# `optimizer.step()`, in which every rank computes the same result from the same input.
 #
 # But Adam works element by element. So let rank r update only the r-th part of the elements, keep
-# state for that part, and get the rest from the other ranks. Which elements belong to which rank?
+# state only for that part, and receive the rest of the updated elements from the other ranks. Which
+# elements belong to which rank?
 #
 # ## 3.1 Partition
 #
 # *10 minutes, medium*
 #
-# Collectives need equal parts (lab 01), but parameters come in all sizes. So ZeRO ignores
-# parameter boundaries: it concatenates the parameters of a bucket in one flat buffer, pads it to a
-# multiple of N, and cuts it into N equal shards, even in the middle of a parameter.
+# Collectives need equal parts (lab 01), but parameters come in all sizes. So ZeRO ignores parameter
+# boundaries: it concatenates the parameters of a bucket in one flat buffer, pads it to a multiple
+# of N, and cuts it into N equal shards, even where a cut falls in the middle of a parameter.
 #
 # ```
 # flat [padded]              p0 | p1 | p2 | zeros
 # shards [padded / N]      rank 0 |  rank 1  | rank 2
 # ```
 #
-# The buffer is not a copy: it becomes the parameters' memory. Each `p.data` and each shard is a
-# view of it, so the model sees an optimizer's write to a shard at once. (`p` itself stays the same
-# object, because the model, the optimizer and the hooks refer to it.)
+# The buffer is not a copy: it becomes the parameters' storage. Each `p.data` and each shard is a
+# view of it, so when an optimizer updates a shard, the model sees the change immediately. (`p`
+# itself stays the same object, because the model, the optimizer and the hooks refer to it.)
 #
-# The buckets are those of your lab 02, in the order in which backward makes their gradients.
+# The buckets are those of your answer in lab 02, in the order in which backward computes their
+# gradients.
 
 # %%
 assign_buckets = earlier("2.2")
@@ -215,19 +219,19 @@ predict("3.1", ..., "bytes of parameters in one rank's shards of these buckets, 
 # %% tags=["exercise-3.1"]
 @exercise("3.1")
 def partition(params: list[nn.Parameter], ranks: int) -> tuple[Tensor, list[Tensor]]:
-    """Move the parameters into one flat buffer, and cut that into one equal shard per rank.
+    """Move the parameters into one flat buffer, and cut the buffer into one equal shard per rank.
 
     Afterwards each `p.data` is a view of the buffer in the parameter's shape, with its old values,
     and no reference to the old memory remains.
 
     Args:
-        params: of one dtype and device, in this order in the buffer.
-        ranks: N, which need not divide the number of elements.
+        params: parameters of one dtype on one device; they keep this order in the buffer.
+        ranks: N; the number of elements need not be divisible by N.
 
     Returns:
-        flat [padded], where padded is the least multiple of N that holds all elements; zeros after
-        the last one.
-        The N shards, each a view of `flat` [padded / N]; shard r is rank r's.
+        flat [padded], where padded is the least multiple of N that holds all elements; after the
+        last element, it holds zeros.
+        The N shards, each a view of `flat` [padded / N]; shard r belongs to rank r.
     """
     ...
 
@@ -250,16 +254,16 @@ outcome(
 )
 
 # %% [markdown]
-# Padding costs at most N - 1 elements per bucket, for every model.
+# For any model, padding costs at most N - 1 elements per bucket.
 #
 # ## 3.2 An optimizer over shards
 #
 # *5 minutes, easy*
 #
-# A torch optimizer updates its own list of tensors, and makes state only for these. Stage 1 gets
-# its saving from this: it gives the optimizer only this rank's shards. The optimizer is still a
-# real `torch.optim.Adam`, with its learning rate, its weight decay and its fused kernels; it does
-# not know that its parameters are slices.
+# A torch optimizer updates the tensors that it was given, and allocates state only for these. This
+# is how stage 1 saves memory: it gives the optimizer only this rank's shards. The optimizer is
+# still a real `torch.optim.Adam`, with its learning rate, its weight decay and its fused kernels;
+# it does not know that its parameters are slices.
 
 # %%
 predict("3.2", ..., "bytes of Adam's state on one rank, 2 ranks")
@@ -273,14 +277,14 @@ def shard_optimizer(
     """An optimizer over this rank's shard of every bucket.
 
     Args:
-        buckets: for each bucket its N shards, views of a flat buffer as `partition` returns them.
+        buckets: for each bucket, its N shards, which are views of a flat buffer, as `partition` returns them.
         rank: the rank that owns the optimizer.
         optimizer_class: such as `torch.optim.Adam`; takes a list of leaf tensors.
         **defaults: for `optimizer_class`, such as `lr`.
 
     Returns:
         The optimizer. Its one parameter group holds one `nn.Parameter` per bucket, in the order of
-        the buckets. Each shares its memory with this rank's shard.
+        the buckets. Each of them shares its storage with this rank's shard of the bucket.
     """
     ...
 
@@ -290,12 +294,12 @@ def shard_optimizer(
 #
 # *15 minutes, hard*
 #
-# To update its shard a rank needs the mean gradient of that shard only. DDP's all-reduce would
+# To update its shard, a rank needs the mean gradient of only that shard. DDP's all-reduce would
 # deliver the whole gradient. An all-reduce is a reduce-scatter followed by an all-gather (lab 01),
 # and here the first half is enough.
 #
-# `reduce_bucket` only *starts* the reduction and returns a function that finishes it. The split
-# costs nothing now, and lets ZeRO-2 compute during the transfer.
+# `reduce_bucket` only *starts* the reduction and returns a function that finishes it. This split
+# costs nothing here, and it lets ZeRO-2 compute during the transfer.
 
 # %%
 predict("3.3", ..., "bytes one rank sends to reduce all gradients of a step, 2 ranks")
@@ -307,22 +311,22 @@ def reduce_bucket(params: list[nn.Parameter], shard: nn.Parameter, group: comm.G
     """Start the reduce-scatter of a bucket's gradients; return the function that finishes it.
 
     Copy the gradients into a bucket buffer [N * shard.numel()] in the layout of `partition`. A
-    `.grad` of None counts as zeros, and so does the padding. Leave every `.grad` unchanged; the
-    caller may free it as soon as this returns.
+    `.grad` that is None counts as zeros, and so does the padding. Leave every `.grad` unchanged;
+    the caller may free it as soon as this function returns.
 
-    Both buffers come from `device.empty(numel, dtype, role, device)`, uninitialized: the bucket with the role
-    "communication", the mean [shard.numel()] with the role "gradients".
+    Both buffers come, uninitialized, from `device.empty(numel, dtype, role, device)`: the bucket with the role
+    "communication", and the mean [shard.numel()] with the role "gradients".
 
     Args:
         params: the bucket's parameters, in the same order as for `partition`.
-        shard: this rank's shard [padded / N]; its `.grad` takes the result.
+        shard: this rank's shard [padded / N]; its `.grad` receives the result.
         group: the ranks; `group.size()` is N.
 
     Returns:
-        A function without arguments, called once. It waits for the reduction, frees the bucket
-        with `device.free`, and sets `shard.grad` to the mean over the ranks [padded / N]. If
-        `shard.grad` exists already, from an earlier micro-batch, it adds the mean to it and then
-        frees the mean.
+        A function without arguments, to be called once. It waits for the reduction, frees the
+        bucket with `device.free`, and sets `shard.grad` to the mean over the ranks [padded / N].
+        If `shard.grad` already exists, from an earlier micro-batch, the function adds the mean to
+        it and then frees the mean.
     """
     ...
 
@@ -332,7 +336,7 @@ def reduce_bucket(params: list[nn.Parameter], shard: nn.Parameter, group: comm.G
 #
 # *10 minutes, medium*
 #
-# In an all-reduce the all-gather follows the reduce-scatter directly. ZeRO puts the update between
+# In an all-reduce, the all-gather follows the reduce-scatter directly. ZeRO puts the update between
 # them, and gathers updated parameters instead of mean gradients. The all-gather is in place: each
 # rank sends its shard from the same position in the buffer at which the others receive it.
 
@@ -346,11 +350,12 @@ def update_and_gather(optimizer: Optimizer, flats: list[Tensor], group: comm.Gro
     """Update this rank's shards, free their gradients, and gather the updated parameters from all ranks.
 
     Args:
-        optimizer: over this rank's shards, one per bucket, as `shard_optimizer` returns it. Each
-            shard has a `.grad` [padded / N]. Between update and gathers, free its memory with
-            `device.free` and set it to None.
-        flats: the buckets' flat buffers [padded]; the shards are views of them. When this returns
-            they are equal on all ranks. One all-gather each, in place, from the shard's `.data`.
+        optimizer: the optimizer over this rank's shards, one per bucket, as `shard_optimizer`
+            returns it. Each shard has a `.grad` [padded / N]. Between the update and the gathers,
+            free the memory of every `.grad` with `device.free` and set the `.grad` to None.
+        flats: the buckets' flat buffers [padded]; the shards are views of them. Gather each buffer
+            with one all-gather, in place, from the shard's `.data`. When this function returns,
+            the buffers are equal on all ranks.
         group: the ranks.
     """
     ...
@@ -359,9 +364,9 @@ def update_and_gather(optimizer: Optimizer, flats: list[Tensor], group: comm.Gro
 # %% [markdown]
 # ### The pieces together: ZeRO-1
 #
-# Backward is unchanged and leaves whole gradients of this rank's rows in `.grad`. `step` does the
-# rest: it reduces bucket by bucket, then updates, then gathers. All ranks start with equal
-# parameters because they share the seed; a real implementation broadcasts rank 0's.
+# Backward is unchanged and leaves the whole gradients for this rank's rows in `.grad`. `step` does
+# the rest: it reduces bucket by bucket, then updates, then gathers. All ranks start with equal
+# parameters because they share the seed; a real implementation broadcasts the parameters of rank 0.
 
 
 # %% tags=["shown"]
@@ -396,14 +401,14 @@ outcome("3.3", int(reductions), ranks=2, slips=unpadded | there_and_back)
 outcome("3.4", round(zero1[0]["sent"] / ddp[0]["sent"], 2), slips={"the parameters come on top of an all-reduce": 1.5})
 
 # %% [markdown]
-# (Values count as equal if they differ by at most 0.0001 of the largest: N ranks, or other
-# buckets, add the same gradients in another order.)
+# (Values count as equal if they differ by at most 0.0001 of the largest value, because N ranks, or
+# different buckets, add the same gradients in a different order.)
 #
 # ### Measured: the state of a rank under ZeRO-1
 #
-# The prediction is `closed_form.zero1`: 4Ψ + 4Ψ + 8Ψ/N, including padding and step counts. The
-# grey bars are DDP. The line under a plot's title counts how many of the lab's five pieces are
-# yours so far.
+# The prediction is `closed_form.zero1`: 4Ψ + 4Ψ + 8Ψ/N, including padding and step counts. The grey
+# bars show DDP. The line under a plot's title says how many of the lab's five functions are yours
+# so far.
 
 
 # %%
@@ -430,23 +435,25 @@ plots.stages(
 )
 
 # %% [markdown]
-# The gradients are the next redundancy. After the reduction a rank needs 1 / N of them, yet all of
-# `.grad` stays until the end of the step, and during each reduction in `step` a bucket comes on
-# top.
+# The gradients are the next redundancy. After the reduction, a rank needs only 1 / N of them, yet
+# every `.grad` stays in memory until the end of the step, and each reduction in `step` needs memory
+# for a bucket as well.
 #
 # ## 3.5 Reduce in backward
 #
 # *15 minutes, hard*
 #
-# ZeRO-2 frees them as they come. As soon as a bucket's gradients are complete, the hook of the
-# last one starts the reduction and frees them; the next bucket's gradients reuse the memory.
+# ZeRO-2 frees the gradients during backward. As soon as all gradients of a bucket have been
+# computed, the hook of the last one starts their reduction and frees them; the next bucket's
+# gradients reuse this memory.
 #
-# - Which gradient is the last? Autograd sets the order, not the list, so count.
-# - One reduction may be in flight while backward goes on: finish it when the next bucket is full.
-#   All buckets share `in_flight` for this purpose; the training loop finishes the last reduction
-#   in it.
-# - In the hook, finish the previous reduction (this frees its buffer), start this one (this copies
-#   its gradients), and only then clear the gradients.
+# - Which gradient is the last? Autograd determines the order, not the list of parameters, so count
+#   the gradients.
+# - One reduction may be in flight while backward continues: finish it when the next bucket is full.
+#   All buckets share the list `in_flight` for this purpose; the training loop finishes the last
+#   reduction in this list.
+# - In the hook, finish the previous reduction (which frees its buffer), start the new one (which
+#   copies the gradients), and only then set the gradients to None.
 
 # %%
 predict("3.5", ..., "bytes of gradients on one rank after a ZeRO-2 backward, 2 ranks")
@@ -461,21 +468,22 @@ def reduce_in_backward(
     in_flight: list[Callable[[], None]],
     group: comm.Group,
 ) -> list[RemovableHandle]:
-    """Hooks that reduce a bucket during backward, as soon as it is full, and free its gradients.
+    """Register hooks that reduce a bucket during backward, as soon as it is full, and free its gradients.
 
-    The hooks serve any number of backwards. Each backward uses all the bucket's parameters and
+    The hooks work for any number of backwards. Each backward uses all parameters of the bucket and
     reduces the bucket once.
 
     Args:
         params: the bucket's parameters.
-        shard: this rank's shard of it.
+        shard: this rank's shard of the bucket.
         start: `reduce_bucket`; `start(params, shard, group)` returns the function that finishes the reduction.
-        in_flight: the reduction under way, of any bucket: empty or one such function. Before you
-            start this bucket's reduction, call that function and remove it; then add this one's.
+        in_flight: holds at most one such function, for the reduction that is under way, whichever
+            bucket it belongs to. Before you start this bucket's reduction, call that function and
+            remove it; then add the function that `start` returns.
         group: the ranks.
 
     Returns:
-        The hooks' handles, one per parameter. After the last gradient's hook every `.grad` of the bucket is None.
+        The hooks' handles, one per parameter. After the hook of the last gradient, every `.grad` of the bucket is None.
     """
     ...
 
@@ -527,18 +535,20 @@ plots.stages(
 # %% [markdown]
 # ### Measured: the peak of a step
 #
-# The peak during backward is higher than the memory after it. A reduction needs a bucket's
-# `.grad`s and their copy at once, on top of the shards reduced so far; while the next bucket
-# fills, the copy is still in transit. So, with $n_b$ elements in bucket b, $s_b$ in the shards of
-# buckets 0 to b, and $r_b$ received during the reduction of b, gradients and buckets take at most
+# The peak during backward is higher than the memory after it. A reduction needs a bucket's `.grad`s
+# and their copy at the same time, in addition to the shards reduced so far. The copy is still in
+# transit while the next bucket is being filled. Let $n_b$ be the number of elements in bucket b,
+# $s_b$ the number in the shards of buckets 0 to b, and $r_b$ the number received during the
+# reduction of bucket b. Then gradients and buckets take at most the following number of bytes, plus
+# a little more:
 #
 # $$4 \max_b\; \bigl(\max(n_b, n_{b+1}) + \mathrm{padded}(n_b) + r_b + s_b\bigr)$$
 #
-# and a little more. On gloo minifsdp receives the other ranks' parts of a bucket, $r_b = (N - 1) /
-# N \; \mathrm{padded}(n_b)$, and sums them itself; NCCL needs no such memory, $r_b = 0$. A bucket
-# may end inside a block, and a block's gradients do not come in the exact reverse order of its
-# parameters: the two gradients of `norm2` come before those of `qkv` and `out`, and wait in
-# `.grad` until their bucket fills.
+# On gloo, minifsdp receives the other ranks' parts of a bucket, $r_b = (N - 1) / N \;
+# \mathrm{padded}(n_b)$, and sums them itself; NCCL needs no such memory, so $r_b = 0$. The extra
+# bytes have this cause: a bucket may end inside a block, and backward does not compute a block's
+# gradients in the exact reverse order of its parameters. The two gradients of `norm2` come before
+# those of `qkv` and `out`, and wait in `.grad` until their bucket is full.
 
 
 # %%
@@ -568,15 +578,16 @@ plots.curve(
 )
 
 # %% [markdown]
-# The buckets are large compared with this small model, so they show. Compared with a model of
-# gigabytes, 25 MiB do not. `minifsdp.zero.Zero2Optimizer` copies each gradient into its bucket's
-# buffer as soon as it is made, and so never holds a bucket twice. It gains little here, because it
-# still holds one bucket in flight and one that fills.
+# The buckets are large compared with this small model, so they are visible in the plot. In a model
+# of several gigabytes, buckets of 25 MiB would not be noticeable. `minifsdp.zero.Zero2Optimizer`
+# copies each gradient into its bucket's buffer as soon as it has been computed, and so never holds
+# a bucket twice. This saves little here, because the optimizer still holds one bucket in flight and
+# one being filled.
 #
 # ### Measured: when the reductions travel
 #
-# Backward can hide only the bytes sent during backward. So count first: which part of a step's
-# bytes has left by the end of backward?
+# Backward can hide only the bytes that are sent while it is running. So first count: what fraction
+# of a step's bytes has left by the end of backward?
 
 # %%
 rung_names = ("DDP", "ZeRO-1", "ZeRO-2")
@@ -589,11 +600,12 @@ for name, part in early.items():
 assert [round(part, 3) for part in early.values()] == [1, 0, 0.5]
 
 # %% [markdown]
-# ZeRO-1, as written here, sends everything in the step. ZeRO-2 can hide half as much as DDP: its
+# ZeRO-1, as written here, sends everything in `step`. ZeRO-2 can hide half as much as DDP: its
 # reductions leave during backward, but its gathers leave after the update, with no compute to hide
-# behind. The clock shows how much really hides. The link is emulated: in every rung a message
-# takes at least 1 ms and its bytes at 100 MB/s, longer if the other rank issues it late. The batch
-# is larger than above, so that there is enough compute to hide behind.
+# behind. The next cell measures how much is actually hidden. The link is emulated: in every rung, a
+# message takes at least 1 ms plus the time for its bytes at 100 MB/s, and longer if the other rank
+# issues it late. The batch is larger than above, so that there is enough compute to hide the
+# messages behind.
 
 
 # %%
@@ -636,17 +648,17 @@ plots.timeline(
 
 # %% [markdown]
 # DDP and ZeRO-2 do not reach their limits, because the last bucket leaves with the last gradient.
-# ZeRO-1 hides nothing, because it reduces in the step. The result also depends on both ranks: if
-# the other rank lags, a message takes longer, and part of that time is a wait that nothing hides.
-# So on a busy machine DDP's share may fall below ZeRO-2's; the bytes above do not change. (On a
-# slower link ZeRO-2 would also wait, because it allows one reduction in flight; DDP queues them,
-# since it holds all gradients anyway.) The next forward can hide the gathers, layer by layer: FSDP
-# does that (labs 05 and 06).
+# ZeRO-1 hides nothing, because it reduces in `step`. The result also depends on both ranks: if the
+# other rank lags, a message takes longer, and part of this time is a wait that no compute hides. So
+# on a busy machine, DDP's share may fall below ZeRO-2's, although the byte counts above do not
+# change. (On a slower link, ZeRO-2 would also wait, because it allows only one reduction in flight;
+# DDP can queue its reductions because it holds all gradients anyway.) The gathers could be hidden
+# in the next forward, layer by layer, and this is what FSDP does (labs 05 and 06).
 #
-# ### What ZeRO-2 pays for it
+# ### The price of ZeRO-2
 #
-# ZeRO-2 frees the gradients in backward, so they cannot wait for the next micro-batch: it reduces
-# them each time. ZeRO-1 accumulates in `.grad` and reduces once per step.
+# ZeRO-2 frees the gradients in backward, so they cannot wait for the next micro-batch, and it must
+# reduce them every time. ZeRO-1 accumulates gradients in `.grad` and reduces them once per step.
 
 
 # %%
@@ -674,10 +686,11 @@ for name, (messages, gradients) in launch(accumulate_four, 2, BATCHES)[0].items(
 # %% [markdown]
 # ## Measured: what each stage holds and sends (C8)
 #
-# The table shows, per rank, the model state after backward and the bytes sent per step by the ring
-# algorithm, N = 2. Under each measurement is the closed form; `zero_stages` is the paper's table
-# from your lab 00, without padding and step counts. Stage 3 shards the parameters too. Lab 05
-# builds it; here it is `minifsdp.FullyShardedDataParallel`, a unit per block.
+# The table shows the model state of a rank after backward and the bytes that it sends per step with
+# the ring algorithm, for N = 2. Below each measurement are the closed form and the paper's value,
+# which your `zero_stages` from lab 00 computes without padding and step counts. Stage 3 shards the
+# parameters too. Lab 05 builds it; here it is `minifsdp.FullyShardedDataParallel` with one unit per
+# block.
 #
 # The expected traffic (section 7 of the paper), in multiples of (N - 1) / N · 4Ψ bytes per rank:
 #
@@ -727,7 +740,8 @@ for name, (books, form, sent) in rungs.items():
 
 # %% [markdown]
 # Stages 1 and 2 send as much as DDP, apart from a few bytes of padding. Stage 3 stays below 1.5
-# because the root unit, the embedding and the head, is gathered once and kept until backward ends.
+# because the root unit, which contains the embedding and the head, is gathered only once and kept
+# until backward ends.
 
 
 # %% tags=["C8"]
@@ -769,11 +783,12 @@ plots.lines(
 # %% [markdown]
 # ## Compared with torch and with minifsdp
 #
-# `torch.distributed.optim.ZeroRedundancyOptimizer` is stage 1, with two differences. It assigns
-# whole parameters to ranks, the largest first, each to the rank that has least so far. So it needs
-# no flat buffer and no padding, but balances only as well as the sizes allow. And it leaves the
-# all-reduce of the gradients to DDP, then broadcasts every parameter from its owner. In the units
-# of the table above that is 3 instead of 2: the parameters come on top of a whole all-reduce.
+# `torch.distributed.optim.ZeroRedundancyOptimizer` is stage 1, with two differences. First, it
+# assigns whole parameters to ranks, the largest first, each to the rank that has the fewest
+# elements so far. So it needs no flat buffer and no padding, but the ranks are balanced only as
+# well as the sizes allow. Second, it leaves the all-reduce of the gradients to DDP, and then
+# broadcasts every parameter from its owner. In the units of the table above, it sends 3 instead of
+# 2, because the parameters are sent in addition to a whole all-reduce.
 
 
 # %%
@@ -825,8 +840,8 @@ for name, sizes in (("this model", numels), ("4,000 tokens", wide)):
     print(f"    the fullest rank holds {max(states) / even:.2f} of an equal shard")
 
 # %% [markdown]
-# Every rank needs a device large enough for the fullest rank. Blocks of equal layers balance well;
-# one large embedding does not.
+# Every rank needs a device large enough for the fullest rank. A model of equal blocks is well
+# balanced; a model with one large embedding is not.
 #
 # `minifsdp.zero` cuts the same buckets in the same way as you did:
 
@@ -863,9 +878,9 @@ for name, shipped, mine in zip(
 # %% [markdown]
 # ### "ZeRO-1 is a kind of tensor parallelism"
 #
-# This sentence is wrong. Tensor parallelism splits the computation: a rank multiplies with its
-# part of a weight. ZeRO splits state. Every rank runs the whole model on its own rows, in stage 3
-# too, and a shard does not even have the shape of a matrix.
+# This sentence is wrong. Tensor parallelism splits the computation: a rank multiplies by its part
+# of a weight. ZeRO splits the state. Every rank runs the whole model on its own rows, even in stage
+# 3, and a shard does not even have the shape of a matrix.
 
 
 # %%
@@ -887,8 +902,8 @@ for rank, text in enumerate(launch(shapes, 2, BATCHES[0])):
 #
 # ### The optimizer sees the parameters, not the shards
 #
-# A script for one device builds `Adam(model.parameters())`. The rest is ZeRO-1 as above. Will it
-# raise?
+# A script for one device creates `Adam(model.parameters())`. Here we keep this line, and the rest
+# is ZeRO-1 as above. Will there be an error?
 
 
 # %%
@@ -913,16 +928,17 @@ print(f"bytes of optimizer state: {broken[0]['at']['step']['optimizer']:,}, with
 print(f"{zero1[0]['at']['step']['optimizer']:,}")
 
 # %% [markdown]
-# Nothing raises. Adam uses the `.grad`s of whole parameters, this rank's own, and never looks at
-# the reduced ones. Each rank updates all elements with its own gradient, and the gather then
-# overwrites all but its shard. So the ranks even agree: part r of the model is trained on rank r's
-# rows alone. The loss curve does not show the fault. Two numbers do: the state has not shrunk, and
-# the result differs from that of one process.
+# There is no error. Adam uses the `.grad`s of the whole parameters, which come from this rank's
+# rows alone, and never looks at the reduced gradients. Each rank updates all elements with its own
+# gradient, and the gather then overwrites all elements outside its shard. So the ranks even agree
+# with each other, but part r of the model is trained on rank r's rows alone. The loss curve does
+# not reveal the fault. Two numbers do: the state has not shrunk, and the result differs from that
+# of one process.
 #
 # ### Clipping by a local norm
 #
-# After a ZeRO-2 backward a rank has the gradients of its shards. `clip_grad_norm_` computes the
-# norm of these only.
+# After a ZeRO-2 backward, a rank has only the gradients of its shards, so `clip_grad_norm_`
+# computes the norm of these alone.
 
 
 # %%
@@ -948,15 +964,15 @@ for rank, (local, total) in enumerate(launch(norms, 2, BATCHES[0])):
 print(f"one process: {one_process:.3f}, scales by {min(1, 0.5 / one_process):.3f}")
 
 # %% [markdown]
-# With the local norm every rank scales its part of the model by a different factor, so the clipped
-# gradient changes direction, differently for every N. The total norm is the root of the summed
-# squares, one all-reduce of one number. (Under ZeRO-1 the trap is one step earlier: every `.grad`
-# is whole, but not yet averaged.)
+# With the local norm, every rank scales its part of the model by a different factor, so clipping
+# changes the direction of the gradient, and the change is different for every N. The total norm is
+# the root of the squares summed over all ranks, which takes one all-reduce of one number. (In
+# ZeRO-1, the trap is one step earlier: every `.grad` is whole, but not yet averaged.)
 #
 # ### A checkpoint of one rank's shard
 #
-# "Only rank 0 saves" is a habit from DDP, where all ranks have the same state. Here both ranks
-# load rank 0's `state_dict` after two steps, and go on.
+# "Only rank 0 saves" is a habit from DDP, where all ranks have the same state. Here both ranks load
+# rank 0's `state_dict` after two steps and continue to train.
 
 
 # %%
@@ -987,41 +1003,43 @@ for rank, (off, shape) in enumerate(launch(resume_from_rank_0, 2, BATCHES)):
     print(f"rank {rank}: its shards as without the interruption: {off == 0}; exp_avg of bucket 0 is {shape}")
 
 # %% [markdown]
-# Rank 1 goes on with the moments of other elements, without an error. On another N it would at
-# least fail, because the shapes would not fit. Together the shards make up the optimizer's state,
-# so saving is collective: either every rank saves its own shard and records N, or the shards are
-# gathered and cut into the parameters' shapes, as in `Zero1Optimizer.state_dict`. Any number of
-# ranks can load that checkpoint, and so can a plain Adam.
+# Rank 1 continues with the moments of other elements, and there is no error. With another N,
+# loading would at least fail, because the shapes would not match. Together the shards make up the
+# optimizer's state, so saving it is a collective operation: either every rank saves its own shard
+# and records N, or the shards are gathered and cut into the parameters' shapes, as in
+# `Zero1Optimizer.state_dict`. A gathered checkpoint can be loaded by any number of ranks, and also
+# by a plain Adam.
 #
 # ## What is still missing
 #
-# The parameters are whole on every rank, 4Ψ bytes, before, during and after the step. No number of
-# ranks changes that (the floor of the last plot), and ZeRO-2 cannot train a model whose parameters
-# alone do not fit. To shard them too, the ranks must gather each layer's parameters before the
-# layer computes, and free them afterwards. Lab 04 builds the unit of gathering, the flat parameter;
-# lab 05 gathers and frees it.
+# Every rank holds the whole parameters, 4Ψ bytes, before, during and after the step. No number of
+# ranks changes this (it is the floor of the plot above), so ZeRO-2 cannot train a model whose
+# parameters alone do not fit. If the parameters are sharded too, the ranks must gather each layer's
+# parameters before the layer computes, and free them afterwards. Lab 04 builds the unit of
+# gathering, the flat parameter; lab 05 gathers and frees it.
 #
 # This lab leaves out some cases that `minifsdp/zero` covers: parameters that a backward does not
-# use (their bucket never fills), several parameter groups, rank 0's values at the start, state
-# that loads on any N.
+# use (their bucket never fills), several parameter groups, starting from rank 0's values, and state
+# that can be loaded for any N.
 #
 # ## What to remember
 #
-# 1. Under DDP all ranks compute the same update. Under ZeRO-1 each computes 1 / N of it: Adam's 8Ψ
-#    bytes become 8Ψ/N.
-# 2. ZeRO-2 also keeps only 1 / N of the gradients, and must reduce them in backward, in every micro-batch.
-# 3. Both send as much as DDP: they split its all-reduce in two, with the update between the
-#    halves.
+# 1. With DDP, all ranks compute the same update. With ZeRO-1, each rank computes 1 / N of it, so
+#    Adam's 8Ψ bytes become 8Ψ/N.
+# 2. ZeRO-2 also keeps only 1 / N of the gradients, and must therefore reduce them during backward,
+#    in every micro-batch.
+# 3. Both send as much as DDP: they split its all-reduce into two halves and put the update between
+#    them.
 # 4. A shard is a piece of a padded flat buffer, cut without regard to parameter boundaries; the
-#    buffer is the parameters' memory.
-# 5. A norm of all gradients and a checkpoint of all state now need communication between all
-#    ranks.
+#    buffer is the parameters' storage.
+# 5. The norm of all gradients and a checkpoint of the whole state now need communication between
+#    all ranks.
 #
 # ## Questions
 #
-# <details><summary>Why does ZeRO shard the update, and not, say, the norm of a layer?</summary>
+# <details><summary>Why does ZeRO shard the update and not, say, a LayerNorm?</summary>
 #
-# Adam, SGD and most other optimizers treat each element by itself, so any cut gives the same
+# Adam, SGD and most other optimizers treat each element individually, so any cut gives the same
 # result. LayerNorm needs all elements of a row. An optimizer over whole matrices, such as Muon or
 # Shampoo, cannot work on arbitrary shards either.
 # </details>
@@ -1029,29 +1047,31 @@ for rank, (off, shape) in enumerate(launch(resume_from_rank_0, 2, BATCHES)):
 # <details><summary>Take mixed precision: bf16 parameters and gradients, a float32 master copy and
 # Adam. How much memory per rank remains in each stage, for large N?</summary>
 #
-# 2Ψ + 2Ψ + 12Ψ = 16Ψ under DDP. The master copy belongs to the state, so stage 1 leaves 4Ψ, stage
-# 2 leaves 2Ψ, and in stage 3 everything shrinks with N.
+# With DDP, it is 2Ψ + 2Ψ + 12Ψ = 16Ψ. The master copy belongs to the optimizer state, so stage 1
+# leaves 4Ψ, stage 2 leaves 2Ψ, and in stage 3 everything shrinks with N.
 # </details>
 #
 # <details><summary>Could ZeRO-1 start its gathers before all buckets are updated?</summary>
 #
-# Yes: bucket b can be gathered as soon as its shard is updated, during the update of the next
-# shards. The gathers could even continue during the next forward, if each layer waits for its own.
-# Only the update of a bucket and its own gather must not overlap.
+# Yes: bucket b can be gathered as soon as its shard has been updated, while the next shards are
+# being updated. The gathers could even continue during the next forward, if each layer waits for
+# its own gather. Only the update and the gather of the same bucket must not overlap.
 # </details>
 #
 # <details><summary>With accumulation over 8 micro-batches, how much does ZeRO-2 send compared with
 # ZeRO-1?</summary>
 #
-# ZeRO-2 sends 8 reduce-scatters and 1 all-gather of 4Ψ, ZeRO-1 1 and 1: 9 to 2, or 4.5 times as
-# much. That is why pipelines, which depend on micro-batches, are combined with stage 1.
+# ZeRO-2 needs 8 reduce-scatters and 1 all-gather of 4Ψ bytes, and ZeRO-1 needs 1 of each. So ZeRO-2
+# sends 9 / 2 = 4.5 times as much. This is why pipeline parallelism, which depends on micro-batches,
+# is combined with stage 1.
 # </details>
 #
-# <details><summary>Why does the embedding's bucket come last, and what if backward made its gradient first?</summary>
+# <details><summary>Why does the embedding's bucket come last, and what would happen if backward
+# computed its gradient first?</summary>
 #
-# Buckets fill in the reverse order of the parameters, which is roughly the order of their
-# gradients. An early gradient waits in `.grad` until its bucket is full. The values stay right,
-# but the peak rises.
+# Buckets fill in the reverse order of the parameters, which is roughly the order in which backward
+# computes their gradients. A gradient that is computed early waits in `.grad` until its bucket is
+# full. The values stay right, but the peak rises.
 # </details>
 #
 # ## Further reading
@@ -1059,6 +1079,7 @@ for rank, (off, shape) in enumerate(launch(resume_from_rank_0, 2, BATCHES)):
 # - Rajbhandari, Rasley, Ruwase, He: *ZeRO: Memory Optimizations Toward Training Trillion Parameter Models*, arXiv
 #   1910.02054. Section 3 (what the memory is for), 5.1 and 5.2 (the two stages of this lab), 7 (communication).
 # - `torch/distributed/optim/zero_redundancy_optimizer.py`: stage 1 by whole parameters; `_partition_parameters`.
-# - `deepspeed/runtime/zero/stage_1_and_2.py` in DeepSpeed: the same with CUDA streams, offload and overlapping buckets.
+# - `deepspeed/runtime/zero/stage_1_and_2.py` in DeepSpeed: the same two stages with CUDA streams,
+#   offload and overlapping buckets.
 # - `minifsdp/zero/stage1.py`, `stage2.py` and `partition.py`: this lab, including the cases that
 #   it leaves out.

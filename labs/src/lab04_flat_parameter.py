@@ -10,19 +10,20 @@
 # %% [markdown]
 # # Lab 04: the flat parameter
 #
-# **You will be able to** derive on paper, from a list of parameters, the shard of each of N ranks:
-# the amount and the position of the padding, the ranks that hold a bias, and the memory cost of
-# building one unit's flat parameter; and to read torch's `FlatParamHandle`.
+# **You will be able to** derive on paper, from a list of parameters, the shards of N ranks: the
+# amount and the position of the padding, the ranks that hold a given bias, and the memory cost of
+# building a unit's flat parameter. You will also be able to read torch's `FlatParamHandle`.
 #
-# ![The parameters of one unit end to end in a flat buffer, cut into sixteen shards](../slides/figures/fsdp-offsets.svg)
+# ![The parameters of one unit, laid end to end in a flat buffer that is cut into sixteen
+# shards](../slides/figures/fsdp-offsets.svg)
 #
 # *From [lecture 3, Flat parameters and FSDP](../slides/fsdp.md), which comes before this lab.*
 #
 # **You need** labs 01 (collectives) and 03 (shards of optimizer state).
 #
-# **Time** 60 minutes. **It runs** on a laptop (gloo), on one GPU, and with NCCL, one rank per GPU.
-# Up to 4 ranks, each with at most 0.4 MiB of parameters and buffers (measured below), plus the
-# memory of a Python process with torch.
+# **Time** 60 minutes. **Runs** on a laptop (gloo), on one GPU, or with NCCL and one rank per GPU,
+# on up to 4 ranks. Each rank needs at most 0.4 MiB for parameters and buffers (measured below),
+# plus the memory of a Python process that has imported torch.
 
 # %% tags=["setup"]
 # set-up
@@ -55,15 +56,16 @@ def six_layers(widths: list[int]) -> nn.Sequential:
 # %% [markdown]
 # ## The question: what should travel?
 #
-# After ZeRO-2 every rank still holds all parameters, Ψ elements. The next rung shards them too,
-# and that changes the traffic: before a layer computes, its parameters must be gathered from all
-# ranks. A layer has a weight and a bias, a model has hundreds of each, and in general N divides
-# none of them. So which messages should carry them?
+# With ZeRO-2, every rank still holds all parameters, Ψ elements. The next rung shards the
+# parameters too, and this changes the traffic: before a layer computes, its parameters must be
+# gathered from all ranks. A layer has a weight and a bias, a model has hundreds of each, and in
+# general none of their sizes is divisible by N. So which messages should carry them?
 #
 # - one gather **per parameter**, or one gather for many parameters?
-# - **uneven** shards with a shorter last one, or even shards with padding?
+# - **uneven** shards, of which the last is shorter, or even shards with padding?
 #
-# The model here is six linear layers, with 12 parameters. Count first, then measure the time.
+# The model here consists of six linear layers and has 12 parameters. First count the messages, then
+# measure their time.
 
 # %%
 predict(
@@ -73,7 +75,7 @@ predict(
 
 # %%
 def gather_three_ways(widths: list[int]) -> dict[str, tuple[int, int]]:
-    """For each way: messages, and bytes that this rank sends."""
+    """For each way, the number of messages and the bytes that this rank sends."""
     group, where = comm.world(), rank_device()
     ranks = group.size()
     sizes = [p.numel() for p in six_layers(widths).parameters()]
@@ -102,11 +104,12 @@ def gather_three_ways(widths: list[int]) -> dict[str, tuple[int, int]]:
 
 
 # %% [markdown]
-# ### Measured: even shards want one message, uneven ones a broadcast from each rank (C6)
+# ### Measured: even shards need one message, uneven shards a broadcast from each rank (C6)
 #
 # An all-gather takes equal shards from all ranks; this is part of its contract. How does gloo
 # respond to a shorter last shard? Uneven shards need a broadcast from each rank in turn. torch's
-# NCCL backend does the same for a `torch.distributed.all_gather` with a list of unequal tensors.
+# NCCL backend issues such broadcasts itself if `torch.distributed.all_gather` receives a list of
+# unequal tensors.
 
 # %% tags=["C6"]
 WIDE = [60, 100, 90, 120, 110, 80, 50]
@@ -138,16 +141,17 @@ assert counted["even shards, all in one"][1] == padded * 3 // 4
 print(f"expected: 48, 12, 1 messages; one all-gather of {padded:,} bytes sends 3/4 of them: {padded * 3 // 4:,}")
 
 # %% [markdown]
-# Even shards of all parameters together need one message and the fewest bytes. (Bytes are nominal,
-# by the ring algorithm: in a broadcast a rank passes on the whole message, in an all-gather
-# (N-1)/N of it.)
+# Even shards of all parameters together need one message and the fewest bytes. (The byte counts are
+# nominal and assume the ring algorithm: in a broadcast, a rank passes on the whole message; in an
+# all-gather, it passes on (N-1)/N of it.)
 
 # %% [markdown]
 # ### Measured: the same bytes in fewer messages (C6)
 #
-# A link costs a latency per message and a time per byte. The processes here run on one machine, so
-# an emulated link carries the messages: 2 ms each, and 50 MB/s. It carries the same 512 KiB in 1,
-# 4, 16 and 64 all-gathers, as in fig. 2(b) of the FSDP paper, on a laptop.
+# On a link, every message costs a latency and every byte costs a certain time. The processes here
+# run on one machine, so an emulated link carries the messages, with a latency of 2 ms and a
+# bandwidth of 50 MB/s. It carries the same 512 KiB in 1, 4, 16 and 64 all-gathers. This is the
+# experiment of figure 2(b) of the FSDP paper, scaled down to a laptop.
 
 # %% tags=["C6", "nbval-ignore-output"]
 from minifsdp.course import plots
@@ -175,7 +179,7 @@ def gather_in_pieces(link: EmulatedLink, numel: int, counts: list[int]) -> list[
 
 counts, numel, latency, bandwidth = [1, 4, 16, 64], 2**17, 2e-3, 50e6
 measured = launch(gather_in_pieces, 2, EmulatedLink(latency, bandwidth), numel, counts, timeout=30)[0]
-wire = 4 * numel / 2  # half of it, with 2 ranks
+wire = 4 * numel / 2  # with 2 ranks, a rank sends half of it
 model = [(count * latency + wire / bandwidth) * 1e3 for count in counts]
 assert all(got > 0.95 * wanted for got, wanted in zip(measured, model, strict=True))
 assert measured[-1] > 2 * measured[0]
@@ -192,8 +196,9 @@ plots.lines(
 )
 
 # %% [markdown]
-# The next cell times the gather and then the forward of all six layers. (Above, the "uneven"
-# gather sent each parameter separately, in 48 broadcasts; here it sends one buffer, in 4.)
+# The next cell traces a gather of all six layers and the forward that follows it. (Above, the
+# "uneven" gather sent each parameter separately, in 48 broadcasts; here it sends one buffer in 4
+# broadcasts.)
 
 # %% tags=["nbval-ignore-output"]
 from torch.profiler import record_function
@@ -267,20 +272,22 @@ plots.timeline(
 )
 
 # %% [markdown]
-# The result: **many parameters in one buffer, cut evenly.** That is the flat parameter, and it
-# takes four steps: flatten, concatenate, pad, chunk. You write them in the rest of the lab.
+# The answer is **many parameters in one buffer, cut evenly.** This buffer is the flat parameter.
+# Building it takes four steps: flatten, concatenate, pad, chunk. You write these steps in the rest
+# of the lab.
 
 # %% [markdown]
 # ## 4.1 Pad and chunk
 #
 # *5 minutes, easy*
 #
-# Start with the last two of those four steps. Pad a flat tensor until N divides it, and cut it
-# into N equal shards. The last ranks hold the padding.
+# Start with the last two of the four steps. Pad a flat tensor until its size is divisible by N, and
+# cut it into N equal shards. The last ranks hold the padding.
 #
-# - Add the fewest zeros for any number of elements: none if N divides it.
-# - Write zeros over the old memory contents: the padding is reduced, squared into gradient norms
-#   and updated by the optimizer like all other elements.
+# - Add as few zeros as possible for any number of elements, and none if this number is divisible by
+#   N.
+# - Overwrite the old contents of the memory with zeros, because the padding is reduced, squared for
+#   gradient norms and updated by the optimizer like all other elements.
 # - `chunk` returns views. All shards are views of one buffer, and `flat` stays unchanged.
 #
 # The FSDP paper's own example (section 3.2.1) is a 4 x 3 linear layer on 16 GPUs.
@@ -299,7 +306,7 @@ def pad_and_chunk(flat: Tensor, ranks: int) -> list[Tensor]:
         ranks: N.
 
     Returns:
-        N views, each [ceil(numel / N)] and of `flat`'s dtype, of one new buffer [numel + padding].
+        N views of one new buffer [numel + padding], each [ceil(numel / N)] and of `flat`'s dtype.
     """
     ...
 
@@ -307,8 +314,8 @@ def pad_and_chunk(flat: Tensor, ranks: int) -> list[Tensor]:
 # %% [markdown]
 # ### Measured: padding is at most N - 1 elements (C10)
 #
-# Below, the elements of the weight are marked 1 and those of the bias 2. Your function cuts them,
-# and the drawing shows the positions of the marks.
+# Below, the elements of the weight are marked 1 and those of the bias 2. Your function cuts the
+# marked tensor, and the drawing shows the positions of the marks.
 
 # %% tags=["C10"]
 sizes = {"weight": 12, "bias": 3}
@@ -341,16 +348,16 @@ assert drawn.data["padding"] == [15, 16]
 drawn
 
 # %% [markdown]
-# No rank has a whole weight, and a rank need not know whether its element belongs to the weight or
-# to the bias. Sharding ignores parameter boundaries. It is not tensor parallelism: no layer ever
+# No rank has the whole weight, and a rank need not know whether its element belongs to the weight
+# or to the bias. Sharding ignores parameter boundaries. It is not tensor parallelism: no layer ever
 # computes with a shard.
 
 # %% [markdown]
 # ### Break it: garbage in the padding
 #
-# `torch.empty` often returns zeros, so uninitialized padding may work for weeks. With
-# deterministic algorithms on, such memory holds nan. The cell pads a gradient of ones in both ways
-# and computes its norm from the shards; clipping divides by this norm:
+# `torch.empty` often returns zeros, so uninitialized padding may work for weeks. If deterministic
+# algorithms are enabled, torch fills such memory with nan. The cell pads a gradient of ones in both
+# ways and computes its norm from the shards; clipping divides by this norm:
 
 
 # %%
@@ -364,7 +371,7 @@ def pad_with_garbage(flat: Tensor, ranks: int) -> list[Tensor]:
 torch.use_deterministic_algorithms(True)
 norms = {}
 for pad in (pad_with_garbage, pad_and_chunk):
-    squares = [float(shard.square().sum()) for shard in pad(torch.ones(15), 16)]  # each rank its own, then all-reduced
+    squares = [float(shard.square().sum()) for shard in pad(torch.ones(15), 16)]  # one per rank; then all-reduced
     norms[pad.__name__] = sum(squares) ** 0.5
     print(
         f"{pad.__name__:16} rank 15 adds {squares[-1]}, the norm is {norms[pad.__name__]:.4f}, expected {15**0.5:.4f}"
@@ -373,22 +380,24 @@ torch.use_deterministic_algorithms(False)
 assert abs(norms["pad_and_chunk"] - 15**0.5) < 1e-6, "the padding is not zero"
 
 # %% [markdown]
-# One nan on the last rank is enough: after clipping every parameter of every rank is nan.
+# One nan on the last rank is enough: after clipping and a step, every parameter on every rank is
+# nan.
 
 # %% [markdown]
 # ## 4.2 Parameters as views
 #
 # *10 minutes, medium*
 #
-# Now the first two steps: flatten and concatenate. If the buffer were only a copy of the
-# parameters, every gather would need a copy back into them. Instead the parameters *become* views
-# of the buffer: same storage, own shape and offset. Then an all-gather into the buffer fills all
-# of them at once, and freeing the buffer frees their memory too.
+# Next come the first two steps: flatten and concatenate. If the buffer were only a copy of the
+# parameters, every gather would have to be followed by a copy back into them. Instead, the
+# parameters *become* views of the buffer: they share its storage, and each has its own shape and
+# offset. Then an all-gather into the buffer fills all parameters at once, and freeing the buffer
+# frees their memory too.
 #
-# Modules and optimizers refer to a Parameter object, and its `.data` is the tensor in it. Setting
-# `p.data` replaces the tensor and keeps the object, so every module that uses `p` sees the view.
-# (Assigning to a variable named `p` replaces nothing.) The old tensor of `p.data` then has no
-# reference left, and is freed.
+# Modules and optimizers refer to a Parameter object, and `.data` is the tensor inside this object.
+# Setting `p.data` replaces the tensor and keeps the object, so every module that uses `p` sees the
+# view. (Assigning to a variable named `p` replaces nothing.) Nothing then refers to the old tensor,
+# so it is freed.
 #
 # The buffer comes from `device.empty(numel, dtype, "unsharded", device)`: it is uninitialized, and
 # the ledger counts it under its role.
@@ -400,20 +409,20 @@ predict("4.2", ..., "bytes at the peak while the six layers (52,350 elements of 
 # %% tags=["exercise-4.2"]
 @exercise("4.2")
 def flatten_parameters(params: list[nn.Parameter], ranks: int) -> Tensor:
-    """Move parameters into one buffer that `ranks` divides, and make each a view of it.
+    """Move parameters into one buffer whose size is divisible by `ranks`, and make each a view of it.
 
-    Afterwards each `p.data` is a view of the buffer, contiguous and with p's shape and values, and
-    the old memory is freed. The buffer is the only allocation besides the originals: make no
-    second buffer and no copy of a parameter.
+    Afterwards each `p.data` is a contiguous view of the buffer with p's shape and values, and the
+    old memory is freed. The buffer is the only allocation besides the originals: make no second
+    buffer and no copy of a parameter.
 
     Args:
-        params: of one dtype and device, each once; any shapes and strides.
+        params: parameters of one dtype on one device, each listed once, of any shapes and strides.
         ranks: N.
 
     Returns:
-        The buffer [numel + padding], from `device.empty` as "unsharded", of the parameters' dtype,
-        without requires_grad. It holds their elements in order, each parameter in row-major order
-        of its shape, and zeros at the end.
+        The buffer [numel + padding], allocated by `device.empty` with the role "unsharded", of the
+        parameters' dtype and without requires_grad. It holds the elements of the parameters in
+        order, those of each parameter in row-major order, and zeros at the end.
     """
     ...
 
@@ -489,16 +498,16 @@ for stage, kinds in zip(STAGES, KINDS, strict=True):
     assert bytes_held == predicted[stage], f"{stage}: a rank should hold {kinds}, and nothing else"
 
 # %% [markdown]
-# The buffer and the originals exist at the same time: one large buffer costs this much once. If
-# the whole model is one unit, the peak is 2Ψ, more than the model needed before sharding. The
-# units in 4.5 make it smaller.
+# The buffer and the original parameters exist at the same time, so a rank needs the memory for both
+# once, while it builds the buffer. If the whole model is one unit, the peak is 2Ψ, which is more
+# than the model needed before sharding. The units in 4.5 reduce this peak.
 
 # %% [markdown]
 # ### Break it: replace `.data` behind the buffer's back
 #
-# Views work until something replaces them. A change in place goes through the view into the
-# buffer. Setting `p.data` detaches the parameter from the buffer, and some calls do so silently:
-# `model.double()`, `.half()`, `.to(device)`, `vector_to_parameters`.
+# Views work until something replaces them. An in-place change goes through the view into the
+# buffer. But setting `p.data` detaches the parameter from the buffer, and some calls do this
+# silently: `model.double()`, `.half()`, `.to(device)`, `vector_to_parameters`.
 
 
 # %%
@@ -524,22 +533,23 @@ print(f"buffer set to zero, as an optimizer or a gather writes to it: the output
 
 # %% [markdown]
 # There is no error. The ranks still gather, reduce and update the buffer, but the model computes
-# with other memory. This is why FSDP moves modules *before* it flattens them (`device_id`) and
-# does its own casts for mixed precision, and why torch, with `use_orig_params=True`, compares data
-# pointers before each use (`_writeback_orig_params` in `_flat_param.py`).
+# with other memory. This is why FSDP moves modules to their device *before* it flattens them
+# (`device_id`) and does the casts for mixed precision itself, and why torch, with
+# `use_orig_params=True`, compares data pointers before each use (`_writeback_orig_params` in
+# `_flat_param.py`).
 
 # %% [markdown]
 # ## 4.3 Bounds of a parameter in a shard
 #
 # *8 minutes, medium*
 #
-# Collectives need not know which parameter an element belongs to. Other code must: a checkpoint by
-# names, a norm per parameter, weight decay for weights but not for biases. It needs the elements
-# of *its own* shard that belong to parameter i. The shard may hold none of the parameter, a part,
-# or all of it.
+# Collectives need not know which parameter an element belongs to. Other code must know it: a
+# checkpoint by names, a norm per parameter, or weight decay for weights but not for biases. On
+# every rank, such code needs the elements of the *rank's own* shard that belong to parameter i. The
+# shard may hold none of the parameter, a part of it, or all of it.
 #
-# The unit in this section holds layers 0 and 3: parameters of 60, 10, 132 and 11 elements, 213
-# together, sharded over 16 ranks.
+# The unit in this section holds layers 0 and 3. Their parameters have 60, 10, 132 and 11 elements,
+# 213 in total, and are sharded over 16 ranks.
 
 # %%
 predict("4.3", ..., "of the 16 ranks, how many hold elements of the last bias, those at [202, 213)")
@@ -551,14 +561,14 @@ def shard_bounds(sizes: list[int], index: int, rank: int, ranks: int) -> tuple[i
     """The elements `[low, high)` of a rank's shard that belong to a parameter.
 
     Args:
-        sizes: elements of each parameter in the flat parameter, in order, without padding.
+        sizes: the number of elements of each parameter in the flat parameter, in order, without padding.
         index: the parameter's index in `sizes`.
         rank: the rank that holds the shard.
-        ranks: N; a shard has ceil(sum(sizes) / N) elements, the last ones with padding at the end.
+        ranks: N; each shard has ceil(sum(sizes) / N) elements, and the last shards end with padding.
 
     Returns:
-        Positions in the shard, `0 <= low <= high <=` its length; `low == high` if the shard holds
-        none of the parameter.
+        Positions in the shard, with `0 <= low <= high <=` its length, and `low == high` if the shard
+        holds none of the parameter.
     """
     ...
 
@@ -594,10 +604,11 @@ for name, (start, end) in drawn.data["offsets"].items():  # the drawn pieces mak
 drawn
 
 # %% [markdown]
-# Rank 4 holds four elements of a weight and a whole bias, rank 15 three elements of a bias and all
-# of the padding. These ranks need no special code.
+# Rank 4 holds four elements of a weight and a whole bias. Rank 15 holds three elements of a bias
+# and all of the padding. Neither rank needs special code.
 #
-# With the bounds you can compute the norm of one weight although no rank holds the whole weight.
+# With these bounds, you can compute the norm of a weight even though no rank holds the whole
+# weight.
 
 
 # %%
@@ -619,21 +630,22 @@ print(f"norm of layer3.weight from 4 shards {from_shards:.4f}, of the whole {who
 assert abs(from_shards - whole) < 1e-5
 
 # %% [markdown]
-# ### Compare with torch: where its padding is
+# ### Compared with torch: the position of the padding
 #
-# The cell wraps the same two layers with `torch.distributed.fsdp`, on 4 ranks. Its flat parameter
-# keeps, per rank, `_shard_numel_padded` and for each parameter an entry of `_shard_param_infos`:
-# whether it is in the shard, its position there, and its length.
+# The cell wraps the same two layers with `torch.distributed.fsdp`, on 4 ranks. On each rank,
+# torch's flat parameter records the padding in `_shard_numel_padded`. For each parameter, an entry
+# of `_shard_param_infos` records whether the parameter is in the shard, its position there, and its
+# length.
 
 
 # %%
 def torch_layout(orig: bool = False) -> tuple[bool, int, list, list, list]:
-    """torch's shard: equal to that of 4.1 or not, padding, parts, numels, and padding values."""
+    """torch's shard: whether it equals that of 4.1, its padding, parts, numels, and padding values."""
     import warnings
 
     from torch.distributed.fsdp import FullyShardedDataParallel
 
-    warnings.simplefilter("ignore")  # it warns that FSDP1 is in maintenance
+    warnings.simplefilter("ignore")  # torch warns that FSDP1 is in maintenance mode
     torch.manual_seed(0)
     group = comm.world()
     model = nn.Sequential(OrderedDict(layer0=nn.Linear(6, 10), layer3=nn.Linear(12, 11))).to(rank_device())
@@ -660,31 +672,31 @@ for orig, (_, _, _, numels, filling) in zip((False, True), both, strict=True):
     print(f"use_orig_params={orig}, 2 ranks: flattened {numels}, {padding} of padding, filled with {filling}")
 
 # %% [markdown]
-# By default (`use_orig_params=False`) torch uses our layout: parameters back to back, and zeros at
-# the end of the last shards. Instead of padding the buffer before the cut, it cuts first and pads
-# the short shards (`_get_shard`), with the same result. With `use_orig_params=True` it also pads
-# *between* parameters, so that each begins at a multiple of 16 bytes, and it fills that padding
-# with 42, which is easy to recognize. So "at most N - 1 elements of padding" holds for the first
-# layout only: here 2 ranks have 3.
+# By default (`use_orig_params=False`), torch uses our layout: the parameters lie back to back, and
+# zeros fill the end of the last shards. Instead of padding the buffer before the cut, it cuts first
+# and pads the short shards (`_get_shard`), with the same result. With `use_orig_params=True`, it
+# also pads *between* parameters, so that each of them begins at a multiple of 16 bytes, and it
+# fills this padding with 42, which is easy to recognize. So "at most N - 1 elements of padding"
+# holds only for the first layout: in the second, there are 3 elements of padding on 2 ranks here.
 
 # %% [markdown]
 # ## 4.4 Tied weights
 #
 # *10 minutes, medium*
 #
-# `p.data = view` keeps the Parameter. FSDP goes further: it removes the original Parameters from
-# their modules and puts views there instead, and autograd traces these views back to the one flat
-# Parameter. Then the optimizer sees one Parameter, and its `.grad` collects all gradients, in the
-# layout that a reduce-scatter needs. (minifsdp's own FSDP gives each view a leaf instead and
-# copies its gradient into that layout, so that a unit can detect its last gradient.)
+# Setting `p.data = view` keeps the Parameter. FSDP goes further: it removes the original Parameters
+# from their modules and puts views in their places, and autograd traces these views back to the one
+# flat Parameter. The optimizer then sees a single Parameter, whose `.grad` collects all gradients
+# in the layout that a reduce-scatter needs. (In minifsdp's own FSDP, each view is a leaf instead,
+# and its gradient is copied into that layout, so that a unit can detect its last gradient.)
 #
-# But one Parameter may have several places, as in a language model whose head uses the embedding's
-# weight. It must be flattened **once**, and the view must go to **both** places. Two traps:
-# `module.named_parameters()` lists only one place of each Parameter, and equal values do not make
-# two Parameters tied (all LayerNorms start equal).
+# But one Parameter may be used in several places, as in a language model whose head uses the
+# embedding's weight. It must be flattened **once**, and the view must go to **both** places. There
+# are two traps: `module.named_parameters()` lists only one place of each Parameter, and equal
+# values do not mean that two Parameters are tied (all LayerNorms start with equal values).
 #
-# A module keeps its own Parameters in the dict `_parameters`; after you delete a Parameter there,
-# you can set a tensor under the same name.
+# A module keeps its own Parameters in the dict `_parameters`; after you have deleted a Parameter
+# from this dict, you can set a tensor as an attribute of the same name.
 
 # %%
 predict("4.4", ..., "elements, padding included, of a tied GPT on 16 ranks: names list 15,457, two of them 4,112")
@@ -695,15 +707,16 @@ predict("4.4", ..., "elements, padding included, of a tied GPT on 16 ranks: name
 def place_views(module: nn.Module, flatten: Callable[[list[nn.Parameter]], list[Tensor]]) -> list[list[str]]:
     """Replace every parameter of `module` by a view, in each place that uses it.
 
-    Afterwards no module registers a Parameter; in its place the view is an attribute of that name.
+    Afterwards no module registers a Parameter; the view is an attribute of the same name instead.
 
     Args:
-        module: any tree of modules; a parameter may be used in several places, and a module may have None for one.
+        module: any tree of modules; a parameter may be used in several places, and a module may have
+            None instead of a parameter.
         flatten: call it once with all parameters, each once, in the order of
             `module.named_parameters()`; it returns a view for each.
 
     Returns:
-        For each parameter the qualified names of its places, in the order of
+        For each parameter, the qualified names of its places, in the order of
         `module.named_modules()`, which lists a module once even if two paths reach it:
         `[["embed.weight", "head.weight"], ["head.bias"]]`.
     """
@@ -742,7 +755,7 @@ print("Parameters that the model registers:", len(list(model.parameters())))
 
 # %% [markdown]
 # Does autograd reach the flat Parameter? The embedding and the head each produce a gradient of the
-# weight; the buffer's gradient must hold their sum.
+# tied weight; the buffer's gradient must hold their sum.
 
 # %%
 tokens, targets = torch.randint(257, (2, 8)), torch.randint(257, (2, 8))
@@ -762,15 +775,16 @@ assert not flat.grad[elements:].any()
 #
 # *12 minutes, medium*
 #
-# One flat parameter for the whole model would need one large message, but every layer would have
-# to gather all of it. One per layer needs little memory but many messages. A compromise groups
-# layers into **units**, each with its own flat parameter. Units follow from wrapping: each wrapped
-# module is a unit, and the root unit holds all parameters that no inner unit holds. So a root unit
-# may hold layers that are not neighbours. Here `middle` (layers 1 and 2) and `last` (4 and 5) are
-# wrapped, and layers 0 and 3 remain for the root, as in figure 1 of the FSDP paper.
+# With one flat parameter for the whole model, a single large message would be enough, but no layer
+# could compute before the whole model had been gathered. With one flat parameter per layer, a rank
+# needs little memory but many messages. The compromise is to group layers into **units**, each with
+# its own flat parameter. Units follow from wrapping: each wrapped module is a unit, and the root
+# unit holds all parameters that no inner unit holds. So a root unit may hold layers that are not
+# neighbours. Here `middle` (layers 1 and 2) and `last` (4 and 5) are wrapped, and layers 0 and 3
+# remain for the root, as in figure 1 of the FSDP paper.
 #
-# A tied parameter belongs in one unit. In two, it would be sharded twice and updated twice, and
-# its two gradients would not be added. The only right answer is an error.
+# A tied parameter must belong to one unit. If it belonged to two, it would be sharded twice and
+# updated twice, and its two gradients would not be added. The only right response is an error.
 # (`named_parameters(remove_duplicate=False)` lists all places.)
 
 # %%
@@ -786,13 +800,13 @@ def assign_units(model: nn.Module, inner: list[nn.Module], ranks: int) -> list[d
 
     Args:
         model: the whole model.
-        inner: modules in it that are units themselves; none of them is inside another.
+        inner: modules in `model` that are units themselves; none of them is inside another.
         ranks: N.
 
     Returns:
-        For the root, then for each of `inner` in order: the elements of each parameter, under its
-        name in `model`, in the order of `model.named_parameters()`, and last `"padding"`. A
-        parameter that is tied within its unit appears once, under its first name.
+        A dict for the root, then one for each of `inner`, in order. Each maps a parameter's name in
+        `model` to its number of elements, in the order of `model.named_parameters()`; its last key
+        is `"padding"`. A parameter that is tied within its unit appears once, under its first name.
 
     Raises:
         ValueError: two units use the same parameter; the message names both places.
@@ -801,11 +815,11 @@ def assign_units(model: nn.Module, inner: list[nn.Module], ranks: int) -> list[d
 
 
 # %% [markdown]
-# ### Measured: units of a model that is really wrapped (C9)
+# ### Measured: the units of a wrapped model (C9)
 #
-# On four ranks the cell wraps the six layers with `FullyShardedDataParallel`, by hand and from the
-# inside out. The drawing shows the layouts of the wrapped model; yours must be equal to them. Each
-# rank also records the layers that it runs.
+# On four ranks, the cell wraps the six layers with `FullyShardedDataParallel`, by hand and from the
+# inside out. The drawing shows the layouts of the wrapped model; your layouts must be equal to
+# these. Each rank also records the layers that it runs.
 
 # %% tags=["C9"]
 from minifsdp.fsdp import FullyShardedDataParallel
@@ -861,17 +875,17 @@ plots.units(
 )
 
 # %% [markdown]
-# **A unit is not a pipeline stage.** Pictures of FSDP with units next to each other suggest this
-# mistake. In a pipeline of three stages a rank would run two of the six layers; here all four
-# ranks run all six, each on its own data. A unit groups parameters for communication only: its
-# parameters are gathered together and freed together.
+# **A unit is not a pipeline stage.** Pictures of FSDP that draw units side by side suggest this
+# mistake. In a pipeline of three stages, a rank would run two of the six layers; here, all four
+# ranks run all six layers, each on its own data. A unit groups parameters for communication only:
+# its parameters are gathered together and freed together.
 
 # %% [markdown]
-# ### Break it: a tie between two units, mixed dtypes, frozen beside trained (C9)
+# ### Break it: a tie between two units, mixed dtypes, frozen next to trainable parameters (C9)
 #
 # In three cases a flat parameter is impossible, and `minifsdp` raises an error. The last two
-# messages begin in torch's words; torch does not name the parameters. Mixed dtypes occur when
-# adapters are trained ([peft#484](https://github.com/huggingface/peft/issues/484),
+# messages begin with torch's own words; torch, however, does not name the parameters. Mixed dtypes
+# occur when adapters are trained ([peft#484](https://github.com/huggingface/peft/issues/484),
 # [trl#1723](https://github.com/huggingface/trl/issues/1723),
 # [axolotl#1494](https://github.com/axolotl-ai-cloud/axolotl/issues/1494)).
 
@@ -905,15 +919,16 @@ frozen.middle.requires_grad_(False)
 print(refusal(lambda: FlatParameter(find_parameters(frozen), rank=0, ranks=4)))
 
 # %% [markdown]
-# One buffer has one dtype, and one flat Parameter either has a gradient or has none. A LoRA
-# adapter in float32 with a frozen base in bfloat16 breaks both rules at once. The messages name
-# the cure: put the different parameters in a separate unit.
+# A buffer has one dtype, and a flat Parameter either has a gradient or has none. A LoRA adapter in
+# float32 with a frozen base in bfloat16 breaks both rules at once. The messages name the fix: put
+# the parameters that differ into a separate unit.
 
 # %% [markdown]
 # ### Measured: unit by unit, the peak is smaller
 #
-# 4.2 needed 2Ψ at its peak. Unit by unit, a rank holds the model and one unit's buffer, and the
-# parameters of earlier units are already sharded and freed. The cell uses the pieces of this lab:
+# Flattening in 4.2 needed 2Ψ at its peak. If a rank works unit by unit, it holds the model and one
+# unit's buffer, and the parameters of earlier units have already been sharded and freed. The cell
+# uses the functions of this lab:
 
 
 # %%
@@ -959,38 +974,40 @@ plots.curve(
 # ## What is still missing
 #
 # The shards are cut evenly and the buffers are freed, but the model can no longer compute, because
-# its parameters are views of freed memory. Nothing gathers parameters before a layer runs or frees
-# them after it, and nothing reduces gradients. **Lab 05** adds this: gather, compute, free;
-# gather, compute, free, reduce-scatter.
+# its parameters are views of freed memory. Nothing yet gathers parameters before a layer runs or
+# frees them afterwards, and nothing reduces gradients. **Lab 05** adds this. In forward, each unit
+# is gathered, computed and freed; in backward, it is gathered, computed, freed and
+# reduce-scattered.
 
 # %% [markdown]
 # ## What to remember
 #
 # 1. Collectives need even shards and large messages. A flat parameter provides both: flatten,
 #    concatenate, pad, chunk.
-# 2. Padding is `-numel % N` zeros at the end of the unit, at most N - 1 elements, and never garbage.
+# 2. Padding consists of `-numel % N` zeros at the end of the unit, at most N - 1 elements. It must
+#    never be garbage.
 # 3. Parameters are views of the buffer. Writing through them is safe; replacing `.data` breaks
 #    them without an error.
 # 4. A parameter's part of a shard is an intersection of two intervals; it may be empty, and it
 #    ignores row boundaries.
-# 5. A unit groups parameters for communication only. Every rank runs every layer; a tied parameter
-#    is in one unit, once.
+# 5. A unit groups parameters for communication only. Every rank runs every layer. A tied parameter
+#    belongs to one unit, which holds it once.
 #
 # ## Questions
 #
-# <details><summary>How many bytes at most does padding cost for a model of 80 units in bfloat16 on
+# <details><summary>At most how many bytes does padding cost for a model of 80 units in bfloat16 on
 # 512 ranks?</summary>
 #
-# Each unit has at most 511 elements of padding, so it costs 80 x 511 x 2 = 81,760 bytes over all
-# ranks together. This cost of even shards is negligible. With padding per parameter, or units of a
-# few hundred elements, it would not be.
+# Each unit has at most 511 elements of padding, so padding costs at most 80 x 511 x 2 = 81,760
+# bytes over all ranks together. This price for even shards is negligible. With padding per
+# parameter, or with units of a few hundred elements, it would not be.
 # </details>
 #
 # <details><summary>Why must padding be zero, if no parameter contains it?</summary>
 #
-# Other code reads it: a gradient norm over the shard adds its square, a scaler searches it for
-# infinities, and the reduction adds it over all ranks. A nan in it makes the norm nan, and
-# clipping then makes every gradient nan.
+# Other code reads the padding: a gradient norm over the shard adds its square, a scaler searches it
+# for infinities, and the reduction adds it over all ranks. A nan in the padding makes the norm nan,
+# and clipping then makes every gradient nan.
 # </details>
 #
 # <details><summary>What does <code>model.half()</code> break, if parameters are views as in 4.2?</summary>
@@ -1003,15 +1020,15 @@ plots.curve(
 # <details><summary>With 16 ranks and a unit of 10 elements, what do ranks 10 to 15 hold?</summary>
 #
 # They hold one zero each. A shard has ceil(10 / 16) = 1 element, and the padding of 6 elements
-# fills six whole shards. `torch.chunk` alone would return ten chunks and none for these ranks, and
-# their all-gather would fail.
+# fills six whole shards. `torch.chunk` alone would return ten chunks and none for these ranks, so
+# the all-gather would fail.
 # </details>
 #
-# <details><summary>Why does the root's unit hold layers 0 and 3, and not 0 and 1?</summary>
+# <details><summary>Why does the root unit hold layers 0 and 3, and not 0 and 1?</summary>
 #
-# Layers 1 and 2 were wrapped, and the root unit holds the remaining layers. It is the one unit
-# whose layers need not be neighbours, and it stays gathered from the beginning of the forward to
-# the end of the backward (lab 05), so keep it small.
+# Layers 1 and 2 were wrapped, and the root unit holds the remaining layers. The root is the only
+# unit whose layers need not be neighbours. It stays gathered from the beginning of forward to the
+# end of backward (lab 05), so keep it small.
 # </details>
 #
 # ## Further reading

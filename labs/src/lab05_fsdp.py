@@ -10,31 +10,31 @@
 # %% [markdown]
 # # Lab 05: fully sharded data parallelism
 #
-# ZeRO-2 (lab 03) shards the optimizer state and the gradients. One whole copy is left on every
-# rank: the parameters. A rank needs all of them, but not all at once. While one block computes,
-# the others can stay sharded. FSDP gathers a *unit* of parameters just before the unit computes,
-# in forward and again in backward, and frees it right after.
+# ZeRO-2 (lab 03) shards the optimizer state and the gradients. But every rank still holds the whole
+# parameters. A rank needs all of them, but not all at the same time. While one block is computing,
+# the others can stay sharded. FSDP gathers a *unit* of parameters just before the unit computes, in
+# forward and again in backward, and frees it right afterwards.
 #
-# ![A unit's life in one step: shard, gathered, freed, gathered again, gradient, reduced to a
-# shard](../slides/figures/fsdp-life.svg)
+# ![The life of a unit in one step: its parameters are gathered, freed, gathered again and freed,
+# and its gradient is reduced to a shard](../slides/figures/fsdp-life.svg)
 #
 # *From [lecture 3, Flat parameters and FSDP](../slides/fsdp.md), which comes before this lab.*
 #
 # **Afterwards you can**
 #
 # - explain when each autograd hook fires, and place a gather, a free and a reduction correctly;
-# - free a tensor's memory under views and saved tensors, and allocate it again, without an
-#   autograd error;
+# - free a tensor's memory while views and saved tensors refer to it, and allocate it again, without
+#   an autograd error;
 # - predict a rank's peak memory to the byte, and the number of collectives in a step;
 # - choose between FULL_SHARD and SHARD_GRAD_OP, and state the traffic of each;
-# - explain the four usual mistakes of FSDP users from the way FSDP works.
+# - explain four common mistakes of FSDP users from the way FSDP works.
 #
-# **You need** lab 01 (all-gather, reduce-scatter, `wait()`), lab 03 (ZeRO's sharding), lab 04 (the
-# flat parameter).
+# **You need** lab 01 (all-gather, reduce-scatter, `wait()`), lab 03 (ZeRO's sharding) and lab 04
+# (the flat parameter).
 #
-# **Time** 95 minutes. **To run** on a laptop (gloo, 2 and 4 processes), on one GPU, or on a GPU
-# node (NCCL, one rank per GPU). **Memory** a rank's tensors take at most 18 MiB here, measured
-# below. Its process takes a few hundred MiB, mostly torch.
+# **Time** 95 minutes. **Runs** on a laptop (gloo, 2 and 4 processes), on one GPU, or on a GPU node
+# (NCCL, one rank per GPU). **Memory**: the tensors of a rank take at most 18 MiB (measured below).
+# Its process takes a few hundred MiB, most of which is torch.
 
 # %% tags=["setup"]
 # set-up
@@ -54,9 +54,9 @@ from minifsdp.flat_param import FlatParameter, ParamPlaces, find_parameters
 # %% [markdown]
 # ## What you build
 #
-# This function is all of FSDP in minifsdp. Every name in it is a piece that you write in labs 04
-# to 08, or glue between two pieces. Read it now for its structure, and again when you have
-# finished.
+# This function is the whole of FSDP in minifsdp. Every name in it is either a piece that you write
+# in labs 04 to 08, or glue between such pieces. Read it now for its structure, and read it again
+# when you have finished this lab.
 
 # %%
 import inspect
@@ -69,10 +69,10 @@ print(signature.rstrip() + body)
 # %% [markdown]
 # ## What hurts now
 #
-# The model of this lab is the course's GPT with odd sizes, so that nothing is divisible by
-# anything. Each block becomes a unit. The parameters outside the blocks (embeddings, the last
-# norm, the head) form the *root* unit. Lab 04's flat parameter turns each unit into one buffer,
-# padded to a multiple of N and cut into N shards.
+# The model of this lab is the course's GPT with odd sizes, so that nothing divides evenly. Each
+# block becomes a unit. The parameters outside the blocks (embeddings, the last norm, the head) form
+# the *root* unit. Lab 04's flat parameter turns each unit into one buffer, padded to a multiple of
+# N and cut into N shards.
 
 # %%
 import tempfile
@@ -118,22 +118,22 @@ print(f"Ψ = {psi:,} elements: parameters {4 * psi:,} bytes on every rank of DDP
 #
 # FSDP does not change the model's code. Hooks report five events: a module is about to run, it has
 # run, its backward begins, a gradient is complete, backward is over. Write a function that records
-# these five:
+# these five events:
 #
 # | event | time | registered with |
 # |---|---|---|
 # | `pre-forward` | the module is called | `module.register_forward_pre_hook(f)`, `f(module, args)` |
 # | `post-forward` | it returns | `module.register_forward_hook(f)`, `f(module, args, output)` |
 # | `output gradient` | its backward begins | `output.register_hook(f)`, `f(gradient)` |
-# | `gradient of NAME` | complete, in `.grad` | `p.register_post_accumulate_grad_hook(f)`, `f(p)` |
+# | `gradient of NAME` | it is complete, in `.grad` | `p.register_post_accumulate_grad_hook(f)`, `f(p)` |
 # | `end of backward` | backward ends | `Variable._execution_engine.queue_callback(f)`, `f()` |
 #
 # The last row is not a hook but a callback for one backward of the whole model. It can be queued
-# only while that backward runs. If a module or tensor hook returns a value other than None, this
-# value replaces the input, output or gradient.
+# only while that backward is running. If a module or tensor hook returns a value other than None,
+# this value replaces the input, output or gradient.
 #
-# First predict: a module with 2 linear layers, weight and bias each, is called **twice** in one
-# forward. How many times is `gradient of ...` recorded in the backward?
+# First, a prediction: a module with 2 linear layers, each with a weight and a bias, is called
+# **twice** in one forward. How many times is `gradient of ...` recorded in backward?
 
 # %%
 predict("5.1", ..., "reports of `gradient of ...` in one backward, 4 parameters, module called twice")
@@ -145,10 +145,10 @@ def watch(module: nn.Module, record: Callable[[str], None]) -> None:
     """Register hooks on `module` that call `record` at each event of every forward and backward.
 
     Args:
-        module: returns one tensor; it may run several times per forward, or under
+        module: a module that returns one tensor; it may run several times per forward, or under
             `torch.no_grad()`.
         record: call it with "pre-forward" and "post-forward" at each call, with "output gradient"
-            for each output that gets a gradient, with "gradient of NAME" once NAME's gradient is
+            for each output that receives a gradient, with "gradient of NAME" once NAME's gradient is
             in its `.grad` (NAME as in `module.named_parameters()`), and with "end of backward"
             once per backward that reaches the module.
     """
@@ -171,16 +171,17 @@ outcome("5.1", sum(event.startswith("gradient of") for event in events), slips=s
 print(*events, sep="\n")
 
 # %% [markdown]
-# The two outputs receive their gradients at different times, the last call first. Each parameter
-# receives its gradient once, after both calls have contributed. So the unit's backward *begins*
-# with the gradient of an output and *ends* with the gradient of its last leaf. A module's own
-# backward hook marks neither point reliably:
+# The two outputs receive their gradients at different times, that of the last call first. Each
+# parameter receives its gradient once, after both calls have contributed. So a unit's backward
+# *begins* with the gradient of an output and *ends* with the gradient of its last parameter, or
+# *leaf* in autograd's terms. A module's own backward hook marks neither point reliably:
 #
 # ### Break it: a hook on the module's backward
 #
-# `register_full_backward_hook` runs when the gradients of the module's *inputs* are ready. A
-# model's inputs are tokens and have no gradient. In this case torch runs the hook when the
-# gradients of the *outputs* are ready. How many parameters have their gradient by then?
+# A full backward hook (`register_full_backward_hook`) runs when the gradients of the module's
+# *inputs* are ready. But a model's inputs are tokens, which have no gradient. In this case, torch
+# runs the hook when the gradients of the *outputs* are ready. How many parameters have their
+# gradient by then?
 
 # %%
 import warnings
@@ -193,12 +194,12 @@ with warnings.catch_warnings():
 print(f"{seen[0]} of {len(SIZES.parameters)} parameters have their gradient when the root's full backward hook runs")
 
 # %% [markdown]
-# A reduction issued there would reduce nothing.
+# A reduction issued at that point would reduce nothing.
 #
 # ### A storage can be emptied and filled again
 #
-# A tensor describes a *storage* by shape and strides. Its views share the storage, and so do the
-# tensors that autograd saves for backward. `untyped_storage().resize_(0)` frees the bytes under
+# A tensor describes a *storage* by its shape and strides. Its views share the storage, and so do
+# the tensors that autograd saves for backward. `untyped_storage().resize_(0)` frees the bytes under
 # all of them. `device.free` does just that (plus `record_stream` on a GPU), and `device.allocate`
 # allocates the bytes again.
 
@@ -227,13 +228,13 @@ y.sum().backward()
 print("back:   the gradient of x read what is there now:", x.grad.tolist())
 
 # %% [markdown]
-# Some operators, like this one, check for memory; others read address 0, and the process dies.
-# Only the schedule prevents the use of a freed parameter, so minifsdp replaces the parameter with
-# a placeholder that raises an error.
+# Some operators, like this one, check that the memory exists; others read address 0, and the
+# process dies. Nothing but the schedule prevents the use of a freed parameter, so minifsdp replaces
+# a freed parameter with a placeholder that raises an error.
 #
-# Why `full.data`? Autograd counts the changes to its saved tensors, and refuses a backward over
-# changed values. A gather writes every byte, but the values are the same as before. `.data` is an
-# alias of the same storage with its own *version counter*:
+# Why `full.data`? Autograd counts the changes to its saved tensors, and refuses to run backward
+# over changed values. A gather writes every byte, but it writes the same values as before. `.data`
+# is an alias of the same storage with its own *version counter*:
 
 # %% tags=["shown"]
 for how in ("full", "full.data"):
@@ -255,13 +256,14 @@ for how in ("full", "full.data"):
 #
 # *8 minutes, medium*
 #
-# `flat` is lab 04's flat parameter (`minifsdp.FlatParameter`). You need three attributes:
-# `flat.full`, the unsharded buffer [P], without memory at present; `flat.views`, the parameters as
-# views of it; `flat.shard`, this rank's part [P / N], updated by the optimizer. The shard is a
-# Parameter, so autograd records operations on it, but a collective must not be differentiated.
-# Pass `.data`, also for the shard. Make the unit whole.
+# `flat` is lab 04's flat parameter (`minifsdp.FlatParameter`). You need three of its attributes:
+# `flat.full` is the unsharded buffer [P], which has no memory at first; `flat.views` are the
+# parameters as views of this buffer; `flat.shard` is this rank's part [P / N], which the optimizer
+# updates. The shard is a Parameter, so autograd records operations on it, but a collective must not
+# be differentiated. So pass `.data`, for the shard as well. Write the function that makes the unit
+# whole.
 #
-# How many bytes does `flat.full` of one block have?
+# How many bytes does the `flat.full` of one block take?
 
 # %%
 predict("5.2", ..., "bytes of one block's `flat.full` on 2 ranks, while it is gathered")
@@ -270,10 +272,10 @@ predict("5.2", ..., "bytes of one block's `flat.full` on 2 ranks, while it is ga
 # %% tags=["exercise-5.2"]
 @exercise("5.2")
 def gather(flat: FlatParameter, group: Group) -> None:
-    """Make the unit whole: fill `flat.full` [P] with the ranks' `flat.shard` [P / N], in order.
+    """Make the unit whole: fill `flat.full` [P] with the `flat.shard` [P / N] of every rank, in order.
 
     Allocate `flat.full`, issue one all-gather straight into it, and wait for it before returning.
-    Use no other memory. `flat.views` and autograd's saved tensors refer to `flat.full`, so it must
+    Allocate no other memory. `flat.views` and autograd's saved tensors refer to `flat.full`, so it must
     stay the same tensor, and its version counter must not change. `flat.shard` is a Parameter: pass `flat.shard.data`
     (and `flat.full.data`), otherwise autograd records the collective.
 
@@ -309,9 +311,9 @@ assert all(equal for _, equal in found)
 #
 # *5 minutes, easy*
 #
-# This piece is the shortest, and a mistake in it is easy to miss: everything runs, the losses are
-# right, and every rank keeps the whole model. Predict how many bytes of one block's parameters
-# remain on a rank afterwards.
+# This function is the shortest, and a mistake in it is easy to miss: everything runs and the losses
+# are right, but every rank keeps the whole model. Predict how many bytes of one block's parameters
+# remain on a rank after the free.
 
 # %%
 predict("5.3", ..., "bytes of one block's parameters that a rank of 2 holds while the block is freed")
@@ -322,8 +324,8 @@ predict("5.3", ..., "bytes of one block's parameters that a rank of 2 holds whil
 def free(flat: FlatParameter) -> None:
     """Free the memory of `flat.full` [P], even if other tensors still refer to it.
 
-    Afterwards no bytes are behind `flat.full`, its views and autograd's saved tensors. All of them
-    remain the same tensors, with their shapes. `flat.shard` [P / N] stays, because the next gather
+    Afterwards there is no memory behind `flat.full`, its views and autograd's saved tensors. All of
+    them remain the same tensors, with their shapes. `flat.shard` [P / N] stays, because the next gather
     reads it.
     """
     ...
@@ -356,9 +358,9 @@ outcome("5.3", sum(moments[-1].values()), ranks=RANKS, slips=slips)
 #
 # *10 minutes, medium*
 #
-# Backward computes the gradient of the whole unit on every rank, from that rank's rows: N
-# different gradients of P elements. A rank's optimizer needs only its own shard of their mean. The
-# collective is a reduce-scatter.
+# On every rank, backward computes the gradient of the whole unit from that rank's rows, so there
+# are N different gradients of P elements. A rank's optimizer needs only its own shard of their
+# mean. The collective for this is a reduce-scatter.
 #
 # With the ring algorithm (lab 01), how many bytes does each of **four** ranks send for one block's
 # gradient?
@@ -378,8 +380,8 @@ def reduce_gradient(flat: FlatParameter, gradient: Tensor, group: Group) -> None
             undefined, but must be 0 in `flat.shard.grad`.
         group: the ranks.
 
-    Issue one reduce-scatter and wait for it. `flat.shard.grad` is None at first, and the output
-    buffer may become it; later results are added to it. Afterwards free `gradient` and every other
+    Issue one reduce-scatter and wait for it. `flat.shard.grad` is None at first, and then the output
+    buffer may become the gradient; later results are added to it. Afterwards free `gradient` and every other
     buffer of your own, even if other tensors refer to them: only `flat.shard.grad` remains.
 
     Use `device.empty(numel, dtype, "gradients", device)`, `comm.reduce_scatter(output, full, group, op)` with
@@ -416,17 +418,17 @@ for rank, (_, own, means) in enumerate(reduced):
 assert all(means == [1.5, 3.0] for *_, means in reduced)
 
 # %% [markdown]
-# Two reductions add up, like two backwards on one device. The padding matters although no
-# parameter reads it: its gradient enters the optimizer's state and the norm used for clipping.
+# Two reductions add up, like two backwards on one device. The padding matters even though no
+# parameter contains it: its gradient enters the optimizer's state and the norm used for clipping.
 #
 # ## 5.5 The hooks in their places
 #
 # *25 minutes, hard*
 #
-# The next cell defines the unit that uses your pieces. It replaces the parameters in the modules
-# by *leaves*: Parameters that are views of `flat.full`, one for each original, the same objects
-# throughout training. `take_gradient` is given. It moves a leaf's gradient into the unit's
-# unsharded gradient.
+# The next cell defines the unit that uses your functions. It replaces the parameters in the modules
+# by *leaves*. The leaves are Parameters that are views of `flat.full`, one for each original
+# parameter, and they remain the same objects throughout training. `take_gradient` is given: it
+# moves a leaf's gradient into the unit's unsharded gradient.
 
 
 # %%
@@ -511,16 +513,16 @@ def shard_model(model: nn.Module, pieces: Pieces, blocks: list[nn.Module] | None
 #     forward    gather root | gather 0, compute, free 0 | gather 1, compute, free 1
 #     backward   gather 1, compute, free 1, reduce 1 | gather 0, compute, free 0, reduce 0 | free root, reduce root
 #
-# - A block is freed after forward, and gathered again when its backward begins, with the gradient
-#   of its output.
-# - Its backward ends with the gradient of its last leaf. Until then an operation may still read
-#   its parameters. Hand over each leaf's gradient with `unit.take_gradient(leaf)` when it is
-#   complete.
-# - The root's backward begins where its forward ends, so the root stays whole in between.
-#   Otherwise it is a unit like the others: its backward ends with its last leaf.
-# - **The parameters are freed before the gradient is reduced.** A common mistake is "Backward:
-#   gather, compute, reduce-scatter, free". The reduction reads only the gradient, so the
-#   parameters would occupy memory while the wire is busy. torch frees first too
+# - A block is freed after forward, and gathered again when its backward begins, which is when its
+#   output receives a gradient.
+# - Its backward ends with the gradient of its last leaf. Until then, an operation may still read
+#   its parameters. When a leaf's gradient is complete, hand it over with
+#   `unit.take_gradient(leaf)`.
+# - The root's backward begins where its forward ends, so the root stays whole in between. Otherwise
+#   it is a unit like the others: its backward ends with the gradient of its last leaf.
+# - **The parameters are freed before the gradient is reduced.** A common mistake is the order
+#   "gather, compute, reduce-scatter, free" in backward. The reduction reads only the gradient, so
+#   in this order, the parameters would occupy memory while the wire is busy. torch also frees first
 #   (`_post_backward_hook` in `torch/distributed/fsdp/_runtime_utils.py` calls
 #   `_post_backward_reshard`, then `_reduce_grad`).
 # - A forward under `torch.no_grad()` has no backward, so all units are freed after it, including
@@ -543,9 +545,9 @@ def attach(module: nn.Module, unit: LabUnit) -> None:
             and the methods `gather()`, `free()`, `take_gradient(leaf)` and `reduce_gradient()`.
 
     Gather a unit before its forward, unless it is whole. Free it afterwards, unless it is the root
-    and a backward follows (then the output requires a gradient). Gather it before its backward,
-    unless it is whole. After the last gradient of its leaves, free it and then reduce its gradient.
-    Do this once per step, in every step: count the leaves anew each time.
+    and a backward follows (in this case the output requires a gradient). Gather it before its
+    backward, unless it is whole. After the last gradient of its leaves, free it and then reduce its
+    gradient. Do this exactly once in every step: count the leaves afresh each time.
     """
     ...
 
@@ -557,7 +559,7 @@ PIECES = Pieces(gather, free, reduce_gradient, attach)
 def lab_fsdp(pieces: Pieces = PIECES, settings: Settings = SETTINGS) -> Trainer:
     """Your FSDP and its optimizer, built after sharding."""
     model = settings.model().to(rank_device())
-    model.units = shard_model(model, pieces)  # a list, so they are no submodules
+    model.units = shard_model(model, pieces)  # a list, so they are not submodules
     return Trainer(model, torch.optim.AdamW(model.parameters(), LEARNING_RATE))
 
 
@@ -591,7 +593,7 @@ def take_step(trainer: Trainer, batch: data.Batch, tell: Callable[[str], Any] = 
 # %% [markdown]
 # ### Measured: it trains like one process
 #
-# The mean of the ranks' losses, next to the loss of one process with all rows.
+# The cell prints the mean of the ranks' losses next to the loss of one process with all rows.
 
 
 # %%
@@ -609,7 +611,7 @@ assert all(abs(a - b) < 1e-4 for a, b in zip(alone, ours, strict=True)), "it doe
 # %% [markdown]
 # ### Measured: gathered twice, freed twice, reduce-scattered (C11)
 #
-# The log of one step: the events from your hooks, and the collectives issued.
+# The cell prints the events that your hooks record in one step, and counts the collectives.
 
 
 # %% tags=["C11"]
@@ -659,8 +661,8 @@ for name in UNITS:
 
 # %% [markdown]
 # The next cell shows the same step with a slider: drag it, or use the arrow keys. Each row is a
-# unit. Light blue marks a gathered unit, a thin line this rank's shard. Watch one block: it is
-# whole twice, and only while it computes.
+# unit. Light blue marks a gathered unit, and a thin line marks this rank's shard. Watch one block:
+# it is whole twice, and only while it is computing.
 
 # %% tags=["nbval-ignore-output"]
 from functools import partial
@@ -676,20 +678,20 @@ def log_mine() -> dict[str, Any]:
 show("One step of your FSDP", f"GPT of {psi:,} parameters on {RANKS} ranks.", {"yours": launch(log_mine, RANKS)})
 
 # %% [markdown]
-# Each rank holds a different part of the same parameters, so an all-gather puts them together.
-# Each rank has *different* gradients for the same elements, so they must be reduced. A rank keeps
-# only a shard, so the reduction is a reduce-scatter.
+# Each rank holds a different part of the same parameters, so an all-gather puts them together. Each
+# rank has *different* gradients for the same elements, so they must be reduced. A rank keeps only a
+# shard of the result, so the reduction is a reduce-scatter.
 #
 # ### Measured: still data parallelism (C13)
 #
-# FSDP shards *storage*. A rank computes on its own rows with whole parameters, as in DDP; no
-# matrix product is split. Tensor parallelism would keep the weight in shards and compute with the
-# shards, on the same rows on all ranks.
+# FSDP shards *storage*. A rank computes on its own rows with whole parameters, as in DDP; no matrix
+# product is split. In tensor parallelism, every rank would keep a shard of the weight and compute
+# with this shard, and all ranks would work on the same rows.
 
 
 # %% tags=["C13"]
 def look_inside() -> dict[str, tuple[int, ...]]:
-    """Shapes at a linear layer while it computes."""
+    """Shapes at a linear layer while it is computing."""
     seen = {}
     model = SETTINGS.model().to(rank_device())
     shard_model(model, PIECES)
@@ -719,9 +721,10 @@ assert inside["weight inside forward"] == (3 * width, width)
 # %% [markdown]
 # ### Measured: the same gradients as torch's FSDP
 #
-# The next cell compares the first step's gradient shards of each unit: yours, minifsdp's
-# `FullyShardedDataParallel`, torch's, one process. On two ranks a mean is one addition and one
-# halving. Nothing can be rounded differently, so the three FSDPs agree bit for bit.
+# The next cell compares the gradients of the first step, unit by unit: those of your FSDP, of
+# minifsdp's `FullyShardedDataParallel`, of torch's, and of one process. On two ranks, a mean is one
+# addition and one halving. Nothing can be rounded differently, so the three FSDPs agree bit for
+# bit.
 
 
 # %%
@@ -758,7 +761,7 @@ def alone() -> Tensor:
 
 
 def joined(ranks: list[list[Tensor]]) -> Tensor:
-    """All units' gradients one after the other, without padding."""
+    """All units' gradients one after another, without padding."""
     units = [torch.cat(shards) for shards in zip(*ranks, strict=True)]
     return torch.cat([unit[: sum(sizes)] for unit, sizes in zip(units, SIZES.units, strict=True)])
 
@@ -776,22 +779,23 @@ assert close, f"not one process's gradients; {why}"
 # %% [markdown]
 # ### Measured: a rank never holds the whole model, even at its peak (C4)
 #
-# The prediction, where R is the padded size of the root in bytes and B that of the largest block:
+# Let R be the padded size of the root in bytes, and B that of the largest block. The prediction is:
 #
 # - at rest: the shards of the parameters and of the optimizer's state, which is never gathered;
 # - unsharded parameters: at most R + B;
-# - gradients: at most R + B + all blocks' shards. The root's gradient stays unsharded throughout,
-#   because the head's gradient comes first of all and the embedding's last. One block's gradient
-#   is unsharded at a time; the blocks already reduced hold a shard each. During its reduction, a
-#   block holds its unsharded gradient and its shard. On gloo minifsdp also receives the other
-#   ranks' parts of the block, (N - 1) / N · B, and sums them itself; NCCL needs no such memory;
+# - gradients: at most R + B + the gradient shards of all blocks. The root's gradient stays
+#   unsharded throughout, because the head's gradient is the first to be computed and the
+#   embedding's is the last. The gradient of only one block is unsharded at a time; each block that
+#   has already been reduced holds a shard. While a block is being reduced, it holds both its
+#   unsharded gradient and its shard. On gloo, minifsdp also receives the other ranks' parts of the
+#   block, (N - 1) / N · B, and sums them itself; NCCL needs no such memory;
 # - the total: shards + 2 (R + B) + the other blocks' gradient shards. This peak comes just before
 #   backward reduces its last block (block 0), when the block's gradient is complete and its
 #   parameters are still whole. If the parameters were freed only after the reduction, they would
-#   still be there when the fifth gradient shard is allocated, and the peak would be higher. Even at
-#   the peak, a rank never holds 4Ψ of parameters or of gradients.
+#   still be in memory when the fifth gradient shard is allocated, and the peak would be higher.
+#   Even at the peak, a rank never holds 4Ψ of parameters or of gradients.
 #
-# Activations come on top, as in every rung; the curve omits them.
+# Activations are extra, as in every rung; the curve omits them.
 
 
 # %%
@@ -870,12 +874,14 @@ plots.curve(
 )
 
 # %% [markdown]
-# From left to right: forward has five teeth, one per block, on top of the root. In backward
-# each block's parameters and gradient are alive together, and a shard of the gradient remains.
+# From left to right, forward has five teeth, one per block, on top of the root. In backward, each
+# block's parameters and gradient are alive at the same time, and then a shard of the gradient
+# remains.
 #
-# The next figure shows the same by stage, with activations. The prediction adds to the model state
-# the activations of one process with this rank's rows after its forward. It omits the peak,
-# because the activations alive by then, and backward's temporary buffers, depend on the model.
+# The next figure shows the same step stage by stage, with activations. The prediction is the model
+# state plus, after forward, the activations that one process holds for this rank's rows. The peak
+# is not predicted, because it depends on details of the model: the activations that are still
+# alive, and the temporary buffers of backward.
 
 
 # %%
@@ -918,8 +924,8 @@ plots.stages(
 # %% [markdown]
 # ### Measured: ZeRO-3 holds the least and sends the most (C8)
 #
-# FSDP's sharding of the model state is ZeRO's stage 3: the parameters are sharded too. Bytes held
-# and sent per rank and step:
+# FSDP shards the model state as stage 3 of ZeRO does: the parameters are sharded too. The table
+# shows the bytes that a rank holds and the bytes that it sends per step.
 
 # %% tags=["C8"]
 share = (RANKS - 1) / RANKS
@@ -929,17 +935,17 @@ for name in (*EARLIER, "yours"):
     held = RUNGS[EARLIER.get(name, "fsdp")].predict(SIZES, setting, 2)
     moved = 3 * held.parameters * RANKS - padded[0] if name == "yours" else 2 * held.parameters
     if name.startswith("ZeRO"):
-        moved += 2 * 4 * sum(map(len, SIZES.units))  # an int32 per parameter, all-reduced: which have a gradient
+        moved += 2 * 4 * sum(map(len, SIZES.units))  # an all-reduced int32 per parameter: has it a gradient?
     found = [stage["step"][tag] for tag in ("parameters", "gradients", "optimizer")]
     print(f"{name:8}" + "".join(f"{size:12,}" for size in (*found, wire)) + f"{round(share * moved):18,}")
     assert found == [held.parameters, held.gradients, held.optimizer]
     assert wire == round(share * moved)
 
 # %% [markdown]
-# The bytes held are counted after the optimizer's step, before `zero_grad`. DDP sends 2(N - 1)/N
-# of the gradient, in an all-reduce. ZeRO-1 and 2 send as much, in a reduce-scatter of gradients
+# The bytes held are counted after the optimizer's step, before `zero_grad`. DDP sends 2(N - 1)/N of
+# the gradient, in an all-reduce. ZeRO-1 and ZeRO-2 send as much, in a reduce-scatter of gradients
 # and an all-gather of parameters. They also all-reduce 4 bytes per parameter tensor, by which the
-# ranks agree on the tensors that have a gradient. ZeRO-3 gathers the parameters twice:
+# ranks agree on which tensors have a gradient. ZeRO-3 gathers the parameters twice, so it sends
 # 3(N - 1)/N, minus the root's second gather.
 #
 # ## 5.6 SHARD_GRAD_OP
@@ -947,8 +953,8 @@ for name in (*EARLIER, "yours"):
 # *15 minutes, hard*
 #
 # If there is enough memory for the whole parameters, the second gather is unnecessary: keep the
-# parameters gathered in forward. Between steps everything is still sharded. Which of your hooks
-# changes, and which one disappears?
+# parameters that forward has gathered. Between steps, everything is still sharded. Which of your
+# hooks changes, and which one disappears?
 #
 # Predict how many bytes of unsharded parameters a rank holds when forward ends.
 
@@ -959,7 +965,7 @@ predict("5.6", ..., "bytes of unsharded parameters when forward ends, SHARD_GRAD
 # %% tags=["exercise-5.6"]
 @exercise("5.6")
 def attach_grad_op(module: nn.Module, unit: LabUnit) -> None:
-    """SHARD_GRAD_OP: as `attach`, but a unit stays whole from forward to the end of its backward.
+    """SHARD_GRAD_OP: like `attach`, but a unit stays whole from forward to the end of its backward.
 
     Args:
         module: the unit's module; its `forward` returns one tensor.
@@ -974,7 +980,7 @@ def attach_grad_op(module: nn.Module, unit: LabUnit) -> None:
 # %% [markdown]
 # ### Measured: SHARD_GRAD_OP spends memory to save traffic (C12)
 #
-# The pieces are the same, with a different `attach`. Traffic is given as a multiple of DDP's
+# All functions except `attach` are the same as before. Traffic is given as a multiple of DDP's
 # all-reduce.
 
 # %% tags=["C12"]
@@ -1006,18 +1012,18 @@ assert abs(traffic["FULL_SHARD"] / traffic["DDP"] - ratio) < 1e-6
 assert abs(traffic["SHARD_GRAD_OP"] / traffic["DDP"] - 1) < 1e-4
 
 # %% [markdown]
-# The factor 1.5 is ZeRO's count of bytes, not of time. DDP's all-reduce can hide behind backward.
-# A gather that the next computation waits for cannot, unless it is issued earlier
-# (`minifsdp/fsdp/schedules/prefetch.py`).
+# The factor 1.5, from the ZeRO paper, counts bytes, not time. DDP's all-reduce can hide behind
+# backward. A gather for which the next computation is waiting cannot be hidden, unless it is issued
+# earlier (`minifsdp/fsdp/schedules/prefetch.py`).
 #
-# ## What it buys
+# ## What FSDP buys
 #
 # ### Measured: memory buys a larger batch, and a larger batch spreads the traffic (C37)
 #
-# The next cells give this lab's model a budget of 16 MiB per rank. Bisection over real steps, with
-# the ledger's peak, finds the largest number of rows per rank within the budget. Every size is
-# then timed over an emulated link (2 ms latency, 100 MB/s), where traffic is as expensive as
-# between machines.
+# The next cells give this lab's model a budget of 16 MiB per rank. A bisection over real steps,
+# which reads the ledger's peak, finds the largest number of rows per rank that fits in the budget.
+# Then every size is timed over an emulated link (2 ms latency, 100 MB/s), on which traffic is as
+# expensive as it is between machines.
 
 
 # %%
@@ -1035,7 +1041,7 @@ def largest(build: Callable[[], Trainer]) -> dict[int, int]:
     with Ledger() as ledger:
         trainer = build()
         ledger.watch(trainer.model, trainer.optimizer)
-        take_step(trainer, batch_of(1))  # makes the optimizer's state
+        take_step(trainer, batch_of(1))  # allocates the optimizer's state
 
         def peak_with(rows: int) -> int:
             ledger.reset_peaks()
@@ -1123,19 +1129,19 @@ plots.lines(
 )
 
 # %% [markdown]
-# (On a busy machine single points are off; the shape stays the same.)
+# (On a busy machine, single points may be off, but the shape of the curves stays the same.)
 #
-# This is the trade-off: at the same batch FSDP costs time, and it makes larger batches or larger
-# models possible. The larger batch wins most of that time back, row by row. Winning back all of it
-# depends on the link and on the compute per row: this FSDP hides nothing, and 1.5 times the bytes
-# over twice the rows is about a draw. If DDP's batch fits with memory to spare, FSDP gains
-# nothing.
+# This is the trade-off: at the same batch size, FSDP costs time, but it makes larger batches or
+# larger models possible. The larger batch wins back most of this time, because more rows share the
+# traffic of a step. Whether it wins back all of it depends on the link and on the compute per row:
+# this FSDP hides nothing, and sending 1.5 times the bytes for twice the rows is about a draw. If
+# DDP's batch fits with memory to spare, FSDP gains nothing.
 #
 # ## Break it
 #
 # ### One unit for everything
 #
-# "With FSDP, memory is no lower than with DDP", as in
+# "With FSDP, memory is no lower than with DDP" is the complaint in
 # [fairscale#1050](https://github.com/facebookresearch/fairscale/issues/1050) and
 # [Lightning#15976](https://github.com/Lightning-AI/pytorch-lightning/issues/15976). One cause is a
 # wrapping policy that matches no module, so that the root is the only unit. `shard_model` without
@@ -1155,9 +1161,10 @@ for name in ("DDP", "only the root", "yours"):
     print(f"{name:14} peak of model state {usage[name]['state_peak']:10,} bytes")
 
 # %% [markdown]
-# The root is gathered before forward and stays whole to the end of backward. Its unsharded
-# gradient is as large: 8Ψ together, with the shards on top. Between steps everything is sharded,
-# so a measurement *between* steps shows nothing wrong. Always print the table of units.
+# The root is gathered before forward and stays whole to the end of backward. Its unsharded gradient
+# is just as large, so together they take 8Ψ bytes, and the shards are extra. Between steps
+# everything is sharded, so a measurement *between* steps does not reveal the mistake. Always print
+# the table of units.
 #
 # ### A method other than forward
 #
@@ -1191,17 +1198,17 @@ print("torch's FSDP:", said["torch"])
 print("minifsdp:", said["minifsdp"])
 
 # %% [markdown]
-# With torch's FSDP (here with `use_orig_params=True`) the parameter is a piece of the flat shard,
-# a 1-D tensor. The message does not mention this
+# With torch's FSDP (here with `use_orig_params=True`), the parameter is a piece of the flat shard,
+# which is a 1-D tensor. The message does not mention this
 # ([pytorch#124019](https://github.com/pytorch/pytorch/issues/124019),
-# [transformers#39186](https://github.com/huggingface/transformers/issues/39186)). minifsdp
-# replaces the parameter with a placeholder (`Absent` in `minifsdp/fsdp/absent.py`). It has the
+# [transformers#39186](https://github.com/huggingface/transformers/issues/39186)). minifsdp replaces
+# the parameter with a placeholder (`Absent` in `minifsdp/fsdp/absent.py`). The placeholder has the
 # parameter's shape, and its error explains why there are no values.
 #
 # ### State read outside forward
 #
-# For the same reason a norm, a histogram or a checkpoint of `model.blocks[0].qkv.weight` cannot
-# work, and `state_dict()` of your FSDP contains only one shard per unit:
+# For the same reason, a norm, a histogram or a checkpoint of `model.blocks[0].qkv.weight` cannot
+# work, and the `state_dict()` of your FSDP contains only one shard per unit:
 
 
 # %%
@@ -1252,12 +1259,12 @@ for early, (changed, held) in zip((False, True), launch(both, RANKS)[0], strict=
 # %% [markdown]
 # An optimizer built before sharding holds the original parameters. The model no longer computes
 # with them, so they have no gradient, and the optimizer silently skips them all. It also keeps
-# their memory: the whole model. Build the optimizer after wrapping.
+# their memory alive, which is the memory of the whole model. So build the optimizer after wrapping.
 #
 # ## What is still missing
 #
 # The next cell traces a step with 12 rows per rank over an emulated link (1 ms latency, 100 MB/s).
-# Before you look: what does the processor do while the link is busy?
+# Before you look at the result: what does the processor do while the link is busy?
 
 
 # %% tags=["nbval-ignore-output"]
@@ -1284,45 +1291,48 @@ plots.timeline(
 )
 
 # %% [markdown]
-# (A busy machine stretches the spans, reductions most of all, because their additions need the
-# processor.)
+# (A busy machine stretches the spans, most of all those of the reductions, because their additions
+# need the processor.)
 #
 # Every gather and every reduction is on the critical path: compute and link take turns. The
-# mathematics does not require this. A block could be reduced while the next one computes, and the
-# next block could be gathered while this one computes. This takes streams, events, and a schedule
-# for issuing the collectives: `overlap.py`, `prefetch.py` and `rate_limit.py` in
-# `minifsdp/fsdp/schedules`, the next rungs of `minifsdp ladder`.
+# mathematics does not require this. A block could be reduced while the next one is computing, and
+# the next block could be gathered while the current one is computing. This takes streams, events,
+# and a schedule for issuing the collectives. You find them in `overlap.py`, `prefetch.py` and
+# `rate_limit.py` in `minifsdp/fsdp/schedules`, which are the next rungs of `minifsdp ladder`.
 #
 # ## What to remember
 #
 # 1. The cycle of a unit is gather, compute, free in forward, and gather, compute, free,
 #    reduce-scatter in backward. The parameters are freed before the gradient is reduced. The root
 #    stays whole from its forward to the end of backward.
-# 2. The peak is shards + root + largest unit, parameters and gradients, + activations. The
-#    optimizer's state is never gathered. A single unit peaks like DDP.
+# 2. The peak consists of the shards, the parameters and gradients of the root and of the largest
+#    unit, and the activations. The optimizer's state is never gathered. With a single unit, the
+#    peak is like that of DDP.
 # 3. Freeing shrinks the *storage* to 0 bytes, whatever names, views and saved tensors refer to it.
 #    Gather back into the same storage, through an alias with its own version counter.
-# 4. FULL_SHARD: 2U - 1 gathers, U reduce-scatters, 1.5 times DDP's traffic. SHARD_GRAD_OP: U
-#    gathers, U reduce-scatters, DDP's traffic, and all parameters whole when forward ends.
+# 4. FULL_SHARD takes 2U - 1 gathers, U reduce-scatters and 1.5 times DDP's traffic. SHARD_GRAD_OP
+#    takes U gathers, U reduce-scatters and no more than DDP's traffic, but all parameters are whole
+#    when forward ends.
 # 5. FSDP is data parallelism: each rank computes with whole parameters on its own rows. Only the
 #    storage is sharded.
 #
 # ## Questions
 #
-# **1. Your model has one layer that holds half of all parameters. What does FSDP save?**
-# <details><summary>Answer</summary>At rest it saves all but 1/N of everything. But at the peak
-# that layer is whole, and so is its gradient: 4Ψ bytes together. To go lower, split the layer or
-# its computation (tensor parallelism).</details>
+# **1. Your model has one layer that holds half of all parameters. How much does FSDP save?**
+# <details><summary>Answer</summary>At rest it saves all but 1/N of everything. But at the peak, that
+# layer is whole, and so is its gradient; together they take 4Ψ bytes. To go lower, split the layer
+# or its computation (tensor parallelism).</details>
 #
 # **2. Why is the root not freed after its forward?**
-# <details><summary>Answer</summary>Its forward ends with the loss, and its backward begins with
-# the loss. It would be gathered again at once, and nothing would be gained.</details>
+# <details><summary>Answer</summary>Its forward ends with the loss, and its backward begins with the
+# loss. If it were freed, it would be gathered again immediately, and nothing would be
+# gained.</details>
 #
 # **3. Gradients are accumulated over 4 micro-batches. What do 5.4 and 5.5 send, and what could be saved?**
-# <details><summary>Answer</summary>They send everything four times: each micro-batch gathers twice
-# and reduces, and adds to the shard's gradient. Reducing only after the last one saves three
-# reductions, but keeps the unsharded gradients of the whole model in the meantime
-# (`no_sync`).</details>
+# <details><summary>Answer</summary>They send everything four times: in each micro-batch, a unit is
+# gathered twice and its gradient is reduced and added to the shard's gradient. Reducing only after
+# the last micro-batch saves three reductions per unit, but keeps the unsharded gradients of the
+# whole model in the meantime (`no_sync`).</details>
 #
 # **4. A parameter is not used in a step. What does your `attach` do with its unit?**
 # <details><summary>Answer</summary>Its gradient never arrives, so the unit is neither freed nor
@@ -1331,8 +1341,8 @@ plots.timeline(
 # end-of-backward callback of 5.1 and count the missing gradient as zero.</details>
 #
 # **5. Why is the hook on the output, and not on the gradient of the next module's input?**
-# <details><summary>Answer</summary>In a chain of modules the two are the same tensor. With a
-# residual connection, a second output or a head they are not. A unit knows only its own
+# <details><summary>Answer</summary>In a chain of modules, the two are the same tensor. With a
+# residual connection, a second output or a head, they are not. A unit knows only its own
 # outputs.</details>
 #
 # ## Further reading
@@ -1342,4 +1352,4 @@ plots.timeline(
 # - torch: `torch/distributed/fsdp/_runtime_utils.py` (the hooks), `torch/distributed/fsdp/_flat_param.py` (`unshard`,
 #   `reshard`, `resize_` of storages).
 # - minifsdp: `fsdp/unit.py`, `fsdp/flat_unit.py`, `fsdp/schedules/sync.py`, `fsdp/engine.py`: your
-#   pieces, generalized to every model.
+#   pieces, generalized to any model.

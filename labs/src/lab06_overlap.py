@@ -10,28 +10,30 @@
 # %% [markdown]
 # # Lab 06: overlap
 #
-# The FSDP of lab 05 waits for every message. While the link is busy nothing computes, and while a unit computes the
-# link is idle: a step takes compute **plus** communication. Here communication gets its own streams, and the two
-# overlap as far as their order allows.
+# The FSDP of lab 05 waits for every message. While the link is busy, nothing is computed, and while a unit is being
+# computed, the link is idle. A step therefore takes its compute time **plus** its communication time. In this lab,
+# communication gets its own streams and overlaps with compute as far as the order of issue allows.
 #
-# ![Compute and communication of one step on streams of their own](../slides/figures/overlap-step.svg)
+# ![Compute and communication of one step, each on its own stream](../slides/figures/overlap-step.svg)
 #
 # *From [lecture 4, Overlap, prefetch, rate limit, and the allocator](../slides/overlap.md), which comes before this
 # lab.*
 #
 # **Afterwards you can**
 #
-# - compute when a piece of work starts on a device whose host runs ahead, from streams, events and the host's pace;
+# - compute when a piece of work starts on a device whose host runs ahead, given the streams, the events and the host's
+#   pace;
 # - overlap a gather and a reduction with compute, and name the one place where compute has to wait for each;
-# - find a missing wait in a log, and explain why nothing fails without it;
-# - free memory that a queued kernel still reads, without stopping the host or a stream;
-# - predict the gain of overlap on a GPU, and explain why this order gains almost nothing on a CPU.
+# - find a missing wait in a log, and explain why it raises no error;
+# - free memory that a queued kernel has yet to read, without stopping the host or a stream;
+# - predict the gain from overlap on a GPU, and explain why the same order of issue gains almost nothing on a CPU.
 #
-# **You need** lab 05 (gather, free, reduce-scatter; what a schedule decides). Streams and events are explained here.
+# **You need** lab 05 (gather, free and reduce-scatter, and what a schedule decides). Streams and events are explained
+# here.
 #
 # **Time** 75 minutes. **To run** on a laptop (gloo, 2 processes), on one GPU that the ranks share
-# (`MINIFSDP_SHARE_GPU=1`), or on a GPU node (NCCL). **Memory** a rank's tensors take a few tens of MiB and its
-# process a few hundred, mostly for torch itself; on a GPU one cell trains a larger model.
+# (`MINIFSDP_SHARE_GPU=1`), or on a GPU node (NCCL). **Memory** a rank's tensors take a few tens of MiB and its process
+# a few hundred, mostly for torch itself. On a GPU, one cell trains a larger model.
 
 # %% tags=["setup"]
 # set-up
@@ -48,40 +50,41 @@ from minifsdp.flat_param import FlatParameter
 # %% [markdown]
 # ## Who waits for whom
 #
-# A GPU does not run your program. Your program, the **host**, runs on the processor and puts *kernels* (one operation
-# each: a matrix product, an addition) into queues; the GPU works through the queues. Queuing a kernel takes the host
-# a few microseconds, however long the kernel runs. So the host is soon far ahead.
+# Your program does not run on the GPU. It runs on the CPU, the **host**, and puts *kernels* (one operation each, such
+# as a matrix product or an addition) into queues, which the GPU works through. Queuing a kernel takes the host a few
+# microseconds, however long the kernel runs, so the host is soon far ahead of the GPU.
 #
 # - A **stream** is such a queue: first in, first out. Two streams run concurrently.
 # - An **event** is a mark that the host puts into a stream's queue. It has *happened* when the stream has reached it.
-# - **A stream waits for an event**: everything queued on it afterwards starts only once the event has happened. The
-#   host puts this wait into the queue, too, and goes on.
-# - **The host waits** (`synchronize`): it issues nothing more until the event has happened. It also waits wherever it
-#   needs a value, as in `loss.item()`.
+# - **A stream waits for an event**: everything queued on the stream afterwards starts only once the event has happened.
+#   The host puts this wait into the queue as well, and carries on.
+# - **The host waits** (`synchronize`): it issues nothing more until the event has happened. It also waits whenever it
+#   needs a value from the device, as in `loss.item()`.
 #
-# PyTorch computes on one stream, the *compute stream*, unless told otherwise. NCCL's collectives, if issued with
+# By default, PyTorch computes on a single stream, the *compute stream*. NCCL's collectives, if issued with
 # `async_op=True` as here, run on a stream of their communicator, one after the other, in the order of issue. A
-# collective starts when the stream on which it was *issued* reaches it; `handle.wait()` makes the stream on which it is
-# *called* wait for it. With gloo on a CPU it is the host that waits. So what you can see depends on the world that your
-# ranks run in:
+# collective starts when the stream on which it was *issued* reaches that point; `handle.wait()` makes the stream on
+# which it is *called* wait for the collective. With gloo on a CPU, the host itself waits. What you can observe
+# therefore depends on your setup:
 #
-# | world | `wait()` blocks | who runs ahead | a timeline shows | what its times mean |
+# | setup | `wait()` blocks | what runs ahead | a timeline shows | its times represent |
 # |---|---|---|---|---|
-# | laptop, gloo | the host | nobody | operations, waits, messages | this processor, and an emulated link |
-# | two ranks on one GPU, NCCL | the stream | the host | kernels | none: see below |
+# | laptop, gloo | the host | nothing | operations, waits, messages | this processor and an emulated link |
+# | two ranks on one GPU, NCCL | the stream | the host | kernels | nothing real: see below |
 # | a GPU for each rank, NCCL | the stream | the host | kernels | these GPUs and their links |
 #
-# On the laptop the host computes, and other threads carry the messages. On a shared GPU streams, events and the order
-# of kernels are real, but the ranks take turns on the GPU and communicate over sockets, so you cannot measure the
-# *gain* of overlap there. Some parts are the same everywhere: programs for the paper GPU are recorded on the CPU, and
-# where a cell says `versus`, its ranks run over gloo. Everything else runs in your world.
+# On the laptop, the host computes, and other threads carry the messages. On a shared GPU, the streams, the events and
+# the order of kernels are real, but the ranks take turns on the GPU and communicate over sockets, so you cannot measure
+# the *gain* from overlap there. Some parts run in the same way in every setup: programs for the *paper GPU*, which
+# exists only as a model, are recorded on the CPU, and cells that call `versus` run their ranks over gloo on the CPU.
+# Everything else runs in your setup.
 #
-# ## 6.1 When is it over?
+# ## 6.1 When does each piece finish?
 #
 # *10 minutes, medium*
 #
-# These rules fit into a dozen lines of code. First a prediction. The host queues these five pieces in this order and
-# needs 0.5 ms to queue each, including the first:
+# These rules fit into a dozen lines of code. Make a prediction first. The host queues the following five pieces of work
+# in this order, and needs 0.5 ms to queue each of them, including the first:
 #
 # | number | stream | takes | after |
 # |---|---|---|---|
@@ -100,10 +103,11 @@ class Piece(NamedTuple):
     """A piece of work that the host queues.
 
     Attributes:
-        stream: where.
-        seconds: what it takes.
-        after: numbers of earlier pieces: its stream waits for an event behind each of them, and then starts it.
-        host_waits: the host stands still until this piece is over, and only then issues the next.
+        stream: the stream on which the piece is queued.
+        seconds: how long it takes.
+        after: the numbers of earlier pieces. Before starting this piece, its stream waits for an event behind each of
+            them.
+        host_waits: whether the host waits until this piece has finished before it issues the next one.
     """
 
     stream: str
@@ -115,15 +119,15 @@ class Piece(NamedTuple):
 # %% tags=["exercise-6.1"]
 @exercise("6.1")
 def finish_times(queued: list[Piece], launch: float) -> list[float]:
-    """When each piece of work is over, in seconds.
+    """Compute the time at which each piece of work finishes, in seconds.
 
     Args:
         queued: the pieces in the order in which the host queues them, on any number of streams.
-        launch: seconds that the host needs to queue a piece.
+        launch: the number of seconds that the host needs to queue a piece.
 
     The host begins at 0 and queues one piece after the other, each in `launch` seconds; after a piece with
-    `host_waits`, it continues only when that piece is over. A piece starts as soon as it has been queued, all
-    earlier pieces on its stream are over, and all pieces in its `after` are over.
+    `host_waits`, it continues only when that piece has finished. A piece starts as soon as it has been queued, all
+    earlier pieces on its stream have finished, and all pieces in its `after` have finished.
     """
     ...
 
@@ -145,14 +149,16 @@ slips = {
 outcome("6.1", round(1e3 * finish_times(FIVE, 0.5e-3)[-1], 3), how="computed", slips=slips)
 
 # %% [markdown]
-# Now the forward of six units, three times with the same kernels and messages:
+# Now apply your function to the forward pass of six units. The kernels and messages are the same in three settings:
 #
-# - **lab 05 on a GPU**: everything is issued on one stream, so a gather starts when the compute before it is over;
-# - **on two streams**: a gather starts when the link is free, and compute waits for its gather;
-# - **on two streams, on a CPU**: the same, but the host computes. It issues nothing meanwhile, as if it waited for
+# - **lab 05 on a GPU**: everything is issued on one stream, so a gather starts only when the compute before it has
+#   finished;
+# - **two streams on a GPU**: a gather starts when the link is free, and each unit's compute waits for that unit's
+#   gather;
+# - **two streams on a CPU**: the same, but the host computes. While it computes, it issues nothing, as if it waited for
 #   every kernel.
 #
-# Predict first: which two take the same time?
+# Predict first: in which two settings does the forward pass take the same time?
 
 # %%
 import statistics
@@ -190,7 +196,7 @@ LANES = {"link": "communication", "compute": "compute"}
 
 
 def forward(units: int, one_stream: bool = False, host_computes: bool = False) -> list[Piece]:
-    """Gather (2 ms) and compute (3 ms) of each unit."""
+    """Queue the gather (2 ms) and the compute (3 ms) of each unit."""
     queued: list[Piece] = []
     for unit in range(units):
         behind = (len(queued) - 1,) if one_stream and unit else ()
@@ -223,19 +229,20 @@ plots.timeline(
 )
 
 # %% [markdown]
-# `minifsdp.course.machine` is a full version of your function. A `Recorder` logs the requests of a real training step
-# (kernels with their operations and bytes, collectives, waits, allocations, frees, each with its stream), and `replay`
-# computes when each would run on given hardware. This lab uses it where a laptop cannot measure, and every picture from
-# it says *model, not measured*. It ignores the host's jitter, the slowdown that kernels and collectives cause each
-# other, and the multiprocessors that NCCL occupies.
+# `minifsdp.course.machine` is a full version of your function. A `Recorder` logs every request that a real training
+# step makes of its device (kernels with their operations and bytes, collectives, waits, allocations and frees, each
+# with its stream), and `replay` computes when each of them would run on given hardware. This lab uses the model where a
+# laptop cannot measure, and every figure drawn from it is labelled *model, not measured*. The model ignores the host's
+# jitter, the slowdown that kernels and collectives cause each other, and the multiprocessors that NCCL occupies.
 #
-# ## 6.2 Hand over
+# ## 6.2 Order two streams
 #
 # *5 minutes, easy*
 #
-# Two streams are always ordered in the same way: one records an event, the other waits for it. On CUDA these are
-# torch's streams and events. On a CPU a stream is only a name and a wait does nothing, but a function in
-# `device.command_observers` is called with each command for a GPU; the checks of this lab and the recorder use it.
+# Two streams are always ordered in the same way: one records an event, and the other waits for it. On CUDA, these are
+# torch's streams and events. On a CPU, a stream is only a name and a wait does nothing, but every function in
+# `device.command_observers` is still called with each command that a GPU would receive. The checks in this lab and the
+# recorder rely on these calls.
 #
 # Predict: `giver` has 40 ms of work queued. For how many ms does `order_streams` block the host?
 
@@ -264,7 +271,7 @@ CPU = torch.device("cpu")
 
 @contextmanager
 def asked_of_the_device(names: Mapping[Any, str]) -> Iterator[list[str]]:
-    """What streams and host are asked for inside the `with`."""
+    """Collect the commands that streams and the host receive inside the `with`."""
     said: list[str] = []
 
     def listen(command: device.Command) -> None:
@@ -288,17 +295,18 @@ outcome("6.2", stands, how="computed", slips=slips)
 #
 # *8 minutes, medium*
 #
-# This is lab 05's gather, on its own stream and without the final wait. Two things are issued, and *both* belong on
-# that stream: the collective, which starts when its stream reaches it, and the allocation. The allocator manages memory
-# per stream: a freed block may serve its own stream again at once, because its last user comes earlier in the same
-# queue. A block from the compute stream's pool may still be in use by compute.
+# This is lab 05's gather, on its own stream and without the final wait. It issues two things, and *both* belong on that
+# stream: the collective, which starts when that stream reaches it, and the allocation. The allocator keeps a separate
+# pool of memory for each stream. A freed block can be reused on its own stream at once, because its last user comes
+# earlier in the same queue. A block from the compute stream's pool, by contrast, may still be in use by compute when
+# the gather writes into it.
 #
-# The gather reads this rank's shard, which the optimizer has written on the compute stream. One wait per step
-# establishes that order (6.2, before the first gather). It does not belong in this function: a gather that waited for
-# all compute queued so far would overlap nothing.
+# The gather reads this rank's shard, which the optimizer has written on the compute stream. One wait per step, before
+# the first gather, is enough to order the two (with your function from 6.2). That wait does not belong in `gather`: a
+# gather that waited for all compute queued so far would not overlap with anything.
 #
-# The cell below runs it on a worst-case link: nothing arrives before a wait, and until then the buffer holds NaN. How
-# many elements of `flat.full` are right when your function returns?
+# The cell below runs your function on a worst-case link: no data arrives until something waits for it, and until then
+# the buffer holds NaN. How many elements of `flat.full` are correct when your function returns?
 
 # %%
 predict("6.3", ..., "elements of a block's `flat.full` that are right when gather returns")
@@ -309,10 +317,10 @@ predict("6.3", ..., "elements of a block's `flat.full` that are right when gathe
 def gather(flat: FlatParameter, group: Group, stream: Any) -> Handle:
     """Start gathering the unit on `stream`; the caller waits on the returned handle.
 
-    `flat.full` [P] gets its memory from the pool of `stream`, and one all-gather of every rank's `flat.shard` [P / N]
-    into it is issued there. Neither the host nor any stream waits.
+    `flat.full` [P] is allocated from the pool of `stream`, and one all-gather of every rank's `flat.shard` [P / N] into
+    `flat.full` is issued on `stream`. Neither the host nor any stream waits.
 
-    Use `with device.on_stream(stream):`, in which `stream` is the current one, `device.allocate(buffer)`, and
+    Use `with device.on_stream(stream):`, which makes `stream` the current stream, `device.allocate(buffer)`, and
     `comm.all_gather(output, shard, group)` with `flat.full.data` and `flat.shard.data`, which returns the handle.
     """
     ...
@@ -326,13 +334,13 @@ SIZES = sizes_of(SETTINGS.model())
 
 
 class LastMoment:
-    """A link on which nothing arrives before somebody waits for it; until then what is gathered is NaN."""
+    """A link on which no data arrives until something waits for it; until then, gathered buffers hold NaN."""
 
     def submit(self, call: comm.Call, collective: partial[Any]) -> Any:
         if call.op == "all_gather":
             output = collective.args[0]
             output.fill_(torch.nan)
-            device.synchronize(output.device)  # on a GPU that is a kernel, which could come after the data
+            device.synchronize(output.device)  # on a GPU, fill_ is a kernel and could run after the data arrives
         return SimpleNamespace(wait=cache(lambda: collective().wait()))
 
 
@@ -344,7 +352,7 @@ def carried_by(link: Any) -> Iterator[None]:
 
 
 def gather_a_block() -> tuple[int, bool]:
-    """How many elements are right when `gather` returns, and whether all are when it has been waited for."""
+    """Return how many elements are right when `gather` returns, and whether all are right after the wait."""
     where, group = rank_device(), comm.world()
     block = SETTINGS.model().to(where).blocks[0]
     whole = torch.cat([p.detach().flatten() for p in block.parameters()])
@@ -367,26 +375,28 @@ print(f"of {block_elements:,} elements {right} are right when gather returns; al
 assert after
 
 # %% [markdown]
-# A handle without a wait is the typical bug of this lab. It raises no error: the shapes are right, the memory is there,
-# and the values may look right. With gloo the host then races gloo's threads, with NCCL one stream races another.
+# A handle that is never waited for is the typical bug in this lab. It raises no error: the shapes are right, the memory
+# is allocated, and the values may look right. With gloo, the host then races gloo's threads; with NCCL, one stream
+# races another.
 #
 # ## 6.4 Find the missing wait
 #
 # *15 minutes, hard*
 #
-# Values do not reveal it, but the order of issue does. A log has one line for each action of the host:
+# Values do not reveal such a bug, but the order of issue does. The log used here has one line for each action of the
+# host:
 #
 # | verb | what | stream | means |
 # |---|---|---|---|
-# | `gather` | unit | where it was issued | its data is under way from here on; that stream itself goes on |
-# | `wait` | unit | who waits | for the unit's last gather |
-# | `record` | event | whose event | it says what this stream can be sure of at this point |
-# | `wait event` | event | who waits | for the last `record` of that event, and is then sure of the same |
-# | `read` | unit | a kernel on it | computes with the unit's parameters |
+# | `gather` | unit | the stream of issue | the unit's data is under way from here on; the stream itself does not wait |
+# | `wait` | unit | the waiting stream | it waits for the unit's most recent gather |
+# | `record` | event | the recording stream | the event stands for all that the stream is sure of at this point |
+# | `wait event` | event | the waiting stream | it waits for the event's last `record`, and is then sure of the same |
+# | `read` | unit | the kernel's stream | a kernel computes with the unit's parameters |
 #
-# A stream can be *sure* of a gather if it has waited for it itself, or has waited for an event of a stream that was
-# sure of it when it recorded the event, and so on. A wait covers one gather only: the next gather of the same unit
-# needs its own.
+# A stream is *sure* of a gather if it has waited for that gather itself, or if it has waited for an event that another
+# stream recorded when it was already sure of that gather, and so on. A wait covers one gather only: the next gather of
+# the same unit needs a wait of its own.
 
 
 # %%
@@ -399,11 +409,11 @@ class Did(NamedTuple):
 # %% tags=["exercise-6.4"]
 @exercise("6.4")
 def missing_waits(log: list[Did]) -> list[int]:
-    """The numbers of the lines that read a unit whose last gather may still be under way.
+    """Find the lines that read a unit whose most recent gather may still be under way, and return their numbers.
 
     A `read` is correct if its stream is sure of the unit's most recent gather at that point. Reading a unit that was
-    never gathered is an error too. Lines count from 0; every `wait` and `wait event` comes after a matching `gather`
-    or `record`.
+    never gathered is an error too. Lines are numbered from 0. Every `wait` and `wait event` comes after a matching
+    `gather` or `record`.
     """
     ...
 
@@ -427,25 +437,27 @@ for number in missing_waits(log):
     print(f"line {number}: {log[number].stream} reads {log[number].what} too early")
 
 # %% [markdown]
-# `torch.cuda._sanitizer` does this for every tensor of a program, with numbers instead of your sets (*vector
-# clocks*: for each stream, how far it is known to have progressed), and so does
-# `minifsdp/course/machine/hazards.py`.
+# `torch.cuda._sanitizer` performs this check for every tensor of a program. Instead of sets of gathers, it keeps
+# *vector clocks*: for each stream, a number that says how far that stream is known to have progressed.
+# `minifsdp/course/machine/hazards.py` works in the same way.
 #
 # ## 6.5 Free without stopping
 #
 # *8 minutes, medium*
 #
-# A unit is freed when the host has *issued* its last kernel. The kernel may run a second later, and still reads this
-# memory. A host that waited for it could not run ahead. So the allocator must know which streams still read the memory.
-# It knows the stream that allocated it; every other stream must be recorded before the memory is freed:
+# The host frees a unit once it has *issued* the unit's last kernel. That kernel still has to read the unit's memory,
+# and may not run until a second later. A host that waited for the kernel could not run ahead. So the allocator must
+# know which streams still read the memory. It knows the stream on which the memory was allocated; every other stream
+# that reads it must be recorded before the memory is freed:
 #
 #     device.record_stream(buffer)        # the *current* stream uses this buffer; torch: Tensor.record_stream
 #
-# At the free the allocator records an event on that stream, and reuses the memory once the event has happened.
+# When the memory is freed, the allocator records an event on the recorded stream, and it reuses the memory only after
+# the event has happened.
 #
-# Here a "gather" of 12 MiB is written on the link's stream and summed on the compute stream, which takes a long
-# time; it is freed at once, and the next 12 MiB are requested. The result of the sum takes 2 MiB, the smallest
-# amount that the allocator requests from the device. How many MiB does the allocator request in all?
+# In the cell below, a "gather" of 12 MiB is written on the link's stream and summed on the compute stream, which takes
+# a long time. The host frees the buffer at once and allocates the next one of 12 MiB. The result of the sum takes 2
+# MiB, the smallest amount that the allocator requests from the device. How many MiB does the allocator request in all?
 
 # %%
 predict("6.5", ..., "MiB reserved: two gathers of 12 MiB, the first freed while it is read, and 2 MiB")
@@ -457,11 +469,11 @@ def free(buffer: Tensor, readers: list[Any]) -> None:
     """Free the memory of `buffer` at once; its contents stay intact until the `readers` have reached this point.
 
     Args:
-        buffer: a gathered unit; views and autograd share its storage, which shrinks to 0 bytes, while the tensor and
-            its shape stay.
-        readers: the streams that may have kernels queued that read the buffer; any stream may be current.
+        buffer: a gathered unit. Views and autograd share its storage, so the storage shrinks to 0 bytes, while the
+            tensor and its shape remain.
+        readers: the streams on which queued kernels may still read the buffer. Any stream may be the current one.
 
-    Neither the host nor any stream waits. The allocator is told about every reader.
+    Neither the host nor any stream waits. Every reader is recorded with the allocator.
 
     Use `device.record_stream(buffer)`, `with device.on_stream(stream):` and `untyped_storage().resize_(nbytes)`.
     """
@@ -483,7 +495,7 @@ SMALL = replace(
 
 
 def refill(free: Callable[[Tensor, list[Any]], None]) -> Run:
-    """Write, read on another stream, free, and write the next; recorded on CPU, replayed on a GPU on paper."""
+    """Write a buffer, read it on another stream, free it and write the next: recorded on a CPU, replayed on paper."""
     numel = 12 * MIB // 4
     with Recorder() as recorder:
         link, compute = device.new_stream(CPU), device.current_stream(CPU)
@@ -515,28 +527,31 @@ for name, each in (("yours", run), ("without record_stream", refill(without_reco
 assert not run.hazards, "the next gather is written over what compute still reads: the allocator was not told"
 
 # %% [markdown]
-# Freed memory is not yet available memory. The farther the host runs ahead, the more memory is in this in-between
-# state, which is the subject of lab 08.
+# Memory that has been freed is not necessarily available yet. The farther the host runs ahead, the more memory is in
+# this in-between state, which is the subject of lab 08.
 #
 # ## 6.6 Reduce on its own stream
 #
 # *10 minutes, medium*
 #
-# The gradient of a unit is complete (as far as the host has come), its parameters are freed, and its reduction is to be
-# issued. It reads what the compute stream is still writing, so the streams must be ordered. Nothing in the rest of
-# backward reads the result, so nothing waits for it now. Who waits, and when?
+# Suppose that the host has issued all kernels that compute a unit's gradient and has freed the unit's parameters. Next,
+# it issues the reduction. The reduction reads what the compute stream is still writing, so the two streams must be
+# ordered. Nothing in the rest of backward reads the result, so nothing needs to wait for the reduction now. What does
+# wait for it, and when?
 #
-# - the optimizer, at the end of backward;
-# - the next reduction, which first finishes the previous one, so that only one unsharded gradient is held (in the
-#   host's order, the only order on a CPU; on a GPU, freed gradients wait for their events, so several may be live);
-# - and `unit.wait_reduce()` does more than wait: it adds the mean to the shard's `.grad` and frees the unsharded
-#   gradient, on the current stream. That belongs on the reductions' stream as well.
+# - The optimizer waits for it, at the end of backward.
+# - The next reduction waits for it, so that only one unsharded gradient is held at a time. (This is true in the host's
+#   order, which is the only order on a CPU. On a GPU, gradients that have been freed wait for their events, so several
+#   may still occupy memory.)
 #
-# Predict, for the lab's model (5 blocks of 133,665 elements, 2 ranks): how many bytes more than in lab 05, where every
-# reduction was waited for at once, does a rank hold at the peak of a step? In lab 05 the peak came when the gradient
-# of block 0, the last in backward, was complete and its parameters were not yet freed. On gloo, also count the receive
-# buffers of a reduction in flight: the other ranks' parts, (N - 1) / N of a block, which minifsdp sums itself; NCCL
-# needs no such memory.
+# `unit.wait_reduce()` does more than wait: on the current stream, it adds the mean to the shard's `.grad` and frees the
+# unsharded gradient. So this call belongs on the reductions' stream as well.
+#
+# Predict, for the lab's model (5 blocks of 133,665 elements, 2 ranks): at the peak of a step, how many more bytes does
+# a rank hold than in lab 05, where every reduction was waited for at once? In lab 05 the peak came when the gradient of
+# block 0, the last block in backward, was complete and the block's parameters had not yet been freed. On gloo, also
+# count the receive buffers of a reduction in flight. They hold the other ranks' parts, (N - 1) / N of a block, which
+# minifsdp sums itself. NCCL needs no such memory.
 
 # %%
 predict("6.6", ..., "bytes more at the peak of a step than without overlap, 2 ranks")
@@ -544,7 +559,7 @@ predict("6.6", ..., "bytes more at the peak of a step than without overlap, 2 ra
 
 # %%
 class Reducing(NamedTuple):
-    """Stands for what 6.6 may ask of a unit; the real one is `minifsdp.fsdp.unit.Unit`."""
+    """The part of a unit that 6.6 may use; the real class is `minifsdp.fsdp.unit.Unit`."""
 
     device: torch.device
     start_reduce: Callable[[], None]
@@ -557,19 +572,20 @@ def start_reduction(unit: Reducing, stream: Any, under_way: list[Reducing]) -> N
     """Issue the reduction of `unit`'s gradient on `stream`, one at a time, while the current stream keeps computing.
 
     Args:
-        unit: has `device`; `start_reduce()`, which allocates the shard's gradient and issues the reduce-scatter, all of
-            it on the current stream; and `wait_reduce()`, which on the current stream adds the mean to the shard's
-            `.grad` and frees the unsharded gradient.
-        stream: the reductions'.
-        under_way: units whose reductions earlier calls started and nobody has waited for yet. On return it
-            contains only `unit`.
+        unit: has `device`; `start_reduce()`, which allocates the shard's gradient and issues the reduce-scatter, both
+            on the current stream; and `wait_reduce()`, which adds the mean to the shard's `.grad` and frees the
+            unsharded gradient, also on the current stream.
+        stream: the stream for reductions.
+        under_way: the units whose reductions were started by earlier calls and have not been waited for yet. On return,
+            the list contains only `unit`.
 
-    First wait, on `stream`, for every reduction in `under_way`, so that those gradients are not held until this
-    unit has been computed. Then `stream` waits for what is queued on the current stream, where the gradient is
-    computed, and the reduction is started on `stream`. The current stream, `device.current_stream(unit.device)`,
-    waits for nothing.
+    First wait, on `stream`, for every reduction in `under_way`, so that those gradients need not be held until this
+    unit has been computed. Then make `stream` wait for everything queued on the current stream, where the gradient is
+    computed, and start the reduction on `stream`. The current stream, `device.current_stream(unit.device)`, waits for
+    nothing.
 
-    Use `stream.wait_stream(other)`, which does what 6.2 does in one call (a check cannot see other cells).
+    Use `stream.wait_stream(other)`, which does in one call what your function from 6.2 does (the check cannot see your
+    other cells).
     """
     ...
 
@@ -577,14 +593,15 @@ def start_reduction(unit: Reducing, stream: Any, under_way: list[Reducing]) -> N
 # %% [markdown]
 # ## The schedule
 #
-# In minifsdp a unit knows *how* (allocate, gather, free, reduce), a schedule *when*. Here your pieces are the units'
-# how, and a `SyncSchedule` with four changes is the when. The rest of `SyncSchedule` stays: before a unit computes,
-# `pre_forward` and `pre_backward` issue its gather and wait for it, on the compute stream.
+# In minifsdp, a unit knows *how* to allocate, gather, free and reduce, and a schedule decides *when*. In this lab the
+# units use your functions, and the schedule is a `SyncSchedule` with four changes. The rest of `SyncSchedule` stays the
+# same: before a unit is computed, `pre_forward` and `pre_backward` issue its gather and wait for it on the compute
+# stream.
 
 
 # %%
 class Pieces(NamedTuple):
-    """The functions of this lab that a schedule is made of."""
+    """The functions of this lab from which a schedule is built."""
 
     order_streams: Callable[[Any, Any], None]
     gather: Callable[[FlatParameter, Group, Any], Handle]
@@ -631,23 +648,23 @@ yours = partial(LabOverlap, pieces=PIECES)
 
 
 def build(schedule: Any, paper: Group | None = None, settings: Settings = SETTINGS) -> Trainer:
-    """The lab's model on all ranks; or on a group of paper, where tensors have no values."""
+    """Build the lab's model on all ranks, or on a paper group, where tensors have no values."""
     model = settings.model().to(rank_device()) if paper is None else settings.model()
     model = FullyShardedDataParallel(model, paper, auto_wrap_policy={Block}, schedule=schedule)
     return Trainer(model, torch.optim.AdamW(model.parameters(), LEARNING_RATE, foreach=False))
 
 
 # %% [markdown]
-# ### Measured: the same losses, and one gradient more at the peak
+# ### Measured: the same losses, and one more gradient at the peak
 #
-# The computation is unchanged, so the losses of every rank equal those of lab 05's schedule, bit for bit. Memory is
-# slightly higher. (The ledger counts in the host's order: what the program holds. On a GPU, freed memory may still be
-# in use; the paper GPU further down counts that too.)
+# The computation is unchanged, so every rank's losses equal those under lab 05's schedule, bit for bit. Memory use is
+# slightly higher. (The ledger counts what the program holds, in the order in which the host allocates and frees it. On
+# a GPU, freed memory may still be in use; the paper GPU further down counts that memory too.)
 
 
 # %%
 def train_and_measure(schedules: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    """By schedule: this rank's losses of four steps, and the bytes of the second of two others."""
+    """For each schedule, return this rank's losses in four steps, and its bytes in the second of two further steps."""
     where = rank_device()
     shards = [data.shard(batch, dist.get_rank(), RANKS) for batch in BATCHES[:4]]
     found = {}
@@ -694,7 +711,7 @@ for name in held:
 totals = {stage: sum(tags.values()) for stage, tags in sync["stages"].items()}
 more = sum(mine["stages"]["peak"].values()) - totals["peak"]
 gradient = setting.padded(block_elements)
-received = setting.reducing(gradient) - gradient // RANKS  # beside the mean's shard: on gloo only
+received = setting.reducing(gradient) - gradient // RANKS  # in addition to the mean's shard, on gloo only
 slips = {
     "the gradient's shard; the whole gradient has to stay until the reduction has read it": gradient // RANKS,
     "on gloo what its reduction receives comes on top": gradient,
@@ -716,13 +733,13 @@ plots.stages(
 # %% [markdown]
 # ## Break it: a wait that comes too late
 #
-# One line is moved: the wait for block 2's gather comes after its computation in forward. The cell runs the changed
-# schedule on the worst-case link, and then the unchanged one.
+# One line is moved: in forward, the wait for block 2's gather now comes after the block's computation. The cell runs
+# both the changed schedule and the unchanged one on the worst-case link.
 
 
 # %%
 class LateWait(LabOverlap):
-    """Block 2 of forward computes first and waits then."""
+    """In forward, block 2 computes first and waits for its gather afterwards."""
 
     def pre_forward(self, unit: Unit) -> None:
         self.gather(unit)
@@ -740,7 +757,7 @@ late = partial(LateWait, pieces=PIECES)
 
 
 def losses(schedule: Any, link: Any) -> list[float]:
-    """Of four steps of this rank, as measured above."""
+    """Return this rank's losses in four steps, as measured above."""
     with carried_by(link):
         trainer = build(schedule)
         shards = [data.shard(batch, dist.get_rank(), RANKS) for batch in BATCHES[:4]]
@@ -759,10 +776,11 @@ assert right == [round(loss, 4) for loss in mine["losses"]]
 print(f"as it is, with the late wait: {plausible}")
 
 # %% [markdown]
-# The loss is NaN because the emulated link fills memory with NaN until the data arrives. Without it block 2 computes
-# with whatever is in its memory: a part of the gather, or older values. A loss may be right, wrong but plausible, or
-# NaN, and may differ from run to run. So check the order, not the values. Here is the recorded program of one rank in
-# the notation of 6.4, with the verdict of your detector and that of the paper GPU for every buffer.
+# The loss is NaN because the emulated link fills memory with NaN until the data arrives. On a link that does not do so,
+# block 2 computes with whatever is in its memory: part of the gathered data, or older values. The loss may then be
+# right, wrong but plausible, or NaN, and it may differ from run to run. So check the order, not the values. The next
+# cell translates the recorded program of one rank into the notation of 6.4. It compares the verdict of your detector
+# with that of the paper GPU, which checks every buffer.
 
 
 # %%
@@ -773,12 +791,12 @@ def batch() -> data.Batch:
 
 
 def program_of(schedule: Any) -> Program:
-    """What rank 0 asks of its device in two steps."""
+    """Record what rank 0 requests of its device in two steps."""
     return record_on_paper(partial(build, schedule), batch, RANKS)
 
 
 def log_of(program: Program) -> list[Did]:
-    """The program in the words of 6.4."""
+    """Translate the program into the notation of 6.4."""
     log, gathers = [], {}
     for each in program.instructions:
         match each:
@@ -809,9 +827,10 @@ for name, program in programs.items():
 print(hazards[0].text)
 
 # %% [markdown]
-# ### Break it: no hand-over
+# ### Break it: the streams are not ordered
 #
-# The same for a schedule that omits your `order_streams` at the beginning of a step and at the end of backward.
+# The next cell runs the same check on a schedule that omits your `order_streams` at the beginning of a step and at the
+# end of backward.
 
 # %%
 unordered = program_of(partial(LabOverlap, pieces=PIECES._replace(order_streams=lambda giver, taker: None)))
@@ -821,9 +840,9 @@ for begins, op in (("where a step begins", "all_gather"), ("where backward ends"
 assert {hazard.kind for hazard in hazards} == {"missing wait"}
 
 # %% [markdown]
-# ### Break it: free without telling the allocator
+# ### Break it: free without recording the reader
 #
-# Your schedule, but without telling the allocator that compute reads memory of the gathers' stream.
+# This is your schedule again, except that the compute stream is not recorded as a reader of the gathers' memory.
 
 # %%
 untold = program_of(partial(LabOverlap, pieces=PIECES._replace(free=without_record_stream)))
@@ -836,16 +855,17 @@ assert reused, "the next gather should have got memory that is still read"
 
 # %% [markdown]
 # The gather of block 1 overwrites block 0, whose kernels have not run yet. On a CPU, where the host computes, this
-# cannot happen; such bugs appear only on the cluster.
+# cannot happen, so such a bug appears only once the program runs on GPUs.
 #
-# ## What it gains
+# ## The gain from overlap
 #
 # ### Modelled: a host that runs ahead (C14)
 #
-# Three schedules on a small GPU on paper, slow enough that this small model keeps it busy: lab 05's, yours, and yours
-# with one change. In yours the reduction of a unit is issued when its gradient is complete, and the gather of the next
-# unit behind it; a communicator has *one* queue to the link. So the gather waits for the reduction, which waits for the
-# gradient, which is being computed. The change: the gather goes first.
+# The next cell compares three schedules on a small paper GPU, slow enough that even this small model keeps it busy: lab
+# 05's schedule, yours, and yours with one change. Your schedule issues a unit's reduction at the end of the unit's
+# backward, and the gather of the next unit after it. A communicator has only *one* queue to the link. So the gather
+# waits for the reduction, and the reduction waits for the gradient, which is still being computed. In the changed
+# schedule, the gather is issued first.
 
 
 # %%
@@ -877,7 +897,7 @@ programs |= {name: program_of(schedule) for name, schedule in SCHEDULES.items() 
 
 
 def kernels_meanwhile(program: Program, op: str) -> int:
-    """The most kernels that the host issues between a collective and the wait for it."""
+    """Return the largest number of kernels that the host issues between a collective and the wait for it."""
     issued: dict[tuple[str, int], int] = {}
     kernels = most = 0
     for each in program.instructions:
@@ -925,24 +945,26 @@ plots.timeline(
 )
 
 # %% [markdown]
-# This is figure 5 of the FSDP paper (arXiv 2304.11277, sections 3.3.1 and 3.3.2) from your own program. In forward the
-# host has issued all gathers before the first unit has computed, and each starts when the link is free. In backward the
-# middle row is the paper's case without prefetching: the gather of block 3 stands behind the reduction of block 4,
-# which waits for a gradient. In the last row the host runs ahead of backward as well, and only the first gather and the
-# last reductions remain exposed, because there is nothing to compute meanwhile. (Block 4 is gathered twice in a row: it
-# is freed after forward, and its backward is the first.)
+# This is figure 5 of the FSDP paper (arXiv 2304.11277, sections 3.3.1 and 3.3.2), drawn from your own program. In
+# forward, the host has issued all gathers before the first unit has been computed, and each gather starts as soon as
+# the link is free. In backward, the middle row shows the paper's case without prefetching: the gather of block 3 is
+# queued behind the reduction of block 4, which is waiting for a gradient. In the last row, gathers overlap with compute
+# in backward as well. Only the first gather and the last reductions remain exposed, because there is nothing to compute
+# in the meantime. (Block 4 is gathered twice in a row because it is freed after forward and is the first block in
+# backward.)
 #
 # Your program is the same on every host: it issues a gather and then waits for it at once, with no kernel in between.
-# If a stream waits, the host goes on to the next unit. If the host waits, nothing is hidden, and a machine whose host
-# computes takes as long as before. Reductions have kernels in between on any host. But the next gather stands behind
-# them on the link, and compute waits for that: next to nothing is gained, unless the gather goes first.
+# If it is a stream that waits, the host goes on to the next unit. If it is the host that waits, no gather is hidden. A
+# reduction does have kernels between its issue and the wait for it, on any host. But the next gather is queued behind
+# the reduction on the link, and compute waits for that gather. So a step on a machine whose host computes takes almost
+# as long as before, unless the gather goes first.
 #
 # ### Measured: on a machine whose host computes (C14)
 #
-# The same schedules by the wall clock: two ranks on an emulated link of 2 ms and 50 MB/s, the schedules taking turns.
-# They run over gloo on the CPU, even if there are GPUs, because the subject is a host that computes. Next to each is
-# the model's prediction for this machine. The model gets the measured compute seconds of each schedule and predicts the
-# waiting. It ignores the delay of waking threads.
+# Here the same schedules are timed by the wall clock, with two ranks on an emulated link of 2 ms and 50 MB/s. The
+# schedules take turns. They run over gloo on the CPU even if there are GPUs, because the subject is a host that
+# computes. Each measurement is shown next to the model's prediction for this machine. The model is given the measured
+# compute time of each schedule and predicts the time spent waiting. It ignores the delay in waking threads.
 
 
 # %% tags=["C14", "nbval-ignore-output"]
@@ -957,7 +979,7 @@ for name, each in results.items():
 
 # %% tags=["nbval-ignore-output"]
 def gain(name: str) -> str:
-    """Of a step, against lab 05's in the same turn: the median, if all turns agree on its sign."""
+    """Return the median gain of a step over lab 05's in the same turn, if all turns agree on its sign."""
     turns = gains(results[name], results["lab 05"])
     return f"{statistics.median(turns):.0%}" if turns[0] * turns[-1] > 0 else "no more than the steps' scatter"
 
@@ -970,8 +992,8 @@ plots.versus(
 )
 
 # %% [markdown]
-# The effect of waiting alone: the three programs, each with lab 05's compute time, on this machine and on a similar one
-# whose host runs ahead:
+# To isolate the effect of waiting, the next cell replays the three programs, each with lab 05's compute time, on this
+# machine and on a similar one whose host runs ahead:
 
 # %% tags=["nbval-ignore-output"]
 for name, each in results.items():
@@ -983,14 +1005,14 @@ for name, each in results.items():
     )
 
 # %% [markdown]
-# ### Traced: a step in your world
+# ### Traced: a step in your setup
 #
-# Now a step of each of the three schedules, where your ranks run. On a CPU this is the machine just measured. On a
-# GPU its streams, events and `record_stream` are torch's, the links are the real ones, and the model is larger, so
-# that its kernels outlast their launches. What the trace shows there as communication is NCCL's own kernels. They run
-# on a stream of the process group; your two streams carry the order and the memory. (`launch` gives the process
-# group's stream high priority, `ProcessGroupNCCL.Options(is_high_priority_stream=True)`, so its kernels get free
-# multiprocessors first.)
+# The next cell traces a step of each of the three schedules in your setup. On a CPU, this is the machine just measured.
+# On a GPU, the streams, the events and `record_stream` are torch's, the links are real, and the model is larger, so
+# that its kernels take longer to run than to launch. The communication in such a trace consists of NCCL's own kernels.
+# They run on a stream of the process group; your two streams only determine their order and own their memory. (`launch`
+# gives the process group's stream high priority, `ProcessGroupNCCL.Options(is_high_priority_stream=True)`, so its
+# kernels get free multiprocessors first.)
 
 
 # %% tags=["nbval-ignore-output"]
@@ -998,7 +1020,7 @@ LARGE = Settings(ranks=RANKS, batch=8, layers=6, width=1024, context=512)  # for
 
 
 def trace_steps(folder: Path) -> None:
-    """Two steps of each schedule, taking turns; those before them warm up."""
+    """Trace two steps of each schedule, which take turns; the steps before them are a warm-up."""
     where = rank_device()
     on_cpu = where.type == "cpu"
     settings = BIG if on_cpu else LARGE
@@ -1031,9 +1053,10 @@ plots.timeline(
 )
 
 # %% [markdown]
-# On a CPU no gather overlaps compute in any row: the host waits for each at once. In the last row a reduction does,
-# because no gather stands behind it. On a GPU look for effects that a CPU cannot show: forward gathers that overlap
-# the previous unit's compute, and gaps in backward that appear in the middle row but not in the last one.
+# On a CPU, no gather overlaps with compute in any row, because the host waits for each gather at once. In the last row,
+# reductions do overlap with compute, because no gather is queued behind them. On a GPU, look for effects that a CPU
+# cannot show: forward gathers that overlap with the previous unit's compute, and gaps in backward that appear in the
+# middle row but not in the last one.
 
 # %% tags=["nbval-ignore-output"]
 show_record(
@@ -1050,9 +1073,10 @@ compute has gaps everywhere: a small model's kernels are shorter than their laun
 # %% [markdown]
 # ## What is still missing
 #
-# Two things, and you have seen both. On a host that computes, no gather is issued early in forward, and none in
-# backward unless the schedule issues the next unit's gather *before* this unit computes. That is prefetching, lab 07.
-# And a host that runs ahead gathers as fast as the link allows, long before the units are needed:
+# Two things are missing, and you have seen both. First, on a host that computes, no gather is issued early, in forward
+# or in backward, unless the schedule issues the next unit's gather *before* it computes the current unit. That is
+# prefetching, the subject of lab 07. Second, if the host runs ahead, units are gathered as fast as the link allows,
+# long before they are needed:
 
 # %%
 for name, run in runs.items():
@@ -1065,51 +1089,54 @@ assert runs["lab 05"].peak("active") == runs["lab 05"].peak("allocated") == runs
 assert runs["yours"].peak("active") / MIB > runs["lab 05"].peak("active") / MIB + whole
 
 # %% [markdown]
-# *Active* memory is allocated memory plus freed memory that still waits for an event. No more is allocated at a time
-# than in lab 05; but the host is so far ahead that freed gathers and gradients pile up: the additional 10.8 MiB are
-# nearly four times the size of the whole unsharded model. That is what the rate limiter is for, lab 08.
+# *Active* memory is allocated memory plus freed memory that still waits for an event. No more memory is allocated at
+# any one time than in lab 05. But the host is so far ahead that freed gathers and gradients pile up: the additional
+# 10.8 MiB of active memory are nearly four times the size of the whole unsharded model. The rate limiter of lab 08 is
+# the remedy.
 #
 # ## What to remember
 #
-# 1. A piece of work starts when it is queued, its stream is free, and the events its stream waits for have happened.
+# 1. A piece of work starts once it has been queued, its stream is free, and the events that its stream waits for have
+#    happened.
 # 2. To order two streams, one records an event and the other waits for it. A host that waits no longer runs ahead.
-# 3. A collective is ordered twice: behind the stream on which it is issued, and before the stream that waits for its
-#    handle. Waiting belongs just before the use, and once per gather.
+# 3. A collective is ordered twice: it comes after the work queued on the stream on which it is issued, and before any
+#    later work on the stream that waits for its handle. The wait belongs just before the data is used, once per gather.
 # 4. A missing wait raises no error. Check the order, not the values.
-# 5. Memory belongs to the stream that allocated it. Memory that another stream reads is recorded on that stream before
-#    it is freed, and becomes available only after the reader has finished.
-# 6. A communicator is one queue to the link: messages go in the order of issue, however urgent the next one is.
+# 5. Memory belongs to the stream that allocated it. Memory that another stream reads must be recorded on that stream
+#    before it is freed, and becomes available only after the reader has finished.
+# 6. A communicator is one queue to the link: messages travel in the order of issue, however urgent a later one is.
 #
 # ## Questions
 #
 # **1. Your overlapped FSDP is no faster than lab 05's on a GPU, and a profile shows the host waiting in the middle of
 # every step. What do you look for?** <details><summary>Answer</summary>Look for code that needs a value: `.item()`,
-# `print(loss)`, a comparison of tensors in an `if`, `nonzero`, a copy to the CPU. Each blocks the host until the device
-# has caught up, and everything issued afterwards comes late.</details>
+# `print(loss)`, a comparison of tensors in an `if`, `nonzero`, a copy to the CPU. Each of these blocks the host until
+# the device has caught up, and everything after that is issued late.</details>
 #
-# **2. Why does `begin_forward` let the gathers' stream wait for the compute stream, and why is once per step enough?**
+# **2. Why does `begin_forward` make the gathers' stream wait for the compute stream, and why is once per step enough?**
 # <details><summary>Answer</summary>The optimizer writes the shards on the compute stream, and gathers read them.
-# Nothing writes them until the next optimizer step, and a stream runs in order, so everything queued after the wait
-# runs after it.</details>
+# Nothing else writes them until the next optimizer step, and a stream runs in order, so everything queued after the
+# wait runs after it.</details>
 #
-# **3. Why not let the gathers' stream wait for compute before each free block is used again, instead of
-# `record_stream`?**
-# <details><summary>Answer</summary>That would be correct, but the next gather would start only when all compute queued
-# so far is over: no overlap. FSDP2 does without `record_stream` all the same. It copies what was gathered into the
-# parameters, on the compute stream; then the gathers' streams wait for an event behind that copy, and the reference to
-# the gathered buffer is dropped (`_wait_all_gather_streams_on_event`). So the gathers' streams wait for the work queued
-# before the unit's computation, but not for the computation itself, and the point at which memory is reusable does not
-# depend on timing.</details>
+# **3. Instead of calling `record_stream`, why not make the gathers' stream wait for compute before each freed block is
+# reused?**
+# <details><summary>Answer</summary>That would be correct, but the next gather would start only when all
+# compute queued so far had finished, so nothing would overlap. Nevertheless, FSDP2 does without `record_stream`. On the
+# compute stream, it copies the gathered data into the parameters; then the gathers' streams wait for an event behind
+# that copy, and the reference to the gathered buffer is dropped (`_wait_all_gather_streams_on_event`). So the gathers'
+# streams wait for the work queued before the unit's computation, but not for the computation itself, and the point at
+# which memory becomes reusable does not depend on timing.</details>
 #
 # **4. With two communicators, one for gathers and one for reductions, would the order of issue still matter?**
-# <details><summary>Answer</summary>Less: each has a queue of its own, and a gather need not stand behind a reduction.
-# They still share the wire (and the GPU's multiprocessors), so both become slower while they run at once. And the order
-# of the two on different ranks must not lead to a deadlock.</details>
+# <details><summary>Answer</summary>It would matter less. Each communicator has its own queue, so a gather does not have
+# to wait behind a reduction. The two still share the wire (and the GPU's multiprocessors), so both slow down while they
+# run at the same time. And the orders in which different ranks issue the two must not lead to a deadlock.</details>
 #
 # **5. On a CPU, what carries the messages while the host computes?**
-# <details><summary>Answer</summary>gloo's threads, or here the emulated link's. So messages do run beside compute, once
-# they are issued; a host that computes just issues them late. And real gloo messages need the processor that computes,
-# which the model leaves out.</details>
+# <details><summary>Answer</summary>gloo's threads
+# carry them, or here those of the emulated link. So messages do travel during compute, once they have been issued; a
+# host that computes merely issues them late. Real gloo messages also take time on the processor that computes, which
+# the model leaves out.</details>
 #
 # ## Further reading
 #
@@ -1119,5 +1146,5 @@ assert runs["yours"].peak("active") / MIB > runs["lab 05"].peak("active") / MIB 
 #   allocator; `Tensor.record_stream`.
 # - torch: `torch/distributed/fsdp/_runtime_utils.py` (`_init_streams`, `_root_pre_forward`, `_post_backward_hook`),
 #   `torch/distributed/fsdp/_fully_shard/_fsdp_param_group.py` (question 3), `torch/cuda/_sanitizer.py`.
-# - minifsdp: `fsdp/schedules/overlap.py`, the next rung; `course/machine/queues.py` and `hazards.py`: 6.1 and
-#   6.4, grown up.
+# - minifsdp: `fsdp/schedules/overlap.py`, the next rung; `course/machine/queues.py` and `hazards.py`, the full versions
+#   of 6.1 and 6.4.

@@ -10,9 +10,9 @@
 # %% [markdown]
 # # Lab 07: prefetch
 #
-# Communication has its own stream (lab 06), but a unit's gather is still issued only when the unit is reached, and the
-# computation then waits for it. This lab issues it earlier. In which order, at which moment, at what cost in memory?
-# And what happens if the ranks do not agree on the order?
+# Communication now has its own stream (lab 06), but a unit's gather is still issued only when the unit is reached, and
+# the unit's computation then waits for the gather. In this lab you issue the gather earlier. In what order should units
+# be gathered, at what moment, and at what cost in memory? And what happens if the ranks do not agree on the order?
 #
 # ![Backward with and without prefetch: the next gather before or after the
 # reduction](../slides/figures/overlap-backward.svg)
@@ -22,17 +22,17 @@
 #
 # **Afterwards you can**
 #
-# - record in which order a model uses its units, in forward and in backward, and say when that order may be trusted;
-# - place the next unit's gather where it overlaps: in forward, before a unit's backward (PRE) and after it (POST);
-# - predict to the byte the cost of each, and of more depth;
-# - explain why torch prefetches in backward although its host runs ahead, and why it does not in forward;
-# - predict whether ranks that gather in different orders get wrong values or hang, and turn both into an error.
+# - record the order in which a model uses its units, in forward and in backward, and say when to trust that order;
+# - issue the next unit's gather early: in forward, before a unit's backward (PRE) and after it (POST);
+# - predict the memory cost of each, and of prefetching more than one unit ahead, to the byte;
+# - explain why torch prefetches in backward although its host runs ahead, and why it does not prefetch in forward;
+# - predict whether ranks that gather in different orders get wrong values or hang, and turn either case into an error.
 #
-# **You need** lab 05 (units, hooks, what a rank holds), lab 06 (streams, events, a host that runs ahead).
+# **You need** lab 05 (units, hooks, the memory that a rank holds) and lab 06 (streams, events, a host that runs ahead).
 #
 # **Time** 65 minutes. **To run** on a laptop (gloo, 2 processes), on one GPU that the ranks share
-# (`MINIFSDP_SHARE_GPU=1`), or on a GPU node (NCCL, a rank per GPU). Order, bytes and values are those of your world;
-# what prefetching gains is measured over gloo on the CPU everywhere, and modelled for a host that runs ahead.
+# (`MINIFSDP_SHARE_GPU=1`), or on a GPU node (NCCL, a rank per GPU). Order, bytes and values are those of your setup.
+# The gain from prefetching is always measured over gloo on the CPU, and it is modelled for a host that runs ahead.
 # **Memory** a few MiB of tensors per rank; a process takes a few hundred MiB, mostly for torch itself.
 
 # %% tags=["setup"]
@@ -49,13 +49,13 @@ from minifsdp.fsdp import OverlapSchedule
 from minifsdp.fsdp.unit import Unit
 
 # %% [markdown]
-# ## What hurts now
+# ## The time lost without prefetch
 #
-# A *schedule* decides when a unit gathers, frees and reduces. It receives six events: the start of forward, before and
-# after a unit's forward, before and after its backward, and the end of backward. Here is torch's order without any
-# prefetch, on top of minifsdp's `OverlapSchedule` (which knows the streams): a gather is issued when its unit is
-# reached, a reduction as soon as the unit's gradients are complete. Each reduction is waited for just before the next
-# one is issued.
+# A *schedule* decides when a unit is gathered, freed and reduced. It is called at six events: the start of forward,
+# before and after a unit's forward, before and after its backward, and the end of backward. The next cell implements
+# torch's order without any prefetch, on top of minifsdp's `OverlapSchedule` (which manages the streams). A gather is
+# issued when its unit is reached, and a reduction is issued as soon as the unit's gradients are complete. Each
+# reduction is waited for just before the next one is issued.
 
 # %%
 import dataclasses
@@ -115,10 +115,10 @@ def on_paper(schedule: Any, settings: Settings = TIMED) -> Program:
 
 
 # %% [markdown]
-# To show the lost time without the noise of a busy machine, we run this program (its kernels, collectives and
-# waits, in order) on paper: in virtual time, on a 20 GFLOP/s laptop whose host does the computing, over a link
-# with 2 ms latency and 50 MB/s. This is a model, not measured; the measurement follows further down, next to the
-# model.
+# To show the lost time without the noise of a busy machine, we run this program (its kernels, collectives and waits, in
+# order) on paper, that is, in virtual time. The machine on paper is a 20 GFLOP/s laptop whose host does the computing,
+# and its link has a latency of 2 ms and a bandwidth of 50 MB/s. The times are modelled, not measured; the measurement
+# follows further down, next to the model's prediction.
 
 # %%
 LAPTOP = Hardware(
@@ -147,36 +147,38 @@ plots.timeline(
 )
 
 # %% [markdown]
-# Look at backward: a unit's reduction is queued on the link *before* the next unit's gather. A link, and the queue of
-# an NCCL communicator, carries one message after the other. So the next unit waits for two messages, although it needs
-# one. (minifsdp's `OverlapSchedule` postpones the reduction until the next gather is issued. torch does not, so this
-# lab does not either.)
+# Look at backward: a unit's reduction is queued on the link *before* the next unit's gather. A link carries one message
+# after the other, and so does the queue of an NCCL communicator. So the next unit waits for two messages, although it
+# needs only one. (minifsdp's `OverlapSchedule` postpones the reduction until the next gather has been issued. torch
+# does not, so this lab does not either.)
 #
 # ## 7.1 Record the order
 #
 # *12 minutes, medium*
 #
-# Gathering early requires knowing which unit comes next. A PyTorch model is a program, so its order is unknown before
-# it runs. But it mostly runs as it ran before. Two records:
+# To gather a unit early, the schedule has to know which unit comes next. A PyTorch model is a program, so the order of
+# its units is unknown before it runs. But the order is usually the same as in earlier runs. So the schedule keeps two
+# records:
 #
-# - **forward**: the order of the *first iteration*, an iteration being a forward and its backward. It is kept
-#   permanently and assumed to be *static*, as in torch (which notes a unit's first use only).
+# - **forward**: the order of units in the forward of the *first iteration* (an iteration is a forward and its
+#   backward). This record is kept permanently, because the order is assumed to be *static*, as in torch (which notes
+#   only the first use of each unit).
 # - **backward**: the units of *this* iteration whose backward is still to come, in the order in which their forwards
-#   ended. Backward runs through it from its end.
+#   ended. Backward works through this record from its end.
 #
-# The order must hold for a unit that is called twice in a forward (each call counts), and a forward without a backward
-# (`no_grad`, an evaluation) must not leave entries that affect later steps.
+# The records must also be correct for a unit that is called twice in a forward (each call counts). And a forward
+# without a backward (under `no_grad`, as in an evaluation) must not leave entries that affect later steps.
 
 
 # %% tags=["shown"]
 @dataclass
 class Order:
-    """In which order units run.
+    """The order in which units run.
 
     Attributes:
-        forward: each call in the forward of the first iteration; empty until that iteration is over.
-        seen: each call that has begun in the forward under way, or in the last one.
-        ahead: those whose backward is to come, a unit for each call, the next one last.
+        forward: every call in the forward of the first iteration; empty until that iteration has ended.
+        seen: every call that has begun in the current forward, or in the last one if none is under way.
+        ahead: the units whose backward is still to come, one entry for each call, the next one last.
     """
 
     forward: list[Unit] = field(default_factory=list)
@@ -189,16 +191,17 @@ Event = Literal["begin forward", "pre-forward", "post-forward", "pre-backward", 
 # %% [markdown]
 # | event | what it means for `order` |
 # |---|---|
-# | `begin forward` | `seen` and `ahead` begin empty, whatever was left in them (a backward may have raised) |
-# | `pre-forward` | a call of `unit` begins: it is the last in `seen` |
-# | `post-forward` | a call of `unit` ends: it is the last in `ahead`, if `backward_follows` |
-# | `pre-backward` | its backward begins: remove its **last** entry in `ahead`, if it has one, and all after it |
-# | `end backward` | `ahead` is empty; `forward`, if it is still empty, becomes a copy of `seen` |
+# | `begin forward` | `seen` and `ahead` become empty, whatever was left in them (a backward may have raised an error) |
+# | `pre-forward` | a call of `unit` begins: `unit` becomes the last entry of `seen` |
+# | `post-forward` | a call of `unit` ends: `unit` becomes the last entry of `ahead`, if `backward_follows` |
+# | `pre-backward` | the backward of `unit` begins: remove its **last** entry in `ahead`, if any, and all after it |
+# | `end backward` | `ahead` becomes empty; `forward`, if it is still empty, becomes a copy of `seen` |
 #
-# Why all behind it? This backward has skipped those units (their outputs were not used); otherwise they would have come
-# first. A unit that was called twice reports its backward once, when it begins, with its last call.
+# Why are all entries after it removed? Backward has skipped those units (their outputs were not used); otherwise they
+# would have come first. A unit that was called twice reports its backward only once, when the backward of its last call
+# begins.
 #
-# Predict: a root, 5 blocks in it, block 2 called twice in a row. How long is `ahead` when forward ends?
+# Predict: a root contains 5 blocks, and block 2 is called twice in a row. How long is `ahead` when forward ends?
 
 # %%
 predict("7.1", ..., "entries of `ahead` after a forward of root and 5 blocks, one of them called twice")
@@ -207,12 +210,12 @@ predict("7.1", ..., "entries of `ahead` after a forward of root and 5 blocks, on
 # %% tags=["exercise-7.1"]
 @exercise("7.1")
 def record(order: Order, event: Event, unit: Unit | None = None, backward_follows: bool = False) -> None:
-    """Keep `order` up to date: forward's order from the first iteration, `seen` and `ahead` in every one.
+    """Keep `order` up to date: `forward` in the first iteration, `seen` and `ahead` in every iteration.
 
     Args:
-        order: three lists of units (`forward`, `seen`, `ahead`); change them, or put others in their place.
+        order: three lists of units (`forward`, `seen`, `ahead`); change them in place, or replace them.
         event: one of the five events in the table.
-        unit: whose event it is; None for those of the whole model.
+        unit: the unit to which the event belongs; None for an event of the whole model.
         backward_follows: used for `post-forward` only; False if the forward runs under `no_grad`.
     """
     ...
@@ -242,11 +245,11 @@ outcome("7.1", length, how="computed", slips=slips)
 print("forward's order:", *order.forward)
 
 # %% [markdown]
-# ## The schedule that your pieces make
+# ## The schedule that uses your functions
 #
-# It is `Unhurried` with four pieces to fill in. The plain pieces below keep the present behaviour; yours replace them.
-# `gather` starts a unit's gather on the stream for gathers, and does nothing if that was done already: a gather is
-# never issued for a unit that is whole or on its way.
+# This schedule is `Unhurried` with four functions to fill in, called its *pieces*. The plain pieces below keep the
+# present behaviour, until yours replace them. `gather` starts a unit's gather on the stream for gathers. It does
+# nothing for a unit that is whole already or on its way, so no gather is issued twice.
 
 
 # %%
@@ -386,23 +389,24 @@ seen = {"none": launch(train, RANKS, NONE, 1)[0]}
 print("none:", seen["none"]["log"])
 
 # %% [markdown]
-# The log of one step, with forward and backward shown separately: `g2` unit 2's gather is issued, `[2]` it computes,
-# `f2` it is freed, `r2` its reduction is issued; R is the root.
+# This is the log of one step; `|` separates forward from backward. `g2` means that unit 2's gather is issued, `[2]`
+# that unit 2 computes, `f2` that it is freed, and `r2` that its reduction is issued. R is the root.
 #
 # ## 7.2 Prefetch in forward
 #
 # *10 minutes, medium*
 #
-# When a unit's forward begins, its own gather is issued first, because it is needed first and the link keeps the order.
-# Then come the next units' gathers, then the wait for its own. On a GPU `wait_gather` makes the compute stream wait and
-# the host goes on at once; on CPU it blocks the host, so the next gathers must be issued before. (torch prefetches
-# after the wait, `_pre_forward_unshard` in `torch/distributed/fsdp/_runtime_utils.py`: there the wait blocks a stream,
-# not the host.)
+# When a unit's forward begins, the unit's own gather is issued first, because its data is needed first and the link
+# keeps the order. Then the gathers of the next units are issued, and only then comes the wait for the unit's own
+# gather. On a GPU, `wait_gather` makes the compute stream wait, and the host goes on at once. On a CPU it blocks the
+# host, so the next gathers must be issued before the wait. (torch prefetches after the wait, in `_pre_forward_unshard`
+# of `torch/distributed/fsdp/_runtime_utils.py`. This works because the wait there blocks a stream, not the host.)
 #
-# Nothing is gathered ahead without a record, or once this forward has departed from the recorded order: a wrong guess
-# costs a message and memory, and gains nothing.
+# No unit is gathered ahead as long as there is no record, or once the current forward has departed from the recorded
+# order: a wrong guess costs a message and memory, and gains nothing.
 #
-# How many bytes of gathered parameters does a rank hold at most in forward, with depth 1? The units' sizes:
+# At most how many bytes of gathered parameters does a rank hold in forward, with depth 1? The next cell prints the
+# units' sizes.
 
 # %%
 padded = [closed_form.Setting(RANKS).padded(sum(unit)) for unit in SIZES.units]
@@ -414,15 +418,16 @@ predict("7.2", ..., "most bytes of gathered parameters on a rank, forward prefet
 # %% tags=["exercise-7.2"]
 @exercise("7.2")
 def pre_forward(schedule: LabSchedule, unit: Unit) -> None:
-    """A call of `unit` begins: issue its gather, then those of the next units of forward, then wait for it alone.
+    """When a call of `unit` begins, issue its gather, then the next units' gathers, then wait for its gather only.
 
     Args:
-        schedule: has `gather(unit)`, `depth` (how many calls ahead, where two calls of one unit count as two; None:
-            all), and `order` with the lists `forward` and `seen`, of which `seen` ends with this very call.
+        schedule: has `gather(unit)`; `depth`, the number of calls to gather ahead (two calls of one unit count as two;
+            None means all); and `order` with the lists `forward` and `seen`. The last entry of `seen` is the current
+            call.
         unit: has `wait_gather()`.
 
-    The next ones are those that follow in `order.forward`, provided that all calls seen so far are those recorded, in
-    the same order. In the first iteration `order.forward` is empty.
+    The next units are those that follow in `order.forward`, provided that all calls seen so far are the recorded ones,
+    in the same order. In the first iteration, `order.forward` is empty.
     """
     ...
 
@@ -439,18 +444,21 @@ slips = {
 outcome("7.2", seen["forward"]["unsharded"], ranks=RANKS, slips=slips)
 
 # %% [markdown]
-# The root's gather is followed at once by block 0's, before any computation, and block 0's by block 1's: while a block
-# computes, the next one is on its way. Two blocks are whole instead of one.
+# Block 0's gather is now issued right after the root's, before any computation, and each later block's gather is issued
+# before the previous block computes. While one block is being computed, the next one is on its way, so two blocks are
+# whole instead of one.
 #
 # ## 7.3 Prefetch in backward: PRE
 #
 # *8 minutes, medium*
 #
-# `BACKWARD_PRE`: when a unit's backward begins, its own gather is issued, if it is not there yet, then the next unit's,
-# *before* the gradients are computed. `ahead` has the next units. The reduction is issued once the gradients are
-# complete, so it stands behind that gather. The price: one more unit is whole while gradients are computed.
+# With `BACKWARD_PRE`, a unit's own gather is issued when its backward begins, unless the unit has been gathered
+# already. Then the next unit's gather is issued, *before* the gradients are computed. The next units are found in
+# `ahead`. The reduction is issued once the gradients are complete, so it is queued behind that gather. The price is
+# that one more unit is whole while gradients are being computed.
 #
-# A `depth` of None gathers all there are. How many bytes of gathered parameters is that, at most?
+# With a `depth` of None, all remaining units are gathered. At most how many bytes of gathered parameters does a rank
+# then hold?
 
 # %%
 predict("7.3", ..., "most bytes of gathered parameters on a rank, PRE, depth None")
@@ -459,14 +467,15 @@ predict("7.3", ..., "most bytes of gathered parameters on a rank, PRE, depth Non
 # %% tags=["exercise-7.3"]
 @exercise("7.3")
 def pre_backward(schedule: LabSchedule, unit: Unit) -> None:
-    """The backward of `unit` begins: issue its gather, then those of the next units, then wait for it alone.
+    """When the backward of `unit` begins, issue its gather, then the next units' gathers, and wait for its own only.
 
     Args:
-        schedule: has `gather(unit)`, `depth` (how many entries of `ahead`; None: all there are), and `order` with the
-            list `ahead`: the units whose backward is to come, the next one last; `unit` has left it already.
+        schedule: has `gather(unit)`; `depth`, the number of entries of `ahead` to gather (None means all); and `order`
+            with the list `ahead`: the units whose backward is still to come, the next one last. `unit` is no longer in
+            it.
         unit: has `wait_gather()`.
 
-    `order.ahead` is kept by `record`: leave it as it is.
+    `record` maintains `order.ahead`, so leave the list as it is.
     """
     ...
 
@@ -481,19 +490,21 @@ slips = {"depth 1": padded[0] + 2 * padded[1], "the root is whole, too": sum(pad
 outcome("7.3", seen["PRE, all"]["unsharded"], ranks=RANKS, slips=slips)
 
 # %% [markdown]
-# With depth None all parameters are whole when backward begins: at that moment sharding saves no parameter memory.
-# (And as many reductions may be under way as units are gathered ahead, each with its unsharded gradient.)
+# With depth None, all parameters are whole when backward begins, so at that moment sharding saves no parameter memory.
+# (In addition, as many reductions may be under way as units are gathered ahead, and each of them holds its unsharded
+# gradient.)
 #
 # ## 7.4 Prefetch in backward: POST
 #
 # *8 minutes, medium*
 #
-# `BACKWARD_POST` waits until the unit is freed: free, gather the next, and then issue this one's reduction. The gather
-# still precedes the reduction on the link. But it is issued after the unit's computation, so on a host that computes it
-# has nothing to overlap with. It saves only the wait for the reduction.
+# `BACKWARD_POST` prefetches only after the unit has been freed: it frees the unit, gathers the next one, and then
+# issues the freed unit's reduction. The gather still precedes the reduction on the link. But it is issued after the
+# unit's computation, so on a host that computes, it has nothing to overlap with. POST saves only the wait for the
+# reduction.
 #
-# At most, how many more bytes of gathered parameters does POST with depth 1 hold than no
-# prefetch at all?
+# At the peak, how many more bytes of gathered parameters does a rank hold under POST with depth 1 than without any
+# prefetch?
 
 # %%
 predict("7.4", ..., "bytes of gathered parameters at the peak that POST, depth 1, adds to no prefetch")
@@ -502,15 +513,15 @@ predict("7.4", ..., "bytes of gathered parameters at the peak that POST, depth 1
 # %% tags=["exercise-7.4"]
 @exercise("7.4")
 def post_backward(schedule: LabSchedule, unit: Unit) -> None:
-    """The gradients of `unit` are complete: free its parameters, gather the next units of backward, reduce.
+    """When the gradients of `unit` are complete, free its parameters, gather the next units of backward, and reduce.
 
     Args:
-        schedule: has `free(unit)`, `gather(unit)`, `reduce(unit)` (each issues, none waits for what it issues),
-            `depth` (how many entries of `ahead`; None: all there are), and `order` with the list `ahead`: the units
-            whose backward is to come, the next one last.
-        unit: the unit.
+        schedule: has `free(unit)`, `gather(unit)` and `reduce(unit)`, each of which issues its work and does not wait
+            for it; `depth`, the number of entries of `ahead` to gather (None means all); and `order` with the list
+            `ahead`: the units whose backward is still to come, the next one last.
+        unit: the unit whose backward has just ended.
 
-    Choose the order so that this function never makes two units whole at once, and no gather is
+    Choose the order of the three so that this function never makes two units whole at once, and so that no gather is
     queued behind this reduction.
     """
     ...
@@ -531,8 +542,8 @@ outcome("7.4", added, ranks=RANKS, slips={"that is PRE": padded[1]})
 # %% [markdown]
 # ### Measured: the same values
 #
-# When a message is issued does not change its content. The losses of three steps, bit for bit, next
-# to those of the first schedule, which does one thing at a time (`SyncSchedule`):
+# The moment at which a message is issued does not change its content. The next cell compares the losses of three steps,
+# bit for bit, with those of the first schedule, which does one thing at a time (`SyncSchedule`).
 
 # %%
 for name, each in seen.items():
@@ -540,13 +551,14 @@ for name, each in seen.items():
 assert all(each["losses"] == reference for each in seen.values()), "a schedule may change when, not what"
 
 # %% [markdown]
-# ### Measured: what it costs (C15)
+# ### Measured: the memory cost of each kind of prefetch (C15)
 #
-# The closed form is independent of the schedules' code. The unit that computes and the units gathered ahead are whole:
-# without prefetch R + B (root and largest block), with depth d R and the largest d + 1 neighbours; with POST the unit
-# itself is already freed, so d of them. The gradients are the root's, the unit's, and those under reduction: at most as
-# many as units are gathered ahead. (On gloo each of these also receives the other ranks' parts, (N - 1) / N of its
-# unit, which minifsdp sums; NCCL needs no such memory.)
+# The closed form is independent of the schedules' code. The unit being computed and the units gathered ahead are whole.
+# Without prefetch these are the root and the largest block, R + B; with depth d, they are R and the largest d + 1
+# neighbouring blocks. Under POST the unit itself has already been freed, so only d blocks count. The gradients held are
+# those of the root, of the unit being computed, and of the units whose reduction is under way: at most as many as are
+# gathered ahead. (On gloo, each of these reductions also receives the other ranks' parts, (N - 1) / N of its unit,
+# which minifsdp sums. NCCL needs no such memory.)
 
 # %% tags=["C15"]
 AHEAD: dict[str, dict[str, Any]] = {
@@ -604,8 +616,8 @@ plots.curve(
 )
 
 # %% [markdown]
-# The same steps in the explorer. Compare `none` with `PRE`: when is the next block whole, and which gather is under way
-# (hatched) while a block's gradient is reduced?
+# The next cell shows the same steps in the explorer. Compare `none` with `PRE`: when is the next block whole, and which
+# gather is under way (hatched) while a block's gradient is being reduced?
 
 # %% tags=["nbval-ignore-output"]
 from minifsdp.course.explore.page import show
@@ -634,13 +646,13 @@ show(
 )
 
 # %% [markdown]
-# ## What it buys
+# ## The gain from prefetch
 #
-# ### Measured: prefetch on an emulated link, and the model beside it (C15)
+# ### Measured: prefetch on an emulated link, next to the model (C15)
 #
-# Two ranks over gloo on an emulated link of 2 ms and 50 MB/s, on the CPU even where there are GPUs. The schedules take
-# turns, step by step. The model gets the programs, the link's two numbers and each schedule's measured compute seconds,
-# and predicts the waiting.
+# Two ranks run over gloo on an emulated link of 2 ms and 50 MB/s, on the CPU even where there are GPUs. The schedules
+# take turns, step by step. The model is given the programs, the link's two numbers and each schedule's measured compute
+# time, and predicts the time spent waiting.
 
 # %% tags=["C15", "nbval-ignore-output"]
 schedules = {name: partial(LabSchedule, pieces=pieces) for name, pieces in (("none", NONE), ("both", BOTH))}
@@ -661,10 +673,12 @@ plots.versus(
 )
 
 # %% [markdown]
-# (These are medians of a few steps. A busy machine shifts them, and the model's even more, because its kernels come
-# from one recorded step. `minifsdp/course/machine/versus.py` lists its other omissions.)
+# (These are medians of a few steps. A busy machine shifts them, and it shifts the model's predictions even more,
+# because the model's kernels come from a single recorded step. `minifsdp/course/machine/versus.py` lists what else the
+# model leaves out.)
 #
-# The same without the noise, on the laptop on paper, and on one whose host runs ahead of a device of the same speed:
+# The next cell repeats the comparison without the noise, on the laptop on paper and on a similar machine whose host
+# runs ahead of a device of the same speed.
 
 # %%
 programs = {
@@ -697,14 +711,14 @@ plots.timeline(
 )
 
 # %% [markdown]
-# One unit ahead closes the gap. More depth helps if units differ in size and a large gather needs more than one unit's
-# computation to overlap with; 7.3 shows its cost. torch's depth is 1. With a host that runs ahead POST is as fast as
-# PRE, because the host issues POST's gather long before the device gets there. (But on the device the freed unit's
-# memory is not available by then; lab 08 explains this.)
+# Prefetching one unit ahead closes the gap. A greater depth helps if units differ in size and one unit's computation is
+# too short to hide a large gather; 7.3 shows its cost. torch uses a depth of 1. With a host that runs ahead, POST is as
+# fast as PRE, because the host issues POST's gather long before the device reaches that point. (But by then, the freed
+# unit's memory is not yet available on the device; lab 08 explains why.)
 #
-# ### Break it: the same lines in another order
+# ### Break it: the same lines in a different order
 #
-# 7.4 with its last two steps exchanged: reduce, and then gather.
+# In the next cell, the last two steps of 7.4 are exchanged: it reduces first and gathers afterwards.
 
 
 # %%
@@ -719,21 +733,22 @@ BEHIND = NONE._replace(post_backward=behind_the_reduction)
 in_milliseconds({"POST behind the reduction": on_paper(partial(LabSchedule, pieces=BEHIND))})
 
 # %% [markdown]
-# One line lower, and prefetching has no effect, on either host. Values and bytes are right; only the order of events
-# shows the mistake.
+# With the gather after the reduction, prefetching has no effect on either host. Values and bytes are still right; only
+# the order of events reveals the mistake.
 #
 # ### Why prefetch at all, if the host runs ahead? (C15)
 #
-# Without any prefetch a host that runs ahead reaches the next unit long before the device does, and issues its gather
-# then. In forward that is early enough. In backward the reduction of the previous unit stands in between. It is issued
-# first, it cannot start before that unit's gradients are computed, and a communicator's collectives run in order of
-# issue on one stream (FSDP paper, 3.3.2). So the gather waits for the reduction, the reduction for the computation, and
-# the next unit's computation for the gather. Backward prefetch changes this *order of issue*.
+# Even without prefetch, a host that runs ahead reaches the next unit long before the device does, and issues the unit's
+# gather at that point. In forward, that is early enough. In backward, the reduction of the previous unit is in the way:
+# it is issued first, it cannot start before that unit's gradients have been computed, and a communicator's collectives
+# run in order of issue on one stream (FSDP paper, 3.3.2). So the gather waits for the reduction, the reduction waits
+# for the computation, and the next unit's computation waits for the gather. Backward prefetch changes this *order of
+# issue*.
 #
-# The paper's text reports about 18 % for GPT-175B (section 5). Its points, read off a copy of figure 6(b), are 142.4
-# and 173.5 TFLOPS per GPU on 128 GPUs, without prefetch and with it: 21.8 % more with it, or 18 % less without. Without
-# such a machine, this lab records the program of a model of that width on paper, as rank 0 of a large world, and runs
-# it in virtual time with the numbers of a data sheet.
+# The paper's text reports a gain of about 18 % for GPT-175B (section 5). Its figure 6(b), read off a copy, shows 142.4
+# TFLOPS per GPU without prefetch and 173.5 with it, on 128 GPUs. That is 21.8 % more with prefetch, or 18 % less
+# without it. This lab has no such machine. Instead, it records the program of a model of that width on paper, as rank 0
+# of a large world, and runs it in virtual time with the numbers from a data sheet.
 
 # %% tags=["C15"]
 shape = SHAPES["GPT-175B-like"]
@@ -790,18 +805,19 @@ plots.timeline(
 )
 
 # %% [markdown]
-# The whole-model line adds the layers that were not recorded, each taken to be like layer 2. What the model leaves out:
-# NCCL's kernels take multiprocessors and memory bandwidth from the compute kernels; a shared network does not deliver
-# its nominal bandwidth to every user; ranks wait for the slowest. Kernels are taken to reach 60 % of the peak. The gain
-# is the time of a layer's two messages relative to its computation, so it follows from the assumed bandwidth: the model
-# gives its sign and reason, the hardware its size.
+# The time printed for the whole model includes the layers that were not recorded, each of which is assumed to behave
+# like layer 2. The model leaves out three effects: NCCL's kernels take multiprocessors and memory bandwidth away from
+# the compute kernels, a shared network does not deliver its nominal bandwidth to every user, and ranks wait for the
+# slowest one. Kernels are assumed to reach 60 % of the peak. The gain depends on how long a layer's two messages take
+# relative to its computation, and therefore on the assumed bandwidth. So the model shows that there is a gain, and why;
+# the size of the gain depends on the hardware.
 #
 # ### And in forward? (C15)
 #
-# torch has `forward_prefetch`, off by default: "only useful for CPU-bound workloads", says its documentation. Three
-# blocks of width 1024 on 2 ranks, on an A100 with a link of 100 GB/s. In one case the host runs ahead; in the other it
-# waits in every block for a value from the device (a logged loss, a routing decision: `.item()`). The host gets slower
-# from column to column; `launch` is its time per kernel.
+# torch has an option `forward_prefetch`, which is off by default; its documentation calls it "only useful for CPU-bound
+# workloads". The next cell models three blocks of width 1024 on 2 ranks, each an A100 with a link of 100 GB/s. In one
+# case the host runs ahead. In the other case it waits in every block for a value from the device, as `.item()` does for
+# a logged loss or a routing decision. The host gets slower from column to column; `launch` is its time per kernel.
 
 
 # %% tags=["C15"]
@@ -868,12 +884,12 @@ plots.lines(
 )
 
 # %% [markdown]
-# A host that runs ahead issues the gather of a block while the block before it computes, with or without forward
-# prefetch; there is no reduction in forward to stand in between. On a host that is held up in every block, as on CPU,
-# prefetching gains the part of each gather that compute can hide: with these blocks 0.83 of the 0.91 ms that three
-# gathers take. A host about as slow as its device (here at 32 us a kernel) is hardly ahead, issues gathers slightly
-# late, and prefetch gains a tenth. With an even slower host the device waits for kernels, and every gather has enough
-# time.
+# A host that runs ahead issues the gather of a block while the previous block is being computed, with or without
+# forward prefetch; in forward, there is no reduction in the way. On a host that is held up in every block, as on a CPU,
+# prefetching saves the part of each gather that compute can hide: with these blocks, 0.83 of the 0.91 ms that three
+# gathers take. A host that is about as slow as its device (here at 32 us per kernel) is hardly ahead and issues gathers
+# slightly late, so prefetch gains a tenth. With an even slower host, the device waits for kernels, and every gather has
+# enough time.
 
 # %% tags=["nbval-ignore-output"]
 show_record(
@@ -889,12 +905,12 @@ say, the order is all that can be compared.
 )
 
 # %% [markdown]
-# ## What if the ranks disagree
+# ## What happens if the ranks disagree
 #
-# A collective has no name. The third all-gather of one rank meets the third all-gather of the others, whatever it is
-# for. So all ranks must gather in the same order, and prefetching changes orders. Take a model in which each rank
-# chooses its own order of blocks (a data-dependent branch, a random order from differing seeds, iteration over a set).
-# All blocks have the same size.
+# A collective has no name. The third all-gather of one rank is matched with the third all-gather of the others,
+# whatever its purpose. So all ranks must gather in the same order, and prefetching changes that order. Take a model in
+# which each rank chooses its own order of blocks, through a data-dependent branch, a random order from differing seeds,
+# or iteration over a set. All blocks have the same size.
 #
 # Block 0 has 133,665 elements, 133,666 with padding. Rank 0 gathers it while rank 1 gathers block 1. How many of the
 # elements in rank 0's buffer for block 0 then really belong to block 0?
@@ -979,14 +995,16 @@ for rank, (said, right, losses) in enumerate(disorder):
 assert all(abs(found - should) > 1e-3 for _, _, losses in disorder for found, should in losses)
 
 # %% [markdown]
-# No error, no warning, and losses that look like training: each trained block consists of halves of two different
-# blocks. Without a reference run the error goes unnoticed.
+# There is no error and no warning, and the losses look like those of normal training. But the parameters that each rank
+# gathered for blocks 0 and 1 consist of halves of two different blocks. Without a reference run, the mistake goes
+# unnoticed.
 #
-# If the blocks differ in size, gloo ends one process at once ("Received data size doesn't match expected size") and the
-# other loses its connection; NCCL by itself checks nothing. And if one rank skips a block (a layer dropped at random),
-# it has one message fewer than the other, and sooner or later both wait for each other forever: with gloo the hosts
-# wait, in `wait()`; with NCCL the streams do, and each host runs on until it needs a value, here the loss. One step of
-# each case, with a limit of 5 seconds:
+# If the blocks differ in size, gloo ends one process at once ("Received data size doesn't match expected size"), and
+# the other loses its connection; NCCL itself checks nothing. If one rank skips a block (a layer dropped at random), it
+# issues one message fewer than the other, and sooner or later the two wait for each other forever. With gloo, the hosts
+# wait in `wait()`. With NCCL, the streams wait, and each host runs on until it needs a value, here the loss. The next
+# cell runs one step with the same order on both ranks, and one in which a rank leaves out a block, with a limit of 5
+# seconds.
 
 # %% tags=["nbval-ignore-output"]
 for what, ways in (("same order", [WAYS[0]] * 2), ("one left out", [WAYS[0], [0, 1, 2, 4]])):
@@ -996,37 +1014,37 @@ for what, ways in (("same order", [WAYS[0]] * 2), ("one left out", [WAYS[0], [0,
         print(f"{what}: {error}")
 
 # %% [markdown]
-# A job on hundreds of GPUs looks like this for ten minutes, until its watchdog ends it.
+# A job on hundreds of GPUs hangs like this for ten minutes, until its watchdog ends it.
 #
 # ## 7.5 Compare the order
 #
 # *10 minutes, medium*
 #
-# Before a gather, all ranks exchange the unit's number among all units, 8 bytes. If they disagree, *all* of them raise:
-# a single rank that raised would leave the others waiting. The message names the first rank that differs from rank 0,
-# and the units that the two are about to gather. (torch does this in the first iteration under
-# `TORCH_DISTRIBUTED_DEBUG=DETAIL`, and in later ones only warns if a rank leaves its own order:
-# `torch/distributed/fsdp/_exec_order_utils.py`.)
+# Before a gather, the ranks exchange the number of the unit that each of them is about to gather, which takes 8 bytes.
+# If they disagree, *all* of them raise an error: if only one rank did, the others would be left waiting. The message
+# names the first rank that differs from rank 0, and the units that the two are about to gather. (torch makes this check
+# in the first iteration under `TORCH_DISTRIBUTED_DEBUG=DETAIL`. In later iterations it only warns if a rank departs
+# from its own order: `torch/distributed/fsdp/_exec_order_utils.py`.)
 
 
 # %% tags=["exercise-7.5"]
 @exercise("7.5")
 def check_order(number: int, names: list[str], group: Group, device: torch.device) -> None:
-    """Raise on every rank unless all are about to gather the same unit.
+    """Raise an error on every rank unless all ranks are about to gather the same unit.
 
     Args:
         number: this rank's unit, as an index into `names`.
-        names: of all units, the same on every rank.
+        names: the names of all units, the same on every rank.
         group: the participating ranks, either all ranks or a subset; `group.size()` is their number.
-        device: where tensors must be for a collective of this group.
+        device: the device on which tensors must be for a collective of this group.
 
-    Use a single blocking all-gather of one int64 per rank: `comm.all_gather(output, shard, group)`, output [N], shard
-    [1], both of the same dtype. Afterwards every rank knows all numbers.
+    Use a single blocking all-gather of one int64 per rank: `comm.all_gather(output, shard, group)`, with output [N] and
+    shard [1], both of the same dtype. Afterwards every rank knows all numbers.
 
     Raises:
         RuntimeError: on all ranks, with the same message. The message contains `rank r`, where r is the first rank
             whose number differs from rank 0's, and the names of the units that ranks r and 0 are about to gather. It
-            mentions no other rank. Ranks are counted in the group.
+            mentions no other rank. Ranks are numbered within the group.
     """
     ...
 
@@ -1052,64 +1070,68 @@ for rank, ran in enumerate(launch(run_cases, RANKS, CASES)):
         print(f"rank {rank}, {what}: {said}, after {steps} steps")
 
 # %% [markdown]
-# In the first iteration both the silent case and the hang become an error, at the first unit that differs. Later
-# nothing is compared: ranks that diverge in step 2 train on wrong values, and a rank that skips a block hangs.
-# Comparing in every step costs a small message per unit and blocks the host, so it is for debugging.
+# In the first iteration, both the silent case and the hang become an error at the first unit that differs. In later
+# iterations nothing is compared: ranks that diverge in step 2 train on wrong values, and a rank that skips a block
+# hangs. Comparing in every step costs a small message per unit and blocks the host, so it is useful only for debugging.
 #
 # ## What is still missing
 #
-# Nothing here limits prefetching. With depth None the whole model is gathered, and a host that runs ahead does the same
-# without any prefetch: it issues one gather after another, long before the device has released older memory. On CPU
-# this cannot happen; on a GPU it causes out-of-memory errors or steps many times slower. The next lab holds the host
-# back (`minifsdp/fsdp/schedules/rate_limit.py`).
+# Nothing here limits prefetching. With depth None, the whole model is gathered, and a host that runs ahead does the
+# same without any prefetch: it issues one gather after another, long before the device has released older memory. On a
+# CPU this cannot happen; on a GPU it causes out-of-memory errors, or makes steps many times slower. The next lab holds
+# the host back (`minifsdp/fsdp/schedules/rate_limit.py`).
 #
 # ## What to remember
 #
 # 1. A schedule decides the order of issue. A link carries one message at a time, so every message before a gather
-#    delays the computation that waits for it.
-# 2. Forward's order is recorded once and assumed to be static; backward's order is recorded afresh in every
-#    forward. Nothing is gathered on a guess.
-# 3. PRE: own gather, the next one's, compute. One unit more. POST: free, the next gather, then the reduction. With
-#    depth 1, on a host that computes, not one byte more. More than one ahead rarely pays.
+#    delays the computation that waits for the gather.
+# 2. The order of forward is recorded once and assumed to be static; the order of backward is recorded afresh in every
+#    forward. No unit is gathered on a guess.
+# 3. PRE issues the unit's own gather, then the next unit's, and then computes; one more unit is whole. POST frees the
+#    unit, gathers the next one and then reduces; with depth 1, on a host that computes, it holds not one byte more.
+#    Prefetching more than one unit ahead rarely pays.
 # 4. A host that is well ahead needs no prefetch in forward, but does need it in backward, because of the
 #    reduction in the same queue.
-# 5. Collectives have no names: without the same order on all ranks you get silent wrong values or a hang.
+# 5. Collectives have no names: unless the order is the same on all ranks, you get wrong values without an error, or a
+#    hang.
 #
 # ## Questions
 #
-# **1. Layers are dropped at random, drawn anew in every step, from the same seed on all ranks. What does forward
-# prefetch do, and what does backward prefetch do?**
-# <details><summary>Answer</summary>All ranks agree, so nothing is wrong. Forward's record is the first iteration's:
-# from the first missing or new layer on, nothing is gathered ahead in that forward (in torch, whose record is looked up
-# by unit, a dropped layer is gathered for nothing). Backward follows this iteration's forward, and prefetches
-# well.</details>
+# **1. Layers are dropped at random. They are drawn anew in every step, from the same seed on all ranks. What does
+# forward prefetch do, and what does backward prefetch do?**
+# <details><summary>Answer</summary>All ranks agree, so the values are right. The record for forward is that of the
+# first iteration: from the first missing or additional layer on, nothing is gathered ahead in that forward. (In torch,
+# which looks up its record by unit, a dropped layer is gathered for nothing.) The record for backward is that of the
+# current forward, so backward prefetch works well.</details>
 #
-# **2. Why does the record for backward have the units in the order in which their forwards *end*?**
+# **2. Why does the record for backward list the units in the order in which their forwards *end*?**
 # <details><summary>Answer</summary>Units may be nested: the root's forward begins first and ends last, and its
 # backward begins first. For a chain of blocks both orders are the same.</details>
 #
-# **3. With PRE and depth 1, how many units are whole while the last block's gradients are computed, how many while the
-# first block's are?**
-# <details><summary>Answer</summary>The root, the last block and the one before it: three. While the first block's
-# gradients are computed, no unit is left to prefetch, so only the root and that block are whole: two.</details>
+# **3. With PRE and depth 1, how many units are whole while the last block's gradients are being computed, and how many
+# while the first block's are?**
+# <details><summary>Answer</summary>Three: the root, the last block and the one before it. While the first block's
+# gradients are being computed, no unit is left to prefetch, so only two are whole: the root and that block.</details>
 #
-# **4. Two communicators, one for gathers, one for reductions: is backward prefetch needed then?**
-# <details><summary>Answer</summary>The queue is the reason: with two of them, the gather of a host that runs ahead
-# does not stand behind the reduction. The two share the wire, though, and each communicator needs its own buffers and
-# multiprocessors. A host that computes needs the prefetch all the same.</details>
+# **4. With two communicators, one for gathers and one for reductions, is backward prefetch still needed?**
+# <details><summary>Answer</summary>Not on a host that runs ahead: prefetch is needed there because of the single queue,
+# and with two queues the gather is not queued behind the reduction. The two share the wire, though, and each
+# communicator needs its own buffers and multiprocessors. A host that computes still needs the prefetch.</details>
 #
 # **5. Gradients are accumulated under `no_sync`. What is left for backward prefetch to do?**
-# <details><summary>Answer</summary>There is no reduction to stand in the way, so a host that runs ahead needs it no
-# more than in forward. A host that computes does: under FULL_SHARD every micro-batch gathers its parameters again.
-# Under SHARD_GRAD_OP they stay whole from forward on, and backward gathers nothing at all.</details>
+# <details><summary>Answer</summary>No reduction is in the way, so a host that runs ahead needs prefetch in backward no
+# more than in forward. A host that computes does need it: under FULL_SHARD, the backward of every micro-batch gathers
+# the parameters again. Under SHARD_GRAD_OP they stay whole from forward on, and backward gathers nothing at
+# all.</details>
 #
 # ## Further reading
 #
 # - FSDP: [arXiv 2304.11277](https://arxiv.org/abs/2304.11277), 3.3.1 to 3.3.3 (overlap, backward and forward prefetch),
-#   section 5 (what it gains).
+#   section 5 (the gain from backward prefetch).
 # - torch: `torch/distributed/fsdp/_exec_order_utils.py` (the records and the check), `_prefetch_handle` in
 #   `torch/distributed/fsdp/_runtime_utils.py`.
-# - minifsdp: `fsdp/schedules/prefetch.py`, a schedule like yours, but for four things: it follows the previous forward
-#   rather than the first iteration's; it checks only the current call against that record; it gets backward's order
-#   from the engine, which handles several forwards before a backward, as in pipelines; and it postpones each reduction
-#   until the next gather has been issued; `fsdp/schedules/overlap.py`; `course/machine/`, the GPU on paper.
+# - minifsdp: `fsdp/schedules/prefetch.py`, a schedule like yours, with four differences: it follows the previous
+#   forward rather than that of the first iteration; it checks only the current call against that record; it gets
+#   backward's order from the engine, which handles several forwards before a backward, as in pipelines; and it
+#   postpones each reduction until the next gather has been issued; `fsdp/schedules/overlap.py`; `course/machine/`, the
+#   GPU on paper.

@@ -10,12 +10,12 @@
 # %% [markdown]
 # # Lab 08: the rate limit
 #
-# A symptom: `torch.cuda.memory_reserved()` is far above `torch.cuda.memory_allocated()`
-# ([pytorch#82001](https://github.com/pytorch/pytorch/issues/82001)), `num_alloc_retries` in
-# `torch.cuda.memory_stats()` is no longer 0, and steps take longer than expected
-# ([pytorch#104509](https://github.com/pytorch/pytorch/issues/104509)): two to three times as long
-# in the FSDP paper's T5-11B (below). Nothing leaks, and every step computes the right result.
-# Where does the memory go, and why does it cost *time*?
+# This lab starts from a symptom: `torch.cuda.memory_reserved()` is far above `torch.cuda.memory_allocated()`
+# ([pytorch#82001](https://github.com/pytorch/pytorch/issues/82001)), `num_alloc_retries` in `torch.cuda.memory_stats()`
+# is no longer 0, and steps take longer than expected
+# ([pytorch#104509](https://github.com/pytorch/pytorch/issues/104509)). For T5-11B in the FSDP paper, they take two to
+# three times as long (see below). Nothing leaks, and every step computes the right result. Where does the memory go,
+# and why does this cost *time*?
 #
 # ![Memory of gathered units: freed by the host at once, usable again only when compute has read
 # it](../slides/figures/overlap-lives.svg)
@@ -23,30 +23,27 @@
 # *From [lecture 4, Overlap, prefetch, rate limit, and the allocator](../slides/overlap.md), which comes before this
 # lab.*
 #
-# The answer lies in how far the host is ahead of its device. It requests memory for the next unit
-# long before the device has finished with the previous one. The *caching allocator* manages the
-# device's memory for the program, and must not hand out memory that a stream may still be reading.
-# You build that allocator, see it run out of memory, and build the remedy: a limit on the number
-# of units that are gathered and not yet freed.
+# The answer lies in how far the host is ahead of its device. The host requests memory for the next unit long before the
+# device has finished with the previous one. The *caching allocator* manages the device's memory for the program, and
+# must not hand out memory that a stream may still be reading. You build that allocator, see it run out of memory, and
+# build the remedy: a limit on the number of units that are gathered and not yet freed.
 #
 # **Afterwards you can**
 #
 # - define `allocated`, `active` and `reserved`, and explain why they differ;
-# - explain why memory freed by one stream is useless to another, and the cost of `record_stream`;
+# - explain why memory freed by one stream is useless to another, and what `record_stream` costs;
 # - describe an allocation retry, and explain why the device is idle during it;
-# - bound the gathered units by a limit k, and choose k for a memory budget;
+# - bound the number of gathered units by a limit k, and choose k for a memory budget;
 # - predict when the limiter helps, when it has no effect, and when it costs time.
 #
-# **You need** lab 05 (units, gather, free), lab 06 (streams, events), lab 07 (prefetching).
+# **You need** lab 05 (units, gather, free), lab 06 (streams, events) and lab 07 (prefetching).
 #
-# **Time** 110 minutes, in two sittings; the break is marked. **To run** on a laptop (gloo, 2
-# processes), on one GPU that the ranks share (`MINIFSDP_SHARE_GPU=1`), or on a GPU node (NCCL). A
-# laptop's host does not run ahead of its device; it *is* the device. So this lab records the
-# programs of real training steps on the CPU, on any machine, and replays them in virtual time on a
-# GPU that exists only on paper. The replay models kernels, collectives, streams, events and your
-# allocator. Its numbers come from a data sheet, or are assumed where the data sheet has none. All
-# its results are marked "model, not measured". If your ranks have a GPU, its own allocator is
-# queried too.
+# **Time** 110 minutes, in two sittings; the break is marked. **To run** on a laptop (gloo, 2 processes), on one GPU
+# that the ranks share (`MINIFSDP_SHARE_GPU=1`), or on a GPU node (NCCL). A laptop's host does not run ahead of its
+# device; it *is* the device. So this lab records the programs of real training steps on the CPU, on any machine, and
+# replays them in virtual time on a GPU that exists only on paper. The replay models kernels, collectives, streams,
+# events and your allocator. Its numbers come from a data sheet, or are assumed where the data sheet has none. All its
+# results are marked "model, not measured". If your ranks have a GPU, the lab also queries that GPU's own allocator.
 
 # %% tags=["setup"]
 # set-up
@@ -127,20 +124,19 @@ class Memory:
 # %% [markdown]
 # # Sitting one: the allocator
 #
-# ## What hurts now
+# ## The memory that a host takes when it runs ahead
 #
-# The model is like the paper's GPT-175B, wrapped block by block, with backward prefetch and
-# without a limit, on 128 GPUs. `record` runs real training steps of rank 0 (modules, units,
-# schedule, autograd, optimizer) with tensors that have no memory, and logs the host's requests; 6
-# of the 96 blocks suffice. `replay` computes how a GPU executes them. The first GPU has more
-# memory than it can ever need. The table has three counts of bytes, as in
-# `torch.cuda.memory_stats()`:
+# The model in the next cell resembles the paper's GPT-175B. It is wrapped block by block and trained with backward
+# prefetch and without a limit, on 128 GPUs. `record` runs real training steps of rank 0 (modules, units, schedule,
+# autograd, optimizer) with tensors that have no memory, and logs the host's requests; 6 of the 96 blocks suffice.
+# `replay` computes how a GPU would execute these requests. The GPU in this first run has more memory than the program
+# can ever need. The table shows three counts of bytes, as in `torch.cuda.memory_stats()`:
 #
 # | count | bytes |
 # |---|---|
 # | `allocated` | held by tensors |
-# | `active` | `allocated`, and freed memory that another stream may still be using |
-# | `reserved` | taken from the device by the allocator: `active`, and its cache |
+# | `active` | `allocated`, plus freed memory that another stream may still be using |
+# | `reserved` | taken from the device by the allocator: `active`, plus the allocator's cache |
 
 # %%
 from dataclasses import replace
@@ -183,24 +179,22 @@ plots.device_memory(
 )
 
 # %% [markdown]
-# Look at the axis: the host issues the step in a small fraction of the time that the device needs
-# for it. It gathers and frees one unit after the other, so `allocated` never contains more than
-# two units and the tensors used with them. But the memory of a freed unit cannot be reused
-# before the device has *computed* with it, so every unit gets its own memory. The device of
-# the table above has 80 GB, which is enough for 6 of the 96 blocks. To make memory scarce here too,
-# we give it 40 GiB.
+# Look at the axis: the host issues the step in a small fraction of the time that the device needs for it. It gathers
+# and frees one unit after the other, so `allocated` never contains more than two units and the tensors used with them.
+# But the memory of a freed unit cannot be reused before the device has *computed* with that unit, so every unit gets
+# its own memory. The paper's GPUs have 80 GB, which is enough for 6 of the 96 blocks. To make memory scarce here too,
+# we give our GPU 40 GiB.
 #
-# The allocator decides when a freed block can be used again. You build one by torch's rules
+# The allocator decides when a freed block can be used again. You build one that follows torch's rules
 # (`c10/cuda/CUDACachingAllocator.cpp`), with fewer special cases.
 #
 # ## 8.1 malloc
 #
 # *15 minutes, medium*
 #
-# `cudaMalloc` and `cudaFree` are slow, and `cudaFree` also waits for the device. So a *caching*
-# allocator takes memory from the device in *segments*, and keeps them. It cuts a segment into
-# *blocks*. It serves a request from the smallest free block that is large enough (*best fit*); the
-# rest of that block stays free.
+# `cudaMalloc` and `cudaFree` are slow, and `cudaFree` also waits for the device. So a *caching* allocator takes memory
+# from the device in *segments*, and keeps them. It cuts each segment into *blocks*, and serves a request from the
+# smallest free block that is large enough (*best fit*). The rest of that block stays free.
 #
 # Every block belongs to the stream that first requested it. After it is freed, it can serve the
 # next request *of that stream*, even while kernels that read it are still queued: the new owner's
@@ -217,20 +211,19 @@ predict("8.1", ..., "bytes of the block that serves a request of 1,000,000 bytes
 # %% tags=["exercise-8.1"]
 @exercise("8.1")
 def malloc(memory: Memory, nbytes: int, stream: int) -> Block | None:
-    """Return a block for a stream's request of `nbytes` bytes (at least 1), or None if full.
+    """Return a block for a stream's request of `nbytes` bytes (at least 1), or None if the device is full.
 
-    The block's size is `nbytes` rounded up to a multiple of ROUND. Cut it from the beginning of
-    the smallest block of the same stream on `memory.free` that is large enough. Remove that block
-    from the list, and put any remainder on the list as a block of the same stream. If no block
-    fits, call `memory.device.new_segment(...)` with the size rounded up to a multiple of SEGMENT,
-    enter the segment in `memory.segments`, and cut it in the same way. If that call returns None,
-    return None and leave `memory` unchanged.
+    The block's size is `nbytes` rounded up to a multiple of ROUND. Cut it from the beginning of the smallest block on
+    `memory.free` that belongs to the same stream and is large enough. Remove that block from the list, and put any
+    remainder on the list as a block of the same stream. If no block fits, call `memory.device.new_segment(...)` with
+    the size rounded up to a multiple of SEGMENT, enter the segment in `memory.segments`, and cut it in the same way. If
+    that call returns None, return None and leave `memory` unchanged.
     """
     ...
 
 
 # %% [markdown]
-# `Toy` is a device to try it on. It has room for a given number of bytes, and its streams take no
+# `Toy` is a device on which to try your function. It has room for a given number of bytes, and its streams take no
 # time.
 
 
@@ -274,9 +267,9 @@ print(f"the same request of another stream: at {second.start:,}, in a segment of
 #
 # *8 minutes, medium*
 #
-# Splitting creates small blocks. To undo it, the allocator merges a returned block with its free
-# neighbours, the blocks that end where it begins or begin where it ends. Segments never touch, so
-# neighbours always belong to one segment and one stream.
+# Splitting creates small blocks. To undo the splitting, the allocator merges a returned block with its free neighbours,
+# the blocks that end where it begins or begin where it ends. Segments never touch, so neighbours always belong to one
+# segment and one stream.
 #
 # A segment consists of four equal blocks, 0 to 3. Blocks 0, 2 and 3 are freed. How many free
 # blocks are there?
@@ -314,11 +307,10 @@ print("a request for three quarters of a segment:", malloc(memory, 3 * SEGMENT /
 #
 # *8 minutes, medium*
 #
-# A unit's memory is allocated on the gather stream, and read by kernels on the compute stream.
-# When the host frees it, those kernels may not even have started. The allocator learns of them
-# only from `Tensor.record_stream(s)`, which adds stream `s` to the block's users (`block.users`).
-# When the block is freed, the allocator records an *event* on each of those streams, behind all
-# queued work. The block waits until the device has reached all of these events.
+# A unit's memory is allocated on the gather stream, and read by kernels on the compute stream. When the host frees the
+# memory, those kernels may not even have started. The allocator learns of them only from `Tensor.record_stream(s)`,
+# which adds stream `s` to the block's users (`block.users`). When the block is freed, the allocator records an *event*
+# on each of those streams, behind all queued work. The block waits until the device has reached all of these events.
 
 
 # %% tags=["exercise-8.3"]
@@ -328,13 +320,12 @@ def release(memory: Memory, block: Block, put_back: Callable[[Memory, Block], No
 
     Args:
         memory: the allocator's state.
-        block: in use; `block.users` are the numbers of the other streams that use it.
-        put_back: your 8.2.
+        block: a block in use; `block.users` contains the numbers of the other streams that use it.
+        put_back: your function from 8.2.
 
-    If no other stream uses it, call `put_back(memory, block)`. Otherwise record an event on each
-    of these streams with `memory.device.record(stream)`, put the block on `memory.waiting`, once,
-    as `(block, events)`, and nowhere else, and empty `block.users` for the next owner. The host
-    does not wait.
+    If no other stream uses it, call `put_back(memory, block)`. Otherwise record an event on each of these streams with
+    `memory.device.record(stream)`, put the block on `memory.waiting` as `(block, events)` (once, and on no other list),
+    and empty `block.users` for the next owner. The host does not wait.
     """
     ...
 
@@ -352,8 +343,8 @@ def release(memory: Memory, block: Block, put_back: Callable[[Memory, Block], No
 def collect(memory: Memory, put_back: Callable[[Memory, Block], None]) -> None:
     """Put back the blocks on `memory.waiting` whose events have all happened; keep the others.
 
-    `event.query()` returns at once whether an event has happened. The host does not wait. Any
-    block may be ready, whatever its position on the list.
+    `event.query()` returns whether the event has happened, without waiting for it. The host does not wait. Any block
+    may be ready, whatever its position on the list.
     """
     ...
 
@@ -363,10 +354,10 @@ def collect(memory: Memory, put_back: Callable[[Memory, Block], None]) -> None:
 #
 # *15 minutes, hard*
 #
-# No free block fits, and the device has no room for another segment. Some memory may still be
-# recoverable: blocks that wait for an event, and free blocks of other streams. Recovering it
-# drains the device. torch waits until all events have happened, returns every segment that is
-# entirely free, and tries once more. This is a *retry*, and `num_alloc_retries` counts them.
+# Suppose that no free block fits, and that the device has no room for another segment. Some memory may still be
+# recoverable: blocks that wait for an event, and free blocks of other streams. Recovering it drains the device of work.
+# torch waits until all events have happened, gives every segment that is entirely free back to the device, and tries
+# once more. This is a *retry*, and `num_alloc_retries` counts them.
 
 
 # %% tags=["exercise-8.5"]
@@ -382,15 +373,14 @@ def malloc_or_retry(
 
     Args:
         memory, nbytes, stream: as for `malloc`.
-        malloc, put_back: your 8.1 and 8.2.
+        malloc, put_back: your functions from 8.1 and 8.2.
 
-    Only if `malloc` returns None: count it in `memory.retries`; call
-    `memory.device.synchronize()`; put back all waiting blocks, which empties `memory.waiting`;
-    return every segment that is entirely free with `memory.device.give_back(start)`, and remove it
-    from `memory.free` and `memory.segments`; call `malloc` once more.
+    Only if `malloc` returns None, count a retry in `memory.retries`; call `memory.device.synchronize()`; put back all
+    waiting blocks, which empties `memory.waiting`; return every segment that is entirely free with
+    `memory.device.give_back(start)`, and remove it from `memory.free` and `memory.segments`; call `malloc` once more.
 
     Raises:
-        MemoryError: there is no room even then.
+        MemoryError: if there is no room even then.
     """
     ...
 
@@ -398,9 +388,8 @@ def malloc_or_retry(
 # %% [markdown]
 # ### Your allocator under a real program
 #
-# `LabAllocator` combines your five pieces into an allocator for the paper GPU. Its device calls go
-# to the paper GPU's queues: events, synchronization, and the host's time for `cudaMalloc` and
-# `cudaFree`.
+# `LabAllocator` combines your five functions into an allocator for the paper GPU. The paper GPU's queues handle its
+# events and synchronization, and account for the host's time in `cudaMalloc` and `cudaFree`.
 
 
 # %%
@@ -518,12 +507,12 @@ table({"your allocator": yours, "by torch's rules": replay(unlimited, A100)})
 print(f"hazards: {len(yours.hazards)}")
 
 # %% [markdown]
-# With 40 GiB your allocator behaves like the course's own, which follows torch's rules more
-# closely (separate pools for small and large requests, segments of at least 20 MiB). The peaks
-# differ slightly because torch's rules round sizes up.
+# With 40 GiB, your allocator behaves like the course's own, which follows torch's rules more closely (separate pools
+# for small and large requests, segments of at least 20 MiB). The peaks differ slightly because torch's rules round
+# sizes up.
 #
-# No hazards means that any two uses of the same bytes have a guaranteed order. The replay keeps a
-# vector clock for every stream, like torch's `_sanitizer`.
+# The absence of hazards means that any two uses of the same bytes have a guaranteed order. To check this, the replay
+# keeps a vector clock for every stream, as torch's `_sanitizer` does.
 #
 # ### Break it: free at once
 #
@@ -542,17 +531,15 @@ print(f"{len(early)} hazards, such as", early[0].text)
 assert early, "this allocator should cause hazards, and none were found"
 
 # %% [markdown]
-# A GPU would report no error. Depending on the load of the network, the next unit's parameters
-# arrive in memory that a matrix product is still reading, or just after it has finished. Now and
-# then a loss is wrong.
+# A GPU would report no error. Depending on the load of the network, the next unit's parameters arrive either while a
+# matrix product is still reading the same memory, or just after it has finished. Now and then, a loss is wrong.
 #
-# ## What a retry costs
+# ## The cost of a retry
 #
 # ### Modelled: memory fragments, and a retry stalls the device (C43)
 #
-# This is the same run, with your allocator, on a device with 40 GiB. The first figure shows the
-# memory, with a mark at each return of the cache. The second shows the blocks just before the
-# first retry.
+# The next cells show the same run, with your allocator, on a device with 40 GiB. The first figure shows the memory,
+# with a mark wherever the allocator returns its cache. The second figure shows the blocks just before the first retry.
 
 
 # %% tags=["C43"]
@@ -603,17 +590,16 @@ plots.timeline(
 )
 
 # %% [markdown]
-# Two causes combine. Memory that the compute stream may still read cannot be reused (orange), and
-# the free memory belongs to another stream, or consists of pieces that are too small (grey). The
-# FSDP paper (section 5.4) reports such retries in the backward of GPT-175B with two samples on 128
-# GPUs: 90.5 TFLOPS per GPU, against 186 on 192 GPUs (read off a copy of figure 7(b)). Here the
-# retries cost only 6 % of a step.
+# Two causes combine. Memory that the compute stream may still read (orange) cannot be reused, and the free memory
+# (grey) belongs to another stream or consists of pieces that are too small. The FSDP paper (section 5.4) reports such
+# retries in the backward of GPT-175B with two samples on 128 GPUs. Each GPU reaches 90.5 TFLOPS there, against 186 on
+# 192 GPUs (read off a copy of figure 7(b)). In our model, the retries cost only 6 % of a step.
 #
-# The model omits several effects. Kernels slow each other down, including NCCL's own kernels. A
-# real launch queue is full after about a thousand kernels, and then the host waits anyway. The
-# host has jitter. The other ranks wait in their next collective for the rank that retries.
-# `expandable_segments` is not modelled. No data sheet gives the duration of a driver call: 1 ms,
-# plus 1 ms per GiB, is an assumption. The next cell shows its effect:
+# The model omits several effects. Kernels slow each other down, including NCCL's own kernels. A real launch queue is
+# full after about a thousand kernels, and then the host waits anyway. The host has jitter. The other ranks wait in
+# their next collective for the rank that retries. `expandable_segments` is not modelled. No data sheet gives the
+# duration of a driver call: 1 ms, plus 1 ms per GiB, is an assumption. The next cell shows the effect of that
+# assumption:
 
 # %%
 print("a call, and a GiB of it   a step without a limit (model, not measured)")
@@ -641,19 +627,17 @@ print("this device's caching allocator:", stats or "none, memory of a CPU is not
 #
 # *15 minutes, hard*
 #
-# The allocator cannot do better, but the host need not run so far ahead. FSDP's limiter
-# (`limit_all_gathers`, on by default in torch) keeps a queue of events, one for each freed unit.
-# If the queue contains `limit` or more events before a gather, the *host* waits for the oldest,
-# with `event.synchronize()`. After the wait that unit's memory is free, on the right stream and of
-# the right size, and the gather reuses it.
+# The allocator cannot do better, but the host need not run so far ahead. FSDP's limiter (`limit_all_gathers`, on by
+# default in torch) keeps a queue of events, one for each freed unit. If the queue contains `limit` or more events
+# before a gather, the *host* waits for the oldest, with `event.synchronize()`. After the wait, the memory of the
+# corresponding unit is free, on the right stream and of the right size, and the gather reuses it.
 #
-# Some calls of `gather(unit)` and `free(unit)` have no effect: a schedule also calls `gather` for
-# a prefetched unit, and `free` for all units at the end of backward. Check `unit.state`: a unit is
-# `SHARDED` until its gather starts, and again after it is freed. Some units stay whole from their
-# forward to the end of their backward: always the root, and with SHARD_GRAD_OP all units. Their
-# `unit.freed_after_forward` is False. Their free comes much later, so these units neither wait nor
-# enter the queue. (torch counts every free, including theirs, and waits for one event before a
-# gather, however many are in the queue.)
+# Some calls of `gather(unit)` and `free(unit)` have no effect, because a schedule also calls `gather` for a unit that
+# has already been prefetched, and `free` for all units at the end of backward. So check `unit.state`: a unit is
+# `SHARDED` until its gather starts, and again after it is freed. Some units stay whole from their forward to the end of
+# their backward: the root always does, and with SHARD_GRAD_OP all units do. Their `unit.freed_after_forward` is False.
+# They are freed much later, so their gathers do not wait, and their frees do not enter the queue. (torch counts every
+# free, including theirs, and waits for one event before a gather, however many are in the queue.)
 #
 # The recording of the GPT has 6 blocks and a root. Every block, the last one included, is freed
 # after forward and once more after backward. With a limit of 2, for how many events does the
@@ -671,7 +655,7 @@ def rate_limit(
     """Return replacements for `gather` and `free` that hold the host back; they share one queue.
 
     Args:
-        gather: starts a unit's gather; does nothing if it was started before.
+        gather: starts a unit's gather; does nothing if the gather has already been started.
         free: frees a unit; does nothing if the unit is sharded.
         limit: at least 1.
 
@@ -736,19 +720,18 @@ plots.device_memory(
 )
 
 # %% [markdown]
-# `allocated` was never the problem, and it is unchanged. The limit bounds the memory *between*
-# allocated and reserved. The step is as fast as with enough memory: the device never runs out of
-# work, because the work of at least one unit is always queued.
+# `allocated` was never the problem, and it is unchanged. The limit bounds the difference *between* allocated and
+# reserved memory. The step is as fast as it is with enough memory: the device never runs out of work, because the work
+# of at least one unit is always queued.
 #
-# ## 8.7 Postpone gathers without room
+# ## 8.7 Postpone gathers that do not fit
 #
 # *10 minutes, medium*
 #
-# On a laptop the host itself computes, and the event queue has no effect: when the host reaches
-# the next gather, every free it has issued has already happened. There, units accumulate for
-# another reason: a *deep* prefetch gathers all units in the order (`depth=None`, lab 07). What
-# would happen if a limiter simply waited? Suppose two units may be whole, both are, and the prefetch
-# requests a third:
+# On a laptop, the host itself computes, and the event queue has no effect: when the host reaches the next gather, every
+# free that it has issued has already happened. On such a machine, units accumulate for another reason: a *deep*
+# prefetch gathers all units of the recorded order (`depth=None`, lab 07). What would happen if a limiter simply waited?
+# Suppose that at most two units may be whole, that two of them are, and that the prefetch requests a third:
 
 # %%
 import threading
@@ -767,12 +750,12 @@ print("limit 3:", waits_for_a_free(3))
 print("limit 2:", waits_for_a_free(2))
 
 # %% [markdown]
-# So torch's limiter, like yours in 8.6, counts only frees that have been *issued*, and waits only
-# for those. The host must never wait for a free that it has yet to issue. A deep prefetch needs
-# another remedy: a unit without room is *put off*, and gathered when another unit has been freed.
+# So torch's limiter, like yours in 8.6, counts only frees that have been *issued*, and waits only for those. The host
+# must never wait for a free that it has yet to issue. A deep prefetch needs another remedy: a unit for which there is
+# no room is *put off*, and is gathered when another unit has been freed.
 #
-# The lab's own model has 6 blocks of 534,664 bytes each and a root of 224,472 (unsharded, on 2
-# ranks). How many bytes of gathered parameters does a rank hold at most, with a limit of 3?
+# The lab's own model has 6 blocks of 534,664 bytes each and a root of 224,472 (unsharded, on 2 ranks). At most how many
+# bytes of gathered parameters does a rank hold, with a limit of 3?
 
 # %%
 predict("8.7", ..., "most bytes of gathered parameters, limit 3, blocks of 534,664 and a root of 224,472")
@@ -785,20 +768,20 @@ def prefetch_within(limit: int, whole: list[Unit], units: Sequence[Unit], gather
 
     Args:
         limit: at least 1.
-        whole: the units gathered and not freed; can be more than `limit` if units are nested.
-        units: the units to gather, in order of use; those whose `state` is not SHARDED are
-            gathered already.
+        whole: the units that are gathered and not yet freed; there can be more than `limit` of them if units are
+            nested.
+        units: the units to gather, in order of use; those whose `state` is not SHARDED have been gathered already.
         gather: gathers a unit, and puts it on `whole`.
 
     Returns:
-        The units that are still SHARDED, in their order.
+        The units that are still SHARDED, in the same order.
     """
     ...
 
 
 # %% tags=["shown"]
 class LabLimited(HeldBack):
-    """Your limiter: holds the host back, and puts off units without room."""
+    """Your limiter: holds the host back, and puts off units for which there is no room."""
 
     def __init__(self, units: Sequence[Unit], limit: int = 2, forward: bool = True, depth: int | None = None) -> None:
         super().__init__(units, limit, forward, depth)
@@ -834,10 +817,10 @@ class LabLimited(HeldBack):
 # %% [markdown]
 # ### Measured: k units at a time, to the byte (C4)
 #
-# This is real training on 2 ranks, with your limiter and unlimited prefetch depth. The ledger
-# counts the bytes of the second step in the host's order, so the result is the same on every
-# device: `allocated`, from the program's point of view. The expected peak is the root and the k
-# largest neighbouring blocks.
+# The next cells run real training on 2 ranks, with your limiter and unlimited prefetch depth. The ledger counts the
+# bytes of the second step in the host's order, so the result is the same on every device. It corresponds to
+# `allocated`, the bytes that the program holds. The expected peak consists of the root and the k largest neighbouring
+# blocks.
 
 # %%
 from typing import NamedTuple
@@ -861,7 +844,7 @@ class Usage(NamedTuple):
     unsharded: int  # bytes at most
     state: int  # the same, of all but activations
     curve: dict[str, Any]
-    allocator: dict[str, Any] | None  # on a GPU what its allocator held meanwhile
+    allocator: dict[str, Any] | None  # on a GPU: what its allocator held during the step
 
 
 def mark_stages(ledger: Ledger, history: MemoryHistory, begins: str) -> None:
@@ -957,8 +940,7 @@ plots.curve(
 )
 
 # %% [markdown]
-# The next cell shows the same steps with a slider. Count the light blue rows under `k = 2`, and
-# under `no limit`:
+# The next cell shows the same steps with a slider. Count the light blue rows under `k = 2` and under `no limit`:
 
 # %% tags=["nbval-ignore-output"]
 from minifsdp.course.explore.page import show
@@ -993,16 +975,14 @@ show(
 #
 # *10 minutes, medium*
 #
-# How much memory does a larger k cost? The peak of a step includes more than gathered parameters.
-# Consider the moment when backward has computed the gradient of block j, counted from 0 as in
-# forward. Alive at this moment are:
+# How much memory does a larger k cost? The peak of a step includes more than gathered parameters. Consider the moment
+# when backward has computed the gradient of block j, counted from 0 as in forward. At this moment, a rank holds:
 #
-# - the blocks j, j - 1, j - 2, ..., gathered ahead, as many as the limit allows, down to block 0;
-# - `held[j]`, the rest, independent of k: the shards and the optimizer's state; the root and its
-#   unsharded gradient; the unsharded gradients of block j and of block j + 1, whose reduction is
-#   in flight; and the gradient shards of the blocks after j. (On gloo this reduction also holds
-#   the parts received from the other ranks, (N - 1) / N of a block, and minifsdp sums them; NCCL
-#   needs no such memory.)
+# - block j and the blocks gathered ahead, j - 1, j - 2, ..., as many as the limit allows, down to block 0;
+# - `held[j]` bytes of everything else, which does not depend on k: the shards and the optimizer's state; the root and
+#   its unsharded gradient; the unsharded gradients of block j and of block j + 1, whose reduction is in flight; and the
+#   gradient shards of the blocks after j. (On gloo, this reduction also holds the parts received from the other ranks,
+#   (N - 1) / N of a block, which minifsdp sums. NCCL needs no such memory.)
 #
 # The peak is the largest of these totals over all j. All blocks here have B bytes. By how many
 # bytes does the peak rise from k = 1 to k = 2?
@@ -1014,25 +994,25 @@ predict("8.8", ..., "bytes by which the peak rises from k = 1 to k = 2, blocks o
 # %% tags=["exercise-8.8"]
 @exercise("8.8")
 def largest_limit(budget: int, blocks: Sequence[int], held: Sequence[int]) -> int:
-    """The largest limit k for which the peak of a step is at most `budget` bytes.
+    """Return the largest limit k for which the peak of a step is at most `budget` bytes.
 
     Args:
-        budget: bytes.
+        budget: the number of bytes available.
         blocks: unsharded bytes of each block, in the order of forward; at least one.
-        held: for each block, the bytes besides gathered blocks when its gradient is complete.
+        held: for each block, the bytes held in addition to gathered blocks when the block's gradient is complete.
 
     Returns:
-        From 1 to `len(blocks)`; a larger k changes nothing.
+        A limit from 1 to `len(blocks)`; a larger k changes nothing.
 
     Raises:
-        ValueError: not even k = 1 fits.
+        ValueError: if not even k = 1 fits.
     """
     ...
 
 
 # %%
 at_rest = closed_form.fsdp(SIZES.units, setting)
-received = [setting.reducing(block) - block // RANKS for block in blocks]  # beside a mean's shard: on gloo only
+received = [setting.reducing(block) - block // RANKS for block in blocks]  # in addition to a mean's shard, on gloo only
 always = at_rest.parameters + at_rest.optimizer + 2 * root
 held_at = [
     always + sum(blocks[j : j + 2]) + sum(received[j + 1 : j + 2]) + sum(blocks[j + 1 :]) // RANKS
@@ -1077,13 +1057,13 @@ plots.lines(
 #
 # ### Modelled: three of the paper's models (C16)
 #
-# The FSDP paper (section 5.3) trains with the limiter and without it. According to its text,
-# T5-11B becomes up to five times as fast, RegNet-9B does not change, and DeepViT-8B becomes 5 %
-# slower. Its bars, read off a copy of figure 6(c), show seconds per batch without and with the
-# limiter: T5-11B 18.61 and 8.36 on two machines, 15.33 and 5.02 on four, so 2.23 and 3.05 times as
-# fast; RegNet-9B 14.80 and 14.81, 21.81 and 21.70; DeepViT-8B 18.00 and 18.78, 21.64 and 22.79, so
-# 4 and 5 % slower. No bar shows a factor of five. The next cell records models of those shapes on
-# 16 GPUs, two machines, with and without your limiter, and replays them:
+# The FSDP paper (section 5.3) trains with the limiter and without it. According to its text, T5-11B becomes up to five
+# times as fast, RegNet-9B does not change, and DeepViT-8B becomes 5 % slower. The bars of its figure 6(c), read off a
+# copy, show seconds per batch, without the limiter and with it, on two machines and on four. T5-11B takes 18.61 and
+# 8.36 s on two machines, and 15.33 and 5.02 s on four, so it is 2.23 and 3.05 times as fast. RegNet-9B takes 14.80 and
+# 14.81 s, then 21.81 and 21.70 s. DeepViT-8B takes 18.00 and 18.78 s, then 21.64 and 22.79 s, so it is 4 and 5 %
+# slower. No bar shows a factor of five. The next cell records models of those shapes on 16 GPUs (two machines), with
+# and without your limiter, and replays them:
 
 # %% tags=["C16"]
 from minifsdp.course.machine.shapes import Shape
@@ -1116,19 +1096,17 @@ for name in ("T5-11B-like", "RegNet-9B-like", "DeepViT-8B-like"):
 assert factors["DeepViT-8B-like"] < 0.99 < factors["RegNet-9B-like"]
 
 # %% [markdown]
-# Retries are counted over 6 steps. The direction agrees with the paper in all three cases. The
-# model cannot predict the size of the effect: it omits too much, and its settings were chosen. For
-# T5 and DeepViT the batch size is the one, of those tried, where the limiter matters most (DeepViT
-# with 2 or 8 samples instead of 4: no difference), and T5's device has 5 % more memory than the
-# step needs with k = 2.
+# Retries are counted over 6 steps. The direction of the effect agrees with the paper in all three cases. The model
+# cannot predict the size of the effect: it omits too much, and its settings were chosen to show the effect. For T5 and
+# DeepViT, the batch size is the one at which the limiter matters most, of those tried. (With 2 or 8 samples instead of
+# 4, it makes no difference for DeepViT.) T5's device has 5 % more memory than the step needs with k = 2.
 #
-# - **It helps** where memory is scarce and the host runs far ahead. The retries cost more than the
-#   waits.
+# - **It helps** where memory is scarce and the host runs far ahead. In this case, the retries cost more than the waits.
 # - **It does nothing** where memory is plentiful and computing takes longer than gathering, as for
 #   RegNet: the delayed gathers still finish in time.
-# - **It costs** where memory would have sufficed and gathering takes about as long as computing,
-#   as for DeepViT. The next gather is issued only when a unit has been freed on the device. If the
-#   link finishes before that, it is idle and cannot work ahead.
+# - **It costs time** where memory would have sufficed and gathering takes about as long as computing, as for DeepViT.
+#   The next gather is issued only when a unit has been freed on the device. If the link finishes its last gather before
+#   that, it is idle and cannot work ahead.
 #
 # For T5-11B, the next cell shows the effect of k = 1, and the quantities that determine the
 # factor:
@@ -1172,15 +1150,15 @@ plots.lines(
 )
 
 # %% [markdown]
-# torch uses k = 2 ("empirically chosen", according to `_limiter_utils.py`), the smallest limit
-# that lets a gather run while a unit computes. It does not adapt to `num_alloc_retries`.
+# torch uses k = 2 ("empirically chosen", according to `_limiter_utils.py`), the smallest limit that lets a gather run
+# while another unit is being computed. torch does not adapt the limit to `num_alloc_retries`.
 #
-# ## By the clock
+# ## Measured by the clock
 #
-# A laptop can measure the other half: the effect of a limit on the speed of a deep prefetch. The
-# next cell trains on 2 ranks over gloo and an emulated link (2 ms latency, 50 MB/s), on the CPU
-# even where there are GPUs. The two schedules take turns. The figure also shows the prediction for
-# each from the model of this machine, whose host does *not* run ahead.
+# A laptop can measure the other half: the effect of a limit on the speed of a deep prefetch. The next cell trains on 2
+# ranks over gloo and an emulated link (2 ms latency, 50 MB/s), on the CPU even where there are GPUs. The two schedules
+# take turns. The figure also shows the prediction for each schedule by a model of this machine, whose host does *not*
+# run ahead.
 
 
 # %% tags=["nbval-ignore-output"]
@@ -1221,10 +1199,10 @@ for name, limit in (("prefetch without a limit", None), ("your limit, k = 2", 2)
     print(f"{name:26}{whole / MIB:5.2f} MiB of gathered parameters at most")
 
 # %% [markdown]
-# On a laptop the limiter saves the memory of a deep prefetch. The title above shows its effect on
-# speed, as a range over the turns. If the turns differ in sign, the measurement is inconclusive;
-# on a busy machine the range is wide. On a GPU the limiter saves the memory of a host that runs
-# ahead. In both cases two units are enough, one that computes and one that arrives.
+# On a laptop, the limiter saves the memory that a deep prefetch would take. The title of the figure gives its effect on
+# speed, as a range over the turns. If the turns differ in sign, the measurement is inconclusive; on a busy machine, the
+# range is wide. On a GPU, the limiter saves the memory that a host running ahead would take. In both cases two units
+# are enough: one being computed and one arriving.
 
 # %% tags=["nbval-ignore-output"]
 show_record(
@@ -1241,14 +1219,12 @@ then little waits for an event.)
 # %% [markdown]
 # ## FSDP2 has no limiter
 #
-# With `record_stream`, memory becomes free when the allocator happens to poll. FSDP2
-# (`fully_shard`) does not use it. It keeps a *reference* to a gathered buffer as long as a later
-# operation reads the buffer. Before dropping the reference, FSDP2 makes the gather streams wait
-# for an event behind the last such operation
-# (`torch/distributed/fsdp/_fully_shard/_fsdp_param_group.py`). All later work of those streams on
-# this memory comes after the event. So when the host frees the block, it goes straight back to the
-# pool of its own stream, however far ahead the host is. Memory is the same in every step, and
-# there is nothing to limit.
+# With `record_stream`, memory becomes free when the allocator happens to poll. FSDP2 (`fully_shard`) does not use
+# `record_stream`. It keeps a *reference* to a gathered buffer as long as later operations still have to read the
+# buffer. Before dropping the reference, FSDP2 makes the gather streams wait for an event behind the last such operation
+# (`torch/distributed/fsdp/_fully_shard/_fsdp_param_group.py`). All later work of those streams on this memory comes
+# after the event. So when the host frees the block, it goes straight back to the pool of its own stream, however far
+# ahead the host is. Memory use is the same in every step, and there is nothing to limit.
 #
 # ## What is still missing
 #
@@ -1263,20 +1239,19 @@ then little waits for an event.)
 # 1. `allocated` counts the bytes that the program holds. `active` adds freed memory that a stream
 #    may still read. `reserved` counts all memory taken from the device. The host runs ahead, so
 #    freed memory waits, and `active` rises above `allocated`.
-# 2. A freed block belongs to its stream. If other streams were recorded on it, it becomes free
-#    when they have reached the event of its free.
-# 3. A retry waits for the device, returns the cache and allocates again. The device is idle
-#    meanwhile.
-# 4. The limiter makes the host wait for the oldest of k frees. When a gather is issued, the device
-#    still uses at most k - 1 freed units. With k = 2 one unit computes and one arrives.
-# 5. The limiter counts issued frees. A free that only the waiting host could issue never comes.
+# 2. A freed block belongs to its stream. If other streams were recorded on it, it becomes free only when they have
+#    reached the events recorded when it was freed.
+# 3. A retry waits for the device, returns the cache and allocates again. The device is idle in the meantime.
+# 4. The limiter makes the host wait for the oldest of k frees. When a gather is issued, at most k - 1 freed units are
+#    still in use on the device. With k = 2, one unit is being computed while the next one arrives.
+# 5. The limiter counts only frees that have been issued. A free that the waiting host itself has yet to issue would
+#    never come.
 #
 # ## More: the fastest schedule in 8 GiB
 #
-# This is an open task without a reference answer. The model is T5-11B-like on 16 paper GPUs, where
-# gathering takes about as long as computing. Write the schedule with the shortest step whose
-# allocator reserves at most 8 GiB. A hazard (a kernel that reads data before its arrival)
-# disqualifies it. You can start from this schedule:
+# This is an open task without a reference answer. The model is T5-11B-like on 16 paper GPUs, where gathering takes
+# about as long as computing. Write the schedule with the shortest step for which the allocator reserves at most 8 GiB.
+# A hazard (a kernel that reads data before its arrival) disqualifies it. You can start from this schedule:
 
 # %% tags=["shown"]
 from minifsdp.course.workshop.scores import enter
@@ -1284,7 +1259,7 @@ from minifsdp.fsdp import RateLimitedSchedule
 
 
 class MySchedule(RateLimitedSchedule):
-    """Gathers two units ahead in backward and one in forward? Reduces later? Keeps the last block whole? Yours."""
+    """Gather two units ahead in backward and one in forward? Reduce later? Keep the last block whole? You decide."""
 
     def __init__(self, units: Sequence[Unit]) -> None:
         super().__init__(units, forward=True, depth=1, limit=2)
@@ -1293,8 +1268,8 @@ class MySchedule(RateLimitedSchedule):
 enter("my schedule", MySchedule)
 
 # %% [markdown]
-# torch's defaults take 66.4 ms in 7.48 GiB. Prefetching two units ahead with k = 3 takes 63.5 ms,
-# but 9.23 GiB. The link alone is busy for 59.0 ms. `minifsdp lab score` keeps a table of your
+# With torch's defaults, a step takes 66.4 ms, and the allocator reserves 7.48 GiB. Prefetching two units ahead with k =
+# 3 takes 63.5 ms, but needs 9.23 GiB. The link alone is busy for 59.0 ms. `minifsdp lab score` keeps a table of your
 # attempts.
 #
 # ## Questions
@@ -1304,7 +1279,7 @@ enter("my schedule", MySchedule)
 # it: a second process on the same device, or a library that allocates from the driver, like NCCL.
 # Only retries cost time.</details>
 #
-# **2. `torch.cuda.empty_cache()` in every step makes the retries go away. Why is that no remedy?**
+# **2. `torch.cuda.empty_cache()` in every step makes the retries go away. Why is that not a solution?**
 # <details><summary>Answer</summary>It does the work of a retry in every step: it waits for the
 # device and returns segments that must then be allocated again. And it can return only segments
 # that are entirely free.</details>
@@ -1319,14 +1294,14 @@ enter("my schedule", MySchedule)
 # GPUs stalls all of them.</details>
 #
 # **5. With SHARD_GRAD_OP, what does the limiter do?**
-# <details><summary>Answer</summary>Here it does nothing: no unit is freed after forward, so none
-# counts. All units are whole at the end of forward anyway. torch counts the frees of backward, so
-# its host waits for some of them in the next forward.</details>
+# <details><summary>Answer</summary>In this lab it does nothing: no unit is freed after forward, so none of them counts.
+# All units are whole at the end of forward anyway. torch counts the frees in backward, so its host waits for some of
+# them in the next forward.</details>
 #
 # **6. Why must the event of 8.3 be recorded when the block is freed, and not when `record_stream`
 # is called?**
-# <details><summary>Answer</summary>Between the two, more kernels that read the block may be queued
-# on the stream. An event recorded at the call would happen before them.</details>
+# <details><summary>Answer</summary>Between the two moments, more kernels that read the block may be queued on the
+# stream. An event recorded at the call would happen before those kernels run.</details>
 #
 # ## Further reading
 #

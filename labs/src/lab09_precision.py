@@ -11,7 +11,8 @@
 # # Lab 09: precision, accumulation, offload
 #
 # A unit's values can have several dtypes, live in host or device memory, and be reduced less often than once per
-# backward. This lab covers all three. The engine of labs 05 to 08 stays; only the *unit* changes, in a few places.
+# backward. This lab covers all three. The engine of labs 05 to 08 stays the same; only the *unit* changes, in a few
+# places.
 #
 # ![The dtypes of parameters, gradients and optimizer state in mixed precision](../slides/figures/practice-dtypes.svg)
 #
@@ -20,12 +21,12 @@
 # **Afterwards you can**
 #
 # - name the dtype of each stage of a step in mixed precision, and say which stages need fp32;
-# - predict the savings of bf16, in memory and on the wire, and their limits;
+# - predict how much bf16 saves in memory and on the wire, and what it does not save;
 # - scale the loss in fp16 so that sharded ranks agree, and say why bf16 needs no scaling;
 # - choose between accumulating sharded and unsharded gradients by comparing bytes and messages;
 # - move shards, gradients and the optimizer to the host without reading values that have not arrived.
 #
-# **You need** lab 05 (units, gather, reduce-scatter), lab 06 (streams and events).
+# **You need** lab 05 (units, gather, reduce-scatter) and lab 06 (streams and events).
 #
 # **Time** 70 minutes. **To run** on a laptop (gloo, 2 processes), on one GPU, or on a GPU node. **Memory** less than 20
 # MiB of tensors per rank. On a CPU, host and device memory are the same; the copies between them are still made, so
@@ -45,12 +46,12 @@ from minifsdp.comm import Group, Handle
 from minifsdp.course.workshop import exercise, outcome, predict
 
 # %% [markdown]
-# ## What hurts now
+# ## The costs that remain
 #
 # FSDP's remaining costs are the memory of the unsharded units and the bytes on the wire. With 2 bytes per element
-# instead of 4, both are halved. A GPU's matrix units are also faster: 312 TFLOP/s in bf16 and fp16, 156 in TF32,
-# against 19.5 in fp32 (NVIDIA's A100 data sheet). Compute speeds up by more than messages shrink, so messages are
-# harder to overlap. Why not make the whole model bf16?
+# instead of 4, both are halved. A GPU also computes faster in low precision, on its matrix units: 312 TFLOP/s in bf16
+# and fp16 and 156 in TF32, compared with 19.5 in fp32 (NVIDIA's A100 data sheet). Compute speeds up by more than
+# messages shrink, so messages are harder to overlap. Why not make the whole model bf16?
 #
 # | dtype | bytes | exponent | mantissa | largest | smallest above 0 |
 # |---|---|---|---|---|---|
@@ -99,9 +100,10 @@ outcome("9.0", low.item(), how="computed", slips={"that is exact arithmetic, and
 print(f"fp32: {high.item():.4f}; bf16: {low.item():.4f}, for 1.0 - 0.001 rounds back to 1.0 every time")
 
 # %% [markdown]
-# And in a model? Adam's first step moves *every* element by about the learning rate, in either direction. Count the
-# elements of this lab's model that such a step leaves unchanged if they are kept in bf16. (Elements that start at 0 can
-# take a step of any size; those that start at 1, the norms' weights, lose almost every step.)
+# What happens in a model? Adam's first step moves *every* element by about the learning rate, in either direction. The
+# next cell counts the elements of this lab's model that such a step leaves unchanged if they are kept in bf16.
+# (Elements that start at 0 can take a step of any size; those that start at 1, the norms' weights, lose almost every
+# step.)
 
 # %%
 RANKS = 2
@@ -124,12 +126,12 @@ for rate in (1e-2, 1e-3, 1e-4, 1e-5):
 #     shard (fp32) --cast--> full (param_dtype) --compute--> gradient (param_dtype)
 #     shard.grad (fp32) <--cast-- mean (reduce_dtype) <--reduce-scatter-- gradient (reduce_dtype)
 #
-# FSDP has an advantage here (FSDP paper, section 4.4): the master weights are sharded. Mixed precision on a
-# single device holds 4 + 2 bytes per element at all times; FSDP holds 4/N, plus 2 for each unit that is
+# FSDP has an advantage here (FSDP paper, section 4.4): the master weights are sharded. Mixed precision on a single
+# device holds 4 + 2 bytes per element at all times; FSDP holds 4/N, plus 2 for each element of the units that are
 # currently whole.
 #
-# First a prediction: the shards stay in fp32, so what changes on the wire? With FULL_SHARD in bf16, and reductions in
-# bf16 too, what fraction of the fp32 bytes does each of 2 ranks send in a step?
+# Make a prediction first. The shards stay in fp32, so what changes on the wire? With FULL_SHARD in bf16, and reductions
+# in bf16 too, what fraction of the fp32 bytes does each of 2 ranks send in a step?
 
 # %%
 predict("9.1", ..., "bytes sent in a step of FULL_SHARD in bf16, as a fraction of fp32's")
@@ -140,24 +142,24 @@ predict("9.1", ..., "bytes sent in a step of FULL_SHARD in bf16, as a fraction o
 # *8 minutes, medium*
 #
 # A collective does not cast: it moves bytes. So this rank's shard has to be cast before it is sent. torch has a buffer
-# for that, `_mp_shard` (`torch/distributed/fsdp/_flat_param.py`), which holds P / N elements for the duration of a
-# gather. But memory for the cast shard exists already: one slice of `full`, which the gather is about to fill, belongs
-# to this rank. The cast shard can be written there, and the all-gather then works *in place*. The gather is
+# for this purpose, `_mp_shard` (`torch/distributed/fsdp/_flat_param.py`), which holds P / N elements for the duration
+# of a gather. But memory for the cast shard exists already: one slice of `full`, which the gather is about to fill,
+# belongs to this rank. The cast shard can be written there, and the all-gather then works *in place*. The gather is
 # non-blocking: the caller waits for the returned handle before it computes.
 
 
 # %% tags=["exercise-9.1"]
 @exercise("9.1")
 def gather_low(full: Tensor, shard: Tensor, group: Group) -> Handle:
-    """Start filling `full` [P] with every rank's `shard` [P / N], in the dtype of `full`; returns the handle.
+    """Start filling `full` [P] with every rank's `shard` [P / N], in the dtype of `full`, and return the handle.
 
     Args:
         full: already allocated, in a dtype such as bf16; rank r's shard belongs at elements r * P / N onwards.
         shard: this rank's shard, in fp32, possibly in host memory. It is not modified.
-        group: the ranks; `group.rank()` is this one.
+        group: the ranks; `group.rank()` is this rank.
 
-    Issue one all-gather of elements that are already cast, and use no memory besides `full`. Do not wait for the copy
-    or for the gather: the caller does that.
+    Issue one all-gather of elements that are already cast, and use no memory other than `full`. Do not wait for the
+    copy or for the gather: the caller does that.
 
     Use `Tensor.copy_`, which casts (and moves; with `non_blocking=True` the host does not wait for a move), and
     `comm.all_gather(output, part, group)`, whose `part` may be this rank's own part of `output`.
@@ -170,10 +172,10 @@ def gather_low(full: Tensor, shard: Tensor, group: Group) -> Handle:
 #
 # *8 minutes, medium*
 #
-# In backward each leaf's gradient has the dtype of `full`. The engine copies these gradients into one unsharded
+# In backward, each leaf's gradient has the dtype of `full`. The engine copies these gradients into one unsharded
 # gradient in `reduce_dtype`, which is then sent and summed. The reduce-scatter leaves this rank's part of the mean,
-# also in `reduce_dtype`. The optimizer needs it in the shard's dtype, and the gradients of micro-batches must be added
-# in that dtype: low precision loses small terms just as it loses small updates.
+# also in `reduce_dtype`. The optimizer needs the mean in the shard's dtype, and the gradients of micro-batches must be
+# added in that dtype: low precision loses small terms just as it loses small updates.
 
 
 # %% tags=["exercise-9.2"]
@@ -197,13 +199,14 @@ def deliver(shard: nn.Parameter, mean: Tensor) -> None:
 #
 # The mean over N ranks is a sum and a division. The range of fp32 and bf16 is wide enough for either order. The range
 # of fp16 is not: N gradients above 65,504 / N overflow if they are summed first, and values below 3e-8 * N become 0 if
-# they are divided first. So divide by about √N before the sum and by the rest after it. Division by a power of two
-# changes only the exponent, and is exact above 6e-5; below that, fp16 loses bits. (torch's FSDP1 splits in every dtype,
-# `_get_gradient_predivide_factor` in `torch/distributed/algorithms/_comm_hooks/default_hooks.py`, and only by powers of
-# two that divide N. FSDP2 splits only in fp16; otherwise the reduction itself divides (`ReduceOp.AVG`), as in
-# minifsdp's own unit: `_get_gradient_divide_factors` in `_fully_shard/_fsdp_collectives.py`.)
+# they are divided first. So the division is split: divide by about √N before the sum, and by the remaining factor after
+# it. Division by a power of two changes only the exponent, and is exact above 6e-5; below that, fp16 loses bits.
+# (torch's FSDP1 splits the division in every dtype, and only by powers of two that divide N: see
+# `_get_gradient_predivide_factor` in `torch/distributed/algorithms/_comm_hooks/default_hooks.py`. FSDP2 splits it only
+# in fp16: see `_get_gradient_divide_factors` in `_fully_shard/_fsdp_collectives.py`. In other dtypes the reduction
+# itself divides (`ReduceOp.AVG`), as it does in minifsdp's own unit.)
 #
-# Predict: by what are fp16 gradients divided *before* they are summed over 512 ranks?
+# Predict: by what number are fp16 gradients divided *before* they are summed over 512 ranks?
 
 # %%
 predict("9.3", ..., "divisor of fp16 gradients before the sum over 512 ranks")
@@ -212,11 +215,11 @@ predict("9.3", ..., "divisor of fp16 gradients before the sum over 512 ranks")
 # %% tags=["exercise-9.3"]
 @exercise("9.3")
 def divisors(dtype: torch.dtype, ranks: int) -> tuple[int, float]:
-    """The divisors to apply before and after gradients are summed over `ranks` ranks; together they give the mean.
+    """Return the divisors to apply before and after summing gradients over `ranks` ranks; both together give the mean.
 
     For `torch.float16` the first is the smallest power of two (1, 2, 4, ...) that is at least the square root of
-    `ranks`. For any other dtype it is 1: dividing before the reduction is a pass over P elements, dividing after it a
-    pass over P / N. The second is the remaining factor, which need not be an integer.
+    `ranks`. For any other dtype it is 1, because dividing before the reduction is a pass over P elements, and dividing
+    after it is a pass over only P / N. The second is the remaining factor, which need not be an integer.
     """
     ...
 
@@ -234,14 +237,15 @@ for gradient in (2_000.0, 2e-6):
     print(f"gradient {gradient:g}: after the sum {found[0]:g}, before {found[1]:g}, split {found[2]:g}")
 
 # %% [markdown]
-# The split gives up a factor of √N at each end of the range, instead of N at one end: gradients above 65,504 / √N still
-# overflow, and 2e-6 / 32 has lost bits. Loss scaling, in 9.4, is the other remedy for the narrow range.
+# The split gives up a factor of √N at each end of the range, instead of a factor of N at one end: gradients above
+# 65,504 / √N still overflow, and 2e-6 / 32 has lost bits. Loss scaling, in 9.4, is the other remedy for the narrow
+# range.
 #
 # ## Your unit in the engine
 #
-# `FlatUnit` is the unit of labs 05 to 08: a flat parameter, and a plan that specifies the ranks and the dtypes. Your
-# functions carry out the plan: the class below calls them instead of `FlatUnit`'s own code, and a `Reduction` uses your
-# divisors. Both are passed to FSDP (`unit=`); the engine and the schedules stay unchanged.
+# `FlatUnit` is the unit of labs 05 to 08. It consists of a flat parameter and a plan that specifies the ranks and the
+# dtypes. Your functions carry out the plan: the class below calls them instead of `FlatUnit`'s own code, and a
+# `Reduction` uses your divisors. Both are passed to FSDP (`unit=`); the engine and the schedules stay unchanged.
 
 
 # %%
@@ -340,8 +344,8 @@ for name, dtypes in noted.items():
 # %% [markdown]
 # ### Measured: the same gradients as torch's FSDP
 #
-# Compare the gradient shards of one step: from your unit, from minifsdp's own, and from torch's
-# `FullyShardedDataParallel` with the same `mixed_precision`. On two ranks a sum is one addition, and halving is exact
+# The next cell compares the gradient shards of one step from three sources: your unit, minifsdp's own unit, and torch's
+# `FullyShardedDataParallel` with the same `mixed_precision`. On two ranks, a sum is one addition, and halving is exact
 # (far from the ends of fp16's range), so rounding cannot differ.
 
 
@@ -390,8 +394,8 @@ for name, (ours, torchs, distance) in launch(compare, RANKS)[0].items():
 # %% [markdown]
 # ### Measured: bytes at each stage
 #
-# The prediction, where p and r are the bytes per element in `param_dtype` and `reduce_dtype`, R and B the padded
-# elements of the root and of the largest block, and Ψ those of the whole model:
+# Let p and r be the bytes per element in `param_dtype` and `reduce_dtype`. Let R, B and Ψ be the numbers of elements,
+# with padding, of the root, of the largest block and of the whole model. The prediction is:
 #
 # - at rest: (4 + 8) Ψ / N, the shards and Adam's state in fp32 (plus 4 bytes per unit for Adam's counter), **whatever
 #   the precision**;
@@ -469,9 +473,9 @@ plots.stages(
 
 # %% [markdown]
 # So bf16 halves unsharded parameters, unsharded gradients and the bytes on the wire, and almost halves the activations
-# (logits and loss are fp32). It saves nothing at rest. In this small model the optimizer's state dominates. Reducing in
-# fp32 doubles the unsharded gradients and their messages, and avoids bf16's 7 bits of mantissa in the sum over the
-# ranks: a single rounding on 2 ranks, many on 512.
+# (logits and loss are fp32). It saves nothing at rest. In this small model, the optimizer's state dominates. Reducing
+# in fp32 doubles the unsharded gradients and their messages, but the sum over the ranks is no longer rounded to bf16's
+# 7 bits of mantissa. On 2 ranks, that is a single rounding; on 512, there are many.
 #
 # ## 9.4 fp16: all ranks step, or none do
 #
@@ -480,14 +484,14 @@ plots.stages(
 # fp16 has more mantissa bits than bf16, but a narrow range. Gradients are small: below 6e-5 they lose bits, and below
 # 3e-8 they vanish. *Loss scaling* multiplies the loss, and thereby all gradients, by a large number S, and divides the
 # gradients by S again in fp32, before the optimizer step. S is found by trial: start high; if any gradient is infinite
-# or NaN, skip the step and halve S. (After 2,000 good steps torch doubles it again, which this lab omits. Neither torch
-# nor this lab sets a lower limit: with a NaN in the data, S would halve forever, and the run should stop instead.)
+# or NaN, skip the step and halve S. (After 2,000 good steps, torch doubles S again, which this lab omits. Neither torch
+# nor this lab sets a lower limit. With a NaN in the data, S would be halved forever; the run should stop instead.)
 # Clipping belongs between unscaling and the step, and needs the norm over all shards (`model.clip_grad_norm_`).
 #
 # With *sharding*, a rank sees only its own shards' gradients, so an overflow in one shard is visible on only one rank.
 # What do the others do?
 #
-# Predict: a scale of 2**24 is a bad guess if 2**20 is the largest without overflow. How many steps are skipped?
+# Predict: the first scale is 2**24, but 2**20 is the largest scale without overflow. How many steps are skipped?
 
 # %%
 predict("9.4", ..., "steps thrown away from a scale of 2**24 to one of 2**20")
@@ -496,7 +500,7 @@ predict("9.4", ..., "steps thrown away from a scale of 2**24 to one of 2**20")
 # %% tags=["exercise-9.4"]
 @exercise("9.4")
 def step_together(optimizer: torch.optim.Optimizer, scale: float, group: Group) -> float:
-    """Unscale the gradients and step, unless one of them on any rank is not finite; returns the next scale.
+    """Unscale the gradients and step, unless a gradient on any rank is not finite; return the next scale.
 
     Args:
         optimizer: the optimizer of this rank's shards, `p for each in optimizer.param_groups for p in each["params"]`.
@@ -504,10 +508,10 @@ def step_together(optimizer: torch.optim.Optimizer, scale: float, group: Group) 
         scale: the current scale, the same on all ranks.
         group: the ranks that have to agree: all ranks that hold a part of the model.
 
-    If all gradients of all ranks are finite: they are divided by `scale`, the optimizer steps, and `scale` is returned.
+    If all gradients on all ranks are finite, they are divided by `scale`, the optimizer steps, and `scale` is returned.
     If any gradient on any rank is infinite or NaN, no rank steps, and all ranks return `scale / 2`.
 
-    Communicate exactly one number in every step: a tensor [1] on the parameters' device,
+    Communicate exactly one number in every step, as a tensor [1] on the parameters' device, with
     `comm.all_reduce(tensor, group, comm.MAX).wait()`.
     """
     ...
@@ -516,9 +520,9 @@ def step_together(optimizer: torch.optim.Optimizer, scale: float, group: Group) 
 # %% [markdown]
 # ### Measured: agreed on all ranks (C18)
 #
-# Two ranks, fp16, your unit. In the third step one element of rank 1's gradients is set to infinity. Your function is
-# compared with minifsdp's `ShardedGradScaler` and with a scaler that checks only its own rank, like torch's plain
-# `GradScaler`.
+# Two ranks train in fp16 with your unit. In the third step, one element of rank 1's gradients is set to infinity. Your
+# function is compared with minifsdp's `ShardedGradScaler` and with a scaler that checks only its own rank, as torch's
+# plain `GradScaler` does.
 
 
 # %%
@@ -587,16 +591,16 @@ assert same
 # With the local check, rank 0 has updated its half of the model in a step that rank 1 skipped. The scales now differ:
 # rank 0 multiplies its loss by 1024, rank 1 by 512, and the reduce-scatter averages gradients with two different
 # scales. No error is raised, and neither rank can detect the mismatch. (torch has a `ShardedGradScaler` too; without
-# CUDA it switches itself off, so it is missing here.)
+# CUDA it switches itself off, so it is not compared here.)
 #
-# ### Measured: why scaling helps, and what a bad guess costs (C18)
+# ### Measured: why scaling helps, and the cost of a bad guess (C18)
 #
 # A rank has 32 tokens here, and each contributes 1/32 of the mean loss. With 65,536 tokens per rank, that share would
-# be 2,048 times smaller, and so would the gradient that backward propagates for each token. The loss is divided by
-# 2,048 to show this range, and then scaled. (Here the gradient of a weight, a sum over tokens, shrinks as well. With a
-# batch of that size it would not, so a real large batch loses less.) How large is the norm of the difference from the
-# fp32 gradients, relative to the norm of the gradients? Next come nine steps from an initial scale that is far too
-# high. In bf16 the scale can stay at 1: its exponent has as many bits as fp32's.
+# be 2,048 times smaller, and so would the gradient that backward propagates for each token. To reach this range, the
+# next cell divides the loss by 2,048 before scaling it. (Here the gradient of a weight, a sum over tokens, shrinks as
+# well. With a real batch of that size it would not, so less would be lost.) The cell prints the norm of the difference
+# from the fp32 gradients, relative to the norm of those gradients. Then it runs nine steps from an initial scale that
+# is far too high. In bf16, the scale can stay at 1, because its exponent has as many bits as fp32's.
 
 
 # %% tags=["C18", "nbval-ignore-output"]
@@ -657,8 +661,8 @@ assert scales[0] == 2.0**29, f"the first guess was too high, and is halved: {sca
 assert scales[-1] == scales[-2], f"the guess was not corrected: {scales}"
 
 # %% [markdown]
-# Each halving costs a whole forward and backward. Infinities return whenever S has grown too large: with fp16 this is a
-# normal part of training. bf16 has replaced fp16 where the hardware supports it.
+# Each halving costs a whole forward and backward. Infinities return whenever S has grown too large; with fp16, this is
+# a normal part of training. bf16 has replaced fp16 where the hardware supports it.
 #
 # ## 9.5 Accumulate, with and without communication
 #
@@ -693,8 +697,8 @@ def accumulate(model: Any, micro_batches: Sequence[tuple[Tensor, ...]], communic
         model: an FSDP model that returns a loss, the mean over its rows: `model(*micro_batch)`. `model.no_sync()` is a
             context manager; a backward inside it does not reduce. (In DDP the forward decides: keep both inside.)
         micro_batches: k micro-batches with equal numbers of rows. Each gradient has weight 1/k.
-        communicate: True: every micro-batch's gradient is reduced in its own backward. False: all of them are reduced
-            together, in the backward of the last one.
+        communicate: if True, every micro-batch's gradient is reduced in its own backward. If False, all of them are
+            reduced together, in the backward of the last one.
 
     Run one forward and one backward per micro-batch, in turn. Add to any gradients already in `.grad`. The same
     micro-batch may appear more than once.
@@ -756,12 +760,12 @@ assert close
 
 # %% [markdown]
 # The number of reductions falls from kU to U; the gathers remain, because parameters are resharded after every
-# backward. With FULL_SHARD the gathers are two thirds of the traffic, and the additional 4Ψ bytes are why `no_sync`
-# runs out of memory. (With SHARD_GRAD_OP parameters stay whole inside `no_sync`, which saves the gathers as well, for
-# another 4Ψ bytes: `kept` in `minifsdp/fsdp/engine.py`.) minifsdp accumulates unsharded gradients in `reduce_dtype`;
-# torch leaves them in autograd's `.grad`, in `param_dtype`.
+# backward. With FULL_SHARD, the gathers are two thirds of the traffic, and the additional 4Ψ bytes are the reason why
+# `no_sync` runs out of memory. (With SHARD_GRAD_OP, parameters stay whole inside `no_sync`. That saves the gathers as
+# well, at a cost of another 4Ψ bytes: see `kept` in `minifsdp/fsdp/engine.py`.) minifsdp accumulates unsharded
+# gradients in `reduce_dtype`; torch leaves them in autograd's `.grad`, in `param_dtype`.
 #
-# Both on an emulated link (1 ms latency, 100 MB/s):
+# The next cell traces both on an emulated link (1 ms latency, 100 MB/s):
 
 
 # %% tags=["nbval-ignore-output"]
@@ -796,15 +800,17 @@ plots.timeline(
 # *12 minutes, hard*
 #
 # *CPU offload* keeps shards, their gradients and the optimizer's state in host memory, and the optimizer runs there.
-# The device holds only the units that are computing. Your function from 9.1 already moves shards *to* the device:
-# `copy_` moves as well as casts, and with `non_blocking=True` the host does not wait. (To do both at once torch makes a
-# temporary copy on the device, the size of the shard: `aten/src/ATen/native/cuda/Copy.cu`.) Gradients go back, and that
-# direction has a trap. A copy from a GPU to pinned (page-locked) host memory is only *started* by the host; the
-# optimizer, on the host, would read the memory before the gradient has arrived. Where must the host wait?
+# The device holds only the units that are being computed. Your function from 9.1 already moves shards *to* the device:
+# `copy_` moves as well as casts, and with `non_blocking=True` the host does not wait. (To do both at once, torch makes
+# a temporary copy of the shard on the device: `aten/src/ATen/native/cuda/Copy.cu`.) Gradients travel in the other
+# direction, which has a pitfall. The host only *starts* a copy from a GPU to pinned (page-locked) host memory. Without
+# a wait, the optimizer, which runs on the host, would read that memory before the gradient has arrived. When must the
+# host wait?
 #
-# - not immediately: the host would block after every unit and could issue no further work;
-# - at the end of backward, before the optimizer, and for this copy only: on an *event* recorded after it. (torch waits
-#   once, for all work on the stream: `_post_backward_final_callback` in `_runtime_utils.py`.)
+# - It must not wait immediately, because it would then block after every unit and could issue no further work.
+# - It must wait at the end of backward, before the optimizer runs, and for this copy only, that is, for an *event*
+#   recorded after the copy. (torch waits once, for all work on the stream: `_post_backward_final_callback` in
+#   `_runtime_utils.py`.)
 #
 # The new gradient is added to the existing one. torch's FSDP overwrites the existing one (`_offload_grad` in
 # `torch/distributed/fsdp/_runtime_utils.py` copies into `_cpu_grad`), which is why the class's documentation rules out
@@ -820,7 +826,7 @@ predict("9.6", ..., "bytes of parameters and Adam's state on the device between 
 # %% tags=["exercise-9.6"]
 @exercise("9.6")
 def offload_gradient(shard: nn.Parameter, mean: Tensor) -> Callable[[], None]:
-    """Start moving `mean` [P / N] to the host; returns the function that adds it to `shard.grad` there.
+    """Start moving `mean` [P / N] to the host, and return the function that adds it to `shard.grad` there.
 
     Args:
         shard: in host memory. `shard.grad` is None, or holds an earlier micro-batch's gradient,
@@ -871,9 +877,9 @@ def offloaded(unit: type[FlatUnit] = HostUnit) -> FullyShardedDataParallel:
 # %% [markdown]
 # ### Counted: bytes on the device, before and after (C41)
 #
-# On a GPU `tensor.device` says where a tensor is. On a CPU the two memories are the same, so the lab keeps its own
-# count: the engine's buffers (`device.empty`) count as device memory, and tensors returned by `device.copy_to_host` as
-# host memory; gradients and Adam's state are where their shards are.
+# On a GPU, `tensor.device` says where a tensor is. On a CPU, the two memories are the same, so the lab keeps its own
+# count. The engine's buffers (`device.empty`) count as device memory, and tensors returned by `device.copy_to_host`
+# count as host memory. Gradients and Adam's state are counted where their shards are.
 
 
 # %%
@@ -950,19 +956,19 @@ for name, stages in on_device.items():
 outcome("9.6", sum(on_device["offloaded"]["between steps"].values()), slips={"the shards alone": shard})
 
 # %% [markdown]
-# All of the model state is in host memory, 16Ψ / N bytes including the gradients. The price is the transfer: in every
-# step 4Ψ / N bytes go to the device twice (the root's share once) and 4Ψ / N bytes come back over the bus, and the
-# optimizer runs at host speed. A CPU-only run cannot measure how long that takes.
+# All of the model state is in host memory, 16Ψ / N bytes including the gradients. The price is the transfer over the
+# bus, and an optimizer that runs at host speed. In every step, 4Ψ / N bytes go to the device twice (the root's share
+# only once), and 4Ψ / N bytes come back. A run on the CPU alone cannot measure how long that takes.
 #
 # ### Measured: the same gradient, also when accumulated
 #
-# Offload changes the location of tensors, not their values. The comparison runs two micro-batches with communication,
-# with your offloaded unit, with minifsdp's, and with no offload at all. torch's FSDP is left out: without a CUDA device
-# its offload fails at `pin_memory`.
+# Offload changes the location of tensors, not their values. The next cell runs two micro-batches with communication,
+# and compares your offloaded unit with minifsdp's and with no offload at all. torch's FSDP is left out because its
+# offload fails at `pin_memory` without a CUDA device.
 #
 # ### Break it: the gradient overwritten
 #
-# The same cell also runs a unit that behaves like torch's.
+# The same cell also runs a unit that overwrites the gradient, as torch's does.
 
 
 # %%
@@ -1004,13 +1010,13 @@ assert half
 
 # %% [markdown]
 # There is no error: each step uses only the gradient of its last micro-batch, and the others have no effect. A
-# comparison like this one reveals it. The other way to break this exercise, omitting the wait for the copy, cannot be
-# shown on a CPU, where a copy is complete when the call returns; on a GPU the optimizer would read whatever was in the
-# pinned memory before.
+# comparison like this one reveals the mistake. The other way to break this exercise, omitting the wait for the copy,
+# cannot be shown on a CPU, where a copy is complete when the call returns. On a GPU, the optimizer would read whatever
+# was in the pinned memory before.
 #
 # ### Break it: the sum in bf16
 #
-# A small gradient is added to a large one 64 times, once in fp32 (your 9.2) and once in bf16.
+# A small gradient is added to a large one 64 times, once in fp32 (with your function from 9.2) and once in bf16.
 
 # %%
 shard = nn.Parameter(torch.zeros(1))
@@ -1023,8 +1029,8 @@ print(f"1 + 64/512: in fp32 {shard.grad.item():.4f}, in bf16 {in_bf16.item():.4f
 assert shard.grad.item() == 1.125
 
 # %% [markdown]
-# This is the lost update again. Sums of many small terms need fp32: weights, accumulated gradients, the optimizer's
-# moments, and, with many ranks, the reduction.
+# This is the lost update again. Sums of many small terms need fp32. This holds for weights, accumulated gradients, the
+# optimizer's moments and, with many ranks, the reduction.
 #
 # ## What is still missing
 #
@@ -1039,8 +1045,8 @@ assert shard.grad.item() == 1.125
 # 1. bf16 halves the unsharded bytes and the bytes sent (with reductions in fp32, a third fewer bytes are sent). The
 #    shards, their gradients and the optimizer's state stay in fp32: 16Ψ / N bytes whatever the precision.
 # 2. The cast needs no buffer: the shard is cast into its own slice of the gathered buffer.
-# 3. fp16 needs loss scaling, a split division, and agreement on infinities: all ranks step, or none. bf16 needs
-#    none of this.
+# 3. fp16 needs loss scaling, a split division, and agreement on infinities: all ranks step, or none do. bf16 needs none
+#    of this.
 # 4. Accumulation with communication reduce-scatters in every micro-batch and keeps sharded gradients. `no_sync` reduces
 #    once and keeps whole gradients, N times the bytes. The gathers are the same.
 # 5. Offload: start the copy, record an event, wait for the event at the end of backward, then add the gradient.
@@ -1062,15 +1068,14 @@ assert shard.grad.item() == 1.125
 # the same gradients, so an infinity on one rank appears in every rank's mean. Only when gradients are sharded does each
 # rank see just a part.</details>
 #
-# **4. A model in FULL_SHARD on 64 ranks has room for 2 more bytes per parameter. Is that enough
-# for `no_sync`?**
+# **4. With FULL_SHARD on 64 ranks, each rank has room for 2 more bytes per parameter. Is that enough for `no_sync`?**
 # <details><summary>Answer</summary>Not with gradients in fp32: they take 4Ψ bytes unsharded. With
-# `reduce_dtype=bfloat16` the room would be just enough, but sums of micro-batches in bf16 lose small terms.</details>
+# `reduce_dtype=bfloat16`, the room would be just enough, but sums of micro-batches in bf16 lose small terms.</details>
 #
 # **5. Suppose the host does not wait for the copies of 9.6. Which unit's gradient is most likely to be read too
-# early?** <details><summary>Answer</summary>The root's: backward ends with it, so its copy starts last, and the
-# optimizer follows at once, starting with the root's parameters. A large root takes longer to copy. The race does not
-# occur in every step, which makes it hard to find.</details>
+# early?** <details><summary>Answer</summary>The root's: backward ends with the root, so the copy of its gradient starts
+# last, and the optimizer follows at once, starting with the root's parameters. A large root takes longer to copy. The
+# race does not occur in every step, which makes it hard to find.</details>
 #
 # ## Further reading
 #

@@ -12,8 +12,8 @@
 #
 # The engine of labs 05 to 09 runs with any choice of units. In this lab you choose them, and build a model that is too
 # large for any one rank. Both happen in the few lines that wrap the model, before the first step. Those lines are also
-# behind some common complaints about FSDP: "memory is hardly lower", "the loss starts at NaN", "it does not train". At
-# the end you turn a DDP script for a Llama from `transformers` into an FSDP script and count the changes.
+# the cause of some common complaints about FSDP: "memory is hardly lower", "the loss starts at NaN", "it does not
+# train". At the end you turn a DDP script for a Llama from `transformers` into an FSDP script and count the changes.
 #
 # ![Memory of a rank while a model is built: all at once, and unit by unit from
 # meta](../slides/figures/practice-construction.svg)
@@ -23,11 +23,12 @@
 # **Afterwards you can**
 #
 # - read and write a wrapping policy, and compute its cost in messages and bytes from the list of units;
-# - build a model on the `meta` device and materialize it unit by unit, with a peak of the shards plus one unit;
+# - build a model on the `meta` device and materialize it unit by unit, so that memory peaks at the shards plus one
+#   unit;
 # - reproduce the values of an eagerly built model, whatever the units and the number of ranks;
 # - turn a DDP script into an FSDP script, and name the mistakes that raise no error.
 #
-# **You need** lab 04 (flat parameter, units), lab 05 (when each unit is gathered).
+# **You need** lab 04 (flat parameter, units) and lab 05 (when each unit is gathered).
 #
 # **Time** 70 minutes. **To run** on a laptop (gloo, 2 processes), on one GPU, or on a GPU node
 # (NCCL, one rank per GPU). The last part needs `transformers`; it builds its model from a configuration and downloads
@@ -47,7 +48,7 @@ from minifsdp.flat_param import FlatParameter, ParamPlaces, find_parameters
 from minifsdp.fsdp import FullyShardedDataParallel
 
 # %% [markdown]
-# ## What hurts now
+# ## The wrap alone saves little
 #
 # "Going from DDP to FSDP takes two changes: the wrap and the checkpoint." The next cell makes only the first change, on
 # the course's GPT. The six blocks are grouped in three pairs (each an `nn.Sequential`), so that a policy can select the
@@ -144,11 +145,11 @@ print(f"model state at its peak: DDP {ddp_peak:,} bytes, FSDP(model) {wrapped_pe
 print("describe:", *warned)
 
 # %% [markdown]
-# The wrap alone shards the parameters at rest and the optimizer's state: 12 bytes per element, divided by N. At the
-# peak, however, all parameters and all gradients are whole, another 8 bytes per element regardless of N (DDP: 16 in
-# total). The reason is that the model is *one unit*: it is gathered before the first layer runs and freed after the
-# last step of backward. `minifsdp.course.describe(model)` warns about this before the first step. The model needs a
-# **wrapping policy**.
+# The wrap alone shards the parameters at rest and the optimizer's state, which take 12 bytes per element, divided by N.
+# At the peak, however, all parameters and all gradients are whole, which takes another 8 bytes per element, regardless
+# of N. (DDP takes 16 bytes per element in total.) The reason is that the model is *one unit*: it is gathered before the
+# first layer runs and freed after the last step of backward. `minifsdp.course.describe(model)` warns about this before
+# the first step. The model needs a **wrapping policy**.
 #
 # ## 10a.1 A policy by size
 #
@@ -157,11 +158,11 @@ print("describe:", *warned)
 # A policy is a function. The wrapper calls it for every module below the outermost one:
 #
 # - on the way down with `recurse=True`: *should the walk enter this module?*
-# - on the way up, if it was entered, with `recurse=False`: *should this module be a unit?*
+# - on the way up, if the module was entered, with `recurse=False`: *should this module be a unit?*
 #
 # `nonwrapped_numel` is the number of parameter elements in the module: on the way down, all of them; on the way up,
-# those outside the units already made inside it. The simplest policy looks only at sizes: a module becomes a unit as
-# soon as it has `least` elements left. Two kinds of class are exempt. `nn.MultiheadAttention` uses its children's
+# only those outside the units already made inside it. The simplest policy looks only at sizes: a module becomes a unit
+# as soon as it has `least` elements left. Two kinds of class are exempt. `nn.MultiheadAttention` uses its children's
 # weights without calling the children, so no module inside it may be a unit. `nn.ModuleList` and `nn.ModuleDict` are
 # never called themselves, so such a unit would never be gathered; their children may be units.
 
@@ -182,14 +183,15 @@ def by_size(module: nn.Module, recurse: bool, nonwrapped_numel: int, least: int)
 
     Args:
         module: the module in question.
-        recurse: True: should the walk enter it? False: should it be a unit?
+        recurse: the question: True for whether the walk should enter the module, False for whether the module should be
+            a unit.
         nonwrapped_numel: the number of its parameter elements that are in no unit yet.
         least: the minimum number of elements in a unit.
 
     Returns:
-        False for either value of `recurse` if it has fewer than `least` elements. Otherwise True,
-        with two exceptions: False with `recurse=True` for an `nn.MultiheadAttention`, and False
-        with `recurse=False` for an `nn.ModuleList` or `nn.ModuleDict`.
+        False for either value of `recurse` if the module has fewer than `least` elements. Otherwise True, with two
+        exceptions: False with `recurse=True` for an `nn.MultiheadAttention`, and False with `recurse=False` for an
+        `nn.ModuleList` or `nn.ModuleDict`.
     """
     ...
 
@@ -217,12 +219,12 @@ slips = {"without the root's": len(units), "`down` has 189 elements fewer than `
 outcome("10a.1", 1 + len(units), how="computed", slips=slips)
 
 # %% [markdown]
-# At torch's default, a hundred million elements, a small model is a single unit, the root. At 100,000 the `ModuleList`
-# would be the only other unit, were it not exempt. At 16,000 `up` is a unit and `down` is not: the size of a bias makes
-# the difference. Size alone does not show which modules run together.
+# At torch's default of a hundred million elements, a small model is a single unit, the root. At 100,000, the
+# `ModuleList` would be the only other unit if it were not exempt. At 16,000, `up` is a unit and `down` is not: the size
+# of a bias makes the difference. Size alone does not show which modules run together.
 #
-# torch has the same policy. In torch's own wrapping, yours must select the same modules as
-# `size_based_auto_wrap_policy`.
+# torch has the same policy, `size_based_auto_wrap_policy`. When your policy is used in torch's own wrapping, it must
+# select the same modules.
 
 # %%
 from torch.distributed.fsdp.wrap import _recursive_wrap, size_based_auto_wrap_policy
@@ -249,9 +251,9 @@ for least in (100_000, 60_000, 30_000, 16_000):
 # module's unit gets the remaining parameters. A module may also appear in two places in the tree (layers that share all
 # their weights, as in ALBERT). It then becomes a single unit that appears in both places.
 #
-# Consider a step with U units, including the root. Each unit runs once and has trained parameters. How many messages
-# does a rank issue? From lab 05: the root is gathered once, every other unit twice, and each unit is reduced once.
-# Predict the number for a policy that makes each *block* a unit.
+# Consider a step with U units, including the root. Each unit runs once and has trainable parameters. How many messages
+# does a rank issue? As in lab 05, the root is gathered once, every other unit is gathered twice, and each unit is
+# reduced once. Predict the number for a policy that makes each *block* a unit.
 
 # %%
 predict("10a.2", ..., "messages of one step, each of the 6 blocks a unit")
@@ -368,8 +370,9 @@ POLICIES = {
 # ### Measured: units, messages and peak memory of five policies (C20)
 #
 # The prediction needs only the list of units. There are 3 U - 1 messages. The unsharded parameters are those of the
-# root, which stays whole, of the running unit, and of the units around it (by size, `up` is inside a unit that consists
-# of the rest of its block). Count each in padded bytes. (Prefetch, lab 07, would add the unit that runs next.)
+# root, which stays whole, of the unit being computed, and of the units around it (under the policy by size, `up` is
+# inside a unit that consists of the rest of its block). Count each in padded bytes. (Prefetch, lab 07, would add the
+# unit that runs next.)
 
 
 # %% tags=["C20"]
@@ -437,7 +440,7 @@ plots.stages(
 
 # %% [markdown]
 # Small units save memory but cost messages. Making every Linear a unit costs time, because each message has a latency,
-# whatever its size (lab 01). On an emulated link with 1 ms latency and 100 MB/s:
+# whatever its size (lab 01). The next cell measures this on an emulated link with 1 ms latency and 100 MB/s:
 
 
 # %% tags=["nbval-ignore-output"]
@@ -474,14 +477,14 @@ plots.timeline(
 
 # %% [markdown]
 # A message costs its latency and some work on the host (on a CPU that also does the computing, the work is the larger
-# part). A single unit is the fastest, and the right choice for a model that fits whole. Otherwise a transformer's block
-# is the usual unit: it runs as a whole, all blocks have the same size, and their messages are large. Overlap and
-# prefetch (labs 06 and 07) hide as many messages as the compute can cover.
+# part). A single unit is the fastest, and the right choice for a model that fits in memory whole. Otherwise a
+# transformer's block is the usual unit: it runs as a whole, all blocks have the same size, and their messages are
+# large. Overlap and prefetch (labs 06 and 07) hide as many messages as the compute can cover.
 #
 # ### Measured: a unit is not a pipeline stage (C9)
 #
-# Six blocks in three pairs make four units, including the root, drawn here from the wrapped model. Each rank records
-# the blocks that it runs: all of them, as in lab 04.
+# Six blocks in three pairs make four units, including the root. The figure is drawn from the wrapped model. Each rank
+# also records the blocks that it runs, which are all of them, as in lab 04.
 
 
 # %% tags=["C9"]
@@ -530,8 +533,9 @@ plots.units(
 # %% [markdown]
 # ### Break it: the tied head
 #
-# Many language models use one matrix twice: as the embedding and as the head. In two units it would be sharded twice,
-# and its two gradients would never be added. Two harmless-looking policies make this mistake on the tied GPT:
+# Many language models use one matrix twice: as the embedding and as the head. In two separate units, the matrix would
+# be sharded twice, and its two gradients would never be added. Two harmless-looking policies make this mistake on the
+# tied GPT:
 
 # %% tags=["C9"]
 for name in ("every Linear", "by size"):
@@ -544,9 +548,9 @@ for name in ("every Linear", "by size"):
     assert {"head.weight", "embed.weight"} <= set(said.replace(",", "").split())
 
 # %% [markdown]
-# The message gives both names and the fix. (torch's FSDP1 shards the matrix twice without a
-# warning, and trains two copies that drift apart.) With `{Block}` both places stay in the root, and training is
-# correct. The root may then be large: with a large vocabulary, the root with its embedding *is* the largest unit.
+# The message gives both names and the fix. (torch's FSDP1 shards the matrix twice without a warning, and trains two
+# copies that drift apart.) With the policy `{Block}`, both places stay in the root, and training is correct. The root
+# may then be large: with a large vocabulary, the root with its embedding *is* the largest unit.
 #
 # ### Break it: one module with a different dtype
 #
@@ -578,8 +582,8 @@ for classes in ((Block,), (Block, nn.LayerNorm)):
 
 # %% [markdown]
 # If only a few modules differ, such as an adapter, give them units of their own. Thirteen norms would become thirteen
-# small units with three messages each, making 59 per step instead of 20. It is then better to store everything in one
-# dtype and compute in a different one with `MixedPrecision` (lab 09).
+# small units with three messages each, making 59 per step instead of 20. In that case it is better to store everything
+# in one dtype and compute in a different one with `MixedPrecision` (lab 09).
 #
 # ## 10a.3 One unit from meta
 #
@@ -590,17 +594,17 @@ for classes in ((Block,), (Block, nn.LayerNorm)):
 # tensor has a shape but no memory. Then it takes one unit at a time, allocates memory for it, initializes it, keeps a
 # shard and frees the rest.
 #
-# By torch's convention a module with parameters of its own has a method `reset_parameters()` that writes *these* in
-# place, but not its children's. The memory is already there: `FlatParameter` allocates its buffer, provides a view for
-# each parameter, and cuts the shard from the buffer. Fill these views.
+# By torch's convention, a module with parameters of its own has a method `reset_parameters()` that writes *these*
+# parameters in place, but not its children's. Your function need not allocate any memory: `FlatParameter` allocates its
+# buffer, provides a view for each parameter, and cuts the shard from the buffer. Your function fills the views.
 #
-# Unwritten memory is the trap: it holds values, but arbitrary ones. No initialization writes NaN on purpose, so fill
+# Unwritten memory is a pitfall: it holds values, but arbitrary ones. No initialization writes NaN on purpose, so fill
 # the memory with NaN first, and check for NaN afterwards.
 #
-# The model's parameters take 4Ψ = 1,297,820 bytes. Predict the peak on one of 2 ranks while it
-# shards the model block by block, the root last. While it shards a unit, the rank holds that unit whole and all shards
-# so far, including that unit's own. (A block has 48,447 elements, the root 33,773; for two ranks a flat parameter is
-# padded to an even number.)
+# The model's parameters take 4Ψ = 1,297,820 bytes. Predict the peak on one of 2 ranks while it shards the model block
+# by block, with the root last. While it shards a unit, the rank holds that unit whole and all shards made so far,
+# including that unit's own. (A block has 48,447 elements, the root 33,773; for two ranks a flat parameter is padded to
+# an even number.)
 
 # %%
 predict("10a.3", ..., "bytes at the peak of construction from meta, blocks as units, 2 ranks")
@@ -618,12 +622,12 @@ def fill_from_meta(views: list[Tensor], params: ParamPlaces) -> None:
             a tied parameter has several. `place.module._parameters[place.attribute]` is the parameter, on meta.
 
     Call `reset_parameters()` once on every module that holds one of the parameters (all these modules have the method),
-    in the order of `params`. During the call each of the module's places holds a Parameter in the view's memory. Call
+    in the order of `params`. During the call, each of the module's places holds a Parameter in the view's memory. Call
     it on no other module: a child may belong to a different unit. Afterwards, unless an error is raised, the modules
-    hold the same meta parameter objects again. Use no memory besides the views.
+    hold the same meta parameter objects again. Use no memory other than the views.
 
     Raises:
-        RuntimeError: an element is unwritten; the message gives every such parameter by the name of its first place.
+        RuntimeError: if an element is unwritten; the message lists every such parameter by the name of its first place.
     """
     ...
 
@@ -631,7 +635,7 @@ def fill_from_meta(views: list[Tensor], params: ParamPlaces) -> None:
 # %% [markdown]
 # ### Measured: shards plus one unit at the peak (C19)
 #
-# The ledger records from before the model is built until the last shard is cut, for three constructions: eager, from
+# The ledger records three constructions, each from before the model is built until the last shard is cut: eager, from
 # meta with your function, and torch's FSDP from meta.
 
 
@@ -718,8 +722,8 @@ plots.curve(
 
 # %% [markdown]
 # torch holds one unit twice: it materializes the modules and then copies them into a flat buffer
-# (`_materialize_meta_module` in `torch/distributed/fsdp/_init_utils.py`). minifsdp initializes in the flat buffer, like
-# your function.
+# (`_materialize_meta_module` in `torch/distributed/fsdp/_init_utils.py`). minifsdp initializes in the flat buffer, as
+# your function does.
 #
 # ### Break it: reset_parameters differs from your model's own initialization
 #
@@ -757,7 +761,7 @@ assert both[1] > 10 * both[0]
 # checkpoint either. A Llama's RoPE frequencies, `inv_freq`, are one such buffer. The constructor computes them, which
 # has no effect on meta, so the initializer must compute them again (`_init_weights` of transformers 5 does).
 #
-# There is one more catch. Eager code draws all values from one generator, in the order of construction. From meta the
+# There is one more catch. Eager code draws all values from one generator, in the order of construction. From meta, the
 # order is that of the units, innermost first, and one extra draw on a rank shifts all its later values. Each module
 # therefore gets its own seed, derived from its name, so that policy, ranks and order make no difference. (Python's
 # `hash()` of a string differs from process to process; `crc32(name.encode())` does not.)
@@ -774,7 +778,7 @@ predict("10a.4", ..., "bytes at the peak of construction with a param_init_fn, b
 def initializer(
     model: nn.Module, reset: Callable[[nn.Module], None], where: torch.device, seed: int
 ) -> Callable[[nn.Module], None]:
-    """A `param_init_fn`: a module's values depend only on the seed and its name in `model`.
+    """Return a `param_init_fn` with which a module's values depend only on the seed and its name in `model`.
 
     Args:
         model: the whole model before any wrapping (wrapping changes names and replaces modules with wrappers). A module
@@ -789,7 +793,7 @@ def initializer(
         nothing. If any is on meta, it gives them memory on `where`, filled with NaN. Then it sets torch's seed to `seed
         + crc32(name.encode())` and calls `reset(module)` without recording gradients; it does both even for a module
         that is not on meta. All of the model's parameters and buffers are floating point. If any of the module's own
-        still contains a NaN, it raises RuntimeError and names every such tensor: "blocks.0.block0.qkv.weight".
+        still contains a NaN, it raises a RuntimeError that names every such tensor, as in "blocks.0.block0.qkv.weight".
     """
     ...
 
@@ -894,19 +898,20 @@ assert "embed.weight" in said[0]
 assert "sharded" in said[1]
 
 # %% [markdown]
-# The seeds have two consequences. After construction torch's generator is in the same state on every rank, so dropout
-# would be the same everywhere: reseed with the rank, or seed the initializer inside `torch.random.fork_rng()`. The
-# values equal an eager model's only on the same kind of device: CPU and CUDA draw different numbers from the same seed.
+# The seeds have two consequences. First, after construction, torch's generator is in the same state on every rank, so
+# dropout would be the same everywhere: reseed with the rank, or seed the initializer inside `torch.random.fork_rng()`.
+# Second, the values equal an eager model's only on the same kind of device: CPU and CUDA draw different numbers from
+# the same seed.
 #
-# The last line shows a limit of deferred initialization that the paper mentions: an initializer sees only one unit.
-# Here the embedding is a unit of its own, and is already sharded when the head is initialized. There are two solutions.
-# Put both into one unit, or initialize such modules after wrapping, inside
+# The last line of the output shows a limit of deferred initialization that the paper mentions: an initializer sees only
+# one unit. Here the embedding is a unit of its own, and is already sharded when the head is initialized. There are two
+# solutions. Put both into one unit, or initialize such modules after wrapping, inside
 # `FullyShardedDataParallel.summon_full_params(model)`, which gathers the whole model and writes the changes back.
 #
-# (A third recipe: rank 0 builds eagerly, the others build on meta, and `sync_module_states=True` sends each unit's
-# values. Rank 0 then has the whole model in memory. External checkpoints are often loaded this way. In minifsdp the
-# meta ranks need no `param_init_fn`. torch's FSDP1 calls `reset_parameters` on meta ranks even then, so there they need
-# `param_init_fn=lambda module: module.to_empty(device=device, recurse=False)`.)
+# (There is a third recipe: rank 0 builds the model eagerly, the others build it on meta, and `sync_module_states=True`
+# sends them each unit's values. Rank 0 then has the whole model in memory. External checkpoints are often loaded this
+# way. In minifsdp, the meta ranks need no `param_init_fn`. torch's FSDP1 calls `reset_parameters` on meta ranks even
+# then, so in torch they need `param_init_fn=lambda module: module.to_empty(device=device, recurse=False)`.)
 #
 # ## 10a.5 From DDP to FSDP
 #
@@ -918,7 +923,7 @@ assert "sharded" in said[1]
 #     optimizer = AdamW(model.parameters(), lr=1e-3)
 #
 # Write their replacement. The lab then uses your function in a script that trains a small Llama from `transformers`,
-# with its head tied to its embedding. (In minifsdp `auto_wrap_policy` also accepts a set of classes; torch requires a
+# whose head is tied to its embedding. (In minifsdp `auto_wrap_policy` also accepts a set of classes; torch requires a
 # `ModuleWrapPolicy` around it. `device_id` is the device for compute and shards.)
 #
 # First predict: how many elements does the optimizer on each of 2 ranks update if the model has 158,112 elements and
@@ -1134,14 +1139,14 @@ assert of["generates"]
 assert of["keys"]
 
 # %% [markdown]
-# Under torch's FSDP1 five of these raise no error when you forget them. Forgetting to *build on meta* costs only
-# memory, and *tied weights* in separate units drift apart (see above). The other three:
+# Under torch's FSDP1, five of these raise no error when you forget them. Forgetting to *build on meta* costs only
+# memory, and *tied weights* in separate units drift apart (see above). The other three are:
 #
 # - **No policy**: the model trains, but holds all its parameters and gradients unsharded at the
 #   peak, regardless of N.
 # - **An optimizer built before wrapping** holds the old parameters, which the model no longer uses. They get no
 #   gradient, so the optimizer skips them, and the parameters in use never change. The optimizer also keeps the old ones
-#   in memory. (With `use_orig_params=True` torch keeps the original Parameters, and the model trains. minifsdp checks
+#   in memory. (With `use_orig_params=True`, torch keeps the original Parameters, and the model trains. minifsdp checks
 #   at each `step()` that the model still uses the optimizer's parameters.)
 # - **`torch.nn.utils.clip_grad_norm_`** sees only this rank's shards, so each rank computes the norm of a different
 #   *part*. Each rank scales its shards by its own factor, which changes the direction of the gradient as well as its
@@ -1155,8 +1160,9 @@ assert of["keys"]
 # this.
 #
 # torch's FSDP2, `fully_shard(module)`, is called explicitly, on each block and finally on the model, and shards each
-# parameter separately. From meta it shards first; then `model.to_empty(device=...)` allocates only the shards, which
-# are then initialized. `torch.nn.utils.clip_grad_norm_` is correct under FSDP2; the optimizer still comes last.
+# parameter separately. A model on meta is sharded first; then `model.to_empty(device=...)` allocates only the shards,
+# which are initialized afterwards. `torch.nn.utils.clip_grad_norm_` is correct under FSDP2; the optimizer must still be
+# built last.
 
 
 # %%
@@ -1186,11 +1192,11 @@ plots.stages(
 # 2. A policy is called on the way down and on the way up. U units cost 3 U - 1 messages per step; the unsharded peak is
 #    the root, the largest unit, and the prefetched units (lab 07; one by default). Blocks are the usual choice; tied
 #    parameters must stay in one unit.
-# 3. From meta, unit by unit, the peak is the shards plus one unit if values are written in the flat buffer, and the
-#    shards plus two units with `param_init_fn` or torch.
+# 3. When a model is built from meta, unit by unit, memory peaks at the shards plus one unit if values are written in
+#    the flat buffer, and at the shards plus two units with a `param_init_fn` or in torch.
 # 4. `reset_parameters` writes a module's own parameters, never its children's. Any other initialization, such as a
-#    constructor's, needs a `param_init_fn`, seeded so that order and ranks do not matter. It must also write the
-#    buffers.
+#    constructor's, needs a `param_init_fn`, seeded so that order and ranks do not matter. The `param_init_fn` must also
+#    write the buffers.
 # 5. Going from DDP to FSDP takes these changes: the wrap, the policy, building on meta, initialization, the optimizer
 #    *after* wrapping, the model's own clipping, and the checkpoint. Methods other than `forward` need extra care.
 #
@@ -1199,7 +1205,8 @@ plots.stages(
 # **1. A model has 80 equal blocks and an embedding as large as 4 blocks, with the head tied to it. Each block is a
 # unit. What determines the peak?** <details><summary>Answer</summary>The root holds the embedding and is whole from the
 # start of forward to the end of backward. Its gradient is also whole during backward. Unsharded parameters peak at 4 +
-# 1 blocks, or 4 + 2 with prefetch. Untied, the embedding and the head could be units of their own.</details>
+# 1 blocks, or 4 + 2 with prefetch. If they were not tied, the embedding and the head could be units of their
+# own.</details>
 #
 # **2. Why does the walk wrap the innermost modules first?**
 # <details><summary>Answer</summary>A unit's flat parameter holds the parameters outside its inner

@@ -10,10 +10,10 @@
 # %% [markdown]
 # # Lab 10b: checkpoints, frozen parameters, recomputation
 #
-# After training a sharded model you want to save it, continue on more GPUs, run it in a program without FSDP, or
-# fine-tune one per cent of it. Yet no rank holds the plain model's parameters. In this lab you save and load the
-# parameters and the optimizer's state, safely even if the power fails. Then you save memory in two more ways, freezing
-# and recomputation.
+# Once you have trained a sharded model, you may want to save it, continue on more GPUs, run it in a program without
+# FSDP, or fine-tune one per cent of it. Yet no rank holds the plain model's parameters. In this lab you save and load
+# the parameters and the optimizer's state, safely even if the power fails. Then you save memory in two more ways, by
+# freezing parameters and by recomputing activations.
 #
 # ![Rows of a sharded checkpoint, written by some ranks and read by a different
 # number](../slides/figures/practice-rows.svg)
@@ -27,10 +27,9 @@
 # - store optimizer states under their parameters' names, and commit a checkpoint so that it is either complete or
 #   absent;
 # - compute the cost of a frozen parameter inside a flat parameter, and choose units that avoid it;
-# - place an activation checkpoint so that it costs no all-gather, and name the memory it does not save.
+# - place an activation checkpoint so that it costs no extra all-gather, and name the memory that it does not save.
 #
-# **You need** lab 04 (the flat parameter), lab 05 (units, gather, free). Lab 10a shows how modules
-# become units.
+# **You need** lab 04 (the flat parameter) and lab 05 (units, gather, free). Lab 10a shows how modules become units.
 #
 # **Time** 85 minutes. **To run** on a laptop (gloo, 2-3 processes), on one GPU, or on a GPU node. **Memory** less than
 # 8 MiB of tensors per rank.
@@ -97,9 +96,9 @@ class Disk(Protocol):
 
 
 # %% [markdown]
-# ## What hurts now
+# ## What a rank holds after training
 #
-# Train a GPT with one unit per block for two steps on two ranks. What does a rank hold?
+# The next cell trains a GPT with one unit per block for two steps on two ranks. What does a rank hold afterwards?
 
 # %%
 import io
@@ -207,15 +206,13 @@ print(f"the whole model: {4 * PSI:,} bytes")
 #
 # *10 minutes, medium*
 #
-# Two things go wrong when one rank asks for the whole model: it runs out of memory, on the device
-# or on the host ([accelerate#1181](https://github.com/huggingface/accelerate/pull/1181)), or it
-# hangs ([pytorch#122903](https://github.com/pytorch/pytorch/issues/122903)). You can avoid both.
-# The whole model never needs to be on one device: gather a unit, copy it to its destination (the host's memory, on rank
-# 0), free it, and go on to the next. And because a gather is a collective, *every* rank takes part in every gather,
-# even if it keeps nothing.
+# Two things go wrong when one rank asks for the whole model: it runs out of memory, on the device or on the host
+# ([accelerate#1181](https://github.com/huggingface/accelerate/pull/1181)), or it hangs
+# ([pytorch#122903](https://github.com/pytorch/pytorch/issues/122903)). You can avoid both. The whole model never needs
+# to be on one device: gather a unit, copy it to its destination (the host's memory, on rank 0), free it, and go on to
+# the next. And because a gather is a collective, *every* rank must take part in every gather, even if it keeps nothing.
 #
-# How many bytes of unsharded parameters does a rank hold at its peak? The table above has the
-# sizes.
+# How many bytes of unsharded parameters does a rank hold at its peak? The table above shows the sizes.
 
 # %%
 predict("10b.1", ..., "bytes of unsharded parameters at the peak, on any rank")
@@ -224,15 +221,15 @@ predict("10b.1", ..., "bytes of unsharded parameters at the peak, on any rank")
 # %% tags=["exercise-10b.1"]
 @exercise("10b.1")
 def whole_values(units: Sequence[NamedUnit], group: Group, keep: Callable[[Tensor], Any] | None) -> dict[str, Any]:
-    """Apply `keep` to each parameter's whole value; returns the results by name. Every rank of the group calls this.
+    """Apply `keep` to each parameter's whole value; return the results by name. Every rank of the group calls this.
 
     Args:
-        units: pairs `(flat, names)`. `device.allocate(flat.full)` gives `flat.full` [P] its memory, and
-            `comm.all_gather(flat.full.data, flat.shard.data, group)` its values. The latter returns a handle: `wait()`
-            before you read.
+        units: pairs `(flat, names)`. `device.allocate(flat.full)` allocates the memory of `flat.full` [P], and
+            `comm.all_gather(flat.full.data, flat.shard.data, group)` fills it. The latter returns a handle: call its
+            `wait()` before you read.
         group: the ranks.
         keep: called once per parameter with the whole value, a tensor in the parameter's shape. The tensor's memory is
-            freed soon after the call. The result is stored under *all* names of the parameter. None: this rank keeps
+            freed soon after the call. The result is stored under *all* names of the parameter. If None, this rank keeps
             nothing and returns an empty dict.
 
     Only one unit is whole at a time: call `device.free(flat.full)` before the next one is gathered, on every rank.
@@ -327,8 +324,8 @@ plots.curve(
 
 # %% [markdown]
 # The *largest unit* sets the peak on the device. On the host, rank 0 holds one copy of the whole model. Without
-# `rank0_only` every rank on a machine has such a copy: 8 GPUs, 8 copies in one host's memory. This causes the
-# out-of-memory errors on the host.
+# `rank0_only`, every rank on a machine has such a copy, so a machine with 8 GPUs has 8 copies in its host's memory.
+# This is what causes the out-of-memory errors on the host.
 #
 # ### Break it: a `keep` that copies nothing, and a rank that does not take part
 
@@ -357,8 +354,8 @@ except RankError as error:
     print(where[0].strip().rpartition(",")[2].strip() if where else "")
 
 # %% [markdown]
-# Rank 0 waits in the first gather, and no other rank joins it. With NCCL it hangs until the watchdog times out, minutes
-# later. Put `if rank == 0:` around the *writing* of the file, never around the state dict.
+# Rank 0 waits in the first gather, and no other rank joins it. With NCCL, it hangs until the watchdog times out,
+# minutes later. Put `if rank == 0:` around the *writing* of the file, never around the state dict.
 #
 # ## 10b.2 Rows
 #
@@ -378,7 +375,7 @@ predict("10b.2", ..., "rows of rank 3 of 4, of a tensor with 5 rows")
 # %% tags=["exercise-10b.2"]
 @exercise("10b.2")
 def my_rows(whole: Tensor, rank: int, ranks: int) -> tuple[int, Tensor]:
-    """The number of a rank's first row, and a copy of its rows.
+    """Return the number of a rank's first row, and a copy of its rows.
 
     Args:
         whole: [rows, ...]; or a scalar, [], which cannot be cut: every rank gets all of it, and its first row is 0.
@@ -420,16 +417,16 @@ print(f"together {sum(r.untyped_storage().nbytes() for s in SHARDED for _, r in 
 
 # %% [markdown]
 # A rank keeps only its part, and briefly holds one whole unit at a time, as in every forward. torch calls this
-# SHARDED_STATE_DICT; its values are `ShardedTensor` or `DTensor`, which record the position of their rows. Here the
-# pair (first row, rows) records it.
+# SHARDED_STATE_DICT; its values are `ShardedTensor` or `DTensor`, which record the position of their rows. Here, the
+# pair (first row, rows) records that position.
 #
 # ## 10b.3 A different number of ranks
 #
 # *10 minutes, medium*
 #
-# Two ranks have saved a checkpoint, and three load it. `embed.weight` has 257 rows: saved as 129 and 128, loaded as 86,
-# 86 and 85. A loading rank takes the rows it needs from every piece. Reading everything on every rank would also work,
-# but that reads the checkpoint N times, which is slow on a shared file system.
+# Two ranks have saved a checkpoint, and three load it. `embed.weight` has 257 rows, which are saved as 129 and 128, and
+# loaded as 86, 86 and 85. A loading rank takes the rows it needs from every piece. Reading everything on every rank
+# would also work, but it would read the checkpoint N times, which is slow on a shared file system.
 #
 # How many reads of pieces of `embed.weight` do the three ranks make together?
 
@@ -451,7 +448,7 @@ def fill_rows(out: Tensor, first: int, pieces: Sequence[Piece]) -> None:
     Each piece is read once if it holds rows of `out`, otherwise not at all.
 
     Raises:
-        ValueError: a row of `out` is in no piece.
+        ValueError: if a row of `out` is in no piece.
     """
     ...
 
@@ -511,14 +508,14 @@ predict("10b.4", ..., "all-gathers for the states of Adam, 5 units")
 def whole_states(
     units: Sequence[NamedUnit], optimizer: Optimizer, group: Group, keep: Callable[[Tensor], Any] | None
 ) -> dict[str, dict[str, Any]]:
-    """The optimizer's states, by parameter (under its first name) and key. Every rank of the group calls this.
+    """Return the optimizer's states by parameter (under its first name) and key. Every rank of the group calls this.
 
     Args:
         units: pairs `(flat, names)`. `optimizer.state.get(flat.shard, {})` has the unit's states by key, with the same
             keys on all ranks. It is empty if the unit is frozen; the unit's names are then not in the result.
         optimizer: its parameters are the units' `flat.shard`.
         group: the ranks.
-        keep: called with each whole state in its parameter's shape, as in 10b.1. None: return an empty dict.
+        keep: called with each whole state in its parameter's shape, as in 10b.1. If None, return an empty dict.
 
     Gather a state of the shard's shape [P / N] into a buffer [P] from
     `device.empty(flat.full.numel(), dtype, "communication", device)`. `flat.unflatten(buffer)`
@@ -530,7 +527,8 @@ def whole_states(
 
 
 # %% [markdown]
-# Now the test: a plain model with a plain AdamW loads the parameters and the states, and continues training.
+# The next cell tests your function: a plain model with a plain AdamW loads the parameters and the states, and continues
+# training.
 
 
 # %%
@@ -601,11 +599,11 @@ for name, (losses, after) in zip(
 #
 # *12 minutes, medium*
 #
-# A job can be killed, or the disk can fill up, in the middle of a checkpoint. Two rules prevent a
-# partial checkpoint: *a checkpoint with its final name is complete*, and *a rename is atomic*. So write under a
-# temporary name, then rename. There are two traps between the write and the rename:
+# A job can be killed, or the disk can fill up, in the middle of a checkpoint. Two rules prevent a partial checkpoint:
+# *a checkpoint with its final name is complete*, and *a rename is atomic*. So write under a temporary name, then
+# rename. There are two pitfalls between the write and the rename:
 #
-# - `write` leaves bytes in the system's cache. If the process is killed they still reach the disk; if the *power*
+# - `write` leaves bytes in the system's cache. If the process is killed, the bytes still reach the disk; if the *power*
 #   fails, they are lost. `fsync` forces them to disk. A folder is a file of names, and needs `fsync` too.
 # - Several ranks write. The rank that renames must wait until the others have finished. A barrier ensures this: no rank
 #   passes it before all have reached it.
@@ -624,8 +622,8 @@ def commit(
     """Write the checkpoint `folder / name`; a power cut leaves it complete or absent. Every rank calls this.
 
     Args:
-        disk: `make_folder`, `write`, `sync` and `rename` (see the set-up cell); raises OSError.
-        folder: exists, and is visible to all ranks.
+        disk: has `make_folder`, `write`, `sync` and `rename` (see the set-up cell), which may raise OSError.
+        folder: an existing folder that is visible to all ranks.
         name: the checkpoint's name; until it is complete, its folder is `folder / f".{name}.part"`.
         files: this rank's files, as contents by name. Names differ between ranks; the number of files may also differ,
             and may be 0.
@@ -718,7 +716,7 @@ assert len(found) == calls
 assert not [text for there in found.values() for text in there if "HALF" in text]
 
 # %% [markdown]
-# Killing the process does not test the syncs, because the system and its cache survive. With a real disk only a power
+# Killing the process does not test the syncs, because the system and its cache survive. With a real disk, only a power
 # cut would test them. A simulated disk can test them as well: it records the synced bytes and names, and lists what a
 # power cut at the end may lose.
 
@@ -888,7 +886,7 @@ assert all(same.values())
 # ### Measured: sync_module_states, ignored modules (C41)
 #
 # At the start, and after loading, all ranks must hold the same model. If every rank builds the model with its own
-# random numbers, each keeps its part of *its own* model. With `sync_module_states=True` rank 0 broadcasts all values
+# random numbers, each keeps its part of *its own* model. With `sync_module_states=True`, rank 0 broadcasts all values
 # first. A module in `ignored_modules` stays whole on each rank. This section measures the effect of both. (Lab 09
 # covers `cpu_offload`.)
 
@@ -947,15 +945,15 @@ assert not agree
 # *Loaded* weights are ruined: if only rank 0 has loaded a checkpoint, the other half is noise. The broadcast sends the
 # model's bytes once, here one tensor at a time; torch packs tensors into messages of 250 MiB (`fsdp/_init_utils.py`).
 #
-# An ignored module is not sharded or gathered, and its gradients are *not reduced*. Each rank trains its own head, and
-# the heads drift apart without an error unless your code averages these gradients. Ignore a module only if it is
+# An ignored module is neither sharded nor gathered, and its gradients are *not reduced*. Each rank trains its own head,
+# and the heads drift apart without an error unless your code averages these gradients. Ignore a module only if it is
 # frozen, or if you reduce its gradients yourself.
 #
 # ## Frozen parameters
 #
 # Fine-tuning with adapters (LoRA, [arXiv 2106.09685](https://arxiv.org/abs/2106.09685)) trains a pair of thin matrices
-# next to a frozen one. Without FSDP only the pair has gradients. A unit with one flat parameter has one gradient, as
-# long as the whole unit, frozen parameters included.
+# next to a frozen one. Without FSDP, only the pair has gradients. But a unit with one flat parameter has one gradient,
+# which is as long as the whole unit, frozen parameters included.
 
 
 # %%
@@ -1013,9 +1011,9 @@ print("error:  ", error)
 print("warning:", warning)
 
 # %% [markdown]
-# With `use_orig_params=True` this is allowed, with the warning above: the optimizer sees the original parameters, each
-# as a slice of the shard, and frozen slices get no `.grad`. But memory for the frozen slices' gradients may still be
-# allocated. Predict the bytes of gradients on one of 2 ranks after backward, with the blocks as units: 4 blocks of
+# `use_orig_params=True` allows such a unit, with the warning above. The optimizer then sees the original parameters,
+# each as a slice of the shard, and frozen slices get no `.grad`. But memory for the frozen slices' gradients may still
+# be allocated. Predict the bytes of gradients on one of 2 ranks after backward, with the blocks as units: 4 blocks of
 # 68,475 elements each, plus 2,700 per block for its adapters.
 
 # %%
@@ -1026,28 +1024,28 @@ predict("10b.6", ..., "bytes of gradients of a rank of 2 after backward, adapter
 #
 # *15 minutes, hard*
 #
-# Wrapping can avoid this if no unit mixes frozen and trained parameters. Each block is a unit. If a block would mix
-# them, its trained parameters get units of their own, as large as possible, since each unit costs messages.
+# To avoid these gradients, wrap the model so that no unit mixes frozen and trainable parameters. Each block is a unit.
+# If a block would mix them, its trainable parameters get units of their own, as large as possible, since each unit
+# costs messages.
 
 
 # %% tags=["exercise-10b.6"]
 @exercise("10b.6")
 def units_for(model: nn.Module, block: type[nn.Module]) -> set[nn.Module]:
-    """The submodules to make units, so that no unit mixes frozen and trained parameters.
+    """Return the submodules to make units, so that no unit mixes frozen and trainable parameters.
 
     Args:
-        model: the outermost module; always a unit, so it is not in the result. Each parameter is
-            trained or frozen (`p.requires_grad`); the parameters that a module holds *directly* are either all trained
-            or all frozen.
+        model: the outermost module; always a unit, so it is not in the result. Each parameter is trainable or frozen
+            (`p.requires_grad`); the parameters that a module holds *directly* are either all trainable or all frozen.
         block: the class of the model's blocks; no block lies inside another.
 
-    Every block is a unit. A block's unit starts with all parameters of the block, the model's unit with the parameters
-    outside all blocks. (`find_parameters(module, skip=inner)` gives a dict of the parameters in `module`, without those
-    in a module of `inner`; the dict is empty if `module` itself is in `inner`.) If the unit's parameters are all
-    trained, or all frozen, make no further units inside it. If they are mixed, consider the modules inside it (in the
-    model: only those outside all blocks, the blocks themselves excluded), and each module's parameters outside any
-    block inside it. A module becomes a unit if it has such parameters and all of them are trained. Of nested modules,
-    only the *outermost* becomes a unit.
+    Every block is a unit. A block's unit starts with all parameters of the block, and the model's unit starts with the
+    parameters outside all blocks. (`find_parameters(module, skip=inner)` gives a dict of the parameters in `module`,
+    without those in a module of `inner`; the dict is empty if `module` itself is in `inner`.) If the unit's parameters
+    are all trainable, or all frozen, make no further units inside it. If they are mixed, consider the modules inside it
+    (in the model: only those outside all blocks, the blocks themselves excluded), and each module's parameters outside
+    any block inside it. A module becomes a unit if it has such parameters and all of them are trainable. Of nested
+    modules, only the *outermost* becomes a unit.
     """
     ...
 
@@ -1109,7 +1107,7 @@ def tune_all() -> dict[str, Tuned]:
 # %% [markdown]
 # ### Measured: gradients of frozen parameters (C23)
 #
-# Expected: after backward, every unit with a trained parameter has a full-length gradient shard [P / N].
+# We expect that after backward, every unit with a trainable parameter has a full-length gradient shard [P / N].
 
 # %% tags=["C23"]
 tuned = launch(tune_all, RANKS)[0]
@@ -1151,7 +1149,7 @@ plots.stages(
 )
 
 # %% [markdown]
-# In mixed units, freezing saves no gradient bytes compared with training the blocks, and the gradients of frozen
+# In mixed units, freezing saves no gradient bytes compared with training the whole blocks, and the gradients of frozen
 # parameters are also reduced and sent (pytorch#91167, PR 104967). Like torch, minifsdp warns when it wraps such a unit.
 # Your units need more collectives, all of them small (last column). The adapters of several layers could share a unit
 # if one module held them.
@@ -1163,11 +1161,11 @@ plots.stages(
 #
 # Model state is sharded; activations are not (lab 00: they often take more memory than model state). An **activation
 # checkpoint** (`torch.utils.checkpoint`) keeps only a module's inputs, and runs its forward again during backward. With
-# FSDP the parameters must be whole for that second forward. They already are if the unit's backward has begun, which is
-# the case if the checkpoint is *inside* the unit. If it is *around* the unit, the kind matters: torch has
-# `use_reentrant=True` (the old kind) and `False`. The old kind first recomputes, and then runs a backward of its own.
-# Recomputation costs one more forward of the module. For the whole model that is a third more compute, because backward
-# costs about as much as two forwards.
+# FSDP, the parameters must be whole for that second forward. They are whole already if the unit's backward has begun,
+# which is the case if the checkpoint is *inside* the unit. If the checkpoint is *around* the unit, its kind matters:
+# torch has an old kind, `use_reentrant=True`, and a new one, `use_reentrant=False`. The old kind first recomputes, and
+# then runs a backward of its own. Recomputation costs one more forward of the module. For the whole model, that is a
+# third more compute, because backward costs about as much as two forwards.
 #
 # FULL_SHARD issues 2 U - 1 = 9 all-gathers per step for the 5 units here. How many does it issue with reentrant
 # checkpoints *around* the four blocks?
@@ -1275,7 +1273,7 @@ plots.stages(
 # The rule "a checkpoint around the unit costs a third gather" holds only for the old kind, which gathers for the
 # recomputation, frees, and gathers again. (Its model state peaks half a block lower: nothing is prefetched during a
 # recomputation, so one fewer block is whole, but one more block's gradient shard is present.) With
-# `use_reentrant=False` the recomputation begins when backward needs the first saved tensor, after the hook on the
+# `use_reentrant=False`, the recomputation begins when backward needs the first saved tensor, after the hook on the
 # unit's output has run. A checkpoint inside the unit costs no extra gather with either kind. The next cells count
 # torch's gathers and trace steps over an emulated link.
 
@@ -1359,7 +1357,7 @@ plots.timeline(
 
 # %% [markdown]
 # Reversible layers ([arXiv 1707.04585](https://arxiv.org/abs/1707.04585)) go one step further: they compute a layer's
-# input from its output, and so do not keep even the inputs. They too save only activations. Parameters, gradients and
+# input from its output, and so do not even keep the inputs. They too save only activations. Parameters, gradients and
 # optimizer states still need sharding.
 #
 # ## What is still missing
@@ -1380,16 +1378,15 @@ plots.timeline(
 #    `step` for each parameter, they work with any number of ranks and in a plain process.
 # 4. Write under a temporary name, sync files, barrier, sync the folder, rename, sync its parent
 #    folder, barrier. A checkpoint with its final name is complete.
-# 5. A flat parameter has one gradient, which covers frozen parameters too: give trained parameters
-#    units of their own. Recomputation saves activation memory but no model state; inside the unit
-#    it costs no gather.
+# 5. A flat parameter has one gradient, which covers frozen parameters too: give trainable parameters units of their
+#    own. Recomputation saves activation memory but no model state; inside the unit, it costs no extra gather.
 #
 # ## Questions
 #
-# **1. A model of 70 billion parameters in fp32 trains on 64 GPUs, 8 to a host. How much memory does a host need for a
-# full state dict with `offload_to_cpu`, with and without `rank0_only`?** <details><summary>Answer</summary>The dict
-# takes 280 GB. With `rank0_only` one host needs this much, the others none. Without it, each host needs 8 x 280 GB =
-# 2.2 TB. With a sharded dict each rank keeps 4.4 GB and each host 35 GB.</details>
+# **1. A model of 70 billion parameters in fp32 is trained on 64 GPUs, 8 to a host. How much memory does a host need for
+# a full state dict with `offload_to_cpu`, with and without `rank0_only`?** <details><summary>Answer</summary>The dict
+# takes 280 GB. With `rank0_only`, one host needs this much, and the others need none. Without it, each host needs 8 x
+# 280 GB = 2.2 TB. With a sharded dict, each rank keeps 4.4 GB, and each host keeps 35 GB.</details>
 #
 # **2. Why does 10b.2 not save the flat shards themselves, which would need no communication at all?**
 # <details><summary>Answer</summary>torch's LOCAL_STATE_DICT saves them. But only the same number of
@@ -1397,8 +1394,8 @@ plots.timeline(
 # not a format to keep.</details>
 #
 # **3. How do you delete an old checkpoint so that a half-deleted one never looks complete?**
-# <details><summary>Answer</summary>Reverse the order: rename it to `.step-1.old`, sync the folder,
-# then delete it. Without its final name it may be incomplete. Do this only after the new checkpoint is
+# <details><summary>Answer</summary>Reverse the order: rename it to `.step-1.old`, sync the folder, then delete it. A
+# checkpoint that no longer has its final name may be incomplete. Do this only after the new checkpoint is
 # committed.</details>
 #
 # **4. You unfreeze a frozen block after 1,000 steps. What happens to its unit, its optimizer state and its

@@ -10,12 +10,10 @@
 # %% [markdown]
 # # Lab 11: hybrid sharding
 #
-# Full sharding splits a model across *all* ranks, so every gather also crosses the network between
-# hosts, which is far slower than the links between the GPUs of one host. A model that fits on one
-# host does not need to be split any further. *Hybrid sharding* shards inside groups of F ranks,
-# usually one host, and *replicates* across the groups: FSDP inside, data parallelism outside. F is
-# the
-# **sharding factor**. F = 1 is data parallelism, F = N full sharding.
+# Full sharding splits a model across *all* ranks, so every gather also crosses the network between hosts, which is far
+# slower than the links between the GPUs of one host. A model that fits on one host does not need to be split any
+# further. *Hybrid sharding* shards inside groups of F ranks, usually one host, and *replicates* across the groups: FSDP
+# inside, data parallelism outside. F is the **sharding factor**: F = 1 is data parallelism, and F = N is full sharding.
 #
 # ![Hybrid sharding: shards inside a group, replicas across groups](../slides/figures/practice-hybrid.svg)
 #
@@ -30,7 +28,7 @@
 # - predict, for every F, the bytes that a rank holds and sends, and the traffic out of a host;
 # - choose F for a model and a cluster, and recognize when no F works.
 #
-# **You need** lab 01 (all-reduce, ring, groups), lab 05 (units, gather, reduce-scatter).
+# **You need** lab 01 (all-reduce, ring, groups) and lab 05 (units, gather, reduce-scatter).
 #
 # **Time** 70 minutes. **To run** on a laptop (gloo, 4 processes that stand for 2 hosts of 2
 # ranks), on one GPU, or on a GPU node. **Memory** a rank's tensors take less than 20 MiB here. The
@@ -88,12 +86,12 @@ class Choice(NamedTuple):
 
 
 # %% [markdown]
-# ## What hurts now
+# ## The slowest link sets the pace
 #
-# The course's GPT is fully sharded over 4 ranks. Ranks 0 and 1 stand for one host and ranks 2 and
-# 3 for another. The ring of a collective goes 0 → 1 → 2 → 3 → 0: two of its four connections are
-# inside a host and two between hosts. Every connection of a ring carries the same number of bytes,
-# so the slowest one sets the pace, and each gather waits for the network.
+# The course's GPT is fully sharded over 4 ranks. Ranks 0 and 1 stand for one host and ranks 2 and 3 for another. The
+# ring of a collective goes 0 → 1 → 2 → 3 → 0: two of its four connections are inside a host, and two are between hosts.
+# Every connection of a ring carries the same number of bytes, so the slowest one sets the pace, and each gather waits
+# for the network.
 
 # %%
 import statistics
@@ -144,12 +142,11 @@ print(f"{UNITS} units, {whole:,} bytes of parameters, as many of gradients, twic
 # *8 minutes, medium*
 #
 # N ranks form sharding groups of F. Ranks are numbered host by host, so *neighbours* share a host:
-# a sharding group is F consecutive ranks. Rank number j of a group holds shard j, like rank number
-# j of every other group. These ranks are its *replicas*. Every rank is in one group of each kind.
-# In a table, sharding groups are the rows and replica groups the columns; `DeviceMesh` calls this
-# a 2-D mesh.
+# a sharding group consists of F consecutive ranks. Rank number j of a group holds shard j, and so does rank number j of
+# every other group. These other ranks are its *replicas*. Every rank is in one group of each kind. In a table, sharding
+# groups are the rows and replica groups are the columns; `DeviceMesh` calls this a 2-D mesh.
 #
-# Predict: with 64 ranks and F = 8, how many process groups are there, of both kinds together?
+# Predict: with 64 ranks and F = 8, how many process groups of both kinds are there in total?
 
 # %%
 predict("11.1", ..., "process groups of 64 ranks with F = 8")
@@ -158,10 +155,10 @@ predict("11.1", ..., "process groups of 64 ranks with F = 8")
 # %% tags=["exercise-11.1"]
 @exercise("11.1")
 def plan_groups(ranks: int, factor: int) -> tuple[list[list[int]], list[list[int]]]:
-    """The sharding groups and the replica groups of a world, as lists of ranks.
+    """Return the sharding groups and the replica groups of a world, as lists of ranks.
 
     Args:
-        ranks: N; host by host, in order.
+        ranks: N, the number of ranks, which are numbered host by host.
         factor: F, the size of a sharding group, from 1 to N.
 
     Returns:
@@ -169,7 +166,7 @@ def plan_groups(ranks: int, factor: int) -> tuple[list[list[int]], list[list[int
         groups. Groups are ordered by their lowest ranks, and the ranks in each group ascend.
 
     Raises:
-        ValueError: `factor` is below 1, or does not divide `ranks`.
+        ValueError: if `factor` is below 1, or does not divide `ranks`.
     """
     ...
 
@@ -187,27 +184,25 @@ for factor in (1, 2, 4):
 #
 # *10 minutes, medium*
 #
-# `dist.new_group(ranks)` makes a process group. It is a collective of the whole *world*: the
-# members meet under a name, and the name is the number of calls that a rank has made. So **every
-# rank must make every group, in the same order**, including groups that it is not in. If a rank
-# skips some, its count differs from the others'. Ranks then wait for each other in different
-# groups under the same name, or find the wrong peers, and the program hangs in `new_group`, or
-# much later, in the first collective. (With `use_local_synchronization=True` the name comes from
-# the group's ranks, and only members call. Overlapping groups, like these, can then deadlock,
-# unless all ranks keep to one order; see torch's docstring of `new_group`.)
+# `dist.new_group(ranks)` makes a process group. It is a collective of the whole *world*: the members meet under a name,
+# and the name is the number of calls that a rank has made. So **every rank must make every group, in the same order**,
+# including groups that it is not in. If a rank skips some, its count differs from the others'. Ranks then wait for each
+# other in different groups under the same name, or find the wrong peers, and the program hangs in `new_group`, or much
+# later, in the first collective. (With `use_local_synchronization=True`, the name is derived from the group's ranks,
+# and only members call `new_group`. Overlapping groups such as these can then deadlock, unless all ranks keep to the
+# same order; see torch's docstring of `new_group`.)
 
 
 # %% tags=["exercise-11.2"]
 @exercise("11.2")
 def make_groups(sharding: list[list[int]], replicas: list[list[int]]) -> tuple[Group, Group]:
-    """This rank's sharding group and its replica group. Every rank calls this with the same lists.
+    """Return this rank's sharding group and its replica group. Every rank calls this with the same lists.
 
     Args:
         sharding, replicas: as from `plan_groups`.
 
-    Call `dist.new_group(ranks)` once for every list of both kinds, the sharding groups first, in
-    the order given. It returns the group on a member, and an unusable marker elsewhere.
-    `dist.get_rank()` is this rank.
+    Call `dist.new_group(ranks)` once for every list of both kinds, the sharding groups first, in the order given. The
+    call returns the group on its members, and an unusable marker on other ranks. `dist.get_rank()` is this rank.
     """
     ...
 
@@ -226,13 +221,13 @@ for rank, (together, same_shard, as_mesh) in enumerate(launch(meet, RANKS, PER_H
     print(f"rank {rank}: shards with {together}, has replicas {same_shard}, a 2-D mesh has the same: {as_mesh}")
 
 # %% [markdown]
-# `FullyShardedDataParallel` takes the pair as `process_group`, or a mesh as `device_mesh`. With
-# neither, and with a wrapping policy, it makes its own groups: `LOCAL_WORLD_SIZE` ranks per
-# sharding group (`minifsdp/fsdp/torch_api/groups.py`).
+# `FullyShardedDataParallel` takes the pair as `process_group`, or a mesh as `device_mesh`. If it is given neither of
+# these, but a wrapping policy, it makes its own groups, with `LOCAL_WORLD_SIZE` ranks in each sharding group
+# (`minifsdp/fsdp/torch_api/groups.py`).
 #
 # ### Break it: make only your own groups
 #
-# It looks right: every rank makes two calls, each for a group that it is in.
+# This version looks right: every rank makes two calls, each for a group that it is in.
 
 
 # %% tags=["nbval-ignore-output"]
@@ -250,29 +245,28 @@ except RankError as error:
     print(str(error).splitlines()[0])
 
 # %% [markdown]
-# Ranks 0 and 1 make [0, 1] under the first name, ranks 2 and 3 make [2, 3] under the same name,
-# and all four leave their addresses under the same keys of one store. Timing decides which address
-# a rank finds. Run it again, and other ranks hang, in `new_group` or in the first collective, far
-# from the mistake.
+# Ranks 0 and 1 make [0, 1] under the first name, ranks 2 and 3 make [2, 3] under the same name, and all four leave
+# their addresses under the same keys of one store. Timing decides which address a rank finds. If you run the cell
+# again, other ranks may hang, in `new_group` or in the first collective, far from the mistake.
 #
 # ## 11.3 Reduce in two stages
 #
 # *5 minutes, easy*
 #
-# After backward a rank has the gradient [P] of its own rows. Its optimizer needs the mean over
-# *all* ranks, for its shard [P / F]:
+# After backward, a rank has the gradient [P] of its own rows. Its optimizer needs the mean over *all* ranks, for its
+# shard [P / F]:
 #
 #     gradient [P] --reduce-scatter in the sharding group--> mean of F ranks [P / F]
 #                  --all-reduce over the replicas----------> mean of N ranks [P / F] --> added to the shard's .grad
 #
-# The first stage is lab 05's. Hybrid sharding adds the second, the only traffic to other hosts.
-# Nothing in the rest of backward reads its result, so the wait can come later: the all-reduce
-# starts after the reduce-scatter, and ends before gradients are read (by clipping, by the
-# optimizer), or before the unit's next reduction. On a GPU it runs on its own stream, alongside
-# the next reduce-scatters, and its buffer must outlive both (`_reduce_grad` in torch uses
+# The first stage is the same as in lab 05. Hybrid sharding adds the second stage, which is the only traffic to other
+# hosts. Nothing in the rest of backward reads the result of the second stage, so the wait can come later. The
+# all-reduce starts after the reduce-scatter, and must end before gradients are read (by clipping or by the optimizer)
+# and before the unit's next reduction. On a GPU, the all-reduce runs on its own stream, alongside the next
+# reduce-scatters, and its buffer must live until both stages have used it (torch's `_reduce_grad` uses
 # `_all_reduce_stream` and `record_stream`).
 #
-# Predict: the model has 6 units, with F = 2 on 2 hosts of 2. In one step, how many of a *rank's*
+# Predict: the model has 6 units and is trained with F = 2, on 2 hosts of 2 ranks. In one step, how many of a *rank's*
 # collectives cross hosts? (11.5 counts them.)
 
 # %%
@@ -297,9 +291,9 @@ def start_across(unit: Replica) -> None:
 #
 # *8 minutes, medium*
 #
-# The engine calls the other half for every unit at the end of backward, and before a unit's next
-# reduction. It is therefore also called for units without a reduction under way, and more often
-# than 11.3.
+# Your next function is the other half of the second stage. The engine calls it for every unit at the end of backward,
+# and before a unit's next reduction. It is therefore also called for units without a reduction under way, and more
+# often than your function from 11.3.
 
 
 # %% tags=["exercise-11.4"]
@@ -382,10 +376,10 @@ def shard_gradients(model: FullyShardedDataParallel) -> dict[int, Tensor]:
 # %% [markdown]
 # ### Measured: the same gradients
 #
-# This test compares yours, minifsdp's HYBRID_SHARD, torch's HYBRID_SHARD, full sharding, and one
-# process with all rows, after one batch, and after three accumulated batches with a reduction
-# each. The mean of two means of two takes only additions and halvings, so your result and
-# minifsdp's are equal bit for bit.
+# This test compares the gradients from your functions, from minifsdp's HYBRID_SHARD, from torch's HYBRID_SHARD, and
+# from one process with all rows. It does so after one batch, and after three accumulated batches, each with a
+# reduction. The mean of two means of two values takes only additions and halvings, so your result and minifsdp's are
+# equal bit for bit.
 
 
 # %%
@@ -447,10 +441,10 @@ for count in (1, 3):
 # %% [markdown]
 # ### Break it: accumulate before the second stage
 #
-# Adding to `.grad` first and then all-reducing `.grad` looks equivalent, and saves a buffer. The
-# reduction over the replicas can be a *sum*: torch sums in both stages and divides by N on the way
-# (`_reduce_grad` in `torch/distributed/fsdp/_runtime_utils.py`). Gradients from earlier
-# micro-batches, already summed in `.grad`, are then summed again.
+# Adding to `.grad` first and then all-reducing `.grad` looks equivalent, and saves a buffer. But the reduction over the
+# replicas may be a *sum*: torch sums in both stages and divides by N on the way (`_reduce_grad` in
+# `torch/distributed/fsdp/_runtime_utils.py`). In that case, gradients from earlier micro-batches, already summed in
+# `.grad`, are summed again.
 #
 # Predict: with three micro-batches and two replicas, how many times does the final gradient count
 # the *first* micro-batch?
@@ -516,14 +510,14 @@ print(f"accumulated before a mean: equal to one process: {close}")
 assert torch.allclose(weights, torch.tensor([4.0, 2.0, 1.0], dtype=torch.float64), atol=1e-2)
 
 # %% [markdown]
-# With one micro-batch the result is correct; with three the first counts 4 times, the second
-# twice. With a *mean* the result is correct, because the mean of equal numbers is that number. It
-# still costs more: the all-reduce then sends `.grad`, which is in float32 even if the mean is in
-# bf16 (mixed precision). With CPU offload it sends from the host's memory.
+# With one micro-batch, the result is correct; with three, the first is counted 4 times and the second twice. If the
+# reduction is a *mean*, the result is correct, because the mean of equal numbers is that number. But this order costs
+# more: the all-reduce sends `.grad`, which is in float32 even if the mean is in bf16 (mixed precision). With CPU
+# offload, it sends from the host's memory.
 #
 # ### Break it: forget the second stage
 #
-# Every host trains on its own rows alone. Nothing hangs, and every loss goes down.
+# Without the second stage, every host trains on its own rows alone. Nothing hangs, and every loss goes down.
 
 # %%
 for name, what in (("never", "without the second stage"), ("yours", "yours")):
@@ -531,38 +525,38 @@ for name, what in (("never", "without the second stage"), ("yours", "yours")):
     print(f"{what}: the hosts' parameters are {'the same' if apart == 0 else 'different'} after 3 steps")
 
 # %% [markdown]
-# There are as many models as hosts, and a checkpoint saves the first. Only a comparison of
-# replicas reveals it: now and then compute a checksum of the shards and all-reduce its minimum and
-# its maximum over the replica group. They must be equal.
+# There are now as many models as hosts, and a checkpoint saves only the first. Only a comparison of replicas reveals
+# the mistake. From time to time, compute a checksum of the shards, and all-reduce its minimum and its maximum over the
+# replica group. The two must be equal.
 #
-# Replicas that **start** with different seeds or buffers drift apart in the same way. With
-# `sync_module_states` torch broadcasts across the hosts first and then inside each
-# (`torch/distributed/fsdp/_init_utils.py`). Both orders end with rank 0's values everywhere. If
-# the broadcast across hosts comes first, every host's first rank already has them for the second.
-# If the broadcast inside comes first, the other hosts receive values of their own, and the second
-# broadcast overwrites these. All **N** ranks are data-parallel, not R: a sampler's `num_replicas`
-# must be the world's size, otherwise the ranks of a host read the same rows.
+# Replicas that **start** with different seeds or buffers drift apart in the same way. With `sync_module_states`, torch
+# broadcasts across hosts first and then inside each host (`torch/distributed/fsdp/_init_utils.py`). Either order ends
+# with rank 0's values everywhere. If the broadcast across hosts comes first, every host's first rank already has these
+# values when the second broadcast begins. If the broadcast inside hosts comes first, the other hosts receive values of
+# their own, and the second broadcast overwrites them.
 #
-# ## 11.5 What leaves a host
+# All **N** ranks are data-parallel, not only one per host: a sampler's `num_replicas` must be the world size, because
+# otherwise the ranks of a host read the same rows.
+#
+# ## 11.5 The traffic out of a host
 #
 # *10 minutes, medium*
 #
-# Let M be the bytes of all units, padded, and R = N / F the number of replicas. All collectives
-# run as rings (lab 01). In a gather or reduce-scatter of n bytes over k ranks each rank sends
-# (k - 1) / k · n bytes, in an all-reduce twice as many.
+# Let M be the bytes of all units, padded, and R = N / F the number of replicas. All collectives run as rings (lab 01).
+# In a gather or reduce-scatter of n bytes over k ranks, each rank sends (k - 1) / k · n bytes; in an all-reduce, it
+# sends twice as many.
 #
 # - In the sharding group, per step: each unit is gathered twice, except the root, which stays
 #   whole from forward to backward and is gathered once; each gradient is reduce-scattered once.
-# - To the replicas: an all-reduce of every unit's mean, a buffer of 1/F of the unit.
+# - To the replicas, per step: an all-reduce of every unit's mean, in a buffer of 1/F of the unit.
 #
-# The traffic out of a *host* is a different number. A ring in rank order enters a host once and
-# leaves it once, however many of its ranks are there. So it carries the bytes of **one** rank out
-# of the host. But several rings may run at once: each replica group has its own. (NCCL splits a
-# collective into several rings over a host's network cards, each with a part of the bytes. Their
-# sum is the same.)
+# The traffic out of a *host* is a different number. A ring in rank order enters a host once and leaves it once, however
+# many of its ranks are on that host. So it carries the bytes of **one** rank out of the host. But several rings may run
+# at once, because each replica group has its own. (NCCL splits a collective into several rings over a host's network
+# cards, each with a part of the bytes. The sum of these parts is the same.)
 #
-# Predict, for this lab's model on 2 hosts of 2: how many times as many bytes does full sharding (F
-# = 4) send out of a host as hybrid sharding (F = 2)? Ignore the root's exception.
+# Predict, for this lab's model on 2 hosts of 2 ranks: how many times as many bytes does full sharding (F = 4) send out
+# of a host as hybrid sharding (F = 2)? Ignore the exception for the root.
 
 # %%
 predict("11.5", ..., "bytes that leave a host, full sharding over hybrid, 2 hosts of 2")
@@ -571,12 +565,12 @@ predict("11.5", ..., "bytes that leave a host, full sharding over hybrid, 2 host
 # %% tags=["exercise-11.5"]
 @exercise("11.5")
 def traffic(units: Sequence[int], ranks: int, per_host: int, factor: int) -> Traffic:
-    """Bytes of a step of FULL_SHARD in groups of `factor` ranks, replicated over the rest.
+    """Return the bytes sent in a step of FULL_SHARD in groups of `factor` ranks, replicated over the rest.
 
     Args:
-        units: bytes of each unit, padded, the root's first.
+        units: bytes of each unit, padded, the root first.
         ranks: N.
-        per_host: ranks of a host, G, which divides N.
+        per_host: G, the number of ranks on a host, which divides N.
         factor: F, which divides N, and either divides G or is a multiple of it.
 
     Returns:
@@ -590,10 +584,9 @@ def traffic(units: Sequence[int], ranks: int, per_host: int, factor: int) -> Tra
 # %% [markdown]
 # ### Measured: F = 1, 2 and 4 (C25)
 #
-# The next cells measure the second step of each, with the ledger and the log of the collectives. A
-# call's `wire` is the number of bytes that its rank sends in the ring algorithm. These bytes are
-# attributed to the rank's sharding group or to its replica group; they leave the host if the next
-# rank in the ring is on the other host.
+# The next cells measure the second step for each F, with the ledger and the log of the collectives. A call's `wire` is
+# the number of bytes that its rank sends in the ring algorithm. These bytes are attributed to the rank's sharding group
+# or to its replica group; they leave the host if the next rank in the ring is on the other host.
 
 
 # %%
@@ -671,21 +664,21 @@ outcome("11.5", ratio, how="computed", slips=slips)
 print(f"out of a host full sharding sends {out[2] / out[1]:.4f} times what hybrid does; but for the root {ratio}")
 
 # %% [markdown]
-# The sharding factor spans the whole range: F = 1 holds and sends as much as DDP, F = 4 as much as
-# full sharding.
+# The sharding factor spans the whole range: with F = 1, a rank holds and sends as much as under DDP, and with F = 4 as
+# much as under full sharding.
 #
-# Compare the last row per rank and per host. **Per rank** hybrid sharding sends 2
-# (R - 1) / R · M / F to other hosts. This is roughly 1/F of a DDP rank's traffic, and with F = 8
-# it looks like a twelfth of full sharding. Section 3.2.2 of the FSDP paper argues this way, per
-# GPU. (Its volume for W ranks on hosts of G, 2 M (W - 1) / (G W), is an upper estimate: the
-# replica group of a rank has W / G members, which gives 2 M (W - G) / (G W), the formula above
-# with F = G. Its F = W / G cannot keep a sharding group inside a host if F is the number of ranks
-# in the group: that needs F = G.) But a host's ranks send at the same time, and share its network
-# cards. **Per host** there are F rings of 1/F each, 2 (R - 1) / R · M, about as much as DDP's one
-# ring. Full sharding's 3 M are 1.5 times that for many hosts. Hybrid sharding therefore saves a
-# third of the bytes on the network. It also matters *which* bytes remain: the computation waits
-# for each gather, but for an all-reduce only at the end of backward. And rings over R hosts have
-# fewer steps, so less latency, than rings over all N ranks.
+# Compare the last row per rank and per host. **Per rank**, hybrid sharding sends 2 (R - 1) / R · M / F to other hosts.
+# This is roughly 1/F of a DDP rank's traffic, and with F = 8 it looks like a twelfth of full sharding. Section 3.2.2 of
+# the FSDP paper argues this way, per GPU. (Its volume for W ranks on hosts of G ranks, 2 M (W - 1) / (G W), is an upper
+# estimate: the replica group of a rank has W / G members, which gives 2 M (W - G) / (G W), the formula above with F =
+# G. The paper's F = W / G cannot keep a sharding group inside a host if F is the number of ranks in the group: that
+# requires F = G.) But a host's ranks send at the same time, and share the host's network cards. **Per host**, there are
+# F rings with 1/F of the bytes each. Together they send 2 (R - 1) / R · M, about as much as DDP's one ring. Full
+# sharding sends 3 M, which is 1.5 times as much if there are many hosts. Hybrid sharding therefore saves a third of the
+# bytes on the network.
+#
+# It also matters *which* bytes remain: the computation waits for every gather, but it waits for an all-reduce only at
+# the end of backward. And rings over R hosts have fewer steps, and so less latency, than rings over all N ranks.
 
 # %%
 peaks = {f"F = {factor}": usage[0][factor]["held"] for factor in (1, 2, 4)}
@@ -703,13 +696,12 @@ plots.stages(
 )
 
 # %% [markdown]
-# ### Measured: a step on two sorts of link
+# ### Measured: a step on two kinds of link
 #
-# `HostLinks` emulates two links: a fast one between ranks of a host (1 GB/s, 50 µs), and a slow
-# one shared by a host's ranks (16 MB/s, 2 ms). A message takes at least its time on its link.
-# Steps of F = 1, 2 and 4 take turns, and the output gives the median. Next to it is the longer of
-# the two links' times for the bytes from your `traffic`, without latency, as if the links never
-# waited for each other.
+# `HostLinks` emulates two links: a fast one between ranks of a host (1 GB/s, 50 µs), and a slow one shared by a host's
+# ranks (16 MB/s, 2 ms). A message takes at least the time that its link needs for it. Steps of F = 1, 2 and 4 take
+# turns, and the output gives the median. Next to the median is the longer of the two times that the links need for the
+# bytes from your `traffic`, without latency, as if the links never waited for each other.
 
 
 # %% tags=["nbval-ignore-output"]
@@ -768,20 +760,20 @@ plots.timeline(
 )
 
 # %% [markdown]
-# Full sharding waits for the slow link before every unit, twice. Hybrid sharding's forward does
-# not use it. But with so little compute its step is as long as its six all-reduces, and is mostly
-# a wait for them at the end of backward. With more rows per rank backward would hide them.
+# Full sharding waits for the slow link before every unit, in forward and again in backward. In hybrid sharding, forward
+# does not use the slow link. But with so little compute, a hybrid step takes as long as its six all-reduces, and most
+# of it is spent waiting for them at the end of backward. With more rows per rank, backward would hide them.
 #
 # ## 11.6 Choose
 #
 # *8 minutes, medium*
 #
-# The largest factor needs the least memory. A *rank* sends least with the smallest factor, a
-# *host* with F = its own ranks. So choose the fastest of the factors that fit in memory. If none
-# fits, there are two different reasons. The *shards* may be too large: then more ranks help. Or
-# the part that sharding cannot reduce, the whole units during their computation and the
-# activations, may be too large by itself. Then no number of ranks helps, and the layers must be
-# split by tensor or pipeline parallelism. If the activations are too large, recomputation helps.
+# The largest factor needs the least memory. A *rank* sends the least with the smallest factor; a *host* sends the least
+# if F is the number of its ranks. So choose the fastest of the factors that fit in memory. If none fits, there are two
+# possible reasons. The *shards* may be too large: then more ranks help. Or the part that sharding cannot reduce (the
+# units that are whole while they are being computed, and the activations) may be too large on its own. Then no number
+# of ranks helps, and the layers must be split by tensor or pipeline parallelism. If the activations are too large,
+# recomputation helps.
 
 
 # %% tags=["exercise-11.6"]
@@ -793,21 +785,20 @@ def choose(
     seconds: Callable[[int], float],
     rest: float,
 ) -> Choice:
-    """The fastest sharding factor that fits, or the alternative if none fits.
+    """Return the fastest sharding factor that fits, or the alternative if none fits.
 
     Args:
         factors: the possible factors, in any order, from 1 to the number of ranks.
         capacity: bytes of a device's memory.
-        memory: a rank's peak bytes, by factor; a factor fits if these are not more than
-            `capacity`.
-        seconds: of a step, by factor.
+        memory: returns a rank's peak bytes for a factor; the factor fits if they are not more than `capacity`.
+        seconds: returns the seconds of a step for a factor.
         rest: the limit of `memory` as the factor grows.
 
     Returns:
-        The fastest of the factors that fit; of equally fast ones the smallest, because it sends
-        the fewest messages. Its name is "data parallelism" for factor 1, "full sharding" for the
-        largest of all `factors`, and "hybrid sharding" for any other. If none fits: ("more ranks",
-        None) if `rest` is less than `capacity`, otherwise ("split layers", None).
+        The fastest of the factors that fit; of equally fast ones, the smallest, because it sends the fewest messages.
+        Its name is "data parallelism" for factor 1, "full sharding" for the largest of all `factors`, and "hybrid
+        sharding" for any other. If none fits, return ("more ranks", None) if `rest` is less than `capacity`, and
+        ("split layers", None) otherwise.
     """
     ...
 
@@ -815,26 +806,26 @@ def choose(
 # %% [markdown]
 # ### Modelled: which to choose when (C44)
 #
-# Everything in the cost model is an assumption, so change it:
+# Everything in the cost model is an assumption that you can change:
 #
-# - Memory: 16 bytes of model state per parameter (lab 00), over F. If F > 1, two units and the
-#   root (lab 08's limit of 2) are also whole in bf16, and so are one unit's and the root's
-#   gradient. Activations of a row, with recomputation: 2 bytes times context · width for each
-#   layer, and 40 bytes for the layer under recomputation.
+# - Memory: 16 bytes of model state per parameter (lab 00), divided by F. If F > 1, two units and the root (lab 08's
+#   limit of 2) are also whole in bf16, and so are the gradients of one unit and of the root. With recomputation, the
+#   activations of a row take 2 bytes times context · width for each layer, and another 40 bytes times context · width
+#   for the layer being recomputed.
 # - Compute: 8 operations per parameter and token (2 forward, 4 backward, 2 for recomputation), at 40 % of peak.
-# - Links: your `traffic` in bf16. Bytes out of a host take time on the host's network; bytes sent
-#   by a rank take time on the links inside. A ring over several hosts runs at the pace of its
-#   slower link. 50 µs per message.
+# - Links: your `traffic` in bf16. Bytes out of a host take time on the host's network; bytes sent by a rank take time
+#   on the links inside. A ring over several hosts runs at the pace of its slower link. Each message takes another 50
+#   µs.
 # - Overlap is perfect: a step takes as long as the busiest of the device, the links inside, and
 #   the network.
-# - Left out: bf16 copies of parameters and gradients with F = 1, which favours F = 1 in close
-#   cases; the logits, 4 bytes times 50,000 for each token unless the loss is computed in slices;
-#   attention's operations, which grow with the context.
+# - Three things are left out: bf16 copies of parameters and gradients with F = 1, which favours F = 1 in close cases;
+#   the logits, which take 4 bytes times 50,000 for each token unless the loss is computed in slices; and attention's
+#   operations, which grow with the context.
 #
-# A100 hosts: 8 GPUs of 80 GB, 312 TFLOP/s in bf16, NVLink with 300 GB/s in each direction (data
-# sheet). Assumed: 8 network cards of 100 Gb/s each, 100 GB/s a host. "Ethernet" is the same host
-# with one card of 100 Gb/s. "PCIe" hosts have 4 GPUs of 24 GB and 165 TFLOP/s, the same single
-# card, and only 10 GB/s between two GPUs, because the GPUs share PCIe.
+# An A100 host has 8 GPUs of 80 GB, each with 312 TFLOP/s in bf16 and NVLink with 300 GB/s in each direction (data
+# sheet). We assume 8 network cards of 100 Gb/s each, which is 100 GB/s per host. "Ethernet" is the same host with a
+# single card of 100 Gb/s. "PCIe" hosts have 4 GPUs of 24 GB and 165 TFLOP/s, the same single card, and only 10 GB/s
+# between two GPUs, because the GPUs share PCIe.
 
 
 # %%
@@ -970,17 +961,16 @@ assert decisions["layers of 20 billion"][2] == Choice("split layers", None), "mo
 # **splitting layers** (tensor or pipeline parallelism) when the unsharded part is too large. This
 # is the usual advice, and the table shows its exceptions:
 #
-# - A sharding group need not be one host. On the fast network 7 billion parameters need only F =
-#   2, and 70 billion take F = 16: groups of two hosts, with gathers across hosts. Such groups send
-#   *more* out of a host than full sharding, 15/16 of 3 M plus the all-reduces, so on the slow
-#   network the model chooses full sharding.
-# - On a slow network the model chooses F = 8 although F = 1 or 2 would fit. Rings over 8 ranks,
-#   one per host, send 7/8 of the data, rings over all 64 ranks 63/64: a ninth less out of each
-#   host. (Libraries that run an all-reduce in two stages gain the same for data parallelism.)
+# - A sharding group need not be one host. On the fast network, 7 billion parameters need only F = 2, and 70 billion
+#   take F = 16, that is, groups of two hosts, with gathers across hosts. Such groups send *more* out of a host than
+#   full sharding does (15/16 of 3 M, plus the all-reduces), so on the slow network the model chooses full sharding.
+# - On a slow network, the model chooses F = 8 although F = 1 or 2 would fit. Rings over 8 ranks, one per host, send 7/8
+#   of the data, whereas rings over all 64 ranks send 63/64. So a ninth less leaves each host. (Libraries that run an
+#   all-reduce in two stages have the same gain for data parallelism.)
 #
 # ### "Hybrid sharding is always faster"
 #
-# It is not always faster. In the model:
+# It is not. The next cell shows two counterexamples from the model:
 
 # %%
 pcie, a100 = CLUSTERS["2 hosts of 4, PCIe"], CLUSTERS["8 hosts of 8 A100"]
@@ -1005,9 +995,8 @@ assert step_seconds(large, a100, 8) == step_seconds(large, a100, 64), "where the
 #
 # ### "If tensor parallelism stays in a node, data parallelism need not cross nodes"
 #
-# With tensor parallelism the ranks of a host hold different parts of each layer. Gradients are
-# averaged over the ranks with the *same* parameters. The groups are those of 11.1, with F = 8 for
-# the tensor axis:
+# With tensor parallelism, the ranks of a host hold different parts of each layer. Gradients are averaged over the ranks
+# with the *same* parameters. The groups are those of 11.1, with F = 8 for the tensor axis:
 
 # %%
 tensor, data_parallel = plan_groups(64, 8)
@@ -1021,16 +1010,16 @@ print(f"{without / size:.4f}")
 assert crossing == len(data_parallel)
 
 # %% [markdown]
-# The opposite is true. If tensor parallelism fills the node, *every* data-parallel group crosses
-# nodes, and so do all gradients: a rank sends 1/8 of them, 8 ranks send all. The statement holds
-# only if both axes fit into a node together, and there is one node, or only a third axis (pipeline
-# parallelism) crosses nodes.
+# The opposite is true. If tensor parallelism fills the node, *every* data-parallel group crosses nodes, and so do all
+# gradients: a rank sends 1/8 of them, and the 8 ranks of a node send all of them. The statement holds only if both axes
+# together fit into one node, and either there is only one node or only a third axis (pipeline parallelism) crosses
+# nodes.
 #
 # ### Splitting has a limit
 #
-# The next plot distributes seven billion parameters and 512 rows per step over more and more hosts
-# of 8 on Ethernet. A rank's work halves with every doubling. Its traffic does not. (The plot shows
-# only seconds, and does not check that 64 rows fit on one host's ranks.)
+# The next plot distributes seven billion parameters and 512 rows per step over more and more hosts of 8 GPUs on
+# Ethernet. With every doubling, a rank's work halves, but its traffic does not. (The plot shows only seconds, and does
+# not check whether a rank has room for 64 rows when there is only one host.)
 
 # %%
 job, hosts = JOBS["7 billion"], [1, 2, 4, 8, 16, 32, 64]
@@ -1076,30 +1065,27 @@ plots.lines(
 # the same shards, and would be counted R times (`minifsdp/clip_grad.py`). A checkpoint also needs
 # only one replica.
 #
-# There are other hybrids. Here the optimizer's 12 of 16 bytes are held R times; ZeRO++
-# ([arXiv 2306.10209](https://arxiv.org/abs/2306.10209), hpZ) shards them over all ranks and keeps
-# a copy of the weights inside each host, for backward's gathers. torch's `_HYBRID_SHARD_ZERO2` is
-# lab 05's SHARD_GRAD_OP inside the groups.
+# There are other hybrids. In this lab, the optimizer's 12 of 16 bytes are held R times. ZeRO++ ([arXiv
+# 2306.10209](https://arxiv.org/abs/2306.10209), hpZ) shards them over all ranks and keeps a copy of the weights inside
+# each host, for the gathers in backward. torch's `_HYBRID_SHARD_ZERO2` is lab 05's SHARD_GRAD_OP inside the groups.
 #
 # ## What to remember
 #
-# 1. Sharding groups are neighbours; a replica group has the ranks at one position in each. Every
-#    rank makes every group.
-# 2. Reduce-scatter inside, all-reduce 1/F across, then accumulate. Only readers of gradients wait
-#    for the second stage.
-# 3. Memory depends on F, not on N. F = 1 is data parallelism, F = N full sharding. Replicas must
-#    start equal.
+# 1. A sharding group consists of neighbouring ranks; a replica group consists of the ranks at the same position in each
+#    sharding group. Every rank makes every group.
+# 2. Reduce-scatter inside the sharding group, all-reduce 1/F across the replicas, then accumulate. Only code that reads
+#    gradients waits for the second stage.
+# 3. Memory depends on F, not on N. F = 1 is data parallelism, and F = N is full sharding. Replicas must start equal.
 # 4. A rank sends 1/F of the gradients to other hosts; a host sends all of them. The gathers stay
 #    inside.
-# 5. Choose the smallest F that fits, unless a measurement or a model says otherwise. The running
-#    layer and the activations cannot be sharded, and set the limit.
+# 5. Choose the smallest F that fits, unless a measurement or a model says otherwise. The layer being computed and the
+#    activations cannot be sharded, and set the limit.
 #
 # ## Questions
 #
 # **1. With 2 hosts of 8 and F = 8, one rank fails. How many shards are lost?**
-# <details><summary>Answer</summary>None: its replica on the other host has the same shard. The
-# process groups are still broken, and the job restarts from a checkpoint, unless something
-# rebuilds them.</details>
+# <details><summary>Answer</summary>None: its replica on the other host has the same shard. But the process groups are
+# broken, and the job restarts from a checkpoint, unless something rebuilds them.</details>
 #
 # **2. Why do the sharding groups, and not the replica groups, consist of consecutive ranks?**
 # <details><summary>Answer</summary>The sharding group has more traffic, 3 M against 2 M / F,
@@ -1118,9 +1104,9 @@ plots.lines(
 # once.</details>
 #
 # **5. A model fits with F = 4 on hosts of 8. Why might F = 8 be the better choice?**
-# <details><summary>Answer</summary>Each rank holds half as much, which allows a larger batch, and
-# a host sends a little less: (R - 1) / R of 2 M with half as many replicas. The cost is 7/8
-# instead of 3/4 of each gather, inside the host.</details>
+# <details><summary>Answer</summary>Each rank holds half as much, which allows a larger batch, and a host sends a little
+# less: (R - 1) / R of 2 M with half as many replicas. The cost is that each rank sends 7/8 instead of 3/4 of each
+# gather, inside the host.</details>
 #
 # ## Further reading
 #

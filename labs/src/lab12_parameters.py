@@ -10,31 +10,31 @@
 # %% [markdown]
 # # Lab 12: per-parameter FSDP
 #
-# A flat parameter travels well: one buffer, even shards, no copies. It also hides the parameters in
-# it. An optimizer sees one long vector per unit. A frozen weight gets a gradient because its
-# neighbour is trained. A checkpoint needs code that knows offsets. FSDP2 (`fully_shard` in torch)
-# keeps each parameter under its own name in its own module, and shards it by itself. One message per
-# unit is still the rule, so the pieces have to be *copied* into one buffer and out of it.
+# A flat parameter is easy to communicate: it is one buffer, its shards are even, and it needs no copies. But it hides
+# the parameters inside it. An optimizer sees one long vector per unit. A frozen weight gets a gradient because a
+# neighbouring weight is trained. A checkpoint needs code that knows the offsets. FSDP2 (`fully_shard` in torch) keeps
+# each parameter under its own name in its own module, and shards it individually. A unit is still gathered in one
+# message, so the pieces have to be *copied* into one buffer and out of it.
 #
-# ![A unit whose parameters stay themselves over one step: pieces, a buffer in rank order, whole parameters, packed
+# ![One step of a unit whose parameters stay separate: pieces, a buffer in rank order, whole parameters, packed
 # gradients, pieces again](../slides/figures/scale-life.svg)
 #
 # *From [lecture 6, Beyond the flat parameter](../slides/scale.md), which comes before this lab.*
 #
 # **Afterwards you can**
 #
-# - state the piece of a parameter that each rank holds, also if rows are few or do not divide;
+# - state which piece of a parameter each rank holds, even if the rows are few or do not divide evenly;
 # - explain rank order and parameter order, and the copies between them;
-# - free a buffer that another stream still reads without `record_stream` and without a limiter;
-# - compute what per-parameter sharding costs against a flat parameter, in bytes, copies and padding;
-# - say what becomes simpler: names, frozen parameters, checkpoints.
+# - free a buffer that another stream is still reading, without `record_stream` and without a limiter;
+# - compute the cost of per-parameter sharding compared with a flat parameter, in bytes, copies and padding;
+# - explain what becomes simpler: names, frozen parameters and checkpoints.
 #
-# **You need** lab 04 (the flat parameter), lab 05 (units, gather, reduce-scatter), and for 12.5 lab
-# 06 (streams, events).
+# **You need** lab 04 (the flat parameter), lab 05 (units, gather, reduce-scatter) and, for 12.5, lab 06 (streams,
+# events).
 #
-# **Time** 60 minutes. **To run** on a laptop (gloo, 2 and 3 processes), on one GPU, or on a GPU
-# node. **Memory** a rank's tensors take less than 40 MiB here. Streams are examined on a GPU that
-# exists only on paper, as in lab 08; those results are marked "model".
+# **Time** 60 minutes. **To run** on a laptop (gloo, 2 and 3 processes), on one GPU, or on a GPU node. **Memory** a
+# rank's tensors take less than 40 MiB here. Streams are examined on a GPU that exists only on paper, as in lab 08.
+# Those results are marked "model".
 
 # %% tags=["setup"]
 # set-up
@@ -49,10 +49,10 @@ from minifsdp import device
 from minifsdp.course.workshop import exercise, outcome, predict
 
 # %% [markdown]
-# ## What hurts now
+# ## Flat parameters hide the model's parameters
 #
-# The course's GPT, once with flat parameters and once with `minifsdp.fsdp2.fully_shard`, which you
-# rebuild here. What does an optimizer, or a rule such as "no weight decay for biases", find?
+# The next cell shards the course's GPT twice: once with flat parameters, and once with `minifsdp.fsdp2.fully_shard`,
+# which you rebuild in this lab. What does an optimizer find, or a rule such as "no weight decay for biases"?
 
 # %%
 import statistics
@@ -119,21 +119,21 @@ for kind, (*some, number) in launch(names, RANKS)[0].items():
     print(f"{kind}: {number} parameters, such as", *some, sep="\n    ")
 
 # %% [markdown]
-# With flat parameters there are six vectors; with `fully_shard` every parameter is there. Each is a
-# *DTensor*: this rank's piece, plus the whole shape and the placement, here `Shard(0)` on a mesh of
-# 2 ranks. Optimizers, gradient clipping and checkpoints of torch work with DTensors, so none of them
-# needs code of ours.
+# With flat parameters, an optimizer finds six vectors; with `fully_shard`, it finds every parameter. Each of these is a
+# *DTensor*, which consists of this rank's piece, the whole shape, and the placement, here `Shard(0)` on a mesh of 2
+# ranks. torch's optimizers, gradient clipping and checkpoints work with DTensors, so none of them needs any code from
+# us.
 #
 # ## 12.1 Cut
 #
 # *8 minutes, medium*
 #
-# A flat parameter is cut anywhere, even inside a row. FSDP2 cuts each parameter along a dimension,
-# dimension 0 by default, as `torch.chunk` does: the first pieces have ceil(length / N)
-# rows, the next one has what is left, and ranks behind that have **nothing**: a piece with 0 rows.
-# Rows stay together, which block-wise quantization and optimizers that work on matrices need.
+# A flat parameter may be cut anywhere, even inside a row. FSDP2 cuts each parameter along one dimension, dimension 0 by
+# default, as `torch.chunk` does. The first pieces have ceil(length / N) rows, the next piece has the remaining rows,
+# and the ranks after that have **nothing**, that is, a piece with 0 rows. Rows stay together, as block-wise
+# quantization and optimizers that work on matrices require.
 #
-# Predict: the weight of a LayerNorm has 105 elements. How many of 64 ranks hold nothing of it?
+# Predict: the weight of a LayerNorm has 105 elements. How many of 64 ranks hold no part of it?
 
 # %%
 predict("12.1", ..., "ranks of 64 that hold nothing of a parameter with 105 rows")
@@ -142,20 +142,20 @@ predict("12.1", ..., "ranks of 64 that hold nothing of a parameter with 105 rows
 # %% tags=["exercise-12.1"]
 @exercise("12.1")
 def cut(whole: Tensor, ranks: int, rank: int, dim: int = 0) -> Tensor:
-    """A rank's piece of a parameter, as a view.
+    """Return a rank's piece of a parameter, as a view.
 
     Args:
         whole: the parameter, of any shape, unchanged.
         ranks: N.
-        rank: whose piece, from 0 to N - 1.
-        dim: the dimension that is cut, from 0 to `whole.ndim` - 1.
+        rank: the rank whose piece is returned, from 0 to N - 1.
+        dim: the dimension along which the parameter is cut, from 0 to `whole.ndim` - 1.
 
     Returns:
-        The part that `torch.chunk` would give this rank. On ranks for which `chunk` has no part: a
-        view with length 0 along `dim` and the parameter's other lengths.
+        The part that `torch.chunk` would give this rank. On a rank for which `chunk` has no part, it is a view with
+        length 0 along `dim` and the parameter's length along all other dimensions.
 
     Raises:
-        ValueError: `dim` is not 0, and N does not divide the length along it.
+        ValueError: if `dim` is not 0, and N does not divide the length along it.
     """
     ...
 
@@ -169,25 +169,24 @@ for shape, ranks, dim in (([5, 3], 2, 0), ([4], 3, 0), ([4, 6], 2, 1)):
     print(shape, "over", ranks, "ranks:", [list(cut(torch.zeros(shape), ranks, r, dim).shape) for r in range(ranks)])
 
 # %% [markdown]
-# A small first dimension leaves ranks with nothing to store. `shard_placement_fn` may then choose
-# another dimension, which has to divide evenly: padding at the end of *each row* would leave no
-# contiguous view of the parameter.
+# If the first dimension is small, some ranks have nothing to store. `shard_placement_fn` may then choose another
+# dimension, which N must divide evenly: padding at the end of *each row* would leave no contiguous view of the
+# parameter.
 #
 # ## 12.2 Copy in
 #
 # *5 minutes, easy*
 #
-# One all-gather serves the whole unit. Its buffer [N · S] has a row of S elements for each rank, and
-# each row has a column for each parameter. A column is as wide on every rank as the first rank's
-# piece; a shorter piece leaves the end of its column unused. A last column, the *gap*, belongs to
-# no parameter (12.6).
+# A single all-gather serves the whole unit. Its buffer [N · S] has a row of S elements for each rank, and each row has
+# a column for each parameter. On every rank, a column is as wide as the first rank's piece; a shorter piece leaves the
+# end of its column unused. The last column, the *gap*, belongs to no parameter (12.6).
 #
 #     w [5, d], b [4] on 2 ranks       gathered [N, S]
 #     rank 0   w 0-2 | b 0-1           w 0-2      | b 0-1 | gap
 #     rank 1   w 3-4 | b 2-3           w 3-4, pad | b 2-3 | gap
 #
-# The gather works in place: the input of rank r is row r of its output. So a rank packs its pieces
-# right there. If the computation is in bf16, the copy also casts.
+# The gather works in place: the input of rank r is row r of its output. So a rank packs its pieces directly into that
+# row. If the computation is in bf16, the copy also casts.
 
 
 # %% tags=["exercise-12.2"]
@@ -197,15 +196,14 @@ def copy_in(gathered: Tensor, pieces: Sequence[Tensor], sizes: Sequence[int], ra
 
     Args:
         gathered: the buffer [N * S], uninitialized, in the dtype of the computation.
-        pieces: this rank's piece of each parameter, contiguous, without padding; perhaps empty,
-            perhaps of another dtype.
-        sizes: widths of the columns, in elements: one for each parameter, then the gap's. Their
-            sum is S.
+        pieces: this rank's piece of each parameter, contiguous and without padding. A piece may be empty, or have a
+            different dtype.
+        sizes: the widths of the columns, in elements: one for each parameter, then that of the gap. Their sum is S.
         ranks, rank: N, and this rank.
 
     Returns:
-        Row `rank` of the buffer [S], a view. Each piece is at the front of its column, in row-major
-        order. Other rows are untouched; what is left over in this row may hold anything.
+        Row `rank` of the buffer, as a view [S]. Each piece is at the beginning of its column, in row-major order. Other
+        rows are untouched; the unused places of this row may hold any values.
     """
     ...
 
@@ -223,14 +221,14 @@ print(*toy.view(2, 12).int().tolist(), sep="\n")
 #
 # *10 minutes, medium*
 #
-# The buffer is now in *rank order*: row r has rank r's piece of every parameter. A layer needs
-# *parameter order*: all pieces of one parameter together. One is the transposition of the other.
-# With a flat parameter both are the same, because the pieces follow each other, so its parameters
-# are views of the gathered buffer. Here a copy is inevitable, and so is a second buffer. Gathered
-# buffer and whole parameters exist together while the copy runs.
+# The buffer is now in *rank order*: row r contains rank r's piece of every parameter. A layer needs *parameter order*,
+# in which all pieces of one parameter are together. Each order is the transposition of the other. With a flat
+# parameter, the two orders are the same, because its pieces follow one another, so the parameters are views of the
+# gathered buffer. Here, a copy is inevitable, and so is a second buffer: the gathered buffer and the whole parameters
+# exist at the same time while the copy runs.
 #
-# Predict: at the peak of a gather, how many bytes of gathered parameters does a rank hold, for each
-# byte of the unit's parameters? (With a flat parameter: 1.)
+# Predict: at the peak of a gather, how many bytes of gathered parameters does a rank hold, for each byte of the unit's
+# parameters? (With a flat parameter, the answer is 1.)
 
 # %%
 predict("12.3", ..., "buffers as large as the unit that a rank holds during the copy out")
@@ -239,14 +237,14 @@ predict("12.3", ..., "buffers as large as the unit that a rank holds during the 
 # %% tags=["exercise-12.3"]
 @exercise("12.3")
 def copy_out(gathered: Tensor, params: Sequence[Tensor], dims: Sequence[int], sizes: Sequence[int], ranks: int) -> None:
-    """Give whole parameters their values from a buffer in rank order, in place. Autograd is off.
+    """Copy the values of whole parameters out of a buffer in rank order, in place. Autograd is off.
 
     Args:
         gathered: the buffer [N * S] after the all-gather, as `copy_in` has packed it on each rank.
-        params: the whole parameters, contiguous, of the buffer's dtype, uninitialized. Modules hold
-            these very tensors: write into them.
-        dims: the dimension along which each was cut.
-        sizes: widths of the columns, the gap's last.
+        params: the whole parameters, contiguous, of the buffer's dtype, uninitialized. Modules hold these very tensors,
+            so write into them.
+        dims: the dimension along which each parameter was cut.
+        sizes: the widths of the columns, that of the gap last.
         ranks: N.
     """
     ...
@@ -262,17 +260,16 @@ print("copied out: w", whole[0].int().tolist(), "b", whole[1].int().tolist())
 #
 # *8 minutes, medium*
 #
-# Backward leaves one whole gradient per parameter, made by autograd wherever it likes. One
-# reduce-scatter takes all of a unit's: its input [N, S] has in row r what rank r will keep. So each
-# gradient is chunked, each chunk padded, and the chunks of a rank concatenated. The unused places
-# must be zero this time: a sum reads every element, and a communication hook or a check for
-# infinities reads the result.
+# Backward leaves one whole gradient per parameter, which autograd allocates wherever it likes. A single reduce-scatter
+# takes all gradients of a unit. Its input is [N, S], and row r contains the part that rank r will keep. So each
+# gradient is chunked, each chunk is padded, and the chunks for one rank are concatenated. This time the unused places
+# must be zero: a sum reads every element, and a communication hook or a check for infinities reads the result.
 #
-# A parameter that is frozen gets no column. Flat parameters cannot do that: their gradient has the
-# shape of the whole unit.
+# A frozen parameter gets no column. With flat parameters this is not possible, because their gradient has the shape of
+# the whole unit.
 #
-# Predict: of this GPT only the biases are trained. A block with 134 thousand elements has about 1,200
-# in its six biases. How many times as many bytes do flat units reduce as yours?
+# Predict: only the biases of this GPT are trained. A block has 134 thousand elements, of which about 1,200 are in its
+# six biases. How many times as many bytes of gradients do flat units reduce as your units?
 
 # %%
 predict("12.4", ..., "bytes of gradients sent, flat over per-parameter, if only the biases are trained")
@@ -284,12 +281,12 @@ def chunk_cat(packed: Tensor, gradients: Sequence[Tensor], dims: Sequence[int], 
     """Pack whole gradients into the input of a reduce-scatter. Autograd is off.
 
     Args:
-        packed: [N, S], uninitialized, in the dtype of the reduction. Afterwards row r has, at the
-            front of each column, chunk r of the gradient, and zeros everywhere else.
-        gradients: one for each column but the gap's, of their parameters' shapes; perhaps of
-            another dtype; unchanged.
-        dims: the dimension along which each is cut.
-        sizes: widths of the columns, the gap's last.
+        packed: [N, S], uninitialized, in the dtype of the reduction. Afterwards, row r has chunk r of each gradient at
+            the beginning of its column, and zeros everywhere else.
+        gradients: one for each column except the gap, in the shape of its parameter. They may have a different dtype,
+            and are not changed.
+        dims: the dimension along which each gradient is cut.
+        sizes: the widths of the columns, that of the gap last.
     """
     ...
 
@@ -297,10 +294,10 @@ def chunk_cat(packed: Tensor, gradients: Sequence[Tensor], dims: Sequence[int], 
 # %% [markdown]
 # ### Your unit in the engine
 #
-# minifsdp's engine decides *when* to gather, free and reduce, as in labs 05 to 08. Your functions
-# take the places of the package's: `Cut.of`, `Gather.start`, `Gather.copy_out` and
-# `Gradients.pack`. The package does the same with one kernel per group and step:
-# `torch._foreach_copy_`, `torch.split_with_sizes_copy` and `torch._chunk_cat`.
+# minifsdp's engine decides *when* to gather, free and reduce, as in labs 05 to 08. Your functions replace `Cut.of`,
+# `Gather.start`, `Gather.copy_out` and `Gradients.pack` of the package. The package does the same work with one kernel
+# for each group of parameters and each step: `torch._foreach_copy_`, `torch.split_with_sizes_copy` and
+# `torch._chunk_cat`.
 
 
 # %%
@@ -396,9 +393,10 @@ WAYS: dict[str, Callable[[Any], Any]] = {
 # %% [markdown]
 # ### Measured: the same losses
 #
-# Three ways on 2 and on 3 ranks, and one process with all rows. A sum of two numbers has one order,
-# so on 2 ranks the three ways are equal bit for bit. On 3 the order is the backend's: gloo's here goes
-# by rank, and they are equal again; NCCL's depends on an element's place in the buffer.
+# The next cell trains in three ways on 2 and on 3 ranks (with flat units, with yours and with the package's), and in
+# one process with all rows. A sum of two numbers does not depend on their order, so on 2 ranks the three ways are equal
+# bit for bit. On 3 ranks, the order depends on the backend: gloo adds in rank order here, and the three ways are equal
+# again; NCCL's order depends on an element's place in the buffer.
 
 
 # %%
@@ -430,10 +428,10 @@ for ranks in (2, 3):
     assert equal or ranks > 2
 
 # %% [markdown]
-# ### Measured: what a gather holds
+# ### Measured: the memory that a gather holds
 #
-# One block on 2 ranks, a forward without gradients. The ledger counts the whole parameters as
-# "unsharded" and the buffer in rank order as "communication".
+# The next cell runs a forward without gradients through one block, on 2 ranks. The ledger counts the whole parameters
+# as "unsharded" and the buffer in rank order as "communication".
 
 
 # %%
@@ -459,15 +457,15 @@ for name, (most, one) in gathers.items():
 assert gathers["flat"][0] == gathers["flat"][1]
 
 # %% [markdown]
-# The second buffer lives only until the copy out. Over a whole step its cost is small, because the
-# peak is in backward, where activations and gradients are.
+# The second buffer exists only until the copy out has finished. Over a whole step, its cost is small, because memory
+# peaks in backward, when activations and gradients are held.
 #
 # ### Measured: flat against per-parameter (C26)
 #
-# The second step of each. Copies are calls of torch's copying operators outside of collectives, with
-# the bytes that they write. Expected are the messages (per unit two gathers and a reduction, one
-# gather less for the root), and the bytes copied: into each gather this rank's pieces, out of it all
-# parameters, and each gradient once.
+# The next cells measure the second step of each way. Copies are calls of torch's copying operators outside of
+# collectives, and we count the bytes that they write. We expect two gathers and one reduction per unit, with one gather
+# less for the root. We also expect that this rank's pieces are copied into each gather, that all parameters are copied
+# out of each gather, and that each gradient is copied once.
 
 
 # %%
@@ -577,14 +575,14 @@ assert lines_of["reduce-scatters"] == [len(rows)] * 3
 assert lines_of["bytes sent"][1:] == [sent] * 2
 
 # %% [markdown]
-# What it costs: a second buffer in each gather, and copies. Flat units copy each gradient once, into
-# the flat gradient; per-parameter units also copy parameters into and out of each gather. The number
-# of *kernels* is the smaller problem: the package's three multi-tensor operators replace hundreds of
-# `copy_` (last two columns). Messages are the same. Bytes sent differ only by padding.
+# Per-parameter sharding costs a second buffer in each gather, and copies. Flat units copy each gradient once, into the
+# flat gradient; per-parameter units also copy parameters into and out of each gather. The number of *kernels* is the
+# smaller problem: the package's three multi-tensor operators replace hundreds of calls of `copy_` (compare the last two
+# columns). The messages are the same, and the bytes sent differ only by padding.
 #
-# What it does not cost here is peak memory. A flat gradient is as large as its unit from the first
-# parameter on, the root's from the start of backward to its end. Yours are what autograd has made so
-# far: of the root, at first, the head's.
+# Here, per-parameter sharding does not cost any peak memory. A flat gradient is as large as its unit from the first
+# parameter's gradient on, and the root's flat gradient is held from the start of backward to the end. Your units hold
+# only the gradients that autograd has computed so far; of the root's, these are at first only the head's.
 
 # %%
 plots.curve(
@@ -619,8 +617,9 @@ plots.stages(
 # %% [markdown]
 # ### Measured: host time
 #
-# How much Python does a unit cost? 16 units of four parameters each, rank 0 of 2 with collectives
-# that return at once, CPU seconds beyond those of the plain module. Numbers are this machine's.
+# How much time does the Python code of a unit take? The next cell times 16 units of eight parameters each, on rank 0 of
+# 2, with collectives that return at once. It prints the CPU time beyond that of the plain module. The numbers are those
+# of this machine.
 
 
 # %% tags=["nbval-ignore-output"]
@@ -665,13 +664,13 @@ for name in list(host)[1:]:
     print(f"{name:20} {(host[name] - host['plain']) / 16 * 1e6:6.0f} µs per unit and step beyond the plain module")
 
 # %% [markdown]
-# More names mean more Python: a unit has as many leaves, hooks and pieces as it has parameters. The
-# host pays this while it queues work. It matters only if a unit computes for less time than that.
+# More names mean more Python: a unit has as many leaves, hooks and pieces as it has parameters. The host spends this
+# time while it queues work. It matters only if the device computes a unit in less time than that.
 #
 # ### Measured: frozen parameters without gradient memory
 #
-# Only biases are trained. The flat units keep original parameters (`use_orig_params=True`), without
-# which frozen and trained ones cannot meet in one unit (lab 10b).
+# In this measurement, only biases are trained. The flat units keep the original parameters (`use_orig_params=True`);
+# otherwise, frozen and trainable parameters could not be in the same unit (lab 10b).
 
 
 # %%
@@ -715,26 +714,27 @@ print(f"all biases' gradients, whole: {4 * (sum(map(sum, biases)) + 105 + 257):,
 assert ratio > 100
 
 # %% [markdown]
-# In a flat unit one trained bias makes the whole unit's gradient travel. Here frozen parameters are
-# gathered, since the computation needs them, and nothing else. LoRA needs no wrapping tricks.
+# In a flat unit, a single trainable bias causes the whole unit's gradient to be sent. In your units, frozen parameters
+# are gathered, because the computation needs them, but no gradients are stored or sent for them. LoRA needs no wrapping
+# tricks.
 #
-# ## 12.5 Hold, without `record_stream`
+# ## 12.5 Hold a buffer without `record_stream`
 #
 # *10 minutes, medium*
 #
-# On a GPU, the gather's stream allocates the buffer, and the *compute* stream reads it last, in the
-# copy out. The caching allocator gives a freed block to the next request on the stream that
-# allocated it, at once. Lab 08's way is `record_stream`: the allocator holds the block back until an
-# event behind the reader has happened, and looks only when it is asked for memory. A host that runs
-# ahead finds memory still taken and needs a limiter.
+# On a GPU, the gather's stream allocates the buffer, and the *compute* stream reads it last, in the copy out. The
+# caching allocator gives a freed block at once to the next request on the stream that allocated the block. Lab 08's
+# solution is `record_stream`: the allocator holds the block back until an event behind the reader has happened, and it
+# checks for the event only when memory is requested. A host that runs ahead finds the memory still taken, and so needs
+# a limiter.
 #
-# FSDP2 does without both. It *keeps a reference* to the buffer. Before the owner's stream allocates
-# the next buffer, a wait for an event behind the last reader goes into that stream's queue; then the
-# memory is freed. What the owner gets next comes later in its own queue, so the block may be reused at once,
-# however far ahead the host is. The host never waits.
+# FSDP2 does without `record_stream` and without a limiter. It *keeps a reference* to the buffer. Before the stream that
+# owns the buffer allocates the next one, a wait for an event behind the last reader is put into that stream's queue;
+# then the memory is freed. Whatever the owner does with this memory comes later in its own queue, so the block may be
+# reused at once, however far ahead the host is. The host never waits.
 #
-# Predict: `active - allocated` counts bytes that the program has freed and the allocator must hold
-# back. How many are there at most in a step with your pair?
+# Predict: `active - allocated` counts the bytes that the program has freed but the allocator must hold back. At most
+# how many such bytes are there in a step with your pair of functions?
 
 # %%
 predict("12.5", ..., "bytes that are freed and held back, at most, with your `keep` and `give_back`")
@@ -743,27 +743,27 @@ predict("12.5", ..., "bytes that are freed and held back, at most, with your `ke
 # %% tags=["exercise-12.5"]
 @exercise("12.5")
 def hold() -> tuple[Callable[[Tensor], None], Callable[[torch.device], None]]:
-    """Return two functions that share what is kept; another call returns an independent pair.
+    """Return two functions that share the kept buffers; another call returns an independent pair.
 
-    `keep(buffer)`: the current stream has just queued the last reader of `buffer`, which another
-    stream allocated. Its memory stays.
+    `keep(buffer)`: the last reader of `buffer` has just been queued on the current stream; another stream allocated the
+    buffer. Its memory stays.
 
-    `give_back(on)`: the current stream of device `on` owns these buffers, and is about to allocate.
-    Make it wait until each buffer kept so far has been read, and free that buffer's memory:
-    `buffer.untyped_storage().resize_(0)`, since views keep the storage. Then forget them.
+    `give_back(on)`: the current stream of device `on` owns the kept buffers, and is about to allocate. Make this stream
+    wait until each buffer kept so far has been read, and free the buffer's memory with
+    `buffer.untyped_storage().resize_(0)`, because views keep the storage. Then forget the buffers.
 
-    Use `device.current_stream(where)`, and of a stream `record_event()` and `wait_event(event)`.
-    The host must not wait. `device.free` calls `record_stream`, so it is of no use here.
+    Use `device.current_stream(where)`, and a stream's `record_event()` and `wait_event(event)`. The host must not wait.
+    `device.free` calls `record_stream`, so it is of no use here.
     """
     ...
 
 
 # %% [markdown]
-# ### Modelled: what each way holds
+# ### Modelled: the memory that each way holds
 #
-# Real training steps, recorded, are replayed on a paper GPU that is slow enough for the host to run
-# far ahead. There is no limiter. The copies are the package's, one kernel each. Three ways to give
-# gathered buffers and packed gradients back: yours, `record_stream`, and no wait at all.
+# Real training steps are recorded, and then replayed on a paper GPU that is slow enough for the host to run far ahead.
+# There is no limiter. The copies are the package's, one kernel each. Gathered buffers and packed gradients are given
+# back in three ways: with your functions, with `record_stream`, and without any wait.
 
 
 # %%
@@ -865,26 +865,25 @@ plots.timeline(
 )
 
 # %% [markdown]
-# In the second row only the *host* could hold gathers back, which is what lab 08's limiter does. In
-# the first row the streams do, and the host queues the whole step at once.
+# In the second row, only the *host* could hold gathers back, which is what lab 08's limiter does. In the first row, the
+# streams hold them back, and the host queues the whole step at once.
 #
-# The third way, a free without a wait, needs no more memory and no time, and it is wrong: a packing
-# kernel is handed memory that the link may still be using. On a GPU nothing would raise; losses would be
-# off now and then.
+# The third way, freeing without a wait, needs no more memory and no more time, but it is wrong: a packing kernel gets
+# memory that the link may still be using. On a GPU, no error would be raised; now and then, a loss would be wrong.
 #
 # ## 12.6 Pad to 16 bytes
 #
 # *5 minutes, easy*
 #
-# Each column is as wide as the largest piece, so a row can have any number of elements, and row r
-# begins at r times that. If a row is no multiple of 16 bytes, other rows begin at addresses at which
-# NCCL cannot load 16 bytes at once, and the collective becomes much slower:
-# [pytorch#195450](https://github.com/pytorch/pytorch/issues/195450) reports it for FSDP2's layout,
+# Each column is as wide as the largest piece, so a row can have any number of elements, and row r begins at r times
+# that number. If the size of a row is not a multiple of 16 bytes, some rows begin at addresses from which NCCL cannot
+# load 16 bytes at once, and the collective becomes much slower:
+# [pytorch#195450](https://github.com/pytorch/pytorch/issues/195450) reports this for FSDP2's layout, and
 # [nccl#413](https://github.com/NVIDIA/nccl/issues/413) and
-# [nccl-tests#97](https://github.com/NVIDIA/nccl-tests/issues/97) explain it. torch 2.13 does not pad
-# rows. minifsdp adds a gap to each.
+# [nccl-tests#97](https://github.com/NVIDIA/nccl-tests/issues/97) explain it. torch 2.13 does not pad rows; minifsdp
+# adds a gap to each row.
 #
-# Predict: how many bytes of gap has a row of float32 at most?
+# Predict: at most how many bytes does the gap in a row of float32 have?
 
 # %%
 predict("12.6", ..., "bytes of the largest gap in rows of float32")
@@ -893,17 +892,17 @@ predict("12.6", ..., "bytes of the largest gap in rows of float32")
 # %% tags=["exercise-12.6"]
 @exercise("12.6")
 def columns_of(shapes: Sequence[Sequence[int]], dims: Sequence[int], ranks: int, itemsize: int) -> list[int]:
-    """Elements of each parameter in a rank's row, and of the gap behind them.
+    """Return the number of elements of each parameter in a rank's row, and of the gap after them.
 
     Args:
-        shapes: of the whole parameters, at least one element each.
-        dims: the dimension along which each is cut, as in 12.1.
+        shapes: the shapes of the whole parameters, which have at least one element each.
+        dims: the dimension along which each parameter is cut, as in 12.1.
         ranks: N.
         itemsize: bytes of an element: 1, 2, 4, 8 or 16.
 
     Returns:
-        For each parameter the elements of the first rank's piece, which is the largest. Then the
-        fewest elements that make the row a multiple of 16 bytes.
+        For each parameter, the number of elements in the first rank's piece, which is the largest. Then the smallest
+        number of elements that makes the row a multiple of 16 bytes.
     """
     ...
 
@@ -928,12 +927,12 @@ print("all six of your pieces on 3 ranks, losses equal to one process within 1e-
 assert near
 
 # %% [markdown]
-# ### Computed: what padding costs and saves (C26)
+# ### Computed: the cost and the benefit of padding (C26)
 #
-# Two kinds of padding. *Rows*: a parameter's length is rounded up to a multiple of N. It grows with
-# N, and hurts where rows are long and few. The *gap*: at most 15 bytes for each rank and unit. A flat
-# unit has only its own kind, at most N - 1 elements (lab 04). The table is for this GPT with the
-# width of a small real one, in bf16.
+# There are two kinds of padding. Padding of *rows* rounds a parameter's length up to a multiple of N. It grows with N,
+# and costs most if a parameter has few, long rows. The *gap* takes at most 15 bytes for each rank and unit. A flat unit
+# has only its own kind of padding, at most N - 1 elements (lab 04). The table is for this GPT with the sizes of a small
+# real one, in bf16.
 
 # %% tags=["C26"]
 with torch.device("meta"):
@@ -976,16 +975,16 @@ plots.lines(
 )
 
 # %% [markdown]
-# What the gap saves depends on luck: over 8 or 16 ranks this model's blocks have aligned shares
-# anyway, and only the root has not, because of its odd vocabulary. Over 7, 64 or 256 ranks hardly
-# any unit has, neither flat nor by parameter (on 64: a LayerNorm's 768 elements leave 12 each, 24
-# bytes). The cost is bounded by 15 bytes per rank and unit.
+# The benefit of the gap depends on luck. Over 8 or 16 ranks, this model's blocks have aligned shares anyway; only the
+# root does not, because of its odd vocabulary. Over 7, 64 or 256 ranks, hardly any unit has aligned shares, whether
+# flat or per-parameter. (On 64 ranks, a LayerNorm's 768 elements leave 12 for each rank, which is 24 bytes.) The cost
+# is at most 15 bytes per rank and unit.
 #
 # ### Measured: names and checkpoints unchanged
 #
-# After three steps on 2 ranks: the keys of `state_dict()` against the plain model's; whole values into a
-# plain model with `torch.save`; the sharded state through `torch.distributed.checkpoint`, loaded on 3
-# ranks into freshly sharded models.
+# After three steps on 2 ranks, the next cell makes three checks. It compares the keys of `state_dict()` with those of
+# the plain model. It saves the whole values with `torch.save` and loads them into a plain model. And it saves the
+# sharded state with `torch.distributed.checkpoint` and loads it on 3 ranks into freshly sharded models.
 
 # %%
 import tempfile
@@ -1034,50 +1033,52 @@ assert saved["keys"] == keys
 assert all(equal)
 
 # %% [markdown]
-# Nothing of this is FSDP's code. A DTensor knows its whole shape and its place, and that is all a
-# checkpoint asks. Compare lab 10b, where you wrote it.
+# None of this is FSDP's code. A DTensor knows its whole shape and its placement, and a checkpoint needs nothing else.
+# In lab 10b, by contrast, you wrote this code yourself.
 #
 # ## What is still missing
 #
-# - Mixed dtypes in one unit: the package gathers them as bytes, wide ones first
-#   (`minifsdp/fsdp2/cut.py`).
-# - A parameter without a gradient on some rank: its column is -0.0, so that a rank can tell "no rank
-#   had one" from zero (`minifsdp/fsdp2/gradients.py`).
-# - Replicas on a 2-D mesh, gathers in backward inside a smaller group, float8 gathers through
-#   extensions: `fully_shard`'s arguments, all in the package.
-# - Results on the paper GPU are a model's. Copies took no time worth mentioning there; a report with
-#   measured ones needs a GPU.
+# - One unit may mix dtypes. The package gathers such parameters as bytes, wide dtypes first (`minifsdp/fsdp2/cut.py`).
+# - A parameter may have no gradient on some rank. The package then fills its column with -0.0, so that a rank can
+#   distinguish "no rank had a gradient" from a gradient of zero (`minifsdp/fsdp2/gradients.py`).
+# - Your functions do not support replicas on a 2-D mesh, gathers in backward inside a smaller group, or float8 gathers
+#   through extensions. These are arguments of `fully_shard`, and the package has all of them.
+# - The results on the paper GPU come from a model, in which copies took negligible time. A report of measured copy
+#   times needs a GPU.
 #
 # ## What to remember
 #
 # 1. Each parameter is cut by `torch.chunk` on dimension 0. The last ranks may hold less, or nothing.
-# 2. Collectives need rank order, computation parameter order. Per-parameter sharding pays with a copy
-#    in, a copy out, and a second buffer during the gather.
-# 3. Messages stay one per unit. Gradients are packed once they are all there; frozen ones never are.
-# 4. Keep a reference, let the owner's stream wait, free: no `record_stream`, no limiter.
-# 5. Padding comes from whole rows; 16-byte shares are nearly free.
-# 6. Names, checkpoints and optimizers are unchanged, which is why FSDP2 exists.
+# 2. Collectives need rank order, and computation needs parameter order. So per-parameter sharding costs a copy in, a
+#    copy out, and a second buffer during the gather.
+# 3. There is still one message per unit and collective. Gradients are packed once all of them are complete; frozen
+#    parameters take no part in this.
+# 4. Keep a reference to a buffer, make the owner's stream wait, then free the buffer: this needs neither
+#    `record_stream` nor a limiter.
+# 5. Padding comes from keeping rows whole; aligning shares to 16 bytes is nearly free.
+# 6. Names, checkpoints and optimizers stay unchanged, which is why FSDP2 exists.
 #
 # ## Questions
 #
-# **1. A Linear has a weight [3, 4096] on 8 ranks. Who holds what, and what could you do?**
-# <details><summary>Answer</summary>Ranks 0 to 2 hold a row each, the others nothing, and the column
-# is a row wide on all 8: most of the traffic is padding. Cut it along dimension 1 with
-# `shard_placement_fn`: 512 columns each.</details>
+# **1. The weight of a Linear, [3, 4096], is sharded over 8 ranks. What does each rank hold, and how could you do
+# better?**
+# <details><summary>Answer</summary>Ranks 0 to 2 hold one row each, and the others hold nothing. The weight's column in
+# the buffer is one row wide on all 8 ranks, so most of the traffic is padding. Cut the weight along dimension 1 with
+# `shard_placement_fn`, so that each rank holds 512 columns.</details>
 #
-# **2. Why must unused places be zero in 12.4, and not in 12.2?**
-# <details><summary>Answer</summary>A gathered row's unused places are never read: the copy out leaves
-# them behind. A reduction adds all places up; the sum is left out when it is delivered, but hooks and
-# checks for infinities see it, and nan is contagious there.</details>
+# **2. Why must unused places be zero in 12.4, but not in 12.2?**
+# <details><summary>Answer</summary>The unused places of a gathered row are never read, because the copy out skips them.
+# A reduction adds up all places. The sums in unused places are not delivered to any parameter, but hooks and checks for
+# infinities see them, and a single nan there would spoil the result.</details>
 #
-# **3. Flat parameters need a limiter with `record_stream`. Could they be held by reference, too?**
-# <details><summary>Answer</summary>Yes: nothing in 12.5 depends on the layout. The last reader of a flat
-# buffer is the unit's computation, so its owner waits longer than for a copy out.</details>
+# **3. With `record_stream`, flat parameters need a limiter. Could they be held by reference instead?**
+# <details><summary>Answer</summary>Yes: nothing in 12.5 depends on the layout. The last reader of a flat buffer is the
+# unit's computation, so the stream that owns the buffer waits longer than for a copy out.</details>
 #
-# **4. With which optimizer would cutting by elements, as a flat parameter does, be wrong?**
-# <details><summary>Answer</summary>One that looks at a matrix, or at rows: Muon, Shampoo, Adafactor.
-# Adam works element by element. Even whole rows are not a whole matrix: such optimizers gather first.
-# </details>
+# **4. For which optimizers would it be wrong to cut between any two elements, as a flat parameter does?**
+# <details><summary>Answer</summary>For those that work on matrices or rows, such as Muon, Shampoo and Adafactor. Adam
+# works element by element. Even whole rows are not a whole matrix, so optimizers that need whole matrices gather them
+# first. </details>
 #
 # ## Further reading
 #

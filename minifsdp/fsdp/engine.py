@@ -42,6 +42,7 @@ class Engine:
     def __init__(self, units: Sequence[Unit], schedule: SyncSchedule) -> None:
         self.schedule = schedule
         self.forward_runs = self.backward_runs = False
+        self._ending: Any = None  # a weak reference to what ends the backward that runs; autograd drops it in an error
         self.trains = False  # the outermost forward is to be followed by a backward
         self.is_last_backward = True  # if not, it leaves reductions under way
         self.accumulating: set[Unit] = set()  # the last backward has not reduced them: more micro-batches follow
@@ -162,11 +163,26 @@ class Engine:
         self.schedule.begin_backward(self.turns.forward.returned())
         for unit in self.passes:
             unit.take_accumulated()
-        private.at_end_of_backward(self._end_backward)
+        end = partial(Engine._end_backward, self)
+        self._ending = weakref.ref(end)
+        private.at_end_of_backward(end)
 
-    def _pre_backward(self, unit_pass: UnitPass, call: list[int], gradient: Tensor) -> None:
+    def _check_begun(self) -> None:
+        """Begin the backward, if this is its first event.
+
+        Raises:
+            RuntimeError: an earlier one has raised, and there was no forward since, which would have cleared it away.
+        """
         if not self.backward_runs:
             self._begin_backward()
+        elif self._ending() is None:
+            raise RuntimeError(
+                "the last backward raised, and this one's forward came before it: zero the gradients and run this "
+                "micro-batch's forward again"
+            )
+
+    def _pre_backward(self, unit_pass: UnitPass, call: list[int], gradient: Tensor) -> None:
+        self._check_begun()
         if call and call.pop() == self.turns.number:
             unit_pass.unreached -= 1
         if not unit_pass.in_backward:
@@ -185,8 +201,7 @@ class Engine:
     def _on_gradient(self, here: weakref.ref[UnitPass], index: int, leaf: Tensor) -> None:
         unit_pass = here()
         assert unit_pass is not None, "the hook has outlived its unit"
-        if not self.backward_runs:
-            self._begin_backward()
+        self._check_begun()
         if not (unit_pass.in_backward or unit_pass.ended):
             self.turns.of(unit_pass).reach(unit_pass)  # no output has announced it
         unit_pass.unit.take_gradient(index)
@@ -231,9 +246,8 @@ class Engine:
                 unit_pass.passed.pop().remove()
             if unit.state is not SHARDED and unit.freed_after_backward:
                 self.schedule.free(unit)
-            if unit.reduces:
-                call_post_hooks(unit.shards)
-            else:
+            call_post_hooks(unit.view.take_delivered())
+            if not unit.reduces:
                 unit.show_accumulated()
 
     def reduce_accumulated(self) -> None:

@@ -33,11 +33,17 @@ class View:
     def __init__(self, places: list[list[Place]], shards: list[nn.Parameter]) -> None:
         self.places, self.shards = places, shards
         self._users: list[tuple[dict[str, Any], dict[str, Any], dict[str, Any]]] = []
+        self._delivered: list[nn.Parameter] = []
 
     @property
     def trained(self) -> list[bool]:
         """For each leaf whether it is to get a gradient."""
         return [p.requires_grad for p in self.shards]
+
+    def take_delivered(self) -> list[nn.Parameter]:
+        """The shards that have been given a gradient since the last call."""
+        delivered, self._delivered = self._delivered, []
+        return delivered
 
     def refresh(self) -> None:
         """Take over what has become of the optimizer's parameters since the last step."""
@@ -135,10 +141,13 @@ class FlatView(View):
         kept = False
         for p, part in zip(self.shards, self.slices(mean), strict=True):
             call_hooks(p, part)
-            if p.requires_grad and p.numel() and p.grad is None:
+            if not (p.requires_grad and p.numel()):
+                continue
+            if p.grad is None:
                 p.grad, kept = part, True
-            elif p.requires_grad and p.numel():
-                p.grad.add_(part)  # type: ignore[union-attr]
+            else:
+                p.grad.add_(part)
+            self._delivered.append(p)
         if not kept:
             device.free(mean)
 

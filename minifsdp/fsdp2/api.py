@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.utils.weak import WeakIdKeyDictionary
 
 from minifsdp import comm, process_groups
 from minifsdp.device import compute_device
@@ -55,6 +56,9 @@ class CPUOffloadPolicy(OffloadPolicy):
 
 
 NO_POLICY, ON_DEVICE = MixedPrecisionPolicy(), OffloadPolicy()
+
+
+_managed: Any = WeakIdKeyDictionary()  # original parameters that a call has taken, with their names
 
 
 def fully_shard(
@@ -109,6 +113,8 @@ def fully_shard(
         cuts = [_cut(p, places[0].name, shard_placement_fn, inside.size()) for p, places in params.items()]
         name = type(modules[0]).__name__
         unit = ParamUnit(params, cuts, mesh, plan, device, name, reshard_after_forward is not False, smaller)
+        for p, places in params.items():
+            _managed[p] = places[0].name
         unit.policy = mp_policy
     State(modules, unit, mp_policy, reshard_after_forward is None, device)
     for each in modules:
@@ -141,6 +147,11 @@ def _params_of(modules: Sequence[nn.Module], ignored: Collection[nn.Parameter]) 
                 params.setdefault(p, []).extend(places)
     for p, places in params.items():
         name = places[0].name
+        if p in _managed:
+            raise ValueError(
+                f"{name} is shared with {_managed[p]} of a module that was sharded before: shard modules that share a "
+                "parameter together, fully_shard([module_a, module_b])"
+            )
         if p.ndim == 0:
             raise ValueError(
                 f"fully_shard does not support scalar parameters. Change {name} to a 1D tensor with numel 1."

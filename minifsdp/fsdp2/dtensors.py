@@ -12,11 +12,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.tensor import DTensor, Replicate, Shard
+from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 
-from minifsdp import private
-from minifsdp.comm import Group
+from minifsdp import comm, private
+from minifsdp.comm import Group, Label
 from minifsdp.fsdp2.cut import Cut
+from minifsdp.process_groups import mesh_group
 
 
 def local_of(sharded: Tensor) -> Tensor:
@@ -45,11 +46,22 @@ def whole_like(whole: Tensor, spec: Any) -> Tensor:
     return whole if spec is None else private.with_spec(whole, spec)
 
 
-def as_placed(gradient: Tensor, spec: Any) -> Tensor:
-    """The local part of a gradient, in its parameter's placement over the tensor-parallel ranks."""
+def as_placed(gradient: Tensor, spec: Any, label: Label | None = None) -> Tensor:
+    """The local part of a gradient, in its parameter's placement over the tensor-parallel ranks.
+
+    Where each of them has a summand, as with sequence parallelism, the collective that sums them has this label.
+    """
     if spec is None:
         return gradient
-    return local_of(gradient.redistribute(placements=spec.placements))  # type: ignore[attr-defined]
+    moves = list(zip(gradient.placements, spec.placements, strict=True))  # type: ignore[attr-defined]
+    if any(found != wanted and (found, wanted) != (Partial(), Replicate()) for found, wanted in moves):
+        return local_of(gradient.redistribute(placements=spec.placements))  # type: ignore[attr-defined]
+    local = local_of(gradient)
+    for dim, (found, wanted) in enumerate(moves):
+        if found != wanted:
+            local = local.clone()
+            comm.all_reduce(local, mesh_group(spec.mesh, dim), label=label).wait()
+    return local
 
 
 def shard(p: nn.Parameter, cut: Cut, mesh: DeviceMesh, rank: int, to: torch.device) -> nn.Parameter:

@@ -59,6 +59,7 @@ class State:
         self.forward_list: list[State] | None = None
         self.backward_list: list[State] | None = None
         self._to_run = set(modules)
+        self._groups: list[State] = []  # of the tree, those of several modules
         for module in modules:
             module.__dict__[_KEY] = self
             module.register_forward_pre_hook(self.before, prepend=True, with_kwargs=True)
@@ -95,6 +96,7 @@ class State:
             if state.unit is not None:
                 state.unit.gathers, state.unit.reductions = gathers, reductions
         self._name(states)
+        self._groups = [state for state in states if len(state.modules) > 1]
         self.engine = Engine(units_of(states), self.schedule())
         for state in states:
             state.engine, state.root = self.engine, self
@@ -139,6 +141,11 @@ class State:
         if self.unit is not None and self.engine is not None:
             self.engine.schedule.free(self.unit)
 
+    def _begin_anew(self) -> None:
+        """An earlier forward may have left out some modules of a group."""
+        for state in self._groups:
+            state._to_run = set(state.modules)
+
     # Hooks
 
     def before(self, module: nn.Module, args: Any, kwargs: Any) -> Any:
@@ -148,6 +155,8 @@ class State:
             self._to_run = {module}
         is_first = engine.backward_runs or len(self._to_run) == len(self.modules)
         if self.is_root and is_first:
+            if not engine.backward_runs:
+                self._begin_anew()
             engine.begin()
         dtype = self.policy.param_dtype if self.policy.cast_forward_inputs else None
         if self.is_root or dtype is not None:
@@ -173,7 +182,7 @@ class State:
         if self.unit is not None and not raised:
             self.unit.keep()
             engine.after(self.unit, output)
-        if self.is_root:
+        if self.is_root and not engine.backward_runs:  # a checkpoint's recomputation ends early, by an error of torch's
             engine.end()
             if raised:  # modules show their shards again
                 for unit in engine.passes:

@@ -117,6 +117,11 @@ class ParamUnit(Unit):
             self.view.attach(self)
         self.unsharded.forget()
         super().refresh()
+        if left := self.gradients.held.keys() - self.trained:
+            raise RuntimeError(
+                f"{self.names[min(left)]} of {self.title} was frozen while gradients of earlier micro-batches wait for "
+                "their reduction: freeze it after a backward with gradient sync"
+            )
         if len(found := {self.shards[index].dtype for index in self.trained}) > 1:
             raise AssertionError(
                 f"FSDP expects uniform original parameter dtype but got {found} among what {self.title} trains: shard "
@@ -181,9 +186,9 @@ class ParamUnit(Unit):
     def take_gradient(self, index: int) -> None:
         leaf = self.leaves[index]
         gradient, leaf.grad = leaf.grad, None
-        if gradient is None:  # a function's backward has withheld it
+        if gradient is None or not self.shards[index].requires_grad:  # withheld by a function; frozen since forward
             return
-        local = dtensors.as_placed(gradient, self.inner[index])
+        local = dtensors.as_placed(gradient, self.inner[index], self.label)
         # Those of several micro-batches add up in the reduction's dtype.
         self.gradients.add(index, local, local.dtype if self.reduces else self.gradient_dtype)
 

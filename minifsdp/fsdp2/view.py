@@ -85,3 +85,4 @@ class InPlaceView(View):
             else:
                 with torch.no_grad():
                     dtensors.local_of(p.grad).add_(part)
+            self._delivered.append(p)

@@ -17,3 +17,4 @@ from minifsdp.tensor_parallel.prepare import PrepareModuleOutput as PrepareModul
 from minifsdp.tensor_parallel.rows import RowwiseParallel as RowwiseParallel
 from minifsdp.tensor_parallel.sequence import Replicated as Replicated
 from minifsdp.tensor_parallel.sequence import SequenceParallel as SequenceParallel
+from minifsdp.tensor_parallel.sequence import sum_gradients as sum_gradients

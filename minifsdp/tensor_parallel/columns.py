@@ -17,7 +17,6 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import Partial, Replicate, Shard
 
-from minifsdp.comm import Group
 from minifsdp.tensor_parallel.layer import LayerStyle, Run, arrived, left, local_parameters
 from minifsdp.tensor_parallel.layouts import Layout, from_front, relaid
 from minifsdp.tensor_parallel.parameters import Ranks
@@ -61,12 +60,12 @@ class ColwiseParallel(LayerStyle):
         return super()._apply(module, device_mesh)
 
     def run(self, module: Any, x: Tensor, ranks: Ranks) -> Run:
-        group = ranks.group
+        x = _kept(x) if self.regather else x
         whole = arrived(x, self.input_layouts, Replicate(), ranks, gradient=Partial())
         parameters = local_parameters(module)
         if self.parts not in (None, 1):
             parameters = {name: None if p is None else p.flatten(0, 1) for name, p in parameters.items()}
-        with _gathered_again(whole, x, self.input_layouts, group) if self.regather else nullcontext():
+        with _gathered_again(whole, x, self.input_layouts, ranks) if self.regather else nullcontext():
             y = yield whole, {"_parameters": parameters}
         features = module.out_features if isinstance(module, nn.Linear) else module.embedding_dim
         shape = torch.Size((*y.shape[:-1], features))
@@ -82,12 +81,13 @@ def as_parts(module: nn.Linear, parts: int) -> None:
 
 
 @contextmanager
-def _gathered_again(whole: Tensor, part: Tensor, layout: Layout, group: Group) -> Iterator[None]:
-    """What autograd saves of `whole` is `part`, and `whole` is gathered again when backward asks for it.
+def _gathered_again(whole: Tensor, part: Tensor, layout: Layout, ranks: Ranks) -> Iterator[None]:
+    """Autograd saves `part`, which is `_kept`, instead of `whole`, and gathers `whole` again when backward asks for it.
 
     Megatron-LM does so (megatron/core/tensor_parallel/layers.py): one all-gather more, and no rank keeps the whole.
     """
-    memory, part = whole.untyped_storage().data_ptr(), part.detach()
+    memory, keeper = whole.untyped_storage().data_ptr(), cast(Any, part.grad_fn)
+    alone = cast(Any, part if keeper is None else None)  # not part of a graph: nothing else keeps it
 
     def pack(saved: Tensor) -> Any:
         return saved.shape if saved.untyped_storage().data_ptr() == memory else saved
@@ -95,7 +95,25 @@ def _gathered_again(whole: Tensor, part: Tensor, layout: Layout, group: Group) -
     def unpack(packed: Any) -> Tensor:
         if isinstance(packed, Tensor):
             return packed
-        return relaid(part, from_front(layout, part.ndim), Replicate(), group).view(packed)
+        (kept,) = (alone,) if keeper is None else keeper.saved_tensors
+        return relaid(kept, from_front(layout, kept.ndim), Replicate(), ranks.group, label=ranks.label).view(packed)
 
     with saved_tensors_hooks(pack, unpack):
         yield
+
+
+def _kept(part: Tensor) -> Tensor:
+    """The same tensor, saved for backward here, where hooks around the layer see it: a checkpoint drops it."""
+    kept: Tensor = _Kept.apply(part)  # type: ignore[no-untyped-call]
+    return kept
+
+
+class _Kept(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, part: Tensor) -> Tensor:
+        ctx.save_for_backward(part)
+        return part.view_as(part)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Any:
+        return gradient

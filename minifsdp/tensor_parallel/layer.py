@@ -41,7 +41,7 @@ class LayerStyle(ParallelStyle):
             p = module.get_parameter(name)
             module.register_parameter(name, distribute(p, device_mesh, layout, self.src_data_rank))
 
-        ranks = Ranks.of(device_mesh)
+        ranks = Ranks.of(device_mesh, module)
 
         def before(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
             name = None if args else next(iter(kwargs))  # its first argument, if that was given by name
@@ -93,12 +93,12 @@ def arrived(x: Tensor, layout: Layout, wanted: Layout, ranks: Ranks, gradient: L
             gradients of all its users are summed first.
     """
     if not isinstance(x, DTensor):
-        return move(x, layout, wanted, ranks.group, gradient)
+        return move(x, layout, wanted, ranks.group, gradient, label=ranks.label)
     found, wanted = layout_of(x), from_front(wanted, x.ndim)
     if found == wanted:
         return local_part(x, gradient)
     size = x.shape[found.dim] if found.is_shard() else None
-    return move(local_part(x), found, wanted, ranks.group, gradient, size)
+    return move(local_part(x), found, wanted, ranks.group, gradient, size, ranks.label)
 
 
 def left(
@@ -113,4 +113,5 @@ def left(
     if not local:
         return placed(y, source, target, ranks, shape)
     source = from_front(source, y.ndim)
-    return move(y, source, target, ranks.group, size=shape[source.dim] if source.is_shard() else None)
+    size = shape[source.dim] if source.is_shard() else None
+    return move(y, source, target, ranks.group, size=size, label=ranks.label)

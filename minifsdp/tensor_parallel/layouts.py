@@ -28,7 +28,7 @@ from torch import Tensor
 from torch.distributed.tensor import Partial, Replicate, Shard
 
 from minifsdp import comm
-from minifsdp.comm import Group
+from minifsdp.comm import Group, Label
 
 Layout: TypeAlias = Any
 """`Replicate()`, `Shard(dim)` or `Partial()`: torch's placements, on one dimension of a mesh."""
@@ -51,6 +51,7 @@ def move(
     group: Group,
     gradient: Layout | None = None,
     size: int | None = None,
+    label: Label | None = None,
 ) -> Tensor:
     """This rank's part in layout `target` of a tensor of which it has `x` in layout `source`.
 
@@ -61,12 +62,13 @@ def move(
         group: the ranks.
         gradient: the layout of the gradient that comes back; None: that of the gradient of `target`.
         size: length of the whole tensor along the dimension that `source` shards; None: N equal parts.
+        label: the subject of its collectives, in both directions.
     """
     source, target = from_front(source, x.ndim), from_front(target, x.ndim)
     gradient = of_gradient(target) if gradient is None else gradient
     if source == target and gradient == of_gradient(source):
         return x
-    moved: Tensor = _Move.apply(x, source, target, gradient, group, size)  # type: ignore[no-untyped-call]
+    moved: Tensor = _Move.apply(x, source, target, gradient, group, size, label)  # type: ignore[no-untyped-call]
     return moved
 
 
@@ -89,26 +91,35 @@ def of_gradient(layout: Layout) -> Layout:
 class _Move(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, source: Layout, target: Layout, gradient: Layout, group: Group, size: int | None
+        ctx: Any,
+        x: Tensor,
+        source: Layout,
+        target: Layout,
+        gradient: Layout,
+        group: Group,
+        size: int | None,
+        label: Label | None,
     ) -> Tensor:
-        moved = relaid(x, source, target, group, size)
+        moved = relaid(x, source, target, group, size, label)
         if gradient.is_shard() and not source.is_shard(gradient.dim):
             size = x.shape[gradient.dim]
-        ctx.back = (gradient, of_gradient(source), group, size)
+        ctx.back = (gradient, of_gradient(source), group, size, label)
         return moved.view_as(moved) if moved is x else moved
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> Any:
-        return relaid(gradient, *ctx.back), None, None, None, None, None
+        return relaid(gradient, *ctx.back), None, None, None, None, None, None
 
 
-def relaid(x: Tensor, source: Layout, target: Layout, group: Group, size: int | None = None) -> Tensor:
+def relaid(
+    x: Tensor, source: Layout, target: Layout, group: Group, size: int | None = None, label: Label | None = None
+) -> Tensor:
     """As `move`, without autograd; `x` itself if there is nothing to do."""
     if source == target:
         return x
     if source.is_partial():
-        return reduce_scattered(x, target.dim, group) if target.is_shard() else all_reduced(x, group)
-    whole = all_gathered(x, source.dim, group, size) if source.is_shard() else x
+        return reduce_scattered(x, target.dim, group, label) if target.is_shard() else all_reduced(x, group, label)
+    whole = all_gathered(x, source.dim, group, size, label) if source.is_shard() else x
     if target.is_shard():
         return part_of(whole, target.dim, group)
     if target.is_partial() and group.rank() > 0:
@@ -119,30 +130,30 @@ def relaid(x: Tensor, source: Layout, target: Layout, group: Group, size: int | 
 # Collectives join and cut along the first dimension, in equal parts: others are moved there, and padded.
 
 
-def all_reduced(x: Tensor, group: Group) -> Tensor:
+def all_reduced(x: Tensor, group: Group, label: Label | None = None) -> Tensor:
     """The sum over the ranks, in new memory."""
     total = x.clone(memory_format=torch.contiguous_format)
-    comm.all_reduce(total, group).wait()
+    comm.all_reduce(total, group, label=label).wait()
     return total
 
 
-def all_gathered(x: Tensor, dim: int, group: Group, size: int | None = None) -> Tensor:
+def all_gathered(x: Tensor, dim: int, group: Group, size: int | None = None, label: Label | None = None) -> Tensor:
     """The ranks' parts, joined along `dim` to a length of `size`; None: all parts are as long as this one."""
     first = x.movedim(dim, 0)
     rows = first.shape[0] if size is None else -(-size // group.size())
     first = _padded(first, rows)
     whole = first.new_empty(group.size() * rows, *first.shape[1:])
-    comm.all_gather(whole.view(-1), first.view(-1), group).wait()
+    comm.all_gather(whole.view(-1), first.view(-1), group, label).wait()
     return whole[:size].movedim(0, dim).contiguous().contiguous()
 
 
-def reduce_scattered(x: Tensor, dim: int, group: Group) -> Tensor:
+def reduce_scattered(x: Tensor, dim: int, group: Group, label: Label | None = None) -> Tensor:
     """This rank's part along `dim` of the sum over the ranks."""
     first = x.movedim(dim, 0)
     length, rows = first.shape[0], -(-first.shape[0] // group.size())
     first = _padded(first, group.size() * rows)
     part = first.new_empty(rows, *first.shape[1:])
-    comm.reduce_scatter(part.view(-1), first.view(-1), group).wait()
+    comm.reduce_scatter(part.view(-1), first.view(-1), group, label=label).wait()
     return part[: max(0, length - group.rank() * rows)].movedim(0, dim).contiguous().contiguous()
 
 

@@ -21,9 +21,11 @@ from torch.distributed.tensor import DTensor, Replicate
 from torch.overrides import TorchFunctionMode
 
 from minifsdp import comm
-from minifsdp.comm import Group
+from minifsdp.comm import Group, Label
 from minifsdp.tensor_parallel.layouts import first_of, part_of
 from minifsdp.tensor_parallel.parameters import Ranks, local_part, placed
+
+_LOSS = Label("the loss (cross_entropy)")
 
 
 def cross_entropy(
@@ -74,7 +76,7 @@ class _TokenLosses(torch.autograd.Function):
     ) -> Tensor:
         mine = logits.shape[1]
         largest = logits.amax(-1) if mine else logits.new_full(index.shape, -torch.inf)
-        comm.all_reduce(largest, group, comm.MAX).wait()
+        comm.all_reduce(largest, group, comm.MAX, _LOSS).wait()
         shifted = logits - largest[:, None]
 
         here = (index >= 0) & (index < mine)
@@ -84,7 +86,7 @@ class _TokenLosses(torch.autograd.Function):
             wanted = wanted + shifted @ everywhere
         exponentials = shifted.exp_()
         sums = torch.stack([exponentials.sum(-1), wanted])
-        comm.all_reduce(sums, group).wait()
+        comm.all_reduce(sums, group, label=_LOSS).wait()
 
         probabilities = exponentials.div_(sums[0][:, None])
         ctx.save_for_backward(probabilities, index, share, everywhere, total)

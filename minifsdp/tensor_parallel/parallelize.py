@@ -12,8 +12,10 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor.parallel import ParallelStyle
 
 from minifsdp import private
+from minifsdp.order import check_labelled_calls
 from minifsdp.tensor_parallel.columns import ColwiseParallel
 from minifsdp.tensor_parallel.layer import LayerStyle
+from minifsdp.tensor_parallel.parameters import names
 
 Target: TypeAlias = tuple[str, nn.Module, ParallelStyle]
 """A module that a plan names: its name, itself, and what to do to it."""
@@ -41,6 +43,7 @@ def parallelize_module(
         ValueError: the mesh has several dimensions; a style does not fit; the weight is one of several that are fused,
             or tied to one that the plan does not name.
     """
+    check_labelled_calls()
     mesh = private.current_mesh() if device_mesh is None else device_mesh
     if mesh.ndim != 1:
         raise ValueError(f"a mesh of {mesh.ndim} dimensions: give parallelize_module one of them, such as mesh['tp']")
@@ -55,6 +58,7 @@ def parallelize_module(
     targets = list(_once(_targets(module, parallelize_plan)))
     _check_fused(targets)
     _check_tied(module, targets)
+    names.update({target: name for name, target, _ in targets if name})
     for _, target, style in targets:
         parallelize_module(target, mesh, style, src_data_rank=src_data_rank)
     return module

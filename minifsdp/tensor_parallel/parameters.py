@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any, NamedTuple
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
@@ -17,11 +18,13 @@ from torch.distributed.tensor import DTensor
 from torch.utils.weak import WeakIdKeyDictionary
 
 from minifsdp import comm, private
-from minifsdp.comm import Group
+from minifsdp.comm import Group, Label
 from minifsdp.process_groups import mesh_group
 from minifsdp.tensor_parallel.layouts import Layout, from_front, layout_of, of_gradient, part_of, relaid
 
 _cut: Any = WeakIdKeyDictionary()  # by the parameter that was: a tied one is found again, and stays tied
+names: WeakKeyDictionary[nn.Module, str] = WeakKeyDictionary()
+"""Of modules in their model, for the labels of their collectives."""
 
 
 class Ranks(NamedTuple):
@@ -30,14 +33,18 @@ class Ranks(NamedTuple):
     Attributes:
         mesh: of one dimension.
         group: that of the mesh, which takes a while to ask for.
+        label: the layer, as the subject of its collectives.
     """
 
     mesh: DeviceMesh
     group: Group
+    label: Label | None = None
 
     @staticmethod
-    def of(mesh: DeviceMesh) -> Ranks:
-        return Ranks(mesh, mesh_group(mesh, 0))
+    def of(mesh: DeviceMesh, module: nn.Module | None = None) -> Ranks:
+        kind = type(module).__name__
+        name = names.get(module) if module is not None else None
+        return Ranks(mesh, mesh_group(mesh, 0), Label(f"{name} ({kind})" if name else kind) if module else None)
 
 
 def distribute(p: nn.Parameter, mesh: DeviceMesh, layout: Layout, source: int | None) -> nn.Parameter:
@@ -116,19 +123,21 @@ def placed(x: Tensor, source: Layout, target: Layout, ranks: Ranks, shape: torch
         shape: of the whole.
     """
     source, target = from_front(source, x.ndim), from_front(target, x.ndim)
-    dtensor: Tensor = _Placed.apply(x, source, private.spec(ranks.mesh, target, shape, x.dtype), ranks.group)  # type: ignore[no-untyped-call]
+    dtensor: Tensor = _Placed.apply(x, source, private.spec(ranks.mesh, target, shape, x.dtype), ranks)  # type: ignore[no-untyped-call]
     return dtensor
 
 
 class _Placed(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, source: Layout, spec: Any, group: Group) -> Any:
+    def forward(ctx: Any, x: Tensor, source: Layout, spec: Any, ranks: Ranks) -> Any:
         size = spec.shape[source.dim] if source.is_shard() else None
-        ctx.back, ctx.group = of_gradient(source), group
-        return private.with_spec(relaid(x.detach(), source, spec.placements[0], group, size), spec)
+        ctx.back, ctx.ranks = of_gradient(source), ranks
+        moved = relaid(x.detach(), source, spec.placements[0], ranks.group, size, ranks.label)
+        return private.with_spec(moved, spec)
 
     @staticmethod
     def backward(ctx: Any, gradient: Any) -> Any:
         found = layout_of(gradient)
         size = gradient.shape[found.dim] if found.is_shard() else None
-        return relaid(private.local_of(gradient), found, ctx.back, ctx.group, size), None, None, None
+        ranks: Ranks = ctx.ranks
+        return relaid(private.local_of(gradient), found, ctx.back, ranks.group, size, ranks.label), None, None, None

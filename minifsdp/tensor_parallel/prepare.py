@@ -55,7 +55,7 @@ class PrepareModuleInput(ParallelStyle):
             raise ValueError(f"input_kwarg_layouts and desired_input_kwarg_layouts differ in {names}: give both")
 
     def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
-        ranks = Ranks.of(device_mesh)
+        ranks = Ranks.of(device_mesh, module)
 
         def before(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
             if self.input_layouts is not None:
@@ -98,7 +98,7 @@ class PrepareModuleOutput(ParallelStyle):
         _check_lengths("output_layouts", self.output_layouts, "desired_output_layouts", desired)
 
     def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
-        ranks = Ranks.of(device_mesh)
+        ranks = Ranks.of(device_mesh, module)
 
         def after(module: nn.Module, args: Any, output: Any) -> Any:
             outputs = output if isinstance(output, tuple) else (output,)

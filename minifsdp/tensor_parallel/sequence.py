@@ -6,6 +6,7 @@ tensors; on a part of the sequence each does and keeps 1/N, and its gradients of
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from contextlib import nullcontext
 from dataclasses import dataclass
 
@@ -13,10 +14,14 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 
+from minifsdp import comm, device
+from minifsdp.comm import Label
 from minifsdp.tensor_parallel.dropout import drops, own_random_numbers
 from minifsdp.tensor_parallel.layer import LayerStyle, Run, arrived, left, local_parameters
 from minifsdp.tensor_parallel.layouts import Layout, from_front
-from minifsdp.tensor_parallel.parameters import Ranks
+from minifsdp.tensor_parallel.parameters import Ranks, local_part, placed
+
+_SUMMANDS = Label("gradients of sequence-parallel layers")
 
 
 @dataclass(kw_only=True)
@@ -69,3 +74,24 @@ def _replicated(style: LayerStyle, module: nn.Module) -> dict[str, Layout]:
         kind = type(style).__name__
         raise ValueError(f"{kind} of a {type(module).__name__} that has {inner[0]}: give {kind} to its submodules")
     return {name: Replicate() for name, _ in module.named_parameters()}
+
+
+def sum_gradients(parameters: Iterable[nn.Parameter]) -> None:
+    """Sum the gradients that `SequenceParallel` has left as summands, in one all-reduce; to be called after backward.
+
+    Without it every operator of an optimizer sums each of them by itself (megatron/core/distributed/
+    finalize_model_grads.py sums them in one message, too).
+
+    Args:
+        parameters: of one dtype, on a mesh of one dimension; those with other gradients are left alone.
+    """
+    summands = [p for p in parameters if isinstance(p.grad, DTensor) and p.grad.placements == (Partial(),)]
+    if not summands:
+        return
+    parts = [local_part(p.grad).flatten() for p in summands]  # type: ignore[arg-type]
+    flat = device.empty(sum(part.numel() for part in parts), parts[0].dtype, "gradients", parts[0].device)
+    torch.cat(parts, out=flat)
+    ranks = Ranks.of(summands[0].device_mesh)  # type: ignore[attr-defined]
+    comm.all_reduce(flat, ranks.group, label=_SUMMANDS).wait()
+    for p, total in zip(summands, flat.split([part.numel() for part in parts]), strict=True):
+        p.grad = placed(total.view(p.shape), Replicate(), Replicate(), ranks, p.shape)

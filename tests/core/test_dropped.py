@@ -9,13 +9,16 @@ import torch
 
 from minifsdp.course.ladder.model import GPT
 from minifsdp.course.ladder.rungs import RUNGS
+from minifsdp.course.ladder.tensor_rungs import TENSOR_RUNGS
 from minifsdp.course.launch import launch
 from minifsdp.zero import Zero1Optimizer, Zero2Optimizer
+
+EVERY = {**RUNGS, **{name: rung for name, rung in TENSOR_RUNGS.items() if name.startswith("tp-sp") or name == "tp"}}
 
 
 def remains(name: str) -> list[str]:
     """Names of the parameters, gradients and states that outlive a rung, after one step with it."""
-    trainer = RUNGS[name].build(GPT(width=16, layers=2, context=8), 2)
+    trainer = EVERY[name].build(GPT(width=16, layers=2, context=8), 2)
     tokens = torch.zeros(1, 8, dtype=torch.int64)
     trainer.model(tokens, tokens).backward()
     trainer.after_backward()
@@ -33,8 +36,8 @@ def remains(name: str) -> list[str]:
 
 
 def test_a_rung_that_is_dropped_gives_all_its_memory_back() -> None:
-    (found, _) = launch(lambda: {name: remains(name) for name in RUNGS}, 2)
-    assert found == {name: [] for name in RUNGS}
+    (found, _) = launch(lambda: {name: remains(name) for name in EVERY}, 2)
+    assert found == {name: [] for name in EVERY}
 
 
 def buckets_that_wait_for_the_collector() -> list[str]:

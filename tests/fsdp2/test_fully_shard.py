@@ -625,6 +625,137 @@ def a_function_may_give_a_parameter_no_gradient(also: bool) -> None:
     compare(lambda: Withheld(also), lambda lib, model: lib.fully_shard(model), data=some_rows)
 
 
+# After others: what a first reading of the code does not expect
+
+
+def three_layers(lib: Any, **options: Any) -> Any:
+    torch.manual_seed(0)
+    model = nn.Sequential(*(nn.Linear(12, 12).double() for _ in range(3)))
+    for layer in model:
+        lib.fully_shard(layer, **options)
+    return lib.fully_shard(model, **options)
+
+
+@check(ranks=2)
+def a_parameter_of_two_units_is_refused() -> None:
+    first, second = nn.Linear(4, 4), nn.Linear(4, 4)
+    second.weight = first.weight
+    ours.fully_shard(first)
+    with pytest.raises(ValueError, match="weight is shared with weight of a module that was sharded before"):
+        ours.fully_shard(second)
+
+
+@check(ranks=2)
+def a_backward_after_one_that_raised_needs_a_forward_of_its_own() -> None:
+    model = three_layers(ours)
+    bad = model[1].register_full_backward_pre_hook(lambda *_: 1 / 0)
+    losses = [model(*some_rows(step, 0)).sum() for step in range(2)]
+    with pytest.raises(ZeroDivisionError):
+        losses[0].backward()
+    bad.remove()
+    with pytest.raises(RuntimeError, match="run this micro-batch's forward again"):
+        losses[1].backward()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        again = model(*some_rows(1, 0)).sum()
+    model.zero_grad()
+    again.backward()
+    expected = three_layers(ours)
+    expected(*some_rows(1, 0)).sum().backward()
+    for p, q in zip(model.parameters(), expected.parameters(), strict=True):
+        assert torch.equal(p.grad.to_local(), q.grad.to_local())
+
+
+@check(ranks=2)
+def post_hooks_are_of_what_a_backward_has_reached() -> None:
+    """Although an earlier one has left gradients elsewhere."""
+    called: dict[Any, list[str]] = {}
+    for lib in (ours, theirs):
+        model, calls = three_layers(lib), called.setdefault(lib, [])
+        for name, p in model.named_parameters():
+            p.register_post_accumulate_grad_hook(lambda p, name=name, calls=calls: calls.append(name))
+        x = some_rows(0, 0)[0]
+        model(x).sum().backward()
+        calls.clear()
+        model[0](x).sum().backward()
+    assert sorted(called[ours]) == sorted(called[theirs]) == ["0.bias", "0.weight"]
+
+
+@check(ranks=2, reshards=(False, True))
+def frozen_between_forward_and_backward(reshards: bool) -> None:
+    for lib in (ours, theirs):
+        model = three_layers(lib, reshard_after_forward=reshards)
+        loss = model(*some_rows(0, 0)).sum()
+        model[0].requires_grad_(False)
+        loss.backward()
+        assert [p.grad is None for p in model.parameters()] == [True] * 2 + [False] * 4
+
+
+@check(ranks=2)
+def frozen_before_its_gradients_are_reduced() -> None:
+    model = three_layers(ours)
+    model.set_requires_gradient_sync(False)
+    model(*some_rows(0, 0)).sum().backward()
+    model[0].requires_grad_(False)
+    model.set_requires_gradient_sync(True)
+    with pytest.raises(RuntimeError, match="freeze it after a backward with gradient sync"):
+        model(*some_rows(1, 0))
+
+
+@check(ranks=2, around=("blocks", "root"))
+def a_checkpoint_around_an_outermost_module(around: str) -> None:
+    """Its recomputation ends by an error of torch's, as soon as backward has what it needs."""
+
+    class Block(nn.Sequential):
+        def forward(self, x: Tensor) -> Tensor:
+            return x + super().forward(x)
+
+    def make() -> nn.Module:
+        torch.manual_seed(0)
+        blocks = [Block(nn.Linear(12, 12), nn.GELU(), nn.Linear(12, 12)).double() for _ in range(2)]
+        return nn.Sequential(*blocks)
+
+    class Checkpointed(nn.Module):
+        def __init__(self, lib: Any, model: Any) -> None:
+            super().__init__()
+            for block in model:
+                lib.fully_shard(block)
+            self.model = lib.fully_shard(model) if around == "root" else model
+
+        def forward(self, x: Tensor) -> Tensor:
+            for module in self.model if around == "blocks" else [self.model]:
+                x = checkpoint(module, x, use_reentrant=False)
+            return x.pow(2).mean()
+
+    compare(make, Checkpointed, data=some_rows)
+
+
+@check(ranks=2)
+def a_group_of_modules_of_which_one_does_not_run() -> None:
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            torch.manual_seed(0)
+            self.body, self.norm, self.head = nn.Linear(12, 8), nn.LayerNorm(8), nn.Linear(8, 3)
+
+        def forward(self, x: Tensor, features: bool = False) -> Tensor:
+            h = self.norm(self.body(x))
+            return h if features else self.head(h).pow(2).mean()
+
+    class Features(nn.Module):
+        def __init__(self, lib: Any, model: Any) -> None:
+            super().__init__()
+            lib.fully_shard([model.norm, model.head])
+            self.model = lib.fully_shard(model)
+
+        def forward(self, x: Tensor) -> Tensor:
+            with torch.no_grad():
+                self.model(x, features=True)
+            return self.model(x)
+
+    compare(lambda: Net().double(), Features, data=some_rows)
+
+
 # Meshes
 
 

@@ -10,7 +10,7 @@ from unittest.mock import patch
 import pytest
 
 from minifsdp.course.ladder.measure import Settings
-from minifsdp.course.ladder.rungs import RUNGS, Trainer, _fsdp2
+from minifsdp.course.ladder.rungs import RUNGS, Trainer, one_by_one
 from minifsdp.course.launch import launch
 from minifsdp.course.machine import A100, record_steps, replay
 from minifsdp.course.machine.program import Program
@@ -38,9 +38,9 @@ class Careless(Held):
 
 WAYS: dict[str, Callable[..., Trainer]] = {
     "recorded, limited": RUNGS["fsdp2"].build,
-    "recorded": partial(_fsdp2, schedule=PrefetchSchedule, keeper=Recorded),
+    "recorded": partial(one_by_one, schedule=PrefetchSchedule, keeper=Recorded),
     "held": RUNGS["fsdp2-hold"].build,
-    "careless": partial(_fsdp2, schedule=PrefetchSchedule, keeper=Careless),
+    "careless": partial(one_by_one, schedule=PrefetchSchedule, keeper=Careless),
 }
 
 

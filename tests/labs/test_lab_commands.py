@@ -224,7 +224,7 @@ def test_hints_reveals_and_progress(lab: Run) -> None:
     assert lab("hint", "4.1")[1] == f"hint 2 of 2: {REFERENCE.hints[1]}"
     said = lab("progress")[1]
     assert "4.1 pad_and_chunk not attempted 2 hints 4.2" in said
-    assert "0 of 82 exercises passed; next: 0.1 Bytes of model state: minifsdp lab start 00" in said
+    assert "0 of 89 exercises passed; next: 0.1 Bytes of model state: minifsdp lab start 00" in said
     assert lab("reveal", "4.1")[1] == " ".join(REFERENCE.source.split())
     Path(".minifsdp/predictions").mkdir()
     Path(".minifsdp/predictions/4.1.json").write_text("1234")

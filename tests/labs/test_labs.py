@@ -58,6 +58,7 @@ CLAIMS = {
     "10b": ["C22", "C23", "C41", "C42"],
     "11": ["C25", "C44"],
     "12": ["C26"],
+    "13": ["C13", "C27"],
 }
 LABS = sorted({*CLAIMS, *all_labs()})
 REFERENCES = [ref for lab in LABS for ref in lab_references(lab)]

@@ -307,6 +307,12 @@ def test_exception_arrives_within_two_seconds_with_rank_and_line() -> None:
     assert error._render_traceback_()[1] == "Traceback (most recent call last):"
 
 
+def test_a_class_in_a_function_of_a_cell_finds_the_names_of_the_notebook() -> None:
+    cell: dict[str, Any] = {"__name__": "__main__", "Any": Any}
+    exec("def fn():\n class Inner:\n  def same(self, x: Any): return x\n return Inner().same(1)", cell)
+    assert launch(cell["fn"], 1) == [1]
+
+
 def test_exception_shows_the_source_of_a_notebook_cell() -> None:
     source = 'def fail():\n    raise ValueError("from a cell")\n'
     name = f"/tmp/ipykernel_1/{uuid.uuid4().hex}.py"

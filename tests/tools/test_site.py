@@ -32,7 +32,7 @@ def stage() -> ModuleType:
 def sources(stage: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("site")
     notebooks = stage.stage(folder)
-    assert len(notebooks) == 14
+    assert len(notebooks) == 15
     return folder
 
 
@@ -79,7 +79,7 @@ def test_code_stands_on_its_page_as_it_is(sources: Path) -> None:
 
 def test_the_sidebar_has_the_ladder_and_the_code(sources: Path) -> None:
     text = (sources / "index.md").read_text()
-    assert re.findall(r"^([\w-]+) <minifsdp/", text, re.MULTILINE) == list(RUNGS)
+    assert re.findall(r"^([\w-]+) <minifsdp/", text, re.MULTILINE) == [*RUNGS, "tp", "tp-sp"]
     assert ":caption: Code\n\nminifsdp/index\n" in text
 
 

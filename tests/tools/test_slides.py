@@ -26,8 +26,8 @@ SLIDE = "\n# One\n\n{{ rung('ddp') }}\n\n{{ figure('one', 'one') }}\n\n<!-- What
     ("slides", "figures", "says"),
     [
         ([SLIDE] * 15, {"one"}, None),
-        ([SLIDE] * 14, {"one"}, "has 14 slides: 15 to 25"),
-        ([SLIDE] * 26, {"one"}, "has 26 slides: 15 to 25"),
+        ([SLIDE] * 14, {"one"}, "has 14 slides: 15 to 30"),
+        ([SLIDE] * 31, {"one"}, "has 31 slides: 15 to 30"),
         ([SLIDE] * 15, {"one", "two"}, "does not show two"),
         ([SLIDE.replace("{{ rung('ddp') }}", "")] * 2 + [SLIDE] * 13, {"one"}, "slide 2: no {{ rung(...) }}"),
         ([SLIDE] * 14 + ["\nno heading\n\n<!-- What to say. -->\n"], {"one"}, "slide 15: no heading"),

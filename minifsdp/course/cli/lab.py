@@ -21,7 +21,7 @@ from minifsdp.course.workshop import catalogue, copies, editions, progress
 
 GIB = 2**30
 HERE = Path()
-HELP = """Labs 00 to 12: copy one, check answers, get hints, see your progress.
+HELP = """Labs 00 to 13: copy one, check answers, get hints, see your progress.
 
 Example: minifsdp lab start 00
 """

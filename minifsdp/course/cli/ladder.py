@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from math import ceil
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -21,18 +21,26 @@ from minifsdp.course.cli.common import (
     ranks_asked_for,
 )
 from minifsdp.course.cli.signals import cleaning_up
+from minifsdp.course.ladder.axes import AXES
 from minifsdp.course.ladder.measure import Settings
 from minifsdp.course.launch import RankError
 from minifsdp.course.launch.world import is_first, tell
 from minifsdp.course.system.whole_files import UndeliveredError
 
 DEFAULT = Settings()
+TENSOR = Settings.on("tensor")
 
 
 def _rungs(incomplete: str) -> list[str]:
     """The names that may follow those that have been typed."""
     before, _, last = incomplete.rpartition(",")
-    return [f"{before},{name}".lstrip(",") for name in DEFAULT.rungs if name.startswith(last) and name not in before]
+    names = dict.fromkeys(name for axis in AXES.values() for name in axis.rungs)
+    return [f"{before},{name}".lstrip(",") for name in names if name.startswith(last) and name not in before]
+
+
+def _other(name: str) -> str:
+    """The default of an option on both axes."""
+    return f"default: {getattr(DEFAULT, name)}, with --axis tensor {getattr(TENSOR, name)}."
 
 
 app = new_app()
@@ -44,34 +52,45 @@ def ladder(
     ranks: RanksOption = None,
     device: DeviceOption = "auto",
     share_gpu: ShareOption = None,
-    rungs: Annotated[str, typer.Option(help="Comma-separated names; default: all.", autocompletion=_rungs)] = ",".join(
-        DEFAULT.rungs
-    ),
+    axis: Annotated[str, typer.Option(help="What the rungs divide among ranks: data, or tensor for layers.")] = "data",
+    rungs: Annotated[
+        str | None, typer.Option(help="Comma-separated names; default: all.", autocompletion=_rungs)
+    ] = None,
     steps: Annotated[int, typer.Option(help="Optimizer steps per rung.")] = DEFAULT.steps,
     batch: Annotated[
         int | None, typer.Option(help="Sequences per step over all ranks; default: 12, or the next multiple of N.")
     ] = None,
     layers: Annotated[int, typer.Option(help="Transformer blocks, each a unit.")] = DEFAULT.layers,
-    width: Annotated[int, typer.Option(help="Size of the residual stream.")] = DEFAULT.width,
-    context: Annotated[int, typer.Option(help="Tokens per sequence.")] = DEFAULT.context,
+    width: Annotated[int | None, typer.Option(help=f"Size of the residual stream; {_other('width')}")] = None,
+    heads: Annotated[
+        int | None, typer.Option(help="Attention heads; default: as the width allows, with --axis tensor 12.")
+    ] = None,
+    context: Annotated[int | None, typer.Option(help=f"Tokens per sequence; {_other('context')}")] = None,
     data: Annotated[Path | None, typer.Option(help="Text to train on; default: Python's standard library.")] = None,
     link: Annotated[str | None, typer.Option(help='Emulated link, as "latency=200us,bandwidth=1GB/s".')] = None,
     limit: Annotated[int, typer.Option(help="k of fsdp-limit: units gathered and not yet freed.")] = DEFAULT.limit,
-    out: Annotated[Path, typer.Option(help="Folder for ladder.json, pictures and traces.")] = Path("results/ladder"),
+    out: Annotated[
+        Path | None, typer.Option(help="Folder for ladder.json, pictures and traces; default: results/ladder[-tensor].")
+    ] = None,
     seed: Annotated[int, typer.Option(help="Seed of the model and of the batches.")] = DEFAULT.seed,
 ) -> None:
     """Train one model on every rung, from one all-reduce to the rate limiter, and show what each rung buys.
+
+    With --axis tensor: from whole layers on every rank to layers cut over ranks, sequences too, and FSDP2 outside.
 
     Example: minifsdp ladder --ranks 4 --rungs ddp,fsdp,fsdp-limit --link latency=200us,bandwidth=1GB/s
     """
     from minifsdp.course.ladder import run as course
     from minifsdp.course.ladder.tables import ladder_table
 
-    names = tuple(name.strip() for name in rungs.split(",") if name.strip())
+    names = None if rungs is None else tuple(name.strip() for name in rungs.split(",") if name.strip())
     ranks = ranks_asked_for(ranks, DEFAULT.ranks)
     batch = ranks * ceil(DEFAULT.batch / max(1, ranks)) if batch is None else batch
-    settings = Settings(ranks, names, steps, batch, layers, width, context, data, link, limit, seed)
+    model: dict[str, int | None] = {"layers": layers, "width": width, "heads": heads, "context": context}
+    run: dict[str, Any] = {"ranks": ranks, "rungs": names, "steps": steps, "batch": batch, "limit": limit, "seed": seed}
     try:
+        settings = Settings.on(axis, **model, **run, text=data, link=link)
+        out = Path(AXES[axis].folder) if out is None else out
         plan = course.plan(settings, device, out, share_gpu)  # type: ignore[arg-type]
     except (ValueError, OSError) as error:
         fail(str(error), code=2)
@@ -96,4 +115,6 @@ def ladder(
         console.print(ladder_table(record))
         on_gpu = ", allocator.png, snapshots (pytorch.org/memory_viz opens them)" if plan.world.gpus else ""
         pictures = f"memory.png, memory.gif, timeline.png, explore.html (open it in a browser){on_gpu}"
-        console.print(f"{out}: ladder.json, {pictures} and {len(names)} traces (ui.perfetto.dev opens them)")
+        console.print(f"{out}: ladder.json, {pictures} and {len(record['rungs'])} traces (ui.perfetto.dev opens them)")
+        for name, fault in plan.left_out.items():
+            console.print(f"left out: {name} ({fault})")

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from torch import nn
+from torch.distributed.tensor import DTensor
 
 from minifsdp.course.ladder.model import Block
 from minifsdp.fsdp import FullyShardedDataParallel
@@ -34,7 +35,8 @@ class Holdings:
 
 
 def holdings_of(model: nn.Module, optimizer: Any = None) -> Holdings:
-    """The holdings of an FSDP model by units; of another by its blocks and the rest, whose parameters stay whole.
+    """The holdings of an FSDP model by units; of another by its blocks and the rest, whose parameters stay as they are:
+    whole, or with tensor parallelism this rank's parts.
 
     A learner's model has `units`, whose members have a `name` and say in `held` what this rank holds of them.
     """
@@ -47,11 +49,12 @@ def holdings_of(model: nn.Module, optimizer: Any = None) -> Holdings:
     inside = {p for block in blocks for p in block.parameters()}
     rows = [[p for p in model.parameters() if p not in inside], *(list(block.parameters()) for block in blocks)]
     buckets = getattr(optimizer, "buckets", [])
+    parts: Any = "shard" if any(isinstance(p, DTensor) for p in inside) else "whole"
 
     def look() -> list[Holding]:
         used = optimizer.parameters_with_gradients() if buckets else ()
         sharded = {p for bucket in buckets if bucket.shard.grad is not None for p in bucket.params}
-        return [("whole", _gradient(row, used, sharded)) for row in rows]
+        return [(parts, _gradient(row, used, sharded, parts)) for row in rows]
 
     return Holdings(["root", *(f"blocks.{number}" for number in range(len(blocks)))], look)
 
@@ -75,7 +78,7 @@ def _of_unit(unit: Unit) -> Holding:
     return parameters, "shard" if any(shard.grad is not None for shard in unit.shards) else "none"
 
 
-def _gradient(row: Sequence[nn.Parameter], used: Any, sharded: set[Any]) -> Gradient:
+def _gradient(row: Sequence[nn.Parameter], used: Any, sharded: set[Any], made: Gradient) -> Gradient:
     if any(p.grad is not None or (p in used and p not in sharded) for p in row):
-        return "whole"
+        return made
     return "shard" if any(p in sharded for p in row) else "none"

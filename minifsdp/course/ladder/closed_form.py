@@ -55,6 +55,7 @@ class Setting:
         by_all_to_all: whether a reduce-scatter receives the others' parts and sums them, as on gloo (gloo.py).
         rank: whose bytes they are; only where parameters are sharded one by one do they differ.
         runs_behind: the host only queues work: buffers that are held are given back later (fsdp2/held.py).
+        batch: sequences of a step over all ranks; only activations, and messages of them, depend on it.
     """
 
     ranks: int
@@ -63,6 +64,7 @@ class Setting:
     by_all_to_all: bool = False
     rank: int = 0
     runs_behind: bool = False
+    batch: int = 0
 
     def reducing(self, size: int) -> int:
         """Bytes beside a padded buffer of `size` bytes in its reduction: the mean's shard and the parts received."""

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import Any, Self
 
 import torch
 import torch.distributed as dist
@@ -20,13 +20,15 @@ from minifsdp.comm import Call
 from minifsdp.course.explore.holdings import holdings_of
 from minifsdp.course.explore.log import LoggedStep, StepLog
 from minifsdp.course.ladder import data
+from minifsdp.course.ladder.axes import AXES
 from minifsdp.course.ladder.data import Batch
 from minifsdp.course.ladder.model import GPT
-from minifsdp.course.ladder.rungs import RUNGS, Trainer, plain
+from minifsdp.course.ladder.rungs import RUNGS, Rung, Trainer, plain
 from minifsdp.course.ladder.step import align, take_step
 from minifsdp.course.ladder.traced import NAMES, trace_step
 from minifsdp.course.launch import rank_device, report
 from minifsdp.course.link.emulated import EmulatedLink, let_communication_go_first, parse_link
+from minifsdp.course.system.resources import check_names
 from minifsdp.course.watch.cuda_memory import MemoryHistory, clear_cache
 from minifsdp.course.watch.ledger import Ledger
 from minifsdp.course.watch.storages import Tag
@@ -49,26 +51,52 @@ class Settings:
     link: str | None = None
     limit: int = 2
     seed: int = 0
+    axis: str = "data"
+    heads: int | None = None
+
+    @classmethod
+    def on(cls, axis: str, **given: Any) -> Self:
+        """Settings of an axis; None: its default.
+
+        Raises:
+            ValueError: there is no such axis.
+        """
+        check_names("--axis", (axis,), AXES)
+        known = {name: value for name, value in given.items() if value is not None}
+        return cls(**{"axis": axis, "rungs": tuple(AXES[axis].rungs), **AXES[axis].sizes, **known})
+
+    def rung(self, name: str) -> Rung:
+        return AXES[self.axis].rungs[name]
 
     def model(self) -> GPT:
         """The same parameters on every rank and every rung."""
         torch.manual_seed(self.seed)
-        return GPT(width=self.width, layers=self.layers, context=self.context)
+        return GPT(width=self.width, layers=self.layers, heads=self.heads, context=self.context)
 
     def build(self, rung: str, where: torch.device, other: str = "") -> Trainer:
         """A fresh model on a rung, or on one of its variants."""
-        make = RUNGS[rung].others[other] if other else RUNGS[rung].build
+        make = self.rung(rung).others[other] if other else self.rung(rung).build
         return make(self.model().to(where), self.limit)
 
     @property
     def others(self) -> list[tuple[str, str]]:
         """The variants of these rungs: the rung's name, and the value that it does not have itself."""
-        rungs = [(name, RUNGS[name]) for name in self.rungs]
+        rungs = [(name, self.rung(name)) for name in self.rungs]
         return [(name, other) for name, rung in rungs for other in rung.others if other != rung.own(self.limit)]
 
     def batches(self) -> Iterator[Batch]:
         """The same whole batches on every rank."""
         return data.batches(data.load_text(self.text), self.batch, self.context, self.seed, self.steps)
+
+    def shares(self, rank: int, where: torch.device) -> dict[str, list[Batch]]:
+        """By rung, a rank's rows of every batch; rungs that share them alike have the same ones."""
+        by_replicas: dict[int, list[Batch]] = {}
+        for replicas in {self.rung(name).replicas(self.ranks) for name in self.rungs}:
+            row = rank * replicas // self.ranks
+            by_replicas[replicas] = [
+                data.to_device(data.shard(whole, row, replicas), where) for whole in self.batches()
+            ]
+        return {name: by_replicas[self.rung(name).replicas(self.ranks)] for name in self.rungs}
 
 
 def train_alone(settings: Settings) -> list[float]:
@@ -91,7 +119,7 @@ def run_rungs(settings: Settings, traces: Path) -> dict[str, dict[str, Any]]:
     if link is not None:
         let_communication_go_first()
     rank, where = dist.get_rank(), rank_device()
-    shards = [data.to_device(data.shard(batch, rank, settings.ranks), where) for batch in settings.batches()]
+    shards = settings.shares(rank, where)
     total = len(settings.rungs) * (settings.steps + 2) + len(settings.others)
     done = 0
 
@@ -107,29 +135,34 @@ def run_rungs(settings: Settings, traces: Path) -> dict[str, dict[str, Any]]:
         for name in settings.rungs:
             usual = median(records[name]["step_seconds"])
             path = traces / f"trace-{name}.json"
-            records[name]["traced"] = trace_step(trainers.pop(name), shards[0], where, path, link, usual)
+            records[name]["traced"] = trace_step(trainers.pop(name), shards[name][0], where, path, link, usual)
             advance(name, "tracing")
         for name in settings.rungs:  # once no other rung's trainer holds memory
             snapshot = traces / f"snapshot-{name}.pickle" if rank == 0 else None
-            records[name] |= measure_memory(partial(settings.build, name, where), shards[0], where, snapshot)
+            records[name] |= measure_memory(partial(settings.build, name, where), shards[name][0], where, snapshot)
             advance(name, "measuring")
             records[name]["others"] = {}
         for name, other in settings.others:
-            records[name]["others"][other] = log_step(partial(settings.build, name, where, other), shards[0], link)
-            advance(name, f"{RUNGS[name].varies} = {other}")
+            records[name]["others"][other] = log_step(
+                partial(settings.build, name, where, other), shards[name][0], link
+            )
+            advance(name, f"{settings.rung(name).varies} = {other}")
     return records
 
 
 def _train(
-    trainers: dict[str, Trainer], shards: list[Batch], where: torch.device, advance: Callable[[str, str], None]
+    trainers: dict[str, Trainer],
+    shards: dict[str, list[Batch]],
+    where: torch.device,
+    advance: Callable[[str, str], None],
 ) -> dict[str, dict[str, Any]]:
     """Time one step of each rung in turn, so that other load on the machine affects them all alike."""
     records: dict[str, dict[str, Any]] = {name: {"losses": [], "step_seconds": []} for name in trainers}
-    for batch in shards:
+    for step in range(len(next(iter(shards.values())))):
         for name, trainer in trainers.items():
             align(where)
             start = time.perf_counter()
-            loss = take_step(trainer, batch, where)
+            loss = take_step(trainer, shards[name][step], where)
             device.synchronize(where)
             records[name]["step_seconds"].append(time.perf_counter() - start)
             records[name]["losses"].append(float(loss))
@@ -180,6 +213,7 @@ def measure_memory(
         for _ in range(WARM_UP):
             take_step(trainer, batch, where)
         rest: dict[Tag, int] = {}
+        activations: dict[str, int] = {}
         history = MemoryHistory(where, snapshot)
         log = StepLog(holdings_of(trainer.model, trainer.optimizer), ledger)
 
@@ -187,7 +221,8 @@ def measure_memory(
             if phase == "rest":
                 rest.update(ledger.live())
             else:
-                ledger.mark(phase)
+                let_go(ledger)
+                activations[phase] = ledger.mark(phase)["activations"]
                 history.mark(phase)
             log.mark(NAMES.get(phase, phase))
 
@@ -201,6 +236,7 @@ def measure_memory(
                 "optimizer": rest["optimizer"],
                 "unsharded_peak": ledger.peak_of("unsharded"),
                 "gradients_peak": ledger.peak_of("gradients", "communication"),
+                "activations": activations["backward"] - activations["forward"],
                 "peak": ledger.peak.total,
             },
             "curve": ledger.curve(),
@@ -208,6 +244,14 @@ def measure_memory(
             "cuda": history.beside(ledger),
             "log": LoggedStep.of(log),
         }
+
+
+def let_go(ledger: Ledger, quiet: float = 0.02) -> None:
+    """Wait until nothing has been freed for so many seconds: gloo's threads keep a message a little beyond its wait."""
+    before = -1
+    while len(ledger.events) != before:
+        before = len(ledger.events)
+        time.sleep(quiet)
 
 
 def _totals(calls: list[Call]) -> dict[str, dict[str, int]]:

@@ -44,7 +44,13 @@ class Buffers:
 
 
 def fsdp2(
-    units: Sequence[Sequence[Shape]], head: int, setting: Setting, ahead: int, limited: bool, holds: bool
+    units: Sequence[Sequence[Shape]],
+    head: int,
+    setting: Setting,
+    ahead: int,
+    limited: bool,
+    holds: bool,
+    inside: int = 0,
 ) -> Bytes:
     """Parameters, gradients and optimizer state sharded, a parameter at a time.
 
@@ -55,11 +61,12 @@ def fsdp2(
         ahead: how many units are gathered ahead of the one that computes, in forward and in backward.
         limited: a free lets another be gathered, so that `ahead + 1` are whole or on their way at all times.
         holds: buffers that another stream reads last are kept until their own stream allocates the next.
+        inside: what a unit's own last collective in backward receives, less the gradients that come after it.
     """
     local = [_local(shape, setting) for unit in units for shape in unit]
     root, *blocks = [Buffers.of(unit, setting) for unit in units]
     early = setting.itemsize * sum(map(prod, units[0][len(units[0]) - head :]))
-    peak = max(gradient_moments(root, blocks, early, ahead, limited, holds))
+    peak = max(gradient_moments(root, blocks, early, ahead, limited, holds, inside))
     return Bytes(
         setting.itemsize * sum(local),
         sum(unit.mean for unit in (root, *blocks)),
@@ -76,7 +83,7 @@ def _local(shape: Shape, setting: Setting) -> int:
 
 
 def gradient_moments(
-    root: Buffers, blocks: Sequence[Buffers], early: int, ahead: int, limited: bool, holds: bool
+    root: Buffers, blocks: Sequence[Buffers], early: int, ahead: int, limited: bool, holds: bool, inside: int = 0
 ) -> Iterator[int]:
     """Bytes of gradients, and of gathers under way, at the moments of a step at which there may be most."""
     window = ahead + limited
@@ -87,6 +94,7 @@ def gradient_moments(
     backwards = blocks[::-1]
     for place, unit in enumerate(backwards):
         yield early + means + under_way + _whole(backwards[place : place + 1 + ahead])  # not copied out yet
+        yield early + means + under_way + unit.leaves + inside + _whole(backwards[place + 1 : place + 1 + ahead])
         held = unit.packed if holds else 0
         gathers = _whole(backwards[place + 1 : place + 1 + window])
         yield early + means + under_way + unit.leaves + held + gathers  # freed, its gradient complete

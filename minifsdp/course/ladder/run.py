@@ -16,10 +16,11 @@ import torch
 from minifsdp.course import plots
 from minifsdp.course.explore.page import explored, page
 from minifsdp.course.ladder import data
+from minifsdp.course.ladder.axes import AXES
 from minifsdp.course.ladder.data import Corpus
 from minifsdp.course.ladder.measure import Settings, run_rungs, train_alone
 from minifsdp.course.ladder.model import count_elements
-from minifsdp.course.ladder.rungs import RUNGS, Sizes, closed_form_setting, sizes_of
+from minifsdp.course.ladder.rungs import Sizes, closed_form_setting, sizes_of
 from minifsdp.course.launch import launch
 from minifsdp.course.launch.world import Device, World, choose_world, is_first
 from minifsdp.course.link.emulated import parse_link
@@ -41,13 +42,18 @@ Progress = Callable[[str, int, int], None]
 
 @dataclass(frozen=True)
 class Plan:
-    """A run that has passed every check."""
+    """A run that has passed every check.
+
+    Attributes:
+        left_out: rungs of the axis that so many ranks cannot climb, and why.
+    """
 
     settings: Settings
     corpus: Corpus
     world: World
     sizes: Sizes
     out: Path
+    left_out: dict[str, str]
 
 
 def plan(settings: Settings, device: Device, out: Path, share_gpu: bool | None = None) -> Plan:
@@ -57,9 +63,9 @@ def plan(settings: Settings, device: Device, out: Path, share_gpu: bool | None =
         ValueError: the request is impossible; one line that names the fault and the cure.
         OSError: the text to train on is missing.
     """
-    check_names("--rungs", settings.rungs, RUNGS)
+    check_names("--rungs", settings.rungs, AXES[settings.axis].rungs)
     check_seed(settings.seed)
-    check_counts(settings, ("ranks", "steps", "batch", "layers", "width", "context", "limit"))
+    check_counts(settings, ("ranks", "steps", "batch", "layers", "width", "heads", "context", "limit"))
     if settings.batch % settings.ranks:
         raise ValueError(
             f"--batch {settings.batch} cannot be shared equally by {settings.ranks} ranks: "
@@ -74,8 +80,23 @@ def plan(settings: Settings, device: Device, out: Path, share_gpu: bool | None =
     check_host_memory(elements, ADAMW_BYTES if world.device == "cpu" else 4)
     with torch.device("meta"):
         sizes = sizes_of(settings.model())
+    left_out = _left_out(settings, AXES[settings.axis].faults(sizes, settings.ranks))
+    settings = replace(settings, rungs=tuple(name for name in settings.rungs if name not in left_out))
     check_writable(out)
-    return Plan(settings, corpus, world, sizes, out)
+    return Plan(settings, corpus, world, sizes, out, left_out)
+
+
+def _left_out(settings: Settings, faults: dict[str, str]) -> dict[str, str]:
+    """The rungs with a fault, if all of the axis are asked for and others remain to compare.
+
+    Raises:
+        ValueError: one of a few rungs asked for has a fault.
+    """
+    every = AXES[settings.axis].rungs
+    wrong = [name for name in settings.rungs if name in faults]
+    if wrong and (len(settings.rungs) < len(every) or len(every) - len(wrong) < 2):
+        raise ValueError(f"--rungs {wrong[0]}: {faults[wrong[0]]}")
+    return {name: faults[name] for name in wrong}
 
 
 def run(plan: Plan, progress: Progress) -> dict[str, Any] | None:
@@ -111,16 +132,16 @@ def run(plan: Plan, progress: Progress) -> dict[str, Any] | None:
         record = _record(plan, reference, ranks)
         with delivering(staging, plan.out, record):
             (staging / "ladder.json").write_text(_one_line_per_list(json.dumps(record, indent=1)) + "\n")
-            (staging / "explore.html").write_text(_explorer(record, ranks))
-            _draw(record, ranks[0], staging)
+            (staging / "explore.html").write_text(_explorer(settings, record, ranks))
+            _draw(settings, record, ranks[0], staging)
         _forget_earlier(plan.out, staging)
     return record
 
 
-def _draw(record: dict[str, Any], first: dict[str, dict[str, Any]], staging: Path) -> None:
+def _draw(settings: Settings, record: dict[str, Any], first: dict[str, dict[str, Any]], staging: Path) -> None:
     """Draw the pictures from the record and from rank 0's results by rung."""
     drawn = [(rung["name"], rung) for rung in record["rungs"]]
-    rungs = [rung | {"adds": RUNGS[name].adds, "curve": first[name]["curve"]} for name, rung in drawn]
+    rungs = [rung | {"adds": settings.rung(name).adds, "curve": first[name]["curve"]} for name, rung in drawn]
     plots.memory_figure(rungs, staging / "memory.png")
     plots.memory_steps(rungs, staging / "memory.gif")
     names = [rung["name"] for rung in rungs]
@@ -138,18 +159,18 @@ def _draw(record: dict[str, Any], first: dict[str, dict[str, Any]], staging: Pat
 
 def _record(plan: Plan, reference: list[float], ranks: list[dict[str, dict[str, Any]]]) -> dict[str, Any]:
     settings = plan.settings
-    setting = closed_form_setting(settings.ranks, plan.world.backend)
+    setting = replace(closed_form_setting(settings.ranks, plan.world.backend), batch=settings.batch)
     rungs = []
     for name in settings.rungs:
         ours = [rank[name] for rank in ranks]
-        predict = RUNGS[name].predict
+        predict = settings.rung(name).predict
         predicted = [predict(plan.sizes, replace(setting, rank=rank), settings.limit) for rank in range(len(ranks))]
         rungs.append(
             {
                 "name": name,
                 "losses": [fmean(losses) for losses in zip(*(rank["losses"] for rank in ours), strict=True)],
                 "step_seconds": [max(times) for times in zip(*(rank["step_seconds"] for rank in ours), strict=True)],
-                "bytes": [rank["bytes"] for rank in ours],
+                "bytes": [{key: rank["bytes"][key] for key in (*asdict(predicted[0]), "peak")} for rank in ours],
                 "predicted": [asdict(each) for each in predicted],
                 "collectives": ours[0]["collectives"],
                 "overlap": overlap(ours[0]["traced"].spans) if settings.ranks > 1 else None,
@@ -166,18 +187,26 @@ def _record(plan: Plan, reference: list[float], ranks: list[dict[str, dict[str, 
         "world": str(plan.world),
         "torch": torch.__version__,
         "data": {"name": plan.corpus.name, "bytes": plan.corpus.bytes},
-        **{name: value for name, value in asdict(settings).items() if name not in ("ranks", "rungs", "text")},
+        **_options(settings),
         "units": [sum(unit) for unit in plan.sizes.units],
         "reference_losses": reference,
         "rungs": rungs,
     }
 
 
-def _explorer(record: dict[str, Any], ranks: list[dict[str, dict[str, Any]]]) -> str:
+def _options(settings: Settings) -> dict[str, Any]:
+    """Of a run, as it records them."""
+    default = asdict(Settings())
+    first = {name for name in ("axis", "heads") if getattr(settings, name) == default[name]}  # as on the first ladder
+    left_out = {"ranks", "rungs", "text", *first}
+    return {name: value for name, value in asdict(settings).items() if name not in left_out}
+
+
+def _explorer(settings: Settings, record: dict[str, Any], ranks: list[dict[str, dict[str, Any]]]) -> str:
     """The page to scrub through a step of each rung and of its variants."""
     rungs = []
     for name in (rung["name"] for rung in record["rungs"]):
-        rung, logged = RUNGS[name], [rank[name] for rank in ranks]
+        rung, logged = settings.rung(name), [rank[name] for rank in ranks]
         own, others = rung.own(record["limit"]), logged[0]["others"]
         steps = {own: logged, **{other: [rank["others"][other] for rank in logged] for other in others}}
         rungs.append(explored(name, dict(sorted(steps.items())), own, rung.adds, rung.varies))
@@ -193,6 +222,7 @@ def _one_line_per_list(text: str) -> str:
 
 def _forget_earlier(out: Path, staging: Path) -> None:
     """Delete an earlier run's files that this run did not write."""
-    every = {"allocator.png", *(name for rung in RUNGS for name in (f"trace-{rung}.json", f"snapshot-{rung}.pickle"))}
+    rungs = [name for axis in AXES.values() for name in axis.rungs]
+    every = {"allocator.png", *(name for rung in rungs for name in (f"trace-{rung}.json", f"snapshot-{rung}.pickle"))}
     for name in every - {path.name for path in staging.iterdir()}:
         (out / name).unlink(missing_ok=True)

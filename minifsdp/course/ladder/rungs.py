@@ -51,11 +51,13 @@ class Sizes(NamedTuple):
         parameters: elements of each, in their order.
         shapes: of each, unit by unit, the root's first.
         head: how many of the root's, its last ones, are used after the blocks.
+        heads: of attention; 0: unknown.
     """
 
     parameters: list[int]
     shapes: list[list[tuple[int, ...]]]
     head: int
+    heads: int = 0
 
     @property
     def units(self) -> list[list[int]]:
@@ -73,6 +75,8 @@ class Rung(NamedTuple):
         varies: what `others` differ in, as a label; empty: nothing.
         own: its own value of that, from k.
         others: by value, the same rung built otherwise, for the explorer.
+        replicas: into how many shares N ranks cut a batch. Neighbours with the same share are one group.
+        fault: why a model of these sizes cannot be trained on N ranks, in words; empty: it can.
     """
 
     adds: str
@@ -81,6 +85,8 @@ class Rung(NamedTuple):
     varies: str = ""
     own: Callable[[int], str] = str
     others: Mapping[str, Callable[[GPT, int], Trainer]] = {}
+    replicas: Callable[[int], int] = lambda ranks: ranks
+    fault: Callable[[Sizes, int], str] = lambda sizes, ranks: ""
 
 
 def sizes_of(model: GPT) -> Sizes:
@@ -88,7 +94,8 @@ def sizes_of(model: GPT) -> Sizes:
     root = list(find_parameters(model, skip=model.blocks))
     units = [root, *(list(block.parameters()) for block in model.blocks)]
     last = {*model.norm.parameters(), *model.head.parameters()} - {model.embed.weight}
-    return Sizes([p.numel() for p in model.parameters()], [[tuple(p.shape) for p in unit] for unit in units], len(last))
+    shapes = [[tuple(p.shape) for p in unit] for unit in units]
+    return Sizes([p.numel() for p in model.parameters()], shapes, len(last), getattr(model.blocks[0], "heads", 0))
 
 
 def closed_form_setting(ranks: int, backend: Backend | None = None) -> Setting:
@@ -155,10 +162,11 @@ def _fsdp_limited(k: int, model: GPT, limit: int) -> Trainer:
     return _fsdp_limit(model, k)
 
 
-def _fsdp2(model: GPT, limit: int, schedule: Any = None, keeper: Any = Recorded) -> Trainer:
+def one_by_one(model: GPT, limit: int, schedule: Any = None, keeper: Any = Recorded, mesh: Any = None) -> Trainer:
+    """FSDP2, over the ranks of a mesh; None: all."""
     for block in model.blocks:
-        fully_shard(block)
-    fully_shard(model)
+        fully_shard(block, mesh=mesh)
+    fully_shard(model, mesh=mesh)
     use_schedule(model, schedule or partial(RateLimitedSchedule, depth=None, limit=limit), keeper)
     return Trainer(model, AdamW(model.parameters(), LEARNING_RATE))
 
@@ -230,10 +238,10 @@ RUNGS: dict[str, Rung] = {
         varies="k",
         others={str(k): partial(_fsdp_limited, k) for k in (1, 2, 3)},
     ),
-    "fsdp2": Rung("parameters sharded one by one, in place", _fsdp2, _predict_fsdp2),
+    "fsdp2": Rung("parameters sharded one by one, in place", one_by_one, _predict_fsdp2),
     "fsdp2-hold": Rung(
         "buffers held by reference, no limiter",
-        partial(_fsdp2, schedule=PrefetchSchedule, keeper=Held),
+        partial(one_by_one, schedule=PrefetchSchedule, keeper=Held),
         _predict_fsdp2_hold,
     ),
 }

@@ -17,6 +17,8 @@ COLUMNS = {
     "unsharded_peak": "unsharded\npeak",
     "gradients_peak": "gradients\npeak",
 }
+_HEADINGS = {**COLUMNS, "activations": "activa-\ntions"}
+_MANY = 5  # columns that fit with space between them
 
 
 def ladder_table(record: dict[str, Any]) -> Group:
@@ -29,10 +31,13 @@ def _memory(record: dict[str, Any]) -> Table:
         f"Memory of each of {record['ranks']} ranks, MiB",
         "the first three after step() and before zero_grad(); \N{CHECK MARK}: as predicted, to the byte, on every rank",
     )
-    for heading in (*COLUMNS.values(), "peak", "as pre-\ndicted"):
+    columns = [key for key in _HEADINGS if key in record["rungs"][0]["predicted"][0]]
+    for heading in (*(_HEADINGS[key] for key in columns), "peak", "as pre-\ndicted"):
         table.add_column(heading, justify="right", no_wrap=not heading.startswith("as"))
+    if len(columns) > _MANY:
+        table.padding = (0, 0, 0, 0)
     for rung in record["rungs"]:
-        cells = [f"{max(rank[key] for rank in rung['bytes']) / MIB:.3f}" for key in COLUMNS]
+        cells = [f"{max(rank[key] for rank in rung['bytes']) / MIB:.3f}" for key in columns]
         peak = f"{max(rank['peak'] for rank in rung['bytes']) / MIB:.3f}"
         table.add_row(rung["name"], *cells, peak, _verdict(rung))
     return table
@@ -41,7 +46,7 @@ def _memory(record: dict[str, Any]) -> Table:
 def _verdict(rung: dict[str, Any]) -> str:
     """A tick, or the amounts that were predicted and not met, in MiB."""
     ranks = list(zip(rung["bytes"], rung["predicted"], strict=True))
-    wrong = {key: p[key] / MIB for key in COLUMNS for measured, p in ranks if measured[key] != p[key]}
+    wrong = {key: most / MIB for measured, p in ranks for key, most in p.items() if measured[key] != most}
     if not wrong:
         return "[green]\N{CHECK MARK}[/]"
     return "\n".join(f"[red]{key.replace('_', ' ')} \N{NOT EQUAL TO} {most:.3f}[/]" for key, most in wrong.items())

@@ -1,5 +1,6 @@
 """Rank processes: their start and their input."""
 
+import dis
 import linecache
 import multiprocessing
 import sys
@@ -15,6 +16,9 @@ import cloudpickle
 from minifsdp.course.launch.errors import Failure
 from minifsdp.course.launch.rank import Task, run_rank
 from minifsdp.course.launch.rank_server import start_method, start_server, undisturbed
+
+# cloudpickle sends the globals that a function loads; the body of a class inside it loads them by another instruction.
+cloudpickle.cloudpickle.GLOBAL_OPS += (dis.opmap["LOAD_NAME"],)
 
 
 @dataclass

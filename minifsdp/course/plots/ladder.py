@@ -17,6 +17,11 @@ from minifsdp.course.watch.timeline import Span
 
 _MIB = 2**20
 _MODEL_STATE = ("parameters", "gradients", "optimizer")
+_IN_WORDS = {
+    "unsharded": "the most unsharded",
+    "gradients": "the most gradients",
+    "activations": "activations after forward",
+}
 _WIDTH = 13.0  # inches
 _FAR = 1.5  # from the median
 
@@ -29,8 +34,8 @@ def memory_figure(rungs: Sequence[Rung], path: str | Path) -> Figure:
     Args:
         rungs: each has `name`; `curve`, with `tags` ({tag: bytes after each event of the ledger}) and `marks`
             ([[index of a phase's first event, its name], ...]); `bytes`, per rank the measured `parameters`,
-            `gradients`, `optimizer`, `unsharded_peak`, `gradients_peak` and `peak`; `predicted`, the same per rank
-            except the last. All in bytes.
+            `gradients`, `optimizer`, `unsharded_peak`, `gradients_peak`, perhaps `activations`, and `peak`;
+            `predicted`, the same per rank except the last. All in bytes.
         path: the PNG to write.
 
     Returns:
@@ -126,28 +131,36 @@ def _draw_peaks(axes: Axes, rungs: Sequence[Rung]) -> None:
 
 
 def _draw_predictions(axes: Axes, rungs: Sequence[Rung]) -> None:
-    """Draw three bars per rung, the amounts that can be predicted, each with its prediction."""
+    """Draw a bar per rung and amount that can be predicted, each with its prediction."""
+    amounts = _amounts(rungs)
+    pitch = 0.78 / len(amounts)
     for place, rung in enumerate(rungs):
-        measured, predicted = rung["bytes"], rung["predicted"]
-        bars = {
-            "state": (
-                {tag: _most(measured, tag) for tag in _MODEL_STATE},
-                sum(_most(predicted, tag) for tag in _MODEL_STATE),
-            ),
-            "unsharded": ({"unsharded": _most(measured, "unsharded_peak")}, _most(predicted, "unsharded_peak")),
-            "gradients": ({"gradients": _most(measured, "gradients_peak")}, _most(predicted, "gradients_peak")),
-        }
-        for offset, (name, (sizes, prediction)) in zip((-0.26, 0.0, 0.26), bars.items(), strict=True):
-            stack(axes, place + offset, 0.22, sizes, _MIB)
-            axes.plot(place + offset, prediction / _MIB, **DIAMOND)
+        for number, (name, tags) in enumerate(amounts.items()):
+            x = place + pitch * (number - (len(amounts) - 1) / 2)
+            stack(axes, x, pitch * 0.22 / 0.26, {tag: _most(rung["bytes"], key) for tag, key in tags.items()}, _MIB)
+            axes.plot(x, sum(_most(rung["predicted"], key) for key in tags.values()) / _MIB, **DIAMOND)
             below: Any = {"transform": axes.get_xaxis_transform(), "rotation": 90, "ha": "center", "va": "top"}
-            axes.text(place + offset, -0.06, name, fontsize=7, **below)
+            axes.text(x, -0.06, name, fontsize=7, **below)
     axes.set_title(
         "Measured, and predicted before any rank starts: model state after step() and before zero_grad(), "
-        "the most unsharded, the most gradients"
+        + ", ".join(_IN_WORDS[name] for name in amounts if name in _IN_WORDS)
     )
     _name_rungs(axes, rungs)
     axes.tick_params(axis="x", length=0, pad=54)
+
+
+def _amounts(rungs: Sequence[Rung]) -> dict[str, dict[str, str]]:
+    """By the name of a bar, the tags that it stacks, and the keys of their bytes."""
+    amounts = {
+        "state": {tag: tag for tag in _MODEL_STATE},
+        "unsharded": {"unsharded": "unsharded_peak"},
+        "gradients": {"gradients": "gradients_peak"},
+    }
+    if "activations" not in rungs[0]["predicted"][0]:
+        return amounts
+    if not any(_most(rung["predicted"], "unsharded_peak") for rung in rungs):
+        del amounts["unsharded"]
+    return {**amounts, "activations": {"activations": "activations"}}
 
 
 def _name_rungs(axes: Axes, rungs: Sequence[Rung]) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from torch import nn
+from torch.distributed.tensor import DTensor
 
 from minifsdp.course.ladder.closed_form import ADAM, OptimizerState
 from minifsdp.course.watch.description.flat import describe_flat
@@ -25,7 +26,8 @@ def describe(model: nn.Module, optimizer: OptimizerState = ADAM) -> Description:
     """Describe the units of a sharded model, and the memory of a training step.
 
     Args:
-        model: wrapped in FullyShardedDataParallel, or sharded by `fully_shard`; it need not have run.
+        model: wrapped in FullyShardedDataParallel, or sharded by `fully_shard`; it need not have run. Of
+            tensor-parallel layers inside: this rank's parts, without the buffers of their own collectives.
         optimizer: bytes of state per element (of a float32 parameter) and per parameter.
 
     Raises:
@@ -40,4 +42,9 @@ def describe(model: nn.Module, optimizer: OptimizerState = ADAM) -> Description:
     name = type(model).__name__
     if inside:
         raise ValueError(f"{name} is not sharded itself: describe its {inside[0]}, or shard the whole model as well")
+    if isinstance(model, nn.Module) and any(isinstance(p, DTensor) for p in model.parameters()):
+        raise ValueError(
+            f"{name} is cut by tensor parallelism alone, and so has no units to describe: apply fully_shard over the "
+            "data-parallel ranks first, or see course/ladder/tensor.py for its bytes"
+        )
     raise ValueError(f"{name} is not sharded: wrap it in FullyShardedDataParallel, or apply fully_shard, first")

@@ -1,0 +1,783 @@
+"""The checks of lab 13."""
+
+import re
+from functools import partial
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.utils.flop_counter import FlopCounterMode
+
+from minifsdp import comm
+from minifsdp.course.launch import rank_device
+from minifsdp.course.workshop.checking import AnswerError, check, describe, expect, on_ranks
+from minifsdp.tensor_parallel import layouts
+
+ITEM = 8  # bytes: everything is in float64
+EXACT = partial(expect, tolerance=1e-12)
+
+
+def randn(*shape, seed=0, rank=0):
+    """The same on every rank that gives the same `rank`."""
+    return torch.randn(*shape, dtype=torch.float64, generator=torch.Generator().manual_seed(1000 * seed + rank))
+
+
+def here(*tensors):
+    """The tensors where this rank communicates."""
+    return [tensor.to(rank_device()) for tensor in tensors]
+
+
+def kinds(calls):
+    """Collectives with their bytes, as text."""
+    return [f"{call.op} of {call.payload} bytes" for call in calls]
+
+
+def pair_of(answer, group):
+    pair = answer(group)
+    if not (isinstance(pair, tuple | list) and len(pair) == 2 and all(map(callable, pair))):
+        raise AnswerError(f"expected two functions, f and g, got {describe(pair)}")
+    return pair
+
+
+def tensor(what, got, rank):
+    if not isinstance(got, Tensor):
+        raise AnswerError(f"rank {rank}, {what}: expected a tensor, got {describe(got)}")
+    return got.detach()
+
+
+# 13.1
+
+
+def factors(variant):
+    """x [rows, in] and w [in, out]: the example, then even parts, short ones, and ranks without any."""
+    t, rows = variant.ranks, variant.size
+    sizes = ((rows, 2 * t, 3 * t), (3, 2 * t + 1, 2 * t + 1), (rows, 1, 5), (2, 5, 1), (1, t + 1, t + 1))
+    example = torch.tensor([[1.0, 2, 3], [4, 5, 6]]).double(), torch.tensor([[1.0, 2], [3, 4], [5, 6]]).double()
+    others = [(randn(m, k, seed=variant.seed), randn(k, n, seed=variant.seed + 1)) for m, k, n in sizes]
+    return [example, *others]
+
+
+def observe_multiply(answer, cases):
+    """Of each case and way: the product, the messages, the floating-point operations, and whether x and w changed."""
+    found = []
+    for by in ("columns", "rows"):
+        for case in cases:
+            x, w = here(*case)
+            given = x.clone(), w.clone()
+            try:
+                with comm.record() as calls, FlopCounterMode(display=False) as counter:
+                    got = answer(x, w, by, comm.world())
+            except IndexError as error:
+                raise AnswerError(
+                    f"{by}, {list(x.shape)} times {list(w.shape)}: it raises {error!r}\nlikely slip: `chunk` returns "
+                    "fewer than t parts if there are few: the last ranks then have a part of no columns, or no rows"
+                ) from error
+            unchanged = torch.equal(x, given[0]) and torch.equal(w, given[1])
+            got = got.cpu() if isinstance(got, Tensor) else got
+            found.append((by, *case, got, kinds(calls), counter.get_total_flops(), unchanged))
+    return found
+
+
+@check("13.1")
+def check_multiply(answer, variant):
+    """The whole product on every rank, by columns with one all-gather, by rows with one all-reduce, of parts alone."""
+    t = variant.ranks
+    for rank, found in enumerate(on_ranks(t, observe_multiply, answer, factors(variant))):
+        for by, x, w, got, calls, flops, unchanged in found:
+            where = f"{by}, {list(x.shape)} times {list(w.shape)} on {t} ranks"
+            dim = 1 if by == "columns" else 0
+            size = -(-w.shape[dim] // t)
+            slips, usual = (columns_slips if by == "columns" else rows_slips)(x, w, t, rank, size)
+            EXACT(f"product by {where}", tensor(where, got, rank), x @ w, rank=rank, slips=slips, slip=usual)
+            messages(where, calls, (x, w, t, size), by, rank)
+            most = 2 * x.shape[0] * w.numel() // w.shape[dim] * size
+            if flops > most:
+                raise AnswerError(
+                    f"rank {rank}, {where}: expected at most {most:,} floating-point operations, got {flops:,}\n"
+                    "likely slip: a rank multiplies with its part of w alone, or nothing is gained"
+                )
+            slip = "x and w are the caller's: read them only"
+            expect(f"x and w unchanged, {where}", unchanged, True, rank=rank, slip=slip)
+
+
+def columns_slips(x, w, t, rank, size):
+    padded = F.pad(w, (0, t * size - w.shape[1]))
+    parts = [x @ part for part in padded.split(size, 1)]
+    slips = {
+        "the gather joins along the first dimension, [t, rows, out / t]; `movedim` brings the parts side by side": (
+            torch.cat(parts).view(x.shape[0], -1)[:, : w.shape[1]]
+        ),
+        "the parts belong side by side, dimension 1, and not one below the other": torch.cat(parts),
+        "the columns behind `out` are padding": x @ padded,
+        "this is this rank's part: the whole product was asked for": x @ w[:, rank * size : (rank + 1) * size],
+        "each rank's columns are multiplied once; a sum over the ranks has them t times": t * (x @ w),
+    }
+    return slips, "rank r has columns r · ceil(out / t) and on of w, and of the product"
+
+
+def rows_slips(x, w, t, rank, size):
+    mine = slice(rank * size, (rank + 1) * size)
+    summand = x[:, mine] @ w[mine]
+    slips = {
+        "this is this rank's summand of the product: the ranks' have to be added up": summand,
+        "the summands are added up; a mean divides by t": x @ w / t,
+        "the largest of the ranks' summands is no sum": torch.stack(
+            [x[:, each] @ w[each] for each in (slice(r * size, (r + 1) * size) for r in range(t))]
+        ).amax(0),
+    }
+    return slips, "rows r · ceil(in / t) and on of w meet the same columns of x"
+
+
+def messages(where, calls, sizes, by, rank):
+    x, w, t, size = sizes
+    rows = x.shape[0]
+    product = rows * w.shape[1] * ITEM
+    one = f"all_gather of {t * rows * size * ITEM} bytes" if by == "columns" else f"all_reduce of {product} bytes"
+    weight = "the weight was gathered, as FSDP does: here the weight stays, and products travel"
+    slips = {
+        "nothing was sent: every rank has multiplied whole matrices, or the message is not one of `comm`": [],
+        "summands need no gather: an all-reduce adds them up, and sends 2 (t - 1) / t of one": [
+            f"all_gather of {t * product} bytes"
+        ],
+        "an all-reduce of zeros around my columns sends twice as much as a gather": [f"all_reduce of {product} bytes"],
+        "and of columns padded with zeros, too": [f"all_reduce of {t * rows * size * ITEM} bytes"],
+        weight: [f"all_gather of {w.numel() * ITEM} bytes"],
+    }
+    slip = "by columns one all-gather of the products, by rows one all-reduce"
+    if len(calls) > 1:
+        slip = "one message is enough, " + ("a gather" if by == "columns" else "a sum")
+    expect(f"messages of {where}", calls, [one], rank=rank, slips=slips, slip=slip)
+
+
+# 13.2 and 13.5: pairs of autograd functions
+
+
+def crossed(function, x, gradient):
+    """What a function does to a tensor and to its gradient, with the messages in each direction."""
+    leaf = x.clone(memory_format=torch.preserve_format).requires_grad_()
+    given = leaf.detach().clone(), gradient.clone()
+    with comm.record() as forward:
+        y = function(leaf)
+    if not isinstance(y, Tensor):
+        raise AnswerError(f"expected a tensor, got {describe(y)}")
+    found = {"value": y.detach().clone(), "forward": kinds(forward), "gradient": None, "backward": []}
+    if y.shape != gradient.shape:
+        return found
+    if not y.requires_grad:
+        raise AnswerError(
+            "the output: expected a tensor with a gradient, got one without\nlikely slip: a collective has no "
+            "derivative that autograd knows of: `torch.autograd.Function`'s `apply` has the one that you write"
+        )
+    with comm.record() as backward:
+        try:
+            y.backward(gradient)
+        except RuntimeError as error:
+            shape = re.search(r"invalid gradient at index 0 - got \[([\d, ]+)\]", str(error))
+            if not shape:
+                raise
+            return found | {"gradient": torch.zeros(*map(int, shape[1].split(", ")), dtype=x.dtype)}
+    for name, now, was in (("x", leaf.detach(), given[0]), ("the gradient that came in", gradient, given[1])):
+        if not torch.equal(now, was):
+            raise AnswerError(
+                f"{name}: expected it unchanged, got other values\nlikely slip: {name} was changed: it was summed in "
+                "place, and may be in use elsewhere; sum a copy"
+            )
+    return found | {"gradient": None if leaf.grad is None else leaf.grad.clone(), "backward": kinds(backward)}
+
+
+def summed_later(function, x, gradient):
+    """The gradient of x + function(x), whose two users are handed one gradient."""
+    leaf = x.clone().requires_grad_()
+    (leaf + function(leaf)).backward(gradient)
+    return leaf.grad
+
+
+def expanded(function, x):
+    """The gradient of a sum: all of its elements are one in memory."""
+    leaf = x.clone().requires_grad_()
+    function(leaf).sum().backward()
+    return leaf.grad
+
+
+def inputs_of_pair(t, variant):
+    shape = (variant.size, 4)
+    return [(randn(*shape, seed=variant.seed, rank=r), randn(*shape, seed=variant.seed + 7, rank=r)) for r in range(t)]
+
+
+def in_other_order(x, rank):
+    """The same tensor; on odd ranks its memory is in the order of columns."""
+    return x.t().contiguous().t() if rank % 2 else x
+
+
+def observe_pair(answer, inputs):
+    group = comm.world()
+    x, gradient = here(*inputs[group.rank()])
+    f, g = pair_of(answer, group)
+    found = {name: crossed(each, x, gradient) for name, each in (("f", f), ("g", g))}
+    found["f"]["later"] = summed_later(f, x, gradient)
+    found["f"]["expanded"] = expanded(f, x)
+    found["f"]["order"] = crossed(f, x, in_other_order(gradient, group.rank()))["gradient"]
+    found["g"]["order"] = crossed(g, in_other_order(x, group.rank()), gradient)["value"]
+    with torch.no_grad():
+        found["g"]["without"] = g(x).clone()
+    return found
+
+
+@check("13.2")
+def check_f_and_g(answer, variant):
+    """f copies forward and sums backward, g sums forward and copies backward, one all-reduce each, nothing in place."""
+    for t in dict.fromkeys((variant.ranks, 3)):
+        inputs = inputs_of_pair(t, variant)
+        x, gradients = (sum(each) for each in zip(*inputs, strict=True))
+        message = [f"all_reduce of {x.numel() * ITEM} bytes"]
+        for rank, found in enumerate(on_ranks(t, observe_pair, answer, inputs)):
+            mine, gradient = inputs[rank]
+            enter(found["f"], mine, gradient, gradients, message, t, rank)
+            leave(found["g"], x, mine, gradient, gradients, message, t, rank)
+
+
+def enter(f, x, gradient, gradients, message, t, rank):
+    what = f"f on {t} ranks"
+    slip = "f copies forward: all ranks have the same x already"
+    if f["forward"] == message:
+        slip = "this sums forward and not backward, as g does: return f first, then g"
+        if f["backward"]:
+            slip = "an all-reduce in both directions: forward there is nothing to add up"
+    EXACT(f"{what}, its output", f["value"], x, rank=rank, slip=slip)
+    EXACT(
+        f"{what}, the gradient of x",
+        f["gradient"],
+        gradients,
+        rank=rank,
+        slips={
+            "each rank's gradient is a summand: add them up": gradient,
+            "the summands are added up; a mean is for ranks that have different data": gradients / t,
+            "an input that every rank has the whole of does not get its gradient t times": t * gradients,
+        },
+    )
+    expect(f"{what}, messages forward", f["forward"], [], rank=rank, slip="nothing crosses forward")
+    slip = "one all-reduce of the gradient, `comm.all_reduce`"
+    expect(f"{what}, messages backward", f["backward"], message, rank=rank, slip=slip)
+    slip = "the gradient was summed in place, and the other user of it, x, has got that, too: sum a copy"
+    EXACT(f"the gradient of x + f(x) on {t} ranks", f["later"], gradient + gradients, rank=rank, slip=slip)
+    slip = "the gradient of a sum is one element, seen many times: sum a contiguous copy of it"
+    EXACT(f"the gradient of x, of f(x).sum() on {t} ranks", f["expanded"], torch.full_like(x, t), rank=rank, slip=slip)
+    EXACT(f"{what}, a gradient in another order of memory", f["order"], gradients, rank=rank, slip=ORDER)
+
+
+ORDER = (
+    "a message is memory in its order, and a transposed tensor has another one than its shape says: "
+    "`clone(memory_format=torch.contiguous_format)`"
+)
+
+
+def leave(g, x, mine, gradient, gradients, message, t, rank):
+    what = f"g on {t} ranks"
+    slips = {
+        "each rank's x is a summand: add them up": mine,
+        "the summands are added up; a mean divides by t": x / t,
+    }
+    EXACT(f"{what}, its output", g["value"], x, rank=rank, slips=slips)
+    EXACT(
+        f"{what}, the gradient of x",
+        g["gradient"],
+        gradient,
+        rank=rank,
+        slips={
+            "an all-reduce in both directions: all ranks go on with the same sum, so each has its whole gradient "
+            "already, and gets it t times": gradients,
+            "a summand's gradient is that of the sum: nothing is divided": gradient / t,
+        },
+    )
+    expect(f"{what}, messages forward", g["forward"], message, rank=rank, slip="one all-reduce of x")
+    expect(f"{what}, messages backward", g["backward"], [], rank=rank, slip="nothing crosses backward")
+    EXACT(f"{what}, an x in another order of memory", g["order"], x, rank=rank, slip=ORDER)
+    EXACT(f"{what}, under torch.no_grad()", g["without"], x, rank=rank)
+
+
+# 13.3
+
+HIDDEN = 6
+
+
+def mlp_parts(inner, seed):
+    """x, up, up_bias, down, down_bias and the gradient of the output."""
+    shapes = ((2, 3, HIDDEN), (inner, HIDDEN), (inner,), (HIDDEN, inner), (HIDDEN,), (2, 3, HIDDEN))
+    return [randn(*shape, seed=seed, rank=number) for number, shape in enumerate(shapes)]
+
+
+def part(tensor, dim, t, rank):
+    size = -(-tensor.shape[dim] // t)
+    start = min(rank * size, tensor.shape[dim])
+    return tensor.narrow(dim, start, min(size, tensor.shape[dim] - start))
+
+
+def parts_on(whole, t, rank):
+    x, up, up_bias, down, down_bias, _ = whole
+    return [x, part(up, 0, t, rank), part(up_bias, 0, t, rank), part(down, 1, t, rank), down_bias]
+
+
+def one_mlp(leaves, gradient, add_bias=True):
+    """The output and all gradients, on one process."""
+    x, up, up_bias, down, down_bias = (leaf.clone().requires_grad_() for leaf in leaves)
+    y = F.linear(F.gelu(F.linear(x, up, up_bias)), down)
+    y = y + down_bias if add_bias else y
+    y.backward(gradient)
+    return y.detach(), [leaf.grad for leaf in (x, up, up_bias, down, down_bias)]
+
+
+def observe_mlp(answer, whole):
+    group, whole = comm.world(), here(*whole)
+    leaves = [leaf.clone().requires_grad_() for leaf in parts_on(whole, group.size(), group.rank())]
+    before = [leaf.detach().clone() for leaf in leaves]
+    f, g = (partial(each, group=group) for each in (layouts.f, layouts.g))
+    with comm.record() as forward:
+        y = answer(*leaves, f, g)
+    if not (isinstance(y, Tensor) and y.requires_grad):
+        raise AnswerError(f"expected a tensor with a gradient, got {describe(y)}")
+    if y.shape != whole[-1].shape:
+        raise AnswerError(
+            f"the output: expected {list(whole[-1].shape)}, got {list(y.shape)}\n"
+            "likely slip: the output is whole: the ranks' summands of all features, added up"
+        )
+    with comm.record() as backward:
+        y.backward(whole[-1])
+    same = all(torch.equal(leaf.detach(), was) for leaf, was in zip(leaves, before, strict=True))
+    return y.detach(), [leaf.grad for leaf in leaves], kinds(forward), kinds(backward), same
+
+
+@check("13.3")
+def check_mlp(answer, variant):
+    """One all-reduce forward, one backward; the output and all gradients are those of one process."""
+    for t, each in dict.fromkeys(((variant.ranks, 4), (variant.ranks, 0), (3, 0))):
+        inner = each * t or 3 * t - 1  # even parts, then a short one
+        whole = mlp_parts(inner, variant.seed + inner)
+        for rank, found in enumerate(on_ranks(t, observe_mlp, answer, whole)):
+            compare_mlp(found, whole, t, rank)
+
+
+def compare_mlp(found, whole, t, rank):
+    y, gradients, forward, backward, same = found
+    gradient, bias = whole[-1], whole[4]
+    wanted, wholes = one_mlp(whole[:-1], gradient)
+    mine, alone = one_mlp(parts_on(whole, t, rank), gradient, add_bias=False)
+    message = f"all_reduce of {y.numel() * ITEM} bytes"
+    where = f"the MLP on {t} ranks"
+    linear = F.linear(whole[0], whole[1], whole[2])
+    slips = {
+        "the second bias was added on every rank before the sum, and is in it t times": wanted + (t - 1) * bias,
+        "this is this rank's summand of the output: g adds them up": mine + bias,
+        "and the second bias is missing, too; this is a summand: g adds them up": mine,
+        "the second bias is missing": wanted - bias,
+        "each rank has its part of the first bias, and adds it to its part of the hidden features": F.linear(
+            F.gelu(linear - whole[2]), whole[3], bias
+        ),
+        "the gelu is missing between the two products": F.linear(linear, whole[3], bias),
+        "this is the gelu's approximation by tanh: the model has the exact one": F.linear(
+            F.gelu(linear, approximate="tanh"), whole[3], bias
+        ),
+    }
+    EXACT(f"{where}, the output", y, wanted, rank=rank, slips=slips)
+    slips = {
+        "g behind the second product is the only sum: the hidden features are parts, and stay where they are": [
+            *forward[:0],
+            f"all_reduce of {y.numel() // HIDDEN * part(whole[1], 0, t, rank).shape[0] * ITEM} bytes",
+            message,
+        ],
+        "nothing was added up": [],
+    }
+    expect(f"{where}, messages forward", forward, [message], rank=rank, slips=slips, slip="one all-reduce")
+    named = zip(("x", "up", "up_bias", "down", "down_bias"), gradients, range(5), strict=True)
+    for name, got, number in named:
+        right = wholes[number]
+        if number in (1, 2, 3):
+            right = part(right, 1 if number == 3 else 0, t, rank)
+        slips, slip = gradient_slips(name, right, alone[number], t)
+        got = torch.zeros_like(right) if got is None else got
+        EXACT(f"{where}, the gradient of {name}", got, right, rank=rank, slips=slips, slip=slip)
+    slip = "one all-reduce backward, f's, of the gradient of x"
+    expect(f"{where}, messages backward", backward, [message], rank=rank, slip=slip)
+    expect(f"{where}, x and parameters unchanged", same, True, rank=rank, slip="they are read only")
+
+
+def gradient_slips(name, right, summand, t):
+    slips = {f"the gradient comes back {t} times: f or g once too often": t * right}
+    if name == "x":
+        slips["this is this rank's summand: x goes into the first product through f"] = summand
+    if name == "down_bias":
+        slips = {
+            "a rank that does not add the bias has no gradient of it, and updates its copy otherwise than the others: "
+            "all add it, behind the sum": torch.zeros_like(right),
+            "t-th parts of the bias make the right sum, and a t-th of the gradient: add it whole, behind the sum": (
+                right / t
+            ),
+            "its gradient is whole on every rank already, and is not summed": t * right,
+        }
+    return slips, "the output is right and the gradient is not: look where f stands"
+
+
+# 13.4
+
+
+def losses_of(variant):
+    """By name, the ranks, logits and targets: even parts and short ones, and logits far from zero on one rank."""
+    for t in dict.fromkeys((variant.ranks, 3)):
+        for name, classes, far, spread in (
+            ("even parts", 4 * t, 0.0, t),
+            ("a short part", 3 * t - 1, 0.0, t),
+            ("large logits on one rank", 4 * t, 2e3, 1),
+            ("large logits", 4 * t, 2e3, t),
+        ):
+            logits = randn(variant.size + 2, classes, seed=variant.seed + classes)
+            logits[:, : classes * spread // t] += far
+            targets = torch.arange(variant.size + 2) * 5 % classes
+            yield t, name, logits, targets
+
+
+def observe_losses(answer, cases):
+    group = comm.world()
+    t, rank, found = group.size(), group.rank(), []
+    for name, *case in cases:
+        logits, targets = here(*case)
+        mine = part(logits, 1, t, rank).clone().requires_grad_()
+        first = min(rank * -(-logits.shape[1] // t), logits.shape[1])
+        given = mine.detach().clone(), targets.clone()
+        try:
+            with comm.record() as forward:
+                loss = answer(mine, targets, first, group, partial(layouts.g, group=group))
+        except (IndexError, RuntimeError) as error:
+            if "index" not in str(error):
+                raise
+            raise AnswerError(
+                f"{name}, rank {rank}: it raises {error}\nlikely slip: a token's target may be another rank's: count "
+                "it from `first`, look at column 0 where it is not here, and count that as 0"
+            ) from error
+        if not (isinstance(loss, Tensor) and loss.requires_grad):
+            raise AnswerError(f"expected the loss as a tensor with a gradient, got {describe(loss)}")
+        with comm.record() as backward:
+            (3 * loss).sum().backward()
+        gradient = torch.zeros_like(mine) if mine.grad is None else mine.grad
+        same = torch.equal(mine.detach(), given[0]) and torch.equal(targets, given[1])
+        found.append((loss.detach(), gradient, kinds(forward), kinds(backward), same))
+    return found
+
+
+@check("13.4")
+def check_cross_entropy(answer, variant):
+    """Loss and gradient of whole logits on every rank, for three numbers per token, with logits of any size."""
+    cases = list(losses_of(variant))
+    for t in dict.fromkeys(each[0] for each in cases):
+        mine = [each[1:] for each in cases if each[0] == t]
+        for rank, found in enumerate(on_ranks(t, observe_losses, answer, mine)):
+            for case, seen in zip(mine, found, strict=True):
+                compare_loss(seen, case, t, rank)
+
+
+def compare_loss(seen, case, t, rank):
+    loss, gradient, forward, backward, same = seen
+    name, logits, targets = case
+    where = f"{name}: {logits.shape[1]} classes on {t} ranks"
+    whole = logits.clone().requires_grad_()
+    right = F.cross_entropy(whole, targets)
+    (3 * right).backward()
+    gathered = [each for each in forward if each.startswith("all_gather")]
+    if gathered:
+        raise AnswerError(
+            f"rank {rank}, messages of {where}: expected all-reduces of three numbers per token, got {gathered[0]}\n"
+            "likely slip: logits are never gathered: they are the largest tensor of all"
+        )
+    slips = loss_slips(logits, targets, t, rank)
+    slip = "log of the sum of exp(x - m) over all classes, minus the target's x - m"
+    if not bool(torch.isfinite(loss).all()):
+        slip = "exp of a large logit is inf: subtract the token's maximum, over all ranks, first"
+        if bool(loss.lt(0).all()):
+            slip = "all exponentials are 0: the ranks' maxima were added up; reduce them with `comm.MAX`"
+    EXACT(f"the loss, {where}", loss, right.detach(), rank=rank, slips=slips, slip=slip)
+    numbers = len(targets) * ITEM
+    slips = {
+        "the sum over my classes, or the target's logit, was not added up": [f"all_reduce of {numbers} bytes"] * 2,
+    }
+    sizes = [int(each.split()[2]) for each in forward if each.startswith("all_reduce")]
+    if len(sizes) != len(forward) or sum(sizes) != 3 * numbers:
+        expect(
+            f"messages, {where}",
+            forward,
+            [f"all_reduce of {numbers} bytes", f"all_reduce of {2 * numbers} bytes"],
+            rank=rank,
+            slips=slips,
+            slip="three numbers per token: a maximum first, then a sum and the target's logit",
+        )
+    wanted = part(whole.grad, 1, t, rank)
+    own = part(logits, 1, t, rank).softmax(1) * 3 / len(targets)
+    hot = part(F.one_hot(targets, logits.shape[1]).double(), 1, t, rank) * 3 / len(targets)
+    slips = {
+        "the gradient comes back t times: it must not be summed backward": t * wanted,
+        "softmax over this rank's classes alone: the sum in it is that of all ranks": own - hot,
+        "the target's logit has a gradient, too": wanted + hot,
+        "softmax is missing: the sum of exponentials went through a collective that autograd does not know; use g": (
+            -hot
+        ),
+    }
+    slip = "the maximum drops out of the loss, so it takes no part in backward: `detach()` it"
+    EXACT(f"the gradient of the logits, {where}", gradient, wanted, rank=rank, slips=slips, slip=slip)
+    expect(f"messages backward, {where}", backward, [], rank=rank, slip="nothing crosses backward: g copies")
+    expect(f"logits and targets unchanged, {where}", same, True, rank=rank, slip="logits are read only")
+
+
+def loss_slips(logits, targets, t, rank):
+    """The losses that usual mistakes give on a rank."""
+    parts = [part(logits, 1, t, r) for r in range(t)]
+    owners = targets // -(-logits.shape[1] // t)
+    wanted, largest = logits.gather(1, targets[:, None])[:, 0], logits.amax(1)
+    maxima = torch.stack([each.amax(1) for each in parts])
+    sums = torch.stack([(each - m[:, None]).exp().sum(1) for each, m in zip(parts, maxima, strict=True)])
+    total = (logits - largest[:, None]).exp().sum(1)
+    own = (parts[rank] - largest[:, None]).exp().sum(1)
+    theirs = maxima.gather(0, owners[None])[0]
+    others = sum((each[:, 0] - largest) * (owners != r) for r, each in enumerate(parts))
+    right = total.log() - (wanted - largest)
+    shift = sum(
+        F.pad(each - largest[:, None], (0, logits.shape[1])).gather(1, targets[:, None])[:, 0] for each in parts
+    )
+    slips = {
+        "the mean over the tokens was asked for": right.sum(),
+        "one number, the mean over the tokens, was asked for": right,
+        "each rank has subtracted its own maximum: exponentials can be added up if all subtract the same": (
+            sums.sum(0).log() - (wanted - theirs)
+        ).mean(),
+        "the sum of exponentials is this rank's: add up all ranks'": (own.log() - (wanted - largest)).mean(),
+        "the maximum was subtracted in the sum, and not from the target's logit": (total.log() - wanted).mean(),
+        "a target that is another rank's counts 0 here: column 0 was counted in its place": (right - others).mean(),
+        "a target is counted from `first`": (total.log() - shift).mean(),
+        "the target's logit is missing": total.log().mean(),
+        "the target's logit is missing on ranks that do not have it: add it up": (
+            total.log() - (wanted - largest) * (owners == rank)
+        ).mean(),
+    }
+    return {text: wrong for text, wrong in slips.items() if bool(torch.isfinite(wrong).all())}
+
+
+# 13.5
+
+
+def inputs_of_sequence(t, variant):
+    """Of each rank: a part [b, s / t, h], and a whole [b, s, h]."""
+    b, s, h = 2, variant.size, 3
+    return [
+        (randn(b, s, h, seed=variant.seed, rank=r), randn(b, t * s, h, seed=variant.seed + 3, rank=r)) for r in range(t)
+    ]
+
+
+def observe_sequence(answer, inputs):
+    group = comm.world()
+    mine, whole = here(*inputs[group.rank()])
+    f, g = pair_of(answer, group)
+    found = {"f": crossed(f, mine, whole), "g": crossed(g, whole, mine)}
+    turned = whole.movedim(1, 0).contiguous().movedim(0, 1)
+    found["g"]["order"] = crossed(g, turned, mine)["value"]
+    if found["g"]["value"].shape == mine.shape:
+        crossed(g, whole[:1].contiguous(), mine[:1].contiguous())  # one sequence: a move of dimensions copies nothing
+    return found
+
+
+@check("13.5")
+def check_sequence(answer, variant):
+    """f gathers the sequence and reduce-scatters its gradient, g the other way round, along dimension 1."""
+    for t in dict.fromkeys((variant.ranks, 3)):
+        inputs = inputs_of_sequence(t, variant)
+        parts, wholes = zip(*inputs, strict=True)
+        joined, total = torch.cat(parts, 1), sum(wholes)
+        bytes_of = total.numel() * ITEM
+        gather, scatter = [f"all_gather of {bytes_of} bytes"], [f"reduce_scatter of {bytes_of} bytes"]
+        for rank, found in enumerate(on_ranks(t, observe_sequence, answer, inputs)):
+            f, g = found["f"], found["g"]
+            what = f"f on {t} ranks"
+            EXACT(f"{what}, its output", f["value"], joined, rank=rank, slips=joining(parts), slip=f"{DIMENSION}")
+            slips = scattering(wholes, t, rank, "gradient")
+            EXACT(f"{what}, the gradient", f["gradient"], part(total, 1, t, rank), rank=rank, slips=slips, slip=OWN)
+            expect(f"{what}, messages forward", f["forward"], gather, rank=rank, slips=dear(bytes_of))
+            expect(f"{what}, messages backward", f["backward"], scatter, rank=rank, slips=dear(bytes_of))
+            what = f"g on {t} ranks"
+            slips = scattering(wholes, t, rank, "x")
+            EXACT(f"{what}, its output", g["value"], part(total, 1, t, rank), rank=rank, slips=slips)
+            slips = joining(parts) | alone(parts, rank)
+            EXACT(f"{what}, the gradient", g["gradient"], joined, rank=rank, slips=slips, slip=DIMENSION)
+            expect(f"{what}, messages forward", g["forward"], scatter, rank=rank, slips=dear(bytes_of))
+            expect(f"{what}, messages backward", g["backward"], gather, rank=rank, slips=dear(bytes_of))
+            EXACT(
+                f"{what}, an x in another order of memory", g["order"], part(total, 1, t, rank), rank=rank, slip=ORDER
+            )
+
+
+DIMENSION = "the sequence is dimension 1; `movedim(1, 0)` and `.contiguous()` put it where collectives join and cut"
+
+
+OWN = "of all ranks' tokens a rank keeps its own: the gradient of x has the shape of x"
+
+
+def joining(parts):
+    whole = torch.cat(parts, 1)
+    rows = torch.cat(parts)
+    return {
+        "the parts are joined along the batch: bring the sequence to the front before the gather": rows,
+        "the gathered buffer is [t, b, s / t, h]: a view of it as [b, s, h] mixes sequences": rows.view(whole.shape),
+    }
+
+
+def alone(parts, rank):
+    zeros = [each if r == rank else torch.zeros_like(each) for r, each in enumerate(parts)]
+    return {
+        "every rank's x is a summand of all tokens: its gradient has the other ranks' tokens as well": torch.cat(
+            zeros, 1
+        )
+    }
+
+
+def scattering(wholes, t, rank, name):
+    total = sum(wholes)
+    flat = total.flatten()
+    size = flat.numel() // t
+    mine = part(total, 1, t, rank)
+    slips = {
+        f"this is this rank's own {name}, cut: the ranks' are summands, add them up": part(wholes[rank], 1, t, rank),
+        "the summands are added up; a mean divides by t": mine / t,
+    }
+    if size * t == flat.numel():
+        slips["cut through the batch: bring the sequence to the front before the reduce-scatter"] = flat[
+            rank * size : (rank + 1) * size
+        ].view(mine.shape)
+    return slips
+
+
+def dear(size):
+    return {
+        "an all-reduce and a part of it give the right values, for twice the bytes": [f"all_reduce of {size} bytes"],
+        "f and g are returned in this order": [],
+    }
+
+
+# 13.6
+
+
+def observe_norm(answer, seed, size):
+    group = comm.world()
+    mine, weight, bias, gradient = here(
+        randn(2, size, 5, seed=seed, rank=group.rank()),
+        *(randn(5, seed=seed + number) for number in (11, 12)),
+        randn(2, size, 5, seed=seed + 1, rank=group.rank()),
+    )
+    leaves = [leaf.requires_grad_() for leaf in (mine, weight, bias)]
+    with comm.record() as forward:
+        y = answer(mine, weight, bias, partial(layouts.f, group=group))
+    if not (isinstance(y, Tensor) and y.requires_grad):
+        raise AnswerError(f"expected a tensor with a gradient, got {describe(y)}")
+    with comm.record() as backward:
+        y.backward(gradient)
+    return y.detach(), [leaf.grad for leaf in leaves], kinds(forward), kinds(backward)
+
+
+@check("13.6")
+def check_norm(answer, variant):
+    """Each token by itself; gradients of weight and bias are those of all tokens, the same on every rank."""
+    seed, size = variant.seed, variant.size
+    for t in dict.fromkeys((variant.ranks, 3)):
+        seen = on_ranks(t, observe_norm, answer, seed, size)
+        own = [one_norm(seed, size, rank) for rank in range(t)]
+        for rank, (y, gradients, forward, backward) in enumerate(seen):
+            what = f"the norm on {t} ranks"
+            wanted, mine = own[rank]
+            expect(f"{what}, messages forward", forward, [], rank=rank, slip="a norm needs one token at a time")
+            EXACT(f"{what}, the output", y, wanted, rank=rank, slip="LayerNorm over the last dimension, eps 1e-5")
+            totals = [sum(each[1][number] for each in own) for number in range(3)]
+            slips = {"f on the tokens adds up gradients of different tokens: it belongs on the parameters": totals[0]}
+            EXACT(f"{what}, the gradient of its input", gradients[0], mine[0], rank=rank, slips=slips)
+            for number, name in ((1, "weight"), (2, "bias")):
+                got = torch.zeros_like(totals[number]) if gradients[number] is None else gradients[number]
+                slips = {
+                    f"this rank's tokens alone: the ranks' gradients of the {name} are summands": mine[number],
+                    "the summands are added up; a mean divides by t": totals[number] / t,
+                    "f once too often: a sum of sums": t * totals[number],
+                    f"the {name} is a parameter of its own, and has a gradient": torch.zeros_like(got),
+                }
+                EXACT(f"{what}, the gradient of its {name}", got, totals[number], rank=rank, slips=slips)
+            size_of = sum(int(each.split()[2]) for each in backward)
+            slip = "weight and bias are summed, and nothing else crosses"
+            expect(f"{what}, bytes of messages backward", size_of, 2 * 5 * ITEM, rank=rank, slip=slip)
+
+
+def one_norm(seed, size, rank):
+    """Of a rank's tokens by themselves."""
+    x = randn(2, size, 5, seed=seed, rank=rank).requires_grad_()
+    weight, bias = (randn(5, seed=seed + number).requires_grad_() for number in (11, 12))
+    y = F.layer_norm(x, (5,), weight, bias)
+    y.backward(randn(2, size, 5, seed=seed + 1, rank=rank))
+    return y.detach(), [x.grad, weight.grad, bias.grad]
+
+
+# 13.7
+
+
+@check("13.7")
+def check_crossing(answer, variant):
+    """Four all-reduces of activations against two gathers and a reduce-scatter of parameters."""
+    rows = []
+    for tokens, width, ranks, itemsize in (
+        (variant.size * 10, 12, 2, 4),
+        (64, 16, 3, 2),
+        (1000, 8, 8, 4),
+        (32, 32, 1, 8),
+        (96, 24, variant.ranks, 2),
+    ):
+        parameters = 12 * width**2 + 13 * width
+        rows.append((tokens, width, parameters, ranks, itemsize, answer(tokens, width, parameters, ranks, itemsize)))
+    for *_, got in rows:
+        if not (isinstance(got, tuple | list) and len(got) == 2):
+            raise AnswerError(f"expected two numbers of bytes, got {describe(got)}")
+    for number, name in enumerate(("tensor parallelism", "FSDP")):
+        always = None
+        for slip in crossing_slips(*rows[0][:5])[number]:
+            if all(close(each[5][number], crossing_slips(*each[:5])[number][slip]) for each in rows):
+                always = slip
+        for *setting, got in rows:
+            tokens, width, parameters, ranks, itemsize = setting
+            where = f"{tokens} tokens, width {width}, {ranks} ranks, {itemsize} bytes per element"
+            right = wanted_crossing(*setting)[number]
+            slip = always or "per block and step, what one rank sends by rings"
+            expect(f"bytes that {name} sends, {where}", got[number], right, slip=slip)
+
+
+def close(got, wrong):
+    return isinstance(got, int | float) and abs(got - wrong) <= 1e-9 * max(1.0, abs(wrong))
+
+
+def wanted_crossing(tokens, width, parameters, ranks, itemsize):
+    share = itemsize * (ranks - 1) / ranks
+    return 8.0 * tokens * width * share, 3.0 * parameters * share
+
+
+def crossing_slips(tokens, width, parameters, ranks, itemsize):
+    tensor_parallel, fsdp = wanted_crossing(tokens, width, parameters, ranks, itemsize)
+    whole = 8.0 * tokens * width * itemsize, 3.0 * parameters * itemsize
+    factors = (
+        "factors of 2: attention and MLP, forward and backward, and an all-reduce that goes around the ring twice as "
+        "often as a gather"
+    )
+    return (
+        {
+            f"8 is three {factors}; one is missing": tensor_parallel / 2,
+            f"8 is three {factors}; two are missing": tensor_parallel / 4,
+            "a rank sends (t - 1) / t of a tensor each time: one part is its own": whole[0],
+            "every rank works on all tokens: these are not data-parallel ranks": tensor_parallel / ranks,
+            "elements against bytes": tensor_parallel / itemsize,
+            "bytes of all ranks: one rank's were asked for": tensor_parallel * ranks,
+            "tensor parallelism first, then FSDP": fsdp,
+        },
+        {
+            "gathered for forward and again for backward, and reduced once": fsdp * 2 / 3,
+            "a reduce-scatter of gradients is half an all-reduce": fsdp * 4 / 3,
+            "a rank sends (t - 1) / t of a tensor each time: one part is its own": whole[1],
+            "elements against bytes": fsdp / itemsize,
+            "parameters travel twice and gradients once": fsdp / 3,
+            "bytes of all ranks: one rank's were asked for": fsdp * ranks,
+        },
+    )

@@ -1,0 +1,575 @@
+"""Wrong answers to lab 13, each with words that its rejection must contain."""
+
+from minifsdp.course.workshop.wrong import wrong
+
+# 13.1
+
+wrong("13.1", "the gather joins along the first dimension").diff("""
+Reads the gathered parts as if they lay side by side.
+- return gathered.movedim(0, 1).flatten(1)[:, : w.shape[1]]
++ return gathered.view(x.shape[0], -1)[:, : w.shape[1]]
+""")
+wrong("13.1", "the columns behind `out` are padding").diff("""
+Keeps the padding.
+- return gathered.movedim(0, 1).flatten(1)[:, : w.shape[1]]
++ return gathered.movedim(0, 1).flatten(1)
+""")
+wrong("13.1", "this is this rank's summand").diff("""
+Adds nothing up.
+-     comm.all_reduce(product, group).wait()
+""")
+wrong("13.1", "a mean divides by t").diff("""
+Takes the mean, as of gradients.
+-     comm.all_reduce(product, group).wait()
++     comm.all_reduce(product, group, comm.MEAN).wait()
+""")
+
+
+@wrong("13.1", "the weight was gathered, as FSDP does")
+def multiply(x, w, by, group):
+    """Gathers the weight's columns, and multiplies the whole."""
+    t, rank = group.size(), group.rank()
+    if by == "rows":
+        size = -(-w.shape[0] // t)
+        product = x[:, rank * size : (rank + 1) * size] @ w[rank * size : (rank + 1) * size]
+        comm.all_reduce(product, group).wait()
+        return product
+    size = -(-w.shape[1] // t)
+    part = w[:, rank * size : (rank + 1) * size].t().contiguous()
+    if part.shape[0] < size:
+        part = torch.cat([part, part.new_zeros(size - part.shape[0], w.shape[0])])
+    gathered = part.new_empty(t * size, w.shape[0])
+    comm.all_gather(gathered.view(-1), part.view(-1), group).wait()
+    return x @ gathered[: w.shape[1]].t()
+
+
+@wrong("13.1", "nothing was sent")
+def multiply(x, w, by, group):
+    """Multiplies whole matrices."""
+    return x @ w
+
+
+@wrong("13.1", "an all-reduce of zeros around my columns")
+def multiply(x, w, by, group):
+    """Sums products that are zero outside of this rank's part."""
+    dim = 1 if by == "columns" else 0
+    size = -(-w.shape[dim] // group.size())
+    mine = slice(group.rank() * size, (group.rank() + 1) * size)
+    if by == "rows":
+        product = x[:, mine] @ w[mine]
+    else:
+        product = x.new_zeros(x.shape[0], w.shape[1])
+        product[:, mine] = x @ w[:, mine]
+    comm.all_reduce(product, group).wait()
+    return product
+
+
+@wrong("13.1", "summands need no gather")
+def multiply(x, w, by, group):
+    """Gathers the summands and adds them up by itself."""
+    t, rank = group.size(), group.rank()
+    dim = 1 if by == "columns" else 0
+    size = -(-w.shape[dim] // t)
+    mine = slice(rank * size, (rank + 1) * size)
+    part = F.pad(w[:, mine], (0, size - w[:, mine].shape[1])) if by == "columns" else w[mine]
+    product = (x if by == "columns" else x[:, mine]) @ part
+    gathered = product.new_empty(t, *product.shape)
+    comm.all_gather(gathered.view(-1), product.view(-1), group).wait()
+    return gathered.sum(0) if by == "rows" else gathered.movedim(0, 1).flatten(1)[:, : w.shape[1]]
+
+
+@wrong("13.1", "a rank multiplies with its part of w alone")
+def multiply(x, w, by, group):
+    """Multiplies whole matrices, and sends its part of the product."""
+    t, rank = group.size(), group.rank()
+    if by == "rows":
+        size = -(-w.shape[0] // t)
+        masked = torch.zeros_like(w)
+        masked[rank * size : (rank + 1) * size] = w[rank * size : (rank + 1) * size]
+        product = x @ masked
+        comm.all_reduce(product, group).wait()
+        return product
+    size = -(-w.shape[1] // t)
+    part = (x @ w)[:, rank * size : (rank + 1) * size]
+    part = F.pad(part, (0, size - part.shape[1])).contiguous()
+    gathered = part.new_empty(t, *part.shape)
+    comm.all_gather(gathered.view(-1), part.view(-1), group).wait()
+    return gathered.movedim(0, 1).flatten(1)[:, : w.shape[1]]
+
+
+@wrong("13.1", "`chunk` returns fewer than t parts")
+def multiply(x, w, by, group):
+    """Has no part for ranks that are left without."""
+    t, rank = group.size(), group.rank()
+    if by == "rows":
+        product = x.chunk(t, 1)[rank] @ w.chunk(t, 0)[rank]
+        comm.all_reduce(product, group).wait()
+        return product
+    size = -(-w.shape[1] // t)
+    part = w.chunk(t, 1)[rank]
+    product = x @ F.pad(part, (0, size - part.shape[1]))
+    gathered = product.new_empty(t, *product.shape)
+    comm.all_gather(gathered.view(-1), product.view(-1), group).wait()
+    return gathered.movedim(0, 1).flatten(1)[:, : w.shape[1]]
+
+
+# 13.2
+
+wrong("13.2", "an all-reduce in both directions: all ranks go on").diff("""
+Lets g sum backward, too.
+-         return gradient
++         return summed(gradient)
+""")
+wrong("13.2", "an all-reduce in both directions: forward there is nothing").diff("""
+Lets f sum forward, too.
+-         return x.view_as(x)
++         return summed(x)
+""")
+wrong("13.2", "each rank's gradient is a summand").diff("""
+Sends nothing in f.
+-         return summed(gradient)
++         return gradient
+""")
+wrong("13.2", "return f first, then g").diff("""
+Returns g and f.
+- return Enter.apply, Leave.apply
++ return Leave.apply, Enter.apply
+""")
+wrong("13.2", "a mean is for ranks that have different data").diff("""
+Averages, as DDP does.
+-     comm.all_reduce(total, group).wait()
++     comm.all_reduce(total, group, comm.MEAN).wait()
+""")
+wrong("13.2", "the gradient that came in was changed").diff("""
+Sums the gradient in place.
+-         return summed(gradient)
++         comm.all_reduce(gradient, group).wait()
++         return gradient
+""")
+wrong("13.2", "x was changed: it was summed in place").diff("""
+Sums x in place.
+-         return summed(x)
++         comm.all_reduce(x, group).wait()
++         return x.view_as(x)
+""")
+wrong("13.2", "a message is memory in its order").diff("""
+Copies with the strides of the original.
+-     total = x.clone(memory_format=torch.contiguous_format)
++     total = x.clone()
+""")
+wrong("13.2", "nothing is divided").diff("""
+Divides g's gradient by t, as a share of the sum.
+-         return gradient
++         return gradient / group.size()
+""")
+
+
+@wrong("13.2", "`torch.autograd.Function`'s `apply` has the one that you write")
+def f_and_g(group):
+    """Lets g leave autograd."""
+
+    class Enter(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            return x.view_as(x)
+
+        @staticmethod
+        def backward(ctx, gradient):
+            total = gradient.clone(memory_format=torch.contiguous_format)
+            comm.all_reduce(total, group).wait()
+            return total
+
+    def leave(x):
+        total = x.detach().clone()
+        comm.all_reduce(total, group).wait()
+        return total
+
+    return Enter.apply, leave
+
+
+# 13.3
+
+wrong("13.3", "the second bias was added on every rank before the sum").diff("""
+Gives the second product its bias.
+- return g(F.linear(hidden, down)) + down_bias
++ return g(F.linear(hidden, down, down_bias))
+""")
+wrong("13.3", "this is this rank's summand of the output").diff("""
+Forgets g.
+- return g(F.linear(hidden, down)) + down_bias
++ return F.linear(hidden, down) + down_bias
+""")
+wrong("13.3", "x goes into the first product through f").diff("""
+Forgets f.
+- hidden = F.gelu(F.linear(f(x), up, up_bias))
++ hidden = F.gelu(F.linear(x, up, up_bias))
+""")
+wrong("13.3", "the second bias is missing").diff("""
+Forgets the second bias.
+- return g(F.linear(hidden, down)) + down_bias
++ return g(F.linear(hidden, down))
+""")
+wrong("13.3", "adds it to its part of the hidden features").diff("""
+Forgets the first bias.
+- hidden = F.gelu(F.linear(f(x), up, up_bias))
++ hidden = F.gelu(F.linear(f(x), up))
+""")
+
+
+@wrong("13.3", "t-th parts of the bias make the right sum")
+def mlp(x, up, up_bias, down, down_bias, f, g):
+    """Adds a part of the bias on every rank."""
+    import torch.distributed as dist
+
+    ranks = dist.get_world_size()
+    return g(F.linear(F.gelu(F.linear(f(x), up, up_bias)), down, down_bias / ranks))
+
+
+@wrong("13.3", "a rank that does not add the bias has no gradient of it")
+def mlp(x, up, up_bias, down, down_bias, f, g):
+    """Lets the first rank alone add the bias."""
+    import torch.distributed as dist
+
+    bias = down_bias if dist.get_rank() == 0 else None
+    return g(F.linear(F.gelu(F.linear(f(x), up, up_bias)), down, bias))
+
+
+wrong("13.3", "is whole on every rank already").diff("""
+Sums the bias's gradient.
+- return g(F.linear(hidden, down)) + down_bias
++ return g(F.linear(hidden, down)) + f(down_bias)
+""")
+wrong("13.3", "the gelu is missing").diff("""
+Forgets the gelu.
+- hidden = F.gelu(F.linear(f(x), up, up_bias))
++ hidden = F.linear(f(x), up, up_bias)
+""")
+wrong("13.3", "the hidden features are parts, and stay where they are").diff("""
+Sums the hidden features.
+- hidden = F.gelu(F.linear(f(x), up, up_bias))
++ linear = F.linear(f(x), up, up_bias)
++ g(linear)
++ hidden = F.gelu(linear)
+""")
+wrong("13.3", "f or g once too often").diff("""
+Lets x in through f twice.
+- hidden = F.gelu(F.linear(f(x), up, up_bias))
++ hidden = F.gelu(F.linear(f(f(x)), up, up_bias))
+""")
+
+# 13.4
+
+
+@wrong("13.4", "exp of a large logit is inf")
+def cross_entropy(logits, targets, first, group, g):
+    """Subtracts no maximum."""
+    index = targets - first
+    here = (index >= 0) & (index < logits.shape[1])
+    wanted = logits.gather(1, torch.where(here, index, 0)[:, None])[:, 0] * here
+    zero = torch.zeros_like(wanted).detach()
+    comm.all_reduce(zero, group, comm.MAX).wait()
+    sums = g(torch.stack([logits.exp().sum(-1), wanted]))
+    return (sums[0].log() - sums[1]).mean()
+
+
+wrong("13.4", "each rank has subtracted its own maximum").diff("""
+Subtracts its own maximum.
+- comm.all_reduce(largest, group, comm.MAX).wait()
+""")
+wrong("13.4", "reduce them with `comm.MAX`").diff("""
+Adds the maxima up.
+- comm.all_reduce(largest, group, comm.MAX).wait()
++ comm.all_reduce(largest, group).wait()
+""")
+wrong("13.4", "column 0 was counted in its place").diff("""
+Counts column 0 where the target is another rank's.
+- wanted = shifted.gather(1, torch.where(here, index, 0)[:, None])[:, 0] * here
++ wanted = shifted.gather(1, torch.where(here, index, 0)[:, None])[:, 0]
+""")
+wrong("13.4", "look at column 0 where it is not here").diff("""
+Looks other ranks' targets up.
+- wanted = shifted.gather(1, torch.where(here, index, 0)[:, None])[:, 0] * here
++ wanted = shifted.gather(1, index[:, None])[:, 0] * here
+""")
+wrong("13.4", "the mean over the tokens was asked for").diff("""
+Adds up the tokens' losses.
+- return (sums[0].log() - sums[1]).mean()
++ return (sums[0].log() - sums[1]).sum()
+""")
+
+
+@wrong("13.4", "logits are never gathered")
+def cross_entropy(logits, targets, first, group, g):
+    """Gathers the logits."""
+    size = -(-11 // group.size())
+    padded = F.pad(logits, (0, max(0, size - logits.shape[1]))).detach()
+    everything = padded.new_empty(group.size(), *padded.shape)
+    comm.all_gather(everything.view(-1), padded.contiguous().view(-1), group).wait()
+    return F.cross_entropy(logits, targets % logits.shape[1])
+
+
+@wrong("13.4", "so it takes no part in backward")
+def cross_entropy(logits, targets, first, group, g):
+    """Lets gradients flow through the maximum."""
+    own = logits.amax(-1)
+    largest = own.detach().clone()
+    comm.all_reduce(largest, group, comm.MAX).wait()
+    largest = torch.where(own == largest, own, largest)
+    shifted = logits - largest[:, None]
+    index = targets - first
+    here = (index >= 0) & (index < logits.shape[1])
+    wanted = shifted.gather(1, torch.where(here, index, 0)[:, None])[:, 0] * here
+    sums = g(torch.stack([shifted.exp().sum(-1), wanted]))
+    return (sums[0].log() - sums[1]).mean()
+
+
+@wrong("13.4", "the target's logit is missing on ranks that do not have it")
+def cross_entropy(logits, targets, first, group, g):
+    """Adds up the exponentials alone."""
+    largest = logits.detach().amax(-1)
+    comm.all_reduce(largest, group, comm.MAX).wait()
+    shifted = logits - largest[:, None]
+    index = targets - first
+    here = (index >= 0) & (index < logits.shape[1])
+    wanted = shifted.gather(1, torch.where(here, index, 0)[:, None])[:, 0] * here
+    return (g(shifted.exp().sum(-1)).log() - wanted).mean()
+
+
+@wrong("13.4", "the sum of exponentials is this rank's")
+def cross_entropy(logits, targets, first, group, g):
+    """Adds up the target's logit alone."""
+    largest = logits.detach().amax(-1)
+    comm.all_reduce(largest, group, comm.MAX).wait()
+    shifted = logits - largest[:, None]
+    index = targets - first
+    here = (index >= 0) & (index < logits.shape[1])
+    wanted = shifted.gather(1, torch.where(here, index, 0)[:, None])[:, 0] * here
+    return (shifted.exp().sum(-1).log() - g(wanted)).mean()
+
+
+wrong("13.4", "and not from the target's logit").diff("""
+Takes the target's logit as it is.
+- wanted = shifted.gather(1, torch.where(here, index, 0)[:, None])[:, 0] * here
++ wanted = logits.gather(1, torch.where(here, index, 0)[:, None])[:, 0] * here
+""")
+wrong("13.4", "a target is counted from `first`").diff("""
+Takes the target's place within its rank for granted.
+- index = targets - first
+- here = (index >= 0) & (index < logits.shape[1])
+- wanted = shifted.gather(1, torch.where(here, index, 0)[:, None])[:, 0] * here
++ here = (targets >= 0) & (targets < logits.shape[1])
++ wanted = shifted.gather(1, torch.where(here, targets, 0)[:, None])[:, 0] * here
+""")
+
+
+@wrong("13.4", "the gradient comes back t times")
+def cross_entropy(logits, targets, first, group, g):
+    """Sums backward, too, by a function of its own."""
+
+    class Both(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            return g(x)
+
+        @staticmethod
+        def backward(ctx, gradient):
+            return g(gradient)
+
+    largest = logits.detach().amax(-1)
+    comm.all_reduce(largest, group, comm.MAX).wait()
+    shifted = logits - largest[:, None]
+    index = targets - first
+    here = (index >= 0) & (index < logits.shape[1])
+    wanted = shifted.gather(1, torch.where(here, index, 0)[:, None])[:, 0] * here
+    sums = Both.apply(torch.stack([shifted.exp().sum(-1), wanted]))
+    return (sums[0].log() - sums[1]).mean()
+
+
+# 13.5
+
+wrong("13.5", "the parts are joined along the batch").diff("""
+Gathers as collectives do, along the first dimension.
+-     part = x.movedim(1, 0).contiguous()
+-     whole = part.new_empty(group.size() * part.shape[0], *part.shape[1:])
+-     comm.all_gather(whole.view(-1), part.view(-1), group).wait()
+-     return whole.movedim(0, 1).contiguous()
++     part = x.contiguous()
++     whole = part.new_empty(group.size() * part.shape[0], *part.shape[1:])
++     comm.all_gather(whole.view(-1), part.view(-1), group).wait()
++     return whole
+""")
+wrong("13.5", "mixes sequences").diff("""
+Reads the gathered parts as a whole batch.
+-     part = x.movedim(1, 0).contiguous()
+-     whole = part.new_empty(group.size() * part.shape[0], *part.shape[1:])
+-     comm.all_gather(whole.view(-1), part.view(-1), group).wait()
+-     return whole.movedim(0, 1).contiguous()
++     part = x.contiguous()
++     whole = part.new_empty(group.size() * part.numel())
++     comm.all_gather(whole, part.view(-1), group).wait()
++     return whole.view(part.shape[0], -1, part.shape[2])
+""")
+wrong("13.5", "cut through the batch").diff("""
+Reduces as collectives do, along the first dimension.
+-     whole = x.movedim(1, 0).contiguous()
+-     part = whole.new_empty(whole.shape[0] // group.size(), *whole.shape[1:])
+-     comm.reduce_scatter(part.view(-1), whole.view(-1), group).wait()
+-     return part.movedim(0, 1).contiguous()
++     whole = x.contiguous()
++     part = whole.new_empty(whole.shape[0], whole.shape[1] // group.size(), whole.shape[2])
++     comm.reduce_scatter(part.view(-1), whole.view(-1), group).wait()
++     return part
+""")
+
+
+@wrong("13.5", "this is this rank's own gradient, cut")
+def sequence_f_and_g(group):
+    """Takes its tokens of the gradient, and adds nothing up."""
+
+    def gathered(x):
+        part = x.movedim(1, 0).contiguous()
+        whole = part.new_empty(group.size() * part.shape[0], *part.shape[1:])
+        comm.all_gather(whole.view(-1), part.view(-1), group).wait()
+        return whole.movedim(0, 1).contiguous()
+
+    def scattered(x):
+        whole = x.movedim(1, 0).contiguous()
+        part = whole.new_empty(whole.shape[0] // group.size(), *whole.shape[1:])
+        comm.reduce_scatter(part.view(-1), whole.view(-1), group).wait()
+        return part.movedim(0, 1).contiguous()
+
+    class Enter(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            return gathered(x)
+
+        @staticmethod
+        def backward(ctx, gradient):
+            return gradient.chunk(group.size(), 1)[group.rank()].contiguous()
+
+    class Leave(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            return scattered(x)
+
+        @staticmethod
+        def backward(ctx, gradient):
+            return gathered(gradient)
+
+    return Enter.apply, Leave.apply
+
+
+wrong("13.5", "its gradient has the other ranks' tokens as well").diff("""
+Pads g's gradient with zeros.
+-         return gathered(gradient)
++         parts = [torch.zeros_like(gradient) for _ in range(group.size())]
++         parts[group.rank()] = gradient
++         return torch.cat(parts, 1)
+""")
+wrong("13.5", "a mean divides by t").diff("""
+Takes the mean in the reduce-scatter.
+-     comm.reduce_scatter(part.view(-1), whole.view(-1), group).wait()
++     comm.reduce_scatter(part.view(-1), whole.view(-1), group, comm.MEAN).wait()
+""")
+wrong("13.5", "for twice the bytes").diff("""
+Reduces all and keeps a part.
+-     part = whole.new_empty(whole.shape[0] // group.size(), *whole.shape[1:])
+-     comm.reduce_scatter(part.view(-1), whole.view(-1), group).wait()
++     whole = whole.clone()
++     comm.all_reduce(whole, group).wait()
++     part = whole.chunk(group.size())[group.rank()]
+""")
+wrong("13.5", "this is this rank's own x, cut").diff("""
+Leaves by a cut.
+-         return scattered(x)
++         return x.chunk(group.size(), 1)[group.rank()].contiguous()
+""")
+wrong("13.5", "a rank keeps its own").diff("""
+Returns all tokens of the sum.
+-         return scattered(gradient)
++         total = gradient.contiguous().clone()
++         comm.all_reduce(total, group).wait()
++         return total
+""")
+
+# 13.6
+
+wrong("13.6", "this rank's tokens alone: the ranks' gradients of the weight").diff("""
+Uses the parameters as they are.
+- return F.layer_norm(part, (part.shape[-1],), f(weight), f(bias))
++ return F.layer_norm(part, (part.shape[-1],), weight, bias)
+""")
+wrong("13.6", "f on the tokens adds up gradients of different tokens").diff("""
+Lets the tokens in through f.
+- return F.layer_norm(part, (part.shape[-1],), f(weight), f(bias))
++ return F.layer_norm(f(part), (part.shape[-1],), weight, bias)
+""")
+wrong("13.6", "this rank's tokens alone: the ranks' gradients of the bias").diff("""
+Forgets the bias.
+- return F.layer_norm(part, (part.shape[-1],), f(weight), f(bias))
++ return F.layer_norm(part, (part.shape[-1],), f(weight), bias)
+""")
+wrong("13.6", "a sum of sums").diff("""
+Sums twice.
+- return F.layer_norm(part, (part.shape[-1],), f(weight), f(bias))
++ return F.layer_norm(part, (part.shape[-1],), f(f(weight)), f(f(bias)))
+""")
+wrong("13.6", "is a parameter of its own").diff("""
+Detaches the parameters.
+- return F.layer_norm(part, (part.shape[-1],), f(weight), f(bias))
++ return F.layer_norm(part, (part.shape[-1],), weight.detach(), bias.detach())
+""")
+wrong("13.6", "over the last dimension").diff("""
+Normalizes over the sequence as well.
+- return F.layer_norm(part, (part.shape[-1],), f(weight), f(bias))
++ return F.layer_norm(part, part.shape[1:]) * f(weight) + f(bias)
+""")
+wrong("13.6", "nothing else crosses").diff("""
+Sums the outputs' gradients for nothing.
+- return F.layer_norm(part, (part.shape[-1],), f(weight), f(bias))
++ part = part + 0 * f(part.detach().requires_grad_())
++ return F.layer_norm(part, (part.shape[-1],), f(weight), f(bias))
+""")
+
+# 13.7
+
+wrong("13.7", "one is missing").diff("""
+Counts an all-reduce once around the ring.
+- return 8 * tokens * width * share, 3 * parameters * share
++ return 4 * tokens * width * share, 3 * parameters * share
+""")
+wrong("13.7", "two are missing").diff("""
+Counts the MLP's two messages, each once around the ring.
+- return 8 * tokens * width * share, 3 * parameters * share
++ return 2 * tokens * width * share, 3 * parameters * share
+""")
+wrong("13.7", "these are not data-parallel ranks").diff("""
+Gives each rank its share of the tokens.
+- return 8 * tokens * width * share, 3 * parameters * share
++ return 8 * tokens / ranks * width * share, 3 * parameters * share
+""")
+wrong("13.7", "one part is its own").diff("""
+Leaves the factor of the ring out.
+- share = itemsize * (ranks - 1) / ranks
++ share = itemsize
+""")
+wrong("13.7", "elements against bytes").diff("""
+Counts elements.
+- share = itemsize * (ranks - 1) / ranks
++ share = (ranks - 1) / ranks
+""")
+wrong("13.7", "and again for backward").diff("""
+Gathers once, as if units stayed whole.
+- return 8 * tokens * width * share, 3 * parameters * share
++ return 8 * tokens * width * share, 2 * parameters * share
+""")
+wrong("13.7", "half an all-reduce").diff("""
+All-reduces the gradients.
+- return 8 * tokens * width * share, 3 * parameters * share
++ return 8 * tokens * width * share, 4 * parameters * share
+""")
+wrong("13.7", "tensor parallelism first").diff("""
+Returns the two in the other order.
+- return 8 * tokens * width * share, 3 * parameters * share
++ return 3 * parameters * share, 8 * tokens * width * share
+""")

@@ -1,0 +1,77 @@
+"""What tensor parallelism costs and saves: activations by the papers' formula, throughput over t as measured."""
+
+from __future__ import annotations
+
+from draw.canvas import canvas
+from draw.fsdp.drawing import say
+from matplotlib.figure import Figure
+
+from minifsdp.course.plots.palette import (
+    INK,
+    LINE,
+    SERIES_COLOURS,
+    SOFT,
+    STRATEGY_COLOURS,
+    TAG_COLOURS,
+    as_text,
+    ink_on,
+)
+
+WHOLE, CUT = (
+    10,
+    24,
+)  # bytes of a block's activations, over s b h: arXiv 2205.05198, equation 2, without attention's scores
+SPEEDS = {  # tokens/s on each GPU, 3 B parameters, 8 H100 a node: raw data of the Ultra-Scale Playbook
+    "tensor parallel": {2: 13_923, 4: 12_421, 8: 10_903, 16: 6_246, 32: 2_146},
+    "and sequence": {2: 14_167, 4: 13_460, 8: 10_889, 16: 6_160, 32: 3_610},
+}
+
+
+def draw_activations() -> Figure:
+    """Bytes of a block's activations over s b h, for some t, with and without a cut sequence."""
+    figure = canvas(4.7)
+    axes = figure.subplots()
+    yellow, grey = TAG_COLOURS["activations"], STRATEGY_COLOURS["DDP"]
+    ticks, names = [], []
+    for place, t in enumerate((1, 2, 4, 8)):
+        for side, whole in ((-0.21, WHOLE), (0.21, 0)):
+            cut = (WHOLE + CUT - whole) / t
+            axes.bar(place + side, whole, 0.4, color=grey)
+            axes.bar(place + side, cut, 0.4, bottom=whole, color=yellow)
+            say(axes, place + side, whole + cut + 1.3, f"{whole + cut:.3g}")
+        ticks.append(place)
+        names.append(f"t = {t}")
+    axes.set_xticks(ticks, names)
+    axes.tick_params(axis="x", length=0)
+    axes.set_ylim(0, 39)
+    axes.set_ylabel("bytes / (s b h)")
+    say(axes, 2.0, 34.5, "left: tensor parallel, 10 + 24 / t", ha="left")
+    say(axes, 2.0, 30.5, "right: and sequence, 34 / t", ha="left")
+    say(axes, 2.0, 25.5, " whole on every rank ", ha="left", color=ink_on(grey), bbox={"facecolor": grey, "lw": 0})
+    say(axes, 2.0, 20.8, " cut ", ha="left", color=ink_on(yellow), bbox={"facecolor": yellow, "lw": 0})
+    axes.set_xlim(-0.55, 3.95)
+    return figure
+
+
+def draw_node() -> Figure:
+    """Throughput over the number of tensor-parallel ranks, and where a node ends."""
+    figure = canvas(4.5)
+    axes = figure.subplots()
+    axes.axvspan(1.6, 11.3, color=LINE, alpha=0.45, lw=0)
+    for (name, points), colour in zip(SPEEDS.items(), SERIES_COLOURS, strict=False):
+        axes.plot(list(points), list(points.values()), "o-", color=colour)
+        look = {"color": as_text(colour), "fontweight": "bold", "ha": "left"}
+        say(axes, 34.5, points[32], name, **look)
+    say(axes, 1.75, 2600, "inside a node: NVLink", ha="left", color=INK)
+    say(axes, 11.9, 13900, "across nodes", ha="left", color=SOFT)
+    say(axes, 7.6, 9700, f"{SPEEDS['tensor parallel'][8]:,}", ha="right")
+    say(axes, 16.9, 7300, f"{SPEEDS['tensor parallel'][16]:,}", ha="left")
+    axes.set_xscale("log", base=2)
+    axes.set_xticks([2, 4, 8, 16, 32], ["2", "4", "8", "16", "32"])
+    axes.set_xlim(1.6, 80)
+    axes.set_ylim(0, 15800)
+    axes.set_yticks([0, 5000, 10000, 15000], ["0", "5,000", "10,000", "15,000"])
+    axes.set_xlabel("tensor-parallel ranks t")
+    axes.set_ylabel("tokens/s on each GPU")
+    axes.grid(axis="y")
+    return figure

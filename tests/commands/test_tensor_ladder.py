@@ -1,0 +1,117 @@
+"""`minifsdp ladder --axis tensor`: the run as a user has it, from the record that it leaves."""
+
+from __future__ import annotations
+
+import io
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from minifsdp.course.ladder import run as ladder
+from minifsdp.course.ladder.measure import Settings
+from minifsdp.course.ladder.tables import ladder_table
+
+ALL = ["ddp", "tp", "tp-sp", "tp-sp-regather", "tp-fsdp2"]
+LAYERS, WIDTH, CONTEXT, BATCH = 2, 24, 12, 12
+
+
+def settings_on(ranks: int, **given: Any) -> Settings:
+    return Settings.on("tensor", ranks=ranks, layers=LAYERS, width=WIDTH, context=CONTEXT, steps=3, **given)
+
+
+@pytest.fixture(scope="module", params=[2, 4])
+def run(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[ladder.Plan, Path]:
+    out = tmp_path_factory.mktemp("ladder")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("MINIFSDP_DEVICE", "cpu")
+        plan = ladder.plan(settings_on(request.param), "cpu", out)
+        ladder.run(plan, lambda *_: None)
+    return plan, out
+
+
+@pytest.fixture(scope="module")
+def record(run: tuple[ladder.Plan, Path]) -> dict[str, Any]:
+    return json.loads((run[1] / "ladder.json").read_text())  # type: ignore[no-any-return]
+
+
+def test_the_rungs_that_so_many_ranks_can_climb(run: tuple[ladder.Plan, Path], record: dict[str, Any]) -> None:
+    plan, out = run
+    there = ALL if record["ranks"] == 4 else ALL[:-1]
+    assert [rung["name"] for rung in record["rungs"]] == there
+    assert list(plan.left_out) == ALL[len(there) :]
+    assert (record["axis"], record["heads"]) == ("tensor", 12)
+    names = {"ladder.json", "memory.png", "memory.gif", "timeline.png", "explore.html"}
+    assert {path.name for path in out.iterdir()} == names | {f"trace-{name}.json" for name in there}
+
+
+def test_losses_equal_one_process(record: dict[str, Any]) -> None:
+    for rung in record["rungs"]:
+        assert rung["losses"] == pytest.approx(record["reference_losses"], rel=1e-4), rung["name"]
+
+
+def test_bytes_are_as_predicted_on_every_rank(record: dict[str, Any]) -> None:
+    for rung in record["rungs"]:
+        for measured, predicted in zip(rung["bytes"], rung["predicted"], strict=True):
+            assert {key: measured[key] for key in predicted} == predicted, rung["name"]
+            assert measured["peak"] > measured["parameters"] + measured["activations"]
+
+
+def test_what_each_rung_frees(record: dict[str, Any]) -> None:
+    held = {rung["name"]: rung["bytes"][0] for rung in record["rungs"]}
+    assert held["tp"]["parameters"] < held["ddp"]["parameters"]
+    falling = [held[name]["activations"] for name in ("tp", "tp-sp", "tp-sp-regather")]
+    assert falling == sorted(falling, reverse=True)
+    assert len(set(falling)) == 3
+    if "tp-fsdp2" in held:  # state by dp x tp = 4, but for padding, activations by the rows of dp
+        assert held["tp-fsdp2"]["parameters"] < 1.1 * held["tp"]["parameters"]
+        assert held["tp-fsdp2"]["activations"] < held["tp-sp"]["activations"]
+
+
+def test_sequence_parallelism_sends_as_much(record: dict[str, Any]) -> None:
+    """8 b s h (t - 1) / t elements for each block, 4 for embedding and head; the loss sends three numbers per token."""
+    share, tokens, sent = (record["ranks"] - 1) / record["ranks"], BATCH * CONTEXT, {}
+    for rung in record["rungs"]:
+        sent[rung["name"]] = sum(total["wire"] for total in rung["collectives"].values())
+    of_tp = share * 4 * (tokens * WIDTH * (8 * LAYERS + 4) + 2 * 3 * tokens)
+    summands = share * 4 * 2 * WIDTH * (4 * LAYERS + 2 + CONTEXT)  # of norms and positions, after backward
+    assert sent["tp"] == pytest.approx(of_tp, abs=3)
+    assert sent["tp-sp"] == pytest.approx(of_tp + summands, abs=3)
+    assert sent["tp-sp-regather"] == pytest.approx(of_tp + summands + share * 4 * 2 * LAYERS * tokens * WIDTH, abs=3)
+
+
+def test_the_table_fits_and_ticks(record: dict[str, Any]) -> None:
+    console = Console(width=80, file=io.StringIO())
+    console.print(ladder_table(record))
+    lines = console.file.getvalue().splitlines()  # type: ignore[attr-defined]
+    assert max(map(len, lines)) <= 80
+    for rung in record["rungs"]:
+        row = next(line for line in lines if line.split()[:1] == [rung["name"]])
+        assert row.rstrip().endswith("\N{CHECK MARK}")
+
+
+def test_the_explorer_shows_parts(run: tuple[ladder.Plan, Path]) -> None:
+    """A rank has a part of every block at all times; with FSDP2 outside, the part of a part is gathered."""
+    text = (run[1] / "explore.html").read_text()
+    data = json.loads(re.search(r'<script id="data"[^>]*>(.*?)</script>', text, re.DOTALL)[1])  # type: ignore[index]
+    for rung in data["rungs"]:
+        entries = rung["variants"][0]["ranks"][0]["entries"]
+        held = {entry[3] for entry in entries if entry[1] is None}
+        assert rung["variants"][0]["units"] == ["root", "blocks.0", "blocks.1"]
+        assert held == {"ddp": {"whole"}, "tp-fsdp2": {"shard", "on its way", "whole"}}.get(rung["name"], {"shard"})
+        if rung["name"].startswith("tp"):
+            assert any("of blocks.0.up (Linear) issued" in str(entry[1]) for entry in entries)
+
+
+def test_a_rank_s_rows_are_those_of_its_replica() -> None:
+    settings, plans = settings_on(4), {"ddp": [0, 1, 2, 3], "tp": [0] * 4, "tp-fsdp2": [0, 0, 1, 1]}
+    (whole, _), *_ = settings.batches()
+    for name, rows in plans.items():
+        for rank, row in enumerate(rows):
+            mine, _ = settings.shares(rank, whole.device)[name][0]
+            size = len(mine)
+            assert size == BATCH // (max(rows) + 1)
+            assert mine.equal(whole[row * size : (row + 1) * size])

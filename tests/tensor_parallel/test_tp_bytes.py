@@ -1,0 +1,141 @@
+"""The bytes of tensor parallelism are those of its closed form, on every rank; no number divides the vocabulary."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, replace
+from functools import partial
+from itertools import product
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from on_ranks import Checks
+from torch import Tensor
+from torch.autograd.graph import saved_tensors_hooks
+from torch.distributed.device_mesh import init_device_mesh
+from torch.utils.checkpoint import checkpoint
+
+from minifsdp.course.ladder.activations import Cut, Sizes, kept_by_block
+from minifsdp.course.ladder.axes import AXES
+from minifsdp.course.ladder.measure import Settings, let_go, measure_memory
+from minifsdp.course.ladder.model import GPT, Block
+from minifsdp.course.ladder.rungs import closed_form_setting, sizes_of
+from minifsdp.course.launch import launch, rank_device
+from minifsdp.course.watch.ledger import Ledger
+from minifsdp.tensor_parallel import parallelize_gpt
+
+check = Checks(__name__)
+
+CASES: list[dict[str, Any]] = [
+    {"layers": 3, "width": 24, "context": 12},
+    {"layers": 1, "width": 12, "context": 24, "batch": 48, "limit": 1},  # messages larger than the gradients
+]
+
+
+def settings_of(ranks: int, case: dict[str, Any]) -> Settings:
+    """With the rungs that so many ranks can climb."""
+    settings = Settings.on("tensor", ranks=ranks, **case)
+    faults = AXES["tensor"].faults(sizes_of(settings.model()), ranks)
+    return replace(settings, rungs=tuple(name for name in settings.rungs if name not in faults))
+
+
+def measured() -> list[dict[str, dict[str, int]]]:
+    found, where = [], rank_device()
+    for case in CASES:
+        settings = settings_of(dist.get_world_size(), case)
+        rows = {name: batches[0] for name, batches in replace(settings, steps=1).shares(dist.get_rank(), where).items()}
+        builds = {name: partial(settings.build, name, where) for name in settings.rungs}
+        found.append({name: measure_memory(build, rows[name], where)["bytes"] for name, build in builds.items()})
+    return found
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3, 4])
+def test_measured_is_predicted_to_the_byte(monkeypatch: pytest.MonkeyPatch, ranks: int) -> None:
+    monkeypatch.setenv("MINIFSDP_DEVICE", "cpu")
+    for rank, cases in enumerate(launch(measured, ranks, timeout=300)):
+        for case, found in zip(CASES, cases, strict=True):
+            settings = settings_of(ranks, case)
+            setting = replace(closed_form_setting(ranks), rank=rank, batch=settings.batch)
+            assert ("tp-fsdp2" in found) == (ranks == 4)
+            for name, held in found.items():
+                predicted = asdict(settings.rung(name).predict(sizes_of(settings.model()), setting, settings.limit))
+                assert {key: held[key] for key in predicted} == predicted, (case, name, rank)
+
+
+# One block
+
+BATCH, CONTEXT, WIDTH, HEADS = 3, 24, 48, 12
+CUTS = [
+    Cut(sequence=sequence, regather=regather, recomputed=recomputed)
+    for (sequence, regather), recomputed in product([(False, False), (True, False), (True, True)], (False, True))
+]
+
+
+def recomputed(block: Block) -> None:
+    """A checkpoint without dropout needs no state of random generators, which would count as kept."""
+    forward = block.forward
+    block.forward = lambda x: checkpoint(forward, x, use_reentrant=False, preserve_rng_state=False)  # type: ignore[method-assign]
+
+
+def kept(cut: Cut, dtype: torch.dtype) -> tuple[int, list[int]]:
+    """What a block adds to the ledger, whose output takes its input's place; the storages that autograd saves."""
+    with Ledger() as ledger:
+        model = GPT(width=WIDTH, layers=2, heads=HEADS, context=CONTEXT).to(dtype)
+        mesh = init_device_mesh("cpu", (cut.ranks,))
+        first, second = parallelize_gpt(model, mesh, cut.sequence, cut.regather).blocks
+        if cut.recomputed:
+            recomputed(second)
+        ledger.watch(model)
+        saved: dict[int, Tensor] = {}
+        parameters = {p.to_local().untyped_storage().data_ptr() for p in model.parameters()}
+
+        def note(t: Tensor) -> Tensor:
+            saved[t.untyped_storage().data_ptr()] = t
+            return t
+
+        part = CONTEXT // cut.ranks if cut.sequence else CONTEXT
+        x = first(torch.ones(BATCH, part, WIDTH, dtype=dtype, requires_grad=True))
+        let_go(ledger)
+        before = ledger.live()["activations"]
+        with saved_tensors_hooks(note, lambda t: t):
+            y = second(x)
+        let_go(ledger)
+        grown = ledger.live()["activations"] - before
+        y.sum().backward()
+    sizes = [t.untyped_storage().nbytes() for address, t in saved.items() if address not in parameters]
+    return grown, sorted(sizes)
+
+
+@check(ranks=(1, 2, 4), dtype=(torch.float32, torch.float64))
+def what_a_block_keeps(dtype: torch.dtype) -> None:
+    """Term by term, as autograd saves them, and in all, as the ledger has it."""
+    sizes = Sizes(BATCH, CONTEXT, WIDTH, HEADS, vocabulary=0, itemsize=dtype.itemsize)
+    for cut in CUTS:
+        cut = replace(cut, ranks=dist.get_world_size())
+        terms = kept_by_block(sizes, cut)
+        grown, saved = kept(cut, dtype)
+        assert grown == sum(terms.values()), cut
+        halves = [[size // 2] * 2 if "statistics" in what else [size] for what, size in terms.items()]
+        assert saved == sorted(size for each in halves for size in each), cut
+
+
+@pytest.mark.parametrize("t", [1, 2, 4])
+def test_the_large_terms_are_the_papers(t: int) -> None:
+    """In fp16, with the masks of two dropouts, without softmax: arXiv 2205.05198, equations 1, 2 and 4, and table 2."""
+    sizes = Sizes(BATCH, CONTEXT, WIDTH, HEADS, vocabulary=0, itemsize=2)
+    sbh = BATCH * CONTEXT * WIDTH
+
+    def large(**options: bool) -> float:
+        terms = kept_by_block(sizes, Cut(t, **options))
+        return sum(size for what, size in terms.items() if "statistics" not in what and what != "logsumexp")
+
+    assert large() + 2 * sbh == sbh * (10 + 24 / t)
+    assert large(sequence=True, regather=True) + 2 * sbh / t == sbh * 34 / t
+    assert large(sequence=True) - large(sequence=True, regather=True) == 2 * 2 * sbh * (1 - 1 / t)
+    assert large(recomputed=True) == 2 * sbh
+
+
+@pytest.mark.parametrize(("ranks", "name"), check.params)
+def test_on_ranks(ranks: int, name: str) -> None:
+    check.assert_passed(ranks, name)
