@@ -39,7 +39,7 @@ from torch.utils._python_dispatch import (
     is_traceable_wrapper_subclass,
     is_traceable_wrapper_subclass_type,
 )
-from torch.utils._pytree import tree_leaves
+from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflatten
 
 __all__ = [
     "ASKED_BY_STATE_DICT_FUNCTIONS",
@@ -93,7 +93,10 @@ __all__ = [
     "steps_in_backward",
     "tensor_of_shards",
     "timeout_of",
+    "tree_flatten",
     "tree_leaves",
+    "tree_map",
+    "tree_unflatten",
     "unset_fake_temporarily",
     "version_of",
     "with_spec",

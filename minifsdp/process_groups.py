@@ -48,6 +48,11 @@ def twin_of(group: Group) -> Group:
     return dist.new_group(ranks, pg_options=options, use_local_synchronization=True)  # type: ignore[no-any-return]
 
 
+def destroy(group: Group) -> None:
+    """Close a group that was made here: what other ranks still wait for on it fails."""
+    dist.destroy_process_group(group)
+
+
 def host_groups() -> tuple[Group, Group]:
     """New groups: the ranks of this rank's host, and those of its place on all hosts.
 

@@ -23,6 +23,7 @@ import torch
 from torch import Tensor, nn
 
 from minifsdp import private
+from minifsdp.fsdp.ending import Ending
 from minifsdp.fsdp.schedules.sync import SyncSchedule
 from minifsdp.fsdp.turns import StepTurns, UnitPass
 from minifsdp.fsdp.unit import SHARDED, Unit, reducing
@@ -41,8 +42,7 @@ class Engine:
 
     def __init__(self, units: Sequence[Unit], schedule: SyncSchedule) -> None:
         self.schedule = schedule
-        self.forward_runs = self.backward_runs = False
-        self._ending: Any = None  # a weak reference to what ends the backward that runs; autograd drops it in an error
+        self.ending, self.forward_runs, self.backward_runs = Ending(), False, False
         self.trains = False  # the outermost forward is to be followed by a backward
         self.is_last_backward = True  # if not, it leaves reductions under way
         self.accumulating: set[Unit] = set()  # the last backward has not reduced them: more micro-batches follow
@@ -154,6 +154,9 @@ class Engine:
     # Backward
 
     def _begin_backward(self) -> None:
+        if self.backward_runs:
+            self.ending.check()
+            return
         if torch.is_grad_enabled():  # create_graph=True would read parameters that are freed by then
             raise RuntimeError("FSDP does not support gradients of gradients")
         for unit in self.passes:
@@ -163,26 +166,10 @@ class Engine:
         self.schedule.begin_backward(self.turns.forward.returned())
         for unit in self.passes:
             unit.take_accumulated()
-        end = partial(Engine._end_backward, self)
-        self._ending = weakref.ref(end)
-        private.at_end_of_backward(end)
-
-    def _check_begun(self) -> None:
-        """Begin the backward, if this is its first event.
-
-        Raises:
-            RuntimeError: an earlier one has raised, and there was no forward since, which would have cleared it away.
-        """
-        if not self.backward_runs:
-            self._begin_backward()
-        elif self._ending() is None:
-            raise RuntimeError(
-                "the last backward raised, and this one's forward came before it: zero the gradients and run this "
-                "micro-batch's forward again"
-            )
+        self.ending.arrange(self._end_backward)
 
     def _pre_backward(self, unit_pass: UnitPass, call: list[int], gradient: Tensor) -> None:
-        self._check_begun()
+        self._begin_backward()
         if call and call.pop() == self.turns.number:
             unit_pass.unreached -= 1
         if not unit_pass.in_backward:
@@ -201,7 +188,7 @@ class Engine:
     def _on_gradient(self, here: weakref.ref[UnitPass], index: int, leaf: Tensor) -> None:
         unit_pass = here()
         assert unit_pass is not None, "the hook has outlived its unit"
-        self._check_begun()
+        self._begin_backward()
         if not (unit_pass.in_backward or unit_pass.ended):
             self.turns.of(unit_pass).reach(unit_pass)  # no output has announced it
         unit_pass.unit.take_gradient(index)
@@ -249,13 +236,6 @@ class Engine:
             call_post_hooks(unit.view.take_delivered())
             if not unit.reduces:
                 unit.show_accumulated()
-
-    def reduce_accumulated(self) -> None:
-        """Reduce what backwards inside `no_sync` have left unsharded, without another backward; on all ranks."""
-        for unit_pass in self.passes.values():
-            unit_pass.owes = bool(unit_pass.trained)  # all of them: another rank may have gradients that this one lacks
-        with reducing(self.passes, True):
-            self._end_backward()
 
     def abandon_backward(self) -> None:
         """The last backward raised. End it, and drop the gradients: they are of some leaves only."""

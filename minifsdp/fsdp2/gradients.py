@@ -39,6 +39,17 @@ class Gradients:
             self.held[index] = gradient if gradient.dtype is dtype else gradient.to(dtype)
             device.retag(self.held[index], "gradients")
 
+    def check_trained(self, trained: Sequence[int], names: Sequence[str]) -> None:
+        """
+        Raises:
+            RuntimeError: a parameter is frozen while its gradient waits for a reduction.
+        """
+        if left := self.held.keys() - trained:
+            raise RuntimeError(
+                f"{names[min(left)]} was frozen while gradients of earlier micro-batches wait for their reduction: "
+                "freeze it after a backward with gradient sync"
+            )
+
     # As in gradient.py of fsdp/: a rank sends -0.0 where it has no gradient, in the padding too, which otherwise is
     # +0.0. So where nothing but -0.0 comes back, no rank had one.
 

@@ -18,7 +18,7 @@ from minifsdp.fsdp.engine import Engine
 from minifsdp.fsdp.schedules.overlap import OverlapSchedule
 from minifsdp.fsdp.schedules.sync import SyncSchedule
 from minifsdp.fsdp.torch_api.mixed_precision import cast_inputs
-from minifsdp.fsdp.unit import SHARDED, Unit
+from minifsdp.fsdp.unit import SHARDED, Unit, reducing
 from minifsdp.fsdp2.held import Held, Recorded
 from minifsdp.fsdp2.prefetch import ListedHost, ListedPrefetch, Lists
 from minifsdp.fsdp2.unit import ParamUnit
@@ -145,6 +145,14 @@ class State:
         """An earlier forward may have left out some modules of a group."""
         for state in self._groups:
             state._to_run = set(state.modules)
+
+    def reduce_accumulated(self) -> None:
+        """Reduce what backwards inside `no_sync` have left unsharded, all at once."""
+        if self.engine is not None:
+            for unit_pass in self.engine.passes.values():
+                unit_pass.owes = bool(unit_pass.trained)  # another rank may have gradients that this one lacks
+            with reducing(self.engine.passes, True):
+                self.engine._end_backward()
 
     # Hooks
 

@@ -80,13 +80,8 @@ class FSDPModule:
             unit.reduces = unit.all_reduces = requires_gradient_sync
 
     def reduce_accumulated(self) -> None:
-        """Reduce what backwards without gradient sync have accumulated, as if another one followed; on all ranks.
-
-        For pipelines, whose last micro-batch may end its backward in parts.
-        """
-        state = state_of(self)
-        if state.engine is not None:
-            state.engine.reduce_accumulated()
+        """Reduce what backwards without gradient sync have left, without another one; on all ranks (for pipelines)."""
+        state_of(self).reduce_accumulated()
 
     def set_requires_all_reduce(self, requires_all_reduce: bool, *, recurse: bool = True) -> None:
         """On a 2-D mesh: let an all-reduce over the replicas follow, or keep the means inside for later ones."""
@@ -99,12 +94,8 @@ class FSDPModule:
             raise ValueError(f"reshard_after_forward={reshard_after_forward!r}: give True or False")
         for state in self._states(recurse):
             state.decides = False
-            if state.unit is not None:
-                state.unit.reshard_after_forward, state.unit.smaller, state.unit.is_root = (
-                    reshard_after_forward,
-                    None,
-                    False,
-                )
+            if (unit := state.unit) is not None:
+                unit.reshard_after_forward, unit.smaller, unit.is_root = reshard_after_forward, None, False
 
     def set_reshard_after_backward(self, reshard_after_backward: bool, *, recurse: bool = True) -> None:
         """Free parameters after backward, or keep them whole for the next micro-batch."""

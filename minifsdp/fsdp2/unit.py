@@ -97,8 +97,6 @@ class ParamUnit(Unit):
         self._partial: Tensor | None = None  # a mean inside that the replicas have not added to
         self._arriving: deque[list[int]] = deque()
 
-    # Parameters
-
     @property
     def names(self) -> list[str]:
         """The parameters' qualified names."""
@@ -117,11 +115,7 @@ class ParamUnit(Unit):
             self.view.attach(self)
         self.unsharded.forget()
         super().refresh()
-        if left := self.gradients.held.keys() - self.trained:
-            raise RuntimeError(
-                f"{self.names[min(left)]} of {self.title} was frozen while gradients of earlier micro-batches wait for "
-                "their reduction: freeze it after a backward with gradient sync"
-            )
+        self.gradients.check_trained(self.trained, self.names)
         if len(found := {self.shards[index].dtype for index in self.trained}) > 1:
             raise AssertionError(
                 f"FSDP expects uniform original parameter dtype but got {found} among what {self.title} trains: shard "

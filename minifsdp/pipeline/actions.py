@@ -34,7 +34,8 @@ class Action(NamedTuple):
     def __str__(self) -> str:
         return f"{self.stage}{self.kind}{self.micro}"
 
-    __repr__ = __str__
+    def __repr__(self) -> str:
+        return str(self)
 
 
 Plan: TypeAlias = Sequence[Sequence[Action]]

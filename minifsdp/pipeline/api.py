@@ -71,7 +71,9 @@ class Schedule:
         mine = plan[self.group.rank()]
         if [stage.stage_index for stage in self.stages] != stages_of(mine):
             given = [stage.stage_index for stage in self.stages]
-            raise ValueError(f"rank {self.group.rank()} has stages {stages_of(mine)} in this plan, and was given {given}")
+            raise ValueError(
+                f"rank {self.group.rank()} has stages {stages_of(mine)} in this plan, and was given {given}"
+            )
         self.specs = args_chunk_spec, kwargs_chunk_spec, output_merge_spec
         said = {s.stage_index: boundary_of(s.output_args) for s in self.stages if s.output_args is not None}
         self.channels = Channels(plan, self.group, first.device, said)
@@ -109,7 +111,9 @@ class Schedule:
         with self.failures.shared(self._hang_up, lambda: str(self.executor.at)):
             micros, (args_spec, kwargs_spec, merge_spec) = self.n_microbatches, self.specs
             cut, named = split_args_kwargs_into_chunks(args, kwargs, micros, args_spec, kwargs_spec)
-            targets = () if target is None else [each for (each,) in split_args_kwargs_into_chunks((target,), {}, micros)[0]]
+            targets = (
+                () if target is None else [each for (each,) in split_args_kwargs_into_chunks((target,), {}, micros)[0]]
+            )
             outputs, found = self.executor.run(cut, named, targets, trains)
         if losses is not None:
             losses[:] = found
@@ -150,21 +154,27 @@ class ScheduleLoopedBFS(Schedule):
     """Several stages on each rank, all micro-batches through one before the next (schedules/looped_bfs.py)."""
 
     def __init__(self, stages: Stages, n_microbatches: int, loss_fn: Loss = None, **options: Any) -> None:
-        super().__init__(_plan_of(looped_bfs, stages, n_microbatches, len(stages)), stages, n_microbatches, loss_fn, **options)
+        super().__init__(
+            _plan_of(looped_bfs, stages, n_microbatches, len(stages)), stages, n_microbatches, loss_fn, **options
+        )
 
 
 class ScheduleInterleaved1F1B(Schedule):
     """1F1B with several stages on each rank (schedules/interleaved.py)."""
 
     def __init__(self, stages: Stages, n_microbatches: int, loss_fn: Loss = None, **options: Any) -> None:
-        super().__init__(_plan_of(interleaved, stages, n_microbatches, len(stages)), stages, n_microbatches, loss_fn, **options)
+        super().__init__(
+            _plan_of(interleaved, stages, n_microbatches, len(stages)), stages, n_microbatches, loss_fn, **options
+        )
 
 
 class ScheduleInterleavedZeroBubble(Schedule):
     """Weight gradients fill idle time; with one stage on each rank this is ZB-H1 (schedules/zero_bubble.py)."""
 
     def __init__(self, stages: Stages, n_microbatches: int, loss_fn: Loss = None, **options: Any) -> None:
-        super().__init__(_plan_of(zero_bubble, stages, n_microbatches, len(stages)), stages, n_microbatches, loss_fn, **options)
+        super().__init__(
+            _plan_of(zero_bubble, stages, n_microbatches, len(stages)), stages, n_microbatches, loss_fn, **options
+        )
 
 
 class ScheduleZBVZeroBubble(Schedule):
@@ -181,6 +191,8 @@ class ScheduleDualPipeV(Schedule):
         super().__init__(_plan_of(dualpipe_v, stages, n_microbatches), stages, n_microbatches, loss_fn, **options)
 
 
-def from_csv(path: Path, stages: PipelineStage | Sequence[PipelineStage], n_microbatches: int, **options: Any) -> Schedule:
+def from_csv(
+    path: Path, stages: PipelineStage | Sequence[PipelineStage], n_microbatches: int, **options: Any
+) -> Schedule:
     """A schedule from a file in torch's format."""
     return Schedule(read_csv(path), stages, n_microbatches, **options)

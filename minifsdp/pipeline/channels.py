@@ -12,14 +12,13 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
 from minifsdp import comm
 from minifsdp.comm import Group, Handle
 from minifsdp.pipeline.actions import Action, Plan
 from minifsdp.pipeline.boundary import HEADER, Boundary, boundary_of, from_header, in_words, to_header
-from minifsdp.process_groups import twin_of
+from minifsdp.process_groups import destroy, twin_of
 
 Direction = tuple[str, bool]  # "F" or "B", and whether it goes to a higher rank
 
@@ -173,5 +172,5 @@ class Channels:
         self._sends.clear()
         self._here.clear()
         for group in self.groups.values():
-            dist.destroy_process_group(group)
+            destroy(group)
         self.groups.clear()

@@ -8,12 +8,12 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_map
 
 from minifsdp.pipeline.actions import Action
 from minifsdp.pipeline.channels import Channels, received_before, sent_after
 from minifsdp.pipeline.data_parallel import reduced_once
 from minifsdp.pipeline.stage import PipelineStage
+from minifsdp.tree import map_tensors
 
 Observer = Callable[[Action], Any]
 
@@ -66,11 +66,12 @@ class Executor:
         self.outputs: dict[int, Any] = {}
         self.losses: dict[int, Tensor] = {}
         with torch.set_grad_enabled(trains), reduced_once(self.stages.values()) if trains else nullcontext():
-            for self.at in self.actions:
-                if trains or self.at.kind == "F":
+            for action in self.actions:
+                if trains or action.kind == "F":
+                    self.at = action
                     for observe in self.observers:
-                        observe(self.at)
-                    self._do[self.at.kind](self, self.at)
+                        observe(action)
+                    self._do(action)
         self.channels.finish()
         return [self.outputs[micro] for micro in sorted(self.outputs)], [self.losses[i] for i in sorted(self.losses)]
 
@@ -119,20 +120,24 @@ class Executor:
         boundary = self.channels.boundaries[action.stage, True]
         return [next(arrived) if each.needs_grad else None for each in boundary]
 
-    def _weights(self, action: Action) -> None:
-        self.stages[action.stage].backward_weight(action.micro)
-
-    _do = {"F": _forward, "B": _backward, "I": _backward, "W": _weights}
+    def _do(self, action: Action) -> None:
+        match action.kind:
+            case "F":
+                self._forward(action)
+            case "W":
+                self.stages[action.stage].backward_weight(action.micro)
+            case _:
+                self._backward(action)
 
 
 def _as_tensors(output: Any, stage: PipelineStage) -> tuple[Tensor, ...]:
     outputs = (output,) if isinstance(output, Tensor) else output
     if not isinstance(outputs, (tuple, list)) or not all(isinstance(each, Tensor) for each in outputs):
         raise TypeError(
-            f"stage {stage.stage_index} returns {type(output).__name__}: between stages pass a tensor or a tuple of them"
+            f"stage {stage.stage_index} returns a {type(output).__name__}: pass a tensor, or a tuple of them"
         )
     return tuple(outputs)
 
 
 def _detached(output: Any) -> Any:
-    return tree_map(lambda value: value.detach() if isinstance(value, Tensor) else value, output)
+    return map_tensors(Tensor.detach, output)

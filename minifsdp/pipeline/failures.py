@@ -9,6 +9,7 @@ that is waiting then raises with the cause from the store, and closes its own.
 from __future__ import annotations
 
 import time
+import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -48,6 +49,8 @@ class Failures:
             yield
         except Exception as error:
             cause = self._cause_of(error, where())
+            if cause is not None:  # the frames that were waiting hold a channel, which closes with its last reference
+                traceback.clear_frames(error.__traceback__)
             hang_up()
             if cause is None:
                 raise

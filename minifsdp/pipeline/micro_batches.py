@@ -8,7 +8,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
+
+from minifsdp.private import tree_flatten, tree_map, tree_unflatten
 
 
 @dataclass(frozen=True)
@@ -57,7 +58,8 @@ def split_args_kwargs_into_chunks(
     if kwargs_chunk_spec.keys() != kwargs.keys():
         names = sorted(kwargs_chunk_spec.keys() ^ kwargs.keys())
         raise ValueError(f"kwargs_chunk_spec and the keyword arguments differ in {names}: give one for each")
-    cut = [_cut(arg, spec, chunks, f"argument {n}") for n, (arg, spec) in enumerate(zip(args, args_chunk_spec))]
+    pairs = zip(args, args_chunk_spec, strict=True)
+    cut = [_cut(arg, spec, chunks, f"argument {n}") for n, (arg, spec) in enumerate(pairs)]
     named = {name: _cut(arg, kwargs_chunk_spec[name], chunks, name) for name, arg in kwargs.items()}
     of_args = [tuple(each[chunk] for each in cut) for chunk in range(chunks)]
     return of_args, [{name: each[chunk] for name, each in named.items()} for chunk in range(chunks)]

@@ -6,7 +6,6 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 
 from minifsdp import comm
@@ -97,7 +96,7 @@ class PipelineStage:
             the gradients of its inputs, where they need one.
         """
         found = self._gradients_of_inputs(micro, gradients)
-        if self._splits and self.dw_builder is not None:
+        if self.dw_builder is not None:
             self.dw_builder()()
         return found
 
@@ -117,7 +116,7 @@ class PipelineStage:
         inputs, outputs = self.alive.pop(micro)
         reached = [pair for pair in zip(outputs, gradients, strict=True) if pair[0].requires_grad]
         if reached:
-            torch.autograd.backward(*zip(*reached, strict=True))
+            torch.autograd.backward([output for output, _ in reached], [gradient for _, gradient in reached])
         return [x.grad if x.grad is not None else torch.zeros_like(x) for x in inputs if x.requires_grad]
 
     def forget(self) -> None:

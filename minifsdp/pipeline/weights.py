@@ -23,7 +23,7 @@ _postponed: list[Later] | None = None  # of the backward under way, if it is spl
 
 
 def split_linears(module: nn.Module) -> None:
-    """Let the backward of every `nn.Linear` in a module be one that can be split. Its parameters stay where they are."""
+    """Prepare every `nn.Linear` in a module for backwards in two parts. Its parameters stay where they are."""
     for child in module.modules():
         if type(child) is nn.Linear:
             child.forward = partial(_forward, child)  # type: ignore[method-assign]

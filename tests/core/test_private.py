@@ -271,6 +271,22 @@ def test_tree_leaves() -> None:
     assert private.tree_leaves({"a": [1, (2,)], "b": 3}) == [1, 2, 3]
 
 
+def test_tree_map() -> None:
+    """Without it no default says how to cut the tensors in a pipeline's arguments."""
+    assert private.tree_map(lambda n: n + 1, {"a": [1, (2,)], "b": 3}) == {"a": [2, (3,)], "b": 4}
+
+
+def test_tree_flatten() -> None:
+    """Without it a pipeline cannot cut what its arguments contain."""
+    assert private.tree_flatten({"a": [1, (2,)], "b": 3})[0] == [1, 2, 3]
+
+
+def test_tree_unflatten() -> None:
+    """Without it the micro-batches of a pipeline lose the form of its arguments."""
+    tree = {"a": [1, (2,)], "b": 3}
+    assert private.tree_unflatten([4, 5, 6], private.tree_flatten(tree)[1]) == {"a": [4, (5,)], "b": 6}
+
+
 def test_torchdispatchmode() -> None:
     """Without it there is no ledger: it sees each operator's results by being one."""
     seen = []

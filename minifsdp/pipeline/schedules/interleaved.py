@@ -47,7 +47,7 @@ def in_rounds(ranks: int, micros: int) -> int:
 
 
 def nth(kind: Kind, n: int, rank: int, ranks: int, each: int, per_rank: int) -> Action:
-    """The n-th forward, or backward, of a rank: `each` micro-batches through one of its stages, then through the next."""
+    """A rank's n-th forward or backward: `each` micro-batches through one of its stages, then through the next."""
     round_, within = divmod(n, each * per_rank)
     turn, micro = divmod(within, each)
     local = turn if kind == "F" else per_rank - 1 - turn

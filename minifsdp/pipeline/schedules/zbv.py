@@ -11,7 +11,8 @@ pipeline is full (2p - 1 micro-batches), and a rank holds at most as many activa
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
+from typing import cast
 
 from minifsdp.pipeline.actions import Action, Kind
 
@@ -27,20 +28,24 @@ def zbv(rank: int, ranks: int, micros: int) -> Iterator[Action]:
             yield Action(rank if half == "down" else 2 * ranks - 1 - rank, kind, micro)
 
 
-def _order(rank: int, ranks: int, micros: int, done: Counter[tuple[str, Kind]]) -> Iterable[tuple[str, Kind]]:
+def _order(rank: int, ranks: int, micros: int, done: Counter[tuple[str, Kind]]) -> Iterator[tuple[str, Kind]]:
     """Which half of the V is next, and what it does."""
     # Fill the pipeline: the way down, then both ways, then the first backwards.
-    yield from [("down", "F")] * (2 * (ranks - rank) - 1)
-    yield from [("up", "F"), ("down", "F")] * rank
-    yield from [("up", "F"), ("up", "I"), ("up", "W")] * (ranks - rank)
+    yield from _parse("down F", 2 * (ranks - rank) - 1)
+    yield from _parse("up F, down F", rank)
+    yield from _parse("up F, up I, up W", ranks - rank)
     # Steady state: one micro-batch down and up.
     while done["up", "F"] < micros:
         if done["down", "F"] < micros:
             yield "down", "F"
-        yield from [("down", "I"), ("down", "W"), ("up", "F"), ("up", "I"), ("up", "W")]  # type: ignore[misc]
+        yield from _parse("down I, down W, up F, up I, up W", 1)
     # Drain it: what other ranks wait for first.
-    yield from [("down", "I"), ("up", "I")] * rank
-    yield from [("down", "I"), ("down", "W")] * (ranks - rank)
+    yield from _parse("down I, up I", rank)
+    yield from _parse("down I, down W", ranks - rank)
     for half in ("up", "down"):
         while done[half, "W"] < micros:
             yield half, "W"
+
+
+def _parse(text: str, times: int) -> list[tuple[str, Kind]]:
+    return [cast(tuple[str, Kind], tuple(each.split())) for each in text.split(", ")] * times

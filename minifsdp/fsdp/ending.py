@@ -1,0 +1,33 @@
+"""The end of a backward: autograd calls it once, or drops it with a backward that raises."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable
+from functools import partial
+
+from minifsdp.private import at_end_of_backward
+
+
+class Ending:
+    """What is due at the end of the backward under way."""
+
+    def __init__(self) -> None:
+        self._due: weakref.ref[partial[None]] | None = None
+
+    def arrange(self, end: Callable[[], None]) -> None:
+        """Call `end` when the backward under way has made all its gradients."""
+        due = partial(end)  # autograd has the only reference
+        self._due = weakref.ref(due)
+        at_end_of_backward(due)
+
+    def check(self) -> None:
+        """
+        Raises:
+            RuntimeError: the backward has raised, and no forward since has cleared away what it left.
+        """
+        if self._due is not None and self._due() is None:
+            raise RuntimeError(
+                "the last backward raised, and this one's forward came before it: zero the gradients and run this "
+                "micro-batch's forward again"
+            )
