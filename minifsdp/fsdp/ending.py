@@ -10,7 +10,7 @@ from minifsdp.private import at_end_of_backward
 
 
 class Ending:
-    """What is due at the end of the backward under way."""
+    """The call that ends the backward under way."""
 
     def __init__(self) -> None:
         self._due: weakref.ref[partial[None]] | None = None

@@ -242,9 +242,8 @@ class Engine:
         warnings.warn("the last backward raised: all gradients are dropped, older ones as well", stacklevel=5)
         with reducing(self.passes, True):
             self._end_backward()
-        for unit in self.passes:
-            for shard in unit.shards:
-                shard.grad = None
+        for shard in (p for unit in self.passes for p in unit.shards):
+            shard.grad = None
 
     def no_sync(self) -> AbstractContextManager[None]:
         """Gradients stay unsharded in their units; the first backward outside reduces them."""
