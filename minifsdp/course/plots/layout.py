@@ -202,7 +202,8 @@ def _name_spans(axes: Axes, spans: Mapping[str, tuple[int, int]], whole: int) ->
 
 
 def _colour(number: int) -> str:
-    return UNIT_COLOURS[number % len(UNIT_COLOURS)]
+    """The first, a root, has the darkest; the others take turns with two. The palest is too close to a bias."""
+    return UNIT_COLOURS[1 + (number - 1) % 2 if number else 0]
 
 
 def _by_layer(sizes: Mapping[str, int]) -> dict[str, str]:
