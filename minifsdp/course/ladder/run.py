@@ -111,13 +111,13 @@ def run(plan: Plan, progress: Progress) -> dict[str, Any] | None:
         record = _record(plan, reference, ranks)
         with delivering(staging, plan.out, record):
             (staging / "ladder.json").write_text(_one_line_per_list(json.dumps(record, indent=1)) + "\n")
-            (staging / "explore.html").write_text(_explorer(record, ranks))
-            _draw(record, ranks[0], staging)
+            (staging / "explore.html").write_text(_explorer(record, ranks, plan.world))
+            _draw(record, ranks[0], staging, plan.world)
         _forget_earlier(plan.out, staging)
     return record
 
 
-def _draw(record: dict[str, Any], first: dict[str, dict[str, Any]], staging: Path) -> None:
+def _draw(record: dict[str, Any], first: dict[str, dict[str, Any]], staging: Path, world: World) -> None:
     """Draw the pictures from the record and from rank 0's results by rung."""
     drawn = [(rung["name"], rung) for rung in record["rungs"]]
     rungs = [rung | {"adds": RUNGS[name].adds, "curve": first[name]["curve"]} for name, rung in drawn]
@@ -130,7 +130,7 @@ def _draw(record: dict[str, Any], first: dict[str, dict[str, Any]], staging: Pat
         plots.Timeline(name, each.spans, overlap(each.spans) if record["ranks"] > 1 else None, each.usual)
         for name, each in traced.items()
     ]
-    about = f"emulated link: {record['link']}" if record["link"] else record["world"]
+    about = f"emulated link: {record['link']}" if record["link"] else world.choice
     plots.timeline_figure(lanes, staging / "timeline.png", about)
     if all(rung["cuda"] for rung in rungs):
         plots.allocator_figure(rungs, staging / "allocator.png")
@@ -173,7 +173,7 @@ def _record(plan: Plan, reference: list[float], ranks: list[dict[str, dict[str, 
     }
 
 
-def _explorer(record: dict[str, Any], ranks: list[dict[str, dict[str, Any]]]) -> str:
+def _explorer(record: dict[str, Any], ranks: list[dict[str, dict[str, Any]]], world: World) -> str:
     """The page to scrub through a step of each rung and of its variants."""
     rungs = []
     for name in (rung["name"] for rung in record["rungs"]):
@@ -181,9 +181,9 @@ def _explorer(record: dict[str, Any], ranks: list[dict[str, dict[str, Any]]]) ->
         own, others = rung.own(record["limit"]), logged[0]["others"]
         steps = {own: logged, **{other: [rank["others"][other] for rank in logged] for other in others}}
         rungs.append(explored(name, dict(sorted(steps.items())), own, rung.adds, rung.varies))
-    over = f"{record['world']}, emulated link {record['link']}" if record["link"] else record["world"]
+    over = f"{world.choice}, emulated link {record['link']}" if record["link"] else world.choice
     model = f"GPT of {record['layers']} blocks and {record['parameters']:,} parameters"
-    return page("Explore one training step", f"{model}; {over}.", rungs)
+    return page("Explore one training step", f"{model}; {over}.", rungs, first="fsdp")
 
 
 def _one_line_per_list(text: str) -> str:
