@@ -151,6 +151,7 @@ print(f"expected: 48, 12, 1 messages; one all-gather of {padded:,} bytes sends 3
 
 # %% tags=["C6", "nbval-ignore-output"]
 from minifsdp.course import plots
+from minifsdp.course.workshop.lines import print_wrapped
 from minifsdp.course.link.emulated import EmulatedLink, let_communication_go_first
 
 
@@ -261,7 +262,7 @@ plots.timeline(
     {name: spans for name, (spans, _) in found.items()},
     title=f"Twelve messages travel for {many:.0f} ms, four for {uneven:.0f}, one for {one:.0f}",
     says=f"4 ranks, a link of 10 ms and 20 MB/s: {total / 2**10:.0f} KiB are gathered, in the middle by broadcasts, "
-    "and then all layers run, the quickest of three takes. While it travels nothing computes: no communication is "
+    "and then all layers run, the fastest of three runs. While it travels nothing computes: no communication is "
     "under compute.",
     lab="04",
 )
@@ -891,18 +892,18 @@ def refusal(attempt: Callable[[], object]) -> str:
 
 tied = six_layers([8] * 7)
 tied.last.layer5.weight = tied.layer0.weight
-print("yours:   ", refusal(lambda: assign_units(tied, [tied.middle, tied.last], 4)))
-print("minifsdp:", refusal(lambda: check_not_shared(tied, tied.last)), "\n")
+print_wrapped(f"yours:    {refusal(lambda: assign_units(tied, [tied.middle, tied.last], 4))}")
+print_wrapped(f"minifsdp: {refusal(lambda: check_not_shared(tied, tied.last))}\n")
 said = refusal(lambda: check_not_shared(tied, tied.last))
 assert {"layer0.weight", "last.layer5.weight"} <= set(said.split())
 
 mixed = six_layers(WIDTHS)
 mixed.layer3.bfloat16()
-print(refusal(lambda: FlatParameter(find_parameters(mixed), rank=0, ranks=4)), "\n")
+print_wrapped(f"{refusal(lambda: FlatParameter(find_parameters(mixed), rank=0, ranks=4))}\n")
 
 frozen = six_layers(WIDTHS)
 frozen.middle.requires_grad_(False)
-print(refusal(lambda: FlatParameter(find_parameters(frozen), rank=0, ranks=4)))
+print_wrapped(refusal(lambda: FlatParameter(find_parameters(frozen), rank=0, ranks=4)))
 
 # %% [markdown]
 # One buffer has one dtype, and one flat Parameter either has a gradient or has none. A LoRA
