@@ -88,7 +88,8 @@ def _draw_row(
     part: Any, rows: Sequence[Row], x: str, title: str, record: Row, panels: Sequence[_Panel]
 ) -> Sequence[Axes]:
     """Draw the time and each of `panels` over "ranks" or "units"; returns the axes of the panels."""
-    time, *others = part.subplots(1, 1 + len(panels))
+    row: Sequence[Axes] = part.subplots(1, 1 + len(panels))
+    time, *others = row
     _draw_time(time, rows, x, record)
     for axes, panel in zip(others, panels, strict=True):
         _draw(axes, panel, rows, x)
