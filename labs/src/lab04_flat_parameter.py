@@ -334,7 +334,7 @@ drawn = plots.flat_layout(
     {name: marked(shards, mark) for mark, name in enumerate(sizes, start=1)},
     shards[0].numel(),
     title=f"nn.Linear(4, 3) on 16 ranks: {shards[0].numel()} element each, padding on rank {padded_ranks}",
-    says="Top: the flat parameter, weight dark, bias pale, padding hatched. Bottom: what each rank keeps.",
+    says="Top: the flat parameter, weight solid, bias dotted, padding hatched. Bottom: what each rank keeps.",
     lab="04",
 )
 assert drawn.data["offsets"] == {"weight": [0, 12], "bias": [12, 15]}
@@ -578,7 +578,7 @@ drawn = plots.flat_layout(
     bounds,
     length,
     title=f"213 elements and {16 * length - 213} of padding: {holders['layer3.bias']} of 16 ranks share the last bias",
-    says="Top: the unit of layers 0 and 3, weights dark, biases pale, padding hatched. Bottom: the shards, "
+    says="Top: the unit of layers 0 and 3, weights solid, biases dotted, padding hatched. Bottom: the shards, "
     "drawn from the bounds that 4.3 returned.",
     lab="04",
 )
@@ -857,7 +857,7 @@ plots.units(
     4,
     title=f"{len(LAYERS)} layers, {len(layouts)} units, {len(calls)} messages; the root's unit holds layers 0 and 3",
     says="Top: the layers as every rank runs them. Below: each unit's flat parameter and the ranks it is cut over; "
-    "weights dark, biases pale, padding hatched.",
+    "weights solid, biases dotted, padding hatched.",
     lab="04",
 )
 

@@ -526,7 +526,7 @@ plots.units(
     RANKS,
     title=f"Six blocks in three pairs are {len(layouts)} units: the root has what is left",
     says="Top: the layers as every rank runs them. Below: each unit's flat parameter and the ranks it is cut over; "
-    "weights dark, biases pale, padding hatched.",
+    "weights solid, biases dotted, padding hatched.",
     lab="10a",
 )
 

@@ -12,7 +12,7 @@ from matplotlib.colors import to_hex
 from matplotlib.patches import Rectangle
 
 from minifsdp.course import plots
-from minifsdp.course.plots.palette import UNIT_COLOURS, luminance
+from minifsdp.course.plots.palette import UNIT_COLOURS
 
 SIZES = {"a.weight": 12, "a.bias": 3, "b.weight": 7}
 LAYERS = ["a", "inner.b", "inner.c", "d"]
@@ -68,18 +68,12 @@ def units(ranks: int = 4) -> plots.Picture:
     return plots.units(LAYERS, LAYOUTS, ranks, title="Units", says="Layers.")
 
 
-def test_no_unit_is_as_pale_as_a_bias() -> None:
-    layouts = {
-        unit: {f"{unit}.weight": 9, f"{unit}.bias": 3, "padding": 0} for unit in ("root", *(f"b{i}" for i in range(5)))
-    }
-    drawn = boxes(plots.units(list(layouts), layouts, 2, title="", says="").figure.axes[1])
-    weights, biases = (
-        [box for box in drawn if box.right - box.left == 9],
-        [box for box in drawn if box.right - box.left == 3],
-    )
-    assert max(luminance(box.colour) for box in weights) < min(luminance(box.colour) for box in biases)
-    assert all(one.colour != other.colour for one, other in pairwise(weights)), "neighbours can be told apart"
-    assert weights[0].colour not in {box.colour for box in weights[1:]}
+def test_biases_are_dotted_and_no_weight_is_whatever_the_unit() -> None:
+    layouts = {unit: {f"{unit}.weight": 9, f"{unit}.bias": 3, "padding": 1} for unit in ("root", "b0", "b1", "b2")}
+    axes = plots.units(list(layouts), layouts, 1, title="", says="").figure.axes[1]
+    patches = [patch for patch in axes.patches if isinstance(patch, Rectangle)]
+    assert [(patch.get_width(), patch.get_hatch()) for patch in patches] == 4 * [(9, None), (3, "...."), (1, "//////")]
+    assert len({patch.get_facecolor() for patch in patches[::3]}) == 4, "each unit has a colour"
 
 
 class TestFlatLayout:

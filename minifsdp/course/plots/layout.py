@@ -1,6 +1,6 @@
 """Layout of parameters in a flat parameter and its shards, and in the units of a model.
 
-Each layer has a colour: its weight is drawn solid, its bias pale, and padding hatched.
+Each layer has a colour: its weight is drawn solid, its bias pale and dotted, and padding hatched.
 """
 
 from __future__ import annotations
@@ -179,7 +179,7 @@ def _box(axes: Axes, left: float, right: float, bottom: float, colour: str, name
     if name == PADDING:
         style |= {"facecolor": "white", "edgecolor": SOFT, "hatch": "//////"}
     elif name.endswith("bias"):
-        style["facecolor"] = _pale(colour)
+        style |= {"facecolor": _pale(colour), "edgecolor": colour, "hatch": "...."}
     if left < right:
         axes.add_patch(Rectangle((left, bottom), right - left, 0.42, **style))
 
@@ -202,8 +202,7 @@ def _name_spans(axes: Axes, spans: Mapping[str, tuple[int, int]], whole: int) ->
 
 
 def _colour(number: int) -> str:
-    """The first, a root, has the darkest; the others take turns with two. The palest is too close to a bias."""
-    return UNIT_COLOURS[1 + (number - 1) % 2 if number else 0]
+    return UNIT_COLOURS[number % len(UNIT_COLOURS)]
 
 
 def _by_layer(sizes: Mapping[str, int]) -> dict[str, str]:
