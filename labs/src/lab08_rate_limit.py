@@ -957,7 +957,7 @@ plots.curve(
     title=f"k = 2 holds {usage['k = 2'].state / MIB:.2f} MiB of model state at most, a prefetch without limit "
     f"{usage['no limit'].state / MIB:.2f}",
     says="Bytes of a rank over the allocations of a step, without activations; grey: the same step prefetched without "
-    "a limit, which has gathered the whole model before the first block computes.",
+    "a limit, which has gathered the whole model before the first block computes; 'at all': nor on reductions.",
     lab="08",
     earlier={name: without_activations(usage[name].curve) for name in others},
 )
@@ -1174,7 +1174,7 @@ plots.lines(
     {"T5-11B-like": (list(by_room), list(by_room.values()))},
     xlabel="memory of the device, over the need with k = 2",
     ylabel="a step, over one with k = 2",
-    title=f"Without a limit {by_room[T5.room]:.1f} times as long where memory is short, as fast where it is plentiful",
+    title=f"Without a limit {by_room[T5.room]:.1f} times as long where memory is short, as fast where it is ample",
     says="With k = 2 a step takes the same everywhere. Mean of all steps but the first.",
     lab="08",
     model=T5_DEVICE.name,

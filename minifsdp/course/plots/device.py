@@ -88,7 +88,7 @@ def device_memory(
             peak = f"{peaks['reserved'][name] / size:.3g} {unit} reserved at most"
             row.set_ylabel(unit)
             counted = count(len(retries[name]), "retry", "retries")
-            row.set_title(textwrap.fill(f"{name}: {peak}, {counted}, {_step(run)}", LETTERS))
+            row.set_title(f"{name}: {peak}, {counted}, {_step(run)}")
         rows[0].set_ylim(0, 1.2 * highest / size)
         rows[0].set_xlim(0, longest)
         order = "allocations and frees of all steps, in order: a host takes no time"

@@ -144,10 +144,10 @@ def _known(what: str, names: Iterable[str], known: Iterable[str]) -> None:
 def _colours(rungs: Sequence[str], apart: bool = False) -> dict[str, str]:
     """The colours of earlier rungs: their own, or else greys, the nearest rung's the darkest.
 
-    `apart`: as different as there are greys for, as lines on white could not be.
+    `apart`: as different as they can be on white, for bars; lines have their dashes.
     """
-    last = len(EARLIER_COLOURS) - 1
-    every = max(1, last // max(1, len(rungs) - 1)) if apart else 1
+    last, palest = len(EARLIER_COLOURS) - 1, 2
+    every = max(1, (last - palest) // max(1, len(rungs) - 1)) if apart else 1
     greys = [EARLIER_COLOURS[max(0, last - every * nearer)] for nearer in reversed(range(len(rungs)))]
     return {rung: colour_of(rung) or grey for rung, grey in zip(rungs, greys, strict=True)}
 

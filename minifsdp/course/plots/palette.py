@@ -108,9 +108,9 @@ _NAMES = {
 def colour_of(name: str) -> str | None:
     """The declared colour of a strategy, dtype, collective or tag, by the name that a legend gives it.
 
-    "your FSDP" and "fp32 (peak 7.0)" have the colours of FSDP and fp32.
+    "your FSDP" has the colour of FSDP.
     """
-    return _NAMES.get(name.removeprefix("your ").split(" (")[0])
+    return _NAMES.get(name.removeprefix("your "))
 
 
 @cache

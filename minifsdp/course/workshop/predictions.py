@@ -56,7 +56,7 @@ def outcome(
     said = Store().read("predictions", name)
     line = f"prediction {name}: {how} {measured:,}"
     if notebook.has_failed(name):
-        print_wrapped(f"{line}, with an answer that failed its check: fix it to compare your prediction")
+        print(f"{line}, with an answer that failed its check: fix it to compare your prediction")
         return
     if said is None:
         print(f"{line}, nothing was predicted")
@@ -64,7 +64,7 @@ def outcome(
         print(f"{line}, as you predicted")
     else:
         slip = likely_slip(said, measured, ranks, itemsize, slips or {}) or near_miss(said, measured, slips or {})
-        print_wrapped(f"{line}, you said {said:,}" + (f": {slip}" if slip else ""))
+        print(f"{line}, you said {said:,}" + (f": {slip}" if slip else ""))
 
 
 def likely_slip(said: float, true: float, ranks: int, itemsize: int, slips: Mapping[str, float]) -> str | None:
