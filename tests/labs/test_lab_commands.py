@@ -55,7 +55,7 @@ def verdict(monkeypatch: pytest.MonkeyPatch) -> list[Submission]:
     """No process is started: twice the right answer is wrong. Returns what was submitted."""
     seen = []
 
-    def judge(submission: Submission, *_: Any) -> Verdict:
+    def judge(submission: Submission, **_: Any) -> Verdict:
         seen.append(submission)
         return Verdict("failed", "twice\nas much") if "2 *" in submission.cell else Verdict("passed", "Just right.")
 

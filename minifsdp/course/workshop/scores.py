@@ -49,7 +49,8 @@ def enter(name: str, schedule: Any) -> Any:
         {**({} if same else {torch_name: torchs.run.last_step()}), name: result.run.last_step()},
         title=f"{name}: {verdict}" + ("" if result.problem else f", {compared} torch's defaults"),
         says=f"The last step of {SHAPE.name} on {SHAPE.ranks} GPUs, of which the allocator may reserve "
-        f"{LIMIT / GIB:.0f} GiB each. `minifsdp lab score` shows your table.",
+        f"{LIMIT / GIB:.0f} GiB each. Bars are numbered by block, in the encoder and again in the decoder. "
+        "`minifsdp lab score` shows your table.",
         lab="08",
         model=SHAPE.device.name,
     )
