@@ -93,7 +93,7 @@ def bench_table(record: Mapping[str, Any]) -> Group:
     headings = ["ms", "quartiles", *(name.replace("-", "\n") for name in rows[0]["ratios"])]
     headings += [_HELD[kind] for kind in held]
     headings += ["model,\nms"] if predicted else []
-    for heading in (*headings, "difference\nfrom one\nprocess"):
+    for heading in (*headings, "differs\nfrom 1\nprocess"):
         table.add_column(heading, justify="right", no_wrap=True)
     for row in rows:
         cells = [_ms(row["median"]), "-".join(map(_ms, row["quartiles"]))]
